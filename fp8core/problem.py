@@ -1,0 +1,218 @@
+"""Problems as plain values: hashable, printable, comparable, made without a device.
+
+A problem is a named tuple, so that a table's dictionary of plans can be asked with the plain tuple of
+its fields, which costs half as much to build; `Table.plan` turns it into the named one on a miss.
+"""
+
+from typing import Final, Literal, NamedTuple
+
+Platform = Literal["cuda", "hip", "host"]
+ScaleFormat = Literal["float32", "ue8m0", "ue8m0_bytes"]
+ScaleLayout = Literal["k", "mn"]
+Granularity = Literal["tensor", "row", "group", "block"]
+
+
+class Format(NamedTuple):
+    """What has to be known of a floating point format of eight bits."""
+
+    name: str
+    largest: float
+    """The largest finite number of the format."""
+    maximum: float
+    """The quantization maximum: 224 for e4m3fnuz, as every serving stack on MI300 has it."""
+    mantissa: int
+    bias: int
+    fnuz: bool
+    nan: int
+    """The byte that a NaN becomes."""
+
+
+FORMATS: Final[dict[str, Format]] = {
+    f.name: f
+    for f in (
+        Format("float8_e4m3fn", 448.0, 448.0, 3, 7, False, 0x7F),
+        Format("float8_e4m3fnuz", 240.0, 224.0, 3, 8, True, 0x80),
+        Format("float8_e5m2", 57344.0, 57344.0, 2, 15, False, 0x7F),
+        Format("float8_e5m2fnuz", 57344.0, 57344.0, 2, 16, True, 0x80),
+    )
+}
+WIDE: Final = ("float32", "float16", "bfloat16")
+"""The formats that values are quantized from and given back in."""
+
+ITEMSIZE: Final[dict[str, int]] = {
+    **dict.fromkeys(FORMATS, 1),
+    "float8_e8m0fnu": 1,
+    "uint8": 1,
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+}
+
+
+class GroupShape(NamedTuple):
+    """The block of elements that shares one scale; -1 spans the whole axis."""
+
+    rows: int
+    cols: int
+
+    def scale_shape(self, rows: int, cols: int) -> tuple[int, int]:
+        """Return the shape of the scales of a ``rows`` x ``cols`` matrix."""
+        return (1 if self.rows < 0 else -(-rows // self.rows), 1 if self.cols < 0 else -(-cols // self.cols))
+
+
+PER_TENSOR: Final = GroupShape(-1, -1)
+PER_TOKEN: Final = GroupShape(1, -1)
+PER_CHANNEL: Final = PER_TOKEN
+"""One scale per row: of a weight stored ``[n, k]`` a row is an output channel."""
+GROUP_128: Final = GroupShape(1, 128)
+BLOCK_128: Final = GroupShape(128, 128)
+
+
+class Target(NamedTuple):
+    """A device as kernels see it."""
+
+    platform: Platform
+    arch: int
+    """90 for sm_90, 942 for gfx942 (hexadecimal digits as in 0x90a for gfx90a), 0 on the host."""
+    device: int
+    """The ordinal of the device."""
+    multiprocessors: int
+    warp: int
+    shared_bytes: int
+    """The most shared memory that a block can ask for."""
+
+    def __str__(self) -> str:
+        name = {"cuda": f"sm_{self.arch}", "hip": f"gfx{self.arch:x}", "host": "host"}[self.platform]
+        return name if self.platform == "host" else f"{name} (device {self.device})"
+
+
+def native_e4m3(target: Target) -> str:
+    """Return the E4M3 that a device multiplies: fnuz on MI300 (gfx942), OCP's elsewhere."""
+    return "float8_e4m3fnuz" if target.platform == "hip" and target.arch == 0x942 else "float8_e4m3fn"
+
+
+HOST: Final = Target("host", 0, 0, 0, 1, 0)
+
+
+class Quantize(NamedTuple):
+    """``data, scale = quantize(x)``, for any number of rows."""
+
+    target: Target
+    x: str
+    data: str
+    group_shape: GroupShape
+    static: bool
+    scale_format: ScaleFormat
+    scale_layout: ScaleLayout
+    cols: int
+    alignment: int
+    """The largest power of two up to 16 that divides the addresses of the rows of x and, up to 8, of data."""
+
+
+class Dequantize(NamedTuple):
+    """``out = q * scale``, for any number of rows; scale_format is "float32" or "ue8m0_bytes"."""
+
+    target: Target
+    q: str
+    out: str
+    group_shape: GroupShape
+    scale_format: ScaleFormat
+    cols: int
+    alignment: int
+    """The largest power of two up to 16 that divides the addresses of the rows of out; those of q divide alike."""
+
+
+class NormQuantize(NamedTuple):
+    """``quantize(rms_norm(x [+ residual]) * weight)`` in one launch."""
+
+    target: Target
+    x: str
+    weight: str
+    data: str
+    group_shape: GroupShape
+    static: bool
+    scale_format: ScaleFormat
+    scale_layout: ScaleLayout
+    residual: bool
+    round_intermediate: bool
+    cols: int
+    alignment: int
+
+
+class SiluQuantize(NamedTuple):
+    """``quantize(silu(gate) * up)`` of ``x = [gate, up]`` in one launch; cols counts the result's."""
+
+    target: Target
+    x: str
+    data: str
+    group_shape: GroupShape
+    static: bool
+    scale_format: ScaleFormat
+    scale_layout: ScaleLayout
+    round_intermediate: bool
+    cols: int
+    alignment: int
+
+
+class Requantize(NamedTuple):
+    """A weight of ``shards`` fused shards, re-expressed at the largest of their scales."""
+
+    target: Target
+    dtype: str
+    shards: int
+    cols: int
+    alignment: int
+
+
+class Normalize(NamedTuple):
+    """The same real values in the other E4M3: ``dtype`` is the format that comes in."""
+
+    target: Target
+    dtype: str
+    alignment: int
+
+
+class AllClose(NamedTuple):
+    """Whether all scales of an array equal the first, for any number of them."""
+
+    target: Target
+
+
+class Expand(NamedTuple):
+    """One scale a shard, written once a row."""
+
+    target: Target
+    shards: int
+
+
+class ScaledMm(NamedTuple):
+    """``out = round(scale_a * (scale_b * (a @ b)) + bias)``: a ``[m, k]``, b stored ``[n, k]``, rows contiguous."""
+
+    target: Target
+    m: int
+    n: int
+    k: int
+    a: str
+    b: str
+    out: str
+    scale_a: Granularity
+    """"tensor", "row" (one per token) or "group" (1x128)."""
+    scale_b: Granularity
+    """"tensor", "row" (one per output channel), "group" (1x128) or "block" (128x128)."""
+    scale_a_strides: tuple[int, int]
+    """Of the scale as a matrix over (m, k blocks), in elements; 0 where it is broadcast."""
+    scale_b_strides: tuple[int, int]
+    """Of the scale as a matrix over (n or n blocks, k blocks)."""
+    bias: str
+    """The bias's dtype, or "" without one."""
+    out_scale: bool
+    amax: bool
+    use_fast_accum: bool
+    batch_invariant: bool
+    lda: int
+    ldb: int
+    ldo: int
+    alignment: int
+    """The largest power of two up to 16 that divides the addresses of a, b and out."""
+    vectors_alignment: int = 16
+    """The same of the addresses of scale_a, scale_b, bias and amax."""
