@@ -1,0 +1,38 @@
+"""Dtypes by their names: whatever a framework calls ``float8_e4m3fn``, it is one string here."""
+
+from typing import Any, Final
+
+from fp8core.errors import DTypeError
+from fp8core.problem import ITEMSIZE
+
+_NAMES: Final = {name: name for name in ITEMSIZE}
+
+
+def dtype_name(dtype: Any) -> str:
+    """Return the name of a dtype.
+
+    Args:
+        dtype: its name, a NumPy or ml_dtypes dtype or scalar type, a ``torch.dtype``, or a dtype of JAX.
+
+    Raises:
+        DTypeError: it is none of those, or one that fp8core does not take.
+    """
+    if isinstance(dtype, str):
+        known = _NAMES.get(dtype)
+    else:
+        known = _NAMES.get(_spelling(dtype))
+        if getattr(dtype, "byteorder", "=") not in ("=", "|"):
+            known = None
+    if known is None:
+        raise DTypeError(
+            f"dtype must be one of {', '.join(ITEMSIZE)}, or a framework's dtype of that name, got {dtype!r}"
+        )
+    return known
+
+
+def _spelling(dtype: Any) -> str:
+    if isinstance(dtype, type):
+        return dtype.__name__ if dtype.__module__ in ("numpy", "ml_dtypes", "jax.numpy") else ""
+    # numpy.dtype has a name; older scalar types of jax.numpy have such a dtype; torch.dtype is written "torch.uint8".
+    named = getattr(dtype, "name", None) or getattr(getattr(dtype, "dtype", None), "name", None)
+    return named if isinstance(named, str) else str(dtype).removeprefix("torch.")

@@ -1,0 +1,346 @@
+"""The devices: the only module that imports CuPy, and not before one of its functions is called."""
+
+import ctypes
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache
+from importlib import metadata
+from typing import Any, Final, NamedTuple
+
+from fp8core import cache as kernel_cache
+from fp8core.errors import BackendError, DeviceError
+from fp8core.problem import Platform, Target
+
+Module = Any
+"""A ``cupy.cuda.Module``; its functions live as long as it does."""
+
+_OPT_IN_ABOVE: Final = 48 * 1024
+"""CUDA gives a block this much shared memory unasked; more has to be allowed function by function."""
+_DRIVERS: Final[dict[str, tuple[str, ...]]] = {
+    "cuda": ("libcuda.so.1",),
+    "hip": ("libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6"),
+}
+
+
+_LOADING: Final = threading.Lock()
+"""A module that two threads loaded at once would be unloaded under the feet of one of them."""
+
+
+class _Survey(NamedTuple):
+    devices: int
+    reason: str | None
+
+
+@cache
+def cupy() -> Any:
+    """Return the module cupy, imported on the first call.
+
+    Raises:
+        DeviceError: it is not installed, or cannot be imported.
+    """
+    try:
+        import cupy as module
+    except ImportError as error:
+        raise DeviceError(
+            f"arrays on a GPU need CuPy, and import cupy says: {error} "
+            "(install the wheel for your CUDA or ROCm, as cupy-cuda13x or cupy-rocm-7-0)"
+        ) from error
+    return module
+
+
+@cache
+def _survey() -> _Survey:
+    try:
+        devices = int(cupy().cuda.runtime.getDeviceCount())
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer to why_none()
+        return _Survey(0, str(error) or type(error).__name__)
+    return _Survey(devices, None if devices else "the driver knows no device")
+
+
+def count() -> int:
+    """Return the number of GPUs that can be used; 0 without CuPy or a driver. Never raises."""
+    return _survey().devices
+
+
+def why_none() -> str | None:
+    """Return why there is no GPU to use, or None when there is one."""
+    return _survey().reason
+
+
+@cache
+def platform() -> Platform:
+    """Return what CuPy was built for, "cuda" or "hip"."""
+    return "hip" if cupy().cuda.runtime.is_hip else "cuda"
+
+
+def current() -> int:
+    """Return the ordinal of the calling thread's current device."""
+    return int(cupy().cuda.runtime.getDevice())
+
+
+def on(ordinal: int) -> AbstractContextManager[object]:
+    """Return a context in which device ``ordinal`` is the calling thread's current one."""
+    context: AbstractContextManager[object] = cupy().cuda.Device(ordinal)
+    return context
+
+
+def stream(ordinal: int = -1) -> int:
+    """Return the address of CuPy's current stream on device ``ordinal`` (-1: the current device); 0 is the default."""
+    return int(current_stream(ordinal).ptr)
+
+
+def current_stream(ordinal: int = -1) -> Any:
+    """Return CuPy's current stream itself."""
+    return cupy().cuda.get_current_stream(ordinal)
+
+
+class _Address:
+    """A stream's address under the protocol by which CuPy takes streams of others."""
+
+    def __init__(self, pointer: int) -> None:
+        self._pointer = pointer
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._pointer
+
+
+def external(pointer: int) -> Any:
+    """Return the stream at an address, of whatever framework, as CuPy's; 0 is the default one."""
+    streams = cupy().cuda.Stream
+    return streams.from_external(_Address(pointer)) if pointer else streams.null
+
+
+@contextmanager
+def allocating(pointer: int, ordinal: int) -> Iterator[None]:
+    """Make device ``ordinal`` current, and the stream at ``pointer`` the one that CuPy allocates and orders by."""
+    with on(ordinal), external(pointer):
+        yield
+
+
+@cache
+def target(ordinal: int) -> Target:
+    """Return what kernels have to know of device ``ordinal``.
+
+    Raises:
+        DeviceError: there is no such device.
+    """
+    if not 0 <= ordinal < count():
+        reason = why_none()
+        has = f"there are {count()} devices" if reason is None else f"there is none: {reason}"
+        raise DeviceError(f"device {ordinal} cannot be used: {has}")
+    runtime = cupy().cuda.runtime
+    if platform() == "hip":
+        # HIP numbers its attributes differently from release to release; the properties are named.
+        properties = runtime.getDeviceProperties(ordinal)
+        architecture = properties["gcnArchName"].decode().split(":")[0].removeprefix("gfx")
+        return Target(
+            platform="hip",
+            arch=int(architecture, 16),
+            device=ordinal,
+            multiprocessors=int(properties["multiProcessorCount"]),
+            warp=int(properties["warpSize"]),
+            shared_bytes=int(properties["sharedMemPerBlock"]),
+        )
+
+    def attribute(name: str) -> int:
+        return int(runtime.deviceGetAttribute(getattr(runtime, f"cudaDevAttr{name}"), ordinal))
+
+    capability = cupy().cuda.Device(ordinal).compute_capability  # "90", "103": major and one digit of minor
+    return Target(
+        platform="cuda",
+        arch=int(capability),
+        device=ordinal,
+        multiprocessors=attribute("MultiProcessorCount"),
+        warp=attribute("WarpSize"),
+        shared_bytes=attribute("MaxSharedMemoryPerBlockOptin"),
+    )
+
+
+def allocate(nbytes: int, device: int) -> Any:
+    """Return ``nbytes`` of uncleared device memory from CuPy's pool: an owner with ``.ptr``, aligned to 512 bytes."""
+    with on(device):
+        return cupy().cuda.alloc(nbytes)
+
+
+@cache
+def compiler() -> str:
+    """Return the name and version of the run-time compiler, without loading it where a wheel's metadata tell."""
+    if platform() == "cuda":
+        for wheel in ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12"):
+            try:
+                return f"{wheel} {metadata.version(wheel)}"
+            except metadata.PackageNotFoundError:
+                continue
+    try:
+        return f"{platform()}rtc {cupy().cuda.nvrtc.getVersion()}"
+    except (ImportError, OSError, RuntimeError) as error:
+        raise BackendError(f"the run-time compiler of {platform()} cannot be loaded: {error}") from error
+
+
+def compile_text(text: str, options: tuple[str, ...], name: str = "fp8core") -> bytes:
+    """Return the machine code of one flattened source; needs no device if ``options`` name the architecture.
+
+    CuPy's compiler front ``cupy.cuda.nvrtc`` (NVRTC or hipRTC) is used and not ``RawModule(code=...)``, which
+    keeps the machine code to itself, appends an ``-arch`` of its own and cannot be called without a device.
+    The compiler gets ``options`` and nothing else (RawModule adds ``-ftz=true``); CUDA needs ``-arch=sm_...``.
+
+    Raises:
+        BackendError: with the compiler's log.
+    """
+    nvrtc = cupy().cuda.nvrtc
+    try:
+        program = nvrtc.createProgram(text, name, (), ())
+    except (ImportError, OSError, RuntimeError) as error:
+        raise BackendError(f"{platform()}rtcCreateProgram failed for {name}: {error}") from error
+    try:
+        nvrtc.compileProgram(program, options)
+        code: bytes = nvrtc.getCUBIN(program) if platform() == "cuda" else nvrtc.getPTX(program)
+    except RuntimeError as error:
+        log = nvrtc.getProgramLog(program)
+        raise BackendError(f"{compiler()} refused {name}: {error}\noptions: {' '.join(options)}\n{log}") from error
+    finally:
+        nvrtc.destroyProgram(program)
+    return code
+
+
+def load(text: str, options: tuple[str, ...], name: str = "fp8core") -> Module:
+    """Return the module of one flattened source, compiled or from the disk, loaded on the current device.
+
+    It is loaded through CuPy's ``Module``, as RawModule does, once a device, and never unloaded: addresses of its
+    functions stay good. With the machine code on disk no compiler is loaded.
+
+    Raises:
+        BackendError: the compiler's log, or the driver's refusal to load what it made.
+    """
+    ordinal = current()
+    with _LOADING:
+        return _loaded(ordinal, text, options, name)
+
+
+@cache
+def _loaded(ordinal: int, text: str, options: tuple[str, ...], name: str) -> Module:
+    here = target(ordinal)
+    key = kernel_cache.name_of(text, "\0".join(options), compiler(), f"{here.platform} {here.arch}", name)
+    code, from_disk = kernel_cache.fetch(key, lambda: compile_text(text, options, name))
+    try:
+        return _placed(code, name, here)
+    except BackendError as error:
+        if not from_disk:
+            raise
+        code = compile_text(text, options, name)
+        kernel_cache.replace(key, code, str(error))
+        return _placed(code, name, here)
+
+
+def _placed(code: bytes, name: str, where: Target) -> Module:
+    module = cupy().cuda.Module()
+    try:
+        module.load(code)
+    except RuntimeError as error:
+        raise BackendError(f"the driver cannot load {name} for {where}: {error}") from error
+    return module
+
+
+def function(module: Module, entry: str, shared_bytes: int = 0) -> int:
+    """Return the address of a module's kernel, allowed to ask for ``shared_bytes`` of dynamic shared memory.
+
+    Raises:
+        BackendError: the module has no such entry, or the device not so much shared memory.
+    """
+    driver = cupy().cuda.driver
+    try:
+        address = int(module.get_function(entry).ptr)
+        if shared_bytes > _OPT_IN_ABOVE and platform() == "cuda":
+            driver.funcSetAttribute(address, driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes)
+    except RuntimeError as error:
+        raise BackendError(f"kernel {entry} with {shared_bytes} bytes of shared memory: {error}") from error
+    return address
+
+
+def join(waiting: int, awaited: int, ordinal: int) -> None:
+    """Let what is launched on stream ``waiting`` from now on start after what is on stream ``awaited``.
+
+    A stream that is captured into a graph cannot wait for one that is not, and does nothing before its replay.
+    """
+    cuda = cupy().cuda
+    if waiting != awaited and not cuda.runtime.streamIsCapturing(waiting):
+        with on(ordinal):
+            event = cuda.Event(disable_timing=True)
+            event.record(external(awaited))
+            external(waiting).wait_event(event)
+
+
+def passed(pointer: int, ordinal: int) -> Callable[[], bool] | None:
+    """Return a question: has stream ``pointer`` come past this point? None while it is captured into a graph."""
+    cuda = cupy().cuda
+    with on(ordinal):
+        here = external(pointer)
+        if cuda.runtime.streamIsCapturing(pointer):
+            return None
+        event = cuda.Event(disable_timing=True)
+        event.record(here)
+
+    def answer() -> bool:
+        return bool(event.done)
+
+    return answer
+
+
+def read_int32(pointer: int, target: Target, stream: int) -> int:
+    """Return the int32 at ``pointer`` on a target once ``stream`` has come so far: the host waits for it."""
+    value = ctypes.c_int32()
+    if target.platform == "host":
+        return ctypes.c_int32.from_address(pointer).value
+    runtime = cupy().cuda.runtime
+    with on(target.device):
+        runtime.memcpyAsync(ctypes.addressof(value), pointer, ctypes.sizeof(value), runtime.memcpyDeviceToHost, stream)
+        runtime.streamSynchronize(stream)
+    return value.value
+
+
+@cache
+def driver() -> ctypes.CDLL:
+    """Return the driver's library, libcuda or libamdhip64, for calls that CuPy does not have.
+
+    Raises:
+        DeviceError: it cannot be loaded.
+    """
+    reasons = []
+    for name in _DRIVERS[platform()]:
+        try:
+            return ctypes.CDLL(name)
+        except OSError as error:
+            reasons.append(str(error))
+    raise DeviceError(f"the driver cannot be loaded: {'; '.join(reasons)}")
+
+
+def bind(ordinal: int) -> None:
+    """Make device ``ordinal`` the calling thread's current one, with its context, which a new thread lacks."""
+    runtime = cupy().cuda.runtime
+    runtime.setDevice(ordinal)
+    runtime.free(0)
+
+
+def check(status: int, call: str, problem: object = "") -> None:
+    """Raise BackendError with the status by its name, unless ``status`` is 0.
+
+    Args:
+        status: what the driver function returned (CUresult or hipError_t).
+        call: the function's name.
+        problem: what it was called for.
+    """
+    if status:
+        suffix = f" for {problem}" if problem else ""
+        raise BackendError(f"{call} failed with {status_name(status)}{suffix}")
+
+
+def status_name(status: int) -> str:
+    """Return a driver's status as its name and number, as in "CUDA_ERROR_INVALID_VALUE (1)"."""
+    if platform() == "hip":
+        named = driver().hipGetErrorName
+        named.restype = ctypes.c_char_p
+        return f"{(named(status) or b'unknown').decode()} ({status})"
+    name = ctypes.c_char_p()
+    driver().cuGetErrorName(status, ctypes.byref(name))
+    return f"{(name.value or b'unknown').decode()} ({status})"

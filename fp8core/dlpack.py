@@ -1,0 +1,164 @@
+"""DLPack in ctypes: reading a capsule, and giving a fresh one the dtype that its producer has no word for.
+
+The layouts are those of dlpack.h 1.0; the unversioned ones are older and still what JAX exports.
+"""
+
+import ctypes
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+CPU: Final = 1
+CUDA: Final = 2
+CUDA_HOST: Final = 3
+ROCM: Final = 10
+ROCM_HOST: Final = 11
+CUDA_MANAGED: Final = 13
+DEVICES: Final[dict[int, str]] = {
+    CPU: "CPU",
+    CUDA: "CUDA",
+    CUDA_HOST: "CUDA host",
+    4: "OpenCL",
+    7: "Vulkan",
+    8: "Metal",
+    ROCM: "ROCm",
+    ROCM_HOST: "ROCm host",
+    CUDA_MANAGED: "CUDA managed",
+    14: "oneAPI",
+}
+HOST_DEVICES: Final = frozenset((CPU, CUDA_HOST, ROCM_HOST))
+GPU_DEVICES: Final = frozenset((CUDA, ROCM, CUDA_MANAGED))
+
+CODES: Final[dict[str, tuple[int, int]]] = {
+    "uint8": (1, 8),
+    "float16": (2, 16),
+    "float32": (2, 32),
+    "bfloat16": (4, 16),
+    "float8_e4m3fn": (10, 8),
+    "float8_e4m3fnuz": (11, 8),
+    "float8_e5m2": (12, 8),
+    "float8_e5m2fnuz": (13, 8),
+    "float8_e8m0fnu": (14, 8),
+}
+"""The type code and the bits of each dtype."""
+NAMES: Final[dict[tuple[int, int], str]] = {code: name for name, code in CODES.items()}
+_KINDS: Final[dict[int, str]] = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool", 17: "float4"}
+
+READ_ONLY: Final = 1
+"""The bit of a versioned tensor's flags."""
+
+
+class Tensor(ctypes.Structure):
+    """DLTensor."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class Managed(ctypes.Structure):
+    """DLManagedTensor, behind a capsule named "dltensor"."""
+
+    _fields_ = (("tensor", Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
+
+
+class ManagedVersioned(ctypes.Structure):
+    """DLManagedTensorVersioned, behind a capsule named "dltensor_versioned"."""
+
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", Tensor),
+    )
+
+
+class Content(NamedTuple):
+    """What a tensor says of itself: strides in elements, ``dtype`` a name of ours or one that we do not take."""
+
+    pointer: int
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    device_type: int
+    device_id: int
+    read_only: bool
+
+
+_get_name = ctypes.pythonapi.PyCapsule_GetName
+_get_name.restype, _get_name.argtypes = ctypes.c_char_p, (ctypes.py_object,)
+_get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_get_pointer.restype, _get_pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+
+
+def managed(capsule: Any) -> Managed | ManagedVersioned:
+    """Return the structure behind an unconsumed capsule, which stays the capsule's: keep it as long as the memory.
+
+    A capsule that nobody consumes calls its tensor's deleter once, when it dies.
+
+    Raises:
+        BufferError: it is of a major version that is not known, or was consumed.
+    """
+    name = _get_name(capsule)
+    if name == b"dltensor":
+        return Managed.from_address(_address(capsule, name))
+    if name == b"dltensor_versioned":
+        versioned = ManagedVersioned.from_address(_address(capsule, name))
+        if versioned.major != 1:
+            raise BufferError(f"DLPack {versioned.major}.{versioned.minor} is not known here, 1.x and older are")
+        return versioned
+    raise BufferError(f"a DLPack capsule is needed, got one named {name!r}")
+
+
+def _address(capsule: Any, name: bytes) -> int:
+    address: int = _get_pointer(capsule, name)
+    return address
+
+
+def content(tensor: Tensor, *, read_only: bool = False) -> Content:
+    """Return what ``tensor`` says; strides that it leaves out are those of a contiguous array."""
+    ndim = tensor.ndim
+    shape = tuple(tensor.shape[:ndim]) if ndim else ()
+    strides = tuple(tensor.strides[:ndim]) if ndim and tensor.strides else contiguous(shape)
+    dtype = NAMES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
+    if dtype is None:
+        dtype = _KINDS.get(tensor.code, f"type code {tensor.code} of bits ") + str(tensor.bits)
+        dtype += f" x {tensor.lanes}" if tensor.lanes != 1 else ""
+    pointer = (tensor.data or 0) + tensor.byte_offset
+    return Content(pointer, dtype, shape, strides, tensor.device_type, tensor.device_id, read_only)
+
+
+def read(capsule: Any) -> Content:
+    """Return what an unconsumed capsule holds."""
+    held = managed(capsule)
+    return content(held.tensor, read_only=isinstance(held, ManagedVersioned) and bool(held.flags & READ_ONLY))
+
+
+def retag(capsule: Any, dtype: str) -> Any:
+    """Return ``capsule``, just made for unsigned integers, as one of equally wide elements of ``dtype``."""
+    tensor = managed(capsule).tensor
+    code, bits = CODES[dtype]
+    if tensor.bits != bits:
+        raise BufferError(f"{tensor.bits} bits cannot be called {dtype}")
+    tensor.code = code
+    return capsule
+
+
+@lru_cache(4096)
+def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides, in elements, of a row-major array."""
+    strides, size = [], 1
+    for extent in reversed(shape):
+        strides.append(size)
+        size *= max(extent, 1)
+    return tuple(reversed(strides))
