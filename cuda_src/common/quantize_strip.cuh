@@ -1,0 +1,90 @@
+// Any group shape, any stride, any alignment, one element at a time: what the other bodies do not take.
+//
+// A block handles a strip, HEIGHT rows (-1: all) of WIDTH columns (0: all): whole groups side by side. It reads the strip
+// for the groups' largest sizes and again to encode it. With MODE STATIC a strip is just a piece of the matrix.
+//
+// Constants: INPUT FORMAT MODE SCALE_FORMAT THREADS HEIGHT WIDTH, GROUPS in a strip, and of a group GROUP_ROWS and
+// GROUP_COLS, -1 for all. The caller owes, unless MODE is STATIC: WIDTH is GROUPS * GROUP_COLS, at most THREADS or of one
+// group, and HEIGHT is GROUP_ROWS. The grid is (rows_padded / HEIGHT rounded up, or 1; any number: strips are dealt in turn).
+#pragma once
+#include "quantize_octet.cuh"
+#include "reduce.cuh"
+
+struct Rectangle {
+    long long row, past_row, col, past_col;
+};
+// A thread's elements of a strip: every row_step-th row, every THREADS-th column.
+template <int row_step, class Action>
+DEVICE void each_element(const Rectangle& part, Action action) {
+    for (long long row = part.row; row < part.past_row; row += row_step) {
+        for (long long col = part.col; col < part.past_col; col += THREADS) action(row, col);
+    }
+}
+
+KERNEL(THREADS)
+quantize_strip(QUANTIZE_PARAMETERS) {
+    SHARED unsigned amax_bits[GROUPS];
+    SHARED float group_scale[GROUPS];
+    constexpr bool NARROW = WIDTH > 0 && WIDTH <= THREADS;  // a thread stays in one column
+    constexpr int ROW_STEP = NARROW ? THREADS / WIDTH : 1;
+    // Threads past the last whole row of a narrow strip have nothing to do: they begin below it.
+    const int rest = NARROW ? THREADS / WIDTH * WIDTH : THREADS;
+    const long long row_start = thread_x() >= rest ? rows_padded : NARROW ? thread_x() / WIDTH : 0;
+    const int col_start = NARROW ? thread_x() % WIDTH : thread_x();
+    const int group = GROUPS == 1 ? 0 : col_start / GROUP_COLS;
+    const long long width = WIDTH > 0 ? WIDTH : cols;
+    const long long height = HEIGHT < 0 ? rows_padded : HEIGHT, first_row = block_x() * height;
+    const long long past_row = first_row + height < rows_padded ? first_row + height : rows_padded;
+
+    grid_dependency_launch();
+    grid_dependency_wait();
+
+    for (long long strip = block_y(); strip * width < cols; strip += grid_y()) {
+        const long long first_col = strip * width, past_col = first_col + width < cols ? first_col + width : cols;
+        const Rectangle part = {first_row + row_start, past_row, first_col + col_start, past_col};
+        float upper = upper_value;
+        if (MODE == TOKEN && upper_address) upper = minimum(upper, *upper_address);
+        Divisor divisor = {};
+        if constexpr (MODE != STATIC) {
+            block_barrier();
+            for (int i = thread_x(); i < GROUPS; i += THREADS) amax_bits[i] = 0;
+            block_barrier();
+            float amax = 0.0f;
+            each_element<ROW_STEP>(part, [&](long long row, long long col) {
+                if (row < rows) amax = maximum(amax, magnitude(load_element<INPUT>(x, row * x_stride + col)));
+            });
+            if constexpr (GROUPS == 1) {
+                const unsigned largest = warp_max(bits_of(amax));
+                if (lane() == 0) atomic_max(&amax_bits[0], largest);
+            } else {
+                if (amax > 0.0f) atomic_max(&amax_bits[group], bits_of(amax));
+            }
+            block_barrier();
+            for (int i = thread_x(); i < GROUPS; i += THREADS) {
+                group_scale[i] = settled<SCALE_FORMAT>(scale_of<MODE, FORMAT>(amax_bits[i], upper, eps));
+                const bool padding = MODE != TENSOR && first_row >= rows && rows_padded > rows;
+                if (GROUPS == 1 || first_col + i * GROUP_COLS < cols) {
+                    store_scale<SCALE_FORMAT>(scales, block_x() * scale_row_stride + (strip * GROUPS + i) * scale_col_stride,
+                                              padding ? 1.0f : group_scale[i]);
+                }
+            }
+            block_barrier();
+            if (group < GROUPS) {
+                divisor = prepared<MODE>(group_scale[group], MODE == TOKEN && upper < float_of(amax_bits[group]));
+            }
+        }
+        each_element<ROW_STEP>(part, [&](long long row, long long col) {
+            byte code = 0;
+            if (row < rows) {
+                const float element = load_element<INPUT>(x, row * x_stride + col);
+                if constexpr (MODE == STATIC) {
+                    const long long scale_row = GROUP_ROWS < 0 ? 0 : row / GROUP_ROWS, scale_col = GROUP_COLS < 0 ? 0 : col / GROUP_COLS;
+                    divisor = prepared<MODE>(load_scale<SCALE_FORMAT>(scales, scale_row * scale_row_stride + scale_col * scale_col_stride));
+                }
+                code = encode<FORMAT>(divisor.ordinary ? value_of<MODE, false>(element, divisor)
+                                                       : value_of<MODE, true>(element, divisor));
+            }
+            data[row * data_stride + col] = code;
+        });
+    }
+}

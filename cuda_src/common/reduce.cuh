@@ -1,0 +1,29 @@
+// The largest of the numbers that a team of threads holds.
+//
+// Sizes of numbers are compared as the bits of non-negative fp32 numbers, which order as the numbers do.
+#pragma once
+
+// team: a power of two up to WARP, of consecutive lanes. The result is in every lane.
+template <int team>
+DEVICE unsigned team_max(unsigned x) {
+    static_assert(team <= WARP && (team & (team - 1)) == 0, "a team is part of a warp");
+    if constexpr (team == WARP) return warp_max(x);
+    for (int mask = team / 2; mask > 0; mask /= 2) {
+        const unsigned other = shuffle_xor(x, mask);
+        x = x > other ? x : other;
+    }
+    return x;
+}
+
+// All threads of a block of `threads`, a multiple of WARP, call it. The result is in every thread; a `place` is used
+// once in a kernel, or a barrier stands between two uses.
+template <int threads, int place = 0>
+DEVICE unsigned block_max(unsigned x) {
+    static_assert(threads % WARP == 0 && threads / WARP <= WARP, "a block is some whole warps");
+    if constexpr (threads == WARP) return warp_max(x);
+    SHARED unsigned largest[threads / WARP];
+    x = warp_max(x);
+    if (lane() == 0) largest[thread_x() / WARP] = x;
+    block_barrier();
+    return warp_max(lane() < threads / WARP ? largest[lane()] : 0u);
+}

@@ -1,0 +1,70 @@
+// quantize(silu(gate) * up) of rows [gate, up]: a tile of a row a block, or in TOKEN mode a whole row.
+//   silu(v) = v / (1 + exp(-v)) within 6 ulp, or, below 2**-110, within |v| * 2**-118; v itself from 17 on; NaN for -Inf
+// ROUND: the activation and the product are rounded to x's type, as a kernel that stores them would.
+// All else is defined by produce.cuh.
+// The caller owes, where ALIGNED: gate, up and data begin at multiples of VECTOR elements in every row.
+#pragma once
+#include "produce.cuh"
+
+// v / (1 + exp(-v)) = v / (1 + 2**p * t), where p + log2(t) = -v * log2(e) to more places than fp32 has: expf and an exact
+// division would hold up the memory. The bounds keep 0 * Inf away: it would be NaN for v = Inf.
+template <int X>
+DEVICE float silu(float v) {
+    constexpr float LN2 = 0x1.62e43p-1f;
+    float power, rest;
+    if constexpr (X == BFLOAT16) {
+        // The first 16 bits of log2(e): their product with a bfloat16 is exact, and the rest is a fixed part of it.
+        constexpr float LOG2E_16 = 0x1.7154p+0f, PART_LEFT = 0x1.48101ep-18f;
+        power = maximum(v * -LOG2E_16, -150.0f);
+        rest = power * PART_LEFT;
+    } else {
+        constexpr float LOG2E = 0x1.715476p+0f, LOG2E_LEFT = 0x1.4ae0cp-26f;
+        const float near = minimum(maximum(v, -100.0f), 100.0f);
+        power = near * -LOG2E;
+        rest = -fma_exact(near, LOG2E_LEFT, fma_exact(near, LOG2E, power));
+    }
+    return v * reciprocal_fast(fma_exact(exp2_fast(power), fma_exact(rest, LN2, 1.0f), 1.0f));
+}
+
+template <int X, int ROUND, int ALIGNED>
+struct SiluProducer {
+    static constexpr int VECTOR = 16 / SIZE_OF<X>;
+    struct Raw {
+        Values<X, VECTOR> gate, up;
+    };
+    const char* row;
+    int cols;
+
+    DEVICE void load(int col, int valid, Raw& raw) const {
+        raw.gate.template load_from<ALIGNED != 0>(row, col, valid);
+        raw.up.template load_from<ALIGNED != 0>(row + static_cast<long long>(cols) * SIZE_OF<X>, col, valid);
+    }
+
+    DEVICE void values(const Raw& raw, float (&y)[VECTOR]) const {
+#pragma unroll
+        for (int i = 0; i < VECTOR; ++i) {
+            const float activated = silu<X>(raw.gate.get(i));
+            y[i] = ROUND ? round_to<X>(round_to<X>(activated) * raw.up.get(i)) : activated * raw.up.get(i);
+        }
+    }
+};
+
+template <int X, int FORMAT, int ROUND, int MODE, int GROUP_ROWS, int GROUP_COLS, int SCALE_FORMAT, int ALIGNED, int VECTORS,
+          int THREADS>
+DEVICE void silu_quantize_tile(const void* x, long long x_stride, int cols, int column_tiles, const Destination& to) {
+    using Producer = SiluProducer<X, ROUND, ALIGNED>;
+    constexpr int VECTOR = Producer::VECTOR;
+    const long long row = block_x() / column_tiles;
+    const int first_col = int(block_x() % column_tiles) * (THREADS * VECTOR * VECTORS);
+    const Producer producer{static_cast<const char*>(x) + row * x_stride * SIZE_OF<X>, cols};
+    grid_dependency_launch();
+    grid_dependency_wait();
+    typename Producer::Raw raw[VECTORS > 0 ? VECTORS : 1];
+#pragma unroll
+    for (int pass = 0; pass < VECTORS; ++pass) {
+        const int col = first_col + (pass * THREADS + int(thread_x())) * VECTOR;
+        producer.load(col, cols - col, raw[pass]);
+    }
+    quantize_produced<Producer, FORMAT, MODE, GROUP_ROWS, GROUP_COLS, SCALE_FORMAT, ALIGNED, VECTORS, THREADS>(
+        producer, raw, to, row, first_col, cols);
+}

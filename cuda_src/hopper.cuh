@@ -1,0 +1,150 @@
+// Words of sm_90a: barriers in shared memory, the copy engine (TMA), clusters, programmatic launch, wgmma.
+// Addresses in shared memory are 32-bit numbers, as the instructions take them.
+#pragma once
+
+typedef unsigned long long uint64;
+typedef unsigned int uint32;
+
+#define HOPPER __device__ __forceinline__
+
+struct alignas(64) TensorMap {
+    char bytes[128];
+};
+
+HOPPER uint32 shared_address(const void *pointer) { return (uint32)__cvta_generic_to_shared(pointer); }
+
+// ---- barriers: phase p is complete when its arrivals and its announced bytes are in; waits take p's parity
+
+HOPPER void barrier_init(uint32 barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+HOPPER void barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+HOPPER void barrier_arrive(uint32 barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+HOPPER void barrier_expect(uint32 barrier, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+HOPPER void barrier_wait(uint32 barrier, uint32 parity) {
+    asm volatile("{\n\t.reg .pred done;\n"
+                 "again:\n\tmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "\t@!done bra again;\n\t}" ::"r"(barrier), "r"(parity) : "memory");
+}
+
+// ---- the copy engine: tiles of a two-dimensional tensor, columns first
+
+HOPPER void map_prefetch(const TensorMap *map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+HOPPER void tile_load(uint32 destination, const TensorMap *map, int column, int row, uint32 barrier) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3}], [%4];" ::"r"(destination), "l"(map), "r"(column), "r"(row), "r"(barrier)
+                 : "memory");
+}
+// The same for what is read once: the L2 gives its place up first.
+HOPPER void tile_load_once(uint32 destination, const TensorMap *map, int column, int row, uint32 barrier) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+                 "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(destination), "l"(map), "r"(column), "r"(row), "r"(barrier),
+                 "l"(0x12F0000000000000ull)
+                 : "memory");
+}
+HOPPER void tile_prefetch(const TensorMap *map, int column, int row) {
+    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(map), "r"(column), "r"(row)
+                 : "memory");
+}
+// ---- clusters
+
+#define HOPPER_SPECIAL(name, register)                                                                                 \
+    HOPPER int name() {                                                                                                \
+        int value;                                                                                                     \
+        asm("mov.u32 %0, %%" register ";" : "=r"(value));                                                              \
+        return value;                                                                                                  \
+    }
+HOPPER_SPECIAL(cluster_rank, "cluster_ctarank")
+HOPPER_SPECIAL(cluster_size, "cluster_nctarank")
+HOPPER uint32 cluster_address(uint32 address, uint32 rank) {
+    uint32 remote;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+    return remote;
+}
+// Orders nothing but what barrier_init_fence orders. A launch without clusters must not come here: both then are
+// barrier 0 of the block.
+HOPPER void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
+HOPPER void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
+HOPPER void remote_arrive(uint32 barrier) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+// Stores two floats into another block's shared memory and counts their eight bytes at its barrier.
+HOPPER void remote_store(uint32 destination, float x, float y, uint32 barrier) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(destination),
+                 "f"(x), "f"(y), "r"(barrier)
+                 : "memory");
+}
+
+// ---- programmatic dependent launch
+
+HOPPER void dependents_launch() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+HOPPER void dependency_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+// ---- some threads of a block
+
+HOPPER void threads_arrive(int barrier, int threads) {
+    asm volatile("barrier.cta.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+HOPPER void threads_sync(int barrier, int threads) {
+    asm volatile("barrier.cta.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+// ---- sixteen-bit floats
+
+HOPPER float bf16_value(unsigned short bits) { return __uint_as_float((uint32)bits << 16); }
+HOPPER float half_value(unsigned short bits) {
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+    return value;
+}
+HOPPER uint32 bf16_pair(float low, float high) {
+    uint32 pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+HOPPER uint32 half_pair(float low, float high) {
+    uint32 pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+// Transposes an 8x8 matrix of 16-bit numbers that lies across a warp, two neighbours of a row to a thread.
+HOPPER uint32 warp_transpose(uint32 pair) {
+    uint32 result;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));
+    return result;
+}
+
+// ---- wgmma: d[64, WIDTH] (+)= w[64, 32] * a[WIDTH, 32]^T, both in shared memory, rows of 128 swizzled bytes
+
+// The descriptor of a tile at a multiple of 1,024 bytes; + 2 moves it by 32 columns.
+HOPPER uint64 tile_descriptor(uint32 address) {
+    return (uint64)(address >> 4 & 0x3FFF) | 1ull << 16 | 64ull << 32 | 1ull << 62;
+}
+HOPPER void product_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+HOPPER void product_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+HOPPER void product_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+
+// Thread t of the 128 holds of row (t / 32) * 16 + (t % 32) / 4 + 8 * half the columns 8 * j + t % 4 * 2 + {0, 1}
+// in d[4 * j + 2 * half + {0, 1}].
+#define HOPPER_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define HOPPER_D16(i) HOPPER_D4(i), HOPPER_D4(i + 4), HOPPER_D4(i + 8), HOPPER_D4(i + 12)
+#define HOPPER_D32(i) HOPPER_D16(i), HOPPER_D16(i + 16)
+#define HOPPER_R4(a, b, c, d) "%" #a ", %" #b ", %" #c ", %" #d
+#define HOPPER_R8 HOPPER_R4(0, 1, 2, 3) ", " HOPPER_R4(4, 5, 6, 7)
+#define HOPPER_R16 HOPPER_R8 ", " HOPPER_R4(8, 9, 10, 11) ", " HOPPER_R4(12, 13, 14, 15)
+#define HOPPER_R32                                                                                                     \
+    HOPPER_R16 ", " HOPPER_R4(16, 17, 18, 19) ", " HOPPER_R4(20, 21, 22, 23) ", " HOPPER_R4(24, 25, 26, 27) ", "       \
+        HOPPER_R4(28, 29, 30, 31)
+#define HOPPER_PRODUCT(n, types, registers, w_at, a_at, keep_at, ...)                                                  \
+    asm volatile("{\n\t.reg .pred keep;\n\tsetp.ne.b32 keep, " keep_at ", 0;\n\t"                                     \
+                 "wgmma.mma_async.sync.aligned.m64n" n "k32.f32." types " {" registers "}, " w_at ", " a_at            \
+                 ", keep, 1, 1;\n\t}"                                                                                  \
+                 : __VA_ARGS__                                                                                         \
+                 : "l"(w), "l"(a), "r"(keep)                                                                           \
+                 : "memory")

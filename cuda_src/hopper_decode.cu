@@ -1,0 +1,450 @@
+// Products of few rows on sm_90a: out[m, n] = round(scale_a * (scale_b * (a[m, k] @ weight[n, k]^T)) + bias).
+//
+// The operands are swapped: wgmma's side of 64 holds output channels, its narrow side of WIDTH >= m the rows of a,
+// so the kernel streams the weight at the memory's speed and does hardly anything else. A tile is 64 * ROW_GROUPS
+// channels. The blocks of a cluster share a tile: each takes a part of k, in chunks of 128, through two rings that
+// the copy engine fills: a deep one for the weight, because it is far away, a shallow one for a, which is in the L2.
+// ROW_GROUPS * K_GROUPS groups of 128 threads multiply; those of one 64 channels take the chunks in turn. Every
+// block finishes an equal part of the tile's channels: the partial sums are pushed into its slots and added in the
+// order of their numbers, so equal inputs give equal bits, in an order that depends on n and k alone.
+//
+// Before the kernel that it follows has ended it reads only the weight, its scales and the bias.
+//
+// Constants: WIDTH 8, 16, 32, 64; ROW_GROUPS, K_GROUPS; STAGES and A_STAGES multiples of K_GROUPS; KEEP stages are
+// filled after the predecessor has ended; BLOCKS of a multiprocessor; A_TYPE, B_TYPE "e4m3" or "e5m2"; BLOCKWISE 1: a's scales
+// are 1x128, and the weight's cover SCALE_ROWS (128 or 1) x 128; 0: one a tensor or row; PROMOTE: chunks summed
+// in the tensor cores' registers before they are added in full fp32; OUT, BIAS: 0 fp32, 1 fp16, 2 bf16, -1 none.
+//
+// The caller owes: maps of uint8, boxes of 64 * ROW_GROUPS (weight) and WIDTH (a) rows x 128 columns, 128-byte
+// swizzle, zeros out of bounds; scale strides in elements, 0 where broadcast; clusters of 1, 2, 4 or 8 blocks, at
+// least as many chunks, no more clusters than tiles; of dynamic shared memory RING_BYTES, 1,024 and
+// (blocks * K_GROUPS - 1) * UNITS / blocks * UNIT_BYTES for the slots.
+#include "hopper.cuh"
+
+#define CHUNK 128
+#define TILE (64 * ROW_GROUPS)
+#define GROUPS (ROW_GROUPS * K_GROUPS)
+#define CONSUMERS (GROUPS * 128)
+#define THREADS (CONSUMERS + 64 + 32 * BLOCKWISE)
+#define WEIGHT_BYTES (TILE * CHUNK)
+#define A_BYTES (WIDTH * CHUNK)
+#define WARPS (THREADS / 32)
+#define RING_BYTES (STAGES * WEIGHT_BYTES + A_STAGES * A_BYTES)
+#define SUMS (WIDTH / 2)
+#define UNITS (8 * ROW_GROUPS)   // of 8 channels, in a tile
+#define UNIT_BYTES (8 * WIDTH * 4)
+#define SCALES_B (SCALE_ROWS == 1 ? TILE : (TILE + 127) / 128)
+#define BATCH 4                  // chunks whose scales are fetched together
+
+#define STRING_OF(x) #x
+#define STRING(x) STRING_OF(x)
+#define TYPES STRING(B_TYPE) "." STRING(A_TYPE)
+
+#if OUT == 0
+typedef float Out;
+#else
+typedef unsigned short Out;
+#endif
+#if BIAS == 1 || BIAS == 2
+typedef unsigned short Bias;
+#else
+typedef float Bias;
+#endif
+
+// d = (keep ? d : 0) + weight tile * a tile, 32 columns of each.
+HOPPER void multiply(float (&d)[SUMS], uint64 w, uint64 a, int keep) {
+#if WIDTH == 8
+    HOPPER_PRODUCT("8", TYPES, HOPPER_R4(0, 1, 2, 3), "%4", "%5", "%6", HOPPER_D4(0));
+#elif WIDTH == 16
+    HOPPER_PRODUCT("16", TYPES, HOPPER_R8, "%8", "%9", "%10", HOPPER_D4(0), HOPPER_D4(4));
+#elif WIDTH == 32
+    HOPPER_PRODUCT("32", TYPES, HOPPER_R16, "%16", "%17", "%18", HOPPER_D16(0));
+#else
+    HOPPER_PRODUCT("64", TYPES, HOPPER_R32, "%32", "%33", "%34", HOPPER_D32(0));
+#endif
+}
+
+HOPPER float bias_value(const Bias *bias, int channel) {
+#if BIAS == 0
+    return bias[channel];
+#elif BIAS == 1
+    return half_value(bias[channel]);
+#elif BIAS == 2
+    return bf16_value(bias[channel]);
+#else
+    return 0.0f;
+#endif
+}
+
+// A block's chunks in the order in which they pass through the ring. Tiles begin at different chunks: rows that all
+// lie a power of two apart would else be wanted of few of the memory's channels at a time.
+struct Walk {
+    int tile, chunk, left;                  // the position
+    int first_chunk, chunks, tiles, step;   // the block's share of k; all tiles; from one of its tiles to the next
+
+    HOPPER Walk(int all_tiles, int all_chunks, int rank, int shift) {
+        first_chunk = all_chunks * rank >> shift;
+        chunks = (all_chunks * (rank + 1) >> shift) - first_chunk;
+        tiles = all_tiles;
+        step = gridDim.x >> shift;
+        tile = blockIdx.x >> shift;
+        begin();
+    }
+    HOPPER void begin() {
+        left = chunks;
+        chunk = first_chunk + (STAGGER ? (int)((unsigned)(tile * STAGGER) % (unsigned)chunks) : 0);
+    }
+    HOPPER bool more() const { return tile < tiles; }
+    HOPPER void next() {
+        if (++chunk == first_chunk + chunks) chunk = first_chunk;
+        if (--left == 0) {
+            tile += step;
+            begin();
+        }
+    }
+};
+
+// A place in a ring of SIZE stages; parity is that of the times it was passed before.
+template <int SIZE> struct Ring {
+    int stage, parity, passed;
+
+    HOPPER explicit Ring(int first) : stage(first), parity(0), passed(0) {}
+    HOPPER void advance(int count) {
+        stage += count;
+        if (stage >= SIZE) {
+            stage -= SIZE;
+            parity ^= 1;
+            passed = 1;
+        }
+    }
+};
+
+// A ring's barriers: full, then empty.
+template <int SIZE> struct Gate {
+    uint32 barriers;
+
+    HOPPER uint32 full(const Ring<SIZE> &at) const { return barriers + 8 * at.stage; }
+    HOPPER void wait_full(const Ring<SIZE> &at) const { barrier_wait(full(at), at.parity); }
+    HOPPER void wait_empty(const Ring<SIZE> &at) const {
+        if (at.passed) barrier_wait(full(at) + 8 * SIZE, at.parity ^ 1);
+    }
+    HOPPER void release(const Ring<SIZE> &at) const { barrier_arrive(full(at) + 8 * SIZE); }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    hopper_decode(const __grid_constant__ TensorMap weight_map, const __grid_constant__ TensorMap a_map,
+                  const float *scale_a, long long scale_a_row, long long scale_a_col,
+                  const float *__restrict__ scale_b, long long scale_b_row, long long scale_b_col,
+                  const Bias *__restrict__ bias, Out *out, long long ldo, int m, int n, int all_chunks) {
+    extern __shared__ char dynamic[];
+    __shared__ alignas(8) uint64 barriers[2 * STAGES + 2 * A_STAGES + 2];
+    __shared__ float row_scales[WIDTH];
+#if BLOCKWISE
+    __shared__ float stage_scales_a[A_STAGES][WIDTH], stage_scales_b[A_STAGES][SCALES_B];
+#endif
+
+    dependents_launch();
+
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int rank = cluster_rank(), ranks = cluster_size(), shift = 31 - __clz(ranks);
+    const int finishers = max(4 * ROW_GROUPS >> shift, 1); // warps of a block that finish a part of the tile
+    const uint32 ring = (shared_address(dynamic) + 1023) & ~1023u, a_ring = ring + STAGES * WEIGHT_BYTES;
+    const Gate<STAGES> gate = {shared_address(barriers)};
+    const Gate<A_STAGES> a_gate = {shared_address(barriers + 2 * STAGES)};
+    const uint32 slots_full = shared_address(barriers + 2 * STAGES + 2 * A_STAGES), slots_empty = slots_full + 8;
+    char *slots = dynamic + (ring - shared_address(dynamic)) + RING_BYTES;
+
+    Walk walk((n + TILE - 1) / TILE, all_chunks, rank, shift);
+
+    // Initialisations are dear, a fence each unless they are unrolled: who fetches makes his own ring's barriers, and
+    // the weight's first STAGES are on their way before anybody else moves.
+    if (warp == CONSUMERS / 32) { // fetches the weight
+        Ring<STAGES> at(0);
+        const auto fetch = [&] {
+            barrier_expect(gate.full(at), WEIGHT_BYTES);
+            tile_load_once(ring + at.stage * WEIGHT_BYTES, &weight_map, walk.chunk * CHUNK, walk.tile * TILE,
+                           gate.full(at));
+            walk.next();
+            at.advance(1);
+        };
+        if (lane == 0) {
+            map_prefetch(&weight_map);
+#pragma unroll
+            for (int i = 0; i < STAGES; ++i) barrier_init(gate.barriers + 8 * i, 1);
+            barrier_init_fence();
+#pragma unroll 1
+            for (int i = 0; i < STAGES - KEEP && walk.more(); ++i) fetch();
+#pragma unroll
+            for (int i = 0; i < STAGES; ++i) barrier_init(gate.barriers + 8 * (STAGES + i), 4 * ROW_GROUPS);
+            barrier_init_fence();
+        }
+        __syncwarp();
+        threads_arrive(1, THREADS);
+        if (ranks > 1) cluster_arrive();
+        if (lane == 0) {
+            if (KEEP > 0) dependency_wait();
+            while (walk.more()) {
+                gate.wait_empty(at);
+                fetch();
+            }
+        }
+        __syncwarp();
+        if (ranks > 1) cluster_wait();
+        return;
+    }
+    if (warp == CONSUMERS / 32 + 1) { // fetches a
+        if (lane == 0) {
+            map_prefetch(&a_map);
+#pragma unroll
+            for (int i = 0; i < A_STAGES; ++i) {
+                barrier_init(a_gate.barriers + 8 * i, 1 + BLOCKWISE);
+                barrier_init(a_gate.barriers + 8 * (A_STAGES + i), 4 * ROW_GROUPS);
+            }
+            barrier_init(slots_full, 1 + (K_GROUPS - 1) * finishers); // this block's own; others send bytes
+            barrier_init(slots_empty, finishers << shift);
+            barrier_init_fence();
+        }
+        __syncwarp();
+        threads_arrive(1, THREADS);
+        if (ranks > 1) cluster_arrive();
+        dependency_wait();
+        if (lane == 0)
+            for (Ring<A_STAGES> at(0); walk.more(); walk.next(), at.advance(1)) {
+                a_gate.wait_empty(at);
+                barrier_expect(a_gate.full(at), A_BYTES);
+                tile_load(a_ring + at.stage * A_BYTES, &a_map, walk.chunk * CHUNK, 0, a_gate.full(at));
+            }
+        __syncwarp();
+        if (ranks > 1) cluster_wait();
+        return;
+    }
+    threads_sync(1, THREADS);
+    if (ranks > 1) cluster_arrive();
+
+#if BLOCKWISE
+    if (warp == CONSUMERS / 32 + 2) { // fetches the scales, a batch ahead
+        const int a_words = (WIDTH + 31) / 32, b_words = (SCALES_B + 31) / 32;
+        float a_next[BATCH][a_words], b_next[BATCH][b_words];
+        Walk ahead = walk;
+        const auto fetch = [&] {
+#pragma unroll
+            for (int i = 0; i < BATCH; ++i) {
+                if (!ahead.more()) break;
+#pragma unroll
+                for (int j = 0; j < b_words; ++j) {
+                    const int place = min(j * 32 + lane, SCALES_B - 1);
+                    const int channel = min(ahead.tile * TILE + place * SCALE_ROWS, n - 1);
+                    b_next[i][j] = scale_b[channel / SCALE_ROWS * scale_b_row + ahead.chunk * scale_b_col];
+                }
+#pragma unroll
+                for (int j = 0; j < a_words; ++j)
+                    a_next[i][j] = scale_a[min(j * 32 + lane, m - 1) * scale_a_row + ahead.chunk * scale_a_col];
+                ahead.next();
+            }
+        };
+        dependency_wait();
+        fetch();
+        for (Ring<A_STAGES> at(0); walk.more();) {
+            float a_now[BATCH][a_words], b_now[BATCH][b_words];
+#pragma unroll
+            for (int i = 0; i < BATCH; ++i) {
+#pragma unroll
+                for (int j = 0; j < a_words; ++j) a_now[i][j] = a_next[i][j];
+#pragma unroll
+                for (int j = 0; j < b_words; ++j) b_now[i][j] = b_next[i][j];
+            }
+            fetch();
+#pragma unroll
+            for (int i = 0; i < BATCH; ++i) {
+                if (!walk.more()) break;
+                a_gate.wait_empty(at);
+#pragma unroll
+                for (int j = 0; j < a_words; ++j)
+                    if (j * 32 + lane < WIDTH) stage_scales_a[at.stage][j * 32 + lane] = a_now[i][j];
+#pragma unroll
+                for (int j = 0; j < b_words; ++j)
+                    if (j * 32 + lane < SCALES_B) stage_scales_b[at.stage][j * 32 + lane] = b_now[i][j];
+                __syncwarp();
+                if (lane == 0) barrier_arrive(a_gate.full(at));
+                walk.next();
+                at.advance(1);
+            }
+        }
+        if (ranks > 1) cluster_wait();
+        return;
+    }
+#endif
+
+    const int row_group = warp / 4 / K_GROUPS, k_group = warp / 4 % K_GROUPS, quarter = warp % 4;
+    // A warp's registers hold two units of channels, those of lane / 4 and of lane / 4 + 8, for these blocks.
+    const int units = UNITS >> shift, unit0 = row_group * 8 + quarter * 2;
+    const int owners[2] = {unit0 / units, (unit0 + 1) / units};
+    const bool finishes = owners[0] == rank || owners[1] == rank;
+    const bool leads = k_group == 0 && unit0 == (rank * units & ~1) && lane == 0;
+    Ring<STAGES> at(k_group);
+    Ring<A_STAGES> a_at(k_group);
+    float row_scale = 0.0f;
+    int at_group = k_group; // chunks to pass over before this group's next
+
+    for (int turn = 0; walk.tile < walk.tiles; ++turn, walk.tile += walk.step) {
+        const int channel = walk.tile * TILE + unit0 * 8 + lane / 4;
+        float channel_scales[2] = {1.0f, 1.0f}, channel_biases[2] = {0.0f, 0.0f};
+        if (k_group == 0 && finishes) {
+            for (int half = 0; half < 2; ++half) {
+                const int bounded = min(channel + 8 * half, n - 1);
+                if (!BLOCKWISE) channel_scales[half] = scale_b[bounded * scale_b_row];
+                channel_biases[half] = bias_value(bias, bounded);
+            }
+            if (leads) barrier_expect(slots_full, (ranks - 1) * K_GROUPS * units * UNIT_BYTES);
+        }
+        if (turn == 0) {
+            dependency_wait();
+            if (!BLOCKWISE && threadIdx.x < WIDTH) row_scale = scale_a[min((int)threadIdx.x, m - 1) * scale_a_row];
+        }
+
+        float sums[SUMS], products[SUMS];
+#pragma unroll
+        for (int i = 0; i < SUMS; ++i) sums[i] = products[i] = 0.0f;
+        int held = 0; // chunks that products holds
+#pragma unroll 1
+        for (; at_group < walk.chunks; at_group += K_GROUPS, at.advance(K_GROUPS), a_at.advance(K_GROUPS)) {
+            gate.wait_full(at);
+            a_gate.wait_full(a_at);
+            const uint64 w = tile_descriptor(ring + at.stage * WEIGHT_BYTES + row_group * 64 * CHUNK);
+            const uint64 a = tile_descriptor(a_ring + a_at.stage * A_BYTES);
+            product_begin();
+            multiply(products, w, a, held);
+            multiply(products, w + 2, a + 2, 1);
+            multiply(products, w + 4, a + 4, 1);
+            multiply(products, w + 6, a + 6, 1);
+            product_commit();
+#if BLOCKWISE
+            float scales_b[2];
+            for (int half = 0; half < 2; ++half)
+                scales_b[half] = stage_scales_b[a_at.stage][((unit0 + half) * 8 + lane / 4) / SCALE_ROWS];
+            float2 scales_a[WIDTH / 8];
+#pragma unroll
+            for (int j = 0; j < WIDTH / 8; ++j)
+                scales_a[j] = *(const float2 *)&stage_scales_a[a_at.stage][8 * j + lane % 4 * 2];
+#endif
+            product_wait();
+            __syncwarp();
+            if (lane == 0) {
+                gate.release(at);
+                a_gate.release(a_at);
+            }
+#if BLOCKWISE
+#pragma unroll
+            for (int i = 0; i < SUMS; ++i)
+                sums[i] = __fmaf_rn(i & 1 ? scales_a[i / 4].y : scales_a[i / 4].x,
+                                    scales_b[i >> 1 & 1] * products[i], sums[i]);
+#else
+            if (++held == PROMOTE) {
+                held = 0;
+#pragma unroll
+                for (int i = 0; i < SUMS; ++i) sums[i] += products[i];
+            }
+#endif
+        }
+        at_group -= walk.chunks;
+        if (held) {
+#pragma unroll
+            for (int i = 0; i < SUMS; ++i) sums[i] += products[i];
+        }
+
+        if (turn == 0) {
+            if (!BLOCKWISE) {
+                if (threadIdx.x < WIDTH) row_scales[threadIdx.x] = row_scale;
+                threads_sync(2, CONSUMERS);
+            }
+            if (ranks > 1) cluster_wait(); // the other blocks have made their barriers
+        } else if (K_GROUPS > 1 || ranks > 1)
+            barrier_wait(slots_empty, (turn - 1) & 1);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int owner = owners[half], unit = unit0 + half - owner * units;
+            if (k_group == 0 && owner == rank) continue;
+            const int source = rank * K_GROUPS + k_group, place = source - (source > owner * K_GROUPS);
+            const int slot = (place * units + unit) * UNIT_BYTES + lane * 8;
+            if (owner == rank) {
+#pragma unroll
+                for (int j = 0; j < WIDTH / 8; ++j)
+                    *(float2 *)(slots + slot + j * 256) = make_float2(sums[4 * j + 2 * half], sums[4 * j + 2 * half + 1]);
+            } else {
+                const uint32 there = cluster_address(shared_address(slots) + slot, owner);
+                const uint32 barrier = cluster_address(slots_full, owner);
+#pragma unroll
+                for (int j = 0; j < WIDTH / 8; ++j)
+                    remote_store(there + j * 256, sums[4 * j + 2 * half], sums[4 * j + 2 * half + 1], barrier);
+            }
+        }
+        if (!finishes) continue;
+        if (k_group != 0) {
+            __syncwarp();
+            if (lane == 0) barrier_arrive(slots_full);
+            continue;
+        }
+
+        if (K_GROUPS > 1 || ranks > 1) barrier_wait(slots_full, turn & 1);
+        for (int place = 0; place < ranks * K_GROUPS - 1; ++place) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                if (owners[half] != rank) continue;
+                const char *slot = slots + (place * units + unit0 + half - rank * units) * UNIT_BYTES + lane * 8;
+#pragma unroll
+                for (int j = 0; j < WIDTH / 8; ++j) {
+                    const float2 other = *(const float2 *)(slot + j * 256);
+                    sums[4 * j + 2 * half] += other.x;
+                    sums[4 * j + 2 * half + 1] += other.y;
+                }
+            }
+        }
+        __syncwarp();
+        if (walk.tile + walk.step < walk.tiles && lane < ranks) {
+            if (ranks > 1)
+                remote_arrive(cluster_address(slots_empty, lane));
+            else
+                barrier_arrive(slots_empty);
+        }
+
+        // First every number, then every store: one after the other they would wait for each other.
+#pragma unroll
+        for (int j = 0; j < WIDTH / 8; ++j) {
+            const float2 rows = BLOCKWISE ? make_float2(1.0f, 1.0f) : *(const float2 *)&row_scales[8 * j + lane % 4 * 2];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                float &value = sums[4 * j + i];
+                if (!BLOCKWISE) value = (i & 1 ? rows.y : rows.x) * (channel_scales[i / 2] * value);
+                if (BIAS >= 0) value += channel_biases[i / 2];
+            }
+        }
+#if OUT == 0
+#pragma unroll
+        for (int i = 0; i < SUMS; ++i) {
+            const int row = i / 4 * 8 + lane % 4 * 2 + i % 2, half = i / 2 % 2, at_channel = channel + 8 * half;
+            if (owners[half] == rank && row < m && at_channel < n) out[row * ldo + at_channel] = sums[i];
+        }
+#else
+        uint32 pairs[SUMS / 2];
+#pragma unroll
+        for (int i = 0; i < SUMS / 2; ++i)
+            pairs[i] = warp_transpose(OUT == 1 ? half_pair(sums[2 * i], sums[2 * i + 1])
+                                               : bf16_pair(sums[2 * i], sums[2 * i + 1]));
+        const int first = channel - lane / 4 + lane % 4 * 2;
+        Out *place = out + lane / 4 * ldo + first;
+        const bool whole = walk.tile * TILE + TILE <= n && (ldo & 1) == 0;
+#pragma unroll
+        for (int i = 0; i < SUMS / 2; ++i) {
+            const int half = i % 2, past = n - first - 8 * half;
+            Out *here = place + i / 2 * 8 * ldo + 8 * half;
+            if (owners[half] != rank || i / 2 * 8 + lane / 4 >= m) continue;
+            if (whole)
+                *(uint32 *)here = pairs[i];
+            else {
+                if (past > 0) here[0] = (Out)pairs[i];
+                if (past > 1) here[1] = (Out)(pairs[i] >> 16);
+            }
+        }
+#endif
+    }
+}

@@ -1,0 +1,259 @@
+// The words that kernels are written in, spelled for CUDA. hip_src/platform.cuh spells the same ones.
+//
+// Kernel bodies in common/ use these words and plain C++17. PTX stands here alone; each piece has a portable
+// fallback for architectures without the instruction and for FP8CORE_EMULATION, where a shim compiles the text
+// as C++ and supplies CUDA's keywords, indices, barriers, shuffles and atomics (tests/emulation/words.h).
+#pragma once
+
+#define WARP FP8CORE_WARP
+#define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
+#define DEVICE __device__ __forceinline__
+#define SHARED __shared__
+
+#if defined(FP8CORE_EMULATION)
+#define FP8CORE_PTX 0
+#define DYNAMIC_SHARED(name) unsigned char* const name = static_cast<unsigned char*>(emulation_dynamic_shared())
+#else
+#define FP8CORE_PTX __CUDA_ARCH__
+#define DYNAMIC_SHARED(name) extern __shared__ __align__(16) unsigned char name[]
+#endif
+
+// Memory of the module, zero when it is loaded and kept from launch to launch.
+#define MODULE_MEMORY __device__
+
+using byte = unsigned char;
+using word64 = unsigned long long;
+
+// Formats and inputs, as -D FORMAT and -D INPUT name them.
+constexpr int E4M3FN = 0, E4M3FNUZ = 1, E5M2 = 2, E5M2FNUZ = 3;
+constexpr int FLOAT32 = 0, FLOAT16 = 1, BFLOAT16 = 2;
+
+// Whether a format is encoded and decoded by instructions; otherwise common/formats.cuh does it by integers.
+template <int format>
+constexpr bool HARDWARE_FORMAT = FP8CORE_PTX >= 890 && (format == E4M3FN || format == E5M2);
+
+// ---- where a thread is -------------------------------------------------------------------------------
+
+DEVICE unsigned thread_x() { return threadIdx.x; }
+DEVICE unsigned block_x() { return blockIdx.x; }
+DEVICE unsigned block_y() { return blockIdx.y; }
+DEVICE unsigned block_z() { return blockIdx.z; }
+DEVICE unsigned grid_x() { return gridDim.x; }
+DEVICE unsigned grid_y() { return gridDim.y; }
+DEVICE unsigned lane() { return threadIdx.x % WARP; }
+
+// ---- bits and IEEE fp32 arithmetic -------------------------------------------------------------------
+// The *_exact words round to nearest even and keep subnormal numbers, whatever the compiler's options.
+
+#if FP8CORE_PTX
+DEVICE unsigned bits_of(float x) { return __float_as_uint(x); }
+DEVICE float float_of(unsigned bits) { return __uint_as_float(bits); }
+DEVICE float maximum(float a, float b) { return fmaxf(a, b); }  // of a number and a NaN: the number
+DEVICE float minimum(float a, float b) { return fminf(a, b); }
+DEVICE float magnitude(float x) { return fabsf(x); }
+DEVICE float divide_exact(float x, float y) {
+    float q;
+    asm("div.rn.f32 %0, %1, %2;" : "=f"(q) : "f"(x), "f"(y));
+    return q;
+}
+DEVICE float reciprocal_exact(float x) {
+    float r;
+    asm("rcp.rn.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+}
+DEVICE float multiply_exact(float x, float y) {
+    float p;
+    asm("mul.rn.f32 %0, %1, %2;" : "=f"(p) : "f"(x), "f"(y));
+    return p;
+}
+DEVICE float fma_exact(float x, float y, float z) {
+    float s;
+    asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(s) : "f"(x), "f"(y), "f"(z));
+    return s;
+}
+DEVICE float sqrt_exact(float x) {
+    float r;
+    asm("sqrt.rn.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+}
+// x * y, where subnormal operands and products count as zeros of their sign.
+DEVICE float multiply_flushing(float x, float y) {
+    float p;
+    asm("mul.rn.ftz.f32 %0, %1, %2;" : "=f"(p) : "f"(x), "f"(y));
+    return p;
+}
+// About 2 ulp.
+DEVICE float exp2_fast(float x) {
+    float r;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+}
+DEVICE float reciprocal_fast(float x) {
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+}
+#else
+DEVICE unsigned bits_of(float x) { return __builtin_bit_cast(unsigned, x); }
+DEVICE float float_of(unsigned bits) { return __builtin_bit_cast(float, bits); }
+DEVICE float maximum(float a, float b) { return __builtin_fmaxf(a, b); }
+DEVICE float minimum(float a, float b) { return __builtin_fminf(a, b); }
+DEVICE float magnitude(float x) { return __builtin_fabsf(x); }
+DEVICE float divide_exact(float x, float y) { return x / y; }
+DEVICE float reciprocal_exact(float x) { return 1.0f / x; }
+DEVICE float multiply_exact(float x, float y) { return x * y; }
+DEVICE float fma_exact(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
+DEVICE float sqrt_exact(float x) { return __builtin_sqrtf(x); }
+DEVICE float flushed(float x) { return magnitude(x) < 0x1p-126f ? __builtin_copysignf(0.0f, x) : x; }
+DEVICE float multiply_flushing(float x, float y) { return flushed(flushed(x) * flushed(y)); }
+DEVICE float exp2_fast(float x) { return __builtin_exp2f(x); }
+DEVICE float reciprocal_fast(float x) { return 1.0f / x; }
+#endif
+
+// ---- 16-bit floats as bits ---------------------------------------------------------------------------
+
+DEVICE float bf16_to_float(unsigned short x) { return float_of(static_cast<unsigned>(x) << 16); }
+DEVICE unsigned short float_to_bf16(float x) {
+    const unsigned bits = bits_of(x);
+    const unsigned rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+    return static_cast<unsigned short>((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fffu : rounded);
+}
+// half_to_float and float_to_half stand in common/formats.cuh: by these instructions, or by integers.
+constexpr bool HARDWARE_HALF = FP8CORE_PTX != 0;
+DEVICE float hardware_half_to_float(unsigned short x) {
+    float r = 0.0f;
+#if FP8CORE_PTX
+    asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(x));
+#endif
+    return r;
+}
+DEVICE unsigned short hardware_float_to_half(float x) {
+    unsigned short r = 0;
+#if FP8CORE_PTX
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r) : "f"(x));
+#endif
+    return r;
+}
+
+// Pairs of 16-bit floats in a word: the larger of the sizes, half by half. `largest` holds sizes; NaN in `pair` is passed over.
+constexpr bool HARDWARE_PAIRS = FP8CORE_PTX >= 800;
+template <int input>
+DEVICE unsigned hardware_larger_sizes(unsigned largest, unsigned pair) {
+    unsigned r = 0;
+#if FP8CORE_PTX >= 800
+    if constexpr (input == BFLOAT16) {
+        asm("{ .reg .b32 s; abs.bf16x2 s, %2; max.bf16x2 %0, %1, s; }" : "=r"(r) : "r"(largest), "r"(pair));
+    } else {
+        asm("{ .reg .b32 s; abs.f16x2 s, %2; max.f16x2 %0, %1, s; }" : "=r"(r) : "r"(largest), "r"(pair));
+    }
+#endif
+    return r;
+}
+
+// ---- memory ------------------------------------------------------------------------------------------
+
+struct alignas(16) Vector16 {
+    unsigned x, y, z, w;
+};
+struct alignas(8) Vector8 {
+    unsigned x, y;
+};
+
+DEVICE Vector16 load16(const void* p) { return *static_cast<const Vector16*>(p); }
+DEVICE Vector8 load8(const void* p) { return *static_cast<const Vector8*>(p); }
+DEVICE unsigned load4(const void* p) { return *static_cast<const unsigned*>(p); }
+DEVICE void store16(void* p, Vector16 v) { *static_cast<Vector16*>(p) = v; }
+DEVICE void store8(void* p, Vector8 v) { *static_cast<Vector8*>(p) = v; }
+DEVICE void store4(void* p, unsigned v) { *static_cast<unsigned*>(p) = v; }
+
+// Global memory that is read once: it should not push other lines out of the first cache.
+#if FP8CORE_PTX
+DEVICE Vector16 load16_streaming(const void* p) {
+    Vector16 v;
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p));
+    return v;
+}
+DEVICE word64 load_relaxed(const word64* p) {
+    word64 v;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p));
+    return v;
+}
+DEVICE void store_relaxed(word64* p, word64 v) { asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v)); }
+DEVICE void device_fence() { __threadfence(); }
+DEVICE void pause() {}  // in loops that poll memory
+#else
+DEVICE Vector16 load16_streaming(const void* p) { return load16(p); }
+DEVICE word64 load_relaxed(const word64* p) { return *static_cast<const volatile word64*>(p); }
+DEVICE void store_relaxed(word64* p, word64 v) { *static_cast<volatile word64*>(p) = v; }
+DEVICE void device_fence() {}
+DEVICE void pause() { emulation_yield(); }
+#endif
+DEVICE unsigned atomic_max(unsigned* p, unsigned v) { return atomicMax(p, v); }
+DEVICE unsigned atomic_add(unsigned* p, unsigned v) { return atomicAdd(p, v); }
+
+// ---- threads together --------------------------------------------------------------------------------
+
+DEVICE void block_barrier() { __syncthreads(); }
+DEVICE float shuffle_xor(float x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
+DEVICE unsigned shuffle_xor(unsigned x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
+DEVICE float shuffle_down(float x, int delta) { return __shfl_down_sync(0xffffffffu, x, delta); }
+DEVICE unsigned shuffle_down(unsigned x, int delta) { return __shfl_down_sync(0xffffffffu, x, delta); }
+DEVICE word64 warp_ballot(bool p) { return __ballot_sync(0xffffffffu, p); }
+// The largest x of the warp, in every lane.
+DEVICE unsigned warp_max(unsigned x) {
+#if FP8CORE_PTX >= 800
+    return __reduce_max_sync(0xffffffffu, x);
+#else
+    for (int mask = WARP / 2; mask > 0; mask /= 2) {
+        const unsigned other = shuffle_xor(x, mask);
+        x = x > other ? x : other;
+    }
+    return x;
+#endif
+}
+
+// Programmatic dependent launch: let the next kernel on the stream begin; wait until the previous one has ended
+// and its writes are visible. Every thread waits before it touches memory that another kernel writes or reads.
+DEVICE void grid_dependency_launch() {
+#if FP8CORE_PTX >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+DEVICE void grid_dependency_wait() {
+#if FP8CORE_PTX >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// ---- FP8 by instructions: two values, saturated at +-448 or +-57344, rounded to nearest even, NaN to 0x7f ----
+
+template <int format>
+DEVICE unsigned short hardware_encode_pair(float lo, float hi) {
+    unsigned short r = 0;
+#if FP8CORE_PTX >= 890
+    if constexpr (format == E4M3FN) {
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(r) : "f"(hi), "f"(lo));
+    } else {
+        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(r) : "f"(hi), "f"(lo));
+    }
+#endif
+    return r;
+}
+
+template <int format>
+DEVICE void hardware_decode_pair(unsigned short codes, float& lo, float& hi) {
+#if FP8CORE_PTX >= 890
+    unsigned halves;
+    if constexpr (format == E4M3FN) {
+        asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(codes));
+    } else {
+        asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(halves) : "h"(codes));
+    }
+    lo = hardware_half_to_float(static_cast<unsigned short>(halves));
+    hi = hardware_half_to_float(static_cast<unsigned short>(halves >> 16));
+#endif
+}
+
+#include "common/formats.cuh"

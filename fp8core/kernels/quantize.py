@@ -1,0 +1,290 @@
+"""The kernels of quantization: three bodies, and which problem each of them takes."""
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from fp8core import host, jit
+from fp8core.dispatch import Kernel, Launch, Requirement, Table
+from fp8core.kernels.requirements import platform
+from fp8core.kernels.words import FORMAT, TYPE, ceil_div
+from fp8core.problem import ITEMSIZE, PER_TENSOR, PER_TOKEN, Quantize
+
+SCALE_FORMAT: Final = {"float32": 0, "ue8m0": 1, "ue8m0_bytes": 2}
+SIGNATURE: Final = "PqPqPqqqqPffq"
+"""Of every body: what a launch is called with after the stream, then cols:
+x, x_stride, data, data_stride, scale, its row and column strides, rows, rows_padded, upper, upper_value, eps, cols."""
+ROWS, ROWS_PADDED = 7, 8
+"""Their places among the operands of a launch."""
+MOST_BLOCKS_Y: Final = 65_535
+STATIC, TENSOR, TOKEN, GROUP = range(4)
+"""The modes of cuda_src/common/quantize_scale.cuh."""
+
+OCTET: Final = 8
+"""The elements that a thread loads, holds and encodes at a time."""
+
+
+def mode(problem: Quantize) -> int:
+    """Return how the scale comes about: each has a formula of its own."""
+    if problem.static:
+        return STATIC
+    return {PER_TENSOR: TENSOR, PER_TOKEN: TOKEN}.get(problem.group_shape, GROUP)
+
+
+def prepare(
+    problem: Quantize,
+    body: str,
+    threads: int,
+    constants: Mapping[str, int],
+    *,
+    shared_bytes: int = 0,
+    programmatic: bool = False,
+    cooperative: bool = False,
+) -> jit.Launcher:
+    """Return one of the bodies, compiled with ``constants`` and what all of them are compiled with."""
+    common = {
+        "INPUT": TYPE[problem.x],
+        "FORMAT": FORMAT[problem.data],
+        "MODE": mode(problem),
+        "SCALE_FORMAT": SCALE_FORMAT[problem.scale_format],
+        "GROUP_ROWS": problem.group_shape.rows,
+        "GROUP_COLS": problem.group_shape.cols,
+        "ALIGNMENT": problem.alignment,
+        "THREADS": threads,
+    }
+    return jit.prepare(
+        problem.target,
+        body,
+        body,
+        {**common, **constants},
+        SIGNATURE,
+        block=threads,
+        shared_bytes=shared_bytes,
+        programmatic=programmatic,
+        cooperative=cooperative,
+    )
+
+
+# ---- a tile in registers -----------------------------------------------------------------------------
+
+
+class Tile(NamedTuple):
+    """What shares one scale, or with a given scale a piece of a row: its rows and its octets a row."""
+
+    rows: int
+    octets: int
+
+
+class Shape(NamedTuple):
+    """How a block is divided: teams of threads with a tile each, and what a thread holds of it."""
+
+    threads: int
+    team: int
+    vectors: int
+    """Octets of a tile that a thread holds."""
+    repeat: int
+    """Tiles of a team, one after another along the columns."""
+    teams_x: int
+    """Teams side by side; the others stand below them."""
+
+
+WARP_TEAM: Final = 32
+WARP_TEAM_VECTORS: Final = 4
+"""Up to 1,024 elements a tile belongs to part of a warp: no barrier."""
+STATIC_OCTETS: Final = 2048
+"""A given scale needs no whole row in one block: pieces of 16,384 columns."""
+
+
+def most_vectors(problem: Quantize) -> int:
+    """Return how many octets a thread of the largest block (1,024, so 64 registers each) holds without spilling."""
+    return 4 if problem.x == "float32" else 6
+
+
+def tile_of(problem: Quantize) -> Tile:
+    """Return the tile of ``problem``: a group, and of a row as much as there is."""
+    group = problem.group_shape
+    row = max(ceil_div(problem.cols, OCTET), 1)
+    if problem.static:
+        return Tile(1, min(row, STATIC_OCTETS))
+    return Tile(group.rows, row if group.cols < 0 else group.cols // OCTET)
+
+
+def shape_of(problem: Quantize, tile: Tile) -> Shape:
+    """Return the block for ``tile``.
+
+    Measured on an H200 (docs/performance.md): bandwidth wants two to four loads of 16 bytes in flight a thread and
+    blocks of 256 to 512 threads; a single token wants as few rounds as possible, so up to 4,096 columns every
+    thread holds one octet.
+    """
+    octets = tile.rows * tile.octets
+    tiles = max(ceil_div(problem.cols, tile.octets * OCTET), 1)
+    if octets <= WARP_TEAM * WARP_TEAM_VECTORS:
+        team = min(1 << (octets - 1).bit_length(), WARP_TEAM)
+        vectors, threads = ceil_div(octets, team), 256
+        teams_x = min(threads // team, 1 << (tiles - 1).bit_length())
+        repeat = next((r for r in (4, 2) if r * vectors <= 4 and r * teams_x <= tiles), 1)
+        return Shape(threads, team, vectors, repeat, teams_x)
+    vectors = next((v for v in (1, 2, 4) if octets <= 512 * v), ceil_div(octets, 1024))
+    threads = ceil_div(octets, vectors * 64) * 64
+    return Shape(threads, threads, vectors, 1, 1)
+
+
+def plan_tile(problem: Quantize) -> Launch:
+    """Return the launch of quantize_tile: every element is read once and written once."""
+    tile, cols = tile_of(problem), problem.cols
+    shape = shape_of(problem, tile)
+    constants = {
+        "TEAM": shape.team,
+        "VECTORS": shape.vectors,
+        "REPEAT": shape.repeat,
+        "TEAMS_X": shape.teams_x,
+        "TILE_ROWS": tile.rows,
+        "TILE_OCTETS": tile.octets,
+        "TAIL": int(cols % OCTET != 0),
+    }
+    run = prepare(problem, "quantize_tile", shape.threads, constants, programmatic=True)
+    block_rows = shape.threads // shape.team // shape.teams_x * tile.rows
+    blocks_y = max(ceil_div(cols, tile.octets * OCTET * shape.teams_x * shape.repeat), 1)
+
+    def launch(stream: int, *operands: Any) -> None:
+        rows = operands[ROWS_PADDED]
+        if rows:
+            run(stream, (ceil_div(rows, block_rows), blocks_y, 1), *operands, cols)
+
+    return launch
+
+
+# ---- a tensor on a resident grid ---------------------------------------------------------------------
+
+TENSOR_THREADS: Final = 512
+STATIC_SHARED_BYTES: Final = 1024
+"""More than the body's own shared variables take."""
+ONE_BLOCK: Final = 16_384
+"""Elements up to which one block is faster than a grid that has to meet."""
+MULTIPROCESSOR_SHARED_BYTES: Final = {0x90A: 65_536, 0x942: 65_536, 0x950: 163_840}
+"""Of HIP targets; a block of CUDA can have all of a multiprocessor's shared memory but 1 KB."""
+
+
+class Kept(NamedTuple):
+    """The octets that a thread of quantize_tensor keeps between finding the scale and using it."""
+
+    registers: int
+    shared: int
+    shared_bytes: int
+
+
+def kept_of(problem: Quantize) -> Kept:
+    """Return what a thread keeps: 128 bytes in registers, and its part of all the shared memory that there is."""
+    octet = OCTET * ITEMSIZE[problem.x]
+    shared = (problem.target.shared_bytes - STATIC_SHARED_BYTES) // (TENSOR_THREADS * octet)
+    return Kept(128 // octet, shared, shared * TENSOR_THREADS * octet)
+
+
+def plan_tensor(problem: Quantize) -> Launch:
+    """Return the launch of quantize_tensor: a grid of one block a multiprocessor, or one block for a small matrix."""
+    cols, blocks, kept = problem.cols, problem.target.multiprocessors, kept_of(problem)
+    constants = {"VECTORS": kept.registers, "SHARED_OCTETS": kept.shared}
+    grid = prepare(
+        problem, "quantize_tensor", TENSOR_THREADS, constants, shared_bytes=kept.shared_bytes, cooperative=True
+    )
+    block = prepare(problem, "quantize_tensor", TENSOR_THREADS, constants, programmatic=True)
+
+    def launch(stream: int, *operands: Any) -> None:
+        if operands[ROWS] * cols <= ONE_BLOCK:
+            block(stream, (1, 1, 1), *operands, cols)
+        else:
+            grid(stream, (blocks, 1, 1), *operands, cols)
+
+    return launch
+
+
+# ---- strips, one element at a time -------------------------------------------------------------------
+
+
+class Strip(NamedTuple):
+    """What a block of quantize_strip handles: ``height`` rows (-1: all) of ``width`` columns (0: all)."""
+
+    threads: int
+    height: int
+    width: int
+    groups: int
+
+
+def strip_of(problem: Quantize) -> Strip:
+    """Return the strip: whole groups side by side, for loads that stay together."""
+    group = problem.group_shape
+    if problem.static:
+        return Strip(256, 16, 256, 1)
+    if group.cols < 0:
+        return Strip(1024, group.rows, 0, 1)
+    threads, wanted = (256, 256) if group.rows == 1 else (1024, 64)
+    groups = max(wanted // group.cols, 1)
+    return Strip(threads, group.rows, groups * group.cols, groups)
+
+
+def plan_strip(problem: Quantize) -> Launch:
+    """Return the launch of quantize_strip."""
+    cols, strip = problem.cols, strip_of(problem)
+    constants = {"HEIGHT": strip.height, "WIDTH": strip.width, "GROUPS": strip.groups}
+    run = prepare(problem, "quantize_strip", strip.threads, constants, programmatic=True)
+    blocks_y = min(max(ceil_div(cols, strip.width), 1), MOST_BLOCKS_Y) if strip.width else 1
+
+    def launch(stream: int, *operands: Any) -> None:
+        blocks = 1 if strip.height < 0 else ceil_div(operands[ROWS_PADDED], strip.height)
+        if blocks:
+            run(stream, (blocks, blocks_y, 1), *operands, cols)
+
+    return launch
+
+
+# ---- the table ---------------------------------------------------------------------------------------
+
+
+def _whole_octets(problem: Quantize) -> bool:
+    return problem.group_shape.cols < 0 or problem.group_shape.cols % OCTET == 0
+
+
+def _has_tiles(problem: Quantize) -> bool:
+    group = problem.group_shape
+    return problem.static or group == PER_TOKEN or (group.rows > 0 and group.cols > 0)
+
+
+def _fits_registers(problem: Quantize) -> bool:
+    tile = tile_of(problem)
+    return tile.rows * tile.octets <= 1024 * most_vectors(problem)
+
+
+def _alone(problem: Quantize) -> bool:
+    target = problem.target
+    whole = MULTIPROCESSOR_SHARED_BYTES.get(target.arch) if target.platform == "hip" else target.shared_bytes
+    return whole is not None and 2 * kept_of(problem).shared_bytes > whole and target.multiprocessors <= TENSOR_THREADS
+
+
+ON_A_GPU: Final = platform("cuda", "hip")
+
+QUANTIZE: Final = Table(
+    "quantize",
+    Quantize,
+    Kernel("host", (platform("host"),), host.plan_quantize),
+    Kernel(
+        "tile_in_registers",
+        (
+            ON_A_GPU,
+            Requirement(_has_tiles, "needs tokens, groups, blocks or a given scale, got {p.group_shape}"),
+            Requirement(_whole_octets, "needs groups whose columns are a multiple of 8, got {p.group_shape}"),
+            Requirement(_fits_registers, "needs a group that fits registers, got {p.group_shape} of {p.cols} columns"),
+            Requirement(lambda p: p.cols <= 1 << 28, "needs at most 2**28 columns, got {p.cols}"),
+        ),
+        plan_tile,
+    ),
+    Kernel(
+        "tensor_on_resident_grid",
+        (
+            ON_A_GPU,
+            Requirement(lambda p: mode(p) == TENSOR, "needs one scale found for the whole tensor, got {p.group_shape}"),
+            Requirement(_alone, "needs blocks sure to have a multiprocessor for themselves, got {p.target}"),
+        ),
+        plan_tensor,
+    ),
+    Kernel("strip", (ON_A_GPU,), plan_strip),
+)
+"""By preference: what reads everything once, what reads little of it twice, and what takes anything."""

@@ -1,0 +1,190 @@
+"""The kernels of the scaled product, most preferred first."""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from fp8core import blaslt, host
+from fp8core.blaslt.product import Product
+from fp8core.dispatch import Kernel, Requirement, Table
+from fp8core.kernels.generic_mm import plan_generic
+from fp8core.kernels.hopper import HOPPER_ROWS
+from fp8core.kernels.library_mm import (
+    NATIVE_BIAS,
+    OVERLAP,
+    SCALES,
+    VECTOR_ALIGNMENT,
+    accumulation,
+    arrangements,
+    plan_arranged,
+    plan_direct,
+    plan_overlapped,
+    plan_rescaled,
+    product,
+)
+from fp8core.kernels.requirements import aligned, arch, arch_at_least, platform
+from fp8core.problem import FORMATS, ITEMSIZE, ScaledMm
+
+
+class Told(str):
+    """A refusal in another's words: formatting it asks again."""
+
+    __slots__ = ("_tell",)
+    _tell: Callable[[Any], str | None]
+
+    @classmethod
+    def by(cls, tell: Callable[[Any], str | None]) -> "Told":
+        """Return the refusal that ``tell`` gives, or None where it gives none."""
+        told = cls("{p}")
+        told._tell = tell
+        return told
+
+    def format(self, *_: object, **fields: object) -> str:
+        """Return the refusal of the problem ``p``."""
+        return self._tell(fields["p"]) or ""
+
+
+def offered(*products: Callable[[ScaledMm], Product]) -> Requirement:
+    """Require that the library offers an algorithm for each of the products that ``products`` make of a problem."""
+
+    def tell(p: ScaledMm) -> str | None:
+        return next((reason for make in products if (reason := blaslt.answer(make(p))) is not None), None)
+
+    return Requirement(lambda p: tell(p) is None, Told.by(tell))
+
+
+def formats(*names: str) -> Requirement:
+    """Require that a and b have one of the formats that the tensor cores at hand know."""
+    return Requirement(
+        lambda p: p.a in names and p.b in names, f"needs {' or '.join(names)}, got a {{p.a}} and b {{p.b}}"
+    )
+
+
+NOT_BOTH_E5M2: Final = Requirement(
+    lambda p: not (p.a.startswith("float8_e5m2") and p.b.startswith("float8_e5m2")),
+    "a and b are both e5m2, which no tensor core multiplies: one of them has to be e4m3",
+)
+ANY_BATCH: Final = Requirement(
+    lambda p: not p.batch_invariant,
+    "the library chooses its algorithm by m, so the sums of a row would depend on the batch",
+)
+DIVISIBLE: Final = Requirement(
+    lambda p: p.k > 0 and p.k % 16 == 0 and p.lda % 16 == 0 and p.ldb % 16 == 0,
+    "needs k, lda and ldb that are multiples of 16, got k={p.k} lda={p.lda} ldb={p.ldb}",
+)
+ALIGNED_ROWS: Final = Requirement(
+    lambda p: p.n % 8 == 0 and p.ldo * ITEMSIZE[p.out] % 16 == 0,
+    "needs n that is a multiple of 8 and rows of out of a multiple of 16 bytes, got n={p.n} and ldo={p.ldo} of {p.out}",
+)
+ALIGNED_ACCUMULATORS: Final = Requirement(lambda p: p.n % 8 == 0, "needs n that is a multiple of 8, got n={p.n}")
+KNOWN_SCALES: Final = Requirement(
+    lambda p: (p.scale_a, p.scale_b) in SCALES,
+    "the library has no mode for scale_a per {p.scale_a} with scale_b per {p.scale_b}",
+)
+LIKE_SCALES: Final = Requirement(
+    lambda p: {p.scale_a, p.scale_b} != {"tensor", "row"},
+    "the library takes no mix of modes, got scale_a per {p.scale_a} and scale_b per {p.scale_b}",
+)
+NO_K_BLOCKS: Final = Requirement(
+    lambda p: p.scale_a in ("tensor", "row") and p.scale_b in ("tensor", "row"),
+    "applies scales after the sum over k, got scale_a per {p.scale_a} and scale_b per {p.scale_b}",
+)
+K_BLOCKS: Final = Requirement(
+    lambda p: p.scale_a == "group", "is for scales that change along k, got scale_a per {p.scale_a}"
+)
+NEAR: Final = Requirement(
+    lambda p: p.vectors_alignment >= VECTOR_ALIGNMENT,
+    f"needs scales and bias at addresses divisible by {VECTOR_ALIGNMENT}, got {{p.vectors_alignment}}",
+)
+NEAR_AMAX: Final = Requirement(
+    lambda p: not p.amax or p.vectors_alignment >= VECTOR_ALIGNMENT,
+    f"needs amax at an address divisible by {VECTOR_ALIGNMENT}, got {{p.vectors_alignment}}",
+)
+SCALES_LIE: Final = Requirement(
+    lambda p: all(not place.rows for place in arrangements(p)),
+    "needs vectors without gaps, 1x128 scales stored [k/128][rows], 128x128 scales in rows of a multiple of 4,"
+    " got strides {p.scale_a_strides} of scale_a and {p.scale_b_strides} of scale_b",
+)
+GIVES_CODES: Final = Requirement(
+    lambda p: p.out not in FORMATS or (p.scale_a, p.scale_b) == ("tensor", "tensor"),
+    "the library gives {p.out} with scales per tensor only, got scale_a per {p.scale_a} and scale_b per {p.scale_b}",
+)
+NO_OUT_SCALE: Final = Requirement(
+    lambda p: not p.out_scale, "the library multiplies by an inverse scale of the result, which has to be made first"
+)
+GIVES_AMAX: Final = Requirement(
+    lambda p: not p.amax or p.out in FORMATS, "the library gives amax with FP8 results only, got {p.out}"
+)
+ADDS_BIAS: Final = Requirement(
+    lambda p: not p.bias or p.bias in NATIVE_BIAS[p.out], "the library does not add a {p.bias} bias to a {p.out} result"
+)
+FOURS: Final = Requirement(
+    lambda p: p.scale_a != "group" or p.m % OVERLAP == 0,
+    f"the library takes 1x128 scales of rows that are a multiple of {OVERLAP}, got m={{p.m}}",
+)
+ENOUGH_TO_OVERLAP: Final = Requirement(
+    lambda p: p.m >= OVERLAP, f"needs at least {OVERLAP} rows for its last {OVERLAP}, got m={{p.m}}"
+)
+FOURS_OF_CHANNELS: Final = Requirement(
+    lambda p: p.scale_b != "group" or p.n % OVERLAP == 0,
+    f"the library takes 1x128 scales of channels that are a multiple of {OVERLAP}, got n={{p.n}}",
+)
+HOPPER_MODES: Final = Requirement(
+    lambda p: (p.scale_a, p.scale_b) == ("tensor", "tensor") or p.target.arch == 90,
+    "the library has scales per {p.scale_a} and {p.scale_b} on sm_90 only, got {p.target}",
+)
+AMD_FORMATS: Final = Requirement(
+    lambda p: all(name.endswith("fnuz") == (p.target.arch == 0x942) for name in (p.a, p.b)),
+    "gfx942 multiplies fnuz formats and later ones OCP's, got a {p.a} and b {p.b} on {p.target}",
+)
+AMD_TENSOR_CORES: Final = Requirement(
+    lambda p: p.target.arch in (0x942, 0x950, 0x1200, 0x1201),
+    "needs FP8 matrix instructions (gfx942, gfx950, gfx1200, gfx1201), got {p.target}",
+)
+AMD_ROW_RESULT: Final = Requirement(
+    lambda p: p.scale_a != "row" or p.out == "bfloat16", "hipBLASLt gives bfloat16 with scales per row, got {p.out}"
+)
+
+_ANY: Final = (NOT_BOTH_E5M2, ANY_BATCH, aligned(16), DIVISIBLE)
+_CUDA: Final = (platform("cuda"), arch_at_least(89), formats("float8_e4m3fn", "float8_e5m2"), *_ANY)
+_HIP: Final = (platform("hip"), AMD_TENSOR_CORES, AMD_FORMATS, *_ANY)
+_LIBRARY: Final = (ALIGNED_ROWS, KNOWN_SCALES, GIVES_CODES, GIVES_AMAX, ADDS_BIAS)
+_DIRECT: Final = (LIKE_SCALES, FOURS, FOURS_OF_CHANNELS, NO_OUT_SCALE, NEAR, SCALES_LIE, offered(product))
+_ARRANGED: Final = (FOURS, FOURS_OF_CHANNELS, NEAR_AMAX, offered(product))
+_RESCALED: Final = (NO_K_BLOCKS, ALIGNED_ACCUMULATORS, offered(accumulation))
+
+
+def _first_rows(p: ScaledMm) -> Product:
+    return product(p, p.m - p.m % OVERLAP)
+
+
+def _last_rows(p: ScaledMm) -> Product:
+    return product(p, OVERLAP)
+
+
+SCALED_MM: Final = Table(
+    "scaled_mm",
+    ScaledMm,
+    *HOPPER_ROWS,
+    Kernel("cublaslt", (*_CUDA, *_LIBRARY, HOPPER_MODES, *_DIRECT), plan_direct),
+    Kernel("cublaslt_arranged", (*_CUDA, *_LIBRARY, HOPPER_MODES, *_ARRANGED), plan_arranged),
+    Kernel(
+        "cublaslt_overlapped",
+        (
+            *_CUDA,
+            arch(90),
+            K_BLOCKS,
+            *_LIBRARY,
+            FOURS_OF_CHANNELS,
+            ENOUGH_TO_OVERLAP,
+            offered(_first_rows, _last_rows),
+        ),
+        plan_overlapped,
+    ),
+    Kernel("cublaslt_rescale", (*_CUDA, *_RESCALED), plan_rescaled),
+    Kernel("hipblaslt", (*_HIP, *_LIBRARY, AMD_ROW_RESULT, *_DIRECT), plan_direct),
+    Kernel("hipblaslt_arranged", (*_HIP, *_LIBRARY, AMD_ROW_RESULT, *_ARRANGED), plan_arranged),
+    Kernel("hipblaslt_rescale", (*_HIP, *_RESCALED), plan_rescaled),
+    Kernel("dequantize", (platform("cuda", "hip"), NOT_BOTH_E5M2), plan_generic),
+    Kernel("host", (platform("host"), NOT_BOTH_E5M2), host.plan_scaled_mm),
+)
+"""The rows of `scaled_mm`."""

@@ -1,0 +1,27 @@
+"""Names of the problems in the numbers that device sources know them by, and how blocks are cut."""
+
+from typing import Final
+
+from fp8core.problem import FORMATS, WIDE
+
+FORMAT: Final = {"float8_e4m3fn": 0, "float8_e4m3fnuz": 1, "float8_e5m2": 2, "float8_e5m2fnuz": 3}
+"""The template argument FORMAT."""
+TYPE: Final = {"float32": 0, "float16": 1, "bfloat16": 2}
+"""The template argument INPUT (or OUT, BIAS) of a wide dtype."""
+RESULT: Final = {**{name: TYPE[name] for name in WIDE}, **{name: 3 + FORMAT[name] for name in FORMATS}}
+"""The template argument of a result that is wide or FP8."""
+SCALE_FORMAT: Final = {"float32": 0, "ue8m0": 1, "ue8m0_bytes": 2}
+"""How scales are kept."""
+
+
+def ceil_div(count: int, size: int) -> int:
+    """Return how many pieces of ``size`` cover ``count``."""
+    return -(-count // size)
+
+
+def threads_across(units: int, most: int = 256) -> int:
+    """Return how many threads, a power of two from 8 to ``most``, to lay along a row of ``units``: few of them idle."""
+    across = most
+    while across > 8 and (ceil_div(units, across) * across > units * 9 / 8):
+        across //= 2
+    return across

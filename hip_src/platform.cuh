@@ -1,0 +1,206 @@
+// The words that kernels are written in, spelled for HIP. cuda_src/platform.cuh says what each means.
+//
+// Only clang's builtins are used: neither the HIP headers nor the device libraries are needed. Kernels are compiled
+// with -fgpu-flush-denormals-to-zero, so here the *_exact words keep subnormal numbers nowhere.
+#pragma once
+
+#define WARP FP8CORE_WARP
+
+#ifndef __global__
+#define __global__ __attribute__((global))
+#define __device__ __attribute__((device))
+#define __shared__ __attribute__((shared))
+#define __constant__ __attribute__((constant))
+#endif
+#define KERNEL(threads) extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(1, threads)))
+#define DEVICE __device__ inline __attribute__((always_inline))
+#define SHARED __shared__
+#if defined(FP8CORE_EMULATION)
+#define DYNAMIC_SHARED(name) unsigned char* const name = static_cast<unsigned char*>(emulation_dynamic_shared())
+#else
+#define DYNAMIC_SHARED(name) extern __shared__ __attribute__((aligned(16))) unsigned char name[]
+#endif
+#define MODULE_MEMORY __device__
+
+using byte = unsigned char;
+using word64 = unsigned long long;
+
+constexpr int E4M3FN = 0, E4M3FNUZ = 1, E5M2 = 2, E5M2FNUZ = 3;
+constexpr int FLOAT32 = 0, FLOAT16 = 1, BFLOAT16 = 2;
+
+// MI300 (gfx942) has instructions for the fnuz formats, MI350 (gfx950) and gfx12 for the OCP ones.
+#if defined(__gfx942__)
+#define FP8CORE_FNUZ_CONVERSIONS 1
+#define FP8CORE_OCP_CONVERSIONS 0
+#elif defined(__gfx950__) || defined(__gfx1200__) || defined(__gfx1201__)
+#define FP8CORE_FNUZ_CONVERSIONS 0
+#define FP8CORE_OCP_CONVERSIONS 1
+#else
+#define FP8CORE_FNUZ_CONVERSIONS 0
+#define FP8CORE_OCP_CONVERSIONS 0
+#endif
+
+template <int format>
+constexpr bool HARDWARE_FORMAT =
+    format == E4M3FNUZ || format == E5M2FNUZ ? FP8CORE_FNUZ_CONVERSIONS : FP8CORE_OCP_CONVERSIONS;
+
+// ---- where a thread is -------------------------------------------------------------------------------
+
+DEVICE unsigned thread_x() { return __builtin_amdgcn_workitem_id_x(); }
+DEVICE unsigned block_x() { return __builtin_amdgcn_workgroup_id_x(); }
+DEVICE unsigned block_y() { return __builtin_amdgcn_workgroup_id_y(); }
+DEVICE unsigned block_z() { return __builtin_amdgcn_workgroup_id_z(); }
+DEVICE unsigned grid_x() { return __builtin_amdgcn_grid_size_x() / __builtin_amdgcn_workgroup_size_x(); }
+DEVICE unsigned grid_y() { return __builtin_amdgcn_grid_size_y() / __builtin_amdgcn_workgroup_size_y(); }
+DEVICE unsigned lane() { return thread_x() % WARP; }
+
+// ---- bits and IEEE fp32 arithmetic -------------------------------------------------------------------
+
+DEVICE unsigned bits_of(float x) { return __builtin_bit_cast(unsigned, x); }
+DEVICE float float_of(unsigned bits) { return __builtin_bit_cast(float, bits); }
+DEVICE float maximum(float a, float b) { return __builtin_fmaxf(a, b); }
+DEVICE float minimum(float a, float b) { return __builtin_fminf(a, b); }
+DEVICE float magnitude(float x) { return __builtin_fabsf(x); }
+DEVICE float divide_exact(float x, float y) { return x / y; }
+DEVICE float reciprocal_exact(float x) { return 1.0f / x; }
+DEVICE float multiply_exact(float x, float y) { return x * y; }
+DEVICE float fma_exact(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
+DEVICE float sqrt_exact(float x) { return __builtin_sqrtf(x); }
+DEVICE float multiply_flushing(float x, float y) { return x * y; }
+DEVICE float exp2_fast(float x) { return __builtin_amdgcn_exp2f(x); }
+DEVICE float reciprocal_fast(float x) { return __builtin_amdgcn_rcpf(x); }
+
+// ---- 16-bit floats as bits ---------------------------------------------------------------------------
+
+DEVICE float bf16_to_float(unsigned short x) { return float_of(static_cast<unsigned>(x) << 16); }
+DEVICE unsigned short float_to_bf16(float x) {
+    const unsigned bits = bits_of(x);
+    const unsigned rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+    return static_cast<unsigned short>((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fffu : rounded);
+}
+#if defined(FP8CORE_EMULATION)
+constexpr bool HARDWARE_HALF = false;
+DEVICE float hardware_half_to_float(unsigned short) { return 0.0f; }
+DEVICE unsigned short hardware_float_to_half(float) { return 0; }
+#else
+constexpr bool HARDWARE_HALF = true;
+DEVICE float hardware_half_to_float(unsigned short x) { return static_cast<float>(__builtin_bit_cast(_Float16, x)); }
+DEVICE unsigned short hardware_float_to_half(float x) {
+    return __builtin_bit_cast(unsigned short, static_cast<_Float16>(x));
+}
+#endif
+
+constexpr bool HARDWARE_PAIRS = false;
+template <int input>
+DEVICE unsigned hardware_larger_sizes(unsigned, unsigned) {
+    return 0;
+}
+
+// ---- memory ------------------------------------------------------------------------------------------
+
+struct alignas(16) Vector16 {
+    unsigned x, y, z, w;
+};
+struct alignas(8) Vector8 {
+    unsigned x, y;
+};
+
+DEVICE Vector16 load16(const void* p) { return *static_cast<const Vector16*>(p); }
+DEVICE Vector8 load8(const void* p) { return *static_cast<const Vector8*>(p); }
+DEVICE unsigned load4(const void* p) { return *static_cast<const unsigned*>(p); }
+DEVICE void store16(void* p, Vector16 v) { *static_cast<Vector16*>(p) = v; }
+DEVICE void store8(void* p, Vector8 v) { *static_cast<Vector8*>(p) = v; }
+DEVICE void store4(void* p, unsigned v) { *static_cast<unsigned*>(p) = v; }
+DEVICE Vector16 load16_streaming(const void* p) {
+    using Four = unsigned __attribute__((ext_vector_type(4)));
+    const Four v = __builtin_nontemporal_load(static_cast<const Four*>(p));
+    return {v.x, v.y, v.z, v.w};
+}
+DEVICE word64 load_relaxed(const word64* p) {
+    return __hip_atomic_load(p, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+DEVICE void store_relaxed(word64* p, word64 v) {
+    __hip_atomic_store(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+DEVICE void device_fence() { __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "agent"); }
+DEVICE void pause() { __builtin_amdgcn_s_sleep(1); }
+DEVICE unsigned atomic_max(unsigned* p, unsigned v) {
+    return __hip_atomic_fetch_max(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+DEVICE unsigned atomic_add(unsigned* p, unsigned v) {
+    return __hip_atomic_fetch_add(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
+
+// ---- threads together --------------------------------------------------------------------------------
+
+DEVICE void block_barrier() {
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+    __builtin_amdgcn_s_barrier();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+}
+DEVICE unsigned from_lane(unsigned x, unsigned source) {
+    return static_cast<unsigned>(__builtin_amdgcn_ds_bpermute(static_cast<int>(source * 4), static_cast<int>(x)));
+}
+DEVICE unsigned shuffle_xor(unsigned x, int mask) { return from_lane(x, lane() ^ static_cast<unsigned>(mask)); }
+DEVICE float shuffle_xor(float x, int mask) { return float_of(shuffle_xor(bits_of(x), mask)); }
+DEVICE unsigned shuffle_down(unsigned x, int delta) {
+    const unsigned source = lane() + static_cast<unsigned>(delta);
+    return from_lane(x, source < WARP ? source : lane());
+}
+DEVICE float shuffle_down(float x, int delta) { return float_of(shuffle_down(bits_of(x), delta)); }
+DEVICE word64 warp_ballot(bool p) {
+#if FP8CORE_WARP == 64
+    return __builtin_amdgcn_ballot_w64(p);
+#else
+    return __builtin_amdgcn_ballot_w32(p);
+#endif
+}
+DEVICE unsigned warp_max(unsigned x) {
+    for (int mask = WARP / 2; mask > 0; mask /= 2) {
+        const unsigned other = shuffle_xor(x, mask);
+        x = x > other ? x : other;
+    }
+    return x;
+}
+
+// AMD GPUs have no programmatic dependent launch.
+DEVICE void grid_dependency_launch() {}
+DEVICE void grid_dependency_wait() {}
+
+// ---- FP8 by instructions -----------------------------------------------------------------------------
+
+// The instructions overflow to NaN or Inf and keep a NaN's sign: saturate before, replace NaN after.
+template <int format>
+DEVICE unsigned short hardware_encode_pair(float lo, float hi) {
+    unsigned codes = 0;
+#if FP8CORE_FNUZ_CONVERSIONS || FP8CORE_OCP_CONVERSIONS
+    constexpr bool E4M3 = format == E4M3FN || format == E4M3FNUZ;
+    constexpr bool FNUZ = format == E4M3FNUZ || format == E5M2FNUZ;
+    constexpr float LARGEST = format == E4M3FN ? 448.0f : format == E4M3FNUZ ? 224.0f : 57344.0f;
+    constexpr unsigned NOT_A_NUMBER = FNUZ ? 0x80u : 0x7fu;
+    const float low = __builtin_amdgcn_fmed3f(lo, LARGEST, -LARGEST), high = __builtin_amdgcn_fmed3f(hi, LARGEST, -LARGEST);
+    if constexpr (E4M3) {
+        codes = static_cast<unsigned>(__builtin_amdgcn_cvt_pk_fp8_f32(low, high, 0, false));
+    } else {
+        codes = static_cast<unsigned>(__builtin_amdgcn_cvt_pk_bf8_f32(low, high, 0, false));
+    }
+    codes = lo != lo ? (codes & 0xff00u) | NOT_A_NUMBER : codes;
+    codes = hi != hi ? (codes & 0x00ffu) | NOT_A_NUMBER << 8 : codes;
+#endif
+    return static_cast<unsigned short>(codes);
+}
+
+template <int format>
+DEVICE void hardware_decode_pair(unsigned short codes, float& lo, float& hi) {
+#if FP8CORE_FNUZ_CONVERSIONS || FP8CORE_OCP_CONVERSIONS
+    if constexpr (format == E4M3FN || format == E4M3FNUZ) {
+        lo = __builtin_amdgcn_cvt_f32_fp8(codes, 0);
+        hi = __builtin_amdgcn_cvt_f32_fp8(codes, 1);
+    } else {
+        lo = __builtin_amdgcn_cvt_f32_bf8(codes, 0);
+        hi = __builtin_amdgcn_cvt_f32_bf8(codes, 1);
+    }
+#endif
+}
+
+#include "../cuda_src/common/formats.cuh"
