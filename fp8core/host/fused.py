@@ -1,0 +1,117 @@
+"""Quantization fused with what comes before it in a transformer: RMS norm, and SiLU times up."""
+
+import numpy as np
+
+from fp8core.dispatch import Launch
+from fp8core.host.codes import ONE, reciprocal
+from fp8core.host.memory import CHUNK, Array, Floats, Workspace, matrix, storage, vector
+from fp8core.host.quantize import Limits, quantize_rows, scale_dtype
+from fp8core.problem import NormQuantize, SiluQuantize
+
+
+def rows_at_once(problem: NormQuantize | SiluQuantize) -> int:
+    """Return how many rows are produced before they are quantized: whole groups, about `CHUNK` elements."""
+    step = max(problem.group_shape.rows, 1)
+    return step * max(CHUNK // max(step * problem.cols, 1), 1)
+
+
+def rounded(values: Floats, dtype: str, enabled: bool) -> Floats:
+    """Return ``values`` as they come back from a trip through ``dtype``, when that is asked for."""
+    return values.astype(storage(dtype)).astype(np.float32) if enabled else values
+
+
+def scales_at(scales: Array, group_rows: int, start: int, stop: int) -> Array:
+    """Return the part of a matrix of scales that belongs to the rows from ``start``, a group's first, to ``stop``."""
+    return scales if group_rows < 0 else scales[start // group_rows : -(-stop // group_rows)]
+
+
+def plan_norm_quantize(problem: NormQuantize) -> Launch:
+    """Return the launch of ``quantize(rms_norm(x [+ residual]) * weight)``, formed in fp32.
+
+    The sum is rounded to the dtype of x, as residual holds it, before it is normalized. ``round_intermediate`` rounds
+    the normalized rows and their product with the weight to that dtype, too.
+    """
+    cols, height, kept = problem.cols, rows_at_once(problem), scale_dtype(problem.scale_format)
+    between = problem.round_intermediate
+
+    @np.errstate(all="ignore")
+    def launch(
+        _stream: int,
+        x: int,
+        x_stride: int,
+        residual: int,
+        residual_stride: int,
+        weight: int,
+        epsilon: float,
+        data: int,
+        data_stride: int,
+        scale: int,
+        scale_row_stride: int,
+        scale_col_stride: int,
+        rows: int,
+        upper: int,
+        upper_value: float,
+        eps: float,
+    ) -> None:
+        """Normalize and quantize ``[rows, cols]``; ``residual`` becomes x + residual."""
+        source = matrix(x, problem.x, (rows, cols), (x_stride, 1))
+        codes = matrix(data, problem.data, (rows, cols), (data_stride, 1))
+        grid = problem.group_shape.scale_shape(rows, cols)
+        scales = matrix(scale, kept, grid, (scale_row_stride, scale_col_stride))
+        gain = vector(weight, problem.weight, cols).astype(np.float32)
+        sums = matrix(residual, problem.x, (rows, cols), (residual_stride, 1)) if problem.residual else source
+        work, limits = Workspace.of(height * cols), Limits.given(upper, upper_value, eps)
+        for start in range(0, rows, height):
+            here = slice(start, min(start + height, rows))
+            wide = source[here].astype(np.float32)
+            if problem.residual:
+                sums[here] = wide + sums[here].astype(np.float32)
+                wide = sums[here].astype(np.float32)
+            mean = np.square(wide).mean(axis=1, keepdims=True, dtype=np.float32)
+            wide *= reciprocal(np.sqrt(mean + np.float32(epsilon)))
+            values = rounded(rounded(wide, problem.x, between) * gain, problem.x, between)
+            part = scales_at(scales, problem.group_shape.rows, here.start, here.stop)
+            quantize_rows(values, problem, codes[here], part, limits, work)
+
+    return launch
+
+
+def plan_silu_quantize(problem: SiluQuantize) -> Launch:
+    """Return the launch of ``quantize(silu(gate) * up)``, formed in fp32.
+
+    ``round_intermediate`` rounds the activation and the product to the dtype of x.
+    """
+    cols, height, kept = problem.cols, rows_at_once(problem), scale_dtype(problem.scale_format)
+    between = problem.round_intermediate
+
+    @np.errstate(all="ignore")
+    def launch(
+        _stream: int,
+        x: int,
+        x_stride: int,
+        data: int,
+        data_stride: int,
+        scale: int,
+        scale_row_stride: int,
+        scale_col_stride: int,
+        rows: int,
+        upper: int,
+        upper_value: float,
+        eps: float,
+    ) -> None:
+        """Activate and quantize ``[rows, 2 * cols]``, gate before up."""
+        source = matrix(x, problem.x, (rows, 2 * cols), (x_stride, 1))
+        codes = matrix(data, problem.data, (rows, cols), (data_stride, 1))
+        grid = problem.group_shape.scale_shape(rows, cols)
+        scales = matrix(scale, kept, grid, (scale_row_stride, scale_col_stride))
+        work, limits = Workspace.of(height * cols), Limits.given(upper, upper_value, eps)
+        for start in range(0, rows, height):
+            here = slice(start, min(start + height, rows))
+            gate: Floats = source[here, :cols].astype(np.float32)
+            up: Floats = source[here, cols:].astype(np.float32)
+            activated: Floats = np.divide(gate, np.exp(-gate) + ONE)
+            values = rounded(rounded(activated, problem.x, between) * up, problem.x, between)
+            part = scales_at(scales, problem.group_shape.rows, here.start, here.stop)
+            quantize_rows(values, problem, codes[here], part, limits, work)
+
+    return launch

@@ -1,0 +1,59 @@
+"""NumPy arrays over memory that is known by its address, and the temporary memory of a launch."""
+
+import ctypes
+from functools import cache
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from fp8core.problem import FORMATS
+
+Array = NDArray[Any]
+Floats = NDArray[np.float32]
+Codes = NDArray[np.uint8]
+
+CHUNK: Final = 1 << 16
+"""Elements worked on at a time: with their temporaries they stay in a core's second cache."""
+
+
+@cache
+def storage(dtype: str) -> np.dtype[Any]:
+    """Return how elements of ``dtype`` are held: FP8 values as their codes, all else as themselves."""
+    if dtype in FORMATS:
+        return np.dtype(np.uint8)
+    return np.dtype(getattr(ml_dtypes, dtype)) if dtype in ("bfloat16", "float8_e8m0fnu") else np.dtype(dtype)
+
+
+def matrix(pointer: int, dtype: str, shape: tuple[int, int], strides: tuple[int, int]) -> Array:
+    """Return the matrix at ``pointer``, of ``shape`` and with ``strides`` in elements; nothing is copied."""
+    held = storage(dtype)
+    if not all(shape):
+        return np.empty(shape, held)
+    reach = [stride * (count - 1) for stride, count in zip(strides, shape, strict=True)]
+    below = -sum(min(r, 0) for r in reach) * held.itemsize
+    above = (sum(max(r, 0) for r in reach) + 1) * held.itemsize
+    buffer = (ctypes.c_char * (below + above)).from_address(pointer - below)
+    return np.ndarray(shape, held, memoryview(buffer), below, [stride * held.itemsize for stride in strides])
+
+
+def vector(pointer: int, dtype: str, count: int) -> Array:
+    """Return the ``count`` elements that begin at ``pointer``."""
+    return matrix(pointer, dtype, (1, count), (count, 1)).reshape(count)
+
+
+class Workspace:
+    """The temporary memory of one launch: room for ``size`` elements on their way through a conversion."""
+
+    def __init__(self, size: int) -> None:
+        self.wide = np.empty(size, np.float32)
+        self.values = np.empty(size, np.float32)
+        self.bits = np.empty(size, np.uint32)
+        self.index = np.empty(size, np.intp)
+        self.codes = np.empty(size, np.uint8)
+
+    @classmethod
+    def of(cls, elements: int) -> "Workspace":
+        """Return the workspace of a launch over ``elements``, which goes through them in chunks."""
+        return cls(min(elements, CHUNK))

@@ -1,0 +1,144 @@
+"""The scaled matrix product on the host: tiles are decoded to fp32 and multiplied by NumPy's BLAS."""
+
+from typing import Final
+
+import numpy as np
+
+from fp8core.dispatch import Launch
+from fp8core.host.codes import decode_table, encode, reciprocal, replace
+from fp8core.host.memory import Array, Floats, Workspace, matrix, vector
+from fp8core.host.tiles import tiles
+from fp8core.problem import FORMATS, PER_TENSOR, ScaledMm
+
+BLOCK: Final = 128
+"""Elements of k, and rows of the weight, that share a scale in the modes "group" and "block"."""
+TILE: Final = 1024
+"""Rows of a and of the weight that are multiplied at a time."""
+DEPTH: Final = 512
+"""Elements of k that are decoded at a time."""
+INVARIANT_ROWS: Final = 64
+"""Rows of a at a time where a row's result must not depend on how many others there are."""
+
+
+class Buffers:
+    """The memory of one launch: decoded tiles, their product and the sum of products, and a conversion's."""
+
+    def __init__(self, rows: int, cols: int, depth: int) -> None:
+        self.left = np.empty(rows * depth, np.float32)
+        self.right = np.empty(cols * depth, np.float32)
+        self.part = np.empty(rows * cols, np.float32)
+        self.total = np.empty(rows * cols, np.float32)
+        self.work = Workspace.of(max(rows * cols, rows * depth, cols * depth))
+
+
+def decode(codes: Array, dtype: str, rows: int, buffer: Floats, work: Workspace) -> Floats:
+    """Return ``codes`` in fp32, in ``buffer``, with rows of zeros appended up to ``rows``."""
+    numbers = buffer[: rows * codes.shape[1]].reshape(rows, -1)
+    replace(codes, decode_table(dtype), numbers[: len(codes)], work)
+    numbers[len(codes) :] = 0
+    return numbers
+
+
+def scale_matrix(pointer: int, granularity: str, rows: int, k: int, strides: tuple[int, int]) -> Floats:
+    """Return the scales of an operand as a matrix that goes with its rows (of 128 for "block") and blocks of k."""
+    blocks = -(-k // BLOCK) if granularity in ("group", "block") else 1
+    count = {"tensor": 1, "block": -(-rows // BLOCK)}.get(granularity, rows)
+    return matrix(pointer, "float32", (count, blocks), strides)
+
+
+def of_rows(scales: Floats, granularity: str, rows: slice) -> Floats:
+    """Return the scales of some rows of an operand: ``[rows or 1, blocks of k or 1]``."""
+    if granularity == "tensor":
+        return scales
+    return scales[np.arange(rows.start, rows.stop) // BLOCK] if granularity == "block" else scales[rows]
+
+
+def product(a: Array, b: Array, scale_a: Floats, scale_b: Floats, problem: ScaledMm, buffers: Buffers) -> Floats:
+    """Return the scaled product of some rows of a and of b's storage, accumulated in fp32, in ``buffers.total``."""
+    grouped = problem.scale_a == "group" or problem.scale_b in ("group", "block")
+    rows = INVARIANT_ROWS if problem.batch_invariant else len(a)
+    total, part = (memory[: rows * len(b)].reshape(rows, -1) for memory in (buffers.total, buffers.part))
+    total[...] = 0
+    for start in range(0, problem.k, DEPTH):
+        depth = slice(start, min(start + DEPTH, problem.k))
+        left = decode(a[:, depth], problem.a, rows, buffers.left, buffers.work)
+        right = decode(b[:, depth], problem.b, len(b), buffers.right, buffers.work)
+        if not grouped:
+            total += np.matmul(left, right.T, out=part)
+            continue
+        for block in range(start // BLOCK, -(-depth.stop // BLOCK)):
+            within = slice(block * BLOCK - start, min((block + 1) * BLOCK, depth.stop) - start)
+            np.matmul(left[:, within], right[:, within].T, out=part)
+            part *= column(scale_b, block).T
+            part[: len(a)] *= column(scale_a, block)
+            total += part
+    result = total[: len(a)]
+    if not grouped and problem.k:
+        result *= scale_b.T
+        result *= scale_a
+    return result
+
+
+def column(scales: Floats, block: int) -> Floats:
+    """Return the scales of a block of k as a column; one that has no blocks is the same for all."""
+    return scales[:, block : block + 1] if scales.shape[1] > 1 else scales[:, :1]
+
+
+def plan_scaled_mm(problem: ScaledMm) -> Launch:
+    """Return the launch of ``out = round(scale_a * (scale_b * (a @ b)) + bias)`` for any shape, k = 0 included.
+
+    Sums are fp32; with scales along k every 128 elements of k are summed and scaled before they are added.
+    """
+    m, n, k = problem.m, problem.n, problem.k
+    height, least = (INVARIANT_ROWS, INVARIANT_ROWS) if problem.batch_invariant else (TILE, 0)
+
+    @np.errstate(all="ignore")
+    def launch(
+        _stream: int,
+        a: int,
+        b: int,
+        scale_a: int,
+        scale_b: int,
+        bias: int,
+        out: int,
+        out_scale: int,
+        amax: int,
+        _scratch: int,
+    ) -> None:
+        """Multiply ``a [m, k]`` with the stored ``b [n, k]``."""
+        left = matrix(a, problem.a, (m, k), (problem.lda, 1))
+        right = matrix(b, problem.b, (n, k), (problem.ldb, 1))
+        result = matrix(out, problem.out, (m, n), (problem.ldo, 1))
+        scales_a = scale_matrix(scale_a, problem.scale_a, m, k, problem.scale_a_strides)
+        scales_b = scale_matrix(scale_b, problem.scale_b, n, k, problem.scale_b_strides)
+        added = vector(bias, problem.bias, n).astype(np.float32) if problem.bias else None
+        factor = reciprocal(vector(out_scale, "float32", 1)) if problem.out_scale else None
+        buffers, largest = Buffers(max(min(m, height), least), min(n, TILE), min(k, DEPTH)), np.float32(0)
+        for first in range(0, n, TILE):
+            cols = slice(first, min(first + TILE, n))
+            of_b = of_rows(scales_b, problem.scale_b, cols)
+            for start in range(0, m, height):
+                rows = slice(start, min(start + height, m))
+                of_a = of_rows(scales_a, problem.scale_a, rows)
+                values = product(left[rows], right[cols], of_a, of_b, problem, buffers)
+                if added is not None:
+                    values += added[cols]
+                if problem.amax:
+                    largest = np.fmax.reduce(np.abs(values), axis=None, initial=largest)
+                if factor is not None:
+                    values *= factor
+                write(values, problem.out, result[rows, cols], buffers.work)
+        if problem.amax:
+            vector(amax, "float32", 1)[0] = largest
+
+    launch.scratch_bytes = 0  # type: ignore[attr-defined]
+    return launch
+
+
+def write(values: Floats, dtype: str, out: Array, work: Workspace) -> None:
+    """Write fp32 ``values`` to ``out``, rounded once."""
+    if dtype not in FORMATS:
+        out[...] = values
+        return
+    for tile in tiles(values.shape, PER_TENSOR):
+        encode(np.ascontiguousarray(values[tile.rows, tile.cols]), dtype, out[tile.rows, tile.cols], work)

@@ -1,0 +1,216 @@
+"""Quantization and dequantization of a matrix on the host."""
+
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from fp8core.dispatch import Launch
+from fp8core.host.codes import (
+    SMALLEST_NORMAL,
+    decode_table,
+    encode,
+    look_up,
+    reciprocal,
+    replace,
+    widen,
+    without_subnormals,
+)
+from fp8core.host.memory import Array, Codes, Floats, Workspace, matrix, storage, vector
+from fp8core.host.tiles import panels, tiles
+from fp8core.problem import FORMATS, PER_TENSOR, PER_TOKEN, Dequantize, GroupShape, NormQuantize, Quantize, SiluQuantize
+
+Producer = Quantize | NormQuantize | SiluQuantize
+
+SUBNORMALS_MATTER: Final = np.float32(2.0**-100)
+"""Numbers below 2**-126 divided by a scale of this size are zeros in every format."""
+
+
+WORTH_A_TABLE: Final = 1 << 19
+"""From this many 16-bit numbers under one scale on, it is faster to convert all 65,536 patterns and look them up."""
+
+
+class Limits(NamedTuple):
+    """What bounds the largest magnitude of a group before it becomes a scale."""
+
+    upper: np.float32
+    """At most this, where a row has one scale; infinite for no bound."""
+    eps: np.float32
+    """At least this, in groups, blocks and columns."""
+
+    @classmethod
+    def given(cls, upper: int, upper_value: float, eps: float) -> "Limits":
+        """Return the limits of a launch: ``upper`` is the address of an fp32 number, or 0."""
+        bound = np.float32(upper_value)
+        return cls(np.fmin(bound, vector(upper, "float32", 1)[0]) if upper else bound, np.float32(eps))
+
+
+def fold(of_rows: Floats, rows: slice, group_rows: int) -> Array:
+    """Return the largest number of each column in every group of ``rows``, which have their numbers in ``of_rows``."""
+    step = rows.stop if group_rows < 0 else group_rows
+    starts = np.maximum(np.arange(rows.start // step * step, rows.stop, step) - rows.start, 0)
+    if len(starts) == 1:
+        return np.fmax.reduce(of_rows, axis=0, keepdims=True)  # many times as fast as reduceat
+    return np.fmax.reduceat(of_rows, starts, axis=0)
+
+
+def group_amax(x: Array, group_shape: GroupShape, work: Workspace) -> Floats:
+    """Return the largest magnitude of every group of ``x``, NaN left out and subnormal numbers taken for zero."""
+    amax: Floats = np.zeros(group_shape.scale_shape(*x.shape), np.float32)
+    for tile in tiles(x.shape, group_shape):
+        part = x[tile.rows, tile.cols]
+        magnitudes = work.values[: part.size].reshape(part.shape)
+        np.abs(widen(part, work), out=magnitudes)
+        split = tile.split(magnitudes)
+        of_rows = np.fmax.reduce(split, axis=2) if split.shape[2] > 1 else magnitudes
+        into = amax[tile.row_groups(group_shape.rows), tile.groups]
+        if group_shape.rows != 1:
+            of_rows = fold(of_rows, tile.rows, group_shape.rows)
+        np.fmax(into, of_rows, out=into)  # into began as zeros: a group of NaN alone leaves them
+    amax[amax < SMALLEST_NORMAL] = 0
+    return amax
+
+
+def scales_of(amax: Floats, group_shape: GroupShape, dtype: str, powers_of_two: bool, limits: Limits) -> Array:
+    """Return the fp32 scales that the magnitudes ``amax`` ask for, by the formulas of each granularity."""
+    maximum = np.float32(FORMATS[dtype].maximum)
+    scales: Array
+    if group_shape == PER_TENSOR:
+        scales = np.maximum(amax / maximum, SMALLEST_NORMAL)
+    elif group_shape == PER_TOKEN:
+        scales = np.maximum(np.fmin(amax, limits.upper) / maximum, np.float32(1) / (maximum * np.float32(512)))
+    else:
+        scales = np.maximum(amax, limits.eps) / maximum
+    if powers_of_two:
+        # The exponent plus one unless the mantissa is zero: a carry out of the mantissa does both.
+        scales = ((scales.view(np.uint32) + np.uint32(0x7FFFFF)) & np.uint32(0x7F800000)).view(np.float32)
+    return scales
+
+
+def convert(x: Array, scales: Floats, problem: Producer, codes: Codes, work: Workspace) -> None:
+    """Write the codes of ``x`` under ``scales``: divided by them, or multiplied by their rounded reciprocals."""
+    if scales.size == 1 and x.itemsize == 2 and x.size >= WORTH_A_TABLE:
+        every = np.arange(1 << 16, dtype=np.uint16).reshape(1, -1)
+        table = np.empty(every.shape, np.uint8)
+        convert(every.view(x.dtype), scales, problem, table, work)
+        replace(x.view(np.uint16), table[0], codes, work)
+        return
+    multiplied = problem.static or problem.group_shape == PER_TENSOR
+    factors = reciprocal(scales) if multiplied else scales
+    tiny = bool((np.abs(scales) < SUBNORMALS_MATTER).any())
+    for tile in tiles(x.shape, problem.group_shape):
+        part = widen(x[tile.rows, tile.cols], work)
+        if tiny:
+            part = without_subnormals(part, work)
+        values = work.values[: part.size].reshape(part.shape)
+        factor = tile.scales(factors, problem.group_shape.rows)
+        (np.multiply if multiplied else np.divide)(tile.split(part), factor, out=tile.split(values))
+        encode(values, problem.data, codes[tile.rows, tile.cols], work)
+
+
+def quantize_rows(x: Array, problem: Producer, codes: Codes, scales: Array, limits: Limits, work: Workspace) -> None:
+    """Quantize the matrix ``x`` to ``codes``; its scales are read when the problem is static, else written.
+
+    ``x`` begins with the first row of a group.
+    """
+    for rows, groups in panels(x.shape, problem.group_shape.rows):
+        here = scales[groups]
+        if problem.static:
+            values = here.astype(np.float32)
+        else:
+            powers_of_two = problem.scale_format != "float32"
+            amax = group_amax(x[rows], problem.group_shape, work)
+            values = scales_of(amax, problem.group_shape, problem.data, powers_of_two, limits)
+            if problem.scale_format == "ue8m0_bytes":
+                here.view(np.uint8)[...] = values.view(np.uint32) >> 23
+            else:
+                here[...] = values
+        convert(x[rows], values, problem, codes[rows], work)
+
+
+def scale_dtype(scale_format: str) -> str:
+    """Return the dtype that scales of a format are stored in."""
+    return "float8_e8m0fnu" if scale_format == "ue8m0_bytes" else "float32"
+
+
+def plan_quantize(problem: Quantize) -> Launch:
+    """Return the launch of ``data, scale = quantize(x)``: the formulas of `fp8core.quantize`, bit for bit."""
+    group_shape, cols = problem.group_shape, problem.cols
+    kept = scale_dtype(problem.scale_format)
+
+    @np.errstate(all="ignore")
+    def launch(
+        _stream: int,
+        x: int,
+        x_stride: int,
+        data: int,
+        data_stride: int,
+        scale: int,
+        scale_row_stride: int,
+        scale_col_stride: int,
+        rows: int,
+        rows_padded: int,
+        upper: int,
+        upper_value: float,
+        eps: float,
+    ) -> None:
+        """Quantize ``[rows, cols]``; rows from ``rows`` to ``rows_padded`` become zeros with scale 1."""
+        source = matrix(x, problem.x, (rows, cols), (x_stride, 1))
+        codes = matrix(data, problem.data, (rows_padded, cols), (data_stride, 1))
+        grid = group_shape.scale_shape(rows_padded, cols)
+        scales = matrix(scale, kept, grid, (scale_row_stride, scale_col_stride))
+        work, limits = Workspace.of(source.size), Limits.given(upper, upper_value, eps)
+        used = group_shape.scale_shape(rows, cols)[0]
+        if rows < rows_padded:
+            codes[rows:] = 0
+            if rows == 0 and group_shape != PER_TENSOR:
+                used = 0
+            if not problem.static:
+                scales[used:] = 1
+        if group_shape == PER_TENSOR and x_stride == data_stride == cols:
+            source, codes = source.reshape(1, -1), codes[:rows].reshape(1, -1)
+        if used:
+            quantize_rows(source, problem, codes[: len(source)], scales[:used], limits, work)
+
+    return launch
+
+
+def plan_dequantize(problem: Dequantize) -> Launch:
+    """Return the launch of ``out = q * scale``: the product in fp32, rounded once to the dtype of ``out``."""
+    table, group_shape, cols = decode_table(problem.q), problem.group_shape, problem.cols
+    kept = scale_dtype(problem.scale_format)
+
+    @np.errstate(all="ignore")
+    def launch(
+        _stream: int,
+        q: int,
+        q_stride: int,
+        scale: int,
+        scale_row_stride: int,
+        scale_col_stride: int,
+        out: int,
+        out_stride: int,
+        rows: int,
+    ) -> None:
+        """Dequantize ``[rows, cols]``."""
+        codes = matrix(q, problem.q, (rows, cols), (q_stride, 1))
+        result = matrix(out, problem.out, (rows, cols), (out_stride, 1))
+        grid = group_shape.scale_shape(rows, cols)
+        scales = matrix(scale, kept, grid, (scale_row_stride, scale_col_stride))
+        work = Workspace.of(codes.size)
+        if group_shape == PER_TENSOR:
+            products = (table * scales.astype(np.float32)[0, 0]).astype(storage(problem.out))
+            if q_stride == out_stride == cols:
+                codes, result = codes.reshape(1, -1), result.reshape(1, -1)
+            replace(codes, products, result, work)
+            return
+        for rows_of, groups in panels(codes.shape, group_shape.rows):
+            values = scales[groups].astype(np.float32)
+            part, into = codes[rows_of], result[rows_of]
+            for tile in tiles(part.shape, group_shape):
+                numbers = work.values[: part[tile.rows, tile.cols].size].reshape(part[tile.rows, tile.cols].shape)
+                look_up(table, part[tile.rows, tile.cols], numbers, work)
+                split = tile.split(numbers)
+                np.multiply(split, tile.scales(values, group_shape.rows), out=split)
+                into[tile.rows, tile.cols] = numbers
+
+    return launch

@@ -1,0 +1,75 @@
+"""A matrix cut into tiles that fit a workspace and never split a group's columns unevenly."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from fp8core.host.memory import CHUNK, Array, Floats
+from fp8core.problem import GroupShape
+
+
+class Tile(NamedTuple):
+    """Rows and columns of a matrix; the columns are whole groups, or lie within one group."""
+
+    rows: slice
+    cols: slice
+    groups: slice
+    """The columns of the scale matrix that the tile's columns belong to."""
+
+    def split(self, x: Array) -> Array:
+        """Return the tile ``x`` of elements as ``[rows, groups, columns of a group]``, without a copy."""
+        groups = self.groups.stop - self.groups.start
+        return x.reshape(x.shape[0], groups, x.shape[1] // groups)
+
+    def row_groups(self, group_rows: int) -> slice:
+        """Return the rows of the scale matrix that the tile's rows belong to."""
+        if group_rows < 0:
+            return slice(0, 1)
+        return slice(self.rows.start // group_rows, -(-self.rows.stop // group_rows))
+
+    def scales(self, scales: Floats, group_rows: int) -> Floats:
+        """Return the tile's part of a matrix of scales, to go with `split`: ``[rows or 1, groups, 1]``."""
+        part = scales[self.row_groups(group_rows), self.groups]
+        if group_rows > 1 and len(part) > 1:
+            part = part[np.arange(self.rows.start, self.rows.stop) // group_rows - self.rows.start // group_rows]
+        return part[:, :, None]
+
+
+def columns(cols: int, group_cols: int) -> Iterator[tuple[slice, slice]]:
+    """Yield the columns and the groups of consecutive strips of at most `CHUNK` columns."""
+    if 0 < group_cols <= CHUNK:
+        whole = cols // group_cols
+        at_once = CHUNK // group_cols
+        for first in range(0, whole, at_once):
+            last = min(first + at_once, whole)
+            yield slice(first * group_cols, last * group_cols), slice(first, last)
+        if cols % group_cols:
+            yield slice(whole * group_cols, cols), slice(whole, whole + 1)
+        return
+    width = cols if group_cols < 0 else group_cols
+    for start in range(0, cols, width or 1):
+        stop, group = min(start + width, cols), start // width
+        for first in range(start, stop, CHUNK):
+            yield slice(first, min(first + CHUNK, stop)), slice(group, group + 1)
+
+
+def tiles(shape: tuple[int, int], group_shape: GroupShape) -> Iterator[Tile]:
+    """Yield tiles of at most `CHUNK` elements that cover a matrix."""
+    rows, cols = shape
+    for strip, groups in columns(cols, group_shape.cols):
+        height = max(CHUNK // (strip.stop - strip.start), 1)
+        for first in range(0, rows, height):
+            yield Tile(slice(first, min(first + height, rows)), strip, groups)
+
+
+def panels(shape: tuple[int, int], group_rows: int) -> Iterator[tuple[slice, slice]]:
+    """Yield consecutive rows of a matrix, whole groups of them and about `CHUNK` elements, and their scales' rows."""
+    rows, cols = shape
+    if group_rows < 0:
+        yield slice(0, rows), slice(0, 1)
+        return
+    at_once = max(CHUNK // max(group_rows * cols, 1), 1)
+    for group in range(0, -(-rows // group_rows), at_once):
+        stop = min((group + at_once) * group_rows, rows)
+        yield slice(group * group_rows, stop), slice(group, -(-stop // group_rows))

@@ -1,0 +1,133 @@
+"""Weights on the host: one scale for fused shards, the other E4M3, and whether scales are equal."""
+
+from typing import Final
+
+import numpy as np
+
+from fp8core.dispatch import Launch
+from fp8core.host.codes import SMALLEST_NORMAL, decode_table, encode, reciprocal, replace
+from fp8core.host.memory import CHUNK, Codes, Workspace, matrix, vector
+from fp8core.problem import AllClose, Expand, Normalize, Requantize
+
+UNSET: Final = np.float32(-448.0)
+"""A scale beyond the first that is not above this marks a checkpoint that was fused on disk."""
+
+RELATIVE_TOLERANCE: Final = np.float32(1e-5)
+
+
+def rescale_table(dtype: str, scale: np.float32, largest: np.float32) -> Codes:
+    """Return the codes, at the scale ``largest``, of what the 256 codes stand for at ``scale``."""
+    numbers = decode_table(dtype) * scale * reciprocal(np.array(largest))
+    codes = np.empty(256, np.uint8)
+    encode(numbers, dtype, codes, Workspace(256))
+    return codes
+
+
+def plan_requantize(problem: Requantize) -> Launch:
+    """Return the launch that re-expresses fused shards at their largest scale.
+
+    Shards that have it keep their bytes, as all do when a scale beyond the first is not above -448 or when there is one
+    scale (then the result is the first), and when the largest is 0 or below 2**-126, infinite or NaN: no code could say
+    it better. Else a code becomes that of ``float(code) * scale * (1 / largest)``.
+    """
+    identity = np.arange(256, dtype=np.uint8)
+
+    @np.errstate(all="ignore")
+    def launch(
+        _stream: int,
+        weight: int,
+        weight_stride: int,
+        scales: int,
+        scales_count: int,
+        widths: tuple[int, ...],
+        out: int,
+        out_stride: int,
+        max_scale: int,
+    ) -> None:
+        """Requantize ``[sum(widths), cols]``; ``out`` may be ``weight``; ``max_scale`` is one fp32."""
+        rows = sum(widths)
+        codes = matrix(weight, problem.dtype, (rows, problem.cols), (weight_stride, 1))
+        result = matrix(out, problem.dtype, (rows, problem.cols), (out_stride, 1))
+        given = vector(scales, "float32", scales_count).copy()
+        fused_on_disk = scales_count == 1 or bool((given[1:] <= UNSET).any())
+        largest = given[0] if fused_on_disk else given.max()
+        untouched = fused_on_disk or not SMALLEST_NORMAL <= abs(largest) < np.inf
+        start, work = 0, Workspace.of(codes.size)
+        for scale, width in zip(given if scales_count > 1 else given.repeat(len(widths)), widths, strict=True):
+            shard = slice(start, start := start + width)
+            kept = untouched or scale == largest
+            if not (kept and weight == out):
+                table = identity if kept else rescale_table(problem.dtype, scale, largest)
+                replace(codes[shard], table, result[shard], work)
+        vector(max_scale, "float32", 1)[0] = largest
+
+    return launch
+
+
+def normalize_table(dtype: str) -> Codes:
+    """Return what the 256 codes of one E4M3 are in the other, where scales double (to fnuz) or halve (to fn)."""
+    table = np.arange(256, dtype=np.uint8)
+    if dtype == "float8_e4m3fn":
+        table[[0x80, 0x7F, 0xFF]] = 0x00, 0x80, 0x80
+    else:
+        # +-240 at half the scale would be +-480, which fn does not have: +-448 is the nearest.
+        table[[0x80, 0x7F, 0xFF]] = 0x7F, 0x7E, 0xFE
+    return table
+
+
+def plan_normalize(problem: Normalize) -> Launch:
+    """Return the launch that gives the same real values in the other E4M3."""
+    table = normalize_table(problem.dtype)
+    factor = np.float32(2.0 if problem.dtype == "float8_e4m3fn" else 0.5)
+
+    @np.errstate(all="ignore")
+    def launch(
+        _stream: int,
+        weight: int,
+        out: int,
+        count: int,
+        scale: int,
+        scale_out: int,
+        scale_count: int,
+        input_scale: int,
+        input_scale_out: int,
+        input_scale_count: int,
+    ) -> None:
+        """Normalize ``count`` contiguous codes and the fp32 scales; outputs may be the inputs, scales may be absent."""
+        shape, strides = (1, count), (count, 1)
+        result = matrix(out, problem.dtype, shape, strides)
+        replace(matrix(weight, problem.dtype, shape, strides), table, result, Workspace.of(count))
+        of_input = (input_scale, input_scale_out, input_scale_count)
+        for pointer, doubled, many in ((scale, scale_out, scale_count), of_input):
+            np.multiply(vector(pointer, "float32", many), factor, out=vector(doubled, "float32", many))
+
+    return launch
+
+
+def plan_all_close(_problem: AllClose) -> Launch:
+    """Return the launch that tells whether all scales equal the first, or differ by at most 1e-5 of it and finitely."""
+
+    @np.errstate(all="ignore")
+    def launch(_stream: int, x: int, count: int, result: int) -> None:
+        """Write 1 to the int32 at ``result`` when all ``count`` fp32 numbers are close to the first, else 0."""
+        scales = vector(x, "float32", count)
+        first = scales[:1]
+        allowed = np.minimum(RELATIVE_TOLERANCE * np.abs(first), np.finfo(np.float32).max)
+        close = all(
+            bool(((np.abs(part - first) <= allowed) | (part == first)).all())
+            for part in (scales[start : start + CHUNK] for start in range(0, count, CHUNK))
+        )
+        matrix(result, "int32", (1, 1), (1, 1))[0, 0] = close
+
+    return launch
+
+
+def plan_expand(_problem: Expand) -> Launch:
+    """Return the launch that writes the scale of each shard, or the one of all, once a row."""
+
+    def launch(_stream: int, scales: int, scales_count: int, widths: tuple[int, ...], out: int) -> None:
+        """Write ``sum(widths)`` fp32 numbers to ``out``."""
+        given = np.broadcast_to(vector(scales, "float32", scales_count), len(widths))
+        vector(out, "float32", sum(widths))[:] = np.repeat(given, widths)
+
+    return launch

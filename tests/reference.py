@@ -1,0 +1,218 @@
+"""A naive oracle written from the specification: slow, plain, and sharing no code with the package.
+
+Codes are found by looking for the nearest number in the list of all numbers of a format, so nothing
+here knows how a conversion works. Everything takes and gives NumPy arrays; FP8 data are ``uint8`` codes.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+MAX = {"float8_e4m3fn": 448.0, "float8_e4m3fnuz": 224.0, "float8_e5m2": 57344.0, "float8_e5m2fnuz": 57344.0}
+NAN = {"float8_e4m3fn": 0x7F, "float8_e4m3fnuz": 0x80, "float8_e5m2": 0x7F, "float8_e5m2fnuz": 0x80}
+SMALLEST_NORMAL = np.float32(2.0**-126)
+
+
+def value_of(code: int, dtype: str) -> float:
+    """Return the number that a byte stands for, read off the definition of its format."""
+    sign = -1.0 if code & 0x80 else 1.0
+    mantissa_bits, bias = {
+        "float8_e4m3fn": (3, 7),
+        "float8_e4m3fnuz": (3, 8),
+        "float8_e5m2": (2, 15),
+        "float8_e5m2fnuz": (2, 16),
+    }[dtype]
+    exponent = (code & 0x7F) >> mantissa_bits
+    mantissa = code & ((1 << mantissa_bits) - 1)
+    if dtype.endswith("fnuz"):
+        if code == 0x80:
+            return float("nan")
+    elif dtype == "float8_e4m3fn":
+        if code & 0x7F == 0x7F:
+            return float("nan")
+    elif exponent == 31:
+        return float("nan") if mantissa else sign * float("inf")
+    if exponent == 0:
+        return sign * mantissa * 2.0 ** (1 - bias - mantissa_bits)
+    return sign * (1 + mantissa / (1 << mantissa_bits)) * 2.0 ** (exponent - bias)
+
+
+def decode(codes: np.ndarray, dtype: str) -> np.ndarray:
+    """Return the fp32 numbers of ``codes``."""
+    table = np.array([value_of(code, dtype) for code in range(256)], np.float32)
+    return table[codes]
+
+
+def encode(values: np.ndarray, dtype: str) -> np.ndarray:
+    """Return the codes of fp32 ``values``, clamped to the quantization maximum and rounded to nearest even."""
+    magnitudes = [(value_of(code, dtype), code) for code in range(128)]
+    finite = sorted((value, code) for value, code in magnitudes if np.isfinite(value))
+    numbers = np.array([value for value, _ in finite], np.float64)
+    bytes_ = np.array([code for _, code in finite], np.uint8)
+    exact = np.minimum(np.abs(values.astype(np.float64)), MAX[dtype])
+    upper = np.searchsorted(numbers, np.where(np.isnan(exact), 0.0, exact))
+    lower = np.maximum(upper - 1, 0)
+    below, above = np.nan_to_num(exact) - numbers[lower], numbers[upper] - np.nan_to_num(exact)
+    even = bytes_[lower] % 2 == 0
+    codes = bytes_[np.where((below < above) | ((below == above) & even), lower, upper)]
+    negative = np.signbit(values)
+    if dtype.endswith("fnuz"):
+        negative &= codes != 0
+    codes = np.where(negative, codes | 0x80, codes).astype(np.uint8)
+    codes[np.isnan(values)] = NAN[dtype]
+    return codes
+
+
+def widened(x: np.ndarray) -> np.ndarray:
+    """Return ``x`` in fp32 with numbers below the smallest normal one as zeros of their sign."""
+    wide = x.astype(np.float32)
+    return np.where(np.abs(wide) < SMALLEST_NORMAL, np.copysign(np.float32(0), wide), wide)
+
+
+def power_of_two_above(scale: np.ndarray) -> np.ndarray:
+    """Return scales raised to the next power of two by their bits."""
+    bits = scale.astype(np.float32).view(np.uint32)
+    return (((bits >> 23) + ((bits & 0x7FFFFF) != 0)) << 23).astype(np.uint32).view(np.float32)
+
+
+def spread(scale: np.ndarray, group_shape: tuple[int, int], shape: tuple[int, int]) -> np.ndarray:
+    """Return one scale an element, from one scale a group."""
+    rows, cols = shape
+    group_rows, group_cols = (
+        rows if group_shape[0] < 0 else group_shape[0],
+        cols if group_shape[1] < 0 else group_shape[1],
+    )
+    full = np.repeat(np.repeat(scale, max(group_rows, 1), 0), max(group_cols, 1), 1)
+    return full[:rows, :cols]
+
+
+class Quantized(NamedTuple):
+    """Codes and scales, before any layout."""
+
+    codes: np.ndarray
+    scale: np.ndarray
+
+
+def quantize(
+    x: np.ndarray,
+    dtype: str = "float8_e4m3fn",
+    group_shape: tuple[int, int] = (1, -1),
+    scale: np.ndarray | None = None,
+    scale_ub: float | None = None,
+    scale_format: str = "float32",
+    eps: float = 1e-10,
+    rows_padded: int | None = None,
+) -> Quantized:
+    """Quantize a matrix as section 3 of the specification says, group by group."""
+    with np.errstate(all="ignore"):
+        return _quantize(x, dtype, tuple(group_shape), scale, scale_ub, scale_format, eps, rows_padded)
+
+
+def _quantize(x, dtype, group_shape, scale, scale_ub, scale_format, eps, rows_padded):
+    wide = widened(x)
+    rows, cols = wide.shape
+    total = max(rows, rows_padded or 0)
+    group_rows = total if group_shape[0] < 0 else group_shape[0]
+    group_cols = cols if group_shape[1] < 0 else group_shape[1]
+    largest = np.float32(MAX[dtype])
+    grid = (-(-total // group_rows) if total else 0, -(-cols // group_cols) if cols else 0)
+    if group_shape[0] < 0:
+        grid = (1, grid[1])
+    if group_shape[1] < 0:
+        grid = (grid[0], 1)
+    scales = np.ones(grid, np.float32)
+    codes = np.zeros((total, cols), np.uint8)
+    for i in range(grid[0]):
+        for j in range(grid[1]):
+            where = slice(i * group_rows, min((i + 1) * group_rows, rows)), slice(j * group_cols, (j + 1) * group_cols)
+            group = wide[where]
+            if group_shape != (-1, -1) and i * group_rows >= rows and total > rows:
+                continue  # padding rows keep zeros and scale 1
+            if scale is not None:
+                s = np.float32(np.broadcast_to(scale, grid)[i, j])
+                values = group * (np.float32(1) / s)
+            else:
+                amax = np.fmax.reduce(np.abs(group), axis=None, initial=np.float32(0))
+                if group_shape == (-1, -1):
+                    s = np.fmax(amax / largest, SMALLEST_NORMAL)
+                elif group_shape == (1, -1):
+                    amax = amax if scale_ub is None else np.fmin(amax, np.float32(scale_ub))
+                    s = np.fmax(amax / largest, np.float32(1) / (largest * np.float32(512)))
+                else:
+                    s = np.fmax(amax, np.float32(eps)) / largest
+                if scale_format != "float32":
+                    s = power_of_two_above(np.array(s))[()]
+                values = group * (np.float32(1) / s) if group_shape == (-1, -1) else group / s
+            scales[i, j] = s
+            codes[where] = encode(values.astype(np.float32), dtype)
+    if scale_format == "ue8m0_bytes":
+        return Quantized(codes, (scales.view(np.uint32) >> 23).astype(np.uint8))
+    return Quantized(codes, scales)
+
+
+def dequantize(codes: np.ndarray, dtype: str, scale: np.ndarray, group_shape: tuple[int, int]) -> np.ndarray:
+    """Return ``float(code) * scale`` in fp32; the caller rounds it to the dtype that is wanted."""
+    with np.errstate(all="ignore"):
+        return decode(codes, dtype) * spread(np.asarray(scale, np.float32), group_shape, codes.shape)
+
+
+def requantize(codes: np.ndarray, dtype: str, scales: np.ndarray, widths: list[int]) -> tuple[np.float32, np.ndarray]:
+    """Return the scale and the codes of fused shards at their largest scale (section 4)."""
+    scales = np.asarray(scales, np.float32).reshape(-1)
+    if scales.size == 1 or (scales[1:] <= -448).any():
+        return scales[0], codes.copy()
+    largest, out, start = scales.max(), codes.copy(), 0
+    if not SMALLEST_NORMAL <= abs(largest) < np.inf:
+        return largest, out
+    for scale, width in zip(scales, widths, strict=True):
+        shard = slice(start, start + width)
+        start += width
+        if scale != largest:
+            with np.errstate(all="ignore"):
+                out[shard] = encode(decode(codes[shard], dtype) * scale * (np.float32(1) / largest), dtype)
+    return largest, out
+
+
+def fn_to_fnuz(code: int) -> int:
+    """Return the fnuz code of half an fn code's number, found in the list of all (scales double); NaN stays NaN."""
+    value = value_of(code, "float8_e4m3fn") / 2
+    if np.isnan(value):
+        return 0x80
+    return next(c for c in range(256) if value_of(c, "float8_e4m3fnuz") == value)
+
+
+def fnuz_to_fn(code: int) -> int:
+    """Return the fn code nearest to twice a fnuz code's number (scales halve); NaN becomes 0x7f."""
+    value = value_of(code, "float8_e4m3fnuz") * 2
+    if np.isnan(value):
+        return 0x7F
+    numbers = {c: value_of(c, "float8_e4m3fn") for c in range(256) if not np.isnan(value_of(c, "float8_e4m3fn"))}
+    return min(numbers, key=lambda c: (abs(numbers[c] - value), c))
+
+
+def silu(x: np.ndarray) -> np.ndarray:
+    """Return ``x * sigmoid(x)`` of fp32 numbers, formed in float64."""
+    wide = x.astype(np.float64)
+    return wide / (1 + np.exp(-wide))
+
+
+def rms_norm(x: np.ndarray, weight: np.ndarray, epsilon: float) -> np.ndarray:
+    """Return the RMS norm of each row, formed in float64."""
+    wide = x.astype(np.float64)
+    return wide / np.sqrt((wide * wide).mean(axis=-1, keepdims=True) + epsilon) * weight.astype(np.float64)
+
+
+def scaled_mm(
+    a: np.ndarray, b: np.ndarray, scale_a: np.ndarray, scale_b: np.ndarray, bias: np.ndarray | None = None
+) -> np.ndarray:
+    """Return ``(a * scale_a) @ (b * scale_b)`` in float64 from decoded matrices and one scale an element."""
+    product = (a.astype(np.float64) * scale_a) @ (b.astype(np.float64) * scale_b)
+    return product if bias is None else product + bias.astype(np.float64)
+
+
+def relative_error(got: np.ndarray, want: np.ndarray) -> float:
+    """Return the Frobenius norm of the error over that of the exact result; NaN counts as infinite."""
+    got, want = got.astype(np.float64), want.astype(np.float64)
+    norm = float(np.linalg.norm(want))
+    error = float(np.linalg.norm(got - want)) / (norm or 1.0)
+    return error if np.isfinite(error) else float("inf")
