@@ -1,0 +1,33 @@
+"""The facade: every operation views its operands, poses a problem, asks the table for a plan, allocates and runs."""
+
+from fp8core.ops.explain import Capability, capabilities, explain
+from fp8core.ops.producers import rms_norm_quant, silu_and_mul_quant
+from fp8core.ops.product import scaled_mm, scaled_mm_nt
+from fp8core.ops.quantize import Quantized, dequantize, quantize
+from fp8core.ops.weights import (
+    all_close_1d,
+    convert_to_channelwise,
+    normalize_e4m3fn_to_e4m3fnuz,
+    normalize_e4m3fnuz_to_e4m3fn,
+    per_tensor_dequantize,
+    requantize_with_max_scale,
+)
+
+__all__ = [
+    "Capability",
+    "Quantized",
+    "all_close_1d",
+    "capabilities",
+    "convert_to_channelwise",
+    "dequantize",
+    "explain",
+    "normalize_e4m3fn_to_e4m3fnuz",
+    "normalize_e4m3fnuz_to_e4m3fn",
+    "per_tensor_dequantize",
+    "quantize",
+    "requantize_with_max_scale",
+    "rms_norm_quant",
+    "scaled_mm",
+    "scaled_mm_nt",
+    "silu_and_mul_quant",
+]

@@ -1,0 +1,199 @@
+"""Which kernel a call would get, and why; what a device can do. Both ask the tables that calls ask."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from types import MappingProxyType, SimpleNamespace
+from typing import Any, NamedTuple
+
+from fp8core import device as devices
+from fp8core.dispatch import Explanation, Table
+from fp8core.errors import DeviceError
+from fp8core.kernels.dequantize import DEQUANTIZE
+from fp8core.kernels.fused import NORM_QUANTIZE, SILU_QUANTIZE
+from fp8core.kernels.quantize import QUANTIZE
+from fp8core.kernels.scaled_mm import SCALED_MM
+from fp8core.ops.producers import (
+    problem_of_rms_norm_quant,
+    problem_of_silu_and_mul_quant,
+    rms_norm_quant,
+    silu_and_mul_quant,
+)
+from fp8core.ops.product import problem_of_scaled_mm, problem_of_scaled_mm_nt, scaled_mm, scaled_mm_nt
+from fp8core.ops.quantize import dequantize, problem_of_dequantize, problem_of_quantize, quantize
+from fp8core.problem import (
+    BLOCK_128,
+    GROUP_128,
+    HOST,
+    PER_TENSOR,
+    PER_TOKEN,
+    Granularity,
+    GroupShape,
+    Quantize,
+    ScaledMm,
+    Target,
+    native_e4m3,
+)
+
+_EXPLAINED: dict[Callable[..., Any], tuple[Table[Any], Callable[[SimpleNamespace], Any]]] = {
+    quantize: (QUANTIZE, problem_of_quantize),
+    dequantize: (DEQUANTIZE, problem_of_dequantize),
+    rms_norm_quant: (NORM_QUANTIZE, problem_of_rms_norm_quant),
+    silu_and_mul_quant: (SILU_QUANTIZE, problem_of_silu_and_mul_quant),
+    scaled_mm: (SCALED_MM, problem_of_scaled_mm),
+    scaled_mm_nt: (SCALED_MM, problem_of_scaled_mm_nt),
+}
+
+
+Explainer = Callable[..., Explanation]
+_COMPOSED: dict[Callable[..., Any], Explainer] = {}
+
+
+def explains(function: Callable[..., Any]) -> Callable[[Explainer], Explainer]:
+    """Register what explains an operation that is composed of others."""
+
+    def register(explainer: Explainer) -> Explainer:
+        _COMPOSED[function] = explainer
+        return explainer
+
+    return register
+
+
+def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
+    """Return the problem that a call poses and every kernel of its table, in the order of preference.
+
+    Nothing runs and nothing is compiled. For each kernel the verdict is "chosen", "also able", or why not.
+
+    Args:
+        function: an operation of fp8core, or an `Fp8Linear`.
+        *args: the call's arguments.
+        **kwargs: the call's keyword arguments.
+
+    Raises:
+        TypeError: the function is none of fp8core's that choose among kernels, or does not take the arguments.
+        Fp8Error: what the call itself would refuse.
+    """
+    composed = _COMPOSED.get(function) or getattr(function, "explain", None)
+    if composed is not None:
+        explanation: Explanation = composed(*args, **kwargs)
+        return explanation
+    if function not in _EXPLAINED:
+        known = ", ".join(known.__name__ for known in (*_EXPLAINED, *_COMPOSED))
+        raise TypeError(f"explain needs one of {known} or an Fp8Linear, got {function!r}")
+    table, problem_of = _EXPLAINED[function]
+    bound = inspect.signature(function).bind(*args, **kwargs)
+    bound.apply_defaults()
+    return table.explain(problem_of(SimpleNamespace(**bound.arguments)))
+
+
+class Capability(NamedTuple):
+    """Whether something runs on a kernel made for it, and which one, or why not."""
+
+    able: bool
+    reason: str
+
+
+def example_product(
+    target: Target,
+    scale_a: Granularity = "tensor",
+    scale_b: Granularity = "tensor",
+    *,
+    m: int = 256,
+    n: int = 4096,
+    k: int = 4096,
+    a: str = "",
+    b: str = "",
+    out: str = "bfloat16",
+    bias: str = "",
+) -> ScaledMm:
+    """Return a product of aligned matrices as a problem: made without arrays, for any target."""
+    native = native_e4m3(target)
+    strides_a = {"tensor": (0, 0), "row": (1, 0), "group": (1, m)}[scale_a]
+    groups = -(-k // 128)
+    strides_b = {"tensor": (0, 0), "row": (1, 0), "group": (groups, 1), "block": (groups, 1)}[scale_b]
+    return ScaledMm(
+        target,
+        m,
+        n,
+        k,
+        a or native,
+        b or native,
+        out,
+        scale_a,
+        scale_b,
+        strides_a,
+        strides_b,
+        bias,
+        out.startswith("float8"),
+        False,
+        True,
+        False,
+        k,
+        k,
+        n,
+        operands_alignment(k, n),
+    )
+
+
+def operands_alignment(k: int, n: int) -> int:
+    """Return the alignment of contiguous matrices at aligned addresses (a 16-bit result)."""
+    bits = 16 | k | 2 * n
+    return bits & -bits
+
+
+def example_quantize(target: Target, group_shape: GroupShape, *, static: bool = False) -> Quantize:
+    """Return the quantization of aligned bfloat16 rows as a problem."""
+    return Quantize(target, "bfloat16", native_e4m3(target), group_shape, static, "float32", "k", 4096, 16)
+
+
+_FALLBACK = "dequantize"
+
+
+def capabilities(device: int | Target | None = None) -> Mapping[str, Capability]:
+    """Return what runs on a device on kernels made for it: feature -> (able, the kernel or why not).
+
+    Products that are not able here still run, on the kernel that dequantizes and multiplies.
+
+    Args:
+        device: an ordinal, a target, or None for the current GPU (the host where there is none).
+    """
+    target = target_of(device)
+    found: dict[str, Capability] = {}
+    for name, group_shape, static in (
+        ("quantize_static", PER_TENSOR, True),
+        ("quantize_per_tensor", PER_TENSOR, False),
+        ("quantize_per_token", PER_TOKEN, False),
+        ("quantize_1x128", GROUP_128, False),
+        ("quantize_128x128", BLOCK_128, False),
+    ):
+        found[name] = _capability(QUANTIZE, example_quantize(target, group_shape, static=static), "")
+    pairs: tuple[tuple[str, Granularity, Granularity], ...] = (
+        ("scaled_mm_per_tensor", "tensor", "tensor"),
+        ("scaled_mm_per_token", "row", "row"),
+        ("scaled_mm_mixed", "tensor", "row"),
+        ("scaled_mm_block", "group", "block"),
+    )
+    for name, scale_a, scale_b in pairs:
+        found[name] = _capability(SCALED_MM, example_product(target, scale_a, scale_b), _FALLBACK)
+    found["scaled_mm_decode"] = _capability(SCALED_MM, example_product(target, "row", "row", m=1), _FALLBACK)
+    found["grouped_mm"] = Capability(False, "fp8core has no grouped product")
+    found["sparse_mm"] = Capability(False, "fp8core has no 2:4 sparse product")
+    return MappingProxyType(found)
+
+
+def target_of(device: int | Target | None) -> Target:
+    """Return the target that is meant: an ordinal's, the current GPU's, or the host where there is no GPU."""
+    if isinstance(device, Target):
+        return device
+    if devices.count() == 0:
+        if device is not None:
+            raise DeviceError(f"device needs a GPU, got {device} on a machine without one: {devices.why_none()}")
+        return HOST
+    return devices.target(devices.current() if device is None else device)
+
+
+def _capability(table: Table[Any], problem: Any, fallback: str) -> Capability:
+    explanation = table.explain(problem)
+    if explanation.chosen is not None and explanation.chosen != fallback:
+        return Capability(True, explanation.chosen)
+    reasons = [f"{v.kernel}: {v.reason}" for v in explanation.verdicts if v.status == "not able"]
+    return Capability(False, "; ".join(reasons))

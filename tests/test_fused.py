@@ -1,0 +1,160 @@
+"""The fused producers against float64, and against what they fuse: `quantize` of the same numbers."""
+
+import numpy as np
+import pytest
+
+import fp8core
+import reference
+from engines import BOTH, WIDE, assert_same_bytes, engines, fresh, fresh_scale
+from fp8core import GROUP_128, PER_TENSOR, PER_TOKEN
+
+SHAPES = ((1, 4096), (7, 576), (3, 1024), (130, 256), (2, 5136), (5, 8192))
+SCALINGS = {
+    "static": {"group_shape": PER_TENSOR, "scale": True},
+    "token": {"group_shape": PER_TOKEN},
+    "token ue8m0": {"group_shape": PER_TOKEN, "scale_format": "ue8m0"},
+    "bounded token": {"group_shape": PER_TOKEN, "scale_ub": 1.5},
+    "groups": {"group_shape": GROUP_128},
+    "groups ue8m0": {"group_shape": GROUP_128, "scale_format": "ue8m0"},
+    "groups for the product": {"group_shape": GROUP_128, "scale_layout": "mn"},
+}
+STEP = 2.0**-3
+"""Between neighbours of e4m3 lies an eighth of the lower one at most."""
+
+
+def options_of(engine, scaling):
+    options = dict(SCALINGS[scaling])
+    if options.pop("scale", False):
+        options["scale"] = engine.array(np.array([0.01], np.float32))
+    return options
+
+
+def check(engine, got, exact, scaling):
+    """Codes stand within one step of what they should: the last bits of the exact value's fp32 form may differ."""
+    options = dict(SCALINGS[scaling])
+    given = np.array([0.01], np.float32) if options.pop("scale", False) else None
+    options.pop("scale_layout", None)
+    want = reference.quantize(
+        exact.astype(np.float32), group_shape=tuple(options.pop("group_shape")), scale=given, **options
+    )
+    codes, scale = engine.codes(got.data), np.ascontiguousarray(engine.numpy(got.scale))
+    assert codes.shape == exact.shape
+    if "ue8m0" in scaling:
+        ratio = scale / want.scale
+        assert np.isin(ratio, (0.5, 1.0, 2.0)).all()
+        assert (ratio != 1).mean() < 0.01
+        same = np.broadcast_to(
+            np.repeat(ratio == 1, 128, 1)[:, : codes.shape[1]] if scale.shape[1] > 1 else ratio == 1, codes.shape
+        )
+    else:
+        np.testing.assert_allclose(scale.reshape(want.scale.shape), want.scale, rtol=1e-6)
+        same = np.ones(codes.shape, bool)
+    a, b = (reference.decode(c, "float8_e4m3fn") for c in (codes, want.codes))
+    near = np.abs(a - b) <= np.maximum(np.maximum(np.abs(a), np.abs(b)) * STEP, 2.0**-9)
+    assert near[same].all()
+    assert (codes != want.codes)[same].mean() < 1e-3
+
+
+@engines(*BOTH)
+@pytest.mark.parametrize("x_dtype", WIDE)
+@pytest.mark.parametrize("scaling", SCALINGS)
+@pytest.mark.parametrize("residual", [False, True])
+def test_rms_norm_quant(engine, residual, scaling, x_dtype):
+    for shape in SHAPES:
+        x, weight = fresh(shape, x_dtype, spread=2), fresh((shape[1],), x_dtype, spread=1)
+        summed, extra = x, {}
+        if residual:
+            other = fresh(shape, x_dtype, spread=3)
+            there = engine.array(other.copy())
+            summed = (x.astype(np.float32) + other.astype(np.float32)).astype(WIDE[x_dtype])
+            extra = {"residual": there}
+        got = fp8core.rms_norm_quant(
+            engine.array(x), engine.array(weight), 1e-5, **extra, **options_of(engine, scaling)
+        )
+        check(engine, got, reference.rms_norm(summed, weight, 1e-5), scaling)
+        if residual:
+            assert_same_bytes(engine.numpy(there), summed)
+
+
+@engines(*BOTH)
+@pytest.mark.parametrize("x_dtype", WIDE)
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_silu_and_mul_quant(engine, scaling, x_dtype):
+    for rows, cols in SHAPES:
+        x = fresh((rows, 2 * cols), x_dtype, spread=2)
+        got = fp8core.silu_and_mul_quant(engine.array(x), **options_of(engine, scaling))
+        check(engine, got, reference.silu(x[:, :cols]) * x[:, cols:].astype(np.float64), scaling)
+
+
+@engines("numpy", "torch-cpu", "cupy", "torch-cuda")
+@pytest.mark.parametrize("function", ["norm", "silu"])
+def test_given_memory_and_leading_axes(engine, function):
+    x = fresh((2, 3, 512), spread=1)
+    cols = 512 if function == "norm" else 256
+    out = (
+        engine.array(np.zeros((2, 3, cols), fp8core.quantize(x[0]).data.dtype)),
+        engine.array(np.zeros((6, 1), np.float32)),
+    )
+    if function == "norm":
+        weight = engine.array(fresh((512,)))
+        got = fp8core.rms_norm_quant(engine.array(x), weight, 1e-6, out=out)
+        fresh_result = fp8core.rms_norm_quant(engine.array(x), weight, 1e-6)
+    else:
+        got = fp8core.silu_and_mul_quant(engine.array(x), out=out)
+        fresh_result = fp8core.silu_and_mul_quant(engine.array(x))
+    assert got.data is out[0]
+    assert got.scale is out[1]
+    assert_same_bytes(engine.codes(got.data), engine.codes(fresh_result.data))
+    assert_same_bytes(engine.numpy(got.scale), engine.numpy(fresh_result.scale))
+
+
+@engines(*BOTH)
+@pytest.mark.parametrize("x_dtype", ["bfloat16", "float16"])
+def test_rounding_in_between_as_static_kernels_of_vllm_do(engine, x_dtype):
+    x, scale = fresh((9, 1024), x_dtype, spread=1), np.array([0.02], np.float32)
+    got = fp8core.silu_and_mul_quant(
+        engine.array(x), group_shape=PER_TENSOR, scale=engine.array(scale), round_intermediate=True
+    )
+    rounded = reference.silu(x[:, :512]).astype(np.float32).astype(WIDE[x_dtype])
+    product = (rounded.astype(np.float32) * x[:, 512:].astype(np.float32)).astype(WIDE[x_dtype])
+    want = reference.quantize(product, group_shape=(-1, -1), scale=scale)
+    assert (engine.codes(got.data) != want.codes).mean() < 2e-3
+
+
+@engines(*BOTH)
+def test_gates_of_every_size(engine):
+    gate = np.concatenate([np.linspace(-120, 120, 1000), [np.inf, 0.0, -0.0, 1e-30, 88.7, -88.7, -103.9]])
+    x = np.concatenate([gate, np.ones_like(gate)])[None].astype(np.float32)
+    got = fp8core.silu_and_mul_quant(
+        engine.array(x), group_shape=PER_TENSOR, scale=engine.array(fresh_scale((1,)) * 0 + 1)
+    )
+    with np.errstate(over="ignore", invalid="ignore"):
+        exact = reference.silu(np.where(np.isinf(gate), 1e9, gate))
+    back = reference.decode(engine.codes(got.data), "float8_e4m3fn")[0]
+    np.testing.assert_allclose(back, np.clip(exact, -448, 448), rtol=STEP / 2 + 1e-3, atol=2.0**-10)
+
+
+@pytest.mark.parametrize("function", ["norm", "silu"])
+def test_refusals(function):
+    x, weight = fresh((4, 64)), fresh((64,))
+    call = (
+        (lambda **o: fp8core.rms_norm_quant(x, weight, 1e-6, **o))
+        if function == "norm"
+        else (lambda **o: fp8core.silu_and_mul_quant(x, **o))
+    )
+    with pytest.raises(fp8core.UnsupportedProblemError, match="no kernel"):
+        call(group_shape=PER_TENSOR)
+    with pytest.raises(fp8core.DTypeError, match="dtype"):
+        call(dtype="float16")
+    with pytest.raises(fp8core.ShapeError, match=r"weight needs 64|gate and up"):
+        fp8core.rms_norm_quant(x, fresh((63,)), 1e-6) if function == "norm" else fp8core.silu_and_mul_quant(
+            fresh((4, 63))
+        )
+
+
+def test_a_residual_of_another_shape_is_refused_before_anything_is_written():
+    x, residual = fresh((4, 64)), fresh((4, 32))
+    before = residual.tobytes()
+    with pytest.raises(fp8core.ShapeError, match="residual needs shape"):
+        fp8core.rms_norm_quant(x, fresh((64,)), 1e-6, residual=residual)
+    assert residual.tobytes() == before
