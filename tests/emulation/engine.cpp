@@ -1,0 +1,291 @@
+// Runs kernels that were compiled as C++ (words.h): every thread of a block is a fiber, and one runs at a time until
+// it waits. Blocks run one after another, those of a cooperative grid together. Kernels are compiled with
+// -fsanitize=kernel-address, which calls hooks.h before every access; memory.h says what is checked.
+#include "hooks.h"
+#include "memory.h"
+
+#include <sys/mman.h>
+
+namespace {
+
+void keep(Block &block) {
+    size_t length = image->high - image->low;
+    block.shared.resize(length + launch->shared_bytes);
+    memcpy(block.shared.data(), reinterpret_cast<void *>(image->low), length);
+    memcpy(block.shared.data() + length, dynamic_memory, launch->shared_bytes);
+}
+
+void bring(Block &block) {
+    size_t length = image->high - image->low;
+    for (const Variable &v : image->shared)
+        memcpy(reinterpret_cast<void *>(v.address), block.shared.data() + (v.address - image->low), v.bytes);
+    memcpy(dynamic_memory, block.shared.data() + length, launch->shared_bytes);
+}
+
+void poison() {
+    for (const Variable &v : image->shared) memset(reinterpret_cast<void *>(v.address), POISON, v.bytes);
+    memset(dynamic_memory, POISON, launch->shared_bytes);
+}
+
+void resume(Thread *to) {
+    if (to->block != loaded) {
+        keep(*loaded);
+        bring(*to->block);
+        loaded = to->block;
+    }
+    current = to;
+}
+
+std::string span(const std::vector<unsigned> &numbers) {
+    std::string text;
+    for (size_t i = 0; i < numbers.size();) {
+        size_t j = i;
+        while (j + 1 < numbers.size() && numbers[j + 1] == numbers[j] + 1) j++;
+        text += (text.empty() ? "" : ", ") + std::to_string(numbers[i]);
+        if (j > i) text += "-" + std::to_string(numbers[j]);
+        i = j + 1;
+    }
+    return text.empty() ? "none" : text;
+}
+
+[[noreturn]] void deadlock(const char *what) {
+    for (Block &block : blocks) {
+        std::vector<unsigned> at[4];
+        for (unsigned i = 0; i < block.threads; i++) at[block.first[i].wait].push_back(i);
+        if (at[EXITED].size() == block.threads) continue;
+        for (unsigned i = 0; i < block.threads; i++)
+            if (block.first[i].wait != EXITED) {
+                current = &block.first[i];
+                break;
+            }
+        fail(current->site, "%s: threads %s wait at the block's barrier, %s in a collective of their warp, %s poll, %s have returned",
+             what, span(at[AT_BARRIER]).c_str(), span(at[AT_COLLECTIVE]).c_str(), span(at[RUNNABLE]).c_str(),
+             span(at[EXITED]).c_str());
+    }
+    leave();
+}
+
+// Resumes the next thread that can run.
+void next() {
+    Thread *from = current;
+    size_t count = threads.size(), i = from->index;
+    for (size_t n = 0; n < count; n++) {
+        i = i + 1 == count ? 0 : i + 1;
+        if (threads[i].wait == RUNNABLE) {
+            if (&threads[i] == from) return;
+            resume(&threads[i]);
+            emulation_switch(&from->stack_pointer, threads[i].stack_pointer);
+            return;
+        }
+    }
+    if (exited == count) leave();
+    deadlock("deadlock");
+}
+
+[[noreturn]] void thread_main() {
+    launch->call(launch->arguments);
+    if (overwrite.bytes) check_overwrite();
+    Thread *self = current;
+    self->wait = EXITED;
+    self->warp->exited |= 1ull << self->known.lane;
+    self->block->exited++;
+    exited++;
+    idle = 0;
+    if (self->block->arrived) fail(0, "returned while threads of its block wait at a barrier");
+    if (self->warp->waiting) {
+        for (unsigned lane = 0; lane < launch->warp; lane++)
+            if (self->warp->waiting >> lane & 1) {
+                Thread &t = self->warp->first[lane];
+                if (t.mask >> self->known.lane & 1)
+                    fail(t.site, "returned while lanes %#llx of its warp wait for it in a collective",
+                         static_cast<unsigned long long>(self->warp->waiting));
+            }
+    }
+    next();
+    __builtin_unreachable();
+}
+
+void start_block(Block &block, size_t slot, EmulatedIndex at) {
+    const uint32_t *size = launch->block;
+    unsigned count = size[0] * size[1] * size[2], warp = launch->warp;
+    block.threads = count;
+    block.arrived = block.exited = block.votes = 0;
+    block.first_epoch = block.epoch = ++epoch;
+    block.first = &threads[slot * count];
+    block.warps.assign((count + warp - 1) / warp, Warp{});
+    block.cells.resize(shared_length());
+    for (unsigned i = 0; i < count; i++) {
+        Thread &t = block.first[i];
+        t.known.thread = {i % size[0], i / size[0] % size[1], i / (size[0] * size[1])};
+        t.known.block = at;
+        t.known.block_size = {size[0], size[1], size[2]};
+        t.known.grid_size = {launch->grid[0], launch->grid[1], launch->grid[2]};
+        t.known.lane = i % warp;
+        t.known.warp_size = warp;
+        t.block = &block;
+        t.warp = &block.warps[i / warp];
+        t.warp->lanes |= 1ull << t.known.lane;
+        if (t.known.lane == 0) t.warp->first = &t;
+        t.index = static_cast<unsigned>(slot * count + i);
+        t.number = static_cast<uint16_t>(i);
+        t.wait = RUNNABLE;
+        t.site = 0;
+        t.stack_pointer = fresh_stack(stacks + (t.index + 1) * STACK, thread_main);
+    }
+}
+
+void run_blocks() {
+    exited = 0;
+    loaded = &blocks[0];
+    current = &threads[0];
+    emulation_switch(&main_pointer, threads[0].stack_pointer);
+}
+
+void ensure_memory(size_t fibers, size_t dynamic) {
+    if (fibers > stacks_count) {
+        if (stacks) munmap(stacks, stacks_count * STACK);
+        stacks = static_cast<unsigned char *>(
+            mmap(nullptr, fibers * STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+        stacks_count = fibers;
+    }
+    if (dynamic + GUARD > dynamic_capacity) {
+        if (dynamic_memory) munmap(dynamic_memory, dynamic_capacity);
+        dynamic_capacity = dynamic + GUARD;
+        dynamic_memory = static_cast<unsigned char *>(
+            mmap(nullptr, dynamic_capacity, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+int emulation_launch(EmulatedLaunch *asked) {
+    launch = asked;
+    image = &image_of(*asked);
+    failed = false;
+    overwrite.bytes = 0;
+    idle = 0;
+    last_array = 0;
+    if (epoch > UINT32_MAX / 2) {
+        // Cells remember epochs: begin anew with fresh ones.
+        epoch = 0;
+        blocks.clear();
+    }
+    const uint32_t *grid = asked->grid, *size = asked->block;
+    size_t total = size_t(grid[0]) * grid[1] * grid[2], count = size_t(size[0]) * size[1] * size[2];
+    size_t resident = asked->cooperative ? total : 1;
+    ensure_memory(resident * count, asked->shared_bytes);
+    threads.resize(resident * count);
+    blocks.resize(resident);
+    auto place = [&](size_t b) {
+        return EmulatedIndex{unsigned(b % grid[0]), unsigned(b / grid[0] % grid[1]), unsigned(b / grid[0] / grid[1])};
+    };
+    uint64_t saved = flush_subnormals(asked->flush_subnormals);
+    if (asked->cooperative) {
+        poison();
+        for (size_t b = 0; b < total; b++) {
+            start_block(blocks[b], b, place(b));
+            keep(blocks[b]);
+        }
+        run_blocks();
+    } else {
+        for (size_t b = 0; b < total && !failed; b++) {
+            poison();
+            start_block(blocks[0], 0, place(b));
+            run_blocks();
+        }
+    }
+    restore_subnormals(saved);
+    current = nullptr;
+    return failed;
+}
+
+const EmulatedThread *emulation_thread() { return &current->known; }
+
+void *emulation_dynamic_shared() { return dynamic_memory; }
+
+unsigned emulation_barrier(int predicate, EmulatedVote vote) {
+    Thread *self = current;
+    Block &block = *self->block;
+    self->site = SITE;
+    if (overwrite.bytes) check_overwrite();
+    if (block.exited) fail(self->site, "%u threads of the block returned before this barrier", block.exited);
+    block.arrived++;
+    block.votes += predicate != 0;
+    if (block.arrived < block.threads) {
+        self->wait = AT_BARRIER;
+        next();
+        return static_cast<unsigned>(self->result);
+    }
+    unsigned result = vote == EMULATED_COUNT ? block.votes
+                      : vote == EMULATED_AND ? block.votes == block.threads
+                                             : block.votes != 0;
+    block.arrived = block.votes = 0;
+    block.epoch = ++epoch;
+    idle = 0;
+    for (unsigned i = 0; i < block.threads; i++) {
+        block.first[i].wait = RUNNABLE;
+        block.first[i].result = result;
+    }
+    return result;
+}
+
+uint64_t emulation_collective(EmulatedCollective kind, uint64_t mask, uint64_t value, unsigned source) {
+    Thread *self = current;
+    Warp &warp = *self->warp;
+    self->site = SITE;
+    if (overwrite.bytes) check_overwrite();
+    self->kind = kind;
+    self->mask = mask & warp.lanes;
+    self->value = value;
+    self->source = source;
+    uint64_t lane = 1ull << self->known.lane, needed = self->mask;
+    if (!(needed & lane)) fail(self->site, "lane %u is not in its own mask %#llx", self->known.lane, static_cast<unsigned long long>(mask));
+    if (needed & warp.exited)
+        fail(self->site, "lanes %#llx of the warp returned before this collective of theirs",
+             static_cast<unsigned long long>(needed & warp.exited));
+    warp.waiting |= lane;
+    bool complete = (warp.waiting & needed) == needed;
+    for (unsigned i = 0; complete && i < launch->warp; i++)
+        if (needed >> i & 1) complete = warp.first[i].kind == kind && warp.first[i].mask == needed;
+    if (!complete) {
+        self->wait = AT_COLLECTIVE;
+        next();
+        return self->result;
+    }
+    uint64_t ballot = 0;
+    for (unsigned i = 0; i < launch->warp; i++)
+        if (needed >> i & 1 && warp.first[i].value) ballot |= 1ull << i;
+    for (unsigned i = 0; i < launch->warp; i++) {
+        if (!(needed >> i & 1)) continue;
+        Thread &t = warp.first[i];
+        if (kind == EMULATED_EXCHANGE) {
+            if (t.source >= launch->warp || !(needed >> t.source & 1))
+                fail(t.site, "lane %u reads from lane %u, which takes no part", i, t.source);
+            t.result = warp.first[t.source].value;
+        } else {
+            t.result = ballot;
+        }
+        t.wait = RUNNABLE;
+    }
+    if (kind == EMULATED_SYNC) warp.sync++;
+    warp.waiting &= ~needed;
+    idle = 0;
+    return self->result;
+}
+
+void emulation_yield() {
+    current->site = SITE;
+    if (overwrite.bytes) check_overwrite();
+    if (++idle > 64 * threads.size() + 4096) deadlock("nothing moves any more");
+    next();
+}
+
+void emulation_atomic(const void *address, size_t bytes) {
+    check(reinterpret_cast<uintptr_t>(address), bytes, UPDATE, true, SITE);
+    if (launch->cooperative) emulation_yield();
+}
+
+void emulation_trap(const char *why) { fail(SITE, "%s", why); }
+}  // extern "C"

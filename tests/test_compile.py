@@ -1,0 +1,141 @@
+"""Every kernel compiles for every architecture as the plans ask for it, into registers, to the instructions meant."""
+
+import re
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import NamedTuple
+from unittest import mock
+
+import pytest
+
+import compilers
+from fp8core import jit, sources
+from fp8core.jit import Request
+from fp8core.problem import Target
+from problems import OPERATIONS, TARGETS
+
+REGISTERS = {
+    "all_close": 64,
+    "arrange_scales": 48,
+    "clear_amax": 16,
+    "dequantize": 48,
+    "expand": 16,
+    "generic_mm": 168,
+    "hopper_decode": 128,
+    "norm_quantize": 64,
+    "normalize": 48,
+    "quantize_strip": 64,
+    "quantize_tensor": 128,
+    "quantize_tile": 64,
+    "requantize": 72,
+    "rescale": 40,
+    "silu_quantize": 64,
+}
+"""The most registers of a thread, by entry: what is above would cost blocks in flight. (generic_mm holds its tile in
+registers, quantize_tensor what it will not read again.)"""
+MAY_SPILL: tuple[str, ...] = ()
+"""Entries that may keep something in local memory."""
+REGISTERS_OF_A_BLOCK = {"cuda": 65536, "hip": 4 * 512 * 64}
+STATIC_SHARED = 48 << 10
+
+
+class Use(NamedTuple):
+    """How a kernel is launched."""
+
+    target: Target
+    source: str
+    entry: str
+    constants: Mapping[str, int | float | str]
+    threads: int
+    shared_bytes: int
+
+
+@cache
+def uses(target: Target, operation: str) -> dict[Request, Use]:
+    """Return what the plans of an operation compile on ``target``."""
+    found: dict[Request, Use] = {}
+
+    def prepare(
+        target: Target,
+        source: str,
+        entry: str,
+        constants: Mapping[str, int | float | str],
+        signature: str,
+        *,
+        block: tuple[int, int, int] | int,
+        shared_bytes: int = 0,
+        **attributes: object,
+    ) -> Callable[..., None]:
+        threads = block if isinstance(block, int) else block[0] * block[1] * block[2]
+        use = Use(target, source, entry, constants, threads, shared_bytes)
+        found[jit.compile_request(target, source, entry, constants)] = use
+        return lambda *_: None
+
+    with mock.patch.object(jit, "prepare", prepare):
+        for plan in OPERATIONS[operation](target):
+            plan()
+    return found
+
+
+def binaries(target: Target, operation: str) -> list[tuple[Use, compilers.Binary]]:
+    """Return the kernels of an operation, compiled; skips the test when the compiler is missing."""
+    reason = compilers.missing(target.platform)
+    if reason:
+        pytest.skip(reason)
+    wanted = uses(target, operation)
+    with ThreadPoolExecutor(2) as pool:
+        return list(
+            zip(wanted.values(), pool.map(lambda request: compilers.compiled(target, request), wanted), strict=True)
+        )
+
+
+def name(target: Target) -> str:
+    return str(target).split()[0]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("target", TARGETS, ids=name)
+def test_kernels_compile_and_stay_in_registers(target, operation):
+    kernels = binaries(target, operation)
+    assert kernels, "no row of the table is able"
+    for use, binary in kernels:
+        assert binary.registers <= REGISTERS[use.entry], f"{use}: {binary.registers} registers"
+        granted = -(-binary.registers // 8) * 8 * -(-use.threads // target.warp) * target.warp
+        assert granted <= REGISTERS_OF_A_BLOCK[target.platform], f"{use}: {binary.registers} registers: no block starts"
+        assert binary.shared <= STATIC_SHARED, f"{use}: {binary.shared} bytes of static shared memory"
+        assert binary.shared + use.shared_bytes <= target.shared_bytes, (
+            f"{use}: {binary.shared} + {use.shared_bytes} bytes"
+        )
+        if use.entry not in MAY_SPILL:
+            assert binary.stack == 0, f"{use}: {binary.stack} bytes of local memory"
+
+
+@pytest.mark.parametrize("platform", ["cuda", "hip"])
+def test_every_source_is_asked_for(platform):
+    """A source that no plan compiles is dead, or its problem is missing from the table of problems."""
+    asked = {use.source for t in TARGETS if t.platform == platform for o in OPERATIONS for use in uses(t, o).values()}
+    assert asked == set(sources.names(platform))
+
+
+@pytest.mark.parametrize("target", [t for t in TARGETS if t.platform == "cuda" and t.arch >= 89], ids=name)
+def test_codes_are_made_by_the_conversion_instruction(target):
+    for use, binary in binaries(target, "quantize"):
+        if use.constants.get("FORMAT") in (0, 2):
+            assert re.search(r"F2FP\.SATFINITE\.E[45]M[32]", compilers.instructions(target, binary)), use
+
+
+@pytest.mark.parametrize("target", [t for t in TARGETS if t.arch in (0x942, 0x950, 0x1200, 0x1201)], ids=name)
+def test_amd_codes_are_made_by_the_conversion_instruction(target):
+    own = (1, 3) if target.arch == 0x942 else (0, 2)
+    for use, binary in binaries(target, "quantize"):
+        if use.constants.get("FORMAT") in own:
+            assert re.search(r"v_cvt_pk_(fp8|bf8)_f32", compilers.instructions(target, binary)), use
+
+
+def test_hopper_products_use_the_fp8_tensor_cores():
+    hopper = next(t for t in TARGETS if t.arch == 90)
+    products = [(use, binary) for use, binary in binaries(hopper, "scaled_mm") if use.source.startswith("hopper")]
+    assert products
+    for use, binary in products:
+        assert "QGMMA" in compilers.instructions(hopper, binary), use

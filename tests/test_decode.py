@@ -1,0 +1,308 @@
+"""The row "hopper_decode": its arithmetic anywhere, its products on an H100 or H200 against float64."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from fp8core import device
+from fp8core.kernels import hopper
+from fp8core.problem import ITEMSIZE, ScaledMm, Target
+
+H200 = Target("cuda", 90, 0, 132, 32, 227 << 10)
+SHAPES = [
+    (n, k)
+    for n, k in (
+        (64, 16),
+        (100, 128),
+        (2112, 7168),
+        (1024, 4096),
+        (4096, 4096),
+        (6144, 4096),
+        (4096, 14336),
+        (8192, 8192),
+        (28672, 4096),
+        (7168, 16384),
+        (7168, 256),
+        (106496, 16384),
+        (16384, 53248),
+    )
+]
+WAYS = list(itertools.product(SHAPES, hopper.WIDTHS, (0, 1, 128)))
+
+
+def problem(m, n, k, **fields):
+    basis = {
+        "target": H200,
+        "a": "float8_e4m3fn",
+        "b": "float8_e4m3fn",
+        "out": "bfloat16",
+        "scale_a": "row",
+        "scale_b": "row",
+        "scale_a_strides": (1, 0),
+        "scale_b_strides": (1, 0),
+        "bias": "",
+        "out_scale": False,
+        "amax": False,
+        "use_fast_accum": True,
+        "batch_invariant": False,
+        "lda": -(-k // 16) * 16,
+        "ldb": -(-k // 16) * 16,
+        "ldo": n,
+        "alignment": 16,
+    }
+    return ScaledMm(m=m, n=n, k=k, **{**basis, **fields})
+
+
+@pytest.mark.parametrize("m", range(1, 65))
+def test_the_narrow_side_holds_m_and_is_one_that_is_compiled(m):
+    assert hopper.width(m) in hopper.WIDTHS
+    assert m <= hopper.width(m) < max(2 * m, 9)
+
+
+@pytest.mark.parametrize(("shape", "side", "scale_rows"), WAYS)
+def test_a_layout_covers_the_product_and_fits(shape, side, scale_rows):
+    n, k = shape
+    plan = hopper.layout(n, k, side, scale_rows > 0, H200)
+    tiles, chunks = -(-n // plan.tile), -(-k // hopper.CHUNK)
+    assert 1 <= plan.clusters <= min(tiles, hopper.CLUSTERS[plan.blocks])
+    assert plan.blocks <= chunks
+    covered = sorted(tile for first in range(plan.clusters) for tile in range(first, tiles, plan.clusters))
+    assert covered == list(range(tiles))
+    parts = [(chunks * r // plan.blocks, chunks * (r + 1) // plan.blocks) for r in range(plan.blocks)]
+    assert parts[0][0] == 0
+    assert parts[-1][1] == chunks
+    assert all(one[1] == other[0] and one[0] < one[1] for one, other in itertools.pairwise(parts))
+    assert 8 * plan.row_groups % plan.blocks == 0
+    depth = hopper.stages(plan, side, scale_rows, H200)
+    assert depth >= 2
+    assert depth % plan.k_groups == 0
+    assert plan.a_stages % plan.k_groups == 0
+    used = hopper.ring_bytes(plan, side, depth) + hopper.fixed_bytes(plan, side, scale_rows, depth)
+    assert used <= H200.shared_bytes
+    assert depth * plan.tile * hopper.CHUNK >= 100 << 10
+
+
+def test_smaller_devices_get_fewer_clusters():
+    small = H200._replace(multiprocessors=114)
+    assert all(hopper.room(small)[blocks] * blocks <= 114 for blocks in hopper.CLUSTERS)
+    plan = hopper.layout(28672, 4096, 16, False, small)
+    assert plan.clusters <= hopper.room(small)[plan.blocks]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"target": H200._replace(arch=100)}, "needs architecture 90"),
+        ({"target": Target("hip", 0x942, 0, 304, 64, 65536)}, "needs cuda"),
+        ({"m": 65}, "m <= 64 or batch_invariant"),
+        ({"a": "float8_e5m2", "b": "float8_e5m2"}, "e4m3fn"),
+        ({"a": "float8_e4m3fnuz"}, "e4m3fn"),
+        ({"scale_a": "group", "scale_b": "row"}, "1x128"),
+        ({"out": "float8_e4m3fn", "out_scale": True}, "float32"),
+        ({"amax": True}, "amax"),
+        ({"alignment": 8}, "aligned to 16"),
+        ({"lda": 4104}, "lda"),
+        ({"vectors_alignment": 2}, "divisible by 4"),
+    ],
+)
+def test_it_says_what_it_cannot_do(fields, words):
+    (row,) = hopper.HOPPER_ROWS
+    assert row.refusal(problem(16, 4096, 4096)) is None
+    assert words in row.refusal(problem(16, 4096, 4096)._replace(**fields))
+
+
+def test_any_m_where_the_batch_must_not_matter():
+    (row,) = hopper.HOPPER_ROWS
+    assert row.refusal(problem(1000, 4096, 4096, batch_invariant=True)) is None
+
+
+# ---- on the device
+
+FORMATS = {"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
+MODES = [*itertools.product(("tensor", "row"), repeat=2), ("group", "block"), ("group", "group")]
+
+
+def decode(codes, name):
+    import ml_dtypes
+
+    cp = device.cupy()
+    return cp.asarray(np.arange(256, dtype=np.uint8).view(getattr(ml_dtypes, name)).astype(np.float64))[codes]
+
+
+def wide(storage, name):
+    cp = device.cupy()
+    if name == "bfloat16":
+        return (storage.astype(cp.uint32) << 16).view(cp.float32).astype(cp.float64)
+    return storage.view({"float16": cp.float16, "float32": cp.float32}[name]).astype(cp.float64)
+
+
+def narrow(values, name):
+    """Return fp32 numbers as the storage of a wide dtype, rounded by truncation: operands need no more."""
+    cp = device.cupy()
+    if name == "bfloat16":
+        return (values.astype(cp.float32).view(cp.uint32) >> 16).astype(cp.uint16)
+    return values.astype({"float16": cp.float16, "float32": cp.float32}[name])
+
+
+class Case:
+    """A product with fresh operands, and its result in float64."""
+
+    def __init__(
+        self, m, n, k, modes=("row", "row"), *, a="e4m3", b="e4m3", out="bfloat16", bias="", gap=0, span=1.0,
+        size=1.0, fast=True, invariant=False, seed=0,
+    ):  # fmt: skip
+        cp = device.cupy()
+        rng = cp.random.default_rng(seed)
+        ld = -(-k // 16) * 16 + gap
+        self.m, self.n, self.out_name, self.cp = m, n, out, cp
+        limit = {"e4m3": 0x7E, "e5m2": 0x7B}
+
+        def codes(rows, name):
+            low = rng.integers(0, limit[name] - 40, (rows, ld), cp.int32)
+            return (low | rng.integers(0, 2, (rows, ld), cp.int32) << 7).astype(cp.uint8)
+
+        self.a, self.b = codes(m, a), codes(n, b)
+        self.ldo = n + (gap and 8)
+        blocks = -(-k // 128)
+        shapes = {"tensor": (1, 1), "row": (None, 1), "group": (None, blocks), "block": (-(-n // 128), blocks)}
+        factors, self.scales, strides = [], [], []
+        for rows, mode, usual in ((m, modes[0], span * size), (n, modes[1], 1 / span)):
+            shape = tuple(rows if extent is None else extent for extent in shapes[mode])
+            signs = cp.where(rng.random(shape) < 0.3, -1, 1)
+            scale = ((rng.random(shape, dtype=cp.float32) + 0.5) * signs * usual).astype(cp.float32)
+            scale = cp.asfortranarray(scale) if mode == "group" and seed % 2 else scale
+            self.scales.append(scale)
+            steps = zip(shape, scale.strides, strict=True)
+            strides.append(tuple(0 if extent == 1 else step // 4 for extent, step in steps))
+            repeats = (-(-rows // shape[0]) if mode != "block" else 128, -(-k // shape[1]) if shape[1] == 1 else 128)
+            factors.append(cp.repeat(cp.repeat(scale.astype(cp.float64), repeats[0], 0), repeats[1], 1)[:rows, :k])
+        self.bias = narrow((rng.random(n, dtype=cp.float32) - 0.5) * 100, bias) if bias else None
+        x, w = decode(self.a, FORMATS[a])[:, :k] * factors[0], decode(self.b, FORMATS[b])[:, :k] * factors[1]
+        self.want = x @ w.T
+        if self.bias is not None:
+            self.want = self.want + wide(self.bias, bias)
+        self.problem = problem(
+            m, n, k, a=FORMATS[a], b=FORMATS[b], out=out, scale_a=modes[0], scale_b=modes[1],
+            scale_a_strides=strides[0], scale_b_strides=strides[1], bias=bias, use_fast_accum=fast,
+            batch_invariant=invariant, lda=ld, ldb=ld, ldo=self.ldo, target=device.target(0),
+        )  # fmt: skip
+
+    def run(self, stream=None):
+        """Return the result's storage, poisoned before."""
+        cp = self.cp
+        storage = cp.full((self.m, self.ldo * ITEMSIZE[self.out_name]), 0xFF, cp.uint8)
+        at = cp.cuda.get_current_stream() if stream is None else stream
+        bias = self.bias.data.ptr if self.bias is not None else 0
+        scales = (scale.data.ptr for scale in self.scales)
+        (row,) = hopper.HOPPER_ROWS
+        assert row.refusal(self.problem) is None
+        row.plan(self.problem)(at.ptr, self.a.data.ptr, self.b.data.ptr, *scales, bias, storage.data.ptr, 0, 0, 0)
+        return storage
+
+    def check(self, bound):
+        """Assert that the result is near enough, and that what lies between its rows is untouched."""
+        cp = self.cp
+        storage = self.run()
+        unit = {1: cp.uint8, 2: cp.uint16, 4: cp.uint32}[ITEMSIZE[self.out_name]]
+        typed = storage.view(unit)
+        got = wide(cp.ascontiguousarray(typed[:, : self.n]), self.out_name)
+        error = float(cp.linalg.norm(got - self.want) / cp.linalg.norm(self.want))
+        assert error <= bound, f"{error:.2e} for {self.problem}"
+        assert bool((typed[:, self.n :] == unit(-1 & ((1 << 8 * unit().itemsize) - 1))).all())
+
+
+def bound(out, fast=True):
+    return (2.9e-3 if fast else 2.0e-3) if out == "bfloat16" else (6e-4 if fast else 3e-4)
+
+
+SMALL = {"float16": 1e-3, "bfloat16": 1.0, "float32": 1.0}
+"""float16 ends at 65504."""
+ROWS = (1, 2, 3, 4, 7, 8, 9, 16, 17, 31, 32, 33, 48, 63, 64)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("modes", MODES)
+@pytest.mark.parametrize("m", ROWS)
+def test_rows_and_modes(m, modes):
+    Case(m, 1000 + 8 * m, 1024 + 16 * m, modes, gap=16 * (m % 3), seed=m).check(bound("bfloat16"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [1, 7, 63, 64, 65, 127, 129, 1001, 8193])
+@pytest.mark.parametrize("k", [1, 16, 100, 128, 129, 1000, 3000])
+def test_ragged_shapes(n, k):
+    for out, modes in (("float32", ("row", "row")), ("bfloat16", ("group", "block")), ("float16", ("tensor", "row"))):
+        Case(5, n, k, modes, out=out, size=SMALL[out], seed=n + k).check(bound(out))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("out", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("bias", ["", "bfloat16", "float16", "float32"])
+@pytest.mark.parametrize(("a", "b"), [("e4m3", "e4m3"), ("e5m2", "e4m3"), ("e4m3", "e5m2")])
+def test_types(out, bias, a, b):
+    modes = ("group", "block") if bias == "float32" else ("row", "row")
+    Case(17, 520, 640, modes, a=a, b=b, out=out, bias=bias, size=SMALL[out], seed=3).check(bound(out))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("span", [1e-23, 1e-15, 1e23])
+@pytest.mark.parametrize("modes", [("row", "row"), ("group", "block")])
+def test_extreme_scales(span, modes):
+    Case(6, 640, 1024, modes, span=span, seed=5).check(bound("bfloat16"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("n", "k"), [(2112, 7168), (6144, 4096), (28672, 1024), (7168, 16384), (512, 16384)])
+@pytest.mark.parametrize("fast", [True, False])
+def test_models_shapes(n, k, fast):
+    for m, modes in ((1, ("row", "row")), (64, ("tensor", "tensor")), (16, ("group", "block"))):
+        Case(m, n, k, modes, fast=fast, seed=m).check(bound("bfloat16", fast))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("modes", [("row", "row"), ("group", "block")])
+@pytest.mark.parametrize(("n", "k"), [(4096, 4096), (2112, 7168), (28672, 1024)])
+def test_a_row_has_its_bits_whatever_the_batch(n, k, modes):
+    case = Case(200, n, k, modes, invariant=True, seed=2)
+    full = case.run()
+    case.check(bound("bfloat16"))
+    for m in (1, 5, 8, 9, 16, 31, 64, 65):
+        case.problem, case.m = case.problem._replace(m=m), m
+        assert bool((case.run() == full[:m]).all()), m
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 4096, 4096), (64, 2112, 7168), (16, 28672, 1024)])
+def test_equal_bits_under_load_and_in_graphs(m, n, k):
+    cp = device.cupy()
+    case = Case(m, n, k, seed=7)
+    first = case.run()
+    noise = cp.zeros(64 << 20, cp.uint8)
+    streams = [cp.cuda.Stream(non_blocking=True) for _ in range(3)]
+    cp.cuda.get_current_stream().synchronize()
+    for _ in range(100):
+        with streams[2]:
+            noise += 1
+        results = []
+        for stream in streams[:2]:
+            with stream:
+                results.append(case.run(stream))
+        for stream in streams:
+            stream.synchronize()
+        assert all(bool((result == first).all()) for result in results)
+    with streams[0]:
+        out = cp.full_like(first, 0xFF)
+        (row,) = hopper.HOPPER_ROWS
+        launch = row.plan(case.problem)
+        streams[0].synchronize()
+        streams[0].begin_capture()
+        for _ in range(10):
+            launch(
+                streams[0].ptr, case.a.data.ptr, case.b.data.ptr, case.scales[0].data.ptr, case.scales[1].data.ptr,
+                0, out.data.ptr, 0, 0, 0,
+            )  # fmt: skip
+        graph = streams[0].end_capture()
+        graph.launch(streams[0])
+        streams[0].synchronize()
+    assert bool((out == first).all())
