@@ -166,14 +166,17 @@ DEVICE void store16(void* p, Vector16 v) { *static_cast<Vector16*>(p) = v; }
 DEVICE void store8(void* p, Vector8 v) { *static_cast<Vector8*>(p) = v; }
 DEVICE void store4(void* p, unsigned v) { *static_cast<unsigned*>(p) = v; }
 
-// Global memory that is read once: it should not push other lines out of the first cache.
+// Global memory that is touched once: it should push nothing else out of the caches.
 #if FP8CORE_PTX
 DEVICE Vector16 load16_streaming(const void* p) {
     Vector16 v;
-    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+    asm volatile("ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                  : "l"(p));
     return v;
+}
+DEVICE void store8_streaming(void* p, Vector8 v) {
+    asm volatile("st.global.cs.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(v.x), "r"(v.y) : "memory");
 }
 DEVICE word64 load_relaxed(const word64* p) {
     word64 v;
@@ -185,6 +188,7 @@ DEVICE void device_fence() { __threadfence(); }
 DEVICE void pause() {}  // in loops that poll memory
 #else
 DEVICE Vector16 load16_streaming(const void* p) { return load16(p); }
+DEVICE void store8_streaming(void* p, Vector8 v) { store8(p, v); }
 DEVICE word64 load_relaxed(const word64* p) { return *static_cast<const volatile word64*>(p); }
 DEVICE void store_relaxed(word64* p, word64 v) { *static_cast<volatile word64*>(p) = v; }
 DEVICE void device_fence() {}

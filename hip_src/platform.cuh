@@ -116,6 +116,10 @@ DEVICE Vector16 load16_streaming(const void* p) {
     const Four v = __builtin_nontemporal_load(static_cast<const Four*>(p));
     return {v.x, v.y, v.z, v.w};
 }
+DEVICE void store8_streaming(void* p, Vector8 v) {
+    using Two = unsigned __attribute__((ext_vector_type(2)));
+    __builtin_nontemporal_store(Two{v.x, v.y}, static_cast<Two*>(p));
+}
 DEVICE word64 load_relaxed(const word64* p) {
     return __hip_atomic_load(p, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }

@@ -18,14 +18,14 @@ struct Octet {
     }
 };
 
-// alignment: of the address, in bytes; the elements' own size is always kept.
-template <int input, int alignment>
+// alignment: of the address, in bytes; the elements' own size is always kept. once: no cache should keep them.
+template <int input, int alignment, bool once = false>
 DEVICE Octet<input> load_octet(const byte* p) {
     Octet<input> octet;
     constexpr int WORDS = Octet<input>::WORDS;
     if constexpr (alignment >= 16) {
         for (int i = 0; i < WORDS; i += 4) {
-            const Vector16 v = load16(p + 4 * i);
+            const Vector16 v = once ? load16_streaming(p + 4 * i) : load16(p + 4 * i);
             octet.words[i] = v.x, octet.words[i + 1] = v.y, octet.words[i + 2] = v.z, octet.words[i + 3] = v.w;
         }
     } else if constexpr (alignment == 8) {
@@ -99,10 +99,10 @@ DEVICE Vector8 encode_octet(const Octet<input>& octet, const Divisor& d) {
     return encode_octet_by<input, format, mode, true>(octet, d);
 }
 
-template <int alignment>
+template <int alignment, bool once = false>
 DEVICE void store_octet(byte* p, Vector8 codes) {
     if constexpr (alignment >= 8) {
-        store8(p, codes);
+        once ? store8_streaming(p, codes) : store8(p, codes);
     } else if constexpr (alignment == 4) {
         store4(p, codes.x);
         store4(p + 4, codes.y);

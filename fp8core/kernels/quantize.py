@@ -1,6 +1,7 @@
 """The kernels of quantization: three bodies, and which problem each of them takes."""
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, Final, NamedTuple
 
 from fp8core import host, jit
@@ -13,7 +14,7 @@ SCALE_FORMAT: Final = {"float32": 0, "ue8m0": 1, "ue8m0_bytes": 2}
 SIGNATURE: Final = "PqPqPqqqqPffq"
 """Of every body: what a launch is called with after the stream, then cols:
 x, x_stride, data, data_stride, scale, its row and column strides, rows, rows_padded, upper, upper_value, eps, cols."""
-ROWS, ROWS_PADDED = 7, 8
+X_STRIDE, DATA_STRIDE, ROWS, ROWS_PADDED = 1, 3, 7, 8
 """Their places among the operands of a launch."""
 MOST_BLOCKS_Y: Final = 65_535
 STATIC, TENSOR, TOKEN, GROUP = range(4)
@@ -132,6 +133,9 @@ def plan_tile(problem: Quantize) -> Launch:
     """Return the launch of quantize_tile: every element is read once and written once."""
     tile, cols = tile_of(problem), problem.cols
     shape = shape_of(problem, tile)
+    if tile.rows == 1 and problem.group_shape.cols < 0:
+        tile = Tile(1, shape.team * shape.vectors)
+    edge = 2 if cols % OCTET else 1 if cols % (tile.octets * OCTET * shape.teams_x * shape.repeat) else 0
     constants = {
         "TEAM": shape.team,
         "VECTORS": shape.vectors,
@@ -139,7 +143,7 @@ def plan_tile(problem: Quantize) -> Launch:
         "TEAMS_X": shape.teams_x,
         "TILE_ROWS": tile.rows,
         "TILE_OCTETS": tile.octets,
-        "TAIL": int(cols % OCTET != 0),
+        "EDGE": edge,
     }
     run = prepare(problem, "quantize_tile", shape.threads, constants, programmatic=True)
     block_rows = shape.threads // shape.team // shape.teams_x * tile.rows
@@ -182,17 +186,18 @@ def kept_of(problem: Quantize) -> Kept:
 def plan_tensor(problem: Quantize) -> Launch:
     """Return the launch of quantize_tensor: a grid of one block a multiprocessor, or one block for a small matrix."""
     cols, blocks, kept = problem.cols, problem.target.multiprocessors, kept_of(problem)
-    constants = {"VECTORS": kept.registers, "SHARED_OCTETS": kept.shared}
-    grid = prepare(
-        problem, "quantize_tensor", TENSOR_THREADS, constants, shared_bytes=kept.shared_bytes, cooperative=True
-    )
-    block = prepare(problem, "quantize_tensor", TENSOR_THREADS, constants, programmatic=True)
+
+    @cache
+    def run(flat: bool, alone: bool) -> jit.Launcher:
+        constants = {"VECTORS": kept.registers, "SHARED_OCTETS": kept.shared, "FLAT": int(flat)}
+        shared_bytes = 0 if alone else kept.shared_bytes
+        how = {"programmatic": alone, "cooperative": not alone}
+        return prepare(problem, "quantize_tensor", TENSOR_THREADS, constants, shared_bytes=shared_bytes, **how)
 
     def launch(stream: int, *operands: Any) -> None:
-        if operands[ROWS] * cols <= ONE_BLOCK:
-            block(stream, (1, 1, 1), *operands, cols)
-        else:
-            grid(stream, (blocks, 1, 1), *operands, cols)
+        rows, flat = operands[ROWS], operands[X_STRIDE] == operands[DATA_STRIDE] == cols
+        alone = rows * cols <= ONE_BLOCK
+        run(flat or rows == 1, alone)(stream, (1 if alone else blocks, 1, 1), *operands, cols)
 
     return launch
 

@@ -1,0 +1,121 @@
+"""What fp8core's quantization is compared with: found where the benchmark runs, and left out by name where it is not.
+
+`Peers(folder)` loads the kernels of vLLM and SGLang that a folder holds (vllm_C.so, sgl_ops.so). For measuring only.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+FP8 = torch.float8_e4m3fn
+LARGEST = 448.0
+
+
+class Result(NamedTuple):
+    """Where a baseline writes: codes and scales as the case has them."""
+
+    data: torch.Tensor
+    scale: torch.Tensor
+
+
+Baseline = Callable[[torch.Tensor, Result], object]
+"""Quantizes x into a result."""
+
+
+def copy(bytes_: int) -> Callable[[], object]:
+    """Return a copy that moves ``bytes_``, half of them read and half written, between buffers of its own."""
+    source, target = (torch.empty(bytes_ // 2, dtype=torch.uint8, device="cuda") for _ in range(2))
+    source.random_()
+    return lambda: target.copy_(source)
+
+
+class Peers(NamedTuple):
+    """The namespaces of operators that could be loaded."""
+
+    vllm: Any
+    sgl: Any
+
+    def quantizers(self, mode: str) -> Iterator[tuple[str, Baseline]]:
+        """Give the name and the baseline of each peer that has ``mode``."""
+        if self.vllm is not None:
+            yield from _vllm(self.vllm, mode)
+        if self.sgl is not None:
+            yield from _sgl(self.sgl, mode)
+
+
+def load(folder: Path | None) -> Peers:
+    """Return the peers in ``folder``, None for one that is not there."""
+
+    def library(file: str, namespace: str) -> Any:
+        if folder is None or not (folder / file).exists():
+            return None
+        torch.ops.load_library(str(folder / file))
+        return getattr(torch.ops, namespace)
+
+    return Peers(library("vllm_C.so", "_C"), library("sgl_ops.so", "sgl_kernel"))
+
+
+def _vllm(ops: Any, mode: str) -> Iterator[tuple[str, Baseline]]:
+    if mode == "static":
+        yield "vllm", lambda x, r: ops.static_scaled_fp8_quant(r.data, x, r.scale)
+    if mode == "tensor":
+        yield "vllm", lambda x, r: ops.dynamic_scaled_fp8_quant(r.data, x, r.scale)
+    if mode == "token":
+        yield "vllm", lambda x, r: ops.dynamic_per_token_scaled_fp8_quant(r.data, x, r.scale, None)
+    if mode == "1x128":
+        yield (
+            "vllm",
+            lambda x, r: ops.per_token_group_fp8_quant(
+                x, r.data, r.scale, 128, 1e-10, -LARGEST, LARGEST, False, False, False
+            ),
+        )
+
+
+def _sgl(ops: Any, mode: str) -> Iterator[tuple[str, Baseline]]:
+    if mode == "token":
+        yield "sgl", lambda x, r: ops.sgl_per_token_quant_fp8(x, r.data, r.scale)
+    if mode == "1x128":
+        yield (
+            "sgl",
+            lambda x, r: ops.sgl_per_token_group_quant_8bit(x, r.data, r.scale, 128, 1e-10, -LARGEST, LARGEST, False),
+        )
+
+
+def scales(x: torch.Tensor, mode: str) -> torch.Tensor:
+    """Return the scales of section 3 of the specification for ``x`` of finite numbers, as a matrix."""
+    rows, cols = x.shape
+    wide = x.float().abs()
+    largest = torch.full((), LARGEST, device=x.device)
+    if mode in ("static", "tensor"):
+        return (wide.max() / largest).clamp_min(2.0**-126).reshape(1, 1)
+    if mode == "token":
+        return (wide.amax(1, keepdim=True) / largest).clamp_min(1.0 / (LARGEST * 512))
+    height = 128 if mode == "128x128" else 1
+    padded = torch.nn.functional.pad(wide, (0, -cols % 128, 0, -rows % height))
+    blocks = padded.reshape(padded.shape[0] // height, height, padded.shape[1] // 128, 128)
+    return blocks.amax((1, 3)).clamp_min(1e-10) / largest
+
+
+def codes(x: torch.Tensor, scale: torch.Tensor, mode: str) -> torch.Tensor:
+    """Return the codes of ``x`` by PyTorch's own arithmetic, one operation at a time: the oracle, bit for bit."""
+    rows, cols = x.shape
+    if mode in ("static", "tensor"):
+        values = x.float() * (torch.ones((), device=x.device) / scale)
+    else:
+        height, width = {"token": (1, cols), "1x128": (1, 128), "128x128": (128, 128)}[mode]
+        spread = scale.repeat_interleave(height, 0)[:rows].repeat_interleave(width, 1)[:, :cols]
+        values = x.float() / spread
+    return values.clamp(-LARGEST, LARGEST).to(FP8)
+
+
+def compiled(mode: str) -> Baseline:
+    """Return the oracle as torch.compile fuses it."""
+
+    def quantize(x: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        found = scale if mode == "static" else scales(x, mode)
+        return codes(x, found, mode), found
+
+    fused = torch.compile(quantize, dynamic=False)
+    return lambda x, r: fused(x, r.scale)

@@ -1,0 +1,250 @@
+"""Products of few rows beside their floor, torch, cuBLASLt and the peers' kernels.
+
+    python -m bench.decode [--peers FOLDER] [--json FILE] [--modes row block] [--shapes 6144x4096] [--m 1 16 64]
+
+A shape is n x k. Graphs of 64 calls; weights rotate over more memory than the second cache holds, activations stay
+warm. Every variant's output is checked against float64 before it is timed. Scales: "tensor" one each, "row" per token
+x per channel, "block" 1x128 x 128x128 (m-major, as the peers want them).
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from bench import baselines, timing
+from fp8core import device
+from fp8core.errors import Fp8Error
+from fp8core.kernels.hopper import HOPPER_ROWS
+from fp8core.kernels.scaled_mm import SCALED_MM
+from fp8core.problem import Granularity, ScaledMm
+
+BANDWIDTH: Final = 4.3e12
+SHAPES: Final = (
+    *("6144x4096", "4096x4096", "28672x4096", "4096x14336", "8192x8192", "7168x16384", "2112x7168"),
+    *("1024x4096", "3584x4096", "4096x1792", "5120x5120", "37888x3584", "3584x18944", "13312x16384", "8192x3584"),
+)
+"""Of Llama 8B, 70B and 405B, Qwen2.5 and DeepSeek-V3, whole and split."""
+MODES: Final[dict[str, tuple[Granularity, Granularity]]] = {
+    "tensor": ("tensor", "tensor"),
+    "row": ("row", "row"),
+    "block": ("group", "block"),
+}
+ROWS: Final = {kernel.name: kernel for kernel in SCALED_MM.kernels} | {kernel.name: kernel for kernel in HOPPER_ROWS}
+OURS: Final = ("hopper_decode", "cublaslt")
+FAR: Final = 4e-3
+"""A relative error that is a mistake."""
+
+Call = Callable[["Operands"], torch.Tensor]
+
+
+class Operands(NamedTuple):
+    """Of one call: e4m3 a [m, k] and weight [n, k], scales as matrices, and where bfloat16 results go."""
+
+    a: torch.Tensor
+    weight: torch.Tensor
+    scale_a: torch.Tensor
+    scale_b: torch.Tensor
+    out: torch.Tensor
+
+
+class Case(NamedTuple):
+    """A mode of scales and a shape."""
+
+    mode: str
+    m: int
+    n: int
+    k: int
+
+    @property
+    def roofline(self) -> timing.Roofline:
+        """The weight, a and out once, and the operations."""
+        moved = self.n * self.k + self.m * self.k + 2 * self.m * self.n
+        return timing.Roofline(moved, 2 * self.m * self.n * self.k)
+
+    def operands(self) -> list[Operands]:
+        """Return operands that differ in their weights alone."""
+        m, n, k = self[1:]
+        blocks, tiles = -(-k // 128), -(-n // 128)
+        shapes = {"tensor": ((1, 1), (1, 1)), "row": ((m, 1), (n, 1)), "block": ((m, blocks), (tiles, blocks))}
+        scale_a, scale_b = (torch.rand(shape, device="cuda") + 0.5 for shape in shapes[self.mode])
+        if self.mode == "block":
+            scale_a = scale_a.T.contiguous().T
+        a = torch.randn(m, k, device="cuda").to(baselines.FP8)
+        first = torch.randn(n, k, device="cuda").to(baselines.FP8)
+        out = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
+        weights = [first, *(first.clone() for _ in range(timing.copies(n * k, 3) - 1))]
+        return [Operands(a, weight, scale_a, scale_b, out) for weight in weights]
+
+    def problem(self) -> ScaledMm:
+        """Return the case as the table of kernels has it."""
+        m, n, k = self[1:]
+        strides_a, strides_b = {
+            "tensor": ((0, 0), (0, 0)),
+            "row": ((1, 0), (1, 0)),
+            "block": ((1 if m > 1 else 0, m), (-(-k // 128), 1)),
+        }[self.mode]
+        return ScaledMm(
+            target=device.target(0),
+            m=m,
+            n=n,
+            k=k,
+            a="float8_e4m3fn",
+            b="float8_e4m3fn",
+            out="bfloat16",
+            scale_a=MODES[self.mode][0],
+            scale_b=MODES[self.mode][1],
+            scale_a_strides=strides_a,
+            scale_b_strides=strides_b,
+            bias="",
+            out_scale=False,
+            amax=False,
+            use_fast_accum=True,
+            batch_invariant=False,
+            lda=k,
+            ldb=k,
+            ldo=n,
+            alignment=16,
+        )
+
+
+def want(case: Case, o: Operands) -> torch.Tensor:
+    """Return the result in float64."""
+    a, weight = o.a.double(), o.weight.double()
+    if case.mode != "block":
+        return (a @ weight.T) * o.scale_a.double() * o.scale_b.double().reshape(1, -1)
+    a *= o.scale_a.double().repeat_interleave(128, 1)[:, : case.k]
+    weight *= o.scale_b.double().repeat_interleave(128, 1)[:, : case.k].repeat_interleave(128, 0)[: case.n]
+    return a @ weight.T
+
+
+def row(name: str, case: Case) -> Call | None:
+    """Return a row of fp8core's table, or None where it refuses the case."""
+    problem = case.problem()
+    if ROWS[name].refusal(problem) is not None:
+        return None
+    launch: Any = ROWS[name].plan(problem)
+    scratch = torch.empty(launch.scratch_bytes + 256, dtype=torch.uint8, device="cuda")
+
+    def run(o: Operands) -> torch.Tensor:
+        places = (x.data_ptr() for x in (o.a, o.weight, o.scale_a, o.scale_b))
+        launch(timing.stream(), *places, 0, o.out.data_ptr(), 0, 0, -(-scratch.data_ptr() // 256) * 256)
+        return o.out
+
+    return run
+
+
+def _torch(o: Operands) -> torch.Tensor:
+    scale_b = o.scale_b.T if o.scale_b.numel() > 1 else o.scale_b
+    tensor = o.scale_a.numel() == 1 and o.scale_b.numel() == 1
+    scales = (o.scale_a.reshape(()), o.scale_b.reshape(())) if tensor else (o.scale_a, scale_b)
+    return torch._scaled_mm(o.a, o.weight.T, *scales, out_dtype=torch.bfloat16, use_fast_accum=True)
+
+
+def _vllm(ops: Any, o: Operands) -> torch.Tensor:
+    ops.cutlass_scaled_mm(o.out, o.a, o.weight.T, o.scale_a, o.scale_b.T, None)
+    return o.out
+
+
+def _sgl(ops: Any, o: Operands) -> torch.Tensor:
+    found: torch.Tensor = ops.fp8_scaled_mm(o.a, o.weight.T, o.scale_a, o.scale_b, torch.bfloat16, None)
+    return found
+
+
+def _deep_gemm(module: Any, o: Operands) -> torch.Tensor:
+    module.fp8_gemm_nt((o.a, o.scale_a), (o.weight, o.scale_b), o.out)
+    return o.out
+
+
+def variants(case: Case, peers: baselines.Peers, deep_gemm: Any) -> Iterator[tuple[str, Call]]:
+    """Give what can run the case, by name."""
+    for name in OURS:
+        found = row(name, case)
+        if found is not None:
+            yield name, found
+    if case.mode != "block":
+        yield "torch", _torch
+    if peers.vllm is not None:
+        yield "vllm", partial(_vllm, peers.vllm)
+    if peers.sgl is not None and case.mode == "row":
+        yield "sgl", partial(_sgl, peers.sgl)
+    if deep_gemm is not None and case.mode == "block":
+        yield "deep_gemm", partial(_deep_gemm, deep_gemm)
+
+
+def measure(case: Case, peers: baselines.Peers, deep_gemm: Any, replays: int) -> dict[str, Any]:
+    """Return one record: the case, its floor, and each variant's time or what kept it from having one."""
+    operands = case.operands()
+    reference = want(case, operands[0])
+    calls: dict[str, list[Callable[[], object]]] = {}
+    wrong: dict[str, str] = {}
+    for name, run in variants(case, peers, deep_gemm):
+        operands[0].out.fill_(float("nan"))
+        try:
+            result = run(operands[0]).double()
+        except (RuntimeError, Fp8Error) as error:
+            wrong[name] = str(error).splitlines()[0][:60]
+            continue
+        error_of = float((result - reference).norm() / reference.norm())
+        if error_of <= FAR:
+            calls[name] = [partial(run, o) for o in operands]
+        else:
+            wrong[name] = f"error {error_of:.1e}"
+    del reference
+    times = timing.compare(calls, replays)
+    return {
+        **case._asdict(),
+        "floor_us": case.roofline.floor(BANDWIDTH),
+        "us": {name: time._asdict() for name, time in times.items()},
+        "wrong": wrong,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peers", type=Path, help="the folder that prepare.py's unpack.py laid out")
+    parser.add_argument("--deep-gemm", action="store_true", help="DeepGEMM of that folder too; compiles for a while")
+    parser.add_argument("--json", type=Path, help="append one line a case to this file")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=["row", "block"])
+    parser.add_argument("--shapes", nargs="+", default=SHAPES)
+    parser.add_argument("--m", nargs="+", type=int, default=[1, 16, 64])
+    parser.add_argument("--replays", type=int, default=timing.REPLAYS)
+    arguments = parser.parse_args()
+    deep_gemm = None
+    if arguments.deep_gemm and arguments.peers:
+        sys.path.insert(0, str(arguments.peers / "site"))
+        deep_gemm = import_module("deep_gemm")
+    peers = baselines.load(arguments.peers)
+    console, table = Console(width=150), Table(title=torch.cuda.get_device_name(0))
+    names = ["hopper_decode", "cublaslt", "torch", "vllm", "sgl", *(["deep_gemm"] if deep_gemm else [])]
+    for column in ("mode", "m x n x k", "floor us", *names, "above floor"):
+        table.add_column(column, justify="right")
+    for shape in arguments.shapes:
+        n, k = map(int, shape.split("x"))
+        for mode in arguments.modes:
+            for m in arguments.m:
+                record = measure(Case(mode, m, n, k), peers, deep_gemm, arguments.replays)
+                if arguments.json:
+                    with arguments.json.open("a") as file:
+                        file.write(json.dumps(record) + "\n")
+                cells = [
+                    f"{record['us'][name]['median']:.2f}" if name in record["us"] else record["wrong"].get(name, "-")
+                    for name in names
+                ]
+                mine = record["us"].get("hopper_decode", {"median": float("nan")})["median"]
+                floor = record["floor_us"]
+                table.add_row(mode, f"{m}x{n}x{k}", f"{floor:.2f}", *cells, f"{mine - floor:+.2f}")
+        torch.cuda.empty_cache()
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()

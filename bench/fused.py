@@ -1,0 +1,187 @@
+"""RMS norm and SiLU fused with quantization, beside their floor, the copy of as many bytes, and vLLM's kernels.
+
+    python -m bench.fused [--peers FOLDER] [--json FILE] [--kinds norm add+norm silu] [--shapes 1x4096 8192x8192]
+
+bfloat16 in, float8_e4m3fn out. Every output of ours is checked against PyTorch's arithmetic in fp32 before it is timed:
+codes at most one step away, in at most one of 500 (the sum's order and exp's last places are free). Inputs and outputs
+rotate over more memory than the second cache holds; variants take turns.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from bench import baselines, timing
+from fp8core import device
+from fp8core.kernels.fused import NORM_QUANTIZE, SILU_QUANTIZE
+from fp8core.problem import GROUP_128, PER_TENSOR, PER_TOKEN, GroupShape, NormQuantize, SiluQuantize
+
+BANDWIDTH: Final = 4.3e12
+"""Bytes a second that a copy on an H200 moves, read plus written."""
+SHAPES: Final = ("1x4096", "16x8192", "1024x8192", "4096x4096", "8192x8192", "16384x14336")
+KINDS: Final = {"norm": 3, "add+norm": 7, "silu": 5}
+"""The bytes of an element of the result: read, and written."""
+MODES: Final[dict[str, GroupShape]] = {"static": PER_TENSOR, "token": PER_TOKEN, "1x128": GROUP_128}
+EPSILON: Final = 1e-6
+MOST_OFF: Final = 1 / 500
+
+
+class Case(NamedTuple):
+    """A kind, a mode, and the shape of the result."""
+
+    kind: str
+    mode: str
+    rows: int
+    cols: int
+
+    @property
+    def roofline(self) -> timing.Roofline:
+        """The elements' bytes and the scales'."""
+        scale_rows, scale_cols = MODES[self.mode].scale_shape(self.rows, self.cols)
+        return timing.Roofline(KINDS[self.kind] * self.rows * self.cols + 4 * scale_rows * scale_cols)
+
+
+class Operands(NamedTuple):
+    """What one call reads and writes."""
+
+    x: torch.Tensor
+    residual: torch.Tensor
+    weight: torch.Tensor
+    data: torch.Tensor
+    scale: torch.Tensor
+
+
+def operands(case: Case) -> Operands:
+    """Return fresh operands; a given scale is one that fits."""
+    rows, cols = case.rows, case.cols
+    x = torch.randn(rows, cols * (2 if case.kind == "silu" else 1), device="cuda").bfloat16()
+    residual = torch.randn(rows if case.kind == "add+norm" else 0, cols, device="cuda").bfloat16()
+    weight = (torch.rand(cols, device="cuda") + 0.5).bfloat16()
+    data = torch.empty(rows, cols, dtype=baselines.FP8, device="cuda")
+    scale = torch.full(MODES[case.mode].scale_shape(rows, cols), 0.02, device="cuda")
+    return Operands(x, residual, weight, data, scale)
+
+
+def ours(case: Case) -> Callable[[Operands], None]:
+    """Return fp8core's kernel for the case, called as its table gives it."""
+    group, static = MODES[case.mode], case.mode == "static"
+    target, format_ = device.target(0), ("float8_e4m3fn", group, static, "float32", "k")
+    limits = (0, float("inf"), 1e-10)
+    if case.kind == "silu":
+        silu = SILU_QUANTIZE.plan(SiluQuantize(target, "bfloat16", *format_, False, case.cols, 16))
+
+        def run(o: Operands) -> None:
+            results = (o.data.data_ptr(), case.cols, o.scale.data_ptr(), *o.scale.stride())
+            silu(timing.stream(), o.x.data_ptr(), 2 * case.cols, *results, case.rows, *limits)
+
+        return run
+    adds = case.kind == "add+norm"
+    norm = NORM_QUANTIZE.plan(NormQuantize(target, "bfloat16", "bfloat16", *format_, adds, False, case.cols, 16))
+
+    def run_norm(o: Operands) -> None:
+        inputs = (o.x.data_ptr(), case.cols, o.residual.data_ptr() if adds else 0, case.cols, o.weight.data_ptr(), EPSILON)
+        results = (o.data.data_ptr(), case.cols, o.scale.data_ptr(), *o.scale.stride())
+        norm(timing.stream(), *inputs, *results, case.rows, *limits)
+
+    return run_norm
+
+
+def vllm(case: Case, ops: Any) -> Iterator[Callable[[Operands], object]]:
+    """Give vLLM's kernel for the case where it has one."""
+    match case.kind, case.mode:
+        case "norm", "static":
+            yield lambda o: ops.rms_norm_static_fp8_quant(o.data, o.x, o.weight, o.scale, EPSILON)
+        case "add+norm", "static":
+            yield lambda o: ops.fused_add_rms_norm_static_fp8_quant(o.data, o.x, o.residual, o.weight, o.scale, EPSILON)
+        case "norm", "token":
+            yield lambda o: ops.rms_norm_dynamic_per_token_quant(o.data, o.x, o.weight, o.scale, EPSILON, None, None)
+        case "add+norm", "token":
+            yield lambda o: ops.rms_norm_dynamic_per_token_quant(o.data, o.x, o.weight, o.scale, EPSILON, None, o.residual)
+        case "silu", "static":
+            yield lambda o: ops.silu_and_mul_quant(o.data, o.x, o.scale)
+
+
+def produced(case: Case, o: Operands) -> torch.Tensor:
+    """Return what is to be quantized, by PyTorch's own arithmetic in fp32."""
+    if case.kind == "silu":
+        gate, up = o.x.float().chunk(2, 1)
+        return (gate.double() / (1 + torch.exp(-gate.double()))).float() * up
+    h = (o.x + o.residual if case.kind == "add+norm" else o.x).float()
+    mean = h.double().square().mean(1, keepdim=True).float()
+    return h * (torch.ones((), device="cuda") / torch.sqrt(mean + EPSILON)) * o.weight.float()
+
+
+def check(case: Case, run: Callable[[Operands], object]) -> str | None:
+    """Return what is wrong with the output of ours, or None."""
+    o = operands(case)
+    o.data.view(torch.uint8).fill_(0x5A)
+    values = produced(case, o)
+    run(o)
+    if case.kind == "add+norm" and not torch.equal(o.residual.float(), (o.residual.float()).bfloat16().float()):
+        return "residual"
+    want = o.scale if case.mode == "static" else baselines.scales(values, case.mode)
+    apart = ((o.scale - want).abs() / want).max().item()
+    codes = baselines.codes(values, want, case.mode).view(torch.uint8)
+    steps = (o.data.view(torch.uint8).int() - codes.int()).abs()
+    off = (steps > 0).float().mean().item()
+    if apart > 1e-6 or off > MOST_OFF or steps.max().item() > 1:
+        return f"scales off by {apart:.1e}, {off:.1e} of the codes by up to {steps.max().item()}"
+    return None
+
+
+def measure(case: Case, peers: baselines.Peers) -> dict[str, Any]:
+    """Return one record: the case, its floor, and each variant's time or what kept it from having one."""
+    runs: dict[str, Callable[[Operands], object]] = {"fp8core": ours(case)}
+    wrong = {name: fault for name, run in runs.items() if (fault := check(case, run))}
+    if peers.vllm is not None:
+        runs.update(("vllm", run) for run in vllm(case, peers.vllm))
+    sets = [operands(case) for _ in range(timing.copies(case.roofline.bytes))]
+    calls: dict[str, list[Callable[[], object]]] = {
+        name: [lambda run=run, o=o: run(o) for o in sets]  # type: ignore[misc]
+        for name, run in runs.items()
+        if name not in wrong
+    }
+    calls["copy"] = [baselines.copy(case.roofline.bytes) for _ in sets]
+    times = timing.compare(calls, least=min(64, max(4, len(sets))))
+    return {
+        **case._asdict(),
+        "floor_us": case.roofline.floor(BANDWIDTH),
+        "us": {name: time._asdict() for name, time in times.items()},
+        "wrong": wrong,
+    }
+
+
+def main() -> None:
+    """Time the cases, print a table, and write JSON lines if asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peers", type=Path, help="the folder that prepare.py's unpack.py laid out")
+    parser.add_argument("--json", type=Path, help="append one line a case to this file")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
+    parser.add_argument("--shapes", nargs="+", default=SHAPES)
+    chosen = parser.parse_args()
+    peers = baselines.load(chosen.peers)
+    table = Table("kind", "mode", "shape", "floor us", "copy", "fp8core", "vllm", "of copy", title=torch.cuda.get_device_name(0))
+    for kind in chosen.kinds:
+        for mode in chosen.modes:
+            for shape in chosen.shapes:
+                record = measure(Case(kind, mode, *map(int, shape.split("x"))), peers)
+                torch.cuda.empty_cache()
+                if chosen.json:
+                    with chosen.json.open("a") as file:
+                        file.write(json.dumps(record) + "\n")
+                times, wrong = record["us"], record["wrong"]
+                cells = [f"{times[n]['median']:.2f}" if n in times else wrong.get(n, "-") for n in ("copy", "fp8core", "vllm")]
+                share = times["copy"]["median"] / times["fp8core"]["median"] if "fp8core" in times else float("nan")
+                table.add_row(kind, mode, shape, f"{record['floor_us']:.2f}", *cells, f"{share:.2f}")
+    Console(width=150).print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""Quantization beside its floor, the copy of as many bytes, torch.compile and the peers' kernels.
+
+    python -m bench.quantize [--peers FOLDER] [--json FILE] [--modes token 1x128] [--shapes 1x4096 8192x8192]
+
+Every variant's output is checked against PyTorch's arithmetic before it is timed (peers, whose corners differ, only for
+codes one step away). Inputs and outputs rotate over more memory than the second cache holds; variants take turns.
+"""
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from bench import baselines, timing
+from bench.baselines import Baseline, Result
+from fp8core import device
+from fp8core.kernels.quantize import QUANTIZE
+from fp8core.problem import BLOCK_128, GROUP_128, PER_TENSOR, PER_TOKEN, GroupShape, Quantize, ScaleLayout
+
+BANDWIDTH: Final = 4.3e12
+"""Bytes a second that a copy on an H200 moves, read plus written."""
+SHAPES: Final = ("1x4096", "16x8192", "1024x8192", "4096x4096", "8192x8192", "16384x14336", "65536x8192")
+MODES: Final[dict[str, GroupShape]] = {
+    "static": PER_TENSOR,
+    "tensor": PER_TENSOR,
+    "token": PER_TOKEN,
+    "1x128": GROUP_128,
+    "1x128 mn": GROUP_128,
+    "128x128": BLOCK_128,
+}
+
+
+class Case(NamedTuple):
+    """A mode and a shape, bfloat16 in and float8_e4m3fn out."""
+
+    mode: str
+    rows: int
+    cols: int
+
+    @property
+    def base(self) -> str:
+        """The mode without its scale layout."""
+        return self.mode.split()[0]
+
+    @property
+    def roofline(self) -> timing.Roofline:
+        """Two bytes read and one written an element, and the scales."""
+        scale_rows, scale_cols = MODES[self.mode].scale_shape(self.rows, self.cols)
+        return timing.Roofline(3 * self.rows * self.cols + 4 * scale_rows * scale_cols)
+
+    def inputs(self) -> list[torch.Tensor]:
+        """Return matrices to rotate over, of sizes that differ from row to row."""
+        count = timing.copies(3 * self.rows * self.cols)
+        spread = torch.linspace(-4, 4, self.rows, device="cuda").exp().unsqueeze(1)
+        return [(torch.randn(self.rows, self.cols, device="cuda") * spread).bfloat16() for _ in range(count)]
+
+    def result(self, x: torch.Tensor) -> Result:
+        """Return an empty result, with the scale of x where it is given."""
+        shape = MODES[self.mode].scale_shape(self.rows, self.cols)
+        scale = (
+            torch.empty(shape, device="cuda") if self.mode != "1x128 mn" else torch.empty(shape[::-1], device="cuda").T
+        )
+        if self.mode == "static":
+            scale.copy_(baselines.scales(x, "static"))
+        return Result(torch.empty(x.shape, dtype=baselines.FP8, device="cuda"), scale)
+
+
+def ours(case: Case) -> Baseline:
+    """Return fp8core's kernel for the case, called as its table gives it."""
+    group = MODES[case.mode]
+    layout: ScaleLayout = "mn" if case.mode.endswith("mn") else "k"
+    problem = Quantize(
+        device.target(0), "bfloat16", "float8_e4m3fn", group, case.mode == "static", "float32", layout, case.cols, 16
+    )
+    plan = QUANTIZE.plan(problem)
+
+    def run(x: torch.Tensor, r: Result) -> None:
+        plan(
+            timing.stream(),
+            *(x.data_ptr(), case.cols, r.data.data_ptr(), case.cols, r.scale.data_ptr(), *r.scale.stride()),
+            *(case.rows, case.rows, 0, float("inf"), 1e-10),
+        )
+
+    return run
+
+
+def variants_of(case: Case, peers: baselines.Peers, compile_too: bool) -> dict[str, Baseline]:
+    """Return ours and its baselines by name."""
+    found = {"fp8core": ours(case), **dict(peers.quantizers(case.mode))}
+    if compile_too and case.mode != "1x128 mn":
+        found["torch.compile"] = baselines.compiled(case.base)
+    return found
+
+
+def check(case: Case, name: str, run: Baseline, x: torch.Tensor) -> str | None:
+    """Return what is wrong with the output of a variant that writes into a result, or None."""
+    result = case.result(x)
+    result.data.view(torch.uint8).fill_(0x5A)
+    if case.mode != "static":
+        result.scale.fill_(-1.0)
+    returned = run(x, result)
+    data, scale = returned if isinstance(returned, tuple) else result
+    want = result.scale if case.mode == "static" else baselines.scales(x, case.base)
+    steps = (
+        (data.view(torch.uint8).int() - baselines.codes(x, want, case.base).view(torch.uint8).int()).abs().max().item()
+    )
+    if name == "fp8core" and (steps or not torch.equal(scale, want)):
+        return f"codes differ by {steps}, scales by {(scale - want).abs().max().item()}"
+    return f"codes differ by {steps}" if steps > 1 else None
+
+
+def measure(case: Case, peers: baselines.Peers, compile_too: bool) -> dict[str, object]:
+    """Return one record: the case, its floor, and each variant's time or what kept it from having one."""
+    inputs = case.inputs()
+    results = [case.result(x) for x in inputs]
+    calls: dict[str, list[Callable[[], object]]] = {}
+    wrong: dict[str, str] = {}
+    for name, run in variants_of(case, peers, compile_too).items():
+        fault = check(case, name, run, inputs[0])
+        if fault:
+            wrong[name] = fault
+        else:
+            calls[name] = [lambda run=run, x=x, r=r: run(x, r) for x, r in zip(inputs, results, strict=True)]  # type: ignore[misc]
+    calls["copy"] = [baselines.copy(case.roofline.bytes) for _ in inputs]
+    times = timing.compare(calls, least=min(64, max(4, len(inputs))))
+    return {
+        "mode": case.mode,
+        "rows": case.rows,
+        "cols": case.cols,
+        "floor_us": case.roofline.floor(BANDWIDTH),
+        "us": {name: time._asdict() for name, time in times.items()},
+        "wrong": wrong,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peers", type=Path, help="the folder that prepare.py's unpack.py laid out")
+    parser.add_argument("--json", type=Path, help="append one line a case to this file")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
+    parser.add_argument("--shapes", nargs="+", default=SHAPES)
+    parser.add_argument("--compile", action="store_true", help="time torch.compile too (it compiles for a while)")
+    arguments = parser.parse_args()
+    peers = baselines.load(arguments.peers)
+    console, table = Console(width=150), Table(title=torch.cuda.get_device_name(0))
+    names = ["copy", "fp8core", "vllm", "sgl", *(["torch.compile"] if arguments.compile else [])]
+    for column in ("mode", "shape", "floor us", *names, "of floor", "of copy"):
+        table.add_column(column, justify="right")
+    for mode in arguments.modes:
+        for shape in arguments.shapes:
+            rows, cols = map(int, shape.split("x"))
+            record = measure(Case(mode, rows, cols), peers, arguments.compile)
+            torch.cuda.empty_cache()
+            if arguments.json:
+                with arguments.json.open("a") as file:
+                    file.write(json.dumps(record) + "\n")
+            table.add_row(*row_of(record, names))
+    console.print(table)
+
+
+def row_of(record: dict[str, object], names: list[str]) -> list[str]:
+    """Return a record as a line of the table."""
+    times, wrong, floor = record["us"], record["wrong"], record["floor_us"]
+    assert isinstance(times, dict)
+    assert isinstance(wrong, dict)
+    assert isinstance(floor, float)
+    cells = [f"{times[n]['median']:.2f}" if n in times else wrong.get(n, "-") for n in names]
+    mine = times["fp8core"]["median"] if "fp8core" in times else float("nan")
+    shares = [f"{floor / mine:.2f}", f"{times['copy']['median'] / mine:.2f}"]
+    return [str(record["mode"]), f"{record['rows']}x{record['cols']}", f"{floor:.2f}", *cells, *shares]
+
+
+if __name__ == "__main__":
+    main()

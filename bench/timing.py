@@ -1,0 +1,107 @@
+"""Times of kernels on a GPU: CUDA graphs of many calls, replayed by turns, medians and spreads in microseconds.
+
+PyTorch captures the graphs: a call may be anything that launches on torch's current stream (`stream()` is its address).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median, quantiles
+from typing import Final, NamedTuple
+
+import torch
+
+Call = Callable[[], object]
+
+REPLAYS: Final = 25
+"""Timed replays of each variant; they take turns, so that what drifts, drifts for all."""
+SPAN_US: Final = 400.0
+"""A timed stretch lasts at least this long: a graph is replayed several times in it if need be."""
+SECOND_CACHE_BYTES: Final = 256 << 20
+"""Rotating over this much of inputs finds none of them in the second cache (50 MB on an H200)."""
+
+
+class Timing(NamedTuple):
+    """Microseconds a call: the median of the replays, and the quarters of them that were faster and slower."""
+
+    median: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f}"
+
+
+class Roofline(NamedTuple):
+    """The fewest bytes and operations that a call must spend."""
+
+    bytes: int
+    flops: int = 0
+
+    def floor(self, bandwidth: float, rate: float = 1.55e15) -> float:
+        """Return the microseconds that no implementation can beat, at bytes and operations a second."""
+        return max(self.bytes / bandwidth, self.flops / rate) * 1e6
+
+
+def stream() -> int:
+    """Return the address of torch's current stream: inside a capture, the captured one."""
+    return int(torch.cuda.current_stream().cuda_stream)
+
+
+def copies(bytes_: int, least: int = 1, most: int = 64) -> int:
+    """Return how many sets of ``bytes_`` to rotate over, so that a call finds its inputs cold."""
+    return max(least, min(most, -(-SECOND_CACHE_BYTES // bytes_)))
+
+
+def capture(calls: Sequence[Call], least: int = 64) -> tuple[torch.cuda.CUDAGraph, int]:
+    """Return a graph of ``calls`` in order, repeated until there are at least ``least``, and their number."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for call in calls:
+            call()
+    torch.cuda.synchronize()
+    rounds = -(-least // len(calls))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=side):
+        for _ in range(rounds):
+            for call in calls:
+                call()
+    return graph, rounds * len(calls)
+
+
+def compare(variants: Mapping[str, Sequence[Call]], replays: int = REPLAYS, least: int = 64) -> dict[str, Timing]:
+    """Return the time of one call of each variant.
+
+    Args:
+        variants: by name, the calls of one variant, one for each set of buffers that it rotates over. They are warmed
+            up, captured into one graph of at least ``least`` calls, and replayed.
+        replays: timed replays of each variant.
+        least: calls of a graph, so that what lies between two graphs does not count.
+    """
+    graphs = {name: capture(calls, least) for name, calls in variants.items()}
+    times: dict[str, list[float]] = {name: [] for name in variants}
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    again = dict.fromkeys(variants, 1)
+    for turn in range(-2, replays):
+        for name, (graph, calls) in graphs.items():
+            torch.cuda.synchronize()
+            begin.record()
+            for _ in range(again[name]):
+                graph.replay()
+            end.record()
+            end.synchronize()
+            elapsed = begin.elapsed_time(end) * 1e3 / again[name]
+            if turn < 0:
+                again[name] = max(1, int(SPAN_US / elapsed) + 1)
+            else:
+                times[name].append(elapsed / calls)
+    return {name: _timing(found) for name, found in times.items()}
+
+
+def graph_time(calls: Sequence[Call], repeats: int = REPLAYS) -> Timing:
+    """Return the time of one of ``calls``: `compare` of one variant."""
+    return compare({"": calls}, repeats)[""]
+
+
+def _timing(times: list[float]) -> Timing:
+    low, _, high = quantiles(times, n=4)
+    return Timing(median(times), low, high)
