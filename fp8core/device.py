@@ -18,8 +18,9 @@ Module = Any
 _OPT_IN_ABOVE: Final = 48 * 1024
 """CUDA gives a block this much shared memory unasked; more has to be allowed function by function."""
 _DRIVERS: Final[dict[str, tuple[str, ...]]] = {
+    # On ROCm first the one that CuPy has loaded, in whose address space streams and kernels live.
     "cuda": ("libcuda.so.1",),
-    "hip": ("libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6"),
+    "hip": ("libamdhip64.so.7", "libamdhip64.so", "libamdhip64.so.6"),
 }
 
 
@@ -173,7 +174,9 @@ def compiler() -> str:
             except metadata.PackageNotFoundError:
                 continue
     try:
-        return f"{platform()}rtc {cupy().cuda.nvrtc.getVersion()}"
+        version = f"{platform()}rtc {cupy().cuda.nvrtc.getVersion()}"
+        # hipRTC tells two numbers, and its compiler may change with the third.
+        return version if platform() == "cuda" else f"{version} of HIP {cupy().cuda.runtime.runtimeGetVersion()}"
     except (ImportError, OSError, RuntimeError) as error:
         raise BackendError(f"the run-time compiler of {platform()} cannot be loaded: {error}") from error
 
@@ -252,10 +255,24 @@ def function(module: Module, entry: str, shared_bytes: int = 0) -> int:
     try:
         address = int(module.get_function(entry).ptr)
         if shared_bytes > _OPT_IN_ABOVE and platform() == "cuda":
-            driver.funcSetAttribute(address, driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes)
+            most = driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            with _LOADING:  # a plan with less must not take from one with more
+                if driver.funcGetAttribute(most, address) < shared_bytes:
+                    driver.funcSetAttribute(address, most, shared_bytes)
     except RuntimeError as error:
         raise BackendError(f"kernel {entry} with {shared_bytes} bytes of shared memory: {error}") from error
     return address
+
+
+def capturing(stream: int) -> bool:
+    """Return whether the stream at an address is being captured into a graph; CuPy refuses the question on ROCm."""
+    if platform() == "cuda":
+        return bool(cupy().cuda.runtime.streamIsCapturing(stream))
+    state = ctypes.c_int()
+    asked = driver().hipStreamIsCapturing
+    asked.argtypes = (ctypes.c_void_p, ctypes.POINTER(ctypes.c_int))
+    check(asked(stream, ctypes.byref(state)), "hipStreamIsCapturing", f"stream {stream:#x}")
+    return state.value != 0
 
 
 def join(waiting: int, awaited: int, ordinal: int) -> None:
@@ -264,7 +281,7 @@ def join(waiting: int, awaited: int, ordinal: int) -> None:
     A stream that is captured into a graph cannot wait for one that is not, and does nothing before its replay.
     """
     cuda = cupy().cuda
-    if waiting != awaited and not cuda.runtime.streamIsCapturing(waiting):
+    if waiting != awaited and not capturing(waiting):
         with on(ordinal):
             event = cuda.Event(disable_timing=True)
             event.record(external(awaited))
@@ -276,7 +293,7 @@ def passed(pointer: int, ordinal: int) -> Callable[[], bool] | None:
     cuda = cupy().cuda
     with on(ordinal):
         here = external(pointer)
-        if cuda.runtime.streamIsCapturing(pointer):
+        if capturing(pointer):
             return None
         event = cuda.Event(disable_timing=True)
         event.record(here)

@@ -8,7 +8,7 @@ import ctypes
 import struct
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from fp8core import device, sources
 from fp8core.errors import BackendError
@@ -44,7 +44,9 @@ def compile_request(target: Target, source: str, entry: str, constants: Mapping[
 def standard_options(target: Target) -> tuple[str, ...]:
     """Return the options of every kernel: what is written is what is computed, subnormal fp32 numbers aside."""
     if target.platform == "hip":
-        return ("-std=c++17", "-O3", "-ffp-contract=off", "-fgpu-flush-denormals-to-zero")
+        # An architecture without features suits all of its devices, whatever their xnack and sramecc say.
+        architecture = f"--offload-arch=gfx{target.arch:x}"
+        return ("-std=c++17", "-O3", architecture, "-ffp-contract=off", "-fgpu-flush-denormals-to-zero")
     suffix = "a" if target.arch in (90, 100, 103) else ""
     return ("-std=c++17", "-default-device", f"-arch=sm_{target.arch}{suffix}", "-fmad=false", "-ftz=true")
 
@@ -59,11 +61,16 @@ def _function(target: Target, source: str, entry: str, constants: Constants, sha
 @cache
 def _launch_function(platform: Platform) -> Callable[..., int]:
     """Return the driver's launch: CUDA's and HIP's take the same configuration, kernel, parameters and extras."""
-    library = device.driver()
-    launch = library.hipDrvLaunchKernelEx if platform == "hip" else library.cuLaunchKernelEx
+    name = "hipDrvLaunchKernelEx" if platform == "hip" else "cuLaunchKernelEx"
+    try:
+        launch: Any = getattr(device.driver(), name)
+    except AttributeError as error:
+        needed = "ROCm 7" if platform == "hip" else "CUDA 12"
+        raise BackendError(f"the driver has no {name}: {needed} or later is needed ({error})") from error
     launch.argtypes = (ctypes.c_void_p,) * 4
     launch.restype = ctypes.c_int
-    return launch
+    found: Callable[..., int] = launch
+    return found
 
 
 class Frame(NamedTuple):

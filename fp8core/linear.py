@@ -1,145 +1,17 @@
 """FP8 linear layers: `linear` quantizes and multiplies, `Fp8Linear` is its prepared form."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
-from fp8core import arrays
-from fp8core.arrays import TensorView
+from fp8core import arrays, device
 from fp8core.dispatch import Explanation
-from fp8core.errors import ScaleError
-from fp8core.kernels.quantize import QUANTIZE
-from fp8core.kernels.scaled_mm import SCALED_MM
 from fp8core.ops import operands
+from fp8core.ops.calls import Calls
 from fp8core.ops.explain import explains
-from fp8core.ops.product import Product, product_of, run
-from fp8core.ops.quantize import EPS, Scaling, quantize, scaling
-from fp8core.problem import FORMATS, PER_CHANNEL, PER_TENSOR, PER_TOKEN, GroupShape, Quantize
+from fp8core.ops.layer import Call, Layer, explanation, forward
+from fp8core.ops.quantize import quantize
+from fp8core.problem import PER_CHANNEL, PER_TOKEN, GroupShape
 
-SCRATCH_ALIGNMENT = 256
-
-
-class _Layer(NamedTuple):
-    """A weight with its scale and bias, viewed, and how inputs are quantized for it."""
-
-    weight: TensorView
-    weight_scale: TensorView
-    bias: object
-    input_scale: object
-    group_shape: tuple[int, int]
-    scale_ub: object
-    out_dtype: object
-    use_fast_accum: bool
-    batch_invariant: bool
-
-
-class _Quantization(NamedTuple):
-    """The quantization of an input into one scratch: its problem, and where codes and scales lie in it."""
-
-    how: Scaling
-    at: operands.Matrix
-    key: tuple[Any, ...]
-    scale_shape: tuple[int, ...]
-    scale_strides: tuple[int, int]
-    scale_offset: int
-    bytes: int
-
-
-def _quantization(x: TensorView, layer: _Layer) -> _Quantization:
-    operands.is_wide(x, "x")
-    at = operands.matrix(x, "x")
-    dtype = layer.weight.dtype
-    how = scaling(dtype, layer.group_shape, layer.input_scale, layer.scale_ub, "float32", "k", EPS, x, at.rows, at.cols)
-    rows, cols = how.group_shape.scale_shape(at.rows, at.cols)
-    strides = (0, 0) if how.group_shape == PER_TENSOR else (1, rows)  # groups as block-scaled products want them
-    bits = operands.octets(x, at.stride, 0, at.cols)
-    layout = "mn" if cols > 1 else "k"
-    key = (x.target, x.dtype, dtype, how.group_shape, how.given is not None, how.scale_format, layout, at.cols, bits)
-    offset = -(-at.rows * at.cols // SCRATCH_ALIGNMENT) * SCRATCH_ALIGNMENT
-    shape = (1,) if how.group_shape == PER_TENSOR else (rows, cols)
-    return _Quantization(how, at, key, shape, strides, offset, offset + 4 * rows * cols)
-
-
-def _product(x: TensorView, q: _Quantization, layer: _Layer, scratch: int, dtype: object) -> Product:
-    """Return the product of the codes and scales that the quantization of x leaves at ``scratch``."""
-    codes = TensorView(
-        scratch, layer.weight.dtype, (q.at.rows, q.at.cols), (q.at.cols, 1), x.target, x.framework, x.owner
-    )
-    scale = q.how.given or TensorView(
-        scratch + q.scale_offset,
-        "float32",
-        q.scale_shape,
-        q.scale_strides[: len(q.scale_shape)],
-        x.target,
-        x.framework,
-        x.owner,
-    )
-    return product_of(
-        codes._replace(shape=x.shape, strides=_contiguous(x.shape)),
-        layer.weight,
-        scale,
-        layer.weight_scale,
-        layer.bias,
-        dtype,
-        None,
-        None,
-        stored=True,
-    )
-
-
-def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= size
-    return tuple(reversed(strides))
-
-
-def _ready_made(x: TensorView, layer: _Layer) -> Product:
-    """Return the product of an x that is FP8 already."""
-    if layer.input_scale is None:
-        raise ScaleError(f"x of {x.dtype} needs input_scale")
-    scale = arrays.view(layer.input_scale, "input_scale")
-    dtype = "bfloat16" if layer.out_dtype is None else layer.out_dtype
-    return product_of(x, layer.weight, scale, layer.weight_scale, layer.bias, dtype, None, None, stored=True)
-
-
-def _forward(x: TensorView, layer: _Layer, out: object, stream: object) -> Any:
-    if x.dtype in FORMATS:
-        return run(_ready_made(x, layer), layer.use_fast_accum, layer.batch_invariant, out, stream)
-    q = _quantization(x, layer)
-    dtype = x.dtype if layer.out_dtype is None else layer.out_dtype
-    work = arrays.stream_of(x, stream, *q.how.others)
-    scratch = x.framework.scratch(max(q.bytes, 1), x.target, None if stream is None else work)
-    product = _product(x, q, layer, scratch.pointer, dtype)
-
-    def codes_first() -> None:
-        QUANTIZE.plan(q.key)(
-            work,
-            x.pointer,
-            q.at.stride,
-            scratch.pointer,
-            q.at.cols,
-            product.scale_a.pointer,
-            *(q.how.strides if q.how.given is not None else q.scale_strides),
-            q.at.rows,
-            q.at.rows,
-            q.how.upper_pointer,
-            q.how.upper_value,
-            q.how.eps,
-        )
-
-    return run(product, layer.use_fast_accum, layer.batch_invariant, out, stream, before=codes_first)
-
-
-def _explanation(x: TensorView, layer: _Layer) -> Explanation:
-    if x.dtype in FORMATS:
-        return _explained(_ready_made(x, layer), layer)
-    q = _quantization(x, layer)
-    product = _product(x, q, layer, 0, x.dtype if layer.out_dtype is None else layer.out_dtype)
-    return _explained(product, layer)._replace(before=(QUANTIZE.explain(Quantize(*q.key)),))
-
-
-def _explained(product: Product, layer: _Layer) -> Explanation:
-    return SCALED_MM.explain(product.problem(layer.use_fast_accum, layer.batch_invariant, 0, product.n))
+_CALLS: Calls[Call] = Calls()
 
 
 def linear(
@@ -177,9 +49,9 @@ def linear(
     Raises:
         ShapeError, DTypeError, LayoutError, ScaleError, DeviceError: before anything is launched or written.
     """
-    layer = _Layer(
-        arrays.view(weight, "weight"),
-        arrays.view(weight_scale, "weight_scale"),
+    layer = Layer(
+        weight,
+        weight_scale,
         bias,
         input_scale,
         group_shape,
@@ -187,8 +59,16 @@ def linear(
         out_dtype,
         use_fast_accum,
         batch_invariant,
+        False,
     )
-    return _forward(arrays.view(x, "x"), layer, out, stream)
+    seen = [arrays.look(array) for array in (weight, weight_scale, bias, input_scale, x, out)]
+    weight_at, weight_scale_at, bias_at, input_scale_at, x_at, out_at = (at for at, _ in seen)
+    number = scale_ub is None or isinstance(scale_ub, float)
+    looks = tuple(look for _, look in seen) if number else (None,)
+    low_bits = (x_at | weight_at | out_at) & 15, (weight_scale_at | bias_at | input_scale_at) & 15
+    key = (looks, group_shape, scale_ub if number else None, out_dtype, use_fast_accum, batch_invariant, low_bits)
+    addresses = weight_at, weight_scale_at, bias_at, input_scale_at
+    return forward(layer, addresses, _CALLS, key, looks, x, x_at, out, out_at, stream)
 
 
 @explains(linear)
@@ -205,9 +85,9 @@ def _explain_linear(
     use_fast_accum: bool = True,
     batch_invariant: bool = False,
 ) -> Explanation:
-    layer = _Layer(
-        arrays.view(weight, "weight"),
-        arrays.view(weight_scale, "weight_scale"),
+    layer = Layer(
+        weight,
+        weight_scale,
         bias,
         input_scale,
         group_shape,
@@ -215,15 +95,16 @@ def _explain_linear(
         out_dtype,
         use_fast_accum,
         batch_invariant,
+        False,
     )
-    return _explanation(arrays.view(x, "x"), layer)
+    return explanation(x, layer)
 
 
 class Fp8Linear:
     """A linear layer with an FP8 weight, made once and called many times.
 
     Calls of several threads, on several streams and inside graph captures do not disturb each other: they share
-    nothing but the weight.
+    nothing but the weight, which must not change after the first call: products of later ones read it early.
     """
 
     def __init__(
@@ -241,9 +122,9 @@ class Fp8Linear:
         """Take an FP8 weight ``[n, k]`` and its scale; the arguments are those of `linear`."""
         self.weight = weight
         self.weight_scale = weight_scale
-        self._layer = _Layer(
-            arrays.view(weight, "weight"),
-            arrays.view(weight_scale, "weight_scale"),
+        self._layer = Layer(
+            weight,
+            weight_scale,
             bias,
             input_scale,
             GroupShape(*group_shape),
@@ -251,8 +132,13 @@ class Fp8Linear:
             out_dtype,
             use_fast_accum,
             batch_invariant,
+            stable_weight=False,
         )
-        operands.is_fp8(self._layer.weight, "weight")
+        operands.is_fp8(arrays.view(weight, "weight"), "weight")
+        seen = [arrays.look(array) for array in (weight, weight_scale, bias, input_scale)]
+        self._addresses = seen[0][0], seen[1][0], seen[2][0], seen[3][0]
+        self._all_seen = None if any(looks is None for _, looks in seen) else ()
+        self._calls: Calls[Call] = Calls()
 
     @classmethod
     def from_weight(
@@ -295,8 +181,24 @@ class Fp8Linear:
 
     def __call__(self, x: object, *, out: object = None, stream: object = None) -> Any:
         """Return ``x @ weight.T + bias`` for x ``[..., k]``."""
-        return _forward(arrays.view(x, "x"), self._layer, out, stream)
+        x_at, x_looks = arrays.look(x)
+        out_at, out_looks = arrays.look(out)
+        key = (x_looks, out_looks, (x_at | out_at) & 15)
+        looks = (x_looks, out_looks, self._all_seen)
+        result = forward(self._layer, self._addresses, self._calls, key, looks, x, x_at, out, out_at, stream)
+        if not self._layer.stable_weight:
+            self._settle(x, stream)
+        return result
+
+    def _settle(self, x: object, stream: object) -> None:
+        """Let later products read the weight early: the one just launched waited for whatever wrote it.
+
+        Not so inside a capture, where nothing has run yet.
+        """
+        view = arrays.view(x, "x")
+        if view.target.platform == "host" or not device.capturing(arrays.stream_of(view, stream)):
+            self._layer, self._calls = self._layer._replace(stable_weight=True), Calls()
 
     def explain(self, x: object) -> Explanation:
         """Return which kernels a call with x would get, and why; `fp8core.explain` of this layer asks it."""
-        return _explanation(arrays.view(x, "x"), self._layer)
+        return explanation(x, self._layer)

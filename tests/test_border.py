@@ -92,7 +92,7 @@ def test_an_array_is_seen_as_it_is(framework, dtype):
 def test_a_result_is_the_memory_that_was_written(framework, dtype, shape):
     maker = arrays.view(MAKERS[framework]((2, 2), "float32"), "x").framework
     result = maker.empty(shape, dtype, HOST)
-    given = maker.give(result)
+    given = maker.give(result.array)
     seen = arrays.view(given, "result")
     assert (seen.dtype, seen.shape) == (dtype, shape)
     assert seen.framework.name == ("numpy" if framework == "dlpack" else framework)
@@ -102,7 +102,7 @@ def test_a_result_is_the_memory_that_was_written(framework, dtype, shape):
 def test_a_result_can_have_strides(framework):
     maker = arrays.view(MAKERS[framework]((2, 2), "float32"), "x").framework
     result = maker.empty((6, 4), "float32", HOST, (1, 6))
-    seen = arrays.view(maker.give(result), "result")
+    seen = arrays.view(maker.give(result.array), "result")
     assert (seen.pointer, seen.shape, seen.strides) == (result.pointer, (6, 4), (1, 6))
 
 
@@ -112,7 +112,7 @@ def test_a_result_can_have_gaps_where_the_framework_can(framework):
         with pytest.raises(LayoutError, match=r"JAX have no gaps.*\(6, 4\).*\(8, 1\)"):
             maker.empty((6, 4), "float32", HOST, (8, 1))
     else:
-        seen = arrays.view(maker.give(maker.empty((6, 4), "float32", HOST, (8, 1))), "result")
+        seen = arrays.view(maker.give(maker.empty((6, 4), "float32", HOST, (8, 1)).array), "result")
         assert seen.strides == (8, 1)
 
 
@@ -129,7 +129,7 @@ def test_what_a_result_holds_outlives_the_result(framework):
     maker = arrays.view(MAKERS[framework]((2, 2), "float32"), "x").framework
     result = maker.empty((4, 4), "float32", HOST)
     np.ctypeslib.as_array((np.ctypeslib.ctypes.c_float * 16).from_address(result.pointer))[:] = 7.0
-    given = maker.give(result)
+    given = maker.give(result.array)
     del result
     gc.collect()
     _ = [np.zeros(16, np.float32) for _ in range(100)]
@@ -198,7 +198,7 @@ def test_tensors_that_require_grad_are_read_and_results_do_not():
     for tensor in (x, parameter, x * 2):
         seen = arrays.view(tensor, "x")
         assert seen.pointer == tensor.data_ptr()
-        assert not seen.framework.give(seen.framework.empty((2,), "float32", HOST)).requires_grad
+        assert not seen.framework.give(seen.framework.empty((2,), "float32", HOST).array).requires_grad
 
 
 def test_subclasses_of_tensors_are_tensors():
@@ -210,7 +210,7 @@ def test_subclasses_of_tensors_are_tensors():
     x = torch.ones(3, 4).as_subclass(Named)
     seen = arrays.view(x, "x")
     assert seen.pointer == x.data_ptr()
-    assert type(seen.framework.give(seen.framework.empty((2,), "float32", HOST))) is torch.Tensor
+    assert type(seen.framework.give(seen.framework.empty((2,), "float32", HOST).array)) is torch.Tensor
 
 
 def test_tensors_without_plain_memory_are_refused_by_name():
@@ -375,7 +375,7 @@ def test_threads_see_the_same(framework):
         x = xs[i % 8]
         seen = arrays.view(x, "x")
         result = seen.framework.empty((4, 4), "float8_e4m3fn", HOST)
-        given = arrays.view(seen.framework.give(result), "result")
+        given = arrays.view(seen.framework.give(result.array), "result")
         return seen.pointer == ADDRESS[framework](x) and given.pointer == result.pointer
 
     with ThreadPoolExecutor(8) as pool:

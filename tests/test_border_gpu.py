@@ -108,7 +108,7 @@ def test_an_array_is_seen_as_it_is(framework, dtype):
 def test_a_result_is_the_memory_that_was_allocated(framework, dtype, shape):
     first = arrays.view(MAKERS[framework]((2, 2), "float32"), "x")
     result = first.framework.empty(shape, dtype, first.target)
-    given = first.framework.give(result, arrays.stream_of(first))
+    given = first.framework.give(result.array, arrays.stream_of(first))
     seen = arrays.view(given, "result")
     assert (seen.dtype, seen.shape, seen.target) == (dtype, shape, first.target)
     assert seen.framework.name == framework
@@ -120,7 +120,7 @@ def test_a_result_is_the_memory_that_was_allocated(framework, dtype, shape):
 def test_a_result_can_have_strides(framework):
     first = arrays.view(MAKERS[framework]((2, 2), "float32"), "x")
     result = first.framework.empty((6, 4), "float32", first.target, (1, 6))
-    seen = arrays.view(first.framework.give(result), "result")
+    seen = arrays.view(first.framework.give(result.array), "result")
     assert (seen.pointer, seen.shape, seen.strides) == (result.pointer, (6, 4), (1, 6))
 
 
@@ -149,7 +149,7 @@ def test_tensors_that_require_grad_are_read(torch):
     x = torch.nn.Parameter(torch.ones(3, 4, device="cuda"))
     seen = arrays.view(x, "x")
     assert seen.pointer == x.data_ptr()
-    assert not seen.framework.give(seen.framework.empty((2,), "float8_e4m3fn", seen.target)).requires_grad
+    assert not seen.framework.give(seen.framework.empty((2,), "float8_e4m3fn", seen.target).array).requires_grad
 
 
 def test_pinned_tensors_are_on_the_host(torch):
@@ -215,7 +215,7 @@ def test_jax_reads_a_result_after_it_was_written(jax, cupy, slow):
     result = first.framework.empty((64,), "uint8", first.target, None, stream)
     with side:
         slow((1,), (64,), (np.uint64(result.pointer), np.int32(9), np.int64(CYCLES)))
-    given = first.framework.give(result, stream)
+    given = first.framework.give(result.array, stream)
     assert (np.asarray(given + 1) == 10).all()
 
 
@@ -258,7 +258,7 @@ def test_memory_given_to_jax_returns_when_jax_is_done(jax, cupy):
     for _ in range(50):
         result = first.framework.empty((1 << 20,), "uint8", first.target)
         cupy.cuda.runtime.memset(result.pointer, 3, 1 << 20)
-        given = first.framework.give(result, arrays.stream_of(first))
+        given = first.framework.give(result.array, arrays.stream_of(first))
         total = given.astype("int32").sum()
         del given, result
         gc.collect()
@@ -279,7 +279,7 @@ def test_a_stream_under_capture_neither_waits_nor_breaks(torch, cupy):
         stream = arrays.stream_of(seen, None, arrays.view(weight, "weight"))
         result = seen.framework.empty((64,), "uint8", seen.target)
         cupy.cuda.runtime.memcpyAsync(result.pointer, seen.pointer, 64, cupy.cuda.runtime.memcpyDeviceToDevice, stream)
-        given = seen.framework.give(result, stream)
+        given = seen.framework.give(result.array, stream)
     x.fill_(7)
     graph.replay()
     torch.cuda.synchronize()
@@ -326,7 +326,7 @@ KERNEL = 'extern "C" __global__ void fill(unsigned char* p) { extern __shared__ 
 def options():
     target = device.target(device.current())
     if target.platform == "hip":
-        return ("-std=c++17",)
+        return ("-std=c++17", f"--offload-arch=gfx{target.arch:x}")
     return ("-std=c++17", f"-arch=sm_{target.arch}")
 
 
@@ -363,13 +363,12 @@ def test_a_kernel_that_the_driver_refuses_is_compiled_again(cupy, options, tmp_p
     assert filled(device.function(module, "fill"), cupy) == 42
 
 
-def test_errors_have_their_names():
-    with pytest.raises(BackendError, match=r"cuSomething failed with CUDA_ERROR_INVALID_VALUE \(1\) for a problem"):
+def test_errors_have_their_names(options):
+    name = {"cuda": "CUDA_ERROR_INVALID_VALUE", "hip": "hipErrorInvalidValue"}[device.platform()]
+    with pytest.raises(BackendError, match=rf"cuSomething failed with {name} \(1\) for a problem"):
         device.check(1, "cuSomething", "a problem")
     device.check(0, "cuSomething")
-    module = device.load(
-        'extern "C" __global__ void f() {}', ("-std=c++17", f"-arch=sm_{device.target(0).arch}"), "names"
-    )
+    module = device.load('extern "C" __global__ void f() {}', options, "names")
     with pytest.raises(BackendError, match="kernel missing with 0 bytes"):
         device.function(module, "missing")
 

@@ -1,6 +1,7 @@
 """What crosses the border: views of foreign arrays going in, results coming out, and who makes them."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from fp8core import dlpack
@@ -33,10 +34,16 @@ class Result(NamedTuple):
     """What `Framework.give` makes the caller's array from."""
 
 
+Maker = Callable[[int | None], tuple[int, Any]]
+"""Allocates: the stream that will write, if it was given explicitly, in; the address and the array out."""
+
+
 class Framework(ABC):
     """A framework as seen from here: its arrays read, its memory allocated, its streams asked."""
 
     name: str
+    wraps: bool = False
+    """Whether `give` has to make the caller's array from the one that was allocated."""
     immutable: bool = False
     """Whether no array of it can be written to, so that what others do in place gives a new array."""
 
@@ -74,15 +81,33 @@ class Framework(ABC):
                 order of a stream, so it has to come from the right one's pool.
         """
 
+    def look(self, x: Any) -> tuple[int, Any]:
+        """Return the address of ``x`` and a hashable value: arrays of equal ones pass the same checks.
+
+        None stands for a framework, or an array, that has to be viewed each time.
+        """
+        del x
+        return 0, None
+
+    def maker(
+        self, shape: tuple[int, ...], dtype: str, target: Target, strides: tuple[int, ...] | None = None
+    ) -> Maker:
+        """Return a function that allocates the same array again and again; it takes what `empty` takes as stream."""
+        return lambda stream: self.empty(shape, dtype, target, strides, stream)
+
     def scratch(self, nbytes: int, target: Target, stream: int | None = None) -> Result:
         """Return ``nbytes`` of memory at a multiple of 256 bytes, alive as long as the result is."""
         array = self.empty((nbytes + 255,), "uint8", target, None, stream)
         return Result(-(-array.pointer // 256) * 256, array.array)
 
-    def give(self, result: Result, stream: int = 0) -> Any:
-        """Return a result, written on ``stream``, as the framework's array; no copy."""
+    def scratch_maker(self, nbytes: int, target: Target) -> Maker:
+        """Return a function that allocates the same `scratch` again and again."""
+        return lambda stream: self.scratch(nbytes, target, stream)
+
+    def give(self, array: Any, stream: int = 0) -> Any:
+        """Return the array of a result, written on ``stream``, as the framework's own; no copy."""
         del stream
-        return result.array
+        return array
 
     def reinterpret(self, x: Any, dtype: str) -> Any:
         """Return an array over the memory of ``x`` whose elements of one byte are of ``dtype``."""

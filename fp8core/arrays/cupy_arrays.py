@@ -29,6 +29,11 @@ class Cupy(Framework):
         dtype = numpy_arrays.dtype_of(x.dtype, name)
         return TensorView(memory.ptr, dtype, x.shape, strides, device.target(memory.device_id), self, x)
 
+    def look(self, x: Any) -> tuple[int, Any]:
+        """Return the address of a cupy.ndarray and what `view` asks of it."""
+        memory = x.data
+        return memory.ptr, (x.dtype, x.shape, x.strides, memory.device_id)
+
     def stream(self, target: Target) -> int:
         """Return CuPy's current stream on the device of ``target``."""
         return device.stream(target.device)

@@ -12,6 +12,8 @@ from fp8core.arrays.base import Framework, Result, TensorView, refused_dtype
 from fp8core.errors import DeviceError, LayoutError
 from fp8core.problem import HOST, Target
 
+LEGACY, PER_THREAD = 1, 2
+"""The streams that CUDA and HIP have numbers for: the default one, and that of the calling thread."""
 REFUSALS = (BufferError, RuntimeError, ValueError, TypeError, NotImplementedError)
 """What producers raise when they cannot export."""
 
@@ -144,8 +146,16 @@ def export(x: Any, stream: int | None) -> Any:
 
 
 def in_protocol(stream: int, target: Target) -> int:
-    """Return ``stream`` as DLPack writes it: on CUDA the default stream is 1, on ROCm it is 0."""
-    return stream if target.platform == "hip" else stream or 1
+    """Return ``stream`` as DLPack writes it: on CUDA the default stream is 1; on ROCm it is 0, and 1 and 2 are none.
+
+    Raises:
+        DeviceError: on ROCm, the stream of the calling thread (2), which the protocol has no number for.
+    """
+    if target.platform == "cuda":
+        return stream or 1
+    if stream == PER_THREAD:
+        raise DeviceError("stream must not be the per-thread default stream (2) on ROCm: DLPack cannot name it there")
+    return 0 if stream == LEGACY else stream
 
 
 @cache

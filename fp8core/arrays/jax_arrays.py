@@ -59,6 +59,7 @@ class Jax(Foreign):
     """``jax.Array`` outside of `jax.jit`; arrays cannot be written to."""
 
     name = "jax"
+    wraps = True
     immutable = True
 
     def __init__(self, jax: Any) -> None:
@@ -108,13 +109,13 @@ class Jax(Foreign):
         native = numpy_arrays.framework() if target.platform == "host" else cupy_arrays.framework()
         return native.scratch(nbytes, target, stream)
 
-    def give(self, result: Result, stream: int = 0) -> Any:
-        """Return a result as a jax.Array over the same memory, which JAX reads after what is on ``stream``."""
-        kind, ordinal = result.array.__dlpack_device__()
+    def give(self, array: Any, stream: int = 0) -> Any:
+        """Return a jax.Array over the memory of a result, which JAX reads after what is on ``stream``."""
+        kind, ordinal = array.__dlpack_device__()
         if kind == 1:
-            return self._from_dlpack(result.array)
+            return self._from_dlpack(array)
         with device.allocating(stream, ordinal):
-            return self._from_dlpack(result.array)
+            return self._from_dlpack(array)
 
     def written(self, x: Any, name: str) -> None:
         """Raise LayoutError: no array of JAX can be written to."""

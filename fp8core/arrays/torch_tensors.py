@@ -1,11 +1,11 @@
 """PyTorch at the border, through the module that made the tensors: `sys.modules` has it when one arrives."""
 
 import sys
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from fp8core import device
-from fp8core.arrays.base import Framework, Result, TensorView, refused_dtype
+from fp8core.arrays.base import Framework, Maker, Result, TensorView, refused_dtype, strides_or_contiguous
 from fp8core.dlpack import contiguous
 from fp8core.errors import DeviceError, LayoutError
 from fp8core.problem import HOST, ITEMSIZE, Target
@@ -59,6 +59,36 @@ class Torch(Framework):
             raise LayoutError(f"{name} has the negative bit of torch set: call resolve_neg() first")
         seen: TensorView = _new(TensorView, (pointer, dtype, tuple(x.shape), strides, target, self, x, None))
         return seen
+
+    def look(self, x: Any) -> tuple[int, Any]:
+        """Return the address of a tensor and what `view` asks of it."""
+        try:
+            pointer = x.data_ptr()
+            return pointer, (x.dtype, x.shape, x.stride(), x.device) if pointer else None
+        except (RuntimeError, NotImplementedError):  # sparse, fake: `view` has the words
+            return 0, None
+
+    def maker(
+        self, shape: tuple[int, ...], dtype: str, target: Target, strides: tuple[int, ...] | None = None
+    ) -> Maker:
+        """Return a function that allocates the same tensor again and again."""
+        steps = strides_or_contiguous(shape, strides)
+        where = self._cpu if target.platform == "host" else self._on(target.device)
+        make = partial(self._torch.empty_strided, shape, steps, dtype=self._dtypes[dtype], device=where)
+
+        def new(stream: int | None) -> tuple[int, Any]:
+            if stream is not None:
+                return self.empty(shape, dtype, target, steps, stream)
+            array = make()
+            return array.data_ptr(), array
+
+        return new
+
+    def scratch_maker(self, nbytes: int, target: Target) -> Maker:
+        """Return a function that allocates bytes; on a device torch aligns all memory to 512."""
+        if target.platform == "host":
+            return super().scratch_maker(nbytes, target)
+        return self.maker((nbytes,), "uint8", target)
 
     def stream(self, target: Target) -> int:
         """Return torch's current stream on the device of ``target``."""

@@ -18,8 +18,8 @@ from fp8core.ops.producers import (
     rms_norm_quant,
     silu_and_mul_quant,
 )
-from fp8core.ops.product import problem_of_scaled_mm, problem_of_scaled_mm_nt, scaled_mm, scaled_mm_nt
 from fp8core.ops.quantize import dequantize, problem_of_dequantize, problem_of_quantize, quantize
+from fp8core.ops.scaled_mm import problem_of_scaled_mm, problem_of_scaled_mm_nt, scaled_mm, scaled_mm_nt
 from fp8core.problem import (
     BLOCK_128,
     GROUP_128,

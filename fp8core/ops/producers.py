@@ -1,13 +1,14 @@
 """Fused producers: what comes before a linear layer, and its quantization, in one launch."""
 
 from types import SimpleNamespace
+from typing import Any
 
 from fp8core import arrays
 from fp8core.arrays import TensorView
 from fp8core.errors import ShapeError
 from fp8core.kernels.fused import NORM_QUANTIZE, SILU_QUANTIZE
 from fp8core.ops import operands
-from fp8core.ops.quantize import EPS, Quantized, Scaling, delivered, destination, scaling
+from fp8core.ops.scaling import EPS, Quantized, Scaling, destination, scaling
 from fp8core.problem import PER_TOKEN, NormQuantize, ScaleFormat, ScaleLayout, SiluQuantize
 
 
@@ -33,6 +34,11 @@ class _Norm:
             operands.same_device(self.x, "x", residual=self.residual)
             self.residual_pointer = self.residual.pointer
             self.residual_stride = operands.written(self.residual, "residual", self.x.shape, self.x.dtype).stride
+
+    @property
+    def others(self) -> tuple[TensorView, ...]:
+        """The operands beside x."""
+        return (self.weight,) if self.residual is None else (self.weight, self.residual)
 
     def problem(self, how: Scaling, round_intermediate: bool, data_pointer: int, data_stride: int) -> NormQuantize:
         """Return the problem; it is asked of the table as it is."""
@@ -102,11 +108,12 @@ def rms_norm_quant(
     operand = _Norm(x, weight, residual)
     view, at = operand.x, operand.at
     how = scaling(dtype, group_shape, scale, scale_ub, scale_format, scale_layout, eps, view, at.rows, at.cols)
-    work = arrays.stream_of(view, stream, operand.weight, *how.others)
-    where = destination(view, how, view.shape, at.rows, at.cols, out, None if stream is None else work)
-    problem = operand.problem(how, round_intermediate, where.data_pointer, where.data_stride)
-    plan = NORM_QUANTIZE.plan(problem)
-    if at.rows * at.cols:
+    data, kept = _given(out, scale)
+    to = destination(view, how, view.shape, at.rows, at.cols, data, None if scale is not None else kept)
+    plan = NORM_QUANTIZE.plan(operand.problem(how, round_intermediate, to.data_at, to.data_stride))
+    work = arrays.stream_of(view, stream, *operand.others, *how.others)
+
+    def launch(data_at: int, scale_at: int) -> None:
         plan(
             work,
             view.pointer,
@@ -115,16 +122,23 @@ def rms_norm_quant(
             operand.residual_stride,
             operand.weight.pointer,
             float(epsilon),
-            where.data_pointer,
-            where.data_stride,
-            where.scale_pointer,
-            *where.scale_strides,
+            data_at,
+            to.data_stride,
+            scale_at,
+            *to.scale_strides,
             at.rows,
             how.upper_pointer,
             how.upper_value,
             how.eps,
         )
-    return delivered(view, how, where, out, scale, work)
+
+    return to.filled(data, kept, work, None if stream is None else work, launch if at.rows * at.cols else None)
+
+
+def _given(out: object, scale: object) -> tuple[Any, Any]:
+    """Return the caller's arrays for data and scale, None where it gave none."""
+    data, kept = out if isinstance(out, tuple) else (out, None)
+    return data, kept if scale is None else scale
 
 
 def problem_of_rms_norm_quant(call: SimpleNamespace) -> NormQuantize:
@@ -198,24 +212,27 @@ def silu_and_mul_quant(
     """
     view, at, cols = _gate_and_up(x)
     how = scaling(dtype, group_shape, scale, scale_ub, scale_format, scale_layout, eps, view, at.rows, cols)
+    data, kept = _given(out, scale)
+    to = destination(view, how, (*view.shape[:-1], cols), at.rows, cols, data, None if scale is not None else kept)
+    plan = SILU_QUANTIZE.plan(_silu_problem(view, at, how, round_intermediate, to.data_at, to.data_stride))
     work = arrays.stream_of(view, stream, *how.others)
-    where = destination(view, how, (*view.shape[:-1], cols), at.rows, cols, out, None if stream is None else work)
-    plan = SILU_QUANTIZE.plan(_silu_problem(view, at, how, round_intermediate, where.data_pointer, where.data_stride))
-    if at.rows * cols:
+
+    def launch(data_at: int, scale_at: int) -> None:
         plan(
             work,
             view.pointer,
             at.stride,
-            where.data_pointer,
-            where.data_stride,
-            where.scale_pointer,
-            *where.scale_strides,
+            data_at,
+            to.data_stride,
+            scale_at,
+            *to.scale_strides,
             at.rows,
             how.upper_pointer,
             how.upper_value,
             how.eps,
         )
-    return delivered(view, how, where, out, scale, work)
+
+    return to.filled(data, kept, work, None if stream is None else work, launch if at.rows * cols else None)
 
 
 def problem_of_silu_and_mul_quant(call: SimpleNamespace) -> SiluQuantize:

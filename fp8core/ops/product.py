@@ -1,13 +1,10 @@
-"""Scaled matrix products of FP8 matrices."""
+"""The operands of a scaled product: what has to fit together before anything is launched."""
 
-from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from fp8core import arrays
 from fp8core.arrays import TensorView
 from fp8core.errors import DTypeError, LayoutError, ScaleError, ShapeError
-from fp8core.kernels.scaled_mm import SCALED_MM
 from fp8core.ops import operands, scales
 from fp8core.problem import FORMATS, ITEMSIZE, WIDE, ScaledMm
 
@@ -37,7 +34,20 @@ class Product(NamedTuple):
         optional = (self.bias, self.out_scale, self.amax)
         return [self.b, self.scale_a, self.scale_b, *(view for view in optional if view is not None)]
 
-    def key(self, use_fast_accum: bool, batch_invariant: bool, pointer: int, ldo: int) -> tuple[Any, ...]:
+    @property
+    def addresses(self) -> tuple[int, ...]:
+        """Of a, b, scale_a, scale_b, bias, out_scale and amax; 0 where there is none."""
+        return (
+            self.a.pointer,
+            self.b.pointer,
+            self.scale_a.pointer,
+            self.scale_b.pointer,
+            *(0 if view is None else view.pointer for view in (self.bias, self.out_scale, self.amax)),
+        )
+
+    def key(
+        self, use_fast_accum: bool, batch_invariant: bool, pointer: int, ldo: int, stable_weight: bool = False
+    ) -> tuple[Any, ...]:
         """Return the fields of the problem with a result at ``pointer``, its rows ``ldo`` elements apart."""
         size = ITEMSIZE[self.out]
         return (
@@ -67,103 +77,14 @@ class Product(NamedTuple):
                 self.bias.pointer if self.bias is not None else 0,
                 self.amax.pointer if self.amax is not None else 0,
             ),
+            stable_weight,
         )
 
-    def problem(self, use_fast_accum: bool, batch_invariant: bool, pointer: int, ldo: int) -> ScaledMm:
+    def problem(
+        self, use_fast_accum: bool, batch_invariant: bool, pointer: int, ldo: int, stable_weight: bool = False
+    ) -> ScaledMm:
         """Return the problem with a result at ``pointer``, its rows ``ldo`` elements apart."""
-        return ScaledMm(*self.key(use_fast_accum, batch_invariant, pointer, ldo))
-
-
-def scaled_mm(
-    a: object,
-    b: object,
-    scale_a: object,
-    scale_b: object,
-    *,
-    bias: object = None,
-    out_dtype: object = "bfloat16",
-    out_scale: object = None,
-    amax: object = None,
-    use_fast_accum: bool = True,
-    batch_invariant: bool = False,
-    out: object = None,
-    stream: object = None,
-) -> Any:
-    """Return ``round(scale_a * (scale_b * (a @ b)) + bias)``: fp32 accumulation, one rounding.
-
-    Args:
-        a: FP8 ``[..., m, k]``, rows contiguous.
-        b: FP8 ``[k, n]``, columns contiguous: ``weight.T`` of a stored ``[n, k]``.
-        scale_a: fp32; one number, ``[m, 1]`` or ``[m]`` per token, or ``[m, ceil(k / 128)]`` for 1x128 groups.
-        scale_b: fp32; one number, ``[1, n]``, ``[n]`` or ``[n, 1]`` per channel, or, with groups of a,
-            ``[ceil(k / 128), ceil(n / 128)]`` for 128x128 blocks or ``[ceil(k / 128), n]`` for 1x128 groups.
-        bias: ``[n]`` in out_dtype or fp32, added in fp32.
-        out_dtype: bfloat16, float16, float32, or an FP8 format together with out_scale.
-        out_scale: fp32 of one number: codes are the clamped, rounded ``value * (1 / out_scale)``.
-        amax: an fp32 array of one that receives the largest magnitude of the result before it is rounded.
-        use_fast_accum: let the tensor cores accumulate with fewer bits (relative error 3e-3 against 2e-3).
-        batch_invariant: give a row the same bits whatever m is.
-        out: an array ``[..., m, n]`` of out_dtype for the result.
-        stream: the stream to launch on; by default the one that the framework of a works on.
-
-    Raises:
-        ShapeError, DTypeError, LayoutError, ScaleError, DeviceError: before anything is launched or written.
-        UnsupportedProblemError: no kernel can run it, as for e5m2 times e5m2.
-    """
-    product = product_of(
-        arrays.view(a, "a"),
-        _stored(b),
-        arrays.view(scale_a, "scale_a"),
-        arrays.view(scale_b, "scale_b"),
-        bias,
-        out_dtype,
-        out_scale,
-        amax,
-        stored=False,
-    )
-    return run(product, use_fast_accum, batch_invariant, out, stream)
-
-
-def scaled_mm_nt(
-    a: object,
-    weight: object,
-    scale_a: object,
-    scale_b: object,
-    *,
-    bias: object = None,
-    out_dtype: object = "bfloat16",
-    out_scale: object = None,
-    amax: object = None,
-    use_fast_accum: bool = True,
-    batch_invariant: bool = False,
-    out: object = None,
-    stream: object = None,
-) -> Any:
-    """Return `scaled_mm` of a and a weight as it is stored, ``[n, k]``.
-
-    ``scale_b`` has the weight's orientation: ``[n, 1]`` per channel, ``[ceil(n / 128), ceil(k / 128)]`` for
-    blocks, ``[n, ceil(k / 128)]`` for groups. All else is as for `scaled_mm`.
-    """
-    product = product_of(
-        arrays.view(a, "a"),
-        arrays.view(weight, "weight"),
-        arrays.view(scale_a, "scale_a"),
-        arrays.view(scale_b, "scale_b"),
-        bias,
-        out_dtype,
-        out_scale,
-        amax,
-        stored=True,
-    )
-    return run(product, use_fast_accum, batch_invariant, out, stream)
-
-
-def _stored(b: object) -> TensorView:
-    """Return b ``[k, n]`` seen as the weight ``[n, k]`` that it is the transpose of."""
-    view = arrays.view(b, "b")
-    if len(view.shape) != 2:
-        raise ShapeError(f"b needs two axes [k, n], got shape {view.shape}")
-    return view._replace(shape=(view.shape[1], view.shape[0]), strides=(view.strides[1], view.strides[0]))
+        return ScaledMm(*self.key(use_fast_accum, batch_invariant, pointer, ldo, stable_weight))
 
 
 def product_of(
@@ -270,74 +191,3 @@ def _check_out_scale(view: TensorView | None, out: str) -> None:
         raise DTypeError(f"out_dtype needs {', '.join(WIDE)} or an FP8 dtype, got {out}")
     elif view is not None:
         raise ScaleError(f"out_scale needs an FP8 out_dtype, got {out}")
-
-
-def run(
-    p: Product,
-    use_fast_accum: bool,
-    batch_invariant: bool,
-    out: object,
-    stream: object,
-    before: Callable[[], None] | None = None,
-) -> Any:
-    """Allocate what is missing, launch the product, and return its result in the framework of a.
-
-    ``before`` is launched first, once nothing can be refused any more.
-    """
-    framework, target = p.a.framework, p.a.target
-    shape = (*p.a.shape[:-1], p.n)
-    if out is not None:
-        there = arrays.view(out, "out", written=True)
-        operands.same_device(p.a, "a", out=there)
-        pointer, ldo = there.pointer, operands.written(there, "out", shape, p.out).stride
-    work = arrays.stream_of(p.a, stream, *p.others)
-    pool = None if stream is None else work
-    if out is None:
-        result = framework.empty(shape, p.out, target, None, pool)
-        pointer, ldo = result.pointer, p.n
-    if p.m and p.n:
-        launch: Any = SCALED_MM.plan(p.key(use_fast_accum, batch_invariant, pointer, ldo))
-        if before is not None:
-            before()
-        bytes_ = launch.scratch_bytes
-        scratch = framework.scratch(bytes_, target, pool) if bytes_ else None
-        launch(
-            work,
-            p.a.pointer,
-            p.b.pointer,
-            p.scale_a.pointer,
-            p.scale_b.pointer,
-            p.bias.pointer if p.bias is not None else 0,
-            pointer,
-            p.out_scale.pointer if p.out_scale is not None else 0,
-            p.amax.pointer if p.amax is not None else 0,
-            scratch.pointer if scratch is not None else 0,
-        )
-    return out if out is not None else framework.give(result, work)
-
-
-def problem_of_scaled_mm(call: SimpleNamespace) -> ScaledMm:
-    """Return the problem that `scaled_mm` with the arguments ``call`` poses; a new result counts as aligned."""
-    return _problem(call, _stored(call.b), stored=False)
-
-
-def problem_of_scaled_mm_nt(call: SimpleNamespace) -> ScaledMm:
-    """Return the problem that `scaled_mm_nt` with the arguments ``call`` poses; a new result counts as aligned."""
-    return _problem(call, arrays.view(call.weight, "weight"), stored=True)
-
-
-def _problem(call: SimpleNamespace, weight: TensorView, *, stored: bool) -> ScaledMm:
-    p = product_of(
-        arrays.view(call.a, "a"),
-        weight,
-        arrays.view(call.scale_a, "scale_a"),
-        arrays.view(call.scale_b, "scale_b"),
-        call.bias,
-        call.out_dtype,
-        call.out_scale,
-        call.amax,
-        stored=stored,
-    )
-    there = arrays.view(call.out, "out") if call.out is not None else None
-    ldo = operands.matrix(there, "out").stride if there is not None else p.n
-    return p.problem(call.use_fast_accum, call.batch_invariant, there.pointer if there is not None else 0, ldo)

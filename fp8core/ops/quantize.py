@@ -1,178 +1,34 @@
 """Quantize and dequantize: FP8 data and scales such that ``data * scale`` is nearest to the values."""
 
-import math
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from fp8core import arrays
 from fp8core.arrays import TensorView
-from fp8core.errors import LayoutError, ScaleError, ShapeError
+from fp8core.dispatch import Launch
+from fp8core.errors import ShapeError
 from fp8core.kernels.dequantize import DEQUANTIZE
 from fp8core.kernels.quantize import QUANTIZE
 from fp8core.ops import operands, scales
-from fp8core.problem import (
-    FORMATS,
-    ITEMSIZE,
-    PER_TENSOR,
-    PER_TOKEN,
-    Dequantize,
-    GroupShape,
-    Quantize,
-    ScaleFormat,
-    ScaleLayout,
-)
-
-EPS = 1e-10
-"""The least amax of a group, as the kernels that vLLM ships have it."""
-SCALE_DTYPE = {"float32": "float32", "ue8m0": "float32", "ue8m0_bytes": "float8_e8m0fnu"}
+from fp8core.ops.calls import Calls
+from fp8core.ops.scaling import EPS, Destination, Quantized, Scaling, destination, scaling
+from fp8core.problem import ITEMSIZE, PER_TOKEN, Dequantize, Quantize, ScaleFormat, ScaleLayout, Target
 
 
-class Quantized(NamedTuple):
-    """FP8 data and the scales to multiply them by."""
+class _Call(NamedTuple):
+    """A quantization that has been checked, for any arrays that look alike."""
 
-    data: Any
-    scale: Any
-
-
-class Scaling(NamedTuple):
-    """How a result is scaled: what `quantize` and the fused producers share."""
-
-    dtype: str
-    group_shape: GroupShape
-    given: TensorView | None
-    strides: tuple[int, int]
-    scale_format: ScaleFormat
-    layout: ScaleLayout
-    upper: TensorView | None
+    launch: Launch | None
+    target: Target
+    to: Destination
+    x_stride: int
+    rows: int
+    rows_out: int
     upper_value: float
     eps: float
 
-    @property
-    def others(self) -> tuple[TensorView, ...]:
-        """The operands beside x."""
-        if self.given is not None:
-            return (self.given,)
-        return () if self.upper is None else (self.upper,)
 
-    @property
-    def upper_pointer(self) -> int:
-        """The address of scale_ub, 0 where it is a number or absent."""
-        return 0 if self.upper is None else self.upper.pointer
-
-    def computed(self, rows: int, cols: int) -> int:
-        """Return how many scales of a ``rows`` x ``cols`` result have to be computed."""
-        return 0 if self.given is not None else math.prod(self.group_shape.scale_shape(rows, cols))
-
-
-def scaling(
-    dtype: object,
-    group_shape: tuple[int, int],
-    scale: object,
-    scale_ub: object,
-    scale_format: ScaleFormat,
-    scale_layout: ScaleLayout,
-    eps: float,
-    x: TensorView,
-    rows: int,
-    cols: int,
-) -> Scaling:
-    """Check everything that says how to scale a ``rows`` x ``cols`` result next to ``x``."""
-    name = operands.fp8_name(arrays.dtype_name(dtype), "dtype")
-    shape = operands.group(group_shape)
-    if scale_format not in SCALE_DTYPE:
-        raise ScaleError(f"scale_format needs one of {', '.join(SCALE_DTYPE)}, got {scale_format!r}")
-    if scale_layout not in ("k", "mn"):
-        raise LayoutError(f"scale_layout needs 'k' or 'mn', got {scale_layout!r}")
-    smallest = FORMATS[name].maximum * 2.0**-126
-    if not smallest <= eps < math.inf:
-        raise ScaleError(f"eps needs a number of at least {smallest:.3g}, so that no scale is subnormal, got {eps}")
-    if scale is not None:
-        given = arrays.view(scale, "scale")
-        scales.is_scale(given, "scale", bytes_allowed=True)
-        operands.same_device(x, "x", scale=given)
-        if scale_ub is not None:
-            raise ScaleError("scale_ub bounds a scale that is computed; got it together with a given scale")
-        format_: ScaleFormat = "ue8m0_bytes" if given.dtype == "float8_e8m0fnu" else "float32"
-        shape, strides = scales.of_groups(given, shape, rows, cols, "scale")
-        return Scaling(name, shape, given, strides, format_, "k", None, math.inf, eps)
-    upper, upper_value = _upper(scale_ub, shape, x)
-    return Scaling(name, shape, None, (0, 0), scale_format, scale_layout, upper, upper_value, eps)
-
-
-def _upper(scale_ub: object, shape: GroupShape, x: TensorView) -> tuple[TensorView | None, float]:
-    if scale_ub is None:
-        return None, math.inf
-    if shape != PER_TOKEN:
-        raise ScaleError(f"scale_ub bounds amax per token; got it with groups {tuple(shape)}")
-    if isinstance(scale_ub, int | float):
-        if not scale_ub > 0:
-            raise ScaleError(f"scale_ub needs a positive number, got {scale_ub}")
-        return None, float(scale_ub)
-    view = arrays.view(scale_ub, "scale_ub")
-    scales.is_scale(view, "scale_ub")
-    scales.one_number(view, "scale_ub")
-    operands.same_device(x, "x", scale_ub=view)
-    return view, math.inf
-
-
-class Destination(NamedTuple):
-    """Where codes and scales go: the results (None where the caller gave arrays) and their addresses."""
-
-    data: Any
-    scale: Any
-    data_pointer: int
-    data_stride: int
-    scale_pointer: int
-    scale_strides: tuple[int, int]
-
-
-def destination(
-    x: TensorView, how: Scaling, shape: tuple[int, ...], rows: int, cols: int, out: object, stream: int | None
-) -> Destination:
-    """Return where the result goes: checked arrays of the caller (``out``), or new ones of x's framework.
-
-    ``stream`` is the one that the caller gave, if any: new memory has to come from its pool.
-    """
-    out_data, out_scale = out if isinstance(out, tuple) else (out, None)
-    framework = x.framework
-    if out_data is not None:
-        view = arrays.view(out_data, "out", written=True)
-        operands.same_device(x, "x", out=view)
-        data, pointer, stride = out_data, view.pointer, operands.written(view, "out", shape, how.dtype).stride
-    else:
-        result = framework.empty(shape, how.dtype, x.target, None, stream)
-        data, pointer, stride = result, result.pointer, cols
-    if how.given is not None:
-        if out_scale is not None and out_scale is not how.given.owner:
-            raise ScaleError("out needs no scale when the scale is given")
-        return Destination(data, None, pointer, stride, how.given.pointer, how.strides)
-    wanted: tuple[int, ...] = (1,) if how.group_shape == PER_TENSOR else how.group_shape.scale_shape(rows, cols)
-    dtype = SCALE_DTYPE[how.scale_format]
-    if out_scale is not None:
-        view = arrays.view(out_scale, "out scale", written=True)
-        operands.same_device(x, "x", out_scale=view)
-        operands.check_written(view, "out scale", wanted, dtype)
-        strides = view.strides if len(view.strides) == 2 else (0, 0)
-        return Destination(data, out_scale, pointer, stride, view.pointer, (strides[0], strides[1]))
-    if len(wanted) == 1:
-        strides = (0, 0)
-        result_scale = framework.empty(wanted, dtype, x.target, None, stream)
-    elif how.layout == "mn":
-        strides = (1, wanted[0])
-        result_scale = framework.empty(wanted, dtype, x.target, strides, stream)
-    else:
-        strides = (wanted[1], 1)
-        result_scale = framework.empty(wanted, dtype, x.target, None, stream)
-    return Destination(data, result_scale, pointer, stride, result_scale.pointer, strides)
-
-
-def delivered(x: TensorView, how: Scaling, where: Destination, out: object, scale: object, stream: int) -> Quantized:
-    """Return what the caller gets: its own arrays where it gave some, else results of its framework."""
-    out_data, out_scale = out if isinstance(out, tuple) else (out, None)
-    data = out_data if out_data is not None else x.framework.give(where.data, stream)
-    if how.given is not None:
-        return Quantized(data, scale)
-    return Quantized(data, out_scale if out_scale is not None else x.framework.give(where.scale, stream))
+_CALLS: Calls[_Call] = Calls()
 
 
 def quantize(
@@ -216,30 +72,87 @@ def quantize(
     Raises:
         DTypeError, ShapeError, LayoutError, ScaleError, DeviceError: before anything is launched or written.
     """
+    data, out_scale = out if isinstance(out, tuple) else (out, None)
+    kept = scale if scale is not None else out_scale
+    x_at, x_looks = arrays.look(x)
+    data_at, data_looks = arrays.look(data)
+    scale_at, scale_looks = arrays.look(kept)
+    number = scale_ub is None or isinstance(scale_ub, float)
+    key = (
+        x_looks,
+        data_looks,
+        scale_looks,
+        scale is None,
+        dtype,
+        group_shape,
+        scale_ub if number else None,
+        scale_format,
+        scale_layout,
+        eps,
+        rows_padded,
+        (x_at | data_at) & 15,
+    )
+    call = _CALLS.get(key) if number and stream is None else None
+    if call is not None:
+        work = call.to.framework.stream(call.target)
+        return _run(call, work, None, x_at, data, data_at, kept, scale_at, 0)
     view, at, how, rows_out = _described(
         x, dtype, group_shape, scale, scale_ub, scale_format, scale_layout, eps, rows_padded
     )
     shape = view.shape if rows_out == at.rows else (rows_out, at.cols)
-    work = arrays.stream_of(view, stream, *how.others)
-    where = destination(view, how, shape, rows_out, at.cols, out, None if stream is None else work)
+    to = destination(view, how, shape, rows_out, at.cols, data, out_scale)
+    launch = None
     if rows_out * at.cols or how.computed(rows_out, at.cols):
-        bits = operands.octets(view, at.stride, where.data_pointer, where.data_stride)
-        plan = QUANTIZE.plan(_key(view, how, at.cols, bits))
-        plan(
+        bits = operands.octets(view, at.stride, to.data_at, to.data_stride)
+        launch = QUANTIZE.plan(_key(view, how, at.cols, bits))
+    call = _Call(launch, view.target, to, at.stride, at.rows, rows_out, how.upper_value, how.eps)
+    if number:
+        _CALLS.keep(key, call, x_looks, data_looks, scale_looks)
+    work = arrays.stream_of(view, stream, *how.others)
+    pool = None if stream is None else work
+    return _run(call, work, pool, view.pointer, data, to.data_at, kept, to.scale_at, how.upper_pointer)
+
+
+def _run(
+    call: _Call,
+    work: int,
+    pool: int | None,
+    x_at: int,
+    data: Any,
+    data_at: int,
+    scale: Any,
+    scale_at: int,
+    upper_at: int,
+) -> Quantized:
+    """Allocate what the caller did not give, launch, and hand over."""
+    launch, _, to, x_stride, rows, rows_out, upper_value, eps = call
+    framework = to.framework
+    new_data, new_scale = data is None, scale is None
+    if new_data:
+        data_at, data = to.new_data(pool)
+    if new_scale:
+        scale_at, scale = to.new_scale(pool)
+    if launch is not None:
+        row, col = to.scale_strides
+        launch(
             work,
-            view.pointer,
-            at.stride,
-            where.data_pointer,
-            where.data_stride,
-            where.scale_pointer,
-            *where.scale_strides,
-            at.rows,
+            x_at,
+            x_stride,
+            data_at,
+            to.data_stride,
+            scale_at,
+            row,
+            col,
+            rows,
             rows_out,
-            how.upper_pointer,
-            how.upper_value,
-            how.eps,
+            upper_at,
+            upper_value,
+            eps,
         )
-    return delivered(view, how, where, out, scale, work)
+    if framework.wraps:
+        data = framework.give(data, work) if new_data else data
+        scale = framework.give(scale, work) if new_scale else scale
+    return Quantized(data, scale)
 
 
 def _described(
@@ -334,7 +247,7 @@ def dequantize(
         bits = operands.alignment(pointer, stride * size, view.pointer * size, at.stride * size)
         plan = DEQUANTIZE.plan(problem._replace(alignment=bits))
         plan(work, view.pointer, at.stride, given.pointer, *strides, pointer, stride, at.rows)
-    return out if result is None else view.framework.give(result, work)
+    return out if result is None else view.framework.give(result.array, work)
 
 
 def _dequantize_problem(

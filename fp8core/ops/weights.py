@@ -100,8 +100,8 @@ def requantize_with_max_scale(
         max_scale.pointer,
     )
     if new is not None:
-        return framework.give(max_scale, work), framework.give(new, work)
-    return framework.give(max_scale, work), weight if out is None else out
+        return framework.give(max_scale.array, work), framework.give(new.array, work)
+    return framework.give(max_scale.array, work), weight if out is None else out
 
 
 def convert_to_channelwise(weight_scale: object, logical_widths: Sequence[int], *, stream: object = None) -> Any:
@@ -119,7 +119,7 @@ def convert_to_channelwise(weight_scale: object, logical_widths: Sequence[int], 
     if rows:
         plan = EXPAND.plan(Expand(given.target, len(logical_widths)))
         plan(work, given.pointer, count, tuple(int(width) for width in logical_widths), result.pointer)
-    return given.framework.give(result, work)
+    return given.framework.give(result.array, work)
 
 
 def per_tensor_dequantize(q: object, scale: object, *, stream: object = None) -> Any:
@@ -207,9 +207,9 @@ def _normalized(
         input_count,
     )
     return (
-        framework.give(result, work) if out is None else framework.reinterpret(out, new),
-        framework.give(new_scale, work),
-        framework.give(new_input, work) if new_input is not None else None,
+        framework.give(result.array, work) if out is None else framework.reinterpret(out, new),
+        framework.give(new_scale.array, work),
+        framework.give(new_input.array, work) if new_input is not None else None,
     )
 
 

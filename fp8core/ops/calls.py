@@ -1,0 +1,33 @@
+"""Calls seen before: what the facade has checked once it does not check again for arrays that look the same."""
+
+from typing import Any, Final, Generic, TypeVar
+
+C = TypeVar("C")
+
+CALLS_KEPT: Final = 8192
+"""A server meets a new m with every batch: past this many calls the memory starts anew."""
+
+
+class Calls(Generic[C]):
+    """Prepared calls by everything that was checked for them: how operands look, and the other arguments."""
+
+    def __init__(self) -> None:
+        self._calls: dict[tuple[Any, ...], C] = {}
+
+    def get(self, key: tuple[Any, ...]) -> C | None:
+        """Return the call prepared for ``key``; None if there is none, or if the key cannot be hashed."""
+        try:
+            return self._calls.get(key)
+        except TypeError:  # a list for a group shape, say: the long way takes it
+            return None
+
+    def keep(self, key: tuple[Any, ...], call: C, *looks: Any) -> None:
+        """Keep ``call`` unless an operand has no looks."""
+        if None in looks:
+            return
+        if len(self._calls) >= CALLS_KEPT:
+            self._calls.clear()
+        try:
+            self._calls[key] = call
+        except TypeError:
+            return

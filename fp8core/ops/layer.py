@@ -1,0 +1,215 @@
+"""A linear layer's call: the input's quantization into one scratch, then the product."""
+
+from typing import Any, NamedTuple
+
+from fp8core import arrays
+from fp8core.arrays import Maker, TensorView
+from fp8core.dispatch import Explanation, Launch
+from fp8core.errors import ScaleError
+from fp8core.kernels.quantize import QUANTIZE
+from fp8core.kernels.scaled_mm import SCALED_MM
+from fp8core.ops import operands
+from fp8core.ops.calls import Calls
+from fp8core.ops.product import Product, product_of
+from fp8core.ops.scaled_mm import Prepared, prepared
+from fp8core.ops.scaling import EPS, Scaling, scaling
+from fp8core.problem import FORMATS, PER_TENSOR, Quantize
+
+SCRATCH_ALIGNMENT = 256
+
+
+class Layer(NamedTuple):
+    """What a linear layer is, apart from its input."""
+
+    weight: object
+    weight_scale: object
+    bias: object
+    input_scale: object
+    group_shape: tuple[int, int]
+    scale_ub: object
+    out_dtype: object
+    use_fast_accum: bool
+    batch_invariant: bool
+    stable_weight: bool
+    """Whether what wrote the weight has ended for certain, so that the product may read it early."""
+
+
+class _Quantization(NamedTuple):
+    """The quantization of an input: the problem, and where codes and scales lie in a scratch."""
+
+    how: Scaling
+    at: operands.Matrix
+    key: tuple[Any, ...]
+    scale_shape: tuple[int, ...]
+    scale_strides: tuple[int, int]
+    scale_offset: int
+    bytes: int
+
+
+class Call(NamedTuple):
+    """A linear layer checked for inputs that look alike: its launches, and where things lie in its scratch."""
+
+    quantize: Launch | None
+    """None where x is FP8 already, or empty."""
+    new_scratch: Maker | None
+    """None where x is FP8 already."""
+    scale_offset: int
+    static: bool
+    x_stride: int
+    data_stride: int
+    scale_strides: tuple[int, int]
+    rows: int
+    upper_value: float
+    product: Prepared
+
+
+def _quantization(x: TensorView, weight_dtype: str, layer: Layer) -> _Quantization:
+    operands.is_wide(x, "x")
+    at = operands.matrix(x, "x")
+    how = scaling(
+        weight_dtype, layer.group_shape, layer.input_scale, layer.scale_ub, "float32", "k", EPS, x, at.rows, at.cols
+    )
+    rows, cols = how.group_shape.scale_shape(at.rows, at.cols)
+    per_tensor = how.group_shape == PER_TENSOR
+    layout = "mn" if cols > 1 and how.given is None else "k"  # groups as block-scaled products want them
+    strides = how.strides if how.given is not None else (0, 0) if per_tensor else (1, rows)
+    key = (
+        x.target,
+        x.dtype,
+        weight_dtype,
+        how.group_shape,
+        how.given is not None,
+        how.scale_format,
+        layout,
+        at.cols,
+        operands.octets(x, at.stride, 0, at.cols),
+    )
+    offset = -(-at.rows * at.cols // SCRATCH_ALIGNMENT) * SCRATCH_ALIGNMENT
+    scales = 0 if how.given is not None else rows * cols
+    return _Quantization(how, at, key, (1,) if per_tensor else (rows, cols), strides, offset, offset + 4 * scales)
+
+
+def _product(x: TensorView, q: _Quantization | None, layer: Layer) -> Product:
+    """Return the product of x, or of the codes and scales that its quantization leaves at address 0 of a scratch."""
+    weight, weight_scale = arrays.view(layer.weight, "weight"), arrays.view(layer.weight_scale, "weight_scale")
+    if q is None:
+        codes, scale = x, arrays.view(layer.input_scale, "input_scale")
+        dtype = "bfloat16" if layer.out_dtype is None else layer.out_dtype
+    else:
+        codes = x._replace(pointer=0, dtype=weight.dtype, strides=_contiguous(x.shape))
+        strides = q.scale_strides[: len(q.scale_shape)]
+        scale = q.how.given or x._replace(pointer=q.scale_offset, dtype="float32", shape=q.scale_shape, strides=strides)
+        dtype = x.dtype if layer.out_dtype is None else layer.out_dtype
+    return product_of(codes, weight, scale, weight_scale, layer.bias, dtype, None, None, stored=True)
+
+
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= size
+    return tuple(reversed(strides))
+
+
+def _quantization_of(x: TensorView, layer: Layer) -> _Quantization | None:
+    if x.dtype not in FORMATS:
+        return _quantization(x, arrays.view(layer.weight, "weight").dtype, layer)
+    if layer.input_scale is None:
+        raise ScaleError(f"x of {x.dtype} needs input_scale")
+    return None
+
+
+def _prepare(layer: Layer, q: _Quantization | None, product: Product, out: object) -> tuple[Call, int]:
+    """Return a checked call, and the address of ``out`` (0 without one)."""
+    ready, out_at = prepared(product, layer.use_fast_accum, layer.batch_invariant, out, layer.stable_weight)
+    if q is None:
+        return Call(None, None, 0, True, 0, 0, (0, 0), 0, 0.0, ready), out_at
+    launch = QUANTIZE.plan(q.key) if q.at.rows * q.at.cols else None
+    static, at = q.how.given is not None, q.at
+    return (
+        Call(
+            launch,
+            ready.framework.scratch_maker(max(q.bytes, 1), ready.target),
+            q.scale_offset,
+            static,
+            at.stride,
+            at.cols,
+            q.scale_strides,
+            at.rows,
+            q.how.upper_value,
+            ready,
+        ),
+        out_at,
+    )
+
+
+def forward(
+    layer: Layer,
+    addresses: tuple[int, int, int, int],
+    calls: Calls[Call],
+    key: tuple[Any, ...],
+    looks: tuple[Any, ...],
+    x: Any,
+    x_at: int,
+    out: Any,
+    out_at: int,
+    stream: Any,
+) -> Any:
+    """Run a layer; ``addresses`` are those of weight, weight_scale, bias and input_scale.
+
+    Scratches live, in local names, until the launches that use them have been made.
+    """
+    call = calls.get(key) if stream is None else None
+    upper_at = 0
+    if call is None:
+        view = arrays.view(x, "x")
+        q = _quantization_of(view, layer)
+        product = _product(view, q, layer)
+        call, out_at = _prepare(layer, q, product, out)
+        if q is None or q.how.upper is None:
+            calls.keep(key, call, *looks)
+        others = product.others if q is None else (*product.others, *q.how.others)
+        work = arrays.stream_of(view, stream, *others)
+        _, weight_at, given_at, weight_scale_at, bias_at, _, _ = product.addresses
+        x_at, upper_at = view.pointer, 0 if q is None else q.how.upper_pointer
+    else:
+        work = call.product.framework.stream(call.product.target)
+        weight_at, weight_scale_at, bias_at, given_at = addresses
+    quantize_, new_scratch, scale_offset, static, x_stride, cols, (row, col), rows, upper_value, ready = call
+    product_launch, new_product_scratch, framework, _, new = ready
+    pool = None if stream is None else work
+    a_at, scale_at = x_at, given_at
+    if new_scratch is not None:
+        a_at, _scratch = new_scratch(pool)
+        scale_at = given_at if static else a_at + scale_offset
+    if out is None:
+        out_at, result = new(pool)
+    else:
+        result = out
+    if product_launch is not None:
+        if quantize_ is not None:
+            quantize_(work, x_at, x_stride, a_at, cols, scale_at, row, col, rows, rows, upper_at, upper_value, EPS)
+        product_scratch_at, _product_scratch = (0, None) if new_product_scratch is None else new_product_scratch(pool)
+        product_launch(
+            work,
+            a_at,
+            weight_at,
+            scale_at,
+            weight_scale_at,
+            bias_at,
+            out_at,
+            0,
+            0,
+            product_scratch_at,
+        )
+    return framework.give(result, work) if out is None and framework.wraps else result
+
+
+def explanation(x: object, layer: Layer) -> Explanation:
+    """Return which kernels a call with x would get, and why: the product's, and before it the quantization's."""
+    view = arrays.view(x, "x")
+    q = _quantization_of(view, layer)
+    product = _product(view, q, layer)
+    problem = product.problem(layer.use_fast_accum, layer.batch_invariant, 0, product.n, layer.stable_weight)
+    explained = SCALED_MM.explain(problem)
+    return explained if q is None else explained._replace(before=(QUANTIZE.explain(Quantize(*q.key)),))

@@ -1,0 +1,235 @@
+"""Scaled matrix products of FP8 matrices."""
+
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from fp8core import arrays
+from fp8core.arrays import Framework, Maker, TensorView
+from fp8core.errors import ShapeError
+from fp8core.kernels.scaled_mm import SCALED_MM
+from fp8core.ops import operands
+from fp8core.ops.calls import Calls
+from fp8core.ops.product import Product, product_of
+from fp8core.problem import ScaledMm, Target
+
+
+class Prepared(NamedTuple):
+    """A product that has been checked, for any arrays that look alike."""
+
+    launch: Any
+    """None where there is nothing to compute."""
+    new_scratch: Maker | None
+    """None where the launch needs none."""
+    framework: Framework
+    target: Target
+    new: Maker
+
+
+_CALLS: Calls[Prepared] = Calls()
+
+
+def scaled_mm(
+    a: object,
+    b: object,
+    scale_a: object,
+    scale_b: object,
+    *,
+    bias: object = None,
+    out_dtype: object = "bfloat16",
+    out_scale: object = None,
+    amax: object = None,
+    use_fast_accum: bool = True,
+    batch_invariant: bool = False,
+    out: object = None,
+    stream: object = None,
+) -> Any:
+    """Return ``round(scale_a * (scale_b * (a @ b)) + bias)``: fp32 accumulation, one rounding.
+
+    Args:
+        a: FP8 ``[..., m, k]``, rows contiguous.
+        b: FP8 ``[k, n]``, columns contiguous: ``weight.T`` of a stored ``[n, k]``.
+        scale_a: fp32; one number, ``[m, 1]`` or ``[m]`` per token, or ``[m, ceil(k / 128)]`` for 1x128 groups.
+        scale_b: fp32; one number, ``[1, n]``, ``[n]`` or ``[n, 1]`` per channel, or, with groups of a,
+            ``[ceil(k / 128), ceil(n / 128)]`` for 128x128 blocks or ``[ceil(k / 128), n]`` for 1x128 groups.
+        bias: ``[n]`` in out_dtype or fp32, added in fp32.
+        out_dtype: bfloat16, float16, float32, or an FP8 format together with out_scale.
+        out_scale: fp32 of one number: codes are the clamped, rounded ``value * (1 / out_scale)``.
+        amax: an fp32 array of one that receives the largest magnitude of the result before it is rounded.
+        use_fast_accum: let the tensor cores accumulate with fewer bits (relative error 3e-3 against 2e-3).
+        batch_invariant: give a row the same bits whatever m is.
+        out: an array ``[..., m, n]`` of out_dtype for the result.
+        stream: the stream to launch on; by default the one that the framework of a works on.
+
+    Raises:
+        ShapeError, DTypeError, LayoutError, ScaleError, DeviceError: before anything is launched or written.
+        UnsupportedProblemError: no kernel can run it, as for e5m2 times e5m2.
+    """
+    return _product(
+        a,
+        b,
+        scale_a,
+        scale_b,
+        bias,
+        out_dtype,
+        out_scale,
+        amax,
+        use_fast_accum,
+        batch_invariant,
+        out,
+        stream,
+        stored=False,
+    )
+
+
+def scaled_mm_nt(
+    a: object,
+    weight: object,
+    scale_a: object,
+    scale_b: object,
+    *,
+    bias: object = None,
+    out_dtype: object = "bfloat16",
+    out_scale: object = None,
+    amax: object = None,
+    use_fast_accum: bool = True,
+    batch_invariant: bool = False,
+    out: object = None,
+    stream: object = None,
+) -> Any:
+    """Return `scaled_mm` of a and a weight as it is stored, ``[n, k]``.
+
+    ``scale_b`` has the weight's orientation: ``[n, 1]`` per channel, ``[ceil(n / 128), ceil(k / 128)]`` for
+    blocks, ``[n, ceil(k / 128)]`` for groups. All else is as for `scaled_mm`.
+    """
+    return _product(
+        a,
+        weight,
+        scale_a,
+        scale_b,
+        bias,
+        out_dtype,
+        out_scale,
+        amax,
+        use_fast_accum,
+        batch_invariant,
+        out,
+        stream,
+        stored=True,
+    )
+
+
+def _product(
+    a: Any,
+    b: Any,
+    scale_a: Any,
+    scale_b: Any,
+    bias: Any,
+    out_dtype: Any,
+    out_scale: Any,
+    amax: Any,
+    use_fast_accum: bool,
+    batch_invariant: bool,
+    out: Any,
+    stream: Any,
+    *,
+    stored: bool,
+) -> Any:
+    look = arrays.look
+    a_at, a_looks = look(a)
+    b_at, b_looks = look(b)
+    scale_a_at, scale_a_looks = look(scale_a)
+    scale_b_at, scale_b_looks = look(scale_b)
+    bias_at, bias_looks = look(bias)
+    out_scale_at, out_scale_looks = look(out_scale)
+    amax_at, amax_looks = look(amax)
+    out_at, out_looks = look(out)
+    looks = (a_looks, b_looks, scale_a_looks, scale_b_looks, bias_looks, out_scale_looks, amax_looks, out_looks)
+    low_bits = (a_at | b_at | out_at) & 15, (scale_a_at | scale_b_at | bias_at | amax_at) & 15
+    key = (looks, out_dtype, use_fast_accum, batch_invariant, stored, low_bits)
+    call = _CALLS.get(key) if stream is None else None
+    if call is None:
+        product = product_of(
+            arrays.view(a, "a"),
+            arrays.view(b, "weight") if stored else _stored(b),
+            arrays.view(scale_a, "scale_a"),
+            arrays.view(scale_b, "scale_b"),
+            bias,
+            out_dtype,
+            out_scale,
+            amax,
+            stored=stored,
+        )
+        call, out_at = prepared(product, use_fast_accum, batch_invariant, out)
+        _CALLS.keep(key, call, *looks)
+        work = arrays.stream_of(product.a, stream, *product.others)
+        a_at, b_at, scale_a_at, scale_b_at, bias_at, out_scale_at, amax_at = product.addresses
+    else:
+        work = call.framework.stream(call.target)
+    launch, new_scratch, framework, _, new = call
+    pool = None if stream is None else work
+    result = out
+    if out is None:
+        out_at, result = new(pool)
+    if launch is not None:
+        scratch_at, _scratch = new_scratch(pool) if new_scratch is not None else (0, None)
+        launch(work, a_at, b_at, scale_a_at, scale_b_at, bias_at, out_at, out_scale_at, amax_at, scratch_at)
+    return framework.give(result, work) if out is None and framework.wraps else result
+
+
+def prepared(
+    product: Product, use_fast_accum: bool, batch_invariant: bool, out: object, stable_weight: bool = False
+) -> tuple[Prepared, int]:
+    """Return a checked product made ready, and the address of ``out``, 0 for a result yet to be allocated.
+
+    ``stable_weight``: what wrote the weight ended before the stream's last launch began, so that the product may read
+    the weight before it waits for that launch.
+    """
+    framework, target = product.a.framework, product.a.target
+    shape = (*product.a.shape[:-1], product.n)
+    out_at, ldo = 0, product.n
+    if out is not None:
+        there = arrays.view(out, "out", written=True)
+        operands.same_device(product.a, "a", out=there)
+        out_at, ldo = there.pointer, operands.written(there, "out", shape, product.out).stride
+    launch: Any = None
+    if product.m and product.n:
+        launch = SCALED_MM.plan(product.key(use_fast_accum, batch_invariant, out_at, ldo, stable_weight))
+    new = framework.maker(shape, product.out, target)
+    bytes_ = 0 if launch is None else launch.scratch_bytes
+    new_scratch = framework.scratch_maker(bytes_, target) if bytes_ else None
+    return Prepared(launch, new_scratch, framework, target, new), out_at
+
+
+def _stored(b: object) -> TensorView:
+    """Return b ``[k, n]`` seen as the weight ``[n, k]`` that it is the transpose of."""
+    view = arrays.view(b, "b")
+    if len(view.shape) != 2:
+        raise ShapeError(f"b needs two axes [k, n], got shape {view.shape}")
+    return view._replace(shape=(view.shape[1], view.shape[0]), strides=(view.strides[1], view.strides[0]))
+
+
+def problem_of_scaled_mm(call: SimpleNamespace) -> ScaledMm:
+    """Return the problem that `scaled_mm` with the arguments ``call`` poses; a new result counts as aligned."""
+    return _problem(call, _stored(call.b), stored=False)
+
+
+def problem_of_scaled_mm_nt(call: SimpleNamespace) -> ScaledMm:
+    """Return the problem that `scaled_mm_nt` with the arguments ``call`` poses; a new result counts as aligned."""
+    return _problem(call, arrays.view(call.weight, "weight"), stored=True)
+
+
+def _problem(call: SimpleNamespace, weight: TensorView, *, stored: bool) -> ScaledMm:
+    p = product_of(
+        arrays.view(call.a, "a"),
+        weight,
+        arrays.view(call.scale_a, "scale_a"),
+        arrays.view(call.scale_b, "scale_b"),
+        call.bias,
+        call.out_dtype,
+        call.out_scale,
+        call.amax,
+        stored=stored,
+    )
+    there = arrays.view(call.out, "out") if call.out is not None else None
+    ldo = operands.matrix(there, "out").stride if there is not None else p.n
+    return p.problem(call.use_fast_accum, call.batch_invariant, there.pointer if there is not None else 0, ldo)

@@ -1,0 +1,164 @@
+"""How a result is scaled and where it goes: what `quantize` and the fused producers share."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from fp8core import arrays
+from fp8core.arrays import Framework, Maker, TensorView
+from fp8core.errors import LayoutError, ScaleError
+from fp8core.ops import operands, scales
+from fp8core.problem import FORMATS, PER_TENSOR, PER_TOKEN, GroupShape, ScaleFormat, ScaleLayout
+
+EPS = 1e-10
+"""The least amax of a group, as the kernels that vLLM ships have it."""
+SCALE_DTYPE = {"float32": "float32", "ue8m0": "float32", "ue8m0_bytes": "float8_e8m0fnu"}
+
+
+class Quantized(NamedTuple):
+    """FP8 data and the scales to multiply them by."""
+
+    data: Any
+    scale: Any
+
+
+class Scaling(NamedTuple):
+    """How a result is scaled."""
+
+    dtype: str
+    group_shape: GroupShape
+    given: TensorView | None
+    strides: tuple[int, int]
+    scale_format: ScaleFormat
+    layout: ScaleLayout
+    upper: TensorView | None
+    upper_value: float
+    eps: float
+
+    @property
+    def others(self) -> tuple[TensorView, ...]:
+        """The operands beside x."""
+        if self.given is not None:
+            return (self.given,)
+        return () if self.upper is None else (self.upper,)
+
+    @property
+    def upper_pointer(self) -> int:
+        """The address of scale_ub, 0 where it is a number or absent."""
+        return 0 if self.upper is None else self.upper.pointer
+
+    def computed(self, rows: int, cols: int) -> int:
+        """Return how many scales of a ``rows`` x ``cols`` result have to be computed."""
+        return 0 if self.given is not None else math.prod(self.group_shape.scale_shape(rows, cols))
+
+
+def scaling(
+    dtype: object,
+    group_shape: tuple[int, int],
+    scale: object,
+    scale_ub: object,
+    scale_format: ScaleFormat,
+    scale_layout: ScaleLayout,
+    eps: float,
+    x: TensorView,
+    rows: int,
+    cols: int,
+) -> Scaling:
+    """Check everything that says how to scale a ``rows`` x ``cols`` result next to ``x``."""
+    name = operands.fp8_name(arrays.dtype_name(dtype), "dtype")
+    shape = operands.group(group_shape)
+    if scale_format not in SCALE_DTYPE:
+        raise ScaleError(f"scale_format needs one of {', '.join(SCALE_DTYPE)}, got {scale_format!r}")
+    if scale_layout not in ("k", "mn"):
+        raise LayoutError(f"scale_layout needs 'k' or 'mn', got {scale_layout!r}")
+    smallest = FORMATS[name].maximum * 2.0**-126
+    if not smallest <= eps < math.inf:
+        raise ScaleError(f"eps needs a number of at least {smallest:.3g}, so that no scale is subnormal, got {eps}")
+    if scale is not None:
+        given = arrays.view(scale, "scale")
+        scales.is_scale(given, "scale", bytes_allowed=True)
+        operands.same_device(x, "x", scale=given)
+        if scale_ub is not None:
+            raise ScaleError("scale_ub bounds a scale that is computed; got it together with a given scale")
+        format_: ScaleFormat = "ue8m0_bytes" if given.dtype == "float8_e8m0fnu" else "float32"
+        shape, strides = scales.of_groups(given, shape, rows, cols, "scale")
+        return Scaling(name, shape, given, strides, format_, "k", None, math.inf, eps)
+    upper, upper_value = _upper(scale_ub, shape, x)
+    return Scaling(name, shape, None, (0, 0), scale_format, scale_layout, upper, upper_value, eps)
+
+
+def _upper(scale_ub: object, shape: GroupShape, x: TensorView) -> tuple[TensorView | None, float]:
+    if scale_ub is None:
+        return None, math.inf
+    if shape != PER_TOKEN:
+        raise ScaleError(f"scale_ub bounds amax per token; got it with groups {tuple(shape)}")
+    if isinstance(scale_ub, int | float):
+        if not scale_ub > 0:
+            raise ScaleError(f"scale_ub needs a positive number, got {scale_ub}")
+        return None, float(scale_ub)
+    view = arrays.view(scale_ub, "scale_ub")
+    scales.is_scale(view, "scale_ub")
+    scales.one_number(view, "scale_ub")
+    operands.same_device(x, "x", scale_ub=view)
+    return view, math.inf
+
+
+class Destination(NamedTuple):
+    """Where codes and scales go. An address of 0 is memory yet to be allocated, aligned to 16 bytes at least."""
+
+    framework: Framework
+    data_at: int
+    data_stride: int
+    new_data: Maker
+    scale_at: int
+    scale_strides: tuple[int, int]
+    new_scale: Maker
+
+    def filled(
+        self, data: Any, scale: Any, work: int, pool: int | None, launch: Callable[[int, int], None] | None
+    ) -> Quantized:
+        """Allocate what is None, call ``launch(data_at, scale_at)``, and return the caller's arrays."""
+        new_data, new_scale = data is None, scale is None
+        data_at, data = self.new_data(pool) if new_data else (self.data_at, data)
+        scale_at, scale = self.new_scale(pool) if new_scale else (self.scale_at, scale)
+        if launch is not None:
+            launch(data_at, scale_at)
+        if self.framework.wraps:
+            data = self.framework.give(data, work) if new_data else data
+            scale = self.framework.give(scale, work) if new_scale else scale
+        return Quantized(data, scale)
+
+
+def destination(
+    x: TensorView, how: Scaling, shape: tuple[int, ...], rows: int, cols: int, data: object, scale: object
+) -> Destination:
+    """Return where a result of this shape goes, after checking the arrays that the caller gave for it, if any."""
+    framework = x.framework
+    data_at, data_stride = 0, cols
+    if data is not None:
+        view = arrays.view(data, "out", written=True)
+        operands.same_device(x, "x", out=view)
+        data_at, data_stride = view.pointer, operands.written(view, "out", shape, how.dtype).stride
+    wanted: tuple[int, ...] = (1,) if how.group_shape == PER_TENSOR else how.group_shape.scale_shape(rows, cols)
+    dtype = SCALE_DTYPE[how.scale_format]
+    scale_at, strides = 0, ((1, wanted[0]) if how.layout == "mn" else (wanted[-1], 1))
+    if how.given is not None:
+        if scale is not None and scale is not how.given.owner:
+            raise ScaleError("out needs no scale when the scale is given")
+        scale_at, strides = how.given.pointer, how.strides
+    elif scale is not None:
+        view = arrays.view(scale, "out scale", written=True)
+        operands.same_device(x, "x", out_scale=view)
+        operands.check_written(view, "out scale", wanted, dtype)
+        scale_at, strides = view.pointer, (view.strides[0], view.strides[-1])
+    if len(wanted) == 1:
+        strides = (0, 0)
+    return Destination(
+        framework,
+        data_at,
+        data_stride,
+        framework.maker(shape, how.dtype, x.target),
+        scale_at,
+        strides,
+        framework.maker(wanted, dtype, x.target, strides if how.layout == "mn" and len(wanted) == 2 else None),
+    )
