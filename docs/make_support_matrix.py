@@ -4,10 +4,11 @@ Run it bare to rewrite README.md, or with --check to be told by the exit status 
 """
 
 import sys
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from fp8core.cli import TARGETS, UNASKED, target_named
+from fp8core.cli import TARGETS, UNASKED, UNPROVEN, proven, target_named
 from fp8core.dispatch import Explanation, Table
 from fp8core.kernels.quantize import QUANTIZE
 from fp8core.kernels.scaled_mm import SCALED_MM
@@ -19,8 +20,9 @@ BEGIN, END = "<!-- support matrix: begin -->\n", "<!-- support matrix: end -->\n
 ELSEWHERE = 1 << 20
 """An ordinal that no machine has, so that the matrix is the same on all of them."""
 
-FOOTNOTE = """`kernel`? runs if the vendor's library on the device offers an algorithm, which only the device can tell;
-else the kernel after it does."""
+MARK = "†"
+FOOTNOTE = f"""`kernel`? runs if the vendor's library on the device offers an algorithm, which only the device can tell;
+else the kernel after it does. {MARK} {UNPROVEN}."""
 
 QUANTIZATIONS: tuple[tuple[str, GroupShape, bool], ...] = (
     ("static", PER_TENSOR, True),
@@ -36,11 +38,14 @@ PRODUCTS: tuple[tuple[str, Granularity, Granularity], ...] = (
     ("1x128 x 128x128", "group", "block"),
     ("1x128 x 1x128", "group", "group"),
 )
+TOKENS = (16, 256)
+"""Rows of the products: a decoder's and a batch's."""
 
 
 def cell(explanation: Explanation) -> str:
     """Return the kernel that runs a problem, after those that run it first if their library offers it."""
-    possible = [f"`{v.kernel}`?" for v in explanation.verdicts if v.reason.startswith(UNASKED)]
+    before = list(takewhile(lambda v: v.status != "chosen", explanation.verdicts))
+    possible = [f"`{v.kernel}`?" for v in before if v.reason.startswith(UNASKED)]
     return " ".join([*possible[:1], f"`{explanation.chosen}`"]) if explanation.chosen else "none"
 
 
@@ -57,7 +62,8 @@ def ask(table: Table[Any], problems: list[Any]) -> list[str]:
 
 def targets() -> dict[str, Target]:
     """Return the devices of the matrix by their names."""
-    return {name: target_named(name)._replace(device=ELSEWHERE) for name in (*TARGETS, "host")}
+    found = {name: target_named(name)._replace(device=ELSEWHERE) for name in (*TARGETS, "host")}
+    return {name if proven(target) else f"{name} {MARK}": target for name, target in found.items()}
 
 
 def matrix() -> str:
@@ -66,21 +72,24 @@ def matrix() -> str:
         name: ask(QUANTIZE, [example_quantize(target, group, static=static) for _, group, static in QUANTIZATIONS])
         for name, target in targets().items()
     }
-    products = {
-        name: ask(SCALED_MM, [example_product(target, a, b) for _, a, b in PRODUCTS])
-        for name, target in targets().items()
-    }
     lines = [
         "Quantization (4096 columns of bfloat16), by group:",
         "",
         *rows(tuple(name for name, *_ in QUANTIZATIONS), quantizations),
         "",
-        "Scaled products (256 x 4096 x 4096, bfloat16 results), by the scales of a and b:",
-        "",
-        *rows(tuple(name for name, *_ in PRODUCTS), products),
-        "",
-        FOOTNOTE,
     ]
+    for tokens in TOKENS:
+        products = {
+            name: ask(SCALED_MM, [example_product(target, a, b, m=tokens) for _, a, b in PRODUCTS])
+            for name, target in targets().items()
+        }
+        lines += [
+            f"Scaled products ({tokens} x 4096 x 4096, bfloat16 results), by the scales of a and b:",
+            "",
+            *rows(tuple(name for name, *_ in PRODUCTS), products),
+            "",
+        ]
+    lines.append(FOOTNOTE)
     return "\n".join(lines) + "\n"
 
 

@@ -9,10 +9,10 @@ import ml_dtypes
 import numpy as np
 
 from fp8core import device
+from fp8core.ops import scaled_mm_nt
 from fp8core.ops.explain import explain, target_of
-from fp8core.ops.product import scaled_mm_nt
 from fp8core.ops.quantize import dequantize, quantize
-from fp8core.problem import BLOCK_128, GROUP_128, PER_TENSOR, PER_TOKEN
+from fp8core.problem import BLOCK_128, GROUP_128, PER_TENSOR, PER_TOKEN, native_e4m3
 
 IN_A_ROW: Final = 20
 """GPU calls between two synchronisations, so that waiting for the device is not what is timed."""
@@ -45,7 +45,8 @@ def place() -> str:
 
 
 def cases(tokens: int, width: int) -> Iterator[Case]:
-    """Give the cases for activations [tokens, width] and a weight [width, width]."""
+    """Give the cases for activations [tokens, width] and a weight [width, width], in the E4M3 of the device."""
+    dtype = native_e4m3(target_of(None))
     random = np.random.default_rng(0)
     x: Any = random.standard_normal((tokens, width), np.float32).astype(ml_dtypes.bfloat16)
     weight: Any = random.standard_normal((width, width), np.float32)
@@ -53,8 +54,8 @@ def cases(tokens: int, width: int) -> Iterator[Case]:
         # CuPy has no bfloat16 of its own: half floats are as wide.
         x, weight = device.cupy().asarray(x.astype(np.float16)), device.cupy().asarray(weight)
     for name, group in (("per tensor", PER_TENSOR), ("per token", PER_TOKEN), ("1x128", GROUP_128)):
-        yield _case(f"quantize {name}", 3.0 * tokens * width, "B", quantize, x, group_shape=group)
-    data, scale = quantize(x)
+        yield _case(f"quantize {name}", 3.0 * tokens * width, "B", quantize, x, dtype=dtype, group_shape=group)
+    data, scale = quantize(x, dtype=dtype)
     yield _case("dequantize per token", 3.0 * tokens * width, "B", dequantize, data, scale, dtype="float16")
     operations = 2.0 * tokens * width * width
     for name, group, weight_group in (
@@ -62,8 +63,10 @@ def cases(tokens: int, width: int) -> Iterator[Case]:
         ("per token", PER_TOKEN, PER_TOKEN),
         ("1x128 by 128x128", GROUP_128, BLOCK_128),
     ):
-        a, b = quantize(x, group_shape=group), quantize(weight, group_shape=weight_group)
-        yield _case(f"product {name}", operations, "FLOP", scaled_mm_nt, a.data, b.data, a.scale, b.scale)
+        a = quantize(x, dtype=dtype, group_shape=group)
+        b = quantize(weight, dtype=dtype, group_shape=weight_group)
+        operands = (a.data, b.data, a.scale, b.scale)
+        yield _case(f"product {name}", operations, "FLOP", scaled_mm_nt, *operands, out_dtype="float16")
 
 
 def _case(name: str, work: float, unit: str, function: Callable[..., object], *args: Any, **kwargs: Any) -> Case:

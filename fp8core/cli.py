@@ -33,6 +33,8 @@ TARGETS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx90a", "gf
 """The devices that `explain --target` can speak of without having them."""
 UNASKED = "its library cannot be asked"
 """How a row refuses what only a library on the device could tell."""
+UNPROVEN = "compiled and emulated, never run on hardware"
+"""What is known of the kernels of devices that nobody has tried them on; docs/amd.md says how to."""
 PACKAGES = (
     *("numpy", "ml_dtypes", "safetensors", "cupy-cuda12x", "cupy-cuda13x", "cupy-rocm-7-0", "torch", "jax"),
     *("nvidia-cublas", "nvidia-cublas-cu12", "nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12"),
@@ -89,6 +91,8 @@ def info() -> None:
         for feature, (able, reason) in fp8core.capabilities(target if targets else None).items():
             table.add_row(feature, "[green]yes[/]" if able else "[yellow]no[/]", reason.replace("; ", "\n"))
         console.print(table)
+        if not proven(target):
+            console.print(f"[yellow]The kernels of {target} are {UNPROVEN}.[/] (docs/amd.md)", highlight=False)
     table = _table("Packages", "package", "version")
     for name in PACKAGES:
         version = _installed(name)
@@ -143,6 +147,8 @@ def explain(
     operands = f"{problem.a} x {problem.b} -> {problem.out}, scales per {scale_a} and {scale_b}"
     console.print(f"[bold]{m} x {n} x {k}[/] on {place}: {operands}", highlight=False)
     console.print(verdicts(SCALED_MM.explain(problem)))
+    if not proven(place):
+        console.print(f"[yellow]The kernels of {place} are {UNPROVEN}.[/]", highlight=False)
 
 
 def verdicts(explanation: "Explanation") -> Table:
@@ -160,6 +166,11 @@ def verdicts(explanation: "Explanation") -> Table:
         shown = "chosen if no unknown is" if status == "chosen" and unknown else status
         table.add_row(verdict.kernel, shown, verdict.reason, style=style[status])
     return table
+
+
+def proven(target: Target) -> bool:
+    """Return whether the kernels of a device have run on one of its kind, and been tested there."""
+    return target.platform == "host" or (target.platform, target.arch) == ("cuda", 90)
 
 
 def target_named(name: str) -> Target:

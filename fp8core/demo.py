@@ -214,25 +214,34 @@ def show(report: Report, console: Console) -> None:
     table.add_column("tokens", justify="right")
     table.add_column("sentence")
     for sentence in report.sentences:
-        table.add_row(f"{sentence.cosine:.5f}", str(sentence.tokens), shorten(sentence.text, 72, placeholder=" …"))
+        table.add_row(
+            f"{sentence.cosine:.5f}",
+            str(sentence.tokens),
+            shorten(sentence.text, max(24, console.width - 26), placeholder=" …"),
+        )
     console.print(table)
     table = Table(title="Relative error of the linear layers' outputs", title_justify="left", title_style="bold")
-    table.add_column("layer")
+    table.add_column("layer", no_wrap=True)
     table.add_column("n x k", justify="right")
-    table.add_column("its own", justify="right")
-    table.add_column("with those before", justify="right")
+    table.add_column("alone", justify="right")
+    table.add_column("in the run", justify="right")
     table.add_column("kernels")
     for layer in report.layers:
         n, k = layer.shape
         table.add_row(
-            layer.name.removeprefix("encoder."), f"{n} x {k}", f"{layer.own:.2%}", f"{layer.total:.2%}", layer.kernels
+            layer.name.removeprefix("encoder.layer."),
+            f"{n} x {k}",
+            f"{layer.own:.2%}",
+            f"{layer.total:.2%}",
+            layer.kernels,
         )
     console.print(table)
     for kernel, explanation in report.explanations.items():
         console.print(f"\n[bold]Why {kernel}[/], in the first layer that it runs:")
+        width = max(len(verdict.kernel) for verdict in explanation.verdicts)
         for verdict in explanation.verdicts:
             reason = f": {verdict.reason}" if verdict.reason else ""
-            console.print(f"  {verdict.kernel:<22} {verdict.status}{reason}", markup=False, highlight=False)
+            console.print(f"  {verdict.kernel:<{width}} {verdict.status}{reason}", markup=False, highlight=False)
     saved = report.bytes_before / report.bytes_after
     console.print(
         f"\nLinear layers: {report.bytes_before:,} bytes in fp32, {report.bytes_after:,} in FP8 with their scales "
@@ -255,10 +264,8 @@ def plot(report: Report, path: Path) -> None:
     figure = Figure(figsize=(11, 5), layout="constrained")
     axes = figure.subplots()
     places = range(len(report.layers))
-    axes.bar(places, [100 * layer.total for layer in report.layers], color="#c9d7e8", label="with those before it")
-    axes.bar(
-        places, [100 * layer.own for layer in report.layers], width=0.45, color="#1f5a96", label="of the layer alone"
-    )
+    axes.bar(places, [100 * layer.total for layer in report.layers], color="#c9d7e8", label="in the FP8 run")
+    axes.bar(places, [100 * layer.own for layer in report.layers], width=0.45, color="#1f5a96", label="alone")
     parts = ("query", "key", "value", "attention output", "intermediate", "output")
     axes.set_xticks(places, [parts[place % 6] for place in places])
     axes.tick_params(axis="x", rotation=90, labelsize=8)

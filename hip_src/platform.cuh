@@ -67,6 +67,7 @@ DEVICE float multiply_exact(float x, float y) { return x * y; }
 DEVICE float fma_exact(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
 DEVICE float sqrt_exact(float x) { return __builtin_sqrtf(x); }
 DEVICE float multiply_flushing(float x, float y) { return x * y; }
+DEVICE float fma_flushing(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
 DEVICE float exp2_fast(float x) { return __builtin_amdgcn_exp2f(x); }
 DEVICE float reciprocal_fast(float x) { return __builtin_amdgcn_rcpf(x); }
 
@@ -93,6 +94,10 @@ DEVICE unsigned short hardware_float_to_half(float x) {
 constexpr bool HARDWARE_PAIRS = false;
 template <int input>
 DEVICE unsigned hardware_larger_sizes(unsigned, unsigned) {
+    return 0;
+}
+template <int output>
+DEVICE unsigned hardware_round_pair(float, float) {
     return 0;
 }
 
@@ -126,13 +131,9 @@ DEVICE word64 load_relaxed(const word64* p) {
 DEVICE void store_relaxed(word64* p, word64 v) {
     __hip_atomic_store(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
-DEVICE void device_fence() { __builtin_amdgcn_fence(__ATOMIC_SEQ_CST, "agent"); }
 DEVICE void pause() { __builtin_amdgcn_s_sleep(1); }
 DEVICE unsigned atomic_max(unsigned* p, unsigned v) {
     return __hip_atomic_fetch_max(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
-}
-DEVICE unsigned atomic_add(unsigned* p, unsigned v) {
-    return __hip_atomic_fetch_add(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
 
 // ---- threads together --------------------------------------------------------------------------------
@@ -147,18 +148,7 @@ DEVICE unsigned from_lane(unsigned x, unsigned source) {
 }
 DEVICE unsigned shuffle_xor(unsigned x, int mask) { return from_lane(x, lane() ^ static_cast<unsigned>(mask)); }
 DEVICE float shuffle_xor(float x, int mask) { return float_of(shuffle_xor(bits_of(x), mask)); }
-DEVICE unsigned shuffle_down(unsigned x, int delta) {
-    const unsigned source = lane() + static_cast<unsigned>(delta);
-    return from_lane(x, source < WARP ? source : lane());
-}
-DEVICE float shuffle_down(float x, int delta) { return float_of(shuffle_down(bits_of(x), delta)); }
-DEVICE word64 warp_ballot(bool p) {
-#if FP8CORE_WARP == 64
-    return __builtin_amdgcn_ballot_w64(p);
-#else
-    return __builtin_amdgcn_ballot_w32(p);
-#endif
-}
+DEVICE float shuffle_from(float x, unsigned source) { return float_of(from_lane(bits_of(x), source)); }
 DEVICE unsigned warp_max(unsigned x) {
     for (int mask = WARP / 2; mask > 0; mask /= 2) {
         const unsigned other = shuffle_xor(x, mask);
@@ -182,7 +172,8 @@ DEVICE unsigned short hardware_encode_pair(float lo, float hi) {
     constexpr bool FNUZ = format == E4M3FNUZ || format == E5M2FNUZ;
     constexpr float LARGEST = format == E4M3FN ? 448.0f : format == E4M3FNUZ ? 224.0f : 57344.0f;
     constexpr unsigned NOT_A_NUMBER = FNUZ ? 0x80u : 0x7fu;
-    const float low = __builtin_amdgcn_fmed3f(lo, LARGEST, -LARGEST), high = __builtin_amdgcn_fmed3f(hi, LARGEST, -LARGEST);
+    const float low = __builtin_amdgcn_fmed3f(lo, LARGEST, -LARGEST);
+    const float high = __builtin_amdgcn_fmed3f(hi, LARGEST, -LARGEST);
     if constexpr (E4M3) {
         codes = static_cast<unsigned>(__builtin_amdgcn_cvt_pk_fp8_f32(low, high, 0, false));
     } else {

@@ -99,6 +99,8 @@ def _cuda(request: Request) -> Binary:
     if found is None:
         raise CompileError(f"no entry {request.entry} in {usage}")
     registers, stack, shared, local = map(int, found.groups())
+    if "-arch=sm_8" not in " ".join(request.options):
+        shared = max(shared - 1024, 0)  # from sm_90 on cuobjdump counts what the system keeps of each block
     return Binary(registers, stack + local, shared, code)
 
 

@@ -9,6 +9,7 @@ from engines import MAKERS
 
 DRIVERS = (
     ("libcuda.so.1", "cuInit", "cuDeviceGetCount"),
+    ("libamdhip64.so.7", "hipInit", "hipGetDeviceCount"),
     ("libamdhip64.so", "hipInit", "hipGetDeviceCount"),
 )
 

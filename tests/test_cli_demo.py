@@ -135,7 +135,7 @@ def test_the_command_prints_the_report_and_draws(folder, capsys, monkeypatch, tm
     assert "Least cosine: 0.99" in out
     assert "Why host to multiply" in out
     assert "cublaslt" in out
-    assert "layer.5.output.dense" in out
+    assert "│ 5.output.dense" in out
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 

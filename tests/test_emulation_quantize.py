@@ -154,9 +154,9 @@ def test_quantize_is_the_oracle_bit_for_bit(emulator, case):
 @pytest.mark.parametrize("target", [CUDA, HIP_64], ids=name_of)
 def test_a_resident_grid_meets_again_and_again(emulator, target):
     """A matrix that registers and shared memory of three blocks can't hold, and launches after launches."""
-    small = target._replace(multiprocessors=3, shared_bytes=20_000 if target is CUDA else 52_000)
-    case = Case(small, "bfloat16" if target is CUDA else "float32", FN, PER_TENSOR, 300, 512)
-    for seed, rows in ((0, 300), (1, 40), (2, 300), (3, 60)):
+    small = target._replace(multiprocessors=3, shared_bytes=20_000 if target is CUDA else 65_536)
+    case = Case(small, "bfloat16", FN, PER_TENSOR, 400, 512)
+    for seed, rows in ((0, 400), (1, 40), (2, 400), (3, 60)):
         run(emulator, case._replace(rows=rows, gap=8 if seed == 2 else 0), seed, special=seed < 2)
     assert emulator.launches.count("quantize_tensor") == 4
 

@@ -1,5 +1,7 @@
 """The predicates that rows of several tables share, each with the refusal that it gives."""
 
+from typing import Final
+
 from fp8core.dispatch import Requirement
 from fp8core.problem import Platform
 
@@ -32,3 +34,17 @@ def aligned(bytes_: int) -> Requirement:
 def rows_up_to(most: int) -> Requirement:
     """Require at most ``most`` rows of a."""
     return Requirement(lambda p: p.m <= most, f"needs m <= {most}, got m={{p.m}}")
+
+
+NOT_BOTH_E5M2: Final = Requirement(
+    lambda p: not (p.a.startswith("float8_e5m2") and p.b.startswith("float8_e5m2")),
+    "a and b are both e5m2, which no tensor core multiplies: one of them has to be e4m3",
+)
+AMD_FORMATS: Final = Requirement(
+    lambda p: all(name.endswith("fnuz") == (p.target.arch == 0x942) for name in (p.a, p.b)),
+    "gfx942 multiplies fnuz formats and later ones OCP's, got a {p.a} and b {p.b} on {p.target}",
+)
+AMD_TENSOR_CORES: Final = Requirement(
+    lambda p: p.target.arch in (0x942, 0x950, 0x1200, 0x1201),
+    "needs FP8 matrix instructions (gfx942, gfx950, gfx1200, gfx1201), got {p.target}",
+)

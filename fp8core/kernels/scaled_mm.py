@@ -21,7 +21,16 @@ from fp8core.kernels.library_mm import (
     plan_rescaled,
     product,
 )
-from fp8core.kernels.requirements import aligned, arch, arch_at_least, platform
+from fp8core.kernels.requirements import (
+    AMD_FORMATS,
+    AMD_TENSOR_CORES,
+    NOT_BOTH_E5M2,
+    aligned,
+    arch,
+    arch_at_least,
+    platform,
+)
+from fp8core.kernels.skinny import SKINNY_ROWS
 from fp8core.problem import FORMATS, ITEMSIZE, ScaledMm
 
 
@@ -59,10 +68,6 @@ def formats(*names: str) -> Requirement:
     )
 
 
-NOT_BOTH_E5M2: Final = Requirement(
-    lambda p: not (p.a.startswith("float8_e5m2") and p.b.startswith("float8_e5m2")),
-    "a and b are both e5m2, which no tensor core multiplies: one of them has to be e4m3",
-)
 ANY_BATCH: Final = Requirement(
     lambda p: not p.batch_invariant,
     "the library chooses its algorithm by m, so the sums of a row would depend on the batch",
@@ -132,14 +137,6 @@ HOPPER_MODES: Final = Requirement(
     lambda p: (p.scale_a, p.scale_b) == ("tensor", "tensor") or p.target.arch == 90,
     "the library has scales per {p.scale_a} and {p.scale_b} on sm_90 only, got {p.target}",
 )
-AMD_FORMATS: Final = Requirement(
-    lambda p: all(name.endswith("fnuz") == (p.target.arch == 0x942) for name in (p.a, p.b)),
-    "gfx942 multiplies fnuz formats and later ones OCP's, got a {p.a} and b {p.b} on {p.target}",
-)
-AMD_TENSOR_CORES: Final = Requirement(
-    lambda p: p.target.arch in (0x942, 0x950, 0x1200, 0x1201),
-    "needs FP8 matrix instructions (gfx942, gfx950, gfx1200, gfx1201), got {p.target}",
-)
 AMD_ROW_RESULT: Final = Requirement(
     lambda p: p.scale_a != "row" or p.out == "bfloat16", "hipBLASLt gives bfloat16 with scales per row, got {p.out}"
 )
@@ -181,6 +178,7 @@ SCALED_MM: Final = Table(
         plan_overlapped,
     ),
     Kernel("cublaslt_rescale", (*_CUDA, *_RESCALED), plan_rescaled),
+    *SKINNY_ROWS,
     Kernel("hipblaslt", (*_HIP, *_LIBRARY, AMD_ROW_RESULT, *_DIRECT), plan_direct),
     Kernel("hipblaslt_arranged", (*_HIP, *_LIBRARY, AMD_ROW_RESULT, *_ARRANGED), plan_arranged),
     Kernel("hipblaslt_rescale", (*_HIP, *_RESCALED), plan_rescaled),

@@ -55,24 +55,16 @@ EMULATED T __hip_atomic_exchange(T *p, U x, int, int) { return atomicExch(p, x);
 // ---- arithmetic
 
 template <class T, int COUNT>
-struct EmulatedVector;
-template <class T>
-struct __align__(2 * sizeof(T)) EmulatedVector<T, 2> {
-    T x, y;
-    T &operator[](int i) { return (&x)[i]; }
-    const T &operator[](int i) const { return (&x)[i]; }
+struct __align__(COUNT * sizeof(T)) EmulatedVector {
+    T of[COUNT];
+    T &operator[](int i) { return of[i]; }
+    const T &operator[](int i) const { return of[i]; }
 };
 template <class T>
 struct __align__(4 * sizeof(T)) EmulatedVector<T, 4> {
     T x, y, z, w;
-    T &operator[](int i) { return (&x)[i]; }
-    const T &operator[](int i) const { return (&x)[i]; }
-};
-template <class T>
-struct __align__(64) EmulatedVector<T, 16> {
-    T of[16];
-    T &operator[](int i) { return of[i]; }
-    const T &operator[](int i) const { return of[i]; }
+    T &operator[](int i) { return i < 2 ? i ? y : x : i < 3 ? z : w; }
+    const T &operator[](int i) const { return i < 2 ? i ? y : x : i < 3 ? z : w; }
 };
 
 EMULATED float __builtin_amdgcn_exp2f(float x) { return __builtin_exp2f(x); }
@@ -140,3 +132,5 @@ EMULATED float __builtin_amdgcn_cvt_f32_bf8(int codes, int which) {
     unsigned code = static_cast<unsigned>(codes) >> (8 * which) & 0xFF;
     return EMULATED_FNUZ ? emulated_from_fp8(code, 2, 16, 0x7F, false) : emulated_from_fp8(code, 2, 15, 0x7B, true);
 }
+
+#include "matrix.h"

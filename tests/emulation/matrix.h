@@ -1,0 +1,64 @@
+// The FP8 matrix instructions of AMD GPUs, as the ISA documents lay their operands over the lanes of a wave.
+//
+// Of A (16 x DEPTH) a lane holds eight bytes of the row lane % 16 from k = 8 * (lane / 16); of B (DEPTH x 16) the same
+// of the column lane % 16. Of D = A * B + C it holds in register r the column lane % 16 and the row
+//   v_mfma_f32_16x16x32 (gfx942, gfx950; 64 lanes, DEPTH 32, 4 registers): 4 * (lane / 16) + r
+//   v_wmma_f32_16x16x16 (gfx12;          32 lanes, DEPTH 16, 8 registers): 8 * (lane / 16) + r
+// Sums are fp32 in the order of k, which the hardware does not promise; every lane of the wave has to take part.
+#pragma once
+
+template <class T>
+struct __align__(8 * sizeof(T)) EmulatedVector<T, 8> {
+    T of[8];
+    T &operator[](int i) { return of[i]; }
+    const T &operator[](int i) const { return of[i]; }
+};
+
+EMULATED void __builtin_amdgcn_sched_barrier(int) {}
+
+// Codes of e5m2 where BF8 says so.
+template <bool BF8>
+float emulated_code(uint64_t eight, int i) {
+    const int codes = static_cast<int>(eight >> (8 * i) & 0xFF);
+    return BF8 ? __builtin_amdgcn_cvt_f32_bf8(codes, 0) : __builtin_amdgcn_cvt_f32_fp8(codes, 0);
+}
+
+template <bool A_BF8, bool B_BF8, int REGISTERS>
+EmulatedVector<float, REGISTERS> emulated_matrix(uint64_t a, uint64_t b, EmulatedVector<float, REGISTERS> c) {
+    constexpr unsigned LANES = 256 / REGISTERS, PARTS = LANES / 16;
+    const EmulatedThread *here = emulation_thread();
+    if (here->warp_size != LANES) emulation_trap("a matrix instruction of another size of waves");
+    uint64_t column[PARTS];
+    for (unsigned part = 0; part < PARTS; part++)
+        column[part] = emulated_exchange(EMULATED_WHOLE_WARP, b, here->lane % 16 + 16 * part);
+    for (unsigned r = 0; r < REGISTERS; r++) {
+        for (unsigned part = 0; part < PARTS; part++) {
+            // Lanes of one part want the same row: every part's turn is taken by the whole wave.
+            const unsigned source = REGISTERS * (here->lane / 16) + r + 16 * part;
+            const uint64_t row = emulated_exchange(EMULATED_WHOLE_WARP, a, source);
+            for (int i = 0; i < 8; i++) c[r] += emulated_code<A_BF8>(row, i) * emulated_code<B_BF8>(column[part], i);
+        }
+    }
+    return c;
+}
+
+#if defined(__gfx942__) || defined(__gfx950__)
+#define EMULATED_MFMA(a, b, a_bf8, b_bf8)                                                                              \
+    inline EmulatedVector<float, 4> __builtin_amdgcn_mfma_f32_16x16x32_##a##_##b(long x, long y,                       \
+                                                                                 EmulatedVector<float, 4> c, int,     \
+                                                                                 int, int) {                          \
+        return emulated_matrix<a_bf8, b_bf8, 4>(static_cast<uint64_t>(x), static_cast<uint64_t>(y), c);                \
+    }
+EMULATED_MFMA(fp8, fp8, false, false)
+EMULATED_MFMA(fp8, bf8, false, true)
+EMULATED_MFMA(bf8, fp8, true, false)
+#elif defined(__gfx1200__) || defined(__gfx1201__)
+#define EMULATED_WMMA(a, b, a_bf8, b_bf8)                                                                              \
+    inline EmulatedVector<float, 8> __builtin_amdgcn_wmma_f32_16x16x16_##a##_##b##_w32_gfx12(                          \
+        EmulatedVector<int, 2> x, EmulatedVector<int, 2> y, EmulatedVector<float, 8> c) {                              \
+        return emulated_matrix<a_bf8, b_bf8, 8>(emulated_bits<uint64_t>(x), emulated_bits<uint64_t>(y), c);            \
+    }
+EMULATED_WMMA(fp8, fp8, false, false)
+EMULATED_WMMA(fp8, bf8, false, true)
+EMULATED_WMMA(bf8, fp8, true, false)
+#endif
