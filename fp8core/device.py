@@ -80,6 +80,12 @@ def current() -> int:
     return int(cupy().cuda.runtime.getDevice())
 
 
+def asking_current() -> Callable[[], int]:
+    """Return CuPy's own function for `current`: a launch asks it each time."""
+    ask: Callable[[], int] = cupy().cuda.runtime.getDevice
+    return ask
+
+
 def on(ordinal: int) -> AbstractContextManager[object]:
     """Return a context in which device ``ordinal`` is the calling thread's current one."""
     context: AbstractContextManager[object] = cupy().cuda.Device(ordinal)

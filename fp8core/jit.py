@@ -77,8 +77,14 @@ class Frame(NamedTuple):
     """The memory of one launch in flight on a thread."""
 
     memory: ctypes.Array[ctypes.c_char]
-    parameters: ctypes.Array[ctypes.c_void_p]
-    address: int
+    offset: int
+    """Where the configuration begins in the memory, at an address divisible by 64."""
+    configuration: int
+    """Its address."""
+    parameters: int
+    """The address of the array of the arguments' addresses."""
+    pointers: ctypes.Array[ctypes.c_void_p]
+    """That array."""
 
 
 class Launcher:
@@ -96,43 +102,52 @@ class Launcher:
     ) -> None:
         self.entry = entry
         self._target = target
+        self._device = target.device
         self._function = function
-        self._fixed = (*block, shared_bytes)
         self._attributes = ctypes.create_string_buffer(attributes, len(attributes)) if attributes else None
-        self._attribute_tail = (
-            (ctypes.addressof(self._attributes), len(attributes) // 72) if self._attributes else (0, 0)
-        )
-        self._layout, self._offsets = frame_layout(signature)
+        where = ctypes.addressof(self._attributes) if self._attributes is not None else 0
+        self._before_stream = (*block, shared_bytes)
+        self._after_stream = (where, len(attributes) // ATTRIBUTE.size)
+        layout, self._offsets = frame_layout(signature)
+        self._size, self._pack = layout.size, layout.pack_into
         self._pool: list[Frame] = []
         self._launch = _launch_function(target.platform)
+        self._current = device.asking_current()
 
     def _frame(self) -> Frame:
-        memory = ctypes.create_string_buffer(self._layout.size + 64)
-        address = -(-ctypes.addressof(memory) // 64) * 64
-        parameters = (ctypes.c_void_p * max(len(self._offsets), 1))(*(address + offset for offset in self._offsets))
-        return Frame(memory, parameters, address)
+        memory = ctypes.create_string_buffer(self._size + 64)
+        offset = -ctypes.addressof(memory) % 64
+        address = ctypes.addressof(memory) + offset
+        pointers = (ctypes.c_void_p * max(len(self._offsets), 1))(*(address + offset for offset in self._offsets))
+        return Frame(memory, offset, address, ctypes.addressof(pointers), pointers)
 
     def __call__(self, stream: int, grid: Grid, *arguments: int | float | bytes) -> None:
         """Launch on ``stream``; raises BackendError with the driver's status and the kernel's name."""
+        pool = self._pool
         try:
-            frame = self._pool.pop()
+            frame = pool.pop()
         except IndexError:
             frame = self._frame()
-        offset = frame.address - ctypes.addressof(frame.memory)
-        self._layout.pack_into(frame.memory, offset, *grid, *self._fixed, stream, *self._attribute_tail, *arguments)
-        if device.current() == self._target.device:
-            status = self._launch(frame.address, self._function, frame.parameters, None)
+        memory, offset, configuration, parameters, _ = frame
+        self._pack(memory, offset, *grid, *self._before_stream, stream, *self._after_stream, *arguments)
+        if self._current() == self._device:
+            status = self._launch(configuration, self._function, parameters, None)
         else:
-            with device.on(self._target.device):
-                status = self._launch(frame.address, self._function, frame.parameters, None)
-        if status == INVALID_CONTEXT:  # a thread that never spoke to the device has no context yet
-            device.bind(self._target.device)
-            status = self._launch(frame.address, self._function, frame.parameters, None)
-        self._pool.append(frame)
+            with device.on(self._device):
+                status = self._launch(configuration, self._function, parameters, None)
         if status:
-            raise BackendError(
-                f"launching {self.entry} with grid {grid} on {self._target}: {device.status_name(status)}"
-            )
+            status = self._again(status, configuration, parameters)
+        pool.append(frame)
+        if status:
+            name = device.status_name(status)
+            raise BackendError(f"launching {self.entry} with grid {grid} on {self._target}: {name}")
+
+    def _again(self, status: int, configuration: int, parameters: int) -> int:
+        """Return the status of a second try, for a thread that never spoke to the device has no context yet."""
+        if status != INVALID_CONTEXT:
+            return status
+        device.bind(self._device)
+        return self._launch(configuration, self._function, parameters, None)
 
 
 @cache

@@ -61,7 +61,7 @@ def linear(
         batch_invariant,
         False,
     )
-    seen = [arrays.look(array) for array in (weight, weight_scale, bias, input_scale, x, out)]
+    seen = arrays.looks(weight, weight_scale, bias, input_scale, x, out)
     weight_at, weight_scale_at, bias_at, input_scale_at, x_at, out_at = (at for at, _ in seen)
     number = scale_ub is None or isinstance(scale_ub, float)
     looks = tuple(look for _, look in seen) if number else (None,)
@@ -135,7 +135,7 @@ class Fp8Linear:
             stable_weight=False,
         )
         operands.is_fp8(arrays.view(weight, "weight"), "weight")
-        seen = [arrays.look(array) for array in (weight, weight_scale, bias, input_scale)]
+        seen = arrays.looks(weight, weight_scale, bias, input_scale)
         self._addresses = seen[0][0], seen[1][0], seen[2][0], seen[3][0]
         self._all_seen = None if any(looks is None for _, looks in seen) else ()
         self._calls: Calls[Call] = Calls()
@@ -181,8 +181,7 @@ class Fp8Linear:
 
     def __call__(self, x: object, *, out: object = None, stream: object = None) -> Any:
         """Return ``x @ weight.T + bias`` for x ``[..., k]``."""
-        x_at, x_looks = arrays.look(x)
-        out_at, out_looks = arrays.look(out)
+        (x_at, x_looks), (out_at, out_looks) = arrays.looks(x, out)
         key = (x_looks, out_looks, (x_at | out_at) & 15)
         looks = (x_looks, out_looks, self._all_seen)
         result = forward(self._layer, self._addresses, self._calls, key, looks, x, x_at, out, out_at, stream)

@@ -7,7 +7,6 @@ import pytest
 
 import reference
 from fp8core import host
-from fp8core.errors import UnsupportedProblemError
 from fp8core.problem import FORMATS, HOST, GroupShape, NormQuantize, ScaledMm, SiluQuantize
 from host_launches import INPUTS, Poisoned, assert_same, quantize, row_stride, storage, strided
 
@@ -245,9 +244,3 @@ def test_fused_producers_quantize_as_quantize_does():
     want = quantize(values, scale_ub=448.0)
     assert_same(data.result(), want[0])
     assert_same(scale, want[1])
-
-
-def test_a_dynamic_scale_over_all_rows_is_refused():
-    problem = SiluQuantize(HOST, "float32", "float8_e4m3fn", GroupShape(-1, -1), False, "float32", "k", False, 8, 1)
-    with pytest.raises(UnsupportedProblemError, match="all rows"):
-        host.plan_silu_quantize(problem)

@@ -74,9 +74,7 @@ def quantize(
     """
     data, out_scale = out if isinstance(out, tuple) else (out, None)
     kept = scale if scale is not None else out_scale
-    x_at, x_looks = arrays.look(x)
-    data_at, data_looks = arrays.look(data)
-    scale_at, scale_looks = arrays.look(kept)
+    (x_at, x_looks), (data_at, data_looks), (scale_at, scale_looks) = arrays.looks(x, data, kept)
     number = scale_ub is None or isinstance(scale_ub, float)
     key = (
         x_looks,

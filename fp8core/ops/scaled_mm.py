@@ -134,16 +134,9 @@ def _product(
     *,
     stored: bool,
 ) -> Any:
-    look = arrays.look
-    a_at, a_looks = look(a)
-    b_at, b_looks = look(b)
-    scale_a_at, scale_a_looks = look(scale_a)
-    scale_b_at, scale_b_looks = look(scale_b)
-    bias_at, bias_looks = look(bias)
-    out_scale_at, out_scale_looks = look(out_scale)
-    amax_at, amax_looks = look(amax)
-    out_at, out_looks = look(out)
-    looks = (a_looks, b_looks, scale_a_looks, scale_b_looks, bias_looks, out_scale_looks, amax_looks, out_looks)
+    seen = arrays.looks(a, b, scale_a, scale_b, bias, out_scale, amax, out)
+    addresses, looks = zip(*seen, strict=True)
+    a_at, b_at, scale_a_at, scale_b_at, bias_at, out_scale_at, amax_at, out_at = addresses
     low_bits = (a_at | b_at | out_at) & 15, (scale_a_at | scale_b_at | bias_at | amax_at) & 15
     key = (looks, out_dtype, use_fast_accum, batch_invariant, stored, low_bits)
     call = _CALLS.get(key) if stream is None else None
