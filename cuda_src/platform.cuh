@@ -7,6 +7,8 @@
 
 #define WARP FP8CORE_WARP
 #define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
+// Of which at least `blocks` are to fit on a multiprocessor, if not 0.
+#define KERNEL_BESIDE(threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks)
 #define DEVICE __device__ __forceinline__
 #define SHARED __shared__
 
@@ -82,6 +84,8 @@ DEVICE float multiply_flushing(float x, float y) {
     asm("mul.rn.ftz.f32 %0, %1, %2;" : "=f"(p) : "f"(x), "f"(y));
     return p;
 }
+// x * y + z rounded once, where subnormal numbers may count as zeros. A sign costs nothing here; before fma_exact it does.
+DEVICE float fma_flushing(float x, float y, float z) { return __fmaf_rn(x, y, z); }
 // About 2 ulp.
 DEVICE float exp2_fast(float x) {
     float r;
@@ -106,6 +110,7 @@ DEVICE float fma_exact(float x, float y, float z) { return __builtin_fmaf(x, y, 
 DEVICE float sqrt_exact(float x) { return __builtin_sqrtf(x); }
 DEVICE float flushed(float x) { return magnitude(x) < 0x1p-126f ? __builtin_copysignf(0.0f, x) : x; }
 DEVICE float multiply_flushing(float x, float y) { return flushed(flushed(x) * flushed(y)); }
+DEVICE float fma_flushing(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
 DEVICE float exp2_fast(float x) { return __builtin_exp2f(x); }
 DEVICE float reciprocal_fast(float x) { return 1.0f / x; }
 #endif
@@ -135,7 +140,7 @@ DEVICE unsigned short hardware_float_to_half(float x) {
     return r;
 }
 
-// Pairs of 16-bit floats in a word: the larger of the sizes, half by half. `largest` holds sizes; NaN in `pair` is passed over.
+// Pairs of 16-bit floats in a word: the larger of the sizes, half by half; NaN in `pair` is passed over.
 constexpr bool HARDWARE_PAIRS = FP8CORE_PTX >= 800;
 template <int input>
 DEVICE unsigned hardware_larger_sizes(unsigned largest, unsigned pair) {
@@ -145,6 +150,20 @@ DEVICE unsigned hardware_larger_sizes(unsigned largest, unsigned pair) {
         asm("{ .reg .b32 s; abs.bf16x2 s, %2; max.bf16x2 %0, %1, s; }" : "=r"(r) : "r"(largest), "r"(pair));
     } else {
         asm("{ .reg .b32 s; abs.f16x2 s, %2; max.f16x2 %0, %1, s; }" : "=r"(r) : "r"(largest), "r"(pair));
+    }
+#endif
+    return r;
+}
+
+// Two numbers rounded to nearest even as a word, lo in its low half; a NaN becomes 0x7fff.
+template <int output>
+DEVICE unsigned hardware_round_pair(float lo, float hi) {
+    unsigned r = 0;
+#if FP8CORE_PTX >= 800
+    if constexpr (output == BFLOAT16) {
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+    } else {
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
     }
 #endif
     return r;
@@ -178,33 +197,36 @@ DEVICE Vector16 load16_streaming(const void* p) {
 DEVICE void store8_streaming(void* p, Vector8 v) {
     asm volatile("st.global.cs.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(v.x), "r"(v.y) : "memory");
 }
+// 16 bytes from global into shared memory, for this thread alone, which goes on until it waits for all that it copies.
+DEVICE void copy16_ahead(void* shared, const void* global) {
+    const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
+}
+DEVICE void copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 DEVICE word64 load_relaxed(const word64* p) {
     word64 v;
     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p));
     return v;
 }
 DEVICE void store_relaxed(word64* p, word64 v) { asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v)); }
-DEVICE void device_fence() { __threadfence(); }
 DEVICE void pause() {}  // in loops that poll memory
 #else
 DEVICE Vector16 load16_streaming(const void* p) { return load16(p); }
 DEVICE void store8_streaming(void* p, Vector8 v) { store8(p, v); }
+DEVICE void copy16_ahead(void* shared, const void* global) { store16(shared, load16(global)); }
+DEVICE void copies_wait() {}
 DEVICE word64 load_relaxed(const word64* p) { return *static_cast<const volatile word64*>(p); }
 DEVICE void store_relaxed(word64* p, word64 v) { *static_cast<volatile word64*>(p) = v; }
-DEVICE void device_fence() {}
 DEVICE void pause() { emulation_yield(); }
 #endif
 DEVICE unsigned atomic_max(unsigned* p, unsigned v) { return atomicMax(p, v); }
-DEVICE unsigned atomic_add(unsigned* p, unsigned v) { return atomicAdd(p, v); }
 
 // ---- threads together --------------------------------------------------------------------------------
 
 DEVICE void block_barrier() { __syncthreads(); }
 DEVICE float shuffle_xor(float x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
 DEVICE unsigned shuffle_xor(unsigned x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
-DEVICE float shuffle_down(float x, int delta) { return __shfl_down_sync(0xffffffffu, x, delta); }
-DEVICE unsigned shuffle_down(unsigned x, int delta) { return __shfl_down_sync(0xffffffffu, x, delta); }
-DEVICE word64 warp_ballot(bool p) { return __ballot_sync(0xffffffffu, p); }
+DEVICE float shuffle_from(float x, unsigned source) { return __shfl_sync(0xffffffffu, x, source); }
 // The largest x of the warp, in every lane.
 DEVICE unsigned warp_max(unsigned x) {
 #if FP8CORE_PTX >= 800

@@ -13,6 +13,7 @@
 #define __constant__ __attribute__((constant))
 #endif
 #define KERNEL(threads) extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(1, threads)))
+#define KERNEL_BESIDE(threads, blocks) KERNEL(threads)
 #define DEVICE __device__ inline __attribute__((always_inline))
 #define SHARED __shared__
 #if defined(FP8CORE_EMULATION)
@@ -125,6 +126,8 @@ DEVICE void store8_streaming(void* p, Vector8 v) {
     using Two = unsigned __attribute__((ext_vector_type(2)));
     __builtin_nontemporal_store(Two{v.x, v.y}, static_cast<Two*>(p));
 }
+DEVICE void copy16_ahead(void* shared, const void* global) { store16(shared, load16(global)); }
+DEVICE void copies_wait() {}
 DEVICE word64 load_relaxed(const word64* p) {
     return __hip_atomic_load(p, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }

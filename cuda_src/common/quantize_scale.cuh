@@ -22,7 +22,7 @@ template <int scale_format>
 DEVICE float settled(float scale) {
     if constexpr (scale_format == SCALE_FLOAT32) return scale;
     const unsigned bits = bits_of(scale);
-    return float_of((bits >> 23) + ((bits & 0x7fffffu) != 0) << 23);
+    return float_of(((bits >> 23) + ((bits & 0x7fffffu) != 0)) << 23);
 }
 
 template <int scale_format>
@@ -58,9 +58,10 @@ DEVICE Divisor prepared(float scale, bool bounded = false) {
     return {scale, reciprocal_exact(scale), size >= 0x1p-60f && size <= 0x1p60f && !bounded};
 }
 
-// The value that is clamped and rounded to a code: x / scale, or x * RN(1 / scale), correctly rounded. careful: as it is
-// written; else the quick way, which gives the same for an ordinary divisor: a quotient is the reciprocal's product corrected by its
-// remainder, which fma forms exactly. (What the flush of subnormal numbers changes in it is far below any code but 0.)
+// The value that is clamped and rounded to a code: x / scale, or x * RN(1 / scale), correctly rounded. careful: as it
+// is written; else the quick way, which gives the same for an ordinary divisor: a quotient is the reciprocal's product
+// corrected by its remainder, which fma forms exactly. (What the flush of subnormal numbers changes in it is far below
+// any code but 0.)
 template <int mode, bool careful>
 DEVICE float value_of(float x, const Divisor& d) {
     constexpr bool MULTIPLIED = mode == STATIC || mode == TENSOR;

@@ -1,11 +1,12 @@
 // Any group shape, any stride, any alignment, one element at a time: what the other bodies do not take.
 //
-// A block handles a strip, HEIGHT rows (-1: all) of WIDTH columns (0: all): whole groups side by side. It reads the strip
-// for the groups' largest sizes and again to encode it. With MODE STATIC a strip is just a piece of the matrix.
+// A block handles a strip, HEIGHT rows (-1: all) of WIDTH columns (0: all): whole groups side by side. It reads the
+// strip for the groups' largest sizes and again to encode it. With MODE STATIC a strip is just a piece of the matrix.
 //
 // Constants: INPUT FORMAT MODE SCALE_FORMAT THREADS HEIGHT WIDTH, GROUPS in a strip, and of a group GROUP_ROWS and
-// GROUP_COLS, -1 for all. The caller owes, unless MODE is STATIC: WIDTH is GROUPS * GROUP_COLS, at most THREADS or of one
-// group, and HEIGHT is GROUP_ROWS. The grid is (rows_padded / HEIGHT rounded up, or 1; any number: strips are dealt in turn).
+// GROUP_COLS, -1 for all. The caller owes, unless MODE is STATIC: WIDTH is GROUPS * GROUP_COLS, at most THREADS or of
+// one group, and HEIGHT is GROUP_ROWS. The grid is (rows_padded / HEIGHT rounded up, or 1; any number: strips are dealt
+// in turn).
 #pragma once
 #include "quantize_octet.cuh"
 #include "reduce.cuh"
@@ -13,11 +14,19 @@
 struct Rectangle {
     long long row, past_row, col, past_col;
 };
-// A thread's elements of a strip: every row_step-th row, every THREADS-th column.
-template <int row_step, class Action>
+// A thread's elements of a strip, `unroll` at a time: of a narrow one a column's every row_step-th, else the rows'
+// every THREADS-th.
+template <bool narrow, int row_step, int unroll, class Action>
 DEVICE void each_element(const Rectangle& part, Action action) {
-    for (long long row = part.row; row < part.past_row; row += row_step) {
-        for (long long col = part.col; col < part.past_col; col += THREADS) action(row, col);
+    if constexpr (narrow) {
+        if (part.col >= part.past_col) return;
+#pragma unroll unroll
+        for (long long row = part.row; row < part.past_row; row += row_step) action(row, part.col);
+    } else {
+        for (long long row = part.row; row < part.past_row; ++row) {
+#pragma unroll unroll
+            for (long long col = part.col; col < part.past_col; col += THREADS) action(row, col);
+        }
     }
 }
 
@@ -50,7 +59,7 @@ quantize_strip(QUANTIZE_PARAMETERS) {
             for (int i = thread_x(); i < GROUPS; i += THREADS) amax_bits[i] = 0;
             block_barrier();
             float amax = 0.0f;
-            each_element<ROW_STEP>(part, [&](long long row, long long col) {
+            each_element<NARROW, ROW_STEP, 4>(part, [&](long long row, long long col) {
                 if (row < rows) amax = maximum(amax, magnitude(load_element<INPUT>(x, row * x_stride + col)));
             });
             if constexpr (GROUPS == 1) {
@@ -64,25 +73,24 @@ quantize_strip(QUANTIZE_PARAMETERS) {
                 group_scale[i] = settled<SCALE_FORMAT>(scale_of<MODE, FORMAT>(amax_bits[i], upper, eps));
                 const bool padding = MODE != TENSOR && first_row >= rows && rows_padded > rows;
                 if (GROUPS == 1 || first_col + i * GROUP_COLS < cols) {
-                    store_scale<SCALE_FORMAT>(scales, block_x() * scale_row_stride + (strip * GROUPS + i) * scale_col_stride,
-                                              padding ? 1.0f : group_scale[i]);
+                    const long long index = block_x() * scale_row_stride + (strip * GROUPS + i) * scale_col_stride;
+                    store_scale<SCALE_FORMAT>(scales, index, padding ? 1.0f : group_scale[i]);
                 }
             }
             block_barrier();
-            if (group < GROUPS) {
-                divisor = prepared<MODE>(group_scale[group], MODE == TOKEN && upper < float_of(amax_bits[group]));
-            }
+            divisor = prepared<MODE>(group_scale[group]);
         }
-        each_element<ROW_STEP>(part, [&](long long row, long long col) {
+        each_element<NARROW, ROW_STEP, 1>(part, [&](long long row, long long col) {
             byte code = 0;
             if (row < rows) {
                 const float element = load_element<INPUT>(x, row * x_stride + col);
                 if constexpr (MODE == STATIC) {
-                    const long long scale_row = GROUP_ROWS < 0 ? 0 : row / GROUP_ROWS, scale_col = GROUP_COLS < 0 ? 0 : col / GROUP_COLS;
-                    divisor = prepared<MODE>(load_scale<SCALE_FORMAT>(scales, scale_row * scale_row_stride + scale_col * scale_col_stride));
+                    const long long group_row = GROUP_ROWS < 0 ? 0 : row / GROUP_ROWS;
+                    const long long group_col = GROUP_COLS < 0 ? 0 : col / GROUP_COLS;
+                    const long long index = group_row * scale_row_stride + group_col * scale_col_stride;
+                    divisor = prepared<MODE>(load_scale<SCALE_FORMAT>(scales, index));
                 }
-                code = encode<FORMAT>(divisor.ordinary ? value_of<MODE, false>(element, divisor)
-                                                       : value_of<MODE, true>(element, divisor));
+                code = encode<FORMAT>(value_of<MODE, true>(element, divisor));
             }
             data[row * data_stride + col] = code;
         });

@@ -2,8 +2,8 @@
 // scale = formula(max |tile|), data = encode(tile / scale); or with MODE STATIC data = encode(tile * (1 / scale)).
 //
 // The tile stays in registers between the two: every element is read once and written once. Octets of a tile are
-// dealt to its TEAM threads in turn, VECTORS a thread; a team handles REPEAT tiles, TEAMS_X apart along the columns. All
-// loads are issued before the first is used. Rows from `rows` to `rows_padded` become zero bytes, and tiles of such
+// dealt to its TEAM threads in turn, VECTORS a thread; a team handles REPEAT tiles, TEAMS_X apart along the columns.
+// All loads are issued before the first is used. Rows from `rows` to `rows_padded` become zero bytes, and tiles of such
 // rows alone scale 1.
 //
 // Constants: INPUT FORMAT MODE SCALE_FORMAT THREADS TEAM VECTORS REPEAT TEAMS_X ALIGNMENT, and
@@ -12,8 +12,8 @@
 //   GROUP_ROWS, GROUP_COLS  of a given scale (MODE STATIC), -1 for all.
 // The caller owes: TEAM is THREADS (then REPEAT is 1), or a power of two up to WARP, or MODE is STATIC;
 // TEAM * VECTORS >= TILE_ROWS * TILE_OCTETS; columns of tiles and of given scales' groups are multiples of 8 or all;
-// addresses and strides of rows are multiples of ALIGNMENT; the grid is (tile rows / teams along the rows, tile columns /
-// (TEAMS_X * REPEAT)), both rounded up.
+// addresses and strides of rows are multiples of ALIGNMENT; the grid is (tile rows / teams along the rows, tile columns
+// / (TEAMS_X * REPEAT)), both rounded up.
 #pragma once
 #include "quantize_octet.cuh"
 #include "reduce.cuh"
@@ -31,7 +31,8 @@ quantize_tile(QUANTIZE_PARAMETERS) {
     auto row_of = [&](int v) { return first_row + (TILE_ROWS == 1 ? 0u : (member + v * TEAM) / TILE_OCTETS); };
     auto col_of = [&](int r, int v) {
         const unsigned octet = member + v * TEAM;
-        return ((first_tile + r * TEAMS_X) * TILE_OCTETS + static_cast<int>(TILE_ROWS == 1 ? octet : octet % TILE_OCTETS)) * 8;
+        const int inside = static_cast<int>(TILE_ROWS == 1 ? octet : octet % TILE_OCTETS);
+        return ((first_tile + r * TEAMS_X) * TILE_OCTETS + inside) * 8;
     };
     auto count_of = [&](int r, int v) {
         if (!FULL && member + v * TEAM >= TILE_ROWS * TILE_OCTETS) return 0;
@@ -79,8 +80,8 @@ quantize_tile(QUANTIZE_PARAMETERS) {
             const float scale = settled<SCALE_FORMAT>(scale_of<MODE, FORMAT>(amax_bits, upper, eps));
             divisor = prepared<MODE>(scale, MODE == TOKEN && upper < float_of(amax_bits));
             const int tile_col = first_tile + r * TEAMS_X;
-            const bool exists = first_row < rows_padded && (MODE == TOKEN || EDGE == 0 || tile_col * TILE_OCTETS * 8 < cols);
-            if (member == 0 && exists) {
+            const bool in_cols = MODE == TOKEN || EDGE == 0 || tile_col * TILE_OCTETS * 8 < cols;
+            if (member == 0 && first_row < rows_padded && in_cols) {
                 store_scale<SCALE_FORMAT>(row_scales, tile_col * scale_col_stride, first_row < rows ? scale : 1.0f);
             }
         }
@@ -92,7 +93,8 @@ quantize_tile(QUANTIZE_PARAMETERS) {
             Vector8 codes = {0, 0};
             if (row_of(v) < rows) {
                 if constexpr (MODE == STATIC && GROUP_COLS >= 0) {
-                    divisor = prepared<MODE>(load_scale<SCALE_FORMAT>(row_scales, col_of(r, v) / GROUP_COLS * scale_col_stride));
+                    const long long index = col_of(r, v) / GROUP_COLS * scale_col_stride;
+                    divisor = prepared<MODE>(load_scale<SCALE_FORMAT>(row_scales, index));
                 }
                 codes = encode_octet<INPUT, FORMAT, MODE>(octets[r][v], divisor);
             }

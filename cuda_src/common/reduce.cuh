@@ -7,10 +7,13 @@
 template <int team>
 DEVICE unsigned team_max(unsigned x) {
     static_assert(team <= WARP && (team & (team - 1)) == 0, "a team is part of a warp");
-    if constexpr (team == WARP) return warp_max(x);
-    for (int mask = team / 2; mask > 0; mask /= 2) {
-        const unsigned other = shuffle_xor(x, mask);
-        x = x > other ? x : other;
+    if constexpr (team == WARP) {
+        x = warp_max(x);
+    } else {
+        for (int mask = team / 2; mask > 0; mask /= 2) {
+            const unsigned other = shuffle_xor(x, mask);
+            x = x > other ? x : other;
+        }
     }
     return x;
 }
