@@ -1,0 +1,1 @@
+"""Benchmarks of fp8core: `python -m bench --help`."""

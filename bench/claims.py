@@ -1,0 +1,65 @@
+"""What results say in a line: the titles of the pictures and the README's points."""
+
+from collections.abc import Callable, Sequence
+from statistics import median
+
+from bench import results
+from bench.results import DECODE, LIBRARY, Record, Results
+
+
+def share(found: Sequence[float]) -> str:
+    """Return the range of shares in whole per cents, neither end of it made larger."""
+    first, last = int(100 * min(found)), int(100 * max(found))
+    return f"{first} %" if first == last else f"{first}–{last} %"
+
+
+def quantize(found: Results) -> str:
+    """Return what the picture of quantization shows."""
+    heavy = results.large(found.quantize)
+    rows = results.values(results.of_copy, [r for r in heavy if r["mode"] != "tensor"])
+    tensor = results.values(results.of_copy, [r for r in heavy if r["mode"] == "tensor"])
+    if not rows:
+        return "Quantization beside a copy of as many bytes"
+    twice = f", per tensor (it reads twice) at {share(tensor)}" if tensor else ""
+    return f"From 100 MB on, quantization is at {share(rows)} of a copy's speed{twice}"
+
+
+def fused(found: Results) -> str:
+    """Return what the picture of the fused producers shows."""
+    heavy = results.values(results.of_copy, results.large(found.fused))
+    if not heavy:
+        return "Fused producers beside a copy of as many bytes"
+    return f"From 100 MB on, fused producers are at {share(heavy)} of a copy's speed"
+
+
+def above(record: Record, name: str) -> float | None:
+    """Return the microseconds of a variant above the floor."""
+    time = results.us(record, name)
+    return None if time is None else time - float(record["floor_us"])
+
+
+def above_peer(record: Record) -> float | None:
+    """Return the microseconds of the best peer above the floor."""
+    best = results.best_peer(record)
+    return None if best is None else best[0] - float(record["floor_us"])
+
+
+def products(records: Sequence[Record]) -> str:
+    """Return what records of products show, as medians over those of up to 16 rows."""
+    few = [r for r in records if r["m"] <= 16]
+    sides: list[tuple[str, Callable[[Record], float | None]]] = [
+        ("own kernel", lambda r: above(r, DECODE)),
+        ("best peer", above_peer),
+        ("cuBLASLt", lambda r: above(r, LIBRARY)),
+    ]
+    medians = [(name, results.values(of, few)) for name, of in sides]
+    said = ", ".join(f"{name} {median(times):.1f}" for name, times in medians if times)
+    counts = " and ".join(map(str, sorted({r["m"] for r in few})))
+    return f"Products of {counts} rows, us above the floor (median): {said}"
+
+
+def crossover(panels: Sequence[tuple[str, Sequence[Record]]]) -> str:
+    """Return from what the picture shows of the two kernels wherever both can run."""
+    both = [(a, b) for _, g in panels for r in g if (a := results.us(r, DECODE)) and (b := results.us(r, LIBRARY))]
+    faster = sum(a <= b for a, b in both)
+    return f"The own kernel is as fast as cuBLASLt or faster at {faster} of {len(both)} measured points"
