@@ -161,6 +161,12 @@ def scaled_mm(target: Target) -> Iterator[ScaledMm]:
                 *(target, m, 4096, 4096, e4m3, e4m3, "bfloat16", scale_a, scale_b, *strides),
                 *("", False, False, True, False, 4096, 4096, 4096, 16),
             )
+    if target.platform == "cuda" and (target.arch == 89 or target.arch >= 120):
+        for (scale_a, scale_b), strides in scales.items():  # more channels: another layout of the same kernel
+            yield ScaledMm(
+                *(target, 64, 28672, 4096, e4m3, e4m3, "bfloat16", scale_a, scale_b, *strides),
+                *("", False, False, True, False, 4096, 4096, 28672, 16),
+            )
     rows = ("row", "row", (1, 0), (1, 0))
     for a, b, bias in ((e4m3, e5m2, "float32"), (e5m2, e4m3, "float16")):
         yield ScaledMm(

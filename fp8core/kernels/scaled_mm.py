@@ -21,6 +21,7 @@ from fp8core.kernels.library_mm import (
     plan_rescaled,
     product,
 )
+from fp8core.kernels.mma_decode import MMA_ROWS
 from fp8core.kernels.requirements import (
     AMD_FORMATS,
     AMD_TENSOR_CORES,
@@ -162,6 +163,7 @@ SCALED_MM: Final = Table(
     "scaled_mm",
     ScaledMm,
     *HOPPER_ROWS,
+    *MMA_ROWS,
     Kernel("cublaslt", (*_CUDA, *_LIBRARY, HOPPER_MODES, *_DIRECT), plan_direct),
     Kernel("cublaslt_arranged", (*_CUDA, *_LIBRARY, HOPPER_MODES, *_ARRANGED), plan_arranged),
     Kernel(
