@@ -256,3 +256,26 @@ def test_dequantize_rounds_once(engine, group_shape, wide):
     got = fp8core.dequantize(engine.array(codes), engine.array(scale), group_shape=group_shape, dtype=wide)
     want = reference.dequantize(codes.view(np.uint8), "float8_e4m3fn", scale, tuple(group_shape)).astype(WIDE[wide])
     assert_same_bytes(engine.numpy(got), want)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(1, 12),
+    cols=st.integers(1, 200),
+    before=st.integers(0, 9),
+    after=st.integers(0, 9),
+    step=st.integers(1, 3),
+    group=st.sampled_from([PER_TENSOR, PER_TOKEN, (-1, 1), (1, 16), GROUP_128, BLOCK_128]),
+    wide=st.sampled_from(sorted(WIDE)),
+)
+def test_any_strides(rows, cols, before, after, step, group, wide):
+    whole = fresh((rows * step, before + cols + after), wide)
+    view = whole[::step, before : before + cols]
+    poisoned = np.full((rows * step, before + cols + after), 0x55, np.uint8)
+    out = poisoned.view(FP8["float8_e4m3fn"])[::step, before : before + cols]
+    got = fp8core.quantize(view, group_shape=group, out=out)
+    want = reference.quantize(view, group_shape=tuple(group))
+    assert_same_bytes(got.data.view(np.uint8), want.codes)
+    assert_same_bytes(got.scale.reshape(want.scale.shape), want.scale)
+    poisoned[::step, before : before + cols] = 0x55
+    assert (poisoned == 0x55).all()
