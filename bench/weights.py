@@ -2,8 +2,8 @@
 
     python -m bench.weights [--json FILE] [--shapes 6144x4096 57344x8192]
 
-Every output is checked bit for bit against PyTorch's arithmetic before it is timed. Buffers rotate over more memory than
-the second cache holds; variants take turns.
+Every output is checked bit for bit against PyTorch's arithmetic before it is timed. Buffers rotate over more memory
+than the second cache holds; variants take turns.
 """
 
 import argparse
@@ -159,7 +159,8 @@ def main() -> None:
                 table.add_row(case.name, shape, f"{record['floor_us']:.2f}", "-", record["wrong"], "-")
                 continue
             mine, copy = (record["us"][name]["median"] for name in ("fp8core", "copy"))
-            table.add_row(case.name, shape, f"{record['floor_us']:.2f}", f"{copy:.2f}", f"{mine:.2f}", f"{copy / mine:.2f}")
+            cells = [f"{us:.2f}" for us in (record["floor_us"], copy, mine, copy / mine)]
+            table.add_row(case.name, shape, *cells)
     Console(width=150).print(table)
 
 

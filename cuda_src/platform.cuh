@@ -84,7 +84,7 @@ DEVICE float multiply_flushing(float x, float y) {
     asm("mul.rn.ftz.f32 %0, %1, %2;" : "=f"(p) : "f"(x), "f"(y));
     return p;
 }
-// x * y + z rounded once, where subnormal numbers may count as zeros. A sign costs nothing here; before fma_exact it does.
+// x * y + z rounded once, where subnormal numbers may count as zeros. Here a sign costs nothing; in fma_exact it does.
 DEVICE float fma_flushing(float x, float y, float z) { return __fmaf_rn(x, y, z); }
 // About 2 ulp.
 DEVICE float exp2_fast(float x) {
@@ -96,6 +96,11 @@ DEVICE float reciprocal_fast(float x) {
     float r;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
     return r;
+}
+// RN(1 / x) for sizes from 2**-100 to 2**100: the steps of rcp.rn without its test of the range.
+DEVICE float reciprocal_ordinary(float x) {
+    const float r = reciprocal_fast(x);
+    return __fmaf_rn(r, -__fmaf_rn(r, x, -1.0f), r);
 }
 #else
 DEVICE unsigned bits_of(float x) { return __builtin_bit_cast(unsigned, x); }
@@ -113,6 +118,7 @@ DEVICE float multiply_flushing(float x, float y) { return flushed(flushed(x) * f
 DEVICE float fma_flushing(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
 DEVICE float exp2_fast(float x) { return __builtin_exp2f(x); }
 DEVICE float reciprocal_fast(float x) { return 1.0f / x; }
+DEVICE float reciprocal_ordinary(float x) { return 1.0f / x; }
 #endif
 
 // ---- 16-bit floats as bits ---------------------------------------------------------------------------
@@ -197,12 +203,6 @@ DEVICE Vector16 load16_streaming(const void* p) {
 DEVICE void store8_streaming(void* p, Vector8 v) {
     asm volatile("st.global.cs.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(v.x), "r"(v.y) : "memory");
 }
-// 16 bytes from global into shared memory, for this thread alone, which goes on until it waits for all that it copies.
-DEVICE void copy16_ahead(void* shared, const void* global) {
-    const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
-}
-DEVICE void copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 DEVICE word64 load_relaxed(const word64* p) {
     word64 v;
     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p));
@@ -213,8 +213,6 @@ DEVICE void pause() {}  // in loops that poll memory
 #else
 DEVICE Vector16 load16_streaming(const void* p) { return load16(p); }
 DEVICE void store8_streaming(void* p, Vector8 v) { store8(p, v); }
-DEVICE void copy16_ahead(void* shared, const void* global) { store16(shared, load16(global)); }
-DEVICE void copies_wait() {}
 DEVICE word64 load_relaxed(const word64* p) { return *static_cast<const volatile word64*>(p); }
 DEVICE void store_relaxed(word64* p, word64 v) { *static_cast<volatile word64*>(p) = v; }
 DEVICE void pause() { emulation_yield(); }

@@ -1,7 +1,7 @@
 #include "platform.cuh"
 #include "../cuda_src/common/norm_quantize.cuh"
 
-KERNEL(FP8_THREADS)
+KERNEL_BESIDE(FP8_THREADS, FP8_BESIDE)
 norm_quantize(const void* x, long long x_stride, void* residual, long long residual_stride, const void* weight,
               float epsilon, byte* data, long long data_stride, void* scale, long long scale_row_stride,
               long long scale_col_stride, const float* upper, float upper_value, float eps, int cols) {

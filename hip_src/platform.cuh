@@ -70,6 +70,7 @@ DEVICE float sqrt_exact(float x) { return __builtin_sqrtf(x); }
 DEVICE float multiply_flushing(float x, float y) { return x * y; }
 DEVICE float fma_flushing(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
 DEVICE float exp2_fast(float x) { return __builtin_amdgcn_exp2f(x); }
+DEVICE float reciprocal_ordinary(float x) { return 1.0f / x; }
 DEVICE float reciprocal_fast(float x) { return __builtin_amdgcn_rcpf(x); }
 
 // ---- 16-bit floats as bits ---------------------------------------------------------------------------
@@ -126,8 +127,6 @@ DEVICE void store8_streaming(void* p, Vector8 v) {
     using Two = unsigned __attribute__((ext_vector_type(2)));
     __builtin_nontemporal_store(Two{v.x, v.y}, static_cast<Two*>(p));
 }
-DEVICE void copy16_ahead(void* shared, const void* global) { store16(shared, load16(global)); }
-DEVICE void copies_wait() {}
 DEVICE word64 load_relaxed(const word64* p) {
     return __hip_atomic_load(p, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }

@@ -5,7 +5,7 @@ import pytest
 
 import fp8core
 import reference
-from engines import BOTH, WIDE, assert_same_bytes, engines, fresh, fresh_scale
+from engines import BOTH, MAKERS, WIDE, assert_same_bytes, engines, fresh, fresh_scale
 from fp8core import GROUP_128, PER_TENSOR, PER_TOKEN
 
 SHAPES = ((1, 4096), (7, 576), (3, 1024), (130, 256), (2, 5136), (5, 8192))
@@ -84,6 +84,27 @@ def test_silu_and_mul_quant(engine, scaling, x_dtype):
         x = fresh((rows, 2 * cols), x_dtype, spread=2)
         got = fp8core.silu_and_mul_quant(engine.array(x), **options_of(engine, scaling))
         check(engine, got, reference.silu(x[:, :cols]) * x[:, cols:].astype(np.float64), scaling)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("scaling", ["static", "token", "groups", "groups ue8m0"])
+@pytest.mark.parametrize("shape", [(600, 8192), (600, 7296), (2048, 14336), (1500, 5120)], ids=str)
+def test_many_rows_take_blocks_of_another_shape(scaling, shape):
+    engine = MAKERS["cupy"]()
+    rows, cols = shape
+    x, other, weight = fresh(shape, spread=2), fresh(shape, spread=3), fresh((cols,), spread=1)
+    plain = fp8core.rms_norm_quant(engine.array(x), engine.array(weight), 1e-5, **options_of(engine, scaling))
+    check(engine, plain, reference.rms_norm(x, weight, 1e-5), scaling)
+    residual = engine.array(other.copy())
+    summed = (x.astype(np.float32) + other.astype(np.float32)).astype(x.dtype)
+    added = fp8core.rms_norm_quant(
+        engine.array(x), engine.array(weight), 1e-5, residual=residual, **options_of(engine, scaling)
+    )
+    check(engine, added, reference.rms_norm(summed, weight, 1e-5), scaling)
+    assert_same_bytes(engine.numpy(residual), summed)
+    both = np.concatenate([x, other], axis=1)
+    activated = fp8core.silu_and_mul_quant(engine.array(both), **options_of(engine, scaling))
+    check(engine, activated, reference.silu(x) * other.astype(np.float64), scaling)
 
 
 @engines("numpy", "torch-cpu", "cupy", "torch-cuda")

@@ -7,11 +7,11 @@
 #pragma once
 #include "produce.cuh"
 
-// 1 / sqrt(sum of x over the block / cols + epsilon), in every thread. One warp does what is done once: the other warps'
-// turns go to other blocks.
+// 1 / sqrt(sum of x over the block / cols + epsilon), in every thread. One warp does what is done once: the turns of
+// the other warps go to other blocks.
 template <int THREADS>
 DEVICE float norm_factor(float x, int cols, float epsilon) {
-    constexpr int WARPS = THREADS / WARP;
+    constexpr int WARPS = THREADS / WARP, HALF = power_of_two_from(WARPS) / 2;
     SHARED float sums[WARPS];
     SHARED float factor;
 #pragma unroll
@@ -21,7 +21,7 @@ DEVICE float norm_factor(float x, int cols, float epsilon) {
     if (thread_x() < WARP) {
         x = lane() < WARPS ? sums[lane()] : 0.0f;
 #pragma unroll
-        for (int mask = WARP / 2; mask > 0; mask /= 2) x += shuffle_xor(x, mask);
+        for (int mask = HALF; mask > 0; mask /= 2) x += shuffle_xor(x, mask);
         const float mean = divide_exact(x, static_cast<float>(cols));
         if (lane() == 0) factor = reciprocal_exact(sqrt_exact(mean + epsilon));
     }
@@ -33,22 +33,25 @@ template <int X, int W, int ROUND, int ALIGNED>
 struct NormProducer {
     static constexpr int VECTOR = 16 / SIZE_OF<X>;
     struct Raw {
-        Values<X, VECTOR> h;
+        float h[VECTOR];
         Values<W, VECTOR> weight;
     };
     const void* row;  // h, once the row has been summed
     const void* weight;
     float factor;
 
-    DEVICE void load(int col, int valid, Raw& raw) const {
-        raw.h.template load_from<ALIGNED != 0>(row, col, valid);
-        raw.weight.template load_from<ALIGNED != 0>(weight, col, valid);
+    DEVICE void load(int col, int cols, Raw& raw) const {
+        const int valid = valid_at<ALIGNED, VECTOR>(col, cols);
+        Values<X, VECTOR> read;
+        read.template load_from<ALIGNED != PARTS>(row, col, valid);
+        read.widened(raw.h);
+        raw.weight.template load_from<ALIGNED != PARTS>(weight, col, valid);
     }
 
     DEVICE void values(const Raw& raw, float (&y)[VECTOR]) const {
 #pragma unroll
         for (int i = 0; i < VECTOR; ++i) {
-            const float normed = raw.h.get(i) * factor;
+            const float normed = raw.h[i] * factor;
             y[i] = ROUND ? round_to<X>(round_to<X>(normed) * raw.weight.get(i)) : normed * raw.weight.get(i);
         }
     }
@@ -61,46 +64,54 @@ DEVICE void norm_quantize_row(const void* x, long long x_stride, void* residual,
     using Producer = NormProducer<X, W, ROUND, ALIGNED>;
     constexpr int VECTOR = Producer::VECTOR;
     constexpr bool KEPT = VECTORS > 0;
+    constexpr int UNROLLED = KEPT ? VECTORS : 1;
     const long long row = block_x();
     const char* x_row = static_cast<const char*>(x) + row * x_stride * SIZE_OF<X>;
     char* residual_row = static_cast<char*>(residual) + row * residual_stride * SIZE_OF<X>;
-    Producer producer{RESIDUAL ? residual_row : x_row, weight, 0.0f};
+    const int passes = KEPT ? VECTORS : (cols + THREADS * VECTOR - 1) / (THREADS * VECTOR);
+    typename Producer::Raw raw[UNROLLED];
+    Values<X, VECTOR> read[UNROLLED], added[UNROLLED];
+
+    const auto at = [](int pass) { return KEPT ? pass : 0; };
+    const auto col_of = [&](int pass) { return (pass * THREADS + int(thread_x())) * VECTOR; };
+    const auto valid_of = [&](int pass) { return valid_at<ALIGNED, VECTOR>(col_of(pass), cols); };
+    const auto fetch = [&](int pass) {
+        read[at(pass)].template load_from<ALIGNED != PARTS>(x_row, col_of(pass), valid_of(pass));
+        if constexpr (RESIDUAL != 0)
+            added[at(pass)].template load_from<ALIGNED != PARTS>(residual_row, col_of(pass), valid_of(pass));
+    };
+    const auto fetch_weights = [&] {
+#pragma unroll
+        for (int pass = 0; pass < VECTORS; ++pass)
+            raw[pass].weight.template load_from<ALIGNED != PARTS>(weight, col_of(pass), valid_of(pass));
+    };
+
     grid_dependency_launch();
     grid_dependency_wait();
-
-    const int passes = KEPT ? VECTORS : (cols + THREADS * VECTOR - 1) / (THREADS * VECTOR);
-    typename Producer::Raw raw[KEPT ? VECTORS : 1];
-    Values<X, VECTOR> added[KEPT ? VECTORS : 1];
-    const auto fetch = [&](int pass) {
-        const int col = (pass * THREADS + int(thread_x())) * VECTOR, at = KEPT ? pass : 0;
-        raw[at].h.template load_from<ALIGNED != 0>(x_row, col, cols - col);
-        if constexpr (RESIDUAL != 0) added[at].template load_from<ALIGNED != 0>(residual_row, col, cols - col);
-    };
-    if constexpr (KEPT) {
 #pragma unroll
-        for (int pass = 0; pass < VECTORS; ++pass) fetch(pass);
-#pragma unroll
-        for (int pass = 0; pass < VECTORS; ++pass) {
-            const int col = (pass * THREADS + int(thread_x())) * VECTOR;
-            raw[pass].weight.template load_from<ALIGNED != 0>(weight, col, cols - col);
-        }
-    }
+    for (int pass = 0; pass < VECTORS; ++pass) fetch(pass);
+    if constexpr (RESIDUAL == 0) fetch_weights();
     float sum = 0.0f;
-#pragma unroll(KEPT ? VECTORS : 1)
+#pragma unroll UNROLLED
     for (int pass = 0; pass < passes; ++pass) {
-        const int col = (pass * THREADS + int(thread_x())) * VECTOR, at = KEPT ? pass : 0;
+        Values<X, VECTOR>& h = read[at(pass)];
         if constexpr (!KEPT) fetch(pass);
         if constexpr (RESIDUAL != 0) {
-            float h[VECTOR];
+            float wide[VECTOR];
 #pragma unroll
-            for (int i = 0; i < VECTOR; ++i) h[i] = raw[at].h.get(i) + added[at].get(i);
-            raw[at].h = Values<X, VECTOR>::rounded(h);
-            if (col < cols) raw[at].h.template store_to<ALIGNED != 0>(residual_row, col, cols - col);
+            for (int i = 0; i < VECTOR; ++i) wide[i] = h.get(i) + added[at(pass)].get(i);
+            h = Values<X, VECTOR>::rounded(wide);
+            if (is_inside<ALIGNED>(col_of(pass), cols))
+                h.template store_to<ALIGNED != PARTS>(residual_row, col_of(pass), valid_of(pass));
         }
+        h.widened(raw[at(pass)].h);
+        float part = 0.0f;
 #pragma unroll
-        for (int i = 0; i < VECTOR; ++i) sum = fma_exact(raw[at].h.get(i), raw[at].h.get(i), sum);
+        for (int i = 0; i < VECTOR; ++i) part = fma_flushing(raw[at(pass)].h[i], raw[at(pass)].h[i], part);
+        sum += part;
     }
-    producer.factor = norm_factor<THREADS>(sum, cols, epsilon);
+    if constexpr (RESIDUAL != 0) fetch_weights();  // not before: the residual's registers are free now
+    const Producer producer{RESIDUAL != 0 ? residual_row : x_row, weight, norm_factor<THREADS>(sum, cols, epsilon)};
     quantize_produced<Producer, FORMAT, MODE, GROUP_ROWS, GROUP_COLS, SCALE_FORMAT, ALIGNED, VECTORS, THREADS>(
         producer, raw, to, row, 0, cols);
 }

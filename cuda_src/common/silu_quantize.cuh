@@ -1,5 +1,6 @@
 // quantize(silu(gate) * up) of rows [gate, up]: a tile of a row a block, or in TOKEN mode a whole row.
 //   silu(v) = v / (1 + exp(-v)) within 6 ulp, or, below 2**-110, within |v| * 2**-118; v itself from 17 on; NaN for -Inf
+// The grid is (tiles of a row, rows, as many times that as it takes), for rows beyond what one axis of a grid holds.
 // ROUND: the activation and the product are rounded to x's type, as a kernel that stores them would.
 // All else is defined by produce.cuh.
 // The caller owes, where ALIGNED: gate, up and data begin at multiples of VECTOR elements in every row.
@@ -33,11 +34,12 @@ struct SiluProducer {
         Values<X, VECTOR> gate, up;
     };
     const char* row;
-    int cols;
+    long long up_offset;  // in bytes
 
-    DEVICE void load(int col, int valid, Raw& raw) const {
-        raw.gate.template load_from<ALIGNED != 0>(row, col, valid);
-        raw.up.template load_from<ALIGNED != 0>(row + static_cast<long long>(cols) * SIZE_OF<X>, col, valid);
+    DEVICE void load(int col, int cols, Raw& raw) const {
+        const int valid = valid_at<ALIGNED, VECTOR>(col, cols);
+        raw.gate.template load_from<ALIGNED != PARTS>(row, col, valid);
+        raw.up.template load_from<ALIGNED != PARTS>(row + up_offset, col, valid);
     }
 
     DEVICE void values(const Raw& raw, float (&y)[VECTOR]) const {
@@ -51,19 +53,21 @@ struct SiluProducer {
 
 template <int X, int FORMAT, int ROUND, int MODE, int GROUP_ROWS, int GROUP_COLS, int SCALE_FORMAT, int ALIGNED, int VECTORS,
           int THREADS>
-DEVICE void silu_quantize_tile(const void* x, long long x_stride, int cols, int column_tiles, const Destination& to) {
+DEVICE void silu_quantize_tile(const void* x, long long x_stride, long long rows, int cols, const Destination& to) {
     using Producer = SiluProducer<X, ROUND, ALIGNED>;
     constexpr int VECTOR = Producer::VECTOR;
-    const long long row = block_x() / column_tiles;
-    const int first_col = int(block_x() % column_tiles) * (THREADS * VECTOR * VECTORS);
-    const Producer producer{static_cast<const char*>(x) + row * x_stride * SIZE_OF<X>, cols};
+    const long long row = static_cast<long long>(block_z()) * grid_y() + block_y();
+    const int first_col = int(block_x()) * (THREADS * VECTOR * VECTORS);
+    const Producer producer{static_cast<const char*>(x) + row * x_stride * SIZE_OF<X>,
+                            static_cast<long long>(cols) * SIZE_OF<X>};
     grid_dependency_launch();
     grid_dependency_wait();
+    if (row >= rows) return;
     typename Producer::Raw raw[VECTORS > 0 ? VECTORS : 1];
 #pragma unroll
     for (int pass = 0; pass < VECTORS; ++pass) {
         const int col = first_col + (pass * THREADS + int(thread_x())) * VECTOR;
-        producer.load(col, cols - col, raw[pass]);
+        producer.load(col, cols, raw[pass]);
     }
     quantize_produced<Producer, FORMAT, MODE, GROUP_ROWS, GROUP_COLS, SCALE_FORMAT, ALIGNED, VECTORS, THREADS>(
         producer, raw, to, row, first_col, cols);

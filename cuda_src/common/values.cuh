@@ -117,15 +117,26 @@ struct Values : Words<SIZE_OF<TYPE> * VECTOR> {
         else return bf16_to_float(Base::half(i));
     }
 
+    DEVICE void widened(float (&values)[VECTOR]) const {
+#pragma unroll
+        for (int i = 0; i < VECTOR; ++i) values[i] = get(i);
+    }
+
     DEVICE static Values rounded(const float (&values)[VECTOR]) {
         Values result;
+        if constexpr (TYPE != FLOAT32 && HARDWARE_PAIRS && VECTOR % 2 == 0) {
 #pragma unroll
-        for (int i = 0; i < VECTOR; ++i) {
-            if constexpr (TYPE == FLOAT32) {
-                result.word[i] = bits_of(values[i]);
-            } else {
-                const unsigned bits = TYPE == FLOAT16 ? float_to_half(values[i]) : float_to_bf16(values[i]);
-                result.word[i / 2] = i % 2 ? result.word[i / 2] | bits << 16 : bits;
+            for (int i = 0; i < VECTOR; i += 2)
+                result.word[i / 2] = hardware_round_pair<TYPE>(values[i], values[i + 1]);
+        } else {
+#pragma unroll
+            for (int i = 0; i < VECTOR; ++i) {
+                if constexpr (TYPE == FLOAT32) {
+                    result.word[i] = bits_of(values[i]);
+                } else {
+                    const unsigned bits = TYPE == FLOAT16 ? float_to_half(values[i]) : float_to_bf16(values[i]);
+                    result.word[i / 2] = i % 2 ? result.word[i / 2] | bits << 16 : bits;
+                }
             }
         }
         return result;
