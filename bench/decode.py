@@ -113,6 +113,7 @@ class Case(NamedTuple):
             ldb=k,
             ldo=n,
             alignment=16,
+            stable_weight=True,
         )
 
 

@@ -48,10 +48,17 @@ HOPPER void tile_load_once(uint32 destination, const TensorMap *map, int column,
                  "l"(0x12F0000000000000ull)
                  : "memory");
 }
-HOPPER void tile_prefetch(const TensorMap *map, int column, int row) {
-    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(map), "r"(column), "r"(row)
-                 : "memory");
+
+// ---- single words: copied into shared memory; a thread's copies count once at a barrier when they are in
+
+HOPPER void word_copy(uint32 destination, const void *source) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(destination), "l"(source) : "memory");
 }
+HOPPER void words_arrive(uint32 barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
+}
+HOPPER void words_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 // ---- clusters
 
 #define HOPPER_SPECIAL(name, register)                                                                                 \
@@ -120,6 +127,17 @@ HOPPER uint32 warp_transpose(uint32 pair) {
     return result;
 }
 
+// Thread q of four neighbours gives its word i to thread i and has then word q of each.
+HOPPER void quad_transpose(uint32 &a, uint32 &b, uint32 &c, uint32 &d, int lane) {
+    const bool odd = lane & 1, high = lane & 2;
+    uint32 x = __shfl_xor_sync(0xffffffffu, odd ? a : b, 1), y = __shfl_xor_sync(0xffffffffu, odd ? c : d, 1);
+    (odd ? a : b) = x;
+    (odd ? c : d) = y;
+    x = __shfl_xor_sync(0xffffffffu, high ? a : c, 2), y = __shfl_xor_sync(0xffffffffu, high ? b : d, 2);
+    (high ? a : c) = x;
+    (high ? b : d) = y;
+}
+
 // ---- wgmma: d[64, WIDTH] (+)= w[64, 32] * a[WIDTH, 32]^T, both in shared memory, rows of 128 swizzled bytes
 
 // The descriptor of a tile at a multiple of 1,024 bytes; + 2 moves it by 32 columns.
@@ -128,7 +146,15 @@ HOPPER uint64 tile_descriptor(uint32 address) {
 }
 HOPPER void product_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 HOPPER void product_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-HOPPER void product_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+// Waits until at most PENDING of the committed groups are unfinished.
+template <int PENDING> HOPPER void product_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+// Keeps the compiler from moving what it does with these registers past here.
+template <int COUNT> HOPPER void registers_fence(float (&registers)[COUNT]) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) asm volatile("" : "+f"(registers[i])::"memory");
+}
 
 // Thread t of the 128 holds of row (t / 32) * 16 + (t % 32) / 4 + 8 * half the columns 8 * j + t % 4 * 2 + {0, 1}
 // in d[4 * j + 2 * half + {0, 1}].

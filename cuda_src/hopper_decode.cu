@@ -3,17 +3,18 @@
 // The operands are swapped: wgmma's side of 64 holds output channels, its narrow side of WIDTH >= m the rows of a,
 // so the kernel streams the weight at the memory's speed and does hardly anything else. A tile is 64 * ROW_GROUPS
 // channels. The blocks of a cluster share a tile: each takes a part of k, in chunks of 128, through two rings that
-// the copy engine fills: a deep one for the weight, because it is far away, a shallow one for a, which is in the L2.
+// the copy engine fills: a deep one for the weight, because it is far away, a shallow one for a, which is in the L2,
+// with its blocked scales beside it.
 // ROW_GROUPS * K_GROUPS groups of 128 threads multiply; those of one 64 channels take the chunks in turn. Every
 // block finishes an equal part of the tile's channels: the partial sums are pushed into its slots and added in the
 // order of their numbers, so equal inputs give equal bits, in an order that depends on n and k alone.
 //
-// Before the kernel that it follows has ended it reads only the weight, its scales and the bias.
+// Before the kernel that it follows has ended it reads only the weight, its scales and the bias, and those if early.
 //
-// Constants: WIDTH 8, 16, 32, 64; ROW_GROUPS, K_GROUPS; STAGES and A_STAGES multiples of K_GROUPS; KEEP stages are
-// filled after the predecessor has ended; BLOCKS of a multiprocessor; A_TYPE, B_TYPE "e4m3" or "e5m2"; BLOCKWISE 1: a's scales
-// are 1x128, and the weight's cover SCALE_ROWS (128 or 1) x 128; 0: one a tensor or row; PROMOTE: chunks summed
-// in the tensor cores' registers before they are added in full fp32; OUT, BIAS: 0 fp32, 1 fp16, 2 bf16, -1 none.
+// Constants: WIDTH 8, 16, 32, 64; ROW_GROUPS, K_GROUPS; STAGES and A_STAGES multiples of K_GROUPS; RESIDENTS blocks on a
+// multiprocessor; A_TYPE, B_TYPE e4m3 or e5m2; BLOCKWISE 1: a's scales are 1x128, and the weight's cover SCALE_ROWS
+// (128 or 1) x 128; 0: one a tensor or row; OUT, BIAS: 0 fp32, 1 fp16, 2 bf16, -1 none. The tensor cores sum a chunk
+// with fewer bits than fp32 has, so every chunk is added in fp32.
 //
 // The caller owes: maps of uint8, boxes of 64 * ROW_GROUPS (weight) and WIDTH (a) rows x 128 columns, 128-byte
 // swizzle, zeros out of bounds; scale strides in elements, 0 where broadcast; clusters of 1, 2, 4 or 8 blocks, at
@@ -28,13 +29,11 @@
 #define THREADS (CONSUMERS + 64 + 32 * BLOCKWISE)
 #define WEIGHT_BYTES (TILE * CHUNK)
 #define A_BYTES (WIDTH * CHUNK)
-#define WARPS (THREADS / 32)
 #define RING_BYTES (STAGES * WEIGHT_BYTES + A_STAGES * A_BYTES)
 #define SUMS (WIDTH / 2)
 #define UNITS (8 * ROW_GROUPS)   // of 8 channels, in a tile
 #define UNIT_BYTES (8 * WIDTH * 4)
 #define SCALES_B (SCALE_ROWS == 1 ? TILE : (TILE + 127) / 128)
-#define BATCH 4                  // chunks whose scales are fetched together
 
 #define STRING_OF(x) #x
 #define STRING(x) STRING_OF(x)
@@ -76,8 +75,7 @@ HOPPER float bias_value(const Bias *bias, int channel) {
 #endif
 }
 
-// A block's chunks in the order in which they pass through the ring. Tiles begin at different chunks: rows that all
-// lie a power of two apart would else be wanted of few of the memory's channels at a time.
+// A block's chunks in the order in which they pass through the rings.
 struct Walk {
     int tile, chunk, left;                  // the position
     int first_chunk, chunks, tiles, step;   // the block's share of k; all tiles; from one of its tiles to the next
@@ -92,11 +90,11 @@ struct Walk {
     }
     HOPPER void begin() {
         left = chunks;
-        chunk = first_chunk + (STAGGER ? (int)((unsigned)(tile * STAGGER) % (unsigned)chunks) : 0);
+        chunk = first_chunk;
     }
     HOPPER bool more() const { return tile < tiles; }
     HOPPER void next() {
-        if (++chunk == first_chunk + chunks) chunk = first_chunk;
+        ++chunk;
         if (--left == 0) {
             tile += step;
             begin();
@@ -131,11 +129,11 @@ template <int SIZE> struct Gate {
     HOPPER void release(const Ring<SIZE> &at) const { barrier_arrive(full(at) + 8 * SIZE); }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENTS)
     hopper_decode(const __grid_constant__ TensorMap weight_map, const __grid_constant__ TensorMap a_map,
                   const float *scale_a, long long scale_a_row, long long scale_a_col,
                   const float *__restrict__ scale_b, long long scale_b_row, long long scale_b_col,
-                  const Bias *__restrict__ bias, Out *out, long long ldo, int m, int n, int all_chunks) {
+                  const Bias *__restrict__ bias, Out *out, long long ldo, int m, int n, int all_chunks, int early) {
     extern __shared__ char dynamic[];
     __shared__ alignas(8) uint64 barriers[2 * STAGES + 2 * A_STAGES + 2];
     __shared__ float row_scales[WIDTH];
@@ -156,8 +154,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 
     Walk walk((n + TILE - 1) / TILE, all_chunks, rank, shift);
 
-    // Initialisations are dear, a fence each unless they are unrolled: who fetches makes his own ring's barriers, and
-    // the weight's first STAGES are on their way before anybody else moves.
+    // Who fetches makes his own ring's barriers. What comes before the first load is what a launch costs: initialisations
+    // by the lanes of a warp, or asking barriers that nobody has used yet, made it 0.7 us more.
     if (warp == CONSUMERS / 32) { // fetches the weight
         Ring<STAGES> at(0);
         const auto fetch = [&] {
@@ -170,24 +168,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         if (lane == 0) {
             map_prefetch(&weight_map);
 #pragma unroll
-            for (int i = 0; i < STAGES; ++i) barrier_init(gate.barriers + 8 * i, 1);
-            barrier_init_fence();
-#pragma unroll 1
-            for (int i = 0; i < STAGES - KEEP && walk.more(); ++i) fetch();
-#pragma unroll
-            for (int i = 0; i < STAGES; ++i) barrier_init(gate.barriers + 8 * (STAGES + i), 4 * ROW_GROUPS);
+            for (int i = 0; i < STAGES; ++i) {
+                barrier_init(gate.barriers + 8 * i, 1);
+                barrier_init(gate.barriers + 8 * (STAGES + i), 4 * ROW_GROUPS);
+            }
             barrier_init_fence();
         }
         __syncwarp();
         threads_arrive(1, THREADS);
         if (ranks > 1) cluster_arrive();
-        if (lane == 0) {
-            if (KEEP > 0) dependency_wait();
+        if (!early) dependency_wait();
+        if (lane == 0)
             while (walk.more()) {
                 gate.wait_empty(at);
                 fetch();
             }
-        }
         __syncwarp();
         if (ranks > 1) cluster_wait();
         return;
@@ -197,7 +192,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             map_prefetch(&a_map);
 #pragma unroll
             for (int i = 0; i < A_STAGES; ++i) {
-                barrier_init(a_gate.barriers + 8 * i, 1 + BLOCKWISE);
+                barrier_init(a_gate.barriers + 8 * i, 1 + 32 * BLOCKWISE);
                 barrier_init(a_gate.barriers + 8 * (A_STAGES + i), 4 * ROW_GROUPS);
             }
             barrier_init(slots_full, 1 + (K_GROUPS - 1) * finishers); // this block's own; others send bytes
@@ -220,56 +215,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
     threads_sync(1, THREADS);
     if (ranks > 1) cluster_arrive();
+    if (!early) dependency_wait();
 
 #if BLOCKWISE
-    if (warp == CONSUMERS / 32 + 2) { // fetches the scales, a batch ahead
-        const int a_words = (WIDTH + 31) / 32, b_words = (SCALES_B + 31) / 32;
-        float a_next[BATCH][a_words], b_next[BATCH][b_words];
-        Walk ahead = walk;
-        const auto fetch = [&] {
-#pragma unroll
-            for (int i = 0; i < BATCH; ++i) {
-                if (!ahead.more()) break;
-#pragma unroll
-                for (int j = 0; j < b_words; ++j) {
-                    const int place = min(j * 32 + lane, SCALES_B - 1);
-                    const int channel = min(ahead.tile * TILE + place * SCALE_ROWS, n - 1);
-                    b_next[i][j] = scale_b[channel / SCALE_ROWS * scale_b_row + ahead.chunk * scale_b_col];
-                }
-#pragma unroll
-                for (int j = 0; j < a_words; ++j)
-                    a_next[i][j] = scale_a[min(j * 32 + lane, m - 1) * scale_a_row + ahead.chunk * scale_a_col];
-                ahead.next();
-            }
-        };
+    if (warp == CONSUMERS / 32 + 2) { // fetches the scales
         dependency_wait();
-        fetch();
-        for (Ring<A_STAGES> at(0); walk.more();) {
-            float a_now[BATCH][a_words], b_now[BATCH][b_words];
+        for (Ring<A_STAGES> at(0); walk.more(); walk.next(), at.advance(1)) {
+            a_gate.wait_empty(at);
 #pragma unroll
-            for (int i = 0; i < BATCH; ++i) {
-#pragma unroll
-                for (int j = 0; j < a_words; ++j) a_now[i][j] = a_next[i][j];
-#pragma unroll
-                for (int j = 0; j < b_words; ++j) b_now[i][j] = b_next[i][j];
+            for (int place = lane; place < SCALES_B; place += 32) {
+                const int channel = min(walk.tile * TILE + place * SCALE_ROWS, n - 1);
+                word_copy(shared_address(&stage_scales_b[at.stage][place]),
+                          scale_b + channel / SCALE_ROWS * scale_b_row + walk.chunk * scale_b_col);
             }
-            fetch();
 #pragma unroll
-            for (int i = 0; i < BATCH; ++i) {
-                if (!walk.more()) break;
-                a_gate.wait_empty(at);
-#pragma unroll
-                for (int j = 0; j < a_words; ++j)
-                    if (j * 32 + lane < WIDTH) stage_scales_a[at.stage][j * 32 + lane] = a_now[i][j];
-#pragma unroll
-                for (int j = 0; j < b_words; ++j)
-                    if (j * 32 + lane < SCALES_B) stage_scales_b[at.stage][j * 32 + lane] = b_now[i][j];
-                __syncwarp();
-                if (lane == 0) barrier_arrive(a_gate.full(at));
-                walk.next();
-                at.advance(1);
-            }
+            for (int row = lane; row < WIDTH; row += 32)
+                word_copy(shared_address(&stage_scales_a[at.stage][row]),
+                          scale_a + min(row, m - 1) * scale_a_row + walk.chunk * scale_a_col);
+            words_arrive(a_gate.full(at));
         }
+        words_wait();
         if (ranks > 1) cluster_wait();
         return;
     }
@@ -281,8 +246,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     const int owners[2] = {unit0 / units, (unit0 + 1) / units};
     const bool finishes = owners[0] == rank || owners[1] == rank;
     const bool leads = k_group == 0 && unit0 == (rank * units & ~1) && lane == 0;
-    Ring<STAGES> at(k_group);
-    Ring<A_STAGES> a_at(k_group);
+    Ring<STAGES> at(k_group), done(k_group); // next to be multiplied, next to be given back
+    Ring<A_STAGES> a_at(k_group), a_done(k_group);
     float row_scale = 0.0f;
     int at_group = k_group; // chunks to pass over before this group's next
 
@@ -302,55 +267,77 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             if (!BLOCKWISE && threadIdx.x < WIDTH) row_scale = scale_a[min((int)threadIdx.x, m - 1) * scale_a_row];
         }
 
-        float sums[SUMS], products[SUMS];
+        // Two sets of products take turns: while the tensor cores are busy with one, the other is scaled and added.
+        float sums[SUMS], products[2][SUMS];
 #pragma unroll
-        for (int i = 0; i < SUMS; ++i) sums[i] = products[i] = 0.0f;
-        int held = 0; // chunks that products holds
-#pragma unroll 1
-        for (; at_group < walk.chunks; at_group += K_GROUPS, at.advance(K_GROUPS), a_at.advance(K_GROUPS)) {
+        for (int i = 0; i < SUMS; ++i) sums[i] = products[0][i] = products[1][i] = 0.0f;
+        const auto issue = [&](float (&d)[SUMS]) {
             gate.wait_full(at);
             a_gate.wait_full(a_at);
             const uint64 w = tile_descriptor(ring + at.stage * WEIGHT_BYTES + row_group * 64 * CHUNK);
             const uint64 a = tile_descriptor(a_ring + a_at.stage * A_BYTES);
+            at.advance(K_GROUPS);
+            a_at.advance(K_GROUPS);
+            registers_fence(d);
             product_begin();
-            multiply(products, w, a, held);
-            multiply(products, w + 2, a + 2, 1);
-            multiply(products, w + 4, a + 4, 1);
-            multiply(products, w + 6, a + 6, 1);
+            multiply(d, w, a, 0);
+            multiply(d, w + 2, a + 2, 1);
+            multiply(d, w + 4, a + 4, 1);
+            multiply(d, w + 6, a + 6, 1);
             product_commit();
+        };
+        const auto settle = [&](float (&d)[SUMS]) {
+            registers_fence(d);
 #if BLOCKWISE
             float scales_b[2];
             for (int half = 0; half < 2; ++half)
-                scales_b[half] = stage_scales_b[a_at.stage][((unit0 + half) * 8 + lane / 4) / SCALE_ROWS];
+                scales_b[half] = stage_scales_b[a_done.stage][((unit0 + half) * 8 + lane / 4) / SCALE_ROWS];
             float2 scales_a[WIDTH / 8];
 #pragma unroll
             for (int j = 0; j < WIDTH / 8; ++j)
-                scales_a[j] = *(const float2 *)&stage_scales_a[a_at.stage][8 * j + lane % 4 * 2];
+                scales_a[j] = *(const float2 *)&stage_scales_a[a_done.stage][8 * j + lane % 4 * 2];
 #endif
-            product_wait();
             __syncwarp();
             if (lane == 0) {
-                gate.release(at);
-                a_gate.release(a_at);
+                gate.release(done);
+                a_gate.release(a_done);
             }
-#if BLOCKWISE
+            done.advance(K_GROUPS);
+            a_done.advance(K_GROUPS);
 #pragma unroll
             for (int i = 0; i < SUMS; ++i)
-                sums[i] = __fmaf_rn(i & 1 ? scales_a[i / 4].y : scales_a[i / 4].x,
-                                    scales_b[i >> 1 & 1] * products[i], sums[i]);
+#if BLOCKWISE
+                sums[i] =
+                    __fmaf_rn(i & 1 ? scales_a[i / 4].y : scales_a[i / 4].x, scales_b[i >> 1 & 1] * d[i], sums[i]);
 #else
-            if (++held == PROMOTE) {
-                held = 0;
-#pragma unroll
-                for (int i = 0; i < SUMS; ++i) sums[i] += products[i];
-            }
+                sums[i] += d[i];
 #endif
+        };
+        // Two chunks a round: issue, issue the next, settle the first.
+        if (at_group < walk.chunks) {
+            issue(products[0]);
+#pragma unroll 1
+            for (at_group += K_GROUPS; at_group + K_GROUPS < walk.chunks; at_group += 2 * K_GROUPS) {
+                issue(products[1]);
+                product_wait<1>();
+                settle(products[0]);
+                issue(products[0]);
+                product_wait<1>();
+                settle(products[1]);
+            }
+            if (at_group < walk.chunks) {
+                at_group += K_GROUPS;
+                issue(products[1]);
+                product_wait<1>();
+                settle(products[0]);
+                product_wait<0>();
+                settle(products[1]);
+            } else {
+                product_wait<0>();
+                settle(products[0]);
+            }
         }
         at_group -= walk.chunks;
-        if (held) {
-#pragma unroll
-            for (int i = 0; i < SUMS; ++i) sums[i] += products[i];
-        }
 
         if (turn == 0) {
             if (!BLOCKWISE) {
@@ -430,15 +417,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         for (int i = 0; i < SUMS / 2; ++i)
             pairs[i] = warp_transpose(OUT == 1 ? half_pair(sums[2 * i], sums[2 * i + 1])
                                                : bf16_pair(sums[2 * i], sums[2 * i + 1]));
-        const int first = channel - lane / 4 + lane % 4 * 2;
+        const int base = channel - lane / 4, first = base + lane % 4 * 2;
+        const bool whole = walk.tile * TILE + TILE <= n;
+#if WIDTH > 8
+        if (whole && (ldo & 7) == 0 && owners[0] == rank && owners[1] == rank) {
+            // Four threads have a row's channels of four matrices: each gives three away and stores one whole.
+#pragma unroll
+            for (int i = 0; i < SUMS / 2; i += 4) {
+                quad_transpose(pairs[i], pairs[i + 1], pairs[i + 2], pairs[i + 3], lane);
+                const int row = i / 2 * 8 + lane % 4 / 2 * 8 + lane / 4;
+                if (row < m)
+                    *(uint4 *)(out + row * ldo + base + lane % 2 * 8) =
+                        make_uint4(pairs[i], pairs[i + 1], pairs[i + 2], pairs[i + 3]);
+            }
+            continue;
+        }
+#endif
         Out *place = out + lane / 4 * ldo + first;
-        const bool whole = walk.tile * TILE + TILE <= n && (ldo & 1) == 0;
+        const bool even = whole && (ldo & 1) == 0;
 #pragma unroll
         for (int i = 0; i < SUMS / 2; ++i) {
             const int half = i % 2, past = n - first - 8 * half;
             Out *here = place + i / 2 * 8 * ldo + 8 * half;
             if (owners[half] != rank || i / 2 * 8 + lane / 4 >= m) continue;
-            if (whole)
+            if (even)
                 *(uint32 *)here = pairs[i];
             else {
                 if (past > 0) here[0] = (Out)pairs[i];

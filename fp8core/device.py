@@ -24,6 +24,8 @@ _DRIVERS: Final[dict[str, tuple[str, ...]]] = {
 }
 
 
+INVALID_CONTEXT: Final = 201
+"""What the driver answers a thread that never spoke to it, which has no context yet: `bind` gives it one."""
 _LOADING: Final = threading.Lock()
 """A module that two threads loaded at once would be unloaded under the feet of one of them."""
 

@@ -21,7 +21,6 @@ ATTRIBUTE: Final = struct.Struct("=I4x3I52x")
 """CUlaunchAttribute: its id, and a value of 64 bytes of which at most three words are used."""
 CONFIGURATION: Final = "7I4xPPI4x"
 """CUlaunchConfig: grid, block, bytes of shared memory, stream, attributes, their count."""
-INVALID_CONTEXT: Final = 201
 
 Constants = tuple[tuple[str, int | float | str], ...]
 Grid = tuple[int, int, int]
@@ -144,7 +143,7 @@ class Launcher:
 
     def _again(self, status: int, configuration: int, parameters: int) -> int:
         """Return the status of a second try, for a thread that never spoke to the device has no context yet."""
-        if status != INVALID_CONTEXT:
+        if status != device.INVALID_CONTEXT:
             return status
         device.bind(self._device)
         return self._launch(configuration, self._function, parameters, None)

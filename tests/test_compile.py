@@ -22,18 +22,20 @@ REGISTERS = {
     "dequantize": 48,
     "expand": 16,
     "generic_mm": 168,
-    "hopper_decode": 128,
-    "norm_quantize": 64,
+    "hopper_decode": 168,
+    "mma_decode": 248,
+    "norm_quantize": 96,
     "normalize": 48,
     "quantize_strip": 64,
     "quantize_tensor": 128,
     "quantize_tile": 64,
     "requantize": 72,
     "rescale": 40,
-    "silu_quantize": 64,
+    "silu_quantize": 120,
+    "skinny": 64,
 }
 """The most registers of a thread, by entry: what is above would cost blocks in flight. (generic_mm holds its tile in
-registers, quantize_tensor what it will not read again.)"""
+registers, mma_decode its results, of up to 64 tokens x 32 channels, quantize_tensor what it will not read again.)"""
 MAY_SPILL: tuple[str, ...] = ()
 """Entries that may keep something in local memory."""
 REGISTERS_OF_A_BLOCK = {"cuda": 65536, "hip": 4 * 512 * 64}
@@ -130,7 +132,10 @@ def test_amd_codes_are_made_by_the_conversion_instruction(target):
     own = (1, 3) if target.arch == 0x942 else (0, 2)
     for use, binary in binaries(target, "quantize"):
         if use.constants.get("FORMAT") in own:
-            assert re.search(r"v_cvt_pk_(fp8|bf8)_f32", compilers.instructions(target, binary)), use
+            text = compilers.instructions(target, binary)
+            assert re.search(r"v_cvt_pk_(fp8|bf8)_f32", text), use
+            # What overflows would follow a bit of the mode register: it is clamped before.
+            assert re.search(r"v_med3_(num_)?f32", text), use
 
 
 def test_hopper_products_use_the_fp8_tensor_cores():
@@ -139,3 +144,39 @@ def test_hopper_products_use_the_fp8_tensor_cores():
     assert products
     for use, binary in products:
         assert "QGMMA" in compilers.instructions(hopper, binary), use
+
+
+@pytest.mark.parametrize("target", [t for t in TARGETS if t.arch in (89, 120)], ids=name)
+def test_products_of_few_rows_use_the_fp8_instruction_and_stream_the_weight(target):
+    products = [(use, binary) for use, binary in binaries(target, "scaled_mm") if use.source == "mma_decode"]
+    words = {0: "E4M3", 2: "E5M2"}
+    mixes, tiles = set(), set()
+    for use, binary in products:
+        text = compilers.instructions(target, binary)
+        mix = f"{words[int(use.constants['FP8_B'])]}.{words[int(use.constants['FP8_A'])]}"
+        assert set(re.findall(r"[HQ]MMA\S*", text)) == {f"QMMA.16832.F32.{mix}"}, use
+        wide = re.findall(r"LDG\S*\.128", text)
+        # Two pieces of a row of the weight and of a, in the loop and behind it.
+        weight, a = 2 * int(use.constants["FP8_TILES"]), int(use.constants["FP8_SIDE"]) // 8
+        assert len([load for load in wide if ".EF" in load]) == 4 * weight, use
+        assert len(wide) == 4 * (weight + a), use
+        mixes.add(mix)
+        tiles.add(use.constants["FP8_TILES"])
+    assert mixes == {"E4M3.E4M3", "E4M3.E5M2", "E5M2.E4M3"}
+    assert tiles == {1, 2}
+
+
+@pytest.mark.parametrize("target", [t for t in TARGETS if t.arch in (0x942, 0x950, 0x1200, 0x1201)], ids=name)
+def test_amd_products_of_few_rows_use_the_matrix_instructions_and_stream_the_weight(target):
+    products = [(use, binary) for use, binary in binaries(target, "scaled_mm") if use.source == "skinny"]
+    words = {0: "fp8", 1: "fp8", 2: "bf8", 3: "bf8"}
+    instruction, hint = ("v_mfma_f32_16x16x32", " nt") if target.warp == 64 else ("v_wmma_f32_16x16x16", "TH_LOAD_NT")
+    mixes = set()
+    for use, binary in products:
+        text = compilers.instructions(target, binary)
+        mix = f"{words[int(use.constants['FP8_B'])]}_{words[int(use.constants['FP8_A'])]}"
+        assert set(re.findall(r"v_(?:mfma|wmma)\w+", text)) == {f"{instruction}_{mix}"}, use
+        wide = re.findall(r"global_load_(?:dwordx4|b128).*", text)
+        assert len([load for load in wide if hint in load]) * 2 == len(wide), use
+        mixes.add(mix)
+    assert mixes == {"fp8_fp8", "fp8_bf8", "bf8_fp8"}

@@ -1,130 +1,40 @@
 """Products of few rows on sm_90a: the weight streamed at the memory's speed (``cuda_src/hopper_decode.cu``).
 
-Everything that a launch needs follows from plain arithmetic on the problem: how a product is laid over the
-multiprocessors (`layout`), what fits into their shared memory (`stages`), and the tensor maps, which hold
-addresses and so are made when an address is first met.
+Everything that a launch needs follows from plain arithmetic on the problem (`hopper_layout`), but for the tensor maps:
+they hold addresses, and are made when an address is first met.
 """
 
 import ctypes
 from collections.abc import Callable
-from functools import cache
-from typing import Final, NamedTuple
+from typing import Final
 
 from fp8core import device, jit
 from fp8core.dispatch import Kernel, Requirement
+from fp8core.kernels.hopper_layout import CHUNK, MOST_ROWS, dynamic_bytes, layout, rule, stages, width
 from fp8core.kernels.requirements import aligned, arch, platform
 from fp8core.kernels.words import TYPE, ceil_div
-from fp8core.problem import ITEMSIZE, WIDE, ScaledMm, Target
+from fp8core.problem import ITEMSIZE, WIDE, ScaledMm
 
-MOST_ROWS: Final = 64
-"""Rows of a that one launch takes."""
-WIDTHS: Final = (8, 16, 32, 64)
-"""The narrow sides of wgmma that kernels are compiled for."""
-CHUNK: Final = 128
-"""Columns of k that pass through a ring at a time."""
-CLUSTERS: Final = {1: 132, 2: 66, 4: 30, 8: 15}
-"""How many clusters of so many blocks fit on 132 multiprocessors at one block each (H200, by the driver's count)."""
-A_STAGES: Final = {8: 16, 16: 16, 32: 12, 64: 6}
-"""Chunks of a in flight by the narrow side: a microsecond of them, and no more room than they are worth."""
 TENSOR_CORE_TYPES: Final = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
 MAPS_KEPT: Final = 4096
 """A plan forgets its tensor maps when it has met so many addresses."""
 
-SIGNATURE: Final = "128s128sPqqPqqPPqiii"
-"""weight's map, a's map, scale_a and its strides, scale_b and its strides, bias, out, ldo, m, n, chunks."""
+SIGNATURE: Final = "128s128sPqqPqqPPqiiii"
+"""weight's map, a's map, scale_a and its strides, scale_b and its strides, bias, out, ldo, m, n, chunks, early."""
 
 
-class Layout(NamedTuple):
-    """How a product lies on the multiprocessors."""
-
-    blocks: int
-    """Of a cluster: each takes a part of k of the cluster's tiles."""
-    clusters: int
-    row_groups: int
-    """Groups of 128 threads that have 64 channels of the tile each."""
-    k_groups: int
-    """Groups that take the chunks of the same channels in turn."""
-    a_stages: int
-    """Chunks of a in flight."""
-
-    @property
-    def tile(self) -> int:
-        """Channels of a tile."""
-        return 64 * self.row_groups
-
-
-def width(m: int) -> int:
-    """Return the narrow side of wgmma that holds ``m`` rows."""
-    return next(side for side in WIDTHS if side >= m)
-
-
-def room(target: Target) -> dict[int, int]:
-    """Return how many clusters of each size a device holds at a time, one block a multiprocessor."""
-    return {blocks: count * target.multiprocessors // 132 for blocks, count in CLUSTERS.items()}
-
-
-@cache
-def layout(n: int, k: int, side: int, blockwise: bool, target: Target) -> Layout:
-    """Return how the product of a weight ``[n, k]`` with ``side`` (padded) rows is laid out.
-
-    The time is taken as that of the busiest block plus what sharing a tile costs; constants from a sweep on an H200.
-    """
-    chunks = ceil_div(k, CHUNK)
-    best: tuple[float, Layout] | None = None
-    for row_groups, k_groups in ((1, 2), (2, 1)):
-        for blocks, most in room(target).items():
-            tiles = ceil_div(n, 64 * row_groups)
-            if blocks > chunks:
-                continue
-            clusters = min(tiles, most)
-            turns = ceil_div(tiles, clusters)
-            cost = turns * ceil_div(chunks, blocks) * row_groups + {1: 0, 2: 2, 4: 4, 8: 8}[blocks] * turns
-            found = (cost, Layout(blocks, clusters, row_groups, k_groups, A_STAGES[side]))
-            if best is None or found[0] < best[0]:
-                best = found
-    assert best is not None
-    return best[1]
-
-
-def ring_bytes(plan: Layout, side: int, stages_: int) -> int:
-    """Return the dynamic shared memory of a block: both rings, the slots of partial sums, and what aligning takes."""
-    rings = stages_ * plan.tile * CHUNK + plan.a_stages * side * CHUNK
-    units = plan.tile // 8 // plan.blocks
-    return rings + (plan.blocks * plan.k_groups - 1) * units * 8 * side * 4 + 1024
-
-
-def fixed_bytes(plan: Layout, side: int, scale_rows: int, stages_: int) -> int:
-    """Return the static shared memory of a block; ``scale_rows`` channels share a scale of the weight, 0 if per row."""
-    barriers = 8 * (2 * stages_ + 2 * plan.a_stages + 2)
-    weight_scales = ceil_div(plan.tile, scale_rows) if scale_rows else 0
-    scales = 4 * plan.a_stages * (side + weight_scales) if scale_rows else 0
-    return barriers + scales + 4 * side + 64
-
-
-def stages(plan: Layout, side: int, scale_rows: int, target: Target) -> int:
-    """Return how many chunks of the weight fit into a block's ring: a multiple of the groups that take turns."""
-    count = plan.k_groups
-    while True:
-        more = count + plan.k_groups
-        if ring_bytes(plan, side, more) + fixed_bytes(plan, side, scale_rows, more) > target.shared_bytes:
-            return count
-        count = more
-
-
-class TensorMaps:
+class TensorMaps(dict[int, bytes]):
     """Tensor maps of row-major bytes by address: all else about the tensor is fixed, so that a hit is a look-up."""
 
     def __init__(self, rows: int, columns: int, stride: int, box_rows: int) -> None:
+        super().__init__()
         self._geometry = (rows, columns, stride, box_rows)
-        self._maps: dict[int, bytes] = {}
 
-    def __call__(self, pointer: int) -> bytes:
-        """Return the map of the tensor at ``pointer``."""
-        found = self._maps.get(pointer)
-        if found is None:
-            if len(self._maps) >= MAPS_KEPT:
-                self._maps.clear()
-            found = self._maps[pointer] = encode(pointer, *self._geometry)
+    def __missing__(self, pointer: int) -> bytes:
+        """Make and keep the map of the tensor at ``pointer``."""
+        if len(self) >= MAPS_KEPT:
+            self.clear()
+        found = self[pointer] = encode(pointer, *self._geometry)
         return found
 
 
@@ -139,8 +49,8 @@ def encode(pointer: int, rows: int, columns: int, stride: int, box_rows: int) ->
     memory = ctypes.create_string_buffer(128 + 64)
     address = ceil_div(ctypes.addressof(memory), 64) * 64
     wide, narrow = ctypes.c_uint64, ctypes.c_uint32
-    uint8, no_interleave, swizzle_128, promote_256, zeros = 0, 0, 3, 3, 0
-    status = device.driver().cuTensorMapEncodeTiled(
+    uint8, no_interleave, swizzle_128, promote_128, zeros = 0, 0, 3, 2, 0  # promoting to 256 is 3 % slower
+    arguments = (
         ctypes.c_void_p(address),
         uint8,
         2,
@@ -151,9 +61,14 @@ def encode(pointer: int, rows: int, columns: int, stride: int, box_rows: int) ->
         (narrow * 2)(1, 1),
         no_interleave,
         swizzle_128,
-        promote_256,
+        promote_128,
         zeros,
     )
+    encoder = device.driver().cuTensorMapEncodeTiled
+    status = encoder(*arguments)
+    if status == device.INVALID_CONTEXT:
+        device.bind(device.current())
+        status = encoder(*arguments)
     device.check(status, "cuTensorMapEncodeTiled", f"uint8 [{rows}, {columns}] with rows {stride} apart")
     return ctypes.string_at(address, 128)
 
@@ -168,13 +83,16 @@ class DecodeMm:
         blockwise = problem.scale_a == "group"
         scale_rows = {"block": 128, "group": 1}.get(problem.scale_b, 0)
         # The order of a sum must not depend on m where it is asked not to: nor then may the layout.
-        plan = layout(problem.n, problem.k, MOST_ROWS if problem.batch_invariant else side, blockwise, problem.target)
+        wide = MOST_ROWS if problem.batch_invariant else side
+        plan = layout(problem.n, problem.k, wide, rule(wide, blockwise), problem.target)
         depth = stages(plan, side, scale_rows, problem.target)
         self._grid = (plan.blocks * plan.clusters, 1, 1)
-        self._weight_map = TensorMaps(problem.n, problem.k, problem.ldb, plan.tile)
-        self._a_map = TensorMaps(problem.m, problem.k, problem.lda, side)
+        self._weight_maps = TensorMaps(problem.n, problem.k, problem.ldb, plan.tile)
+        self._a_maps = TensorMaps(problem.m, problem.k, problem.lda, side)
         self._scale_strides = (problem.scale_a_strides, problem.scale_b_strides)
-        self._shape = (problem.ldo, problem.m, problem.n, ceil_div(problem.k, CHUNK))
+        # The weight is read before the predecessor has ended, unless that may be who writes it.
+        early = int(problem.stable_weight)
+        self._shape = (problem.ldo, problem.m, problem.n, ceil_div(problem.k, CHUNK), early)
         self._launcher = jit.prepare(
             problem.target,
             "hopper_decode",
@@ -185,20 +103,17 @@ class DecodeMm:
                 "K_GROUPS": plan.k_groups,
                 "STAGES": depth,
                 "A_STAGES": plan.a_stages,
+                "RESIDENTS": plan.residents,
                 "A_TYPE": TENSOR_CORE_TYPES[problem.a],
                 "B_TYPE": TENSOR_CORE_TYPES[problem.b],
                 "BLOCKWISE": int(blockwise),
                 "SCALE_ROWS": scale_rows or 128,
-                "PROMOTE": 4 if problem.use_fast_accum and not blockwise else 1,
                 "OUT": TYPE[problem.out],
                 "BIAS": TYPE[problem.bias] if problem.bias else -1,
-                "KEEP": 0,
-                "BLOCKS": 1,
-                "STAGGER": 0,
             },
             SIGNATURE,
             block=128 * plan.row_groups * plan.k_groups + 64 + 32 * blockwise,
-            shared_bytes=ring_bytes(plan, side, depth),
+            shared_bytes=dynamic_bytes(plan, side, scale_rows, depth, problem.target),
             cluster=plan.blocks,
             programmatic=True,
         )
@@ -217,9 +132,10 @@ class DecodeMm:
         _scratch: int,
     ) -> None:
         """Launch; `SCALED_MM`'s parameters."""
-        across, down = self._scale_strides
-        maps = (self._weight_map(b), self._a_map(a))
-        self._launcher(stream, self._grid, *maps, scale_a, *across, scale_b, *down, bias, out, *self._shape)
+        (a_row, a_col), (b_row, b_col) = self._scale_strides
+        maps = self._weight_maps[b], self._a_maps[a]
+        scales = scale_a, a_row, a_col, scale_b, b_row, b_col
+        self._launcher(stream, self._grid, *maps, *scales, bias, out, *self._shape)
 
 
 class Panels:

@@ -1,0 +1,165 @@
+"""How a product of few rows lies on the multiprocessors of a Hopper GPU: plain arithmetic, for `hopper`."""
+
+from functools import cache
+from typing import Final, NamedTuple
+
+from fp8core.kernels.words import ceil_div
+from fp8core.problem import Target
+
+MOST_ROWS: Final = 64
+"""Rows of a that one launch takes."""
+WIDTHS: Final = (8, 16, 32, 64)
+"""The narrow sides of wgmma that kernels are compiled for."""
+CHUNK: Final = 128
+"""Columns of k that pass through a ring at a time."""
+CLUSTERS: Final = {1: 132, 2: 66, 4: 30, 8: 15}
+"""How many clusters of so many blocks fit on 132 multiprocessors at one block each (H200, by the driver's count)."""
+
+
+class Way(NamedTuple):
+    """How the threads of a multiprocessor share its work."""
+
+    row_groups: int
+    """Groups of 128 threads that have 64 channels of a tile each."""
+    k_groups: int
+    """Groups that take the chunks of the same channels in turn."""
+    residents: int
+    """Blocks of a multiprocessor: of two, one can be the next product's, which reads its weight meanwhile."""
+    chunk_us: float
+    """Of a block alone on its multiprocessor, for 64 channels of a chunk."""
+    tile_us: float = 1.0
+    """Of a block, for the end of a tile."""
+
+
+class Rule(NamedTuple):
+    """How layouts are chosen: fitted to sweeps over 15 shapes on an H200 (docs/decode.md)."""
+
+    ways: tuple[Way, ...]
+    """To choose from, of equals the first."""
+    cache: float
+    """Bytes a microsecond that the second cache gives the multiprocessors: every tile reads all of a."""
+    turn_us: float
+    """Of every tile that a cluster takes."""
+    a_stages: int
+    """Chunks of a in flight for one block a multiprocessor; half as many for two."""
+
+
+WEIGHT_BYTES_A_US: Final = 4.3e6
+"""What the memory of an H200 gives."""
+IDLE_US: Final = 1.0
+"""What it costs to leave all multiprocessors without a block; of some, in proportion."""
+EXCHANGE_US: Final = 0.05
+"""Of a tile's partial sums, for every block of a cluster but the first."""
+MOST_EXCHANGES: Final = 8
+"""Blocks of a cluster times tiles that it takes: more exchanges of partial sums were never the best."""
+
+
+def rule(side: int, blockwise: bool) -> Rule:
+    """Return the rule for ``side`` (padded) rows."""
+    if side == MOST_ROWS:
+        if blockwise:
+            return Rule((Way(2, 1, 1, 0.13), Way(1, 1, 1, 0.13)), 8e6, 0.2, 12)
+        return Rule((Way(1, 1, 1, 0.3), Way(1, 2, 1, 0.24, 2.5), Way(2, 1, 1, 0.3)), 8e6, 0.2, 12)
+    a_stages = {32: 12}.get(side, 16)
+    if blockwise:
+        chunk = 0.23 if side == 32 else 0.17
+        return Rule((Way(2, 1, 1, chunk), Way(1, 2, 1, chunk), Way(1, 1, 2, chunk)), 4.7e6, 0.0, a_stages)
+    chunk = 0.17 if side == 32 else 0.13
+    return Rule((Way(1, 2, 1, chunk), Way(1, 1, 2, chunk)), 4.7e6, 0.0, a_stages)
+
+
+class Layout(NamedTuple):
+    """How a product lies on the multiprocessors."""
+
+    blocks: int
+    """Of a cluster: each takes a part of k of the cluster's tiles."""
+    clusters: int
+    row_groups: int
+    k_groups: int
+    residents: int
+    a_stages: int
+    """Chunks of a in flight."""
+
+    @property
+    def tile(self) -> int:
+        """Channels of a tile."""
+        return 64 * self.row_groups
+
+
+def width(m: int) -> int:
+    """Return the narrow side of wgmma that holds ``m`` rows."""
+    return next(side for side in WIDTHS if side >= m)
+
+
+def room(target: Target) -> dict[int, int]:
+    """Return how many clusters of each size a device holds at a time, one block a multiprocessor."""
+    return {blocks: count * target.multiprocessors // 132 for blocks, count in CLUSTERS.items()}
+
+
+@cache
+def layout(n: int, k: int, side: int, chosen: Rule, target: Target) -> Layout:
+    """Return how the product of a weight ``[n, k]`` is laid out: in the least time, of equals with the fewest blocks.
+
+    The time is, by ``chosen``, that of the memory, of the second cache or of the busiest block, whichever is longest.
+    """
+    chunks = ceil_div(k, CHUNK)
+
+    def turns(plan: Layout) -> int:
+        return ceil_div(ceil_div(n, plan.tile), plan.clusters)
+
+    def cost(way: Way, plan: Layout) -> tuple[float, int]:
+        memory = n * k / WEIGHT_BYTES_A_US
+        cache = n * k * (1 + side / plan.tile) / chosen.cache
+        chunk = plan.row_groups * plan.residents * way.chunk_us
+        busiest = turns(plan) * (ceil_div(chunks, plan.blocks) * chunk + way.tile_us)
+        every = plan.blocks * plan.clusters
+        idle = IDLE_US * max(0.0, 1 - every / target.multiprocessors)
+        ends = EXCHANGE_US * (plan.blocks - 1) + chosen.turn_us * turns(plan)
+        return round(max(memory, cache, busiest) + ends + idle, 3), every
+
+    plans = []
+    for way in chosen.ways:
+        row_groups, k_groups, residents = way[:3]
+        for blocks, most in room(target).items():
+            clusters = min(ceil_div(n, 64 * row_groups), most * residents)
+            plan = Layout(blocks, clusters, row_groups, k_groups, residents, chosen.a_stages // residents)
+            if blocks <= chunks and most and (blocks == 1 or blocks * turns(plan) <= MOST_EXCHANGES):
+                plans.append((cost(way, plan), plan))
+    return min(plans, key=lambda costed: costed[0])[1]
+
+
+def dynamic_bytes(plan: Layout, side: int, scale_rows: int, stages_: int, target: Target) -> int:
+    """Return the dynamic shared memory that a block asks for: its part of all there is.
+
+    All, so that it is the same for every cluster that the compiled kernel serves.
+    """
+    # The system keeps 1,024 bytes of every block; of the first, the device's figure leaves them out.
+    share = target.shared_bytes // plan.residents - 1024 * (plan.residents - 1)
+    return share - fixed_bytes(plan, side, scale_rows, stages_)
+
+
+def ring_bytes(plan: Layout, side: int, stages_: int) -> int:
+    """Return the dynamic shared memory that a block needs: both rings, the slots of partial sums, and for aligning."""
+    rings = stages_ * plan.tile * CHUNK + plan.a_stages * side * CHUNK
+    units = plan.tile // 8 // plan.blocks
+    return rings + (plan.blocks * plan.k_groups - 1) * units * 8 * side * 4 + 1024
+
+
+def fixed_bytes(plan: Layout, side: int, scale_rows: int, stages_: int) -> int:
+    """Return the static shared memory of a block, and 64 bytes for alignment.
+
+    ``scale_rows`` channels share a scale of the weight; 0 where there is one a row or tensor.
+    """
+    barriers = 8 * (2 * stages_ + 2 * plan.a_stages + 2)
+    scales = 4 * plan.a_stages * (side + ceil_div(plan.tile, scale_rows)) if scale_rows else 0
+    return barriers + scales + 4 * side + 64
+
+
+def stages(plan: Layout, side: int, scale_rows: int, target: Target) -> int:
+    """Return how many chunks of the weight fit into a block's ring: a multiple of the groups that take turns."""
+    count = plan.k_groups
+    while ring_bytes(plan, side, count + plan.k_groups) <= dynamic_bytes(
+        plan, side, scale_rows, count + plan.k_groups, target
+    ):
+        count += plan.k_groups
+    return count
