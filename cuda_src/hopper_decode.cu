@@ -195,7 +195,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENTS)
                 barrier_init(a_gate.barriers + 8 * i, 1 + 32 * BLOCKWISE);
                 barrier_init(a_gate.barriers + 8 * (A_STAGES + i), 4 * ROW_GROUPS);
             }
-            barrier_init(slots_full, 1 + (K_GROUPS - 1) * finishers); // this block's own; others send bytes
+            barrier_init(slots_full, 1 + 32 * (K_GROUPS - 1) * finishers); // this block's own; others send bytes
             barrier_init(slots_empty, finishers << shift);
             barrier_init_fence();
         }
@@ -367,8 +367,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENTS)
         }
         if (!finishes) continue;
         if (k_group != 0) {
-            __syncwarp();
-            if (lane == 0) barrier_arrive(slots_full);
+            barrier_arrive(slots_full); // each lane for what it wrote: racecheck follows no other way
             continue;
         }
 
