@@ -26,10 +26,16 @@ def quantize(found: Results) -> str:
 
 def fused(found: Results) -> str:
     """Return what the picture of the fused producers shows."""
-    heavy = results.values(results.of_copy, results.large(found.fused))
+    heavy = results.values(_of_floor, results.large(found.fused))
     if not heavy:
         return "Fused producers beside a copy of as many bytes"
-    return f"From 100 MB on, fused producers are at {share(heavy)} of a copy's speed"
+    return f"From 100 MB on, fused producers move their bytes at {share(heavy)} of 4.3 TB/s"
+
+
+def _of_floor(record: Record) -> float | None:
+    # A copy of these sizes is slow now and then, by where its buffers lie.
+    time = results.us(record, "fp8core")
+    return None if time is None else float(record["floor_us"]) / time
 
 
 def above(record: Record, name: str) -> float | None:

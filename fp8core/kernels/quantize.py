@@ -196,7 +196,7 @@ def plan_tensor(problem: Quantize) -> Launch:
             constants = {"KEPT": ONE_BLOCK_OCTETS, "SHARED_OCTETS": 0, "CHUNK": 1, "FLAT": int(flat)}
             return prepare(problem, "quantize_tensor", ONE_BLOCK_THREADS, constants, programmatic=True)
         shared, kept = shared_octets(problem), 64 // octet
-        # Addresses of rows with gaps take registers, and so do conversions of float16 and to fnuz: beyond 64 they spill.
+        # Addresses of rows with gaps take registers, and so do conversions of float16 and to fnuz: past 64 they spill.
         short = problem.x != "bfloat16" or problem.data.endswith("fnuz")
         chunk = kept if flat else 1 if short else kept // 2
         constants = {"KEPT": kept, "SHARED_OCTETS": shared, "CHUNK": chunk, "FLAT": int(flat)}
