@@ -301,7 +301,9 @@ def test_another_than_the_current_device(framework, cupy):
     with cupy.cuda.Device(0):
         seen = arrays.view(x, "x")
         assert seen.target.device == 1
-        given = seen.framework.give(seen.framework.empty((4, 4), "float8_e4m3fn", seen.target), arrays.stream_of(seen))
+        given = seen.framework.give(
+            seen.framework.empty((4, 4), "float8_e4m3fn", seen.target).array, arrays.stream_of(seen)
+        )
         assert arrays.view(given, "result").target.device == 1
         assert device.current() == 0
 

@@ -88,7 +88,7 @@ def test_silu_and_mul_quant(engine, scaling, x_dtype):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("scaling", ["static", "token", "groups", "groups ue8m0"])
-@pytest.mark.parametrize("shape", [(600, 8192), (600, 7296), (2048, 14336), (1500, 5120)], ids=str)
+@pytest.mark.parametrize("shape", [(560, 8192), (560, 7296), (536, 14336), (560, 5120)], ids=str)
 def test_many_rows_take_blocks_of_another_shape(scaling, shape):
     engine = MAKERS["cupy"]()
     x, other, weight = fresh(shape, spread=2), fresh(shape, spread=3), fresh(shape[1:], spread=1)
