@@ -1,5 +1,6 @@
 """FP8 linear layers: `linear` quantizes and multiplies, `Fp8Linear` is its prepared form."""
 
+from types import SimpleNamespace
 from typing import Any
 
 from fp8core import arrays, device
@@ -72,32 +73,10 @@ def linear(
 
 
 @explains(linear)
-def _explain_linear(
-    x: object,
-    weight: object,
-    weight_scale: object,
-    *,
-    bias: object = None,
-    input_scale: object = None,
-    group_shape: tuple[int, int] = PER_TOKEN,
-    scale_ub: object = None,
-    out_dtype: object = None,
-    use_fast_accum: bool = True,
-    batch_invariant: bool = False,
-) -> Explanation:
-    layer = Layer(
-        weight,
-        weight_scale,
-        bias,
-        input_scale,
-        group_shape,
-        scale_ub,
-        out_dtype,
-        use_fast_accum,
-        batch_invariant,
-        False,
-    )
-    return explanation(x, layer)
+def _explain_linear(call: SimpleNamespace) -> Explanation:
+    options = call.group_shape, call.scale_ub, call.out_dtype, call.use_fast_accum, call.batch_invariant
+    layer = Layer(call.weight, call.weight_scale, call.bias, call.input_scale, *options, stable_weight=False)
+    return explanation(call.x, layer)
 
 
 class Fp8Linear:

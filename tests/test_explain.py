@@ -66,6 +66,16 @@ def test_a_linear_explains_the_quantization_before_its_product():
     assert "Quantize(" in str(got)
 
 
+def test_a_linear_explains_every_call_that_it_takes():
+    x, out = fresh((4, 64)), fresh((4, 8))
+    before = out.tobytes()
+    got = fp8core.explain(fp8core.linear, x, fresh_fp8((8, 64)), fresh_scale((1,)), out=out, stream=None)
+    assert got.chosen == "host"
+    assert out.tobytes() == before
+    with pytest.raises(TypeError, match="weight_scale"):
+        fp8core.explain(fp8core.linear, x, fresh_fp8((8, 64)))
+
+
 def test_what_does_not_choose_cannot_be_explained():
     with pytest.raises(TypeError, match="quantize"):
         fp8core.explain(len, [])

@@ -31,11 +31,6 @@ def aligned(bytes_: int) -> Requirement:
     )
 
 
-def rows_up_to(most: int) -> Requirement:
-    """Require at most ``most`` rows of a."""
-    return Requirement(lambda p: p.m <= most, f"needs m <= {most}, got m={{p.m}}")
-
-
 NOT_BOTH_E5M2: Final = Requirement(
     lambda p: not (p.a.startswith("float8_e5m2") and p.b.startswith("float8_e5m2")),
     "a and b are both e5m2, which no tensor core multiplies: one of them has to be e4m3",

@@ -44,12 +44,12 @@ _EXPLAINED: dict[Callable[..., Any], tuple[Table[Any], Callable[[SimpleNamespace
 }
 
 
-Explainer = Callable[..., Explanation]
+Explainer = Callable[[SimpleNamespace], Explanation]
 _COMPOSED: dict[Callable[..., Any], Explainer] = {}
 
 
 def explains(function: Callable[..., Any]) -> Callable[[Explainer], Explainer]:
-    """Register what explains an operation that is composed of others."""
+    """Register what explains an operation that is composed of others, from the arguments of a call of it."""
 
     def register(explainer: Explainer) -> Explainer:
         _COMPOSED[function] = explainer
@@ -72,17 +72,20 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanat
         TypeError: the function is none of fp8core's that choose among kernels, or does not take the arguments.
         Fp8Error: what the call itself would refuse.
     """
-    composed = _COMPOSED.get(function) or getattr(function, "explain", None)
-    if composed is not None:
-        explanation: Explanation = composed(*args, **kwargs)
+    if function not in _EXPLAINED and function not in _COMPOSED:
+        own = getattr(function, "explain", None)
+        if own is None:
+            known = ", ".join(known.__name__ for known in (*_EXPLAINED, *_COMPOSED))
+            raise TypeError(f"explain needs one of {known} or an Fp8Linear, got {function!r}")
+        explanation: Explanation = own(*args, **kwargs)
         return explanation
-    if function not in _EXPLAINED:
-        known = ", ".join(known.__name__ for known in (*_EXPLAINED, *_COMPOSED))
-        raise TypeError(f"explain needs one of {known} or an Fp8Linear, got {function!r}")
-    table, problem_of = _EXPLAINED[function]
     bound = inspect.signature(function).bind(*args, **kwargs)
     bound.apply_defaults()
-    return table.explain(problem_of(SimpleNamespace(**bound.arguments)))
+    call = SimpleNamespace(**bound.arguments)
+    if function in _COMPOSED:
+        return _COMPOSED[function](call)
+    table, problem_of = _EXPLAINED[function]
+    return table.explain(problem_of(call))
 
 
 class Capability(NamedTuple):
