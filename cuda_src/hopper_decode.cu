@@ -20,7 +20,7 @@
 // swizzle, zeros out of bounds; scale strides in elements, 0 where broadcast; clusters of 1, 2, 4 or 8 blocks, at
 // least as many chunks, no more clusters than tiles; of dynamic shared memory RING_BYTES, 1,024 and
 // (blocks * K_GROUPS - 1) * UNITS / blocks * UNIT_BYTES for the slots.
-#include "hopper.cuh"
+#include "hopper_rings.cuh"
 
 #define CHUNK 128
 #define TILE (64 * ROW_GROUPS)
@@ -74,60 +74,6 @@ HOPPER float bias_value(const Bias *bias, int channel) {
     return 0.0f;
 #endif
 }
-
-// A block's chunks in the order in which they pass through the rings.
-struct Walk {
-    int tile, chunk, left;                  // the position
-    int first_chunk, chunks, tiles, step;   // the block's share of k; all tiles; from one of its tiles to the next
-
-    HOPPER Walk(int all_tiles, int all_chunks, int rank, int shift) {
-        first_chunk = all_chunks * rank >> shift;
-        chunks = (all_chunks * (rank + 1) >> shift) - first_chunk;
-        tiles = all_tiles;
-        step = gridDim.x >> shift;
-        tile = blockIdx.x >> shift;
-        begin();
-    }
-    HOPPER void begin() {
-        left = chunks;
-        chunk = first_chunk;
-    }
-    HOPPER bool more() const { return tile < tiles; }
-    HOPPER void next() {
-        ++chunk;
-        if (--left == 0) {
-            tile += step;
-            begin();
-        }
-    }
-};
-
-// A place in a ring of SIZE stages; parity is that of the times it was passed before.
-template <int SIZE> struct Ring {
-    int stage, parity, passed;
-
-    HOPPER explicit Ring(int first) : stage(first), parity(0), passed(0) {}
-    HOPPER void advance(int count) {
-        stage += count;
-        if (stage >= SIZE) {
-            stage -= SIZE;
-            parity ^= 1;
-            passed = 1;
-        }
-    }
-};
-
-// A ring's barriers: full, then empty.
-template <int SIZE> struct Gate {
-    uint32 barriers;
-
-    HOPPER uint32 full(const Ring<SIZE> &at) const { return barriers + 8 * at.stage; }
-    HOPPER void wait_full(const Ring<SIZE> &at) const { barrier_wait(full(at), at.parity); }
-    HOPPER void wait_empty(const Ring<SIZE> &at) const {
-        if (at.passed) barrier_wait(full(at) + 8 * SIZE, at.parity ^ 1);
-    }
-    HOPPER void release(const Ring<SIZE> &at) const { barrier_arrive(full(at) + 8 * SIZE); }
-};
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENTS)
     hopper_decode(const __grid_constant__ TensorMap weight_map, const __grid_constant__ TensorMap a_map,
