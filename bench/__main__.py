@@ -77,6 +77,12 @@ SUBJECTS: Final[dict[str, Subject]] = {
         short=_arguments("--modes row --shapes 6144x4096 --m 512"),
         deep_gemm=True,
     ),
+    "invariance": Subject(
+        "bench.invariance",
+        "products whose rows do not feel the batch",
+        short=_arguments("--modes row --shapes 4096x4096 --m 16"),
+        peers=False,
+    ),
     "linear": Subject(
         "bench.linear", "whole linear layers of few rows", short=_arguments("--shapes 4096x4096 --m 1 16")
     ),

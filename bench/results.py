@@ -45,6 +45,7 @@ _KEYS: Final[dict[str, tuple[str, ...]]] = {
     "fused": ("kind", "mode", "rows", "cols"),
     "decode": ("mode", "m", "n", "k"),
     "linear": ("bench", "m", "n", "k"),
+    "invariance": ("bench", "mode", "m", "n", "k"),
     "first_call": ("bench",),
     "weights": ("case", "rows", "cols"),
     "quantize": ("mode", "rows", "cols"),
@@ -67,6 +68,7 @@ class Results(NamedTuple):
     weights: Sequence[Record]
     decode: Sequence[Record]
     linear: Sequence[Record]
+    invariance: Sequence[Record]
     first_call: Sequence[Record]
     calls: Sequence[Record]
     overhead: Sequence[Record]

@@ -29,6 +29,9 @@ at 4.3 TB/s, or its operations at 1,550 TFLOP/s if those take longer. Copy: a co
 Compare within a table: machines differ by more than kernels do. The lines, with quartiles, are in
 [results/h200.jsonl](results/h200.jsonl)."""
 
+INVARIANCE: Final = """With `batch_invariant=True` a row has the same bits whatever m is: the parts of k and their order
+are those of 64 rows, and more than 64 rows are products of 64 each, every one of which reads the weight."""
+
 REPRODUCE: Final = """```console
 $ python3 -m venv .venv && .venv/bin/pip install --editable '.[cuda13,test,demo]' torch
 {commands}
@@ -79,6 +82,18 @@ def products(records: Sequence[Record]) -> list[str]:
     return table(head, rows)
 
 
+def invariance(found: Results) -> list[str]:
+    """Return a table of products that are free to suit m and of those whose rows must not feel the batch."""
+    rows = []
+    for r in found.invariance:
+        free, invariant = us(r, "free"), us(r, "invariant")
+        more = None if free is None or invariant is None else invariant - free
+        kernels = [LABELS.get(r["kernels"][name], r["kernels"][name]) for name in ("free", "invariant")]
+        rows.append([PRODUCTS[r["mode"]], *kernels, *timed(r, ("free", "invariant")), number(more)])
+    head = ["scales", "free", "invariant", "m x n x k", "floor", "free, us", "invariant, us", "more"]
+    return [*INVARIANCE.splitlines(), "", *table(head, rows, words=3)]
+
+
 def goal_row(goal: Goal) -> list[str]:
     """Return a goal as a line of the table: what, bound, verdict, and the case that is nearest to it or beyond."""
     if not goal.checks:
@@ -113,7 +128,7 @@ def _cuda(version: int) -> str:
 def faults(found: Results) -> list[str]:
     """Return what was not timed because its output failed the check, and what did not run."""
     lines = []
-    for kind in ("quantize", "fused", "weights", "decode"):
+    for kind in ("quantize", "fused", "weights", "decode", "invariance"):
         for r in getattr(found, kind):
             wrong = r.get("wrong") or {}
             named = {"fp8core": wrong} if isinstance(wrong, str) else wrong
@@ -167,6 +182,7 @@ def page(found: Results, pictures: Sequence[str]) -> str:
         ("Weights", [], _of(found.weights, "kernel", lambda r: r["case"])),
         ("Products of up to 64 rows", [f"products-{mode}" for mode in PRODUCTS], products(few) if few else []),
         ("Products of more rows, and where one kernel takes over", ["crossover"], products(many) if many else []),
+        ("Batch invariance", [], invariance(found) if found.invariance else []),
         ("Host time", [], calls(found)),
         ("The host engine", [], host(found) if found.host else []),
         ("Not timed", [], [*faults(found), ""] if faults(found) else []),

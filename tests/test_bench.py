@@ -39,6 +39,10 @@ SAMPLE = [
     quantized("tensor", 8192, 8192, 74.0, 48.5),
     {**quantized("1x128", 8192, 8192, 50.0, 48.5), "wrong": {"sgl": "codes differ by 3"}},
     {**quantized("token", 8192, 8192, 55.0, 49.0), "kind": "norm"},
+    {**product("row", 256, None, 15.0), "bench": "invariance", "us": timing(free=15.0, invariant=39.5),
+     "kernels": {"free": "cublaslt", "invariant": "hopper_decode"}},
+    {**product("block", 16, None, 15.0), "bench": "invariance", "us": timing(free=9.0),
+     "kernels": {"free": "hopper_decode", "invariant": "hopper_decode"}, "wrong": {"invariant": "other bits"}},
     {"case": "normalize fn to fnuz", "rows": 64, "cols": 64, "floor_us": 0.1, "us": timing(fp8core=1.0, copy=1.0)},
     {"case": "requantize, 3 shards", "rows": 64, "cols": 64, "floor_us": 0.1, "wrong": "differs"},
     *(product("row", m, 9.0 + m / 20 if m <= 64 else None, 15.0) for m in (1, 4, 8, 16, 32, 64, 128, 512)),
@@ -85,7 +89,7 @@ def test_the_results_in_the_repository_are_of_a_gpu():
 
 
 def test_records_are_told_apart_and_the_later_one_counts(sample, tmp_path):
-    assert [len(kind) for kind in sample[1:]] == [2, 4, 1, 2, 9, 0, 0, 2, 1, 1]
+    assert [len(kind) for kind in sample[1:]] == [2, 4, 1, 2, 9, 0, 2, 0, 2, 1, 1]
     path = tmp_path / "twice.jsonl"
     path.write_text("".join(json.dumps(quantized("token", 1, 4096, t, 1.0)) + "\n" for t in (3.0, 2.0)))
     assert [results.us(r, "fp8core") for r in results.read(path).quantize] == [2.0]
@@ -150,6 +154,15 @@ def test_the_page_says_what_was_measured_and_what_was_not(sample, make_performan
     section = make_performance.section(sample, plot.drawable(sample))
     assert "docs/images/quantize.png" in section
     assert "(per token x per channel)" in section
+
+
+def test_the_page_states_what_batch_invariance_costs(sample, make_performance):
+    text = make_performance.page(sample, [])
+    assert "## Batch invariance" in text
+    assert "| cuBLASLt | own kernel | 256x4096x8192 | 10.36 | 15.00 | 39.50 | 24.50 |" in text
+    assert "| own kernel | own kernel | 16x4096x8192 | 7.96 | 9.00 | wrong | - |" in text
+    assert "- invariant, block 16x4096x8192: other bits" in text
+    assert "Batch invariance" not in make_performance.page(sample._replace(invariance=[]), [])
 
 
 def test_subjects_are_given_only_flags_that_they_have():
