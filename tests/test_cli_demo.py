@@ -1,13 +1,16 @@
 """The demo: the encoder is right, and its FP8 form is as close as promised, on the model that it is made for."""
 
 import importlib.util
+import json
 import os
 import sys
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import fp8core
+from engines import fresh
 from fp8core import demo
 from fp8core.errors import CheckpointError, DeviceError
 
@@ -43,6 +46,31 @@ def tokenizer(minilm, folder):
     return minilm.Tokenizer(folder / "vocab.txt")
 
 
+@pytest.fixture(scope="session")
+def made_up(tmp_path_factory):
+    """The folder of an encoder of 2 layers with random weights: what can be run wherever the model cannot be fetched."""
+    folder, width = tmp_path_factory.mktemp("model"), 128
+    letters = [chr(code) for code in range(33, 127)]
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *letters, *(f"##{letter}" for letter in letters)]
+    dense = {"attention.output.dense": (width, width), "intermediate.dense": (512, width), "output.dense": (width, 512)}
+    dense |= {f"attention.self.{part}": (width, width) for part in ("query", "key", "value")}
+    weights = {"word": (len(pieces), width), "position": (512, width), "token_type": (2, width)}
+    shapes = {f"embeddings.{part}_embeddings.weight": shape for part, shape in weights.items()}
+    norms = ["embeddings.LayerNorm"]
+    for layer in ("encoder.layer.0", "encoder.layer.1"):
+        for name, shape in dense.items():
+            shapes |= {f"{layer}.{name}.weight": shape, f"{layer}.{name}.bias": shape[:1]}
+        norms += [f"{layer}.attention.output.LayerNorm", f"{layer}.output.LayerNorm"]
+    tensors = {name: fresh(shape, "float32", spread=1) / np.float32(shape[-1] ** 0.5) for name, shape in shapes.items()}
+    for norm in norms:
+        tensors |= {f"{norm}.weight": np.ones(width, np.float32), f"{norm}.bias": np.zeros(width, np.float32)}
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "vocab.txt").write_text("\n".join(pieces), encoding="utf-8")
+    config = {"num_hidden_layers": 2, "num_attention_heads": 4, "layer_norm_eps": 1e-12}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
 LEAST = {"channel": 0.995, "tensor": 0.995, "block": 0.995, "static": 0.99}
 
 
@@ -69,6 +97,16 @@ def test_every_sentence_keeps_its_direction_on_a_gpu(folder, scheme):
     assert "CuPy" in report.place
     assert all(LEAST[scheme] <= sentence.cosine <= 1 + 1e-5 for sentence in report.sentences)
     assert not any("host" in layer.kernels for layer in report.layers)
+
+
+@pytest.mark.parametrize("place", ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("scheme", LEAST)
+def test_an_encoder_of_random_weights_keeps_its_directions(made_up, scheme, place):
+    report = demo.compare(made_up, scheme, place, lambda _: None)
+    assert len(report.layers) == 12
+    assert all(LEAST[scheme] <= sentence.cosine <= 1 + 1e-5 for sentence in report.sentences)
+    assert all(("host" in layer.kernels) == (place == "cpu") for layer in report.layers)
+    assert {name.rsplit(" ", 1)[1] for name in report.explanations} == {"quantize", "multiply"}
 
 
 def test_calibration_and_measured_sentences_differ(minilm):
