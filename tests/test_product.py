@@ -270,24 +270,22 @@ def test_same_inputs_same_bits(engine):
 
 
 @engines(*BOTH)
-@pytest.mark.parametrize("mode", ["tensor-tensor", "row-row", "group-block"])
-def test_batch_invariant_rows_have_the_same_bits_for_every_m(engine, mode):
-    a, weight, scale_a, scale_b, _ = operands(64, 256, 1024, mode)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("n", "k"), [(256, 1024), (100, 333), (96, 128)])
+def test_batch_invariant_rows_have_the_same_bits_for_every_m(engine, mode, n, k):
+    a, weight, scale_a, scale_b, exact = operands(150, n, k, mode)
+    there, scale_there = engine.array(weight).T, engine.array(scale_b)
 
-    def rows(count):
-        scale = scale_a if mode == "tensor-tensor" else scale_a[:count]
-        result = fp8core.scaled_mm(
-            engine.array(np.ascontiguousarray(a[:count])),
-            engine.array(weight).T,
-            engine.array(np.ascontiguousarray(scale)),
-            engine.array(scale_b),
-            batch_invariant=True,
-        )
-        return engine.numpy(result).view(np.uint16)
+    def rows(first, last):
+        scale = scale_a if mode.startswith("tensor") else scale_a[first:last]
+        given = engine.array(np.ascontiguousarray(a[first:last])), engine.array(np.ascontiguousarray(scale))
+        result = fp8core.scaled_mm(given[0], there, given[1], scale_there, batch_invariant=True)
+        return engine.numpy(result)
 
-    whole = rows(64)
-    for count in (1, 2, 8, 17, 33):
-        np.testing.assert_array_equal(rows(count), whole[:count])
+    whole = rows(0, 150)
+    assert reference.relative_error(whole, exact) <= FAST
+    for first, last in ((0, 1), (149, 150), (3, 5), (0, 8), (60, 77), (7, 40), (0, 64), (64, 129), (1, 130)):
+        np.testing.assert_array_equal(rows(first, last).view(np.uint16), whole[first:last].view(np.uint16))
 
 
 @settings(max_examples=40, deadline=None)
