@@ -2,9 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from statistics import median
+from typing import Final
 
 from bench import results
 from bench.results import DECODE, LIBRARY, Record, Results
+
+FEW: Final = 64
+"""Rows that one launch of the own kernel takes."""
 
 
 def share(found: Sequence[float]) -> str:
@@ -62,6 +66,16 @@ def products(records: Sequence[Record]) -> str:
     said = ", ".join(f"{name} {median(times):.1f}" for name, times in medians if times)
     counts = " and ".join(map(str, sorted({r["m"] for r in few})))
     return f"Products of {counts} rows, us above the floor (median): {said}"
+
+
+def invariance(records: Sequence[Record]) -> str:
+    """Return what it costs to give rows the same bits in every batch."""
+    pairs = [(r["m"], a, b) for r in records if (a := results.us(r, "free")) and (b := results.us(r, "invariant"))]
+    more = [b - a for m, a, b in pairs if m <= FEW]
+    times = [b / a for m, a, b in pairs if m > FEW]
+    said = [f"Up to {FEW} rows that costs {min(more):+.1f} to {max(more):+.1f} us"] if more else []
+    said += [f"more rows take {min(times):.1f} to {max(times):.1f} times as long"] if times else []
+    return "; ".join(said)
 
 
 def crossover(panels: Sequence[tuple[str, Sequence[Record]]]) -> str:

@@ -91,7 +91,8 @@ def invariance(found: Results) -> list[str]:
         kernels = [LABELS.get(r["kernels"][name], r["kernels"][name]) for name in ("free", "invariant")]
         rows.append([PRODUCTS[r["mode"]], *kernels, *timed(r, ("free", "invariant")), number(more)])
     head = ["scales", "free", "invariant", "m x n x k", "floor", "free, us", "invariant, us", "more"]
-    return [*INVARIANCE.splitlines(), "", *table(head, rows, words=3)]
+    said = claims.invariance(found.invariance)
+    return [*INVARIANCE.splitlines(), *([f"{said}."] if said else []), "", *table(head, rows, words=3)]
 
 
 def goal_row(goal: Goal) -> list[str]:

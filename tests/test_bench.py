@@ -134,6 +134,14 @@ def test_claims_never_round_up(sample):
     )
 
 
+def test_the_cost_of_batch_invariance_is_a_range(sample):
+    records = [{**r, "m": 64} if r["m"] == 256 else r for r in sample.invariance]
+    assert claims.invariance(sample.invariance + records) == (
+        "Up to 64 rows that costs +24.5 to +24.5 us; more rows take 2.6 to 2.6 times as long"
+    )
+    assert claims.invariance(sample.invariance[1:]) == ""
+
+
 def test_pictures_are_drawn_of_what_there_is(sample, tmp_path):
     pytest.importorskip("matplotlib")
     drawn = plot.draw(sample, tmp_path / "images")
@@ -159,6 +167,7 @@ def test_the_page_says_what_was_measured_and_what_was_not(sample, make_performan
 def test_the_page_states_what_batch_invariance_costs(sample, make_performance):
     text = make_performance.page(sample, [])
     assert "## Batch invariance" in text
+    assert "\nmore rows take 2.6 to 2.6 times as long.\n" in text
     assert "| cuBLASLt | own kernel | 256x4096x8192 | 10.36 | 15.00 | 39.50 | 24.50 |" in text
     assert "| own kernel | own kernel | 16x4096x8192 | 7.96 | 9.00 | wrong | - |" in text
     assert "- invariant, block 16x4096x8192: other bits" in text
