@@ -204,23 +204,6 @@ def test_threads_with_streams_of_their_own(torch, scheme):
     assert not wrong
 
 
-def test_identical_bits_under_load_on_other_streams(torch):
-    engine = TorchEngine("cuda")
-    layer, inputs = layer_and_inputs(engine, "channel", 16)
-    want = layer(inputs[0])
-    busy = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
-    side = torch.cuda.Stream()
-    different = torch.zeros((), dtype=torch.int64, device="cuda")
-    torch.cuda.synchronize()
-    for turn in range(2000):
-        if turn % 20 == 0:
-            with torch.cuda.stream(side):
-                busy @ busy
-        different += (layer(inputs[0]).view(torch.int16) != want.view(torch.int16)).sum()
-    torch.cuda.synchronize()
-    assert different.item() == 0
-
-
 @pytest.mark.parametrize("group_shape", [PER_TENSOR, PER_TOKEN, GROUP_128], ids=str)
 def test_element_offsets_above_2_to_the_31(torch, group_shape):
     rows, cols = 65_600, 32_768 + 64
