@@ -22,12 +22,13 @@ def ceil(a, b):
     return -(-a // b)
 
 
-def scales_for(mode, m, n, k):
+def scales_for(mode, m, n, k, low=0.001):
     """Return the scales of a mode, scale_b in b's orientation, and both spread to one an element."""
     a_kind, b_kind = mode.split("-")
     groups, blocks = ceil(k, 128), ceil(n, 128)
-    a = fresh_scale({"tensor": (1,), "row": (m, 1), "group": (m, groups)}[a_kind], salt=1)
-    b = fresh_scale({"tensor": (1,), "row": (1, n), "block": (groups, blocks), "group": (groups, n)}[b_kind], salt=2)
+    a_shape = {"tensor": (1,), "row": (m, 1), "group": (m, groups)}[a_kind]
+    b_shape = {"tensor": (1,), "row": (1, n), "block": (groups, blocks), "group": (groups, n)}[b_kind]
+    a, b = fresh_scale(a_shape, low=low, salt=1), fresh_scale(b_shape, low=low, salt=2)
     wide_a = np.broadcast_to(a, (m, 1)) if a_kind == "tensor" else a
     wide_a = np.repeat(wide_a, 128, 1)[:, :k] if a_kind == "group" else wide_a
     wide_b = np.broadcast_to(b, (1, n)) if b_kind == "tensor" else b
@@ -36,10 +37,10 @@ def scales_for(mode, m, n, k):
     return a, b, wide_a, wide_b
 
 
-def operands(m, n, k, mode, a_dtype="float8_e4m3fn", b_dtype="float8_e4m3fn"):
+def operands(m, n, k, mode, a_dtype="float8_e4m3fn", b_dtype="float8_e4m3fn", low=0.001):
     """Return a, the stored weight, the scales and the exact product without bias."""
     a, weight = fresh_fp8((m, k), a_dtype, salt=1), fresh_fp8((n, k), b_dtype, salt=2)
-    scale_a, scale_b, wide_a, wide_b = scales_for(mode, m, n, k)
+    scale_a, scale_b, wide_a, wide_b = scales_for(mode, m, n, k, low)
     exact = reference.scaled_mm(
         reference.decode(a.view(np.uint8), a_dtype), reference.decode(weight.view(np.uint8), b_dtype).T, wide_a, wide_b
     )
@@ -121,19 +122,21 @@ def test_an_fp8_result_and_its_amax(engine, mode, m):
 
 
 @engines(*BOTH)
-def test_negative_scales(engine):
-    a, weight, scale_a, scale_b, _ = operands(9, 64, 128, "row-row")
-    scale_a, scale_b = scale_a * np.float32([[-1], [1], [1]] * 3), -scale_b
-    exact = reference.scaled_mm(a.astype(np.float32), weight.astype(np.float32).T, scale_a, scale_b)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("m", [9, 80])
+def test_negative_scales(engine, mode, m):
+    a, weight, scale_a, scale_b, exact = operands(m, 256, 384, mode, low=-0.1)
+    assert min(scale_a.min(), scale_b.min()) < 0
     got = fp8core.scaled_mm(engine.array(a), engine.array(weight).T, engine.array(scale_a), engine.array(scale_b))
     assert reference.relative_error(engine.numpy(got), exact) <= FAST
 
 
 @engines(*BOTH)
-@pytest.mark.parametrize("size", [1e-23, 1e18])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("size", [1e-23, 1e23])
 @pytest.mark.parametrize("m", [4, 80])
-def test_block_scales_of_extreme_size(engine, size, m):
-    a, weight, scale_a, scale_b, exact = operands(m, 256, 512, "group-block")
+def test_scales_of_extreme_size(engine, size, mode, m):
+    a, weight, scale_a, scale_b, exact = operands(m, 256, 512, mode)
     got = fp8core.scaled_mm(
         engine.array(a),
         engine.array(weight).T,
