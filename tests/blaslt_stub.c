@@ -40,6 +40,8 @@ static size_t used;
 static int made[128];
 static char failing[64];
 static int failing_status, offers = 2;
+static int tiles[256], clusters[256]; /* of algorithms, by their first byte */
+static int vectors;    /* what stands before the first algorithm that is offered for vectors of scales */
 static size_t version = 130100;
 
 const char *stub_log(void) { return text; }
@@ -49,6 +51,9 @@ void stub_reset(void) {
     memset(made, 0, sizeof made);
     failing[0] = 0;
     offers = 2;
+    memset(tiles, 0, sizeof tiles);
+    memset(clusters, 0, sizeof clusters);
+    vectors = 0;
     version = 130100;
 }
 void stub_fail(const char *function, int status) {
@@ -56,6 +61,11 @@ void stub_fail(const char *function, int status) {
     failing_status = status;
 }
 void stub_offers(int count) { offers = count; }
+void stub_tile(int algorithm, int tile, int cluster) {
+    tiles[algorithm] = tile;
+    clusters[algorithm] = cluster;
+}
+void stub_vectors(int before) { vectors = before; }
 void stub_version(size_t number) { version = number; }
 
 static int said(const char *function, const char *format, ...) {
@@ -158,13 +168,33 @@ int NAME(MatmulAlgoGetHeuristic)(Object *handle, Object *operation, Object *a, O
     for (int i = 0; i < *count; ++i) {
         unsigned char *result = results + i * RESULT;
         memset(result, 0xee, RESULT);
-        memset(result, i + 1, ALGORITHM);
+        memset(result, i + 1 + (operation->values[31] == 3 ? vectors : 0), ALGORITHM);
         *(size_t *)(result + ALGORITHM) = (size_t)(i + 1) * 1000;
         *(int *)(result + ALGORITHM + 8) = 0;
         *(float *)(result + ALGORITHM + 12) = 0.5f * (float)(i + 1);
     }
     return status;
 }
+
+#ifndef HIP
+int NAME(MatmulAlgoCheck)(Object *handle, Object *operation, Object *a, Object *b, Object *c, Object *d,
+                          const unsigned char *algorithm, unsigned char *result) {
+    if (!is(handle, 'h') || !is(operation, 'd') || !is(a, 'l') || !is(b, 'l') || !is(c, 'l') || !is(d, 'l'))
+        return INVALID_VALUE;
+    memset(result, 0, RESULT);
+    memcpy(result, algorithm, ALGORITHM);
+    return said("MatmulAlgoCheck", "d%d algorithm=%d", operation->number, algorithm[0]);
+}
+
+int NAME(MatmulAlgoConfigGetAttribute)(const unsigned char *algorithm, int attribute, uint32_t *value, size_t size,
+                                       size_t *written) {
+    if (size != (attribute > 6 ? 2 : 4)) return INVALID_VALUE;
+    int number = attribute == 1 ? tiles[algorithm[0]] : attribute == 8 ? clusters[algorithm[0]] : 1; /* SPLITK_NUM */
+    memcpy(value, &number, size);
+    *written = size;
+    return 0;
+}
+#endif
 
 int NAME(Matmul)(Object *handle, Object *operation, const float *alpha, void *pa, Object *a, void *pb, Object *b,
                  const float *beta, void *pc, Object *c, void *pd, Object *d, const unsigned char *algorithm,

@@ -67,6 +67,7 @@ class Stub:
         self._dll.stub_log.restype = ctypes.c_char_p
         self._dll.stub_version.argtypes = [ctypes.c_size_t]
         self.offers, self.version = self._dll.stub_offers, self._dll.stub_version
+        self.tile, self.vectors = self._dll.stub_tile, self._dll.stub_vectors
 
     def fail(self, function: str, status: int) -> None:
         self._dll.stub_fail(function.encode(), status)

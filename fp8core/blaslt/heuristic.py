@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 from fp8core import device
 from fp8core.blaslt.library import Library, Owned, find
 from fp8core.blaslt.product import MODES, Layouts, Product, describe, pointers_of
+from fp8core.blaslt.tiles import cost
 from fp8core.dispatch import PLANS_KEPT
 from fp8core.errors import BackendError
 from fp8core.problem import Target
@@ -14,6 +15,8 @@ from fp8core.problem import Target
 WORKSPACE_BYTES: Final = 32 << 20
 """What NVIDIA advises for sm_90; more is offered to no algorithm."""
 OFFERS_ASKED: Final = 8
+HOPPER: Final = 90
+"""The architecture on which the order of the offers was measured."""
 SOME_ADDRESS: Final = 4096
 """Stands for an operand when the library is asked: it looks at which addresses are given, not behind them."""
 
@@ -80,43 +83,79 @@ def _ask(product: Product) -> tuple[Offer, ...] | str:
 
 
 def heuristic(library: Library, handle: int, product: Product) -> tuple[Offer, ...]:
-    """Return what the library's heuristic offers for ``product``, best first.
+    """Return what the library offers for ``product``: best first, by its own word, or on Hopper by `cost`.
+
+    On Hopper it is asked with and without a workspace, as otherwise split k crowds out what is often better. And for
+    vectors of scales its heuristic knows a single kernel, while most of what it offers for a scale each can apply
+    vectors just as well, which the library confirms when it is asked about one algorithm.
 
     Raises:
         BackendError: a call failed; "not supported" comes as an error or as no offer, as the library likes.
     """
-    dialect = library.dialect
-    layouts = Layouts(library, product)
-    operation = describe(library, product)
-    for name in pointers_of(product):
-        if name:
-            operation.set(name, SOME_ADDRESS)
-    preference = Owned(library, "MatmulPreference", subject=product)
-    preference.set("MAX_WORKSPACE_BYTES", WORKSPACE_BYTES)
-    for operand in "ABCD":
-        preference.set(f"MIN_ALIGNMENT_{operand}_BYTES", product.alignment)
-    results = ctypes.create_string_buffer(OFFERS_ASKED * dialect.result_bytes)
-    count = ctypes.c_int()
-    status = library.function("MatmulAlgoGetHeuristic")(
-        handle,
-        operation.handle,
-        layouts.weight.handle,
-        layouts.tokens.handle,
-        layouts.addend.handle,
-        layouts.out.handle,
-        preference.handle,
-        OFFERS_ASKED,
-        ctypes.addressof(results),
-        ctypes.addressof(count),
-    )
-    library.check("MatmulAlgoGetHeuristic", status, product)
-    found = (results.raw[i * dialect.result_bytes : (i + 1) * dialect.result_bytes] for i in range(count.value))
-    read = ((raw, Result.from_buffer_copy(raw, dialect.algorithm_bytes)) for raw in found)
-    return tuple(
-        Offer(raw[: dialect.algorithm_bytes], result.workspace_bytes, result.waves)
-        for raw, result in read
-        if result.status == 0
-    )
+    question = Question(library, handle, product)
+    found = question.offered(WORKSPACE_BYTES)
+    if product.target.arch != HOPPER:
+        return found
+    others: tuple[Offer, ...] = ()
+    if product.scales == "row":
+        similar = Question(library, handle, product._replace(scales="tensor"))
+        others = (*similar.offered(WORKSPACE_BYTES), *similar.offered(0))
+    own = dict.fromkeys((*found, *question.offered(0)))
+    able = (*own, *(offer for offer in dict.fromkeys(others) if offer not in own and question.takes(offer)))
+    sizes = product.m, product.n, product.target.multiprocessors
+    return tuple(sorted(able, key=lambda offer: cost(library, offer.algorithm, *sizes)))
+
+
+class Question:
+    """A product in the library's descriptors, about which it can be asked.
+
+    Raises:
+        BackendError: a descriptor cannot be made.
+    """
+
+    def __init__(self, library: Library, handle: int, product: Product) -> None:
+        self._library, self._product = library, product
+        layouts = Layouts(library, product)
+        operation = describe(library, product)
+        for name in pointers_of(product):
+            if name:
+                operation.set(name, SOME_ADDRESS)
+        self._owned = layouts, operation
+        matrices = (layouts.weight, layouts.tokens, layouts.addend, layouts.out)
+        self._subject = handle, operation.handle, *(matrix.handle for matrix in matrices)
+
+    def offered(self, workspace_bytes: int) -> tuple[Offer, ...]:
+        """Return the algorithms that the library's heuristic offers with so much workspace, in its order."""
+        size = self._library.dialect.result_bytes
+        preference = Owned(self._library, "MatmulPreference", subject=self._product)
+        preference.set("MAX_WORKSPACE_BYTES", workspace_bytes)
+        for operand in "ABCD":
+            preference.set(f"MIN_ALIGNMENT_{operand}_BYTES", self._product.alignment)
+        results = ctypes.create_string_buffer(OFFERS_ASKED * size)
+        count = ctypes.c_int()
+        status = self._library.function("MatmulAlgoGetHeuristic")(
+            *self._subject,
+            preference.handle,
+            OFFERS_ASKED,
+            ctypes.addressof(results),
+            ctypes.addressof(count),
+        )
+        self._library.check("MatmulAlgoGetHeuristic", status, self._product)
+        read = (self._read(results.raw[i * size : (i + 1) * size]) for i in range(count.value))
+        return tuple(offer for offer, status in read if status == 0)
+
+    def takes(self, offer: Offer) -> bool:
+        """Return whether the library would run this product by an algorithm that it offered for another."""
+        result = ctypes.create_string_buffer(self._library.dialect.result_bytes)
+        status = self._library.function("MatmulAlgoCheck")(*self._subject, offer.algorithm, ctypes.addressof(result))
+        checked, result_status = self._read(result.raw)
+        return status == 0 and result_status == 0 and checked.workspace_bytes <= offer.workspace_bytes
+
+    def _read(self, raw: bytes) -> tuple[Offer, int]:
+        """Return the offer and the status of a heuristic's result."""
+        size = self._library.dialect.algorithm_bytes
+        result = Result.from_buffer_copy(raw, size)
+        return Offer(raw[:size], result.workspace_bytes, result.waves), result.status
 
 
 class Result(ctypes.Structure):

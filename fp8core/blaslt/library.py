@@ -33,6 +33,11 @@ PROTOTYPES: Final[dict[str, tuple[Any, ...]]] = {
     "Matmul": (_P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _SIZE, _P),
 }
 """The arguments of each function after its prefix; all return a status."""
+CUBLASLT_PROTOTYPES: Final[dict[str, tuple[Any, ...]]] = {
+    "MatmulAlgoCheck": (_P, _P, _P, _P, _P, _P, _P, _P),
+    "MatmulAlgoConfigGetAttribute": (_P, _INT, _P, _SIZE, _P),
+}
+"""Of functions that hipBLASLt does not have."""
 
 
 class Library:
@@ -51,7 +56,8 @@ class Library:
         self.path = path
         try:
             self._dll = ctypes.CDLL(path)
-            for name, arguments in PROTOTYPES.items():
+            own = CUBLASLT_PROTOTYPES if dialect.platform == "cuda" else {}
+            for name, arguments in (PROTOTYPES | own).items():
                 function = self.function(name)
                 function.argtypes, function.restype = arguments, _INT
         except (OSError, AttributeError) as error:
