@@ -228,7 +228,8 @@ def test_per_row_and_mixes(m, modes):
 @pytest.mark.parametrize("layout", ["k", "mn"])
 @pytest.mark.parametrize("weight", ["block", "group"])
 def test_blocks(m, layout, weight):
-    rows = ("cublaslt_arranged",) if m % 4 == 0 else ("cublaslt_overlapped",) if m > 4 else ()
+    ragged = ("cublaslt_padded", "cublaslt_finished") if m > 4 else ()
+    rows = ("cublaslt_arranged",) if m % 4 == 0 else ragged
     check_all(case("group", weight, m=m, layout=layout, seed=m, fast=False), "dequantize", *rows)
 
 
@@ -236,6 +237,20 @@ def test_blocks(m, layout, weight):
 @pytest.mark.parametrize("k", [1152, 1280, 1040, 144])
 def test_blocks_of_any_number(k):
     check_all(case("group", "block", m=68, n=520, k=k, fast=False), "dequantize")
+
+
+@on_hopper
+@pytest.mark.parametrize("m", [5, 66, 255, 515])
+@pytest.mark.parametrize(
+    "options", [{}, {"offset": 1, "bias": "bfloat16"}, {"lda": 1040, "ldo": 520, "out": "float16"}]
+)
+@pytest.mark.parametrize("weight", ["block", "group"])
+def test_blocks_of_rows_that_four_does_not_divide(m, options, weight):
+    made = case("group", weight, m=m, layout="mn", seed=m, fast=False, **options)
+    padded = ("cublaslt_padded",) if m <= 256 and not options else ()
+    check_all(made, "cublaslt_finished", *padded)
+    made.problem = made.problem._replace(stable_weight=True)
+    check_all(made, "cublaslt_finished", *padded)
 
 
 @on_hopper

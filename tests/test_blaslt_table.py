@@ -8,9 +8,11 @@ from emulation import CUDA, HIP_64
 from emulation.fixtures import emulation_session, emulator  # noqa: F401
 from fp8core import jit
 from fp8core.errors import UnsupportedProblemError
+from fp8core.kernels import ragged_mm
 from fp8core.kernels.arrange import NOTHING, Arrangement, arrangement, plan_arrange
 from fp8core.kernels.hopper import HOPPER_ROWS
-from fp8core.kernels.library_mm import plan_arranged, plan_direct, plan_overlapped, plan_rescaled
+from fp8core.kernels.library_mm import plan_arranged, plan_direct, plan_rescaled
+from fp8core.kernels.ragged_mm import plan_finished, plan_padded
 from fp8core.kernels.scaled_mm import SCALED_MM
 from fp8core.problem import HOST
 
@@ -77,7 +79,9 @@ CHOICES = [
     (problem("group x block"), "cublaslt"),
     (problem("group x block", scale_a_strides=(32, 1)), "cublaslt_arranged"),
     (problem("group x block", k=4224, lda=4224, ldb=4224, scale_b_strides=(33, 1)), "cublaslt_arranged"),
-    (problem("group x block", m=67, scale_a_strides=(1, 67)), "cublaslt_overlapped"),
+    (problem("group x block", m=67, scale_a_strides=(1, 67)), "cublaslt_padded"),
+    (problem("group x block", m=67, scale_a_strides=(1, 67), ldo=272), "cublaslt_finished"),
+    (problem("group x block", m=257, scale_a_strides=(1, 257)), "cublaslt_finished"),
     (problem("group x block", m=3, scale_a_strides=(1, 3)), "dequantize"),
     (problem("group x group"), "cublaslt"),
     (problem("group x group", scale_b_strides=(32, 1)), "cublaslt_arranged"),
@@ -194,8 +198,24 @@ REFUSALS = [
         "cublaslt",
         "the library takes 1x128 scales of rows that are a multiple of 4, got m=67",
     ),
-    (problem("group x block", m=3), "cublaslt_overlapped", "needs at least 4 rows for its last 4, got m=3"),
-    (problem("row"), "cublaslt_overlapped", "is for scales that change along k, got scale_a per row"),
+    (problem("group x block", m=3), "cublaslt_padded", "is for more rows than 4 and no multiple of it, got m=3"),
+    (problem("group x block", m=64), "cublaslt_finished", "is for more rows than 4 and no multiple of it, got m=64"),
+    (
+        problem("group x block", m=257),
+        "cublaslt_padded",
+        "copies a and the result, which pays up to 256 rows, got m=257",
+    ),
+    (
+        problem("group x block", m=67, lda=4112),
+        "cublaslt_padded",
+        "copies rows without gaps, got lda=4112 with k=4096 and ldo=256 with n=256",
+    ),
+    (
+        problem("group x block", m=67, bias="bfloat16", vectors_alignment=2),
+        "cublaslt_padded",
+        "needs a bias at an address divisible by 16, got 2",
+    ),
+    (problem("row"), "cublaslt_finished", "is for scales that change along k, got scale_a per row"),
     (
         problem("row", out="float8_e4m3fn", out_scale=True),
         "cublaslt",
@@ -225,7 +245,7 @@ REFUSALS = [
     ),
     (problem(target=H200._replace(device=NOWHERE)), "cublaslt", AWAY),
     (problem("mixed", target=H200._replace(device=NOWHERE)), "cublaslt_arranged", AWAY),
-    (problem("group x block", m=67, target=H200._replace(device=NOWHERE)), "cublaslt_overlapped", AWAY),
+    (problem("group x block", m=67, target=H200._replace(device=NOWHERE)), "cublaslt_finished", AWAY),
     (problem("mixed", target=H200._replace(device=NOWHERE)), "cublaslt_rescale", AWAY),
     (problem(target=MI350._replace(device=NOWHERE)), "hipblaslt", AWAY),
 ]
@@ -325,25 +345,47 @@ def test_arranged_moves_vectors_to_aligned_addresses(stub, kernels):
     assert launch.scratch_bytes == at_bias + 512 - SCRATCH
 
 
-@pytest.mark.parametrize(("m", "strides"), [(67, (1, 67)), (67, (32, 1)), (5, (40, 1))])
-def test_overlapped_multiplies_the_last_four_rows_again(stub, kernels, m, strides):
-    p = problem("group x block", m=m, scale_a_strides=strides, lda=4112, ldo=272, bias="bfloat16")
-    launch = plan_overlapped(p)
+RAGGED_ROWS = [(67, (1, 67)), (67, (32, 1)), (5, (40, 1))]
+
+
+@pytest.mark.parametrize(("m", "strides"), RAGGED_ROWS)
+def test_padded_multiplies_a_copy_into_a_copy(stub, kernels, m, strides):
+    launch = plan_padded(problem("group x block", m=m, scale_a_strides=strides, bias="bfloat16"))
     call(launch, bias=BIAS)
-    head, skipped = m - m % 4, m - 4
-    first, last = stub.lines("Matmul")[-2:]
+    rows = -(-m // 4) * 4
+    said = fields(stub.lines("Matmul")[-1])
+    (_, _, before), (_, _, after) = kernels
+    at_scale, at_a, at_out = before[1], int(said["B"]), int(said["D"])
+    assert before[:7] == (SCALE_A, at_scale, strides[1], strides[0], 32, m, rows)
+    assert before[21:24] == (A, at_a, m * 4096 // 2)
+    assert after[21:24] == (at_out, OUT, m * 256)
+    assert (said["A"], said["scale_B"], said["scale_A"], said["bias"]) == tuple(map(str, (B, at_scale, SCALE_B, BIAS)))
+    assert SCRATCH + 1000 <= at_scale <= at_a - 32 * rows * 4
+    assert at_a + rows * 4096 <= at_out == SCRATCH + launch.scratch_bytes - rows * 256 * 2
+    assert any(line.endswith(f" 28 4096 {rows} 4096") for line in stub.lines("MatrixLayoutCreate"))
+
+
+@pytest.mark.parametrize(("m", "strides"), RAGGED_ROWS)
+def test_finished_leaves_the_last_rows_to_the_decode_kernel(stub, kernels, monkeypatch, m, strides):
+    finished = []
+    monkeypatch.setattr(ragged_mm, "plan_decode", lambda p: lambda *arguments: finished.append((p, arguments)))
+    p = problem("group x block", m=m, scale_a_strides=strides, lda=4112, ldo=272, bias="bfloat16", stable_weight=True)
+    call(plan_finished(p), bias=BIAS)
+    head = m - m % 4
+    said = fields(stub.lines("Matmul")[-1])
     ((_, _, arguments),) = kernels
-    at_a, at_last = arguments[1], arguments[15]
-    assert arguments[:7] == (SCALE_A, at_a, strides[1], strides[0], 32, head, head)
-    assert arguments[14:21] == (SCALE_A + 4 * skipped * strides[0], at_last, strides[1], strides[0], 32, 4, 4)
-    one, two = fields(first), fields(last)
-    assert (one["A"], one["B"], one["D"], one["scale_B"], one["bias"]) == tuple(map(str, (B, A, OUT, at_a, BIAS)))
-    assert (two["A"], two["bias"]) == (str(B), str(BIAS))
-    assert two["B"] == str(A + skipped * 4112)
-    assert two["D"] == str(OUT + skipped * 272 * 2)
-    assert (two["scale_B"], two["scale_A"]) == (str(at_last), str(SCALE_B))
-    assert at_last + 32 * 4 * 4 == SCRATCH + launch.scratch_bytes
-    assert at_last >= at_a + 32 * head * 4
+    assert arguments[:7] == (SCALE_A, arguments[1], strides[1], strides[0], 32, head, head)
+    assert (said["A"], said["B"], said["D"], said["bias"]) == tuple(map(str, (B, A, OUT, BIAS)))
+    ((rest, given),) = finished
+    assert rest == p._replace(m=m % 4, vectors_alignment=4)
+    places = (A + head * 4112, B, SCALE_A + 4 * head * strides[0], SCALE_B, BIAS, OUT + head * 272 * 2)
+    assert given == (STREAM, *places, 0, 0, 0)
+
+
+def test_a_bias_that_was_moved_is_not_read_early():
+    p = problem("group x block", m=67, bias="bfloat16", vectors_alignment=2, stable_weight=True)
+    assert not ragged_mm.last_rows(p).stable_weight
+    assert ragged_mm.last_rows(p._replace(bias="")).stable_weight
 
 
 def test_rescaled_multiplies_into_scratch_and_finishes_there(stub, kernels):
@@ -401,6 +443,17 @@ def test_arrange_scales_is_a_padded_strided_copy(emulator, target, mode, strides
         assert (out == want).all()
         assert (copy == halves).all()
         assert reciprocal[0] == np.float32(1) / np.float32(3)
+
+
+@pytest.mark.parametrize("target", [CUDA, HIP_64], ids=["cuda", "hip"])
+@pytest.mark.parametrize(("count", "offset"), [(8, 0), (800, 0), (803, 0), (800, 2), (7, 0)])
+def test_halves_are_copied_wherever_they_lie(emulator, target, count, offset):
+    with emulator.watch() as memory:
+        halves = memory.array(np.arange(count, dtype=np.uint16), offset=offset)
+        copy = memory.empty((count,), np.uint16)
+        arrange = plan_arrange(target, (NOTHING, NOTHING, NOTHING), halves=count)
+        arrange(0, (0, 0, 0), (0, 0, 0), (halves.ctypes.data, copy.ctypes.data), (0, 0))
+        assert (copy == halves).all()
 
 
 def test_three_places_are_arranged_by_one_launch(emulator):

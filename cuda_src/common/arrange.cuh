@@ -21,6 +21,16 @@ struct Arrangement {
     }
 };
 
+// `count` 16-bit numbers as they are, by 16 bytes where both ends lie so.
+template <int THREADS>
+DEVICE void copy_halves(const unsigned short* in, unsigned short* out, int count) {
+    const int thread = block_x() * THREADS + thread_x(), threads = grid_x() * THREADS;
+    const bool whole = ((unsigned long long)in | (unsigned long long)out) % 16 == 0;
+    const int vectors = whole ? count / 8 : 0;
+    for (int i = thread; i < vectors; i += threads) store16(out + 8 * i, load16(in + 8 * i));
+    for (int i = 8 * vectors + thread; i < count; i += threads) out[i] = in[i];
+}
+
 // The whole kernel: up to three arrangements, `count` 16-bit numbers copied as they are, and, where `number` is given,
 // its reciprocal.
 template <int THREADS>
@@ -32,6 +42,6 @@ DEVICE void arrange(const Arrangement<THREADS>& first, const Arrangement<THREADS
     first.run();
     second.run();
     third.run();
-    for (int i = block_x() * THREADS + thread_x(); i < count; i += grid_x() * THREADS) copy[i] = halves[i];
+    copy_halves<THREADS>(halves, copy, count);
     if (number != nullptr && block_x() == 0 && thread_x() == 0) *reciprocal = reciprocal_exact(*number);
 }

@@ -67,8 +67,8 @@ def plan_arrange(target: Target, places: tuple[Arrangement, Arrangement, Arrange
     """Return ``arrange(stream, sources, results, bias, out_scale)``, one launch.
 
     ``sources`` and ``results`` hold the addresses of each place (any where it is `NOTHING`). ``bias`` says from where
-    to where ``halves`` 16-bit numbers are copied, ``out_scale`` where an fp32 number stands (0: none) and where its
-    reciprocal goes.
+    to where ``halves`` 16-bit numbers, or twice as many bytes, are copied, ``out_scale`` where an fp32 number stands
+    (0: none) and where its reciprocal goes.
     """
     letters = "PPqqiii" * 3 + "PPiPP"
     launcher = jit.prepare(target, "arrange_scales", "arrange_scales", {}, letters, block=THREADS)

@@ -8,7 +8,7 @@ from fp8core.blaslt.names import ScaleMode
 from fp8core.blaslt.product import MODES, Scales
 from fp8core.kernels.arrange import NOTHING, Arrangement, arrangement, plan_arrange
 from fp8core.kernels.generic_mm import plan_rescale
-from fp8core.problem import FORMATS, ITEMSIZE, ScaledMm
+from fp8core.problem import FORMATS, ScaledMm
 
 SCALES: Final[dict[tuple[str, str], Scales]] = {
     ("tensor", "tensor"): "tensor",
@@ -23,8 +23,8 @@ SCALES: Final[dict[tuple[str, str], Scales]] = {
 VECTOR_ALIGNMENT: Final = 16
 """cuBLASLt 13.1 answers a product with status 15 when a scale's address is not divisible by this (H200)."""
 
-OVERLAP: Final = 4
-"""The libraries' VEC128 scales want m divisible by this."""
+FOUR: Final = 4
+"""The libraries' VEC128 scales want m divisible by this; kernels/ragged_mm.py has products of other numbers of rows."""
 
 
 def product(p: ScaledMm, m: int | None = None) -> Product:
@@ -126,48 +126,6 @@ def plan_arranged(p: ScaledMm, choice: int = 0) -> Launch:
         )
 
     return with_scratch(launch, at_out + (padded(4) if inverted else 0))
-
-
-def plan_overlapped(p: ScaledMm) -> Launch:
-    """Return two of the library's products: of a multiple of four rows, and of the last four, some of them again.
-
-    Reading the weight once more for four rows costs less than a padded copy of all rows and of the result.
-    """
-    tokens = modes(p)[1]
-    head, tail = p.m - p.m % OVERLAP, p.m - OVERLAP
-    multiply, finish = blaslt.plan(product(p, head)), blaslt.plan(product(p, OVERLAP))
-    first = arrangement(tokens, p.scale_a_strides, head, p.k)
-    last = arrangement(tokens, p.scale_a_strides, OVERLAP, p.k)
-    second = arrangements(p)[1]
-    halves = moved_bias(p)
-    arrange = plan_arrange(p.target, (first, second, last), halves)
-    at_a = padded(max(multiply.scratch_bytes, finish.scratch_bytes))
-    at_b = at_a + padded(first.nbytes)
-    at_bias = at_b + padded(second.nbytes)
-    at_last = at_bias + padded(2 * halves)
-    move_b = second is not NOTHING
-    skip_a, skip_out, skip_scale = tail * p.lda, tail * p.ldo * ITEMSIZE[p.out], tail * p.scale_a_strides[0] * 4
-
-    def launch(
-        stream: int,
-        a: int,
-        b: int,
-        scale_a: int,
-        scale_b: int,
-        bias: int,
-        out: int,
-        out_scale: int,
-        amax: int,
-        scratch: int,
-    ) -> None:
-        result_a, result_b, copy, result_last = scratch + at_a, scratch + at_b, scratch + at_bias, scratch + at_last
-        sources = (scale_a, scale_b, scale_a + skip_scale)
-        arrange(stream, sources, (result_a, result_b, result_last), (bias, copy), (0, 0))
-        given_b, given_bias = result_b if move_b else scale_b, copy if halves else bias
-        multiply(stream, a, b, result_a, given_b, given_bias, out, out_scale, amax, scratch)
-        finish(stream, a + skip_a, b, result_last, given_b, given_bias, out + skip_out, out_scale, amax, scratch)
-
-    return with_scratch(launch, at_last + padded(last.nbytes))
 
 
 def plan_rescaled(p: ScaledMm, choice: int = 0) -> Launch:

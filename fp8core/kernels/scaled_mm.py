@@ -9,19 +9,27 @@ from fp8core.dispatch import Kernel, Requirement, Table
 from fp8core.kernels.generic_mm import plan_generic
 from fp8core.kernels.hopper import HOPPER_ROWS
 from fp8core.kernels.library_mm import (
+    FOUR,
     NATIVE_BIAS,
-    OVERLAP,
     SCALES,
     VECTOR_ALIGNMENT,
     accumulation,
     arrangements,
+    moved_bias,
     plan_arranged,
     plan_direct,
-    plan_overlapped,
     plan_rescaled,
     product,
 )
 from fp8core.kernels.mma_decode import MMA_ROWS
+from fp8core.kernels.ragged_mm import (
+    MOST_PADDED,
+    first_rows,
+    last_rows,
+    padded_product,
+    plan_finished,
+    plan_padded,
+)
 from fp8core.kernels.requirements import (
     AMD_FORMATS,
     AMD_TENSOR_CORES,
@@ -124,15 +132,34 @@ ADDS_BIAS: Final = Requirement(
     lambda p: not p.bias or p.bias in NATIVE_BIAS[p.out], "the library does not add a {p.bias} bias to a {p.out} result"
 )
 FOURS: Final = Requirement(
-    lambda p: p.scale_a != "group" or p.m % OVERLAP == 0,
-    f"the library takes 1x128 scales of rows that are a multiple of {OVERLAP}, got m={{p.m}}",
+    lambda p: p.scale_a != "group" or p.m % FOUR == 0,
+    f"the library takes 1x128 scales of rows that are a multiple of {FOUR}, got m={{p.m}}",
 )
-ENOUGH_TO_OVERLAP: Final = Requirement(
-    lambda p: p.m >= OVERLAP, f"needs at least {OVERLAP} rows for its last {OVERLAP}, got m={{p.m}}"
+RAGGED: Final = Requirement(
+    lambda p: p.m > FOUR and p.m % FOUR != 0,
+    f"is for more rows than {FOUR} and no multiple of it, got m={{p.m}}",
 )
+FEW_TO_PAD: Final = Requirement(
+    lambda p: p.m <= MOST_PADDED, f"copies a and the result, which pays up to {MOST_PADDED} rows, got m={{p.m}}"
+)
+BIAS_LIES: Final = Requirement(
+    lambda p: not moved_bias(p),
+    f"needs a bias at an address divisible by {VECTOR_ALIGNMENT}, got {{p.vectors_alignment}}",
+)
+DENSE: Final = Requirement(
+    lambda p: p.lda == p.k and p.ldo == p.n,
+    "copies rows without gaps, got lda={p.lda} with k={p.k} and ldo={p.ldo} with n={p.n}",
+)
+
+
+def _decode_refusal(p: ScaledMm) -> str | None:
+    return next(row.refusal(last_rows(p)) for row in HOPPER_ROWS)
+
+
+FINISHED_BY_DECODE: Final = Requirement(lambda p: _decode_refusal(p) is None, Told.by(_decode_refusal))
 FOURS_OF_CHANNELS: Final = Requirement(
-    lambda p: p.scale_b != "group" or p.n % OVERLAP == 0,
-    f"the library takes 1x128 scales of channels that are a multiple of {OVERLAP}, got n={{p.n}}",
+    lambda p: p.scale_b != "group" or p.n % FOUR == 0,
+    f"the library takes 1x128 scales of channels that are a multiple of {FOUR}, got n={{p.n}}",
 )
 HOPPER_MODES: Final = Requirement(
     lambda p: (p.scale_a, p.scale_b) == ("tensor", "tensor") or p.target.arch == 90,
@@ -148,15 +175,8 @@ _HIP: Final = (platform("hip"), AMD_TENSOR_CORES, AMD_FORMATS, *_ANY)
 _LIBRARY: Final = (ALIGNED_ROWS, KNOWN_SCALES, GIVES_CODES, GIVES_AMAX, ADDS_BIAS)
 _DIRECT: Final = (LIKE_SCALES, FOURS, FOURS_OF_CHANNELS, NO_OUT_SCALE, NEAR, SCALES_LIE, offered(product))
 _ARRANGED: Final = (FOURS, FOURS_OF_CHANNELS, NEAR_AMAX, offered(product))
+_RAGGED: Final = (*_CUDA, arch(90), K_BLOCKS, *_LIBRARY, FOURS_OF_CHANNELS, RAGGED)
 _RESCALED: Final = (NO_K_BLOCKS, ALIGNED_ACCUMULATORS, offered(accumulation))
-
-
-def _first_rows(p: ScaledMm) -> Product:
-    return product(p, p.m - p.m % OVERLAP)
-
-
-def _last_rows(p: ScaledMm) -> Product:
-    return product(p, OVERLAP)
 
 
 SCALED_MM: Final = Table(
@@ -166,19 +186,8 @@ SCALED_MM: Final = Table(
     *MMA_ROWS,
     Kernel("cublaslt", (*_CUDA, *_LIBRARY, HOPPER_MODES, *_DIRECT), plan_direct),
     Kernel("cublaslt_arranged", (*_CUDA, *_LIBRARY, HOPPER_MODES, *_ARRANGED), plan_arranged),
-    Kernel(
-        "cublaslt_overlapped",
-        (
-            *_CUDA,
-            arch(90),
-            K_BLOCKS,
-            *_LIBRARY,
-            FOURS_OF_CHANNELS,
-            ENOUGH_TO_OVERLAP,
-            offered(_first_rows, _last_rows),
-        ),
-        plan_overlapped,
-    ),
+    Kernel("cublaslt_padded", (*_RAGGED, FEW_TO_PAD, DENSE, BIAS_LIES, offered(padded_product)), plan_padded),
+    Kernel("cublaslt_finished", (*_RAGGED, FINISHED_BY_DECODE, offered(first_rows)), plan_finished),
     Kernel("cublaslt_rescale", (*_CUDA, *_RESCALED), plan_rescaled),
     *SKINNY_ROWS,
     Kernel("hipblaslt", (*_HIP, *_LIBRARY, AMD_ROW_RESULT, *_DIRECT), plan_direct),
