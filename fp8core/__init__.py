@@ -10,6 +10,7 @@ from fp8core.errors import (
     LayoutError,
     ScaleError,
     ShapeError,
+    TuningError,
     UnsupportedProblemError,
 )
 from fp8core.float8 import Float8Array
@@ -33,6 +34,7 @@ from fp8core.ops import (
     silu_and_mul_quant,
 )
 from fp8core.problem import BLOCK_128, GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, GroupShape, Target
+from fp8core.tuning import Tuning, tune
 
 __version__ = "0.1.0"
 
@@ -57,6 +59,8 @@ __all__ = [
     "ScaleError",
     "ShapeError",
     "Target",
+    "Tuning",
+    "TuningError",
     "UnsupportedProblemError",
     "Verdict",
     "all_close_1d",
@@ -74,4 +78,5 @@ __all__ = [
     "scaled_mm",
     "scaled_mm_nt",
     "silu_and_mul_quant",
+    "tune",
 ]

@@ -166,6 +166,17 @@ def target(ordinal: int) -> Target:
     )
 
 
+def name(ordinal: int) -> str:
+    """Return the name that the driver gives device ``ordinal``, as in "NVIDIA H200"."""
+    named: bytes = cupy().cuda.runtime.getDeviceProperties(ordinal)["name"]
+    return named.decode()
+
+
+def driver_version() -> int:
+    """Return the version of CUDA or HIP that the driver is made for, 13000 for CUDA 13.0."""
+    return int(cupy().cuda.runtime.driverGetVersion())
+
+
 def allocate(nbytes: int, device: int) -> Any:
     """Return ``nbytes`` of uncleared device memory from CuPy's pool: an owner with ``.ptr``, aligned to 512 bytes."""
     with on(device):

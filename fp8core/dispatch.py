@@ -1,6 +1,7 @@
 """Tables of kernels: what each needs, which one a problem gets, and why the others are not it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from fp8core.errors import UnsupportedProblemError
@@ -19,12 +20,22 @@ class Requirement(NamedTuple):
     otherwise: str
 
 
+class Choice(NamedTuple):
+    """A kernel of a table by its name, and which of its ways."""
+
+    kernel: str
+    way: int = 0
+
+
 class Kernel(NamedTuple):
     """A row of a table: a name, what it needs, and how it is made ready for a problem."""
 
     name: str
     requires: tuple[Requirement, ...]
-    plan: Callable[[Any], Launch]
+    plan: Callable[..., Launch]
+    """Of a problem and, where there are several ways, the number of one; 0 is the way taken unasked."""
+    ways: Callable[[Any], int] = lambda _: 1
+    """In how many ways an able kernel can run a problem, as a library may offer several algorithms."""
 
     def refusal(self, problem: Any) -> str | None:
         """Return why the kernel cannot run ``problem``, or None when it can."""
@@ -68,6 +79,7 @@ class Table(Generic[P]):
         self.problem = problem
         self.kernels = kernels
         self._plans: dict[tuple[Any, ...], Launch] = {}
+        self._preferred: dict[P, Choice] = {}
 
     def __len__(self) -> int:
         return len(self._plans)
@@ -83,23 +95,56 @@ class Table(Generic[P]):
 
     def _prepare(self, key: tuple[Any, ...]) -> Launch:
         problem = self.problem(*key)
-        chosen = next((kernel for kernel in self.kernels if kernel.refusal(problem) is None), None)
-        if chosen is None:
+        choice = self.choice(problem)
+        if choice is None:
             raise UnsupportedProblemError(f"no kernel can run {self.explain(problem)}")
-        launch = chosen.plan(problem)
+        launch = self.planned(problem, choice)
         if len(self._plans) >= PLANS_KEPT:
             self._plans.clear()
         return self._plans.setdefault(key, launch)
 
+    def planned(self, problem: P, choice: Choice) -> Launch:
+        """Return ``problem`` made ready by one of its `candidates`; nothing is kept."""
+        kernel = next(kernel for kernel in self.kernels if kernel.name == choice.kernel)
+        return kernel.plan(problem, choice.way) if choice.way else kernel.plan(problem)
+
+    def choice(self, problem: P) -> Choice | None:
+        """Return what runs ``problem``: what was preferred for it, or else the first kernel that is able."""
+        able = (Choice(kernel.name) for kernel in self.kernels if kernel.refusal(problem) is None)
+        return self._preferred.get(problem) or next(able, None)
+
+    def candidates(self, problem: P) -> tuple[Choice, ...]:
+        """Return every way of every able kernel; the first is the choice where nothing was preferred."""
+        able = (kernel for kernel in self.kernels if kernel.refusal(problem) is None)
+        return tuple(Choice(kernel.name, way) for kernel in able for way in range(kernel.ways(problem)))
+
+    def prefer(self, problem: P, choice: Choice) -> None:
+        """Let ``problem`` be run by one of its candidates from now on, whatever the order of the kernels says.
+
+        Raises:
+            UnsupportedProblemError: ``choice`` is none of the candidates.
+        """
+        if choice not in self.candidates(problem):
+            raise UnsupportedProblemError(f"{choice.kernel} has no way {choice.way} for {self.explain(problem)}")
+        self._preferred[problem] = choice
+        self._plans.pop(problem, None)
+
+    @property
+    def preferred(self) -> Mapping[P, Choice]:
+        """What `prefer` was told."""
+        return MappingProxyType(self._preferred)
+
     def explain(self, problem: P) -> Explanation:
         """Return what the table says of ``problem``; nothing is compiled and nothing runs."""
-        verdicts: list[Verdict] = []
-        chosen = False
-        for kernel in self.kernels:
-            refusal = kernel.refusal(problem)
+        refusals = {kernel.name: kernel.refusal(problem) for kernel in self.kernels}
+        preferred = self._preferred.get(problem)
+        reason = f"tuned, way {preferred.way}" if preferred is not None else ""
+        first = next((name for name, refusal in refusals.items() if refusal is None), None)
+        chosen = first if preferred is None else preferred.kernel
+
+        def verdict(name: str, refusal: str | None) -> Verdict:
             if refusal is not None:
-                verdicts.append(Verdict(kernel.name, "not able", refusal))
-            else:
-                verdicts.append(Verdict(kernel.name, "also able" if chosen else "chosen", ""))
-                chosen = True
-        return Explanation(problem, tuple(verdicts))
+                return Verdict(name, "not able", refusal)
+            return Verdict(name, "chosen", reason) if name == chosen else Verdict(name, "also able", "")
+
+        return Explanation(problem, tuple(verdict(name, refusal) for name, refusal in refusals.items()))

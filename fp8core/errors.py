@@ -35,3 +35,7 @@ class BackendError(Fp8Error, RuntimeError):
 
 class CheckpointError(Fp8Error, ValueError):
     """A checkpoint that cannot be read or written."""
+
+
+class TuningError(Fp8Error, ValueError):
+    """A tuning that cannot be read, or that was made where times may be others."""

@@ -70,6 +70,11 @@ def offered(*products: Callable[[ScaledMm], Product]) -> Requirement:
     return Requirement(lambda p: tell(p) is None, Told.by(tell))
 
 
+def offers(of: Callable[[ScaledMm], Product]) -> Callable[[ScaledMm], int]:
+    """Return how many algorithms the library offers for the product that ``of`` makes of a problem."""
+    return lambda p: len(blaslt.offers(of(p)))
+
+
 def formats(*names: str) -> Requirement:
     """Require that a and b have one of the formats that the tensor cores at hand know."""
     return Requirement(
@@ -184,15 +189,15 @@ SCALED_MM: Final = Table(
     ScaledMm,
     *HOPPER_ROWS,
     *MMA_ROWS,
-    Kernel("cublaslt", (*_CUDA, *_LIBRARY, HOPPER_MODES, *_DIRECT), plan_direct),
-    Kernel("cublaslt_arranged", (*_CUDA, *_LIBRARY, HOPPER_MODES, *_ARRANGED), plan_arranged),
+    Kernel("cublaslt", (*_CUDA, *_LIBRARY, HOPPER_MODES, *_DIRECT), plan_direct, offers(product)),
+    Kernel("cublaslt_arranged", (*_CUDA, *_LIBRARY, HOPPER_MODES, *_ARRANGED), plan_arranged, offers(product)),
     Kernel("cublaslt_padded", (*_RAGGED, FEW_TO_PAD, DENSE, BIAS_LIES, offered(padded_product)), plan_padded),
     Kernel("cublaslt_finished", (*_RAGGED, FINISHED_BY_DECODE, offered(first_rows)), plan_finished),
-    Kernel("cublaslt_rescale", (*_CUDA, *_RESCALED), plan_rescaled),
+    Kernel("cublaslt_rescale", (*_CUDA, *_RESCALED), plan_rescaled, offers(accumulation)),
     *SKINNY_ROWS,
-    Kernel("hipblaslt", (*_HIP, *_LIBRARY, AMD_ROW_RESULT, *_DIRECT), plan_direct),
-    Kernel("hipblaslt_arranged", (*_HIP, *_LIBRARY, AMD_ROW_RESULT, *_ARRANGED), plan_arranged),
-    Kernel("hipblaslt_rescale", (*_HIP, *_RESCALED), plan_rescaled),
+    Kernel("hipblaslt", (*_HIP, *_LIBRARY, AMD_ROW_RESULT, *_DIRECT), plan_direct, offers(product)),
+    Kernel("hipblaslt_arranged", (*_HIP, *_LIBRARY, AMD_ROW_RESULT, *_ARRANGED), plan_arranged, offers(product)),
+    Kernel("hipblaslt_rescale", (*_HIP, *_RESCALED), plan_rescaled, offers(accumulation)),
     Kernel("dequantize", (platform("cuda", "hip"), NOT_BOTH_E5M2), plan_generic),
     Kernel("host", (platform("host"), NOT_BOTH_E5M2), host.plan_scaled_mm),
 )

@@ -1,6 +1,7 @@
 """Calls seen before: what the facade has checked once it does not check again for arrays that look the same."""
 
 from typing import Any, Final, Generic, TypeVar
+from weakref import WeakSet
 
 C = TypeVar("C")
 
@@ -13,6 +14,11 @@ class Calls(Generic[C]):
 
     def __init__(self) -> None:
         self._calls: dict[tuple[Any, ...], C] = {}
+        _ALL.add(self)
+
+    def forget(self) -> None:
+        """Let every call be prepared anew."""
+        self._calls.clear()
 
     def get(self, key: tuple[Any, ...]) -> C | None:
         """Return the call prepared for ``key``; None if there is none, or if the key cannot be hashed."""
@@ -31,3 +37,12 @@ class Calls(Generic[C]):
             self._calls[key] = call
         except TypeError:
             return
+
+
+_ALL: Final[WeakSet[Calls[Any]]] = WeakSet()
+
+
+def forget() -> None:
+    """Let every call of every operation be prepared anew, as what runs a problem has changed."""
+    for calls in list(_ALL):
+        calls.forget()

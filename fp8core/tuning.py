@@ -1,0 +1,165 @@
+"""The fastest kernel of a product on the GPU at hand: timed when somebody asks, and never in the middle of a call."""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, Final, NamedTuple
+
+from fp8core import blaslt, device, stopwatch
+from fp8core.dispatch import Choice, Launch
+from fp8core.errors import TuningError, UnsupportedProblemError
+from fp8core.kernels.scaled_mm import SCALED_MM
+from fp8core.ops.calls import forget
+from fp8core.ops.explain import explain
+from fp8core.problem import ScaledMm, Target
+
+MARGIN: Final = 0.02
+"""What is not faster by this share than the choice without tuning does not replace it: times differ so by chance."""
+
+Stopwatch = Callable[[ScaledMm, Sequence[Launch]], Sequence[float]]
+"""Returns the microseconds of each launch of a problem, infinite for one that is out of the question."""
+
+
+class Machine(NamedTuple):
+    """What times depend on beside the problem."""
+
+    gpu: str
+    driver: int
+    library: int
+    """The version of the BLAS library; 0 without one, or of one that does not tell."""
+    fp8core: str
+
+
+class Timed(NamedTuple):
+    """A kernel, which of its ways (of a library's row: the number of its offer), and the time of a call."""
+
+    kernel: str
+    way: int
+    us: float
+
+
+class Tuning(NamedTuple):
+    """What `tune` found: a plain value that another process on such a machine can `apply`."""
+
+    machine: Machine
+    problem: ScaledMm
+    chosen: Choice
+    timed: tuple[Timed, ...]
+    """What was timed to the end, in the order of preference without tuning."""
+
+    def __str__(self) -> str:
+        p = self.problem
+        head = f"{p.m} x {p.n} x {p.k}, scales per {p.scale_a} and {p.scale_b}, to {p.out}, on {self.machine.gpu}"
+        rows = [
+            f"  {'>' if (t.kernel, t.way) == self.chosen else ' '} {t.kernel} way {t.way}: {t.us:.2f} us"
+            for t in sorted(self.timed, key=lambda t: t.us)
+        ]
+        return "\n".join([head, *rows])
+
+    def apply(self) -> None:
+        """Let every call that poses the problem run what was chosen, on every device like the one that was timed.
+
+        Nothing else that uses the same problem should be running meanwhile: it may still get the former kernel.
+
+        Raises:
+            TuningError: the GPU, its driver, the BLAS library or fp8core is another than where the times come from.
+        """
+        places = [at for i in range(device.count()) if alike(at := device.target(i), self.problem.target)]
+        here = [machine(at) for at in places]
+        if self.machine not in here:
+            raise TuningError(f"the tuning is of {self.machine}, and here is {here or 'no such device'}")
+        for at, there in zip(places, here, strict=True):
+            if there == self.machine:
+                for stable_weight in (False, True):  # the first call of an Fp8Linear, and all others
+                    problem = self.problem._replace(target=at, stable_weight=stable_weight)
+                    SCALED_MM.prefer(problem, self.chosen)
+        forget()
+
+    def to_json(self) -> str:
+        """Return the tuning as one line."""
+        named = {"target": self.problem.target._asdict()}
+        return json.dumps(
+            {
+                "machine": self.machine._asdict(),
+                "problem": self.problem._asdict() | named,
+                "chosen": self.chosen,
+                "timed": self.timed,
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> "Tuning":
+        """Return the tuning that `to_json` wrote.
+
+        Raises:
+            TuningError: the text is not such a line, or of a version with other problems.
+        """
+        try:
+            found = json.loads(text)
+            fields = found["problem"] | {
+                "target": Target(**found["problem"]["target"]),
+                "scale_a_strides": tuple(found["problem"]["scale_a_strides"]),
+                "scale_b_strides": tuple(found["problem"]["scale_b_strides"]),
+            }
+            timed = tuple(Timed(*one) for one in found["timed"])
+            return cls(Machine(**found["machine"]), ScaledMm(**fields), Choice(*found["chosen"]), timed)
+        except (KeyError, TypeError, ValueError) as error:
+            raise TuningError(f"not a tuning: {error!r} in {text[:80]!r}") from error
+
+
+def tune(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Tuning:
+    """Time what can run the product of a call, and let the fastest run such calls from now on in this process.
+
+    The call is described as for `explain`; it is not made. Every able kernel is timed, and every algorithm that
+    cuBLASLt or hipBLASLt offers, on operands of the call's shapes and strides and of made-up values, which take
+    device memory of their own meanwhile: about 200 MB, or two weights. m, n, k, dtypes, scale modes, strides and
+    alignments make a problem, so tune each m that matters.
+
+    Args:
+        function: `scaled_mm`, `scaled_mm_nt`, `linear` or an `Fp8Linear`.
+        *args: the call's arguments.
+        **kwargs: the call's keyword arguments.
+
+    Raises:
+        TypeError: the function has no product, or does not take the arguments.
+        UnsupportedProblemError: the call is batch-invariant, on the host, or one that no kernel can run.
+        Fp8Error: what the call itself would refuse.
+    """
+    problem = explain(function, *args, **kwargs).problem
+    if not isinstance(problem, ScaledMm):
+        raise TypeError(f"tune needs an operation with a product, got {function!r}")
+    tuning = timed(problem, stopwatch.times)
+    tuning.apply()
+    return tuning
+
+
+def timed(problem: ScaledMm, times: Stopwatch) -> Tuning:
+    """Return what ``times`` says of the candidates of a problem."""
+    if problem.target.platform == "host":
+        raise UnsupportedProblemError("tune chooses among kernels of a GPU, got arrays on the host")
+    if problem.batch_invariant:
+        raise UnsupportedProblemError("a batch-invariant product has the same kernel for every m, so it is not tuned")
+    choices = SCALED_MM.candidates(problem)
+    if not choices:
+        raise UnsupportedProblemError(f"no kernel can run {SCALED_MM.explain(problem)}")
+    found = times(problem, [SCALED_MM.planned(problem, choice) for choice in choices])
+    least = min(found)
+    chosen = choices[0] if found[0] <= least * (1 + MARGIN) else choices[list(found).index(least)]
+    results = (Timed(*choice, us) for choice, us in zip(choices, found, strict=True) if math.isfinite(us))
+    return Tuning(machine(problem.target), problem, chosen, tuple(results))
+
+
+def alike(one: Target, other: Target) -> bool:
+    """Return whether two targets differ in nothing but the device's number."""
+    return one._replace(device=other.device) == other
+
+
+@cache
+def machine(target: Target) -> Machine:
+    """Return what times on a device depend on."""
+    from fp8core import __version__
+
+    library = blaslt.find(target.platform)
+    version = 0 if isinstance(library, str) else library.version or 0
+    return Machine(device.name(target.device), device.driver_version(), version, __version__)
