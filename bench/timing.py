@@ -3,6 +3,7 @@
 PyTorch captures the graphs: a call may be anything that launches on torch's current stream (`stream()` is its address).
 """
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median, quantiles
 from typing import Final, NamedTuple
@@ -12,7 +13,7 @@ import torch
 Call = Callable[[], object]
 
 REPLAYS: Final = 25
-"""Timed replays of each variant; they take turns, so that what drifts, drifts for all."""
+"""Timed replays of each variant; they take turns in random order, so that what drifts, drifts for all."""
 SPAN_US: Final = 400.0
 """A timed stretch lasts at least this long: a graph is replayed several times in it if need be."""
 SECOND_CACHE_BYTES: Final = 256 << 20
@@ -81,8 +82,11 @@ def compare(variants: Mapping[str, Sequence[Call]], replays: int = REPLAYS, leas
     times: dict[str, list[float]] = {name: [] for name in variants}
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     again = dict.fromkeys(variants, 1)
+    order, chance = list(graphs), random.Random(0)
     for turn in range(-2, replays):
-        for name, (graph, calls) in graphs.items():
+        chance.shuffle(order)  # what the one before does to the clock must not always hit the same
+        for name in order:
+            graph, calls = graphs[name]
             torch.cuda.synchronize()
             begin.record()
             for _ in range(again[name]):
