@@ -224,6 +224,7 @@ DEVICE unsigned atomic_max(unsigned* p, unsigned v) { return atomicMax(p, v); }
 DEVICE void block_barrier() { __syncthreads(); }
 DEVICE float shuffle_xor(float x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
 DEVICE unsigned shuffle_xor(unsigned x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
+DEVICE unsigned shuffle_from(unsigned x, unsigned source) { return __shfl_sync(0xffffffffu, x, source); }
 DEVICE float shuffle_from(float x, unsigned source) { return __shfl_sync(0xffffffffu, x, source); }
 // The largest x of the warp, in every lane.
 DEVICE unsigned warp_max(unsigned x) {

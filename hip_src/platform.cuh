@@ -150,6 +150,7 @@ DEVICE unsigned from_lane(unsigned x, unsigned source) {
 }
 DEVICE unsigned shuffle_xor(unsigned x, int mask) { return from_lane(x, lane() ^ static_cast<unsigned>(mask)); }
 DEVICE float shuffle_xor(float x, int mask) { return float_of(shuffle_xor(bits_of(x), mask)); }
+DEVICE unsigned shuffle_from(unsigned x, unsigned source) { return from_lane(x, source); }
 DEVICE float shuffle_from(float x, unsigned source) { return float_of(from_lane(bits_of(x), source)); }
 DEVICE unsigned warp_max(unsigned x) {
     for (int mask = WARP / 2; mask > 0; mask /= 2) {

@@ -28,14 +28,15 @@ REGISTERS = {
     "normalize": 48,
     "quantize_strip": 64,
     "quantize_tensor": 128,
-    "quantize_tile": 64,
+    "quantize_tile": 104,
     "requantize": 72,
     "rescale": 40,
     "silu_quantize": 120,
     "skinny": 64,
 }
 """The most registers of a thread, by entry: what is above would cost blocks in flight. (generic_mm holds its tile in
-registers, mma_decode its results, of up to 64 tokens x 32 channels, quantize_tensor what it will not read again.)"""
+registers, mma_decode its results, of up to 64 tokens x 32 channels, quantize_tensor what it will not read again,
+quantize_tile up to eight octets, as fnuz codes of a 128x128 block.)"""
 MAY_SPILL: tuple[str, ...] = ()
 """Entries that may keep something in local memory."""
 REGISTERS_OF_A_BLOCK = {"cuda": 65536, "hip": 4 * 512 * 64}

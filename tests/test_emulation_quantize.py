@@ -10,6 +10,7 @@ from emulation import CUDA, CUDA_80, HIP_32, HIP_64, EmulationError
 from emulation.fixtures import emulation_session, emulator  # noqa: F401
 from emulation.running import alignment, empty, matrix, plans, same_bytes, teasing
 from fp8core import jit
+from fp8core.kernels import tiles
 from fp8core.kernels.quantize import QUANTIZE
 from fp8core.problem import (
     BLOCK_128,
@@ -78,6 +79,7 @@ CASES = [
     Case(HIP_32, "bfloat16", FN, GROUP_128, 9, 384),
     Case(CUDA, "bfloat16", FN, GROUP_128, 9, 384, static=True),
     Case(CUDA, "bfloat16", FN, BLOCK_128, 200, 300),
+    Case(CUDA, "bfloat16", FN, BLOCK_128, 9, 264, padded=13),
     Case(HIP_64, "float32", FNUZ, BLOCK_128, 130, 129),
     Case(HIP_32, "bfloat16", FN, BLOCK_128, 40, 256, scale_format="ue8m0"),
     Case(CUDA, "float16", FN, PER_COLUMN, 40, 70),
@@ -148,8 +150,17 @@ def run(emulator, case: Case, seed: int = 0, special: bool = True, eps: float = 
             assert (data.gap == 0xA5).all(), f"{kernel}: wrote between the rows"
 
 
+@pytest.fixture(params=["few", "some", "many"])
+def shapes(request, monkeypatch):
+    """The shapes of quantize_tile: for few rows, and for so many as would take too long here."""
+    if request.param != "few":
+        monkeypatch.setattr(tiles, "FEW_ROWS", 0)
+    if request.param == "many":
+        monkeypatch.setattr(tiles, "FEW", 0)
+
+
 @pytest.mark.parametrize("case", CASES, ids=name)
-def test_quantize_is_the_oracle_bit_for_bit(emulator, case):
+def test_quantize_is_the_oracle_bit_for_bit(emulator, case, shapes):
     run(emulator, case)
 
 
@@ -235,3 +246,18 @@ def test_a_kernel_that_lost_its_barriers_is_reported(emulator, monkeypatch):
     monkeypatch.setattr(jit, "compile_request", without_barriers)
     with pytest.raises(EmulationError, match=r"race on shared|nobody wrote"):
         run(emulator, Case(CUDA, "bfloat16", FN, PER_TOKEN, 9, 4096))
+
+
+@pytest.mark.parametrize("target", [CUDA, HIP_64], ids=name_of)
+@pytest.mark.parametrize("x", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    ("group_shape", "static"),
+    [(PER_TENSOR, True), (PER_TOKEN, False), (GROUP_128, False), (GROUP_128, True), (BLOCK_128, False)],
+    ids=str,
+)
+def test_rows_that_begin_anywhere(emulator, target, x, group_shape, static, shapes):
+    """Rows as far apart as those of the codes, with and without gaps, and rows that lie otherwise."""
+    step = 2 if x == "bfloat16" else 4
+    for rows, cols, gap, offset in ((11, 333, 0, 0), (9, 260, 5, 0), (10, 129, 4, step), (3, 5, 2, 3 * step)):
+        run(emulator, Case(target, x, FN, group_shape, rows, cols, static, gap=gap, offset=offset, padded=rows + 1))
+    run(emulator, Case(target, x, FN, group_shape, 2, 4600, static, gap=1))

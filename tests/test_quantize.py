@@ -19,9 +19,10 @@ def check(engine, x, **options):
     got = fp8core.quantize(engine.array(x), **options)
     dtype = options.pop("dtype", "float8_e4m3fn")
     shape = tuple(options.pop("group_shape", PER_TOKEN))
+    options.pop("scale_layout", None)
     want = reference.quantize(x, dtype, shape, **options)
     assert_same_bytes(engine.codes(got.data), want.codes)
-    scale = engine.numpy(got.scale)
+    scale = np.ascontiguousarray(engine.numpy(got.scale))
     if shape == (-1, -1):
         assert scale.shape == (1,)
     assert_same_bytes(scale.reshape(want.scale.shape), want.scale)
@@ -33,6 +34,19 @@ def check(engine, x, **options):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_dynamic_is_the_reference_bit_for_bit(engine, shape, group_shape):
     check(engine, fresh(shape), group_shape=group_shape)
+
+
+@engines("torch-cuda")
+@pytest.mark.parametrize("x_dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("shape", [(2050, 1025), (300, 7168)], ids=str)
+@pytest.mark.parametrize("group_shape", [PER_TOKEN, GROUP_128, BLOCK_128], ids=str)
+def test_many_rows(engine, group_shape, shape, x_dtype):
+    """More than 2**21 elements: kernels shaped for a busy device, rows aligned and not."""
+    x = fresh(shape, x_dtype)
+    check(engine, x, group_shape=group_shape, scale_layout="mn")
+    scale = np.array([0.37], np.float32)
+    got = fp8core.quantize(engine.array(x), group_shape=PER_TENSOR, scale=engine.array(scale))
+    assert_same_bytes(engine.codes(got.data), reference.quantize(x, "float8_e4m3fn", (-1, -1), scale).codes)
 
 
 @engines(*BOTH)

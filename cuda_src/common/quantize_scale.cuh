@@ -60,8 +60,8 @@ DEVICE Divisor prepared(float scale, bool bounded = false) {
 
 // The value that is clamped and rounded to a code: x / scale, or x * RN(1 / scale), correctly rounded. careful: as it
 // is written; else the quick way, which gives the same for an ordinary divisor: a quotient is the reciprocal's product
-// corrected by its remainder, which fma forms exactly. (What the flush of subnormal numbers changes in it is far below
-// any code but 0.)
+// corrected by its remainder, which fma forms exactly. (A remainder that is flushed as subnormal belongs to a quotient
+// far below any code but 0.)
 template <int mode, bool careful>
 DEVICE float value_of(float x, const Divisor& d) {
     constexpr bool MULTIPLIED = mode == STATIC || mode == TENSOR;
@@ -71,7 +71,7 @@ DEVICE float value_of(float x, const Divisor& d) {
     } else {
         const float q = x * d.reciprocal;
         if constexpr (MULTIPLIED) return q;
-        return fma_exact(fma_exact(q, d.scale, -x), -d.reciprocal, q);
+        return fma_flushing(fma_flushing(q, d.scale, -x), -d.reciprocal, q);
     }
 }
 

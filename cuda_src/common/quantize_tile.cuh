@@ -6,54 +6,81 @@
 // All loads are issued before the first is used. Rows from `rows` to `rows_padded` become zero bytes, and tiles of such
 // rows alone scale 1.
 //
+// With an ALIGNMENT below 8, rows begin anywhere (quantize_anywhere.cuh): a row of a tile lies in one octet more.
+//
 // Constants: INPUT FORMAT MODE SCALE_FORMAT THREADS TEAM VECTORS REPEAT TEAMS_X ALIGNMENT, and
 //   TILE_ROWS, TILE_OCTETS  the tile, of a token as much as the team can hold; MODE STATIC: a piece of a row;
+//   DOWN                    1: teams stand one below another first, as scales lie, instead of side by side;
 //   EDGE                    0: cols is a multiple of what a block spans; 1: of 8; 2: of neither;
 //   GROUP_ROWS, GROUP_COLS  of a given scale (MODE STATIC), -1 for all.
 // The caller owes: TEAM is THREADS (then REPEAT is 1), or a power of two up to WARP, or MODE is STATIC;
-// TEAM * VECTORS >= TILE_ROWS * TILE_OCTETS; columns of tiles and of given scales' groups are multiples of 8 or all;
-// addresses and strides of rows are multiples of ALIGNMENT; the grid is (tile rows / teams along the rows, tile columns
-// / (TEAMS_X * REPEAT)), both rounded up.
+// TEAM * VECTORS holds a tile; columns of tiles and of given scales' groups are multiples of 8 or all; addresses and
+// strides of rows are multiples of ALIGNMENT; where rows begin anywhere, DOWN is 0 and the group of a given scale is a
+// tile; the grid is (tile columns / (TEAMS_X * REPEAT), tile rows / teams along the rows), both rounded up, the rows'
+// over y and z.
 #pragma once
-#include "quantize_octet.cuh"
+#include "quantize_anywhere.cuh"
 #include "reduce.cuh"
 
 KERNEL(THREADS)
 quantize_tile(QUANTIZE_PARAMETERS) {
     constexpr int TEAMS_Y = THREADS / TEAM / TEAMS_X, ITEM = ITEM_BYTES[INPUT];
-    constexpr bool FULL = TEAM * VECTORS == TILE_ROWS * TILE_OCTETS;
+    constexpr bool ANYWHERE = ALIGNMENT < 8;
+    constexpr int OCTETS = TILE_OCTETS + (ANYWHERE ? 1 : 0);
+    constexpr bool FULL = TEAM * VECTORS == TILE_ROWS * OCTETS;
+    constexpr bool SHARES = ANYWHERE && TILE_ROWS == 1 && TEAMS_X > 1 && TEAM < WARP && TILE_OCTETS % TEAM == 0;
     const unsigned team = thread_x() / TEAM, member = thread_x() % TEAM;
-    const long long tile_row = static_cast<long long>(block_x()) * TEAMS_Y + team / TEAMS_X;
-    const int first_tile = block_y() * (TEAMS_X * REPEAT) + team % TEAMS_X;
+    const unsigned team_row = DOWN ? team % TEAMS_Y : team / TEAMS_X;
+    const unsigned team_col = DOWN ? team / TEAMS_Y : team % TEAMS_X;
+    const long long tile_row = (static_cast<long long>(block_z()) * grid_y() + block_y()) * TEAMS_Y + team_row;
+    const int first_tile = block_x() * (TEAMS_X * REPEAT) + static_cast<int>(team_col);
     const long long first_row = tile_row * TILE_ROWS;
 
-    // Where octet v of tile r lies: its row and column, and how many of its elements are columns of the tile.
-    auto row_of = [&](int v) { return first_row + (TILE_ROWS == 1 ? 0u : (member + v * TEAM) / TILE_OCTETS); };
-    auto col_of = [&](int r, int v) {
+    // Where octet v of tile r lies, and which of its elements are columns of the tile. The first octet of a row that
+    // begins anywhere has `lead` elements before them.
+    auto row_of = [&](int v) { return first_row + (TILE_ROWS == 1 ? 0u : (member + v * TEAM) / OCTETS); };
+    auto slot_of = [&](int v) {
         const unsigned octet = member + v * TEAM;
-        const int inside = static_cast<int>(TILE_ROWS == 1 ? octet : octet % TILE_OCTETS);
-        return ((first_tile + r * TEAMS_X) * TILE_OCTETS + inside) * 8;
+        return static_cast<int>(TILE_ROWS == 1 ? octet : octet % OCTETS);
     };
-    auto count_of = [&](int r, int v) {
-        if (!FULL && member + v * TEAM >= TILE_ROWS * TILE_OCTETS) return 0;
-        if (EDGE == 0) return 8;
-        const int left = static_cast<int>(cols) - col_of(r, v);
-        return left <= 0 ? 0 : left < 8 ? left : 8;
+    auto lead_of = [&](int v) {
+        return ANYWHERE ? static_cast<int>(reinterpret_cast<word64>(data + row_of(v) * data_stride) % 8) : 0;
+    };
+    auto tile_col = [&](int r) { return (first_tile + r * TEAMS_X) * (TILE_OCTETS * 8); };
+    auto col_of = [&](int r, int v) { return tile_col(r) + slot_of(v) * 8 - lead_of(v); };
+    auto place_of = [&](int r, int v, long long stride) {
+        // Of one row, the octets of a thread are a constant apart.
+        if (TILE_ROWS == 1) return first_row * stride + col_of(r, 0) + v * (TEAM * 8);
+        return row_of(v) * stride + col_of(r, v);
+    };
+    auto part_of = [&](int r, int v) -> Part {
+        if (!FULL && member + v * TEAM >= TILE_ROWS * OCTETS) return {0, 0};
+        if (EDGE == 0 && !ANYWHERE) return {0, 8};
+        const int wide = static_cast<int>(cols) - tile_col(r);
+        const int left = (ANYWHERE && wide > TILE_OCTETS * 8 ? TILE_OCTETS * 8 : wide) + lead_of(v) - slot_of(v) * 8;
+        return {ANYWHERE && slot_of(v) == 0 ? lead_of(v) : 0, left < 8 ? left : 8};
     };
 
     grid_dependency_launch();
     grid_dependency_wait();
 
+    // Whether before the tile's rows and behind them, too, there is the matrix.
+    const bool amid = first_row * x_stride >= 16 && (rows - TILE_ROWS - first_row) * x_stride >= 16;
     Octet<INPUT> octets[REPEAT][VECTORS];
 #pragma unroll
     for (int r = 0; r < REPEAT; ++r) {
 #pragma unroll
         for (int v = 0; v < VECTORS; ++v) {
-            const int count = row_of(v) < rows ? count_of(r, v) : 0;
-            const byte* const p = x + (row_of(v) * x_stride + col_of(r, v)) * ITEM;
+            const Part part = row_of(v) < rows ? part_of(r, v) : Part{0, 0};
+            const byte* const p = x + place_of(r, v, x_stride) * ITEM;
             octets[r][v] = empty_octet<INPUT>();
-            if (EDGE < 2 ? count > 0 : count == 8) octets[r][v] = load_octet<INPUT, ALIGNMENT>(p);
-            if (EDGE == 2 && count > 0 && count < 8) octets[r][v] = load_octet_part<INPUT>(p, count);
+            if (!part.any()) continue;
+            if constexpr (ANYWHERE) {
+                octets[r][v] = load_anywhere<INPUT>(p, part, amid);
+            } else {
+                if (EDGE < 2 || part.whole()) octets[r][v] = load_octet<INPUT, ALIGNMENT>(p);
+                if (EDGE == 2 && !part.whole()) octets[r][v] = load_octet_part<INPUT>(p, part.end);
+            }
         }
     }
 
@@ -70,7 +97,11 @@ quantize_tile(QUANTIZE_PARAMETERS) {
         } else {
             Largest<INPUT> largest;
 #pragma unroll
-            for (int v = 0; v < VECTORS; ++v) largest.see(octets[r][v]);
+            for (int v = 0; v < VECTORS; ++v) {
+                const Part part = part_of(r, v);
+                if (ANYWHERE && part.any() && !part.whole()) cut<INPUT>(octets[r][v], part);
+                largest.see(octets[r][v]);
+            }
             unsigned amax_bits;
             if constexpr (TEAM <= WARP) {
                 amax_bits = team_max<TEAM>(largest.bits());
@@ -79,29 +110,46 @@ quantize_tile(QUANTIZE_PARAMETERS) {
             }
             const float scale = settled<SCALE_FORMAT>(scale_of<MODE, FORMAT>(amax_bits, upper, eps));
             divisor = prepared<MODE>(scale, MODE == TOKEN && upper < float_of(amax_bits));
-            const int tile_col = first_tile + r * TEAMS_X;
-            const bool in_cols = MODE == TOKEN || EDGE == 0 || tile_col * TILE_OCTETS * 8 < cols;
+            const bool in_cols = MODE == TOKEN || EDGE == 0 || tile_col(r) < cols;
             if (member == 0 && first_row < rows_padded && in_cols) {
-                store_scale<SCALE_FORMAT>(row_scales, tile_col * scale_col_stride, first_row < rows ? scale : 1.0f);
+                const long long index = (first_tile + r * TEAMS_X) * scale_col_stride;
+                store_scale<SCALE_FORMAT>(row_scales, index, first_row < rows ? scale : 1.0f);
             }
+        }
+        Vector8 codes[VECTORS];
+#pragma unroll
+        for (int v = 0; v < VECTORS; ++v) {
+            codes[v] = {0, 0};
+            const Part part = row_of(v) < rows ? part_of(r, v) : Part{0, 0};
+            if (!part.any()) continue;
+            if constexpr (MODE == STATIC && GROUP_COLS >= 0) {
+                const long long index = (col_of(r, v) + part.begin) / GROUP_COLS * scale_col_stride;
+                divisor = prepared<MODE>(load_scale<SCALE_FORMAT>(row_scales, index));
+            }
+            codes[v] = encode_octet<INPUT, FORMAT, MODE>(octets[r][v], divisor);
+        }
+        // The last octet of a tile is the first one of the next, whose team, in the same warp, stores both parts.
+        constexpr int LAST = SHARES ? TILE_OCTETS / TEAM : -1;
+        bool takes = false, gives = false;
+        if constexpr (SHARES) {
+            const bool has_next = team_col + 1 < TEAMS_X && tile_col(r) + TILE_OCTETS * 8 < cols;
+            takes = member == 0 && team_col > 0 && lane() >= TEAM && lead_of(0) > 0;
+            gives = member == 0 && has_next && lane() + TEAM < WARP;
+            const Vector8 before = from_lanes_before<TEAM>(codes[LAST]);
+            if (takes) codes[0] = joined(before, codes[0], lead_of(0));
         }
 #pragma unroll
         for (int v = 0; v < VECTORS; ++v) {
-            const int count = row_of(v) < rows_padded ? count_of(r, v) : 0;
-            byte* const p = data + row_of(v) * data_stride + col_of(r, v);
-            if (count == 0) continue;
-            Vector8 codes = {0, 0};
-            if (row_of(v) < rows) {
-                if constexpr (MODE == STATIC && GROUP_COLS >= 0) {
-                    const long long index = col_of(r, v) / GROUP_COLS * scale_col_stride;
-                    divisor = prepared<MODE>(load_scale<SCALE_FORMAT>(row_scales, index));
-                }
-                codes = encode_octet<INPUT, FORMAT, MODE>(octets[r][v], divisor);
-            }
-            if (EDGE < 2 || count == 8) {
-                store_octet<ALIGNMENT>(p, codes);
+            Part part = row_of(v) < rows_padded ? part_of(r, v) : Part{0, 0};
+            if (v == 0 && takes) part.begin = 0;
+            if (!part.any() || (v == LAST && gives)) continue;
+            byte* const p = data + place_of(r, v, data_stride);
+            if constexpr (ANYWHERE) {
+                store_anywhere(p, codes[v], part);
+            } else if (EDGE < 2 || part.whole()) {
+                store_octet<ALIGNMENT>(p, codes[v]);
             } else {
-                store_octet_part(p, codes, count);
+                store_octet_part(p, codes[v], part.end);
             }
         }
     }

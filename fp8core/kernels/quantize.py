@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple
 from fp8core import host, jit
 from fp8core.dispatch import Kernel, Launch, Requirement, Table
 from fp8core.kernels.requirements import platform
+from fp8core.kernels.tiles import MANY_ROWS, OCTET, Tile, anywhere, fits, row_bounds, shape_of, tile_of
 from fp8core.kernels.words import FORMAT, TYPE, ceil_div
 from fp8core.problem import ITEMSIZE, PER_TENSOR, PER_TOKEN, Quantize
 
@@ -19,9 +20,6 @@ X_STRIDE, DATA_STRIDE, ROWS, ROWS_PADDED = 1, 3, 7, 8
 MOST_BLOCKS_Y: Final = 65_535
 STATIC, TENSOR, TOKEN, GROUP = range(4)
 """The modes of cuda_src/common/quantize_scale.cuh."""
-
-OCTET: Final = 8
-"""The elements that a thread loads, holds and encodes at a time."""
 
 
 def mode(problem: Quantize) -> int:
@@ -65,105 +63,48 @@ def prepare(
     )
 
 
-def power_of_two(number: int) -> int:
-    """Return the least power of two that is not below ``number``."""
-    return 1 << (number - 1).bit_length()
-
-
 # ---- a tile in registers -----------------------------------------------------------------------------
-
-
-class Tile(NamedTuple):
-    """What shares one scale, or with a given scale a piece of a row: its rows and its octets a row."""
-
-    rows: int
-    octets: int
-
-
-class Shape(NamedTuple):
-    """How a block is divided: teams of threads with a tile each, and what a thread holds of it."""
-
-    threads: int
-    team: int
-    vectors: int
-    """Octets of a tile that a thread holds."""
-    repeat: int
-    """Tiles of a team, one after another along the columns."""
-    teams_x: int
-    """Teams side by side; the others stand below them."""
-
-
-BLOCK_STEP: Final = 64
-"""Threads of a block that is one team come in whole warps, on any device."""
-TEAM_BLOCK: Final = 256
-"""Threads of a block of several teams, at most."""
-WARP_TEAM: Final = 32
-WARP_TEAM_VECTORS: Final = 4
-"""Up to 1,024 elements a tile belongs to part of a warp: no barrier."""
-STATIC_OCTETS: Final = 2048
-"""A given scale needs no whole row in one block: pieces of 16,384 columns."""
-
-
-def most_vectors(problem: Quantize) -> int:
-    """Return how many octets a thread of the largest block (1,024, so 64 registers each) holds without spilling."""
-    return 4 if problem.x == "float32" else 8
-
-
-def tile_of(problem: Quantize) -> Tile:
-    """Return the tile of ``problem``: a group, and of a row as much as there is."""
-    group = problem.group_shape
-    row = max(ceil_div(problem.cols, OCTET), 1)
-    if problem.static:
-        return Tile(1, min(row, STATIC_OCTETS))
-    return Tile(group.rows, row if group.cols < 0 else group.cols // OCTET)
-
-
-def shape_of(problem: Quantize, tile: Tile) -> Shape:
-    """Return the block for ``tile``, as sweeps on an H200 have it.
-
-    Blocks of about 256 threads with four octets each keep memory busy while others of their multiprocessor wait
-    at a barrier (8192 x 8192 per token: 48.6 us, with 512 x 2 51.0, with 1024 x 1 72.2). Two octets a thread halve what
-    each group's scale costs (1x128: 48.9 us with teams of 8, 54.8 with teams of 16), and a single token starts sooner.
-    """
-    octets = tile.rows * tile.octets
-    if octets <= WARP_TEAM * WARP_TEAM_VECTORS:
-        team = min(power_of_two(ceil_div(octets, 2)), WARP_TEAM)
-        vectors, most = ceil_div(octets, team), TEAM_BLOCK // team
-        tiles = max(ceil_div(problem.cols, tile.octets * OCTET), 1)
-        repeat = 2 if vectors <= 2 and tiles > most else 1
-        # As many teams side by side as cover the row by equal blocks.
-        teams_x = ceil_div(tiles, ceil_div(tiles, most * repeat) * repeat)
-        return Shape(most // teams_x * teams_x * team, team, vectors, repeat, teams_x)
-    wanted = 2 if octets <= 512 else 4 if octets <= 2048 else 8
-    vectors = min(wanted, most_vectors(problem))
-    threads = ceil_div(octets, vectors * BLOCK_STEP) * BLOCK_STEP
-    return Shape(threads, threads, vectors, 1, 1)
 
 
 def plan_tile(problem: Quantize) -> Launch:
     """Return the launch of quantize_tile: every element is read once and written once."""
-    tile, cols = tile_of(problem), problem.cols
-    shape = shape_of(problem, tile)
+    few, some = row_bounds(problem)
+    for_few, for_some, for_many = (_launch_tile(problem, rows) for rows in (few, some, MANY_ROWS))
+
+    def launch(stream: int, *operands: Any) -> None:
+        rows = operands[ROWS_PADDED]
+        if rows:
+            (for_few if rows <= few else for_some if rows <= some else for_many)(stream, *operands)
+
+    return launch
+
+
+def _launch_tile(problem: Quantize, most_rows: int) -> Launch:
+    """Return the launch of the kernel for up to ``most_rows`` rows."""
+    cols, tile = problem.cols, tile_of(problem, most_rows)
+    shape = shape_of(problem, tile, most_rows)
     if tile.rows == 1 and problem.group_shape.cols < 0:
-        tile = Tile(1, shape.team * shape.vectors)
-    edge = 2 if cols % OCTET else 1 if cols % (tile.octets * OCTET * shape.teams_x * shape.repeat) else 0
+        tile = Tile(1, shape.team * shape.vectors - anywhere(problem))
+    span = tile.octets * OCTET * shape.teams_x * shape.repeat
     constants = {
         "TEAM": shape.team,
         "VECTORS": shape.vectors,
         "REPEAT": shape.repeat,
         "TEAMS_X": shape.teams_x,
+        "DOWN": int(problem.scale_layout == "mn" and not anywhere(problem)),
         "TILE_ROWS": tile.rows,
         "TILE_OCTETS": tile.octets,
-        "EDGE": edge,
+        "EDGE": 2 if cols % OCTET else 1 if cols % span else 0,
     }
     run = prepare(problem, "quantize_tile", shape.threads, constants, programmatic=True)
     block_rows = shape.threads // shape.team // shape.teams_x * tile.rows
-    blocks_y = max(ceil_div(cols, tile.octets * OCTET * shape.teams_x * shape.repeat), 1)
+    across = max(ceil_div(cols, span), 1)
 
     def launch(stream: int, *operands: Any) -> None:
-        rows = operands[ROWS_PADDED]
-        if rows:
-            run(stream, (ceil_div(rows, block_rows), blocks_y, 1), *operands, cols)
+        # Blocks side by side run together: memory is read and written row by row.
+        down = ceil_div(operands[ROWS_PADDED], block_rows)
+        folds = ceil_div(down, MOST_BLOCKS_Y)
+        run(stream, (across, ceil_div(down, folds), folds), *operands, cols)
 
     return launch
 
@@ -264,11 +205,6 @@ def _has_tiles(problem: Quantize) -> bool:
     return problem.static or group == PER_TOKEN or (group.rows > 0 and group.cols > 0)
 
 
-def _fits_registers(problem: Quantize) -> bool:
-    tile = tile_of(problem)
-    return tile.rows * tile.octets <= 1024 * most_vectors(problem)
-
-
 def _alone(problem: Quantize) -> bool:
     target = problem.target
     whole = MULTIPROCESSOR_SHARED_BYTES.get(target.arch) if target.platform == "hip" else target.shared_bytes
@@ -288,7 +224,7 @@ QUANTIZE: Final = Table(
             ON_A_GPU,
             Requirement(_has_tiles, "needs tokens, groups, blocks or a given scale, got {p.group_shape}"),
             Requirement(_whole_octets, "needs groups whose columns are a multiple of 8, got {p.group_shape}"),
-            Requirement(_fits_registers, "needs a group that fits registers, got {p.group_shape} of {p.cols} columns"),
+            Requirement(fits, "needs a group that fits registers, got {p.group_shape} of {p.cols} columns"),
             Requirement(lambda p: p.cols <= 1 << 28, "needs at most 2**28 columns, got {p.cols}"),
         ),
         plan_tile,

@@ -1,0 +1,122 @@
+"""How quantize_tile divides its work: which part of a matrix a team of threads takes, and which a thread.
+
+The sweeps behind the numbers are in docs/quantize.md.
+"""
+
+from typing import Final, NamedTuple
+
+from fp8core.kernels.words import ceil_div
+from fp8core.problem import Quantize
+
+OCTET: Final = 8
+"""The elements that a thread loads, holds and encodes at a time."""
+TEAM_BLOCK: Final = 256
+"""Threads of a block of several teams, at most."""
+TEAMS_X: Final = 4
+"""Teams side by side, of a block with many rows of groups: 8 groups, 1,024 columns of 128."""
+WARP_TEAM: Final = 32
+WARP_TEAM_VECTORS: Final = 4
+"""Up to 1,024 elements a tile belongs to part of a warp: no barrier."""
+STATIC_OCTETS: Final = 512
+"""A given scale needs no whole row in one block: pieces of 4,096 columns."""
+MOST_THREADS: Final = 1024
+FEW_ROWS: Final = 16
+FEW: Final = 1 << 21
+"""Elements up to which more threads with less each are faster: not all of the device is busy."""
+MANY_ROWS: Final = 1 << 62
+
+
+def power_of_two(number: int) -> int:
+    """Return the least power of two that is not below ``number``."""
+    return 1 << (number - 1).bit_length()
+
+
+class Tile(NamedTuple):
+    """What shares one scale, or with a given scale a piece of a row: its rows and its octets a row."""
+
+    rows: int
+    octets: int
+
+
+class Shape(NamedTuple):
+    """How a block is divided: teams of threads with a tile each, and what a thread holds of it."""
+
+    threads: int
+    team: int
+    vectors: int
+    """Octets of a tile that a thread holds."""
+    repeat: int
+    """Tiles of a team, one after another along the columns."""
+    teams_x: int
+    """Teams side by side; the others stand below them."""
+
+
+def anywhere(problem: Quantize) -> bool:
+    """Return whether rows may begin at any element: then a tile takes an octet more a row."""
+    return problem.alignment < OCTET
+
+
+def octets_of(problem: Quantize, tile: Tile) -> int:
+    """Return the octets that hold a tile."""
+    return tile.rows * (tile.octets + anywhere(problem))
+
+
+def most_vectors(problem: Quantize) -> int:
+    """Return how many octets a thread of the largest block (1,024, so 64 registers each) holds without spilling."""
+    most = 4 if problem.x == "float32" else 8
+    return most * 3 // 4 if anywhere(problem) else most
+
+
+def tile_of(problem: Quantize, rows: int = MANY_ROWS) -> Tile:
+    """Return the tile of ``problem`` of up to ``rows`` rows: a group, and of a row as much as there is."""
+    group = problem.group_shape
+    row = max(ceil_div(problem.cols, OCTET), 1)
+    if problem.static and anywhere(problem) and group.cols > 0:
+        return Tile(1, group.cols // OCTET)
+    if problem.static:
+        return Tile(1, ceil_div(row, ceil_div(row, STATIC_OCTETS - anywhere(problem))))
+    height = min(group.rows, FEW_ROWS) if rows <= FEW_ROWS else group.rows
+    return Tile(height, row if group.cols < 0 else group.cols // OCTET)
+
+
+def shape_of(problem: Quantize, tile: Tile, rows: int = MANY_ROWS) -> Shape:
+    """Return the block for ``tile`` where there are up to ``rows`` rows, as sweeps on an H200 have it."""
+    octets, few = octets_of(problem, tile), rows * problem.cols <= FEW
+    each = (2 if few else 5) if anywhere(problem) else 1 if few else WARP_TEAM_VECTORS
+    if octets <= WARP_TEAM * each:
+        return _teams(problem, tile, octets, each if anywhere(problem) else min(each, 2), few)
+    if few and (tile.rows == 1 or rows <= FEW_ROWS):
+        slim = anywhere(problem) or tile.rows > 1 or (rows > FEW_ROWS and octets > 512)
+        vectors = max(1 if slim else 2, ceil_div(octets, MOST_THREADS))
+    elif anywhere(problem):
+        vectors = 2 if problem.static else 3 if octets <= 3072 else 6
+    elif tile.rows > 1:
+        vectors = 8
+    else:
+        vectors = 2 if octets <= 512 else 4 if octets <= 2048 else 8
+    step = problem.target.warp
+    vectors = min(vectors, most_vectors(problem))
+    threads = ceil_div(octets, vectors * step) * step
+    return Shape(threads, threads, vectors, 1, 1)
+
+
+def _teams(problem: Quantize, tile: Tile, octets: int, each: int, few: bool) -> Shape:
+    """Return blocks of teams, each of them a part of a warp, whose threads hold up to ``each`` octets if they can."""
+    team = min(power_of_two(ceil_div(octets, each)), WARP_TEAM)
+    vectors, tiles = ceil_div(octets, team), max(ceil_div(problem.cols, tile.octets * OCTET), 1)
+    if few or anywhere(problem) or tiles == 1:
+        # As many teams side by side as cover the row by equal blocks.
+        most = TEAM_BLOCK // team
+        teams_x = ceil_div(tiles, ceil_div(tiles, most))
+        return Shape(most // teams_x * teams_x * team, team, vectors, 1, teams_x)
+    return Shape(TEAM_BLOCK // 2, team, vectors, 2, min(TEAMS_X, ceil_div(tiles, 2)))
+
+
+def row_bounds(problem: Quantize) -> tuple[int, int]:
+    """Return up to how many rows there are few, and some: kernels for them have shapes of their own."""
+    return FEW_ROWS, FEW // max(problem.cols, 1)
+
+
+def fits(problem: Quantize) -> bool:
+    """Return whether the registers of a block hold a tile."""
+    return octets_of(problem, tile_of(problem)) <= MOST_THREADS * most_vectors(problem)
