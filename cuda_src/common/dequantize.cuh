@@ -7,7 +7,7 @@
 #pragma once
 #include "values.cuh"
 
-constexpr int DEQUANTIZE_ROWS = 4;
+constexpr int DEQUANTIZE_ROWS = 2;
 
 template <int FORMAT, int OUT, int VECTOR, int GROUP_ROWS, int GROUP_COLS, int SCALE_FORMAT, int ACROSS, int THREADS>
 DEVICE void dequantize_rows(const byte* q, long long q_stride, const void* scale, long long scale_row_stride,

@@ -7,7 +7,7 @@
 #pragma once
 #include "values.cuh"
 
-constexpr int NORMALIZE_VECTORS = 4;
+constexpr int NORMALIZE_VECTORS = 2;
 
 // Four codes at once: the bytes of a word never carry into each other.
 template <int FNUZ>

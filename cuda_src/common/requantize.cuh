@@ -11,7 +11,7 @@
 #pragma once
 #include "values.cuh"
 
-constexpr int REQUANTIZE_ROWS = 4;
+constexpr int REQUANTIZE_ROWS = 2;
 
 template <int CAPACITY>
 struct Shards {

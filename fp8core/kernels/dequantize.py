@@ -9,7 +9,7 @@ from fp8core.kernels.words import FORMAT, SCALE_FORMAT, TYPE, ceil_div, threads_
 from fp8core.problem import ITEMSIZE, Dequantize
 
 THREADS: Final = 256
-ROWS_IN_FLIGHT: Final = 4
+ROWS_IN_FLIGHT: Final = 2
 """Of a thread; DEQUANTIZE_ROWS in the source."""
 
 

@@ -13,7 +13,7 @@ from fp8core.kernels.words import FORMAT, ceil_div, threads_across
 from fp8core.problem import AllClose, Normalize, Requantize
 
 THREADS: Final = 256
-IN_FLIGHT: Final = 4
+IN_FLIGHT: Final = 2
 """Rows of a thread in requantize (REQUANTIZE_ROWS), vectors in normalize (NORMALIZE_VECTORS)."""
 CAPACITIES: Final = (8, 64, 512)
 """How many shards a compiled kernel takes: their ends travel by value in its arguments."""
@@ -45,6 +45,7 @@ def plan_requantize(problem: Requantize) -> Launch:
         },
         f"PqPi{capacity}iPqPiii",
         block=THREADS,
+        programmatic=True,
     )
 
     def launch(
@@ -83,6 +84,7 @@ def plan_normalize(problem: Normalize) -> Launch:
         {"FP8_TO_FNUZ": int(problem.dtype == "float8_e4m3fn"), "FP8_VECTOR": vector, "FP8_THREADS": THREADS},
         "PPqPPqPPq",
         block=THREADS,
+        programmatic=True,
     )
 
     def launch(
