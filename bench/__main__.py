@@ -49,6 +49,9 @@ SUBJECTS: Final[dict[str, Subject]] = {
         short=_arguments("--shapes 1x4096 4096x4096"),
         compiles=True,
     ),
+    "odd": Subject(
+        "bench.odd", "quantization of odd shapes", short=_arguments("--modes token --types bfloat16"), peers=False
+    ),
     "fused": Subject(
         "bench.fused", "RMS norm and SiLU with quantization", short=_arguments("--shapes 1x4096 4096x4096")
     ),

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable, Iterator
+from importlib import util
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,6 +88,16 @@ def _sgl(ops: Any, mode: str) -> Iterator[tuple[str, Baseline]]:
             "sgl",
             lambda x, r: ops.sgl_per_token_group_quant_8bit(x, r.data, r.scale, 128, 1e-10, -LARGEST, LARGEST, False),
         )
+
+
+def triton(mode: str, cols: int) -> Iterator[tuple[str, Baseline]]:
+    """Give the kernel written in Triton, if Triton is installed and the kernel takes rows of ``cols``."""
+    if util.find_spec("triton") is None:
+        return
+    from bench.triton_kernels import QUANTIZERS
+
+    if mode in QUANTIZERS and (cols % 128 == 0 or not mode.startswith("1x128")):
+        yield "triton", QUANTIZERS[mode]
 
 
 def scales(x: torch.Tensor, mode: str) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from bench.results import DECODE, LIBRARY, Record, Results, best_peer, large, own, shape, us, values
+from bench.results import DECODE, LIBRARY, Record, Results, best_peer, large, neighbour_time, own, shape, us, values
 
 ON_CHIP: Final = 32 << 20
 """Bytes of input up to which a tensor is read from memory once even if its scale comes from all of it."""
@@ -116,6 +116,8 @@ def _quantization(found: Results) -> Iterator[Goal]:
     yield Goal("dynamic per tensor, one token", "≤ 1.7 us", [Check(_named(r), t / 1.7, f"{t:.2f} us") for r, t in one])
     checks = _times_copy(token, lambda c: 1.2 * c)
     yield Goal("any quantization of one token", "≤ 1.2 x the copy", list(checks))
+    what = "quantization of odd sizes (k = 5137, 1025, 576; m = 1, 3, 83, 4099)"
+    yield Goal(what, "≤ 1.3 x the aligned neighbour by bytes", list(_ratio(found.odd, neighbour_time, 1.3)))
     what = "rms + quant, add + rms + quant, silu·mul + quant"
     yield Goal(what, "≥ 0.94 of the copy", list(_of_copy(found.fused, 0.94)))
     yield Goal("the same, moving ≥ 100 MB", "≥ 0.94 of the copy", list(_of_copy(large(found.fused), 0.94)))

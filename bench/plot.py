@@ -27,6 +27,7 @@ COLOURS: Final = {
     "torch": "#CC79A7",
     "torch.compile": "#CC79A7",
     "deep_gemm": "#56B4E9",
+    "triton": "#56B4E9",
     "peer": "#D55E00",
     "floor": "#5A5A5A",
 }
@@ -120,7 +121,7 @@ def _roofline(axes: Any, records: Sequence[Record], title: str) -> None:
     axes.set_xticks([1e4, 1e6, 1e8])
     axes.set_yticks(range(6))
     ends = []
-    for name in results.names(records, ("copy", "torch.compile", "sgl", "vllm", "fp8core")):
+    for name in results.names(records, ("copy", "torch.compile", "triton", "sgl", "vllm", "fp8core")):
         timed = [(results.moved(r), t) for r in records if (t := results.us(r, name))]
         ends.append(_line(axes, [(size, size / time / 1e6) for size, time in timed], name))
     last = max(x for _, x, _ in ends)

@@ -1,4 +1,4 @@
-"""Quantization beside its floor, the copy of as many bytes, torch.compile and the peers' kernels.
+"""Quantization beside its floor, the copy of as many bytes, Triton, torch.compile and the peers' kernels.
 
     python -m bench.quantize [--peers FOLDER] [--json FILE] [--modes token 1x128] [--shapes 1x4096 8192x8192]
 
@@ -20,7 +20,8 @@ from bench import baselines, timing
 from bench.baselines import Baseline, Result
 from fp8core import device
 from fp8core.kernels.quantize import QUANTIZE
-from fp8core.problem import BLOCK_128, GROUP_128, PER_TENSOR, PER_TOKEN, GroupShape, Quantize, ScaleLayout
+from fp8core.ops.operands import alignment
+from fp8core.problem import BLOCK_128, GROUP_128, ITEMSIZE, PER_TENSOR, PER_TOKEN, GroupShape, Quantize, ScaleLayout
 
 BANDWIDTH: Final = 4.3e12
 """Bytes a second that a copy on an H200 moves, read plus written."""
@@ -36,11 +37,12 @@ MODES: Final[dict[str, GroupShape]] = {
 
 
 class Case(NamedTuple):
-    """A mode and a shape, bfloat16 in and float8_e4m3fn out."""
+    """A mode, a shape and an input type, float8_e4m3fn out."""
 
     mode: str
     rows: int
     cols: int
+    x: str = "bfloat16"
 
     @property
     def base(self) -> str:
@@ -49,15 +51,15 @@ class Case(NamedTuple):
 
     @property
     def roofline(self) -> timing.Roofline:
-        """Two bytes read and one written an element, and the scales."""
+        """What is read of an element and the byte written, and the scales."""
         scale_rows, scale_cols = MODES[self.mode].scale_shape(self.rows, self.cols)
-        return timing.Roofline(3 * self.rows * self.cols + 4 * scale_rows * scale_cols)
+        return timing.Roofline((ITEMSIZE[self.x] + 1) * self.rows * self.cols + 4 * scale_rows * scale_cols)
 
     def inputs(self) -> list[torch.Tensor]:
         """Return matrices to rotate over, of sizes that differ from row to row."""
-        count = timing.copies(3 * self.rows * self.cols)
+        count, x_type = timing.copies(self.roofline.bytes), getattr(torch, self.x)
         spread = torch.linspace(-4, 4, self.rows, device="cuda").exp().unsqueeze(1)
-        return [(torch.randn(self.rows, self.cols, device="cuda") * spread).bfloat16() for _ in range(count)]
+        return [(torch.randn(self.rows, self.cols, device="cuda") * spread).to(x_type) for _ in range(count)]
 
     def result(self, x: torch.Tensor) -> Result:
         """Return an empty result, with the scale of x where it is given."""
@@ -74,10 +76,9 @@ def ours(case: Case) -> Baseline:
     """Return fp8core's kernel for the case, called as its table gives it."""
     group = MODES[case.mode]
     layout: ScaleLayout = "mn" if case.mode.endswith("mn") else "k"
-    problem = Quantize(
-        device.target(0), "bfloat16", "float8_e4m3fn", group, case.mode == "static", "float32", layout, case.cols, 16
-    )
-    plan = QUANTIZE.plan(problem)
+    lie = alignment(case.cols * ITEMSIZE[case.x], case.cols if case.cols % 8 else 0)
+    how = (group, case.mode == "static", "float32", layout, case.cols, lie)
+    plan = QUANTIZE.plan(Quantize(device.target(0), case.x, "float8_e4m3fn", *how))
 
     def run(x: torch.Tensor, r: Result) -> None:
         plan(
@@ -91,7 +92,7 @@ def ours(case: Case) -> Baseline:
 
 def variants_of(case: Case, peers: baselines.Peers, compile_too: bool) -> dict[str, Baseline]:
     """Return ours and its baselines by name."""
-    found = {"fp8core": ours(case), **dict(peers.quantizers(case.mode))}
+    found = {"fp8core": ours(case), **dict(peers.quantizers(case.mode)), **dict(baselines.triton(case.mode, case.cols))}
     if compile_too and case.mode != "1x128 mn":
         found["torch.compile"] = baselines.compiled(case.base)
     return found
@@ -148,7 +149,7 @@ def main() -> None:
     arguments = parser.parse_args()
     peers = baselines.load(arguments.peers)
     console, table = Console(width=150), Table(title=torch.cuda.get_device_name(0))
-    names = ["copy", "fp8core", "vllm", "sgl", *(["torch.compile"] if arguments.compile else [])]
+    names = ["copy", "fp8core", "vllm", "sgl", "triton", *(["torch.compile"] if arguments.compile else [])]
     for column in ("mode", "shape", "floor us", *names, "of floor", "of copy"):
         table.add_column(column, justify="right")
     for mode in arguments.modes:

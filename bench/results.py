@@ -28,6 +28,8 @@ LABELS: Final = {
     "sgl": "SGLang",
     "torch": "torch",
     "torch.compile": "torch.compile",
+    "triton": "Triton",
+    "neighbour": "neighbour",
     "deep_gemm": "DeepGEMM",
 }
 MODES: Final = {
@@ -46,6 +48,7 @@ _KEYS: Final[dict[str, tuple[str, ...]]] = {
     "decode": ("mode", "m", "n", "k"),
     "linear": ("bench", "m", "n", "k"),
     "invariance": ("bench", "mode", "m", "n", "k"),
+    "odd": ("mode", "x", "rows", "cols"),
     "first_call": ("bench",),
     "weights": ("case", "rows", "cols"),
     "quantize": ("mode", "rows", "cols"),
@@ -64,6 +67,7 @@ class Results(NamedTuple):
     machine: Record
     subject: Sequence[Record]
     quantize: Sequence[Record]
+    odd: Sequence[Record]
     fused: Sequence[Record]
     weights: Sequence[Record]
     decode: Sequence[Record]
@@ -135,6 +139,12 @@ def own(record: Record) -> float | None:
 def best_peer(record: Record) -> tuple[float, str] | None:
     """Return the least time of the peers and whose it is."""
     return min(((t, name) for name in PEERS if (t := us(record, name)) is not None), default=None)
+
+
+def neighbour_time(record: Record) -> float | None:
+    """Return the time of an odd shape's aligned neighbour for as many bytes as the odd shape has, if it has more."""
+    time = us(record, "neighbour")
+    return None if time is None else time * max(1.0, record["floor_us"] / record["neighbour_floor_us"])
 
 
 def of_copy(record: Record) -> float | None:

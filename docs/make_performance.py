@@ -65,10 +65,23 @@ def timed(record: Record, names: Sequence[str]) -> list[str]:
 
 def beside_copy(records: Sequence[Record], first: str, label: Callable[[Record], str]) -> list[str]:
     """Return a table of kernels beside the copy of as many bytes."""
-    names = results.names(records, ("copy", "fp8core", "vllm", "sgl", "torch.compile"))
+    names = results.names(records, ("copy", "fp8core", "vllm", "sgl", "triton", "torch.compile"))
     head = [first, "shape", "floor", *(LABELS[name] for name in names), "of the copy"]
     rows = [[label(r), *timed(r, names), number(results.of_copy(r), 3)] for r in records]
     return table(head, rows)
+
+
+def odd(records: Sequence[Record]) -> list[str]:
+    """Return a table of odd shapes beside their aligned neighbours."""
+    head = ["groups", "from", "shape", "fp8core", "neighbour", "neighbour, us", "ratio by bytes"]
+    rows = []
+    for r in records:
+        mine, near = us(r, "fp8core"), results.neighbour_time(r)
+        times = [number(mine), r["neighbour"], number(us(r, "neighbour"))]
+        rows.append(
+            [MODES[r["mode"]], r["x"], results.shape(r), *times, number(mine / near if mine and near else None)]
+        )
+    return table(head, rows, words=2)
 
 
 def products(records: Sequence[Record]) -> list[str]:
@@ -129,7 +142,7 @@ def _cuda(version: int) -> str:
 def faults(found: Results) -> list[str]:
     """Return what was not timed because its output failed the check, and what did not run."""
     lines = []
-    for kind in ("quantize", "fused", "weights", "decode", "invariance"):
+    for kind in ("quantize", "odd", "fused", "weights", "decode", "invariance"):
         for r in getattr(found, kind):
             wrong = r.get("wrong") or {}
             named = {"fp8core": wrong} if isinstance(wrong, str) else wrong
@@ -171,6 +184,7 @@ def page(found: Results, pictures: Sequence[str]) -> str:
     commands = "\n".join(f"$ .venv/bin/{command}" for command in asked)
     sections: list[tuple[str, Sequence[str], Sequence[str]]] = [
         ("Quantization", ["quantize"], _of(found.quantize, "groups", lambda r: MODES.get(r["mode"], r["mode"]))),
+        ("Quantization of odd sizes", [], odd(found.odd) if found.odd else []),
         (
             "Fused producers",
             ["fused"],

@@ -32,12 +32,22 @@ def product(mode, m, mine, library):
     return {"mode": mode, "m": m, "n": 4096, "k": 8192, "floor_us": 7.8 + m / 100, "us": us, "wrong": {}}
 
 
+def odd(cols, mine, neighbour):
+    us = timing(fp8core=mine, neighbour=neighbour)
+    floors = {"floor_us": float(cols), "neighbour_floor_us": 1000.0}
+    where = {"mode": "token", "x": "float32", "rows": 8, "cols": cols, "neighbour": "8x1000"}
+    return {"bench": "odd", **where, **floors, "us": us}
+
+
 SAMPLE = [
     {"bench": "machine", "device": "NVIDIA H200", "date": "2026-11-21", "command": "python -m bench --out made_up.jsonl"},
     quantized("token", 1, 4096, 1.0, 1.1),
     quantized("token", 8192, 8192, 49.0, 48.5),
     quantized("tensor", 8192, 8192, 74.0, 48.5),
     {**quantized("1x128", 8192, 8192, 50.0, 48.5), "wrong": {"sgl": "codes differ by 3"}},
+    odd(1001, 1.29, 1.0),
+    odd(2001, 2.7, 1.0),
+    odd(501, 1.31, 1.0),
     {**quantized("token", 8192, 8192, 55.0, 49.0), "kind": "norm"},
     {**product("row", 256, None, 15.0), "bench": "invariance", "us": timing(free=15.0, invariant=39.5),
      "kernels": {"free": "cublaslt", "invariant": "hopper_decode"}},
@@ -89,7 +99,7 @@ def test_the_results_in_the_repository_are_of_a_gpu():
 
 
 def test_records_are_told_apart_and_the_later_one_counts(sample, tmp_path):
-    assert [len(kind) for kind in sample[1:]] == [2, 4, 1, 2, 9, 0, 2, 0, 2, 1, 1]
+    assert [len(kind) for kind in sample[1:]] == [2, 4, 3, 1, 2, 9, 0, 2, 0, 2, 1, 1]
     path = tmp_path / "twice.jsonl"
     path.write_text("".join(json.dumps(quantized("token", 1, 4096, t, 1.0)) + "\n" for t in (3.0, 2.0)))
     assert [results.us(r, "fp8core") for r in results.read(path).quantize] == [2.0]
@@ -121,6 +131,7 @@ def test_goals_are_judged_by_the_numbers(sample):
     assert verdicts["quantization moving ≥ 100 MB: static, per token, 1x128, both scale layouts"] == [True, False]
     assert verdicts["the same, moving ≥ 100 MB"] == [False]
     assert verdicts["any quantization of one token"] == [True]
+    assert verdicts["quantization of odd sizes (k = 5137, 1025, 576; m = 1, 3, 83, 4099)"] == [True, False, False]
     assert verdicts["host time, scaled_mm, own kernel"] == [True]
     assert verdicts["host time, scaled_mm, cuBLASLt"] == []
     assert verdicts["host engine, bfloat16 and float32"] == [True]
@@ -155,6 +166,7 @@ def test_the_page_says_what_was_measured_and_what_was_not(sample, make_performan
     text = make_performance.page(sample, plot.drawable(sample))
     for said in ("NVIDIA H200", "**not met**, 1 of 2", "| not measured |", "python -m bench --out made_up.jsonl"):
         assert said in text
+    assert "| per token | float32 | 8x1001 | 1.29 | 8x1000 | 1.00 | 1.29 |" in text
     assert "- SGLang, 1x128 8192x8192: codes differ by 3" in text
     assert "- fp8core, requantize, 3 shards 64x64: differs" in text
     assert "- host: skipped, made up" in text

@@ -1,0 +1,110 @@
+"""Quantization of odd shapes beside that of the aligned shape next to each, from bfloat16 and from float32.
+
+    python -m bench.odd [--json FILE] [--modes token 1x128] [--types bfloat16]
+
+A neighbour's time counts for as many bytes as the odd shape has. Both outputs are checked bit for bit against PyTorch's
+arithmetic before they are timed. Buffers rotate over more memory than the second cache holds; the two take turns.
+"""
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from bench import timing
+from bench.quantize import BANDWIDTH, MODES, Case, check, ours
+from bench.results import neighbour_time
+
+SHAPES: Final = {
+    (4096, 5137): (4096, 5136),
+    (83, 5137): (80, 5136),
+    (1, 5137): (1, 5136),
+    (8192, 1025): (8192, 1024),
+    (83, 1025): (80, 1024),
+    (16384, 576): (16384, 512),
+    (3, 576): (4, 576),
+    (4099, 8192): (4096, 8192),
+    (4099, 5137): (4096, 5136),
+    (83, 8192): (80, 8192),
+    (3, 8192): (4, 8192),
+}
+"""Rows and columns of each odd shape, and of its neighbour."""
+TYPES: Final = ("bfloat16", "float32")
+
+
+class Calls(NamedTuple):
+    """Calls on sets of buffers, the bytes that one of them moves, and what is wrong with the output."""
+
+    calls: list[Callable[[], object]]
+    bytes: int
+    fault: str | None
+
+
+def calls(mode: str, rows: int, cols: int, x_type: str) -> Calls:
+    """Return fp8core's calls on one shape."""
+    case = Case(mode, rows, cols, x_type)
+    inputs = case.inputs()
+    results = [case.result(x) for x in inputs]
+    run = ours(case)
+    fault = check(case, "fp8core", run, inputs[0])
+    pairs = zip(inputs, results, strict=True)
+    return Calls([lambda x=x, r=r: run(x, r) for x, r in pairs], case.roofline.bytes, fault)  # type: ignore[misc]
+
+
+def measure(mode: str, x_type: str, odd: tuple[int, int], near: tuple[int, int]) -> dict[str, Any]:
+    """Return one record: the shape, its neighbour and their times, or what is wrong with an output."""
+    mine, other = calls(mode, *odd, x_type), calls(mode, *near, x_type)
+    record = {
+        "bench": "odd",
+        "mode": mode,
+        "x": x_type,
+        "rows": odd[0],
+        "cols": odd[1],
+        "neighbour": f"{near[0]}x{near[1]}",
+        "floor_us": timing.Roofline(mine.bytes).floor(BANDWIDTH),
+        "neighbour_floor_us": timing.Roofline(other.bytes).floor(BANDWIDTH),
+    }
+    faults = {name: c.fault for name, c in {"fp8core": mine, "neighbour": other}.items() if c.fault}
+    if faults:
+        return {**record, "wrong": faults}
+    times = timing.compare({"fp8core": mine.calls, "neighbour": other.calls}, least=16)
+    return {**record, "us": {name: time._asdict() for name, time in times.items()}}
+
+
+def main() -> None:
+    """Time the cases, print a table, and write JSON lines if asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="append one line a case to this file")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=["static", "tensor", "token", "1x128"])
+    parser.add_argument("--types", nargs="+", choices=TYPES, default=TYPES)
+    chosen = parser.parse_args()
+    table = Table(title=torch.cuda.get_device_name(0))
+    for column in ("mode", "from", "shape", "neighbour", "us", "neighbour's us", "ratio by bytes"):
+        table.add_column(column, justify="right")
+    for mode in chosen.modes:
+        for x_type in chosen.types:
+            for odd, near in SHAPES.items():
+                record = measure(mode, x_type, odd, near)
+                torch.cuda.empty_cache()
+                if chosen.json:
+                    with chosen.json.open("a") as file:
+                        file.write(json.dumps(record) + "\n")
+                table.add_row(mode, x_type, f"{odd[0]}x{odd[1]}", record["neighbour"], *cells(record))
+    Console(width=150).print(table)
+
+
+def cells(record: dict[str, Any]) -> list[str]:
+    """Return the times of a record and their ratio."""
+    if "wrong" in record:
+        return [str(record["wrong"]), "-", "-"]
+    mine, other = (record["us"][name]["median"] for name in ("fp8core", "neighbour"))
+    return [f"{mine:.2f}", f"{other:.2f}", f"{mine / neighbour_time(record):.2f}"]
+
+
+if __name__ == "__main__":
+    main()
