@@ -1,33 +1,21 @@
 """The devices: the only module that imports CuPy, and not before one of its functions is called."""
 
 import ctypes
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
-from importlib import metadata
 from typing import Any, Final, NamedTuple
 
-from fp8core import cache as kernel_cache
 from fp8core.errors import BackendError, DeviceError
 from fp8core.problem import Platform, Target
 
-Module = Any
-"""A ``cupy.cuda.Module``; its functions live as long as it does."""
-
-_OPT_IN_ABOVE: Final = 48 * 1024
-"""CUDA gives a block this much shared memory unasked; more has to be allowed function by function."""
 _DRIVERS: Final[dict[str, tuple[str, ...]]] = {
     # On ROCm first the one that CuPy has loaded, in whose address space streams and kernels live.
     "cuda": ("libcuda.so.1",),
     "hip": ("libamdhip64.so.7", "libamdhip64.so", "libamdhip64.so.6"),
 }
-
-
 INVALID_CONTEXT: Final = 201
 """What the driver answers a thread that never spoke to it, which has no context yet: `bind` gives it one."""
-_LOADING: Final = threading.Lock()
-"""A module that two threads loaded at once would be unloaded under the feet of one of them."""
 
 
 class _Survey(NamedTuple):
@@ -181,106 +169,6 @@ def allocate(nbytes: int, device: int) -> Any:
     """Return ``nbytes`` of uncleared device memory from CuPy's pool: an owner with ``.ptr``, aligned to 512 bytes."""
     with on(device):
         return cupy().cuda.alloc(nbytes)
-
-
-@cache
-def compiler() -> str:
-    """Return the name and version of the run-time compiler, without loading it where a wheel's metadata tell."""
-    if platform() == "cuda":
-        for wheel in ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12"):
-            try:
-                return f"{wheel} {metadata.version(wheel)}"
-            except metadata.PackageNotFoundError:
-                continue
-    try:
-        version = f"{platform()}rtc {cupy().cuda.nvrtc.getVersion()}"
-        # hipRTC tells two numbers, and its compiler may change with the third.
-        return version if platform() == "cuda" else f"{version} of HIP {cupy().cuda.runtime.runtimeGetVersion()}"
-    except (ImportError, OSError, RuntimeError) as error:
-        raise BackendError(f"the run-time compiler of {platform()} cannot be loaded: {error}") from error
-
-
-def compile_text(text: str, options: tuple[str, ...], name: str = "fp8core") -> bytes:
-    """Return the machine code of one flattened source; needs no device if ``options`` name the architecture.
-
-    CuPy's compiler front ``cupy.cuda.nvrtc`` (NVRTC or hipRTC) is used and not ``RawModule(code=...)``, which
-    keeps the machine code to itself, appends an ``-arch`` of its own and cannot be called without a device.
-    The compiler gets ``options`` and nothing else (RawModule adds ``-ftz=true``); CUDA needs ``-arch=sm_...``.
-
-    Raises:
-        BackendError: with the compiler's log.
-    """
-    nvrtc = cupy().cuda.nvrtc
-    try:
-        program = nvrtc.createProgram(text, name, (), ())
-    except (ImportError, OSError, RuntimeError) as error:
-        raise BackendError(f"{platform()}rtcCreateProgram failed for {name}: {error}") from error
-    try:
-        nvrtc.compileProgram(program, options)
-        code: bytes = nvrtc.getCUBIN(program) if platform() == "cuda" else nvrtc.getPTX(program)
-    except RuntimeError as error:
-        log = nvrtc.getProgramLog(program)
-        raise BackendError(f"{compiler()} refused {name}: {error}\noptions: {' '.join(options)}\n{log}") from error
-    finally:
-        nvrtc.destroyProgram(program)
-    return code
-
-
-def load(text: str, options: tuple[str, ...], name: str = "fp8core") -> Module:
-    """Return the module of one flattened source, compiled or from the disk, loaded on the current device.
-
-    It is loaded through CuPy's ``Module``, as RawModule does, once a device, and never unloaded: addresses of its
-    functions stay good. With the machine code on disk no compiler is loaded.
-
-    Raises:
-        BackendError: the compiler's log, or the driver's refusal to load what it made.
-    """
-    ordinal = current()
-    with _LOADING:
-        return _loaded(ordinal, text, options, name)
-
-
-@cache
-def _loaded(ordinal: int, text: str, options: tuple[str, ...], name: str) -> Module:
-    here = target(ordinal)
-    key = kernel_cache.name_of(text, "\0".join(options), compiler(), f"{here.platform} {here.arch}", name)
-    code, from_disk = kernel_cache.fetch(key, lambda: compile_text(text, options, name))
-    try:
-        return _placed(code, name, here)
-    except BackendError as error:
-        if not from_disk:
-            raise
-        code = compile_text(text, options, name)
-        kernel_cache.replace(key, code, str(error))
-        return _placed(code, name, here)
-
-
-def _placed(code: bytes, name: str, where: Target) -> Module:
-    module = cupy().cuda.Module()
-    try:
-        module.load(code)
-    except RuntimeError as error:
-        raise BackendError(f"the driver cannot load {name} for {where}: {error}") from error
-    return module
-
-
-def function(module: Module, entry: str, shared_bytes: int = 0) -> int:
-    """Return the address of a module's kernel, allowed to ask for ``shared_bytes`` of dynamic shared memory.
-
-    Raises:
-        BackendError: the module has no such entry, or the device not so much shared memory.
-    """
-    driver = cupy().cuda.driver
-    try:
-        address = int(module.get_function(entry).ptr)
-        if shared_bytes > _OPT_IN_ABOVE and platform() == "cuda":
-            most = driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            with _LOADING:  # a plan with less must not take from one with more
-                if driver.funcGetAttribute(most, address) < shared_bytes:
-                    driver.funcSetAttribute(address, most, shared_bytes)
-    except RuntimeError as error:
-        raise BackendError(f"kernel {entry} with {shared_bytes} bytes of shared memory: {error}") from error
-    return address
 
 
 def capturing(stream: int) -> bool:

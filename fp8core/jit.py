@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Final, NamedTuple
 
-from fp8core import device, sources
+from fp8core import compiler, device, sources
 from fp8core.errors import BackendError
 from fp8core.problem import Platform, Target
 
@@ -54,7 +54,7 @@ def standard_options(target: Target) -> tuple[str, ...]:
 def _function(target: Target, source: str, entry: str, constants: Constants, shared_bytes: int) -> int:
     request = compile_request(target, source, entry, dict(constants))
     with device.on(target.device):
-        return device.function(device.load(request.text, request.options), request.entry, shared_bytes)
+        return compiler.function(compiler.load(request.text, request.options), request.entry, shared_bytes)
 
 
 @cache

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fp8core import cache, device
+from fp8core import cache, compiler, device
 from fp8core.errors import BackendError, DeviceError
 
 KERNEL = b"\x7fELF and some more"
@@ -225,7 +225,7 @@ def nvrtc():
 @pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120"])
 def test_the_compiler_makes_code_without_a_device(arch):
     text = 'extern "C" __global__ void f(int* p) { *p = VALUE; }'
-    code = device.compile_text(text, (f"-arch={arch}", "-std=c++17", "-DVALUE=3"))
+    code = compiler.compile_text(text, (f"-arch={arch}", "-std=c++17", "-DVALUE=3"))
     assert code.startswith(b"\x7fELF")
     assert b"f" in code
 
@@ -233,7 +233,7 @@ def test_the_compiler_makes_code_without_a_device(arch):
 @pytest.mark.usefixtures("nvrtc")
 def test_a_compile_error_holds_the_log_and_the_options():
     with pytest.raises(BackendError) as caught:
-        device.compile_text('#line 7 "quantize.cu"\nint broken = missing;', ("-arch=sm_90a",), "quantize")
+        compiler.compile_text('#line 7 "quantize.cu"\nint broken = missing;', ("-arch=sm_90a",), "quantize")
     text = str(caught.value)
     for part in (
         "refused quantize",
@@ -247,4 +247,4 @@ def test_a_compile_error_holds_the_log_and_the_options():
 
 @pytest.mark.usefixtures("nvrtc")
 def test_the_compilers_version_is_known():
-    assert any(letter.isdigit() for letter in device.compiler())
+    assert any(letter.isdigit() for letter in compiler.version())

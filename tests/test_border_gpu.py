@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from fp8core import arrays, cache, device
+from fp8core import arrays, cache, compiler, device
 from fp8core.arrays import foreign
 from fp8core.errors import BackendError, LayoutError
 from fp8core.float8 import DTYPES, Float8Array
@@ -343,26 +343,26 @@ def filled(function: int, cupy) -> int:
 def test_a_kernel_is_loaded_from_disk_without_a_compiler(cupy, options, tmp_path, monkeypatch):
     monkeypatch.setenv("FP8CORE_CACHE_DIR", str(tmp_path))
     defined = (*options, "-DVALUE=41")
-    module = device.load(KERNEL, defined, "from_disk")
-    function = device.function(module, "fill", 100 * 1024 if device.target(device.current()).arch >= 80 else 0)
+    module = compiler.load(KERNEL, defined, "from_disk")
+    function = compiler.function(module, "fill", 100 * 1024 if device.target(device.current()).arch >= 80 else 0)
     del module
     gc.collect()
     assert filled(function, cupy) == 41
-    device._loaded.cache_clear()
-    monkeypatch.setattr(device, "compile_text", lambda *_: pytest.fail("compiled"))
-    assert filled(device.function(device.load(KERNEL, defined, "from_disk"), "fill"), cupy) == 41
+    compiler._loaded.cache_clear()
+    monkeypatch.setattr(compiler, "compile_text", lambda *_: pytest.fail("compiled"))
+    assert filled(compiler.function(compiler.load(KERNEL, defined, "from_disk"), "fill"), cupy) == 41
 
 
 def test_a_kernel_that_the_driver_refuses_is_compiled_again(cupy, options, tmp_path, monkeypatch):
     monkeypatch.setenv("FP8CORE_CACHE_DIR", str(tmp_path))
     defined = (*options, "-DVALUE=42")
-    device.load(KERNEL, defined, "refused")
+    compiler.load(KERNEL, defined, "refused")
     (kept,) = tmp_path.iterdir()
     cache.keep(kept.name, b"\x7fELF and nothing of use")
-    device._loaded.cache_clear()
+    compiler._loaded.cache_clear()
     with pytest.warns(RuntimeWarning, match="is of no use, the driver cannot load refused"):
-        module = device.load(KERNEL, defined, "refused")
-    assert filled(device.function(module, "fill"), cupy) == 42
+        module = compiler.load(KERNEL, defined, "refused")
+    assert filled(compiler.function(module, "fill"), cupy) == 42
 
 
 def test_errors_have_their_names(options):
@@ -370,9 +370,9 @@ def test_errors_have_their_names(options):
     with pytest.raises(BackendError, match=rf"cuSomething failed with {name} \(1\) for a problem"):
         device.check(1, "cuSomething", "a problem")
     device.check(0, "cuSomething")
-    module = device.load('extern "C" __global__ void f() {}', options, "names")
+    module = compiler.load('extern "C" __global__ void f() {}', options, "names")
     with pytest.raises(BackendError, match="kernel missing with 0 bytes"):
-        device.function(module, "missing")
+        compiler.function(module, "missing")
 
 
 def test_a_new_thread_gets_a_context():
@@ -395,9 +395,9 @@ def test_a_new_thread_gets_a_context():
 
 def test_a_cached_kernel_needs_no_compiler_in_a_fresh_process(options, tmp_path):
     code = f"""
-        from fp8core import device
-        module = device.load({KERNEL!r}, {(*options, "-DVALUE=43")!r}, "fresh")
-        device.function(module, "fill")
+        from fp8core import compiler
+        module = compiler.load({KERNEL!r}, {(*options, "-DVALUE=43")!r}, "fresh")
+        compiler.function(module, "fill")
         maps = open("/proc/self/maps").read()
         print("compiler" if "libnvrtc" in maps or "libhiprtc" in maps else "none")
     """

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import compilers
-from fp8core import arrays, device, dlpack, jit
+from fp8core import arrays, compiler, device, dlpack, jit
 from fp8core.arrays import exchange, foreign
 from fp8core.errors import BackendError, DeviceError
 from fp8core.problem import Target
@@ -18,7 +18,15 @@ from problems import TARGETS
 
 HIP = [target for target in TARGETS if target.platform == "hip"]
 MI300 = next(target for target in HIP if target.arch == 0x942)
-CACHED = (device.cupy, device._survey, device.platform, device.target, device.driver, device.compiler, device._loaded)
+CACHED = (
+    device.cupy,
+    device._survey,
+    device.platform,
+    device.target,
+    device.driver,
+    compiler.version,
+    compiler._loaded,
+)
 
 
 class Event:
@@ -196,7 +204,7 @@ def test_options_are_clangs(target):
 
 def test_the_compiler_is_given_the_request_and_nothing_else(cupy):
     request = jit.compile_request(MI300, "clear_amax", "clear_amax", {"FP8_THING": 3})
-    code = device.compile_text(request.text, request.options, "clear_amax")
+    code = compiler.compile_text(request.text, request.options, "clear_amax")
     assert code == b"\x7fELF of clear_amax"
     assert cupy.cuda.nvrtc.seen == [(request.text, "clear_amax", request.options)]
     assert {"--offload-arch=gfx942", "-DFP8_THING=3", "-DFP8CORE_WARP=64"} <= set(request.options)
@@ -204,13 +212,13 @@ def test_the_compiler_is_given_the_request_and_nothing_else(cupy):
 
 def test_the_cache_tells_architectures_and_compilers_apart(cupy, monkeypatch, tmp_path):
     monkeypatch.setenv("FP8CORE_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(device, "_placed", lambda code, name, where: code)
+    monkeypatch.setattr(compiler, "_placed", lambda code, name, where: code)
 
     def kept():
-        device._loaded.cache_clear()
+        compiler._loaded.cache_clear()
         device.target.cache_clear()
-        device.compiler.cache_clear()
-        device.load("text", jit.standard_options(device.target(0)))
+        compiler.version.cache_clear()
+        compiler.load("text", jit.standard_options(device.target(0)))
         return len(list(tmp_path.iterdir()))
 
     assert (kept(), kept()) == (1, 1)
