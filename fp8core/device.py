@@ -14,8 +14,6 @@ _DRIVERS: Final[dict[str, tuple[str, ...]]] = {
     "cuda": ("libcuda.so.1",),
     "hip": ("libamdhip64.so.7", "libamdhip64.so", "libamdhip64.so.6"),
 }
-INVALID_CONTEXT: Final = 201
-"""What the driver answers a thread that never spoke to it, which has no context yet: `bind` gives it one."""
 
 
 class _Survey(NamedTuple):
@@ -244,6 +242,37 @@ def bind(ordinal: int) -> None:
     runtime = cupy().cuda.runtime
     runtime.setDevice(ordinal)
     runtime.free(0)
+
+
+def calling(ordinal: int, function: Callable[..., int]) -> Callable[..., int]:
+    """Return ``function``, which returns a status, as it is called with device ``ordinal`` current.
+
+    That is the function itself where there is no other device.
+    """
+    if count() == 1:
+        return function
+    ask = asking_current()
+
+    def call(*arguments: Any) -> int:
+        if ask() == ordinal:
+            return function(*arguments)
+        with on(ordinal):
+            return function(*arguments)
+
+    return call
+
+
+def again(status: int, ordinal: int, function: Callable[..., int], *arguments: Any) -> int:
+    """Return the status of a second call of ``function`` if the first, which gave ``status``, had to fail; else that.
+
+    The driver and cuBLASLt refuse a thread that has met no device and so has no context: it gets that of ``ordinal``.
+    """
+    context = ctypes.c_void_p()
+    if platform() != "cuda" or driver().cuCtxGetCurrent(ctypes.byref(context)) or context.value:
+        return status
+    with on(ordinal):
+        bind(ordinal)
+        return function(*arguments)
 
 
 def check(status: int, call: str, problem: object = "") -> None:

@@ -1,12 +1,13 @@
 """From (source, entry, constants) to something that can be launched with plain numbers.
 
-A launch writes one frame (the launch configuration and the arguments, packed by one call of `struct`)
-and hands it to the driver. Frames are taken from a pool, so threads never share one in use.
+A launch writes into one frame (the launch configuration and the arguments) what differs from the launch before, by one
+call of `struct`, and hands it to the driver. Frames are taken from a pool, so threads never share one in use.
 """
 
 import ctypes
+import re
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, Final, NamedTuple
 
@@ -19,8 +20,15 @@ PROGRAMMATIC_STREAM_SERIALIZATION: Final = 6
 COOPERATIVE: Final = 2
 ATTRIBUTE: Final = struct.Struct("=I4x3I52x")
 """CUlaunchAttribute: its id, and a value of 64 bytes of which at most three words are used."""
-CONFIGURATION: Final = "7I4xPPI4x"
-"""CUlaunchConfig: grid, block, bytes of shared memory, stream, attributes, their count."""
+SHAPE: Final = struct.Struct("7I4x")
+"""The first half of a CUlaunchConfig: grid, block, bytes of shared memory."""
+QUEUE: Final = "PPI4x"
+"""The second half: stream, attributes, their count."""
+GRID: Final = struct.Struct("3I")
+SHAPE_BYTES: Final = SHAPE.size
+CONFIGURATION_BYTES: Final = SHAPE_BYTES + struct.calcsize(QUEUE)
+ADDRESS: Final = ctypes.c_void_p.from_param
+"""Makes of an address what `ctypes` passes without converting it again."""
 
 Constants = tuple[tuple[str, int | float | str], ...]
 Grid = tuple[int, int, int]
@@ -59,31 +67,80 @@ def _function(target: Target, source: str, entry: str, constants: Constants, sha
 
 @cache
 def _launch_function(platform: Platform) -> Callable[..., int]:
-    """Return the driver's launch: CUDA's and HIP's take the same configuration, kernel, parameters and extras."""
+    """Return the driver's launch: CUDA's and HIP's take the same configuration, kernel, parameters and extras.
+
+    It has no argument types: `ctypes` passes what `ADDRESS` converted once as it is.
+    """
     name = "hipDrvLaunchKernelEx" if platform == "hip" else "cuLaunchKernelEx"
     try:
-        launch: Any = getattr(device.driver(), name)
+        launch: Callable[..., int] = device.driver()[name]
     except AttributeError as error:
         needed = "ROCm 7" if platform == "hip" else "CUDA 12"
         raise BackendError(f"the driver has no {name}: {needed} or later is needed ({error})") from error
-    launch.argtypes = (ctypes.c_void_p,) * 4
-    launch.restype = ctypes.c_int
-    found: Callable[..., int] = launch
-    return found
+    return launch
 
 
 class Frame(NamedTuple):
     """The memory of one launch in flight on a thread."""
 
     memory: ctypes.Array[ctypes.c_char]
-    offset: int
-    """Where the configuration begins in the memory, at an address divisible by 64."""
-    configuration: int
-    """Its address."""
-    parameters: int
-    """The address of the array of the arguments' addresses."""
+    variable: int
+    """Where in the memory that part begins which each launch writes anew."""
+    arguments: tuple[Any, ...]
+    """Of the driver's launch."""
     pointers: ctypes.Array[ctypes.c_void_p]
-    """That array."""
+    """The addresses of the kernel's arguments, of which the driver is given the address."""
+
+
+class Bound:
+    """A kernel whose launches write their stream and some arguments into a frame; all else is written there once."""
+
+    def __init__(
+        self, launcher: "Launcher", given: list[int], grid: Grid, numbers: tuple[int | float | bytes, ...]
+    ) -> None:
+        items = launcher.items
+        fixed = [i for i in range(len(items)) if i not in given]
+        text, offsets, middle = lay_out([items[i] for i in given], CONFIGURATION_BYTES)
+        fixed_text, fixed_offsets, end = lay_out([items[i] for i in fixed], middle)
+        self._offsets = [offset for _, offset in sorted(zip((*given, *fixed), (*offsets, *fixed_offsets), strict=True))]
+        image = bytearray(end)
+        SHAPE.pack_into(image, 0, *grid, *launcher.block, launcher.shared_bytes)
+        struct.pack_into(fixed_text, image, middle, *numbers)
+        self._image = bytes(image)
+        self._launcher = launcher
+        self._attributes, self._attributes_count = launcher.attributes
+        self._pack = struct.Struct(QUEUE + text).pack_into
+        self._launch = device.calling(launcher.target.device, _launch_function(launcher.target.platform))
+        self._pool: list[Frame] = []
+
+    def _frame(self) -> Frame:
+        memory = ctypes.create_string_buffer(len(self._image) + 64)
+        start = -ctypes.addressof(memory) % 64
+        address = ctypes.addressof(memory) + start
+        ctypes.memmove(address, self._image, len(self._image))
+        pointers = (ctypes.c_void_p * max(len(self._offsets), 1))(*(address + offset for offset in self._offsets))
+        arguments = ADDRESS(address), ADDRESS(self._launcher.function), ADDRESS(ctypes.addressof(pointers)), None
+        return Frame(memory, start + SHAPE_BYTES, arguments, pointers)
+
+    def launch(self, stream: int, *arguments: int | float | bytes, grid: Grid | None = None) -> None:
+        """Launch on ``stream``; raises BackendError with the driver's status and the kernel's name."""
+        pool = self._pool
+        try:
+            frame = pool.pop()
+        except IndexError:
+            frame = self._frame()
+        memory, variable, call, _ = frame
+        if grid is not None:
+            GRID.pack_into(memory, variable - SHAPE_BYTES, *grid)
+        self._pack(memory, variable, stream, self._attributes, self._attributes_count, *arguments)
+        status = self._launch(*call)
+        if status:
+            status = device.again(status, self._launcher.target.device, self._launch, *call)
+        if status:
+            shape, target = GRID.unpack_from(memory, variable - SHAPE_BYTES), self._launcher.target
+            name = device.status_name(status)
+            raise BackendError(f"launching {self._launcher.entry} with grid {shape} on {target}: {name}")
+        pool.append(frame)
 
 
 class Launcher:
@@ -99,74 +156,39 @@ class Launcher:
         shared_bytes: int,
         attributes: bytes,
     ) -> None:
-        self.entry = entry
-        self._target = target
-        self._device = target.device
-        self._function = function
-        self._attributes = ctypes.create_string_buffer(attributes, len(attributes)) if attributes else None
-        where = ctypes.addressof(self._attributes) if self._attributes is not None else 0
-        self._before_stream = (*block, shared_bytes)
-        self._after_stream = (where, len(attributes) // ATTRIBUTE.size)
-        layout, self._offsets = frame_layout(signature)
-        self._size, self._pack = layout.size, layout.pack_into
-        self._pool: list[Frame] = []
-        self._launch = _launch_function(target.platform)
-        self._current = device.asking_current()
-
-    def _frame(self) -> Frame:
-        memory = ctypes.create_string_buffer(self._size + 64)
-        offset = -ctypes.addressof(memory) % 64
-        address = ctypes.addressof(memory) + offset
-        pointers = (ctypes.c_void_p * max(len(self._offsets), 1))(*(address + offset for offset in self._offsets))
-        return Frame(memory, offset, address, ctypes.addressof(pointers), pointers)
+        self.target, self.function, self.entry = target, function, entry
+        self.items = re.findall(r"\d*[a-zA-Z]", signature)
+        self.block, self.shared_bytes = block, shared_bytes
+        self._kept = ctypes.create_string_buffer(attributes, max(len(attributes), 1))
+        self.attributes = (ctypes.addressof(self._kept) if attributes else 0, len(attributes) // ATTRIBUTE.size)
+        self._all = Bound(self, list(range(len(self.items))), (0, 0, 0), ()).launch
 
     def __call__(self, stream: int, grid: Grid, *arguments: int | float | bytes) -> None:
         """Launch on ``stream``; raises BackendError with the driver's status and the kernel's name."""
-        pool = self._pool
-        try:
-            frame = pool.pop()
-        except IndexError:
-            frame = self._frame()
-        memory, offset, configuration, parameters, _ = frame
-        self._pack(memory, offset, *grid, *self._before_stream, stream, *self._after_stream, *arguments)
-        if self._current() == self._device:
-            status = self._launch(configuration, self._function, parameters, None)
-        else:
-            with device.on(self._device):
-                status = self._launch(configuration, self._function, parameters, None)
-        if status:
-            status = self._again(status, configuration, parameters)
-        pool.append(frame)
-        if status:
-            name = device.status_name(status)
-            raise BackendError(f"launching {self.entry} with grid {grid} on {self._target}: {name}")
+        self._all(stream, *arguments, grid=grid)
 
-    def _again(self, status: int, configuration: int, parameters: int) -> int:
-        """Return the status of a second try, for a thread that never spoke to the device has no context yet."""
-        if status != device.INVALID_CONTEXT:
-            return status
-        device.bind(self._device)
-        return self._launch(configuration, self._function, parameters, None)
+    def bind(self, grid: Grid, *numbers: int | float) -> Callable[..., None]:
+        """Return the launch on ``grid`` with the arguments that are ``numbers``: it wants the stream and the others.
+
+        Those are the addresses and strings of bytes (P and s in the signature), in their order: half of the host time
+        of a launch with many arguments is packing what never changes.
+        """
+        return Bound(self, [i for i, item in enumerate(self.items) if item[-1] in "Ps"], grid, numbers).launch
 
 
-@cache
-def frame_layout(signature: str) -> tuple[struct.Struct, tuple[int, ...]]:
-    """Return how a configuration and the arguments of ``signature`` lie in a frame, and where each argument is.
+def lay_out(items: Sequence[str], start: int) -> tuple[str, tuple[int, ...], int]:
+    """Return how arguments lie from the offset ``start`` on: a format of `struct`, their offsets, and their end.
 
-    A letter is one argument, a number before a letter one array by value; strings of bytes are aligned to 64.
+    Strings of bytes are aligned to 64, all others to their own size.
     """
-    layout, offsets, count = CONFIGURATION, [], ""
-    for letter in signature:
-        if letter.isdigit():
-            count += letter
-            continue
-        size = struct.calcsize(layout)
-        alignment = 64 if letter == "s" else struct.calcsize(letter)
-        padding = -size % alignment
-        offsets.append(size + padding)
-        layout += f"{padding}x{count}{letter}" if padding else f"{count}{letter}"
-        count = ""
-    return struct.Struct(layout), tuple(offsets)
+    text, offsets, end = "", [], start
+    for item in items:
+        alignment = 64 if item[-1] == "s" else struct.calcsize(item[-1])
+        padding = -end % alignment
+        offsets.append(end + padding)
+        text += f"{padding}x{item}"
+        end = offsets[-1] + struct.calcsize(item)
+    return text, tuple(offsets), end
 
 
 def prepare(

@@ -62,14 +62,13 @@ def linear(
         batch_invariant,
         False,
     )
-    seen = arrays.looks(weight, weight_scale, bias, input_scale, x, out)
-    weight_at, weight_scale_at, bias_at, input_scale_at, x_at, out_at = (at for at, _ in seen)
-    number = scale_ub is None or isinstance(scale_ub, float)
-    looks = tuple(look for _, look in seen) if number else (None,)
-    low_bits = (x_at | weight_at | out_at) & 15, (weight_scale_at | bias_at | input_scale_at) & 15
-    key = (looks, group_shape, scale_ub if number else None, out_dtype, use_fast_accum, batch_invariant, low_bits)
-    addresses = weight_at, weight_scale_at, bias_at, input_scale_at
-    return forward(layer, addresses, _CALLS, key, looks, x, x_at, out, out_at, stream)
+    addresses, looks = arrays.looks(x, weight, weight_scale, bias, input_scale, out)
+    x_at, weight_at, weight_scale_at, bias_at, input_scale_at, out_at = addresses
+    key = None
+    if looks is not None and (scale_ub is None or isinstance(scale_ub, float)):
+        bits = (x_at | weight_at | out_at) & 15 | ((weight_scale_at | bias_at | input_scale_at) & 15) << 4
+        key = (looks, bits, group_shape, scale_ub, out_dtype, use_fast_accum, batch_invariant)
+    return forward(layer, addresses[1:5], _CALLS, key, x, x_at, out, out_at, stream)
 
 
 @explains(linear)
@@ -114,9 +113,7 @@ class Fp8Linear:
             stable_weight=False,
         )
         operands.is_fp8(arrays.view(weight, "weight"), "weight")
-        seen = arrays.looks(weight, weight_scale, bias, input_scale)
-        self._addresses = seen[0][0], seen[1][0], seen[2][0], seen[3][0]
-        self._all_seen = None if any(looks is None for _, looks in seen) else ()
+        self._addresses, self._looks = arrays.looks(weight, weight_scale, bias, input_scale)
         self._calls: Calls[Call] = Calls()
 
     @classmethod
@@ -160,10 +157,9 @@ class Fp8Linear:
 
     def __call__(self, x: object, *, out: object = None, stream: object = None) -> Any:
         """Return ``x @ weight.T + bias`` for x ``[..., k]``."""
-        (x_at, x_looks), (out_at, out_looks) = arrays.looks(x, out)
-        key = (x_looks, out_looks, (x_at | out_at) & 15)
-        looks = (x_looks, out_looks, self._all_seen)
-        result = forward(self._layer, self._addresses, self._calls, key, looks, x, x_at, out, out_at, stream)
+        (x_at, out_at), looks = arrays.looks(x, out)
+        key = None if looks is None or self._looks is None else (looks, (x_at | out_at) & 15)
+        result = forward(self._layer, self._addresses, self._calls, key, x, x_at, out, out_at, stream)
         if not self._layer.stable_weight:
             self._settle(x, stream)
         return result

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from fp8core import device
 from fp8core.blaslt import heuristic as blaslt_heuristic
-from fp8core.blaslt import launch as blaslt_launch
 from fp8core.blaslt import library as blaslt_library
 from fp8core.problem import ScaledMm, Target
 
@@ -110,7 +109,8 @@ def pretend(monkeypatch, stub: Stub, targets: tuple[Target, ...]) -> None:
     monkeypatch.setattr(device, "count", lambda: len(targets))
     monkeypatch.setattr(device, "target", lambda ordinal: targets[ordinal])
     monkeypatch.setattr(device, "current", lambda: 0)
+    monkeypatch.setattr(device, "asking_current", lambda: device.current)
     monkeypatch.setattr(device, "bind", lambda ordinal: None)
-    monkeypatch.setattr(blaslt_launch, "lacks_context", lambda target: False)
+    monkeypatch.setattr(device, "again", lambda status, *_: status)
     monkeypatch.setattr(device, "on", lambda ordinal: nullcontext())
     forget()

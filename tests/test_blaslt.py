@@ -9,7 +9,6 @@ import pytest
 
 from blaslt_tools import H200, MI300, Stub, build, forget, pretend, problem
 from fp8core import blaslt, device
-from fp8core.blaslt import launch as blaslt_launch
 from fp8core.blaslt import product as blaslt_product
 from fp8core.blaslt.library import Library, Owned, candidates
 from fp8core.blaslt.names import CUBLASLT, DIALECTS, HIPBLASLT, SCALE_MODES, WIDTHS
@@ -338,11 +337,16 @@ def test_failed_launch_names_the_problem_and_leaves_the_plan_usable(stub):
 def test_thread_without_a_context_gets_one(stub, monkeypatch):
     launch, _ = launched(stub, product(problem()))
     bound = []
-    monkeypatch.setattr(device, "bind", lambda ordinal: (bound.append(ordinal), stub.fail("", 0)))
-    monkeypatch.setattr(blaslt_launch, "lacks_context", lambda target: not bound)
+
+    def again(status, ordinal, function, *arguments):
+        bound.append((status, ordinal))
+        stub.fail("", 0)
+        return function(*arguments)
+
+    monkeypatch.setattr(device, "again", again)
     stub.fail("Matmul", 13)
     launch(*ARGUMENTS[:5], 0, OUT, 0, 0, SCRATCH)
-    assert bound == [0]
+    assert bound == [(13, 0)]
 
 
 def test_no_offer_is_an_answer(stub):

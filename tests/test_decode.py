@@ -118,7 +118,13 @@ def test_it_says_what_it_cannot_do(fields, words):
 @pytest.mark.parametrize("stable", [False, True])
 def test_only_a_stable_weight_is_read_early(stable, monkeypatch):
     asked = []
-    monkeypatch.setattr(hopper.jit, "prepare", lambda *_, **__: lambda *arguments: asked.append(arguments[-1]))
+
+    class Launcher:
+        def bind(self, grid, *numbers):
+            asked.append(numbers[-1])
+            return lambda *addresses: None
+
+    monkeypatch.setattr(hopper.jit, "prepare", lambda *_, **__: Launcher())
     monkeypatch.setattr(hopper, "encode", lambda *_: b"")
     hopper.plan_decode(problem(16, 4096, 4096, stable_weight=stable))(0, *[16] * 9)
     assert asked == [stable]

@@ -4,16 +4,28 @@ Nothing is copied in either direction, and no framework is imported: one is foun
 of its arrives.
 """
 
-import sys
 from functools import cache
-from typing import Any, Final
+from typing import Any
 
 from fp8core.arrays.base import Framework, Maker, Result, TensorView
+from fp8core.arrays.frameworks import framework_of
+from fp8core.arrays.glances import Looks, looks
 from fp8core.arrays.names import dtype_name
 from fp8core.errors import DeviceError, DTypeError
 from fp8core.float8 import Float8Array
 
-__all__ = ["Framework", "Maker", "Result", "TensorView", "dtype_name", "framework_of", "looks", "stream_of", "view"]
+__all__ = [
+    "Framework",
+    "Looks",
+    "Maker",
+    "Result",
+    "TensorView",
+    "dtype_name",
+    "framework_of",
+    "looks",
+    "stream_of",
+    "view",
+]
 
 
 def view(x: Any, name: str, *, written: bool = False) -> TensorView:
@@ -38,15 +50,6 @@ def view(x: Any, name: str, *, written: bool = False) -> TensorView:
     if written:
         seen.framework.written(_memory_of(x), name)
     return seen
-
-
-def looks(*operands: Any) -> list[tuple[int, Any]]:
-    """Return the address of each operand and how it looks: what passes every check if an array of equal looks did.
-
-    ``(0, ())`` for None; looks of None where an array has to be viewed each time.
-    """
-    lookers = _LOOKERS
-    return [(0, ()) if x is None else lookers[type(x)](x) for x in operands]
 
 
 def stream_of(first: TensorView, stream: Any = None, *others: TensorView) -> int:
@@ -98,35 +101,6 @@ def _address(stream: Any) -> int:
     )
 
 
-def framework_of(cls: type) -> Framework | None:
-    """Return the framework of arrays of type ``cls``, or None if they offer nothing that is known here."""
-    if _is(cls, "torch", "Tensor"):
-        from fp8core.arrays import torch_tensors
-
-        return torch_tensors.framework()
-    if _is(cls, "cupy", "ndarray"):
-        from fp8core.arrays import cupy_arrays
-
-        return cupy_arrays.framework()
-    if _is(cls, "jax", "Array") or _is(cls, "jax.core", "Tracer"):
-        from fp8core.arrays import jax_arrays
-
-        return jax_arrays.framework()
-    if _is(cls, "numpy", "ndarray"):
-        from fp8core.arrays import numpy_arrays
-
-        return numpy_arrays.framework()
-    if hasattr(cls, "__dlpack_c_exchange_api__"):
-        from fp8core.arrays import exchange
-
-        return exchange.framework(cls)
-    if hasattr(cls, "__dlpack__") and hasattr(cls, "__dlpack_device__"):
-        from fp8core.arrays import foreign
-
-        return foreign.framework()
-    return None
-
-
 @cache
 def _reader(cls: type) -> Any:
     if issubclass(cls, Float8Array):
@@ -137,37 +111,5 @@ def _reader(cls: type) -> Any:
     return None if framework is None else framework.view
 
 
-class _Lookers(dict[type, Any]):
-    """How arrays of a type are looked at, found out on the first: a subscript costs half of a cached call."""
-
-    def __missing__(self, cls: type) -> Any:
-        if issubclass(cls, Float8Array):
-            look: Any = _look_of_float8
-        else:
-            framework = framework_of(cls)
-            look = _unknown if framework is None else framework.look
-        self[cls] = look
-        return look
-
-
-_LOOKERS: Final = _Lookers()
-
-
-def _look_of_float8(x: Float8Array) -> tuple[int, Any]:
-    pointer, codes = looks(x.codes)[0]
-    return pointer, None if codes is None else (x.dtype, codes)
-
-
-def _unknown(x: Any) -> tuple[int, None]:
-    """Leave it to `view` to say what is wrong with ``x``."""
-    del x
-    return 0, None
-
-
 def _memory_of(x: Any) -> Any:
     return x.codes if isinstance(x, Float8Array) else x
-
-
-def _is(cls: type, module: str, attribute: str) -> bool:
-    known = getattr(sys.modules.get(module), attribute, None)
-    return isinstance(known, type) and issubclass(cls, known)

@@ -1,17 +1,23 @@
 """PyTorch at the border, through the module that made the tensors: `sys.modules` has it when one arrives."""
 
 import sys
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
 from fp8core import device
-from fp8core.arrays.base import Framework, Maker, Result, TensorView, refused_dtype, strides_or_contiguous
+from fp8core.arrays.base import (
+    Framework,
+    Maker,
+    Result,
+    TensorView,
+    new_tuple,
+    refused_dtype,
+    strides_or_contiguous,
+)
 from fp8core.dlpack import contiguous
 from fp8core.errors import DeviceError, LayoutError
 from fp8core.problem import HOST, ITEMSIZE, Target
-
-_new: Any = tuple.__new__
-"""Makes a named tuple in a third of the time that its own constructor takes."""
 
 
 class Torch(Framework):
@@ -31,6 +37,8 @@ class Torch(Framework):
         self._on = cache(lambda ordinal: torch.device("cuda", ordinal))
         self._empty_strided = torch.empty_strided
         self._cpu = torch.device("cpu")
+        self._guards = _guards(torch)
+        self.address = None if self._guards is None else torch.Tensor.data_ptr
 
     def view(self, x: Any, name: str) -> TensorView:
         """Return a view of a tensor; what is sparse, fake, or on another device than CUDA, ROCm and CPU is refused."""
@@ -57,7 +65,7 @@ class Torch(Framework):
             )
         if strides and strides[-1] != 1 and x.is_neg():
             raise LayoutError(f"{name} has the negative bit of torch set: call resolve_neg() first")
-        seen: TensorView = _new(TensorView, (pointer, dtype, tuple(x.shape), strides, target, self, x, None))
+        seen: TensorView = new_tuple(TensorView, (pointer, dtype, tuple(x.shape), strides, target, self, x, None))
         return seen
 
     def look(self, x: Any) -> tuple[int, Any]:
@@ -67,6 +75,12 @@ class Torch(Framework):
             return pointer, (x.dtype, x.shape, x.stride(), x.device) if pointer else None
         except (RuntimeError, NotImplementedError):  # sparse, fake: `view` has the words
             return 0, None
+
+    def glance(self, operands: tuple[Any, ...]) -> Callable[..., bool]:
+        """Return the guard of torch's compiled graphs: it compares every field that `look` reads, and more."""
+        assert self._guards is not None
+        check: Callable[..., bool] = self._guards(*operands, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+        return check
 
     def maker(
         self, shape: tuple[int, ...], dtype: str, target: Target, strides: tuple[int, ...] | None = None
@@ -97,6 +111,12 @@ class Torch(Framework):
         stream: int = self._raw_stream(target.device)
         return stream
 
+    def asking_stream(self, target: Target) -> Callable[[], int]:
+        """Return a function that asks for torch's current stream on the device of ``target``."""
+        if target.platform == "host" or self._raw_stream is None:
+            return int
+        return partial(self._raw_stream, target.device)
+
     def empty(
         self,
         shape: tuple[int, ...],
@@ -113,7 +133,7 @@ class Torch(Framework):
             strides = contiguous(shape)
         # Half a microsecond faster than torch.empty.
         array = self._empty_strided(shape, strides, dtype=self._dtypes[dtype], device=where)
-        made: Result = _new(Result, (array.data_ptr(), array))
+        made: Result = new_tuple(Result, (array.data_ptr(), array))
         return made
 
     def _empty_on(
@@ -134,6 +154,19 @@ class Torch(Framework):
         del owner
         if view.target.platform != "host":
             device.join(stream, self.stream(view.target), view.target.device)
+
+
+def _guards(torch: Any) -> Any:
+    """Return the class of torch's guards, or None where it is not what it is known to be."""
+    guards: Any = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards", None)
+    try:
+        x, y = torch.zeros(2, 4, 4, device="cpu")
+        others = x[:2], x[:, :2], x.t(), x.int(), torch.empty(4, 4, device="meta"), torch.nn.Parameter(y), x.to_sparse()
+        check = guards(x, x, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+        exact = check(x, y) and not any(check(x, other) for other in others)
+    except (TypeError, AttributeError, RuntimeError):
+        return None
+    return guards if exact else None
 
 
 @cache

@@ -8,7 +8,6 @@ from fp8core import device
 from fp8core.blaslt.heuristic import offers
 from fp8core.blaslt.library import Library, find
 from fp8core.blaslt.product import Layouts, Operation, Product
-from fp8core.problem import Target
 
 _ONE: Final = ctypes.c_float(1.0)
 _ZERO: Final = ctypes.c_float(0.0)
@@ -46,14 +45,6 @@ def with_scratch(launch: Callable[..., None], scratch_bytes: int, owns: object =
     return named
 
 
-def lacks_context(target: Target) -> bool:
-    """Return whether the calling thread has not met its device: cuBLASLt then says "execution failed" (H200)."""
-    context = ctypes.c_void_p()
-    return (
-        target.platform == "cuda" and device.driver().cuCtxGetCurrent(ctypes.byref(context)) == 0 and not context.value
-    )
-
-
 def plan(product: Product, choice: int = 0) -> Launch:
     """Return the call of the library's offer number ``choice``, made ready.
 
@@ -66,16 +57,17 @@ def plan(product: Product, choice: int = 0) -> Launch:
     library = find(product.target.platform)
     assert isinstance(library, Library)
     ordinal = product.target.device
-    handle = library.handle(ordinal)
-    matmul = library.function("Matmul")
+    address = ctypes.c_void_p.from_param  # converts once: the call has no argument types, which would do so each time
+    handle = address(library.handle(ordinal))
+    matmul = device.calling(ordinal, library.untyped("Matmul"))
     layouts = Layouts(library, product)
-    weight, tokens, addend, result = (x.handle for x in (layouts.weight, layouts.tokens, layouts.addend, layouts.out))
+    matrices = layouts.weight, layouts.tokens, layouts.addend, layouts.out
+    weight, tokens, addend, result = (address(matrix.handle) for matrix in matrices)
     algorithm = ctypes.create_string_buffer(offer.algorithm, len(offer.algorithm))
-    algorithm_at, one, zero = (ctypes.addressof(x) for x in (algorithm, _ONE, _ZERO))
-    workspace_bytes = offer.workspace_bytes
+    algorithm_at, one, zero = (address(ctypes.addressof(x)) for x in (algorithm, _ONE, _ZERO))
+    workspace_bytes = ctypes.c_size_t.from_param(offer.workspace_bytes)
     pool = [Operation(library, product)]
     given_addend = library.dialect.addend
-    current = device.current
 
     def launch(
         stream: int,
@@ -96,35 +88,30 @@ def plan(product: Product, choice: int = 0) -> Launch:
         addresses = (scale_a, scale_b, bias, out_scale, amax)
         if operation.addresses != addresses:
             operation.point(addresses)
+        out_at = address(out)
         arguments = (
             handle,
-            operation.handle,
+            operation.argument,
             one,
-            b,
+            address(b),
             weight,
-            a,
+            address(a),
             tokens,
             zero,
-            out if given_addend else 0,
+            out_at if given_addend else None,
             addend,
-            out,
+            out_at,
             result,
             algorithm_at,
-            scratch,
+            address(scratch),
             workspace_bytes,
-            stream,
+            address(stream),
         )
-        if current() == ordinal:
-            status = matmul(*arguments)
-        else:
-            with device.on(ordinal):
-                status = matmul(*arguments)
-        if status and lacks_context(product.target):
-            with device.on(ordinal):
-                device.bind(ordinal)
-                status = matmul(*arguments)
+        status = matmul(*arguments)
+        if status:
+            status = device.again(status, ordinal, matmul, *arguments)
         pool.append(operation)
         if status:
             library.check("Matmul", status, product)
 
-    return with_scratch(launch, workspace_bytes, (layouts, algorithm))
+    return with_scratch(launch, offer.workspace_bytes, (layouts, algorithm))

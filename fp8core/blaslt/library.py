@@ -5,7 +5,7 @@ import os
 import struct
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from threading import Lock
@@ -71,6 +71,11 @@ class Library:
     def function(self, name: str) -> "ctypes._NamedFuncPointer":
         """Return the function ``name`` (without the prefix), its argument types set."""
         function: ctypes._NamedFuncPointer = getattr(self._dll, self.dialect.prefix + name)
+        return function
+
+    def untyped(self, name: str) -> Callable[..., int]:
+        """Return the function ``name`` without argument types, for arguments that `ctypes` has converted already."""
+        function: Callable[..., int] = self._dll[self.dialect.prefix + name]
         return function
 
     @property

@@ -101,20 +101,23 @@ class Operation:
         self._owned = describe(library, product)
         self._library, self._product = library, product
         self._names = pointers_of(product)
-        self._numbers = tuple(library.dialect.attributes[name] if name else -1 for name in self._names)
-        self._set = library.function("MatmulDescSetAttribute")
+        self._set = library.untyped("MatmulDescSetAttribute")
         self._value = ctypes.c_uint64()
-        self._value_at = ctypes.addressof(self._value)
         self.handle = self._owned.handle
+        self.argument = ctypes.c_void_p.from_param(self.handle)
+        # Converted once: the call has no argument types, which would do so each time.
+        numbers, value, size = library.dialect.attributes, ctypes.byref(self._value), ctypes.c_size_t.from_param(8)
+        named = [(i, name) for i, name in enumerate(self._names) if name]
+        self._settings = [(i, (self.argument, numbers[name], value, size)) for i, name in named]
         self.addresses: tuple[int, ...] = (0, 0, 0, 0, 0)
 
     def point(self, addresses: tuple[int, ...]) -> None:
         """Write the addresses that differ from those of the last call."""
         known = self.addresses
-        for i, number in enumerate(self._numbers):
-            if number >= 0 and addresses[i] != known[i]:
+        for i, arguments in self._settings:
+            if addresses[i] != known[i]:
                 self._value.value = addresses[i]
-                status = self._set(self.handle, number, self._value_at, 8)
+                status = self._set(*arguments)
                 if status:
                     self._library.check("MatmulDescSetAttribute", status, f"{self._names[i]} of {self._product}")
         self.addresses = addresses

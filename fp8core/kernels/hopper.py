@@ -66,9 +66,8 @@ def encode(pointer: int, rows: int, columns: int, stride: int, box_rows: int) ->
     )
     encoder = device.driver().cuTensorMapEncodeTiled
     status = encoder(*arguments)
-    if status == device.INVALID_CONTEXT:
-        device.bind(device.current())
-        status = encoder(*arguments)
+    if status:
+        status = device.again(status, device.current(), encoder, *arguments)
     device.check(status, "cuTensorMapEncodeTiled", f"uint8 [{rows}, {columns}] with rows {stride} apart")
     return ctypes.string_at(address, 128)
 
@@ -86,14 +85,12 @@ class DecodeMm:
         wide = MOST_ROWS if problem.batch_invariant else side
         plan = layout(problem.n, problem.k, wide, rule(wide, blockwise), problem.target)
         depth = stages(plan, side, scale_rows, problem.target)
-        self._grid = (plan.blocks * plan.clusters, 1, 1)
         self._weight_maps = TensorMaps(problem.n, problem.k, problem.ldb, plan.tile)
         self._a_maps = TensorMaps(problem.m, problem.k, problem.lda, side)
-        self._scale_strides = (problem.scale_a_strides, problem.scale_b_strides)
         # The weight is read before the predecessor has ended, unless that may be who writes it.
         early = int(problem.stable_weight)
-        self._shape = (problem.ldo, problem.m, problem.n, ceil_div(problem.k, CHUNK), early)
-        self._launcher = jit.prepare(
+        strides = (*problem.scale_a_strides, *problem.scale_b_strides)
+        launcher = jit.prepare(
             problem.target,
             "hopper_decode",
             "hopper_decode",
@@ -117,6 +114,8 @@ class DecodeMm:
             cluster=plan.blocks,
             programmatic=True,
         )
+        shape = (problem.ldo, problem.m, problem.n, ceil_div(problem.k, CHUNK))
+        self._launch = launcher.bind((plan.blocks * plan.clusters, 1, 1), *strides, *shape, early)
 
     def __call__(
         self,
@@ -132,10 +131,7 @@ class DecodeMm:
         _scratch: int,
     ) -> None:
         """Launch; `SCALED_MM`'s parameters."""
-        (a_row, a_col), (b_row, b_col) = self._scale_strides
-        maps = self._weight_maps[b], self._a_maps[a]
-        scales = scale_a, a_row, a_col, scale_b, b_row, b_col
-        self._launcher(stream, self._grid, *maps, *scales, bias, out, *self._shape)
+        self._launch(stream, self._weight_maps[b], self._a_maps[a], scale_a, scale_b, bias, out)
 
 
 class Panels:

@@ -1,6 +1,6 @@
 """The kernels of quantization: three bodies, and which problem each of them takes."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Final, NamedTuple
 
@@ -17,6 +17,8 @@ SIGNATURE: Final = "PqPqPqqqqPffq"
 x, x_stride, data, data_stride, scale, its row and column strides, rows, rows_padded, upper, upper_value, eps, cols."""
 X_STRIDE, DATA_STRIDE, ROWS, ROWS_PADDED = 1, 3, 7, 8
 """Their places among the operands of a launch."""
+ADDRESSES: Final = (0, 2, 4, 9)
+"""The places of the operands that are addresses; all others are numbers."""
 MOST_BLOCKS_Y: Final = 65_535
 STATIC, TENSOR, TOKEN, GROUP = range(4)
 """The modes of cuda_src/common/quantize_scale.cuh."""
@@ -63,24 +65,54 @@ def prepare(
     )
 
 
+class Body:
+    """A body made ready for rows of ``cols``: ``place`` gives the launcher and the grid that suit operands."""
+
+    def __init__(self, cols: int, place: Callable[..., tuple[jit.Launcher, jit.Grid]]) -> None:
+        self._cols, self._place = cols, place
+
+    def __call__(self, stream: int, *operands: Any) -> None:
+        """Launch, unless there are no rows."""
+        run, grid = self._place(operands)
+        if all(grid):
+            run(stream, grid, *operands, self._cols)
+
+    def bind(self, *numbers: Any) -> Launch:
+        """Return the launch with its numbers: it is called with the stream and the addresses."""
+        run, grid = self._place(operands_of((0,) * len(ADDRESSES), numbers))
+        return run.bind(grid, *numbers, self._cols)
+
+
+def operands_of(addresses: tuple[int, ...], numbers: tuple[int | float, ...]) -> tuple[int | float, ...]:
+    """Return the operands of a launch of which some are addresses and the others numbers."""
+    rest, places = iter(numbers), dict(zip(ADDRESSES, addresses, strict=True))
+    return tuple(places[i] if i in places else next(rest) for i in range(len(addresses) + len(numbers)))
+
+
+def bind(launch: Launch, *numbers: int | float) -> Launch:
+    """Return ``launch`` with its numbers, for one row or more: it wants the stream and x, data, scale and upper."""
+    if isinstance(launch, Body):
+        return launch.bind(*numbers)
+    return lambda stream, *addresses: launch(stream, *operands_of(addresses, numbers))
+
+
 # ---- a tile in registers -----------------------------------------------------------------------------
 
 
 def plan_tile(problem: Quantize) -> Launch:
     """Return the launch of quantize_tile: every element is read once and written once."""
     few, some = row_bounds(problem)
-    for_few, for_some, for_many = (_launch_tile(problem, rows) for rows in (few, some, MANY_ROWS))
+    for_few, for_some, for_many = (_tiles(problem, rows) for rows in (few, some, MANY_ROWS))
 
-    def launch(stream: int, *operands: Any) -> None:
+    def place(operands: Any) -> tuple[jit.Launcher, jit.Grid]:
         rows = operands[ROWS_PADDED]
-        if rows:
-            (for_few if rows <= few else for_some if rows <= some else for_many)(stream, *operands)
+        return (for_few if rows <= few else for_some if rows <= some else for_many)(rows)
 
-    return launch
+    return Body(problem.cols, place)
 
 
-def _launch_tile(problem: Quantize, most_rows: int) -> Launch:
-    """Return the launch of the kernel for up to ``most_rows`` rows."""
+def _tiles(problem: Quantize, most_rows: int) -> Callable[[int], tuple[jit.Launcher, jit.Grid]]:
+    """Return what gives the kernel for up to ``most_rows`` rows, and the grid for some of them."""
     cols, tile = problem.cols, tile_of(problem, most_rows)
     shape = shape_of(problem, tile, most_rows)
     if tile.rows == 1 and problem.group_shape.cols < 0:
@@ -100,13 +132,13 @@ def _launch_tile(problem: Quantize, most_rows: int) -> Launch:
     block_rows = shape.threads // shape.team // shape.teams_x * tile.rows
     across = max(ceil_div(cols, span), 1)
 
-    def launch(stream: int, *operands: Any) -> None:
+    def sized(rows: int) -> tuple[jit.Launcher, jit.Grid]:
         # Blocks side by side run together: memory is read and written row by row.
-        down = ceil_div(operands[ROWS_PADDED], block_rows)
-        folds = ceil_div(down, MOST_BLOCKS_Y)
-        run(stream, (across, ceil_div(down, folds), folds), *operands, cols)
+        down = ceil_div(rows, block_rows)
+        folds = max(ceil_div(down, MOST_BLOCKS_Y), 1)
+        return run, (across, ceil_div(down, folds), folds)
 
-    return launch
+    return sized
 
 
 # ---- a tensor on a resident grid ---------------------------------------------------------------------
@@ -146,12 +178,12 @@ def plan_tensor(problem: Quantize) -> Launch:
             problem, "quantize_tensor", TENSOR_THREADS, constants, shared_bytes=shared_bytes, cooperative=True
         )
 
-    def launch(stream: int, *operands: Any) -> None:
+    def place(operands: Any) -> tuple[jit.Launcher, jit.Grid]:
         rows, flat = operands[ROWS], operands[X_STRIDE] == operands[DATA_STRIDE] == cols
         alone = rows * cols <= ONE_BLOCK
-        run(flat or rows == 1, alone)(stream, (1 if alone else blocks, 1, 1), *operands, cols)
+        return run(flat or rows == 1, alone), (1 if alone else blocks, 1, 1)
 
-    return launch
+    return Body(cols, place)
 
 
 # ---- strips, one element at a time -------------------------------------------------------------------
@@ -185,12 +217,11 @@ def plan_strip(problem: Quantize) -> Launch:
     run = prepare(problem, "quantize_strip", strip.threads, constants, programmatic=True)
     blocks_y = min(max(ceil_div(cols, strip.width), 1), MOST_BLOCKS_Y) if strip.width else 1
 
-    def launch(stream: int, *operands: Any) -> None:
+    def place(operands: Any) -> tuple[jit.Launcher, jit.Grid]:
         blocks = 1 if strip.height < 0 else ceil_div(operands[ROWS_PADDED], strip.height)
-        if blocks:
-            run(stream, (blocks, blocks_y, 1), *operands, cols)
+        return run, (blocks, blocks_y, 1)
 
-    return launch
+    return Body(cols, place)
 
 
 # ---- the table ---------------------------------------------------------------------------------------

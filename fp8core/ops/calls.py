@@ -13,23 +13,23 @@ class Calls(Generic[C]):
     """Prepared calls by everything that was checked for them: how operands look, and the other arguments."""
 
     def __init__(self) -> None:
-        self._calls: dict[tuple[Any, ...], C] = {}
+        self._calls: dict[tuple[Any, ...] | None, C] = {}
         _ALL.add(self)
 
     def forget(self) -> None:
         """Let every call be prepared anew."""
         self._calls.clear()
 
-    def get(self, key: tuple[Any, ...]) -> C | None:
+    def get(self, key: tuple[Any, ...] | None) -> C | None:
         """Return the call prepared for ``key``; None if there is none, or if the key cannot be hashed."""
         try:
             return self._calls.get(key)
         except TypeError:  # a list for a group shape, say: the long way takes it
             return None
 
-    def keep(self, key: tuple[Any, ...], call: C, *looks: Any) -> None:
-        """Keep ``call`` unless an operand has no looks."""
-        if None in looks:
+    def keep(self, key: tuple[Any, ...] | None, call: C) -> None:
+        """Keep ``call`` under ``key``, if there is one."""
+        if key is None:
             return
         if len(self._calls) >= CALLS_KEPT:
             self._calls.clear()

@@ -1,12 +1,13 @@
 """A linear layer's call: the input's quantization into one scratch, then the product."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from fp8core import arrays
 from fp8core.arrays import Maker, TensorView
 from fp8core.dispatch import Explanation, Launch
 from fp8core.errors import ScaleError
-from fp8core.kernels.quantize import QUANTIZE
+from fp8core.kernels.quantize import QUANTIZE, bind
 from fp8core.kernels.scaled_mm import SCALED_MM
 from fp8core.ops import operands
 from fp8core.ops.calls import Calls
@@ -50,16 +51,11 @@ class Call(NamedTuple):
     """A linear layer checked for inputs that look alike: its launches, and where things lie in its scratch."""
 
     quantize: Launch | None
-    """None where x is FP8 already, or empty."""
+    """With all of its numbers; None where x is FP8 already, or empty."""
     new_scratch: Maker | None
     """None where x is FP8 already."""
-    scale_offset: int
-    static: bool
-    x_stride: int
-    data_stride: int
-    scale_strides: tuple[int, int]
-    rows: int
-    upper_value: float
+    scale_offset: int | None
+    """Where the scales begin in the scratch; None where they are given."""
     product: Prepared
 
 
@@ -123,32 +119,20 @@ def _prepare(layer: Layer, q: _Quantization | None, product: Product, out: objec
     """Return a checked call, and the address of ``out`` (0 without one)."""
     ready, out_at = prepared(product, layer.use_fast_accum, layer.batch_invariant, out, layer.stable_weight)
     if q is None:
-        return Call(None, None, 0, True, 0, 0, (0, 0), 0, 0.0, ready), out_at
-    launch = QUANTIZE.plan(q.key) if q.at.rows * q.at.cols else None
-    static, at = q.how.given is not None, q.at
-    return (
-        Call(
-            launch,
-            ready.framework.scratch_maker(max(q.bytes, 1), ready.target),
-            q.scale_offset,
-            static,
-            at.stride,
-            at.cols,
-            q.scale_strides,
-            at.rows,
-            q.how.upper_value,
-            ready,
-        ),
-        out_at,
-    )
+        return Call(None, None, None, ready), out_at
+    at, launch = q.at, None
+    if at.rows * at.cols:
+        numbers = (at.stride, at.cols, *q.scale_strides, at.rows, at.rows, q.how.upper_value, EPS)
+        launch = bind(QUANTIZE.plan(q.key), *numbers)
+    new_scratch = product.a.framework.scratch_maker(max(q.bytes, 1), product.a.target)
+    return Call(launch, new_scratch, None if q.how.given is not None else q.scale_offset, ready), out_at
 
 
 def forward(
     layer: Layer,
-    addresses: tuple[int, int, int, int],
+    addresses: Sequence[int],
     calls: Calls[Call],
-    key: tuple[Any, ...],
-    looks: tuple[Any, ...],
+    key: tuple[Any, ...] | None,
     x: Any,
     x_at: int,
     out: Any,
@@ -167,42 +151,28 @@ def forward(
         product = _product(view, q, layer)
         call, out_at = _prepare(layer, q, product, out)
         if q is None or q.how.upper is None:
-            calls.keep(key, call, *looks)
+            calls.keep(key, call)
         others = product.others if q is None else (*product.others, *q.how.others)
         work = arrays.stream_of(view, stream, *others)
         _, weight_at, given_at, weight_scale_at, bias_at, _, _ = product.addresses
         x_at, upper_at = view.pointer, 0 if q is None else q.how.upper_pointer
     else:
-        work = call.product.framework.stream(call.product.target)
+        work = call.product.stream()
         weight_at, weight_scale_at, bias_at, given_at = addresses
-    quantize_, new_scratch, scale_offset, static, x_stride, cols, (row, col), rows, upper_value, ready = call
-    product_launch, new_product_scratch, framework, _, new = ready
+    quantize, new_scratch, scale_offset, (_, multiply, new_product_scratch, new, give) = call
     pool = None if stream is None else work
-    a_at, scale_at = x_at, given_at
+    a_at, scale_at, result = x_at, given_at, out
     if new_scratch is not None:
         a_at, _scratch = new_scratch(pool)
-        scale_at = given_at if static else a_at + scale_offset
+        scale_at = given_at if scale_offset is None else a_at + scale_offset
     if out is None:
         out_at, result = new(pool)
-    else:
-        result = out
-    if product_launch is not None:
-        if quantize_ is not None:
-            quantize_(work, x_at, x_stride, a_at, cols, scale_at, row, col, rows, rows, upper_at, upper_value, EPS)
-        product_scratch_at, _product_scratch = (0, None) if new_product_scratch is None else new_product_scratch(pool)
-        product_launch(
-            work,
-            a_at,
-            weight_at,
-            scale_at,
-            weight_scale_at,
-            bias_at,
-            out_at,
-            0,
-            0,
-            product_scratch_at,
-        )
-    return framework.give(result, work) if out is None and framework.wraps else result
+    if multiply is not None:
+        if quantize is not None:
+            quantize(work, x_at, a_at, scale_at, upper_at)
+        more_at, _more = (0, None) if new_product_scratch is None else new_product_scratch(pool)
+        multiply(work, a_at, weight_at, scale_at, weight_scale_at, bias_at, out_at, 0, 0, more_at)
+    return result if give is None or out is not None else give(result, work)
 
 
 def explanation(x: object, layer: Layer) -> Explanation:

@@ -113,10 +113,10 @@ def rms_norm_quant(
     plan = NORM_QUANTIZE.plan(operand.problem(how, round_intermediate, to.data_at, to.data_stride))
     work = arrays.stream_of(view, stream, *operand.others, *how.others)
 
-    def launch(data_at: int, scale_at: int) -> None:
+    def launch(work: int, x_at: int, data_at: int, scale_at: int, upper_at: int) -> None:
         plan(
             work,
-            view.pointer,
+            x_at,
             at.stride,
             operand.residual_pointer,
             operand.residual_stride,
@@ -127,12 +127,13 @@ def rms_norm_quant(
             scale_at,
             *to.scale_strides,
             at.rows,
-            how.upper_pointer,
+            upper_at,
             how.upper_value,
             how.eps,
         )
 
-    return to.filled(data, kept, work, None if stream is None else work, launch if at.rows * at.cols else None)
+    run, pool = launch if at.rows * at.cols else None, None if stream is None else work
+    return to.filled(run, work, pool, view.pointer, data, to.data_at, kept, to.scale_at, how.upper_pointer)
 
 
 def _given(out: object, scale: object) -> tuple[Any, Any]:
@@ -217,22 +218,23 @@ def silu_and_mul_quant(
     plan = SILU_QUANTIZE.plan(_silu_problem(view, at, how, round_intermediate, to.data_at, to.data_stride))
     work = arrays.stream_of(view, stream, *how.others)
 
-    def launch(data_at: int, scale_at: int) -> None:
+    def launch(work: int, x_at: int, data_at: int, scale_at: int, upper_at: int) -> None:
         plan(
             work,
-            view.pointer,
+            x_at,
             at.stride,
             data_at,
             to.data_stride,
             scale_at,
             *to.scale_strides,
             at.rows,
-            how.upper_pointer,
+            upper_at,
             how.upper_value,
             how.eps,
         )
 
-    return to.filled(data, kept, work, None if stream is None else work, launch if at.rows * cols else None)
+    run, pool = launch if at.rows * cols else None, None if stream is None else work
+    return to.filled(run, work, pool, view.pointer, data, to.data_at, kept, to.scale_at, how.upper_pointer)
 
 
 def problem_of_silu_and_mul_quant(call: SimpleNamespace) -> SiluQuantize:

@@ -1,5 +1,6 @@
 """Quantize and dequantize: FP8 data and scales such that ``data * scale`` is nearest to the values."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -8,24 +9,20 @@ from fp8core.arrays import TensorView
 from fp8core.dispatch import Launch
 from fp8core.errors import ShapeError
 from fp8core.kernels.dequantize import DEQUANTIZE
-from fp8core.kernels.quantize import QUANTIZE
+from fp8core.kernels.quantize import QUANTIZE, bind
 from fp8core.ops import operands, scales
 from fp8core.ops.calls import Calls
 from fp8core.ops.scaling import EPS, Destination, Quantized, Scaling, destination, scaling
-from fp8core.problem import ITEMSIZE, PER_TOKEN, Dequantize, Quantize, ScaleFormat, ScaleLayout, Target
+from fp8core.problem import ITEMSIZE, PER_TOKEN, Dequantize, Quantize, ScaleFormat, ScaleLayout
 
 
 class _Call(NamedTuple):
     """A quantization that has been checked, for any arrays that look alike."""
 
+    stream: Callable[[], int]
     launch: Launch | None
-    target: Target
+    """With all of its numbers: it wants the stream and the addresses of x, data, scale and scale_ub."""
     to: Destination
-    x_stride: int
-    rows: int
-    rows_out: int
-    upper_value: float
-    eps: float
 
 
 _CALLS: Calls[_Call] = Calls()
@@ -74,26 +71,16 @@ def quantize(
     """
     data, out_scale = out if isinstance(out, tuple) else (out, None)
     kept = scale if scale is not None else out_scale
-    (x_at, x_looks), (data_at, data_looks), (scale_at, scale_looks) = arrays.looks(x, data, kept)
-    number = scale_ub is None or isinstance(scale_ub, float)
-    key = (
-        x_looks,
-        data_looks,
-        scale_looks,
-        scale is None,
-        dtype,
-        group_shape,
-        scale_ub if number else None,
-        scale_format,
-        scale_layout,
-        eps,
-        rows_padded,
-        (x_at | data_at) & 15,
-    )
-    call = _CALLS.get(key) if number and stream is None else None
+    (x_at, data_at, scale_at), looks = arrays.looks(x, data, kept)
+    key = None
+    if looks is not None and (scale_ub is None or isinstance(scale_ub, float)):
+        bits = (x_at | data_at) & 15
+        given = scale is None
+        key = (looks, given, bits, dtype, group_shape, scale_ub, scale_format, scale_layout, eps, rows_padded)
+    call = _CALLS.get(key) if stream is None else None
     if call is not None:
-        work = call.to.framework.stream(call.target)
-        return _run(call, work, None, x_at, data, data_at, kept, scale_at, 0)
+        ask_stream, launch, to = call
+        return to.filled(launch, ask_stream(), None, x_at, data, data_at, kept, scale_at, 0)
     view, at, how, rows_out = _described(
         x, dtype, group_shape, scale, scale_ub, scale_format, scale_layout, eps, rows_padded
     )
@@ -102,55 +89,20 @@ def quantize(
     launch = None
     if rows_out * at.cols or how.computed(rows_out, at.cols):
         bits = operands.octets(view, at.stride, to.data_at, to.data_stride)
-        launch = QUANTIZE.plan(_key(view, how, at.cols, bits))
-    call = _Call(launch, view.target, to, at.stride, at.rows, rows_out, how.upper_value, how.eps)
-    if number:
-        _CALLS.keep(key, call, x_looks, data_looks, scale_looks)
+        launch = bind(
+            QUANTIZE.plan(_key(view, how, at.cols, bits)),
+            at.stride,
+            to.data_stride,
+            *to.scale_strides,
+            at.rows,
+            rows_out,
+            how.upper_value,
+            how.eps,
+        )
+    _CALLS.keep(key, _Call(view.framework.asking_stream(view.target), launch, to))
     work = arrays.stream_of(view, stream, *how.others)
     pool = None if stream is None else work
-    return _run(call, work, pool, view.pointer, data, to.data_at, kept, to.scale_at, how.upper_pointer)
-
-
-def _run(
-    call: _Call,
-    work: int,
-    pool: int | None,
-    x_at: int,
-    data: Any,
-    data_at: int,
-    scale: Any,
-    scale_at: int,
-    upper_at: int,
-) -> Quantized:
-    """Allocate what the caller did not give, launch, and hand over."""
-    launch, _, to, x_stride, rows, rows_out, upper_value, eps = call
-    framework = to.framework
-    new_data, new_scale = data is None, scale is None
-    if new_data:
-        data_at, data = to.new_data(pool)
-    if new_scale:
-        scale_at, scale = to.new_scale(pool)
-    if launch is not None:
-        row, col = to.scale_strides
-        launch(
-            work,
-            x_at,
-            x_stride,
-            data_at,
-            to.data_stride,
-            scale_at,
-            row,
-            col,
-            rows,
-            rows_out,
-            upper_at,
-            upper_value,
-            eps,
-        )
-    if framework.wraps:
-        data = framework.give(data, work) if new_data else data
-        scale = framework.give(scale, work) if new_scale else scale
-    return Quantized(data, scale)
+    return to.filled(launch, work, pool, view.pointer, data, to.data_at, kept, to.scale_at, how.upper_pointer)
 
 
 def _described(

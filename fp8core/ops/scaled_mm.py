@@ -1,28 +1,30 @@
 """Scaled matrix products of FP8 matrices."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from fp8core import arrays
-from fp8core.arrays import Framework, Maker, TensorView
+from fp8core.arrays import Maker, TensorView
 from fp8core.errors import ShapeError
 from fp8core.kernels.scaled_mm import SCALED_MM
 from fp8core.ops import operands
 from fp8core.ops.calls import Calls
 from fp8core.ops.product import Product, product_of
-from fp8core.problem import ScaledMm, Target
+from fp8core.problem import ScaledMm
 
 
 class Prepared(NamedTuple):
     """A product that has been checked, for any arrays that look alike."""
 
+    stream: Callable[[], int]
     launch: Any
     """None where there is nothing to compute."""
     new_scratch: Maker | None
     """None where the launch needs none."""
-    framework: Framework
-    target: Target
     new: Maker
+    give: Callable[[Any, int], Any] | None
+    """What makes the caller's array of the one that was allocated, where the framework has to."""
 
 
 _CALLS: Calls[Prepared] = Calls()
@@ -134,11 +136,10 @@ def _product(
     *,
     stored: bool,
 ) -> Any:
-    seen = arrays.looks(a, b, scale_a, scale_b, bias, out_scale, amax, out)
-    addresses, looks = zip(*seen, strict=True)
+    addresses, looks = arrays.looks(a, b, scale_a, scale_b, bias, out_scale, amax, out)
     a_at, b_at, scale_a_at, scale_b_at, bias_at, out_scale_at, amax_at, out_at = addresses
-    low_bits = (a_at | b_at | out_at) & 15, (scale_a_at | scale_b_at | bias_at | amax_at) & 15
-    key = (looks, out_dtype, use_fast_accum, batch_invariant, stored, low_bits)
+    bits = (a_at | b_at | out_at) & 15 | ((scale_a_at | scale_b_at | bias_at | amax_at) & 15) << 4
+    key = None if looks is None else (looks, bits, out_dtype, use_fast_accum, batch_invariant, stored)
     call = _CALLS.get(key) if stream is None else None
     if call is None:
         product = product_of(
@@ -153,12 +154,12 @@ def _product(
             stored=stored,
         )
         call, out_at = prepared(product, use_fast_accum, batch_invariant, out)
-        _CALLS.keep(key, call, *looks)
+        _CALLS.keep(key, call)
         work = arrays.stream_of(product.a, stream, *product.others)
         a_at, b_at, scale_a_at, scale_b_at, bias_at, out_scale_at, amax_at = product.addresses
     else:
-        work = call.framework.stream(call.target)
-    launch, new_scratch, framework, _, new = call
+        work = call.stream()
+    _, launch, new_scratch, new, give = call
     pool = None if stream is None else work
     result = out
     if out is None:
@@ -166,7 +167,7 @@ def _product(
     if launch is not None:
         scratch_at, _scratch = new_scratch(pool) if new_scratch is not None else (0, None)
         launch(work, a_at, b_at, scale_a_at, scale_b_at, bias_at, out_at, out_scale_at, amax_at, scratch_at)
-    return framework.give(result, work) if out is None and framework.wraps else result
+    return result if give is None or out is not None else give(result, work)
 
 
 def prepared(
@@ -190,7 +191,8 @@ def prepared(
     new = framework.maker(shape, product.out, target)
     bytes_ = 0 if launch is None else launch.scratch_bytes
     new_scratch = framework.scratch_maker(bytes_, target) if bytes_ else None
-    return Prepared(launch, new_scratch, framework, target, new), out_at
+    give = framework.give if framework.wraps else None
+    return Prepared(framework.asking_stream(target), launch, new_scratch, new, give), out_at
 
 
 def _stored(b: object) -> TensorView:

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from fp8core import arrays
-from fp8core.arrays import Framework, Maker, TensorView
+from fp8core.arrays import Maker, TensorView
+from fp8core.arrays.base import new_tuple
 from fp8core.errors import LayoutError, ScaleError
 from fp8core.ops import operands, scales
 from fp8core.problem import FORMATS, PER_TENSOR, PER_TOKEN, GroupShape, ScaleFormat, ScaleLayout
@@ -106,7 +107,8 @@ def _upper(scale_ub: object, shape: GroupShape, x: TensorView) -> tuple[TensorVi
 class Destination(NamedTuple):
     """Where codes and scales go. An address of 0 is memory yet to be allocated, aligned to 16 bytes at least."""
 
-    framework: Framework
+    give: Callable[[Any, int], Any] | None
+    """What makes the caller's arrays of those that were allocated, where the framework has to."""
     data_at: int
     data_stride: int
     new_data: Maker
@@ -115,18 +117,31 @@ class Destination(NamedTuple):
     new_scale: Maker
 
     def filled(
-        self, data: Any, scale: Any, work: int, pool: int | None, launch: Callable[[int, int], None] | None
+        self,
+        launch: Callable[[int, int, int, int, int], None] | None,
+        work: int,
+        pool: int | None,
+        x_at: int,
+        data: Any,
+        data_at: int,
+        scale: Any,
+        scale_at: int,
+        upper_at: int,
     ) -> Quantized:
-        """Allocate what is None, call ``launch(data_at, scale_at)``, and return the caller's arrays."""
+        """Allocate what is None, launch with the stream and all addresses, and return the caller's arrays."""
+        give = self.give
         new_data, new_scale = data is None, scale is None
-        data_at, data = self.new_data(pool) if new_data else (self.data_at, data)
-        scale_at, scale = self.new_scale(pool) if new_scale else (self.scale_at, scale)
+        if new_data:
+            data_at, data = self.new_data(pool)
+        if new_scale:
+            scale_at, scale = self.new_scale(pool)
         if launch is not None:
-            launch(data_at, scale_at)
-        if self.framework.wraps:
-            data = self.framework.give(data, work) if new_data else data
-            scale = self.framework.give(scale, work) if new_scale else scale
-        return Quantized(data, scale)
+            launch(work, x_at, data_at, scale_at, upper_at)
+        if give is not None:
+            data = give(data, work) if new_data else data
+            scale = give(scale, work) if new_scale else scale
+        made: Quantized = new_tuple(Quantized, (data, scale))
+        return made
 
 
 def destination(
@@ -154,7 +169,7 @@ def destination(
     if len(wanted) == 1:
         strides = (0, 0)
     return Destination(
-        framework,
+        framework.give if framework.wraps else None,
         data_at,
         data_stride,
         framework.maker(shape, how.dtype, x.target),

@@ -11,7 +11,7 @@ import re
 import shutil
 import struct
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -266,6 +266,16 @@ class Launcher:
             flush_subnormals=flush,
         )
         self._emulator.launch(self._kernel, self.entry, launch)
+
+    def bind(self, grid: tuple[int, int, int], *numbers: Any) -> Callable[..., None]:
+        """Return the launch that wants the stream and the addresses, as `jit.Launcher.bind` does."""
+
+        def bound(stream: int, *addresses: Any) -> None:
+            rest, given = list(numbers), list(addresses)
+            values = [(given if item[-1] in "Ps" else rest).pop(0) for item in self._items]
+            self(stream, grid, *values)
+
+        return bound
 
 
 def _shared(declaration: re.Match[str]) -> str:
