@@ -81,10 +81,15 @@ HOPPER void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "m
 HOPPER void remote_arrive(uint32 barrier) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// Stores two floats into another block's shared memory and counts their eight bytes at its barrier.
+// Stores two floats, or a word, into another block's shared memory and counts their bytes at its barrier.
 HOPPER void remote_store(uint32 destination, float x, float y, uint32 barrier) {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(destination),
                  "f"(x), "f"(y), "r"(barrier)
+                 : "memory");
+}
+HOPPER void remote_store(uint32 destination, uint32 word, uint32 barrier) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(destination),
+                 "r"(word), "r"(barrier)
                  : "memory");
 }
 

@@ -7,8 +7,6 @@
 
 #define WARP FP8CORE_WARP
 #define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
-// Of which at least `blocks` are to fit on a multiprocessor, if not 0.
-#define KERNEL_BESIDE(threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks)
 #define DEVICE __device__ __forceinline__
 #define SHARED __shared__
 
@@ -97,6 +95,11 @@ DEVICE float reciprocal_fast(float x) {
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
     return r;
 }
+DEVICE float rsqrt_fast(float x) {
+    float r;
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+}
 // RN(1 / x) for sizes from 2**-100 to 2**100: the steps of rcp.rn without its test of the range.
 DEVICE float reciprocal_ordinary(float x) {
     const float r = reciprocal_fast(x);
@@ -118,6 +121,7 @@ DEVICE float multiply_flushing(float x, float y) { return flushed(flushed(x) * f
 DEVICE float fma_flushing(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
 DEVICE float exp2_fast(float x) { return __builtin_exp2f(x); }
 DEVICE float reciprocal_fast(float x) { return 1.0f / x; }
+DEVICE float rsqrt_fast(float x) { return 1.0f / __builtin_sqrtf(x); }
 DEVICE float reciprocal_ordinary(float x) { return 1.0f / x; }
 #endif
 
@@ -251,6 +255,9 @@ DEVICE void grid_dependency_wait() {
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
+// Loads above it are issued above it. ptxas puts off those that a long computation does without until they are used, and
+// there waits for their whole way from memory; a wait that is over it moves no load across.
+DEVICE void issue_loads() { grid_dependency_wait(); }
 
 // ---- FP8 by instructions: two values, saturated at +-448 or +-57344, rounded to nearest even, NaN to 0x7f ----
 

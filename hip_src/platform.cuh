@@ -13,7 +13,6 @@
 #define __constant__ __attribute__((constant))
 #endif
 #define KERNEL(threads) extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(1, threads)))
-#define KERNEL_BESIDE(threads, blocks) KERNEL(threads)
 #define DEVICE __device__ inline __attribute__((always_inline))
 #define SHARED __shared__
 #if defined(FP8CORE_EMULATION)
@@ -72,6 +71,7 @@ DEVICE float fma_flushing(float x, float y, float z) { return __builtin_fmaf(x, 
 DEVICE float exp2_fast(float x) { return __builtin_amdgcn_exp2f(x); }
 DEVICE float reciprocal_ordinary(float x) { return 1.0f / x; }
 DEVICE float reciprocal_fast(float x) { return __builtin_amdgcn_rcpf(x); }
+DEVICE float rsqrt_fast(float x) { return __builtin_amdgcn_rsqf(x); }
 
 // ---- 16-bit floats as bits ---------------------------------------------------------------------------
 
@@ -163,6 +163,7 @@ DEVICE unsigned warp_max(unsigned x) {
 // AMD GPUs have no programmatic dependent launch.
 DEVICE void grid_dependency_launch() {}
 DEVICE void grid_dependency_wait() {}
+DEVICE void issue_loads() {}
 
 // ---- FP8 by instructions -----------------------------------------------------------------------------
 

@@ -210,6 +210,23 @@ def quantize_plans(target: Target) -> Iterator[Plan]:
             yield partial(launched, plan, problem.cols)
 
 
+def by_rows(
+    table: Table[Any], problems: Callable[[Target], Iterator[Any]], inputs: tuple[float, ...]
+) -> Callable[[Target], Iterator[Plan]]:
+    """Plans of a fused producer, launched as well: its kernels are compiled by how many rows there turn out to be."""
+
+    def launched(plan: Callable[[], Launch], target: Target) -> None:
+        launch, some = plan(), target.multiprocessors
+        for rows in (1, some, 2 * some, 8 * some):
+            launch(0, *inputs, 256, 256, 256, 0, 0, rows, 0, float("inf"), 1e-10)
+
+    def plans(target: Target) -> Iterator[Plan]:
+        for plan in of_table(table, problems)(target):
+            yield partial(launched, plan, target)
+
+    return plans
+
+
 def arrange(target: Target) -> Iterator[Plan]:
     yield partial(plan_arrange, target, (NOTHING, NOTHING, NOTHING))
 
@@ -223,8 +240,8 @@ def rescale(target: Target) -> Iterator[Plan]:
 
 OPERATIONS: dict[str, Callable[[Target], Iterator[Plan]]] = {
     "quantize": quantize_plans,
-    "norm_quantize": of_table(NORM_QUANTIZE, norm_quantize),
-    "silu_quantize": of_table(SILU_QUANTIZE, silu_quantize),
+    "norm_quantize": by_rows(NORM_QUANTIZE, norm_quantize, (*(256,) * 5, 1e-6)),
+    "silu_quantize": by_rows(SILU_QUANTIZE, silu_quantize, (256, 256)),
     "dequantize": of_table(DEQUANTIZE, dequantize),
     "requantize": of_table(REQUANTIZE, requantize),
     "normalize": of_table(NORMALIZE, normalize),

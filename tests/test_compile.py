@@ -24,14 +24,14 @@ REGISTERS = {
     "generic_mm": 168,
     "hopper_decode": 168,
     "mma_decode": 248,
-    "norm_quantize": 96,
+    "norm_quantize": 128,
     "normalize": 48,
     "quantize_strip": 64,
     "quantize_tensor": 128,
     "quantize_tile": 104,
     "requantize": 72,
     "rescale": 40,
-    "silu_quantize": 120,
+    "silu_quantize": 80,
     "skinny": 64,
 }
 """The most registers of a thread, by entry: what is above would cost blocks in flight. (generic_mm holds its tile in

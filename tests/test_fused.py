@@ -6,7 +6,9 @@ import pytest
 import fp8core
 import reference
 from engines import BOTH, MAKERS, WIDE, assert_same_bytes, engines, fresh, fresh_scale
-from fp8core import GROUP_128, PER_TENSOR, PER_TOKEN
+from fp8core import GROUP_128, PER_TENSOR, PER_TOKEN, device
+from fp8core.kernels.fused import plan_norm_quantize, plan_silu_quantize
+from fp8core.problem import NormQuantize, SiluQuantize
 
 SHAPES = ((1, 4096), (7, 576), (3, 1024), (130, 256), (2, 5136), (5, 8192))
 SCALINGS = {
@@ -30,14 +32,18 @@ def options_of(engine, scaling):
 
 
 def check(engine, got, exact, scaling):
-    """Codes stand within one step of what they should: the last bits of the exact value's fp32 form may differ."""
+    near((engine.codes(got.data), np.ascontiguousarray(engine.numpy(got.scale))), exact, scaling)
+
+
+def near(got, exact, scaling):
+    """Assert that codes stand within one step of what they should: the last bits of the fp32 values may differ."""
     options = dict(SCALINGS[scaling])
     given = np.array([0.01], np.float32) if options.pop("scale", False) else None
     options.pop("scale_layout", None)
     want = reference.quantize(
         exact.astype(np.float32), group_shape=tuple(options.pop("group_shape")), scale=given, **options
     )
-    codes, scale = engine.codes(got.data), np.ascontiguousarray(engine.numpy(got.scale))
+    codes, scale = got
     assert codes.shape == exact.shape
     if "ue8m0" in scaling:
         ratio = scale / want.scale
@@ -87,23 +93,38 @@ def test_silu_and_mul_quant(engine, scaling, x_dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("scaling", ["static", "token", "groups", "groups ue8m0"])
-@pytest.mark.parametrize("shape", [(560, 8192), (560, 7296), (536, 14336), (560, 5120)], ids=str)
-def test_many_rows_take_blocks_of_another_shape(scaling, shape):
-    engine = MAKERS["cupy"]()
-    x, other, weight = fresh(shape, spread=2), fresh(shape, spread=3), fresh(shape[1:], spread=1)
-    plain = fp8core.rms_norm_quant(engine.array(x), engine.array(weight), 1e-5, **options_of(engine, scaling))
-    check(engine, plain, reference.rms_norm(x, weight, 1e-5), scaling)
-    residual = engine.array(other.copy())
-    summed = (x.astype(np.float32) + other.astype(np.float32)).astype(x.dtype)
-    added = fp8core.rms_norm_quant(
-        engine.array(x), engine.array(weight), 1e-5, residual=residual, **options_of(engine, scaling)
-    )
-    check(engine, added, reference.rms_norm(summed, weight, 1e-5), scaling)
-    assert_same_bytes(engine.numpy(residual), summed)
-    both = np.concatenate([x, other], axis=1)
-    activated = fp8core.silu_and_mul_quant(engine.array(both), **options_of(engine, scaling))
-    check(engine, activated, reference.silu(x) * other.astype(np.float64), scaling)
+@pytest.mark.parametrize("multiprocessors", [1, 3, 9, 132])
+@pytest.mark.parametrize("scaling", ["static", "token", "bounded token", "groups"])
+@pytest.mark.parametrize("cols", [4096, 4104, 5120, 7296, 8192, 14336, 40000])
+def test_blocks_by_the_number_of_rows(cols, scaling, multiprocessors):
+    """Nine rows are many for a device of one multiprocessor, and are shared by clusters on one of 132."""
+    engine, rows, options = MAKERS["cupy"](), 9, dict(SCALINGS[scaling])
+    static, bound = options.pop("scale", False), options.pop("scale_ub", float("inf"))
+    target = device.target(0)._replace(multiprocessors=multiprocessors)
+    x, other, weight = (engine.array(fresh((count, cols), spread=2)) for count in (rows, rows, 1))
+    both = engine.array(np.concatenate([engine.numpy(x), engine.numpy(other)], axis=1))
+
+    def results(call):
+        scale = engine.cupy.full(options["group_shape"].scale_shape(rows, cols), 0.01 if static else 0, np.float32)
+        data = engine.cupy.zeros((rows, cols), np.uint8)
+        strides = [0 if extent == 1 else s // 4 for extent, s in zip(scale.shape, scale.strides, strict=True)]
+        call((data.data.ptr, cols, scale.data.ptr, *strides, rows, 0, bound, 1e-10))
+        return engine.numpy(data), engine.numpy(scale)
+
+    form = (options["group_shape"], static, "float32", "k")
+    exact = [engine.numpy(a).astype(np.float64) for a in (x, other, weight)]
+    for residual in (None, other.copy()):
+        how = ("bfloat16", "bfloat16", "float8_e4m3fn", *form, residual is not None, False, cols, 16)
+        launch = plan_norm_quantize(NormQuantize(target, *how))
+        there = residual.data.ptr if residual is not None else 0
+        got = results(lambda out, f=launch, r=there: f(0, x.data.ptr, cols, r, cols, weight.data.ptr, 1e-5, *out))
+        h = (exact[0] + (exact[1] if there else 0)).astype(np.float32).astype(x.dtype)
+        near(got, reference.rms_norm(h, exact[2][0], 1e-5), scaling)
+        if residual is not None:
+            assert_same_bytes(engine.numpy(residual), h)
+    silu = plan_silu_quantize(SiluQuantize(target, "bfloat16", "float8_e4m3fn", *form, False, cols, 16))
+    got = results(lambda out: silu(0, both.data.ptr, 2 * cols, *out))
+    near(got, reference.silu(engine.numpy(x)) * exact[1], scaling)
 
 
 @engines("numpy", "torch-cpu", "cupy", "torch-cuda")

@@ -59,16 +59,17 @@ def test_weights(engine):
     assert fp8core.all_close_1d(engine.array(np.ones(5, np.float32)))
 
 
+@pytest.mark.parametrize("cols", [256, 6144], ids=["a block a row", "a cluster a row"])
 @pytest.mark.parametrize("group_shape", [PER_TOKEN, GROUP_128], ids=str)
-def test_fused(engine, group_shape):
-    x, weight = engine.array(fresh((2, 256))), engine.array(fresh((256,)))
-    residual = engine.array(fresh((2, 256), spread=1))
+def test_fused(engine, group_shape, cols):
+    x, weight = engine.array(fresh((2, cols))), engine.array(fresh((cols,)))
+    residual = engine.array(fresh((2, cols), spread=1))
     for got in (
         fp8core.rms_norm_quant(x, weight, 1e-6, group_shape=group_shape),
         fp8core.rms_norm_quant(x, weight, 1e-6, residual=residual, group_shape=group_shape),
     ):
-        assert engine.codes(got.data).shape == (2, 256)
-    assert engine.codes(fp8core.silu_and_mul_quant(x, group_shape=group_shape).data).shape == (2, 128)
+        assert engine.codes(got.data).shape == (2, cols)
+    assert engine.codes(fp8core.silu_and_mul_quant(x, group_shape=group_shape).data).shape == (2, cols // 2)
 
 
 MODES = {

@@ -5,12 +5,11 @@
 // registers from one pass to the next, or, with VECTORS 0, the whole row, fetched again for each pass.
 //
 // MODE STATIC  y * RN(1 / scale), the scale given for groups of GROUP_ROWS x GROUP_COLS (-1 spans the axis)
-//      TOKEN   scale = max(min(amax, upper) / MAX, 1 / (MAX * 512)), y / scale; the block owns the row
+//      TOKEN   scale = max(min(amax, upper) / MAX, 1 / (MAX * 512)), y / scale; the team owns the row
 //      GROUP   scale = max(amax, eps) / MAX of 1 x GROUP_COLS, y / scale
-// The caller owes: GROUP_COLS / VECTOR is a power of two up to WARP in GROUP, a whole number in STATIC; THREADS % WARP
-// is 0; no block_max of place 0 elsewhere in the kernel.
+// The caller owes: GROUP_COLS / VECTOR is a power of two up to WARP in GROUP, a whole number in STATIC.
 #pragma once
-#include "reduce.cuh"
+#include "row_team.cuh"
 #include "values.cuh"
 
 // ALIGNED: how rows lie. PARTS: aligned to their elements only. VECTORS_AND_END: whole vectors, of which the last may be
@@ -102,74 +101,108 @@ struct Destination {
     float upper_value, eps;
 };
 
+// The divisor of values up to amax; false where its scale has to be made, and used, with care.
+template <int FORMAT, int MODE, int SCALE_FORMAT>
+DEVICE bool ordinary_divisor(float amax, float eps, Divisor& divisor) {
+    constexpr float LEAST = 1.0f / (Format<FORMAT>::MAXIMUM * 512.0f);
+    const float bounded = MODE == TOKEN ? amax : maximum(amax, eps), quotient = over_maximum<FORMAT>(bounded);
+    const float scale = settled<SCALE_FORMAT>(MODE == TOKEN ? maximum(quotient, LEAST) : quotient);
+    divisor = {scale, reciprocal_ordinary(scale), true};
+    return is_ordinary(bounded);
+}
+
+// One part of a row, from first_col on. Made before the first barrier: what is given is read then, not waited for later.
 template <class Producer, int FORMAT, int MODE, int GROUP_ROWS, int GROUP_COLS, int SCALE_FORMAT, int ALIGNED, int VECTORS,
-          int THREADS>
-DEVICE void quantize_produced(const Producer& producer, typename Producer::Raw* raw, const Destination& to, long long row,
-                              int first_col, int cols) {
-    constexpr int VECTOR = Producer::VECTOR;
-    constexpr bool KEPT = VECTORS > 0;
-    constexpr int UNROLLED = KEPT ? VECTORS : 1;
-    const int passes = KEPT ? VECTORS : (cols - first_col + THREADS * VECTOR - 1) / (THREADS * VECTOR);
-    const long long scale_row = (GROUP_ROWS < 0 ? 0 : row / (GROUP_ROWS < 0 ? 1 : GROUP_ROWS)) * to.scale_row_stride;
-    float y[UNROLLED][VECTOR];
+          class Team>
+struct Quantizer {
+    static constexpr int VECTOR = Producer::VECTOR, THREADS = Team::THREADS, UNROLLED = VECTORS > 0 ? VECTORS : 1;
+    static constexpr bool KEPT = VECTORS > 0, ONE_GIVEN = MODE == STATIC && GROUP_COLS < 0;
+    using Raw = typename Producer::Raw;
+    const Destination& to;
+    long long row, scale_row;
+    int first_col, cols;
+    float upper, given;
 
-    const auto at = [](int pass) { return KEPT ? pass : 0; };
-    const auto col_of = [&](int pass) { return first_col + (pass * THREADS + int(thread_x())) * VECTOR; };
-    const auto produce = [&](int pass) {
+    DEVICE Quantizer(const Destination& to, long long row, int first_col, int cols)
+        : to(to), row(row), first_col(first_col), cols(cols), upper(to.upper_value), given(0.0f) {
+        scale_row = (GROUP_ROWS < 0 ? 0 : row / (GROUP_ROWS < 0 ? 1 : GROUP_ROWS)) * to.scale_row_stride;
+        if (MODE == TOKEN && to.upper != nullptr) upper = minimum(upper, *to.upper);
+        if constexpr (ONE_GIVEN) given = load_scale<SCALE_FORMAT>(to.scale, scale_row);
+    }
+
+    DEVICE int passes() const { return KEPT ? VECTORS : (cols - first_col + THREADS * VECTOR - 1) / (THREADS * VECTOR); }
+    DEVICE int col_of(int pass) const { return first_col + (pass * THREADS + int(thread_x())) * VECTOR; }
+
+    DEVICE void produce(const Producer& producer, const Raw* raw, int pass, float (&y)[VECTOR]) const {
         if constexpr (KEPT) {
-            producer.values(raw[pass], y[pass]);
+            producer.values(raw[pass], y);
         } else {
-            typename Producer::Raw fetched;
+            Raw fetched;
             producer.load(col_of(pass), cols, fetched);
-            producer.values(fetched, y[0]);
+            producer.values(fetched, y);
         }
-    };
-    const auto store = [&](int col, const Codes<FORMAT, VECTOR>& codes) {
-        if (!is_inside<ALIGNED>(col, cols)) return;
-        const int valid = valid_at<ALIGNED, VECTOR>(col, cols);
-        codes.template store_to<ALIGNED != PARTS>(to.data + row * to.data_stride + col, valid);
-    };
-    // Encodes and stores COUNT vectors from `begin` on, all of them in one of two ways; divisor_of counts them from 0.
-    const auto finish = [&](auto count, int begin, bool quick, const auto& divisor_of, bool made) {
-        constexpr int COUNT = decltype(count)::VALUE;
-        if (quick) {
-#pragma unroll
-            for (int i = 0; i < COUNT; ++i) {
-                if (!made) produce(begin + i);
-                const Divisor& divisor = divisor_of(i);
-                store(col_of(begin + i), encode_scaled<FORMAT, MODE, SCALE_FORMAT, false>(y[at(begin + i)], divisor));
-            }
-        } else {
-#pragma unroll
-            for (int i = 0; i < COUNT; ++i) {
-                if (!made) produce(begin + i);
-                const Divisor& divisor = divisor_of(i);
-                store(col_of(begin + i), encode_scaled<FORMAT, MODE, SCALE_FORMAT, true>(y[at(begin + i)], divisor));
-            }
-        }
-    };
-    const auto finish_all = [&](const Divisor& divisor, bool made) {
-        for (int begin = 0; begin < passes; begin += UNROLLED)
-            finish(Constant<UNROLLED>{}, begin, divisor.ordinary, [&](int) { return divisor; }, made);
-    };
+    }
+    template <int CAREFUL>
+    DEVICE void finish(int pass, float (&y)[VECTOR], const Divisor& divisor) const {
+        const int col = col_of(pass), valid = valid_at<ALIGNED, VECTOR>(col, cols);
+        const auto codes = encode_scaled<FORMAT, MODE, SCALE_FORMAT, CAREFUL != 0>(y, divisor);
+        if (is_inside<ALIGNED>(col, cols))
+            codes.template store_to<ALIGNED != PARTS>(to.data + row * to.data_stride + col, valid);
+    }
+    // Calls `rest(careful)`, with a Constant.
+    template <class Rest>
+    DEVICE static void in_one_way(bool quick, const Rest& rest) {
+        if (__builtin_expect(quick, 1)) rest(Constant<0>{});
+        else rest(Constant<1>{});
+    }
 
-    if constexpr (MODE == TOKEN) {
-        float upper = to.upper_value;
-        if (to.upper != nullptr) upper = minimum(upper, *to.upper);
-        float amax = 0.0f;
+    DEVICE void operator()(Team& team, const Producer& producer, const Raw* raw) const {
+        if constexpr (MODE == TOKEN) token(team, producer, raw);
+        else if constexpr (ONE_GIVEN) one_given(producer, raw);
+        else if constexpr (MODE == STATIC) given_groups(producer, raw);
+        else groups(producer, raw);
+    }
+
+    DEVICE void token(Team& team, const Producer& producer, const Raw* raw) const {
+        float y[UNROLLED][VECTOR], amax = 0.0f;
+        const int count = passes();
 #pragma unroll UNROLLED
-        for (int pass = 0; pass < passes; ++pass) {
-            produce(pass);
-            amax = maximum(amax, amax_of(y[at(pass)]));
+        for (int pass = 0; pass < count; ++pass) {
+            float(&made)[VECTOR] = y[KEPT ? pass : 0];
+            produce(producer, raw, pass, made);
+            amax = maximum(amax, amax_of(made));
         }
-        const unsigned amax_bits = block_max<THREADS>(bits_of(amax));
-        const float scale = settled<SCALE_FORMAT>(scale_of<MODE, FORMAT>(amax_bits, upper, to.eps));
-        if (thread_x() == 0) store_scale<SCALE_FORMAT>(to.scale, scale_row, scale);
-        finish_all(prepared<MODE>(scale, upper < float_of(amax_bits)), KEPT);
-    } else if constexpr (GROUP_COLS < 0) {
-        finish_all(prepared<MODE>(load_scale<SCALE_FORMAT>(to.scale, scale_row)), false);
-    } else if constexpr (MODE == STATIC) {
-        for (int begin = 0; begin < passes; begin += UNROLLED) {
+        amax = float_of(row_max(team, bits_of(amax)));
+        Divisor divisor;
+        const bool quick = ordinary_divisor<FORMAT, MODE, SCALE_FORMAT>(amax, 0.0f, divisor) && amax <= upper;
+        in_one_way(quick, [&](auto careful) {
+            constexpr int CAREFUL = decltype(careful)::VALUE;
+            if (CAREFUL) divisor.scale = settled<SCALE_FORMAT>(scale_of<MODE, FORMAT>(bits_of(amax), upper, to.eps));
+            if (first_col == 0 && thread_x() == 0) store_scale<SCALE_FORMAT>(to.scale, scale_row, divisor.scale);
+#pragma unroll UNROLLED
+            for (int pass = 0; pass < count; ++pass) {
+                float(&made)[VECTOR] = y[KEPT ? pass : 0];
+                if (!KEPT) produce(producer, raw, pass, made);
+                finish<CAREFUL>(pass, made, divisor);
+            }
+        });
+    }
+
+    DEVICE void one_given(const Producer& producer, const Raw* raw) const {
+        const Divisor divisor = prepared<MODE>(given);
+        const int count = passes();
+        in_one_way(divisor.ordinary, [&](auto careful) {
+#pragma unroll UNROLLED
+            for (int pass = 0; pass < count; ++pass) {
+                float y[VECTOR];
+                produce(producer, raw, pass, y);
+                finish<decltype(careful)::VALUE>(pass, y, divisor);
+            }
+        });
+    }
+
+    DEVICE void given_groups(const Producer& producer, const Raw* raw) const {
+        for (int begin = 0; begin < passes(); begin += UNROLLED) {
             Divisor divisors[UNROLLED];
             bool quick = true;
 #pragma unroll
@@ -180,62 +213,48 @@ DEVICE void quantize_produced(const Producer& producer, typename Producer::Raw* 
                 divisors[i] = prepared<MODE>(inside ? load_scale<SCALE_FORMAT>(to.scale, scale_at) : 1.0f);
                 quick = quick && divisors[i].ordinary;
             }
-            finish(Constant<UNROLLED>{}, begin, quick, [&](int i) { return divisors[i]; }, false);
-        }
-    } else {
-        // The lanes of a team share the work on the scales of EACH vectors; a warp goes one of two ways.
-        constexpr int TEAM = GROUP_COLS / VECTOR;
-        constexpr int WISHED = power_of_two_from(UNROLLED < 4 ? UNROLLED : 4), EACH = WISHED <= TEAM ? WISHED : 1;
-        constexpr int SHARES = (UNROLLED + EACH - 1) / EACH;
-        const int member = int(lane()) % TEAM, first = int(lane()) - member;
-        for (int begin = 0; begin < passes; begin += UNROLLED) {
-            unsigned amax_bits[SHARES];
-            float scale[SHARES], reciprocal[SHARES];
-            bool ordinary = true;
-#pragma unroll
-            for (int share = 0; share < SHARES; ++share) {
-                unsigned amax[EACH];
-#pragma unroll
-                for (int i = 0; i < EACH; ++i) {
-                    const int pass = begin + share * EACH + i;
-                    if (share * EACH + i < UNROLLED) produce(pass);
-                    amax[i] = share * EACH + i < UNROLLED ? bits_of(amax_of(y[at(pass)])) : 0u;
-                }
-                amax_bits[share] = team_max_each<TEAM>(amax);
-                const float bounded = maximum(float_of(amax_bits[share]), to.eps);
-                scale[share] = settled<SCALE_FORMAT>(over_maximum<FORMAT>(bounded));
-                reciprocal[share] = reciprocal_ordinary(scale[share]);
-                ordinary = ordinary && is_ordinary(bounded);
-            }
-            const auto store_scales = [&] {
-#pragma unroll
-                for (int share = 0; share < SHARES; ++share) {
-                    const int i = share * EACH + member, group = col_of(begin + i) / GROUP_COLS;
-                    if (member < EACH && i < UNROLLED && is_inside<ALIGNED>(group * GROUP_COLS, cols))
-                        store_scale<SCALE_FORMAT>(to.scale, scale_row + group * to.scale_col_stride, scale[share]);
-                }
-            };
-            const auto from = [&](const float (&each)[SHARES], int i) {
-                return EACH == 1 ? each[i] : shuffle_from(each[i / EACH], unsigned(first + i % EACH));
-            };
-            if (warp_max(ordinary ? 0u : 1u) == 0u) {
-                store_scales();
+            in_one_way(quick, [&](auto careful) {
 #pragma unroll
                 for (int i = 0; i < UNROLLED; ++i) {
-                    const Divisor divisor{from(scale, i), from(reciprocal, i), true};
-                    store(col_of(begin + i), encode_scaled<FORMAT, MODE, SCALE_FORMAT, false>(y[at(begin + i)], divisor));
+                    float y[VECTOR];
+                    produce(producer, raw, begin + i, y);
+                    finish<decltype(careful)::VALUE>(begin + i, y, divisors[i]);
                 }
-            } else {
-#pragma unroll
-                for (int share = 0; share < SHARES; ++share)
-                    scale[share] = settled<SCALE_FORMAT>(scale_of<MODE, FORMAT>(amax_bits[share], 0.0f, to.eps));
-                store_scales();
-#pragma unroll
-                for (int i = 0; i < UNROLLED; ++i) {
-                    const Divisor divisor{from(scale, i), 0.0f, false};
-                    store(col_of(begin + i), encode_scaled<FORMAT, MODE, SCALE_FORMAT, true>(y[at(begin + i)], divisor));
-                }
-            }
+            });
         }
     }
-}
+
+    // The lanes of a group share the work on the scales of EACH vectors; a warp goes one of two ways.
+    DEVICE void groups(const Producer& producer, const Raw* raw) const {
+        constexpr int LANES = GROUP_COLS / VECTOR, WISHED = power_of_two_from(UNROLLED < 4 ? UNROLLED : 4);
+        constexpr int EACH = WISHED <= LANES ? WISHED : 1, SHARES = (UNROLLED + EACH - 1) / EACH;
+        const int member = int(lane()) % LANES, first = int(lane()) - member, count = passes();
+#pragma unroll SHARES
+        for (int begin = 0; begin < count; begin += EACH) {
+            float y[EACH][VECTOR];
+            unsigned amax[EACH];
+            const auto is_there = [&](int i) { return !KEPT || begin + i < VECTORS; };
+#pragma unroll
+            for (int i = 0; i < EACH; ++i) {
+                if (is_there(i)) produce(producer, raw, begin + i, y[i]);
+                amax[i] = is_there(i) ? bits_of(amax_of(y[i])) : 0u;
+            }
+            const unsigned amax_bits = team_max_each<LANES>(amax);
+            Divisor mine;
+            const bool ordinary = ordinary_divisor<FORMAT, MODE, SCALE_FORMAT>(float_of(amax_bits), to.eps, mine);
+            in_one_way(warp_max(ordinary ? 0u : 1u) == 0u, [&](auto careful) {
+                constexpr int CAREFUL = decltype(careful)::VALUE;
+                if (CAREFUL) mine.scale = settled<SCALE_FORMAT>(scale_of<MODE, FORMAT>(amax_bits, 0.0f, to.eps));
+                const int group = col_of(begin + member) / GROUP_COLS;
+                if (member < EACH && is_there(member) && is_inside<ALIGNED>(group * GROUP_COLS, cols))
+                    store_scale<SCALE_FORMAT>(to.scale, scale_row + group * to.scale_col_stride, mine.scale);
+#pragma unroll
+                for (int i = 0; i < EACH; ++i) {
+                    const auto from = [&](float x) { return EACH == 1 ? x : shuffle_from(x, unsigned(first + i)); };
+                    const Divisor divisor{from(mine.scale), from(mine.reciprocal), true};
+                    if (is_there(i)) finish<CAREFUL>(begin + i, y[i], divisor);
+                }
+            });
+        }
+    }
+};

@@ -1,4 +1,4 @@
-// quantize(silu(gate) * up) of rows [gate, up]: a tile of a row a block, or in TOKEN mode a whole row.
+// quantize(silu(gate) * up) of rows [gate, up]: a tile of a row a block, or in TOKEN mode a whole row a team.
 //   silu(v) = v / (1 + exp(-v)) within 6 ulp, or, below 2**-110, within |v| * 2**-118; v itself from 17 on; NaN for -Inf
 // The grid is (tiles of a row, rows, as many times that as it takes), for rows beyond what one axis of a grid holds.
 // ROUND: the activation and the product are rounded to x's type, as a kernel that stores them would.
@@ -36,10 +36,15 @@ struct SiluProducer {
     const char* row;
     long long up_offset;  // in bytes
 
+    DEVICE void load_gate(int col, int cols, Raw& raw) const {
+        raw.gate.template load_from<ALIGNED != PARTS>(row, col, valid_at<ALIGNED, VECTOR>(col, cols));
+    }
+    DEVICE void load_up(int col, int cols, Raw& raw) const {
+        raw.up.template load_from<ALIGNED != PARTS>(row + up_offset, col, valid_at<ALIGNED, VECTOR>(col, cols));
+    }
     DEVICE void load(int col, int cols, Raw& raw) const {
-        const int valid = valid_at<ALIGNED, VECTOR>(col, cols);
-        raw.gate.template load_from<ALIGNED != PARTS>(row, col, valid);
-        raw.up.template load_from<ALIGNED != PARTS>(row + up_offset, col, valid);
+        load_gate(col, cols, raw);
+        load_up(col, cols, raw);
     }
 
     DEVICE void values(const Raw& raw, float (&y)[VECTOR]) const {
@@ -52,23 +57,33 @@ struct SiluProducer {
 };
 
 template <int X, int FORMAT, int ROUND, int MODE, int GROUP_ROWS, int GROUP_COLS, int SCALE_FORMAT, int ALIGNED, int VECTORS,
-          int THREADS>
+          class Team>
 DEVICE void silu_quantize_tile(const void* x, long long x_stride, long long rows, int cols, const Destination& to) {
     using Producer = SiluProducer<X, ROUND, ALIGNED>;
-    constexpr int VECTOR = Producer::VECTOR;
+    constexpr int VECTOR = Producer::VECTOR, THREADS = Team::THREADS;
+    Team team;
     const long long row = static_cast<long long>(block_z()) * grid_y() + block_y();
     const int first_col = int(block_x()) * (THREADS * VECTOR * VECTORS);
     const Producer producer{static_cast<const char*>(x) + row * x_stride * SIZE_OF<X>,
                             static_cast<long long>(cols) * SIZE_OF<X>};
     grid_dependency_launch();
-    grid_dependency_wait();
     if (row >= rows) return;
+    if constexpr (MODE == TOKEN) team.meet();
+    grid_dependency_wait();
+    const Quantizer<Producer, FORMAT, MODE, GROUP_ROWS, GROUP_COLS, SCALE_FORMAT, ALIGNED, VECTORS, Team> quantize(
+        to, row, first_col, cols);
     typename Producer::Raw raw[VECTORS > 0 ? VECTORS : 1];
+    // Where a tile is a block's, other blocks have enough to do meanwhile.
+    constexpr bool UP_FIRST = MODE == TOKEN && (VECTORS > 1 || Team::BLOCKS > 1);
 #pragma unroll
     for (int pass = 0; pass < VECTORS; ++pass) {
-        const int col = first_col + (pass * THREADS + int(thread_x())) * VECTOR;
-        producer.load(col, cols, raw[pass]);
+        if constexpr (!UP_FIRST) producer.load_gate(quantize.col_of(pass), cols, raw[pass]);
+        producer.load_up(quantize.col_of(pass), cols, raw[pass]);
     }
-    quantize_produced<Producer, FORMAT, MODE, GROUP_ROWS, GROUP_COLS, SCALE_FORMAT, ALIGNED, VECTORS, THREADS>(
-        producer, raw, to, row, first_col, cols);
+    if constexpr (UP_FIRST) {
+        issue_loads();
+#pragma unroll
+        for (int pass = 0; pass < VECTORS; ++pass) producer.load_gate(quantize.col_of(pass), cols, raw[pass]);
+    }
+    quantize(team, producer, raw);
 }

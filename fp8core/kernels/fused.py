@@ -1,11 +1,12 @@
 """Kernels that make values and quantize them in one launch: RMS norm (with or without a residual), SiLU times up.
 
-The numbers are those of the unfused sequence in fp32. Two things are left to a kernel: the order of the sum of squares,
-and the last places of ``exp``. So against an oracle a value may be off by 6 ulp of fp32 (with ``round_intermediate``,
-where that crosses a tie, by one step of x's dtype), a scale by as much, and a code by one step.
+The numbers are those of the unfused sequence in fp32. Two things are left to a kernel: the last places of the mean of
+squares, whose sum has any order, and of ``exp``. So against an oracle a value may be off by 6 ulp of fp32 (with
+``round_intermediate``, where that crosses a tie, by one step of x's dtype), a scale by as much, and a code by one step.
 """
 
 from collections.abc import Callable
+from functools import cache
 from typing import Final, NamedTuple
 
 from fp8core import host, jit
@@ -20,16 +21,6 @@ GROUP: Final = 3
 """The modes of cuda_src/common/quantize_scale.cuh."""
 PARTS, VECTORS_AND_END, WHOLE = range(3)
 """How rows lie, in cuda_src/common/produce.cuh."""
-MOST_THREADS: Final = 1024
-MOST_VECTORS: Final = 3
-"""Vectors that each of `MOST_THREADS` threads keeps in registers; a longer row is read again for each pass."""
-FEW_BLOCKS: Final = 4
-"""Up to this many rows a multiprocessor, a row gets as many threads as it can: it is latency that counts."""
-FRUGAL_THREADS: Final = (128, 256, 512)
-FRUGAL_VECTORS: Final = 8
-"""Threads of a block that normalizes one of many rows, tried in turn, and the most vectors that each keeps."""
-BESIDE: Final = {(128, GROUP): 5, (256, GROUP): 3}
-"""By threads and mode, where the compiler alone takes registers that another block could have."""
 WAVE: Final = 64
 """Threads of a block are a multiple of this, a warp on any device."""
 MOST_GRID_ROWS: Final = 65535
@@ -37,65 +28,89 @@ MOST_GRID_ROWS: Final = 65535
 
 
 class Shape(NamedTuple):
-    """A block's threads, and the vectors that each keeps: 0 when the row is read again for each pass.
+    """The threads of a block, the vectors that each keeps, and the blocks of the cluster that shares a row.
 
-    ``beside``: the blocks that are to fit on a multiprocessor, whatever the compiler thinks best; 0 leaves it to that.
+    ``vectors`` is 0 when the row is read again for each pass.
     """
 
     threads: int
     vectors: int
-    beside: int = 0
+    blocks: int = 1
 
 
-TILE_VECTORS: Final = 256
-"""Of a block of silu where no scale spans the row."""
-QUICK_TILE: Final = Shape(TILE_VECTORS, 1)
-FRUGAL_TILE: Final = Shape(TILE_VECTORS // 2, 2)
+FEW, SOME, MANY = range(3)
+"""Rows: at most one a multiprocessor, at most `SOME_ROWS` of them, more."""
+SOME_ROWS: Final = 4
+VECTORS: Final = {"norm": (2, 4, 8), "add": (2, 4, 2), "silu": (1, 1, 2)}
+"""What a thread keeps, for `FEW`, `SOME` and `MANY` rows. More is less to be done once a thread, and more registers.
+
+A norm moves least for what it does once a thread, so that counts most there.
+"""
+LEAST_THREADS: Final = (256, 256, 128)
+"""For the same: threads that a row gets before one of them keeps more than one vector."""
+MOST_THREADS: Final = {1: 1024, 2: 1024, 3: 1024, 4: 512, 5: 512, 6: 512, 7: 512, 8: 512}
+"""By the vectors that each keeps: what registers allow."""
+
+CLUSTER: Final = 4
+CLUSTER_THREADS: Final = 256
+"""The most of a block that shares its row."""
+SHARED_BYTES: Final = 12 << 10
+"""Rows of at least this much input are shared by clusters: a multiprocessor takes only so much at a time."""
+SHARED_VECTORS: Final = 512
+"""As long as there are at most this many vectors a multiprocessor; a row counts as 1,024 at least."""
+
+TILE: Final = (Shape(128, 1), Shape(128, 2))
+"""Blocks of silu where no scale spans the row, for fewer rows and for `MANY`."""
+
+Problem = NormQuantize | SiluQuantize
 
 
-def vector_of(problem: NormQuantize | SiluQuantize) -> int:
+def vector_of(problem: Problem) -> int:
     """Return how many values a thread makes at a time: 16 bytes of x."""
     return 16 // ITEMSIZE[problem.x]
 
 
-def quick_shape(problem: NormQuantize | SiluQuantize) -> Shape:
-    """Return the block that owns a row when there are few rows: all the threads that find work."""
+def kind_of(problem: Problem) -> str:
+    """Return the key of a problem in `VECTORS`."""
+    return "silu" if isinstance(problem, SiluQuantize) else "add" if problem.residual else "norm"
+
+
+def own_shape(problem: Problem, number: int) -> Shape:
+    """Return the block that owns a row where there are `FEW`, `SOME` or `MANY`."""
     units = ceil_div(problem.cols, vector_of(problem))
-    vectors = ceil_div(units, MOST_THREADS)
-    if vectors > MOST_VECTORS:
-        return Shape(MOST_THREADS, 0)
-    return Shape(ceil_div(ceil_div(units, vectors), WAVE) * WAVE, vectors)
+    wanted = VECTORS[kind_of(problem)][number]
+    if units > MOST_THREADS[1]:
+        wanted = max(wanted, 2 if number == FEW else 4)
+    wanted = min(wanted, max(units // LEAST_THREADS[number], 1))
+    for vectors in range(wanted, max(MOST_THREADS) + 1):
+        threads = ceil_div(ceil_div(units, vectors), WAVE) * WAVE
+        if threads <= MOST_THREADS[vectors]:
+            return Shape(threads, ceil_div(units, threads))
+    return Shape(MOST_THREADS[1], 0)
 
 
-def frugal_shape(problem: NormQuantize | SiluQuantize) -> Shape:
-    """Return the block that owns a row when there are many rows: what a thread does once, fewer threads do."""
-    units, quick = ceil_div(problem.cols, vector_of(problem)), quick_shape(problem)
-    if isinstance(problem, NormQuantize) and not problem.residual:
-        # Least is moved here, so that what is done once a thread counts most: as few threads as the registers allow.
-        most = next((threads for threads in FRUGAL_THREADS if units <= threads * FRUGAL_VECTORS), MOST_THREADS)
-        vectors = ceil_div(units, most)
-    else:
-        adds = isinstance(problem, NormQuantize)  # two inputs: fewer vectors fill the registers
-        vectors = 2 if adds and units <= MOST_THREADS else 4
-        if units % (vectors * WAVE) and not units % ((vectors + 1) * WAVE):
-            vectors += 1  # which leaves no thread without work
-    threads = ceil_div(ceil_div(units, vectors), WAVE) * WAVE
-    if not quick.vectors or threads > MOST_THREADS // 2:
-        return quick
-    many = vectors > 4 and problem.cols % (threads * vectors * vector_of(problem)) == 0
-    return Shape(threads, vectors, BESIDE.get((threads, mode_of(problem)), 0) if many else 0)
+def shared_shape(problem: Problem) -> Shape | None:
+    """Return the blocks of a cluster that share a row, on the device where it was measured, if that is worth it."""
+    inputs = 1 if kind_of(problem) == "norm" else 2
+    if problem.target[:2] != ("cuda", 90) or problem.cols * ITEMSIZE[problem.x] * inputs < SHARED_BYTES:
+        return None
+    units = ceil_div(problem.cols, vector_of(problem))
+    vectors = 1 if units <= 512 else 2
+    threads = ceil_div(ceil_div(units, CLUSTER * vectors), problem.target.warp) * problem.target.warp
+    return Shape(threads, vectors, CLUSTER) if threads <= CLUSTER_THREADS else None
 
 
-def mode_of(problem: NormQuantize | SiluQuantize) -> int:
+def mode_of(problem: Problem) -> int:
     """Return the mode of a problem that `SUPPORTED` lets through."""
     if problem.static:
         return STATIC
     return TOKEN if problem.group_shape.cols < 0 else GROUP
 
 
-def constants_of(problem: NormQuantize | SiluQuantize, shape: Shape) -> dict[str, int]:
+def constants_of(problem: Problem, shape: Shape) -> dict[str, int]:
     """Return the constants that both sources take."""
-    whole = shape.vectors > 0 and problem.cols % (shape.threads * shape.vectors * vector_of(problem)) == 0
+    spanned = shape.threads * shape.vectors * shape.blocks * vector_of(problem)
+    whole = shape.vectors > 0 and problem.cols % spanned == 0
     return {
         "FP8_X": TYPE[problem.x],
         "FP8_FORMAT": FORMAT[problem.data],
@@ -107,13 +122,29 @@ def constants_of(problem: NormQuantize | SiluQuantize, shape: Shape) -> dict[str
         "FP8_ALIGNED": PARTS if problem.alignment < 16 else WHOLE if whole else VECTORS_AND_END,
         "FP8_VECTORS": shape.vectors,
         "FP8_THREADS": shape.threads,
+        "FP8_BLOCKS": shape.blocks,
     }
 
 
-def by_rows(prepare: Callable[[Shape], jit.Launcher], quick: Shape, frugal: Shape) -> tuple[jit.Launcher, jit.Launcher]:
-    """Return the launchers for few and for many rows, which may be one."""
-    first = prepare(quick)
-    return first, first if frugal == quick else prepare(frugal)
+def by_rows(problem: Problem, prepare: Callable[[Shape], jit.Launcher]) -> Callable[[int], tuple[jit.Launcher, int]]:
+    """Return what gives, by the rows, the launcher (compiled when it is first asked for) and the blocks of a row."""
+    few, units = problem.target.multiprocessors, ceil_div(problem.cols, vector_of(problem))
+    tiles = isinstance(problem, SiluQuantize) and mode_of(problem) != TOKEN
+    shared = None if tiles else shared_shape(problem)
+    most_shared = few * SHARED_VECTORS // max(units, 1024) if shared else 0
+
+    @cache
+    def ready(number: int | None) -> tuple[jit.Launcher, int]:
+        if tiles:
+            shape = TILE[number == MANY]
+            return prepare(shape), ceil_div(units, shape.threads * shape.vectors)
+        shape = shared if shared and number is None else own_shape(problem, number or FEW)
+        return prepare(shape), shape.blocks
+
+    def chosen(rows: int) -> tuple[jit.Launcher, int]:
+        return ready(None if rows <= most_shared else FEW if rows <= few else SOME if rows <= few * SOME_ROWS else MANY)
+
+    return chosen
 
 
 def plan_norm_quantize(problem: NormQuantize) -> Launch:
@@ -122,21 +153,25 @@ def plan_norm_quantize(problem: NormQuantize) -> Launch:
     ``launch(stream, x, x_stride, residual, residual_stride, weight, epsilon, data, data_stride, scale,
     scale_row_stride, scale_col_stride, rows, upper, upper_value, eps)``
     """
-    cols, few = problem.cols, problem.target.multiprocessors * FEW_BLOCKS
+    cols = problem.cols
 
     def prepare(shape: Shape) -> jit.Launcher:
-        own = {"FP8_W": TYPE[problem.weight], "FP8_RESIDUAL": int(problem.residual), "FP8_BESIDE": shape.beside}
         return jit.prepare(
             problem.target,
             "norm_quantize",
             "norm_quantize",
-            {**constants_of(problem, shape), **own},
+            {
+                **constants_of(problem, shape),
+                "FP8_W": TYPE[problem.weight],
+                "FP8_RESIDUAL": int(problem.residual),
+            },
             "PqPqPfPqPqqPffi",
             block=shape.threads,
+            cluster=shape.blocks,
             programmatic=True,
         )
 
-    quick, frugal = by_rows(prepare, quick_shape(problem), frugal_shape(problem))
+    chosen = by_rows(problem, prepare)
 
     def launch(
         stream: int,
@@ -158,8 +193,8 @@ def plan_norm_quantize(problem: NormQuantize) -> Launch:
     ) -> None:
         inputs = (x, x_stride, residual, residual_stride, weight, epsilon)
         results = (data, data_stride, scale, scale_row_stride, scale_col_stride)
-        launcher = quick if rows <= few else frugal
-        launcher(stream, (rows, 1, 1), *inputs, *results, upper, upper_value, eps, cols)
+        launcher, blocks = chosen(rows)
+        launcher(stream, (rows * blocks, 1, 1), *inputs, *results, upper, upper_value, eps, cols)
 
     return launch
 
@@ -170,7 +205,7 @@ def plan_silu_quantize(problem: SiluQuantize) -> Launch:
     ``launch(stream, x, x_stride, data, data_stride, scale, scale_row_stride, scale_col_stride, rows, upper,
     upper_value, eps)``
     """
-    cols, few = problem.cols, problem.target.multiprocessors * FEW_BLOCKS
+    cols = problem.cols
 
     def prepare(shape: Shape) -> jit.Launcher:
         return jit.prepare(
@@ -180,15 +215,11 @@ def plan_silu_quantize(problem: SiluQuantize) -> Launch:
             constants_of(problem, shape),
             "PqPqPqqPffqi",
             block=shape.threads,
+            cluster=shape.blocks,
             programmatic=True,
         )
 
-    tiles = 1
-    if mode_of(problem) == TOKEN:
-        quick, frugal = by_rows(prepare, quick_shape(problem), frugal_shape(problem))
-    else:
-        quick, frugal = by_rows(prepare, QUICK_TILE, FRUGAL_TILE)
-        tiles = ceil_div(cols, TILE_VECTORS * vector_of(problem))
+    chosen = by_rows(problem, prepare)
 
     def launch(
         stream: int,
@@ -206,14 +237,14 @@ def plan_silu_quantize(problem: SiluQuantize) -> Launch:
     ) -> None:
         results = (data, data_stride, scale, scale_row_stride, scale_col_stride)
         limits = (upper, upper_value, eps)
-        launcher = quick if rows <= few else frugal
-        grid = (tiles, min(rows, MOST_GRID_ROWS), ceil_div(rows, MOST_GRID_ROWS))
+        launcher, blocks = chosen(rows)
+        grid = (blocks, min(rows, MOST_GRID_ROWS), ceil_div(rows, MOST_GRID_ROWS))
         launcher(stream, grid, x, x_stride, *results, *limits, rows, cols)
 
     return launch
 
 
-def _is_supported(problem: NormQuantize | SiluQuantize) -> bool:
+def _is_supported(problem: Problem) -> bool:
     rows, cols = problem.group_shape
     vector = vector_of(problem)
     if problem.static:

@@ -111,6 +111,9 @@ EMULATED T max(T x, T y) {
 
 // ---- memory: hints are none
 
+// Asked by instructions that the emulation does not have, in kernels that it compiles and never runs.
+[[noreturn]] EMULATED uint64_t __cvta_generic_to_shared(const void *) { emulation_trap("__cvta_generic_to_shared"); }
+
 template <class T>
 EMULATED T __ldg(const T *p) { return *p; }
 template <class T>

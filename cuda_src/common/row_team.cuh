@@ -1,0 +1,53 @@
+// The threads that share a row, and what they find together: each warp's word is gathered where all can read it.
+//
+// A team has THREADS a block, BLOCKS, and WORDS, a warp's each; `meet()` comes before anything else, and
+// `gather<place>(x)` returns the words of all warps, once for a place in a kernel.
+#pragma once
+#include "reduce.cuh"
+
+// COUNT numbers as a tree, which has few steps behind one another.
+template <int COUNT, class T, class Combine>
+DEVICE T combined(const T* x, const Combine& combine) {
+    if constexpr (COUNT == 1) return x[0];
+    else return combine(combined<COUNT / 2>(x, combine), combined<COUNT - COUNT / 2>(x + COUNT / 2, combine));
+}
+
+DEVICE float warp_sum(float x) {
+#pragma unroll
+    for (int mask = WARP / 2; mask > 0; mask /= 2) x += shuffle_xor(x, mask);
+    return x;
+}
+
+// Up to this many words each thread reads for itself: they come by vectors, and a second round of shuffles takes longer.
+constexpr int MOST_READ = 16;
+
+template <class Team>
+DEVICE float row_sum(Team& team, float x) {
+    const unsigned* words = team.template gather<0>(bits_of(warp_sum(x)));
+    const float* sums = reinterpret_cast<const float*>(words);
+    if constexpr (Team::WORDS <= MOST_READ) return combined<Team::WORDS>(sums, [](float a, float b) { return a + b; });
+    return warp_sum(lane() < Team::WORDS ? sums[lane()] : 0.0f);
+}
+template <class Team>
+DEVICE unsigned row_max(Team& team, unsigned x) {
+    const unsigned* words = team.template gather<1>(warp_max(x));
+    if constexpr (Team::WORDS <= MOST_READ)
+        return combined<Team::WORDS>(words, [](unsigned a, unsigned b) { return a > b ? a : b; });
+    return warp_max(lane() < Team::WORDS ? words[lane()] : 0u);
+}
+
+// A block.
+template <int threads>
+struct BlockTeam {
+    static constexpr int THREADS = threads, BLOCKS = 1, WORDS = threads / WARP;
+    static_assert(threads % WARP == 0 && WORDS <= WARP, "a block is some whole warps");
+
+    DEVICE void meet() {}
+    template <int place>
+    DEVICE const unsigned* gather(unsigned x) {
+        SHARED alignas(16) unsigned words[WORDS];
+        if (lane() == 0) words[thread_x() / WARP] = x;
+        block_barrier();
+        return words;
+    }
+};
