@@ -143,7 +143,7 @@ def test_a_choice_that_is_not_able_is_refused(stub):
 
 def test_prepared_calls_are_forgotten(stub):
     calls = Calls()
-    calls.keep(("key",), "call", "looks")
+    calls.keep(("key",), "call")
     timed(PROBLEM, saying(1.0)).apply()
     assert calls.get(("key",)) is None
 
