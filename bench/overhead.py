@@ -1,17 +1,20 @@
-"""What a call costs on the host: microseconds a step of the border, per framework, and a whole call beside the peers'.
+"""What a call costs on the host: microseconds a step of the border, per framework, and whole calls beside the peers'.
 
     python -m bench.overhead [--peers FOLDER] [--json FILE]
 
-The floor of a step is an empty call of a method from Python, which is timed in the same run. Arrays lie on a
-GPU where there is one, else on the host. Whole calls are timed on a GPU alone, on sizes whose kernels take less time
-than their calls, so that the queue never fills.
+Arrays lie on a GPU where there is one, else on the host. Calls take turns, and a ratio is the median of the turns'
+ratios. Whole calls are timed on a GPU alone, on sizes whose kernels take less time than their calls, so that the queue
+never fills.
 """
 
 import argparse
 import json
 import timeit
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from math import inf
 from pathlib import Path
+from statistics import quantiles
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rich.console import Console
@@ -19,13 +22,27 @@ from rich.table import Table
 
 import fp8core
 from fp8core import arrays, device
+from fp8core.kernels.quantize import QUANTIZE, bind
 
 if TYPE_CHECKING:
     from bench.baselines import Peers
 
-REPEATS: Final = 7
-SECONDS: Final = 0.05
-"""Of each repeat."""
+TURNS: Final = 41
+SECONDS: Final = 0.002
+"""Of each turn."""
+CALLS_A_TURN: Final = 200
+"""At most, so that the device's queue never fills."""
+
+RATIOS: Final = (
+    ("quantize, out given", "vllm", "quantize, out given"),
+    ("quantize", "vllm", "quantize"),
+    ("scaled_mm m=16, out given", "vllm", "scaled_mm m=16, out given"),
+    ("scaled_mm m=16", "torch", "_scaled_mm m=16"),
+    ("scaled_mm m=80", "torch", "_scaled_mm m=80"),
+    ("Fp8Linear m=16", "vllm", "quantize + scaled_mm m=16"),
+    ("Fp8Linear m=80", "vllm", "quantize + scaled_mm m=80"),
+)
+"""A call of ours, and the peer's that does as much."""
 
 
 class Step(NamedTuple):
@@ -91,86 +108,139 @@ def steps(framework: str, x: Any) -> Iterator[Step]:
     yield Step(framework, "empty and give", lambda: kind.give(kind.empty(shape, "bfloat16", target).array, stream))
 
 
+def parts(x: Any, data: Any, scale: Any) -> Iterator[Step]:
+    """Yield what a repeated `quantize` of ``x`` into ``data`` and ``scale`` does, one by one."""
+    seen = arrays.view(x, "x")
+    (rows, cols), target = seen.shape, seen.target
+    launch = bind(QUANTIZE.plan(fp8core.explain(fp8core.quantize, x).problem), cols, cols, 1, 1, rows, rows, inf, 1e-10)
+    stream, (x_at, data_at, scale_at) = arrays.stream_of(seen), arrays.looks(x, data, scale)[0]
+    key = (12345, True, 0, "float8_e4m3fn", fp8core.PER_TOKEN, None, "float32", "k", 1e-10, None)
+    known, same = {key: None}, (12345, *key[1:])
+    yield Step("fp8core", "of it: looks of three", lambda: arrays.looks(x, data, scale))
+    yield Step("fp8core", "of it: key", lambda: known.get(same))
+    yield Step("fp8core", "of it: stream", seen.framework.asking_stream(target))
+    yield Step("fp8core", "of it: launch", lambda: launch(stream, x_at, data_at, scale_at, 0))
+    yield Step(
+        "fp8core", "a result of 16 x 1024", partial(seen.framework.maker((rows, cols), "bfloat16", target), None)
+    )
+
+
 def calls(peers: "Peers") -> Iterator[Step]:
-    """Yield whole calls on torch tensors, fp8core's and the peers'."""
+    """Yield whole calls, on torch tensors and CuPy arrays, and the peers'."""
     import torch
 
-    fp8, n, k = torch.float8_e4m3fn, 1024, 1024
-    x = torch.randn(16, k, device="cuda", dtype=torch.bfloat16)
-    w = fp8core.quantize(torch.randn(n, k, device="cuda", dtype=torch.bfloat16))
-    data, scale = fp8core.quantize(x)
-    weight, channels, out = w.data.t(), w.scale.t(), torch.empty(16, n, device="cuda", dtype=torch.bfloat16)
+    fp8, n, k, dtype = torch.float8_e4m3fn, 1024, 1024, torch.bfloat16
+    x, many = (torch.randn(m, k, device="cuda", dtype=dtype) for m in (16, 80))
+    w = fp8core.quantize(torch.randn(n, k, device="cuda", dtype=dtype))
+    (data, scale), (many_data, many_scale) = fp8core.quantize(x), fp8core.quantize(many)
+    weight, channels, out = w.data.t(), w.scale.t(), torch.empty(16, n, device="cuda", dtype=dtype)
     one, layer = torch.ones(1, device="cuda"), fp8core.Fp8Linear(w.data, w.scale)
-    many = torch.randn(80, k, device="cuda", dtype=torch.bfloat16)
-    many_data, many_scale = fp8core.quantize(many)
-    quantized = (data, scale)
-    yield Step("fp8core", "quantize, out given", lambda: fp8core.quantize(x, out=quantized))
-    yield Step("fp8core", "quantize", lambda: fp8core.quantize(x))
-    yield Step(
-        "fp8core", "scaled_mm m=16, out given", lambda: fp8core.scaled_mm(data, weight, scale, channels, out=out)
-    )
-    yield Step("fp8core", "scaled_mm m=16", lambda: fp8core.scaled_mm(data, weight, scale, channels))
-    yield Step("fp8core", "scaled_mm m=80", lambda: fp8core.scaled_mm(many_data, weight, many_scale, channels))
-    yield Step("fp8core", "linear m=16", lambda: fp8core.linear(x, w.data, w.scale))
-    yield Step("fp8core", "Fp8Linear m=16", lambda: layer(x))
-    yield Step("fp8core", "Fp8Linear m=80", lambda: layer(many))
-    dtype = torch.bfloat16
-    yield Step("torch", "_scaled_mm m=16", lambda: torch._scaled_mm(data, weight, one, one, out_dtype=dtype))
-    yield Step("torch", "_scaled_mm m=80", lambda: torch._scaled_mm(many_data, weight, one, one, out_dtype=dtype))
-    if peers.vllm is not None:
-        quantize, product = peers.vllm.dynamic_per_token_scaled_fp8_quant, peers.vllm.cutlass_scaled_mm
-        yield Step("vllm", "quantize, out given", lambda: quantize(data, x, scale, None))
 
-        def both() -> object:
-            codes = torch.empty(16, k, device="cuda", dtype=fp8)
-            tokens = torch.empty(16, 1, device="cuda", dtype=torch.float32)
+    def ours(name: str, call: Callable[..., object], *operands: object, **options: object) -> Step:
+        return Step("fp8core", name, partial(call, *operands, **options))
+
+    yield ours("quantize, out given", fp8core.quantize, x, out=(data, scale))
+    yield ours("quantize", fp8core.quantize, x)
+    yield ours("scaled_mm m=16, out given", fp8core.scaled_mm, data, weight, scale, channels, out=out)
+    yield ours("scaled_mm m=16", fp8core.scaled_mm, data, weight, scale, channels)
+    yield ours("scaled_mm m=80", fp8core.scaled_mm, many_data, weight, many_scale, channels)
+    yield ours("linear m=16", fp8core.linear, x, w.data, w.scale)
+    yield ours("Fp8Linear m=16", layer, x)
+    yield ours("Fp8Linear m=80", layer, many)
+    yield from parts(x, data, scale)
+    theirs = sample("cupy")
+    if theirs is not None:
+        yield ours("quantize of CuPy, out given", fp8core.quantize, theirs, out=fp8core.quantize(theirs))
+        yield ours("quantize of CuPy", fp8core.quantize, theirs)
+    for rows, codes in ((16, data), (80, many_data)):
+        yield Step("torch", f"_scaled_mm m={rows}", partial(torch._scaled_mm, codes, weight, one, one, out_dtype=dtype))
+    if peers.vllm is None:
+        return
+    quantize, product = peers.vllm.dynamic_per_token_scaled_fp8_quant, peers.vllm.cutlass_scaled_mm
+
+    def two(x: torch.Tensor, rows: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
+        def quantized() -> tuple[torch.Tensor, torch.Tensor]:
+            codes = torch.empty(rows, k, device="cuda", dtype=fp8)
+            tokens = torch.empty(rows, 1, device="cuda", dtype=torch.float32)
             quantize(codes, x, tokens, None)
-            result = torch.empty(16, n, device="cuda", dtype=dtype)
+            return codes, tokens
+
+        def both() -> torch.Tensor:
+            codes, tokens = quantized()
+            result = torch.empty(rows, n, device="cuda", dtype=dtype)
             product(result, codes, weight, tokens, channels, None)
             return result
 
-        yield Step("vllm", "scaled_mm m=16, out given", lambda: product(out, data, weight, scale, channels, None))
-        yield Step("vllm", "quantize + scaled_mm m=16", both)
+        return quantized, both
+
+    quantized, both = two(x, 16)
+    yield Step("vllm", "quantize, out given", partial(quantize, data, x, scale, None))
+    yield Step("vllm", "quantize", quantized)
+    yield Step("vllm", "scaled_mm m=16, out given", partial(product, out, data, weight, scale, channels, None))
+    yield Step("vllm", "quantize + scaled_mm m=16", both)
+    yield Step("vllm", "quantize + scaled_mm m=80", two(many, 80)[1])
 
 
-def measured(run: Callable[[], object]) -> float:
-    """Return the microseconds of one ``run``: the least of several repeats, which others disturb least."""
-    timer = timeit.Timer(run)
-    once = timer.timeit(20) / 20
-    number = max(1, int(SECONDS / max(once, 1e-9)))
-    return min(timer.repeat(REPEATS, number)) / number * 1e6
+def by_turns(steps: Sequence[Step]) -> list[list[float]]:
+    """Return the microseconds of one run of each step, turn by turn: what drifts, drifts for all."""
+    timers = [timeit.Timer(step.run) for step in steps]
+    for timer in timers:
+        timer.timeit(20)  # compiles, and fills what is kept
+    counts = [max(1, min(CALLS_A_TURN, int(SECONDS * 20 / max(timer.timeit(20), 1e-9)))) for timer in timers]
+    times: list[list[float]] = [[] for _ in steps]
+    for _ in range(TURNS):
+        for timer, count, spent in zip(timers, counts, times, strict=True):
+            if device.count():
+                device.cupy().cuda.runtime.deviceSynchronize()
+            spent.append(timer.timeit(count) / count * 1e6)
+    return times
+
+
+def report(
+    table: Table, steps: Sequence[Step], bench: str, where: str
+) -> tuple[list[dict[str, Any]], dict[str, list[float]]]:
+    """Time steps, add them to a table, and return their records and their turns by framework and name."""
+    times = by_turns(steps)
+    records = []
+    for step, spent in zip(steps, times, strict=True):
+        low, middle, high = quantiles(spent, n=4)
+        table.add_row(step.framework, step.name, f"{middle:.2f}", f"{low:.2f} to {high:.2f}")
+        record = {"bench": bench, "where": where, "framework": step.framework, "step": step.name}
+        records.append({**record, "us": middle, "low": low, "high": high})
+    return records, {f"{step.framework} {step.name}": spent for step, spent in zip(steps, times, strict=True)}
 
 
 def main() -> None:
-    """Time the steps, print a table, and write JSON lines if asked."""
+    """Time the steps, print tables, and write JSON lines if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="append one JSON object a step to this file")
     parser.add_argument("--peers", type=Path, help="a folder with the libraries of vLLM and SGLang")
     chosen = parser.parse_args()
-    floor = measured(nothing)
     where = str(device.target(device.current())) if device.count() else f"host ({device.why_none()})"
-    table = Table("framework", "step", "us", title=f"host time of the border, {where}; floor {floor:.3f} us")
+    table = Table("framework", "step", "us", "quartiles", title=f"host time, {where}")
     table.columns[2].justify = "right"
-    lines = []
-    for framework in MAKERS:
-        x = sample(framework)
+    lines, _ = report(table, [Step("python", "an empty call", nothing)], "overhead", where)
+    samples = {framework: sample(framework) for framework in MAKERS}
+    for framework, x in samples.items():
         if x is None:
-            table.add_row(framework, "not here", "")
-            continue
-        for step in steps(framework, x):
-            spent = measured(step.run)
-            table.add_row(step.framework, step.name, f"{spent:.2f}")
-            lines.append({"bench": "overhead", "where": where, "framework": framework, "step": step.name, "us": spent})
-    if device.count() and sample("torch") is not None:
+            table.add_row(framework, "not here", "", "")
+        else:
+            lines += report(table, list(steps(framework, x)), "overhead", where)[0]
+    against = Table("call", "beside", "ratio", "quartiles", title="of the turns")
+    if device.count() and samples["torch"] is not None:
         from bench import baselines
 
-        for step in calls(baselines.load(chosen.peers)):
-            spent = measured(step.run)
-            table.add_row(step.framework, step.name, f"{spent:.2f}")
-            lines.append(
-                {"bench": "calls", "where": where, "framework": step.framework, "step": step.name, "us": spent}
-            )
-    Console().print(table)
+        records, turns = report(table, list(calls(baselines.load(chosen.peers))), "calls", where)
+        lines += records
+        for name, peer, theirs in RATIOS:
+            if f"{peer} {theirs}" in turns:
+                pairs = zip(turns[f"fp8core {name}"], turns[f"{peer} {theirs}"], strict=True)
+                low, middle, high = quantiles([ours / other for ours, other in pairs], n=4)
+                against.add_row(name, f"{peer} {theirs}", f"{middle:.2f}", f"{low:.2f} to {high:.2f}")
+    console = Console()
+    console.print(table)
+    if against.row_count:
+        console.print(against)
     if chosen.json:
         with chosen.json.open("a") as file:
             file.writelines(json.dumps(line) + "\n" for line in lines)
