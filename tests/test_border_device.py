@@ -7,7 +7,9 @@ import sys
 import textwrap
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -169,6 +171,40 @@ def test_what_the_compiler_raises_is_raised(folder):
 def test_count_and_its_reason_agree():
     assert device.count() >= 0
     assert (device.why_none() is None) == (device.count() > 0)
+
+
+@pytest.mark.parametrize(("devices", "entered"), [(1, []), (2, [1])])
+def test_calls_are_made_with_their_device_current(monkeypatch, devices, entered):
+    seen = []
+
+    @contextmanager
+    def on(ordinal):
+        seen.append(ordinal)
+        yield
+
+    monkeypatch.setattr(device, "count", lambda: devices)
+    monkeypatch.setattr(device, "asking_current", lambda: lambda: 0)
+    monkeypatch.setattr(device, "on", on)
+    assert device.calling(0, lambda status: status)(7) == 7
+    assert seen == []
+    assert device.calling(1, lambda status: status)(8) == 8
+    assert seen == entered
+
+
+@pytest.mark.parametrize(("context", "bound", "status"), [(0, [1], 0), (0x7000, [], 201)])
+def test_only_a_thread_without_a_context_gets_one_and_a_second_try(monkeypatch, context, bound, status):
+    seen = []
+
+    def current_context(where):
+        where._obj.value = context
+        return 0
+
+    monkeypatch.setattr(device, "platform", lambda: "cuda")
+    monkeypatch.setattr(device, "driver", lambda: SimpleNamespace(cuCtxGetCurrent=current_context))
+    monkeypatch.setattr(device, "on", lambda ordinal: nullcontext())
+    monkeypatch.setattr(device, "bind", seen.append)
+    assert device.again(201, 1, lambda *arguments: len(arguments)) == status
+    assert seen == bound
 
 
 def test_a_device_that_is_not_there_is_refused_with_the_reason():

@@ -3,6 +3,7 @@ that answers as one built for ROCm does, and capsules of the real layout."""
 
 import ctypes
 import shutil
+import struct
 import subprocess
 from types import SimpleNamespace
 
@@ -242,6 +243,23 @@ def test_a_launch_has_the_layout_of_the_driver(rocm):
     assert rocm.stub_log() == (
         b"kernel 0xabc0 grid 70000 2 3 block 256 1 1 shared 4096 stream 0x7000 parameters 0x1234 -5 0.25 extra (nil)\n"
     )
+
+
+def test_a_bound_launch_is_the_same_launch_each_time(rocm):
+    bound = launcher().bind((70_000, 2, 3), -5, 0.25)
+    for stream in (0x7000, 0x8000, 0x7000):
+        bound(stream, 0x1234)
+        launcher()(stream, (70_000, 2, 3), 0x1234, -5, 0.25)
+    lines = rocm.stub_log().splitlines()
+    assert len(lines) == 6
+    assert lines[0::2] == lines[1::2]
+    assert lines[0] == lines[4] != lines[2]
+
+
+def test_arguments_lie_where_their_kinds_want_them():
+    text, offsets, end = jit.lay_out(["i", "P", "128s", "512i", "q"], 56)
+    assert (offsets, end) == ((56, 64, 128, 256, 2304), 2312)
+    assert struct.calcsize(text) == end - 56
 
 
 def test_a_resident_grid_is_asked_for_as_cooperative(rocm, monkeypatch):

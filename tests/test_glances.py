@@ -1,10 +1,13 @@
 """What is recognized at a glance: never operands that look different, whatever changed about them."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 import fp8core
 from fp8core import arrays
+from fp8core.arrays import glances, torch_tensors
 from fp8core.errors import LayoutError
 
 torch = pytest.importorskip("torch")
@@ -42,6 +45,23 @@ def test_operands_that_changed_are_not_taken_for_what_they_were(change, place):
 
 def test_torch_has_the_guards_that_glances_are_made_of():
     assert arrays.framework_of(torch.Tensor).address is torch.Tensor.data_ptr
+
+
+def test_without_guards_looks_are_read_one_by_one(monkeypatch):
+    pair = matrix(3), matrix(5)
+    number = looks(*pair)
+    monkeypatch.setattr(arrays.framework_of(torch.Tensor), "address", None)
+    monkeypatch.setattr(glances, "_GLANCES", {})
+    assert [looks(*pair) for _ in range(2)] == [number, number]
+    assert not glances._GLANCES
+
+
+@pytest.mark.parametrize("guards", [None, object(), lambda *_, **__: pytest.fail, int])
+def test_guards_that_are_not_what_they_were_are_not_used(guards):
+    changed = SimpleNamespace(_C=SimpleNamespace(_dynamo=SimpleNamespace(guards=SimpleNamespace(TensorGuards=guards))))
+    for name in ("zeros", "empty", "nn"):
+        setattr(changed, name, getattr(torch, name))
+    assert torch_tensors._guards(changed) is None
 
 
 @pytest.mark.parametrize("method", ["resize_", "t_", "data"])
