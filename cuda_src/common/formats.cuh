@@ -9,7 +9,7 @@ template <int format>
 struct Format {
     static constexpr bool FNUZ = format == E4M3FNUZ || format == E5M2FNUZ;
     static constexpr int MANTISSA = format == E4M3FN || format == E4M3FNUZ ? 3 : 2;
-    static constexpr int BIAS = format == E4M3FN ? 7 : format == E4M3FNUZ ? 8 : format == E5M2 ? 15 : 16;
+    static constexpr int EXPONENT_BIAS = format == E4M3FN ? 7 : format == E4M3FNUZ ? 8 : format == E5M2 ? 15 : 16;
     // The quantization maximum: 224 for e4m3fnuz, whose largest number is 240.
     static constexpr float MAXIMUM = format == E4M3FN ? 448.0f : format == E4M3FNUZ ? 224.0f : 57344.0f;
     static constexpr unsigned MAXIMUM_BITS = format == E4M3FN     ? 0x43e00000u
@@ -17,10 +17,10 @@ struct Format {
                                                                   : 0x47600000u;
     static constexpr unsigned NOT_A_NUMBER = FNUZ ? 0x80u : 0x7fu;
     // What lies between the exponent's fields of fp32 and of the format.
-    static constexpr unsigned REBIAS = 127 - BIAS;
+    static constexpr unsigned REBIAS = 127 - EXPONENT_BIAS;
     static constexpr int SHIFT = 23 - MANTISSA;
     // fp32 whose last place is the format's smallest number: adding it rounds a subnormal result to nearest even.
-    static constexpr unsigned SUBNORMAL_BITS = static_cast<unsigned>(127 + 1 - BIAS - MANTISSA + 23) << 23;
+    static constexpr unsigned SUBNORMAL_BITS = static_cast<unsigned>(127 + 1 - EXPONENT_BIAS - MANTISSA + 23) << 23;
 };
 
 template <int format>
