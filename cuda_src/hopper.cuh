@@ -1,6 +1,7 @@
 // Words of sm_90a: barriers in shared memory, the copy engine (TMA), clusters, programmatic launch, wgmma.
 // Addresses in shared memory are 32-bit numbers, as the instructions take them.
 #pragma once
+#include "platform.cuh"
 
 typedef unsigned long long uint64;
 typedef unsigned int uint32;
@@ -10,8 +11,6 @@ typedef unsigned int uint32;
 struct alignas(64) TensorMap {
     char bytes[128];
 };
-
-HOPPER uint32 shared_address(const void *pointer) { return (uint32)__cvta_generic_to_shared(pointer); }
 
 // ---- barriers: phase p is complete when its arrivals and its announced bytes are in; waits take p's parity
 
@@ -74,22 +73,13 @@ HOPPER uint32 cluster_address(uint32 address, uint32 rank) {
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
     return remote;
 }
-// Orders nothing but what barrier_init_fence orders. A launch without clusters must not come here: both then are
-// barrier 0 of the block.
-HOPPER void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
-HOPPER void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 HOPPER void remote_arrive(uint32 barrier) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// Stores two floats, or a word, into another block's shared memory and counts their bytes at its barrier.
+// Stores two floats into another block's shared memory and counts their eight bytes at its barrier.
 HOPPER void remote_store(uint32 destination, float x, float y, uint32 barrier) {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(destination),
                  "f"(x), "f"(y), "r"(barrier)
-                 : "memory");
-}
-HOPPER void remote_store(uint32 destination, uint32 word, uint32 barrier) {
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(destination),
-                 "r"(word), "r"(barrier)
                  : "memory");
 }
 

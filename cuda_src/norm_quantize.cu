@@ -1,6 +1,5 @@
 #include "platform.cuh"
 #include "common/norm_quantize.cuh"
-#include "cluster_team.cuh"
 
 KERNEL(FP8_THREADS)
 norm_quantize(const void* x, long long x_stride, void* residual, long long residual_stride, const void* weight,

@@ -1,6 +1,5 @@
 #include "platform.cuh"
 #include "common/silu_quantize.cuh"
-#include "cluster_team.cuh"
 
 KERNEL(FP8_THREADS)
 silu_quantize(const void* x, long long x_stride, byte* data, long long data_stride, void* scale,

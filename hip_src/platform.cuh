@@ -130,7 +130,7 @@ DEVICE void store8_streaming(void* p, Vector8 v) {
 DEVICE word64 load_relaxed(const word64* p) {
     return __hip_atomic_load(p, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
-DEVICE void store_relaxed(word64* p, word64 v) {
+DEVICE void post_relaxed(word64* p, word64 v) {
     __hip_atomic_store(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
 DEVICE void pause() { __builtin_amdgcn_s_sleep(1); }
@@ -160,10 +160,15 @@ DEVICE unsigned warp_max(unsigned x) {
     return x;
 }
 
-// AMD GPUs have no programmatic dependent launch.
+// AMD GPUs have no programmatic dependent launch, and no clusters.
 DEVICE void grid_dependency_launch() {}
 DEVICE void grid_dependency_wait() {}
 DEVICE void issue_loads() {}
+DEVICE void mail_open(word64*, int) {}
+DEVICE void cluster_arrive() {}
+DEVICE void cluster_wait() {}
+DEVICE void mail_send(unsigned*, unsigned, word64*, unsigned) {}
+DEVICE void mail_wait(word64*) {}
 
 // ---- FP8 by instructions -----------------------------------------------------------------------------
 

@@ -197,12 +197,17 @@ def of_table(table: Table[Any], problems: Callable[[Target], Iterator[Any]]) -> 
     return plans
 
 
+SIZES = (1, 32, 1000, 1 << 20)
+"""Rows for one block, for a cluster, for a device that holds all of them and for one that does not."""
+
+
 def quantize_plans(target: Target) -> Iterator[Plan]:
     """Plans of `QUANTIZE` that are launched as well: some are compiled by what the rows turn out to be."""
 
     def launched(plan: Callable[[], Launch], cols: int) -> None:
         launch = plan()
-        for rows, stride in ((3, cols), (4096, cols), (4096, cols + 16)):
+        flat, gaps = ((rows, cols) for rows in SIZES), ((rows, cols + 16) for rows in SIZES)
+        for rows, stride in (*flat, *gaps):
             launch(0, 256, stride, 256, stride, 256, 0, 0, rows, rows, 0, float("inf"), 1e-10)
 
     for problem in quantize(target):

@@ -1,6 +1,7 @@
 """The quantization kernels' text on the CPU, bit for bit against the naive oracle."""
 
 from typing import NamedTuple
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -175,12 +176,23 @@ def test_quotients_of_any_size_are_exact(emulator, group_shape, size, flush):
 
 @pytest.mark.parametrize("target", [CUDA, HIP_64], ids=name_of)
 def test_a_resident_grid_meets_again_and_again(emulator, target):
-    """A matrix that registers and shared memory of three blocks can't hold, and launches after launches."""
-    small = target._replace(multiprocessors=3, shared_bytes=20_000 if target is CUDA else 65_536)
-    case = Case(small, "bfloat16", FN, PER_TENSOR, 400, 512)
-    for seed, rows in ((0, 400), (1, 40), (2, 400), (3, 60)):
-        run(emulator, case._replace(rows=rows, gap=8 if seed == 2 else 0), seed, special=seed < 2)
-    assert emulator.launches.count("quantize_tensor") == 4
+    """Matrices that three blocks hold or have to read again, with gaps and without, launch after launch."""
+    small = target._replace(multiprocessors=3, shared_bytes=40_000 if target is CUDA else 65_536)
+    case = Case(small, "bfloat16", FN, PER_TENSOR, 740, 512)
+    for seed, (rows, gap) in enumerate([(740, 0), (280, 0), (740, 8), (740, 0), (280, 8)]):
+        run(emulator, case._replace(rows=rows, gap=gap), seed, special=seed < 2)
+    assert emulator.launches.count("quantize_tensor") == 5
+
+
+@pytest.mark.parametrize(("rows", "blocks"), [(3, 1), (7, 8), (14, 8), (30, 8), (60, 8), (120, 8)])
+@pytest.mark.parametrize("x", ["bfloat16", "float32"])
+def test_a_small_matrix_belongs_to_one_cluster(emulator, x, rows, blocks):
+    case = Case(CUDA, x, FN, PER_TENSOR, rows, 1031)
+    with mock.patch.object(jit, "prepare", wraps=emulator.prepare) as prepare:
+        run(emulator, case, rows)
+        run(emulator, case._replace(gap=9, padded=rows + 3), rows)
+    tensor = [call.kwargs for call in prepare.call_args_list if call.args[1] == "quantize_tensor"]
+    assert [launch["cluster"] for launch in tensor] == [blocks, blocks]
 
 
 @pytest.mark.parametrize("flush", [False, True])

@@ -202,6 +202,66 @@ def test_rows_further_apart_than_their_length(engine, group_shape):
 
 
 @engines(*BOTH)
+@pytest.mark.parametrize("gap", [0, 24, 3])
+@pytest.mark.parametrize("x_dtype", WIDE)
+@pytest.mark.parametrize("dtype", FP8)
+def test_one_scale_of_a_matrix_that_all_multiprocessors_share(engine, dtype, x_dtype, gap):
+    wide = fresh((300, 1000 + gap), x_dtype, spread=2)
+    got = fp8core.quantize(engine.array(wide)[:, :1000], group_shape=PER_TENSOR, dtype=dtype)
+    want = reference.quantize(wide[:, :1000], dtype, (-1, -1))
+    assert_same_bytes(engine.codes(got.data), want.codes)
+    assert_same_bytes(engine.numpy(got.scale), want.scale.reshape(1))
+
+
+@engines("cupy")
+@pytest.mark.parametrize(
+    ("x_dtype", "dtype", "gap"),
+    [
+        ("bfloat16", "float8_e4m3fn", 0),
+        ("bfloat16", "float8_e4m3fn", 24),
+        ("bfloat16", "float8_e4m3fnuz", 24),
+        ("float16", "float8_e5m2", 24),
+        ("float32", "float8_e4m3fn", 0),
+    ],
+)
+def test_one_scale_of_a_matrix_that_no_device_holds(engine, x_dtype, dtype, gap):
+    """98 MB of 16-bit numbers: registers and shared memory of an H200 keep 39 MB. The host engine is the oracle."""
+    wide = fresh((3000, 8192 + gap), x_dtype, spread=2)
+    got = fp8core.quantize(engine.array(wide)[:, :8192], group_shape=PER_TENSOR, dtype=dtype)
+    want = fp8core.quantize(wide[:, :8192], group_shape=PER_TENSOR, dtype=dtype)
+    assert_same_bytes(engine.codes(got.data), want.data.view(np.uint8))
+    assert_same_bytes(engine.numpy(got.scale), want.scale)
+
+
+@engines("torch-cuda")
+def test_one_scale_on_many_streams_and_in_many_graphs_at_once(engine):
+    """Blocks, clusters and grids of the whole device, each meeting among its own, whatever runs beside it."""
+    torch = engine.torch
+    inputs = [engine.array(fresh(shape)) for shape in ((1, 4096), (16, 8192), (100, 8192), (300, 1000), (1024, 8192))]
+    want = [fp8core.quantize(x, group_shape=PER_TENSOR) for x in inputs]
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    graphs, results = [], []
+    for turn, stream in enumerate(streams):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for at in range(4 * len(inputs)):
+                which = (at * (turn + 1) + turn) % len(inputs)
+                results.append((which, fp8core.quantize(inputs[which], group_shape=PER_TENSOR)))
+        graphs.append(graph)
+    torch.cuda.synchronize()
+    for turn in range(200):
+        for stream, graph in zip(streams, graphs, strict=True):
+            with torch.cuda.stream(stream):
+                graph.replay()
+        which = turn % len(inputs)
+        results.append((which, fp8core.quantize(inputs[which], group_shape=PER_TENSOR)))
+    torch.cuda.synchronize()
+    for which, got in results:
+        assert torch.equal(got.data.view(torch.uint8), want[which].data.view(torch.uint8))
+        assert torch.equal(got.scale, want[which].scale)
+
+
+@engines(*BOTH)
 def test_leading_axes_fold(engine):
     x = fresh((2, 3, 5, 128))
     got = fp8core.quantize(engine.array(x))

@@ -51,11 +51,12 @@ struct Divisor {
     bool ordinary;  // neither so small or large that the quick way to a value would over- or underflow, nor NaN
 };
 
-// bounded: values may be far larger than the scale, as when scale_ub cut amax.
+// bounded: values may be far larger than the scale, as when scale_ub cut amax. The scale of a whole tensor needs no
+// care: it is at least 2**-126, and at most 2**128 / 224 or infinite, so its reciprocal is a normal number or 0.
 template <int mode>
 DEVICE Divisor prepared(float scale, bool bounded = false) {
     const float size = magnitude(scale);
-    return {scale, reciprocal_exact(scale), size >= 0x1p-60f && size <= 0x1p60f && !bounded};
+    return {scale, reciprocal_exact(scale), mode == TENSOR || (size >= 0x1p-60f && size <= 0x1p60f && !bounded)};
 }
 
 // The value that is clamped and rounded to a code: x / scale, or x * RN(1 / scale), correctly rounded. careful: as it

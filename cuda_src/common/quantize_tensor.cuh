@@ -1,50 +1,19 @@
 // One scale for a whole matrix, in one launch: scale = max(max |x| / MAX, 2**-126), data = encode(x * (1 / scale)).
 //
-// A resident grid finds the largest size; its blocks tell each other theirs, then each encodes what it read. Octets are
-// dealt to the threads of the grid in turns. Of the first turns a thread keeps KEPT in registers and SHARED_OCTETS in
-// shared memory, read past the caches; the others, CHUNK at a time, are read once more, backwards, while the second
-// cache still holds the latest of them.
+// The blocks find the largest size, meet (meeting.cuh), then each encodes what it read. Octets are dealt to the threads
+// of the grid in turns. Of the first turns a thread keeps KEPT in registers and SHARED_OCTETS in shared memory; the
+// others, CHUNK at a time, are read once more, backwards, while the second cache still holds the latest of them.
 //
-// Blocks meet through flags, one a block: a 64-bit word of the launch's epoch and the block's largest size, so nothing
-// else has to be ordered. A block finds the epoch in its own flag of the launch before, so the words need no reset
-// between launches, no argument that a graph would bake in, and no memory but the module's. What makes this right:
-//   - every launch of more than one block has the same grid, one block a multiprocessor, and asks for more than half of
-//     a multiprocessor's shared memory: no multiprocessor holds two blocks, from whichever streams or graphs they come;
-//   - so a block of launch n + 1 begins only where a block of launch n has ended, that is after all flags n were
-//     written; and it passes its own meeting only when all blocks n have ended. Two sets of flags, used by turns, are
-//     enough;
-//   - the launch is cooperative, so two grids cannot each hold part of the device and wait for the rest.
-//
-// Constants: INPUT FORMAT SCALE_FORMAT THREADS KEPT SHARED_OCTETS CHUNK ALIGNMENT, and FLAT: rows follow each other
-// without gaps, in x and in data, so that the matrix is one long row and no division is needed to find an octet.
-// The caller owes: addresses and strides of rows are multiples of ALIGNMENT; a grid of one block with no more than
-// KEPT * THREADS octets, or the cooperative grid above with at most THREADS blocks and THREADS * SHARED_OCTETS octets
-// of dynamic shared memory.
+// Constants: INPUT FORMAT SCALE_FORMAT THREADS KEPT SHARED_OCTETS CHUNK ALIGNMENT, and
+//   CLUSTER  the blocks of the launch, which is one cluster (1: a block); 0: a resident grid, as meeting.cuh has it;
+//   WHOLE    registers and shared memory hold all of the matrix: nothing is read again;
+//   FLAT     rows follow each other without gaps, in x and in data, so that the matrix is one long row and no division
+//            is needed to find an octet.
+// The caller owes: addresses and strides of rows are multiples of ALIGNMENT; THREADS * SHARED_OCTETS octets of dynamic
+// shared memory.
 #pragma once
+#include "meeting.cuh"
 #include "quantize_octet.cuh"
-#include "reduce.cuh"
-
-MODULE_MEMORY word64 quantize_tensor_flags[2][THREADS];
-
-// The largest of all blocks' amax; all threads call it. `epoch` is this launch's, known to thread 0 alone.
-DEVICE unsigned grid_max(unsigned amax, unsigned epoch) {
-    SHARED unsigned shared_epoch;
-    if (thread_x() == 0) shared_epoch = epoch;
-    amax = block_max<THREADS, 0>(amax);
-    if (grid_x() == 1) return amax;
-    epoch = shared_epoch;
-    word64* const flags = quantize_tensor_flags[epoch % 2];
-    if (thread_x() == 0) store_relaxed(&flags[block_x()], static_cast<word64>(epoch) << 32 | amax);
-    if (thread_x() < grid_x()) {
-        word64 flag = load_relaxed(&flags[thread_x()]);
-        while (flag >> 32 != epoch) {
-            pause();
-            flag = load_relaxed(&flags[thread_x()]);
-        }
-        amax = static_cast<unsigned>(flag);
-    }
-    return block_max<THREADS, 1>(amax);
-}
 
 KERNEL(THREADS)
 quantize_tensor(QUANTIZE_PARAMETERS) {
@@ -55,7 +24,11 @@ quantize_tensor(QUANTIZE_PARAMETERS) {
     const long long first = static_cast<long long>(block_x()) * THREADS + thread_x();
     // From one turn of a thread to its next. Some thread has an octet in the turn at t when t < octets, and every
     // thread one in all of n turns from t when t + n * step <= octets.
-    const long long step = static_cast<long long>(grid_x()) * THREADS;
+    const long long step = static_cast<long long>(CLUSTER ? CLUSTER : grid_x()) * THREADS;
+    // Of a chunk of CHUNK turns that every thread has all of, the block's octets lie together.
+    auto in_chunk = [&](long long chunk, int v) {
+        return chunk + (static_cast<long long>(block_x()) * (CHUNK - 1) + v) * THREADS;
+    };
 
     auto row_of = [&](long long octet) -> long long {
         const bool short_ones = octets < 0x100000000ll;  // a division of 64 bits takes four times as long
@@ -74,6 +47,7 @@ quantize_tensor(QUANTIZE_PARAMETERS) {
         }
         return once ? load_octet<INPUT, ALIGNMENT, true>(p) : load_octet<INPUT, ALIGNMENT>(p);
     };
+    auto load_tail = [&] { return load_octet_part<INPUT>(x + octets * (8 * ITEM), tail); };
     auto store = [&](long long turn, bool sure, Vector8 codes) {
         const long long octet = first + turn;
         if (!sure && octet >= octets) return;
@@ -106,10 +80,11 @@ quantize_tensor(QUANTIZE_PARAMETERS) {
         return octet;
     };
 
+    Meeting<THREADS, CLUSTER> meeting;
     grid_dependency_launch();
     grid_dependency_wait();
 
-    Octet<INPUT> kept[KEPT], passing[CHUNK], last;
+    Octet<INPUT> kept[KEPT], passing[CHUNK];
     if (KEPT * step <= octets) {
 #pragma unroll
         for (int v = 0; v < KEPT; ++v) kept[v] = load(v * step, true, true);
@@ -117,13 +92,7 @@ quantize_tensor(QUANTIZE_PARAMETERS) {
 #pragma unroll
         for (int v = 0; v < KEPT; ++v) kept[v] = load(v * step, false, true);
     }
-    if (tail && first == 0) last = load_octet_part<INPUT>(x + octets * (8 * ITEM), tail);
-    unsigned epoch = 0;
-    if (thread_x() == 0 && grid_x() > 1) {
-        const unsigned even = static_cast<unsigned>(load_relaxed(&quantize_tensor_flags[0][block_x()]) >> 32);
-        const unsigned odd = static_cast<unsigned>(load_relaxed(&quantize_tensor_flags[1][block_x()]) >> 32);
-        epoch = (static_cast<int>(odd - even) > 0 ? odd : even) + 1;
-    }
+    meeting.begin();
 
     // What does not fill CHUNK turns of every thread is done turn by turn.
     Largest<INPUT> largest;
@@ -147,39 +116,39 @@ quantize_tensor(QUANTIZE_PARAMETERS) {
     }
     long long next = passed;
 #pragma unroll 1
-    for (; next + CHUNK * step <= octets; next += CHUNK * step) {
+    for (; !WHOLE && next + CHUNK * step <= octets; next += CHUNK * step) {
 #pragma unroll
-        for (int v = 0; v < CHUNK; ++v) passing[v] = load(next + v * step, true, false);
+        for (int v = 0; v < CHUNK; ++v) passing[v] = load(in_chunk(next, v), true, false);
 #pragma unroll
         for (int v = 0; v < CHUNK; ++v) largest.see(passing[v]);
     }
     const long long chunks_end = next;
 #pragma unroll 1
-    for (; next < octets; next += step) largest.see(load(next, false, false));
+    for (; !WHOLE && next < octets; next += step) largest.see(load(next, false, false));
 #pragma unroll
     for (int v = 0; v < KEPT; ++v) {
         if (v * step < octets) largest.see(kept[v]);
     }
-    if (tail && first == 0) largest.see(last);
+    if (tail && first == 0) largest.see(load_tail());
 
-    const unsigned amax_bits = grid_max(largest.bits(), epoch);
+    const unsigned amax_bits = meeting.largest(largest.bits());
     const float scale = settled<SCALE_FORMAT>(scale_of<TENSOR, FORMAT>(amax_bits, 0.0f, 0.0f));
     const Divisor divisor = prepared<TENSOR>(scale);
     if (first == 0) store_scale<SCALE_FORMAT>(scales, 0, scale);
 
 #pragma unroll 1
-    while (next > chunks_end) {
+    while (!WHOLE && next > chunks_end) {
         next -= step;
         store(next, false, encode_octet<INPUT, FORMAT, TENSOR>(load(next, false, false), divisor));
     }
 #pragma unroll 1
-    while (next > passed) {
+    while (!WHOLE && next > passed) {
         next -= CHUNK * step;
 #pragma unroll
-        for (int v = CHUNK - 1; v >= 0; --v) passing[v] = load(next + v * step, true, false);
+        for (int v = CHUNK - 1; v >= 0; --v) passing[v] = load(in_chunk(next, v), true, false);
 #pragma unroll
         for (int v = CHUNK - 1; v >= 0; --v) {
-            store(next + v * step, true, encode_octet<INPUT, FORMAT, TENSOR>(passing[v], divisor));
+            store(in_chunk(next, v), true, encode_octet<INPUT, FORMAT, TENSOR>(passing[v], divisor));
         }
     }
 #pragma unroll 1
@@ -191,7 +160,7 @@ quantize_tensor(QUANTIZE_PARAMETERS) {
         if (v * step < octets) store(v * step, false, encode_octet<INPUT, FORMAT, TENSOR>(kept[v], divisor));
     }
     if (tail && first == 0) {
-        store_octet_part(data + octets * 8, encode_octet<INPUT, FORMAT, TENSOR>(last, divisor), tail);
+        store_octet_part(data + octets * 8, encode_octet<INPUT, FORMAT, TENSOR>(load_tail(), divisor), tail);
     }
 
     for (long long i = first; i < (rows_padded - rows) * row_octets; i += step) {

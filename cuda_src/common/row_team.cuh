@@ -51,3 +51,37 @@ struct BlockTeam {
         return words;
     }
 };
+
+// The blocks of a cluster, consecutive along x: a warp's word is sent to every block, and is waited for there alone. A
+// block that has all words may end: its own have arrived where they are waited for, and nobody sends it any more.
+template <int threads, int blocks>
+struct ClusterTeam {
+    static constexpr int THREADS = threads, BLOCKS = blocks, WARPS = threads / WARP, WORDS = WARPS * blocks, PLACES = 2;
+    static_assert(WORDS <= WARP, "a warp reads the words of all");
+    unsigned* words;
+    word64* mails;
+
+    DEVICE void meet() {
+        SHARED alignas(16) unsigned memory[PLACES * WORDS];
+        SHARED word64 mail[PLACES];
+        words = memory, mails = mail;
+        if (thread_x() == 0) {
+            for (int place = 0; place < PLACES; ++place) mail_open(&mail[place], 4 * WORDS);
+        }
+        cluster_arrive();
+        cluster_wait();
+    }
+    template <int place>
+    DEVICE const unsigned* gather(unsigned x) {
+        unsigned* const gathered = words + place * WORDS;
+        const unsigned from = block_x() % BLOCKS * WARPS + thread_x() / WARP;
+        if (lane() < BLOCKS) mail_send(&gathered[from], x, &mails[place], lane());
+        mail_wait(&mails[place]);
+        return gathered;
+    }
+};
+
+template <int threads, int blocks>
+struct RowTeam : ClusterTeam<threads, blocks> {};
+template <int threads>
+struct RowTeam<threads, 1> : BlockTeam<threads> {};

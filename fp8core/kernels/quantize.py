@@ -1,5 +1,6 @@
 """The kernels of quantization: three bodies, and which problem each of them takes."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Final, NamedTuple
@@ -38,6 +39,7 @@ def prepare(
     constants: Mapping[str, int],
     *,
     shared_bytes: int = 0,
+    cluster: int = 1,
     programmatic: bool = False,
     cooperative: bool = False,
 ) -> jit.Launcher:
@@ -60,6 +62,7 @@ def prepare(
         SIGNATURE,
         block=threads,
         shared_bytes=shared_bytes,
+        cluster=cluster,
         programmatic=programmatic,
         cooperative=cooperative,
     )
@@ -141,47 +144,109 @@ def _tiles(problem: Quantize, most_rows: int) -> Callable[[int], tuple[jit.Launc
     return sized
 
 
-# ---- a tensor on a resident grid ---------------------------------------------------------------------
+# ---- a tensor, in one launch --------------------------------------------------------------------------
+
+
+class Team(NamedTuple):
+    """Blocks that find one scale together, and the octets that a thread of them keeps until it is found."""
+
+    cluster: int
+    """1: a block; more: the blocks of one cluster; 0: a resident grid, a block on every multiprocessor."""
+    threads: int
+    kept: int
+    """In registers."""
+    shared: int = 0
+    """In shared memory."""
+    chunk: int = 1
+    """Octets in flight to a thread, of those that it does not keep in registers."""
+    whole: bool = True
+    """Nothing has to be read again."""
+
 
 TENSOR_THREADS: Final = 1024
-ONE_BLOCK_THREADS: Final = 512
-ONE_BLOCK_OCTETS: Final = 4
-ONE_BLOCK: Final = ONE_BLOCK_THREADS * ONE_BLOCK_OCTETS * OCTET
-"""Elements up to which one block, all in registers, is faster than a grid that has to meet."""
+SMALL_TEAMS: Final = (
+    Team(1, 256, 2),
+    Team(8, 128, 1),
+    Team(8, 256, 1),
+    Team(1, 512, 4),
+    Team(8, 256, 2),
+    Team(8, 512, 2),
+    Team(8, 512, 4),
+)
+"""For matrices up to 131,072 elements, by how many: faster than a grid that has to meet through memory."""
 STATIC_SHARED_BYTES: Final = 1024
 """More than the body's own shared variables take."""
+FIRST_CACHE_BYTES: Final = 32 << 10
+"""Of what the first cache shares with shared memory: without it fewer loads are in flight (2 % of a large matrix)."""
 MULTIPROCESSOR_SHARED_BYTES: Final = {0x90A: 65_536, 0x942: 65_536, 0x950: 163_840}
 """Of HIP targets; a block of CUDA can have all of a multiprocessor's shared memory but 1 KB."""
 
 
 def shared_octets(problem: Quantize) -> int:
     """Return how many octets a thread of the resident grid can keep in shared memory."""
-    return (problem.target.shared_bytes - STATIC_SHARED_BYTES) // (TENSOR_THREADS * OCTET * ITEMSIZE[problem.x])
+    target = problem.target
+    cache = FIRST_CACHE_BYTES if target.platform == "cuda" and target.shared_bytes > 128 << 10 else 0
+    return (target.shared_bytes - STATIC_SHARED_BYTES - cache) // (TENSOR_THREADS * OCTET * ITEMSIZE[problem.x])
+
+
+def resident(problem: Quantize, flat: bool, whole: bool) -> Team:
+    """Return the resident grid: what a thread keeps is limited by its 64 registers.
+
+    Addresses of rows with gaps and a second reading take some of them, and so do conversions without an instruction.
+    """
+    target, octet = problem.target, OCTET * ITEMSIZE[problem.x]
+    converted = target.platform == "cuda" and (target.arch < 89 or problem.data.endswith("fnuz"))
+    if whole or not flat:
+        kept, chunk = 64, 32  # bytes
+    else:
+        kept, chunk = 96 if converted or problem.x == "float32" else 128, 64
+    return Team(0, TENSOR_THREADS, kept // octet, shared_octets(problem), chunk // octet, whole)
+
+
+def teams_of(problem: Quantize, flat: bool) -> tuple[tuple[int, ...], tuple[Team, ...]]:
+    """Return the teams for matrices of any size, and how many octets each but the last one keeps: by size."""
+    target = problem.target
+    clusters = target.platform == "cuda" and target.arch >= 90
+    small = tuple(team for team in SMALL_TEAMS if team.cluster == 1 or clusters)
+    grid = resident(problem, flat, True)
+    blocks = [team.cluster or target.multiprocessors for team in (*small, grid)]
+    keeps = tuple(n * t.threads * (t.kept + t.shared) for n, t in zip(blocks, (*small, grid), strict=True))
+    return keeps, (*small, grid, resident(problem, flat, False))
 
 
 def plan_tensor(problem: Quantize) -> Launch:
-    """Return the launch of quantize_tensor: a grid of one block a multiprocessor, or one block for a small matrix."""
-    cols, blocks, octet = problem.cols, problem.target.multiprocessors, OCTET * ITEMSIZE[problem.x]
+    """Return the launch of quantize_tensor: every element is read once, or twice where the device cannot hold all."""
+    cols, multiprocessors, octet = problem.cols, problem.target.multiprocessors, OCTET * ITEMSIZE[problem.x]
+    choices = {flat: teams_of(problem, flat) for flat in (False, True)}
 
     @cache
-    def run(flat: bool, alone: bool) -> jit.Launcher:
-        if alone:
-            constants = {"KEPT": ONE_BLOCK_OCTETS, "SHARED_OCTETS": 0, "CHUNK": 1, "FLAT": int(flat)}
-            return prepare(problem, "quantize_tensor", ONE_BLOCK_THREADS, constants, programmatic=True)
-        shared, kept = shared_octets(problem), 64 // octet
-        # Addresses of rows with gaps take registers, and so do conversions of float16 and to fnuz: past 64 they spill.
-        short = problem.x != "bfloat16" or problem.data.endswith("fnuz")
-        chunk = kept if flat else 1 if short else kept // 2
-        constants = {"KEPT": kept, "SHARED_OCTETS": shared, "CHUNK": chunk, "FLAT": int(flat)}
-        shared_bytes = shared * TENSOR_THREADS * octet
+    def run(team: Team, flat: bool) -> jit.Launcher:
+        constants = {
+            "CLUSTER": team.cluster,
+            "KEPT": team.kept,
+            "SHARED_OCTETS": team.shared,
+            "CHUNK": team.chunk,
+            "WHOLE": int(team.whole),
+            "FLAT": int(flat),
+        }
         return prepare(
-            problem, "quantize_tensor", TENSOR_THREADS, constants, shared_bytes=shared_bytes, cooperative=True
+            problem,
+            "quantize_tensor",
+            team.threads,
+            constants,
+            shared_bytes=team.shared * team.threads * octet,
+            cluster=max(team.cluster, 1),
+            programmatic=True,
+            cooperative=team.cluster == 0,
         )
 
     def place(operands: Any) -> tuple[jit.Launcher, jit.Grid]:
-        rows, flat = operands[ROWS], operands[X_STRIDE] == operands[DATA_STRIDE] == cols
-        alone = rows * cols <= ONE_BLOCK
-        return run(flat or rows == 1, alone), (1 if alone else blocks, 1, 1)
+        rows = operands[ROWS]
+        flat = rows == 1 or operands[X_STRIDE] == operands[DATA_STRIDE] == cols
+        keeps, teams = choices[flat]
+        octets = rows * cols // OCTET if flat else rows * ceil_div(cols, OCTET)
+        team = teams[bisect_left(keeps, octets)]
+        return run(team, flat), (team.cluster or multiprocessors, 1, 1)
 
     return Body(cols, place)
 

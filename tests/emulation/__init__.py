@@ -139,7 +139,8 @@ class Emulator:
         if flush is None:
             flush = any(o in request.options for o in ("-ftz=true", "-fgpu-flush-denormals-to-zero"))
         shape = (block, 1, 1) if isinstance(block, int) else block
-        return Launcher(self, kernel, entry, signature, shape, shared_bytes, target.warp, cooperative, flush)
+        together = cooperative or cluster > 1  # no kernel here is launched as several clusters
+        return Launcher(self, kernel, entry, signature, shape, shared_bytes, target.warp, together, flush)
 
     def compile(self, text: str, defines: tuple[str, ...], entry: str, target: Target = CUDA) -> Kernel:
         """Return the kernel ``entry`` of a flat text; raises EmulationError with the compiler's words."""

@@ -110,6 +110,7 @@ void start_block(Block &block, size_t slot, EmulatedIndex at) {
     unsigned count = size[0] * size[1] * size[2], warp = launch->warp;
     block.threads = count;
     block.arrived = block.exited = block.votes = 0;
+    block.mail_awaited = block.mail_received = block.cluster_arrived = 0;
     block.first_epoch = block.epoch = ++epoch;
     block.first = &threads[slot * count];
     block.warps.assign((count + warp - 1) / warp, Warp{});
@@ -280,6 +281,38 @@ void emulation_yield() {
     if (overwrite.bytes) check_overwrite();
     if (++idle > 64 * threads.size() + 4096) deadlock("nothing moves any more");
     next();
+}
+
+void emulation_mail_open(int bytes) { current->block->mail_awaited = static_cast<unsigned>(bytes); }
+
+void emulation_cluster_arrive() { current->block->cluster_arrived++; }
+
+void emulation_cluster_wait() {
+    for (Block &block : blocks)
+        while (block.cluster_arrived < block.threads) emulation_yield();
+}
+
+void emulation_mail_send(unsigned *place, unsigned x, unsigned rank) {
+    uintptr_t address = reinterpret_cast<uintptr_t>(place);
+    if (rank >= blocks.size()) fail(SITE, "sends mail to block %u of a cluster of %zu", rank, blocks.size());
+    if (address - image->low + sizeof x > image->high - image->low) fail(SITE, "mail to %#zx, which is not shared", address);
+    Block &to = blocks[rank];
+    if (to.cluster_arrived < to.threads) fail(SITE, "sends mail to block %u, which may not have begun", rank);
+    size_t index = address - image->low;
+    memcpy(&to == loaded ? reinterpret_cast<unsigned char *>(place) : to.shared.data() + index, &x, sizeof x);
+    for (size_t i = 0; i < sizeof x; i++) {
+        to.cells[index + i].write_epoch = to.epoch;
+        to.cells[index + i].writer = NOBODY;
+    }
+    to.mail_received += sizeof x;
+    idle = 0;
+}
+
+void emulation_mail_wait() {
+    Block &block = *current->block;
+    while (block.mail_received < block.mail_awaited) emulation_yield();
+    if (block.mail_received > block.mail_awaited) fail(SITE, "more mail than was awaited");
+    block.epoch = ++epoch;  // what came before is ordered before what comes now
 }
 
 void emulation_atomic(const void *address, size_t bytes) {

@@ -48,6 +48,12 @@ unsigned emulation_barrier(int predicate, EmulatedVote vote);
 uint64_t emulation_collective(EmulatedCollective kind, uint64_t mask, uint64_t value, unsigned source);
 // Lets other threads run: for loops that poll memory.
 void emulation_yield();
+// The words of cuda_src/cluster.cuh: the blocks of a cooperative launch stand for those of a cluster.
+void emulation_mail_open(int bytes);
+void emulation_cluster_arrive();
+void emulation_cluster_wait();
+void emulation_mail_send(unsigned *place, unsigned x, unsigned rank);
+void emulation_mail_wait();
 // Before an atomic operation on `bytes` at `address`.
 void emulation_atomic(const void *address, size_t bytes);
 [[noreturn]] void emulation_trap(const char *why);

@@ -1,0 +1,60 @@
+// Words of platform.cuh for the blocks of a cluster, which run at once and send each other words of shared memory. On
+// architectures before sm_90 they do nothing: no plan launches clusters there.
+#pragma once
+
+#if FP8CORE_PTX >= 900
+DEVICE unsigned shared_address(const void* p) { return static_cast<unsigned>(__cvta_generic_to_shared(p)); }
+DEVICE unsigned cluster_address(const void* p, unsigned rank) {
+    unsigned remote;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared_address(p)), "r"(rank));
+    return remote;
+}
+#endif
+// One thread: so many bytes are awaited. Then all threads arrive, and wait before they send: every mail is open.
+DEVICE void mail_open(word64* mail, int bytes) {
+#if FP8CORE_PTX >= 900
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(mail)) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(mail)), "r"(bytes)
+                 : "memory");
+#elif defined(FP8CORE_EMULATION)
+    emulation_mail_open(bytes);
+#endif
+}
+// Orders nothing but what is said to the open mail. A launch without clusters must not come here: both words are barrier 0
+// of a block then.
+DEVICE void cluster_arrive() {
+#if FP8CORE_PTX >= 900
+    asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+#elif defined(FP8CORE_EMULATION)
+    emulation_cluster_arrive();
+#endif
+}
+DEVICE void cluster_wait() {
+#if FP8CORE_PTX >= 900
+    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+#elif defined(FP8CORE_EMULATION)
+    emulation_cluster_wait();
+#endif
+}
+// Stores x where block `rank` has `place`, and counts its bytes at that block's mail.
+DEVICE void mail_send(unsigned* place, unsigned x, word64* mail, unsigned rank) {
+#if FP8CORE_PTX >= 900
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(
+                     cluster_address(place, rank)),
+                 "r"(x), "r"(cluster_address(mail, rank))
+                 : "memory");
+#elif defined(FP8CORE_EMULATION)
+    emulation_mail_send(place, x, rank);
+#endif
+}
+// All that was awaited is there.
+DEVICE void mail_wait(word64* mail) {
+#if FP8CORE_PTX >= 900
+    asm volatile("{\n\t.reg .pred done;\n"
+                 "again:\n\tmbarrier.try_wait.parity.shared::cta.b64 done, [%0], 0;\n"
+                 "\t@!done bra again;\n\t}" ::"r"(shared_address(mail)) : "memory");
+#elif defined(FP8CORE_EMULATION)
+    emulation_mail_wait();
+#endif
+}
