@@ -190,16 +190,9 @@ def shared_octets(problem: Quantize) -> int:
 
 
 def resident(problem: Quantize, flat: bool, whole: bool) -> Team:
-    """Return the resident grid: what a thread keeps is limited by its 64 registers.
-
-    Addresses of rows with gaps and a second reading take some of them, and so do conversions without an instruction.
-    """
-    target, octet = problem.target, OCTET * ITEMSIZE[problem.x]
-    converted = target.platform == "cuda" and (target.arch < 89 or problem.data.endswith("fnuz"))
-    if whole or not flat:
-        kept, chunk = 64, 32  # bytes
-    else:
-        kept, chunk = 96 if converted or problem.x == "float32" else 128, 64
+    """Return the resident grid: 64 registers limit what a thread keeps, and addresses of rows with gaps take some."""
+    octet = OCTET * ITEMSIZE[problem.x]
+    kept, chunk = (64, 32) if whole or not flat else (96, 64)  # bytes
     return Team(0, TENSOR_THREADS, kept // octet, shared_octets(problem), chunk // octet, whole)
 
 
