@@ -242,17 +242,19 @@ struct Quantizer {
             const unsigned amax_bits = team_max_each<LANES>(amax);
             Divisor mine;
             const bool ordinary = ordinary_divisor<FORMAT, MODE, SCALE_FORMAT>(float_of(amax_bits), to.eps, mine);
-            in_one_way(warp_max(ordinary ? 0u : 1u) == 0u, [&](auto careful) {
-                constexpr int CAREFUL = decltype(careful)::VALUE;
-                if (CAREFUL) mine.scale = settled<SCALE_FORMAT>(scale_of<MODE, FORMAT>(amax_bits, 0.0f, to.eps));
-                const int group = col_of(begin + member) / GROUP_COLS;
-                if (member < EACH && is_there(member) && is_inside<ALIGNED>(group * GROUP_COLS, cols))
-                    store_scale<SCALE_FORMAT>(to.scale, scale_row + group * to.scale_col_stride, mine.scale);
+            const bool quick = warp_max(ordinary ? 0u : 1u) == 0u;
+            // A branch apart: inside the other one it makes ptxas put a norm's loads off.
+            if (__builtin_expect(!quick, 0))
+                mine.scale = settled<SCALE_FORMAT>(scale_of<MODE, FORMAT>(amax_bits, 0.0f, to.eps));
+            const int group = col_of(begin + member) / GROUP_COLS;
+            if (member < EACH && is_there(member) && is_inside<ALIGNED>(group * GROUP_COLS, cols))
+                store_scale<SCALE_FORMAT>(to.scale, scale_row + group * to.scale_col_stride, mine.scale);
+            in_one_way(quick, [&](auto careful) {
 #pragma unroll
                 for (int i = 0; i < EACH; ++i) {
                     const auto from = [&](float x) { return EACH == 1 ? x : shuffle_from(x, unsigned(first + i)); };
                     const Divisor divisor{from(mine.scale), from(mine.reciprocal), true};
-                    if (is_there(i)) finish<CAREFUL>(begin + i, y[i], divisor);
+                    if (is_there(i)) finish<decltype(careful)::VALUE>(begin + i, y[i], divisor);
                 }
             });
         }

@@ -59,7 +59,7 @@ SHARED_BYTES: Final = 12 << 10
 SHARED_VECTORS: Final = 512
 """As long as there are at most this many vectors a multiprocessor; a row counts as 1,024 at least."""
 
-TILE: Final = (Shape(128, 1), Shape(128, 2))
+TILE: Final = (Shape(128, 1), Shape(256, 1))
 """Blocks of silu where no scale spans the row, for fewer rows and for `MANY`."""
 
 Problem = NormQuantize | SiluQuantize
