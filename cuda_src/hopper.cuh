@@ -67,7 +67,6 @@ HOPPER void words_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
         return value;                                                                                                  \
     }
 HOPPER_SPECIAL(cluster_rank, "cluster_ctarank")
-HOPPER_SPECIAL(cluster_size, "cluster_nctarank")
 HOPPER uint32 cluster_address(uint32 address, uint32 rank) {
     uint32 remote;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
@@ -76,10 +75,15 @@ HOPPER uint32 cluster_address(uint32 address, uint32 rank) {
 HOPPER void remote_arrive(uint32 barrier) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// Stores two floats into another block's shared memory and counts their eight bytes at its barrier.
-HOPPER void remote_store(uint32 destination, float x, float y, uint32 barrier) {
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(destination),
-                 "f"(x), "f"(y), "r"(barrier)
+// Stores floats into another block's shared memory and counts their bytes at its barrier.
+HOPPER void remote_store(uint32 destination, float2 v, uint32 barrier) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];"
+                 ::"r"(destination), "f"(v.x), "f"(v.y), "r"(barrier)
+                 : "memory");
+}
+HOPPER void remote_store(uint32 destination, float4 v, uint32 barrier) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];"
+                 ::"r"(destination), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(barrier)
                  : "memory");
 }
 

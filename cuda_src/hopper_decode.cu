@@ -11,16 +11,17 @@
 //
 // Before the kernel that it follows has ended it reads only the weight, its scales and the bias, and those if early.
 //
-// Constants: WIDTH 8, 16, 32, 64; ROW_GROUPS, K_GROUPS; STAGES and A_STAGES multiples of K_GROUPS; RESIDENTS blocks on a
-// multiprocessor; A_TYPE, B_TYPE e4m3 or e5m2; BLOCKWISE 1: a's scales are 1x128, and the weight's cover SCALE_ROWS
-// (128 or 1) x 128; 0: one a tensor or row; OUT, BIAS: 0 fp32, 1 fp16, 2 bf16, -1 none. The tensor cores sum a chunk
-// with fewer bits than fp32 has, so every chunk is added in fp32.
+// Constants: WIDTH 8, 16, 32, 64; BLOCKS of a cluster 1, 2, 4, 8; ROW_GROUPS, K_GROUPS; STAGES and A_STAGES multiples of
+// K_GROUPS; RESIDENTS blocks on a multiprocessor; A_TYPE, B_TYPE e4m3 or e5m2; BLOCKWISE 1: a's scales are 1x128, and
+// the weight's cover SCALE_ROWS (128 or 1) x 128; 0: one a tensor or row; OUT, BIAS: 0 fp32, 1 fp16, 2 bf16, -1 none.
+// The tensor cores sum a chunk with fewer bits than fp32 has, so every chunk is added in fp32.
 //
 // The caller owes: maps of uint8, boxes of 64 * ROW_GROUPS (weight) and WIDTH (a) rows x 128 columns, 128-byte
-// swizzle, zeros out of bounds; scale strides in elements, 0 where broadcast; clusters of 1, 2, 4 or 8 blocks, at
-// least as many chunks, no more clusters than tiles; of dynamic shared memory RING_BYTES, 1,024 and
-// (blocks * K_GROUPS - 1) * UNITS / blocks * UNIT_BYTES for the slots.
+// swizzle, zeros out of bounds; scale strides in elements, 0 where broadcast; at least BLOCKS chunks, no more clusters
+// than tiles; of dynamic shared memory RING_BYTES, 1,024 and (BLOCKS * K_GROUPS - 1) * UNITS / BLOCKS * UNIT_BYTES for
+// the slots.
 #include "hopper_rings.cuh"
+#include "hopper_sums.cuh"
 
 #define CHUNK 128
 #define TILE (64 * ROW_GROUPS)
@@ -30,25 +31,13 @@
 #define WEIGHT_BYTES (TILE * CHUNK)
 #define A_BYTES (WIDTH * CHUNK)
 #define RING_BYTES (STAGES * WEIGHT_BYTES + A_STAGES * A_BYTES)
-#define SUMS (WIDTH / 2)
-#define UNITS (8 * ROW_GROUPS)   // of 8 channels, in a tile
-#define UNIT_BYTES (8 * WIDTH * 4)
-#define SCALES_B (SCALE_ROWS == 1 ? TILE : (TILE + 127) / 128)
+#define UNITS (8 * ROW_GROUPS) // of 8 channels, in a tile
+#define SCALES (WIDTH + (SCALE_ROWS == 1 ? TILE : (TILE + 127) / 128)) // of a chunk: a's rows, then the weight's
+#define SCALE_LANES (SCALES < 32 ? SCALES : 32)
 
 #define STRING_OF(x) #x
 #define STRING(x) STRING_OF(x)
 #define TYPES STRING(B_TYPE) "." STRING(A_TYPE)
-
-#if OUT == 0
-typedef float Out;
-#else
-typedef unsigned short Out;
-#endif
-#if BIAS == 1 || BIAS == 2
-typedef unsigned short Bias;
-#else
-typedef float Bias;
-#endif
 
 // d = (keep ? d : 0) + weight tile * a tile, 32 columns of each.
 HOPPER void multiply(float (&d)[SUMS], uint64 w, uint64 a, int keep) {
@@ -63,18 +52,6 @@ HOPPER void multiply(float (&d)[SUMS], uint64 w, uint64 a, int keep) {
 #endif
 }
 
-HOPPER float bias_value(const Bias *bias, int channel) {
-#if BIAS == 0
-    return bias[channel];
-#elif BIAS == 1
-    return half_value(bias[channel]);
-#elif BIAS == 2
-    return bf16_value(bias[channel]);
-#else
-    return 0.0f;
-#endif
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENTS)
     hopper_decode(const __grid_constant__ TensorMap weight_map, const __grid_constant__ TensorMap a_map,
                   const float *scale_a, long long scale_a_row, long long scale_a_col,
@@ -84,21 +61,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENTS)
     __shared__ alignas(8) uint64 barriers[2 * STAGES + 2 * A_STAGES + 2];
     __shared__ float row_scales[WIDTH];
 #if BLOCKWISE
-    __shared__ float stage_scales_a[A_STAGES][WIDTH], stage_scales_b[A_STAGES][SCALES_B];
+    __shared__ alignas(8) float stage_scales[A_STAGES][(SCALES + 1) & ~1];
 #endif
 
     dependents_launch();
 
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int rank = cluster_rank(), ranks = cluster_size(), shift = 31 - __clz(ranks);
-    const int finishers = max(4 * ROW_GROUPS >> shift, 1); // warps of a block that finish a part of the tile
+    constexpr int ranks = BLOCKS, units = UNITS / ranks;
+    constexpr int finishers = units > 1 ? units / 2 : 1; // warps of a block that finish a part of the tile
+    const int rank = ranks > 1 ? cluster_rank() : 0;
     const uint32 ring = (shared_address(dynamic) + 1023) & ~1023u, a_ring = ring + STAGES * WEIGHT_BYTES;
     const Gate<STAGES> gate = {shared_address(barriers)};
     const Gate<A_STAGES> a_gate = {shared_address(barriers + 2 * STAGES)};
     const uint32 slots_full = shared_address(barriers + 2 * STAGES + 2 * A_STAGES), slots_empty = slots_full + 8;
     char *slots = dynamic + (ring - shared_address(dynamic)) + RING_BYTES;
 
-    Walk walk((n + TILE - 1) / TILE, all_chunks, rank, shift);
+    Walk walk((n + TILE - 1) / TILE, all_chunks, rank, ranks);
 
     // Who fetches makes his own ring's barriers. What comes before the first load is what a launch costs: initialisations
     // by the lanes of a warp, or asking barriers that nobody has used yet, made it 0.7 us more.
@@ -138,11 +116,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENTS)
             map_prefetch(&a_map);
 #pragma unroll
             for (int i = 0; i < A_STAGES; ++i) {
-                barrier_init(a_gate.barriers + 8 * i, 1 + 32 * BLOCKWISE);
+                barrier_init(a_gate.barriers + 8 * i, 1 + BLOCKWISE * SCALE_LANES);
                 barrier_init(a_gate.barriers + 8 * (A_STAGES + i), 4 * ROW_GROUPS);
             }
-            barrier_init(slots_full, 1 + 32 * (K_GROUPS - 1) * finishers); // this block's own; others send bytes
-            barrier_init(slots_empty, finishers << shift);
+            barrier_init(slots_full, 1); // the others' bytes, announced
+            barrier_init(slots_empty, finishers * ranks);
             barrier_init_fence();
         }
         __syncwarp();
@@ -166,19 +144,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENTS)
 #if BLOCKWISE
     if (warp == CONSUMERS / 32 + 2) { // fetches the scales
         dependency_wait();
-        for (Ring<A_STAGES> at(0); walk.more(); walk.next(), at.advance(1)) {
-            a_gate.wait_empty(at);
+        Ring<A_STAGES> at(0);
+        for (; lane < SCALE_LANES && walk.more(); walk.tile += walk.step) {
+            constexpr int words = (SCALES + 31) / 32; // of a lane
+            const float *from[words];
+            long long step[words]; // to the next chunk
 #pragma unroll
-            for (int place = lane; place < SCALES_B; place += 32) {
-                const int channel = min(walk.tile * TILE + place * SCALE_ROWS, n - 1);
-                word_copy(shared_address(&stage_scales_b[at.stage][place]),
-                          scale_b + channel / SCALE_ROWS * scale_b_row + walk.chunk * scale_b_col);
+            for (int i = 0; i < words; ++i) {
+                const int place = lane + 32 * i, channel = min(walk.tile * TILE + (place - WIDTH) * SCALE_ROWS, n - 1);
+                from[i] = place < WIDTH ? scale_a + min(place, m - 1) * scale_a_row
+                                        : scale_b + channel / SCALE_ROWS * scale_b_row;
+                step[i] = place < WIDTH ? scale_a_col : scale_b_col;
+                from[i] += walk.first_chunk * step[i];
             }
+            for (int left = walk.chunks; left > 0; --left, at.advance(1)) {
+                a_gate.wait_empty(at);
 #pragma unroll
-            for (int row = lane; row < WIDTH; row += 32)
-                word_copy(shared_address(&stage_scales_a[at.stage][row]),
-                          scale_a + min(row, m - 1) * scale_a_row + walk.chunk * scale_a_col);
-            words_arrive(a_gate.full(at));
+                for (int i = 0; i < words; ++i) {
+                    const int place = lane + 32 * i;
+                    if (place < SCALES) word_copy(shared_address(&stage_scales[at.stage][place]), from[i]);
+                    from[i] += step[i];
+                }
+                words_arrive(a_gate.full(at));
+            }
         }
         words_wait();
         if (ranks > 1) cluster_wait();
@@ -188,9 +176,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENTS)
 
     const int row_group = warp / 4 / K_GROUPS, k_group = warp / 4 % K_GROUPS, quarter = warp % 4;
     // A warp's registers hold two units of channels, those of lane / 4 and of lane / 4 + 8, for these blocks.
-    const int units = UNITS >> shift, unit0 = row_group * 8 + quarter * 2;
+    const int unit0 = row_group * 8 + quarter * 2;
     const int owners[2] = {unit0 / units, (unit0 + 1) / units};
-    const bool finishes = owners[0] == rank || owners[1] == rank;
+    const bool mine[2] = {owners[0] == rank, owners[1] == rank}, finishes = mine[0] || mine[1];
     const bool leads = k_group == 0 && unit0 == (rank * units & ~1) && lane == 0;
     Ring<STAGES> at(k_group), done(k_group); // next to be multiplied, next to be given back
     Ring<A_STAGES> a_at(k_group), a_done(k_group);
@@ -232,17 +220,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENTS)
             multiply(d, w + 6, a + 6, 1);
             product_commit();
         };
-        const auto settle = [&](float (&d)[SUMS]) {
-            registers_fence(d);
+        // The products of the oldest chunk; the last has none behind it.
+        const auto settle = [&](float (&d)[SUMS], bool last) {
 #if BLOCKWISE
             float scales_b[2];
             for (int half = 0; half < 2; ++half)
-                scales_b[half] = stage_scales_b[a_done.stage][((unit0 + half) * 8 + lane / 4) / SCALE_ROWS];
+                scales_b[half] = stage_scales[a_done.stage][WIDTH + ((unit0 + half) * 8 + lane / 4) / SCALE_ROWS];
             float2 scales_a[WIDTH / 8];
 #pragma unroll
-            for (int j = 0; j < WIDTH / 8; ++j)
-                scales_a[j] = *(const float2 *)&stage_scales_a[a_done.stage][8 * j + lane % 4 * 2];
+            for (int j = 0; j < WIDTH / 8; ++j) {
+                scales_a[j] = *(const float2 *)&stage_scales[a_done.stage][8 * j + lane % 4 * 2];
+                if (SCALE_ROWS > 1) scales_a[j] = make_float2(scales_a[j].x * scales_b[0], scales_a[j].y * scales_b[0]);
+            }
 #endif
+            if (last)
+                product_wait<0>();
+            else
+                product_wait<1>();
+            registers_fence(d);
             __syncwarp();
             if (lane == 0) {
                 gate.release(done);
@@ -253,35 +248,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENTS)
 #pragma unroll
             for (int i = 0; i < SUMS; ++i)
 #if BLOCKWISE
-                sums[i] =
-                    __fmaf_rn(i & 1 ? scales_a[i / 4].y : scales_a[i / 4].x, scales_b[i >> 1 & 1] * d[i], sums[i]);
+                sums[i] = __fmaf_rn(i & 1 ? scales_a[i / 4].y : scales_a[i / 4].x,
+                                    SCALE_ROWS > 1 ? d[i] : scales_b[i >> 1 & 1] * d[i], sums[i]);
 #else
                 sums[i] += d[i];
 #endif
         };
-        // Two chunks a round: issue, issue the next, settle the first.
+        // Two chunks a round: issue, issue the next, settle the first. With a loop that holds its own ends the compiler
+        // no longer lets one product run on beside the next.
         if (at_group < walk.chunks) {
             issue(products[0]);
 #pragma unroll 1
             for (at_group += K_GROUPS; at_group + K_GROUPS < walk.chunks; at_group += 2 * K_GROUPS) {
                 issue(products[1]);
-                product_wait<1>();
-                settle(products[0]);
+                settle(products[0], false);
                 issue(products[0]);
-                product_wait<1>();
-                settle(products[1]);
+                settle(products[1], false);
             }
             if (at_group < walk.chunks) {
                 at_group += K_GROUPS;
                 issue(products[1]);
-                product_wait<1>();
-                settle(products[0]);
-                product_wait<0>();
-                settle(products[1]);
-            } else {
-                product_wait<0>();
-                settle(products[0]);
-            }
+                settle(products[0], false);
+                settle(products[1], true);
+            } else
+                settle(products[0], true);
         }
         at_group -= walk.chunks;
 
@@ -296,39 +286,35 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENTS)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int owner = owners[half], unit = unit0 + half - owner * units;
-            if (k_group == 0 && owner == rank) continue;
+            if (k_group == 0 && mine[half]) continue;
             const int source = rank * K_GROUPS + k_group, place = source - (source > owner * K_GROUPS);
-            const int slot = (place * units + unit) * UNIT_BYTES + lane * 8;
-            if (owner == rank) {
+            const int slot = (place * units + unit) * UNIT_BYTES + lane * (int)sizeof(Piece);
+            if (mine[half]) {
 #pragma unroll
-                for (int j = 0; j < WIDTH / 8; ++j)
-                    *(float2 *)(slots + slot + j * 256) = make_float2(sums[4 * j + 2 * half], sums[4 * j + 2 * half + 1]);
+                for (int i = 0; i < PIECES; ++i) ((Piece *)(slots + slot))[32 * i] = piece(sums, half, i);
             } else {
                 const uint32 there = cluster_address(shared_address(slots) + slot, owner);
                 const uint32 barrier = cluster_address(slots_full, owner);
 #pragma unroll
-                for (int j = 0; j < WIDTH / 8; ++j)
-                    remote_store(there + j * 256, sums[4 * j + 2 * half], sums[4 * j + 2 * half + 1], barrier);
+                for (int i = 0; i < PIECES; ++i)
+                    remote_store(there + i * 32 * (int)sizeof(Piece), piece(sums, half, i), barrier);
             }
         }
+        if (K_GROUPS > 1 && k_group != 0) threads_arrive(3 + row_group, 128 * K_GROUPS);
+        if (k_group != 0) continue;
+        if (K_GROUPS > 1) threads_sync(3 + row_group, 128 * K_GROUPS);
         if (!finishes) continue;
-        if (k_group != 0) {
-            barrier_arrive(slots_full); // each lane for what it wrote: racecheck follows no other way
-            continue;
-        }
 
-        if (K_GROUPS > 1 || ranks > 1) barrier_wait(slots_full, turn & 1);
+        if (ranks > 1) barrier_wait(slots_full, turn & 1);
+#pragma unroll(WIDTH > 16 ? 1 : 16)
         for (int place = 0; place < ranks * K_GROUPS - 1; ++place) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                if (owners[half] != rank) continue;
-                const char *slot = slots + (place * units + unit0 + half - rank * units) * UNIT_BYTES + lane * 8;
+                if (!mine[half]) continue;
+                const int unit = place * units + unit0 + half - rank * units;
+                const Piece *slot = (const Piece *)(slots + unit * UNIT_BYTES) + lane;
 #pragma unroll
-                for (int j = 0; j < WIDTH / 8; ++j) {
-                    const float2 other = *(const float2 *)(slot + j * 256);
-                    sums[4 * j + 2 * half] += other.x;
-                    sums[4 * j + 2 * half + 1] += other.y;
-                }
+                for (int i = 0; i < PIECES; ++i) add(sums, half, i, slot[32 * i]);
             }
         }
         __syncwarp();
@@ -350,48 +336,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENTS)
                 if (BIAS >= 0) value += channel_biases[i / 2];
             }
         }
-#if OUT == 0
-#pragma unroll
-        for (int i = 0; i < SUMS; ++i) {
-            const int row = i / 4 * 8 + lane % 4 * 2 + i % 2, half = i / 2 % 2, at_channel = channel + 8 * half;
-            if (owners[half] == rank && row < m && at_channel < n) out[row * ldo + at_channel] = sums[i];
-        }
-#else
-        uint32 pairs[SUMS / 2];
-#pragma unroll
-        for (int i = 0; i < SUMS / 2; ++i)
-            pairs[i] = warp_transpose(OUT == 1 ? half_pair(sums[2 * i], sums[2 * i + 1])
-                                               : bf16_pair(sums[2 * i], sums[2 * i + 1]));
-        const int base = channel - lane / 4, first = base + lane % 4 * 2;
-        const bool whole = walk.tile * TILE + TILE <= n;
-#if WIDTH > 8
-        if (whole && (ldo & 7) == 0 && owners[0] == rank && owners[1] == rank) {
-            // Four threads have a row's channels of four matrices: each gives three away and stores one whole.
-#pragma unroll
-            for (int i = 0; i < SUMS / 2; i += 4) {
-                quad_transpose(pairs[i], pairs[i + 1], pairs[i + 2], pairs[i + 3], lane);
-                const int row = i / 2 * 8 + lane % 4 / 2 * 8 + lane / 4;
-                if (row < m)
-                    *(uint4 *)(out + row * ldo + base + lane % 2 * 8) =
-                        make_uint4(pairs[i], pairs[i + 1], pairs[i + 2], pairs[i + 3]);
-            }
-            continue;
-        }
-#endif
-        Out *place = out + lane / 4 * ldo + first;
-        const bool even = whole && (ldo & 1) == 0;
-#pragma unroll
-        for (int i = 0; i < SUMS / 2; ++i) {
-            const int half = i % 2, past = n - first - 8 * half;
-            Out *here = place + i / 2 * 8 * ldo + 8 * half;
-            if (owners[half] != rank || i / 2 * 8 + lane / 4 >= m) continue;
-            if (even)
-                *(uint32 *)here = pairs[i];
-            else {
-                if (past > 0) here[0] = (Out)pairs[i];
-                if (past > 1) here[1] = (Out)(pairs[i] >> 16);
-            }
-        }
-#endif
+        store(sums, mine, out, ldo, walk.tile * TILE + unit0 * 8, m, n, lane);
     }
 }

@@ -7,12 +7,12 @@ struct Walk {
     int tile, chunk, left;                  // the position
     int first_chunk, chunks, tiles, step;   // the block's share of k; all tiles; from one of its tiles to the next
 
-    HOPPER Walk(int all_tiles, int all_chunks, int rank, int shift) {
-        first_chunk = all_chunks * rank >> shift;
-        chunks = (all_chunks * (rank + 1) >> shift) - first_chunk;
+    HOPPER Walk(int all_tiles, int all_chunks, int rank, int ranks) {
+        first_chunk = all_chunks * rank / ranks;
+        chunks = all_chunks * (rank + 1) / ranks - first_chunk;
         tiles = all_tiles;
-        step = gridDim.x >> shift;
-        tile = blockIdx.x >> shift;
+        step = (int)gridDim.x / ranks;
+        tile = (int)blockIdx.x / ranks;
         begin();
     }
     HOPPER void begin() {

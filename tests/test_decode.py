@@ -64,7 +64,7 @@ def test_the_narrow_side_holds_m_and_is_one_that_is_compiled(m):
 @pytest.mark.parametrize(("shape", "side", "scale_rows"), WAYS)
 def test_a_layout_covers_the_product_and_fits(shape, side, scale_rows):
     n, k = shape
-    plan = hopper_layout.layout(n, k, side, hopper_layout.rule(side, scale_rows > 0), H200)
+    plan = hopper_layout.layout(n, k, hopper_layout.rule(side, scale_rows > 0), H200)
     tiles, chunks = -(-n // plan.tile), -(-k // hopper_layout.CHUNK)
     assert 1 <= plan.clusters <= min(tiles, hopper_layout.CLUSTERS[plan.blocks] * plan.residents)
     assert plan.blocks <= chunks
@@ -89,7 +89,7 @@ def test_a_layout_covers_the_product_and_fits(shape, side, scale_rows):
 def test_smaller_devices_get_fewer_clusters():
     small = H200._replace(multiprocessors=114)
     assert all(hopper_layout.room(small)[blocks] * blocks <= 114 for blocks in hopper_layout.CLUSTERS)
-    plan = hopper_layout.layout(28672, 4096, 16, hopper_layout.rule(16, False), small)
+    plan = hopper_layout.layout(28672, 4096, hopper_layout.rule(16, False), small)
     assert plan.clusters <= hopper_layout.room(small)[plan.blocks] * plan.residents
 
 

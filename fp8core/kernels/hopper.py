@@ -83,7 +83,7 @@ class DecodeMm:
         scale_rows = {"block": 128, "group": 1}.get(problem.scale_b, 0)
         # The order of a sum must not depend on m where it is asked not to: nor then may the layout.
         wide = MOST_ROWS if problem.batch_invariant else side
-        plan = layout(problem.n, problem.k, wide, rule(wide, blockwise), problem.target)
+        plan = layout(problem.n, problem.k, rule(wide, blockwise), problem.target)
         depth = stages(plan, side, scale_rows, problem.target)
         self._weight_maps = TensorMaps(problem.n, problem.k, problem.ldb, plan.tile)
         self._a_maps = TensorMaps(problem.m, problem.k, problem.lda, side)
@@ -96,6 +96,7 @@ class DecodeMm:
             "hopper_decode",
             {
                 "WIDTH": side,
+                "BLOCKS": plan.blocks,
                 "ROW_GROUPS": plan.row_groups,
                 "K_GROUPS": plan.k_groups,
                 "STAGES": depth,

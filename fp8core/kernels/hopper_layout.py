@@ -24,10 +24,10 @@ class Way(NamedTuple):
     k_groups: int
     """Groups that take the chunks of the same channels in turn."""
     residents: int
-    """Blocks of a multiprocessor: of two, one can be the next product's, which reads its weight meanwhile."""
+    """Blocks of a multiprocessor: of several, some can be the next product's, which read their weight meanwhile."""
     chunk_us: float
     """Of a block alone on its multiprocessor, for 64 channels of a chunk."""
-    tile_us: float = 1.0
+    tile_us: float
     """Of a block, for the end of a tile."""
 
 
@@ -36,36 +36,27 @@ class Rule(NamedTuple):
 
     ways: tuple[Way, ...]
     """To choose from, of equals the first."""
-    cache: float
-    """Bytes a microsecond that the second cache gives the multiprocessors: every tile reads all of a."""
-    turn_us: float
-    """Of every tile that a cluster takes."""
+    exchange_us: float
+    """Of a product, for every block of a cluster but the first, to whom it gives its partial sums."""
     a_stages: int
-    """Chunks of a in flight for one block a multiprocessor; half as many for two."""
+    """Chunks of a in flight for one block a multiprocessor; of several, each has its part."""
 
 
 WEIGHT_BYTES_A_US: Final = 4.3e6
 """What the memory of an H200 gives."""
-IDLE_US: Final = 1.0
-"""What it costs to leave all multiprocessors without a block; of some, in proportion."""
-EXCHANGE_US: Final = 0.05
-"""Of a tile's partial sums, for every block of a cluster but the first."""
-MOST_EXCHANGES: Final = 8
-"""Blocks of a cluster times tiles that it takes: more exchanges of partial sums were never the best."""
+CONFLICT: Final = 0.025
+"""The part of the memory's time that is lost where all blocks read the same columns of the weight at a time. Where k is
+split over a cluster they read as many places at a time as it has blocks, and lose less."""
 
 
 def rule(side: int, blockwise: bool) -> Rule:
     """Return the rule for ``side`` (padded) rows."""
     if side == MOST_ROWS:
-        if blockwise:
-            return Rule((Way(2, 1, 1, 0.13), Way(1, 1, 1, 0.13)), 8e6, 0.2, 12)
-        return Rule((Way(1, 1, 1, 0.3), Way(1, 2, 1, 0.24, 2.5), Way(2, 1, 1, 0.3)), 8e6, 0.2, 12)
-    a_stages = {32: 12}.get(side, 16)
-    if blockwise:
-        chunk = 0.23 if side == 32 else 0.17
-        return Rule((Way(2, 1, 1, chunk), Way(1, 2, 1, chunk), Way(1, 1, 2, chunk)), 4.7e6, 0.0, a_stages)
-    chunk = 0.17 if side == 32 else 0.13
-    return Rule((Way(1, 2, 1, chunk), Way(1, 1, 2, chunk)), 4.7e6, 0.0, a_stages)
+        scaling = 0.07 if blockwise else 0.0
+        ways = Way(1, 1, 1, 0.28 + scaling, 0.4), Way(1, 2, 1, 0.185 + scaling, 1.3), Way(2, 1, 1, 0.18 + scaling, 2.2)
+        return Rule(ways, 0.6, 12)
+    few = Way(1, 2, 1, 0.165, 1.3), Way(1, 1, 2, 0.14, 1.3)
+    return Rule(few, 0.4, 12) if side == 32 else Rule(few, 0.04, 16)
 
 
 class Layout(NamedTuple):
@@ -97,10 +88,10 @@ def room(target: Target) -> dict[int, int]:
 
 
 @cache
-def layout(n: int, k: int, side: int, chosen: Rule, target: Target) -> Layout:
+def layout(n: int, k: int, chosen: Rule, target: Target) -> Layout:
     """Return how the product of a weight ``[n, k]`` is laid out: in the least time, of equals with the fewest blocks.
 
-    The time is, by ``chosen``, that of the memory, of the second cache or of the busiest block, whichever is longest.
+    The time is, by ``chosen``, that of the memory or of the busiest block, whichever is longer, and the ends.
     """
     chunks = ceil_div(k, CHUNK)
 
@@ -108,22 +99,19 @@ def layout(n: int, k: int, side: int, chosen: Rule, target: Target) -> Layout:
         return ceil_div(ceil_div(n, plan.tile), plan.clusters)
 
     def cost(way: Way, plan: Layout) -> tuple[float, int]:
-        memory = n * k / WEIGHT_BYTES_A_US
-        cache = n * k * (1 + side / plan.tile) / chosen.cache
+        memory = n * k / WEIGHT_BYTES_A_US * (1 + CONFLICT / plan.blocks)
         chunk = plan.row_groups * plan.residents * way.chunk_us
         busiest = turns(plan) * (ceil_div(chunks, plan.blocks) * chunk + way.tile_us)
-        every = plan.blocks * plan.clusters
-        idle = IDLE_US * max(0.0, 1 - every / target.multiprocessors)
-        ends = EXCHANGE_US * (plan.blocks - 1) + chosen.turn_us * turns(plan)
-        return round(max(memory, cache, busiest) + ends + idle, 3), every
+        exchange = chosen.exchange_us * (plan.blocks - 1)
+        return round(max(memory, busiest) + exchange, 3), plan.blocks * plan.clusters
 
     plans = []
     for way in chosen.ways:
         row_groups, k_groups, residents = way[:3]
         for blocks, most in room(target).items():
             clusters = min(ceil_div(n, 64 * row_groups), most * residents)
-            plan = Layout(blocks, clusters, row_groups, k_groups, residents, chosen.a_stages // residents)
-            if blocks <= chunks and most and (blocks == 1 or blocks * turns(plan) <= MOST_EXCHANGES):
+            if blocks <= chunks and clusters:
+                plan = Layout(blocks, clusters, row_groups, k_groups, residents, chosen.a_stages // residents)
                 plans.append((cost(way, plan), plan))
     return min(plans, key=lambda costed: costed[0])[1]
 
@@ -151,7 +139,7 @@ def fixed_bytes(plan: Layout, side: int, scale_rows: int, stages_: int) -> int:
     ``scale_rows`` channels share a scale of the weight; 0 where there is one a row or tensor.
     """
     barriers = 8 * (2 * stages_ + 2 * plan.a_stages + 2)
-    scales = 4 * plan.a_stages * (side + ceil_div(plan.tile, scale_rows)) if scale_rows else 0
+    scales = 4 * plan.a_stages * (side + ceil_div(plan.tile, scale_rows) + 1) if scale_rows else 0
     return barriers + scales + 4 * side + 64
 
 
