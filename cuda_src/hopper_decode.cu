@@ -11,8 +11,8 @@
 //
 // Before the kernel that it follows has ended it reads only the weight, its scales and the bias, and those if early.
 //
-// Constants: WIDTH 8, 16, 32, 64; BLOCKS of a cluster 1, 2, 4, 8; ROW_GROUPS, K_GROUPS; STAGES and A_STAGES multiples of
-// K_GROUPS; RESIDENTS blocks on a multiprocessor; A_TYPE, B_TYPE e4m3 or e5m2; BLOCKWISE 1: a's scales are 1x128, and
+// Constants: WIDTH 8, 16, 32, 64; BLOCKS of a cluster 1, 2, 4, 8; ROW_GROUPS, K_GROUPS; STAGES and A_STAGES multiples
+// of K_GROUPS; RESIDENTS blocks on a multiprocessor; A_TYPE, B_TYPE e4m3 or e5m2; BLOCKWISE 1: a's scales are 1x128 and
 // the weight's cover SCALE_ROWS (128 or 1) x 128; 0: one a tensor or row; OUT, BIAS: 0 fp32, 1 fp16, 2 bf16, -1 none.
 // The tensor cores sum a chunk with fewer bits than fp32 has, so every chunk is added in fp32.
 //
