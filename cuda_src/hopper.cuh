@@ -29,6 +29,17 @@ HOPPER void barrier_wait(uint32 barrier, uint32 parity) {
                  "again:\n\tmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
                  "\t@!done bra again;\n\t}" ::"r"(barrier), "r"(parity) : "memory");
 }
+// Whether phase p is complete.
+HOPPER bool barrier_passed(uint32 barrier, uint32 parity) {
+    uint32 passed;
+    asm volatile("{\n\t.reg .pred done;\n\t"
+                 "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n\t"
+                 "selp.u32 %0, 1, 0, done;\n\t}"
+                 : "=r"(passed)
+                 : "r"(barrier), "r"(parity)
+                 : "memory");
+    return passed;
+}
 
 // ---- the copy engine: tiles of a two-dimensional tensor, columns first
 
@@ -57,6 +68,9 @@ HOPPER void words_arrive(uint32 barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
 }
 HOPPER void words_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// What this thread has stored into shared memory is for the copy engine and the tensor cores too, past a barrier.
+HOPPER void writes_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // ---- clusters
 

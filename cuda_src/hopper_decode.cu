@@ -10,16 +10,20 @@
 // order of their numbers, so equal inputs give equal bits, in an order that depends on n and k alone.
 //
 // Before the kernel that it follows has ended it reads only the weight, its scales and the bias, and those if early.
+// The rows of a can come in 16 bits instead, and then every block quantizes them for itself (hopper_quantize.cuh).
 //
 // Constants: WIDTH 8, 16, 32, 64; BLOCKS of a cluster 1, 2, 4, 8; ROW_GROUPS, K_GROUPS; STAGES and A_STAGES multiples
 // of K_GROUPS; RESIDENTS blocks on a multiprocessor; A_TYPE, B_TYPE e4m3 or e5m2; BLOCKWISE 1: a's scales are 1x128 and
 // the weight's cover SCALE_ROWS (128 or 1) x 128; 0: one a tensor or row; OUT, BIAS: 0 fp32, 1 fp16, 2 bf16, -1 none.
-// The tensor cores sum a chunk with fewer bits than fp32 has, so every chunk is added in fp32.
+// AHEAD: chunks of the weight in flight until a may be asked for, 0: as many as fit. A_VECTORS: octets of x that a thread
+// quantizes, 0 where a comes as codes; else A_ROWS, A_INPUT, A_FORMAT, A_MODE of quantize_rows, and A_STAGES chunks are
+// all of a block. The tensor cores sum a chunk with fewer bits than fp32 has, so every chunk is added in fp32.
 //
 // The caller owes: maps of uint8, boxes of 64 * ROW_GROUPS (weight) and WIDTH (a) rows x 128 columns, 128-byte
 // swizzle, zeros out of bounds; scale strides in elements, 0 where broadcast; at least BLOCKS chunks, no more clusters
 // than tiles; of dynamic shared memory RING_BYTES, 1,024 and (BLOCKS * K_GROUPS - 1) * UNITS / BLOCKS * UNIT_BYTES for
 // the slots.
+#include "hopper_quantize.cuh"
 #include "hopper_rings.cuh"
 #include "hopper_sums.cuh"
 
@@ -53,12 +57,17 @@ HOPPER void multiply(float (&d)[SUMS], uint64 w, uint64 a, int keep) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENTS)
-    hopper_decode(const __grid_constant__ TensorMap weight_map, const __grid_constant__ TensorMap a_map,
+    hopper_decode(const __grid_constant__ TensorMap weight_map,
+#if A_VECTORS
+                  const byte *x, long long x_stride, int x_octets, float upper,
+#else
+                  const __grid_constant__ TensorMap a_map,
+#endif
                   const float *scale_a, long long scale_a_row, long long scale_a_col,
                   const float *__restrict__ scale_b, long long scale_b_row, long long scale_b_col,
                   const Bias *__restrict__ bias, Out *out, long long ldo, int m, int n, int all_chunks, int early) {
     extern __shared__ char dynamic[];
-    __shared__ alignas(8) uint64 barriers[2 * STAGES + 2 * A_STAGES + 2];
+    __shared__ alignas(8) uint64 barriers[2 * STAGES + 2 * A_STAGES + 3];
     __shared__ float row_scales[WIDTH];
 #if BLOCKWISE
     __shared__ alignas(8) float stage_scales[A_STAGES][(SCALES + 1) & ~1];
@@ -73,7 +82,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENTS)
     const uint32 ring = (shared_address(dynamic) + 1023) & ~1023u, a_ring = ring + STAGES * WEIGHT_BYTES;
     const Gate<STAGES> gate = {shared_address(barriers)};
     const Gate<A_STAGES> a_gate = {shared_address(barriers + 2 * STAGES)};
-    const uint32 slots_full = shared_address(barriers + 2 * STAGES + 2 * A_STAGES), slots_empty = slots_full + 8;
+    const uint32 slots_full = shared_address(barriers + 2 * STAGES + 2 * A_STAGES), slots_empty = slots_full + 8,
+                 a_asked = slots_full + 16;
     char *slots = dynamic + (ring - shared_address(dynamic)) + RING_BYTES;
 
     Walk walk((n + TILE - 1) / TILE, all_chunks, rank, ranks);
@@ -96,43 +106,58 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENTS)
                 barrier_init(gate.barriers + 8 * i, 1);
                 barrier_init(gate.barriers + 8 * (STAGES + i), 4 * ROW_GROUPS);
             }
+            if (AHEAD) barrier_init(a_asked, 1);
             barrier_init_fence();
         }
         __syncwarp();
         threads_arrive(1, THREADS);
         if (ranks > 1) cluster_arrive();
         if (!early) dependency_wait();
-        if (lane == 0)
-            while (walk.more()) {
+        if (lane == 0) {
+            // A full ring asked for at once would stand in the memory's queue before a, and before what a is made of.
+            bool paced = AHEAD > 0;
+            for (int asked = 0; walk.more(); ++asked) {
                 gate.wait_empty(at);
+                if (paced && asked >= AHEAD) {
+                    paced = asked < STAGES;
+                    while (paced && !barrier_passed(gate.barriers + 8 * (asked - AHEAD), 0))
+                        paced = !barrier_passed(a_asked, 0);
+                }
                 fetch();
             }
+        }
         __syncwarp();
         if (ranks > 1) cluster_wait();
         return;
     }
     if (warp == CONSUMERS / 32 + 1) { // fetches a
         if (lane == 0) {
+#if !A_VECTORS
             map_prefetch(&a_map);
 #pragma unroll
             for (int i = 0; i < A_STAGES; ++i) {
                 barrier_init(a_gate.barriers + 8 * i, 1 + BLOCKWISE * SCALE_LANES);
                 barrier_init(a_gate.barriers + 8 * (A_STAGES + i), 4 * ROW_GROUPS);
             }
+#endif
             barrier_init(slots_full, 1); // the others' bytes, announced
             barrier_init(slots_empty, finishers * ranks);
             barrier_init_fence();
         }
         __syncwarp();
-        threads_arrive(1, THREADS);
+        AHEAD ? threads_sync(1, THREADS) : threads_arrive(1, THREADS);
         if (ranks > 1) cluster_arrive();
+#if !A_VECTORS
         dependency_wait();
-        if (lane == 0)
+        if (lane == 0) {
+            if (AHEAD) barrier_arrive(a_asked);
             for (Ring<A_STAGES> at(0); walk.more(); walk.next(), at.advance(1)) {
                 a_gate.wait_empty(at);
                 barrier_expect(a_gate.full(at), A_BYTES);
                 tile_load(a_ring + at.stage * A_BYTES, &a_map, walk.chunk * CHUNK, 0, a_gate.full(at));
             }
+        }
+#endif
         __syncwarp();
         if (ranks > 1) cluster_wait();
         return;
@@ -198,8 +223,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENTS)
         }
         if (turn == 0) {
             dependency_wait();
+#if A_VECTORS
+            const WideRows from = {x, x_stride, m, x_octets};
+            quantize_rows<CONSUMERS, A_ROWS, A_VECTORS, WIDTH, A_INPUT, A_FORMAT, A_MODE>(
+                dynamic + (a_ring - shared_address(dynamic)), row_scales, from, walk.first_chunk * (CHUNK / 8),
+                walk.chunks * (CHUNK / 8), scale_a, scale_a_row, upper);
+            if (AHEAD && threadIdx.x == 0) barrier_arrive(a_asked);
+#else
             if (!BLOCKWISE && threadIdx.x < WIDTH) row_scale = scale_a[min((int)threadIdx.x, m - 1) * scale_a_row];
+#endif
         }
+        if (A_VECTORS) a_at = Ring<A_STAGES>(at_group); // all of the block's chunks lie there, and stay
 
         // Two sets of products take turns: while the tensor cores are busy with one, the other is scaled and added.
         float sums[SUMS], products[2][SUMS];
@@ -207,7 +241,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENTS)
         for (int i = 0; i < SUMS; ++i) sums[i] = products[0][i] = products[1][i] = 0.0f;
         const auto issue = [&](float (&d)[SUMS]) {
             gate.wait_full(at);
-            a_gate.wait_full(a_at);
+            if (!A_VECTORS) a_gate.wait_full(a_at);
             const uint64 w = tile_descriptor(ring + at.stage * WEIGHT_BYTES + row_group * 64 * CHUNK);
             const uint64 a = tile_descriptor(a_ring + a_at.stage * A_BYTES);
             at.advance(K_GROUPS);
@@ -241,7 +275,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENTS)
             __syncwarp();
             if (lane == 0) {
                 gate.release(done);
-                a_gate.release(a_done);
+                if (!A_VECTORS) a_gate.release(a_done);
             }
             done.advance(K_GROUPS);
             a_done.advance(K_GROUPS);
@@ -276,7 +310,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENTS)
         at_group -= walk.chunks;
 
         if (turn == 0) {
-            if (!BLOCKWISE) {
+            if (!BLOCKWISE && !A_VECTORS) {
                 if (threadIdx.x < WIDTH) row_scales[threadIdx.x] = row_scale;
                 threads_sync(2, CONSUMERS);
             }

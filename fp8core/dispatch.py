@@ -32,8 +32,9 @@ class Kernel(NamedTuple):
 
     name: str
     requires: tuple[Requirement, ...]
-    plan: Callable[..., Launch]
-    """Of a problem and, where there are several ways, the number of one; 0 is the way taken unasked."""
+    plan: Callable[..., Any]
+    """Of a problem and, where there are several ways, the number of one; 0 is the way taken unasked. It returns a
+    `Launch`, or the launches that the table speaks of."""
     ways: Callable[[Any], int] = lambda _: 1
     """In how many ways an able kernel can run a problem, as a library may offer several algorithms."""
 
@@ -78,13 +79,13 @@ class Table(Generic[P]):
         self.name = name
         self.problem = problem
         self.kernels = kernels
-        self._plans: dict[tuple[Any, ...], Launch] = {}
+        self._plans: dict[tuple[Any, ...], Any] = {}
         self._preferred: dict[P, Choice] = {}
 
     def __len__(self) -> int:
         return len(self._plans)
 
-    def plan(self, key: tuple[Any, ...]) -> Launch:
+    def plan(self, key: tuple[Any, ...]) -> Any:
         """Return what runs the problem with the fields ``key``: a dictionary hit after the first time.
 
         Raises:
@@ -93,7 +94,7 @@ class Table(Generic[P]):
         launch = self._plans.get(key)
         return launch if launch is not None else self._prepare(key)
 
-    def _prepare(self, key: tuple[Any, ...]) -> Launch:
+    def _prepare(self, key: tuple[Any, ...]) -> Any:
         problem = self.problem(*key)
         choice = self.choice(problem)
         if choice is None:
@@ -103,7 +104,11 @@ class Table(Generic[P]):
             self._plans.clear()
         return self._plans.setdefault(key, launch)
 
-    def planned(self, problem: P, choice: Choice) -> Launch:
+    def forget(self) -> None:
+        """Let every plan be made anew, as what it asked of another table has changed."""
+        self._plans.clear()
+
+    def planned(self, problem: P, choice: Choice) -> Any:
         """Return ``problem`` made ready by one of its `candidates`; nothing is kept."""
         kernel = next(kernel for kernel in self.kernels if kernel.name == choice.kernel)
         return kernel.plan(problem, choice.way) if choice.way else kernel.plan(problem)

@@ -218,3 +218,15 @@ class ScaledMm(NamedTuple):
     """The same of the addresses of scale_a, scale_b, bias and amax."""
     stable_weight: bool = False
     """b, scale_b and bias are complete before the kernel that precedes on the stream starts: they may be read early."""
+
+
+class Linear(NamedTuple):
+    """``out = scaled_mm(*quantize(x), weight, ...)``."""
+
+    quantize: Quantize
+    product: ScaledMm
+    """Of the codes and the scales that the quantization gives."""
+    x_stride: int
+    """From row to row of x, in elements."""
+    scale_ub: float | None
+    """An upper bound of amax per token, infinite where there is none; None where it lies in an array."""

@@ -9,10 +9,11 @@ from typing import Any, Final, NamedTuple
 from fp8core import blaslt, device, stopwatch
 from fp8core.dispatch import Choice, Launch
 from fp8core.errors import TuningError, UnsupportedProblemError
+from fp8core.kernels.linear import LINEAR
 from fp8core.kernels.scaled_mm import SCALED_MM
 from fp8core.ops.calls import forget
 from fp8core.ops.explain import explain
-from fp8core.problem import ScaledMm, Target
+from fp8core.problem import Linear, ScaledMm, Target
 
 MARGIN: Final = 0.02
 """What is not faster by this share than the choice without tuning does not replace it: times differ so by chance."""
@@ -74,6 +75,7 @@ class Tuning(NamedTuple):
                 for stable_weight in (False, True):  # the first call of an Fp8Linear, and all others
                     problem = self.problem._replace(target=at, stable_weight=stable_weight)
                     SCALED_MM.prefer(problem, self.chosen)
+        LINEAR.forget()
         forget()
 
     def to_json(self) -> str:
@@ -127,6 +129,8 @@ def tune(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Tuning:
         Fp8Error: what the call itself would refuse.
     """
     problem = explain(function, *args, **kwargs).problem
+    if isinstance(problem, Linear):
+        problem = problem.product
     if not isinstance(problem, ScaledMm):
         raise TypeError(f"tune needs an operation with a product, got {function!r}")
     tuning = timed(problem, stopwatch.times)

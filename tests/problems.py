@@ -10,6 +10,7 @@ from fp8core.kernels.dequantize import DEQUANTIZE
 from fp8core.kernels.expand import EXPAND
 from fp8core.kernels.fused import NORM_QUANTIZE, SILU_QUANTIZE
 from fp8core.kernels.generic_mm import plan_rescale
+from fp8core.kernels.linear import LINEAR
 from fp8core.kernels.quantize import QUANTIZE
 from fp8core.kernels.scaled_mm import SCALED_MM
 from fp8core.kernels.weights import ALL_CLOSE, NORMALIZE, REQUANTIZE
@@ -24,6 +25,7 @@ from fp8core.problem import (
     Dequantize,
     Expand,
     GroupShape,
+    Linear,
     Normalize,
     NormQuantize,
     Quantize,
@@ -185,6 +187,27 @@ def scaled_mm(target: Target) -> Iterator[ScaledMm]:
     )
 
 
+def linear(target: Target) -> Iterator[Linear]:
+    """Layers for Hopper: elsewhere they ask for what quantizations and products ask for."""
+    if target.arch != 90:
+        return
+    e4m3, row, tensor = native(target), ("row", "row", (1, 0), (1, 0)), ("tensor", "row", (0, 0), (1, 0))
+    for m, n, k, x in (
+        (1, 4096, 4096, "bfloat16"),
+        (2, 6144, 4096, "float16"),
+        (1, 7168, 16384, "bfloat16"),
+        (8, 28672, 1024, "bfloat16"),
+        (64, 4096, 128, "bfloat16"),
+    ):
+        for static, scales in ((False, row), (True, tensor)):
+            product = ScaledMm(
+                *(target, m, n, k, e4m3, e4m3, "bfloat16", *scales),
+                *("", False, False, True, False, k, k, n, 16),
+            )
+            group = PER_TENSOR if static else PER_TOKEN
+            yield Linear(Quantize(target, x, e4m3, group, static, "float32", "k", k, 16), product, k, float("inf"))
+
+
 def of_table(table: Table[Any], problems: Callable[[Target], Iterator[Any]]) -> Callable[[Target], Iterator[Plan]]:
     """Return what makes the plans of every able kernel of ``table``, the preferred one and the others."""
 
@@ -253,6 +276,7 @@ OPERATIONS: dict[str, Callable[[Target], Iterator[Plan]]] = {
     "all_close": of_table(ALL_CLOSE, all_close),
     "expand": of_table(EXPAND, expand),
     "scaled_mm": of_table(SCALED_MM, scaled_mm),
+    "linear": of_table(LINEAR, linear),
     "arrange_scales": arrange,
     "rescale": rescale,
 }

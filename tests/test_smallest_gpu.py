@@ -7,7 +7,10 @@ import fp8core
 import reference
 from engines import CupyEngine, assert_same_bytes, fresh, fresh_fp8, fresh_scale
 from fp8core import BLOCK_128, GROUP_128, PER_TENSOR, PER_TOKEN
+from fp8core.kernels.linear import LINEAR
 from fp8core.kernels.scaled_mm import SCALED_MM
+from fp8core.ops.scaling import EPS
+from fp8core.problem import Linear
 
 pytestmark = pytest.mark.gpu
 
@@ -102,3 +105,29 @@ def test_product(engine, kernel, mode):
     wide_b = np.repeat(np.repeat(scale_b, 128, 0)[:k], 128, 1)[:, :32] if mode == "block" else scale_b
     exact = reference.scaled_mm(a.astype(np.float32), weight.astype(np.float32).T, wide_a, wide_b)
     assert reference.relative_error(engine.numpy(out), exact) <= 3e-3
+
+
+@pytest.mark.parametrize("static", [False, True], ids=["token", "static"])
+@pytest.mark.parametrize("kernel", [kernel.name for kernel in LINEAR.kernels])
+def test_linear(engine, kernel, static):
+    """Plan each row of the table: a ragged end of k, and a cluster that shares it where there is one."""
+    m, n, k = 3, 32, 400
+    options = {"input_scale": engine.array(fresh_scale((1,))), "group_shape": PER_TENSOR} if static else {}
+    layer = fp8core.Fp8Linear.from_weight(engine.array(fresh((n, k), "float16")), **options)
+    x = engine.array(fresh((m, k), "float16", spread=1))
+    told = layer.explain(x)
+    problem = next(step.problem for step in (*told.before, told) if isinstance(step.problem, Linear))
+    row = next(row for row in LINEAR.kernels if row.name == kernel)
+    refusal = row.refusal(problem)
+    if refusal is not None:
+        pytest.skip(refusal)
+    quantize, product = row.plan(problem)
+    codes, out = engine.cupy.zeros((m, k), "uint8"), engine.cupy.zeros((m, n), "float16")
+    scale = options.get("input_scale", engine.cupy.zeros(m, "float32"))
+    a = x if quantize is None else codes
+    if quantize is not None:
+        strides = problem.product.scale_a_strides
+        quantize(0, x.data.ptr, k, codes.data.ptr, k, scale.data.ptr, *strides, m, m, 0, problem.scale_ub, EPS)
+    weight = layer.weight.codes.data.ptr, scale.data.ptr, layer.weight_scale.data.ptr
+    product(0, a.data.ptr, *weight, 0, out.data.ptr, 0, 0, 0)
+    np.testing.assert_array_equal(engine.numpy(out), engine.numpy(layer(x)))

@@ -6,11 +6,11 @@ they hold addresses, and are made when an address is first met.
 
 import ctypes
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from fp8core import device, jit
 from fp8core.dispatch import Kernel, Requirement
-from fp8core.kernels.hopper_layout import CHUNK, MOST_ROWS, dynamic_bytes, layout, rule, stages, width
+from fp8core.kernels.hopper_layout import CHUNK, MOST_ROWS, Layout, dynamic_bytes, layout, rule, stages, width
 from fp8core.kernels.requirements import aligned, arch, platform
 from fp8core.kernels.words import TYPE, ceil_div
 from fp8core.problem import ITEMSIZE, WIDE, ScaledMm
@@ -72,24 +72,36 @@ def encode(pointer: int, rows: int, columns: int, stride: int, box_rows: int) ->
     return ctypes.string_at(address, 128)
 
 
+def laid_out(problem: ScaledMm) -> Layout:
+    """Return how a product lies on the multiprocessors."""
+    # The order of a sum must not depend on m where it is asked not to: nor then may the layout.
+    side = MOST_ROWS if problem.batch_invariant else width(problem.m)
+    return layout(problem.n, problem.k, rule(side, problem.scale_a == "group"), problem.target)
+
+
 class DecodeMm:
     """One launch for up to 64 rows: ``round(scale_a * (scale_b * acc) + bias)``; blocked scales join every 128 of k."""
 
     scratch_bytes = 0
 
-    def __init__(self, problem: ScaledMm) -> None:
+    def __init__(
+        self,
+        problem: ScaledMm,
+        plan: Layout | None = None,
+        signature: str = SIGNATURE,
+        numbers: tuple[Any, ...] = (),
+        **source: int,
+    ) -> None:
         side = width(problem.m)
         blockwise = problem.scale_a == "group"
         scale_rows = {"block": 128, "group": 1}.get(problem.scale_b, 0)
-        # The order of a sum must not depend on m where it is asked not to: nor then may the layout.
-        wide = MOST_ROWS if problem.batch_invariant else side
-        plan = layout(problem.n, problem.k, rule(wide, blockwise), problem.target)
+        plan = plan or laid_out(problem)
         depth = stages(plan, side, scale_rows, problem.target)
         self._weight_maps = TensorMaps(problem.n, problem.k, problem.ldb, plan.tile)
         self._a_maps = TensorMaps(problem.m, problem.k, problem.lda, side)
         # The weight is read before the predecessor has ended, unless that may be who writes it.
         early = int(problem.stable_weight)
-        strides = (*problem.scale_a_strides, *problem.scale_b_strides)
+        strides = (*numbers, *problem.scale_a_strides, *problem.scale_b_strides)
         launcher = jit.prepare(
             problem.target,
             "hopper_decode",
@@ -108,8 +120,10 @@ class DecodeMm:
                 "SCALE_ROWS": scale_rows or 128,
                 "OUT": TYPE[problem.out],
                 "BIAS": TYPE[problem.bias] if problem.bias else -1,
+                "AHEAD": plan.ahead,
+                **(source or {"A_VECTORS": 0}),
             },
-            SIGNATURE,
+            signature,
             block=128 * plan.row_groups * plan.k_groups + 64 + 32 * blockwise,
             shared_bytes=dynamic_bytes(plan, side, scale_rows, depth, problem.target),
             cluster=plan.blocks,

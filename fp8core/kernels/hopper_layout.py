@@ -70,6 +70,10 @@ class Layout(NamedTuple):
     residents: int
     a_stages: int
     """Chunks of a in flight."""
+    ahead: int = 0
+    """Chunks of the weight in flight until a may be asked for; 0: as many as fit."""
+    spare: int = 0
+    """Bytes of a multiprocessor's shared memory that are left to the kernel that follows."""
 
     @property
     def tile(self) -> int:
@@ -116,13 +120,29 @@ def layout(n: int, k: int, chosen: Rule, target: Target) -> Layout:
     return min(plans, key=lambda costed: costed[0])[1]
 
 
+AHEAD_BYTES: Final = 40 << 10
+"""Of the weight, in flight on a multiprocessor until a may be asked for: more would not come sooner."""
+QUANTIZER_BYTES: Final = 2048
+"""Of shared memory for a block that quantizes: 1,024 that the system keeps, and its own."""
+
+
+def in_a_chain(plan: Layout) -> Layout:
+    """Return the layout where quantizations and products take turns, as in linear layers.
+
+    A quantization is ready to start when its predecessor ends if it finds room beside it, and both it and the product
+    get their rows soon if not all of the ring stands before them in the memory's queue.
+    """
+    ahead = ceil_div(AHEAD_BYTES, plan.tile * CHUNK * plan.residents)
+    return plan._replace(ahead=ahead, spare=QUANTIZER_BYTES)
+
+
 def dynamic_bytes(plan: Layout, side: int, scale_rows: int, stages_: int, target: Target) -> int:
     """Return the dynamic shared memory that a block asks for: its part of all there is.
 
     All, so that it is the same for every cluster that the compiled kernel serves.
     """
     # The system keeps 1,024 bytes of every block; of the first, the device's figure leaves them out.
-    share = target.shared_bytes // plan.residents - 1024 * (plan.residents - 1)
+    share = (target.shared_bytes - plan.spare) // plan.residents - 1024 * (plan.residents - 1)
     return share - fixed_bytes(plan, side, scale_rows, stages_)
 
 
@@ -138,7 +158,7 @@ def fixed_bytes(plan: Layout, side: int, scale_rows: int, stages_: int) -> int:
 
     ``scale_rows`` channels share a scale of the weight; 0 where there is one a row or tensor.
     """
-    barriers = 8 * (2 * stages_ + 2 * plan.a_stages + 2)
+    barriers = 8 * (2 * stages_ + 2 * plan.a_stages + 3)
     scales = 4 * plan.a_stages * (side + ceil_div(plan.tile, scale_rows) + 1) if scale_rows else 0
     return barriers + scales + 4 * side + 64
 

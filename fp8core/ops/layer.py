@@ -7,6 +7,7 @@ from fp8core import arrays
 from fp8core.arrays import Maker, TensorView
 from fp8core.dispatch import Explanation, Launch
 from fp8core.errors import ScaleError
+from fp8core.kernels.linear import LINEAR, Steps
 from fp8core.kernels.quantize import QUANTIZE, bind
 from fp8core.kernels.scaled_mm import SCALED_MM
 from fp8core.ops import operands
@@ -14,7 +15,7 @@ from fp8core.ops.calls import Calls
 from fp8core.ops.product import Product, product_of
 from fp8core.ops.scaled_mm import Prepared, prepared
 from fp8core.ops.scaling import EPS, Scaling, scaling
-from fp8core.problem import FORMATS, PER_TENSOR, Quantize
+from fp8core.problem import FORMATS, PER_TENSOR, Linear, Quantize, ScaledMm
 
 SCRATCH_ALIGNMENT = 256
 
@@ -51,9 +52,9 @@ class Call(NamedTuple):
     """A linear layer checked for inputs that look alike: its launches, and where things lie in its scratch."""
 
     quantize: Launch | None
-    """With all of its numbers; None where x is FP8 already, or empty."""
+    """With all of its numbers; None where the product takes x as it is, and where x is empty."""
     new_scratch: Maker | None
-    """None where x is FP8 already."""
+    """None where the product takes x as it is."""
     scale_offset: int | None
     """Where the scales begin in the scratch; None where they are given."""
     product: Prepared
@@ -115,15 +116,33 @@ def _quantization_of(x: TensorView, layer: Layer) -> _Quantization | None:
     return None
 
 
+def _problem(q: _Quantization, product: ScaledMm) -> Linear:
+    """Return a quantization and the product of its codes as one problem."""
+    bound = None if q.how.upper is not None else q.how.upper_value
+    return Linear(Quantize(*q.key), product, q.at.stride, bound)
+
+
 def _prepare(layer: Layer, q: _Quantization | None, product: Product, out: object) -> tuple[Call, int]:
     """Return a checked call, and the address of ``out`` (0 without one)."""
-    ready, out_at = prepared(product, layer.use_fast_accum, layer.batch_invariant, out, layer.stable_weight)
+    options = layer.use_fast_accum, layer.batch_invariant, out, layer.stable_weight
     if q is None:
+        ready, out_at = prepared(product, *options)
         return Call(None, None, None, ready), out_at
-    at, launch = q.at, None
-    if at.rows * at.cols:
+    launch: Launch | None = None
+
+    def plan(key: tuple[Any, ...]) -> Launch:
+        nonlocal launch
+        steps: Steps = LINEAR.plan(_problem(q, ScaledMm(*key)))
+        launch = steps.quantize
+        return steps.product
+
+    ready, out_at = prepared(product, *options, plan)
+    if launch is None and product.k:
+        return Call(None, None, None, ready), out_at
+    if launch is not None:
+        at = q.at
         numbers = (at.stride, at.cols, *q.scale_strides, at.rows, at.rows, q.how.upper_value, EPS)
-        launch = bind(QUANTIZE.plan(q.key), *numbers)
+        launch = bind(launch, *numbers)
     new_scratch = product.a.framework.scratch_maker(max(q.bytes, 1), product.a.target)
     return Call(launch, new_scratch, None if q.how.given is not None else q.scale_offset, ready), out_at
 
@@ -176,10 +195,15 @@ def forward(
 
 
 def explanation(x: object, layer: Layer) -> Explanation:
-    """Return which kernels a call with x would get, and why: the product's, and before it the quantization's."""
+    """Return which kernels a call with x would get, and why: one for all, or one to quantize and one to multiply."""
     view = arrays.view(x, "x")
     q = _quantization_of(view, layer)
     product = _product(view, q, layer)
     problem = product.problem(layer.use_fast_accum, layer.batch_invariant, 0, product.n, layer.stable_weight)
     explained = SCALED_MM.explain(problem)
-    return explained if q is None else explained._replace(before=(QUANTIZE.explain(Quantize(*q.key)),))
+    if q is None:
+        return explained
+    ways = LINEAR.explain(_problem(q, problem))
+    if ways.chosen == "hopper_linear":
+        return ways
+    return explained._replace(before=(QUANTIZE.explain(Quantize(*q.key)), ways))

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from fp8core import arrays
 from fp8core.arrays import Maker, TensorView
+from fp8core.dispatch import Launch
 from fp8core.errors import ShapeError
 from fp8core.kernels.scaled_mm import SCALED_MM
 from fp8core.ops import operands
@@ -175,9 +176,16 @@ def _product(
 
 
 def prepared(
-    product: Product, use_fast_accum: bool, batch_invariant: bool, out: object, stable_weight: bool = False
+    product: Product,
+    use_fast_accum: bool,
+    batch_invariant: bool,
+    out: object,
+    stable_weight: bool = False,
+    plan: Callable[[tuple[Any, ...]], Launch] = SCALED_MM.plan,
 ) -> tuple[Prepared, int]:
     """Return a checked product made ready, and the address of ``out``, 0 for a result yet to be allocated.
+
+    ``plan`` is asked for the launch, with the fields of the problem.
 
     ``stable_weight``: what wrote the weight ended before the stream's last launch began, so that the product may read
     the weight before it waits for that launch.
@@ -191,7 +199,7 @@ def prepared(
         out_at, ldo = there.pointer, operands.written(there, "out", shape, product.out).stride
     launch: Any = None
     if product.m and product.n:
-        launch = SCALED_MM.plan(product.key(use_fast_accum, batch_invariant, out_at, ldo, stable_weight))
+        launch = plan(product.key(use_fast_accum, batch_invariant, out_at, ldo, stable_weight))
     new = framework.maker(shape, product.out, target)
     bytes_ = 0 if launch is None else launch.scratch_bytes
     new_scratch = framework.scratch_maker(bytes_, target) if bytes_ else None
