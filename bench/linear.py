@@ -1,15 +1,16 @@
-"""A whole linear layer, quantization and product, inside a CUDA graph, beside vLLM's two kernels.
+"""A whole linear layer, quantization and product, inside a CUDA graph: each way to run it, beside vLLM's two kernels.
 
     python -m bench.linear [--peers FOLDER] [--json FILE] [--shapes 6144x4096] [--m 1 16 64]
 
 A shape is n x k; per token x per channel. A graph holds 64 calls; weights rotate over more memory than the second cache
-holds, activations stay warm. The layers are called through the public `Fp8Linear`, and each result is checked against
-the product of the dequantized operands before anything is timed. The floor counts weight, activations and result.
+holds, activations stay warm. "fp8core" are layers called through the public `Fp8Linear`; the rows of the table that can
+run a layer follow by name, whichever it takes. Each result is checked against the product of the dequantized operands
+before anything is timed. The floor counts weight, activations and result.
 """
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -20,6 +21,10 @@ from rich.table import Table
 
 import fp8core
 from bench import baselines, timing
+from fp8core.dispatch import Kernel
+from fp8core.kernels.linear import LINEAR
+from fp8core.ops.scaling import EPS
+from fp8core.problem import Linear
 
 BANDWIDTH: Final = 4.3e12
 SHAPES: Final = ("4096x4096", "6144x4096", "8192x8192", "28672x4096", "7168x16384")
@@ -39,6 +44,34 @@ def vllm(ops: object, x: torch.Tensor, layer: fp8core.Fp8Linear) -> torch.Tensor
     return out
 
 
+def problem_of(layer: fp8core.Fp8Linear, x: torch.Tensor) -> Linear:
+    """Return the problem that a settled layer poses."""
+    told = layer.explain(x)
+    found = next(step.problem for step in (*told.before, told) if isinstance(step.problem, Linear))
+    return found._replace(product=found.product._replace(stable_weight=True))
+
+
+def by_row(row: Kernel, layer: fp8core.Fp8Linear, x: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Return the layer run by one row of the table, into memory of its own."""
+    problem = problem_of(layer, x)
+    m, k = x.shape
+    quantize, product = row.plan(problem)
+    codes, scale = torch.empty(m * k, dtype=torch.uint8, device="cuda"), torch.empty(m, device="cuda")
+    out = torch.empty(m, len(layer.weight), dtype=x.dtype, device="cuda")
+    a = x if quantize is None else codes
+
+    def run() -> torch.Tensor:
+        stream, scale_at = timing.stream(), scale.data_ptr()
+        if quantize is not None:
+            places = x.data_ptr(), x.stride(0), codes.data_ptr(), k, scale_at
+            quantize(stream, *places, *problem.product.scale_a_strides, m, m, 0, problem.scale_ub, EPS)
+        weight = layer.weight.data_ptr(), scale_at, layer.weight_scale.data_ptr()
+        product(stream, a.data_ptr(), *weight, 0, out.data_ptr(), 0, 0, 0)
+        return out
+
+    return run
+
+
 def wrong(got: torch.Tensor, x: torch.Tensor, layer: fp8core.Fp8Linear) -> bool:
     """Return whether a result is far from the product of the dequantized operands."""
     data, scale = fp8core.quantize(x)
@@ -54,6 +87,9 @@ def case(m: int, n: int, k: int, peers: baselines.Peers) -> dict[str, object]:
         for _ in range(timing.copies(n * k, most=16))
     ]
     variants = {"fp8core": [partial(layer, x) for layer in layers]}
+    for row in LINEAR.kernels:
+        if row.refusal(problem_of(layers[0], x)) is None:
+            variants[row.name] = [by_row(row, layer, x) for layer in layers]
     if peers.vllm is not None:
         variants["vllm"] = [partial(vllm, peers.vllm, x, layer) for layer in layers]
     bad = [name for name, calls in variants.items() if wrong(calls[0](), x, layers[0])]
@@ -79,19 +115,18 @@ def main() -> None:
     parser.add_argument("--m", nargs="+", type=int, default=ROWS)
     chosen = parser.parse_args()
     peers = baselines.load(chosen.peers)
-    table = Table("m x n x k", "floor us", "fp8core", "vllm", "above the floor", title=torch.cuda.get_device_name())
+    names = ("fp8core", *(row.name for row in LINEAR.kernels), "vllm")
+    table = Table("m x n x k", "floor us", *names, "above the floor", title=torch.cuda.get_device_name())
     for shape in chosen.shapes:
         n, k = (int(size) for size in shape.split("x"))
         for m in chosen.m:
             record = case(m, n, k, peers)
-            ours, theirs = (record["us"].get(name, {}).get("median") for name in ("fp8core", "vllm"))
-            table.add_row(
-                f"{m} x {n} x {k}",
-                f"{record['floor_us']:.1f}",
-                "wrong" if ours is None else f"{ours:.2f}",
-                "-" if theirs is None else f"{theirs:.2f}",
-                "" if ours is None else f"{ours - record['floor_us']:+.2f}",
-            )
+            spent = {name: found["median"] for name, found in record["us"].items()}
+            cells = [
+                f"{spent[name]:.2f}" if name in spent else "wrong" if name in record["wrong"] else "-" for name in names
+            ]
+            above = f"{spent['fp8core'] - record['floor_us']:+.2f}" if "fp8core" in spent else ""
+            table.add_row(f"{m} x {n} x {k}", f"{record['floor_us']:.1f}", *cells, above)
             if chosen.json:
                 with chosen.json.open("a") as file:
                     file.write(json.dumps(record) + "\n")
