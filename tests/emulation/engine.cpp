@@ -110,7 +110,8 @@ void start_block(Block &block, size_t slot, EmulatedIndex at) {
     unsigned count = size[0] * size[1] * size[2], warp = launch->warp;
     block.threads = count;
     block.arrived = block.exited = block.votes = 0;
-    block.mail_awaited = block.mail_received = block.cluster_arrived = 0;
+    block.mail_received = block.cluster_arrived = 0;
+    block.mail_awaited = ~0u; // until it is said
     block.first_epoch = block.epoch = ++epoch;
     block.first = &threads[slot * count];
     block.warps.assign((count + warp - 1) / warp, Warp{});
@@ -283,7 +284,7 @@ void emulation_yield() {
     next();
 }
 
-void emulation_mail_open(int bytes) { current->block->mail_awaited = static_cast<unsigned>(bytes); }
+void emulation_mail_expect(int bytes) { current->block->mail_awaited = static_cast<unsigned>(bytes); }
 
 void emulation_cluster_arrive() { current->block->cluster_arrived++; }
 
