@@ -16,8 +16,6 @@ TILE: Final = 1024
 """Rows of a and of the weight that are multiplied at a time."""
 DEPTH: Final = 512
 """Elements of k that are decoded at a time."""
-INVARIANT_ROWS: Final = 64
-"""Rows of a at a time where a row's result must not depend on how many others there are."""
 
 
 class Buffers:
@@ -31,12 +29,20 @@ class Buffers:
         self.work = Workspace.of(max(rows * cols, rows * depth, cols * depth))
 
 
-def decode(codes: Array, dtype: str, rows: int, buffer: Floats, work: Workspace) -> Floats:
-    """Return ``codes`` in fp32, in ``buffer``, with rows of zeros appended up to ``rows``."""
-    numbers = buffer[: rows * codes.shape[1]].reshape(rows, -1)
-    replace(codes, decode_table(dtype), numbers[: len(codes)], work)
-    numbers[len(codes) :] = 0
+def decode(codes: Array, dtype: str, buffer: Floats, work: Workspace) -> Floats:
+    """Return ``codes`` in fp32, in ``buffer``."""
+    numbers = buffer[: codes.size].reshape(codes.shape)
+    replace(codes, decode_table(dtype), numbers, work)
     return numbers
+
+
+def multiply(left: Floats, right: Floats, out: Floats, one_by_one: bool) -> Floats:
+    """Write ``left @ right.T`` to ``out``: row by row, if a row must not feel its place among others in a BLAS."""
+    if not one_by_one:
+        return np.matmul(left, right.T, out=out)
+    for row in range(len(left)):
+        np.matmul(left[row : row + 1], right.T, out=out[row : row + 1])
+    return out
 
 
 def scale_matrix(pointer: int, granularity: str, rows: int, k: int, strides: tuple[int, int]) -> Floats:
@@ -56,27 +62,25 @@ def of_rows(scales: Floats, granularity: str, rows: slice) -> Floats:
 def product(a: Array, b: Array, scale_a: Floats, scale_b: Floats, problem: ScaledMm, buffers: Buffers) -> Floats:
     """Return the scaled product of some rows of a and of b's storage, accumulated in fp32, in ``buffers.total``."""
     grouped = problem.scale_a == "group" or problem.scale_b in ("group", "block")
-    rows = INVARIANT_ROWS if problem.batch_invariant else len(a)
-    total, part = (memory[: rows * len(b)].reshape(rows, -1) for memory in (buffers.total, buffers.part))
+    total, part = (memory[: len(a) * len(b)].reshape(len(a), -1) for memory in (buffers.total, buffers.part))
     total[...] = 0
     for start in range(0, problem.k, DEPTH):
         depth = slice(start, min(start + DEPTH, problem.k))
-        left = decode(a[:, depth], problem.a, rows, buffers.left, buffers.work)
-        right = decode(b[:, depth], problem.b, len(b), buffers.right, buffers.work)
+        left = decode(a[:, depth], problem.a, buffers.left, buffers.work)
+        right = decode(b[:, depth], problem.b, buffers.right, buffers.work)
         if not grouped:
-            total += np.matmul(left, right.T, out=part)
+            total += multiply(left, right, part, problem.batch_invariant)
             continue
         for block in range(start // BLOCK, -(-depth.stop // BLOCK)):
             within = slice(block * BLOCK - start, min((block + 1) * BLOCK, depth.stop) - start)
-            np.matmul(left[:, within], right[:, within].T, out=part)
+            multiply(left[:, within], right[:, within], part, problem.batch_invariant)
             part *= column(scale_b, block).T
-            part[: len(a)] *= column(scale_a, block)
+            part *= column(scale_a, block)
             total += part
-    result = total[: len(a)]
     if not grouped and problem.k:
-        result *= scale_b.T
-        result *= scale_a
-    return result
+        total *= scale_b.T
+        total *= scale_a
+    return total
 
 
 def column(scales: Floats, block: int) -> Floats:
@@ -90,7 +94,6 @@ def plan_scaled_mm(problem: ScaledMm) -> Launch:
     Sums are fp32; with scales along k every 128 elements of k are summed and scaled before they are added.
     """
     m, n, k = problem.m, problem.n, problem.k
-    height, least = (INVARIANT_ROWS, INVARIANT_ROWS) if problem.batch_invariant else (TILE, 0)
 
     @np.errstate(all="ignore")
     def launch(
@@ -113,12 +116,12 @@ def plan_scaled_mm(problem: ScaledMm) -> Launch:
         scales_b = scale_matrix(scale_b, problem.scale_b, n, k, problem.scale_b_strides)
         added = vector(bias, problem.bias, n).astype(np.float32) if problem.bias else None
         factor = reciprocal(vector(out_scale, "float32", 1)) if problem.out_scale else None
-        buffers, largest = Buffers(max(min(m, height), least), min(n, TILE), min(k, DEPTH)), np.float32(0)
+        buffers, largest = Buffers(min(m, TILE), min(n, TILE), min(k, DEPTH)), np.float32(0)
         for first in range(0, n, TILE):
             cols = slice(first, min(first + TILE, n))
             of_b = of_rows(scales_b, problem.scale_b, cols)
-            for start in range(0, m, height):
-                rows = slice(start, min(start + height, m))
+            for start in range(0, m, TILE):
+                rows = slice(start, min(start + TILE, m))
                 of_a = of_rows(scales_a, problem.scale_a, rows)
                 values = product(left[rows], right[cols], of_a, of_b, problem, buffers)
                 if added is not None:
