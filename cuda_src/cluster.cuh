@@ -10,20 +10,20 @@ DEVICE unsigned cluster_address(const void* p, unsigned rank) {
     return remote;
 }
 #endif
-// One thread opens a mail. Then all threads arrive, and wait before they send: every mail is open.
-DEVICE void mail_open(word64* mail) {
+// One warp: so many bytes are awaited. Then all threads arrive, and wait before they send: every mail is open. (A single
+// thread could do without the warp's barrier, but racecheck tells it from the unit that initializes.)
+DEVICE void mail_open(word64* mail, int bytes) {
 #if FP8CORE_PTX >= 900
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(mail)) : "memory");
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-#endif
-}
-// One thread, after it has waited: so many bytes will come, or have come already.
-DEVICE void mail_expect(word64* mail, int bytes) {
-#if FP8CORE_PTX >= 900
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(mail)), "r"(bytes)
-                 : "memory");
+    if (lane() == 0) {
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(mail)) : "memory");
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncwarp();
+    if (lane() == 0)
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(mail)), "r"(bytes)
+                     : "memory");
 #elif defined(FP8CORE_EMULATION)
-    emulation_mail_expect(bytes);
+    if (lane() == 0) emulation_mail_open(bytes);
 #endif
 }
 // Orders nothing but what is said to the open mail. A launch without clusters must not come here: both words are barrier 0

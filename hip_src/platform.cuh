@@ -164,8 +164,7 @@ DEVICE unsigned warp_max(unsigned x) {
 DEVICE void grid_dependency_launch() {}
 DEVICE void grid_dependency_wait() {}
 DEVICE void issue_loads() {}
-DEVICE void mail_open(word64*) {}
-DEVICE void mail_expect(word64*, int) {}
+DEVICE void mail_open(word64*, int) {}
 DEVICE void cluster_arrive() {}
 DEVICE void cluster_wait() {}
 DEVICE void mail_send(unsigned*, unsigned, word64*, unsigned) {}

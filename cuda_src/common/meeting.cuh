@@ -17,14 +17,13 @@ struct Meeting {
     }
 
     DEVICE void begin() {
-        if (thread_x() == 0) mail_open(&shared().mail);
+        if (thread_x() < WARP) mail_open(&shared().mail, SIZES * 4);
         cluster_arrive();
     }
     DEVICE unsigned largest(unsigned size) {
         Shared& here = shared();
         size = warp_max(size);
         cluster_wait();
-        if (thread_x() == 0) mail_expect(&here.mail, SIZES * 4);
         if (lane() < blocks) mail_send(&here.sizes[block_x() * WARPS + thread_x() / WARP], size, &here.mail, lane());
         mail_wait(&here.mail);
         size = 0;

@@ -65,10 +65,11 @@ struct ClusterTeam {
         SHARED alignas(16) unsigned memory[PLACES * WORDS];
         SHARED word64 mail[PLACES];
         words = memory, mails = mail;
-        if (thread_x() < PLACES) mail_open(&mail[thread_x()]);
+        if (thread_x() < WARP) {
+            for (int place = 0; place < PLACES; ++place) mail_open(&mail[place], 4 * WORDS);
+        }
         cluster_arrive();
         cluster_wait();
-        if (thread_x() < PLACES) mail_expect(&mail[thread_x()], 4 * WORDS);
     }
     template <int place>
     DEVICE const unsigned* gather(unsigned x) {

@@ -284,7 +284,7 @@ void emulation_yield() {
     next();
 }
 
-void emulation_mail_expect(int bytes) { current->block->mail_awaited = static_cast<unsigned>(bytes); }
+void emulation_mail_open(int bytes) { current->block->mail_awaited = static_cast<unsigned>(bytes); }
 
 void emulation_cluster_arrive() { current->block->cluster_arrived++; }
 

@@ -49,7 +49,7 @@ uint64_t emulation_collective(EmulatedCollective kind, uint64_t mask, uint64_t v
 // Lets other threads run: for loops that poll memory.
 void emulation_yield();
 // The words of cuda_src/cluster.cuh: the blocks of a cooperative launch stand for those of a cluster.
-void emulation_mail_expect(int bytes);
+void emulation_mail_open(int bytes);
 void emulation_cluster_arrive();
 void emulation_cluster_wait();
 void emulation_mail_send(unsigned *place, unsigned x, unsigned rank);
