@@ -1,4 +1,4 @@
-// Words of sm_90a: barriers in shared memory, the copy engine (TMA), clusters, programmatic launch, wgmma.
+// Words of sm_90a beside those of platform.cuh: barriers in shared memory, the copy engine (TMA), clusters, wgmma.
 // Addresses in shared memory are 32-bit numbers, as the instructions take them.
 #pragma once
 #include "platform.cuh"
@@ -101,11 +101,6 @@ HOPPER void remote_store(uint32 destination, float4 v, uint32 barrier) {
                  : "memory");
 }
 
-// ---- programmatic dependent launch
-
-HOPPER void dependents_launch() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-HOPPER void dependency_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-
 // ---- some threads of a block
 
 HOPPER void threads_arrive(int barrier, int threads) {
@@ -115,24 +110,8 @@ HOPPER void threads_sync(int barrier, int threads) {
     asm volatile("barrier.cta.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// ---- sixteen-bit floats
+// ---- between threads of a warp
 
-HOPPER float bf16_value(unsigned short bits) { return __uint_as_float((uint32)bits << 16); }
-HOPPER float half_value(unsigned short bits) {
-    float value;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
-    return value;
-}
-HOPPER uint32 bf16_pair(float low, float high) {
-    uint32 pair;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-    return pair;
-}
-HOPPER uint32 half_pair(float low, float high) {
-    uint32 pair;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-    return pair;
-}
 // Transposes an 8x8 matrix of 16-bit numbers that lies across a warp, two neighbours of a row to a thread.
 HOPPER uint32 warp_transpose(uint32 pair) {
     uint32 result;

@@ -73,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENTS)
     __shared__ alignas(8) float stage_scales[A_STAGES][(SCALES + 1) & ~1];
 #endif
 
-    dependents_launch();
+    grid_dependency_launch();
 
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     constexpr int ranks = BLOCKS, units = UNITS / ranks;
@@ -112,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENTS)
         __syncwarp();
         threads_arrive(1, THREADS);
         if (ranks > 1) cluster_arrive();
-        if (!early) dependency_wait();
+        if (!early) grid_dependency_wait();
         if (lane == 0) {
             // A full ring asked for at once would stand in the memory's queue before a, and before what a is made of.
             bool paced = AHEAD > 0;
@@ -148,7 +148,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENTS)
         AHEAD ? threads_sync(1, THREADS) : threads_arrive(1, THREADS);
         if (ranks > 1) cluster_arrive();
 #if !A_VECTORS
-        dependency_wait();
+        grid_dependency_wait();
         if (lane == 0) {
             if (AHEAD) barrier_arrive(a_asked);
             for (Ring<A_STAGES> at(0); walk.more(); walk.next(), at.advance(1)) {
@@ -164,11 +164,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENTS)
     }
     threads_sync(1, THREADS);
     if (ranks > 1) cluster_arrive();
-    if (!early) dependency_wait();
+    if (!early) grid_dependency_wait();
 
 #if BLOCKWISE
     if (warp == CONSUMERS / 32 + 2) { // fetches the scales
-        dependency_wait();
+        grid_dependency_wait();
         Ring<A_STAGES> at(0);
         for (; lane < SCALE_LANES && walk.more(); walk.tile += walk.step) {
             constexpr int words = (SCALES + 31) / 32; // of a lane
@@ -222,7 +222,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENTS)
             if (leads) barrier_expect(slots_full, (ranks - 1) * K_GROUPS * units * UNIT_BYTES);
         }
         if (turn == 0) {
-            dependency_wait();
+            grid_dependency_wait();
 #if A_VECTORS
             const WideRows from = {x, x_stride, m, x_octets};
             quantize_rows<CONSUMERS, A_ROWS, A_VECTORS, WIDTH, A_INPUT, A_FORMAT, A_MODE>(

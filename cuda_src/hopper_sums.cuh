@@ -46,9 +46,9 @@ HOPPER float bias_value(const Bias *bias, int channel) {
 #if BIAS == 0
     return bias[channel];
 #elif BIAS == 1
-    return half_value(bias[channel]);
+    return half_to_float(bias[channel]);
 #elif BIAS == 2
-    return bf16_value(bias[channel]);
+    return bf16_to_float(bias[channel]);
 #else
     return 0.0f;
 #endif
@@ -67,8 +67,7 @@ HOPPER void store(const float (&sums)[SUMS], const bool (&mine)[2], Out *out, lo
     uint32 pairs[SUMS / 2];
 #pragma unroll
     for (int i = 0; i < SUMS / 2; ++i)
-        pairs[i] = warp_transpose(OUT == 1 ? half_pair(sums[2 * i], sums[2 * i + 1])
-                                           : bf16_pair(sums[2 * i], sums[2 * i + 1]));
+        pairs[i] = warp_transpose(hardware_round_pair<OUT>(sums[2 * i], sums[2 * i + 1]));
     const bool whole = base + 16 <= n;
 #if WIDTH > 8
     if (whole && (ldo & 7) == 0 && mine[0] && mine[1]) {
