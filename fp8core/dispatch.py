@@ -65,11 +65,19 @@ class Explanation(NamedTuple):
         return next((v.kernel for v in self.verdicts if v.status == "chosen"), None)
 
     def __str__(self) -> str:
-        fields = ", ".join(f"{name}={value!s}" for name, value in zip(self.problem._fields, self.problem, strict=True))
-        lines = [f"{type(self.problem).__name__}({fields})"]
+        lines = [_told(self.problem)]
         width = max(len(v.kernel) for v in self.verdicts)
         lines += [f"  {v.kernel:<{width}}  {v.status}{': ' + v.reason if v.reason else ''}" for v in self.verdicts]
         return "\n".join([*map(str, self.before), *lines])
+
+
+def _told(value: Any) -> str:
+    """Return a problem with its fields, those of problems in it, too, in as few words as they have."""
+    names = getattr(value, "_fields", None)
+    if names is None or "__str__" in vars(type(value)):
+        return str(value)
+    fields = ", ".join(f"{name}={_told(field)}" for name, field in zip(names, value, strict=True))
+    return f"{type(value).__name__}({fields})"
 
 
 class Table(Generic[P]):
