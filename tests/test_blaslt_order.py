@@ -7,24 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from blaslt_tools import BLACKWELL, H200, MI300, Stub, build, forget, pretend, problem
+from blaslt_fixtures import built, stub  # noqa: F401
+from blaslt_tools import BLACKWELL, MI300, forget, pretend, problem
 from fp8core import blaslt
 from fp8core.blaslt.library import find
 from fp8core.blaslt.tiles import CLUSTERS, LARGE_TILE_COST, LOAD_COST, cost, tiles
 from fp8core.kernels.library_mm import product
-
-
-@pytest.fixture(scope="session")
-def built(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("blaslt")
-    return {platform: Stub(build(folder, platform)) for platform in ("cuda", "hip")}
-
-
-@pytest.fixture
-def stub(built, monkeypatch):
-    pretend(monkeypatch, built["cuda"], (H200,))
-    yield built["cuda"]
-    forget()
 
 
 @pytest.fixture(scope="session")

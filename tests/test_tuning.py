@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import fp8core
-from blaslt_tools import H200, Stub, build, forget, pretend, problem
+from blaslt_fixtures import built  # noqa: F401
+from blaslt_tools import H200, forget, pretend, problem
 from fp8core import device, jit, tuning
 from fp8core.dispatch import Choice
 from fp8core.errors import TuningError, UnsupportedProblemError
@@ -30,22 +31,17 @@ CANDIDATES = (
 )
 
 
-@pytest.fixture(scope="session")
-def built(tmp_path_factory):
-    return Stub(build(tmp_path_factory.mktemp("blaslt"), "cuda"))
-
-
 @pytest.fixture
 def stub(built, monkeypatch):
     """Two H200, the recording library, kernels that do nothing, and nothing preferred yet."""
-    pretend(monkeypatch, built, (H200, H200._replace(device=1)))
+    pretend(monkeypatch, built["cuda"], (H200, H200._replace(device=1)))
     monkeypatch.setattr(device, "name", lambda ordinal: "NVIDIA H200")
     monkeypatch.setattr(device, "driver_version", lambda: 13000)
     monkeypatch.setattr(jit, "prepare", lambda *_, **__: lambda *_: None)
     monkeypatch.setattr(SCALED_MM, "_preferred", {})
     monkeypatch.setattr(SCALED_MM, "_plans", {})
     tuning.machine.cache_clear()
-    yield built
+    yield built["cuda"]
     forget()
     tuning.machine.cache_clear()
 
