@@ -24,20 +24,8 @@
 // than tiles; of dynamic shared memory RING_BYTES, 1,024 and (BLOCKS * K_GROUPS - 1) * UNITS / BLOCKS * UNIT_BYTES for
 // the slots.
 #include "hopper_quantize.cuh"
-#include "hopper_rings.cuh"
 #include "hopper_sums.cuh"
-
-#define CHUNK 128
-#define TILE (64 * ROW_GROUPS)
-#define GROUPS (ROW_GROUPS * K_GROUPS)
-#define CONSUMERS (GROUPS * 128)
-#define THREADS (CONSUMERS + 64 + 32 * BLOCKWISE)
-#define WEIGHT_BYTES (TILE * CHUNK)
-#define A_BYTES (WIDTH * CHUNK)
-#define RING_BYTES (STAGES * WEIGHT_BYTES + A_STAGES * A_BYTES)
-#define UNITS (8 * ROW_GROUPS) // of 8 channels, in a tile
-#define SCALES (WIDTH + (SCALE_ROWS == 1 ? TILE : (TILE + 127) / 128)) // of a chunk: a's rows, then the weight's
-#define SCALE_LANES (SCALES < 32 ? SCALES : 32)
+#include "hopper_fetch.cuh" // last: its names are macros
 
 #define STRING_OF(x) #x
 #define STRING(x) STRING_OF(x)
@@ -73,6 +61,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENTS)
     __shared__ alignas(8) float stage_scales[A_STAGES][(SCALES + 1) & ~1];
 #endif
 
+#if A_VECTORS
+    const TensorMap *const codes = nullptr;
+#else
+    const TensorMap *const codes = &a_map;
+#endif
+
     grid_dependency_launch();
 
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -83,83 +77,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENTS)
     const Gate<STAGES> gate = {shared_address(barriers)};
     const Gate<A_STAGES> a_gate = {shared_address(barriers + 2 * STAGES)};
     const uint32 slots_full = shared_address(barriers + 2 * STAGES + 2 * A_STAGES), slots_empty = slots_full + 8,
-                 a_asked = slots_full + 16;
+                 a_asked = slots_empty + 8;
     char *slots = dynamic + (ring - shared_address(dynamic)) + RING_BYTES;
 
     Walk walk((n + TILE - 1) / TILE, all_chunks, rank, ranks);
 
-    // Who fetches makes his own ring's barriers. What comes before the first load is what a launch costs: initialisations
-    // by the lanes of a warp, or asking barriers that nobody has used yet, made it 0.7 us more.
-    if (warp == CONSUMERS / 32) { // fetches the weight
-        Ring<STAGES> at(0);
-        const auto fetch = [&] {
-            barrier_expect(gate.full(at), WEIGHT_BYTES);
-            tile_load_once(ring + at.stage * WEIGHT_BYTES, &weight_map, walk.chunk * CHUNK, walk.tile * TILE,
-                           gate.full(at));
-            walk.next();
-            at.advance(1);
-        };
-        if (lane == 0) {
-            map_prefetch(&weight_map);
-#pragma unroll
-            for (int i = 0; i < STAGES; ++i) {
-                barrier_init(gate.barriers + 8 * i, 1);
-                barrier_init(gate.barriers + 8 * (STAGES + i), 4 * ROW_GROUPS);
-            }
-            if (AHEAD) barrier_init(a_asked, 1);
-            barrier_init_fence();
-        }
-        __syncwarp();
-        threads_arrive(1, THREADS);
-        if (ranks > 1) cluster_arrive();
-        if (!early) grid_dependency_wait();
-        if (lane == 0) {
-            // A full ring asked for at once would stand in the memory's queue before a, and before what a is made of.
-            bool paced = AHEAD > 0;
-            for (int asked = 0; walk.more(); ++asked) {
-                gate.wait_empty(at);
-                if (paced && asked >= AHEAD) {
-                    paced = asked < STAGES;
-                    while (paced && !barrier_passed(gate.barriers + 8 * (asked - AHEAD), 0))
-                        paced = !barrier_passed(a_asked, 0);
-                }
-                fetch();
-            }
-        }
-        __syncwarp();
-        if (ranks > 1) cluster_wait();
+    if (warp == CONSUMERS / 32) {
+        fetch_weight(&weight_map, ring, gate, a_asked, walk, early, lane);
         return;
     }
-    if (warp == CONSUMERS / 32 + 1) { // fetches a
-        if (lane == 0) {
-#if !A_VECTORS
-            map_prefetch(&a_map);
-#pragma unroll
-            for (int i = 0; i < A_STAGES; ++i) {
-                barrier_init(a_gate.barriers + 8 * i, 1 + BLOCKWISE * SCALE_LANES);
-                barrier_init(a_gate.barriers + 8 * (A_STAGES + i), 4 * ROW_GROUPS);
-            }
-#endif
-            barrier_init(slots_full, 1); // the others' bytes, announced
-            barrier_init(slots_empty, finishers * ranks);
-            barrier_init_fence();
-        }
-        __syncwarp();
-        AHEAD ? threads_sync(1, THREADS) : threads_arrive(1, THREADS);
-        if (ranks > 1) cluster_arrive();
-#if !A_VECTORS
-        grid_dependency_wait();
-        if (lane == 0) {
-            if (AHEAD) barrier_arrive(a_asked);
-            for (Ring<A_STAGES> at(0); walk.more(); walk.next(), at.advance(1)) {
-                a_gate.wait_empty(at);
-                barrier_expect(a_gate.full(at), A_BYTES);
-                tile_load(a_ring + at.stage * A_BYTES, &a_map, walk.chunk * CHUNK, 0, a_gate.full(at));
-            }
-        }
-#endif
-        __syncwarp();
-        if (ranks > 1) cluster_wait();
+    if (warp == CONSUMERS / 32 + 1) {
+        fetch_a(codes, a_ring, a_gate, slots_full, finishers * ranks, walk, lane);
         return;
     }
     threads_sync(1, THREADS);
@@ -167,34 +95,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENTS)
     if (!early) grid_dependency_wait();
 
 #if BLOCKWISE
-    if (warp == CONSUMERS / 32 + 2) { // fetches the scales
-        grid_dependency_wait();
-        Ring<A_STAGES> at(0);
-        for (; lane < SCALE_LANES && walk.more(); walk.tile += walk.step) {
-            constexpr int words = (SCALES + 31) / 32; // of a lane
-            const float *from[words];
-            long long step[words]; // to the next chunk
-#pragma unroll
-            for (int i = 0; i < words; ++i) {
-                const int place = lane + 32 * i, channel = min(walk.tile * TILE + (place - WIDTH) * SCALE_ROWS, n - 1);
-                from[i] = place < WIDTH ? scale_a + min(place, m - 1) * scale_a_row
-                                        : scale_b + channel / SCALE_ROWS * scale_b_row;
-                step[i] = place < WIDTH ? scale_a_col : scale_b_col;
-                from[i] += walk.first_chunk * step[i];
-            }
-            for (int left = walk.chunks; left > 0; --left, at.advance(1)) {
-                a_gate.wait_empty(at);
-#pragma unroll
-                for (int i = 0; i < words; ++i) {
-                    const int place = lane + 32 * i;
-                    if (place < SCALES) word_copy(shared_address(&stage_scales[at.stage][place]), from[i]);
-                    from[i] += step[i];
-                }
-                words_arrive(a_gate.full(at));
-            }
-        }
-        words_wait();
-        if (ranks > 1) cluster_wait();
+    if (warp == CONSUMERS / 32 + 2) {
+        const ScaleGrid of_a = {scale_a, scale_a_row, scale_a_col}, of_b = {scale_b, scale_b_row, scale_b_col};
+        fetch_scales(stage_scales, a_gate, of_a, of_b, walk, m, n, lane);
         return;
     }
 #endif
