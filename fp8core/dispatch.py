@@ -1,6 +1,6 @@
 """Tables of kernels: what each needs, which one a problem gets, and why the others are not it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
@@ -123,13 +123,14 @@ class Table(Generic[P]):
 
     def choice(self, problem: P) -> Choice | None:
         """Return what runs ``problem``: what was preferred for it, or else the first kernel that is able."""
-        able = (Choice(kernel.name) for kernel in self.kernels if kernel.refusal(problem) is None)
-        return self._preferred.get(problem) or next(able, None)
+        return self._preferred.get(problem) or next((Choice(kernel.name) for kernel in self._able(problem)), None)
 
     def candidates(self, problem: P) -> tuple[Choice, ...]:
         """Return every way of every able kernel; the first is the choice where nothing was preferred."""
-        able = (kernel for kernel in self.kernels if kernel.refusal(problem) is None)
-        return tuple(Choice(kernel.name, way) for kernel in able for way in range(kernel.ways(problem)))
+        return tuple(Choice(kernel.name, way) for kernel in self._able(problem) for way in range(kernel.ways(problem)))
+
+    def _able(self, problem: P) -> Iterator[Kernel]:
+        return (kernel for kernel in self.kernels if kernel.refusal(problem) is None)
 
     def prefer(self, problem: P, choice: Choice) -> None:
         """Let ``problem`` be run by one of its candidates from now on, whatever the order of the kernels says.

@@ -12,7 +12,7 @@ from fp8core.kernels.hopper import DecodeMm, laid_out
 from fp8core.kernels.hopper_layout import CHUNK, MOST_ROWS, Layout, in_a_chain
 from fp8core.kernels.quantize import mode
 from fp8core.kernels.tiles import OCTET
-from fp8core.kernels.words import FORMAT, TYPE, ceil_div
+from fp8core.kernels.words import FORMAT, TYPE, ceil_div, power_of_two
 from fp8core.problem import ITEMSIZE, PER_TOKEN, Linear
 
 SIGNATURE: Final = "128sPqifPqqPqqPPqiiii"
@@ -29,7 +29,7 @@ def place(problem: Linear) -> Layout:
 
 def teams(problem: Linear) -> int:
     """Return how many rows the threads of a block are divided among: a power of two."""
-    return 1 << (problem.product.m - 1).bit_length()
+    return power_of_two(problem.product.m)
 
 
 def vectors(problem: Linear) -> int:

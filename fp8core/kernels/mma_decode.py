@@ -12,7 +12,7 @@ from fp8core.kernels.hopper import DECODE_SCALES, FEW_ROWS, OCP_FORMATS, WHOLE_W
 from fp8core.kernels.hopper_layout import MOST_ROWS, width
 from fp8core.kernels.requirements import aligned, platform
 from fp8core.kernels.skinny import STEPS_OF_16
-from fp8core.kernels.words import FORMAT, TYPE, ceil_div
+from fp8core.kernels.words import FORMAT, TYPE, ceil_div, power_of_two
 from fp8core.problem import ScaledMm, Target
 
 CHANNELS: Final = 16
@@ -35,7 +35,7 @@ def enough(n: int, warps_: int, target: Target) -> bool:
 def warps(n: int, k: int, target: Target) -> int:
     """Return among how many warps a block divides ``k``: not a question of m, so that neither are a row's bits."""
     wanted = next((count for count in WARPS if enough(n, count, target)), WARPS[-1])
-    return min(wanted, 1 << (ceil_div(k, CHUNK) - 1).bit_length())
+    return min(wanted, power_of_two(ceil_div(k, CHUNK)))
 
 
 def tiles(n: int, side: int, target: Target) -> int:

@@ -10,10 +10,9 @@ from fp8core.dispatch import Kernel, Launch, Requirement, Table
 from fp8core.kernels.requirements import platform
 from fp8core.kernels.tensor_teams import Team, alone, teams_of
 from fp8core.kernels.tiles import MANY_ROWS, OCTET, Tile, anywhere, fits, row_bounds, shape_of, tile_of
-from fp8core.kernels.words import FORMAT, TYPE, ceil_div
+from fp8core.kernels.words import FORMAT, SCALE_FORMAT, TYPE, ceil_div
 from fp8core.problem import ITEMSIZE, PER_TENSOR, PER_TOKEN, Quantize
 
-SCALE_FORMAT: Final = {"float32": 0, "ue8m0": 1, "ue8m0_bytes": 2}
 SIGNATURE: Final = "PqPqPqqqqPffq"
 """Of every body: what a launch is called with after the stream, then cols:
 x, x_stride, data, data_stride, scale, its row and column strides, rows, rows_padded, upper, upper_value, eps, cols."""

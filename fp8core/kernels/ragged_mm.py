@@ -7,6 +7,7 @@ from fp8core.blaslt import Launch, Product, with_scratch
 from fp8core.kernels.arrange import NOTHING, arrangement, plan_arrange
 from fp8core.kernels.hopper import plan_decode
 from fp8core.kernels.library_mm import FOUR, arrangements, modes, moved_bias, padded, product
+from fp8core.kernels.words import ceil_div
 from fp8core.problem import ITEMSIZE, ScaledMm
 
 MOST_PADDED: Final = 256
@@ -15,7 +16,7 @@ MOST_PADDED: Final = 256
 
 def padded_product(p: ScaledMm) -> Product:
     """Return the product of ``p`` with rows up to a multiple of four, between dense copies of a and of the result."""
-    return product(p, -(-p.m // FOUR) * FOUR)._replace(lda=p.k, ldo=p.n)
+    return product(p, ceil_div(p.m, FOUR) * FOUR)._replace(lda=p.k, ldo=p.n)
 
 
 def first_rows(p: ScaledMm) -> Product:
@@ -34,8 +35,8 @@ def plan_padded(p: ScaledMm) -> Launch:
 
     A row of the result depends on its own row of a alone, so that nothing of them is seen.
     """
-    multiply = blaslt.plan(padded_product(p))
-    rows = -(-p.m // FOUR) * FOUR
+    dense = padded_product(p)
+    multiply, rows = blaslt.plan(dense), dense.m
     scales = arrangement(modes(p)[1], p.scale_a_strides, p.m, p.k)._replace(ld=rows)
     second = arrangements(p)[1]
     out_bytes = p.n * ITEMSIZE[p.out]
@@ -71,8 +72,8 @@ def plan_padded(p: ScaledMm) -> Launch:
 
 def plan_finished(p: ScaledMm) -> Launch:
     """Return cuBLASLt's product of a multiple of four rows, and the decode kernel's of the one to three that follow."""
-    multiply, finish = blaslt.plan(first_rows(p)), plan_decode(last_rows(p))
-    head = p.m - p.m % FOUR
+    most = first_rows(p)
+    multiply, finish, head = blaslt.plan(most), plan_decode(last_rows(p)), most.m
     first = arrangement(modes(p)[1], p.scale_a_strides, head, p.k)
     second = arrangements(p)[1]
     halves = moved_bias(p)

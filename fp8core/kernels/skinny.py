@@ -8,7 +8,7 @@ from typing import Final
 from fp8core import jit
 from fp8core.dispatch import Kernel, Requirement
 from fp8core.kernels.requirements import AMD_FORMATS, AMD_TENSOR_CORES, NOT_BOTH_E5M2, aligned, platform
-from fp8core.kernels.words import FORMAT, RESULT, TYPE, ceil_div
+from fp8core.kernels.words import FORMAT, RESULT, TYPE, ceil_div, power_of_two
 from fp8core.problem import WIDE, ScaledMm, Target
 
 SIDE: Final = 16
@@ -28,7 +28,7 @@ def waves(n: int, k: int, target: Target) -> int:
     chunks = ceil_div(k, UNROLL * target.warp)
     wanted = WAVES_IN_FLIGHT * target.multiprocessors
     enough = next((count for count in WAVES if ceil_div(n, SIDE) * count >= wanted), WAVES[-1])
-    return min(enough, 1 << (chunks - 1).bit_length())
+    return min(enough, power_of_two(chunks))
 
 
 class SkinnyMm:

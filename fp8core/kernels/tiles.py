@@ -5,7 +5,7 @@ The sweeps behind the numbers are in docs/quantize.md.
 
 from typing import Final, NamedTuple
 
-from fp8core.kernels.words import ceil_div
+from fp8core.kernels.words import ceil_div, power_of_two
 from fp8core.problem import Quantize
 
 OCTET: Final = 8
@@ -24,11 +24,6 @@ FEW_ROWS: Final = 16
 FEW: Final = 1 << 21
 """Elements up to which more threads with less each are faster: not all of the device is busy."""
 MANY_ROWS: Final = 1 << 62
-
-
-def power_of_two(number: int) -> int:
-    """Return the least power of two that is not below ``number``."""
-    return 1 << (number - 1).bit_length()
 
 
 class Tile(NamedTuple):

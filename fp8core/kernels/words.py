@@ -19,6 +19,11 @@ def ceil_div(count: int, size: int) -> int:
     return -(-count // size)
 
 
+def power_of_two(number: int) -> int:
+    """Return the least power of two that is not below ``number``."""
+    return 1 << (number - 1).bit_length()
+
+
 def threads_across(units: int, most: int = 256) -> int:
     """Return how many threads, a power of two from 8 to ``most``, to lay along a row of ``units``: few of them idle."""
     across = most
