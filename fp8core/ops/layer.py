@@ -7,13 +7,13 @@ from fp8core import arrays
 from fp8core.arrays import Maker, TensorView
 from fp8core.dispatch import Explanation, Launch
 from fp8core.errors import ScaleError
-from fp8core.kernels.linear import LINEAR, Steps
+from fp8core.kernels.linear import LINEAR
 from fp8core.kernels.quantize import QUANTIZE, bind
 from fp8core.kernels.scaled_mm import SCALED_MM
 from fp8core.ops import operands
 from fp8core.ops.calls import Calls
 from fp8core.ops.product import Product, product_of
-from fp8core.ops.scaled_mm import Prepared, prepared
+from fp8core.ops.scaled_mm import Prepared, destined, planned, prepared
 from fp8core.ops.scaling import EPS, Scaling, scaling
 from fp8core.problem import FORMATS, PER_TENSOR, Linear, Quantize, ScaledMm
 
@@ -124,19 +124,17 @@ def _problem(q: _Quantization, product: ScaledMm) -> Linear:
 
 def _prepare(layer: Layer, q: _Quantization | None, product: Product, out: object) -> tuple[Call, int]:
     """Return a checked call, and the address of ``out`` (0 without one)."""
-    options = layer.use_fast_accum, layer.batch_invariant, out, layer.stable_weight
+    options = layer.use_fast_accum, layer.batch_invariant
     if q is None:
-        ready, out_at = prepared(product, *options)
+        ready, out_at = planned(product, *options, out, layer.stable_weight)
         return Call(None, None, None, ready), out_at
+    out_at, ldo = destined(product, out)
     launch: Launch | None = None
-
-    def plan(key: tuple[Any, ...]) -> Launch:
-        nonlocal launch
-        steps: Steps = LINEAR.plan(_problem(q, ScaledMm(*key)))
-        launch = steps.quantize
-        return steps.product
-
-    ready, out_at = prepared(product, *options, plan)
+    multiply: Launch | None = None
+    if product.m and product.n:
+        problem = product.problem(*options, out_at, ldo, layer.stable_weight)
+        launch, multiply = LINEAR.plan(_problem(q, problem))
+    ready = prepared(product, multiply)
     if launch is None and product.k:
         return Call(None, None, None, ready), out_at
     if launch is not None:

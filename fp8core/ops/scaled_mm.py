@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 from fp8core import arrays
 from fp8core.arrays import Maker, TensorView
-from fp8core.dispatch import Launch
 from fp8core.errors import ShapeError
 from fp8core.kernels.scaled_mm import SCALED_MM
 from fp8core.ops import operands
@@ -158,7 +157,7 @@ def _product(
             amax,
             stored=stored,
         )
-        call, out_at = prepared(product, use_fast_accum, batch_invariant, out)
+        call, out_at = planned(product, use_fast_accum, batch_invariant, out)
         _CALLS.keep(key, call)
         work = arrays.stream_of(product.a, stream, *product.others)
         a_at, b_at, scale_a_at, scale_b_at, bias_at, out_scale_at, amax_at = product.addresses
@@ -175,36 +174,43 @@ def _product(
     return result if give is None or out is not None else give(result, work)
 
 
-def prepared(
-    product: Product,
-    use_fast_accum: bool,
-    batch_invariant: bool,
-    out: object,
-    stable_weight: bool = False,
-    plan: Callable[[tuple[Any, ...]], Launch] = SCALED_MM.plan,
+def destined(product: Product, out: object) -> tuple[int, int]:
+    """Return the address of a checked ``out``, 0 for a result yet to be allocated, and the stride of its rows."""
+    if out is None:
+        return 0, product.n
+    there = arrays.view(out, "out", written=True)
+    operands.same_device(product.a, "a", out=there)
+    return there.pointer, operands.written(there, "out", shape_of(product), product.out).stride
+
+
+def shape_of(product: Product) -> tuple[int, ...]:
+    """Return the shape of a product's result."""
+    return (*product.a.shape[:-1], product.n)
+
+
+def prepared(product: Product, launch: Any) -> Prepared:
+    """Return a checked product with its launch, None where there is nothing to compute, made ready."""
+    framework, target = product.a.framework, product.a.target
+    new = framework.maker(shape_of(product), product.out, target)
+    bytes_ = 0 if launch is None else launch.scratch_bytes
+    new_scratch = framework.scratch_maker(bytes_, target) if bytes_ else None
+    give = framework.give if framework.wraps else None
+    return Prepared(framework.asking_stream(target), launch, new_scratch, new, give)
+
+
+def planned(
+    product: Product, use_fast_accum: bool, batch_invariant: bool, out: object, stable_weight: bool = False
 ) -> tuple[Prepared, int]:
     """Return a checked product made ready, and the address of ``out``, 0 for a result yet to be allocated.
-
-    ``plan`` is asked for the launch, with the fields of the problem.
 
     ``stable_weight``: what wrote the weight ended before the stream's last launch began, so that the product may read
     the weight before it waits for that launch.
     """
-    framework, target = product.a.framework, product.a.target
-    shape = (*product.a.shape[:-1], product.n)
-    out_at, ldo = 0, product.n
-    if out is not None:
-        there = arrays.view(out, "out", written=True)
-        operands.same_device(product.a, "a", out=there)
-        out_at, ldo = there.pointer, operands.written(there, "out", shape, product.out).stride
+    out_at, ldo = destined(product, out)
     launch: Any = None
     if product.m and product.n:
-        launch = plan(product.key(use_fast_accum, batch_invariant, out_at, ldo, stable_weight))
-    new = framework.maker(shape, product.out, target)
-    bytes_ = 0 if launch is None else launch.scratch_bytes
-    new_scratch = framework.scratch_maker(bytes_, target) if bytes_ else None
-    give = framework.give if framework.wraps else None
-    return Prepared(framework.asking_stream(target), launch, new_scratch, new, give), out_at
+        launch = SCALED_MM.plan(product.key(use_fast_accum, batch_invariant, out_at, ldo, stable_weight))
+    return prepared(product, launch), out_at
 
 
 def _stored(b: object) -> TensorView:
