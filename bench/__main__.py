@@ -7,7 +7,6 @@ about the machine, and after each subject's lines one about how it went.
 """
 
 import argparse
-import json
 import platform
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import fp8core
+from bench import results
 from fp8core import device
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -157,12 +157,6 @@ def _cpu() -> str:
     return next(named, platform.processor() or platform.machine())
 
 
-def append(out: Path, record: dict[str, Any]) -> None:
-    """Add a line to the file."""
-    with out.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record) + "\n")
-
-
 def run(names: Sequence[str], out: Path, line_of: dict[str, list[str]]) -> bool:
     """Run the subjects, tell what is skipped or fails, and return whether none failed."""
     well = True
@@ -170,13 +164,13 @@ def run(names: Sequence[str], out: Path, line_of: dict[str, list[str]]) -> bool:
         why = obstacle(SUBJECTS[name])
         if why:
             print(f"{name}: skipped, {why}", flush=True)
-            append(out, {"bench": "subject", "subject": name, "skipped": why})
+            results.append(out, {"bench": "subject", "subject": name, "skipped": why})
             continue
         print(f"{name}: {' '.join(line_of[name])}", flush=True)
         start = time.monotonic()
         status = subprocess.run(line_of[name], cwd=ROOT, check=False).returncode
         seconds = round(time.monotonic() - start, 1)
-        append(out, {"bench": "subject", "subject": name, "status": status, "seconds": seconds})
+        results.append(out, {"bench": "subject", "subject": name, "status": status, "seconds": seconds})
         print(f"{name}: {'done' if not status else f'FAILED with status {status}'} after {seconds} s", flush=True)
         well = well and not status
     return well
@@ -213,7 +207,7 @@ def main() -> int:
             print(f"{name}: skipped, {why}" if why else f"{name}: {' '.join(lines[name])}")
         return 0
     out.parent.mkdir(parents=True, exist_ok=True)
-    append(out, machine(peers, asked.note))
+    results.append(out, machine(peers, asked.note))
     well = run(names, out, lines)
     print(f"results: {out}\npictures: python -m bench.plot {out}")
     return 0 if well else 1

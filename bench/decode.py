@@ -8,7 +8,6 @@ x per channel, "block" 1x128 x 128x128 (m-major, as the peers want them).
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -20,7 +19,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench import baselines, timing
+from bench import baselines, results, timing
 from fp8core import device
 from fp8core.errors import Fp8Error
 from fp8core.kernels.scaled_mm import SCALED_MM
@@ -234,9 +233,7 @@ def main() -> None:
         for mode in arguments.modes:
             for m in arguments.m:
                 record = measure(Case(mode, m, n, k), peers, deep_gemm, arguments.replays)
-                if arguments.json:
-                    with arguments.json.open("a") as file:
-                        file.write(json.dumps(record) + "\n")
+                results.append(arguments.json, record)
                 cells = [
                     f"{record['us'][name]['median']:.2f}" if name in record["us"] else record["wrong"].get(name, "-")
                     for name in names

@@ -7,12 +7,13 @@ The first process fills the cache; the median of the next five counts.
 """
 
 import argparse
-import json
 import subprocess
 import sys
 from pathlib import Path
 from statistics import median
 from typing import Final
+
+from bench import results
 
 PROCESS: Final = """
 import time
@@ -44,9 +45,7 @@ def main() -> None:
     cold = seconds()
     warm = median(seconds() for _ in range(PROCESSES))
     print(f"first call: {warm:.3f} s with cached kernels, {cold:.3f} s in the process before")
-    if chosen.json:
-        with chosen.json.open("a") as file:
-            file.write(json.dumps({"bench": "first_call", "s": warm, "before_s": cold}) + "\n")
+    results.append(chosen.json, {"bench": "first_call", "s": warm, "before_s": cold})
 
 
 if __name__ == "__main__":

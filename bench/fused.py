@@ -8,7 +8,6 @@ rotate over more memory than the second cache holds; variants take turns.
 """
 
 import argparse
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -17,7 +16,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench import baselines, timing
+from bench import baselines, results, timing
 from fp8core import device
 from fp8core.kernels.fused import NORM_QUANTIZE, SILU_QUANTIZE
 from fp8core.problem import GROUP_128, PER_TENSOR, PER_TOKEN, GroupShape, NormQuantize, SiluQuantize
@@ -78,8 +77,8 @@ def ours(case: Case) -> Callable[[Operands], None]:
         )
 
         def run(o: Operands) -> None:
-            results = (o.data.data_ptr(), case.cols, o.scale.data_ptr(), *o.scale.stride())
-            silu(timing.stream(), o.x.data_ptr(), 2 * case.cols, *results, case.rows, *limits)
+            places = (o.data.data_ptr(), case.cols, o.scale.data_ptr(), *o.scale.stride())
+            silu(timing.stream(), o.x.data_ptr(), 2 * case.cols, *places, case.rows, *limits)
 
         return run
     adds = case.kind == "add+norm"
@@ -89,8 +88,8 @@ def ours(case: Case) -> Callable[[Operands], None]:
 
     def run_norm(o: Operands) -> None:
         inputs = (o.x.data_ptr(), case.cols, o.residual.data_ptr() if adds else 0, case.cols)
-        results = (o.data.data_ptr(), case.cols, o.scale.data_ptr(), *o.scale.stride())
-        norm(timing.stream(), *inputs, o.weight.data_ptr(), EPSILON, *results, case.rows, *limits)
+        places = (o.data.data_ptr(), case.cols, o.scale.data_ptr(), *o.scale.stride())
+        norm(timing.stream(), *inputs, o.weight.data_ptr(), EPSILON, *places, case.rows, *limits)
 
     return run_norm
 
@@ -179,9 +178,7 @@ def main() -> None:
             for shape in chosen.shapes:
                 record = measure(Case(kind, mode, *map(int, shape.split("x"))), peers)
                 torch.cuda.empty_cache()
-                if chosen.json:
-                    with chosen.json.open("a") as file:
-                        file.write(json.dumps(record) + "\n")
+                results.append(chosen.json, record)
                 times, wrong = record["us"], record["wrong"]
                 cells = [f"{times[n]['median']:.2f}" if n in times else wrong.get(n, "-") for n in names]
                 share = times["copy"]["median"] / times["fp8core"]["median"] if "fp8core" in times else float("nan")

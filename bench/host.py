@@ -7,7 +7,6 @@ ml_dtypes before they are timed; outputs are given, so no allocation is timed.
 """
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 import fp8core
+from bench import results
 from fp8core import BLOCK_128, GROUP_128, PER_TENSOR, PER_TOKEN, GroupShape
 
 REPEATS: Final = 7
@@ -144,9 +144,7 @@ def main() -> None:
         table.add_row(case.name, f"{floor * 1e3:.2f}", f"{spent * 1e3:.2f}", f"{rate:.0f}", case.unit)
         lines.append({"bench": "host", "mode": case.name, "copy_s": floor, "s": spent, "rate": rate, "unit": case.unit})
     Console().print(table)
-    if chosen.json:
-        with chosen.json.open("a") as file:
-            file.writelines(json.dumps(line) + "\n" for line in lines)
+    results.append(chosen.json, *lines)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ timed, each product is checked against float64, and a row of the invariant one a
 """
 
 import argparse
-import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench import decode, timing
+from bench import decode, results, timing
 from fp8core.kernels.scaled_mm import SCALED_MM
 from fp8core.problem import ScaledMm
 
@@ -94,9 +93,7 @@ def main() -> None:
         for mode in arguments.modes:
             for m in arguments.m:
                 record = measure(decode.Case(mode, m, n, k), arguments.replays)
-                if arguments.json:
-                    with arguments.json.open("a") as file:
-                        file.write(json.dumps(record) + "\n")
+                results.append(arguments.json, record)
                 cells = []
                 for name, kernel in record["kernels"].items():
                     time = record["us"].get(name)

@@ -9,7 +9,6 @@ before anything is timed. The floor counts weight, activations and result.
 """
 
 import argparse
-import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 import fp8core
-from bench import baselines, timing
+from bench import baselines, results, timing
 from fp8core.dispatch import Kernel
 from fp8core.kernels.linear import LINEAR
 from fp8core.ops.scaling import EPS
@@ -127,9 +126,7 @@ def main() -> None:
             ]
             above = f"{spent['fp8core'] - record['floor_us']:+.2f}" if "fp8core" in spent else ""
             table.add_row(f"{m} x {n} x {k}", f"{record['floor_us']:.1f}", *cells, above)
-            if chosen.json:
-                with chosen.json.open("a") as file:
-                    file.write(json.dumps(record) + "\n")
+            results.append(chosen.json, record)
     Console().print(table)
 
 

@@ -7,7 +7,6 @@ arithmetic before they are timed. Buffers rotate over more memory than the secon
 """
 
 import argparse
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -16,7 +15,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench import timing
+from bench import results, timing
 from bench.quantize import BANDWIDTH, MODES, Case, check, ours
 from bench.results import neighbour_time
 
@@ -49,10 +48,10 @@ def calls(mode: str, rows: int, cols: int, x_type: str) -> Calls:
     """Return fp8core's calls on one shape."""
     case = Case(mode, rows, cols, x_type)
     inputs = case.inputs()
-    results = [case.result(x) for x in inputs]
+    outputs = [case.result(x) for x in inputs]
     run = ours(case)
     fault = check(case, "fp8core", run, inputs[0])
-    pairs = zip(inputs, results, strict=True)
+    pairs = zip(inputs, outputs, strict=True)
     return Calls([lambda x=x, r=r: run(x, r) for x, r in pairs], case.roofline.bytes, fault)  # type: ignore[misc]
 
 
@@ -91,9 +90,7 @@ def main() -> None:
             for odd, near in SHAPES.items():
                 record = measure(mode, x_type, odd, near)
                 torch.cuda.empty_cache()
-                if chosen.json:
-                    with chosen.json.open("a") as file:
-                        file.write(json.dumps(record) + "\n")
+                results.append(chosen.json, record)
                 table.add_row(mode, x_type, f"{odd[0]}x{odd[1]}", record["neighbour"], *cells(record))
     Console(width=150).print(table)
 

@@ -8,7 +8,6 @@ never fills.
 """
 
 import argparse
-import json
 import timeit
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -21,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 import fp8core
+from bench import results
 from fp8core import arrays, device
 from fp8core.kernels.quantize import QUANTIZE, bind
 
@@ -241,9 +241,7 @@ def main() -> None:
     console.print(table)
     if against.row_count:
         console.print(against)
-    if chosen.json:
-        with chosen.json.open("a") as file:
-            file.writelines(json.dumps(line) + "\n" for line in lines)
+    results.append(chosen.json, *lines)
 
 
 if __name__ == "__main__":

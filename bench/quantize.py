@@ -7,7 +7,6 @@ codes one step away). Inputs and outputs rotate over more memory than the second
 """
 
 import argparse
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -16,7 +15,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench import baselines, timing
+from bench import baselines, results, timing
 from bench.baselines import Baseline, Result
 from fp8core import device
 from fp8core.kernels.quantize import QUANTIZE
@@ -118,7 +117,7 @@ def check(case: Case, name: str, run: Baseline, x: torch.Tensor) -> str | None:
 def measure(case: Case, peers: baselines.Peers, compile_too: bool) -> dict[str, object]:
     """Return one record: the case, its floor, and each variant's time or what kept it from having one."""
     inputs = case.inputs()
-    results = [case.result(x) for x in inputs]
+    outputs = [case.result(x) for x in inputs]
     calls: dict[str, list[Callable[[], object]]] = {}
     wrong: dict[str, str] = {}
     for name, run in variants_of(case, peers, compile_too).items():
@@ -126,7 +125,7 @@ def measure(case: Case, peers: baselines.Peers, compile_too: bool) -> dict[str, 
         if fault:
             wrong[name] = fault
         else:
-            calls[name] = [lambda run=run, x=x, r=r: run(x, r) for x, r in zip(inputs, results, strict=True)]  # type: ignore[misc]
+            calls[name] = [lambda run=run, x=x, r=r: run(x, r) for x, r in zip(inputs, outputs, strict=True)]  # type: ignore[misc]
     calls["copy"] = [baselines.copy(case.roofline.bytes) for _ in inputs]
     times = timing.compare(calls, least=min(64, max(4, len(inputs))))
     return {
@@ -157,9 +156,7 @@ def main() -> None:
             rows, cols = map(int, shape.split("x"))
             record = measure(Case(mode, rows, cols), peers, arguments.compile)
             torch.cuda.empty_cache()
-            if arguments.json:
-                with arguments.json.open("a") as file:
-                    file.write(json.dumps(record) + "\n")
+            results.append(arguments.json, record)
             table.add_row(*row_of(record, names))
     console.print(table)
 

@@ -1,4 +1,4 @@
-"""What a benchmark has written: JSON lines, read as records by kind. Times are microseconds if not said otherwise.
+"""What a benchmark writes: JSON lines, read as records by kind. Times are microseconds if not said otherwise.
 
 A line says its kind in "bench"; the lines of quantize, fused, weights and decode are known by their fields.
 """
@@ -97,6 +97,14 @@ def kind_of(record: Record) -> str:
         if named is None and keys and all(key in record for key in keys):
             return kind
     raise ValueError(f"no benchmark is known to write a line with {sorted(record)}")
+
+
+def append(path: Path | None, *records: Record) -> None:
+    """Add a line for each record to the file, if there is one."""
+    if path is None:
+        return
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(record) + "\n" for record in records)
 
 
 def read(path: Path) -> Results:

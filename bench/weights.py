@@ -7,7 +7,6 @@ than the second cache holds; variants take turns.
 """
 
 import argparse
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -16,7 +15,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench import baselines, timing
+from bench import baselines, results, timing
 from fp8core import device
 from fp8core.kernels.dequantize import DEQUANTIZE
 from fp8core.kernels.weights import NORMALIZE, REQUANTIZE
@@ -152,9 +151,7 @@ def main() -> None:
         for case in cases(rows, cols):
             record = measure(case, rows, cols)
             torch.cuda.empty_cache()
-            if chosen.json:
-                with chosen.json.open("a") as file:
-                    file.write(json.dumps(record) + "\n")
+            results.append(chosen.json, record)
             if "wrong" in record:
                 table.add_row(case.name, shape, f"{record['floor_us']:.2f}", "-", record["wrong"], "-")
                 continue
