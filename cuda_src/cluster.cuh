@@ -2,26 +2,18 @@
 // architectures before sm_90 they do nothing: no plan launches clusters there.
 #pragma once
 
-#if FP8CORE_PTX >= 900
-DEVICE unsigned shared_address(const void* p) { return static_cast<unsigned>(__cvta_generic_to_shared(p)); }
-DEVICE unsigned cluster_address(const void* p, unsigned rank) {
-    unsigned remote;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared_address(p)), "r"(rank));
-    return remote;
-}
-#endif
+#include "barriers.cuh"
+
 // One warp: so many bytes are awaited. Then all threads arrive, and wait before they send: every mail is open. (A single
 // thread could do without the warp's barrier, but racecheck tells it from the unit that initializes.)
 DEVICE void mail_open(word64* mail, int bytes) {
 #if FP8CORE_PTX >= 900
     if (lane() == 0) {
-        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(mail)) : "memory");
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        barrier_init(shared_address(mail), 1);
+        barrier_init_fence();
     }
     __syncwarp();
-    if (lane() == 0)
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(mail)), "r"(bytes)
-                     : "memory");
+    if (lane() == 0) barrier_expect(shared_address(mail), bytes);
 #elif defined(FP8CORE_EMULATION)
     if (lane() == 0) emulation_mail_open(bytes);
 #endif
@@ -46,8 +38,8 @@ DEVICE void cluster_wait() {
 DEVICE void mail_send(unsigned* place, unsigned x, word64* mail, unsigned rank) {
 #if FP8CORE_PTX >= 900
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(
-                     cluster_address(place, rank)),
-                 "r"(x), "r"(cluster_address(mail, rank))
+                     cluster_address(shared_address(place), rank)),
+                 "r"(x), "r"(cluster_address(shared_address(mail), rank))
                  : "memory");
 #elif defined(FP8CORE_EMULATION)
     emulation_mail_send(place, x, rank);
@@ -56,9 +48,7 @@ DEVICE void mail_send(unsigned* place, unsigned x, word64* mail, unsigned rank) 
 // All that was awaited is there.
 DEVICE void mail_wait(word64* mail) {
 #if FP8CORE_PTX >= 900
-    asm volatile("{\n\t.reg .pred done;\n"
-                 "again:\n\tmbarrier.try_wait.parity.shared::cta.b64 done, [%0], 0;\n"
-                 "\t@!done bra again;\n\t}" ::"r"(shared_address(mail)) : "memory");
+    barrier_wait(shared_address(mail), 0);
 #elif defined(FP8CORE_EMULATION)
     emulation_mail_wait();
 #endif

@@ -3,34 +3,19 @@
 #pragma once
 #include "platform.cuh"
 
-typedef unsigned long long uint64;
 typedef unsigned int uint32;
-
-#define HOPPER __device__ __forceinline__
 
 struct alignas(64) TensorMap {
     char bytes[128];
 };
 
-// ---- barriers: phase p is complete when its arrivals and its announced bytes are in; waits take p's parity
+// ---- barriers, beside the words of barriers.cuh
 
-HOPPER void barrier_init(uint32 barrier, int arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-}
-HOPPER void barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-HOPPER void barrier_arrive(uint32 barrier) {
+DEVICE void barrier_arrive(uint32 barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-HOPPER void barrier_expect(uint32 barrier, int bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-HOPPER void barrier_wait(uint32 barrier, uint32 parity) {
-    asm volatile("{\n\t.reg .pred done;\n"
-                 "again:\n\tmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-                 "\t@!done bra again;\n\t}" ::"r"(barrier), "r"(parity) : "memory");
-}
 // Whether phase p is complete.
-HOPPER bool barrier_passed(uint32 barrier, uint32 parity) {
+DEVICE bool barrier_passed(uint32 barrier, uint32 parity) {
     uint32 passed;
     asm volatile("{\n\t.reg .pred done;\n\t"
                  "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n\t"
@@ -43,16 +28,16 @@ HOPPER bool barrier_passed(uint32 barrier, uint32 parity) {
 
 // ---- the copy engine: tiles of a two-dimensional tensor, columns first
 
-HOPPER void map_prefetch(const TensorMap *map) {
+DEVICE void map_prefetch(const TensorMap *map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
-HOPPER void tile_load(uint32 destination, const TensorMap *map, int column, int row, uint32 barrier) {
+DEVICE void tile_load(uint32 destination, const TensorMap *map, int column, int row, uint32 barrier) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%2, %3}], [%4];" ::"r"(destination), "l"(map), "r"(column), "r"(row), "r"(barrier)
                  : "memory");
 }
 // The same for what is read once: the L2 gives its place up first.
-HOPPER void tile_load_once(uint32 destination, const TensorMap *map, int column, int row, uint32 barrier) {
+DEVICE void tile_load_once(uint32 destination, const TensorMap *map, int column, int row, uint32 barrier) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
                  "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(destination), "l"(map), "r"(column), "r"(row), "r"(barrier),
                  "l"(0x12F0000000000000ull)
@@ -61,41 +46,36 @@ HOPPER void tile_load_once(uint32 destination, const TensorMap *map, int column,
 
 // ---- single words: copied into shared memory; a thread's copies count once at a barrier when they are in
 
-HOPPER void word_copy(uint32 destination, const void *source) {
+DEVICE void word_copy(uint32 destination, const void *source) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(destination), "l"(source) : "memory");
 }
-HOPPER void words_arrive(uint32 barrier) {
+DEVICE void words_arrive(uint32 barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
 }
-HOPPER void words_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+DEVICE void words_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // What this thread has stored into shared memory is for the copy engine and the tensor cores too, past a barrier.
-HOPPER void writes_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+DEVICE void writes_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // ---- clusters
 
 #define HOPPER_SPECIAL(name, register)                                                                                 \
-    HOPPER int name() {                                                                                                \
+    DEVICE int name() {                                                                                                \
         int value;                                                                                                     \
         asm("mov.u32 %0, %%" register ";" : "=r"(value));                                                              \
         return value;                                                                                                  \
     }
 HOPPER_SPECIAL(cluster_rank, "cluster_ctarank")
-HOPPER uint32 cluster_address(uint32 address, uint32 rank) {
-    uint32 remote;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
-    return remote;
-}
-HOPPER void remote_arrive(uint32 barrier) {
+DEVICE void remote_arrive(uint32 barrier) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 // Stores floats into another block's shared memory and counts their bytes at its barrier.
-HOPPER void remote_store(uint32 destination, float2 v, uint32 barrier) {
+DEVICE void remote_store(uint32 destination, float2 v, uint32 barrier) {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];"
                  ::"r"(destination), "f"(v.x), "f"(v.y), "r"(barrier)
                  : "memory");
 }
-HOPPER void remote_store(uint32 destination, float4 v, uint32 barrier) {
+DEVICE void remote_store(uint32 destination, float4 v, uint32 barrier) {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];"
                  ::"r"(destination), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(barrier)
                  : "memory");
@@ -103,24 +83,24 @@ HOPPER void remote_store(uint32 destination, float4 v, uint32 barrier) {
 
 // ---- some threads of a block
 
-HOPPER void threads_arrive(int barrier, int threads) {
+DEVICE void threads_arrive(int barrier, int threads) {
     asm volatile("barrier.cta.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
-HOPPER void threads_sync(int barrier, int threads) {
+DEVICE void threads_sync(int barrier, int threads) {
     asm volatile("barrier.cta.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
 // ---- between threads of a warp
 
 // Transposes an 8x8 matrix of 16-bit numbers that lies across a warp, two neighbours of a row to a thread.
-HOPPER uint32 warp_transpose(uint32 pair) {
+DEVICE uint32 warp_transpose(uint32 pair) {
     uint32 result;
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));
     return result;
 }
 
 // Thread q of four neighbours gives its word i to thread i and has then word q of each.
-HOPPER void quad_transpose(uint32 &a, uint32 &b, uint32 &c, uint32 &d, int lane) {
+DEVICE void quad_transpose(uint32 &a, uint32 &b, uint32 &c, uint32 &d, int lane) {
     const bool odd = lane & 1, high = lane & 2;
     uint32 x = __shfl_xor_sync(0xffffffffu, odd ? a : b, 1), y = __shfl_xor_sync(0xffffffffu, odd ? c : d, 1);
     (odd ? a : b) = x;
@@ -133,17 +113,17 @@ HOPPER void quad_transpose(uint32 &a, uint32 &b, uint32 &c, uint32 &d, int lane)
 // ---- wgmma: d[64, WIDTH] (+)= w[64, 32] * a[WIDTH, 32]^T, both in shared memory, rows of 128 swizzled bytes
 
 // The descriptor of a tile at a multiple of 1,024 bytes; + 2 moves it by 32 columns.
-HOPPER uint64 tile_descriptor(uint32 address) {
-    return (uint64)(address >> 4 & 0x3FFF) | 1ull << 16 | 64ull << 32 | 1ull << 62;
+DEVICE word64 tile_descriptor(uint32 address) {
+    return (word64)(address >> 4 & 0x3FFF) | 1ull << 16 | 64ull << 32 | 1ull << 62;
 }
-HOPPER void product_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-HOPPER void product_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+DEVICE void product_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+DEVICE void product_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // Waits until at most PENDING of the committed groups are unfinished.
-template <int PENDING> HOPPER void product_wait() {
+template <int PENDING> DEVICE void product_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 // Keeps the compiler from moving what it does with these registers past here.
-template <int COUNT> HOPPER void registers_fence(float (&registers)[COUNT]) {
+template <int COUNT> DEVICE void registers_fence(float (&registers)[COUNT]) {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 }

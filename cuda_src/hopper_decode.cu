@@ -32,7 +32,7 @@
 #define TYPES STRING(B_TYPE) "." STRING(A_TYPE)
 
 // d = (keep ? d : 0) + weight tile * a tile, 32 columns of each.
-HOPPER void multiply(float (&d)[SUMS], uint64 w, uint64 a, int keep) {
+DEVICE void multiply(float (&d)[SUMS], word64 w, word64 a, int keep) {
 #if WIDTH == 8
     HOPPER_PRODUCT("8", TYPES, HOPPER_R4(0, 1, 2, 3), "%4", "%5", "%6", HOPPER_D4(0));
 #elif WIDTH == 16
@@ -55,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENTS)
                   const float *__restrict__ scale_b, long long scale_b_row, long long scale_b_col,
                   const Bias *__restrict__ bias, Out *out, long long ldo, int m, int n, int all_chunks, int early) {
     extern __shared__ char dynamic[];
-    __shared__ alignas(8) uint64 barriers[2 * STAGES + 2 * A_STAGES + 3];
+    __shared__ alignas(8) word64 barriers[2 * STAGES + 2 * A_STAGES + 3];
     __shared__ float row_scales[WIDTH];
 #if BLOCKWISE
     __shared__ alignas(8) float stage_scales[A_STAGES][(SCALES + 1) & ~1];
@@ -145,8 +145,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENTS)
         const auto issue = [&](float (&d)[SUMS]) {
             gate.wait_full(at);
             if (!A_VECTORS) a_gate.wait_full(a_at);
-            const uint64 w = tile_descriptor(ring + at.stage * WEIGHT_BYTES + row_group * 64 * CHUNK);
-            const uint64 a = tile_descriptor(a_ring + a_at.stage * A_BYTES);
+            const word64 w = tile_descriptor(ring + at.stage * WEIGHT_BYTES + row_group * 64 * CHUNK);
+            const word64 a = tile_descriptor(a_ring + a_at.stage * A_BYTES);
             at.advance(K_GROUPS);
             a_at.advance(K_GROUPS);
             registers_fence(d);

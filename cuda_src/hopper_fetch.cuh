@@ -19,7 +19,7 @@
 
 // A warp, which also makes the barrier `a_asked`. Pacing: a full ring asked for at once would stand in the memory's
 // queue before a, and before what a is made of.
-HOPPER void fetch_weight(const TensorMap *map, uint32 ring, const Gate<STAGES> &gate, uint32 a_asked, Walk &walk,
+DEVICE void fetch_weight(const TensorMap *map, uint32 ring, const Gate<STAGES> &gate, uint32 a_asked, Walk &walk,
                          int early, int lane) {
     Ring<STAGES> at(0);
     if (lane == 0) {
@@ -57,7 +57,7 @@ HOPPER void fetch_weight(const TensorMap *map, uint32 ring, const Gate<STAGES> &
 
 // A warp, which also makes the exchange's barriers: slots_full, slots_empty of so many `arrivals`, a_asked, in a row.
 // Where the block quantizes a itself (A_VECTORS) it fetches nothing.
-HOPPER void fetch_a(const TensorMap *map, uint32 ring, const Gate<A_STAGES> &gate, uint32 slots_full, int arrivals,
+DEVICE void fetch_a(const TensorMap *map, uint32 ring, const Gate<A_STAGES> &gate, uint32 slots_full, int arrivals,
                     Walk &walk, int lane) {
     if (lane == 0) {
         if (!A_VECTORS) {
@@ -98,7 +98,7 @@ struct ScaleGrid {
 };
 
 // A warp: the scales of a chunk beside its part of a, a's rows first, then the weight's.
-HOPPER void fetch_scales(float (&stage_scales)[A_STAGES][(SCALES + 1) & ~1], const Gate<A_STAGES> &gate,
+DEVICE void fetch_scales(float (&stage_scales)[A_STAGES][(SCALES + 1) & ~1], const Gate<A_STAGES> &gate,
                          const ScaleGrid &of_a, const ScaleGrid &of_b, Walk &walk, int m, int n, int lane) {
     grid_dependency_wait();
     Ring<A_STAGES> at(0);

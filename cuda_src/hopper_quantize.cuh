@@ -22,7 +22,7 @@ struct WideRows {
 // The caller owes: ROWS a power of two up to SIDE and THREADS, and at least as many as there are; THREADS / ROWS * VECTORS
 // octets cover a row's chunks (STATIC: the part's); x and its stride are multiples of 16 bytes.
 template <int THREADS, int ROWS, int VECTORS, int SIDE, int INPUT, int FORMAT, int MODE>
-HOPPER void quantize_rows(char *tiles, float *scales, const WideRows &from, int first, int part, const float *given,
+DEVICE void quantize_rows(char *tiles, float *scales, const WideRows &from, int first, int part, const float *given,
                           long long given_stride, float upper) {
     constexpr int TEAM = THREADS / ROWS, TEAM_WARPS = (TEAM + 31) / 32;
     __shared__ unsigned largest[THREADS / 32];

@@ -7,7 +7,7 @@ struct Walk {
     int tile, chunk, left;                  // the position
     int first_chunk, chunks, tiles, step;   // the block's share of k; all tiles; from one of its tiles to the next
 
-    HOPPER Walk(int all_tiles, int all_chunks, int rank, int ranks) {
+    DEVICE Walk(int all_tiles, int all_chunks, int rank, int ranks) {
         first_chunk = all_chunks * rank / ranks;
         chunks = all_chunks * (rank + 1) / ranks - first_chunk;
         tiles = all_tiles;
@@ -15,12 +15,12 @@ struct Walk {
         tile = (int)blockIdx.x / ranks;
         begin();
     }
-    HOPPER void begin() {
+    DEVICE void begin() {
         left = chunks;
         chunk = first_chunk;
     }
-    HOPPER bool more() const { return tile < tiles; }
-    HOPPER void next() {
+    DEVICE bool more() const { return tile < tiles; }
+    DEVICE void next() {
         ++chunk;
         if (--left == 0) {
             tile += step;
@@ -33,8 +33,8 @@ struct Walk {
 template <int SIZE> struct Ring {
     int stage, parity, passed;
 
-    HOPPER explicit Ring(int first) : stage(first), parity(0), passed(0) {}
-    HOPPER void advance(int count) {
+    DEVICE explicit Ring(int first) : stage(first), parity(0), passed(0) {}
+    DEVICE void advance(int count) {
         stage += count;
         if (stage >= SIZE) {
             stage -= SIZE;
@@ -48,10 +48,10 @@ template <int SIZE> struct Ring {
 template <int SIZE> struct Gate {
     uint32 barriers;
 
-    HOPPER uint32 full(const Ring<SIZE> &at) const { return barriers + 8 * at.stage; }
-    HOPPER void wait_full(const Ring<SIZE> &at) const { barrier_wait(full(at), at.parity); }
-    HOPPER void wait_empty(const Ring<SIZE> &at) const {
+    DEVICE uint32 full(const Ring<SIZE> &at) const { return barriers + 8 * at.stage; }
+    DEVICE void wait_full(const Ring<SIZE> &at) const { barrier_wait(full(at), at.parity); }
+    DEVICE void wait_empty(const Ring<SIZE> &at) const {
         if (at.passed) barrier_wait(full(at) + 8 * SIZE, at.parity ^ 1);
     }
-    HOPPER void release(const Ring<SIZE> &at) const { barrier_arrive(full(at) + 8 * SIZE); }
+    DEVICE void release(const Ring<SIZE> &at) const { barrier_arrive(full(at) + 8 * SIZE); }
 };

@@ -21,18 +21,18 @@ typedef float Bias;
 // What a lane sends at a time of its part of 8 channels; there are PIECES.
 #if WIDTH == 8
 typedef float2 Piece;
-HOPPER Piece piece(const float (&sums)[SUMS], int half, int) { return make_float2(sums[2 * half], sums[2 * half + 1]); }
-HOPPER void add(float (&sums)[SUMS], int half, int, Piece other) {
+DEVICE Piece piece(const float (&sums)[SUMS], int half, int) { return make_float2(sums[2 * half], sums[2 * half + 1]); }
+DEVICE void add(float (&sums)[SUMS], int half, int, Piece other) {
     sums[2 * half] += other.x;
     sums[2 * half + 1] += other.y;
 }
 #else
 typedef float4 Piece;
-HOPPER Piece piece(const float (&sums)[SUMS], int half, int i) {
+DEVICE Piece piece(const float (&sums)[SUMS], int half, int i) {
     const int at = 8 * i + 2 * half;
     return make_float4(sums[at], sums[at + 1], sums[at + 4], sums[at + 5]);
 }
-HOPPER void add(float (&sums)[SUMS], int half, int i, Piece other) {
+DEVICE void add(float (&sums)[SUMS], int half, int i, Piece other) {
     const int at = 8 * i + 2 * half;
     sums[at] += other.x;
     sums[at + 1] += other.y;
@@ -42,7 +42,7 @@ HOPPER void add(float (&sums)[SUMS], int half, int i, Piece other) {
 #endif
 #define PIECES (UNIT_BYTES / 32 / (int)sizeof(Piece))
 
-HOPPER float bias_value(const Bias *bias, int channel) {
+DEVICE float bias_value(const Bias *bias, int channel) {
 #if BIAS == 0
     return bias[channel];
 #elif BIAS == 1
@@ -55,7 +55,7 @@ HOPPER float bias_value(const Bias *bias, int channel) {
 }
 
 // Rounds and stores the channels from ``base`` on, of each eight only if they are ``mine``.
-HOPPER void store(const float (&sums)[SUMS], const bool (&mine)[2], Out *out, long long ldo, int base, int m, int n,
+DEVICE void store(const float (&sums)[SUMS], const bool (&mine)[2], Out *out, long long ldo, int base, int m, int n,
                   int lane) {
 #if OUT == 0
 #pragma unroll
