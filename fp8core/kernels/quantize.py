@@ -105,11 +105,14 @@ def bind(launch: Launch, *numbers: int | float) -> Launch:
 def plan_tile(problem: Quantize) -> Launch:
     """Return the launch of quantize_tile: every element is read once and written once."""
     few, some = row_bounds(problem)
-    for_few, for_some, for_many = (_tiles(problem, rows) for rows in (few, some, MANY_ROWS))
+
+    @cache  # compiled when so many rows first come up
+    def tiles(most_rows: int) -> Callable[[int], tuple[jit.Launcher, jit.Grid]]:
+        return _tiles(problem, most_rows)
 
     def place(operands: Any) -> tuple[jit.Launcher, jit.Grid]:
         rows = operands[ROWS_PADDED]
-        return (for_few if rows <= few else for_some if rows <= some else for_many)(rows)
+        return tiles(few if rows <= few else some if rows <= some else MANY_ROWS)(rows)
 
     return Body(problem.cols, place)
 
