@@ -306,6 +306,8 @@ def test_another_than_the_current_device(framework, cupy):
         )
         assert arrays.view(given, "result").target.device == 1
         assert device.current() == 0
+    del x, seen, given
+    cupy.cuda.Device(0).use()  # JAX leaves the device that it freed memory of current
 
 
 # the device

@@ -90,7 +90,8 @@ class Foreign(Framework):
             elif kind in dlpack.GPU_DEVICES:
                 target = device.target(ordinal)
                 chosen = device.stream(ordinal) if stream is None else stream
-                capsule = export(x, in_protocol(chosen, target))
+                with device.on(ordinal):  # JAX leaves the device that it worked on current
+                    capsule = export(x, in_protocol(chosen, target))
                 found = dlpack.read(capsule)
                 held = Borrowed(capsule, chosen, ordinal)
             else:
@@ -124,7 +125,8 @@ class Foreign(Framework):
     def order(self, view: TensorView, stream: int, owner: object = None) -> None:
         """Let ``stream`` wait as the protocol has it: by another export."""
         if isinstance(view.held, Borrowed) and view.held.stream != stream:
-            export(view.owner, in_protocol(stream, view.target))
+            with device.on(view.target.device):
+                export(view.owner, in_protocol(stream, view.target))
             view.held.read_on(stream, owner)
 
     def written(self, x: Any, name: str) -> None:

@@ -95,8 +95,8 @@ class Jax(Foreign):
             return Result(array.ctypes.data, Typed(array, dtype))
         ordinal = target.device
         returned = self._returned[ordinal]
-        returned.sweep(partial(self._fence, ordinal))
         with device.allocating(self.stream(target) if stream is None else stream, ordinal):
+            returned.sweep(partial(self._fence, ordinal))
             cupy = device.cupy()
             memory = cupy.cuda.alloc(nbytes)
             lent = cupy.cuda.UnownedMemory(memory.ptr, nbytes, returned.lend(memory), ordinal)
