@@ -1,15 +1,15 @@
 """From (source, entry, constants) to something that can be launched with plain numbers.
 
-A launch writes into one frame (the launch configuration and the arguments) what differs from the launch before, by one
-call of `struct`, and hands it to the driver. Frames are taken from a pool, so threads never share one in use.
+A launch writes into one frame (the launch configuration and the arguments) what differs from the launch before, the
+stream and some arguments, and hands it to the driver. Frames are taken from a pool: threads never share one in use.
 """
 
 import ctypes
 import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from typing import Any, Final, NamedTuple
+from functools import cache, partial
+from typing import Final, NamedTuple
 
 from fp8core import compiler, device, sources
 from fp8core.errors import BackendError
@@ -20,13 +20,14 @@ PROGRAMMATIC_STREAM_SERIALIZATION: Final = 6
 COOPERATIVE: Final = 2
 ATTRIBUTE: Final = struct.Struct("=I4x3I52x")
 """CUlaunchAttribute: its id, and a value of 64 bytes of which at most three words are used."""
-SHAPE: Final = struct.Struct("7I4x")
-"""The first half of a CUlaunchConfig: grid, block, bytes of shared memory."""
-QUEUE: Final = "PPI4x"
-"""The second half: stream, attributes, their count."""
+CONFIGURATION: Final = struct.Struct("7I4xPPI4x")
+"""CUlaunchConfig: grid, block, bytes of shared memory, stream, attributes, their count."""
 GRID: Final = struct.Struct("3I")
-SHAPE_BYTES: Final = SHAPE.size
-CONFIGURATION_BYTES: Final = SHAPE_BYTES + struct.calcsize(QUEUE)
+STREAM: Final = 4
+"""Which of the configuration's words of eight bytes the stream is."""
+CONFIGURATION_BYTES: Final = CONFIGURATION.size
+ALIGNMENT: Final = 64
+"""Of strings of bytes among the arguments."""
 ADDRESS: Final = ctypes.c_void_p.from_param
 """Makes of an address what `ctypes` passes without converting it again."""
 
@@ -80,16 +81,23 @@ def _launch_function(platform: Platform) -> Callable[..., int]:
     return launch
 
 
-class Frame(NamedTuple):
-    """The memory of one launch in flight on a thread."""
+class Frame:
+    """The memory of one launch in flight on a thread: the configuration, the arguments, and their addresses."""
 
-    memory: ctypes.Array[ctypes.c_char]
-    variable: int
-    """Where in the memory that part begins which each launch writes anew."""
-    arguments: tuple[Any, ...]
-    """Of the driver's launch."""
-    pointers: ctypes.Array[ctypes.c_void_p]
-    """The addresses of the kernel's arguments, of which the driver is given the address."""
+    __slots__ = ("_pointers", "arguments", "memory", "words", "write")
+
+    def __init__(self, image: bytes, offsets: Sequence[int], variable: struct.Struct, function: int) -> None:
+        room = ctypes.create_string_buffer(len(image) + ALIGNMENT)
+        start = -ctypes.addressof(room) % ALIGNMENT
+        address = ctypes.addressof(room) + start
+        self.memory = memoryview(room).cast("B")[start : start + len(image)]
+        self.memory[:] = image
+        self.words = self.memory[:CONFIGURATION_BYTES].cast("Q")
+        self.write = partial(variable.pack_into, self.memory, CONFIGURATION_BYTES)
+        """Takes the arguments that each launch writes anew."""
+        self._pointers = (ctypes.c_void_p * max(len(offsets), 1))(*(address + offset for offset in offsets))
+        self.arguments = ADDRESS(address), ADDRESS(function), ADDRESS(ctypes.addressof(self._pointers)), None
+        """Of the driver's launch."""
 
 
 class Bound:
@@ -104,43 +112,32 @@ class Bound:
         fixed_text, fixed_offsets, end = lay_out([items[i] for i in fixed], middle)
         self._offsets = [offset for _, offset in sorted(zip((*given, *fixed), (*offsets, *fixed_offsets), strict=True))]
         image = bytearray(end)
-        SHAPE.pack_into(image, 0, *grid, *launcher.block, launcher.shared_bytes)
+        CONFIGURATION.pack_into(image, 0, *grid, *launcher.block, launcher.shared_bytes, 0, *launcher.attributes)
         struct.pack_into(fixed_text, image, middle, *numbers)
         self._image = bytes(image)
         self._launcher = launcher
-        self._attributes, self._attributes_count = launcher.attributes
-        self._pack = struct.Struct(QUEUE + text).pack_into
+        self._variable = struct.Struct(text)
         self._launch = device.calling(launcher.target.device, _launch_function(launcher.target.platform))
         self._pool: list[Frame] = []
 
-    def _frame(self) -> Frame:
-        memory = ctypes.create_string_buffer(len(self._image) + 64)
-        start = -ctypes.addressof(memory) % 64
-        address = ctypes.addressof(memory) + start
-        ctypes.memmove(address, self._image, len(self._image))
-        pointers = (ctypes.c_void_p * max(len(self._offsets), 1))(*(address + offset for offset in self._offsets))
-        arguments = ADDRESS(address), ADDRESS(self._launcher.function), ADDRESS(ctypes.addressof(pointers)), None
-        return Frame(memory, start + SHAPE_BYTES, arguments, pointers)
-
     def launch(self, stream: int, *arguments: int | float | bytes, grid: Grid | None = None) -> None:
         """Launch on ``stream``; raises BackendError with the driver's status and the kernel's name."""
-        pool = self._pool
         try:
-            frame = pool.pop()
+            frame = self._pool.pop()
         except IndexError:
-            frame = self._frame()
-        memory, variable, call, _ = frame
+            frame = Frame(self._image, self._offsets, self._variable, self._launcher.function)
         if grid is not None:
-            GRID.pack_into(memory, variable - SHAPE_BYTES, *grid)
-        self._pack(memory, variable, stream, self._attributes, self._attributes_count, *arguments)
-        status = self._launch(*call)
+            GRID.pack_into(frame.memory, 0, *grid)
+        frame.words[STREAM] = stream
+        frame.write(*arguments)
+        status = self._launch(*frame.arguments)
         if status:
-            status = device.again(status, self._launcher.target.device, self._launch, *call)
+            status = device.again(status, self._launcher.target.device, self._launch, *frame.arguments)
         if status:
-            shape, target = GRID.unpack_from(memory, variable - SHAPE_BYTES), self._launcher.target
+            shape, target = GRID.unpack_from(frame.memory), self._launcher.target
             name = device.status_name(status)
             raise BackendError(f"launching {self._launcher.entry} with grid {shape} on {target}: {name}")
-        pool.append(frame)
+        self._pool.append(frame)
 
 
 class Launcher:
@@ -179,11 +176,11 @@ class Launcher:
 def lay_out(items: Sequence[str], start: int) -> tuple[str, tuple[int, ...], int]:
     """Return how arguments lie from the offset ``start`` on: a format of `struct`, their offsets, and their end.
 
-    Strings of bytes are aligned to 64, all others to their own size.
+    Strings of bytes are aligned to `ALIGNMENT`, all others to their own size.
     """
     text, offsets, end = "", [], start
     for item in items:
-        alignment = 64 if item[-1] == "s" else struct.calcsize(item[-1])
+        alignment = ALIGNMENT if item[-1] == "s" else struct.calcsize(item[-1])
         padding = -end % alignment
         offsets.append(end + padding)
         text += f"{padding}x{item}"
