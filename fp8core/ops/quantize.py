@@ -71,7 +71,11 @@ def quantize(
     """
     data, out_scale = out if isinstance(out, tuple) else (out, None)
     kept = scale if scale is not None else out_scale
-    (x_at, data_at, scale_at), looks = arrays.looks(x, data, kept)
+    if data is None and kept is None:  # half of the looks
+        (x_at,), looks = arrays.looks(x)
+        data_at = scale_at = 0
+    else:
+        (x_at, data_at, scale_at), looks = arrays.looks(x, data, kept)
     key = None
     if looks is not None and (scale_ub is None or isinstance(scale_ub, float)):
         bits = (x_at | data_at) & 15
