@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import fp8core
 from fp8core import arrays, cache, compiler, device
 from fp8core.arrays import foreign
 from fp8core.errors import BackendError, LayoutError
@@ -206,6 +207,18 @@ def test_operands_of_another_framework_are_waited_for(torch, cupy, slow):
     copied.data.copy_from_device_async(weight.data, 64, device.external(chosen))
     device.external(chosen).synchronize()
     assert (copied.get() == 5).all()
+
+
+def test_a_repeated_call_waits_for_another_framework(torch, cupy, slow):
+    x, scale = torch.ones(1, 64, device="cuda"), cupy.ones(1, "float32")
+    side = cupy.cuda.Stream(non_blocking=True)
+    for _ in range(3):
+        scale.fill(1)
+        cupy.cuda.Device().synchronize()
+        with side:
+            slow((1,), (4,), (scale, np.int32(0x3F), np.int64(CYCLES)))  # the number of these four bytes is 0.747
+            data, _ = fp8core.quantize(x, group_shape=fp8core.PER_TENSOR, scale=scale)
+        assert (data.float() == 1.375).all()
 
 
 def test_jax_reads_a_result_after_it_was_written(jax, cupy, slow):

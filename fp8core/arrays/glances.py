@@ -10,6 +10,7 @@ from itertools import count
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
+from fp8core.arrays.base import Framework
 from fp8core.arrays.frameworks import framework_of
 from fp8core.float8 import Float8Array
 
@@ -46,7 +47,8 @@ _next: Final[Iterator[int]] = count()
 def looks(*operands: Any) -> Looks:
     """Return the addresses of ``operands`` (0 of None), and a number for how all of them look.
 
-    Operands of equal number pass the same checks. The number is None where one has to be viewed each time.
+    Operands of equal number pass the same checks. The number is None where one has to be viewed each time, as those of
+    several frameworks are.
     """
     try:
         size = operands[0].nbytes, len(operands)
@@ -79,17 +81,26 @@ def _one_by_one(operands: tuple[Any, ...]) -> Looks:
     addresses, each = zip(*seen, strict=True)
     if None in each:
         return addresses, None
-    if len(_NUMBERS) >= LOOKS_KEPT:
-        _NUMBERS.clear()  # a number is never given twice
-    return addresses, _NUMBERS.setdefault(each, next(_next))
+    number = _NUMBERS.get(each)
+    if number is None and _framework_of_all(operands) is not None:
+        if len(_NUMBERS) >= LOOKS_KEPT:
+            _NUMBERS.clear()  # a number is never given twice
+        number = _NUMBERS.setdefault(each, next(_next))
+    return addresses, number
+
+
+def _framework_of_all(operands: tuple[Any, ...]) -> Framework | None:
+    """Return the one framework of all operands, or None: among several, each call has to wait for their streams."""
+    memories = (x.codes if isinstance(x, Float8Array) else x for x in operands if x is not None)
+    found = {framework_of(type(memory)) for memory in memories}
+    return found.pop() if len(found) == 1 else None
 
 
 def _remember(size: tuple[int, int], operands: tuple[Any, ...], number: int) -> None:
     kinds = tuple(map(type, operands))
     there = [i for i, x in enumerate(operands) if x is not None]
-    frameworks = {framework_of(kinds[i]) for i in there}
-    framework = frameworks.pop()
-    if frameworks or framework is None or framework.address is None:
+    framework = _framework_of_all(operands)
+    if framework is None or framework.address is None:
         return
     chosen = tuple(operands[i] for i in there)
     alike = framework.glance(chosen)
