@@ -6,9 +6,10 @@ at a glance: the guards of torch's compiled graphs take a tenth of that time.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import count
 from operator import itemgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from fp8core.arrays.base import Framework
 from fp8core.arrays.frameworks import framework_of
@@ -24,7 +25,8 @@ ALIKE: Final = 8
 LOOKS_KEPT: Final = 16_384
 
 
-class Glance(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Glance:
     """Operands met before, and what recognizes others that look the same."""
 
     alike: Callable[..., bool]
@@ -55,20 +57,21 @@ def looks(*operands: Any) -> Looks:
         known = _GLANCES.get(size, ())
     except (AttributeError, TypeError, RuntimeError):  # no array, or none with a size: `view` has the words
         return _one_by_one(operands)
-    for alike, address, kinds, there, placed, number in known:
-        if kinds is None:
-            if alike(*operands):
+    for glance in known:
+        address = glance.address
+        if glance.kinds is None:
+            if glance.alike(*operands):
                 addresses = [address(x) for x in operands]
                 if 0 in addresses:  # memory that was taken away, which `view` refuses
                     break
-                return addresses, number
-        elif tuple(map(type, operands)) == kinds:
-            chosen = there(operands)
-            if alike(*chosen):
+                return addresses, glance.number
+        elif tuple(map(type, operands)) == glance.kinds:
+            chosen = glance.there(operands)
+            if glance.alike(*chosen):
                 addresses = [address(x) for x in chosen]
                 if 0 in addresses:
                     break
-                return placed((*addresses, 0)), number
+                return glance.placed((*addresses, 0)), glance.number
     found = _one_by_one(operands)
     if found[1] is not None and len(known) < ALIKE:
         _remember(size, operands, found[1])
@@ -98,10 +101,10 @@ def _framework_of_all(operands: tuple[Any, ...]) -> Framework | None:
 
 def _remember(size: tuple[int, int], operands: tuple[Any, ...], number: int) -> None:
     kinds = tuple(map(type, operands))
-    there = [i for i, x in enumerate(operands) if x is not None]
-    framework = _framework_of_all(operands)
+    framework = framework_of(kinds[0])  # of all: they have a number
     if framework is None or framework.address is None:
         return
+    there = [i for i, x in enumerate(operands) if x is not None]
     chosen = tuple(operands[i] for i in there)
     alike = framework.glance(chosen)
     if not alike(*chosen):  # one tensor twice, which torch's guards do not take
