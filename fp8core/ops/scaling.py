@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from fp8core import arrays
 from fp8core.arrays import Maker, TensorView
 from fp8core.arrays.base import new_tuple
+from fp8core.dispatch import Launch
 from fp8core.errors import LayoutError, ScaleError
 from fp8core.ops import operands, scales
 from fp8core.problem import FORMATS, PER_TENSOR, PER_TOKEN, GroupShape, ScaleFormat, ScaleLayout
@@ -104,6 +106,13 @@ def _upper(scale_ub: object, shape: GroupShape, x: TensorView) -> tuple[TensorVi
     return view, math.inf
 
 
+def only_scale(scale: object, out_scale: object) -> object:
+    """Return a given ``scale``, after checking that ``out`` names no other."""
+    if out_scale is not None and out_scale is not scale:
+        raise ScaleError("out needs no scale when the scale is given")
+    return scale
+
+
 class Destination(NamedTuple):
     """Where codes and scales go. An address of 0 is memory yet to be allocated, aligned to 16 bytes at least."""
 
@@ -144,6 +153,16 @@ class Destination(NamedTuple):
         return made
 
 
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A call that has been checked, for any arrays that look alike."""
+
+    stream: Callable[[], int]
+    launch: Launch | None
+    """With all of its numbers; None where there is nothing to compute."""
+    to: Destination
+
+
 def destination(
     x: TensorView, how: Scaling, shape: tuple[int, ...], rows: int, cols: int, data: object, scale: object
 ) -> Destination:
@@ -158,8 +177,6 @@ def destination(
     dtype = SCALE_DTYPE[how.scale_format]
     scale_at, strides = 0, ((1, wanted[0]) if how.layout == "mn" else (wanted[-1], 1))
     if how.given is not None:
-        if scale is not None and scale is not how.given.owner:
-            raise ScaleError("out needs no scale when the scale is given")
         scale_at, strides = how.given.pointer, how.strides
     elif scale is not None:
         view = arrays.view(scale, "out scale", written=True)
