@@ -1,8 +1,9 @@
 """Scaled matrix products of FP8 matrices."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 from fp8core import arrays
 from fp8core.arrays import Maker, TensorView
@@ -14,7 +15,8 @@ from fp8core.ops.product import Product, product_of
 from fp8core.problem import ScaledMm
 
 
-class Prepared(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Prepared:
     """A product that has been checked, for any arrays that look alike."""
 
     stream: Callable[[], int]
@@ -163,15 +165,14 @@ def _product(
         a_at, b_at, scale_a_at, scale_b_at, bias_at, out_scale_at, amax_at = product.addresses
     else:
         work = call.stream()
-    _, launch, new_scratch, new, give = call
     pool = None if stream is None else work
     result = out
     if out is None:
-        out_at, result = new(pool)
-    if launch is not None:
-        scratch_at, _scratch = new_scratch(pool) if new_scratch is not None else (0, None)
-        launch(work, a_at, b_at, scale_a_at, scale_b_at, bias_at, out_at, out_scale_at, amax_at, scratch_at)
-    return result if give is None or out is not None else give(result, work)
+        out_at, result = call.new(pool)
+    if call.launch is not None:
+        scratch_at, _scratch = (0, None) if call.new_scratch is None else call.new_scratch(pool)
+        call.launch(work, a_at, b_at, scale_a_at, scale_b_at, bias_at, out_at, out_scale_at, amax_at, scratch_at)
+    return result if call.give is None or out is not None else call.give(result, work)
 
 
 def destined(product: Product, out: object) -> tuple[int, int]:
