@@ -82,8 +82,8 @@ def test_an_operand_left_out_counts():
     x, y = matrix(), matrix()
     found = {looks(x, None, None), looks(x, y, None), looks(x, None, y), looks(x, y, y)}
     assert len(found) == 4
-    assert arrays.looks(x, None, y)[0] == (x.data_ptr(), 0, y.data_ptr())
-    assert arrays.looks(x, None, y)[0] == (x.data_ptr(), 0, y.data_ptr())
+    assert [*arrays.looks(x, None, y)[0]] == [x.data_ptr(), 0, y.data_ptr()]
+    assert [*arrays.looks(x, None, y)[0]] == [x.data_ptr(), 0, y.data_ptr()]
 
 
 def test_modes_of_torch_do_not_change_looks():

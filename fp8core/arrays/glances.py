@@ -8,7 +8,6 @@ at a glance: the guards of torch's compiled graphs take a tenth of that time.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
-from operator import itemgetter
 from typing import Any, Final
 
 from fp8core.arrays.base import Framework
@@ -32,12 +31,10 @@ class Glance:
     alike: Callable[..., bool]
     """Of the operands that are there. It may say no where looks are equal, and never yes where they are not."""
     address: Callable[[Any], int]
-    kinds: tuple[type, ...] | None
-    """The types of all operands, if some are None."""
-    there: Callable[[tuple[Any, ...]], tuple[Any, ...]]
-    """Takes the operands that are there out of all of them, if some are None."""
-    placed: Callable[[tuple[int, ...]], tuple[int, ...]]
-    """Puts their addresses, after which comes 0, in the places of all."""
+    missing: list[bool]
+    """Which of the operands are None."""
+    absent: int
+    """How many of them."""
     number: int
 
 
@@ -58,20 +55,18 @@ def looks(*operands: Any) -> Looks:
     except (AttributeError, TypeError, RuntimeError):  # no array, or none with a size: `view` has the words
         return _one_by_one(operands)
     for glance in known:
-        address = glance.address
-        if glance.kinds is None:
-            if glance.alike(*operands):
-                addresses = [address(x) for x in operands]
-                if 0 in addresses:  # memory that was taken away, which `view` refuses
-                    break
-                return addresses, glance.number
-        elif tuple(map(type, operands)) == glance.kinds:
-            chosen = glance.there(operands)
-            if glance.alike(*chosen):
-                addresses = [address(x) for x in chosen]
-                if 0 in addresses:
-                    break
-                return glance.placed((*addresses, 0)), glance.number
+        if not glance.absent:
+            there: Sequence[Any] = operands
+        elif [x is None for x in operands] == glance.missing:
+            there = [x for x in operands if x is not None]
+        else:
+            continue
+        if glance.alike(*there):
+            address = glance.address
+            addresses = [0 if x is None else address(x) for x in operands]
+            if addresses.count(0) > glance.absent:  # memory that was taken away, which `view` refuses
+                break
+            return addresses, glance.number
     found = _one_by_one(operands)
     if found[1] is not None and len(known) < ALIKE:
         _remember(size, operands, found[1])
@@ -100,30 +95,20 @@ def _framework_of_all(operands: tuple[Any, ...]) -> Framework | None:
 
 
 def _remember(size: tuple[int, int], operands: tuple[Any, ...], number: int) -> None:
-    kinds = tuple(map(type, operands))
-    framework = framework_of(kinds[0])  # of all: they have a number
+    framework = framework_of(type(operands[0]))  # of all: they have a number
     if framework is None or framework.address is None:
         return
-    there = [i for i, x in enumerate(operands) if x is not None]
-    chosen = tuple(operands[i] for i in there)
-    alike = framework.glance(chosen)
-    if not alike(*chosen):  # one tensor twice, which torch's guards do not take
+    there = tuple(x for x in operands if x is not None)
+    alike = framework.glance(there)
+    if not alike(*there):  # one tensor twice, which torch's guards do not take
         return
     if len(_GLANCES) >= SIZES_KEPT:
         _GLANCES.clear()
-    some = len(there) < len(kinds)
-    places = [there.index(i) if i in there else -1 for i in range(len(kinds))]
-    glance = Glance(alike, framework.address, kinds if some else None, _picker(there), _picker(places), number)
+    missing = [x is None for x in operands]
+    absent = sum(missing)
+    glance = Glance(alike, framework.address, missing, absent, number)
     known = _GLANCES.get(size, ())
-    _GLANCES[size] = (*known, glance) if some else (glance, *known)  # those without None, which cost less, first
-
-
-def _picker(places: list[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
-    """Return a function that gives the items at ``places`` of a tuple."""
-    if len(places) > 1:
-        return itemgetter(*places)
-    (place,) = places
-    return lambda items: (items[place],)
+    _GLANCES[size] = (*known, glance) if absent else (glance, *known)  # those without None, which cost less, first
 
 
 class _Lookers(dict[type, Callable[[Any], tuple[int, Any]]]):
