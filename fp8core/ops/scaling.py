@@ -113,7 +113,8 @@ def only_scale(scale: object, out_scale: object) -> object:
     return scale
 
 
-class Destination(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Destination:
     """Where codes and scales go. An address of 0 is memory yet to be allocated, aligned to 16 bytes at least."""
 
     give: Callable[[Any, int], Any] | None
