@@ -118,7 +118,7 @@ def rms_norm_quant(
     if looks is not None and (scale_ub is None or isinstance(scale_ub, float)):
         bits = (x_at | residual_at | data_at) & 15 | (weight_at & 31) << 4
         options = (dtype, group_shape, scale_ub, scale_format, scale_layout, eps, round_intermediate)
-        key = (looks, scale is None, bits, epsilon, *options)
+        key = (looks, scale is None, bits, float(epsilon), *options)
     call = _NORMS.get(key) if stream is None else None
     if call is not None:
         run = None if call.launch is None else partial(call.launch, weight_at, residual_at)
