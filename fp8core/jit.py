@@ -23,9 +23,9 @@ ATTRIBUTE: Final = struct.Struct("=I4x3I52x")
 CONFIGURATION: Final = struct.Struct("7I4xPPI4x")
 """CUlaunchConfig: grid, block, bytes of shared memory, stream, attributes, their count."""
 GRID: Final = struct.Struct("3I")
+WORD: Final = 8
 STREAM: Final = 4
-"""Which of the configuration's words of eight bytes the stream is."""
-CONFIGURATION_BYTES: Final = CONFIGURATION.size
+"""Which of the configuration's words the stream is."""
 ALIGNMENT: Final = 64
 """Of strings of bytes among the arguments."""
 ADDRESS: Final = ctypes.c_void_p.from_param
@@ -82,59 +82,68 @@ def _launch_function(platform: Platform) -> Callable[..., int]:
 
 
 class Frame:
-    """The memory of one launch in flight on a thread: the configuration, the arguments, and their addresses."""
+    """The memory of one launch in flight on a thread: arguments that vary, the configuration, the other arguments."""
 
-    __slots__ = ("_pointers", "arguments", "memory", "words", "write")
+    __slots__ = ("_pointers", "arguments", "configuration", "write")
 
-    def __init__(self, image: bytes, offsets: Sequence[int], variable: struct.Struct, function: int) -> None:
-        room = ctypes.create_string_buffer(len(image) + ALIGNMENT)
+    def __init__(self, bound: "Bound") -> None:
+        room = ctypes.create_string_buffer(len(bound.image) + ALIGNMENT)
         start = -ctypes.addressof(room) % ALIGNMENT
         address = ctypes.addressof(room) + start
-        self.memory = memoryview(room).cast("B")[start : start + len(image)]
-        self.memory[:] = image
-        self.words = self.memory[:CONFIGURATION_BYTES].cast("Q")
-        self.write = partial(variable.pack_into, self.memory, CONFIGURATION_BYTES)
-        """Takes the arguments that each launch writes anew."""
-        self._pointers = (ctypes.c_void_p * max(len(offsets), 1))(*(address + offset for offset in offsets))
-        self.arguments = ADDRESS(address), ADDRESS(function), ADDRESS(ctypes.addressof(self._pointers)), None
+        memory = memoryview(room).cast("B")[start : start + len(bound.image)]
+        memory[:] = bound.image
+        self.configuration = memory[bound.middle : bound.middle + CONFIGURATION.size].cast("Q")
+        """As words."""
+        self.write = partial(bound.variable.pack_into, memory, 0)
+        """Takes what each launch writes anew."""
+        self._pointers = (ctypes.c_void_p * max(len(bound.offsets), 1))(*(address + at for at in bound.offsets))
+        places = address + bound.middle, bound.function, ctypes.addressof(self._pointers)
+        self.arguments = (*map(ADDRESS, places), None)
         """Of the driver's launch."""
 
 
 class Bound:
-    """A kernel whose launches write their stream and some arguments into a frame; all else is written there once."""
+    """A kernel whose launches write their stream and some arguments into a frame; all else is written there once.
+
+    With a grid it is that of every launch. Without, its three numbers are given after the arguments.
+    """
 
     def __init__(
-        self, launcher: "Launcher", given: list[int], grid: Grid, numbers: tuple[int | float | bytes, ...]
+        self,
+        launcher: "Launcher",
+        given: Sequence[int],
+        grid: Grid | None = None,
+        numbers: tuple[int | float | bytes, ...] = (),
     ) -> None:
         items = launcher.items
         fixed = [i for i in range(len(items)) if i not in given]
-        text, offsets, middle = lay_out([items[i] for i in given], CONFIGURATION_BYTES)
-        fixed_text, fixed_offsets, end = lay_out([items[i] for i in fixed], middle)
-        self._offsets = [offset for _, offset in sorted(zip((*given, *fixed), (*offsets, *fixed_offsets), strict=True))]
-        image = bytearray(end)
-        CONFIGURATION.pack_into(image, 0, *grid, *launcher.block, launcher.shared_bytes, 0, *launcher.attributes)
-        struct.pack_into(fixed_text, image, middle, *numbers)
-        self._image = bytes(image)
+        text, offsets, end = lay_out([items[i] for i in given], 0)
+        self.middle = -(-end // WORD) * WORD
+        fixed_text, fixed_offsets, size = lay_out([items[i] for i in fixed], self.middle + CONFIGURATION.size)
+        self.offsets = [offset for _, offset in sorted(zip((*given, *fixed), (*offsets, *fixed_offsets), strict=True))]
+        self.variable = struct.Struct(text if grid else f"{text}{self.middle - end}x3I")
+        image = bytearray(size)
+        shape = (*(grid or (0, 0, 0)), *launcher.block, launcher.shared_bytes)
+        CONFIGURATION.pack_into(image, self.middle, *shape, 0, *launcher.attributes)
+        struct.pack_into(fixed_text, image, self.middle + CONFIGURATION.size, *numbers)
+        self.image, self.function = bytes(image), launcher.function
         self._launcher = launcher
-        self._variable = struct.Struct(text)
         self._launch = device.calling(launcher.target.device, _launch_function(launcher.target.platform))
         self._pool: list[Frame] = []
 
-    def launch(self, stream: int, *arguments: int | float | bytes, grid: Grid | None = None) -> None:
+    def launch(self, stream: int, *arguments: int | float | bytes) -> None:
         """Launch on ``stream``; raises BackendError with the driver's status and the kernel's name."""
         try:
             frame = self._pool.pop()
         except IndexError:
-            frame = Frame(self._image, self._offsets, self._variable, self._launcher.function)
-        if grid is not None:
-            GRID.pack_into(frame.memory, 0, *grid)
-        frame.words[STREAM] = stream
+            frame = Frame(self)
+        frame.configuration[STREAM] = stream
         frame.write(*arguments)
         status = self._launch(*frame.arguments)
         if status:
             status = device.again(status, self._launcher.target.device, self._launch, *frame.arguments)
         if status:
-            shape, target = GRID.unpack_from(frame.memory), self._launcher.target
+            shape, target = GRID.unpack_from(frame.configuration), self._launcher.target
             name = device.status_name(status)
             raise BackendError(f"launching {self._launcher.entry} with grid {shape} on {target}: {name}")
         self._pool.append(frame)
@@ -158,11 +167,11 @@ class Launcher:
         self.block, self.shared_bytes = block, shared_bytes
         self._kept = ctypes.create_string_buffer(attributes, max(len(attributes), 1))
         self.attributes = (ctypes.addressof(self._kept) if attributes else 0, len(attributes) // ATTRIBUTE.size)
-        self._all = Bound(self, list(range(len(self.items))), (0, 0, 0), ()).launch
+        self._all = Bound(self, range(len(self.items))).launch
 
     def __call__(self, stream: int, grid: Grid, *arguments: int | float | bytes) -> None:
         """Launch on ``stream``; raises BackendError with the driver's status and the kernel's name."""
-        self._all(stream, *arguments, grid=grid)
+        self._all(stream, *arguments, *grid)
 
     def bind(self, grid: Grid, *numbers: int | float) -> Callable[..., None]:
         """Return the launch on ``grid`` with the arguments that are ``numbers``: it wants the stream and the others.
