@@ -113,7 +113,11 @@ def rms_norm_quant(
     """
     data, out_scale = out if isinstance(out, tuple) else (out, None)
     kept = out_scale if scale is None else only_scale(scale, out_scale)
-    (x_at, weight_at, residual_at, data_at, scale_at), looks = arrays.looks(x, weight, residual, data, kept)
+    if residual is None:
+        (x_at, weight_at, data_at, scale_at), looks = arrays.looks(x, weight, data, kept)
+        residual_at = 0
+    else:
+        (x_at, weight_at, residual_at, data_at, scale_at), looks = arrays.looks(x, weight, residual, data, kept)
     key = None
     if looks is not None and (scale_ub is None or isinstance(scale_ub, float)):
         bits = (x_at | residual_at | data_at) & 15 | (weight_at & 31) << 4
