@@ -136,7 +136,7 @@ def _prepare(layer: Layer, q: _Quantization | None, product: Product, out: objec
     if product.m and product.n:
         problem = product.problem(*options, out_at, ldo, layer.stable_weight)
         launch, multiply = LINEAR.plan(_problem(q, problem))
-    ready = prepared(product, multiply)
+    ready = prepared(product, multiply, out)
     if launch is None and product.k:
         return Call(None, None, None, ready), out_at
     if launch is not None:
@@ -184,14 +184,14 @@ def forward(
     if call.new_scratch is not None:
         a_at, _scratch = call.new_scratch(pool)
         scale_at = given_at if call.scale_offset is None else a_at + call.scale_offset
-    if out is None:
+    if product.new is not None:
         out_at, result = product.new(pool)
     if product.launch is not None:
         if call.quantize is not None:
             call.quantize(work, x_at, a_at, scale_at, upper_at)
         more_at, _more = (0, None) if product.new_scratch is None else product.new_scratch(pool)
         product.launch(work, a_at, weight_at, scale_at, weight_scale_at, bias_at, out_at, 0, 0, more_at)
-    return result if product.give is None or out is not None else product.give(result, work)
+    return result if product.give is None or product.new is None else product.give(result, work)
 
 
 def explanation(x: object, layer: Layer) -> Explanation:

@@ -121,10 +121,11 @@ class Destination:
     """What makes the caller's arrays of those that were allocated, where the framework has to."""
     data_at: int
     data_stride: int
-    new_data: Maker
+    new_data: Maker | None
+    """None where the caller gives the array, as for the scale."""
     scale_at: int
     scale_strides: tuple[int, int]
-    new_scale: Maker
+    new_scale: Maker | None
 
     def filled(
         self,
@@ -138,18 +139,17 @@ class Destination:
         scale_at: int,
         upper_at: int,
     ) -> Quantized:
-        """Allocate what is None, launch with the stream and all addresses, and return the caller's arrays."""
+        """Allocate what the caller does not give, launch with the stream and all addresses, and return its arrays."""
         give = self.give
-        new_data, new_scale = data is None, scale is None
-        if new_data:
+        if self.new_data is not None:
             data_at, data = self.new_data(pool)
-        if new_scale:
+        if self.new_scale is not None:
             scale_at, scale = self.new_scale(pool)
         if launch is not None:
             launch(work, x_at, data_at, scale_at, upper_at)
         if give is not None:
-            data = give(data, work) if new_data else data
-            scale = give(scale, work) if new_scale else scale
+            data = data if self.new_data is None else give(data, work)
+            scale = scale if self.new_scale is None else give(scale, work)
         made: Quantized = new_tuple(Quantized, (data, scale))
         return made
 
@@ -186,12 +186,13 @@ def destination(
         scale_at, strides = view.pointer, (view.strides[0], view.strides[-1])
     if len(wanted) == 1:
         strides = (0, 0)
+    apart = strides if how.layout == "mn" and len(wanted) == 2 else None
     return Destination(
         framework.give if framework.wraps else None,
         data_at,
         data_stride,
-        framework.maker(shape, how.dtype, x.target),
+        framework.maker(shape, how.dtype, x.target) if data is None else None,
         scale_at,
         strides,
-        framework.maker(wanted, dtype, x.target, strides if how.layout == "mn" and len(wanted) == 2 else None),
+        framework.maker(wanted, dtype, x.target, apart) if scale is None else None,
     )
