@@ -125,6 +125,19 @@ def test_a_result_can_have_strides(framework):
     assert (seen.pointer, seen.shape, seen.strides) == (result.pointer, (6, 4), (1, 6))
 
 
+@pytest.mark.parametrize("strides", [None, (1, 16)])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn"])
+def test_a_maker_gives_other_memory_of_the_same_form_each_time(framework, dtype, strides, cupy):
+    first = arrays.view(MAKERS[framework]((2, 2), "float32"), "x")
+    new = first.framework.maker((16, 32), dtype, first.target, strides)
+    side = cupy.cuda.Stream(non_blocking=True)
+    results = [new(stream) for stream in (None, None, side.ptr)]
+    views = [arrays.view(first.framework.give(array, side.ptr), "result") for _, array in results]
+    assert {view[1:5] for view in views} == {(dtype, (16, 32), strides or (32, 1), first.target)}
+    assert [view.pointer for view in views] == [pointer for pointer, _ in results]
+    assert len({pointer for pointer, _ in results}) == 3
+
+
 def test_scratch_lies_at_multiples_of_256_bytes(framework):
     first = arrays.view(MAKERS[framework]((2, 2), "float32"), "x")
     results = [first.framework.scratch(nbytes, first.target) for nbytes in (0, 1, 1000, 1 << 20)]
