@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from fp8core import arrays
 from fp8core.arrays import Maker, TensorView
 from fp8core.dispatch import Explanation, Launch
+from fp8core.dlpack import contiguous
 from fp8core.errors import ScaleError
 from fp8core.kernels.linear import LINEAR
 from fp8core.kernels.quantize import QUANTIZE, bind
@@ -95,19 +96,11 @@ def _product(x: TensorView, q: _Quantization | None, layer: Layer) -> Product:
         codes, scale = x, arrays.view(layer.input_scale, "input_scale")
         dtype = "bfloat16" if layer.out_dtype is None else layer.out_dtype
     else:
-        codes = x._replace(pointer=0, dtype=weight.dtype, strides=_contiguous(x.shape))
+        codes = x._replace(pointer=0, dtype=weight.dtype, strides=contiguous(x.shape))
         strides = q.scale_strides[: len(q.scale_shape)]
         scale = q.how.given or x._replace(pointer=q.scale_offset, dtype="float32", shape=q.scale_shape, strides=strides)
         dtype = x.dtype if layer.out_dtype is None else layer.out_dtype
     return product_of(codes, weight, scale, weight_scale, layer.bias, dtype, None, None, stored=True)
-
-
-def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= size
-    return tuple(reversed(strides))
 
 
 def _quantization_of(x: TensorView, layer: Layer) -> _Quantization | None:
