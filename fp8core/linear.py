@@ -62,18 +62,13 @@ def linear(
         batch_invariant,
         False,
     )
-    if bias is None and input_scale is None and out is None:  # for most calls half of the looks
-        (x_at, weight_at, weight_scale_at), looks = arrays.looks(x, weight, weight_scale)
-        bias_at = input_scale_at = out_at = 0
-    else:
-        seen, looks = arrays.looks(x, weight, weight_scale, bias, input_scale, out)
-        x_at, weight_at, weight_scale_at, bias_at, input_scale_at, out_at = seen
+    addresses, looks = arrays.looks(x, weight, weight_scale, bias, input_scale, out)
+    x_at, weight_at, weight_scale_at, bias_at, input_scale_at, out_at = addresses
     key = None
     if looks is not None and (scale_ub is None or isinstance(scale_ub, float)):
         bits = (x_at | weight_at | out_at) & 15 | ((weight_scale_at | bias_at | input_scale_at) & 15) << 4
         key = (looks, bits, group_shape, scale_ub, out_dtype, use_fast_accum, batch_invariant)
-    addresses = weight_at, weight_scale_at, bias_at, input_scale_at
-    return forward(layer, addresses, _CALLS, key, x, x_at, out, out_at, stream)
+    return forward(layer, addresses[1:5], _CALLS, key, x, x_at, out, out_at, stream)
 
 
 @explains(linear)
