@@ -36,6 +36,7 @@ CALLS_A_TURN: Final = 200
 RATIOS: Final = (
     ("quantize, out given", "vllm", "quantize, out given"),
     ("quantize", "vllm", "quantize"),
+    ("rms_norm_quant, out given", "vllm", "rms_norm_quant, out given"),
     ("scaled_mm m=16, out given", "vllm", "scaled_mm m=16, out given"),
     ("scaled_mm m=16", "torch", "_scaled_mm m=16"),
     ("scaled_mm m=80", "torch", "_scaled_mm m=80"),
@@ -135,25 +136,30 @@ def calls(peers: "Peers") -> Iterator[Step]:
     (data, scale), (many_data, many_scale) = fp8core.quantize(x), fp8core.quantize(many)
     weight, channels, out = w.data.t(), w.scale.t(), torch.empty(16, n, device="cuda", dtype=dtype)
     one, layer = torch.ones(1, device="cuda"), fp8core.Fp8Linear(w.data, w.scale)
+    gain, pairs = torch.ones(k, device="cuda", dtype=dtype), torch.randn(16, 2 * k, device="cuda", dtype=dtype)
 
-    def ours(name: str, call: Callable[..., object], *operands: object, **options: object) -> Step:
-        return Step("fp8core", name, partial(call, *operands, **options))
+    def ours(name: str, call: Callable[[], object]) -> Step:
+        return Step("fp8core", name, call)
 
-    yield ours("quantize, out given", fp8core.quantize, x, out=(data, scale))
-    yield ours("quantize", fp8core.quantize, x)
-    yield ours("scaled_mm m=16, out given", fp8core.scaled_mm, data, weight, scale, channels, out=out)
-    yield ours("scaled_mm m=16", fp8core.scaled_mm, data, weight, scale, channels)
-    yield ours("scaled_mm m=80", fp8core.scaled_mm, many_data, weight, many_scale, channels)
-    yield ours("linear m=16", fp8core.linear, x, w.data, w.scale)
-    yield ours("Fp8Linear m=16", layer, x)
-    yield ours("Fp8Linear m=80", layer, many)
+    yield ours("quantize, out given", lambda: fp8core.quantize(x, out=(data, scale)))
+    yield ours("quantize", lambda: fp8core.quantize(x))
+    yield ours("rms_norm_quant, out given", lambda: fp8core.rms_norm_quant(x, gain, 1e-6, out=(data, scale)))
+    yield ours("silu_and_mul_quant, out given", lambda: fp8core.silu_and_mul_quant(pairs, out=(data, scale)))
+    yield ours("scaled_mm m=16, out given", lambda: fp8core.scaled_mm(data, weight, scale, channels, out=out))
+    yield ours("scaled_mm m=16", lambda: fp8core.scaled_mm(data, weight, scale, channels))
+    yield ours("scaled_mm m=80", lambda: fp8core.scaled_mm(many_data, weight, many_scale, channels))
+    yield ours("linear m=16", lambda: fp8core.linear(x, w.data, w.scale))
+    yield ours("Fp8Linear m=16", lambda: layer(x))
+    yield ours("Fp8Linear m=80", lambda: layer(many))
     yield from parts(x, data, scale)
     theirs = sample("cupy")
     if theirs is not None:
-        yield ours("quantize of CuPy, out given", fp8core.quantize, theirs, out=fp8core.quantize(theirs))
-        yield ours("quantize of CuPy", fp8core.quantize, theirs)
-    for rows, codes in ((16, data), (80, many_data)):
-        yield Step("torch", f"_scaled_mm m={rows}", partial(torch._scaled_mm, codes, weight, one, one, out_dtype=dtype))
+        there = fp8core.quantize(theirs)
+        yield ours("quantize of CuPy, out given", lambda: fp8core.quantize(theirs, out=there))
+        yield ours("quantize of CuPy", lambda: fp8core.quantize(theirs))
+    multiply = torch._scaled_mm
+    yield Step("torch", "_scaled_mm m=16", lambda: multiply(data, weight, one, one, out_dtype=dtype))
+    yield Step("torch", "_scaled_mm m=80", lambda: multiply(many_data, weight, one, one, out_dtype=dtype))
     if peers.vllm is None:
         return
     quantize, product = peers.vllm.dynamic_per_token_scaled_fp8_quant, peers.vllm.cutlass_scaled_mm
@@ -174,9 +180,11 @@ def calls(peers: "Peers") -> Iterator[Step]:
         return quantized, both
 
     quantized, both = two(x, 16)
-    yield Step("vllm", "quantize, out given", partial(quantize, data, x, scale, None))
+    norm = peers.vllm.rms_norm_dynamic_per_token_quant
+    yield Step("vllm", "quantize, out given", lambda: quantize(data, x, scale, None))
+    yield Step("vllm", "rms_norm_quant, out given", lambda: norm(data, x, gain, scale, 1e-6, None, None))
     yield Step("vllm", "quantize", quantized)
-    yield Step("vllm", "scaled_mm m=16, out given", partial(product, out, data, weight, scale, channels, None))
+    yield Step("vllm", "scaled_mm m=16, out given", lambda: product(out, data, weight, scale, channels, None))
     yield Step("vllm", "quantize + scaled_mm m=16", both)
     yield Step("vllm", "quantize + scaled_mm m=80", two(many, 80)[1])
 

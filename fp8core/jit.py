@@ -1,15 +1,15 @@
 """From (source, entry, constants) to something that can be launched with plain numbers.
 
-A launch writes into one frame (the launch configuration and the arguments) what differs from the launch before, by one
-call of `struct`, and hands it to the driver. Frames are taken from a pool, so threads never share one in use.
+A launch writes into one frame (the launch configuration and the arguments) what differs from the launch before, the
+stream and some arguments, and hands it to the driver. Frames are taken from a pool: threads never share one in use.
 """
 
 import ctypes
 import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from typing import Any, Final, NamedTuple
+from functools import cache, partial
+from typing import Final, NamedTuple
 
 from fp8core import compiler, device, sources
 from fp8core.errors import BackendError
@@ -20,13 +20,14 @@ PROGRAMMATIC_STREAM_SERIALIZATION: Final = 6
 COOPERATIVE: Final = 2
 ATTRIBUTE: Final = struct.Struct("=I4x3I52x")
 """CUlaunchAttribute: its id, and a value of 64 bytes of which at most three words are used."""
-SHAPE: Final = struct.Struct("7I4x")
-"""The first half of a CUlaunchConfig: grid, block, bytes of shared memory."""
-QUEUE: Final = "PPI4x"
-"""The second half: stream, attributes, their count."""
+CONFIGURATION: Final = struct.Struct("7I4xPPI4x")
+"""CUlaunchConfig: grid, block, bytes of shared memory, stream, attributes, their count."""
 GRID: Final = struct.Struct("3I")
-SHAPE_BYTES: Final = SHAPE.size
-CONFIGURATION_BYTES: Final = SHAPE_BYTES + struct.calcsize(QUEUE)
+WORD: Final = 8
+STREAM: Final = 4
+"""Which of the configuration's words the stream is."""
+ALIGNMENT: Final = 64
+"""Of strings of bytes among the arguments."""
 ADDRESS: Final = ctypes.c_void_p.from_param
 """Makes of an address what `ctypes` passes without converting it again."""
 
@@ -80,67 +81,72 @@ def _launch_function(platform: Platform) -> Callable[..., int]:
     return launch
 
 
-class Frame(NamedTuple):
-    """The memory of one launch in flight on a thread."""
+class Frame:
+    """The memory of one launch in flight on a thread: arguments that vary, the configuration, the other arguments."""
 
-    memory: ctypes.Array[ctypes.c_char]
-    variable: int
-    """Where in the memory that part begins which each launch writes anew."""
-    arguments: tuple[Any, ...]
-    """Of the driver's launch."""
-    pointers: ctypes.Array[ctypes.c_void_p]
-    """The addresses of the kernel's arguments, of which the driver is given the address."""
+    __slots__ = ("_pointers", "arguments", "configuration", "write")
+
+    def __init__(self, bound: "Bound") -> None:
+        room = ctypes.create_string_buffer(len(bound.image) + ALIGNMENT)
+        start = -ctypes.addressof(room) % ALIGNMENT
+        address = ctypes.addressof(room) + start
+        memory = memoryview(room).cast("B")[start : start + len(bound.image)]
+        memory[:] = bound.image
+        self.configuration = memory[bound.middle : bound.middle + CONFIGURATION.size].cast("Q")
+        """As words."""
+        self.write = partial(bound.variable.pack_into, memory, 0)
+        """Takes what each launch writes anew."""
+        self._pointers = (ctypes.c_void_p * max(len(bound.offsets), 1))(*(address + at for at in bound.offsets))
+        places = address + bound.middle, bound.function, ctypes.addressof(self._pointers)
+        self.arguments = (*map(ADDRESS, places), None)
+        """Of the driver's launch."""
 
 
 class Bound:
-    """A kernel whose launches write their stream and some arguments into a frame; all else is written there once."""
+    """A kernel whose launches write their stream and some arguments into a frame; all else is written there once.
+
+    With a grid it is that of every launch. Without, its three numbers are given after the arguments.
+    """
 
     def __init__(
-        self, launcher: "Launcher", given: list[int], grid: Grid, numbers: tuple[int | float | bytes, ...]
+        self,
+        launcher: "Launcher",
+        given: Sequence[int],
+        grid: Grid | None = None,
+        numbers: tuple[int | float | bytes, ...] = (),
     ) -> None:
         items = launcher.items
         fixed = [i for i in range(len(items)) if i not in given]
-        text, offsets, middle = lay_out([items[i] for i in given], CONFIGURATION_BYTES)
-        fixed_text, fixed_offsets, end = lay_out([items[i] for i in fixed], middle)
-        self._offsets = [offset for _, offset in sorted(zip((*given, *fixed), (*offsets, *fixed_offsets), strict=True))]
-        image = bytearray(end)
-        SHAPE.pack_into(image, 0, *grid, *launcher.block, launcher.shared_bytes)
-        struct.pack_into(fixed_text, image, middle, *numbers)
-        self._image = bytes(image)
+        text, offsets, end = lay_out([items[i] for i in given], 0)
+        self.middle = -(-end // WORD) * WORD
+        fixed_text, fixed_offsets, size = lay_out([items[i] for i in fixed], self.middle + CONFIGURATION.size)
+        self.offsets = [offset for _, offset in sorted(zip((*given, *fixed), (*offsets, *fixed_offsets), strict=True))]
+        self.variable = struct.Struct(text if grid else f"{text}{self.middle - end}x3I")
+        image = bytearray(size)
+        shape = (*(grid or (0, 0, 0)), *launcher.block, launcher.shared_bytes)
+        CONFIGURATION.pack_into(image, self.middle, *shape, 0, *launcher.attributes)
+        struct.pack_into(fixed_text, image, self.middle + CONFIGURATION.size, *numbers)
+        self.image, self.function = bytes(image), launcher.function
         self._launcher = launcher
-        self._attributes, self._attributes_count = launcher.attributes
-        self._pack = struct.Struct(QUEUE + text).pack_into
         self._launch = device.calling(launcher.target.device, _launch_function(launcher.target.platform))
         self._pool: list[Frame] = []
 
-    def _frame(self) -> Frame:
-        memory = ctypes.create_string_buffer(len(self._image) + 64)
-        start = -ctypes.addressof(memory) % 64
-        address = ctypes.addressof(memory) + start
-        ctypes.memmove(address, self._image, len(self._image))
-        pointers = (ctypes.c_void_p * max(len(self._offsets), 1))(*(address + offset for offset in self._offsets))
-        arguments = ADDRESS(address), ADDRESS(self._launcher.function), ADDRESS(ctypes.addressof(pointers)), None
-        return Frame(memory, start + SHAPE_BYTES, arguments, pointers)
-
-    def launch(self, stream: int, *arguments: int | float | bytes, grid: Grid | None = None) -> None:
+    def launch(self, stream: int, *arguments: int | float | bytes) -> None:
         """Launch on ``stream``; raises BackendError with the driver's status and the kernel's name."""
-        pool = self._pool
         try:
-            frame = pool.pop()
+            frame = self._pool.pop()
         except IndexError:
-            frame = self._frame()
-        memory, variable, call, _ = frame
-        if grid is not None:
-            GRID.pack_into(memory, variable - SHAPE_BYTES, *grid)
-        self._pack(memory, variable, stream, self._attributes, self._attributes_count, *arguments)
-        status = self._launch(*call)
+            frame = Frame(self)
+        frame.configuration[STREAM] = stream
+        frame.write(*arguments)
+        status = self._launch(*frame.arguments)
         if status:
-            status = device.again(status, self._launcher.target.device, self._launch, *call)
+            status = device.again(status, self._launcher.target.device, self._launch, *frame.arguments)
         if status:
-            shape, target = GRID.unpack_from(memory, variable - SHAPE_BYTES), self._launcher.target
+            shape, target = GRID.unpack_from(frame.configuration), self._launcher.target
             name = device.status_name(status)
             raise BackendError(f"launching {self._launcher.entry} with grid {shape} on {target}: {name}")
-        pool.append(frame)
+        self._pool.append(frame)
 
 
 class Launcher:
@@ -161,11 +167,11 @@ class Launcher:
         self.block, self.shared_bytes = block, shared_bytes
         self._kept = ctypes.create_string_buffer(attributes, max(len(attributes), 1))
         self.attributes = (ctypes.addressof(self._kept) if attributes else 0, len(attributes) // ATTRIBUTE.size)
-        self._all = Bound(self, list(range(len(self.items))), (0, 0, 0), ()).launch
+        self._all = Bound(self, range(len(self.items))).launch
 
     def __call__(self, stream: int, grid: Grid, *arguments: int | float | bytes) -> None:
         """Launch on ``stream``; raises BackendError with the driver's status and the kernel's name."""
-        self._all(stream, *arguments, grid=grid)
+        self._all(stream, *arguments, *grid)
 
     def bind(self, grid: Grid, *numbers: int | float) -> Callable[..., None]:
         """Return the launch on ``grid`` with the arguments that are ``numbers``: it wants the stream and the others.
@@ -179,11 +185,11 @@ class Launcher:
 def lay_out(items: Sequence[str], start: int) -> tuple[str, tuple[int, ...], int]:
     """Return how arguments lie from the offset ``start`` on: a format of `struct`, their offsets, and their end.
 
-    Strings of bytes are aligned to 64, all others to their own size.
+    Strings of bytes are aligned to `ALIGNMENT`, all others to their own size.
     """
     text, offsets, end = "", [], start
     for item in items:
-        alignment = 64 if item[-1] == "s" else struct.calcsize(item[-1])
+        alignment = ALIGNMENT if item[-1] == "s" else struct.calcsize(item[-1])
         padding = -end % alignment
         offsets.append(end + padding)
         text += f"{padding}x{item}"

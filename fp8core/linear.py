@@ -157,7 +157,11 @@ class Fp8Linear:
 
     def __call__(self, x: object, *, out: object = None, stream: object = None) -> Any:
         """Return ``x @ weight.T + bias`` for x ``[..., k]``."""
-        (x_at, out_at), looks = arrays.looks(x, out)
+        if out is None:  # half of the looks
+            (x_at,), looks = arrays.looks(x)
+            out_at = 0
+        else:
+            (x_at, out_at), looks = arrays.looks(x, out)
         key = None if looks is None or self._looks is None else (looks, (x_at | out_at) & 15)
         result = forward(self._layer, self._addresses, self._calls, key, x, x_at, out, out_at, stream)
         if not self._layer.stable_weight:

@@ -5,6 +5,7 @@ neighbours, and takes and gives arrays of any framework. Weights are ``[k, n]`` 
 names' users pass them.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -133,9 +134,7 @@ def scaled_fp8_quant(
 def _product(
     qinput: Any, weight: Any, out_dtype: Any, scale_a: Any, scale_b: Any, bias: Any, output_shape: Sequence[int]
 ) -> Any:
-    rows = 1
-    for size in output_shape[:-1]:
-        rows *= size
+    rows = math.prod(output_shape[:-1])
     result = scaled_mm(qinput[:rows], weight, _rows_of(scale_a, rows), scale_b, bias=bias, out_dtype=out_dtype)
     return result.reshape(tuple(output_shape))
 

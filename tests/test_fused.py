@@ -1,5 +1,7 @@
 """The fused producers against float64, and against what they fuse: `quantize` of the same numbers."""
 
+import weakref
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,7 @@ import reference
 from engines import BOTH, MAKERS, WIDE, assert_same_bytes, engines, fresh, fresh_scale
 from fp8core import GROUP_128, PER_TENSOR, PER_TOKEN, device
 from fp8core.kernels.fused import plan_norm_quantize, plan_silu_quantize
+from fp8core.ops import calls
 from fp8core.problem import NormQuantize, SiluQuantize
 
 SHAPES = ((1, 4096), (7, 576), (3, 1024), (130, 256), (2, 5136), (5, 8192))
@@ -147,6 +150,38 @@ def test_given_memory_and_leading_axes(engine, function):
     assert got.scale is out[1]
     assert_same_bytes(engine.codes(got.data), engine.codes(fresh_result.data))
     assert_same_bytes(engine.numpy(got.scale), engine.numpy(fresh_result.scale))
+
+
+CALLS = {
+    "norm": lambda x, weight, epsilon, residual: fp8core.rms_norm_quant(x, weight, epsilon),
+    "add + norm": lambda x, weight, epsilon, residual: fp8core.rms_norm_quant(x, weight, epsilon, residual=residual),
+    "silu": lambda x, weight, epsilon, residual: fp8core.silu_and_mul_quant(x),
+}
+
+
+@engines("torch-cpu", "torch-cuda")
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_a_repeated_call_is_that_of_its_own_operands(engine, call):
+    for epsilon in (1e-6, 1e-6, 1.0):
+        x, residual, weight = engine.torch.randn(3, 4, 512, device=engine.device)
+        left = residual.clone()
+        got = call(x, weight[0], epsilon, left)
+        calls.forget()
+        want = call(x, weight[0], epsilon, residual)
+        assert_same_bytes(engine.codes(got.data), engine.codes(want.data))
+        assert_same_bytes(engine.numpy(got.scale), engine.numpy(want.scale))
+        assert_same_bytes(engine.numpy(left), engine.numpy(residual))
+
+
+@engines("torch-cpu")
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_what_is_kept_of_a_call_keeps_no_operand(engine, call):
+    operands = [engine.torch.ones(*shape) for shape in ((4, 512), (512,), (4, 512))]
+    for _ in range(2):
+        call(operands[0], operands[1], 1e-6, operands[2])
+    alive = [weakref.ref(operand) for operand in operands]
+    del operands
+    assert [there() for there in alive] == [None] * 3
 
 
 @engines(*BOTH)

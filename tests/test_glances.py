@@ -82,8 +82,8 @@ def test_an_operand_left_out_counts():
     x, y = matrix(), matrix()
     found = {looks(x, None, None), looks(x, y, None), looks(x, None, y), looks(x, y, y)}
     assert len(found) == 4
-    assert arrays.looks(x, None, y)[0] == (x.data_ptr(), 0, y.data_ptr())
-    assert arrays.looks(x, None, y)[0] == (x.data_ptr(), 0, y.data_ptr())
+    assert [*arrays.looks(x, None, y)[0]] == [x.data_ptr(), 0, y.data_ptr()]
+    assert [*arrays.looks(x, None, y)[0]] == [x.data_ptr(), 0, y.data_ptr()]
 
 
 def test_modes_of_torch_do_not_change_looks():
@@ -121,3 +121,14 @@ def test_results_follow_the_values_and_not_the_call_before():
 
 def test_operands_of_two_frameworks_are_viewed_each_time():
     assert looks(matrix(), np.ones(3)) is None
+
+
+def test_operands_of_two_frameworks_that_have_looks_are_viewed_each_time(monkeypatch):
+    class Other:
+        nbytes, address = 8, None
+
+    monkeypatch.setitem(glances._LOOKERS, Other, lambda _: (64, "as ever"))
+    frameworks = {torch.Tensor: arrays.framework_of(torch.Tensor), Other: Other}
+    monkeypatch.setattr(glances, "framework_of", frameworks.get)
+    assert looks(Other()) == looks(Other()) is not None
+    assert [looks(*pair) for pair in [(matrix(), Other()), (Other(), matrix())] for _ in range(2)] == [None] * 4

@@ -176,6 +176,23 @@ def test_a_read_only_array_receives_nothing():
         fp8core.quantize(fresh((4, 64)), out=out)
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, **options: fp8core.quantize(x, **options),
+        lambda x, **options: fp8core.rms_norm_quant(x, fresh((64,)), 1e-6, **options),
+        lambda x, **options: fp8core.silu_and_mul_quant(np.concatenate([x, x], 1), **options),
+    ],
+    ids=["quantize", "rms_norm_quant", "silu_and_mul_quant"],
+)
+def test_a_given_scale_is_no_result(call):
+    x, out = fresh((4, 64)), fresh_fp8((4, 64))
+    for given in (out, (out, ONE), (out, None)):
+        assert call(x, scale=ONE, group_shape=PER_TENSOR, out=given).scale is ONE
+    with pytest.raises(fp8core.ScaleError, match="out needs no scale"):
+        call(x, scale=ONE, group_shape=PER_TENSOR, out=(out, ONE.copy()))
+
+
 def test_what_is_no_array_is_refused():
     with pytest.raises(fp8core.DTypeError, match="x"):
         fp8core.quantize([[1.0, 2.0]])

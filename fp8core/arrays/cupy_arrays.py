@@ -1,14 +1,14 @@
 """CuPy at the border, and with it Float8Array, which is how CuPy has FP8."""
 
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
 from fp8core import device
 from fp8core.arrays import numpy_arrays
-from fp8core.arrays.base import Framework, Result, TensorView, bytes_spanned, in_elements
+from fp8core.arrays.base import Framework, Maker, Result, TensorView, bytes_spanned, in_elements
 from fp8core.float8 import DTYPES, Float8Array
 from fp8core.problem import ITEMSIZE, Target
 
@@ -51,6 +51,22 @@ class Cupy(Framework):
         with _allocating(target, stream):
             array = self.storage(shape, self._dtypes["uint8" if eight else dtype], strides, dtype)
         return Result(array.data.ptr, Float8Array(array, dtype) if eight else array)
+
+    def maker(
+        self, shape: tuple[int, ...], dtype: str, target: Target, strides: tuple[int, ...] | None = None
+    ) -> Maker:
+        """Return a function that allocates the same array again and again."""
+        eight = dtype in DTYPES
+        make = partial(self.storage, shape, self._dtypes["uint8" if eight else dtype], strides, dtype)
+        current = device.asking_current()
+
+        def new(stream: int | None) -> tuple[int, Any]:
+            if stream is not None or current() != target.device:
+                return self.empty(shape, dtype, target, strides, stream)
+            array = make()
+            return array.data.ptr, Float8Array(array, dtype) if eight else array
+
+        return new
 
     def storage(self, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...] | None, name: str) -> Any:
         """Return an uncleared cupy.ndarray of the current device; strides in elements of the dtype ``name``."""

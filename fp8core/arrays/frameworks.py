@@ -1,12 +1,22 @@
 """Which framework an array is of: found in `sys.modules` when one of its arrays arrives, never imported."""
 
 import sys
+from typing import Final
 
 from fp8core.arrays.base import Framework
+
+_FOUND: Final[dict[type, Framework | None]] = {}
 
 
 def framework_of(cls: type) -> Framework | None:
     """Return the framework of arrays of type ``cls``, or None if they offer nothing that is known here."""
+    try:
+        return _FOUND[cls]
+    except KeyError:
+        return _FOUND.setdefault(cls, _find(cls))
+
+
+def _find(cls: type) -> Framework | None:
     if _is(cls, "torch", "Tensor"):
         from fp8core.arrays import torch_tensors
 

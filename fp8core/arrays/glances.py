@@ -6,10 +6,11 @@ at a glance: the guards of torch's compiled graphs take a tenth of that time.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import count
-from operator import itemgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
+from fp8core.arrays.base import Framework
 from fp8core.arrays.frameworks import framework_of
 from fp8core.float8 import Float8Array
 
@@ -23,18 +24,17 @@ ALIKE: Final = 8
 LOOKS_KEPT: Final = 16_384
 
 
-class Glance(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Glance:
     """Operands met before, and what recognizes others that look the same."""
 
     alike: Callable[..., bool]
     """Of the operands that are there. It may say no where looks are equal, and never yes where they are not."""
     address: Callable[[Any], int]
-    kinds: tuple[type, ...] | None
-    """The types of all operands, if some are None."""
-    there: Callable[[tuple[Any, ...]], tuple[Any, ...]]
-    """Takes the operands that are there out of all of them, if some are None."""
-    placed: Callable[[tuple[int, ...]], tuple[int, ...]]
-    """Puts their addresses, after which comes 0, in the places of all."""
+    missing: list[bool]
+    """Which of the operands are None."""
+    absent: int
+    """How many of them."""
     number: int
 
 
@@ -46,27 +46,27 @@ _next: Final[Iterator[int]] = count()
 def looks(*operands: Any) -> Looks:
     """Return the addresses of ``operands`` (0 of None), and a number for how all of them look.
 
-    Operands of equal number pass the same checks. The number is None where one has to be viewed each time.
+    Operands of equal number pass the same checks. The number is None where one has to be viewed each time, as those of
+    several frameworks are.
     """
     try:
         size = operands[0].nbytes, len(operands)
         known = _GLANCES.get(size, ())
     except (AttributeError, TypeError, RuntimeError):  # no array, or none with a size: `view` has the words
         return _one_by_one(operands)
-    for alike, address, kinds, there, placed, number in known:
-        if kinds is None:
-            if alike(*operands):
-                addresses = [address(x) for x in operands]
-                if 0 in addresses:  # memory that was taken away, which `view` refuses
-                    break
-                return addresses, number
-        elif tuple(map(type, operands)) == kinds:
-            chosen = there(operands)
-            if alike(*chosen):
-                addresses = [address(x) for x in chosen]
-                if 0 in addresses:
-                    break
-                return placed((*addresses, 0)), number
+    for glance in known:
+        if not glance.absent:
+            there: Sequence[Any] = operands
+        elif [x is None for x in operands] == glance.missing:
+            there = [x for x in operands if x is not None]
+        else:
+            continue
+        if glance.alike(*there):
+            address = glance.address
+            addresses = [0 if x is None else address(x) for x in operands]
+            if addresses.count(0) > glance.absent:  # memory that was taken away, which `view` refuses
+                break
+            return addresses, glance.number
     found = _one_by_one(operands)
     if found[1] is not None and len(known) < ALIKE:
         _remember(size, operands, found[1])
@@ -79,37 +79,36 @@ def _one_by_one(operands: tuple[Any, ...]) -> Looks:
     addresses, each = zip(*seen, strict=True)
     if None in each:
         return addresses, None
-    if len(_NUMBERS) >= LOOKS_KEPT:
-        _NUMBERS.clear()  # a number is never given twice
-    return addresses, _NUMBERS.setdefault(each, next(_next))
+    number = _NUMBERS.get(each)
+    if number is None and _framework_of_all(operands) is not None:
+        if len(_NUMBERS) >= LOOKS_KEPT:
+            _NUMBERS.clear()  # a number is never given twice
+        number = _NUMBERS.setdefault(each, next(_next))
+    return addresses, number
+
+
+def _framework_of_all(operands: tuple[Any, ...]) -> Framework | None:
+    """Return the one framework of all operands, or None: among several, each call has to wait for their streams."""
+    memories = (x.codes if isinstance(x, Float8Array) else x for x in operands if x is not None)
+    found = {framework_of(type(memory)) for memory in memories}
+    return found.pop() if len(found) == 1 else None
 
 
 def _remember(size: tuple[int, int], operands: tuple[Any, ...], number: int) -> None:
-    kinds = tuple(map(type, operands))
-    there = [i for i, x in enumerate(operands) if x is not None]
-    frameworks = {framework_of(kinds[i]) for i in there}
-    framework = frameworks.pop()
-    if frameworks or framework is None or framework.address is None:
+    framework = framework_of(type(operands[0]))  # of all: they have a number
+    if framework is None or framework.address is None:
         return
-    chosen = tuple(operands[i] for i in there)
-    alike = framework.glance(chosen)
-    if not alike(*chosen):  # one tensor twice, which torch's guards do not take
+    there = tuple(x for x in operands if x is not None)
+    alike = framework.glance(there)
+    if not alike(*there):  # one tensor twice, which torch's guards do not take
         return
     if len(_GLANCES) >= SIZES_KEPT:
         _GLANCES.clear()
-    some = len(there) < len(kinds)
-    places = [there.index(i) if i in there else -1 for i in range(len(kinds))]
-    glance = Glance(alike, framework.address, kinds if some else None, _picker(there), _picker(places), number)
+    missing = [x is None for x in operands]
+    absent = sum(missing)
+    glance = Glance(alike, framework.address, missing, absent, number)
     known = _GLANCES.get(size, ())
-    _GLANCES[size] = (*known, glance) if some else (glance, *known)  # those without None, which cost less, first
-
-
-def _picker(places: list[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
-    """Return a function that gives the items at ``places`` of a tuple."""
-    if len(places) > 1:
-        return itemgetter(*places)
-    (place,) = places
-    return lambda items: (items[place],)
+    _GLANCES[size] = (*known, glance) if absent else (glance, *known)  # those without None, which cost less, first
 
 
 class _Lookers(dict[type, Callable[[Any], tuple[int, Any]]]):

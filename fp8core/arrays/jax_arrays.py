@@ -1,5 +1,6 @@
 """JAX at the border: its arrays read through DLPack, results in memory of ours that it takes over without a copy."""
 
+import math
 import sys
 from collections import defaultdict, deque
 from collections.abc import Callable
@@ -87,7 +88,7 @@ class Jax(Foreign):
         """Return memory that JAX will take over: of NumPy on the host, of CuPy on a device."""
         steps = strides_or_contiguous(shape, strides)
         nbytes = bytes_spanned(shape, steps, dtype)
-        if nbytes != _elements(shape) * ITEMSIZE[dtype]:
+        if nbytes != math.prod(shape) * ITEMSIZE[dtype]:
             raise LayoutError(f"arrays of JAX have no gaps: shape {shape} with strides {steps} cannot be one")
         storage = np.dtype(f"u{ITEMSIZE[dtype]}")
         if target.platform == "host":
@@ -132,13 +133,6 @@ class Jax(Foreign):
         one = jax.device_put(jax.numpy.zeros((), jax.numpy.int32), place)
         tick = jax.jit(lambda x: x + 1)
         return lambda: tick(one)
-
-
-def _elements(shape: tuple[int, ...]) -> int:
-    count = 1
-    for extent in shape:
-        count *= extent
-    return count
 
 
 @cache

@@ -88,7 +88,12 @@ class Torch(Framework):
         """Return a function that allocates the same tensor again and again."""
         steps = strides_or_contiguous(shape, strides)
         where = self._cpu if target.platform == "host" else self._on(target.device)
-        make = partial(self._torch.empty_strided, shape, steps, dtype=self._dtypes[dtype], device=where)
+        make = partial(self._empty_strided, shape, steps, dtype=self._dtypes[dtype], device=where)
+        like = make()
+        like.untyped_storage().resize_(0)
+        make_alike = partial(self._torch.empty_like, like)  # half a microsecond faster
+        if make_alike().stride() == steps:  # not so where elements lie apart
+            make = make_alike
 
         def new(stream: int | None) -> tuple[int, Any]:
             if stream is not None:

@@ -1,11 +1,13 @@
 """A linear layer's call: the input's quantization into one scratch, then the product."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from fp8core import arrays
 from fp8core.arrays import Maker, TensorView
 from fp8core.dispatch import Explanation, Launch
+from fp8core.dlpack import contiguous
 from fp8core.errors import ScaleError
 from fp8core.kernels.linear import LINEAR
 from fp8core.kernels.quantize import QUANTIZE, bind
@@ -48,7 +50,8 @@ class _Quantization(NamedTuple):
     bytes: int
 
 
-class Call(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Call:
     """A linear layer checked for inputs that look alike: its launches, and where things lie in its scratch."""
 
     quantize: Launch | None
@@ -93,19 +96,11 @@ def _product(x: TensorView, q: _Quantization | None, layer: Layer) -> Product:
         codes, scale = x, arrays.view(layer.input_scale, "input_scale")
         dtype = "bfloat16" if layer.out_dtype is None else layer.out_dtype
     else:
-        codes = x._replace(pointer=0, dtype=weight.dtype, strides=_contiguous(x.shape))
+        codes = x._replace(pointer=0, dtype=weight.dtype, strides=contiguous(x.shape))
         strides = q.scale_strides[: len(q.scale_shape)]
         scale = q.how.given or x._replace(pointer=q.scale_offset, dtype="float32", shape=q.scale_shape, strides=strides)
         dtype = x.dtype if layer.out_dtype is None else layer.out_dtype
     return product_of(codes, weight, scale, weight_scale, layer.bias, dtype, None, None, stored=True)
-
-
-def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= size
-    return tuple(reversed(strides))
 
 
 def _quantization_of(x: TensorView, layer: Layer) -> _Quantization | None:
@@ -134,7 +129,7 @@ def _prepare(layer: Layer, q: _Quantization | None, product: Product, out: objec
     if product.m and product.n:
         problem = product.problem(*options, out_at, ldo, layer.stable_weight)
         launch, multiply = LINEAR.plan(_problem(q, problem))
-    ready = prepared(product, multiply)
+    ready = prepared(product, multiply, out)
     if launch is None and product.k:
         return Call(None, None, None, ready), out_at
     if launch is not None:
@@ -165,31 +160,31 @@ def forward(
     if call is None:
         view = arrays.view(x, "x")
         q = _quantization_of(view, layer)
-        product = _product(view, q, layer)
-        call, out_at = _prepare(layer, q, product, out)
+        posed = _product(view, q, layer)
+        call, out_at = _prepare(layer, q, posed, out)
         if q is None or q.how.upper is None:
             calls.keep(key, call)
-        others = product.others if q is None else (*product.others, *q.how.others)
+        others = posed.others if q is None else (*posed.others, *q.how.others)
         work = arrays.stream_of(view, stream, *others)
-        _, weight_at, given_at, weight_scale_at, bias_at, _, _ = product.addresses
+        _, weight_at, given_at, weight_scale_at, bias_at, _, _ = posed.addresses
         x_at, upper_at = view.pointer, 0 if q is None else q.how.upper_pointer
     else:
         work = call.product.stream()
         weight_at, weight_scale_at, bias_at, given_at = addresses
-    quantize, new_scratch, scale_offset, (_, multiply, new_product_scratch, new, give) = call
+    product = call.product
     pool = None if stream is None else work
     a_at, scale_at, result = x_at, given_at, out
-    if new_scratch is not None:
-        a_at, _scratch = new_scratch(pool)
-        scale_at = given_at if scale_offset is None else a_at + scale_offset
-    if out is None:
-        out_at, result = new(pool)
-    if multiply is not None:
-        if quantize is not None:
-            quantize(work, x_at, a_at, scale_at, upper_at)
-        more_at, _more = (0, None) if new_product_scratch is None else new_product_scratch(pool)
-        multiply(work, a_at, weight_at, scale_at, weight_scale_at, bias_at, out_at, 0, 0, more_at)
-    return result if give is None or out is not None else give(result, work)
+    if call.new_scratch is not None:
+        a_at, _scratch = call.new_scratch(pool)
+        scale_at = given_at if call.scale_offset is None else a_at + call.scale_offset
+    if product.new is not None:
+        out_at, result = product.new(pool)
+    if product.launch is not None:
+        if call.quantize is not None:
+            call.quantize(work, x_at, a_at, scale_at, upper_at)
+        more_at, _more = (0, None) if product.new_scratch is None else product.new_scratch(pool)
+        product.launch(work, a_at, weight_at, scale_at, weight_scale_at, bias_at, out_at, 0, 0, more_at)
+    return result if product.give is None or product.new is None else product.give(result, work)
 
 
 def explanation(x: object, layer: Layer) -> Explanation:

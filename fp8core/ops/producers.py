@@ -1,15 +1,21 @@
 """Fused producers: what comes before a linear layer, and its quantization, in one launch."""
 
+from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Final
 
 from fp8core import arrays
 from fp8core.arrays import TensorView
 from fp8core.errors import ShapeError
 from fp8core.kernels.fused import NORM_QUANTIZE, SILU_QUANTIZE
 from fp8core.ops import operands
-from fp8core.ops.scaling import EPS, Quantized, Scaling, destination, scaling
+from fp8core.ops.calls import Calls
+from fp8core.ops.scaling import EPS, Quantized, Ready, Scaling, destination, only_scale, scaling
 from fp8core.problem import PER_TOKEN, NormQuantize, ScaleFormat, ScaleLayout, SiluQuantize
+
+_NORMS: Final[Calls[Ready]] = Calls()
+"""Their launches want the addresses of weight and residual, then what those of a quantization want."""
+_SILUS: Final[Calls[Ready]] = Calls()
 
 
 class _Norm:
@@ -105,41 +111,42 @@ def rms_norm_quant(
         out: an FP8 array for the data, or a pair of arrays for data and scale.
         stream: the stream to launch on.
     """
+    data, out_scale = out if isinstance(out, tuple) else (out, None)
+    kept = out_scale if scale is None else only_scale(scale, out_scale)
+    if residual is None:
+        (x_at, weight_at, data_at, scale_at), looks = arrays.looks(x, weight, data, kept)
+        residual_at = 0
+    else:
+        (x_at, weight_at, residual_at, data_at, scale_at), looks = arrays.looks(x, weight, residual, data, kept)
+    key = None
+    if looks is not None and (scale_ub is None or isinstance(scale_ub, float)):
+        bits = (x_at | residual_at | data_at) & 15 | (weight_at & 31) << 4
+        options = (dtype, group_shape, scale_ub, scale_format, scale_layout, eps, round_intermediate)
+        key = (looks, scale is None, bits, float(epsilon), *options)
+    call = _NORMS.get(key) if stream is None else None
+    if call is not None:
+        run = None if call.launch is None else partial(call.launch, weight_at, residual_at)
+        return call.to.filled(run, call.stream(), None, x_at, data, data_at, kept, scale_at, 0)
     operand = _Norm(x, weight, residual)
     view, at = operand.x, operand.at
     how = scaling(dtype, group_shape, scale, scale_ub, scale_format, scale_layout, eps, view, at.rows, at.cols)
-    data, kept = _given(out, scale)
-    to = destination(view, how, view.shape, at.rows, at.cols, data, None if scale is not None else kept)
+    to = destination(view, how, view.shape, at.rows, at.cols, data, kept)
     plan = NORM_QUANTIZE.plan(operand.problem(how, round_intermediate, to.data_at, to.data_stride))
+    residual_stride, upper_value = operand.residual_stride, how.upper_value  # a kept launch keeps no operand
+
+    def launched(
+        weight_at: int, residual_at: int, work: int, x_at: int, data_at: int, scale_at: int, upper_at: int
+    ) -> None:
+        inputs = (x_at, at.stride, residual_at, residual_stride, weight_at, float(epsilon))
+        written = (data_at, to.data_stride, scale_at, *to.scale_strides)
+        plan(work, *inputs, *written, at.rows, upper_at, upper_value, eps)
+
+    launch = launched if at.rows * at.cols else None
+    _NORMS.keep(key, Ready(view.framework.asking_stream(view.target), launch, to))
     work = arrays.stream_of(view, stream, *operand.others, *how.others)
-
-    def launch(work: int, x_at: int, data_at: int, scale_at: int, upper_at: int) -> None:
-        plan(
-            work,
-            x_at,
-            at.stride,
-            operand.residual_pointer,
-            operand.residual_stride,
-            operand.weight.pointer,
-            float(epsilon),
-            data_at,
-            to.data_stride,
-            scale_at,
-            *to.scale_strides,
-            at.rows,
-            upper_at,
-            how.upper_value,
-            how.eps,
-        )
-
-    run, pool = launch if at.rows * at.cols else None, None if stream is None else work
+    run = None if launch is None else partial(launch, operand.weight.pointer, operand.residual_pointer)
+    pool = None if stream is None else work
     return to.filled(run, work, pool, view.pointer, data, to.data_at, kept, to.scale_at, how.upper_pointer)
-
-
-def _given(out: object, scale: object) -> tuple[Any, Any]:
-    """Return the caller's arrays for data and scale, None where it gave none."""
-    data, kept = out if isinstance(out, tuple) else (out, None)
-    return data, kept if scale is None else scale
 
 
 def problem_of_rms_norm_quant(call: SimpleNamespace) -> NormQuantize:
@@ -211,30 +218,31 @@ def silu_and_mul_quant(
     ``silu(v) = v / (1 + exp(-v))``; the product is formed in fp32 and not rounded to x's dtype before it is
     quantized, unless ``round_intermediate`` asks for it. All other arguments are those of `quantize`.
     """
+    data, out_scale = out if isinstance(out, tuple) else (out, None)
+    kept = out_scale if scale is None else only_scale(scale, out_scale)
+    (x_at, data_at, scale_at), looks = arrays.looks(x, data, kept)
+    key = None
+    if looks is not None and (scale_ub is None or isinstance(scale_ub, float)):
+        options = (dtype, group_shape, scale_ub, scale_format, scale_layout, eps, round_intermediate)
+        key = (looks, scale is None, (x_at | data_at) & 15, *options)
+    call = _SILUS.get(key) if stream is None else None
+    if call is not None:
+        return call.to.filled(call.launch, call.stream(), None, x_at, data, data_at, kept, scale_at, 0)
     view, at, cols = _gate_and_up(x)
     how = scaling(dtype, group_shape, scale, scale_ub, scale_format, scale_layout, eps, view, at.rows, cols)
-    data, kept = _given(out, scale)
-    to = destination(view, how, (*view.shape[:-1], cols), at.rows, cols, data, None if scale is not None else kept)
+    to = destination(view, how, (*view.shape[:-1], cols), at.rows, cols, data, kept)
     plan = SILU_QUANTIZE.plan(_silu_problem(view, at, how, round_intermediate, to.data_at, to.data_stride))
+    upper_value = how.upper_value  # a kept launch keeps no operand
+
+    def launched(work: int, x_at: int, data_at: int, scale_at: int, upper_at: int) -> None:
+        written = (data_at, to.data_stride, scale_at, *to.scale_strides)
+        plan(work, x_at, at.stride, *written, at.rows, upper_at, upper_value, eps)
+
+    launch = launched if at.rows * cols else None
+    _SILUS.keep(key, Ready(view.framework.asking_stream(view.target), launch, to))
     work = arrays.stream_of(view, stream, *how.others)
-
-    def launch(work: int, x_at: int, data_at: int, scale_at: int, upper_at: int) -> None:
-        plan(
-            work,
-            x_at,
-            at.stride,
-            data_at,
-            to.data_stride,
-            scale_at,
-            *to.scale_strides,
-            at.rows,
-            upper_at,
-            how.upper_value,
-            how.eps,
-        )
-
-    run, pool = launch if at.rows * cols else None, None if stream is None else work
-    return to.filled(run, work, pool, view.pointer, data, to.data_at, kept, to.scale_at, how.upper_pointer)
+    pool = None if stream is None else work
+    return to.filled(launch, work, pool, view.pointer, data, to.data_at, kept, to.scale_at, how.upper_pointer)
 
 
 def problem_of_silu_and_mul_quant(call: SimpleNamespace) -> SiluQuantize:

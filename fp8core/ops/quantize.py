@@ -1,31 +1,20 @@
 """Quantize and dequantize: FP8 data and scales such that ``data * scale`` is nearest to the values."""
 
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 from fp8core import arrays
 from fp8core.arrays import TensorView
-from fp8core.dispatch import Launch
 from fp8core.errors import ShapeError
 from fp8core.kernels.dequantize import DEQUANTIZE
 from fp8core.kernels.quantize import QUANTIZE, bind
 from fp8core.ops import operands, scales
 from fp8core.ops.calls import Calls
-from fp8core.ops.scaling import EPS, Destination, Quantized, Scaling, destination, scaling
+from fp8core.ops.scaling import EPS, Quantized, Ready, Scaling, destination, only_scale, scaling
 from fp8core.problem import ITEMSIZE, PER_TOKEN, Dequantize, Quantize, ScaleFormat, ScaleLayout
 
-
-class _Call(NamedTuple):
-    """A quantization that has been checked, for any arrays that look alike."""
-
-    stream: Callable[[], int]
-    launch: Launch | None
-    """With all of its numbers: it wants the stream and the addresses of x, data, scale and scale_ub."""
-    to: Destination
-
-
-_CALLS: Calls[_Call] = Calls()
+_CALLS: Calls[Ready] = Calls()
+"""Their launches want the stream and the addresses of x, data, scale and scale_ub."""
 
 
 def quantize(
@@ -69,9 +58,13 @@ def quantize(
     Raises:
         DTypeError, ShapeError, LayoutError, ScaleError, DeviceError: before anything is launched or written.
     """
-    data, out_scale = out if isinstance(out, tuple) else (out, None)
-    kept = scale if scale is not None else out_scale
-    (x_at, data_at, scale_at), looks = arrays.looks(x, data, kept)
+    if out is None and scale is None:  # half of the looks
+        (x_at,), looks = arrays.looks(x)
+        data, kept, data_at, scale_at = None, None, 0, 0
+    else:
+        data, out_scale = out if isinstance(out, tuple) else (out, None)
+        kept = out_scale if scale is None else only_scale(scale, out_scale)
+        (x_at, data_at, scale_at), looks = arrays.looks(x, data, kept)
     key = None
     if looks is not None and (scale_ub is None or isinstance(scale_ub, float)):
         bits = (x_at | data_at) & 15
@@ -79,13 +72,12 @@ def quantize(
         key = (looks, given, bits, dtype, group_shape, scale_ub, scale_format, scale_layout, eps, rows_padded)
     call = _CALLS.get(key) if stream is None else None
     if call is not None:
-        ask_stream, launch, to = call
-        return to.filled(launch, ask_stream(), None, x_at, data, data_at, kept, scale_at, 0)
+        return call.to.filled(call.launch, call.stream(), None, x_at, data, data_at, kept, scale_at, 0)
     view, at, how, rows_out = _described(
         x, dtype, group_shape, scale, scale_ub, scale_format, scale_layout, eps, rows_padded
     )
     shape = view.shape if rows_out == at.rows else (rows_out, at.cols)
-    to = destination(view, how, shape, rows_out, at.cols, data, out_scale)
+    to = destination(view, how, shape, rows_out, at.cols, data, kept)
     launch = None
     if rows_out * at.cols or how.computed(rows_out, at.cols):
         bits = operands.octets(view, at.stride, to.data_at, to.data_stride)
@@ -99,7 +91,7 @@ def quantize(
             how.upper_value,
             how.eps,
         )
-    _CALLS.keep(key, _Call(view.framework.asking_stream(view.target), launch, to))
+    _CALLS.keep(key, Ready(view.framework.asking_stream(view.target), launch, to))
     work = arrays.stream_of(view, stream, *how.others)
     pool = None if stream is None else work
     return to.filled(launch, work, pool, view.pointer, data, to.data_at, kept, to.scale_at, how.upper_pointer)

@@ -1,8 +1,9 @@
 """Scaled matrix products of FP8 matrices."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 from fp8core import arrays
 from fp8core.arrays import Maker, TensorView
@@ -14,7 +15,8 @@ from fp8core.ops.product import Product, product_of
 from fp8core.problem import ScaledMm
 
 
-class Prepared(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Prepared:
     """A product that has been checked, for any arrays that look alike."""
 
     stream: Callable[[], int]
@@ -22,7 +24,8 @@ class Prepared(NamedTuple):
     """None where there is nothing to compute."""
     new_scratch: Maker | None
     """None where the launch needs none."""
-    new: Maker
+    new: Maker | None
+    """None where the caller gives the result."""
     give: Callable[[Any, int], Any] | None
     """What makes the caller's array of the one that was allocated, where the framework has to."""
 
@@ -163,15 +166,14 @@ def _product(
         a_at, b_at, scale_a_at, scale_b_at, bias_at, out_scale_at, amax_at = product.addresses
     else:
         work = call.stream()
-    _, launch, new_scratch, new, give = call
     pool = None if stream is None else work
     result = out
-    if out is None:
-        out_at, result = new(pool)
-    if launch is not None:
-        scratch_at, _scratch = new_scratch(pool) if new_scratch is not None else (0, None)
-        launch(work, a_at, b_at, scale_a_at, scale_b_at, bias_at, out_at, out_scale_at, amax_at, scratch_at)
-    return result if give is None or out is not None else give(result, work)
+    if call.new is not None:
+        out_at, result = call.new(pool)
+    if call.launch is not None:
+        scratch_at, _scratch = (0, None) if call.new_scratch is None else call.new_scratch(pool)
+        call.launch(work, a_at, b_at, scale_a_at, scale_b_at, bias_at, out_at, out_scale_at, amax_at, scratch_at)
+    return result if call.give is None or call.new is None else call.give(result, work)
 
 
 def destined(product: Product, out: object) -> tuple[int, int]:
@@ -188,10 +190,10 @@ def shape_of(product: Product) -> tuple[int, ...]:
     return (*product.a.shape[:-1], product.n)
 
 
-def prepared(product: Product, launch: Any) -> Prepared:
+def prepared(product: Product, launch: Any, out: object) -> Prepared:
     """Return a checked product with its launch, None where there is nothing to compute, made ready."""
     framework, target = product.a.framework, product.a.target
-    new = framework.maker(shape_of(product), product.out, target)
+    new = framework.maker(shape_of(product), product.out, target) if out is None else None
     bytes_ = 0 if launch is None else launch.scratch_bytes
     new_scratch = framework.scratch_maker(bytes_, target) if bytes_ else None
     give = framework.give if framework.wraps else None
@@ -210,7 +212,7 @@ def planned(
     launch: Any = None
     if product.m and product.n:
         launch = SCALED_MM.plan(product.key(use_fast_accum, batch_invariant, out_at, ldo, stable_weight))
-    return prepared(product, launch), out_at
+    return prepared(product, launch, out), out_at
 
 
 def _stored(b: object) -> TensorView:

@@ -9,6 +9,8 @@ from fp8core.problem import PER_TENSOR, Granularity, GroupShape
 Strides = tuple[int, int]
 BLOCK = 128
 BROADCAST: Strides = (0, 0)
+ONE_NUMBER = ((), (1,), (1, 1))
+"""The shapes of a single number."""
 
 
 class Reading(NamedTuple):
@@ -27,7 +29,7 @@ def is_scale(view: TensorView, name: str, *, bytes_allowed: bool = False) -> Non
 
 def one_number(view: TensorView, name: str) -> None:
     """Refuse a scale that is not a single number: (), (1,) or (1, 1)."""
-    if view.shape not in ((), (1,), (1, 1)):
+    if view.shape not in ONE_NUMBER:
         raise ShapeError(f"{name} needs one number, of shape (), (1,) or (1, 1), got {view.shape}")
 
 
@@ -36,7 +38,7 @@ def of_groups(view: TensorView, shape: GroupShape, rows: int, cols: int, name: s
 
     A single number is one scale for the whole matrix, whatever the group shape says.
     """
-    if view.shape in ((), (1,), (1, 1)):
+    if view.shape in ONE_NUMBER:
         return PER_TENSOR, BROADCAST
     wanted = shape.scale_shape(rows, cols)
     if view.shape == wanted:
@@ -50,7 +52,7 @@ def of_groups(view: TensorView, shape: GroupShape, rows: int, cols: int, name: s
 
 def implied_group(view: TensorView, rows: int, cols: int, name: str) -> GroupShape:
     """Return the group shape that a two-dimensional scale implies; sides of 128 are preferred where several fit."""
-    if view.shape in ((), (1,), (1, 1)):
+    if view.shape in ONE_NUMBER:
         return PER_TENSOR
     if len(view.shape) != 2:
         raise ScaleError(f"{name} of shape {view.shape} needs group_shape to say what its axis is")
@@ -75,7 +77,7 @@ def activation(view: TensorView, leading: tuple[int, ...], m: int, k: int) -> Re
     Leading axes like those of a itself stand for m, where they fold.
     """
     shape, strides = view.shape, view.strides
-    if shape in ((), (1,), (1, 1)):
+    if shape in ONE_NUMBER:
         return Reading("tensor", BROADCAST)
     groups = -(-k // BLOCK)
     if len(shape) > 2 and shape[:-1] == leading:
@@ -110,7 +112,7 @@ def weight(view: TensorView, n: int, k: int, *, stored: bool, grouped: bool) -> 
         grouped: scale_a holds 1x128 groups, so that blocks are what is meant where a shape could also be channels.
     """
     shape = view.shape
-    if shape in ((), (1,), (1, 1)):
+    if shape in ONE_NUMBER:
         return Reading("tensor", BROADCAST)
     groups, blocks = -(-k // BLOCK), -(-n // BLOCK)
     if len(shape) == 2:

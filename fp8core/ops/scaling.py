@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from fp8core import arrays
 from fp8core.arrays import Maker, TensorView
 from fp8core.arrays.base import new_tuple
+from fp8core.dispatch import Launch
 from fp8core.errors import LayoutError, ScaleError
 from fp8core.ops import operands, scales
 from fp8core.problem import FORMATS, PER_TENSOR, PER_TOKEN, GroupShape, ScaleFormat, ScaleLayout
@@ -104,17 +106,26 @@ def _upper(scale_ub: object, shape: GroupShape, x: TensorView) -> tuple[TensorVi
     return view, math.inf
 
 
-class Destination(NamedTuple):
+def only_scale(scale: object, out_scale: object) -> object:
+    """Return a given ``scale``, after checking that ``out`` names no other."""
+    if out_scale is not None and out_scale is not scale:
+        raise ScaleError("out needs no scale when the scale is given")
+    return scale
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
     """Where codes and scales go. An address of 0 is memory yet to be allocated, aligned to 16 bytes at least."""
 
     give: Callable[[Any, int], Any] | None
     """What makes the caller's arrays of those that were allocated, where the framework has to."""
     data_at: int
     data_stride: int
-    new_data: Maker
+    new_data: Maker | None
+    """None where the caller gives the array, as for the scale."""
     scale_at: int
     scale_strides: tuple[int, int]
-    new_scale: Maker
+    new_scale: Maker | None
 
     def filled(
         self,
@@ -128,20 +139,29 @@ class Destination(NamedTuple):
         scale_at: int,
         upper_at: int,
     ) -> Quantized:
-        """Allocate what is None, launch with the stream and all addresses, and return the caller's arrays."""
+        """Allocate what the caller does not give, launch with the stream and all addresses, and return its arrays."""
         give = self.give
-        new_data, new_scale = data is None, scale is None
-        if new_data:
+        if self.new_data is not None:
             data_at, data = self.new_data(pool)
-        if new_scale:
+        if self.new_scale is not None:
             scale_at, scale = self.new_scale(pool)
         if launch is not None:
             launch(work, x_at, data_at, scale_at, upper_at)
         if give is not None:
-            data = give(data, work) if new_data else data
-            scale = give(scale, work) if new_scale else scale
+            data = data if self.new_data is None else give(data, work)
+            scale = scale if self.new_scale is None else give(scale, work)
         made: Quantized = new_tuple(Quantized, (data, scale))
         return made
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A call that has been checked, for any arrays that look alike."""
+
+    stream: Callable[[], int]
+    launch: Launch | None
+    """With all of its numbers; None where there is nothing to compute."""
+    to: Destination
 
 
 def destination(
@@ -158,8 +178,6 @@ def destination(
     dtype = SCALE_DTYPE[how.scale_format]
     scale_at, strides = 0, ((1, wanted[0]) if how.layout == "mn" else (wanted[-1], 1))
     if how.given is not None:
-        if scale is not None and scale is not how.given.owner:
-            raise ScaleError("out needs no scale when the scale is given")
         scale_at, strides = how.given.pointer, how.strides
     elif scale is not None:
         view = arrays.view(scale, "out scale", written=True)
@@ -168,12 +186,13 @@ def destination(
         scale_at, strides = view.pointer, (view.strides[0], view.strides[-1])
     if len(wanted) == 1:
         strides = (0, 0)
+    apart = strides if how.layout == "mn" and len(wanted) == 2 else None
     return Destination(
         framework.give if framework.wraps else None,
         data_at,
         data_stride,
-        framework.maker(shape, how.dtype, x.target),
+        framework.maker(shape, how.dtype, x.target) if data is None else None,
         scale_at,
         strides,
-        framework.maker(wanted, dtype, x.target, strides if how.layout == "mn" and len(wanted) == 2 else None),
+        framework.maker(wanted, dtype, x.target, apart) if scale is None else None,
     )
