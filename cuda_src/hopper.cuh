@@ -59,13 +59,6 @@ DEVICE void writes_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "
 
 // ---- clusters
 
-#define HOPPER_SPECIAL(name, register)                                                                                 \
-    DEVICE int name() {                                                                                                \
-        int value;                                                                                                     \
-        asm("mov.u32 %0, %%" register ";" : "=r"(value));                                                              \
-        return value;                                                                                                  \
-    }
-HOPPER_SPECIAL(cluster_rank, "cluster_ctarank")
 DEVICE void remote_arrive(uint32 barrier) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }

@@ -69,10 +69,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENTS)
 
     grid_dependency_launch();
 
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    // By way of a shuffle the compiler knows that these are equal in a warp, and computes descriptors once for all of it.
+    const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     constexpr int ranks = BLOCKS, units = UNITS / ranks;
     constexpr int finishers = units > 1 ? units / 2 : 1; // warps of a block that finish a part of the tile
-    const int rank = ranks > 1 ? cluster_rank() : 0;
+    const int rank = (int)blockIdx.x % ranks;
     const uint32 ring = (shared_address(dynamic) + 1023) & ~1023u, a_ring = ring + STAGES * WEIGHT_BYTES;
     const Gate<STAGES> gate = {shared_address(barriers)};
     const Gate<A_STAGES> a_gate = {shared_address(barriers + 2 * STAGES)};
@@ -102,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENTS)
     }
 #endif
 
-    const int row_group = warp / 4 / K_GROUPS, k_group = warp / 4 % K_GROUPS, quarter = warp % 4;
+    const int group = GROUPS > 1 ? warp / 4 : 0, row_group = group / K_GROUPS, k_group = group % K_GROUPS, quarter = warp % 4;
     // A warp's registers hold two units of channels, those of lane / 4 and of lane / 4 + 8, for these blocks.
     const int unit0 = row_group * 8 + quarter * 2;
     const int owners[2] = {unit0 / units, (unit0 + 1) / units};
