@@ -36,7 +36,14 @@ DEVICE void tile_load(uint32 destination, const TensorMap *map, int column, int 
                  "[%0], [%1, {%2, %3}], [%4];" ::"r"(destination), "l"(map), "r"(column), "r"(row), "r"(barrier)
                  : "memory");
 }
-// The same for what is read once: the L2 gives its place up first.
+// The same into each block of the cluster whose bit is set in `blocks`: at the same place, counted at the same barrier.
+DEVICE void tile_load_shared(uint32 destination, const TensorMap *map, int column, int row, uint32 barrier, int blocks) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+                 "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(destination), "l"(map), "r"(column), "r"(row), "r"(barrier),
+                 "h"((unsigned short)blocks)
+                 : "memory");
+}
+// The same as the first for what is read once: the L2 gives its place up first.
 DEVICE void tile_load_once(uint32 destination, const TensorMap *map, int column, int row, uint32 barrier) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
                  "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(destination), "l"(map), "r"(column), "r"(row), "r"(barrier),

@@ -29,6 +29,10 @@ class Way(NamedTuple):
     """Of a block alone on its multiprocessor, for 64 channels of a chunk."""
     tile_us: float
     """Of a block, for the end of a tile."""
+    mates: int = 1
+    """Tiles of a cluster, whose blocks share what they load of a."""
+    a_stages: int = 0
+    """Chunks of a in flight, if not as many as by the rule."""
 
 
 class Rule(NamedTuple):
@@ -63,7 +67,7 @@ class Layout(NamedTuple):
     """How a product lies on the multiprocessors."""
 
     blocks: int
-    """Of a cluster: each takes a part of k of the cluster's tiles."""
+    """Of a tile: each takes a part of k."""
     clusters: int
     row_groups: int
     k_groups: int
@@ -74,6 +78,13 @@ class Layout(NamedTuple):
     """Chunks of the weight in flight until a may be asked for; 0: as many as fit."""
     spare: int = 0
     """Bytes of a multiprocessor's shared memory that are left to the kernel that follows."""
+    mates: int = 1
+    """Tiles that a cluster has at a time: the blocks of one part of k share what they load of a, eight rows or more."""
+
+    @property
+    def cluster(self) -> int:
+        """Blocks of a cluster."""
+        return self.blocks * self.mates
 
     @property
     def tile(self) -> int:
@@ -100,24 +111,30 @@ def layout(n: int, k: int, chosen: Rule, target: Target) -> Layout:
     chunks = ceil_div(k, CHUNK)
 
     def turns(plan: Layout) -> int:
-        return ceil_div(ceil_div(n, plan.tile), plan.clusters)
+        return ceil_div(ceil_div(n, plan.tile * plan.mates), plan.clusters)
 
     def cost(way: Way, plan: Layout) -> tuple[float, int]:
         memory = n * k / WEIGHT_BYTES_A_US * (1 + CONFLICT / plan.blocks)
         chunk = plan.row_groups * plan.residents * way.chunk_us
         busiest = turns(plan) * (ceil_div(chunks, plan.blocks) * chunk + way.tile_us)
         exchange = chosen.exchange_us * (plan.blocks - 1)
-        return round(max(memory, busiest) + exchange, 3), plan.blocks * plan.clusters
+        return round(max(memory, busiest) + exchange, 3), plan.cluster * plan.clusters
 
     plans = []
     for way in chosen.ways:
         row_groups, k_groups, residents = way[:3]
-        for blocks, most in room(target).items():
-            clusters = min(ceil_div(n, 64 * row_groups), most * residents)
-            if blocks <= chunks and clusters:
-                plan = Layout(blocks, clusters, row_groups, k_groups, residents, chosen.a_stages // residents)
+        for cluster, most in room(target).items():
+            blocks, clusters = cluster // way.mates, min(ceil_div(n, 64 * row_groups * way.mates), most * residents)
+            if 1 <= blocks <= chunks and clusters:
+                a_stages = (way.a_stages or chosen.a_stages) // residents
+                plan = Layout(blocks, clusters, row_groups, k_groups, residents, a_stages, mates=way.mates)
                 plans.append((cost(way, plan), plan))
     return min(plans, key=lambda costed: costed[0])[1]
+
+
+def alone(plan: Layout, n: int) -> Layout:
+    """Return a layout of ``n`` channels as it is without mates: its sums have the same order."""
+    return plan._replace(mates=1, clusters=min(plan.clusters * plan.mates, ceil_div(n, plan.tile)))
 
 
 AHEAD_BYTES: Final = 40 << 10
