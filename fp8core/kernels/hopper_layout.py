@@ -44,6 +44,8 @@ class Rule(NamedTuple):
     """Of a product, for every block of a cluster but the first, to whom it gives its partial sums."""
     a_stages: int
     """Chunks of a in flight for one block a multiprocessor; of several, each has its part."""
+    group_us: float = 0.0
+    """More of that, for every group but the first that has the same channels."""
     small_bytes: int = 0
     """A weight of so many bytes or fewer is `paced`, and its blocks have no mates."""
 
@@ -60,14 +62,14 @@ SMALL_WEIGHT: Final = 32 << 20
 def rule(side: int, blockwise: bool) -> Rule:
     """Return the rule for ``side`` (padded) rows."""
     if side == MOST_ROWS:
-        s = 0.009 if blockwise else 0.0
-        narrow = Way(1, 1, 1, 0.227 + s, 1.5), Way(1, 2, 1, 0.19 + s, 2.1)
-        wide = Way(2, 1, 1, 0.18 + s, 2.0, a_stages=8), Way(2, 1, 1, 0.176 + s, 2.3, mates=2, a_stages=8)
-        return Rule((*narrow, *wide), 0.5, 12, SMALL_WEIGHT)
+        one, s = (0.03, 0.006) if blockwise else (0.0, 0.0)
+        narrow = Way(1, 1, 1, 0.227 + one, 1.5), Way(1, 2, 1, 0.195 + s, 2.1)
+        wide = Way(2, 1, 1, 0.18 + s, 2.1, a_stages=8), Way(2, 1, 1, 0.176 + s, 2.4, mates=2, a_stages=8)
+        return Rule((*narrow, *wide), 0.61, 12, 0.61, SMALL_WEIGHT)
     if side == 32:
         narrow = Way(1, 2, 1, 0.165, 4.3), Way(1, 1, 2, 0.168, 1.5)
         wide = Way(2, 1, 1, 0.158, 1.8, a_stages=8), Way(2, 1, 1, 0.15, 1.8, mates=2, a_stages=8)
-        return Rule((*narrow, *wide), 0.02, 12, SMALL_WEIGHT)
+        return Rule((*narrow, *wide), 0.02, 12, small_bytes=SMALL_WEIGHT)
     return Rule((Way(1, 2, 1, 0.165, 1.3), Way(1, 1, 2, 0.14, 1.3)), 0.04, 16)
 
 
@@ -125,7 +127,7 @@ def layout(n: int, k: int, chosen: Rule, target: Target) -> Layout:
         memory = n * k / WEIGHT_BYTES_A_US * (1 + CONFLICT / plan.blocks)
         chunk = plan.row_groups * plan.residents * way.chunk_us
         busiest = turns(plan) * (ceil_div(chunks, plan.blocks) * chunk + way.tile_us)
-        exchange = chosen.exchange_us * (plan.blocks - 1)
+        exchange = (chosen.exchange_us + chosen.group_us * (plan.k_groups - 1)) * (plan.blocks - 1)
         return round(max(memory, busiest) + exchange, 3), plan.cluster * plan.clusters
 
     plans = []
