@@ -36,7 +36,14 @@ DEVICE void tile_load(uint32 destination, const TensorMap *map, int column, int 
                  "[%0], [%1, {%2, %3}], [%4];" ::"r"(destination), "l"(map), "r"(column), "r"(row), "r"(barrier)
                  : "memory");
 }
-// The same for what is read once: the L2 gives its place up first.
+// The same into each block of the cluster whose bit is set in `blocks`: at the same place, counted at the same barrier.
+DEVICE void tile_load_shared(uint32 destination, const TensorMap *map, int column, int row, uint32 barrier, int blocks) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+                 "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(destination), "l"(map), "r"(column), "r"(row), "r"(barrier),
+                 "h"((unsigned short)blocks)
+                 : "memory");
+}
+// The same as the first for what is read once: the L2 gives its place up first.
 DEVICE void tile_load_once(uint32 destination, const TensorMap *map, int column, int row, uint32 barrier) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
                  "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(destination), "l"(map), "r"(column), "r"(row), "r"(barrier),
@@ -59,13 +66,6 @@ DEVICE void writes_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "
 
 // ---- clusters
 
-#define HOPPER_SPECIAL(name, register)                                                                                 \
-    DEVICE int name() {                                                                                                \
-        int value;                                                                                                     \
-        asm("mov.u32 %0, %%" register ";" : "=r"(value));                                                              \
-        return value;                                                                                                  \
-    }
-HOPPER_SPECIAL(cluster_rank, "cluster_ctarank")
 DEVICE void remote_arrive(uint32 barrier) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }

@@ -2,9 +2,9 @@
 //
 // The operands are swapped: wgmma's side of 64 holds output channels, its narrow side of WIDTH >= m the rows of a,
 // so the kernel streams the weight at the memory's speed and does hardly anything else. A tile is 64 * ROW_GROUPS
-// channels. The blocks of a cluster share a tile: each takes a part of k, in chunks of 128, through two rings that
-// the copy engine fills: a deep one for the weight, because it is far away, a shallow one for a, which is in the L2,
-// with its blocked scales beside it.
+// channels. BLOCKS of a cluster share a tile: each takes a part of k, in chunks of 128, through two rings that the copy
+// engine fills: a deep one for the weight, because it is far away, a shallow one for a, which is in the L2, with its
+// blocked scales beside it. Blocks that have the same part of k for the MATES tiles of a cluster share what they load of a.
 // ROW_GROUPS * K_GROUPS groups of 128 threads multiply; those of one 64 channels take the chunks in turn. Every
 // block finishes an equal part of the tile's channels: the partial sums are pushed into its slots and added in the
 // order of their numbers, so equal inputs give equal bits, in an order that depends on n and k alone.
@@ -12,16 +12,17 @@
 // Before the kernel that it follows has ended it reads only the weight, its scales and the bias, and those if early.
 // The rows of a can come in 16 bits instead, and then every block quantizes them for itself (hopper_quantize.cuh).
 //
-// Constants: WIDTH 8, 16, 32, 64; BLOCKS of a cluster 1, 2, 4, 8; ROW_GROUPS, K_GROUPS; STAGES and A_STAGES multiples
-// of K_GROUPS; RESIDENTS blocks on a multiprocessor; A_TYPE, B_TYPE e4m3 or e5m2; BLOCKWISE 1: a's scales are 1x128 and
-// the weight's cover SCALE_ROWS (128 or 1) x 128; 0: one a tensor or row; OUT, BIAS: 0 fp32, 1 fp16, 2 bf16, -1 none.
-// AHEAD: chunks of the weight in flight until a may be asked for, 0: as many as fit. A_VECTORS: octets of x that a thread
-// quantizes, 0 where a comes as codes; else A_ROWS, A_INPUT, A_FORMAT, A_MODE of quantize_rows, and A_STAGES chunks are
-// all of a block. The tensor cores sum a chunk with fewer bits than fp32 has, so every chunk is added in fp32.
+// Constants: WIDTH 8, 16, 32, 64; BLOCKS of a tile 1, 2, 4, 8; MATES, tiles of a cluster, up to WIDTH / 8; ROW_GROUPS,
+// K_GROUPS; STAGES and A_STAGES multiples of K_GROUPS; RESIDENTS blocks on a multiprocessor; A_TYPE, B_TYPE e4m3 or e5m2;
+// BLOCKWISE 1: a's scales are 1x128 and the weight's cover SCALE_ROWS (128 or 1) x 128; 0: one a tensor or row; OUT, BIAS:
+// 0 fp32, 1 fp16, 2 bf16, -1 none. AHEAD: chunks of the weight in flight until a may be asked for, 0: as many as fit.
+// A_VECTORS: octets of x that a thread quantizes, 0 where a comes as codes; else A_ROWS, A_INPUT, A_FORMAT, A_MODE of
+// quantize_rows, and A_STAGES chunks are all of a block. The tensor cores sum a chunk with fewer bits than fp32 has, so
+// every chunk is added in fp32.
 //
-// The caller owes: maps of uint8, boxes of 64 * ROW_GROUPS (weight) and WIDTH (a) rows x 128 columns, 128-byte
-// swizzle, zeros out of bounds; scale strides in elements, 0 where broadcast; at least BLOCKS chunks, no more clusters
-// than tiles; of dynamic shared memory RING_BYTES, 1,024 and (BLOCKS * K_GROUPS - 1) * UNITS / BLOCKS * UNIT_BYTES for
+// The caller owes: maps of uint8, boxes of 64 * ROW_GROUPS (weight) and WIDTH / MATES (a) rows x 128 columns, 128-byte
+// swizzle, zeros out of bounds; scale strides in elements, 0 where broadcast; at least BLOCKS chunks, a first tile for
+// every cluster; of dynamic shared memory RING_BYTES, 1,024 and (BLOCKS * K_GROUPS - 1) * UNITS / BLOCKS * UNIT_BYTES for
 // the slots.
 #include "hopper_quantize.cuh"
 #include "hopper_sums.cuh"
@@ -69,10 +70,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENTS)
 
     grid_dependency_launch();
 
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    // By way of a shuffle the compiler knows that these are equal in a warp, and computes descriptors once for all of it.
+    const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     constexpr int ranks = BLOCKS, units = UNITS / ranks;
     constexpr int finishers = units > 1 ? units / 2 : 1; // warps of a block that finish a part of the tile
-    const int rank = ranks > 1 ? cluster_rank() : 0;
+    const int rank = (int)blockIdx.x % ranks, first = (int)blockIdx.x % CLUSTER - rank; // the tile's rank 0 in the cluster
     const uint32 ring = (shared_address(dynamic) + 1023) & ~1023u, a_ring = ring + STAGES * WEIGHT_BYTES;
     const Gate<STAGES> gate = {shared_address(barriers)};
     const Gate<A_STAGES> a_gate = {shared_address(barriers + 2 * STAGES)};
@@ -80,18 +82,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENTS)
                  a_asked = slots_empty + 8;
     char *slots = dynamic + (ring - shared_address(dynamic)) + RING_BYTES;
 
-    Walk walk((n + TILE - 1) / TILE, all_chunks, rank, ranks);
+    // Mates have as many turns, if need be with a tile past the end.
+    Walk walk((n + TILE * MATES - 1) / (TILE * MATES) * MATES, all_chunks, rank, ranks);
 
     if (warp == CONSUMERS / 32) {
         fetch_weight(&weight_map, ring, gate, a_asked, walk, early, lane);
         return;
     }
     if (warp == CONSUMERS / 32 + 1) {
-        fetch_a(codes, a_ring, a_gate, slots_full, finishers * ranks, walk, lane);
+        fetch_a(codes, a_ring, a_gate, slots_full, finishers * ranks, walk, rank, first / ranks, lane);
         return;
     }
     threads_sync(1, THREADS);
-    if (ranks > 1) cluster_arrive();
+    if (CLUSTER > 1) cluster_arrive();
     if (!early) grid_dependency_wait();
 
 #if BLOCKWISE
@@ -102,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENTS)
     }
 #endif
 
-    const int row_group = warp / 4 / K_GROUPS, k_group = warp / 4 % K_GROUPS, quarter = warp % 4;
+    const int group = GROUPS > 1 ? warp / 4 : 0, row_group = group / K_GROUPS, k_group = group % K_GROUPS, quarter = warp % 4;
     // A warp's registers hold two units of channels, those of lane / 4 and of lane / 4 + 8, for these blocks.
     const int unit0 = row_group * 8 + quarter * 2;
     const int owners[2] = {unit0 / units, (unit0 + 1) / units};
@@ -111,6 +114,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENTS)
     Ring<STAGES> at(k_group), done(k_group); // next to be multiplied, next to be given back
     Ring<A_STAGES> a_at(k_group), a_done(k_group);
     float row_scale = 0.0f;
+    // Chunks of a whose place is wanted again: when this block gives back the others, a mate may have ended.
+    int a_wanted = (walk.tiles - walk.tile + walk.step - 1) / walk.step * walk.chunks - A_STAGES - k_group;
     int at_group = k_group; // chunks to pass over before this group's next
 
     for (int turn = 0; walk.tile < walk.tiles; ++turn, walk.tile += walk.step) {
@@ -176,10 +181,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENTS)
                 product_wait<1>();
             registers_fence(d);
             __syncwarp();
-            if (lane == 0) {
-                gate.release(done);
-                if (!A_VECTORS) a_gate.release(a_done);
-            }
+            if (lane == 0) gate.release(done);
+            if (!A_VECTORS && MATES == 1 && lane == 0) a_gate.release(a_done);
+            if (!A_VECTORS && MATES > 1 && lane < MATES && a_wanted > 0)
+                remote_arrive(cluster_address(a_gate.empty(a_done), lane * ranks + rank));
+            a_wanted -= K_GROUPS;
             done.advance(K_GROUPS);
             a_done.advance(K_GROUPS);
 #pragma unroll
@@ -217,7 +223,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENTS)
                 if (threadIdx.x < WIDTH) row_scales[threadIdx.x] = row_scale;
                 threads_sync(2, CONSUMERS);
             }
-            if (ranks > 1) cluster_wait(); // the other blocks have made their barriers
+            if (CLUSTER > 1) cluster_wait(); // the other blocks have made their barriers
         } else if (K_GROUPS > 1 || ranks > 1)
             barrier_wait(slots_empty, (turn - 1) & 1);
 #pragma unroll
@@ -230,8 +236,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENTS)
 #pragma unroll
                 for (int i = 0; i < PIECES; ++i) ((Piece *)(slots + slot))[32 * i] = piece(sums, half, i);
             } else {
-                const uint32 there = cluster_address(shared_address(slots) + slot, owner);
-                const uint32 barrier = cluster_address(slots_full, owner);
+                const uint32 there = cluster_address(shared_address(slots) + slot, first + owner);
+                const uint32 barrier = cluster_address(slots_full, first + owner);
 #pragma unroll
                 for (int i = 0; i < PIECES; ++i)
                     remote_store(there + i * 32 * (int)sizeof(Piece), piece(sums, half, i), barrier);
@@ -257,7 +263,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENTS)
         __syncwarp();
         if (walk.tile + walk.step < walk.tiles && lane < ranks) {
             if (ranks > 1)
-                remote_arrive(cluster_address(slots_empty, lane));
+                remote_arrive(cluster_address(slots_empty, first + lane));
             else
                 barrier_arrive(slots_empty);
         }

@@ -16,6 +16,8 @@
 #define UNITS (8 * ROW_GROUPS) // of 8 channels, in a tile
 #define SCALES (WIDTH + (SCALE_ROWS == 1 ? TILE : (TILE + 127) / 128)) // of a chunk: a's rows, then the weight's
 #define SCALE_LANES (SCALES < 32 ? SCALES : 32)
+#define CLUSTER (BLOCKS * MATES)
+#define MATE_BITS (((1 << CLUSTER) - 1) / ((1 << BLOCKS) - 1)) // every BLOCKS-th of a cluster: those of rank 0
 
 // A warp, which also makes the barrier `a_asked`. Pacing: a full ring asked for at once would stand in the memory's
 // queue before a, and before what a is made of.
@@ -34,7 +36,7 @@ DEVICE void fetch_weight(const TensorMap *map, uint32 ring, const Gate<STAGES> &
     }
     __syncwarp();
     threads_arrive(1, THREADS);
-    if (BLOCKS > 1) cluster_arrive();
+    if (CLUSTER > 1) cluster_arrive();
     if (!early) grid_dependency_wait();
     if (lane == 0) {
         bool paced = AHEAD > 0;
@@ -52,20 +54,20 @@ DEVICE void fetch_weight(const TensorMap *map, uint32 ring, const Gate<STAGES> &
         }
     }
     __syncwarp();
-    if (BLOCKS > 1) cluster_wait();
+    if (CLUSTER > 1) cluster_wait();
 }
 
 // A warp, which also makes the exchange's barriers: slots_full, slots_empty of so many `arrivals`, a_asked, in a row.
-// Where the block quantizes a itself (A_VECTORS) it fetches nothing.
+// Where the block quantizes a itself (A_VECTORS) it fetches nothing, else some rows of each chunk for all of its mates.
 DEVICE void fetch_a(const TensorMap *map, uint32 ring, const Gate<A_STAGES> &gate, uint32 slots_full, int arrivals,
-                    Walk &walk, int lane) {
+                    Walk &walk, int rank, int mate, int lane) {
     if (lane == 0) {
         if (!A_VECTORS) {
             map_prefetch(map);
 #pragma unroll
             for (int i = 0; i < A_STAGES; ++i) {
                 barrier_init(gate.barriers + 8 * i, 1 + BLOCKWISE * SCALE_LANES);
-                barrier_init(gate.barriers + 8 * (A_STAGES + i), 4 * ROW_GROUPS);
+                barrier_init(gate.barriers + 8 * (A_STAGES + i), 4 * ROW_GROUPS * MATES);
             }
         }
         barrier_init(slots_full, 1); // the others' bytes, announced
@@ -74,20 +76,26 @@ DEVICE void fetch_a(const TensorMap *map, uint32 ring, const Gate<A_STAGES> &gat
     }
     __syncwarp();
     AHEAD ? threads_sync(1, THREADS) : threads_arrive(1, THREADS);
-    if (BLOCKS > 1) cluster_arrive();
+    if (CLUSTER > 1) cluster_arrive();
+    if (MATES > 1) cluster_wait(); // they have made their barriers
     if (!A_VECTORS) {
         grid_dependency_wait();
         if (lane == 0) {
             if (AHEAD) barrier_arrive(slots_full + 16);
+            const int row = mate * (WIDTH / MATES);
             for (Ring<A_STAGES> at(0); walk.more(); walk.next(), at.advance(1)) {
                 gate.wait_empty(at);
                 barrier_expect(gate.full(at), A_BYTES);
-                tile_load(ring + at.stage * A_BYTES, map, walk.chunk * CHUNK, 0, gate.full(at));
+                const uint32 to = ring + at.stage * A_BYTES + row * CHUNK;
+                if (MATES > 1)
+                    tile_load_shared(to, map, walk.chunk * CHUNK, row, gate.full(at), MATE_BITS << rank);
+                else
+                    tile_load(to, map, walk.chunk * CHUNK, 0, gate.full(at));
             }
         }
     }
     __syncwarp();
-    if (BLOCKS > 1) cluster_wait();
+    if (CLUSTER > 1 && MATES == 1) cluster_wait();
 }
 
 #if BLOCKWISE
@@ -126,6 +134,6 @@ DEVICE void fetch_scales(float (&stage_scales)[A_STAGES][(SCALES + 1) & ~1], con
         }
     }
     words_wait();
-    if (BLOCKS > 1) cluster_wait();
+    if (CLUSTER > 1) cluster_wait();
 }
 #endif

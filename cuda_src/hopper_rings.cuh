@@ -49,9 +49,10 @@ template <int SIZE> struct Gate {
     uint32 barriers;
 
     DEVICE uint32 full(const Ring<SIZE> &at) const { return barriers + 8 * at.stage; }
+    DEVICE uint32 empty(const Ring<SIZE> &at) const { return full(at) + 8 * SIZE; }
     DEVICE void wait_full(const Ring<SIZE> &at) const { barrier_wait(full(at), at.parity); }
     DEVICE void wait_empty(const Ring<SIZE> &at) const {
-        if (at.passed) barrier_wait(full(at) + 8 * SIZE, at.parity ^ 1);
+        if (at.passed) barrier_wait(empty(at), at.parity ^ 1);
     }
-    DEVICE void release(const Ring<SIZE> &at) const { barrier_arrive(full(at) + 8 * SIZE); }
+    DEVICE void release(const Ring<SIZE> &at) const { barrier_arrive(empty(at)); }
 };

@@ -66,15 +66,18 @@ def test_a_layout_covers_the_product_and_fits(shape, side, scale_rows):
     n, k = shape
     plan = hopper_layout.layout(n, k, hopper_layout.rule(side, scale_rows > 0), H200)
     tiles, chunks = -(-n // plan.tile), -(-k // hopper_layout.CHUNK)
-    assert 1 <= plan.clusters <= min(tiles, hopper_layout.CLUSTERS[plan.blocks] * plan.residents)
+    most = hopper_layout.CLUSTERS[plan.cluster] * plan.residents
+    assert 1 <= plan.clusters <= min(-(-tiles // plan.mates), most)
     assert plan.blocks <= chunks
-    covered = sorted(tile for first in range(plan.clusters) for tile in range(first, tiles, plan.clusters))
+    at_a_time = plan.clusters * plan.mates
+    covered = sorted(tile for first in range(at_a_time) for tile in range(first, tiles, at_a_time))
     assert covered == list(range(tiles))
     parts = [(chunks * r // plan.blocks, chunks * (r + 1) // plan.blocks) for r in range(plan.blocks)]
     assert parts[0][0] == 0
     assert parts[-1][1] == chunks
     assert all(one[1] == other[0] and one[0] < one[1] for one, other in itertools.pairwise(parts))
     assert 8 * plan.row_groups % plan.blocks == 0
+    assert side % (8 * plan.mates) == 0
     depth = hopper_layout.stages(plan, side, scale_rows, H200)
     assert depth >= 2
     assert depth % plan.k_groups == 0
@@ -206,8 +209,8 @@ class Case:
             batch_invariant=invariant, lda=ld, ldb=ld, ldo=self.ldo, target=device.target(0),
         )  # fmt: skip
 
-    def run(self, stream=None):
-        """Return the result's storage, poisoned before."""
+    def run(self, stream=None, plan=None):
+        """Return the result's storage, poisoned before; by a given layout if there is one."""
         cp = self.cp
         storage = cp.full((self.m, self.ldo * ITEMSIZE[self.out_name]), 0xFF, cp.uint8)
         at = cp.cuda.get_current_stream() if stream is None else stream
@@ -215,7 +218,8 @@ class Case:
         scales = (scale.data.ptr for scale in self.scales)
         (row,) = hopper.HOPPER_ROWS
         assert row.refusal(self.problem) is None
-        row.plan(self.problem)(at.ptr, self.a.data.ptr, self.b.data.ptr, *scales, bias, storage.data.ptr, 0, 0, 0)
+        launch = hopper.DecodeMm(self.problem, plan) if plan else row.plan(self.problem)
+        launch(at.ptr, self.a.data.ptr, self.b.data.ptr, *scales, bias, storage.data.ptr, 0, 0, 0)
         return storage
 
     def check(self):
@@ -291,6 +295,28 @@ def test_a_row_has_its_bits_whatever_the_batch(n, k, modes):
     for m in (1, 5, 8, 9, 16, 31, 64, 65):
         case.problem, case.m = case.problem._replace(m=m), m
         assert bool((case.run() == full[:m]).all()), m
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("modes", [("row", "row"), ("group", "block")])
+@pytest.mark.parametrize(("blocks", "mates"), [(1, 2), (1, 4), (1, 8), (2, 2), (2, 4), (4, 2)])
+@pytest.mark.parametrize("groups", [(1, 1), (1, 2), (2, 1)])
+def test_blocks_that_share_what_they_load_of_a_give_the_same_bits(groups, blocks, mates, modes):
+    case = Case(64, 2600, 3000, modes, seed=4)  # tiles and chunks that no cluster divides
+    for clusters in (1, 3):
+        plan = hopper_layout.Layout(blocks, clusters, *groups, 1, 8, mates=mates)
+        alone = hopper_layout.alone(plan, case.n)
+        assert alone.cluster == blocks
+        assert bool((case.run(plan=plan) == case.run(plan=alone)).all()), clusters
+    case.check()
+
+
+def test_fewer_rows_than_mates_can_share_have_the_layout_without_them():
+    for n, k in SHAPES:
+        wide = hopper.laid_out(problem(64, n, k, batch_invariant=True))
+        few = hopper.laid_out(problem(5, n, k, batch_invariant=True))
+        assert few.mates == 1
+        assert few == (wide if wide.mates == 1 else hopper_layout.alone(wide, n))
 
 
 @pytest.mark.gpu

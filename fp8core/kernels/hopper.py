@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from fp8core import device, jit
 from fp8core.dispatch import Kernel, Requirement
-from fp8core.kernels.hopper_layout import CHUNK, MOST_ROWS, Layout, dynamic_bytes, layout, rule, stages, width
+from fp8core.kernels.hopper_layout import CHUNK, MOST_ROWS, Layout, alone, dynamic_bytes, layout, rule, stages, width
 from fp8core.kernels.requirements import aligned, arch, platform
 from fp8core.kernels.words import TYPE, ceil_div
 from fp8core.problem import ITEMSIZE, WIDE, ScaledMm
@@ -76,7 +76,8 @@ def laid_out(problem: ScaledMm) -> Layout:
     """Return how a product lies on the multiprocessors."""
     # The order of a sum must not depend on m where it is asked not to: nor then may the layout.
     side = MOST_ROWS if problem.batch_invariant else width(problem.m)
-    return layout(problem.n, problem.k, rule(side, problem.scale_a == "group"), problem.target)
+    plan = layout(problem.n, problem.k, rule(side, problem.scale_a == "group"), problem.target)
+    return plan if width(problem.m) >= 8 * plan.mates else alone(plan, problem.n)
 
 
 class DecodeMm:
@@ -98,7 +99,7 @@ class DecodeMm:
         plan = plan or laid_out(problem)
         depth = stages(plan, side, scale_rows, problem.target)
         self._weight_maps = TensorMaps(problem.n, problem.k, problem.ldb, plan.tile)
-        self._a_maps = TensorMaps(problem.m, problem.k, problem.lda, side)
+        self._a_maps = TensorMaps(problem.m, problem.k, problem.lda, side // plan.mates)
         # The weight is read before the predecessor has ended, unless that may be who writes it.
         early = int(problem.stable_weight)
         strides = (*numbers, *problem.scale_a_strides, *problem.scale_b_strides)
@@ -109,6 +110,7 @@ class DecodeMm:
             {
                 "WIDTH": side,
                 "BLOCKS": plan.blocks,
+                "MATES": plan.mates,
                 "ROW_GROUPS": plan.row_groups,
                 "K_GROUPS": plan.k_groups,
                 "STAGES": depth,
@@ -126,11 +128,11 @@ class DecodeMm:
             signature,
             block=128 * plan.row_groups * plan.k_groups + 64 + 32 * blockwise,
             shared_bytes=dynamic_bytes(plan, side, scale_rows, depth, problem.target),
-            cluster=plan.blocks,
+            cluster=plan.cluster,
             programmatic=True,
         )
         shape = (problem.ldo, problem.m, problem.n, ceil_div(problem.k, CHUNK))
-        self._launch = launcher.bind((plan.blocks * plan.clusters, 1, 1), *strides, *shape, early)
+        self._launch = launcher.bind((plan.cluster * plan.clusters, 1, 1), *strides, *shape, early)
 
     def __call__(
         self,

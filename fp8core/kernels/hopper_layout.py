@@ -29,6 +29,10 @@ class Way(NamedTuple):
     """Of a block alone on its multiprocessor, for 64 channels of a chunk."""
     tile_us: float
     """Of a block, for the end of a tile."""
+    mates: int = 1
+    """Tiles of a cluster, whose blocks share what they load of a."""
+    a_stages: int = 0
+    """Chunks of a in flight, if not as many as by the rule."""
 
 
 class Rule(NamedTuple):
@@ -40,6 +44,10 @@ class Rule(NamedTuple):
     """Of a product, for every block of a cluster but the first, to whom it gives its partial sums."""
     a_stages: int
     """Chunks of a in flight for one block a multiprocessor; of several, each has its part."""
+    group_us: float = 0.0
+    """More of that, for every group but the first that has the same channels."""
+    small_bytes: int = 0
+    """A weight of so many bytes or fewer is `paced`, and its blocks have no mates."""
 
 
 WEIGHT_BYTES_A_US: Final = 4.3e6
@@ -47,23 +55,29 @@ WEIGHT_BYTES_A_US: Final = 4.3e6
 CONFLICT: Final = 0.025
 """The part of the memory's time that is lost where all blocks read the same columns of the weight at a time. Where k is
 split over a cluster they read as many places at a time as it has blocks, and lose less."""
+SMALL_WEIGHT: Final = 32 << 20
+"""In bytes: of more than 16 rows, smaller ones were measured paced and without mates, larger ones the other way."""
 
 
 def rule(side: int, blockwise: bool) -> Rule:
     """Return the rule for ``side`` (padded) rows."""
     if side == MOST_ROWS:
-        scaling = 0.07 if blockwise else 0.0
-        ways = Way(1, 1, 1, 0.28 + scaling, 0.4), Way(1, 2, 1, 0.185 + scaling, 1.3), Way(2, 1, 1, 0.18 + scaling, 2.2)
-        return Rule(ways, 0.6, 12)
-    few = Way(1, 2, 1, 0.165, 1.3), Way(1, 1, 2, 0.14, 1.3)
-    return Rule(few, 0.4, 12) if side == 32 else Rule(few, 0.04, 16)
+        one, s = (0.03, 0.006) if blockwise else (0.0, 0.0)
+        narrow = Way(1, 1, 1, 0.227 + one, 1.5), Way(1, 2, 1, 0.195 + s, 2.1)
+        wide = Way(2, 1, 1, 0.18 + s, 2.1, a_stages=8), Way(2, 1, 1, 0.176 + s, 2.4, mates=2, a_stages=8)
+        return Rule((*narrow, *wide), 0.61, 12, 0.61, SMALL_WEIGHT)
+    if side == 32:
+        narrow = Way(1, 2, 1, 0.165, 4.3), Way(1, 1, 2, 0.168, 1.5)
+        wide = Way(2, 1, 1, 0.158, 1.8, a_stages=8), Way(2, 1, 1, 0.15, 1.8, mates=2, a_stages=8)
+        return Rule((*narrow, *wide), 0.02, 12, small_bytes=SMALL_WEIGHT)
+    return Rule((Way(1, 2, 1, 0.165, 1.3), Way(1, 1, 2, 0.14, 1.3)), 0.04, 16)
 
 
 class Layout(NamedTuple):
     """How a product lies on the multiprocessors."""
 
     blocks: int
-    """Of a cluster: each takes a part of k of the cluster's tiles."""
+    """Of a tile: each takes a part of k."""
     clusters: int
     row_groups: int
     k_groups: int
@@ -74,6 +88,13 @@ class Layout(NamedTuple):
     """Chunks of the weight in flight until a may be asked for; 0: as many as fit."""
     spare: int = 0
     """Bytes of a multiprocessor's shared memory that are left to the kernel that follows."""
+    mates: int = 1
+    """Tiles that a cluster has at a time: the blocks of one part of k share what they load of a, eight rows or more."""
+
+    @property
+    def cluster(self) -> int:
+        """Blocks of a cluster."""
+        return self.blocks * self.mates
 
     @property
     def tile(self) -> int:
@@ -97,27 +118,34 @@ def layout(n: int, k: int, chosen: Rule, target: Target) -> Layout:
 
     The time is, by ``chosen``, that of the memory or of the busiest block, whichever is longer, and the ends.
     """
-    chunks = ceil_div(k, CHUNK)
+    chunks, small = ceil_div(k, CHUNK), n * k <= chosen.small_bytes
 
     def turns(plan: Layout) -> int:
-        return ceil_div(ceil_div(n, plan.tile), plan.clusters)
+        return ceil_div(ceil_div(n, plan.tile * plan.mates), plan.clusters)
 
     def cost(way: Way, plan: Layout) -> tuple[float, int]:
         memory = n * k / WEIGHT_BYTES_A_US * (1 + CONFLICT / plan.blocks)
         chunk = plan.row_groups * plan.residents * way.chunk_us
         busiest = turns(plan) * (ceil_div(chunks, plan.blocks) * chunk + way.tile_us)
-        exchange = chosen.exchange_us * (plan.blocks - 1)
-        return round(max(memory, busiest) + exchange, 3), plan.blocks * plan.clusters
+        exchange = (chosen.exchange_us + chosen.group_us * (plan.k_groups - 1)) * (plan.blocks - 1)
+        return round(max(memory, busiest) + exchange, 3), plan.cluster * plan.clusters
 
     plans = []
     for way in chosen.ways:
         row_groups, k_groups, residents = way[:3]
-        for blocks, most in room(target).items():
-            clusters = min(ceil_div(n, 64 * row_groups), most * residents)
-            if blocks <= chunks and clusters:
-                plan = Layout(blocks, clusters, row_groups, k_groups, residents, chosen.a_stages // residents)
+        for cluster, most in room(target).items():
+            blocks, clusters = cluster // way.mates, min(ceil_div(n, 64 * row_groups * way.mates), most * residents)
+            if 1 <= blocks <= chunks and clusters and not (small and way.mates > 1):
+                a_stages = (way.a_stages or chosen.a_stages) // residents
+                plan = Layout(blocks, clusters, row_groups, k_groups, residents, a_stages, mates=way.mates)
                 plans.append((cost(way, plan), plan))
-    return min(plans, key=lambda costed: costed[0])[1]
+    best = min(plans, key=lambda costed: costed[0])[1]
+    return paced(best) if small else best
+
+
+def alone(plan: Layout, n: int) -> Layout:
+    """Return a layout of ``n`` channels as it is without mates: its sums have the same order."""
+    return plan._replace(mates=1, clusters=min(plan.clusters * plan.mates, ceil_div(n, plan.tile)))
 
 
 AHEAD_BYTES: Final = 40 << 10
@@ -126,14 +154,18 @@ QUANTIZER_BYTES: Final = 2048
 """Of shared memory for a block that quantizes: 1,024 that the system keeps, and its own."""
 
 
+def paced(plan: Layout) -> Layout:
+    """Return the layout with so little of the weight in flight at first that it keeps nobody from the memory."""
+    return plan._replace(ahead=ceil_div(AHEAD_BYTES, plan.tile * CHUNK * plan.residents))
+
+
 def in_a_chain(plan: Layout) -> Layout:
     """Return the layout where quantizations and products take turns, as in linear layers.
 
     A quantization is ready to start when its predecessor ends if it finds room beside it, and both it and the product
     get their rows soon if not all of the ring stands before them in the memory's queue.
     """
-    ahead = ceil_div(AHEAD_BYTES, plan.tile * CHUNK * plan.residents)
-    return plan._replace(ahead=ahead, spare=QUANTIZER_BYTES)
+    return paced(plan)._replace(spare=QUANTIZER_BYTES)
 
 
 def dynamic_bytes(plan: Layout, side: int, scale_rows: int, stages_: int, target: Target) -> int:
