@@ -84,6 +84,15 @@ def test_a_layout_covers_the_product_and_fits(shape, side, scale_rows):
     block = asked + hopper_layout.fixed_bytes(plan, side, scale_rows, depth) + 1024
     assert plan.residents * block <= H200.shared_bytes + 1024
     assert plan.residents * depth * plan.tile * hopper_layout.CHUNK >= 80 << 10
+    assert plan.ahead < depth
+
+
+@pytest.mark.parametrize(("shape", "side"), itertools.product(SHAPES, hopper_layout.WIDTHS))
+def test_who_stands_beside_the_predecessor_asks_for_little_before_it_ends(shape, side):
+    plan = hopper_layout.layout(*shape, hopper_layout.rule(side, False), H200)
+    assert (plan.ahead > 0) == (plan.residents > 1)
+    assert plan.residents > 1 or side > 16 or shape[0] * shape[1] > 40e6
+    assert plan.residents * plan.ahead * plan.tile * hopper_layout.CHUNK <= 48 << 10
 
 
 def test_smaller_devices_get_fewer_clusters():

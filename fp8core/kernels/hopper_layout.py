@@ -32,7 +32,7 @@ class Way(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """How layouts are chosen: fitted to sweeps over 15 shapes on an H200 (docs/decode.md)."""
+    """How layouts are chosen: fitted to sweeps over 24 shapes on an H200 (docs/decode.md)."""
 
     ways: tuple[Way, ...]
     """To choose from, of equals the first."""
@@ -40,13 +40,21 @@ class Rule(NamedTuple):
     """Of a product, for every block of a cluster but the first, to whom it gives its partial sums."""
     a_stages: int
     """Chunks of a in flight for one block a multiprocessor; of several, each has its part."""
+    conflict: float = 0.025
+    """The part of the memory's time that is lost where all blocks read the same columns of the weight at a time. Where
+    k is split over a cluster they read as many places at a time as it has blocks, and lose less."""
+    late_us: float = 0.0
+    """Of a block, for every chunk that its ring does not hold from the start: only a chunk that is used makes room."""
+    crowd_us: float = 0.0
+    """Of a product whose blocks take every place, so that its successor's find none; of half the places, nothing."""
+    small: "Rule | None" = None
+    """What holds instead for weights of up to twice what the rings of all multiprocessors hold."""
 
 
 WEIGHT_BYTES_A_US: Final = 4.3e6
 """What the memory of an H200 gives."""
-CONFLICT: Final = 0.025
-"""The part of the memory's time that is lost where all blocks read the same columns of the weight at a time. Where k is
-split over a cluster they read as many places at a time as it has blocks, and lose less."""
+WEIGHT_RING_BYTES: Final = 192 << 10
+"""Of the weight, in a multiprocessor's rings, roughly."""
 
 
 def rule(side: int, blockwise: bool) -> Rule:
@@ -56,7 +64,11 @@ def rule(side: int, blockwise: bool) -> Rule:
         ways = Way(1, 1, 1, 0.28 + scaling, 0.4), Way(1, 2, 1, 0.185 + scaling, 1.3), Way(2, 1, 1, 0.18 + scaling, 2.2)
         return Rule(ways, 0.6, 12)
     few = Way(1, 2, 1, 0.165, 1.3), Way(1, 1, 2, 0.14, 1.3)
-    return Rule(few, 0.4, 12) if side == 32 else Rule(few, 0.04, 16)
+    if side == 32:
+        return Rule(few, 0.4, 12)
+    beside = Way(1, 1, 2, 0.045, 2.7), Way(1, 1, 3, 0.03, 2.7)
+    small = Rule(beside, 0.01, 24 if side == 8 else 16, conflict=0.15, late_us=0.3, crowd_us=0.1)
+    return Rule(few, 0.04, 16, small=small)
 
 
 class Layout(NamedTuple):
@@ -98,16 +110,18 @@ def layout(n: int, k: int, chosen: Rule, target: Target) -> Layout:
     The time is, by ``chosen``, that of the memory or of the busiest block, whichever is longer, and the ends.
     """
     chunks = ceil_div(k, CHUNK)
-
-    def turns(plan: Layout) -> int:
-        return ceil_div(ceil_div(n, plan.tile), plan.clusters)
+    if chosen.small and n * k <= 2 * target.multiprocessors * WEIGHT_RING_BYTES:
+        chosen = chosen.small
 
     def cost(way: Way, plan: Layout) -> tuple[float, int]:
-        memory = n * k / WEIGHT_BYTES_A_US * (1 + CONFLICT / plan.blocks)
+        tiles, part, blocks = ceil_div(n, plan.tile), ceil_div(chunks, plan.blocks), plan.blocks * plan.clusters
+        memory = n * k / WEIGHT_BYTES_A_US * (1 + chosen.conflict / plan.blocks)
         chunk = plan.row_groups * plan.residents * way.chunk_us
-        busiest = turns(plan) * (ceil_div(chunks, plan.blocks) * chunk + way.tile_us)
-        exchange = chosen.exchange_us * (plan.blocks - 1)
-        return round(max(memory, busiest) + exchange, 3), plan.blocks * plan.clusters
+        ring = WEIGHT_RING_BYTES / (plan.residents * plan.tile * CHUNK)
+        late = chosen.late_us * max(0.0, part * tiles / plan.clusters - ring)
+        busiest = ceil_div(tiles, plan.clusters) * (part * chunk + way.tile_us) + late
+        crowd = chosen.crowd_us * max(0.0, 2 * blocks / (plan.residents * target.multiprocessors) - 1)
+        return round(max(memory, busiest) + chosen.exchange_us * (plan.blocks - 1) + crowd, 3), blocks
 
     plans = []
     for way in chosen.ways:
@@ -117,7 +131,8 @@ def layout(n: int, k: int, chosen: Rule, target: Target) -> Layout:
             if blocks <= chunks and clusters:
                 plan = Layout(blocks, clusters, row_groups, k_groups, residents, chosen.a_stages // residents)
                 plans.append((cost(way, plan), plan))
-    return min(plans, key=lambda costed: costed[0])[1]
+    best = min(plans, key=lambda costed: costed[0])[1]
+    return paced(best) if best.residents > 1 else best
 
 
 AHEAD_BYTES: Final = 40 << 10
@@ -126,14 +141,22 @@ QUANTIZER_BYTES: Final = 2048
 """Of shared memory for a block that quantizes: 1,024 that the system keeps, and its own."""
 
 
+def paced(plan: Layout) -> Layout:
+    """Return the layout with so little of the weight in flight at first that it keeps nobody from the memory.
+
+    Blocks that find a place beside their predecessor have the time. One that has a multiprocessor to itself starts when
+    its predecessor has ended, and is slower so, but in linear layers.
+    """
+    return plan._replace(ahead=ceil_div(AHEAD_BYTES, plan.tile * CHUNK * plan.residents))
+
+
 def in_a_chain(plan: Layout) -> Layout:
     """Return the layout where quantizations and products take turns, as in linear layers.
 
     A quantization is ready to start when its predecessor ends if it finds room beside it, and both it and the product
     get their rows soon if not all of the ring stands before them in the memory's queue.
     """
-    ahead = ceil_div(AHEAD_BYTES, plan.tile * CHUNK * plan.residents)
-    return plan._replace(ahead=ahead, spare=QUANTIZER_BYTES)
+    return paced(plan)._replace(spare=QUANTIZER_BYTES)
 
 
 def dynamic_bytes(plan: Layout, side: int, scale_rows: int, stages_: int, target: Target) -> int:
