@@ -95,6 +95,15 @@ def test_who_stands_beside_the_predecessor_asks_for_little_before_it_ends(shape,
     assert plan.residents * plan.ahead * plan.tile * hopper_layout.CHUNK <= 48 << 10
 
 
+@pytest.mark.parametrize(("shape", "m"), itertools.product([*SHAPES, (3584, 4096)], (1, 16, 32, 64)))
+def test_when_the_weight_is_read_changes_no_order_of_sums(shape, m):
+    early, late = (hopper.laid_out(problem(m, *shape, stable_weight=stable)) for stable in (True, False))
+    assert early._replace(residents=0, a_stages=0) == late._replace(residents=0, a_stages=0)
+    assert late.residents <= early.residents
+    assert late.clusters <= max(2, late.residents) * hopper_layout.CLUSTERS[late.blocks]
+    assert hopper_layout.stages(late, hopper_layout.width(m), 0, H200) > late.ahead
+
+
 def test_smaller_devices_get_fewer_clusters():
     small = H200._replace(multiprocessors=114)
     assert all(hopper_layout.room(small)[blocks] * blocks <= 114 for blocks in hopper_layout.CLUSTERS)

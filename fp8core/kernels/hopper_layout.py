@@ -150,6 +150,17 @@ def paced(plan: Layout) -> Layout:
     return plan._replace(ahead=ceil_div(AHEAD_BYTES, plan.tile * CHUNK * plan.residents))
 
 
+def apart(plan: Layout, target: Target) -> Layout:
+    """Return the layout, with the same order of sums, where the weight must not be read before the predecessor ends.
+
+    To stand beside it is of no use then: as few blocks share a multiprocessor as it takes for all to find a place.
+    """
+    residents = max(2, ceil_div(plan.clusters, room(target)[plan.blocks]))
+    if residents >= plan.residents:
+        return plan
+    return plan._replace(residents=residents, a_stages=plan.a_stages * plan.residents // residents)
+
+
 def in_a_chain(plan: Layout) -> Layout:
     """Return the layout where quantizations and products take turns, as in linear layers.
 
