@@ -87,6 +87,24 @@ def test_a_layout_covers_the_product_and_fits(shape, side, scale_rows):
     block = asked + hopper_layout.fixed_bytes(plan, side, scale_rows, depth) + 1024
     assert plan.residents * block <= H200.shared_bytes + 1024
     assert plan.residents * depth * plan.tile * hopper_layout.CHUNK >= 80 << 10
+    assert plan.ahead < depth
+
+
+@pytest.mark.parametrize(("shape", "side"), itertools.product(SHAPES, hopper_layout.WIDTHS))
+def test_who_stands_beside_the_predecessor_asks_for_little_before_it_ends(shape, side):
+    plan = hopper_layout.layout(*shape, hopper_layout.rule(side, False), H200)
+    assert (plan.ahead > 0) == (plan.residents > 1)
+    assert plan.residents > 1 or side > 16 or shape[0] * shape[1] > 40e6
+    assert plan.residents * plan.ahead * plan.tile * hopper_layout.CHUNK <= 48 << 10
+
+
+@pytest.mark.parametrize(("shape", "m"), itertools.product([*SHAPES, (3584, 4096)], (1, 16, 32, 64)))
+def test_when_the_weight_is_read_changes_no_order_of_sums(shape, m):
+    early, late = (hopper.laid_out(problem(m, *shape, stable_weight=stable)) for stable in (True, False))
+    assert early._replace(residents=0, a_stages=0) == late._replace(residents=0, a_stages=0)
+    assert late.residents <= early.residents
+    assert late.clusters <= max(2, late.residents) * hopper_layout.CLUSTERS[late.blocks]
+    assert hopper_layout.stages(late, hopper_layout.width(m), 0, H200) > late.ahead
 
 
 def test_smaller_devices_get_fewer_clusters():

@@ -10,7 +10,18 @@ from typing import Any, Final
 
 from fp8core import device, jit
 from fp8core.dispatch import Kernel, Requirement
-from fp8core.kernels.hopper_layout import CHUNK, MOST_ROWS, Layout, alone, dynamic_bytes, layout, rule, stages, width
+from fp8core.kernels.hopper_layout import (
+    CHUNK,
+    MOST_ROWS,
+    Layout,
+    alone,
+    apart,
+    dynamic_bytes,
+    layout,
+    rule,
+    stages,
+    width,
+)
 from fp8core.kernels.requirements import aligned, arch, platform
 from fp8core.kernels.words import TYPE, ceil_div
 from fp8core.problem import ITEMSIZE, WIDE, ScaledMm
@@ -77,7 +88,9 @@ def laid_out(problem: ScaledMm) -> Layout:
     # The order of a sum must not depend on m where it is asked not to: nor then may the layout.
     side = MOST_ROWS if problem.batch_invariant else width(problem.m)
     plan = layout(problem.n, problem.k, rule(side, problem.scale_a == "group"), problem.target)
-    return plan if width(problem.m) >= 8 * plan.mates else alone(plan, problem.n)
+    if width(problem.m) < 8 * plan.mates:
+        plan = alone(plan, problem.n)
+    return plan if problem.stable_weight else apart(plan, problem.target)
 
 
 class DecodeMm:

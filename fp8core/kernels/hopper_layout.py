@@ -33,10 +33,12 @@ class Way(NamedTuple):
     """Tiles of a cluster, whose blocks share what they load of a."""
     a_stages: int = 0
     """Chunks of a in flight, if not as many as by the rule."""
+    paced: bool = False
+    """Whether little of the weight is in flight at first."""
 
 
 class Rule(NamedTuple):
-    """How layouts are chosen: fitted to sweeps over 15 shapes on an H200 (docs/decode.md)."""
+    """How layouts are chosen: fitted to sweeps over 24 shapes on an H200 (docs/decode.md)."""
 
     ways: tuple[Way, ...]
     """To choose from, of equals the first."""
@@ -46,17 +48,22 @@ class Rule(NamedTuple):
     """Chunks of a in flight for one block a multiprocessor; of several, each has its part."""
     group_us: float = 0.0
     """More of that, for every group but the first that has the same channels."""
-    small_bytes: int = 0
-    """A weight of so many bytes or fewer is `paced`, and its blocks have no mates."""
+    conflict: float = 0.025
+    """The part of the memory's time that is lost where all blocks read the same columns of the weight at a time. Where
+    k is split over a cluster they read as many places at a time as it has blocks, and lose less."""
+    late_us: float = 0.0
+    """Of a block, for every chunk that its ring does not hold from the start: only a chunk that is used makes room."""
+    crowd_us: float = 0.0
+    """Of a product whose blocks take every place, so that its successor's find none; of half the places, nothing."""
+    small: "Rule | None" = None
+    """What holds instead for small weights, of up to ``rings`` times what the rings of all multiprocessors hold."""
+    rings: float = 0.0
 
 
 WEIGHT_BYTES_A_US: Final = 4.3e6
 """What the memory of an H200 gives."""
-CONFLICT: Final = 0.025
-"""The part of the memory's time that is lost where all blocks read the same columns of the weight at a time. Where k is
-split over a cluster they read as many places at a time as it has blocks, and lose less."""
-SMALL_WEIGHT: Final = 32 << 20
-"""In bytes: of more than 16 rows, smaller ones were measured paced and without mates, larger ones the other way."""
+WEIGHT_RING_BYTES: Final = 192 << 10
+"""Of the weight, in a multiprocessor's rings, roughly."""
 
 
 def rule(side: int, blockwise: bool) -> Rule:
@@ -65,12 +72,20 @@ def rule(side: int, blockwise: bool) -> Rule:
         one, s = (0.03, 0.006) if blockwise else (0.0, 0.0)
         narrow = Way(1, 1, 1, 0.227 + one, 1.5), Way(1, 2, 1, 0.195 + s, 2.1)
         wide = Way(2, 1, 1, 0.18 + s, 2.1, a_stages=8), Way(2, 1, 1, 0.176 + s, 2.4, mates=2, a_stages=8)
-        return Rule((*narrow, *wide), 0.61, 12, 0.61, SMALL_WEIGHT)
+        return _paced_if_small(Rule((*narrow, *wide), 0.61, 12, group_us=0.61))
     if side == 32:
         narrow = Way(1, 2, 1, 0.165, 4.3), Way(1, 1, 2, 0.168, 1.5)
         wide = Way(2, 1, 1, 0.158, 1.8, a_stages=8), Way(2, 1, 1, 0.15, 1.8, mates=2, a_stages=8)
-        return Rule((*narrow, *wide), 0.02, 12, small_bytes=SMALL_WEIGHT)
-    return Rule((Way(1, 2, 1, 0.165, 1.3), Way(1, 1, 2, 0.14, 1.3)), 0.04, 16)
+        return _paced_if_small(Rule((*narrow, *wide), 0.02, 12))
+    beside = Way(1, 1, 2, 0.045, 2.7, paced=True), Way(1, 1, 3, 0.03, 2.7, paced=True)
+    small = Rule(beside, 0.01, 24 if side == 8 else 16, conflict=0.15, late_us=0.3, crowd_us=0.1)
+    return Rule((Way(1, 2, 1, 0.165, 1.3), Way(1, 1, 2, 0.14, 1.3, paced=True)), 0.04, 16, small=small, rings=2.0)
+
+
+def _paced_if_small(chosen: Rule) -> Rule:
+    """Return a rule of more than 16 rows: small weights were measured paced and without mates, large ones otherwise."""
+    ways = tuple(way._replace(paced=True) for way in chosen.ways if way.mates == 1)
+    return chosen._replace(small=chosen._replace(ways=ways), rings=1.25)
 
 
 class Layout(NamedTuple):
@@ -118,29 +133,32 @@ def layout(n: int, k: int, chosen: Rule, target: Target) -> Layout:
 
     The time is, by ``chosen``, that of the memory or of the busiest block, whichever is longer, and the ends.
     """
-    chunks, small = ceil_div(k, CHUNK), n * k <= chosen.small_bytes
-
-    def turns(plan: Layout) -> int:
-        return ceil_div(ceil_div(n, plan.tile * plan.mates), plan.clusters)
+    chunks = ceil_div(k, CHUNK)
+    if chosen.small and n * k <= chosen.rings * target.multiprocessors * WEIGHT_RING_BYTES:
+        chosen = chosen.small
 
     def cost(way: Way, plan: Layout) -> tuple[float, int]:
-        memory = n * k / WEIGHT_BYTES_A_US * (1 + CONFLICT / plan.blocks)
+        tiles, part = ceil_div(n, plan.tile * plan.mates), ceil_div(chunks, plan.blocks)
+        blocks = plan.cluster * plan.clusters
+        memory = n * k / WEIGHT_BYTES_A_US * (1 + chosen.conflict / plan.blocks)
         chunk = plan.row_groups * plan.residents * way.chunk_us
-        busiest = turns(plan) * (ceil_div(chunks, plan.blocks) * chunk + way.tile_us)
+        ring = WEIGHT_RING_BYTES / (plan.residents * plan.tile * CHUNK)
+        late = chosen.late_us * max(0.0, part * tiles / plan.clusters - ring)
+        busiest = ceil_div(tiles, plan.clusters) * (part * chunk + way.tile_us) + late
         exchange = (chosen.exchange_us + chosen.group_us * (plan.k_groups - 1)) * (plan.blocks - 1)
-        return round(max(memory, busiest) + exchange, 3), plan.cluster * plan.clusters
+        crowd = chosen.crowd_us * max(0.0, 2 * blocks / (plan.residents * target.multiprocessors) - 1)
+        return round(max(memory, busiest) + exchange + crowd, 3), blocks
 
     plans = []
     for way in chosen.ways:
         row_groups, k_groups, residents = way[:3]
         for cluster, most in room(target).items():
             blocks, clusters = cluster // way.mates, min(ceil_div(n, 64 * row_groups * way.mates), most * residents)
-            if 1 <= blocks <= chunks and clusters and not (small and way.mates > 1):
+            if 1 <= blocks <= chunks and clusters:
                 a_stages = (way.a_stages or chosen.a_stages) // residents
                 plan = Layout(blocks, clusters, row_groups, k_groups, residents, a_stages, mates=way.mates)
-                plans.append((cost(way, plan), plan))
-    best = min(plans, key=lambda costed: costed[0])[1]
-    return paced(best) if small else best
+                plans.append((cost(way, plan), paced(plan) if way.paced else plan))
+    return min(plans, key=lambda costed: costed[0])[1]
 
 
 def alone(plan: Layout, n: int) -> Layout:
@@ -155,8 +173,23 @@ QUANTIZER_BYTES: Final = 2048
 
 
 def paced(plan: Layout) -> Layout:
-    """Return the layout with so little of the weight in flight at first that it keeps nobody from the memory."""
+    """Return the layout with so little of the weight in flight at first that it keeps nobody from the memory.
+
+    Blocks that find a place beside their predecessor have the time. One that has a multiprocessor to itself starts when
+    its predecessor has ended, and is slower so, but in linear layers.
+    """
     return plan._replace(ahead=ceil_div(AHEAD_BYTES, plan.tile * CHUNK * plan.residents))
+
+
+def apart(plan: Layout, target: Target) -> Layout:
+    """Return the layout, with the same order of sums, where the weight must not be read before the predecessor ends.
+
+    To stand beside it is of no use then: as few blocks share a multiprocessor as it takes for all to find a place.
+    """
+    residents = max(2, ceil_div(plan.clusters, room(target)[plan.cluster]))
+    if residents >= plan.residents:
+        return plan
+    return plan._replace(residents=residents, a_stages=plan.a_stages * plan.residents // residents)
 
 
 def in_a_chain(plan: Layout) -> Layout:
