@@ -31,53 +31,36 @@ DEVICE void cut(Octet<input>& octet, const Part& part) {
     }
 }
 
-// The 16-byte pieces in which eight elements lie that begin at any address: `off` bytes before them are not theirs.
+// Eight elements at any address, out of whole 16-byte pieces: `off` bytes of the first are not asked for.
 template <int input>
-struct Pieces {
-    static constexpr int WORDS = Octet<input>::WORDS;
+DEVICE Octet<input> load_shifted(const byte* p, unsigned off) {
+    constexpr int WORDS = Octet<input>::WORDS;
     unsigned words[WORDS + 4];
-
-    DEVICE void load(const byte* p, unsigned off) {
-        for (int i = 0; i < WORDS + 4; i += 4) {
-            if (i == WORDS && off == 0) continue;
-            const Vector16 v = load16(p - off + 4 * i);
-            words[i] = v.x, words[i + 1] = v.y, words[i + 2] = v.z, words[i + 3] = v.w;
-        }
+    for (int i = 0; i < WORDS + 4; i += 4) {
+        const Vector16 v = load16(p - off + 4 * i);
+        words[i] = v.x, words[i + 1] = v.y, words[i + 2] = v.z, words[i + 3] = v.w;
     }
-    DEVICE Octet<input> shifted(unsigned off) const {
-        // (A choice between elements of an array would keep it in memory.)
-        const auto choose = [](bool first, unsigned a, unsigned b) { return first ? a : b; };
-        unsigned w[WORDS + 4];
-        for (int i = 0; i < WORDS + 2; ++i) w[i] = choose(off & 8, words[i + 2], words[i]);
-        for (int i = 0; i < WORDS + 1; ++i) w[i] = choose(off & 4, w[i + 1], w[i]);
-        Octet<input> octet;
-        for (int i = 0; i < WORDS; ++i) {
-            const word64 two = static_cast<word64>(w[i + 1]) << 32 | w[i];
-            octet.words[i] = static_cast<unsigned>(two >> off % 4 * 8);
-        }
-        return octet;
+    // (A choice between elements of an array would keep it in memory.)
+    const auto choose = [](bool first, unsigned a, unsigned b) { return first ? a : b; };
+    for (int i = 0; i < WORDS + 2; ++i) words[i] = choose(off & 8, words[i + 2], words[i]);
+    for (int i = 0; i < WORDS + 1; ++i) words[i] = choose(off & 4, words[i + 1], words[i]);
+    Octet<input> octet;
+    for (int i = 0; i < WORDS; ++i) {
+        const word64 two = static_cast<word64>(words[i + 1]) << 32 | words[i];
+        octet.words[i] = static_cast<unsigned>(two >> off % 4 * 8);
     }
-};
+    return octet;
+}
 
 DEVICE unsigned off_of(const byte* p) { return static_cast<unsigned>(reinterpret_cast<word64>(p)) % 16; }
-
-// Whether the pieces of eight elements at p may be read.
-template <int input>
-DEVICE bool contain_pieces(const Bounds& bounds, const byte* p) {
-    const unsigned off = off_of(p);
-    return bounds.contain(p - off, 8 * ITEM_BYTES[input] + (off == 0 ? 0 : 16));
-}
 
 // The part's elements, and what memory has beside them; where the bounds are near, any of the part.
 template <int input>
 DEVICE Octet<input> load_part(const byte* p, const Part& part, const Bounds& bounds) {
-    if (contain_pieces<input>(bounds, p)) {
-        const unsigned off = off_of(p);
-        if (off == 0) return load_octet<input, 16>(p);
-        Pieces<input> pieces;
-        pieces.load(p, off);
-        return pieces.shifted(off);
-    }
+    constexpr int BYTES = 8 * ITEM_BYTES[input];
+    const unsigned off = off_of(p);
+    if (off == 0 && bounds.contain(p, BYTES)) return load_octet<input, 16>(p);
+    if (off != 0 && bounds.contain(p - off, BYTES + 16)) return load_shifted<input>(p, off);
     Octet<input> octet = empty_octet<input>();
     for (int i = 0; i < 8; ++i) {
         // All at once: none waits for whether another one is the part's.

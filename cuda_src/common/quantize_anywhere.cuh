@@ -6,7 +6,7 @@
 // their own: so no whole one is masked. Where tiles lie side by side, the rear edge of one and the front edge of the next
 // are parts of one octet: if both teams are in one warp, the next one's stores it.
 //
-// Tiles are dealt to teams row after row, wherever in a block a row ends: TEAMS blocks, or more, have all of TEAMS rows.
+// Tiles are dealt to teams row after row, wherever in a block a row ends: ACROSS blocks side by side have TEAMS rows.
 //
 // Constants: INPUT FORMAT MODE SCALE_FORMAT THREADS TEAM VECTORS, and
 //   TILE_ROWS, TILE_OCTETS  the tile, of a token as much as the team can hold; MODE STATIC: a piece of a row;
@@ -80,36 +80,20 @@ quantize_anywhere(QUANTIZE_PARAMETERS) {
     grid_dependency_wait();
 
     Octet<INPUT> octets[VECTORS], edges[EDGES];
-    if (TILE_ROWS == 1 && off_of(only.x) == 0) {
+    const auto load_octets = [&](auto load) {
 #pragma unroll
         for (int v = 0; v < VECTORS; ++v) {
             const Spot spot = octet_at(v);
             octets[v] = empty_octet<INPUT>();
-            if (spot.reads && spot.part.any()) octets[v] = load_octet<INPUT, 16>(spot.x);
+            if (spot.reads && spot.part.any()) octets[v] = load(spot.x);
         }
+    };
+    if (TILE_ROWS == 1 && off_of(only.x) == 0) {
+        load_octets([](const byte* p) { return load_octet<INPUT, 16>(p); });
     } else {
-        // Two at once: one would wait longer, more would take registers that blocks in flight need.
-        constexpr int AT_ONCE = 2;
-#pragma unroll
-        for (int first = 0; first < VECTORS; first += AT_ONCE) {
-            Pieces<INPUT> pieces[AT_ONCE];
-#pragma unroll
-            for (int v = first; v < first + AT_ONCE && v < VECTORS; ++v) {
-                const Spot spot = octet_at(v);
-                pieces[v - first] = {};
-                if (!spot.reads || !spot.part.any()) continue;
-                if (contain_pieces<INPUT>(bounds, spot.x)) pieces[v - first].load(spot.x, off_of(spot.x));
-            }
-#pragma unroll
-            for (int v = first; v < first + AT_ONCE && v < VECTORS; ++v) {
-                const Spot spot = octet_at(v);
-                octets[v] = pieces[v - first].shifted(off_of(spot.x));
-                if (!spot.reads || !spot.part.any()) continue;
-                if (!contain_pieces<INPUT>(bounds, spot.x)) octets[v] = load_octet<INPUT, ITEM>(spot.x);
-            }
-        }
+        load_octets([&](const byte* p) { return load_part<INPUT>(p, {0, 8}, bounds); });
     }
-    // Behind whole octets: the parts of an edge may be waited for one by one.
+    // (After the octets: what is waited for here, they do not wait for.)
 #pragma unroll
     for (int e = 0; e < EDGES; ++e) {
         const Spot spot = edge_at(e);
