@@ -89,6 +89,7 @@ CASES = [
     Case(CUDA, "bfloat16", FN, GroupShape(3, 40), 10, 90),
     Case(HIP_32, "float32", FN, GroupShape(4, -1), 10, 90),
     Case(CUDA, "float32", FN, GroupShape(1, 1), 4, 9),
+    Case(CUDA, "bfloat16", FN, GroupShape(1, 16384), 2, 16391, static=True),
 ]
 
 

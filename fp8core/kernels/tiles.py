@@ -99,7 +99,8 @@ def _anywhere(problem: Quantize, octets: int) -> Shape:
     if octets <= WARP_TEAM * WARP_TEAM_VECTORS:
         team = min(power_of_two(ceil_div(octets, WARP_TEAM_VECTORS)), WARP_TEAM)
         return Shape(ANYWHERE_BLOCK, team, ceil_div(octets, team), 1, 1)
-    return _block(problem, octets, 2 if problem.static else 3 if octets <= 3072 else 6)
+    vectors = 2 if problem.static else 3 if octets <= 3072 else 6
+    return _block(problem, octets, max(vectors, ceil_div(octets, MOST_THREADS)))
 
 
 def _block(problem: Quantize, octets: int, vectors: int) -> Shape:
