@@ -1,10 +1,10 @@
 // What quantize_tile does, for rows that begin anywhere.
 //
-// Octets lie at multiples of 8 of the codes' addresses, so that they are stored at once; where rows of x lie as those of
-// the codes do, they are loaded at once, too. A row of a tile is some whole octets, and two edges: parts of the octet
-// before them and of the one behind them. Whole octets are dealt to the TEAM threads in turn, VECTORS a thread, edges on
-// their own: so no whole one is masked. Where tiles lie side by side, the rear edge of one and the front edge of the next
-// are parts of one octet: if both teams are in one warp, the next one's stores it.
+// Octets lie at multiples of 8 of the codes' addresses, so that they are stored at once; where rows of x lie as those
+// of the codes do, they are loaded at once, too. A row of a tile is some whole octets, and two edges: parts of the
+// octet before them and of the one behind them. Whole octets are dealt to the TEAM threads in turn, VECTORS a thread,
+// edges on their own: so no whole one is masked. Where tiles lie side by side, the rear edge of one and the front edge
+// of the next are parts of one octet: if both teams are in one warp, the next one's stores it.
 //
 // Tiles are dealt to teams row after row, wherever in a block a row ends: ACROSS blocks side by side have TEAMS rows.
 //
