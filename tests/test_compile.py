@@ -26,6 +26,7 @@ REGISTERS = {
     "mma_decode": 248,
     "norm_quantize": 128,
     "normalize": 48,
+    "quantize_anywhere": 104,
     "quantize_strip": 64,
     "quantize_tensor": 128,
     "quantize_tile": 104,

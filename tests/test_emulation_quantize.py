@@ -89,6 +89,7 @@ CASES = [
     Case(CUDA, "bfloat16", FN, GroupShape(3, 40), 10, 90),
     Case(HIP_32, "float32", FN, GroupShape(4, -1), 10, 90),
     Case(CUDA, "float32", FN, GroupShape(1, 1), 4, 9),
+    Case(CUDA, "bfloat16", FN, GroupShape(1, 16384), 2, 16391, static=True),
 ]
 
 
@@ -153,7 +154,7 @@ def run(emulator, case: Case, seed: int = 0, special: bool = True, eps: float = 
 
 @pytest.fixture(params=["few", "some", "many"])
 def shapes(request, monkeypatch):
-    """The shapes of quantize_tile: for few rows, and for so many as would take too long here."""
+    """The shapes of tiles: for few rows, and for so many as would take too long here."""
     if request.param != "few":
         monkeypatch.setattr(tiles, "FEW_ROWS", 0)
     if request.param == "many":
@@ -270,6 +271,7 @@ def test_a_kernel_that_lost_its_barriers_is_reported(emulator, monkeypatch):
 def test_rows_that_begin_anywhere(emulator, target, x, group_shape, static, shapes):
     """Rows as far apart as those of the codes, with and without gaps, and rows that lie otherwise."""
     step = 2 if x == "bfloat16" else 4
-    for rows, cols, gap, offset in ((11, 333, 0, 0), (9, 260, 5, 0), (10, 129, 4, step), (3, 5, 2, 3 * step)):
+    lies = ((11, 333, 0, 0), (9, 260, 5, 0), (10, 129, 4, step), (3, 5, 2, 3 * step), (5, 1100, 3, step))
+    for rows, cols, gap, offset in lies:
         run(emulator, Case(target, x, FN, group_shape, rows, cols, static, gap=gap, offset=offset, padded=rows + 1))
     run(emulator, Case(target, x, FN, group_shape, 2, 4600, static, gap=1))

@@ -99,6 +99,14 @@ DEVICE Vector8 encode_octet(const Octet<input>& octet, const Divisor& d) {
     if (d.ordinary) return encode_octet_by<input, format, mode, false>(octet, d);
     return encode_octet_by<input, format, mode, true>(octet, d);
 }
+template <int input, int format, int mode, int count>
+DEVICE void encode_octets(const Octet<input> (&octets)[count], const Divisor& d, Vector8 (&codes)[count]) {
+    if (d.ordinary) {
+        for (int i = 0; i < count; ++i) codes[i] = encode_octet_by<input, format, mode, false>(octets[i], d);
+    } else {
+        for (int i = 0; i < count; ++i) codes[i] = encode_octet_by<input, format, mode, true>(octets[i], d);
+    }
+}
 
 template <int alignment, bool once = false>
 DEVICE void store_octet(byte* p, Vector8 codes) {

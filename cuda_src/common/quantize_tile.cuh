@@ -6,8 +6,6 @@
 // All loads are issued before the first is used. Rows from `rows` to `rows_padded` become zero bytes, and tiles of such
 // rows alone scale 1.
 //
-// With an ALIGNMENT below 8, rows begin anywhere (quantize_anywhere.cuh): a row of a tile lies in one octet more.
-//
 // Constants: INPUT FORMAT MODE SCALE_FORMAT THREADS TEAM VECTORS REPEAT TEAMS_X ALIGNMENT, and
 //   TILE_ROWS, TILE_OCTETS  the tile, of a token as much as the team can hold; MODE STATIC: a piece of a row;
 //   DOWN                    1: teams stand one below another first, as scales lie, instead of side by side;
@@ -15,20 +13,16 @@
 //   GROUP_ROWS, GROUP_COLS  of a given scale (MODE STATIC), -1 for all.
 // The caller owes: TEAM is THREADS (then REPEAT is 1), or a power of two up to WARP, or MODE is STATIC;
 // TEAM * VECTORS holds a tile; columns of tiles and of given scales' groups are multiples of 8 or all; addresses and
-// strides of rows are multiples of ALIGNMENT; where rows begin anywhere, DOWN is 0 and the group of a given scale is a
-// tile; the grid is (tile columns / (TEAMS_X * REPEAT), tile rows / teams along the rows), both rounded up, the rows'
-// over y and z.
+// strides of rows are multiples of ALIGNMENT, 8 or 16 (quantize_anywhere.cuh has less); the grid is (tile columns /
+// (TEAMS_X * REPEAT), tile rows / teams along the rows), both rounded up, the rows' over y and z.
 #pragma once
-#include "quantize_anywhere.cuh"
+#include "quantize_octet.cuh"
 #include "reduce.cuh"
 
 KERNEL(THREADS)
 quantize_tile(QUANTIZE_PARAMETERS) {
     constexpr int TEAMS_Y = THREADS / TEAM / TEAMS_X, ITEM = ITEM_BYTES[INPUT];
-    constexpr bool ANYWHERE = ALIGNMENT < 8;
-    constexpr int OCTETS = TILE_OCTETS + (ANYWHERE ? 1 : 0);
-    constexpr bool FULL = TEAM * VECTORS == TILE_ROWS * OCTETS;
-    constexpr bool SHARES = ANYWHERE && TILE_ROWS == 1 && TEAMS_X > 1 && TEAM < WARP && TILE_OCTETS % TEAM == 0;
+    constexpr bool FULL = TEAM * VECTORS == TILE_ROWS * TILE_OCTETS;
     const unsigned team = thread_x() / TEAM, member = thread_x() % TEAM;
     const unsigned team_row = DOWN ? team % TEAMS_Y : team / TEAMS_X;
     const unsigned team_col = DOWN ? team / TEAMS_Y : team % TEAMS_X;
@@ -36,51 +30,40 @@ quantize_tile(QUANTIZE_PARAMETERS) {
     const int first_tile = block_x() * (TEAMS_X * REPEAT) + static_cast<int>(team_col);
     const long long first_row = tile_row * TILE_ROWS;
 
-    // Where octet v of tile r lies, and which of its elements are columns of the tile. The first octet of a row that
-    // begins anywhere has `lead` elements before them.
-    auto row_of = [&](int v) { return first_row + (TILE_ROWS == 1 ? 0u : (member + v * TEAM) / OCTETS); };
+    // Where octet v of tile r lies, and how many of its elements are columns (none: 0 or less).
+    auto row_of = [&](int v) { return first_row + (TILE_ROWS == 1 ? 0u : (member + v * TEAM) / TILE_OCTETS); };
     auto slot_of = [&](int v) {
         const unsigned octet = member + v * TEAM;
-        return static_cast<int>(TILE_ROWS == 1 ? octet : octet % OCTETS);
-    };
-    auto lead_of = [&](int v) {
-        return ANYWHERE ? static_cast<int>(reinterpret_cast<word64>(data + row_of(v) * data_stride) % 8) : 0;
+        return static_cast<int>(TILE_ROWS == 1 ? octet : octet % TILE_OCTETS);
     };
     auto tile_col = [&](int r) { return (first_tile + r * TEAMS_X) * (TILE_OCTETS * 8); };
-    auto col_of = [&](int r, int v) { return tile_col(r) + slot_of(v) * 8 - lead_of(v); };
+    auto col_of = [&](int r, int v) { return tile_col(r) + slot_of(v) * 8; };
     auto place_of = [&](int r, int v, long long stride) {
         // Of one row, the octets of a thread are a constant apart.
         if (TILE_ROWS == 1) return first_row * stride + col_of(r, 0) + v * (TEAM * 8);
         return row_of(v) * stride + col_of(r, v);
     };
-    auto part_of = [&](int r, int v) -> Part {
-        if (!FULL && member + v * TEAM >= TILE_ROWS * OCTETS) return {0, 0};
-        if (EDGE == 0 && !ANYWHERE) return {0, 8};
-        const int wide = static_cast<int>(cols) - tile_col(r);
-        const int left = (ANYWHERE && wide > TILE_OCTETS * 8 ? TILE_OCTETS * 8 : wide) + lead_of(v) - slot_of(v) * 8;
-        return {ANYWHERE && slot_of(v) == 0 ? lead_of(v) : 0, left < 8 ? left : 8};
+    auto count_of = [&](int r, int v) {
+        if (!FULL && member + v * TEAM >= TILE_ROWS * TILE_OCTETS) return 0;
+        if (EDGE == 0) return 8;
+        const int left = static_cast<int>(cols) - tile_col(r) - slot_of(v) * 8;
+        return left < 8 ? left : 8;
     };
 
     grid_dependency_launch();
     grid_dependency_wait();
 
-    // Whether before the tile's rows and behind them, too, there is the matrix.
-    const bool amid = first_row * x_stride >= 16 && (rows - TILE_ROWS - first_row) * x_stride >= 16;
     Octet<INPUT> octets[REPEAT][VECTORS];
 #pragma unroll
     for (int r = 0; r < REPEAT; ++r) {
 #pragma unroll
         for (int v = 0; v < VECTORS; ++v) {
-            const Part part = row_of(v) < rows ? part_of(r, v) : Part{0, 0};
+            const int count = row_of(v) < rows ? count_of(r, v) : 0;
             const byte* const p = x + place_of(r, v, x_stride) * ITEM;
             octets[r][v] = empty_octet<INPUT>();
-            if (!part.any()) continue;
-            if constexpr (ANYWHERE) {
-                octets[r][v] = load_anywhere<INPUT>(p, part, amid);
-            } else {
-                if (EDGE < 2 || part.whole()) octets[r][v] = load_octet<INPUT, ALIGNMENT>(p);
-                if (EDGE == 2 && !part.whole()) octets[r][v] = load_octet_part<INPUT>(p, part.end);
-            }
+            if (count <= 0) continue;
+            if (EDGE < 2 || count == 8) octets[r][v] = load_octet<INPUT, ALIGNMENT>(p);
+            if (EDGE == 2 && count < 8) octets[r][v] = load_octet_part<INPUT>(p, count);
         }
     }
 
@@ -97,11 +80,7 @@ quantize_tile(QUANTIZE_PARAMETERS) {
         } else {
             Largest<INPUT> largest;
 #pragma unroll
-            for (int v = 0; v < VECTORS; ++v) {
-                const Part part = part_of(r, v);
-                if (ANYWHERE && part.any() && !part.whole()) cut<INPUT>(octets[r][v], part);
-                largest.see(octets[r][v]);
-            }
+            for (int v = 0; v < VECTORS; ++v) largest.see(octets[r][v]);
             unsigned amax_bits;
             if constexpr (TEAM <= WARP) {
                 amax_bits = team_max<TEAM>(largest.bits());
@@ -120,36 +99,23 @@ quantize_tile(QUANTIZE_PARAMETERS) {
 #pragma unroll
         for (int v = 0; v < VECTORS; ++v) {
             codes[v] = {0, 0};
-            const Part part = row_of(v) < rows ? part_of(r, v) : Part{0, 0};
-            if (!part.any()) continue;
+            const int count = row_of(v) < rows ? count_of(r, v) : 0;
+            if (count <= 0) continue;
             if constexpr (MODE == STATIC && GROUP_COLS >= 0) {
-                const long long index = (col_of(r, v) + part.begin) / GROUP_COLS * scale_col_stride;
+                const long long index = col_of(r, v) / GROUP_COLS * scale_col_stride;
                 divisor = prepared<MODE>(load_scale<SCALE_FORMAT>(row_scales, index));
             }
             codes[v] = encode_octet<INPUT, FORMAT, MODE>(octets[r][v], divisor);
         }
-        // The last octet of a tile is the first one of the next, whose team, in the same warp, stores both parts.
-        constexpr int LAST = SHARES ? TILE_OCTETS / TEAM : -1;
-        bool takes = false, gives = false;
-        if constexpr (SHARES) {
-            const bool has_next = team_col + 1 < TEAMS_X && tile_col(r) + TILE_OCTETS * 8 < cols;
-            takes = member == 0 && team_col > 0 && lane() >= TEAM && lead_of(0) > 0;
-            gives = member == 0 && has_next && lane() + TEAM < WARP;
-            const Vector8 before = from_lanes_before<TEAM>(codes[LAST]);
-            if (takes) codes[0] = joined(before, codes[0], lead_of(0));
-        }
 #pragma unroll
         for (int v = 0; v < VECTORS; ++v) {
-            Part part = row_of(v) < rows_padded ? part_of(r, v) : Part{0, 0};
-            if (v == 0 && takes) part.begin = 0;
-            if (!part.any() || (v == LAST && gives)) continue;
+            const int count = row_of(v) < rows_padded ? count_of(r, v) : 0;
+            if (count <= 0) continue;
             byte* const p = data + place_of(r, v, data_stride);
-            if constexpr (ANYWHERE) {
-                store_anywhere(p, codes[v], part);
-            } else if (EDGE < 2 || part.whole()) {
+            if (EDGE < 2 || count == 8) {
                 store_octet<ALIGNMENT>(p, codes[v]);
             } else {
-                store_octet_part(p, codes[v], part.end);
+                store_octet_part(p, codes[v], count);
             }
         }
     }

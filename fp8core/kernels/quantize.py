@@ -103,12 +103,12 @@ def bind(launch: Launch, *numbers: int | float) -> Launch:
 
 
 def plan_tile(problem: Quantize) -> Launch:
-    """Return the launch of quantize_tile: every element is read once and written once."""
+    """Return the launch of quantize_tile or quantize_anywhere: every element is read once and written once."""
     few, some = row_bounds(problem)
 
     @cache  # compiled when so many rows first come up
     def tiles(most_rows: int) -> Callable[[int], tuple[jit.Launcher, jit.Grid]]:
-        return _tiles(problem, most_rows)
+        return (_tiles_anywhere if anywhere(problem) else _tiles)(problem, most_rows)
 
     def place(operands: Any) -> tuple[jit.Launcher, jit.Grid]:
         rows = operands[ROWS_PADDED]
@@ -122,14 +122,14 @@ def _tiles(problem: Quantize, most_rows: int) -> Callable[[int], tuple[jit.Launc
     cols, tile = problem.cols, tile_of(problem, most_rows)
     shape = shape_of(problem, tile, most_rows)
     if tile.rows == 1 and problem.group_shape.cols < 0:
-        tile = Tile(1, shape.team * shape.vectors - anywhere(problem))
+        tile = Tile(1, shape.team * shape.vectors)
     span = tile.octets * OCTET * shape.teams_x * shape.repeat
     constants = {
         "TEAM": shape.team,
         "VECTORS": shape.vectors,
         "REPEAT": shape.repeat,
         "TEAMS_X": shape.teams_x,
-        "DOWN": int(problem.scale_layout == "mn" and not anywhere(problem)),
+        "DOWN": int(problem.scale_layout == "mn"),
         "TILE_ROWS": tile.rows,
         "TILE_OCTETS": tile.octets,
         "EDGE": 2 if cols % OCTET else 1 if cols % span else 0,
@@ -138,13 +138,42 @@ def _tiles(problem: Quantize, most_rows: int) -> Callable[[int], tuple[jit.Launc
     block_rows = shape.threads // shape.team // shape.teams_x * tile.rows
     across = max(ceil_div(cols, span), 1)
 
+    # Blocks side by side run together: memory is read and written row by row.
+    return lambda rows: (run, (across, *_folded(ceil_div(rows, block_rows))))
+
+
+def _tiles_anywhere(problem: Quantize, most_rows: int) -> Callable[[int], tuple[jit.Launcher, jit.Grid]]:
+    """Return what `_tiles` does, where rows begin anywhere."""
+    tile = tile_of(problem, most_rows)
+    shape = shape_of(problem, tile, most_rows)
+    # The last part of a row has the elements behind its whole octets; a group has its columns and no more.
+    across = ceil_div(problem.cols, tile.octets * OCTET)
+    if problem.group_shape.cols < 0:
+        across = ceil_div(problem.cols // OCTET, tile.octets)
+    across = max(across, 1)
+    if across == 1 and tile.rows == 1:
+        tile = Tile(1, shape.team * shape.vectors)  # of whatever columns
+    teams = shape.threads // shape.team
+    constants = {
+        "TEAM": shape.team,
+        "VECTORS": ceil_div(tile.rows * tile.octets, shape.team),
+        "TILE_ROWS": tile.rows,
+        "TILE_OCTETS": tile.octets,
+        "ACROSS": across,
+    }
+    run = prepare(problem, "quantize_anywhere", shape.threads, constants, programmatic=True)
+
     def sized(rows: int) -> tuple[jit.Launcher, jit.Grid]:
-        # Blocks side by side run together: memory is read and written row by row.
-        down = ceil_div(rows, block_rows)
-        folds = max(ceil_div(down, MOST_BLOCKS_Y), 1)
-        return run, (across, ceil_div(down, folds), folds)
+        down = ceil_div(rows, tile.rows)
+        return run, (min(across, ceil_div(down * across, teams)), *_folded(ceil_div(down, teams)))
 
     return sized
+
+
+def _folded(blocks: int) -> tuple[int, int]:
+    """Return the rows' blocks over y and z."""
+    folds = max(ceil_div(blocks, MOST_BLOCKS_Y), 1)
+    return ceil_div(blocks, folds), folds
 
 
 # ---- a tensor, in one launch --------------------------------------------------------------------------

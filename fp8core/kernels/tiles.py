@@ -1,4 +1,4 @@
-"""How quantize_tile divides its work: which part of a matrix a team of threads takes, and which a thread.
+"""How quantize_tile and quantize_anywhere divide work: which part of a matrix a team takes, and which a thread.
 
 The sweeps behind the numbers are in docs/quantize.md.
 """
@@ -12,6 +12,8 @@ OCTET: Final = 8
 """The elements that a thread loads, holds and encodes at a time."""
 TEAM_BLOCK: Final = 256
 """Threads of a block of several teams, at most."""
+ANYWHERE_BLOCK: Final = 128
+"""Threads of a block of several teams where rows begin anywhere."""
 TEAMS_X: Final = 4
 """Teams side by side, of a block with many rows of groups: 8 groups, 1,024 columns of 128."""
 WARP_TEAM: Final = 32
@@ -47,13 +49,13 @@ class Shape(NamedTuple):
 
 
 def anywhere(problem: Quantize) -> bool:
-    """Return whether rows may begin at any element: then a tile takes an octet more a row."""
+    """Return whether rows may begin at any element: then the octets at both ends of a tile's row are partly its."""
     return problem.alignment < OCTET
 
 
 def octets_of(problem: Quantize, tile: Tile) -> int:
-    """Return the octets that hold a tile."""
-    return tile.rows * (tile.octets + anywhere(problem))
+    """Return the octets that hold a tile, with those at the ends of several rows that begin anywhere."""
+    return tile.rows * (tile.octets + (2 if anywhere(problem) and tile.rows > 1 else 0))
 
 
 def most_vectors(problem: Quantize) -> int:
@@ -65,11 +67,11 @@ def most_vectors(problem: Quantize) -> int:
 def tile_of(problem: Quantize, rows: int = MANY_ROWS) -> Tile:
     """Return the tile of ``problem`` of up to ``rows`` rows: a group, and of a row as much as there is."""
     group = problem.group_shape
-    row = max(ceil_div(problem.cols, OCTET), 1)
+    row = max(problem.cols // OCTET if anywhere(problem) else ceil_div(problem.cols, OCTET), 1)
     if problem.static and anywhere(problem) and group.cols > 0:
         return Tile(1, group.cols // OCTET)
     if problem.static:
-        return Tile(1, ceil_div(row, ceil_div(row, STATIC_OCTETS - anywhere(problem))))
+        return Tile(1, ceil_div(row, ceil_div(row, STATIC_OCTETS)))
     height = min(group.rows, FEW_ROWS) if rows <= FEW_ROWS else group.rows
     return Tile(height, row if group.cols < 0 else group.cols // OCTET)
 
@@ -77,18 +79,32 @@ def tile_of(problem: Quantize, rows: int = MANY_ROWS) -> Tile:
 def shape_of(problem: Quantize, tile: Tile, rows: int = MANY_ROWS) -> Shape:
     """Return the block for ``tile`` where there are up to ``rows`` rows, as sweeps on an H200 have it."""
     octets, few = octets_of(problem, tile), rows * problem.cols <= FEW
-    each = (2 if few else 5) if anywhere(problem) else 1 if few else WARP_TEAM_VECTORS
+    if anywhere(problem):
+        return _anywhere(problem, octets)
+    each = 1 if few else WARP_TEAM_VECTORS
     if octets <= WARP_TEAM * each:
-        return _teams(problem, tile, octets, each if anywhere(problem) else min(each, 2), few)
+        return _teams(problem, tile, octets, min(each, 2), few)
     if few and (tile.rows == 1 or rows <= FEW_ROWS):
-        slim = anywhere(problem) or tile.rows > 1 or (rows > FEW_ROWS and octets > 512)
+        slim = tile.rows > 1 or (rows > FEW_ROWS and octets > 512)
         vectors = max(1 if slim else 2, ceil_div(octets, MOST_THREADS))
-    elif anywhere(problem):
-        vectors = 2 if problem.static else 3 if octets <= 3072 else 6
     elif tile.rows > 1:
         vectors = 8
     else:
         vectors = 2 if octets <= 512 else 4 if octets <= 2048 else 8
+    return _block(problem, octets, vectors)
+
+
+def _anywhere(problem: Quantize, octets: int) -> Shape:
+    """Return the block for rows that begin anywhere: a thread holds so many octets that their ends cost little."""
+    if octets <= WARP_TEAM * WARP_TEAM_VECTORS:
+        team = min(power_of_two(ceil_div(octets, WARP_TEAM_VECTORS)), WARP_TEAM)
+        return Shape(ANYWHERE_BLOCK, team, ceil_div(octets, team), 1, 1)
+    vectors = 2 if problem.static else 3 if octets <= 3072 else 6
+    return _block(problem, octets, max(vectors, ceil_div(octets, MOST_THREADS)))
+
+
+def _block(problem: Quantize, octets: int, vectors: int) -> Shape:
+    """Return a block for a tile of ``octets``, up to ``vectors`` of them a thread."""
     step = problem.target.warp
     vectors = min(vectors, most_vectors(problem))
     threads = ceil_div(octets, vectors * step) * step
@@ -99,7 +115,7 @@ def _teams(problem: Quantize, tile: Tile, octets: int, each: int, few: bool) -> 
     """Return blocks of teams, each of them a part of a warp, whose threads hold up to ``each`` octets if they can."""
     team = min(power_of_two(ceil_div(octets, each)), WARP_TEAM)
     vectors, tiles = ceil_div(octets, team), max(ceil_div(problem.cols, tile.octets * OCTET), 1)
-    if few or anywhere(problem) or tiles == 1:
+    if few or tiles == 1:
         # As many teams side by side as cover the row by equal blocks.
         most = TEAM_BLOCK // team
         teams_x = ceil_div(tiles, ceil_div(tiles, most))

@@ -1,0 +1,3 @@
+#include "platform.cuh"
+
+#include "common/quantize_anywhere.cuh"

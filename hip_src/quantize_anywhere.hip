@@ -1,0 +1,3 @@
+#include "platform.cuh"
+
+#include "../cuda_src/common/quantize_anywhere.cuh"
