@@ -152,11 +152,13 @@ def run(emulator, case: Case, seed: int = 0, special: bool = True, eps: float = 
             assert (data.gap == 0xA5).all(), f"{kernel}: wrote between the rows"
 
 
-@pytest.fixture(params=["few", "some", "many"])
+@pytest.fixture(params=["few", "shared", "some", "many"])
 def shapes(request, monkeypatch):
     """The shapes of tiles: for few rows, and for so many as would take too long here."""
     if request.param != "few":
         monkeypatch.setattr(tiles, "FEW_ROWS", 0)
+    if request.param in ("some", "many"):
+        monkeypatch.setattr(tiles, "SHARED_ROWS", 0)
     if request.param == "many":
         monkeypatch.setattr(tiles, "FEW", 0)
 
@@ -194,6 +196,15 @@ def test_a_small_matrix_belongs_to_one_cluster(emulator, x, rows, blocks):
         run(emulator, case._replace(gap=9, padded=rows + 3), rows)
     tensor = [call.kwargs for call in prepare.call_args_list if call.args[1] == "quantize_tensor"]
     assert [launch["cluster"] for launch in tensor] == [blocks, blocks]
+
+
+@pytest.mark.parametrize(("cols", "blocks"), [(1024, 1), (1032, 2), (2051, 2), (8192, 2), (8200, 4), (16384, 4)])
+def test_a_token_of_a_few_dozen_belongs_to_a_cluster(emulator, cols, blocks):
+    case = Case(CUDA, "bfloat16", FN, PER_TOKEN, 17, cols, gap=-cols % 8, padded=19, upper=(2.5, 3.0))
+    with mock.patch.object(jit, "prepare", wraps=emulator.prepare) as prepare:
+        run(emulator, case)
+    tiles_ = [call.kwargs for call in prepare.call_args_list if call.args[1] == "quantize_tile"]
+    assert [launch["cluster"] for launch in tiles_] == [blocks]
 
 
 @pytest.mark.parametrize("flush", [False, True])

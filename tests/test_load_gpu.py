@@ -147,6 +147,7 @@ CALLS = {
     "row-64x8704x2048": (product, "row", 64, 8704, 2048),
     "block-16x8704x4096": (product, "block", 16, 8704, 4096),
     "linear-channel-1x4096x4096": (linear, "channel", 1, 4096, 4096),
+    "linear-channel-64x2112x7168": (linear, "channel", 64, 2112, 7168),
     "linear-tensor-16x2112x7168": (linear, "tensor", 16, 2112, 7168),
     "linear-block-64x1024x4096": (linear, "block", 64, 1024, 4096),
     "quantize-1x4096": (quantization, 1, 4096),

@@ -51,6 +51,18 @@ def test_many_rows(engine, group_shape, shape, x_dtype):
 
 @engines(*BOTH)
 @pytest.mark.parametrize("x_dtype", WIDE)
+@pytest.mark.parametrize("shape", [(17, 1032), (33, 8192), (64, 2051), (64, 8200), (64, 18944)], ids=str)
+def test_a_few_dozen_tokens(engine, shape, x_dtype):
+    """As clusters share them, on a device that has any."""
+    x = fresh(shape, x_dtype)
+    got = fp8core.quantize(engine.array(x), group_shape=PER_TOKEN)
+    want = reference.quantize(x, "float8_e4m3fn", tuple(PER_TOKEN))
+    assert_same_bytes(engine.codes(got.data), want.codes)
+    assert_same_bytes(engine.numpy(got.scale), want.scale)
+
+
+@engines(*BOTH)
+@pytest.mark.parametrize("x_dtype", WIDE)
 @pytest.mark.parametrize("dtype", FP8)
 @pytest.mark.parametrize("group_shape", [PER_TENSOR, PER_TOKEN, GROUP_128, BLOCK_128], ids=str)
 def test_every_format_from_every_input(engine, dtype, x_dtype, group_shape):

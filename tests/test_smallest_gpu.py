@@ -24,6 +24,7 @@ def engine():
     ("shape", "group_shape"),
     [
         ((2, 128), PER_TOKEN),
+        ((17, 1032), PER_TOKEN),
         ((2, 256), GROUP_128),
         ((3, 136), GROUP_128),
         ((130, 136), BLOCK_128),

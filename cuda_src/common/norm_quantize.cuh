@@ -45,7 +45,7 @@ template <int X, int W, int FORMAT, int RESIDUAL, int ROUND, int MODE, int GROUP
 DEVICE void norm_quantize_row(const void* x, long long x_stride, void* residual, long long residual_stride,
                               const void* weight, float epsilon, int cols, const Destination& to) {
     using Producer = NormProducer<X, W, ROUND, ALIGNED>;
-    constexpr int VECTOR = Producer::VECTOR, THREADS = Team::THREADS, UNROLLED = VECTORS > 0 ? VECTORS : 1;
+    constexpr int VECTOR = Producer::VECTOR, THREADS = Team::BLOCK_THREADS, UNROLLED = VECTORS > 0 ? VECTORS : 1;
     constexpr bool KEPT = VECTORS > 0;
     const long long row = block_x() / Team::BLOCKS;
     const int first_col = int(block_x()) % Team::BLOCKS * (THREADS * VECTOR * VECTORS);

@@ -115,7 +115,7 @@ DEVICE bool ordinary_divisor(float amax, float eps, Divisor& divisor) {
 template <class Producer, int FORMAT, int MODE, int GROUP_ROWS, int GROUP_COLS, int SCALE_FORMAT, int ALIGNED, int VECTORS,
           class Team>
 struct Quantizer {
-    static constexpr int VECTOR = Producer::VECTOR, THREADS = Team::THREADS, UNROLLED = VECTORS > 0 ? VECTORS : 1;
+    static constexpr int VECTOR = Producer::VECTOR, THREADS = Team::BLOCK_THREADS, UNROLLED = VECTORS > 0 ? VECTORS : 1;
     static constexpr bool KEPT = VECTORS > 0, ONE_GIVEN = MODE == STATIC && GROUP_COLS < 0;
     using Raw = typename Producer::Raw;
     const Destination& to;

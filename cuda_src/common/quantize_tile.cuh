@@ -7,27 +7,28 @@
 // rows alone scale 1.
 //
 // Constants: INPUT FORMAT MODE SCALE_FORMAT THREADS TEAM VECTORS REPEAT TEAMS_X ALIGNMENT, and
+//   CLUSTER                 blocks of a cluster that shares a token, so that more multiprocessors have a part; else 1;
 //   TILE_ROWS, TILE_OCTETS  the tile, of a token as much as the team can hold; MODE STATIC: a piece of a row;
 //   DOWN                    1: teams stand one below another first, as scales lie, instead of side by side;
 //   EDGE                    0: cols is a multiple of what a block spans; 1: of 8; 2: of neither;
 //   GROUP_ROWS, GROUP_COLS  of a given scale (MODE STATIC), -1 for all.
-// The caller owes: TEAM is THREADS (then REPEAT is 1), or a power of two up to WARP, or MODE is STATIC;
+// The caller owes: TEAM is THREADS * CLUSTER (then REPEAT is 1), or a power of two up to WARP, or MODE is STATIC;
 // TEAM * VECTORS holds a tile; columns of tiles and of given scales' groups are multiples of 8 or all; addresses and
 // strides of rows are multiples of ALIGNMENT, 8 or 16 (quantize_anywhere.cuh has less); the grid is (tile columns /
 // (TEAMS_X * REPEAT), tile rows / teams along the rows), both rounded up, the rows' over y and z.
 #pragma once
 #include "quantize_octet.cuh"
-#include "reduce.cuh"
+#include "row_team.cuh"
 
 KERNEL(THREADS)
 quantize_tile(QUANTIZE_PARAMETERS) {
-    constexpr int TEAMS_Y = THREADS / TEAM / TEAMS_X, ITEM = ITEM_BYTES[INPUT];
+    constexpr int TEAMS_Y = THREADS * CLUSTER / TEAM / TEAMS_X, ITEM = ITEM_BYTES[INPUT];
     constexpr bool FULL = TEAM * VECTORS == TILE_ROWS * TILE_OCTETS;
-    const unsigned team = thread_x() / TEAM, member = thread_x() % TEAM;
+    const unsigned thread = block_x() % CLUSTER * THREADS + thread_x(), team = thread / TEAM, member = thread % TEAM;
     const unsigned team_row = DOWN ? team % TEAMS_Y : team / TEAMS_X;
     const unsigned team_col = DOWN ? team / TEAMS_Y : team % TEAMS_X;
     const long long tile_row = (static_cast<long long>(block_z()) * grid_y() + block_y()) * TEAMS_Y + team_row;
-    const int first_tile = block_x() * (TEAMS_X * REPEAT) + static_cast<int>(team_col);
+    const int first_tile = block_x() / CLUSTER * (TEAMS_X * REPEAT) + static_cast<int>(team_col);
     const long long first_row = tile_row * TILE_ROWS;
 
     // Where octet v of tile r lies, and how many of its elements are columns (none: 0 or less).
@@ -50,7 +51,9 @@ quantize_tile(QUANTIZE_PARAMETERS) {
         return left < 8 ? left : 8;
     };
 
+    RowTeam<(TEAM > WARP ? THREADS : WARP), CLUSTER> row_team;
     grid_dependency_launch();
+    if constexpr (CLUSTER > 1) row_team.meet();
     grid_dependency_wait();
 
     Octet<INPUT> octets[REPEAT][VECTORS];
@@ -85,7 +88,7 @@ quantize_tile(QUANTIZE_PARAMETERS) {
             if constexpr (TEAM <= WARP) {
                 amax_bits = team_max<TEAM>(largest.bits());
             } else {
-                amax_bits = block_max<THREADS>(largest.bits());
+                amax_bits = row_max(row_team, largest.bits());
             }
             const float scale = settled<SCALE_FORMAT>(scale_of<MODE, FORMAT>(amax_bits, upper, eps));
             divisor = prepared<MODE>(scale, MODE == TOKEN && upper < float_of(amax_bits));

@@ -1,6 +1,6 @@
 // The threads that share a row, and what they find together: each warp's word is gathered where all can read it.
 //
-// A team has THREADS a block, BLOCKS, and WORDS, a warp's each; `meet()` comes before anything else, and
+// A team has BLOCK_THREADS a block, BLOCKS, and WORDS, a warp's each; `meet()` comes before anything else, and
 // `gather<place>(x)` returns the words of all warps, once for a place in a kernel.
 #pragma once
 #include "reduce.cuh"
@@ -39,7 +39,7 @@ DEVICE unsigned row_max(Team& team, unsigned x) {
 // A block.
 template <int threads>
 struct BlockTeam {
-    static constexpr int THREADS = threads, BLOCKS = 1, WORDS = threads / WARP;
+    static constexpr int BLOCK_THREADS = threads, BLOCKS = 1, WORDS = threads / WARP;
     static_assert(threads % WARP == 0 && WORDS <= WARP, "a block is some whole warps");
 
     DEVICE void meet() {}
@@ -56,7 +56,7 @@ struct BlockTeam {
 // block that has all words may end: its own have arrived where they are waited for, and nobody sends it any more.
 template <int threads, int blocks>
 struct ClusterTeam {
-    static constexpr int THREADS = threads, BLOCKS = blocks, WARPS = threads / WARP, WORDS = WARPS * blocks, PLACES = 2;
+    static constexpr int BLOCK_THREADS = threads, BLOCKS = blocks, WARPS = threads / WARP, WORDS = WARPS * blocks, PLACES = 2;
     static_assert(WORDS <= WARP, "a warp reads the words of all");
     unsigned* words;
     word64* mails;

@@ -60,7 +60,7 @@ template <int X, int FORMAT, int ROUND, int MODE, int GROUP_ROWS, int GROUP_COLS
           class Team>
 DEVICE void silu_quantize_tile(const void* x, long long x_stride, long long rows, int cols, const Destination& to) {
     using Producer = SiluProducer<X, ROUND, ALIGNED>;
-    constexpr int VECTOR = Producer::VECTOR, THREADS = Team::THREADS;
+    constexpr int VECTOR = Producer::VECTOR, THREADS = Team::BLOCK_THREADS;
     Team team;
     const long long row = static_cast<long long>(block_z()) * grid_y() + block_y();
     const int first_col = int(block_x()) * (THREADS * VECTOR * VECTORS);

@@ -9,7 +9,7 @@ from fp8core import host, jit
 from fp8core.dispatch import Kernel, Launch, Requirement, Table
 from fp8core.kernels.requirements import platform
 from fp8core.kernels.tensor_teams import Team, alone, teams_of
-from fp8core.kernels.tiles import MANY_ROWS, OCTET, Tile, anywhere, fits, row_bounds, shape_of, tile_of
+from fp8core.kernels.tiles import OCTET, Tile, anywhere, fits, row_bounds, shape_of, tile_of
 from fp8core.kernels.words import FORMAT, SCALE_FORMAT, TYPE, ceil_div
 from fp8core.problem import ITEMSIZE, PER_TENSOR, PER_TOKEN, Quantize
 
@@ -104,7 +104,7 @@ def bind(launch: Launch, *numbers: int | float) -> Launch:
 
 def plan_tile(problem: Quantize) -> Launch:
     """Return the launch of quantize_tile or quantize_anywhere: every element is read once and written once."""
-    few, some = row_bounds(problem)
+    bounds = row_bounds(problem)
 
     @cache  # compiled when so many rows first come up
     def tiles(most_rows: int) -> Callable[[int], tuple[jit.Launcher, jit.Grid]]:
@@ -112,7 +112,7 @@ def plan_tile(problem: Quantize) -> Launch:
 
     def place(operands: Any) -> tuple[jit.Launcher, jit.Grid]:
         rows = operands[ROWS_PADDED]
-        return tiles(few if rows <= few else some if rows <= some else MANY_ROWS)(rows)
+        return tiles(bounds[bisect_left(bounds, rows)])(rows)
 
     return Body(problem.cols, place)
 
@@ -129,14 +129,15 @@ def _tiles(problem: Quantize, most_rows: int) -> Callable[[int], tuple[jit.Launc
         "VECTORS": shape.vectors,
         "REPEAT": shape.repeat,
         "TEAMS_X": shape.teams_x,
+        "CLUSTER": shape.blocks,
         "DOWN": int(problem.scale_layout == "mn"),
         "TILE_ROWS": tile.rows,
         "TILE_OCTETS": tile.octets,
         "EDGE": 2 if cols % OCTET else 1 if cols % span else 0,
     }
-    run = prepare(problem, "quantize_tile", shape.threads, constants, programmatic=True)
-    block_rows = shape.threads // shape.team // shape.teams_x * tile.rows
-    across = max(ceil_div(cols, span), 1)
+    run = prepare(problem, "quantize_tile", shape.threads, constants, cluster=shape.blocks, programmatic=True)
+    block_rows = shape.threads * shape.blocks // shape.team // shape.teams_x * tile.rows
+    across = max(ceil_div(cols, span), 1) * shape.blocks
 
     # Blocks side by side run together: memory is read and written row by row.
     return lambda rows: (run, (across, *_folded(ceil_div(rows, block_rows))))

@@ -6,7 +6,7 @@ The sweeps behind the numbers are in docs/quantize.md.
 from typing import Final, NamedTuple
 
 from fp8core.kernels.words import ceil_div, power_of_two
-from fp8core.problem import Quantize
+from fp8core.problem import PER_TOKEN, Quantize
 
 OCTET: Final = 8
 """The elements that a thread loads, holds and encodes at a time."""
@@ -26,6 +26,12 @@ FEW_ROWS: Final = 16
 FEW: Final = 1 << 21
 """Elements up to which more threads with less each are faster: not all of the device is busy."""
 MANY_ROWS: Final = 1 << 62
+SHARED_ROWS: Final = 64
+"""Up to so many tokens, if they are more than `FEW_ROWS`, each is shared by the blocks of a cluster."""
+SHARED_THREADS: Final = 128
+"""Of such a block: with few registers it stands beside a product that still runs, and is ready when that ends."""
+SHARED_OCTETS: Final = 1024
+"""Of a token that two blocks share; more is for four."""
 
 
 class Tile(NamedTuple):
@@ -46,6 +52,8 @@ class Shape(NamedTuple):
     """Tiles of a team, one after another along the columns."""
     teams_x: int
     """Teams side by side; the others stand below them."""
+    blocks: int = 1
+    """Of a cluster that is one team."""
 
 
 def anywhere(problem: Quantize) -> bool:
@@ -81,6 +89,9 @@ def shape_of(problem: Quantize, tile: Tile, rows: int = MANY_ROWS) -> Shape:
     octets, few = octets_of(problem, tile), rows * problem.cols <= FEW
     if anywhere(problem):
         return _anywhere(problem, octets)
+    shared = shared_shape(problem, octets) if rows == SHARED_ROWS else None
+    if shared:
+        return shared
     each = 1 if few else WARP_TEAM_VECTORS
     if octets <= WARP_TEAM * each:
         return _teams(problem, tile, octets, min(each, 2), few)
@@ -111,6 +122,19 @@ def _block(problem: Quantize, octets: int, vectors: int) -> Shape:
     return Shape(threads, threads, vectors, 1, 1)
 
 
+def shared_shape(problem: Quantize, octets: int) -> Shape | None:
+    """Return the blocks of a cluster that share a token, on the device where it was measured, if that is worth it."""
+    tokens = problem.group_shape == PER_TOKEN and not problem.static
+    if problem.target[:2] != ("cuda", 90) or not tokens or octets <= WARP_TEAM * WARP_TEAM_VECTORS:
+        return None
+    blocks = 2 if octets <= SHARED_OCTETS else 4
+    vectors = ceil_div(octets, SHARED_THREADS * blocks)
+    if vectors > most_vectors(problem):
+        return None
+    threads = ceil_div(ceil_div(octets, vectors * blocks), problem.target.warp) * problem.target.warp
+    return Shape(threads, threads * blocks, vectors, 1, 1, blocks)
+
+
 def _teams(problem: Quantize, tile: Tile, octets: int, each: int, few: bool) -> Shape:
     """Return blocks of teams, each of them a part of a warp, whose threads hold up to ``each`` octets if they can."""
     team = min(power_of_two(ceil_div(octets, each)), WARP_TEAM)
@@ -123,9 +147,9 @@ def _teams(problem: Quantize, tile: Tile, octets: int, each: int, few: bool) -> 
     return Shape(TEAM_BLOCK // 2, team, vectors, 2, min(TEAMS_X, ceil_div(tiles, 2)))
 
 
-def row_bounds(problem: Quantize) -> tuple[int, int]:
-    """Return up to how many rows there are few, and some: kernels for them have shapes of their own."""
-    return FEW_ROWS, FEW // max(problem.cols, 1)
+def row_bounds(problem: Quantize) -> tuple[int, ...]:
+    """Return, in ascending order, up to how many rows kernels have shapes of their own."""
+    return tuple(sorted({FEW_ROWS, SHARED_ROWS, FEW // max(problem.cols, 1), MANY_ROWS}))
 
 
 def fits(problem: Quantize) -> bool:

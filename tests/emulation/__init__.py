@@ -68,7 +68,7 @@ class Launch(ctypes.Structure):
         ("block", ctypes.c_uint32 * 3),
         ("shared_bytes", ctypes.c_uint32),
         ("warp", ctypes.c_uint32),
-        ("cooperative", ctypes.c_int32),
+        ("together", ctypes.c_int32),
         ("flush_subnormals", ctypes.c_int32),
         ("arrays", ctypes.c_void_p),
         ("array_count", ctypes.c_int32),
@@ -139,7 +139,7 @@ class Emulator:
         if flush is None:
             flush = any(o in request.options for o in ("-ftz=true", "-fgpu-flush-denormals-to-zero"))
         shape = (block, 1, 1) if isinstance(block, int) else block
-        together = cooperative or cluster > 1  # no kernel here is launched as several clusters
+        together = 0 if cooperative else cluster
         return Launcher(self, kernel, entry, signature, shape, shared_bytes, target.warp, together, flush)
 
     def compile(self, text: str, defines: tuple[str, ...], entry: str, target: Target = CUDA) -> Kernel:
@@ -226,13 +226,13 @@ class Launcher:
         block: tuple[int, int, int],
         shared_bytes: int,
         warp: int,
-        cooperative: bool,
+        together: int,
         flush: bool,
     ) -> None:
         self.entry = entry
         self._emulator, self._kernel = emulator, kernel
         self._items = re.findall(r"\d*[a-zA-Z]", signature)
-        self._fixed = (block, shared_bytes, warp, cooperative, flush)
+        self._fixed = (block, shared_bytes, warp, together, flush)
         wanted = tuple((_kind(item), struct.calcsize(f"={item}".replace("P", "Q"))) for item in self._items)
         if wanted != kernel.parameters:
             raise EmulationError(
@@ -241,7 +241,7 @@ class Launcher:
 
     def __call__(self, stream: int, grid: tuple[int, int, int], *arguments: Any) -> None:
         """Run the kernel to its end; the stream is ignored."""
-        (block, shared_bytes, warp, cooperative, flush) = self._fixed
+        (block, shared_bytes, warp, together, flush) = self._fixed
         pieces, values = [], list(arguments)
         for item in self._items:
             count = int(item[:-1] or 1) if item[-1] != "s" else 1
@@ -263,7 +263,7 @@ class Launcher:
             block=block,
             shared_bytes=shared_bytes,
             warp=warp,
-            cooperative=cooperative,
+            together=together,
             flush_subnormals=flush,
         )
         self._emulator.launch(self._kernel, self.entry, launch)

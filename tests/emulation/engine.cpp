@@ -1,5 +1,5 @@
 // Runs kernels that were compiled as C++ (words.h): every thread of a block is a fiber, and one runs at a time until
-// it waits. Blocks run one after another, those of a cooperative grid together. Kernels are compiled with
+// it waits. Blocks run one after another, those of a cluster or of a cooperative grid together. Kernels are compiled with
 // -fsanitize=kernel-address, which calls hooks.h before every access; memory.h says what is checked.
 #include "hooks.h"
 #include "memory.h"
@@ -176,7 +176,7 @@ int emulation_launch(EmulatedLaunch *asked) {
     }
     const uint32_t *grid = asked->grid, *size = asked->block;
     size_t total = size_t(grid[0]) * grid[1] * grid[2], count = size_t(size[0]) * size[1] * size[2];
-    size_t resident = asked->cooperative ? total : 1;
+    size_t resident = asked->together ? asked->together : total;
     ensure_memory(resident * count, asked->shared_bytes);
     threads.resize(resident * count);
     blocks.resize(resident);
@@ -184,19 +184,13 @@ int emulation_launch(EmulatedLaunch *asked) {
         return EmulatedIndex{unsigned(b % grid[0]), unsigned(b / grid[0] % grid[1]), unsigned(b / grid[0] / grid[1])};
     };
     uint64_t saved = flush_subnormals(asked->flush_subnormals);
-    if (asked->cooperative) {
+    for (size_t first = 0; first < total && !failed; first += resident) {
         poison();
-        for (size_t b = 0; b < total; b++) {
-            start_block(blocks[b], b, place(b));
-            keep(blocks[b]);
+        for (size_t b = 0; b < resident; b++) {
+            start_block(blocks[b], b, place(first + b));
+            if (resident > 1) keep(blocks[b]);
         }
         run_blocks();
-    } else {
-        for (size_t b = 0; b < total && !failed; b++) {
-            poison();
-            start_block(blocks[0], 0, place(b));
-            run_blocks();
-        }
     }
     restore_subnormals(saved);
     current = nullptr;
@@ -318,7 +312,7 @@ void emulation_mail_wait() {
 
 void emulation_atomic(const void *address, size_t bytes) {
     check(reinterpret_cast<uintptr_t>(address), bytes, UPDATE, true, SITE);
-    if (launch->cooperative) emulation_yield();
+    if (launch->together != 1) emulation_yield();
 }
 
 void emulation_trap(const char *why) { fail(SITE, "%s", why); }

@@ -29,7 +29,8 @@ struct EmulatedLaunch {
     void **arguments;
     uint32_t grid[3], block[3];
     uint32_t shared_bytes, warp;
-    int32_t cooperative, flush_subnormals;
+    int32_t together;  // blocks that run at once: 1, a cluster's, which divide the grid, or 0 for all of a cooperative grid
+    int32_t flush_subnormals;
     const EmulatedArray *arrays;
     int32_t array_count;  // 0: global memory is not checked
     char *report;
@@ -48,7 +49,7 @@ unsigned emulation_barrier(int predicate, EmulatedVote vote);
 uint64_t emulation_collective(EmulatedCollective kind, uint64_t mask, uint64_t value, unsigned source);
 // Lets other threads run: for loops that poll memory.
 void emulation_yield();
-// The words of cuda_src/cluster.cuh: the blocks of a cooperative launch stand for those of a cluster.
+// The words of cuda_src/cluster.cuh: the blocks that run together are a cluster.
 void emulation_mail_open(int bytes);
 void emulation_cluster_arrive();
 void emulation_cluster_wait();
