@@ -78,11 +78,19 @@ constexpr int power_of_two_from(int count) { return count <= 1 ? 1 : 2 * power_o
 template <int FORMAT, int MODE, int SCALE_FORMAT, bool CAREFUL, int VECTOR>
 DEVICE Codes<FORMAT, VECTOR> encode_scaled(float (&values)[VECTOR], const Divisor& divisor) {
     constexpr bool PRODUCT = MODE == STATIC || SCALE_FORMAT != SCALE_FLOAT32;
+    if constexpr (CAREFUL) {
+        // Of a group's kernel these would be most instructions, so there the values go round in a loop.
+        constexpr int AT_ONCE = MODE == GROUP ? 1 : VECTOR;
+#pragma unroll AT_ONCE
+        for (int count = 0; count < VECTOR; ++count) {
+            const float value = value_of<MODE, true>(values[0], divisor);
 #pragma unroll
-    for (int i = 0; i < VECTOR; ++i) {
-        if constexpr (CAREFUL) {
-            values[i] = value_of<MODE, true>(values[i], divisor);
-        } else {
+            for (int i = 1; i < VECTOR; ++i) values[i - 1] = values[i];
+            values[VECTOR - 1] = value;
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < VECTOR; ++i) {
             const float near = values[i] * divisor.reciprocal;
             const float rest = fma_flushing(near, divisor.scale, -values[i]);
             values[i] = PRODUCT ? near : fma_flushing(rest, -divisor.reciprocal, near);
@@ -224,7 +232,7 @@ struct Quantizer {
         }
     }
 
-    // The lanes of a group share the work on the scales of EACH vectors; a warp goes one of two ways.
+    // The lanes of a group share the work on the scales of EACH vectors, and then a warp goes one of two ways.
     DEVICE void groups(const Producer& producer, const Raw* raw) const {
         constexpr int LANES = GROUP_COLS / VECTOR, WISHED = power_of_two_from(UNROLLED < 4 ? UNROLLED : 4);
         constexpr int EACH = WISHED <= LANES ? WISHED : 1, SHARES = (UNROLLED + EACH - 1) / EACH;
@@ -242,7 +250,7 @@ struct Quantizer {
             const unsigned amax_bits = team_max_each<LANES>(amax);
             Divisor mine;
             const bool ordinary = ordinary_divisor<FORMAT, MODE, SCALE_FORMAT>(float_of(amax_bits), to.eps, mine);
-            const bool quick = warp_max(ordinary ? 0u : 1u) == 0u;
+            const bool quick = EACH == 1 ? ordinary : warp_max(ordinary ? 0u : 1u) == 0u;
             // A branch apart: inside the other one it makes ptxas put a norm's loads off.
             if (__builtin_expect(!quick, 0))
                 mine.scale = settled<SCALE_FORMAT>(scale_of<MODE, FORMAT>(amax_bits, 0.0f, to.eps));

@@ -54,8 +54,11 @@ MOST_THREADS: Final = {1: 1024, 2: 1024, 3: 1024, 4: 512, 5: 512, 6: 512, 7: 512
 CLUSTER: Final = 4
 CLUSTER_THREADS: Final = 256
 """The most of a block that shares its row."""
-SHARED_BYTES: Final = 12 << 10
-"""Rows of at least this much input are shared by clusters: a multiprocessor takes only so much at a time."""
+SHARED_BYTES: Final = {STATIC: 12 << 10, TOKEN: 12 << 10, GROUP: 8 << 10}
+"""By the mode: rows of at least this much input are shared by clusters; a multiprocessor takes only so much at a time.
+
+A residual does not count where a scale spans the row: the second exchange costs what it would gain.
+"""
 SHARED_VECTORS: Final = 512
 """As long as there are at most this many vectors a multiprocessor; a row counts as 1,024 at least."""
 
@@ -91,8 +94,9 @@ def own_shape(problem: Problem, number: int) -> Shape:
 
 def shared_shape(problem: Problem) -> Shape | None:
     """Return the blocks of a cluster that share a row, on the device where it was measured, if that is worth it."""
-    inputs = 1 if kind_of(problem) == "norm" else 2
-    if problem.target[:2] != ("cuda", 90) or problem.cols * ITEMSIZE[problem.x] * inputs < SHARED_BYTES:
+    kind, mode = kind_of(problem), mode_of(problem)
+    inputs = 1 if kind == "norm" or (kind == "add" and mode == TOKEN) else 2
+    if problem.target[:2] != ("cuda", 90) or problem.cols * ITEMSIZE[problem.x] * inputs < SHARED_BYTES[mode]:
         return None
     units = ceil_div(problem.cols, vector_of(problem))
     vectors = 1 if units <= 512 else 2
