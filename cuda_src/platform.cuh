@@ -245,6 +245,7 @@ DEVICE unsigned warp_max(unsigned x) {
     return x;
 #endif
 }
+DEVICE bool warp_all(bool x) { return __all_sync(0xffffffffu, x) != 0; }
 
 // Programmatic dependent launch: let the next kernel on the stream begin; wait until the previous one has ended
 // and its writes are visible. Every thread waits before it touches memory that another kernel writes or reads.

@@ -159,6 +159,7 @@ DEVICE unsigned warp_max(unsigned x) {
     }
     return x;
 }
+DEVICE bool warp_all(bool x) { return warp_max(x ? 0u : 1u) == 0u; }
 
 // AMD GPUs have no programmatic dependent launch, and no clusters.
 DEVICE void grid_dependency_launch() {}

@@ -250,7 +250,7 @@ struct Quantizer {
             const unsigned amax_bits = team_max_each<LANES>(amax);
             Divisor mine;
             const bool ordinary = ordinary_divisor<FORMAT, MODE, SCALE_FORMAT>(float_of(amax_bits), to.eps, mine);
-            const bool quick = EACH == 1 ? ordinary : warp_max(ordinary ? 0u : 1u) == 0u;
+            const bool quick = EACH == 1 ? ordinary : warp_all(ordinary);
             // A branch apart: inside the other one it makes ptxas put a norm's loads off.
             if (__builtin_expect(!quick, 0))
                 mine.scale = settled<SCALE_FORMAT>(scale_of<MODE, FORMAT>(amax_bits, 0.0f, to.eps));
