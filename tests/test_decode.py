@@ -166,6 +166,8 @@ def narrow(values, name):
 class Case:
     """A product with fresh operands, and its result in float64."""
 
+    kernel = hopper.HOPPER_ROWS[0]
+
     def __init__(
         self, m, n, k, modes=("row", "row"), *, a="e4m3", b="e4m3", out="bfloat16", bias="", gap=0, span=1.0,
         size=1.0, fast=True, invariant=False, seed=0,
@@ -206,6 +208,10 @@ class Case:
             batch_invariant=invariant, lda=ld, ldb=ld, ldo=self.ldo, target=device.target(0),
         )  # fmt: skip
 
+    def launch(self):
+        """Return what runs it."""
+        return self.kernel.plan(self.problem)
+
     def run(self, stream=None):
         """Return the result's storage, poisoned before."""
         cp = self.cp
@@ -213,9 +219,8 @@ class Case:
         at = cp.cuda.get_current_stream() if stream is None else stream
         bias = self.bias.data.ptr if self.bias is not None else 0
         scales = (scale.data.ptr for scale in self.scales)
-        (row,) = hopper.HOPPER_ROWS
-        assert row.refusal(self.problem) is None
-        row.plan(self.problem)(at.ptr, self.a.data.ptr, self.b.data.ptr, *scales, bias, storage.data.ptr, 0, 0, 0)
+        assert self.kernel.refusal(self.problem) is None
+        self.launch()(at.ptr, self.a.data.ptr, self.b.data.ptr, *scales, bias, storage.data.ptr, 0, 0, 0)
         return storage
 
     def check(self):
