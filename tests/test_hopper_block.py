@@ -4,6 +4,7 @@ import pytest
 
 from fp8core import device
 from fp8core.kernels import hopper_block
+from fp8core.kernels.scaled_mm import SCALED_MM
 from fp8core.problem import Target
 from test_decode import H200, SMALL, Case, problem
 
@@ -45,6 +46,20 @@ def test_a_layout_is_one_that_is_compiled_and_fits(m, n, k):
 def test_it_says_what_it_cannot_do(fields, words):
     assert ROW.refusal(blocked(300, 4096, 4096)) is None
     assert words in ROW.refusal(blocked(300, 4096, 4096)._replace(**fields))
+
+
+@pytest.mark.parametrize(
+    ("m", "fields", "chosen"),
+    [
+        (64, {}, "hopper_decode"),
+        (65, {}, "hopper_block_mm"),
+        (4096, {"scale_b": "group", "bias": "float32"}, "hopper_block_mm"),
+        (300, {"batch_invariant": True}, "hopper_decode"),
+    ],
+)
+def test_more_rows_than_the_decode_kernel_takes_choose_it(m, fields, chosen):
+    explanation = SCALED_MM.explain(blocked(m, 4096, 4096)._replace(**fields))
+    assert explanation.chosen == chosen
 
 
 # ---- on the device
