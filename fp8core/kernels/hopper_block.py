@@ -51,7 +51,7 @@ CHANNEL_US: Final = 0.00269
 SEAM_US: Final = 0.00022
 TILE_US: Final = 3.5
 """Of a wave of a chunk, of each channel in it, of each where a tile may have two scales of the weight, and of a tile:
-fitted to sweeps over 18 products on an H200 (docs/block_scaled.md)."""
+fitted to a sweep over 18 products on an H200 (docs/block_scaled.md)."""
 
 LAYOUTS: Final = tuple(BlockLayout(*ways) for ways in product((1, 2), (128, 96, 64, 48, 32)))
 """What kernels are compiled for; of equals the first is taken."""
