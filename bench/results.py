@@ -16,12 +16,14 @@ LARGE: Final = 100e6
 """Bytes from which on nothing but the memory counts."""
 
 DECODE: Final = "hopper_decode"
+BLOCK: Final = "hopper_block_mm"
 LIBRARY: Final = "cublaslt"
-"""The rows of fp8core's table that the records of products name; the second one calls cuBLASLt."""
+"""The rows of fp8core's table that the records of products name; the last one calls cuBLASLt."""
 PEERS: Final = ("torch", "vllm", "sgl", "deep_gemm")
 LABELS: Final = {
     "fp8core": "fp8core",
     DECODE: "own kernel",
+    BLOCK: "own kernel",
     LIBRARY: "cuBLASLt",
     "copy": "copy",
     "vllm": "vLLM",
@@ -141,7 +143,7 @@ def moved(record: Record) -> float:
 
 def own(record: Record) -> float | None:
     """Return the time of what fp8core runs: an own kernel, or its call of the library where there is none."""
-    return next((t for name in ("fp8core", DECODE, LIBRARY) if (t := us(record, name)) is not None), None)
+    return next((t for name in ("fp8core", DECODE, BLOCK, LIBRARY) if (t := us(record, name)) is not None), None)
 
 
 def best_peer(record: Record) -> tuple[float, str] | None:

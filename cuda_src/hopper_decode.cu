@@ -28,9 +28,7 @@
 #include "hopper_sums.cuh"
 #include "hopper_fetch.cuh" // last: its names are macros
 
-#define STRING_OF(x) #x
-#define STRING(x) STRING_OF(x)
-#define TYPES STRING(B_TYPE) "." STRING(A_TYPE)
+#define TYPES HOPPER_STRING(B_TYPE) "." HOPPER_STRING(A_TYPE)
 
 // d = (keep ? d : 0) + weight tile * a tile, 32 columns of each.
 DEVICE void multiply(float (&d)[SUMS], word64 w, word64 a, int keep) {

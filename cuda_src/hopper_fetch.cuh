@@ -99,12 +99,6 @@ DEVICE void fetch_a(const TensorMap *map, uint32 ring, const Gate<A_STAGES> &gat
 }
 
 #if BLOCKWISE
-// Scales of a matrix and their strides.
-struct ScaleGrid {
-    const float *scales;
-    long long row, col;
-};
-
 // A warp: the scales of a chunk beside its part of a, a's rows first, then the weight's.
 DEVICE void fetch_scales(float (&stage_scales)[A_STAGES][(SCALES + 1) & ~1], const Gate<A_STAGES> &gate,
                          const ScaleGrid &of_a, const ScaleGrid &of_b, Walk &walk, int m, int n, int lane) {

@@ -29,6 +29,12 @@ struct Walk {
     }
 };
 
+// Scales of a matrix and their strides.
+struct ScaleGrid {
+    const float *scales;
+    long long row, col;
+};
+
 // A place in a ring of SIZE stages; parity is that of the times it was passed before.
 template <int SIZE> struct Ring {
     int stage, parity, passed;

@@ -2,21 +2,10 @@
 //
 // A lane has of row 8 * j + lane % 4 * 2 + {0, 1} the channels lane / 4 + 8 * half in sums[4 * j + 2 * half + {0, 1}].
 #pragma once
-#include "hopper.cuh"
+#include "hopper_results.cuh"
 
 #define SUMS (WIDTH / 2)
 #define UNIT_BYTES (8 * WIDTH * 4) // of 8 channels
-
-#if OUT == 0
-typedef float Out;
-#else
-typedef unsigned short Out;
-#endif
-#if BIAS == 1 || BIAS == 2
-typedef unsigned short Bias;
-#else
-typedef float Bias;
-#endif
 
 // What a lane sends at a time of its part of 8 channels; there are PIECES.
 #if WIDTH == 8
@@ -41,18 +30,6 @@ DEVICE void add(float (&sums)[SUMS], int half, int i, Piece other) {
 }
 #endif
 #define PIECES (UNIT_BYTES / 32 / (int)sizeof(Piece))
-
-DEVICE float bias_value(const Bias *bias, int channel) {
-#if BIAS == 0
-    return bias[channel];
-#elif BIAS == 1
-    return half_to_float(bias[channel]);
-#elif BIAS == 2
-    return bf16_to_float(bias[channel]);
-#else
-    return 0.0f;
-#endif
-}
 
 // Rounds and stores the channels from ``base`` on, of each eight only if they are ``mine``.
 DEVICE void store(const float (&sums)[SUMS], const bool (&mine)[2], Out *out, long long ldo, int base, int m, int n,

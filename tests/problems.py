@@ -10,6 +10,7 @@ from fp8core.kernels.dequantize import DEQUANTIZE
 from fp8core.kernels.expand import EXPAND
 from fp8core.kernels.fused import NORM_QUANTIZE, SILU_QUANTIZE
 from fp8core.kernels.generic_mm import plan_rescale
+from fp8core.kernels.hopper_block import LAYOUTS, BlockMm
 from fp8core.kernels.linear import LINEAR
 from fp8core.kernels.quantize import QUANTIZE
 from fp8core.kernels.scaled_mm import SCALED_MM
@@ -266,6 +267,17 @@ def rescale(target: Target) -> Iterator[Plan]:
             yield partial(plan_rescale, problem)
 
 
+def blocks(target: Target) -> Iterator[Plan]:
+    """Every layout of a product with blocked scales, as no few problems would ask for them."""
+    if target.arch != 90:
+        return
+    for problem in scaled_mm(target):
+        if problem.m == 300 and problem.scale_a == "group":
+            for layout in LAYOUTS:
+                wide = {"out": "float32", "bias": "float32"} if problem.scale_b == "group" else {}
+                yield partial(BlockMm, problem._replace(**wide), layout)
+
+
 OPERATIONS: dict[str, Callable[[Target], Iterator[Plan]]] = {
     "quantize": quantize_plans,
     "norm_quantize": by_rows(NORM_QUANTIZE, norm_quantize, (*(256,) * 5, 1e-6)),
@@ -276,6 +288,7 @@ OPERATIONS: dict[str, Callable[[Target], Iterator[Plan]]] = {
     "all_close": of_table(ALL_CLOSE, all_close),
     "expand": of_table(EXPAND, expand),
     "scaled_mm": of_table(SCALED_MM, scaled_mm),
+    "blocks": blocks,
     "linear": of_table(LINEAR, linear),
     "arrange_scales": arrange,
     "rescale": rescale,

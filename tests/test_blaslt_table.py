@@ -7,6 +7,7 @@ from blaslt_tools import ADA, AMPERE, BLACKWELL, H200, MI300, MI350, problem
 from emulation.fixtures import emulation_session, emulator  # noqa: F401
 from fp8core.errors import UnsupportedProblemError
 from fp8core.kernels.hopper import HOPPER_ROWS
+from fp8core.kernels.hopper_block import BLOCK_ROWS
 from fp8core.kernels.scaled_mm import SCALED_MM
 from fp8core.problem import HOST
 
@@ -20,7 +21,7 @@ def verdicts(p):
 
 def preferred(p):
     """Return the first able row behind the hand-written ones, which tests/test_decode.py is about."""
-    own = {kernel.name for kernel in HOPPER_ROWS}
+    own = {kernel.name for kernel in (*HOPPER_ROWS, *BLOCK_ROWS)}
     return next(v.kernel for v in SCALED_MM.explain(p).verdicts if v.status != "not able" and v.kernel not in own)
 
 

@@ -22,6 +22,7 @@ REGISTERS = {
     "dequantize": 48,
     "expand": 16,
     "generic_mm": 168,
+    "hopper_block_mm": 168,
     "hopper_decode": 168,
     "mma_decode": 248,
     "norm_quantize": 128,
@@ -102,7 +103,7 @@ def name(target: Target) -> str:
 @pytest.mark.parametrize("target", TARGETS, ids=name)
 def test_kernels_compile_and_stay_in_registers(target, operation):
     kernels = binaries(target, operation)
-    assert kernels or operation == "linear", "no row of the table is able"
+    assert kernels or operation in ("blocks", "linear"), "no row of the table is able"
     for use, binary in kernels:
         assert binary.registers <= REGISTERS[use.entry], f"{use}: {binary.registers} registers"
         granted = -(-binary.registers // 8) * 8 * -(-use.threads // target.warp) * target.warp
@@ -142,7 +143,11 @@ def test_amd_codes_are_made_by_the_conversion_instruction(target):
 
 def test_hopper_products_use_the_fp8_tensor_cores():
     hopper = next(t for t in TARGETS if t.arch == 90)
-    products = [(use, binary) for use, binary in binaries(hopper, "scaled_mm") if use.source.startswith("hopper")]
+    products = [
+        (use, binary)
+        for use, binary in (*binaries(hopper, "scaled_mm"), *binaries(hopper, "blocks"))
+        if use.source.startswith("hopper")
+    ]
     assert products
     for use, binary in products:
         assert "QGMMA" in compilers.instructions(hopper, binary), use

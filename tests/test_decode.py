@@ -187,6 +187,8 @@ def narrow(values, name):
 class Case:
     """A product with fresh operands, and its result in float64."""
 
+    kernel = hopper.HOPPER_ROWS[0]
+
     def __init__(
         self, m, n, k, modes=("row", "row"), *, a="e4m3", b="e4m3", out="bfloat16", bias="", gap=0, span=1.0,
         size=1.0, fast=True, invariant=False, seed=0,
@@ -227,6 +229,10 @@ class Case:
             batch_invariant=invariant, lda=ld, ldb=ld, ldo=self.ldo, target=device.target(0),
         )  # fmt: skip
 
+    def launch(self, plan):
+        """Return what runs it, by a given layout if there is one."""
+        return hopper.DecodeMm(self.problem, plan) if plan else self.kernel.plan(self.problem)
+
     def run(self, stream=None, plan=None):
         """Return the result's storage, poisoned before; by a given layout if there is one."""
         cp = self.cp
@@ -234,9 +240,8 @@ class Case:
         at = cp.cuda.get_current_stream() if stream is None else stream
         bias = self.bias.data.ptr if self.bias is not None else 0
         scales = (scale.data.ptr for scale in self.scales)
-        (row,) = hopper.HOPPER_ROWS
-        assert row.refusal(self.problem) is None
-        launch = hopper.DecodeMm(self.problem, plan) if plan else row.plan(self.problem)
+        assert self.kernel.refusal(self.problem) is None
+        launch = self.launch(plan)
         launch(at.ptr, self.a.data.ptr, self.b.data.ptr, *scales, bias, storage.data.ptr, 0, 0, 0)
         return storage
 

@@ -225,7 +225,7 @@ def test_few_rows_choose_it_before_the_library(arch, modes, m):
     explanation = SCALED_MM.explain(example_product(on(arch), *modes, m=m))
     assert explanation.chosen == "mma_decode"
     names = [verdict.kernel for verdict in explanation.verdicts]
-    assert names.index("hopper_decode") + 1 == names.index("mma_decode") == names.index("cublaslt") - 1
+    assert names.index("hopper_decode") < names.index("mma_decode") == names.index("cublaslt") - 1
 
 
 @pytest.mark.parametrize("arch", [80, 90, 100])

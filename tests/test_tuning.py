@@ -2,6 +2,7 @@
 
 import json
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -37,7 +38,7 @@ def stub(built, monkeypatch):
     pretend(monkeypatch, built["cuda"], (H200, H200._replace(device=1)))
     monkeypatch.setattr(device, "name", lambda ordinal: "NVIDIA H200")
     monkeypatch.setattr(device, "driver_version", lambda: 13000)
-    monkeypatch.setattr(jit, "prepare", lambda *_, **__: lambda *_: None)
+    monkeypatch.setattr(jit, "prepare", lambda *_, **__: Mock())  # called or bound, it launches nothing
     monkeypatch.setattr(SCALED_MM, "_preferred", {})
     monkeypatch.setattr(SCALED_MM, "_plans", {})
     tuning.machine.cache_clear()

@@ -8,6 +8,7 @@ from fp8core.blaslt.product import Product
 from fp8core.dispatch import Kernel, Requirement, Table
 from fp8core.kernels.generic_mm import plan_generic
 from fp8core.kernels.hopper import HOPPER_ROWS
+from fp8core.kernels.hopper_block import BLOCK_ROWS
 from fp8core.kernels.library_mm import (
     FOUR,
     NATIVE_BIAS,
@@ -188,6 +189,7 @@ SCALED_MM: Final = Table(
     "scaled_mm",
     ScaledMm,
     *HOPPER_ROWS,
+    *BLOCK_ROWS,
     *MMA_ROWS,
     Kernel("cublaslt", (*_CUDA, *_LIBRARY, HOPPER_MODES, *_DIRECT), plan_direct, offers(product)),
     Kernel("cublaslt_arranged", (*_CUDA, *_LIBRARY, HOPPER_MODES, *_ARRANGED), plan_arranged, offers(product)),
