@@ -125,7 +125,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENTS)
                 if (!BLOCKWISE) channel_scales[half] = scale_b[bounded * scale_b_row];
                 channel_biases[half] = bias_value(bias, bounded);
             }
-            if (leads) barrier_expect(slots_full, (ranks - 1) * K_GROUPS * units * UNIT_BYTES);
+            if (ranks > 1 && leads) barrier_expect(slots_full, (ranks - 1) * K_GROUPS * units * UNIT_BYTES);
         }
         if (turn == 0) {
             grid_dependency_wait();

@@ -41,6 +41,10 @@ def test_a_layout_is_one_that_is_compiled_and_fits(m, n, k):
         ({"alignment": 8}, "aligned to 16"),
         ({"lda": 4104}, "lda"),
         ({"vectors_alignment": 2}, "divisible by 4"),
+        ({"k": 8192}, "not slower than the library"),
+        ({"m": 96, "k": 16384, "n": 7168}, "not slower than the library"),
+        ({"m": 384, "n": 28672}, "not slower than the library"),
+        ({"m": 600, "n": 8192}, "not slower than the library"),
     ],
 )
 def test_it_says_what_it_cannot_do(fields, words):

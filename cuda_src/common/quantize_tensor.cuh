@@ -9,8 +9,8 @@
 //   WHOLE    registers and shared memory hold all of the matrix: nothing is read again;
 //   FLAT     rows follow each other without gaps, in x and in data, so that the matrix is one long row and no division
 //            is needed to find an octet.
-// The caller owes: addresses and strides of rows are multiples of ALIGNMENT; THREADS * SHARED_OCTETS octets of dynamic
-// shared memory.
+// The caller owes: addresses are multiples of ALIGNMENT, and so are strides of rows, but for FLAT where no row is padded;
+// THREADS * SHARED_OCTETS octets of dynamic shared memory.
 #pragma once
 #include "meeting.cuh"
 #include "quantize_octet.cuh"

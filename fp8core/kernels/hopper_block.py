@@ -39,9 +39,13 @@ class BlockLayout(NamedTuple):
         """Bytes of a chunk of both operands."""
         return (self.rows + self.columns) * CHUNK
 
+    def tiles(self, m: int, n: int) -> int:
+        """Return the tiles of a result."""
+        return ceil_div(m, self.rows) * ceil_div(n, self.columns)
+
     def us(self, m: int, n: int, k: int, target: Target) -> float:
         """Return the time of a product that the memory does not hold up."""
-        turns = ceil_div(ceil_div(m, self.rows) * ceil_div(n, self.columns), target.multiprocessors)
+        turns = ceil_div(self.tiles(m, n), target.multiprocessors)
         channel = CHANNEL_US if 128 % self.columns == 0 else CHANNEL_US + SEAM_US
         return turns * (ceil_div(k, CHUNK) * self.waves * (WAVE_US + channel * self.columns) + TILE_US)
 
@@ -99,8 +103,7 @@ class BlockMm:
             shared_bytes=depth * plan.stage_bytes + 1024,
             programmatic=True,
         )
-        tiles = ceil_div(problem.m, plan.rows) * ceil_div(problem.n, plan.columns)
-        grid = (min(tiles, problem.target.multiprocessors), 1, 1)
+        grid = (min(plan.tiles(problem.m, problem.n), problem.target.multiprocessors), 1, 1)
         strides = (*problem.scale_a_strides, *problem.scale_b_strides)
         shape = (problem.ldo, problem.m, problem.n, ceil_div(problem.k, CHUNK))
         self._launch = launcher.bind(grid, *strides, *shape, int(problem.stable_weight))
@@ -127,6 +130,27 @@ def plan_block(problem: ScaledMm) -> BlockMm:
     return BlockMm(problem)
 
 
+FEW_ROWS: Final = 128
+MANY_ROWS: Final = 512
+FILLED: Final = 0.84
+"""The part of the tiles' places, in all turns, that the result has to need."""
+
+
+def _pays(p: ScaledMm) -> bool:
+    """Return whether the library was not measured to be more than a few per cent faster (docs/block_scaled.md)."""
+    plan = layout(p.m, p.n, p.k, p.target)
+    turns = ceil_div(plan.tiles(p.m, p.n), p.target.multiprocessors)
+    filled = p.m * p.n / (turns * p.target.multiprocessors * plan.rows * plan.columns)
+    if p.m >= MANY_ROWS:
+        return p.k <= 8192 and filled >= FILLED
+    return turns == 1 and p.k <= (8192 if p.m <= FEW_ROWS else 4096)
+
+
+PAYS: Final = Requirement(
+    _pays,
+    "is not slower than the library where all tiles fit at once (k up to 8192 for 128 rows, else 4096) or many rows"
+    " (512, k up to 8192) fill the device, got m={p.m} n={p.n} k={p.k}",
+)
 BLOCKED: Final = Requirement(
     lambda p: p.scale_a == "group" and p.scale_b in ("group", "block"),
     "takes scales of 1x128 with 1x128 or 128x128, got scale_a per {p.scale_a} and scale_b per {p.scale_b}",
@@ -149,6 +173,7 @@ BLOCK_ROWS: Final[tuple[Kernel, ...]] = (
             aligned(16),
             STRIDES_OF_16,
             WHOLE_WORDS,
+            PAYS,
         ),
         plan_block,
     ),

@@ -16,7 +16,7 @@ from fp8core.ops import operands
 from fp8core.ops.calls import Calls
 from fp8core.ops.product import Product, product_of
 from fp8core.ops.scaled_mm import Prepared, destined, planned, prepared
-from fp8core.ops.scaling import EPS, Scaling, scaling
+from fp8core.ops.scaling import EPS, Scaling, alignment, scaling
 from fp8core.problem import FORMATS, PER_TENSOR, Linear, Quantize, ScaledMm
 
 SCRATCH_ALIGNMENT = 256
@@ -82,7 +82,7 @@ def _quantization(x: TensorView, weight_dtype: str, layer: Layer) -> _Quantizati
         how.scale_format,
         layout,
         at.cols,
-        operands.octets(x, at.stride, 0, at.cols),
+        alignment(x, at, how, at.rows, 0, at.cols),
     )
     offset = -(-at.rows * at.cols // SCRATCH_ALIGNMENT) * SCRATCH_ALIGNMENT
     scales = 0 if how.given is not None else rows * cols

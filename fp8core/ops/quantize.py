@@ -10,7 +10,7 @@ from fp8core.kernels.dequantize import DEQUANTIZE
 from fp8core.kernels.quantize import QUANTIZE, bind
 from fp8core.ops import operands, scales
 from fp8core.ops.calls import Calls
-from fp8core.ops.scaling import EPS, Quantized, Ready, Scaling, destination, only_scale, scaling
+from fp8core.ops.scaling import EPS, Quantized, Ready, Scaling, alignment, destination, only_scale, scaling
 from fp8core.problem import ITEMSIZE, PER_TOKEN, Dequantize, Quantize, ScaleFormat, ScaleLayout
 
 _CALLS: Calls[Ready] = Calls()
@@ -80,7 +80,7 @@ def quantize(
     to = destination(view, how, shape, rows_out, at.cols, data, kept)
     launch = None
     if rows_out * at.cols or how.computed(rows_out, at.cols):
-        bits = operands.octets(view, at.stride, to.data_at, to.data_stride)
+        bits = alignment(view, at, how, rows_out, to.data_at, to.data_stride)
         launch = bind(
             QUANTIZE.plan(_key(view, how, at.cols, bits)),
             at.stride,
@@ -136,7 +136,7 @@ def _key(view: TensorView, how: Scaling, cols: int, bits: int) -> tuple[Any, ...
 
 def problem_of_quantize(call: SimpleNamespace) -> Quantize:
     """Return the problem that `quantize` with the arguments ``call`` poses; new results count as aligned."""
-    view, at, how, _ = _described(
+    view, at, how, rows_out = _described(
         call.x,
         call.dtype,
         call.group_shape,
@@ -150,7 +150,7 @@ def problem_of_quantize(call: SimpleNamespace) -> Quantize:
     data = call.out[0] if isinstance(call.out, tuple) else call.out
     there = arrays.view(data, "out") if data is not None else None
     stride = operands.matrix(there, "out").stride if there is not None else at.cols
-    bits = operands.octets(view, at.stride, there.pointer if there is not None else 0, stride)
+    bits = alignment(view, at, how, rows_out, there.pointer if there is not None else 0, stride)
     return Quantize(*_key(view, how, at.cols, bits))
 
 

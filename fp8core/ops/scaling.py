@@ -90,6 +90,17 @@ def scaling(
     return Scaling(name, shape, None, (0, 0), scale_format, scale_layout, upper, upper_value, eps)
 
 
+def alignment(x: TensorView, at: operands.Matrix, how: Scaling, rows: int, data_at: int, data_stride: int) -> int:
+    """Return the alignment of the quantization of ``x`` to ``rows`` rows of codes, ``data_stride`` apart.
+
+    Where one scale is found for a tensor without gaps, it is one long row: only its beginning counts.
+    """
+    dense = at.stride == data_stride == at.cols and rows == at.rows
+    if dense and how.given is None and how.group_shape == PER_TENSOR:
+        return operands.octets(x, 0, data_at, 0)
+    return operands.octets(x, at.stride, data_at, data_stride)
+
+
 def _upper(scale_ub: object, shape: GroupShape, x: TensorView) -> tuple[TensorView | None, float]:
     if scale_ub is None:
         return None, math.inf
