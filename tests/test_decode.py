@@ -235,6 +235,7 @@ class Case:
 
     def launch(self, plan):
         """Return what runs it, by a given layout if there is one."""
+        assert self.kernel.refusal(self.problem) is None
         return hopper.DecodeMm(self.problem, plan) if plan else self.kernel.plan(self.problem)
 
     def run(self, stream=None, plan=None):
@@ -244,7 +245,6 @@ class Case:
         at = cp.cuda.get_current_stream() if stream is None else stream
         bias = self.bias.data.ptr if self.bias is not None else 0
         scales = (scale.data.ptr for scale in self.scales)
-        assert self.kernel.refusal(self.problem) is None
         launch = self.launch(plan)
         launch(at.ptr, self.a.data.ptr, self.b.data.ptr, *scales, bias, storage.data.ptr, 0, 0, 0)
         return storage

@@ -7,12 +7,10 @@ import fp8core
 import reference
 from engines import CupyEngine, assert_same_bytes, fresh, fresh_fp8, fresh_scale
 from fp8core import BLOCK_128, GROUP_128, PER_TENSOR, PER_TOKEN
-from fp8core.kernels.hopper_layout import Layout
 from fp8core.kernels.linear import LINEAR
 from fp8core.kernels.scaled_mm import SCALED_MM
 from fp8core.ops.scaling import EPS
 from fp8core.problem import Linear
-from test_decode import Case
 
 pytestmark = pytest.mark.gpu
 
@@ -108,14 +106,6 @@ def test_product(engine, kernel, mode):
     wide_b = np.repeat(np.repeat(scale_b, 128, 0)[:k], 128, 1)[:, :32] if mode == "block" else scale_b
     exact = reference.scaled_mm(a.astype(np.float32), weight.astype(np.float32).T, wide_a, wide_b)
     assert reference.relative_error(engine.numpy(out), exact) <= 3e-3
-
-
-@pytest.mark.parametrize("blocks", [1, 2])
-def test_product_of_blocks_that_share_a(blocks):
-    """More tiles than the two of a cluster: they take turns."""
-    case = Case(17, 300, 400, ("group", "block"))
-    storage = case.run(plan=Layout(blocks, 1, 1, 1, 1, 8, mates=2))
-    assert bool((storage == case.run(plan=Layout(blocks, 1, 1, 1, 1, 8))).all())
 
 
 @pytest.mark.parametrize("static", [False, True], ids=["token", "static"])
