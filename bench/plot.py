@@ -260,8 +260,9 @@ def crossover(found: Results, folder: Path) -> Path:
         axes.set(xscale="log", yscale="log", title=title)
         axes.plot([r["m"] for r in records], [r["floor_us"] for r in records], "--", color="#5A5A5A", linewidth=1)
         ends = [("floor", records[-1]["m"], records[-1]["floor_us"])]
-        for name in results.names(records, (*PEERS, LIBRARY, DECODE)):
+        for name in results.names(records, (*PEERS, LIBRARY)):
             ends.append(_line(axes, [(r["m"], t) for r in records if (t := results.us(r, name))], name))
+        ends.append(_line(axes, [(r["m"], t) for r in records if (t := results.own_kernel(r))], DECODE))
         axes.set_xlim(0.9, records[-1]["m"] * 1.15)
         axes.minorticks_off()
         for axis, ticks in ((axes.xaxis, (1, 4, 16, 64, 256)), (axes.yaxis, (3, 4, 5, 7, 10, 15, 20, 30, 50, 70, 100))):

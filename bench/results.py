@@ -141,6 +141,11 @@ def moved(record: Record) -> float:
     return float(record["floor_us"]) * BYTES_A_MICROSECOND
 
 
+def own_kernel(record: Record) -> float | None:
+    """Return the time of a product by whichever of the own kernels runs it."""
+    return next((t for name in (DECODE, BLOCK) if (t := us(record, name)) is not None), None)
+
+
 def own(record: Record) -> float | None:
     """Return the time of what fp8core runs: an own kernel, or its call of the library where there is none."""
     return next((t for name in ("fp8core", DECODE, BLOCK, LIBRARY) if (t := us(record, name)) is not None), None)

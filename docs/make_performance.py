@@ -14,7 +14,7 @@ sys.path.insert(0, str(ROOT))
 
 from bench import claims, plot, results  # noqa: E402 - the repository is not installed
 from bench.goals import Goal, goals  # noqa: E402
-from bench.results import DECODE, KINDS, LABELS, LIBRARY, MODES, PEERS, PRODUCTS, Record, Results, us  # noqa: E402
+from bench.results import BLOCK, DECODE, KINDS, LABELS, LIBRARY, MODES, PEERS, PRODUCTS, Record, Results, us  # noqa: E402
 
 RESULTS: Final = ROOT / "docs" / "results" / "h200.jsonl"
 PAGE: Final = ROOT / "docs" / "performance.md"
@@ -86,7 +86,7 @@ def odd(records: Sequence[Record]) -> list[str]:
 
 def products(records: Sequence[Record]) -> list[str]:
     """Return a table of products."""
-    names = results.names(records, (DECODE, LIBRARY, *PEERS))
+    names = results.names(records, (DECODE, BLOCK, LIBRARY, *PEERS))
     head = ["scales", "m x n x k", "floor", *(LABELS[name] for name in names), "above the floor"]
     rows = []
     for r in sorted(records, key=lambda r: (list(PRODUCTS).index(r["mode"]), r["n"] * r["k"], r["n"], r["m"])):

@@ -132,7 +132,7 @@ def plan_block(problem: ScaledMm) -> BlockMm:
 
 FEW_ROWS: Final = 128
 MANY_ROWS: Final = 512
-FILLED: Final = 0.84
+FILLED: Final = 0.9
 """The part of the tiles' places, in all turns, that the result has to need."""
 
 
