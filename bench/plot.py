@@ -36,6 +36,8 @@ WIDTH: Final = 8.6
 """Inches, at 150 dots each: as wide as a README shows, twice as fine."""
 
 OURS: Final = ("fp8core", DECODE, LIBRARY)
+MOST_ROWS: Final = 256
+"""Of products by their rows."""
 STYLE: Final = {
     "font.size": 8.5,
     "axes.titlesize": 9,
@@ -238,8 +240,9 @@ def products(found: Results, folder: Path, mode: str) -> Path:
 
 
 def crossings(found: Results, least: int = 4) -> list[tuple[str, Sequence[Record]]]:
-    """Return the modes and shapes that were measured at many numbers of rows, of the most first."""
-    by_shape = sorted(found.decode, key=lambda r: (r["mode"] == "block", r["n"] * r["k"], r["mode"], r["n"], r["m"]))
+    """Return the modes and shapes that were measured at many numbers of rows up to 256, of the most first."""
+    drawn = [r for r in found.decode if r["m"] <= MOST_ROWS]
+    by_shape = sorted(drawn, key=lambda r: (r["mode"] == "block", r["n"] * r["k"], r["mode"], r["n"], r["m"]))
     groups = [list(g) for _, g in groupby(by_shape, key=lambda r: (r["mode"], r["n"], r["k"]))]
     many = [g for g in groups if sum(results.us(r, DECODE) is not None for r in g) >= least and len(g) > least]
     most = max(map(len, many), default=0)

@@ -14,11 +14,9 @@ FULL = "0xffffffffu"
 
 @pytest.fixture
 def run(emulator):
-    def run(text, *arguments, signature="", grid=1, block=64, shared_bytes=0, warp=32, cooperative=False):
+    def run(text, *arguments, signature="", grid=1, block=64, shared_bytes=0, warp=32, together=1):
         kernel = emulator.compile(f'#line 1 "test.cu"\nextern "C" __global__ {text}', (), "kernel")
-        launcher = Launcher(
-            emulator, kernel, "kernel", signature, (block, 1, 1), shared_bytes, warp, cooperative, False
-        )
+        launcher = Launcher(emulator, kernel, "kernel", signature, (block, 1, 1), shared_bytes, warp, together, False)
         launcher(0, (grid, 1, 1), *(a.ctypes.data if isinstance(a, np.ndarray) else a for a in arguments))
 
     return run
@@ -116,7 +114,7 @@ def test_a_grid_barrier_spins_to_its_end(run):
         *(count, y),
         signature="PP",
         grid=8,
-        cooperative=True,
+        together=0,
     )
     assert (y == 8 + np.arange(8)).all()
 
@@ -194,7 +192,7 @@ def test_subnormals_are_flushed_as_the_options_say(emulator):
     kernel = emulator.compile(text, (), "kernel")
     for flush, want in ((True, 0.0), (False, 2.0**-130)):
         x = np.array([2.0**-130, 1], np.float32)
-        Launcher(emulator, kernel, "kernel", "P", (1, 1, 1), 0, 32, False, flush)(0, (1, 1, 1), x.ctypes.data)
+        Launcher(emulator, kernel, "kernel", "P", (1, 1, 1), 0, 32, 1, flush)(0, (1, 1, 1), x.ctypes.data)
         assert x[0] == np.float32(want)
 
 

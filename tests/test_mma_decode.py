@@ -182,7 +182,7 @@ def instruct(emulator, w, t, lanes):
     text = sources.flatten_file(sources.root(), "cuda_src/mma.cuh") + CALL
     kernel = emulator.compile(text, ("-DFP8CORE_WARP=32",), "call", ADA)
     d = np.full((32, 4), np.nan, np.float32)
-    Launcher(emulator, kernel, "call", "PPPi", (32, 1, 1), 0, 32, False, True)(
+    Launcher(emulator, kernel, "call", "PPPi", (32, 1, 1), 0, 32, 1, True)(
         0, (1, 1, 1), w.ctypes.data, t.ctypes.data, d.ctypes.data, lanes
     )
     return d

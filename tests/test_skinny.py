@@ -171,7 +171,7 @@ def instruct(emulator, target, a, b, lanes):
     text = CALLS[target].replace("void kernel", 'extern "C" __global__ void kernel')
     kernel = emulator.compile(f'#line 1 "test.hip"\n{text}', (), "kernel", target)
     d = np.full(256, np.nan, np.float32)
-    Launcher(emulator, kernel, "kernel", "PPPi", (target.warp, 1, 1), 0, target.warp, False, True)(
+    Launcher(emulator, kernel, "kernel", "PPPi", (target.warp, 1, 1), 0, target.warp, 1, True)(
         0, (1, 1, 1), a.ctypes.data, b.ctypes.data, d.ctypes.data, lanes
     )
     return d.reshape(256 // target.warp, target.warp)
