@@ -44,6 +44,17 @@ class Limits(NamedTuple):
         return cls(np.fmin(bound, vector(upper, "float32", 1)[0]) if upper else bound, np.float32(eps))
 
 
+def largest(magnitudes: Floats) -> Floats:
+    """Return the largest along the last axis, NaN left out.
+
+    Numbers without a sign have the order of their bits, which are compared three times as fast; NaN is above them all.
+    """
+    found: Floats = np.maximum.reduce(magnitudes.view(np.uint32), axis=-1).view(np.float32)
+    if np.isnan(found).any():
+        found = np.fmax.reduce(magnitudes, axis=-1)
+    return found
+
+
 def fold(of_rows: Floats, rows: slice, group_rows: int) -> Array:
     """Return the largest number of each column in every group of ``rows``, which have their numbers in ``of_rows``."""
     step = rows.stop if group_rows < 0 else group_rows
@@ -61,7 +72,7 @@ def group_amax(x: Array, group_shape: GroupShape, work: Workspace) -> Floats:
         magnitudes = work.values[: part.size].reshape(part.shape)
         np.abs(widen(part, work), out=magnitudes)
         split = tile.split(magnitudes)
-        of_rows = np.fmax.reduce(split, axis=2) if split.shape[2] > 1 else magnitudes
+        of_rows = largest(split) if split.shape[2] > 1 else magnitudes
         into = amax[tile.row_groups(group_shape.rows), tile.groups]
         if group_shape.rows != 1:
             of_rows = fold(of_rows, tile.rows, group_shape.rows)
