@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from fp8core import device, jit
-from fp8core.dispatch import Kernel, Requirement
+from fp8core.dispatch import Kernel, Launch, Requirement
 from fp8core.kernels.hopper_layout import (
     CHUNK,
     MOST_ROWS,
@@ -93,10 +93,33 @@ def laid_out(problem: ScaledMm) -> Layout:
     return plan if problem.stable_weight else apart(plan, problem.target)
 
 
-class DecodeMm:
-    """One launch for up to 64 rows: ``round(scale_a * (scale_b * acc) + bias)``; blocked scales join every 128 of k."""
+class MappedMm:
+    """One launch of a product that the copy engine brings both operands of."""
 
     scratch_bytes = 0
+    _weight_maps: TensorMaps
+    _a_maps: TensorMaps
+    _launch: Launch
+
+    def __call__(
+        self,
+        stream: int,
+        a: int,
+        b: int,
+        scale_a: int,
+        scale_b: int,
+        bias: int,
+        out: int,
+        _out_scale: int,
+        _amax: int,
+        _scratch: int,
+    ) -> None:
+        """Launch; `SCALED_MM`'s parameters."""
+        self._launch(stream, self._weight_maps[b], self._a_maps[a], scale_a, scale_b, bias, out)
+
+
+class DecodeMm(MappedMm):
+    """One launch for up to 64 rows: ``round(scale_a * (scale_b * acc) + bias)``; blocked scales join every 128 of k."""
 
     def __init__(
         self,
@@ -146,22 +169,6 @@ class DecodeMm:
         )
         shape = (problem.ldo, problem.m, problem.n, ceil_div(problem.k, CHUNK))
         self._launch = launcher.bind((plan.cluster * plan.clusters, 1, 1), *strides, *shape, early)
-
-    def __call__(
-        self,
-        stream: int,
-        a: int,
-        b: int,
-        scale_a: int,
-        scale_b: int,
-        bias: int,
-        out: int,
-        _out_scale: int,
-        _amax: int,
-        _scratch: int,
-    ) -> None:
-        """Launch; `SCALED_MM`'s parameters."""
-        self._launch(stream, self._weight_maps[b], self._a_maps[a], scale_a, scale_b, bias, out)
 
 
 class Panels:

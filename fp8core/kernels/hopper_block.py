@@ -13,6 +13,7 @@ from fp8core.kernels.hopper import (
     TENSOR_CORE_TYPES,
     WHOLE_WORDS,
     WIDE_RESULT,
+    MappedMm,
     TensorMaps,
 )
 from fp8core.kernels.hopper_layout import CHUNK
@@ -43,11 +44,15 @@ class BlockLayout(NamedTuple):
         """Return the tiles of a result."""
         return ceil_div(m, self.rows) * ceil_div(n, self.columns)
 
+    def turns(self, m: int, n: int, target: Target) -> int:
+        """Return how many tiles the busiest multiprocessor has."""
+        return ceil_div(self.tiles(m, n), target.multiprocessors)
+
     def us(self, m: int, n: int, k: int, target: Target) -> float:
         """Return the time of a product that the memory does not hold up."""
-        turns = ceil_div(self.tiles(m, n), target.multiprocessors)
         channel = CHANNEL_US if 128 % self.columns == 0 else CHANNEL_US + SEAM_US
-        return turns * (ceil_div(k, CHUNK) * self.waves * (WAVE_US + channel * self.columns) + TILE_US)
+        chunk = self.waves * (WAVE_US + channel * self.columns)
+        return self.turns(m, n, target) * (ceil_div(k, CHUNK) * chunk + TILE_US)
 
 
 WAVE_US: Final = 0.0775
@@ -73,10 +78,8 @@ def stages(plan: BlockLayout, scale_rows: int, target: Target) -> int:
     return (target.shared_bytes - 1024 - 128) // (plan.stage_bytes + 4 * scales + 16)
 
 
-class BlockMm:
+class BlockMm(MappedMm):
     """One launch for any number of rows: ``round(sum of scale_a * scale_b * acc over chunks of k + bias)``."""
-
-    scratch_bytes = 0
 
     def __init__(self, problem: ScaledMm, plan: BlockLayout | None = None) -> None:
         plan = plan or layout(problem.m, problem.n, problem.k, problem.target)
@@ -108,22 +111,6 @@ class BlockMm:
         shape = (problem.ldo, problem.m, problem.n, ceil_div(problem.k, CHUNK))
         self._launch = launcher.bind(grid, *strides, *shape, int(problem.stable_weight))
 
-    def __call__(
-        self,
-        stream: int,
-        a: int,
-        b: int,
-        scale_a: int,
-        scale_b: int,
-        bias: int,
-        out: int,
-        _out_scale: int,
-        _amax: int,
-        _scratch: int,
-    ) -> None:
-        """Launch; `SCALED_MM`'s parameters."""
-        self._launch(stream, self._weight_maps[b], self._a_maps[a], scale_a, scale_b, bias, out)
-
 
 def plan_block(problem: ScaledMm) -> BlockMm:
     """Return the launch of the row "hopper_block_mm"."""
@@ -139,7 +126,7 @@ FILLED: Final = 0.9
 def _pays(p: ScaledMm) -> bool:
     """Return whether the library was not measured to be more than a few per cent faster (docs/block_scaled.md)."""
     plan = layout(p.m, p.n, p.k, p.target)
-    turns = ceil_div(plan.tiles(p.m, p.n), p.target.multiprocessors)
+    turns = plan.turns(p.m, p.n, p.target)
     filled = p.m * p.n / (turns * p.target.multiprocessors * plan.rows * plan.columns)
     if p.m >= MANY_ROWS:
         return p.k <= 8192 and filled >= FILLED

@@ -38,7 +38,7 @@ class Way(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """How layouts are chosen: fitted to sweeps over 24 shapes on an H200 (docs/decode.md)."""
+    """How layouts are chosen: fitted to sweeps on an H200 (docs/decode.md)."""
 
     ways: tuple[Way, ...]
     """To choose from, of equals the first."""
