@@ -15,12 +15,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+import fp8core
 from bench import baselines, results, timing
 from bench.baselines import Baseline, Result
-from fp8core import device
 from fp8core.kernels.quantize import QUANTIZE
-from fp8core.ops.operands import alignment
-from fp8core.problem import BLOCK_128, GROUP_128, ITEMSIZE, PER_TENSOR, PER_TOKEN, GroupShape, Quantize, ScaleLayout
+from fp8core.problem import BLOCK_128, GROUP_128, ITEMSIZE, PER_TENSOR, PER_TOKEN, GroupShape
 
 BANDWIDTH: Final = 4.3e12
 """Bytes a second that a copy on an H200 moves, read plus written."""
@@ -72,13 +71,11 @@ class Case(NamedTuple):
 
 
 def ours(case: Case) -> Baseline:
-    """Return fp8core's kernel for the case, called as its table gives it."""
-    group = MODES[case.mode]
-    layout: ScaleLayout = "mn" if case.mode.endswith("mn") else "k"
-    apart = 0 if case.mode == "tensor" else case.cols  # which is one long row
-    lie = alignment(apart * ITEMSIZE[case.x], apart if apart % 8 else 0)
-    how = (group, case.mode == "static", "float32", layout, case.cols, lie)
-    plan = QUANTIZE.plan(Quantize(device.target(0), case.x, "float8_e4m3fn", *how))
+    """Return fp8core's kernel for the case, called as its table gives it for the problem that a call poses."""
+    x = torch.empty(case.rows, case.cols, dtype=getattr(torch, case.x), device="cuda")
+    options = {"group_shape": MODES[case.mode], "scale_layout": "mn" if case.mode.endswith("mn") else "k"}
+    given = {"scale": torch.ones(1, device="cuda")} if case.mode == "static" else {}
+    plan = QUANTIZE.plan(fp8core.explain(fp8core.quantize, x, **options, **given).problem)
 
     def run(x: torch.Tensor, r: Result) -> None:
         plan(
