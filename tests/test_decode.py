@@ -140,16 +140,22 @@ def test_it_says_what_it_cannot_do(fields, words):
     assert words in row.refusal(problem(16, 4096, 4096)._replace(**fields))
 
 
-@pytest.mark.parametrize("stable", [False, True])
-def test_only_a_stable_weight_is_read_early(stable, monkeypatch):
-    asked = []
+@pytest.fixture
+def asked(monkeypatch):
+    """Return a list that gets, of each launch made ready, whether it may read its weight early."""
+    found = []
 
     class Launcher:
         def bind(self, grid, *numbers):
-            asked.append(numbers[-1])
+            found.append(numbers[-1])
             return lambda *addresses: None
 
     monkeypatch.setattr(hopper.jit, "prepare", lambda *_, **__: Launcher())
+    return found
+
+
+@pytest.mark.parametrize("stable", [False, True])
+def test_only_a_stable_weight_is_read_early(stable, asked, monkeypatch):
     monkeypatch.setattr(hopper, "encode", lambda *_: b"")
     hopper.plan_decode(problem(16, 4096, 4096, stable_weight=stable))(0, *[16] * 9)
     assert asked == [stable]
@@ -248,6 +254,15 @@ class Case:
         launch = self.launch(plan)
         launch(at.ptr, self.a.data.ptr, self.b.data.ptr, *scales, bias, storage.data.ptr, 0, 0, 0)
         return storage
+
+    def check_a_written_weight(self):
+        """Have kernels write the weight right before each launch."""
+        self.problem = self.problem._replace(stable_weight=False)
+        first, weight = self.run(), self.b.copy()
+        for _ in range(20):
+            self.b.fill(0)
+            self.cp.copyto(self.b, weight)
+            assert bool((self.run() == first).all())
 
     def check(self):
         """Assert that each number is near enough, and that what lies between the result's rows is untouched."""
@@ -349,11 +364,4 @@ def test_fewer_rows_than_mates_can_share_have_the_layout_without_them():
 @pytest.mark.gpu
 @pytest.mark.parametrize("k", [1024, 16384])
 def test_a_weight_that_the_kernel_before_wrote(k):
-    cp = device.cupy()
-    case = Case(8, 8192, k, seed=9)
-    case.problem = case.problem._replace(stable_weight=False)
-    first, weight = case.run(), case.b.copy()
-    for _ in range(20):
-        case.b.fill(0)
-        cp.copyto(case.b, weight)
-        assert bool((case.run() == first).all())
+    Case(8, 8192, k, seed=9).check_a_written_weight()

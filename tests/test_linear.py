@@ -7,13 +7,14 @@ import pytest
 import fp8core
 from engines import fresh
 from fp8core import GROUP_128, PER_TENSOR, PER_TOKEN
-from fp8core.kernels import hopper, hopper_layout, hopper_linear
+from fp8core.kernels import hopper_layout, hopper_linear
 from fp8core.kernels.hopper import laid_out
 from fp8core.kernels.hopper_layout import in_a_chain
 from fp8core.kernels.hopper_linear import MOST_ELEMENTS, place, teams, vectors
 from fp8core.kernels.linear import LINEAR
 from fp8core.ops.scaling import EPS
 from fp8core.problem import Linear, Quantize, ScaledMm, Target
+from test_decode import asked  # noqa: F401
 
 H200 = Target("cuda", 90, 0, 132, 32, 227 << 10)
 INF = float("inf")
@@ -114,15 +115,7 @@ def test_explain_tells_the_way():
 
 
 @pytest.mark.parametrize("stable", [False, True])
-def test_only_a_stable_weight_is_read_early(stable, monkeypatch):
-    asked = []
-
-    class Launcher:
-        def bind(self, grid, *numbers):
-            asked.append(numbers[-1])
-            return lambda *addresses: None
-
-    monkeypatch.setattr(hopper.jit, "prepare", lambda *_, **__: Launcher())
+def test_only_a_stable_weight_is_read_early(stable, asked):
     hopper_linear.LinearMm(problem(1, 4096, 4096, stable_weight=stable))
     assert asked == [stable]
 
