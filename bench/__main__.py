@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 import fp8core
 from bench import results
-from fp8core import device
+from fp8core.runtime import device
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 PACKAGES: Final = ("torch", "cupy-cuda13x", "cupy-cuda12x", "nvidia-cublas", "nvidia-cuda-nvrtc", "numpy", "ml_dtypes")

@@ -20,10 +20,10 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import baselines, results, timing
-from fp8core import device
 from fp8core.errors import Fp8Error
 from fp8core.kernels.scaled_mm import SCALED_MM
 from fp8core.problem import Granularity, ScaledMm
+from fp8core.runtime import device
 
 BANDWIDTH: Final = 4.3e12
 SHAPES: Final = (

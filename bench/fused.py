@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import baselines, results, timing
-from fp8core import device
 from fp8core.kernels.fused import NORM_QUANTIZE, SILU_QUANTIZE
 from fp8core.problem import GROUP_128, PER_TENSOR, PER_TOKEN, GroupShape, NormQuantize, SiluQuantize
+from fp8core.runtime import device
 
 BANDWIDTH: Final = 4.3e12
 """Bytes a second that a copy on an H200 moves, read plus written."""

@@ -20,10 +20,10 @@ from rich.table import Table
 
 import fp8core
 from bench import baselines, results, timing
-from fp8core.dispatch import Kernel
+from fp8core.core.scaling import EPS
 from fp8core.kernels.linear import LINEAR
-from fp8core.ops.scaling import EPS
 from fp8core.problem import Linear
+from fp8core.table import Kernel
 
 BANDWIDTH: Final = 4.3e12
 SHAPES: Final = ("4096x4096", "6144x4096", "8192x8192", "28672x4096", "7168x16384")

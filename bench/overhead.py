@@ -21,8 +21,10 @@ from rich.table import Table
 
 import fp8core
 from bench import results
-from fp8core import arrays, device
+from fp8core import interop
+from fp8core.core import signature
 from fp8core.kernels.quantize import QUANTIZE, bind
+from fp8core.runtime import device
 
 if TYPE_CHECKING:
     from bench.baselines import Peers
@@ -97,11 +99,11 @@ MAKERS: Final[dict[str, Callable[[bool], Any]]] = {"torch": _torch, "cupy": _cup
 
 def steps(framework: str, x: Any) -> Iterator[Step]:
     """Yield what the border does for one operand and one result."""
-    seen = arrays.view(x, "x")
-    kind, target, stream = seen.framework, seen.target, arrays.stream_of(seen)
+    seen = interop.view(x, "x")
+    kind, target, stream = seen.framework, seen.target, interop.stream_of(seen)
     shape = seen.shape
-    yield Step(framework, "view", lambda: arrays.view(x, "x"))
-    yield Step(framework, "stream_of", lambda: arrays.stream_of(seen))
+    yield Step(framework, "view", lambda: interop.view(x, "x"))
+    yield Step(framework, "stream_of", lambda: interop.stream_of(seen))
     yield Step(framework, "empty bfloat16", lambda: kind.empty(shape, "bfloat16", target))
     yield Step(framework, "empty float8", lambda: kind.empty(shape, "float8_e4m3fn", target))
     yield Step(framework, "empty, strides", lambda: kind.empty((16, 32), "float32", target, (1, 16)))
@@ -111,13 +113,13 @@ def steps(framework: str, x: Any) -> Iterator[Step]:
 
 def parts(x: Any, data: Any, scale: Any) -> Iterator[Step]:
     """Yield what a repeated `quantize` of ``x`` into ``data`` and ``scale`` does, one by one."""
-    seen = arrays.view(x, "x")
+    seen = interop.view(x, "x")
     (rows, cols), target = seen.shape, seen.target
     launch = bind(QUANTIZE.plan(fp8core.explain(fp8core.quantize, x).problem), cols, cols, 1, 1, rows, rows, inf, 1e-10)
-    stream, (x_at, data_at, scale_at) = arrays.stream_of(seen), arrays.looks(x, data, scale)[0]
+    stream, (x_at, data_at, scale_at) = interop.stream_of(seen), signature.looks(x, data, scale)[0]
     key = (12345, True, 0, "float8_e4m3fn", fp8core.PER_TOKEN, None, "float32", "k", 1e-10, None)
     known, same = {key: None}, (12345, *key[1:])
-    yield Step("fp8core", "of it: looks of three", lambda: arrays.looks(x, data, scale))
+    yield Step("fp8core", "of it: looks of three", lambda: signature.looks(x, data, scale))
     yield Step("fp8core", "of it: key", lambda: known.get(same))
     yield Step("fp8core", "of it: stream", seen.framework.asking_stream(target))
     yield Step("fp8core", "of it: launch", lambda: launch(stream, x_at, data_at, scale_at, 0))
@@ -148,7 +150,7 @@ def calls(peers: "Peers") -> Iterator[Step]:
     yield ours("scaled_mm m=16, out given", lambda: fp8core.scaled_mm(data, weight, scale, channels, out=out))
     yield ours("scaled_mm m=16", lambda: fp8core.scaled_mm(data, weight, scale, channels))
     yield ours("scaled_mm m=80", lambda: fp8core.scaled_mm(many_data, weight, many_scale, channels))
-    yield ours("linear m=16", lambda: fp8core.linear(x, w.data, w.scale))
+    yield ours("linear m=16", lambda: fp8core.ops.linear(x, w.data, w.scale))
     yield ours("Fp8Linear m=16", lambda: layer(x))
     yield ours("Fp8Linear m=80", lambda: layer(many))
     yield from parts(x, data, scale)

@@ -16,10 +16,10 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import baselines, results, timing
-from fp8core import device
 from fp8core.kernels.dequantize import DEQUANTIZE
 from fp8core.kernels.weights import NORMALIZE, REQUANTIZE
 from fp8core.problem import BLOCK_128, PER_CHANNEL, Dequantize, GroupShape, Normalize, Requantize
+from fp8core.runtime import device
 
 BANDWIDTH: Final = 4.3e12
 """Bytes a second that a copy on an H200 moves, read plus written."""

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from fp8core.cli import TARGETS, UNASKED, UNPROVEN, proven, target_named
-from fp8core.dispatch import Explanation, Table
 from fp8core.kernels.quantize import QUANTIZE
 from fp8core.kernels.scaled_mm import SCALED_MM
 from fp8core.ops.explain import example_product, example_quantize
 from fp8core.problem import BLOCK_128, GROUP_128, PER_TENSOR, PER_TOKEN, Granularity, GroupShape, Target
+from fp8core.table import Explanation, Table
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 BEGIN, END = "<!-- support matrix: begin -->\n", "<!-- support matrix: end -->\n"

@@ -1,6 +1,5 @@
 """FP8 inference arithmetic that belongs to no framework."""
 
-from fp8core.dispatch import Explanation, Verdict
 from fp8core.errors import (
     BackendError,
     CheckpointError,
@@ -13,8 +12,7 @@ from fp8core.errors import (
     TuningError,
     UnsupportedProblemError,
 )
-from fp8core.float8 import Float8Array
-from fp8core.linear import Fp8Linear, linear
+from fp8core.interop.float8 import Float8Array
 from fp8core.ops import (
     Capability,
     Quantized,
@@ -33,7 +31,9 @@ from fp8core.ops import (
     scaled_mm_nt,
     silu_and_mul_quant,
 )
+from fp8core.ops.linear import Fp8Linear, linear
 from fp8core.problem import BLOCK_128, GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, GroupShape, Target
+from fp8core.table import Explanation, Verdict
 from fp8core.tuning import Tuning, tune
 
 __version__ = "0.1.0"

@@ -8,11 +8,11 @@ from typing import Any, Final, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from fp8core import device
 from fp8core.ops import scaled_mm_nt
 from fp8core.ops.explain import explain, target_of
 from fp8core.ops.quantize import dequantize, quantize
 from fp8core.problem import BLOCK_128, GROUP_128, PER_TENSOR, PER_TOKEN, native_e4m3
+from fp8core.runtime import device
 
 IN_A_ROW: Final = 20
 """GPU calls between two synchronisations, so that waiting for the device is not what is timed."""

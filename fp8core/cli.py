@@ -12,12 +12,12 @@ from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, Te
 from rich.table import Table
 
 import fp8core
-from fp8core import device
 from fp8core.errors import Fp8Error
 from fp8core.problem import HOST, Target
+from fp8core.runtime import device
 
 if TYPE_CHECKING:
-    from fp8core.dispatch import Explanation
+    from fp8core.table import Explanation
 
 console = Console()
 errors = Console(stderr=True)
@@ -75,11 +75,11 @@ def options(
 @app.command()
 def info() -> None:
     """Show devices, library versions, what each device can do and why not, and the cache folder."""
-    from fp8core import cache
+    from fp8core.runtime import kernel_cache
 
     targets = [device.target(ordinal) for ordinal in range(device.count())]
     console.print(f"[bold]fp8core {fp8core.__version__}[/], Python {sys.version.split()[0]}", highlight=False)
-    console.print(f"Compiled kernels are kept in {cache.folder()}\n", highlight=False, soft_wrap=True)
+    console.print(f"Compiled kernels are kept in {kernel_cache.folder()}\n", highlight=False, soft_wrap=True)
     for target in targets:
         shared = f"{target.shared_bytes // 1024} KiB of shared memory a block"
         console.print(f"[bold]{target}[/]: {target.multiprocessors} multiprocessors, warps of {target.warp}, {shared}")

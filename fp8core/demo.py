@@ -23,11 +23,10 @@ import platformdirs
 from rich.console import Console
 from rich.table import Table
 
-from fp8core import cache as kernel_cache
-from fp8core import device
-from fp8core.dispatch import Explanation
 from fp8core.errors import CheckpointError, DeviceError
 from fp8core.ops.explain import explain
+from fp8core.runtime import device, kernel_cache
+from fp8core.table import Explanation
 
 if TYPE_CHECKING:
     import minilm

@@ -6,14 +6,15 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, Final, NamedTuple
 
-from fp8core import blaslt, device, stopwatch
-from fp8core.dispatch import Choice, Launch
+from fp8core import blaslt, timing
+from fp8core.core.calls import forget
 from fp8core.errors import TuningError, UnsupportedProblemError
 from fp8core.kernels.linear import LINEAR
 from fp8core.kernels.scaled_mm import SCALED_MM
-from fp8core.ops.calls import forget
 from fp8core.ops.explain import explain
 from fp8core.problem import Linear, ScaledMm, Target
+from fp8core.runtime import device
+from fp8core.table import Choice, Launch
 
 MARGIN: Final = 0.02
 """What is not faster by this share than the choice without tuning does not replace it: times differ so by chance."""
@@ -133,7 +134,7 @@ def tune(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Tuning:
         problem = problem.product
     if not isinstance(problem, ScaledMm):
         raise TypeError(f"tune needs an operation with a product, got {function!r}")
-    tuning = timed(problem, stopwatch.times)
+    tuning = timed(problem, timing.times)
     tuning.apply()
     return tuning
 

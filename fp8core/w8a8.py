@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-from fp8core import arrays
+from fp8core import interop
 from fp8core.ops import (
     all_close_1d,
     capabilities,
@@ -120,9 +120,9 @@ def scaled_fp8_quant(
     shape = group_shape if group_shape is not None else (dynamic if scale is None else PER_TOKEN)
     return quantize(
         input,
-        dtype=arrays.view(output, "output").dtype
+        dtype=interop.view(output, "output").dtype
         if output is not None
-        else native_e4m3(arrays.view(input, "input").target),
+        else native_e4m3(interop.view(input, "input").target),
         group_shape=shape,
         scale=scale,
         scale_ub=scale_ub if scale is None and shape == PER_TOKEN else None,
@@ -250,13 +250,13 @@ class Fp8LinearOp:
             bias: ``[n]``.
             use_per_token_if_dynamic: overrides the layer's own.
         """
-        view = arrays.view(input, "input")
+        view = interop.view(input, "input")
         per_token = self.use_per_token_if_dynamic if use_per_token_if_dynamic is None else use_per_token_if_dynamic
         data, scale, dtype = input, input_scale, out_dtype
         if view.dtype not in FORMATS:
             data, scale = quantize(
                 input,
-                dtype=arrays.view(weight, "weight").dtype,
+                dtype=interop.view(weight, "weight").dtype,
                 group_shape=PER_TOKEN if per_token and input_scale is None else PER_TENSOR,
                 scale=input_scale,
                 scale_ub=input_scale_ub if per_token and input_scale is None else None,

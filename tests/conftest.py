@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from engines import MAKERS
+from support.engines import MAKERS
 
 DRIVERS = (
     ("libcuda.so.1", "cuInit", "cuDeviceGetCount"),

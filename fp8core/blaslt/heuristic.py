@@ -4,13 +4,13 @@ import ctypes
 from functools import cache, lru_cache
 from typing import Final, NamedTuple
 
-from fp8core import device
 from fp8core.blaslt.library import Library, Owned, find
 from fp8core.blaslt.product import MODES, Layouts, Product, describe, pointers_of
 from fp8core.blaslt.tiles import cost
-from fp8core.dispatch import PLANS_KEPT
 from fp8core.errors import BackendError
 from fp8core.problem import Target
+from fp8core.runtime import device
+from fp8core.table import PLANS_KEPT
 
 WORKSPACE_BYTES: Final = 32 << 20
 """What NVIDIA advises for sm_90; more is offered to no algorithm."""

@@ -4,10 +4,10 @@ import ctypes
 from collections.abc import Callable
 from typing import Final, Protocol, cast
 
-from fp8core import device
 from fp8core.blaslt.heuristic import offers
 from fp8core.blaslt.library import Library, find
 from fp8core.blaslt.product import Layouts, Operation, Product
+from fp8core.runtime import device
 
 _ONE: Final = ctypes.c_float(1.0)
 _ZERO: Final = ctypes.c_float(0.0)

@@ -11,10 +11,10 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Final
 
-from fp8core import device
 from fp8core.blaslt.names import DIALECTS, WIDTHS, Dialect
 from fp8core.errors import BackendError
 from fp8core.problem import Platform
+from fp8core.runtime import device
 
 _P, _SIZE, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 _LAYOUT = (_P, _INT, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int64)

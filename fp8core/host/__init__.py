@@ -4,7 +4,6 @@ A plan's launch takes addresses and strides like any other, and ignores the stre
 when the first plan is made.
 """
 
-from fp8core.dispatch import Launch
 from fp8core.problem import (
     AllClose,
     Dequantize,
@@ -16,6 +15,7 @@ from fp8core.problem import (
     ScaledMm,
     SiluQuantize,
 )
+from fp8core.table import Launch
 
 
 def plan_quantize(problem: Quantize) -> Launch:

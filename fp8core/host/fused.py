@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from fp8core.dispatch import Launch
 from fp8core.host.codes import ONE, reciprocal
 from fp8core.host.memory import CHUNK, Array, Floats, Workspace, matrix, storage, vector
 from fp8core.host.quantize import Limits, quantize_rows, scale_dtype
 from fp8core.problem import NormQuantize, SiluQuantize
+from fp8core.table import Launch
 
 
 def rows_at_once(problem: NormQuantize | SiluQuantize) -> int:

@@ -4,11 +4,11 @@ from typing import Final
 
 import numpy as np
 
-from fp8core.dispatch import Launch
 from fp8core.host.codes import decode_table, encode, reciprocal, replace
 from fp8core.host.memory import Array, Floats, Workspace, matrix, vector
 from fp8core.host.tiles import tiles
 from fp8core.problem import FORMATS, PER_TENSOR, ScaledMm
+from fp8core.table import Launch
 
 BLOCK: Final = 128
 """Elements of k, and rows of the weight, that share a scale in the modes "group" and "block"."""

@@ -4,10 +4,10 @@ from typing import Final
 
 import numpy as np
 
-from fp8core.dispatch import Launch
 from fp8core.host.codes import SMALLEST_NORMAL, decode_table, encode, reciprocal, replace
 from fp8core.host.memory import CHUNK, Codes, Workspace, matrix, vector
 from fp8core.problem import AllClose, Expand, Normalize, Requantize
+from fp8core.table import Launch
 
 UNSET: Final = np.float32(-448.0)
 """A scale beyond the first that is not above this marks a checkpoint that was fused on disk."""

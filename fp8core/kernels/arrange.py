@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from fp8core import jit
 from fp8core.blaslt.names import ScaleMode
 from fp8core.problem import Target
+from fp8core.runtime import jit
 
 THREADS: Final = 256
 ELEMENTS_PER_THREAD: Final = 4

@@ -9,11 +9,12 @@ from collections.abc import Callable
 from functools import cache
 from typing import Final, NamedTuple
 
-from fp8core import host, jit
-from fp8core.dispatch import Kernel, Launch, Requirement, Table
+from fp8core import host
 from fp8core.kernels.requirements import platform
 from fp8core.kernels.words import FORMAT, SCALE_FORMAT, TYPE, ceil_div
 from fp8core.problem import ITEMSIZE, NormQuantize, SiluQuantize
+from fp8core.runtime import jit
+from fp8core.table import Kernel, Launch, Requirement, Table
 
 STATIC: Final = 0
 TOKEN: Final = 2

@@ -2,9 +2,9 @@
 
 from typing import Final
 
-from fp8core import jit
 from fp8core.kernels.words import FORMAT, RESULT, TYPE, ceil_div
 from fp8core.problem import ScaledMm
+from fp8core.runtime import jit
 
 MM_THREADS: Final = 256
 RESCALE_COLUMNS: Final = 4

@@ -8,8 +8,6 @@ import ctypes
 from collections.abc import Callable
 from typing import Any, Final
 
-from fp8core import device, jit
-from fp8core.dispatch import Kernel, Launch, Requirement
 from fp8core.kernels.hopper_layout import (
     CHUNK,
     MOST_ROWS,
@@ -25,6 +23,8 @@ from fp8core.kernels.hopper_layout import (
 from fp8core.kernels.requirements import aligned, arch, platform
 from fp8core.kernels.words import TYPE, ceil_div
 from fp8core.problem import ITEMSIZE, WIDE, ScaledMm
+from fp8core.runtime import device, jit
+from fp8core.table import Kernel, Launch, Requirement
 
 TENSOR_CORE_TYPES: Final = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
 MAPS_KEPT: Final = 4096

@@ -4,8 +4,6 @@ from functools import cache
 from itertools import product
 from typing import Final, NamedTuple
 
-from fp8core import jit
-from fp8core.dispatch import Kernel, Requirement
 from fp8core.kernels.hopper import (
     OCP_FORMATS,
     SIGNATURE,
@@ -20,6 +18,8 @@ from fp8core.kernels.hopper_layout import CHUNK
 from fp8core.kernels.requirements import aligned, arch, platform
 from fp8core.kernels.words import TYPE, ceil_div
 from fp8core.problem import ScaledMm, Target
+from fp8core.runtime import jit
+from fp8core.table import Kernel, Requirement
 
 
 class BlockLayout(NamedTuple):

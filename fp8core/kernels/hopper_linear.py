@@ -7,13 +7,13 @@ block reads all of x: for more of it, a quantization goes before.
 
 from typing import Final
 
-from fp8core.dispatch import Requirement
 from fp8core.kernels.hopper import DecodeMm, laid_out
 from fp8core.kernels.hopper_layout import CHUNK, MOST_ROWS, Layout, in_a_chain
 from fp8core.kernels.quantize import mode
 from fp8core.kernels.tiles import OCTET
 from fp8core.kernels.words import FORMAT, TYPE, ceil_div, power_of_two
 from fp8core.problem import ITEMSIZE, PER_TOKEN, Linear
+from fp8core.table import Requirement
 
 SIGNATURE: Final = "128sPqifPqqPqqPPqiiii"
 """weight's map, x, its stride in bytes and its octets a row, scale_ub; then as hopper_decode's, from scale_a on."""

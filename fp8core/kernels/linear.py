@@ -2,7 +2,6 @@
 
 from typing import Final, NamedTuple
 
-from fp8core.dispatch import Kernel, Launch, Requirement, Table
 from fp8core.kernels.hopper import DecodeMm, laid_out
 from fp8core.kernels.hopper_layout import in_a_chain
 from fp8core.kernels.hopper_linear import (
@@ -16,6 +15,7 @@ from fp8core.kernels.hopper_linear import (
 from fp8core.kernels.quantize import QUANTIZE
 from fp8core.kernels.scaled_mm import SCALED_MM
 from fp8core.problem import Linear
+from fp8core.table import Kernel, Launch, Requirement, Table
 
 
 class Steps(NamedTuple):

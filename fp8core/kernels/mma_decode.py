@@ -6,14 +6,14 @@ and run on an H200, which takes it apart into others; the constants that only sp
 
 from typing import Final
 
-from fp8core import jit
-from fp8core.dispatch import Kernel, Requirement
 from fp8core.kernels.hopper import DECODE_SCALES, FEW_ROWS, OCP_FORMATS, WHOLE_WORDS, WIDE_RESULT
 from fp8core.kernels.hopper_layout import MOST_ROWS, width
 from fp8core.kernels.requirements import aligned, platform
 from fp8core.kernels.skinny import STEPS_OF_16
 from fp8core.kernels.words import FORMAT, TYPE, ceil_div, power_of_two
 from fp8core.problem import ScaledMm, Target
+from fp8core.runtime import jit
+from fp8core.table import Kernel, Requirement
 
 CHANNELS: Final = 16
 """Channels of a tile."""

@@ -5,13 +5,14 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Final, NamedTuple
 
-from fp8core import host, jit
-from fp8core.dispatch import Kernel, Launch, Requirement, Table
+from fp8core import host
 from fp8core.kernels.requirements import platform
 from fp8core.kernels.tensor_teams import Team, alone, teams_of
 from fp8core.kernels.tiles import OCTET, Tile, anywhere, fits, row_bounds, shape_of, tile_of
 from fp8core.kernels.words import FORMAT, SCALE_FORMAT, TYPE, ceil_div
 from fp8core.problem import ITEMSIZE, PER_TENSOR, PER_TOKEN, Quantize
+from fp8core.runtime import jit
+from fp8core.table import Kernel, Launch, Requirement, Table
 
 SIGNATURE: Final = "PqPqPqqqqPffq"
 """Of every body: what a launch is called with after the stream, then cols:

@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from fp8core.dispatch import Requirement
 from fp8core.problem import Platform
+from fp8core.table import Requirement
 
 
 def platform(*names: Platform) -> Requirement:

@@ -5,7 +5,6 @@ from typing import Any, Final
 
 from fp8core import blaslt, host
 from fp8core.blaslt.product import Product
-from fp8core.dispatch import Kernel, Requirement, Table
 from fp8core.kernels.generic_mm import plan_generic
 from fp8core.kernels.hopper import HOPPER_ROWS
 from fp8core.kernels.hopper_block import BLOCK_ROWS
@@ -42,6 +41,7 @@ from fp8core.kernels.requirements import (
 )
 from fp8core.kernels.skinny import SKINNY_ROWS
 from fp8core.problem import FORMATS, ITEMSIZE, ScaledMm
+from fp8core.table import Kernel, Requirement, Table
 
 
 class Told(str):

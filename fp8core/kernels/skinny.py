@@ -5,11 +5,11 @@ Compiled and emulated, never run on an AMD GPU: the constants that only speed de
 
 from typing import Final
 
-from fp8core import jit
-from fp8core.dispatch import Kernel, Requirement
 from fp8core.kernels.requirements import AMD_FORMATS, AMD_TENSOR_CORES, NOT_BOTH_E5M2, aligned, platform
 from fp8core.kernels.words import FORMAT, RESULT, TYPE, ceil_div, power_of_two
 from fp8core.problem import WIDE, ScaledMm, Target
+from fp8core.runtime import jit
+from fp8core.table import Kernel, Requirement
 
 SIDE: Final = 16
 """Tokens, and channels, of a block."""

@@ -6,11 +6,12 @@ What is exact and what the corners give stands at `REQUANTIZE`, `NORMALIZE` and 
 from itertools import accumulate
 from typing import Final
 
-from fp8core import host, jit
-from fp8core.dispatch import Kernel, Launch, Requirement, Table
+from fp8core import host
 from fp8core.kernels.requirements import platform
 from fp8core.kernels.words import FORMAT, ceil_div, threads_across
 from fp8core.problem import AllClose, Normalize, Requantize
+from fp8core.runtime import jit
+from fp8core.table import Kernel, Launch, Requirement, Table
 
 THREADS: Final = 256
 IN_FLIGHT: Final = 2

@@ -1,10 +1,10 @@
 """The facade: every operation views its operands, poses a problem, asks the table for a plan, allocates and runs."""
 
+from fp8core.core.scaling import Quantized
 from fp8core.ops.explain import Capability, capabilities, explain
 from fp8core.ops.producers import rms_norm_quant, silu_and_mul_quant
 from fp8core.ops.quantize import dequantize, quantize
 from fp8core.ops.scaled_mm import scaled_mm, scaled_mm_nt
-from fp8core.ops.scaling import Quantized
 from fp8core.ops.weights import (
     all_close_1d,
     convert_to_channelwise,

@@ -5,8 +5,6 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
-from fp8core import device as devices
-from fp8core.dispatch import Explanation, Table
 from fp8core.errors import DeviceError
 from fp8core.kernels.dequantize import DEQUANTIZE
 from fp8core.kernels.fused import NORM_QUANTIZE, SILU_QUANTIZE
@@ -33,6 +31,8 @@ from fp8core.problem import (
     Target,
     native_e4m3,
 )
+from fp8core.runtime import device as devices
+from fp8core.table import Explanation, Table
 
 _EXPLAINED: dict[Callable[..., Any], tuple[Table[Any], Callable[[SimpleNamespace], Any]]] = {
     quantize: (QUANTIZE, problem_of_quantize),

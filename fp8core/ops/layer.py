@@ -4,20 +4,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from fp8core import arrays
-from fp8core.arrays import Maker, TensorView
-from fp8core.dispatch import Explanation, Launch
-from fp8core.dlpack import contiguous
+from fp8core import interop
+from fp8core.core import operands
+from fp8core.core.calls import Calls
+from fp8core.core.scaling import EPS, Scaling, alignment, scaling
 from fp8core.errors import ScaleError
+from fp8core.interop import Maker, TensorView
+from fp8core.interop.dlpack import contiguous
 from fp8core.kernels.linear import LINEAR
 from fp8core.kernels.quantize import QUANTIZE, bind
 from fp8core.kernels.scaled_mm import SCALED_MM
-from fp8core.ops import operands
-from fp8core.ops.calls import Calls
 from fp8core.ops.product import Product, product_of
 from fp8core.ops.scaled_mm import Prepared, destined, planned, prepared
-from fp8core.ops.scaling import EPS, Scaling, alignment, scaling
 from fp8core.problem import FORMATS, PER_TENSOR, Linear, Quantize, ScaledMm
+from fp8core.table import Explanation, Launch
 
 SCRATCH_ALIGNMENT = 256
 
@@ -91,9 +91,9 @@ def _quantization(x: TensorView, weight_dtype: str, layer: Layer) -> _Quantizati
 
 def _product(x: TensorView, q: _Quantization | None, layer: Layer) -> Product:
     """Return the product of x, or of the codes and scales that its quantization leaves at address 0 of a scratch."""
-    weight, weight_scale = arrays.view(layer.weight, "weight"), arrays.view(layer.weight_scale, "weight_scale")
+    weight, weight_scale = interop.view(layer.weight, "weight"), interop.view(layer.weight_scale, "weight_scale")
     if q is None:
-        codes, scale = x, arrays.view(layer.input_scale, "input_scale")
+        codes, scale = x, interop.view(layer.input_scale, "input_scale")
         dtype = "bfloat16" if layer.out_dtype is None else layer.out_dtype
     else:
         codes = x._replace(pointer=0, dtype=weight.dtype, strides=contiguous(x.shape))
@@ -105,7 +105,7 @@ def _product(x: TensorView, q: _Quantization | None, layer: Layer) -> Product:
 
 def _quantization_of(x: TensorView, layer: Layer) -> _Quantization | None:
     if x.dtype not in FORMATS:
-        return _quantization(x, arrays.view(layer.weight, "weight").dtype, layer)
+        return _quantization(x, interop.view(layer.weight, "weight").dtype, layer)
     if layer.input_scale is None:
         raise ScaleError(f"x of {x.dtype} needs input_scale")
     return None
@@ -158,14 +158,14 @@ def forward(
     call = calls.get(key) if stream is None else None
     upper_at = 0
     if call is None:
-        view = arrays.view(x, "x")
+        view = interop.view(x, "x")
         q = _quantization_of(view, layer)
         posed = _product(view, q, layer)
         call, out_at = _prepare(layer, q, posed, out)
         if q is None or q.how.upper is None:
             calls.keep(key, call)
         others = posed.others if q is None else (*posed.others, *q.how.others)
-        work = arrays.stream_of(view, stream, *others)
+        work = interop.stream_of(view, stream, *others)
         _, weight_at, given_at, weight_scale_at, bias_at, _, _ = posed.addresses
         x_at, upper_at = view.pointer, 0 if q is None else q.how.upper_pointer
     else:
@@ -189,7 +189,7 @@ def forward(
 
 def explanation(x: object, layer: Layer) -> Explanation:
     """Return which kernels a call with x would get, and why: one for all, or one to quantize and one to multiply."""
-    view = arrays.view(x, "x")
+    view = interop.view(x, "x")
     q = _quantization_of(view, layer)
     product = _product(view, q, layer)
     problem = product.problem(layer.use_fast_accum, layer.batch_invariant, 0, product.n, layer.stable_weight)

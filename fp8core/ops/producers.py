@@ -4,13 +4,13 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Final
 
-from fp8core import arrays
-from fp8core.arrays import TensorView
+from fp8core import interop
+from fp8core.core import operands, signature
+from fp8core.core.calls import Calls
+from fp8core.core.scaling import EPS, Quantized, Ready, Scaling, destination, only_scale, scaling
 from fp8core.errors import ShapeError
+from fp8core.interop import TensorView
 from fp8core.kernels.fused import NORM_QUANTIZE, SILU_QUANTIZE
-from fp8core.ops import operands
-from fp8core.ops.calls import Calls
-from fp8core.ops.scaling import EPS, Quantized, Ready, Scaling, destination, only_scale, scaling
 from fp8core.problem import PER_TOKEN, NormQuantize, ScaleFormat, ScaleLayout, SiluQuantize
 
 _NORMS: Final[Calls[Ready]] = Calls()
@@ -22,10 +22,10 @@ class _Norm:
     """The checked operands of `rms_norm_quant`."""
 
     def __init__(self, x: object, weight: object, residual: object) -> None:
-        self.x = arrays.view(x, "x")
+        self.x = interop.view(x, "x")
         operands.is_wide(self.x, "x")
         self.at = operands.matrix(self.x, "x")
-        self.weight = arrays.view(weight, "weight")
+        self.weight = interop.view(weight, "weight")
         operands.is_wide(self.weight, "weight")
         if self.weight.shape != (self.at.cols,) or (self.at.cols > 1 and self.weight.strides != (1,)):
             raise ShapeError(
@@ -36,7 +36,7 @@ class _Norm:
         self.residual: TensorView | None = None
         self.residual_pointer, self.residual_stride = 0, 0
         if residual is not None:
-            self.residual = arrays.view(residual, "residual", written=True)
+            self.residual = interop.view(residual, "residual", written=True)
             operands.same_device(self.x, "x", residual=self.residual)
             self.residual_pointer = self.residual.pointer
             self.residual_stride = operands.written(self.residual, "residual", self.x.shape, self.x.dtype).stride
@@ -114,10 +114,10 @@ def rms_norm_quant(
     data, out_scale = out if isinstance(out, tuple) else (out, None)
     kept = out_scale if scale is None else only_scale(scale, out_scale)
     if residual is None:
-        (x_at, weight_at, data_at, scale_at), looks = arrays.looks(x, weight, data, kept)
+        (x_at, weight_at, data_at, scale_at), looks = signature.looks(x, weight, data, kept)
         residual_at = 0
     else:
-        (x_at, weight_at, residual_at, data_at, scale_at), looks = arrays.looks(x, weight, residual, data, kept)
+        (x_at, weight_at, residual_at, data_at, scale_at), looks = signature.looks(x, weight, residual, data, kept)
     key = None
     if looks is not None and (scale_ub is None or isinstance(scale_ub, float)):
         bits = (x_at | residual_at | data_at) & 15 | (weight_at & 31) << 4
@@ -143,7 +143,7 @@ def rms_norm_quant(
 
     launch = launched if at.rows * at.cols else None
     _NORMS.keep(key, Ready(view.framework.asking_stream(view.target), launch, to))
-    work = arrays.stream_of(view, stream, *operand.others, *how.others)
+    work = interop.stream_of(view, stream, *operand.others, *how.others)
     run = None if launch is None else partial(launch, operand.weight.pointer, operand.residual_pointer)
     pool = None if stream is None else work
     return to.filled(run, work, pool, view.pointer, data, to.data_at, kept, to.scale_at, how.upper_pointer)
@@ -172,7 +172,7 @@ def _scaling_of(call: SimpleNamespace, x: TensorView, rows: int, cols: int) -> S
 
 
 def _gate_and_up(x: object) -> tuple[TensorView, operands.Matrix, int]:
-    view = arrays.view(x, "x")
+    view = interop.view(x, "x")
     operands.is_wide(view, "x")
     at = operands.matrix(view, "x")
     if at.cols % 2:
@@ -220,7 +220,7 @@ def silu_and_mul_quant(
     """
     data, out_scale = out if isinstance(out, tuple) else (out, None)
     kept = out_scale if scale is None else only_scale(scale, out_scale)
-    (x_at, data_at, scale_at), looks = arrays.looks(x, data, kept)
+    (x_at, data_at, scale_at), looks = signature.looks(x, data, kept)
     key = None
     if looks is not None and (scale_ub is None or isinstance(scale_ub, float)):
         options = (dtype, group_shape, scale_ub, scale_format, scale_layout, eps, round_intermediate)
@@ -240,7 +240,7 @@ def silu_and_mul_quant(
 
     launch = launched if at.rows * cols else None
     _SILUS.keep(key, Ready(view.framework.asking_stream(view.target), launch, to))
-    work = arrays.stream_of(view, stream, *how.others)
+    work = interop.stream_of(view, stream, *how.others)
     pool = None if stream is None else work
     return to.filled(launch, work, pool, view.pointer, data, to.data_at, kept, to.scale_at, how.upper_pointer)
 

@@ -2,10 +2,10 @@
 
 from typing import Any, NamedTuple
 
-from fp8core import arrays
-from fp8core.arrays import TensorView
+from fp8core import interop
+from fp8core.core import operands, scales
 from fp8core.errors import DTypeError, LayoutError, ScaleError, ShapeError
-from fp8core.ops import operands, scales
+from fp8core.interop import TensorView
 from fp8core.problem import FORMATS, ITEMSIZE, WIDE, ScaledMm
 
 
@@ -125,13 +125,13 @@ def product_of(
     reading_a = scales.activation(scale_a, a.shape[:-1], m, k)
     reading_b = scales.weight(scale_b, n, k, stored=stored, grouped=reading_a.granularity == "group")
     reading_a = _paired(reading_a, reading_b, k)
-    out_name = arrays.dtype_name(out_dtype)
-    bias_view = arrays.view(bias, "bias") if bias is not None else None
+    out_name = interop.dtype_name(out_dtype)
+    bias_view = interop.view(bias, "bias") if bias is not None else None
     if bias_view is not None:
         _check_bias(bias_view, n, out_name)
-    out_scale_view = arrays.view(out_scale, "out_scale") if out_scale is not None else None
+    out_scale_view = interop.view(out_scale, "out_scale") if out_scale is not None else None
     _check_out_scale(out_scale_view, out_name)
-    amax_view = arrays.view(amax, "amax", written=True) if amax is not None else None
+    amax_view = interop.view(amax, "amax", written=True) if amax is not None else None
     if amax_view is not None:
         operands.check_written(amax_view, "amax", (1,), "float32")
     operands.same_device(

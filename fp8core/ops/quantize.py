@@ -3,14 +3,14 @@
 from types import SimpleNamespace
 from typing import Any
 
-from fp8core import arrays
-from fp8core.arrays import TensorView
+from fp8core import interop
+from fp8core.core import operands, scales, signature
+from fp8core.core.calls import Calls
+from fp8core.core.scaling import EPS, Quantized, Ready, Scaling, alignment, destination, only_scale, scaling
 from fp8core.errors import ShapeError
+from fp8core.interop import TensorView
 from fp8core.kernels.dequantize import DEQUANTIZE
 from fp8core.kernels.quantize import QUANTIZE, bind
-from fp8core.ops import operands, scales
-from fp8core.ops.calls import Calls
-from fp8core.ops.scaling import EPS, Quantized, Ready, Scaling, alignment, destination, only_scale, scaling
 from fp8core.problem import ITEMSIZE, PER_TOKEN, Dequantize, Quantize, ScaleFormat, ScaleLayout
 
 _CALLS: Calls[Ready] = Calls()
@@ -59,12 +59,12 @@ def quantize(
         DTypeError, ShapeError, LayoutError, ScaleError, DeviceError: before anything is launched or written.
     """
     if out is None and scale is None:  # half of the looks
-        (x_at,), looks = arrays.looks(x)
+        (x_at,), looks = signature.looks(x)
         data, kept, data_at, scale_at = None, None, 0, 0
     else:
         data, out_scale = out if isinstance(out, tuple) else (out, None)
         kept = out_scale if scale is None else only_scale(scale, out_scale)
-        (x_at, data_at, scale_at), looks = arrays.looks(x, data, kept)
+        (x_at, data_at, scale_at), looks = signature.looks(x, data, kept)
     key = None
     if looks is not None and (scale_ub is None or isinstance(scale_ub, float)):
         bits = (x_at | data_at) & 15
@@ -92,7 +92,7 @@ def quantize(
             how.eps,
         )
     _CALLS.keep(key, Ready(view.framework.asking_stream(view.target), launch, to))
-    work = arrays.stream_of(view, stream, *how.others)
+    work = interop.stream_of(view, stream, *how.others)
     pool = None if stream is None else work
     return to.filled(launch, work, pool, view.pointer, data, to.data_at, kept, to.scale_at, how.upper_pointer)
 
@@ -108,7 +108,7 @@ def _described(
     eps: float,
     rows_padded: int | None,
 ) -> tuple[TensorView, operands.Matrix, Scaling, int]:
-    view = arrays.view(x, "x")
+    view = interop.view(x, "x")
     operands.is_wide(view, "x")
     at = operands.matrix(view, "x")
     rows_out = at.rows
@@ -148,7 +148,7 @@ def problem_of_quantize(call: SimpleNamespace) -> Quantize:
         call.rows_padded,
     )
     data = call.out[0] if isinstance(call.out, tuple) else call.out
-    there = arrays.view(data, "out") if data is not None else None
+    there = interop.view(data, "out") if data is not None else None
     stride = operands.matrix(there, "out").stride if there is not None else at.cols
     bits = alignment(view, at, how, rows_out, there.pointer if there is not None else 0, stride)
     return Quantize(*_key(view, how, at.cols, bits))
@@ -173,15 +173,15 @@ def dequantize(
         out: an array of that dtype and of q's shape for the result.
         stream: the stream to launch on; by default the one that the framework of q works on.
     """
-    view = arrays.view(q, "q")
+    view = interop.view(q, "q")
     problem, at, given, strides = _dequantize_problem(view, scale, group_shape, dtype)
     if out is not None:
-        there = arrays.view(out, "out", written=True)
+        there = interop.view(out, "out", written=True)
         operands.same_device(view, "q", out=there)
         pointer, stride, result = there.pointer, operands.written(there, "out", view.shape, problem.out).stride, None
-        work = arrays.stream_of(view, stream, given)
+        work = interop.stream_of(view, stream, given)
     else:
-        work = arrays.stream_of(view, stream, given)
+        work = interop.stream_of(view, stream, given)
         result = view.framework.empty(view.shape, problem.out, view.target, None, None if stream is None else work)
         pointer, stride = result.pointer, at.cols
     if at.rows * at.cols:
@@ -197,7 +197,7 @@ def _dequantize_problem(
 ) -> tuple[Dequantize, operands.Matrix, TensorView, tuple[int, int]]:
     operands.is_fp8(view, "q")
     at = operands.matrix(view, "q")
-    given = arrays.view(scale, "scale")
+    given = interop.view(scale, "scale")
     scales.is_scale(given, "scale", bytes_allowed=True)
     operands.same_device(view, "q", scale=given)
     if group_shape is None:
@@ -205,7 +205,7 @@ def _dequantize_problem(
     else:
         shape = operands.group(group_shape)
     shape, strides = scales.of_groups(given, shape, at.rows, at.cols, "scale")
-    wide = operands.wide_name(arrays.dtype_name(dtype), "dtype")
+    wide = operands.wide_name(interop.dtype_name(dtype), "dtype")
     scale_format: ScaleFormat = "ue8m0_bytes" if given.dtype == "float8_e8m0fnu" else "float32"
     size = ITEMSIZE[wide]
     bits = operands.alignment(at.cols * size, view.pointer * size, at.stride * size)
@@ -214,4 +214,4 @@ def _dequantize_problem(
 
 def problem_of_dequantize(call: SimpleNamespace) -> Dequantize:
     """Return the problem that `dequantize` with the arguments ``call`` poses."""
-    return _dequantize_problem(arrays.view(call.q, "q"), call.scale, call.group_shape, call.dtype)[0]
+    return _dequantize_problem(interop.view(call.q, "q"), call.scale, call.group_shape, call.dtype)[0]

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from fp8core import arrays
-from fp8core.arrays import Maker, TensorView
+from fp8core import interop
+from fp8core.core import operands, signature
+from fp8core.core.calls import Calls
 from fp8core.errors import ShapeError
+from fp8core.interop import Maker, TensorView
 from fp8core.kernels.scaled_mm import SCALED_MM
-from fp8core.ops import operands
-from fp8core.ops.calls import Calls
 from fp8core.ops.product import Product, product_of
 from fp8core.problem import ScaledMm
 
@@ -140,20 +140,20 @@ def _product(
     stored: bool,
 ) -> Any:
     if bias is None and out_scale is None and amax is None and out is None:  # for most calls half of the looks
-        (a_at, b_at, scale_a_at, scale_b_at), looks = arrays.looks(a, b, scale_a, scale_b)
+        (a_at, b_at, scale_a_at, scale_b_at), looks = signature.looks(a, b, scale_a, scale_b)
         bias_at = out_scale_at = amax_at = out_at = 0
     else:
-        addresses, looks = arrays.looks(a, b, scale_a, scale_b, bias, out_scale, amax, out)
+        addresses, looks = signature.looks(a, b, scale_a, scale_b, bias, out_scale, amax, out)
         a_at, b_at, scale_a_at, scale_b_at, bias_at, out_scale_at, amax_at, out_at = addresses
     bits = (a_at | b_at | out_at) & 15 | ((scale_a_at | scale_b_at | bias_at | amax_at) & 15) << 4
     key = None if looks is None else (looks, bits, out_dtype, use_fast_accum, batch_invariant, stored)
     call = _CALLS.get(key) if stream is None else None
     if call is None:
         product = product_of(
-            arrays.view(a, "a"),
-            arrays.view(b, "weight") if stored else _stored(b),
-            arrays.view(scale_a, "scale_a"),
-            arrays.view(scale_b, "scale_b"),
+            interop.view(a, "a"),
+            interop.view(b, "weight") if stored else _stored(b),
+            interop.view(scale_a, "scale_a"),
+            interop.view(scale_b, "scale_b"),
             bias,
             out_dtype,
             out_scale,
@@ -162,7 +162,7 @@ def _product(
         )
         call, out_at = planned(product, use_fast_accum, batch_invariant, out)
         _CALLS.keep(key, call)
-        work = arrays.stream_of(product.a, stream, *product.others)
+        work = interop.stream_of(product.a, stream, *product.others)
         a_at, b_at, scale_a_at, scale_b_at, bias_at, out_scale_at, amax_at = product.addresses
     else:
         work = call.stream()
@@ -180,7 +180,7 @@ def destined(product: Product, out: object) -> tuple[int, int]:
     """Return the address of a checked ``out``, 0 for a result yet to be allocated, and the stride of its rows."""
     if out is None:
         return 0, product.n
-    there = arrays.view(out, "out", written=True)
+    there = interop.view(out, "out", written=True)
     operands.same_device(product.a, "a", out=there)
     return there.pointer, operands.written(there, "out", shape_of(product), product.out).stride
 
@@ -217,7 +217,7 @@ def planned(
 
 def _stored(b: object) -> TensorView:
     """Return b ``[k, n]`` seen as the weight ``[n, k]`` that it is the transpose of."""
-    view = arrays.view(b, "b")
+    view = interop.view(b, "b")
     if len(view.shape) != 2:
         raise ShapeError(f"b needs two axes [k, n], got shape {view.shape}")
     return view._replace(shape=(view.shape[1], view.shape[0]), strides=(view.strides[1], view.strides[0]))
@@ -230,21 +230,21 @@ def problem_of_scaled_mm(call: SimpleNamespace) -> ScaledMm:
 
 def problem_of_scaled_mm_nt(call: SimpleNamespace) -> ScaledMm:
     """Return the problem that `scaled_mm_nt` with the arguments ``call`` poses; a new result counts as aligned."""
-    return _problem(call, arrays.view(call.weight, "weight"), stored=True)
+    return _problem(call, interop.view(call.weight, "weight"), stored=True)
 
 
 def _problem(call: SimpleNamespace, weight: TensorView, *, stored: bool) -> ScaledMm:
     p = product_of(
-        arrays.view(call.a, "a"),
+        interop.view(call.a, "a"),
         weight,
-        arrays.view(call.scale_a, "scale_a"),
-        arrays.view(call.scale_b, "scale_b"),
+        interop.view(call.scale_a, "scale_a"),
+        interop.view(call.scale_b, "scale_b"),
         call.bias,
         call.out_dtype,
         call.out_scale,
         call.amax,
         stored=stored,
     )
-    there = arrays.view(call.out, "out") if call.out is not None else None
+    there = interop.view(call.out, "out") if call.out is not None else None
     ldo = operands.matrix(there, "out").stride if there is not None else p.n
     return p.problem(call.use_fast_accum, call.batch_invariant, there.pointer if there is not None else 0, ldo)

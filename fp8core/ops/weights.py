@@ -3,18 +3,19 @@
 from collections.abc import Sequence
 from typing import Any
 
-from fp8core import arrays, device
-from fp8core.arrays import TensorView
+from fp8core import interop
+from fp8core.core import operands, scales
 from fp8core.errors import DTypeError, LayoutError, ScaleError, ShapeError
+from fp8core.interop import TensorView
 from fp8core.kernels.expand import EXPAND
 from fp8core.kernels.weights import ALL_CLOSE, NORMALIZE, REQUANTIZE
-from fp8core.ops import operands, scales
 from fp8core.ops.quantize import dequantize
 from fp8core.problem import PER_TENSOR, AllClose, Expand, Normalize, Requantize
+from fp8core.runtime import device
 
 
 def _shard_scales(weight_scale: object, logical_widths: Sequence[int], name: str) -> tuple[TensorView, int]:
-    view = arrays.view(weight_scale, name)
+    view = interop.view(weight_scale, name)
     scales.is_scale(view, name)
     if any(width < 0 for width in logical_widths):
         raise ShapeError(f"logical_widths needs widths of at least 0, got {list(logical_widths)}")
@@ -65,7 +66,7 @@ def requantize_with_max_scale(
         ShapeError: the widths do not add up to the rows.
         ScaleError: neither one scale nor one a shard.
     """
-    view = arrays.view(weight, "weight")
+    view = interop.view(weight, "weight")
     operands.is_fp8(view, "weight")
     at = operands.matrix(view, "weight")
     given, count = _shard_scales(weight_scale, logical_widths, "weight_scale")
@@ -74,16 +75,16 @@ def requantize_with_max_scale(
         raise ShapeError(f"logical_widths {list(logical_widths)} need to add up to the {at.rows} rows of weight")
     framework, target, new = view.framework, view.target, None
     if out is not None:
-        there = arrays.view(out, "out", written=True)
+        there = interop.view(out, "out", written=True)
         operands.same_device(view, "weight", out=there)
         pointer, stride = there.pointer, operands.written(there, "out", view.shape, view.dtype).stride
-    work = arrays.stream_of(view, stream, given)
+    work = interop.stream_of(view, stream, given)
     pool = None if stream is None else work
     if out is None and framework.immutable:
         new = framework.empty(view.shape, view.dtype, target, None, pool)
         pointer, stride = new.pointer, at.cols
     elif out is None:
-        arrays.view(weight, "weight", written=True)
+        interop.view(weight, "weight", written=True)
         pointer, stride = view.pointer, operands.written(view, "weight", view.shape, view.dtype).stride
     max_scale = framework.empty((), "float32", target, None, pool)
     bits = operands.alignment(view.pointer, at.stride, pointer, stride)
@@ -114,7 +115,7 @@ def convert_to_channelwise(weight_scale: object, logical_widths: Sequence[int], 
     """
     given, count = _shard_scales(weight_scale, logical_widths, "weight_scale")
     rows = sum(logical_widths)
-    work = arrays.stream_of(given, stream)
+    work = interop.stream_of(given, stream)
     result = given.framework.empty((rows, 1), "float32", given.target, None, None if stream is None else work)
     if rows:
         plan = EXPAND.plan(Expand(given.target, len(logical_widths)))
@@ -165,28 +166,28 @@ def normalize_e4m3fnuz_to_e4m3fn(
 def _normalized(
     weight: object, old: str, new: str, weight_scale: object, input_scale: object, out: object, stream: object
 ) -> tuple[Any, Any, Any]:
-    view = arrays.view(weight, "weight")
+    view = interop.view(weight, "weight")
     if view.dtype != old:
         raise DTypeError(f"weight needs {old}, got {view.dtype}")
     count = _contiguous(view, "weight")
-    given = arrays.view(weight_scale, "weight_scale")
+    given = interop.view(weight_scale, "weight_scale")
     scales.is_scale(given, "weight_scale")
     scale_count = _contiguous(given, "weight_scale")
-    of_input = arrays.view(input_scale, "input_scale") if input_scale is not None else None
+    of_input = interop.view(input_scale, "input_scale") if input_scale is not None else None
     operands.same_device(view, "weight", weight_scale=given, input_scale=of_input)
     framework, target = view.framework, view.target
     if of_input is not None:
         scales.is_scale(of_input, "input_scale")
     input_count = _contiguous(of_input, "input_scale") if of_input is not None else 0
     if out is not None:
-        there = arrays.view(out, "out", written=True)
+        there = interop.view(out, "out", written=True)
         operands.same_device(view, "weight", out=there)
         if there.dtype not in (old, new):
             raise DTypeError(f"out needs {new}, or {old} as for weight itself, got {there.dtype}")
         operands.check_written(there, "out", view.shape, there.dtype)
         _contiguous(there, "out")
         pointer = there.pointer
-    work = arrays.stream_of(view, stream, given, *(() if of_input is None else (of_input,)))
+    work = interop.stream_of(view, stream, given, *(() if of_input is None else (of_input,)))
     pool = None if stream is None else work
     if out is None:
         result = framework.empty(view.shape, new, target, None, pool)
@@ -220,14 +221,14 @@ def all_close_1d(x: object, *, stream: object = None) -> bool:
         x: fp32 with one axis. Empty is True; a NaN anywhere is False.
         stream: the stream to launch on.
     """
-    view = arrays.view(x, "x")
+    view = interop.view(x, "x")
     scales.is_scale(view, "x")
     if len(view.shape) != 1:
         raise ShapeError(f"x needs one axis, got shape {view.shape}")
     count = _contiguous(view, "x")
     if count == 0:
         return True
-    work = arrays.stream_of(view, stream)
+    work = interop.stream_of(view, stream)
     flag = view.framework.scratch(4, view.target, None if stream is None else work)
     ALL_CLOSE.plan(AllClose(view.target))(work, view.pointer, count, flag.pointer)
     return device.read_int32(flag.pointer, view.target, work) != 0

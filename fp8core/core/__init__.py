@@ -1,0 +1,1 @@
+"""The one call path of every operation."""

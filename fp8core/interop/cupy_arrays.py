@@ -1,0 +1,105 @@
+"""CuPy at the border, and with it Float8Array, which is how CuPy has FP8."""
+
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+
+from fp8core.interop import numpy_arrays
+from fp8core.interop.float8 import DTYPES, Float8Array
+from fp8core.interop.tensor import Framework, Maker, Result, TensorView, bytes_spanned, in_elements
+from fp8core.problem import ITEMSIZE, Target
+from fp8core.runtime import device
+
+
+class Cupy(Framework):
+    """``cupy.ndarray``; what it has no dtype for comes out as Float8Array."""
+
+    name = "cupy"
+
+    def __init__(self) -> None:
+        self._cupy = device.cupy()
+        self._dtypes = numpy_arrays.dtypes()
+
+    def view(self, x: Any, name: str) -> TensorView:
+        """Return a view of a cupy.ndarray."""
+        memory = x.data
+        strides = in_elements(x.strides, x.itemsize, name)
+        dtype = numpy_arrays.dtype_of(x.dtype, name)
+        return TensorView(memory.ptr, dtype, x.shape, strides, device.target(memory.device_id), self, x)
+
+    def look(self, x: Any) -> tuple[int, Any]:
+        """Return the address of a cupy.ndarray and what `view` asks of it."""
+        memory = x.data
+        return memory.ptr, (x.dtype, x.shape, x.strides, memory.device_id)
+
+    def stream(self, target: Target) -> int:
+        """Return CuPy's current stream on the device of ``target``."""
+        return device.stream(target.device)
+
+    def empty(
+        self,
+        shape: tuple[int, ...],
+        dtype: str,
+        target: Target,
+        strides: tuple[int, ...] | None = None,
+        stream: int | None = None,
+    ) -> Result:
+        """Return a cupy.ndarray or a Float8Array of CuPy's pool."""
+        eight = dtype in DTYPES
+        with _allocating(target, stream):
+            array = self.storage(shape, self._dtypes["uint8" if eight else dtype], strides, dtype)
+        return Result(array.data.ptr, Float8Array(array, dtype) if eight else array)
+
+    def maker(
+        self, shape: tuple[int, ...], dtype: str, target: Target, strides: tuple[int, ...] | None = None
+    ) -> Maker:
+        """Return a function that allocates the same array again and again."""
+        eight = dtype in DTYPES
+        make = partial(self.storage, shape, self._dtypes["uint8" if eight else dtype], strides, dtype)
+        current = device.asking_current()
+
+        def new(stream: int | None) -> tuple[int, Any]:
+            if stream is not None or current() != target.device:
+                return self.empty(shape, dtype, target, strides, stream)
+            array = make()
+            return array.data.ptr, Float8Array(array, dtype) if eight else array
+
+        return new
+
+    def storage(self, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...] | None, name: str) -> Any:
+        """Return an uncleared cupy.ndarray of the current device; strides in elements of the dtype ``name``."""
+        if strides is None:
+            return self._cupy.empty(shape, dtype)
+        itemsize = ITEMSIZE[name]
+        memory = self._cupy.cuda.alloc(bytes_spanned(shape, strides, name))
+        return self._cupy.ndarray(shape, dtype, memory, tuple(stride * itemsize for stride in strides))
+
+    def reinterpret(self, x: Any, dtype: str) -> Any:
+        """Return a Float8Array over the same memory."""
+        return Float8Array(x.codes if isinstance(x, Float8Array) else x.view("uint8"), dtype)
+
+    def order(self, view: TensorView, stream: int, owner: object = None) -> None:
+        """Let ``stream`` wait for CuPy's current stream."""
+        del owner
+        device.join(stream, self.stream(view.target), view.target.device)
+
+
+def _allocating(target: Target, stream: int | None) -> AbstractContextManager[object]:
+    if stream is not None and stream != device.stream(target.device):
+        return device.allocating(stream, target.device)
+    return device.on(target.device) if device.current() != target.device else nullcontext()
+
+
+@cache
+def framework() -> Cupy:
+    """Return the one Cupy there is."""
+    return Cupy()
+
+
+def view_float8(x: Float8Array, name: str) -> TensorView:
+    """Return a view of a Float8Array, whose framework is that of its bytes: CuPy, or NumPy on the host."""
+    host = isinstance(x.codes, np.ndarray)
+    codes = (numpy_arrays.framework() if host else framework()).view(x.codes, name)
+    return codes._replace(dtype=x.dtype, owner=x)

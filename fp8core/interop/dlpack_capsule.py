@@ -1,0 +1,166 @@
+"""Arrays that offer DLPack and nothing else: read through a capsule, ordered by the protocol's streams."""
+
+import sys
+from collections import deque
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from fp8core.errors import DeviceError, LayoutError
+from fp8core.interop import cupy_arrays, dlpack, numpy_arrays
+from fp8core.interop.tensor import Framework, Result, TensorView, refused_dtype
+from fp8core.problem import HOST, Target
+from fp8core.runtime import device
+
+LEGACY, PER_THREAD = 1, 2
+"""The streams that CUDA and HIP have numbers for: the default one, and that of the calling thread."""
+REFUSALS = (BufferError, RuntimeError, ValueError, TypeError, NotImplementedError)
+"""What producers raise when they cannot export."""
+
+
+class Borrowed:
+    """A capsule of memory that a kernel reads on a stream which the producer knows nothing of.
+
+    The producer may use the memory anew as soon as the capsule dies, in the order of its own streams. So when
+    the call is over, the capsule is kept until the stream has come past it.
+    """
+
+    __slots__ = ("capsule", "ordinal", "stream", "stream_owner")
+
+    def __init__(self, capsule: Any, stream: int, ordinal: int) -> None:
+        self.capsule = capsule
+        self.ordinal = ordinal
+        self.read_on(stream, None)
+
+    def read_on(self, stream: int, owner: object) -> None:
+        """Note which stream reads the memory, and keep its object: a stream that is destroyed cannot be asked."""
+        self.stream = stream
+        self.stream_owner = device.current_stream(self.ordinal) if owner is None else owner
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            lent().keep(self.capsule, device.passed(self.stream, self.ordinal))
+
+
+class Lent:
+    """What must not die before a question is answered with yes."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[Callable[[], bool], object]] = deque()
+
+    def keep(self, owner: object, passed: Callable[[], bool] | None) -> None:
+        """Keep ``owner`` until ``passed`` says yes, if there is such a question; let go of what waited before."""
+        for _ in range(len(self._waiting)):
+            try:
+                item = self._waiting.popleft()
+            except IndexError:  # another thread looks through them too
+                break
+            if not item[0]():
+                self._waiting.append(item)
+        if passed is not None:
+            self._waiting.append((passed, owner))
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+
+@cache
+def lent() -> Lent:
+    """Return what is kept for kernels that may still run."""
+    return Lent()
+
+
+class Foreign(Framework):
+    """Any exporter of DLPack. Results come as CuPy arrays, or NumPy arrays on the host."""
+
+    name = "dlpack"
+
+    def view(self, x: Any, name: str) -> TensorView:
+        """Return a view of ``x`` that work on CuPy's current stream may read at once."""
+        return self.view_on(x, name, None)
+
+    def view_on(self, x: Any, name: str, stream: int | None) -> TensorView:
+        """Return a view of ``x`` that work on ``stream`` (CuPy's current one if None) may read at once."""
+        try:
+            kind, ordinal = (int(part) for part in x.__dlpack_device__())
+            if kind in dlpack.HOST_DEVICES:
+                capsule = export(x, None)
+                found = dlpack.read(capsule)
+                target, held = HOST, capsule
+            elif kind in dlpack.GPU_DEVICES:
+                target = device.target(ordinal)
+                chosen = device.stream(ordinal) if stream is None else stream
+                with device.on(ordinal):  # JAX leaves the device that it worked on current
+                    capsule = export(x, in_protocol(chosen, target))
+                found = dlpack.read(capsule)
+                held = Borrowed(capsule, chosen, ordinal)
+            else:
+                where = dlpack.DEVICES.get(kind, f"DLPack type {kind}")
+                raise DeviceError(f"{name} must be on a CUDA or ROCm device or the CPU, got {where} device {ordinal}")
+        except REFUSALS as error:
+            if isinstance(error, DeviceError):
+                raise
+            kind_of = f"{type(x).__module__}.{type(x).__qualname__}"
+            raise LayoutError(f"{name} ({kind_of}) does not export itself by DLPack: {error}") from error
+        if found.dtype not in dlpack.CODES:
+            raise refused_dtype(name, found.dtype)
+        return TensorView(found.pointer, found.dtype, found.shape, found.strides, target, self, x, held)
+
+    def stream(self, target: Target) -> int:
+        """Return CuPy's current stream: this framework's own is not known."""
+        return 0 if target.platform == "host" else device.stream(target.device)
+
+    def empty(
+        self,
+        shape: tuple[int, ...],
+        dtype: str,
+        target: Target,
+        strides: tuple[int, ...] | None = None,
+        stream: int | None = None,
+    ) -> Result:
+        """Return an array of CuPy, or of NumPy on the host."""
+        native = numpy_arrays.framework() if target.platform == "host" else cupy_arrays.framework()
+        return native.empty(shape, dtype, target, strides, stream)
+
+    def order(self, view: TensorView, stream: int, owner: object = None) -> None:
+        """Let ``stream`` wait as the protocol has it: by another export."""
+        if isinstance(view.held, Borrowed) and view.held.stream != stream:
+            with device.on(view.target.device):
+                export(view.owner, in_protocol(stream, view.target))
+            view.held.read_on(stream, owner)
+
+    def written(self, x: Any, name: str) -> None:
+        """Raise LayoutError if ``x`` says that it is read-only, which only versioned capsules can."""
+        try:
+            capsule = export(x, None)
+        except REFUSALS as error:
+            raise LayoutError(f"{name} must be writable, and does not export itself by DLPack: {error}") from error
+        if dlpack.read(capsule).read_only:
+            raise LayoutError(f"{name} must be writable, got a read-only {type(x).__name__}")
+
+
+def export(x: Any, stream: int | None) -> Any:
+    """Return a capsule of ``x``, versioned where its producer can, safe to read on ``stream``."""
+    try:
+        return x.__dlpack__(stream=stream, max_version=(1, 0))
+    except TypeError:  # producers from before DLPack 1.0 know no max_version
+        return x.__dlpack__(stream=stream)
+
+
+def in_protocol(stream: int, target: Target) -> int:
+    """Return ``stream`` as DLPack writes it: on CUDA the default stream is 1; on ROCm it is 0, and 1 and 2 are none.
+
+    Raises:
+        DeviceError: on ROCm, the stream of the calling thread (2), which the protocol has no number for.
+    """
+    if target.platform == "cuda":
+        return stream or 1
+    if stream == PER_THREAD:
+        raise DeviceError("stream must not be the per-thread default stream (2) on ROCm: DLPack cannot name it there")
+    return 0 if stream == LEGACY else stream
+
+
+@cache
+def framework() -> Foreign:
+    """Return the one Foreign there is."""
+    return Foreign()

@@ -1,0 +1,185 @@
+"""Frameworks that offer ``__dlpack_c_exchange_api__``: read, allocated from and asked for streams through C.
+
+The table of functions is DLPackExchangeAPI of dlpack.h 1.2; all of its functions want the interpreter's lock.
+"""
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Final
+
+from fp8core.errors import BackendError, DeviceError, LayoutError
+from fp8core.interop import dlpack
+from fp8core.interop.tensor import Framework, Result, TensorView, refused_dtype
+from fp8core.problem import HOST, Target
+from fp8core.runtime import device
+
+_CAPSULE: Final = b"dlpack_exchange_api"
+_SET_ERROR = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p)
+_ALLOCATE = ctypes.PYFUNCTYPE(
+    ctypes.c_int, ctypes.POINTER(dlpack.Tensor), ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p, _SET_ERROR
+)
+_FROM_OBJECT = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(ctypes.c_void_p))
+_TO_OBJECT = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p))
+_READ = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(dlpack.Tensor))
+_STREAM = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
+_DELETER = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
+
+
+class _Api(ctypes.Structure):
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("previous", ctypes.c_void_p),
+        ("allocate", ctypes.c_void_p),
+        ("from_object", ctypes.c_void_p),
+        ("to_object", ctypes.c_void_p),
+        ("read", ctypes.c_void_p),
+        ("stream", ctypes.c_void_p),
+    )
+
+
+class Exchange(Framework):
+    """The framework of one type of arrays, named after the package that it comes from."""
+
+    def __init__(self, cls: type) -> None:
+        self.name = cls.__module__.partition(".")[0]
+        get_pointer: Any = ctypes.pythonapi.PyCapsule_GetPointer
+        self._capsule = cls.__dlpack_c_exchange_api__  # type: ignore[attr-defined]
+        api = _Api.from_address(get_pointer(self._capsule, _CAPSULE))
+        while api.major > 1:
+            if not api.previous:
+                raise BackendError(f"{self.name} offers DLPack's exchange table {api.major}.{api.minor}, 1.x is needed")
+            api = _Api.from_address(api.previous)
+        self._allocate = _ALLOCATE(api.allocate)
+        self._from_object = _FROM_OBJECT(api.from_object)
+        self._to_object = _TO_OBJECT(api.to_object)
+        self._read = _READ(api.read) if api.read else None
+        self._current_stream = _STREAM(api.stream)
+
+    def view(self, x: Any, name: str) -> TensorView:
+        """Return a view of ``x``; nothing is copied, and no stream waits."""
+        try:
+            found, held = self._content(x)
+        except (BufferError, RuntimeError, ValueError, TypeError) as error:
+            raise LayoutError(f"{name} ({type(x).__qualname__}) does not export itself by DLPack: {error}") from error
+        if found.dtype not in dlpack.CODES:
+            raise refused_dtype(name, found.dtype)
+        if found.device_type in dlpack.HOST_DEVICES:
+            target = HOST
+        elif found.device_type in dlpack.GPU_DEVICES:
+            target = device.target(found.device_id)
+        else:
+            where = dlpack.DEVICES.get(found.device_type, f"DLPack type {found.device_type}")
+            raise DeviceError(f"{name} must be on a CUDA or ROCm device or the CPU, got {where}")
+        return TensorView(found.pointer, found.dtype, found.shape, found.strides, target, self, x, held)
+
+    def _content(self, x: Any) -> tuple[dlpack.Content, object]:
+        if self._read is not None:
+            tensor = dlpack.Tensor()
+            _succeeded(self._read(x, ctypes.byref(tensor)), "dltensor_from_py_object")
+            return dlpack.content(tensor), None
+        held = _Held(self._from_object, x)
+        return dlpack.content(held.managed.tensor), held
+
+    def stream(self, target: Target) -> int:
+        """Return the framework's current stream on the device of ``target``."""
+        if target.platform == "host":
+            return 0
+        stream = ctypes.c_void_p()
+        _succeeded(self._current_stream(_kind(target), target.device, ctypes.byref(stream)), "current_work_stream")
+        return stream.value or 0
+
+    def empty(
+        self,
+        shape: tuple[int, ...],
+        dtype: str,
+        target: Target,
+        strides: tuple[int, ...] | None = None,
+        stream: int | None = None,
+    ) -> Result:
+        """Return an array from the framework's own allocator, for its current stream."""
+        if stream is not None and stream != self.stream(target):
+            raise LayoutError(
+                f"{self.name} allocates for its current stream: make stream {stream:#x} that, or give out="
+            )
+        order = _order_of(shape, strides)
+        code, bits = dlpack.CODES[dtype]
+        extents = (ctypes.c_int64 * len(shape))(*(shape[axis] for axis in order))
+        prototype = dlpack.Tensor(None, _kind(target), target.device, len(shape), code, bits, 1, extents, None, 0)
+        made = ctypes.c_void_p()
+        errors: list[str] = []
+
+        def tell(context: int, kind: bytes, message: bytes) -> None:
+            del context
+            errors.append(f"{kind.decode()}: {message.decode()}")
+
+        status = self._allocate(ctypes.byref(prototype), ctypes.byref(made), None, _SET_ERROR(tell))
+        if status or not made.value:
+            raise BackendError(f"{self.name} cannot allocate {shape} of {dtype} on {target}: {'; '.join(errors)}")
+        tensor = dlpack.ManagedVersioned.from_address(made.value).tensor
+        _permute(tensor, order)
+        pointer = (tensor.data or 0) + tensor.byte_offset
+        array = ctypes.c_void_p()
+        _succeeded(self._to_object(made, ctypes.byref(array)), "managed_tensor_to_py_object")
+        return Result(pointer, _taken(array))
+
+    def order(self, view: TensorView, stream: int, owner: object = None) -> None:
+        """Let ``stream`` wait for the framework's current stream."""
+        del owner
+        if view.target.platform != "host":
+            device.join(stream, self.stream(view.target), view.target.device)
+
+
+class _Held:
+    """A managed tensor of the exchange table; its deleter is called once."""
+
+    def __init__(self, from_object: Callable[..., int], x: Any) -> None:
+        address = ctypes.c_void_p()
+        _succeeded(from_object(x, ctypes.byref(address)), "managed_tensor_from_py_object")
+        self._address = address.value or 0
+        self.managed = dlpack.ManagedVersioned.from_address(self._address)
+
+    def __del__(self) -> None:
+        if self.managed.deleter:
+            _DELETER(self.managed.deleter)(self._address)
+
+
+def _succeeded(status: int, call: str) -> None:
+    if status:
+        raise BufferError(f"{call} failed with {status}")
+
+
+def _taken(reference: ctypes.c_void_p) -> Any:
+    """Return the object of a new reference, which the object's own count replaces."""
+    taken = ctypes.cast(reference, ctypes.py_object).value
+    ctypes.pythonapi.Py_DecRef(ctypes.py_object(taken))
+    return taken
+
+
+def _kind(target: Target) -> int:
+    return {"host": dlpack.CPU, "cuda": dlpack.CUDA, "hip": dlpack.ROCM}[target.platform]
+
+
+def _order_of(shape: tuple[int, ...], strides: tuple[int, ...] | None) -> tuple[int, ...]:
+    """Return the axes from the slowest to the fastest, such that a row-major array of them has ``strides``."""
+    axes = range(len(shape))
+    if strides is None:
+        return tuple(axes)
+    order = tuple(sorted(axes, key=lambda axis: (-strides[axis], axis)))
+    row_major = dlpack.contiguous(tuple(shape[axis] for axis in order))
+    if any(shape[axis] > 1 and strides[axis] != step for axis, step in zip(order, row_major, strict=True)):
+        raise LayoutError(f"arrays of this framework have no gaps: shape {shape} with strides {strides} cannot be one")
+    return order
+
+
+def _permute(tensor: dlpack.Tensor, order: tuple[int, ...]) -> None:
+    extents, steps = tensor.shape[: tensor.ndim], tensor.strides[: tensor.ndim]
+    for position, axis in enumerate(order):
+        tensor.shape[axis], tensor.strides[axis] = extents[position], steps[position]
+
+
+@cache
+def framework(cls: type) -> Exchange:
+    """Return the framework of the arrays of type ``cls``."""
+    return Exchange(cls)

@@ -1,0 +1,49 @@
+"""Which framework an array is of: found in `sys.modules` when one of its arrays arrives, never imported."""
+
+import sys
+from typing import Final
+
+from fp8core.interop.tensor import Framework
+
+_FOUND: Final[dict[type, Framework | None]] = {}
+
+
+def framework_of(cls: type) -> Framework | None:
+    """Return the framework of arrays of type ``cls``, or None if they offer nothing that is known here."""
+    try:
+        return _FOUND[cls]
+    except KeyError:
+        return _FOUND.setdefault(cls, _find(cls))
+
+
+def _find(cls: type) -> Framework | None:
+    if _is(cls, "torch", "Tensor"):
+        from fp8core.interop import torch_tensors
+
+        return torch_tensors.framework()
+    if _is(cls, "cupy", "ndarray"):
+        from fp8core.interop import cupy_arrays
+
+        return cupy_arrays.framework()
+    if _is(cls, "jax", "Array") or _is(cls, "jax.core", "Tracer"):
+        from fp8core.interop import jax_arrays
+
+        return jax_arrays.framework()
+    if _is(cls, "numpy", "ndarray"):
+        from fp8core.interop import numpy_arrays
+
+        return numpy_arrays.framework()
+    if hasattr(cls, "__dlpack_c_exchange_api__"):
+        from fp8core.interop import dlpack_exchange
+
+        return dlpack_exchange.framework(cls)
+    if hasattr(cls, "__dlpack__") and hasattr(cls, "__dlpack_device__"):
+        from fp8core.interop import dlpack_capsule
+
+        return dlpack_capsule.framework()
+    return None
+
+
+def _is(cls: type, module: str, attribute: str) -> bool:
+    known = getattr(sys.modules.get(module), attribute, None)
+    return isinstance(known, type) and issubclass(cls, known)

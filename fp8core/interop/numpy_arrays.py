@@ -1,0 +1,100 @@
+"""NumPy at the border, with the dtypes of ml_dtypes; also the host memory that other frameworks are handed."""
+
+import sys
+from functools import cache
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from fp8core.errors import DTypeError, LayoutError
+from fp8core.interop.float8 import Float8Array
+from fp8core.interop.tensor import Framework, Result, TensorView, in_elements, refused_dtype, strides_or_contiguous
+from fp8core.interop.tensor import bytes_spanned as spanned
+from fp8core.problem import HOST, ITEMSIZE, Target
+
+ALIGNMENT = 64
+"""Of host memory: a cache line, and what XLA asks of memory that it takes over without a copy."""
+
+
+@cache
+def dtypes() -> dict[str, np.dtype[Any]]:
+    """Return the NumPy dtype of each of our names."""
+    return {name: np.dtype(getattr(ml_dtypes, name, name)) for name in ITEMSIZE}
+
+
+@cache
+def names() -> dict[np.dtype[Any], str]:
+    """Return our name of each NumPy dtype that has one."""
+    return {dtype: name for name, dtype in dtypes().items()}
+
+
+def dtype_of(dtype: Any, name: str) -> str:
+    """Return our name of the dtype of the operand ``name``, or raise DTypeError."""
+    known = names().get(dtype)
+    if known is not None:
+        return known
+    if getattr(dtype, "byteorder", "=") not in "=|" and names().get(dtype.newbyteorder("=")):
+        raise DTypeError(f"{name} must be in the machine's byte order ({sys.byteorder} endian), got {dtype!r}")
+    raise refused_dtype(name, dtype)
+
+
+def memory(
+    shape: tuple[int, ...], dtype: np.dtype[Any], strides: tuple[int, ...] | None, nbytes: int
+) -> np.ndarray[Any, Any]:
+    """Return an uncleared array over ``nbytes`` of memory aligned to 64 bytes; strides in elements."""
+    raw = np.empty(nbytes + ALIGNMENT, np.uint8)
+    offset = -raw.ctypes.data % ALIGNMENT
+    steps = None if strides is None else tuple(stride * dtype.itemsize for stride in strides)
+    return np.ndarray(shape, dtype, raw, offset, steps)
+
+
+class Numpy(Framework):
+    """NumPy arrays and their subclasses, masked arrays excepted."""
+
+    name = "numpy"
+
+    def view(self, x: Any, name: str) -> TensorView:
+        """Return a view of a NumPy array; masked arrays are refused, for their mask would be lost."""
+        if isinstance(x, np.ma.MaskedArray):
+            raise LayoutError(f"{name} must be a plain array, got a masked one, whose mask would be lost")
+        dtype = dtype_of(x.dtype, name)
+        strides = in_elements(x.strides, x.itemsize, name)
+        pointer = x.ctypes.data
+        if pointer % x.itemsize:
+            raise LayoutError(f"{name} must be aligned to its elements of {x.itemsize} bytes, got address {pointer:#x}")
+        return TensorView(pointer, dtype, x.shape, strides, HOST, self, x)
+
+    def stream(self, target: Target) -> int:
+        """Return 0: the host has no streams."""
+        del target
+        return 0
+
+    def empty(
+        self,
+        shape: tuple[int, ...],
+        dtype: str,
+        target: Target,
+        strides: tuple[int, ...] | None = None,
+        stream: int | None = None,
+    ) -> Result:
+        """Return an uncleared NumPy array at a multiple of 64 bytes."""
+        del target, stream
+        nbytes = spanned(shape, strides_or_contiguous(shape, strides), dtype)
+        array = memory(shape, dtypes()[dtype], strides, nbytes)
+        return Result(array.ctypes.data, array)
+
+    def reinterpret(self, x: Any, dtype: str) -> Any:
+        """Return an array over the same memory; a Float8Array for one over NumPy bytes."""
+        return Float8Array(x.codes, dtype) if isinstance(x, Float8Array) else x.view(dtypes()[dtype])
+
+    def written(self, x: Any, name: str) -> None:
+        """Raise LayoutError if ``x`` is read-only."""
+        if not x.flags.writeable:
+            raise LayoutError(f"{name} must be writable, got a read-only array")
+
+
+@cache
+def framework() -> Numpy:
+    """Return the one Numpy there is."""
+    return Numpy()

@@ -1,0 +1,167 @@
+"""What crosses the border: views of foreign arrays going in, results coming out, and who makes them."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from fp8core.errors import DTypeError, LayoutError
+from fp8core.interop import dlpack
+from fp8core.problem import ITEMSIZE, Target
+
+new_tuple: Any = tuple.__new__
+"""Makes a named tuple in a third of the time that its own constructor takes."""
+
+
+class TensorView(NamedTuple):
+    """An array as kernels see it; reading it copied nothing and waited for nothing."""
+
+    pointer: int
+    """The address of the first element; 0 is possible where there is none."""
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    """In elements, as the array has them: 0 where it is broadcast, negative where it is reversed."""
+    target: Target
+    framework: "Framework"
+    owner: Any
+    """The array."""
+    held: object = None
+    """What else keeps the memory; it must live until the launch has been made."""
+
+
+class Result(NamedTuple):
+    """New memory of a framework's own, not cleared."""
+
+    pointer: int
+    array: Any
+    """What `Framework.give` makes the caller's array from."""
+
+
+Maker = Callable[[int | None], tuple[int, Any]]
+"""Allocates: the stream that will write, if it was given explicitly, in; the address and the array out."""
+
+
+class Framework(ABC):
+    """A framework as seen from here: its arrays read, its memory allocated, its streams asked."""
+
+    name: str
+    wraps: bool = False
+    """Whether `give` has to make the caller's array from the one that was allocated."""
+    immutable: bool = False
+    """Whether no array of it can be written to, so that what others do in place gives a new array."""
+
+    @abstractmethod
+    def view(self, x: Any, name: str) -> TensorView:
+        """Return a view of the framework's array ``x``, which errors call ``name``.
+
+        Raises:
+            DTypeError: its dtype is none of ours, or not in the machine's byte order.
+            LayoutError: it has no strided memory of its own.
+            DeviceError: it lies on a device that kernels cannot be launched on.
+        """
+
+    @abstractmethod
+    def stream(self, target: Target) -> int:
+        """Return the stream that the framework works on now: its address, 0 for the default one and on the host."""
+
+    def asking_stream(self, target: Target) -> Callable[[], int]:
+        """Return a function that asks for `stream` of the same target again and again."""
+        return lambda: self.stream(target)
+
+    @abstractmethod
+    def empty(
+        self,
+        shape: tuple[int, ...],
+        dtype: str,
+        target: Target,
+        strides: tuple[int, ...] | None = None,
+        stream: int | None = None,
+    ) -> Result:
+        """Return an uncleared array.
+
+        Args:
+            shape: its extents.
+            dtype: the name of its dtype.
+            target: where.
+            strides: in elements; row-major if left out.
+            stream: the stream that will write it, where that is not `stream(target)`: memory is reused in the
+                order of a stream, so it has to come from the right one's pool.
+        """
+
+    def look(self, x: Any) -> tuple[int, Any]:
+        """Return the address of ``x`` and a hashable value: arrays of equal ones pass the same checks.
+
+        None stands for a framework, or an array, that has to be viewed each time.
+        """
+        del x
+        return 0, None
+
+    address: Callable[[Any], int] | None = None
+    """The address of an array, of a framework that has a `glance`."""
+
+    def glance(self, operands: tuple[Any, ...]) -> Callable[..., bool]:
+        """Return a function that tells whether as many others look as ``operands`` do; it may say no when they do."""
+        del operands
+        return lambda *_: False
+
+    def maker(
+        self, shape: tuple[int, ...], dtype: str, target: Target, strides: tuple[int, ...] | None = None
+    ) -> Maker:
+        """Return a function that allocates the same array again and again; it takes what `empty` takes as stream."""
+        return lambda stream: self.empty(shape, dtype, target, strides, stream)
+
+    def scratch(self, nbytes: int, target: Target, stream: int | None = None) -> Result:
+        """Return ``nbytes`` of memory at a multiple of 256 bytes, alive as long as the result is."""
+        array = self.empty((nbytes + 255,), "uint8", target, None, stream)
+        return Result(-(-array.pointer // 256) * 256, array.array)
+
+    def scratch_maker(self, nbytes: int, target: Target) -> Maker:
+        """Return a function that allocates the same `scratch` again and again."""
+        return lambda stream: self.scratch(nbytes, target, stream)
+
+    def give(self, array: Any, stream: int = 0) -> Any:
+        """Return the array of a result, written on ``stream``, as the framework's own; no copy."""
+        del stream
+        return array
+
+    def reinterpret(self, x: Any, dtype: str) -> Any:
+        """Return an array over the memory of ``x`` whose elements of one byte are of ``dtype``."""
+        del x
+        raise LayoutError(f"{self.name} cannot give the memory of an array another dtype ({dtype})")
+
+    def order(self, view: TensorView, stream: int, owner: object = None) -> None:  # noqa: B027 - not all have streams
+        """Let ``stream``, whose object is ``owner`` if there is one, wait for what is still done to a view's memory."""
+
+    def written(self, x: Any, name: str) -> None:  # noqa: B027 - arrays can be written unless a framework says no
+        """Raise LayoutError if ``x`` must not be written to."""
+
+
+def bytes_spanned(shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> int:
+    """Return how many bytes lie from the first to the last element, both included."""
+    if 0 in shape:
+        return 0
+    return (sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)) + 1) * ITEMSIZE[dtype]
+
+
+def strides_or_contiguous(shape: tuple[int, ...], strides: tuple[int, ...] | None) -> tuple[int, ...]:
+    """Return ``strides``, or those of a row-major array."""
+    return dlpack.contiguous(shape) if strides is None else strides
+
+
+def in_elements(strides: tuple[int, ...], itemsize: int, name: str) -> tuple[int, ...]:
+    """Return strides given in bytes in elements.
+
+    Raises:
+        LayoutError: they are no multiples of an element, as in a field of a structured array.
+    """
+    if itemsize == 1:
+        return strides
+    for stride in strides:
+        if stride % itemsize:
+            raise LayoutError(f"{name} must have strides of whole elements of {itemsize} bytes, got {strides} bytes")
+    return tuple(stride // itemsize for stride in strides)
+
+
+def refused_dtype(name: str, dtype: object) -> DTypeError:
+    """Return the error for an operand whose dtype is none of ours."""
+    return DTypeError(f"{name} must be an array of {', '.join(ITEMSIZE)}, got {dtype}")

@@ -1,0 +1,119 @@
+"""The run-time compiler: a flattened source in, a loaded module and the addresses of its kernels out."""
+
+import threading
+from functools import cache
+from importlib import metadata
+from typing import Any, Final
+
+from fp8core.errors import BackendError
+from fp8core.problem import Target
+from fp8core.runtime import device, kernel_cache
+
+Module = Any
+"""A ``cupy.cuda.Module``; its functions live as long as it does."""
+
+_OPT_IN_ABOVE: Final = 48 * 1024
+"""CUDA gives a block this much shared memory unasked; more has to be allowed function by function."""
+_LOADING: Final = threading.Lock()
+"""A module that two threads loaded at once would be unloaded under the feet of one of them."""
+
+
+@cache
+def version() -> str:
+    """Return the name and version of the run-time compiler, without loading it where a wheel's metadata tell."""
+    if device.platform() == "cuda":
+        for wheel in ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12"):
+            try:
+                return f"{wheel} {metadata.version(wheel)}"
+            except metadata.PackageNotFoundError:
+                continue
+    try:
+        cuda = device.cupy().cuda
+        named = f"{device.platform()}rtc {cuda.nvrtc.getVersion()}"
+        # hipRTC tells two numbers, and its compiler may change with the third.
+        return named if device.platform() == "cuda" else f"{named} of HIP {cuda.runtime.runtimeGetVersion()}"
+    except (ImportError, OSError, RuntimeError) as error:
+        raise BackendError(f"the run-time compiler of {device.platform()} cannot be loaded: {error}") from error
+
+
+def compile_text(text: str, options: tuple[str, ...], name: str = "fp8core") -> bytes:
+    """Return the machine code of one flattened source; needs no device if ``options`` name the architecture.
+
+    CuPy's compiler front ``cupy.cuda.nvrtc`` (NVRTC or hipRTC) is used and not ``RawModule(code=...)``, which
+    keeps the machine code to itself, appends an ``-arch`` of its own and cannot be called without a device.
+    The compiler gets ``options`` and nothing else (RawModule adds ``-ftz=true``); CUDA needs ``-arch=sm_...``.
+
+    Raises:
+        BackendError: with the compiler's log.
+    """
+    nvrtc = device.cupy().cuda.nvrtc
+    try:
+        program = nvrtc.createProgram(text, name, (), ())
+    except (ImportError, OSError, RuntimeError) as error:
+        raise BackendError(f"{device.platform()}rtcCreateProgram failed for {name}: {error}") from error
+    try:
+        nvrtc.compileProgram(program, options)
+        code: bytes = nvrtc.getCUBIN(program) if device.platform() == "cuda" else nvrtc.getPTX(program)
+    except RuntimeError as error:
+        log = nvrtc.getProgramLog(program)
+        raise BackendError(f"{version()} refused {name}: {error}\noptions: {' '.join(options)}\n{log}") from error
+    finally:
+        nvrtc.destroyProgram(program)
+    return code
+
+
+def load(text: str, options: tuple[str, ...], name: str = "fp8core") -> Module:
+    """Return the module of one flattened source, compiled or from the disk, loaded on the current device.
+
+    It is loaded through CuPy's ``Module``, as RawModule does, once a device, and never unloaded: addresses of its
+    functions stay good. With the machine code on disk no compiler is loaded.
+
+    Raises:
+        BackendError: the compiler's log, or the driver's refusal to load what it made.
+    """
+    ordinal = device.current()
+    with _LOADING:
+        return _loaded(ordinal, text, options, name)
+
+
+@cache
+def _loaded(ordinal: int, text: str, options: tuple[str, ...], name: str) -> Module:
+    here = device.target(ordinal)
+    key = kernel_cache.name_of(text, "\0".join(options), version(), f"{here.platform} {here.arch}", name)
+    code, from_disk = kernel_cache.fetch(key, lambda: compile_text(text, options, name))
+    try:
+        return _placed(code, name, here)
+    except BackendError as error:
+        if not from_disk:
+            raise
+        code = compile_text(text, options, name)
+        kernel_cache.replace(key, code, str(error))
+        return _placed(code, name, here)
+
+
+def _placed(code: bytes, name: str, where: Target) -> Module:
+    module = device.cupy().cuda.Module()
+    try:
+        module.load(code)
+    except RuntimeError as error:
+        raise BackendError(f"the driver cannot load {name} for {where}: {error}") from error
+    return module
+
+
+def function(module: Module, entry: str, shared_bytes: int = 0) -> int:
+    """Return the address of a module's kernel, allowed to ask for ``shared_bytes`` of dynamic shared memory.
+
+    Raises:
+        BackendError: the module has no such entry, or the device not so much shared memory.
+    """
+    driver = device.cupy().cuda.driver
+    try:
+        address = int(module.get_function(entry).ptr)
+        if shared_bytes > _OPT_IN_ABOVE and device.platform() == "cuda":
+            most = driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            with _LOADING:  # a plan with less must not take from one with more
+                if driver.funcGetAttribute(most, address) < shared_bytes:
+                    driver.funcSetAttribute(address, most, shared_bytes)
+    except RuntimeError as error:
+        raise BackendError(f"kernel {entry} with {shared_bytes} bytes of shared memory: {error}") from error
+    return address

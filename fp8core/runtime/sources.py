@@ -1,0 +1,110 @@
+"""Device sources: where they lie, and one compilable text of each.
+
+CuPy's disk cache keys on the text that it is given and never sees a header, so every header of ours is
+inlined before a text leaves here.
+"""
+
+import hashlib
+import re
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from fp8core.errors import BackendError
+from fp8core.problem import Platform
+
+ENTRIES: Final[dict[Platform, tuple[str, str]]] = {"cuda": ("cuda_src", ".cu"), "hip": ("hip_src", ".hip")}
+"""The folder and the suffix of each platform's entries."""
+
+_INCLUDE: Final = re.compile(r'\s*#\s*include\s*"([^"]+)"')
+_ONCE: Final = re.compile(r"\s*#\s*pragma\s+once\b")
+
+
+@cache
+def root() -> Path:
+    """Return the folder that holds ``cuda_src`` and ``hip_src``: the checkout's, or the wheel's.
+
+    Raises:
+        BackendError: the installation has no device sources; the message holds the places looked at.
+    """
+    package = Path(__file__).resolve().parents[1]
+    places = (package / "_sources", package.parent)
+    for place in places:
+        if all((place / folder).is_dir() for folder, _ in ENTRIES.values()):
+            return place
+    raise BackendError(f"no device sources (cuda_src, hip_src) in {' or '.join(map(str, places))}: reinstall fp8core")
+
+
+def names(platform: Platform) -> tuple[str, ...]:
+    """Return the names of a platform's sources, as `flatten` takes them, in alphabetical order."""
+    folder, suffix = ENTRIES[platform]
+    return tuple(sorted(path.stem for path in (root() / folder).glob(f"*{suffix}")))
+
+
+@cache
+def flatten(platform: Platform, source: str) -> str:
+    """Return the text of ``cuda_src/<source>.cu`` or ``hip_src/<source>.hip`` with our headers inlined.
+
+    ``#include "x"`` is resolved beside the file that says it, and every header comes once, where it is first
+    included (so an include must not stand under an ``#if``). ``#line`` keeps the compiler's messages true.
+    ``#include <x>`` is left alone.
+
+    Raises:
+        BackendError: a file is missing, lies outside the source folders, or includes itself.
+    """
+    folder, suffix = ENTRIES[platform]
+    return flatten_file(root(), f"{folder}/{source}{suffix}")
+
+
+def flatten_file(base: Path, name: str) -> str:
+    """Return the text of the file ``base / name`` as `flatten` does; names in it are relative to ``base``."""
+    return "".join(_Flattener(base.resolve()).inline(name, ()))
+
+
+@cache
+def digest() -> str:
+    """Return the SHA-256, in hexadecimal, of every device source's name and text: a key of what they compile to."""
+    state = hashlib.sha256()
+    for folder, _ in ENTRIES.values():
+        for path in sorted(p for p in (root() / folder).rglob("*") if p.is_file()):
+            text = path.read_bytes()
+            state.update(f"{path.relative_to(root()).as_posix()}\0{len(text)}\0".encode() + text)
+    return state.hexdigest()
+
+
+class _Flattener:
+    """One flattening: the folder that names are relative to, and the files inlined so far."""
+
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        self.seen: set[str] = set()
+
+    def inline(self, name: str, including: tuple[str, ...]) -> list[str]:
+        """Return the lines of the file ``name``, which the files ``including`` led to."""
+        chain = " -> ".join((*including, name))
+        if name in including:
+            raise BackendError(f"device sources include each other in a circle: {chain}")
+        if name in self.seen:
+            return []
+        self.seen.add(name)
+        try:
+            text = (self.base / name).read_text(encoding="utf-8")
+        except OSError as error:
+            raise BackendError(f"cannot read the device source {chain} in {self.base}: {error.strerror}") from error
+        lines = [f'#line 1 "{name}"\n']
+        for number, line in enumerate(text.splitlines(), 1):
+            include = _INCLUDE.match(line)
+            if include:
+                lines += self.inline(self.resolve(name, include[1]), (*including, name))
+                lines.append(f'#line {number + 1} "{name}"\n')
+            else:
+                # A #pragma once in what becomes the main file would only be warned of.
+                lines.append("\n" if _ONCE.match(line) else f"{line}\n")
+        return lines
+
+    def resolve(self, name: str, target: str) -> str:
+        """Return the name of what the file ``name`` includes as ``target``."""
+        path = (self.base / name).parent.joinpath(target).resolve()
+        if not path.is_relative_to(self.base):
+            raise BackendError(f"{name} includes {target!r}, which lies outside {self.base}")
+        return path.relative_to(self.base).as_posix()

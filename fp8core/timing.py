@@ -1,0 +1,145 @@
+"""The time of products on a GPU: synthetic operands, weights that come from memory, graphs that take turns."""
+
+import ctypes
+import random
+import struct
+from collections.abc import Callable, Sequence
+from functools import partial
+from statistics import median
+from typing import Any, Final
+
+from fp8core.errors import BackendError
+from fp8core.problem import ITEMSIZE, ScaledMm
+from fp8core.runtime import device
+from fp8core.table import Launch
+
+COLD_BYTES: Final = 192 << 20
+"""Weights rotate over this much, so that none of them waits in a second cache (50 MB on an H200)."""
+MOST_WEIGHTS: Final = 64
+CALLS: Final = 8
+"""A graph holds at least as many calls."""
+TURNS: Final = 9
+STRETCH_MS: Final = 1.0
+"""A timed stretch lasts at least this long."""
+HOPELESS: Final = 4.0
+"""A launch that takes this many times the least, and longer than its way through the host, is not timed any closer."""
+LAUNCH_MS: Final = 0.03
+
+_PATTERN_BYTES: Final = 1 << 20
+_FINITE: Final = bytes(0 if code & 0xBF == 0x80 else code & 0xBF for code in range(256))
+"""Makes of any byte a code of magnitude below 2, in each of the FP8 formats."""
+
+
+class Operands:
+    """Device memory for a problem: random codes, scales of one, and as many weights as keep them cold."""
+
+    def __init__(self, p: ScaledMm, scratch_bytes: int) -> None:
+        codes = random.Random(0).randbytes(_PATTERN_BYTES).translate(_FINITE)
+        ones = struct.pack("<f", 1.0) * (_PATTERN_BYTES // 4)
+        blocks = -(-p.k // 128)
+        near, near_vectors = p.alignment % 16, p.vectors_alignment % 16
+        near_floats = near_vectors and max(near_vectors, 4)
+        self._memory: list[Any] = []
+
+        def scales(rows: int, strides: tuple[int, int]) -> int:
+            numbers = (rows - 1) * strides[0] + (blocks - 1) * strides[1] + 1
+            return self._area(4 * numbers, ones, near_floats)
+
+        weight_bytes = -(-p.n * p.ldb // 256) * 256
+        copies = max(2, min(MOST_WEIGHTS, -(-COLD_BYTES // weight_bytes)))
+        first = self._area(weight_bytes * copies, codes, near)
+        self.weights = range(first, first + weight_bytes * copies, weight_bytes)
+        self._a = self._area(p.m * p.lda, codes, near)
+        self._vectors = (
+            scales(p.m, p.scale_a_strides),
+            scales(p.n, p.scale_b_strides),
+            self._area(p.n * ITEMSIZE[p.bias], bytes(_PATTERN_BYTES), near_vectors) if p.bias else 0,
+        )
+        self._results = (
+            self._area(p.m * p.ldo * ITEMSIZE[p.out], b"", near),
+            self._area(4, ones, 0) if p.out_scale else 0,
+            self._area(4, ones, near_floats) if p.amax else 0,
+            self._area(scratch_bytes, b"", 0),
+        )
+
+    def _area(self, nbytes: int, pattern: bytes, offset: int) -> int:
+        """Return the address of new memory that repeats a pattern, if there is one: ``offset`` off a multiple of 256.
+
+        It comes from the driver and goes back to it, not to a pool.
+        """
+        memory = device.cupy().cuda.Memory(nbytes + 256)
+        self._memory.append(memory)
+        start = int(memory.ptr) + offset
+        runtime = device.cupy().cuda.runtime
+        done = min(nbytes, len(pattern))
+        if done:
+            host = ctypes.cast(ctypes.c_char_p(pattern), ctypes.c_void_p).value
+            runtime.memcpy(start, host, done, runtime.memcpyHostToDevice)
+        while 0 < done < nbytes:
+            more = min(done, nbytes - done)
+            runtime.memcpy(start + done, start, more, runtime.memcpyDeviceToDevice)
+            done += more
+        return start
+
+    def run(self, launch: Launch, stream: int, weight: int) -> None:
+        """Launch a product of the weight at an address."""
+        launch(stream, self._a, weight, *self._vectors, *self._results)
+
+
+def times(p: ScaledMm, launches: Sequence[Any]) -> list[float]:
+    """Return the microseconds that each launch of ``p`` takes, infinite for one that fails or is far behind."""
+    cuda = device.cupy().cuda
+    with device.on(p.target.device):
+        operands = Operands(p, max(launch.scratch_bytes for launch in launches))
+        cuda.runtime.deviceSynchronize()  # what fills them is on another stream
+        stream = cuda.Stream(non_blocking=True)
+        begin, end = cuda.Event(), cuda.Event()
+
+        def elapsed(run: Callable[[], None], rounds: int = 1) -> float:
+            begin.record(stream)
+            for _ in range(rounds):
+                run()
+            end.record(stream)
+            end.synchronize()
+            return float(cuda.get_elapsed_time(begin, end)) / rounds
+
+        first: dict[int, float] = {}
+        for i, launch in enumerate(launches):
+            once = partial(operands.run, launch, stream.ptr, operands.weights[0])
+            try:
+                once()
+            except BackendError:  # what a library offers it may still refuse to run
+                continue
+            first[i] = elapsed(once)
+        close = HOPELESS * max(LAUNCH_MS, min(first.values(), default=0.0))
+        runs = {i: recorded(operands, launches[i], stream) for i, ms in first.items() if ms <= close}
+        repeats = {i: 1 + int(STRETCH_MS / elapsed(run)) for i, run in runs.items()}
+        found: dict[int, list[float]] = {i: [] for i in runs}
+        order, chance = list(runs), random.Random(0)
+        for _ in range(TURNS):
+            chance.shuffle(order)  # what the one before does to the clock must not always hit the same
+            for i in order:
+                found[i].append(elapsed(runs[i], repeats[i]))
+        calls = calls_of(operands)
+        return [1e3 * median(found[i]) / calls if i in found else float("inf") for i in range(len(launches))]
+
+
+def calls_of(operands: Operands) -> int:
+    """Return how many calls a graph holds: each weight as often as the others."""
+    copies = len(operands.weights)
+    return -(-CALLS // copies) * copies
+
+
+def recorded(operands: Operands, launch: Launch, stream: Any) -> Callable[[], None]:
+    """Return a run of a graph of calls; on ROCm, for which CuPy has no graphs, of the calls themselves."""
+
+    def calls() -> None:
+        for i in range(calls_of(operands)):
+            operands.run(launch, stream.ptr, operands.weights[i % len(operands.weights)])
+
+    if device.platform() == "hip":
+        return calls
+    stream.begin_capture()
+    calls()
+    graph = stream.end_capture()
+    return partial(graph.launch, stream)

@@ -1,0 +1,218 @@
+"""Every refusal: the right exception, the operand and what was needed in its words, nothing launched or written."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import fp8core
+from fp8core import BLOCK_128, GROUP_128, PER_TENSOR, PER_TOKEN
+from support.engines import BOTH, engines, fresh, fresh_fp8, fresh_scale
+
+ONE = np.ones(1, np.float32)
+
+
+def product(**changes):
+    """Return the arguments of a good product, with changes."""
+    return {
+        "a": fresh_fp8((4, 64)),
+        "b": fresh_fp8((32, 64)).T,
+        "scale_a": ONE,
+        "scale_b": ONE,
+        **changes,
+    }
+
+
+QUANTIZE = {
+    "x is FP8 already": (lambda: {"x": fresh_fp8((2, 16))}, fp8core.DTypeError, "x needs"),
+    "x is integers": (lambda: {"x": np.ones((2, 16), np.int32)}, fp8core.DTypeError, "x"),
+    "x is 0-d": (lambda: {"x": np.ones((), np.float32)}, fp8core.ShapeError, "x needs at least one axis"),
+    "x has strided columns": (lambda: {"x": fresh((4, 32))[:, ::2]}, fp8core.LayoutError, "x needs a contiguous last"),
+    "x has reversed rows": (lambda: {"x": fresh((4, 32))[::-1]}, fp8core.LayoutError, "x needs rows in ascending"),
+    "x does not fold": (lambda: {"x": fresh((2, 4, 6, 16))[:, :, :3]}, fp8core.LayoutError, "fold"),
+    "dtype is no FP8": (lambda: {"dtype": "float16"}, fp8core.DTypeError, "dtype"),
+    "dtype is unknown": (lambda: {"dtype": "float7"}, fp8core.DTypeError, "float7"),
+    "group of zero": (lambda: {"group_shape": (0, 128)}, fp8core.ShapeError, "group_shape"),
+    "scale of the wrong shape": (lambda: {"scale": np.ones((3, 1), np.float32)}, fp8core.ShapeError, r"\(4, 1\)"),
+    "scale of the wrong dtype": (lambda: {"scale": np.ones(1, np.float16)}, fp8core.DTypeError, "scale needs float32"),
+    "scale_ub with a given scale": (lambda: {"scale": ONE, "scale_ub": 1.0}, fp8core.ScaleError, "scale_ub"),
+    "scale_ub per tensor": (lambda: {"group_shape": PER_TENSOR, "scale_ub": 1.0}, fp8core.ScaleError, "per token"),
+    "scale_ub negative": (lambda: {"scale_ub": -1.0}, fp8core.ScaleError, "positive"),
+    "eps of zero": (lambda: {"group_shape": GROUP_128, "eps": 0.0}, fp8core.ScaleError, "eps"),
+    "scale_format unknown": (lambda: {"scale_format": "e4m3"}, fp8core.ScaleError, "scale_format"),
+    "scale_layout unknown": (lambda: {"scale_layout": "nm"}, fp8core.LayoutError, "scale_layout"),
+    "out of the wrong shape": (lambda: {"out": fresh_fp8((4, 65))}, fp8core.ShapeError, r"out needs shape \(4, 64\)"),
+    "out of the wrong dtype": (lambda: {"out": fresh_fp8((4, 64), "float8_e5m2")}, fp8core.DTypeError, "out needs"),
+    "rows_padded of three axes": (lambda: {"x": fresh((2, 2, 8)), "rows_padded": 9}, fp8core.ShapeError, "rows_padded"),
+}
+
+
+@pytest.mark.parametrize("case", QUANTIZE)
+def test_quantize_refuses(case):
+    change, error, words = QUANTIZE[case]
+    arguments = {"x": fresh((4, 64)), **change()}
+    before = {name: np.array(value, copy=True) for name, value in arguments.items() if isinstance(value, np.ndarray)}
+    x = arguments.pop("x")
+    with pytest.raises(error, match=words):
+        fp8core.quantize(x, **arguments)
+    for name, value in before.items():
+        now = x if name == "x" else arguments[name]
+        assert np.array(now, copy=True).tobytes() == value.tobytes(), f"{name} was changed"
+
+
+PRODUCT = {
+    "k differs": (lambda: {"b": fresh_fp8((32, 65)).T}, fp8core.ShapeError, "share k.*k=64.*k=65"),
+    "a is bfloat16": (lambda: {"a": fresh((4, 64))}, fp8core.DTypeError, "a needs an FP8"),
+    "b is bfloat16": (lambda: {"b": fresh((32, 64)).T}, fp8core.DTypeError, "b needs an FP8"),
+    "b has rows": (lambda: {"b": fresh_fp8((64, 32))}, fp8core.LayoutError, "b needs contiguous columns"),
+    "b has three axes": (lambda: {"b": fresh_fp8((1, 64, 32))}, fp8core.ShapeError, "b needs two axes"),
+    "a has strided columns": (lambda: {"a": fresh_fp8((4, 128))[:, ::2]}, fp8core.LayoutError, "a needs"),
+    "both e5m2": (
+        lambda: {"a": fresh_fp8((4, 64), "float8_e5m2"), "b": fresh_fp8((32, 64), "float8_e5m2").T},
+        fp8core.UnsupportedProblemError,
+        "e5m2",
+    ),
+    "scale_a of the wrong length": (lambda: {"scale_a": fresh_scale((5, 1))}, fp8core.ShapeError, r"scale_a.*\(4, 1\)"),
+    "scale_b of the wrong length": (
+        lambda: {"scale_b": fresh_scale((1, 31))},
+        fp8core.ShapeError,
+        r"scale_b.*\(1, 32\)",
+    ),
+    "scale_a in fp16": (lambda: {"scale_a": np.ones(1, np.float16)}, fp8core.DTypeError, "scale_a needs float32"),
+    "bias of the wrong length": (lambda: {"bias": fresh((31,))}, fp8core.ShapeError, "bias needs 32"),
+    "bias of the wrong dtype": (lambda: {"bias": fresh((32,), "float16")}, fp8core.DTypeError, "bias needs"),
+    "out_dtype of integers": (lambda: {"out_dtype": "int32"}, fp8core.DTypeError, "int32"),
+    "FP8 without out_scale": (lambda: {"out_dtype": "float8_e4m3fn"}, fp8core.ScaleError, "out_scale"),
+    "out_scale without FP8": (lambda: {"out_scale": ONE}, fp8core.ScaleError, "out_scale"),
+    "out of the wrong shape": (lambda: {"out": fresh((4, 33))}, fp8core.ShapeError, r"out needs shape \(4, 32\)"),
+    "out of the wrong dtype": (lambda: {"out": fresh((4, 32), "float16")}, fp8core.DTypeError, "out needs bfloat16"),
+    "amax of two": (lambda: {"amax": np.ones(2, np.float32)}, fp8core.ShapeError, "amax"),
+}
+
+
+@pytest.mark.parametrize("case", PRODUCT)
+def test_scaled_mm_refuses(case):
+    change, error, words = PRODUCT[case]
+    changed = change()
+    arguments = product(**changed)
+    out = arguments.get("out")
+    before = None if out is None else out.tobytes()
+    with pytest.raises(error, match=words):
+        fp8core.scaled_mm(**arguments)
+    assert out is None or out.tobytes() == before
+
+
+def test_block_scales_in_the_other_orientation_are_refused_with_the_shape_that_was_needed():
+    a, weight = fresh_fp8((4, 512)), fresh_fp8((256, 512))
+    groups, blocks = fresh_scale((4, 4)), fresh_scale((2, 4))
+    with pytest.raises(fp8core.ShapeError, match=r"\(4, 2\).*b \[k, n\].*got \(2, 4\)"):
+        fp8core.scaled_mm(a, weight.T, groups, blocks)
+    with pytest.raises(fp8core.ShapeError, match=r"\(2, 4\).*stored weight.*got \(4, 2\)"):
+        fp8core.scaled_mm_nt(a, weight, groups, np.ascontiguousarray(blocks.T))
+    assert fp8core.scaled_mm_nt(a, weight, groups, blocks).shape == (4, 256)
+
+
+def test_blocks_of_the_weight_need_groups_of_the_tokens():
+    q = fp8core.quantize(fresh((256, 256)), group_shape=BLOCK_128)
+    with pytest.raises(fp8core.ScaleError, match=r"group_shape=\(1, 128\)"):
+        fp8core.ops.linear(fresh((3, 256)), q.data, q.scale, group_shape=PER_TOKEN)
+
+
+def test_linear_of_fp8_needs_the_scale_of_its_input():
+    q = fp8core.quantize(fresh((32, 64)))
+    with pytest.raises(fp8core.ScaleError, match="input_scale"):
+        fp8core.ops.linear(q.data, q.data, q.scale)
+
+
+WEIGHTS = {
+    "widths do not add up": (
+        lambda w, s: fp8core.requantize_with_max_scale(w, s, [3, 4]),
+        fp8core.ShapeError,
+        "add up to the 8 rows",
+    ),
+    "too few scales": (lambda w, s: fp8core.requantize_with_max_scale(w, s, [2, 2, 4]), fp8core.ScaleError, "3 shards"),
+    "negative width": (lambda w, s: fp8core.requantize_with_max_scale(w, s, [9, -1]), fp8core.ShapeError, "at least 0"),
+    "not FP8": (lambda w, s: fp8core.requantize_with_max_scale(fresh((8, 4)), s, [4, 4]), fp8core.DTypeError, "weight"),
+    "fnuz already": (
+        lambda w, s: fp8core.normalize_e4m3fn_to_e4m3fnuz(w.view(ml_dtypes.float8_e4m3fnuz), s),
+        fp8core.DTypeError,
+        "weight needs float8_e4m3fn,",
+    ),
+    "not contiguous": (
+        lambda w, s: fp8core.normalize_e4m3fn_to_e4m3fnuz(w[:, :2], s),
+        fp8core.LayoutError,
+        "weight needs contiguous",
+    ),
+    "two axes": (lambda w, s: fp8core.all_close_1d(s[None]), fp8core.ShapeError, "one axis"),
+    "strided scale": (
+        lambda w, s: fp8core.convert_to_channelwise(np.ones(4, np.float32)[::2], [1, 1]),
+        fp8core.LayoutError,
+        "contiguous",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WEIGHTS)
+def test_weight_functions_refuse(case):
+    call, error, words = WEIGHTS[case]
+    weight, scale = fresh_fp8((8, 4)), fresh_scale((2,))
+    before = weight.tobytes()
+    with pytest.raises(error, match=words):
+        call(weight, scale)
+    assert weight.tobytes() == before
+
+
+def test_every_error_is_the_library_s_and_python_s():
+    for error in (fp8core.ShapeError, fp8core.LayoutError, fp8core.DeviceError, fp8core.ScaleError):
+        assert issubclass(error, fp8core.Fp8Error)
+        assert issubclass(error, ValueError)
+    assert issubclass(fp8core.UnsupportedProblemError, ValueError)
+    assert issubclass(fp8core.DTypeError, TypeError)
+
+
+def test_a_read_only_array_receives_nothing():
+    out = fresh_fp8((4, 64))
+    out.flags.writeable = False
+    with pytest.raises(fp8core.LayoutError, match="read-only"):
+        fp8core.quantize(fresh((4, 64)), out=out)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, **options: fp8core.quantize(x, **options),
+        lambda x, **options: fp8core.rms_norm_quant(x, fresh((64,)), 1e-6, **options),
+        lambda x, **options: fp8core.silu_and_mul_quant(np.concatenate([x, x], 1), **options),
+    ],
+    ids=["quantize", "rms_norm_quant", "silu_and_mul_quant"],
+)
+def test_a_given_scale_is_no_result(call):
+    x, out = fresh((4, 64)), fresh_fp8((4, 64))
+    for given in (out, (out, ONE), (out, None)):
+        assert call(x, scale=ONE, group_shape=PER_TENSOR, out=given).scale is ONE
+    with pytest.raises(fp8core.ScaleError, match="out needs no scale"):
+        call(x, scale=ONE, group_shape=PER_TENSOR, out=(out, ONE.copy()))
+
+
+def test_what_is_no_array_is_refused():
+    with pytest.raises(fp8core.DTypeError, match="x"):
+        fp8core.quantize([[1.0, 2.0]])
+
+
+@pytest.mark.gpu
+def test_operands_on_different_devices():
+    import cupy
+
+    with pytest.raises(fp8core.DeviceError, match="scale"):
+        fp8core.quantize(cupy.ones((4, 64), cupy.float32), scale=ONE)
+
+
+@engines(*BOTH)
+def test_explain_refuses_like_the_call(engine):
+    with pytest.raises(fp8core.ShapeError, match="share k"):
+        fp8core.explain(
+            fp8core.scaled_mm,
+            **{
+                n: engine.array(v) if n != "b" else engine.array(v.T).T
+                for n, v in product(b=fresh_fp8((32, 65)).T).items()
+            },
+        )

@@ -1,0 +1,135 @@
+"""What is recognized at a glance: never operands that look different, whatever changed about them."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import fp8core
+from fp8core import interop
+from fp8core.core import signature
+from fp8core.errors import LayoutError
+from fp8core.interop import torch_tensors
+
+torch = pytest.importorskip("torch")
+
+
+def matrix(rows=4, cols=32, dtype=torch.bfloat16):
+    return torch.arange(rows * cols, dtype=torch.float32).reshape(rows, cols).to(dtype)
+
+
+def looks(*operands):
+    return signature.looks(*operands)[1]
+
+
+CHANGES = {
+    "shape": lambda x: x[:2],
+    "strides": lambda x: torch.cat([x, x], 1)[:, : x.shape[1]],
+    "order": lambda x: x.t(),
+    "dtype": lambda x: x.to(torch.float16),
+    "axes": lambda x: x[None],
+    "type and grad": torch.nn.Parameter,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("place", [0, 1])
+def test_operands_that_changed_are_not_taken_for_what_they_were(change, place):
+    pair = [matrix(), matrix()]
+    before = [looks(*pair) for _ in range(3)]
+    assert len(set(before)) == 1
+    assert looks(matrix(), matrix()) == before[0]
+    changed = [change(x) if i == place else x for i, x in enumerate(pair)]
+    # torch.nn.Parameter is read like any tensor: it may share the number, and the glance.
+    assert (looks(*changed) == before[0]) == (change is torch.nn.Parameter)
+
+
+def test_torch_has_the_guards_that_glances_are_made_of():
+    assert interop.framework_of(torch.Tensor).address is torch.Tensor.data_ptr
+
+
+def test_without_guards_looks_are_read_one_by_one(monkeypatch):
+    pair = matrix(3), matrix(5)
+    number = looks(*pair)
+    monkeypatch.setattr(interop.framework_of(torch.Tensor), "address", None)
+    monkeypatch.setattr(signature, "_GLANCES", {})
+    assert [looks(*pair) for _ in range(2)] == [number, number]
+    assert not signature._GLANCES
+
+
+@pytest.mark.parametrize("guards", [None, object(), lambda *_, **__: pytest.fail, int])
+def test_guards_that_are_not_what_they_were_are_not_used(guards):
+    changed = SimpleNamespace(_C=SimpleNamespace(_dynamo=SimpleNamespace(guards=SimpleNamespace(TensorGuards=guards))))
+    for name in ("zeros", "empty", "nn"):
+        setattr(changed, name, getattr(torch, name))
+    assert torch_tensors._guards(changed) is None
+
+
+@pytest.mark.parametrize("method", ["resize_", "t_", "data"])
+def test_a_tensor_changed_in_place_is_another(method):
+    x = matrix(8, 8)
+    before = looks(x, None)
+    assert looks(x, None) == before
+    if method == "resize_":
+        x.resize_(4, 8)
+    elif method == "t_":
+        x.t_()
+    else:
+        x.data = matrix(8, 16)
+    assert looks(x, None) != before
+
+
+def test_an_operand_left_out_counts():
+    x, y = matrix(), matrix()
+    found = {looks(x, None, None), looks(x, y, None), looks(x, None, y), looks(x, y, y)}
+    assert len(found) == 4
+    assert [*signature.looks(x, None, y)[0]] == [x.data_ptr(), 0, y.data_ptr()]
+    assert [*signature.looks(x, None, y)[0]] == [x.data_ptr(), 0, y.data_ptr()]
+
+
+def test_modes_of_torch_do_not_change_looks():
+    x = matrix()
+    with torch.inference_mode():
+        inside = looks(x, None)
+    with torch.autocast("cpu"):
+        cast = looks(x, None)
+    assert inside == cast == looks(x, None)
+
+
+def test_memory_that_was_taken_away_is_refused():
+    x = matrix()
+    for _ in range(3):
+        fp8core.quantize(x)
+    x.untyped_storage().resize_(0)
+    with pytest.raises(LayoutError, match="must have memory of its own"):
+        fp8core.quantize(x)
+
+
+def test_more_weights_than_glances_are_kept_for_one_input():
+    x = matrix(2, 32)
+    weights = [matrix(rows) for rows in range(1, 12)]
+    numbers = [looks(x, w) for w in weights]
+    assert len(set(numbers)) == len(weights)
+    assert [looks(x, w) for w in weights] == numbers
+
+
+def test_results_follow_the_values_and_not_the_call_before():
+    x, y = matrix(), -matrix()
+    for operand in (x, y, x):
+        data, scale = fp8core.quantize(operand)
+        assert torch.allclose(data.float() * scale, operand.float(), rtol=0.07)
+
+
+def test_operands_of_two_frameworks_are_viewed_each_time():
+    assert looks(matrix(), np.ones(3)) is None
+
+
+def test_operands_of_two_frameworks_that_have_looks_are_viewed_each_time(monkeypatch):
+    class Other:
+        nbytes, address = 8, None
+
+    monkeypatch.setitem(signature._LOOKERS, Other, lambda _: (64, "as ever"))
+    frameworks = {torch.Tensor: interop.framework_of(torch.Tensor), Other: Other}
+    monkeypatch.setattr(signature, "framework_of", frameworks.get)
+    assert looks(Other()) == looks(Other()) is not None
+    assert [looks(*pair) for pair in [(matrix(), Other()), (Other(), matrix())] for _ in range(2)] == [None] * 4

@@ -1,0 +1,326 @@
+"""fp8core.blaslt: every call of a product, against a recording library with the real ABI."""
+
+import re
+import threading
+
+import pytest
+
+from fp8core import blaslt
+from fp8core.errors import BackendError
+from fp8core.kernels.library_mm import accumulation, product
+from fp8core.runtime import device
+from support.blaslt_fixtures import built, hip_stub, stub  # noqa: F401
+from support.blaslt_tools import H200, MI300, forget, pretend, problem
+
+TARGETS = {"cuda": H200, "hip": MI300}
+
+
+# Addresses of a launch, in the order of the ABI.
+STREAM, A, B, SCALE_A, SCALE_B, BIAS, OUT, OUT_SCALE, AMAX, SCRATCH = range(1000, 11000, 1000)
+ARGUMENTS = (STREAM, A, B, SCALE_A, SCALE_B, BIAS, OUT, OUT_SCALE, AMAX, SCRATCH)
+
+
+def launched(stub, made, *, bias=0, out_scale=0, amax=0, scaled=True, choice=0):
+    launch = blaslt.plan(made, choice)
+    scales = (SCALE_A, SCALE_B) if scaled else (0, 0)
+    launch(STREAM, A, B, *scales, bias, OUT, out_scale, amax, SCRATCH)
+    return launch, stub.lines("Matmul")[-1]
+
+
+# Attributes of the descriptor that the product is launched with: {number: (bytes, value)}, from the vendors' headers.
+CUDA_COMMON = {3: (4, 1), 4: (4, 0), 17: (8, SCALE_B), 18: (8, SCALE_A)}
+CUDA = {
+    "tensor": (problem(), CUDA_COMMON | {7: (4, 1), 25: (1, 1)}),
+    "tensor, exact": (problem(use_fast_accum=False), CUDA_COMMON | {7: (4, 1), 25: (1, 0)}),
+    "tensor, bias": (problem(bias="bfloat16"), CUDA_COMMON | {7: (4, 4), 25: (1, 1), 26: (4, 14), 8: (8, BIAS)}),
+    "tensor, half": (
+        problem(out="float16", bias="float16"),
+        CUDA_COMMON | {7: (4, 4), 25: (1, 1), 26: (4, 2), 8: (8, BIAS)},
+    ),
+    "codes": (
+        problem(out="float8_e4m3fn", out_scale=True, amax=True),
+        CUDA_COMMON | {7: (4, 1), 25: (1, 1), 20: (8, OUT_SCALE), 21: (8, AMAX)},
+    ),
+    "row": (problem("row"), CUDA_COMMON | {7: (4, 1), 25: (1, 1), 31: (4, 3), 32: (4, 3)}),
+    "row, bias": (
+        problem("row", bias="bfloat16"),
+        CUDA_COMMON | {7: (4, 4), 25: (1, 1), 26: (4, 14), 8: (8, BIAS), 31: (4, 3), 32: (4, 3)},
+    ),
+    "group x block": (
+        problem("group x block"),
+        CUDA_COMMON | {7: (4, 1), 25: (1, 0), 31: (4, 5), 32: (4, 4)},
+    ),
+    "group x group": (
+        problem("group x group"),
+        CUDA_COMMON | {7: (4, 1), 25: (1, 0), 31: (4, 4), 32: (4, 4)},
+    ),
+}
+HIP_COMMON = {0: (4, 112), 1: (4, 111), 5: (8, SCALE_B), 6: (8, SCALE_A)}
+HIP = {
+    "tensor": (problem(target=MI300), HIP_COMMON | {2: (4, 1)}),
+    "tensor, bias": (problem(target=MI300, bias="bfloat16"), HIP_COMMON | {2: (4, 4), 4: (4, 14), 3: (8, BIAS)}),
+    "codes": (
+        problem(target=MI300, out="float8_e4m3fnuz", out_scale=True, amax=True),
+        HIP_COMMON | {2: (4, 1), 8: (8, OUT_SCALE), 14: (8, AMAX)},
+    ),
+    "row": (problem("row", target=MI300), HIP_COMMON | {2: (4, 1), 31: (4, 3), 32: (4, 3)}),
+}
+
+
+def given(p):
+    return {
+        "bias": BIAS if p.bias else 0,
+        "out_scale": OUT_SCALE if p.out_scale else 0,
+        "amax": AMAX if p.amax else 0,
+    }
+
+
+@pytest.mark.parametrize("case", CUDA)
+def test_descriptor_of_cublaslt(stub, case):
+    p, want = CUDA[case]
+    launched(stub, product(p), **given(p))
+    assert stub.attributes("d", len(stub.lines("MatmulDescCreate"))) == want  # those before were for the heuristic
+
+
+@pytest.mark.parametrize("case", HIP)
+def test_descriptor_of_hipblaslt(hip_stub, case):
+    p, want = HIP[case]
+    launched(hip_stub, product(p), **given(p))
+    assert hip_stub.attributes("d", 2) == want
+
+
+@pytest.mark.parametrize("case", CUDA)
+def test_heuristic_sees_which_addresses_there_will_be(stub, case):
+    p, want = CUDA[case]
+    assert blaslt.answer(product(p)) is None
+    seen = stub.attributes("d", 1)
+    assert seen.keys() == want.keys()
+    assert all(value for number, (width, value) in seen.items() if width == 8)
+
+
+def test_every_call_in_its_order_cublaslt(stub):
+    p = problem(m=48, n=264, k=4112, lda=4128, ldb=4144, ldo=272, alignment=16)
+    launched(stub, product(p))
+    assert [line for line in stub.lines() if "Destroy" not in line] == [
+        "Create h1",
+        "MatrixLayoutCreate l1 28 4112 264 4144",
+        "MatrixLayoutCreate l2 28 4112 48 4128",
+        "MatrixLayoutCreate l3 14 264 48 272",
+        "MatmulDescCreate d1 68 0",
+        "MatmulDescSetAttribute d1 3 4 1",
+        "MatmulDescSetAttribute d1 4 4 0",
+        "MatmulDescSetAttribute d1 25 1 1",
+        "MatmulDescSetAttribute d1 7 4 1",
+        "MatmulDescSetAttribute d1 18 8 4096",
+        "MatmulDescSetAttribute d1 17 8 4096",
+        "MatmulPreferenceCreate p1",
+        "MatmulPreferenceSetAttribute p1 1 8 33554432",
+        "MatmulPreferenceSetAttribute p1 5 4 16",
+        "MatmulPreferenceSetAttribute p1 6 4 16",
+        "MatmulPreferenceSetAttribute p1 7 4 16",
+        "MatmulPreferenceSetAttribute p1 8 4 16",
+        "MatmulAlgoGetHeuristic h1 d1 l1 l2 l3 l3 p1 8",
+        "MatmulPreferenceCreate p2",
+        "MatmulPreferenceSetAttribute p2 1 8 0",
+        "MatmulPreferenceSetAttribute p2 5 4 16",
+        "MatmulPreferenceSetAttribute p2 6 4 16",
+        "MatmulPreferenceSetAttribute p2 7 4 16",
+        "MatmulPreferenceSetAttribute p2 8 4 16",
+        "MatmulAlgoGetHeuristic h1 d1 l1 l2 l3 l3 p2 8",
+        "MatrixLayoutCreate l4 28 4112 264 4144",
+        "MatrixLayoutCreate l5 28 4112 48 4128",
+        "MatrixLayoutCreate l6 14 264 48 272",
+        "MatmulDescCreate d2 68 0",
+        "MatmulDescSetAttribute d2 3 4 1",
+        "MatmulDescSetAttribute d2 4 4 0",
+        "MatmulDescSetAttribute d2 25 1 1",
+        "MatmulDescSetAttribute d2 7 4 1",
+        "MatmulDescSetAttribute d2 18 8 4000",
+        "MatmulDescSetAttribute d2 17 8 5000",
+        " ".join(
+            (
+                f"Matmul h1 d2 alpha=1 A={B} l4 B={A} l5 beta=0 C=0 l6 D={OUT} l6",
+                f"algorithm=1 workspace={SCRATCH}+1000 stream={STREAM}",
+                f"scale_A={SCALE_B} scale_B={SCALE_A} bias=0 scale_D=0 amax=0",
+            )
+        ),
+    ]
+
+
+def test_every_call_in_its_order_hipblaslt(hip_stub):
+    launched(hip_stub, product(problem(target=MI300)))
+    said = [line for line in hip_stub.lines() if "Destroy" not in line]
+    assert said[:11] == [
+        "Create h1",
+        "MatrixLayoutCreate l1 1000 4096 256 4096",
+        "MatrixLayoutCreate l2 1000 4096 64 4096",
+        "MatrixLayoutCreate l3 14 256 64 256",
+        "MatmulDescCreate d1 2 0",
+        "MatmulDescSetAttribute d1 0 4 112",
+        "MatmulDescSetAttribute d1 1 4 111",
+        "MatmulDescSetAttribute d1 2 4 1",
+        "MatmulDescSetAttribute d1 6 8 4096",
+        "MatmulDescSetAttribute d1 5 8 4096",
+        "MatmulPreferenceCreate p1",
+    ]
+    assert said[11:13] == [
+        "MatmulPreferenceSetAttribute p1 1 8 33554432",
+        "MatmulAlgoGetHeuristic h1 d1 l1 l2 l3 l3 p1 8",
+    ]
+    assert said[-1].startswith(f"Matmul h1 d2 alpha=1 A={B} l4 B={A} l5 beta=0 C={OUT} l6 D={OUT} l6 algorithm=1 work")
+
+
+def test_codes_have_a_wide_c(stub):
+    _, line = launched(stub, product(problem(out="float8_e4m3fn", out_scale=True)), out_scale=OUT_SCALE)
+    assert "MatrixLayoutCreate l8 14 256 64 256" in stub.lines()
+    assert "MatrixLayoutCreate l7 28 256 64 256" in stub.lines()
+    assert f"C=0 l8 D={OUT} l7" in line
+
+
+def test_accumulation_has_no_scales_and_gives_fp32(stub):
+    p = problem("row", bias="float32", out="float8_e4m3fn", out_scale=True, amax=True, ldo=272)
+    _, line = launched(stub, accumulation(p), scaled=False)
+    assert "scale_A=0 scale_B=0 bias=0 scale_D=0 amax=0" in line
+    assert stub.attributes("d", 2) == {3: (4, 1), 4: (4, 0), 7: (4, 1), 25: (1, 1)}
+    assert "MatrixLayoutCreate l3 0 256 64 256" in stub.lines()
+
+
+def test_offers_are_read_where_they_stand(stub, hip_stub, monkeypatch):
+    for platform, recorder, size in (("cuda", stub, 64), ("hip", hip_stub, 24)):
+        pretend(monkeypatch, recorder, (TARGETS[platform],))
+        recorder.offers(3)
+        got = blaslt.offers(product(problem(target=TARGETS[platform])))
+        assert got == tuple(blaslt.Offer(bytes([i]) * size, 1000 * i, 0.5 * i) for i in (1, 2, 3))
+
+
+def test_choice_is_an_offer_with_its_workspace(stub):
+    launch, line = launched(stub, product(problem()), choice=1)
+    assert "algorithm=2 workspace=10000+2000" in line
+    assert launch.scratch_bytes == 2000
+
+
+def test_only_changed_addresses_are_written_again(stub):
+    launch, _ = launched(stub, product(problem()))
+    before = len(stub.lines())
+    launch(*ARGUMENTS[:5], 0, OUT + 16, 0, 0, SCRATCH)
+    assert len(stub.lines()) == before + 1
+    launch(STREAM, A, B, SCALE_A + 4, SCALE_B, 0, OUT, 0, 0, SCRATCH)
+    assert stub.lines()[before + 1 : -1] == [f"MatmulDescSetAttribute d2 18 8 {SCALE_A + 4}"]
+    assert f"scale_A={SCALE_B} scale_B={SCALE_A + 4}" in stub.lines()[-1]
+
+
+def test_threads_never_share_a_descriptor(stub):
+    launch, _ = launched(stub, product(problem()))
+
+    def work(number):
+        for call in range(20):
+            at = (number * 1000 + call) * 16
+            launch(STREAM, A + at, B, SCALE_A + at, SCALE_B, 0, OUT, 0, 0, SCRATCH)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    calls = stub.lines("Matmul")[1:]
+    assert len(calls) == 160
+    assert not [line for line in calls if line.endswith("RACE")]
+    for line in calls:
+        found = re.search(r" B=(\d+) .* scale_B=(\d+) ", line)
+        assert int(found[1]) - A == int(found[2]) - SCALE_A
+    assert len(stub.lines("MatmulDescCreate")) <= 1 + 8
+
+
+def test_descriptors_are_destroyed_with_their_plan(stub):
+    launched(stub, product(problem()))
+    assert len(stub.lines("MatmulDescCreate")) == 2
+    for kind in ("MatmulDesc", "MatrixLayout", "MatmulPreference"):
+        assert len(stub.lines(f"{kind}Create")) == len(stub.lines(f"{kind}Destroy")), kind
+
+
+def test_one_handle_a_device_made_where_the_device_is_current(stub, monkeypatch):
+    entered = []
+    state = {"current": 0}
+
+    class On:
+        def __init__(self, ordinal):
+            self.ordinal = ordinal
+
+        def __enter__(self):
+            entered.append(self.ordinal)
+            self.before, state["current"] = state["current"], self.ordinal
+
+        def __exit__(self, *_):
+            state["current"] = self.before
+
+    monkeypatch.setattr(device, "on", On)
+    monkeypatch.setattr(device, "current", lambda: state["current"])
+    launched(stub, product(problem()))
+    launched(stub, product(problem(m=32)))
+    assert entered == [0]
+    _, line = launched(stub, product(problem(target=H200._replace(device=1))))
+    assert entered == [0, 1, 1]
+    assert "h2" in line
+    assert len(stub.lines("Create")) == 2
+    assert state["current"] == 0
+
+
+FAILURES = [
+    ("cuda", "Create", 1, "cublasLtCreate: CUBLAS_STATUS_NOT_INITIALIZED (1) for device 0"),
+    ("cuda", "MatmulDescCreate", 3, "cublasLtMatmulDescCreate: CUBLAS_STATUS_ALLOC_FAILED (3) for Product("),
+    (
+        "cuda",
+        "MatmulDescSetAttribute",
+        7,
+        "cublasLtMatmulDescSetAttribute: CUBLAS_STATUS_INVALID_VALUE (7) for TRANSA = 1",
+    ),
+    ("cuda", "MatrixLayoutCreate", 3, "cublasLtMatrixLayoutCreate: CUBLAS_STATUS_ALLOC_FAILED (3) for Product("),
+    (
+        "cuda",
+        "MatmulPreferenceSetAttribute",
+        7,
+        "cublasLtMatmulPreferenceSetAttribute: CUBLAS_STATUS_INVALID_VALUE (7)",
+    ),
+    ("cuda", "MatmulAlgoGetHeuristic", 15, "cublasLtMatmulAlgoGetHeuristic: CUBLAS_STATUS_NOT_SUPPORTED (15)"),
+    ("cuda", "MatmulAlgoGetHeuristic", 99, "cublasLtMatmulAlgoGetHeuristic: unknown status (99)"),
+    ("hip", "MatmulAlgoGetHeuristic", 7, "hipblasLtMatmulAlgoGetHeuristic: HIPBLAS_STATUS_NOT_SUPPORTED (7)"),
+    ("hip", "Create", 9, "hipblasLtCreate: HIPBLAS_STATUS_HANDLE_IS_NULLPTR (9) for device 0"),
+]
+
+
+@pytest.mark.parametrize(("platform", "function", "status", "text"), FAILURES)
+def test_failed_call_is_named_with_its_status(built, monkeypatch, platform, function, status, text):
+    pretend(monkeypatch, built[platform], (TARGETS[platform],))
+    built[platform].fail(function, status)
+    made = product(problem(target=TARGETS[platform]))
+    assert blaslt.answer(made).startswith(text)
+    with pytest.raises(BackendError, match=re.escape(text)):
+        blaslt.plan(made)
+    forget()
+
+
+def test_failed_launch_names_the_problem_and_leaves_the_plan_usable(stub):
+    launch, _ = launched(stub, product(problem(m=48)))
+    stub.fail("Matmul", 13)
+    with pytest.raises(
+        BackendError, match=r"cublasLtMatmul: CUBLAS_STATUS_EXECUTION_FAILED \(13\) for Product\(.*m=48"
+    ):
+        launch(*ARGUMENTS[:5], 0, OUT, 0, 0, SCRATCH)
+    stub.fail("", 0)
+    launch(*ARGUMENTS[:5], 0, OUT, 0, 0, SCRATCH)
+    assert len(stub.lines("MatmulDescCreate")) == 2
+
+
+def test_thread_without_a_context_gets_one(stub, monkeypatch):
+    launch, _ = launched(stub, product(problem()))
+    bound = []
+
+    def again(status, ordinal, function, *arguments):
+        bound.append((status, ordinal))
+        stub.fail("", 0)
+        return function(*arguments)
+
+    monkeypatch.setattr(device, "again", again)
+    stub.fail("Matmul", 13)
+    launch(*ARGUMENTS[:5], 0, OUT, 0, 0, SCRATCH)
+    assert bound == [(13, 0)]

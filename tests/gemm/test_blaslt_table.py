@@ -1,0 +1,236 @@
+"""The rows of the product: which is chosen, and what the others say."""
+
+import pytest
+
+from fp8core.errors import UnsupportedProblemError
+from fp8core.kernels.hopper import HOPPER_ROWS
+from fp8core.kernels.hopper_block import BLOCK_ROWS
+from fp8core.kernels.scaled_mm import SCALED_MM
+from fp8core.problem import HOST
+from support.blaslt_fixtures import built, hip_stub, stub  # noqa: F401
+from support.blaslt_tools import ADA, AMPERE, BLACKWELL, H200, MI300, MI350, problem
+from support.emulation.fixtures import emulation_session, emulator  # noqa: F401
+
+NOWHERE = 7
+"""An ordinal that no machine of these tests has."""
+
+
+def verdicts(p):
+    return {v.kernel: v for v in SCALED_MM.explain(p).verdicts}
+
+
+def preferred(p):
+    """Return the first able row behind the hand-written ones, which tests/test_decode.py is about."""
+    own = {kernel.name for kernel in (*HOPPER_ROWS, *BLOCK_ROWS)}
+    return next(v.kernel for v in SCALED_MM.explain(p).verdicts if v.status != "not able" and v.kernel not in own)
+
+
+def refusal(p, row):
+    verdict = verdicts(p)[row]
+    assert verdict.status == "not able", verdict
+    return verdict.reason
+
+
+CHOICES = [
+    (problem(), "cublaslt"),
+    (problem("row"), "cublaslt"),
+    (problem("row", bias="bfloat16"), "cublaslt"),
+    (problem("row", bias="float32"), "cublaslt_rescale"),
+    (problem("mixed"), "cublaslt_arranged"),
+    (problem("row", scale_a_strides=(3, 0)), "cublaslt_arranged"),
+    (problem("row", m=1, scale_a_strides=(3, 0)), "cublaslt"),
+    (problem("group x block"), "cublaslt"),
+    (problem("group x block", scale_a_strides=(32, 1)), "cublaslt_arranged"),
+    (problem("group x block", k=4224, lda=4224, ldb=4224, scale_b_strides=(33, 1)), "cublaslt_arranged"),
+    (problem("group x block", m=67, scale_a_strides=(1, 67)), "cublaslt_padded"),
+    (problem("group x block", m=67, scale_a_strides=(1, 67), ldo=272), "cublaslt_finished"),
+    (problem("group x block", m=257, scale_a_strides=(1, 257)), "cublaslt_finished"),
+    (problem("group x block", m=3, scale_a_strides=(1, 3)), "dequantize"),
+    (problem("group x group"), "cublaslt"),
+    (problem("group x group", scale_b_strides=(32, 1)), "cublaslt_arranged"),
+    (problem(out="float8_e4m3fn", out_scale=True), "cublaslt_arranged"),
+    (problem("row", out="float8_e4m3fn", out_scale=True, amax=True), "cublaslt_rescale"),
+    (problem(amax=True), "cublaslt_rescale"),
+    (problem(b="float8_e5m2"), "cublaslt"),
+    (problem(vectors_alignment=4), "cublaslt_arranged"),
+    (problem("row", bias="bfloat16", vectors_alignment=2), "cublaslt_arranged"),
+    (problem("group x block", vectors_alignment=4), "cublaslt_arranged"),
+    (problem(out="float8_e4m3fn", out_scale=True, amax=True, vectors_alignment=4), "cublaslt_rescale"),
+    (problem(batch_invariant=True), "dequantize"),
+    (problem(alignment=8), "dequantize"),
+    (problem(k=4104), "dequantize"),
+    (problem(k=0), "dequantize"),
+    (problem(n=250), "dequantize"),
+    (problem(target=HOST), "host"),
+]
+
+
+@pytest.mark.parametrize(("p", "row"), CHOICES)
+def test_preferred_row_where_the_library_offers(stub, p, row):
+    assert preferred(p) == row, SCALED_MM.explain(p)
+
+
+HIP_CHOICES = [
+    (problem(target=MI300), "hipblaslt"),
+    (problem("row", target=MI300), "hipblaslt"),
+    (problem("mixed", target=MI300), "hipblaslt_arranged"),
+    (problem("row", target=MI300, out="float16"), "hipblaslt_rescale"),
+    (problem("row", target=MI300, bias="float32"), "hipblaslt_rescale"),
+    (problem(target=MI300, out="float8_e4m3fnuz", out_scale=True), "hipblaslt_arranged"),
+]
+
+
+@pytest.mark.parametrize(("p", "row"), HIP_CHOICES)
+def test_preferred_row_on_amd(hip_stub, p, row):
+    assert preferred(p) == row, SCALED_MM.explain(p)
+
+
+def test_row_falls_back_where_the_library_offers_nothing(stub):
+    stub.offers(0)
+    assert preferred(problem("row")) == "dequantize"
+    said = "offers no algorithm for m=64 n=256 k=4096 to bfloat16 with scales OUTER_VEC and OUTER_VEC"
+    assert refusal(problem("row"), "cublaslt") == f"cuBLASLt ({stub.path}) {said}"
+    said = "offers no algorithm for m=64 n=256 k=4096 to float32 with scales SCALAR and SCALAR"
+    assert refusal(problem("row"), "cublaslt_rescale") == f"cuBLASLt ({stub.path}) {said}"
+
+
+BOTH = "a and b are both e5m2, which no tensor core multiplies: one of them has to be e4m3"
+AWAY = "its library cannot be asked: this machine has no device 7"
+REFUSALS = [
+    (problem(a="float8_e5m2", b="float8_e5m2"), "cublaslt", BOTH),
+    (problem(a="float8_e5m2", b="float8_e5m2"), "cublaslt_rescale", BOTH),
+    (problem(a="float8_e5m2", b="float8_e5m2"), "dequantize", BOTH),
+    (problem(target=HOST, a="float8_e5m2", b="float8_e5m2"), "host", BOTH),
+    (problem(target=MI350, a="float8_e5m2", b="float8_e5m2"), "hipblaslt", BOTH),
+    (problem(target=MI300), "cublaslt", "needs cuda, got gfx942 (device 0)"),
+    (problem(), "hipblaslt", "needs hip, got sm_90 (device 0)"),
+    (problem(target=HOST), "dequantize", "needs cuda or hip, got host"),
+    (problem(target=AMPERE), "cublaslt", "needs architecture 89 or later, got sm_80 (device 0)"),
+    (
+        problem(a="float8_e4m3fnuz"),
+        "cublaslt",
+        "needs float8_e4m3fn or float8_e5m2, got a float8_e4m3fnuz and b float8_e4m3fn",
+    ),
+    (
+        problem(target=MI350, a="float8_e4m3fnuz"),
+        "hipblaslt",
+        (
+            "gfx942 multiplies fnuz formats and later ones OCP's,"
+            " got a float8_e4m3fnuz and b float8_e4m3fn on gfx950 (device 0)"
+        ),
+    ),
+    (
+        problem(target=MI300._replace(arch=0x90A)),
+        "hipblaslt",
+        "needs FP8 matrix instructions (gfx942, gfx950, gfx1200, gfx1201), got gfx90a (device 0)",
+    ),
+    (
+        problem(batch_invariant=True),
+        "cublaslt",
+        "the library chooses its algorithm by m, so the sums of a row would depend on the batch",
+    ),
+    (problem(alignment=8), "cublaslt", "needs addresses and rows aligned to 16 bytes, got 8"),
+    (problem(k=4104), "cublaslt", "needs k, lda and ldb that are multiples of 16, got k=4104 lda=4096 ldb=4096"),
+    (
+        problem(n=252),
+        "cublaslt",
+        "needs n that is a multiple of 8 and rows of out of a multiple of 16 bytes, got n=252 and ldo=256 of bfloat16",
+    ),
+    (problem(vectors_alignment=4), "cublaslt", "needs scales and bias at addresses divisible by 16, got 4"),
+    (problem("mixed"), "cublaslt", "the library takes no mix of modes, got scale_a per tensor and scale_b per row"),
+    (
+        problem("row", target=ADA),
+        "cublaslt",
+        "the library has scales per row and row on sm_90 only, got sm_89 (device 0)",
+    ),
+    (
+        problem("group x block", target=BLACKWELL),
+        "cublaslt_arranged",
+        "the library has scales per group and block on sm_90 only, got sm_100 (device 0)",
+    ),
+    (
+        problem("group x block", scale_a_strides=(32, 1)),
+        "cublaslt",
+        (
+            "needs vectors without gaps, 1x128 scales stored [k/128][rows], 128x128 scales in rows of a multiple of 4,"
+            " got strides (32, 1) of scale_a and (32, 1) of scale_b"
+        ),
+    ),
+    (
+        problem("group x block", m=67),
+        "cublaslt",
+        "the library takes 1x128 scales of rows that are a multiple of 4, got m=67",
+    ),
+    (problem("group x block", m=3), "cublaslt_padded", "is for more rows than 4 and no multiple of it, got m=3"),
+    (problem("group x block", m=64), "cublaslt_finished", "is for more rows than 4 and no multiple of it, got m=64"),
+    (
+        problem("group x block", m=257),
+        "cublaslt_padded",
+        "copies a and the result, which pays up to 256 rows, got m=257",
+    ),
+    (
+        problem("group x block", m=67, lda=4112),
+        "cublaslt_padded",
+        "copies rows without gaps, got lda=4112 with k=4096 and ldo=256 with n=256",
+    ),
+    (
+        problem("group x block", m=67, bias="bfloat16", vectors_alignment=2),
+        "cublaslt_padded",
+        "needs a bias at an address divisible by 16, got 2",
+    ),
+    (problem("row"), "cublaslt_finished", "is for scales that change along k, got scale_a per row"),
+    (
+        problem("row", out="float8_e4m3fn", out_scale=True),
+        "cublaslt",
+        "the library gives float8_e4m3fn with scales per tensor only, got scale_a per row and scale_b per row",
+    ),
+    (
+        problem(out="float8_e4m3fn", out_scale=True),
+        "cublaslt",
+        "the library multiplies by an inverse scale of the result, which has to be made first",
+    ),
+    (problem(amax=True), "cublaslt", "the library gives amax with FP8 results only, got bfloat16"),
+    (problem(bias="float32"), "cublaslt", "the library does not add a float32 bias to a bfloat16 result"),
+    (
+        problem("group x block"),
+        "cublaslt_rescale",
+        "applies scales after the sum over k, got scale_a per group and scale_b per block",
+    ),
+    (
+        problem("row", target=MI300, out="float32"),
+        "hipblaslt",
+        "hipBLASLt gives bfloat16 with scales per row, got float32",
+    ),
+    (
+        problem("group x block", scale_b="row"),
+        "cublaslt",
+        "the library has no mode for scale_a per group with scale_b per row",
+    ),
+    (problem(target=H200._replace(device=NOWHERE)), "cublaslt", AWAY),
+    (problem("mixed", target=H200._replace(device=NOWHERE)), "cublaslt_arranged", AWAY),
+    (problem("group x block", m=67, target=H200._replace(device=NOWHERE)), "cublaslt_finished", AWAY),
+    (problem("mixed", target=H200._replace(device=NOWHERE)), "cublaslt_rescale", AWAY),
+    (problem(target=MI350._replace(device=NOWHERE)), "hipblaslt", AWAY),
+]
+
+
+@pytest.mark.parametrize(("p", "row", "text"), REFUSALS)
+def test_refusals_are_these_sentences(p, row, text):
+    assert refusal(p, row) == text
+
+
+@pytest.mark.parametrize("target", [H200, MI350, HOST])
+def test_both_e5m2_is_refused_by_every_row(target):
+    p = problem(target=target, a="float8_e5m2", b="float8_e5m2")
+    assert SCALED_MM.explain(p).chosen is None
+    with pytest.raises(UnsupportedProblemError, match=BOTH):
+        SCALED_MM.plan(tuple(p))
+
+
+def test_explanation_says_each_row_once():
+    names = [kernel.name for kernel in SCALED_MM.kernels]
+    assert len(set(names)) == len(names)
+    text = str(SCALED_MM.explain(problem(target=H200._replace(device=NOWHERE))))
+    assert text.splitlines()[0].startswith("ScaledMm(target=sm_90 (device 7), m=64, n=256, k=4096")
+    assert f"not able: {AWAY}" in text
+    assert "dequantize" in text

@@ -1,0 +1,153 @@
+"""The product that runs anywhere, and what stands around a library's product, on the CPU against float64."""
+
+import numpy as np
+import pytest
+
+from fp8core.kernels.arrange import NOTHING, Arrangement, plan_arrange
+from fp8core.kernels.generic_mm import plan_generic, plan_rescale
+from fp8core.problem import FORMATS, ScaledMm
+from support import reference
+from support.emulation import CUDA, HIP_32, HIP_64
+from support.emulation.fixtures import emulation_session, emulator  # noqa: F401
+from support.emulation.running import WIDE, empty, matrix, same_bytes
+
+FN, FNUZ, E5M2 = "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2"
+BOUND = {"bfloat16": 2.0e-3, "float16": 3.0e-4, "float32": 2.0e-6}
+"""Relative Frobenius error: the rounding of the result, or fp32's for 300 additions."""
+
+
+def finite_codes(rows, cols, dtype, seed):
+    values = np.random.default_rng(seed).standard_normal((rows, cols)).astype(np.float32) * 8
+    return reference.encode(values, dtype)
+
+
+def scales_for(granularity, rows, k, seed):
+    """Return scales of rows x blocks of k, their strides as the problem has them, and one scale an element."""
+    random = np.random.default_rng(seed)
+    blocks = -(-k // 128)
+    shape = {"tensor": (1, 1), "row": (rows, 1), "group": (rows, blocks), "block": (-(-rows // 128), blocks)}[
+        granularity
+    ]
+    scale = random.uniform(0.5, 2, shape).astype(np.float32) * np.exp2(random.integers(-6, 3, shape)).astype(np.float32)
+    group = {"tensor": (-1, -1), "row": (1, -1), "group": (1, 128), "block": (128, 128)}[granularity]
+    strides = {"tensor": (0, 0), "row": (1, 0)}.get(granularity, (shape[1], 1))
+    return scale, strides, reference.spread(scale, group, (rows, k))
+
+
+@pytest.mark.parametrize(
+    ("target", "m", "n", "k", "a", "b", "out", "scale_a", "scale_b", "bias", "amax"),
+    [
+        (CUDA, 1, 40, 256, FN, FN, "bfloat16", "tensor", "tensor", "", False),
+        (CUDA, 19, 70, 300, FN, FN, "bfloat16", "row", "row", "bfloat16", False),
+        (CUDA, 17, 33, 131, FN, E5M2, "float32", "tensor", "row", "float32", True),
+        (CUDA, 33, 200, 300, FN, FN, "bfloat16", "group", "block", "", False),
+        (CUDA, 5, 40, 256, FN, FN, "float16", "group", "group", "float16", False),
+        (CUDA, 5, 40, 300, E5M2, FN, "float16", "row", "tensor", "", False),
+        (CUDA, 5, 40, 64, FN, FN, FN, "tensor", "tensor", "float32", True),
+        (CUDA, 3, 5, 0, FN, FN, "bfloat16", "row", "row", "bfloat16", False),
+        (HIP_64, 19, 70, 300, FNUZ, FNUZ, "bfloat16", "row", "row", "bfloat16", False),
+        (HIP_64, 40, 130, 256, FNUZ, FNUZ, "float32", "group", "block", "", True),
+        (HIP_32, 19, 70, 300, FN, FN, "bfloat16", "row", "row", "", False),
+    ],
+)
+def test_the_generic_product_is_near_float64(emulator, target, m, n, k, a, b, out, scale_a, scale_b, bias, amax):
+    codes_a, codes_b = finite_codes(m, k, a, 0), finite_codes(n, k, b, 1)
+    given_a, strides_a, each_a = scales_for(scale_a, m, k, 2)
+    given_b, strides_b, each_b = scales_for(scale_b, n, k, 3)
+    addend = np.random.default_rng(4).standard_normal(n).astype(WIDE[bias]) if bias else None
+    want = reference.scaled_mm(reference.decode(codes_a, a), reference.decode(codes_b, b).T, each_a, each_b.T, addend)
+    with emulator.watch() as memory:
+        left, right = matrix(memory, codes_a, k + 3 if k % 4 else k + 4), matrix(memory, codes_b, k + 8)
+        result = empty(memory, (m, n), WIDE.get(out, np.uint8), n + 2)
+        scale_left, scale_right = memory.array(given_a), memory.array(given_b)
+        added = memory.array(addend) if addend is not None else None
+        out_scale = memory.array(np.array([0.37], np.float32)) if out in FORMATS else None
+        largest = memory.empty((1,), np.float32) if amax else None
+        problem = ScaledMm(
+            *(target, m, n, k, a, b, out, scale_a, scale_b, strides_a, strides_b, bias, out_scale is not None, amax),
+            *(True, False, left.stride, right.stride, result.stride, 1 if k % 4 else 16),
+        )
+        launch = plan_generic(problem)
+        launch(
+            *(0, left.pointer, right.pointer, scale_left.ctypes.data, scale_right.ctypes.data),
+            *(added.ctypes.data if added is not None else 0, result.pointer),
+            *(
+                out_scale.ctypes.data if out_scale is not None else 0,
+                largest.ctypes.data if largest is not None else 0,
+                0,
+            ),
+        )
+        if out in FORMATS:
+            near = reference.encode((want / np.float64(np.float32(0.37))).astype(np.float32), out)
+            assert (result.values == near).mean() > 0.99
+            assert reference.relative_error(reference.decode(result.values, out), reference.decode(near, out)) < 1e-2
+        else:
+            assert reference.relative_error(result.values, want) < BOUND[out]
+        if largest is not None:
+            assert abs(largest[0] / np.abs(want).max() - 1) < 1e-5
+        assert (result.gap.view(np.uint8) == 0xA5).all()
+
+
+@pytest.mark.parametrize(
+    ("target", "m", "n", "out", "scale_a", "scale_b", "bias", "amax"),
+    [
+        (CUDA, 5, 1031, "bfloat16", "row", "row", "bfloat16", False),
+        (CUDA, 300, 64, "float32", "tensor", "row", "", True),
+        (CUDA, 5, 70, "float16", "row", "tensor", "float32", False),
+        (CUDA, 5, 70, FN, "tensor", "tensor", "", True),
+        (HIP_64, 5, 1031, "bfloat16", "row", "row", "bfloat16", True),
+    ],
+)
+def test_rescale_rounds_once(emulator, target, m, n, out, scale_a, scale_b, bias, amax):
+    acc = np.random.default_rng(0).standard_normal((m, n)).astype(np.float32) * 100
+    given_a, strides_a, _ = scales_for(scale_a, m, 1, 2)
+    given_b, strides_b, _ = scales_for(scale_b, n, 1, 3)
+    addend = np.random.default_rng(4).standard_normal(n).astype(WIDE[bias]) if bias else np.zeros(n, np.float32)
+    want = given_a * (given_b.T * acc) + addend.astype(np.float32)
+    with emulator.watch() as memory:
+        given, result = memory.array(acc), empty(memory, (m, n), WIDE.get(out, np.uint8), n + 1)
+        scale_left, scale_right, added = memory.array(given_a), memory.array(given_b), memory.array(addend)
+        out_scale = memory.array(np.array([0.37], np.float32))
+        largest = memory.empty((1,), np.float32)
+        problem = ScaledMm(
+            *(target, m, n, 64, FN, FN, out, scale_a, scale_b, strides_a, strides_b, bias, out in FORMATS, amax),
+            *(True, False, 64, 64, n + 1, 16),
+        )
+        plan_rescale(problem)(
+            *(0, given.ctypes.data, scale_left.ctypes.data, scale_right.ctypes.data, added.ctypes.data if bias else 0),
+            *(result.pointer, out_scale.ctypes.data if out in FORMATS else 0, largest.ctypes.data if amax else 0),
+        )
+        if out in FORMATS:
+            want_codes = reference.encode(want * (np.float32(1) / np.float32(0.37)), out)
+            same_bytes(result.values, want_codes, "rescale")
+        else:
+            same_bytes(result.values, want.astype(WIDE[out]), "rescale")
+        if amax:
+            assert largest[0] == np.abs(want).max()
+
+
+@pytest.mark.parametrize("target", [CUDA, HIP_64])
+def test_arranged_scales_lie_as_the_libraries_want_them(emulator, target):
+    random = np.random.default_rng(0)
+    tokens, weight = random.random((7, 300)).astype(np.float32), random.random((3, 5)).astype(np.float32)
+    one = np.array([0.3], np.float32)
+    with emulator.watch() as memory:
+        first, second, number = memory.array(tokens), memory.array(weight), memory.array(one)
+        moved, padded, inverted = (
+            memory.empty((300, 7), np.float32),
+            memory.empty((3, 8), np.float32),
+            memory.empty((1,), np.float32),
+        )
+        halves, copy = memory.array(np.arange(33, dtype=np.uint16)), memory.empty((33,), np.uint16)
+        launch = plan_arrange(
+            target, (Arrangement(1, 300, 300, 7, 7), Arrangement(5, 1, 3, 5, 8), NOTHING), halves.size
+        )
+        launch(
+            *(0, (first.ctypes.data, second.ctypes.data, 0), (moved.ctypes.data, padded.ctypes.data, 0)),
+            *((halves.ctypes.data, copy.ctypes.data), (number.ctypes.data, inverted.ctypes.data)),
+        )
+        assert (copy == halves).all()
+        assert (moved == tokens.T).all()
+        assert (padded[:, :5] == weight).all()
+        assert inverted[0] == np.float32(1) / one[0]
+        assert (padded[:, 5:] == 1).all()

@@ -1,0 +1,275 @@
+"""The product of few rows by FP8 mma.sync, emulated, against float64; and what its row accepts."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from fp8core.kernels.mma_decode import MMA_ROWS, plan_mma_decode, tiles, warps
+from fp8core.kernels.scaled_mm import SCALED_MM
+from fp8core.ops.explain import example_product
+from fp8core.problem import ScaledMm, Target
+from fp8core.runtime import sources
+from support import reference
+from support.emulation import EmulationError, Launcher
+from support.emulation.fixtures import emulation_session, emulator  # noqa: F401
+from support.emulation.running import WIDE, empty, matrix
+from support.problems import TARGETS
+
+ADA = Target("cuda", 89, 0, 1, 32, 99 << 10)
+"""Made up, of one multiprocessor: 49 channels are enough for blocks of two tiles."""
+FN, FN_5 = "float8_e4m3fn", "float8_e5m2"
+MODES = [*itertools.product(("tensor", "row"), repeat=2), ("group", "block"), ("group", "group")]
+ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24}
+"""The largest relative error of one rounding."""
+SUMS = 2.0e-6
+"""What fp32 may lose of the sum of magnitudes in some 1000 additions."""
+BOUND = {"bfloat16": 2.0e-3, "float16": 3.0e-4, "float32": 2.0e-6}
+"""Relative Frobenius error of section 5 of the specification, and what follows for the other results."""
+ENOUGH = 400
+"""Results from which on the mean of their roundings is near enough to what is expected of it."""
+(MMA,) = MMA_ROWS
+
+
+def codes(rows, cols, dtype, seed):
+    return reference.encode(np.random.default_rng(seed).standard_normal((rows, cols)).astype(np.float32) * 8, dtype)
+
+
+def scales(rows, k, granularity, seed, *, size=1.0, along_rows=False):
+    """Return scales of both signs and many magnitudes between NaN, their strides, and one an element."""
+    random = np.random.default_rng(seed)
+    blocks = -(-k // 128)
+    shape = {"tensor": (1, 1), "row": (rows, 1), "group": (rows, blocks), "block": (-(-rows // 128), blocks)}[
+        granularity
+    ]
+    values = random.uniform(0.5, 2, shape) * np.exp2(random.integers(-6, 0, shape)) * random.choice([-1, 1], shape)
+    values = (values * size).astype(np.float32)
+    kept = np.full((shape[1], shape[0] + 2) if along_rows else (shape[0], shape[1] + 2), np.nan, np.float32)
+    place = kept.T if along_rows else kept
+    place[: shape[0], : shape[1]] = values
+    strides = tuple(0 if extent == 1 else step // 4 for extent, step in zip(shape, place.strides, strict=True))
+    group = {"tensor": (-1, -1), "row": (1, -1), "group": (1, 128), "block": (128, 128)}[granularity]
+    return kept, strides, reference.spread(values, group, (rows, k))
+
+
+class Product:
+    """Operands of a product in guarded memory, and its launches."""
+
+    def __init__(
+        self, memory, m, n, k, a, b, out, modes, bias="", *, gaps=0, invariant=False, span=1.0, target=ADA
+    ):  # fmt: skip
+        codes_a, codes_b = codes(m, k, a, 0), codes(n, k, b, 1)
+        given_a, strides_a, each_a = scales(m, k, modes[0], 2, size=span, along_rows=bool(gaps))
+        given_b, strides_b, each_b = scales(n, k, modes[1], 3, size=1 / span, along_rows=not gaps)
+        addend = (np.random.default_rng(4).standard_normal(n) * 100).astype(WIDE[bias]) if bias else None
+        numbers = reference.decode(codes_a, a), reference.decode(codes_b, b).T, each_a, each_b.T
+        self.want = reference.scaled_mm(*numbers, addend)
+        self.magnitude = reference.scaled_mm(*map(np.abs, numbers))
+        self.left, self.right = matrix(memory, codes_a, k + gaps), matrix(memory, codes_b, k + 2 * gaps)
+        self.scales = memory.array(given_a), memory.array(given_b)
+        self.bias = memory.array(addend) if addend is not None else None
+        self.memory, self.shape, self.out = memory, (m, n), out
+        self.problem = ScaledMm(
+            *(target, m, n, k, a, b, out, *modes, strides_a, strides_b, bias, False, False),
+            *(True, invariant, self.left.stride, self.right.stride, n + gaps, 16),
+        )
+
+    def __call__(self):
+        result = empty(self.memory, self.shape, WIDE[self.out], self.problem.ldo)
+        assert MMA.refusal(self.problem) is None
+        plan_mma_decode(self.problem)(
+            *(0, self.left.pointer, self.right.pointer, *(scale.ctypes.data for scale in self.scales)),
+            *(self.bias.ctypes.data if self.bias is not None else 0, result.pointer, 0, 0, 0),
+        )
+        assert (result.gap.view(np.uint8) == 0xA5).all()
+        return result.values
+
+    def check(self, got):
+        """Assert that every result is as near as its dtype and fp32 sums allow, and all of them as is promised."""
+        error = np.abs(got.astype(np.float64) - self.want)
+        assert (error <= ROUNDING[self.out] * np.abs(self.want) + SUMS * (self.magnitude + 400)).all()
+        if got.size >= ENOUGH:
+            assert reference.relative_error(got, self.want) < BOUND[self.out]
+
+
+@pytest.mark.parametrize("modes", MODES, ids="-".join)
+@pytest.mark.parametrize(
+    ("m", "n", "k", "out", "bias", "gaps"),
+    [
+        (1, 16, 16, "bfloat16", "", 0),
+        (1, 1, 48, "float16", "float16", 16),
+        (2, 33, 512, "bfloat16", "bfloat16", 0),
+        (8, 17, 256, "float16", "", 16),
+        (9, 140, 272, "float32", "float32", 0),
+        (16, 49, 528, "bfloat16", "bfloat16", 48),
+        (17, 70, 144, "bfloat16", "float32", 32),
+        (32, 31, 1040, "float32", "bfloat16", 16),
+        (33, 97, 160, "float16", "float32", 0),
+        (64, 40, 272, "bfloat16", "", 16),
+    ],
+)
+def test_a_product_is_near_float64(emulator, modes, m, n, k, out, bias, gaps):
+    with emulator.watch() as memory:
+        product = Product(memory, m, n, k, FN, FN, out, modes, bias, gaps=gaps)
+        first, again = product(), product()
+    product.check(first)
+    assert first.tobytes() == again.tobytes()
+    assert emulator.launches == ["mma_decode", "mma_decode"]
+
+
+@pytest.mark.parametrize(("a", "b"), [(FN, FN_5), (FN_5, FN)])
+@pytest.mark.parametrize("modes", [("row", "row"), ("group", "block")], ids="-".join)
+@pytest.mark.parametrize("m", [9, 40])
+def test_mixed_formats(emulator, a, b, modes, m):
+    with emulator.watch() as memory:
+        product = Product(memory, m, 57, 336, a, b, "float16", modes, gaps=16)
+        product.check(product())
+
+
+@pytest.mark.parametrize("k", [16, 32, 48, 64, 80, 112, 128, 144, 192, 256, 320, 496, 1008])
+def test_every_length_of_the_last_chunk(emulator, k):
+    for modes in (("row", "row"), ("group", "block")):
+        with emulator.watch() as memory:
+            product = Product(memory, 3, 18, k, FN, FN, "float32", modes, gaps=16)
+            product.check(product())
+
+
+@pytest.mark.parametrize("span", [1e-23, 1e-15, 1e23])
+@pytest.mark.parametrize("modes", [("row", "row"), ("group", "block"), ("group", "group")], ids="-".join)
+def test_extreme_scales(emulator, span, modes):
+    with emulator.watch() as memory:
+        product = Product(memory, 5, 90, 272, FN, FN, "float32", modes, span=span)
+        product.check(product())
+
+
+@pytest.mark.parametrize("modes", [("tensor", "row"), ("group", "block")], ids="-".join)
+@pytest.mark.parametrize("n", [20, 60])
+def test_a_row_has_the_same_bits_in_every_batch(emulator, modes, n):
+    with emulator.watch() as memory:
+        product = Product(memory, 70, n, 272, FN, FN, "float32", modes, invariant=True)
+        every = product()
+        product.check(every)
+        for m in (1, 5, 8, 9, 16, 17, 33, 64, 65):
+            product.shape, product.problem = (m, n), product.problem._replace(m=m)
+            assert product().tobytes() == every[:m].tobytes(), m
+
+
+def test_nan_and_infinity_stay_in_their_row_and_channel(emulator):
+    with emulator.watch() as memory:
+        product = Product(memory, 5, 20, 64, FN_5, FN, "float32", ("tensor", "tensor"))
+        product.left.buffer[2, 7], product.right.buffer[11, 3], product.left.buffer[4, 9] = 0x7F, 0x7F, 0x7C
+        memory._kept[:] = [(whole, start, True, kept) for whole, start, _, kept in memory._kept]
+        result = product()
+    assert np.isnan(result[2]).all()
+    assert np.isnan(result[:, 11]).all()
+    finite = np.delete(np.delete(result, [2, 4], 0), 11, 1)
+    assert np.isfinite(finite).all()
+    assert not np.isfinite(result[4]).any()
+
+
+CALL = """
+    KERNEL(32) call(const unsigned* w, const unsigned* t, float* d, int lanes) {
+        MmaSum sum = {};
+        const unsigned l = lane();
+        if (int(l) < lanes)
+            mma<E4M3FN, E5M2>(sum, {w[4 * l], w[4 * l + 1], w[4 * l + 2], w[4 * l + 3]}, {t[2 * l], t[2 * l + 1]});
+        for (int i = 0; i < 4; ++i) d[4 * l + i] = sum.of[i];
+    }"""
+"""One matrix instruction: what a lane gives and gets lies at its number."""
+
+
+def instruct(emulator, w, t, lanes):
+    text = sources.flatten_file(sources.root(), "cuda_src/mma.cuh") + CALL
+    kernel = emulator.compile(text, ("-DFP8CORE_WARP=32",), "call", ADA)
+    d = np.full((32, 4), np.nan, np.float32)
+    Launcher(emulator, kernel, "call", "PPPi", (32, 1, 1), 0, 32, 1, True)(
+        0, (1, 1, 1), w.ctypes.data, t.ctypes.data, d.ctypes.data, lanes
+    )
+    return d
+
+
+def test_the_instruction_lays_operands_as_published(emulator):
+    """Fragments by the formulas of PTX ISA's "Matrix Fragments for mma.m16n8k32" for 8-bit types."""
+    a, b = codes(16, 32, FN, 0), codes(8, 32, FN_5, 1).T
+    w, t = np.zeros((32, 16), np.uint8), np.zeros((32, 8), np.uint8)
+    for lane in range(32):
+        group, thread = lane >> 2, lane % 4
+        for i in range(16):
+            row = group if i < 4 or 8 <= i < 12 else group + 8
+            w[lane, i] = a[row, thread * 4 + (i & 3) + (16 if i >= 8 else 0)]
+        for i in range(8):
+            t[lane, i] = b[thread * 4 + (i & 3) + (16 if i >= 4 else 0), group]
+    got = instruct(emulator, w, t, 32)
+    want = reference.decode(a, FN).astype(np.float64) @ reference.decode(b, FN_5).astype(np.float64)
+    for lane, i in itertools.product(range(32), range(4)):
+        row = (lane >> 2) + (8 if i >= 2 else 0)
+        np.testing.assert_allclose(got[lane, i], want[row, lane % 4 * 2 + (i & 1)], rtol=1e-5, atol=1e-3)
+
+
+def test_the_instruction_wants_the_whole_warp(emulator):
+    with pytest.raises(EmulationError, match="collective"):
+        instruct(emulator, np.zeros(512, np.uint8), np.zeros(256, np.uint8), 31)
+
+
+# which problems the row takes
+
+
+def on(arch):
+    return next(target for target in TARGETS if target.platform == "cuda" and target.arch == arch)
+
+
+@pytest.mark.parametrize("arch", [89, 120])
+@pytest.mark.parametrize("modes", MODES, ids="-".join)
+@pytest.mark.parametrize("m", [1, 64])
+def test_few_rows_choose_it_before_the_library(arch, modes, m):
+    explanation = SCALED_MM.explain(example_product(on(arch), *modes, m=m))
+    assert explanation.chosen == "mma_decode"
+    names = [verdict.kernel for verdict in explanation.verdicts]
+    assert names.index("hopper_decode") < names.index("mma_decode") == names.index("cublaslt") - 1
+
+
+@pytest.mark.parametrize("arch", [80, 90, 100])
+def test_where_the_instruction_is_not_in_hardware_it_is_not_taken(arch):
+    refusal = MMA.refusal(example_product(on(arch), "row", "row", m=8))
+    assert refusal == f"needs FP8 mma.sync in hardware (sm_89, sm_120 and later), got sm_{arch} (device 0)"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"target": Target("hip", 0x942, 0, 304, 64, 64 << 10)}, "needs cuda, got gfx942 (device 0)"),
+        ({"m": 65}, "needs m <= 64 or batch_invariant, got m=65"),
+        ({"a": FN_5, "b": FN_5}, "multiplies e4m3fn by e4m3fn or e5m2"),
+        ({"a": "float8_e4m3fnuz"}, "multiplies e4m3fn by e4m3fn or e5m2, got a float8_e4m3fnuz"),
+        ({"k": 4104, "lda": 4112, "ldb": 4112}, "lda and ldb that are multiples of 16, got k=4104"),
+        ({"lda": 4104}, "multiples of 16, got k=4096 lda=4104"),
+        ({"k": 0}, "multiples of 16, got k=0"),
+        ({"alignment": 8}, "aligned to 16 bytes, got 8"),
+        ({"vectors_alignment": 2}, "divisible by 4, got 2"),
+        ({"scale_a": "group"}, "or 1x128 with 1x128 or 128x128, got scale_a per group and scale_b per row"),
+        ({"out": FN, "out_scale": True}, "gives float32, float16 or bfloat16 without out_scale and amax"),
+        ({"amax": True}, "without out_scale and amax"),
+        ({"m": 1 << 20, "n": 1 << 24, "batch_invariant": True}, "a grid of less than 2**31"),
+    ],
+)
+def test_what_it_cannot_do_is_said(changes, reason):
+    refusal = MMA.refusal(example_product(on(89), "row", "row", m=8)._replace(**changes))
+    assert refusal is not None
+    assert reason in refusal
+
+
+def test_a_batch_that_must_not_matter_chooses_it_at_any_m():
+    problem = example_product(on(120), "row", "row", m=300)._replace(batch_invariant=True)
+    assert SCALED_MM.explain(problem).chosen == "mma_decode"
+
+
+@pytest.mark.parametrize("arch", [89, 120])
+def test_warps_share_k_and_fill_the_device(arch):
+    target = on(arch)
+    assert warps(1 << 20, 1 << 14, target) == 4
+    assert warps(16, 1 << 14, target) == 8
+    assert warps(16, 16, target) == warps(16, 128, target) == 1
+    assert warps(16, 144, target) == 2
+    assert warps(16, 3 * 128, target) == 4
+    assert [tiles(1 << 20, side, target) for side in (8, 16, 32, 64)] == [1, 1, 2, 2]
+    assert [tiles(512, side, target) for side in (8, 16, 32, 64)] == [1, 1, 1, 1]

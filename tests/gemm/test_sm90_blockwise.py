@@ -1,0 +1,127 @@
+"""The row "hopper_block_mm": its layouts and refusals anywhere, its products on an H100 or H200 against float64."""
+
+import pytest
+
+from fp8core.kernels import hopper_block
+from fp8core.kernels.scaled_mm import SCALED_MM
+from fp8core.problem import Target
+from gemm.test_sm90_decode import H200, SMALL, Case, problem
+
+ROW = hopper_block.BLOCK_ROWS[0]
+BLOCK, GROUP = ("group", "block"), ("group", "group")
+
+
+def blocked(m, n, k, **fields):
+    return problem(m, n, k, scale_a="group", scale_b="block", **fields)
+
+
+@pytest.mark.parametrize("m", [1, 65, 128, 129, 256, 300, 512, 4096])
+@pytest.mark.parametrize(("n", "k"), [(1, 16), (576, 7168), (4096, 4096), (7168, 16384), (28672, 4096)])
+def test_a_layout_is_one_that_is_compiled_and_fits(m, n, k):
+    plan = hopper_block.layout(m, n, k, H200)
+    assert plan in hopper_block.LAYOUTS
+    for scale_rows in (1, 128):
+        depth = hopper_block.stages(plan, scale_rows, H200)
+        assert depth >= 4
+        scales = 4 * depth * (plan.rows + (plan.columns if scale_rows == 1 else 2))
+        assert depth * plan.stage_bytes + 1024 + scales + 16 * depth <= H200.shared_bytes
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"target": H200._replace(arch=100)}, "needs architecture 90"),
+        ({"target": Target("hip", 0x942, 0, 304, 64, 65536)}, "needs cuda"),
+        ({"a": "float8_e5m2", "b": "float8_e5m2"}, "e4m3fn"),
+        ({"scale_a": "row", "scale_b": "row"}, "1x128"),
+        ({"batch_invariant": True}, "batch"),
+        ({"out": "float8_e4m3fn", "out_scale": True}, "float32"),
+        ({"amax": True}, "amax"),
+        ({"alignment": 8}, "aligned to 16"),
+        ({"lda": 4104}, "lda"),
+        ({"vectors_alignment": 2}, "divisible by 4"),
+        ({"k": 8192}, "not slower than the library"),
+        ({"m": 96, "k": 16384, "n": 7168}, "not slower than the library"),
+        ({"m": 384, "n": 28672}, "not slower than the library"),
+        ({"m": 600, "n": 8192}, "not slower than the library"),
+    ],
+)
+def test_it_says_what_it_cannot_do(fields, words):
+    assert ROW.refusal(blocked(300, 4096, 4096)) is None
+    assert words in ROW.refusal(blocked(300, 4096, 4096)._replace(**fields))
+
+
+@pytest.mark.parametrize(
+    ("m", "fields", "chosen"),
+    [
+        (64, {}, "hopper_decode"),
+        (65, {}, "hopper_block_mm"),
+        (4096, {"scale_b": "group", "bias": "float32"}, "hopper_block_mm"),
+        (300, {"batch_invariant": True}, "hopper_decode"),
+    ],
+)
+def test_more_rows_than_the_decode_kernel_takes_choose_it(m, fields, chosen):
+    explanation = SCALED_MM.explain(blocked(m, 4096, 4096)._replace(**fields))
+    assert explanation.chosen == chosen
+
+
+# ---- on the device
+
+
+class Blocked(Case):
+    """The case by this row, laid out as asked."""
+
+    kernel = ROW
+    plan = None
+
+    def launch(self, plan):
+        return hopper_block.BlockMm(self.problem, plan or self.plan)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("modes", [BLOCK, GROUP], ids="-".join)
+@pytest.mark.parametrize("plan", hopper_block.LAYOUTS, ids="{0.waves}x{0.columns}".format)
+def test_every_layout(plan, modes):
+    """Ragged ends of m, n and k; a tile, several of them, and more than the device holds at a time."""
+    for m, n, k in ((3, 136, 16), (65, 8, 100), (77, 1001, 1000), (300, 1000, 616), (600, 8192, 384)):
+        case = Blocked(m, n, k, modes, gap=16 * (m % 2), seed=m)
+        case.plan = plan
+        case.check()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("out", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("bias", ["", "bfloat16", "float16", "float32"])
+@pytest.mark.parametrize(("a", "b"), [("e4m3", "e4m3"), ("e5m2", "e4m3"), ("e4m3", "e5m2")])
+def test_types(out, bias, a, b):
+    Blocked(200, 520, 640, BLOCK, a=a, b=b, out=out, bias=bias, size=SMALL[out], seed=3).check()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("m", [65, 67, 127, 129, 255, 258, 511, 1000])
+def test_rows(m):
+    for modes in (BLOCK, GROUP):
+        Blocked(m, 1016, 1024 + 16 * (m % 7), modes, seed=m).check()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("span", [1e-23, 1e-15, 1e23])
+@pytest.mark.parametrize("modes", [BLOCK, GROUP], ids="-".join)
+def test_extreme_scales(span, modes):
+    Blocked(130, 640, 1024, modes, span=span, seed=5).check()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("m", "n", "k"), [(512, 6144, 4096), (4096, 4096, 4096), (96, 8192, 8192), (1000, 7168, 2048)])
+def test_equal_inputs_give_equal_bits_by_any_layout(m, n, k):
+    case = Blocked(m, n, k, BLOCK, seed=2)
+    case.check()
+    first = case.run()
+    for plan in hopper_block.LAYOUTS:
+        case.plan = plan
+        assert bool((case.run() == first).all()), plan
+
+
+@pytest.mark.gpu
+def test_a_weight_that_the_kernel_before_wrote():
+    Blocked(300, 8192, 1024, BLOCK, seed=9).check_a_written_weight()

@@ -1,0 +1,353 @@
+"""Float8Array over bytes of the host: views of it, its export under its own dtype, and DLPack read by ctypes."""
+
+import gc
+import sys
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from fp8core import interop
+from fp8core.errors import DTypeError, LayoutError
+from fp8core.interop import dlpack, dlpack_capsule, dlpack_exchange, jax_arrays
+from fp8core.interop.float8 import DTYPES, Float8Array
+from fp8core.problem import HOST, ITEMSIZE
+
+
+def codes(shape=(8, 16)):
+    """Return bytes at an address that JAX takes over."""
+    array = interop.view(np.zeros(1, np.uint8), "x").framework.empty(shape, "uint8", HOST).array
+    array[...] = np.arange(array.size, dtype=np.uint8).reshape(shape)
+    return array
+
+
+def address(x) -> int:
+    return x.data_ptr() if hasattr(x, "data_ptr") else x.unsafe_buffer_pointer()
+
+
+def as_torch(x):
+    return pytest.importorskip("torch").from_dlpack(x)
+
+
+def as_jax(x):
+    return pytest.importorskip("jax").dlpack.from_dlpack(x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("take", [as_torch, as_jax])
+def test_it_is_taken_over_under_its_dtype_without_a_copy(take, dtype):
+    held = codes()
+    taken = take(Float8Array(held, dtype))
+    assert str(taken.dtype).removeprefix("torch.") == dtype
+    assert tuple(taken.shape) == (8, 16)
+    assert address(taken) == held.ctypes.data
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("take", [as_torch, as_jax])
+def test_there_and_back_is_the_same_memory(take, dtype):
+    held = codes()
+    seen = interop.view(take(Float8Array(held, dtype)), "q")
+    assert seen[:4] == (held.ctypes.data, dtype, (8, 16), (16, 1))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_it_is_seen_as_it_is(dtype):
+    held = codes()
+    q = Float8Array(held, dtype)
+    seen = interop.view(q, "q")
+    assert seen[:5] == (held.ctypes.data, dtype, (8, 16), (16, 1), HOST)
+    assert seen.owner is q
+    assert seen.framework.name == "numpy"
+    held.flags.writeable = False
+    with pytest.raises(LayoutError, match="out must be writable"):
+        interop.view(q, "out", written=True)
+
+
+def test_parts_of_it_share_its_memory():
+    held = codes()
+    q = Float8Array(held, "float8_e4m3fn")
+    for part, want in (
+        (q[2:5], held[2:5]),
+        (q[3], held[3]),
+        (q[::2, 4:8], held[::2, 4:8]),
+        (q.T, held.T),
+        (q.reshape(4, 32), held.reshape(4, 32)),
+        (q.view("float8_e5m2"), held),
+        (q.view(ml_dtypes.float8_e5m2), held),
+    ):
+        assert isinstance(part, Float8Array)
+        assert part.codes.ctypes.data == want.ctypes.data
+        assert (part.shape, part.strides, part.ndim, part.size) == (want.shape, want.strides, want.ndim, want.size)
+    assert q.view("uint8") is held
+    assert len(q) == 8
+    assert q.nbytes == 128
+    torch = pytest.importorskip("torch")
+    taken = torch.from_dlpack(q[2:5, 4:8])
+    assert (taken.data_ptr(), taken.stride()) == (held.ctypes.data + 36, (16, 1))
+
+
+def test_one_number_of_it_is_no_array():
+    with pytest.raises(LayoutError, match="is one number of Float8Array"):
+        Float8Array(codes(), "float8_e4m3fn")[1, 2]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_get_gives_the_values(dtype):
+    q = Float8Array(codes((16, 16)), dtype)
+    want = np.arange(256, dtype=np.uint8).reshape(16, 16).view(getattr(ml_dtypes, dtype))
+    assert q.get().dtype == want.dtype
+    np.testing.assert_array_equal(q.get().view(np.uint8), want.view(np.uint8))
+
+
+def test_it_says_what_it_is():
+    q = Float8Array(codes(), "float8_e4m3fn")
+    assert repr(q) == "Float8Array(shape=(8, 16), dtype=float8_e4m3fn, strides=(16, 1), device=cpu)"
+    assert not hasattr(q, "__cuda_array_interface__")
+    with pytest.raises(DTypeError, match="codes must be uint8, got float32"):
+        Float8Array(np.zeros(3, np.float32), "float8_e4m3fn")
+    with pytest.raises(DTypeError, match=r"dtype must be one of float8_e4m3fn, .*got 'float16'"):
+        Float8Array(codes(), "float16")
+
+
+def test_what_took_it_over_keeps_its_memory_and_lets_it_go_once():
+    for take in (as_torch, as_jax):
+        held = codes()
+        q = Float8Array(held, "float8_e4m3fn")
+        before = sys.getrefcount(held)
+        taken = [take(q) for _ in range(10)]
+        assert sys.getrefcount(held) > before
+        del taken
+        gc.collect()
+        assert sys.getrefcount(held) == before
+
+
+@pytest.mark.parametrize("options", [{}, {"max_version": (1, 0)}, {"max_version": (0, 8)}, {"stream": None}])
+def test_a_capsule_that_nobody_takes_lets_go(options):
+    held = codes()
+    q = Float8Array(held, "float8_e5m2")
+    before = sys.getrefcount(held)
+    capsule = q.__dlpack__(**options)
+    assert dlpack.read(capsule)[:4] == (held.ctypes.data, "float8_e5m2", (8, 16), (16, 1))
+    versioned = options.get("max_version", (0, 8)) >= (1, 0)
+    assert isinstance(dlpack.managed(capsule), dlpack.ManagedVersioned if versioned else dlpack.Managed)
+    assert sys.getrefcount(held) == before + 1
+    del capsule
+    assert sys.getrefcount(held) == before
+
+
+def test_a_copy_can_be_asked_for():
+    held = codes()
+    capsule = Float8Array(held, "float8_e4m3fn").__dlpack__(copy=True, max_version=(1, 0))
+    assert dlpack.read(capsule).pointer != held.ctypes.data
+    assert dlpack.read(capsule).dtype == "float8_e4m3fn"
+
+
+def test_threads_can_export_the_same_array():
+    torch = pytest.importorskip("torch")
+    held = codes()
+    q = Float8Array(held, "float8_e4m3fn")
+    before = sys.getrefcount(held)
+    with ThreadPoolExecutor(8) as pool:
+        pointers = list(pool.map(lambda _: torch.from_dlpack(q).data_ptr(), range(400)))
+    gc.collect()
+    assert set(pointers) == {held.ctypes.data}
+    assert sys.getrefcount(held) == before
+
+
+# DLPack
+
+
+def test_a_consumed_capsule_is_refused():
+    torch = pytest.importorskip("torch")
+    capsule = codes().__dlpack__()
+    torch.from_dlpack(capsule)
+    with pytest.raises(BufferError, match="a DLPack capsule is needed, got one named b'used_dltensor"):
+        dlpack.read(capsule)
+
+
+def test_another_major_version_is_refused():
+    capsule = codes().__dlpack__(max_version=(1, 0))
+    dlpack.managed(capsule).major = 2
+    try:
+        with pytest.raises(BufferError, match=r"DLPack 2\.0 is not known"):
+            dlpack.read(capsule)
+    finally:
+        dlpack.ManagedVersioned.from_address(dlpack._address(capsule, b"dltensor_versioned")).major = 1
+
+
+def test_left_out_strides_are_those_of_a_contiguous_array():
+    capsule = codes((2, 3, 4)).__dlpack__()
+    tensor = dlpack.managed(capsule).tensor
+    strides = tensor.strides
+    tensor.strides = None
+    assert dlpack.read(capsule).strides == (12, 4, 1)
+    tensor.strides = strides
+
+
+def test_an_offset_in_bytes_counts():
+    held = codes()
+    capsule = held.__dlpack__()
+    dlpack.managed(capsule).tensor.byte_offset = 48
+    assert dlpack.read(capsule).pointer == held.ctypes.data + 48
+
+
+def test_only_equally_wide_elements_can_be_renamed():
+    with pytest.raises(BufferError, match="8 bits cannot be called bfloat16"):
+        dlpack.retag(codes().__dlpack__(), "bfloat16")
+
+
+def test_vectors_and_unknown_codes_are_named():
+    capsule = codes().__dlpack__()
+    tensor = dlpack.managed(capsule).tensor
+    tensor.lanes = 4
+    assert dlpack.read(capsule).dtype == "uint8 x 4"
+    tensor.lanes, tensor.code = 1, 77
+    assert dlpack.read(capsule).dtype == "type code 77 of bits 8"
+
+
+# the exchange table, offered by torch: here it stands for a framework that is not known
+
+
+@pytest.fixture
+def table():
+    torch = pytest.importorskip("torch")
+    if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+        pytest.skip("this torch is older than 2.10")
+    return dlpack_exchange.framework(torch.Tensor)
+
+
+@pytest.mark.parametrize("dtype", ITEMSIZE)
+def test_an_array_is_read_through_the_table(table, dtype):
+    torch = pytest.importorskip("torch")
+    x = torch.zeros(4, 6, dtype=getattr(torch, dtype))[1:3, 2:]
+    seen = table.view(x, "x")
+    assert seen[:5] == (x.data_ptr(), dtype, (2, 4), (6, 1), HOST)
+    assert seen.framework.name == "torch"
+    assert table.stream(HOST) == 0
+
+
+@pytest.mark.parametrize("dtype", ITEMSIZE)
+@pytest.mark.parametrize(
+    ("shape", "strides"),
+    [((), None), ((0, 3), None), ((4, 6), None), ((4, 6), (1, 4)), ((2, 3, 4), (4, 8, 1)), ((5, 1), (1, 5))],
+)
+def test_the_table_allocates(table, dtype, shape, strides):
+    result = table.empty(shape, dtype, HOST, strides)
+    given = table.give(result.array)
+    assert str(given.dtype) == f"torch.{dtype}"
+    assert tuple(given.shape) == shape
+    assert given.data_ptr() == result.pointer
+    if strides:
+        assert all(have == want for have, want, n in zip(given.stride(), strides, shape, strict=True) if n > 1)
+    else:
+        assert given.is_contiguous()
+
+
+def test_the_table_leaves_no_references_behind(table):
+    torch = pytest.importorskip("torch")
+    x = torch.zeros(4, 6)
+    table.view(x, "x")
+    before = sys.getrefcount(x)
+    for _ in range(100):
+        table.view(x, "x")
+    assert sys.getrefcount(x) == before
+    given = table.give(table.empty((3,), "float32", HOST).array)
+    alive = weakref.ref(given)
+    del given
+    gc.collect()
+    assert alive() is None
+
+
+def test_the_tables_other_way_of_reading_holds_and_lets_go(table):
+    torch = pytest.importorskip("torch")
+    x = torch.zeros(4, 6)
+    fewer = dlpack_exchange.Exchange(torch.Tensor)
+    fewer._read = None
+    seen = fewer.view(x, "x")
+    assert seen[:4] == (x.data_ptr(), "float32", (4, 6), (6, 1))
+    assert seen.held is not None
+    del seen
+    gc.collect()
+    assert x.data_ptr()
+
+
+def test_the_table_refuses_gaps_and_what_it_does_not_know(table):
+    torch = pytest.importorskip("torch")
+    with pytest.raises(LayoutError, match="have no gaps"):
+        table.empty((4, 6), "float32", HOST, (8, 1))
+    with pytest.raises(DTypeError, match=r"scale must be an array of .*float64"):
+        table.view(torch.zeros(3, dtype=torch.float64), "scale")
+    with pytest.raises(LayoutError, match=r"x .*does not export itself by DLPack"):
+        table.view(torch.zeros(3).to_sparse(), "x")
+
+
+def test_a_type_that_offers_the_table_is_read_through_it():
+    torch = pytest.importorskip("torch")
+
+    class Unknown:
+        __dlpack_c_exchange_api__ = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+
+    if Unknown.__dlpack_c_exchange_api__ is None:
+        pytest.skip("this torch is older than 2.10")
+    framework = interop.framework_of(Unknown)
+    assert isinstance(framework, dlpack_exchange.Exchange)
+    assert framework.name == "test_border_float8"
+
+
+# what outlives a call
+
+
+def test_lent_memory_is_kept_until_its_stream_has_passed():
+    lent = dlpack_capsule.Lent()
+    answers = {"a": False, "b": False}
+    lent.keep("a", lambda: answers["a"])
+    lent.keep("b", lambda: answers["b"])
+    assert len(lent) == 2
+    answers["b"] = True
+    lent.keep("c", lambda: False)
+    assert len(lent) == 2
+    answers["a"] = True
+    lent.keep("captured", None)
+    assert len(lent) == 1
+
+
+def test_memory_that_jax_gave_back_waits_for_an_operation_that_began_later():
+    class Fence:
+        ended = False
+
+        def is_ready(self):
+            return self.ended
+
+    class Memory:
+        freed = 0
+
+        def __del__(self):
+            Memory.freed += 1
+
+    fences: list[Fence] = []
+
+    def begin():
+        fences.append(Fence())
+        return fences[-1]
+
+    returned = jax_arrays.Returned()
+    loan = returned.lend(Memory())
+    returned.sweep(begin)
+    assert not fences
+    del loan
+    gc.collect()
+    assert (len(returned), Memory.freed) == (1, 0)
+    returned.sweep(begin)
+    other = returned.lend(Memory())
+    del other
+    returned.sweep(begin)
+    assert len(fences) == 1
+    fences[0].ended = True
+    returned.sweep(begin)
+    assert (len(fences), Memory.freed, len(returned)) == (2, 1, 1)
+    fences[1].ended = True
+    returned.sweep(begin)
+    assert (Memory.freed, len(returned)) == (2, 0)

@@ -1,0 +1,454 @@
+"""Arrays in and out on the host: the memory is the same, and what cannot be read is refused by name."""
+
+import gc
+import itertools
+import warnings
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from fp8core import interop
+from fp8core.errors import DeviceError, DTypeError, LayoutError
+from fp8core.problem import FORMATS, HOST, ITEMSIZE
+
+EIGHT = (*FORMATS, "float8_e8m0fnu")
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
+def torch_array(shape, dtype):
+    torch = pytest.importorskip("torch")
+    return torch.ones(shape, dtype=torch.float32).to(getattr(torch, dtype))
+
+
+def jax_array(shape, dtype):
+    jax = pytest.importorskip("jax")
+    return jax.numpy.ones(shape, numpy_dtype(dtype))
+
+
+def numpy_array(shape, dtype):
+    return np.ones(shape, np.float32).astype(numpy_dtype(dtype))
+
+
+def exporter(shape, dtype):
+    return Exporter(numpy_array(shape, dtype).view(f"u{ITEMSIZE[dtype]}"), dtype)
+
+
+class Exporter:
+    """An array that offers DLPack and nothing else."""
+
+    def __init__(self, array, dtype):
+        self.array, self.dtype = array, dtype
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+    def __dlpack__(self, **options):
+        from fp8core.interop import dlpack
+
+        return dlpack.retag(self.array.__dlpack__(**options), self.dtype)
+
+
+class OldExporter(Exporter):
+    """One from before DLPack 1.0."""
+
+    def __dlpack__(self, *, stream=None):
+        return super().__dlpack__(stream=stream)
+
+
+MAKERS = {"numpy": numpy_array, "torch": torch_array, "jax": jax_array, "dlpack": exporter}
+ADDRESS = {
+    "numpy": lambda x: x.ctypes.data,
+    "torch": lambda x: x.data_ptr(),
+    "jax": lambda x: x.unsafe_buffer_pointer(),
+    "dlpack": lambda x: x.array.ctypes.data,
+}
+
+
+@pytest.fixture(params=MAKERS)
+def framework(request):
+    return request.param
+
+
+@pytest.mark.parametrize("dtype", ITEMSIZE)
+def test_an_array_is_seen_as_it_is(framework, dtype):
+    x = MAKERS[framework]((3, 5), dtype)
+    seen = interop.view(x, "x")
+    assert seen.pointer == ADDRESS[framework](x)
+    assert seen[1:5] == (dtype, (3, 5), (5, 1), HOST)
+    assert type(seen.shape) is tuple
+    assert type(seen.strides) is tuple
+    assert seen.owner is x
+    assert seen.framework.name == framework
+
+
+@pytest.mark.parametrize("dtype", ITEMSIZE)
+@pytest.mark.parametrize("shape", [(), (0, 5), (7,), (2, 3, 4)])
+def test_a_result_is_the_memory_that_was_written(framework, dtype, shape):
+    maker = interop.view(MAKERS[framework]((2, 2), "float32"), "x").framework
+    result = maker.empty(shape, dtype, HOST)
+    given = maker.give(result.array)
+    seen = interop.view(given, "result")
+    assert (seen.dtype, seen.shape) == (dtype, shape)
+    assert seen.framework.name == ("numpy" if framework == "dlpack" else framework)
+    assert 0 in shape or seen.pointer == result.pointer
+
+
+def test_a_result_can_have_strides(framework):
+    maker = interop.view(MAKERS[framework]((2, 2), "float32"), "x").framework
+    result = maker.empty((6, 4), "float32", HOST, (1, 6))
+    seen = interop.view(maker.give(result.array), "result")
+    assert (seen.pointer, seen.shape, seen.strides) == (result.pointer, (6, 4), (1, 6))
+
+
+def test_a_result_can_have_gaps_where_the_framework_can(framework):
+    maker = interop.view(MAKERS[framework]((2, 2), "float32"), "x").framework
+    if framework == "jax":
+        with pytest.raises(LayoutError, match=r"JAX have no gaps.*\(6, 4\).*\(8, 1\)"):
+            maker.empty((6, 4), "float32", HOST, (8, 1))
+    else:
+        seen = interop.view(maker.give(maker.empty((6, 4), "float32", HOST, (8, 1)).array), "result")
+        assert seen.strides == (8, 1)
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (1, 4), (6, 1), (1, 1), (0, 4), (3,), (2, 6, 4)])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float32"])
+def test_a_maker_gives_other_memory_of_the_same_form_each_time(framework, dtype, shape):
+    kind = interop.view(MAKERS[framework]((2, 2), "float32"), "x").framework
+    folded = [None] if len(shape) != 2 else [None, (1, shape[0])]
+    if framework != "jax" and shape == (6, 4):
+        folded.append((8, 1))
+    for strides in folded:
+        new, want = kind.maker(shape, dtype, HOST, strides), kind.empty(shape, dtype, HOST, strides)
+        results = [new(None) for _ in range(3)]
+        views = [interop.view(kind.give(array), "result") for _, array in results]
+        looks = interop.view(kind.give(want.array), "result")
+        assert {view[1:5] for view in views} == {looks[1:5]}
+        assert [view.pointer for view in views] == [pointer for pointer, _ in results]
+        assert 0 in shape or len({pointer for pointer, _ in results}) == 3
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 1000])
+def test_scratch_lies_at_multiples_of_256_bytes(framework, nbytes):
+    maker = interop.view(MAKERS[framework]((2, 2), "float32"), "x").framework
+    results = [maker.scratch(nbytes, HOST) for _ in range(5)]
+    assert all(result.pointer % 256 == 0 for result in results)
+    ends = sorted((result.pointer, result.pointer + nbytes) for result in results)
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(ends))
+
+
+def test_what_a_result_holds_outlives_the_result(framework):
+    maker = interop.view(MAKERS[framework]((2, 2), "float32"), "x").framework
+    result = maker.empty((4, 4), "float32", HOST)
+    np.ctypeslib.as_array((np.ctypeslib.ctypes.c_float * 16).from_address(result.pointer))[:] = 7.0
+    given = maker.give(result.array)
+    del result
+    gc.collect()
+    _ = [np.zeros(16, np.float32) for _ in range(100)]
+    assert float(np.from_dlpack(given).sum() if framework != "jax" else given.sum()) == 112.0
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+@pytest.mark.parametrize("dtype", EIGHT)
+def test_bytes_can_be_seen_as_another_dtype(framework, dtype):
+    x = MAKERS[framework]((4, 6), "uint8")
+    again = interop.view(interop.view(x, "x").framework.reinterpret(x, dtype), "again")
+    assert again[:4] == (ADDRESS[framework](x), dtype, (4, 6), (6, 1))
+
+
+def test_jax_has_no_other_view_of_its_memory():
+    x = jax_array((4, 6), "uint8")
+    with pytest.raises(LayoutError, match="jax cannot give the memory of an array another dtype"):
+        interop.view(x, "x").framework.reinterpret(x, "float8_e5m2")
+
+
+# strides
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+@pytest.mark.parametrize(
+    ("cut", "shape", "strides", "offset"),
+    [
+        (lambda x: x[2:5], (3, 16), (16, 1), 32),
+        (lambda x: x[:, 4:8], (8, 4), (16, 1), 4),
+        (lambda x: x[::2, ::4], (4, 4), (32, 4), 0),
+        (lambda x: x.T, (16, 8), (1, 16), 0),
+        (lambda x: x[3], (16,), (1,), 48),
+        (lambda x: x[3:3], (0, 16), (16, 1), None),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn"])
+def test_slices_are_reported_as_they_are(framework, cut, shape, strides, offset, dtype):
+    x = MAKERS[framework]((8, 16), dtype)
+    seen = interop.view(cut(x), "x")
+    assert (seen.shape, seen.strides) == (shape, strides)
+    assert offset is None or seen.pointer == ADDRESS[framework](x) + offset * ITEMSIZE[dtype]
+
+
+def test_reversed_and_broadcast_arrays_are_reported_as_they_are():
+    x = numpy_array((4, 4), "float32")
+    assert interop.view(x[::-1], "x")[:4] == (x.ctypes.data + 48, "float32", (4, 4), (-4, 1))
+    assert interop.view(np.broadcast_to(x[0], (9, 4)), "x").strides == (0, 1)
+    assert interop.view(torch_array((1, 4), "float32").expand(9, 4), "x").strides == (0, 1)
+
+
+def test_a_transposed_array_of_jax_is_contiguous_or_says_otherwise():
+    x = jax_array((4, 8), "float32").T
+    seen = interop.view(x, "x")
+    flat = np.ctypeslib.as_array((np.ctypeslib.ctypes.c_float * 32).from_address(seen.pointer))
+    read = np.lib.stride_tricks.as_strided(flat, seen.shape, [4 * stride for stride in seen.strides])
+    np.testing.assert_array_equal(read, np.asarray(x))
+
+
+# torch
+
+
+def test_tensors_that_require_grad_are_read_and_results_do_not():
+    torch = pytest.importorskip("torch")
+    x = torch.ones(3, 4, requires_grad=True)
+    parameter = torch.nn.Parameter(torch.ones(3, 4))
+    for tensor in (x, parameter, x * 2):
+        seen = interop.view(tensor, "x")
+        assert seen.pointer == tensor.data_ptr()
+        assert not seen.framework.give(seen.framework.empty((2,), "float32", HOST).array).requires_grad
+
+
+def test_subclasses_of_tensors_are_tensors():
+    torch = pytest.importorskip("torch")
+
+    class Named(torch.Tensor):
+        pass
+
+    x = torch.ones(3, 4).as_subclass(Named)
+    seen = interop.view(x, "x")
+    assert seen.pointer == x.data_ptr()
+    assert type(seen.framework.give(seen.framework.empty((2,), "float32", HOST).array)) is torch.Tensor
+
+
+def test_tensors_without_plain_memory_are_refused_by_name():
+    torch = pytest.importorskip("torch")
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        fake = torch.ones(3, 4)
+    for x, message in (
+        (torch.ones(3, 4).to_sparse(), "weight must be a strided tensor"),
+        (fake, "weight must have memory of its own, got a FakeTensor"),
+        (torch.complex(torch.ones(3, 4), torch.ones(3, 4)).conj().imag, "negative bit"),
+    ):
+        with warnings.catch_warnings(action="ignore"), pytest.raises(LayoutError, match=message):
+            interop.view(x, "weight")
+    with pytest.raises(DeviceError, match="weight must be on a CUDA or ROCm device or the CPU, got meta"):
+        interop.view(torch.ones(3, 4, device="meta"), "weight")
+
+
+def test_inference_mode_changes_nothing():
+    torch = pytest.importorskip("torch")
+    with torch.inference_mode():
+        x = torch.ones(3, 4)
+        seen = interop.view(x, "x")
+        assert seen.pointer == x.data_ptr()
+        assert seen.framework.empty((2,), "float32", HOST).array.is_inference()
+
+
+# refusals
+
+
+@pytest.mark.parametrize(
+    ("framework", "dtype"),
+    [
+        (framework, dtype)
+        for framework in ("numpy", "torch")
+        for dtype in ("float64", "int8", "int64", "bool", "complex64")
+    ]
+    + [("jax", dtype) for dtype in ("int8", "int32", "bool", "complex64")],
+)
+def test_other_dtypes_are_refused_by_name(framework, dtype):
+    x = np.ones((2, 2), dtype)
+    if framework == "torch":
+        x = pytest.importorskip("torch").from_numpy(x)
+    elif framework == "jax":
+        x = pytest.importorskip("jax").numpy.asarray(x)
+    with pytest.raises(DTypeError, match=f"scale must be an array of float8_e4m3fn.*{dtype}"):
+        interop.view(x, "scale")
+
+
+def test_odd_numpy_arrays_are_refused_by_name():
+    other = ">f4" if np.little_endian else "<f4"
+    table = np.zeros(4, np.dtype([("a", "u1"), ("b", "f4")]))
+    for x, error, message in (
+        (np.ones(3, other), DTypeError, "x must be in the machine's byte order"),
+        (np.array([None, "text"], object), DTypeError, "x must be an array of .*object"),
+        (table, DTypeError, "x must be an array of .*'a'"),
+        (table["b"], LayoutError, "x must have strides of whole elements of 4 bytes, got .5,. bytes"),
+        (np.zeros(9, np.uint8)[1:].view(np.float32)[:2], LayoutError, "x must be aligned to its elements"),
+        (np.ma.array([1.0, 2.0], np.float32, mask=[0, 1]), LayoutError, "x must be a plain array"),
+    ):
+        with pytest.raises(error, match=message):
+            interop.view(x, "x")
+
+
+@pytest.mark.parametrize("x", [1.5, [1.0, 2.0], None, "text", np.float32(1.0)])
+def test_what_is_no_array_is_refused_by_name(x):
+    with pytest.raises(DTypeError, match="input_scale must be an array that offers DLPack, got "):
+        interop.view(x, "input_scale")
+
+
+def test_tracers_of_jax_are_refused():
+    jax = pytest.importorskip("jax")
+
+    @jax.jit
+    def traced(x):
+        interop.view(x, "x")
+        return x
+
+    with pytest.raises(LayoutError, match=r"x must be an array with memory, got a tracer.*jax\.jit"):
+        traced(jax.numpy.ones(3))
+
+
+def test_deleted_arrays_of_jax_are_refused():
+    x = jax_array((2, 2), "float32")
+    x.delete()
+    with pytest.raises(LayoutError, match="x must be an array with memory, got one that was deleted"):
+        interop.view(x, "x")
+
+
+def test_an_exporter_on_another_kind_of_device_is_refused():
+    class Metal(Exporter):
+        def __dlpack_device__(self):
+            return (8, 0)
+
+    with pytest.raises(DeviceError, match="x must be on a CUDA or ROCm device or the CPU, got Metal device 0"):
+        interop.view(Metal(np.zeros(3, np.uint8), "uint8"), "x")
+
+
+def test_an_exporter_that_fails_is_named():
+    class Broken(Exporter):
+        def __dlpack__(self, **options):
+            raise BufferError("nothing here")
+
+    with pytest.raises(LayoutError, match=r"x \(.*Broken\) does not export itself by DLPack: nothing here"):
+        interop.view(Broken(np.zeros(3, np.uint8), "uint8"), "x")
+
+
+def test_destinations_must_be_writable():
+    x = numpy_array((2, 2), "float32")
+    assert interop.view(x, "out", written=True).pointer == x.ctypes.data
+    x.flags.writeable = False
+    assert interop.view(x, "out").pointer == x.ctypes.data
+    with pytest.raises(LayoutError, match="out must be writable, got a read-only array"):
+        interop.view(x, "out", written=True)
+    with pytest.raises(LayoutError, match="out must be writable, got a read-only Exporter"):
+        interop.view(Exporter(x.view(np.uint32), "float32"), "out", written=True)
+    with pytest.raises(LayoutError, match="out must be writable, got an array of JAX"):
+        interop.view(jax_array((2, 2), "float32"), "out", written=True)
+    assert interop.view(torch_array((2, 2), "float32"), "out", written=True)
+
+
+# lifetimes
+
+
+@pytest.mark.parametrize("kind", [Exporter, OldExporter])
+def test_a_view_keeps_the_memory_until_it_dies_and_lets_it_go_once(kind):
+    array = np.ones((3, 5), np.uint8)
+
+    class Counted(np.ndarray):
+        pass
+
+    array = array.view(Counted)
+    alive = weakref.ref(array)
+    seen = interop.view(kind(array, "float8_e5m2"), "x")
+    assert (seen.dtype, seen.shape, seen.strides) == ("float8_e5m2", (3, 5), (5, 1))
+    pointer = array.ctypes.data
+    del array
+    gc.collect()
+    assert alive() is not None
+    assert seen.pointer == pointer
+    del seen
+    gc.collect()
+    assert alive() is None
+
+
+def test_views_leave_no_references_behind(framework):
+    import sys
+
+    x = MAKERS[framework]((3, 5), "float32")
+    interop.view(x, "x")
+    before = sys.getrefcount(x)
+    for _ in range(100):
+        interop.view(x, "x")
+    assert sys.getrefcount(x) == before
+
+
+def test_threads_see_the_same(framework):
+    xs = [MAKERS[framework]((3, 5 + i), "float32") for i in range(8)]
+
+    def work(i: int) -> bool:
+        x = xs[i % 8]
+        seen = interop.view(x, "x")
+        result = seen.framework.empty((4, 4), "float8_e4m3fn", HOST)
+        given = interop.view(seen.framework.give(result.array), "result")
+        return seen.pointer == ADDRESS[framework](x) and given.pointer == result.pointer
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(work, range(400)))
+
+
+# streams
+
+
+class WithProtocol:
+    def __cuda_stream__(self):
+        return (0, 7)
+
+
+class WithPointer:
+    ptr = 8
+
+
+class WithCudaStream:
+    cuda_stream = 9
+
+
+def test_a_stream_is_an_address_or_offers_one(framework):
+    seen = interop.view(MAKERS[framework]((2, 2), "float32"), "x")
+    assert interop.stream_of(seen) == 0
+    assert interop.stream_of(seen, 5) == 0
+    address = interop._address
+    assert [address(s) for s in (0, 5, WithProtocol(), WithPointer(), WithCudaStream())] == [0, 5, 7, 8, 9]
+    for wrong in (-1, "0", 1.5, True, object()):
+        with pytest.raises(DeviceError, match="stream must be an address"):
+            address(wrong)
+
+
+# dtypes
+
+
+@pytest.mark.parametrize("name", ITEMSIZE)
+def test_a_dtype_goes_by_many_names(name):
+    dtype = numpy_dtype(name)
+    spellings = [name, dtype, dtype.type]
+    torch = pytest.importorskip("torch")
+    spellings.append(getattr(torch, name))
+    jax = pytest.importorskip("jax")
+    spellings += [getattr(jax.numpy, name), jax.numpy.ones(1, dtype).dtype]
+    assert [interop.dtype_name(spelling) for spelling in spellings] == [name] * len(spellings)
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float8", "float64", float, np.float64, np.dtype(">f4"), None, 8, ml_dtypes.float8_e4m3, []]
+)
+def test_other_dtypes_are_refused_with_the_list(dtype):
+    with pytest.raises(DTypeError, match=r"dtype must be one of float8_e4m3fn, .*uint8.* got "):
+        interop.dtype_name(dtype)
+
+
+def test_other_dtypes_of_torch_are_refused():
+    torch = pytest.importorskip("torch")
+    with pytest.raises(DTypeError, match=r"got torch\.float64"):
+        interop.dtype_name(torch.float64)

@@ -1,0 +1,189 @@
+"""Every kernel compiles for every architecture as the plans ask for it, into registers, to the instructions meant."""
+
+import re
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import NamedTuple
+from unittest import mock
+
+import pytest
+
+from fp8core.problem import Target
+from fp8core.runtime import jit, sources
+from fp8core.runtime.jit import Request
+from support import compilers
+from support.problems import OPERATIONS, TARGETS
+
+REGISTERS = {
+    "all_close": 64,
+    "arrange_scales": 48,
+    "clear_amax": 16,
+    "dequantize": 48,
+    "expand": 16,
+    "generic_mm": 168,
+    "hopper_block_mm": 168,
+    "hopper_decode": 168,
+    "mma_decode": 248,
+    "norm_quantize": 128,
+    "normalize": 48,
+    "quantize_anywhere": 104,
+    "quantize_strip": 64,
+    "quantize_tensor": 128,
+    "quantize_tile": 104,
+    "requantize": 72,
+    "rescale": 40,
+    "silu_quantize": 80,
+    "skinny": 64,
+}
+"""The most registers of a thread, by entry: what is above would cost blocks in flight. (generic_mm holds its tile in
+registers, mma_decode its results, of up to 64 tokens x 32 channels, quantize_tensor what it will not read again,
+quantize_tile up to eight octets, as fnuz codes of a 128x128 block.)"""
+MAY_SPILL: tuple[str, ...] = ()
+"""Entries that may keep something in local memory."""
+REGISTERS_OF_A_BLOCK = {"cuda": 65536, "hip": 4 * 512 * 64}
+STATIC_SHARED = 48 << 10
+
+
+class Use(NamedTuple):
+    """How a kernel is launched."""
+
+    target: Target
+    source: str
+    entry: str
+    constants: Mapping[str, int | float | str]
+    threads: int
+    shared_bytes: int
+
+
+@cache
+def uses(target: Target, operation: str) -> dict[Request, Use]:
+    """Return what the plans of an operation compile on ``target``."""
+    found: dict[Request, Use] = {}
+
+    def prepare(
+        target: Target,
+        source: str,
+        entry: str,
+        constants: Mapping[str, int | float | str],
+        signature: str,
+        *,
+        block: tuple[int, int, int] | int,
+        shared_bytes: int = 0,
+        **attributes: object,
+    ) -> mock.Mock:
+        threads = block if isinstance(block, int) else block[0] * block[1] * block[2]
+        use = Use(target, source, entry, constants, threads, shared_bytes)
+        found[jit.compile_request(target, source, entry, constants)] = use
+        return mock.Mock()  # called or bound, it launches nothing
+
+    with mock.patch.object(jit, "prepare", prepare):
+        for plan in OPERATIONS[operation](target):
+            plan()
+    return found
+
+
+def binaries(target: Target, operation: str) -> list[tuple[Use, compilers.Binary]]:
+    """Return the kernels of an operation, compiled; skips the test when the compiler is missing."""
+    reason = compilers.missing(target.platform)
+    if reason:
+        pytest.skip(reason)
+    wanted = uses(target, operation)
+    with ThreadPoolExecutor(2) as pool:
+        return list(
+            zip(wanted.values(), pool.map(lambda request: compilers.compiled(target, request), wanted), strict=True)
+        )
+
+
+def name(target: Target) -> str:
+    return str(target).split()[0]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("target", TARGETS, ids=name)
+def test_kernels_compile_and_stay_in_registers(target, operation):
+    kernels = binaries(target, operation)
+    assert kernels or operation in ("blocks", "linear"), "no row of the table is able"
+    for use, binary in kernels:
+        assert binary.registers <= REGISTERS[use.entry], f"{use}: {binary.registers} registers"
+        granted = -(-binary.registers // 8) * 8 * -(-use.threads // target.warp) * target.warp
+        assert granted <= REGISTERS_OF_A_BLOCK[target.platform], f"{use}: {binary.registers} registers: no block starts"
+        assert binary.shared <= STATIC_SHARED, f"{use}: {binary.shared} bytes of static shared memory"
+        assert binary.shared + use.shared_bytes <= target.shared_bytes, (
+            f"{use}: {binary.shared} + {use.shared_bytes} bytes"
+        )
+        if use.entry not in MAY_SPILL:
+            assert binary.stack == 0, f"{use}: {binary.stack} bytes of local memory"
+
+
+@pytest.mark.parametrize("platform", ["cuda", "hip"])
+def test_every_source_is_asked_for(platform):
+    """A source that no plan compiles is dead, or its problem is missing from the table of problems."""
+    asked = {use.source for t in TARGETS if t.platform == platform for o in OPERATIONS for use in uses(t, o).values()}
+    assert asked == set(sources.names(platform))
+
+
+@pytest.mark.parametrize("target", [t for t in TARGETS if t.platform == "cuda" and t.arch >= 89], ids=name)
+def test_codes_are_made_by_the_conversion_instruction(target):
+    for use, binary in binaries(target, "quantize"):
+        if use.constants.get("FORMAT") in (0, 2):
+            assert re.search(r"F2FP\.SATFINITE\.E[45]M[32]", compilers.instructions(target, binary)), use
+
+
+@pytest.mark.parametrize("target", [t for t in TARGETS if t.arch in (0x942, 0x950, 0x1200, 0x1201)], ids=name)
+def test_amd_codes_are_made_by_the_conversion_instruction(target):
+    own = (1, 3) if target.arch == 0x942 else (0, 2)
+    for use, binary in binaries(target, "quantize"):
+        if use.constants.get("FORMAT") in own:
+            text = compilers.instructions(target, binary)
+            assert re.search(r"v_cvt_pk_(fp8|bf8)_f32", text), use
+            # What overflows would follow a bit of the mode register: it is clamped before.
+            assert re.search(r"v_med3_(num_)?f32", text), use
+
+
+def test_hopper_products_use_the_fp8_tensor_cores():
+    hopper = next(t for t in TARGETS if t.arch == 90)
+    products = [
+        (use, binary)
+        for use, binary in (*binaries(hopper, "scaled_mm"), *binaries(hopper, "blocks"))
+        if use.source.startswith("hopper")
+    ]
+    assert products
+    for use, binary in products:
+        assert "QGMMA" in compilers.instructions(hopper, binary), use
+
+
+@pytest.mark.parametrize("target", [t for t in TARGETS if t.arch in (89, 120)], ids=name)
+def test_products_of_few_rows_use_the_fp8_instruction_and_stream_the_weight(target):
+    products = [(use, binary) for use, binary in binaries(target, "scaled_mm") if use.source == "mma_decode"]
+    words = {0: "E4M3", 2: "E5M2"}
+    mixes, tiles = set(), set()
+    for use, binary in products:
+        text = compilers.instructions(target, binary)
+        mix = f"{words[int(use.constants['FP8_B'])]}.{words[int(use.constants['FP8_A'])]}"
+        assert set(re.findall(r"[HQ]MMA\S*", text)) == {f"QMMA.16832.F32.{mix}"}, use
+        wide = re.findall(r"LDG\S*\.128", text)
+        # Two pieces of a row of the weight and of a, in the loop and behind it.
+        weight, a = 2 * int(use.constants["FP8_TILES"]), int(use.constants["FP8_SIDE"]) // 8
+        assert len([load for load in wide if ".EF" in load]) == 4 * weight, use
+        assert len(wide) == 4 * (weight + a), use
+        mixes.add(mix)
+        tiles.add(use.constants["FP8_TILES"])
+    assert mixes == {"E4M3.E4M3", "E4M3.E5M2", "E5M2.E4M3"}
+    assert tiles == {1, 2}
+
+
+@pytest.mark.parametrize("target", [t for t in TARGETS if t.arch in (0x942, 0x950, 0x1200, 0x1201)], ids=name)
+def test_amd_products_of_few_rows_use_the_matrix_instructions_and_stream_the_weight(target):
+    products = [(use, binary) for use, binary in binaries(target, "scaled_mm") if use.source == "skinny"]
+    words = {0: "fp8", 1: "fp8", 2: "bf8", 3: "bf8"}
+    instruction, hint = ("v_mfma_f32_16x16x32", " nt") if target.warp == 64 else ("v_wmma_f32_16x16x16", "TH_LOAD_NT")
+    mixes = set()
+    for use, binary in products:
+        text = compilers.instructions(target, binary)
+        mix = f"{words[int(use.constants['FP8_B'])]}_{words[int(use.constants['FP8_A'])]}"
+        assert set(re.findall(r"v_(?:mfma|wmma)\w+", text)) == {f"{instruction}_{mix}"}, use
+        wide = re.findall(r"global_load_(?:dwordx4|b128).*", text)
+        assert len([load for load in wide if hint in load]) * 2 == len(wide), use
+        mixes.add(mix)
+    assert mixes == {"fp8_fp8", "fp8_bf8", "bf8_fp8"}

@@ -1,0 +1,169 @@
+"""The text of the fused producers on the CPU: the unfused sequence, within what the order of a sum may change."""
+
+import numpy as np
+import pytest
+
+from fp8core.kernels.fused import NORM_QUANTIZE, SILU_QUANTIZE
+from fp8core.problem import GROUP_128, PER_TENSOR, PER_TOKEN, GroupShape, NormQuantize, SiluQuantize
+from support import reference
+from support.emulation import CUDA, HIP_32, HIP_64
+from support.emulation.fixtures import emulation_session, emulator  # noqa: F401
+from support.emulation.running import WIDE, alignment, empty, matrix, plans, teasing
+
+FN, FNUZ = "float8_e4m3fn", "float8_e4m3fnuz"
+EPSILON = 1e-6
+
+
+def step(codes: np.ndarray, dtype: str) -> np.ndarray:
+    """Return the place of each code among the numbers of its format: neighbours differ by one."""
+    order = np.argsort(np.nan_to_num(reference.decode(np.arange(256, dtype=np.uint8), dtype)), kind="stable")
+    place = np.empty(256, np.int64)
+    place[order] = np.arange(256)
+    zeros = [code for code in (0x00, 0x80) if reference.value_of(code, dtype) == 0]
+    place[zeros] = place[zeros[0]]
+    return place[codes]
+
+
+def near(kernel, codes, scale, values, dtype, group_shape, given, scale_format, rounded):
+    """Assert that codes are the oracle's of ``values``, but for a few that lie on a tie; scales within 8 ulp."""
+    want = reference.quantize(values.astype(np.float32), dtype, group_shape, given, None, scale_format)
+    if given is None and scale_format == "float32":
+        error = np.abs(scale / want.scale - 1)
+        assert np.nanmax(error) <= (2.0**-7 if rounded else 8 * 2.0**-23), f"{kernel}: scales"
+    elif given is None:
+        steps = np.abs(
+            scale.view(f"u{scale.itemsize}").astype(np.int64) - want.scale.view(f"u{scale.itemsize}").astype(np.int64)
+        )
+        assert (steps != 0).mean() <= 0.02, f"{kernel}: scales"
+    away = np.abs(step(codes, dtype) - step(want.codes, dtype))
+    same_scale = np.ones_like(away, bool)
+    if given is None and scale_format != "float32":
+        same_scale = reference.spread((scale == want.scale).astype(np.float32), group_shape, codes.shape) == 1
+    assert away[same_scale].max() <= (2 if rounded else 1), f"{kernel}: codes"
+    assert (away[same_scale] != 0).mean() <= (0.04 if rounded else 0.01), f"{kernel}: codes"
+
+
+MODES = [
+    (CUDA, "bfloat16", FN, PER_TOKEN, False, "float32", "k", False, 9, 136),
+    (CUDA, "bfloat16", FN, PER_TENSOR, True, "float32", "k", True, 9, 136),
+    (CUDA, "bfloat16", FN, PER_TENSOR, True, "float32", "k", False, 2000, 64),
+    (CUDA, "float16", FN, GROUP_128, False, "float32", "mn", False, 9, 384),
+    (CUDA, "float32", FN, GROUP_128, False, "ue8m0", "k", False, 9, 300),
+    (CUDA, "bfloat16", FN, GROUP_128, False, "ue8m0_bytes", "mn", False, 9, 256),
+    (CUDA, "bfloat16", "float8_e5m2", PER_TOKEN, False, "float32", "k", True, 5, 1000),
+    (CUDA, "float32", FN, PER_TOKEN, False, "float32", "k", False, 3, 13000),
+    (HIP_64, "bfloat16", FNUZ, PER_TOKEN, False, "float32", "k", False, 9, 136),
+    (HIP_64, "bfloat16", FNUZ, GROUP_128, False, "float32", "k", False, 9, 384),
+    (HIP_64, "bfloat16", FNUZ, PER_TOKEN, True, "float32", "k", False, 9, 136),
+    (HIP_32, "float16", FN, GROUP_128, True, "float32", "k", False, 9, 384),
+]
+modes = pytest.mark.parametrize(
+    ("target", "x", "data", "group_shape", "static", "scale_format", "layout", "rounded", "rows", "cols"),
+    MODES,
+    ids=lambda v: (
+        str(v).removeprefix("float8_").split(" (")[0] if not isinstance(v, GroupShape) else f"{v.rows}x{v.cols}"
+    ),
+)
+
+
+class Results:
+    """Poisoned results of a producer, and the scale where it is given."""
+
+    def __init__(self, memory, group_shape, static, scale_format, layout, rows, cols, gap):
+        self.shape = group_shape.scale_shape(rows, cols)
+        self.given = np.random.default_rng(9).uniform(0.01, 0.05, self.shape).astype(np.float32) if static else None
+        self.data = empty(memory, (rows, cols), np.uint8, cols + gap)
+        stored = self.shape[::-1] if layout == "mn" else self.shape
+        self.scale = (
+            memory.array(self.given)
+            if static
+            else memory.empty(stored, np.uint8 if scale_format == "ue8m0_bytes" else np.float32)
+        )
+        self.seen = self.scale.T if layout == "mn" else self.scale
+        self.strides = [
+            0 if extent == 1 else s // self.scale.itemsize
+            for extent, s in zip(self.seen.shape, self.seen.strides, strict=True)
+        ]
+        self.arguments = (
+            self.data.pointer,
+            self.data.stride,
+            self.scale.ctypes.data,
+            *self.strides,
+            rows,
+            0,
+            float("inf"),
+            1e-10,
+        )
+
+
+def round_to(values: np.ndarray, dtype: str, rounded: bool) -> np.ndarray:
+    return values.astype(np.float32).astype(WIDE[dtype]).astype(np.float64) if rounded else values
+
+
+@modes
+@pytest.mark.parametrize("with_residual", [False, True])
+def test_norm_then_quantize(
+    emulator, target, x, data, group_shape, static, scale_format, layout, rounded, rows, cols, with_residual
+):
+    given = teasing(rows, cols, x, 0, special=False)
+    weight = np.random.default_rng(1).uniform(0.5, 1.5, cols).astype(WIDE[x])
+    other = teasing(rows, cols, x, 2, special=False)
+    updated = (given.astype(np.float32) + other.astype(np.float32)).astype(WIDE[x]) if with_residual else given
+    with emulator.watch() as memory:
+        source, scaled_by = matrix(memory, given, cols + 8), memory.array(weight)
+        residual = matrix(memory, other, cols + 16, writable=True) if with_residual else None
+        results = Results(memory, group_shape, static, scale_format, layout, rows, cols, 16)
+        operands = [source, results.data, *([residual] if residual else [])]
+        problem = NormQuantize(
+            *(target, x, x, data, group_shape, static, scale_format, layout, with_residual, rounded, cols),
+            alignment(*operands),
+        )
+        for kernel, launch in plans(NORM_QUANTIZE, problem):
+            held = (residual.pointer, residual.stride) if residual else (0, 0)
+            launch(0, source.pointer, source.stride, *held, scaled_by.ctypes.data, EPSILON, *results.arguments)
+            if residual:
+                assert residual.values.tobytes() == updated.tobytes(), f"{kernel}: residual"
+            normed = round_to(reference.rms_norm(updated, np.ones(cols), EPSILON), x, rounded)
+            values = round_to(normed * weight.astype(np.float64), x, rounded)
+            near(
+                kernel,
+                results.data.values,
+                results.seen,
+                values,
+                data,
+                group_shape,
+                results.given,
+                scale_format,
+                rounded,
+            )
+
+
+@modes
+def test_silu_and_mul_then_quantize(
+    emulator, target, x, data, group_shape, static, scale_format, layout, rounded, rows, cols
+):
+    given = teasing(rows, 2 * cols, x, 0, special=False)
+    gate, up = given[:, :cols], given[:, cols:]
+    activated = round_to(reference.silu(gate), x, rounded)
+    with np.errstate(over="ignore"):
+        values = round_to(activated * up.astype(np.float64), x, rounded)
+    with emulator.watch() as memory:
+        source = matrix(memory, given, 2 * cols + 8)
+        results = Results(memory, group_shape, static, scale_format, layout, rows, cols, 16)
+        aligned = alignment(source, results.data)
+        while cols * source.buffer.itemsize % aligned:
+            aligned //= 2
+        problem = SiluQuantize(target, x, data, group_shape, static, scale_format, layout, rounded, cols, aligned)
+        for kernel, launch in plans(SILU_QUANTIZE, problem):
+            launch(0, source.pointer, source.stride, *results.arguments)
+            near(
+                kernel,
+                results.data.values,
+                results.seen,
+                values,
+                data,
+                group_shape,
+                results.given,
+                scale_format,
+                rounded,
+            )

@@ -1,0 +1,358 @@
+"""`scaled_mm`, `linear` and `Fp8Linear` against float64, within bounds that follow from the formats."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fp8core
+from fp8core import BLOCK_128, GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN
+from support import reference
+from support.engines import BOTH, WIDE, engines, fresh, fresh_fp8, fresh_scale
+
+EXACT, FAST = 2.0e-3, 3.0e-3
+"""Bounds of the relative Frobenius error of a bfloat16 result, without and with fast accumulation (spec, section 5)."""
+MODES = ("tensor-tensor", "row-row", "tensor-row", "row-tensor", "group-block", "group-group")
+ODD = ((1, 7, 5), (3, 100, 96), (17, 130, 257), (5, 1, 640), (2, 16, 1))
+EVEN = ((1, 256, 512), (16, 512, 256), (83, 384, 1024), (64, 1024, 384), (130, 128, 128), (33, 272, 144))
+
+
+def ceil(a, b):
+    return -(-a // b)
+
+
+def scales_for(mode, m, n, k, low=0.001):
+    """Return the scales of a mode, scale_b in b's orientation, and both spread to one an element."""
+    a_kind, b_kind = mode.split("-")
+    groups, blocks = ceil(k, 128), ceil(n, 128)
+    a_shape = {"tensor": (1,), "row": (m, 1), "group": (m, groups)}[a_kind]
+    b_shape = {"tensor": (1,), "row": (1, n), "block": (groups, blocks), "group": (groups, n)}[b_kind]
+    a, b = fresh_scale(a_shape, low=low, salt=1), fresh_scale(b_shape, low=low, salt=2)
+    wide_a = np.broadcast_to(a, (m, 1)) if a_kind == "tensor" else a
+    wide_a = np.repeat(wide_a, 128, 1)[:, :k] if a_kind == "group" else wide_a
+    wide_b = np.broadcast_to(b, (1, n)) if b_kind == "tensor" else b
+    wide_b = np.repeat(wide_b, 128, 0)[:k] if b_kind in ("block", "group") else wide_b
+    wide_b = np.repeat(wide_b, 128, 1)[:, :n] if b_kind == "block" else wide_b
+    return a, b, wide_a, wide_b
+
+
+def operands(m, n, k, mode, a_dtype="float8_e4m3fn", b_dtype="float8_e4m3fn", low=0.001):
+    """Return a, the stored weight, the scales and the exact product without bias."""
+    a, weight = fresh_fp8((m, k), a_dtype, salt=1), fresh_fp8((n, k), b_dtype, salt=2)
+    scale_a, scale_b, wide_a, wide_b = scales_for(mode, m, n, k, low)
+    exact = reference.scaled_mm(
+        reference.decode(a.view(np.uint8), a_dtype), reference.decode(weight.view(np.uint8), b_dtype).T, wide_a, wide_b
+    )
+    return a, weight, scale_a, scale_b, exact
+
+
+@engines(*BOTH)
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("shape", ODD + EVEN, ids=str)
+def test_every_mode_and_shape(engine, shape, mode, fast):
+    m, n, k = shape
+    a, weight, scale_a, scale_b, exact = operands(m, n, k, mode)
+    got = fp8core.scaled_mm(
+        engine.array(a), engine.array(weight).T, engine.array(scale_a), engine.array(scale_b), use_fast_accum=fast
+    )
+    result = engine.numpy(got)
+    assert result.shape == (m, n)
+    assert result.dtype == ml_dtypes.bfloat16
+    assert reference.relative_error(result, exact) <= (FAST if fast else EXACT)
+
+
+@engines(*BOTH)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("out", WIDE)
+@pytest.mark.parametrize("bias_dtype", [None, "out", "float32"])
+@pytest.mark.parametrize("m", [3, 96])
+def test_bias_on_every_path(engine, mode, out, bias_dtype, m):
+    n, k = 256, 512
+    a, weight, scale_a, scale_b, exact = operands(m, n, k, mode)
+    bias = None if bias_dtype is None else fresh((n,), out if bias_dtype == "out" else "float32", spread=1) * 1
+    got = fp8core.scaled_mm(
+        engine.array(a),
+        engine.array(weight).T,
+        engine.array(scale_a),
+        engine.array(scale_b),
+        bias=None if bias is None else engine.array(bias),
+        out_dtype=out,
+        use_fast_accum=False,
+    )
+    want = exact if bias is None else exact + bias.astype(np.float64)
+    assert engine.numpy(got).dtype == WIDE[out]
+    assert reference.relative_error(engine.numpy(got), want) <= EXACT
+
+
+@engines(*BOTH)
+@pytest.mark.parametrize("pair", [("float8_e4m3fn", "float8_e5m2"), ("float8_e5m2", "float8_e4m3fn")], ids=str)
+@pytest.mark.parametrize("mode", ["tensor-tensor", "row-row"])
+@pytest.mark.parametrize("m", [4, 80])
+def test_mixed_formats(engine, pair, mode, m):
+    a, weight, scale_a, scale_b, exact = operands(m, 128, 256, mode, *pair)
+    got = fp8core.scaled_mm(engine.array(a), engine.array(weight).T, engine.array(scale_a), engine.array(scale_b))
+    assert reference.relative_error(engine.numpy(got), exact) <= FAST
+
+
+@engines(*BOTH)
+@pytest.mark.parametrize("mode", ["tensor-tensor", "row-row", "group-block"])
+@pytest.mark.parametrize("m", [5, 80])
+def test_an_fp8_result_and_its_amax(engine, mode, m):
+    a, weight, scale_a, scale_b, exact = operands(m, 128, 256, mode)
+    out_scale = np.array([np.abs(exact).max() / 300], np.float32)
+    amax = engine.array(np.full(1, -1, np.float32))
+    got = fp8core.scaled_mm(
+        engine.array(a),
+        engine.array(weight).T,
+        engine.array(scale_a),
+        engine.array(scale_b),
+        out_dtype="float8_e4m3fn",
+        out_scale=engine.array(out_scale),
+        amax=amax,
+        use_fast_accum=False,
+    )
+    back = reference.decode(engine.codes(got), "float8_e4m3fn") * out_scale
+    # half a step of three mantissa bits, half a step of the subnormals, and the sum's own error, which does not shrink
+    # with a sum that cancels: four times its bound over all elements
+    summed = 4 * EXACT * np.sqrt((exact**2).mean())
+    assert (np.abs(back - exact) <= np.abs(exact) / 16 + out_scale * 2.0**-10 + summed * (1 + 1 / 16)).all()
+    np.testing.assert_allclose(engine.numpy(amax), np.abs(exact).max(), rtol=1e-3)
+
+
+@engines(*BOTH)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("m", [9, 80])
+def test_negative_scales(engine, mode, m):
+    a, weight, scale_a, scale_b, exact = operands(m, 256, 384, mode, low=-0.1)
+    assert min(scale_a.min(), scale_b.min()) < 0
+    got = fp8core.scaled_mm(engine.array(a), engine.array(weight).T, engine.array(scale_a), engine.array(scale_b))
+    assert reference.relative_error(engine.numpy(got), exact) <= FAST
+
+
+@engines(*BOTH)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("size", [1e-23, 1e23])
+@pytest.mark.parametrize("m", [4, 80])
+def test_scales_of_extreme_size(engine, size, mode, m):
+    a, weight, scale_a, scale_b, exact = operands(m, 256, 512, mode)
+    got = fp8core.scaled_mm(
+        engine.array(a),
+        engine.array(weight).T,
+        engine.array(scale_a),
+        engine.array((scale_b * size).astype(np.float32)),
+        out_dtype="float32",
+    )
+    assert reference.relative_error(engine.numpy(got), exact * size) <= FAST
+
+
+@engines(*BOTH)
+@pytest.mark.parametrize("mode", ["tensor-tensor", "row-row", "group-block"])
+def test_rows_and_columns_further_apart_than_k(engine, mode):
+    m, n, k = 20, 128, 256
+    a, weight, scale_a, scale_b, exact = operands(m, n, k, mode)
+    wide_a, wide_w = fresh_fp8((m, k + 48), salt=3), fresh_fp8((n, k + 16), salt=4)
+    wide_a[:, :k], wide_w[:, :k] = a, weight
+    if engine.name == "cupy":  # a Float8Array is sliced by rows alone
+        held_a, held_w = (engine.cupy.asarray(x.view(np.uint8))[:, :k] for x in (wide_a, wide_w))
+        there_a, there_w = (fp8core.Float8Array(x, "float8_e4m3fn") for x in (held_a, held_w))
+    else:
+        there_a, there_w = engine.array(wide_a)[:, :k], engine.array(wide_w)[:, :k]
+    got = fp8core.scaled_mm(there_a, there_w.T, engine.array(scale_a), engine.array(scale_b))
+    assert reference.relative_error(engine.numpy(got), exact) <= FAST
+    every_other = fp8core.scaled_mm(
+        there_a[::2],
+        there_w.T,
+        engine.array(scale_a if mode == "tensor-tensor" else scale_a[::2]),
+        engine.array(scale_b),
+    )
+    assert reference.relative_error(engine.numpy(every_other), exact[::2]) <= FAST
+
+
+@engines(*BOTH)
+@pytest.mark.parametrize("mode", MODES)
+def test_k_of_zero_gives_the_bias(engine, mode):
+    a, weight = fresh_fp8((3, 0)), fresh_fp8((8, 0))
+    scale_a, scale_b, _, _ = scales_for(mode.replace("group", "row").replace("block", "row"), 3, 8, 0)
+    bias = fresh((8,), "bfloat16")
+    got = fp8core.scaled_mm(
+        engine.array(a), engine.array(weight).T, engine.array(scale_a), engine.array(scale_b), bias=engine.array(bias)
+    )
+    np.testing.assert_array_equal(engine.numpy(got), np.broadcast_to(bias, (3, 8)))
+
+
+@engines(*BOTH)
+@pytest.mark.parametrize("m", [0, 4])
+def test_empty_batches(engine, m):
+    n = 0 if m else 32
+    got = fp8core.scaled_mm(
+        engine.array(fresh_fp8((m, 64))),
+        engine.array(fresh_fp8((n, 64))).T,
+        engine.array(fresh_scale((1,))),
+        engine.array(fresh_scale((1,))),
+    )
+    assert engine.numpy(got).shape == (m, n)
+
+
+@engines(*BOTH)
+def test_leading_axes_and_every_shape_of_a_scale_per_tensor(engine):
+    a, weight, _, _, _ = operands(24, 64, 128, "tensor-tensor")
+    exact = reference.scaled_mm(a.astype(np.float32), weight.astype(np.float32).T, 0.5, 0.25)
+    for shape in ((), (1,), (1, 1)):
+        half, quarter = np.full(shape, 0.5, np.float32), np.full(shape, 0.25, np.float32)
+        got = fp8core.scaled_mm(
+            engine.array(a.reshape(2, 3, 4, 128)), engine.array(weight).T, engine.array(half), engine.array(quarter)
+        )
+        assert engine.numpy(got).shape == (2, 3, 4, 64)
+        assert reference.relative_error(engine.numpy(got).reshape(24, 64), exact) <= FAST
+
+
+@engines(*BOTH)
+@pytest.mark.parametrize("shape", [(1, 64), (64,), (64, 1)], ids=str)
+def test_every_shape_of_a_scale_per_channel(engine, shape):
+    a, weight, scale_a, scale_b, exact = operands(1, 64, 256, "row-row")
+    got = fp8core.scaled_mm(
+        engine.array(a), engine.array(weight).T, engine.array(scale_a), engine.array(scale_b.reshape(shape))
+    )
+    assert reference.relative_error(engine.numpy(got), exact) <= FAST
+
+
+@engines(*BOTH)
+def test_a_weight_of_four_channels_at_k_512_reads_four_scales_as_channels_or_as_blocks(engine):
+    a, weight = fresh_fp8((6, 512)), fresh_fp8((4, 512))
+    four = fresh_scale((4, 1), low=0.001, high=1.0)
+    da, dw = a.astype(np.float32), weight.astype(np.float32).T
+    token, groups = fresh_scale((6, 1)), fresh_scale((6, 4))
+    channels = fp8core.scaled_mm(engine.array(a), engine.array(weight).T, engine.array(token), engine.array(four))
+    assert reference.relative_error(engine.numpy(channels), reference.scaled_mm(da, dw, token, four.T)) <= FAST
+    blocks = fp8core.scaled_mm(engine.array(a), engine.array(weight).T, engine.array(groups), engine.array(four))
+    wide_a, wide_b = np.repeat(groups, 128, 1), np.repeat(four, 128, 0)
+    assert reference.relative_error(engine.numpy(blocks), reference.scaled_mm(da, dw, wide_a, wide_b)) <= FAST
+
+
+@engines(*BOTH)
+@pytest.mark.parametrize("mode", ["row-row", "group-block", "group-group"])
+def test_the_stored_orientation(engine, mode):
+    a, weight, scale_a, scale_b, exact = operands(7, 320, 384, mode)
+    got = fp8core.scaled_mm_nt(
+        engine.array(a), engine.array(weight), engine.array(scale_a), engine.array(np.ascontiguousarray(scale_b.T))
+    )
+    assert reference.relative_error(engine.numpy(got), exact) <= FAST
+
+
+@engines(*BOTH)
+@pytest.mark.parametrize("m", [1, 17, 80])
+def test_given_memory_receives_the_product_and_nothing_beside_it(engine, m):
+    a, weight, scale_a, scale_b, exact = operands(m, 64, 128, "row-row")
+    poisoned = engine.array(np.full((m + 2, 96), 77, np.float32))
+    out = poisoned[1 : m + 1, 4:68]
+    got = fp8core.scaled_mm(
+        engine.array(a),
+        engine.array(weight).T,
+        engine.array(scale_a),
+        engine.array(scale_b),
+        out=out,
+        out_dtype="float32",
+    )
+    assert got is out
+    whole = engine.numpy(poisoned)
+    assert reference.relative_error(whole[1 : m + 1, 4:68], exact) <= FAST
+    outside = np.ones(whole.shape, bool)
+    outside[1 : m + 1, 4:68] = False
+    assert (whole[outside] == 77).all()
+
+
+@engines("numpy", "cupy")
+def test_same_inputs_same_bits(engine):
+    a, weight, scale_a, scale_b, _ = operands(16, 512, 2048, "row-row")
+    there = [engine.array(x) for x in (a, weight, scale_a, scale_b)]
+    results = [engine.numpy(fp8core.scaled_mm(there[0], there[1].T, there[2], there[3])) for _ in range(5)]
+    for result in results[1:]:
+        np.testing.assert_array_equal(result.view(np.uint16), results[0].view(np.uint16))
+
+
+@engines(*BOTH)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("n", "k"), [(256, 1024), (100, 333), (96, 128)])
+def test_batch_invariant_rows_have_the_same_bits_for_every_m(engine, mode, n, k):
+    a, weight, scale_a, scale_b, exact = operands(150, n, k, mode)
+    there, scale_there = engine.array(weight).T, engine.array(scale_b)
+
+    def rows(first, last):
+        scale = scale_a if mode.startswith("tensor") else scale_a[first:last]
+        given = engine.array(np.ascontiguousarray(a[first:last])), engine.array(np.ascontiguousarray(scale))
+        result = fp8core.scaled_mm(given[0], there, given[1], scale_there, batch_invariant=True)
+        return engine.numpy(result)
+
+    whole = rows(0, 150)
+    assert reference.relative_error(whole, exact) <= FAST
+    for first, last in ((0, 1), (149, 150), (3, 5), (0, 8), (60, 77), (7, 40), (0, 64), (64, 129), (1, 130)):
+        np.testing.assert_array_equal(rows(first, last).view(np.uint16), whole[first:last].view(np.uint16))
+
+
+@settings(max_examples=40, deadline=None)
+@given(m=st.integers(1, 40), n=st.integers(1, 200), k=st.integers(1, 400), mode=st.sampled_from(MODES))
+def test_any_shape_on_the_host(m, n, k, mode):
+    a, weight, scale_a, scale_b, exact = operands(m, n, k, mode)
+    got = fp8core.scaled_mm(a, weight.T, scale_a, scale_b, out_dtype="float32")
+    assert reference.relative_error(got, exact) <= 1e-5
+
+
+@pytest.mark.gpu
+@settings(max_examples=60, deadline=None)
+@given(
+    m=st.integers(1, 200),
+    n=st.one_of(st.integers(1, 300), st.integers(1, 40).map(lambda x: 16 * x)),
+    k=st.one_of(st.integers(1, 600), st.integers(1, 80).map(lambda x: 16 * x)),
+    mode=st.sampled_from(MODES),
+)
+def test_any_shape_on_the_gpu(m, n, k, mode):
+    from support.engines import CupyEngine
+
+    engine = CupyEngine()
+    a, weight, scale_a, scale_b, exact = operands(m, n, k, mode)
+    got = fp8core.scaled_mm(engine.array(a), engine.array(weight).T, engine.array(scale_a), engine.array(scale_b))
+    few = 2.0**-8 * (m * n < 256)  # the rounding of a single result to bfloat16; over many it averages out
+    assert reference.relative_error(engine.numpy(got), exact) <= FAST + few
+
+
+LINEARS = {
+    "channel": ({"weight_group_shape": PER_CHANNEL}, 0.06),
+    "tensor": ({"weight_group_shape": PER_TENSOR, "group_shape": PER_TENSOR}, 0.06),
+    "block": ({"weight_group_shape": BLOCK_128, "group_shape": GROUP_128}, 0.06),
+    "token x tensor": ({"weight_group_shape": PER_TENSOR}, 0.06),
+    "tensor x channel": ({"group_shape": PER_TENSOR}, 0.06),
+}
+
+
+@engines()
+@pytest.mark.parametrize("scheme", LINEARS)
+@pytest.mark.parametrize("shape", [(1, 256), (5, 256), (2, 3, 256), (0, 256)], ids=str)
+def test_linear_is_near_the_product_of_the_unquantized(engine, scheme, shape):
+    options, bound = LINEARS[scheme]
+    x, weight = fresh(shape, "float32", spread=1), fresh((384, 256), "float32", spread=1)
+    bias = fresh((384,), "float32", spread=0)
+    layer = fp8core.Fp8Linear.from_weight(engine.array(weight), bias=engine.array(bias), **options)
+    got = engine.numpy(layer(engine.array(x)))
+    want = x.astype(np.float64) @ weight.T.astype(np.float64) + bias
+    assert got.shape == want.shape
+    assert got.dtype == np.float32
+    assert reference.relative_error(got, want) <= bound
+
+
+@engines("numpy", "torch-cpu", "cupy", "torch-cuda")
+def test_linear_is_quantize_and_scaled_mm(engine):
+    x, weight = engine.array(fresh((5, 384))), engine.array(fresh((256, 384)))
+    q = fp8core.quantize(weight)
+    given_scale = engine.array(np.array([0.02], np.float32))
+    for options in ({}, {"input_scale": given_scale}):
+        data, scale = fp8core.quantize(x, scale=options.get("input_scale"), group_shape=PER_TOKEN)
+        want = fp8core.scaled_mm(data, q.data.T, scale, q.scale, out_dtype="bfloat16")
+        got = fp8core.ops.linear(x, q.data, q.scale, **options)
+        np.testing.assert_array_equal(engine.numpy(got).view(np.uint16), engine.numpy(want).view(np.uint16))
+    data, scale = fp8core.quantize(x)
+    already = fp8core.ops.linear(data, q.data, q.scale, input_scale=scale)
+    np.testing.assert_array_equal(
+        engine.numpy(already).view(np.uint16), engine.numpy(fp8core.ops.linear(x, q.data, q.scale)).view(np.uint16)
+    )

@@ -1,0 +1,367 @@
+"""`fp8core.quantize` and `dequantize` against the reference, bit for bit, on every framework."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fp8core
+from fp8core import BLOCK_128, GROUP_128, PER_TENSOR, PER_TOKEN
+from support import reference
+from support.engines import BOTH, FP8, WIDE, assert_same_bytes, engines, fresh, fresh_fp8, fresh_scale, rng
+
+SHAPES = ((1, 4096), (7, 576), (3, 1025), (16, 128), (130, 257), (1, 1), (5, 16384), (2, 5137))
+GROUPS = (PER_TENSOR, PER_TOKEN, (-1, 1), (1, 64), GROUP_128, (1, 256), BLOCK_128, (1, 1), (3, 7), (2, -1), (-1, 16))
+
+
+def check(engine, x, **options):
+    got = fp8core.quantize(engine.array(x), **options)
+    dtype = options.pop("dtype", "float8_e4m3fn")
+    shape = tuple(options.pop("group_shape", PER_TOKEN))
+    options.pop("scale_layout", None)
+    want = reference.quantize(x, dtype, shape, **options)
+    assert_same_bytes(engine.codes(got.data), want.codes)
+    scale = np.ascontiguousarray(engine.numpy(got.scale))
+    if shape == (-1, -1):
+        assert scale.shape == (1,)
+    assert_same_bytes(scale.reshape(want.scale.shape), want.scale)
+    assert str(engine.numpy(got.data).dtype) == dtype
+
+
+@engines(*BOTH)
+@pytest.mark.parametrize("group_shape", GROUPS, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_dynamic_is_the_reference_bit_for_bit(engine, shape, group_shape):
+    check(engine, fresh(shape), group_shape=group_shape)
+
+
+@engines("torch-cuda")
+@pytest.mark.parametrize("x_dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("shape", [(2050, 1025), (300, 7168)], ids=str)
+@pytest.mark.parametrize("group_shape", [PER_TOKEN, GROUP_128, BLOCK_128], ids=str)
+def test_many_rows(engine, group_shape, shape, x_dtype):
+    """More than 2**21 elements: kernels shaped for a busy device, rows aligned and not."""
+    x = fresh(shape, x_dtype)
+    check(engine, x, group_shape=group_shape, scale_layout="mn")
+    scale = np.array([0.37], np.float32)
+    got = fp8core.quantize(engine.array(x), group_shape=PER_TENSOR, scale=engine.array(scale))
+    assert_same_bytes(engine.codes(got.data), reference.quantize(x, "float8_e4m3fn", (-1, -1), scale).codes)
+
+
+@engines(*BOTH)
+@pytest.mark.parametrize("x_dtype", WIDE)
+@pytest.mark.parametrize("shape", [(17, 1032), (33, 8192), (64, 2051), (64, 8200), (64, 18944)], ids=str)
+def test_a_few_dozen_tokens(engine, shape, x_dtype):
+    """As clusters share them, on a device that has any."""
+    x = fresh(shape, x_dtype)
+    got = fp8core.quantize(engine.array(x), group_shape=PER_TOKEN)
+    want = reference.quantize(x, "float8_e4m3fn", tuple(PER_TOKEN))
+    assert_same_bytes(engine.codes(got.data), want.codes)
+    assert_same_bytes(engine.numpy(got.scale), want.scale)
+
+
+@engines(*BOTH)
+@pytest.mark.parametrize("x_dtype", WIDE)
+@pytest.mark.parametrize("dtype", FP8)
+@pytest.mark.parametrize("group_shape", [PER_TENSOR, PER_TOKEN, GROUP_128, BLOCK_128], ids=str)
+def test_every_format_from_every_input(engine, dtype, x_dtype, group_shape):
+    check(engine, fresh((33, 384), x_dtype, spread=2), group_shape=group_shape, dtype=dtype)
+
+
+@engines(*BOTH)
+@pytest.mark.parametrize("scale_format", ["ue8m0", "ue8m0_bytes"])
+@pytest.mark.parametrize("group_shape", [PER_TENSOR, PER_TOKEN, GROUP_128, BLOCK_128], ids=str)
+def test_scales_that_are_powers_of_two(engine, group_shape, scale_format):
+    x = fresh((130, 640), "float32")
+    x[0, :128] = 448 * 2.0**-3  # exactly a power of two
+    x[1, :128] = np.nextafter(np.float32(448 * 2.0**-3), np.float32(1e9))  # just above one
+    got = fp8core.quantize(engine.array(x), group_shape=group_shape, scale_format=scale_format)
+    want = reference.quantize(x, "float8_e4m3fn", tuple(group_shape), scale_format=scale_format)
+    assert_same_bytes(engine.codes(got.data), want.codes)
+    scale = engine.numpy(got.scale)
+    got_scale = scale.view(np.uint8) if scale_format == "ue8m0_bytes" else scale
+    assert_same_bytes(got_scale.reshape(want.scale.shape), want.scale)
+
+
+@engines(*BOTH)
+@pytest.mark.parametrize("group_shape", [PER_TENSOR, PER_TOKEN, (-1, 1), GROUP_128, BLOCK_128, (3, 7)], ids=str)
+@pytest.mark.parametrize("x_dtype", WIDE)
+def test_static_multiplies_by_the_rounded_reciprocal(engine, group_shape, x_dtype):
+    x = fresh((37, 321), x_dtype)
+    scale = fresh_scale(fp8core.GroupShape(*group_shape).scale_shape(37, 321))
+    got = fp8core.quantize(engine.array(x), group_shape=group_shape, scale=engine.array(scale))
+    want = reference.quantize(x, "float8_e4m3fn", tuple(group_shape), scale=scale)
+    assert_same_bytes(engine.codes(got.data), want.codes)
+    assert_same_bytes(engine.numpy(got.scale), scale)
+
+
+@engines()
+def test_every_framework_gets_its_own_arrays_back(engine):
+    x = fresh((5, 256), "float32")
+    got = fp8core.quantize(engine.array(x), group_shape=GROUP_128)
+    want = reference.quantize(x, group_shape=(1, 128))
+    assert_same_bytes(engine.codes(got.data), want.codes)
+    assert_same_bytes(engine.numpy(got.scale), want.scale)
+    back = fp8core.dequantize(got.data, got.scale, dtype="float16")
+    assert_same_bytes(
+        engine.numpy(back), reference.dequantize(want.codes, "float8_e4m3fn", want.scale, (1, 128)).astype(np.float16)
+    )
+
+
+@engines(*BOTH)
+@pytest.mark.parametrize("dtype", FP8)
+@pytest.mark.parametrize("wide", ["bfloat16", "float16"])
+def test_all_65536_inputs_of_16_bits(engine, dtype, wide):
+    x = np.arange(65536, dtype=np.uint16).view(WIDE[wide]).reshape(256, 256)
+    for value in (1.0, 0.37):
+        scale = np.array([value], np.float32)
+        got = fp8core.quantize(engine.array(x), dtype=dtype, group_shape=PER_TENSOR, scale=engine.array(scale))
+        assert_same_bytes(engine.codes(got.data), reference.quantize(x, dtype, (-1, -1), scale=scale).codes)
+
+
+@engines(*BOTH)
+@pytest.mark.parametrize("dtype", FP8)
+@pytest.mark.parametrize("wide", WIDE)
+def test_all_256_codes_dequantize(engine, dtype, wide):
+    codes = np.arange(256, dtype=np.uint8).reshape(2, 128).view(FP8[dtype])
+    scale = np.array([[0.3], [1e-5]], np.float32)
+    got = engine.numpy(fp8core.dequantize(engine.array(codes), engine.array(scale), dtype=wide))
+    want = reference.dequantize(codes.view(np.uint8), dtype, scale, (1, -1)).astype(WIDE[wide])
+    nan = np.isnan(want.astype(np.float32))
+    np.testing.assert_array_equal(np.isnan(got.astype(np.float32)), nan)
+    assert_same_bytes(np.where(nan, 0, got), np.where(nan, 0, want))
+
+
+@engines(*BOTH)
+def test_midpoints_and_their_neighbours_round_to_even(engine):
+    numbers = np.array([reference.value_of(c, "float8_e4m3fn") for c in range(0x7F)], np.float32)
+    middle = (numbers[1:] + numbers[:-1]) / 2
+    x = np.concatenate([middle, np.nextafter(middle, np.float32(0)), np.nextafter(middle, np.float32(1e9))])
+    got = fp8core.quantize(engine.array(x[None]), group_shape=PER_TENSOR, scale=engine.array(np.ones(1, np.float32)))
+    assert_same_bytes(engine.codes(got.data)[0], reference.encode(x, "float8_e4m3fn"))
+
+
+@engines(*BOTH)
+@pytest.mark.parametrize("group_shape", [PER_TENSOR, PER_TOKEN, GROUP_128, BLOCK_128], ids=str)
+@pytest.mark.parametrize("dtype", FP8)
+def test_zeros_nan_and_inf_stay_visible(engine, group_shape, dtype):
+    x = fresh((256, 384), "float32")
+    x[0] = 0
+    x[1, 5] = np.nan
+    x[2] = np.nan
+    x[130, 7] = np.inf
+    x[131, 200] = -np.inf
+    x[3, ::2] = -0.0
+    x[4] = -1e-30
+    check(engine, x, group_shape=group_shape, dtype=dtype)
+    q = fp8core.quantize(engine.array(x), group_shape=group_shape, dtype=dtype)
+    back = engine.numpy(fp8core.dequantize(q.data, q.scale))
+    assert np.isnan(back[1, 5])
+    assert not np.isfinite(back[130, 7])
+    assert not np.isfinite(back[131, 200])
+
+
+@engines(*BOTH)
+@pytest.mark.parametrize("dtype", FP8)
+def test_all_zeros_per_tensor(engine, dtype):
+    q = fp8core.quantize(engine.array(np.zeros((4, 300), np.float16)), group_shape=PER_TENSOR, dtype=dtype)
+    assert not engine.codes(q.data).any()
+    assert engine.numpy(q.scale)[0] == 2.0**-126
+
+
+@engines(*BOTH)
+@pytest.mark.parametrize("bound", [0.5, 3.0])
+def test_scale_ub_bounds_amax(engine, bound):
+    x = fresh((9, 512))
+    want = reference.quantize(x, scale_ub=bound)
+    for given_bound in (bound, engine.array(np.array([bound], np.float32))):
+        got = fp8core.quantize(engine.array(x), scale_ub=given_bound)
+        assert_same_bytes(engine.codes(got.data), want.codes)
+        assert_same_bytes(engine.numpy(got.scale), want.scale)
+
+
+@engines(*BOTH)
+@pytest.mark.parametrize("group_shape", [PER_TENSOR, PER_TOKEN, GROUP_128, BLOCK_128], ids=str)
+def test_padding_rows_hold_zeros_and_scale_one(engine, group_shape):
+    check(engine, fresh((3, 256)), group_shape=group_shape, rows_padded=17)
+    check(engine, fresh((20, 256)), group_shape=group_shape, rows_padded=17)
+
+
+@engines(*BOTH)
+@pytest.mark.parametrize("rows", [1, 3, 64, 130])
+def test_scales_in_the_layout_of_the_product(engine, rows):
+    x = fresh((rows, 512))
+    q = fp8core.quantize(engine.array(x), group_shape=GROUP_128, scale_layout="mn")
+    want = reference.quantize(x, group_shape=(1, 128))
+    assert_same_bytes(engine.codes(q.data), want.codes)
+    assert_same_bytes(np.ascontiguousarray(engine.numpy(q.scale)), want.scale)
+    item = np.dtype(np.float32).itemsize
+    strides = tuple(q.scale.strides)
+    assert rows == 1 or strides == (item, item * rows)
+
+
+@engines(*BOTH)
+@pytest.mark.parametrize("group_shape", GROUPS, ids=str)
+def test_rows_further_apart_than_their_length(engine, group_shape):
+    wide = fresh((40, 700))
+    whole = engine.array(wide)
+    for view, want in ((whole[:, 3:515], wide[:, 3:515]), (whole[::3, :256], wide[::3, :256]), (whole[5:6], wide[5:6])):
+        got = fp8core.quantize(view, group_shape=group_shape)
+        expected = reference.quantize(want, group_shape=tuple(group_shape))
+        assert_same_bytes(engine.codes(got.data), expected.codes)
+        assert_same_bytes(engine.numpy(got.scale).reshape(expected.scale.shape), expected.scale)
+
+
+@engines(*BOTH)
+@pytest.mark.parametrize("gap", [0, 24, 3])
+@pytest.mark.parametrize("x_dtype", WIDE)
+@pytest.mark.parametrize("dtype", FP8)
+def test_one_scale_of_a_matrix_that_all_multiprocessors_share(engine, dtype, x_dtype, gap):
+    wide = fresh((300, 1000 + gap), x_dtype, spread=2)
+    got = fp8core.quantize(engine.array(wide)[:, :1000], group_shape=PER_TENSOR, dtype=dtype)
+    want = reference.quantize(wide[:, :1000], dtype, (-1, -1))
+    assert_same_bytes(engine.codes(got.data), want.codes)
+    assert_same_bytes(engine.numpy(got.scale), want.scale.reshape(1))
+
+
+@engines("cupy")
+@pytest.mark.parametrize(
+    ("x_dtype", "dtype", "gap"),
+    [
+        ("bfloat16", "float8_e4m3fn", 0),
+        ("bfloat16", "float8_e4m3fn", 24),
+        ("bfloat16", "float8_e4m3fnuz", 24),
+        ("float16", "float8_e5m2", 24),
+        ("float32", "float8_e4m3fn", 0),
+    ],
+)
+def test_one_scale_of_a_matrix_that_no_device_holds(engine, x_dtype, dtype, gap):
+    """98 MB of 16-bit numbers: registers and shared memory of an H200 keep 39 MB. The host engine is the oracle."""
+    wide = fresh((3000, 8192 + gap), x_dtype, spread=2)
+    got = fp8core.quantize(engine.array(wide)[:, :8192], group_shape=PER_TENSOR, dtype=dtype)
+    want = fp8core.quantize(wide[:, :8192], group_shape=PER_TENSOR, dtype=dtype)
+    assert_same_bytes(engine.codes(got.data), want.data.view(np.uint8))
+    assert_same_bytes(engine.numpy(got.scale), want.scale)
+
+
+@engines("torch-cuda")
+def test_one_scale_on_many_streams_and_in_many_graphs_at_once(engine):
+    """Blocks, clusters and grids of the whole device, each meeting among its own, whatever runs beside it."""
+    torch = engine.torch
+    inputs = [engine.array(fresh(shape)) for shape in ((1, 4096), (16, 8192), (100, 8192), (300, 1000), (1024, 8192))]
+    want = [fp8core.quantize(x, group_shape=PER_TENSOR) for x in inputs]
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    graphs, results = [], []
+    for turn, stream in enumerate(streams):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for at in range(4 * len(inputs)):
+                which = (at * (turn + 1) + turn) % len(inputs)
+                results.append((which, fp8core.quantize(inputs[which], group_shape=PER_TENSOR)))
+        graphs.append(graph)
+    torch.cuda.synchronize()
+    for turn in range(200):
+        for stream, graph in zip(streams, graphs, strict=True):
+            with torch.cuda.stream(stream):
+                graph.replay()
+        which = turn % len(inputs)
+        results.append((which, fp8core.quantize(inputs[which], group_shape=PER_TENSOR)))
+    torch.cuda.synchronize()
+    for which, got in results:
+        assert torch.equal(got.data.view(torch.uint8), want[which].data.view(torch.uint8))
+        assert torch.equal(got.scale, want[which].scale)
+
+
+@engines(*BOTH)
+def test_leading_axes_fold(engine):
+    x = fresh((2, 3, 5, 128))
+    got = fp8core.quantize(engine.array(x))
+    want = reference.quantize(x.reshape(30, 128))
+    assert engine.numpy(got.data).shape == x.shape
+    assert_same_bytes(engine.codes(got.data).reshape(30, 128), want.codes)
+    assert_same_bytes(engine.numpy(got.scale), want.scale)
+
+
+@engines()
+@pytest.mark.parametrize("group_shape", [PER_TENSOR, PER_TOKEN, GROUP_128], ids=str)
+def test_no_rows_give_no_rows(engine, group_shape):
+    got = fp8core.quantize(engine.array(np.zeros((0, 256), np.float32)), group_shape=group_shape)
+    assert tuple(engine.numpy(got.data).shape) == (0, 256)
+    if group_shape == PER_TENSOR:
+        assert engine.numpy(got.scale)[0] == 2.0**-126
+
+
+@engines("numpy", "torch-cpu", "cupy", "torch-cuda")
+@pytest.mark.parametrize("group_shape", [PER_TENSOR, PER_TOKEN, GROUP_128, BLOCK_128], ids=str)
+def test_given_memory_receives_the_result_and_nothing_beside_it(engine, group_shape):
+    x = fresh((19, 384))
+    want = reference.quantize(x, group_shape=tuple(group_shape))
+    poisoned = engine.array(np.full((21, 400), 0x55, np.uint8).view(ml_dtypes.float8_e4m3fn))
+    out = poisoned[1:20, 8:392] if engine.name != "cupy" else poisoned[1:20]
+    x_there = engine.array(x) if engine.name != "cupy" else engine.array(np.concatenate([x, x[:, :16]], axis=1))
+    if engine.name == "cupy":
+        x_there = x_there[:, :400]
+        want = reference.quantize(np.concatenate([x, x[:, :16]], axis=1), group_shape=tuple(group_shape))
+    got = fp8core.quantize(x_there, group_shape=group_shape, out=out)
+    assert got.data is out
+    whole = engine.codes(poisoned)
+    inside = np.zeros(whole.shape, bool)
+    inside[1:20, 8:392] = True
+    if engine.name == "cupy":
+        inside[1:20] = True
+    assert_same_bytes(whole[inside].reshape(want.codes.shape), want.codes)
+    assert (whole[~inside] == 0x55).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(1, 40),
+    cols=st.integers(1, 300),
+    group=st.tuples(st.sampled_from([-1, 1, 2, 128]), st.sampled_from([-1, 1, 16, 128])),
+    dtype=st.sampled_from(sorted(FP8)),
+    wide=st.sampled_from(sorted(WIDE)),
+    exponent=st.integers(-80, 60),
+)
+def test_any_shape_group_and_dtype(rows, cols, group, dtype, wide, exponent):
+    x = (rng(rows, cols, exponent).standard_normal((rows, cols)) * 2.0**exponent).astype(np.float32)
+    with np.errstate(over="ignore"):
+        x = x.astype(WIDE[wide])
+    got = fp8core.quantize(x, dtype=dtype, group_shape=group)
+    want = reference.quantize(x, dtype, group)
+    assert_same_bytes(got.data.view(np.uint8), want.codes)
+    assert_same_bytes(got.scale.reshape(want.scale.shape), want.scale)
+
+
+@engines(*BOTH)
+@pytest.mark.parametrize("group_shape", [PER_TENSOR, PER_TOKEN, (-1, 1), GROUP_128, BLOCK_128, (5, 60)], ids=str)
+@pytest.mark.parametrize("wide", WIDE)
+def test_dequantize_rounds_once(engine, group_shape, wide):
+    codes = fresh_fp8((70, 300))
+    scale = fresh_scale(fp8core.GroupShape(*group_shape).scale_shape(70, 300), low=1e-23, high=1e-3)
+    got = fp8core.dequantize(engine.array(codes), engine.array(scale), group_shape=group_shape, dtype=wide)
+    want = reference.dequantize(codes.view(np.uint8), "float8_e4m3fn", scale, tuple(group_shape)).astype(WIDE[wide])
+    assert_same_bytes(engine.numpy(got), want)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(1, 12),
+    cols=st.integers(1, 200),
+    before=st.integers(0, 9),
+    after=st.integers(0, 9),
+    step=st.integers(1, 3),
+    group=st.sampled_from([PER_TENSOR, PER_TOKEN, (-1, 1), (1, 16), GROUP_128, BLOCK_128]),
+    wide=st.sampled_from(sorted(WIDE)),
+)
+def test_any_strides(rows, cols, before, after, step, group, wide):
+    whole = fresh((rows * step, before + cols + after), wide)
+    view = whole[::step, before : before + cols]
+    poisoned = np.full((rows * step, before + cols + after), 0x55, np.uint8)
+    out = poisoned.view(FP8["float8_e4m3fn"])[::step, before : before + cols]
+    got = fp8core.quantize(view, group_shape=group, out=out)
+    want = reference.quantize(view, group_shape=tuple(group))
+    assert_same_bytes(got.data.view(np.uint8), want.codes)
+    assert_same_bytes(got.scale.reshape(want.scale.shape), want.scale)
+    poisoned[::step, before : before + cols] = 0x55
+    assert (poisoned == 0x55).all()

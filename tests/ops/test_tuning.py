@@ -1,0 +1,163 @@
+"""Tuning without a GPU: made-up times, a recording library, and what calls get afterwards."""
+
+import json
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+
+import fp8core
+from fp8core import tuning
+from fp8core.core.calls import Calls
+from fp8core.errors import TuningError, UnsupportedProblemError
+from fp8core.kernels.scaled_mm import SCALED_MM
+from fp8core.problem import HOST
+from fp8core.runtime import device, jit
+from fp8core.table import Choice
+from fp8core.tuning import MARGIN, Tuning, timed
+from support.blaslt_fixtures import built  # noqa: F401
+from support.blaslt_tools import H200, forget, pretend, problem
+
+FAR = float("inf")
+PROBLEM = problem(m=96)
+"""Of more rows than the hand-written kernels take: its candidates are two offers, twice, a third pair and the rest."""
+CANDIDATES = (
+    ("cublaslt", 0),
+    ("cublaslt", 1),
+    ("cublaslt_arranged", 0),
+    ("cublaslt_arranged", 1),
+    ("cublaslt_rescale", 0),
+    ("cublaslt_rescale", 1),
+    ("dequantize", 0),
+)
+
+
+@pytest.fixture
+def stub(built, monkeypatch):
+    """Two H200, the recording library, kernels that do nothing, and nothing preferred yet."""
+    pretend(monkeypatch, built["cuda"], (H200, H200._replace(device=1)))
+    monkeypatch.setattr(device, "name", lambda ordinal: "NVIDIA H200")
+    monkeypatch.setattr(device, "driver_version", lambda: 13000)
+    monkeypatch.setattr(jit, "prepare", lambda *_, **__: Mock())  # called or bound, it launches nothing
+    monkeypatch.setattr(SCALED_MM, "_preferred", {})
+    monkeypatch.setattr(SCALED_MM, "_plans", {})
+    tuning.machine.cache_clear()
+    yield built["cuda"]
+    forget()
+    tuning.machine.cache_clear()
+
+
+def saying(*us):
+    """Return a stopwatch that reads ``us``, and then that a launch is out of the question."""
+    return lambda p, launches: [*us, *[FAR] * (len(launches) - len(us))]
+
+
+def test_the_candidates_are_all_ways_of_all_able_rows(stub):
+    assert SCALED_MM.candidates(PROBLEM) == CANDIDATES
+
+
+def test_the_stopwatch_gets_each_candidate_made_ready(stub):
+    seen = SimpleNamespace()
+    timed(PROBLEM, lambda p, launches: vars(seen).update(p=p, launches=launches) or [1.0] * len(launches))
+    assert seen.p == PROBLEM
+    assert len(seen.launches) == len(CANDIDATES)
+    assert seen.launches[1].scratch_bytes == 2000  # the second offer's workspace
+
+
+def test_the_fastest_is_chosen_and_what_was_not_timed_left_out(stub):
+    found = timed(PROBLEM, saying(9.0, 5.0, 7.0))
+    assert found.chosen == ("cublaslt", 1)
+    assert found.timed == (("cublaslt", 0, 9.0), ("cublaslt", 1, 5.0), ("cublaslt_arranged", 0, 7.0))
+    assert "> cublaslt way 1: 5.00 us" in str(found)
+
+
+@pytest.mark.parametrize(("first", "chosen"), [(1 + MARGIN, 0), (1 + 1.1 * MARGIN, 1), (FAR, 1)])
+def test_chance_replaces_nothing(stub, first, chosen):
+    assert timed(PROBLEM, saying(first, 1.0)).chosen == ("cublaslt", chosen)
+
+
+def launched(stub, p):
+    SCALED_MM.plan(tuple(p))(*range(16, 176, 16))
+    return stub.lines("Matmul")[-1]
+
+
+def test_calls_get_what_was_chosen_once_it_is_applied(stub):
+    found = timed(PROBLEM, saying(9.0, 5.0))
+    assert "algorithm=1 " in launched(stub, PROBLEM)
+    found.apply()
+    assert "algorithm=2 " in launched(stub, PROBLEM)
+    assert "algorithm=1 " in launched(stub, PROBLEM._replace(m=100))
+
+
+def test_a_tuning_is_for_all_devices_of_its_kind_and_for_settled_weights(stub):
+    timed(PROBLEM, saying(9.0, 5.0)).apply()
+    for ordinal in (0, 1):
+        for stable in (False, True):
+            p = PROBLEM._replace(target=H200._replace(device=ordinal), stable_weight=stable)
+            assert SCALED_MM.choice(p) == ("cublaslt", 1)
+
+
+def test_explain_says_so(stub):
+    before = SCALED_MM.explain(PROBLEM)
+    timed(PROBLEM, saying(9.0, 9.0, 9.0, 5.0)).apply()
+    verdicts = {v.kernel: v for v in SCALED_MM.explain(PROBLEM).verdicts}
+    assert SCALED_MM.explain(PROBLEM).chosen == "cublaslt_arranged"
+    assert verdicts["cublaslt_arranged"].reason == "tuned, way 1"
+    assert verdicts["cublaslt"] == ("cublaslt", "also able", "")
+    assert [v.kernel for v in before.verdicts] == list(verdicts)
+
+
+def test_a_line_of_json_is_the_same_tuning(stub):
+    found = timed(problem("group x block", m=96, scale_a_strides=(1, 96)), saying(9.0, 5.0))
+    assert "\n" not in found.to_json()
+    assert Tuning.from_json(found.to_json()) == found
+    assert isinstance(Tuning.from_json(found.to_json()).problem.scale_a_strides, tuple)
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda x: x[:-9], lambda x: "[]", lambda x: x.replace('"m"', '"q"'), lambda x: "{}"]
+)
+def test_what_is_no_tuning_is_refused(stub, damage):
+    with pytest.raises(TuningError, match="not a tuning"):
+        Tuning.from_json(damage(timed(PROBLEM, saying(1.0)).to_json()))
+
+
+@pytest.mark.parametrize("change", [{"gpu": "NVIDIA H100"}, {"driver": 12080}, {"library": 130200}, {"fp8core": "9"}])
+def test_a_tuning_of_another_machine_is_refused(stub, change):
+    found = timed(PROBLEM, saying(9.0, 5.0))
+    foreign = json.loads(found.to_json())
+    foreign["machine"] |= change
+    with pytest.raises(TuningError, match=r"the tuning is of Machine\(.*, and here is "):
+        Tuning.from_json(json.dumps(foreign)).apply()
+    assert not SCALED_MM.preferred
+
+
+def test_a_choice_that_is_not_able_is_refused(stub):
+    for choice in (Choice("cublaslt", 2), Choice("host"), Choice("nothing")):
+        with pytest.raises(UnsupportedProblemError, match=f"{choice.kernel} has no way {choice.way} for ScaledMm"):
+            SCALED_MM.prefer(PROBLEM, choice)
+
+
+def test_prepared_calls_are_forgotten(stub):
+    calls = Calls()
+    calls.keep(("key",), "call")
+    timed(PROBLEM, saying(1.0)).apply()
+    assert calls.get(("key",)) is None
+
+
+@pytest.mark.parametrize(
+    ("p", "said"),
+    [(problem(batch_invariant=True), "same kernel for every m"), (problem(target=HOST), "on the host")],
+)
+def test_what_is_not_tuned(stub, p, said):
+    with pytest.raises(UnsupportedProblemError, match=said):
+        timed(p, saying(1.0))
+
+
+def test_tune_takes_calls_with_a_product():
+    x, weight = np.ones((4, 64), np.float32), np.ones((8, 64), np.float32)
+    with pytest.raises(TypeError, match="tune needs an operation with a product"):
+        fp8core.tune(fp8core.quantize, x)
+    with pytest.raises(UnsupportedProblemError, match="on the host"):
+        fp8core.tune(fp8core.Fp8Linear.from_weight(weight), x)

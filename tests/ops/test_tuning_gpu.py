@@ -1,0 +1,111 @@
+"""Tuning on a GPU: what is timed runs, what is chosen computes right, and another process can be told."""
+
+import os
+import subprocess
+import sys
+from math import isfinite
+
+import numpy as np
+import pytest
+
+import fp8core
+from fp8core import timing
+from fp8core.errors import TuningError
+from fp8core.kernels.scaled_mm import SCALED_MM
+from fp8core.tuning import Tuning
+from gemm.test_blaslt_gpu import EXACT, FAST, case, check, cp, e4m3, error, launch, result
+from support.engines import fresh
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def untuned(monkeypatch):
+    monkeypatch.setattr(SCALED_MM, "_preferred", {})
+    monkeypatch.setattr(SCALED_MM, "_plans", {})
+
+
+MODES = [("tensor", "tensor"), ("row", "row"), ("tensor", "row"), ("group", "block")]
+
+
+@pytest.mark.parametrize("modes", MODES)
+@pytest.mark.parametrize("m", [16, 80, 512])
+@pytest.mark.parametrize("options", [{}, {"bias": "bfloat16", "fast": False}, {"out": "float16"}, {"out": "float32"}])
+def test_every_way_computes_the_product(modes, m, options):
+    """Offers for a scale each that are given vectors of scales included."""
+    made = case(*modes, m=m, n=1152, k=2048, layout="mn", seed=m, **options)
+    for choice in SCALED_MM.candidates(made.problem):
+        made.storage[...] = 0xA5
+        launch(made, SCALED_MM.planned(made.problem, choice))
+        bound = FAST if made.problem.use_fast_accum else EXACT
+        assert error(result(made), made.want) <= bound, choice
+
+
+@pytest.mark.parametrize(
+    ("modes", "options"),
+    [
+        (("tensor", "tensor"), {}),
+        (("row", "row"), {"bias": "bfloat16"}),
+        (("row", "tensor"), {"lda": 1040, "ldb": 1056, "ldo": 520}),
+        (("group", "block"), {"layout": "mn"}),
+        (("group", "block"), {"m": 67}),
+        (("tensor", "tensor"), {"out": "codes", "amax": True}),
+        (("row", "row"), {"offset": 1, "bias": "float32"}),
+        (("row", "row"), {"n": 511, "k": 1000}),
+    ],
+)
+def test_every_kind_of_problem_can_be_timed(modes, options):
+    options = {"m": 80, "fast": False} | options
+    if options.get("out") == "codes":
+        options["out"] = e4m3()
+    made = case(*modes, **options)
+    choices = SCALED_MM.candidates(made.problem)
+    times = timing.times(made.problem, [SCALED_MM.planned(made.problem, choice) for choice in choices])
+    assert len(times) == len(choices)
+    assert any(isfinite(us) for us in times)
+    assert min(times) > 0.5
+    check(made, choices[times.index(min(times))].kernel)
+
+
+def layer_and_input(m):
+    weight = cp.asarray(fresh((1024, 2048), "float32", spread=0.0))
+    return fp8core.Fp8Linear.from_weight(weight, out_dtype="float32"), cp.asarray(
+        fresh((m, 2048), "float32", spread=0.0)
+    )
+
+
+@pytest.mark.parametrize("m", [16, 96])
+def test_a_tuned_layer_computes_as_before(m):
+    layer, x = layer_and_input(m)
+    before = layer(x).get()
+    tuning = fp8core.tune(layer, x)
+    assert SCALED_MM.choice(fp8core.explain(layer, x).problem) == tuning.chosen
+    assert fp8core.explain(layer, x).chosen == tuning.chosen.kernel
+    after = layer(x).get()
+    assert np.linalg.norm(after - before) <= FAST * np.linalg.norm(before)
+    assert np.array_equal(layer(x).get(), after)
+
+
+OTHER_PROCESS = """
+import sys
+from fp8core import Tuning
+from fp8core.kernels.scaled_mm import SCALED_MM
+tuning = Tuning.from_json(sys.stdin.read())
+tuning.apply()
+print(SCALED_MM.choice(tuning.problem) == tuning.chosen)
+"""
+
+
+def test_another_process_takes_the_tuning():
+    layer, x = layer_and_input(96)
+    line = fp8core.tune(layer, x).to_json()
+    command = [sys.executable, "-c", OTHER_PROCESS]
+    run = subprocess.run(command, input=line, capture_output=True, text=True, check=False, env=dict(os.environ))
+    assert (run.returncode, run.stdout) == (0, "True\n"), run.stderr
+
+
+def test_a_tuning_of_another_gpu_is_refused():
+    layer, x = layer_and_input(96)
+    tuning = fp8core.tune(layer, x)
+    with pytest.raises(TuningError):
+        Tuning(tuning.machine._replace(gpu="another"), *tuning[1:]).apply()

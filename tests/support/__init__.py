@@ -1,0 +1,1 @@
+"""What tests share: engines, oracles, problems, compilers, the emulator."""

@@ -1,0 +1,116 @@
+"""Problems, made-up targets and the recording library for the tests of fp8core.blaslt and of its rows."""
+
+import ctypes
+import gc
+import re
+import subprocess
+from contextlib import nullcontext
+from pathlib import Path
+
+from fp8core.blaslt import heuristic as blaslt_heuristic
+from fp8core.blaslt import library as blaslt_library
+from fp8core.problem import ScaledMm, Target
+from fp8core.runtime import device
+
+H200 = Target("cuda", 90, 0, 132, 32, 232448)
+ADA = Target("cuda", 89, 0, 142, 32, 101376)
+AMPERE = Target("cuda", 80, 0, 108, 32, 166912)
+BLACKWELL = Target("cuda", 100, 0, 148, 32, 232448)
+MI300 = Target("hip", 0x942, 0, 304, 64, 65536)
+MI350 = Target("hip", 0x950, 0, 256, 64, 163840)
+
+MODES = {
+    "tensor": ("tensor", "tensor", (0, 0), (0, 0)),
+    "row": ("row", "row", (1, 0), (1, 0)),
+    "mixed": ("tensor", "row", (0, 0), (1, 0)),
+    "group x block": ("group", "block", (1, 64), (32, 1)),
+    "group x group": ("group", "group", (1, 64), (1, 256)),
+}
+
+
+def problem(mode="tensor", target=H200, **changes):
+    """Return a ScaledMm of m=64, n=256, k=4096 with the scales of a mode where the library wants them."""
+    scale_a, scale_b, strides_a, strides_b = MODES[mode]
+    e4m3 = "float8_e4m3fnuz" if target == MI300 else "float8_e4m3fn"
+    made = ScaledMm(
+        target=target,
+        m=64,
+        n=256,
+        k=4096,
+        a=e4m3,
+        b=e4m3,
+        out="bfloat16",
+        scale_a=scale_a,
+        scale_b=scale_b,
+        scale_a_strides=strides_a,
+        scale_b_strides=strides_b,
+        bias="",
+        out_scale=False,
+        amax=False,
+        use_fast_accum=True,
+        batch_invariant=False,
+        lda=4096,
+        ldb=4096,
+        ldo=256,
+        alignment=16,
+    )
+    return made._replace(**changes)
+
+
+class Stub:
+    """The recording library of a platform."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._dll = ctypes.CDLL(str(path))
+        self._dll.stub_log.restype = ctypes.c_char_p
+        self._dll.stub_version.argtypes = [ctypes.c_size_t]
+        self.offers, self.version = self._dll.stub_offers, self._dll.stub_version
+        self.tile, self.vectors = self._dll.stub_tile, self._dll.stub_vectors
+
+    def fail(self, function: str, status: int) -> None:
+        self._dll.stub_fail(function.encode(), status)
+
+    def reset(self) -> None:
+        self._dll.stub_reset()
+
+    def lines(self, *functions: str) -> list[str]:
+        """Return what was called, of ``functions`` or of all."""
+        said = self._dll.stub_log().decode().splitlines()
+        return [line for line in said if not functions or line.split()[0] in functions]
+
+    def attributes(self, kind: str, number: int) -> dict[int, tuple[int, int]]:
+        """Return width and value by attribute, as the last calls set them on the ``number``th object of a kind."""
+        found = (re.fullmatch(rf"Matmul\w+SetAttribute {kind}{number} (\d+) (\d+) (-?\d+)", x) for x in self.lines())
+        return {int(f[1]): (int(f[2]), int(f[3])) for f in found if f}
+
+
+def build(folder: Path, platform: str) -> Path:
+    source = Path(__file__).with_name("blaslt_stub.c")
+    name = {"cuda": "libcublasLt", "hip": "libhipblaslt"}[platform]
+    made = folder / f"{name}_stub.so"
+    flags = ["-DHIP"] if platform == "hip" else []
+    subprocess.run(["cc", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", *flags, "-o", made, source], check=True)
+    return made
+
+
+def forget() -> None:
+    """Empty the memories that hold a library, a device or their answers."""
+    blaslt_library.find.cache_clear()
+    blaslt_heuristic._ask.cache_clear()
+    blaslt_heuristic.absence.cache_clear()
+
+
+def pretend(monkeypatch, stub: Stub, targets: tuple[Target, ...]) -> None:
+    """Let the machine have ``targets``, and the library be the stub."""
+    gc.collect()
+    stub.reset()
+    monkeypatch.setattr(blaslt_library, "candidates", lambda dialect: iter([str(stub.path)]))
+    monkeypatch.setattr(device, "count", lambda: len(targets))
+    monkeypatch.setattr(device, "target", lambda ordinal: targets[ordinal])
+    monkeypatch.setattr(device, "current", lambda: 0)
+    monkeypatch.setattr(device, "asking_current", lambda: device.current)
+    monkeypatch.setattr(device, "bind", lambda ordinal: None)
+    monkeypatch.setattr(device, "again", lambda status, *_: status)
+    monkeypatch.setattr(device, "on", lambda ordinal: nullcontext())
+    forget()

@@ -1,0 +1,153 @@
+"""The compilers of device code, without a device: NVRTC by ctypes, and clang for AMD GPUs."""
+
+import ctypes
+import re
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from fp8core.problem import Target
+from fp8core.runtime.jit import Request
+
+CLANG = next((found for name in ("clang-22", "clang") if (found := shutil.which(name))), None)
+
+
+class Binary(NamedTuple):
+    """What a kernel became."""
+
+    registers: int
+    """Of a thread, 32 bits each (on AMD the vector registers)."""
+    stack: int
+    """Bytes of a thread in local memory: spills, and arrays that are indexed at run time."""
+    shared: int
+    """Static shared memory of a block, in bytes."""
+    code: bytes
+    """A cubin, or AMD assembly."""
+
+
+class CompileError(Exception):
+    """What the compiler said of a text that it refused or warned of."""
+
+
+@cache
+def missing(platform: str) -> str | None:
+    """Return why the compiler of a platform cannot be asked, or None."""
+    if platform == "hip":
+        return None if CLANG else "clang-22 (Debian: clang-22 lld-22) is not installed"
+    try:
+        _nvrtc()
+        _tool("cuobjdump")
+        _tool("nvdisasm")
+    except (ImportError, OSError, CompileError) as error:
+        return f"NVRTC (nvidia-cuda-nvrtc, -cuobjdump, -nvdisasm, cuda-pathfinder) is not installed: {error}"
+    return None
+
+
+@cache
+def compiled(target: Target, request: Request) -> Binary:
+    """Return what ``request`` becomes on ``target``; raises CompileError."""
+    return _cuda(request) if target.platform == "cuda" else _hip(target, request)
+
+
+@cache
+def _nvrtc() -> ctypes.CDLL:
+    from cuda.pathfinder import load_nvidia_dynamic_lib
+
+    path = Path(str(load_nvidia_dynamic_lib("nvrtc").abs_path))
+    for builtins in path.parent.glob("libnvrtc-builtins.so*"):  # which NVRTC looks for on the loader's path alone
+        ctypes.CDLL(str(builtins))
+    return ctypes.CDLL(str(path))
+
+
+@cache
+def _tool(name: str) -> str:
+    from cuda.pathfinder import find_nvidia_binary_utility
+
+    path = find_nvidia_binary_utility(name)
+    if path is None:
+        raise CompileError(f"no {name}")
+    return str(path)
+
+
+def cubin(text: str, options: tuple[str, ...]) -> bytes:
+    """Return the machine code that NVRTC makes; any remark of the compiler is an error."""
+    library, program, size = _nvrtc(), ctypes.c_void_p(), ctypes.c_size_t()
+    library.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kernel.cu", 0, None, None)
+    try:
+        array = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+        status = library.nvrtcCompileProgram(program, len(options), array)
+        library.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+        log = ctypes.create_string_buffer(size.value + 1)
+        library.nvrtcGetProgramLog(program, log)
+        if status or log.value.strip():
+            raise CompileError(f"{' '.join(options)}\n{log.value.decode(errors='replace')}")
+        library.nvrtcGetCUBINSize(program, ctypes.byref(size))
+        code = ctypes.create_string_buffer(size.value)
+        library.nvrtcGetCUBIN(program, code)
+        return code.raw
+    finally:
+        library.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _cuda(request: Request) -> Binary:
+    code = cubin(request.text, request.options)
+    usage = _inspected(code, "cuobjdump", "--dump-resource-usage")
+    found = re.search(rf"Function {request.entry}:\s*REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", usage)
+    if found is None:
+        raise CompileError(f"no entry {request.entry} in {usage}")
+    registers, stack, shared, local = map(int, found.groups())
+    if "-arch=sm_8" not in " ".join(request.options):
+        shared = max(shared - 1024, 0)  # from sm_90 on cuobjdump counts what the system keeps of each block
+    return Binary(registers, stack + local, shared, code)
+
+
+def _hip(target: Target, request: Request) -> Binary:
+    if CLANG is None:
+        raise CompileError("no clang")
+    mode = ("-x", "hip", "--offload-device-only", f"--offload-arch=gfx{target.arch:x}", "--no-gpu-bundle-output")
+    options = (
+        "-nogpuinc",
+        "-nogpulib",
+        "-fdeclspec",
+        "-Wall",
+        "-Werror",
+        "-Wno-unused-const-variable",
+        "-Wno-cuda-compat",
+        *request.options,
+        "-S",
+        "-o",
+        "-",
+        "-",
+    )
+    done = subprocess.run((CLANG, *mode, *options), input=request.text, capture_output=True, text=True, check=False)
+    if done.returncode or done.stderr:
+        raise CompileError(f"gfx{target.arch:x} {' '.join(request.options)}\n{done.stderr}")
+    text = done.stdout
+    called = set(re.findall(r"\b(\w+)@(?:rel32|gotpcrel32|abs32)", text))
+    unknown = {name for name in called if not re.search(rf"^{name}:|\.(?:comm|lcomm)\s+{name}\b", text, re.MULTILINE)}
+    if unknown:
+        raise CompileError(f"{request.entry} calls what no library gives: {', '.join(sorted(unknown))}")
+
+    def number(key: str) -> int:
+        found = re.search(rf"\.{key}:\s*(\d+)", text)
+        if found is None:
+            raise CompileError(f"no {key} in the metadata of {request.entry}")
+        return int(found[1])
+
+    # Scalar registers spill into lanes of vector registers, which are counted.
+    stack = number("private_segment_fixed_size") + number("vgpr_spill_count")
+    return Binary(number("vgpr_count"), stack, number("group_segment_fixed_size"), text.encode())
+
+
+def instructions(target: Target, binary: Binary) -> str:
+    """Return the SASS or the AMD assembly of a kernel."""
+    return _inspected(binary.code, "nvdisasm", "-c") if target.platform == "cuda" else binary.code.decode()
+
+
+def _inspected(code: bytes, tool: str, *options: str) -> str:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        Path(file.name).write_bytes(code)
+        return subprocess.run((_tool(tool), *options, file.name), capture_output=True, text=True, check=True).stdout

@@ -1,0 +1,294 @@
+"""Kernels run on the CPU: their text compiled as C++, threads as fibers (engine.cpp says what is checked).
+
+`Emulator.prepare` stands in for `jit.prepare`, so the plans of `fp8core.kernels` run as they are: same
+text, same constants, same grids, with addresses of NumPy arrays.
+"""
+
+import ctypes
+import hashlib
+import os
+import re
+import shutil
+import struct
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fp8core.problem import Target
+from fp8core.runtime import jit
+from support.emulation.memory import Memory
+
+HERE = Path(__file__).parent
+COMPILER = shutil.which("g++")
+FLAGS = (
+    *("-std=c++17", "-O1", "-gdwarf-4", "-g1", "-w", "-shared", "-fPIC", "-fno-strict-aliasing", "-ffp-contract=off"),
+    *("-fsanitize=kernel-address", "--param=asan-instrumentation-with-call-threshold=0"),
+    *("--param=asan-stack=0", "--param=asan-globals=1"),
+    "-fsanitize=alignment,bounds,shift,signed-integer-overflow,integer-divide-by-zero",
+    *("-nodefaultlibs", "-lm", "-lc", "-lgcc"),  # the engine has the hooks that libubsan would bring
+)
+SHARED = re.compile(
+    r"(?P<extern>\bextern\s+)?(?<!define )\b(?:__shared__|SHARED)\s+"
+    r"(?P<type>(?:(?:alignas|__align__)\s*\([^)]*\)\s*)?[^;\[\]()#]+?)"
+    r"\s*\b(?P<name>\w+)\s*(?P<extents>(?:\[[^;]*\])?)\s*;"
+)
+"""A declaration of one shared variable."""
+DYNAMIC_SHARED = re.compile(r"^(\s*#\s*define\s+DYNAMIC_SHARED\(name\)).*$", re.MULTILINE)
+"""The word of the platform headers for a block's dynamic shared memory."""
+EXT_VECTOR = re.compile(r"\b(\w+)\s*__attribute__\(\(ext_vector_type\((\d+)\)\)\)")
+"""A vector type as clang has it and GCC has not."""
+CUDA = Target("cuda", 90, 0, 4, 32, 200_000)
+CUDA_80 = CUDA._replace(arch=80)
+HIP_64 = Target("hip", 0x942, 0, 4, 64, 65_536)
+HIP_32 = Target("hip", 0x1201, 0, 4, 32, 65_536)
+"""Made-up devices of few multiprocessors, so that grids stay small."""
+
+
+class EmulationError(Exception):
+    """What the engine reports: an access, a race or a barrier that is wrong, with where in the kernel."""
+
+
+class Array(ctypes.Structure):
+    """EmulatedArray of engine.h."""
+
+    _fields_ = (("address", ctypes.c_size_t), ("bytes", ctypes.c_uint64), ("writable", ctypes.c_int32))
+
+
+class Launch(ctypes.Structure):
+    """EmulatedLaunch of engine.h."""
+
+    _fields_ = (
+        ("call", ctypes.c_void_p),
+        ("arguments", ctypes.c_void_p),
+        ("grid", ctypes.c_uint32 * 3),
+        ("block", ctypes.c_uint32 * 3),
+        ("shared_bytes", ctypes.c_uint32),
+        ("warp", ctypes.c_uint32),
+        ("together", ctypes.c_int32),
+        ("flush_subnormals", ctypes.c_int32),
+        ("arrays", ctypes.c_void_p),
+        ("array_count", ctypes.c_int32),
+        ("report", ctypes.c_void_p),
+        ("report_bytes", ctypes.c_int32),
+        ("site", ctypes.c_size_t),
+    )
+
+
+class Kernel(NamedTuple):
+    """A compiled entry."""
+
+    path: Path
+    library: ctypes.CDLL
+    call: int
+    parameters: tuple[tuple[str, int], ...]
+    """The kind (P pointer, i integer, f float, s struct) and the bytes of each parameter."""
+
+
+class Emulator:
+    """Compiles kernels into a folder, each once, and launches them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.flush_subnormals: bool | None = None
+        """Whether fp32 subnormals become zero; None for what the platform's compile options say."""
+        self.watched: Memory | None = None
+        self.launches: list[str] = []
+        """The entries launched so far."""
+        self._kernels: dict[str, Kernel] = {}
+        engine = self._build(
+            "engine", (HERE / "engine.cpp").read_text(), ("-O2", "-std=c++17", "-shared", "-fPIC", f"-I{HERE}")
+        )
+        self._engine_path = engine
+        self._engine = ctypes.CDLL(str(engine))
+        self._engine.emulation_launch.argtypes = (ctypes.POINTER(Launch),)
+
+    @contextmanager
+    def watch(self) -> Iterator[Memory]:
+        """Give a `Memory` whose arrays are all that launches may touch meanwhile; its guards are checked at the end."""
+        self.watched = Memory()
+        try:
+            yield self.watched
+            self.watched.check()
+        finally:
+            self.watched = None
+
+    def prepare(
+        self,
+        target: Target,
+        source: str,
+        entry: str,
+        constants: Mapping[str, int | float | str],
+        signature: str,
+        *,
+        block: tuple[int, int, int] | int,
+        shared_bytes: int = 0,
+        cluster: int = 1,
+        programmatic: bool = False,
+        cooperative: bool = False,
+    ) -> "Launcher":
+        """Return a launcher as `jit.prepare` does; its addresses are the host's."""
+        request = jit.compile_request(target, source, entry, constants)
+        kernel = self.compile(
+            request.text, tuple(o for o in request.options if o.startswith("-D")), request.entry, target
+        )
+        flush = self.flush_subnormals
+        if flush is None:
+            flush = any(o in request.options for o in ("-ftz=true", "-fgpu-flush-denormals-to-zero"))
+        shape = (block, 1, 1) if isinstance(block, int) else block
+        together = 0 if cooperative else cluster
+        return Launcher(self, kernel, entry, signature, shape, shared_bytes, target.warp, together, flush)
+
+    def compile(self, text: str, defines: tuple[str, ...], entry: str, target: Target = CUDA) -> Kernel:
+        """Return the kernel ``entry`` of a flat text; raises EmulationError with the compiler's words."""
+        lines = [re.sub(r"^-D(\w+)=?(.*)$", r"#define \1 \2", d) for d in defines]
+        text = DYNAMIC_SHARED.sub(r"\1 unsigned char *const name = emulated_shared()", text)
+        text = EXT_VECTOR.sub(r"EmulatedVector<\1, \2>", SHARED.sub(_shared, text))
+        whole = "\n".join(
+            (
+                *([f"#define __gfx{target.arch:x}__ 1"] if target.platform == "hip" else []),
+                '#include "words.h"',
+                "#define FP8CORE_EMULATION 1",
+                *lines,
+                # Names with internal linkage: the shared variables of templates become plain statics.
+                f"namespace {{\n{text}\n}}\nEMULATED_ENTRY({entry})\n",
+            )
+        )
+        if whole not in self._kernels:
+            path = self._build(entry, whole, (*FLAGS, f"-I{HERE}"), (str(self._engine_path),))
+            library = ctypes.CDLL(str(path))
+            kinds, sizes = ctypes.create_string_buffer(64), (ctypes.c_uint32 * 64)()
+            count = library.emulated_signature(kinds, sizes)
+            call = ctypes.cast(library.emulated_entry, ctypes.c_void_p).value or 0
+            parameters = tuple(zip(kinds.value.decode(), sizes[:count], strict=True))
+            self._kernels[whole] = Kernel(path, library, call, parameters)
+        return self._kernels[whole]
+
+    def _build(self, name: str, text: str, flags: tuple[str, ...], libraries: tuple[str, ...] = ()) -> Path:
+        if COMPILER is None:
+            raise EmulationError("the emulation needs g++")
+        key = hashlib.sha256("\0".join((text, *flags, *libraries)).encode())
+        for header in sorted(HERE.glob("*.h")):
+            key.update(header.read_bytes())
+        path = self.folder / f"{name}-{key.hexdigest()[:24]}.so"
+        if not path.exists():
+            made = self.folder / f"{path.stem}-{os.getpid()}"
+            made.with_suffix(".cpp").write_text(text)
+            command = [COMPILER, str(made.with_suffix(".cpp")), *flags, "-o", str(made), *libraries]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise EmulationError(f"{name} does not compile as C++:\n{done.stderr[:8000]}")
+            made.with_suffix(".cpp").unlink()
+            made.rename(path)
+        return path
+
+    def launch(self, kernel: Kernel, name: str, launch: Launch) -> None:
+        """Run one launch; raises EmulationError with the engine's report and the place in the kernel."""
+        self.launches.append(name)
+        report = ctypes.create_string_buffer(2048)
+        watched = self.watched.arrays() if self.watched else []
+        arrays = (Array * max(len(watched), 1))(*watched)
+        launch.call, launch.report, launch.report_bytes = kernel.call, ctypes.addressof(report), len(report)
+        launch.arrays, launch.array_count = ctypes.addressof(arrays), len(watched)
+        if self._engine.emulation_launch(launch):
+            raise EmulationError(f"{name}: {report.value.decode()}{self._place(kernel, launch.site)}")
+
+    def _place(self, kernel: Kernel, site: int) -> str:
+        base = next(
+            (
+                int(line.split("-")[0], 16)
+                for line in Path("/proc/self/maps").read_text().splitlines()
+                if str(kernel.path) in line
+            ),
+            0,
+        )
+        tool = shutil.which("addr2line")
+        if not site or not base or tool is None:
+            return ""
+        command = [tool, "-i", "-e", str(kernel.path), hex(site - base - 1)]
+        lines = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split("\n")
+        places = [line.split(" (")[0] for line in lines if line and "words.h" not in line]
+        return "\n  at " + "\n  from ".join(re.sub(r"^.*/((?:cuda|hip)_src/)", r"\1", place) for place in places)
+
+
+class Launcher:
+    """A kernel with its block; called as `jit.Launcher` is."""
+
+    def __init__(
+        self,
+        emulator: Emulator,
+        kernel: Kernel,
+        entry: str,
+        signature: str,
+        block: tuple[int, int, int],
+        shared_bytes: int,
+        warp: int,
+        together: int,
+        flush: bool,
+    ) -> None:
+        self.entry = entry
+        self._emulator, self._kernel = emulator, kernel
+        self._items = re.findall(r"\d*[a-zA-Z]", signature)
+        self._fixed = (block, shared_bytes, warp, together, flush)
+        wanted = tuple((_kind(item), struct.calcsize(f"={item}".replace("P", "Q"))) for item in self._items)
+        if wanted != kernel.parameters:
+            raise EmulationError(
+                f"{entry}: the signature {signature} means {wanted}, the kernel takes {kernel.parameters}"
+            )
+
+    def __call__(self, stream: int, grid: tuple[int, int, int], *arguments: Any) -> None:
+        """Run the kernel to its end; the stream is ignored."""
+        (block, shared_bytes, warp, together, flush) = self._fixed
+        pieces, values = [], list(arguments)
+        for item in self._items:
+            count = int(item[:-1] or 1) if item[-1] != "s" else 1
+            pieces.append(struct.pack(f"={item}".replace("P", "Q"), *values[:count]))
+            del values[:count]
+        if values:
+            raise EmulationError(f"{self.entry}: {len(values)} arguments too many for {self._items}")
+        if min(grid) < 1 or grid[0] >= 1 << 31 or max(grid[1:]) > 65535:
+            raise EmulationError(f"{self.entry}: no device takes the grid {grid}")
+        buffers = [np.zeros(len(piece) + 64, np.uint8) for piece in pieces]
+        addresses = (ctypes.c_void_p * max(len(pieces), 1))()
+        for i, (buffer, piece) in enumerate(zip(buffers, pieces, strict=True)):
+            start = -buffer.ctypes.data % 64
+            buffer[start : start + len(piece)] = np.frombuffer(piece, np.uint8)
+            addresses[i] = buffer.ctypes.data + start
+        launch = Launch(
+            arguments=ctypes.addressof(addresses),
+            grid=grid,
+            block=block,
+            shared_bytes=shared_bytes,
+            warp=warp,
+            together=together,
+            flush_subnormals=flush,
+        )
+        self._emulator.launch(self._kernel, self.entry, launch)
+
+    def bind(self, grid: tuple[int, int, int], *numbers: Any) -> Callable[..., None]:
+        """Return the launch that wants the stream and the addresses, as `jit.Launcher.bind` does."""
+
+        def bound(stream: int, *addresses: Any) -> None:
+            rest, given = list(numbers), list(addresses)
+            values = [(given if item[-1] in "Ps" else rest).pop(0) for item in self._items]
+            self(stream, grid, *values)
+
+        return bound
+
+
+def _shared(declaration: re.Match[str]) -> str:
+    """Return a shared variable's declaration for the emulation: accesses go by a pointer, which GCC instruments."""
+    kind, name, extents = declaration["type"], declaration["name"], declaration["extents"]
+    if declaration["extern"]:
+        return f"{kind} *const {name} = static_cast<{kind} *>(emulation_dynamic_shared());"
+    hidden = f"{name}_emulated_shared"
+    return f"static {kind} {hidden}{extents}; auto &{name} = emulated_variable({hidden});"
+
+
+def _kind(item: str) -> str:
+    if item[:-1]:
+        return "s"
+    return "i" if item in "iIqQ" else item

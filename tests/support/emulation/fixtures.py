@@ -1,0 +1,27 @@
+"""Pytest fixtures over the emulator; test modules import what they use."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from fp8core.runtime import jit
+from support.emulation import COMPILER, Emulator
+
+
+@pytest.fixture(scope="session")
+def emulation_session(request: pytest.FixtureRequest) -> Emulator:
+    """Return the emulator of the session; what it compiles is kept in pytest's cache under a hash of the text."""
+    if COMPILER is None:
+        pytest.skip("the emulation of kernels needs g++, which is not installed")
+    cache = request.config.cache
+    assert cache is not None
+    return Emulator(cache.mkdir("emulation"))
+
+
+@pytest.fixture
+def emulator(emulation_session: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulator]:
+    """Return the emulator, standing in for `jit.prepare` during the test."""
+    monkeypatch.setattr(jit, "prepare", emulation_session.prepare)
+    emulation_session.flush_subnormals = None
+    emulation_session.launches.clear()
+    return emulation_session

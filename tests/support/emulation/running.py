@@ -1,0 +1,103 @@
+"""What the emulated tests share: inputs that tease, matrices with gaps, and plans of every able kernel."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from fp8core.table import Launch, Table
+from support.emulation import Memory
+
+WIDE = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+
+
+class Matrix(NamedTuple):
+    """A matrix whose rows lie ``stride`` elements apart in a buffer of a `Memory`."""
+
+    buffer: np.ndarray
+    stride: int
+    cols: int
+
+    @property
+    def pointer(self) -> int:
+        return self.buffer.ctypes.data
+
+    @property
+    def values(self) -> np.ndarray:
+        return self.buffer[:, : self.cols]
+
+    @property
+    def gap(self) -> np.ndarray:
+        return self.buffer[:, self.cols :]
+
+
+def matrix(
+    memory: Memory, values: np.ndarray, stride: int | None = None, *, writable: bool = False, offset: int = 0
+) -> Matrix:
+    """Return a copy of ``values`` with rows ``stride`` apart; what lies between is NaN (or all ones)."""
+    rows, cols = values.shape
+    stride = stride or cols
+    filler = np.full((rows, stride * values.dtype.itemsize), 0xFF, np.uint8).view(values.dtype)
+    filler[:, :cols] = values
+    return Matrix(memory.array(filler, writable=writable, offset=offset), stride, cols)
+
+
+def empty(memory: Memory, shape: tuple[int, int], dtype: Any, stride: int | None = None, *, offset: int = 0) -> Matrix:
+    """Return a poisoned matrix to write."""
+    return Matrix(memory.empty((shape[0], stride or shape[1]), dtype, offset=offset), stride or shape[1], shape[1])
+
+
+def alignment(*operands: Matrix) -> int:
+    """Return the largest power of two up to 16 that divides every address and every row's length, in bytes."""
+    together = 16
+    for one in operands:
+        for number in (one.pointer, one.stride * one.buffer.dtype.itemsize):
+            while number % together:
+                together //= 2
+    return together
+
+
+def plans(table: Table[Any], problem: Any) -> Iterator[tuple[str, Launch]]:
+    """Return every kernel of ``table`` that is able to run ``problem``, made ready; at least one."""
+    able = [kernel for kernel in table.kernels if kernel.refusal(problem) is None]
+    assert able, table.explain(problem)
+    for kernel in able:
+        yield kernel.name, kernel.plan(problem)
+
+
+def teasing(rows: int, cols: int, dtype: str, seed: int, *, special: bool = True) -> np.ndarray:
+    """Return a matrix with rows of many magnitudes, ties, zeros and, if ``special``, NaN and infinities."""
+    random = np.random.default_rng(seed)
+    x = random.standard_normal((rows, cols)).astype(np.float32)
+    x *= np.exp2(random.integers(-12, 8, (rows, 1))).astype(np.float32)
+    x[random.random((rows, cols)) < 0.1] = 0.0
+    x[random.random((rows, cols)) < 0.05] *= -0.0
+    if rows > 2:
+        # Values that fall on the middle between two codes when the scale is a power of two.
+        x[1] = random.integers(-64, 65, cols) * np.float32(0.25)
+        x[2] = 0.0
+    if special and rows > 6:
+        x[3, 0] = np.nan
+        x[4, cols // 2] = np.inf
+        x[5, cols - 1] = -np.inf
+        x[6] *= np.float32(2.0**-127) if dtype == "float32" else np.float32(2.0**-10)
+    with np.errstate(over="ignore"):
+        return x.astype(WIDE[dtype])
+
+
+def same_bytes(got: np.ndarray, want: np.ndarray, what: str) -> None:
+    """Assert that two arrays have the same bytes, NaN aside; says where the first difference is."""
+    assert got.shape == want.shape, f"{what}: got the shape {got.shape}, want {want.shape}"
+    with np.errstate(all="ignore"):
+        number = np.uint64 if got.dtype.itemsize == 8 else f"u{got.dtype.itemsize}"
+        other = np.ascontiguousarray(got).view(number) != np.ascontiguousarray(want).view(number)
+        if got.dtype.kind in "fV" and got.dtype != np.uint8:
+            other &= ~(np.isnan(got) & np.isnan(want))
+    places = np.argwhere(other)
+    if len(places):
+        first = tuple(int(i) for i in places[0])
+        pytest.fail(
+            f"{what}: {len(places)} of {got.size} differ, first at {first}: got {got[first]!r}, want {want[first]!r}"
+        )

@@ -1,0 +1,296 @@
+"""Problems that between them ask for every kernel in every way it is compiled, made without a device."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from fp8core.kernels.arrange import NOTHING, plan_arrange
+from fp8core.kernels.dequantize import DEQUANTIZE
+from fp8core.kernels.expand import EXPAND
+from fp8core.kernels.fused import NORM_QUANTIZE, SILU_QUANTIZE
+from fp8core.kernels.generic_mm import plan_rescale
+from fp8core.kernels.hopper_block import LAYOUTS, BlockMm
+from fp8core.kernels.linear import LINEAR
+from fp8core.kernels.quantize import QUANTIZE
+from fp8core.kernels.scaled_mm import SCALED_MM
+from fp8core.kernels.weights import ALL_CLOSE, NORMALIZE, REQUANTIZE
+from fp8core.problem import (
+    BLOCK_128,
+    FORMATS,
+    GROUP_128,
+    PER_TENSOR,
+    PER_TOKEN,
+    WIDE,
+    AllClose,
+    Dequantize,
+    Expand,
+    GroupShape,
+    Linear,
+    Normalize,
+    NormQuantize,
+    Quantize,
+    Requantize,
+    ScaledMm,
+    SiluQuantize,
+    Target,
+)
+from fp8core.table import Launch, Table
+
+Plan = Callable[[], object]
+
+TARGETS = (
+    Target("cuda", 80, 0, 108, 32, 163 << 10),
+    Target("cuda", 89, 0, 142, 32, 99 << 10),
+    Target("cuda", 90, 0, 132, 32, 227 << 10),
+    Target("cuda", 100, 0, 148, 32, 227 << 10),
+    Target("cuda", 120, 0, 188, 32, 99 << 10),
+    Target("hip", 0x90A, 0, 104, 64, 64 << 10),
+    Target("hip", 0x942, 0, 304, 64, 64 << 10),
+    Target("hip", 0x950, 0, 256, 64, 160 << 10),
+    Target("hip", 0x1100, 0, 96, 32, 64 << 10),
+    Target("hip", 0x1200, 0, 32, 32, 64 << 10),
+    Target("hip", 0x1201, 0, 64, 32, 64 << 10),
+)
+THOROUGH = (90, 0x942)
+"""Architectures that every way of compiling is tried on; the others see each kernel in its main ways."""
+
+PER_COLUMN = GroupShape(-1, 1)
+MODES: tuple[tuple[GroupShape, bool, str, str], ...] = (
+    (PER_TENSOR, False, "float32", "k"),
+    (PER_TOKEN, False, "float32", "k"),
+    (GROUP_128, False, "float32", "mn"),
+    (PER_TENSOR, True, "float32", "k"),
+    (BLOCK_128, False, "float32", "k"),
+    (PER_COLUMN, False, "float32", "k"),
+    (PER_TOKEN, True, "float32", "k"),
+    (GROUP_128, False, "ue8m0", "k"),
+    (GROUP_128, False, "ue8m0_bytes", "mn"),
+    (GROUP_128, True, "float32", "k"),
+    (GroupShape(3, 40), False, "float32", "k"),
+    (PER_COLUMN, True, "float32", "k"),
+)
+"""Group shape, static, scale format, scale layout: the first four are the main ways."""
+MAIN = 4
+
+
+def native(target: Target) -> str:
+    """Return the E4M3 that a target has instructions for, or would be given."""
+    return "float8_e4m3fnuz" if target.arch == 0x942 else "float8_e4m3fn"
+
+
+def modes(target: Target) -> tuple[tuple[GroupShape, bool, str, str], ...]:
+    """Return the modes to try on a target."""
+    return MODES if target.arch in THOROUGH else MODES[:MAIN]
+
+
+def formats(target: Target) -> tuple[tuple[str, str, int, int], ...]:
+    """Return input dtype, FP8 format, columns and alignment to try: the main one first."""
+    main = (("bfloat16", native(target), 4096, 16),)
+    if target.arch not in THOROUGH:
+        return main
+    others = tuple(("float16", name, 5120, 16) for name in FORMATS if name != native(target))
+    return (
+        *main,
+        *others,
+        ("float32", native(target), 4096, 16),
+        ("bfloat16", native(target), 333, 1),
+        ("float32", native(target), 7, 4),
+    )
+
+
+def quantize(target: Target) -> Iterator[Quantize]:
+    for number, mode in enumerate(modes(target)):
+        for form in formats(target) if number < 3 else formats(target)[:1]:
+            yield Quantize(target, form[0], form[1], *mode, *form[2:])
+
+
+def norm_quantize(target: Target) -> Iterator[NormQuantize]:
+    for shape, static, *layout in modes(target):
+        for form in formats(target)[:1]:
+            for residual in (False, True):
+                yield NormQuantize(
+                    target, form[0], form[0], form[1], shape, static, *layout, residual, static, *form[2:]
+                )
+    for form in formats(target)[1:]:
+        yield NormQuantize(target, form[0], form[0], form[1], PER_TOKEN, False, "float32", "k", False, False, *form[2:])
+
+
+def silu_quantize(target: Target) -> Iterator[SiluQuantize]:
+    for number, (shape, static, *layout) in enumerate(modes(target)):
+        for form in formats(target) if number == 1 else formats(target)[:1]:
+            yield SiluQuantize(target, form[0], form[1], shape, static, *layout, static, *form[2:])
+
+
+def dequantize(target: Target) -> Iterator[Dequantize]:
+    for wide in WIDE:
+        yield Dequantize(target, native(target), wide, PER_TOKEN, "float32", 4096, 16)
+    for shape in (PER_TENSOR, GROUP_128, BLOCK_128, PER_COLUMN) if target.arch in THOROUGH else (BLOCK_128,):
+        yield Dequantize(target, native(target), "bfloat16", shape, "float32", 4096, 16)
+        yield Dequantize(target, "float8_e5m2", "float16", shape, "ue8m0_bytes", 333, 1)
+
+
+def requantize(target: Target) -> Iterator[Requantize]:
+    for shards, cols, alignment in ((3, 4096, 16), (64, 4096, 16), (500, 333, 1)):
+        yield Requantize(target, native(target), shards, cols, alignment)
+
+
+def normalize(target: Target) -> Iterator[Normalize]:
+    for dtype in ("float8_e4m3fn", "float8_e4m3fnuz"):
+        for alignment in (1, 16):
+            yield Normalize(target, dtype, alignment)
+
+
+def all_close(target: Target) -> Iterator[AllClose]:
+    yield AllClose(target)
+
+
+def expand(target: Target) -> Iterator[Expand]:
+    yield Expand(target, 3)
+
+
+def scaled_mm(target: Target) -> Iterator[ScaledMm]:
+    e4m3 = native(target)
+    e5m2 = "float8_e5m2fnuz" if e4m3.endswith("fnuz") else "float8_e5m2"
+    scales: dict[tuple[str, str], tuple[tuple[int, int], tuple[int, int]]] = {
+        ("tensor", "tensor"): ((0, 0), (0, 0)),
+        ("row", "row"): ((1, 0), (1, 0)),
+        ("tensor", "row"): ((0, 0), (1, 0)),
+        ("group", "block"): ((1, 16), (1, 32)),
+        ("group", "group"): ((1, 16), (32, 1)),
+    }
+    for (scale_a, scale_b), strides in scales.items() if target.arch in THOROUGH else list(scales.items())[1:4:2]:
+        for m in (1, 16, 64, 300):
+            yield ScaledMm(
+                *(target, m, 4096, 4096, e4m3, e4m3, "bfloat16", scale_a, scale_b, *strides),
+                *("", False, False, True, False, 4096, 4096, 4096, 16),
+            )
+    if target.platform == "cuda" and (target.arch == 89 or target.arch >= 120):
+        for (scale_a, scale_b), strides in scales.items():  # more channels: another layout of the same kernel
+            yield ScaledMm(
+                *(target, 64, 28672, 4096, e4m3, e4m3, "bfloat16", scale_a, scale_b, *strides),
+                *("", False, False, True, False, 4096, 4096, 28672, 16),
+            )
+    rows = ("row", "row", (1, 0), (1, 0))
+    for a, b, bias in ((e4m3, e5m2, "float32"), (e5m2, e4m3, "float16")):
+        yield ScaledMm(
+            *(target, 8, 4096, 4096, a, b, "float16", *rows),
+            *(bias, False, False, True, False, 4096, 4096, 4096, 16),
+        )
+    whole = ("tensor", "tensor", (0, 0), (0, 0))
+    yield ScaledMm(
+        target, 16, 100, 333, e4m3, e5m2, "float16", *rows, "float16", False, False, False, True, 333, 333, 100, 1
+    )
+    yield ScaledMm(
+        target, 16, 4096, 4096, e4m3, e4m3, e4m3, *whole, "float32", True, True, True, False, 4096, 4096, 4096, 16
+    )
+    yield ScaledMm(
+        target, 16, 4096, 4096, e5m2, e4m3, "float32", *rows, "bfloat16", False, True, True, False, 4096, 4096, 4096, 16
+    )
+
+
+def linear(target: Target) -> Iterator[Linear]:
+    """Layers for Hopper: elsewhere they ask for what quantizations and products ask for."""
+    if target.arch != 90:
+        return
+    e4m3, row, tensor = native(target), ("row", "row", (1, 0), (1, 0)), ("tensor", "row", (0, 0), (1, 0))
+    for m, n, k, x in (
+        (1, 4096, 4096, "bfloat16"),
+        (2, 6144, 4096, "float16"),
+        (1, 7168, 16384, "bfloat16"),
+        (8, 28672, 1024, "bfloat16"),
+        (64, 4096, 128, "bfloat16"),
+    ):
+        for static, scales in ((False, row), (True, tensor)):
+            product = ScaledMm(
+                *(target, m, n, k, e4m3, e4m3, "bfloat16", *scales),
+                *("", False, False, True, False, k, k, n, 16),
+            )
+            group = PER_TENSOR if static else PER_TOKEN
+            yield Linear(Quantize(target, x, e4m3, group, static, "float32", "k", k, 16), product, k, float("inf"))
+
+
+def of_table(table: Table[Any], problems: Callable[[Target], Iterator[Any]]) -> Callable[[Target], Iterator[Plan]]:
+    """Return what makes the plans of every able kernel of ``table``, the preferred one and the others."""
+
+    def plans(target: Target) -> Iterator[Plan]:
+        for problem in problems(target):
+            for kernel in table.kernels:
+                if kernel.refusal(problem) is None:
+                    yield partial(kernel.plan, problem)
+
+    return plans
+
+
+SIZES = (1, 32, 1000, 1 << 20)
+"""Rows for one block, for a cluster, for a device that holds all of them and for one that does not."""
+
+
+def quantize_plans(target: Target) -> Iterator[Plan]:
+    """Plans of `QUANTIZE` that are launched as well: some are compiled by what the rows turn out to be."""
+
+    def launched(plan: Callable[[], Launch], cols: int) -> None:
+        launch = plan()
+        flat, gaps = ((rows, cols) for rows in SIZES), ((rows, cols + 16) for rows in SIZES)
+        for rows, stride in (*flat, *gaps):
+            launch(0, 256, stride, 256, stride, 256, 0, 0, rows, rows, 0, float("inf"), 1e-10)
+
+    for problem in quantize(target):
+        for plan in of_table(QUANTIZE, lambda _, problem=problem: iter((problem,)))(target):
+            yield partial(launched, plan, problem.cols)
+
+
+def by_rows(
+    table: Table[Any], problems: Callable[[Target], Iterator[Any]], inputs: tuple[float, ...]
+) -> Callable[[Target], Iterator[Plan]]:
+    """Plans of a fused producer, launched as well: its kernels are compiled by how many rows there turn out to be."""
+
+    def launched(plan: Callable[[], Launch], target: Target) -> None:
+        launch, some = plan(), target.multiprocessors
+        for rows in (1, some, 2 * some, 8 * some):
+            launch(0, *inputs, 256, 256, 256, 0, 0, rows, 0, float("inf"), 1e-10)
+
+    def plans(target: Target) -> Iterator[Plan]:
+        for plan in of_table(table, problems)(target):
+            yield partial(launched, plan, target)
+
+    return plans
+
+
+def arrange(target: Target) -> Iterator[Plan]:
+    yield partial(plan_arrange, target, (NOTHING, NOTHING, NOTHING))
+
+
+def rescale(target: Target) -> Iterator[Plan]:
+    """What follows a library's product: on machines without the library no row of the table asks for it."""
+    for problem in scaled_mm(target):
+        if "group" not in (problem.scale_a, problem.scale_b):
+            yield partial(plan_rescale, problem)
+
+
+def blocks(target: Target) -> Iterator[Plan]:
+    """Every layout of a product with blocked scales, as no few problems would ask for them."""
+    if target.arch != 90:
+        return
+    for problem in scaled_mm(target):
+        if problem.m == 300 and problem.scale_a == "group":
+            for layout in LAYOUTS:
+                wide = {"out": "float32", "bias": "float32"} if problem.scale_b == "group" else {}
+                yield partial(BlockMm, problem._replace(**wide), layout)
+
+
+OPERATIONS: dict[str, Callable[[Target], Iterator[Plan]]] = {
+    "quantize": quantize_plans,
+    "norm_quantize": by_rows(NORM_QUANTIZE, norm_quantize, (*(256,) * 5, 1e-6)),
+    "silu_quantize": by_rows(SILU_QUANTIZE, silu_quantize, (256, 256)),
+    "dequantize": of_table(DEQUANTIZE, dequantize),
+    "requantize": of_table(REQUANTIZE, requantize),
+    "normalize": of_table(NORMALIZE, normalize),
+    "all_close": of_table(ALL_CLOSE, all_close),
+    "expand": of_table(EXPAND, expand),
+    "scaled_mm": of_table(SCALED_MM, scaled_mm),
+    "blocks": blocks,
+    "linear": of_table(LINEAR, linear),
+    "arrange_scales": arrange,
+    "rescale": rescale,
+}
+"""For each operation, what makes all the plans to try on a target."""
