@@ -150,7 +150,7 @@ def calls(peers: "Peers") -> Iterator[Step]:
     yield ours("scaled_mm m=16, out given", lambda: fp8core.scaled_mm(data, weight, scale, channels, out=out))
     yield ours("scaled_mm m=16", lambda: fp8core.scaled_mm(data, weight, scale, channels))
     yield ours("scaled_mm m=80", lambda: fp8core.scaled_mm(many_data, weight, many_scale, channels))
-    yield ours("linear m=16", lambda: fp8core.ops.linear(x, w.data, w.scale))
+    yield ours("linear m=16", lambda: fp8core.linear(x, w.data, w.scale))
     yield ours("Fp8Linear m=16", lambda: layer(x))
     yield ours("Fp8Linear m=80", lambda: layer(many))
     yield from parts(x, data, scale)

@@ -114,13 +114,13 @@ def test_block_scales_in_the_other_orientation_are_refused_with_the_shape_that_w
 def test_blocks_of_the_weight_need_groups_of_the_tokens():
     q = fp8core.quantize(fresh((256, 256)), group_shape=BLOCK_128)
     with pytest.raises(fp8core.ScaleError, match=r"group_shape=\(1, 128\)"):
-        fp8core.ops.linear(fresh((3, 256)), q.data, q.scale, group_shape=PER_TOKEN)
+        fp8core.linear(fresh((3, 256)), q.data, q.scale, group_shape=PER_TOKEN)
 
 
 def test_linear_of_fp8_needs_the_scale_of_its_input():
     q = fp8core.quantize(fresh((32, 64)))
     with pytest.raises(fp8core.ScaleError, match="input_scale"):
-        fp8core.ops.linear(q.data, q.data, q.scale)
+        fp8core.linear(q.data, q.data, q.scale)
 
 
 WEIGHTS = {

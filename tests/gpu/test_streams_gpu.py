@@ -248,7 +248,7 @@ def test_cupy_weights_and_torch_activations_meet_in_one_product(torch, cupy):
     q = fp8core.quantize(cupy.asarray(weight))
     x = fresh((5, 256))
     engine = TorchEngine("cuda")
-    got = fp8core.ops.linear(engine.array(x), q.data, q.scale)
+    got = fp8core.linear(engine.array(x), q.data, q.scale)
     assert isinstance(got, torch.Tensor)
     want = x.astype(np.float64) @ weight.T.astype(np.float64)
     assert reference.relative_error(engine.numpy(got), want) <= 0.06

@@ -349,10 +349,10 @@ def test_linear_is_quantize_and_scaled_mm(engine):
     for options in ({}, {"input_scale": given_scale}):
         data, scale = fp8core.quantize(x, scale=options.get("input_scale"), group_shape=PER_TOKEN)
         want = fp8core.scaled_mm(data, q.data.T, scale, q.scale, out_dtype="bfloat16")
-        got = fp8core.ops.linear(x, q.data, q.scale, **options)
+        got = fp8core.linear(x, q.data, q.scale, **options)
         np.testing.assert_array_equal(engine.numpy(got).view(np.uint16), engine.numpy(want).view(np.uint16))
     data, scale = fp8core.quantize(x)
-    already = fp8core.ops.linear(data, q.data, q.scale, input_scale=scale)
+    already = fp8core.linear(data, q.data, q.scale, input_scale=scale)
     np.testing.assert_array_equal(
-        engine.numpy(already).view(np.uint16), engine.numpy(fp8core.ops.linear(x, q.data, q.scale)).view(np.uint16)
+        engine.numpy(already).view(np.uint16), engine.numpy(fp8core.linear(x, q.data, q.scale)).view(np.uint16)
     )
