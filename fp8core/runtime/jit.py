@@ -9,11 +9,11 @@ import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from fp8core.errors import BackendError
 from fp8core.problem import Platform, Target
-from fp8core.runtime import compiler, device, sources
+from fp8core.runtime import args, compiler, device, sources
 
 CLUSTER_DIMENSION: Final = 4
 PROGRAMMATIC_STREAM_SERIALIZATION: Final = 6
@@ -157,13 +157,12 @@ class Launcher:
         target: Target,
         function: int,
         entry: str,
-        signature: str,
+        items: Sequence[str],
         block: Grid,
         shared_bytes: int,
         attributes: bytes,
     ) -> None:
-        self.target, self.function, self.entry = target, function, entry
-        self.items = re.findall(r"\d*[a-zA-Z]", signature)
+        self.target, self.function, self.entry, self.items = target, function, entry, items
         self.block, self.shared_bytes = block, shared_bytes
         self._kept = ctypes.create_string_buffer(attributes, max(len(attributes), 1))
         self.attributes = (ctypes.addressof(self._kept) if attributes else 0, len(attributes) // ATTRIBUTE.size)
@@ -176,10 +175,14 @@ class Launcher:
     def bind(self, grid: Grid, *numbers: int | float) -> Callable[..., None]:
         """Return the launch on ``grid`` with the arguments that are ``numbers``: it wants the stream and the others.
 
-        Those are the addresses and strings of bytes (P and s in the signature), in their order: half of the host time
-        of a launch with many arguments is packing what never changes.
+        Those are the addresses and strings of bytes, in their order: half of the host time of a launch with many
+        arguments is packing what never changes.
         """
-        return Bound(self, [i for i, item in enumerate(self.items) if item[-1] in "Ps"], grid, numbers).launch
+        return Bound(self, [i for i, item in enumerate(self.items) if item[-1] in args.VARYING], grid, numbers).launch
+
+    def bind_args(self, grid: Grid, given: Any) -> Callable[..., None]:
+        """Return `bind` with the numbers of ``given``, an instance of the kernel's declared arguments."""
+        return self.bind(grid, *args.numbers(given))
 
 
 def lay_out(items: Sequence[str], start: int) -> tuple[str, tuple[int, ...], int]:
@@ -202,13 +205,14 @@ def prepare(
     source: str,
     entry: str,
     constants: Mapping[str, int | float | str],
-    signature: str,
+    signature: str | type,
     *,
     block: Grid | int,
     shared_bytes: int = 0,
     cluster: int = 1,
     programmatic: bool = False,
     cooperative: bool = False,
+    **extents: int,
 ) -> Launcher:
     """Return ``entry`` of ``source`` compiled for ``target`` with ``constants``, ready to launch.
 
@@ -217,13 +221,15 @@ def prepare(
         source: the file's name in cuda_src or hip_src, without its suffix.
         entry: the name of the ``extern "C"`` kernel.
         constants: what becomes ``-DNAME=VALUE``.
-        signature: one `struct` letter an argument: P pointer, i int32, q int64, f float32; ``512i`` an array
-            and ``128s`` bytes aligned to 64, both by value.
+        signature: the declaration of the kernel's arguments (`fp8core.runtime.args`), or one `struct` letter an
+            argument: P pointer, i int32, q int64, f float32; ``512i`` an array and ``128s`` bytes aligned to 64,
+            both by value.
         block: threads of a block.
         shared_bytes: dynamic shared memory of a block.
         cluster: blocks of a cluster along x.
         programmatic: let the kernel begin before its predecessor on the stream has ended.
         cooperative: all blocks are resident at once, or the launch fails.
+        **extents: how many numbers each array among the arguments holds.
     """
     function = _function(target, source, entry, tuple(constants.items()), shared_bytes)
     attributes = b""
@@ -234,4 +240,5 @@ def prepare(
     if cooperative:
         attributes += ATTRIBUTE.pack(COOPERATIVE, 1, 0, 0)
     shape = (block, 1, 1) if isinstance(block, int) else block
-    return Launcher(target, function, entry, signature, shape, shared_bytes, attributes)
+    items = re.findall(r"\d*[a-zA-Z]", signature) if isinstance(signature, str) else args.items(signature, **extents)
+    return Launcher(target, function, entry, items, shape, shared_bytes, attributes)

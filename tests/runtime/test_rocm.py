@@ -5,6 +5,7 @@ import ctypes
 import shutil
 import struct
 import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -101,7 +102,7 @@ def libraries(tmp_path_factory):
     if compiler is None:
         pytest.skip("needs a C compiler")
     folder = tmp_path_factory.mktemp("rocm")
-    source = str(__file__).replace("test_border_rocm.py", "rocm_stub.c")
+    source = str(Path(__file__).parents[1] / "support" / "rocm_stub.c")
     paths = {}
     for name, flags in (("7", ()), ("6", ("-DROCM_6",))):
         paths[name] = folder / f"libamdhip64.so.{name}"
