@@ -108,7 +108,7 @@ def steps(framework: str, x: Any) -> Iterator[Step]:
     yield Step(framework, "empty float8", lambda: kind.empty(shape, "float8_e4m3fn", target))
     yield Step(framework, "empty, strides", lambda: kind.empty((16, 32), "float32", target, (1, 16)))
     yield Step(framework, "scratch", lambda: kind.scratch(4096, target))
-    yield Step(framework, "empty and give", lambda: kind.give(kind.empty(shape, "bfloat16", target).array, stream))
+    yield Step(framework, "empty and wrap", lambda: kind.wrap(kind.empty(shape, "bfloat16", target).array, stream))
 
 
 def parts(x: Any, data: Any, scale: Any) -> Iterator[Step]:
@@ -121,10 +121,10 @@ def parts(x: Any, data: Any, scale: Any) -> Iterator[Step]:
     known, same = {key: None}, (12345, *key[1:])
     yield Step("fp8core", "of it: looks of three", lambda: signature.looks(x, data, scale))
     yield Step("fp8core", "of it: key", lambda: known.get(same))
-    yield Step("fp8core", "of it: stream", seen.framework.asking_stream(target))
+    yield Step("fp8core", "of it: stream", seen.framework.stream_getter(target))
     yield Step("fp8core", "of it: launch", lambda: launch(stream, x_at, data_at, scale_at, 0))
     yield Step(
-        "fp8core", "a result of 16 x 1024", partial(seen.framework.maker((rows, cols), "bfloat16", target), None)
+        "fp8core", "a result of 16 x 1024", partial(seen.framework.allocator((rows, cols), "bfloat16", target), None)
     )
 
 

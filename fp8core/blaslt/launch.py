@@ -109,7 +109,7 @@ def plan(product: Product, choice: int = 0) -> Launch:
         )
         status = matmul(*arguments)
         if status:
-            status = device.again(status, ordinal, matmul, *arguments)
+            status = device.retry_with_context(status, ordinal, matmul, *arguments)
         pool.append(operation)
         if status:
             library.check("Matmul", status, product)

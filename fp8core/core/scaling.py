@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from fp8core import interop
 from fp8core.core import operands, scales
 from fp8core.errors import LayoutError, ScaleError
-from fp8core.interop import Maker, TensorView
+from fp8core.interop import Allocator, TensorView
 from fp8core.interop.tensor import new_tuple
 from fp8core.problem import FORMATS, PER_TENSOR, PER_TOKEN, GroupShape, ScaleFormat, ScaleLayout
 from fp8core.table import Launch
@@ -132,11 +132,11 @@ class Destination:
     """What makes the caller's arrays of those that were allocated, where the framework has to."""
     data_at: int
     data_stride: int
-    new_data: Maker | None
+    new_data: Allocator | None
     """None where the caller gives the array, as for the scale."""
     scale_at: int
     scale_strides: tuple[int, int]
-    new_scale: Maker | None
+    new_scale: Allocator | None
 
     def filled(
         self,
@@ -199,11 +199,11 @@ def destination(
         strides = (0, 0)
     apart = strides if how.layout == "mn" and len(wanted) == 2 else None
     return Destination(
-        framework.give if framework.wraps else None,
+        framework.wrap if framework.wraps else None,
         data_at,
         data_stride,
-        framework.maker(shape, how.dtype, x.target) if data is None else None,
+        framework.allocator(shape, how.dtype, x.target) if data is None else None,
         scale_at,
         strides,
-        framework.maker(wanted, dtype, x.target, apart) if scale is None else None,
+        framework.allocator(wanted, dtype, x.target, apart) if scale is None else None,
     )

@@ -99,7 +99,7 @@ def _remember(size: tuple[int, int], operands: tuple[Any, ...], number: int) -> 
     if framework is None or framework.address is None:
         return
     there = tuple(x for x in operands if x is not None)
-    alike = framework.glance(there)
+    alike = framework.guard(there)
     if not alike(*there):  # one tensor twice, which torch's guards do not take
         return
     if len(_GLANCES) >= SIZES_KEPT:

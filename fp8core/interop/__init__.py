@@ -1,4 +1,4 @@
-"""The border: arrays of any framework in, as views that kernels can use, and results of the same framework out.
+"""Array interop: arrays of any framework in, as views that kernels can use, and results of the same framework out.
 
 Nothing is copied in either direction, and no framework is imported: one is found in `sys.modules` when an array
 of its arrives.
@@ -11,11 +11,11 @@ from fp8core.errors import DeviceError, DTypeError
 from fp8core.interop.float8 import Float8Array
 from fp8core.interop.frameworks import framework_of
 from fp8core.interop.names import dtype_name
-from fp8core.interop.tensor import Framework, Maker, Result, TensorView
+from fp8core.interop.tensor import Allocator, Framework, Result, TensorView
 
 __all__ = [
+    "Allocator",
     "Framework",
-    "Maker",
     "Result",
     "TensorView",
     "dtype_name",
@@ -45,7 +45,7 @@ def view(x: Any, name: str, *, written: bool = False) -> TensorView:
         raise DTypeError(f"{name} must be an array that offers DLPack, got {kind.__module__}.{kind.__qualname__}")
     seen: TensorView = read(x, name)
     if written:
-        seen.framework.written(_memory_of(x), name)
+        seen.framework.written(_storage_of(x), name)
     return seen
 
 
@@ -108,5 +108,5 @@ def _reader(cls: type) -> Any:
     return None if framework is None else framework.view
 
 
-def _memory_of(x: Any) -> Any:
+def _storage_of(x: Any) -> Any:
     return x.codes if isinstance(x, Float8Array) else x

@@ -1,4 +1,4 @@
-"""CuPy at the border, and with it Float8Array, which is how CuPy has FP8."""
+"""Interop with CuPy, and with it Float8Array, which is how CuPy has FP8."""
 
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
@@ -8,7 +8,7 @@ import numpy as np
 
 from fp8core.interop import numpy_arrays
 from fp8core.interop.float8 import DTYPES, Float8Array
-from fp8core.interop.tensor import Framework, Maker, Result, TensorView, bytes_spanned, in_elements
+from fp8core.interop.tensor import Allocator, Framework, Result, TensorView, bytes_spanned, in_elements
 from fp8core.problem import ITEMSIZE, Target
 from fp8core.runtime import device
 
@@ -52,13 +52,13 @@ class Cupy(Framework):
             array = self.storage(shape, self._dtypes["uint8" if eight else dtype], strides, dtype)
         return Result(array.data.ptr, Float8Array(array, dtype) if eight else array)
 
-    def maker(
+    def allocator(
         self, shape: tuple[int, ...], dtype: str, target: Target, strides: tuple[int, ...] | None = None
-    ) -> Maker:
+    ) -> Allocator:
         """Return a function that allocates the same array again and again."""
         eight = dtype in DTYPES
         make = partial(self.storage, shape, self._dtypes["uint8" if eight else dtype], strides, dtype)
-        current = device.asking_current()
+        current = device.current_getter()
 
         def new(stream: int | None) -> tuple[int, Any]:
             if stream is not None or current() != target.device:

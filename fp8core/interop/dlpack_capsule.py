@@ -39,7 +39,7 @@ class Borrowed:
 
     def __del__(self) -> None:
         if not sys.is_finalizing():
-            lent().keep(self.capsule, device.passed(self.stream, self.ordinal))
+            lent().keep(self.capsule, device.event_query(self.stream, self.ordinal))
 
 
 class Lent:

@@ -9,7 +9,7 @@ from fp8core.problem import FORMATS
 DTYPES: Final = (*FORMATS, "float8_e8m0fnu")
 
 
-class Typed:
+class DLPackView:
     """A DLPack exporter of an array of unsigned integers (CuPy or NumPy) as an array of another dtype.
 
     Memory, shape, strides, the versions of the protocol, its streams and its deleter are the array's own affair;
@@ -35,7 +35,7 @@ class Typed:
         return int(kind), int(ordinal)
 
 
-class Float8Array(Typed):
+class Float8Array(DLPackView):
     """An array of FP8 numbers over CuPy bytes, for CuPy has no such dtype; also over NumPy bytes.
 
     Views of it (``q[rows]``, ``q.T``) share its memory. It exports itself by DLPack under its own dtype, so

@@ -1,4 +1,4 @@
-"""JAX at the border: its arrays read through DLPack, results in memory of ours that it takes over without a copy."""
+"""Interop with JAX: its arrays read through DLPack, results in memory of ours that it takes over without a copy."""
 
 import math
 import sys
@@ -12,7 +12,7 @@ import numpy as np
 from fp8core.errors import LayoutError
 from fp8core.interop import cupy_arrays, numpy_arrays
 from fp8core.interop.dlpack_capsule import Foreign
-from fp8core.interop.float8 import Typed
+from fp8core.interop.float8 import DLPackView
 from fp8core.interop.tensor import Result, TensorView, bytes_spanned, strides_or_contiguous
 from fp8core.problem import ITEMSIZE, Target
 from fp8core.runtime import device
@@ -93,7 +93,7 @@ class Jax(Foreign):
         storage = np.dtype(f"u{ITEMSIZE[dtype]}")
         if target.platform == "host":
             array = numpy_arrays.memory(shape, storage, strides, nbytes)
-            return Result(array.ctypes.data, Typed(array, dtype))
+            return Result(array.ctypes.data, DLPackView(array, dtype))
         ordinal = target.device
         returned = self._returned[ordinal]
         with device.allocating(self.stream(target) if stream is None else stream, ordinal):
@@ -103,14 +103,14 @@ class Jax(Foreign):
             lent = cupy.cuda.UnownedMemory(memory.ptr, nbytes, returned.lend(memory), ordinal)
             pointer = cupy.cuda.MemoryPointer(lent, 0)
             array = cupy.ndarray(shape, storage, pointer, tuple(step * ITEMSIZE[dtype] for step in steps))
-        return Result(memory.ptr, Typed(array, dtype))
+        return Result(memory.ptr, DLPackView(array, dtype))
 
     def scratch(self, nbytes: int, target: Target, stream: int | None = None) -> Result:
         """Return memory that JAX never sees."""
         native = numpy_arrays.framework() if target.platform == "host" else cupy_arrays.framework()
         return native.scratch(nbytes, target, stream)
 
-    def give(self, array: Any, stream: int = 0) -> Any:
+    def wrap(self, array: Any, stream: int = 0) -> Any:
         """Return a jax.Array over the memory of a result, which JAX reads after what is on ``stream``."""
         kind, ordinal = array.__dlpack_device__()
         if kind == 1:

@@ -1,4 +1,4 @@
-"""NumPy at the border, with the dtypes of ml_dtypes; also the host memory that other frameworks are handed."""
+"""Interop with NumPy and the dtypes of ml_dtypes; also the host memory that other frameworks are handed."""
 
 import sys
 from functools import cache

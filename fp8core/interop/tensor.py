@@ -1,4 +1,4 @@
-"""What crosses the border: views of foreign arrays going in, results coming out, and who makes them."""
+"""What interop passes on: views of arrays going in, results coming out, and the interface of a framework."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -34,10 +34,10 @@ class Result(NamedTuple):
 
     pointer: int
     array: Any
-    """What `Framework.give` makes the caller's array from."""
+    """What `Framework.wrap` makes the caller's array from."""
 
 
-Maker = Callable[[int | None], tuple[int, Any]]
+Allocator = Callable[[int | None], tuple[int, Any]]
 """Allocates: the stream that will write, if it was given explicitly, in; the address and the array out."""
 
 
@@ -46,7 +46,7 @@ class Framework(ABC):
 
     name: str
     wraps: bool = False
-    """Whether `give` has to make the caller's array from the one that was allocated."""
+    """Whether `wrap` has to make the caller's array from the one that was allocated."""
     immutable: bool = False
     """Whether no array of it can be written to, so that what others do in place gives a new array."""
 
@@ -64,7 +64,7 @@ class Framework(ABC):
     def stream(self, target: Target) -> int:
         """Return the stream that the framework works on now: its address, 0 for the default one and on the host."""
 
-    def asking_stream(self, target: Target) -> Callable[[], int]:
+    def stream_getter(self, target: Target) -> Callable[[], int]:
         """Return a function that asks for `stream` of the same target again and again."""
         return lambda: self.stream(target)
 
@@ -97,16 +97,16 @@ class Framework(ABC):
         return 0, None
 
     address: Callable[[Any], int] | None = None
-    """The address of an array, of a framework that has a `glance`."""
+    """The address of an array, of a framework that has a `guard`."""
 
-    def glance(self, operands: tuple[Any, ...]) -> Callable[..., bool]:
+    def guard(self, operands: tuple[Any, ...]) -> Callable[..., bool]:
         """Return a function that tells whether as many others look as ``operands`` do; it may say no when they do."""
         del operands
         return lambda *_: False
 
-    def maker(
+    def allocator(
         self, shape: tuple[int, ...], dtype: str, target: Target, strides: tuple[int, ...] | None = None
-    ) -> Maker:
+    ) -> Allocator:
         """Return a function that allocates the same array again and again; it takes what `empty` takes as stream."""
         return lambda stream: self.empty(shape, dtype, target, strides, stream)
 
@@ -115,11 +115,11 @@ class Framework(ABC):
         array = self.empty((nbytes + 255,), "uint8", target, None, stream)
         return Result(-(-array.pointer // 256) * 256, array.array)
 
-    def scratch_maker(self, nbytes: int, target: Target) -> Maker:
+    def scratch_allocator(self, nbytes: int, target: Target) -> Allocator:
         """Return a function that allocates the same `scratch` again and again."""
         return lambda stream: self.scratch(nbytes, target, stream)
 
-    def give(self, array: Any, stream: int = 0) -> Any:
+    def wrap(self, array: Any, stream: int = 0) -> Any:
         """Return the array of a result, written on ``stream``, as the framework's own; no copy."""
         del stream
         return array

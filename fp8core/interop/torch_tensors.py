@@ -1,4 +1,4 @@
-"""PyTorch at the border, through the module that made the tensors: `sys.modules` has it when one arrives."""
+"""Interop with PyTorch, through the module that made the tensors: `sys.modules` has it when one arrives."""
 
 import sys
 from collections.abc import Callable
@@ -8,8 +8,8 @@ from typing import Any
 from fp8core.errors import DeviceError, LayoutError
 from fp8core.interop.dlpack import contiguous
 from fp8core.interop.tensor import (
+    Allocator,
     Framework,
-    Maker,
     Result,
     TensorView,
     new_tuple,
@@ -76,15 +76,15 @@ class Torch(Framework):
         except (RuntimeError, NotImplementedError):  # sparse, fake: `view` has the words
             return 0, None
 
-    def glance(self, operands: tuple[Any, ...]) -> Callable[..., bool]:
+    def guard(self, operands: tuple[Any, ...]) -> Callable[..., bool]:
         """Return the guard of torch's compiled graphs: it compares every field that `look` reads, and more."""
         assert self._guards is not None
         check: Callable[..., bool] = self._guards(*operands, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
         return check
 
-    def maker(
+    def allocator(
         self, shape: tuple[int, ...], dtype: str, target: Target, strides: tuple[int, ...] | None = None
-    ) -> Maker:
+    ) -> Allocator:
         """Return a function that allocates the same tensor again and again."""
         steps = strides_or_contiguous(shape, strides)
         where = self._cpu if target.platform == "host" else self._on(target.device)
@@ -103,11 +103,11 @@ class Torch(Framework):
 
         return new
 
-    def scratch_maker(self, nbytes: int, target: Target) -> Maker:
+    def scratch_allocator(self, nbytes: int, target: Target) -> Allocator:
         """Return a function that allocates bytes; on a device torch aligns all memory to 512."""
         if target.platform == "host":
-            return super().scratch_maker(nbytes, target)
-        return self.maker((nbytes,), "uint8", target)
+            return super().scratch_allocator(nbytes, target)
+        return self.allocator((nbytes,), "uint8", target)
 
     def stream(self, target: Target) -> int:
         """Return torch's current stream on the device of ``target``."""
@@ -116,7 +116,7 @@ class Torch(Framework):
         stream: int = self._raw_stream(target.device)
         return stream
 
-    def asking_stream(self, target: Target) -> Callable[[], int]:
+    def stream_getter(self, target: Target) -> Callable[[], int]:
         """Return a function that asks for torch's current stream on the device of ``target``."""
         if target.platform == "host" or self._raw_stream is None:
             return int

@@ -9,7 +9,7 @@ from fp8core.core import operands
 from fp8core.core.calls import Calls
 from fp8core.core.scaling import EPS, Scaling, alignment, scaling
 from fp8core.errors import ScaleError
-from fp8core.interop import Maker, TensorView
+from fp8core.interop import Allocator, TensorView
 from fp8core.interop.dlpack import contiguous
 from fp8core.kernels.linear import LINEAR
 from fp8core.kernels.quantize import QUANTIZE, bind
@@ -56,7 +56,7 @@ class Call:
 
     quantize: Launch | None
     """With all of its numbers; None where the product takes x as it is, and where x is empty."""
-    new_scratch: Maker | None
+    new_scratch: Allocator | None
     """None where the product takes x as it is."""
     scale_offset: int | None
     """Where the scales begin in the scratch; None where they are given."""
@@ -136,7 +136,7 @@ def _prepare(layer: Layer, q: _Quantization | None, product: Product, out: objec
         at = q.at
         numbers = (at.stride, at.cols, *q.scale_strides, at.rows, at.rows, q.how.upper_value, EPS)
         launch = bind(launch, *numbers)
-    new_scratch = product.a.framework.scratch_maker(max(q.bytes, 1), product.a.target)
+    new_scratch = product.a.framework.scratch_allocator(max(q.bytes, 1), product.a.target)
     return Call(launch, new_scratch, None if q.how.given is not None else q.scale_offset, ready), out_at
 
 

@@ -142,7 +142,7 @@ def rms_norm_quant(
         plan(work, *inputs, *written, at.rows, upper_at, upper_value, eps)
 
     launch = launched if at.rows * at.cols else None
-    _NORMS.keep(key, Ready(view.framework.asking_stream(view.target), launch, to))
+    _NORMS.keep(key, Ready(view.framework.stream_getter(view.target), launch, to))
     work = interop.stream_of(view, stream, *operand.others, *how.others)
     run = None if launch is None else partial(launch, operand.weight.pointer, operand.residual_pointer)
     pool = None if stream is None else work
@@ -239,7 +239,7 @@ def silu_and_mul_quant(
         plan(work, x_at, at.stride, *written, at.rows, upper_at, upper_value, eps)
 
     launch = launched if at.rows * cols else None
-    _SILUS.keep(key, Ready(view.framework.asking_stream(view.target), launch, to))
+    _SILUS.keep(key, Ready(view.framework.stream_getter(view.target), launch, to))
     work = interop.stream_of(view, stream, *how.others)
     pool = None if stream is None else work
     return to.filled(launch, work, pool, view.pointer, data, to.data_at, kept, to.scale_at, how.upper_pointer)

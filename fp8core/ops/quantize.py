@@ -91,7 +91,7 @@ def quantize(
             how.upper_value,
             how.eps,
         )
-    _CALLS.keep(key, Ready(view.framework.asking_stream(view.target), launch, to))
+    _CALLS.keep(key, Ready(view.framework.stream_getter(view.target), launch, to))
     work = interop.stream_of(view, stream, *how.others)
     pool = None if stream is None else work
     return to.filled(launch, work, pool, view.pointer, data, to.data_at, kept, to.scale_at, how.upper_pointer)
@@ -189,7 +189,7 @@ def dequantize(
         bits = operands.alignment(pointer, stride * size, view.pointer * size, at.stride * size)
         plan = DEQUANTIZE.plan(problem._replace(alignment=bits))
         plan(work, view.pointer, at.stride, given.pointer, *strides, pointer, stride, at.rows)
-    return out if result is None else view.framework.give(result.array, work)
+    return out if result is None else view.framework.wrap(result.array, work)
 
 
 def _dequantize_problem(

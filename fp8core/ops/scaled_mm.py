@@ -9,7 +9,7 @@ from fp8core import interop
 from fp8core.core import operands, signature
 from fp8core.core.calls import Calls
 from fp8core.errors import ShapeError
-from fp8core.interop import Maker, TensorView
+from fp8core.interop import Allocator, TensorView
 from fp8core.kernels.scaled_mm import SCALED_MM
 from fp8core.ops.product import Product, product_of
 from fp8core.problem import ScaledMm
@@ -22,9 +22,9 @@ class Prepared:
     stream: Callable[[], int]
     launch: Any
     """None where there is nothing to compute."""
-    new_scratch: Maker | None
+    new_scratch: Allocator | None
     """None where the launch needs none."""
-    new: Maker | None
+    new: Allocator | None
     """None where the caller gives the result."""
     give: Callable[[Any, int], Any] | None
     """What makes the caller's array of the one that was allocated, where the framework has to."""
@@ -193,11 +193,11 @@ def shape_of(product: Product) -> tuple[int, ...]:
 def prepared(product: Product, launch: Any, out: object) -> Prepared:
     """Return a checked product with its launch, None where there is nothing to compute, made ready."""
     framework, target = product.a.framework, product.a.target
-    new = framework.maker(shape_of(product), product.out, target) if out is None else None
+    new = framework.allocator(shape_of(product), product.out, target) if out is None else None
     bytes_ = 0 if launch is None else launch.scratch_bytes
-    new_scratch = framework.scratch_maker(bytes_, target) if bytes_ else None
-    give = framework.give if framework.wraps else None
-    return Prepared(framework.asking_stream(target), launch, new_scratch, new, give)
+    new_scratch = framework.scratch_allocator(bytes_, target) if bytes_ else None
+    give = framework.wrap if framework.wraps else None
+    return Prepared(framework.stream_getter(target), launch, new_scratch, new, give)
 
 
 def planned(

@@ -101,8 +101,8 @@ def requantize_with_max_scale(
         max_scale.pointer,
     )
     if new is not None:
-        return framework.give(max_scale.array, work), framework.give(new.array, work)
-    return framework.give(max_scale.array, work), weight if out is None else out
+        return framework.wrap(max_scale.array, work), framework.wrap(new.array, work)
+    return framework.wrap(max_scale.array, work), weight if out is None else out
 
 
 def convert_to_channelwise(weight_scale: object, logical_widths: Sequence[int], *, stream: object = None) -> Any:
@@ -120,7 +120,7 @@ def convert_to_channelwise(weight_scale: object, logical_widths: Sequence[int], 
     if rows:
         plan = EXPAND.plan(Expand(given.target, len(logical_widths)))
         plan(work, given.pointer, count, tuple(int(width) for width in logical_widths), result.pointer)
-    return given.framework.give(result.array, work)
+    return given.framework.wrap(result.array, work)
 
 
 def per_tensor_dequantize(q: object, scale: object, *, stream: object = None) -> Any:
@@ -208,9 +208,9 @@ def _normalized(
         input_count,
     )
     return (
-        framework.give(result.array, work) if out is None else framework.reinterpret(out, new),
-        framework.give(new_scale.array, work),
-        framework.give(new_input.array, work) if new_input is not None else None,
+        framework.wrap(result.array, work) if out is None else framework.reinterpret(out, new),
+        framework.wrap(new_scale.array, work),
+        framework.wrap(new_input.array, work) if new_input is not None else None,
     )
 
 

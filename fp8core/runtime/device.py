@@ -68,7 +68,7 @@ def current() -> int:
     return int(cupy().cuda.runtime.getDevice())
 
 
-def asking_current() -> Callable[[], int]:
+def current_getter() -> Callable[[], int]:
     """Return CuPy's own function for `current`: a launch asks it each time."""
     ask: Callable[[], int] = cupy().cuda.runtime.getDevice
     return ask
@@ -193,7 +193,7 @@ def join(waiting: int, awaited: int, ordinal: int) -> None:
             external(waiting).wait_event(event)
 
 
-def passed(pointer: int, ordinal: int) -> Callable[[], bool] | None:
+def event_query(pointer: int, ordinal: int) -> Callable[[], bool] | None:
     """Return a question: has stream ``pointer`` come past this point? None while it is captured into a graph."""
     cuda = cupy().cuda
     with on(ordinal):
@@ -251,7 +251,7 @@ def calling(ordinal: int, function: Callable[..., int]) -> Callable[..., int]:
     """
     if count() == 1:
         return function
-    ask = asking_current()
+    ask = current_getter()
 
     def call(*arguments: Any) -> int:
         if ask() == ordinal:
@@ -262,7 +262,7 @@ def calling(ordinal: int, function: Callable[..., int]) -> Callable[..., int]:
     return call
 
 
-def again(status: int, ordinal: int, function: Callable[..., int], *arguments: Any) -> int:
+def retry_with_context(status: int, ordinal: int, function: Callable[..., int], *arguments: Any) -> int:
     """Return the status of a second call of ``function`` if the first, which gave ``status``, had to fail; else that.
 
     The driver and cuBLASLt refuse a thread that has met no device and so has no context: it gets that of ``ordinal``.

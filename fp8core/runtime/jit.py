@@ -141,7 +141,7 @@ class Bound:
         frame.write(*arguments)
         status = self._launch(*frame.arguments)
         if status:
-            status = device.again(status, self._launcher.target.device, self._launch, *frame.arguments)
+            status = device.retry_with_context(status, self._launcher.target.device, self._launch, *frame.arguments)
         if status:
             shape, target = GRID.unpack_from(frame.configuration), self._launcher.target
             name = device.status_name(status)

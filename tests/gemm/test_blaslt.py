@@ -320,7 +320,7 @@ def test_thread_without_a_context_gets_one(stub, monkeypatch):
         stub.fail("", 0)
         return function(*arguments)
 
-    monkeypatch.setattr(device, "again", again)
+    monkeypatch.setattr(device, "retry_with_context", again)
     stub.fail("Matmul", 13)
     launch(*ARGUMENTS[:5], 0, OUT, 0, 0, SCRATCH)
     assert bound == [(13, 0)]

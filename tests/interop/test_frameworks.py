@@ -92,7 +92,7 @@ def test_an_array_is_seen_as_it_is(framework, dtype):
 def test_a_result_is_the_memory_that_was_written(framework, dtype, shape):
     maker = interop.view(MAKERS[framework]((2, 2), "float32"), "x").framework
     result = maker.empty(shape, dtype, HOST)
-    given = maker.give(result.array)
+    given = maker.wrap(result.array)
     seen = interop.view(given, "result")
     assert (seen.dtype, seen.shape) == (dtype, shape)
     assert seen.framework.name == ("numpy" if framework == "dlpack" else framework)
@@ -102,7 +102,7 @@ def test_a_result_is_the_memory_that_was_written(framework, dtype, shape):
 def test_a_result_can_have_strides(framework):
     maker = interop.view(MAKERS[framework]((2, 2), "float32"), "x").framework
     result = maker.empty((6, 4), "float32", HOST, (1, 6))
-    seen = interop.view(maker.give(result.array), "result")
+    seen = interop.view(maker.wrap(result.array), "result")
     assert (seen.pointer, seen.shape, seen.strides) == (result.pointer, (6, 4), (1, 6))
 
 
@@ -112,7 +112,7 @@ def test_a_result_can_have_gaps_where_the_framework_can(framework):
         with pytest.raises(LayoutError, match=r"JAX have no gaps.*\(6, 4\).*\(8, 1\)"):
             maker.empty((6, 4), "float32", HOST, (8, 1))
     else:
-        seen = interop.view(maker.give(maker.empty((6, 4), "float32", HOST, (8, 1)).array), "result")
+        seen = interop.view(maker.wrap(maker.empty((6, 4), "float32", HOST, (8, 1)).array), "result")
         assert seen.strides == (8, 1)
 
 
@@ -124,10 +124,10 @@ def test_a_maker_gives_other_memory_of_the_same_form_each_time(framework, dtype,
     if framework != "jax" and shape == (6, 4):
         folded.append((8, 1))
     for strides in folded:
-        new, want = kind.maker(shape, dtype, HOST, strides), kind.empty(shape, dtype, HOST, strides)
+        new, want = kind.allocator(shape, dtype, HOST, strides), kind.empty(shape, dtype, HOST, strides)
         results = [new(None) for _ in range(3)]
-        views = [interop.view(kind.give(array), "result") for _, array in results]
-        looks = interop.view(kind.give(want.array), "result")
+        views = [interop.view(kind.wrap(array), "result") for _, array in results]
+        looks = interop.view(kind.wrap(want.array), "result")
         assert {view[1:5] for view in views} == {looks[1:5]}
         assert [view.pointer for view in views] == [pointer for pointer, _ in results]
         assert 0 in shape or len({pointer for pointer, _ in results}) == 3
@@ -146,7 +146,7 @@ def test_what_a_result_holds_outlives_the_result(framework):
     maker = interop.view(MAKERS[framework]((2, 2), "float32"), "x").framework
     result = maker.empty((4, 4), "float32", HOST)
     np.ctypeslib.as_array((np.ctypeslib.ctypes.c_float * 16).from_address(result.pointer))[:] = 7.0
-    given = maker.give(result.array)
+    given = maker.wrap(result.array)
     del result
     gc.collect()
     _ = [np.zeros(16, np.float32) for _ in range(100)]
@@ -215,7 +215,7 @@ def test_tensors_that_require_grad_are_read_and_results_do_not():
     for tensor in (x, parameter, x * 2):
         seen = interop.view(tensor, "x")
         assert seen.pointer == tensor.data_ptr()
-        assert not seen.framework.give(seen.framework.empty((2,), "float32", HOST).array).requires_grad
+        assert not seen.framework.wrap(seen.framework.empty((2,), "float32", HOST).array).requires_grad
 
 
 def test_subclasses_of_tensors_are_tensors():
@@ -227,7 +227,7 @@ def test_subclasses_of_tensors_are_tensors():
     x = torch.ones(3, 4).as_subclass(Named)
     seen = interop.view(x, "x")
     assert seen.pointer == x.data_ptr()
-    assert type(seen.framework.give(seen.framework.empty((2,), "float32", HOST).array)) is torch.Tensor
+    assert type(seen.framework.wrap(seen.framework.empty((2,), "float32", HOST).array)) is torch.Tensor
 
 
 def test_tensors_without_plain_memory_are_refused_by_name():
@@ -392,7 +392,7 @@ def test_threads_see_the_same(framework):
         x = xs[i % 8]
         seen = interop.view(x, "x")
         result = seen.framework.empty((4, 4), "float8_e4m3fn", HOST)
-        given = interop.view(seen.framework.give(result.array), "result")
+        given = interop.view(seen.framework.wrap(result.array), "result")
         return seen.pointer == ADDRESS[framework](x) and given.pointer == result.pointer
 
     with ThreadPoolExecutor(8) as pool:

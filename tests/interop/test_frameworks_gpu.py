@@ -1,4 +1,4 @@
-"""The border on a GPU: pointers, streams, devices, and what outlives a call, for CuPy, PyTorch and JAX."""
+"""Array interop on a GPU: pointers, streams, devices, and what outlives a call, for CuPy, PyTorch and JAX."""
 
 import gc
 import os
@@ -110,7 +110,7 @@ def test_an_array_is_seen_as_it_is(framework, dtype):
 def test_a_result_is_the_memory_that_was_allocated(framework, dtype, shape):
     first = interop.view(MAKERS[framework]((2, 2), "float32"), "x")
     result = first.framework.empty(shape, dtype, first.target)
-    given = first.framework.give(result.array, interop.stream_of(first))
+    given = first.framework.wrap(result.array, interop.stream_of(first))
     seen = interop.view(given, "result")
     assert (seen.dtype, seen.shape, seen.target) == (dtype, shape, first.target)
     assert seen.framework.name == framework
@@ -122,7 +122,7 @@ def test_a_result_is_the_memory_that_was_allocated(framework, dtype, shape):
 def test_a_result_can_have_strides(framework):
     first = interop.view(MAKERS[framework]((2, 2), "float32"), "x")
     result = first.framework.empty((6, 4), "float32", first.target, (1, 6))
-    seen = interop.view(first.framework.give(result.array), "result")
+    seen = interop.view(first.framework.wrap(result.array), "result")
     assert (seen.pointer, seen.shape, seen.strides) == (result.pointer, (6, 4), (1, 6))
 
 
@@ -130,10 +130,10 @@ def test_a_result_can_have_strides(framework):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn"])
 def test_a_maker_gives_other_memory_of_the_same_form_each_time(framework, dtype, strides, cupy):
     first = interop.view(MAKERS[framework]((2, 2), "float32"), "x")
-    new = first.framework.maker((16, 32), dtype, first.target, strides)
+    new = first.framework.allocator((16, 32), dtype, first.target, strides)
     side = cupy.cuda.Stream(non_blocking=True)
     results = [new(stream) for stream in (None, None, side.ptr)]
-    views = [interop.view(first.framework.give(array, side.ptr), "result") for _, array in results]
+    views = [interop.view(first.framework.wrap(array, side.ptr), "result") for _, array in results]
     assert {view[1:5] for view in views} == {(dtype, (16, 32), strides or (32, 1), first.target)}
     assert [view.pointer for view in views] == [pointer for pointer, _ in results]
     assert len({pointer for pointer, _ in results}) == 3
@@ -164,7 +164,7 @@ def test_tensors_that_require_grad_are_read(torch):
     x = torch.nn.Parameter(torch.ones(3, 4, device="cuda"))
     seen = interop.view(x, "x")
     assert seen.pointer == x.data_ptr()
-    assert not seen.framework.give(seen.framework.empty((2,), "float8_e4m3fn", seen.target).array).requires_grad
+    assert not seen.framework.wrap(seen.framework.empty((2,), "float8_e4m3fn", seen.target).array).requires_grad
 
 
 def test_pinned_tensors_are_on_the_host(torch):
@@ -242,7 +242,7 @@ def test_jax_reads_a_result_after_it_was_written(jax, cupy, slow):
     result = first.framework.empty((64,), "uint8", first.target, None, stream)
     with side:
         slow((1,), (64,), (np.uint64(result.pointer), np.int32(9), np.int64(CYCLES)))
-    given = first.framework.give(result.array, stream)
+    given = first.framework.wrap(result.array, stream)
     assert (np.asarray(given + 1) == 10).all()
 
 
@@ -285,7 +285,7 @@ def test_memory_given_to_jax_returns_when_jax_is_done(jax, cupy):
     for _ in range(50):
         result = first.framework.empty((1 << 20,), "uint8", first.target)
         cupy.cuda.runtime.memset(result.pointer, 3, 1 << 20)
-        given = first.framework.give(result.array, interop.stream_of(first))
+        given = first.framework.wrap(result.array, interop.stream_of(first))
         total = given.astype("int32").sum()
         del given, result
         gc.collect()
@@ -306,7 +306,7 @@ def test_a_stream_under_capture_neither_waits_nor_breaks(torch, cupy):
         stream = interop.stream_of(seen, None, interop.view(weight, "weight"))
         result = seen.framework.empty((64,), "uint8", seen.target)
         cupy.cuda.runtime.memcpyAsync(result.pointer, seen.pointer, 64, cupy.cuda.runtime.memcpyDeviceToDevice, stream)
-        given = seen.framework.give(result.array, stream)
+        given = seen.framework.wrap(result.array, stream)
     x.fill_(7)
     graph.replay()
     torch.cuda.synchronize()
@@ -328,7 +328,7 @@ def test_another_than_the_current_device(framework, cupy):
     with cupy.cuda.Device(0):
         seen = interop.view(x, "x")
         assert seen.target.device == 1
-        given = seen.framework.give(
+        given = seen.framework.wrap(
             seen.framework.empty((4, 4), "float8_e4m3fn", seen.target).array, interop.stream_of(seen)
         )
         assert interop.view(given, "result").target.device == 1

@@ -185,7 +185,7 @@ def test_calls_are_made_with_their_device_current(monkeypatch, devices, entered)
         yield
 
     monkeypatch.setattr(device, "count", lambda: devices)
-    monkeypatch.setattr(device, "asking_current", lambda: lambda: 0)
+    monkeypatch.setattr(device, "current_getter", lambda: lambda: 0)
     monkeypatch.setattr(device, "on", on)
     assert device.calling(0, lambda status: status)(7) == 7
     assert seen == []
@@ -205,7 +205,7 @@ def test_only_a_thread_without_a_context_gets_one_and_a_second_try(monkeypatch, 
     monkeypatch.setattr(device, "driver", lambda: SimpleNamespace(cuCtxGetCurrent=current_context))
     monkeypatch.setattr(device, "on", lambda ordinal: nullcontext())
     monkeypatch.setattr(device, "bind", seen.append)
-    assert device.again(201, 1, lambda *arguments: len(arguments)) == status
+    assert device.retry_with_context(201, 1, lambda *arguments: len(arguments)) == status
     assert seen == bound
 
 

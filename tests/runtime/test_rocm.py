@@ -1,4 +1,4 @@
-"""ROCm at the border and below it, without an AMD GPU: against a stand-in for libamdhip64 with the real ABI, a CuPy
+"""ROCm in interop and below it, without an AMD GPU: against a stand-in for libamdhip64 with the real ABI, a CuPy
 that answers as one built for ROCm does, and capsules of the real layout."""
 
 import ctypes
@@ -297,11 +297,11 @@ def test_whether_a_stream_is_captured_is_asked_of_the_driver(rocm, state, captur
 def test_streams_wait_for_each_other_unless_they_are_captured(rocm):
     device.join(0x7000, 0x8000, 0)
     assert Event.made == 1
-    assert device.passed(0x7000, 0)() is True
+    assert device.event_query(0x7000, 0)() is True
     rocm.stub_set(0, 1)
     Event.made = 0
     device.join(0x7000, 0x8000, 0)
-    assert device.passed(0x7000, 0) is None
+    assert device.event_query(0x7000, 0) is None
     assert Event.made == 0
 
 
