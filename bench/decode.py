@@ -111,7 +111,7 @@ class Case(NamedTuple):
             ldb=k,
             ldo=n,
             alignment=16,
-            stable_weight=True,
+            prefetch_weight=True,
         )
 
 

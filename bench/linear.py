@@ -47,7 +47,7 @@ def problem_of(layer: fp8core.Fp8Linear, x: torch.Tensor) -> Linear:
     """Return the problem that a settled layer poses."""
     told = layer.explain(x)
     found = next(step.problem for step in (*told.before, told) if isinstance(step.problem, Linear))
-    return found._replace(product=found.product._replace(stable_weight=True))
+    return found._replace(product=found.product._replace(prefetch_weight=True))
 
 
 def by_row(row: Kernel, layer: fp8core.Fp8Linear, x: torch.Tensor) -> Callable[[], torch.Tensor]:

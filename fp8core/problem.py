@@ -216,8 +216,9 @@ class ScaledMm(NamedTuple):
     """The largest power of two up to 16 that divides the addresses of a, b and out."""
     vectors_alignment: int = 16
     """The same of the addresses of scale_a, scale_b, bias and amax."""
-    stable_weight: bool = False
-    """b, scale_b and bias are complete before the kernel that precedes on the stream starts: they may be read early."""
+    prefetch_weight: bool = False
+    """b, scale_b and bias may be read before `griddepcontrol.wait` (PDL): what wrote them had completed before the kernel
+    that precedes on the stream began."""
 
 
 class Linear(NamedTuple):

@@ -73,8 +73,8 @@ class Tuning(NamedTuple):
             raise TuningError(f"the tuning is of {self.machine}, and here is {here or 'no such device'}")
         for at, there in zip(places, here, strict=True):
             if there == self.machine:
-                for stable_weight in (False, True):  # the first call of an Fp8Linear, and all others
-                    problem = self.problem._replace(target=at, stable_weight=stable_weight)
+                for prefetch_weight in (False, True):  # the first call of an Fp8Linear, and all others
+                    problem = self.problem._replace(target=at, prefetch_weight=prefetch_weight)
                     SCALED_MM.prefer(problem, self.chosen)
         LINEAR.forget()
         forget()

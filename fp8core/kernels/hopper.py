@@ -90,7 +90,7 @@ def laid_out(problem: ScaledMm) -> Layout:
     plan = layout(problem.n, problem.k, rule(side, problem.scale_a == "group"), problem.target)
     if width(problem.m) < 8 * plan.mates:
         plan = alone(plan, problem.n)
-    return plan if problem.stable_weight else apart(plan, problem.target)
+    return plan if problem.prefetch_weight else apart(plan, problem.target)
 
 
 class MappedMm:
@@ -137,7 +137,7 @@ class DecodeMm(MappedMm):
         self._weight_maps = TensorMaps(problem.n, problem.k, problem.ldb, plan.tile)
         self._a_maps = TensorMaps(problem.m, problem.k, problem.lda, side // plan.mates)
         # The weight is read before the predecessor has ended, unless that may be who writes it.
-        early = int(problem.stable_weight)
+        early = int(problem.prefetch_weight)
         strides = (*numbers, *problem.scale_a_strides, *problem.scale_b_strides)
         launcher = jit.prepare(
             problem.target,

@@ -109,7 +109,7 @@ class BlockMm(MappedMm):
         grid = (min(plan.tiles(problem.m, problem.n), problem.target.multiprocessors), 1, 1)
         strides = (*problem.scale_a_strides, *problem.scale_b_strides)
         shape = (problem.ldo, problem.m, problem.n, ceil_div(problem.k, CHUNK))
-        self._launch = launcher.bind(grid, *strides, *shape, int(problem.stable_weight))
+        self._launch = launcher.bind(grid, *strides, *shape, int(problem.prefetch_weight))
 
 
 def plan_block(problem: ScaledMm) -> BlockMm:

@@ -26,8 +26,8 @@ def first_rows(p: ScaledMm) -> Product:
 
 def last_rows(p: ScaledMm) -> ScaledMm:
     """Return the problem of the rows that cuBLASLt leaves; its vectors start anywhere, or have been moved."""
-    early = p.stable_weight and not moved_bias(p)
-    return p._replace(m=p.m % FOUR, vectors_alignment=4, stable_weight=early)
+    early = p.prefetch_weight and not moved_bias(p)
+    return p._replace(m=p.m % FOUR, vectors_alignment=4, prefetch_weight=early)
 
 
 def plan_padded(p: ScaledMm) -> Launch:

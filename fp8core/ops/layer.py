@@ -34,7 +34,7 @@ class Layer(NamedTuple):
     out_dtype: object
     use_fast_accum: bool
     batch_invariant: bool
-    stable_weight: bool
+    prefetch_weight: bool
     """Whether what wrote the weight has ended for certain, so that the product may read it early."""
 
 
@@ -121,13 +121,13 @@ def _prepare(layer: Layer, q: _Quantization | None, product: Product, out: objec
     """Return a checked call, and the address of ``out`` (0 without one)."""
     options = layer.use_fast_accum, layer.batch_invariant
     if q is None:
-        ready, out_at = planned(product, *options, out, layer.stable_weight)
+        ready, out_at = planned(product, *options, out, layer.prefetch_weight)
         return Call(None, None, None, ready), out_at
     out_at, ldo = destined(product, out)
     launch: Launch | None = None
     multiply: Launch | None = None
     if product.m and product.n:
-        problem = product.problem(*options, out_at, ldo, layer.stable_weight)
+        problem = product.problem(*options, out_at, ldo, layer.prefetch_weight)
         launch, multiply = LINEAR.plan(_problem(q, problem))
     ready = prepared(product, multiply, out)
     if launch is None and product.k:
@@ -192,7 +192,7 @@ def explanation(x: object, layer: Layer) -> Explanation:
     view = interop.view(x, "x")
     q = _quantization_of(view, layer)
     product = _product(view, q, layer)
-    problem = product.problem(layer.use_fast_accum, layer.batch_invariant, 0, product.n, layer.stable_weight)
+    problem = product.problem(layer.use_fast_accum, layer.batch_invariant, 0, product.n, layer.prefetch_weight)
     explained = SCALED_MM.explain(problem)
     if q is None:
         return explained

@@ -75,7 +75,7 @@ def linear(
 @explains(linear)
 def _explain_linear(call: SimpleNamespace) -> Explanation:
     options = call.group_shape, call.scale_ub, call.out_dtype, call.use_fast_accum, call.batch_invariant
-    layer = Layer(call.weight, call.weight_scale, call.bias, call.input_scale, *options, stable_weight=False)
+    layer = Layer(call.weight, call.weight_scale, call.bias, call.input_scale, *options, prefetch_weight=False)
     return explanation(call.x, layer)
 
 
@@ -111,7 +111,7 @@ class Fp8Linear:
             out_dtype,
             use_fast_accum,
             batch_invariant,
-            stable_weight=False,
+            prefetch_weight=False,
         )
         operands.is_fp8(interop.view(weight, "weight"), "weight")
         self._addresses, self._looks = signature.looks(weight, weight_scale, bias, input_scale)
@@ -165,7 +165,7 @@ class Fp8Linear:
             (x_at, out_at), looks = signature.looks(x, out)
         key = None if looks is None or self._looks is None else (looks, (x_at | out_at) & 15)
         result = forward(self._layer, self._addresses, self._calls, key, x, x_at, out, out_at, stream)
-        if not self._layer.stable_weight:
+        if not self._layer.prefetch_weight:
             self._settle(x, stream)
         return result
 
@@ -176,7 +176,7 @@ class Fp8Linear:
         """
         view = interop.view(x, "x")
         if view.target.platform == "host" or not device.capturing(interop.stream_of(view, stream)):
-            self._layer, self._calls = self._layer._replace(stable_weight=True), Calls()
+            self._layer, self._calls = self._layer._replace(prefetch_weight=True), Calls()
 
     def explain(self, x: object) -> Explanation:
         """Return which kernels a call with x would get, and why; `fp8core.explain` of this layer asks it."""

@@ -46,7 +46,7 @@ class Product(NamedTuple):
         )
 
     def key(
-        self, use_fast_accum: bool, batch_invariant: bool, pointer: int, ldo: int, stable_weight: bool = False
+        self, use_fast_accum: bool, batch_invariant: bool, pointer: int, ldo: int, prefetch_weight: bool = False
     ) -> tuple[Any, ...]:
         """Return the fields of the problem with a result at ``pointer``, its rows ``ldo`` elements apart."""
         size = ITEMSIZE[self.out]
@@ -77,14 +77,14 @@ class Product(NamedTuple):
                 self.bias.pointer if self.bias is not None else 0,
                 self.amax.pointer if self.amax is not None else 0,
             ),
-            stable_weight,
+            prefetch_weight,
         )
 
     def problem(
-        self, use_fast_accum: bool, batch_invariant: bool, pointer: int, ldo: int, stable_weight: bool = False
+        self, use_fast_accum: bool, batch_invariant: bool, pointer: int, ldo: int, prefetch_weight: bool = False
     ) -> ScaledMm:
         """Return the problem with a result at ``pointer``, its rows ``ldo`` elements apart."""
-        return ScaledMm(*self.key(use_fast_accum, batch_invariant, pointer, ldo, stable_weight))
+        return ScaledMm(*self.key(use_fast_accum, batch_invariant, pointer, ldo, prefetch_weight))
 
 
 def product_of(

@@ -201,17 +201,17 @@ def prepared(product: Product, launch: Any, out: object) -> Prepared:
 
 
 def planned(
-    product: Product, use_fast_accum: bool, batch_invariant: bool, out: object, stable_weight: bool = False
+    product: Product, use_fast_accum: bool, batch_invariant: bool, out: object, prefetch_weight: bool = False
 ) -> tuple[Prepared, int]:
     """Return a checked product made ready, and the address of ``out``, 0 for a result yet to be allocated.
 
-    ``stable_weight``: what wrote the weight ended before the stream's last launch began, so that the product may read
+    ``prefetch_weight``: what wrote the weight ended before the stream's last launch began, so that the product may read
     the weight before it waits for that launch.
     """
     out_at, ldo = destined(product, out)
     launch: Any = None
     if product.m and product.n:
-        launch = SCALED_MM.plan(product.key(use_fast_accum, batch_invariant, out_at, ldo, stable_weight))
+        launch = SCALED_MM.plan(product.key(use_fast_accum, batch_invariant, out_at, ldo, prefetch_weight))
     return prepared(product, launch, out), out_at
 
 

@@ -120,7 +120,7 @@ def test_padded_multiplies_a_copy_into_a_copy(stub, kernels, m, strides):
 def test_finished_leaves_the_last_rows_to_the_decode_kernel(stub, kernels, monkeypatch, m, strides):
     finished = []
     monkeypatch.setattr(ragged_mm, "plan_decode", lambda p: lambda *arguments: finished.append((p, arguments)))
-    p = problem("group x block", m=m, scale_a_strides=strides, lda=4112, ldo=272, bias="bfloat16", stable_weight=True)
+    p = problem("group x block", m=m, scale_a_strides=strides, lda=4112, ldo=272, bias="bfloat16", prefetch_weight=True)
     call(plan_finished(p), bias=BIAS)
     head = m - m % 4
     said = fields(stub.lines("Matmul")[-1])
@@ -134,9 +134,9 @@ def test_finished_leaves_the_last_rows_to_the_decode_kernel(stub, kernels, monke
 
 
 def test_a_bias_that_was_moved_is_not_read_early():
-    p = problem("group x block", m=67, bias="bfloat16", vectors_alignment=2, stable_weight=True)
-    assert not ragged_mm.last_rows(p).stable_weight
-    assert ragged_mm.last_rows(p._replace(bias="")).stable_weight
+    p = problem("group x block", m=67, bias="bfloat16", vectors_alignment=2, prefetch_weight=True)
+    assert not ragged_mm.last_rows(p).prefetch_weight
+    assert ragged_mm.last_rows(p._replace(bias="")).prefetch_weight
 
 
 def test_rescaled_multiplies_into_scratch_and_finishes_there(stub, kernels):

@@ -249,7 +249,7 @@ def test_blocks_of_rows_that_four_does_not_divide(m, options, weight):
     made = case("group", weight, m=m, layout="mn", seed=m, fast=False, **options)
     padded = ("cublaslt_padded",) if m <= 256 and not options else ()
     check_all(made, "cublaslt_finished", *padded)
-    made.problem = made.problem._replace(stable_weight=True)
+    made.problem = made.problem._replace(prefetch_weight=True)
     check_all(made, "cublaslt_finished", *padded)
 
 

@@ -50,7 +50,7 @@ def problem(m, n, k, **fields):
         "ldb": -(-k // 16) * 16,
         "ldo": n,
         "alignment": 16,
-        "stable_weight": True,
+        "prefetch_weight": True,
     }
     return ScaledMm(m=m, n=n, k=k, **{**basis, **fields})
 
@@ -104,7 +104,7 @@ def test_small_weights_ask_for_little_before_the_predecessor_ends(shape, side):
 
 @pytest.mark.parametrize(("shape", "m"), itertools.product([*SHAPES, (3584, 4096)], (1, 16, 32, 64)))
 def test_when_the_weight_is_read_changes_no_order_of_sums(shape, m):
-    early, late = (hopper.laid_out(problem(m, *shape, stable_weight=stable)) for stable in (True, False))
+    early, late = (hopper.laid_out(problem(m, *shape, prefetch_weight=stable)) for stable in (True, False))
     assert early._replace(residents=0, a_stages=0) == late._replace(residents=0, a_stages=0)
     assert late.residents <= early.residents
     assert late.clusters <= max(2, late.residents) * hopper_layout.CLUSTERS[late.blocks]
@@ -155,9 +155,9 @@ def asked(monkeypatch):
 
 
 @pytest.mark.parametrize("stable", [False, True])
-def test_only_a_stable_weight_is_read_early(stable, asked, monkeypatch):
+def test_only_a_prefetch_weight_is_read_early(stable, asked, monkeypatch):
     monkeypatch.setattr(hopper, "encode", lambda *_: b"")
-    hopper.plan_decode(problem(16, 4096, 4096, stable_weight=stable))(0, *[16] * 9)
+    hopper.plan_decode(problem(16, 4096, 4096, prefetch_weight=stable))(0, *[16] * 9)
     assert asked == [stable]
 
 
@@ -257,7 +257,7 @@ class Case:
 
     def check_a_written_weight(self):
         """Have kernels write the weight right before each launch."""
-        self.problem = self.problem._replace(stable_weight=False)
+        self.problem = self.problem._replace(prefetch_weight=False)
         first, weight = self.run(), self.b.copy()
         for _ in range(20):
             self.b.fill(0)

@@ -41,7 +41,7 @@ def problem(m, n, k, *, static=False, x="bfloat16", alignment=16, group=PER_TOKE
         "ldb": k,
         "ldo": n,
         "alignment": 16,
-        "stable_weight": True,
+        "prefetch_weight": True,
     }
     return Linear(quantize, ScaledMm(m=m, n=n, k=k, **{**basis, **fields}), k, scale_ub)
 
@@ -115,8 +115,8 @@ def test_explain_tells_the_way():
 
 
 @pytest.mark.parametrize("stable", [False, True])
-def test_only_a_stable_weight_is_read_early(stable, asked):
-    hopper_linear.LinearMm(problem(1, 4096, 4096, stable_weight=stable))
+def test_only_a_prefetch_weight_is_read_early(stable, asked):
+    hopper_linear.LinearMm(problem(1, 4096, 4096, prefetch_weight=stable))
     assert asked == [stable]
 
 

@@ -94,7 +94,7 @@ def test_a_tuning_is_for_all_devices_of_its_kind_and_for_settled_weights(stub):
     timed(PROBLEM, saying(9.0, 5.0)).apply()
     for ordinal in (0, 1):
         for stable in (False, True):
-            p = PROBLEM._replace(target=H200._replace(device=ordinal), stable_weight=stable)
+            p = PROBLEM._replace(target=H200._replace(device=ordinal), prefetch_weight=stable)
             assert SCALED_MM.choice(p) == ("cublaslt", 1)
 
 
