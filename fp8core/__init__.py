@@ -15,12 +15,14 @@ from fp8core.errors import (
 from fp8core.interop.float8 import Float8Array
 from fp8core.ops import (
     Capability,
+    Fp8Linear,
     Quantized,
     all_close_1d,
     capabilities,
     convert_to_channelwise,
     dequantize,
     explain,
+    linear,
     normalize_e4m3fn_to_e4m3fnuz,
     normalize_e4m3fnuz_to_e4m3fn,
     per_tensor_dequantize,
@@ -31,7 +33,6 @@ from fp8core.ops import (
     scaled_mm_nt,
     silu_and_mul_quant,
 )
-from fp8core.ops.linear import Fp8Linear, linear
 from fp8core.problem import BLOCK_128, GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, GroupShape, Target
 from fp8core.table import Explanation, Verdict
 from fp8core.tuning import Tuning, tune

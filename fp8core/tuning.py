@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any, Final, NamedTuple
 
 from fp8core import blaslt, timing
-from fp8core.core.calls import forget
+from fp8core.core.operation import forget
 from fp8core.errors import TuningError, UnsupportedProblemError
 from fp8core.kernels.linear import LINEAR
 from fp8core.kernels.scaled_mm import SCALED_MM

@@ -1,8 +1,8 @@
-"""How operands look: arrays that look like checked ones pass the same checks.
+"""Signatures: arrays of equal signature pass the same checks, wherever they lie.
 
-A look is all that `view` asks of an array but its address. Reading dtype, shape, strides and device of every operand is
-half of the host time of a small call, so what a framework can compare in one question about all operands is recognized
-at a glance: the guards of torch's compiled graphs take a tenth of that time.
+The signature of an array is all that `fp8core.interop.view` asks of it but its address. Reading dtype, shape, strides and
+device of every operand is half of the host time of a small call, so where a framework can compare all operands in one
+question (the guards of torch's compiled graphs, a tenth of that time) signatures met before are recognized by guards.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -10,26 +10,25 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final
 
+from fp8core.interop import Framework, framework_of
 from fp8core.interop.float8 import Float8Array
-from fp8core.interop.frameworks import framework_of
-from fp8core.interop.tensor import Framework
 
-Looks = tuple[Sequence[int], int | None]
-"""The addresses of operands, 0 of None, and a number for how they look; None where one has to be viewed each time."""
+Signature = tuple[list[int], int | None]
+"""The addresses of operands, 0 of None, and a number for their signatures; None where they have to be viewed each time."""
 
-SIZES_KEPT: Final = 4096
-"""Of first operands; past these the glances start anew."""
-ALIKE: Final = 8
-"""Glances for one size of the first operand: a model's weights that take the same input."""
-LOOKS_KEPT: Final = 16_384
+SIZES_KEPT: Final = 2048
+"""Of first operands; past these the guards start anew."""
+GUARDS_PER_SIZE: Final = 8
+"""For one size of the first operand: a model's weights that take the same input."""
+NUMBERS_KEPT: Final = 16_384
 
 
 @dataclass(frozen=True, slots=True)
-class Glance:
-    """Operands met before, and what recognizes others that look the same."""
+class Guard:
+    """Operands met before, and what recognizes others of the same signatures."""
 
-    alike: Callable[..., bool]
-    """Of the operands that are there. It may say no where looks are equal, and never yes where they are not."""
+    holds: Callable[..., bool]
+    """Of the operands that are there. It may say no where signatures are equal, and never yes where they are not."""
     address: Callable[[Any], int]
     missing: list[bool]
     """Which of the operands are None."""
@@ -38,95 +37,95 @@ class Glance:
     number: int
 
 
-_GLANCES: Final[dict[tuple[int, int], tuple[Glance, ...]]] = {}
+_GUARDS: Final[dict[tuple[int, int], tuple[Guard, ...]]] = {}
 _NUMBERS: Final[dict[tuple[Any, ...], int]] = {}
 _next: Final[Iterator[int]] = count()
 
 
-def looks(*operands: Any) -> Looks:
-    """Return the addresses of ``operands`` (0 of None), and a number for how all of them look.
+def signature(operands: Sequence[Any]) -> Signature:
+    """Return the addresses of ``operands`` (0 of None), and a number for all of their signatures.
 
-    Operands of equal number pass the same checks. The number is None where one has to be viewed each time, as those of
-    several frameworks are.
+    Operands of equal number pass the same checks. The number is None where they have to be viewed each time, as those
+    of several frameworks have, each of which has work of its own to be waited for.
     """
     try:
         size = operands[0].nbytes, len(operands)
-        known = _GLANCES.get(size, ())
+        known = _GUARDS.get(size, ())
     except (AttributeError, TypeError, RuntimeError):  # no array, or none with a size: `view` has the words
         return _one_by_one(operands)
-    for glance in known:
-        if not glance.absent:
+    for guard in known:
+        if not guard.absent:
             there: Sequence[Any] = operands
-        elif [x is None for x in operands] == glance.missing:
+        elif [x is None for x in operands] == guard.missing:
             there = [x for x in operands if x is not None]
         else:
             continue
-        if glance.alike(*there):
-            address = glance.address
+        if guard.holds(*there):
+            address = guard.address
             addresses = [0 if x is None else address(x) for x in operands]
-            if addresses.count(0) > glance.absent:  # memory that was taken away, which `view` refuses
+            if addresses.count(0) > guard.absent:  # memory that was taken away, which `view` refuses
                 break
-            return addresses, glance.number
+            return addresses, guard.number
     found = _one_by_one(operands)
-    if found[1] is not None and len(known) < ALIKE:
+    if found[1] is not None and len(known) < GUARDS_PER_SIZE:
         _remember(size, operands, found[1])
     return found
 
 
-def _one_by_one(operands: tuple[Any, ...]) -> Looks:
-    lookers = _LOOKERS
-    seen = [lookers[type(x)](x) for x in operands]
-    addresses, each = zip(*seen, strict=True)
+def _one_by_one(operands: Sequence[Any]) -> Signature:
+    readers = _READERS
+    seen = [readers[type(x)](x) for x in operands]
+    addresses, each = [at for at, _ in seen], tuple(one for _, one in seen)
     if None in each:
         return addresses, None
     number = _NUMBERS.get(each)
     if number is None and _framework_of_all(operands) is not None:
-        if len(_NUMBERS) >= LOOKS_KEPT:
+        if len(_NUMBERS) >= NUMBERS_KEPT:
             _NUMBERS.clear()  # a number is never given twice
         number = _NUMBERS.setdefault(each, next(_next))
     return addresses, number
 
 
-def _framework_of_all(operands: tuple[Any, ...]) -> Framework | None:
+def _framework_of_all(operands: Sequence[Any]) -> Framework | None:
     """Return the one framework of all operands, or None: among several, each call has to wait for their streams."""
     memories = (x.codes if isinstance(x, Float8Array) else x for x in operands if x is not None)
     found = {framework_of(type(memory)) for memory in memories}
     return found.pop() if len(found) == 1 else None
 
 
-def _remember(size: tuple[int, int], operands: tuple[Any, ...], number: int) -> None:
+def _remember(size: tuple[int, int], operands: Sequence[Any], number: int) -> None:
     framework = framework_of(type(operands[0]))  # of all: they have a number
     if framework is None or framework.address is None:
         return
     there = tuple(x for x in operands if x is not None)
-    alike = framework.guard(there)
-    if not alike(*there):  # one tensor twice, which torch's guards do not take
+    holds = framework.guard(there)
+    if not holds(*there):  # one tensor twice, which torch's guards do not take
         return
-    if len(_GLANCES) >= SIZES_KEPT:
-        _GLANCES.clear()
+    if len(_GUARDS) >= SIZES_KEPT:
+        _GUARDS.clear()
     missing = [x is None for x in operands]
     absent = sum(missing)
-    glance = Glance(alike, framework.address, missing, absent, number)
-    known = _GLANCES.get(size, ())
-    _GLANCES[size] = (*known, glance) if absent else (glance, *known)  # those without None, which cost less, first
+    guard = Guard(holds, framework.address, missing, absent, number)
+    known = _GUARDS.get(size, ())
+    _GUARDS[size] = (*known, guard) if absent else (guard, *known)  # those without None, which cost less, first
 
 
-class _Lookers(dict[type, Callable[[Any], tuple[int, Any]]]):
-    """How arrays of a type are looked at, found out on the first."""
+class _Readers(dict[type, Callable[[Any], tuple[int, Any]]]):
+    """How the address and the signature of an array of a type are read, found out on the first."""
 
     def __missing__(self, cls: type) -> Callable[[Any], tuple[int, Any]]:
         framework = framework_of(cls)
-        look: Callable[[Any], tuple[int, Any]] = _unknown if framework is None else framework.look
+        reader: Callable[[Any], tuple[int, Any]] = _unknown if framework is None else framework.look
         if issubclass(cls, Float8Array):
-            look = _look_of_float8
-        self[cls] = look
-        return look
+            reader = _read_float8
+        self[cls] = reader
+        return reader
 
 
-def _look_of_float8(x: Float8Array) -> tuple[int, Any]:
+def _read_float8(x: Float8Array) -> tuple[int, Any]:
     codes: Any = x.codes
-    pointer, look = _LOOKERS[type(codes)](codes)
-    return pointer, None if look is None else (x.dtype, look)
+    pointer, seen = _READERS[type(codes)](codes)
+    return pointer, None if seen is None else (x.dtype, seen)
 
 
 def _unknown(x: Any) -> tuple[int, None]:
@@ -135,4 +134,4 @@ def _unknown(x: Any) -> tuple[int, None]:
     return 0, None
 
 
-_LOOKERS: Final = _Lookers({type(None): lambda _: (0, ())})
+_READERS: Final = _Readers({type(None): lambda _: (0, ())})

@@ -110,3 +110,70 @@ def _reader(cls: type) -> Any:
 
 def _storage_of(x: Any) -> Any:
     return x.codes if isinstance(x, Float8Array) else x
+
+
+def check_writable(x: Any, name: str) -> None:
+    """Raise LayoutError if ``x`` must not be written to."""
+    memory = _storage_of(x)
+    framework = framework_of(type(memory))
+    if framework is not None:
+        framework.written(memory, name)
+
+
+def reinterpret(x: Any, dtype: str) -> Any:
+    """Return an array of the framework of ``x`` over its memory, whose elements of one byte are of ``dtype``."""
+    framework = framework_of(type(_storage_of(x)))
+    assert framework is not None
+    return framework.reinterpret(x, dtype)
+
+
+# ---- temporary until the interop branch is merged
+
+
+def scalar(x):
+    import numpy as np
+
+    if isinstance(x, bool | np.bool_):
+        return None
+    if isinstance(x, int | float | np.integer | np.floating):
+        return float(x)
+    return None
+
+
+def eager_only(f):
+    f._torchdynamo_disable = True
+    return f
+
+
+def wrote(arrays, places):
+    for at in places:
+        x = arrays[at]
+        if type(x).__module__.startswith("torch"):
+            import sys
+
+            if not x.is_inference():
+                sys.modules["torch"]._C._increment_version((x,))
+
+
+def order_before(stream, views, explicit):
+    first = views[0]
+    if first.target.platform != "host":
+        stream_of(first, explicit, *views[1:])
+
+
+def order_after(stream, views, explicit):
+    pass
+
+
+def _number(self, value, target, stream=None):
+    import numpy as np
+
+    made = self.empty((1,), "float32", target, None, stream)
+    assert target.platform == "host"
+    import ctypes
+
+    ctypes.c_float.from_address(made.pointer).value = value
+    return made
+
+
+Framework.number = _number

@@ -15,7 +15,7 @@ from fp8core.kernels.hopper_linear import (
 from fp8core.kernels.quantize import QUANTIZE
 from fp8core.kernels.scaled_mm import SCALED_MM
 from fp8core.problem import Linear
-from fp8core.table import Kernel, Launch, Requirement, Table
+from fp8core.table import Explanation, Kernel, Launch, Requirement, Table
 
 
 class Steps(NamedTuple):
@@ -57,3 +57,11 @@ LINEAR: Final = Table(
     Kernel("two_launches", (), plan_two),
 )
 """Plans are `Steps`; by preference x quantized by its product, two launches laid out for each other, and any two."""
+
+
+def explain_linear(problem: Linear) -> Explanation:
+    """Return which kernels a linear layer gets: one for all of it, or one to quantize x and one to multiply."""
+    asked = LINEAR.explain(problem)
+    if asked.chosen == LINEAR.kernels[0].name:
+        return asked
+    return SCALED_MM.explain(problem.product)._replace(before=(QUANTIZE.explain(problem.quantize), asked))

@@ -204,3 +204,14 @@ SCALED_MM: Final = Table(
     Kernel("host", (platform("host"), NOT_BOTH_E5M2), host.plan_scaled_mm),
 )
 """The rows of `scaled_mm`."""
+
+
+def plan_clear_amax(target):
+    if target.platform == "host":
+        import ctypes
+
+        def clear(_stream, amax):
+            ctypes.c_float.from_address(amax).value = 0.0
+
+        return clear
+    raise NotImplementedError

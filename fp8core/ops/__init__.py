@@ -1,7 +1,9 @@
-"""The facade: every operation views its operands, poses a problem, asks the table for a plan, allocates and runs."""
+"""The public operations: each is a signature, a docstring, and the description of its call (`fp8core.core.operation`)."""
 
-from fp8core.core.scaling import Quantized
+from fp8core.core.quantized import Quantized
 from fp8core.ops.explain import Capability, capabilities, explain
+from fp8core.ops.layer import Fp8Linear
+from fp8core.ops.linear import linear
 from fp8core.ops.producers import rms_norm_quant, silu_and_mul_quant
 from fp8core.ops.quantize import dequantize, quantize
 from fp8core.ops.scaled_mm import scaled_mm, scaled_mm_nt
@@ -16,12 +18,14 @@ from fp8core.ops.weights import (
 
 __all__ = [
     "Capability",
+    "Fp8Linear",
     "Quantized",
     "all_close_1d",
     "capabilities",
     "convert_to_channelwise",
     "dequantize",
     "explain",
+    "linear",
     "normalize_e4m3fn_to_e4m3fnuz",
     "normalize_e4m3fnuz_to_e4m3fn",
     "per_tensor_dequantize",

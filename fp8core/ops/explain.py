@@ -1,23 +1,25 @@
 """Which kernel a call would get, and why; what a device can do. Both ask the tables that calls ask."""
 
-import inspect
 from collections.abc import Callable, Mapping
-from types import MappingProxyType, SimpleNamespace
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
+from fp8core.core.operation import explanation_of
 from fp8core.errors import DeviceError
-from fp8core.kernels.dequantize import DEQUANTIZE
-from fp8core.kernels.fused import NORM_QUANTIZE, SILU_QUANTIZE
 from fp8core.kernels.quantize import QUANTIZE
 from fp8core.kernels.scaled_mm import SCALED_MM
-from fp8core.ops.producers import (
-    problem_of_rms_norm_quant,
-    problem_of_silu_and_mul_quant,
-    rms_norm_quant,
-    silu_and_mul_quant,
+from fp8core.ops.linear import linear
+from fp8core.ops.producers import rms_norm_quant, silu_and_mul_quant
+from fp8core.ops.quantize import dequantize, quantize
+from fp8core.ops.scaled_mm import scaled_mm, scaled_mm_nt
+from fp8core.ops.weights import (
+    all_close_1d,
+    convert_to_channelwise,
+    normalize_e4m3fn_to_e4m3fnuz,
+    normalize_e4m3fnuz_to_e4m3fn,
+    per_tensor_dequantize,
+    requantize_with_max_scale,
 )
-from fp8core.ops.quantize import dequantize, problem_of_dequantize, problem_of_quantize, quantize
-from fp8core.ops.scaled_mm import problem_of_scaled_mm, problem_of_scaled_mm_nt, scaled_mm, scaled_mm_nt
 from fp8core.problem import (
     BLOCK_128,
     GROUP_128,
@@ -34,58 +36,54 @@ from fp8core.problem import (
 from fp8core.runtime import device as devices
 from fp8core.table import Explanation, Table
 
-_EXPLAINED: dict[Callable[..., Any], tuple[Table[Any], Callable[[SimpleNamespace], Any]]] = {
-    quantize: (QUANTIZE, problem_of_quantize),
-    dequantize: (DEQUANTIZE, problem_of_dequantize),
-    rms_norm_quant: (NORM_QUANTIZE, problem_of_rms_norm_quant),
-    silu_and_mul_quant: (SILU_QUANTIZE, problem_of_silu_and_mul_quant),
-    scaled_mm: (SCALED_MM, problem_of_scaled_mm),
-    scaled_mm_nt: (SCALED_MM, problem_of_scaled_mm_nt),
-}
-
-
-Explainer = Callable[[SimpleNamespace], Explanation]
-_COMPOSED: dict[Callable[..., Any], Explainer] = {}
-
-
-def explains(function: Callable[..., Any]) -> Callable[[Explainer], Explainer]:
-    """Register what explains an operation that is composed of others, from the arguments of a call of it."""
-
-    def register(explainer: Explainer) -> Explainer:
-        _COMPOSED[function] = explainer
-        return explainer
-
-    return register
+_EXPLAINED: Final[tuple[Callable[..., Any], ...]] = (
+    quantize,
+    dequantize,
+    rms_norm_quant,
+    silu_and_mul_quant,
+    scaled_mm,
+    scaled_mm_nt,
+    linear,
+    requantize_with_max_scale,
+    convert_to_channelwise,
+    per_tensor_dequantize,
+    normalize_e4m3fn_to_e4m3fnuz,
+    normalize_e4m3fnuz_to_e4m3fn,
+    all_close_1d,
+)
 
 
 def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
     """Return the problem that a call poses and every kernel of its table, in the order of preference.
 
-    Nothing runs and nothing is compiled. For each kernel the verdict is "chosen", "also able", or why not.
+    Nothing runs and nothing is compiled: the call goes its way up to the choice of a kernel.
 
     Args:
         function: an operation of fp8core, or an `Fp8Linear`.
         *args: the call's arguments.
         **kwargs: the call's keyword arguments.
 
+    Returns:
+        For each kernel a verdict: "chosen", "able", "not preferred" (able, and measured to be slower than another),
+        "unable" or "unknown" (only a library on the device can tell), with the reason.
+
     Raises:
         TypeError: the function is none of fp8core's that choose among kernels, or does not take the arguments.
         Fp8Error: what the call itself would refuse.
+
+    Example:
+        >>> import numpy as np, fp8core
+        >>> fp8core.explain(fp8core.quantize, np.ones((2, 32), np.float32)).chosen
+        'host'
     """
-    if function not in _EXPLAINED and function not in _COMPOSED:
-        own = getattr(function, "explain", None)
-        if own is None:
-            known = ", ".join(known.__name__ for known in (*_EXPLAINED, *_COMPOSED))
-            raise TypeError(f"explain needs one of {known} or an Fp8Linear, got {function!r}")
-        explanation: Explanation = own(*args, **kwargs)
-        return explanation
-    bound = inspect.signature(function).bind(*args, **kwargs)
-    bound.apply_defaults()
-    call = SimpleNamespace(**bound.arguments)
-    if function in _COMPOSED:
-        return _COMPOSED[function](call)
-    table, problem_of = _EXPLAINED[function]
-    return table.explain(problem_of(call))
+    if function in _EXPLAINED:
+        return explanation_of(function, *args, **kwargs)
+    own = getattr(function, "explain", None)
+    if own is None:
+        known = ", ".join(known.__name__ for known in _EXPLAINED)
+        raise TypeError(f"explain needs one of {known} or an Fp8Linear, got {function!r}")
+    explanation: Explanation = own(*args, **kwargs)
+    return explanation
 
 
 class Capability(NamedTuple):

@@ -1,202 +1,262 @@
-"""A linear layer's call: the input's quantization into one scratch, then the product."""
+"""`Fp8Linear`: a linear layer with an FP8 weight, made once and called many times."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from fp8core import interop
-from fp8core.core import operands
-from fp8core.core.calls import Calls
-from fp8core.core.scaling import EPS, Scaling, alignment, scaling
-from fp8core.errors import ScaleError
-from fp8core.interop import Allocator, TensorView
-from fp8core.interop.dlpack import contiguous
-from fp8core.kernels.linear import LINEAR
-from fp8core.kernels.quantize import QUANTIZE, bind
-from fp8core.kernels.scaled_mm import SCALED_MM
-from fp8core.ops.product import Product, product_of
-from fp8core.ops.scaled_mm import Prepared, destined, planned, prepared
-from fp8core.problem import FORMATS, PER_TENSOR, Linear, Quantize, ScaledMm
-from fp8core.table import Explanation, Launch
+from fp8core.core.operation import explanation_of
+from fp8core.core.prefetch import WeightHistory
+from fp8core.core.product import product_of
+from fp8core.core.quantized import Quantized, parts
+from fp8core.core.scale_shapes import WEIGHT_GROUPS, is_scale, known_group
+from fp8core.core.specs import TensorSpec, group, is_fp8, same_device, spec_of
+from fp8core.errors import ScaleError, ShapeError
+from fp8core.interop import eager_only
+from fp8core.interop.tensor import bytes_spanned
+from fp8core.ops.linear import LINEAR_CALLS, OUT, LinearOptions, activation_group, input_format
+from fp8core.ops.quantize import quantize
+from fp8core.problem import GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, WIDE, GroupShape
+from fp8core.runtime import device
+from fp8core.table import Explanation
 
-SCRATCH_ALIGNMENT = 256
-
-
-class Layer(NamedTuple):
-    """What a linear layer is, apart from its input."""
-
-    weight: object
-    weight_scale: object
-    bias: object
-    input_scale: object
-    group_shape: tuple[int, int]
-    scale_ub: object
-    out_dtype: object
-    use_fast_accum: bool
-    batch_invariant: bool
-    prefetch_weight: bool
-    """Whether what wrote the weight has ended for certain, so that the product may read it early."""
+_ARRAYS = ("weight", "weight_scale", "bias", "input_scale")
 
 
-class _Quantization(NamedTuple):
-    """The quantization of an input: the problem, and where codes and scales lie in a scratch."""
+class Fp8Linear:
+    """A linear layer ``x @ weight.T + bias`` with an FP8 weight.
 
-    how: Scaling
-    at: operands.Matrix
-    key: tuple[Any, ...]
-    scale_shape: tuple[int, ...]
-    scale_strides: tuple[int, int]
-    scale_offset: int
-    bytes: int
+    Its arrays are attributes that may be assigned, moved and written in place at any time: a call reads them where they
+    are when it is made. Calls of several threads, on several streams and inside graph captures do not disturb each
+    other. On sm_90 and later a product reads its weight before its predecessor on the stream has ended where that is
+    safe (docs/concepts: programmatic launch); what the library itself writes into a weight is noticed.
 
+    Args:
+        weight: FP8 ``[n, k]`` as it is stored, rows contiguous, or a `Quantized`.
+        weight_scale: as for `linear`.
+        bias: as for `linear`.
+        input_scale: the scale of static quantization, and of inputs that are arrays of FP8.
+        group_shape: as for `linear`.
+        out_dtype: as for `linear`.
+        use_fast_accum: as for `scaled_mm`.
+        batch_invariant: as for `scaled_mm`.
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A linear layer checked for inputs that look alike: its launches, and where things lie in its scratch."""
+    Raises:
+        ShapeError, DTypeError, LayoutError, ScaleError, DeviceError: the arrays do not make a layer.
 
-    quantize: Launch | None
-    """With all of its numbers; None where the product takes x as it is, and where x is empty."""
-    new_scratch: Allocator | None
-    """None where the product takes x as it is."""
-    scale_offset: int | None
-    """Where the scales begin in the scratch; None where they are given."""
-    product: Prepared
-
-
-def _quantization(x: TensorView, weight_dtype: str, layer: Layer) -> _Quantization:
-    operands.is_wide(x, "x")
-    at = operands.matrix(x, "x")
-    how = scaling(
-        weight_dtype, layer.group_shape, layer.input_scale, layer.scale_ub, "float32", "k", EPS, x, at.rows, at.cols
-    )
-    rows, cols = how.group_shape.scale_shape(at.rows, at.cols)
-    per_tensor = how.group_shape == PER_TENSOR
-    layout = "mn" if cols > 1 and how.given is None else "k"  # groups as block-scaled products want them
-    strides = how.strides if how.given is not None else (0, 0) if per_tensor else (1, rows)
-    key = (
-        x.target,
-        x.dtype,
-        weight_dtype,
-        how.group_shape,
-        how.given is not None,
-        how.scale_format,
-        layout,
-        at.cols,
-        alignment(x, at, how, at.rows, 0, at.cols),
-    )
-    offset = -(-at.rows * at.cols // SCRATCH_ALIGNMENT) * SCRATCH_ALIGNMENT
-    scales = 0 if how.given is not None else rows * cols
-    return _Quantization(how, at, key, (1,) if per_tensor else (rows, cols), strides, offset, offset + 4 * scales)
-
-
-def _product(x: TensorView, q: _Quantization | None, layer: Layer) -> Product:
-    """Return the product of x, or of the codes and scales that its quantization leaves at address 0 of a scratch."""
-    weight, weight_scale = interop.view(layer.weight, "weight"), interop.view(layer.weight_scale, "weight_scale")
-    if q is None:
-        codes, scale = x, interop.view(layer.input_scale, "input_scale")
-        dtype = "bfloat16" if layer.out_dtype is None else layer.out_dtype
-    else:
-        codes = x._replace(pointer=0, dtype=weight.dtype, strides=contiguous(x.shape))
-        strides = q.scale_strides[: len(q.scale_shape)]
-        scale = q.how.given or x._replace(pointer=q.scale_offset, dtype="float32", shape=q.scale_shape, strides=strides)
-        dtype = x.dtype if layer.out_dtype is None else layer.out_dtype
-    return product_of(codes, weight, scale, weight_scale, layer.bias, dtype, None, None, stored=True)
-
-
-def _quantization_of(x: TensorView, layer: Layer) -> _Quantization | None:
-    if x.dtype not in FORMATS:
-        return _quantization(x, interop.view(layer.weight, "weight").dtype, layer)
-    if layer.input_scale is None:
-        raise ScaleError(f"x of {x.dtype} needs input_scale")
-    return None
-
-
-def _problem(q: _Quantization, product: ScaledMm) -> Linear:
-    """Return a quantization and the product of its codes as one problem."""
-    bound = None if q.how.upper is not None else q.how.upper_value
-    return Linear(Quantize(*q.key), product, q.at.stride, bound)
-
-
-def _prepare(layer: Layer, q: _Quantization | None, product: Product, out: object) -> tuple[Call, int]:
-    """Return a checked call, and the address of ``out`` (0 without one)."""
-    options = layer.use_fast_accum, layer.batch_invariant
-    if q is None:
-        ready, out_at = planned(product, *options, out, layer.prefetch_weight)
-        return Call(None, None, None, ready), out_at
-    out_at, ldo = destined(product, out)
-    launch: Launch | None = None
-    multiply: Launch | None = None
-    if product.m and product.n:
-        problem = product.problem(*options, out_at, ldo, layer.prefetch_weight)
-        launch, multiply = LINEAR.plan(_problem(q, problem))
-    ready = prepared(product, multiply, out)
-    if launch is None and product.k:
-        return Call(None, None, None, ready), out_at
-    if launch is not None:
-        at = q.at
-        numbers = (at.stride, at.cols, *q.scale_strides, at.rows, at.rows, q.how.upper_value, EPS)
-        launch = bind(launch, *numbers)
-    new_scratch = product.a.framework.scratch_allocator(max(q.bytes, 1), product.a.target)
-    return Call(launch, new_scratch, None if q.how.given is not None else q.scale_offset, ready), out_at
-
-
-def forward(
-    layer: Layer,
-    addresses: Sequence[int],
-    calls: Calls[Call],
-    key: tuple[Any, ...] | None,
-    x: Any,
-    x_at: int,
-    out: Any,
-    out_at: int,
-    stream: Any,
-) -> Any:
-    """Run a layer; ``addresses`` are those of weight, weight_scale, bias and input_scale.
-
-    Scratches live, in local names, until the launches that use them have been made.
+    Example:
+        >>> import numpy as np, fp8core
+        >>> layer = fp8core.Fp8Linear.from_weight(np.eye(4, 32, dtype=np.float32))
+        >>> layer
+        Fp8Linear(in_features=32, out_features=4, bias=False, weight=float8_e4m3fn, weight_scale=(4, 1), x per token)
+        >>> layer(np.ones((2, 32), np.float32)).tolist()
+        [[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]]
     """
-    call = calls.get(key) if stream is None else None
-    upper_at = 0
-    if call is None:
-        view = interop.view(x, "x")
-        q = _quantization_of(view, layer)
-        posed = _product(view, q, layer)
-        call, out_at = _prepare(layer, q, posed, out)
-        if q is None or q.how.upper is None:
-            calls.keep(key, call)
-        others = posed.others if q is None else (*posed.others, *q.how.others)
-        work = interop.stream_of(view, stream, *others)
-        _, weight_at, given_at, weight_scale_at, bias_at, _, _ = posed.addresses
-        x_at, upper_at = view.pointer, 0 if q is None else q.how.upper_pointer
-    else:
-        work = call.product.stream()
-        weight_at, weight_scale_at, bias_at, given_at = addresses
-    product = call.product
-    pool = None if stream is None else work
-    a_at, scale_at, result = x_at, given_at, out
-    if call.new_scratch is not None:
-        a_at, _scratch = call.new_scratch(pool)
-        scale_at = given_at if call.scale_offset is None else a_at + call.scale_offset
-    if product.new is not None:
-        out_at, result = product.new(pool)
-    if product.launch is not None:
-        if call.quantize is not None:
-            call.quantize(work, x_at, a_at, scale_at, upper_at)
-        more_at, _more = (0, None) if product.new_scratch is None else product.new_scratch(pool)
-        product.launch(work, a_at, weight_at, scale_at, weight_scale_at, bias_at, out_at, 0, 0, more_at)
-    return result if product.give is None or product.new is None else product.give(result, work)
+
+    def __init__(
+        self,
+        weight: object,
+        weight_scale: object = None,
+        *,
+        bias: object = None,
+        input_scale: object = None,
+        group_shape: tuple[int, int] = PER_TOKEN,
+        out_dtype: object = None,
+        use_fast_accum: bool = True,
+        batch_invariant: bool = False,
+    ) -> None:
+        self._options = LinearOptions(
+            activation_group(group_shape), None, out_dtype, bool(use_fast_accum), bool(batch_invariant)
+        )
+        if weight_scale is None or isinstance(weight, Quantized):
+            weight, weight_scale, known = parts(weight, weight_scale, "weight", "weight_scale")
+            self._options = self._options._replace(weight_group=known)
+        self._put(weight=weight, weight_scale=weight_scale, bias=bias, input_scale=input_scale)
+
+    @classmethod
+    def from_weight(
+        cls,
+        weight: object,
+        *,
+        bias: object = None,
+        input_scale: object = None,
+        dtype: object = "float8_e4m3fn",
+        weight_group_shape: tuple[int, int] = PER_CHANNEL,
+        group_shape: tuple[int, int] = PER_TOKEN,
+        out_dtype: object = None,
+        use_fast_accum: bool = True,
+        batch_invariant: bool = False,
+    ) -> "Fp8Linear":
+        """Quantize a float32, float16 or bfloat16 weight ``[n, k]``.
+
+        Args:
+            weight: the weight, rows contiguous.
+            bias: ``[n]`` in the result's dtype or fp32.
+            input_scale: a given scale for static quantization of the input.
+            dtype: the FP8 format.
+            weight_group_shape: PER_CHANNEL, PER_TENSOR, BLOCK_128 or GROUP_128, and no other.
+            group_shape: how inputs are quantized; BLOCK_128 and GROUP_128 weights need GROUP_128.
+            out_dtype: the results' dtype; None is each input's own.
+            use_fast_accum: as for `scaled_mm`.
+            batch_invariant: as for `scaled_mm`.
+        """
+        known_group(group(weight_group_shape, "weight_group_shape"), WEIGHT_GROUPS, "weight_group_shape")
+        return cls(
+            quantize(weight, dtype=dtype, group_shape=weight_group_shape),
+            bias=bias,
+            input_scale=input_scale,
+            group_shape=group_shape,
+            out_dtype=out_dtype,
+            use_fast_accum=use_fast_accum,
+            batch_invariant=batch_invariant,
+        )
+
+    @eager_only
+    def __call__(self, x: object, *, out: object = None, stream: object = None) -> Any:
+        """Return ``x @ weight.T + bias`` for x ``[..., k]``: to be quantized, or FP8 as for `linear`."""
+        weight, weight_scale, bias, input_scale = self._arrays
+        options = self._options
+        if type(x) is Quantized:
+            options = options._replace(x_group=x.group_shape)
+            x, input_scale = x
+        operands = x, weight, weight_scale, bias, input_scale, None, out
+        return LINEAR_CALLS(operands, options, stream, self._history)[0][OUT]
+
+    def explain(self, x: object, *, out: object = None) -> Explanation:
+        """Return which kernels a call with x would get, and why; `fp8core.explain` of this layer asks it."""
+        return explanation_of(self, x, out=out)
+
+    @property
+    def in_features(self) -> int:
+        """The extent k of inputs' last axis."""
+        return self._shape[1]
+
+    @property
+    def out_features(self) -> int:
+        """The extent n of results' last axis."""
+        return self._shape[0]
+
+    @property
+    def group_shape(self) -> GroupShape:
+        """How inputs are quantized."""
+        shape: GroupShape = self._options.group_shape
+        return shape
+
+    @property
+    def weight(self) -> Any:
+        """FP8 ``[n, k]``; a `Quantized` may be assigned, which brings its scale."""
+        return self._arrays[0]
+
+    @weight.setter
+    def weight(self, weight: object) -> None:
+        if isinstance(weight, Quantized):
+            self._options = self._options._replace(weight_group=weight.group_shape)
+            self._put(weight=weight.data, weight_scale=weight.scale)
+        else:
+            self._put(weight=weight)
+
+    @property
+    def weight_scale(self) -> Any:
+        """The scale of the weight, fp32."""
+        return self._arrays[1]
+
+    @weight_scale.setter
+    def weight_scale(self, scale: object) -> None:
+        self._put(weight_scale=scale)
+
+    @property
+    def bias(self) -> Any:
+        """``[n]`` in the result's dtype or fp32, or None."""
+        return self._arrays[2]
+
+    @bias.setter
+    def bias(self, bias: object) -> None:
+        self._put(bias=bias)
+
+    @property
+    def input_scale(self) -> Any:
+        """The given scale of inputs, fp32, or None."""
+        return self._arrays[3]
+
+    @input_scale.setter
+    def input_scale(self, scale: object) -> None:
+        self._put(input_scale=scale)
+
+    def _put(self, **changed: Any) -> None:
+        """Take new arrays, after checking the layer that they make; the history of its weight begins anew."""
+        arrays = {**dict(zip(_ARRAYS, getattr(self, "_arrays", (None,) * 4), strict=True)), **changed}
+        checked = check_layer(self._options, **arrays)
+        self._arrays: tuple[Any, ...] = checked.arrays
+        self._shape: tuple[int, int] = checked.shape
+        self._history = checked.history
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy is made of: its arrays and options; where they lie is the copy's own affair."""
+        return {"arrays": self._arrays, "options": tuple(self._options)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._options = LinearOptions(*state["options"])
+        self._put(**dict(zip(_ARRAYS, state["arrays"], strict=True)))
+
+    def __repr__(self) -> str:
+        weight, scale, bias, input_scale = self._arrays
+        x = {PER_TOKEN: "per token", PER_TENSOR: "per tensor", GROUP_128: "by groups of 1x128"}[self.group_shape]
+        static = ", static" if input_scale is not None else ""
+        return (
+            f"Fp8Linear(in_features={self.in_features}, out_features={self.out_features}, bias={bias is not None}, "
+            f"weight={interop.dtype_name(weight.dtype)}, weight_scale={tuple(scale.shape)}, x {x}{static})"
+        )
 
 
-def explanation(x: object, layer: Layer) -> Explanation:
-    """Return which kernels a call with x would get, and why: one for all, or one to quantize and one to multiply."""
-    view = interop.view(x, "x")
-    q = _quantization_of(view, layer)
-    product = _product(view, q, layer)
-    problem = product.problem(layer.use_fast_accum, layer.batch_invariant, 0, product.n, layer.prefetch_weight)
-    explained = SCALED_MM.explain(problem)
-    if q is None:
-        return explained
-    ways = LINEAR.explain(_problem(q, problem))
-    if ways.chosen == "hopper_linear":
-        return ways
-    return explained._replace(before=(QUANTIZE.explain(Quantize(*q.key)), ways))
+class _Checked(NamedTuple):
+    arrays: tuple[Any, ...]
+    shape: tuple[int, int]
+    history: WeightHistory
+
+
+def check_layer(options: LinearOptions, weight: Any, weight_scale: Any, bias: Any, input_scale: Any) -> _Checked:
+    """Check the arrays of a layer as far as they can be without an input, and begin the history of its weight.
+
+    Numbers become arrays beside the weight, once.
+    """
+    first = interop.view(weight, "weight")
+    at = spec_of(first, "weight")
+    is_fp8(at)
+    if len(at.shape) != 2:
+        raise ShapeError(f"weight needs two axes [n, k], got shape {at.shape}")
+    framework, target = first.framework, first.target
+    arrays, views = [weight], [first]
+    for x, name in ((weight_scale, "weight_scale"), (bias, "bias"), (input_scale, "input_scale")):
+        number = None if x is None or name == "bias" else interop.scalar(x)
+        given = x if number is None else framework.wrap(framework.number(number, target, None)[1])
+        arrays.append(given)
+        views.append(None if given is None else interop.view(given, name))
+    specs = [None if view is None else spec_of(view, name) for view, name in zip(views, _ARRAYS, strict=True)]
+    scale, added, of_input = specs[1:]
+    if scale is None:
+        raise ScaleError("weight needs weight_scale, or to be a Quantized, got neither")
+    n, k = at.shape
+    x = TensorSpec("x", input_format(at.dtype), (1, k), (k, 1), target)
+    groups = ((1,), (1, -(-k // 128)))[options.group_shape == GROUP_128]
+    x_scale = TensorSpec("input_scale", "float32", groups, (1,) * len(groups), target)
+    own = "bfloat16" if added is None or added.dtype not in WIDE else added.dtype
+    product_of(
+        x,
+        at,
+        x_scale,
+        scale,
+        added,
+        own if options.out_dtype is None else options.out_dtype,
+        None,
+        None,
+        stored=True,
+        group_a=PER_TENSOR if len(groups) == 1 else GROUP_128,
+        group_b=options.weight_group,
+    )
+    if of_input is not None:
+        is_scale(of_input)
+        same_device(at, of_input)
+    history = WeightHistory()
+    if target.platform != "host":
+        addresses = [0, *(0 if view is None else view.pointer for view in views)]
+        spans = [0, *(0 if s is None else bytes_spanned(s.shape, s.strides, s.dtype) for s in specs)]
+        history.know(addresses, spans, device.capture_id(framework.stream(target)))
+    return _Checked(tuple(arrays), (n, k), history)

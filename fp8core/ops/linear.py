@@ -1,25 +1,47 @@
-"""FP8 linear layers: `linear` quantizes and multiplies, `Fp8Linear` is its prepared form."""
+"""FP8 linear layers: `linear` quantizes its input and multiplies; `Fp8Linear` (`fp8core.ops.layer`) is a layer of it."""
 
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
 
-from fp8core import interop
-from fp8core.core import operands, signature
-from fp8core.core.calls import Calls
-from fp8core.ops.explain import explains
-from fp8core.ops.layer import Call, Layer, explanation, forward
-from fp8core.ops.quantize import quantize
-from fp8core.problem import PER_CHANNEL, PER_TOKEN, GroupShape
-from fp8core.runtime import device
-from fp8core.table import Explanation
+from fp8core.core import specs
+from fp8core.core.operation import Described, Launch, NewArray, Operation, Planned
+from fp8core.core.product import product_of
+from fp8core.core.quantized import Quantized, parts
+from fp8core.core.scale_shapes import ACTIVATION_GROUPS, known_group
+from fp8core.core.scaling import ScaleOptions, Scaling, scaling
+from fp8core.core.specs import Matrix, TensorSpec
+from fp8core.errors import ScaleError
+from fp8core.interop import dlpack, eager_only
+from fp8core.kernels.linear import LINEAR, Steps, explain_linear
+from fp8core.kernels.quantize import bind
+from fp8core.kernels.scaled_mm import SCALED_MM
+from fp8core.ops.quantize import quantize_problem
+from fp8core.problem import FORMATS, PER_TENSOR, PER_TOKEN, GroupShape, Linear
 
-_CALLS: Calls[Call] = Calls()
+OUT: Final = 6
+"""The place of the result among the operands."""
+SCRATCH_ALIGNMENT: Final = 256
 
 
+class LinearOptions(NamedTuple):
+    """All of a linear layer but its arrays, unchecked."""
+
+    group_shape: Any = PER_TOKEN
+    scale_ub: Any = None
+    """As a number; None without one, or where it is an operand."""
+    out_dtype: Any = None
+    use_fast_accum: bool = True
+    batch_invariant: bool = False
+    x_group: GroupShape | None = None
+    """Of an x that comes quantized, where it is known."""
+    weight_group: GroupShape | None = None
+
+
+@eager_only
 def linear(
     x: object,
     weight: object,
-    weight_scale: object,
+    weight_scale: object = None,
     *,
     bias: object = None,
     input_scale: object = None,
@@ -34,150 +56,247 @@ def linear(
     """Return ``x @ weight.T + bias`` with x quantized to FP8, unless it is FP8 already.
 
     Args:
-        x: float32, float16 or bfloat16 ``[..., k]``, or FP8 together with input_scale.
-        weight: FP8 ``[n, k]`` as it is stored, rows contiguous.
-        weight_scale: fp32 in the weight's orientation: one number, ``[n, 1]`` or ``[n]`` per channel, or
-            ``[ceil(n / 128), ceil(k / 128)]`` for 128x128 blocks, which need group_shape (1, 128).
+        x: float32, float16 or bfloat16 ``[..., k]``; or FP8, as a `Quantized` or together with input_scale.
+        weight: FP8 ``[n, k]`` as it is stored, rows contiguous, or a `Quantized`.
+        weight_scale: a number, or fp32 in the weight's orientation: one number, ``[n, 1]`` or ``[n]`` per channel, or
+            ``[ceil(n / 128), ceil(k / 128)]`` for blocks of 128x128, which need group_shape (1, 128).
         bias: ``[n]`` in out_dtype or fp32.
-        input_scale: the scale of x: given for static quantization, and always for an x of FP8.
-        group_shape: how x is quantized: PER_TOKEN, PER_TENSOR or GROUP_128.
+        input_scale: the scale of x: given for static quantization, and always for an array of FP8.
+        group_shape: how x is quantized: PER_TOKEN, PER_TENSOR or GROUP_128, and no other.
         scale_ub: an upper bound of amax per token.
         out_dtype: the result's dtype; None is x's own, bfloat16 where x is FP8.
         use_fast_accum: as for `scaled_mm`.
         batch_invariant: as for `scaled_mm`.
         out: an array ``[..., n]`` for the result.
-        stream: the stream to launch on.
+        stream: the stream to launch on, as for `quantize`.
 
     Raises:
         ShapeError, DTypeError, LayoutError, ScaleError, DeviceError: before anything is launched or written.
+
+    Example:
+        >>> import numpy as np, fp8core
+        >>> weight = fp8core.quantize(np.eye(4, 32, dtype=np.float32))
+        >>> fp8core.linear(np.ones((2, 32), np.float32), weight).tolist()
+        [[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]]
     """
-    layer = Layer(
+    x_group = weight_group = None
+    if isinstance(x, Quantized):
+        x, input_scale, x_group = parts(x, input_scale, "x", "input_scale")
+    if weight_scale is None or isinstance(weight, Quantized):
+        weight, weight_scale, weight_group = parts(weight, weight_scale, "weight", "weight_scale")
+    bound, upper = (scale_ub, None) if scale_ub is None or isinstance(scale_ub, int | float) else (None, scale_ub)
+    options = group_shape, bound, out_dtype, use_fast_accum, batch_invariant, x_group, weight_group
+    return LINEAR_CALLS((x, weight, weight_scale, bias, input_scale, upper, out), options, stream)[0][OUT]
+
+
+def activation_group(group_shape: Any) -> GroupShape:
+    """Return a group shape by which products take their activations.
+
+    Raises:
+        ScaleError: it is another.
+    """
+    group = specs.group(group_shape)
+    known_group(group, ACTIVATION_GROUPS, "group_shape")
+    return group
+
+
+INPUT_FORMAT: Final = {"float8_e5m2": "float8_e4m3fn", "float8_e5m2fnuz": "float8_e4m3fnuz"}
+"""What inputs are quantized to beside a weight of e5m2, which no tensor core multiplies with its own kind."""
+
+
+def input_format(weight: str) -> str:
+    """Return the format that inputs are quantized to: the weight's where it can be multiplied with itself."""
+    return INPUT_FORMAT.get(weight, weight)
+
+
+def _describe(operands: Sequence[TensorSpec | None], options: tuple[Any, ...]) -> Described:
+    x, weight, weight_scale, bias, input_scale, upper, out = operands
+    chosen = LinearOptions(*options)
+    if x is None or weight is None or weight_scale is None:
+        raise ScaleError("a linear layer needs x, weight and weight_scale, got None")
+    specs.is_fp8(weight)
+    group = activation_group(chosen.group_shape)
+    if x.dtype in FORMATS:
+        return _describe_product(x, weight, weight_scale, bias, input_scale, out, chosen)
+    return _describe_both(x, weight, weight_scale, bias, input_scale, upper, out, group, chosen)
+
+
+def _describe_product(
+    x: TensorSpec,
+    weight: TensorSpec,
+    weight_scale: TensorSpec,
+    bias: TensorSpec | None,
+    input_scale: TensorSpec | None,
+    out: TensorSpec | None,
+    options: LinearOptions,
+) -> Described:
+    """Describe the product of an x that is FP8."""
+    if input_scale is None:
+        raise ScaleError(f"x of {x.dtype} needs input_scale, or to be a Quantized")
+    product = product_of(
+        x,
         weight,
+        input_scale,
         weight_scale,
         bias,
-        input_scale,
-        group_shape,
-        scale_ub,
-        out_dtype,
-        use_fast_accum,
-        batch_invariant,
-        False,
+        "bfloat16" if options.out_dtype is None else options.out_dtype,
+        None,
+        None,
+        stored=True,
+        group_a=options.x_group,
+        group_b=options.weight_group,
     )
-    addresses, looks = signature.looks(x, weight, weight_scale, bias, input_scale, out)
-    x_at, weight_at, weight_scale_at, bias_at, input_scale_at, out_at = addresses
-    key = None
-    if looks is not None and (scale_ub is None or isinstance(scale_ub, float)):
-        bits = (x_at | weight_at | out_at) & 15 | ((weight_scale_at | bias_at | input_scale_at) & 15) << 4
-        key = (looks, bits, group_shape, scale_ub, out_dtype, use_fast_accum, batch_invariant)
-    return forward(layer, addresses[1:5], _CALLS, key, x, x_at, out, out_at, stream)
+
+    def problem(prefetch: bool) -> Any:
+        return product.problem(options.use_fast_accum, options.batch_invariant, out, prefetch)
+
+    def launch(prefetch: bool) -> tuple[Launch, Any]:
+        multiply = SCALED_MM.plan(problem(prefetch))
+
+        def run(
+            stream: int,
+            x_: int,
+            weight_: int,
+            scale_b: int,
+            bias_: int,
+            scale_a: int,
+            _upper: int,
+            out_: int,
+            scratch: int,
+        ) -> None:
+            multiply(stream, x_, weight_, scale_a, scale_b, bias_, out_, 0, 0, scratch)
+
+        return run, multiply
+
+    def plan() -> Planned:
+        if not product.m or not product.n:
+            return Planned(None)
+        run, multiply = launch(False)
+        early = (lambda: launch(True)[0]) if prefetches(multiply) else None
+        return Planned(run, multiply.scratch_bytes, early)
+
+    return Described({OUT: NewArray(product.shape, product.out)}, plan, lambda: SCALED_MM.explain(problem(False)))
 
 
-@explains(linear)
-def _explain_linear(call: SimpleNamespace) -> Explanation:
-    options = call.group_shape, call.scale_ub, call.out_dtype, call.use_fast_accum, call.batch_invariant
-    layer = Layer(call.weight, call.weight_scale, call.bias, call.input_scale, *options, prefetch_weight=False)
-    return explanation(call.x, layer)
+class _Codes(NamedTuple):
+    """Codes and scales of x in a scratch: how they are made, and where they lie."""
+
+    at: Matrix
+    how: Scaling
+    x: TensorSpec
+    codes: TensorSpec
+    scale: TensorSpec
+    """Of the product: the given one, or that in the scratch."""
+    scale_offset: int | None
+    """None where the scale is given."""
+    bytes: int
 
 
-class Fp8Linear:
-    """A linear layer with an FP8 weight, made once and called many times.
+def _codes(
+    x: TensorSpec,
+    dtype: str,
+    group: GroupShape,
+    input_scale: TensorSpec | None,
+    upper: TensorSpec | None,
+    bound: Any,
+) -> _Codes:
+    specs.is_wide(x)
+    at = specs.matrix(x)
+    layout = "mn" if group.cols > 0 else "k"  # groups as block-scaled products want them
+    asked = ScaleOptions(dtype, group, input_scale is not None, bound, "float32", layout)
+    how = scaling(asked, x, x.shape, input_scale, upper)
+    codes = TensorSpec("x", dtype, x.shape, dlpack.contiguous(x.shape), x.target)
+    offset = -(-at.rows * at.cols // SCRATCH_ALIGNMENT) * SCRATCH_ALIGNMENT
+    if input_scale is not None:
+        return _Codes(at, how, x, codes, input_scale, None, offset)
+    shape = (1,) if how.group_shape == PER_TENSOR else how.group_shape.scale_shape(at.rows, at.cols)
+    scale = TensorSpec("input_scale", "float32", shape, how.strides[: len(shape)], x.target)
+    nbytes = -(-4 * how.computed() // SCRATCH_ALIGNMENT) * SCRATCH_ALIGNMENT
+    return _Codes(at, how, x, codes, scale, offset, offset + nbytes)
 
-    Calls of several threads, on several streams and inside graph captures do not disturb each other: they share
-    nothing but the weight, which must not change after the first call: products of later ones read it early.
-    """
 
-    def __init__(
-        self,
-        weight: object,
-        weight_scale: object,
-        *,
-        bias: object = None,
-        input_scale: object = None,
-        group_shape: tuple[int, int] = PER_TOKEN,
-        out_dtype: object = None,
-        use_fast_accum: bool = True,
-        batch_invariant: bool = False,
+def _describe_both(
+    x: TensorSpec,
+    weight: TensorSpec,
+    weight_scale: TensorSpec,
+    bias: TensorSpec | None,
+    input_scale: TensorSpec | None,
+    upper: TensorSpec | None,
+    out: TensorSpec | None,
+    group: GroupShape,
+    options: LinearOptions,
+) -> Described:
+    """Describe a quantization into a scratch and the product of what lies there."""
+    q = _codes(x, input_format(weight.dtype), group, input_scale, upper, options.scale_ub)
+    product = product_of(
+        q.codes,
+        weight,
+        q.scale,
+        weight_scale,
+        bias,
+        x.dtype if options.out_dtype is None else options.out_dtype,
+        None,
+        None,
+        stored=True,
+        group_a=None if q.how.given else q.how.group_shape,
+        group_b=options.weight_group,
+    )
+    quantization = quantize_problem(x, q.at, q.how, q.at.rows, None, q.at.cols)
+    limit = None if upper is not None else q.how.upper
+
+    def problem(prefetch: bool) -> Linear:
+        multiplied = product.problem(options.use_fast_accum, options.batch_invariant, out, prefetch)
+        return Linear(quantization, multiplied, q.at.stride, limit)
+
+    def launch(prefetch: bool) -> tuple[Launch, Any]:
+        steps = LINEAR.plan(problem(prefetch))
+        return _steps_launch(steps, q), steps.product
+
+    def plan() -> Planned:
+        if not product.m or not product.n:
+            return Planned(None)
+        run, multiply = launch(False)
+        early = (lambda: launch(True)[0]) if prefetches(multiply) else None
+        return Planned(run, q.bytes + multiply.scratch_bytes, early)
+
+    results = {OUT: NewArray(product.shape, product.out)}
+    return Described(results, plan, lambda: explain_linear(problem(False)))
+
+
+def _steps_launch(steps: Steps, q: _Codes) -> Launch:
+    """Return the launches of a layer as one: what is quantized lies at the beginning of the scratch."""
+    multiply, at, given = steps.product, q.at, q.scale_offset is None
+    scale_offset, behind = q.scale_offset or 0, q.bytes
+    if steps.quantize is None:
+
+        def multiply_x(
+            stream: int, x: int, weight: int, scale_b: int, bias: int, scale_a: int, _upper: int, out: int, scratch: int
+        ) -> None:
+            multiply(stream, x, weight, scale_a, scale_b, bias, out, 0, 0, scratch + behind)
+
+        return multiply_x
+
+    quantize = bind(steps.quantize, at.stride, at.cols, *q.how.strides, at.rows, at.rows, q.how.upper, q.how.eps)
+
+    def run(
+        stream: int, x: int, weight: int, scale_b: int, bias: int, scale_a: int, upper: int, out: int, scratch: int
     ) -> None:
-        """Take an FP8 weight ``[n, k]`` and its scale; the arguments are those of `linear`."""
-        self.weight = weight
-        self.weight_scale = weight_scale
-        self._layer = Layer(
-            weight,
-            weight_scale,
-            bias,
-            input_scale,
-            GroupShape(*group_shape),
-            None,
-            out_dtype,
-            use_fast_accum,
-            batch_invariant,
-            prefetch_weight=False,
-        )
-        operands.is_fp8(interop.view(weight, "weight"), "weight")
-        self._addresses, self._looks = signature.looks(weight, weight_scale, bias, input_scale)
-        self._calls: Calls[Call] = Calls()
+        scale = scale_a if given else scratch + scale_offset
+        quantize(stream, x, scratch, scale, upper)
+        multiply(stream, scratch, weight, scale, scale_b, bias, out, 0, 0, scratch + behind)
 
-    @classmethod
-    def from_weight(
-        cls,
-        weight: object,
-        *,
-        bias: object = None,
-        input_scale: object = None,
-        dtype: object = "float8_e4m3fn",
-        weight_group_shape: tuple[int, int] = PER_CHANNEL,
-        group_shape: tuple[int, int] = PER_TOKEN,
-        out_dtype: object = None,
-        use_fast_accum: bool = True,
-        batch_invariant: bool = False,
-    ) -> "Fp8Linear":
-        """Quantize a float32, float16 or bfloat16 weight ``[n, k]``.
+    return run
 
-        Args:
-            weight: the weight, rows contiguous.
-            bias: ``[n]`` in the result's dtype or fp32.
-            input_scale: a given scale for static quantization of the input.
-            dtype: the FP8 format.
-            weight_group_shape: PER_CHANNEL, PER_TENSOR or BLOCK_128.
-            group_shape: how inputs are quantized; BLOCK_128 weights need GROUP_128.
-            out_dtype: the results' dtype; None is each input's own.
-            use_fast_accum: as for `scaled_mm`.
-            batch_invariant: as for `scaled_mm`.
-        """
-        data, scale = quantize(weight, dtype=dtype, group_shape=weight_group_shape)
-        return cls(
-            data,
-            scale,
-            bias=bias,
-            input_scale=input_scale,
-            group_shape=group_shape,
-            out_dtype=out_dtype,
-            use_fast_accum=use_fast_accum,
-            batch_invariant=batch_invariant,
-        )
 
-    def __call__(self, x: object, *, out: object = None, stream: object = None) -> Any:
-        """Return ``x @ weight.T + bias`` for x ``[..., k]``."""
-        if out is None:  # half of the looks
-            (x_at,), looks = signature.looks(x)
-            out_at = 0
-        else:
-            (x_at, out_at), looks = signature.looks(x, out)
-        key = None if looks is None or self._looks is None else (looks, (x_at | out_at) & 15)
-        result = forward(self._layer, self._addresses, self._calls, key, x, x_at, out, out_at, stream)
-        if not self._layer.prefetch_weight:
-            self._settle(x, stream)
-        return result
+def prefetches(launch: Any) -> bool:
+    """Return whether a product's launch can read its weight before its predecessor has ended."""
+    return bool(getattr(launch, "prefetches_weight", False))
 
-    def _settle(self, x: object, stream: object) -> None:
-        """Let later products read the weight early: the one just launched waited for whatever wrote it.
 
-        Not so inside a capture, where nothing has run yet.
-        """
-        view = interop.view(x, "x")
-        if view.target.platform == "host" or not device.capturing(interop.stream_of(view, stream)):
-            self._layer, self._calls = self._layer._replace(prefetch_weight=True), Calls()
-
-    def explain(self, x: object) -> Explanation:
-        """Return which kernels a call with x would get, and why; `fp8core.explain` of this layer asks it."""
-        return explanation(x, self._layer)
+LINEAR_CALLS: Final = Operation(
+    ("x", "weight", "weight_scale", "bias", "input_scale", "scale_ub", "out"),
+    _describe,
+    scratch=True,
+    numbers=(2, 4),
+)
+"""The calls of `linear` and of all layers: layers of one shape share them."""

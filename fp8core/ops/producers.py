@@ -1,79 +1,20 @@
 """Fused producers: what comes before a linear layer, and its quantization, in one launch."""
 
-from functools import partial
-from types import SimpleNamespace
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
-from fp8core import interop
-from fp8core.core import operands, signature
-from fp8core.core.calls import Calls
-from fp8core.core.scaling import EPS, Quantized, Ready, Scaling, destination, only_scale, scaling
+from fp8core.core import specs
+from fp8core.core.operation import Described, NewArray, Operation, Planned
+from fp8core.core.quantized import Quantized, quantized
+from fp8core.core.scaling import EPS, ScaleOptions, Scaling, new_scale, scaling, split
+from fp8core.core.specs import TensorSpec
 from fp8core.errors import ShapeError
-from fp8core.interop import TensorView
+from fp8core.interop import eager_only, scalar
 from fp8core.kernels.fused import NORM_QUANTIZE, SILU_QUANTIZE
 from fp8core.problem import PER_TOKEN, NormQuantize, ScaleFormat, ScaleLayout, SiluQuantize
 
-_NORMS: Final[Calls[Ready]] = Calls()
-"""Their launches want the addresses of weight and residual, then what those of a quantization want."""
-_SILUS: Final[Calls[Ready]] = Calls()
 
-
-class _Norm:
-    """The checked operands of `rms_norm_quant`."""
-
-    def __init__(self, x: object, weight: object, residual: object) -> None:
-        self.x = interop.view(x, "x")
-        operands.is_wide(self.x, "x")
-        self.at = operands.matrix(self.x, "x")
-        self.weight = interop.view(weight, "weight")
-        operands.is_wide(self.weight, "weight")
-        if self.weight.shape != (self.at.cols,) or (self.at.cols > 1 and self.weight.strides != (1,)):
-            raise ShapeError(
-                f"weight needs {self.at.cols} contiguous elements, got shape {self.weight.shape} "
-                f"with strides {self.weight.strides}"
-            )
-        operands.same_device(self.x, "x", weight=self.weight)
-        self.residual: TensorView | None = None
-        self.residual_pointer, self.residual_stride = 0, 0
-        if residual is not None:
-            self.residual = interop.view(residual, "residual", written=True)
-            operands.same_device(self.x, "x", residual=self.residual)
-            self.residual_pointer = self.residual.pointer
-            self.residual_stride = operands.written(self.residual, "residual", self.x.shape, self.x.dtype).stride
-
-    @property
-    def others(self) -> tuple[TensorView, ...]:
-        """The operands beside x."""
-        return (self.weight,) if self.residual is None else (self.weight, self.residual)
-
-    def problem(self, how: Scaling, round_intermediate: bool, data_pointer: int, data_stride: int) -> NormQuantize:
-        """Return the problem; it is asked of the table as it is."""
-        size = operands.itemsize(self.x)
-        bits = operands.alignment(
-            self.x.pointer,
-            self.at.stride * size,
-            self.residual_pointer,
-            self.residual_stride * size,
-            self.weight.pointer * size // operands.itemsize(self.weight),
-            data_pointer * size,
-            data_stride * size,
-        )
-        return NormQuantize(
-            self.x.target,
-            self.x.dtype,
-            self.weight.dtype,
-            how.dtype,
-            how.group_shape,
-            how.given is not None,
-            how.scale_format,
-            how.layout,
-            self.residual is not None,
-            round_intermediate,
-            self.at.cols,
-            bits,
-        )
-
-
+@eager_only
 def rms_norm_quant(
     x: object,
     weight: object,
@@ -99,7 +40,7 @@ def rms_norm_quant(
         x: float32, float16 or bfloat16 ``[..., cols]``.
         weight: one number a column, contiguous.
         epsilon: what is added to the mean square.
-        residual: like x; ``x + residual`` is normed instead, and written to residual in its dtype.
+        residual: like x; the fp32 sum ``x + residual`` is normed instead, and written to residual in its dtype.
         dtype: the FP8 format of the result.
         group_shape: per token, ``(1, g)``, or per tensor with a given scale.
         scale: a given scale, as for `quantize`.
@@ -107,98 +48,119 @@ def rms_norm_quant(
         scale_format: as for `quantize`.
         scale_layout: as for `quantize`.
         eps: the least amax of a group.
-        round_intermediate: round the norm to x's dtype first, as vLLM's static kernels do.
+        round_intermediate: round the norm to x's dtype first, and with a given scale the sum with the residual, too, as
+            vLLM's static kernels do.
         out: an FP8 array for the data, or a pair of arrays for data and scale.
-        stream: the stream to launch on.
+        stream: the stream to launch on, as for `quantize`.
+
+    Raises:
+        DTypeError, ShapeError, LayoutError, ScaleError, DeviceError: before anything is launched or written.
+
+    Example:
+        >>> import numpy as np, fp8core
+        >>> q = fp8core.rms_norm_quant(np.full((1, 64), 3.0, np.float32), np.ones(64, np.float32), 1e-6)
+        >>> bool(abs(q.dequantize() - 1).max() < 1e-3)
+        True
     """
-    data, out_scale = out if isinstance(out, tuple) else (out, None)
-    kept = out_scale if scale is None else only_scale(scale, out_scale)
-    if residual is None:
-        (x_at, weight_at, data_at, scale_at), looks = signature.looks(x, weight, data, kept)
-        residual_at = 0
-    else:
-        (x_at, weight_at, residual_at, data_at, scale_at), looks = signature.looks(x, weight, residual, data, kept)
-    key = None
-    if looks is not None and (scale_ub is None or isinstance(scale_ub, float)):
-        bits = (x_at | residual_at | data_at) & 15 | (weight_at & 31) << 4
-        options = (dtype, group_shape, scale_ub, scale_format, scale_layout, eps, round_intermediate)
-        key = (looks, scale is None, bits, float(epsilon), *options)
-    call = _NORMS.get(key) if stream is None else None
-    if call is not None:
-        run = None if call.launch is None else partial(call.launch, weight_at, residual_at)
-        return call.to.filled(run, call.stream(), None, x_at, data, data_at, kept, scale_at, 0)
-    operand = _Norm(x, weight, residual)
-    view, at = operand.x, operand.at
-    how = scaling(dtype, group_shape, scale, scale_ub, scale_format, scale_layout, eps, view, at.rows, at.cols)
-    to = destination(view, how, view.shape, at.rows, at.cols, data, kept)
-    plan = NORM_QUANTIZE.plan(operand.problem(how, round_intermediate, to.data_at, to.data_stride))
-    residual_stride, upper_value = operand.residual_stride, how.upper_value  # a kept launch keeps no operand
-
-    def launched(
-        weight_at: int, residual_at: int, work: int, x_at: int, data_at: int, scale_at: int, upper_at: int
-    ) -> None:
-        inputs = (x_at, at.stride, residual_at, residual_stride, weight_at, float(epsilon))
-        written = (data_at, to.data_stride, scale_at, *to.scale_strides)
-        plan(work, *inputs, *written, at.rows, upper_at, upper_value, eps)
-
-    launch = launched if at.rows * at.cols else None
-    _NORMS.keep(key, Ready(view.framework.stream_getter(view.target), launch, to))
-    work = interop.stream_of(view, stream, *operand.others, *how.others)
-    run = None if launch is None else partial(launch, operand.weight.pointer, operand.residual_pointer)
-    pool = None if stream is None else work
-    return to.filled(run, work, pool, view.pointer, data, to.data_at, kept, to.scale_at, how.upper_pointer)
-
-
-def problem_of_rms_norm_quant(call: SimpleNamespace) -> NormQuantize:
-    """Return the problem that `rms_norm_quant` with the arguments ``call`` poses."""
-    operand = _Norm(call.x, call.weight, call.residual)
-    how = _scaling_of(call, operand.x, operand.at.rows, operand.at.cols)
-    return operand.problem(how, call.round_intermediate, 0, operand.at.cols)
-
-
-def _scaling_of(call: SimpleNamespace, x: TensorView, rows: int, cols: int) -> Scaling:
-    return scaling(
-        call.dtype,
-        call.group_shape,
-        call.scale,
-        call.scale_ub,
-        call.scale_format,
-        call.scale_layout,
-        call.eps,
-        x,
-        rows,
-        cols,
-    )
-
-
-def _gate_and_up(x: object) -> tuple[TensorView, operands.Matrix, int]:
-    view = interop.view(x, "x")
-    operands.is_wide(view, "x")
-    at = operands.matrix(view, "x")
-    if at.cols % 2:
-        raise ShapeError(f"x needs gate and up of equal length side by side, got {at.cols} columns")
-    return view, at, at.cols // 2
-
-
-def _silu_problem(
-    view: TensorView, at: operands.Matrix, how: Scaling, round_intermediate: bool, data_pointer: int, data_stride: int
-) -> SiluQuantize:
-    size, cols = operands.itemsize(view), at.cols // 2
-    bits = operands.alignment(view.pointer, at.stride * size, cols * size, data_pointer * size, data_stride * size)
-    return SiluQuantize(
-        view.target,
-        view.dtype,
-        how.dtype,
-        how.group_shape,
-        how.given is not None,
-        how.scale_format,
-        how.layout,
+    data, kept = (None, scale) if out is None else split(out, scale)
+    bound, upper = (scale_ub, None) if scale_ub is None or isinstance(scale_ub, int | float) else (None, scale_ub)
+    options = (
+        dtype,
+        group_shape,
+        scale is not None,
+        bound,
+        scale_format,
+        scale_layout,
+        eps,
+        epsilon,
         round_intermediate,
-        cols,
-        bits,
     )
+    arrays, group = _NORM((x, weight, residual, data, kept, upper), options, stream)
+    return quantized(arrays[3], arrays[4], group)
 
 
+def _describe_norm(operands: Sequence[TensorSpec | None], options: tuple[Any, ...]) -> Described:
+    x, weight, residual, data, scale, upper = operands
+    assert x is not None
+    *scales, epsilon, round_intermediate = options
+    specs.is_wide(x)
+    at = specs.matrix(x)
+    if weight is None:
+        raise ShapeError(f"weight needs {at.cols} numbers, got None")
+    specs.is_wide(weight)
+    if weight.shape != (at.cols,) or (at.cols > 1 and weight.strides != (1,)):
+        raise ShapeError(
+            f"weight needs {at.cols} contiguous elements, got shape {weight.shape} with strides {weight.strides}"
+        )
+    specs.same_device(x, weight, residual)
+    residual_stride = 0 if residual is None else specs.written(residual, x.shape, x.dtype).stride
+    how = scaling(ScaleOptions(*scales), x, x.shape, scale, upper)
+    stride = _codes_stride(x, data, x.shape, how, at.cols)
+    addend = epsilon_of(epsilon)
+    problem = NormQuantize(
+        target=x.target,
+        x=x.dtype,
+        weight=weight.dtype,
+        data=how.dtype,
+        group_shape=how.group_shape,
+        static=how.given,
+        scale_format=how.scale_format,
+        scale_layout=how.layout,
+        residual=residual is not None,
+        round_intermediate=bool(round_intermediate),
+        cols=at.cols,
+        alignment=specs.alignment(
+            x.alignment,
+            at.stride * x.itemsize,
+            0 if residual is None else residual.alignment,
+            residual_stride * x.itemsize,
+            weight.alignment * x.itemsize // weight.itemsize,
+            (specs.ALIGNMENT if data is None else data.alignment) * x.itemsize,
+            stride * x.itemsize,
+        ),
+    )
+    results = _results(x.shape, how, 3)
+    if residual is not None:
+        results[2] = NewArray(x.shape, x.dtype)
+
+    def plan() -> Planned:
+        run = NORM_QUANTIZE.plan(problem)
+        if not at.rows * at.cols and not how.computed():
+            return Planned(None)
+        strides, rows, bound, eps = how.strides, at.rows, how.upper, how.eps
+
+        def launch(stream_: int, x_: int, weight_: int, residual_: int, data_: int, scale_: int, upper_: int) -> None:
+            inputs = x_, at.stride, residual_, residual_stride, weight_, addend
+            run(stream_, *inputs, data_, stride, scale_, *strides, rows, upper_, bound, eps)
+
+        return Planned(launch)
+
+    return Described(results, plan, lambda: NORM_QUANTIZE.explain(problem), how.group_shape)
+
+
+def epsilon_of(epsilon: Any) -> float:
+    """Return what is added to a mean square, which has to be a number of at least 0."""
+    number = scalar(epsilon)
+    if number is None or not number >= 0:
+        raise ShapeError(f"epsilon needs a number of at least 0, got {epsilon!r}")
+    return number
+
+
+def _codes_stride(x: TensorSpec, data: TensorSpec | None, shape: tuple[int, ...], how: Scaling, cols: int) -> int:
+    if data is None:
+        return cols
+    specs.same_device(x, data)
+    return specs.written(data, shape, how.dtype).stride
+
+
+def _results(shape: tuple[int, ...], how: Scaling, data: int) -> dict[int, NewArray]:
+    results = {data: NewArray(shape, how.dtype)}
+    if not how.given:
+        results[data + 1] = new_scale(how)
+    return results
+
+
+@eager_only
 def silu_and_mul_quant(
     x: object,
     *,
@@ -217,36 +179,62 @@ def silu_and_mul_quant(
 
     ``silu(v) = v / (1 + exp(-v))``; the product is formed in fp32 and not rounded to x's dtype before it is
     quantized, unless ``round_intermediate`` asks for it. All other arguments are those of `quantize`.
+
+    Raises:
+        DTypeError, ShapeError, LayoutError, ScaleError, DeviceError: before anything is launched or written.
+
+    Example:
+        >>> import numpy as np, fp8core
+        >>> q = fp8core.silu_and_mul_quant(np.array([[0.0, 1.0, 5.0, 2.0]], np.float32))
+        >>> q.data.shape, q.dequantize().round(3).tolist()
+        ((1, 2), [[0.0, 1.462]])
     """
-    data, out_scale = out if isinstance(out, tuple) else (out, None)
-    kept = out_scale if scale is None else only_scale(scale, out_scale)
-    (x_at, data_at, scale_at), looks = signature.looks(x, data, kept)
-    key = None
-    if looks is not None and (scale_ub is None or isinstance(scale_ub, float)):
-        options = (dtype, group_shape, scale_ub, scale_format, scale_layout, eps, round_intermediate)
-        key = (looks, scale is None, (x_at | data_at) & 15, *options)
-    call = _SILUS.get(key) if stream is None else None
-    if call is not None:
-        return call.to.filled(call.launch, call.stream(), None, x_at, data, data_at, kept, scale_at, 0)
-    view, at, cols = _gate_and_up(x)
-    how = scaling(dtype, group_shape, scale, scale_ub, scale_format, scale_layout, eps, view, at.rows, cols)
-    to = destination(view, how, (*view.shape[:-1], cols), at.rows, cols, data, kept)
-    plan = SILU_QUANTIZE.plan(_silu_problem(view, at, how, round_intermediate, to.data_at, to.data_stride))
-    upper_value = how.upper_value  # a kept launch keeps no operand
-
-    def launched(work: int, x_at: int, data_at: int, scale_at: int, upper_at: int) -> None:
-        written = (data_at, to.data_stride, scale_at, *to.scale_strides)
-        plan(work, x_at, at.stride, *written, at.rows, upper_at, upper_value, eps)
-
-    launch = launched if at.rows * cols else None
-    _SILUS.keep(key, Ready(view.framework.stream_getter(view.target), launch, to))
-    work = interop.stream_of(view, stream, *how.others)
-    pool = None if stream is None else work
-    return to.filled(launch, work, pool, view.pointer, data, to.data_at, kept, to.scale_at, how.upper_pointer)
+    data, kept = (None, scale) if out is None else split(out, scale)
+    bound, upper = (scale_ub, None) if scale_ub is None or isinstance(scale_ub, int | float) else (None, scale_ub)
+    options = (dtype, group_shape, scale is not None, bound, scale_format, scale_layout, eps, round_intermediate)
+    arrays, group = _SILU((x, data, kept, upper), options, stream)
+    return quantized(arrays[1], arrays[2], group)
 
 
-def problem_of_silu_and_mul_quant(call: SimpleNamespace) -> SiluQuantize:
-    """Return the problem that `silu_and_mul_quant` with the arguments ``call`` poses."""
-    view, at, cols = _gate_and_up(call.x)
-    how = _scaling_of(call, view, at.rows, cols)
-    return _silu_problem(view, at, how, call.round_intermediate, 0, cols)
+def _describe_silu(operands: Sequence[TensorSpec | None], options: tuple[Any, ...]) -> Described:
+    x, data, scale, upper = operands
+    assert x is not None
+    specs.is_wide(x)
+    at = specs.matrix(x)
+    if at.cols % 2:
+        raise ShapeError(f"x needs gate and up of equal length side by side, got {at.cols} columns")
+    cols = at.cols // 2
+    shape = (*x.shape[:-1], cols)
+    how = scaling(ScaleOptions(*options[:-1]), x, shape, scale, upper)
+    stride = _codes_stride(x, data, shape, how, cols)
+    size = x.itemsize
+    data_at = specs.ALIGNMENT if data is None else data.alignment
+    problem = SiluQuantize(
+        target=x.target,
+        x=x.dtype,
+        data=how.dtype,
+        group_shape=how.group_shape,
+        static=how.given,
+        scale_format=how.scale_format,
+        scale_layout=how.layout,
+        round_intermediate=bool(options[-1]),
+        cols=cols,
+        alignment=specs.alignment(x.alignment, at.stride * size, cols * size, data_at * size, stride * size),
+    )
+
+    def plan() -> Planned:
+        run = SILU_QUANTIZE.plan(problem)
+        if not at.rows * cols and not how.computed():
+            return Planned(None)
+        strides, rows, bound, eps = how.strides, at.rows, how.upper, how.eps
+
+        def launch(stream_: int, x_: int, data_: int, scale_: int, upper_: int) -> None:
+            run(stream_, x_, at.stride, data_, stride, scale_, *strides, rows, upper_, bound, eps)
+
+        return Planned(launch)
+
+    return Described(_results(shape, how, 1), plan, lambda: SILU_QUANTIZE.explain(problem), how.group_shape)
+
+
+_NORM: Final = Operation(("x", "weight", "residual", "out", "scale", "scale_ub"), _describe_norm, numbers=(4,))
+_SILU: Final = Operation(("x", "out", "scale", "scale_ub"), _describe_silu, numbers=(2,))

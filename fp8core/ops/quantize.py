@@ -1,22 +1,24 @@
 """Quantize and dequantize: FP8 data and scales such that ``data * scale`` is nearest to the values."""
 
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final
 
-from fp8core import interop
-from fp8core.core import operands, scales, signature
-from fp8core.core.calls import Calls
-from fp8core.core.scaling import EPS, Quantized, Ready, Scaling, alignment, destination, only_scale, scaling
-from fp8core.errors import ShapeError
-from fp8core.interop import TensorView
+from fp8core.core import scale_shapes, specs
+from fp8core.core.operation import Described, NewArray, Operation, Planned
+from fp8core.core.quantized import Quantized, parts, quantized
+from fp8core.core.scaling import EPS, ScaleOptions, Scaling, codes_alignment, new_scale, scaling, split
+from fp8core.core.specs import Matrix, TensorSpec
+from fp8core.errors import ScaleError, ShapeError
+from fp8core.interop import dtype_name, eager_only
 from fp8core.kernels.dequantize import DEQUANTIZE
 from fp8core.kernels.quantize import QUANTIZE, bind
-from fp8core.problem import ITEMSIZE, PER_TOKEN, Dequantize, Quantize, ScaleFormat, ScaleLayout
+from fp8core.problem import ITEMSIZE, PER_TENSOR, PER_TOKEN, Dequantize, GroupShape, Quantize, ScaleFormat, ScaleLayout
 
-_CALLS: Calls[Ready] = Calls()
-"""Their launches want the stream and the addresses of x, data, scale and scale_ub."""
+DATA, SCALE = 1, 2
+"""Places among the operands of a quantization."""
 
 
+@eager_only
 def quantize(
     x: object,
     *,
@@ -42,121 +44,105 @@ def quantize(
         x: float32, float16 or bfloat16 ``[..., cols]`` on any device, last axis contiguous.
         dtype: one of the four FP8 formats, as a name or as a dtype of any framework.
         group_shape: ``(rows, cols)`` of the elements that share a scale; -1 spans the axis.
-        scale: a given fp32 scale (static quantization): one number, or one a group.
+        scale: a given scale (static quantization): a number, or an fp32 array of one number or one a group.
         scale_ub: an upper bound of amax, per token only: a number or an fp32 array of one.
         scale_format: "ue8m0" raises scales to powers of two, "ue8m0_bytes" gives them as float8_e8m0fnu.
         scale_layout: "mn" stores the scales of ``[m, k]`` as ``[k / g][m]``, as block-scaled products want them.
         eps: the least amax of groups that are neither a token nor the tensor.
         rows_padded: give at least so many rows; the added ones hold zeros and scale 1.
         out: an FP8 array for the data, or a pair of arrays for data and scale.
-        stream: the stream to launch on; by default the one that the framework of x works on.
+        stream: the stream to launch on; by default the one that the framework of x works on. It is made to wait
+            for the work that x's framework has under way, and x may be dropped as soon as the call returns.
 
     Returns:
-        ``Quantized(data, scale)`` in the framework of x: data shaped like x, scale ``[1]`` per tensor, else
-        ``[ceil(rows / group rows), ceil(cols / group cols)]`` of x folded to two axes.
+        ``Quantized(data, scale)`` in the framework of x: data shaped like x; scale ``[1]`` per tensor, else with x's
+        leading axes, as in ``[..., 1]`` per token and ``[..., ceil(cols / g)]`` for groups of 1xg.
 
     Raises:
         DTypeError, ShapeError, LayoutError, ScaleError, DeviceError: before anything is launched or written.
+
+    Example:
+        >>> import numpy as np, fp8core
+        >>> data, scale = fp8core.quantize(np.array([[1.0, -448.0]], np.float32))
+        >>> data.dtype, scale
+        (dtype(float8_e4m3fn), array([[1.]], dtype=float32))
     """
-    if out is None and scale is None:  # half of the looks
-        (x_at,), looks = signature.looks(x)
-        data, kept, data_at, scale_at = None, None, 0, 0
-    else:
-        data, out_scale = out if isinstance(out, tuple) else (out, None)
-        kept = out_scale if scale is None else only_scale(scale, out_scale)
-        (x_at, data_at, scale_at), looks = signature.looks(x, data, kept)
-    key = None
-    if looks is not None and (scale_ub is None or isinstance(scale_ub, float)):
-        bits = (x_at | data_at) & 15
-        given = scale is None
-        key = (looks, given, bits, dtype, group_shape, scale_ub, scale_format, scale_layout, eps, rows_padded)
-    call = _CALLS.get(key) if stream is None else None
-    if call is not None:
-        return call.to.filled(call.launch, call.stream(), None, x_at, data, data_at, kept, scale_at, 0)
-    view, at, how, rows_out = _described(
-        x, dtype, group_shape, scale, scale_ub, scale_format, scale_layout, eps, rows_padded
-    )
-    shape = view.shape if rows_out == at.rows else (rows_out, at.cols)
-    to = destination(view, how, shape, rows_out, at.cols, data, kept)
-    launch = None
-    if rows_out * at.cols or how.computed(rows_out, at.cols):
-        bits = alignment(view, at, how, rows_out, to.data_at, to.data_stride)
-        launch = bind(
-            QUANTIZE.plan(_key(view, how, at.cols, bits)),
-            at.stride,
-            to.data_stride,
-            *to.scale_strides,
-            at.rows,
-            rows_out,
-            how.upper_value,
-            how.eps,
-        )
-    _CALLS.keep(key, Ready(view.framework.stream_getter(view.target), launch, to))
-    work = interop.stream_of(view, stream, *how.others)
-    pool = None if stream is None else work
-    return to.filled(launch, work, pool, view.pointer, data, to.data_at, kept, to.scale_at, how.upper_pointer)
+    data, kept = (None, scale) if out is None else split(out, scale)
+    bound, upper = (scale_ub, None) if scale_ub is None or isinstance(scale_ub, int | float) else (None, scale_ub)
+    options = (dtype, group_shape, scale is not None, bound, scale_format, scale_layout, eps, rows_padded)
+    arrays, group = _QUANTIZE((x, data, kept, upper), options, stream)
+    return quantized(arrays[DATA], arrays[SCALE], group)
 
 
-def _described(
-    x: object,
-    dtype: object,
-    group_shape: tuple[int, int],
-    scale: object,
-    scale_ub: object,
-    scale_format: ScaleFormat,
-    scale_layout: ScaleLayout,
-    eps: float,
-    rows_padded: int | None,
-) -> tuple[TensorView, operands.Matrix, Scaling, int]:
-    view = interop.view(x, "x")
-    operands.is_wide(view, "x")
-    at = operands.matrix(view, "x")
-    rows_out = at.rows
-    if rows_padded is not None and rows_padded > at.rows:
-        if len(view.shape) != 2:
-            raise ShapeError(f"rows_padded needs a matrix, got x of shape {view.shape}")
-        rows_out = rows_padded
-    how = scaling(dtype, group_shape, scale, scale_ub, scale_format, scale_layout, eps, view, rows_out, at.cols)
-    return view, at, how, rows_out
+def _describe_quantize(operands: Sequence[TensorSpec | None], options: tuple[Any, ...]) -> Described:
+    x, data, scale, upper = operands
+    assert x is not None
+    specs.is_wide(x)
+    at = specs.matrix(x)
+    shape, rows = _padded(x, at, options[-1])
+    how = scaling(ScaleOptions(*options[:-1]), x, shape, scale, upper)
+    stride = at.cols
+    if data is not None:
+        specs.same_device(x, data)
+        stride = specs.written(data, shape, how.dtype).stride
+    problem = quantize_problem(x, at, how, rows, data, stride)
+    results = {DATA: NewArray(shape, how.dtype)}
+    if not how.given:
+        results[SCALE] = new_scale(how)
+
+    def plan() -> Planned:
+        if not rows * at.cols and not how.computed():
+            return Planned(None)
+        return Planned(bind(QUANTIZE.plan(problem), at.stride, stride, *how.strides, at.rows, rows, how.upper, how.eps))
+
+    return Described(results, plan, lambda: QUANTIZE.explain(problem), how.group_shape)
 
 
-def _key(view: TensorView, how: Scaling, cols: int, bits: int) -> tuple[Any, ...]:
-    return (
-        view.target,
-        view.dtype,
-        how.dtype,
-        how.group_shape,
-        how.given is not None,
-        how.scale_format,
-        how.layout,
-        cols,
-        bits,
+def _padded(x: TensorSpec, at: Matrix, rows_padded: Any) -> tuple[tuple[int, ...], int]:
+    """Return the shape of the codes of ``x``, and their rows."""
+    if rows_padded is None:
+        return x.shape, at.rows
+    wanted = specs.whole_number(rows_padded)
+    if wanted is None:
+        raise ShapeError(f"rows_padded needs a whole number, got {rows_padded!r}")
+    if wanted <= at.rows:
+        return x.shape, at.rows
+    if len(x.shape) != 2:
+        raise ShapeError(f"rows_padded needs x with two axes, got shape {x.shape}")
+    return (wanted, at.cols), wanted
+
+
+def quantize_problem(
+    x: TensorSpec, at: Matrix, how: Scaling, rows: int, data: TensorSpec | None, data_stride: int
+) -> Quantize:
+    """Return the quantization of ``x`` to ``rows`` rows of codes, ``data_stride`` apart, as a problem.
+
+    Where one scale is found for a tensor without gaps, it is one long row: only its beginning counts.
+    """
+    data_at = specs.ALIGNMENT if data is None else data.alignment
+    strides = at.stride, data_stride
+    if at.stride == data_stride == at.cols and rows == at.rows and not how.given and how.group_shape == PER_TENSOR:
+        strides = (0, 0)
+    return Quantize(
+        target=x.target,
+        x=x.dtype,
+        data=how.dtype,
+        group_shape=how.group_shape,
+        static=how.given,
+        scale_format=how.scale_format,
+        scale_layout=how.layout,
+        cols=at.cols,
+        alignment=codes_alignment(x, strides[0], data_at, strides[1]),
     )
 
 
-def problem_of_quantize(call: SimpleNamespace) -> Quantize:
-    """Return the problem that `quantize` with the arguments ``call`` poses; new results count as aligned."""
-    view, at, how, rows_out = _described(
-        call.x,
-        call.dtype,
-        call.group_shape,
-        call.scale,
-        call.scale_ub,
-        call.scale_format,
-        call.scale_layout,
-        call.eps,
-        call.rows_padded,
-    )
-    data = call.out[0] if isinstance(call.out, tuple) else call.out
-    there = interop.view(data, "out") if data is not None else None
-    stride = operands.matrix(there, "out").stride if there is not None else at.cols
-    bits = alignment(view, at, how, rows_out, there.pointer if there is not None else 0, stride)
-    return Quantize(*_key(view, how, at.cols, bits))
+_QUANTIZE: Final = Operation(("x", "out", "scale", "scale_ub"), _describe_quantize, numbers=(SCALE,))
 
 
+@eager_only
 def dequantize(
     q: object,
-    scale: object,
+    scale: object = None,
     *,
     group_shape: tuple[int, int] | None = None,
     dtype: object = "float32",
@@ -166,52 +152,74 @@ def dequantize(
     """Return ``float(q) * scale``, formed in fp32 and rounded once to ``dtype``.
 
     Args:
-        q: FP8 ``[..., cols]``.
-        scale: fp32 or float8_e8m0fnu; a single number, or one a group of q folded to two axes.
-        group_shape: the groups of a scale with one axis; a scale with two implies them.
+        q: FP8 ``[..., cols]``, or a `Quantized`, which brings its scale and group shape.
+        scale: a number, or fp32 or float8_e8m0fnu of one number or one a group of q.
+        group_shape: the groups of the scale. It may be left out where the scale's shape can mean one thing only: along
+            each axis of q one scale, or one an element.
         dtype: float32, float16 or bfloat16.
         out: an array of that dtype and of q's shape for the result.
         stream: the stream to launch on; by default the one that the framework of q works on.
+
+    Raises:
+        ScaleError: several group shapes explain the scale's shape, and none was given.
+        DTypeError, ShapeError, LayoutError, DeviceError: before anything is launched or written.
+
+    Example:
+        >>> import numpy as np, fp8core
+        >>> q = fp8core.quantize(np.array([[2.0, -3.0]], np.float32))
+        >>> fp8core.dequantize(q).round(2).tolist()
+        [[2.0, -3.0]]
     """
-    view = interop.view(q, "q")
-    problem, at, given, strides = _dequantize_problem(view, scale, group_shape, dtype)
+    known = None
+    if scale is None or isinstance(q, Quantized):
+        q, scale, known = parts(q, scale, "q", "scale")
+    if known is not None and group_shape is not None and known != tuple(group_shape):
+        raise ScaleError(f"group_shape needs to be that of q, {tuple(known)}, or left out, got {group_shape}")
+    return _DEQUANTIZE((q, scale, out), (known or group_shape, dtype), stream)[0][2]
+
+
+def _describe_dequantize(operands: Sequence[TensorSpec | None], options: tuple[Any, ...]) -> Described:
+    q, scale, out = operands
+    assert q is not None
+    assert scale is not None
+    specs.is_fp8(q)
+    at = specs.matrix(q)
+    scale_shapes.is_scale(scale, bytes_allowed=True)
+    specs.same_device(q, scale)
+    group = scale_shapes.implied_group(scale, q) if options[0] is None else specs.group(options[0])
+    group, strides = scale_shapes.of_groups(scale, group, q)
+    wide = specs.wide_name(dtype_name(options[1]), "dtype")
+    stride, out_at = at.cols, specs.ALIGNMENT
     if out is not None:
-        there = interop.view(out, "out", written=True)
-        operands.same_device(view, "q", out=there)
-        pointer, stride, result = there.pointer, operands.written(there, "out", view.shape, problem.out).stride, None
-        work = interop.stream_of(view, stream, given)
-    else:
-        work = interop.stream_of(view, stream, given)
-        result = view.framework.empty(view.shape, problem.out, view.target, None, None if stream is None else work)
-        pointer, stride = result.pointer, at.cols
-    if at.rows * at.cols:
-        size = ITEMSIZE[problem.out]
-        bits = operands.alignment(pointer, stride * size, view.pointer * size, at.stride * size)
-        plan = DEQUANTIZE.plan(problem._replace(alignment=bits))
-        plan(work, view.pointer, at.stride, given.pointer, *strides, pointer, stride, at.rows)
-    return out if result is None else view.framework.wrap(result.array, work)
+        specs.same_device(q, out)
+        stride, out_at = specs.written(out, q.shape, wide).stride, out.alignment
+    problem = _dequantize_problem(q, at, scale, group, wide, out_at, stride)
+
+    def plan() -> Planned:
+        if not at.rows * at.cols:
+            return Planned(None)
+        run = DEQUANTIZE.plan(problem)
+        rows, q_stride = at.rows, at.stride
+        return Planned(
+            lambda stream_, q_, scale_, out_: run(stream_, q_, q_stride, scale_, *strides, out_, stride, rows)
+        )
+
+    return Described({2: NewArray(q.shape, wide)}, plan, lambda: DEQUANTIZE.explain(problem))
 
 
 def _dequantize_problem(
-    view: TensorView, scale: object, group_shape: tuple[int, int] | None, dtype: object
-) -> tuple[Dequantize, operands.Matrix, TensorView, tuple[int, int]]:
-    operands.is_fp8(view, "q")
-    at = operands.matrix(view, "q")
-    given = interop.view(scale, "scale")
-    scales.is_scale(given, "scale", bytes_allowed=True)
-    operands.same_device(view, "q", scale=given)
-    if group_shape is None:
-        shape = scales.implied_group(given, at.rows, at.cols, "scale")
-    else:
-        shape = operands.group(group_shape)
-    shape, strides = scales.of_groups(given, shape, at.rows, at.cols, "scale")
-    wide = operands.wide_name(interop.dtype_name(dtype), "dtype")
-    scale_format: ScaleFormat = "ue8m0_bytes" if given.dtype == "float8_e8m0fnu" else "float32"
+    q: TensorSpec, at: Matrix, scale: TensorSpec, group: GroupShape, wide: str, out_at: int, out_stride: int
+) -> Dequantize:
     size = ITEMSIZE[wide]
-    bits = operands.alignment(at.cols * size, view.pointer * size, at.stride * size)
-    return Dequantize(view.target, view.dtype, wide, shape, scale_format, at.cols, bits), at, given, strides
+    return Dequantize(
+        target=q.target,
+        q=q.dtype,
+        out=wide,
+        group_shape=group,
+        scale_format="ue8m0_bytes" if scale.dtype == "float8_e8m0fnu" else "float32",
+        cols=at.cols,
+        alignment=specs.alignment(out_at, out_stride * size, q.alignment * size, at.stride * size),
+    )
 
 
-def problem_of_dequantize(call: SimpleNamespace) -> Dequantize:
-    """Return the problem that `dequantize` with the arguments ``call`` poses."""
-    return _dequantize_problem(interop.view(call.q, "q"), call.scale, call.group_shape, call.dtype)[0]
+_DEQUANTIZE: Final = Operation(("q", "scale", "out"), _describe_dequantize, numbers=(1,))

@@ -1,43 +1,26 @@
 """Scaled matrix products of FP8 matrices."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final
 
-from fp8core import interop
-from fp8core.core import operands, signature
-from fp8core.core.calls import Calls
-from fp8core.errors import ShapeError
-from fp8core.interop import Allocator, TensorView
-from fp8core.kernels.scaled_mm import SCALED_MM
-from fp8core.ops.product import Product, product_of
-from fp8core.problem import ScaledMm
+from fp8core.core.operation import Described, NewArray, Operation, Planned
+from fp8core.core.product import product_of, transposed
+from fp8core.core.quantized import Quantized, parts
+from fp8core.core.specs import TensorSpec
+from fp8core.errors import ScaleError
+from fp8core.interop import eager_only
+from fp8core.kernels.scaled_mm import SCALED_MM, plan_clear_amax
 
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A product that has been checked, for any arrays that look alike."""
-
-    stream: Callable[[], int]
-    launch: Any
-    """None where there is nothing to compute."""
-    new_scratch: Allocator | None
-    """None where the launch needs none."""
-    new: Allocator | None
-    """None where the caller gives the result."""
-    give: Callable[[Any, int], Any] | None
-    """What makes the caller's array of the one that was allocated, where the framework has to."""
+OUT, AMAX = 5, 7
+"""Places among the operands of a product."""
 
 
-_CALLS: Calls[Prepared] = Calls()
-
-
+@eager_only
 def scaled_mm(
     a: object,
     b: object,
-    scale_a: object,
-    scale_b: object,
+    scale_a: object = None,
+    scale_b: object = None,
     *,
     bias: object = None,
     out_dtype: object = "bfloat16",
@@ -51,14 +34,16 @@ def scaled_mm(
     """Return ``round(scale_a * (scale_b * (a @ b)) + bias)``: fp32 accumulation, one rounding.
 
     Args:
-        a: FP8 ``[..., m, k]``, rows contiguous.
-        b: FP8 ``[k, n]``, columns contiguous: ``weight.T`` of a stored ``[n, k]``.
-        scale_a: fp32; one number, ``[m, 1]`` or ``[m]`` per token, or ``[m, ceil(k / 128)]`` for 1x128 groups.
-        scale_b: fp32; one number, ``[1, n]``, ``[n]`` or ``[n, 1]`` per channel, or, with groups of a,
-            ``[ceil(k / 128), ceil(n / 128)]`` for 128x128 blocks or ``[ceil(k / 128), n]`` for 1x128 groups.
+        a: FP8 ``[..., m, k]``, rows contiguous, or a `Quantized` per tensor, per token or by groups of 1x128.
+        b: FP8 ``[k, n]``, columns contiguous: ``weight.T`` of a stored ``[n, k]``; or a `Quantized` (``q.T`` of a
+            quantized weight) per tensor, per channel, by blocks of 128x128 or by groups of 1x128.
+        scale_a: a number or fp32: one number, ``[..., m, 1]`` or ``[m]`` per token, or ``[..., m, ceil(k / 128)]`` for
+            groups of 1x128.
+        scale_b: a number or fp32: one number, ``[1, n]``, ``[n]`` or ``[n, 1]`` per channel, or, with groups of a,
+            ``[ceil(k / 128), ceil(n / 128)]`` for blocks of 128x128 or ``[ceil(k / 128), n]`` for groups of 1x128.
         bias: ``[n]`` in out_dtype or fp32, added in fp32.
         out_dtype: bfloat16, float16, float32, or an FP8 format together with out_scale.
-        out_scale: fp32 of one number: codes are the clamped, rounded ``value * (1 / out_scale)``.
+        out_scale: a number, or fp32 of one: codes are the clamped, rounded ``value * (1 / out_scale)``.
         amax: an fp32 array of one that receives the largest magnitude of the result before it is rounded.
         use_fast_accum: let the tensor cores accumulate with fewer bits (relative error 3e-3 against 2e-3).
         batch_invariant: give a row the same bits whatever m is.
@@ -68,29 +53,28 @@ def scaled_mm(
     Raises:
         ShapeError, DTypeError, LayoutError, ScaleError, DeviceError: before anything is launched or written.
         UnsupportedProblemError: no kernel can run it, as for e5m2 times e5m2.
+
+    Example:
+        >>> import numpy as np, fp8core
+        >>> a = fp8core.quantize(np.ones((2, 32), np.float32))
+        >>> weight = fp8core.quantize(np.full((3, 32), 0.5, np.float32))
+        >>> fp8core.scaled_mm(a, weight.T, out_dtype="float32").round(3).tolist()
+        [[16.0, 16.0, 16.0], [16.0, 16.0, 16.0]]
     """
-    return _product(
-        a,
-        b,
-        scale_a,
-        scale_b,
-        bias,
-        out_dtype,
-        out_scale,
-        amax,
-        use_fast_accum,
-        batch_invariant,
-        out,
-        stream,
-        stored=False,
-    )
+    options = out_dtype, use_fast_accum, batch_invariant, None, None
+    if scale_a is None or scale_b is None or isinstance(a, Quantized) or isinstance(b, Quantized):
+        a, scale_a, group_a = parts(a, scale_a, "a", "scale_a")
+        b, scale_b, group_b = parts(b, scale_b, "b", "scale_b")
+        options = (*options[:3], group_a, None if group_b is None else (group_b.cols, group_b.rows))
+    return _SCALED_MM((a, b, scale_a, scale_b, bias, out, out_scale, amax), options, stream)[0][OUT]
 
 
+@eager_only
 def scaled_mm_nt(
     a: object,
     weight: object,
-    scale_a: object,
-    scale_b: object,
+    scale_a: object = None,
+    scale_b: object = None,
     *,
     bias: object = None,
     out_dtype: object = "bfloat16",
@@ -103,148 +87,58 @@ def scaled_mm_nt(
 ) -> Any:
     """Return `scaled_mm` of a and a weight as it is stored, ``[n, k]``.
 
-    ``scale_b`` has the weight's orientation: ``[n, 1]`` per channel, ``[ceil(n / 128), ceil(k / 128)]`` for
+    ``scale_b`` has the weight's orientation: ``[n, 1]`` or ``[n]`` per channel, ``[ceil(n / 128), ceil(k / 128)]`` for
     blocks, ``[n, ceil(k / 128)]`` for groups. All else is as for `scaled_mm`.
+
+    Example:
+        >>> import numpy as np, fp8core
+        >>> a = fp8core.quantize(np.ones((2, 32), np.float32))
+        >>> weight = fp8core.quantize(np.full((3, 32), 0.5, np.float32))
+        >>> fp8core.scaled_mm_nt(a, weight, out_dtype="float32").shape
+        (2, 3)
     """
-    return _product(
-        a,
-        weight,
-        scale_a,
-        scale_b,
-        bias,
-        out_dtype,
-        out_scale,
-        amax,
-        use_fast_accum,
-        batch_invariant,
-        out,
-        stream,
-        stored=True,
+    options = out_dtype, use_fast_accum, batch_invariant, None, None
+    if scale_a is None or scale_b is None or isinstance(a, Quantized) or isinstance(weight, Quantized):
+        a, scale_a, group_a = parts(a, scale_a, "a", "scale_a")
+        weight, scale_b, group_b = parts(weight, scale_b, "weight", "scale_b")
+        options = (*options[:3], group_a, group_b)
+    return _SCALED_MM_NT((a, weight, scale_a, scale_b, bias, out, out_scale, amax), options, stream)[0][OUT]
+
+
+def _describe(operands: Sequence[TensorSpec | None], options: tuple[Any, ...], *, stored: bool) -> Described:
+    a, b, scale_a, scale_b, bias, out, out_scale, amax = operands
+    out_dtype, use_fast_accum, batch_invariant, group_a, group_b = options
+    if a is None or b is None or scale_a is None or scale_b is None:
+        raise ScaleError("a product needs a, b, scale_a and scale_b, got None")
+    weight = b if stored else transposed(b)
+    product = product_of(
+        a, weight, scale_a, scale_b, bias, out_dtype, out_scale, amax, stored=stored, group_a=group_a, group_b=group_b
     )
+    problem = product.problem(use_fast_accum, batch_invariant, out)
+    results = {OUT: NewArray(product.shape, product.out)}
+    if amax is not None:
+        results[AMAX] = NewArray((1,), "float32")
+
+    def plan() -> Planned:
+        if product.m and product.n:
+            launch = SCALED_MM.plan(problem)
+            return Planned(launch, launch.scratch_bytes)
+        if amax is None:
+            return Planned(None)
+        clear = plan_clear_amax(product.a.target)
+        return Planned(lambda stream_, *addresses: clear(stream_, addresses[AMAX]))
+
+    return Described(results, plan, lambda: SCALED_MM.explain(problem))
 
 
-def _product(
-    a: Any,
-    b: Any,
-    scale_a: Any,
-    scale_b: Any,
-    bias: Any,
-    out_dtype: Any,
-    out_scale: Any,
-    amax: Any,
-    use_fast_accum: bool,
-    batch_invariant: bool,
-    out: Any,
-    stream: Any,
-    *,
-    stored: bool,
-) -> Any:
-    if bias is None and out_scale is None and amax is None and out is None:  # for most calls half of the looks
-        (a_at, b_at, scale_a_at, scale_b_at), looks = signature.looks(a, b, scale_a, scale_b)
-        bias_at = out_scale_at = amax_at = out_at = 0
-    else:
-        addresses, looks = signature.looks(a, b, scale_a, scale_b, bias, out_scale, amax, out)
-        a_at, b_at, scale_a_at, scale_b_at, bias_at, out_scale_at, amax_at, out_at = addresses
-    bits = (a_at | b_at | out_at) & 15 | ((scale_a_at | scale_b_at | bias_at | amax_at) & 15) << 4
-    key = None if looks is None else (looks, bits, out_dtype, use_fast_accum, batch_invariant, stored)
-    call = _CALLS.get(key) if stream is None else None
-    if call is None:
-        product = product_of(
-            interop.view(a, "a"),
-            interop.view(b, "weight") if stored else _stored(b),
-            interop.view(scale_a, "scale_a"),
-            interop.view(scale_b, "scale_b"),
-            bias,
-            out_dtype,
-            out_scale,
-            amax,
-            stored=stored,
-        )
-        call, out_at = planned(product, use_fast_accum, batch_invariant, out)
-        _CALLS.keep(key, call)
-        work = interop.stream_of(product.a, stream, *product.others)
-        a_at, b_at, scale_a_at, scale_b_at, bias_at, out_scale_at, amax_at = product.addresses
-    else:
-        work = call.stream()
-    pool = None if stream is None else work
-    result = out
-    if call.new is not None:
-        out_at, result = call.new(pool)
-    if call.launch is not None:
-        scratch_at, _scratch = (0, None) if call.new_scratch is None else call.new_scratch(pool)
-        call.launch(work, a_at, b_at, scale_a_at, scale_b_at, bias_at, out_at, out_scale_at, amax_at, scratch_at)
-    return result if call.give is None or call.new is None else call.give(result, work)
-
-
-def destined(product: Product, out: object) -> tuple[int, int]:
-    """Return the address of a checked ``out``, 0 for a result yet to be allocated, and the stride of its rows."""
-    if out is None:
-        return 0, product.n
-    there = interop.view(out, "out", written=True)
-    operands.same_device(product.a, "a", out=there)
-    return there.pointer, operands.written(there, "out", shape_of(product), product.out).stride
-
-
-def shape_of(product: Product) -> tuple[int, ...]:
-    """Return the shape of a product's result."""
-    return (*product.a.shape[:-1], product.n)
-
-
-def prepared(product: Product, launch: Any, out: object) -> Prepared:
-    """Return a checked product with its launch, None where there is nothing to compute, made ready."""
-    framework, target = product.a.framework, product.a.target
-    new = framework.allocator(shape_of(product), product.out, target) if out is None else None
-    bytes_ = 0 if launch is None else launch.scratch_bytes
-    new_scratch = framework.scratch_allocator(bytes_, target) if bytes_ else None
-    give = framework.wrap if framework.wraps else None
-    return Prepared(framework.stream_getter(target), launch, new_scratch, new, give)
-
-
-def planned(
-    product: Product, use_fast_accum: bool, batch_invariant: bool, out: object, prefetch_weight: bool = False
-) -> tuple[Prepared, int]:
-    """Return a checked product made ready, and the address of ``out``, 0 for a result yet to be allocated.
-
-    ``prefetch_weight``: what wrote the weight ended before the stream's last launch began, so that the product may read
-    the weight before it waits for that launch.
-    """
-    out_at, ldo = destined(product, out)
-    launch: Any = None
-    if product.m and product.n:
-        launch = SCALED_MM.plan(product.key(use_fast_accum, batch_invariant, out_at, ldo, prefetch_weight))
-    return prepared(product, launch, out), out_at
-
-
-def _stored(b: object) -> TensorView:
-    """Return b ``[k, n]`` seen as the weight ``[n, k]`` that it is the transpose of."""
-    view = interop.view(b, "b")
-    if len(view.shape) != 2:
-        raise ShapeError(f"b needs two axes [k, n], got shape {view.shape}")
-    return view._replace(shape=(view.shape[1], view.shape[0]), strides=(view.strides[1], view.strides[0]))
-
-
-def problem_of_scaled_mm(call: SimpleNamespace) -> ScaledMm:
-    """Return the problem that `scaled_mm` with the arguments ``call`` poses; a new result counts as aligned."""
-    return _problem(call, _stored(call.b), stored=False)
-
-
-def problem_of_scaled_mm_nt(call: SimpleNamespace) -> ScaledMm:
-    """Return the problem that `scaled_mm_nt` with the arguments ``call`` poses; a new result counts as aligned."""
-    return _problem(call, interop.view(call.weight, "weight"), stored=True)
-
-
-def _problem(call: SimpleNamespace, weight: TensorView, *, stored: bool) -> ScaledMm:
-    p = product_of(
-        interop.view(call.a, "a"),
-        weight,
-        interop.view(call.scale_a, "scale_a"),
-        interop.view(call.scale_b, "scale_b"),
-        call.bias,
-        call.out_dtype,
-        call.out_scale,
-        call.amax,
-        stored=stored,
-    )
-    there = interop.view(call.out, "out") if call.out is not None else None
-    ldo = operands.matrix(there, "out").stride if there is not None else p.n
-    return p.problem(call.use_fast_accum, call.batch_invariant, there.pointer if there is not None else 0, ldo)
+_OPERANDS: Final = "a", "b", "scale_a", "scale_b", "bias", "out", "out_scale", "amax"
+_SCALED_MM: Final = Operation(
+    _OPERANDS, lambda operands, options: _describe(operands, options, stored=False), scratch=True, numbers=(2, 3, 6)
+)
+_SCALED_MM_NT: Final = Operation(
+    (_OPERANDS[0], "weight", *_OPERANDS[2:]),
+    lambda operands, options: _describe(operands, options, stored=True),
+    scratch=True,
+    numbers=(2, 3, 6),
+)
+"""Operands in the order of a product's launch."""

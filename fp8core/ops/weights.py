@@ -1,12 +1,14 @@
 """Weights: fused shards at one scale, scales a channel, and the way between the two E4M3 formats."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from fp8core import interop
-from fp8core.core import operands, scales
-from fp8core.errors import DTypeError, LayoutError, ScaleError, ShapeError
-from fp8core.interop import TensorView
+from fp8core.core import scale_shapes, specs
+from fp8core.core.operation import Described, NewArray, Operation, Planned
+from fp8core.core.specs import TensorSpec, contiguous_count
+from fp8core.errors import DTypeError, ScaleError, ShapeError
+from fp8core.interop import eager_only
 from fp8core.kernels.expand import EXPAND
 from fp8core.kernels.weights import ALL_CLOSE, NORMALIZE, REQUANTIZE
 from fp8core.ops.quantize import dequantize
@@ -14,27 +16,7 @@ from fp8core.problem import PER_TENSOR, AllClose, Expand, Normalize, Requantize
 from fp8core.runtime import device
 
 
-def _shard_scales(weight_scale: object, logical_widths: Sequence[int], name: str) -> tuple[TensorView, int]:
-    view = interop.view(weight_scale, name)
-    scales.is_scale(view, name)
-    if any(width < 0 for width in logical_widths):
-        raise ShapeError(f"logical_widths needs widths of at least 0, got {list(logical_widths)}")
-    count = _contiguous(view, name)
-    if count not in (1, len(logical_widths)):
-        raise ScaleError(f"{name} needs one scale, or one for each of {len(logical_widths)} shards, got {view.shape}")
-    return view, count
-
-
-def _contiguous(view: TensorView, name: str) -> int:
-    """Return the number of elements of an array that lies in memory without gaps."""
-    count = 1
-    for size, step in zip(reversed(view.shape), reversed(view.strides), strict=True):
-        if size > 1 and step != count and 0 not in view.shape:
-            raise LayoutError(f"{name} needs contiguous memory, got shape {view.shape} with strides {view.strides}")
-        count *= size
-    return count
-
-
+@eager_only
 def requantize_with_max_scale(
     weight: object,
     weight_scale: object,
@@ -53,11 +35,11 @@ def requantize_with_max_scale(
 
     Args:
         weight: FP8 ``[sum(logical_widths), k]``, rows contiguous.
-        weight_scale: fp32, one scale a shard, or a single one (0-d too), which leaves nothing to do.
+        weight_scale: fp32, one scale a shard, or a single one (a number, too), which leaves nothing to do.
         logical_widths: the rows of each shard; zeros are fine.
         out: where the weight goes; without it the weight is changed in place (arrays of JAX, which cannot
             be, give a new one).
-        stream: the stream to launch on.
+        stream: the stream to launch on, as for `quantize`.
 
     Returns:
         The scale as a 0-d fp32 array, and the weight (``out`` when given).
@@ -65,75 +47,134 @@ def requantize_with_max_scale(
     Raises:
         ShapeError: the widths do not add up to the rows.
         ScaleError: neither one scale nor one a shard.
+        DTypeError, LayoutError, DeviceError: before anything is launched or written.
+
+    Example:
+        >>> import numpy as np, fp8core
+        >>> q = fp8core.quantize(np.ones((4, 8), np.float32), group_shape=(-1, -1)).data
+        >>> largest, fused = fp8core.requantize_with_max_scale(q, np.array([0.5, 0.25], np.float32), [2, 2])
+        >>> float(largest), fused.astype(np.float32)[:, 0].tolist()
+        (0.5, [448.0, 448.0, 224.0, 224.0])
     """
-    view = interop.view(weight, "weight")
-    operands.is_fp8(view, "weight")
-    at = operands.matrix(view, "weight")
-    given, count = _shard_scales(weight_scale, logical_widths, "weight_scale")
-    operands.same_device(view, "weight", weight_scale=given)
-    if sum(logical_widths) != at.rows:
-        raise ShapeError(f"logical_widths {list(logical_widths)} need to add up to the {at.rows} rows of weight")
-    framework, target, new = view.framework, view.target, None
-    if out is not None:
-        there = interop.view(out, "out", written=True)
-        operands.same_device(view, "weight", out=there)
-        pointer, stride = there.pointer, operands.written(there, "out", view.shape, view.dtype).stride
-    work = interop.stream_of(view, stream, given)
-    pool = None if stream is None else work
-    if out is None and framework.immutable:
-        new = framework.empty(view.shape, view.dtype, target, None, pool)
-        pointer, stride = new.pointer, at.cols
-    elif out is None:
-        interop.view(weight, "weight", written=True)
-        pointer, stride = view.pointer, operands.written(view, "weight", view.shape, view.dtype).stride
-    max_scale = framework.empty((), "float32", target, None, pool)
-    bits = operands.alignment(view.pointer, at.stride, pointer, stride)
-    plan = REQUANTIZE.plan(Requantize(target, view.dtype, len(logical_widths), at.cols, bits))
-    plan(
-        work,
-        view.pointer,
-        at.stride,
-        given.pointer,
-        count,
-        tuple(int(width) for width in logical_widths),
-        pointer,
-        stride,
-        max_scale.pointer,
+    if out is None:
+        framework = interop.framework_of(type(weight))
+        out = None if framework is None or framework.immutable else weight
+    arrays, _ = _REQUANTIZE((weight, weight_scale, out, None), _widths(logical_widths), stream)
+    return arrays[3], arrays[2]
+
+
+def _widths(logical_widths: Any) -> tuple[int, ...]:
+    try:
+        widths = tuple(int(width) for width in logical_widths)
+    except (TypeError, ValueError) as error:
+        raise ShapeError(f"logical_widths needs whole numbers, got {logical_widths!r}") from error
+    if any(width < 0 for width in widths):
+        raise ShapeError(f"logical_widths needs widths of at least 0, got {list(widths)}")
+    return widths
+
+
+def _shard_count(scale: TensorSpec, widths: tuple[int, ...]) -> int:
+    """Return how many scales there are: one, or one a shard."""
+    scale_shapes.is_scale(scale)
+    count = contiguous_count(scale)
+    if count not in (1, len(widths)):
+        raise ScaleError(
+            f"{scale.name} needs one scale, or one for each of {len(widths)} shards, got shape {scale.shape}"
+        )
+    return count
+
+
+def _describe_requantize(operands: Sequence[TensorSpec | None], widths: tuple[int, ...]) -> Described:
+    weight, scale, out, _ = operands
+    assert weight is not None
+    if scale is None:
+        raise ScaleError("weight needs weight_scale, got None")
+    specs.is_fp8(weight)
+    at = specs.matrix(weight)
+    count = _shard_count(scale, widths)
+    specs.same_device(weight, scale, out)
+    if sum(widths) != at.rows:
+        raise ShapeError(f"logical_widths {list(widths)} need to add up to the {at.rows} rows of weight")
+    stride = at.cols if out is None else specs.written(out, weight.shape, weight.dtype).stride
+    out_at = specs.ALIGNMENT if out is None else out.alignment
+    problem = Requantize(
+        weight.target, weight.dtype, len(widths), at.cols, specs.alignment(weight.alignment, at.stride, out_at, stride)
     )
-    if new is not None:
-        return framework.wrap(max_scale.array, work), framework.wrap(new.array, work)
-    return framework.wrap(max_scale.array, work), weight if out is None else out
+
+    def plan() -> Planned:
+        run = REQUANTIZE.plan(problem)
+
+        def launch(stream_: int, weight_: int, scale_: int, out_: int, max_scale: int) -> None:
+            run(stream_, weight_, at.stride, scale_, count, widths, out_, stride, max_scale)
+
+        return Planned(launch)
+
+    results = {2: NewArray(weight.shape, weight.dtype), 3: NewArray((), "float32")}
+    return Described(results, plan, lambda: REQUANTIZE.explain(problem))
 
 
+_REQUANTIZE: Final = Operation(
+    ("weight", "weight_scale", "out", "max_scale"), _describe_requantize, in_place=((2, 0),), numbers=(1,)
+)
+
+
+@eager_only
 def convert_to_channelwise(weight_scale: object, logical_widths: Sequence[int], *, stream: object = None) -> Any:
     """Return one scale a row, ``[sum(logical_widths), 1]`` fp32, from one scale a shard: nothing is lost.
 
     Args:
         weight_scale: fp32, one scale a shard, or a single one for all.
         logical_widths: the rows of each shard.
-        stream: the stream to launch on.
+        stream: the stream to launch on, as for `quantize`.
+
+    Raises:
+        ScaleError: neither one scale nor one a shard.
+
+    Example:
+        >>> import numpy as np, fp8core
+        >>> fp8core.convert_to_channelwise(np.array([0.5, 2.0], np.float32), [1, 2]).tolist()
+        [[0.5], [2.0], [2.0]]
     """
-    given, count = _shard_scales(weight_scale, logical_widths, "weight_scale")
-    rows = sum(logical_widths)
-    work = interop.stream_of(given, stream)
-    result = given.framework.empty((rows, 1), "float32", given.target, None, None if stream is None else work)
-    if rows:
-        plan = EXPAND.plan(Expand(given.target, len(logical_widths)))
-        plan(work, given.pointer, count, tuple(int(width) for width in logical_widths), result.pointer)
-    return given.framework.wrap(result.array, work)
+    return _EXPAND((weight_scale, None), _widths(logical_widths), stream)[0][1]
 
 
+def _describe_expand(operands: Sequence[TensorSpec | None], widths: tuple[int, ...]) -> Described:
+    scale = operands[0]
+    assert scale is not None
+    count, rows = _shard_count(scale, widths), sum(widths)
+    problem = Expand(scale.target, len(widths))
+
+    def plan() -> Planned:
+        if not rows:
+            return Planned(None)
+        run = EXPAND.plan(problem)
+        return Planned(lambda stream_, scale_, out_: run(stream_, scale_, count, widths, out_))
+
+    return Described({1: NewArray((rows, 1), "float32")}, plan, lambda: EXPAND.explain(problem))
+
+
+_EXPAND: Final = Operation(("weight_scale", "out"), _describe_expand)
+
+
+@eager_only
 def per_tensor_dequantize(q: object, scale: object, *, stream: object = None) -> Any:
     """Return ``float(q) * scale`` as float16, formed in fp32 and rounded once.
 
     Args:
         q: FP8 ``[..., cols]``.
-        scale: one fp32 number.
-        stream: the stream to launch on.
+        scale: one number, as a number or in an fp32 array.
+        stream: the stream to launch on, as for `quantize`.
+
+    Example:
+        >>> import numpy as np, fp8core
+        >>> q = fp8core.quantize(np.array([[448.0, -2.0]], np.float32), group_shape=(-1, -1))
+        >>> fp8core.per_tensor_dequantize(q.data, 0.5).tolist()
+        [[224.0, -1.0]]
     """
     return dequantize(q, scale, group_shape=PER_TENSOR, dtype="float16", stream=stream)
 
 
+@eager_only
 def normalize_e4m3fn_to_e4m3fnuz(
     weight: object, weight_scale: object, input_scale: object = None, *, out: object = None, stream: object = None
 ) -> tuple[Any, Any, Any]:
@@ -147,11 +188,22 @@ def normalize_e4m3fn_to_e4m3fnuz(
         weight_scale: fp32, contiguous, of any shape.
         input_scale: like weight_scale, or None.
         out: memory for the new weight; ``out=weight`` converts in place and gives an array over that memory.
-        stream: the stream to launch on.
+        stream: the stream to launch on, as for `quantize`.
+
+    Raises:
+        DTypeError, ShapeError, LayoutError, DeviceError: before anything is launched or written.
+
+    Example:
+        >>> import numpy as np, fp8core
+        >>> q = fp8core.quantize(np.array([[448.0, -2.0]], np.float32))
+        >>> weight, scale, _ = fp8core.normalize_e4m3fn_to_e4m3fnuz(*q)
+        >>> weight.dtype, float(scale[0, 0])
+        (dtype(float8_e4m3fnuz), 2.0)
     """
     return _normalized(weight, "float8_e4m3fn", "float8_e4m3fnuz", weight_scale, input_scale, out, stream)
 
 
+@eager_only
 def normalize_e4m3fnuz_to_e4m3fn(
     weight: object, weight_scale: object, input_scale: object = None, *, out: object = None, stream: object = None
 ) -> tuple[Any, Any, Any]:
@@ -164,71 +216,101 @@ def normalize_e4m3fnuz_to_e4m3fn(
 
 
 def _normalized(
-    weight: object, old: str, new: str, weight_scale: object, input_scale: object, out: object, stream: object
+    weight: Any, old: str, new: str, weight_scale: Any, input_scale: Any, out: Any, stream: object
 ) -> tuple[Any, Any, Any]:
-    view = interop.view(weight, "weight")
-    if view.dtype != old:
-        raise DTypeError(f"weight needs {old}, got {view.dtype}")
-    count = _contiguous(view, "weight")
-    given = interop.view(weight_scale, "weight_scale")
-    scales.is_scale(given, "weight_scale")
-    scale_count = _contiguous(given, "weight_scale")
-    of_input = interop.view(input_scale, "input_scale") if input_scale is not None else None
-    operands.same_device(view, "weight", weight_scale=given, input_scale=of_input)
-    framework, target = view.framework, view.target
+    operands = weight, weight_scale, input_scale, out, None, None
+    arrays, _ = _NORMALIZE(operands, (old, new), stream)
+    result = arrays[3] if out is None else interop.reinterpret(out, new)
+    return result, arrays[4], arrays[5]
+
+
+def _describe_normalize(operands: Sequence[TensorSpec | None], formats: tuple[str, str]) -> Described:
+    weight, scale, of_input, out = operands[:4]
+    assert weight is not None
+    old, new = formats
+    if weight.dtype != old:
+        raise DTypeError(f"weight needs {old}, got {weight.dtype}")
+    if scale is None:
+        raise ScaleError("weight needs weight_scale, got None")
+    count = contiguous_count(weight)
+    scale_shapes.is_scale(scale)
     if of_input is not None:
-        scales.is_scale(of_input, "input_scale")
-    input_count = _contiguous(of_input, "input_scale") if of_input is not None else 0
+        scale_shapes.is_scale(of_input)
+    specs.same_device(weight, scale, of_input, out)
     if out is not None:
-        there = interop.view(out, "out", written=True)
-        operands.same_device(view, "weight", out=there)
-        if there.dtype not in (old, new):
-            raise DTypeError(f"out needs {new}, or {old} as for weight itself, got {there.dtype}")
-        operands.check_written(there, "out", view.shape, there.dtype)
-        _contiguous(there, "out")
-        pointer = there.pointer
-    work = interop.stream_of(view, stream, given, *(() if of_input is None else (of_input,)))
-    pool = None if stream is None else work
-    if out is None:
-        result = framework.empty(view.shape, new, target, None, pool)
-        pointer = result.pointer
-    new_scale = framework.empty(given.shape, "float32", target, None, pool)
-    new_input = framework.empty(of_input.shape, "float32", target, None, pool) if of_input is not None else None
-    plan = NORMALIZE.plan(Normalize(target, old, operands.alignment(view.pointer, pointer)))
-    plan(
-        work,
-        view.pointer,
-        pointer,
-        count,
-        given.pointer,
-        new_scale.pointer,
-        scale_count,
-        of_input.pointer if of_input is not None else 0,
-        new_input.pointer if new_input is not None else 0,
-        input_count,
-    )
-    return (
-        framework.wrap(result.array, work) if out is None else framework.reinterpret(out, new),
-        framework.wrap(new_scale.array, work),
-        framework.wrap(new_input.array, work) if new_input is not None else None,
-    )
+        if out.dtype not in formats:
+            raise DTypeError(f"out needs {new}, or {old} as for weight itself, got {out.dtype}")
+        specs.check_written(out, weight.shape, out.dtype)
+        contiguous_count(out)
+    counts = contiguous_count(scale), 0 if of_input is None else contiguous_count(of_input)
+    out_at = specs.ALIGNMENT if out is None else out.alignment
+    problem = Normalize(weight.target, old, specs.alignment(weight.alignment, out_at))
+    results = {3: NewArray(weight.shape, new), 4: NewArray(scale.shape, "float32")}
+    if of_input is not None:
+        results[5] = NewArray(of_input.shape, "float32")
+
+    def plan() -> Planned:
+        run = NORMALIZE.plan(problem)
+
+        def launch(
+            stream_: int, weight_: int, scale_: int, input_: int, out_: int, new_scale: int, new_input: int
+        ) -> None:
+            run(stream_, weight_, out_, count, scale_, new_scale, counts[0], input_, new_input, counts[1])
+
+        return Planned(launch)
+
+    return Described(results, plan, lambda: NORMALIZE.explain(problem))
 
 
+_NORMALIZE: Final = Operation(
+    ("weight", "weight_scale", "input_scale", "out", "new weight_scale", "new input_scale"),
+    _describe_normalize,
+    in_place=((3, 0),),
+    numbers=(1, 2),
+)
+
+
+@eager_only
 def all_close_1d(x: object, *, stream: object = None) -> bool:
     """Return whether all scales equal the first within rtol 1e-5 and atol 0: one reduction, one synchronisation.
 
     Args:
         x: fp32 with one axis. Empty is True; a NaN anywhere is False.
-        stream: the stream to launch on.
+        stream: the stream to launch on, as for `quantize`.
+
+    Raises:
+        DTypeError, ShapeError, LayoutError, DeviceError: before anything is launched.
+
+    Example:
+        >>> import numpy as np, fp8core
+        >>> fp8core.all_close_1d(np.array([0.5, 0.5], np.float32))
+        True
     """
-    view = interop.view(x, "x")
-    scales.is_scale(view, "x")
-    if len(view.shape) != 1:
-        raise ShapeError(f"x needs one axis, got shape {view.shape}")
-    count = _contiguous(view, "x")
-    if count == 0:
+    arrays, count = _ALL_CLOSE((x, None), None, stream)
+    if not count:
         return True
-    work = interop.stream_of(view, stream)
-    flag = view.framework.scratch(4, view.target, None if stream is None else work)
-    ALL_CLOSE.plan(AllClose(view.target))(work, view.pointer, count, flag.pointer)
-    return device.read_int32(flag.pointer, view.target, work) != 0
+    seen = interop.view(x, "x")
+    flag = interop.view(arrays[1], "result")
+    return device.read_int32(flag.pointer, seen.target, interop.stream_of(seen, stream)) != 0
+
+
+def _describe_all_close(operands: Sequence[TensorSpec | None], options: None) -> Described:
+    del options
+    x = operands[0]
+    assert x is not None
+    scale_shapes.is_scale(x)
+    if len(x.shape) != 1:
+        raise ShapeError(f"x needs one axis, got shape {x.shape}")
+    count = contiguous_count(x)
+    problem = AllClose(x.target)
+
+    def plan() -> Planned:
+        if not count:
+            return Planned(None)
+        run = ALL_CLOSE.plan(problem)
+        return Planned(lambda stream_, x_, flag: run(stream_, x_, count, flag))
+
+    return Described({1: NewArray((1,), "float32")}, plan, lambda: ALL_CLOSE.explain(problem), count)
+
+
+_ALL_CLOSE: Final = Operation(("x", "result"), _describe_all_close)

@@ -1,4 +1,4 @@
-"""What is recognized at a glance: never operands that look different, whatever changed about them."""
+"""Operands of equal signature are recognized, and never others, whatever changed about them."""
 
 from types import SimpleNamespace
 
@@ -18,8 +18,8 @@ def matrix(rows=4, cols=32, dtype=torch.bfloat16):
     return torch.arange(rows * cols, dtype=torch.float32).reshape(rows, cols).to(dtype)
 
 
-def looks(*operands):
-    return signature.looks(*operands)[1]
+def number(*operands):
+    return signature.signature(operands)[1]
 
 
 CHANGES = {
@@ -36,25 +36,25 @@ CHANGES = {
 @pytest.mark.parametrize("place", [0, 1])
 def test_operands_that_changed_are_not_taken_for_what_they_were(change, place):
     pair = [matrix(), matrix()]
-    before = [looks(*pair) for _ in range(3)]
+    before = [number(*pair) for _ in range(3)]
     assert len(set(before)) == 1
-    assert looks(matrix(), matrix()) == before[0]
+    assert number(matrix(), matrix()) == before[0]
     changed = [change(x) if i == place else x for i, x in enumerate(pair)]
-    # torch.nn.Parameter is read like any tensor: it may share the number, and the glance.
-    assert (looks(*changed) == before[0]) == (change is torch.nn.Parameter)
+    # torch.nn.Parameter is read like any tensor: it may share the number, and the guard.
+    assert (number(*changed) == before[0]) == (change is torch.nn.Parameter)
 
 
-def test_torch_has_the_guards_that_glances_are_made_of():
+def test_torch_has_the_guards_that_signatures_are_recognized_by():
     assert interop.framework_of(torch.Tensor).address is torch.Tensor.data_ptr
 
 
-def test_without_guards_looks_are_read_one_by_one(monkeypatch):
+def test_without_guards_signatures_are_read_one_by_one(monkeypatch):
     pair = matrix(3), matrix(5)
-    number = looks(*pair)
+    before = number(*pair)
     monkeypatch.setattr(interop.framework_of(torch.Tensor), "address", None)
-    monkeypatch.setattr(signature, "_GLANCES", {})
-    assert [looks(*pair) for _ in range(2)] == [number, number]
-    assert not signature._GLANCES
+    monkeypatch.setattr(signature, "_GUARDS", {})
+    assert [number(*pair) for _ in range(2)] == [before, before]
+    assert not signature._GUARDS
 
 
 @pytest.mark.parametrize("guards", [None, object(), lambda *_, **__: pytest.fail, int])
@@ -68,32 +68,32 @@ def test_guards_that_are_not_what_they_were_are_not_used(guards):
 @pytest.mark.parametrize("method", ["resize_", "t_", "data"])
 def test_a_tensor_changed_in_place_is_another(method):
     x = matrix(8, 8)
-    before = looks(x, None)
-    assert looks(x, None) == before
+    before = number(x, None)
+    assert number(x, None) == before
     if method == "resize_":
         x.resize_(4, 8)
     elif method == "t_":
         x.t_()
     else:
         x.data = matrix(8, 16)
-    assert looks(x, None) != before
+    assert number(x, None) != before
 
 
 def test_an_operand_left_out_counts():
     x, y = matrix(), matrix()
-    found = {looks(x, None, None), looks(x, y, None), looks(x, None, y), looks(x, y, y)}
+    found = {number(x, None, None), number(x, y, None), number(x, None, y), number(x, y, y)}
     assert len(found) == 4
-    assert [*signature.looks(x, None, y)[0]] == [x.data_ptr(), 0, y.data_ptr()]
-    assert [*signature.looks(x, None, y)[0]] == [x.data_ptr(), 0, y.data_ptr()]
+    assert [*signature.signature((x, None, y))[0]] == [x.data_ptr(), 0, y.data_ptr()]
+    assert [*signature.signature((x, None, y))[0]] == [x.data_ptr(), 0, y.data_ptr()]
 
 
-def test_modes_of_torch_do_not_change_looks():
+def test_modes_of_torch_do_not_change_signatures():
     x = matrix()
     with torch.inference_mode():
-        inside = looks(x, None)
+        inside = number(x, None)
     with torch.autocast("cpu"):
-        cast = looks(x, None)
-    assert inside == cast == looks(x, None)
+        cast = number(x, None)
+    assert inside == cast == number(x, None)
 
 
 def test_memory_that_was_taken_away_is_refused():
@@ -105,12 +105,12 @@ def test_memory_that_was_taken_away_is_refused():
         fp8core.quantize(x)
 
 
-def test_more_weights_than_glances_are_kept_for_one_input():
+def test_more_weights_than_guards_are_kept_for_one_input():
     x = matrix(2, 32)
     weights = [matrix(rows) for rows in range(1, 12)]
-    numbers = [looks(x, w) for w in weights]
+    numbers = [number(x, w) for w in weights]
     assert len(set(numbers)) == len(weights)
-    assert [looks(x, w) for w in weights] == numbers
+    assert [number(x, w) for w in weights] == numbers
 
 
 def test_results_follow_the_values_and_not_the_call_before():
@@ -121,15 +121,15 @@ def test_results_follow_the_values_and_not_the_call_before():
 
 
 def test_operands_of_two_frameworks_are_viewed_each_time():
-    assert looks(matrix(), np.ones(3)) is None
+    assert number(matrix(), np.ones(3)) is None
 
 
-def test_operands_of_two_frameworks_that_have_looks_are_viewed_each_time(monkeypatch):
+def test_operands_of_two_frameworks_that_have_signatures_are_viewed_each_time(monkeypatch):
     class Other:
         nbytes, address = 8, None
 
-    monkeypatch.setitem(signature._LOOKERS, Other, lambda _: (64, "as ever"))
+    monkeypatch.setitem(signature._READERS, Other, lambda _: (64, "as ever"))
     frameworks = {torch.Tensor: interop.framework_of(torch.Tensor), Other: Other}
     monkeypatch.setattr(signature, "framework_of", frameworks.get)
-    assert looks(Other()) == looks(Other()) is not None
-    assert [looks(*pair) for pair in [(matrix(), Other()), (Other(), matrix())] for _ in range(2)] == [None] * 4
+    assert number(Other()) == number(Other()) is not None
+    assert [number(*pair) for pair in [(matrix(), Other()), (Other(), matrix())] for _ in range(2)] == [None] * 4

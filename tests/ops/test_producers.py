@@ -7,7 +7,7 @@ import pytest
 
 import fp8core
 from fp8core import GROUP_128, PER_TENSOR, PER_TOKEN
-from fp8core.core import calls
+from fp8core.core import operation
 from fp8core.kernels.fused import plan_norm_quantize, plan_silu_quantize
 from fp8core.problem import NormQuantize, SiluQuantize
 from fp8core.runtime import device
@@ -167,7 +167,7 @@ def test_a_repeated_call_is_that_of_its_own_operands(engine, call):
         x, residual, weight = engine.torch.randn(3, 4, 512, device=engine.device)
         left = residual.clone()
         got = call(x, weight[0], epsilon, left)
-        calls.forget()
+        operation.forget()
         want = call(x, weight[0], epsilon, residual)
         assert_same_bytes(engine.codes(got.data), engine.codes(want.data))
         assert_same_bytes(engine.numpy(got.scale), engine.numpy(want.scale))

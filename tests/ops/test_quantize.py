@@ -103,7 +103,7 @@ def test_every_framework_gets_its_own_arrays_back(engine):
     want = reference.quantize(x, group_shape=(1, 128))
     assert_same_bytes(engine.codes(got.data), want.codes)
     assert_same_bytes(engine.numpy(got.scale), want.scale)
-    back = fp8core.dequantize(got.data, got.scale, dtype="float16")
+    back = got.dequantize("float16")
     assert_same_bytes(
         engine.numpy(back), reference.dequantize(want.codes, "float8_e4m3fn", want.scale, (1, 128)).astype(np.float16)
     )
@@ -156,7 +156,7 @@ def test_zeros_nan_and_inf_stay_visible(engine, group_shape, dtype):
     x[4] = -1e-30
     check(engine, x, group_shape=group_shape, dtype=dtype)
     q = fp8core.quantize(engine.array(x), group_shape=group_shape, dtype=dtype)
-    back = engine.numpy(fp8core.dequantize(q.data, q.scale))
+    back = engine.numpy(q.dequantize())
     assert np.isnan(back[1, 5])
     assert not np.isfinite(back[130, 7])
     assert not np.isfinite(back[131, 200])
@@ -280,7 +280,7 @@ def test_leading_axes_fold(engine):
     want = reference.quantize(x.reshape(30, 128))
     assert engine.numpy(got.data).shape == x.shape
     assert_same_bytes(engine.codes(got.data).reshape(30, 128), want.codes)
-    assert_same_bytes(engine.numpy(got.scale), want.scale)
+    assert_same_bytes(engine.numpy(got.scale), want.scale.reshape(2, 3, 5, 1))
 
 
 @engines()

@@ -9,7 +9,7 @@ import pytest
 
 import fp8core
 from fp8core import tuning
-from fp8core.core.calls import Calls
+from fp8core.core.operation import Operation
 from fp8core.errors import TuningError, UnsupportedProblemError
 from fp8core.kernels.scaled_mm import SCALED_MM
 from fp8core.problem import HOST
@@ -140,10 +140,10 @@ def test_a_choice_that_is_not_able_is_refused(stub):
 
 
 def test_prepared_calls_are_forgotten(stub):
-    calls = Calls()
-    calls.keep(("key",), "call")
+    operation = Operation(("x",), lambda operands, options: None)
+    operation._calls["key"] = "call"
     timed(PROBLEM, saying(1.0)).apply()
-    assert calls.get(("key",)) is None
+    assert len(operation) == 0
 
 
 @pytest.mark.parametrize(

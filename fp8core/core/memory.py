@@ -1,0 +1,110 @@
+"""Where the operands of a call lie: which may not overlap, and the memory that a call needs for itself."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from fp8core.core import prefetch
+from fp8core.core.specs import TensorSpec
+from fp8core.errors import LayoutError
+from fp8core.interop import Framework
+from fp8core.interop.overlap import share_memory
+from fp8core.interop.tensor import bytes_spanned
+from fp8core.problem import Target
+from fp8core.runtime import device, graph_memory
+
+CHECKED_KEPT: Final = 256
+"""Places of operands that a cached call remembers to have checked."""
+
+
+class _Array(Protocol):
+    shape: tuple[int, ...]
+    dtype: str
+    strides: tuple[int, ...] | None
+
+
+class Regions:
+    """The bytes that each operand of a call spans, and what is written among them."""
+
+    def __init__(
+        self,
+        specs: Sequence[TensorSpec | None],
+        results: Mapping[int, Any],
+        in_place: tuple[tuple[int, int], ...],
+    ) -> None:
+        arrays: list[_Array | None] = [spec or results.get(at) for at, spec in enumerate(specs)]
+        self._layouts = [None if x is None else (x.shape, _strides(x), x.dtype) for x in arrays]
+        self.spans = [0 if layout is None else bytes_spanned(*layout) for layout in self._layouts]
+        self._in_place = in_place
+        self._given = tuple(at for at in results if specs[at] is not None)
+        self._written = tuple(results)
+        self._checked: set[tuple[int, ...]] = set()
+        self._version = -1
+
+    def clashes(self, addresses: list[int]) -> bool:
+        """Return whether operands at ``addresses`` have to be checked, as they have not been since weights changed."""
+        if not self._given and not prefetch.watching():
+            return False
+        if self._version != prefetch.version():
+            return True
+        return tuple(addresses if self._given else [addresses[at] for at in self._written]) not in self._checked
+
+    def check(self, names: Sequence[str], addresses: list[int]) -> None:
+        """Refuse results in memory of another operand.
+
+        Raises:
+            LayoutError: a result of the caller shares memory with another operand.
+        """
+        for at in self._given:
+            for other in range(len(addresses)):
+                if other != at and (other not in self._given or other > at) and self._share(at, other, addresses):
+                    raise LayoutError(f"{names[at]} needs memory of its own, got an array that overlaps {names[other]}")
+
+    def note(self, addresses: list[int], stream: int) -> None:
+        """Note what a launch on ``stream`` is about to write over weights that are read early."""
+        version = prefetch.version()
+        written = [(addresses[at], addresses[at] + self.spans[at]) for at in self._written if self.spans[at]]
+        if prefetch.overwrites(written, stream):
+            return  # to be noted each time
+        if self._version != version or len(self._checked) >= CHECKED_KEPT:
+            self._checked.clear()
+            self._version = version
+        self._checked.add(tuple(addresses if self._given else [addresses[at] for at in self._written]))
+
+    def _share(self, at: int, other: int, addresses: list[int]) -> bool:
+        a, b = addresses[at], addresses[other]
+        one, two = self._layouts[at], self._layouts[other]
+        if one is None or two is None or not (a < b + self.spans[other] and b < a + self.spans[at]):
+            return False
+        if a == b and (at, other) in self._in_place and one[:2] == two[:2]:
+            return False
+        return share_memory((a, *one), (b, *two))
+
+
+def _strides(x: Any) -> tuple[int, ...]:
+    from fp8core.interop.dlpack import contiguous
+
+    strides: tuple[int, ...] | None = x.strides
+    return contiguous(x.shape) if strides is None else strides
+
+
+def scratch_allocator(
+    nbytes: int, framework: Framework, target: Target
+) -> Callable[[int, int | None], tuple[int, Any]] | None:
+    """Return a function that allocates a call's scratch, given its stream and, where that is not the framework's own
+    current one, the stream again; None where no scratch is needed.
+
+    Memory that a graph uses has to live as long as the graph does: while the stream is captured, it is the graph's.
+    """
+    if not nbytes:
+        return None
+    allocate = framework.scratch_allocator(nbytes, target)
+    if target.platform == "host":
+        return lambda _stream, pool: allocate(pool)
+    capturing = device.capturing
+
+    def scratch(stream: int, pool: int | None) -> tuple[int, Any]:
+        if capturing(stream):
+            return graph_memory.scratch(nbytes, target, stream), None
+        return allocate(pool)
+
+    return scratch

@@ -1,0 +1,302 @@
+"""The one call path: every operation of the library goes through `Operation.__call__`.
+
+A call is made from its operands, each an array or None, and its options. The first call of a kind views the operands,
+describes the call from their specs (`fp8core.core.specs`, which hold no address), plans it, and caches it under those
+specs and options. Later calls of the same signature find the cached call, ask for the stream, allocate the results, and
+launch with the addresses of their own operands.
+"""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import reduce
+from operator import or_
+from typing import Any, Final, NamedTuple
+from weakref import WeakSet
+
+from fp8core import interop
+from fp8core.core import prefetch
+from fp8core.core.memory import Regions, scratch_allocator
+from fp8core.core.signature import signature
+from fp8core.core.specs import ALIGNMENT, TensorSpec, spec_of
+from fp8core.interop import Allocator, Framework, TensorView
+from fp8core.table import Explanation
+
+Launch = Callable[..., None]
+"""Called with the stream, the address of every operand in the operation's order (0 of None), and the scratch's where the
+operation has one."""
+
+CALLS_KEPT: Final = 4096
+"""Of one operation, a few kilobytes each: a server meets a new m with every batch, and past this many starts anew."""
+_OFFSETS: Final = ALIGNMENT - 1
+
+
+class NewArray(NamedTuple):
+    """A result yet to be allocated."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    strides: tuple[int, ...] | None = None
+    """In elements; row-major if left out."""
+
+
+class Planned(NamedTuple):
+    """What runs a described call."""
+
+    launch: Launch | None
+    """None where there is nothing to compute."""
+    scratch_bytes: int = 0
+    prefetching: Callable[[], Launch] | None = None
+    """Makes the launch that reads the weight before its predecessor on the stream has ended, where there is one."""
+
+
+class Described(NamedTuple):
+    """A checked call: what it gives, and how to plan and explain it. Made from specs, without memory."""
+
+    results: Mapping[int, NewArray]
+    """By the place of the operand: what is written there, into the caller's array or a new one."""
+    plan: Callable[[], Planned]
+    explain: Callable[[], Explanation]
+    note: Any = None
+    """What the public function has to know of the result beside its arrays."""
+
+
+class Call:
+    """A described call that has been planned, for any operands of the same specs."""
+
+    def __init__(
+        self,
+        described: Described,
+        specs: Sequence[TensorSpec | None],
+        framework: Framework,
+        in_place: tuple[tuple[int, int], ...],
+    ) -> None:
+        planned = described.plan()
+        first = specs[0]
+        assert first is not None
+        target = first.target
+        self.launch, self.note = planned.launch, described.note
+        self.new: tuple[tuple[int, Allocator], ...] = tuple(
+            (at, framework.allocator(new.shape, new.dtype, target, new.strides))
+            for at, new in described.results.items()
+            if specs[at] is None
+        )
+        self.given = tuple(at for at in described.results if specs[at] is not None)
+        """The places of the caller's arrays that are written."""
+        self.stream = framework.stream_getter(target)
+        self.allocate_scratch = scratch_allocator(planned.scratch_bytes, framework, target)
+        self.regions = Regions(specs, described.results, in_place)
+        self.clashes = self.regions.clashes if self.given or prefetch.applies(target) else None
+        """Tells whether addresses still have to be looked at; None where no call of this kind can go wrong by them."""
+        self._make_prefetching = planned.prefetching
+        self._prefetching: Launch | None = None
+        self.can_prefetch = planned.prefetching is not None
+
+    def prefetching(self) -> Launch:
+        """Return the launch that reads the weight early, made when it is first wanted."""
+        if self._prefetching is None:
+            assert self._make_prefetching is not None
+            self._prefetching = self._make_prefetching()
+        return self._prefetching
+
+
+class Operation:
+    """An operation of the library: the names of its operands in the order of its launches, and how to describe a call.
+
+    Args:
+        operands: what errors call each operand; the first one decides where the call runs and what its results are.
+        describe: checks a call, given the specs of its operands and its options.
+        scratch: whether launches are given the address of a scratch after those of the operands.
+        in_place: pairs of a result and an operand that may be the same memory.
+        numbers: the places of operands that may be Python or NumPy numbers: scales, as fp32 arrays of one.
+    """
+
+    def __init__(
+        self,
+        operands: tuple[str, ...],
+        describe: Callable[[Sequence[TensorSpec | None], Any], Described],
+        *,
+        scratch: bool = False,
+        in_place: tuple[tuple[int, int], ...] = (),
+        numbers: tuple[int, ...] = (),
+    ) -> None:
+        self.operands, self.describe, self.scratch = operands, describe, scratch
+        self.in_place, self.numbers = in_place, numbers
+        self._calls: dict[Hashable, Call] = {}
+        _ALL.add(self)
+
+    def __call__(
+        self,
+        operands: tuple[Any, ...],
+        options: Any,
+        stream: object = None,
+        weights: "prefetch.WeightHistory | None" = None,
+    ) -> tuple[Sequence[Any], Any]:
+        """Run the operation: return its operands with the results in their places, and the description's note.
+
+        Args:
+            operands: arrays, or None where one is left out; a result that is left out is allocated.
+            options: everything else that the call depends on.
+            stream: the stream to launch on; by default the one that the first operand's framework works on.
+            weights: what is known of the weight of the layer that calls, so that it can be read early.
+        """
+        addresses, number = signature(operands)
+        if number is None or stream is not None:
+            return self._general(operands, options, stream, weights)
+        bits = reduce(or_, addresses) & _OFFSETS
+        key = number, options, bits and tuple([at & _OFFSETS for at in addresses])
+        try:
+            call = self._calls.get(key)
+        except TypeError:  # options that cannot be hashed
+            call, key = None, None  # type: ignore[assignment]
+        if call is None:
+            return self._general(operands, options, None, weights, key)
+        work = call.stream()
+        arrays: Any = operands
+        if call.new:
+            arrays = list(operands)
+            for at, allocate in call.new:
+                addresses[at], arrays[at] = allocate(None)
+        if call.clashes is not None and call.clashes(addresses):
+            call.regions.check(self.operands, addresses)
+            call.regions.note(addresses, work)
+        self._launch(call, work, addresses, None, weights)
+        if call.given:
+            interop.wrote(arrays, call.given)
+        return arrays, call.note
+
+    def forget(self) -> None:
+        """Let every call be planned anew, as what runs a problem has changed."""
+        self._calls.clear()
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def _launch(
+        self,
+        call: Call,
+        work: int,
+        addresses: list[int],
+        pool: int | None,
+        weights: "prefetch.WeightHistory | None",
+    ) -> None:
+        launch = call.launch
+        if launch is None:
+            return
+        settles = False
+        if weights is not None and call.can_prefetch:
+            if weights.may_prefetch(work, addresses):
+                launch = call.prefetching()
+            else:
+                settles = True
+        if not self.scratch:
+            launch(work, *addresses)
+        elif call.allocate_scratch is None:
+            launch(work, *addresses, 0)
+        else:
+            at, _held = call.allocate_scratch(work, pool)  # held until the launch has been made
+            launch(work, *addresses, at)
+        if settles and weights is not None:
+            weights.waited(work, addresses, call.regions.spans)
+
+    def _general(
+        self,
+        operands: tuple[Any, ...],
+        options: Any,
+        stream: object,
+        weights: "prefetch.WeightHistory | None",
+        key: Hashable = None,
+    ) -> tuple[Sequence[Any], Any]:
+        """Run a call whose operands have to be viewed: the first of a kind, of several frameworks, or on a given stream."""
+        views, specs = self._viewed(operands)
+        first = views[0]
+        assert first is not None
+        if isinstance(stream, _Question):
+            raise _Answer(self.describe(specs, options).explain())
+        framework = first.framework
+        call = self._planned(specs, options, framework)
+        for at in call.given:
+            interop.check_writable(operands[at], self.operands[at])
+        present = [view for view in views if view is not None]
+        work = interop.stream_of(first, stream)
+        pool = None if stream is None else work
+        arrays, addresses = list(operands), [0 if view is None else view.pointer for view in views]
+        call.regions.check(self.operands, addresses)
+        for at in self.numbers:
+            if specs[at] is not None and views[at] is None:
+                addresses[at], arrays[at] = framework.number(float(operands[at]), first.target, pool)
+        for at, allocate in call.new:
+            addresses[at], arrays[at] = allocate(pool)
+        call.regions.note(addresses, work)
+        interop.order_before(work, present, stream)
+        self._launch(call, work, addresses, pool, weights)
+        interop.order_after(work, present, stream)
+        interop.wrote(arrays, call.given)
+        if framework.wraps:
+            for at in range(len(arrays)):
+                if arrays[at] is not operands[at]:
+                    arrays[at] = framework.wrap(arrays[at], work)
+        if key is not None:
+            self._keep(key, call)
+        return arrays, call.note
+
+    def _viewed(self, operands: tuple[Any, ...]) -> tuple[list[TensorView | None], tuple[TensorSpec | None, ...]]:
+        """Return the views and the specs of operands; a number has a spec and no memory yet."""
+        views: list[TensorView | None] = []
+        specs: list[TensorSpec | None] = []
+        for at, (x, name) in enumerate(zip(operands, self.operands, strict=True)):
+            number = x is not None and at in self.numbers and interop.scalar(x) is not None
+            view = None if x is None or number else interop.view(x, name)
+            views.append(view)
+            if number and views[0] is not None:
+                specs.append(TensorSpec(name, "float32", (), (), views[0].target))
+            else:
+                specs.append(None if view is None else spec_of(view, name))
+        return views, tuple(specs)
+
+    def _planned(self, specs: tuple[TensorSpec | None, ...], options: Any, framework: Framework) -> Call:
+        key = specs, options, id(framework)  # frameworks live as long as the process
+        try:
+            call = self._calls.get(key)
+        except TypeError:  # options that cannot be hashed
+            return Call(self.describe(specs, options), specs, framework, self.in_place)
+        if call is None:
+            call = Call(self.describe(specs, options), specs, framework, self.in_place)
+            self._keep(key, call)
+        return call
+
+    def _keep(self, key: Hashable, call: Call) -> None:
+        if len(self._calls) >= CALLS_KEPT:
+            self._calls.clear()
+        self._calls[key] = call
+
+
+_ALL: Final[WeakSet[Operation]] = WeakSet()
+
+
+def forget() -> None:
+    """Let every call of every operation be planned anew, as what runs a problem has changed."""
+    for operation in list(_ALL):
+        operation.forget()
+
+
+class _Question:
+    """Given as the stream of a call, has the call explained instead of made."""
+
+
+class _Answer(BaseException):
+    """Carries an explanation past the public function that was asked for it."""
+
+    def __init__(self, explanation: Explanation) -> None:
+        super().__init__()
+        self.explanation = explanation
+
+
+def explanation_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
+    """Return which kernels the call ``function(*args, **kwargs)`` would get, and why: it is checked and not made.
+
+    The function takes ``stream`` and makes one call of an `Operation`, which explains itself where it would have planned.
+    """
+    try:
+        function(*args, **{**kwargs, "stream": _Question()})
+    except _Answer as answer:
+        return answer.explanation
+    raise AssertionError(f"{function} makes no call that can be explained")

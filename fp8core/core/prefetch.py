@@ -1,0 +1,137 @@
+"""Which weights may be read early: before the launch's predecessor on its stream has ended.
+
+Kernels of sm_90 and later let their successor on the stream begin while they still run (programmatic dependent launch).
+A product may then read its weight, the weight's scale and the bias before it waits for its predecessors, if all that
+wrote them has ended. Kernels of others never begin the successor early, and neither does a product that waits before it
+reads its weight (it lets its successor begin only after that wait). So a weight may be read early on a stream
+
+- after one launch there that did not (`WeightHistory.waited`), with the same addresses,
+- unless the library's own kernels have written to that memory since (`overwrites`), which they may still be doing;
+
+and inside a graph capture, where nothing has run yet and a replay waits for what precedes it, unless the weight became
+known, or was written, within the same capture.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import accumulate
+from threading import Lock
+from typing import Final
+from weakref import WeakSet
+
+from fp8core.problem import Target
+from fp8core.runtime import device
+
+Range = tuple[int, int]
+"""The first address, and the one behind the last."""
+WEIGHT, SCALE, BIAS = 1, 2, 3
+"""The places of what is read early among the operands of a linear layer."""
+
+
+class _Watched:
+    """The memory of all weights that may be read early."""
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self.version = 0
+        """Counts the changes of what is watched."""
+        self.histories: WeakSet[WeightHistory] = WeakSet()
+        self.starts: list[int] = []
+        self.ends: list[int] = []
+        """Of the ranges in the order of their starts: the largest end so far."""
+
+    def add(self, history: "WeightHistory") -> None:
+        """Watch the ranges of ``history``, which may be watched already with others."""
+        with self.lock:
+            self.histories.add(history)
+            ranges = sorted(one for each in self.histories for one in each.ranges)
+            self.ends = list(accumulate((end for _, end in ranges), max))
+            self.starts = [start for start, _ in ranges]
+            self.version += 1
+
+    def touches(self, written: Range) -> bool:
+        """Return whether a range may overlap one that is watched."""
+        starts, ends = self.starts, self.ends
+        before = bisect_left(starts, written[1])  # ranges that start before its end
+        return before > 0 and len(ends) >= before and ends[before - 1] > written[0]
+
+
+_WATCHED: Final = _Watched()
+
+
+class WeightHistory:
+    """What a layer knows of its weight's memory: where it is, and on which streams it may be read early."""
+
+    def __init__(self) -> None:
+        self.ranges: tuple[Range, ...] = ()
+        self._places: tuple[int, int, int] = (0, 0, 0)
+        self._settled: dict[int, tuple[int, int, int]] = {}
+        """By stream: the addresses with which a launch there waited."""
+        self._known_in = 0
+        self._written_in = 0
+        """The captures in which the addresses became known, and were last written by a kernel of the library."""
+
+    def may_prefetch(self, stream: int, addresses: Sequence[int]) -> bool:
+        """Return whether a launch on ``stream`` may read the weight at these addresses of a layer's operands early."""
+        places = addresses[WEIGHT], addresses[SCALE], addresses[BIAS]
+        if self._settled.get(stream) == places:
+            return True
+        capture = device.capture_id(stream)
+        return bool(capture) and self._places == places and capture not in (self._known_in, self._written_in)
+
+    def waited(self, stream: int, addresses: Sequence[int], spans: Sequence[int]) -> None:
+        """Note that a launch on ``stream`` has waited for all that precedes it; in a capture it has not run."""
+        places = addresses[WEIGHT], addresses[SCALE], addresses[BIAS]
+        capture = device.capture_id(stream)
+        self.know(addresses, spans, capture)
+        if not capture:
+            self._settled[stream] = places
+
+    def know(self, addresses: Sequence[int], spans: Sequence[int], capture: int) -> None:
+        """Watch the memory at these addresses; ``capture`` is the one under way, or 0."""
+        places = addresses[WEIGHT], addresses[SCALE], addresses[BIAS]
+        if self._places == places:
+            return
+        self._settled.clear()
+        self._places, self._known_in = places, capture
+        self.ranges = tuple((addresses[at], addresses[at] + spans[at]) for at in (WEIGHT, SCALE, BIAS) if spans[at])
+        _WATCHED.add(self)
+
+    def overwritten(self, ranges: Sequence[Range], capture: int) -> bool:
+        """Forget what waited if one of ``ranges`` is the layer's, and return whether one is."""
+        if not any(a < end and start < b for a, b in ranges for start, end in self.ranges):
+            return False
+        self._settled.clear()
+        self._written_in = capture or self._written_in
+        return True
+
+
+def applies(target: Target) -> bool:
+    """Return whether kernels of a device can begin before their predecessor has ended."""
+    return target.platform == "cuda" and target.arch >= 90
+
+
+def watching() -> bool:
+    """Return whether there is any weight that may be read early."""
+    return bool(_WATCHED.starts)
+
+
+def version() -> int:
+    """Return a number that changes with what is watched."""
+    return _WATCHED.version
+
+
+def overwrites(written: Sequence[Range], stream: int) -> bool:
+    """Return whether a launch of the library writes to a weight that may be read early; it is read late the next time.
+
+    Args:
+        written: the memory that the launch writes.
+        stream: the stream that it is about to be made on.
+    """
+    if not _WATCHED.starts or not any(_WATCHED.touches(one) for one in written):
+        return False
+    capture = device.capture_id(stream)
+    with _WATCHED.lock:
+        histories = list(_WATCHED.histories)
+    found = [history.overwritten(written, capture) for history in histories]
+    return any(found)

@@ -1,0 +1,156 @@
+"""The operands of a scaled product: what has to fit together before anything is launched."""
+
+from typing import Any, NamedTuple
+
+from fp8core.core import scale_shapes, specs
+from fp8core.core.scale_shapes import Reading
+from fp8core.core.specs import TensorSpec
+from fp8core.errors import DTypeError, LayoutError, ScaleError, ShapeError
+from fp8core.interop import dtype_name
+from fp8core.problem import FORMATS, WIDE, GroupShape, ScaledMm
+
+
+class Product(NamedTuple):
+    """The checked operands of a product."""
+
+    a: TensorSpec
+    b: TensorSpec
+    """As it is stored, ``[n, k]``."""
+    m: int
+    n: int
+    k: int
+    lda: int
+    ldb: int
+    scale_a: TensorSpec
+    scale_b: TensorSpec
+    reading_a: Reading
+    reading_b: Reading
+    bias: TensorSpec | None
+    out: str
+    out_scale: TensorSpec | None
+    amax: TensorSpec | None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the result."""
+        return (*self.a.shape[:-1], self.n)
+
+    def problem(
+        self, use_fast_accum: bool, batch_invariant: bool, out: TensorSpec | None, prefetch_weight: bool = False
+    ) -> ScaledMm:
+        """Return the problem with the result in ``out``, or in memory yet to be allocated."""
+        ldo = self.n if out is None else specs.written(out, self.shape, self.out).stride
+        rows = TensorSpec("out", self.out, (), (), self.a.target) if out is None else out
+        optional = (x.alignment for x in (self.bias, self.amax) if x is not None)
+        return ScaledMm(
+            target=self.a.target,
+            m=self.m,
+            n=self.n,
+            k=self.k,
+            a=self.a.dtype,
+            b=self.b.dtype,
+            out=self.out,
+            scale_a=self.reading_a.granularity,
+            scale_b=self.reading_b.granularity,
+            scale_a_strides=self.reading_a.strides,
+            scale_b_strides=self.reading_b.strides,
+            bias=self.bias.dtype if self.bias is not None else "",
+            out_scale=self.out_scale is not None,
+            amax=self.amax is not None,
+            use_fast_accum=use_fast_accum,
+            batch_invariant=batch_invariant,
+            lda=self.lda,
+            ldb=self.ldb,
+            ldo=ldo,
+            alignment=specs.alignment(
+                self.a.alignment, self.b.alignment, self.lda, self.ldb, rows.alignment, ldo * rows.itemsize
+            ),
+            vectors_alignment=specs.alignment(self.scale_a.alignment, self.scale_b.alignment, *optional),
+            prefetch_weight=prefetch_weight,
+        )
+
+
+def product_of(
+    a: TensorSpec,
+    weight: TensorSpec,
+    scale_a: TensorSpec,
+    scale_b: TensorSpec,
+    bias: TensorSpec | None,
+    out_dtype: Any,
+    out_scale: TensorSpec | None,
+    amax: TensorSpec | None,
+    *,
+    stored: bool,
+    group_a: GroupShape | None = None,
+    group_b: GroupShape | None = None,
+) -> Product:
+    """Return the operands of a product after checking that they fit together.
+
+    Args:
+        a: FP8 ``[..., k]``.
+        weight: FP8 ``[n, k]``.
+        scale_a: the scale of a.
+        scale_b: the scale of the weight, in its orientation if ``stored``, else in that of its transpose.
+        bias: ``[n]``.
+        out_dtype: the result's dtype.
+        out_scale: the scale of an FP8 result.
+        amax: what receives the largest magnitude.
+        stored: whether the caller gave the weight as it is stored.
+        group_a: the group shape of a where it is known.
+        group_b: that of the stored weight.
+    """
+    specs.is_fp8(a)
+    specs.is_fp8(weight)
+    m, k, lda = specs.matrix(a)
+    if len(weight.shape) != 2:
+        raise ShapeError(f"{weight.name} needs two axes {'[n, k]' if stored else '[k, n]'}, got shape {weight.shape}")
+    n, weight_k = weight.shape
+    if weight_k != k:
+        got = f"{weight.name}{weight.shape if stored else (weight_k, n)}"
+        raise ShapeError(
+            f"{a.name} and {weight.name} must share k: got {a.name}{a.shape} with k={k} and {got} with k={weight_k}"
+        )
+    ldb = weight.strides[0] if n > 1 and k else k
+    if n and ((k > 1 and weight.strides[1] != 1) or ldb < k):
+        wanted = "contiguous rows [n, k]" if stored else "contiguous columns [k, n], as weight.T has them"
+        raise LayoutError(f"{weight.name} needs {wanted}, got strides {weight.strides} (elements) over (n, k)")
+    scale_shapes.is_scale(scale_a)
+    scale_shapes.is_scale(scale_b)
+    reading_a, reading_b = scale_shapes.of_product(
+        scale_a, scale_b, a.shape[:-1], m, n, k, stored=stored, group_a=group_a, group_b=group_b
+    )
+    out_name = dtype_name(out_dtype)
+    if bias is not None:
+        _check_bias(bias, n, out_name)
+    _check_out_scale(out_scale, out_name)
+    if amax is not None:
+        specs.check_written(amax, (1,), "float32")
+    specs.same_device(a, weight, scale_a, scale_b, bias, out_scale, amax)
+    readings = reading_a, reading_b
+    return Product(a, weight, m, n, k, lda, ldb, scale_a, scale_b, *readings, bias, out_name, out_scale, amax)
+
+
+def transposed(b: TensorSpec) -> TensorSpec:
+    """Return b ``[k, n]`` seen as the weight ``[n, k]`` that it is the transpose of."""
+    if len(b.shape) != 2:
+        raise ShapeError(f"{b.name} needs two axes [k, n], got shape {b.shape}")
+    return b._replace(shape=(b.shape[1], b.shape[0]), strides=(b.strides[1], b.strides[0]))
+
+
+def _check_bias(bias: TensorSpec, n: int, out: str) -> None:
+    if bias.shape != (n,) or (n > 1 and bias.strides != (1,)):
+        raise ShapeError(f"bias needs {n} contiguous elements, got shape {bias.shape} with strides {bias.strides}")
+    if bias.dtype != "float32" and (bias.dtype != out or bias.dtype not in WIDE):
+        raise DTypeError(f"bias needs the dtype of the result, {out}, or float32, got {bias.dtype}")
+
+
+def _check_out_scale(scale: TensorSpec | None, out: str) -> None:
+    if out in FORMATS:
+        if scale is None:
+            raise ScaleError(f"an FP8 result ({out}) needs out_scale")
+        scale_shapes.is_scale(scale)
+        scale_shapes.one_number(scale)
+    elif out not in WIDE:
+        raise DTypeError(f"out_dtype needs {', '.join(WIDE)} or an FP8 dtype, got {out}")
+    elif scale is not None:
+        raise ScaleError(f"out_scale needs an FP8 out_dtype, got {out}")

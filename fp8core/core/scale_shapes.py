@@ -1,0 +1,251 @@
+"""What the shape of a scale says, and which shapes scales get. The number of elements never decides anything."""
+
+import math
+from typing import Final, NamedTuple
+
+from fp8core.core import specs
+from fp8core.core.specs import TensorSpec
+from fp8core.errors import DTypeError, ScaleError, ShapeError
+from fp8core.problem import BLOCK_128, GROUP_128, PER_TENSOR, PER_TOKEN, Granularity, GroupShape
+
+Strides = tuple[int, int]
+BLOCK: Final = 128
+"""What products know of groups and blocks: this many elements of k, or this many squared."""
+BROADCAST: Final[Strides] = (0, 0)
+
+ACTIVATION_GROUPS: Final[dict[GroupShape, Granularity]] = {PER_TENSOR: "tensor", PER_TOKEN: "row", GROUP_128: "group"}
+WEIGHT_GROUPS: Final[dict[GroupShape, Granularity]] = {**ACTIVATION_GROUPS, BLOCK_128: "block"}
+"""What a product can multiply by."""
+
+
+class Reading(NamedTuple):
+    """What a scale of a product means, and its strides as a matrix of rows (or row blocks) by k blocks."""
+
+    granularity: Granularity
+    strides: Strides
+
+
+# ---- the scales of one array ---------------------------------------------------------------------------------
+
+
+def of_array(shape: tuple[int, ...], group: GroupShape, name: str) -> tuple[int, ...]:
+    """Return the shape of the scales of an array: ``[1]`` per tensor, else with the array's leading axes.
+
+    Raises:
+        ShapeError: groups of several rows would cross the array's leading axes.
+    """
+    if group == PER_TENSOR:
+        return (1,)
+    *leading, cols = shape
+    across = group.scale_shape(1, cols)[1]
+    if group.rows == 1 or not leading:
+        return (*leading, across)
+    *outer, rows = leading
+    if math.prod(outer) > 1 and (group.rows < 0 or rows % group.rows):
+        raise ShapeError(
+            f"group_shape {tuple(group)} needs groups that stay within the last two axes of {name}, got shape {shape}: "
+            "reshape it to two axes if its rows belong together"
+        )
+    return (*outer, *group.scale_shape(rows, cols))
+
+
+def is_scale(x: TensorSpec, *, bytes_allowed: bool = False) -> None:
+    """Refuse a scale that is not fp32 (or, where they are allowed, float8_e8m0fnu bytes)."""
+    if x.dtype != "float32" and not (bytes_allowed and x.dtype == "float8_e8m0fnu"):
+        wanted = "float32 or float8_e8m0fnu" if bytes_allowed else "float32"
+        raise DTypeError(f"{x.name} needs {wanted}, got {x.dtype}")
+
+
+def is_one_number(shape: tuple[int, ...]) -> bool:
+    """Return whether an array of this shape holds one number, whatever its axes."""
+    return all(extent == 1 for extent in shape)
+
+
+def one_number(x: TensorSpec) -> None:
+    """Refuse a scale that is not a single number."""
+    if not is_one_number(x.shape):
+        raise ShapeError(f"{x.name} needs one number, of shape (), (1,) or (1, 1), got {x.shape}")
+
+
+def of_groups(scale: TensorSpec, group: GroupShape, x: TensorSpec) -> tuple[GroupShape, Strides]:
+    """Return the group shape that a given scale of ``x`` means, and its strides as a matrix.
+
+    A single number is one scale for the whole of x, whatever the group shape says.
+    """
+    if is_one_number(scale.shape):
+        return PER_TENSOR, BROADCAST
+    at = specs.matrix(x)
+    wanted, kept = group.scale_shape(at.rows, at.cols), of_array(x.shape, group, x.name)
+    if scale.shape in (wanted, kept):
+        return group, _strides(scale, wanted)
+    if len(scale.shape) == 1 and 1 in wanted and scale.shape[0] == wanted[0] * wanted[1]:
+        return group, (scale.strides[0], 0) if wanted[1] == 1 else (0, scale.strides[0])
+    shapes = f"{kept}" if kept == wanted else f"{kept} or {wanted}"
+    raise ShapeError(
+        f"{scale.name} of {x.name}{x.shape} by groups {tuple(group)} needs shape {shapes}, got {scale.shape}"
+    )
+
+
+def _strides(scale: TensorSpec, wanted: tuple[int, int]) -> Strides:
+    """Return the strides of a scale as a matrix of the shape ``wanted``, 0 along an axis of one scale."""
+    row = specs.folded(scale)[1] if wanted[0] > 1 else 0
+    return row, scale.strides[-1] if wanted[1] > 1 else 0
+
+
+def implied_group(scale: TensorSpec, x: TensorSpec) -> GroupShape:
+    """Return the group shape that a scale can only mean: along each axis of x one scale, or one an element.
+
+    Raises:
+        ScaleError: it has some other number along an axis, which several group shapes explain.
+        ShapeError: no group shape explains it.
+    """
+    if is_one_number(scale.shape):
+        return PER_TENSOR
+    at = specs.matrix(x)
+    if len(scale.shape) == len(x.shape) and scale.shape[:-1] == x.shape[:-1]:
+        shape = at.rows, scale.shape[-1]
+    elif len(scale.shape) == 2:
+        shape = scale.shape
+    else:
+        raise ScaleError(f"{scale.name} of shape {scale.shape} needs group_shape to say what its axes are")
+    return GroupShape(_side(shape[0], at.rows, scale), _side(shape[1], at.cols, scale))
+
+
+def _side(count: int, extent: int, scale: TensorSpec) -> int:
+    if count == 1:
+        return -1
+    if count == extent:
+        return 1
+    if count > extent:
+        raise ShapeError(f"{scale.name} needs at most one scale an element, got {count} along an axis of {extent}")
+    raise ScaleError(
+        f"{scale.name} needs group_shape: it has {count} scales along an axis of {extent} elements, "
+        "which several group shapes explain"
+    )
+
+
+# ---- the two scales of a product -----------------------------------------------------------------------------
+
+
+def known_group(group: GroupShape | None, groups: dict[GroupShape, Granularity], name: str) -> Granularity | None:
+    """Return what a product calls the groups that an operand is known to have; None where they are not known."""
+    if group is None:
+        return None
+    if group not in groups:
+        wanted = ", ".join(str(tuple(one)) for one in groups)
+        raise ScaleError(f"{name} needs one of the group shapes {wanted}, which products have, got {tuple(group)}")
+    return groups[group]
+
+
+def of_product(
+    scale_a: TensorSpec,
+    scale_b: TensorSpec,
+    leading: tuple[int, ...],
+    m: int,
+    n: int,
+    k: int,
+    *,
+    stored: bool,
+    group_a: GroupShape | None = None,
+    group_b: GroupShape | None = None,
+) -> tuple[Reading, Reading]:
+    """Read both scales of a product together: blocks and groups of b go with groups of a and with nothing else.
+
+    Args:
+        scale_a: the scale of a.
+        scale_b: the scale of b, oriented as the stored weight ``[n, k]`` if ``stored``, else as b, ``[k, n]``.
+        leading: the axes of a but the last.
+        m: rows of a.
+        n: output channels.
+        k: the shared axis.
+        stored: the orientation of scale_b.
+        group_a: the group shape of a where it is known.
+        group_b: the group shape of the stored weight where it is known.
+    """
+    known_a = known_group(group_a, ACTIVATION_GROUPS, "group_shape of a")
+    known_b = known_group(group_b, WEIGHT_GROUPS, "group_shape of b")
+    a = _activation(scale_a, leading, m, k, known_a)
+    b = _weight(scale_b, n, k, stored=stored, grouped=a.granularity == "group", known=known_b)
+    return _paired(a, b, scale_a, scale_b, k), b
+
+
+def _activation(x: TensorSpec, leading: tuple[int, ...], m: int, k: int, known: Granularity | None) -> Reading:
+    """Read scale_a: one number, one a token ``[..., 1]``, ``[m, 1]`` or ``[m]``, or 1x128 groups ``[..., ceil(k / 128)]``."""
+    if known != "group" and is_one_number(x.shape):
+        return Reading("tensor", BROADCAST)
+    groups, shape, strides = -(-k // BLOCK), x.shape, x.strides
+    if len(shape) != 2 and shape[:-1] == leading and len(shape) == len(leading) + 1:
+        shape, strides = (m, shape[-1]), (specs.folded(x)[1], strides[-1])
+    readings: dict[tuple[int, ...], Reading] = {}
+    if known in (None, "row"):
+        readings[m, 1] = readings[m,] = Reading("row", (strides[0] if shape else 0, 0))
+    if known in (None, "group") and len(shape) == 2:
+        readings.setdefault((m, groups), Reading("group", (strides[0], strides[1])))
+    if shape in readings:
+        return readings[shape]
+    kinds = {
+        "tensor": "(), (1,) or (1, 1) per tensor",
+        "row": f"({m}, 1) or ({m},) per token",
+        "group": f"({m}, {groups}) for groups of 1x{BLOCK}",
+    }
+    wanted = kinds[known] if known in kinds else ", ".join(kinds.values())
+    raise ShapeError(f"{x.name} for a of {m} rows and k={k} needs shape {wanted}, got {x.shape}")
+
+
+def _weight(x: TensorSpec, n: int, k: int, *, stored: bool, grouped: bool, known: Granularity | None) -> Reading:
+    """Read scale_b; ``grouped``: scale_a holds 1x128 groups, so that blocks are meant where channels could be, too."""
+    shape = x.shape
+    if known in (None, "tensor") and is_one_number(shape):
+        return Reading("tensor", BROADCAST)
+    groups, blocks = -(-k // BLOCK), -(-n // BLOCK)
+    if len(shape) == 2:
+        turned = shape if stored else (shape[1], shape[0])
+        rows, cols = x.strides if stored else (x.strides[1], x.strides[0])
+        blocked = [((n, groups), Reading("group", (rows, cols))), ((blocks, groups), Reading("block", (rows, cols)))]
+        by_row = [((n, 1), Reading("row", (rows, 0)))]
+        if not stored:  # vLLM's users give [n, 1] beside b [k, n]
+            by_row.append(((1, n), Reading("row", (cols, 0))))
+        readings = [*blocked, *by_row] if grouped else [*by_row, *blocked]
+        if grouped and groups > 1 and known is None:
+            readings = blocked  # channels would be refused beside groups: say what was needed
+        found = next((r for s, r in readings if s == turned and known in (None, r.granularity)), None)
+        if found is None and grouped and known in (None, "block"):
+            found = _vector_in_the_other_orientation(turned, rows, cols, n, groups, blocks)
+        if found is not None:
+            return found
+    elif shape == (n,) and known in (None, "row"):
+        return Reading("row", (x.strides[0], 0))
+    wanted = [(n, 1), (blocks, groups), (n, groups)] if stored else [(1, n), (groups, blocks), (groups, n)]
+    raise ShapeError(
+        f"{x.name} for n={n}, k={k} needs shape (), (1,) or (1, 1) per tensor, {wanted[0]} or ({n},) per channel, "
+        f"{wanted[1]} for blocks of {BLOCK}x{BLOCK} or {wanted[2]} for groups of 1x{BLOCK}, "
+        f"in the orientation of {'the stored weight [n, k]' if stored else 'b [k, n]'}, got {shape}"
+    )
+
+
+def _vector_in_the_other_orientation(
+    turned: tuple[int, ...], rows: int, cols: int, n: int, groups: int, blocks: int
+) -> Reading | None:
+    """Accept a block scale along one axis only, which cannot mean anything else."""
+    if 1 in (blocks, groups) and turned == (groups, blocks) and n not in turned:
+        return Reading("block", (cols, rows))
+    return None
+
+
+def _paired(a: Reading, b: Reading, scale_a: TensorSpec, scale_b: TensorSpec, k: int) -> Reading:
+    """Return scale_a's reading next to scale_b's: groups go with groups or blocks, and only with them."""
+    a_grouped, b_grouped = a.granularity == "group", b.granularity in ("group", "block")
+    if a_grouped == b_grouped:
+        return a
+    if b_grouped and k <= BLOCK:
+        return Reading("group", a.strides)
+    if b_grouped:
+        kind = "128x128 block" if b.granularity == "block" else "1x128 group"
+        raise ScaleError(
+            f"{scale_b.name} with one scale per {kind} needs {scale_a.name} "
+            f"for groups of 1x128 (quantize a with group_shape=(1, 128)), got one per {a.granularity}"
+        )
+    raise ScaleError(
+        f"{scale_a.name} for groups of 1x128 needs {scale_b.name} for 128x128 blocks or 1x128 groups, "
+        f"got one per {b.granularity}"
+    )

@@ -1,0 +1,178 @@
+"""Operands as they are declared: what checks and the choice of a kernel may depend on, and nothing else.
+
+A `TensorSpec` has no address. A call's plan is made from specs and cached under them, so that it cannot hold an address,
+and it cannot forget an alignment: addresses are given to a launch when it is made.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+from fp8core.errors import DeviceError, DTypeError, LayoutError, ShapeError
+from fp8core.interop import TensorView, scalar
+from fp8core.problem import FORMATS, ITEMSIZE, WIDE, GroupShape, Target
+
+ALIGNMENT = 32
+"""Addresses are told apart by what they leave when divided by this: no kernel asks for more."""
+
+
+class TensorSpec(NamedTuple):
+    """An array without its memory."""
+
+    name: str
+    """What errors call the operand."""
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    """In elements."""
+    target: Target
+    alignment: int = ALIGNMENT
+    """The largest power of two, up to `ALIGNMENT`, that divides the address; memory yet to be allocated has it all."""
+
+    @property
+    def itemsize(self) -> int:
+        """The bytes of one element."""
+        return ITEMSIZE[self.dtype]
+
+
+class Matrix(NamedTuple):
+    """A tensor folded to two axes; ``stride`` counts the elements from row to row."""
+
+    rows: int
+    cols: int
+    stride: int
+
+
+def spec_of(view: TensorView, name: str) -> TensorSpec:
+    """Return the spec of an array."""
+    bits = view.pointer | ALIGNMENT
+    return TensorSpec(name, view.dtype, view.shape, view.strides, view.target, bits & -bits)
+
+
+def matrix(x: TensorSpec) -> Matrix:
+    """Return ``x`` with its leading axes folded into rows, which no copy may be needed for.
+
+    Raises:
+        ShapeError: the array has no axes.
+        LayoutError: the last axis is not contiguous, a stride is negative, or the leading axes do not fold.
+    """
+    shape, strides = x.shape, x.strides
+    if not shape:
+        raise ShapeError(f"{x.name} needs at least one axis, got a 0-d array")
+    cols = shape[-1]
+    if 0 in shape:  # the strides of an array without elements say nothing
+        return Matrix(math.prod(shape[:-1]), cols, cols)
+    if cols > 1 and strides[-1] != 1:
+        raise LayoutError(f"{x.name} needs a contiguous last axis, got shape {shape} with strides {strides} (elements)")
+    if len(shape) == 2:
+        rows, stride = shape[0], strides[0]
+    else:
+        rows, stride = folded(x, cols)
+    if rows <= 1:
+        stride = cols
+    if stride < 0:
+        raise LayoutError(f"{x.name} needs rows in ascending order, got strides {strides} (elements)")
+    return Matrix(rows, cols, stride)
+
+
+def folded(x: TensorSpec, step: int = 0) -> tuple[int, int]:
+    """Return all axes but the last as one: its extent, and its stride (``step`` where it has at most one element).
+
+    Raises:
+        LayoutError: they do not fold without a copy.
+    """
+    rows, stride = 1, step
+    for extent, there in zip(reversed(x.shape[:-1]), reversed(x.strides[:-1]), strict=True):
+        if extent == 1:
+            continue
+        if rows == 1:
+            stride = there
+        elif there != stride * rows:
+            raise LayoutError(
+                f"{x.name} needs leading axes that fold into rows without a copy, got shape {x.shape} "
+                f"with strides {x.strides} (elements)"
+            )
+        rows *= extent
+    return rows, stride
+
+
+def written(x: TensorSpec, shape: tuple[int, ...], dtype: str) -> Matrix:
+    """Return an array of the caller that receives a result as a matrix, after checking that it can."""
+    check_written(x, shape, dtype)
+    rows = matrix(x)
+    if rows.rows > 1 and rows.stride < rows.cols:
+        raise LayoutError(f"{x.name} needs rows that do not overlap, got strides {x.strides} (elements)")
+    return rows
+
+
+def check_written(x: TensorSpec, shape: tuple[int, ...], dtype: str) -> None:
+    """Refuse an array that cannot receive a result of this shape and dtype."""
+    if x.dtype != dtype:
+        raise DTypeError(f"{x.name} needs {dtype}, got {x.dtype}")
+    if x.shape != shape:
+        raise ShapeError(f"{x.name} needs shape {shape}, got {x.shape}")
+
+
+def contiguous_count(x: TensorSpec) -> int:
+    """Return the number of elements of an array that lies in memory without gaps."""
+    count = 1
+    for extent, step in zip(reversed(x.shape), reversed(x.strides), strict=True):
+        if extent > 1 and step != count and 0 not in x.shape:
+            raise LayoutError(f"{x.name} needs contiguous memory, got shape {x.shape} with strides {x.strides}")
+        count *= extent
+    return count
+
+
+def alignment(*multiples: int) -> int:
+    """Return the largest power of two up to 16 that divides every number."""
+    bits = 16
+    for number in multiples:
+        bits |= number
+    return bits & -bits
+
+
+def same_device(first: TensorSpec, *others: TensorSpec | None) -> None:
+    """Refuse operands on different devices."""
+    for other in others:
+        if other is not None and other.target != first.target:
+            raise DeviceError(f"{other.name} needs to be where {first.name} is, on {first.target}, got {other.target}")
+
+
+def is_fp8(x: TensorSpec) -> None:
+    """Refuse what is not one of the four FP8 formats."""
+    if x.dtype not in FORMATS:
+        raise DTypeError(f"{x.name} needs an FP8 dtype ({', '.join(FORMATS)}), got {x.dtype}")
+
+
+def is_wide(x: TensorSpec) -> None:
+    """Refuse what is not one of the formats that are quantized from."""
+    if x.dtype not in WIDE:
+        raise DTypeError(f"{x.name} needs {', '.join(WIDE)}, got {x.dtype}")
+
+
+def wide_name(dtype: str, name: str) -> str:
+    """Return ``dtype`` when it is one of the formats that results are given in."""
+    if dtype not in WIDE:
+        raise DTypeError(f"{name} needs {', '.join(WIDE)}, got {dtype}")
+    return dtype
+
+
+def fp8_name(dtype: str, name: str) -> str:
+    """Return ``dtype`` when it is one of the four FP8 formats."""
+    if dtype not in FORMATS:
+        raise DTypeError(f"{name} needs one of {', '.join(FORMATS)}, got {dtype}")
+    return dtype
+
+
+def group(group_shape: object, name: str = "group_shape") -> GroupShape:
+    """Return a group shape: a pair of whole numbers, each of them positive or -1."""
+    pair = tuple(group_shape) if isinstance(group_shape, tuple | list) else ()
+    sides = [whole_number(side) for side in pair]
+    if len(sides) != 2 or any(side is None or not (side == -1 or side > 0) for side in sides):
+        raise ShapeError(f"{name} needs a pair of whole numbers, each positive or -1, got {group_shape!r}")
+    return GroupShape(*map(int, pair))
+
+
+def whole_number(x: Any) -> int | None:
+    """Return a number that is whole as an int (2.0 and True are equal to ints, and cached calls take them so), or None."""
+    number = scalar(x) if x is not True and x is not False else float(x)
+    return None if number is None or not number.is_integer() else int(number)

@@ -1,0 +1,2 @@
+def scratch(nbytes: int, target: object, stream: int) -> int:
+    raise NotImplementedError

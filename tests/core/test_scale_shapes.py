@@ -1,0 +1,178 @@
+"""What the shape of a scale can mean: one thing, or it is refused."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+import fp8core
+from fp8core import BLOCK_128, GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, GroupShape, ScaleError, ShapeError
+from support import reference
+from support.engines import assert_same_bytes, fresh, fresh_fp8, fresh_scale
+
+GROUPS = [PER_TENSOR, PER_TOKEN, (1, 64), (1, 96), (1, 32), (6, 25), (-1, 32), (-1, 1), (128, 128), (3, -1), (1, 1)]
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=str)
+@pytest.mark.parametrize("shape", [(10, 96), (10, 192), (10, 50), (7, 100), (1, 128), (256, 64)], ids=str)
+def test_what_was_quantized_is_dequantized_by_its_own_groups(group, shape):
+    x = fresh(shape, "float32")
+    q = fp8core.quantize(x, group_shape=group)
+    assert q.group_shape == GroupShape(*group)
+    scale = q.scale.reshape(1, 1) if group == PER_TENSOR else q.scale
+    want = reference.dequantize(q.data.view(np.uint8), "float8_e4m3fn", scale, tuple(group))
+    for got in (q.dequantize(), fp8core.dequantize(q), fp8core.dequantize(*q, group_shape=q.group_shape)):
+        np.testing.assert_array_equal(got, want)
+    try:
+        plain = fp8core.dequantize(*q)
+    except ScaleError as error:
+        assert "group_shape" in str(error)
+    else:
+        np.testing.assert_array_equal(plain, want)
+
+
+@pytest.mark.parametrize(("group", "cols"), [((1, 64), 96), ((1, 96), 192), ((1, 32), 100), ((6, 25), 50)])
+def test_a_scale_that_several_groups_explain_needs_its_group_shape(group, cols):
+    data, scale = fp8core.quantize(fresh((12, cols)), group_shape=group)
+    with pytest.raises(ScaleError, match="needs group_shape"):
+        fp8core.dequantize(data, scale)
+
+
+def test_a_pair_is_a_pair_and_knows_more():
+    x = fresh((4, 256))
+    q = fp8core.quantize(x, group_shape=GROUP_128)
+    data, scale = q
+    assert data is q.data
+    assert scale is q.scale
+    assert (q.dtype, q.shape, q.group_shape) == ("float8_e4m3fn", (4, 256), GROUP_128)
+    assert "group_shape=(1, 128)" in repr(q)
+    assert q.T.data.shape == (256, 4)
+    assert q.T.group_shape == (128, 1)
+    with pytest.raises(ScaleError, match="group_shape needs to be that of q"):
+        fp8core.dequantize(q, group_shape=PER_TOKEN)
+    with pytest.raises(ScaleError, match="scale needs to be left out"):
+        fp8core.dequantize(q, scale)
+
+
+@pytest.mark.parametrize(
+    ("group", "shape", "want"),
+    [
+        (PER_TENSOR, (4, 8, 256), (1,)),
+        (PER_TOKEN, (4, 8, 256), (4, 8, 1)),
+        ((1, 64), (4, 8, 1024), (4, 8, 16)),
+        (GROUP_128, (2, 3, 4, 200), (2, 3, 4, 2)),
+        (BLOCK_128, (2, 128, 200), (2, 1, 2)),
+        (BLOCK_128, (1, 200, 200), (1, 2, 2)),
+        ((4, 32), (3, 8, 64), (3, 2, 2)),
+        (PER_TOKEN, (256,), (1,)),
+        (GROUP_128, (256,), (2,)),
+        (PER_TOKEN, (0, 8, 256), (0, 8, 1)),
+    ],
+)
+@pytest.mark.parametrize("layout", ["k", "mn"])
+def test_scales_have_the_leading_axes_of_x(group, shape, want, layout):
+    x = fresh(shape, "float32")
+    q = fp8core.quantize(x, group_shape=group, scale_layout=layout)
+    assert q.scale.shape == want
+    if x.size:
+        flat = fp8core.quantize(x.reshape(-1, shape[-1]), group_shape=group)
+        np.testing.assert_array_equal(q.scale.reshape(flat.scale.shape), flat.scale)
+        np.testing.assert_array_equal(q.dequantize().reshape(flat.data.shape), flat.dequantize())
+        again = fp8core.quantize(x, group_shape=group, scale=q.scale)
+        assert_same_bytes(
+            again.data,
+            fp8core.quantize(x.reshape(-1, shape[-1]), group_shape=group, scale=flat.scale).data.reshape(shape),
+        )
+
+
+@pytest.mark.parametrize(("group", "shape"), [(BLOCK_128, (4, 100, 128)), ((3, 32), (4, 8, 64)), ((-1, 1), (4, 8, 64))])
+def test_groups_that_would_cross_leading_axes_are_refused(group, shape):
+    with pytest.raises(ShapeError, match="stay within the last two axes"):
+        fp8core.quantize(fresh(shape), group_shape=group)
+
+
+@pytest.mark.parametrize(
+    "group",
+    [None, 128, "token", (1, 2, 3), (1.5, 128), (0, 128), (1, -2), (False, 128), (1, None), (1,), (1, np.inf)],
+    ids=repr,
+)
+def test_what_is_no_group_shape_is_refused(group):
+    x = fresh((4, 256))
+    for call in (
+        lambda: fp8core.quantize(x, group_shape=group),
+        lambda: fp8core.linear(x, fresh_fp8((8, 256)), 0.5, group_shape=group),
+        lambda: fp8core.Fp8Linear.from_weight(fresh((8, 256)), group_shape=group),
+        lambda: fp8core.Fp8Linear.from_weight(fresh((8, 256)), weight_group_shape=group),
+    ):
+        with pytest.raises(ShapeError, match=r"group_shape needs a pair of whole numbers.*got"):
+            call()
+
+
+@pytest.mark.parametrize("group", [(1, 96), (1, 64), (96, 96), (-1, 1), (2, -1)], ids=str)
+def test_products_refuse_groups_that_they_do_not_have(group):
+    x, weight = fresh((192, 192)), fp8core.quantize(fresh((192, 192)), group_shape=group)
+    with pytest.raises(ScaleError, match=r"group_shape"):
+        fp8core.linear(x, fresh_fp8((192, 192)), fresh_scale((2, 2)), group_shape=group)
+    with pytest.raises(ScaleError, match=r"group_shape"):
+        fp8core.Fp8Linear.from_weight(fresh((192, 192)), weight_group_shape=group, group_shape=GROUP_128)
+    for call in (
+        lambda: fp8core.linear(x, weight, group_shape=GROUP_128),
+        lambda: fp8core.Fp8Linear(weight, group_shape=GROUP_128),
+        lambda: fp8core.scaled_mm_nt(fp8core.quantize(x, group_shape=GROUP_128), weight),
+        lambda: fp8core.scaled_mm_nt(weight, fp8core.quantize(x)),
+        lambda: fp8core.linear(weight, fp8core.quantize(x)),
+    ):
+        with pytest.raises(ScaleError, match=r"group_shape of (a|b) needs one of"):
+            call()
+
+
+PAIRS = [
+    (PER_TENSOR, PER_TENSOR),
+    (PER_TOKEN, PER_TENSOR),
+    (PER_TENSOR, PER_CHANNEL),
+    (PER_TOKEN, PER_CHANNEL),
+    (GROUP_128, BLOCK_128),
+    (GROUP_128, GROUP_128),
+]
+
+
+@pytest.mark.parametrize(("of_a", "of_b"), PAIRS, ids=str)
+@pytest.mark.parametrize(("m", "n", "k"), [(3, 5, 200), (128, 128, 128), (1, 128, 256), (128, 1, 300), (5, 128, 16384)])
+def test_products_of_pairs_are_those_of_what_the_pairs_mean(of_a, of_b, m, n, k):
+    a = fp8core.quantize(fresh((m, k), "float32", spread=1), group_shape=of_a)
+    b = fp8core.quantize(fresh((n, k), "float32", spread=1), group_shape=of_b)
+    want = a.dequantize().astype(np.float64) @ b.dequantize().astype(np.float64).T
+    results = [
+        fp8core.scaled_mm_nt(a, b, out_dtype="float32"),
+        fp8core.scaled_mm(a, b.T, out_dtype="float32"),
+        fp8core.scaled_mm_nt(*(a.data, b.data), *(a.scale, b.scale), out_dtype="float32"),
+        fp8core.linear(a, b, out_dtype="float32"),
+        fp8core.Fp8Linear(b, group_shape=of_a, out_dtype="float32")(a),
+    ]
+    for got in results:
+        assert np.linalg.norm(got - want) <= 2e-3 * np.linalg.norm(want)
+
+
+def test_pairs_that_do_not_go_together_are_refused():
+    x, w = fresh((4, 256)), fresh((8, 256))
+    by_a = [fp8core.quantize(x, group_shape=group) for group in (PER_TENSOR, PER_TOKEN, GROUP_128)]
+    by_b = [fp8core.quantize(w, group_shape=group) for group in (PER_TENSOR, PER_CHANNEL, BLOCK_128, GROUP_128)]
+    for a, b in itertools.product(by_a, by_b):
+        if (a.group_shape == GROUP_128) == (b.group_shape in (BLOCK_128, GROUP_128)):
+            continue
+        with pytest.raises(ScaleError, match=r"scale.* needs .*scale"):
+            fp8core.scaled_mm_nt(a, b)
+
+
+def test_a_vector_of_block_scales_beside_groups_is_blocks():
+    a = fp8core.quantize(fresh((4, 16384), "float32", spread=1), group_shape=GROUP_128)
+    b = fp8core.quantize(fresh((128, 16384), "float32", spread=1), group_shape=BLOCK_128)
+    got = fp8core.scaled_mm(a.data, b.data.T, a.scale, b.scale.T, out_dtype="float32")
+    want = a.dequantize().astype(np.float64) @ b.dequantize().astype(np.float64).T
+    assert b.scale.T.shape == (128, 1)
+    assert np.linalg.norm(got - want) <= 2e-3 * np.linalg.norm(want)
+
+
+def test_a_row_beside_a_stored_weight_is_no_scale_of_its_channels():
+    with pytest.raises(ShapeError, match="orientation of the stored weight"):
+        fp8core.scaled_mm_nt(fresh_fp8((4, 64)), fresh_fp8((64, 64)), 1.0, fresh_scale((1, 64)))

@@ -1,0 +1,217 @@
+"""`Fp8Linear`: checked when it is made, true to its arrays at every call, copied and saved like any object."""
+
+import copy
+import io
+import pickle
+
+import numpy as np
+import pytest
+
+import fp8core
+from fp8core import BLOCK_128, GROUP_128, PER_TENSOR, PER_TOKEN, Fp8Linear
+from support.engines import engines, fresh, fresh_fp8, fresh_scale
+
+HOSTS = engines("numpy", "torch-cpu", "jax-cpu", "cupy", "torch-cuda")
+TORCHES = engines("torch-cpu", "torch-cuda")
+SCHEMES = {
+    "channel": {},
+    "tensor": {"weight_group_shape": PER_TENSOR, "group_shape": PER_TENSOR},
+    "block": {"weight_group_shape": BLOCK_128, "group_shape": GROUP_128},
+}
+
+
+def bits(engine, x):
+    return np.ascontiguousarray(engine.numpy(x)).view(np.uint16)
+
+
+def made(engine, seed, n=48, k=256, **options):
+    weight = engine.array(fresh((n, k), spread=1.0 + seed / 8))
+    return Fp8Linear.from_weight(weight, **options)
+
+
+def product(layer, x):
+    """Return what a layer has to give, by functions that keep nothing."""
+    return fp8core.linear(
+        x,
+        layer.weight,
+        layer.weight_scale,
+        bias=layer.bias,
+        input_scale=layer.input_scale,
+        group_shape=layer.group_shape,
+    )
+
+
+@HOSTS
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("calls", [0, 1, 4])
+def test_an_assigned_weight_is_the_one_that_is_used(engine, scheme, calls):
+    x, layer, other = (
+        engine.array(fresh((3, 256))),
+        made(engine, 0, **SCHEMES[scheme]),
+        made(engine, 5, **SCHEMES[scheme]),
+    )
+    before = bits(engine, layer(x))
+    for _ in range(calls):
+        layer(x)
+    want = bits(engine, other(x))
+    assert (want != before).any()
+    layer.weight, layer.weight_scale = other.weight, other.weight_scale
+    for _ in range(3):
+        np.testing.assert_array_equal(bits(engine, layer(x)), want)
+    layer.weight = fp8core.quantize(
+        engine.array(fresh((48, 256), spread=1.0)), group_shape=SCHEMES[scheme].get("weight_group_shape", PER_TOKEN)
+    )
+    np.testing.assert_array_equal(bits(engine, layer(x)), before)
+
+
+@TORCHES
+@pytest.mark.parametrize("calls", [0, 1, 2, 4])
+@pytest.mark.parametrize("array", ["weight", "weight_scale", "bias", "input_scale"])
+def test_memory_exchanged_under_an_array_is_followed(engine, array, calls):
+    torch = engine.torch
+    x, bias = engine.array(fresh((3, 256))), engine.array(fresh((48,)))
+    layer = made(engine, 0, bias=bias, input_scale=engine.array(np.array([0.02], np.float32)))
+    for _ in range(calls):
+        layer(x)
+    tensor = getattr(layer, array)
+    changed = tensor.to(torch.float32) * (1.5 if array != "weight" else -1)
+    tensor.data = changed.to(tensor.dtype)
+    for _ in range(3):
+        np.testing.assert_array_equal(bits(engine, layer(x)), bits(engine, product(layer, x)))
+    tensor.data = tensor.data.to("cpu").clone().to(engine.device)  # offloaded, and back elsewhere
+    for _ in range(3):
+        np.testing.assert_array_equal(bits(engine, layer(x)), bits(engine, product(layer, x)))
+
+
+@TORCHES
+@pytest.mark.parametrize("how", ["copy_", "quantize", "requantize", "slice"])
+def test_a_weight_written_in_place_is_the_one_that_is_used(engine, how):
+    layer, x = made(engine, 0), engine.array(fresh((3, 256)))
+    for turn in range(4):
+        layer(x)
+        new = engine.array(fresh((48, 256), spread=2 + turn))
+        q = fp8core.quantize(new)
+        if how == "copy_":
+            layer.weight.copy_(q.data)
+            layer.weight_scale.copy_(q.scale)
+        elif how == "quantize":
+            fp8core.quantize(new, out=(layer.weight, layer.weight_scale))
+        elif how == "slice":
+            fp8core.quantize(new[16:32], out=(layer.weight[16:32], layer.weight_scale[16:32]))
+        else:
+            scales = engine.array(fresh_scale((3,), salt=turn))
+            fp8core.requantize_with_max_scale(layer.weight, scales, [16, 16, 16])
+        want = bits(engine, product(Fp8Linear(layer.weight.clone(), layer.weight_scale.clone()), x))
+        np.testing.assert_array_equal(bits(engine, layer(x)), want)
+
+
+@HOSTS
+@pytest.mark.parametrize("calls", [0, 3])
+@pytest.mark.parametrize("how", ["deepcopy", "pickle"])
+def test_a_copy_is_a_layer_of_its_own(engine, calls, how):
+    layer, x = made(engine, 0, bias=engine.array(fresh((48,)))), engine.array(fresh((3, 256)))
+    want = bits(engine, layer(x))
+    for _ in range(calls):
+        layer(x)
+    twin = copy.deepcopy(layer) if how == "deepcopy" else pickle.loads(pickle.dumps(layer))
+    assert twin.weight is not layer.weight
+    twin.weight_scale = engine.array(engine.numpy(layer.weight_scale) * np.float32(2))
+    for _ in range(3):
+        np.testing.assert_array_equal(bits(engine, layer(x)), want)
+        np.testing.assert_array_equal(bits(engine, twin(x)), bits(engine, product(twin, x)))
+    assert repr(twin) == repr(layer)
+
+
+@TORCHES
+@pytest.mark.parametrize("calls", [0, 3])
+def test_torch_saves_a_layer(engine, calls):
+    layer, x = made(engine, 0), engine.array(fresh((3, 256)))
+    want = bits(engine, layer(x))
+    for _ in range(calls):
+        layer(x)
+    file = io.BytesIO()
+    engine.torch.save(layer, file)
+    file.seek(0)
+    back = engine.torch.load(file, weights_only=False)
+    np.testing.assert_array_equal(bits(engine, back(x)), want)
+
+
+@HOSTS
+@pytest.mark.parametrize("group", [PER_TENSOR, PER_TOKEN, GROUP_128], ids=str)
+def test_a_quantized_input_is_taken_as_it_is(engine, group):
+    x = engine.array(fresh((2, 3, 256)))
+    layer = made(engine, 0, weight_group_shape=BLOCK_128 if group == GROUP_128 else PER_TOKEN, group_shape=group)
+    q = fp8core.quantize(x, group_shape=group)
+    want = bits(engine, fp8core.scaled_mm_nt(q, fp8core.Quantized(layer.weight, layer.weight_scale)))
+    for _ in range(3):
+        np.testing.assert_array_equal(bits(engine, layer(q)), want)
+        np.testing.assert_array_equal(bits(engine, fp8core.linear(q, layer.weight, layer.weight_scale)), want)
+    if group == PER_TENSOR:
+        layer.input_scale = q.scale
+        np.testing.assert_array_equal(bits(engine, layer(q.data)), want)
+
+
+def test_it_tells_what_it_is():
+    layer = Fp8Linear.from_weight(
+        fresh((48, 256)), bias=fresh((48,)), weight_group_shape=BLOCK_128, group_shape=GROUP_128
+    )
+    assert (layer.in_features, layer.out_features) == (256, 48)
+    assert layer.group_shape == GROUP_128
+    assert layer.bias.shape == (48,)
+    assert repr(layer) == (
+        "Fp8Linear(in_features=256, out_features=48, bias=True, weight=float8_e4m3fn, weight_scale=(1, 2), "
+        "x by groups of 1x128)"
+    )
+
+
+WEIGHT, SCALE = fresh_fp8((8, 256)), fresh_scale((8, 1))
+WRONG = {
+    "1-D weight": ((WEIGHT[0], 1.0), {}, "weight needs two axes"),
+    "3-D weight": ((WEIGHT[None], 1.0), {}, "weight needs two axes"),
+    "weight not FP8": ((fresh((8, 256)), 1.0), {}, "weight needs an FP8 dtype"),
+    "no scale": ((WEIGHT,), {}, "weight needs weight_scale"),
+    "scale of another shape": ((WEIGHT, fresh_scale((7, 1))), {}, "weight_scale for n=8, k=256 needs shape"),
+    "scale not fp32": ((WEIGHT, SCALE.astype(np.float16)), {}, "weight_scale needs float32"),
+    "bias of another length": ((WEIGHT, SCALE), {"bias": fresh((7,))}, "bias needs 8 contiguous elements"),
+    "bias of another dtype": ((WEIGHT, SCALE), {"bias": fresh((8,), "float16"), "out_dtype": "bfloat16"}, "bias needs"),
+    "bias that is FP8": ((WEIGHT, SCALE), {"bias": fresh_fp8((8,))}, "bias needs"),
+    "blocks without groups": ((WEIGHT, fresh_scale((1, 2))), {}, "weight_scale with one scale per 128x128 block needs"),
+    "groups without blocks": ((WEIGHT, SCALE), {"group_shape": GROUP_128}, "weight_scale for n=8, k=256 needs shape"),
+    "another group": ((WEIGHT, SCALE), {"group_shape": (1, 64)}, "group_shape needs one of"),
+    "input scale not fp32": ((WEIGHT, SCALE), {"input_scale": np.ones(1, np.float16)}, "input_scale needs float32"),
+    "dtype of the result": ((WEIGHT, SCALE), {"out_dtype": "uint8"}, "out_dtype needs"),
+    "FP8 result": ((WEIGHT, SCALE), {"out_dtype": "float8_e4m3fn"}, "needs out_scale"),
+    "columns apart": ((np.asfortranarray(WEIGHT), SCALE), {}, "weight needs contiguous rows"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_makes_no_layer_is_refused_when_it_is_made(wrong):
+    arguments, options, words = WRONG[wrong]
+    with pytest.raises(fp8core.Fp8Error, match=words):
+        Fp8Linear(*arguments, **options)
+
+
+def test_an_assignment_that_makes_no_layer_is_refused_and_changes_nothing():
+    layer, x = Fp8Linear(WEIGHT, SCALE), fresh((3, 256))
+    want = layer(x)
+    for name, value in (("weight", WEIGHT[:4]), ("weight", None), ("weight_scale", fresh_scale((3,))), ("bias", SCALE)):
+        with pytest.raises(fp8core.Fp8Error):
+            setattr(layer, name, value)
+    assert layer.weight is WEIGHT
+    np.testing.assert_array_equal(layer(x), want)
+
+
+@pytest.mark.parametrize("dtype", ["float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"])
+def test_every_format_makes_a_layer_that_runs(dtype):
+    x, w = fresh((3, 256), "float32", spread=1), fresh((8, 256), "float32", spread=1)
+    layer = Fp8Linear.from_weight(w, dtype=dtype)
+    want = x.astype(np.float64) @ fp8core.dequantize(layer.weight, layer.weight_scale).astype(np.float64).T
+    assert np.linalg.norm(layer(x) - want) <= 0.05 * np.linalg.norm(want)
+
+
+def test_numbers_become_arrays_once():
+    layer = Fp8Linear(WEIGHT, 0.5, input_scale=0.25)
+    assert layer.weight_scale.dtype == layer.input_scale.dtype == np.float32
+    x = fresh((3, 256))
+    np.testing.assert_array_equal(layer(x), fp8core.linear(x, WEIGHT, 0.5, input_scale=0.25))
