@@ -46,6 +46,7 @@ struct SiluProducer {
         load_gate(col, cols, raw);
         load_up(col, cols, raw);
     }
+    DEVICE void store_inputs(int, int, const Raw&) const {}
 
     DEVICE void values(const Raw& raw, float (&y)[VECTOR]) const {
 #pragma unroll

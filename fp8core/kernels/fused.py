@@ -275,10 +275,10 @@ NORM_QUANTIZE: Final = Table(
     Kernel("row", (platform("cuda", "hip"), SUPPORTED), plan_norm_quantize),
     Kernel("host", (platform("host"), SCALED_BY_ROWS), host.plan_norm_quantize),
 )
-"""``h = x``, or with a residual ``x + residual`` rounded to their dtype (and written to residual): the norm reads what
-the residual becomes, as the unfused sequence and vLLM's fused_add_rms_norm do. ``y = (h * r) * weight`` in fp32 with
-``r = 1 / sqrt(sum(h * h) / cols + epsilon)``; ``round_intermediate`` rounds ``h * r`` and ``y`` to x's dtype, which is
-what vLLM's static kernels quantize. Then ``y`` is quantized exactly as `QUANTIZE` does it."""
+"""``h = x``, or with a residual ``x + residual`` in fp32, which is written to residual rounded to its dtype.
+``y = (h * r) * weight`` in fp32 with ``r = 1 / sqrt(sum(h * h) / cols + epsilon)``; ``round_intermediate`` rounds
+``h * r`` and ``y`` to x's dtype, and with a given scale ``h``, too: what vLLM's static kernels quantize. (Its dynamic
+kernels and FlashInfer's norm the fp32 sum.) Then ``y`` is quantized exactly as `QUANTIZE` does it."""
 
 SILU_QUANTIZE: Final = Table(
     "silu_and_mul_quant",

@@ -196,6 +196,13 @@ def silu(x: np.ndarray) -> np.ndarray:
     return wide / (1 + np.exp(-wide))
 
 
+def add(x: np.ndarray, residual: np.ndarray, rounded: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """Return the fp32 sum that is normed, or if ``rounded`` what residual keeps of it, and what residual becomes."""
+    total = x.astype(np.float32) + residual.astype(np.float32)
+    stored = total.astype(residual.dtype)
+    return (stored.astype(np.float32) if rounded else total), stored
+
+
 def rms_norm(x: np.ndarray, weight: np.ndarray, epsilon: float) -> np.ndarray:
     """Return the RMS norm of each row, formed in float64."""
     wide = x.astype(np.float64)
