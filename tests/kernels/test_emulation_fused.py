@@ -138,6 +138,24 @@ def test_norm_then_quantize(
             )
 
 
+@pytest.mark.parametrize(("target", "slack"), [(CUDA, 0), (HIP_64, 2)], ids=str)
+def test_rounded_activations_of_float16_are_those_of_the_formula(emulator, target, slack):
+    """Ups put the products all over the codes, so that the last place of an activation decides some."""
+    gate, activated = reference.gates_near_ties(np.float16, 6, slack)
+    up = (np.linspace(1, 2, 256)[None] * np.exp2(-np.floor(np.log2(np.abs(activated.astype(float)))))[:, None]).clip(
+        0, 32768
+    )
+    x = np.concatenate([np.broadcast_to(gate[:, None], up.shape), up.astype(np.float16)], axis=1)
+    product = (activated.astype(np.float32)[:, None] * x[:, 256:].astype(np.float32)).astype(np.float16)
+    with emulator.watch() as memory:
+        source, results = matrix(memory, x), Results(memory, PER_TENSOR, True, "float32", "k", len(gate), 256, 16)
+        problem = SiluQuantize(target, "float16", FN, PER_TENSOR, True, "float32", "k", True, 256, 16)
+        for kernel, launch in plans(SILU_QUANTIZE, problem):
+            launch(0, source.pointer, source.stride, *results.arguments)
+            want = reference.quantize(product, FN, PER_TENSOR, results.given).codes
+            assert results.data.values.tobytes() == want.tobytes(), kernel
+
+
 @modes
 def test_silu_and_mul_then_quantize(
     emulator, target, x, data, group_shape, static, scale_format, layout, rounded, rows, cols

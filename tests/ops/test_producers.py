@@ -218,6 +218,22 @@ def test_the_sum_is_rounded_before_the_norm_only_with_rounding_and_a_given_scale
 
 
 @engines(*BOTH)
+def test_activations_of_float16_are_rounded_as_those_of_the_formula(engine):
+    gate, activated = reference.gates_near_ties(np.float16, 6, slack=3 if engine.name == "numpy" else 2)
+    assert len(gate) > 16
+    # Up puts the products all over the codes: some product of every activation is between two codes at a tie.
+    up = np.linspace(1, 2, 512)[None] * np.exp2(-np.floor(np.log2(np.abs(activated.astype(np.float64)))))[:, None]
+    up = np.minimum(up, 32768).astype(np.float16)
+    x = np.concatenate([np.broadcast_to(gate[:, None], up.shape), up], axis=1)
+    scale = np.ones(1, np.float32)
+    got = fp8core.silu_and_mul_quant(
+        engine.array(x), group_shape=PER_TENSOR, scale=engine.array(scale), round_intermediate=True
+    )
+    product = (activated.astype(np.float32)[:, None] * up.astype(np.float32)).astype(np.float16)
+    assert_same_bytes(engine.codes(got.data), reference.quantize(product, group_shape=(-1, -1), scale=scale).codes)
+
+
+@engines(*BOTH)
 def test_gates_of_every_size(engine):
     gate = np.concatenate([np.linspace(-120, 120, 1000), [np.inf, 0.0, -0.0, 1e-30, 88.7, -88.7, -103.9]])
     x = np.concatenate([gate, np.ones_like(gate)])[None].astype(np.float32)
