@@ -81,7 +81,7 @@ def kind_of(problem: Problem) -> str:
 
 def own_shape(problem: Problem, number: int) -> Shape:
     """Return the block that owns a row where there are `FEW`, `SOME` or `MANY`."""
-    units = ceil_div(problem.cols, vector_of(problem))
+    units = max(ceil_div(problem.cols, vector_of(problem)), 1)
     wanted = VECTORS[kind_of(problem)][number]
     if units > MOST_THREADS[1]:
         wanted = max(wanted, 2 if number == FEW else 4)
@@ -115,7 +115,7 @@ def mode_of(problem: Problem) -> int:
 def constants_of(problem: Problem, shape: Shape) -> dict[str, int]:
     """Return the constants that both sources take."""
     spanned = shape.threads * shape.vectors * shape.blocks * vector_of(problem)
-    whole = shape.vectors > 0 and problem.cols % spanned == 0
+    whole = shape.vectors > 0 and problem.cols > 0 and problem.cols % spanned == 0
     return {
         "FP8_X": TYPE[problem.x],
         "FP8_FORMAT": FORMAT[problem.data],

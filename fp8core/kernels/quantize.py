@@ -84,6 +84,8 @@ class Body:
     def bind(self, *numbers: Any) -> Launch:
         """Return the launch with its numbers: it is called with the stream and the addresses."""
         run, grid = self._place(operands_of((0,) * len(ADDRESSES), numbers))
+        if not all(grid):
+            return lambda _stream, *_addresses: None
         return run.bind(grid, *numbers, self._cols)
 
 
@@ -134,7 +136,7 @@ def _tiles(problem: Quantize, most_rows: int) -> Callable[[int], tuple[jit.Launc
         "DOWN": int(problem.scale_layout == "mn"),
         "TILE_ROWS": tile.rows,
         "TILE_OCTETS": tile.octets,
-        "EDGE": 2 if cols % OCTET else 1 if cols % span else 0,
+        "EDGE": 2 if cols % OCTET else 1 if cols % span or not cols else 0,
     }
     run = prepare(problem, "quantize_tile", shape.threads, constants, cluster=shape.blocks, programmatic=True)
     block_rows = shape.threads * shape.blocks // shape.team // shape.teams_x * tile.rows
@@ -165,8 +167,10 @@ def _tiles_anywhere(problem: Quantize, most_rows: int) -> Callable[[int], tuple[
     }
     run = prepare(problem, "quantize_anywhere", shape.threads, constants, programmatic=True)
 
+    nothing = not problem.cols and problem.group_shape.cols > 0  # no groups, no scales
+
     def sized(rows: int) -> tuple[jit.Launcher, jit.Grid]:
-        down = ceil_div(rows, tile.rows)
+        down = 0 if nothing else ceil_div(rows, tile.rows)
         return run, (min(across, ceil_div(down * across, teams)), *_folded(ceil_div(down, teams)))
 
     return sized

@@ -141,7 +141,7 @@ def rms_norm_quant(
         written = (data_at, to.data_stride, scale_at, *to.scale_strides)
         plan(work, *inputs, *written, at.rows, upper_at, upper_value, eps)
 
-    launch = launched if at.rows * at.cols else None
+    launch = launched if at.rows * at.cols or how.computed(at.rows, at.cols) else None
     _NORMS.keep(key, Ready(view.framework.asking_stream(view.target), launch, to))
     work = interop.stream_of(view, stream, *operand.others, *how.others)
     run = None if launch is None else partial(launch, operand.weight.pointer, operand.residual_pointer)
@@ -238,7 +238,7 @@ def silu_and_mul_quant(
         written = (data_at, to.data_stride, scale_at, *to.scale_strides)
         plan(work, x_at, at.stride, *written, at.rows, upper_at, upper_value, eps)
 
-    launch = launched if at.rows * cols else None
+    launch = launched if at.rows * cols or how.computed(at.rows, cols) else None
     _SILUS.keep(key, Ready(view.framework.asking_stream(view.target), launch, to))
     work = interop.stream_of(view, stream, *how.others)
     pool = None if stream is None else work
