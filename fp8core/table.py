@@ -37,6 +37,8 @@ class Kernel(NamedTuple):
     `Launch`, or the launches that the table speaks of."""
     ways: Callable[[Any], int] = lambda _: 1
     """In how many ways an able kernel can run a problem, as a library may offer several algorithms."""
+    note: str = ""
+    """What `explain` says of it where it is able: when something else runs."""
 
     def refusal(self, problem: Any) -> str | None:
         """Return why the kernel cannot run ``problem``, or None when it can."""
@@ -159,6 +161,8 @@ class Table(Generic[P]):
         def verdict(name: str, refusal: str | None) -> Verdict:
             if refusal is not None:
                 return Verdict(name, "not able", refusal)
-            return Verdict(name, "chosen", reason) if name == chosen else Verdict(name, "also able", "")
+            note = next(kernel.note for kernel in self.kernels if kernel.name == name)
+            said = "; ".join(filter(None, (reason, note)))
+            return Verdict(name, "chosen", said) if name == chosen else Verdict(name, "also able", note)
 
         return Explanation(problem, tuple(verdict(name, refusal) for name, refusal in refusals.items()))

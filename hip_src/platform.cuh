@@ -69,6 +69,11 @@ DEVICE float sqrt_exact(float x) { return __builtin_sqrtf(x); }
 DEVICE float multiply_flushing(float x, float y) { return x * y; }
 DEVICE float fma_flushing(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
 DEVICE float exp2_fast(float x) { return __builtin_amdgcn_exp2f(x); }
+DEVICE float exponential(float x) {
+    const float power = x * 0x1.715476p+0f;  // log2(e), and what fp32 leaves of it
+    const float rest = fma_exact(x, 0x1.4ae0cp-26f, fma_exact(x, 0x1.715476p+0f, -power));
+    return exp2_fast(power) * fma_exact(rest, 0x1.62e43p-1f, 1.0f);
+}
 DEVICE float reciprocal_ordinary(float x) { return 1.0f / x; }
 DEVICE float reciprocal_fast(float x) { return __builtin_amdgcn_rcpf(x); }
 DEVICE float rsqrt_fast(float x) { return __builtin_amdgcn_rsqf(x); }

@@ -1,7 +1,8 @@
 // The common end of kernels that make a row's values and quantize them in one go: scales, codes, stores.
 //
 // A producer makes VECTOR values at a time: `load(col, cols, raw)` fetches what they are made of, `values(raw, y)` makes
-// them, in fp32; behind the row's end they have to be zeros. A block owns THREADS * VECTORS vectors of one row, kept in
+// them, in fp32; behind the row's end they have to be zeros. Where raw is not kept, `store_inputs(col, cols, raw)` comes
+// once a vector, when it is loaded for the last time. A block owns THREADS * VECTORS vectors of one row, kept in
 // registers from one pass to the next, or, with VECTORS 0, the whole row, fetched again for each pass.
 //
 // MODE STATIC  y * RN(1 / scale), the scale given for groups of GROUP_ROWS x GROUP_COLS (-1 spans the axis)
@@ -141,12 +142,14 @@ struct Quantizer {
     DEVICE int passes() const { return KEPT ? VECTORS : (cols - first_col + THREADS * VECTOR - 1) / (THREADS * VECTOR); }
     DEVICE int col_of(int pass) const { return first_col + (pass * THREADS + int(thread_x())) * VECTOR; }
 
+    template <bool LAST = true>
     DEVICE void produce(const Producer& producer, const Raw* raw, int pass, float (&y)[VECTOR]) const {
         if constexpr (KEPT) {
             producer.values(raw[pass], y);
         } else {
             Raw fetched;
             producer.load(col_of(pass), cols, fetched);
+            if constexpr (LAST) producer.store_inputs(col_of(pass), cols, fetched);
             producer.values(fetched, y);
         }
     }
@@ -177,7 +180,7 @@ struct Quantizer {
 #pragma unroll UNROLLED
         for (int pass = 0; pass < count; ++pass) {
             float(&made)[VECTOR] = y[KEPT ? pass : 0];
-            produce(producer, raw, pass, made);
+            produce<KEPT>(producer, raw, pass, made);
             amax = maximum(amax, amax_of(made));
         }
         amax = float_of(row_max(team, bits_of(amax)));

@@ -48,7 +48,9 @@ quantize_strip(QUANTIZE_PARAMETERS) {
     grid_dependency_launch();
     grid_dependency_wait();
 
-    for (long long strip = block_y(); strip * width < cols; strip += grid_y()) {
+    // (Groups of all columns have scales where there are no columns, too.)
+    const auto has_groups = [&](long long strip) { return strip * width < cols || (WIDTH == 0 && strip == 0); };
+    for (long long strip = block_y(); has_groups(strip); strip += grid_y()) {
         const long long first_col = strip * width, past_col = first_col + width < cols ? first_col + width : cols;
         const Rectangle part = {first_row + row_start, past_row, first_col + col_start, past_col};
         float upper = upper_value;

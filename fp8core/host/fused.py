@@ -28,8 +28,8 @@ def scales_at(scales: Array, group_rows: int, start: int, stop: int) -> Array:
 def plan_norm_quantize(problem: NormQuantize) -> Launch:
     """Return the launch of ``quantize(rms_norm(x [+ residual]) * weight)``, formed in fp32.
 
-    The sum is rounded to the dtype of x, as residual holds it, before it is normalized. ``round_intermediate`` rounds
-    the normalized rows and their product with the weight to that dtype, too.
+    The fp32 sum is normalized, and stored in residual rounded to the dtype of x. ``round_intermediate`` rounds the
+    normalized rows and their product with the weight to that dtype, too, and where the scale is given the sum.
     """
     cols, height, kept = problem.cols, rows_at_once(problem), scale_dtype(problem.scale_format)
     between = problem.round_intermediate
@@ -65,9 +65,10 @@ def plan_norm_quantize(problem: NormQuantize) -> Launch:
             here = slice(start, min(start + height, rows))
             wide = source[here].astype(np.float32)
             if problem.residual:
-                sums[here] = wide + sums[here].astype(np.float32)
-                wide = sums[here].astype(np.float32)
-            mean = np.square(wide).mean(axis=1, keepdims=True, dtype=np.float32)
+                wide += sums[here].astype(np.float32)
+                sums[here] = wide
+                wide = rounded(wide, problem.x, between and problem.static)
+            mean = np.square(wide).sum(axis=1, keepdims=True, dtype=np.float32) / np.float32(max(cols, 1))
             wide *= reciprocal(np.sqrt(mean + np.float32(epsilon)))
             values = rounded(rounded(wide, problem.x, between) * gain, problem.x, between)
             part = scales_at(scales, problem.group_shape.rows, here.start, here.stop)

@@ -11,7 +11,7 @@ from fp8core.kernels.tensor_teams import Team, alone, teams_of
 from fp8core.kernels.tiles import OCTET, Tile, anywhere, fits, row_bounds, shape_of, tile_of
 from fp8core.kernels.words import FORMAT, SCALE_FORMAT, TYPE, ceil_div
 from fp8core.problem import ITEMSIZE, PER_TENSOR, PER_TOKEN, Quantize
-from fp8core.runtime import jit
+from fp8core.runtime import device, jit
 from fp8core.table import Kernel, Launch, Requirement, Table
 
 SIGNATURE: Final = "PqPqPqqqqPffq"
@@ -70,21 +70,70 @@ def prepare(
 
 
 class Body:
-    """A body made ready for rows of ``cols``: ``place`` gives the launcher and the grid that suit operands."""
+    """A body made ready for rows of ``cols``: ``place`` gives the launcher and the grid that suit operands.
 
-    def __init__(self, cols: int, place: Callable[..., tuple[jit.Launcher, jit.Grid]]) -> None:
-        self._cols, self._place = cols, place
+    ``instead`` makes what runs a launch whose blocks cannot all run at once.
+    """
+
+    def __init__(
+        self,
+        cols: int,
+        place: Callable[..., tuple[jit.Launcher, jit.Grid]],
+        instead: Callable[[], "Body"] | None = None,
+    ) -> None:
+        self._cols, self._place, self._instead = cols, place, instead
 
     def __call__(self, stream: int, *operands: Any) -> None:
         """Launch, unless there are no rows."""
-        run, grid = self._place(operands)
-        if all(grid):
-            run(stream, grid, *operands, self._cols)
+        self.bind(*(operands[i] for i in range(len(operands)) if i not in ADDRESSES))(
+            stream, *(operands[i] for i in ADDRESSES)
+        )
 
     def bind(self, *numbers: Any) -> Launch:
         """Return the launch with its numbers: it is called with the stream and the addresses."""
         run, grid = self._place(operands_of((0,) * len(ADDRESSES), numbers))
-        return run.bind(grid, *numbers, self._cols)
+        if not all(grid):
+            return lambda _stream, *_addresses: None
+        launch = run.bind(grid, *numbers, self._cols)
+        if self._instead is None:
+            return launch
+        instead = self._instead
+        return together(launch, grid[0], lambda: instead().bind(*numbers))
+
+
+STREAMS_KNOWN: Final = 4096
+"""Streams of which a launch remembers that they have room for its blocks."""
+
+
+def together(launch: Launch, blocks: int, instead: Callable[[], Launch]) -> Launch:
+    """Return ``launch``, whose ``blocks`` have to run at once, or where they cannot what ``instead`` makes.
+
+    A green context, or MPS, gives a stream some of the multiprocessors. The driver refuses the launch then, and nothing
+    has run. But a refusal while the stream is captured is the graph's, so a stream is asked before its first launch.
+    (An address that is later another stream's may be remembered wrongly: then the driver's refusal is what counts.)
+    """
+    known: set[int] = set()
+    other = cache(instead)
+
+    def fits(stream: int) -> bool:
+        places = device.multiprocessors(stream)
+        if places is not None and places < blocks:
+            return False
+        if len(known) >= STREAMS_KNOWN:
+            known.clear()
+        known.add(stream)
+        return True
+
+    def run(stream: int, x: int, data: int, scale: int, upper: int) -> None:
+        if stream in known or fits(stream):
+            try:
+                return launch(stream, x, data, scale, upper)
+            except device.LaunchError as error:
+                if error.status not in device.TOO_LARGE:
+                    raise
+        return other()(stream, x, data, scale, upper)
+
+    return run
 
 
 def operands_of(addresses: tuple[int, ...], numbers: tuple[int | float, ...]) -> tuple[int | float, ...]:
@@ -134,7 +183,7 @@ def _tiles(problem: Quantize, most_rows: int) -> Callable[[int], tuple[jit.Launc
         "DOWN": int(problem.scale_layout == "mn"),
         "TILE_ROWS": tile.rows,
         "TILE_OCTETS": tile.octets,
-        "EDGE": 2 if cols % OCTET else 1 if cols % span else 0,
+        "EDGE": 2 if cols % OCTET else 1 if cols % span or not cols else 0,
     }
     run = prepare(problem, "quantize_tile", shape.threads, constants, cluster=shape.blocks, programmatic=True)
     block_rows = shape.threads * shape.blocks // shape.team // shape.teams_x * tile.rows
@@ -165,8 +214,10 @@ def _tiles_anywhere(problem: Quantize, most_rows: int) -> Callable[[int], tuple[
     }
     run = prepare(problem, "quantize_anywhere", shape.threads, constants, programmatic=True)
 
+    nothing = not problem.cols and problem.group_shape.cols > 0  # no groups, no scales
+
     def sized(rows: int) -> tuple[jit.Launcher, jit.Grid]:
-        down = ceil_div(rows, tile.rows)
+        down = 0 if nothing else ceil_div(rows, tile.rows)
         return run, (min(across, ceil_div(down * across, teams)), *_folded(ceil_div(down, teams)))
 
     return sized
@@ -215,7 +266,7 @@ def plan_tensor(problem: Quantize) -> Launch:
         team = teams[bisect_left(keeps, octets)]
         return run(team, flat), (team.cluster or multiprocessors, 1, 1)
 
-    return Body(cols, place)
+    return Body(cols, place, cache(lambda: plan_strip(problem)))
 
 
 # ---- strips, one element at a time -------------------------------------------------------------------
@@ -242,7 +293,7 @@ def strip_of(problem: Quantize) -> Strip:
     return Strip(threads, group.rows, groups * group.cols, groups)
 
 
-def plan_strip(problem: Quantize) -> Launch:
+def plan_strip(problem: Quantize) -> Body:
     """Return the launch of quantize_strip."""
     cols, strip = problem.cols, strip_of(problem)
     constants = {"HEIGHT": strip.height, "WIDTH": strip.width, "GROUPS": strip.groups}
@@ -293,6 +344,7 @@ QUANTIZE: Final = Table(
             Requirement(alone, "needs blocks sure to have a multiprocessor for themselves, got {p.target}"),
         ),
         plan_tensor,
+        note="launches by strip where its blocks cannot all run at once (a green context, MPS)",
     ),
     Kernel("strip", (ON_A_GPU,), plan_strip),
 )

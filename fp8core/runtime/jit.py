@@ -145,7 +145,7 @@ class Bound:
         if status:
             shape, target = GRID.unpack_from(frame.configuration), self._launcher.target
             name = device.status_name(status)
-            raise BackendError(f"launching {self._launcher.entry} with grid {shape} on {target}: {name}")
+            raise device.LaunchError(f"launching {self._launcher.entry} with grid {shape} on {target}: {name}", status)
         self._pool.append(frame)
 
 

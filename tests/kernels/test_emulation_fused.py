@@ -108,7 +108,7 @@ def test_norm_then_quantize(
     given = teasing(rows, cols, x, 0, special=False)
     weight = np.random.default_rng(1).uniform(0.5, 1.5, cols).astype(WIDE[x])
     other = teasing(rows, cols, x, 2, special=False)
-    updated = (given.astype(np.float32) + other.astype(np.float32)).astype(WIDE[x]) if with_residual else given
+    normed_from, updated = reference.add(given, other, rounded and static) if with_residual else (given, None)
     with emulator.watch() as memory:
         source, scaled_by = matrix(memory, given, cols + 8), memory.array(weight)
         residual = matrix(memory, other, cols + 16, writable=True) if with_residual else None
@@ -123,7 +123,7 @@ def test_norm_then_quantize(
             launch(0, source.pointer, source.stride, *held, scaled_by.ctypes.data, EPSILON, *results.arguments)
             if residual:
                 assert residual.values.tobytes() == updated.tobytes(), f"{kernel}: residual"
-            normed = round_to(reference.rms_norm(updated, np.ones(cols), EPSILON), x, rounded)
+            normed = round_to(reference.rms_norm(normed_from, np.ones(cols), EPSILON), x, rounded)
             values = round_to(normed * weight.astype(np.float64), x, rounded)
             near(
                 kernel,
@@ -136,6 +136,24 @@ def test_norm_then_quantize(
                 scale_format,
                 rounded,
             )
+
+
+@pytest.mark.parametrize(("target", "slack"), [(CUDA, 0), (HIP_64, 2)], ids=str)
+def test_rounded_activations_of_float16_are_those_of_the_formula(emulator, target, slack):
+    """Ups put the products all over the codes, so that the last place of an activation decides some."""
+    gate, activated = reference.gates_near_ties(np.float16, 6, slack)
+    up = (np.linspace(1, 2, 256)[None] * np.exp2(-np.floor(np.log2(np.abs(activated.astype(float)))))[:, None]).clip(
+        0, 32768
+    )
+    x = np.concatenate([np.broadcast_to(gate[:, None], up.shape), up.astype(np.float16)], axis=1)
+    product = (activated.astype(np.float32)[:, None] * x[:, 256:].astype(np.float32)).astype(np.float16)
+    with emulator.watch() as memory:
+        source, results = matrix(memory, x), Results(memory, PER_TENSOR, True, "float32", "k", len(gate), 256, 16)
+        problem = SiluQuantize(target, "float16", FN, PER_TENSOR, True, "float32", "k", True, 256, 16)
+        for kernel, launch in plans(SILU_QUANTIZE, problem):
+            launch(0, source.pointer, source.stride, *results.arguments)
+            want = reference.quantize(product, FN, PER_TENSOR, results.given).codes
+            assert results.data.values.tobytes() == want.tobytes(), kernel
 
 
 @modes

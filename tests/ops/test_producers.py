@@ -72,18 +72,18 @@ def near(got, exact, scaling):
 def test_rms_norm_quant(engine, residual, scaling, x_dtype):
     for shape in SHAPES:
         x, weight = fresh(shape, x_dtype, spread=2), fresh((shape[1],), x_dtype, spread=1)
-        summed, extra = x, {}
+        normed, stored, extra = x, None, {}
         if residual:
             other = fresh(shape, x_dtype, spread=3)
             there = engine.array(other.copy())
-            summed = (x.astype(np.float32) + other.astype(np.float32)).astype(WIDE[x_dtype])
+            normed, stored = reference.add(x, other)
             extra = {"residual": there}
         got = fp8core.rms_norm_quant(
             engine.array(x), engine.array(weight), 1e-5, **extra, **options_of(engine, scaling)
         )
-        check(engine, got, reference.rms_norm(summed, weight, 1e-5), scaling)
+        check(engine, got, reference.rms_norm(normed, weight, 1e-5), scaling)
         if residual:
-            assert_same_bytes(engine.numpy(there), summed)
+            assert_same_bytes(engine.numpy(there), stored)
 
 
 @engines(*BOTH)
@@ -122,10 +122,10 @@ def test_blocks_by_the_number_of_rows(cols, scaling, multiprocessors):
         launch = plan_norm_quantize(NormQuantize(target, *how))
         there = residual.data.ptr if residual is not None else 0
         got = results(lambda out, f=launch, r=there: f(0, x.data.ptr, cols, r, cols, weight.data.ptr, 1e-5, *out))
-        h = (exact[0] + (exact[1] if there else 0)).astype(np.float32).astype(x.dtype)
+        h, stored = reference.add(engine.numpy(x), engine.numpy(other)) if there else (exact[0], None)
         near(got, reference.rms_norm(h, exact[2][0], 1e-5), scaling)
         if residual is not None:
-            assert_same_bytes(engine.numpy(residual), h)
+            assert_same_bytes(engine.numpy(residual), stored)
     silu = plan_silu_quantize(SiluQuantize(target, "bfloat16", "float8_e4m3fn", *form, False, cols, 16))
     got = results(lambda out: silu(0, both.data.ptr, 2 * cols, *out))
     near(got, reference.silu(engine.numpy(x)) * exact[1], scaling)
@@ -196,6 +196,41 @@ def test_rounding_in_between_as_static_kernels_of_vllm_do(engine, x_dtype):
     product = (rounded.astype(np.float32) * x[:, 512:].astype(np.float32)).astype(WIDE[x_dtype])
     want = reference.quantize(product, group_shape=(-1, -1), scale=scale)
     assert (engine.codes(got.data) != want.codes).mean() < 2e-3
+
+
+@engines(*BOTH)
+@pytest.mark.parametrize("static", [False, True])
+def test_the_sum_is_rounded_before_the_norm_only_with_rounding_and_a_given_scale(engine, static):
+    """The sums are halfway between numbers of bfloat16, so that one rounded before the norm gives other codes."""
+    x = fresh((6, 512), spread=0)
+    other = (x.astype(np.float32) * np.float32(2.0**-7)).astype(x.dtype)
+    weight, there = np.ones(512, x.dtype), engine.array(other.copy())
+    options = {"group_shape": PER_TENSOR, "scale": engine.array(np.array([0.01], np.float32))} if static else {}
+    got = fp8core.rms_norm_quant(
+        engine.array(x), engine.array(weight), 1e-5, residual=there, round_intermediate=True, **options
+    )
+    normed, stored = reference.add(x, other, rounded=static)
+    values = reference.rms_norm(normed, weight, 1e-5).astype(np.float32).astype(x.dtype)
+    given = np.array([0.01], np.float32) if static else None
+    want = reference.quantize(values, group_shape=(-1, -1) if static else (1, -1), scale=given)
+    assert_same_bytes(engine.numpy(there), stored)
+    assert (engine.codes(got.data) != want.codes).mean() < 2e-3
+
+
+@engines(*BOTH)
+def test_activations_of_float16_are_rounded_as_those_of_the_formula(engine):
+    gate, activated = reference.gates_near_ties(np.float16, 6, slack=3 if engine.name == "numpy" else 2)
+    assert len(gate) > 16
+    # Up puts the products all over the codes: some product of every activation is between two codes at a tie.
+    up = np.linspace(1, 2, 512)[None] * np.exp2(-np.floor(np.log2(np.abs(activated.astype(np.float64)))))[:, None]
+    up = np.minimum(up, 32768).astype(np.float16)
+    x = np.concatenate([np.broadcast_to(gate[:, None], up.shape), up], axis=1)
+    scale = np.ones(1, np.float32)
+    got = fp8core.silu_and_mul_quant(
+        engine.array(x), group_shape=PER_TENSOR, scale=engine.array(scale), round_intermediate=True
+    )
+    product = (activated.astype(np.float32)[:, None] * up.astype(np.float32)).astype(np.float16)
+    assert_same_bytes(engine.codes(got.data), reference.quantize(product, group_shape=(-1, -1), scale=scale).codes)
 
 
 @engines(*BOTH)

@@ -119,6 +119,9 @@ def silu_quantize(target: Target) -> Iterator[SiluQuantize]:
     for number, (shape, static, *layout) in enumerate(modes(target)):
         for form in formats(target) if number == 1 else formats(target)[:1]:
             yield SiluQuantize(target, form[0], form[1], shape, static, *layout, static, *form[2:])
+    for static in (False, True):
+        shape = PER_TENSOR if static else PER_TOKEN
+        yield SiluQuantize(target, "float16", native(target), shape, static, "float32", "k", True, 4096, 16)
 
 
 def dequantize(target: Target) -> Iterator[Dequantize]:

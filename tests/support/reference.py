@@ -196,6 +196,32 @@ def silu(x: np.ndarray) -> np.ndarray:
     return wide / (1 + np.exp(-wide))
 
 
+def gates_near_ties(dtype: type, ulp: int, slack: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return gates of a 16-bit dtype whose activation is that near to a tie, and it rounded as the fp32 formula has it.
+
+    Gates whose result would be another if the exponential were ``slack`` ulp off are left out.
+    """
+    gate = np.arange(1 << 16, dtype=np.uint16).view(dtype)
+    gate = gate[np.isfinite(gate) & (np.abs(gate.astype(np.float32)) < 20) & (np.abs(gate.astype(np.float32)) > 1e-4)]
+    wide = gate.astype(np.float32)
+    exact, power = silu(gate).astype(np.float32), np.exp(-wide.astype(np.float64)).astype(np.float32)
+
+    def rounded(e: np.ndarray) -> np.ndarray:
+        return (wide / (np.float32(1) + e)).astype(gate.dtype)
+
+    sure = [rounded((power.view(np.int32) + off).view(np.float32)) for off in (-slack, slack)]
+    moved = [(exact.view(np.int32) + off).view(np.float32).astype(gate.dtype) for off in (-ulp, ulp)]
+    chosen = (sure[0] == sure[1]) & (moved[0] != moved[1])
+    return gate[chosen], rounded(power)[chosen]
+
+
+def add(x: np.ndarray, residual: np.ndarray, rounded: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """Return the fp32 sum that is normed, or if ``rounded`` what residual keeps of it, and what residual becomes."""
+    total = x.astype(np.float32) + residual.astype(np.float32)
+    stored = total.astype(residual.dtype)
+    return (stored.astype(np.float32) if rounded else total), stored
+
+
 def rms_norm(x: np.ndarray, weight: np.ndarray, epsilon: float) -> np.ndarray:
     """Return the RMS norm of each row, formed in float64."""
     wide = x.astype(np.float64)
