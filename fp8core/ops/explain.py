@@ -61,7 +61,8 @@ def explains(function: Callable[..., Any]) -> Callable[[Explainer], Explainer]:
 def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
     """Return the problem that a call poses and every kernel of its table, in the order of preference.
 
-    Nothing runs and nothing is compiled. For each kernel the verdict is "chosen", "also able", or why not.
+    Nothing runs and nothing is compiled. For each kernel the verdict is "chosen", "able", "not preferred", "unable" or
+    "unknown", and why.
 
     Args:
         function: an operation of fp8core, or an `Fp8Linear`.
@@ -198,5 +199,5 @@ def _capability(table: Table[Any], problem: Any, fallback: str) -> Capability:
     explanation = table.explain(problem)
     if explanation.chosen is not None and explanation.chosen != fallback:
         return Capability(True, explanation.chosen)
-    reasons = [f"{v.kernel}: {v.reason}" for v in explanation.verdicts if v.status == "not able"]
+    reasons = [f"{v.kernel}: {v.reason}" for v in explanation.verdicts if v.status in ("unable", "unknown")]
     return Capability(False, "; ".join(reasons))

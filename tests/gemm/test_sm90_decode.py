@@ -123,7 +123,6 @@ def test_smaller_devices_get_fewer_clusters():
     [
         ({"target": H200._replace(arch=100)}, "needs architecture 90"),
         ({"target": Target("hip", 0x942, 0, 304, 64, 65536)}, "needs cuda"),
-        ({"m": 65}, "m <= 64 or batch_invariant"),
         ({"a": "float8_e5m2", "b": "float8_e5m2"}, "e4m3fn"),
         ({"a": "float8_e4m3fnuz"}, "e4m3fn"),
         ({"scale_a": "group", "scale_b": "row"}, "1x128"),
@@ -161,9 +160,14 @@ def test_only_a_prefetch_weight_is_read_early(stable, asked, monkeypatch):
     assert asked == [stable]
 
 
-def test_any_m_where_the_batch_must_not_matter():
+@pytest.mark.parametrize(("m", "invariant", "preferred"), [(64, False, True), (65, False, False), (1000, True, True)])
+def test_it_runs_any_m_and_is_preferred_for_few_rows(m, invariant, preferred):
     (row,) = hopper.HOPPER_ROWS
-    assert row.refusal(problem(1000, 4096, 4096, batch_invariant=True)) is None
+    made = problem(m, 4096, 4096, batch_invariant=invariant)
+    assert row.refusal(made) is None
+    reservation = row.reservation(made)
+    assert preferred == (reservation is None)
+    assert preferred or f"preferred for m <= 64 or batch_invariant; got m={m}" in reservation
 
 
 # ---- on the device
