@@ -134,3 +134,8 @@ def test_equal_inputs_give_equal_bits_by_any_layout(m, n, k):
 @pytest.mark.gpu
 def test_a_weight_that_the_kernel_before_wrote():
     Blocked(300, 8192, 1024, BLOCK, seed=9).check_a_written_weight()
+
+
+@pytest.mark.gpu
+def test_an_early_read_waits_for_what_the_launch_before_it_waited_for():
+    Blocked(300, 16384, 8192, BLOCK, seed=6).check_a_weight_written_by_a_kernel_that_does_not_wait()
