@@ -79,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     __shared__ alignas(8) word64 barriers[2 * STAGES];
     __shared__ float stage_scales[STAGES][SCALES];
 
-    grid_dependency_launch();
+    if (early) grid_dependency_launch(); // else after the wait, as in hopper_decode
 
     // Out of a shuffle the compiler knows a warp's number to be uniform, and descriptors stay in uniform registers.
     const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0), lane = threadIdx.x % 32;
@@ -99,6 +99,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     if (warp < 4) {
         registers_give<56>();
         if (warp > 0 || !early) grid_dependency_wait();
+        if (warp == 0 && !early) grid_dependency_launch();
         if (warp == 0 && lane == 0) fetch_tiles<WEIGHT_BYTES, true>(&weight_map, ring, gate, tiles, chunks);
         if (warp == 1 && lane == 0) fetch_tiles<A_BYTES, false>(&a_map, a_ring, gate, tiles, chunks);
         if (warp > 1) {

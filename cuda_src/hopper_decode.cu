@@ -66,7 +66,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENTS)
     const TensorMap *const codes = &a_map;
 #endif
 
-    grid_dependency_launch();
+    // A launch that may not read the weight early is what later ones, which may, rely on: once it lets them start, all
+    // that precedes it on the stream has ended. So it does that after its wait (in fetch_weight).
+    if (early) grid_dependency_launch();
 
     // By way of a shuffle the compiler knows that these are equal in a warp, and computes descriptors once for all of it.
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;

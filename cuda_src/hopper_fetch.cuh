@@ -37,7 +37,10 @@ DEVICE void fetch_weight(const TensorMap *map, uint32 ring, const Gate<STAGES> &
     __syncwarp();
     threads_arrive(1, THREADS);
     if (CLUSTER > 1) cluster_arrive();
-    if (!early) grid_dependency_wait();
+    if (!early) {
+        grid_dependency_wait();
+        grid_dependency_launch();
+    }
     if (lane == 0) {
         bool paced = AHEAD > 0;
         for (int asked = 0; walk.more(); ++asked) {

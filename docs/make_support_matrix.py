@@ -8,7 +8,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from fp8core.cli import TARGETS, UNASKED, UNPROVEN, proven, target_named
+from fp8core.cli import TARGETS, UNPROVEN, proven, target_named
 from fp8core.kernels.quantize import QUANTIZE
 from fp8core.kernels.scaled_mm import SCALED_MM
 from fp8core.ops.explain import example_product, example_quantize
@@ -45,7 +45,7 @@ TOKENS = (16, 256)
 def cell(explanation: Explanation) -> str:
     """Return the kernel that runs a problem, after those that run it first if their library offers it."""
     before = list(takewhile(lambda v: v.status != "chosen", explanation.verdicts))
-    possible = [f"`{v.kernel}`?" for v in before if v.reason.startswith(UNASKED)]
+    possible = [f"`{v.kernel}`?" for v in before if v.status == "unknown"]
     return " ".join([*possible[:1], f"`{explanation.chosen}`"]) if explanation.chosen else "none"
 
 

@@ -31,8 +31,6 @@ app = typer.Typer(
 
 TARGETS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
 """The devices that `explain --target` can speak of without having them."""
-UNASKED = "its library cannot be asked"
-"""How a row refuses what only a library on the device could tell."""
 UNPROVEN = "compiled and emulated, never run on hardware"
 """What is known of the kernels of devices that nobody has tried them on; docs/amd.md says how to."""
 PACKAGES = (
@@ -157,14 +155,12 @@ def verdicts(explanation: "Explanation") -> Table:
     table.add_column("kernel", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     table.add_column("reason")
-    style = {"chosen": "bold green", "also able": "green", "not able": "dim", "unknown": "yellow"}
+    style = {"chosen": "bold green", "able": "green", "not preferred": "green", "unable": "dim", "unknown": "yellow"}
     unknown = False
     for verdict in explanation.verdicts:
-        unasked = verdict.reason.startswith(UNASKED)
-        unknown = unknown or unasked
-        status = "unknown" if unasked else verdict.status
-        shown = "chosen if no unknown is" if status == "chosen" and unknown else status
-        table.add_row(verdict.kernel, shown, verdict.reason, style=style[status])
+        unknown = unknown or verdict.status == "unknown"
+        shown = "chosen if no unknown is" if verdict.status == "chosen" and unknown else verdict.status
+        table.add_row(verdict.kernel, shown, verdict.reason, style=style[verdict.status])
     return table
 
 

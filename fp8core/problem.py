@@ -217,7 +217,7 @@ class ScaledMm(NamedTuple):
     vectors_alignment: int = 16
     """The same of the addresses of scale_a, scale_b, bias and amax."""
     prefetch_weight: bool = False
-    """b, scale_b and bias may be read before `griddepcontrol.wait` (PDL): what wrote them had completed before the kernel
+    """b, scale_b and bias may be read before `griddepcontrol.wait` (PDL): what wrote them had ended before the kernel
     that precedes on the stream began."""
 
 

@@ -13,44 +13,86 @@ PLANS_KEPT = 8192
 """A server meets a new m with every batch: past this many plans a table starts anew."""
 
 
-class Requirement(NamedTuple):
-    """A predicate over problems and the refusal that it gives; ``{p.m}`` and the like are filled in."""
+class Refusal(str):
+    """Why a kernel cannot run a problem, or why it is not preferred for it."""
 
-    holds: Callable[[Any], bool]
-    otherwise: str
+    __slots__ = ()
+
+
+class Unknown(str):
+    """Why nobody here can tell whether a kernel can run a problem, as only a library on the device could."""
+
+    __slots__ = ()
+
+
+Check = Callable[[Any], Refusal | Unknown | None]
+"""Of a problem: None where there is nothing against it."""
+
+
+class Requirement:
+    """What a kernel needs of a problem, or prefers."""
+
+    __slots__ = ("check",)
+    check: Check
+
+    def __init__(self, holds: Callable[[Any], bool], otherwise: str) -> None:
+        """Make a requirement of a predicate and of what is said where it is false, with ``{p.m}`` and the like."""
+        self.check = lambda p: None if holds(p) else Refusal(otherwise.format(p=p))
+
+    @classmethod
+    def of(cls, check: Check) -> "Requirement":
+        """Return a requirement whose check has reasons of its own."""
+        made = cls.__new__(cls)
+        made.check = check
+        return made
+
+
+def _first(requirements: tuple[Requirement, ...], problem: Any) -> Refusal | Unknown | None:
+    return next((reason for r in requirements if (reason := r.check(problem)) is not None), None)
 
 
 class Choice(NamedTuple):
-    """A kernel of a table by its name, and which of its ways."""
+    """A kernel of a table by its name, and which of its algorithms."""
 
     kernel: str
-    way: int = 0
+    algorithm: int = 0
 
 
 class Kernel(NamedTuple):
-    """A row of a table: a name, what it needs, and how it is made ready for a problem."""
+    """A row of a table: a name, what it needs, how it is made ready for a problem, and where it is preferred."""
 
     name: str
     requires: tuple[Requirement, ...]
     plan: Callable[..., Any]
-    """Of a problem and, where there are several ways, the number of one; 0 is the way taken unasked. It returns a
-    `Launch`, or the launches that the table speaks of."""
-    ways: Callable[[Any], int] = lambda _: 1
-    """In how many ways an able kernel can run a problem, as a library may offer several algorithms."""
-    note: str = ""
-    """What `explain` says of it where it is able: when something else runs."""
+    """Of a problem and, where there are several algorithms, the number of one; 0 is the default. It returns a `Launch`,
+    or the launches that the table speaks of."""
+    prefers: tuple[Requirement, ...] = ()
+    """Where one does not hold the kernel runs the problem, but others were measured to be faster: `tune` times it."""
+    algorithms: Callable[[Any], int] = lambda _: 1
+    """How many algorithms an able kernel has for a problem, as a library may offer several."""
 
-    def refusal(self, problem: Any) -> str | None:
-        """Return why the kernel cannot run ``problem``, or None when it can."""
-        return next((r.otherwise.format(p=problem) for r in self.requires if not r.holds(problem)), None)
+    def refusal(self, problem: Any) -> Refusal | Unknown | None:
+        """Return why the kernel cannot run ``problem``, or may not, or None when it can."""
+        return _first(self.requires, problem)
+
+    def reservation(self, problem: Any) -> Refusal | Unknown | None:
+        """Return why the kernel is not preferred for ``problem``, though able, or None."""
+        return _first(self.prefers, problem)
+
+
+Status = Literal["chosen", "able", "not preferred", "unable", "unknown"]
 
 
 class Verdict(NamedTuple):
     """What a table says of one kernel for one problem."""
 
     kernel: str
-    status: Literal["chosen", "also able", "not able"]
+    status: Status
     reason: str
+
+    def __str__(self) -> str:
+        status = "able but not preferred" if self.status == "not preferred" else self.status
+        return f"{status}{': ' + self.reason if self.reason else ''}"
 
 
 class Explanation(NamedTuple):
@@ -67,18 +109,17 @@ class Explanation(NamedTuple):
         return next((v.kernel for v in self.verdicts if v.status == "chosen"), None)
 
     def __str__(self) -> str:
-        lines = [_told(self.problem)]
         width = max(len(v.kernel) for v in self.verdicts)
-        lines += [f"  {v.kernel:<{width}}  {v.status}{': ' + v.reason if v.reason else ''}" for v in self.verdicts]
-        return "\n".join([*map(str, self.before), *lines])
+        lines = [f"  {v.kernel:<{width}}  {v}" for v in self.verdicts]
+        return "\n".join([*map(str, self.before), _with_fields(self.problem), *lines])
 
 
-def _told(value: Any) -> str:
-    """Return a problem with its fields, those of problems in it, too, in as few words as they have."""
+def _with_fields(value: Any) -> str:
+    """Return a problem with its fields, those of problems in it, too, as short as their own strings are."""
     names = getattr(value, "_fields", None)
     if names is None or "__str__" in vars(type(value)):
         return str(value)
-    fields = ", ".join(f"{name}={_told(field)}" for name, field in zip(names, value, strict=True))
+    fields = ", ".join(f"{name}={_with_fields(field)}" for name, field in zip(names, value, strict=True))
     return f"{type(value).__name__}({fields})"
 
 
@@ -90,7 +131,7 @@ class Table(Generic[P]):
         self.problem = problem
         self.kernels = kernels
         self._plans: dict[tuple[Any, ...], Any] = {}
-        self._preferred: dict[P, Choice] = {}
+        self._tuned: dict[P, Choice] = {}
 
     def __len__(self) -> int:
         return len(self._plans)
@@ -118,21 +159,37 @@ class Table(Generic[P]):
         """Let every plan be made anew, as what it asked of another table has changed."""
         self._plans.clear()
 
+    def kernel(self, name: str) -> Kernel:
+        """Return the row of a name."""
+        return next(kernel for kernel in self.kernels if kernel.name == name)
+
     def planned(self, problem: P, choice: Choice) -> Any:
         """Return ``problem`` made ready by one of its `candidates`; nothing is kept."""
-        kernel = next(kernel for kernel in self.kernels if kernel.name == choice.kernel)
-        return kernel.plan(problem, choice.way) if choice.way else kernel.plan(problem)
+        plan = self.kernel(choice.kernel).plan
+        return plan(problem, choice.algorithm) if choice.algorithm else plan(problem)
 
     def choice(self, problem: P) -> Choice | None:
-        """Return what runs ``problem``: what was preferred for it, or else the first kernel that is able."""
-        return self._preferred.get(problem) or next((Choice(kernel.name) for kernel in self._able(problem)), None)
+        """Return what runs ``problem``: what was tuned for it, else the first kernel that is able and preferred.
+
+        Where none is preferred it is the first that is able.
+        """
+        return self._tuned.get(problem) or next((Choice(kernel.name) for kernel in self._able(problem)), None)
 
     def candidates(self, problem: P) -> tuple[Choice, ...]:
-        """Return every way of every able kernel; the first is the choice where nothing was preferred."""
-        return tuple(Choice(kernel.name, way) for kernel in self._able(problem) for way in range(kernel.ways(problem)))
+        """Return every algorithm of every able kernel, preferred or not; the first is the choice without tuning."""
+        return tuple(Choice(k.name, number) for k in self._able(problem) for number in range(k.algorithms(problem)))
 
     def _able(self, problem: P) -> Iterator[Kernel]:
-        return (kernel for kernel in self.kernels if kernel.refusal(problem) is None)
+        """Give the able kernels in their order, those that are not preferred last."""
+        others = []
+        for kernel in self.kernels:
+            if kernel.refusal(problem) is not None:
+                continue
+            if kernel.reservation(problem) is None:
+                yield kernel
+            else:
+                others.append(kernel)
+        yield from others
 
     def prefer(self, problem: P, choice: Choice) -> None:
         """Let ``problem`` be run by one of its candidates from now on, whatever the order of the kernels says.
@@ -141,28 +198,30 @@ class Table(Generic[P]):
             UnsupportedProblemError: ``choice`` is none of the candidates.
         """
         if choice not in self.candidates(problem):
-            raise UnsupportedProblemError(f"{choice.kernel} has no way {choice.way} for {self.explain(problem)}")
-        self._preferred[problem] = choice
+            raise UnsupportedProblemError(
+                f"{choice.kernel} has no algorithm {choice.algorithm} for {self.explain(problem)}"
+            )
+        self._tuned[problem] = choice
         self._plans.pop(problem, None)
 
     @property
     def preferred(self) -> Mapping[P, Choice]:
         """What `prefer` was told."""
-        return MappingProxyType(self._preferred)
+        return MappingProxyType(self._tuned)
 
     def explain(self, problem: P) -> Explanation:
         """Return what the table says of ``problem``; nothing is compiled and nothing runs."""
-        refusals = {kernel.name: kernel.refusal(problem) for kernel in self.kernels}
-        preferred = self._preferred.get(problem)
-        reason = f"tuned, way {preferred.way}" if preferred is not None else ""
-        first = next((name for name, refusal in refusals.items() if refusal is None), None)
-        chosen = first if preferred is None else preferred.kernel
+        choice, tuned = self.choice(problem), self._tuned.get(problem)
 
-        def verdict(name: str, refusal: str | None) -> Verdict:
+        def verdict(kernel: Kernel) -> Verdict:
+            refusal = kernel.refusal(problem)
             if refusal is not None:
-                return Verdict(name, "not able", refusal)
-            note = next(kernel.note for kernel in self.kernels if kernel.name == name)
-            said = "; ".join(filter(None, (reason, note)))
-            return Verdict(name, "chosen", said) if name == chosen else Verdict(name, "also able", note)
+                return Verdict(kernel.name, "unknown" if isinstance(refusal, Unknown) else "unable", refusal)
+            if choice is not None and kernel.name == choice.kernel:
+                return Verdict(kernel.name, "chosen", f"tuned, algorithm {tuned.algorithm}" if tuned else "")
+            reservation = kernel.reservation(problem)
+            if reservation is not None:
+                return Verdict(kernel.name, "not preferred", reservation)
+            return Verdict(kernel.name, "able", "")
 
-        return Explanation(problem, tuple(verdict(name, refusal) for name, refusal in refusals.items()))
+        return Explanation(problem, tuple(verdict(kernel) for kernel in self.kernels))

@@ -17,7 +17,7 @@ from fp8core.runtime import device
 from fp8core.table import Choice, Launch
 
 MARGIN: Final = 0.02
-"""What is not faster by this share than the choice without tuning does not replace it: times differ so by chance."""
+"""A candidate must beat the default by at least this fraction; smaller differences are noise."""
 
 Stopwatch = Callable[[ScaledMm, Sequence[Launch]], Sequence[float]]
 """Returns the microseconds of each launch of a problem, infinite for one that is out of the question."""
@@ -34,10 +34,10 @@ class Machine(NamedTuple):
 
 
 class Timed(NamedTuple):
-    """A kernel, which of its ways (of a library's row: the number of its offer), and the time of a call."""
+    """A kernel, which of its algorithms, and the time of a call."""
 
     kernel: str
-    way: int
+    algorithm: int
     us: float
 
 
@@ -54,7 +54,7 @@ class Tuning(NamedTuple):
         p = self.problem
         head = f"{p.m} x {p.n} x {p.k}, scales per {p.scale_a} and {p.scale_b}, to {p.out}, on {self.machine.gpu}"
         rows = [
-            f"  {'>' if (t.kernel, t.way) == self.chosen else ' '} {t.kernel} way {t.way}: {t.us:.2f} us"
+            f"  {'>' if t[:2] == self.chosen else ' '} {t.kernel} algorithm {t.algorithm}: {t.us:.2f} us"
             for t in sorted(self.timed, key=lambda t: t.us)
         ]
         return "\n".join([head, *rows])

@@ -10,7 +10,7 @@ from fp8core.blaslt.tiles import cost
 from fp8core.errors import BackendError
 from fp8core.problem import Target
 from fp8core.runtime import device
-from fp8core.table import PLANS_KEPT
+from fp8core.table import PLANS_KEPT, Refusal, Unknown
 
 WORKSPACE_BYTES: Final = 32 << 20
 """What NVIDIA advises for sm_90; more is offered to no algorithm."""
@@ -31,18 +31,21 @@ class Offer(NamedTuple):
 
 
 @cache
-def absence(target: Target) -> str | None:
+def absence(target: Target) -> Unknown | None:
     """Return why the device of ``target`` cannot be asked on this machine, or None when it can."""
     if target.device >= device.count():
-        return f"its library cannot be asked: this machine has no device {target.device}"
+        return Unknown(f"its library cannot be asked: this machine has no device {target.device}")
     here = device.target(target.device)
     if (here.platform, here.arch) != (target.platform, target.arch):
-        return f"its library cannot be asked: here device {target.device} is {here}"
+        return Unknown(f"its library cannot be asked: here device {target.device} is {here}")
     return None
 
 
-def answer(product: Product) -> str | None:
-    """Return why the library cannot compute ``product``, in its own terms, or None when it offers an algorithm."""
+def answer(product: Product) -> Refusal | Unknown | None:
+    """Return why the library cannot compute ``product``, in its own terms, or None when it offers an algorithm.
+
+    Unknown is what a library on another machine would say.
+    """
     asked = _ask(product)
     return asked if isinstance(asked, str) else None
 
@@ -60,26 +63,26 @@ def offers(product: Product) -> tuple[Offer, ...]:
 
 
 @lru_cache(PLANS_KEPT)
-def _ask(product: Product) -> tuple[Offer, ...] | str:
+def _ask(product: Product) -> tuple[Offer, ...] | Refusal | Unknown:
     away = absence(product.target)
     if away is not None:
         return away
     library = find(product.target.platform)
     if isinstance(library, str):
-        return library
+        return Refusal(library)
     version = library.version
     if version is not None:
         for mode in MODES[product.scales]:
             needed = library.dialect.minimum_versions[mode]
             if version < needed:
-                return f"{library} has version {version}; {mode} needs {needed}"
+                return Refusal(f"{library} has version {version}; {mode} needs {needed}")
     try:
-        return heuristic(library, library.handle(product.target.device), product) or (
+        return heuristic(library, library.handle(product.target.device), product) or Refusal(
             f"{library} offers no algorithm for m={product.m} n={product.n} k={product.k} to {product.out}"
             f" with scales {' and '.join(MODES[product.scales])}"
         )
     except BackendError as error:
-        return str(error)
+        return Refusal(error)
 
 
 def heuristic(library: Library, handle: int, product: Product) -> tuple[Offer, ...]:

@@ -210,7 +210,8 @@ def plan_decode(problem: ScaledMm) -> Callable[..., None]:
 
 FEW_ROWS: Final = Requirement(
     lambda p: p.m <= MOST_ROWS or p.batch_invariant,
-    f"reads the weight once for every {MOST_ROWS} rows: needs m <= {MOST_ROWS} or batch_invariant, got m={{p.m}}",
+    f"measured slower for more rows, as it reads the weight once for every {MOST_ROWS}: preferred for m <= {MOST_ROWS}"
+    " or batch_invariant; got m={p.m}",
 )
 OCP_FORMATS: Final = Requirement(
     lambda p: p.a in TENSOR_CORE_TYPES and p.b in TENSOR_CORE_TYPES and (p.a, p.b) != ("float8_e5m2", "float8_e5m2"),
@@ -243,7 +244,6 @@ HOPPER_ROWS: Final[tuple[Kernel, ...]] = (
         (
             platform("cuda"),
             arch(90),
-            FEW_ROWS,
             OCP_FORMATS,
             DECODE_SCALES,
             WIDE_RESULT,
@@ -252,6 +252,7 @@ HOPPER_ROWS: Final[tuple[Kernel, ...]] = (
             WHOLE_WORDS,
         ),
         plan_decode,
+        (FEW_ROWS,),
     ),
 )
 """The rows of `scaled_mm` that are Hopper's own."""

@@ -135,8 +135,8 @@ def _pays(p: ScaledMm) -> bool:
 
 PAYS: Final = Requirement(
     _pays,
-    "is not slower than the library where all tiles fit at once (k up to 8192 for 128 rows, else 4096) or many rows"
-    " (512, k up to 8192) fill the device, got m={p.m} n={p.n} k={p.k}",
+    f"measured slower than cuBLASLt here: preferred for one wave of tiles with k <= 8192 at m <= {FEW_ROWS}, k <= 4096"
+    f" above, or m >= {MANY_ROWS}, k <= 8192 and {FILLED:.0%} of the waves' tiles; got m={{p.m}} n={{p.n}} k={{p.k}}",
 )
 BLOCKED: Final = Requirement(
     lambda p: p.scale_a == "group" and p.scale_b in ("group", "block"),
@@ -144,7 +144,7 @@ BLOCKED: Final = Requirement(
 )
 ANY_ORDER: Final = Requirement(
     lambda p: not p.batch_invariant,
-    "sums in another order than hopper_decode, which has up to 64 rows: a row would feel its batch",
+    "not batch-invariant: accumulates k in a different order from hopper_decode, which serves m <= 64",
 )
 
 BLOCK_ROWS: Final[tuple[Kernel, ...]] = (
@@ -160,9 +160,9 @@ BLOCK_ROWS: Final[tuple[Kernel, ...]] = (
             aligned(16),
             STRIDES_OF_16,
             WHOLE_WORDS,
-            PAYS,
         ),
         plan_block,
+        (PAYS,),
     ),
 )
 """The rows of `scaled_mm` that are Hopper's own for blocked scales."""

@@ -8,7 +8,7 @@ block reads all of x: for more of it, a quantization goes before.
 from typing import Final
 
 from fp8core.kernels.hopper import DecodeMm, laid_out
-from fp8core.kernels.hopper_layout import CHUNK, MOST_ROWS, Layout, in_a_chain
+from fp8core.kernels.hopper_layout import CHUNK, MOST_ROWS, Layout, dynamic_bytes, in_a_chain, ring_bytes, width
 from fp8core.kernels.quantize import mode
 from fp8core.kernels.tiles import OCTET
 from fp8core.kernels.words import FORMAT, TYPE, ceil_div, power_of_two
@@ -19,6 +19,9 @@ SIGNATURE: Final = "128sPqifPqqPqqPPqiiii"
 """weight's map, x, its stride in bytes and its octets a row, scale_ub; then as hopper_decode's, from scale_a on."""
 MOST_ELEMENTS: Final = 8192
 """Of x, for one launch to be the faster way; of a single row twice as many (docs/decode.md)."""
+
+MOST_VECTORS: Final = 16
+"""Octets of x that a thread holds, at most."""
 
 
 def place(problem: Linear) -> Layout:
@@ -84,6 +87,21 @@ ROW_SCALES: Final = Requirement(
 BOUND_BY_VALUE: Final = Requirement(lambda p: p.scale_ub is not None, "takes scale_ub as a number, got an array")
 FEW_ELEMENTS: Final = Requirement(
     lambda p: p.product.m * p.product.k <= MOST_ELEMENTS * (1 + (p.product.m == 1)),
-    f"is faster up to {MOST_ELEMENTS} elements, or twice as many of one row, got {{p.product.m}} x {{p.product.k}}",
+    f"measured slower for more of x, as every block reads all of it: preferred up to {MOST_ELEMENTS} elements, or twice"
+    " as many of one row; got {p.product.m} x {p.product.k}",
+)
+
+
+def _fits(problem: Linear) -> bool:
+    plan, side, target = place(problem), width(problem.product.m), problem.product.target
+    if vectors(problem) > MOST_VECTORS:
+        return False
+    return ring_bytes(plan, side, plan.k_groups) <= dynamic_bytes(plan, side, 0, plan.k_groups, target)
+
+
+FITS: Final = Requirement(
+    _fits,
+    "needs registers for the elements of x and shared memory for the codes of a block's part of k,"
+    " got {p.product.m} x {p.product.k}",
 )
 ONE_PANEL: Final = Requirement(lambda p: p.product.m <= MOST_ROWS, f"needs m <= {MOST_ROWS}, got m={{p.product.m}}")

@@ -7,6 +7,7 @@ from fp8core.kernels.hopper_layout import in_a_chain
 from fp8core.kernels.hopper_linear import (
     BOUND_BY_VALUE,
     FEW_ELEMENTS,
+    FITS,
     ONE_PANEL,
     ROW_SCALES,
     SIXTEEN_BITS,
@@ -15,7 +16,7 @@ from fp8core.kernels.hopper_linear import (
 from fp8core.kernels.quantize import QUANTIZE
 from fp8core.kernels.scaled_mm import SCALED_MM
 from fp8core.problem import Linear
-from fp8core.table import Explanation, Kernel, Launch, Requirement, Table
+from fp8core.table import Explanation, Kernel, Launch, Refusal, Requirement, Table, Unknown
 
 
 class Steps(NamedTuple):
@@ -42,18 +43,28 @@ def plan_two(problem: Linear) -> Steps:
     return Steps(QUANTIZE.plan(problem.quantize) if problem.product.k else None, SCALED_MM.plan(problem.product))
 
 
-def _by_decode(problem: Linear) -> bool:
-    choice = SCALED_MM.choice(problem.product)
-    return choice is not None and choice.kernel == "hopper_decode"
+def _decode_refusal(problem: Linear) -> Refusal | Unknown | None:
+    refusal = SCALED_MM.kernel(DECODE).refusal(problem.product)
+    return Refusal(f"needs a product that {DECODE} runs, which {refusal}") if refusal is not None else None
 
 
-BY_DECODE: Final = Requirement(_by_decode, "needs a product that hopper_decode gets")
+DECODE: Final = "hopper_decode"
+DECODE_RUNS: Final = Requirement.of(_decode_refusal)
+DECODE_CHOSEN: Final = Requirement(
+    lambda p: SCALED_MM.choice(p.product) == (DECODE, 0),
+    f"preferred where {DECODE} is the choice for the product",
+)
 
 LINEAR: Final = Table(
     "linear",
     Linear,
-    Kernel("hopper_linear", (BY_DECODE, ONE_PANEL, FEW_ELEMENTS, ROW_SCALES, SIXTEEN_BITS, BOUND_BY_VALUE), plan_one),
-    Kernel("hopper_chained", (BY_DECODE, ONE_PANEL), plan_chained),
+    Kernel(
+        "hopper_linear",
+        (DECODE_RUNS, ONE_PANEL, ROW_SCALES, SIXTEEN_BITS, BOUND_BY_VALUE, FITS),
+        plan_one,
+        (DECODE_CHOSEN, FEW_ELEMENTS),
+    ),
+    Kernel("hopper_chained", (DECODE_RUNS, ONE_PANEL), plan_chained, (DECODE_CHOSEN,)),
     Kernel("two_launches", (), plan_two),
 )
 """Plans are `Steps`; by preference x quantized by its product, two launches laid out for each other, and any two."""

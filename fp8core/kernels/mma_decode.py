@@ -117,7 +117,6 @@ MMA_ROWS: Final[tuple[Kernel, ...]] = (
         (
             platform("cuda"),
             FP8_MMA,
-            FEW_ROWS,
             OCP_FORMATS,
             DECODE_SCALES,
             WIDE_RESULT,
@@ -127,6 +126,7 @@ MMA_ROWS: Final[tuple[Kernel, ...]] = (
             A_GRID,
         ),
         plan_mma_decode,
+        (FEW_ROWS,),
     ),
 )
 """The rows of `scaled_mm` for GPUs with FP8 mma.sync."""

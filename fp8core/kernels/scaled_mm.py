@@ -1,7 +1,7 @@
 """The kernels of the scaled product, most preferred first."""
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from fp8core import blaslt, host
 from fp8core.blaslt.product import Product
@@ -41,39 +41,26 @@ from fp8core.kernels.requirements import (
 )
 from fp8core.kernels.skinny import SKINNY_ROWS
 from fp8core.problem import FORMATS, ITEMSIZE, ScaledMm
-from fp8core.table import Kernel, Requirement, Table
-
-
-class Told(str):
-    """A refusal in another's words: formatting it asks again."""
-
-    __slots__ = ("_tell",)
-    _tell: Callable[[Any], str | None]
-
-    @classmethod
-    def by(cls, tell: Callable[[Any], str | None]) -> "Told":
-        """Return the refusal that ``tell`` gives, or None where it gives none."""
-        told = cls("{p}")
-        told._tell = tell
-        return told
-
-    def format(self, *_: object, **fields: object) -> str:
-        """Return the refusal of the problem ``p``."""
-        return self._tell(fields["p"]) or ""
+from fp8core.table import Kernel, Refusal, Requirement, Table, Unknown
 
 
 def offered(*products: Callable[[ScaledMm], Product]) -> Requirement:
     """Require that the library offers an algorithm for each of the products that ``products`` make of a problem."""
 
-    def tell(p: ScaledMm) -> str | None:
+    def check(p: ScaledMm) -> Refusal | Unknown | None:
         return next((reason for make in products if (reason := blaslt.answer(make(p))) is not None), None)
 
-    return Requirement(lambda p: tell(p) is None, Told.by(tell))
+    return Requirement.of(check)
 
 
-def offers(of: Callable[[ScaledMm], Product]) -> Callable[[ScaledMm], int]:
-    """Return how many algorithms the library offers for the product that ``of`` makes of a problem."""
-    return lambda p: len(blaslt.offers(of(p)))
+def algorithms(p: ScaledMm) -> int:
+    """Return how many algorithms the library offers for the product itself."""
+    return len(blaslt.offers(product(p)))
+
+
+def accumulations(p: ScaledMm) -> int:
+    """Return how many algorithms the library offers for the product without scales and bias."""
+    return len(blaslt.offers(accumulation(p)))
 
 
 def formats(*names: str) -> Requirement:
@@ -146,7 +133,9 @@ RAGGED: Final = Requirement(
     f"is for more rows than {FOUR} and no multiple of it, got m={{p.m}}",
 )
 FEW_TO_PAD: Final = Requirement(
-    lambda p: p.m <= MOST_PADDED, f"copies a and the result, which pays up to {MOST_PADDED} rows, got m={{p.m}}"
+    lambda p: p.m <= MOST_PADDED,
+    f"measured slower than splitting m: preferred up to {MOST_PADDED} rows, as it copies a and the result;"
+    " got m={p.m}",
 )
 BIAS_LIES: Final = Requirement(
     lambda p: not moved_bias(p),
@@ -158,11 +147,7 @@ DENSE: Final = Requirement(
 )
 
 
-def _decode_refusal(p: ScaledMm) -> str | None:
-    return next(row.refusal(last_rows(p)) for row in HOPPER_ROWS)
-
-
-FINISHED_BY_DECODE: Final = Requirement(lambda p: _decode_refusal(p) is None, Told.by(_decode_refusal))
+FINISHED_BY_DECODE: Final = Requirement.of(lambda p: HOPPER_ROWS[0].refusal(last_rows(p)))
 FOURS_OF_CHANNELS: Final = Requirement(
     lambda p: p.scale_b != "group" or p.n % FOUR == 0,
     f"the library takes 1x128 scales of channels that are a multiple of {FOUR}, got n={{p.n}}",
@@ -191,15 +176,15 @@ SCALED_MM: Final = Table(
     *HOPPER_ROWS,
     *BLOCK_ROWS,
     *MMA_ROWS,
-    Kernel("cublaslt", (*_CUDA, *_LIBRARY, HOPPER_MODES, *_DIRECT), plan_direct, offers(product)),
-    Kernel("cublaslt_arranged", (*_CUDA, *_LIBRARY, HOPPER_MODES, *_ARRANGED), plan_arranged, offers(product)),
-    Kernel("cublaslt_padded", (*_RAGGED, FEW_TO_PAD, DENSE, BIAS_LIES, offered(padded_product)), plan_padded),
+    Kernel("cublaslt", (*_CUDA, *_LIBRARY, HOPPER_MODES, *_DIRECT), plan_direct, algorithms=algorithms),
+    Kernel("cublaslt_arranged", (*_CUDA, *_LIBRARY, HOPPER_MODES, *_ARRANGED), plan_arranged, algorithms=algorithms),
+    Kernel("cublaslt_padded", (*_RAGGED, DENSE, BIAS_LIES, offered(padded_product)), plan_padded, (FEW_TO_PAD,)),
     Kernel("cublaslt_finished", (*_RAGGED, FINISHED_BY_DECODE, offered(first_rows)), plan_finished),
-    Kernel("cublaslt_rescale", (*_CUDA, *_RESCALED), plan_rescaled, offers(accumulation)),
+    Kernel("cublaslt_rescale", (*_CUDA, *_RESCALED), plan_rescaled, algorithms=accumulations),
     *SKINNY_ROWS,
-    Kernel("hipblaslt", (*_HIP, *_LIBRARY, AMD_ROW_RESULT, *_DIRECT), plan_direct, offers(product)),
-    Kernel("hipblaslt_arranged", (*_HIP, *_LIBRARY, AMD_ROW_RESULT, *_ARRANGED), plan_arranged, offers(product)),
-    Kernel("hipblaslt_rescale", (*_HIP, *_RESCALED), plan_rescaled, offers(accumulation)),
+    Kernel("hipblaslt", (*_HIP, *_LIBRARY, AMD_ROW_RESULT, *_DIRECT), plan_direct, algorithms=algorithms),
+    Kernel("hipblaslt_arranged", (*_HIP, *_LIBRARY, AMD_ROW_RESULT, *_ARRANGED), plan_arranged, algorithms=algorithms),
+    Kernel("hipblaslt_rescale", (*_HIP, *_RESCALED), plan_rescaled, algorithms=accumulations),
     Kernel("dequantize", (platform("cuda", "hip"), NOT_BOTH_E5M2), plan_generic),
     Kernel("host", (platform("host"), NOT_BOTH_E5M2), host.plan_scaled_mm),
 )

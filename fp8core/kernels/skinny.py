@@ -85,7 +85,8 @@ def plan_skinny(problem: ScaledMm) -> SkinnyMm:
 
 FEW_ROWS: Final = Requirement(
     lambda p: p.m <= SIDE or p.batch_invariant,
-    f"reads the weight once for every {SIDE} rows: needs m <= {SIDE} or batch_invariant, got m={{p.m}}",
+    f"estimated slower for more rows, as it reads the weight once for every {SIDE}: preferred for m <= {SIDE}"
+    " or batch_invariant; got m={p.m}",
 )
 SCALES_BEHIND: Final = Requirement(
     lambda p: p.scale_a in ("tensor", "row") and p.scale_b in ("tensor", "row"),
@@ -112,7 +113,6 @@ SKINNY_ROWS: Final[tuple[Kernel, ...]] = (
             AMD_TENSOR_CORES,
             AMD_FORMATS,
             NOT_BOTH_E5M2,
-            FEW_ROWS,
             SCALES_BEHIND,
             WIDE_RESULT,
             aligned(16),
@@ -120,6 +120,7 @@ SKINNY_ROWS: Final[tuple[Kernel, ...]] = (
             A_GRID,
         ),
         plan_skinny,
+        (FEW_ROWS,),
     ),
 )
 """The rows of `scaled_mm` that are AMD's own."""

@@ -196,5 +196,5 @@ def _capability(table: Table[Any], problem: Any, fallback: str) -> Capability:
     explanation = table.explain(problem)
     if explanation.chosen is not None and explanation.chosen != fallback:
         return Capability(True, explanation.chosen)
-    reasons = [f"{v.kernel}: {v.reason}" for v in explanation.verdicts if v.status == "not able"]
+    reasons = [f"{v.kernel}: {v.reason}" for v in explanation.verdicts if v.status in ("unable", "unknown")]
     return Capability(False, "; ".join(reasons))

@@ -179,7 +179,9 @@ def error(got, want):
 
 
 def able(made):
-    return [v.kernel for v in SCALED_MM.explain(made.problem).verdicts if v.status != "not able"]
+    return [
+        v.kernel for v in SCALED_MM.explain(made.problem).verdicts if v.status in ("chosen", "able", "not preferred")
+    ]
 
 
 def check(made, row):

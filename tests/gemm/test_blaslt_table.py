@@ -20,14 +20,16 @@ def verdicts(p):
 
 
 def preferred(p):
-    """Return the first able row behind the hand-written ones, which tests/test_decode.py is about."""
+    """Return the first able and preferred row behind the hand-written ones, which have tests of their own."""
     own = {kernel.name for kernel in (*HOPPER_ROWS, *BLOCK_ROWS)}
-    return next(v.kernel for v in SCALED_MM.explain(p).verdicts if v.status != "not able" and v.kernel not in own)
+    return next(
+        v.kernel for v in SCALED_MM.explain(p).verdicts if v.status in ("chosen", "able") and v.kernel not in own
+    )
 
 
 def refusal(p, row):
     verdict = verdicts(p)[row]
-    assert verdict.status == "not able", verdict
+    assert verdict.status in ("unable", "unknown"), verdict
     return verdict.reason
 
 
@@ -164,11 +166,6 @@ REFUSALS = [
     (problem("group x block", m=3), "cublaslt_padded", "is for more rows than 4 and no multiple of it, got m=3"),
     (problem("group x block", m=64), "cublaslt_finished", "is for more rows than 4 and no multiple of it, got m=64"),
     (
-        problem("group x block", m=257),
-        "cublaslt_padded",
-        "copies a and the result, which pays up to 256 rows, got m=257",
-    ),
-    (
         problem("group x block", m=67, lda=4112),
         "cublaslt_padded",
         "copies rows without gaps, got lda=4112 with k=4096 and ldo=256 with n=256",
@@ -219,6 +216,13 @@ def test_refusals_are_these_sentences(p, row, text):
     assert refusal(p, row) == text
 
 
+def test_padding_many_rows_is_able_and_not_preferred(stub):
+    verdict = verdicts(problem("group x block", m=257, scale_a_strides=(1, 257)))["cublaslt_padded"]
+    assert verdict.status == "not preferred"
+    assert "preferred up to 256 rows" in verdict.reason
+    assert verdict.reason.endswith("got m=257")
+
+
 @pytest.mark.parametrize("target", [H200, MI350, HOST])
 def test_both_e5m2_is_refused_by_every_row(target):
     p = problem(target=target, a="float8_e5m2", b="float8_e5m2")
@@ -232,5 +236,5 @@ def test_explanation_says_each_row_once():
     assert len(set(names)) == len(names)
     text = str(SCALED_MM.explain(problem(target=H200._replace(device=NOWHERE))))
     assert text.splitlines()[0].startswith("ScaledMm(target=sm_90 (device 7), m=64, n=256, k=4096")
-    assert f"not able: {AWAY}" in text
+    assert f"unknown: {AWAY}" in text
     assert "dequantize" in text

@@ -221,7 +221,6 @@ def test_few_rows_choose_it_before_the_library(arch, scale_a, scale_b, m):
     [
         (0x90A, {}, "needs FP8 matrix instructions (gfx942, gfx950, gfx1200, gfx1201), got gfx90a (device 0)"),
         (0x1100, {}, "needs FP8 matrix instructions (gfx942, gfx950, gfx1200, gfx1201), got gfx1100 (device 0)"),
-        (0x942, {"m": 17}, "needs m <= 16 or batch_invariant, got m=17"),
         (0x942, {"a": FN}, "gfx942 multiplies fnuz formats and later ones OCP's, got a float8_e4m3fn"),
         (0x950, {"b": FNUZ}, "gfx942 multiplies fnuz formats and later ones OCP's"),
         (0x1201, {"a": FN_5, "b": FN_5}, "both e5m2"),
@@ -240,6 +239,13 @@ def test_what_it_cannot_do_is_said(arch, changes, reason):
     refusal = SKINNY.refusal(problem)
     assert refusal is not None
     assert reason in refusal
+
+
+def test_more_rows_are_able_and_not_preferred():
+    problem = example_product(on(0x942), "row", "row", m=17)
+    verdict = next(v for v in SCALED_MM.explain(problem).verdicts if v.kernel == SKINNY.name)
+    assert verdict.status == "not preferred"
+    assert "preferred for m <= 16 or batch_invariant; got m=17" in verdict.reason
 
 
 def test_a_batch_that_must_not_matter_chooses_it_at_any_m():

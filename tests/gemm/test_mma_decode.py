@@ -238,7 +238,6 @@ def test_where_the_instruction_is_not_in_hardware_it_is_not_taken(arch):
     ("changes", "reason"),
     [
         ({"target": Target("hip", 0x942, 0, 304, 64, 64 << 10)}, "needs cuda, got gfx942 (device 0)"),
-        ({"m": 65}, "needs m <= 64 or batch_invariant, got m=65"),
         ({"a": FN_5, "b": FN_5}, "multiplies e4m3fn by e4m3fn or e5m2"),
         ({"a": "float8_e4m3fnuz"}, "multiplies e4m3fn by e4m3fn or e5m2, got a float8_e4m3fnuz"),
         ({"k": 4104, "lda": 4112, "ldb": 4112}, "lda and ldb that are multiples of 16, got k=4104"),
@@ -256,6 +255,13 @@ def test_what_it_cannot_do_is_said(changes, reason):
     refusal = MMA.refusal(example_product(on(89), "row", "row", m=8)._replace(**changes))
     assert refusal is not None
     assert reason in refusal
+
+
+def test_more_rows_are_able_and_not_preferred():
+    problem = example_product(on(89), "row", "row", m=65)
+    verdict = next(v for v in SCALED_MM.explain(problem).verdicts if v.kernel == MMA.name)
+    assert verdict.status == "not preferred"
+    assert "preferred for m <= 64 or batch_invariant; got m=65" in verdict.reason
 
 
 def test_a_batch_that_must_not_matter_chooses_it_at_any_m():

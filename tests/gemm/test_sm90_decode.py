@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fp8core.kernels import hopper, hopper_layout
+from fp8core.kernels.arrange import NOTHING, plan_arrange
 from fp8core.problem import ITEMSIZE, ScaledMm, Target
 from fp8core.runtime import device
 
@@ -123,7 +124,6 @@ def test_smaller_devices_get_fewer_clusters():
     [
         ({"target": H200._replace(arch=100)}, "needs architecture 90"),
         ({"target": Target("hip", 0x942, 0, 304, 64, 65536)}, "needs cuda"),
-        ({"m": 65}, "m <= 64 or batch_invariant"),
         ({"a": "float8_e5m2", "b": "float8_e5m2"}, "e4m3fn"),
         ({"a": "float8_e4m3fnuz"}, "e4m3fn"),
         ({"scale_a": "group", "scale_b": "row"}, "1x128"),
@@ -161,9 +161,14 @@ def test_only_a_prefetch_weight_is_read_early(stable, asked, monkeypatch):
     assert asked == [stable]
 
 
-def test_any_m_where_the_batch_must_not_matter():
+@pytest.mark.parametrize(("m", "invariant", "preferred"), [(64, False, True), (65, False, False), (1000, True, True)])
+def test_it_runs_any_m_and_is_preferred_for_few_rows(m, invariant, preferred):
     (row,) = hopper.HOPPER_ROWS
-    assert row.refusal(problem(1000, 4096, 4096, batch_invariant=True)) is None
+    made = problem(m, 4096, 4096, batch_invariant=invariant)
+    assert row.refusal(made) is None
+    reservation = row.reservation(made)
+    assert preferred == (reservation is None)
+    assert preferred or f"preferred for m <= 64 or batch_invariant; got m={m}" in reservation
 
 
 # ---- on the device
@@ -264,6 +269,30 @@ class Case:
             self.cp.copyto(self.b, weight)
             assert bool((self.run() == first).all())
 
+    def check_a_weight_written_by_a_kernel_that_does_not_wait(self):
+        """Have the weight written by a kernel of ours, which lets its dependents start at once, then launch twice.
+
+        The second launch reads the weight early: it relies on the first one, which may not.
+        """
+        cp = self.cp
+        want, weight = self.run(), self.b.copy()
+        copy = plan_arrange(self.problem.target, (NOTHING, NOTHING, NOTHING), self.b.nbytes // 2)
+        launches = []
+        for early in (False, True):
+            self.problem = self.problem._replace(prefetch_weight=early)
+            launches.append(self.launch(None))
+        bias = self.bias.data.ptr if self.bias is not None else 0
+        scales = [scale.data.ptr for scale in self.scales]
+        stream = cp.cuda.get_current_stream().ptr
+        results = [cp.empty_like(want) for _ in launches]
+        for _ in range(30):
+            for result in (*results, self.b):
+                result.fill(0)
+            copy(stream, (0, 0, 0), (0, 0, 0), (weight.data.ptr, self.b.data.ptr), (0, 0))
+            for launch, result in zip(launches, results, strict=True):
+                launch(stream, self.a.data.ptr, self.b.data.ptr, *scales, bias, result.data.ptr, 0, 0, 0)
+            assert all(bool((result == want)[:, : self.n * ITEMSIZE[self.out_name]].all()) for result in results)
+
     def check(self):
         """Assert that each number is near enough, and that what lies between the result's rows is untouched."""
         cp = self.cp
@@ -301,6 +330,13 @@ def test_rows_and_modes(m, modes):
 def test_ragged_shapes(n, k):
     for out, modes in (("float32", ("row", "row")), ("bfloat16", ("group", "block")), ("float16", ("tensor", "row"))):
         Case(5, n, k, modes, out=out, size=SMALL[out], seed=n + k).check()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("modes", [("row", "row"), ("group", "block")])
+@pytest.mark.parametrize(("n", "k"), [(28672, 4096), (512, 16384)])
+def test_an_early_read_waits_for_what_the_launch_before_it_waited_for(n, k, modes):
+    Case(8, n, k, modes, seed=6).check_a_weight_written_by_a_kernel_that_does_not_wait()
 
 
 @pytest.mark.gpu

@@ -21,7 +21,7 @@ from support.blaslt_tools import H200, forget, pretend, problem
 
 FAR = float("inf")
 PROBLEM = problem(m=96)
-"""Of more rows than the hand-written kernels take: its candidates are two offers, twice, a third pair and the rest."""
+"""Of more rows than the hand-written kernels are preferred for: they are candidates all the same, after the others."""
 CANDIDATES = (
     ("cublaslt", 0),
     ("cublaslt", 1),
@@ -30,6 +30,7 @@ CANDIDATES = (
     ("cublaslt_rescale", 0),
     ("cublaslt_rescale", 1),
     ("dequantize", 0),
+    ("hopper_decode", 0),
 )
 
 
@@ -40,7 +41,7 @@ def stub(built, monkeypatch):
     monkeypatch.setattr(device, "name", lambda ordinal: "NVIDIA H200")
     monkeypatch.setattr(device, "driver_version", lambda: 13000)
     monkeypatch.setattr(jit, "prepare", lambda *_, **__: Mock())  # called or bound, it launches nothing
-    monkeypatch.setattr(SCALED_MM, "_preferred", {})
+    monkeypatch.setattr(SCALED_MM, "_tuned", {})
     monkeypatch.setattr(SCALED_MM, "_plans", {})
     tuning.machine.cache_clear()
     yield built["cuda"]
@@ -53,7 +54,7 @@ def saying(*us):
     return lambda p, launches: [*us, *[FAR] * (len(launches) - len(us))]
 
 
-def test_the_candidates_are_all_ways_of_all_able_rows(stub):
+def test_the_candidates_are_all_algorithms_of_all_able_rows(stub):
     assert SCALED_MM.candidates(PROBLEM) == CANDIDATES
 
 
@@ -62,14 +63,14 @@ def test_the_stopwatch_gets_each_candidate_made_ready(stub):
     timed(PROBLEM, lambda p, launches: vars(seen).update(p=p, launches=launches) or [1.0] * len(launches))
     assert seen.p == PROBLEM
     assert len(seen.launches) == len(CANDIDATES)
-    assert seen.launches[1].scratch_bytes == 2000  # the second offer's workspace
+    assert seen.launches[1].scratch_bytes == 2000  # the second algorithm's workspace
 
 
 def test_the_fastest_is_chosen_and_what_was_not_timed_left_out(stub):
     found = timed(PROBLEM, saying(9.0, 5.0, 7.0))
     assert found.chosen == ("cublaslt", 1)
     assert found.timed == (("cublaslt", 0, 9.0), ("cublaslt", 1, 5.0), ("cublaslt_arranged", 0, 7.0))
-    assert "> cublaslt way 1: 5.00 us" in str(found)
+    assert "> cublaslt algorithm 1: 5.00 us" in str(found)
 
 
 @pytest.mark.parametrize(("first", "chosen"), [(1 + MARGIN, 0), (1 + 1.1 * MARGIN, 1), (FAR, 1)])
@@ -103,8 +104,8 @@ def test_explain_says_so(stub):
     timed(PROBLEM, saying(9.0, 9.0, 9.0, 5.0)).apply()
     verdicts = {v.kernel: v for v in SCALED_MM.explain(PROBLEM).verdicts}
     assert SCALED_MM.explain(PROBLEM).chosen == "cublaslt_arranged"
-    assert verdicts["cublaslt_arranged"].reason == "tuned, way 1"
-    assert verdicts["cublaslt"] == ("cublaslt", "also able", "")
+    assert verdicts["cublaslt_arranged"].reason == "tuned, algorithm 1"
+    assert verdicts["cublaslt"] == ("cublaslt", "able", "")
     assert [v.kernel for v in before.verdicts] == list(verdicts)
 
 
@@ -135,7 +136,9 @@ def test_a_tuning_of_another_machine_is_refused(stub, change):
 
 def test_a_choice_that_is_not_able_is_refused(stub):
     for choice in (Choice("cublaslt", 2), Choice("host"), Choice("nothing")):
-        with pytest.raises(UnsupportedProblemError, match=f"{choice.kernel} has no way {choice.way} for ScaledMm"):
+        with pytest.raises(
+            UnsupportedProblemError, match=f"{choice.kernel} has no algorithm {choice.algorithm} for ScaledMm"
+        ):
             SCALED_MM.prefer(PROBLEM, choice)
 
 

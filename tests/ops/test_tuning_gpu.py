@@ -21,7 +21,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture(autouse=True)
 def untuned(monkeypatch):
-    monkeypatch.setattr(SCALED_MM, "_preferred", {})
+    monkeypatch.setattr(SCALED_MM, "_tuned", {})
     monkeypatch.setattr(SCALED_MM, "_plans", {})
 
 

@@ -66,11 +66,11 @@ def test_info_names_versions_devices_capabilities_and_the_cache(fp8core_, monkey
     ("arguments", "kernel", "verdict", "reason"),
     [
         (("--target", "host"), "host", "chosen", ""),
-        (("--target", "host"), "dequantize", "not able", "needs cuda or hip, got host"),
+        (("--target", "host"), "dequantize", "unable", "needs cuda or hip, got host"),
         (("--target", "sm_80"), "dequantize", "chosen", ""),
-        (("--target", "sm_80"), "cublaslt", "not able", "needs architecture 89 or later, got sm_80"),
-        (("--target", "gfx942", "--a", "float8_e4m3fn"), "hipblaslt", "not able", "gfx942 multiplies fnuz formats"),
-        (("--target", "sm_90", "--scale-a", "group", "--scale-b", "block", "--out", "float16"), "host", "not able", ""),
+        (("--target", "sm_80"), "cublaslt", "unable", "needs architecture 89 or later, got sm_80"),
+        (("--target", "gfx942", "--a", "float8_e4m3fn"), "hipblaslt", "unable", "gfx942 multiplies fnuz formats"),
+        (("--target", "sm_90", "--scale-a", "group", "--scale-b", "block", "--out", "float16"), "host", "unable", ""),
     ],
 )
 def test_explain_gives_a_verdict_for_every_kernel(fp8core_, arguments, kernel, verdict, reason):
