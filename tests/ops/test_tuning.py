@@ -40,8 +40,6 @@ def stub(built, monkeypatch):
     monkeypatch.setattr(device, "name", lambda ordinal: "NVIDIA H200")
     monkeypatch.setattr(device, "driver_version", lambda: 13000)
     monkeypatch.setattr(jit, "prepare", lambda *_, **__: Mock())  # called or bound, it launches nothing
-    monkeypatch.setattr(SCALED_MM, "_preferred", {})
-    monkeypatch.setattr(SCALED_MM, "_plans", {})
     tuning.machine.cache_clear()
     yield built["cuda"]
     forget()
