@@ -313,9 +313,8 @@ def test_a_stream_under_capture_neither_waits_nor_breaks(torch, cupy):
     assert (given == 7).all()
 
 
+@pytest.mark.multigpu
 def test_another_than_the_current_device(framework, cupy):
-    if device.count() < 2:
-        pytest.skip("one GPU")
     with cupy.cuda.Device(1):
         if framework == "torch":
             x = MAKERS["torch"]((2, 2), "float32").to("cuda:1")
