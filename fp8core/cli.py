@@ -77,7 +77,9 @@ def info() -> None:
 
     targets = [device.target(ordinal) for ordinal in range(device.count())]
     console.print(f"[bold]fp8core {fp8core.__version__}[/], Python {sys.version.split()[0]}", highlight=False)
-    console.print(f"Compiled kernels are kept in {kernel_cache.folder()}\n", highlight=False, soft_wrap=True)
+    refusal = kernel_cache.refusal()
+    unused = f", which is not used: {refusal}" if refusal else ""
+    console.print(f"Compiled kernels are kept in {kernel_cache.folder()}{unused}\n", highlight=False, soft_wrap=True)
     for target in targets:
         shared = f"{target.shared_bytes // 1024} KiB of shared memory a block"
         console.print(f"[bold]{target}[/]: {target.multiprocessors} multiprocessors, warps of {target.warp}, {shared}")

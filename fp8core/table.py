@@ -70,6 +70,8 @@ class Kernel(NamedTuple):
     """Where one does not hold the kernel runs the problem, but others were measured to be faster: `tune` times it."""
     algorithms: Callable[[Any], int] = lambda _: 1
     """How many algorithms an able kernel has for a problem, as a library may offer several."""
+    note: str = ""
+    """What `explain` says of it where it is able: when something else runs."""
 
     def refusal(self, problem: Any) -> Refusal | Unknown | None:
         """Return why the kernel cannot run ``problem``, or may not, or None when it can."""
@@ -218,10 +220,11 @@ class Table(Generic[P]):
             if refusal is not None:
                 return Verdict(kernel.name, "unknown" if isinstance(refusal, Unknown) else "unable", refusal)
             if choice is not None and kernel.name == choice.kernel:
-                return Verdict(kernel.name, "chosen", f"tuned, algorithm {tuned.algorithm}" if tuned else "")
+                said = f"tuned, algorithm {tuned.algorithm}" if tuned else ""
+                return Verdict(kernel.name, "chosen", "; ".join(filter(None, (said, kernel.note))))
             reservation = kernel.reservation(problem)
             if reservation is not None:
                 return Verdict(kernel.name, "not preferred", reservation)
-            return Verdict(kernel.name, "able", "")
+            return Verdict(kernel.name, "able", kernel.note)
 
         return Explanation(problem, tuple(verdict(kernel) for kernel in self.kernels))

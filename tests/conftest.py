@@ -1,17 +1,24 @@
-"""Which tests run: those marked gpu need a GPU, and a run of them in which nothing ran is a failure."""
+"""Which tests run, in which order, and what is written down of it: those marked gpu need a GPU, multigpu two."""
 
+import argparse
 import ctypes
+import random
+import re
+import secrets
 from typing import Any
 
 import pytest
 
 from support.engines import MAKERS
+from support.receipt import Receipt
 
 DRIVERS = (
     ("libcuda.so.1", "cuInit", "cuDeviceGetCount"),
     ("libamdhip64.so.7", "hipInit", "hipGetDeviceCount"),
     ("libamdhip64.so", "hipInit", "hipGetDeviceCount"),
 )
+NEEDED = {"gpu": 1, "multigpu": 2}
+"""How many GPUs the tests with a mark need."""
 
 
 def gpus() -> int:
@@ -27,15 +34,22 @@ def gpus() -> int:
     return 0
 
 
+def order(text: str) -> str:
+    """Return an order with its seed, a fresh one where none is given."""
+    if not re.fullmatch(r"file|random(:\d+)?", text):
+        raise argparse.ArgumentTypeError(f"an order is file, random or random:<seed>, got {text!r}")
+    return f"random:{secrets.randbelow(1 << 32)}" if text == "random" else text
+
+
 class GpuRuns:
-    """Counts the gpu tests that ran, and fails a run that asked for them and ran none."""
+    """Counts the tests of GPUs that ran, and fails a run that asked for them and ran none."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
         self.ran = 0
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.ran += "gpu" in report.keywords and report.when == "call" and not report.skipped
+        self.ran += any(mark in report.keywords for mark in NEEDED) and report.when == "call" and not report.skipped
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -45,20 +59,43 @@ class GpuRuns:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
             reporter = self.config.pluginmanager.getplugin("terminalreporter")
             reporter.write_line(
-                "\nno gpu test ran, which is what -m gpu asked for: this run fails", red=True, bold=True
+                f"\nno gpu test ran, which is what -m {expression} asked for: this run fails", red=True, bold=True
             )
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--order", type=order, default="file", metavar="file|random[:seed]", help="in which order tests run"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(GpuRuns(config), "gpu-runs")
+        if config.option.markexpr.strip() in NEEDED and gpus():
+            config.pluginmanager.register(Receipt(config), "receipt")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    marked = [item for item in items if item.get_closest_marker("gpu")]
-    if marked and not gpus():
-        for item in marked:
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    return [] if config.option.order == "file" else [f"order: {config.option.order}"]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    there = gpus()
+    if config.option.markexpr.strip() == "gpu" and there < NEEDED["multigpu"]:  # they have a suite of their own
+        left = [item for item in items if item.get_closest_marker("multigpu")]
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if not item.get_closest_marker("multigpu")]
+    for item in items:
+        missing = [mark for mark, needed in NEEDED.items() if item.get_closest_marker(mark) and there < needed]
+        if missing and not there:
             item.add_marker(pytest.mark.skip(reason="no GPU: neither libcuda nor libamdhip64 offers a device"))
+        elif missing:
+            item.add_marker(pytest.mark.skip(reason=f"needs {NEEDED[missing[-1]]} GPUs, here is {there}"))
+    kind, _, seed = config.option.order.partition(":")
+    if kind == "random":
+        random.Random(int(seed)).shuffle(items)
 
 
 @pytest.fixture

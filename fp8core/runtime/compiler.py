@@ -3,19 +3,25 @@
 import threading
 from functools import cache
 from importlib import metadata
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from fp8core.errors import BackendError
 from fp8core.problem import Target
 from fp8core.runtime import device, kernel_cache
 
 Module = Any
-"""A ``cupy.cuda.Module``; its functions live as long as it does."""
+"""A ``cupy.cuda.Module``, which unloads its functions when it goes."""
 
 _OPT_IN_ABOVE: Final = 48 * 1024
 """CUDA gives a block this much shared memory unasked; more has to be allowed function by function."""
-_LOADING: Final = threading.Lock()
-"""A module that two threads loaded at once would be unloaded under the feet of one of them."""
+_ALLOWING: Final = threading.Lock()
+
+
+class Function(NamedTuple):
+    """A kernel's address together with the module that it is in: who keeps one keeps both."""
+
+    address: int
+    module: Module
 
 
 @cache
@@ -62,33 +68,57 @@ def compile_text(text: str, options: tuple[str, ...], name: str = "fp8core") -> 
     return code
 
 
-def load(text: str, options: tuple[str, ...], name: str = "fp8core") -> Module:
-    """Return the module of one flattened source, compiled or from the disk, loaded on the current device.
+class Modules:
+    """Modules loaded once a device, by what they were compiled from; they stay loaded as long as this is there.
 
-    It is loaded through CuPy's ``Module``, as RawModule does, once a device, and never unloaded: addresses of its
-    functions stay good. With the machine code on disk no compiler is loaded.
-
-    Raises:
-        BackendError: the compiler's log, or the driver's refusal to load what it made.
+    The process has one, `MODULES`. It cannot be emptied: launches recorded in graphs hold addresses, and no module.
     """
-    ordinal = device.current()
-    with _LOADING:
-        return _loaded(ordinal, text, options, name)
+
+    def __init__(self) -> None:
+        self._modules: dict[tuple[int, str, tuple[str, ...], str], Module] = {}
+        self._turns: dict[tuple[int, str, tuple[str, ...], str], threading.Lock] = {}
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def load(self, text: str, options: tuple[str, ...], name: str = "fp8core") -> Module:
+        """Return the module of one flattened source, compiled or from the disk, loaded on the current device.
+
+        It is loaded through CuPy's ``Module``, as RawModule does. With the machine code on disk no compiler is
+        loaded. Threads that want the same module wait for one of them; others compile beside them. What fails is not
+        kept, and is tried again by the next.
+
+        Raises:
+            BackendError: the compiler's log, or the driver's refusal to load what it made.
+        """
+        key = device.current(), text, options, name
+        if key in self._modules:
+            return self._modules[key]
+        turn = self._turns.setdefault(key, threading.Lock())
+        try:
+            with turn:
+                if key not in self._modules:
+                    self._modules.setdefault(key, _load(*key))
+        finally:
+            self._turns.pop(key, None)
+        return self._modules[key]
 
 
-@cache
-def _loaded(ordinal: int, text: str, options: tuple[str, ...], name: str) -> Module:
+MODULES: Final = Modules()
+load: Final = MODULES.load
+
+
+def _load(ordinal: int, text: str, options: tuple[str, ...], name: str) -> Module:
     here = device.target(ordinal)
     key = kernel_cache.name_of(text, "\0".join(options), version(), f"{here.platform} {here.arch}", name)
     code, from_disk = kernel_cache.fetch(key, lambda: compile_text(text, options, name))
     try:
         return _placed(code, name, here)
     except BackendError as error:
-        if not from_disk:
+        if not from_disk or (anew := compile_text(text, options, name)) == code:
             raise
-        code = compile_text(text, options, name)
-        kernel_cache.replace(key, code, str(error))
-        return _placed(code, name, here)
+        kernel_cache.replace(key, anew, str(error))
+        return _placed(anew, name, here)
 
 
 def _placed(code: bytes, name: str, where: Target) -> Module:
@@ -100,8 +130,8 @@ def _placed(code: bytes, name: str, where: Target) -> Module:
     return module
 
 
-def function(module: Module, entry: str, shared_bytes: int = 0) -> int:
-    """Return the address of a module's kernel, allowed to ask for ``shared_bytes`` of dynamic shared memory.
+def function(module: Module, entry: str, shared_bytes: int = 0) -> Function:
+    """Return a module's kernel, allowed to ask for ``shared_bytes`` of dynamic shared memory.
 
     Raises:
         BackendError: the module has no such entry, or the device not so much shared memory.
@@ -111,9 +141,9 @@ def function(module: Module, entry: str, shared_bytes: int = 0) -> int:
         address = int(module.get_function(entry).ptr)
         if shared_bytes > _OPT_IN_ABOVE and device.platform() == "cuda":
             most = driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            with _LOADING:  # a plan with less must not take from one with more
+            with _ALLOWING:  # a plan with less must not take from one with more
                 if driver.funcGetAttribute(most, address) < shared_bytes:
                     driver.funcSetAttribute(address, most, shared_bytes)
     except RuntimeError as error:
         raise BackendError(f"kernel {entry} with {shared_bytes} bytes of shared memory: {error}") from error
-    return address
+    return Function(address, module)

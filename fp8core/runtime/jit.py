@@ -60,7 +60,7 @@ def standard_options(target: Target) -> tuple[str, ...]:
 
 
 @cache
-def _function(target: Target, source: str, entry: str, constants: Constants, shared_bytes: int) -> int:
+def _function(target: Target, source: str, entry: str, constants: Constants, shared_bytes: int) -> compiler.Function:
     request = compile_request(target, source, entry, dict(constants))
     with device.on(target.device):
         return compiler.function(compiler.load(request.text, request.options), request.entry, shared_bytes)
@@ -126,7 +126,7 @@ class Bound:
         shape = (*(grid or (0, 0, 0)), *launcher.block, launcher.shared_bytes)
         CONFIGURATION.pack_into(image, self.middle, *shape, 0, *launcher.attributes)
         struct.pack_into(fixed_text, image, self.middle + CONFIGURATION.size, *numbers)
-        self.image, self.function = bytes(image), launcher.function
+        self.image, self.function = bytes(image), launcher.function.address
         self._launcher = launcher
         self._launch = device.calling(launcher.target.device, _launch_function(launcher.target.platform))
         self._pool: list[Frame] = []
@@ -150,12 +150,15 @@ class Bound:
 
 
 class Launcher:
-    """A compiled kernel with its block, called with a stream, a grid and the kernel's arguments."""
+    """A compiled kernel with its block, called with a stream, a grid and the kernel's arguments.
+
+    It keeps the kernel's module loaded, as each of its launches does: `bind` returns a method that keeps the launcher.
+    """
 
     def __init__(
         self,
         target: Target,
-        function: int,
+        function: compiler.Function,
         entry: str,
         items: Sequence[str],
         block: Grid,

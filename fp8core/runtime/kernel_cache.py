@@ -1,15 +1,24 @@
 """Compiled kernels on disk: plain files under a name that says what they were made from.
 
+Who can write such a file chooses the code that runs in the GPU context. So only regular files of this user or of root
+are taken, from a folder that nobody else can write and nobody else can exchange, and nothing is written elsewhere. The
+folder may be named through symbolic links: what is checked is the folder that they lead to, and all those above it.
+A file in it is never reached through a link.
+
 CuPy has such a cache, and it is not used because it fails the call in a folder that cannot be written, keeps
 silent about files that it finds damaged, and starts the compiler in every process only to ask for its version,
 which costs more than loading a kernel does. The functions here neither compile nor need a device.
 """
 
+import errno
 import hashlib
 import os
-import tempfile
+import secrets
+import stat
+import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -17,14 +26,43 @@ from typing import Final
 import platformdirs
 
 FOLDER_VARIABLE: Final = "FP8CORE_CACHE_DIR"
+LARGEST: Final = 64 << 20
+"""Bytes of a file; compiled kernels have tens of kilobytes."""
+UNFINISHED: Final = "new-"
+"""How the names of files begin that are being written."""
+UNFINISHED_SECONDS: Final = 24 * 3600
+"""A file that has been unfinished for so long was left by a process that was killed."""
 _MAGIC: Final = b"fp8core\x01"
 _HEADER: Final = len(_MAGIC) + hashlib.sha256().digest_size
+_PATH_ONLY: Final = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+"""Folders are opened without the permission to list them, which those above a home folder need not give."""
+_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+"""Without following a link, and without waiting for the writer of a FIFO."""
+_CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_KINDS: Final = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
 
 
 def folder() -> Path:
     """Return where compiled kernels are kept: ``$FP8CORE_CACHE_DIR``, or the user's cache folder for fp8core."""
     chosen = os.environ.get(FOLDER_VARIABLE)
     return Path(chosen) if chosen else platformdirs.user_cache_path("fp8core", appauthor=False) / "kernels"
+
+
+def refusal() -> str | None:
+    """Return why `folder` is not used, or None when it is, or would be made."""
+    try:
+        with _opened(folder()):
+            return None
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return _reason(error)
 
 
 def name_of(*parts: str) -> str:
@@ -40,33 +78,43 @@ def name_of(*parts: str) -> str:
 def fetch(name: str, make: Callable[[], bytes]) -> tuple[bytes, bool]:
     """Return the kernel called ``name`` and whether it came from the disk; if not, ``make`` made it and it was kept.
 
-    A damaged file is made anew and replaced, and a folder that cannot be read or written is done without: each
-    with one RuntimeWarning that names the place and the reason. Only what ``make`` raises is raised.
+    A file that is damaged or not to be trusted is made anew and replaced, and a folder that cannot be read or written
+    or is not to be trusted is done without: each with one RuntimeWarning that names the place and the reason. Only
+    what ``make`` raises is raised.
     """
-    place = folder()
-    kernel = _read(place / name)
-    if kernel is not None:
-        return kernel, True
+    place, warned = folder(), False
+    try:
+        with _opened(place) as at:
+            try:
+                return _read(at, name), True
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                warned = True
+                _warn(f"the compiled kernel {place / name} is not used, {_reason(error)}: compiling it again")
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        warned = True
+        _warn(f"compiled kernels are neither read from {place} nor kept there: {_reason(error)}; {_ELSEWHERE}")
     kernel = make()
-    keep(name, kernel)
+    keep(name, kernel, quiet=warned)
     return kernel, False
 
 
-def keep(name: str, kernel: bytes) -> None:
-    """Write ``kernel`` under ``name`` so that readers see all of it or nothing; a failure is a RuntimeWarning."""
+def keep(name: str, kernel: bytes, *, quiet: bool = False) -> None:
+    """Write ``kernel`` under ``name`` so that readers see all of it or nothing.
+
+    A failure is a RuntimeWarning, or nothing at all if ``quiet``: what keeps the kernel from being read has been told.
+    """
     place = folder()
     try:
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=place, prefix="new-")
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(_MAGIC + hashlib.sha256(kernel).digest() + kernel)
-            os.replace(temporary, place / name)  # noqa: PTH105 - the name comes from mkstemp as text
-        except BaseException:
-            os.unlink(temporary)  # noqa: PTH108
-            raise
+        with _opened(place, make=True) as at:
+            _remove_unfinished(at)
+            _write(at, name, _MAGIC + hashlib.sha256(kernel).digest() + kernel)
     except OSError as error:
-        _warn(f"compiled kernels are not kept in {place}: {error.strerror or error}; set {FOLDER_VARIABLE} elsewhere")
+        if not quiet:
+            _warn(f"compiled kernels are not kept in {place}: {_reason(error)}; {_ELSEWHERE}")
 
 
 def replace(name: str, kernel: bytes, reason: str) -> None:
@@ -75,19 +123,105 @@ def replace(name: str, kernel: bytes, reason: str) -> None:
     keep(name, kernel)
 
 
-def _read(path: Path) -> bytes | None:
+_ELSEWHERE: Final = f"set {FOLDER_VARIABLE} elsewhere"
+
+
+@contextmanager
+def _opened(place: Path, *, make: bool = False) -> Iterator[int]:
+    """Open the folder, made for this user alone if it is missing and ``make`` is set; raises OSError with the reason.
+
+    Each folder is opened inside the one before, so that what has been checked is what is used.
+    """
+    real = Path(os.path.realpath(place))
+    at = os.open(real.anchor, _PATH_ONLY)
     try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return None
+        _check_folder(at, Path(real.anchor), last=len(real.parts) == 1)
+        for depth, part in enumerate(real.parts[1:], 2):
+            if make:
+                with suppress(FileExistsError):
+                    os.mkdir(part, 0o700, dir_fd=at)
+            above, at = at, os.open(part, _PATH_ONLY, dir_fd=at)
+            os.close(above)
+            _check_folder(at, Path(*real.parts[:depth]), last=depth == len(real.parts))
+        yield at
+    finally:
+        os.close(at)
+
+
+def _check_folder(descriptor: int, path: Path, *, last: bool) -> None:
+    """Raise PermissionError if others can write the folder, or exchange what is in one above it."""
+    status = os.fstat(descriptor)
+    _check_owner(status, f"{path} belongs")
+    shared_above = not last and status.st_mode & stat.S_ISVTX  # as /tmp: others cannot rename what is not theirs
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not shared_above:
+        raise _refused(f"{path} can be written by others (mode {stat.S_IMODE(status.st_mode):04o})")
+
+
+def _check_owner(status: os.stat_result, what: str) -> None:
+    if status.st_uid not in (os.geteuid(), 0):
+        raise _refused(f"{what} to user {status.st_uid}, not to user {os.geteuid()} or root")
+
+
+def _refused(reason: str) -> PermissionError:
+    return PermissionError(errno.EPERM, reason)
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error)
+
+
+def _read(at: int, name: str) -> bytes:
+    """Return the kernel in the file ``name``; raises OSError with the reason why there is none."""
+    try:
+        descriptor = os.open(name, _READ, dir_fd=at)
     except OSError as error:
-        _warn(f"compiled kernels are not read from {path.parent}: {error.strerror or error}")
-        return None
+        if error.errno == errno.ELOOP:
+            raise _refused("it is a symbolic link") from error
+        raise
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise _refused(f"it is {_KINDS.get(stat.S_IFMT(status.st_mode), 'no regular file')}")
+        _check_owner(status, "it belongs")
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise _refused(f"it can be written by others (mode {stat.S_IMODE(status.st_mode):04o})")
+        if status.st_size > LARGEST:
+            raise _refused(f"it is too large ({status.st_size} bytes)")
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            data = file.read(LARGEST)
+    finally:
+        os.close(descriptor)
     kernel = data[_HEADER:]
-    if data[:_HEADER] == _MAGIC + hashlib.sha256(kernel).digest():
-        return kernel
-    _warn(f"the compiled kernel {path} is damaged ({len(data)} bytes, wrong checksum): compiling it again")
-    return None
+    if data[:_HEADER] != _MAGIC + hashlib.sha256(kernel).digest():
+        raise _refused(f"it is damaged ({len(data)} bytes, wrong checksum)")
+    return kernel
+
+
+def _write(at: int, name: str, data: bytes) -> None:
+    temporary = f"{UNFINISHED}{secrets.token_hex(8)}"
+    descriptor = os.open(temporary, _CREATE, 0o600, dir_fd=at)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        os.replace(temporary, name, src_dir_fd=at, dst_dir_fd=at)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary, dir_fd=at)
+        raise
+
+
+def _remove_unfinished(at: int) -> None:
+    """Remove what writers left that were killed long ago; another process may be faster."""
+    listing = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=at)
+    try:
+        with os.scandir(listing) as entries:
+            for entry in entries:
+                if entry.name.startswith(UNFINISHED):
+                    with suppress(FileNotFoundError):
+                        if time.time() - entry.stat(follow_symlinks=False).st_mtime > UNFINISHED_SECONDS:
+                            os.unlink(entry.name, dir_fd=at)
+    finally:
+        os.close(listing)
 
 
 @cache

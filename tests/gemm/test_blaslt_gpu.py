@@ -409,7 +409,7 @@ def test_stream_is_the_one_that_was_given(modes):
         assert error(result(made), made.want) <= EXACT, row
 
 
-@pytest.mark.skipif(device.count() < 2, reason="needs two GPUs")
+@pytest.mark.multigpu
 @pytest.mark.parametrize("modes", SHARED)
 def test_device_that_is_not_current(modes):
     with device.on(1):

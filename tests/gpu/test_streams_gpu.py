@@ -292,15 +292,9 @@ def test_the_first_call_may_be_inside_a_capture(torch):
     assert_same_bytes(engine.codes(q.data), want.codes)
 
 
-def second_device():
-    cupy = pytest.importorskip("cupy")
-    if cupy.cuda.runtime.getDeviceCount() < 2:
-        pytest.skip("needs two GPUs")
-
-
+@pytest.mark.multigpu
 @pytest.mark.parametrize("scheme", ["channel", "tensor", "block"])
 def test_a_device_that_is_not_the_current_one(torch, scheme):
-    second_device()
     engine, other = TorchEngine("cuda:0"), TorchEngine("cuda:1")
     layer, inputs = layer_and_inputs(engine, scheme, 20)
     layer_there, inputs_there = layer_and_inputs(other, scheme, 20)

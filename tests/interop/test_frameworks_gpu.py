@@ -16,7 +16,7 @@ from fp8core.errors import BackendError, LayoutError
 from fp8core.interop import dlpack_capsule
 from fp8core.interop.float8 import DTYPES, Float8Array
 from fp8core.problem import ITEMSIZE
-from fp8core.runtime import compiler, device, kernel_cache
+from fp8core.runtime import compiler, device, jit, kernel_cache
 
 pytestmark = pytest.mark.gpu
 
@@ -313,9 +313,8 @@ def test_a_stream_under_capture_neither_waits_nor_breaks(torch, cupy):
     assert (given == 7).all()
 
 
+@pytest.mark.multigpu
 def test_another_than_the_current_device(framework, cupy):
-    if device.count() < 2:
-        pytest.skip("one GPU")
     with cupy.cuda.Device(1):
         if framework == "torch":
             x = MAKERS["torch"]((2, 2), "float32").to("cuda:1")
@@ -361,37 +360,52 @@ def options():
     return ("-std=c++17", f"-arch=sm_{target.arch}")
 
 
-def filled(function: int, cupy) -> int:
+def filled(function: compiler.Function, cupy) -> int:
     p = cupy.zeros(32, "uint8")
     argument = np.array([p.data.ptr], np.uint64)
     arguments = np.array([argument.ctypes.data], np.uint64)
-    cupy.cuda.driver.launchKernel(function, 1, 1, 1, 32, 1, 1, 0, 0, arguments.ctypes.data, 0)
+    cupy.cuda.driver.launchKernel(function.address, 1, 1, 1, 32, 1, 1, 0, 0, arguments.ctypes.data, 0)
     return int(p.get().min())
 
 
 def test_a_kernel_is_loaded_from_disk_without_a_compiler(cupy, options, tmp_path, monkeypatch):
+    """By loaders of the test's own: the process's modules stay as they are."""
     monkeypatch.setenv("FP8CORE_CACHE_DIR", str(tmp_path))
     defined = (*options, "-DVALUE=41")
-    module = compiler.load(KERNEL, defined, "from_disk")
+    module = compiler.Modules().load(KERNEL, defined, "from_disk")
     function = compiler.function(module, "fill", 100 * 1024 if device.target(device.current()).arch >= 80 else 0)
     del module
     gc.collect()
     assert filled(function, cupy) == 41
-    compiler._loaded.cache_clear()
     monkeypatch.setattr(compiler, "compile_text", lambda *_: pytest.fail("compiled"))
-    assert filled(compiler.function(compiler.load(KERNEL, defined, "from_disk"), "fill"), cupy) == 41
+    again = compiler.function(compiler.Modules().load(KERNEL, defined, "from_disk"), "fill")
+    assert again.module is not function.module
+    assert filled(again, cupy) == 41
 
 
 def test_a_kernel_that_the_driver_refuses_is_compiled_again(cupy, options, tmp_path, monkeypatch):
     monkeypatch.setenv("FP8CORE_CACHE_DIR", str(tmp_path))
     defined = (*options, "-DVALUE=42")
-    compiler.load(KERNEL, defined, "refused")
+    compiler.Modules().load(KERNEL, defined, "refused")
     (kept,) = tmp_path.iterdir()
     kernel_cache.keep(kept.name, b"\x7fELF and nothing of use")
-    compiler._loaded.cache_clear()
     with pytest.warns(RuntimeWarning, match="is of no use, the driver cannot load refused"):
-        module = compiler.load(KERNEL, defined, "refused")
+        module = compiler.Modules().load(KERNEL, defined, "refused")
     assert filled(compiler.function(module, "fill"), cupy) == 42
+
+
+def test_launches_outlive_the_loader_of_their_module(cupy, options, tmp_path, monkeypatch):
+    """A bound launch keeps its launcher, and that its module, though nothing else does."""
+    monkeypatch.setenv("FP8CORE_CACHE_DIR", str(tmp_path))
+    target = device.target(device.current())
+    loader = compiler.Modules()
+    function = compiler.function(loader.load(KERNEL, (*options, "-DVALUE=44"), "kept"), "fill")
+    bound = jit.Launcher(target, function, "fill", ["P"], (32, 1, 1), 0, b"").bind((1, 1, 1))
+    del loader, function
+    gc.collect()
+    p = cupy.zeros(32, "uint8")
+    bound(cupy.cuda.get_current_stream().ptr, p.data.ptr)
+    assert (p.get() == 44).all()
 
 
 def test_errors_have_their_names(options):

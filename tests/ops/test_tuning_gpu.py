@@ -10,7 +10,9 @@ import pytest
 
 import fp8core
 from fp8core import timing
+from fp8core.core import operation
 from fp8core.errors import TuningError
+from fp8core.kernels.linear import LINEAR
 from fp8core.kernels.scaled_mm import SCALED_MM
 from fp8core.tuning import Tuning
 from gemm.test_blaslt_gpu import EXACT, FAST, case, check, cp, e4m3, error, launch, result
@@ -21,8 +23,12 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture(autouse=True)
 def untuned(monkeypatch):
+    """Tune from nothing, and leave nothing tuned: neither in the tables nor in calls prepared during the test."""
     monkeypatch.setattr(SCALED_MM, "_tuned", {})
     monkeypatch.setattr(SCALED_MM, "_plans", {})
+    yield
+    LINEAR.forget()
+    operation.forget()
 
 
 MODES = [("tensor", "tensor"), ("row", "row"), ("tensor", "row"), ("group", "block")]

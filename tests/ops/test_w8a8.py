@@ -8,6 +8,7 @@ import pytest
 
 import fp8core
 from fp8core import w8a8
+from fp8core.errors import DTypeError, ScaleError
 from support import reference
 from support.engines import assert_same_bytes, engines, fresh, fresh_fp8, fresh_scale
 
@@ -145,11 +146,94 @@ def test_dispatch_drops_padding_rows(engine, flags):
 
 
 def test_the_weight_functions_are_the_library_s():
-    for name in (
-        "requantize_with_max_scale",
-        "convert_to_channelwise",
-        "per_tensor_dequantize",
-        "all_close_1d",
-        "normalize_e4m3fn_to_e4m3fnuz",
-    ):
+    for name in ("all_close_1d", "convert_to_channelwise"):
         assert getattr(w8a8, name) is getattr(fp8core, name)
+    for name in ("requantize_with_max_scale", "per_tensor_dequantize", "normalize_e4m3fn_to_e4m3fnuz"):
+        assert bare(inspect.signature(getattr(w8a8, name))) == bare(inspect.signature(getattr(fp8core, name)))
+
+
+# scales that are numbers
+
+NUMBERS = [0.5, 3, np.float32(0.1), np.float64(0.1), np.float16(0.25), np.int64(2), float("nan")]
+
+
+def both(engine, number, call):
+    """Return the bytes of what a call gives of a number and of an array of it, results one by one."""
+    array = engine.array(np.array([number], np.float32))
+    given = []
+    for scale in (number, array):
+        result = call(scale)
+        given.append([engine.numpy(x) for x in (result if isinstance(result, tuple) else (result,)) if x is not None])
+    for got, want in zip(*given, strict=True):
+        assert got.dtype == want.dtype
+        assert_same_bytes(
+            got.view(np.uint8) if got.itemsize == 1 else got, want.view(np.uint8) if want.itemsize == 1 else want
+        )
+
+
+@engines(*CUDA_FRAMEWORKS, "jax-cpu", "jax-cuda")
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda x: f"{type(x).__name__} {x}")
+def test_a_scale_may_be_a_number(engine, number):
+    q, x, shards = fresh_fp8((6, 128)), fresh((6, 128)), [2, 4]
+    both(engine, number, lambda scale: w8a8.per_tensor_dequantize(engine.array(q), scale))
+    both(engine, number, lambda scale: w8a8.scaled_fp8_quant(engine.array(x), scale))
+    both(engine, number, lambda scale: w8a8.scaled_fp8_quant(engine.array(x), scale, use_per_token_if_dynamic=True))
+    both(engine, number, lambda scale: w8a8.requantize_with_max_scale(engine.array(q), scale, shards))
+    both(engine, number, lambda scale: w8a8.normalize_e4m3fn_to_e4m3fnuz(engine.array(q), scale, scale))
+
+
+@engines(*CUDA_FRAMEWORKS)
+@pytest.mark.parametrize("number", [0.25, np.float32(0.1)], ids=str)
+def test_scales_of_products_may_be_numbers(engine, number):
+    x, weight = fresh((5, 128), spread=1), engine.array(fresh_fp8((32, 128))).T
+    data, scale = w8a8.scaled_fp8_quant(engine.array(x), number)
+
+    def product(scale_a, scale_b):
+        return w8a8.dispatch_w8a8_scaled_mm(True, True, True)(
+            qinput=data,
+            weight=weight,
+            out_dtype="bfloat16",
+            scale_a=scale_a,
+            scale_b=scale_b,
+            bias=None,
+            input_2d=None,
+            output_shape=[5, 32],
+        )
+
+    both(engine, number, lambda scale_a: product(scale_a, scale))
+    both(engine, number, lambda scale_b: product(scale, scale_b))
+    op = w8a8.Fp8LinearOp()
+    both(engine, number, lambda weight_scale: op.apply(engine.array(x), weight, weight_scale))
+    both(engine, number, lambda input_scale: op.apply(engine.array(x), weight, scale, input_scale=input_scale))
+    both(engine, number, lambda input_scale: op.apply(data, weight, scale, input_scale=input_scale))
+
+
+@pytest.mark.parametrize("number", [1e39, -1e300, 10**60, 10**400], ids=lambda x: str(x)[:4])
+def test_a_number_that_is_no_float32_is_refused(number):
+    with pytest.raises(ScaleError, match=r"scale needs a number that float32 holds, got -?1(e\+|0)"):
+        w8a8.per_tensor_dequantize(fresh_fp8((2, 16)), number)
+
+
+@pytest.mark.parametrize("wrong", [True, "0.5", 0.5j, None, [0.5]], ids=str)
+def test_what_is_no_number_and_no_array_is_refused(wrong):
+    with pytest.raises(DTypeError, match="scale must be an array"):
+        w8a8.per_tensor_dequantize(fresh_fp8((2, 16)), wrong)
+
+
+@pytest.mark.gpu
+def test_a_number_is_recorded_in_a_graph_and_written_on_the_stream():
+    torch = pytest.importorskip("torch")
+    q = torch.from_numpy(fresh_fp8((64, 128)).view(np.uint8)).cuda().view(torch.float8_e4m3fn)
+    want = w8a8.per_tensor_dequantize(q, 0.5)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = w8a8.per_tensor_dequantize(q, 0.5)
+    for _ in range(3):
+        got.fill_(7)
+        graph.replay()
+        assert torch.equal(got, want)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    there = w8a8.per_tensor_dequantize(q, 0.5, stream=side)
+    side.synchronize()
+    assert torch.equal(there, want)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fp8core.blaslt import heuristic as blaslt_heuristic
 from fp8core.blaslt import library as blaslt_library
+from fp8core.kernels.scaled_mm import SCALED_MM
 from fp8core.problem import ScaledMm, Target
 from fp8core.runtime import device
 
@@ -102,7 +103,9 @@ def forget() -> None:
 
 
 def pretend(monkeypatch, stub: Stub, targets: tuple[Target, ...]) -> None:
-    """Let the machine have ``targets``, and the library be the stub."""
+    """Let the machine have ``targets``, and the library be the stub, with nothing planned before or kept after."""
+    monkeypatch.setattr(SCALED_MM, "_tuned", {})
+    monkeypatch.setattr(SCALED_MM, "_plans", {})
     gc.collect()
     stub.reset()
     monkeypatch.setattr(blaslt_library, "candidates", lambda dialect: iter([str(stub.path)]))

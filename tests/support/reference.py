@@ -4,6 +4,7 @@ Codes are found by looking for the nearest number in the list of all numbers of 
 here knows how a conversion works. Everything takes and gives NumPy arrays; FP8 data are ``uint8`` codes.
 """
 
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -37,18 +38,27 @@ def value_of(code: int, dtype: str) -> float:
     return sign * (1 + mantissa / (1 << mantissa_bits)) * 2.0 ** (exponent - bias)
 
 
+@cache
+def values(dtype: str) -> np.ndarray:
+    """Return the number of each byte."""
+    return np.array([value_of(code, dtype) for code in range(256)], np.float64)
+
+
+@cache
+def magnitudes(dtype: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the finite numbers of a format that are not negative, in their order, and their codes."""
+    finite = sorted((value, code) for code, value in enumerate(values(dtype)[:128]) if np.isfinite(value))
+    return np.array([value for value, _ in finite], np.float64), np.array([code for _, code in finite], np.uint8)
+
+
 def decode(codes: np.ndarray, dtype: str) -> np.ndarray:
     """Return the fp32 numbers of ``codes``."""
-    table = np.array([value_of(code, dtype) for code in range(256)], np.float32)
-    return table[codes]
+    return values(dtype).astype(np.float32)[codes]
 
 
 def encode(values: np.ndarray, dtype: str) -> np.ndarray:
     """Return the codes of fp32 ``values``, clamped to the quantization maximum and rounded to nearest even."""
-    magnitudes = [(value_of(code, dtype), code) for code in range(128)]
-    finite = sorted((value, code) for value, code in magnitudes if np.isfinite(value))
-    numbers = np.array([value for value, _ in finite], np.float64)
-    bytes_ = np.array([code for _, code in finite], np.uint8)
+    numbers, bytes_ = magnitudes(dtype)
     exact = np.minimum(np.abs(values.astype(np.float64)), MAX[dtype])
     upper = np.searchsorted(numbers, np.where(np.isnan(exact), 0.0, exact))
     lower = np.maximum(upper - 1, 0)
@@ -121,7 +131,7 @@ def _quantize(x, dtype, group_shape, scale, scale_ub, scale_format, eps, rows_pa
     if group_shape[1] < 0:
         grid = (grid[0], 1)
     scales = np.ones(grid, np.float32)
-    codes = np.zeros((total, cols), np.uint8)
+    scaled = np.zeros((total, cols), np.float32)
     for i in range(grid[0]):
         for j in range(grid[1]):
             where = slice(i * group_rows, min((i + 1) * group_rows, rows)), slice(j * group_cols, (j + 1) * group_cols)
@@ -130,7 +140,7 @@ def _quantize(x, dtype, group_shape, scale, scale_ub, scale_format, eps, rows_pa
                 continue  # padding rows keep zeros and scale 1
             if scale is not None:
                 s = np.float32(np.broadcast_to(scale, grid)[i, j])
-                values = group * (np.float32(1) / s)
+                scaled[where] = group * (np.float32(1) / s)
             else:
                 amax = np.fmax.reduce(np.abs(group), axis=None, initial=np.float32(0))
                 if group_shape == (-1, -1):
@@ -142,9 +152,9 @@ def _quantize(x, dtype, group_shape, scale, scale_ub, scale_format, eps, rows_pa
                     s = np.fmax(amax, np.float32(eps)) / largest
                 if scale_format != "float32":
                     s = power_of_two_above(np.array(s))[()]
-                values = group * (np.float32(1) / s) if group_shape == (-1, -1) else group / s
+                scaled[where] = group * (np.float32(1) / s) if group_shape == (-1, -1) else group / s
             scales[i, j] = s
-            codes[where] = encode(values.astype(np.float32), dtype)
+    codes = encode(scaled, dtype)  # of zeros: 0
     if scale_format == "ue8m0_bytes":
         return Quantized(codes, (scales.view(np.uint32) >> 23).astype(np.uint8))
     return Quantized(codes, scales)
