@@ -25,6 +25,7 @@ class Layout(NamedTuple):
     bytes_off: int = 0
 
 
+PLAIN = Layout()
 ODD_KINDS = ("reversed rows", "strided columns", "reversed columns", "broadcast rows", "turned", "not folding")
 
 
@@ -82,7 +83,7 @@ class Arena:
         self._end = 0
         self._before = b""
 
-    def put(self, values: np.ndarray, layout: Layout = Layout(), *, at: int | None = None) -> Place:
+    def put(self, values: np.ndarray, layout: Layout = PLAIN, *, at: int | None = None) -> Place:
         """Lay out ``values``, after all that is there already or over it, at the byte ``at``."""
         size = values.dtype.itemsize
         strides = tuple(step * size for step in steps(values.shape, layout))

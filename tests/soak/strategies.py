@@ -96,7 +96,9 @@ flavours = st.sampled_from(("ordinary", "ordinary", "special", "zeros", "tiny"))
 fp8 = st.sampled_from(tuple(FP8))
 e4m3 = st.sampled_from(("float8_e4m3fn", "float8_e4m3fnuz"))
 wide = st.sampled_from(tuple(WIDE))
-layouts = st.builds(lambda *at: Layout("rows", *at), st.sampled_from((0, 0, 1, 3, 8, 16)), st.sampled_from((0, 0, 1, 4, 5, 8)))
+layouts = st.builds(
+    lambda *at: Layout("rows", *at), st.sampled_from((0, 0, 1, 3, 8, 16)), st.sampled_from((0, 0, 1, 4, 5, 8))
+)
 """Those that every function takes."""
 offsets = st.sampled_from((0, 0, 1, 2, 3, 4)).map(lambda offset: Layout("rows", 0, offset))
 """Without gaps."""

@@ -116,4 +116,3 @@ def per_tensor_dequantize(draw: Draw, arena: Arena, engine: Any) -> Case:
 
     function = draw(st.sampled_from((fp8core.per_tensor_dequantize, w8a8.per_tensor_dequantize)))
     return Case(function, (arena.put(q, draw(layouts)), argument), {}, check, (), "answer", ("q", "scale"))
-
