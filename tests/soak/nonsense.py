@@ -1,0 +1,300 @@
+"""One good call of each public function, and for every kind of argument what has to be refused."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import fp8core
+from fp8core import GROUP_128, PER_TENSOR, w8a8
+from support.engines import fresh, fresh_fp8, fresh_scale
+
+NAN, INF = float("nan"), float("inf")
+M, N, K = 4, 32, 64
+
+
+class Good(NamedTuple):
+    """A good call: its arguments as NumPy arrays, and which kind each one is of."""
+
+    function: Callable[..., Any]
+    arguments: dict[str, Any]
+    kinds: dict[str, str]
+    also: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+    """Other names that a refusal may use for an argument."""
+
+
+def _strided(x: np.ndarray) -> np.ndarray:
+    wide = np.zeros((*x.shape[:-1], 2 * x.shape[-1]), x.dtype)
+    wide[..., ::2] = x
+    return wide[..., ::2]
+
+
+def _misaligned(x: np.ndarray) -> np.ndarray:
+    raw = np.zeros(x.nbytes + 1, np.uint8)
+    held = np.ndarray(x.shape, x.dtype, raw, 1)
+    held[...] = x
+    return held
+
+
+def _read_only(x: np.ndarray) -> np.ndarray:
+    x = x.copy()
+    x.flags.writeable = False
+    return x
+
+
+def _made(value: Any) -> Callable[[np.ndarray], Any]:
+    return lambda _: value
+
+
+NO_ARRAYS = {repr(v): _made(v) for v in ("text", [[1.0]], {}, 1j, (1.0,), b"bytes", np.array, NAN)}
+NUMBERS = {"int32": np.int32, "float64": np.float64, "bool": bool, "complex64": np.complex64, "int8": np.int8}
+NO_DTYPES = {name: lambda x, to=dtype: np.ones(x.shape, to) for name, dtype in NUMBERS.items()}
+BAD_LAYOUTS = {"strided columns": _strided, "0-d": lambda x: x.reshape(-1)[:1].reshape(())}
+OBJECTS = {"object()": _made(object()), "None": _made(None)}
+SHORTER = {
+    "one shorter": lambda x: np.ascontiguousarray(x[..., :-1]),
+    "one longer": lambda x: np.concatenate([x, x[..., :1]], -1),
+}
+
+
+def _values(*values: Any) -> dict[str, Callable[[Any], Any]]:
+    return {repr(value): _made(value) for value in values}
+
+
+NO_SCALES = {
+    **{name: made for name, made in NO_ARRAYS.items() if name != "nan"},
+    **NO_DTYPES,
+    "of five": _made(np.ones(5, np.float32)),
+    "of three axes": _made(np.ones((1, 5, 1), np.float32)),
+    "empty": _made(np.ones(0, np.float32)),
+    "float16": lambda x: np.ones(np.shape(x), np.float16),
+    "misaligned": lambda x: _misaligned(np.ones(np.shape(x) or (1,), np.float32)),
+}
+ANY_SCALES = {k: v for k, v in NO_SCALES.items() if not k.startswith(("of", "empty"))}
+"""Where shapes do not matter."""
+NO_GROUPS = _values(
+    128, "token", (1,), (1, 2, 3), (0, 128), (-2, 1), (1.5, 128), ("1", 128), (1, None), (1, NAN), {}, ((1, 2), 3)
+)
+NO_STREAMS = _values("text", 1.5, -1, [0], (0,), 1j, {}) | {"object()": _made(object())}
+NONSENSE: dict[str, dict[str, Callable[[Any], Any]]] = {
+    "high": {
+        **NO_ARRAYS,
+        **NO_DTYPES,
+        **BAD_LAYOUTS,
+        **OBJECTS,
+        "uint8": lambda x: np.ones(x.shape, np.uint8),
+        "misaligned": _misaligned,
+        "masked": lambda x: np.ma.masked_array(x, x > 0),
+        "reversed": lambda x: x[::-1] if x.ndim > 1 else x[::-1][None][0],
+    },
+    "fp8": {
+        **NO_ARRAYS,
+        **NO_DTYPES,
+        **BAD_LAYOUTS,
+        **OBJECTS,
+        "bytes": lambda x: x.view(np.uint8),
+        "float32": lambda x: x.astype(np.float32),
+    },
+    "fp8 of any shape": {**NO_ARRAYS, **NO_DTYPES, **OBJECTS, "bytes": lambda x: x.view(np.uint8)},
+    "scale": NO_SCALES,
+    "scale, there": {**NO_SCALES, "None": _made(None)},
+    "scales, any": ANY_SCALES | {"None": _made(None)},
+    "scales, any, or none": ANY_SCALES,
+    "bias": {**NO_ARRAYS, **NO_DTYPES, **SHORTER, "a row": lambda x: x[None], "strided": _strided},
+    "out": {
+        **{name: made for name, made in NO_ARRAYS.items() if name != "(1.0,)"},
+        **NO_DTYPES,
+        **SHORTER,
+        "read-only": _read_only,
+        "strided columns": _strided,
+        "overlapping rows": lambda x: np.lib.stride_tricks.as_strided(x, x.shape, (0, x.itemsize)),
+        "three": lambda x: (x, None, None),
+        "a number": _made(3),
+    },
+    "one float": {**NO_ARRAYS, **NO_DTYPES, "two": _made(np.ones(2, np.float32)), "read-only": _read_only},
+    "group": {**NO_GROUPS, "None": _made(None)},
+    "group or none": NO_GROUPS,
+    "group of a product": {**NO_GROUPS, **_values((1, 64), (1, 96), (-1, 1), (2, 2), (128, 128), None)},
+    "group of a weight": {**NO_GROUPS, **_values((96, 96), (-1, 1), (1, 64), (2, 2), None)},
+    "fp8 dtype": _values("float16", "float7", 3, np.int32, "", b"float8_e4m3fn", [], "uint8") | OBJECTS,
+    "result dtype": _values("float64", "float7", 3, np.int32, [], "uint8") | {"object()": _made(object())},
+    "dtype": _values("float8_e4m3fn", "float64", "float7", 3, np.int32, [], "uint8") | {"object()": _made(object())},
+    "eps": _values("a", None, NAN, INF, 0.0, -1.0, 1e-300, [1.0], 1j),
+    "epsilon": _values("a", None, [1.0], 1j),
+    "bound": _values("a", -1.0, 0.0, NAN, [1.0], 1j, np.ones(2, np.float32), np.ones(1, np.int32)),
+    "format": _values("e4m3", "", 3, [], None, b"float32"),
+    "layout": _values("nm", "", 3, [], None),
+    "rows": _values(20.5, "20", [20], 1j, NAN),
+    "widths": _values(None, 3, "44", [N - 0.5, 0.5], [str(N)], [N + 1, -1], [None, N], [NAN]),
+    "widths of rows": _values(None, 3, "44", [N - 0.5, 0.5], [str(N)], [N + 1, -1], [None, N], [NAN], [N - 1], []),
+    "stream": NO_STREAMS,
+}
+
+_RESULT = {"out": "out", "stream": "stream"}
+_SCALING = {
+    "dtype": "fp8 dtype",
+    "group_shape": "group",
+    "scale_format": "format",
+    "scale_layout": "layout",
+    "eps": "eps",
+    **_RESULT,
+}
+
+
+def _scaling(rows: int, cols: int) -> dict[str, Any]:
+    return {
+        "dtype": "float8_e4m3fn",
+        "group_shape": GROUP_128,
+        "scale_format": "float32",
+        "scale_layout": "k",
+        "eps": 1e-10,
+        "out": fresh_fp8((rows, cols)),
+        "stream": None,
+    }
+
+
+def _product(stored: bool) -> Good:
+    weight = fresh_fp8((N, K))
+    return Good(
+        fp8core.scaled_mm_nt if stored else fp8core.scaled_mm,
+        {
+            "a": fresh_fp8((M, K)),
+            "weight" if stored else "b": weight if stored else weight.T,
+            "scale_a": fresh_scale((M, 1)),
+            "scale_b": fresh_scale((N, 1) if stored else (1, N)),
+            "bias": fresh((N,)),
+            "out_dtype": "bfloat16",
+            "amax": np.ones(1, np.float32),
+            "out": fresh((M, N)),
+            "stream": None,
+        },
+        {
+            "a": "fp8",
+            "weight" if stored else "b": "fp8",
+            "scale_a": "scale, there",
+            "scale_b": "scale, there",
+            "bias": "bias",
+            "out_dtype": "result dtype",
+            "amax": "one float",
+            **_RESULT,
+        },
+    )
+
+
+_LAYER = {"bias": "bias", "group_shape": "group of a product", "out_dtype": "result dtype"}
+
+
+def _linear(function: Callable[..., Any], *, call: bool) -> Good:
+    arguments = {
+        "weight": fresh_fp8((N, K)),
+        "weight_scale": fresh_scale((N, 1)),
+        "bias": fresh((N,)),
+        "input_scale": fresh_scale((1,)),
+        "group_shape": PER_TENSOR,
+        "out_dtype": "bfloat16",
+    }
+    kinds = {"weight": "fp8", "weight_scale": "scale, there", "input_scale": "scale", **_LAYER}
+    if call:
+        arguments |= {"x": fresh((M, K)), "out": fresh((M, N)), "stream": None}
+        kinds |= {"x": "high", **_RESULT}
+    return Good(function, arguments, kinds)
+
+
+def _dequantize() -> Good:
+    arguments = {"q": fresh_fp8((M, K)), "scale": fresh_scale((M, 1)), "group_shape": (1, -1), "dtype": "float32"}
+    arguments |= {"out": fresh((M, K), "float32"), "stream": None}
+    kinds = {"q": "fp8", "scale": "scale, there", "group_shape": "group or none", "dtype": "dtype", **_RESULT}
+    return Good(fp8core.dequantize, arguments, kinds)
+
+
+def _shards() -> Good:
+    arguments = {"weight": fresh_fp8((N, K)), "weight_scale": fresh_scale((1,)), "logical_widths": [N]}
+    kinds = {"weight": "fp8", "weight_scale": "scale, there", "logical_widths": "widths of rows", **_RESULT}
+    return Good(fp8core.requantize_with_max_scale, arguments | {"out": fresh_fp8((N, K)), "stream": None}, kinds)
+
+
+def _normalize() -> Good:
+    arguments = {"weight": fresh_fp8((N, K)), "weight_scale": fresh_scale((1,)), "input_scale": fresh_scale((1,))}
+    kinds = {
+        "weight": "fp8 of any shape",
+        "weight_scale": "scales, any",
+        "input_scale": "scales, any, or none",
+        **_RESULT,
+    }
+    return Good(fp8core.normalize_e4m3fn_to_e4m3fnuz, arguments | {"out": fresh_fp8((N, K)), "stream": None}, kinds)
+
+
+GOOD: dict[str, Callable[[], Good]] = {
+    "quantize": lambda: Good(
+        fp8core.quantize,
+        {"x": fresh((M, K)), "rows_padded": M, **_scaling(M, K)},
+        {"x": "high", "rows_padded": "rows", **_SCALING},
+    ),
+    "quantize, static": lambda: Good(
+        fp8core.quantize,
+        {"x": fresh((M, K)), "scale": fresh_scale((1,)), "group_shape": PER_TENSOR, "out": None},
+        {"x": "high", "scale": "scale", "group_shape": "group"},
+    ),
+    "quantize, bounded": lambda: Good(fp8core.quantize, {"x": fresh((M, K)), "scale_ub": 1.0}, {"scale_ub": "bound"}),
+    "rms_norm_quant": lambda: Good(
+        fp8core.rms_norm_quant,
+        {"x": fresh((M, K)), "weight": fresh((K,)), "epsilon": 1e-5, "residual": fresh((M, K)), **_scaling(M, K)},
+        {"x": "high", "weight": "high", "epsilon": "epsilon", "residual": "out", **_SCALING},
+    ),
+    "silu_and_mul_quant": lambda: Good(
+        fp8core.silu_and_mul_quant, {"x": fresh((M, 2 * K)), **_scaling(M, K)}, {"x": "high", **_SCALING}
+    ),
+    "dequantize": _dequantize,
+    "scaled_mm": lambda: _product(stored=False),
+    "scaled_mm_nt": lambda: _product(stored=True),
+    "linear": lambda: _linear(fp8core.linear, call=True),
+    "Fp8Linear": lambda: _linear(fp8core.Fp8Linear, call=False),
+    "Fp8Linear.from_weight": lambda: Good(
+        fp8core.Fp8Linear.from_weight,
+        {"weight": fresh((N, K)), "weight_group_shape": (1, -1), "dtype": "float8_e4m3fn", **_layer_options()},
+        {"weight": "high", "weight_group_shape": "group of a weight", "dtype": "fp8 dtype", **_LAYER},
+    ),
+    "Fp8Linear.__call__": lambda: Good(
+        fp8core.Fp8Linear(fresh_fp8((N, K)), fresh_scale((1,))),
+        {"x": fresh((M, K)), "out": fresh((M, N)), "stream": None},
+        {"x": "high", **_RESULT},
+    ),
+    "requantize_with_max_scale": _shards,
+    "convert_to_channelwise": lambda: Good(
+        fp8core.convert_to_channelwise,
+        {"weight_scale": fresh_scale((1,)), "logical_widths": [N], "stream": None},
+        {"weight_scale": "scale, there", "logical_widths": "widths", "stream": "stream"},
+    ),
+    "normalize_e4m3fn_to_e4m3fnuz": _normalize,
+    "all_close_1d": lambda: Good(
+        fp8core.all_close_1d, {"x": fresh_scale((5,)), "stream": None}, {"x": "scales, any", "stream": "stream"}
+    ),
+    "per_tensor_dequantize": lambda: Good(
+        fp8core.per_tensor_dequantize,
+        {"q": fresh_fp8((M, K)), "scale": fresh_scale((1,)), "stream": None},
+        {"q": "fp8", "scale": "scale, there", "stream": "stream"},
+    ),
+    "w8a8.scaled_fp8_quant": lambda: Good(
+        w8a8.scaled_fp8_quant,
+        {"input": fresh((M, K)), "scale": fresh_scale((1,)), "output": fresh_fp8((M, K)), "num_token_padding": M},
+        {"input": "high", "scale": "scale", "output": "out", "num_token_padding": "rows"},
+        {"input": ("x",), "output": ("out",), "num_token_padding": ("rows_padded",)},
+    ),
+    "w8a8.Fp8LinearOp": lambda: Good(
+        w8a8.Fp8LinearOp().apply,
+        {
+            "input": fresh((M, K)),
+            "weight": fresh_fp8((N, K)).T,
+            "weight_scale": fresh_scale((N, 1)),
+            "bias": fresh((N,)),
+            "input_scale": fresh_scale((1,)),
+        },
+        {"input": "high", "weight": "fp8", "weight_scale": "scale, there", "bias": "bias", "input_scale": "scale"},
+        {"input": ("x", "a"), "weight": ("b",), "weight_scale": ("scale_b",), "input_scale": ("scale", "scale_a")},
+    ),
+}
+
+
+def _layer_options() -> dict[str, Any]:
+    return {"bias": fresh((N,)), "group_shape": (1, -1), "out_dtype": "bfloat16"}
