@@ -8,9 +8,12 @@ from functools import cache
 from typing import Any
 
 from fp8core.errors import DeviceError, DTypeError
+from fp8core.interop.eager import eager_only
 from fp8core.interop.float8 import Float8Array
 from fp8core.interop.frameworks import framework_of
 from fp8core.interop.names import dtype_name
+from fp8core.interop.ordering import order_after, order_before
+from fp8core.interop.scalars import scalar
 from fp8core.interop.tensor import Allocator, Framework, Result, TensorView
 
 __all__ = [
@@ -19,12 +22,17 @@ __all__ = [
     "Result",
     "TensorView",
     "dtype_name",
+    "eager_only",
     "framework_of",
+    "order_after",
+    "order_before",
+    "scalar",
     "stream_of",
     "view",
 ]
 
 
+@eager_only
 def view(x: Any, name: str, *, written: bool = False) -> TensorView:
     """Return a view of the array ``x``; nothing is copied.
 
@@ -42,7 +50,7 @@ def view(x: Any, name: str, *, written: bool = False) -> TensorView:
     kind: Any = type(x)
     read = _reader(kind)
     if read is None:
-        raise DTypeError(f"{name} must be an array that offers DLPack, got {kind.__module__}.{kind.__qualname__}")
+        raise DTypeError(f"{name} needs an array that offers DLPack, got {kind.__module__}.{kind.__qualname__}")
     seen: TensorView = read(x, name)
     if written:
         seen.framework.written(_storage_of(x), name)
@@ -56,8 +64,7 @@ def stream_of(first: TensorView, stream: Any = None, *others: TensorView) -> int
         first: the operand whose framework decides, and whose device it is.
         stream: an address (0 is the default stream), or an object with ``__cuda_stream__``, ``.ptr`` or
             ``.cuda_stream``.
-        others: the other operands. Where one is of another framework, the stream is made to wait for what that
-            one's current stream still does; arrays of JAX are made ready for the stream.
+        others: the other operands, for a caller that does without `order_before`.
 
     Returns:
         The stream's address; 0 on the host.
@@ -65,25 +72,18 @@ def stream_of(first: TensorView, stream: Any = None, *others: TensorView) -> int
     Raises:
         DeviceError: ``stream`` is nothing of that kind.
     """
-    framework, target = first.framework, first.target
-    if target.platform == "host":
+    if first.target.platform == "host":
         return 0
-    if stream is None:
-        chosen = framework.stream(target)
-    else:
-        chosen = _address(stream)
-        if first.held is not None:
-            framework.order(first, chosen, stream)
-    for other in others:
-        if other.framework is not framework or other.held is not None:
-            other.framework.order(other, chosen, stream)
+    chosen = first.framework.stream(first.target) if stream is None else _address(stream)
+    if others or first.held is not None:
+        order_before(chosen, (first, *others), stream)
     return chosen
 
 
 def _address(stream: Any) -> int:
     if isinstance(stream, int) and not isinstance(stream, bool):
         if stream < 0:
-            raise DeviceError(f"stream must be an address, 0 or more, got {stream}")
+            raise DeviceError(f"stream needs an address, 0 or more, got {stream}")
         return stream
     offer = getattr(stream, "__cuda_stream__", None)
     if offer is not None:
@@ -93,8 +93,7 @@ def _address(stream: Any) -> int:
         if isinstance(address, int):
             return address
     raise DeviceError(
-        "stream must be an address or an object with __cuda_stream__, .ptr or .cuda_stream, "
-        f"got {type(stream).__name__}"
+        f"stream needs an address or an object with __cuda_stream__, .ptr or .cuda_stream, got {type(stream).__name__}"
     )
 
 
