@@ -5,20 +5,23 @@ neighbours, and takes and gives arrays of any framework. Weights are ``[k, n]`` 
 names' users pass them. A scale of one number may be a Python or NumPy number.
 """
 
-import ctypes
 import math
-import struct
 from collections.abc import Callable, Sequence
 from functools import cache
-from numbers import Real
 from typing import Any
 
-from fp8core import interop, ops
-from fp8core.errors import ScaleError
-from fp8core.interop import Framework
-from fp8core.ops import all_close_1d, capabilities, convert_to_channelwise, quantize, scaled_mm
-from fp8core.problem import FORMATS, PER_TENSOR, PER_TOKEN, Target, native_e4m3
-from fp8core.runtime import device
+from fp8core import interop
+from fp8core.ops import (
+    all_close_1d,
+    capabilities,
+    convert_to_channelwise,
+    normalize_e4m3fn_to_e4m3fnuz,
+    per_tensor_dequantize,
+    quantize,
+    requantize_with_max_scale,
+    scaled_mm,
+)
+from fp8core.problem import FORMATS, PER_TENSOR, PER_TOKEN, native_e4m3
 
 __all__ = [
     "CUTLASS_BLOCK_FP8_SUPPORTED",
@@ -89,66 +92,6 @@ def __getattr__(name: str) -> bool:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _scalar(x: object) -> float | None:
-    """Return a Python or NumPy number as a float, None for anything else."""
-    if isinstance(x, bool) or not isinstance(x, Real):
-        return None
-    return float(x)
-
-
-def _number(framework: Framework, value: float, target: Target, stream: int) -> Any:
-    """Return a framework's fp32 array of the one number ``value``, of the pool of ``stream`` and written on it.
-
-    No host memory is read after the call, so a graph may record it.
-    """
-    made = framework.empty((1,), "float32", target, stream=stream)
-    if target.platform == "host":
-        ctypes.c_float.from_address(made.pointer).value = value
-    else:
-        name = "hipMemsetD32Async" if target.platform == "hip" else "cuMemsetD32Async"
-        write = device.driver()[name]
-        write.argtypes = (ctypes.c_void_p, ctypes.c_uint32, ctypes.c_size_t, ctypes.c_void_p)
-        bits = int.from_bytes(ctypes.c_float(value), "little")
-        with device.on(target.device):
-            device.check(write(made.pointer, bits, 1, stream), name, f"a scale on {target}")
-    return framework.give(made.array, stream)
-
-
-def _scale(scale: Any, name: str, operand: Any, operand_name: str, stream: Any = None) -> Any:
-    """Return ``scale`` as an array: a number becomes one of the framework and on the device of its operand."""
-    try:
-        value = _scalar(scale)
-        if value is None:
-            return scale
-        struct.pack("<f", value)
-    except OverflowError as error:
-        raise ScaleError(f"{name} needs a number that float32 holds, got {scale}") from error
-    view = interop.view(operand, operand_name)
-    return _number(view.framework, value, view.target, interop.stream_of(view, stream))
-
-
-def per_tensor_dequantize(q: Any, scale: Any, *, stream: Any = None) -> Any:
-    """Return `fp8core.per_tensor_dequantize` of ``q`` with a scale of one number, as an array or as a number."""
-    return ops.per_tensor_dequantize(q, _scale(scale, "scale", q, "q", stream), stream=stream)
-
-
-def requantize_with_max_scale(
-    weight: Any, weight_scale: Any, logical_widths: Sequence[int], *, out: Any = None, stream: Any = None
-) -> tuple[Any, Any]:
-    """Return `fp8core.requantize_with_max_scale`; a number as ``weight_scale`` is that of every shard."""
-    scale = _scale(weight_scale, "weight_scale", weight, "weight", stream)
-    return ops.requantize_with_max_scale(weight, scale, logical_widths, out=out, stream=stream)
-
-
-def normalize_e4m3fn_to_e4m3fnuz(
-    weight: Any, weight_scale: Any, input_scale: Any = None, *, out: Any = None, stream: Any = None
-) -> tuple[Any, Any, Any]:
-    """Return `fp8core.normalize_e4m3fn_to_e4m3fnuz`; scales are arrays or numbers."""
-    weight_scale = _scale(weight_scale, "weight_scale", weight, "weight", stream)
-    input_scale = _scale(input_scale, "input_scale", weight, "weight", stream)
-    return ops.normalize_e4m3fn_to_e4m3fnuz(weight, weight_scale, input_scale, out=out, stream=stream)
-
-
 def maybe_create_device_identity() -> None:
     """Do nothing: kept for importers."""
 
@@ -166,7 +109,7 @@ def scaled_fp8_quant(
 
     Args:
         input: float32, float16 or bfloat16 ``[m, k]``.
-        scale: a given fp32 scale, an array or a number; without it the scale is dynamic.
+        scale: a given scale, a number or an fp32 array; without it the scale is dynamic.
         num_token_padding: give at least so many rows.
         scale_ub: an upper bound of amax, per token only; per tensor it has no meaning and is left aside.
         use_per_token_if_dynamic: one scale a token instead of one for the tensor, when the scale is dynamic.
@@ -175,7 +118,6 @@ def scaled_fp8_quant(
     """
     dynamic = PER_TOKEN if use_per_token_if_dynamic else PER_TENSOR
     shape = group_shape if group_shape is not None else (dynamic if scale is None else PER_TOKEN)
-    scale = _scale(scale, "scale", input, "input")
     return quantize(
         input,
         dtype=interop.view(output, "output").dtype
@@ -193,14 +135,13 @@ def _product(
     qinput: Any, weight: Any, out_dtype: Any, scale_a: Any, scale_b: Any, bias: Any, output_shape: Sequence[int]
 ) -> Any:
     rows = math.prod(output_shape[:-1])
-    scale_a, scale_b = _scale(scale_a, "scale_a", qinput, "qinput"), _scale(scale_b, "scale_b", weight, "weight")
     result = scaled_mm(qinput[:rows], weight, _rows_of(scale_a, rows), scale_b, bias=bias, out_dtype=out_dtype)
     return result.reshape(tuple(output_shape))
 
 
 def _rows_of(scale: Any, rows: int) -> Any:
     """Return the scales of the first ``rows`` tokens: padding rows leave with their scales."""
-    shape = tuple(scale.shape)
+    shape = tuple(getattr(scale, "shape", ()))  # a number has none
     return scale[:rows] if len(shape) > 0 and shape[0] > rows and shape not in ((1,), (1, 1)) else scale
 
 
@@ -221,8 +162,8 @@ def cutlass_w8a8_scaled_mm(
         qinput: FP8 ``[rows, k]``; rows beyond those of output_shape are padding and leave no trace.
         weight: FP8 ``[k, n]``, columns contiguous.
         out_dtype: the result's dtype.
-        scale_a: the input's scale, an array or a number.
-        scale_b: the weight's scale, likewise.
+        scale_a: the input's scale.
+        scale_b: the weight's scale.
         bias: ``[n]`` or None.
         output_shape: the result's shape, ``[..., n]``.
         input_2d: the unquantized input; not needed.
@@ -302,16 +243,14 @@ class Fp8LinearOp:
         Args:
             input: float32, float16 or bfloat16 ``[..., k]``, or FP8 together with input_scale.
             weight: FP8 ``[k, n]``, columns contiguous.
-            weight_scale: one number, or an array of one or one a channel.
+            weight_scale: one number, or one a channel.
             out_dtype: the result's dtype; None is the input's own, bfloat16 where that is FP8.
-            input_scale: a given scale of the input, an array or a number.
+            input_scale: a given scale of the input.
             input_scale_ub: an upper bound of amax per token.
             bias: ``[n]``.
             use_per_token_if_dynamic: overrides the layer's own.
         """
         view = interop.view(input, "input")
-        input_scale = _scale(input_scale, "input_scale", input, "input")
-        weight_scale = _scale(weight_scale, "weight_scale", weight, "weight")
         per_token = self.use_per_token_if_dynamic if use_per_token_if_dynamic is None else use_per_token_if_dynamic
         data, scale, dtype = input, input_scale, out_dtype
         if view.dtype not in FORMATS:

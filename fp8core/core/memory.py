@@ -90,10 +90,10 @@ def _strides(x: Any) -> tuple[int, ...]:
 def scratch_allocator(
     nbytes: int, framework: Framework, target: Target
 ) -> Callable[[int, int | None], tuple[int, Any]] | None:
-    """Return a function that allocates a call's scratch, given its stream and, where that is not the framework's own
-    current one, the stream again; None where no scratch is needed.
+    """Return a function that allocates a call's scratch; None where no scratch is needed.
 
-    Memory that a graph uses has to live as long as the graph does: while the stream is captured, it is the graph's.
+    It is given the call's stream, and once more where that is not the framework's own current one. Memory that a graph
+    uses has to live as long as the graph does: while the stream is captured, it is the graph's.
     """
     if not nbytes:
         return None

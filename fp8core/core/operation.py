@@ -6,6 +6,7 @@ specs and options. Later calls of the same signature find the cached call, ask f
 launch with the addresses of their own operands.
 """
 
+import struct
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import reduce
 from operator import or_
@@ -17,7 +18,9 @@ from fp8core.core import prefetch
 from fp8core.core.memory import Regions, scratch_allocator
 from fp8core.core.signature import signature
 from fp8core.core.specs import ALIGNMENT, TensorSpec, spec_of
+from fp8core.errors import ScaleError
 from fp8core.interop import Allocator, Framework, TensorView
+from fp8core.interop.tensor import fill_number
 from fp8core.table import Explanation
 
 Launch = Callable[..., None]
@@ -81,7 +84,7 @@ class Call:
         )
         self.given = tuple(at for at in described.results if specs[at] is not None)
         """The places of the caller's arrays that are written."""
-        self.stream = framework.stream_getter(target)
+        self.stream, self.wrote = framework.stream_getter(target), framework.wrote
         self.allocate_scratch = scratch_allocator(planned.scratch_bytes, framework, target)
         self.regions = Regions(specs, described.results, in_place)
         self.clashes = self.regions.clashes if self.given or prefetch.applies(target) else None
@@ -107,6 +110,7 @@ class Operation:
         scratch: whether launches are given the address of a scratch after those of the operands.
         in_place: pairs of a result and an operand that may be the same memory.
         numbers: the places of operands that may be Python or NumPy numbers: scales, as fp32 arrays of one.
+        returned: those of them that the caller gets back as arrays.
     """
 
     def __init__(
@@ -117,9 +121,10 @@ class Operation:
         scratch: bool = False,
         in_place: tuple[tuple[int, int], ...] = (),
         numbers: tuple[int, ...] = (),
+        returned: tuple[int, ...] = (),
     ) -> None:
         self.operands, self.describe, self.scratch = operands, describe, scratch
-        self.in_place, self.numbers = in_place, numbers
+        self.in_place, self.numbers, self.returned = in_place, numbers, returned
         self._calls: dict[Hashable, Call] = {}
         _ALL.add(self)
 
@@ -160,7 +165,7 @@ class Operation:
             call.regions.note(addresses, work)
         self._launch(call, work, addresses, None, weights)
         if call.given:
-            interop.wrote(arrays, call.given)
+            call.wrote(*[operands[at] for at in call.given])
         return arrays, call.note
 
     def forget(self) -> None:
@@ -220,16 +225,24 @@ class Operation:
         pool = None if stream is None else work
         arrays, addresses = list(operands), [0 if view is None else view.pointer for view in views]
         call.regions.check(self.operands, addresses)
+        held = []  # until the launch has been made
         for at in self.numbers:
             if specs[at] is not None and views[at] is None:
-                addresses[at], arrays[at] = framework.number(float(operands[at]), first.target, pool)
+                value = _float32(operands[at], self.operands[at])
+                if at in self.returned:
+                    addresses[at], arrays[at] = allocated = framework.empty((1,), "float32", first.target, None, pool)
+                    fill_number(allocated.pointer, value, first.target, work)
+                else:
+                    number = framework.number(value, first.target, work)
+                    addresses[at] = number.pointer
+                    held.append(number)
         for at, allocate in call.new:
             addresses[at], arrays[at] = allocate(pool)
         call.regions.note(addresses, work)
         interop.order_before(work, present, stream)
         self._launch(call, work, addresses, pool, weights)
         interop.order_after(work, present, stream)
-        interop.wrote(arrays, call.given)
+        interop.wrote(operands[at] for at in call.given)
         if framework.wraps:
             for at in range(len(arrays)):
                 if arrays[at] is not operands[at]:
@@ -247,7 +260,7 @@ class Operation:
             view = None if x is None or number else interop.view(x, name)
             views.append(view)
             if number and views[0] is not None:
-                specs.append(TensorSpec(name, "float32", (), (), views[0].target))
+                specs.append(TensorSpec(name, "float32", (1,), (1,), views[0].target))
             else:
                 specs.append(None if view is None else spec_of(view, name))
         return views, tuple(specs)
@@ -276,6 +289,14 @@ def forget() -> None:
     """Let every call of every operation be planned anew, as what runs a problem has changed."""
     for operation in list(_ALL):
         operation.forget()
+
+
+def _float32(number: Any, name: str) -> float:
+    try:
+        struct.pack("<f", number)
+    except OverflowError as error:
+        raise ScaleError(f"{name} needs a number that float32 holds, got {number}") from error
+    return float(number)
 
 
 class _Question:

@@ -20,12 +20,14 @@ from typing import Final
 from weakref import WeakSet
 
 from fp8core.problem import Target
-from fp8core.runtime import device
+from fp8core.runtime import capture, device
 
 Range = tuple[int, int]
 """The first address, and the one behind the last."""
 WEIGHT, SCALE, BIAS = 1, 2, 3
 """The places of what is read early among the operands of a linear layer."""
+PER_THREAD: Final = 2
+"""The stream of the calling thread, whichever that is: nothing that happened on it says anything of the next call."""
 
 
 class _Watched:
@@ -76,34 +78,40 @@ class WeightHistory:
         places = addresses[WEIGHT], addresses[SCALE], addresses[BIAS]
         if self._settled.get(stream) == places:
             return True
-        capture = device.capture_id(stream)
-        return bool(capture) and self._places == places and capture not in (self._known_in, self._written_in)
+        number = capture_of(stream)
+        return bool(number) and self._places == places and number not in (self._known_in, self._written_in)
 
     def waited(self, stream: int, addresses: Sequence[int], spans: Sequence[int]) -> None:
         """Note that a launch on ``stream`` has waited for all that precedes it; in a capture it has not run."""
         places = addresses[WEIGHT], addresses[SCALE], addresses[BIAS]
-        capture = device.capture_id(stream)
-        self.know(addresses, spans, capture)
-        if not capture:
+        number = capture_of(stream)
+        self.know(addresses, spans, number)
+        if not number and stream != PER_THREAD:
             self._settled[stream] = places
 
-    def know(self, addresses: Sequence[int], spans: Sequence[int], capture: int) -> None:
-        """Watch the memory at these addresses; ``capture`` is the one under way, or 0."""
+    def know(self, addresses: Sequence[int], spans: Sequence[int], number: int) -> None:
+        """Watch the memory at these addresses; ``number`` is that of the capture under way, or 0."""
         places = addresses[WEIGHT], addresses[SCALE], addresses[BIAS]
         if self._places == places:
             return
         self._settled.clear()
-        self._places, self._known_in = places, capture
+        self._places, self._known_in = places, number
         self.ranges = tuple((addresses[at], addresses[at] + spans[at]) for at in (WEIGHT, SCALE, BIAS) if spans[at])
         _WATCHED.add(self)
 
-    def overwritten(self, ranges: Sequence[Range], capture: int) -> bool:
+    def overwritten(self, ranges: Sequence[Range], number: int) -> bool:
         """Forget what waited if one of ``ranges`` is the layer's, and return whether one is."""
         if not any(a < end and start < b for a, b in ranges for start, end in self.ranges):
             return False
         self._settled.clear()
-        self._written_in = capture or self._written_in
+        self._written_in = number or self._written_in
         return True
+
+
+def capture_of(stream: int) -> int:
+    """Return the number of the capture that a stream is in, or 0."""
+    found = capture.info(stream) if device.capturing(stream) else None
+    return 0 if found is None else found.id
 
 
 def applies(target: Target) -> bool:
@@ -130,8 +138,8 @@ def overwrites(written: Sequence[Range], stream: int) -> bool:
     """
     if not _WATCHED.starts or not any(_WATCHED.touches(one) for one in written):
         return False
-    capture = device.capture_id(stream)
+    number = capture_of(stream)
     with _WATCHED.lock:
         histories = list(_WATCHED.histories)
-    found = [history.overwritten(written, capture) for history in histories]
+    found = [history.overwritten(written, number) for history in histories]
     return any(found)

@@ -4,13 +4,17 @@ Nothing is copied in either direction, and no framework is imported: one is foun
 of its arrives.
 """
 
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
 from fp8core.errors import DeviceError, DTypeError
+from fp8core.interop.eager import eager_only
 from fp8core.interop.float8 import Float8Array
 from fp8core.interop.frameworks import framework_of
 from fp8core.interop.names import dtype_name
+from fp8core.interop.ordering import order_after, order_before
+from fp8core.interop.scalars import scalar
 from fp8core.interop.tensor import Allocator, Framework, Result, TensorView
 
 __all__ = [
@@ -18,13 +22,21 @@ __all__ = [
     "Framework",
     "Result",
     "TensorView",
+    "check_writable",
     "dtype_name",
+    "eager_only",
     "framework_of",
+    "order_after",
+    "order_before",
+    "reinterpret",
+    "scalar",
     "stream_of",
     "view",
+    "wrote",
 ]
 
 
+@eager_only
 def view(x: Any, name: str, *, written: bool = False) -> TensorView:
     """Return a view of the array ``x``; nothing is copied.
 
@@ -42,7 +54,7 @@ def view(x: Any, name: str, *, written: bool = False) -> TensorView:
     kind: Any = type(x)
     read = _reader(kind)
     if read is None:
-        raise DTypeError(f"{name} must be an array that offers DLPack, got {kind.__module__}.{kind.__qualname__}")
+        raise DTypeError(f"{name} needs an array that offers DLPack, got {kind.__module__}.{kind.__qualname__}")
     seen: TensorView = read(x, name)
     if written:
         seen.framework.written(_storage_of(x), name)
@@ -56,8 +68,7 @@ def stream_of(first: TensorView, stream: Any = None, *others: TensorView) -> int
         first: the operand whose framework decides, and whose device it is.
         stream: an address (0 is the default stream), or an object with ``__cuda_stream__``, ``.ptr`` or
             ``.cuda_stream``.
-        others: the other operands. Where one is of another framework, the stream is made to wait for what that
-            one's current stream still does; arrays of JAX are made ready for the stream.
+        others: the other operands, for a caller that does without `order_before`.
 
     Returns:
         The stream's address; 0 on the host.
@@ -65,25 +76,18 @@ def stream_of(first: TensorView, stream: Any = None, *others: TensorView) -> int
     Raises:
         DeviceError: ``stream`` is nothing of that kind.
     """
-    framework, target = first.framework, first.target
-    if target.platform == "host":
+    if first.target.platform == "host":
         return 0
-    if stream is None:
-        chosen = framework.stream(target)
-    else:
-        chosen = _address(stream)
-        if first.held is not None:
-            framework.order(first, chosen, stream)
-    for other in others:
-        if other.framework is not framework or other.held is not None:
-            other.framework.order(other, chosen, stream)
+    chosen = first.framework.stream(first.target) if stream is None else _address(stream)
+    if others or first.held is not None:
+        order_before(chosen, (first, *others), stream)
     return chosen
 
 
 def _address(stream: Any) -> int:
     if isinstance(stream, int) and not isinstance(stream, bool):
         if stream < 0:
-            raise DeviceError(f"stream must be an address, 0 or more, got {stream}")
+            raise DeviceError(f"stream needs an address, 0 or more, got {stream}")
         return stream
     offer = getattr(stream, "__cuda_stream__", None)
     if offer is not None:
@@ -93,8 +97,7 @@ def _address(stream: Any) -> int:
         if isinstance(address, int):
             return address
     raise DeviceError(
-        "stream must be an address or an object with __cuda_stream__, .ptr or .cuda_stream, "
-        f"got {type(stream).__name__}"
+        f"stream needs an address or an object with __cuda_stream__, .ptr or .cuda_stream, got {type(stream).__name__}"
     )
 
 
@@ -127,53 +130,9 @@ def reinterpret(x: Any, dtype: str) -> Any:
     return framework.reinterpret(x, dtype)
 
 
-# ---- temporary until the interop branch is merged
-
-
-def scalar(x):
-    import numpy as np
-
-    if isinstance(x, bool | np.bool_):
-        return None
-    if isinstance(x, int | float | np.integer | np.floating):
-        return float(x)
-    return None
-
-
-def eager_only(f):
-    f._torchdynamo_disable = True
-    return f
-
-
-def wrote(arrays, places):
-    for at in places:
-        x = arrays[at]
-        if type(x).__module__.startswith("torch"):
-            import sys
-
-            if not x.is_inference():
-                sys.modules["torch"]._C._increment_version((x,))
-
-
-def order_before(stream, views, explicit):
-    first = views[0]
-    if first.target.platform != "host":
-        stream_of(first, explicit, *views[1:])
-
-
-def order_after(stream, views, explicit):
-    pass
-
-
-def _number(self, value, target, stream=None):
-    import numpy as np
-
-    made = self.empty((1,), "float32", target, None, stream)
-    assert target.platform == "host"
-    import ctypes
-
-    ctypes.c_float.from_address(made.pointer).value = value
-    return made
-
-
-Framework.number = _number
+def wrote(arrays: Iterable[Any]) -> None:
+    """Take note that ``arrays``, of any frameworks, were written in place."""
+    for x in arrays:
+        framework = framework_of(type(_storage_of(x)))
+        if framework is not None:
+            framework.wrote(x)

@@ -8,7 +8,7 @@ import numpy as np
 
 from fp8core.interop import numpy_arrays
 from fp8core.interop.float8 import DTYPES, Float8Array
-from fp8core.interop.tensor import Allocator, Framework, Result, TensorView, bytes_spanned, in_elements
+from fp8core.interop.tensor import Allocator, Framework, Result, TensorView, bytes_spanned, check_aligned, in_elements
 from fp8core.problem import ITEMSIZE, Target
 from fp8core.runtime import device
 
@@ -27,11 +27,14 @@ class Cupy(Framework):
         memory = x.data
         strides = in_elements(x.strides, x.itemsize, name)
         dtype = numpy_arrays.dtype_of(x.dtype, name)
+        check_aligned(memory.ptr, dtype, name)
         return TensorView(memory.ptr, dtype, x.shape, strides, device.target(memory.device_id), self, x)
 
     def look(self, x: Any) -> tuple[int, Any]:
         """Return the address of a cupy.ndarray and what `view` asks of it."""
         memory = x.data
+        if memory.ptr % x.itemsize:
+            return 0, None
         return memory.ptr, (x.dtype, x.shape, x.strides, memory.device_id)
 
     def stream(self, target: Target) -> int:
@@ -79,11 +82,6 @@ class Cupy(Framework):
     def reinterpret(self, x: Any, dtype: str) -> Any:
         """Return a Float8Array over the same memory."""
         return Float8Array(x.codes if isinstance(x, Float8Array) else x.view("uint8"), dtype)
-
-    def order(self, view: TensorView, stream: int, owner: object = None) -> None:
-        """Let ``stream`` wait for CuPy's current stream."""
-        del owner
-        device.join(stream, self.stream(view.target), view.target.device)
 
 
 def _allocating(target: Target, stream: int | None) -> AbstractContextManager[object]:

@@ -1,35 +1,36 @@
 """Arrays that offer DLPack and nothing else: read through a capsule, ordered by the protocol's streams."""
 
 import sys
-from collections import deque
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 from fp8core.errors import DeviceError, LayoutError
 from fp8core.interop import cupy_arrays, dlpack, numpy_arrays
-from fp8core.interop.tensor import Framework, Result, TensorView, refused_dtype
+from fp8core.interop.tensor import Framework, Result, TensorView, check_aligned, refused_dtype
 from fp8core.problem import HOST, Target
 from fp8core.runtime import device
+from fp8core.runtime.releases import releases
 
-LEGACY, PER_THREAD = 1, 2
-"""The streams that CUDA and HIP have numbers for: the default one, and that of the calling thread."""
+PER_THREAD = 2
+"""The number that CUDA and HIP have for the default stream of the calling thread."""
 REFUSALS = (BufferError, RuntimeError, ValueError, TypeError, NotImplementedError)
 """What producers raise when they cannot export."""
 
 
-class Borrowed:
+class KeepAlive:
     """A capsule of memory that a kernel reads on a stream which the producer knows nothing of.
 
     The producer may use the memory anew as soon as the capsule dies, in the order of its own streams. So when
     the call is over, the capsule is kept until the stream has come past it.
     """
 
-    __slots__ = ("capsule", "ordinal", "stream", "stream_owner")
+    __slots__ = ("capsule", "ordinal", "releases", "stream", "stream_owner")
 
     def __init__(self, capsule: Any, stream: int, ordinal: int) -> None:
         self.capsule = capsule
         self.ordinal = ordinal
+        self.releases = releases()
+        self.releases.start()  # a destructor could not
         self.read_on(stream, None)
 
     def read_on(self, stream: int, owner: object) -> None:
@@ -39,35 +40,8 @@ class Borrowed:
 
     def __del__(self) -> None:
         if not sys.is_finalizing():
-            lent().keep(self.capsule, device.event_query(self.stream, self.ordinal))
-
-
-class Lent:
-    """What must not die before a question is answered with yes."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[tuple[Callable[[], bool], object]] = deque()
-
-    def keep(self, owner: object, passed: Callable[[], bool] | None) -> None:
-        """Keep ``owner`` until ``passed`` says yes, if there is such a question; let go of what waited before."""
-        for _ in range(len(self._waiting)):
-            try:
-                item = self._waiting.popleft()
-            except IndexError:  # another thread looks through them too
-                break
-            if not item[0]():
-                self._waiting.append(item)
-        if passed is not None:
-            self._waiting.append((passed, owner))
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-
-@cache
-def lent() -> Lent:
-    """Return what is kept for kernels that may still run."""
-    return Lent()
+            passed = device.event_query(self.stream, self.ordinal)
+            self.releases.add(self.capsule, passed, self.ordinal, (self.ordinal, self.stream))
 
 
 class Foreign(Framework):
@@ -93,10 +67,10 @@ class Foreign(Framework):
                 with device.on(ordinal):  # JAX leaves the device that it worked on current
                     capsule = export(x, in_protocol(chosen, target))
                 found = dlpack.read(capsule)
-                held = Borrowed(capsule, chosen, ordinal)
+                held = KeepAlive(capsule, chosen, ordinal)
             else:
                 where = dlpack.DEVICES.get(kind, f"DLPack type {kind}")
-                raise DeviceError(f"{name} must be on a CUDA or ROCm device or the CPU, got {where} device {ordinal}")
+                raise DeviceError(f"{name} needs memory of a CUDA or ROCm device or the CPU, got {where} {ordinal}")
         except REFUSALS as error:
             if isinstance(error, DeviceError):
                 raise
@@ -104,6 +78,7 @@ class Foreign(Framework):
             raise LayoutError(f"{name} ({kind_of}) does not export itself by DLPack: {error}") from error
         if found.dtype not in dlpack.CODES:
             raise refused_dtype(name, found.dtype)
+        check_aligned(found.pointer, found.dtype, name)
         return TensorView(found.pointer, found.dtype, found.shape, found.strides, target, self, x, held)
 
     def stream(self, target: Target) -> int:
@@ -122,21 +97,25 @@ class Foreign(Framework):
         native = numpy_arrays.framework() if target.platform == "host" else cupy_arrays.framework()
         return native.empty(shape, dtype, target, strides, stream)
 
-    def order(self, view: TensorView, stream: int, owner: object = None) -> None:
+    def order_before(self, view: TensorView, stream: int, owner: object = None) -> None:
         """Let ``stream`` wait as the protocol has it: by another export."""
-        if isinstance(view.held, Borrowed) and view.held.stream != stream:
+        if isinstance(view.held, KeepAlive) and view.held.stream != stream:
             with device.on(view.target.device):
                 export(view.owner, in_protocol(stream, view.target))
             view.held.read_on(stream, owner)
+
+    def keep(self, view: TensorView, stream: int, owner: object = None) -> None:
+        """Leave it to the view, whose capsule is kept until the stream that it was ordered for has passed."""
+        del view, stream, owner
 
     def written(self, x: Any, name: str) -> None:
         """Raise LayoutError if ``x`` says that it is read-only, which only versioned capsules can."""
         try:
             capsule = export(x, None)
         except REFUSALS as error:
-            raise LayoutError(f"{name} must be writable, and does not export itself by DLPack: {error}") from error
+            raise LayoutError(f"{name} needs to be writable, and does not export itself by DLPack: {error}") from error
         if dlpack.read(capsule).read_only:
-            raise LayoutError(f"{name} must be writable, got a read-only {type(x).__name__}")
+            raise LayoutError(f"{name} needs to be writable, got a read-only {type(x).__name__}")
 
 
 def export(x: Any, stream: int | None) -> Any:
@@ -156,8 +135,10 @@ def in_protocol(stream: int, target: Target) -> int:
     if target.platform == "cuda":
         return stream or 1
     if stream == PER_THREAD:
-        raise DeviceError("stream must not be the per-thread default stream (2) on ROCm: DLPack cannot name it there")
-    return 0 if stream == LEGACY else stream
+        raise DeviceError(
+            "stream needs a number that DLPack has, got the per-thread default stream (2), which it cannot name on ROCm"
+        )
+    return 0 if stream == device.LEGACY else stream
 
 
 @cache

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from fp8core.errors import BackendError, DeviceError, LayoutError
 from fp8core.interop import dlpack
-from fp8core.interop.tensor import Framework, Result, TensorView, refused_dtype
+from fp8core.interop.tensor import Framework, Result, TensorView, check_aligned, refused_dtype
 from fp8core.problem import HOST, Target
 from fp8core.runtime import device
 
@@ -65,13 +65,14 @@ class Exchange(Framework):
             raise LayoutError(f"{name} ({type(x).__qualname__}) does not export itself by DLPack: {error}") from error
         if found.dtype not in dlpack.CODES:
             raise refused_dtype(name, found.dtype)
+        check_aligned(found.pointer, found.dtype, name)
         if found.device_type in dlpack.HOST_DEVICES:
             target = HOST
         elif found.device_type in dlpack.GPU_DEVICES:
             target = device.target(found.device_id)
         else:
             where = dlpack.DEVICES.get(found.device_type, f"DLPack type {found.device_type}")
-            raise DeviceError(f"{name} must be on a CUDA or ROCm device or the CPU, got {where}")
+            raise DeviceError(f"{name} needs memory of a CUDA or ROCm device or the CPU, got {where}")
         return TensorView(found.pointer, found.dtype, found.shape, found.strides, target, self, x, held)
 
     def _content(self, x: Any) -> tuple[dlpack.Content, object]:
@@ -123,12 +124,6 @@ class Exchange(Framework):
         array = ctypes.c_void_p()
         _succeeded(self._to_object(made, ctypes.byref(array)), "managed_tensor_to_py_object")
         return Result(pointer, _taken(array))
-
-    def order(self, view: TensorView, stream: int, owner: object = None) -> None:
-        """Let ``stream`` wait for the framework's current stream."""
-        del owner
-        if view.target.platform != "host":
-            device.join(stream, self.stream(view.target), view.target.device)
 
 
 class _Held:

@@ -54,9 +54,9 @@ class Float8Array(DLPackView):
 
     def __init__(self, codes: Any, dtype: str) -> None:
         if codes.dtype.char != "B":
-            raise DTypeError(f"codes must be uint8, got {codes.dtype}")
+            raise DTypeError(f"codes needs uint8, got {codes.dtype}")
         if dtype not in DTYPES:
-            raise DTypeError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+            raise DTypeError(f"dtype needs one of {', '.join(DTYPES)}, got {dtype!r}")
         super().__init__(codes, dtype)
 
     @property

@@ -2,9 +2,8 @@
 
 import math
 import sys
-from collections import defaultdict, deque
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,44 +15,26 @@ from fp8core.interop.float8 import DLPackView
 from fp8core.interop.tensor import Result, TensorView, bytes_spanned, strides_or_contiguous
 from fp8core.problem import ITEMSIZE, Target
 from fp8core.runtime import device
+from fp8core.runtime.releases import Releases, releases
 
 
-class Returned:
-    """Device memory lent to JAX; when JAX lets go of it, kernels of JAX that read it may still be in flight.
+class Loan:
+    """The owner of device memory in the hands of JAX.
 
-    JAX frees in the order of a compute stream that it does not name. Memory that came back waits here until an
-    operation of JAX that began later has ended, and returns to CuPy's pool then.
+    When JAX lets go of it, kernels of JAX that read it may still be in flight: JAX frees in the order of a compute
+    stream that it does not name. So the memory is kept until an operation of JAX that began later has ended, and
+    returns to CuPy's pool then.
     """
 
-    def __init__(self) -> None:
-        self._back: deque[object] = deque()
-        self._fences: deque[tuple[Any, list[object]]] = deque()
+    __slots__ = ("_begin", "_memory", "_releases")
 
-    def lend(self, memory: Any) -> object:
-        """Return an owner that hands ``memory`` back here when it dies."""
-        return _Loan(memory, self._back)
-
-    def sweep(self, fence: Callable[[], Any]) -> None:
-        """Let go of what JAX is done with; ``fence()`` begins an operation of JAX that tells by ``is_ready()``."""
-        while self._fences and self._fences[0][0].is_ready():
-            self._fences.popleft()
-        if self._back and not self._fences:
-            back = [self._back.popleft() for _ in range(len(self._back))]
-            self._fences.append((fence(), back))
-
-    def __len__(self) -> int:
-        return len(self._back) + sum(len(memory) for _, memory in self._fences)
-
-
-class _Loan:
-    __slots__ = ("_back", "_memory")
-
-    def __init__(self, memory: Any, back: deque[object]) -> None:
+    def __init__(self, memory: Any, queue: Releases, begin: Callable[[], Callable[[], bool]]) -> None:
         self._memory = memory
-        self._back = back
+        self._releases = queue
+        self._begin = begin
 
     def __del__(self) -> None:
-        self._back.append(self._memory)
+        self._releases.after(self._memory, self._begin)
 
 
 class Jax(Foreign):
@@ -66,15 +47,14 @@ class Jax(Foreign):
     def __init__(self, jax: Any) -> None:
         self._jax = jax
         self._from_dlpack = jax.dlpack.from_dlpack
-        self._returned: defaultdict[int, Returned] = defaultdict(Returned)
-        self._ticker = cache(self._make_ticker)
+        self._fence = cache(self._make_fence)
 
     def view_on(self, x: Any, name: str, stream: int | None) -> TensorView:
         """Return a view of ``x``; tracers and deleted arrays are refused."""
         if isinstance(x, self._jax.core.Tracer):
-            raise LayoutError(f"{name} must be an array with memory, got a tracer: fp8core works outside of jax.jit")
+            raise LayoutError(f"{name} needs memory of its own, got a tracer: fp8core works outside of jax.jit")
         if x.is_deleted():
-            raise LayoutError(f"{name} must be an array with memory, got one that was deleted or donated")
+            raise LayoutError(f"{name} needs memory of its own, got one that was deleted or donated")
         return super().view_on(x, name, stream)
 
     def empty(
@@ -95,12 +75,13 @@ class Jax(Foreign):
             array = numpy_arrays.memory(shape, storage, strides, nbytes)
             return Result(array.ctypes.data, DLPackView(array, dtype))
         ordinal = target.device
-        returned = self._returned[ordinal]
+        fence = self._fence(ordinal)
+        queue = releases()
+        queue.start()
         with device.allocating(self.stream(target) if stream is None else stream, ordinal):
-            returned.sweep(partial(self._fence, ordinal))
             cupy = device.cupy()
             memory = cupy.cuda.alloc(nbytes)
-            lent = cupy.cuda.UnownedMemory(memory.ptr, nbytes, returned.lend(memory), ordinal)
+            lent = cupy.cuda.UnownedMemory(memory.ptr, nbytes, Loan(memory, queue, fence), ordinal)
             pointer = cupy.cuda.MemoryPointer(lent, 0)
             array = cupy.ndarray(shape, storage, pointer, tuple(step * ITEMSIZE[dtype] for step in steps))
         return Result(memory.ptr, DLPackView(array, dtype))
@@ -121,18 +102,21 @@ class Jax(Foreign):
     def written(self, x: Any, name: str) -> None:
         """Raise LayoutError: no array of JAX can be written to."""
         del x
-        raise LayoutError(f"{name} must be writable, got an array of JAX, which cannot be written to")
+        raise LayoutError(f"{name} needs to be writable, got an array of JAX, which cannot be written to")
 
-    def _fence(self, ordinal: int) -> Any:
-        """Begin a small operation on a device: when it has ended, so has all that JAX began there before."""
-        return self._ticker(ordinal)()
-
-    def _make_ticker(self, ordinal: int) -> Callable[[], Any]:
+    def _make_fence(self, ordinal: int) -> Callable[[], Callable[[], bool]]:
+        """Return what begins a small operation on a device: when it has ended, so has all that JAX began before."""
         jax = self._jax
         place = next(there for there in jax.local_devices(backend="gpu") if there.local_hardware_id == ordinal)
         one = jax.device_put(jax.numpy.zeros((), jax.numpy.int32), place)
         tick = jax.jit(lambda x: x + 1)
-        return lambda: tick(one)
+        jax.block_until_ready(tick(one))  # compiled here, not when memory comes back
+
+        def begin() -> Callable[[], bool]:
+            ready: Callable[[], bool] = tick(one).is_ready
+            return ready
+
+        return begin
 
 
 @cache

@@ -25,7 +25,7 @@ def dtype_name(dtype: Any) -> str:
             known = None
     if known is None:
         raise DTypeError(
-            f"dtype must be one of {', '.join(ITEMSIZE)}, or a framework's dtype of that name, got {dtype!r}"
+            f"dtype needs one of {', '.join(ITEMSIZE)}, or a framework's dtype of that name, got {dtype!r}"
         )
     return known
 

@@ -9,7 +9,15 @@ import numpy as np
 
 from fp8core.errors import DTypeError, LayoutError
 from fp8core.interop.float8 import Float8Array
-from fp8core.interop.tensor import Framework, Result, TensorView, in_elements, refused_dtype, strides_or_contiguous
+from fp8core.interop.tensor import (
+    Framework,
+    Result,
+    TensorView,
+    check_aligned,
+    in_elements,
+    refused_dtype,
+    strides_or_contiguous,
+)
 from fp8core.interop.tensor import bytes_spanned as spanned
 from fp8core.problem import HOST, ITEMSIZE, Target
 
@@ -35,7 +43,7 @@ def dtype_of(dtype: Any, name: str) -> str:
     if known is not None:
         return known
     if getattr(dtype, "byteorder", "=") not in "=|" and names().get(dtype.newbyteorder("=")):
-        raise DTypeError(f"{name} must be in the machine's byte order ({sys.byteorder} endian), got {dtype!r}")
+        raise DTypeError(f"{name} needs the machine's byte order ({sys.byteorder} endian), got {dtype!r}")
     raise refused_dtype(name, dtype)
 
 
@@ -57,12 +65,11 @@ class Numpy(Framework):
     def view(self, x: Any, name: str) -> TensorView:
         """Return a view of a NumPy array; masked arrays are refused, for their mask would be lost."""
         if isinstance(x, np.ma.MaskedArray):
-            raise LayoutError(f"{name} must be a plain array, got a masked one, whose mask would be lost")
+            raise LayoutError(f"{name} needs a plain array, got a masked one, whose mask would be lost")
         dtype = dtype_of(x.dtype, name)
         strides = in_elements(x.strides, x.itemsize, name)
         pointer = x.ctypes.data
-        if pointer % x.itemsize:
-            raise LayoutError(f"{name} must be aligned to its elements of {x.itemsize} bytes, got address {pointer:#x}")
+        check_aligned(pointer, dtype, name)
         return TensorView(pointer, dtype, x.shape, strides, HOST, self, x)
 
     def stream(self, target: Target) -> int:
@@ -91,7 +98,7 @@ class Numpy(Framework):
     def written(self, x: Any, name: str) -> None:
         """Raise LayoutError if ``x`` is read-only."""
         if not x.flags.writeable:
-            raise LayoutError(f"{name} must be writable, got a read-only array")
+            raise LayoutError(f"{name} needs to be writable, got a read-only array")
 
 
 @cache

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import numpy as np
-
 from fp8core.problem import ITEMSIZE
 
 Layout = tuple[int, tuple[int, ...], tuple[int, ...], str]
@@ -27,4 +25,6 @@ class _Memory:
 
 def share_memory(one: Layout, other: Layout) -> bool:
     """Return whether any byte belongs to both arrays, as in rows of one that stand between rows of the other."""
+    import numpy as np
+
     return np.shares_memory(np.asarray(_Memory(one)), np.asarray(_Memory(other)), max_work=-1)

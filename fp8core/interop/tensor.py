@@ -1,12 +1,15 @@
 """What interop passes on: views of arrays going in, results coming out, and the interface of a framework."""
 
+import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from fp8core.errors import DTypeError, LayoutError
+from fp8core.errors import DeviceError, DTypeError, LayoutError
 from fp8core.interop import dlpack
 from fp8core.problem import ITEMSIZE, Target
+from fp8core.runtime import device, graph_memory
+from fp8core.runtime.releases import releases
 
 new_tuple: Any = tuple.__new__
 """Makes a named tuple in a third of the time that its own constructor takes."""
@@ -119,6 +122,21 @@ class Framework(ABC):
         """Return a function that allocates the same `scratch` again and again."""
         return lambda stream: self.scratch(nbytes, target, stream)
 
+    def number(self, value: float, target: Target, stream: int) -> TensorView:
+        """Return ``value`` as one fp32 number that ``stream`` writes: nothing waits, and no memory of the host is read.
+
+        So it is also good within a capture; then it lives as long as the graph.
+        """
+        owner = None
+        if target.platform == "host":
+            pointer, owner = self.scratch(ITEMSIZE["float32"], target)
+        elif device.capturing(stream):
+            pointer = graph_memory.allocate(ITEMSIZE["float32"], target, stream)
+        else:
+            pointer, owner = self.scratch(ITEMSIZE["float32"], target, stream)
+        fill_number(pointer, value, target, stream)
+        return TensorView(pointer, "float32", (1,), (1,), target, self, owner)
+
     def wrap(self, array: Any, stream: int = 0) -> Any:
         """Return the array of a result, written on ``stream``, as the framework's own; no copy."""
         del stream
@@ -129,11 +147,44 @@ class Framework(ABC):
         del x
         raise LayoutError(f"{self.name} cannot give the memory of an array another dtype ({dtype})")
 
-    def order(self, view: TensorView, stream: int, owner: object = None) -> None:  # noqa: B027 - not all have streams
-        """Let ``stream``, whose object is ``owner`` if there is one, wait for what is still done to a view's memory."""
+    def order_before(self, view: TensorView, stream: int, owner: object = None) -> None:
+        """Let ``stream``, whose object is ``owner`` if there is one, wait for what is still done to a view's memory.
+
+        Raises:
+            DeviceError: that is being captured into a graph, and ``stream`` is not.
+        """
+        del owner
+        producer = self.stream(view.target)
+        if device.capturing(producer) and not device.capturing(stream):
+            raise DeviceError(
+                f"stream needs to be the captured one or to wait for it, got {stream:#x} while {self.name} captures "
+                f"its stream {producer:#x} into a graph: pass stream="
+            )
+        device.join(stream, producer, view.target.device)
+
+    def order_after(self, view: TensorView, stream: int) -> None:
+        """Let the framework's current stream wait for what ``stream`` does to a view's memory."""
+        device.join(self.stream(view.target), stream, view.target.device)
+
+    def keep(self, view: TensorView, stream: int, owner: object = None) -> None:
+        """Keep the memory of an operand until ``stream``, which is not the one that it was made on, has passed."""
+        del owner
+        if stream != self.stream(view.target):
+            releases().keep(view.owner, stream, view.target.device)
+
+    def wrote(self, *arrays: Any) -> None:  # noqa: B027 - frameworks without autograd do not care
+        """Take note that ``arrays`` were written in place."""
 
     def written(self, x: Any, name: str) -> None:  # noqa: B027 - arrays can be written unless a framework says no
         """Raise LayoutError if ``x`` must not be written to."""
+
+
+def fill_number(pointer: int, value: float, target: Target, stream: int) -> None:
+    """Write one fp32 number, on ``stream`` where the target has streams."""
+    if target.platform == "host":
+        ctypes.c_float.from_address(pointer).value = value
+    else:
+        device.fill_float32(pointer, value, stream, target.device)
 
 
 def bytes_spanned(shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> int:
@@ -158,10 +209,21 @@ def in_elements(strides: tuple[int, ...], itemsize: int, name: str) -> tuple[int
         return strides
     for stride in strides:
         if stride % itemsize:
-            raise LayoutError(f"{name} must have strides of whole elements of {itemsize} bytes, got {strides} bytes")
+            raise LayoutError(f"{name} needs strides of whole elements of {itemsize} bytes, got {strides} bytes")
     return tuple(stride // itemsize for stride in strides)
+
+
+def check_aligned(pointer: int, dtype: str, name: str) -> None:
+    """Refuse an address at which a GPU cannot load or store an element.
+
+    Raises:
+        LayoutError: it is no multiple of the element's size.
+    """
+    itemsize = ITEMSIZE[dtype]
+    if pointer % itemsize:
+        raise LayoutError(f"{name} needs elements at multiples of {itemsize} bytes, got address {pointer:#x}")
 
 
 def refused_dtype(name: str, dtype: object) -> DTypeError:
     """Return the error for an operand whose dtype is none of ours."""
-    return DTypeError(f"{name} must be an array of {', '.join(ITEMSIZE)}, got {dtype}")
+    return DTypeError(f"{name} needs an array of {', '.join(ITEMSIZE)}, got {dtype}")

@@ -1,21 +1,25 @@
 """Interop with PyTorch, through the module that made the tensors: `sys.modules` has it when one arrives."""
 
+import math
 import sys
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 from fp8core.errors import DeviceError, LayoutError
 from fp8core.interop.dlpack import contiguous
+from fp8core.interop.eager import skip_frames
 from fp8core.interop.tensor import (
     Allocator,
     Framework,
     Result,
     TensorView,
+    check_aligned,
     new_tuple,
     refused_dtype,
     strides_or_contiguous,
 )
+from fp8core.interop.torch_modes import Modes
 from fp8core.problem import HOST, ITEMSIZE, Target
 from fp8core.runtime import device
 
@@ -37,18 +41,36 @@ class Torch(Framework):
         self._on = cache(lambda ordinal: torch.device("cuda", ordinal))
         self._empty_strided = torch.empty_strided
         self._cpu = torch.device("cpu")
-        self._guards = _guards(torch)
-        self.address = None if self._guards is None else torch.Tensor.data_ptr
+        self._modes = Modes(torch)
+        self._increment_version = _increment(torch)
+        skip_frames()
+
+    @cached_property
+    def address(self) -> Callable[[Any], int] | None:  # type: ignore[override]
+        """Return a tensor's address, where torch has the guards; asked outside of modes, where their test fails."""
+        address: Callable[[Any], int] | None = None if self._guards is None else self._torch.Tensor.data_ptr
+        return address
+
+    @cached_property
+    def _guards(self) -> Any:
+        return _guards(self._torch)
 
     def view(self, x: Any, name: str) -> TensorView:
-        """Return a view of a tensor; what is sparse, fake, or on another device than CUDA, ROCm and CPU is refused."""
+        """Return a view of a tensor; one that is sparse, fake or wrapped, or on another device, is refused."""
+        mode = self._modes.active()
+        if mode is not None:
+            raise LayoutError(f"{name} needs memory of its own, got a {type(x).__name__} inside {mode}")
+        if not self._modes.plain[type(x)]:
+            raise LayoutError(
+                f"{name} needs memory of its own, got a {type(x).__name__}, whose class has __torch_dispatch__"
+            )
         try:
             pointer = x.data_ptr()
             strides = x.stride()
         except (RuntimeError, NotImplementedError) as error:
             reason = str(error).splitlines()[0]
             raise LayoutError(
-                f"{name} must be a strided tensor with memory of its own, got {x.layout}: {reason}"
+                f"{name} needs a strided tensor with memory of its own, got {x.layout}: {reason}"
             ) from error
         dtype = self._names.get(x.dtype)
         if dtype is None:
@@ -58,34 +80,47 @@ class Torch(Framework):
         elif x.is_cpu:
             target = HOST
         else:
-            raise DeviceError(f"{name} must be on a CUDA or ROCm device or the CPU, got {x.device}")
-        if not pointer and x.numel():
+            raise DeviceError(f"{name} needs memory of a CUDA or ROCm device or the CPU, got {x.device}")
+        if not pointer and (x.numel() or self._modes.functional(x)):
             raise LayoutError(
-                f"{name} must have memory of its own, got a {type(x).__name__} of shape {tuple(x.shape)} without"
+                f"{name} needs memory of its own, got a {type(x).__name__} of shape {tuple(x.shape)} without"
             )
-        if strides and strides[-1] != 1 and x.is_neg():
-            raise LayoutError(f"{name} has the negative bit of torch set: call resolve_neg() first")
+        if x.is_neg():
+            raise LayoutError(
+                f"{name} needs its values in memory, got torch's negative bit set: call resolve_neg() first"
+            )
+        check_aligned(pointer, dtype, name)
         seen: TensorView = new_tuple(TensorView, (pointer, dtype, tuple(x.shape), strides, target, self, x, None))
         return seen
 
     def look(self, x: Any) -> tuple[int, Any]:
         """Return the address of a tensor and what `view` asks of it."""
+        if self._modes.active() is not None or not self._modes.plain[type(x)]:
+            return 0, None
         try:
             pointer = x.data_ptr()
-            return pointer, (x.dtype, x.shape, x.stride(), x.device) if pointer else None
-        except (RuntimeError, NotImplementedError):  # sparse, fake: `view` has the words
+            if not pointer or pointer % x.itemsize or x.is_neg():
+                return pointer, None
+            return pointer, (x.dtype, x.shape, x.stride(), x.device)
+        except (RuntimeError, NotImplementedError):  # sparse, wrapped by torch.func: `view` has the words
             return 0, None
 
     def guard(self, operands: tuple[Any, ...]) -> Callable[..., bool]:
-        """Return the guard of torch's compiled graphs: it compares every field that `look` reads, and more."""
+        """Return the guard of torch's compiled graphs: it compares every field that `look` reads, and more.
+
+        It takes the dispatch keys of the thread into account, and so fails inside transforms of torch.func, tracing
+        and modes that are not torch's own; of FakeTensorMode and its like, which it ignores, the stack of modes tells.
+        """
         assert self._guards is not None
         check: Callable[..., bool] = self._guards(*operands, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
-        return check
+        modes = self._modes.count
+        return lambda *others: not modes() and check(*others)
 
     def allocator(
         self, shape: tuple[int, ...], dtype: str, target: Target, strides: tuple[int, ...] | None = None
     ) -> Allocator:
         """Return a function that allocates the same tensor again and again."""
+        self._check_allocating()
         steps = strides_or_contiguous(shape, strides)
         where = self._cpu if target.platform == "host" else self._on(target.device)
         make = partial(self._empty_strided, shape, steps, dtype=self._dtypes[dtype], device=where)
@@ -94,14 +129,28 @@ class Torch(Framework):
         make_alike = partial(self._torch.empty_like, like)  # half a microsecond faster
         if make_alike().stride() == steps:  # not so where elements lie apart
             make = make_alike
+        filled = math.prod(shape) > 0
 
         def new(stream: int | None) -> tuple[int, Any]:
             if stream is not None:
                 return self.empty(shape, dtype, target, steps, stream)
-            array = make()
-            return array.data_ptr(), array
+            try:
+                array = make()
+                pointer: int = array.data_ptr()
+            except Exception:
+                self._check_allocating()
+                raise
+            if filled and not pointer:
+                raise LayoutError(f"a result needs memory, got a {type(array).__name__} without")
+            return pointer, array
 
         return new
+
+    def _check_allocating(self) -> None:
+        """Refuse to allocate where torch would give a tensor that is no memory, or that a trace takes for its own."""
+        mode = self._modes.active()
+        if mode is not None:
+            raise LayoutError(f"a result needs memory, got none inside {mode}")
 
     def scratch_allocator(self, nbytes: int, target: Target) -> Allocator:
         """Return a function that allocates bytes; on a device torch aligns all memory to 512."""
@@ -131,6 +180,7 @@ class Torch(Framework):
         stream: int | None = None,
     ) -> Result:
         """Return an uncleared tensor from torch's own allocator, of the pool of ``stream``."""
+        self._check_allocating()
         if stream is not None and stream != self.stream(target):
             return self._empty_on(stream, shape, dtype, target, strides)
         where = self._cpu if target.platform == "host" else self._on(target.device)
@@ -154,11 +204,18 @@ class Torch(Framework):
         """Return a tensor over the same memory."""
         return x.detach().view(self._dtypes[dtype])
 
-    def order(self, view: TensorView, stream: int, owner: object = None) -> None:
-        """Let ``stream`` wait for torch's current stream."""
-        del owner
-        if view.target.platform != "host":
-            device.join(stream, self.stream(view.target), view.target.device)
+    def wrote(self, *arrays: Any) -> None:
+        """Bump the version counters of tensors that were written in place, for autograd to see it."""
+        self._increment_version(arrays)
+
+    def keep(self, view: TensorView, stream: int, owner: object = None) -> None:
+        """Keep the memory of an operand from its allocator until ``stream`` has passed, also inside a capture."""
+        if stream == self.stream(view.target):
+            return
+        if view.owner.untyped_storage().resizable():
+            view.owner.record_stream(self._torch.cuda.ExternalStream(stream, device=self._on(view.target.device)))
+        else:  # memory of another framework, which torch's allocator does not know
+            super().keep(view, stream, owner)
 
 
 def _guards(torch: Any) -> Any:
@@ -172,6 +229,28 @@ def _guards(torch: Any) -> Any:
     except (TypeError, AttributeError, RuntimeError):
         return None
     return guards if exact else None
+
+
+def _increment(torch: Any) -> Callable[[tuple[Any, ...]], None]:
+    """Return the function that bumps the version counters of tensors, except of those made in inference mode.
+
+    The public one, ``torch.autograd.graph.increment_version``, imports a submodule and takes twice as long. Before
+    torch 2.7 both take one tensor and refuse those without a counter.
+    """
+    increment: Callable[[Any], None] = torch._C._increment_version
+    with torch.inference_mode():
+        uncounted = torch.empty(0, device="cpu")
+    try:
+        increment((uncounted,))
+    except (TypeError, RuntimeError):
+
+        def each(tensors: tuple[Any, ...]) -> None:
+            for tensor in tensors:
+                if not tensor.is_inference():
+                    increment(tensor)
+
+        return each
+    return increment
 
 
 @cache

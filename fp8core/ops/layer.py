@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from fp8core import interop
 from fp8core.core.operation import explanation_of
-from fp8core.core.prefetch import WeightHistory
+from fp8core.core.prefetch import WeightHistory, capture_of
 from fp8core.core.product import product_of
 from fp8core.core.quantized import Quantized, parts
 from fp8core.core.scale_shapes import WEIGHT_GROUPS, is_scale, known_group
@@ -15,7 +15,6 @@ from fp8core.interop.tensor import bytes_spanned
 from fp8core.ops.linear import LINEAR_CALLS, OUT, LinearOptions, activation_group, input_format
 from fp8core.ops.quantize import quantize
 from fp8core.problem import GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, WIDE, GroupShape
-from fp8core.runtime import device
 from fp8core.table import Explanation
 
 _ARRAYS = ("weight", "weight_scale", "bias", "input_scale")
@@ -258,5 +257,5 @@ def check_layer(options: LinearOptions, weight: Any, weight_scale: Any, bias: An
     if target.platform != "host":
         addresses = [0, *(0 if view is None else view.pointer for view in views)]
         spans = [0, *(0 if s is None else bytes_spanned(s.shape, s.strides, s.dtype) for s in specs)]
-        history.know(addresses, spans, device.capture_id(framework.stream(target)))
+        history.know(addresses, spans, capture_of(framework.stream(target)))
     return _Checked(tuple(arrays), (n, k), history)

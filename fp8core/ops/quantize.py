@@ -136,7 +136,7 @@ def quantize_problem(
     )
 
 
-_QUANTIZE: Final = Operation(("x", "out", "scale", "scale_ub"), _describe_quantize, numbers=(SCALE,))
+_QUANTIZE: Final = Operation(("x", "out", "scale", "scale_ub"), _describe_quantize, numbers=(SCALE,), returned=(SCALE,))
 
 
 @eager_only

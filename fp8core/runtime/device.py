@@ -16,6 +16,10 @@ _DRIVERS: Final[dict[str, tuple[str, ...]]] = {
 }
 
 
+LEGACY: Final = 1
+"""cudaStreamLegacy: besides 0 the number of the default stream, which cannot be captured."""
+
+
 class _Survey(NamedTuple):
     devices: int
     reason: str | None
@@ -170,43 +174,75 @@ def allocate(nbytes: int, device: int) -> Any:
 
 
 def capturing(stream: int) -> bool:
-    """Return whether the stream at an address is being captured into a graph; CuPy refuses the question on ROCm."""
+    """Return whether the stream at an address is being captured into a graph; the default one (0, 1) never is.
+
+    Asked for that one, the driver would refuse while any blocking stream is captured.
+    """
+    return stream > LEGACY and _asking_capture()(stream)
+
+
+@cache
+def _asking_capture() -> Callable[[int], bool]:
     if platform() == "cuda":
-        return bool(cupy().cuda.runtime.streamIsCapturing(stream))
-    state = ctypes.c_int()
-    asked = driver().hipStreamIsCapturing
+        ask: Callable[[int], bool] = cupy().cuda.runtime.streamIsCapturing
+        return ask
+    asked = driver().hipStreamIsCapturing  # CuPy refuses the question on ROCm
     asked.argtypes = (ctypes.c_void_p, ctypes.POINTER(ctypes.c_int))
-    check(asked(stream, ctypes.byref(state)), "hipStreamIsCapturing", f"stream {stream:#x}")
-    return state.value != 0
+
+    def ask_driver(stream: int) -> bool:
+        state = ctypes.c_int()
+        check(asked(stream, ctypes.byref(state)), "hipStreamIsCapturing", f"stream {stream:#x}")
+        return state.value != 0
+
+    return ask_driver
 
 
 def join(waiting: int, awaited: int, ordinal: int) -> None:
     """Let what is launched on stream ``waiting`` from now on start after what is on stream ``awaited``.
 
-    A stream that is captured into a graph cannot wait for one that is not, and does nothing before its replay.
+    Nothing happens where one is captured into a graph and the other is not, or into another: the one would be drawn
+    into the capture, and neither does anything before the graph is launched.
     """
-    cuda = cupy().cuda
-    if waiting != awaited and not capturing(waiting):
-        with on(ordinal):
-            event = cuda.Event(disable_timing=True)
-            event.record(external(awaited))
-            external(waiting).wait_event(event)
+    if waiting == awaited:
+        return
+    captured = capturing(waiting)
+    if captured != capturing(awaited):
+        return
+    if captured:
+        from fp8core.runtime import capture
+
+        if capture.info(waiting) != capture.info(awaited):
+            return
+    with on(ordinal):
+        event = cupy().cuda.Event(disable_timing=True)
+        event.record(external(awaited))
+        external(waiting).wait_event(event)
 
 
 def event_query(pointer: int, ordinal: int) -> Callable[[], bool] | None:
     """Return a question: has stream ``pointer`` come past this point? None while it is captured into a graph."""
-    cuda = cupy().cuda
+    if capturing(pointer):
+        return None
     with on(ordinal):
-        here = external(pointer)
-        if capturing(pointer):
-            return None
-        event = cuda.Event(disable_timing=True)
-        event.record(here)
+        event = cupy().cuda.Event(disable_timing=True)
+        event.record(external(pointer))
 
     def answer() -> bool:
         return bool(event.done)
 
     return answer
+
+
+def fill_float32(pointer: int, value: float, stream: int, ordinal: int) -> None:
+    """Write a number to device memory on a stream, as a part of its graph while it is captured; nothing waits."""
+    bits = ctypes.c_uint32.from_buffer(ctypes.c_float(value)).value
+    name = "cuMemsetD32Async" if platform() == "cuda" else "hipMemsetD32Async"
+    function = getattr(driver(), name)
+    arguments = (ctypes.c_uint64(pointer), ctypes.c_uint32(bits), ctypes.c_size_t(1), ctypes.c_void_p(stream))
+    status = calling(ordinal, function)(*arguments)
+    if status:
+        status = retry_with_context(status, ordinal, function, *arguments)
+    check(status, name, f"one number at {pointer:#x} on stream {stream:#x}")
 
 
 def read_int32(pointer: int, target: Target, stream: int) -> int:

@@ -237,13 +237,13 @@ def test_tensors_without_plain_memory_are_refused_by_name():
     with FakeTensorMode():
         fake = torch.ones(3, 4)
     for x, message in (
-        (torch.ones(3, 4).to_sparse(), "weight must be a strided tensor"),
-        (fake, "weight must have memory of its own, got a FakeTensor"),
+        (torch.ones(3, 4).to_sparse(), "weight needs a strided tensor with memory of its own, got torch.sparse_coo"),
+        (fake, "weight needs memory of its own, got a FakeTensor"),
         (torch.complex(torch.ones(3, 4), torch.ones(3, 4)).conj().imag, "negative bit"),
     ):
         with warnings.catch_warnings(action="ignore"), pytest.raises(LayoutError, match=message):
             interop.view(x, "weight")
-    with pytest.raises(DeviceError, match="weight must be on a CUDA or ROCm device or the CPU, got meta"):
+    with pytest.raises(DeviceError, match="weight needs memory of a CUDA or ROCm device or the CPU, got meta"):
         interop.view(torch.ones(3, 4, device="meta"), "weight")
 
 
@@ -274,7 +274,7 @@ def test_other_dtypes_are_refused_by_name(framework, dtype):
         x = pytest.importorskip("torch").from_numpy(x)
     elif framework == "jax":
         x = pytest.importorskip("jax").numpy.asarray(x)
-    with pytest.raises(DTypeError, match=f"scale must be an array of float8_e4m3fn.*{dtype}"):
+    with pytest.raises(DTypeError, match=f"scale needs an array of float8_e4m3fn.*{dtype}"):
         interop.view(x, "scale")
 
 
@@ -282,12 +282,12 @@ def test_odd_numpy_arrays_are_refused_by_name():
     other = ">f4" if np.little_endian else "<f4"
     table = np.zeros(4, np.dtype([("a", "u1"), ("b", "f4")]))
     for x, error, message in (
-        (np.ones(3, other), DTypeError, "x must be in the machine's byte order"),
-        (np.array([None, "text"], object), DTypeError, "x must be an array of .*object"),
-        (table, DTypeError, "x must be an array of .*'a'"),
-        (table["b"], LayoutError, "x must have strides of whole elements of 4 bytes, got .5,. bytes"),
-        (np.zeros(9, np.uint8)[1:].view(np.float32)[:2], LayoutError, "x must be aligned to its elements"),
-        (np.ma.array([1.0, 2.0], np.float32, mask=[0, 1]), LayoutError, "x must be a plain array"),
+        (np.ones(3, other), DTypeError, "x needs the machine's byte order"),
+        (np.array([None, "text"], object), DTypeError, "x needs an array of .*object"),
+        (table, DTypeError, "x needs an array of .*'a'"),
+        (table["b"], LayoutError, "x needs strides of whole elements of 4 bytes, got .5,. bytes"),
+        (np.zeros(9, np.uint8)[1:].view(np.float32)[:2], LayoutError, "x needs elements at multiples of 4 bytes"),
+        (np.ma.array([1.0, 2.0], np.float32, mask=[0, 1]), LayoutError, "x needs a plain array"),
     ):
         with pytest.raises(error, match=message):
             interop.view(x, "x")
@@ -295,7 +295,7 @@ def test_odd_numpy_arrays_are_refused_by_name():
 
 @pytest.mark.parametrize("x", [1.5, [1.0, 2.0], None, "text", np.float32(1.0)])
 def test_what_is_no_array_is_refused_by_name(x):
-    with pytest.raises(DTypeError, match="input_scale must be an array that offers DLPack, got "):
+    with pytest.raises(DTypeError, match="input_scale needs an array that offers DLPack, got "):
         interop.view(x, "input_scale")
 
 
@@ -307,14 +307,14 @@ def test_tracers_of_jax_are_refused():
         interop.view(x, "x")
         return x
 
-    with pytest.raises(LayoutError, match=r"x must be an array with memory, got a tracer.*jax\.jit"):
+    with pytest.raises(LayoutError, match=r"x needs memory of its own, got a tracer.*jax\.jit"):
         traced(jax.numpy.ones(3))
 
 
 def test_deleted_arrays_of_jax_are_refused():
     x = jax_array((2, 2), "float32")
     x.delete()
-    with pytest.raises(LayoutError, match="x must be an array with memory, got one that was deleted"):
+    with pytest.raises(LayoutError, match="x needs memory of its own, got one that was deleted"):
         interop.view(x, "x")
 
 
@@ -323,7 +323,7 @@ def test_an_exporter_on_another_kind_of_device_is_refused():
         def __dlpack_device__(self):
             return (8, 0)
 
-    with pytest.raises(DeviceError, match="x must be on a CUDA or ROCm device or the CPU, got Metal device 0"):
+    with pytest.raises(DeviceError, match="x needs memory of a CUDA or ROCm device or the CPU, got Metal 0"):
         interop.view(Metal(np.zeros(3, np.uint8), "uint8"), "x")
 
 
@@ -341,11 +341,11 @@ def test_destinations_must_be_writable():
     assert interop.view(x, "out", written=True).pointer == x.ctypes.data
     x.flags.writeable = False
     assert interop.view(x, "out").pointer == x.ctypes.data
-    with pytest.raises(LayoutError, match="out must be writable, got a read-only array"):
+    with pytest.raises(LayoutError, match="out needs to be writable, got a read-only array"):
         interop.view(x, "out", written=True)
-    with pytest.raises(LayoutError, match="out must be writable, got a read-only Exporter"):
+    with pytest.raises(LayoutError, match="out needs to be writable, got a read-only Exporter"):
         interop.view(Exporter(x.view(np.uint32), "float32"), "out", written=True)
-    with pytest.raises(LayoutError, match="out must be writable, got an array of JAX"):
+    with pytest.raises(LayoutError, match="out needs to be writable, got an array of JAX"):
         interop.view(jax_array((2, 2), "float32"), "out", written=True)
     assert interop.view(torch_array((2, 2), "float32"), "out", written=True)
 
@@ -422,7 +422,7 @@ def test_a_stream_is_an_address_or_offers_one(framework):
     address = interop._address
     assert [address(s) for s in (0, 5, WithProtocol(), WithPointer(), WithCudaStream())] == [0, 5, 7, 8, 9]
     for wrong in (-1, "0", 1.5, True, object()):
-        with pytest.raises(DeviceError, match="stream must be an address"):
+        with pytest.raises(DeviceError, match="stream needs an address"):
             address(wrong)
 
 
@@ -444,7 +444,7 @@ def test_a_dtype_goes_by_many_names(name):
     "dtype", ["float8", "float64", float, np.float64, np.dtype(">f4"), None, 8, ml_dtypes.float8_e4m3, []]
 )
 def test_other_dtypes_are_refused_with_the_list(dtype):
-    with pytest.raises(DTypeError, match=r"dtype must be one of float8_e4m3fn, .*uint8.* got "):
+    with pytest.raises(DTypeError, match=r"dtype needs one of float8_e4m3fn, .*uint8.* got "):
         interop.dtype_name(dtype)
 
 

@@ -13,10 +13,10 @@ import pytest
 import fp8core
 from fp8core import interop
 from fp8core.errors import BackendError, LayoutError
-from fp8core.interop import dlpack_capsule
 from fp8core.interop.float8 import DTYPES, Float8Array
 from fp8core.problem import ITEMSIZE
 from fp8core.runtime import compiler, device, jit, kernel_cache
+from fp8core.runtime.releases import releases
 
 pytestmark = pytest.mark.gpu
 
@@ -27,6 +27,8 @@ SLOW = 'extern "C" __global__ void slow(unsigned char* p, int value, long long c
         p[threadIdx.x] = value;
     }
 """)
+SECONDS = 60.0
+"""Enough for any stream here to pass."""
 CYCLES = 200_000_000
 """About a tenth of a second."""
 
@@ -172,7 +174,7 @@ def test_pinned_tensors_are_on_the_host(torch):
 
 
 def test_arrays_of_jax_cannot_be_destinations(jax):
-    with pytest.raises(LayoutError, match="out must be writable"):
+    with pytest.raises(LayoutError, match="out needs to be writable"):
         interop.view(jax_array((2, 2), "float32"), "out", written=True)
 
 
@@ -264,20 +266,29 @@ def test_a_view_of_jax_waits_for_the_array(jax, cupy):
 def test_memory_of_jax_is_kept_while_a_stream_reads_it(jax, cupy, slow):
     side = cupy.cuda.Stream(non_blocking=True)
     scratch = cupy.zeros(64, "uint8")
-    lent = dlpack_capsule.lent()
-    lent.keep(None, None)
     cupy.cuda.Device().synchronize()
-    lent.keep(None, None)
-    before = len(lent)
+    assert releases().wait(SECONDS)
     seen = interop.view(jax_array((64,), "uint8"), "x")
     interop.stream_of(seen, side)
     with side:
         slow((1,), (64,), (scratch, np.int32(1), np.int64(CYCLES)))
     del seen
-    assert len(lent) == before + 1
+    assert not releases().wait(0)
     side.synchronize()
-    lent.keep(None, None)
-    assert len(lent) == before
+    assert releases().wait(SECONDS)
+
+
+def test_the_operand_of_the_last_call_can_be_donated_once_its_stream_has_passed(jax, cupy):
+    x = jax_array((64, 1024), "bfloat16") + 1
+    data, _scale = fp8core.quantize(x)
+    jax.block_until_ready(data)
+    cupy.cuda.Device().synchronize()
+    assert releases().wait(SECONDS)
+    address = x.unsafe_buffer_pointer()
+    y = jax.jit(lambda x: x + 1, donate_argnums=0)(x)
+    assert x.is_deleted()
+    assert y.unsafe_buffer_pointer() == address
+    assert (np.asarray(y).astype(np.float32) == 2).all()
 
 
 def test_memory_given_to_jax_returns_when_jax_is_done(jax, cupy):
@@ -291,10 +302,14 @@ def test_memory_given_to_jax_returns_when_jax_is_done(jax, cupy):
         gc.collect()
         assert int(total) == 3 << 20
     jax.block_until_ready(jax_array((4,), "float32") + 1)
-    for _ in range(3):
-        first.framework.empty((16,), "uint8", first.target)
-    returned = first.framework._returned[first.target.device]
-    assert len(returned) < 10
+    pool = cupy.get_default_memory_pool()
+    result = first.framework.empty((512 << 20,), "uint8", first.target)
+    given = first.framework.wrap(result.array, interop.stream_of(first))
+    used = pool.used_bytes()
+    del given, result
+    gc.collect()
+    assert releases().wait(SECONDS)
+    assert pool.used_bytes() <= used - (512 << 20)
 
 
 def test_a_stream_under_capture_neither_waits_nor_breaks(torch, cupy):

@@ -138,7 +138,7 @@ def test_given_memory_and_leading_axes(engine, function):
     cols = 512 if function == "norm" else 256
     out = (
         engine.array(np.zeros((2, 3, cols), fp8core.quantize(x[0]).data.dtype)),
-        engine.array(np.zeros((6, 1), np.float32)),
+        engine.array(np.zeros((2, 3, 1), np.float32)),
     )
     if function == "norm":
         weight = engine.array(fresh((512,)))

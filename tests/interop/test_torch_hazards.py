@@ -1,0 +1,448 @@
+"""Tensors that are not what they seem: refused by name, on every call, and without a trace in what later calls use."""
+
+import subprocess
+import sys
+import textwrap
+import warnings
+
+import numpy as np
+import pytest
+
+import fp8core
+from fp8core import interop
+from fp8core.core import signature
+from fp8core.errors import LayoutError
+from fp8core.problem import HOST
+
+torch = pytest.importorskip("torch")
+
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402 - after the skip
+from torch._subclasses.functional_tensor import FunctionalTensorMode  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+
+class PassingMode(TorchDispatchMode):
+    """A dispatch mode that changes nothing."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+def torch_framework():
+    return interop.framework_of(torch.Tensor)
+
+
+def matrix(rows=4, cols=32):
+    return torch.randn(rows, cols, dtype=torch.float32).to(torch.bfloat16)
+
+
+# the negative bit
+
+
+def negative(shape=(4, 32), dtype=torch.float32):
+    """Return a tensor of ones behind the negative bit of torch, with the strides of a plain one."""
+    return torch._neg_view(torch.ones(shape, dtype=dtype))
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        negative(),
+        negative(()),
+        negative((1,)),
+        negative((0, 4)),
+        negative(dtype=torch.bfloat16),
+        torch.complex(torch.ones(4, 32), torch.ones(4, 32)).conj().imag,
+        torch.complex(torch.ones(4), torch.ones(4)).conj().imag[:, None][:, :1],
+    ],
+    ids=lambda x: f"{x.dtype}{tuple(x.shape)}{x.stride()}",
+)
+def test_the_negative_bit_is_refused_whatever_the_strides(x):
+    assert x.is_neg()
+    with pytest.raises(LayoutError, match=r"scale needs its values in memory, got torch's negative bit"):
+        interop.view(x, "scale")
+    assert signature.looks(x)[1] is None
+
+
+def test_the_negative_bit_is_refused_where_a_call_is_cached():
+    x, scale = matrix(), torch.full((1,), 0.5)
+    for _ in range(3):
+        fp8core.quantize(x, group_shape=fp8core.PER_TENSOR, scale=scale)
+        fp8core.quantize(x)
+    hidden, hidden_scale = torch._neg_view(x), torch._neg_view(scale)
+    for _ in range(2):
+        with pytest.raises(LayoutError, match="x needs its values in memory"):
+            fp8core.quantize(hidden)
+        with pytest.raises(LayoutError, match="scale needs its values in memory"):
+            fp8core.quantize(x, group_shape=fp8core.PER_TENSOR, scale=hidden_scale)
+    assert not torch_framework().guard((x,))(hidden)
+
+
+# misaligned elements
+
+
+def test_elements_at_odd_addresses_are_refused_where_a_call_is_cached():
+    memory = bytearray(4 * 32 * 4 + 4)
+    x = torch.frombuffer(memory, dtype=torch.float32, count=128, offset=1).reshape(4, 32)
+    fp8core.quantize(torch.zeros(4, 32))
+    for _ in range(2):
+        with pytest.raises(LayoutError, match="x needs elements at multiples of 4 bytes, got address 0x"):
+            fp8core.quantize(x)
+    assert torch_framework().look(x)[1] is None
+
+
+# subclasses
+
+
+class Wrapper(torch.Tensor):
+    """A tensor without memory that stands for another, as DTensor does."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=inner.device)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise NotImplementedError(str(func))
+
+
+class Logged(torch.Tensor):
+    """A tensor with memory of its own and __torch_dispatch__."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+def distributed():
+    tensor = pytest.importorskip("torch.distributed.tensor")
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        dist.init_process_group("fake", store=dist.HashStore(), rank=0, world_size=1)
+    return tensor.distribute_tensor(matrix(), dist.init_device_mesh("cpu", (1,)), [tensor.Replicate()])
+
+
+@pytest.mark.parametrize("make", [lambda: Wrapper(matrix()), lambda: matrix().as_subclass(Logged)])
+def test_subclasses_that_stand_for_something_else_are_refused(make):
+    x = make()
+    for _ in range(2):
+        with pytest.raises(LayoutError, match=r"x needs memory of its own, got a (Wrapper|Logged), whose class has"):
+            fp8core.quantize(x)
+    assert signature.looks(x)[1] is None
+
+
+def test_distributed_tensors_are_refused():
+    try:
+        from torch.testing._internal.distributed import fake_pg  # noqa: F401 - registers the backend
+    except ImportError:
+        pytest.skip("this torch has no fake process group")
+    x = distributed()
+    try:
+        with pytest.raises(LayoutError, match="x needs memory of its own, got a DTensor"):
+            fp8core.quantize(x)
+        fp8core.quantize(x.to_local())
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_functional_tensors_are_refused():
+    for x in (torch._to_functional_tensor(matrix()), torch._to_functional_tensor(torch.zeros(0, 4))):
+        with pytest.raises(LayoutError, match="x needs memory of its own, got a Tensor of shape"):
+            fp8core.quantize(x)
+
+
+def test_what_torch_cannot_conjugate_has_no_conjugate_bit():
+    for name in ("float32", "bfloat16", "uint8", "float8_e4m3fn"):
+        x = torch.zeros(3, dtype=torch.float32).to(getattr(torch, name))
+        assert not x.conj().is_conj()
+
+
+# modes
+
+
+MODES = {
+    "FakeTensorMode": FakeTensorMode,
+    "FunctionalTensorMode": FunctionalTensorMode,
+    "PassingMode": PassingMode,
+}
+
+
+def vmap(call, x):
+    torch.vmap(lambda row: (call(), row)[1])(x.float())
+
+
+def grad(call, x):
+    torch.func.grad(lambda row: (call(), row.sum())[1])(x.float())
+
+
+def traced(call, x):
+    def body(row):
+        call()
+        return row * 2
+
+    torch.jit.trace(body, x.float(), check_trace=False)
+
+
+TRANSFORMS = {"vmap": vmap, "grad": grad, "torch.jit.trace": traced}
+
+
+def inside(name, call, x):
+    """Run ``call`` inside a mode or a transform."""
+    if name in MODES:
+        with MODES[name]():
+            call()
+    else:
+        TRANSFORMS[name](call, x)
+
+
+@pytest.fixture(params=[*MODES, *TRANSFORMS])
+def mode(request):
+    return request.param
+
+
+def test_a_call_inside_of_a_mode_is_refused_and_writes_nothing(mode):
+    x = matrix(4, 64)
+    data, scale = torch.full((4, 64), 7, dtype=torch.uint8).view(torch.float8_e4m3fn), torch.full((4, 1), 7.0)
+    first = fp8core.quantize(x)
+    calls = (
+        lambda: fp8core.quantize(x),
+        lambda: fp8core.quantize(x, out=(data, scale)),
+        lambda: interop.view(x, "x"),
+    )
+    for call in calls[:2]:
+        for _ in range(3):
+            call()
+    data.view(torch.uint8).fill_(7)
+    scale.fill_(7.0)
+    refused = []
+
+    def attempt():
+        for call in calls:
+            with pytest.raises(LayoutError, match=r"x needs memory of its own, got a \w+ inside .*" + mode):
+                call()
+            refused.append(call)
+
+    inside(mode, attempt, x)
+    assert len(refused) == 3
+    assert (data.view(torch.uint8) == 7).all()
+    assert (scale == 7.0).all()
+    again = fp8core.quantize(x)
+    assert type(again.data) is torch.Tensor
+    assert torch.equal(again.data.view(torch.uint8), first.data.view(torch.uint8))
+
+
+def test_a_first_call_inside_of_a_mode_leaves_nothing_behind(mode):
+    x = matrix(3, 96 + len(mode))
+    refused = []
+
+    def attempt():
+        with pytest.raises(LayoutError, match="inside"):
+            fp8core.quantize(x)
+        assert signature.looks(x)[1] is None
+        refused.append(mode)
+
+    inside(mode, attempt, x)
+    assert refused
+    for _ in range(3):
+        data, scale = fp8core.quantize(x)
+        assert type(data) is torch.Tensor
+        assert torch.allclose(data.float() * scale, x.float(), rtol=0.07)
+
+
+def test_results_are_not_allocated_inside_of_a_mode(mode):
+    framework, found = torch_framework(), []
+    kept = framework.allocator((4, 4), "float32", HOST)
+
+    def attempt():
+        for allocate in (
+            lambda: framework.empty((4, 4), "float32", HOST),
+            lambda: framework.allocator((4, 4), "float32", HOST),
+            lambda: framework.scratch(16, HOST),
+        ):
+            with pytest.raises(LayoutError, match="a result needs memory, got none inside .*" + mode):
+                allocate()
+        found.append(mode)
+
+    inside(mode, attempt, matrix())
+    assert found
+    pointer, array = kept(None)
+    assert type(array) is torch.Tensor
+    assert array.data_ptr() == pointer != 0
+
+
+@pytest.mark.parametrize("strides", [None, (8, 1)])
+@pytest.mark.parametrize("lenient", [False, True])
+def test_an_allocator_gives_no_fake_memory(strides, lenient):
+    kept = torch_framework().allocator((4, 4), "float32", HOST, strides)
+    with (
+        FakeTensorMode(allow_non_fake_inputs=lenient),
+        warnings.catch_warnings(action="ignore"),
+        pytest.raises(LayoutError, match="a result needs memory, got"),
+    ):
+        kept(None)
+
+
+def test_guards_hold_outside_of_modes_only(mode):
+    x = matrix()
+    outside = torch_framework().guard((x,))
+    answers = []
+    inside(mode, lambda: answers.append(outside(x)), x)
+    assert answers == [False]
+    assert outside(x)
+
+
+def test_tensors_that_leave_a_transform_are_refused():
+    kept = []
+    torch.vmap(lambda row: (kept.append(row), row)[1])(matrix().float())
+    with pytest.raises(LayoutError, match="x needs a strided tensor with memory of its own"):
+        interop.view(kept[0], "x")
+
+
+def run(program, *arguments):
+    """Run a program in an interpreter of its own, where torch and fp8core have not met yet."""
+    done = subprocess.run(
+        (sys.executable, "-c", textwrap.dedent(program), *arguments), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize("context", ["FakeTensorMode()", "torch.inference_mode()"])
+def test_torch_may_be_met_inside_of_a_mode(context):
+    program = f"""
+        import torch, fp8core
+        from fp8core import interop
+        from torch._subclasses.fake_tensor import FakeTensorMode
+        x = torch.ones(4, 32)
+        with {context}:
+            try:
+                fp8core.quantize(x)
+            except fp8core.errors.LayoutError:
+                print("refused")
+        for _ in range(3):
+            data, scale = fp8core.quantize(x)
+        print(type(data) is torch.Tensor and not data.is_inference(), (data.float() * scale == 1).all().item())
+        print(interop.framework_of(torch.Tensor).address is torch.Tensor.data_ptr)
+    """
+    assert run(program) == ["refused"] * ("Fake" in context) + ["True", "True", "True"]
+
+
+def test_inference_tensors_are_tensors():
+    with torch.inference_mode():
+        x = matrix()
+        data, _scale = fp8core.quantize(x)
+        assert data.is_inference()
+        out = torch.empty(4, 32, dtype=torch.float8_e4m3fn)
+        fp8core.quantize(x, out=out)
+        torch_framework().wrote(out)
+    assert not fp8core.quantize(x).data.is_inference()
+    torch_framework().wrote(out)
+
+
+def test_an_allocator_made_in_inference_mode_gives_normal_tensors_outside():
+    with torch.inference_mode():
+        new = torch_framework().allocator((4, 4), "float32", HOST)
+        assert new(None)[1].is_inference()
+    assert not new(None)[1].is_inference()
+
+
+# version counters
+
+
+def test_writing_bumps_the_version_counters():
+    x, y = torch.zeros(3), torch.zeros(2, 2)[1:]
+    before = x._version, y._version
+    torch_framework().wrote(x, y)
+    assert x._version > before[0]
+    assert y._version > before[1]
+    base = torch.zeros(4)
+    torch_framework().wrote(base[:2])
+    assert base._version == 1, "a part shares the counter of the whole"
+
+
+def test_autograd_sees_what_was_written():
+    x = torch.ones(3, requires_grad=True)
+    saved = torch.full((3,), 2.0)
+    product = (x * saved).sum()
+    torch_framework().wrote(saved)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.backward()
+
+
+def test_writing_to_other_frameworks_notes_nothing():
+    x = np.zeros(3)
+    interop.framework_of(np.ndarray).wrote(x)
+    assert (x == 0).all()
+
+
+@pytest.mark.parametrize("increments", ["one tensor only", "no inference tensors"])
+def test_older_counters_are_bumped_one_by_one(increments):
+    from types import SimpleNamespace
+
+    from fp8core.interop import torch_tensors
+
+    bumped = []
+
+    def increment(tensors):
+        if increments == "one tensor only":
+            if not isinstance(tensors, torch.Tensor):
+                raise TypeError("expected a Tensor")
+        elif isinstance(tensors, tuple):
+            raise RuntimeError("inference tensors do not track version counter")
+        bumped.append(tensors)
+
+    older = SimpleNamespace(
+        _C=SimpleNamespace(_increment_version=increment), inference_mode=torch.inference_mode, empty=torch.empty
+    )
+    with torch.inference_mode():
+        uncounted = torch.zeros(2)
+    x, y = torch.zeros(2), torch.zeros(3)
+    torch_tensors._increment(older)((x, uncounted, y))
+    assert [id(tensor) for tensor in bumped] == [id(x), id(y)]
+
+
+# torch.compile
+
+
+def test_compiled_functions_break_at_a_call_and_nothing_of_it_is_traced():
+    program = """
+        import sys
+        import fp8core
+        assert "torch" not in sys.modules
+        from fp8core.core import signature
+        from fp8core.interop import eager_only
+        for function in (fp8core.quantize, fp8core.linear, fp8core.Fp8Linear.__call__, signature.looks):
+            assert eager_only(function) is function
+        import torch
+        from torch._dynamo.utils import counters
+
+        x, y = torch.randn(2, 16, 256).to(torch.bfloat16)
+        w = torch.randn(64, 256).to(torch.bfloat16)
+
+        def quantize(x):
+            data, scale = fp8core.quantize(x * 2)
+            return data.float() * scale + 1
+
+        def linear(x):
+            weight, scale = fp8core.quantize(w)
+            return fp8core.linear(x + 1, weight, scale) * 2
+
+        def through_layer(x):
+            return layer(x + 1) * 2
+
+        for function, breaks in ((quantize, 1), (linear, 2), (through_layer, 1)):
+            if function is through_layer:
+                layer = fp8core.Fp8Linear.from_weight(w)
+            compiled = torch.compile(function, backend="eager")
+            results = [compiled(x) for _ in range(3)]
+            print(all(torch.equal(result, function(x)) for result in results), torch.equal(compiled(y), function(y)))
+            print(len(counters["graph_break"]) == breaks and not counters["unimplemented"])
+            counters.clear()
+        compiled = torch.compile(fp8core.quantize, backend="eager")
+        print(all(torch.equal(compiled(x).scale, fp8core.quantize(x).scale) for _ in range(3)))
+    """
+    assert run(program) == ["True"] * 10
