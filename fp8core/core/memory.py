@@ -1,7 +1,7 @@
 """Where the operands of a call lie: which may not overlap, and the memory that a call needs for itself."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from fp8core.core import prefetch
 from fp8core.core.specs import TensorSpec
@@ -16,12 +16,6 @@ CHECKED_KEPT: Final = 256
 """Places of operands that a cached call remembers to have checked."""
 
 
-class _Array(Protocol):
-    shape: tuple[int, ...]
-    dtype: str
-    strides: tuple[int, ...] | None
-
-
 class Regions:
     """The bytes that each operand of a call spans, and what is written among them."""
 
@@ -31,7 +25,7 @@ class Regions:
         results: Mapping[int, Any],
         in_place: tuple[tuple[int, int], ...],
     ) -> None:
-        arrays: list[_Array | None] = [spec or results.get(at) for at, spec in enumerate(specs)]
+        arrays: list[Any] = [spec or results.get(at) for at, spec in enumerate(specs)]
         self._layouts = [None if x is None else (x.shape, _strides(x), x.dtype) for x in arrays]
         self.spans = [0 if layout is None else bytes_spanned(*layout) for layout in self._layouts]
         self._in_place = in_place

@@ -6,6 +6,7 @@ specs and options. Later calls of the same signature find the cached call, ask f
 launch with the addresses of their own operands.
 """
 
+import math
 import struct
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import reduce
@@ -24,8 +25,8 @@ from fp8core.interop.tensor import fill_number
 from fp8core.table import Explanation
 
 Launch = Callable[..., None]
-"""Called with the stream, the address of every operand in the operation's order (0 of None), and the scratch's where the
-operation has one."""
+"""Called with the stream, the address of each operand in the operation's order (0 of None), and, where the operation has
+one, that of the scratch."""
 
 CALLS_KEPT: Final = 4096
 """Of one operation, a few kilobytes each: a server meets a new m with every batch, and past this many starts anew."""
@@ -210,7 +211,7 @@ class Operation:
         weights: "prefetch.WeightHistory | None",
         key: Hashable = None,
     ) -> tuple[Sequence[Any], Any]:
-        """Run a call whose operands have to be viewed: the first of a kind, of several frameworks, or on a given stream."""
+        """Run a call whose operands are viewed: the first of a kind, of several frameworks, or on a given stream."""
         views, specs = self._viewed(operands)
         first = views[0]
         assert first is not None
@@ -292,11 +293,15 @@ def forget() -> None:
 
 
 def _float32(number: Any, name: str) -> float:
+    value = interop.scalar(number)
+    assert value is not None
     try:
-        struct.pack("<f", number)
-    except OverflowError as error:
-        raise ScaleError(f"{name} needs a number that float32 holds, got {number}") from error
-    return float(number)
+        struct.pack("<f", value)
+    except OverflowError:
+        value = math.inf
+    if math.isinf(value) and number not in (math.inf, -math.inf):
+        raise ScaleError(f"{name} needs a number that float32 holds, got {number}")
+    return value
 
 
 class _Question:
@@ -314,7 +319,7 @@ class _Answer(BaseException):
 def explanation_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
     """Return which kernels the call ``function(*args, **kwargs)`` would get, and why: it is checked and not made.
 
-    The function takes ``stream`` and makes one call of an `Operation`, which explains itself where it would have planned.
+    The function takes ``stream`` and makes one call of an `Operation`, which is explained where it would be planned.
     """
     try:
         function(*args, **{**kwargs, "stream": _Question()})

@@ -1,7 +1,7 @@
 """FP8 data together with its scales: what quantization gives, and what every function that takes both takes as one."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from fp8core.errors import ScaleError
 from fp8core.interop.tensor import new_tuple
@@ -33,7 +33,8 @@ class Quantized(_Pair):
 
     group_shape: GroupShape | None
 
-    def __new__(cls, data: Any, scale: Any, group_shape: tuple[int, int] | None = None) -> "Quantized":
+    def __new__(cls, data: Any, scale: Any, group_shape: tuple[int, int] | None = None) -> Self:
+        """Make a pair; ``group_shape`` is unchecked until the pair is used."""
         made = super().__new__(cls, data, scale)
         made.group_shape = None if group_shape is None else GroupShape(*group_shape)
         return made

@@ -170,7 +170,7 @@ def of_product(
 
 
 def _activation(x: TensorSpec, leading: tuple[int, ...], m: int, k: int, known: Granularity | None) -> Reading:
-    """Read scale_a: one number, one a token ``[..., 1]``, ``[m, 1]`` or ``[m]``, or 1x128 groups ``[..., ceil(k / 128)]``."""
+    """Read scale_a: one number, one a token (``[..., 1]``, ``[m, 1]``, ``[m]``) or one a group of 1x128."""
     if known != "group" and is_one_number(x.shape):
         return Reading("tensor", BROADCAST)
     groups, shape, strides = -(-k // BLOCK), x.shape, x.strides

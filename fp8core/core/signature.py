@@ -1,8 +1,8 @@
 """Signatures: arrays of equal signature pass the same checks, wherever they lie.
 
-The signature of an array is all that `fp8core.interop.view` asks of it but its address. Reading dtype, shape, strides and
-device of every operand is half of the host time of a small call, so where a framework can compare all operands in one
-question (the guards of torch's compiled graphs, a tenth of that time) signatures met before are recognized by guards.
+The signature of an array is all that `fp8core.interop.view` asks of it but its address. Reading dtype, shape, strides
+and device of every operand is half of the host time of a small call, so where a framework can compare all operands in
+one question (the guards of torch's compiled graphs, a tenth of that time) signatures are recognized by guards.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final
 
-from fp8core.interop import Framework, framework_of
+from fp8core.interop import Framework, eager_only, framework_of
 from fp8core.interop.float8 import Float8Array
 
 Signature = tuple[list[int], int | None]
-"""The addresses of operands, 0 of None, and a number for their signatures; None where they have to be viewed each time."""
+"""The addresses of operands, 0 of None, and a number for their signatures; None where they are viewed each time."""
 
 SIZES_KEPT: Final = 2048
 """Of first operands; past these the guards start anew."""
@@ -42,6 +42,7 @@ _NUMBERS: Final[dict[tuple[Any, ...], int]] = {}
 _next: Final[Iterator[int]] = count()
 
 
+@eager_only
 def signature(operands: Sequence[Any]) -> Signature:
     """Return the addresses of ``operands`` (0 of None), and a number for all of their signatures.
 

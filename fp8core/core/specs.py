@@ -1,7 +1,7 @@
 """Operands as they are declared: what checks and the choice of a kernel may depend on, and nothing else.
 
-A `TensorSpec` has no address. A call's plan is made from specs and cached under them, so that it cannot hold an address,
-and it cannot forget an alignment: addresses are given to a launch when it is made.
+A `TensorSpec` has no address. A call's plan is made from specs and cached under them, so that it cannot hold an
+address, and it cannot forget an alignment: addresses are given to a launch when it is made.
 """
 
 import math
@@ -173,6 +173,6 @@ def group(group_shape: object, name: str = "group_shape") -> GroupShape:
 
 
 def whole_number(x: Any) -> int | None:
-    """Return a number that is whole as an int (2.0 and True are equal to ints, and cached calls take them so), or None."""
+    """Return a whole number as an int, or None; 2.0 and True are equal to ints, and cached calls take them so."""
     number = scalar(x) if x is not True and x is not False else float(x)
     return None if number is None or not number.is_integer() else int(number)

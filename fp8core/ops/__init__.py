@@ -1,4 +1,4 @@
-"""The public operations: each is a signature, a docstring, and the description of its call (`fp8core.core.operation`)."""
+"""The public operations: each is a signature, a docstring, and the description of a call (`fp8core.core.operation`)."""
 
 from fp8core.core.quantized import Quantized
 from fp8core.ops.explain import Capability, capabilities, explain

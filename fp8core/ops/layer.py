@@ -9,12 +9,12 @@ from fp8core.core.product import product_of
 from fp8core.core.quantized import Quantized, parts
 from fp8core.core.scale_shapes import WEIGHT_GROUPS, is_scale, known_group
 from fp8core.core.specs import TensorSpec, group, is_fp8, same_device, spec_of
-from fp8core.errors import ScaleError, ShapeError
-from fp8core.interop import eager_only
-from fp8core.interop.tensor import bytes_spanned
+from fp8core.errors import LayoutError, ScaleError, ShapeError
+from fp8core.interop import Framework, TensorView, eager_only
+from fp8core.interop.tensor import bytes_spanned, fill_number
 from fp8core.ops.linear import LINEAR_CALLS, OUT, LinearOptions, activation_group, input_format
 from fp8core.ops.quantize import quantize
-from fp8core.problem import GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, WIDE, GroupShape
+from fp8core.problem import GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, WIDE, GroupShape, Target
 from fp8core.table import Explanation
 
 _ARRAYS = ("weight", "weight_scale", "bias", "input_scale")
@@ -188,12 +188,24 @@ class Fp8Linear:
         self._history = checked.history
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy is made of: its arrays and options; where they lie is the copy's own affair."""
-        return {"arrays": self._arrays, "options": tuple(self._options)}
+        """Return what a copy is made of: its arrays and options; where they lie is the copy's own affair.
+
+        FP8 travels as bytes with the name of its dtype: not every pickle knows a framework's FP8 arrays.
+        """
+        weight, *others = self._arrays
+        name = interop.dtype_name(weight.dtype)
+        try:
+            weight = interop.reinterpret(weight, "uint8")
+        except LayoutError:  # JAX, whose arrays have one dtype for life
+            name = ""
+        return {"arrays": (weight, *others), "dtype": name, "options": tuple(self._options)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        weight, *others = state["arrays"]
+        if state["dtype"]:
+            weight = interop.reinterpret(weight, state["dtype"])
         self._options = LinearOptions(*state["options"])
-        self._put(**dict(zip(_ARRAYS, state["arrays"], strict=True)))
+        self._put(**dict(zip(_ARRAYS, (weight, *others), strict=True)))
 
     def __repr__(self) -> str:
         weight, scale, bias, input_scale = self._arrays
@@ -203,6 +215,13 @@ class Fp8Linear:
             f"Fp8Linear(in_features={self.in_features}, out_features={self.out_features}, bias={bias is not None}, "
             f"weight={interop.dtype_name(weight.dtype)}, weight_scale={tuple(scale.shape)}, x {x}{static})"
         )
+
+
+def _array_of(number: float, framework: Framework, target: Target) -> Any:
+    """Return a number as an fp32 array of a framework, made on its current stream."""
+    made, stream = framework.empty((1,), "float32", target), framework.stream(target)
+    fill_number(made.pointer, number, target, stream)
+    return framework.wrap(made.array, stream)
 
 
 class _Checked(NamedTuple):
@@ -222,10 +241,11 @@ def check_layer(options: LinearOptions, weight: Any, weight_scale: Any, bias: An
     if len(at.shape) != 2:
         raise ShapeError(f"weight needs two axes [n, k], got shape {at.shape}")
     framework, target = first.framework, first.target
-    arrays, views = [weight], [first]
+    arrays: list[Any] = [weight]
+    views: list[TensorView | None] = [first]
     for x, name in ((weight_scale, "weight_scale"), (bias, "bias"), (input_scale, "input_scale")):
         number = None if x is None or name == "bias" else interop.scalar(x)
-        given = x if number is None else framework.wrap(framework.number(number, target, None)[1])
+        given = x if number is None else _array_of(number, framework, target)
         arrays.append(given)
         views.append(None if given is None else interop.view(given, name))
     specs = [None if view is None else spec_of(view, name) for view, name in zip(views, _ARRAYS, strict=True)]

@@ -1,4 +1,4 @@
-"""FP8 linear layers: `linear` quantizes its input and multiplies; `Fp8Linear` (`fp8core.ops.layer`) is a layer of it."""
+"""FP8 linear layers: `linear` quantizes its input and multiplies; `Fp8Linear` (`fp8core.ops.layer`) keeps a weight."""
 
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple

@@ -236,5 +236,7 @@ def _describe_silu(operands: Sequence[TensorSpec | None], options: tuple[Any, ..
     return Described(_results(shape, how, 1), plan, lambda: SILU_QUANTIZE.explain(problem), how.group_shape)
 
 
-_NORM: Final = Operation(("x", "weight", "residual", "out", "scale", "scale_ub"), _describe_norm, numbers=(4,), returned=(4,))
+_NORM: Final = Operation(
+    ("x", "weight", "residual", "out", "scale", "scale_ub"), _describe_norm, numbers=(4,), returned=(4,)
+)
 _SILU: Final = Operation(("x", "out", "scale", "scale_ub"), _describe_silu, numbers=(2,), returned=(2,))

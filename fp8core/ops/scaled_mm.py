@@ -61,7 +61,7 @@ def scaled_mm(
         >>> fp8core.scaled_mm(a, weight.T, out_dtype="float32").round(3).tolist()
         [[16.0, 16.0, 16.0], [16.0, 16.0, 16.0]]
     """
-    options = out_dtype, use_fast_accum, batch_invariant, None, None
+    options: tuple[Any, ...] = (out_dtype, use_fast_accum, batch_invariant, None, None)
     if scale_a is None or scale_b is None or isinstance(a, Quantized) or isinstance(b, Quantized):
         a, scale_a, group_a = parts(a, scale_a, "a", "scale_a")
         b, scale_b, group_b = parts(b, scale_b, "b", "scale_b")
@@ -97,7 +97,7 @@ def scaled_mm_nt(
         >>> fp8core.scaled_mm_nt(a, weight, out_dtype="float32").shape
         (2, 3)
     """
-    options = out_dtype, use_fast_accum, batch_invariant, None, None
+    options: tuple[Any, ...] = (out_dtype, use_fast_accum, batch_invariant, None, None)
     if scale_a is None or scale_b is None or isinstance(a, Quantized) or isinstance(weight, Quantized):
         a, scale_a, group_a = parts(a, scale_a, "a", "scale_a")
         weight, scale_b, group_b = parts(weight, scale_b, "weight", "scale_b")

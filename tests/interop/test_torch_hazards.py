@@ -61,7 +61,7 @@ def test_the_negative_bit_is_refused_whatever_the_strides(x):
     assert x.is_neg()
     with pytest.raises(LayoutError, match=r"scale needs its values in memory, got torch's negative bit"):
         interop.view(x, "scale")
-    assert signature.looks(x)[1] is None
+    assert signature.signature((x,))[1] is None
 
 
 def test_the_negative_bit_is_refused_where_a_call_is_cached():
@@ -132,7 +132,7 @@ def test_subclasses_that_stand_for_something_else_are_refused(make):
     for _ in range(2):
         with pytest.raises(LayoutError, match=r"x needs memory of its own, got a (Wrapper|Logged), whose class has"):
             fp8core.quantize(x)
-    assert signature.looks(x)[1] is None
+    assert signature.signature((x,))[1] is None
 
 
 def test_distributed_tensors_are_refused():
@@ -242,7 +242,7 @@ def test_a_first_call_inside_of_a_mode_leaves_nothing_behind(mode):
     def attempt():
         with pytest.raises(LayoutError, match="inside"):
             fp8core.quantize(x)
-        assert signature.looks(x)[1] is None
+        assert signature.signature((x,))[1] is None
         refused.append(mode)
 
     inside(mode, attempt, x)
@@ -250,7 +250,7 @@ def test_a_first_call_inside_of_a_mode_leaves_nothing_behind(mode):
     for _ in range(3):
         data, scale = fp8core.quantize(x)
         assert type(data) is torch.Tensor
-        assert torch.allclose(data.float() * scale, x.float(), rtol=0.07)
+        assert torch.allclose(data.float() * scale, x.float(), rtol=0.07, atol=1e-4)
 
 
 def test_results_are_not_allocated_inside_of_a_mode(mode):
@@ -415,7 +415,7 @@ def test_compiled_functions_break_at_a_call_and_nothing_of_it_is_traced():
         assert "torch" not in sys.modules
         from fp8core.core import signature
         from fp8core.interop import eager_only
-        for function in (fp8core.quantize, fp8core.linear, fp8core.Fp8Linear.__call__, signature.looks):
+        for function in (fp8core.quantize, fp8core.linear, fp8core.Fp8Linear.__call__, signature.signature):
             assert eager_only(function) is function
         import torch
         from torch._dynamo.utils import counters

@@ -8,7 +8,7 @@ import pytest
 
 import fp8core
 from fp8core import w8a8
-from fp8core.errors import DTypeError, Fp8Error, ScaleError
+from fp8core.errors import Fp8Error, ScaleError
 from support import reference
 from support.engines import assert_same_bytes, engines, fresh, fresh_fp8, fresh_scale
 

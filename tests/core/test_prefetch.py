@@ -1,0 +1,124 @@
+"""When a weight may be read before the predecessor on the stream has ended: only if nothing can still be writing it."""
+
+import pytest
+
+from fp8core.core import prefetch
+from fp8core.core.prefetch import WeightHistory
+from fp8core.problem import Target
+from fp8core.runtime import capture, device
+
+PLACES, SPANS = [0, 0x1000, 0x3000, 0x4000], [0, 0x1000, 0x40, 0x20]
+MOVED = [0, 0x9000, 0x3000, 0x4000]
+WEIGHT, SCALE, BIAS = (0x1000, 0x2000), (0x3000, 0x3040), (0x4000, 0x4020)
+
+
+@pytest.fixture
+def captures(monkeypatch):
+    """Streams that are captured, by their number."""
+    found = {}
+    monkeypatch.setattr(device, "capturing", lambda stream: stream in found)
+    monkeypatch.setattr(capture, "info", lambda stream: capture.Capture(found[stream], 0) if stream in found else None)
+    return found
+
+
+@pytest.fixture
+def history(captures):
+    made = WeightHistory()
+    made.know(PLACES, SPANS, 0)
+    return made
+
+
+def test_the_first_launch_on_each_stream_waits(history):
+    for stream in (7, 8):
+        assert not history.may_prefetch(stream, PLACES)
+        history.waited(stream, PLACES, SPANS)
+        assert history.may_prefetch(stream, PLACES)
+
+
+def test_the_stream_of_a_thread_is_no_stream_to_rely_on(history):
+    history.waited(prefetch.PER_THREAD, PLACES, SPANS)
+    assert not history.may_prefetch(prefetch.PER_THREAD, PLACES)
+
+
+@pytest.mark.parametrize("place", [1, 2, 3])
+def test_another_address_waits_and_so_does_the_way_back(history, place):
+    history.waited(7, PLACES, SPANS)
+    moved = [at + 0x10 * (i == place) for i, at in enumerate(PLACES)]
+    assert not history.may_prefetch(7, moved)
+    history.waited(7, moved, SPANS)
+    assert history.may_prefetch(7, moved)
+    assert not history.may_prefetch(7, PLACES)
+
+
+@pytest.mark.parametrize("written", [WEIGHT, SCALE, BIAS, (0x1FFF, 0x2000), (0, 0x1001), (0x4010, 0x9000)], ids=str)
+def test_what_the_library_writes_is_waited_for_once(history, written):
+    history.waited(7, PLACES, SPANS)
+    assert prefetch.overwrites([written], 9)
+    assert not history.may_prefetch(7, PLACES)
+    history.waited(7, PLACES, SPANS)
+    assert history.may_prefetch(7, PLACES)
+
+
+@pytest.mark.parametrize("written", [(0, 0x1000), (0x2000, 0x3000), (0x3040, 0x4000), (0x4020, 0x5000)], ids=str)
+def test_what_is_written_beside_a_weight_is_not(history, written):
+    history.waited(7, PLACES, SPANS)
+    assert not prefetch.overwrites([written], 7)
+    assert history.may_prefetch(7, PLACES)
+
+
+def test_a_capture_reads_early_what_was_known_before_it(history, captures):
+    captures[7] = 1
+    assert history.may_prefetch(7, PLACES)
+    assert not history.may_prefetch(7, MOVED)
+
+
+def test_what_becomes_known_or_is_written_in_a_capture_waits_in_it_and_not_in_the_next(history, captures):
+    captures[7] = 1
+    history.waited(7, MOVED, SPANS)
+    assert not history.may_prefetch(7, MOVED)
+    captures[7] = 2
+    assert history.may_prefetch(7, MOVED)
+    assert prefetch.overwrites([(0x9000, 0x9001)], 7)
+    assert not history.may_prefetch(7, MOVED)
+    captures[7] = 3
+    assert history.may_prefetch(7, MOVED)
+
+
+def test_a_capture_settles_nothing(history, captures):
+    captures[7] = 1
+    history.waited(7, PLACES, SPANS)
+    del captures[7]
+    assert not history.may_prefetch(7, PLACES)
+
+
+def test_what_is_written_in_a_capture_waits_afterwards_too(history, captures):
+    history.waited(7, PLACES, SPANS)
+    captures[7] = 1
+    assert history.may_prefetch(7, PLACES)
+    assert prefetch.overwrites([WEIGHT], 7)
+    assert not history.may_prefetch(7, PLACES)
+    del captures[7]
+    assert not history.may_prefetch(7, PLACES)
+
+
+def test_ranges_of_several_layers_are_found(history):
+    tied, other = WeightHistory(), WeightHistory()
+    tied.know(PLACES, SPANS, 0)
+    other.know([0, 0x100000, 0, 0], [0, 0x100000, 0, 0], 0)
+    for each, places in ((history, PLACES), (tied, PLACES), (other, [0, 0x100000, 0, 0])):
+        each.waited(7, places, SPANS)
+    version = prefetch.version()
+    assert prefetch.overwrites([(0x1800, 0x1801)], 7)
+    assert not history.may_prefetch(7, PLACES)
+    assert not tied.may_prefetch(7, PLACES)
+    assert other.may_prefetch(7, [0, 0x100000, 0, 0])
+    assert prefetch.version() == version
+    another = WeightHistory()
+    another.know(MOVED, SPANS, 0)
+    assert prefetch.version() > version
+
+
+def test_only_devices_with_programmatic_launches_are_concerned():
+    assert prefetch.applies(Target("cuda", 90, 0, 132, 32, 1))
+    assert not prefetch.applies(Target("cuda", 80, 0, 108, 32, 1))
+    assert not prefetch.applies(Target("hip", 0x942, 0, 304, 64, 1))
