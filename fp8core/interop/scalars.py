@@ -13,4 +13,4 @@ def scalar(x: Any) -> float | None:
     try:
         return float(x)
     except OverflowError:  # an int beyond all floats
-        return math.copysign(math.inf, x)
+        return math.inf if x > 0 else -math.inf
