@@ -1,7 +1,8 @@
 """Arrays that offer DLPack and nothing else: read through a capsule, ordered by the protocol's streams."""
 
 import sys
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 from fp8core.errors import DeviceError, LayoutError
@@ -39,9 +40,18 @@ class KeepAlive:
         self.stream_owner = device.current_stream(self.ordinal) if owner is None else owner
 
     def __del__(self) -> None:
-        if not sys.is_finalizing():
+        if sys.is_finalizing():
+            return
+        passed: Callable[[], bool] | None
+        try:
             passed = device.event_query(self.stream, self.ordinal)
-            self.releases.add(self.capsule, passed, self.ordinal, (self.ordinal, self.stream))
+        except Exception as error:  # noqa: BLE001 - without an event it has to be kept for good
+            passed = partial(_raise, error)
+        self.releases.add(self.capsule, passed, self.ordinal, (self.ordinal, self.stream))
+
+
+def _raise(error: Exception) -> bool:
+    raise error
 
 
 class Foreign(Framework):

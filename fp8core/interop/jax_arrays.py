@@ -108,9 +108,10 @@ class Jax(Foreign):
         """Return what begins a small operation on a device: when it has ended, so has all that JAX began before."""
         jax = self._jax
         place = next(there for there in jax.local_devices(backend="gpu") if there.local_hardware_id == ordinal)
-        one = jax.device_put(jax.numpy.zeros((), jax.numpy.int32), place)
         tick = jax.jit(lambda x: x + 1)
-        jax.block_until_ready(tick(one))  # compiled here, not when memory comes back
+        with device.on(ordinal):  # JAX leaves the device that it worked on current
+            one = jax.device_put(jax.numpy.zeros((), jax.numpy.int32), place)
+            jax.block_until_ready(tick(one))  # compiled here, not when memory comes back
 
         def begin() -> Callable[[], bool]:
             ready: Callable[[], bool] = tick(one).is_ready

@@ -40,6 +40,7 @@ class Releases:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._ended = False
         self._new()
 
     def _new(self) -> None:
@@ -49,18 +50,20 @@ class Releases:
 
     def start(self) -> None:
         """Start the thread if there is none: not in a destructor, as a thread cannot be started everywhere."""
-        if self._thread is not None:
-            return
+        if self._thread is None:
+            self._start()
+
+    def _start(self) -> None:
         with self._lock:
-            if self._thread is None:
-                thread = threading.Thread(
-                    target=_run, args=(self._inbox, self._keeper), name="fp8core releases", daemon=True
-                )
-                thread.start()
-                self._thread = thread
-                atexit.register(self._stop)
-                if hasattr(os, "register_at_fork"):
-                    os.register_at_fork(after_in_child=self._forked)
+            if self._ended or self._thread is not None:
+                return
+            arguments = (self._inbox, self._keeper)
+            thread = threading.Thread(target=_run, args=arguments, name="fp8core releases", daemon=True)
+            thread.start()
+            self._thread = thread
+            atexit.register(self._stop)
+            if hasattr(os, "register_at_fork"):
+                os.register_at_fork(after_in_child=self._forked)
 
     def keep(self, owner: object, stream: int, ordinal: int) -> None:
         """Keep ``owner`` until a stream of device ``ordinal`` has come past this point.
@@ -103,6 +106,7 @@ class Releases:
 
     def _stop(self) -> None:
         thread, self._thread = self._thread, None
+        self._ended = True
         if thread is not None:
             self._inbox.put(None)
             thread.join(STOP_SECONDS)

@@ -184,7 +184,8 @@ def traced(call, x):
         call()
         return row * 2
 
-    torch.jit.trace(body, x.float(), check_trace=False)
+    with warnings.catch_warnings(action="ignore"):
+        torch.jit.trace(body, x.float(), check_trace=False)
 
 
 TRANSFORMS = {"vmap": vmap, "grad": grad, "torch.jit.trace": traced}

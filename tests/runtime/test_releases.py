@@ -294,6 +294,24 @@ def test_a_capsule_is_kept_from_the_end_of_its_view_until_the_stream_has_passed(
     assert freed.wait(SECONDS)
 
 
+def test_a_capsule_whose_stream_cannot_be_asked_about_is_kept(kept, monkeypatch, caplog):
+    def broken(pointer, ordinal):
+        raise RuntimeError("cudaErrorStreamCaptureImplicit")
+
+    monkeypatch.setattr(dlpack_capsule, "releases", lambda: kept)
+    monkeypatch.setattr(device, "current_stream", lambda ordinal: object())
+    monkeypatch.setattr(device, "event_query", broken)
+    monkeypatch.setattr(capture, "exchange", lambda mode: None)
+    monkeypatch.setattr(device, "bind", lambda ordinal: None)
+    capsule = Owner()
+    freed = capsule.freed
+    held = dlpack_capsule.KeepAlive(capsule, 0x7000, 0)
+    del capsule, held
+    assert kept.wait(SECONDS)
+    assert not freed.is_set()
+    assert "cudaErrorStreamCaptureImplicit" in caplog.text
+
+
 # the end
 
 

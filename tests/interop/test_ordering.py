@@ -1,0 +1,313 @@
+"""Launches among the streams of several frameworks: what they wait for, and what waits for them."""
+
+import ctypes
+import math
+from contextlib import nullcontext
+from fractions import Fraction
+from types import SimpleNamespace
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from fp8core import interop
+from fp8core.errors import DeviceError
+from fp8core.interop import Framework, Result, TensorView, order_after, order_before
+from fp8core.interop import tensor as interop_tensor
+from fp8core.problem import HOST
+from fp8core.runtime import capture, device, graph_memory
+from support.problems import TARGETS
+
+TARGET = next(target for target in TARGETS if target.platform == "cuda")
+LAUNCH = 0x100
+
+
+class Kind(Framework):
+    """A framework that works on a stream of its own."""
+
+    def __init__(self, name, stream):
+        self.name, self._stream = name, stream
+
+    def view(self, x, name):
+        return TensorView(0x1000, "float32", (1,), (1,), TARGET, self, x)
+
+    def stream(self, target):
+        return self._stream
+
+    def empty(self, shape, dtype, target, strides=None, stream=None):
+        memory = ctypes.create_string_buffer(math.prod(shape) * 4 + 1)
+        return Result(ctypes.addressof(memory), memory)
+
+
+class PerArray(Kind):
+    """One that orders each of its arrays, as DLPack does."""
+
+    def __init__(self, log):
+        super().__init__("per array", 0x500)
+        self.log = log
+
+    def view(self, x, name):
+        return super().view(x, name)._replace(held=object())
+
+    def order_before(self, view, stream, owner=None):
+        self.log.append(("export", view.owner, stream, owner))
+
+    def keep(self, view, stream, owner=None):
+        self.log.append(("keeps itself", view.owner))
+
+
+@pytest.fixture
+def log(monkeypatch):
+    """Return what was done with streams, of which those from 0xC00 on are captured."""
+    done = []
+    queue = SimpleNamespace(keep=lambda owner, stream, ordinal: done.append(("keep", owner, stream, ordinal)))
+    monkeypatch.setattr(device, "join", lambda waiting, awaited, ordinal: done.append((waiting, "after", awaited)))
+    monkeypatch.setattr(device, "capturing", lambda stream: stream >= 0xC00)
+    monkeypatch.setattr(interop_tensor, "releases", lambda: queue)
+    return done
+
+
+def views(*kinds):
+    return [kind.view(f"{kind.name} {position}", "x") for position, kind in enumerate(kinds)]
+
+
+def test_a_launch_waits_for_every_other_framework_once(log):
+    first, second, third = Kind("first", LAUNCH), Kind("second", 0x200), Kind("third", 0x300)
+    order_before(LAUNCH, views(first, second, first, third, second))
+    assert log == [(LAUNCH, "after", 0x200), (LAUNCH, "after", 0x300)]
+
+
+def test_a_launch_on_a_given_stream_waits_for_the_producers_own_stream_too(log):
+    first, second = Kind("first", 0x200), Kind("second", 0x300)
+    order_before(LAUNCH, views(first, first, second), explicit=LAUNCH)
+    assert log == [(LAUNCH, "after", 0x200), (LAUNCH, "after", 0x300)]
+
+
+def test_arrays_that_are_ordered_one_by_one_are_all_ordered(log):
+    first, one_by_one = Kind("first", LAUNCH), PerArray(log)
+    order_before(LAUNCH, views(first, one_by_one, one_by_one), explicit="stream")
+    assert log == [
+        (LAUNCH, "after", LAUNCH),
+        ("export", "per array 1", LAUNCH, "stream"),
+        ("export", "per array 2", LAUNCH, "stream"),
+    ]
+    log.clear()
+    order_before(0x500, views(one_by_one, one_by_one))
+    assert [done[:2] for done in log] == [("export", "per array 0"), ("export", "per array 1")]
+
+
+def test_all_other_frameworks_wait_for_the_launch(log):
+    first, second, third = Kind("first", LAUNCH), Kind("second", 0x200), Kind("third", 0x300)
+    order_after(LAUNCH, views(first, second, third, second, first))
+    assert log == [(0x200, "after", LAUNCH), (0x300, "after", LAUNCH)]
+
+
+def test_operands_of_a_launch_on_a_given_stream_are_kept_until_it_has_passed(log):
+    first, second = Kind("first", 0x200), Kind("second", 0x300)
+    order_after(LAUNCH, views(first, first, second), explicit=LAUNCH)
+    assert log == [
+        ("keep", "first 0", LAUNCH, TARGET.device),
+        ("keep", "first 1", LAUNCH, TARGET.device),
+        (0x300, "after", LAUNCH),
+    ]
+    log.clear()
+    order_after(0x200, views(first, first), explicit=0x200)
+    assert log == [], "it is the stream that their memory is ordered on"
+
+
+def test_capsules_are_kept_by_their_views(log):
+    one_by_one = PerArray(log)
+    order_after(LAUNCH, views(one_by_one), explicit=LAUNCH)
+    assert log == [("keeps itself", "per array 0")]
+
+
+def test_the_host_has_no_order(log):
+    seen = [view._replace(target=HOST) for view in views(Kind("first", 1), Kind("second", 2))]
+    order_before(0, seen, explicit=0)
+    order_after(0, seen, explicit=0)
+    assert log == []
+
+
+def test_an_operand_that_is_captured_needs_a_launch_that_is(log):
+    first, captured = Kind("first", LAUNCH), Kind("torch", 0xC00)
+    with pytest.raises(
+        DeviceError, match=r"stream needs to be the captured one .*got 0x100 while torch captures .*0xc00"
+    ):
+        order_before(LAUNCH, views(first, captured))
+    assert log == []
+    order_before(0xC00, views(first, captured), explicit=0xC00)
+    assert log == [(0xC00, "after", LAUNCH), (0xC00, "after", 0xC00)]
+
+
+def test_the_stream_is_chosen_by_the_first_and_ordered_with_the_others(log):
+    first, second = Kind("first", 0x200), Kind("second", 0x300)
+    assert interop.stream_of(*views(first)) == 0x200
+    assert interop.stream_of(*views(first), 0x400) == 0x400
+    assert log == []
+    one, two = views(first, second)
+    assert interop.stream_of(one, None, two) == 0x200
+    assert log == [(0x200, "after", 0x300)]
+
+
+# streams that wait
+
+
+class Event:
+    made = 0
+
+    def __init__(self, **options):
+        Event.made += 1
+
+    def record(self, stream):
+        self.recorded = stream.ptr
+
+
+@pytest.fixture
+def joined(monkeypatch):
+    """Return which streams have waited; 0xC.. and 0xD.. are captured, into two graphs."""
+    waits = []
+
+    class Stream(SimpleNamespace):
+        def wait_event(self, event):
+            waits.append((self.ptr, event.recorded))
+
+    monkeypatch.setattr(device, "capturing", lambda stream: stream >= 0xC00)
+    monkeypatch.setattr(device, "external", lambda pointer: Stream(ptr=pointer))
+    monkeypatch.setattr(device, "cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(Event=Event)))
+    monkeypatch.setattr(device, "on", lambda ordinal: nullcontext())
+    monkeypatch.setattr(capture, "info", lambda stream: capture.Capture(stream >> 8, stream >> 8))
+    return waits
+
+
+@pytest.mark.parametrize(
+    ("waiting", "awaited", "waits"),
+    [
+        (0x100, 0x200, True),
+        (0x100, 0x100, False),
+        (0x100, 0, True),
+        (0, 0x100, True),
+        (0xC00, 0x100, False),
+        (0xC00, 0, False),
+        (0x100, 0xC00, False),
+        (0, 0xC00, False),
+        (0xC00, 0xC01, True),
+        (0xC00, 0xD00, False),
+    ],
+)
+def test_streams_wait_for_each_other_within_one_capture_or_outside_of_all(joined, waiting, awaited, waits):
+    device.join(waiting, awaited, 0)
+    assert joined == ([(waiting, awaited)] if waits else [])
+
+
+# torch
+
+
+@pytest.mark.parametrize("resizable", [True, False])
+def test_torch_keeps_memory_of_its_allocator_by_the_allocator(log, monkeypatch, resizable):
+    torch = pytest.importorskip("torch")
+    framework, recorded = interop.framework_of(torch.Tensor), []
+    monkeypatch.setattr(framework, "stream", lambda target: 0x200)
+    monkeypatch.setattr(torch.cuda, "ExternalStream", lambda stream, device: (stream, device.index))
+    owner = SimpleNamespace(
+        untyped_storage=lambda: SimpleNamespace(resizable=lambda: resizable), record_stream=recorded.append
+    )
+    view = TensorView(0x1000, "float32", (1,), (1,), TARGET, framework, owner)
+    order_after(LAUNCH, [view], explicit=LAUNCH)
+    assert recorded == ([(LAUNCH, TARGET.device)] if resizable else [])
+    assert log == ([] if resizable else [("keep", owner, LAUNCH, TARGET.device)])
+    order_after(0x200, [view], explicit=0x200)
+    assert len(recorded) + len(log) == 1
+
+
+def test_memory_of_others_is_told_apart_from_that_of_torchs_allocator():
+    torch = pytest.importorskip("torch")
+    assert torch.zeros(4)[1:].untyped_storage().resizable()
+    assert not torch.from_dlpack(np.zeros(4)).untyped_storage().resizable()
+
+
+# numbers
+
+
+@pytest.mark.parametrize(
+    ("x", "want"),
+    [
+        (0.5, 0.5),
+        (3, 3.0),
+        (-0.0, -0.0),
+        (np.float32(0.1), float(np.float32(0.1))),
+        (np.float64(0.5), 0.5),
+        (np.float16(0.5), 0.5),
+        (np.int64(7), 7.0),
+        (np.longdouble(0.25), 0.25),
+        (10**400, math.inf),
+        (-(10**400), -math.inf),
+        (math.nan, math.nan),
+    ],
+    ids=lambda value: repr(value)[:24],
+)
+def test_real_numbers_are_floats(x, want):
+    found = interop.scalar(x)
+    assert type(found) is float
+    np.testing.assert_equal(found, want)
+
+
+@pytest.mark.parametrize(
+    "x",
+    [True, np.True_, None, "0.5", 1j, np.complex64(1), [0.5], np.array(0.5), np.ones(1), b"1", Fraction(1, 2)],
+    ids=repr,
+)
+def test_what_is_no_real_number_is_none(x):
+    assert interop.scalar(x) is None
+
+
+def test_arrays_without_axes_are_no_numbers():
+    torch = pytest.importorskip("torch")
+    assert interop.scalar(torch.tensor(0.5)) is None
+    assert interop.scalar(ml_dtypes.bfloat16(0.5)) is None
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch", "jax"])
+def test_a_number_becomes_an_array_on_the_host(framework):
+    x = {
+        "numpy": lambda: np.ones(2, np.float32),
+        "torch": lambda: pytest.importorskip("torch").ones(2),
+        "jax": lambda: pytest.importorskip("jax").numpy.ones(2),
+    }[framework]()
+    kind = interop.view(x, "x").framework
+    numbers = [kind.number(value, HOST, 0) for value in (0.1, -2.5)]
+    assert {(n.dtype, n.shape, n.strides, n.target, n.framework) for n in numbers} == {
+        ("float32", (1,), (1,), HOST, kind)
+    }
+    assert [ctypes.c_float.from_address(n.pointer).value for n in numbers] == [np.float32(0.1), np.float32(-2.5)]
+
+
+def test_a_number_on_a_device_is_written_by_its_stream(log, monkeypatch):
+    filled, kind = [], Kind("first", 0x200)
+    monkeypatch.setattr(device, "fill_float32", lambda *arguments: filled.append(arguments))
+    number = kind.number(0.5, TARGET, 0x200)
+    assert filled == [(number.pointer, 0.5, 0x200, TARGET.device)]
+    assert number.owner is not None
+
+
+def test_a_number_in_a_capture_is_the_graphs(log, monkeypatch):
+    filled = []
+    monkeypatch.setattr(device, "fill_float32", lambda *arguments: filled.append(arguments))
+    monkeypatch.setattr(graph_memory, "allocate", lambda nbytes, target, stream: 0x4000 + nbytes)
+    number = Kind("first", 0xC00).number(0.5, TARGET, 0xC00)
+    assert (number.pointer, number.owner) == (0x4004, None)
+    assert filled == [(0x4004, 0.5, 0xC00, TARGET.device)]
+
+
+@pytest.mark.parametrize(("platform", "name"), [("cuda", "cuMemsetD32Async"), ("hip", "hipMemsetD32Async")])
+def test_one_number_is_filled_by_the_driver(monkeypatch, platform, name):
+    calls = []
+
+    def fill(address, bits, count, stream):
+        calls.append((address.value, bits.value, count.value, stream.value))
+        return 0
+
+    monkeypatch.setattr(device, "platform", lambda: platform)
+    monkeypatch.setattr(device, "count", lambda: 1)
+    monkeypatch.setattr(device, "driver", lambda: SimpleNamespace(**{name: fill}))
+    device.fill_float32(0x7F00_0000_1000, -0.5, 0x7000, 0)
+    assert calls == [(0x7F00_0000_1000, 0xBF000000, 1, 0x7000)]

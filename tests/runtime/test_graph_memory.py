@@ -1,0 +1,273 @@
+"""Memory of graphs, against a stand-in for the driver: freed when the graph is gone, not before, and not twice."""
+
+import ctypes
+import gc
+import threading
+import weakref
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+
+from fp8core.errors import BackendError
+from fp8core.runtime import capture, device, graph_memory
+from support.problems import TARGETS
+
+TARGET = next(target for target in TARGETS if target.platform == "cuda")
+DESTRUCTOR = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+class Memory:
+    """A block of a stand-in for CuPy's pool."""
+
+    def __init__(self, nbytes, address):
+        self.nbytes, self.ptr = nbytes, address
+
+
+class Driver:
+    """The driver's calls for captures and user objects, with graphs that can be destroyed."""
+
+    def __init__(self, prefix="cu", version="_v3"):
+        self.captures, self.modes, self.objects, self.graphs = {}, [0], {}, {}
+        self.fail = ""
+        for name, function in {
+            f"{prefix}StreamGetCaptureInfo{version}": self.info,
+            f"{prefix}UserObjectCreate": self.create,
+            f"{prefix}UserObjectRelease": self.release,
+            f"{prefix}GraphRetainUserObject": self.retain,
+            f"{prefix}ThreadExchangeStreamCaptureMode": self.exchange,
+        }.items():
+            setattr(self, name, self.exported(name, function))
+
+    def exported(self, name, function):
+        def call(*arguments):
+            types = getattr(call, "argtypes", None)
+            assert types is None or len(types) == len(arguments), name
+            return 999 if self.fail and self.fail in name else function(*arguments)
+
+        return call
+
+    def info(self, stream, status, number, graph, *unused):
+        assert set(unused) == {None}
+        found = self.captures.get(stream)
+        status._obj.value = int(found is not None)
+        number._obj.value, graph._obj.value = found or (0, None)
+        return 0
+
+    def exchange(self, mode):
+        before = self.modes[-1]
+        self.modes.append(mode._obj.value)
+        mode._obj.value = before
+        return 0
+
+    def create(self, made, pointer, destroy, count, flags):
+        assert (count, flags) == (1, 1)
+        number = 0xB000 + len(self.objects)
+        self.objects[number] = (pointer, destroy.value)
+        made._obj.value = number
+        return 0
+
+    def retain(self, graph, made, count, flags):
+        assert (count, flags) == (1, 1), "the reference moves to the graph"
+        self.graphs.setdefault(graph, []).append(made.value)
+        return 0
+
+    def release(self, made, count):
+        self.destroy_object(made.value)
+        return 0
+
+    def destroy_object(self, number):
+        pointer, destroy = self.objects.pop(number)
+        DESTRUCTOR(destroy)(pointer)
+
+    def destroy(self, graph):
+        """Destroy a graph, on a thread of the driver's own."""
+
+        def work():
+            for number in self.graphs.pop(graph):
+                self.destroy_object(number)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+
+
+class Pool:
+    """A stand-in for ``cupy.cuda.MemoryPool`` that tells what is in use, and in which mode it was asked."""
+
+    def __init__(self, driver):
+        self.driver, self.blocks, self.next = driver, weakref.WeakSet(), 0x10000
+
+    def malloc(self, nbytes):
+        assert self.driver.modes[-1] == capture.RELAXED, "an allocation would end the capture"
+        block = Memory(nbytes, self.next)
+        self.next += -(-nbytes // 512) * 512
+        self.blocks.add(block)
+        return block
+
+    def used(self):
+        gc.collect()
+        return sum(block.nbytes for block in self.blocks)
+
+
+@pytest.fixture(params=[("cuda", "cu", "_v3"), ("cuda", "cu", "_v2"), ("hip", "hip", "_v2")], ids="".join)
+def driver(request, monkeypatch):
+    platform, prefix, version = request.param
+    stand_in = Driver(prefix, version)
+    monkeypatch.setattr(device, "platform", lambda: platform)
+    monkeypatch.setattr(device, "driver", lambda: stand_in)
+    monkeypatch.setattr(device, "status_name", lambda status: f"status {status}")
+    monkeypatch.setattr(device, "allocating", lambda pointer, ordinal: nullcontext())
+    monkeypatch.setattr(graph_memory, "_ARENAS", {})
+    capture._info.cache_clear()
+    yield stand_in
+    capture._info.cache_clear()
+
+
+@pytest.fixture
+def pool(driver, monkeypatch):
+    blocks = Pool(driver)
+    monkeypatch.setattr(graph_memory, "_pool", lambda: blocks)
+    return blocks
+
+
+def test_a_capture_has_a_number_and_a_graph(driver):
+    driver.captures[0x7000] = (5, 0xAA)
+    assert capture.info(0x7000) == (5, 0xAA)
+    assert capture.info(0x8000) is None
+
+
+def test_a_driver_without_captures_is_refused_by_name(driver, monkeypatch):
+    monkeypatch.setattr(device, "driver", SimpleNamespace)
+    with pytest.raises(BackendError, match=r"the driver has no .*StreamGetCaptureInfo_v2"):
+        capture.info(0x7000)
+
+
+def test_the_mode_of_the_thread_is_restored(driver):
+    with pytest.raises(ZeroDivisionError), capture.relaxed():
+        assert driver.modes[-1] == 2
+        raise ZeroDivisionError
+    assert driver.modes[-1] == 0
+
+
+def test_scratch_is_shared_by_the_calls_of_a_stream_and_grows(driver, pool):
+    driver.captures = {0x7000: (1, 0xAA), 0x8000: (1, 0xAA), 0x9000: (2, 0xBB)}
+    first = graph_memory.scratch(1000, TARGET, 0x7000)
+    assert graph_memory.scratch(600, TARGET, 0x7000) == first
+    other = graph_memory.scratch(1000, TARGET, 0x8000)
+    third = graph_memory.scratch(1000, TARGET, 0x9000)
+    assert len({first, other, third}) == 3, "streams run at the same time, and so do graphs"
+    larger = graph_memory.scratch(1001, TARGET, 0x7000)
+    assert larger != first
+    assert graph_memory.scratch(2000, TARGET, 0x7000) == larger
+    assert all(address % 256 == 0 for address in (first, other, third, larger))
+    assert pool.used() == 1000 * 3 + 2000, "what was replaced is in the graph, too"
+    assert graph_memory.scratch(0, TARGET, 0x7000) == larger
+
+
+def test_memory_is_freed_with_its_graph_and_not_before(driver, pool):
+    driver.captures = {0x7000: (1, 0xAA)}
+    graph_memory.scratch(1000, TARGET, 0x7000)
+    graph_memory.allocate(4, TARGET, 0x7000)
+    driver.captures = {}
+    graph_memory.sweep()
+    assert pool.used() == 1004
+    driver.captures = {0x7000: (2, 0xBB)}
+    graph_memory.scratch(10, TARGET, 0x7000)
+    assert pool.used() == 1004 + 256
+    driver.destroy(0xAA)
+    graph_memory.sweep()
+    assert pool.used() == 256
+    graph_memory.sweep()
+    driver.destroy(0xBB)
+    driver.captures = {0x7000: (3, 0xAA)}
+    graph_memory.scratch(2000, TARGET, 0x7000)
+    assert pool.used() == 2000, "a request frees what is due, and a handle that is used again is another graph"
+    assert len(graph_memory._ARENAS) == 1
+
+
+def test_numbers_have_memory_of_their_own(driver, pool):
+    driver.captures = {0x7000: (1, 0xAA)}
+    addresses = [graph_memory.allocate(4, TARGET, 0x7000) for _ in range(3)]
+    assert len({*addresses, graph_memory.scratch(4, TARGET, 0x7000)}) == 4
+
+
+def test_one_object_is_retained_for_a_graph(driver, pool):
+    driver.captures = {0x7000: (1, 0xAA), 0x8000: (1, 0xAA)}
+    for stream in (0x7000, 0x8000, 0x7000):
+        graph_memory.scratch(100, TARGET, stream)
+        graph_memory.allocate(100, TARGET, stream)
+    assert [len(objects) for objects in driver.graphs.values()] == [1]
+
+
+def test_a_stream_that_is_not_captured_is_refused(driver, pool):
+    with pytest.raises(BackendError, match="needs a stream that is being captured, got 0x7000"):
+        graph_memory.scratch(100, TARGET, 0x7000)
+    assert not pool.used()
+
+
+@pytest.mark.parametrize("call", ["GetCaptureInfo", "UserObjectCreate", "RetainUserObject", "ThreadExchange"])
+def test_a_call_that_fails_is_named_and_leaves_nothing(driver, pool, call):
+    driver.captures = {0x7000: (1, 0xAA)}
+    driver.fail = call
+    with pytest.raises(BackendError, match=rf"{call}\w* failed with status 999"):
+        graph_memory.scratch(100, TARGET, 0x7000)
+    assert not pool.used()
+    driver.fail = ""
+    graph_memory.scratch(100, TARGET, 0x7000)
+    assert pool.used() == 256
+    assert [len(objects) for objects in driver.graphs.values()] == [1]
+
+
+def test_a_failed_allocation_leaves_the_arena_as_it_was(driver, pool, monkeypatch):
+    driver.captures = {0x7000: (1, 0xAA)}
+    first = graph_memory.scratch(100, TARGET, 0x7000)
+
+    def full(nbytes):
+        raise MemoryError(nbytes)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pool, "malloc", full)
+        with pytest.raises(MemoryError):
+            graph_memory.scratch(1 << 40, TARGET, 0x7000)
+    assert driver.modes[-1] == 0
+    assert graph_memory.scratch(100, TARGET, 0x7000) == first
+
+
+def test_threads_that_capture_get_memory_of_their_own(driver, pool):
+    driver.captures = {0x7000 + i: (i + 1, 0xA00 + i) for i in range(8)}
+    found = [set() for _ in range(8)]
+
+    def work(i):
+        for _ in range(200):
+            found[i].add(graph_memory.scratch(100, TARGET, 0x7000 + i))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(len(addresses) == 1 for addresses in found)
+    assert len(set.union(*found)) == 8
+
+
+@pytest.mark.parametrize(
+    ("platform", "stream", "asked"), [("cuda", 0, 0), ("cuda", 1, 0), ("cuda", 2, 1), ("cuda", 99, 1)]
+)
+def test_the_default_stream_is_never_captured_and_not_asked_about(monkeypatch, platform, stream, asked):
+    """While a blocking stream is captured, the driver refuses the question about the default one."""
+    questions = []
+
+    def capturing(number):
+        questions.append(number)
+        return True
+
+    module = SimpleNamespace(cuda=SimpleNamespace(runtime=SimpleNamespace(streamIsCapturing=capturing)))
+    monkeypatch.setattr(device, "cupy", lambda: module)
+    monkeypatch.setattr(device, "platform", lambda: platform)
+    device._asking_capture.cache_clear()
+    try:
+        assert device.capturing(stream) is bool(asked)
+        assert len(questions) == asked
+    finally:
+        device._asking_capture.cache_clear()
