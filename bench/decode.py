@@ -21,7 +21,7 @@ from rich.table import Table
 
 from bench import baselines, results, timing
 from fp8core.errors import Fp8Error
-from fp8core.kernels.scaled_mm import SCALED_MM
+from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.problem import Granularity, ScaledMm
 from fp8core.runtime import device
 

@@ -21,7 +21,7 @@ from rich.table import Table
 import fp8core
 from bench import baselines, results, timing
 from fp8core.core.scaling import EPS
-from fp8core.kernels.linear import LINEAR
+from fp8core.kernels.linear.table import LINEAR
 from fp8core.problem import Linear
 from fp8core.table import Kernel
 

@@ -15,8 +15,8 @@ BYTES_A_MICROSECOND: Final = 4.3e6
 LARGE: Final = 100e6
 """Bytes from which on nothing but the memory counts."""
 
-DECODE: Final = "hopper_decode"
-BLOCK: Final = "hopper_block_mm"
+DECODE: Final = "sm90_decode"
+BLOCK: Final = "sm90_blockwise"
 LIBRARY: Final = "cublaslt"
 """The rows of fp8core's table that the records of products name; the last one calls cuBLASLt."""
 PEERS: Final = ("torch", "vllm", "sgl", "deep_gemm")

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, Final, NamedTuple
 
-from fp8core import blaslt, timing
+from fp8core import timing
 from fp8core.core.calls import forget
 from fp8core.errors import TuningError, UnsupportedProblemError
-from fp8core.kernels.linear import LINEAR
-from fp8core.kernels.scaled_mm import SCALED_MM
+from fp8core.kernels.gemm.blaslt import library
+from fp8core.kernels.gemm.table import SCALED_MM
+from fp8core.kernels.linear.table import LINEAR
 from fp8core.ops.explain import explain
 from fp8core.problem import Linear, ScaledMm, Target
 from fp8core.runtime import device
@@ -165,6 +166,6 @@ def machine(target: Target) -> Machine:
     """Return what times on a device depend on."""
     from fp8core import __version__
 
-    library = blaslt.find(target.platform)
-    version = 0 if isinstance(library, str) else library.version or 0
+    found = library.find(target.platform)
+    version = 0 if isinstance(found, str) else found.version or 0
     return Machine(device.name(target.device), device.driver_version(), version, __version__)

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from fp8core.errors import DeviceError
 from fp8core.kernels.dequantize import DEQUANTIZE
 from fp8core.kernels.fused import NORM_QUANTIZE, SILU_QUANTIZE
+from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.kernels.quantize import QUANTIZE
-from fp8core.kernels.scaled_mm import SCALED_MM
 from fp8core.ops.producers import (
     problem_of_rms_norm_quant,
     problem_of_silu_and_mul_quant,
@@ -149,13 +149,13 @@ def example_quantize(target: Target, group_shape: GroupShape, *, static: bool = 
     return Quantize(target, "bfloat16", native_e4m3(target), group_shape, static, "float32", "k", 4096, 16)
 
 
-_FALLBACK = "dequantize"
+_FALLBACK = "simt"
 
 
 def capabilities(device: int | Target | None = None) -> Mapping[str, Capability]:
     """Return what runs on a device on kernels made for it: feature -> (able, the kernel or why not).
 
-    Products that are not able here still run, on the kernel that dequantizes and multiplies.
+    Products that are not able here still run, on the SIMT kernel.
 
     Args:
         device: an ordinal, a target, or None for the current GPU (the host where there is none).

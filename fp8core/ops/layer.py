@@ -11,9 +11,9 @@ from fp8core.core.scaling import EPS, Scaling, alignment, scaling
 from fp8core.errors import ScaleError
 from fp8core.interop import Maker, TensorView
 from fp8core.interop.dlpack import contiguous
-from fp8core.kernels.linear import LINEAR
+from fp8core.kernels.gemm.table import SCALED_MM
+from fp8core.kernels.linear.table import LINEAR
 from fp8core.kernels.quantize import QUANTIZE, bind
-from fp8core.kernels.scaled_mm import SCALED_MM
 from fp8core.ops.product import Product, product_of
 from fp8core.ops.scaled_mm import Prepared, destined, planned, prepared
 from fp8core.problem import FORMATS, PER_TENSOR, Linear, Quantize, ScaledMm
@@ -197,6 +197,6 @@ def explanation(x: object, layer: Layer) -> Explanation:
     if q is None:
         return explained
     ways = LINEAR.explain(_problem(q, problem))
-    if ways.chosen == "hopper_linear":
+    if ways.chosen == "fused":
         return ways
     return explained._replace(before=(QUANTIZE.explain(Quantize(*q.key)), ways))

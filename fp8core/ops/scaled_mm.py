@@ -10,7 +10,7 @@ from fp8core.core import operands, signature
 from fp8core.core.calls import Calls
 from fp8core.errors import ShapeError
 from fp8core.interop import Maker, TensorView
-from fp8core.kernels.scaled_mm import SCALED_MM
+from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.product import Product, product_of
 from fp8core.problem import ScaledMm
 

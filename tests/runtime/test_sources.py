@@ -85,6 +85,6 @@ def test_a_hip_source_holds_no_word_of_cuda():
 
 
 def test_the_digest_is_stable_between_processes():
-    code = "from fp8core import sources; print(sources.digest())"
+    code = "from fp8core.runtime import sources; print(sources.digest())"
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
     assert other == sources.digest()

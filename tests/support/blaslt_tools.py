@@ -1,4 +1,4 @@
-"""Problems, made-up targets and the recording library for the tests of fp8core.blaslt and of its rows."""
+"""Problems, made-up targets and the recording library for the tests of fp8core.kernels.gemm.blaslt and of its rows."""
 
 import ctypes
 import gc
@@ -7,8 +7,8 @@ import subprocess
 from contextlib import nullcontext
 from pathlib import Path
 
-from fp8core.blaslt import heuristic as blaslt_heuristic
-from fp8core.blaslt import library as blaslt_library
+from fp8core.kernels.gemm.blaslt import library as blaslt_library
+from fp8core.kernels.gemm.blaslt import query as blaslt_heuristic
 from fp8core.problem import ScaledMm, Target
 from fp8core.runtime import device
 
