@@ -2,7 +2,7 @@
 
     python -m bench.decode [--peers FOLDER] [--json FILE] [--modes row block] [--shapes 6144x4096] [--m 1 16 64]
 
-A shape is n x k. Graphs of 64 calls; weights rotate over more memory than the second cache holds, activations stay
+A shape is n x k. Graphs of 64 calls; weights rotate over more memory than L2 holds, activations stay
 warm. Every variant's output is checked against float64 before it is timed. Scales: "tensor" one each, "row" per token
 x per channel, "block" 1x128 x 128x128 (m-major, as the peers want them).
 """
@@ -21,7 +21,7 @@ from rich.table import Table
 
 from bench import baselines, results, timing
 from fp8core.errors import Fp8Error
-from fp8core.kernels.scaled_mm import SCALED_MM
+from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.problem import Granularity, ScaledMm
 from fp8core.runtime import device
 
@@ -126,10 +126,10 @@ def want(case: Case, o: Operands) -> torch.Tensor:
 
 
 def row(name: str, case: Case) -> Call | None:
-    """Return the first able row of fp8core's table whose name starts so, or None where all refuse the case."""
+    """Return the first able and preferred row of fp8core's table whose name starts so, or None where all refuse the case."""
     problem = case.problem()
-    rows = (row for row in SCALED_MM.kernels if row.name.startswith(name) and row.refusal(problem) is None)
-    able = next(rows, None)
+    rows = (row for row in SCALED_MM.kernels if row.name.startswith(name))
+    able = next((row for row in rows if row.refusal(problem) is None and row.reservation(problem) is None), None)
     if able is None:
         return None
     launch: Any = able.plan(problem)

@@ -4,7 +4,7 @@
 
 bfloat16 in, float8_e4m3fn out. Every output of ours is checked against PyTorch's arithmetic in fp32 before it is timed:
 codes at most one step away, in at most one of 500 (the sum's order and exp's last places are free). Inputs and outputs
-rotate over more memory than the second cache holds; variants take turns.
+rotate over more memory than L2 holds; variants take turns.
 """
 
 import argparse

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import decode, results, timing
-from fp8core.kernels.scaled_mm import SCALED_MM
+from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.problem import ScaledMm
 
 SHAPES: Final = ("4096x4096", "8192x8192", "28672x4096")

@@ -2,8 +2,8 @@
 
     python -m bench.linear [--peers FOLDER] [--json FILE] [--shapes 6144x4096] [--m 1 16 64]
 
-A shape is n x k; per token x per channel. A graph holds 64 calls; weights rotate over more memory than the second cache
-holds, activations stay warm. "fp8core" are layers called through the public `Fp8Linear`; the rows of the table that can
+A shape is n x k; per token x per channel. A graph holds 64 calls; weights rotate over more memory than L2
+holds; activations stay warm. "fp8core" are layers called through the public `Fp8Linear`; the rows of the table that can
 run a layer follow by name, whichever it takes. Each result is checked against the product of the dequantized operands
 before anything is timed. The floor counts weight, activations and result.
 """
@@ -21,7 +21,7 @@ from rich.table import Table
 import fp8core
 from bench import baselines, results, timing
 from fp8core.core.scaling import EPS
-from fp8core.kernels.linear import LINEAR
+from fp8core.kernels.linear.table import LINEAR
 from fp8core.problem import Linear
 from fp8core.table import Kernel
 

@@ -3,7 +3,7 @@
     python -m bench.quantize [--peers FOLDER] [--json FILE] [--modes token 1x128] [--shapes 1x4096 8192x8192]
 
 Every variant's output is checked against PyTorch's arithmetic before it is timed (peers, whose corners differ, only for
-codes one step away). Inputs and outputs rotate over more memory than the second cache holds; variants take turns.
+codes one step away). Inputs and outputs rotate over more memory than L2 holds; variants take turns.
 """
 
 import argparse

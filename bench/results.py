@@ -15,10 +15,18 @@ BYTES_A_MICROSECOND: Final = 4.3e6
 LARGE: Final = 100e6
 """Bytes from which on nothing but the memory counts."""
 
-DECODE: Final = "hopper_decode"
-BLOCK: Final = "hopper_block_mm"
+DECODE: Final = "sm90_decode"
+BLOCK: Final = "sm90_blockwise"
 LIBRARY: Final = "cublaslt"
 """The rows of fp8core's table that the records of products name; the last one calls cuBLASLt."""
+FORMER_NAMES: Final = {
+    "hopper_decode": DECODE,
+    "hopper_block_mm": BLOCK,
+    "hopper_linear": "fused",
+    "hopper_chained": "overlapped",
+    "two_launches": "sequential",
+}
+"""What rows were called when some of the results were measured."""
 PEERS: Final = ("torch", "vllm", "sgl", "deep_gemm")
 LABELS: Final = {
     "fp8core": "fp8core",
@@ -118,6 +126,8 @@ def read(path: Path) -> Results:
     found: dict[str, dict[tuple[Any, ...], Record]] = {kind: {} for kind in _KEYS}
     for line in path.read_text(encoding="utf-8").splitlines():
         if line.strip():
+            for former, name in FORMER_NAMES.items():
+                line = line.replace(f'"{former}"', f'"{name}"')  # noqa: PLW2901
             record = json.loads(line)
             kind = kind_of(record)
             found[kind][tuple(record[key] for key in _KEYS[kind])] = record

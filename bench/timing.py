@@ -3,12 +3,13 @@
 PyTorch captures the graphs: a call may be anything that launches on torch's current stream (`stream()` is its address).
 """
 
-import random
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median, quantiles
 from typing import Final, NamedTuple
 
 import torch
+
+from fp8core.timing import interleaved
 
 Call = Callable[[], object]
 
@@ -16,8 +17,8 @@ REPLAYS: Final = 25
 """Timed replays of each variant; they take turns in random order, so that what drifts, drifts for all."""
 SPAN_US: Final = 400.0
 """A timed stretch lasts at least this long: a graph is replayed several times in it if need be."""
-SECOND_CACHE_BYTES: Final = 256 << 20
-"""Rotating over this much of inputs finds none of them in the second cache (50 MB on an H200)."""
+COLD_BYTES: Final = 256 << 20
+"""Rotating over this much of inputs finds none of them in L2 (50 MB on an H200)."""
 
 
 class Timing(NamedTuple):
@@ -49,7 +50,7 @@ def stream() -> int:
 
 def copies(bytes_: int, least: int = 1, most: int = 64) -> int:
     """Return how many sets of ``bytes_`` to rotate over, so that a call finds its inputs cold."""
-    return max(least, min(most, -(-SECOND_CACHE_BYTES // bytes_)))
+    return max(least, min(most, -(-COLD_BYTES // bytes_)))
 
 
 def capture(calls: Sequence[Call], least: int = 64) -> tuple[torch.cuda.CUDAGraph, int]:
@@ -79,26 +80,20 @@ def compare(variants: Mapping[str, Sequence[Call]], replays: int = REPLAYS, leas
         least: calls of a graph, so that what lies between two graphs does not count.
     """
     graphs = {name: capture(calls, least) for name, calls in variants.items()}
-    times: dict[str, list[float]] = {name: [] for name in variants}
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    again = dict.fromkeys(variants, 1)
-    order, chance = list(graphs), random.Random(0)
-    for turn in range(-2, replays):
-        chance.shuffle(order)  # what the one before does to the clock must not always hit the same
-        for name in order:
-            graph, calls = graphs[name]
-            torch.cuda.synchronize()
-            begin.record()
-            for _ in range(again[name]):
-                graph.replay()
-            end.record()
-            end.synchronize()
-            elapsed = begin.elapsed_time(end) * 1e3 / again[name]
-            if turn < 0:
-                again[name] = max(1, int(SPAN_US / elapsed) + 1)
-            else:
-                times[name].append(elapsed / calls)
-    return {name: _timing(found) for name, found in times.items()}
+
+    def elapsed(replay: Call, rounds: int) -> float:
+        torch.cuda.synchronize()
+        begin.record()
+        for _ in range(rounds):
+            replay()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) / rounds
+
+    runs = {name: graph.replay for name, (graph, _) in graphs.items()}
+    found = interleaved(runs, elapsed, replays, SPAN_US / 1e3)
+    return {name: _timing([1e3 * ms / graphs[name][1] for ms in times]) for name, times in found.items()}
 
 
 def graph_time(calls: Sequence[Call], repeats: int = REPLAYS) -> Timing:

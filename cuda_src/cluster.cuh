@@ -2,7 +2,7 @@
 // architectures before sm_90 they do nothing: no plan launches clusters there.
 #pragma once
 
-#include "barriers.cuh"
+#include "ptx/mbarrier.cuh"
 
 // One warp: so many bytes are awaited. Then all threads arrive, and wait before they send: every mail is open. (A single
 // thread could do without the warp's barrier, but racecheck tells it from the unit that initializes.)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fp8core.cli import TARGETS, UNPROVEN, proven, target_named
+from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.kernels.quantize import QUANTIZE
-from fp8core.kernels.scaled_mm import SCALED_MM
 from fp8core.ops.explain import example_product, example_quantize
 from fp8core.problem import BLOCK_128, GROUP_128, PER_TENSOR, PER_TOKEN, Granularity, GroupShape, Target
 from fp8core.table import Explanation, Table

@@ -139,7 +139,7 @@ def explain(
     ] = None,
 ) -> None:
     """Say which kernel a scaled matrix product would run on, and why not on the others. Nothing runs."""
-    from fp8core.kernels.scaled_mm import SCALED_MM
+    from fp8core.kernels.gemm.table import SCALED_MM
     from fp8core.ops.explain import example_product, target_of
 
     place = target_of(None) if target is None else target_named(target)

@@ -11,6 +11,16 @@ Feature = Literal["fp8_mma", "wgmma", "tcgen05", "mxfp8", "tma", "clusters", "pd
 sm_90 and of sm_100; mxfp8: matrix instructions that apply 1x32 ue8m0 scales; tma: bulk tensor copies; clusters: thread
 block clusters with distributed shared memory; pdl: programmatic dependent launch."""
 
+HARDWARE: Final[dict[Feature, str]] = {
+    "fp8_mma": "sm_89, sm_120 and later, gfx942, gfx950, gfx1200, gfx1201",
+    "wgmma": "sm_90",
+    "tcgen05": "sm_100 to sm_110",
+    "mxfp8": "sm_100 and later, gfx950",
+    "tma": "sm_90 and later",
+    "clusters": "sm_90 and later",
+    "pdl": "sm_90 and later",
+}
+"""Where each one is found, in the words of a refusal."""
 CUDA: Final[dict[Feature, Callable[[int], bool]]] = {
     "fp8_mma": lambda arch: arch == 89 or arch >= 120,
     "wgmma": lambda arch: arch == 90,

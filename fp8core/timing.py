@@ -1,24 +1,26 @@
-"""The time of products on a GPU: synthetic operands, weights that come from memory, graphs that take turns."""
+"""The time of launches on a GPU: synthetic operands, weights that come from memory, graphs in random turns."""
 
 import ctypes
 import random
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from fp8core.errors import BackendError
+from fp8core.kernels.gemm.args import Matmul
 from fp8core.problem import ITEMSIZE, ScaledMm
 from fp8core.runtime import device
-from fp8core.table import Launch
 
 COLD_BYTES: Final = 192 << 20
-"""Weights rotate over this much, so that none of them waits in a second cache (50 MB on an H200)."""
+"""Weights rotate over this much, so that none of them stays in L2 (50 MB on an H200)."""
 MOST_WEIGHTS: Final = 64
 CALLS: Final = 8
 """A graph holds at least as many calls."""
 TURNS: Final = 9
+WARM_UP: Final = 2
 STRETCH_MS: Final = 1.0
 """A timed stretch lasts at least this long."""
 HOPELESS: Final = 4.0
@@ -28,6 +30,36 @@ LAUNCH_MS: Final = 0.03
 _PATTERN_BYTES: Final = 1 << 20
 _FINITE: Final = bytes(0 if code & 0xBF == 0x80 else code & 0xBF for code in range(256))
 """Makes of any byte a code of magnitude below 2, in each of the FP8 formats."""
+
+Run = Callable[[], object]
+K = TypeVar("K", bound=Hashable)
+
+
+def interleaved(
+    runs: Mapping[K, Run], elapsed: Callable[[Run, int], float], turns: int = TURNS, stretch_ms: float = STRETCH_MS
+) -> dict[K, list[float]]:
+    """Return the milliseconds of each run in each turn; every turn takes the runs in another order.
+
+    What drifts, drifts for all, and what one run does to the clock does not always hit the same other.
+
+    Args:
+        runs: what is timed, by name.
+        elapsed: the milliseconds of a run, made so many times in a row.
+        turns: timed ones; `WARM_UP` others go before, which tell how many runs last ``stretch_ms``.
+        stretch_ms: how long a timed stretch lasts at least.
+    """
+    repeats = dict.fromkeys(runs, 1)
+    found: dict[K, list[float]] = {name: [] for name in runs}
+    order, chance = list(runs), random.Random(0)
+    for turn in range(-WARM_UP, turns):
+        chance.shuffle(order)
+        for name in order:
+            ms = elapsed(runs[name], repeats[name])
+            if turn < 0:
+                repeats[name] = 1 + int(stretch_ms / max(ms, 1e-6))
+            else:
+                found[name].append(ms)
+    return found
 
 
 class Operands:
@@ -81,12 +113,12 @@ class Operands:
             done += more
         return start
 
-    def run(self, launch: Launch, stream: int, weight: int) -> None:
+    def run(self, launch: Matmul, stream: int, weight: int) -> None:
         """Launch a product of the weight at an address."""
         launch(stream, self._a, weight, *self._vectors, *self._results)
 
 
-def times(p: ScaledMm, launches: Sequence[Any]) -> list[float]:
+def times(p: ScaledMm, launches: Sequence[Matmul]) -> list[float]:
     """Return the microseconds that each launch of ``p`` takes, infinite for one that fails or is far behind."""
     cuda = device.cupy().cuda
     with device.on(p.target.device):
@@ -95,7 +127,7 @@ def times(p: ScaledMm, launches: Sequence[Any]) -> list[float]:
         stream = cuda.Stream(non_blocking=True)
         begin, end = cuda.Event(), cuda.Event()
 
-        def elapsed(run: Callable[[], None], rounds: int = 1) -> float:
+        def elapsed(run: Run, rounds: int = 1) -> float:
             begin.record(stream)
             for _ in range(rounds):
                 run()
@@ -113,13 +145,7 @@ def times(p: ScaledMm, launches: Sequence[Any]) -> list[float]:
             first[i] = elapsed(once)
         close = HOPELESS * max(LAUNCH_MS, min(first.values(), default=0.0))
         runs = {i: recorded(operands, launches[i], stream) for i, ms in first.items() if ms <= close}
-        repeats = {i: 1 + int(STRETCH_MS / elapsed(run)) for i, run in runs.items()}
-        found: dict[int, list[float]] = {i: [] for i in runs}
-        order, chance = list(runs), random.Random(0)
-        for _ in range(TURNS):
-            chance.shuffle(order)  # what the one before does to the clock must not always hit the same
-            for i in order:
-                found[i].append(elapsed(runs[i], repeats[i]))
+        found = interleaved(runs, elapsed)
         calls = calls_of(operands)
         return [1e3 * median(found[i]) / calls if i in found else float("inf") for i in range(len(launches))]
 
@@ -130,7 +156,7 @@ def calls_of(operands: Operands) -> int:
     return -(-CALLS // copies) * copies
 
 
-def recorded(operands: Operands, launch: Launch, stream: Any) -> Callable[[], None]:
+def recorded(operands: Operands, launch: Matmul, stream: Any) -> Run:
     """Return a run of a graph of calls; on ROCm, for which CuPy has no graphs, of the calls themselves."""
 
     def calls() -> None:
@@ -139,7 +165,18 @@ def recorded(operands: Operands, launch: Launch, stream: Any) -> Callable[[], No
 
     if device.platform() == "hip":
         return calls
-    stream.begin_capture()
-    calls()
-    graph = stream.end_capture()
-    return partial(graph.launch, stream)
+    return partial(captured(stream, calls).launch, stream)
+
+
+def captured(stream: Any, calls: Run) -> Any:
+    """Return the graph of what ``calls`` launches on a CuPy stream, which is no longer captured whatever happens."""
+    try:
+        stream.begin_capture()
+        calls()
+        return stream.end_capture()
+    except BaseException:
+        if device.capturing(stream.ptr):
+            # A capture that an error has made invalid ends with another one: the first is what is told.
+            with suppress(device.cupy().cuda.runtime.CUDARuntimeError):
+                stream.end_capture()
+        raise

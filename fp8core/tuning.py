@@ -3,23 +3,26 @@
 import json
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any, Final, NamedTuple
 
-from fp8core import blaslt, timing
+from fp8core import interop, timing
 from fp8core.core.operation import forget
-from fp8core.errors import TuningError, UnsupportedProblemError
-from fp8core.kernels.linear import LINEAR
-from fp8core.kernels.scaled_mm import SCALED_MM
+from fp8core.errors import Fp8Error, TuningError, UnsupportedProblemError
+from fp8core.kernels.gemm.args import Matmul
+from fp8core.kernels.gemm.blaslt import library
+from fp8core.kernels.gemm.table import SCALED_MM
+from fp8core.kernels.linear.table import LINEAR
 from fp8core.ops.explain import explain
 from fp8core.problem import Linear, ScaledMm, Target
 from fp8core.runtime import device
-from fp8core.table import Choice, Launch
+from fp8core.table import Choice
 
 MARGIN: Final = 0.02
 """A candidate must beat the default by at least this fraction; smaller differences are noise."""
 
-Stopwatch = Callable[[ScaledMm, Sequence[Launch]], Sequence[float]]
+Stopwatch = Callable[[ScaledMm, Sequence[Matmul]], Sequence[float]]
 """Returns the microseconds of each launch of a problem, infinite for one that is out of the question."""
 
 
@@ -126,9 +129,12 @@ def tune(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Tuning:
 
     Raises:
         TypeError: the function has no product, or does not take the arguments.
+        TuningError: a stream that the arguments' frameworks work on is being captured into a graph: timing would
+            make the capture invalid.
         UnsupportedProblemError: the call is batch-invariant, on the host, or one that no kernel can run.
         Fp8Error: what the call itself would refuse.
     """
+    refuse_captures((*args, *kwargs.values()))
     problem = explain(function, *args, **kwargs).problem
     if isinstance(problem, Linear):
         problem = problem.product
@@ -137,6 +143,21 @@ def tune(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Tuning:
     tuning = timed(problem, timing.times)
     tuning.apply()
     return tuning
+
+
+def refuse_captures(operands: Sequence[Any]) -> None:
+    """Raise TuningError where CuPy's current stream, or that of an operand's framework, is being captured."""
+    if device.count() == 0:
+        return
+    streams = {"CuPy's current stream": int(device.cupy().cuda.get_current_stream().ptr)}
+    for operand in operands:
+        with suppress(Fp8Error):  # no array, or one that `explain` refuses with the operand's name
+            view = interop.view(operand, "operand")
+            if view.target.platform != "host":
+                streams[f"the current stream of a {type(operand).__name__}"] = interop.stream_of(view)
+    for name, stream in streams.items():
+        if device.capturing(stream):
+            raise TuningError(f"tune needs streams that are not being captured into a graph, got {name}")
 
 
 def timed(problem: ScaledMm, times: Stopwatch) -> Tuning:
@@ -165,6 +186,6 @@ def machine(target: Target) -> Machine:
     """Return what times on a device depend on."""
     from fp8core import __version__
 
-    library = blaslt.find(target.platform)
-    version = 0 if isinstance(library, str) else library.version or 0
+    found = library.find(target.platform)
+    version = 0 if isinstance(found, str) else found.version or 0
     return Machine(device.name(target.device), device.driver_version(), version, __version__)

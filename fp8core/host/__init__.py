@@ -79,3 +79,10 @@ def plan_scaled_mm(problem: ScaledMm) -> Launch:
     from fp8core.host import product
 
     return product.plan_scaled_mm(problem)
+
+
+def plan_clear_amax() -> Launch:
+    """Return ``launch(stream, amax)``, which writes the amax of a product without rows or columns."""
+    from fp8core.host import product
+
+    return product.clear_amax

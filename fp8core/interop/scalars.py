@@ -1,16 +1,20 @@
 """Numbers in the place of arrays: a scale as ``0.5``."""
 
 import math
+import sys
 from typing import Any
-
-import numpy as np
 
 
 def scalar(x: Any) -> float | None:
     """Return a real number of Python or NumPy as a float, and None for all else: arrays (0-d too), bools, text."""
-    if isinstance(x, bool) or not isinstance(x, (int, float, np.integer, np.floating)):
+    if isinstance(x, bool) or not (isinstance(x, (int, float)) or _is_numpy_number(x)):
         return None
     try:
         return float(x)
     except OverflowError:  # an int beyond all floats
         return math.inf if x > 0 else -math.inf
+
+
+def _is_numpy_number(x: Any) -> bool:
+    numpy = sys.modules.get("numpy")  # not imported for this: a number of NumPy comes with it
+    return numpy is not None and isinstance(x, (numpy.integer, numpy.floating))

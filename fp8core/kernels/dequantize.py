@@ -3,8 +3,8 @@
 from typing import Final
 
 from fp8core import host
+from fp8core.kernels.encodings import FORMAT, SCALE_FORMAT, TYPE, ceil_div, threads_across
 from fp8core.kernels.requirements import platform
-from fp8core.kernels.words import FORMAT, SCALE_FORMAT, TYPE, ceil_div, threads_across
 from fp8core.problem import ITEMSIZE, Dequantize
 from fp8core.runtime import jit
 from fp8core.table import Kernel, Launch, Table

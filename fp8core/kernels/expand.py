@@ -4,9 +4,9 @@ from itertools import accumulate
 from typing import Final
 
 from fp8core import host
+from fp8core.kernels.encodings import ceil_div
 from fp8core.kernels.requirements import platform
 from fp8core.kernels.weights import CAPACITIES, NO_END, THREADS, shards_up_to
-from fp8core.kernels.words import ceil_div
 from fp8core.problem import Expand
 from fp8core.runtime import jit
 from fp8core.table import Kernel, Launch, Table

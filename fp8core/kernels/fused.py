@@ -10,8 +10,8 @@ from functools import cache
 from typing import Final, NamedTuple
 
 from fp8core import host
+from fp8core.kernels.encodings import FORMAT, SCALE_FORMAT, TYPE, ceil_div
 from fp8core.kernels.requirements import platform
-from fp8core.kernels.words import FORMAT, SCALE_FORMAT, TYPE, ceil_div
 from fp8core.problem import ITEMSIZE, NormQuantize, SiluQuantize
 from fp8core.runtime import jit
 from fp8core.table import Kernel, Launch, Requirement, Table

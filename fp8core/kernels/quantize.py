@@ -6,10 +6,10 @@ from functools import cache
 from typing import Any, Final, NamedTuple
 
 from fp8core import host
+from fp8core.kernels.encodings import FORMAT, SCALE_FORMAT, TYPE, ceil_div
 from fp8core.kernels.requirements import platform
 from fp8core.kernels.tensor_teams import Team, alone, teams_of
 from fp8core.kernels.tiles import OCTET, Tile, anywhere, fits, row_bounds, shape_of, tile_of
-from fp8core.kernels.words import FORMAT, SCALE_FORMAT, TYPE, ceil_div
 from fp8core.problem import ITEMSIZE, PER_TENSOR, PER_TOKEN, Quantize
 from fp8core.runtime import device, jit
 from fp8core.table import Kernel, Launch, Requirement, Table

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from fp8core.features import HARDWARE, Feature, features
 from fp8core.problem import Platform
 from fp8core.table import Requirement
 
@@ -12,15 +13,10 @@ def platform(*names: Platform) -> Requirement:
     return Requirement(lambda p: p.target.platform in names, f"needs {wanted}, got {{p.target}}")
 
 
-def arch(*numbers: int) -> Requirement:
-    """Require exactly one of the architectures ``numbers``, as for instructions that later ones lack."""
-    wanted = " or ".join(str(number) for number in numbers)
-    return Requirement(lambda p: p.target.arch in numbers, f"needs architecture {wanted}, got {{p.target}}")
-
-
-def arch_at_least(number: int) -> Requirement:
-    """Require the architecture ``number`` or a later one."""
-    return Requirement(lambda p: p.target.arch >= number, f"needs architecture {number} or later, got {{p.target}}")
+def supports(*any_of: Feature) -> Requirement:
+    """Require one of these features of the target."""
+    wanted = " or ".join(f"{feature} ({HARDWARE[feature]})" for feature in any_of)
+    return Requirement(lambda p: not features(p.target).isdisjoint(any_of), f"needs {wanted}, got {{p.target}}")
 
 
 def aligned(bytes_: int) -> Requirement:
@@ -31,15 +27,5 @@ def aligned(bytes_: int) -> Requirement:
     )
 
 
-NOT_BOTH_E5M2: Final = Requirement(
-    lambda p: not (p.a.startswith("float8_e5m2") and p.b.startswith("float8_e5m2")),
-    "a and b are both e5m2, which no tensor core multiplies: one of them has to be e4m3",
-)
-AMD_FORMATS: Final = Requirement(
-    lambda p: all(name.endswith("fnuz") == (p.target.arch == 0x942) for name in (p.a, p.b)),
-    "gfx942 multiplies fnuz formats and later ones OCP's, got a {p.a} and b {p.b} on {p.target}",
-)
-AMD_TENSOR_CORES: Final = Requirement(
-    lambda p: p.target.arch in (0x942, 0x950, 0x1200, 0x1201),
-    "needs FP8 matrix instructions (gfx942, gfx950, gfx1200, gfx1201), got {p.target}",
-)
+CUDA: Final = platform("cuda")
+HIP: Final = platform("hip")

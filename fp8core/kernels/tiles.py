@@ -5,7 +5,7 @@ The sweeps behind the numbers are in docs/quantize.md.
 
 from typing import Final, NamedTuple
 
-from fp8core.kernels.words import ceil_div, power_of_two
+from fp8core.kernels.encodings import ceil_div, power_of_two
 from fp8core.problem import PER_TOKEN, Quantize
 
 OCTET: Final = 8

@@ -7,8 +7,8 @@ from itertools import accumulate
 from typing import Final
 
 from fp8core import host
+from fp8core.kernels.encodings import FORMAT, ceil_div, threads_across
 from fp8core.kernels.requirements import platform
-from fp8core.kernels.words import FORMAT, ceil_div, threads_across
 from fp8core.problem import AllClose, Normalize, Requantize
 from fp8core.runtime import jit
 from fp8core.table import Kernel, Launch, Requirement, Table

@@ -6,8 +6,8 @@ from typing import Any, Final, NamedTuple
 
 from fp8core.core.operation import explanation_of
 from fp8core.errors import DeviceError
+from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.kernels.quantize import QUANTIZE
-from fp8core.kernels.scaled_mm import SCALED_MM
 from fp8core.ops.linear import linear
 from fp8core.ops.producers import rms_norm_quant, silu_and_mul_quant
 from fp8core.ops.quantize import dequantize, quantize
@@ -146,7 +146,7 @@ def example_quantize(target: Target, group_shape: GroupShape, *, static: bool = 
     return Quantize(target, "bfloat16", native_e4m3(target), group_shape, static, "float32", "k", 4096, 16)
 
 
-_FALLBACK = "dequantize"
+_FALLBACK = "simt"
 
 
 def capabilities(device: int | Target | None = None) -> Mapping[str, Capability]:

@@ -12,9 +12,9 @@ from fp8core.core.scaling import ScaleOptions, Scaling, scaling
 from fp8core.core.specs import Matrix, TensorSpec
 from fp8core.errors import ScaleError
 from fp8core.interop import dlpack, eager_only
-from fp8core.kernels.linear import LINEAR, Steps, explain_linear
+from fp8core.kernels.linear.table import LINEAR, Steps, explain_linear
 from fp8core.kernels.quantize import bind
-from fp8core.kernels.scaled_mm import SCALED_MM
+from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.quantize import quantize_problem
 from fp8core.problem import FORMATS, PER_TENSOR, PER_TOKEN, GroupShape, Linear
 
@@ -290,7 +290,7 @@ def _steps_launch(steps: Steps, q: _Codes) -> Launch:
 
 def prefetches(launch: Any) -> bool:
     """Return whether a product's launch can read its weight before its predecessor has ended."""
-    return bool(getattr(launch, "prefetches_weight", False))
+    return bool(launch.prefetches_weight)
 
 
 LINEAR_CALLS: Final = Operation(

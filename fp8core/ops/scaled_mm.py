@@ -9,7 +9,8 @@ from fp8core.core.quantized import Quantized, parts
 from fp8core.core.specs import TensorSpec
 from fp8core.errors import ScaleError
 from fp8core.interop import eager_only
-from fp8core.kernels.scaled_mm import SCALED_MM, plan_clear_amax
+from fp8core.kernels.gemm.simt import plan_clear_amax
+from fp8core.kernels.gemm.table import SCALED_MM
 
 OUT, AMAX = 5, 7
 """Places among the operands of a product."""

@@ -36,9 +36,11 @@ def root() -> Path:
 
 
 def names(platform: Platform) -> tuple[str, ...]:
-    """Return the names of a platform's sources, as `flatten` takes them, in alphabetical order."""
+    """Return the names of a platform's sources, as `flatten` takes them, in alphabetical order: "gemm/sm90/decode"."""
     folder, suffix = ENTRIES[platform]
-    return tuple(sorted(path.stem for path in (root() / folder).glob(f"*{suffix}")))
+    top = root() / folder
+    found = (path.relative_to(top).with_suffix("").as_posix() for path in top.rglob(f"*{suffix}"))
+    return tuple(sorted(found))
 
 
 @cache

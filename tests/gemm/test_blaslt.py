@@ -1,13 +1,13 @@
-"""fp8core.blaslt: every call of a product, against a recording library with the real ABI."""
+"""fp8core.kernels.gemm.blaslt: every call of a product, against a recording library with the real ABI."""
 
 import re
 import threading
 
 import pytest
 
-from fp8core import blaslt
 from fp8core.errors import BackendError
-from fp8core.kernels.library_mm import accumulation, product
+from fp8core.kernels.gemm.blaslt import matmul, query
+from fp8core.kernels.gemm.blaslt.mapping import accumulation, product
 from fp8core.runtime import device
 from support.blaslt_fixtures import built, hip_stub, stub  # noqa: F401
 from support.blaslt_tools import H200, MI300, forget, pretend, problem
@@ -21,7 +21,7 @@ ARGUMENTS = (STREAM, A, B, SCALE_A, SCALE_B, BIAS, OUT, OUT_SCALE, AMAX, SCRATCH
 
 
 def launched(stub, made, *, bias=0, out_scale=0, amax=0, scaled=True, choice=0):
-    launch = blaslt.plan(made, choice)
+    launch = matmul.plan(made, choice)
     scales = (SCALE_A, SCALE_B) if scaled else (0, 0)
     launch(STREAM, A, B, *scales, bias, OUT, out_scale, amax, SCRATCH)
     return launch, stub.lines("Matmul")[-1]
@@ -92,7 +92,7 @@ def test_descriptor_of_hipblaslt(hip_stub, case):
 @pytest.mark.parametrize("case", CUDA)
 def test_heuristic_sees_which_addresses_there_will_be(stub, case):
     p, want = CUDA[case]
-    assert blaslt.answer(product(p)) is None
+    assert query.refusal(product(p)) is None
     seen = stub.attributes("d", 1)
     assert seen.keys() == want.keys()
     assert all(value for number, (width, value) in seen.items() if width == 8)
@@ -189,8 +189,8 @@ def test_offers_are_read_where_they_stand(stub, hip_stub, monkeypatch):
     for platform, recorder, size in (("cuda", stub, 64), ("hip", hip_stub, 24)):
         pretend(monkeypatch, recorder, (TARGETS[platform],))
         recorder.offers(3)
-        got = blaslt.offers(product(problem(target=TARGETS[platform])))
-        assert got == tuple(blaslt.Offer(bytes([i]) * size, 1000 * i, 0.5 * i) for i in (1, 2, 3))
+        got = query.algorithms(product(problem(target=TARGETS[platform])))
+        assert got == tuple(query.Candidate(bytes([i]) * size, 1000 * i, 0.5 * i) for i in (1, 2, 3))
 
 
 def test_choice_is_an_offer_with_its_workspace(stub):
@@ -293,9 +293,9 @@ def test_failed_call_is_named_with_its_status(built, monkeypatch, platform, func
     pretend(monkeypatch, built[platform], (TARGETS[platform],))
     built[platform].fail(function, status)
     made = product(problem(target=TARGETS[platform]))
-    assert blaslt.answer(made).startswith(text)
+    assert query.refusal(made).startswith(text)
     with pytest.raises(BackendError, match=re.escape(text)):
-        blaslt.plan(made)
+        matmul.plan(made)
     forget()
 
 

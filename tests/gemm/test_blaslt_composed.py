@@ -3,15 +3,19 @@
 import numpy as np
 import pytest
 
-from fp8core.kernels import ragged_mm
-from fp8core.kernels.arrange import NOTHING, Arrangement, arrangement, plan_arrange
-from fp8core.kernels.library_mm import plan_arranged, plan_direct, plan_rescaled
-from fp8core.kernels.ragged_mm import plan_finished, plan_padded
+from fp8core.kernels.gemm.blaslt import split_m
+from fp8core.kernels.gemm.blaslt.epilogue import plan_epilogue
+from fp8core.kernels.gemm.blaslt.moves import NOTHING, Relayout, plan_moves, relayout_of
+from fp8core.kernels.gemm.blaslt.pad_m import plan_pad_m
+from fp8core.kernels.gemm.blaslt.relayout import plan_relayout
+from fp8core.kernels.gemm.blaslt.rows import plan_direct
+from fp8core.kernels.gemm.blaslt.split_m import plan_split_m
 from fp8core.runtime import jit
 from support.blaslt_fixtures import built, stub  # noqa: F401
 from support.blaslt_tools import problem
 from support.emulation import CUDA, HIP_64
 from support.emulation.fixtures import emulation_session, emulator  # noqa: F401
+from support.recorder import Recorder
 
 
 @pytest.fixture
@@ -20,7 +24,7 @@ def kernels(monkeypatch):
     launched = []
 
     def prepare(target, source, entry, constants, signature, **_):
-        return lambda stream, grid, *arguments: launched.append((entry, stream, arguments))
+        return Recorder(entry, launched)
 
     monkeypatch.setattr(jit, "prepare", prepare)
     return launched
@@ -46,10 +50,10 @@ def test_direct_is_the_library_alone(stub, kernels):
 
 
 def test_arranged_expands_a_scalar_and_takes_the_other_as_it_is(stub, kernels):
-    launch = plan_arranged(problem("mixed"))
+    launch = plan_relayout(problem("mixed"))
     call(launch)
     ((entry, stream, arguments),) = kernels
-    assert (entry, stream) == ("arrange_scales", STREAM)
+    assert (entry, stream) == ("relayout", STREAM)
     assert arguments[:7] == (SCALE_A, SCRATCH + 1024, 0, 0, 1, 64, 64)
     assert arguments[9:14] == arguments[16:21] == NOTHING
     assert arguments[23:25] == (0, 0)
@@ -60,7 +64,7 @@ def test_arranged_expands_a_scalar_and_takes_the_other_as_it_is(stub, kernels):
 
 def test_arranged_transposes_groups_and_pads_blocks(stub, kernels):
     p = problem("group x block", k=4224, lda=4224, ldb=4224, scale_a_strides=(33, 1), scale_b_strides=(33, 1))
-    launch = plan_arranged(p)
+    launch = plan_relayout(p)
     call(launch)
     at_a, at_b = SCRATCH + 1024, SCRATCH + 1024 + 33 * 64 * 4
     ((_, _, arguments),) = kernels
@@ -73,7 +77,7 @@ def test_arranged_transposes_groups_and_pads_blocks(stub, kernels):
 
 
 def test_arranged_inverts_the_scale_of_the_result(stub, kernels):
-    launch = plan_arranged(problem(out="float8_e4m3fn", out_scale=True, amax=True))
+    launch = plan_relayout(problem(out="float8_e4m3fn", out_scale=True, amax=True))
     call(launch, out_scale=OUT_SCALE, amax=AMAX)
     ((_, _, arguments),) = kernels
     assert arguments[-2:] == (OUT_SCALE, SCRATCH + 1024)
@@ -84,7 +88,7 @@ def test_arranged_inverts_the_scale_of_the_result(stub, kernels):
 
 
 def test_arranged_moves_vectors_to_aligned_addresses(stub, kernels):
-    launch = plan_arranged(problem(bias="bfloat16", vectors_alignment=2))
+    launch = plan_relayout(problem(bias="bfloat16", vectors_alignment=2))
     call(launch, bias=BIAS)
     at_a, at_b, at_bias = (SCRATCH + 1024 + step for step in (0, 256, 512))
     ((_, _, arguments),) = kernels
@@ -101,7 +105,7 @@ RAGGED_ROWS = [(67, (1, 67)), (67, (32, 1)), (5, (40, 1))]
 
 @pytest.mark.parametrize(("m", "strides"), RAGGED_ROWS)
 def test_padded_multiplies_a_copy_into_a_copy(stub, kernels, m, strides):
-    launch = plan_padded(problem("group x block", m=m, scale_a_strides=strides, bias="bfloat16"))
+    launch = plan_pad_m(problem("group x block", m=m, scale_a_strides=strides, bias="bfloat16"))
     call(launch, bias=BIAS)
     rows = -(-m // 4) * 4
     said = fields(stub.lines("Matmul")[-1])
@@ -119,9 +123,9 @@ def test_padded_multiplies_a_copy_into_a_copy(stub, kernels, m, strides):
 @pytest.mark.parametrize(("m", "strides"), RAGGED_ROWS)
 def test_finished_leaves_the_last_rows_to_the_decode_kernel(stub, kernels, monkeypatch, m, strides):
     finished = []
-    monkeypatch.setattr(ragged_mm, "plan_decode", lambda p: lambda *arguments: finished.append((p, arguments)))
+    monkeypatch.setattr(split_m, "decode", lambda p: lambda *arguments: finished.append((p, arguments)))
     p = problem("group x block", m=m, scale_a_strides=strides, lda=4112, ldo=272, bias="bfloat16", prefetch_weight=True)
-    call(plan_finished(p), bias=BIAS)
+    call(plan_split_m(p), bias=BIAS)
     head = m - m % 4
     said = fields(stub.lines("Matmul")[-1])
     ((_, _, arguments),) = kernels
@@ -135,19 +139,19 @@ def test_finished_leaves_the_last_rows_to_the_decode_kernel(stub, kernels, monke
 
 def test_a_bias_that_was_moved_is_not_read_early():
     p = problem("group x block", m=67, bias="bfloat16", vectors_alignment=2, prefetch_weight=True)
-    assert not ragged_mm.last_rows(p).prefetch_weight
-    assert ragged_mm.last_rows(p._replace(bias="")).prefetch_weight
+    assert not split_m.last_rows(p).prefetch_weight
+    assert split_m.last_rows(p._replace(bias="")).prefetch_weight
 
 
 def test_rescaled_multiplies_into_scratch_and_finishes_there(stub, kernels):
     p = problem("mixed", out="float8_e4m3fn", out_scale=True, amax=True, bias="float32", ldo=272)
-    launch = plan_rescaled(p)
+    launch = plan_epilogue(p)
     call(launch, bias=BIAS, out_scale=OUT_SCALE, amax=AMAX)
     said = fields(stub.lines("Matmul")[-1])
     assert (said["D"], said["scale_A"], said["scale_B"], said["bias"]) == (str(SCRATCH + 1024), "0", "0", "0")
     assert launch.scratch_bytes == 1024 + 64 * 256 * 4
     entry, stream, arguments = kernels[-1]
-    assert (entry, stream) == ("rescale", STREAM)
+    assert (entry, stream) == ("epilogue", STREAM)
     wanted = (SCRATCH + 1024, SCALE_A, 0, SCALE_B, 1, BIAS, OUT, 272, OUT_SCALE, AMAX)
     assert arguments[: len(wanted)] == wanted
 
@@ -169,7 +173,7 @@ ARRANGED = [
 @pytest.mark.parametrize(("mode", "strides", "shape", "rows", "k"), ARRANGED)
 def test_arrange_scales_is_a_padded_strided_copy(emulator, target, mode, strides, shape, rows, k):
     blocks = -(-k // 128)
-    place = arrangement(mode, strides, rows, k)
+    place = relayout_of(mode, strides, rows, k)
     storage = np.random.default_rng(1).standard_normal(1000, np.float32)
     matrix = np.lib.stride_tricks.as_strided(storage, shape, tuple(4 * s for s in strides))
     if mode == "OUTER_VEC":
@@ -182,7 +186,7 @@ def test_arrange_scales_is_a_padded_strided_copy(emulator, target, mode, strides
     with emulator.watch() as memory:
         source, number = memory.array(storage), memory.array(np.float32([3.0]))
         out, reciprocal = memory.empty(want.shape, np.float32), memory.empty((1,), np.float32)
-        arrange = plan_arrange(target, (NOTHING, place, NOTHING), halves=37)
+        arrange = plan_moves(target, (NOTHING, place, NOTHING), halves=37)
         halves, copy = memory.array(np.arange(37, dtype=np.uint16), offset=2), memory.empty((37,), np.uint16)
         arrange(
             0,
@@ -202,23 +206,23 @@ def test_halves_are_copied_wherever_they_lie(emulator, target, count, offset):
     with emulator.watch() as memory:
         halves = memory.array(np.arange(count, dtype=np.uint16), offset=offset)
         copy = memory.empty((count,), np.uint16)
-        arrange = plan_arrange(target, (NOTHING, NOTHING, NOTHING), halves=count)
+        arrange = plan_moves(target, (NOTHING, NOTHING, NOTHING), halves=count)
         arrange(0, (0, 0, 0), (0, 0, 0), (halves.ctypes.data, copy.ctypes.data), (0, 0))
         assert (copy == halves).all()
 
 
 def test_three_places_are_arranged_by_one_launch(emulator):
     storage = np.arange(100, dtype=np.float32)
-    places = (Arrangement(0, 0, 1, 5, 8), Arrangement(1, 10, 4, 6, 6), Arrangement(0, 2, 1, 7, 7))
+    places = (Relayout(0, 0, 1, 5, 8), Relayout(1, 10, 4, 6, 6), Relayout(0, 2, 1, 7, 7))
     with emulator.watch() as memory:
         source = memory.array(storage)
         outs = [memory.empty((place.rows, place.ld), np.float32) for place in places]
-        arrange = plan_arrange(CUDA, places)
+        arrange = plan_moves(CUDA, places)
         arrange(0, (source.ctypes.data,) * 3, tuple(out.ctypes.data for out in outs), (0, 0), (0, 0))
         assert (outs[0] == [[0, 0, 0, 0, 0, 1, 1, 1]]).all()
         assert (outs[1] == storage[:60].reshape(6, 10)[:, :4].T).all()
         assert (outs[2] == storage[:14:2]).all()
-    assert emulator.launches == ["arrange_scales"]
+    assert emulator.launches == ["relayout"]
 
 
 @pytest.mark.parametrize(
@@ -238,4 +242,4 @@ def test_three_places_are_arranged_by_one_launch(emulator):
     ],
 )
 def test_scales_that_lie_as_wanted_are_left(mode, strides, rows, k, done):
-    assert arrangement(mode, strides, rows, k).done is done
+    assert relayout_of(mode, strides, rows, k).done is done

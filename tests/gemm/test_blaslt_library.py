@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from fp8core import blaslt
-from fp8core.blaslt import product as blaslt_product
-from fp8core.blaslt.library import Library, Owned, candidates
-from fp8core.blaslt.names import CUBLASLT, DIALECTS, HIPBLASLT, SCALE_MODES, WIDTHS
 from fp8core.errors import BackendError
-from fp8core.kernels.library_mm import product
+from fp8core.kernels.gemm.blaslt import descriptors as blaslt_product
+from fp8core.kernels.gemm.blaslt import library, query
+from fp8core.kernels.gemm.blaslt.dialects import CUBLASLT, DIALECTS, HIPBLASLT, SCALE_MODES, WIDTHS
+from fp8core.kernels.gemm.blaslt.library import Handle, Library, candidates
+from fp8core.kernels.gemm.blaslt.mapping import product
 from fp8core.runtime import device
 from gemm.test_blaslt import AMAX, BIAS, CUDA, OUT_SCALE, SCALE_A, SCALE_B
 from support.blaslt_fixtures import built, hip_stub, stub  # noqa: F401
@@ -21,39 +21,43 @@ from support.blaslt_tools import H200, forget, problem
 
 def test_no_offer_is_an_answer(stub):
     stub.offers(0)
-    answer = blaslt.answer(product(problem("row")))
+    answer = query.refusal(product(problem("row")))
     said = "offers no algorithm for m=64 n=256 k=4096 to bfloat16 with scales OUTER_VEC and OUTER_VEC"
     assert answer == f"cuBLASLt ({stub.path}) {said}"
 
 
 def test_old_version_is_an_answer_only_where_it_matters(stub):
     stub.version(120805)
-    assert blaslt.answer(product(problem())) is None
-    answer = blaslt.answer(product(problem("group x block")))
+    assert query.refusal(product(problem())) is None
+    answer = query.refusal(product(problem("group x block")))
     assert answer == f"cuBLASLt ({stub.path}) has version 120805; BLK128x128 needs 120900"
     assert not stub.lines("Create")[1:]
 
 
 def test_answers_are_asked_for_once(stub):
     for _ in range(3):
-        blaslt.answer(product(problem()))
+        query.refusal(product(problem()))
     assert len(stub.lines("MatmulAlgoGetHeuristic")) == 2  # with a workspace and without
 
 
 def test_device_that_is_not_here_is_told_before_a_library_is_loaded(stub, monkeypatch):
     loaded = []
-    monkeypatch.setattr("fp8core.blaslt.library.candidates", lambda dialect: iter(loaded.append(dialect) or []))
-    far = blaslt.answer(product(problem(target=H200._replace(device=7))))
+    monkeypatch.setattr(
+        "fp8core.kernels.gemm.blaslt.library.candidates", lambda dialect: iter(loaded.append(dialect) or [])
+    )
+    far = query.refusal(product(problem(target=H200._replace(device=7))))
     assert far == "its library cannot be asked: this machine has no device 7"
-    other = blaslt.answer(product(problem(target=H200._replace(arch=100))))
+    other = query.refusal(product(problem(target=H200._replace(arch=100))))
     assert other == "its library cannot be asked: here device 0 is sm_90 (device 0)"
     assert not loaded
 
 
 def test_missing_library_is_an_answer(monkeypatch, stub):
-    monkeypatch.setattr("fp8core.blaslt.library.candidates", lambda dialect: iter(["/nowhere/libcublasLt.so.13"]))
+    monkeypatch.setattr(
+        "fp8core.kernels.gemm.blaslt.library.candidates", lambda dialect: iter(["/nowhere/libcublasLt.so.13"])
+    )
     forget()
-    answer = blaslt.answer(product(problem()))
+    answer = query.refusal(product(problem()))
     assert answer.startswith("cuBLASLt cannot be loaded from /nowhere/libcublasLt.so.13: ")
 
 
@@ -90,7 +94,7 @@ def test_every_attribute_has_a_width():
 @pytest.fixture(scope="module")
 def real():
     forget()
-    found = blaslt.find("cuda")
+    found = library.find("cuda")
     if isinstance(found, str):
         pytest.skip(found)
     yield found
@@ -137,7 +141,7 @@ def test_real_library_takes_the_descriptors(real, case):
 
 
 def test_real_library_refuses_a_wrong_width(real):
-    operation = Owned(real, "MatmulDesc", 68, 0, subject="a test")
+    operation = Handle(real, "MatmulDesc", 68, 0, subject="a test")
     data = ctypes.c_uint64(1)
     status = real.function("MatmulDescSetAttribute")(operation.handle, 25, ctypes.addressof(data), 4)
     assert real.status_name(status) == "CUBLAS_STATUS_INVALID_VALUE (7)"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fp8core import blaslt
-from fp8core.blaslt.library import find
-from fp8core.blaslt.tiles import CLUSTERS, LARGE_TILE_COST, LOAD_COST, cost, tiles
-from fp8core.kernels.library_mm import product
+from fp8core.kernels.gemm.blaslt import query
+from fp8core.kernels.gemm.blaslt.library import find
+from fp8core.kernels.gemm.blaslt.mapping import product
+from fp8core.kernels.gemm.blaslt.ordering import CLUSTERS, LARGE_TILE_COST, LOAD_COST, cost, tiles
 from support.blaslt_fixtures import built, stub  # noqa: F401
 from support.blaslt_tools import BLACKWELL, MI300, forget, pretend, problem
 
@@ -60,7 +60,7 @@ def test_the_cost_is_rounds_times_the_longer_of_products_and_loads(stub, tile, c
 
 
 def order(p):
-    return [offer.algorithm[0] for offer in blaslt.offers(product(p))]
+    return [offer.algorithm[0] for offer in query.algorithms(product(p))]
 
 
 def test_offers_on_hopper_are_in_the_order_of_their_cost(stub):

@@ -3,9 +3,9 @@
 import pytest
 
 from fp8core.errors import UnsupportedProblemError
-from fp8core.kernels.hopper import HOPPER_ROWS
-from fp8core.kernels.hopper_block import BLOCK_ROWS
-from fp8core.kernels.scaled_mm import SCALED_MM
+from fp8core.kernels.gemm.sm90.blockwise import SM90_BLOCKWISE
+from fp8core.kernels.gemm.sm90.decode import SM90_DECODE
+from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.problem import HOST
 from support.blaslt_fixtures import built, hip_stub, stub  # noqa: F401
 from support.blaslt_tools import ADA, AMPERE, BLACKWELL, H200, MI300, MI350, problem
@@ -21,7 +21,7 @@ def verdicts(p):
 
 def preferred(p):
     """Return the first able and preferred row behind the hand-written ones, which have tests of their own."""
-    own = {kernel.name for kernel in (*HOPPER_ROWS, *BLOCK_ROWS)}
+    own = {kernel.name for kernel in (SM90_DECODE, SM90_BLOCKWISE)}
     return next(
         v.kernel for v in SCALED_MM.explain(p).verdicts if v.status in ("chosen", "able") and v.kernel not in own
     )
@@ -37,32 +37,32 @@ CHOICES = [
     (problem(), "cublaslt"),
     (problem("row"), "cublaslt"),
     (problem("row", bias="bfloat16"), "cublaslt"),
-    (problem("row", bias="float32"), "cublaslt_rescale"),
-    (problem("mixed"), "cublaslt_arranged"),
-    (problem("row", scale_a_strides=(3, 0)), "cublaslt_arranged"),
+    (problem("row", bias="float32"), "cublaslt_epilogue"),
+    (problem("mixed"), "cublaslt_relayout"),
+    (problem("row", scale_a_strides=(3, 0)), "cublaslt_relayout"),
     (problem("row", m=1, scale_a_strides=(3, 0)), "cublaslt"),
     (problem("group x block"), "cublaslt"),
-    (problem("group x block", scale_a_strides=(32, 1)), "cublaslt_arranged"),
-    (problem("group x block", k=4224, lda=4224, ldb=4224, scale_b_strides=(33, 1)), "cublaslt_arranged"),
-    (problem("group x block", m=67, scale_a_strides=(1, 67)), "cublaslt_padded"),
-    (problem("group x block", m=67, scale_a_strides=(1, 67), ldo=272), "cublaslt_finished"),
-    (problem("group x block", m=257, scale_a_strides=(1, 257)), "cublaslt_finished"),
-    (problem("group x block", m=3, scale_a_strides=(1, 3)), "dequantize"),
+    (problem("group x block", scale_a_strides=(32, 1)), "cublaslt_relayout"),
+    (problem("group x block", k=4224, lda=4224, ldb=4224, scale_b_strides=(33, 1)), "cublaslt_relayout"),
+    (problem("group x block", m=67, scale_a_strides=(1, 67)), "cublaslt_pad_m"),
+    (problem("group x block", m=67, scale_a_strides=(1, 67), ldo=272), "cublaslt_split_m"),
+    (problem("group x block", m=257, scale_a_strides=(1, 257)), "cublaslt_split_m"),
+    (problem("group x block", m=3, scale_a_strides=(1, 3)), "simt"),
     (problem("group x group"), "cublaslt"),
-    (problem("group x group", scale_b_strides=(32, 1)), "cublaslt_arranged"),
-    (problem(out="float8_e4m3fn", out_scale=True), "cublaslt_arranged"),
-    (problem("row", out="float8_e4m3fn", out_scale=True, amax=True), "cublaslt_rescale"),
-    (problem(amax=True), "cublaslt_rescale"),
+    (problem("group x group", scale_b_strides=(32, 1)), "cublaslt_relayout"),
+    (problem(out="float8_e4m3fn", out_scale=True), "cublaslt_relayout"),
+    (problem("row", out="float8_e4m3fn", out_scale=True, amax=True), "cublaslt_epilogue"),
+    (problem(amax=True), "cublaslt_epilogue"),
     (problem(b="float8_e5m2"), "cublaslt"),
-    (problem(vectors_alignment=4), "cublaslt_arranged"),
-    (problem("row", bias="bfloat16", vectors_alignment=2), "cublaslt_arranged"),
-    (problem("group x block", vectors_alignment=4), "cublaslt_arranged"),
-    (problem(out="float8_e4m3fn", out_scale=True, amax=True, vectors_alignment=4), "cublaslt_rescale"),
-    (problem(batch_invariant=True), "dequantize"),
-    (problem(alignment=8), "dequantize"),
-    (problem(k=4104), "dequantize"),
-    (problem(k=0), "dequantize"),
-    (problem(n=250), "dequantize"),
+    (problem(vectors_alignment=4), "cublaslt_relayout"),
+    (problem("row", bias="bfloat16", vectors_alignment=2), "cublaslt_relayout"),
+    (problem("group x block", vectors_alignment=4), "cublaslt_relayout"),
+    (problem(out="float8_e4m3fn", out_scale=True, amax=True, vectors_alignment=4), "cublaslt_epilogue"),
+    (problem(batch_invariant=True), "simt"),
+    (problem(alignment=8), "simt"),
+    (problem(k=4104), "simt"),
+    (problem(k=0), "simt"),
+    (problem(n=250), "simt"),
     (problem(target=HOST), "host"),
 ]
 
@@ -75,10 +75,10 @@ def test_preferred_row_where_the_library_offers(stub, p, row):
 HIP_CHOICES = [
     (problem(target=MI300), "hipblaslt"),
     (problem("row", target=MI300), "hipblaslt"),
-    (problem("mixed", target=MI300), "hipblaslt_arranged"),
-    (problem("row", target=MI300, out="float16"), "hipblaslt_rescale"),
-    (problem("row", target=MI300, bias="float32"), "hipblaslt_rescale"),
-    (problem(target=MI300, out="float8_e4m3fnuz", out_scale=True), "hipblaslt_arranged"),
+    (problem("mixed", target=MI300), "hipblaslt_relayout"),
+    (problem("row", target=MI300, out="float16"), "hipblaslt_epilogue"),
+    (problem("row", target=MI300, bias="float32"), "hipblaslt_epilogue"),
+    (problem(target=MI300, out="float8_e4m3fnuz", out_scale=True), "hipblaslt_relayout"),
 ]
 
 
@@ -89,25 +89,29 @@ def test_preferred_row_on_amd(hip_stub, p, row):
 
 def test_row_falls_back_where_the_library_offers_nothing(stub):
     stub.offers(0)
-    assert preferred(problem("row")) == "dequantize"
+    assert preferred(problem("row")) == "simt"
     said = "offers no algorithm for m=64 n=256 k=4096 to bfloat16 with scales OUTER_VEC and OUTER_VEC"
     assert refusal(problem("row"), "cublaslt") == f"cuBLASLt ({stub.path}) {said}"
     said = "offers no algorithm for m=64 n=256 k=4096 to float32 with scales SCALAR and SCALAR"
-    assert refusal(problem("row"), "cublaslt_rescale") == f"cuBLASLt ({stub.path}) {said}"
+    assert refusal(problem("row"), "cublaslt_epilogue") == f"cuBLASLt ({stub.path}) {said}"
 
 
 BOTH = "a and b are both e5m2, which no tensor core multiplies: one of them has to be e4m3"
 AWAY = "its library cannot be asked: this machine has no device 7"
 REFUSALS = [
     (problem(a="float8_e5m2", b="float8_e5m2"), "cublaslt", BOTH),
-    (problem(a="float8_e5m2", b="float8_e5m2"), "cublaslt_rescale", BOTH),
-    (problem(a="float8_e5m2", b="float8_e5m2"), "dequantize", BOTH),
+    (problem(a="float8_e5m2", b="float8_e5m2"), "cublaslt_epilogue", BOTH),
+    (problem(a="float8_e5m2", b="float8_e5m2"), "simt", BOTH),
     (problem(target=HOST, a="float8_e5m2", b="float8_e5m2"), "host", BOTH),
     (problem(target=MI350, a="float8_e5m2", b="float8_e5m2"), "hipblaslt", BOTH),
     (problem(target=MI300), "cublaslt", "needs cuda, got gfx942 (device 0)"),
     (problem(), "hipblaslt", "needs hip, got sm_90 (device 0)"),
-    (problem(target=HOST), "dequantize", "needs cuda or hip, got host"),
-    (problem(target=AMPERE), "cublaslt", "needs architecture 89 or later, got sm_80 (device 0)"),
+    (problem(target=HOST), "simt", "needs cuda or hip, got host"),
+    (
+        problem(target=AMPERE),
+        "cublaslt",
+        "needs FP8 matrix instructions (sm_89 and later; gfx942, gfx950, gfx1200, gfx1201), got sm_80 (device 0)",
+    ),
     (
         problem(a="float8_e4m3fnuz"),
         "cublaslt",
@@ -124,7 +128,7 @@ REFUSALS = [
     (
         problem(target=MI300._replace(arch=0x90A)),
         "hipblaslt",
-        "needs FP8 matrix instructions (gfx942, gfx950, gfx1200, gfx1201), got gfx90a (device 0)",
+        "needs FP8 matrix instructions (sm_89 and later; gfx942, gfx950, gfx1200, gfx1201), got gfx90a (device 0)",
     ),
     (
         problem(batch_invariant=True),
@@ -147,7 +151,7 @@ REFUSALS = [
     ),
     (
         problem("group x block", target=BLACKWELL),
-        "cublaslt_arranged",
+        "cublaslt_relayout",
         "the library has scales per group and block on sm_90 only, got sm_100 (device 0)",
     ),
     (
@@ -163,19 +167,19 @@ REFUSALS = [
         "cublaslt",
         "the library takes 1x128 scales of rows that are a multiple of 4, got m=67",
     ),
-    (problem("group x block", m=3), "cublaslt_padded", "is for more rows than 4 and no multiple of it, got m=3"),
-    (problem("group x block", m=64), "cublaslt_finished", "is for more rows than 4 and no multiple of it, got m=64"),
+    (problem("group x block", m=3), "cublaslt_pad_m", "is for more rows than 4 and no multiple of it, got m=3"),
+    (problem("group x block", m=64), "cublaslt_split_m", "is for more rows than 4 and no multiple of it, got m=64"),
     (
         problem("group x block", m=67, lda=4112),
-        "cublaslt_padded",
+        "cublaslt_pad_m",
         "copies rows without gaps, got lda=4112 with k=4096 and ldo=256 with n=256",
     ),
     (
         problem("group x block", m=67, bias="bfloat16", vectors_alignment=2),
-        "cublaslt_padded",
+        "cublaslt_pad_m",
         "needs a bias at an address divisible by 16, got 2",
     ),
-    (problem("row"), "cublaslt_finished", "is for scales that change along k, got scale_a per row"),
+    (problem("row"), "cublaslt_split_m", "is for scales that change along k, got scale_a per row"),
     (
         problem("row", out="float8_e4m3fn", out_scale=True),
         "cublaslt",
@@ -190,7 +194,7 @@ REFUSALS = [
     (problem(bias="float32"), "cublaslt", "the library does not add a float32 bias to a bfloat16 result"),
     (
         problem("group x block"),
-        "cublaslt_rescale",
+        "cublaslt_epilogue",
         "applies scales after the sum over k, got scale_a per group and scale_b per block",
     ),
     (
@@ -204,9 +208,9 @@ REFUSALS = [
         "the library has no mode for scale_a per group with scale_b per row",
     ),
     (problem(target=H200._replace(device=NOWHERE)), "cublaslt", AWAY),
-    (problem("mixed", target=H200._replace(device=NOWHERE)), "cublaslt_arranged", AWAY),
-    (problem("group x block", m=67, target=H200._replace(device=NOWHERE)), "cublaslt_finished", AWAY),
-    (problem("mixed", target=H200._replace(device=NOWHERE)), "cublaslt_rescale", AWAY),
+    (problem("mixed", target=H200._replace(device=NOWHERE)), "cublaslt_relayout", AWAY),
+    (problem("group x block", m=67, target=H200._replace(device=NOWHERE)), "cublaslt_split_m", AWAY),
+    (problem("mixed", target=H200._replace(device=NOWHERE)), "cublaslt_epilogue", AWAY),
     (problem(target=MI350._replace(device=NOWHERE)), "hipblaslt", AWAY),
 ]
 
@@ -217,7 +221,7 @@ def test_refusals_are_these_sentences(p, row, text):
 
 
 def test_padding_many_rows_is_able_and_not_preferred(stub):
-    verdict = verdicts(problem("group x block", m=257, scale_a_strides=(1, 257)))["cublaslt_padded"]
+    verdict = verdicts(problem("group x block", m=257, scale_a_strides=(1, 257)))["cublaslt_pad_m"]
     assert verdict.status == "not preferred"
     assert "preferred up to 256 rows" in verdict.reason
     assert verdict.reason.endswith("got m=257")
@@ -237,4 +241,4 @@ def test_explanation_says_each_row_once():
     text = str(SCALED_MM.explain(problem(target=H200._replace(device=NOWHERE))))
     assert text.splitlines()[0].startswith("ScaledMm(target=sm_90 (device 7), m=64, n=256, k=4096")
     assert f"unknown: {AWAY}" in text
-    assert "dequantize" in text
+    assert "simt" in text

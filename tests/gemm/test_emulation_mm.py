@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from fp8core.kernels.arrange import NOTHING, Arrangement, plan_arrange
-from fp8core.kernels.generic_mm import plan_generic, plan_rescale
+from fp8core.kernels.gemm.blaslt.epilogue import plan_end
+from fp8core.kernels.gemm.blaslt.moves import NOTHING, Relayout, plan_moves
+from fp8core.kernels.gemm.simt import plan_simt
 from fp8core.problem import FORMATS, ScaledMm
 from support import reference
 from support.emulation import CUDA, HIP_32, HIP_64
@@ -67,7 +68,7 @@ def test_the_generic_product_is_near_float64(emulator, target, m, n, k, a, b, ou
             *(target, m, n, k, a, b, out, scale_a, scale_b, strides_a, strides_b, bias, out_scale is not None, amax),
             *(True, False, left.stride, right.stride, result.stride, 1 if k % 4 else 16),
         )
-        launch = plan_generic(problem)
+        launch = plan_simt(problem)
         launch(
             *(0, left.pointer, right.pointer, scale_left.ctypes.data, scale_right.ctypes.data),
             *(added.ctypes.data if added is not None else 0, result.pointer),
@@ -113,7 +114,7 @@ def test_rescale_rounds_once(emulator, target, m, n, out, scale_a, scale_b, bias
             *(target, m, n, 64, FN, FN, out, scale_a, scale_b, strides_a, strides_b, bias, out in FORMATS, amax),
             *(True, False, 64, 64, n + 1, 16),
         )
-        plan_rescale(problem)(
+        plan_end(problem)(
             *(0, given.ctypes.data, scale_left.ctypes.data, scale_right.ctypes.data, added.ctypes.data if bias else 0),
             *(result.pointer, out_scale.ctypes.data if out in FORMATS else 0, largest.ctypes.data if amax else 0),
         )
@@ -139,9 +140,7 @@ def test_arranged_scales_lie_as_the_libraries_want_them(emulator, target):
             memory.empty((1,), np.float32),
         )
         halves, copy = memory.array(np.arange(33, dtype=np.uint16)), memory.empty((33,), np.uint16)
-        launch = plan_arrange(
-            target, (Arrangement(1, 300, 300, 7, 7), Arrangement(5, 1, 3, 5, 8), NOTHING), halves.size
-        )
+        launch = plan_moves(target, (Relayout(1, 300, 300, 7, 7), Relayout(5, 1, 3, 5, 8), NOTHING), halves.size)
         launch(
             *(0, (first.ctypes.data, second.ctypes.data, 0), (moved.ctypes.data, padded.ctypes.data, 0)),
             *((halves.ctypes.data, copy.ctypes.data), (number.ctypes.data, inverted.ctypes.data)),

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import fp8core
-from fp8core.kernels import hopper_layout
-from fp8core.kernels.scaled_mm import SCALED_MM
+from fp8core.kernels.gemm.sm90 import decode_config
+from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.problem import WIDE
 from gemm.test_sm90_decode import MODES, SMALL, Case
 from ops.test_product import MODES as PRODUCTS
@@ -22,14 +22,14 @@ FORMS = [(out, bias) for out in WIDE for bias in dict.fromkeys(("", out, "float3
 
 def sizes(side):
     """Return every m whose product is compiled for ``side`` rows, the largest first."""
-    return [m for m in range(side, 0, -1) if hopper_layout.width(m) == side]
+    return [m for m in range(side, 0, -1) if decode_config.width(m) == side]
 
 
 @pytest.mark.parametrize("modes", MODES, ids="-".join)
 def test_every_m_in_every_mode_and_dtype(modes):
     """A side and a mode meet two forms, with either activation; the modes of rows let each side meet all."""
     mode, seen = MODES.index(modes), []
-    for number, side in enumerate(hopper_layout.WIDTHS):
+    for number, side in enumerate(decode_config.WIDTHS):
         for turn, (out, bias) in enumerate(FORMS[(number + mode) % 4 :: 4]):
             a = ("e4m3", "e5m2")[(turn + number // 2) % 2]
             case = Case(side, N, K, modes, a=a, out=out, bias=bias, size=SMALL[out], gap=16 * turn, seed=number)
@@ -38,7 +38,7 @@ def test_every_m_in_every_mode_and_dtype(modes):
                 case.want, case.terms = case.want[:m], case.terms[:m]
                 case.check()
                 seen.append(m)
-    assert sorted(seen) == sorted(2 * list(range(1, hopper_layout.MOST_ROWS + 1)))
+    assert sorted(seen) == sorted(2 * list(range(1, decode_config.MOST_ROWS + 1)))
 
 
 @pytest.mark.parametrize("size", [1e-23, 1e23])
@@ -53,11 +53,11 @@ def test_results_as_small_and_as_large_as_their_scales(out, modes, size):
 @pytest.mark.parametrize("modes", MODES, ids="-".join)
 @pytest.mark.parametrize(("n", "k"), [(N, K), (96, 128), (2112, 7168), (512, 16384), (28672, 1024)])
 def test_a_row_has_its_bits_in_any_batch_and_at_any_place_of_it(n, k, modes):
-    rows = 3 * hopper_layout.MOST_ROWS + 8
+    rows = 3 * decode_config.MOST_ROWS + 8
     case = Case(rows, n, k, modes, invariant=True, seed=5)
     case.check()
     whole, a, scale = case.run(), case.a, case.scales[0]
-    few = range(1, hopper_layout.MOST_ROWS) if n == N else (1, 7, 8, 9, 17, 33)
+    few = range(1, decode_config.MOST_ROWS) if n == N else (1, 7, 8, 9, 17, 33)
     for m in (*few, 64, 65, 128, 129, rows - 1):
         first = (7 * m) % (rows - m + 1)
         case.problem, case.m, case.a = case.problem._replace(m=m), m, a[first:]

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from fp8core.kernels.scaled_mm import SCALED_MM
-from fp8core.kernels.skinny import SKINNY_ROWS, plan_skinny, waves
+from fp8core.kernels.gemm.amd.decode import GFX9_DECODE, plan_decode, wavefronts
+from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.explain import example_product
 from fp8core.problem import ScaledMm
 from support import reference
@@ -24,7 +24,6 @@ BOUND = {"bfloat16": 2.0e-3, "float16": 3.0e-4, "float32": 2.0e-6}
 """Relative Frobenius error of section 5 of the specification, and what follows for the other results."""
 ENOUGH = 400
 """Results from which on the mean of their roundings is near enough to what is expected of it."""
-SKINNY = SKINNY_ROWS[0]
 
 
 def codes(rows, cols, dtype, seed):
@@ -64,8 +63,8 @@ class Product:
 
     def __call__(self):
         result = empty(self.memory, self.shape, WIDE[self.out], self.problem.ldo)
-        assert SKINNY.refusal(self.problem) is None
-        plan_skinny(self.problem)(
+        assert GFX9_DECODE.refusal(self.problem) is None
+        plan_decode(self.problem)(
             *(0, self.left.pointer, self.right.pointer, *(scale.ctypes.data for scale in self.scales)),
             *(self.bias.ctypes.data if self.bias is not None else 0, result.pointer, 0, 0, 0),
         )
@@ -104,7 +103,7 @@ def test_a_product_is_near_float64(emulator, target, e4m3, _, m, n, k, scale_a, 
         first, again = product(), product()
     product.check(first)
     assert first.tobytes() == again.tobytes()
-    assert emulator.launches == ["skinny", "skinny"]
+    assert emulator.launches == ["gfx9_decode", "gfx9_decode"]
 
 
 @pytest.mark.parametrize(("target", "e4m3", "e5m2"), TARGETS_AND_FORMATS, ids=["gfx942", "gfx950", "gfx1201"])
@@ -211,16 +210,20 @@ def on(arch):
 @pytest.mark.parametrize("m", [1, 16])
 def test_few_rows_choose_it_before_the_library(arch, scale_a, scale_b, m):
     explanation = SCALED_MM.explain(example_product(on(arch), scale_a, scale_b, m=m))
-    assert explanation.chosen == "skinny"
+    assert explanation.chosen == "gfx9_decode"
     names = [verdict.kernel for verdict in explanation.verdicts]
-    assert names.index("skinny") < names.index("hipblaslt")
+    assert names.index("gfx9_decode") < names.index("hipblaslt")
 
 
 @pytest.mark.parametrize(
     ("arch", "changes", "reason"),
     [
-        (0x90A, {}, "needs FP8 matrix instructions (gfx942, gfx950, gfx1200, gfx1201), got gfx90a (device 0)"),
-        (0x1100, {}, "needs FP8 matrix instructions (gfx942, gfx950, gfx1200, gfx1201), got gfx1100 (device 0)"),
+        (0x90A, {}, "needs fp8_mma (sm_89, sm_120 and later, gfx942, gfx950, gfx1200, gfx1201), got gfx90a (device 0)"),
+        (
+            0x1100,
+            {},
+            "needs fp8_mma (sm_89, sm_120 and later, gfx942, gfx950, gfx1200, gfx1201), got gfx1100 (device 0)",
+        ),
         (0x942, {"a": FN}, "gfx942 multiplies fnuz formats and later ones OCP's, got a float8_e4m3fn"),
         (0x950, {"b": FNUZ}, "gfx942 multiplies fnuz formats and later ones OCP's"),
         (0x1201, {"a": FN_5, "b": FN_5}, "both e5m2"),
@@ -236,29 +239,29 @@ def test_few_rows_choose_it_before_the_library(arch, scale_a, scale_b, m):
 )
 def test_what_it_cannot_do_is_said(arch, changes, reason):
     problem = example_product(on(arch), "row", "row", m=8)._replace(**changes)
-    refusal = SKINNY.refusal(problem)
+    refusal = GFX9_DECODE.refusal(problem)
     assert refusal is not None
     assert reason in refusal
 
 
 def test_more_rows_are_able_and_not_preferred():
     problem = example_product(on(0x942), "row", "row", m=17)
-    verdict = next(v for v in SCALED_MM.explain(problem).verdicts if v.kernel == SKINNY.name)
+    verdict = next(v for v in SCALED_MM.explain(problem).verdicts if v.kernel == GFX9_DECODE.name)
     assert verdict.status == "not preferred"
     assert "preferred for m <= 16 or batch_invariant; got m=17" in verdict.reason
 
 
 def test_a_batch_that_must_not_matter_chooses_it_at_any_m():
     problem = example_product(on(0x942), "row", "row", m=300)._replace(batch_invariant=True)
-    assert SCALED_MM.explain(problem).chosen == "skinny"
+    assert SCALED_MM.explain(problem).chosen == "gfx9_decode"
 
 
 @pytest.mark.parametrize("target", [target for target in TARGETS if target.platform == "hip"])
 def test_waves_share_k_and_fill_the_device(target):
     chunk = 4 * target.warp
-    assert waves(1 << 20, 1 << 14, target) == 4
-    assert waves(16, 1 << 14, target) == 16
-    assert waves(16, 16, target) == 1
-    assert waves(16, chunk, target) == 1
-    assert waves(16, chunk + 16, target) == 2
-    assert waves(16, 3 * chunk, target) == 4
+    assert wavefronts(1 << 20, 1 << 14, target) == 4
+    assert wavefronts(16, 1 << 14, target) == 16
+    assert wavefronts(16, 16, target) == 1
+    assert wavefronts(16, chunk, target) == 1
+    assert wavefronts(16, chunk + 16, target) == 2
+    assert wavefronts(16, 3 * chunk, target) == 4

@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from fp8core.kernels.mma_decode import MMA_ROWS, plan_mma_decode, tiles, warps
-from fp8core.kernels.scaled_mm import SCALED_MM
+from fp8core.kernels.gemm.mma.decode import SM89_DECODE, plan_decode, tiles, warps
+from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.explain import example_product
 from fp8core.problem import ScaledMm, Target
 from fp8core.runtime import sources
@@ -28,7 +28,6 @@ BOUND = {"bfloat16": 2.0e-3, "float16": 3.0e-4, "float32": 2.0e-6}
 """Relative Frobenius error of section 5 of the specification, and what follows for the other results."""
 ENOUGH = 400
 """Results from which on the mean of their roundings is near enough to what is expected of it."""
-(MMA,) = MMA_ROWS
 
 
 def codes(rows, cols, dtype, seed):
@@ -76,8 +75,8 @@ class Product:
 
     def __call__(self):
         result = empty(self.memory, self.shape, WIDE[self.out], self.problem.ldo)
-        assert MMA.refusal(self.problem) is None
-        plan_mma_decode(self.problem)(
+        assert SM89_DECODE.refusal(self.problem) is None
+        plan_decode(self.problem)(
             *(0, self.left.pointer, self.right.pointer, *(scale.ctypes.data for scale in self.scales)),
             *(self.bias.ctypes.data if self.bias is not None else 0, result.pointer, 0, 0, 0),
         )
@@ -114,7 +113,7 @@ def test_a_product_is_near_float64(emulator, modes, m, n, k, out, bias, gaps):
         first, again = product(), product()
     product.check(first)
     assert first.tobytes() == again.tobytes()
-    assert emulator.launches == ["mma_decode", "mma_decode"]
+    assert emulator.launches == ["sm89_decode", "sm89_decode"]
 
 
 @pytest.mark.parametrize(("a", "b"), [(FN, FN_5), (FN_5, FN)])
@@ -179,7 +178,7 @@ CALL = """
 
 
 def instruct(emulator, w, t, lanes):
-    text = sources.flatten_file(sources.root(), "cuda_src/mma.cuh") + CALL
+    text = sources.flatten_file(sources.root(), "cuda_src/ptx/mma.cuh") + CALL
     kernel = emulator.compile(text, ("-DFP8CORE_WARP=32",), "call", ADA)
     d = np.full((32, 4), np.nan, np.float32)
     Launcher(emulator, kernel, "call", "PPPi", (32, 1, 1), 0, 32, 1, True)(
@@ -223,15 +222,18 @@ def on(arch):
 @pytest.mark.parametrize("m", [1, 64])
 def test_few_rows_choose_it_before_the_library(arch, modes, m):
     explanation = SCALED_MM.explain(example_product(on(arch), *modes, m=m))
-    assert explanation.chosen == "mma_decode"
+    assert explanation.chosen == "sm89_decode"
     names = [verdict.kernel for verdict in explanation.verdicts]
-    assert names.index("hopper_decode") < names.index("mma_decode") == names.index("cublaslt") - 1
+    assert names.index("sm90_decode") < names.index("sm89_decode") == names.index("cublaslt") - 1
 
 
 @pytest.mark.parametrize("arch", [80, 90, 100])
 def test_where_the_instruction_is_not_in_hardware_it_is_not_taken(arch):
-    refusal = MMA.refusal(example_product(on(arch), "row", "row", m=8))
-    assert refusal == f"needs FP8 mma.sync in hardware (sm_89, sm_120 and later), got sm_{arch} (device 0)"
+    refusal = SM89_DECODE.refusal(example_product(on(arch), "row", "row", m=8))
+    assert (
+        refusal
+        == f"needs fp8_mma (sm_89, sm_120 and later, gfx942, gfx950, gfx1200, gfx1201), got sm_{arch} (device 0)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -252,21 +254,21 @@ def test_where_the_instruction_is_not_in_hardware_it_is_not_taken(arch):
     ],
 )
 def test_what_it_cannot_do_is_said(changes, reason):
-    refusal = MMA.refusal(example_product(on(89), "row", "row", m=8)._replace(**changes))
+    refusal = SM89_DECODE.refusal(example_product(on(89), "row", "row", m=8)._replace(**changes))
     assert refusal is not None
     assert reason in refusal
 
 
 def test_more_rows_are_able_and_not_preferred():
     problem = example_product(on(89), "row", "row", m=65)
-    verdict = next(v for v in SCALED_MM.explain(problem).verdicts if v.kernel == MMA.name)
+    verdict = next(v for v in SCALED_MM.explain(problem).verdicts if v.kernel == SM89_DECODE.name)
     assert verdict.status == "not preferred"
     assert "preferred for m <= 64 or batch_invariant; got m=65" in verdict.reason
 
 
 def test_a_batch_that_must_not_matter_chooses_it_at_any_m():
     problem = example_product(on(120), "row", "row", m=300)._replace(batch_invariant=True)
-    assert SCALED_MM.explain(problem).chosen == "mma_decode"
+    assert SCALED_MM.explain(problem).chosen == "sm89_decode"
 
 
 @pytest.mark.parametrize("arch", [89, 120])

@@ -1,8 +1,8 @@
-"""The row "mma_decode" on a device against float64: Hopper runs the instruction as others of its own."""
+"""The row "sm89_decode" on a device against float64: Hopper runs the instruction as others of its own."""
 
 import pytest
 
-from fp8core.kernels.mma_decode import plan_mma_decode
+from fp8core.kernels.gemm.mma.decode import plan_decode
 from fp8core.problem import ITEMSIZE
 from fp8core.runtime import device
 from gemm.test_sm90_decode import MODES, Case
@@ -20,7 +20,7 @@ class OnDevice(Case):
         at = cp.cuda.get_current_stream() if stream is None else stream
         places = (self.a.data.ptr, self.b.data.ptr, *(scale.data.ptr for scale in self.scales))
         bias = self.bias.data.ptr if self.bias is not None else 0
-        plan_mma_decode(self.problem)(at.ptr, *places, bias, storage.data.ptr, 0, 0, 0)
+        plan_decode(self.problem)(at.ptr, *places, bias, storage.data.ptr, 0, 0, 0)
         return storage
 
 

@@ -1,13 +1,13 @@
-"""The row "hopper_block_mm": its layouts and refusals anywhere, its products on an H100 or H200 against float64."""
+"""The row "sm90_blockwise": its layouts and refusals anywhere, its products on an H100 or H200 against float64."""
 
 import pytest
 
-from fp8core.kernels import hopper_block
-from fp8core.kernels.scaled_mm import SCALED_MM
+from fp8core.kernels.gemm.sm90 import blockwise
+from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.problem import Target
 from gemm.test_sm90_decode import H200, SMALL, Case, problem
 
-ROW = hopper_block.BLOCK_ROWS[0]
+ROW = blockwise.SM90_BLOCKWISE
 BLOCK, GROUP = ("group", "block"), ("group", "group")
 
 
@@ -18,10 +18,10 @@ def blocked(m, n, k, **fields):
 @pytest.mark.parametrize("m", [1, 65, 128, 129, 256, 300, 512, 4096])
 @pytest.mark.parametrize(("n", "k"), [(1, 16), (576, 7168), (4096, 4096), (7168, 16384), (28672, 4096)])
 def test_a_layout_is_one_that_is_compiled_and_fits(m, n, k):
-    plan = hopper_block.layout(m, n, k, H200)
-    assert plan in hopper_block.LAYOUTS
+    plan = blockwise.fastest(m, n, k, H200)
+    assert plan in blockwise.TILES
     for scale_rows in (1, 128):
-        depth = hopper_block.stages(plan, scale_rows, H200)
+        depth = blockwise.stages(plan, scale_rows, H200)
         assert depth >= 4
         scales = 4 * depth * (plan.rows + (plan.columns if scale_rows == 1 else 2))
         assert depth * plan.stage_bytes + 1024 + scales + 16 * depth <= H200.shared_bytes
@@ -30,7 +30,7 @@ def test_a_layout_is_one_that_is_compiled_and_fits(m, n, k):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"target": H200._replace(arch=100)}, "needs architecture 90"),
+        ({"target": H200._replace(arch=100)}, "needs wgmma (sm_90), got sm_100"),
         ({"target": Target("hip", 0x942, 0, 304, 64, 65536)}, "needs cuda"),
         ({"a": "float8_e5m2", "b": "float8_e5m2"}, "e4m3fn"),
         ({"scale_a": "row", "scale_b": "row"}, "1x128"),
@@ -63,10 +63,10 @@ def test_where_the_library_was_faster_it_is_able_and_not_preferred(fields):
 @pytest.mark.parametrize(
     ("m", "fields", "chosen"),
     [
-        (64, {}, "hopper_decode"),
-        (65, {}, "hopper_block_mm"),
-        (4096, {"scale_b": "group", "bias": "float32"}, "hopper_block_mm"),
-        (300, {"batch_invariant": True}, "hopper_decode"),
+        (64, {}, "sm90_decode"),
+        (65, {}, "sm90_blockwise"),
+        (4096, {"scale_b": "group", "bias": "float32"}, "sm90_blockwise"),
+        (300, {"batch_invariant": True}, "sm90_decode"),
     ],
 )
 def test_more_rows_than_the_decode_kernel_takes_choose_it(m, fields, chosen):
@@ -84,12 +84,12 @@ class Blocked(Case):
     plan = None
 
     def launch(self, plan):
-        return hopper_block.BlockMm(self.problem, plan or self.plan)
+        return blockwise.blockwise(self.problem, plan or self.plan)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("modes", [BLOCK, GROUP], ids="-".join)
-@pytest.mark.parametrize("plan", hopper_block.LAYOUTS, ids="{0.waves}x{0.columns}".format)
+@pytest.mark.parametrize("plan", blockwise.TILES, ids="{0.m_slices}x{0.columns}".format)
 def test_every_layout(plan, modes):
     """Ragged ends of m, n and k; a tile, several of them, and more than the device holds at a time."""
     for m, n, k in ((3, 136, 16), (65, 8, 100), (77, 1001, 1000), (300, 1000, 616), (600, 8192, 384)):
@@ -126,7 +126,7 @@ def test_equal_inputs_give_equal_bits_by_any_layout(m, n, k):
     case = Blocked(m, n, k, BLOCK, seed=2)
     case.check()
     first = case.run()
-    for plan in hopper_block.LAYOUTS:
+    for plan in blockwise.TILES:
         case.plan = plan
         assert bool((case.run() == first).all()), plan
 

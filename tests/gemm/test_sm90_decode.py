@@ -1,14 +1,16 @@
-"""The row "hopper_decode": its arithmetic anywhere, its products on an H100 or H200 against float64."""
+"""The row "sm90_decode": its arithmetic anywhere, its products on an H100 or H200 against float64."""
 
 import itertools
 
 import numpy as np
 import pytest
 
-from fp8core.kernels import hopper, hopper_layout
-from fp8core.kernels.arrange import NOTHING, plan_arrange
+from fp8core.kernels.gemm.blaslt.moves import NOTHING, plan_moves
+from fp8core.kernels.gemm.sm90 import decode as sm90_decode
+from fp8core.kernels.gemm.sm90 import decode_config, tensor_maps
 from fp8core.problem import ITEMSIZE, ScaledMm, Target
-from fp8core.runtime import device
+from fp8core.runtime import device, jit
+from support.recorder import Recorder
 
 H200 = Target("cuda", 90, 0, 132, 32, 227 << 10)
 SHAPES = [
@@ -29,7 +31,7 @@ SHAPES = [
         (16384, 53248),
     )
 ]
-WAYS = list(itertools.product(SHAPES, hopper_layout.WIDTHS, (0, 1, 128)))
+CONFIGS = list(itertools.product(SHAPES, decode_config.WIDTHS, (0, 1, 128)))
 
 
 def problem(m, n, k, **fields):
@@ -58,71 +60,71 @@ def problem(m, n, k, **fields):
 
 @pytest.mark.parametrize("m", range(1, 65))
 def test_the_narrow_side_holds_m_and_is_one_that_is_compiled(m):
-    assert hopper_layout.width(m) in hopper_layout.WIDTHS
-    assert m <= hopper_layout.width(m) < max(2 * m, 9)
+    assert decode_config.width(m) in decode_config.WIDTHS
+    assert m <= decode_config.width(m) < max(2 * m, 9)
 
 
-@pytest.mark.parametrize(("shape", "side", "scale_rows"), WAYS)
+@pytest.mark.parametrize(("shape", "side", "scale_rows"), CONFIGS)
 def test_a_layout_covers_the_product_and_fits(shape, side, scale_rows):
     n, k = shape
-    plan = hopper_layout.layout(n, k, hopper_layout.rule(side, scale_rows > 0), H200)
-    tiles, chunks = -(-n // plan.tile), -(-k // hopper_layout.CHUNK)
-    most = hopper_layout.CLUSTERS[plan.cluster] * plan.residents
-    assert 1 <= plan.clusters <= min(-(-tiles // plan.mates), most)
-    assert plan.blocks <= chunks
-    at_a_time = plan.clusters * plan.mates
+    plan = decode_config.cheapest(n, k, decode_config.cost_model(side, scale_rows > 0), H200)
+    tiles, chunks = -(-n // plan.tile), -(-k // decode_config.BLOCK_K)
+    most = decode_config.CLUSTERS[plan.cluster] * plan.ctas_per_sm
+    assert 1 <= plan.clusters <= min(-(-tiles // plan.multicast_tiles), most)
+    assert plan.split_k <= chunks
+    at_a_time = plan.clusters * plan.multicast_tiles
     covered = sorted(tile for first in range(at_a_time) for tile in range(first, tiles, at_a_time))
     assert covered == list(range(tiles))
-    parts = [(chunks * r // plan.blocks, chunks * (r + 1) // plan.blocks) for r in range(plan.blocks)]
+    parts = [(chunks * r // plan.split_k, chunks * (r + 1) // plan.split_k) for r in range(plan.split_k)]
     assert parts[0][0] == 0
     assert parts[-1][1] == chunks
     assert all(one[1] == other[0] and one[0] < one[1] for one, other in itertools.pairwise(parts))
-    assert 8 * plan.row_groups % plan.blocks == 0
-    assert side % (8 * plan.mates) == 0
-    depth = hopper_layout.stages(plan, side, scale_rows, H200)
+    assert 8 * plan.m_warpgroups % plan.split_k == 0
+    assert side % (8 * plan.multicast_tiles) == 0
+    depth = decode_config.stages(plan, side, scale_rows, H200)
     assert depth >= 2
-    assert depth % plan.k_groups == 0
-    assert plan.a_stages % plan.k_groups == 0
-    asked = hopper_layout.dynamic_bytes(plan, side, scale_rows, depth, H200)
-    assert hopper_layout.ring_bytes(plan, side, depth) <= asked
-    block = asked + hopper_layout.fixed_bytes(plan, side, scale_rows, depth) + 1024
-    assert plan.residents * block <= H200.shared_bytes + 1024
-    assert plan.residents * depth * plan.tile * hopper_layout.CHUNK >= 80 << 10
-    assert plan.ahead < depth
+    assert depth % plan.k_warpgroups == 0
+    assert plan.a_stages % plan.k_warpgroups == 0
+    asked = decode_config.dynamic_bytes(plan, side, scale_rows, depth, H200)
+    assert decode_config.ring_bytes(plan, side, depth) <= asked
+    block = asked + decode_config.fixed_bytes(plan, side, scale_rows, depth) + 1024
+    assert plan.ctas_per_sm * block <= H200.shared_bytes + 1024
+    assert plan.ctas_per_sm * depth * plan.tile * decode_config.BLOCK_K >= 80 << 10
+    assert plan.prefetch_chunks < depth
 
 
-@pytest.mark.parametrize(("shape", "side"), itertools.product(SHAPES, hopper_layout.WIDTHS))
+@pytest.mark.parametrize(("shape", "side"), itertools.product(SHAPES, decode_config.WIDTHS))
 def test_small_weights_ask_for_little_before_the_predecessor_ends(shape, side):
-    plan, bytes_ = hopper_layout.layout(*shape, hopper_layout.rule(side, False), H200), shape[0] * shape[1]
+    plan, bytes_ = decode_config.cheapest(*shape, decode_config.cost_model(side, False), H200), shape[0] * shape[1]
     if side <= 16:
-        assert (plan.ahead > 0) == (plan.residents > 1)
-        assert plan.residents > 1 or bytes_ > 40e6
+        assert (plan.prefetch_chunks > 0) == (plan.ctas_per_sm > 1)
+        assert plan.ctas_per_sm > 1 or bytes_ > 40e6
     else:
-        assert (plan.ahead > 0) == (bytes_ < 32e6)
-        assert plan.mates == 1 or bytes_ > 32e6
-    assert plan.residents * plan.ahead * plan.tile * hopper_layout.CHUNK <= 48 << 10
+        assert (plan.prefetch_chunks > 0) == (bytes_ < 32e6)
+        assert plan.multicast_tiles == 1 or bytes_ > 32e6
+    assert plan.ctas_per_sm * plan.prefetch_chunks * plan.tile * decode_config.BLOCK_K <= 48 << 10
 
 
 @pytest.mark.parametrize(("shape", "m"), itertools.product([*SHAPES, (3584, 4096)], (1, 16, 32, 64)))
 def test_when_the_weight_is_read_changes_no_order_of_sums(shape, m):
-    early, late = (hopper.laid_out(problem(m, *shape, prefetch_weight=stable)) for stable in (True, False))
-    assert early._replace(residents=0, a_stages=0) == late._replace(residents=0, a_stages=0)
-    assert late.residents <= early.residents
-    assert late.clusters <= max(2, late.residents) * hopper_layout.CLUSTERS[late.blocks]
-    assert hopper_layout.stages(late, hopper_layout.width(m), 0, H200) > late.ahead
+    early, late = (sm90_decode.config_for(problem(m, *shape, prefetch_weight=stable)) for stable in (True, False))
+    assert early._replace(ctas_per_sm=0, a_stages=0) == late._replace(ctas_per_sm=0, a_stages=0)
+    assert late.ctas_per_sm <= early.ctas_per_sm
+    assert late.clusters <= max(2, late.ctas_per_sm) * decode_config.CLUSTERS[late.split_k]
+    assert decode_config.stages(late, decode_config.width(m), 0, H200) > late.prefetch_chunks
 
 
 def test_smaller_devices_get_fewer_clusters():
     small = H200._replace(multiprocessors=114)
-    assert all(hopper_layout.room(small)[blocks] * blocks <= 114 for blocks in hopper_layout.CLUSTERS)
-    plan = hopper_layout.layout(28672, 4096, hopper_layout.rule(16, False), small)
-    assert plan.clusters <= hopper_layout.room(small)[plan.blocks] * plan.residents
+    assert all(decode_config.clusters_at_once(small)[blocks] * blocks <= 114 for blocks in decode_config.CLUSTERS)
+    plan = decode_config.cheapest(28672, 4096, decode_config.cost_model(16, False), small)
+    assert plan.clusters <= decode_config.clusters_at_once(small)[plan.split_k] * plan.ctas_per_sm
 
 
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"target": H200._replace(arch=100)}, "needs architecture 90"),
+        ({"target": H200._replace(arch=100)}, "needs wgmma (sm_90), got sm_100"),
         ({"target": Target("hip", 0x942, 0, 304, 64, 65536)}, "needs cuda"),
         ({"a": "float8_e5m2", "b": "float8_e5m2"}, "e4m3fn"),
         ({"a": "float8_e4m3fnuz"}, "e4m3fn"),
@@ -135,35 +137,35 @@ def test_smaller_devices_get_fewer_clusters():
     ],
 )
 def test_it_says_what_it_cannot_do(fields, words):
-    (row,) = hopper.HOPPER_ROWS
+    row = sm90_decode.SM90_DECODE
     assert row.refusal(problem(16, 4096, 4096)) is None
     assert words in row.refusal(problem(16, 4096, 4096)._replace(**fields))
 
 
 @pytest.fixture
 def asked(monkeypatch):
-    """Return a list that gets, of each launch made ready, whether it may read its weight early."""
+    """Return a list that gets the entry, the stream and the arguments of each launch."""
     found = []
-
-    class Launcher:
-        def bind(self, grid, *numbers):
-            found.append(numbers[-1])
-            return lambda *addresses: None
-
-    monkeypatch.setattr(hopper.jit, "prepare", lambda *_, **__: Launcher())
+    monkeypatch.setattr(jit, "prepare", lambda target, source, entry, *_, **__: Recorder(entry, found))
+    monkeypatch.setattr(tensor_maps, "encode", lambda *geometry: repr(geometry).encode())
     return found
 
 
 @pytest.mark.parametrize("stable", [False, True])
-def test_only_a_prefetch_weight_is_read_early(stable, asked, monkeypatch):
-    monkeypatch.setattr(hopper, "encode", lambda *_: b"")
-    hopper.plan_decode(problem(16, 4096, 4096, prefetch_weight=stable))(0, *[16] * 9)
-    assert asked == [stable]
+@pytest.mark.parametrize("m", [16, 100])
+def test_only_a_weight_that_may_be_is_prefetched(m, stable, asked):
+    launch = sm90_decode.plan_decode(problem(m, 4096, 4096, prefetch_weight=stable))
+    launch(7, *range(16, 160, 16))
+    assert launch.prefetches_weight
+    assert [arguments.prefetch_weight for _, _, arguments in asked] == [stable] * -(-m // 64)
+    first = asked[0][2]
+    assert (first.scale_a, first.scale_b, first.bias, first.out) == (48, 64, 80, 96)
+    assert (first.weight_map[:3], first.a_map[:3]) == (b"(32", b"(16")
 
 
 @pytest.mark.parametrize(("m", "invariant", "preferred"), [(64, False, True), (65, False, False), (1000, True, True)])
 def test_it_runs_any_m_and_is_preferred_for_few_rows(m, invariant, preferred):
-    (row,) = hopper.HOPPER_ROWS
+    row = sm90_decode.SM90_DECODE
     made = problem(m, 4096, 4096, batch_invariant=invariant)
     assert row.refusal(made) is None
     reservation = row.reservation(made)
@@ -202,7 +204,7 @@ def narrow(values, name):
 class Case:
     """A product with fresh operands, and its result in float64."""
 
-    kernel = hopper.HOPPER_ROWS[0]
+    kernel = sm90_decode.SM90_DECODE
 
     def __init__(
         self, m, n, k, modes=("row", "row"), *, a="e4m3", b="e4m3", out="bfloat16", bias="", gap=0, span=1.0,
@@ -247,7 +249,7 @@ class Case:
     def launch(self, plan):
         """Return what runs it, by a given layout if there is one."""
         assert self.kernel.refusal(self.problem) is None
-        return hopper.DecodeMm(self.problem, plan) if plan else self.kernel.plan(self.problem)
+        return sm90_decode.decode(self.problem, plan) if plan else self.kernel.plan(self.problem)
 
     def run(self, stream=None, plan=None):
         """Return the result's storage, poisoned before; by a given layout if there is one."""
@@ -276,7 +278,7 @@ class Case:
         """
         cp = self.cp
         want, weight = self.run(), self.b.copy()
-        copy = plan_arrange(self.problem.target, (NOTHING, NOTHING, NOTHING), self.b.nbytes // 2)
+        copy = plan_moves(self.problem.target, (NOTHING, NOTHING, NOTHING), self.b.nbytes // 2)
         launches = []
         for early in (False, True):
             self.problem = self.problem._replace(prefetch_weight=early)
@@ -382,8 +384,8 @@ def test_a_row_has_its_bits_whatever_the_batch(n, k, modes):
 def test_blocks_that_share_what_they_load_of_a_give_the_same_bits(groups, blocks, mates, modes):
     case = Case(64, 2600, 3000, modes, seed=4)  # tiles and chunks that no cluster divides
     for clusters in (1, 3):
-        plan = hopper_layout.Layout(blocks, clusters, *groups, 1, 8, mates=mates)
-        alone = hopper_layout.alone(plan, case.n)
+        plan = decode_config.DecodeConfig(blocks, clusters, *groups, 1, 8, multicast_tiles=mates)
+        alone = decode_config.without_multicast(plan, case.n)
         assert alone.cluster == blocks
         assert bool((case.run(plan=plan) == case.run(plan=alone)).all()), clusters
     case.check()
@@ -391,10 +393,10 @@ def test_blocks_that_share_what_they_load_of_a_give_the_same_bits(groups, blocks
 
 def test_fewer_rows_than_mates_can_share_have_the_layout_without_them():
     for n, k in SHAPES:
-        wide = hopper.laid_out(problem(64, n, k, batch_invariant=True))
-        few = hopper.laid_out(problem(5, n, k, batch_invariant=True))
-        assert few.mates == 1
-        assert few == (wide if wide.mates == 1 else hopper_layout.alone(wide, n))
+        wide = sm90_decode.config_for(problem(64, n, k, batch_invariant=True))
+        few = sm90_decode.config_for(problem(5, n, k, batch_invariant=True))
+        assert few.multicast_tiles == 1
+        assert few == (wide if wide.multicast_tiles == 1 else decode_config.without_multicast(wide, n))
 
 
 @pytest.mark.gpu

@@ -48,7 +48,7 @@ def test_a_product_in_the_devices_own_format(engine, shape, mode, mixed, record_
     assert relative_error(got, exact + bias.astype(np.float64)) <= EXACT
     assert got.tobytes() == again.tobytes()
     if target.platform == "hip" and target.arch in (0x942, 0x950, 0x1200, 0x1201) and "group" not in mode:
-        assert (chosen == "skinny") == (shape[0] <= FEW)
+        assert (chosen == "gfx9_decode") == (shape[0] <= FEW)
 
 
 @engines(*BOTH)

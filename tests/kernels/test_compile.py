@@ -17,14 +17,14 @@ from support.problems import OPERATIONS, TARGETS
 
 REGISTERS = {
     "all_close": 64,
-    "arrange_scales": 48,
+    "relayout": 48,
     "clear_amax": 16,
     "dequantize": 48,
     "expand": 16,
-    "generic_mm": 168,
-    "hopper_block_mm": 168,
-    "hopper_decode": 168,
-    "mma_decode": 248,
+    "simt": 168,
+    "sm90_blockwise": 168,
+    "sm90_decode": 168,
+    "sm89_decode": 248,
     "norm_quantize": 128,
     "normalize": 48,
     "quantize_anywhere": 104,
@@ -32,12 +32,12 @@ REGISTERS = {
     "quantize_tensor": 128,
     "quantize_tile": 104,
     "requantize": 72,
-    "rescale": 40,
+    "epilogue": 40,
     "silu_quantize": 80,
-    "skinny": 64,
+    "gfx9_decode": 64,
 }
-"""The most registers of a thread, by entry: what is above would cost blocks in flight. (generic_mm holds its tile in
-registers, mma_decode its results, of up to 64 tokens x 32 channels, quantize_tensor what it will not read again,
+"""The most registers of a thread, by entry: what is above would cost blocks in flight. (simt holds its tile in
+registers, sm89_decode its results, of up to 64 tokens x 32 channels, quantize_tensor what it will not read again,
 quantize_tile up to eight octets, as fnuz codes of a 128x128 block.)"""
 MAY_SPILL: tuple[str, ...] = ()
 """Entries that may keep something in local memory."""
@@ -146,7 +146,7 @@ def test_hopper_products_use_the_fp8_tensor_cores():
     products = [
         (use, binary)
         for use, binary in (*binaries(hopper, "scaled_mm"), *binaries(hopper, "blocks"))
-        if use.source.startswith("hopper")
+        if use.source.startswith("gemm/sm90/")
     ]
     assert products
     for use, binary in products:
@@ -155,7 +155,7 @@ def test_hopper_products_use_the_fp8_tensor_cores():
 
 @pytest.mark.parametrize("target", [t for t in TARGETS if t.arch in (89, 120)], ids=name)
 def test_products_of_few_rows_use_the_fp8_instruction_and_stream_the_weight(target):
-    products = [(use, binary) for use, binary in binaries(target, "scaled_mm") if use.source == "mma_decode"]
+    products = [(use, binary) for use, binary in binaries(target, "scaled_mm") if use.source == "gemm/mma/decode"]
     words = {0: "E4M3", 2: "E5M2"}
     mixes, tiles = set(), set()
     for use, binary in products:
@@ -175,7 +175,7 @@ def test_products_of_few_rows_use_the_fp8_instruction_and_stream_the_weight(targ
 
 @pytest.mark.parametrize("target", [t for t in TARGETS if t.arch in (0x942, 0x950, 0x1200, 0x1201)], ids=name)
 def test_amd_products_of_few_rows_use_the_matrix_instructions_and_stream_the_weight(target):
-    products = [(use, binary) for use, binary in binaries(target, "scaled_mm") if use.source == "skinny"]
+    products = [(use, binary) for use, binary in binaries(target, "scaled_mm") if use.source == "gemm/decode"]
     words = {0: "fp8", 1: "fp8", 2: "bf8", 3: "bf8"}
     instruction, hint = ("v_mfma_f32_16x16x32", " nt") if target.warp == 64 else ("v_wmma_f32_16x16x16", "TH_LOAD_NT")
     mixes = set()

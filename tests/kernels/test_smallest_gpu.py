@@ -6,8 +6,8 @@ import pytest
 import fp8core
 from fp8core import BLOCK_128, GROUP_128, PER_TENSOR, PER_TOKEN
 from fp8core.core.scaling import EPS
-from fp8core.kernels.linear import LINEAR
-from fp8core.kernels.scaled_mm import SCALED_MM
+from fp8core.kernels.gemm.table import SCALED_MM
+from fp8core.kernels.linear.table import LINEAR
 from fp8core.problem import Linear
 from support import reference
 from support.engines import CupyEngine, assert_same_bytes, fresh, fresh_fp8, fresh_scale

@@ -147,7 +147,7 @@ def test_two_threads_share_one_prepared_linear(engine):
 def test_a_grown_table_starts_anew(monkeypatch):
     from fp8core import table
     from fp8core.core import operation
-    from fp8core.kernels.scaled_mm import SCALED_MM
+    from fp8core.kernels.gemm.table import SCALED_MM
 
     monkeypatch.setattr(table, "PLANS_KEPT", 4)
     monkeypatch.setattr(operation, "CALLS_KEPT", 4)

@@ -5,7 +5,7 @@ import pytest
 
 import fp8core
 from fp8core import Target
-from fp8core.kernels.scaled_mm import SCALED_MM
+from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.explain import example_product
 from support.engines import fresh, fresh_fp8, fresh_scale
 
@@ -86,7 +86,7 @@ def test_what_does_not_choose_cannot_be_explained():
 
 @pytest.mark.parametrize("target", [AMPERE, MI250], ids=str)
 def test_gpus_without_fp8_tensor_cores_still_run_products(target):
-    assert SCALED_MM.explain(example_product(target)).chosen == "dequantize"
+    assert SCALED_MM.explain(example_product(target)).chosen == "simt"
 
 
 def test_both_e5m2_runs_nowhere():
@@ -98,7 +98,7 @@ def test_both_e5m2_runs_nowhere():
 
 def test_odd_shapes_go_to_another_row():
     got = SCALED_MM.explain(example_product(H200, m=100, n=4097, k=4104))
-    assert got.chosen == "dequantize"
+    assert got.chosen == "simt"
     reasons = {v.kernel: v.reason for v in got.verdicts}
     assert "16" in reasons["cublaslt"]
 

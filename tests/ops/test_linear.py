@@ -7,11 +7,11 @@ import pytest
 import fp8core
 from fp8core import GROUP_128, PER_TENSOR, PER_TOKEN
 from fp8core.core.scaling import EPS
-from fp8core.kernels import hopper_layout, hopper_linear
-from fp8core.kernels.hopper import laid_out
-from fp8core.kernels.hopper_layout import in_a_chain
-from fp8core.kernels.hopper_linear import MOST_ELEMENTS, place, teams, vectors
-from fp8core.kernels.linear import LINEAR
+from fp8core.kernels.gemm.sm90 import decode_config
+from fp8core.kernels.gemm.sm90.decode import config_for
+from fp8core.kernels.gemm.sm90.decode_config import for_linear
+from fp8core.kernels.linear.fused import MOST_ELEMENTS, fused_config, plan_fused, row_teams, vectors
+from fp8core.kernels.linear.table import LINEAR
 from fp8core.problem import Linear, Quantize, ScaledMm, Target
 from gemm.test_sm90_decode import asked  # noqa: F401
 from support.engines import fresh
@@ -54,39 +54,39 @@ WAYS = list(itertools.product(SHAPES, (False, True), (False, True)))
 def test_the_product_lies_as_that_of_two_launches_and_fits(shape, static, invariant):
     layer = problem(*shape, static=static, batch_invariant=invariant)
     m, _, k = shape
-    plan, own, side = place(layer), in_a_chain(laid_out(layer.product)), hopper_layout.width(m)
+    plan, own, side = fused_config(layer), for_linear(config_for(layer.product)), decode_config.width(m)
     assert plan._replace(a_stages=0) == own._replace(a_stages=0)
-    chunks = -(-k // hopper_layout.CHUNK)
-    assert plan.a_stages * plan.blocks >= chunks
-    team = 128 * plan.row_groups * plan.k_groups // teams(layer)
-    assert m <= teams(layer)
-    assert team * vectors(layer) * 8 * (plan.blocks if static else 1) >= k
-    depth = hopper_layout.stages(plan, side, 0, H200)
-    asked = hopper_layout.dynamic_bytes(plan, side, 0, depth, H200)
-    assert hopper_layout.ring_bytes(plan, side, depth) <= asked
-    assert plan.residents * depth * plan.tile * hopper_layout.CHUNK >= 80 << 10
+    chunks = -(-k // decode_config.BLOCK_K)
+    assert plan.a_stages * plan.split_k >= chunks
+    team = 128 * plan.m_warpgroups * plan.k_warpgroups // row_teams(layer)
+    assert m <= row_teams(layer)
+    assert team * vectors(layer) * 8 * (plan.split_k if static else 1) >= k
+    depth = decode_config.stages(plan, side, 0, H200)
+    asked = decode_config.dynamic_bytes(plan, side, 0, depth, H200)
+    assert decode_config.ring_bytes(plan, side, depth) <= asked
+    assert plan.ctas_per_sm * depth * plan.tile * decode_config.BLOCK_K >= 80 << 10
 
 
 @pytest.mark.parametrize("static", [False, True])
 def test_few_elements_take_one_launch(static):
     for m, n, k in SHAPES:
-        assert LINEAR.explain(problem(m, n, k, static=static)).chosen == "hopper_linear"
+        assert LINEAR.explain(problem(m, n, k, static=static)).chosen == "fused"
 
 
 @pytest.mark.parametrize(
     ("shape", "fields", "words", "instead"),
     [
-        ((1, 4096, 4 * MOST_ELEMENTS), {}, "elements", "hopper_chained"),
-        ((16, 4096, 4096), {}, "elements", "hopper_chained"),
-        ((1, 4096, 4096), {"x": "float32"}, "float32", "hopper_chained"),
-        ((1, 4096, 4096), {"alignment": 8}, "aligned to 8", "hopper_chained"),
-        ((1, 4096, 4096), {"group": PER_TENSOR, "scale_a": "tensor"}, "per token", "hopper_chained"),
-        ((1, 4096, 4096), {"group": GROUP_128, "scale_a": "group", "scale_b": "block"}, "per token", "hopper_chained"),
-        ((1, 4096, 4096), {"scale_ub": None}, "scale_ub", "hopper_chained"),
-        ((65, 4096, 16), {"batch_invariant": True}, "m=65", "two_launches"),
-        ((1, 4096, 4096), {"target": H200._replace(arch=100)}, "hopper_decode", "two_launches"),
-        ((1, 4096, 4096), {"a": "float8_e5m2", "b": "float8_e5m2"}, "hopper_decode", "two_launches"),
-        ((1, 4096, 4104), {}, "hopper_decode", "two_launches"),
+        ((1, 4096, 4 * MOST_ELEMENTS), {}, "elements", "overlapped"),
+        ((16, 4096, 4096), {}, "elements", "overlapped"),
+        ((1, 4096, 4096), {"x": "float32"}, "float32", "overlapped"),
+        ((1, 4096, 4096), {"alignment": 8}, "aligned to 8", "overlapped"),
+        ((1, 4096, 4096), {"group": PER_TENSOR, "scale_a": "tensor"}, "per token", "overlapped"),
+        ((1, 4096, 4096), {"group": GROUP_128, "scale_a": "group", "scale_b": "block"}, "per token", "overlapped"),
+        ((1, 4096, 4096), {"scale_ub": None}, "scale_ub", "overlapped"),
+        ((65, 4096, 16), {"batch_invariant": True}, "m=65", "sequential"),
+        ((1, 4096, 4096), {"target": H200._replace(arch=100)}, "sm90_decode", "sequential"),
+        ((1, 4096, 4096), {"a": "float8_e5m2", "b": "float8_e5m2"}, "sm90_decode", "sequential"),
+        ((1, 4096, 4104), {}, "sm90_decode", "sequential"),
     ],
 )
 def test_it_says_why_it_takes_two_launches(shape, fields, words, instead):
@@ -96,28 +96,31 @@ def test_it_says_why_it_takes_two_launches(shape, fields, words, instead):
 
 
 def test_in_a_chain_there_is_room_for_the_quantization_and_for_what_it_asks():
-    for (n, k), side in itertools.product(((4096, 4096), (6144, 4096), (7168, 16384)), hopper_layout.WIDTHS):
-        plan = hopper_layout.layout(n, k, hopper_layout.rule(side, False), H200)
-        behind = in_a_chain(plan)
-        depth = hopper_layout.stages(behind, side, 0, H200)
-        assert 0 < behind.ahead < depth
-        asked = hopper_layout.dynamic_bytes(behind, side, 0, depth, H200)
-        block = asked + hopper_layout.fixed_bytes(behind, side, 0, depth) + 1024
-        assert behind.residents * block + hopper_layout.QUANTIZER_BYTES <= H200.shared_bytes + 1024
+    for (n, k), side in itertools.product(((4096, 4096), (6144, 4096), (7168, 16384)), decode_config.WIDTHS):
+        plan = decode_config.cheapest(n, k, decode_config.cost_model(side, False), H200)
+        behind = for_linear(plan)
+        depth = decode_config.stages(behind, side, 0, H200)
+        assert 0 < behind.prefetch_chunks < depth
+        asked = decode_config.dynamic_bytes(behind, side, 0, depth, H200)
+        block = asked + decode_config.fixed_bytes(behind, side, 0, depth) + 1024
+        assert behind.ctas_per_sm * block + decode_config.QUANTIZER_BYTES <= H200.shared_bytes + 1024
 
 
 def test_explain_tells_the_way():
     layer = fp8core.Fp8Linear.from_weight(fresh((64, 256)))
     got = layer.explain(fresh((1, 256)))
     assert [type(step.problem).__name__ for step in got.before] == ["Quantize", "Linear"]
-    assert got.before[1].chosen == "two_launches"
-    assert "hopper_linear" in str(got)
+    assert got.before[1].chosen == "sequential"
+    assert "fused" in str(got)
 
 
 @pytest.mark.parametrize("stable", [False, True])
-def test_only_a_prefetch_weight_is_read_early(stable, asked):
-    hopper_linear.LinearMm(problem(1, 4096, 4096, prefetch_weight=stable))
-    assert asked == [stable]
+def test_only_a_weight_that_may_be_is_prefetched(stable, asked):
+    launch = plan_fused(problem(1, 4096, 4096, prefetch_weight=stable))
+    launch(7, *range(16, 160, 16))
+    assert launch.prefetches_weight
+    ((entry, stream, arguments),) = asked
+    assert (entry, stream, arguments.x, arguments.prefetch_weight) == ("sm90_decode", 7, 16, stable)
 
 
 # ---- on the device

@@ -11,7 +11,7 @@ import fp8core
 from fp8core import tuning
 from fp8core.core.operation import Operation
 from fp8core.errors import TuningError, UnsupportedProblemError
-from fp8core.kernels.scaled_mm import SCALED_MM
+from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.problem import HOST
 from fp8core.runtime import device, jit
 from fp8core.table import Choice
@@ -25,12 +25,12 @@ PROBLEM = problem(m=96)
 CANDIDATES = (
     ("cublaslt", 0),
     ("cublaslt", 1),
-    ("cublaslt_arranged", 0),
-    ("cublaslt_arranged", 1),
-    ("cublaslt_rescale", 0),
-    ("cublaslt_rescale", 1),
-    ("dequantize", 0),
-    ("hopper_decode", 0),
+    ("cublaslt_relayout", 0),
+    ("cublaslt_relayout", 1),
+    ("cublaslt_epilogue", 0),
+    ("cublaslt_epilogue", 1),
+    ("simt", 0),
+    ("sm90_decode", 0),
 )
 
 
@@ -69,7 +69,7 @@ def test_the_stopwatch_gets_each_candidate_made_ready(stub):
 def test_the_fastest_is_chosen_and_what_was_not_timed_left_out(stub):
     found = timed(PROBLEM, saying(9.0, 5.0, 7.0))
     assert found.chosen == ("cublaslt", 1)
-    assert found.timed == (("cublaslt", 0, 9.0), ("cublaslt", 1, 5.0), ("cublaslt_arranged", 0, 7.0))
+    assert found.timed == (("cublaslt", 0, 9.0), ("cublaslt", 1, 5.0), ("cublaslt_relayout", 0, 7.0))
     assert "> cublaslt algorithm 1: 5.00 us" in str(found)
 
 
@@ -103,8 +103,8 @@ def test_explain_says_so(stub):
     before = SCALED_MM.explain(PROBLEM)
     timed(PROBLEM, saying(9.0, 9.0, 9.0, 5.0)).apply()
     verdicts = {v.kernel: v for v in SCALED_MM.explain(PROBLEM).verdicts}
-    assert SCALED_MM.explain(PROBLEM).chosen == "cublaslt_arranged"
-    assert verdicts["cublaslt_arranged"].reason == "tuned, algorithm 1"
+    assert SCALED_MM.explain(PROBLEM).chosen == "cublaslt_relayout"
+    assert verdicts["cublaslt_relayout"].reason == "tuned, algorithm 1"
     assert verdicts["cublaslt"] == ("cublaslt", "able", "")
     assert [v.kernel for v in before.verdicts] == list(verdicts)
 

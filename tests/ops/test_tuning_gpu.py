@@ -12,8 +12,8 @@ import fp8core
 from fp8core import timing
 from fp8core.core import operation
 from fp8core.errors import TuningError
-from fp8core.kernels.linear import LINEAR
-from fp8core.kernels.scaled_mm import SCALED_MM
+from fp8core.kernels.gemm.table import SCALED_MM
+from fp8core.kernels.linear.table import LINEAR
 from fp8core.tuning import Tuning
 from gemm.test_blaslt_gpu import EXACT, FAST, case, check, cp, e4m3, error, launch, result
 from support.engines import fresh
@@ -95,7 +95,7 @@ def test_a_tuned_layer_computes_as_before(m):
 OTHER_PROCESS = """
 import sys
 from fp8core import Tuning
-from fp8core.kernels.scaled_mm import SCALED_MM
+from fp8core.kernels.gemm.table import SCALED_MM
 tuning = Tuning.from_json(sys.stdin.read())
 tuning.apply()
 print(SCALED_MM.choice(tuning.problem) == tuning.chosen)

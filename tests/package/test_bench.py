@@ -28,7 +28,7 @@ def quantized(mode, rows, cols, mine, copy):
 
 
 def product(mode, m, mine, library):
-    us = timing(cublaslt=library, vllm=11.0) | (timing(hopper_decode=mine) if mine else {})
+    us = timing(cublaslt=library, vllm=11.0) | (timing(sm90_decode=mine) if mine else {})
     return {"mode": mode, "m": m, "n": 4096, "k": 8192, "floor_us": 7.8 + m / 100, "us": us, "wrong": {}}
 
 
@@ -50,9 +50,9 @@ SAMPLE = [
     odd(501, 1.31, 1.0),
     {**quantized("token", 8192, 8192, 55.0, 49.0), "kind": "norm"},
     {**product("row", 256, None, 15.0), "bench": "invariance", "us": timing(free=15.0, invariant=39.5),
-     "kernels": {"free": "cublaslt", "invariant": "hopper_decode"}},
+     "kernels": {"free": "cublaslt", "invariant": "sm90_decode"}},
     {**product("block", 16, None, 15.0), "bench": "invariance", "us": timing(free=9.0),
-     "kernels": {"free": "hopper_decode", "invariant": "hopper_decode"}, "wrong": {"invariant": "other bits"}},
+     "kernels": {"free": "sm90_decode", "invariant": "sm90_decode"}, "wrong": {"invariant": "other bits"}},
     {"case": "normalize fn to fnuz", "rows": 64, "cols": 64, "floor_us": 0.1, "us": timing(fp8core=1.0, copy=1.0)},
     {"case": "requantize, 3 shards", "rows": 64, "cols": 64, "floor_us": 0.1, "wrong": "differs"},
     *(product("row", m, 9.0 + m / 20 if m <= 64 else None, 15.0) for m in (1, 4, 8, 16, 32, 64, 128, 512)),

@@ -66,9 +66,9 @@ def test_info_names_versions_devices_capabilities_and_the_cache(fp8core_, monkey
     ("arguments", "kernel", "verdict", "reason"),
     [
         (("--target", "host"), "host", "chosen", ""),
-        (("--target", "host"), "dequantize", "unable", "needs cuda or hip, got host"),
-        (("--target", "sm_80"), "dequantize", "chosen", ""),
-        (("--target", "sm_80"), "cublaslt", "unable", "needs architecture 89 or later, got sm_80"),
+        (("--target", "host"), "simt", "unable", "needs cuda or hip, got host"),
+        (("--target", "sm_80"), "simt", "chosen", ""),
+        (("--target", "sm_80"), "cublaslt", "unable", "needs FP8 matrix instructions (sm_89 and later"),
         (("--target", "gfx942", "--a", "float8_e4m3fn"), "hipblaslt", "unable", "gfx942 multiplies fnuz formats"),
         (("--target", "sm_90", "--scale-a", "group", "--scale-b", "block", "--out", "float16"), "host", "unable", ""),
     ],
@@ -85,7 +85,7 @@ def test_explain_gives_a_verdict_for_every_kernel(fp8core_, arguments, kernel, v
 def test_explain_does_not_hold_an_absent_library_against_a_kernel(fp8core_):
     _, out, _ = fp8core_("explain", 4096, 4096, 4096, "--target", "sm_90")
     assert row(out, "cublaslt")[1] == "unknown"
-    assert row(out, "dequantize")[1] == "chosen if no unknown is"
+    assert row(out, "simt")[1] == "chosen if no unknown is"
 
 
 @pytest.mark.parametrize(

@@ -197,7 +197,7 @@ def test_options_are_clangs(target):
     """hipRTC hands its options to clang's driver: one that is unknown there, or of no effect, is an error here."""
     if compilers.CLANG is None:
         pytest.skip("clang-22 (Debian: clang-22 lld-22) is not installed")
-    request = jit.compile_request(target, "clear_amax", "clear_amax", {})
+    request = jit.compile_request(target, "gemm/clear_amax", "clear_amax", {})
     fixed = ("-x", "hip", "--offload-device-only", "-nogpuinc", "-nogpulib", "-Werror", "-S", "-o", "-", "-")
     done = subprocess.run(
         (compilers.CLANG, *request.options, *fixed), input=request.text, capture_output=True, text=True, check=False
@@ -209,7 +209,7 @@ def test_options_are_clangs(target):
 
 
 def test_the_compiler_is_given_the_request_and_nothing_else(cupy):
-    request = jit.compile_request(MI300, "clear_amax", "clear_amax", {"FP8_THING": 3})
+    request = jit.compile_request(MI300, "gemm/clear_amax", "clear_amax", {"FP8_THING": 3})
     code = compiler.compile_text(request.text, request.options, "clear_amax")
     assert code == b"\x7fELF of clear_amax"
     assert cupy.cuda.nvrtc.seen == [(request.text, "clear_amax", request.options)]

@@ -1,4 +1,4 @@
-"""Problems, made-up targets and the recording library for the tests of fp8core.blaslt and of its rows."""
+"""Problems, made-up targets and the recording library for the tests of fp8core.kernels.gemm.blaslt and of its rows."""
 
 import ctypes
 import gc
@@ -7,9 +7,9 @@ import subprocess
 from contextlib import nullcontext
 from pathlib import Path
 
-from fp8core.blaslt import heuristic as blaslt_heuristic
-from fp8core.blaslt import library as blaslt_library
-from fp8core.kernels.scaled_mm import SCALED_MM
+from fp8core.kernels.gemm.blaslt import library as blaslt_library
+from fp8core.kernels.gemm.blaslt import query as blaslt_heuristic
+from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.problem import ScaledMm, Target
 from fp8core.runtime import device
 

@@ -4,15 +4,15 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from fp8core.kernels.arrange import NOTHING, plan_arrange
 from fp8core.kernels.dequantize import DEQUANTIZE
 from fp8core.kernels.expand import EXPAND
 from fp8core.kernels.fused import NORM_QUANTIZE, SILU_QUANTIZE
-from fp8core.kernels.generic_mm import plan_rescale
-from fp8core.kernels.hopper_block import LAYOUTS, BlockMm
-from fp8core.kernels.linear import LINEAR
+from fp8core.kernels.gemm.blaslt.epilogue import plan_end
+from fp8core.kernels.gemm.blaslt.moves import NOTHING, plan_moves
+from fp8core.kernels.gemm.sm90.blockwise import TILES, blockwise
+from fp8core.kernels.gemm.table import SCALED_MM
+from fp8core.kernels.linear.table import LINEAR
 from fp8core.kernels.quantize import QUANTIZE
-from fp8core.kernels.scaled_mm import SCALED_MM
 from fp8core.kernels.weights import ALL_CLOSE, NORMALIZE, REQUANTIZE
 from fp8core.problem import (
     BLOCK_128,
@@ -260,14 +260,14 @@ def by_rows(
 
 
 def arrange(target: Target) -> Iterator[Plan]:
-    yield partial(plan_arrange, target, (NOTHING, NOTHING, NOTHING))
+    yield partial(plan_moves, target, (NOTHING, NOTHING, NOTHING))
 
 
 def rescale(target: Target) -> Iterator[Plan]:
     """What follows a library's product: on machines without the library no row of the table asks for it."""
     for problem in scaled_mm(target):
         if "group" not in (problem.scale_a, problem.scale_b):
-            yield partial(plan_rescale, problem)
+            yield partial(plan_end, problem)
 
 
 def blocks(target: Target) -> Iterator[Plan]:
@@ -276,9 +276,9 @@ def blocks(target: Target) -> Iterator[Plan]:
         return
     for problem in scaled_mm(target):
         if problem.m == 300 and problem.scale_a == "group":
-            for layout in LAYOUTS:
+            for tile in TILES:
                 wide = {"out": "float32", "bias": "float32"} if problem.scale_b == "group" else {}
-                yield partial(BlockMm, problem._replace(**wide), layout)
+                yield partial(blockwise, problem._replace(**wide), tile)
 
 
 OPERATIONS: dict[str, Callable[[Target], Iterator[Plan]]] = {

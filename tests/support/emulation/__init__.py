@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fp8core.problem import Target
-from fp8core.runtime import jit
+from fp8core.runtime import args, jit
 from support.emulation.memory import Memory
 
 HERE = Path(__file__).parent
@@ -122,7 +122,7 @@ class Emulator:
         source: str,
         entry: str,
         constants: Mapping[str, int | float | str],
-        signature: str,
+        signature: str | type,
         *,
         block: tuple[int, int, int] | int,
         shared_bytes: int = 0,
@@ -222,7 +222,7 @@ class Launcher:
         emulator: Emulator,
         kernel: Kernel,
         entry: str,
-        signature: str,
+        signature: str | type,
         block: tuple[int, int, int],
         shared_bytes: int,
         warp: int,
@@ -231,7 +231,7 @@ class Launcher:
     ) -> None:
         self.entry = entry
         self._emulator, self._kernel = emulator, kernel
-        self._items = re.findall(r"\d*[a-zA-Z]", signature)
+        self._items = re.findall(r"\d*[a-zA-Z]", signature) if isinstance(signature, str) else args.items(signature)
         self._fixed = (block, shared_bytes, warp, together, flush)
         wanted = tuple((_kind(item), struct.calcsize(f"={item}".replace("P", "Q"))) for item in self._items)
         if wanted != kernel.parameters:
@@ -277,6 +277,10 @@ class Launcher:
             self(stream, grid, *values)
 
         return bound
+
+    def bind_args(self, grid: tuple[int, int, int], given: Any) -> Callable[..., None]:
+        """Return the launch that wants the stream and the addresses, as `jit.Launcher.bind_args` does."""
+        return self.bind(grid, *args.numbers(given))
 
 
 def _shared(declaration: re.Match[str]) -> str:

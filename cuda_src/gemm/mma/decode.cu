@@ -1,0 +1,161 @@
+#include "../../ptx/mma.cuh"
+#include "../epilogue.cuh"
+
+// out[m, n] = round(scale_a * (scale_b * acc) + bias), acc = sum over k of a[m, k] * b[n, k] in fp32, for few rows: the
+// weight b goes past the caches once for every SIDE of them. With BLOCKED scales the sum of every 128 of k is scaled
+// before it joins: acc = sum of scale_a * (scale_b * partial).
+//
+// A block makes SIDE tokens x 16 * TILES channels. Its WARPS take chunks of 128 of k in turn, and add their sums in the
+// order of the warps: the bits of a row depend on n, k and WARPS alone, neither on m, SIDE and TILES nor on other rows.
+// The tensor cores' own sums, which some GPUs keep with 14 bits, end with the chunk.
+// Rows past m and n read one before them again, and what they give is dropped; k past its end counts as zeros.
+// The caller owes: k, lda and ldb divisible by 16 and not 0, a and b aligned to 16; row_tiles = ceil(m / SIDE), a grid
+// of row_tiles * ceil(n / (16 * TILES)) blocks of WARPS * 32 threads, and WARPS * SIDE * (16 * TILES + 4) floats of
+// dynamic shared memory. Scales: the strides of the matrices over (m, k blocks) and (n or n blocks, k blocks), 0 where
+// broadcast; B_BLOCK says that one scale serves 128 channels.
+constexpr int A = FP8_A, B = FP8_B, SIDE = FP8_SIDE, TILES = FP8_TILES, WARPS = FP8_WARPS;
+constexpr bool BLOCKED = FP8_BLOCKED, B_BLOCK = FP8_B_BLOCK;
+constexpr int CHUNK = 128;  // of k at a time; and of k, and of n, under one block scale
+constexpr int PIECE = 16;   // bytes of a row that a lane loads at once
+constexpr int STEP = 4 * PIECE;
+constexpr int STEPS = CHUNK / STEP;
+constexpr int COLUMNS = SIDE / MMA_TOKENS;
+constexpr int CHANNELS = TILES * MMA_CHANNELS;
+constexpr int PITCH = CHANNELS + 4;
+static_assert(CHUNK % CHANNELS == 0, "the channels of a block have one scale");
+
+DEVICE int least(int x, int y) { return x < y ? x : y; }
+
+// A lane's walk over rows. A step that would leave them stays where it is. (Pointers to all rows would not fit into the
+// registers.)
+template <class T>
+struct Walk {
+    const T* from;
+    long long stride;
+    int left;  // rows behind this one
+
+    DEVICE static Walk of(const T* rows, long long stride, int first, int count) {
+        return {rows + least(first, count - 1) * stride, stride, count - 1 - first};
+    }
+    DEVICE void move(int step) {
+        if (left >= step) from += step * stride;
+        left -= step;
+    }
+};
+
+// The pieces of a row at STEPS steps, of which `left` bytes belong to the row, if RAGGED says so; the rest is zero.
+template <bool RAGGED, class Load>
+DEVICE void load(Vector16 (&pieces)[STEPS], const byte* row, int left, Load load_piece) {
+#pragma unroll
+    for (int step = 0; step < STEPS; ++step) {
+        if (RAGGED) pieces[step] = Vector16{0, 0, 0, 0};
+        if (!RAGGED || step * STEP < left) pieces[step] = load_piece(row + step * STEP);
+    }
+}
+
+// What a lane works on, and what it has summed.
+struct Lane {
+    Walk<byte> channels, tokens;
+    Walk<float> scale_b, scale_a[2];
+    MmaSum sum[COLUMNS][TILES];
+
+    // Adds the chunk `at`; `left` bytes from this lane's first piece of it on belong to the rows, if RAGGED says so.
+    template <bool RAGGED>
+    DEVICE void add(int at, int left, long long scale_a_at, long long scale_b_at) {
+        Vector16 w[2 * TILES][STEPS];
+        float along[2 * TILES];
+        Walk<byte> channel = channels;
+        Walk<float> channel_scale = scale_b;
+#pragma unroll
+        for (int i = 0; i < 2 * TILES; ++i) {
+            load<RAGGED>(w[i], channel.from + at, left, [](const byte* p) { return load16_streaming(p); });
+            channel.move(8);
+            if (BLOCKED) along[i] = channel_scale.from[scale_b_at];
+            channel_scale.move(8);
+        }
+        Walk<byte> token = tokens;
+        Walk<float> token_scale[2] = {scale_a[0], scale_a[1]};
+#pragma unroll
+        for (int column = 0; column < COLUMNS; ++column) {
+            Vector16 t[STEPS];
+            load<RAGGED>(t, token.from + at, left, [](const byte* p) { return load16(p); });
+            token.move(MMA_TOKENS);
+            float across[2];
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                if (BLOCKED) across[i] = token_scale[i].from[scale_a_at];
+                token_scale[i].move(MMA_TOKENS);
+            }
+#pragma unroll
+            for (int tile = 0; tile < TILES; ++tile) {
+                MmaSum partial = {};
+#pragma unroll
+                for (int step = 0; step < STEPS; ++step) {
+                    const Vector16 top = w[2 * tile][step], low = w[2 * tile + 1][step];
+                    mma<B, A>(partial, {top.x, low.x, top.y, low.y}, {t[step].x, t[step].y});
+                    mma<B, A>(partial, {top.z, low.z, top.w, low.w}, {t[step].z, t[step].w});
+                }
+                float (&acc)[4] = sum[column][tile].of;
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const float part = partial.of[i];
+                    if constexpr (BLOCKED) acc[i] = fma_flushing(across[i % 2], along[2 * tile + i / 2] * part, acc[i]);
+                    else acc[i] += part;
+                }
+            }
+        }
+    }
+};
+
+KERNEL(WARPS * WARP)
+sm89_decode(const byte* a, long long lda, const byte* b, long long ldb, const float* scale_a, long long scale_a_row,
+           long long scale_a_k, const float* scale_b, long long scale_b_row, long long scale_b_k, const void* bias,
+           void* out, long long ldo, int m, int n, int k, int row_tiles) {
+    DYNAMIC_SHARED(shared);
+    float* const sums = reinterpret_cast<float*>(shared);  // [WARPS][SIDE][PITCH]
+    const int first_row = int(block_x() % row_tiles) * SIDE;
+    const int first_col = int(block_x() / row_tiles) * CHANNELS;
+    const int warp = int(thread_x()) / WARP, g = int(lane()) / 4, q = int(lane()) % 4;
+
+    Lane mine;
+    mine.channels = Walk<byte>::of(b + q * PIECE, ldb, first_col + g, n);
+    if (B_BLOCK) mine.scale_b = {scale_b + first_col / CHUNK * scale_b_row, 0, 0};
+    else mine.scale_b = Walk<float>::of(scale_b, scale_b_row, first_col + g, n);
+    mine.tokens = Walk<byte>::of(a + q * PIECE, lda, first_row + g, m);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) mine.scale_a[i] = Walk<float>::of(scale_a, scale_a_row, first_row + 2 * q + i, m);
+#pragma unroll
+    for (int i = 0; i < COLUMNS * TILES; ++i) mine.sum[i / TILES][i % TILES] = {};
+
+    grid_dependency_launch();
+    grid_dependency_wait();
+    int at = warp * CHUNK;
+    for (; at + CHUNK <= k; at += WARPS * CHUNK)
+        mine.add<false>(at, CHUNK, at / CHUNK * scale_a_k, at / CHUNK * scale_b_k);
+    if (at < k) mine.add<true>(at, k - at - q * PIECE, at / CHUNK * scale_a_k, at / CHUNK * scale_b_k);
+
+#pragma unroll
+    for (int column = 0; column < COLUMNS; ++column)
+#pragma unroll
+        for (int tile = 0; tile < TILES; ++tile)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int row = column * MMA_TOKENS + 2 * q + i % 2, col = tile * MMA_CHANNELS + 8 * (i / 2) + g;
+                sums[(warp * SIDE + row) * PITCH + col] = mine.sum[column][tile].of[i];
+            }
+    block_barrier();
+
+    const Finish<FP8_OUT, FP8_BIAS> finish(bias, nullptr);
+    for (int i = int(thread_x()); i < SIDE * CHANNELS; i += WARPS * WARP) {
+        const int row = i / CHANNELS, col = i % CHANNELS;
+        const long long y = first_row + row, x = first_col + col;
+        if (y >= m) break;
+        if (x >= n) continue;
+        float acc = sums[row * PITCH + col];
+#pragma unroll
+        for (int from = 1; from < WARPS; ++from) acc += sums[(from * SIDE + row) * PITCH + col];
+        const float across = BLOCKED ? 1.0f : scale_a[y * scale_a_row];
+        const float along = BLOCKED ? 1.0f : scale_b[x * scale_b_row];
+        finish.store(out, y * ldo + x, finish.value(acc, across, along, int(x)));
+    }
+}

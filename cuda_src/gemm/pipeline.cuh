@@ -1,0 +1,64 @@
+// The order in which chunks of a product pass through a block's rings, and the barriers that guard their stages.
+#pragma once
+#include "../ptx/wgmma.cuh"
+
+// A block's chunks in the order in which they pass through the rings.
+struct KBlockIterator {
+    int tile, chunk, left;                  // the position
+    int first_chunk, chunks, tiles, step;   // the block's share of k; all tiles; from one of its tiles to the next
+
+    DEVICE KBlockIterator(int all_tiles, int k_blocks, int rank, int ranks) {
+        first_chunk = k_blocks * rank / ranks;
+        chunks = k_blocks * (rank + 1) / ranks - first_chunk;
+        tiles = all_tiles;
+        step = (int)gridDim.x / ranks;
+        tile = (int)blockIdx.x / ranks;
+        begin();
+    }
+    DEVICE void begin() {
+        left = chunks;
+        chunk = first_chunk;
+    }
+    DEVICE bool more() const { return tile < tiles; }
+    DEVICE void next() {
+        ++chunk;
+        if (--left == 0) {
+            tile += step;
+            begin();
+        }
+    }
+};
+
+// Scales of a matrix and their strides.
+struct ScaleGrid {
+    const float *scales;
+    long long row, col;
+};
+
+// A place in a ring of SIZE stages; parity is that of the times it was passed before.
+template <int SIZE> struct Ring {
+    int stage, parity, passed;
+
+    DEVICE explicit Ring(int first) : stage(first), parity(0), passed(0) {}
+    DEVICE void advance(int count) {
+        stage += count;
+        if (stage >= SIZE) {
+            stage -= SIZE;
+            parity ^= 1;
+            passed = 1;
+        }
+    }
+};
+
+// A ring's barriers: full, then empty.
+template <int SIZE> struct PipelineBarriers {
+    uint32 barriers;
+
+    DEVICE uint32 full(const Ring<SIZE> &at) const { return barriers + 8 * at.stage; }
+    DEVICE uint32 empty(const Ring<SIZE> &at) const { return full(at) + 8 * SIZE; }
+    DEVICE void wait_full(const Ring<SIZE> &at) const { barrier_wait(full(at), at.parity); }
+    DEVICE void wait_empty(const Ring<SIZE> &at) const {
+        if (at.passed) barrier_wait(empty(at), at.parity ^ 1);
+    }
+    DEVICE void release(const Ring<SIZE> &at) const { barrier_arrive(empty(at)); }
+};

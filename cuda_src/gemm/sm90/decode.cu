@@ -1,0 +1,284 @@
+// Products of few rows on sm_90a: out[m, n] = round(scale_a * (scale_b * (a[m, k] @ weight[n, k]^T)) + bias).
+//
+// The operands are swapped: wgmma's side of 64 holds output channels, its narrow side of WIDTH >= m the rows of a,
+// so the kernel streams the weight at the memory's speed and does hardly anything else. A tile is 64 * M_WARPGROUPS
+// channels. SPLIT_K of a cluster share a tile: each takes a part of k, in chunks of 128, through two rings that the copy
+// engine fills: a deep one for the weight, because it is far away, a shallow one for a, which is in the L2, with its
+// blocked scales beside it. Blocks that have the same part of k for the MULTICAST_TILES tiles of a cluster share what they load of a.
+// M_WARPGROUPS * K_WARPGROUPS groups of 128 threads multiply; those of one 64 channels take the chunks in turn. Every
+// block finishes an equal part of the tile's channels: the partial sums are pushed into its slots and added in the
+// order of their numbers, so equal inputs give equal bits, in an order that depends on n and k alone.
+//
+// Before the kernel that it follows has ended it reads only the weight, its scales and the bias, and those if prefetch_weight.
+// The rows of a can come in 16 bits instead, and then every block quantizes them for itself (quantize_rows.cuh).
+//
+// Constants: WIDTH 8, 16, 32, 64; SPLIT_K of a tile 1, 2, 4, 8; MULTICAST_TILES, tiles of a cluster, up to WIDTH / 8; M_WARPGROUPS,
+// K_WARPGROUPS; STAGES and A_STAGES multiples of K_WARPGROUPS; CTAS_PER_SM blocks on a multiprocessor; A_TYPE, B_TYPE e4m3 or e5m2;
+// BLOCKWISE 1: a's scales are 1x128 and the weight's cover SCALE_ROWS (128 or 1) x 128; 0: one a tensor or row; OUT, BIAS:
+// 0 fp32, 1 fp16, 2 bf16, -1 none. PREFETCH_CHUNKS: chunks of the weight in flight until a may be asked for, 0: as many as fit.
+// A_VECTORS: octets of x that a thread quantizes, 0 where a comes as codes; else A_ROWS, A_INPUT, A_FORMAT, A_MODE of
+// quantize_rows, and A_STAGES chunks are all of a block. The tensor cores sum a chunk with fewer bits than fp32 has, so
+// every chunk is added in fp32.
+//
+// The caller owes: maps of uint8, boxes of 64 * M_WARPGROUPS (weight) and WIDTH / MULTICAST_TILES (a) rows x 128 columns, 128-byte
+// swizzle, zeros out of bounds; scale strides in elements, 0 where broadcast; at least SPLIT_K chunks, a first tile for
+// every cluster; of dynamic shared memory RING_BYTES, 1,024 and (SPLIT_K * K_WARPGROUPS - 1) * UNITS / SPLIT_K * UNIT_BYTES for
+// the slots.
+#include "quantize_rows.cuh"
+#include "decode_epilogue.cuh"
+#include "decode_load.cuh" // last: its names are macros
+
+#define TYPES HOPPER_STRING(B_TYPE) "." HOPPER_STRING(A_TYPE)
+
+// d = (keep ? d : 0) + weight tile * a tile, 32 columns of each.
+DEVICE void multiply(float (&d)[SUMS], word64 w, word64 a, int keep) {
+#if WIDTH == 8
+    HOPPER_PRODUCT("8", TYPES, HOPPER_R4(0, 1, 2, 3), "%4", "%5", "%6", HOPPER_D4(0));
+#elif WIDTH == 16
+    HOPPER_PRODUCT("16", TYPES, HOPPER_R8, "%8", "%9", "%10", HOPPER_D4(0), HOPPER_D4(4));
+#elif WIDTH == 32
+    HOPPER_PRODUCT("32", TYPES, HOPPER_R16, "%16", "%17", "%18", HOPPER_D16(0));
+#else
+    HOPPER_PRODUCT("64", TYPES, HOPPER_R32, "%32", "%33", "%34", HOPPER_D32(0));
+#endif
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
+    sm90_decode(const __grid_constant__ TensorMap weight_map,
+#if A_VECTORS
+                  const byte *x, long long x_stride, int x_octets, float upper,
+#else
+                  const __grid_constant__ TensorMap a_map,
+#endif
+                  const float *scale_a, long long scale_a_row, long long scale_a_col,
+                  const float *__restrict__ scale_b, long long scale_b_row, long long scale_b_col,
+                  const Bias *__restrict__ bias, Out *out, long long ldo, int m, int n, int k_blocks, int prefetch_weight) {
+    extern __shared__ char dynamic[];
+    __shared__ alignas(8) word64 barriers[2 * STAGES + 2 * A_STAGES + 3];
+    __shared__ float row_scales[WIDTH];
+#if BLOCKWISE
+    __shared__ alignas(8) float stage_scales[A_STAGES][(SCALES + 1) & ~1];
+#endif
+
+#if A_VECTORS
+    const TensorMap *const codes = nullptr;
+#else
+    const TensorMap *const codes = &a_map;
+#endif
+
+    // A launch that may not read the weight prefetch_weight is what later ones, which may, rely on: once it lets them start, all
+    // that precedes it on the stream has ended. So it does that after its wait (in fetch_weight).
+    if (prefetch_weight) grid_dependency_launch();
+
+    // By way of a shuffle the compiler knows that these are equal in a warp, and computes descriptors once for all of it.
+    const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+    constexpr int ranks = SPLIT_K, units = UNITS / ranks;
+    constexpr int finishers = units > 1 ? units / 2 : 1; // warps of a block that finish a part of the tile
+    const int rank = (int)blockIdx.x % ranks, first = (int)blockIdx.x % CLUSTER - rank; // the tile's rank 0 in the cluster
+    const uint32 ring = (shared_address(dynamic) + 1023) & ~1023u, a_ring = ring + STAGES * WEIGHT_BYTES;
+    const PipelineBarriers<STAGES> gate = {shared_address(barriers)};
+    const PipelineBarriers<A_STAGES> a_gate = {shared_address(barriers + 2 * STAGES)};
+    const uint32 slots_full = shared_address(barriers + 2 * STAGES + 2 * A_STAGES), slots_empty = slots_full + 8,
+                 a_asked = slots_empty + 8;
+    char *slots = dynamic + (ring - shared_address(dynamic)) + RING_BYTES;
+
+    // Mates have as many turns, if need be with a tile past the end.
+    KBlockIterator walk((n + TILE * MULTICAST_TILES - 1) / (TILE * MULTICAST_TILES) * MULTICAST_TILES, k_blocks, rank, ranks);
+
+    if (warp == CONSUMERS / 32) {
+        fetch_weight(&weight_map, ring, gate, a_asked, walk, prefetch_weight, lane);
+        return;
+    }
+    if (warp == CONSUMERS / 32 + 1) {
+        fetch_a(codes, a_ring, a_gate, slots_full, finishers * ranks, walk, rank, first / ranks, lane);
+        return;
+    }
+    threads_sync(1, THREADS);
+    if (CLUSTER > 1) cluster_arrive();
+    if (!prefetch_weight) grid_dependency_wait();
+
+#if BLOCKWISE
+    if (warp == CONSUMERS / 32 + 2) {
+        const ScaleGrid of_a = {scale_a, scale_a_row, scale_a_col}, of_b = {scale_b, scale_b_row, scale_b_col};
+        fetch_scales(stage_scales, a_gate, of_a, of_b, walk, m, n, lane);
+        return;
+    }
+#endif
+
+    const int group = GROUPS > 1 ? warp / 4 : 0, row_group = group / K_WARPGROUPS, k_group = group % K_WARPGROUPS, quarter = warp % 4;
+    // A warp's registers hold two units of channels, those of lane / 4 and of lane / 4 + 8, for these blocks.
+    const int unit0 = row_group * 8 + quarter * 2;
+    const int owners[2] = {unit0 / units, (unit0 + 1) / units};
+    const bool mine[2] = {owners[0] == rank, owners[1] == rank}, finishes = mine[0] || mine[1];
+    const bool leads = k_group == 0 && unit0 == (rank * units & ~1) && lane == 0;
+    Ring<STAGES> at(k_group), done(k_group); // next to be multiplied, next to be given back
+    Ring<A_STAGES> a_at(k_group), a_done(k_group);
+    float row_scale = 0.0f;
+    // Chunks of a whose place is wanted again: when this block gives back the others, a mate may have ended.
+    int a_wanted = (walk.tiles - walk.tile + walk.step - 1) / walk.step * walk.chunks - A_STAGES - k_group;
+    int at_group = k_group; // chunks to pass over before this group's next
+
+    for (int turn = 0; walk.tile < walk.tiles; ++turn, walk.tile += walk.step) {
+        const int channel = walk.tile * TILE + unit0 * 8 + lane / 4;
+        float channel_scales[2] = {1.0f, 1.0f}, channel_biases[2] = {0.0f, 0.0f};
+        if (k_group == 0 && finishes) {
+            for (int half = 0; half < 2; ++half) {
+                const int bounded = min(channel + 8 * half, n - 1);
+                if (!BLOCKWISE) channel_scales[half] = scale_b[bounded * scale_b_row];
+                channel_biases[half] = bias_value(bias, bounded);
+            }
+            if (ranks > 1 && leads) barrier_expect(slots_full, (ranks - 1) * K_WARPGROUPS * units * UNIT_BYTES);
+        }
+        if (turn == 0) {
+            grid_dependency_wait();
+#if A_VECTORS
+            const WideRows from = {x, x_stride, m, x_octets};
+            quantize_rows<CONSUMERS, A_ROWS, A_VECTORS, WIDTH, A_INPUT, A_FORMAT, A_MODE>(
+                dynamic + (a_ring - shared_address(dynamic)), row_scales, from, walk.first_chunk * (BLOCK_K / 8),
+                walk.chunks * (BLOCK_K / 8), scale_a, scale_a_row, upper);
+            if (PREFETCH_CHUNKS && threadIdx.x == 0) barrier_arrive(a_asked);
+#else
+            if (!BLOCKWISE && threadIdx.x < WIDTH) row_scale = scale_a[min((int)threadIdx.x, m - 1) * scale_a_row];
+#endif
+        }
+        if (A_VECTORS) a_at = Ring<A_STAGES>(at_group); // all of the block's chunks lie there, and stay
+
+        // Two sets of products take turns: while the tensor cores are busy with one, the other is scaled and added.
+        float sums[SUMS], products[2][SUMS];
+#pragma unroll
+        for (int i = 0; i < SUMS; ++i) sums[i] = products[0][i] = products[1][i] = 0.0f;
+        const auto issue = [&](float (&d)[SUMS]) {
+            gate.wait_full(at);
+            if (!A_VECTORS) a_gate.wait_full(a_at);
+            const word64 w = tile_descriptor(ring + at.stage * WEIGHT_BYTES + row_group * 64 * BLOCK_K);
+            const word64 a = tile_descriptor(a_ring + a_at.stage * A_BYTES);
+            at.advance(K_WARPGROUPS);
+            a_at.advance(K_WARPGROUPS);
+            registers_fence(d);
+            product_begin();
+            multiply(d, w, a, 0);
+            multiply(d, w + 2, a + 2, 1);
+            multiply(d, w + 4, a + 4, 1);
+            multiply(d, w + 6, a + 6, 1);
+            product_commit();
+        };
+        // The products of the oldest chunk; the last has none behind it.
+        const auto settle = [&](float (&d)[SUMS], bool last) {
+#if BLOCKWISE
+            float scales_b[2];
+            for (int half = 0; half < 2; ++half)
+                scales_b[half] = stage_scales[a_done.stage][WIDTH + ((unit0 + half) * 8 + lane / 4) / SCALE_ROWS];
+            float2 scales_a[WIDTH / 8];
+#pragma unroll
+            for (int j = 0; j < WIDTH / 8; ++j) {
+                scales_a[j] = *(const float2 *)&stage_scales[a_done.stage][8 * j + lane % 4 * 2];
+                if (SCALE_ROWS > 1) scales_a[j] = make_float2(scales_a[j].x * scales_b[0], scales_a[j].y * scales_b[0]);
+            }
+#endif
+            if (last)
+                product_wait<0>();
+            else
+                product_wait<1>();
+            registers_fence(d);
+            __syncwarp();
+            if (lane == 0) gate.release(done);
+            if (!A_VECTORS && MULTICAST_TILES == 1 && lane == 0) a_gate.release(a_done);
+            if (!A_VECTORS && MULTICAST_TILES > 1 && lane < MULTICAST_TILES && a_wanted > 0)
+                remote_arrive(cluster_address(a_gate.empty(a_done), lane * ranks + rank));
+            a_wanted -= K_WARPGROUPS;
+            done.advance(K_WARPGROUPS);
+            a_done.advance(K_WARPGROUPS);
+#pragma unroll
+            for (int i = 0; i < SUMS; ++i)
+#if BLOCKWISE
+                sums[i] = __fmaf_rn(i & 1 ? scales_a[i / 4].y : scales_a[i / 4].x,
+                                    SCALE_ROWS > 1 ? d[i] : scales_b[i >> 1 & 1] * d[i], sums[i]);
+#else
+                sums[i] += d[i];
+#endif
+        };
+        // Two chunks a round: issue, issue the next, settle the first. With a loop that holds its own ends the compiler
+        // no longer lets one product run on beside the next.
+        if (at_group < walk.chunks) {
+            issue(products[0]);
+#pragma unroll 1
+            for (at_group += K_WARPGROUPS; at_group + K_WARPGROUPS < walk.chunks; at_group += 2 * K_WARPGROUPS) {
+                issue(products[1]);
+                settle(products[0], false);
+                issue(products[0]);
+                settle(products[1], false);
+            }
+            if (at_group < walk.chunks) {
+                at_group += K_WARPGROUPS;
+                issue(products[1]);
+                settle(products[0], false);
+                settle(products[1], true);
+            } else
+                settle(products[0], true);
+        }
+        at_group -= walk.chunks;
+
+        if (turn == 0) {
+            if (!BLOCKWISE && !A_VECTORS) {
+                if (threadIdx.x < WIDTH) row_scales[threadIdx.x] = row_scale;
+                threads_sync(2, CONSUMERS);
+            }
+            if (CLUSTER > 1) cluster_wait(); // the other blocks have made their barriers
+        } else if (K_WARPGROUPS > 1 || ranks > 1)
+            barrier_wait(slots_empty, (turn - 1) & 1);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int owner = owners[half], unit = unit0 + half - owner * units;
+            if (k_group == 0 && mine[half]) continue;
+            const int source = rank * K_WARPGROUPS + k_group, place = source - (source > owner * K_WARPGROUPS);
+            const int slot = (place * units + unit) * UNIT_BYTES + lane * (int)sizeof(Piece);
+            if (mine[half]) {
+#pragma unroll
+                for (int i = 0; i < PIECES; ++i) ((Piece *)(slots + slot))[32 * i] = piece(sums, half, i);
+            } else {
+                const uint32 there = cluster_address(shared_address(slots) + slot, first + owner);
+                const uint32 barrier = cluster_address(slots_full, first + owner);
+#pragma unroll
+                for (int i = 0; i < PIECES; ++i)
+                    remote_store(there + i * 32 * (int)sizeof(Piece), piece(sums, half, i), barrier);
+            }
+        }
+        if (K_WARPGROUPS > 1 && k_group != 0) threads_arrive(3 + row_group, 128 * K_WARPGROUPS);
+        if (k_group != 0) continue;
+        if (K_WARPGROUPS > 1) threads_sync(3 + row_group, 128 * K_WARPGROUPS);
+        if (!finishes) continue;
+
+        if (ranks > 1) barrier_wait(slots_full, turn & 1);
+#pragma unroll(WIDTH > 16 ? 1 : 16)
+        for (int place = 0; place < ranks * K_WARPGROUPS - 1; ++place) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                if (!mine[half]) continue;
+                const int unit = place * units + unit0 + half - rank * units;
+                const Piece *slot = (const Piece *)(slots + unit * UNIT_BYTES) + lane;
+#pragma unroll
+                for (int i = 0; i < PIECES; ++i) add(sums, half, i, slot[32 * i]);
+            }
+        }
+        __syncwarp();
+        if (walk.tile + walk.step < walk.tiles && lane < ranks) {
+            if (ranks > 1)
+                remote_arrive(cluster_address(slots_empty, first + lane));
+            else
+                barrier_arrive(slots_empty);
+        }
+
+        // First every number, then every store: one after the other they would wait for each other.
+#pragma unroll
+        for (int j = 0; j < WIDTH / 8; ++j) {
+            const float2 rows = BLOCKWISE ? make_float2(1.0f, 1.0f) : *(const float2 *)&row_scales[8 * j + lane % 4 * 2];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                float &value = sums[4 * j + i];
+                if (!BLOCKWISE) value = (i & 1 ? rows.y : rows.x) * (channel_scales[i / 2] * value);
+                if (BIAS >= 0) value += channel_biases[i / 2];
+            }
+        }
+        store(sums, mine, out, ldo, walk.tile * TILE + unit0 * 8, m, n, lane);
+    }
+}

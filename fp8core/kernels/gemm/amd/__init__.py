@@ -1,0 +1,1 @@
+"""Products by the FP8 matrix instructions of AMD GPUs."""

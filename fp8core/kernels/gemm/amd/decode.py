@@ -1,0 +1,107 @@
+"""Products of few rows on AMD's FP8 matrix cores: the weight streamed past the cache (``hip_src/gemm/decode.hip``).
+
+Compiled and emulated, never run on an AMD GPU: the constants that only speed depends on are estimates.
+"""
+
+from typing import Final, NamedTuple
+
+from fp8core.kernels.encodings import FORMAT, RESULT, TYPE, ceil_div, power_of_two
+from fp8core.kernels.gemm.args import Matmul, ready
+from fp8core.kernels.gemm.requirements import (
+    AMD_FORMATS,
+    NOT_BOTH_E5M2,
+    ROW_SCALES,
+    STEPS_OF_16,
+    WIDE_RESULT,
+    block_count,
+    few_rows,
+)
+from fp8core.kernels.requirements import HIP, aligned, supports
+from fp8core.problem import ScaledMm, Target
+from fp8core.runtime import jit
+from fp8core.runtime.args import Int32, Int64, Pointer
+from fp8core.table import Kernel
+
+SIDE: Final = 16
+"""Tokens, and channels, of a block."""
+UNROLL: Final = 4
+"""Loads of 16 bytes of the weight that a lane has in flight."""
+WAVEFRONTS: Final = (4, 8, 16)
+WAVEFRONTS_IN_FLIGHT: Final = 16
+"""Of a compute unit, which keep its share of the memory busy: 64 KiB on gfx9, where latency asks for about 17."""
+
+
+class DecodeArgs(NamedTuple):
+    """Of gfx9_decode."""
+
+    a: Pointer
+    lda: Int64
+    b: Pointer
+    ldb: Int64
+    scale_a: Pointer
+    scale_a_row: Int64
+    scale_b: Pointer
+    scale_b_row: Int64
+    bias: Pointer
+    out: Pointer
+    ldo: Int64
+    m: Int32
+    n: Int32
+    k: Int32
+    row_tiles: Int32
+
+
+def wavefronts(n: int, k: int, target: Target) -> int:
+    """Return among how many wavefronts a block divides ``k``: not a question of m, so neither are a row's bits."""
+    k_blocks = ceil_div(k, UNROLL * target.warp)
+    wanted = WAVEFRONTS_IN_FLIGHT * target.multiprocessors
+    enough = next((count for count in WAVEFRONTS if ceil_div(n, SIDE) * count >= wanted), WAVEFRONTS[-1])
+    return min(enough, power_of_two(k_blocks))
+
+
+def plan_decode(p: ScaledMm) -> Matmul:
+    """Return ``round(scale_a * (scale_b * acc) + bias)``, the weight read once for every 16 rows, in one launch."""
+    count = wavefronts(p.n, p.k, p.target)
+    row_tiles = ceil_div(p.m, SIDE)
+    launcher = jit.prepare(
+        p.target,
+        "gemm/decode",
+        "gfx9_decode",
+        {
+            "FP8_A": FORMAT[p.a],
+            "FP8_B": FORMAT[p.b],
+            "FP8_OUT": RESULT[p.out],
+            "FP8_BIAS": TYPE[p.bias] if p.bias else -1,
+            "FP8_WAVEFRONTS": count,
+            "FP8_UNROLL": UNROLL,
+        },
+        DecodeArgs,
+        block=count * p.target.warp,
+    )
+    numbers = (0, 0, p.ldo, p.m, p.n, p.k, row_tiles)
+    args = DecodeArgs(0, p.lda, 0, p.ldb, 0, p.scale_a_strides[0], 0, p.scale_b_strides[0], *numbers)
+    launch = launcher.bind_args((row_tiles * ceil_div(p.n, SIDE), 1, 1), args)
+    return ready(
+        lambda stream, a, b, scale_a, scale_b, bias, out, _out_scale, _amax, _scratch: launch(
+            stream, a, b, scale_a, scale_b, bias, out
+        )
+    )
+
+
+GFX9_DECODE: Final = Kernel(
+    "gfx9_decode",
+    (
+        HIP,
+        supports("fp8_mma"),
+        AMD_FORMATS,
+        NOT_BOTH_E5M2,
+        ROW_SCALES,
+        WIDE_RESULT,
+        aligned(16),
+        STEPS_OF_16,
+        block_count(SIDE, SIDE),
+    ),
+    plan_decode,
+    (few_rows(SIDE, "estimated"),),
+)
+"""The row of `scaled_mm` for few rows on AMD GPUs."""

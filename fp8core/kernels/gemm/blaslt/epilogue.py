@@ -1,0 +1,86 @@
+"""A product of a library without scales, and one launch that applies scales and bias, rounds and takes the amax."""
+
+from typing import Final, NamedTuple
+
+from fp8core.kernels.encodings import RESULT, TYPE, ceil_div
+from fp8core.kernels.gemm.args import Matmul, ready
+from fp8core.kernels.gemm.blaslt import matmul
+from fp8core.kernels.gemm.blaslt.mapping import accumulation, padded
+from fp8core.kernels.gemm.simt import plan_clear_amax
+from fp8core.problem import ScaledMm
+from fp8core.runtime import jit
+from fp8core.runtime.args import Int32, Int64, Pointer
+from fp8core.table import Launch
+
+THREADS: Final = 256
+COLUMNS: Final = 4
+"""Columns of a thread; EPILOGUE_COLUMNS in the source."""
+BLOCKS_A_MULTIPROCESSOR: Final = 16
+
+
+class EpilogueArgs(NamedTuple):
+    """Of epilogue."""
+
+    acc: Pointer
+    scale_a: Pointer
+    scale_a_stride: Int64
+    scale_b: Pointer
+    scale_b_stride: Int64
+    bias: Pointer
+    out: Pointer
+    out_stride: Int64
+    out_scale: Pointer
+    amax: Pointer
+    m: Int32
+    n: Int32
+    column_tiles: Int32
+
+
+def plan_end(p: ScaledMm) -> Launch:
+    """Return ``launch(stream, acc, scale_a, scale_b, bias, out, out_scale, amax)``.
+
+    ``round(scale_a * (scale_b * acc) + bias)`` of a finished fp32 accumulator ``[m, n]``, contiguous. FP8 results and
+    amax are as `plan_simt` has them. The scales are per tensor, token or channel: strides along k are not looked at.
+    """
+    column_tiles = ceil_div(p.n, THREADS * COLUMNS)
+    at_once = max(1, p.target.multiprocessors * BLOCKS_A_MULTIPROCESSOR // column_tiles)
+    launcher = jit.prepare(
+        p.target,
+        "gemm/epilogue",
+        "epilogue",
+        {
+            "FP8_OUT": RESULT[p.out],
+            "FP8_BIAS": TYPE[p.bias] if p.bias else -1,
+            "FP8_AMAX": int(p.amax),
+            "FP8_THREADS": THREADS,
+        },
+        EpilogueArgs,
+        block=THREADS,
+        programmatic=True,
+    )
+    numbers = (0, 0, p.ldo, 0, 0, p.m, p.n, column_tiles)
+    args = EpilogueArgs(0, 0, p.scale_a_strides[0], 0, p.scale_b_strides[0], *numbers)
+    finish = launcher.bind_args((column_tiles * min(p.m, at_once), 1, 1), args)
+    if not p.amax:
+        return finish
+    clear = plan_clear_amax(p.target)
+
+    def launch(stream: int, *addresses: int) -> None:
+        clear(stream, addresses[-1])
+        finish(stream, *addresses)
+
+    return launch
+
+
+def plan_epilogue(p: ScaledMm, number: int = 0) -> Matmul:
+    """Return the launches of the rows "cublaslt_epilogue" and "hipblaslt_epilogue"."""
+    multiply = matmul.plan(accumulation(p), number)
+    finish = plan_end(p)
+    at_product = padded(multiply.scratch_bytes)
+
+    def launch(stream: int, *addresses: int) -> None:
+        a, b, scale_a, scale_b, bias, out, out_scale, amax, scratch = addresses
+        multiply(stream, a, b, 0, 0, 0, scratch + at_product, 0, 0, scratch)
+        finish(stream, scratch + at_product, scale_a, scale_b, bias, out, out_scale, amax)
+
+    return ready(launch, scratch_bytes=at_product + padded(4 * p.m * p.n))

@@ -1,0 +1,172 @@
+"""A BLASLt library found, loaded and called by ctypes: every status is checked under its call's name."""
+
+import ctypes
+import os
+import struct
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from threading import Lock
+from typing import Any, Final
+
+from fp8core.errors import BackendError
+from fp8core.kernels.gemm.blaslt.dialects import DIALECTS, WIDTHS, Dialect
+from fp8core.problem import Platform
+from fp8core.runtime import device
+
+_P, _SIZE, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+_LAYOUT = (_P, _INT, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int64)
+_ATTRIBUTE = (_P, _INT, _P, _SIZE)
+PROTOTYPES: Final[dict[str, tuple[Any, ...]]] = {
+    "Create": (_P,),
+    "MatmulDescCreate": (_P, _INT, _INT),
+    "MatmulDescDestroy": (_P,),
+    "MatmulDescSetAttribute": _ATTRIBUTE,
+    "MatrixLayoutCreate": _LAYOUT,
+    "MatrixLayoutDestroy": (_P,),
+    "MatmulPreferenceCreate": (_P,),
+    "MatmulPreferenceDestroy": (_P,),
+    "MatmulPreferenceSetAttribute": _ATTRIBUTE,
+    "MatmulAlgoGetHeuristic": (_P, _P, _P, _P, _P, _P, _P, _INT, _P, _P),
+    "Matmul": (_P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _SIZE, _P),
+}
+"""The arguments of each function after its prefix; all return a status."""
+CUBLASLT_PROTOTYPES: Final[dict[str, tuple[Any, ...]]] = {
+    "MatmulAlgoCheck": (_P, _P, _P, _P, _P, _P, _P, _P),
+    "MatmulAlgoConfigGetAttribute": (_P, _INT, _P, _SIZE, _P),
+}
+"""Of functions that hipBLASLt does not have."""
+
+
+class Library:
+    """A loaded BLASLt library: checked calls, and one handle a device.
+
+    Args:
+        dialect: how the library spells things.
+        path: what dlopen is given.
+
+    Raises:
+        BackendError: the file cannot be loaded, or lacks a function.
+    """
+
+    def __init__(self, dialect: Dialect, path: str) -> None:
+        self.dialect = dialect
+        self.path = path
+        try:
+            self._dll = ctypes.CDLL(path)
+            own = CUBLASLT_PROTOTYPES if dialect.platform == "cuda" else {}
+            for name, arguments in (PROTOTYPES | own).items():
+                function = self.function(name)
+                function.argtypes, function.restype = arguments, _INT
+        except (OSError, AttributeError) as error:
+            raise BackendError(f"{dialect.name} cannot be loaded from {path}: {error}") from error
+        self._handles: dict[int, int] = {}
+        self._lock = Lock()
+
+    def __repr__(self) -> str:
+        return f"{self.dialect.name} ({self.path})"
+
+    def function(self, name: str) -> "ctypes._NamedFuncPointer":
+        """Return the function ``name`` (without the prefix), its argument types set."""
+        function: ctypes._NamedFuncPointer = getattr(self._dll, self.dialect.prefix + name)
+        return function
+
+    def untyped(self, name: str) -> Callable[..., int]:
+        """Return the function ``name`` without argument types, for arguments that `ctypes` has converted already."""
+        function: Callable[..., int] = self._dll[self.dialect.prefix + name]
+        return function
+
+    @property
+    def version(self) -> int | None:
+        """As GetVersion counts, 130100 for 13.1.0; None of hipBLASLt, which tells it of a handle only."""
+        if self.dialect.platform != "cuda":
+            return None
+        get = self.function("GetVersion")
+        get.argtypes, get.restype = (), _SIZE
+        return int(get())
+
+    def status_name(self, status: int) -> str:
+        """Return the name and the number of a status."""
+        return f"{self.dialect.statuses.get(status, 'unknown status')} ({status})"
+
+    def check(self, name: str, status: int, subject: object) -> None:
+        """Raise BackendError unless ``status``, which the function ``name`` gave for ``subject``, is success."""
+        if status:
+            raise BackendError(f"{self.dialect.prefix}{name}: {self.status_name(status)} for {subject}")
+
+    def handle(self, ordinal: int) -> int:
+        """Return the handle of a device, made on the first call with the device current.
+
+        Handles live as long as the process: at its end the driver may be gone before them.
+        """
+        with self._lock:
+            if ordinal not in self._handles:
+                out = _P()
+                with device.on(ordinal):
+                    status = self.function("Create")(ctypes.addressof(out))
+                self.check("Create", status, f"device {ordinal}")
+                self._handles[ordinal] = out.value or 0
+            return self._handles[ordinal]
+
+
+class Handle:
+    """A descriptor of a library, destroyed with the object.
+
+    Args:
+        library: where it comes from.
+        kind: "MatmulDesc", "MatrixLayout" or "MatmulPreference".
+        arguments: of its Create function, after the address of the result.
+        subject: what it is made for, for the text of an error.
+    """
+
+    __slots__ = ("__weakref__", "_kind", "_library", "_subject", "handle")
+
+    def __init__(self, library: Library, kind: str, *arguments: int, subject: object) -> None:
+        out = _P()
+        name = f"{kind}Create"
+        library.check(name, library.function(name)(ctypes.addressof(out), *arguments), subject)
+        self.handle: int = out.value or 0
+        self._library, self._kind, self._subject = library, kind, subject
+        weakref.finalize(self, library.function(f"{kind}Destroy"), self.handle).atexit = False
+
+    def set(self, attribute: str, value: int) -> None:
+        """Set an attribute by its name, in the width that the library wants; one that the library lacks is left."""
+        dialect = self._library.dialect
+        numbers = dialect.preferences if self._kind == "MatmulPreference" else dialect.attributes
+        if attribute not in numbers:
+            return
+        data = ctypes.create_string_buffer(struct.pack(WIDTHS[attribute], value), struct.calcsize(WIDTHS[attribute]))
+        name = f"{self._kind}SetAttribute"
+        status = self._library.function(name)(self.handle, numbers[attribute], ctypes.addressof(data), len(data))
+        self._library.check(name, status, f"{attribute} = {value} of {self._subject}")
+
+
+def candidates(dialect: Dialect) -> Iterator[str]:
+    """Yield what dlopen may be given: what the process has loaded, then wheels, then the system's."""
+    for name in dialect.sonames:
+        try:
+            ctypes.CDLL(name, mode=os.RTLD_NOLOAD)
+        except OSError:
+            continue
+        yield name
+    for folder in dialect.folders:
+        for entry in sys.path:
+            yield from (str(path) for name in dialect.sonames if (path := Path(entry, folder, name)).is_file())
+    yield from dialect.sonames
+    if dialect.platform == "hip":
+        yield from (f"{os.environ.get('ROCM_PATH', '/opt/rocm')}/lib/{name}" for name in dialect.sonames)
+
+
+@cache
+def find(platform: Platform) -> Library | str:
+    """Return the BLASLt library of a platform, or why there is none; loaded on the first call."""
+    dialect = DIALECTS[platform]
+    reasons: list[str] = []
+    for path in candidates(dialect):
+        try:
+            return Library(dialect, path)
+        except BackendError as error:
+            reasons.append(str(error))
+    return reasons[0] if reasons else f"{dialect.name} was not found"

@@ -1,0 +1,87 @@
+"""A scaled product in the terms of a BLASLt library: its modes of scales, and what of its operands has to be moved."""
+
+from typing import Final
+
+from fp8core.kernels.gemm.blaslt.descriptors import MODES, Product, Scales
+from fp8core.kernels.gemm.blaslt.dialects import ScaleMode
+from fp8core.kernels.gemm.blaslt.moves import NOTHING, Relayout, relayout_of
+from fp8core.problem import FORMATS, ScaledMm
+
+SCALES: Final[dict[tuple[str, str], Scales]] = {
+    ("tensor", "tensor"): "tensor",
+    ("row", "row"): "row",
+    ("tensor", "row"): "row",
+    ("row", "tensor"): "row",
+    ("group", "block"): "group x block",
+    ("group", "group"): "group x group",
+}
+"""How a library takes granularities of scale_a and scale_b; it has no mode for another pair."""
+
+VECTOR_ALIGNMENT: Final = 16
+"""cuBLASLt 13.1 answers a product with status 15 when a scale's address is not divisible by this (H200)."""
+
+FOUR: Final = 4
+"""The libraries' VEC128 scales want m divisible by this; pad_m.py and split_m.py have products of other m."""
+
+
+def product(p: ScaledMm, m: int | None = None) -> Product:
+    """Return ``p``, or as many of its rows as ``m``, as the library's own product with all that it does by itself."""
+    scales = SCALES[p.scale_a, p.scale_b]
+    return Product(
+        target=p.target,
+        m=p.m if m is None else m,
+        n=p.n,
+        k=p.k,
+        a=p.a,
+        b=p.b,
+        out=p.out,
+        scales=scales,
+        bias=p.bias,
+        out_scale=p.out_scale,
+        amax=p.amax,
+        fast_accum=p.use_fast_accum and not scales.startswith("group"),  # refused there with status 15
+        lda=p.lda,
+        ldb=p.ldb,
+        ldo=p.ldo,
+        alignment=p.alignment,
+    )
+
+
+def accumulation(p: ScaledMm) -> Product:
+    """Return the product of ``p`` without scales and bias, into dense rows of fp32."""
+    return product(p._replace(scale_a="tensor", scale_b="tensor"))._replace(
+        scales="unit", out="float32", ldo=p.n, bias="", out_scale=False, amax=False
+    )
+
+
+def relayouts(p: ScaledMm) -> tuple[Relayout, Relayout]:
+    """Return what scale_a and scale_b need; `NOTHING` of one that is stored as the library takes it."""
+    weight, tokens = modes(p)
+    first = relayout_of(tokens, p.scale_a_strides, p.m, p.k)
+    second = relayout_of(weight, p.scale_b_strides, p.n, p.k)
+    far = p.vectors_alignment < VECTOR_ALIGNMENT
+    return first if far or not first.done else NOTHING, second if far or not second.done else NOTHING
+
+
+def moved_bias(p: ScaledMm) -> int:
+    """Return how many numbers of the bias have to be copied to an aligned address."""
+    return p.n if p.bias and p.vectors_alignment < VECTOR_ALIGNMENT else 0
+
+
+def modes(p: ScaledMm) -> tuple[ScaleMode, ScaleMode]:
+    """Return the library's modes of the weight's scale and of the tokens'."""
+    return MODES[SCALES[p.scale_a, p.scale_b]]
+
+
+def padded(nbytes: int) -> int:
+    """Return ``nbytes`` as a part of a scratch takes it, so that the next one is aligned."""
+    return -(-nbytes // 256) * 256
+
+
+NATIVE_BIAS: Final[dict[str, tuple[str, ...]]] = {
+    "bfloat16": ("bfloat16",),
+    "float16": ("float16",),
+    "float32": ("bfloat16",),
+    **dict.fromkeys(FORMATS, ("bfloat16", "float16")),
+}
+"""The biases that the libraries add by themselves, by the dtype of the result."""

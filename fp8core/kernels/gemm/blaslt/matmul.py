@@ -1,0 +1,77 @@
+"""The call of a library's product, made ready."""
+
+import ctypes
+from typing import Final
+
+from fp8core.kernels.gemm.args import Matmul, ready
+from fp8core.kernels.gemm.blaslt.descriptors import Layouts, Operation, Product
+from fp8core.kernels.gemm.blaslt.library import Library, find
+from fp8core.kernels.gemm.blaslt.query import algorithms
+from fp8core.runtime import device
+
+_ONE: Final = ctypes.c_float(1.0)
+_ZERO: Final = ctypes.c_float(0.0)
+
+
+def plan(product: Product, number: int = 0) -> Matmul:
+    """Return the call of the library's algorithm ``number`` in the order of `query.algorithms`, made ready.
+
+    An out_scale is given as the library takes it: what a result is multiplied by.
+
+    A descriptor holds addresses, so it is shared mutable state: each call takes one from a pool.
+
+    Raises:
+        BackendError: the library offers no such algorithm, or a descriptor cannot be made.
+    """
+    candidate = algorithms(product)[number]
+    library = find(product.target.platform)
+    assert isinstance(library, Library)
+    ordinal = product.target.device
+    address = ctypes.c_void_p.from_param  # converts once: the call has no argument types, which would do so each time
+    handle = address(library.handle(ordinal))
+    call = device.calling(ordinal, library.untyped("Matmul"))
+    layouts = Layouts(library, product)
+    matrices = layouts.weight, layouts.tokens, layouts.addend, layouts.out
+    weight, tokens, addend, result = (address(matrix.handle) for matrix in matrices)
+    algorithm = ctypes.create_string_buffer(candidate.algorithm, len(candidate.algorithm))
+    algorithm_at, one, zero = (address(ctypes.addressof(x)) for x in (algorithm, _ONE, _ZERO))
+    workspace_bytes = ctypes.c_size_t.from_param(candidate.workspace_bytes)
+    pool = [Operation(library, product)]
+    given_addend = library.dialect.addend
+
+    def launch(stream: int, *addresses: int) -> None:
+        a, b, scale_a, scale_b, bias, out, out_scale, amax, scratch = addresses
+        try:
+            operation = pool.pop()
+        except IndexError:
+            operation = Operation(library, product)
+        pointers = (scale_a, scale_b, bias, out_scale, amax)
+        if operation.addresses != pointers:
+            operation.point(pointers)
+        out_at = address(out)
+        arguments = (
+            handle,
+            operation.argument,
+            one,
+            address(b),
+            weight,
+            address(a),
+            tokens,
+            zero,
+            out_at if given_addend else None,
+            addend,
+            out_at,
+            result,
+            algorithm_at,
+            address(scratch),
+            workspace_bytes,
+            address(stream),
+        )
+        status = call(*arguments)
+        if status:
+            status = device.again(status, ordinal, call, *arguments)
+        pool.append(operation)
+        if status:
+            library.check("Matmul", status, product)
+
+    return ready(launch, scratch_bytes=candidate.workspace_bytes, owns=(layouts, algorithm))

@@ -1,0 +1,124 @@
+"""Scales, bias and copies brought into the layouts that the BLAS libraries want, on the device, by one launch."""
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from fp8core.kernels.gemm.blaslt.dialects import ScaleMode
+from fp8core.problem import Target
+from fp8core.runtime import jit
+from fp8core.runtime.args import Int32, Int64, Pointer
+
+THREADS: Final = 256
+ELEMENTS_PER_THREAD: Final = 4
+BLOCKS_PER_MULTIPROCESSOR: Final = 8
+
+
+class RelayoutArgs(NamedTuple):
+    """Of relayout: three matrices of scales, 16-bit numbers to copy, and a number to invert."""
+
+    in0: Pointer
+    out0: Pointer
+    row0: Int64
+    col0: Int64
+    rows0: Int32
+    cols0: Int32
+    ld0: Int32
+    in1: Pointer
+    out1: Pointer
+    row1: Int64
+    col1: Int64
+    rows1: Int32
+    cols1: Int32
+    ld1: Int32
+    in2: Pointer
+    out2: Pointer
+    row2: Int64
+    col2: Int64
+    rows2: Int32
+    cols2: Int32
+    ld2: Int32
+    halves: Pointer
+    copy: Pointer
+    halves_count: Int32
+    number: Pointer
+    reciprocal: Pointer
+
+
+Move = Callable[[int, tuple[int, int, int], tuple[int, int, int], tuple[int, int], tuple[int, int]], None]
+
+
+class Relayout(NamedTuple):
+    """A strided matrix of fp32 scales, ``[rows, cols]``, and the rows of ``ld`` floats that it is to become."""
+
+    row_stride: int
+    col_stride: int
+    rows: int
+    cols: int
+    ld: int
+
+    @property
+    def done(self) -> bool:
+        """Whether the matrix is stored so already."""
+        return (
+            (self.rows <= 1 or self.row_stride == self.ld)
+            and (self.cols <= 1 or self.col_stride == 1)
+            and self.cols == self.ld
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the result."""
+        return 4 * self.rows * self.ld
+
+
+NOTHING: Final = Relayout(0, 0, 0, 0, 0)
+"""A place of the kernel that is not used."""
+
+
+def relayout_of(mode: ScaleMode, strides: tuple[int, int], rows: int, k: int) -> Relayout:
+    """Return what a scale of ``rows`` rows of k elements needs.
+
+    Args:
+        mode: what the library is to take it as.
+        strides: of the scale as a matrix over (rows or blocks of rows, blocks of k), 0 where it is broadcast.
+        rows: m of the tokens, n of the weight.
+        k: the shared axis.
+    """
+    blocks = -(-k // 128)
+    match mode:
+        case "SCALAR":
+            return Relayout(0, 0, 1, 1, 1)
+        case "OUTER_VEC":
+            return Relayout(0, strides[0], 1, rows, rows)
+        case "VEC128":  # the library wants the tokens, or the channels, next to each other
+            return Relayout(strides[1], strides[0], blocks, rows, rows)
+        case "BLK128x128":  # it wants the blocks of k next to each other, in rows of a multiple of four
+            return Relayout(strides[0], strides[1], -(-rows // 128), blocks, -(-blocks // 4) * 4)
+
+
+def plan_moves(target: Target, places: tuple[Relayout, Relayout, Relayout], halves: int = 0) -> Move:
+    """Return ``move(stream, sources, results, bias, out_scale)``, one launch.
+
+    ``sources`` and ``results`` hold the addresses of each place (any where it is `NOTHING`). ``bias`` says from where
+    to where ``halves`` 16-bit numbers, or twice as many bytes, are copied, ``out_scale`` where an fp32 number stands
+    (0: none) and where its reciprocal goes.
+    """
+    launcher = jit.prepare(target, "gemm/relayout", "relayout", {}, RelayoutArgs, block=THREADS)
+    most = max(halves, *(place.rows * place.ld for place in places))
+    blocks = min(-(-most // (THREADS * ELEMENTS_PER_THREAD)), BLOCKS_PER_MULTIPROCESSOR * target.multiprocessors)
+    first, second, third = places
+    args = RelayoutArgs(0, 0, *first, 0, 0, *second, 0, 0, *third, 0, 0, halves, 0, 0)
+    launch = launcher.bind_args((max(blocks, 1), 1, 1), args)
+
+    def move(
+        stream: int,
+        sources: tuple[int, int, int],
+        results: tuple[int, int, int],
+        bias: tuple[int, int],
+        out_scale: tuple[int, int],
+    ) -> None:
+        in0, in1, in2 = sources
+        out0, out1, out2 = results
+        launch(stream, in0, out0, in1, out1, in2, out2, *bias, *out_scale)
+
+    return move

@@ -1,0 +1,49 @@
+"""Block-scaled products of cuBLASLt for numbers of rows that 4 does not divide: padded copies, up to a size."""
+
+from typing import Final
+
+from fp8core.kernels.encodings import ceil_div
+from fp8core.kernels.gemm.args import Matmul, ready
+from fp8core.kernels.gemm.blaslt import matmul
+from fp8core.kernels.gemm.blaslt.descriptors import Product
+from fp8core.kernels.gemm.blaslt.mapping import FOUR, modes, padded, product, relayouts
+from fp8core.kernels.gemm.blaslt.moves import NOTHING, plan_moves, relayout_of
+from fp8core.problem import ITEMSIZE, ScaledMm
+
+MOST_PADDED: Final = 256
+"""Up to here, two of the library's tiles of tokens, copies cost less than reading the weight twice (docs/tuning.md)."""
+
+
+def padded_product(p: ScaledMm) -> Product:
+    """Return the product of ``p`` with rows up to a multiple of four, between dense copies of a and of the result."""
+    return product(p, ceil_div(p.m, FOUR) * FOUR)._replace(lda=p.k, ldo=p.n)
+
+
+def plan_pad_m(p: ScaledMm) -> Matmul:
+    """Return one product of cuBLASLt between two copies; the rows that are added hold what the scratch held.
+
+    A row of the result depends on its own row of a alone, so that nothing of them is seen.
+    """
+    dense = padded_product(p)
+    multiply, rows = matmul.plan(dense), dense.m
+    scales = relayout_of(modes(p)[1], p.scale_a_strides, p.m, p.k)._replace(ld=rows)
+    second = relayouts(p)[1]
+    out_bytes = p.n * ITEMSIZE[p.out]
+    move_in = plan_moves(p.target, (scales, second, NOTHING), p.m * p.k // 2)
+    move_out = plan_moves(p.target, (NOTHING, NOTHING, NOTHING), p.m * out_bytes // 2)
+    at_scale_a = padded(multiply.scratch_bytes)
+    at_scale_b = at_scale_a + padded(scales.nbytes)
+    at_a = at_scale_b + padded(second.nbytes)
+    at_out = at_a + padded(rows * p.k)
+    move_b = second is not NOTHING
+
+    def launch(stream: int, *addresses: int) -> None:
+        a, b, scale_a, scale_b, bias, out, out_scale, amax, scratch = addresses
+        copy_a, copy_out = scratch + at_a, scratch + at_out
+        copy_scale_a, copy_scale_b = scratch + at_scale_a, scratch + at_scale_b
+        move_in(stream, (scale_a, scale_b, 0), (copy_scale_a, copy_scale_b, 0), (a, copy_a), (0, 0))
+        given_b = copy_scale_b if move_b else scale_b
+        multiply(stream, copy_a, b, copy_scale_a, given_b, bias, copy_out, out_scale, amax, scratch)
+        move_out(stream, (0, 0, 0), (0, 0, 0), (copy_out, out), (0, 0))
+
+    return ready(launch, scratch_bytes=at_out + padded(rows * out_bytes))

@@ -1,0 +1,174 @@
+"""Which algorithms a library's heuristic offers for a product, or why none: asked once a product."""
+
+import ctypes
+from functools import cache, lru_cache
+from typing import Final, NamedTuple
+
+from fp8core.errors import BackendError
+from fp8core.features import features
+from fp8core.kernels.gemm.blaslt.descriptors import MODES, Layouts, Product, describe, pointers_of
+from fp8core.kernels.gemm.blaslt.library import Handle, Library, find
+from fp8core.kernels.gemm.blaslt.ordering import cost
+from fp8core.problem import Target
+from fp8core.runtime import device
+from fp8core.table import PLANS_KEPT, Refusal, Unknown
+
+WORKSPACE_BYTES: Final = 32 << 20
+"""What NVIDIA advises for sm_90; more is offered to no algorithm."""
+CANDIDATES_ASKED: Final = 8
+SOME_ADDRESS: Final = 4096
+"""Stands for an operand when the library is asked: it looks at which addresses are given, not behind them."""
+
+
+class Candidate(NamedTuple):
+    """An algorithm that the library offers for a product."""
+
+    algorithm: bytes
+    workspace_bytes: int
+    waves: float
+    """How often the product fills the device."""
+
+
+@cache
+def absence(target: Target) -> Unknown | None:
+    """Return why the device of ``target`` cannot be asked on this machine, or None when it can."""
+    if target.device >= device.count():
+        return Unknown(f"its library cannot be asked: this machine has no device {target.device}")
+    here = device.target(target.device)
+    if (here.platform, here.arch) != (target.platform, target.arch):
+        return Unknown(f"its library cannot be asked: here device {target.device} is {here}")
+    return None
+
+
+def refusal(product: Product) -> Refusal | Unknown | None:
+    """Return why the library cannot compute ``product``, in its own terms, or None when it offers an algorithm.
+
+    Unknown is what a library on another machine would say.
+    """
+    asked = _ask(product)
+    return asked if isinstance(asked, str) else None
+
+
+def algorithms(product: Product) -> tuple[Candidate, ...]:
+    """Return the algorithms that the library offers, the one that it would take first.
+
+    Raises:
+        BackendError: there is none; the message says what the library answered.
+    """
+    asked = _ask(product)
+    if isinstance(asked, str):
+        raise BackendError(f"{asked}: {product}")
+    return asked
+
+
+@lru_cache(PLANS_KEPT)
+def _ask(product: Product) -> tuple[Candidate, ...] | Refusal | Unknown:
+    away = absence(product.target)
+    if away is not None:
+        return away
+    library = find(product.target.platform)
+    if isinstance(library, str):
+        return Refusal(library)
+    version = library.version
+    if version is not None:
+        for mode in MODES[product.scales]:
+            needed = library.dialect.minimum_versions[mode]
+            if version < needed:
+                return Refusal(f"{library} has version {version}; {mode} needs {needed}")
+    try:
+        return heuristic(library, library.handle(product.target.device), product) or Refusal(
+            f"{library} offers no algorithm for m={product.m} n={product.n} k={product.k} to {product.out}"
+            f" with scales {' and '.join(MODES[product.scales])}"
+        )
+    except BackendError as error:
+        return Refusal(error)
+
+
+def heuristic(library: Library, handle: int, product: Product) -> tuple[Candidate, ...]:
+    """Return what the library offers for ``product``: best first, by its own word, or on Hopper by `cost`.
+
+    On Hopper it is asked with and without a workspace, as otherwise split k crowds out what is often better. And for
+    vectors of scales its heuristic knows a single kernel, while most of what it offers for a scale each can apply
+    vectors just as well, which the library confirms when it is asked about one algorithm.
+
+    Raises:
+        BackendError: a call failed; "not supported" comes as an error or as no candidate, as the library likes.
+    """
+    query = HeuristicQuery(library, handle, product)
+    found = query.offered(WORKSPACE_BYTES)
+    if "wgmma" not in features(product.target):
+        return found
+    others: tuple[Candidate, ...] = ()
+    if product.scales == "row":
+        similar = HeuristicQuery(library, handle, product._replace(scales="tensor"))
+        others = (*similar.offered(WORKSPACE_BYTES), *similar.offered(0))
+    own = dict.fromkeys((*found, *query.offered(0)))
+    able = (
+        *own,
+        *(candidate for candidate in dict.fromkeys(others) if candidate not in own and query.takes(candidate)),
+    )
+    sizes = product.m, product.n, product.target.multiprocessors
+    return tuple(sorted(able, key=lambda candidate: cost(library, candidate.algorithm, *sizes)))
+
+
+class HeuristicQuery:
+    """A product in the library's descriptors, about which it can be asked.
+
+    Raises:
+        BackendError: a descriptor cannot be made.
+    """
+
+    def __init__(self, library: Library, handle: int, product: Product) -> None:
+        self._library, self._product = library, product
+        layouts = Layouts(library, product)
+        operation = describe(library, product)
+        for name in pointers_of(product):
+            if name:
+                operation.set(name, SOME_ADDRESS)
+        self._owned = layouts, operation
+        matrices = (layouts.weight, layouts.tokens, layouts.addend, layouts.out)
+        self._subject = handle, operation.handle, *(matrix.handle for matrix in matrices)
+
+    def offered(self, workspace_bytes: int) -> tuple[Candidate, ...]:
+        """Return the algorithms that the library's heuristic offers with so much workspace, in its order."""
+        size = self._library.dialect.result_bytes
+        preference = Handle(self._library, "MatmulPreference", subject=self._product)
+        preference.set("MAX_WORKSPACE_BYTES", workspace_bytes)
+        for operand in "ABCD":
+            preference.set(f"MIN_ALIGNMENT_{operand}_BYTES", self._product.alignment)
+        results = ctypes.create_string_buffer(CANDIDATES_ASKED * size)
+        count = ctypes.c_int()
+        status = self._library.function("MatmulAlgoGetHeuristic")(
+            *self._subject,
+            preference.handle,
+            CANDIDATES_ASKED,
+            ctypes.addressof(results),
+            ctypes.addressof(count),
+        )
+        self._library.check("MatmulAlgoGetHeuristic", status, self._product)
+        read = (self._read(results.raw[i * size : (i + 1) * size]) for i in range(count.value))
+        return tuple(candidate for candidate, status in read if status == 0)
+
+    def takes(self, candidate: Candidate) -> bool:
+        """Return whether the library would run this product by an algorithm that it offered for another."""
+        result = ctypes.create_string_buffer(self._library.dialect.result_bytes)
+        status = self._library.function("MatmulAlgoCheck")(
+            *self._subject, candidate.algorithm, ctypes.addressof(result)
+        )
+        checked, result_status = self._read(result.raw)
+        return status == 0 and result_status == 0 and checked.workspace_bytes <= candidate.workspace_bytes
+
+    def _read(self, raw: bytes) -> tuple[Candidate, int]:
+        """Return the offer and the status of a heuristic's result."""
+        size = self._library.dialect.algorithm_bytes
+        result = Result.from_buffer_copy(raw, size)
+        return Candidate(raw[:size], result.workspace_bytes, result.waves), result.status
+
+
+class Result(ctypes.Structure):
+    """What follows the algorithm in a heuristic's result."""
+
+    _fields_ = (("workspace_bytes", ctypes.c_size_t), ("status", ctypes.c_int), ("waves", ctypes.c_float))
+    workspace_bytes: int
+    status: int
+    waves: float

@@ -1,0 +1,174 @@
+"""The rows of `scaled_mm` that multiply by a BLASLt library: alone, or with launches of ours before and after it."""
+
+from collections.abc import Callable
+from typing import Final
+
+from fp8core.kernels.gemm.args import Matmul
+from fp8core.kernels.gemm.blaslt import matmul, query
+from fp8core.kernels.gemm.blaslt.descriptors import Product
+from fp8core.kernels.gemm.blaslt.epilogue import plan_epilogue
+from fp8core.kernels.gemm.blaslt.mapping import (
+    FOUR,
+    NATIVE_BIAS,
+    SCALES,
+    VECTOR_ALIGNMENT,
+    accumulation,
+    moved_bias,
+    product,
+    relayouts,
+)
+from fp8core.kernels.gemm.blaslt.pad_m import MOST_PADDED, padded_product, plan_pad_m
+from fp8core.kernels.gemm.blaslt.relayout import plan_relayout
+from fp8core.kernels.gemm.blaslt.split_m import first_rows, last_rows, plan_split_m
+from fp8core.kernels.gemm.requirements import AMD_FORMATS, NOT_BOTH_E5M2, OCP, ROW_SCALES, TENSOR_CORES
+from fp8core.kernels.gemm.sm90.decode import SM90_DECODE
+from fp8core.kernels.requirements import CUDA, HIP, aligned, supports
+from fp8core.problem import FORMATS, ITEMSIZE, ScaledMm
+from fp8core.table import Kernel, Refusal, Requirement, Unknown
+
+
+def offered(make: Callable[[ScaledMm], Product]) -> Requirement:
+    """Require that the library offers an algorithm for the product that ``make`` makes of a problem."""
+
+    def check(p: ScaledMm) -> Refusal | Unknown | None:
+        return query.refusal(make(p))
+
+    return Requirement.of(check)
+
+
+def plan_direct(p: ScaledMm, number: int = 0) -> Matmul:
+    """Return the library's product by its algorithm ``number``: what it is given is what it takes."""
+    return matmul.plan(product(p), number)
+
+
+def algorithms(p: ScaledMm) -> int:
+    """Return how many algorithms the library offers for the product itself."""
+    return len(query.algorithms(product(p)))
+
+
+def accumulations(p: ScaledMm) -> int:
+    """Return how many algorithms the library offers for the product without scales and bias."""
+    return len(query.algorithms(accumulation(p)))
+
+
+OCP_NAMES: Final = Requirement(
+    lambda p: p.a in OCP and p.b in OCP, f"needs {' or '.join(OCP)}, got a {{p.a}} and b {{p.b}}"
+)
+ANY_BATCH: Final = Requirement(
+    lambda p: not p.batch_invariant,
+    "the library chooses its algorithm by m, so the sums of a row would depend on the batch",
+)
+DIVISIBLE: Final = Requirement(
+    lambda p: p.k > 0 and p.k % 16 == 0 and p.lda % 16 == 0 and p.ldb % 16 == 0,
+    "needs k, lda and ldb that are multiples of 16, got k={p.k} lda={p.lda} ldb={p.ldb}",
+)
+ALIGNED_ROWS: Final = Requirement(
+    lambda p: p.n % 8 == 0 and p.ldo * ITEMSIZE[p.out] % 16 == 0,
+    "needs n that is a multiple of 8 and rows of out of a multiple of 16 bytes, got n={p.n} and ldo={p.ldo} of {p.out}",
+)
+ALIGNED_ACCUMULATORS: Final = Requirement(lambda p: p.n % 8 == 0, "needs n that is a multiple of 8, got n={p.n}")
+KNOWN_SCALES: Final = Requirement(
+    lambda p: (p.scale_a, p.scale_b) in SCALES,
+    "the library has no mode for scale_a per {p.scale_a} with scale_b per {p.scale_b}",
+)
+LIKE_SCALES: Final = Requirement(
+    lambda p: {p.scale_a, p.scale_b} != {"tensor", "row"},
+    "the library takes no mix of modes, got scale_a per {p.scale_a} and scale_b per {p.scale_b}",
+)
+NO_K_BLOCKS: Final = Requirement(
+    lambda p: ROW_SCALES.check(p) is None,
+    "applies scales after the sum over k, got scale_a per {p.scale_a} and scale_b per {p.scale_b}",
+)
+K_BLOCKS: Final = Requirement(
+    lambda p: p.scale_a == "group", "is for scales that change along k, got scale_a per {p.scale_a}"
+)
+ALIGNED_VECTORS: Final = Requirement(
+    lambda p: p.vectors_alignment >= VECTOR_ALIGNMENT,
+    f"needs scales and bias at addresses divisible by {VECTOR_ALIGNMENT}, got {{p.vectors_alignment}}",
+)
+ALIGNED_AMAX: Final = Requirement(
+    lambda p: not p.amax or p.vectors_alignment >= VECTOR_ALIGNMENT,
+    f"needs amax at an address divisible by {VECTOR_ALIGNMENT}, got {{p.vectors_alignment}}",
+)
+ALIGNED_BIAS: Final = Requirement(
+    lambda p: not moved_bias(p),
+    f"needs a bias at an address divisible by {VECTOR_ALIGNMENT}, got {{p.vectors_alignment}}",
+)
+SCALES_IN_PLACE: Final = Requirement(
+    lambda p: all(not place.rows for place in relayouts(p)),
+    "needs vectors without gaps, 1x128 scales stored [k/128][rows], 128x128 scales in rows of a multiple of 4,"
+    " got strides {p.scale_a_strides} of scale_a and {p.scale_b_strides} of scale_b",
+)
+GIVES_CODES: Final = Requirement(
+    lambda p: p.out not in FORMATS or (p.scale_a, p.scale_b) == ("tensor", "tensor"),
+    "the library gives {p.out} with scales per tensor only, got scale_a per {p.scale_a} and scale_b per {p.scale_b}",
+)
+NO_OUT_SCALE: Final = Requirement(
+    lambda p: not p.out_scale, "the library multiplies by an inverse scale of the result, which has to be made first"
+)
+GIVES_AMAX: Final = Requirement(
+    lambda p: not p.amax or p.out in FORMATS, "the library gives amax with FP8 results only, got {p.out}"
+)
+ADDS_BIAS: Final = Requirement(
+    lambda p: not p.bias or p.bias in NATIVE_BIAS[p.out], "the library does not add a {p.bias} bias to a {p.out} result"
+)
+FOURS: Final = Requirement(
+    lambda p: p.scale_a != "group" or p.m % FOUR == 0,
+    f"the library takes 1x128 scales of rows that are a multiple of {FOUR}, got m={{p.m}}",
+)
+FOURS_OF_CHANNELS: Final = Requirement(
+    lambda p: p.scale_b != "group" or p.n % FOUR == 0,
+    f"the library takes 1x128 scales of channels that are a multiple of {FOUR}, got n={{p.n}}",
+)
+RAGGED: Final = Requirement(
+    lambda p: p.m > FOUR and p.m % FOUR != 0,
+    f"is for more rows than {FOUR} and no multiple of it, got m={{p.m}}",
+)
+FEW_TO_PAD: Final = Requirement(
+    lambda p: p.m <= MOST_PADDED,
+    f"measured slower than splitting m for more rows, as it copies a and out: preferred up to {MOST_PADDED} rows;"
+    " got m={p.m}",
+)
+DENSE: Final = Requirement(
+    lambda p: p.lda == p.k and p.ldo == p.n,
+    "copies rows without gaps, got lda={p.lda} with k={p.k} and ldo={p.ldo} with n={p.n}",
+)
+DECODES_LAST_ROWS: Final = Requirement.of(lambda p: SM90_DECODE.refusal(last_rows(p)))
+HOPPER_MODES: Final = Requirement(
+    lambda p: (p.scale_a, p.scale_b) == ("tensor", "tensor") or supports("wgmma").check(p) is None,
+    "the library has scales per {p.scale_a} and {p.scale_b} on sm_90 only, got {p.target}",
+)
+AMD_ROW_RESULT: Final = Requirement(
+    lambda p: p.scale_a != "row" or p.out == "bfloat16", "hipBLASLt gives bfloat16 with scales per row, got {p.out}"
+)
+
+_ANY: Final = (NOT_BOTH_E5M2, ANY_BATCH, aligned(16), DIVISIBLE)
+_CUDA: Final = (CUDA, TENSOR_CORES, OCP_NAMES, *_ANY)
+_HIP: Final = (HIP, TENSOR_CORES, AMD_FORMATS, *_ANY)
+_LIBRARY: Final = (ALIGNED_ROWS, KNOWN_SCALES, GIVES_CODES, GIVES_AMAX, ADDS_BIAS)
+_FOURS: Final = (FOURS, FOURS_OF_CHANNELS)
+_DIRECT: Final = (LIKE_SCALES, *_FOURS, NO_OUT_SCALE, ALIGNED_VECTORS, SCALES_IN_PLACE, offered(product))
+_RELAYOUT: Final = (*_FOURS, ALIGNED_AMAX, offered(product))
+_RAGGED: Final = (*_CUDA, supports("wgmma"), K_BLOCKS, *_LIBRARY, FOURS_OF_CHANNELS, RAGGED)
+_EPILOGUE: Final = (NO_K_BLOCKS, ALIGNED_ACCUMULATORS, offered(accumulation))
+
+
+def _of_both(
+    name: str, target: tuple[Requirement, ...], modes: tuple[Requirement, ...]
+) -> tuple[Kernel, Kernel, Kernel]:
+    """Return the rows that both libraries have."""
+    own = (*target, *_LIBRARY, *modes)
+    return (
+        Kernel(name, (*own, *_DIRECT), plan_direct, algorithms=algorithms),
+        Kernel(f"{name}_relayout", (*own, *_RELAYOUT), plan_relayout, algorithms=algorithms),
+        Kernel(f"{name}_epilogue", (*target, *_EPILOGUE), plan_epilogue, algorithms=accumulations),
+    )
+
+
+CUBLASLT, CUBLASLT_RELAYOUT, CUBLASLT_EPILOGUE = _of_both("cublaslt", _CUDA, (HOPPER_MODES,))
+CUBLASLT_PAD_M: Final = Kernel(
+    "cublaslt_pad_m", (*_RAGGED, DENSE, ALIGNED_BIAS, offered(padded_product)), plan_pad_m, (FEW_TO_PAD,)
+)
+CUBLASLT_SPLIT_M: Final = Kernel("cublaslt_split_m", (*_RAGGED, DECODES_LAST_ROWS, offered(first_rows)), plan_split_m)
+CUBLASLT_ROWS: Final = (CUBLASLT, CUBLASLT_RELAYOUT, CUBLASLT_PAD_M, CUBLASLT_SPLIT_M, CUBLASLT_EPILOGUE)
+HIPBLASLT_ROWS: Final = _of_both("hipblaslt", _HIP, (AMD_ROW_RESULT,))

@@ -1,0 +1,75 @@
+"""What rows of `scaled_mm` need of a product, each requirement with the refusal that it gives."""
+
+from typing import Final
+
+from fp8core.features import features
+from fp8core.kernels.encodings import ceil_div
+from fp8core.problem import WIDE, ScaledMm, native_e4m3
+from fp8core.table import Requirement
+
+OCP: Final = ("float8_e4m3fn", "float8_e5m2")
+"""The formats that NVIDIA's tensor cores know."""
+TENSOR_CORES: Final = Requirement(
+    lambda p: not features(p.target).isdisjoint(("fp8_mma", "wgmma", "tcgen05")),
+    "needs FP8 matrix instructions (sm_89 and later; gfx942, gfx950, gfx1200, gfx1201), got {p.target}",
+)
+NOT_BOTH_E5M2: Final = Requirement(
+    lambda p: not (p.a.startswith("float8_e5m2") and p.b.startswith("float8_e5m2")),
+    "a and b are both e5m2, which no tensor core multiplies: one of them has to be e4m3",
+)
+OCP_FORMATS: Final = Requirement(
+    lambda p: p.a in OCP and p.b in OCP and (p.a, p.b) != ("float8_e5m2", "float8_e5m2"),
+    "multiplies e4m3fn by e4m3fn or e5m2, got a {p.a} and b {p.b}",
+)
+AMD_FORMATS: Final = Requirement(
+    lambda p: all(name.endswith("fnuz") == native_e4m3(p.target).endswith("fnuz") for name in (p.a, p.b)),
+    "gfx942 multiplies fnuz formats and later ones OCP's, got a {p.a} and b {p.b} on {p.target}",
+)
+ROW_SCALES: Final = Requirement(
+    lambda p: p.scale_a in ("tensor", "row") and p.scale_b in ("tensor", "row"),
+    "takes scales per tensor or row in any mix, got scale_a per {p.scale_a} and scale_b per {p.scale_b}",
+)
+BLOCK_SCALES: Final = Requirement(
+    lambda p: p.scale_a == "group" and p.scale_b in ("group", "block"),
+    "takes scales of 1x128 with 1x128 or 128x128, got scale_a per {p.scale_a} and scale_b per {p.scale_b}",
+)
+ROW_OR_BLOCK_SCALES: Final = Requirement(
+    lambda p: ROW_SCALES.check(p) is None or BLOCK_SCALES.check(p) is None,
+    "takes scales per tensor or row in any mix, or 1x128 with 1x128 or 128x128,"
+    " got scale_a per {p.scale_a} and scale_b per {p.scale_b}",
+)
+WIDE_RESULT: Final = Requirement(
+    lambda p: p.out in WIDE and not p.out_scale and not p.amax,
+    "gives float32, float16 or bfloat16 without out_scale and amax, got {p.out}",
+)
+STRIDES_OF_16: Final = Requirement(
+    lambda p: p.k > 0 and p.lda % 16 == 0 and p.ldb % 16 == 0,
+    "needs k > 0 and lda and ldb that are multiples of 16, got k={p.k} lda={p.lda} ldb={p.ldb}",
+)
+STEPS_OF_16: Final = Requirement(
+    lambda p: 0 < p.k < 1 << 30 and p.k % 16 == 0 and p.lda % 16 == 0 and p.ldb % 16 == 0,
+    "needs k (from 16 to 2**30), lda and ldb that are multiples of 16, got k={p.k} lda={p.lda} ldb={p.ldb}",
+)
+WHOLE_WORDS: Final = Requirement(
+    lambda p: p.vectors_alignment % 4 == 0,
+    "needs scales and bias at addresses divisible by 4, got {p.vectors_alignment}",
+)
+
+
+def few_rows(rows: int, known: str = "measured") -> Requirement:
+    """Prefer up to ``rows`` rows, for which a kernel reads the weight once; ``known``: measured or estimated."""
+    return Requirement(
+        lambda p: p.m <= rows or p.batch_invariant,
+        f"{known} slower for more rows, as it reads the weight once for every {rows}: preferred for m <= {rows}"
+        " or batch_invariant; got m={p.m}",
+    )
+
+
+def block_count(rows: int, channels: int) -> Requirement:
+    """Require a grid that a launch can have, of a block for ``rows`` x ``channels`` results."""
+
+    def holds(p: ScaledMm) -> bool:
+        return p.n < 1 << 30 and ceil_div(p.m, rows) * ceil_div(p.n, channels) < 1 << 31
+
+    text = f"has a block for {rows} x {channels} results and a grid of less than 2**31 of them"
+    return Requirement(holds, text + ", got m={p.m} and n={p.n}")

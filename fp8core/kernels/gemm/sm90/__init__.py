@@ -1,0 +1,1 @@
+"""Products by wgmma and TMA: sm_90."""

@@ -1,0 +1,170 @@
+"""Products of few rows on sm_90a: the weight streamed at the memory's speed (``cuda_src/gemm/sm90/decode.cu``).
+
+Everything that a launch needs follows from plain arithmetic on the problem (`decode_config`), but for the tensor maps.
+"""
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from fp8core.kernels.encodings import TYPE, ceil_div
+from fp8core.kernels.gemm.args import Matmul, ready
+from fp8core.kernels.gemm.requirements import (
+    OCP_FORMATS,
+    ROW_OR_BLOCK_SCALES,
+    STRIDES_OF_16,
+    WHOLE_WORDS,
+    WIDE_RESULT,
+    few_rows,
+)
+from fp8core.kernels.gemm.sm90.decode_config import (
+    BLOCK_K,
+    MOST_ROWS,
+    DecodeConfig,
+    cheapest,
+    cost_model,
+    dynamic_bytes,
+    stages,
+    width,
+    without_multicast,
+    without_prefetch,
+)
+from fp8core.kernels.gemm.sm90.tensor_maps import tensor_maps
+from fp8core.kernels.requirements import CUDA, aligned, supports
+from fp8core.problem import ITEMSIZE, ScaledMm
+from fp8core.runtime import jit
+from fp8core.runtime.args import Int32, Int64, Pointer, TensorMap
+from fp8core.table import Kernel
+
+TENSOR_CORE_TYPES: Final = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
+SCALE_ROWS: Final = {"block": 128, "group": 1}
+"""Channels that share a scale of the weight, where it changes along k."""
+
+
+class Sm90Args(NamedTuple):
+    """Of sm90_decode, where a comes as codes, and of sm90_blockwise."""
+
+    weight_map: TensorMap
+    a_map: TensorMap
+    scale_a: Pointer
+    scale_a_row: Int64
+    scale_a_col: Int64
+    scale_b: Pointer
+    scale_b_row: Int64
+    scale_b_col: Int64
+    bias: Pointer
+    out: Pointer
+    ldo: Int64
+    m: Int32
+    n: Int32
+    k_blocks: Int32
+    prefetch_weight: Int32
+
+    @classmethod
+    def of(cls, p: ScaledMm) -> "Sm90Args":
+        """Return a problem's numbers; addresses and maps are those of each launch."""
+        numbers = p.ldo, p.m, p.n, ceil_div(p.k, BLOCK_K), int(p.prefetch_weight)
+        return cls(b"", b"", 0, *p.scale_a_strides, 0, *p.scale_b_strides, 0, 0, *numbers)
+
+
+def config_for(problem: ScaledMm) -> DecodeConfig:
+    """Return how a product is laid out on the multiprocessors."""
+    # The order of a sum must not depend on m where it is asked not to: nor then may the config.
+    side = MOST_ROWS if problem.batch_invariant else width(problem.m)
+    config = cheapest(problem.n, problem.k, cost_model(side, problem.scale_a == "group"), problem.target)
+    if width(problem.m) < 8 * config.multicast_tiles:
+        config = without_multicast(config, problem.n)
+    return config if problem.prefetch_weight else without_prefetch(config, problem.target)
+
+
+def launcher_for(
+    problem: ScaledMm, config: DecodeConfig, args: type, quantizer: Mapping[str, int] | None = None
+) -> tuple[jit.Launcher, jit.Grid]:
+    """Return the compiled kernel and its grid; ``quantizer`` has its constants where a comes in 16 bits."""
+    side, scale_rows = width(problem.m), SCALE_ROWS.get(problem.scale_b, 0)
+    blockwise, depth = problem.scale_a == "group", stages(config, side, scale_rows, problem.target)
+    launcher = jit.prepare(
+        problem.target,
+        "gemm/sm90/decode",
+        "sm90_decode",
+        {
+            "WIDTH": side,
+            "SPLIT_K": config.split_k,
+            "MULTICAST_TILES": config.multicast_tiles,
+            "M_WARPGROUPS": config.m_warpgroups,
+            "K_WARPGROUPS": config.k_warpgroups,
+            "STAGES": depth,
+            "A_STAGES": config.a_stages,
+            "CTAS_PER_SM": config.ctas_per_sm,
+            "A_TYPE": TENSOR_CORE_TYPES[problem.a],
+            "B_TYPE": TENSOR_CORE_TYPES[problem.b],
+            "BLOCKWISE": int(blockwise),
+            "SCALE_ROWS": scale_rows or 128,
+            "OUT": TYPE[problem.out],
+            "BIAS": TYPE[problem.bias] if problem.bias else -1,
+            "PREFETCH_CHUNKS": config.prefetch_chunks,
+            **(quantizer or {"A_VECTORS": 0}),
+        },
+        args,
+        block=128 * config.m_warpgroups * config.k_warpgroups + 64 + 32 * blockwise,
+        shared_bytes=dynamic_bytes(config, side, scale_rows, depth, problem.target),
+        cluster=config.cluster,
+        programmatic=True,
+    )
+    return launcher, (config.cluster * config.clusters, 1, 1)
+
+
+def decode(problem: ScaledMm, config: DecodeConfig | None = None) -> Matmul:
+    """Return one launch for up to 64 rows: ``round(scale_a * (scale_b * acc) + bias)``.
+
+    Scales that change along k join at every 128 of it.
+    """
+    config = config or config_for(problem)
+    launcher, grid = launcher_for(problem, config, Sm90Args)
+    launch = launcher.bind_args(grid, Sm90Args.of(problem))
+    weight_maps = tensor_maps(problem.n, problem.k, problem.ldb, config.tile)
+    a_maps = tensor_maps(problem.m, problem.k, problem.lda, width(problem.m) // config.multicast_tiles)
+    return ready(
+        lambda stream, a, b, scale_a, scale_b, bias, out, _out_scale, _amax, _scratch: launch(
+            stream, weight_maps[b], a_maps[a], scale_a, scale_b, bias, out
+        ),
+        prefetches_weight=True,
+    )
+
+
+def panels(problem: ScaledMm) -> Matmul:
+    """Return launches of 64 rows, each row with the bits that it has alone; every launch reads the weight."""
+    full, rest = divmod(problem.m, MOST_ROWS)
+    sizes = [MOST_ROWS] * full + [rest] * (rest > 0)
+    plans = {rows: decode(problem._replace(m=rows)) for rows in set(sizes)}
+    launches = [(MOST_ROWS * i, plans[rows]) for i, rows in enumerate(sizes)]
+    a_row, scale_row, out_row = problem.lda, 4 * problem.scale_a_strides[0], problem.ldo * ITEMSIZE[problem.out]
+
+    def launch(stream: int, a: int, b: int, scale_a: int, scale_b: int, bias: int, out: int, *others: int) -> None:
+        for row, panel in launches:
+            places = (a + row * a_row, b, scale_a + row * scale_row, scale_b, bias, out + row * out_row)
+            panel(stream, *places, *others)
+
+    return ready(launch, prefetches_weight=True)
+
+
+def plan_decode(problem: ScaledMm) -> Matmul:
+    """Return the launch of the row "sm90_decode"."""
+    return decode(problem) if problem.m <= MOST_ROWS else panels(problem)
+
+
+SM90_DECODE: Final = Kernel(
+    "sm90_decode",
+    (
+        CUDA,
+        supports("wgmma"),
+        OCP_FORMATS,
+        ROW_OR_BLOCK_SCALES,
+        WIDE_RESULT,
+        aligned(16),
+        STRIDES_OF_16,
+        WHOLE_WORDS,
+    ),
+    plan_decode,
+    (few_rows(MOST_ROWS),),
+)
+"""The row of `scaled_mm` for few rows on Hopper."""

@@ -1,0 +1,88 @@
+"""Tensor maps (CUtensorMap) of the operands that TMA loads: made when an address is first met, shared by all plans.
+
+A map holds an address and a geometry, so plans of one geometry share theirs, and the process keeps `MOST_MAPS` in all.
+"""
+
+import ctypes
+import threading
+from typing import ClassVar, Final
+from weakref import WeakValueDictionary
+
+from fp8core.kernels.encodings import ceil_div
+from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K
+from fp8core.runtime import device
+
+MOST_MAPS: Final = 8192
+"""Of the process, some 300 bytes each with its entry: past so many they are made anew."""
+
+_SHARED: Final[WeakValueDictionary[tuple[int, int, int, int], "TensorMaps"]] = WeakValueDictionary()
+_LOCK: Final = threading.Lock()
+"""Of `_SHARED` and of what is added to the maps in it; a hit takes no lock."""
+
+
+class TensorMaps(dict[int, bytes]):
+    """Tensor maps of row-major bytes of one geometry by address: a hit is a look-up."""
+
+    __slots__ = ("__weakref__", "_geometry")
+    made: ClassVar[int] = 0
+    """Since all were last cleared, and so at least as many as are kept."""
+
+    def __init__(self, rows: int, columns: int, stride: int, box_rows: int) -> None:
+        super().__init__()
+        self._geometry = (rows, columns, stride, box_rows)
+
+    def __missing__(self, pointer: int) -> bytes:
+        """Make and keep the map of the tensor at ``pointer``."""
+        found = encode(pointer, *self._geometry)
+        with _LOCK:
+            if TensorMaps.made >= MOST_MAPS:
+                for maps in list(_SHARED.values()):
+                    maps.clear()
+                TensorMaps.made = 0
+            TensorMaps.made += 1
+            self[pointer] = found
+        return found
+
+
+def tensor_maps(rows: int, columns: int, stride: int, box_rows: int) -> TensorMaps:
+    """Return the maps of uint8 ``[rows, columns]`` as `encode` makes them: one dictionary for all who ask for these."""
+    geometry = rows, columns, stride, box_rows
+    with _LOCK:
+        found = _SHARED.get(geometry)
+        if found is None:
+            found = _SHARED[geometry] = TensorMaps(*geometry)
+        return found
+
+
+def encode(pointer: int, rows: int, columns: int, stride: int, box_rows: int) -> bytes:
+    """Return the tensor map of uint8 ``[rows, columns]`` in boxes of ``box_rows`` x 128 bytes, swizzled by 128 bytes.
+
+    What a box has outside the tensor is zero. Rows are ``stride`` bytes apart, a multiple of 16, as the address is.
+
+    Raises:
+        BackendError: the driver refuses; the message holds its status and the geometry.
+    """
+    memory = ctypes.create_string_buffer(128 + 64)
+    address = ceil_div(ctypes.addressof(memory), 64) * 64
+    uint64, uint32 = ctypes.c_uint64, ctypes.c_uint32
+    uint8, no_interleave, swizzle_128, promote_128, zeros = 0, 0, 3, 2, 0  # promoting to 256 is 3 % slower
+    arguments = (
+        ctypes.c_void_p(address),
+        uint8,
+        2,
+        ctypes.c_void_p(pointer),
+        (uint64 * 2)(columns, rows),
+        (uint64 * 1)(stride),
+        (uint32 * 2)(BLOCK_K, box_rows),
+        (uint32 * 2)(1, 1),
+        no_interleave,
+        swizzle_128,
+        promote_128,
+        zeros,
+    )
+    encoder = device.driver().cuTensorMapEncodeTiled
+    status = encoder(*arguments)
+    if status:
+        status = device.again(status, device.current(), encoder, *arguments)
+    device.check(status, "cuTensorMapEncodeTiled", f"uint8 [{rows}, {columns}] with rows {stride} apart")
+    return ctypes.string_at(address, 128)

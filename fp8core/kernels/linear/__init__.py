@@ -1,0 +1,1 @@
+"""Linear layers: a quantization and a product, apart, overlapped or fused."""

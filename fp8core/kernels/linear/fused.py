@@ -1,0 +1,127 @@
+"""Linear layers of few rows on sm_90a in one launch: sm90_decode quantizes its rows itself.
+
+The weight streams as it does for codes that come ready. Every block finds the scales for itself, from all of x, and
+keeps the codes of its part of k, so that several tiles cost no more than one. What limits it is that every block reads
+all of x: for more of it, a quantization goes before.
+"""
+
+from typing import Final, NamedTuple
+
+from fp8core.kernels.encodings import FORMAT, TYPE, ceil_div, power_of_two
+from fp8core.kernels.gemm.args import Matmul, ready
+from fp8core.kernels.gemm.sm90.decode import config_for, launcher_for
+from fp8core.kernels.gemm.sm90.decode_config import (
+    BLOCK_K,
+    DecodeConfig,
+    dynamic_bytes,
+    for_linear,
+    ring_bytes,
+    width,
+)
+from fp8core.kernels.gemm.sm90.tensor_maps import tensor_maps
+from fp8core.kernels.quantize import mode
+from fp8core.kernels.tiles import OCTET
+from fp8core.problem import ITEMSIZE, PER_TOKEN, Linear
+from fp8core.runtime.args import Float32, Int32, Int64, Pointer, TensorMap
+from fp8core.table import Requirement
+
+MOST_ELEMENTS: Final = 8192
+"""Of x, for one launch to be the faster way; of a single row twice as many (docs/decode.md)."""
+MOST_VECTORS: Final = 16
+"""Vectors of 8 elements of x that a thread holds, at most."""
+
+
+class FusedArgs(NamedTuple):
+    """Of sm90_decode, where a comes in 16 bits; x_stride in bytes, x_octets of 8 elements a row."""
+
+    weight_map: TensorMap
+    x: Pointer
+    x_stride: Int64
+    x_octets: Int32
+    upper: Float32
+    scale_a: Pointer
+    scale_a_row: Int64
+    scale_a_col: Int64
+    scale_b: Pointer
+    scale_b_row: Int64
+    scale_b_col: Int64
+    bias: Pointer
+    out: Pointer
+    ldo: Int64
+    m: Int32
+    n: Int32
+    k_blocks: Int32
+    prefetch_weight: Int32
+
+
+def fused_config(problem: Linear) -> DecodeConfig:
+    """Return the config in one launch: that of two, so that their bits are equal, with room for a block's codes."""
+    config = for_linear(config_for(problem.product))
+    return config._replace(a_stages=ceil_div(ceil_div(problem.product.k, BLOCK_K), config.split_k))
+
+
+def row_teams(problem: Linear) -> int:
+    """Return how many rows the threads of a block are divided among: a power of two."""
+    return power_of_two(problem.product.m)
+
+
+def vectors(problem: Linear) -> int:
+    """Return how many vectors of x a thread holds: of its block's part of k, or of all of it to find its amax."""
+    config = fused_config(problem)
+    k_blocks = config.a_stages if problem.quantize.static else ceil_div(problem.product.k, BLOCK_K)
+    threads = 128 * config.m_warpgroups * config.k_warpgroups
+    return ceil_div(k_blocks * BLOCK_K // OCTET, threads // row_teams(problem))
+
+
+def plan_fused(problem: Linear) -> Matmul:
+    """Return one launch; of a `MatmulLaunch`, but a is x, and scale_a is read only where it is given."""
+    quantize, p, config = problem.quantize, problem.product, fused_config(problem)
+    quantizer = {
+        "A_VECTORS": vectors(problem),
+        "A_ROWS": row_teams(problem),
+        "A_INPUT": TYPE[quantize.x],
+        "A_FORMAT": FORMAT[quantize.data],
+        "A_MODE": mode(quantize),
+    }
+    launcher, grid = launcher_for(p, config, FusedArgs, quantizer)
+    assert problem.scale_ub is not None
+    x = 0, problem.x_stride * ITEMSIZE[quantize.x], quantize.cols // OCTET, problem.scale_ub
+    shape = p.ldo, p.m, p.n, ceil_div(p.k, BLOCK_K), int(p.prefetch_weight)
+    launch = launcher.bind_args(grid, FusedArgs(b"", *x, 0, *p.scale_a_strides, 0, *p.scale_b_strides, 0, 0, *shape))
+    weight_maps = tensor_maps(p.n, p.k, p.ldb, config.tile)
+    return ready(
+        lambda stream, a, b, scale_a, scale_b, bias, out, _out_scale, _amax, _scratch: launch(
+            stream, weight_maps[b], a, scale_a, scale_b, bias, out
+        ),
+        prefetches_weight=True,
+    )
+
+
+SIXTEEN_BITS: Final = Requirement(
+    lambda p: p.quantize.x in ("float16", "bfloat16") and p.quantize.alignment >= 16,
+    "quantizes float16 and bfloat16 in rows aligned to 16 bytes, got {p.quantize.x} aligned to {p.quantize.alignment}",
+)
+TOKEN_SCALES: Final = Requirement(
+    lambda p: p.product.scale_a in ("tensor", "row") and (p.quantize.static or p.quantize.group_shape == PER_TOKEN),
+    "finds scales per token or takes given ones per tensor or token, got {p.quantize.group_shape}",
+)
+BOUND_BY_VALUE: Final = Requirement(lambda p: p.scale_ub is not None, "takes scale_ub as a number, got an array")
+FEW_ELEMENTS: Final = Requirement(
+    lambda p: p.product.m * p.product.k <= MOST_ELEMENTS * (1 + (p.product.m == 1)),
+    f"measured slower for more of x, as every block reads all of it: preferred up to {MOST_ELEMENTS} elements, or twice"
+    " as many of one row; got {p.product.m} x {p.product.k}",
+)
+
+
+def _fits(problem: Linear) -> bool:
+    config, side, target = fused_config(problem), width(problem.product.m), problem.product.target
+    if vectors(problem) > MOST_VECTORS:
+        return False
+    return ring_bytes(config, side, config.k_warpgroups) <= dynamic_bytes(config, side, 0, config.k_warpgroups, target)
+
+
+FITS: Final = Requirement(
+    _fits,
+    "needs registers for the elements of x and shared memory for the codes of a block's part of k,"
+    " got {p.product.m} x {p.product.k}",
+)

@@ -1,0 +1,28 @@
+"""Linear layers of few rows on sm_90a in two launches that overlap: the product prefetches its weight meanwhile."""
+
+from typing import Final
+
+from fp8core.kernels.gemm.args import Matmul
+from fp8core.kernels.gemm.sm90.decode import SM90_DECODE, config_for, decode
+from fp8core.kernels.gemm.sm90.decode_config import MOST_ROWS, for_linear
+from fp8core.kernels.gemm.table import SCALED_MM
+from fp8core.problem import Linear
+from fp8core.table import Choice, Refusal, Requirement, Unknown
+
+
+def plan_overlapped(problem: Linear) -> Matmul:
+    """Return the product, laid out for the quantization that goes before it."""
+    return decode(problem.product, for_linear(config_for(problem.product)))
+
+
+def _decode_refusal(problem: Linear) -> Refusal | Unknown | None:
+    refusal = SM90_DECODE.refusal(problem.product)
+    return Refusal(f"needs a product that {SM90_DECODE.name} runs: {refusal}") if refusal is not None else None
+
+
+DECODE_RUNS: Final = Requirement.of(_decode_refusal)
+ONE_PANEL: Final = Requirement(lambda p: p.product.m <= MOST_ROWS, f"needs m <= {MOST_ROWS}, got m={{p.product.m}}")
+DECODE_CHOSEN: Final = Requirement(
+    lambda p: SCALED_MM.choice(p.product) == Choice(SM90_DECODE.name),
+    f"preferred where {SM90_DECODE.name} is the choice for the product",
+)

@@ -1,0 +1,55 @@
+"""How a linear layer runs, most preferred first."""
+
+from typing import Final, NamedTuple
+
+from fp8core.kernels.gemm.args import Matmul
+from fp8core.kernels.gemm.table import SCALED_MM
+from fp8core.kernels.linear.fused import BOUND_BY_VALUE, FEW_ELEMENTS, FITS, SIXTEEN_BITS, TOKEN_SCALES, plan_fused
+from fp8core.kernels.linear.overlapped import DECODE_CHOSEN, DECODE_RUNS, ONE_PANEL, plan_overlapped
+from fp8core.kernels.quantize import QUANTIZE
+from fp8core.problem import Linear
+from fp8core.table import Explanation, Kernel, Launch, Table
+
+
+class Steps(NamedTuple):
+    """What a linear layer launches."""
+
+    quantize: Launch | None
+    """None where the product takes x as it is."""
+    product: Matmul
+
+
+def _fused(problem: Linear) -> Steps:
+    return Steps(None, plan_fused(problem))
+
+
+def _overlapped(problem: Linear) -> Steps:
+    return Steps(QUANTIZE.plan(problem.quantize), plan_overlapped(problem))
+
+
+def _sequential(problem: Linear) -> Steps:
+    """Return a quantization, if there is anything to quantize, and the product of its codes."""
+    return Steps(QUANTIZE.plan(problem.quantize) if problem.product.k else None, SCALED_MM.plan(problem.product))
+
+
+LINEAR: Final = Table(
+    "linear",
+    Linear,
+    Kernel(
+        "fused",
+        (DECODE_RUNS, ONE_PANEL, TOKEN_SCALES, SIXTEEN_BITS, BOUND_BY_VALUE, FITS),
+        _fused,
+        (DECODE_CHOSEN, FEW_ELEMENTS),
+    ),
+    Kernel("overlapped", (DECODE_RUNS, ONE_PANEL), _overlapped, (DECODE_CHOSEN,)),
+    Kernel("sequential", (), _sequential),
+)
+"""Plans are `Steps`: x quantized by its product, two launches laid out for each other, and any two."""
+
+
+def explain_linear(problem: Linear) -> Explanation:
+    """Return which kernels a linear layer gets: one for all of it, or one to quantize x and one to multiply."""
+    asked = LINEAR.explain(problem)
+    if asked.chosen == LINEAR.kernels[0].name:
+        return asked
+    return SCALED_MM.explain(problem.product)._replace(before=(QUANTIZE.explain(problem.quantize), asked))

@@ -1,0 +1,88 @@
+#include "mfma.cuh"
+#include "../../cuda_src/gemm/epilogue.cuh"
+
+// out[m, n] = round(scale_a * (scale_b * acc) + bias), acc = sum over k of a[m, k] * b[n, k] in fp32, for few rows: the
+// weight b goes past the cache once for every 16 of them.
+//
+// A block makes 16 tokens x 16 channels. Its WAVEFRONTS take chunks of UNROLL * WARP bytes of k in turn, each lane 16 bytes
+// of a row at a time, and add their sums in the order of the waves: the bits of a row depend on n, k and WAVEFRONTS alone,
+// neither on m nor on the other rows.
+// Rows past m and n read the last row again, and what they give is dropped; k past its end counts as zeros.
+// The caller owes: k, lda and ldb divisible by 16 and not 0, a and b aligned to 16; row_tiles = ceil(m / 16) and a grid
+// of row_tiles * ceil(n / 16) blocks of WAVEFRONTS * WARP threads. Strides of scales are 0 where one scale serves all rows.
+constexpr int A = FP8_A, B = FP8_B, WAVEFRONTS = FP8_WAVEFRONTS, UNROLL = FP8_UNROLL;
+constexpr int PIECE = 16;            // bytes of a row that a lane loads at once
+constexpr int STEP = WARP;           // of k: a piece for each of the WARP / 16 lanes that share a row
+constexpr int CHUNK = UNROLL * STEP;
+constexpr int PITCH = MATRIX_SIDE + 4;
+
+// What a lane has of one chunk.
+struct Chunk {
+    Vector16 weight[UNROLL], tokens[UNROLL];
+
+    // `left` bytes from the pointers on belong to the rows; the rest, if RAGGED says that there may be one, is zero.
+    template <bool RAGGED>
+    DEVICE void load(const byte* weight_row, const byte* token_row, int left) {
+#pragma unroll
+        for (int i = 0; i < UNROLL; ++i) {
+            weight[i] = tokens[i] = Vector16{0, 0, 0, 0};
+            if (RAGGED && i * STEP >= left) continue;
+            weight[i] = load16_streaming(weight_row + i * STEP);
+            tokens[i] = load16_whole(token_row + i * STEP);
+        }
+    }
+
+    DEVICE Accumulator multiply(Accumulator sum) const {
+        keep_order();
+#pragma unroll
+        for (int i = 0; i < UNROLL; ++i) {
+            const Vector16 w = weight[i], t = tokens[i];
+            sum = matrix_multiply<B, A>(Vector8{w.x, w.y}, Vector8{t.x, t.y}, sum);
+            sum = matrix_multiply<B, A>(Vector8{w.z, w.w}, Vector8{t.z, t.w}, sum);
+        }
+        return sum;
+    }
+};
+
+KERNEL(WAVEFRONTS * WARP)
+gfx9_decode(const byte* a, long long lda, const byte* b, long long ldb, const float* scale_a, long long scale_a_row,
+       const float* scale_b, long long scale_b_row, const void* bias, void* out, long long ldo, int m, int n, int k,
+       int row_tiles) {
+    SHARED alignas(16) float partial[WAVEFRONTS][MATRIX_SIDE * PITCH];
+    const int first_row = int(block_x() % row_tiles) * MATRIX_SIDE;
+    const int first_col = int(block_x() / row_tiles) * MATRIX_SIDE;
+    const int wave = wave_uniform(int(thread_x()) / WARP);
+    const int place = int(lane()) % MATRIX_SIDE, part = int(lane()) / MATRIX_SIDE;
+    const int token = first_row + place < m ? first_row + place : m - 1;
+    const int channel = first_col + place < n ? first_col + place : n - 1;
+    const byte* const weight_row = b + channel * ldb + part * PIECE;
+    const byte* const token_row = a + token * lda + part * PIECE;
+
+    Accumulator sum = {};
+    Chunk chunk;
+    int at = wave * CHUNK;
+    for (; at + CHUNK <= k; at += WAVEFRONTS * CHUNK) {
+        chunk.load<false>(weight_row + at, token_row + at, CHUNK);
+        sum = chunk.multiply(sum);
+    }
+    if (at < k) {
+        chunk.load<true>(weight_row + at, token_row + at, k - at - part * PIECE);
+        sum = chunk.multiply(sum);
+    }
+
+    float* const mine = partial[wave] + place * PITCH + part * MATRIX_ROWS;
+#pragma unroll
+    for (int i = 0; i < MATRIX_ROWS; ++i) mine[i] = sum[i];
+    block_barrier();
+
+    const Finish<FP8_OUT, FP8_BIAS> finish(bias, nullptr);
+    for (int i = int(thread_x()); i < MATRIX_SIDE * MATRIX_SIDE; i += WAVEFRONTS * WARP) {
+        const int row = i / MATRIX_SIDE, col = i % MATRIX_SIDE;
+        float acc = partial[0][row * PITCH + col];
+#pragma unroll
+        for (int from = 1; from < WAVEFRONTS; ++from) acc += partial[from][row * PITCH + col];
+        const long long y = first_row + row, x = first_col + col;
+        if (y >= m || x >= n) continue;
+        finish.store(out, y * ldo + x, finish.value(acc, scale_a[y * scale_a_row], scale_b[x * scale_b_row], int(x)));
+    }
+}

@@ -1,0 +1,151 @@
+"""The stopwatch: turns and stretches without a GPU, and captures that end whatever happens, with and without one."""
+
+from types import SimpleNamespace
+
+import pytest
+
+import fp8core
+from fp8core import timing
+from fp8core.errors import TuningError
+from fp8core.runtime import device
+from support.engines import fresh
+
+
+def test_turns_interleave_and_stretches_last():
+    asked, runs = [], {"short": object(), "long": object()}
+    names = {id(run): name for name, run in runs.items()}
+    one = {"short": 0.25, "long": 3.0}
+
+    def elapsed(run, rounds):
+        asked.append((names[id(run)], rounds))
+        return one[names[id(run)]]
+
+    found = timing.interleaved(runs, elapsed, turns=5, stretch_ms=1.0)
+    assert found == {name: [ms] * 5 for name, ms in one.items()}
+    rounds = {name: [n for other, n in asked if other == name] for name in runs}
+    assert rounds == {"short": [1, 5, *[5] * 5], "long": [1] * 7}
+    pairs = [{name for name, _ in asked[i : i + 2]} for i in range(0, len(asked), 2)]
+    assert pairs == [{"short", "long"}] * 7
+    assert len({tuple(name for name, _ in asked[i : i + 2]) for i in range(0, len(asked), 2)}) == 2
+
+
+class CaptureError(Exception):
+    pass
+
+
+class Stream:
+    """A stream of CuPy's as `captured` uses it; ``valid`` tells whether a capture may end without an error."""
+
+    ptr = 7
+
+    def __init__(self, valid=True):
+        self.capturing, self.valid = False, valid
+
+    def begin_capture(self):
+        self.capturing = True
+
+    def end_capture(self):
+        self.capturing = False
+        if not self.valid:
+            raise CaptureError
+        return "graph"
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    def stream(valid):
+        made = Stream(valid)
+        monkeypatch.setattr(device, "capturing", lambda pointer: made.capturing)
+        runtime = SimpleNamespace(CUDARuntimeError=CaptureError)
+        monkeypatch.setattr(device, "cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)))
+        return made
+
+    return stream
+
+
+def failing(error):
+    def calls():
+        raise error
+
+    return calls
+
+
+@pytest.mark.parametrize("valid", [True, False])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_an_interrupted_capture_ends(fake, error, valid):
+    stream = fake(valid)
+    with pytest.raises(error):
+        timing.captured(stream, failing(error))
+    assert not stream.capturing
+
+
+def test_a_capture_gives_its_graph_and_tells_its_own_error(fake):
+    assert timing.captured(fake(True), lambda: None) == "graph"
+    stream = fake(False)
+    with pytest.raises(CaptureError):
+        timing.captured(stream, lambda: None)
+    assert not stream.capturing
+
+
+# ---- on the device
+
+
+@pytest.fixture
+def cp():
+    return pytest.importorskip("cupy")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_an_interrupted_capture_leaves_its_stream_as_it_was(cp, error):
+    stream, x = cp.cuda.Stream(non_blocking=True), cp.zeros(16)
+
+    def calls():
+        with stream:
+            cp.add(x, 1, out=x)
+        raise error
+
+    with pytest.raises(error):
+        timing.captured(stream, calls)
+    assert not stream.is_capturing()
+    with stream:
+        cp.add(x, 1, out=x)
+    stream.synchronize()
+    assert (x == 1).all()  # what was captured has not run
+
+
+@pytest.mark.gpu
+def test_tune_in_a_capture_is_refused_and_the_capture_goes_on(cp):
+    x, weight = cp.asarray(fresh((4, 256), "float32")), cp.asarray(fresh((64, 256), "float32"))
+    layer = fp8core.Fp8Linear.from_weight(weight, out_dtype="float32")
+    layer(x)
+    stream, y = cp.cuda.Stream(non_blocking=True), cp.zeros(16)
+    with stream:
+        stream.begin_capture()
+        cp.add(y, 1, out=y)
+        with pytest.raises(TuningError, match="needs streams that are not being captured"):
+            fp8core.tune(layer, x)
+        assert stream.is_capturing()
+        cp.add(y, 1, out=y)
+        graph = stream.end_capture()
+        graph.launch(stream)
+    stream.synchronize()
+    assert (y == 2).all()
+
+
+@pytest.mark.gpu
+def test_tune_in_a_capture_of_torch_is_refused_and_the_capture_goes_on():
+    torch = pytest.importorskip("torch")
+    weight, x = torch.randn(64, 256, device="cuda"), torch.randn(4, 256, device="cuda")
+    layer, y = fp8core.Fp8Linear.from_weight(weight, out_dtype="float32"), torch.zeros(16, device="cuda")
+    layer(x)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y += 1
+        with pytest.raises(TuningError, match="needs streams that are not being captured"):
+            fp8core.tune(layer, x)
+        y += 1
+    graph.replay()
+    torch.cuda.synchronize()
+    assert bool((y == 2).all())

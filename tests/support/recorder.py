@@ -1,0 +1,22 @@
+"""A launcher that records: what a kernel would have been launched with, as its declared arguments."""
+
+from typing import Any
+
+from fp8core.runtime import args
+
+
+class Recorder:
+    """In the place of what `jit.prepare` returns; ``launched`` gets (entry, stream, arguments) of each launch."""
+
+    def __init__(self, entry: str, launched: list[tuple[str, int, Any]]) -> None:
+        self._entry, self._launched = entry, launched
+
+    def bind_args(self, grid: tuple[int, int, int], given: Any) -> Any:
+        """Return the launch that wants the stream and what varies, as `jit.Launcher.bind_args` does."""
+        varying = [name for name, item in args.fields(type(given)).items() if item[-1] in args.VARYING]
+
+        def launch(stream: int, *values: Any) -> None:
+            assert len(values) == len(varying), f"{self._entry} takes {varying}, got {values}"
+            self._launched.append((self._entry, stream, given._replace(**dict(zip(varying, values, strict=True)))))
+
+        return launch
