@@ -11,6 +11,7 @@ import pytest
 
 from support.engines import MAKERS
 from support.receipt import Receipt
+from support.warm import Warm
 
 DRIVERS = (
     ("libcuda.so.1", "cuInit", "cuDeviceGetCount"),
@@ -73,7 +74,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(GpuRuns(config), "gpu-runs")
         if config.option.markexpr.strip() in NEEDED and gpus():
-            config.pluginmanager.register(Receipt(config), "receipt")
+            receipt = Receipt(config)
+            config.pluginmanager.register(receipt, "receipt")
+            config.pluginmanager.register(Warm(config, receipt), "warm")
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

@@ -108,9 +108,14 @@ MODULES: Final = Modules()
 load: Final = MODULES.load
 
 
+def file_name(target: Target, text: str, options: tuple[str, ...], name: str = "fp8core") -> str:
+    """Return what the machine code of one flattened source is called in the cache on disk."""
+    return kernel_cache.name_of(text, "\0".join(options), version(), f"{target.platform} {target.arch}", name)
+
+
 def _load(ordinal: int, text: str, options: tuple[str, ...], name: str) -> Module:
     here = device.target(ordinal)
-    key = kernel_cache.name_of(text, "\0".join(options), version(), f"{here.platform} {here.arch}", name)
+    key = file_name(here, text, options, name)
     code, from_disk = kernel_cache.fetch(key, lambda: compile_text(text, options, name))
     try:
         return _placed(code, name, here)

@@ -179,19 +179,17 @@ class Receipt:
         reporter = self.config.pluginmanager.getplugin("terminalreporter")
         reporter.write_line(f"\nreceipt of {'the suite' if whole else 'a part of the suite'}: {path}")
 
-    def complete(self, session: pytest.Session) -> bool:
-        """Return whether all of the suite ran: nothing was left out, and nothing ended it early."""
+    def asked_whole(self) -> bool:
+        """Return whether the run was asked for all of a suite."""
         option = self.config.option
         chosen = self.config.args_source is not pytest.Config.ArgsSource.TESTPATHS
-        left_out = ("keyword", "deselect", "ignore", "ignore_glob", "lf", "stepwise")
-        return (
-            self.suite is not None
-            and not chosen
-            and not any(getattr(option, name, None) for name in left_out)
-            and session.testscollected > 0
-            and self.finished == session.testscollected
-            and digest(self.root) == self.sources
-        )
+        left_out = ("keyword", "deselect", "ignore", "ignore_glob", "lf", "stepwise", "collectonly")
+        return self.suite is not None and not chosen and not any(getattr(option, name, None) for name in left_out)
+
+    def complete(self, session: pytest.Session) -> bool:
+        """Return whether all of the suite ran: nothing was left out, and nothing ended it early."""
+        ran = session.testscollected > 0 and self.finished == session.testscollected
+        return self.asked_whole() and ran and digest(self.root) == self.sources
 
     def destination(self, whole: bool) -> Path | None:
         """Return where the receipt goes, or None if there is to be none."""

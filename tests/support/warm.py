@@ -1,0 +1,149 @@
+"""Kernels compiled before the first test of a GPU suite, by all cores: the tests ask for them one after the other.
+
+What the last whole run asked for is in docs/results/gpu-suite-kernels.txt, a kernel a line: its source, its entry and its
+constants. Without it the problems that the compilation tests know are planned, in another process. Either list only says
+what to compile ahead: a kernel that is missing is compiled when a test asks for it, one that is not needed any more costs
+a moment.
+A whole run writes the list anew, beside the receipt; with ``$FP8CORE_RECEIPT_DIR`` also line by line, for a run that is
+stopped.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fp8core.errors import BackendError
+from fp8core.problem import Target
+from fp8core.runtime import compiler, device, jit, kernel_cache
+from support import problems, receipt
+
+LIST = "gpu-suite-kernels.txt"
+
+
+def line_of(source: str, entry: str, constants: Mapping[str, Any]) -> str:
+    """Return a kernel as a line of the list."""
+    return " ".join([source, entry, *(f"{name}={value}" for name, value in constants.items())])
+
+
+def compiled_ahead(target: Target, line: str) -> bool:
+    """Compile the kernel of a line into the cache on disk, unless it is there; return whether that went well.
+
+    A line of an older tree may name a source that is gone, or lack a constant.
+    """
+    try:
+        source, entry, *defined = line.split()
+        request = jit.compile_request(target, source, entry, dict(item.split("=", 1) for item in defined))
+        name = compiler.file_name(target, request.text, request.options)
+        kernel_cache.fetch(name, lambda: compiler.compile_text(request.text, request.options))
+    except (BackendError, OSError, ValueError, KeyError):
+        return False
+    return True
+
+
+def planned(target: Target) -> list[str]:
+    """Return lines for the kernels of `support.problems`, which are planned and not compiled.
+
+    Tables keep such plans, which launch nothing: a process that plans them is good for nothing else.
+    """
+    lines: dict[str, None] = {}
+
+    def prepare(_: Target, source: str, entry: str, constants: Mapping[str, Any], *args: Any, **options: Any) -> Any:
+        lines[line_of(source, entry, constants)] = None
+        return Nothing()
+
+    jit.prepare = prepare
+    for operation in problems.OPERATIONS.values():
+        for plan in operation(target):
+            plan()
+    return list(lines)
+
+
+def planned_elsewhere(target: Target) -> list[str]:
+    """Return what `planned` returns in a process of its own."""
+    code = f"from support import warm; print(*warm.planned(warm.Target(*{tuple(target)!r})), sep='\\n')"
+    paths = os.pathsep.join(path for path in sys.path if path)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, check=False)
+    return done.stdout.splitlines() if done.returncode == 0 else []
+
+
+class Nothing(SimpleNamespace):
+    """A launcher that launches nothing."""
+
+    def __call__(self, *arguments: Any) -> None:
+        return None
+
+    def bind(self, *arguments: Any) -> "Nothing":
+        return self
+
+    bind_args = bind
+
+
+class Warm:
+    """A plugin that compiles ahead, and writes down what the run asked for."""
+
+    def __init__(self, config: pytest.Config, written: receipt.Receipt) -> None:
+        self.config, self.written = config, written
+        self.asked: dict[str, None] = {}
+        folder = os.environ.get("FP8CORE_RECEIPT_DIR")
+        self.journal = Path(folder) / LIST if folder else None
+        self._real = jit.compile_request
+
+    def compile_request(
+        self, target: Target, source: str, entry: str, constants: Mapping[str, int | float | str]
+    ) -> jit.Request:
+        """Note what is asked for, and pass it on."""
+        line = line_of(source, entry, constants)
+        if line not in self.asked:
+            self.asked[line] = None
+            if self.journal is not None and self.written.asked_whole():
+                self.journal.parent.mkdir(parents=True, exist_ok=True)
+                with self.journal.open("a", encoding="utf-8") as file:
+                    file.write(line + "\n")
+        return self._real(target, source, entry, constants)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> None:
+        if self.written.asked_whole() and session.items and device.count():
+            began, target = time.monotonic(), device.target(0)
+            good, bad, threads = ahead(target, listed(self.written.root) or planned_elsewhere(target))
+            self.say(
+                f"compiled ahead: {good} kernels by {threads} threads in {time.monotonic() - began:.1f} s, {bad} refused"
+            )
+        jit.compile_request = self.compile_request
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        jit.compile_request = self._real
+        whole = self.written.complete(session)
+        path = self.written.destination(whole)
+        if whole and path is not None and self.asked:
+            path.with_name(LIST).parent.mkdir(parents=True, exist_ok=True)
+            path.with_name(LIST).write_text("".join(f"{line}\n" for line in sorted(self.asked)), encoding="utf-8")
+
+    def say(self, text: str) -> None:
+        self.config.pluginmanager.getplugin("terminalreporter").write_line(text)
+
+
+def listed(root: Path) -> list[str]:
+    """Return the lines that the last whole run wrote; none without a list."""
+    try:
+        return (root / receipt.RESULTS / LIST).read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return []
+
+
+def ahead(target: Target, lines: Iterable[str]) -> tuple[int, int, int]:
+    """Compile the kernels of lines by all cores; return how many went well, how many not, and the threads."""
+    threads, unique = os.cpu_count() or 1, list(dict.fromkeys(lines))
+    outcomes = [compiled_ahead(target, line) for line in unique[:1]]  # alone, as it loads the compiler
+    with ThreadPoolExecutor(threads) as pool:
+        outcomes += pool.map(lambda line: compiled_ahead(target, line), unique[1:])
+    return sum(outcomes), len(outcomes) - sum(outcomes), threads
