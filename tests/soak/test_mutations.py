@@ -9,7 +9,6 @@ from soak import layers, session, works
 from soak.arena import Arena
 from soak.machines import Machine, machine
 from soak.session import Actor, Budget, Session, WrongNumber
-from soak.test_fuzz_overlap import CALLS
 from soak.verdicts import judge
 
 BUDGET = Budget(400, threads=2)
@@ -19,6 +18,8 @@ BUDGET = Budget(400, threads=2)
 def only_good_moves(monkeypatch):
     """Leave the planted fault alone: what a layer refuses or ignores today has tests of its own."""
     monkeypatch.setattr(layers.MovingLayer, "moved", layers.MovingLayer.rewritten)
+    few = works.works(large=False)[::3]
+    monkeypatch.setattr(session, "works", lambda **_: few)
 
 
 def reports(*words: str) -> None:
@@ -40,7 +41,11 @@ def test_a_stale_address(monkeypatch, only_good_moves):
     call, taken = fp8core.Fp8Linear.__call__, {}
 
     def stale(self, x, **options):
-        kept = taken.setdefault(id(self), (self, fp8core.Fp8Linear(np.array(self.weight), np.array(self.weight_scale))))
+        if not (
+            isinstance(self.weight, np.ndarray) and isinstance(self.weight_scale, np.ndarray)
+        ):  # of a call of several frameworks
+            return call(self, x, **options)
+        kept = taken.setdefault(id(self), (self, fp8core.Fp8Linear(self.weight.copy(), self.weight_scale.copy())))
         return call(kept[1], x, **options)
 
     monkeypatch.setattr(fp8core.Fp8Linear, "__call__", stale)
@@ -76,7 +81,7 @@ def test_a_result_that_is_left_unwritten(monkeypatch, only_good_moves):
     def forgetful(x, *, out=None, **options):
         asked.append(0)
         if len(asked) % 50 == 0 and out is not None:
-            return fp8core.Quantized(*out) if len(fp8core.Quantized._fields) == 2 else quantize(x, **options)
+            return quantize(x, **options)
         return quantize(x, out=out, **options)
 
     monkeypatch.setattr(fp8core, "quantize", forgetful)
@@ -97,7 +102,7 @@ def test_a_write_beyond_a_result(monkeypatch, only_good_moves):
         return result
 
     monkeypatch.setattr(fp8core, "scaled_mm_nt", greedy)
-    with pytest.raises((AssertionError, WrongNumber), match="memory around a result|bytes are wrong"):
+    with pytest.raises((AssertionError, WrongNumber), match=r"memory around a result|bytes are wrong"):
         Session(machine("numpy"), 5, BUDGET).run()
 
 
@@ -130,7 +135,7 @@ def test_a_planted_error_ends_all_threads(monkeypatch):
         Session(machine("numpy"), 0, Budget(1, seconds=60.0, threads=3)).run()
 
 
-def test_a_refusal_that_wrote_before(monkeypatch):
+def test_a_refusal_that_wrote_before():
     """The judge of the fuzz sees what a refusal has left behind."""
     arena = Arena("numpy")
     place = arena.put(np.ones((2, 8), np.float32))
@@ -140,18 +145,13 @@ def test_a_refusal_that_wrote_before(monkeypatch):
         arena.array(place)[0, 0] = 7
         raise fp8core.ShapeError("x needs another shape, got this one")
 
-    with pytest.raises(AssertionError, match="and yet 4 bytes were written|and yet . bytes were written"):
+    with pytest.raises(AssertionError, match=r"and yet \d bytes were written"):
         judge(arena, writes, ["x"])
 
 
-def test_the_answers_are_checked_by_the_oracle(monkeypatch):
+def test_the_answers_are_checked_by_the_oracle():
     """A package that is wrong always is found when the answers are made."""
     work = works.quantization(3, 64, (1, -1), "float8_e4m3fn", "float32")
     wrong = work._replace(call=lambda o, outs, **options: work.call(o | {"x": 2 * o["x"]}, outs, **options))
     with pytest.raises(AssertionError, match="differ"):
         works.Bench(machine("numpy"), wrong)
-
-
-def test_overlaps_are_laid_out_where_they_are_said_to_be():
-    assert {"scale", "data"} <= set(CALLS["quantize per token"]()[0])
-    assert session.HISTORY > 20
