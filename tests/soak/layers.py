@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -66,13 +67,11 @@ class MovingLayer:
     def __init__(self, weights: Weights, rng: np.random.Generator) -> None:
         self.weights, self.machine, self.rng = weights, weights.machine, rng
         self.now = 0
-        self._fresh()
+        self.how = self._fresh()
 
     def _fresh(self) -> str:
-        there = self.weights.on_machine
         up = self.machine.upload
         self.weight, self.scale = up(self.weights.codes[self.now]), up(self.weights.scales[self.now])
-        del there
         self.layer = Fp8Linear(self.weight, self.scale)
         return "a new layer"
 
@@ -90,12 +89,23 @@ class MovingLayer:
 
     def moved(self) -> str:
         """Let the layer have another weight, or be another layer."""
-        self.now = int(self.rng.integers(WEIGHTS))
-        ways = [self._fresh, self._copied, self._quantized, self._requantized, self._normalized, self._assigned]
-        ways += [self._deep_copy, self._pickled]
+        ways = [*self.in_place(), self._fresh, self._assigned, self._deep_copy, self._pickled]
         if self.machine.name.startswith("torch"):
             ways += [self._data_swapped, self._offloaded]
-        return ways[int(self.rng.integers(len(ways)))]()
+        return self._one_of(ways)
+
+    def in_place(self) -> list[Callable[[], str]]:
+        """Return the ways that leave weight and scale where they are."""
+        return [self._copied, self._quantized, self._requantized, self._normalized]
+
+    def rewritten(self) -> str:
+        """Let the layer have another weight in the same memory."""
+        return self._one_of(self.in_place())
+
+    def _one_of(self, ways: list[Callable[[], str]]) -> str:
+        self.now = int(self.rng.integers(WEIGHTS))
+        self.how = ways[int(self.rng.integers(len(ways)))]()
+        return self.how
 
     def _copied(self) -> str:
         there, j = self.weights.on_machine, self.now
@@ -129,8 +139,13 @@ class MovingLayer:
             self.layer.weight = weight
         except (AttributeError, fp8core.Fp8Error):
             return f"layer.weight = refused, {self._copied()}"
-        self.layer.weight_scale = scale
-        self.weight, self.scale = weight, scale
+        self.weight = weight
+        try:
+            self.layer.weight_scale = scale
+        except (AttributeError, fp8core.Fp8Error):
+            self.machine.copy(self.scale, scale)
+            return "layer.weight =, and the scale in place"
+        self.scale = scale
         return "layer.weight ="
 
     def _deep_copy(self) -> str:
@@ -153,15 +168,17 @@ class MovingLayer:
 
     def _data_swapped(self) -> str:
         there, j = self.weights.on_machine, self.now
-        self.weight.data, self.scale.data = there["codes"][j].clone(), there["scales"][j].clone()
+        self.layer.weight.data, self.layer.weight_scale.data = there["codes"][j].clone(), there["scales"][j].clone()
+        self.weight, self.scale = self.layer.weight, self.layer.weight_scale
         return ".data ="
 
     def _offloaded(self) -> str:
         """Send weight and scale to the host, overwrite what they left, and bring them back elsewhere."""
         self._copied()
-        for tensor in (self.weight, self.scale):
+        for tensor in (self.layer.weight, self.layer.weight_scale):
             host, left = tensor.detach().cpu().clone(), tensor.data
             tensor.data = host
             left.view(self.machine.torch.uint8).fill_(0x55)
             tensor.data = host.clone().to(left.device)
+        self.weight, self.scale = self.layer.weight, self.layer.weight_scale
         return "offload and back"

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import pytest
 
 import fp8core
 from soak.arena import POISON, numpy_dtype
@@ -149,7 +150,7 @@ class CupyMachine(Machine):
 
     def copy(self, to, values):
         to, values = (x.codes if isinstance(x, fp8core.Float8Array) else x for x in (to, values))
-        to[...] = values
+        to.view(f"u{to.itemsize}")[...] = values.view(f"u{to.itemsize}")
 
     def streams(self, count):
         return [self.cupy.cuda.Stream(non_blocking=True) for _ in range(count)]
@@ -168,6 +169,17 @@ class CupyMachine(Machine):
 
     def synchronize(self):
         self.cupy.cuda.Device().synchronize()
+
+
+def installed(names: tuple[str, ...]) -> dict[str, Any]:
+    """Return the engines of those frameworks that are here."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = MAKERS[name]()
+        except pytest.skip.Exception:  # what the engines say of a framework that is absent
+            continue
+    return found
 
 
 def machine(name: str) -> Machine:

@@ -1,6 +1,5 @@
 """Operands of several frameworks in one call, on the host."""
 
-import importlib.util
 from functools import cache
 from typing import Any
 
@@ -8,8 +7,8 @@ import numpy as np
 
 import fp8core
 from soak.layers import Weights
+from soak.machines import installed
 from soak.session import Actor, Session
-from support.engines import MAKERS
 
 HOST = ("numpy", "torch-cpu", "jax-cpu")
 
@@ -17,7 +16,7 @@ HOST = ("numpy", "torch-cpu", "jax-cpu")
 @cache
 def engines() -> dict[str, Any]:
     """Return the host's frameworks that are installed."""
-    return {name: MAKERS[name]() for name in HOST if importlib.util.find_spec(name.split("-")[0])}
+    return installed(HOST)
 
 
 class HostActor(Actor):

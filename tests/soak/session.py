@@ -85,7 +85,8 @@ class Actor:
             while self.session.goes_on(step):
                 self.step()
                 step += 1
-            self.settle()
+            with self.machine.on(self.stream):
+                self.settle()
         except BaseException as error:
             self.session.failures.append(self.told(error))
         self.session.add(self.counts)
@@ -132,14 +133,9 @@ class Actor:
         i, placing = int(self.rng.integers(len(bench.work.inputs))), PLACINGS[int(self.rng.integers(len(PLACINGS)))]
         said = f"{bench.work.name} of input {i}, {placing}"
         self.history.append(said)
-        options = self.call_options()
-        for got, want in zip(bench.run(i, placing, **options), bench.answers[i, placing], strict=True):
+        for got, want in zip(bench.run(i, placing), bench.answers[i, placing], strict=True):
             self.compare(got, want, said)
         self.counts["launches"] += 1
-
-    def call_options(self) -> dict[str, Any]:
-        """Return options of a call: now and then its stream."""
-        return {}
 
     def layer_moved(self) -> None:
         """Call the layer some times, around a change of its weight."""
@@ -155,7 +151,7 @@ class Actor:
         for _ in range(int(self.rng.integers(1, 4))):
             got, want = layer.called()
             self.history.append("layer(x)")
-            self.compare(got, want, f"layer of weight {layer.now}")
+            self.compare(got, want, f"layer of weight {layer.now} after {layer.how}")
             self.counts["launches"] += 1
 
     def churn(self) -> None:

@@ -189,14 +189,14 @@ class Bench:
     def placed(self, i: int, placing: Placing) -> dict[str, Any]:
         """Return the operands of a variant with x where the placing wants it."""
         x = self.operands[i]["x"]
-        return self.operands[i] | {"x": self.at(self.work.inputs[i]["x"], placing.of_x) if placing.of_x else x}
+        return self.operands[i] | {"x": self._at(self.work.inputs[i]["x"], x, placing.of_x) if placing.of_x else x}
 
-    def at(self, x: np.ndarray, offset: int) -> Any:
+    def _at(self, like: np.ndarray, x: Any, offset: int) -> Any:
         """Return a copy of ``x`` some elements off an aligned address."""
-        raw = self.machine.memory(x.nbytes + GUARD)
-        strides = tuple(x.itemsize * step for step in (x.shape[1], 1))
-        there = self.machine.typed(raw, offset * x.itemsize, x.shape, x.dtype.name, strides)
-        self.machine.copy(there, self.machine.upload(x))
+        raw = self.machine.memory(like.nbytes + GUARD)
+        strides = tuple(like.itemsize * step for step in (like.shape[1], 1))
+        there = self.machine.typed(raw, offset * like.itemsize, like.shape, like.dtype.name, strides)
+        self.machine.copy(there, x)
         return there
 
     def room(self, placing: Placing) -> tuple[list[Any], tuple[Any, ...] | None, list[Place]]:
@@ -216,11 +216,12 @@ class Bench:
             arrays.append(self.machine.typed(raw, places[-1].first, shape, dtype, strides))
         return raws, tuple(arrays), places
 
-    def run(self, i: int, placing: Placing, **options: Any) -> list[Any]:
-        """Call once and return the bytes to compare: of results, or of all memory around them."""
+    def run(self, i: int, placing: Placing, *, then: Callable[[], None] = tuple, **options: Any) -> list[Any]:
+        """Call once, and ``then``, and return the bytes to compare: of results, or of all memory around them."""
         operands = self.placed(i, placing)
         raws, arrays, _ = self.room(placing)
         results = self.work.call(operands, arrays, **options)
+        then()
         return raws or [self.machine.raw_of(x) for x in results]
 
     def _answer(self, i: int, placing: Placing) -> list[Any]:
