@@ -25,8 +25,8 @@ from fp8core.interop.tensor import fill_number
 from fp8core.table import Explanation
 
 Launch = Callable[..., None]
-"""Called with the stream, the address of each operand in the operation's order (0 of None), and, where the operation has
-one, that of the scratch."""
+"""Called with the stream, the addresses of all operands in the operation's order (0 of None), and, where the operation
+has one, that of the scratch."""
 
 CALLS_KEPT: Final = 4096
 """Of one operation, a few kilobytes each: a server meets a new m with every batch, and past this many starts anew."""

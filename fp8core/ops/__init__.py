@@ -1,11 +1,11 @@
 """The public operations: each is a signature, a docstring, and the description of a call (`fp8core.core.operation`)."""
 
-from fp8core.core.quantized import Quantized
 from fp8core.ops.explain import Capability, capabilities, explain
 from fp8core.ops.layer import Fp8Linear
 from fp8core.ops.linear import linear
 from fp8core.ops.producers import rms_norm_quant, silu_and_mul_quant
 from fp8core.ops.quantize import dequantize, quantize
+from fp8core.ops.quantized import Quantized
 from fp8core.ops.scaled_mm import scaled_mm, scaled_mm_nt
 from fp8core.ops.weights import (
     all_close_1d,

@@ -6,7 +6,6 @@ from fp8core import interop
 from fp8core.core.operation import explanation_of
 from fp8core.core.prefetch import WeightHistory, capture_of
 from fp8core.core.product import product_of
-from fp8core.core.quantized import Quantized, parts
 from fp8core.core.scale_shapes import WEIGHT_GROUPS, is_scale, known_group
 from fp8core.core.specs import TensorSpec, group, is_fp8, same_device, spec_of
 from fp8core.errors import LayoutError, ScaleError, ShapeError
@@ -14,6 +13,7 @@ from fp8core.interop import Framework, TensorView, eager_only
 from fp8core.interop.tensor import bytes_spanned, fill_number
 from fp8core.ops.linear import LINEAR_CALLS, OUT, LinearOptions, activation_group, input_format
 from fp8core.ops.quantize import quantize
+from fp8core.ops.quantized import Quantized, parts
 from fp8core.problem import GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, WIDE, GroupShape, Target
 from fp8core.table import Explanation
 

@@ -6,16 +6,16 @@ from typing import Any, Final, NamedTuple
 from fp8core.core import specs
 from fp8core.core.operation import Described, Launch, NewArray, Operation, Planned
 from fp8core.core.product import product_of
-from fp8core.core.quantized import Quantized, parts
 from fp8core.core.scale_shapes import ACTIVATION_GROUPS, known_group
 from fp8core.core.scaling import ScaleOptions, Scaling, scaling
 from fp8core.core.specs import Matrix, TensorSpec
 from fp8core.errors import ScaleError
 from fp8core.interop import dlpack, eager_only
+from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.kernels.linear.table import LINEAR, Steps, explain_linear
 from fp8core.kernels.quantize import bind
-from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.quantize import quantize_problem
+from fp8core.ops.quantized import Quantized, parts
 from fp8core.problem import FORMATS, PER_TENSOR, PER_TOKEN, GroupShape, Linear
 
 OUT: Final = 6

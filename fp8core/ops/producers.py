@@ -5,12 +5,12 @@ from typing import Any, Final
 
 from fp8core.core import specs
 from fp8core.core.operation import Described, NewArray, Operation, Planned
-from fp8core.core.quantized import Quantized, quantized
 from fp8core.core.scaling import EPS, ScaleOptions, Scaling, new_scale, scaling, split
 from fp8core.core.specs import TensorSpec
 from fp8core.errors import ShapeError
 from fp8core.interop import eager_only, scalar
 from fp8core.kernels.fused import NORM_QUANTIZE, SILU_QUANTIZE
+from fp8core.ops.quantized import Quantized, quantized
 from fp8core.problem import PER_TOKEN, NormQuantize, ScaleFormat, ScaleLayout, SiluQuantize
 
 

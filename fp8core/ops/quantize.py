@@ -5,13 +5,13 @@ from typing import Any, Final
 
 from fp8core.core import scale_shapes, specs
 from fp8core.core.operation import Described, NewArray, Operation, Planned
-from fp8core.core.quantized import Quantized, parts, quantized
 from fp8core.core.scaling import EPS, ScaleOptions, Scaling, codes_alignment, new_scale, scaling, split
 from fp8core.core.specs import Matrix, TensorSpec
 from fp8core.errors import ScaleError, ShapeError
 from fp8core.interop import dtype_name, eager_only
 from fp8core.kernels.dequantize import DEQUANTIZE
 from fp8core.kernels.quantize import QUANTIZE, bind
+from fp8core.ops.quantized import Quantized, parts, quantized
 from fp8core.problem import ITEMSIZE, PER_TENSOR, PER_TOKEN, Dequantize, GroupShape, Quantize, ScaleFormat, ScaleLayout
 
 DATA, SCALE = 1, 2

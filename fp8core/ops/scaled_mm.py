@@ -5,12 +5,12 @@ from typing import Any, Final
 
 from fp8core.core.operation import Described, NewArray, Operation, Planned
 from fp8core.core.product import product_of, transposed
-from fp8core.core.quantized import Quantized, parts
 from fp8core.core.specs import TensorSpec
 from fp8core.errors import ScaleError
 from fp8core.interop import eager_only
 from fp8core.kernels.gemm.simt import plan_clear_amax
 from fp8core.kernels.gemm.table import SCALED_MM
+from fp8core.ops.quantized import Quantized, parts
 
 OUT, AMAX = 5, 7
 """Places among the operands of a product."""

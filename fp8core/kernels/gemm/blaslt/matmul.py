@@ -69,7 +69,7 @@ def plan(product: Product, number: int = 0) -> Matmul:
         )
         status = call(*arguments)
         if status:
-            status = device.again(status, ordinal, call, *arguments)
+            status = device.retry_with_context(status, ordinal, call, *arguments)
         pool.append(operation)
         if status:
             library.check("Matmul", status, product)

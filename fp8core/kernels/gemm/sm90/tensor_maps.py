@@ -83,6 +83,6 @@ def encode(pointer: int, rows: int, columns: int, stride: int, box_rows: int) ->
     encoder = device.driver().cuTensorMapEncodeTiled
     status = encoder(*arguments)
     if status:
-        status = device.again(status, device.current(), encoder, *arguments)
+        status = device.retry_with_context(status, device.current(), encoder, *arguments)
     device.check(status, "cuTensorMapEncodeTiled", f"uint8 [{rows}, {columns}] with rows {stride} apart")
     return ctypes.string_at(address, 128)

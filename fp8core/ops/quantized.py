@@ -1,9 +1,9 @@
 """FP8 data together with its scales: what quantization gives, and what every function that takes both takes as one."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
 from fp8core.errors import ScaleError
+from fp8core.interop import dtype_name
 from fp8core.interop.tensor import new_tuple
 from fp8core.problem import GroupShape
 
@@ -42,8 +42,6 @@ class Quantized(_Pair):
     @property
     def dtype(self) -> str:
         """The name of the data's FP8 format."""
-        from fp8core.interop import dtype_name
-
         return dtype_name(self.data.dtype)
 
     @property
@@ -59,18 +57,13 @@ class Quantized(_Pair):
 
     def dequantize(self, dtype: object = "float32", *, out: object = None, stream: object = None) -> Any:
         """Return ``data * scale``, formed in fp32 and rounded once to ``dtype``: `fp8core.dequantize` of this pair."""
-        return dequantizer()(self, dtype=dtype, out=out, stream=stream)
+        from fp8core.ops.quantize import dequantize
+
+        return dequantize(self, dtype=dtype, out=out, stream=stream)
 
     def __repr__(self) -> str:
         group = None if self.group_shape is None else tuple(self.group_shape)
         return f"Quantized(data={self.data!r}, scale={self.scale!r}, group_shape={group})"
-
-
-def dequantizer() -> Callable[..., Any]:
-    """Return `fp8core.dequantize`, which stands above this module."""
-    import fp8core
-
-    return fp8core.dequantize
 
 
 def quantized(data: Any, scale: Any, group_shape: GroupShape) -> Quantized:
