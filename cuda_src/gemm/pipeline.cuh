@@ -1,5 +1,6 @@
 // The order in which chunks of a product pass through a block's rings, and the barriers that guard their stages.
 #pragma once
+#include "../ptx/tma.cuh"
 #include "../ptx/wgmma.cuh"
 
 // A block's chunks in the order in which they pass through the rings.
@@ -52,10 +53,10 @@ template <int SIZE> struct Ring {
 
 // A ring's barriers: full, then empty.
 template <int SIZE> struct PipelineBarriers {
-    uint32 barriers;
+    unsigned barriers;
 
-    DEVICE uint32 full(const Ring<SIZE> &at) const { return barriers + 8 * at.stage; }
-    DEVICE uint32 empty(const Ring<SIZE> &at) const { return full(at) + 8 * SIZE; }
+    DEVICE unsigned full(const Ring<SIZE> &at) const { return barriers + 8 * at.stage; }
+    DEVICE unsigned empty(const Ring<SIZE> &at) const { return full(at) + 8 * SIZE; }
     DEVICE void wait_full(const Ring<SIZE> &at) const { barrier_wait(full(at), at.parity); }
     DEVICE void wait_empty(const Ring<SIZE> &at) const {
         if (at.passed) barrier_wait(empty(at), at.parity ^ 1);

@@ -43,7 +43,7 @@ DEVICE void store(const float (&sums)[SUMS], Out *out, long long ldo, int row, i
         // Four threads have of two rows the channels of two times eight: each gives three away and stores eight.
 #pragma unroll
         for (int i = 0; i < SUMS; i += 8) {
-            uint32 pairs[4];
+            unsigned pairs[4];
 #pragma unroll
             for (int j = 0; j < 4; ++j) pairs[j] = hardware_round_pair<OUT>(sums[i + 2 * j], sums[i + 2 * j + 1]);
             quad_transpose(pairs[0], pairs[1], pairs[2], pairs[3], lane);
@@ -60,7 +60,7 @@ DEVICE void store(const float (&sums)[SUMS], Out *out, long long ldo, int row, i
         const int here = row + i / 2 % 2 * 8, first = channel + i / 4 * 8 + quad * 2;
         Out *const to = out + here * ldo + first;
 #if OUT > 0
-        const uint32 rounded = hardware_round_pair<OUT>(sums[i], sums[i + 1]);
+        const unsigned rounded = hardware_round_pair<OUT>(sums[i], sums[i + 1]);
         const Out pair[2] = {(Out)rounded, (Out)(rounded >> 16)};
 #else
         const Out pair[2] = {sums[i], sums[i + 1]};
@@ -83,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
 
     // Out of a shuffle the compiler knows a warp's number to be uniform, and descriptors stay in uniform registers.
     const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-    const uint32 ring = (shared_address(dynamic) + 1023) & ~1023u, a_ring = ring + STAGES * WEIGHT_BYTES;
+    const unsigned ring = (shared_address(dynamic) + 1023) & ~1023u, a_ring = ring + STAGES * WEIGHT_BYTES;
     const PipelineBarriers<STAGES> gate = {shared_address(barriers)};
     Tiles tiles(m, n);
 

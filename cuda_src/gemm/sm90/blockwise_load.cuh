@@ -26,7 +26,7 @@ struct Tiles {
 
 // A thread: the tiles of one operand, so many bytes of a stage.
 template <int BYTES, bool OF_WEIGHT>
-DEVICE void fetch_tiles(const TensorMap *map, uint32 ring, const PipelineBarriers<STAGES> &gate, Tiles tiles, int k_blocks) {
+DEVICE void fetch_tiles(const TensorMap *map, unsigned ring, const PipelineBarriers<STAGES> &gate, Tiles tiles, int k_blocks) {
     for (Ring<STAGES> at(0); tiles.more(); tiles.next()) {
         const int2 origin = tiles.origin();
 #pragma unroll 1

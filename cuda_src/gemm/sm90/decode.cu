@@ -75,10 +75,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     constexpr int ranks = SPLIT_K, units = UNITS / ranks;
     constexpr int finishers = units > 1 ? units / 2 : 1; // warps of a block that finish a part of the tile
     const int rank = (int)blockIdx.x % ranks, first = (int)blockIdx.x % CLUSTER - rank; // the tile's rank 0 in the cluster
-    const uint32 ring = (shared_address(dynamic) + 1023) & ~1023u, a_ring = ring + STAGES * WEIGHT_BYTES;
+    const unsigned ring = (shared_address(dynamic) + 1023) & ~1023u, a_ring = ring + STAGES * WEIGHT_BYTES;
     const PipelineBarriers<STAGES> gate = {shared_address(barriers)};
     const PipelineBarriers<A_STAGES> a_gate = {shared_address(barriers + 2 * STAGES)};
-    const uint32 slots_full = shared_address(barriers + 2 * STAGES + 2 * A_STAGES), slots_empty = slots_full + 8,
+    const unsigned slots_full = shared_address(barriers + 2 * STAGES + 2 * A_STAGES), slots_empty = slots_full + 8,
                  a_asked = slots_empty + 8;
     char *slots = dynamic + (ring - shared_address(dynamic)) + RING_BYTES;
 
@@ -236,8 +236,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
 #pragma unroll
                 for (int i = 0; i < PIECES; ++i) ((Piece *)(slots + slot))[32 * i] = piece(sums, half, i);
             } else {
-                const uint32 there = cluster_address(shared_address(slots) + slot, first + owner);
-                const uint32 barrier = cluster_address(slots_full, first + owner);
+                const unsigned there = cluster_address(shared_address(slots) + slot, first + owner);
+                const unsigned barrier = cluster_address(slots_full, first + owner);
 #pragma unroll
                 for (int i = 0; i < PIECES; ++i)
                     remote_store(there + i * 32 * (int)sizeof(Piece), piece(sums, half, i), barrier);

@@ -41,7 +41,7 @@ DEVICE void store(const float (&sums)[SUMS], const bool (&mine)[2], Out *out, lo
         if (mine[half] && row < m && channel < n) out[row * ldo + channel] = sums[i];
     }
 #else
-    uint32 pairs[SUMS / 2];
+    unsigned pairs[SUMS / 2];
 #pragma unroll
     for (int i = 0; i < SUMS / 2; ++i)
         pairs[i] = warp_transpose(hardware_round_pair<OUT>(sums[2 * i], sums[2 * i + 1]));
@@ -68,7 +68,7 @@ DEVICE void store(const float (&sums)[SUMS], const bool (&mine)[2], Out *out, lo
         Out *here = out + row * ldo + first + 8 * half;
         if (!mine[half] || row >= m) continue;
         if (even)
-            *(uint32 *)here = pairs[i];
+            *(unsigned *)here = pairs[i];
         else {
             if (past > 0) here[0] = (Out)pairs[i];
             if (past > 1) here[1] = (Out)(pairs[i] >> 16);

@@ -21,7 +21,7 @@
 
 // A warp, which also makes the barrier `a_asked`. Pacing: a full ring asked for at once would stand in the memory's
 // queue before a, and before what a is made of.
-DEVICE void fetch_weight(const TensorMap *map, uint32 ring, const PipelineBarriers<STAGES> &gate, uint32 a_asked, KBlockIterator &walk,
+DEVICE void fetch_weight(const TensorMap *map, unsigned ring, const PipelineBarriers<STAGES> &gate, unsigned a_asked, KBlockIterator &walk,
                          int prefetch_weight, int lane) {
     Ring<STAGES> at(0);
     if (lane == 0) {
@@ -62,7 +62,7 @@ DEVICE void fetch_weight(const TensorMap *map, uint32 ring, const PipelineBarrie
 
 // A warp, which also makes the exchange's barriers: slots_full, slots_empty of so many `arrivals`, a_asked, in a row.
 // Where the block quantizes a itself (A_VECTORS) it fetches nothing, else some rows of each chunk for all of its mates.
-DEVICE void fetch_a(const TensorMap *map, uint32 ring, const PipelineBarriers<A_STAGES> &gate, uint32 slots_full, int arrivals,
+DEVICE void fetch_a(const TensorMap *map, unsigned ring, const PipelineBarriers<A_STAGES> &gate, unsigned slots_full, int arrivals,
                     KBlockIterator &walk, int rank, int mate, int lane) {
     if (lane == 0) {
         if (!A_VECTORS) {
@@ -89,7 +89,7 @@ DEVICE void fetch_a(const TensorMap *map, uint32 ring, const PipelineBarriers<A_
             for (Ring<A_STAGES> at(0); walk.more(); walk.next(), at.advance(1)) {
                 gate.wait_empty(at);
                 barrier_expect(gate.full(at), A_BYTES);
-                const uint32 to = ring + at.stage * A_BYTES + row * BLOCK_K;
+                const unsigned to = ring + at.stage * A_BYTES + row * BLOCK_K;
                 if (MULTICAST_TILES > 1)
                     tile_load_shared(to, map, walk.chunk * BLOCK_K, row, gate.full(at), MULTICAST_MASK << rank);
                 else
