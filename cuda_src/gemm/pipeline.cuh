@@ -1,28 +1,28 @@
-// The order in which chunks of a product pass through a block's rings, and the barriers that guard their stages.
+// The pipeline of a product: in which order k-blocks pass through a block's rings, and the barriers of their stages.
 #pragma once
 #include "../ptx/tma.cuh"
 #include "../ptx/wgmma.cuh"
 
-// A block's chunks in the order in which they pass through the rings.
+// A block's k-blocks in the order in which they pass through the rings.
 struct KBlockIterator {
-    int tile, chunk, left;                  // the position
-    int first_chunk, chunks, tiles, step;   // the block's share of k; all tiles; from one of its tiles to the next
+    int tile, k_block, left;                  // the position
+    int first_k_block, k_blocks, tiles, step; // the block's share of k; all tiles; from one of its tiles to the next
 
-    DEVICE KBlockIterator(int all_tiles, int k_blocks, int rank, int ranks) {
-        first_chunk = k_blocks * rank / ranks;
-        chunks = k_blocks * (rank + 1) / ranks - first_chunk;
+    DEVICE KBlockIterator(int all_tiles, int all_k_blocks, int rank, int ranks) {
+        first_k_block = all_k_blocks * rank / ranks;
+        k_blocks = all_k_blocks * (rank + 1) / ranks - first_k_block;
         tiles = all_tiles;
         step = (int)gridDim.x / ranks;
         tile = (int)blockIdx.x / ranks;
         begin();
     }
     DEVICE void begin() {
-        left = chunks;
-        chunk = first_chunk;
+        left = k_blocks;
+        k_block = first_k_block;
     }
     DEVICE bool more() const { return tile < tiles; }
     DEVICE void next() {
-        ++chunk;
+        ++k_block;
         if (--left == 0) {
             tile += step;
             begin();
