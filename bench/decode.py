@@ -126,7 +126,7 @@ def want(case: Case, o: Operands) -> torch.Tensor:
 
 
 def row(name: str, case: Case) -> Call | None:
-    """Return the first able and preferred row of fp8core's table whose name starts so, or None where all refuse the case."""
+    """Return the first able and preferred row of fp8core's table whose name starts so, or None without one."""
     problem = case.problem()
     rows = (row for row in SCALED_MM.kernels if row.name.startswith(name))
     able = next((row for row in rows if row.refusal(problem) is None and row.reservation(problem) is None), None)

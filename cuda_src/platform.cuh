@@ -295,5 +295,5 @@ DEVICE void hardware_decode_pair(unsigned short codes, float& lo, float& hi) {
 #endif
 }
 
-#include "cluster.cuh"
+#include "ptx/cluster.cuh"
 #include "common/formats.cuh"

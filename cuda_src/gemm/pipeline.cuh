@@ -1,27 +1,28 @@
-// The order in which chunks of a product pass through a block's rings, and the barriers that guard their stages.
+// The pipeline of a product: in which order k-blocks pass through a block's rings, and the barriers of their stages.
 #pragma once
+#include "../ptx/tma.cuh"
 #include "../ptx/wgmma.cuh"
 
-// A block's chunks in the order in which they pass through the rings.
+// A block's k-blocks in the order in which they pass through the rings.
 struct KBlockIterator {
-    int tile, chunk, left;                  // the position
-    int first_chunk, chunks, tiles, step;   // the block's share of k; all tiles; from one of its tiles to the next
+    int tile, k_block, left;                  // the position
+    int first_k_block, k_blocks, tiles, step; // the block's share of k; all tiles; from one of its tiles to the next
 
-    DEVICE KBlockIterator(int all_tiles, int k_blocks, int rank, int ranks) {
-        first_chunk = k_blocks * rank / ranks;
-        chunks = k_blocks * (rank + 1) / ranks - first_chunk;
+    DEVICE KBlockIterator(int all_tiles, int all_k_blocks, int rank, int ranks) {
+        first_k_block = all_k_blocks * rank / ranks;
+        k_blocks = all_k_blocks * (rank + 1) / ranks - first_k_block;
         tiles = all_tiles;
         step = (int)gridDim.x / ranks;
         tile = (int)blockIdx.x / ranks;
         begin();
     }
     DEVICE void begin() {
-        left = chunks;
-        chunk = first_chunk;
+        left = k_blocks;
+        k_block = first_k_block;
     }
     DEVICE bool more() const { return tile < tiles; }
     DEVICE void next() {
-        ++chunk;
+        ++k_block;
         if (--left == 0) {
             tile += step;
             begin();
@@ -52,10 +53,10 @@ template <int SIZE> struct Ring {
 
 // A ring's barriers: full, then empty.
 template <int SIZE> struct PipelineBarriers {
-    uint32 barriers;
+    unsigned barriers;
 
-    DEVICE uint32 full(const Ring<SIZE> &at) const { return barriers + 8 * at.stage; }
-    DEVICE uint32 empty(const Ring<SIZE> &at) const { return full(at) + 8 * SIZE; }
+    DEVICE unsigned full(const Ring<SIZE> &at) const { return barriers + 8 * at.stage; }
+    DEVICE unsigned empty(const Ring<SIZE> &at) const { return full(at) + 8 * SIZE; }
     DEVICE void wait_full(const Ring<SIZE> &at) const { barrier_wait(full(at), at.parity); }
     DEVICE void wait_empty(const Ring<SIZE> &at) const {
         if (at.passed) barrier_wait(empty(at), at.parity ^ 1);

@@ -1,5 +1,5 @@
-// Words for barriers in shared memory and for the shared memory of other blocks of a cluster: sm_90 and later, whose
-// instructions take addresses in shared memory as numbers of 32 bits.
+// mbarriers: barriers in shared memory that count arrivals and bytes. sm_90 and later, whose instructions take addresses
+// in shared memory as numbers of 32 bits.
 #pragma once
 
 #if FP8CORE_PTX >= 900
@@ -22,5 +22,19 @@ DEVICE void barrier_wait(unsigned barrier, unsigned parity) {
     asm volatile("{\n\t.reg .pred done;\n"
                  "again:\n\tmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
                  "\t@!done bra again;\n\t}" ::"r"(barrier), "r"(parity) : "memory");
+}
+DEVICE void barrier_arrive(unsigned barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+// Whether phase p is complete.
+DEVICE bool barrier_passed(unsigned barrier, unsigned parity) {
+    unsigned passed;
+    asm volatile("{\n\t.reg .pred done;\n\t"
+                 "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n\t"
+                 "selp.u32 %0, 1, 0, done;\n\t}"
+                 : "=r"(passed)
+                 : "r"(barrier), "r"(parity)
+                 : "memory");
+    return passed;
 }
 #endif

@@ -5,8 +5,8 @@ import pytest
 
 from fp8core.kernels.gemm.blaslt.epilogue import plan_end
 from fp8core.kernels.gemm.blaslt.moves import NOTHING, Relayout, plan_moves
-from fp8core.kernels.gemm.simt import plan_simt
-from fp8core.problem import FORMATS, ScaledMm
+from fp8core.kernels.gemm.simt import plan_clear_amax, plan_simt
+from fp8core.problem import FORMATS, HOST, ScaledMm
 from support import reference
 from support.emulation import CUDA, HIP_32, HIP_64
 from support.emulation.fixtures import emulation_session, emulator  # noqa: F401
@@ -150,3 +150,19 @@ def test_arranged_scales_lie_as_the_libraries_want_them(emulator, target):
         assert (padded[:, :5] == weight).all()
         assert inverted[0] == np.float32(1) / one[0]
         assert (padded[:, 5:] == 1).all()
+
+
+@pytest.mark.parametrize("target", [CUDA, HIP_64, HIP_32], ids=str)
+def test_the_amax_of_an_empty_product_is_written(emulator, target):
+    with emulator.watch() as memory:
+        largest = memory.empty((1,), np.float32)
+        assert largest[0] != 0
+        plan_clear_amax(target)(0, largest.ctypes.data)
+        assert largest.tobytes() == bytes(4)
+    assert emulator.launches == ["clear_amax"]
+
+
+def test_the_amax_of_an_empty_product_is_written_on_the_host():
+    largest = np.full(3, 7.5, np.float32)
+    plan_clear_amax(HOST)(0, largest[1:].ctypes.data)
+    assert largest.tolist() == [7.5, 0.0, 7.5]

@@ -1,19 +1,21 @@
 // Products with blocked scales on sm_90a: out[m, n] = round(sum of scale_a * scale_b * (a[m, k] @ weight[n, k]^T) over
-// the k_blocks of 128 of k + bias), for any number of rows.
+// the k-blocks of 128 + bias), for any number of rows.
 //
-// Two groups of 128 threads multiply, the warps of a third fetch the weight, a and the scales, through one ring of
-// STAGES k_blocks. A tile is 128 * M_SLICES rows x COLUMNS channels; a group has M_SLICES times 64 rows of it, one after the
-// other. The tensor cores sum a chunk with fewer bits than fp32 has, so the threads scale it and add it in fp32, while
-// the other group's is multiplied. Blocks stay, and fetch for their next tile while they finish one.
+// Two consumer warpgroups multiply; the warps of a producer warpgroup load the weight, a and the scales, through one ring
+// of STAGES k-blocks. A tile is 128 * M_SLICES rows x COLUMNS channels; a consumer has M_SLICES slices of 64 rows of it,
+// one after the other. The tensor cores sum a k-block with fewer bits than fp32 has, so the threads scale it and add it
+// (promote it) in fp32, while the other consumer's is multiplied. Blocks are persistent, and load for their next tile
+// while they finish one.
 //
-// The order of a sum is that of k: equal rows get equal bits, by any layout, in any batch.
+// The order of a sum is that of k: equal rows get equal bits, by any tile, in any batch.
 //
-// Constants: M_SLICES 1, 2; COLUMNS 32, 48, 64, 96, 128; STAGES; A_TYPE, B_TYPE e4m3 or e5m2; SCALE_ROWS (128 or 1)
-// of the weight's scales; OUT, BIAS: 0 fp32, 1 fp16, 2 bf16, -1 none.
+// Constants: M_SLICES 1, 2; COLUMNS 32, 48, 64, 96, 128; STAGES; A_TYPE, B_TYPE e4m3 or e5m2; SCALE_ROWS (128 or 1) of
+// the weight's scales; OUT, BIAS: 0 fp32, 1 fp16, 2 bf16, -1 none.
 //
 // The caller owes: maps of uint8, boxes of COLUMNS (weight) and 128 * M_SLICES (a) rows x 128 columns, 128-byte swizzle,
 // zeros out of bounds; scale strides in elements, 0 where broadcast; of dynamic shared memory
-// STAGES * (WEIGHT_BYTES + A_BYTES) + 1,024. `prefetch_weight`: weight and bias may be read before the kernel before has ended.
+// STAGES * (WEIGHT_BYTES + A_BYTES) + 1,024. `prefetch_weight`: weight and bias may be read before the kernel before has
+// ended; if not, dependents start only after the wait, as in sm90_decode.
 #include "blockwise_load.cuh"
 #include "output.cuh"
 
@@ -43,7 +45,7 @@ DEVICE void store(const float (&sums)[SUMS], Out *out, long long ldo, int row, i
         // Four threads have of two rows the channels of two times eight: each gives three away and stores eight.
 #pragma unroll
         for (int i = 0; i < SUMS; i += 8) {
-            uint32 pairs[4];
+            unsigned pairs[4];
 #pragma unroll
             for (int j = 0; j < 4; ++j) pairs[j] = hardware_round_pair<OUT>(sums[i + 2 * j], sums[i + 2 * j + 1]);
             quad_transpose(pairs[0], pairs[1], pairs[2], pairs[3], lane);
@@ -60,7 +62,7 @@ DEVICE void store(const float (&sums)[SUMS], Out *out, long long ldo, int row, i
         const int here = row + i / 2 % 2 * 8, first = channel + i / 4 * 8 + quad * 2;
         Out *const to = out + here * ldo + first;
 #if OUT > 0
-        const uint32 rounded = hardware_round_pair<OUT>(sums[i], sums[i + 1]);
+        const unsigned rounded = hardware_round_pair<OUT>(sums[i], sums[i + 1]);
         const Out pair[2] = {(Out)rounded, (Out)(rounded >> 16)};
 #else
         const Out pair[2] = {sums[i], sums[i + 1]};
@@ -83,14 +85,14 @@ extern "C" __global__ void __launch_bounds__(384, 1)
 
     // Out of a shuffle the compiler knows a warp's number to be uniform, and descriptors stay in uniform registers.
     const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-    const uint32 ring = (shared_address(dynamic) + 1023) & ~1023u, a_ring = ring + STAGES * WEIGHT_BYTES;
-    const PipelineBarriers<STAGES> gate = {shared_address(barriers)};
+    const unsigned ring = (shared_address(dynamic) + 1023) & ~1023u, a_ring = ring + STAGES * WEIGHT_BYTES;
+    const PipelineBarriers<STAGES> pipeline = {shared_address(barriers)};
     Tiles tiles(m, n);
 
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; ++i) {
-            barrier_init(gate.barriers + 8 * i, 2 + SCALE_THREADS);
-            barrier_init(gate.barriers + 8 * (STAGES + i), 8); // the warps that multiply
+            barrier_init(pipeline.barriers + 8 * i, 2 + SCALE_THREADS);
+            barrier_init(pipeline.barriers + 8 * (STAGES + i), 8); // the warps that multiply
         }
         barrier_init_fence();
     }
@@ -100,11 +102,11 @@ extern "C" __global__ void __launch_bounds__(384, 1)
         registers_give<56>();
         if (warp > 0 || !prefetch_weight) grid_dependency_wait();
         if (warp == 0 && !prefetch_weight) grid_dependency_launch();
-        if (warp == 0 && lane == 0) fetch_tiles<WEIGHT_BYTES, true>(&weight_map, ring, gate, tiles, k_blocks);
-        if (warp == 1 && lane == 0) fetch_tiles<A_BYTES, false>(&a_map, a_ring, gate, tiles, k_blocks);
+        if (warp == 0 && lane == 0) load_tiles<WEIGHT_BYTES, true>(&weight_map, ring, pipeline, tiles, k_blocks);
+        if (warp == 1 && lane == 0) load_tiles<A_BYTES, false>(&a_map, a_ring, pipeline, tiles, k_blocks);
         if (warp > 1) {
             const ScaleGrid of_a = {scale_a, scale_a_row, scale_a_col}, of_b = {scale_b, scale_b_row, scale_b_col};
-            fetch_scales(stage_scales, gate, of_a, of_b, tiles, m, n, k_blocks, (int)threadIdx.x - 64);
+            load_scales(stage_scales, pipeline, of_a, of_b, tiles, m, n, k_blocks, (int)threadIdx.x - 64);
         }
         return;
     }
@@ -122,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
 
 #pragma unroll 1
         for (int left = k_blocks; left > 0; --left, at.advance(1)) {
-            gate.wait_full(at);
+            pipeline.wait_full(at);
             const float *const scales = stage_scales[at.stage];
             const float first_b = scales[ROWS], second_b = scales[ROWS + 1];
             const word64 w = first_w + at.stage * (WEIGHT_BYTES / 16);
@@ -144,7 +146,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
                 const auto release = [&](bool now) {
                     if (!now || slice < M_SLICES - 1) return;
                     __syncwarp();
-                    if (lane == 0) gate.release(at);
+                    if (lane == 0) pipeline.release(at);
                 };
                 release(SCALE_ROWS > 1);
 #pragma unroll

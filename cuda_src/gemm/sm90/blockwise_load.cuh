@@ -1,4 +1,4 @@
-// Tiles of a product with blocked scales, and the warps that fetch what they are made of, chunk by chunk.
+// Tiles of a product with blocked scales, and the warps that load them, k-block by k-block.
 #pragma once
 #include "../pipeline.cuh"
 
@@ -6,7 +6,7 @@
 #define ROWS (128 * M_SLICES)
 #define A_BYTES (ROWS * BLOCK_K)
 #define WEIGHT_BYTES (COLUMNS * BLOCK_K)
-#define SCALES (ROWS + (SCALE_ROWS == 1 ? COLUMNS : 2)) // of a chunk: a's rows, then the weight's
+#define SCALES (ROWS + (SCALE_ROWS == 1 ? COLUMNS : 2)) // of a k-block: a's rows, then the weight's
 #define SCALE_THREADS 64
 #define ABREAST (16 / M_SLICES) // tiles of rows that are taken before the next channels
 
@@ -26,21 +26,22 @@ struct Tiles {
 
 // A thread: the tiles of one operand, so many bytes of a stage.
 template <int BYTES, bool OF_WEIGHT>
-DEVICE void fetch_tiles(const TensorMap *map, uint32 ring, const PipelineBarriers<STAGES> &gate, Tiles tiles, int k_blocks) {
+DEVICE void load_tiles(const TensorMap *map, unsigned ring, const PipelineBarriers<STAGES> &pipeline, Tiles tiles,
+                       int k_blocks) {
     for (Ring<STAGES> at(0); tiles.more(); tiles.next()) {
         const int2 origin = tiles.origin();
 #pragma unroll 1
-        for (int chunk = 0; chunk < k_blocks; ++chunk, at.advance(1)) {
-            gate.wait_empty(at);
-            barrier_expect(gate.full(at), BYTES);
-            tile_load(ring + at.stage * BYTES, map, chunk * BLOCK_K, OF_WEIGHT ? origin.y : origin.x, gate.full(at));
+        for (int k_block = 0; k_block < k_blocks; ++k_block, at.advance(1)) {
+            pipeline.wait_empty(at);
+            barrier_expect(pipeline.full(at), BYTES);
+            tile_load(ring + at.stage * BYTES, map, k_block * BLOCK_K, OF_WEIGHT ? origin.y : origin.x, pipeline.full(at));
         }
     }
 }
 
 // SCALE_THREADS threads: the scales of both.
-DEVICE void fetch_scales(float (&stage_scales)[STAGES][SCALES], const PipelineBarriers<STAGES> &gate, const ScaleGrid &of_a,
-                         const ScaleGrid &of_b, Tiles tiles, int m, int n, int k_blocks, int thread) {
+DEVICE void load_scales(float (&stage_scales)[STAGES][SCALES], const PipelineBarriers<STAGES> &pipeline,
+                        const ScaleGrid &of_a, const ScaleGrid &of_b, Tiles tiles, int m, int n, int k_blocks, int thread) {
     for (Ring<STAGES> at(0); tiles.more(); tiles.next()) {
         constexpr int words = (SCALES + SCALE_THREADS - 1) / SCALE_THREADS; // of a thread
         const int2 origin = tiles.origin();
@@ -53,14 +54,14 @@ DEVICE void fetch_scales(float (&stage_scales)[STAGES][SCALES], const PipelineBa
         }
 #pragma unroll 1
         for (int left = k_blocks; left > 0; --left, at.advance(1)) {
-            gate.wait_empty(at);
+            pipeline.wait_empty(at);
 #pragma unroll
             for (int i = 0; i < words; ++i) {
                 const int place = thread + SCALE_THREADS * i;
                 if (place < SCALES) word_copy(shared_address(&stage_scales[at.stage][place]), from[i]);
                 from[i] += place < ROWS ? of_a.col : of_b.col;
             }
-            words_arrive(gate.full(at));
+            words_arrive(pipeline.full(at));
         }
     }
     words_wait();

@@ -1,29 +1,31 @@
 // Products of few rows on sm_90a: out[m, n] = round(scale_a * (scale_b * (a[m, k] @ weight[n, k]^T)) + bias).
 //
-// The operands are swapped: wgmma's side of 64 holds output channels, its narrow side of WIDTH >= m the rows of a,
-// so the kernel streams the weight at the memory's speed and does hardly anything else. A tile is 64 * M_WARPGROUPS
-// channels. SPLIT_K of a cluster share a tile: each takes a part of k, in chunks of 128, through two rings that the copy
-// engine fills: a deep one for the weight, because it is far away, a shallow one for a, which is in the L2, with its
-// blocked scales beside it. Blocks that have the same part of k for the MULTICAST_TILES tiles of a cluster share what they load of a.
-// M_WARPGROUPS * K_WARPGROUPS groups of 128 threads multiply; those of one 64 channels take the chunks in turn. Every
-// block finishes an equal part of the tile's channels: the partial sums are pushed into its slots and added in the
-// order of their numbers, so equal inputs give equal bits, in an order that depends on n and k alone.
+// The operands are swapped: wgmma's M side of 64 holds output channels, its N side of WIDTH >= m the rows of a, so the
+// kernel streams the weight at the memory's speed and does hardly anything else. A tile is 64 * M_WARPGROUPS channels.
+// k is split over the SPLIT_K blocks of a cluster that share a tile: each takes its part, in k-blocks of 128, through two
+// rings that TMA fills: a deep one for the weight, because it is far away, a shallow one for a, which is in L2, with its
+// blocked scales beside it. Blocks that have the same part of k for the MULTICAST_TILES tiles of a cluster share what they
+// load of a. M_WARPGROUPS * K_WARPGROUPS consumer warpgroups multiply; those of the same 64 channels alternate over the
+// k-blocks; one warp loads the weight, one a, one blocked scales. Every block finishes an equal part of the tile's
+// channels: the partial sums are stored into its reduction buffer (DSMEM) and added in the order of their numbers, so
+// equal inputs give equal bits, in an order that depends on n and k alone.
 //
-// Before the kernel that it follows has ended it reads only the weight, its scales and the bias, and those if prefetch_weight.
+// Before the kernel that it follows has ended it reads only the weight, its scales and the bias, and those only if
+// `prefetch_weight` (a PDL prologue). If not, it lets its own dependents start only after its wait.
 // The rows of a can come in 16 bits instead, and then every block quantizes them for itself (quantize_rows.cuh).
 //
-// Constants: WIDTH 8, 16, 32, 64; SPLIT_K of a tile 1, 2, 4, 8; MULTICAST_TILES, tiles of a cluster, up to WIDTH / 8; M_WARPGROUPS,
-// K_WARPGROUPS; STAGES and A_STAGES multiples of K_WARPGROUPS; CTAS_PER_SM blocks on a multiprocessor; A_TYPE, B_TYPE e4m3 or e5m2;
-// BLOCKWISE 1: a's scales are 1x128 and the weight's cover SCALE_ROWS (128 or 1) x 128; 0: one a tensor or row; OUT, BIAS:
-// 0 fp32, 1 fp16, 2 bf16, -1 none. PREFETCH_CHUNKS: chunks of the weight in flight until a may be asked for, 0: as many as fit.
-// A_VECTORS: octets of x that a thread quantizes, 0 where a comes as codes; else A_ROWS, A_INPUT, A_FORMAT, A_MODE of
-// quantize_rows, and A_STAGES chunks are all of a block. The tensor cores sum a chunk with fewer bits than fp32 has, so
-// every chunk is added in fp32.
+// Constants: WIDTH 8, 16, 32, 64; SPLIT_K 1, 2, 4, 8; MULTICAST_TILES of a cluster, up to WIDTH / 8; M_WARPGROUPS,
+// K_WARPGROUPS; STAGES and A_STAGES multiples of K_WARPGROUPS; CTAS_PER_SM; A_TYPE, B_TYPE e4m3 or e5m2; BLOCKWISE 1: a's
+// scales are 1x128 and the weight's cover SCALE_ROWS (128 or 1) x 128; 0: one a tensor or row; OUT, BIAS: 0 fp32, 1 fp16,
+// 2 bf16, -1 none. PREFETCH_CHUNKS: k-blocks of the weight in flight until a has been requested, 0: as many as fit.
+// A_VECTORS: vectors of 8 elements of x that a thread quantizes, 0 where a comes as codes; else A_ROWS, A_INPUT, A_FORMAT,
+// A_MODE of quantize_rows, and A_STAGES k-blocks are all of a block. The tensor cores sum a k-block with fewer bits than
+// fp32 has, so every one is added (promoted) in fp32.
 //
-// The caller owes: maps of uint8, boxes of 64 * M_WARPGROUPS (weight) and WIDTH / MULTICAST_TILES (a) rows x 128 columns, 128-byte
-// swizzle, zeros out of bounds; scale strides in elements, 0 where broadcast; at least SPLIT_K chunks, a first tile for
-// every cluster; of dynamic shared memory RING_BYTES, 1,024 and (SPLIT_K * K_WARPGROUPS - 1) * UNITS / SPLIT_K * UNIT_BYTES for
-// the slots.
+// The caller owes: maps of uint8, boxes of 64 * M_WARPGROUPS (weight) and WIDTH / MULTICAST_TILES (a) rows x 128 columns,
+// 128-byte swizzle, zeros out of bounds; scale strides in elements, 0 where broadcast; at least SPLIT_K k-blocks, a first
+// tile for every cluster; of dynamic shared memory RING_BYTES, 1,024 and (SPLIT_K * K_WARPGROUPS - 1) * UNITS / SPLIT_K *
+// UNIT_BYTES for the reduction.
 #include "quantize_rows.cuh"
 #include "decode_epilogue.cuh"
 #include "decode_load.cuh" // last: its names are macros
@@ -67,30 +69,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
 #endif
 
     // A launch that may not read the weight prefetch_weight is what later ones, which may, rely on: once it lets them start, all
-    // that precedes it on the stream has ended. So it does that after its wait (in fetch_weight).
+    // that precedes it on the stream has ended. So it does that after its wait (in load_weight).
     if (prefetch_weight) grid_dependency_launch();
 
     // By way of a shuffle the compiler knows that these are equal in a warp, and computes descriptors once for all of it.
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     constexpr int ranks = SPLIT_K, units = UNITS / ranks;
-    constexpr int finishers = units > 1 ? units / 2 : 1; // warps of a block that finish a part of the tile
+    constexpr int epilogue_warps = units > 1 ? units / 2 : 1; // warps of a block that finish a part of the tile
     const int rank = (int)blockIdx.x % ranks, first = (int)blockIdx.x % CLUSTER - rank; // the tile's rank 0 in the cluster
-    const uint32 ring = (shared_address(dynamic) + 1023) & ~1023u, a_ring = ring + STAGES * WEIGHT_BYTES;
-    const PipelineBarriers<STAGES> gate = {shared_address(barriers)};
-    const PipelineBarriers<A_STAGES> a_gate = {shared_address(barriers + 2 * STAGES)};
-    const uint32 slots_full = shared_address(barriers + 2 * STAGES + 2 * A_STAGES), slots_empty = slots_full + 8,
-                 a_asked = slots_empty + 8;
-    char *slots = dynamic + (ring - shared_address(dynamic)) + RING_BYTES;
+    const unsigned ring = (shared_address(dynamic) + 1023) & ~1023u, a_ring = ring + STAGES * WEIGHT_BYTES;
+    const PipelineBarriers<STAGES> pipeline = {shared_address(barriers)};
+    const PipelineBarriers<A_STAGES> a_pipeline = {shared_address(barriers + 2 * STAGES)};
+    const unsigned reduce_full = shared_address(barriers + 2 * STAGES + 2 * A_STAGES), reduce_empty = reduce_full + 8,
+                 a_requested = reduce_empty + 8;
+    char *reduce_buf = dynamic + (ring - shared_address(dynamic)) + RING_BYTES;
 
-    // Mates have as many turns, if need be with a tile past the end.
-    KBlockIterator walk((n + TILE * MULTICAST_TILES - 1) / (TILE * MULTICAST_TILES) * MULTICAST_TILES, k_blocks, rank, ranks);
+    // Blocks that share loads of a have as many iterations, if need be with a tile past the end.
+    KBlockIterator k_iter((n + TILE * MULTICAST_TILES - 1) / (TILE * MULTICAST_TILES) * MULTICAST_TILES, k_blocks, rank, ranks);
 
     if (warp == CONSUMERS / 32) {
-        fetch_weight(&weight_map, ring, gate, a_asked, walk, prefetch_weight, lane);
+        load_weight(&weight_map, ring, pipeline, a_requested, k_iter, prefetch_weight, lane);
         return;
     }
     if (warp == CONSUMERS / 32 + 1) {
-        fetch_a(codes, a_ring, a_gate, slots_full, finishers * ranks, walk, rank, first / ranks, lane);
+        load_a(codes, a_ring, a_pipeline, reduce_full, epilogue_warps * ranks, k_iter, rank, first / ranks, lane);
         return;
     }
     threads_sync(1, THREADS);
@@ -100,60 +102,62 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
 #if BLOCKWISE
     if (warp == CONSUMERS / 32 + 2) {
         const ScaleGrid of_a = {scale_a, scale_a_row, scale_a_col}, of_b = {scale_b, scale_b_row, scale_b_col};
-        fetch_scales(stage_scales, a_gate, of_a, of_b, walk, m, n, lane);
+        load_scales(stage_scales, a_pipeline, of_a, of_b, k_iter, m, n, lane);
         return;
     }
 #endif
 
-    const int group = GROUPS > 1 ? warp / 4 : 0, row_group = group / K_WARPGROUPS, k_group = group % K_WARPGROUPS, quarter = warp % 4;
+    const int warpgroup = WARPGROUPS > 1 ? warp / 4 : 0, quarter = warp % 4;
+    const int m_warpgroup = warpgroup / K_WARPGROUPS, k_warpgroup = warpgroup % K_WARPGROUPS;
     // A warp's registers hold two units of channels, those of lane / 4 and of lane / 4 + 8, for these blocks.
-    const int unit0 = row_group * 8 + quarter * 2;
+    const int unit0 = m_warpgroup * 8 + quarter * 2;
     const int owners[2] = {unit0 / units, (unit0 + 1) / units};
-    const bool mine[2] = {owners[0] == rank, owners[1] == rank}, finishes = mine[0] || mine[1];
-    const bool leads = k_group == 0 && unit0 == (rank * units & ~1) && lane == 0;
-    Ring<STAGES> at(k_group), done(k_group); // next to be multiplied, next to be given back
-    Ring<A_STAGES> a_at(k_group), a_done(k_group);
+    const bool owned[2] = {owners[0] == rank, owners[1] == rank}, in_epilogue = owned[0] || owned[1];
+    const bool leader = k_warpgroup == 0 && unit0 == (rank * units & ~1) && lane == 0;
+    Ring<STAGES> next(k_warpgroup), oldest(k_warpgroup); // to be multiplied, and to be released
+    Ring<A_STAGES> a_next(k_warpgroup), a_oldest(k_warpgroup);
     float row_scale = 0.0f;
-    // Chunks of a whose place is wanted again: when this block gives back the others, a mate may have ended.
-    int a_wanted = (walk.tiles - walk.tile + walk.step - 1) / walk.step * walk.chunks - A_STAGES - k_group;
-    int at_group = k_group; // chunks to pass over before this group's next
+    // k-blocks of a whose stage is loaded again: when this block releases the others, a multicast peer may have ended.
+    const int iterations = (k_iter.tiles - k_iter.tile + k_iter.step - 1) / k_iter.step;
+    int a_releases = iterations * k_iter.k_blocks - A_STAGES - k_warpgroup;
+    int next_k_block = k_warpgroup; // k-blocks to pass over before this warpgroup's next
 
-    for (int turn = 0; walk.tile < walk.tiles; ++turn, walk.tile += walk.step) {
-        const int channel = walk.tile * TILE + unit0 * 8 + lane / 4;
+    for (int iteration = 0; k_iter.tile < k_iter.tiles; ++iteration, k_iter.tile += k_iter.step) {
+        const int channel = k_iter.tile * TILE + unit0 * 8 + lane / 4;
         float channel_scales[2] = {1.0f, 1.0f}, channel_biases[2] = {0.0f, 0.0f};
-        if (k_group == 0 && finishes) {
+        if (k_warpgroup == 0 && in_epilogue) {
             for (int half = 0; half < 2; ++half) {
                 const int bounded = min(channel + 8 * half, n - 1);
                 if (!BLOCKWISE) channel_scales[half] = scale_b[bounded * scale_b_row];
                 channel_biases[half] = bias_value(bias, bounded);
             }
-            if (ranks > 1 && leads) barrier_expect(slots_full, (ranks - 1) * K_WARPGROUPS * units * UNIT_BYTES);
+            if (ranks > 1 && leader) barrier_expect(reduce_full, (ranks - 1) * K_WARPGROUPS * units * UNIT_BYTES);
         }
-        if (turn == 0) {
+        if (iteration == 0) {
             grid_dependency_wait();
 #if A_VECTORS
             const WideRows from = {x, x_stride, m, x_octets};
             quantize_rows<CONSUMERS, A_ROWS, A_VECTORS, WIDTH, A_INPUT, A_FORMAT, A_MODE>(
-                dynamic + (a_ring - shared_address(dynamic)), row_scales, from, walk.first_chunk * (BLOCK_K / 8),
-                walk.chunks * (BLOCK_K / 8), scale_a, scale_a_row, upper);
-            if (PREFETCH_CHUNKS && threadIdx.x == 0) barrier_arrive(a_asked);
+                dynamic + (a_ring - shared_address(dynamic)), row_scales, from, k_iter.first_k_block * (BLOCK_K / 8),
+                k_iter.k_blocks * (BLOCK_K / 8), scale_a, scale_a_row, upper);
+            if (PREFETCH_CHUNKS && threadIdx.x == 0) barrier_arrive(a_requested);
 #else
             if (!BLOCKWISE && threadIdx.x < WIDTH) row_scale = scale_a[min((int)threadIdx.x, m - 1) * scale_a_row];
 #endif
         }
-        if (A_VECTORS) a_at = Ring<A_STAGES>(at_group); // all of the block's chunks lie there, and stay
+        if (A_VECTORS) a_next = Ring<A_STAGES>(next_k_block); // all of the block's k-blocks are there, and stay
 
-        // Two sets of products take turns: while the tensor cores are busy with one, the other is scaled and added.
+        // Two sets of products alternate: while the tensor cores are busy with one, the other is scaled and added.
         float sums[SUMS], products[2][SUMS];
 #pragma unroll
         for (int i = 0; i < SUMS; ++i) sums[i] = products[0][i] = products[1][i] = 0.0f;
-        const auto issue = [&](float (&d)[SUMS]) {
-            gate.wait_full(at);
-            if (!A_VECTORS) a_gate.wait_full(a_at);
-            const word64 w = tile_descriptor(ring + at.stage * WEIGHT_BYTES + row_group * 64 * BLOCK_K);
-            const word64 a = tile_descriptor(a_ring + a_at.stage * A_BYTES);
-            at.advance(K_WARPGROUPS);
-            a_at.advance(K_WARPGROUPS);
+        const auto issue_mma = [&](float (&d)[SUMS]) {
+            pipeline.wait_full(next);
+            if (!A_VECTORS) a_pipeline.wait_full(a_next);
+            const word64 w = tile_descriptor(ring + next.stage * WEIGHT_BYTES + m_warpgroup * 64 * BLOCK_K);
+            const word64 a = tile_descriptor(a_ring + a_next.stage * A_BYTES);
+            next.advance(K_WARPGROUPS);
+            a_next.advance(K_WARPGROUPS);
             registers_fence(d);
             product_begin();
             multiply(d, w, a, 0);
@@ -162,16 +166,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
             multiply(d, w + 6, a + 6, 1);
             product_commit();
         };
-        // The products of the oldest chunk; the last has none behind it.
-        const auto settle = [&](float (&d)[SUMS], bool last) {
+        // Adds the products of the oldest k-block; the last has none behind it.
+        const auto promote = [&](float (&d)[SUMS], bool last) {
 #if BLOCKWISE
             float scales_b[2];
             for (int half = 0; half < 2; ++half)
-                scales_b[half] = stage_scales[a_done.stage][WIDTH + ((unit0 + half) * 8 + lane / 4) / SCALE_ROWS];
+                scales_b[half] = stage_scales[a_oldest.stage][WIDTH + ((unit0 + half) * 8 + lane / 4) / SCALE_ROWS];
             float2 scales_a[WIDTH / 8];
 #pragma unroll
             for (int j = 0; j < WIDTH / 8; ++j) {
-                scales_a[j] = *(const float2 *)&stage_scales[a_done.stage][8 * j + lane % 4 * 2];
+                scales_a[j] = *(const float2 *)&stage_scales[a_oldest.stage][8 * j + lane % 4 * 2];
                 if (SCALE_ROWS > 1) scales_a[j] = make_float2(scales_a[j].x * scales_b[0], scales_a[j].y * scales_b[0]);
             }
 #endif
@@ -181,13 +185,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
                 product_wait<1>();
             registers_fence(d);
             __syncwarp();
-            if (lane == 0) gate.release(done);
-            if (!A_VECTORS && MULTICAST_TILES == 1 && lane == 0) a_gate.release(a_done);
-            if (!A_VECTORS && MULTICAST_TILES > 1 && lane < MULTICAST_TILES && a_wanted > 0)
-                remote_arrive(cluster_address(a_gate.empty(a_done), lane * ranks + rank));
-            a_wanted -= K_WARPGROUPS;
-            done.advance(K_WARPGROUPS);
-            a_done.advance(K_WARPGROUPS);
+            if (lane == 0) pipeline.release(oldest);
+            if (!A_VECTORS && MULTICAST_TILES == 1 && lane == 0) a_pipeline.release(a_oldest);
+            if (!A_VECTORS && MULTICAST_TILES > 1 && lane < MULTICAST_TILES && a_releases > 0)
+                remote_arrive(cluster_address(a_pipeline.empty(a_oldest), lane * ranks + rank));
+            a_releases -= K_WARPGROUPS;
+            oldest.advance(K_WARPGROUPS);
+            a_oldest.advance(K_WARPGROUPS);
 #pragma unroll
             for (int i = 0; i < SUMS; ++i)
 #if BLOCKWISE
@@ -197,75 +201,76 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
                 sums[i] += d[i];
 #endif
         };
-        // Two chunks a round: issue, issue the next, settle the first. With a loop that holds its own ends the compiler
+        // Two k-blocks a round: issue, issue the next, promote the first. With a loop that holds its own ends the compiler
         // no longer lets one product run on beside the next.
-        if (at_group < walk.chunks) {
-            issue(products[0]);
+        if (next_k_block < k_iter.k_blocks) {
+            issue_mma(products[0]);
 #pragma unroll 1
-            for (at_group += K_WARPGROUPS; at_group + K_WARPGROUPS < walk.chunks; at_group += 2 * K_WARPGROUPS) {
-                issue(products[1]);
-                settle(products[0], false);
-                issue(products[0]);
-                settle(products[1], false);
+            for (next_k_block += K_WARPGROUPS; next_k_block + K_WARPGROUPS < k_iter.k_blocks;
+                 next_k_block += 2 * K_WARPGROUPS) {
+                issue_mma(products[1]);
+                promote(products[0], false);
+                issue_mma(products[0]);
+                promote(products[1], false);
             }
-            if (at_group < walk.chunks) {
-                at_group += K_WARPGROUPS;
-                issue(products[1]);
-                settle(products[0], false);
-                settle(products[1], true);
+            if (next_k_block < k_iter.k_blocks) {
+                next_k_block += K_WARPGROUPS;
+                issue_mma(products[1]);
+                promote(products[0], false);
+                promote(products[1], true);
             } else
-                settle(products[0], true);
+                promote(products[0], true);
         }
-        at_group -= walk.chunks;
+        next_k_block -= k_iter.k_blocks;
 
-        if (turn == 0) {
+        if (iteration == 0) {
             if (!BLOCKWISE && !A_VECTORS) {
                 if (threadIdx.x < WIDTH) row_scales[threadIdx.x] = row_scale;
                 threads_sync(2, CONSUMERS);
             }
             if (CLUSTER > 1) cluster_wait(); // the other blocks have made their barriers
         } else if (K_WARPGROUPS > 1 || ranks > 1)
-            barrier_wait(slots_empty, (turn - 1) & 1);
+            barrier_wait(reduce_empty, (iteration - 1) & 1);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int owner = owners[half], unit = unit0 + half - owner * units;
-            if (k_group == 0 && mine[half]) continue;
-            const int source = rank * K_WARPGROUPS + k_group, place = source - (source > owner * K_WARPGROUPS);
+            if (k_warpgroup == 0 && owned[half]) continue;
+            const int source = rank * K_WARPGROUPS + k_warpgroup, place = source - (source > owner * K_WARPGROUPS);
             const int slot = (place * units + unit) * UNIT_BYTES + lane * (int)sizeof(Piece);
-            if (mine[half]) {
+            if (owned[half]) {
 #pragma unroll
-                for (int i = 0; i < PIECES; ++i) ((Piece *)(slots + slot))[32 * i] = piece(sums, half, i);
+                for (int i = 0; i < PIECES; ++i) ((Piece *)(reduce_buf + slot))[32 * i] = piece(sums, half, i);
             } else {
-                const uint32 there = cluster_address(shared_address(slots) + slot, first + owner);
-                const uint32 barrier = cluster_address(slots_full, first + owner);
+                const unsigned there = cluster_address(shared_address(reduce_buf) + slot, first + owner);
+                const unsigned barrier = cluster_address(reduce_full, first + owner);
 #pragma unroll
                 for (int i = 0; i < PIECES; ++i)
                     remote_store(there + i * 32 * (int)sizeof(Piece), piece(sums, half, i), barrier);
             }
         }
-        if (K_WARPGROUPS > 1 && k_group != 0) threads_arrive(3 + row_group, 128 * K_WARPGROUPS);
-        if (k_group != 0) continue;
-        if (K_WARPGROUPS > 1) threads_sync(3 + row_group, 128 * K_WARPGROUPS);
-        if (!finishes) continue;
+        if (K_WARPGROUPS > 1 && k_warpgroup != 0) threads_arrive(3 + m_warpgroup, 128 * K_WARPGROUPS);
+        if (k_warpgroup != 0) continue;
+        if (K_WARPGROUPS > 1) threads_sync(3 + m_warpgroup, 128 * K_WARPGROUPS);
+        if (!in_epilogue) continue;
 
-        if (ranks > 1) barrier_wait(slots_full, turn & 1);
+        if (ranks > 1) barrier_wait(reduce_full, iteration & 1);
 #pragma unroll(WIDTH > 16 ? 1 : 16)
         for (int place = 0; place < ranks * K_WARPGROUPS - 1; ++place) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                if (!mine[half]) continue;
+                if (!owned[half]) continue;
                 const int unit = place * units + unit0 + half - rank * units;
-                const Piece *slot = (const Piece *)(slots + unit * UNIT_BYTES) + lane;
+                const Piece *slot = (const Piece *)(reduce_buf + unit * UNIT_BYTES) + lane;
 #pragma unroll
                 for (int i = 0; i < PIECES; ++i) add(sums, half, i, slot[32 * i]);
             }
         }
         __syncwarp();
-        if (walk.tile + walk.step < walk.tiles && lane < ranks) {
+        if (k_iter.tile + k_iter.step < k_iter.tiles && lane < ranks) {
             if (ranks > 1)
-                remote_arrive(cluster_address(slots_empty, first + lane));
+                remote_arrive(cluster_address(reduce_empty, first + lane));
             else
-                barrier_arrive(slots_empty);
+                barrier_arrive(reduce_empty);
         }
 
         // First every number, then every store: one after the other they would wait for each other.
@@ -279,6 +284,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
                 if (BIAS >= 0) value += channel_biases[i / 2];
             }
         }
-        store(sums, mine, out, ldo, walk.tile * TILE + unit0 * 8, m, n, lane);
+        store(sums, owned, out, ldo, k_iter.tile * TILE + unit0 * 8, m, n, lane);
     }
 }

@@ -31,23 +31,23 @@ DEVICE void add(float (&sums)[SUMS], int half, int i, Piece other) {
 #endif
 #define PIECES (UNIT_BYTES / 32 / (int)sizeof(Piece))
 
-// Rounds and stores the channels from ``base`` on, of each eight only if they are ``mine``.
-DEVICE void store(const float (&sums)[SUMS], const bool (&mine)[2], Out *out, long long ldo, int base, int m, int n,
+// Rounds and stores the channels from ``base`` on, of each eight only if they are ``owned``.
+DEVICE void store(const float (&sums)[SUMS], const bool (&owned)[2], Out *out, long long ldo, int base, int m, int n,
                   int lane) {
 #if OUT == 0
 #pragma unroll
     for (int i = 0; i < SUMS; ++i) {
         const int row = i / 4 * 8 + lane % 4 * 2 + i % 2, half = i / 2 % 2, channel = base + lane / 4 + 8 * half;
-        if (mine[half] && row < m && channel < n) out[row * ldo + channel] = sums[i];
+        if (owned[half] && row < m && channel < n) out[row * ldo + channel] = sums[i];
     }
 #else
-    uint32 pairs[SUMS / 2];
+    unsigned pairs[SUMS / 2];
 #pragma unroll
     for (int i = 0; i < SUMS / 2; ++i)
         pairs[i] = warp_transpose(hardware_round_pair<OUT>(sums[2 * i], sums[2 * i + 1]));
     const bool whole = base + 16 <= n;
 #if WIDTH > 8
-    if (whole && (ldo & 7) == 0 && mine[0] && mine[1]) {
+    if (whole && (ldo & 7) == 0 && owned[0] && owned[1]) {
         // Four threads have a row's channels of four matrices: each gives three away and stores one whole.
 #pragma unroll
         for (int i = 0; i < SUMS / 2; i += 4) {
@@ -66,9 +66,9 @@ DEVICE void store(const float (&sums)[SUMS], const bool (&mine)[2], Out *out, lo
     for (int i = 0; i < SUMS / 2; ++i) {
         const int row = i / 2 * 8 + lane / 4, half = i % 2, past = n - first - 8 * half;
         Out *here = out + row * ldo + first + 8 * half;
-        if (!mine[half] || row >= m) continue;
+        if (!owned[half] || row >= m) continue;
         if (even)
-            *(uint32 *)here = pairs[i];
+            *(unsigned *)here = pairs[i];
         else {
             if (past > 0) here[0] = (Out)pairs[i];
             if (past > 1) here[1] = (Out)(pairs[i] >> 16);

@@ -1,6 +1,6 @@
 // What a product adds and gives: OUT, BIAS 0 fp32, 1 fp16, 2 bf16, -1 none.
 #pragma once
-#include "../../ptx/wgmma.cuh"
+#include "../../ptx/transpose.cuh"
 
 #if OUT == 0
 typedef float Out;

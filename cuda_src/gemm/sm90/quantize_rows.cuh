@@ -1,5 +1,6 @@
 // The rows of a, quantized by the threads that multiply them: codes and scales as quantize_tile.cuh gives them.
 #pragma once
+#include "../../ptx/tma.cuh"
 #include "../../ptx/wgmma.cuh"
 #include "../../platform.cuh"
 

@@ -49,7 +49,7 @@ unsigned emulation_barrier(int predicate, EmulatedVote vote);
 uint64_t emulation_collective(EmulatedCollective kind, uint64_t mask, uint64_t value, unsigned source);
 // Lets other threads run: for loops that poll memory.
 void emulation_yield();
-// The words of cuda_src/cluster.cuh: the blocks that run together are a cluster.
+// The words of cuda_src/ptx/cluster.cuh: the blocks that run together are a cluster.
 void emulation_mail_open(int bytes);
 void emulation_cluster_arrive();
 void emulation_cluster_wait();

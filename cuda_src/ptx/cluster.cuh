@@ -1,8 +1,8 @@
-// Words of platform.cuh for the blocks of a cluster, which run at once and send each other words of shared memory. On
+// Ops of platform.cuh for the blocks of a cluster, which run at once and store into each other's shared memory (DSMEM). On
 // architectures before sm_90 they do nothing: no plan launches clusters there.
 #pragma once
 
-#include "ptx/mbarrier.cuh"
+#include "mbarrier.cuh"
 
 // One warp: so many bytes are awaited. Then all threads arrive, and wait before they send: every mail is open. (A single
 // thread could do without the warp's barrier, but racecheck tells it from the unit that initializes.)
@@ -53,3 +53,22 @@ DEVICE void mail_wait(word64* mail) {
     emulation_mail_wait();
 #endif
 }
+
+#if FP8CORE_PTX >= 900
+// ---- beside them, by addresses of 32 bits (`cluster_address`): arrivals at, and stores into, another block
+
+DEVICE void remote_arrive(unsigned barrier) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+// Stores floats into another block's shared memory and counts their bytes at its barrier.
+DEVICE void remote_store(unsigned destination, float2 v, unsigned barrier) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];"
+                 ::"r"(destination), "f"(v.x), "f"(v.y), "r"(barrier)
+                 : "memory");
+}
+DEVICE void remote_store(unsigned destination, float4 v, unsigned barrier) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];"
+                 ::"r"(destination), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(barrier)
+                 : "memory");
+}
+#endif

@@ -1,0 +1,44 @@
+// Copies into shared memory that no register sees: TMA, which takes tiles of a two-dimensional tensor (columns first) by a
+// tensor map, and cp.async, which takes single words. Addresses in shared memory are 32-bit numbers.
+#pragma once
+#include "../platform.cuh"
+
+struct alignas(64) TensorMap {
+    char bytes[128];
+};
+
+DEVICE void map_prefetch(const TensorMap *map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+DEVICE void tile_load(unsigned destination, const TensorMap *map, int column, int row, unsigned barrier) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3}], [%4];" ::"r"(destination), "l"(map), "r"(column), "r"(row), "r"(barrier)
+                 : "memory");
+}
+// The same into each block of the cluster whose bit is set in `blocks`: at the same place, counted at the same barrier.
+DEVICE void tile_load_shared(unsigned destination, const TensorMap *map, int column, int row, unsigned barrier, int blocks) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+                 "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(destination), "l"(map), "r"(column), "r"(row), "r"(barrier),
+                 "h"((unsigned short)blocks)
+                 : "memory");
+}
+// The same as the first for what is read once: the L2 gives its place up first.
+DEVICE void tile_load_once(unsigned destination, const TensorMap *map, int column, int row, unsigned barrier) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+                 "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(destination), "l"(map), "r"(column), "r"(row), "r"(barrier),
+                 "l"(0x12F0000000000000ull)
+                 : "memory");
+}
+
+// ---- cp.async: a thread's copies count once at a barrier when they are in
+
+DEVICE void word_copy(unsigned destination, const void *source) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(destination), "l"(source) : "memory");
+}
+DEVICE void words_arrive(unsigned barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
+}
+DEVICE void words_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// What this thread has stored into shared memory is for TMA and the tensor cores too, past a barrier.
+DEVICE void writes_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
