@@ -26,7 +26,8 @@ class Layout(NamedTuple):
 
 
 PLAIN = Layout()
-ODD_KINDS = ("reversed rows", "strided columns", "reversed columns", "broadcast rows", "turned", "not folding")
+ODD_KINDS = ("strided columns", "turned", "not folding", "misaligned", "reversed rows", "reversed columns")
+"""The last two are not for torch, which has no negative strides."""
 
 
 class Place(NamedTuple):
@@ -63,8 +64,6 @@ def steps(shape: tuple[int, ...], layout: Layout) -> list[int]:
         strides.insert(0, span)
     if layout.kind == "reversed rows" and len(shape) > 1:
         strides[-2] *= -1
-    if layout.kind == "broadcast rows" and len(shape) > 1:
-        strides[-2] = 0
     if layout.kind == "not folding" and len(shape) > 2:
         strides[0] += 3 * abs(strides[-2]) + 3
     return strides
@@ -80,12 +79,18 @@ class Arena:
         self.host = room[start : start + nbytes]
         self.host[:] = POISON
         self.device: Any = None
+        self.odd: tuple[int, str] | None = None
+        """Which of the operands with elements is laid out oddly, and how."""
+        self.refused = False
+        """Whether one was laid out as no kernel can read it."""
         self._end = 0
         self._before = b""
 
     def put(self, values: np.ndarray, layout: Layout = PLAIN, *, at: int | None = None) -> Place:
         """Lay out ``values``, after all that is there already or over it, at the byte ``at``."""
         size = values.dtype.itemsize
+        if values.size:
+            layout = self._oddly(values, layout)
         strides = tuple(step * size for step in steps(values.shape, layout))
         reach = [step * (extent - 1) for step, extent in zip(strides, values.shape, strict=True) if extent]
         below, above = -sum(r for r in reach if r < 0), sum(r for r in reach if r > 0) + size
@@ -96,6 +101,18 @@ class Arena:
         place = Place(first, values.dtype.name, values.shape, strides)
         self.seen(place)[...] = values
         return place
+
+    def _oddly(self, values: np.ndarray, layout: Layout) -> Layout:
+        if self.odd is None:
+            return layout
+        number, kind = self.odd
+        self.odd = (number - 1, kind)
+        if number or layout.kind != "rows":
+            return layout
+        if kind == "misaligned":
+            self.refused = values.dtype.itemsize > 1
+            return layout._replace(bytes_off=1)
+        return layout._replace(kind=kind)
 
     def seen(self, place: Place, memory: np.ndarray | None = None) -> np.ndarray:
         """Return the NumPy array of a place, over the arena itself or over a copy of its memory."""
@@ -122,10 +139,6 @@ class Arena:
         if self.engine == "torch-cpu":
             return _torch_cpu(self.host, place)
         return _cupy(self.device, place) if self.engine == "cupy" else _torch_cuda(self.device, place)
-
-    def takes(self, place: Place) -> bool:
-        """Return whether the engine has arrays laid out so."""
-        return not self.engine.startswith("torch") or all(step >= 0 for step in place.strides)
 
     def memory(self) -> np.ndarray:
         """Return the bytes as they are now."""

@@ -28,12 +28,13 @@ class Gate:
     """Steps of several threads go through together, a capture goes alone: what others allocate would end it."""
 
     def __init__(self) -> None:
-        self._free, self._inside = threading.Condition(), 0
+        self._free, self._inside, self._waiting = threading.Condition(), 0, 0
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """Be one of several."""
+        """Be one of several, after those who wait to be alone."""
         with self._free:
+            self._free.wait_for(lambda: not self._waiting)
             self._inside += 1
         try:
             yield
@@ -47,12 +48,15 @@ class Gate:
         """Wait, from inside of `shared`, until all others are outside, and keep them there."""
         with self._free:
             self._inside -= 1
+            self._waiting += 1
             self._free.notify_all()
             self._free.wait_for(lambda: self._inside == 0)
+            self._waiting -= 1
             try:
                 yield
             finally:
                 self._inside += 1
+                self._free.notify_all()
 
 
 GATE = Gate()

@@ -169,7 +169,6 @@ def linear(draw: Draw, arena: Arena, engine: Any, *, form: str = "function") -> 
     if form == "op":
         options["use_per_token_if_dynamic"] = True
         weight_at = arena.put(native.T, Layout("turned"))
-        scale = arena.put(w.scale.reshape(n, 1)) if draw(st.booleans()) else scale
         names = "input", "x", "weight", "weight_scale", "b", "scale_b"
         function: Any = w8a8.Fp8LinearOp().apply
     else:

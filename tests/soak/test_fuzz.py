@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from soak import product_cases, quantize_cases, weight_cases
-from soak.arena import Arena
+from soak.arena import ODD_KINDS, Arena
 from soak.strategies import Case, examples
 from soak.verdicts import judge
 from support.engines import MAKERS
@@ -63,6 +63,28 @@ def test_right_calls_give_the_right_numbers(name, engine_name):
         case = CASES[name](data.draw, arena, engine)
         arena.seal()
         result = judge(arena, case.ready(arena), names_of(case), written=case.written, must=case.must)
+        if result is not None:
+            case.check(result)
+
+    run()
+
+
+@pytest.mark.parametrize("engine_name", ENGINES)
+@pytest.mark.parametrize("name", CASES)
+def test_odd_layouts_are_refused_or_give_the_right_numbers(name, engine_name):
+    """One operand with strided columns, turned, reversed, not folding, or between two elements."""
+    engine = engine_of(engine_name)
+    kinds = ODD_KINDS[:-2] if engine_name.startswith("torch") else ODD_KINDS
+
+    @examples(40)
+    @given(st.data())
+    def run(data):
+        arena = Arena(engine_name)
+        arena.odd = data.draw(st.tuples(st.integers(0, 5), st.sampled_from(kinds)))
+        case = CASES[name](data.draw, arena, engine)
+        arena.seal()
+        must = "refuse" if arena.refused or case.must == "refuse" else None
+        result = judge(arena, case.ready(arena), (*names_of(case), "scale", "out"), written=case.written, must=must)
         if result is not None:
             case.check(result)
 

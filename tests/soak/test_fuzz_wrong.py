@@ -131,21 +131,26 @@ def test_no_public_function_is_left_out():
     }
 
 
-@pytest.mark.parametrize("function", [fp8core.explain, fp8core.tune], ids=["explain", "tune"])
-@pytest.mark.parametrize("name", GOOD)
-def test_explain_and_tune_refuse_what_the_call_refuses(name, function):
-    if name.startswith(("w8a8", "Fp8Linear")) or name in ("requantize_with_max_scale", "convert_to_channelwise"):
-        name = "scaled_mm"
-    if name.startswith(("normalize", "all_close", "per_tensor")) or (function is fp8core.tune and "mm" not in name):
-        name = "scaled_mm_nt"
-    good = GOOD[name]()
-    for parameter, kind in good.kinds.items():
-        if kind in ("stream", "out", "one float", "epsilon"):
-            continue
+PRODUCTS = ("scaled_mm", "scaled_mm_nt", "linear")
+EXPLAINED = ("quantize", "quantize, static", "rms_norm_quant", "silu_and_mul_quant", "dequantize", *PRODUCTS)
+UNREAD = ("stream", "out", "one float", "epsilon")
+"""What says nothing about which kernel runs."""
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [*((fp8core.explain, name) for name in EXPLAINED), *((fp8core.tune, name) for name in PRODUCTS)],
+    ids=[*(f"explain-{name}" for name in EXPLAINED), *(f"tune-{name}" for name in PRODUCTS)],
+)
+def test_explain_and_tune_refuse_what_the_call_refuses(function, name):
+    kinds = {parameter: kind for parameter, kind in GOOD[name]().kinds.items() if kind not in UNREAD}
+    for parameter, kind in kinds.items():
         for label, make in NONSENSE[kind].items():
+            good = GOOD[name]()
             wrong = good.arguments | {parameter: make(good.arguments[parameter])}
-            _, error = refusal_of(lambda wrong=wrong: function(good.function, **wrong))
+            _, error = refusal_of(lambda good=good, wrong=wrong: function(good.function, **wrong))
             assert error is not None, f"{name}({parameter}={label})"
+            check_words(error, (parameter,))
 
 
 @pytest.mark.parametrize("name", GOOD)
