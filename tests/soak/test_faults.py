@@ -11,8 +11,8 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import safetensors.numpy
-from fp8core.core.calls import forget
-from fp8core.kernels.scaled_mm import SCALED_MM
+from fp8core.core.operation import forget
+from fp8core.kernels.gemm.table import SCALED_MM
 
 from fp8core import tuning
 from fp8core.errors import BackendError
