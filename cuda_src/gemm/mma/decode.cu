@@ -109,8 +109,8 @@ struct Lane {
 
 KERNEL(WARPS * WARP)
 sm89_decode(const byte* a, long long lda, const byte* b, long long ldb, const float* scale_a, long long scale_a_row,
-           long long scale_a_k, const float* scale_b, long long scale_b_row, long long scale_b_k, const void* bias,
-           void* out, long long ldo, int m, int n, int k, int row_tiles) {
+            long long scale_a_k, const float* scale_b, long long scale_b_row, long long scale_b_k, const void* bias,
+            void* out, long long ldo, int m, int n, int k, int row_tiles) {
     DYNAMIC_SHARED(shared);
     float* const sums = reinterpret_cast<float*>(shared);  // [WARPS][SIDE][PITCH]
     const int first_row = int(block_x() % row_tiles) * SIDE;

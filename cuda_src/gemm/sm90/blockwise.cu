@@ -1,20 +1,20 @@
 // Products with blocked scales on sm_90a: out[m, n] = round(sum of scale_a * scale_b * (a[m, k] @ weight[n, k]^T) over
 // the k-blocks of 128 + bias), for any number of rows.
 //
-// Two consumer warpgroups multiply; the warps of a producer warpgroup load the weight, a and the scales, through one ring
-// of STAGES k-blocks. A tile is 128 * M_SLICES rows x COLUMNS channels; a consumer has M_SLICES slices of 64 rows of it,
-// one after the other. The tensor cores sum a k-block with fewer bits than fp32 has, so the threads scale it and add it
-// (promote it) in fp32, while the other consumer's is multiplied. Blocks are persistent, and load for their next tile
-// while they finish one.
+// Two consumer warpgroups multiply; the warps of a producer warpgroup load the weight, a and the scales, through one
+// ring of STAGES k-blocks. A tile is 128 * M_SLICES rows x COLUMNS channels; a consumer has M_SLICES slices of 64
+// rows of it, one after the other. The tensor cores sum a k-block with fewer bits than fp32 has, so the threads scale
+// it and add it (promote it) in fp32, while the other consumer's is multiplied. Blocks are persistent, and load for
+// their next tile while they finish one.
 //
 // The order of a sum is that of k: equal rows get equal bits, by any tile, in any batch.
 //
 // Constants: M_SLICES 1, 2; COLUMNS 32, 48, 64, 96, 128; STAGES; A_TYPE, B_TYPE e4m3 or e5m2; SCALE_ROWS (128 or 1) of
 // the weight's scales; OUT, BIAS: 0 fp32, 1 fp16, 2 bf16, -1 none.
 //
-// The caller owes: maps of uint8, boxes of COLUMNS (weight) and 128 * M_SLICES (a) rows x 128 columns, 128-byte swizzle,
-// zeros out of bounds; scale strides in elements, 0 where broadcast; of dynamic shared memory
-// STAGES * (WEIGHT_BYTES + A_BYTES) + 1,024. `prefetch_weight`: weight and bias may be read before the kernel before has
+// The caller owes: maps of uint8, boxes of COLUMNS (weight) and 128 * M_SLICES (a) rows x 128 columns, 128-byte
+// swizzle, zeros out of bounds; scale strides in elements, 0 where broadcast; of dynamic shared memory STAGES *
+// (WEIGHT_BYTES + A_BYTES) + 1,024. `prefetch_weight`: weight and bias may be read before the kernel before has
 // ended; if not, dependents start only after the wait, as in sm90_decode.
 #include "blockwise_load.cuh"
 #include "output.cuh"
@@ -76,7 +76,8 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     sm90_blockwise(const __grid_constant__ TensorMap weight_map, const __grid_constant__ TensorMap a_map,
                     const float *__restrict__ scale_a, long long scale_a_row, long long scale_a_col,
                     const float *__restrict__ scale_b, long long scale_b_row, long long scale_b_col,
-                    const Bias *__restrict__ bias, Out *out, long long ldo, int m, int n, int k_blocks, int prefetch_weight) {
+                    const Bias *__restrict__ bias, Out *out, long long ldo, int m, int n, int k_blocks,
+                    int prefetch_weight) {
     extern __shared__ char dynamic[];
     __shared__ alignas(8) word64 barriers[2 * STAGES];
     __shared__ float stage_scales[STAGES][SCALES];
