@@ -131,7 +131,7 @@ DEVICE void multiply_tile(const byte* a, long long lda, const byte* b, long long
         }
     }
 
-    const Finish<OUT, BIAS> finish(bias, out_scale);
+    const Epilogue<OUT, BIAS> finish(bias, out_scale);
     float largest = 0.0f;
 #pragma unroll
     for (int i = 0; i < DOWN; ++i) {

@@ -46,8 +46,8 @@ struct Chunk {
 
 KERNEL(WAVEFRONTS * WARP)
 gfx9_decode(const byte* a, long long lda, const byte* b, long long ldb, const float* scale_a, long long scale_a_row,
-            const float* scale_b, long long scale_b_row, const void* bias, void* out, long long ldo, int m, int n, int
-            k, int row_tiles) {
+            const float* scale_b, long long scale_b_row, const void* bias, void* out, long long ldo, int m, int n,
+            int k, int row_tiles) {
     SHARED alignas(16) float partial[WAVEFRONTS][MATRIX_SIDE * PITCH];
     const int first_row = int(block_x() % row_tiles) * MATRIX_SIDE;
     const int first_col = int(block_x() / row_tiles) * MATRIX_SIDE;
@@ -75,7 +75,7 @@ gfx9_decode(const byte* a, long long lda, const byte* b, long long ldb, const fl
     for (int i = 0; i < MATRIX_ROWS; ++i) mine[i] = sum[i];
     block_barrier();
 
-    const Finish<FP8_OUT, FP8_BIAS> finish(bias, nullptr);
+    const Epilogue<FP8_OUT, FP8_BIAS> finish(bias, nullptr);
     for (int i = int(thread_x()); i < MATRIX_SIDE * MATRIX_SIDE; i += WAVEFRONTS * WARP) {
         const int row = i / MATRIX_SIDE, col = i % MATRIX_SIDE;
         float acc = partial[0][row * PITCH + col];

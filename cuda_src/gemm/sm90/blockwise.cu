@@ -20,20 +20,20 @@
 #include "output.cuh"
 
 #define SUMS (COLUMNS / 2) // of a thread, in 64 rows of a tile
-#define TYPES HOPPER_STRING(A_TYPE) "." HOPPER_STRING(B_TYPE)
+#define TYPES WGMMA_STRING(A_TYPE) "." WGMMA_STRING(B_TYPE)
 
 // d = (keep ? d : 0) + 64 rows of a * weight tile, 32 columns of each.
 DEVICE void multiply(float (&d)[SUMS], word64 w, word64 a, int keep) {
 #if COLUMNS == 32
-    HOPPER_PRODUCT("32", TYPES, HOPPER_R16, "%16", "%17", "%18", HOPPER_D16(0));
+    WGMMA_PRODUCT("32", TYPES, WGMMA_R16, "%16", "%17", "%18", WGMMA_D16(0));
 #elif COLUMNS == 48
-    HOPPER_PRODUCT("48", TYPES, HOPPER_R24, "%24", "%25", "%26", HOPPER_D16(0), HOPPER_D8(16));
+    WGMMA_PRODUCT("48", TYPES, WGMMA_R24, "%24", "%25", "%26", WGMMA_D16(0), WGMMA_D8(16));
 #elif COLUMNS == 64
-    HOPPER_PRODUCT("64", TYPES, HOPPER_R32, "%32", "%33", "%34", HOPPER_D32(0));
+    WGMMA_PRODUCT("64", TYPES, WGMMA_R32, "%32", "%33", "%34", WGMMA_D32(0));
 #elif COLUMNS == 96
-    HOPPER_PRODUCT("96", TYPES, HOPPER_R48, "%48", "%49", "%50", HOPPER_D32(0), HOPPER_D16(32));
+    WGMMA_PRODUCT("96", TYPES, WGMMA_R48, "%48", "%49", "%50", WGMMA_D32(0), WGMMA_D16(32));
 #else
-    HOPPER_PRODUCT("128", TYPES, HOPPER_R64, "%64", "%65", "%66", HOPPER_D32(0), HOPPER_D32(32));
+    WGMMA_PRODUCT("128", TYPES, WGMMA_R64, "%64", "%65", "%66", WGMMA_D32(0), WGMMA_D32(32));
 #endif
 }
 

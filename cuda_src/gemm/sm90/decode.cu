@@ -30,18 +30,18 @@
 #include "decode_epilogue.cuh"
 #include "decode_load.cuh" // last: its names are macros
 
-#define TYPES HOPPER_STRING(B_TYPE) "." HOPPER_STRING(A_TYPE)
+#define TYPES WGMMA_STRING(B_TYPE) "." WGMMA_STRING(A_TYPE)
 
 // d = (keep ? d : 0) + weight tile * a tile, 32 columns of each.
 DEVICE void multiply(float (&d)[SUMS], word64 w, word64 a, int keep) {
 #if WIDTH == 8
-    HOPPER_PRODUCT("8", TYPES, HOPPER_R4(0, 1, 2, 3), "%4", "%5", "%6", HOPPER_D4(0));
+    WGMMA_PRODUCT("8", TYPES, WGMMA_R4(0, 1, 2, 3), "%4", "%5", "%6", WGMMA_D4(0));
 #elif WIDTH == 16
-    HOPPER_PRODUCT("16", TYPES, HOPPER_R8, "%8", "%9", "%10", HOPPER_D4(0), HOPPER_D4(4));
+    WGMMA_PRODUCT("16", TYPES, WGMMA_R8, "%8", "%9", "%10", WGMMA_D4(0), WGMMA_D4(4));
 #elif WIDTH == 32
-    HOPPER_PRODUCT("32", TYPES, HOPPER_R16, "%16", "%17", "%18", HOPPER_D16(0));
+    WGMMA_PRODUCT("32", TYPES, WGMMA_R16, "%16", "%17", "%18", WGMMA_D16(0));
 #else
-    HOPPER_PRODUCT("64", TYPES, HOPPER_R32, "%32", "%33", "%34", HOPPER_D32(0));
+    WGMMA_PRODUCT("64", TYPES, WGMMA_R32, "%32", "%33", "%34", WGMMA_D32(0));
 #endif
 }
 
