@@ -5,11 +5,11 @@
 
 // What comes behind the accumulator. OUT: the type of a wide result, 3 + FORMAT for FP8; BIAS: a type, -1 for none.
 template <int OUT, int BIAS>
-struct Finish {
+struct Epilogue {
     const void* bias;
     float reciprocal;
 
-    DEVICE Finish(const void* bias, const float* out_scale) : bias(bias), reciprocal(1.0f) {
+    DEVICE Epilogue(const void* bias, const float* out_scale) : bias(bias), reciprocal(1.0f) {
         if (OUT >= 3 && out_scale != nullptr) reciprocal = reciprocal_exact(*out_scale);
     }
 
@@ -35,14 +35,14 @@ DEVICE void publish_amax(float amax, float* result) {
 constexpr int EPILOGUE_COLUMNS = 4;
 
 template <int OUT, int BIAS, int AMAX, int THREADS>
-DEVICE void rescale_rows(const float* acc, const float* scale_a, long long scale_a_stride, const float* scale_b,
-                         long long scale_b_stride, const void* bias, void* out, long long out_stride,
-                         const float* out_scale, float* amax, int m, int n, int column_tiles) {
+DEVICE void apply_epilogue(const float* acc, const float* scale_a, long long scale_a_stride, const float* scale_b,
+                           long long scale_b_stride, const void* bias, void* out, long long out_stride,
+                           const float* out_scale, float* amax, int m, int n, int column_tiles) {
     const int first = int(block_x() % column_tiles) * (THREADS * EPILOGUE_COLUMNS) + thread_x();
     const int row_step = grid_x() / column_tiles;
     grid_dependency_launch();
     grid_dependency_wait();
-    const Finish<OUT, BIAS> finish(bias, out_scale);
+    const Epilogue<OUT, BIAS> finish(bias, out_scale);
     float largest = 0.0f;
     for (int row = block_x() / column_tiles; row < m; row += row_step) {
         const float across = scale_a[row * scale_a_stride];

@@ -4,7 +4,7 @@
 #pragma once
 
 template <int THREADS>
-struct Arrangement {
+struct Relayout {
     const float* in;
     float* out;
     long long row_stride, col_stride;
@@ -31,11 +31,11 @@ DEVICE void copy_halves(const unsigned short* in, unsigned short* out, int count
     for (int i = 8 * vectors + thread; i < count; i += threads) out[i] = in[i];
 }
 
-// The whole kernel: up to three arrangements, `count` 16-bit numbers copied as they are, and, where `number` is given,
+// The whole kernel: up to three matrices of scales, `count` 16-bit numbers copied as they are, and, where `number` is given,
 // its reciprocal.
 template <int THREADS>
-DEVICE void arrange(const Arrangement<THREADS>& first, const Arrangement<THREADS>& second,
-                    const Arrangement<THREADS>& third, const unsigned short* halves, unsigned short* copy, int count,
+DEVICE void relayout_all(const Relayout<THREADS>& first, const Relayout<THREADS>& second,
+                    const Relayout<THREADS>& third, const unsigned short* halves, unsigned short* copy, int count,
                     const float* number, float* reciprocal) {
     grid_dependency_launch();
     grid_dependency_wait();

@@ -2,8 +2,8 @@
 // and multiplied by ordinary FMA, so any device, any m, n, k >= 0, any alignment. With BLOCKED scales the sum of every
 // 128 of k is scaled before it joins: acc = sum of scale_a * (scale_b * partial).
 //
-// A block of 256 threads makes a tile of 16 * DOWN rows by 16 * WIDE columns, DOWN x WIDE numbers a thread, in steps of DEPTH of k
-// (which divides 128).
+// A block of 256 threads makes a tile of 16 * DOWN rows by 16 * WIDE columns, DOWN x WIDE numbers a thread, in steps
+// of DEPTH of k (which divides 128).
 // The caller owes, where VECTOR is 4: a, b, lda, ldb and k divisible by 4. Scales: the strides of the matrices over
 // (m, k blocks) and (n or n blocks, k blocks), 0 where broadcast. amax is 0 before the launch.
 #pragma once
@@ -131,7 +131,7 @@ DEVICE void multiply_tile(const byte* a, long long lda, const byte* b, long long
         }
     }
 
-    const Finish<OUT, BIAS> finish(bias, out_scale);
+    const Epilogue<OUT, BIAS> finish(bias, out_scale);
     float largest = 0.0f;
 #pragma unroll
     for (int i = 0; i < DOWN; ++i) {

@@ -1,11 +1,11 @@
-// Ops of platform.cuh for the blocks of a cluster, which run at once and store into each other's shared memory (DSMEM). On
-// architectures before sm_90 they do nothing: no plan launches clusters there.
+// Ops of platform.cuh for the blocks of a cluster, which run at once and store into each other's shared memory
+// (DSMEM). On architectures before sm_90 they do nothing: no plan launches clusters there.
 #pragma once
 
 #include "mbarrier.cuh"
 
-// One warp: so many bytes are awaited. Then all threads arrive, and wait before they send: every mail is open. (A single
-// thread could do without the warp's barrier, but racecheck tells it from the unit that initializes.)
+// One warp: so many bytes are awaited. Then all threads arrive, and wait before they send: every mail is open. (A
+// single thread could do without the warp's barrier, but racecheck tells it from the unit that initializes.)
 DEVICE void mail_open(word64* mail, int bytes) {
 #if FP8CORE_PTX >= 900
     if (lane() == 0) {
@@ -18,8 +18,8 @@ DEVICE void mail_open(word64* mail, int bytes) {
     if (lane() == 0) emulation_mail_open(bytes);
 #endif
 }
-// Orders nothing but what is said to the open mail. A launch without clusters must not come here: both words are barrier 0
-// of a block then.
+// Orders nothing but what is said to the open mail. A launch without clusters must not come here: both words are
+// barrier 0 of a block then.
 DEVICE void cluster_arrive() {
 #if FP8CORE_PTX >= 900
     asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");

@@ -1,5 +1,5 @@
-// mbarriers: barriers in shared memory that count arrivals and bytes. sm_90 and later, whose instructions take addresses
-// in shared memory as numbers of 32 bits.
+// mbarriers: barriers in shared memory that count arrivals and bytes. sm_90 and later, whose instructions take
+// addresses in shared memory as numbers of 32 bits.
 #pragma once
 
 #if FP8CORE_PTX >= 900

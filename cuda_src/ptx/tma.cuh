@@ -1,5 +1,5 @@
-// Copies into shared memory that no register sees: TMA, which takes tiles of a two-dimensional tensor (columns first) by a
-// tensor map, and cp.async, which takes single words. Addresses in shared memory are 32-bit numbers.
+// Copies into shared memory that no register sees: TMA, which takes tiles of a two-dimensional tensor (columns first)
+// by a tensor map, and cp.async, which takes single words. Addresses in shared memory are 32-bit numbers.
 #pragma once
 #include "../platform.cuh"
 
@@ -16,7 +16,8 @@ DEVICE void tile_load(unsigned destination, const TensorMap *map, int column, in
                  : "memory");
 }
 // The same into each block of the cluster whose bit is set in `blocks`: at the same place, counted at the same barrier.
-DEVICE void tile_load_shared(unsigned destination, const TensorMap *map, int column, int row, unsigned barrier, int blocks) {
+DEVICE void tile_load_shared(unsigned destination, const TensorMap *map, int column, int row, unsigned barrier,
+                             int blocks) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
                  "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(destination), "l"(map), "r"(column), "r"(row), "r"(barrier),
                  "h"((unsigned short)blocks)

@@ -36,26 +36,26 @@ template <int COUNT> DEVICE void registers_fence(float (&registers)[COUNT]) {
 
 // Thread t of the 128 holds of row (t / 32) * 16 + (t % 32) / 4 + 8 * half the columns 8 * j + t % 4 * 2 + {0, 1}
 // in d[4 * j + 2 * half + {0, 1}].
-#define HOPPER_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define HOPPER_D8(i) HOPPER_D4(i), HOPPER_D4(i + 4)
-#define HOPPER_D16(i) HOPPER_D8(i), HOPPER_D8(i + 8)
-#define HOPPER_D32(i) HOPPER_D16(i), HOPPER_D16(i + 16)
-#define HOPPER_R4(a, b, c, d) "%" #a ", %" #b ", %" #c ", %" #d
-#define HOPPER_R8 HOPPER_R4(0, 1, 2, 3) ", " HOPPER_R4(4, 5, 6, 7)
-#define HOPPER_R16 HOPPER_R8 ", " HOPPER_R4(8, 9, 10, 11) ", " HOPPER_R4(12, 13, 14, 15)
-#define HOPPER_R32                                                                                                     \
-    HOPPER_R16 ", " HOPPER_R4(16, 17, 18, 19) ", " HOPPER_R4(20, 21, 22, 23) ", " HOPPER_R4(24, 25, 26, 27) ", "       \
-        HOPPER_R4(28, 29, 30, 31)
-#define HOPPER_R24 HOPPER_R16 ", " HOPPER_R4(16, 17, 18, 19) ", " HOPPER_R4(20, 21, 22, 23)
-#define HOPPER_R48                                                                                                     \
-    HOPPER_R32 ", " HOPPER_R4(32, 33, 34, 35) ", " HOPPER_R4(36, 37, 38, 39) ", " HOPPER_R4(40, 41, 42, 43) ", "       \
-        HOPPER_R4(44, 45, 46, 47)
-#define HOPPER_R64                                                                                                     \
-    HOPPER_R48 ", " HOPPER_R4(48, 49, 50, 51) ", " HOPPER_R4(52, 53, 54, 55) ", " HOPPER_R4(56, 57, 58, 59) ", "       \
-        HOPPER_R4(60, 61, 62, 63)
-#define HOPPER_STRING_OF(x) #x
-#define HOPPER_STRING(x) HOPPER_STRING_OF(x)
-#define HOPPER_PRODUCT(n, types, registers, w_at, a_at, keep_at, ...)                                                  \
+#define WGMMA_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define WGMMA_D8(i) WGMMA_D4(i), WGMMA_D4(i + 4)
+#define WGMMA_D16(i) WGMMA_D8(i), WGMMA_D8(i + 8)
+#define WGMMA_D32(i) WGMMA_D16(i), WGMMA_D16(i + 16)
+#define WGMMA_R4(a, b, c, d) "%" #a ", %" #b ", %" #c ", %" #d
+#define WGMMA_R8 WGMMA_R4(0, 1, 2, 3) ", " WGMMA_R4(4, 5, 6, 7)
+#define WGMMA_R16 WGMMA_R8 ", " WGMMA_R4(8, 9, 10, 11) ", " WGMMA_R4(12, 13, 14, 15)
+#define WGMMA_R32                                                                                                     \
+    WGMMA_R16 ", " WGMMA_R4(16, 17, 18, 19) ", " WGMMA_R4(20, 21, 22, 23) ", " WGMMA_R4(24, 25, 26, 27) ", "       \
+        WGMMA_R4(28, 29, 30, 31)
+#define WGMMA_R24 WGMMA_R16 ", " WGMMA_R4(16, 17, 18, 19) ", " WGMMA_R4(20, 21, 22, 23)
+#define WGMMA_R48                                                                                                     \
+    WGMMA_R32 ", " WGMMA_R4(32, 33, 34, 35) ", " WGMMA_R4(36, 37, 38, 39) ", " WGMMA_R4(40, 41, 42, 43) ", "       \
+        WGMMA_R4(44, 45, 46, 47)
+#define WGMMA_R64                                                                                                     \
+    WGMMA_R48 ", " WGMMA_R4(48, 49, 50, 51) ", " WGMMA_R4(52, 53, 54, 55) ", " WGMMA_R4(56, 57, 58, 59) ", "       \
+        WGMMA_R4(60, 61, 62, 63)
+#define WGMMA_STRING_OF(x) #x
+#define WGMMA_STRING(x) WGMMA_STRING_OF(x)
+#define WGMMA_PRODUCT(n, types, registers, w_at, a_at, keep_at, ...)                                                  \
     asm volatile("{\n\t.reg .pred keep;\n\tsetp.ne.b32 keep, " keep_at ", 0;\n\t"                                     \
                  "wgmma.mma_async.sync.aligned.m64n" n "k32.f32." types " {" registers "}, " w_at ", " a_at            \
                  ", keep, 1, 1;\n\t}"                                                                                  \

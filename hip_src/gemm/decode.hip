@@ -4,12 +4,12 @@
 // out[m, n] = round(scale_a * (scale_b * acc) + bias), acc = sum over k of a[m, k] * b[n, k] in fp32, for few rows: the
 // weight b goes past the cache once for every 16 of them.
 //
-// A block makes 16 tokens x 16 channels. Its WAVEFRONTS take chunks of UNROLL * WARP bytes of k in turn, each lane 16 bytes
-// of a row at a time, and add their sums in the order of the waves: the bits of a row depend on n, k and WAVEFRONTS alone,
-// neither on m nor on the other rows.
+// A block makes 16 tokens x 16 channels. Its WAVEFRONTS take chunks of UNROLL * WARP bytes of k in turn, each lane 16
+// bytes of a row at a time, and add their sums in the order of the wavefronts: the bits of a row depend on n, k and
+// WAVEFRONTS alone, neither on m nor on the other rows.
 // Rows past m and n read the last row again, and what they give is dropped; k past its end counts as zeros.
 // The caller owes: k, lda and ldb divisible by 16 and not 0, a and b aligned to 16; row_tiles = ceil(m / 16) and a grid
-// of row_tiles * ceil(n / 16) blocks of WAVEFRONTS * WARP threads. Strides of scales are 0 where one scale serves all rows.
+// of row_tiles * ceil(n / 16) blocks of WAVEFRONTS * WARP threads. Scale strides are 0 where one serves all rows.
 constexpr int A = FP8_A, B = FP8_B, WAVEFRONTS = FP8_WAVEFRONTS, UNROLL = FP8_UNROLL;
 constexpr int PIECE = 16;            // bytes of a row that a lane loads at once
 constexpr int STEP = WARP;           // of k: a piece for each of the WARP / 16 lanes that share a row
@@ -46,8 +46,8 @@ struct Chunk {
 
 KERNEL(WAVEFRONTS * WARP)
 gfx9_decode(const byte* a, long long lda, const byte* b, long long ldb, const float* scale_a, long long scale_a_row,
-       const float* scale_b, long long scale_b_row, const void* bias, void* out, long long ldo, int m, int n, int k,
-       int row_tiles) {
+            const float* scale_b, long long scale_b_row, const void* bias, void* out, long long ldo, int m, int n,
+            int k, int row_tiles) {
     SHARED alignas(16) float partial[WAVEFRONTS][MATRIX_SIDE * PITCH];
     const int first_row = int(block_x() % row_tiles) * MATRIX_SIDE;
     const int first_col = int(block_x() / row_tiles) * MATRIX_SIDE;
@@ -75,7 +75,7 @@ gfx9_decode(const byte* a, long long lda, const byte* b, long long ldb, const fl
     for (int i = 0; i < MATRIX_ROWS; ++i) mine[i] = sum[i];
     block_barrier();
 
-    const Finish<FP8_OUT, FP8_BIAS> finish(bias, nullptr);
+    const Epilogue<FP8_OUT, FP8_BIAS> finish(bias, nullptr);
     for (int i = int(thread_x()); i < MATRIX_SIDE * MATRIX_SIDE; i += WAVEFRONTS * WARP) {
         const int row = i / MATRIX_SIDE, col = i % MATRIX_SIDE;
         float acc = partial[0][row * PITCH + col];

@@ -15,26 +15,26 @@
 // broadcast; B_BLOCK says that one scale serves 128 channels.
 constexpr int A = FP8_A, B = FP8_B, SIDE = FP8_SIDE, TILES = FP8_TILES, WARPS = FP8_WARPS;
 constexpr bool BLOCKED = FP8_BLOCKED, B_BLOCK = FP8_B_BLOCK;
-constexpr int CHUNK = 128;  // of k at a time; and of k, and of n, under one block scale
+constexpr int BLOCK_K = 128;  // of k at a time; and of k, and of n, under one block scale
 constexpr int PIECE = 16;   // bytes of a row that a lane loads at once
 constexpr int STEP = 4 * PIECE;
-constexpr int STEPS = CHUNK / STEP;
+constexpr int STEPS = BLOCK_K / STEP;
 constexpr int COLUMNS = SIDE / MMA_TOKENS;
 constexpr int CHANNELS = TILES * MMA_CHANNELS;
 constexpr int PITCH = CHANNELS + 4;
-static_assert(CHUNK % CHANNELS == 0, "the channels of a block have one scale");
+static_assert(BLOCK_K % CHANNELS == 0, "the channels of a block have one scale");
 
 DEVICE int least(int x, int y) { return x < y ? x : y; }
 
-// A lane's walk over rows. A step that would leave them stays where it is. (Pointers to all rows would not fit into the
+// A lane's cursor over rows. A step that would leave them stays where it is. (Pointers to all rows would not fit into the
 // registers.)
 template <class T>
-struct Walk {
+struct RowCursor {
     const T* from;
     long long stride;
     int left;  // rows behind this one
 
-    DEVICE static Walk of(const T* rows, long long stride, int first, int count) {
+    DEVICE static RowCursor of(const T* rows, long long stride, int first, int count) {
         return {rows + least(first, count - 1) * stride, stride, count - 1 - first};
     }
     DEVICE void move(int step) {
@@ -55,8 +55,8 @@ DEVICE void load(Vector16 (&pieces)[STEPS], const byte* row, int left, Load load
 
 // What a lane works on, and what it has summed.
 struct Lane {
-    Walk<byte> channels, tokens;
-    Walk<float> scale_b, scale_a[2];
+    RowCursor<byte> channels, tokens;
+    RowCursor<float> scale_b, scale_a[2];
     MmaSum sum[COLUMNS][TILES];
 
     // Adds the chunk `at`; `left` bytes from this lane's first piece of it on belong to the rows, if RAGGED says so.
@@ -64,8 +64,8 @@ struct Lane {
     DEVICE void add(int at, int left, long long scale_a_at, long long scale_b_at) {
         Vector16 w[2 * TILES][STEPS];
         float along[2 * TILES];
-        Walk<byte> channel = channels;
-        Walk<float> channel_scale = scale_b;
+        RowCursor<byte> channel = channels;
+        RowCursor<float> channel_scale = scale_b;
 #pragma unroll
         for (int i = 0; i < 2 * TILES; ++i) {
             load<RAGGED>(w[i], channel.from + at, left, [](const byte* p) { return load16_streaming(p); });
@@ -73,8 +73,8 @@ struct Lane {
             if (BLOCKED) along[i] = channel_scale.from[scale_b_at];
             channel_scale.move(8);
         }
-        Walk<byte> token = tokens;
-        Walk<float> token_scale[2] = {scale_a[0], scale_a[1]};
+        RowCursor<byte> token = tokens;
+        RowCursor<float> token_scale[2] = {scale_a[0], scale_a[1]};
 #pragma unroll
         for (int column = 0; column < COLUMNS; ++column) {
             Vector16 t[STEPS];
@@ -109,8 +109,8 @@ struct Lane {
 
 KERNEL(WARPS * WARP)
 sm89_decode(const byte* a, long long lda, const byte* b, long long ldb, const float* scale_a, long long scale_a_row,
-           long long scale_a_k, const float* scale_b, long long scale_b_row, long long scale_b_k, const void* bias,
-           void* out, long long ldo, int m, int n, int k, int row_tiles) {
+            long long scale_a_k, const float* scale_b, long long scale_b_row, long long scale_b_k, const void* bias,
+            void* out, long long ldo, int m, int n, int k, int row_tiles) {
     DYNAMIC_SHARED(shared);
     float* const sums = reinterpret_cast<float*>(shared);  // [WARPS][SIDE][PITCH]
     const int first_row = int(block_x() % row_tiles) * SIDE;
@@ -118,21 +118,21 @@ sm89_decode(const byte* a, long long lda, const byte* b, long long ldb, const fl
     const int warp = int(thread_x()) / WARP, g = int(lane()) / 4, q = int(lane()) % 4;
 
     Lane mine;
-    mine.channels = Walk<byte>::of(b + q * PIECE, ldb, first_col + g, n);
-    if (B_BLOCK) mine.scale_b = {scale_b + first_col / CHUNK * scale_b_row, 0, 0};
-    else mine.scale_b = Walk<float>::of(scale_b, scale_b_row, first_col + g, n);
-    mine.tokens = Walk<byte>::of(a + q * PIECE, lda, first_row + g, m);
+    mine.channels = RowCursor<byte>::of(b + q * PIECE, ldb, first_col + g, n);
+    if (B_BLOCK) mine.scale_b = {scale_b + first_col / BLOCK_K * scale_b_row, 0, 0};
+    else mine.scale_b = RowCursor<float>::of(scale_b, scale_b_row, first_col + g, n);
+    mine.tokens = RowCursor<byte>::of(a + q * PIECE, lda, first_row + g, m);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) mine.scale_a[i] = Walk<float>::of(scale_a, scale_a_row, first_row + 2 * q + i, m);
+    for (int i = 0; i < 2; ++i) mine.scale_a[i] = RowCursor<float>::of(scale_a, scale_a_row, first_row + 2 * q + i, m);
 #pragma unroll
     for (int i = 0; i < COLUMNS * TILES; ++i) mine.sum[i / TILES][i % TILES] = {};
 
     grid_dependency_launch();
     grid_dependency_wait();
-    int at = warp * CHUNK;
-    for (; at + CHUNK <= k; at += WARPS * CHUNK)
-        mine.add<false>(at, CHUNK, at / CHUNK * scale_a_k, at / CHUNK * scale_b_k);
-    if (at < k) mine.add<true>(at, k - at - q * PIECE, at / CHUNK * scale_a_k, at / CHUNK * scale_b_k);
+    int at = warp * BLOCK_K;
+    for (; at + BLOCK_K <= k; at += WARPS * BLOCK_K)
+        mine.add<false>(at, BLOCK_K, at / BLOCK_K * scale_a_k, at / BLOCK_K * scale_b_k);
+    if (at < k) mine.add<true>(at, k - at - q * PIECE, at / BLOCK_K * scale_a_k, at / BLOCK_K * scale_b_k);
 
 #pragma unroll
     for (int column = 0; column < COLUMNS; ++column)
@@ -145,7 +145,7 @@ sm89_decode(const byte* a, long long lda, const byte* b, long long ldb, const fl
             }
     block_barrier();
 
-    const Finish<FP8_OUT, FP8_BIAS> finish(bias, nullptr);
+    const Epilogue<FP8_OUT, FP8_BIAS> finish(bias, nullptr);
     for (int i = int(thread_x()); i < SIDE * CHANNELS; i += WARPS * WARP) {
         const int row = i / CHANNELS, col = i % CHANNELS;
         const long long y = first_row + row, x = first_col + col;

@@ -1,39 +1,39 @@
 // Products with blocked scales on sm_90a: out[m, n] = round(sum of scale_a * scale_b * (a[m, k] @ weight[n, k]^T) over
 // the k-blocks of 128 + bias), for any number of rows.
 //
-// Two consumer warpgroups multiply; the warps of a producer warpgroup load the weight, a and the scales, through one ring
-// of STAGES k-blocks. A tile is 128 * M_SLICES rows x COLUMNS channels; a consumer has M_SLICES slices of 64 rows of it,
-// one after the other. The tensor cores sum a k-block with fewer bits than fp32 has, so the threads scale it and add it
-// (promote it) in fp32, while the other consumer's is multiplied. Blocks are persistent, and load for their next tile
-// while they finish one.
+// Two consumer warpgroups multiply; the warps of a producer warpgroup load the weight, a and the scales, through one
+// ring of STAGES k-blocks. A tile is 128 * M_SLICES rows x COLUMNS channels; a consumer has M_SLICES slices of 64
+// rows of it, one after the other. The tensor cores sum a k-block with fewer bits than fp32 has, so the threads scale
+// it and add it (promote it) in fp32, while the other consumer's is multiplied. Blocks are persistent, and load for
+// their next tile while they finish one.
 //
 // The order of a sum is that of k: equal rows get equal bits, by any tile, in any batch.
 //
 // Constants: M_SLICES 1, 2; COLUMNS 32, 48, 64, 96, 128; STAGES; A_TYPE, B_TYPE e4m3 or e5m2; SCALE_ROWS (128 or 1) of
 // the weight's scales; OUT, BIAS: 0 fp32, 1 fp16, 2 bf16, -1 none.
 //
-// The caller owes: maps of uint8, boxes of COLUMNS (weight) and 128 * M_SLICES (a) rows x 128 columns, 128-byte swizzle,
-// zeros out of bounds; scale strides in elements, 0 where broadcast; of dynamic shared memory
-// STAGES * (WEIGHT_BYTES + A_BYTES) + 1,024. `prefetch_weight`: weight and bias may be read before the kernel before has
+// The caller owes: maps of uint8, boxes of COLUMNS (weight) and 128 * M_SLICES (a) rows x 128 columns, 128-byte
+// swizzle, zeros out of bounds; scale strides in elements, 0 where broadcast; of dynamic shared memory STAGES *
+// (WEIGHT_BYTES + A_BYTES) + 1,024. `prefetch_weight`: weight and bias may be read before the kernel before has
 // ended; if not, dependents start only after the wait, as in sm90_decode.
 #include "blockwise_load.cuh"
 #include "output.cuh"
 
 #define SUMS (COLUMNS / 2) // of a thread, in 64 rows of a tile
-#define TYPES HOPPER_STRING(A_TYPE) "." HOPPER_STRING(B_TYPE)
+#define TYPES WGMMA_STRING(A_TYPE) "." WGMMA_STRING(B_TYPE)
 
 // d = (keep ? d : 0) + 64 rows of a * weight tile, 32 columns of each.
 DEVICE void multiply(float (&d)[SUMS], word64 w, word64 a, int keep) {
 #if COLUMNS == 32
-    HOPPER_PRODUCT("32", TYPES, HOPPER_R16, "%16", "%17", "%18", HOPPER_D16(0));
+    WGMMA_PRODUCT("32", TYPES, WGMMA_R16, "%16", "%17", "%18", WGMMA_D16(0));
 #elif COLUMNS == 48
-    HOPPER_PRODUCT("48", TYPES, HOPPER_R24, "%24", "%25", "%26", HOPPER_D16(0), HOPPER_D8(16));
+    WGMMA_PRODUCT("48", TYPES, WGMMA_R24, "%24", "%25", "%26", WGMMA_D16(0), WGMMA_D8(16));
 #elif COLUMNS == 64
-    HOPPER_PRODUCT("64", TYPES, HOPPER_R32, "%32", "%33", "%34", HOPPER_D32(0));
+    WGMMA_PRODUCT("64", TYPES, WGMMA_R32, "%32", "%33", "%34", WGMMA_D32(0));
 #elif COLUMNS == 96
-    HOPPER_PRODUCT("96", TYPES, HOPPER_R48, "%48", "%49", "%50", HOPPER_D32(0), HOPPER_D16(32));
+    WGMMA_PRODUCT("96", TYPES, WGMMA_R48, "%48", "%49", "%50", WGMMA_D32(0), WGMMA_D16(32));
 #else
-    HOPPER_PRODUCT("128", TYPES, HOPPER_R64, "%64", "%65", "%66", HOPPER_D32(0), HOPPER_D32(32));
+    WGMMA_PRODUCT("128", TYPES, WGMMA_R64, "%64", "%65", "%66", WGMMA_D32(0), WGMMA_D32(32));
 #endif
 }
 
@@ -76,7 +76,8 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     sm90_blockwise(const __grid_constant__ TensorMap weight_map, const __grid_constant__ TensorMap a_map,
                     const float *__restrict__ scale_a, long long scale_a_row, long long scale_a_col,
                     const float *__restrict__ scale_b, long long scale_b_row, long long scale_b_col,
-                    const Bias *__restrict__ bias, Out *out, long long ldo, int m, int n, int k_blocks, int prefetch_weight) {
+                    const Bias *__restrict__ bias, Out *out, long long ldo, int m, int n, int k_blocks,
+                    int prefetch_weight) {
     extern __shared__ char dynamic[];
     __shared__ alignas(8) word64 barriers[2 * STAGES];
     __shared__ float stage_scales[STAGES][SCALES];

@@ -14,12 +14,14 @@
 struct Tiles {
     int down, across, at;
 
-    DEVICE Tiles(int m, int n) : down((m + ROWS - 1) / ROWS), across((n + COLUMNS - 1) / COLUMNS), at((int)blockIdx.x) {}
+    DEVICE Tiles(int m, int n)
+        : down((m + ROWS - 1) / ROWS), across((n + COLUMNS - 1) / COLUMNS), at((int)blockIdx.x) {}
     DEVICE bool more() const { return at < down * across; }
     DEVICE void next() { at += (int)gridDim.x; }
     // The first row and the first channel.
     DEVICE int2 origin() const {
-        const int first = at / (ABREAST * across) * ABREAST, rows = min(ABREAST, down - first), within = at - first * across;
+        const int first = at / (ABREAST * across) * ABREAST;
+        const int rows = min(ABREAST, down - first), within = at - first * across;
         return make_int2((first + within % rows) * ROWS, within / rows * COLUMNS);
     }
 };
@@ -34,14 +36,16 @@ DEVICE void load_tiles(const TensorMap *map, unsigned ring, const PipelineBarrie
         for (int k_block = 0; k_block < k_blocks; ++k_block, at.advance(1)) {
             pipeline.wait_empty(at);
             barrier_expect(pipeline.full(at), BYTES);
-            tile_load(ring + at.stage * BYTES, map, k_block * BLOCK_K, OF_WEIGHT ? origin.y : origin.x, pipeline.full(at));
+            tile_load(ring + at.stage * BYTES, map, k_block * BLOCK_K, OF_WEIGHT ? origin.y : origin.x,
+                      pipeline.full(at));
         }
     }
 }
 
 // SCALE_THREADS threads: the scales of both.
 DEVICE void load_scales(float (&stage_scales)[STAGES][SCALES], const PipelineBarriers<STAGES> &pipeline,
-                        const ScaleGrid &of_a, const ScaleGrid &of_b, Tiles tiles, int m, int n, int k_blocks, int thread) {
+                        const ScaleGrid &of_a, const ScaleGrid &of_b, Tiles tiles, int m, int n, int k_blocks,
+                        int thread) {
     for (Ring<STAGES> at(0); tiles.more(); tiles.next()) {
         constexpr int words = (SCALES + SCALE_THREADS - 1) / SCALE_THREADS; // of a thread
         const int2 origin = tiles.origin();

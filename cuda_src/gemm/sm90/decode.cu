@@ -1,47 +1,47 @@
 // Products of few rows on sm_90a: out[m, n] = round(scale_a * (scale_b * (a[m, k] @ weight[n, k]^T)) + bias).
 //
-// The operands are swapped: wgmma's M side of 64 holds output channels, its N side of WIDTH >= m the rows of a, so the
-// kernel streams the weight at the memory's speed and does hardly anything else. A tile is 64 * M_WARPGROUPS channels.
-// k is split over the SPLIT_K blocks of a cluster that share a tile: each takes its part, in k-blocks of 128, through two
-// rings that TMA fills: a deep one for the weight, because it is far away, a shallow one for a, which is in L2, with its
-// blocked scales beside it. Blocks that have the same part of k for the MULTICAST_TILES tiles of a cluster share what they
-// load of a. M_WARPGROUPS * K_WARPGROUPS consumer warpgroups multiply; those of the same 64 channels alternate over the
-// k-blocks; one warp loads the weight, one a, one blocked scales. Every block finishes an equal part of the tile's
-// channels: the partial sums are stored into its reduction buffer (DSMEM) and added in the order of their numbers, so
-// equal inputs give equal bits, in an order that depends on n and k alone.
+// The operands are swapped: wgmma's M side of 64 holds output channels, its N side of WIDTH >= m the rows of a, so
+// the kernel streams the weight at the memory's speed and does hardly anything else. A tile is 64 * M_WARPGROUPS
+// channels. k is split over the SPLIT_K blocks of a cluster that share a tile: each takes its part, in k-blocks of
+// 128, through two rings that TMA fills: a deep one for the weight, because it is far away, a shallow one for a,
+// which is in L2, with its blocked scales beside it. Blocks that have the same part of k for the MULTICAST_TILES
+// tiles of a cluster share what they load of a. M_WARPGROUPS * K_WARPGROUPS consumer warpgroups multiply; those of
+// the same 64 channels alternate over the k-blocks; one warp loads the weight, one a, one blocked scales. Every block
+// finishes an equal part of the tile's channels: the partial sums are stored into its reduction buffer (DSMEM) and
+// added in the order of their numbers, so equal inputs give equal bits, in an order that depends on n and k alone.
 //
 // Before the kernel that it follows has ended it reads only the weight, its scales and the bias, and those only if
 // `prefetch_weight` (a PDL prologue). If not, it lets its own dependents start only after its wait.
 // The rows of a can come in 16 bits instead, and then every block quantizes them for itself (quantize_rows.cuh).
 //
 // Constants: WIDTH 8, 16, 32, 64; SPLIT_K 1, 2, 4, 8; MULTICAST_TILES of a cluster, up to WIDTH / 8; M_WARPGROUPS,
-// K_WARPGROUPS; STAGES and A_STAGES multiples of K_WARPGROUPS; CTAS_PER_SM; A_TYPE, B_TYPE e4m3 or e5m2; BLOCKWISE 1: a's
-// scales are 1x128 and the weight's cover SCALE_ROWS (128 or 1) x 128; 0: one a tensor or row; OUT, BIAS: 0 fp32, 1 fp16,
-// 2 bf16, -1 none. PREFETCH_CHUNKS: k-blocks of the weight in flight until a has been requested, 0: as many as fit.
-// A_VECTORS: vectors of 8 elements of x that a thread quantizes, 0 where a comes as codes; else A_ROWS, A_INPUT, A_FORMAT,
-// A_MODE of quantize_rows, and A_STAGES k-blocks are all of a block. The tensor cores sum a k-block with fewer bits than
-// fp32 has, so every one is added (promoted) in fp32.
+// K_WARPGROUPS; STAGES and A_STAGES multiples of K_WARPGROUPS; CTAS_PER_SM; A_TYPE, B_TYPE e4m3 or e5m2; BLOCKWISE 1:
+// a's scales are 1x128 and the weight's cover SCALE_ROWS (128 or 1) x 128; 0: one a tensor or row; OUT, BIAS: 0 fp32,
+// 1 fp16, 2 bf16, -1 none. PREFETCH_CHUNKS: k-blocks of the weight in flight until a has been requested, 0: as many
+// as fit. A_VECTORS: vectors of 8 elements of x that a thread quantizes, 0 where a comes as codes; else A_ROWS,
+// A_INPUT, A_FORMAT, A_MODE of quantize_rows, and A_STAGES k-blocks are all of a block. The tensor cores sum a
+// k-block with fewer bits than fp32 has, so every one is added (promoted) in fp32.
 //
-// The caller owes: maps of uint8, boxes of 64 * M_WARPGROUPS (weight) and WIDTH / MULTICAST_TILES (a) rows x 128 columns,
-// 128-byte swizzle, zeros out of bounds; scale strides in elements, 0 where broadcast; at least SPLIT_K k-blocks, a first
-// tile for every cluster; of dynamic shared memory RING_BYTES, 1,024 and (SPLIT_K * K_WARPGROUPS - 1) * UNITS / SPLIT_K *
-// UNIT_BYTES for the reduction.
+// The caller owes: maps of uint8, boxes of 64 * M_WARPGROUPS (weight) and WIDTH / MULTICAST_TILES (a) rows x 128
+// columns, 128-byte swizzle, zeros out of bounds; scale strides in elements, 0 where broadcast; at least SPLIT_K
+// k-blocks, a first tile for every cluster; of dynamic shared memory RING_BYTES, 1,024 and (SPLIT_K * K_WARPGROUPS -
+// 1) * UNITS / SPLIT_K * UNIT_BYTES for the reduction.
 #include "quantize_rows.cuh"
 #include "decode_epilogue.cuh"
 #include "decode_load.cuh" // last: its names are macros
 
-#define TYPES HOPPER_STRING(B_TYPE) "." HOPPER_STRING(A_TYPE)
+#define TYPES WGMMA_STRING(B_TYPE) "." WGMMA_STRING(A_TYPE)
 
 // d = (keep ? d : 0) + weight tile * a tile, 32 columns of each.
 DEVICE void multiply(float (&d)[SUMS], word64 w, word64 a, int keep) {
 #if WIDTH == 8
-    HOPPER_PRODUCT("8", TYPES, HOPPER_R4(0, 1, 2, 3), "%4", "%5", "%6", HOPPER_D4(0));
+    WGMMA_PRODUCT("8", TYPES, WGMMA_R4(0, 1, 2, 3), "%4", "%5", "%6", WGMMA_D4(0));
 #elif WIDTH == 16
-    HOPPER_PRODUCT("16", TYPES, HOPPER_R8, "%8", "%9", "%10", HOPPER_D4(0), HOPPER_D4(4));
+    WGMMA_PRODUCT("16", TYPES, WGMMA_R8, "%8", "%9", "%10", WGMMA_D4(0), WGMMA_D4(4));
 #elif WIDTH == 32
-    HOPPER_PRODUCT("32", TYPES, HOPPER_R16, "%16", "%17", "%18", HOPPER_D16(0));
+    WGMMA_PRODUCT("32", TYPES, WGMMA_R16, "%16", "%17", "%18", WGMMA_D16(0));
 #else
-    HOPPER_PRODUCT("64", TYPES, HOPPER_R32, "%32", "%33", "%34", HOPPER_D32(0));
+    WGMMA_PRODUCT("64", TYPES, WGMMA_R32, "%32", "%33", "%34", WGMMA_D32(0));
 #endif
 }
 
@@ -54,7 +54,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
 #endif
                   const float *scale_a, long long scale_a_row, long long scale_a_col,
                   const float *__restrict__ scale_b, long long scale_b_row, long long scale_b_col,
-                  const Bias *__restrict__ bias, Out *out, long long ldo, int m, int n, int k_blocks, int prefetch_weight) {
+                  const Bias *__restrict__ bias, Out *out, long long ldo, int m, int n, int k_blocks,
+                  int prefetch_weight) {
     extern __shared__ char dynamic[];
     __shared__ alignas(8) word64 barriers[2 * STAGES + 2 * A_STAGES + 3];
     __shared__ float row_scales[WIDTH];
@@ -68,15 +69,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     const TensorMap *const codes = &a_map;
 #endif
 
-    // A launch that may not read the weight prefetch_weight is what later ones, which may, rely on: once it lets them start, all
+    // A launch that may not prefetch the weight is what later ones, which may, rely on: once it lets them start, all
     // that precedes it on the stream has ended. So it does that after its wait (in load_weight).
     if (prefetch_weight) grid_dependency_launch();
 
-    // By way of a shuffle the compiler knows that these are equal in a warp, and computes descriptors once for all of it.
+    // By way of a shuffle the compiler knows that these are equal in a warp, and computes descriptors once for all of
+    // it.
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     constexpr int ranks = SPLIT_K, units = UNITS / ranks;
     constexpr int epilogue_warps = units > 1 ? units / 2 : 1; // warps of a block that finish a part of the tile
-    const int rank = (int)blockIdx.x % ranks, first = (int)blockIdx.x % CLUSTER - rank; // the tile's rank 0 in the cluster
+    const int rank = (int)blockIdx.x % ranks;
+    const int first = (int)blockIdx.x % CLUSTER - rank; // the tile's rank 0 in the cluster
     const unsigned ring = (shared_address(dynamic) + 1023) & ~1023u, a_ring = ring + STAGES * WEIGHT_BYTES;
     const PipelineBarriers<STAGES> pipeline = {shared_address(barriers)};
     const PipelineBarriers<A_STAGES> a_pipeline = {shared_address(barriers + 2 * STAGES)};
@@ -85,7 +88,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     char *reduce_buf = dynamic + (ring - shared_address(dynamic)) + RING_BYTES;
 
     // Blocks that share loads of a have as many iterations, if need be with a tile past the end.
-    KBlockIterator k_iter((n + TILE * MULTICAST_TILES - 1) / (TILE * MULTICAST_TILES) * MULTICAST_TILES, k_blocks, rank, ranks);
+    constexpr int channels = TILE * MULTICAST_TILES;
+    KBlockIterator k_iter((n + channels - 1) / channels * MULTICAST_TILES, k_blocks, rank, ranks);
 
     if (warp == CONSUMERS / 32) {
         load_weight(&weight_map, ring, pipeline, a_requested, k_iter, prefetch_weight, lane);
@@ -201,8 +205,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
                 sums[i] += d[i];
 #endif
         };
-        // Two k-blocks a round: issue, issue the next, promote the first. With a loop that holds its own ends the compiler
-        // no longer lets one product run on beside the next.
+        // Two k-blocks a round: issue, issue the next, promote the first. With a loop that holds its own ends the
+        // compiler no longer lets one product run on beside the next.
         if (next_k_block < k_iter.k_blocks) {
             issue_mma(products[0]);
 #pragma unroll 1
@@ -276,7 +280,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
         // First every number, then every store: one after the other they would wait for each other.
 #pragma unroll
         for (int j = 0; j < WIDTH / 8; ++j) {
-            const float2 rows = BLOCKWISE ? make_float2(1.0f, 1.0f) : *(const float2 *)&row_scales[8 * j + lane % 4 * 2];
+            const float2 rows =
+                BLOCKWISE ? make_float2(1.0f, 1.0f) : *(const float2 *)&row_scales[8 * j + lane % 4 * 2];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 float &value = sums[4 * j + i];

@@ -1,4 +1,5 @@
-// The producer warps of a block, which load the weight, a, and blocked scales. Each initializes its own ring's barriers.
+// The producer warps of a block, which load the weight, a, and blocked scales. Each initializes its own ring's
+// barriers.
 //
 // What comes before the first load is what a launch costs: initialisations by the lanes of a warp, or asking barriers
 // that nobody has used yet, made it 0.7 us more.
@@ -64,8 +65,8 @@ DEVICE void load_weight(const TensorMap *map, unsigned ring, const PipelineBarri
 // One warp, which also initializes the reduction's barriers: reduce_full, reduce_empty of so many `arrivals`, and then
 // comes a_requested.
 // Where the block quantizes a itself (A_VECTORS) it fetches nothing, else some rows of each chunk for all of its mates.
-DEVICE void load_a(const TensorMap *map, unsigned ring, const PipelineBarriers<A_STAGES> &pipeline, unsigned reduce_full, int arrivals,
-                    KBlockIterator &k_iter, int rank, int multicast_rank, int lane) {
+DEVICE void load_a(const TensorMap *map, unsigned ring, const PipelineBarriers<A_STAGES> &pipeline,
+                   unsigned reduce_full, int arrivals, KBlockIterator &k_iter, int rank, int multicast_rank, int lane) {
     if (lane == 0) {
         if (!A_VECTORS) {
             map_prefetch(map);

@@ -17,11 +17,11 @@ struct WideRows {
 // THREADS threads quantize up to ROWS rows: per token, no amax above `upper` (MODE TOKEN), or by given scales (STATIC).
 //
 // A block multiplies only a part of k, `part` octets from `first` on, whole chunks of 16: their codes become tiles of
-// SIDE rows x 128 columns as the copy engine would lay them, columns past the row's end zero; rows past the last stay as
+// SIDE rows x 128 columns as TMA would store them, columns past the row's end zero; rows past the last stay as
 // they are. A token's size takes all octets of its row: those of the block's own part come first.
 //
-// The caller owes: ROWS a power of two up to SIDE and THREADS, and at least as many as there are; THREADS / ROWS * VECTORS
-// octets cover a row's chunks (STATIC: the part's); x and its stride are multiples of 16 bytes.
+// The caller owes: ROWS a power of two up to SIDE and THREADS, and at least as many as there are; THREADS / ROWS *
+// VECTORS octets cover a row's chunks (STATIC: the part's); x and its stride are multiples of 16 bytes.
 template <int THREADS, int ROWS, int VECTORS, int SIDE, int INPUT, int FORMAT, int MODE>
 DEVICE void quantize_rows(char *tiles, float *scales, const WideRows &from, int first, int part, const float *given,
                           long long given_stride, float upper) {
