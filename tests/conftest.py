@@ -2,6 +2,7 @@
 
 import argparse
 import ctypes
+import os
 import random
 import re
 import secrets
@@ -12,6 +13,9 @@ import pytest
 from support.engines import MAKERS
 from support.receipt import Receipt
 from support.warm import Warm
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+"""JAX would take three quarters of a GPU's memory, of which CuPy and torch may hold more than the rest by then."""
 
 DRIVERS = (
     ("libcuda.so.1", "cuInit", "cuDeviceGetCount"),

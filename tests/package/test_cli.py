@@ -21,6 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 def fp8core_(capsys, monkeypatch):
     """Run the command line in this process: (exit status, stdout, stderr)."""
     monkeypatch.setenv("COLUMNS", "200")
+    for console in (cli.console, cli.errors):  # whatever the environment said when they were made
+        monkeypatch.setattr(console, "_width", 200)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
 
     def run(*arguments):

@@ -157,14 +157,14 @@ def test_a_sentence_does_not_feel_the_padding(encoder, tokenizer):
     np.testing.assert_allclose(among[0], alone[0], atol=1e-5)
 
 
-def test_the_command_prints_the_report_and_draws(folder, capsys, monkeypatch, tmp_path):
+def test_the_command_prints_the_report_and_draws(made_up, capsys, monkeypatch, tmp_path):
     from fp8core import cli
 
     pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra demo)")
     monkeypatch.setenv("COLUMNS", "120")
     plot = tmp_path / "errors.png"
     monkeypatch.setattr(
-        sys, "argv", ["fp8core", "demo", "--device", "cpu", "--model", str(folder), "--plot", str(plot)]
+        sys, "argv", ["fp8core", "demo", "--device", "cpu", "--model", str(made_up), "--plot", str(plot)]
     )
     with pytest.raises(SystemExit) as left:
         cli.main()
@@ -173,7 +173,7 @@ def test_the_command_prints_the_report_and_draws(folder, capsys, monkeypatch, tm
     assert "Least cosine: 0.99" in out
     assert "Why host to multiply" in out
     assert "cublaslt" in out
-    assert "│ 5.output.dense" in out
+    assert "│ 1.output.dense" in out
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 

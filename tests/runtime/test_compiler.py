@@ -10,7 +10,7 @@ import pytest
 
 from fp8core.errors import BackendError
 from fp8core.problem import Target
-from fp8core.runtime import compiler, device, jit
+from fp8core.runtime import compiler, device, jit, sources
 
 H200 = Target("cuda", 90, 0, 132, 32, 232448)
 THREADS = 8
@@ -110,13 +110,13 @@ def test_a_failed_launcher_is_prepared_anew(machine, monkeypatch):
     monkeypatch.setattr(compiler, "load", compiler.Modules().load)
     monkeypatch.setattr(jit, "_launch_function", lambda platform: lambda *arguments: 0)
     monkeypatch.setattr(device, "count", lambda: 1)
-    constants = {"ONLY_HERE": 1}
+    name, constants = sources.names("cuda")[0], {"ONLY_HERE": 1}
     machine.refuse_compile = True
     for _ in range(2):
         with pytest.raises(BackendError, match="refused by the compiler"):
-            jit.prepare(H200, "clear_amax", "clear_amax", constants, "P", block=1)
+            jit.prepare(H200, name, "entry", constants, "P", block=1)
     machine.refuse_compile = False
-    assert jit.prepare(H200, "clear_amax", "clear_amax", constants, "P", block=1).function.address == 0xABC0
+    assert jit.prepare(H200, name, "entry", constants, "P", block=1).function.address == 0xABC0
     assert len(machine.compiled) == 3
 
 

@@ -144,7 +144,7 @@ def _hip(target: Target, request: Request) -> Binary:
 
 def instructions(target: Target, binary: Binary) -> str:
     """Return the SASS or the AMD assembly of a kernel."""
-    return _inspected(binary.code, "nvdisasm", "-c") if target.platform == "cuda" else binary.code.decode()
+    return _inspected(binary.code, "nvdisasm", "-c", "-ndf") if target.platform == "cuda" else binary.code.decode()
 
 
 def _inspected(code: bytes, tool: str, *options: str) -> str:
