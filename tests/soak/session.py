@@ -163,7 +163,8 @@ class Actor:
         """Return the error with the seed, the thread and what it did last."""
         s = self.session
         head = f"thread {self.number} of {s.machine.name}, seed {s.seed}: {type(error).__name__}: {error}"
-        again = f"again: python -m tests.soak --engine {s.machine.name} --seed {s.seed} --threads {s.budget.threads}"
+        options = f"--engine {s.machine.name} --seed {s.seed} --threads {s.budget.threads} --steps {s.budget.steps}"
+        again = f"again: python -m tests.soak {options} --seconds {s.budget.seconds:g}"
         told = WrongNumber("\n  ".join([head, again, "its last operations:", *self.history]))
         told.__cause__ = error
         return told

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
 from fp8core import BLOCK_128, GROUP_128, PER_TENSOR, PER_TOKEN
@@ -50,13 +50,15 @@ def resolved(arena: Arena, value: Any) -> Any:
 
 
 def examples(ordinary: int) -> settings:
-    """Return the settings of a fuzz test: ``ordinary`` examples, always the same; more and others with `long`."""
+    """Return the settings of a fuzz test: ``ordinary`` examples, always the same; with `long` more and others, made smaller."""
     most = settings.default.max_examples
+    ordinary_run = most <= ORDINARY
     return settings(
+        phases=(Phase.explicit, Phase.generate) if ordinary_run else (Phase.explicit, Phase.generate, Phase.shrink),
         max_examples=max(1, ordinary * most // ORDINARY),
         deadline=None,
         report_multiple_bugs=False,
-        derandomize=most <= ORDINARY,
+        derandomize=ordinary_run,
         suppress_health_check=list(HealthCheck),
         print_blob=True,
     )
