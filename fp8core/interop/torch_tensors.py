@@ -209,8 +209,13 @@ class Torch(Framework):
         self._increment_version(arrays)
 
     def keep(self, view: TensorView, stream: int, owner: object = None) -> None:
-        """Keep the memory of an operand from its allocator until ``stream`` has passed, also inside a capture."""
-        if stream == self.stream(view.target):
+        """Keep the memory of an operand from its allocator until ``stream`` has passed.
+
+        In a capture that torch does not know of the allocator must not: on freeing the memory it would record an event
+        on the captured stream, and fail when it asks for that later. There the operand is the caller's to keep.
+        """
+        current = self.stream(view.target)
+        if stream == current or (device.capturing(stream) and not device.capturing(current)):
             return
         if view.owner.untyped_storage().resizable():
             view.owner.record_stream(self._torch.cuda.ExternalStream(stream, device=self._on(view.target.device)))

@@ -216,7 +216,11 @@ def test_torch_keeps_memory_of_its_allocator_by_the_allocator(log, monkeypatch, 
     assert recorded == ([(LAUNCH, TARGET.device)] if resizable else [])
     assert log == ([] if resizable else [("keep", owner, LAUNCH, TARGET.device)])
     order_after(0x200, [view], explicit=0x200)
+    order_after(0xC00, [view], explicit=0xC00)  # captured, and not by torch
     assert len(recorded) + len(log) == 1
+    monkeypatch.setattr(framework, "stream", lambda target: 0xC01)
+    order_after(0xC00, [view], explicit=0xC00)
+    assert len(recorded) + len(log) == 2
 
 
 def test_memory_of_others_is_told_apart_from_that_of_torchs_allocator():
