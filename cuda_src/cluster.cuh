@@ -4,21 +4,21 @@
 
 #include "barriers.cuh"
 
-// One warp: so many bytes are awaited. Then all threads arrive, and wait before they send: every mail is open. (A single
+// One warp: so many bytes are awaited. Then all threads arrive, and wait before they send: every barrier is open. (A single
 // thread could do without the warp's barrier, but racecheck tells it from the unit that initializes.)
-DEVICE void mail_open(word64* mail, int bytes) {
+DEVICE void tx_barrier_open(word64* barrier, int bytes) {
 #if FP8CORE_PTX >= 900
     if (lane() == 0) {
-        barrier_init(shared_address(mail), 1);
+        barrier_init(shared_address(barrier), 1);
         barrier_init_fence();
     }
     __syncwarp();
-    if (lane() == 0) barrier_expect(shared_address(mail), bytes);
+    if (lane() == 0) barrier_expect(shared_address(barrier), bytes);
 #elif defined(FP8CORE_EMULATION)
-    if (lane() == 0) emulation_mail_open(bytes);
+    if (lane() == 0) emulation_tx_barrier_open(bytes);
 #endif
 }
-// Orders nothing but what is said to the open mail. A launch without clusters must not come here: both words are barrier 0
+// Orders nothing but what is said to the open barrier. A launch without clusters must not come here: both words are barrier 0
 // of a block then.
 DEVICE void cluster_arrive() {
 #if FP8CORE_PTX >= 900
@@ -34,22 +34,22 @@ DEVICE void cluster_wait() {
     emulation_cluster_wait();
 #endif
 }
-// Stores x where block `rank` has `place`, and counts its bytes at that block's mail.
-DEVICE void mail_send(unsigned* place, unsigned x, word64* mail, unsigned rank) {
+// Stores x where block `rank` has `place`, and counts its bytes at that block's barrier.
+DEVICE void dsmem_store(unsigned* place, unsigned x, word64* barrier, unsigned rank) {
 #if FP8CORE_PTX >= 900
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(
                      cluster_address(shared_address(place), rank)),
-                 "r"(x), "r"(cluster_address(shared_address(mail), rank))
+                 "r"(x), "r"(cluster_address(shared_address(barrier), rank))
                  : "memory");
 #elif defined(FP8CORE_EMULATION)
-    emulation_mail_send(place, x, rank);
+    emulation_dsmem_store(place, x, rank);
 #endif
 }
 // All that was awaited is there.
-DEVICE void mail_wait(word64* mail) {
+DEVICE void tx_barrier_wait(word64* barrier) {
 #if FP8CORE_PTX >= 900
-    barrier_wait(shared_address(mail), 0);
+    barrier_wait(shared_address(barrier), 0);
 #elif defined(FP8CORE_EMULATION)
-    emulation_mail_wait();
+    emulation_tx_barrier_wait();
 #endif
 }

@@ -1,9 +1,9 @@
-// The rows of a, quantized by the threads that multiply them: codes and scales as quantize_tile.cuh gives them.
+// The rows of a, quantized by the threads that multiply them: codes and scales as rowwise.cuh gives them.
 #pragma once
 #include "hopper.cuh"
 #include "platform.cuh"
 
-#include "common/quantize_octet.cuh"
+#include "common/vec8.cuh"
 #include "common/reduce.cuh"
 
 // What is quantized: `rows` rows of `octets` octets, `stride` bytes apart.
@@ -35,21 +35,21 @@ DEVICE void quantize_rows(char *tiles, float *scales, const WideRows &from, int 
     };
     const auto is_own = [&](int v) { return member + v * TEAM < part; };
 
-    Octet<INPUT> octets[VECTORS];
+    Vec8<INPUT> octets[VECTORS];
 #pragma unroll
     for (int v = 0; v < VECTORS; ++v) {
-        octets[v] = empty_octet<INPUT>();
+        octets[v] = empty_vec8<INPUT>();
         if (some && octet_of(v) < from.octets && (MODE == TOKEN || is_own(v)))
-            octets[v] = load_octet<INPUT, 16>(x + octet_of(v) * (8 * ITEM_BYTES[INPUT]));
+            octets[v] = load_vec8<INPUT, 16>(x + octet_of(v) * (8 * ITEM_BYTES[INPUT]));
     }
     float scale = 1.0f;
     bool bounded = false;
     if constexpr (MODE == STATIC) {
         if (some) scale = given[row * given_stride];
     } else {
-        Largest<INPUT> seen;
+        AbsMax<INPUT> seen;
 #pragma unroll
-        for (int v = 0; v < VECTORS; ++v) seen.see(octets[v]);
+        for (int v = 0; v < VECTORS; ++v) seen.update(octets[v]);
         unsigned amax = team_max<(TEAM < 32 ? TEAM : 32)>(seen.bits());
         if constexpr (TEAM_WARPS > 1) {
             if (threadIdx.x % 32 == 0) largest[threadIdx.x / 32] = amax;
@@ -67,7 +67,7 @@ DEVICE void quantize_rows(char *tiles, float *scales, const WideRows &from, int 
         if (!some || !is_own(v)) continue;
         const int own = member + v * TEAM, unit = (own / 2 ^ row) & 7; // of 16 bytes, as the swizzle moves it
         Vector8 codes = {0, 0};
-        if (octet_of(v) < from.octets) codes = encode_octet<INPUT, FORMAT, MODE>(octets[v], divisor);
+        if (octet_of(v) < from.octets) codes = encode_vec8<INPUT, FORMAT, MODE>(octets[v], divisor);
         store8(tiles + (own / 16 * SIDE + row) * 128 + unit * 16 + own % 2 * 8, codes);
     }
     writes_fence();

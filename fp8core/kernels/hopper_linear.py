@@ -10,7 +10,7 @@ from typing import Final
 from fp8core.kernels.hopper import DecodeMm, laid_out
 from fp8core.kernels.hopper_layout import CHUNK, MOST_ROWS, Layout, in_a_chain
 from fp8core.kernels.quantize import mode
-from fp8core.kernels.tiles import OCTET
+from fp8core.kernels.quantize.configs import VEC8 as OCTET
 from fp8core.kernels.words import FORMAT, TYPE, ceil_div, power_of_two
 from fp8core.problem import ITEMSIZE, PER_TOKEN, Linear
 from fp8core.table import Requirement

@@ -6,10 +6,10 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
 from fp8core.errors import DeviceError
-from fp8core.kernels.dequantize import DEQUANTIZE
 from fp8core.kernels.fused import NORM_QUANTIZE, SILU_QUANTIZE
 from fp8core.kernels.quantize import QUANTIZE
 from fp8core.kernels.scaled_mm import SCALED_MM
+from fp8core.kernels.weights import DEQUANTIZE
 from fp8core.ops.producers import (
     problem_of_rms_norm_quant,
     problem_of_silu_and_mul_quant,

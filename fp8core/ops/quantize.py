@@ -9,8 +9,8 @@ from fp8core.core.calls import Calls
 from fp8core.core.scaling import EPS, Quantized, Ready, Scaling, alignment, destination, only_scale, scaling
 from fp8core.errors import ShapeError
 from fp8core.interop import TensorView
-from fp8core.kernels.dequantize import DEQUANTIZE
 from fp8core.kernels.quantize import QUANTIZE, bind
+from fp8core.kernels.weights import DEQUANTIZE
 from fp8core.problem import ITEMSIZE, PER_TOKEN, Dequantize, Quantize, ScaleFormat, ScaleLayout
 
 _CALLS: Calls[Ready] = Calls()

@@ -7,8 +7,7 @@ from fp8core import interop
 from fp8core.core import operands, scales
 from fp8core.errors import DTypeError, LayoutError, ScaleError, ShapeError
 from fp8core.interop import TensorView
-from fp8core.kernels.expand import EXPAND
-from fp8core.kernels.weights import ALL_CLOSE, NORMALIZE, REQUANTIZE
+from fp8core.kernels.weights import ALL_CLOSE, EXPAND, NORMALIZE, REQUANTIZE
 from fp8core.ops.quantize import dequantize
 from fp8core.problem import PER_TENSOR, AllClose, Expand, Normalize, Requantize
 from fp8core.runtime import device

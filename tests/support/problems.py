@@ -5,15 +5,13 @@ from functools import partial
 from typing import Any
 
 from fp8core.kernels.arrange import NOTHING, plan_arrange
-from fp8core.kernels.dequantize import DEQUANTIZE
-from fp8core.kernels.expand import EXPAND
 from fp8core.kernels.fused import NORM_QUANTIZE, SILU_QUANTIZE
 from fp8core.kernels.generic_mm import plan_rescale
 from fp8core.kernels.hopper_block import LAYOUTS, BlockMm
 from fp8core.kernels.linear import LINEAR
 from fp8core.kernels.quantize import QUANTIZE
 from fp8core.kernels.scaled_mm import SCALED_MM
-from fp8core.kernels.weights import ALL_CLOSE, NORMALIZE, REQUANTIZE
+from fp8core.kernels.weights import ALL_CLOSE, DEQUANTIZE, EXPAND, NORMALIZE, REQUANTIZE
 from fp8core.problem import (
     BLOCK_128,
     FORMATS,
