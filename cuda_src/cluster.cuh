@@ -4,8 +4,9 @@
 
 #include "barriers.cuh"
 
-// One warp: so many bytes are awaited. Then all threads arrive, and wait before they send: every barrier is open. (A single
-// thread could do without the warp's barrier, but racecheck tells it from the unit that initializes.)
+// Called by one warp: initializes the mbarrier and sets its expected transaction bytes. All blocks of the cluster do so
+// before any leaves cluster_wait(), after which peers may store. (A single thread could do without the warp's barrier,
+// but racecheck tells it from the unit that initializes.)
 DEVICE void tx_barrier_open(word64* barrier, int bytes) {
 #if FP8CORE_PTX >= 900
     if (lane() == 0) {
@@ -18,7 +19,7 @@ DEVICE void tx_barrier_open(word64* barrier, int bytes) {
     if (lane() == 0) emulation_tx_barrier_open(bytes);
 #endif
 }
-// Orders nothing but what is said to the open barrier. A launch without clusters must not come here: both words are barrier 0
+// Orders nothing but the opening of the barrier. A launch without clusters must not come here: both words are barrier 0
 // of a block then.
 DEVICE void cluster_arrive() {
 #if FP8CORE_PTX >= 900

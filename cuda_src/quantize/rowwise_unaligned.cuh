@@ -1,10 +1,11 @@
 // What quantize_rowwise does, for rows that begin at any element.
 //
-// Vectors of 8 are at multiples of 8 of the codes' addresses, so that each is stored at once; where rows of x are aligned
-// as those of the codes are, they are loaded at once, too. A row of a tile is some whole vectors and two ends: the head, a
-// slice of the vector before them, and the tail, a slice of the one after them. Whole vectors are dealt to the TEAM threads
-// in turn, VECTORS a thread, ends on their own: so no whole one is masked. Where tiles are side by side, the tail of one
-// and the head of the next are slices of one vector: if both teams are in one warp, the next one's stores it.
+// Vectors of 8 are at multiples of 8 of the codes' addresses, so that each is stored at once; where rows of x are
+// aligned as those of the codes are, they are loaded at once, too. A row of a tile is some whole vectors and two ends:
+// the head, a slice of the vector before them, and the tail, a slice of the one after them. Whole vectors are dealt to
+// the TEAM threads in turn, VECTORS a thread, ends on their own: so no whole one is masked. Where tiles are side by
+// side, the tail of one and the head of the next are slices of one vector: if both teams are in one warp, the next
+// one's stores it.
 //
 // Tiles are dealt to teams row after row, wherever in a block a row ends: ACROSS blocks side by side have TEAMS rows.
 //
