@@ -16,8 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import baselines, results, timing
-from fp8core.kernels.dequantize import DEQUANTIZE
-from fp8core.kernels.weights import NORMALIZE, REQUANTIZE
+from fp8core.kernels.weights import DEQUANTIZE, NORMALIZE, REQUANTIZE
 from fp8core.problem import BLOCK_128, PER_CHANNEL, Dequantize, GroupShape, Normalize, Requantize
 from fp8core.runtime import device
 

@@ -28,7 +28,7 @@ using word64 = unsigned long long;
 constexpr int E4M3FN = 0, E4M3FNUZ = 1, E5M2 = 2, E5M2FNUZ = 3;
 constexpr int FLOAT32 = 0, FLOAT16 = 1, BFLOAT16 = 2;
 
-// Whether a format is encoded and decoded by instructions; otherwise common/formats.cuh does it by integers.
+// Whether a format is encoded and decoded by instructions; otherwise common/fp8.cuh does it by integers.
 template <int format>
 constexpr bool HARDWARE_FORMAT = FP8CORE_PTX >= 890 && (format == E4M3FN || format == E5M2);
 
@@ -136,7 +136,7 @@ DEVICE unsigned short float_to_bf16(float x) {
     const unsigned rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
     return static_cast<unsigned short>((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fffu : rounded);
 }
-// half_to_float and float_to_half stand in common/formats.cuh: by these instructions, or by integers.
+// half_to_float and float_to_half are in common/fp8.cuh: by these instructions, or by integers.
 constexpr bool HARDWARE_HALF = FP8CORE_PTX != 0;
 DEVICE float hardware_half_to_float(unsigned short x) {
     float r = 0.0f;
@@ -153,10 +153,10 @@ DEVICE unsigned short hardware_float_to_half(float x) {
     return r;
 }
 
-// Pairs of 16-bit floats in a word: the larger of the sizes, half by half; NaN in `pair` is passed over.
+// Pairs of 16-bit floats in a word: the larger of the magnitudes, half by half; NaN in `pair` is passed over.
 constexpr bool HARDWARE_PAIRS = FP8CORE_PTX >= 800;
 template <int input>
-DEVICE unsigned hardware_larger_sizes(unsigned largest, unsigned pair) {
+DEVICE unsigned hardware_larger_magnitudes(unsigned largest, unsigned pair) {
     unsigned r = 0;
 #if FP8CORE_PTX >= 800
     if constexpr (input == BFLOAT16) {
@@ -296,4 +296,4 @@ DEVICE void hardware_decode_pair(unsigned short codes, float& lo, float& hi) {
 }
 
 #include "ptx/cluster.cuh"
-#include "common/formats.cuh"
+#include "common/fp8.cuh"

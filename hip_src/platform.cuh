@@ -100,7 +100,7 @@ DEVICE unsigned short hardware_float_to_half(float x) {
 
 constexpr bool HARDWARE_PAIRS = false;
 template <int input>
-DEVICE unsigned hardware_larger_sizes(unsigned, unsigned) {
+DEVICE unsigned hardware_larger_magnitudes(unsigned, unsigned) {
     return 0;
 }
 template <int output>
@@ -170,11 +170,11 @@ DEVICE bool warp_all(bool x) { return warp_max(x ? 0u : 1u) == 0u; }
 DEVICE void grid_dependency_launch() {}
 DEVICE void grid_dependency_wait() {}
 DEVICE void issue_loads() {}
-DEVICE void mail_open(word64*, int) {}
+DEVICE void tx_barrier_open(word64*, int) {}
 DEVICE void cluster_arrive() {}
 DEVICE void cluster_wait() {}
-DEVICE void mail_send(unsigned*, unsigned, word64*, unsigned) {}
-DEVICE void mail_wait(word64*) {}
+DEVICE void dsmem_store(unsigned*, unsigned, word64*, unsigned) {}
+DEVICE void tx_barrier_wait(word64*) {}
 
 // ---- FP8 by instructions -----------------------------------------------------------------------------
 
@@ -213,4 +213,4 @@ DEVICE void hardware_decode_pair(unsigned short codes, float& lo, float& hi) {
 #endif
 }
 
-#include "../cuda_src/common/formats.cuh"
+#include "../cuda_src/common/fp8.cuh"

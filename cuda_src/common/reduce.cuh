@@ -1,6 +1,6 @@
 // The largest of the numbers that a team of threads holds.
 //
-// Sizes of numbers are compared as the bits of non-negative fp32 numbers, which order as the numbers do.
+// Magnitudes are compared as the bits of non-negative fp32 numbers, which order as the numbers do.
 #pragma once
 
 // team: a power of two up to WARP, of consecutive lanes. The result is in every lane.

@@ -1,6 +1,6 @@
 // What kernels over codes and wide values share: special numbers, short vectors with a ragged end, scales.
 #pragma once
-#include "quantize_scale.cuh"
+#include "scale.cuh"
 
 constexpr float LARGEST_FLOAT = 0x1.fffffep127f;
 

@@ -4,22 +4,23 @@
 
 #include "mbarrier.cuh"
 
-// One warp: so many bytes are awaited. Then all threads arrive, and wait before they send: every mail is open. (A
-// single thread could do without the warp's barrier, but racecheck tells it from the unit that initializes.)
-DEVICE void mail_open(word64* mail, int bytes) {
+// Called by one warp: initializes the mbarrier and sets its expected transaction bytes. All blocks of the cluster do so
+// before any leaves cluster_wait(), after which peers may store. (A single thread could do without the warp's barrier,
+// but racecheck tells it from the unit that initializes.)
+DEVICE void tx_barrier_open(word64* barrier, int bytes) {
 #if FP8CORE_PTX >= 900
     if (lane() == 0) {
-        barrier_init(shared_address(mail), 1);
+        barrier_init(shared_address(barrier), 1);
         barrier_init_fence();
     }
     __syncwarp();
-    if (lane() == 0) barrier_expect(shared_address(mail), bytes);
+    if (lane() == 0) barrier_expect(shared_address(barrier), bytes);
 #elif defined(FP8CORE_EMULATION)
-    if (lane() == 0) emulation_mail_open(bytes);
+    if (lane() == 0) emulation_tx_barrier_open(bytes);
 #endif
 }
-// Orders nothing but what is said to the open mail. A launch without clusters must not come here: both words are
-// barrier 0 of a block then.
+// Orders nothing but the opening of the barrier. A launch without clusters must not come here: both words are barrier 0
+// of a block then.
 DEVICE void cluster_arrive() {
 #if FP8CORE_PTX >= 900
     asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
@@ -34,23 +35,23 @@ DEVICE void cluster_wait() {
     emulation_cluster_wait();
 #endif
 }
-// Stores x where block `rank` has `place`, and counts its bytes at that block's mail.
-DEVICE void mail_send(unsigned* place, unsigned x, word64* mail, unsigned rank) {
+// Stores x where block `rank` has `place`, and counts its bytes at that block's barrier.
+DEVICE void dsmem_store(unsigned* place, unsigned x, word64* barrier, unsigned rank) {
 #if FP8CORE_PTX >= 900
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(
                      cluster_address(shared_address(place), rank)),
-                 "r"(x), "r"(cluster_address(shared_address(mail), rank))
+                 "r"(x), "r"(cluster_address(shared_address(barrier), rank))
                  : "memory");
 #elif defined(FP8CORE_EMULATION)
-    emulation_mail_send(place, x, rank);
+    emulation_dsmem_store(place, x, rank);
 #endif
 }
 // All that was awaited is there.
-DEVICE void mail_wait(word64* mail) {
+DEVICE void tx_barrier_wait(word64* barrier) {
 #if FP8CORE_PTX >= 900
-    barrier_wait(shared_address(mail), 0);
+    barrier_wait(shared_address(barrier), 0);
 #elif defined(FP8CORE_EMULATION)
-    emulation_mail_wait();
+    emulation_tx_barrier_wait();
 #endif
 }
 

@@ -1,6 +1,6 @@
 """The engine of machines without a GPU: every operation on NumPy arrays, with the launches of the device rows.
 
-A plan's launch takes addresses and strides like any other, and ignores the stream. NumPy and ml_dtypes are imported
+A plan's launches take addresses like any other, and ignore the stream. NumPy and ml_dtypes are imported
 when the first plan is made.
 """
 
@@ -15,60 +15,71 @@ from fp8core.problem import (
     ScaledMm,
     SiluQuantize,
 )
+from fp8core.runtime.plans import (
+    AllCloseNumbers,
+    DequantizeNumbers,
+    ExpandNumbers,
+    NormalizeNumbers,
+    Plan,
+    QuantizeNumbers,
+    RequantizeNumbers,
+    RmsNormNumbers,
+    SiluNumbers,
+)
 from fp8core.table import Launch
 
 
-def plan_quantize(problem: Quantize) -> Launch:
-    """Return the launch of ``data, scale = quantize(x)``."""
+def plan_quantize(problem: Quantize) -> Plan[QuantizeNumbers]:
+    """Return the plan of ``data, scale = quantize(x)``."""
     from fp8core.host import quantize
 
     return quantize.plan_quantize(problem)
 
 
-def plan_dequantize(problem: Dequantize) -> Launch:
-    """Return the launch of ``out = q * scale``."""
+def plan_dequantize(problem: Dequantize) -> Plan[DequantizeNumbers]:
+    """Return the plan of ``out = q * scale``."""
     from fp8core.host import quantize
 
     return quantize.plan_dequantize(problem)
 
 
-def plan_norm_quantize(problem: NormQuantize) -> Launch:
-    """Return the launch of ``quantize(rms_norm(x [+ residual]) * weight)``."""
+def plan_norm_quantize(problem: NormQuantize) -> Plan[RmsNormNumbers]:
+    """Return the plan of ``quantize(rms_norm(x [+ residual]) * weight)``."""
     from fp8core.host import fused
 
     return fused.plan_norm_quantize(problem)
 
 
-def plan_silu_quantize(problem: SiluQuantize) -> Launch:
-    """Return the launch of ``quantize(silu(gate) * up)``."""
+def plan_silu_quantize(problem: SiluQuantize) -> Plan[SiluNumbers]:
+    """Return the plan of ``quantize(silu(gate) * up)``."""
     from fp8core.host import fused
 
     return fused.plan_silu_quantize(problem)
 
 
-def plan_requantize(problem: Requantize) -> Launch:
-    """Return the launch that re-expresses fused shards at their largest scale."""
+def plan_requantize(problem: Requantize) -> Plan[RequantizeNumbers]:
+    """Return the plan that re-expresses fused shards at their largest scale."""
     from fp8core.host import weights
 
     return weights.plan_requantize(problem)
 
 
-def plan_normalize(problem: Normalize) -> Launch:
-    """Return the launch that gives the same real values in the other E4M3."""
+def plan_normalize(problem: Normalize) -> Plan[NormalizeNumbers]:
+    """Return the plan that gives the same real values in the other E4M3."""
     from fp8core.host import weights
 
     return weights.plan_normalize(problem)
 
 
-def plan_all_close(problem: AllClose) -> Launch:
-    """Return the launch that tells whether all scales equal the first."""
+def plan_all_close(problem: AllClose) -> Plan[AllCloseNumbers]:
+    """Return the plan that tells whether all scales equal the first."""
     from fp8core.host import weights
 
     return weights.plan_all_close(problem)
 
 
-def plan_expand(problem: Expand) -> Launch:
-    """Return the launch that writes the scale of each shard once a row."""
+def plan_expand(problem: Expand) -> Plan[ExpandNumbers]:
+    """Return the plan that writes the scale of each shard once a row."""
     from fp8core.host import weights
 
     return weights.plan_expand(problem)

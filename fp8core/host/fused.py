@@ -1,12 +1,14 @@
 """Quantization fused with what comes before it in a transformer: RMS norm, and SiLU times up."""
 
+from functools import partial
+
 import numpy as np
 
 from fp8core.host.codes import ONE, reciprocal
 from fp8core.host.memory import CHUNK, Array, Floats, Workspace, matrix, storage, vector
 from fp8core.host.quantize import Limits, quantize_rows, scale_dtype
 from fp8core.problem import NormQuantize, SiluQuantize
-from fp8core.table import Launch
+from fp8core.runtime.plans import Plan, RmsNormNumbers, SiluNumbers
 
 
 def rows_at_once(problem: NormQuantize | SiluQuantize) -> int:
@@ -25,8 +27,8 @@ def scales_at(scales: Array, group_rows: int, start: int, stop: int) -> Array:
     return scales if group_rows < 0 else scales[start // group_rows : -(-stop // group_rows)]
 
 
-def plan_norm_quantize(problem: NormQuantize) -> Launch:
-    """Return the launch of ``quantize(rms_norm(x [+ residual]) * weight)``, formed in fp32.
+def plan_norm_quantize(problem: NormQuantize) -> Plan[RmsNormNumbers]:
+    """Return the plan of ``quantize(rms_norm(x [+ residual]) * weight)``, formed in fp32.
 
     The fp32 sum is normalized, and stored in residual rounded to the dtype of x. ``round_intermediate`` rounds the
     normalized rows and their product with the weight to that dtype, too, and where the scale is given the sum.
@@ -36,31 +38,17 @@ def plan_norm_quantize(problem: NormQuantize) -> Launch:
 
     @np.errstate(all="ignore")
     def launch(
-        _stream: int,
-        x: int,
-        x_stride: int,
-        residual: int,
-        residual_stride: int,
-        weight: int,
-        epsilon: float,
-        data: int,
-        data_stride: int,
-        scale: int,
-        scale_row_stride: int,
-        scale_col_stride: int,
-        rows: int,
-        upper: int,
-        upper_value: float,
-        eps: float,
+        n: RmsNormNumbers, _stream: int, x: int, weight: int, residual: int, data: int, scale: int, upper: int
     ) -> None:
         """Normalize and quantize ``[rows, cols]``; ``residual`` becomes x + residual."""
-        source = matrix(x, problem.x, (rows, cols), (x_stride, 1))
-        codes = matrix(data, problem.data, (rows, cols), (data_stride, 1))
+        rows = n.rows
+        source = matrix(x, problem.x, (rows, cols), (n.x_stride, 1))
+        codes = matrix(data, problem.data, (rows, cols), (n.data_stride, 1))
         grid = problem.group_shape.scale_shape(rows, cols)
-        scales = matrix(scale, kept, grid, (scale_row_stride, scale_col_stride))
+        scales = matrix(scale, kept, grid, (n.scale_row_stride, n.scale_col_stride))
         gain = vector(weight, problem.weight, cols).astype(np.float32)
-        sums = matrix(residual, problem.x, (rows, cols), (residual_stride, 1)) if problem.residual else source
-        work, limits = Workspace.of(height * cols), Limits.given(upper, upper_value, eps)
+        sums = matrix(residual, problem.x, (rows, cols), (n.residual_stride, 1)) if problem.residual else source
+        work, limits = Workspace.of(height * cols), Limits.given(upper, n.upper_value, n.eps)
         for start in range(0, rows, height):
             here = slice(start, min(start + height, rows))
             wide = source[here].astype(np.float32)
@@ -69,16 +57,16 @@ def plan_norm_quantize(problem: NormQuantize) -> Launch:
                 sums[here] = wide
                 wide = rounded(wide, problem.x, between and problem.static)
             mean = np.square(wide).sum(axis=1, keepdims=True, dtype=np.float32) / np.float32(max(cols, 1))
-            wide *= reciprocal(np.sqrt(mean + np.float32(epsilon)))
+            wide *= reciprocal(np.sqrt(mean + np.float32(n.epsilon)))
             values = rounded(rounded(wide, problem.x, between) * gain, problem.x, between)
             part = scales_at(scales, problem.group_shape.rows, here.start, here.stop)
             quantize_rows(values, problem, codes[here], part, limits, work)
 
-    return launch
+    return Plan(RmsNormNumbers, lambda numbers: partial(launch, numbers))
 
 
-def plan_silu_quantize(problem: SiluQuantize) -> Launch:
-    """Return the launch of ``quantize(silu(gate) * up)``, formed in fp32.
+def plan_silu_quantize(problem: SiluQuantize) -> Plan[SiluNumbers]:
+    """Return the plan of ``quantize(silu(gate) * up)``, formed in fp32.
 
     ``round_intermediate`` rounds the activation and the product to the dtype of x.
     """
@@ -86,26 +74,14 @@ def plan_silu_quantize(problem: SiluQuantize) -> Launch:
     between = problem.round_intermediate
 
     @np.errstate(all="ignore")
-    def launch(
-        _stream: int,
-        x: int,
-        x_stride: int,
-        data: int,
-        data_stride: int,
-        scale: int,
-        scale_row_stride: int,
-        scale_col_stride: int,
-        rows: int,
-        upper: int,
-        upper_value: float,
-        eps: float,
-    ) -> None:
+    def launch(n: SiluNumbers, _stream: int, x: int, data: int, scale: int, upper: int) -> None:
         """Activate and quantize ``[rows, 2 * cols]``, gate before up."""
-        source = matrix(x, problem.x, (rows, 2 * cols), (x_stride, 1))
-        codes = matrix(data, problem.data, (rows, cols), (data_stride, 1))
+        rows = n.rows
+        source = matrix(x, problem.x, (rows, 2 * cols), (n.x_stride, 1))
+        codes = matrix(data, problem.data, (rows, cols), (n.data_stride, 1))
         grid = problem.group_shape.scale_shape(rows, cols)
-        scales = matrix(scale, kept, grid, (scale_row_stride, scale_col_stride))
-        work, limits = Workspace.of(height * cols), Limits.given(upper, upper_value, eps)
+        scales = matrix(scale, kept, grid, (n.scale_row_stride, n.scale_col_stride))
+        work, limits = Workspace.of(height * cols), Limits.given(upper, n.upper_value, n.eps)
         for start in range(0, rows, height):
             here = slice(start, min(start + height, rows))
             gate: Floats = source[here, :cols].astype(np.float32)
@@ -115,4 +91,4 @@ def plan_silu_quantize(problem: SiluQuantize) -> Launch:
             part = scales_at(scales, problem.group_shape.rows, here.start, here.stop)
             quantize_rows(values, problem, codes[here], part, limits, work)
 
-    return launch
+    return Plan(SiluNumbers, lambda numbers: partial(launch, numbers))

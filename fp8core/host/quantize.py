@@ -1,5 +1,6 @@
 """Quantization and dequantization of a matrix on the host."""
 
+from functools import partial
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from fp8core.host.codes import (
 from fp8core.host.memory import Array, Codes, Floats, Workspace, matrix, storage, vector
 from fp8core.host.tiles import panels, tiles
 from fp8core.problem import FORMATS, PER_TENSOR, PER_TOKEN, Dequantize, GroupShape, NormQuantize, Quantize, SiluQuantize
-from fp8core.table import Launch
+from fp8core.runtime.plans import DequantizeNumbers, Plan, QuantizeNumbers
 
 Producer = Quantize | NormQuantize | SiluQuantize
 
@@ -143,33 +144,20 @@ def scale_dtype(scale_format: str) -> str:
     return "float8_e8m0fnu" if scale_format == "ue8m0_bytes" else "float32"
 
 
-def plan_quantize(problem: Quantize) -> Launch:
+def plan_quantize(problem: Quantize) -> Plan[QuantizeNumbers]:
     """Return the launch of ``data, scale = quantize(x)``: the formulas of `fp8core.quantize`, bit for bit."""
     group_shape, cols = problem.group_shape, problem.cols
     kept = scale_dtype(problem.scale_format)
 
     @np.errstate(all="ignore")
-    def launch(
-        _stream: int,
-        x: int,
-        x_stride: int,
-        data: int,
-        data_stride: int,
-        scale: int,
-        scale_row_stride: int,
-        scale_col_stride: int,
-        rows: int,
-        rows_padded: int,
-        upper: int,
-        upper_value: float,
-        eps: float,
-    ) -> None:
+    def launch(n: QuantizeNumbers, _stream: int, x: int, data: int, scale: int, upper: int) -> None:
         """Quantize ``[rows, cols]``; rows from ``rows`` to ``rows_padded`` become zeros with scale 1."""
-        source = matrix(x, problem.x, (rows, cols), (x_stride, 1))
-        codes = matrix(data, problem.data, (rows_padded, cols), (data_stride, 1))
+        rows, rows_padded = n.rows, n.rows_padded
+        source = matrix(x, problem.x, (rows, cols), (n.x_stride, 1))
+        codes = matrix(data, problem.data, (rows_padded, cols), (n.data_stride, 1))
         grid = group_shape.scale_shape(rows_padded, cols)
-        scales = matrix(scale, kept, grid, (scale_row_stride, scale_col_stride))
-        work, limits = Workspace.of(source.size), Limits.given(upper, upper_value, eps)
+        scales = matrix(scale, kept, grid, (n.scale_row_stride, n.scale_col_stride))
+        work, limits = Workspace.of(source.size), Limits.given(upper, n.upper_value, n.eps)
         used = group_shape.scale_shape(rows, cols)[0]
         if rows < rows_padded:
             codes[rows:] = 0
@@ -177,40 +165,31 @@ def plan_quantize(problem: Quantize) -> Launch:
                 used = 0
             if not problem.static:
                 scales[used:] = 1
-        if group_shape == PER_TENSOR and x_stride == data_stride == cols:
+        if group_shape == PER_TENSOR and n.x_stride == n.data_stride == cols:
             source, codes = source.reshape(1, -1), codes[:rows].reshape(1, -1)
         if used:
             quantize_rows(source, problem, codes[: len(source)], scales[:used], limits, work)
 
-    return launch
+    return Plan(QuantizeNumbers, lambda numbers: partial(launch, numbers))
 
 
-def plan_dequantize(problem: Dequantize) -> Launch:
+def plan_dequantize(problem: Dequantize) -> Plan[DequantizeNumbers]:
     """Return the launch of ``out = q * scale``: the product in fp32, rounded once to the dtype of ``out``."""
     table, group_shape, cols = decode_table(problem.q), problem.group_shape, problem.cols
     kept = scale_dtype(problem.scale_format)
 
     @np.errstate(all="ignore")
-    def launch(
-        _stream: int,
-        q: int,
-        q_stride: int,
-        scale: int,
-        scale_row_stride: int,
-        scale_col_stride: int,
-        out: int,
-        out_stride: int,
-        rows: int,
-    ) -> None:
+    def launch(n: DequantizeNumbers, _stream: int, q: int, scale: int, out: int) -> None:
         """Dequantize ``[rows, cols]``."""
-        codes = matrix(q, problem.q, (rows, cols), (q_stride, 1))
-        result = matrix(out, problem.out, (rows, cols), (out_stride, 1))
+        rows = n.rows
+        codes = matrix(q, problem.q, (rows, cols), (n.q_stride, 1))
+        result = matrix(out, problem.out, (rows, cols), (n.out_stride, 1))
         grid = group_shape.scale_shape(rows, cols)
-        scales = matrix(scale, kept, grid, (scale_row_stride, scale_col_stride))
+        scales = matrix(scale, kept, grid, (n.scale_row_stride, n.scale_col_stride))
         work = Workspace.of(codes.size)
         if group_shape == PER_TENSOR:
             products = (table * scales.astype(np.float32)[0, 0]).astype(storage(problem.out))
-            if q_stride == out_stride == cols:
+            if n.q_stride == n.out_stride == cols:
                 codes, result = codes.reshape(1, -1), result.reshape(1, -1)
             replace(codes, products, result, work)
             return
@@ -224,4 +203,4 @@ def plan_dequantize(problem: Dequantize) -> Launch:
                 np.multiply(split, tile.scales(values, group_shape.rows), out=split)
                 into[tile.rows, tile.cols] = numbers
 
-    return launch
+    return Plan(DequantizeNumbers, lambda numbers: partial(launch, numbers))

@@ -37,7 +37,7 @@ class Tile(NamedTuple):
 
 
 def columns(cols: int, group_cols: int) -> Iterator[tuple[slice, slice]]:
-    """Yield the columns and the groups of consecutive strips of at most `CHUNK` columns."""
+    """Yield the columns and the groups of consecutive panels of columns of at most `CHUNK` columns."""
     if 0 < group_cols <= CHUNK:
         whole = cols // group_cols
         at_once = CHUNK // group_cols
@@ -57,10 +57,10 @@ def columns(cols: int, group_cols: int) -> Iterator[tuple[slice, slice]]:
 def tiles(shape: tuple[int, int], group_shape: GroupShape) -> Iterator[Tile]:
     """Yield tiles of at most `CHUNK` elements that cover a matrix."""
     rows, cols = shape
-    for strip, groups in columns(cols, group_shape.cols):
-        height = max(CHUNK // (strip.stop - strip.start), 1)
+    for wide, groups in columns(cols, group_shape.cols):
+        height = max(CHUNK // (wide.stop - wide.start), 1)
         for first in range(0, rows, height):
-            yield Tile(slice(first, min(first + height, rows)), strip, groups)
+            yield Tile(slice(first, min(first + height, rows)), wide, groups)
 
 
 def panels(shape: tuple[int, int], group_rows: int) -> Iterator[tuple[slice, slice]]:

@@ -1,5 +1,6 @@
 """Weights on the host: one scale for fused shards, the other E4M3, and whether scales are equal."""
 
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -7,7 +8,7 @@ import numpy as np
 from fp8core.host.codes import SMALLEST_NORMAL, decode_table, encode, reciprocal, replace
 from fp8core.host.memory import CHUNK, Codes, Workspace, matrix, vector
 from fp8core.problem import AllClose, Expand, Normalize, Requantize
-from fp8core.table import Launch
+from fp8core.runtime.plans import AllCloseNumbers, ExpandNumbers, NormalizeNumbers, Plan, RequantizeNumbers
 
 UNSET: Final = np.float32(-448.0)
 """A scale beyond the first that is not above this marks a checkpoint that was fused on disk."""
@@ -23,8 +24,8 @@ def rescale_table(dtype: str, scale: np.float32, largest: np.float32) -> Codes:
     return codes
 
 
-def plan_requantize(problem: Requantize) -> Launch:
-    """Return the launch that re-expresses fused shards at their largest scale.
+def plan_requantize(problem: Requantize) -> Plan[RequantizeNumbers]:
+    """Return the plan that re-expresses fused shards at their largest scale.
 
     Shards that have it keep their bytes, as all do when a scale beyond the first is not above -448 or when there is one
     scale (then the result is the first), and when the largest is 0 or below 2**-126, infinite or NaN: no code could say
@@ -33,21 +34,12 @@ def plan_requantize(problem: Requantize) -> Launch:
     identity = np.arange(256, dtype=np.uint8)
 
     @np.errstate(all="ignore")
-    def launch(
-        _stream: int,
-        weight: int,
-        weight_stride: int,
-        scales: int,
-        scales_count: int,
-        widths: tuple[int, ...],
-        out: int,
-        out_stride: int,
-        max_scale: int,
-    ) -> None:
+    def launch(n: RequantizeNumbers, _stream: int, weight: int, scales: int, out: int, max_scale: int) -> None:
         """Requantize ``[sum(widths), cols]``; ``out`` may be ``weight``; ``max_scale`` is one fp32."""
+        widths, scales_count = n.widths, n.scales_count
         rows = sum(widths)
-        codes = matrix(weight, problem.dtype, (rows, problem.cols), (weight_stride, 1))
-        result = matrix(out, problem.dtype, (rows, problem.cols), (out_stride, 1))
+        codes = matrix(weight, problem.dtype, (rows, problem.cols), (n.weight_stride, 1))
+        result = matrix(out, problem.dtype, (rows, problem.cols), (n.out_stride, 1))
         given = vector(scales, "float32", scales_count).copy()
         fused_on_disk = scales_count == 1 or bool((given[1:] <= UNSET).any())
         largest = given[0] if fused_on_disk else given.max()
@@ -61,7 +53,7 @@ def plan_requantize(problem: Requantize) -> Launch:
                 replace(codes[shard], table, result[shard], work)
         vector(max_scale, "float32", 1)[0] = largest
 
-    return launch
+    return Plan(RequantizeNumbers, lambda numbers: partial(launch, numbers))
 
 
 def normalize_table(dtype: str) -> Codes:
@@ -75,41 +67,41 @@ def normalize_table(dtype: str) -> Codes:
     return table
 
 
-def plan_normalize(problem: Normalize) -> Launch:
-    """Return the launch that gives the same real values in the other E4M3."""
+def plan_normalize(problem: Normalize) -> Plan[NormalizeNumbers]:
+    """Return the plan that gives the same real values in the other E4M3."""
     table = normalize_table(problem.dtype)
     factor = np.float32(2.0 if problem.dtype == "float8_e4m3fn" else 0.5)
 
     @np.errstate(all="ignore")
     def launch(
+        n: NormalizeNumbers,
         _stream: int,
         weight: int,
         out: int,
-        count: int,
         scale: int,
         scale_out: int,
-        scale_count: int,
         input_scale: int,
         input_scale_out: int,
-        input_scale_count: int,
     ) -> None:
         """Normalize ``count`` contiguous codes and the fp32 scales; outputs may be the inputs, scales may be absent."""
+        count = n.code_count
         shape, strides = (1, count), (count, 1)
         result = matrix(out, problem.dtype, shape, strides)
         replace(matrix(weight, problem.dtype, shape, strides), table, result, Workspace.of(count))
-        of_input = (input_scale, input_scale_out, input_scale_count)
-        for pointer, doubled, many in ((scale, scale_out, scale_count), of_input):
+        of_input = (input_scale, input_scale_out, n.input_scale_count)
+        for pointer, doubled, many in ((scale, scale_out, n.scale_count), of_input):
             np.multiply(vector(pointer, "float32", many), factor, out=vector(doubled, "float32", many))
 
-    return launch
+    return Plan(NormalizeNumbers, lambda numbers: partial(launch, numbers))
 
 
-def plan_all_close(_problem: AllClose) -> Launch:
-    """Return the launch that tells whether all scales equal the first, or differ by at most 1e-5 of it and finitely."""
+def plan_all_close(_problem: AllClose) -> Plan[AllCloseNumbers]:
+    """Return the plan that tells whether all scales equal the first, or differ by at most 1e-5 of it and finitely."""
 
     @np.errstate(all="ignore")
-    def launch(_stream: int, x: int, count: int, result: int) -> None:
-        """Write 1 to the int32 at ``result`` when all ``count`` fp32 numbers are close to the first, else 0."""
+    def launch(n: AllCloseNumbers, _stream: int, x: int, result: int) -> None:
+        """Write 1 to the int32 at ``result`` when all fp32 numbers are close to the first, else 0."""
+        count = n.scale_count
         scales = vector(x, "float32", count)
         first = scales[:1]
         allowed = np.minimum(RELATIVE_TOLERANCE * np.abs(first), np.finfo(np.float32).max)
@@ -119,15 +111,16 @@ def plan_all_close(_problem: AllClose) -> Launch:
         )
         matrix(result, "int32", (1, 1), (1, 1))[0, 0] = close
 
-    return launch
+    return Plan(AllCloseNumbers, lambda numbers: partial(launch, numbers))
 
 
-def plan_expand(_problem: Expand) -> Launch:
-    """Return the launch that writes the scale of each shard, or the one of all, once a row."""
+def plan_expand(_problem: Expand) -> Plan[ExpandNumbers]:
+    """Return the plan that writes the scale of each shard, or the one of all, once a row."""
 
-    def launch(_stream: int, scales: int, scales_count: int, widths: tuple[int, ...], out: int) -> None:
+    def launch(n: ExpandNumbers, _stream: int, scales: int, out: int) -> None:
         """Write ``sum(widths)`` fp32 numbers to ``out``."""
+        widths, scales_count = n.widths, n.scales_count
         given = np.broadcast_to(vector(scales, "float32", scales_count), len(widths))
         vector(out, "float32", sum(widths))[:] = np.repeat(given, widths)
 
-    return launch
+    return Plan(ExpandNumbers, lambda numbers: partial(launch, numbers))

@@ -13,10 +13,10 @@ from fp8core.errors import ScaleError
 from fp8core.interop import dlpack, eager_only
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.kernels.linear.table import LINEAR, Steps, explain_linear
-from fp8core.kernels.quantize import bind
 from fp8core.ops.quantize import quantize_problem
 from fp8core.ops.quantized import Quantized, parts
 from fp8core.problem import FORMATS, PER_TENSOR, PER_TOKEN, GroupShape, Linear
+from fp8core.runtime.plans import QuantizeNumbers
 
 OUT: Final = 6
 """The place of the result among the operands."""
@@ -276,7 +276,8 @@ def _steps_launch(steps: Steps, q: _Codes) -> Launch:
 
         return multiply_x
 
-    quantize = bind(steps.quantize, at.stride, at.cols, *q.how.strides, at.rows, at.rows, q.how.upper, q.how.eps)
+    numbers = QuantizeNumbers(at.stride, at.cols, *q.how.strides, at.rows, at.rows, q.how.upper, q.how.eps)
+    quantize = steps.quantize.bind(numbers)
 
     def run(
         stream: int, x: int, weight: int, scale_b: int, bias: int, scale_a: int, upper: int, out: int, scratch: int

@@ -12,6 +12,7 @@ from fp8core.interop import eager_only, scalar
 from fp8core.kernels.fused import NORM_QUANTIZE, SILU_QUANTIZE
 from fp8core.ops.quantized import Quantized, quantized
 from fp8core.problem import PER_TOKEN, NormQuantize, ScaleFormat, ScaleLayout, SiluQuantize
+from fp8core.runtime.plans import RmsNormNumbers, SiluNumbers
 
 
 @eager_only
@@ -124,16 +125,10 @@ def _describe_norm(operands: Sequence[TensorSpec | None], options: tuple[Any, ..
         results[2] = NewArray(x.shape, x.dtype)
 
     def plan() -> Planned:
-        run = NORM_QUANTIZE.plan(problem)
         if not at.rows * at.cols and not how.computed():
             return Planned(None)
-        strides, rows, bound, eps = how.strides, at.rows, how.upper, how.eps
-
-        def launch(stream_: int, x_: int, weight_: int, residual_: int, data_: int, scale_: int, upper_: int) -> None:
-            inputs = x_, at.stride, residual_, residual_stride, weight_, addend
-            run(stream_, *inputs, data_, stride, scale_, *strides, rows, upper_, bound, eps)
-
-        return Planned(launch)
+        strides = residual_stride, at.stride, addend, stride, *how.strides
+        return Planned(NORM_QUANTIZE.plan(problem).bind(RmsNormNumbers(*strides, at.rows, how.upper, how.eps)))
 
     return Described(results, plan, lambda: NORM_QUANTIZE.explain(problem), how.group_shape)
 
@@ -223,15 +218,10 @@ def _describe_silu(operands: Sequence[TensorSpec | None], options: tuple[Any, ..
     )
 
     def plan() -> Planned:
-        run = SILU_QUANTIZE.plan(problem)
         if not at.rows * cols and not how.computed():
             return Planned(None)
-        strides, rows, bound, eps = how.strides, at.rows, how.upper, how.eps
-
-        def launch(stream_: int, x_: int, data_: int, scale_: int, upper_: int) -> None:
-            run(stream_, x_, at.stride, data_, stride, scale_, *strides, rows, upper_, bound, eps)
-
-        return Planned(launch)
+        numbers = SiluNumbers(at.stride, stride, *how.strides, at.rows, how.upper, how.eps)
+        return Planned(SILU_QUANTIZE.plan(problem).bind(numbers))
 
     return Described(_results(shape, how, 1), plan, lambda: SILU_QUANTIZE.explain(problem), how.group_shape)
 

@@ -9,10 +9,11 @@ from fp8core.core.scaling import EPS, ScaleOptions, Scaling, codes_alignment, ne
 from fp8core.core.specs import Matrix, TensorSpec
 from fp8core.errors import ScaleError, ShapeError
 from fp8core.interop import dtype_name, eager_only
-from fp8core.kernels.dequantize import DEQUANTIZE
-from fp8core.kernels.quantize import QUANTIZE, bind
+from fp8core.kernels.quantize import QUANTIZE
+from fp8core.kernels.weights import DEQUANTIZE
 from fp8core.ops.quantized import Quantized, parts, quantized
 from fp8core.problem import ITEMSIZE, PER_TENSOR, PER_TOKEN, Dequantize, GroupShape, Quantize, ScaleFormat, ScaleLayout
+from fp8core.runtime.plans import DequantizeNumbers, QuantizeNumbers
 
 DATA, SCALE = 1, 2
 """Places among the operands of a quantization."""
@@ -93,7 +94,8 @@ def _describe_quantize(operands: Sequence[TensorSpec | None], options: tuple[Any
     def plan() -> Planned:
         if not rows * at.cols and not how.computed():
             return Planned(None)
-        return Planned(bind(QUANTIZE.plan(problem), at.stride, stride, *how.strides, at.rows, rows, how.upper, how.eps))
+        numbers = QuantizeNumbers(at.stride, stride, *how.strides, at.rows, rows, how.upper, how.eps)
+        return Planned(QUANTIZE.plan(problem).bind(numbers))
 
     return Described(results, plan, lambda: QUANTIZE.explain(problem), how.group_shape)
 
@@ -198,11 +200,8 @@ def _describe_dequantize(operands: Sequence[TensorSpec | None], options: tuple[A
     def plan() -> Planned:
         if not at.rows * at.cols:
             return Planned(None)
-        run = DEQUANTIZE.plan(problem)
-        rows, q_stride = at.rows, at.stride
-        return Planned(
-            lambda stream_, q_, scale_, out_: run(stream_, q_, q_stride, scale_, *strides, out_, stride, rows)
-        )
+        numbers = DequantizeNumbers(at.stride, *strides, stride, at.rows)
+        return Planned(DEQUANTIZE.plan(problem).bind(numbers))
 
     return Described({2: NewArray(q.shape, wide)}, plan, lambda: DEQUANTIZE.explain(problem))
 

@@ -9,11 +9,11 @@ from fp8core.core.operation import Described, NewArray, Operation, Planned
 from fp8core.core.specs import TensorSpec, contiguous_count
 from fp8core.errors import DTypeError, ScaleError, ShapeError
 from fp8core.interop import eager_only
-from fp8core.kernels.expand import EXPAND
-from fp8core.kernels.weights import ALL_CLOSE, NORMALIZE, REQUANTIZE
+from fp8core.kernels.weights import ALL_CLOSE, EXPAND, NORMALIZE, REQUANTIZE
 from fp8core.ops.quantize import dequantize
 from fp8core.problem import PER_TENSOR, AllClose, Expand, Normalize, Requantize
 from fp8core.runtime import device
+from fp8core.runtime.plans import AllCloseNumbers, ExpandNumbers, NormalizeNumbers, RequantizeNumbers
 
 
 @eager_only
@@ -102,12 +102,7 @@ def _describe_requantize(operands: Sequence[TensorSpec | None], widths: tuple[in
     )
 
     def plan() -> Planned:
-        run = REQUANTIZE.plan(problem)
-
-        def launch(stream_: int, weight_: int, scale_: int, out_: int, max_scale: int) -> None:
-            run(stream_, weight_, at.stride, scale_, count, widths, out_, stride, max_scale)
-
-        return Planned(launch)
+        return Planned(REQUANTIZE.plan(problem).bind(RequantizeNumbers(at.stride, count, widths, stride)))
 
     results = {2: NewArray(weight.shape, weight.dtype), 3: NewArray((), "float32")}
     return Described(results, plan, lambda: REQUANTIZE.explain(problem))
@@ -147,8 +142,7 @@ def _describe_expand(operands: Sequence[TensorSpec | None], widths: tuple[int, .
     def plan() -> Planned:
         if not rows:
             return Planned(None)
-        run = EXPAND.plan(problem)
-        return Planned(lambda stream_, scale_, out_: run(stream_, scale_, count, widths, out_))
+        return Planned(EXPAND.plan(problem).bind(ExpandNumbers(count, widths)))
 
     return Described({1: NewArray((rows, 1), "float32")}, plan, lambda: EXPAND.explain(problem))
 
@@ -218,14 +212,14 @@ def normalize_e4m3fnuz_to_e4m3fn(
 def _normalized(
     weight: Any, old: str, new: str, weight_scale: Any, input_scale: Any, out: Any, stream: object
 ) -> tuple[Any, Any, Any]:
-    operands = weight, weight_scale, input_scale, out, None, None
+    operands = weight, out, weight_scale, None, input_scale, None
     arrays, _ = _NORMALIZE(operands, (old, new), stream)
-    result = arrays[3] if out is None else interop.reinterpret(out, new)
-    return result, arrays[4], arrays[5]
+    result = arrays[1] if out is None else interop.reinterpret(out, new)
+    return result, arrays[3], arrays[5]
 
 
 def _describe_normalize(operands: Sequence[TensorSpec | None], formats: tuple[str, str]) -> Described:
-    weight, scale, of_input, out = operands[:4]
+    weight, out, scale, _, of_input, _ = operands
     assert weight is not None
     old, new = formats
     if weight.dtype != old:
@@ -245,28 +239,21 @@ def _describe_normalize(operands: Sequence[TensorSpec | None], formats: tuple[st
     counts = contiguous_count(scale), 0 if of_input is None else contiguous_count(of_input)
     out_at = specs.ALIGNMENT if out is None else out.alignment
     problem = Normalize(weight.target, old, specs.alignment(weight.alignment, out_at))
-    results = {3: NewArray(weight.shape, new), 4: NewArray(scale.shape, "float32")}
+    results = {1: NewArray(weight.shape, new), 3: NewArray(scale.shape, "float32")}
     if of_input is not None:
         results[5] = NewArray(of_input.shape, "float32")
 
     def plan() -> Planned:
-        run = NORMALIZE.plan(problem)
-
-        def launch(
-            stream_: int, weight_: int, scale_: int, input_: int, out_: int, new_scale: int, new_input: int
-        ) -> None:
-            run(stream_, weight_, out_, count, scale_, new_scale, counts[0], input_, new_input, counts[1])
-
-        return Planned(launch)
+        return Planned(NORMALIZE.plan(problem).bind(NormalizeNumbers(count, *counts)))
 
     return Described(results, plan, lambda: NORMALIZE.explain(problem))
 
 
 _NORMALIZE: Final = Operation(
-    ("weight", "weight_scale", "input_scale", "out", "new weight_scale", "new input_scale"),
+    ("weight", "out", "weight_scale", "new weight_scale", "input_scale", "new input_scale"),
     _describe_normalize,
-    in_place=((3, 0),),
-    numbers=(1, 2),
+    in_place=((1, 0),),
+    numbers=(2, 4),
 )
 
 
@@ -307,8 +294,7 @@ def _describe_all_close(operands: Sequence[TensorSpec | None], options: None) ->
     def plan() -> Planned:
         if not count:
             return Planned(None)
-        run = ALL_CLOSE.plan(problem)
-        return Planned(lambda stream_, x_, flag: run(stream_, x_, count, flag))
+        return Planned(ALL_CLOSE.plan(problem).bind(AllCloseNumbers(count)))
 
     return Described({1: NewArray((1,), "float32")}, plan, lambda: ALL_CLOSE.explain(problem), count)
 

@@ -243,5 +243,9 @@ def prepare(
     if cooperative:
         attributes += ATTRIBUTE.pack(COOPERATIVE, 1, 0, 0)
     shape = (block, 1, 1) if isinstance(block, int) else block
-    items = re.findall(r"\d*[a-zA-Z]", signature) if isinstance(signature, str) else args.items(signature, **extents)
-    return Launcher(target, function, entry, items, shape, shared_bytes, attributes)
+    return Launcher(target, function, entry, items_of(signature, **extents), shape, shared_bytes, attributes)
+
+
+def items_of(signature: str | type, **extents: int) -> Sequence[str]:
+    """Return the `struct` item of each argument, of a string of them or of a declaration."""
+    return re.findall(r"\d*[a-zA-Z]", signature) if isinstance(signature, str) else args.items(signature, **extents)

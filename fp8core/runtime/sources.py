@@ -40,12 +40,28 @@ def names(platform: Platform) -> tuple[str, ...]:
     folder, suffix = ENTRIES[platform]
     top = root() / folder
     found = (path.relative_to(top).with_suffix("").as_posix() for path in top.rglob(f"*{suffix}"))
-    return tuple(sorted(found))
+    return tuple(sorted((*found, *portable())))
+
+
+@cache
+def portable() -> tuple[str, ...]:
+    """Return the names in cuda_src/entries.def: kernels that are one text for both platforms."""
+    lines = (root() / "cuda_src" / "entries.def").read_text(encoding="utf-8").splitlines()
+    return tuple(line for line in lines if line and not line.startswith("#"))
+
+
+def entry_text(platform: Platform, name: str) -> str:
+    """Return the text of a portable entry: the platform's header, then cuda_src/<name>.cuh, which has the kernel."""
+    up = "../" * name.count("/")
+    body = f"{up}{name}.cuh" if platform == "cuda" else f"{up}../cuda_src/{name}.cuh"
+    return f'#include "{up}platform.cuh"\n#include "{body}"\n'
 
 
 @cache
 def flatten(platform: Platform, source: str) -> str:
     """Return the text of ``cuda_src/<source>.cu`` or ``hip_src/<source>.hip`` with our headers inlined.
+
+    A portable entry (`portable`) has no such file: its text is `entry_text`.
 
     ``#include "x"`` is resolved beside the file that says it, and every header comes once, where it is first
     included (so an include must not stand under an ``#if``). ``#line`` keeps the compiler's messages true.
@@ -55,7 +71,10 @@ def flatten(platform: Platform, source: str) -> str:
         BackendError: a file is missing, lies outside the source folders, or includes itself.
     """
     folder, suffix = ENTRIES[platform]
-    return flatten_file(root(), f"{folder}/{source}{suffix}")
+    name = f"{folder}/{source}{suffix}"
+    if source in portable():
+        return "".join(_Flattener(root().resolve()).lines(name, entry_text(platform, source), ()))
+    return flatten_file(root(), name)
 
 
 def flatten_file(base: Path, name: str) -> str:
@@ -93,6 +112,10 @@ class _Flattener:
             text = (self.base / name).read_text(encoding="utf-8")
         except OSError as error:
             raise BackendError(f"cannot read the device source {chain} in {self.base}: {error.strerror}") from error
+        return self.lines(name, text, including)
+
+    def lines(self, name: str, text: str, including: tuple[str, ...]) -> list[str]:
+        """Return the lines of ``text``, which is that of the file ``name``."""
         lines = [f'#line 1 "{name}"\n']
         for number, line in enumerate(text.splitlines(), 1):
             include = _INCLUDE.match(line)

@@ -201,8 +201,7 @@ def test_norm_quantize(source, group_shape, static, with_residual, between):
     weight = rng.uniform(0.5, 2, cols).astype(storage(source))
     total = x.astype(np.float32)
     if with_residual:
-        rounded = (total + residual.astype(np.float32)).astype(storage(source))
-        total = rounded.astype(np.float32)
+        total, stored = reference.add(x, residual, rounded=between and static)
     root = np.sqrt((total.astype(np.float64) ** 2).mean(axis=1, keepdims=True) + 1e-5)
     values = through(through(total / root, source, between) * weight.astype(np.float64), source, between)
     scales, data = Scales(group_shape, rows, cols, static), Poisoned(rows, cols, np.uint8)
@@ -212,7 +211,7 @@ def test_norm_quantize(source, group_shape, static, with_residual, between):
     launch(0, *operands, data.pointer, data.stride, *scales.operands, rows, 0, float("inf"), 1e-10)
     assert_near(data.result(), scales.at, values, group_shape, static)
     if with_residual:
-        assert_same(residual.copy(), rounded)
+        assert_same(residual.copy(), stored)
 
 
 @pytest.mark.parametrize("between", [False, True])

@@ -25,20 +25,20 @@ REGISTERS = {
     "sm90_blockwise": 168,
     "sm90_decode": 168,
     "sm89_decode": 248,
-    "norm_quantize": 128,
+    "rms_norm_quant": 128,
     "normalize": 48,
-    "quantize_anywhere": 104,
-    "quantize_strip": 64,
-    "quantize_tensor": 128,
-    "quantize_tile": 104,
+    "quantize_rowwise_unaligned": 104,
+    "quantize_elementwise": 64,
+    "quantize_tensorwise": 128,
+    "quantize_rowwise": 104,
     "requantize": 72,
     "epilogue": 40,
-    "silu_quantize": 80,
+    "silu_and_mul_quant": 80,
     "gfx9_decode": 64,
 }
 """The most registers of a thread, by entry: what is above would cost blocks in flight. (simt holds its tile in
-registers, sm89_decode its results, of up to 64 tokens x 32 channels, quantize_tensor what it will not read again,
-quantize_tile up to eight octets, as fnuz codes of a 128x128 block.)"""
+registers, sm89_decode its results, of up to 64 tokens x 32 channels, quantize_tensorwise what it will not read again,
+quantize_rowwise up to eight vectors of 8, as fnuz codes of a 128x128 block.)"""
 MAY_SPILL: tuple[str, ...] = ()
 """Entries that may keep something in local memory."""
 REGISTERS_OF_A_BLOCK = {"cuda": 65536, "hip": 4 * 512 * 64}
@@ -66,7 +66,7 @@ def uses(target: Target, operation: str) -> dict[Request, Use]:
         source: str,
         entry: str,
         constants: Mapping[str, int | float | str],
-        signature: str,
+        signature: str | type,
         *,
         block: tuple[int, int, int] | int,
         shared_bytes: int = 0,

@@ -5,6 +5,7 @@ import ctypes
 import numpy as np
 import pytest
 
+from fp8core.runtime import jit
 from support import emulation
 from support.emulation import EmulationError, Launcher
 from support.emulation.fixtures import emulation_session, emulator  # noqa: F401
@@ -16,7 +17,8 @@ FULL = "0xffffffffu"
 def run(emulator):
     def run(text, *arguments, signature="", grid=1, block=64, shared_bytes=0, warp=32, together=1):
         kernel = emulator.compile(f'#line 1 "test.cu"\nextern "C" __global__ {text}', (), "kernel")
-        launcher = Launcher(emulator, kernel, "kernel", signature, (block, 1, 1), shared_bytes, warp, together, False)
+        items = jit.items_of(signature)
+        launcher = Launcher(emulator, kernel, "kernel", items, (block, 1, 1), shared_bytes, warp, together, False)
         launcher(0, (grid, 1, 1), *(a.ctypes.data if isinstance(a, np.ndarray) else a for a in arguments))
 
     return run
@@ -94,7 +96,7 @@ def test_structures_go_by_value(run):
 
 
 def test_a_signature_that_is_not_the_kernel_s_is_refused(run):
-    with pytest.raises(EmulationError, match="the signature Pi means"):
+    with pytest.raises(EmulationError, match="the arguments P i mean"):
         run("void kernel(float* p, float x) {}", 0, 1, signature="Pi")
 
 

@@ -6,8 +6,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from fp8core.kernels import tiles
-from fp8core.kernels.quantize import QUANTIZE
+from fp8core.kernels.quantize import QUANTIZE, configs
 from fp8core.problem import (
     BLOCK_128,
     GROUP_128,
@@ -156,11 +155,11 @@ def run(emulator, case: Case, seed: int = 0, special: bool = True, eps: float = 
 def shapes(request, monkeypatch):
     """The shapes of tiles: for few rows, and for so many as would take too long here."""
     if request.param != "few":
-        monkeypatch.setattr(tiles, "FEW_ROWS", 0)
+        monkeypatch.setattr(configs, "FEW_ROWS", 0)
     if request.param in ("some", "many"):
-        monkeypatch.setattr(tiles, "SHARED_ROWS", 0)
+        monkeypatch.setattr(configs, "SHARED_ROWS", 0)
     if request.param == "many":
-        monkeypatch.setattr(tiles, "FEW", 0)
+        monkeypatch.setattr(configs, "FEW", 0)
 
 
 @pytest.mark.parametrize("case", CASES, ids=name)
@@ -184,7 +183,7 @@ def test_a_resident_grid_meets_again_and_again(emulator, target):
     case = Case(small, "bfloat16", FN, PER_TENSOR, 740, 512)
     for seed, (rows, gap) in enumerate([(740, 0), (280, 0), (740, 8), (740, 0), (280, 8)]):
         run(emulator, case._replace(rows=rows, gap=gap), seed, special=seed < 2)
-    assert emulator.launches.count("quantize_tensor") == 5
+    assert emulator.launches.count("quantize_tensorwise") == 5
 
 
 @pytest.mark.parametrize(("rows", "blocks"), [(3, 1), (7, 8), (14, 8), (30, 8), (60, 8), (120, 8)])
@@ -194,7 +193,7 @@ def test_a_small_matrix_belongs_to_one_cluster(emulator, x, rows, blocks):
     with mock.patch.object(jit, "prepare", wraps=emulator.prepare) as prepare:
         run(emulator, case, rows)
         run(emulator, case._replace(gap=9, padded=rows + 3), rows)
-    tensor = [call.kwargs for call in prepare.call_args_list if call.args[1] == "quantize_tensor"]
+    tensor = [call.kwargs for call in prepare.call_args_list if call.args[1] == "quantize/tensorwise"]
     assert [launch["cluster"] for launch in tensor] == [blocks, blocks]
 
 
@@ -203,7 +202,7 @@ def test_a_token_of_a_few_dozen_belongs_to_a_cluster(emulator, cols, blocks):
     case = Case(CUDA, "bfloat16", FN, PER_TOKEN, 17, cols, gap=-cols % 8, padded=19, upper=(2.5, 3.0))
     with mock.patch.object(jit, "prepare", wraps=emulator.prepare) as prepare:
         run(emulator, case)
-    tiles_ = [call.kwargs for call in prepare.call_args_list if call.args[1] == "quantize_tile"]
+    tiles_ = [call.kwargs for call in prepare.call_args_list if call.args[1] == "quantize/rowwise"]
     assert [launch["cluster"] for launch in tiles_] == [blocks]
 
 

@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 
-from fp8core.kernels.dequantize import DEQUANTIZE
-from fp8core.kernels.expand import EXPAND
-from fp8core.kernels.weights import ALL_CLOSE, NORMALIZE, REQUANTIZE
+from fp8core.kernels.weights import ALL_CLOSE, DEQUANTIZE, EXPAND, NORMALIZE, REQUANTIZE
 from fp8core.problem import (
     BLOCK_128,
     GROUP_128,

@@ -10,6 +10,7 @@ from fp8core.errors import BackendError
 from fp8core.kernels.quantize import QUANTIZE
 from fp8core.problem import PER_TENSOR, Quantize
 from fp8core.runtime import device, jit
+from fp8core.runtime.plans import QuantizeNumbers
 from support import reference
 from support.emulation import CUDA
 from support.emulation.fixtures import emulation_session, emulator  # noqa: F401
@@ -26,10 +27,10 @@ class Refusing:
     def __init__(self, status):
         self.status, self.launches = status, 0
 
-    def bind(self, _grid, *_numbers):
+    def bind_args(self, _grid, _arguments):
         def launch(_stream, *_addresses):
             self.launches += 1
-            raise device.LaunchError("launching quantize_tensor", self.status)
+            raise device.LaunchError("launching quantize_tensorwise", self.status)
 
         return launch
 
@@ -52,7 +53,7 @@ def run(emulator, launches=1):
     x = teasing(ROWS, COLS, "bfloat16", 3)
     want = reference.quantize(x, group_shape=(-1, -1))
     launch = QUANTIZE.planned(PROBLEM, QUANTIZE.choice(PROBLEM))
-    bound = launch.bind(COLS, COLS, 0, 0, ROWS, ROWS, float("inf"), 1e-10)
+    bound = launch.bind(QuantizeNumbers(COLS, COLS, 0, 0, ROWS, ROWS, float("inf"), 1e-10))
     for _ in range(launches):
         with emulator.watch() as memory:
             source, data, scale = matrix(memory, x), empty(memory, x.shape, np.uint8), memory.empty((1, 1), np.float32)
@@ -87,7 +88,7 @@ def test_a_stream_is_asked_once_where_it_has_room(emulator, monkeypatch):
 def test_another_refusal_is_an_error(emulator, refusing, monkeypatch):
     monkeypatch.setattr(device, "multiprocessors", lambda _stream: None)
     refusing.status = 719
-    with pytest.raises(BackendError, match="quantize_tensor"):
+    with pytest.raises(BackendError, match="quantize_tensorwise"):
         run(emulator)
 
 

@@ -11,11 +11,11 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import safetensors.numpy
-from fp8core.core.operation import forget
-from fp8core.kernels.gemm.table import SCALED_MM
 
 from fp8core import tuning
+from fp8core.core.operation import forget
 from fp8core.errors import BackendError
+from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.runtime import device, jit, kernel_cache
 from soak import killed
 from soak.nonsense import GOOD

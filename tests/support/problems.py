@@ -4,8 +4,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from fp8core.kernels.dequantize import DEQUANTIZE
-from fp8core.kernels.expand import EXPAND
 from fp8core.kernels.fused import NORM_QUANTIZE, SILU_QUANTIZE
 from fp8core.kernels.gemm.blaslt.epilogue import plan_end
 from fp8core.kernels.gemm.blaslt.moves import NOTHING, plan_moves
@@ -13,7 +11,7 @@ from fp8core.kernels.gemm.sm90.blockwise import TILES, blockwise
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.kernels.linear.table import LINEAR
 from fp8core.kernels.quantize import QUANTIZE
-from fp8core.kernels.weights import ALL_CLOSE, NORMALIZE, REQUANTIZE
+from fp8core.kernels.weights import ALL_CLOSE, DEQUANTIZE, EXPAND, NORMALIZE, REQUANTIZE
 from fp8core.problem import (
     BLOCK_128,
     FORMATS,

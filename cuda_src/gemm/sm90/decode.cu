@@ -48,7 +48,7 @@ DEVICE void multiply(float (&d)[SUMS], word64 w, word64 a, int keep) {
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     sm90_decode(const __grid_constant__ TensorMap weight_map,
 #if A_VECTORS
-                  const byte *x, long long x_stride, int x_octets, float upper,
+                  const byte *x, long long x_stride, int x_vecs, float upper,
 #else
                   const __grid_constant__ TensorMap a_map,
 #endif
@@ -140,7 +140,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
         if (iteration == 0) {
             grid_dependency_wait();
 #if A_VECTORS
-            const WideRows from = {x, x_stride, m, x_octets};
+            const WideRows from = {x, x_stride, m, x_vecs};
             quantize_rows<CONSUMERS, A_ROWS, A_VECTORS, WIDTH, A_INPUT, A_FORMAT, A_MODE>(
                 dynamic + (a_ring - shared_address(dynamic)), row_scales, from, k_iter.first_k_block * (BLOCK_K / 8),
                 k_iter.k_blocks * (BLOCK_K / 8), scale_a, scale_a_row, upper);

@@ -1,56 +1,56 @@
-// The rows of a, quantized by the threads that multiply them: codes and scales as quantize_tile.cuh gives them.
+// The rows of a, quantized by the threads that multiply them: codes and scales as rowwise.cuh gives them.
 #pragma once
 #include "../../ptx/tma.cuh"
 #include "../../ptx/wgmma.cuh"
 #include "../../platform.cuh"
 
-#include "../../common/quantize_octet.cuh"
+#include "../../common/vec8.cuh"
 #include "../../common/reduce.cuh"
 
-// What is quantized: `rows` rows of `octets` octets, `stride` bytes apart.
+// What is quantized: `rows` rows of `vecs` vectors of 8 elements, `stride` bytes apart.
 struct WideRows {
     const byte *x;
     long long stride;
-    int rows, octets;
+    int rows, vecs;
 };
 
 // THREADS threads quantize up to ROWS rows: per token, no amax above `upper` (MODE TOKEN), or by given scales (STATIC).
 //
-// A block multiplies only a part of k, `part` octets from `first` on, whole chunks of 16: their codes become tiles of
+// A block multiplies only a part of k, `part` vectors from `first` on, whole chunks of 16: their codes become tiles of
 // SIDE rows x 128 columns as TMA would store them, columns past the row's end zero; rows past the last stay as
-// they are. A token's size takes all octets of its row: those of the block's own part come first.
+// they are. A token's size takes all vectors of its row: those of the block's own part come first.
 //
 // The caller owes: ROWS a power of two up to SIDE and THREADS, and at least as many as there are; THREADS / ROWS *
-// VECTORS octets cover a row's chunks (STATIC: the part's); x and its stride are multiples of 16 bytes.
+// VECTORS vectors cover a row's chunks (STATIC: the part's); x and its stride are multiples of 16 bytes.
 template <int THREADS, int ROWS, int VECTORS, int SIDE, int INPUT, int FORMAT, int MODE>
 DEVICE void quantize_rows(char *tiles, float *scales, const WideRows &from, int first, int part, const float *given,
                           long long given_stride, float upper) {
     constexpr int TEAM = THREADS / ROWS, TEAM_WARPS = (TEAM + 31) / 32;
     __shared__ unsigned largest[THREADS / 32];
-    const int row = threadIdx.x / TEAM, member = threadIdx.x % TEAM, all = (from.octets + 15) & ~15;
+    const int row = threadIdx.x / TEAM, member = threadIdx.x % TEAM, all = (from.vecs + 15) & ~15;
     const bool some = row < from.rows;
     const byte *const x = from.x + row * from.stride;
-    const auto octet_of = [&](int v) {
-        const int octet = first + member + v * TEAM;
-        return octet < all ? octet : octet - all;
+    const auto vec_of = [&](int v) {
+        const int vec = first + member + v * TEAM;
+        return vec < all ? vec : vec - all;
     };
     const auto is_own = [&](int v) { return member + v * TEAM < part; };
 
-    Octet<INPUT> octets[VECTORS];
+    Vec8<INPUT> loaded[VECTORS];
 #pragma unroll
     for (int v = 0; v < VECTORS; ++v) {
-        octets[v] = empty_octet<INPUT>();
-        if (some && octet_of(v) < from.octets && (MODE == TOKEN || is_own(v)))
-            octets[v] = load_octet<INPUT, 16>(x + octet_of(v) * (8 * ITEM_BYTES[INPUT]));
+        loaded[v] = empty_vec8<INPUT>();
+        if (some && vec_of(v) < from.vecs && (MODE == TOKEN || is_own(v)))
+            loaded[v] = load_vec8<INPUT, 16>(x + vec_of(v) * (8 * ITEM_BYTES[INPUT]));
     }
     float scale = 1.0f;
     bool bounded = false;
     if constexpr (MODE == STATIC) {
         if (some) scale = given[row * given_stride];
     } else {
-        Largest<INPUT> seen;
+        AbsMax<INPUT> seen;
 #pragma unroll
-        for (int v = 0; v < VECTORS; ++v) seen.see(octets[v]);
+        for (int v = 0; v < VECTORS; ++v) seen.update(loaded[v]);
         unsigned amax = team_max<(TEAM < 32 ? TEAM : 32)>(seen.bits());
         if constexpr (TEAM_WARPS > 1) {
             if (threadIdx.x % 32 == 0) largest[threadIdx.x / 32] = amax;
@@ -68,7 +68,7 @@ DEVICE void quantize_rows(char *tiles, float *scales, const WideRows &from, int 
         if (!some || !is_own(v)) continue;
         const int own = member + v * TEAM, unit = (own / 2 ^ row) & 7; // of 16 bytes, as the swizzle moves it
         Vector8 codes = {0, 0};
-        if (octet_of(v) < from.octets) codes = encode_octet<INPUT, FORMAT, MODE>(octets[v], divisor);
+        if (vec_of(v) < from.vecs) codes = encode_vec8<INPUT, FORMAT, MODE>(loaded[v], divisor);
         store8(tiles + (own / 16 * SIDE + row) * 128 + unit * 16 + own % 2 * 8, codes);
     }
     writes_fence();

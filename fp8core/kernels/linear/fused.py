@@ -20,7 +20,7 @@ from fp8core.kernels.gemm.sm90.decode_config import (
 )
 from fp8core.kernels.gemm.sm90.tensor_maps import tensor_maps
 from fp8core.kernels.quantize import mode
-from fp8core.kernels.tiles import OCTET
+from fp8core.kernels.quantize.configs import VEC8
 from fp8core.problem import ITEMSIZE, PER_TOKEN, Linear
 from fp8core.runtime.args import Float32, Int32, Int64, Pointer, TensorMap
 from fp8core.table import Requirement
@@ -32,12 +32,12 @@ MOST_VECTORS: Final = 16
 
 
 class FusedArgs(NamedTuple):
-    """Of sm90_decode, where a comes in 16 bits; x_stride in bytes, x_octets of 8 elements a row."""
+    """Of sm90_decode, where a comes in 16 bits; x_stride in bytes, x_vecs of 8 elements a row."""
 
     weight_map: TensorMap
     x: Pointer
     x_stride: Int64
-    x_octets: Int32
+    x_vecs: Int32
     upper: Float32
     scale_a: Pointer
     scale_a_row: Int64
@@ -70,7 +70,7 @@ def vectors(problem: Linear) -> int:
     config = fused_config(problem)
     k_blocks = config.a_stages if problem.quantize.static else ceil_div(problem.product.k, BLOCK_K)
     threads = 128 * config.m_warpgroups * config.k_warpgroups
-    return ceil_div(k_blocks * BLOCK_K // OCTET, threads // row_teams(problem))
+    return ceil_div(k_blocks * BLOCK_K // VEC8, threads // row_teams(problem))
 
 
 def plan_fused(problem: Linear) -> Matmul:
@@ -85,7 +85,7 @@ def plan_fused(problem: Linear) -> Matmul:
     }
     launcher, grid = launcher_for(p, config, FusedArgs, quantizer)
     assert problem.scale_ub is not None
-    x = 0, problem.x_stride * ITEMSIZE[quantize.x], quantize.cols // OCTET, problem.scale_ub
+    x = 0, problem.x_stride * ITEMSIZE[quantize.x], quantize.cols // VEC8, problem.scale_ub
     shape = p.ldo, p.m, p.n, ceil_div(p.k, BLOCK_K), int(p.prefetch_weight)
     launch = launcher.bind_args(grid, FusedArgs(b"", *x, 0, *p.scale_a_strides, 0, *p.scale_b_strides, 0, 0, *shape))
     weight_maps = tensor_maps(p.n, p.k, p.ldb, config.tile)

@@ -8,13 +8,14 @@ from fp8core.kernels.linear.fused import BOUND_BY_VALUE, FEW_ELEMENTS, FITS, SIX
 from fp8core.kernels.linear.overlapped import DECODE_CHOSEN, DECODE_RUNS, ONE_PANEL, plan_overlapped
 from fp8core.kernels.quantize import QUANTIZE
 from fp8core.problem import Linear
-from fp8core.table import Explanation, Kernel, Launch, Table
+from fp8core.runtime.plans import Plan, QuantizeNumbers
+from fp8core.table import Explanation, Kernel, Table
 
 
 class Steps(NamedTuple):
     """What a linear layer launches."""
 
-    quantize: Launch | None
+    quantize: Plan[QuantizeNumbers] | None
     """None where the product takes x as it is."""
     product: Matmul
 

@@ -11,7 +11,7 @@ import re
 import shutil
 import struct
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -129,6 +129,7 @@ class Emulator:
         cluster: int = 1,
         programmatic: bool = False,
         cooperative: bool = False,
+        **extents: int,
     ) -> "Launcher":
         """Return a launcher as `jit.prepare` does; its addresses are the host's."""
         request = jit.compile_request(target, source, entry, constants)
@@ -140,7 +141,8 @@ class Emulator:
             flush = any(o in request.options for o in ("-ftz=true", "-fgpu-flush-denormals-to-zero"))
         shape = (block, 1, 1) if isinstance(block, int) else block
         together = 0 if cooperative else cluster
-        return Launcher(self, kernel, entry, signature, shape, shared_bytes, target.warp, together, flush)
+        items = jit.items_of(signature, **extents)
+        return Launcher(self, kernel, entry, items, shape, shared_bytes, target.warp, together, flush)
 
     def compile(self, text: str, defines: tuple[str, ...], entry: str, target: Target = CUDA) -> Kernel:
         """Return the kernel ``entry`` of a flat text; raises EmulationError with the compiler's words."""
@@ -222,7 +224,7 @@ class Launcher:
         emulator: Emulator,
         kernel: Kernel,
         entry: str,
-        signature: str | type,
+        items: Sequence[str],
         block: tuple[int, int, int],
         shared_bytes: int,
         warp: int,
@@ -231,12 +233,12 @@ class Launcher:
     ) -> None:
         self.entry = entry
         self._emulator, self._kernel = emulator, kernel
-        self._items = re.findall(r"\d*[a-zA-Z]", signature) if isinstance(signature, str) else args.items(signature)
+        self._items = items
         self._fixed = (block, shared_bytes, warp, together, flush)
         wanted = tuple((_kind(item), struct.calcsize(f"={item}".replace("P", "Q"))) for item in self._items)
         if wanted != kernel.parameters:
             raise EmulationError(
-                f"{entry}: the signature {signature} means {wanted}, the kernel takes {kernel.parameters}"
+                f"{entry}: the arguments {' '.join(items)} mean {wanted}, the kernel takes {kernel.parameters}"
             )
 
     def __call__(self, stream: int, grid: tuple[int, int, int], *arguments: Any) -> None:
@@ -273,13 +275,16 @@ class Launcher:
 
         def bound(stream: int, *addresses: Any) -> None:
             rest, given = list(numbers), list(addresses)
-            values = [(given if item[-1] in "Ps" else rest).pop(0) for item in self._items]
+            values: list[Any] = []
+            for item in self._items:
+                source = given if item[-1] in args.VARYING else rest
+                values += [source.pop(0) for _ in range(int(item[:-1] or 1) if item[-1] != "s" else 1)]
             self(stream, grid, *values)
 
         return bound
 
     def bind_args(self, grid: tuple[int, int, int], given: Any) -> Callable[..., None]:
-        """Return the launch that wants the stream and the addresses, as `jit.Launcher.bind_args` does."""
+        """Return `bind` with the numbers of ``given``, as `jit.Launcher.bind_args` does."""
         return self.bind(grid, *args.numbers(given))
 
 

@@ -110,8 +110,8 @@ void start_block(Block &block, size_t slot, EmulatedIndex at) {
     unsigned count = size[0] * size[1] * size[2], warp = launch->warp;
     block.threads = count;
     block.arrived = block.exited = block.votes = 0;
-    block.mail_received = block.cluster_arrived = 0;
-    block.mail_awaited = ~0u; // until it is said
+    block.bytes_received = block.cluster_arrived = 0;
+    block.bytes_awaited = ~0u; // until it is said
     block.first_epoch = block.epoch = ++epoch;
     block.first = &threads[slot * count];
     block.warps.assign((count + warp - 1) / warp, Warp{});
@@ -278,7 +278,7 @@ void emulation_yield() {
     next();
 }
 
-void emulation_mail_open(int bytes) { current->block->mail_awaited = static_cast<unsigned>(bytes); }
+void emulation_tx_barrier_open(int bytes) { current->block->bytes_awaited = static_cast<unsigned>(bytes); }
 
 void emulation_cluster_arrive() { current->block->cluster_arrived++; }
 
@@ -287,26 +287,26 @@ void emulation_cluster_wait() {
         while (block.cluster_arrived < block.threads) emulation_yield();
 }
 
-void emulation_mail_send(unsigned *place, unsigned x, unsigned rank) {
+void emulation_dsmem_store(unsigned *place, unsigned x, unsigned rank) {
     uintptr_t address = reinterpret_cast<uintptr_t>(place);
-    if (rank >= blocks.size()) fail(SITE, "sends mail to block %u of a cluster of %zu", rank, blocks.size());
-    if (address - image->low + sizeof x > image->high - image->low) fail(SITE, "mail to %#zx, which is not shared", address);
+    if (rank >= blocks.size()) fail(SITE, "stores to the shared memory of block %u of a cluster of %zu", rank, blocks.size());
+    if (address - image->low + sizeof x > image->high - image->low) fail(SITE, "a store to %#zx, which is not shared", address);
     Block &to = blocks[rank];
-    if (to.cluster_arrived < to.threads) fail(SITE, "sends mail to block %u, which may not have begun", rank);
+    if (to.cluster_arrived < to.threads) fail(SITE, "stores to the shared memory of block %u, which may not have begun", rank);
     size_t index = address - image->low;
     memcpy(&to == loaded ? reinterpret_cast<unsigned char *>(place) : to.shared.data() + index, &x, sizeof x);
     for (size_t i = 0; i < sizeof x; i++) {
         to.cells[index + i].write_epoch = to.epoch;
         to.cells[index + i].writer = NOBODY;
     }
-    to.mail_received += sizeof x;
+    to.bytes_received += sizeof x;
     idle = 0;
 }
 
-void emulation_mail_wait() {
+void emulation_tx_barrier_wait() {
     Block &block = *current->block;
-    while (block.mail_received < block.mail_awaited) emulation_yield();
-    if (block.mail_received > block.mail_awaited) fail(SITE, "more mail than was awaited");
+    while (block.bytes_received < block.bytes_awaited) emulation_yield();
+    if (block.bytes_received > block.bytes_awaited) fail(SITE, "more bytes than the barrier awaits");
     block.epoch = ++epoch;  // what came before is ordered before what comes now
 }
 

@@ -50,11 +50,11 @@ uint64_t emulation_collective(EmulatedCollective kind, uint64_t mask, uint64_t v
 // Lets other threads run: for loops that poll memory.
 void emulation_yield();
 // The words of cuda_src/ptx/cluster.cuh: the blocks that run together are a cluster.
-void emulation_mail_open(int bytes);
+void emulation_tx_barrier_open(int bytes);
 void emulation_cluster_arrive();
 void emulation_cluster_wait();
-void emulation_mail_send(unsigned *place, unsigned x, unsigned rank);
-void emulation_mail_wait();
+void emulation_dsmem_store(unsigned *place, unsigned x, unsigned rank);
+void emulation_tx_barrier_wait();
 // Before an atomic operation on `bytes` at `address`.
 void emulation_atomic(const void *address, size_t bytes);
 [[noreturn]] void emulation_trap(const char *why);

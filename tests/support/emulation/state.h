@@ -41,7 +41,7 @@ struct Warp {
 
 struct Block {
     unsigned threads, arrived, exited, votes;
-    unsigned mail_awaited, mail_received, cluster_arrived;  // bytes, bytes, threads
+    unsigned bytes_awaited, bytes_received, cluster_arrived;  // bytes, bytes, threads
     uint32_t first_epoch, epoch;
     unsigned result;
     std::vector<Warp> warps;

@@ -1,0 +1,83 @@
+// Scales, and how values are divided by them. Arithmetic is IEEE fp32; inputs below 2**-126 count as zero.
+#pragma once
+
+// How a scale comes about (-D MODE) and how it is stored (-D SCALE_FORMAT).
+constexpr int STATIC = 0, TENSOR = 1, TOKEN = 2, GROUP = 3;
+constexpr int SCALE_FLOAT32 = 0, SCALE_UE8M0 = 1, SCALE_UE8M0_BYTES = 2;
+
+constexpr float SMALLEST_NORMAL = 0x1p-126f;
+
+// The scale of values whose largest magnitude is amax (its bits). upper bounds a token's amax; eps is a group's least.
+template <int mode, int format>
+DEVICE float scale_of(unsigned amax_bits, float upper, float eps) {
+    constexpr float MAXIMUM = Format<format>::MAXIMUM;
+    const float amax = amax_bits < bits_of(SMALLEST_NORMAL) ? 0.0f : float_of(amax_bits);
+    if constexpr (mode == TENSOR) return maximum(divide_exact(amax, MAXIMUM), SMALLEST_NORMAL);
+    if constexpr (mode == TOKEN) return maximum(divide_exact(minimum(amax, upper), MAXIMUM), 1.0f / (MAXIMUM * 512.0f));
+    return divide_exact(maximum(amax, eps), MAXIMUM);
+}
+
+// The scale as its format keeps it: ue8m0 raises it to the next power of two.
+template <int scale_format>
+DEVICE float settled(float scale) {
+    if constexpr (scale_format == SCALE_FLOAT32) return scale;
+    const unsigned bits = bits_of(scale);
+    return float_of(((bits >> 23) + ((bits & 0x7fffffu) != 0)) << 23);
+}
+
+template <int scale_format>
+constexpr int SCALE_BYTES = scale_format == SCALE_UE8M0_BYTES ? 1 : 4;
+
+template <int scale_format>
+DEVICE void store_scale(void* scales, long long index, float scale) {
+    if constexpr (scale_format == SCALE_UE8M0_BYTES) {
+        static_cast<byte*>(scales)[index] = static_cast<byte>(bits_of(scale) >> 23);
+    } else {
+        static_cast<float*>(scales)[index] = scale;
+    }
+}
+
+// Of e8m0 bytes, 0 is 2**-127 and 255 is NaN.
+template <int scale_format>
+DEVICE float load_scale(const void* scales, long long index) {
+    if constexpr (scale_format != SCALE_UE8M0_BYTES) return static_cast<const float*>(scales)[index];
+    const unsigned exponent = static_cast<const byte*>(scales)[index];
+    return float_of(exponent == 0 ? 0x400000u : exponent == 255 ? 0x7fc00000u : exponent << 23);
+}
+
+// What values are divided by (TOKEN, GROUP) or multiplied by the reciprocal of (STATIC, TENSOR), prepared once a scale.
+struct Divisor {
+    float scale, reciprocal;
+    bool ordinary;  // neither so small or large that the quick way to a value would over- or underflow, nor NaN
+};
+
+// bounded: values may be far larger than the scale, as when scale_ub cut amax. The scale of a whole tensor needs no
+// care: it is at least 2**-126, and at most 2**128 / 224 or infinite, so its reciprocal is a normal number or 0.
+template <int mode>
+DEVICE Divisor prepared(float scale, bool bounded = false) {
+    const float absolute = magnitude(scale);
+    return {scale, reciprocal_exact(scale), mode == TENSOR || (absolute >= 0x1p-60f && absolute <= 0x1p60f && !bounded)};
+}
+
+// The value that is clamped and rounded to a code: x / scale, or x * RN(1 / scale), correctly rounded. careful: as it
+// is written; else the quick way, which gives the same for an ordinary divisor: a quotient is the reciprocal's product
+// corrected by its remainder, which fma forms exactly. (A remainder that is flushed as subnormal belongs to a quotient
+// far below any code but 0.)
+template <int mode, bool careful>
+DEVICE float value_of(float x, const Divisor& d) {
+    constexpr bool MULTIPLIED = mode == STATIC || mode == TENSOR;
+    if constexpr (careful) {
+        const float flushed = multiply_flushing(x, 1.0f);
+        return MULTIPLIED ? multiply_exact(flushed, d.reciprocal) : divide_exact(flushed, d.scale);
+    } else {
+        const float q = x * d.reciprocal;
+        if constexpr (MULTIPLIED) return q;
+        return fma_flushing(fma_flushing(q, d.scale, -x), -d.reciprocal, q);
+    }
+}
+
+// The parameters of every quantizing body, in the order of the launch.
+#define QUANTIZE_PARAMETERS                                                                                         \
+    const byte *x, long long x_stride, byte *data, long long data_stride, void *scales, long long scale_row_stride, \
+        long long scale_col_stride, long long rows, long long rows_padded, const float *upper_address,              \
+        float upper_value, float eps, long long cols

@@ -1,0 +1,97 @@
+// Slices of vectors: heads and tails of rows that begin at any element, and vectors of x that cross 16-byte pieces.
+#pragma once
+#include "vec8.cuh"
+
+// Elements [begin, end) of a vector.
+struct Slice {
+    int begin, end;
+
+    DEVICE bool any() const { return begin < end; }
+    DEVICE bool whole() const { return begin == 0 && end == 8; }
+    DEVICE bool has(int i) const { return begin <= i && i < end; }
+};
+
+// Memory that may be read.
+struct Bounds {
+    const byte *begin, *end;
+
+    DEVICE bool contain(const byte* p, int bytes) const { return p >= begin && p + bytes <= end; }
+};
+
+// Elements outside the slice become zeros.
+template <int input>
+DEVICE void cut(Vec8<input>& vec, const Slice& slice) {
+    for (int i = 0; i < 8; ++i) {
+        if (slice.has(i)) continue;
+        if constexpr (input == FLOAT32) {
+            vec.words[i] = 0;
+        } else {
+            vec.words[i / 2] &= i % 2 ? 0xffffu : 0xffff0000u;
+        }
+    }
+}
+
+// Eight elements at any address, out of whole 16-byte pieces: `off` bytes of the first are not asked for.
+template <int input>
+DEVICE Vec8<input> load_shifted(const byte* p, unsigned off) {
+    constexpr int WORDS = Vec8<input>::WORDS;
+    unsigned words[WORDS + 4];
+    for (int i = 0; i < WORDS + 4; i += 4) {
+        const Vector16 v = load16(p - off + 4 * i);
+        words[i] = v.x, words[i + 1] = v.y, words[i + 2] = v.z, words[i + 3] = v.w;
+    }
+    // (A choice between elements of an array would keep it in memory.)
+    const auto choose = [](bool first, unsigned a, unsigned b) { return first ? a : b; };
+    for (int i = 0; i < WORDS + 2; ++i) words[i] = choose(off & 8, words[i + 2], words[i]);
+    for (int i = 0; i < WORDS + 1; ++i) words[i] = choose(off & 4, words[i + 1], words[i]);
+    Vec8<input> vec;
+    for (int i = 0; i < WORDS; ++i) {
+        const word64 two = static_cast<word64>(words[i + 1]) << 32 | words[i];
+        vec.words[i] = static_cast<unsigned>(two >> off % 4 * 8);
+    }
+    return vec;
+}
+
+DEVICE unsigned off_of(const byte* p) { return static_cast<unsigned>(reinterpret_cast<word64>(p)) % 16; }
+
+// The slice's elements, and what memory has beside them; where the bounds are near, any of the slice.
+template <int input>
+DEVICE Vec8<input> load_slice(const byte* p, const Slice& slice, const Bounds& bounds) {
+    constexpr int BYTES = 8 * ITEM_BYTES[input];
+    const unsigned off = off_of(p);
+    if (off == 0 && bounds.contain(p, BYTES)) return load_vec8<input, 16>(p);
+    if (off != 0 && bounds.contain(p - off, BYTES + 16)) return load_shifted<input>(p, off);
+    Vec8<input> vec = empty_vec8<input>();
+    for (int i = 0; i < 8; ++i) {
+        // All at once: none waits for whether another one is the slice's.
+        const int at = i < slice.begin ? slice.begin : i < slice.end ? i : slice.end - 1;
+        if constexpr (input == FLOAT32) {
+            vec.words[i] = load4(p + 4 * at);
+        } else {
+            vec.words[i / 2] |= static_cast<unsigned>(reinterpret_cast<const unsigned short*>(p)[at]) << 16 * (i % 2);
+        }
+    }
+    return vec;
+}
+
+// p is a multiple of 8.
+DEVICE void store_slice(byte* p, Vector8 codes, const Slice& slice) {
+    if (slice.whole()) return store8(p, codes);
+    for (int i = 0; i < 8; ++i) {
+        if (slice.has(i)) p[i] = static_cast<byte>((i < 4 ? codes.x : codes.y) >> 8 * (i % 4));
+    }
+}
+
+// The lane's `distance` before this one, where there is such a lane. Every lane of the warp calls it.
+template <int distance>
+DEVICE Vector8 from_lanes_before(Vector8 codes) {
+    const unsigned source = lane() >= distance ? lane() - distance : lane();
+    return {shuffle_from(codes.x, source), shuffle_from(codes.y, source)};
+}
+
+// The first `count` codes, 1 to 7, and the others of `rest`.
+DEVICE Vector8 joined(Vector8 head, Vector8 rest, int count) {
+    const word64 mask = (1ull << 8 * count) - 1;
+    const unsigned x = static_cast<unsigned>(mask), y = static_cast<unsigned>(mask >> 32);
+    return {(head.x & x) | (rest.x & ~x), (head.y & y) | (rest.y & ~y)};
+}

@@ -1,0 +1,273 @@
+// The common end of kernels that make a row's values and quantize them in one go: scales, codes, stores.
+//
+// A producer makes VECTOR values at a time: `load(col, cols, raw)` fetches what they are made of, `values(raw, y)` makes
+// them, in fp32; behind the row's end they have to be zeros. Where raw is not kept, `store_inputs(col, cols, raw)` comes
+// once a vector, when it is loaded for the last time. A block owns THREADS * VECTORS vectors of one row, kept in
+// registers from one pass to the next, or, with VECTORS 0, the whole row, fetched again for each pass.
+//
+// MODE STATIC  y * RN(1 / scale), the scale given for groups of GROUP_ROWS x GROUP_COLS (-1 spans the axis)
+//      TOKEN   scale = max(min(amax, upper) / MAX, 1 / (MAX * 512)), y / scale; the team owns the row
+//      GROUP   scale = max(amax, eps) / MAX of 1 x GROUP_COLS, y / scale
+// The caller owes: GROUP_COLS / VECTOR is a power of two up to WARP in GROUP, a whole number in STATIC.
+#pragma once
+#include "../common/cluster_reduce.cuh"
+#include "../common/values.cuh"
+
+// ALIGNED: how rows lie. UNALIGNED: aligned to their elements only. VECTORS_AND_TAIL: whole vectors, of which the last may be
+// cut by the row's end. WHOLE: the row is a whole number of blocks' parts.
+constexpr int UNALIGNED = 0, VECTORS_AND_TAIL = 1, WHOLE = 2;
+
+template <int ALIGNED>
+DEVICE bool is_inside(int col, int cols) {
+    return ALIGNED == WHOLE || col < cols;
+}
+// How many of the VECTOR elements from col on there are: 0 or less behind the end.
+template <int ALIGNED, int VECTOR>
+DEVICE int valid_at(int col, int cols) {
+    return ALIGNED == WHOLE ? VECTOR : cols - col;
+}
+
+template <int VECTOR>
+DEVICE float amax_of(const float (&y)[VECTOR]) {
+    float amax = 0.0f;
+#pragma unroll
+    for (int i = 0; i < VECTOR; ++i) amax = maximum(amax, magnitude(y[i]));
+    return amax;
+}
+
+// Sizes whose quotient by MAXIMUM, and that quotient's reciprocal, can neither over- nor underflow.
+DEVICE bool is_ordinary(float amax) { return amax >= 0x1p-40f && amax <= 0x1p60f; }
+
+// amax / MAXIMUM for an ordinary amax: the product with the reciprocal, put right by the remainder. For every mantissa
+// this is the rounded quotient.
+template <int FORMAT>
+DEVICE float over_maximum(float amax) {
+    constexpr float MAXIMUM = Format<FORMAT>::MAXIMUM, RECIPROCAL = 1.0f / MAXIMUM;
+    const float near = amax * RECIPROCAL;
+    return fma_flushing(fma_flushing(near, -MAXIMUM, amax), RECIPROCAL, near);
+}
+
+// The largest of x[i] over a team, in the team's lanes whose number is i modulo COUNT: a power of two up to the team.
+template <int TEAM, int COUNT>
+DEVICE unsigned team_max_each(unsigned (&x)[COUNT]) {
+#pragma unroll
+    for (int mask = 1; mask < COUNT; mask *= 2) {
+        const bool odd = (lane() & mask) != 0;
+#pragma unroll
+        for (int i = 0; i < COUNT / mask; i += 2) {
+            const unsigned mine = odd ? x[i + 1] : x[i], other = shuffle_xor(odd ? x[i] : x[i + 1], mask);
+            x[i / 2] = mine > other ? mine : other;
+        }
+    }
+#pragma unroll
+    for (int mask = COUNT; mask < TEAM; mask *= 2) {
+        const unsigned other = shuffle_xor(x[0], mask);
+        x[0] = x[0] > other ? x[0] : other;
+    }
+    return x[0];
+}
+
+template <int value>
+struct Constant {
+    static constexpr int VALUE = value;
+};
+
+constexpr int power_of_two_from(int count) { return count <= 1 ? 1 : 2 * power_of_two_from((count + 1) / 2); }
+
+// Values over their scale, as codes. Not careful, for an ordinary divisor: value_of's steps, where a remainder that
+// counts as zero belongs to a quotient that no code but 0 is near; a power of two needs no remainder.
+template <int FORMAT, int MODE, int SCALE_FORMAT, bool CAREFUL, int VECTOR>
+DEVICE Codes<FORMAT, VECTOR> encode_scaled(float (&values)[VECTOR], const Divisor& divisor) {
+    constexpr bool PRODUCT = MODE == STATIC || SCALE_FORMAT != SCALE_FLOAT32;
+    if constexpr (CAREFUL) {
+        // Of a group's kernel these would be most instructions, so there the values go round in a loop.
+        constexpr int AT_ONCE = MODE == GROUP ? 1 : VECTOR;
+#pragma unroll AT_ONCE
+        for (int count = 0; count < VECTOR; ++count) {
+            const float value = value_of<MODE, true>(values[0], divisor);
+#pragma unroll
+            for (int i = 1; i < VECTOR; ++i) values[i - 1] = values[i];
+            values[VECTOR - 1] = value;
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < VECTOR; ++i) {
+            const float near = values[i] * divisor.reciprocal;
+            const float rest = fma_flushing(near, divisor.scale, -values[i]);
+            values[i] = PRODUCT ? near : fma_flushing(rest, -divisor.reciprocal, near);
+        }
+    }
+    return Codes<FORMAT, VECTOR>::encoded(values);
+}
+
+// Where a block's part of a row lies, and where its codes and scales go.
+struct Destination {
+    byte* data;
+    long long data_stride;
+    void* scale;
+    long long scale_row_stride, scale_col_stride;
+    const float* upper;  // null without one
+    float upper_value, eps;
+};
+
+// The divisor of values up to amax; false where its scale has to be made, and used, with care.
+template <int FORMAT, int MODE, int SCALE_FORMAT>
+DEVICE bool ordinary_divisor(float amax, float eps, Divisor& divisor) {
+    constexpr float LEAST = 1.0f / (Format<FORMAT>::MAXIMUM * 512.0f);
+    const float bounded = MODE == TOKEN ? amax : maximum(amax, eps), quotient = over_maximum<FORMAT>(bounded);
+    const float scale = settled<SCALE_FORMAT>(MODE == TOKEN ? maximum(quotient, LEAST) : quotient);
+    divisor = {scale, reciprocal_ordinary(scale), true};
+    return is_ordinary(bounded);
+}
+
+// One part of a row, from first_col on. Made before the first barrier: what is given is read then, not waited for later.
+template <class Producer, int FORMAT, int MODE, int GROUP_ROWS, int GROUP_COLS, int SCALE_FORMAT, int ALIGNED, int VECTORS,
+          class Team>
+struct Quantizer {
+    static constexpr int VECTOR = Producer::VECTOR, THREADS = Team::BLOCK_THREADS, UNROLLED = VECTORS > 0 ? VECTORS : 1;
+    static constexpr bool KEPT = VECTORS > 0, ONE_GIVEN = MODE == STATIC && GROUP_COLS < 0;
+    using Raw = typename Producer::Raw;
+    const Destination& to;
+    long long row, scale_row;
+    int first_col, cols;
+    float upper, given;
+
+    DEVICE Quantizer(const Destination& to, long long row, int first_col, int cols)
+        : to(to), row(row), first_col(first_col), cols(cols), upper(to.upper_value), given(0.0f) {
+        scale_row = (GROUP_ROWS < 0 ? 0 : row / (GROUP_ROWS < 0 ? 1 : GROUP_ROWS)) * to.scale_row_stride;
+        if (MODE == TOKEN && to.upper != nullptr) upper = minimum(upper, *to.upper);
+        if constexpr (ONE_GIVEN) given = load_scale<SCALE_FORMAT>(to.scale, scale_row);
+    }
+
+    DEVICE int passes() const { return KEPT ? VECTORS : (cols - first_col + THREADS * VECTOR - 1) / (THREADS * VECTOR); }
+    DEVICE int col_of(int pass) const { return first_col + (pass * THREADS + int(thread_x())) * VECTOR; }
+
+    template <bool LAST = true>
+    DEVICE void produce(const Producer& producer, const Raw* raw, int pass, float (&y)[VECTOR]) const {
+        if constexpr (KEPT) {
+            producer.values(raw[pass], y);
+        } else {
+            Raw fetched;
+            producer.load(col_of(pass), cols, fetched);
+            if constexpr (LAST) producer.store_inputs(col_of(pass), cols, fetched);
+            producer.values(fetched, y);
+        }
+    }
+    template <int CAREFUL>
+    DEVICE void finish(int pass, float (&y)[VECTOR], const Divisor& divisor) const {
+        const int col = col_of(pass), valid = valid_at<ALIGNED, VECTOR>(col, cols);
+        const auto codes = encode_scaled<FORMAT, MODE, SCALE_FORMAT, CAREFUL != 0>(y, divisor);
+        if (is_inside<ALIGNED>(col, cols))
+            codes.template store_to<ALIGNED != UNALIGNED>(to.data + row * to.data_stride + col, valid);
+    }
+    // Calls `rest(careful)`, with a Constant.
+    template <class Rest>
+    DEVICE static void in_one_way(bool quick, const Rest& rest) {
+        if (__builtin_expect(quick, 1)) rest(Constant<0>{});
+        else rest(Constant<1>{});
+    }
+
+    DEVICE void operator()(Team& team, const Producer& producer, const Raw* raw) const {
+        if constexpr (MODE == TOKEN) token(team, producer, raw);
+        else if constexpr (ONE_GIVEN) one_given(producer, raw);
+        else if constexpr (MODE == STATIC) given_groups(producer, raw);
+        else groups(producer, raw);
+    }
+
+    DEVICE void token(Team& team, const Producer& producer, const Raw* raw) const {
+        float y[UNROLLED][VECTOR], amax = 0.0f;
+        const int count = passes();
+#pragma unroll UNROLLED
+        for (int pass = 0; pass < count; ++pass) {
+            float(&made)[VECTOR] = y[KEPT ? pass : 0];
+            produce<KEPT>(producer, raw, pass, made);
+            amax = maximum(amax, amax_of(made));
+        }
+        amax = float_of(row_max(team, bits_of(amax)));
+        Divisor divisor;
+        const bool quick = ordinary_divisor<FORMAT, MODE, SCALE_FORMAT>(amax, 0.0f, divisor) && amax <= upper;
+        in_one_way(quick, [&](auto careful) {
+            constexpr int CAREFUL = decltype(careful)::VALUE;
+            if (CAREFUL) divisor.scale = settled<SCALE_FORMAT>(scale_of<MODE, FORMAT>(bits_of(amax), upper, to.eps));
+            if (first_col == 0 && thread_x() == 0) store_scale<SCALE_FORMAT>(to.scale, scale_row, divisor.scale);
+#pragma unroll UNROLLED
+            for (int pass = 0; pass < count; ++pass) {
+                float(&made)[VECTOR] = y[KEPT ? pass : 0];
+                if (!KEPT) produce(producer, raw, pass, made);
+                finish<CAREFUL>(pass, made, divisor);
+            }
+        });
+    }
+
+    DEVICE void one_given(const Producer& producer, const Raw* raw) const {
+        const Divisor divisor = prepared<MODE>(given);
+        const int count = passes();
+        in_one_way(divisor.ordinary, [&](auto careful) {
+#pragma unroll UNROLLED
+            for (int pass = 0; pass < count; ++pass) {
+                float y[VECTOR];
+                produce(producer, raw, pass, y);
+                finish<decltype(careful)::VALUE>(pass, y, divisor);
+            }
+        });
+    }
+
+    DEVICE void given_groups(const Producer& producer, const Raw* raw) const {
+        for (int begin = 0; begin < passes(); begin += UNROLLED) {
+            Divisor divisors[UNROLLED];
+            bool quick = true;
+#pragma unroll
+            for (int i = 0; i < UNROLLED; ++i) {
+                const int col = col_of(begin + i);
+                const long long scale_at = scale_row + col / GROUP_COLS * to.scale_col_stride;
+                const bool inside = is_inside<ALIGNED>(col, cols);
+                divisors[i] = prepared<MODE>(inside ? load_scale<SCALE_FORMAT>(to.scale, scale_at) : 1.0f);
+                quick = quick && divisors[i].ordinary;
+            }
+            in_one_way(quick, [&](auto careful) {
+#pragma unroll
+                for (int i = 0; i < UNROLLED; ++i) {
+                    float y[VECTOR];
+                    produce(producer, raw, begin + i, y);
+                    finish<decltype(careful)::VALUE>(begin + i, y, divisors[i]);
+                }
+            });
+        }
+    }
+
+    // The lanes of a group share the work on the scales of EACH vectors, and then a warp goes one of two ways.
+    DEVICE void groups(const Producer& producer, const Raw* raw) const {
+        constexpr int LANES = GROUP_COLS / VECTOR, WISHED = power_of_two_from(UNROLLED < 4 ? UNROLLED : 4);
+        constexpr int EACH = WISHED <= LANES ? WISHED : 1, SHARES = (UNROLLED + EACH - 1) / EACH;
+        const int member = int(lane()) % LANES, first = int(lane()) - member, count = passes();
+#pragma unroll SHARES
+        for (int begin = 0; begin < count; begin += EACH) {
+            float y[EACH][VECTOR];
+            unsigned amax[EACH];
+            const auto is_there = [&](int i) { return !KEPT || begin + i < VECTORS; };
+#pragma unroll
+            for (int i = 0; i < EACH; ++i) {
+                if (is_there(i)) produce(producer, raw, begin + i, y[i]);
+                amax[i] = is_there(i) ? bits_of(amax_of(y[i])) : 0u;
+            }
+            const unsigned amax_bits = team_max_each<LANES>(amax);
+            Divisor mine;
+            const bool ordinary = ordinary_divisor<FORMAT, MODE, SCALE_FORMAT>(float_of(amax_bits), to.eps, mine);
+            const bool quick = EACH == 1 ? ordinary : warp_all(ordinary);
+            // A branch apart: inside the other one it makes ptxas put a norm's loads off.
+            if (__builtin_expect(!quick, 0))
+                mine.scale = settled<SCALE_FORMAT>(scale_of<MODE, FORMAT>(amax_bits, 0.0f, to.eps));
+            const int group = col_of(begin + member) / GROUP_COLS;
+            if (member < EACH && is_there(member) && is_inside<ALIGNED>(group * GROUP_COLS, cols))
+                store_scale<SCALE_FORMAT>(to.scale, scale_row + group * to.scale_col_stride, mine.scale);
+            in_one_way(quick, [&](auto careful) {
+#pragma unroll
+                for (int i = 0; i < EACH; ++i) {
+                    const auto from = [&](float x) { return EACH == 1 ? x : shuffle_from(x, unsigned(first + i)); };
+                    const Divisor divisor{from(mine.scale), from(mine.reciprocal), true};
+                    if (is_there(i)) finish<decltype(careful)::VALUE>(begin + i, y[i], divisor);
+                }
+            });
+        }
+    }
+};

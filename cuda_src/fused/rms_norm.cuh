@@ -1,0 +1,136 @@
+// quantize(rms_norm(x [+ residual]) * weight), one row a team, kept in registers: x as it is in memory, sums in fp32.
+//   h = x, or, with a residual, RN(x + residual) in fp32; residual becomes h rounded to its type
+//   r = RN(1 / RN(sqrt(RN(sum(h * h) * RN(1 / cols)) + epsilon))), y = RN(RN(h * r) * weight)
+// ROUND: h * r and its product with the weight are rounded to x's type, as a kernel that stores them would; with MODE
+// STATIC h is, too: vLLM's kernels with a given scale norm what they store, those that find it the fp32 sum.
+// The sum's order is that of the team; all else is defined by producer.cuh.
+// The caller owes, where ALIGNED: rows of x, residual and data and the weight begin at multiples of VECTOR elements.
+#pragma once
+#include "producer.cuh"
+
+// RN(1 / RN(sqrt(x))). From 2**-100 to 2**100 by the steps of sqrt.rn and rcp.rn without their tests of the range.
+DEVICE float reciprocal_root(float x) {
+    if (__builtin_expect(!(x >= 0x1p-100f && x <= 0x1p100f), 0)) return reciprocal_exact(sqrt_exact(x));
+    const float near = rsqrt_fast(x), product = x * near;
+    return reciprocal_ordinary(fma_flushing(fma_flushing(-product, product, x), 0.5f * near, product));
+}
+
+template <int X, int W, int RESIDUAL, int ROUND, int MODE, int ALIGNED>
+struct NormProducer {
+    static constexpr int VECTOR = 16 / SIZE_OF<X>;
+    static constexpr bool ROUNDED_SUM = RESIDUAL != 0 && ROUND != 0 && MODE == STATIC;
+    static constexpr int H = RESIDUAL != 0 && !ROUNDED_SUM ? FLOAT32 : X;
+    struct Raw {
+        Values<H, VECTOR> h;
+        Values<W, VECTOR> weight;
+    };
+    struct Inputs {
+        Values<X, VECTOR> x, residual;
+    };
+    const void* x;
+    void* residual;
+    const void* weight;
+    float factor;
+
+    DEVICE void load_inputs(int col, int cols, Inputs& inputs) const {
+        const int valid = valid_at<ALIGNED, VECTOR>(col, cols);
+        inputs.x.template load_from<ALIGNED != UNALIGNED>(x, col, valid);
+        if constexpr (RESIDUAL != 0) inputs.residual.template load_from<ALIGNED != UNALIGNED>(residual, col, valid);
+    }
+    DEVICE void load_weight(int col, int cols, Raw& raw) const {
+        raw.weight.template load_from<ALIGNED != UNALIGNED>(weight, col, valid_at<ALIGNED, VECTOR>(col, cols));
+    }
+    // h of the inputs.
+    DEVICE static Values<H, VECTOR> sum_of(const Inputs& inputs) {
+        if constexpr (RESIDUAL == 0) {
+            return inputs.x;
+        } else {
+            float wide[VECTOR];
+#pragma unroll
+            for (int i = 0; i < VECTOR; ++i) wide[i] = inputs.x.get(i) + inputs.residual.get(i);
+            return Values<H, VECTOR>::rounded(wide);
+        }
+    }
+    DEVICE void load(int col, int cols, Raw& raw) const {
+        Inputs inputs;
+        load_inputs(col, cols, inputs);
+        raw.h = sum_of(inputs);
+        load_weight(col, cols, raw);
+    }
+    DEVICE static Values<X, VECTOR> stored(const Values<H, VECTOR>& h) {
+        if constexpr (H == X) {
+            return h;
+        } else {
+            float wide[VECTOR];
+            h.widened(wide);
+            return Values<X, VECTOR>::rounded(wide);
+        }
+    }
+    // What has to be written beside the codes, once a vector, after which x + residual cannot be formed again.
+    DEVICE void store_inputs(int col, int cols, const Raw& raw) const {
+        if constexpr (RESIDUAL != 0) {
+            if (is_inside<ALIGNED>(col, cols))
+                stored(raw.h).template store_to<ALIGNED != UNALIGNED>(residual, col, valid_at<ALIGNED, VECTOR>(col, cols));
+        }
+    }
+
+    DEVICE void values(const Raw& raw, float (&y)[VECTOR]) const {
+#pragma unroll
+        for (int i = 0; i < VECTOR; ++i) {
+            const float normed = raw.h.get(i) * factor;
+            y[i] = ROUND ? round_to<X>(round_to<X>(normed) * raw.weight.get(i)) : normed * raw.weight.get(i);
+        }
+    }
+};
+
+template <int X, int W, int FORMAT, int RESIDUAL, int ROUND, int MODE, int GROUP_ROWS, int GROUP_COLS, int SCALE_FORMAT,
+          int ALIGNED, int VECTORS, class Team>
+DEVICE void rms_norm_row(const void* x, long long x_stride, void* residual, long long residual_stride,
+                              const void* weight, float epsilon, int cols, const Destination& to) {
+    using Producer = NormProducer<X, W, RESIDUAL, ROUND, MODE, ALIGNED>;
+    constexpr int VECTOR = Producer::VECTOR, THREADS = Team::BLOCK_THREADS, UNROLLED = VECTORS > 0 ? VECTORS : 1;
+    constexpr bool KEPT = VECTORS > 0;
+    const long long row = block_x() / Team::BLOCKS;
+    const int first_col = int(block_x()) % Team::BLOCKS * (THREADS * VECTOR * VECTORS);
+    Team team;
+    Producer producer{static_cast<const char*>(x) + row * x_stride * SIZE_OF<X>,
+                      static_cast<char*>(residual) + row * residual_stride * SIZE_OF<X>, weight, 0.0f};
+    typename Producer::Raw raw[UNROLLED];
+    typename Producer::Inputs inputs[UNROLLED];
+
+    grid_dependency_launch();
+    team.start();
+    grid_dependency_wait();
+    const Quantizer<Producer, FORMAT, MODE, GROUP_ROWS, GROUP_COLS, SCALE_FORMAT, ALIGNED, VECTORS, Team> quantize(
+        to, row, first_col, cols);
+#pragma unroll
+    for (int pass = 0; pass < VECTORS; ++pass) producer.load_weight(quantize.col_of(pass), cols, raw[pass]);
+    issue_loads();
+#pragma unroll
+    for (int pass = 0; pass < VECTORS; ++pass) producer.load_inputs(quantize.col_of(pass), cols, inputs[pass]);
+    const int passes = quantize.passes();
+    float sum = 0.0f;
+#pragma unroll UNROLLED
+    for (int pass = 0; pass < passes; ++pass) {
+        const int at = KEPT ? pass : 0, col = quantize.col_of(pass);
+        if constexpr (!KEPT) producer.load_inputs(col, cols, inputs[at]);
+        raw[at].h = producer.sum_of(inputs[at]);
+        if constexpr (KEPT) producer.store_inputs(col, cols, raw[at]);
+        float part = 0.0f;
+#pragma unroll
+        for (int i = 0; i < VECTOR; ++i) part = fma_flushing(raw[at].h.get(i), raw[at].h.get(i), part);
+        sum += part;
+    }
+    producer.factor = reciprocal_root(row_sum(team, sum) * reciprocal_ordinary(static_cast<float>(cols)) + epsilon);
+    quantize(team, producer, raw);
+}
+
+KERNEL(FP8_THREADS)
+rms_norm_quant(const void* x, long long x_stride, const void* weight, void* residual, long long residual_stride,
+               float epsilon, byte* data, long long data_stride, void* scale, long long scale_row_stride,
+              long long scale_col_stride, const float* upper, float upper_value, float eps, int cols) {
+    rms_norm_row<FP8_X, FP8_W, FP8_FORMAT, FP8_RESIDUAL, FP8_ROUND, FP8_MODE, FP8_GROUP_ROWS, FP8_GROUP_COLS,
+                      FP8_SCALE_FORMAT, FP8_ALIGNED, FP8_VECTORS, RowTeam<FP8_THREADS, FP8_BLOCKS>>(
+        x, x_stride, residual, residual_stride, weight, epsilon, cols,
+        {data, data_stride, scale, scale_row_stride, scale_col_stride, upper, upper_value, eps});
+}

@@ -1,0 +1,161 @@
+// What quantize_rowwise does, for rows that begin at any element.
+//
+// Vectors of 8 are at multiples of 8 of the codes' addresses, so that each is stored at once; where rows of x are
+// aligned as those of the codes are, they are loaded at once, too. A row of a tile is some whole vectors and two ends:
+// the head, a slice of the vector before them, and the tail, a slice of the one after them. Whole vectors are dealt to
+// the TEAM threads in turn, VECTORS a thread, ends on their own: so no whole one is masked. Where tiles are side by
+// side, the tail of one and the head of the next are slices of one vector: if both teams are in one warp, the next
+// one's stores it.
+//
+// Tiles are dealt to teams row after row, wherever in a block a row ends: ACROSS blocks side by side have TEAMS rows.
+//
+// Constants: INPUT FORMAT MODE SCALE_FORMAT THREADS TEAM VECTORS, and
+//   TILE_ROWS, TILE_VECS  the tile, of a token as much as the team can hold; MODE STATIC: a piece of a row;
+//   ACROSS                  tiles side by side, of which the last one has what is left;
+//   GROUP_ROWS, GROUP_COLS  of a given scale (MODE STATIC), -1 for all.
+// The caller owes: TEAM is THREADS or a power of two up to WARP; TEAM * VECTORS is at least TILE_ROWS * TILE_VECS;
+// elements of x lie at multiples of their size; the group of a given scale is a tile, or has all columns; the grid is
+// (ACROSS, tile rows / TEAMS rounded up, over y and z), and where y * z is 1 no more over x than the tiles need.
+#pragma once
+#include "../common/tail.cuh"
+#include "../common/reduce.cuh"
+
+KERNEL(THREADS)
+quantize_rowwise_unaligned(QUANTIZE_PARAMETERS) {
+    constexpr int ITEM = ITEM_BYTES[INPUT], TEAMS = THREADS / TEAM, WIDTH = TILE_VECS * 8;
+    constexpr int ENDS = (2 * TILE_ROWS + TEAM - 1) / TEAM;
+    constexpr bool SHARES = TILE_ROWS == 1 && ACROSS > 1 && TEAM > 1 && TEAM < WARP;
+    const unsigned member = thread_x() % TEAM, place = block_x() * TEAMS + thread_x() / TEAM;
+    const int tile = place % ACROSS, tile_col = tile * WIDTH;
+    const long long rows_before = (static_cast<long long>(block_z()) * grid_y() + block_y()) * TEAMS;
+    const long long tile_row = rows_before + place / ACROSS, first_row = tile_row * TILE_ROWS;
+    const Bounds bounds = {x, x + ((rows - 1) * x_stride + cols) * ITEM};
+
+    struct Run {  // A row of the tile:
+        const byte* x;
+        byte* data;   // its first whole vector,
+        Slice head;   // of the vector before that one,
+        int vecs;   // how many whole ones,
+        int rest_after;  // and the elements after them.
+    };
+    const auto run_of = [&](int r) -> Run {
+        const long long row = first_row + r;
+        const int left = row < rows_padded ? static_cast<int>(cols) - tile_col : 0;
+        const int width = tile == ACROSS - 1 || left < WIDTH ? left : WIDTH;
+        byte* const codes = data + row * data_stride + tile_col;
+        const int ahead = static_cast<int>(0 - reinterpret_cast<word64>(codes)) & 7;
+        const int rest = width > ahead ? width - ahead : 0, end = 8 - ahead + width;
+        const byte* const source = x + (row * x_stride + tile_col + ahead) * ITEM;
+        return {source, codes + ahead, {8 - ahead, end < 8 ? end : 8}, rest / 8, rest % 8};
+    };
+    const Run only = run_of(0);
+
+    struct Piece {  // Where a vector lies, and what of it is the tile's.
+        const byte* x;
+        byte* data;
+        Slice slice;
+        bool reads;  // Its row is one of x, and not only of the codes.
+    };
+    const auto vec_at = [&](int v) -> Piece {
+        if constexpr (TILE_ROWS == 1) {
+            // Vectors of 8 of a thread are a constant apart.
+            const bool any = v * TEAM < only.vecs - static_cast<int>(member);
+            return {only.x + member * (8 * ITEM) + v * (TEAM * 8 * ITEM), only.data + member * 8 + v * (TEAM * 8),
+                    {0, any ? 8 : 0}, first_row < rows};
+        } else {
+            const int number = member + v * TEAM, r = number / TILE_VECS, at = number % TILE_VECS;
+            const Run run = run_of(r);
+            const bool any = r < TILE_ROWS && at < run.vecs;
+            return {run.x + at * (8 * ITEM), run.data + at * 8, {0, any ? 8 : 0}, first_row + r < rows};
+        }
+    };
+    const auto end_at = [&](int e) -> Piece {
+        const int number = member + e * TEAM, r = number / 2, is_tail = number % 2;
+        const Run run = TILE_ROWS == 1 ? only : run_of(r);
+        const int at = is_tail ? run.vecs : -1;
+        const Slice slice = is_tail ? Slice{0, run.rest_after} : run.head;
+        return {run.x + at * (8 * ITEM), run.data + at * 8, r < TILE_ROWS ? slice : Slice{0, 0}, first_row + r < rows};
+    };
+
+    grid_dependency_launch();
+    grid_dependency_wait();
+
+    Vec8<INPUT> vecs[VECTORS], ends[ENDS];
+    const auto load_vecs = [&](auto load) {
+#pragma unroll
+        for (int v = 0; v < VECTORS; ++v) {
+            const Piece piece = vec_at(v);
+            vecs[v] = empty_vec8<INPUT>();
+            if (piece.reads && piece.slice.any()) vecs[v] = load(piece.x);
+        }
+    };
+    if (TILE_ROWS == 1 && off_of(only.x) == 0) {
+        load_vecs([](const byte* p) { return load_vec8<INPUT, 16>(p); });
+    } else {
+        load_vecs([&](const byte* p) { return load_slice<INPUT>(p, {0, 8}, bounds); });
+    }
+    // (After the vecs: what is waited for here, they do not wait for.)
+#pragma unroll
+    for (int e = 0; e < ENDS; ++e) {
+        const Piece piece = end_at(e);
+        ends[e] = empty_vec8<INPUT>();
+        if (piece.reads && piece.slice.any()) ends[e] = load_slice<INPUT>(piece.x, piece.slice, bounds);
+    }
+
+    const long long scale_row = MODE != STATIC ? tile_row : GROUP_ROWS < 0 ? 0 : tile_row / GROUP_ROWS;
+    const long long scale_col = GROUP_COLS < 0 ? 0 : tile * scale_col_stride;
+    void* const row_scales = static_cast<byte*>(scales) + scale_row * scale_row_stride * SCALE_BYTES<SCALE_FORMAT>;
+    float scale = 1.0f;  // of rows that pad
+    bool bounded = false;
+    if constexpr (MODE == STATIC) {
+        if (first_row < rows) scale = load_scale<SCALE_FORMAT>(row_scales, scale_col);
+    } else {
+        float upper = upper_value;
+        if (MODE == TOKEN && upper_address) upper = minimum(upper, *upper_address);
+        AbsMax<INPUT> largest;
+#pragma unroll
+        for (int v = 0; v < VECTORS; ++v) largest.update(vecs[v]);
+#pragma unroll
+        for (int e = 0; e < ENDS; ++e) {
+            const Slice slice = end_at(e).slice;
+            if (slice.any()) cut<INPUT>(ends[e], slice);
+            largest.update(ends[e]);
+        }
+        unsigned amax_bits;
+        if constexpr (TEAM <= WARP) {
+            amax_bits = team_max<TEAM>(largest.bits());
+        } else {
+            amax_bits = block_max<THREADS>(largest.bits());
+        }
+        if (first_row < rows) scale = settled<SCALE_FORMAT>(scale_of<MODE, FORMAT>(amax_bits, upper, eps));
+        bounded = MODE == TOKEN && upper < float_of(amax_bits);
+        if (member == 0 && first_row < rows_padded) store_scale<SCALE_FORMAT>(row_scales, scale_col, scale);
+    }
+    const Divisor divisor = prepared<MODE>(scale, bounded);
+
+    Vector8 codes[VECTORS];
+    encode_vec8s<INPUT, FORMAT, MODE>(vecs, divisor, codes);
+#pragma unroll
+    for (int v = 0; v < VECTORS; ++v) {
+        const Piece piece = vec_at(v);
+        if (TILE_ROWS > 1 && !piece.reads) codes[v] = {0, 0};
+        if (piece.slice.any()) store8(piece.data, codes[v]);
+    }
+#pragma unroll
+    for (int e = 0; e < ENDS; ++e) {
+        Piece piece = end_at(e);
+        Vector8 end_codes = {0, 0};
+        const bool wanted = TEAM <= WARP || piece.slice.any();  // Most warps of a block have no end.
+        if (wanted && (TILE_ROWS == 1 || piece.reads)) end_codes = encode_vec8<INPUT, FORMAT, MODE>(ends[e], divisor);
+        if constexpr (SHARES) {
+            // Member 0 has the head, member 1 the tail.
+            const Vector8 before = from_lanes_before<TEAM - 1>(end_codes);
+            if (member == 0 && tile > 0 && lane() > 0 && piece.slice.any()) {
+                end_codes = joined(before, end_codes, piece.slice.begin);
+                piece.slice.begin = 0;
+            }
+            if (member == 1 && tile < ACROSS - 1 && lane() + TEAM <= WARP) piece.slice.end = 0;
+        }
+        if (piece.slice.any()) store_slice(piece.data, end_codes, piece.slice);
+    }
+}

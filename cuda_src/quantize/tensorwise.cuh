@@ -1,0 +1,175 @@
+// One scale for a whole matrix, in one launch: scale = max(max |x| / MAX, 2**-126), data = encode(x * (1 / scale)).
+//
+// The blocks find the largest magnitude, reduce it over the grid (grid_max.cuh), then each encodes what it read. Vectors of 8 are dealt to the threads
+// of the grid in turns. Of the first turns a thread keeps KEPT in registers and SHARED_VECS in shared memory; the
+// others, CHUNK at a time, are read once more, backwards, while the L2 still holds the latest of them.
+//
+// Constants: INPUT FORMAT SCALE_FORMAT THREADS KEPT SHARED_VECS CHUNK ALIGNMENT, and
+//   CLUSTER  the blocks of the launch, which is one cluster (1: a block); 0: a resident grid, as grid_max.cuh has it;
+//   WHOLE    registers and shared memory hold all of the matrix: nothing is read again;
+//   FLAT     rows follow each other without gaps, in x and in data, so that the matrix is one long row and no division
+//            is needed to find an vec.
+// The caller owes: addresses are multiples of ALIGNMENT, and so are strides of rows, but for FLAT where no row is padded;
+// THREADS * SHARED_VECS vecs of dynamic shared memory.
+#pragma once
+#include "../common/grid_reduce.cuh"
+#include "../common/vec8.cuh"
+
+KERNEL(THREADS)
+quantize_tensorwise(QUANTIZE_PARAMETERS) {
+    DYNAMIC_SHARED(shared);
+    constexpr int ITEM = ITEM_BYTES[INPUT], PLANES = Vec8<INPUT>::WORDS / 4;
+    const long long row_vecs = (cols + 7) / 8, vecs = FLAT ? rows * cols / 8 : rows * row_vecs;
+    const int tail = FLAT ? static_cast<int>(rows * cols % 8) : 0;  // elements after the last vec, block 0's
+    const long long first = static_cast<long long>(block_x()) * THREADS + thread_x();
+    // From one turn of a thread to its next. Some thread has an vec in the turn at t when t < vecs, and every
+    // thread one in all of n turns from t when t + n * step <= vecs.
+    const long long step = static_cast<long long>(CLUSTER ? CLUSTER : grid_x()) * THREADS;
+    // Of a chunk of CHUNK turns that every thread has all of, the block's vecs lie together.
+    auto in_chunk = [&](long long chunk, int v) {
+        return chunk + (static_cast<long long>(block_x()) * (CHUNK - 1) + v) * THREADS;
+    };
+
+    auto row_of = [&](long long vec) -> long long {
+        const bool short_ones = vecs < 0x100000000ll;  // a division of 64 bits takes four times as long
+        if (!short_ones) return vec / row_vecs;
+        return static_cast<unsigned>(vec) / static_cast<unsigned>(row_vecs);
+    };
+    // sure: the thread is known to have an vec in this turn. once: it will not be read again.
+    auto load = [&](long long turn, bool sure, bool once) {
+        const long long vec = first + turn;
+        if (!sure && vec >= vecs) return empty_vec8<INPUT>();
+        const byte* p = x + vec * (8 * ITEM);
+        if constexpr (!FLAT) {
+            const long long row = row_of(vec), col = (vec - row * row_vecs) * 8;
+            p = x + (row * x_stride + col) * ITEM;
+            if (cols - col < 8) return load_vec8_head<INPUT>(p, static_cast<int>(cols - col));
+        }
+        return once ? load_vec8<INPUT, ALIGNMENT, true>(p) : load_vec8<INPUT, ALIGNMENT>(p);
+    };
+    auto load_tail = [&] { return load_vec8_head<INPUT>(x + vecs * (8 * ITEM), tail); };
+    auto store = [&](long long turn, bool sure, Vector8 codes) {
+        const long long vec = first + turn;
+        if (!sure && vec >= vecs) return;
+        byte* p = data + vec * 8;
+        if constexpr (!FLAT) {
+            const long long row = row_of(vec), col = (vec - row * row_vecs) * 8;
+            p = data + row * data_stride + col;
+            if (cols - col < 8) return store_vec8_head(p, codes, static_cast<int>(cols - col));
+        }
+        store_vec8<ALIGNMENT, true>(p, codes);
+    };
+    auto shared_at = [&](int turn, int plane) {
+        return shared + ((turn * PLANES + plane) * THREADS + thread_x()) * 16;
+    };
+    auto put = [&](int turn, const Vec8<INPUT>& vec) {
+#pragma unroll
+        for (int plane = 0; plane < PLANES; ++plane) {
+            const unsigned* const w = vec.words + 4 * plane;
+            store16(shared_at(turn, plane), {w[0], w[1], w[2], w[3]});
+        }
+    };
+    auto get = [&](int turn) {
+        Vec8<INPUT> vec;
+#pragma unroll
+        for (int plane = 0; plane < PLANES; ++plane) {
+            const Vector16 v = load16(shared_at(turn, plane));
+            unsigned* const w = vec.words + 4 * plane;
+            w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
+        }
+        return vec;
+    };
+
+    GridMax<THREADS, CLUSTER> grid_max;
+    grid_dependency_launch();
+    grid_dependency_wait();
+
+    Vec8<INPUT> kept[KEPT], passing[CHUNK];
+    if (KEPT * step <= vecs) {
+#pragma unroll
+        for (int v = 0; v < KEPT; ++v) kept[v] = load(v * step, true, true);
+    } else {
+#pragma unroll
+        for (int v = 0; v < KEPT; ++v) kept[v] = load(v * step, false, true);
+    }
+    grid_max.begin();
+
+    // What does not fill CHUNK turns of every thread is done turn by turn.
+    AbsMax<INPUT> largest;
+    const long long in_shared = KEPT * step, passed = in_shared + SHARED_VECS * step;
+    int turn = 0;
+#pragma unroll 1
+    for (; turn + CHUNK <= SHARED_VECS && in_shared + (turn + CHUNK) * step <= vecs; turn += CHUNK) {
+#pragma unroll
+        for (int v = 0; v < CHUNK; ++v) passing[v] = load(in_shared + (turn + v) * step, true, true);
+#pragma unroll
+        for (int v = 0; v < CHUNK; ++v) {
+            largest.update(passing[v]);
+            put(turn + v, passing[v]);
+        }
+    }
+#pragma unroll 1
+    for (; turn < SHARED_VECS && in_shared + turn * step < vecs; ++turn) {
+        const Vec8<INPUT> vec = load(in_shared + turn * step, false, true);
+        largest.update(vec);
+        put(turn, vec);
+    }
+    long long next = passed;
+#pragma unroll 1
+    for (; !WHOLE && next + CHUNK * step <= vecs; next += CHUNK * step) {
+#pragma unroll
+        for (int v = 0; v < CHUNK; ++v) passing[v] = load(in_chunk(next, v), true, false);
+#pragma unroll
+        for (int v = 0; v < CHUNK; ++v) largest.update(passing[v]);
+    }
+    const long long chunks_end = next;
+#pragma unroll 1
+    for (; !WHOLE && next < vecs; next += step) largest.update(load(next, false, false));
+#pragma unroll
+    for (int v = 0; v < KEPT; ++v) {
+        if (v * step < vecs) largest.update(kept[v]);
+    }
+    if (tail && first == 0) largest.update(load_tail());
+
+    const unsigned amax_bits = grid_max.largest(largest.bits());
+    const float scale = settled<SCALE_FORMAT>(scale_of<TENSOR, FORMAT>(amax_bits, 0.0f, 0.0f));
+    const Divisor divisor = prepared<TENSOR>(scale);
+    if (first == 0) store_scale<SCALE_FORMAT>(scales, 0, scale);
+
+#pragma unroll 1
+    while (!WHOLE && next > chunks_end) {
+        next -= step;
+        store(next, false, encode_vec8<INPUT, FORMAT, TENSOR>(load(next, false, false), divisor));
+    }
+#pragma unroll 1
+    while (!WHOLE && next > passed) {
+        next -= CHUNK * step;
+#pragma unroll
+        for (int v = CHUNK - 1; v >= 0; --v) passing[v] = load(in_chunk(next, v), true, false);
+#pragma unroll
+        for (int v = CHUNK - 1; v >= 0; --v) {
+            store(in_chunk(next, v), true, encode_vec8<INPUT, FORMAT, TENSOR>(passing[v], divisor));
+        }
+    }
+#pragma unroll 1
+    while (--turn >= 0) {
+        store(in_shared + turn * step, false, encode_vec8<INPUT, FORMAT, TENSOR>(get(turn), divisor));
+    }
+#pragma unroll
+    for (int v = 0; v < KEPT; ++v) {
+        if (v * step < vecs) store(v * step, false, encode_vec8<INPUT, FORMAT, TENSOR>(kept[v], divisor));
+    }
+    if (tail && first == 0) {
+        store_vec8_head(data + vecs * 8, encode_vec8<INPUT, FORMAT, TENSOR>(load_tail(), divisor), tail);
+    }
+
+    for (long long i = first; i < (rows_padded - rows) * row_vecs; i += step) {
+        const long long row = rows + i / row_vecs, col = i % row_vecs * 8;
+        byte* const p = data + row * data_stride + col;
+        if (cols - col >= 8) {
+            store_vec8<ALIGNMENT>(p, {0, 0});
+        } else {
+            store_vec8_head(p, {0, 0}, static_cast<int>(cols - col));
+        }
+    }
+}

@@ -1,3 +1,0 @@
-#include "platform.cuh"
-
-#include "common/quantize_strip.cuh"

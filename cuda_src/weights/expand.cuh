@@ -1,0 +1,15 @@
+// One scale a shard, written once a row: out[row] = scales[shard of row], or scales[0] when there is one scale for all.
+// A thread writes one row. The caller owes: shards.end[i] = rows up to and with shard i, INT_MAX from the last shard on.
+#pragma once
+#include "shards.cuh"
+
+template <int CAPACITY, int THREADS>
+DEVICE void expand_scales(const float* scales, int count, const Shards<CAPACITY>& shards, float* out, int rows) {
+    const int row = static_cast<int>(block_x() * THREADS + thread_x());
+    if (row < rows) out[row] = scales[count == 1 ? 0 : shard_of(shards, row)];
+}
+
+KERNEL(FP8_THREADS)
+expand(const float* scales, int scales_count, Shards<FP8_SHARDS> shards, float* out, int rows) {
+    expand_scales<FP8_SHARDS, FP8_THREADS>(scales, scales_count, shards, out, rows);
+}

@@ -1,0 +1,97 @@
+"""Launch configurations of the fused producers: threads of a block, what each keeps, the blocks that share a row."""
+
+from typing import Final, NamedTuple
+
+from fp8core.kernels.encodings import ceil_div
+from fp8core.problem import ITEMSIZE, NormQuantize, SiluQuantize
+
+STATIC: Final = 0
+TOKEN: Final = 2
+GROUP: Final = 3
+"""The modes of cuda_src/common/scale.cuh."""
+THREADS_STEP: Final = 64
+"""Threads of a block are a multiple of this, a warp on any device."""
+
+
+class ProducerConfig(NamedTuple):
+    """The threads of a block, the vectors that each keeps, and the blocks of the cluster that shares a row.
+
+    ``vectors`` is 0 when the row is read again for each pass.
+    """
+
+    threads: int
+    vectors: int
+    blocks: int = 1
+
+
+FEW, SOME, MANY = range(3)
+"""Rows: at most one a multiprocessor, at most `SOME_ROWS` of them, more."""
+SOME_ROWS: Final = 4
+VECTORS: Final = {"norm": (2, 4, 8), "add": (2, 4, 2), "silu": (1, 1, 2)}
+"""What a thread keeps, for `FEW`, `SOME` and `MANY` rows. More is less to be done once a thread, and more registers.
+
+A norm moves least for what it does once a thread, so that counts most there.
+"""
+LEAST_THREADS: Final = (256, 256, 128)
+"""For the same: threads that a row gets before one of them keeps more than one vector."""
+MOST_THREADS: Final = {1: 1024, 2: 1024, 3: 1024, 4: 512, 5: 512, 6: 512, 7: 512, 8: 512}
+"""By the vectors that each keeps: what registers allow."""
+
+CLUSTER: Final = 4
+CLUSTER_THREADS: Final = 256
+"""The most of a block that shares its row."""
+SHARED_BYTES: Final = {STATIC: 12 << 10, TOKEN: 12 << 10, GROUP: 8 << 10}
+"""By the mode: rows of at least this much input are shared by clusters; a multiprocessor takes only so much at a time.
+
+A residual does not count where a scale spans the row: the second exchange costs what it would gain.
+"""
+SHARED_VECTORS: Final = 512
+"""As long as there are at most this many vectors a multiprocessor; a row counts as 1,024 at least."""
+
+TILE: Final = (ProducerConfig(128, 1), ProducerConfig(256, 1))
+"""Blocks of silu where no scale spans the row, for fewer rows and for `MANY`."""
+
+Problem = NormQuantize | SiluQuantize
+
+
+def vector_of(problem: Problem) -> int:
+    """Return how many values a thread makes at a time: 16 bytes of x."""
+    return 16 // ITEMSIZE[problem.x]
+
+
+def kind_of(problem: Problem) -> str:
+    """Return the key of a problem in `VECTORS`."""
+    return "silu" if isinstance(problem, SiluQuantize) else "add" if problem.residual else "norm"
+
+
+def row_config(problem: Problem, number: int) -> ProducerConfig:
+    """Return the block that owns a row where there are `FEW`, `SOME` or `MANY`."""
+    units = max(ceil_div(problem.cols, vector_of(problem)), 1)
+    wanted = VECTORS[kind_of(problem)][number]
+    if units > MOST_THREADS[1]:
+        wanted = max(wanted, 2 if number == FEW else 4)
+    wanted = min(wanted, max(units // LEAST_THREADS[number], 1))
+    for vectors in range(wanted, max(MOST_THREADS) + 1):
+        threads = ceil_div(ceil_div(units, vectors), THREADS_STEP) * THREADS_STEP
+        if threads <= MOST_THREADS[vectors]:
+            return ProducerConfig(threads, ceil_div(units, threads))
+    return ProducerConfig(MOST_THREADS[1], 0)
+
+
+def cluster_config(problem: Problem) -> ProducerConfig | None:
+    """Return the blocks of a cluster that share a row, on the device where it was measured, if that is worth it."""
+    kind, mode = kind_of(problem), mode_of(problem)
+    inputs = 1 if kind == "norm" or (kind == "add" and mode == TOKEN) else 2
+    if problem.target[:2] != ("cuda", 90) or problem.cols * ITEMSIZE[problem.x] * inputs < SHARED_BYTES[mode]:
+        return None
+    units = ceil_div(problem.cols, vector_of(problem))
+    vectors = 1 if units <= 512 else 2
+    threads = ceil_div(ceil_div(units, CLUSTER * vectors), problem.target.warp) * problem.target.warp
+    return ProducerConfig(threads, vectors, CLUSTER) if threads <= CLUSTER_THREADS else None
+
+
+def mode_of(problem: Problem) -> int:
+    """Return the mode of a problem that `SUPPORTED` lets through."""
+    if problem.static:
+        return STATIC
+    return TOKEN if problem.group_shape.cols < 0 else GROUP

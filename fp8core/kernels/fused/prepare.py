@@ -1,0 +1,97 @@
+"""What the fused producers share: which problems they take, and the kernel that suits so many rows.
+
+Kernels that make values and quantize them in one launch: RMS norm (with or without a residual), SiLU times up. The
+numbers are those of the unfused sequence in fp32. Two things are left to a kernel: the last places of the mean of
+squares, whose sum has any order, and of ``exp``. So against an oracle a value may be off by 6 ulp of fp32 (with
+``round_intermediate``, where that crosses a tie, by one step of x's dtype), a scale by as much, and a code by one step.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Final
+
+from fp8core.kernels.encodings import FORMAT, SCALE_FORMAT, TYPE, ceil_div
+from fp8core.kernels.fused.configs import (
+    FEW,
+    MANY,
+    SHARED_VECTORS,
+    SOME,
+    SOME_ROWS,
+    TILE,
+    TOKEN,
+    Problem,
+    ProducerConfig,
+    cluster_config,
+    mode_of,
+    row_config,
+    vector_of,
+)
+from fp8core.problem import SiluQuantize
+from fp8core.runtime import jit
+from fp8core.table import Requirement
+
+UNALIGNED, VECTORS_AND_TAIL, WHOLE = range(3)
+"""How rows are laid out, in cuda_src/fused/producer.cuh."""
+
+
+def constants_of(problem: Problem, config: ProducerConfig) -> dict[str, int]:
+    """Return the constants that both sources take."""
+    spanned = config.threads * config.vectors * config.blocks * vector_of(problem)
+    whole = config.vectors > 0 and problem.cols > 0 and problem.cols % spanned == 0
+    return {
+        "FP8_X": TYPE[problem.x],
+        "FP8_FORMAT": FORMAT[problem.data],
+        "FP8_ROUND": int(problem.round_intermediate),
+        "FP8_MODE": mode_of(problem),
+        "FP8_GROUP_ROWS": problem.group_shape.rows,
+        "FP8_GROUP_COLS": problem.group_shape.cols,
+        "FP8_SCALE_FORMAT": SCALE_FORMAT[problem.scale_format],
+        "FP8_ALIGNED": UNALIGNED if problem.alignment < 16 else WHOLE if whole else VECTORS_AND_TAIL,
+        "FP8_VECTORS": config.vectors,
+        "FP8_THREADS": config.threads,
+        "FP8_BLOCKS": config.blocks,
+    }
+
+
+def by_rows(
+    problem: Problem, prepare: Callable[[ProducerConfig], jit.Launcher]
+) -> Callable[[int], tuple[jit.Launcher, int]]:
+    """Return what gives, by the rows, the launcher (compiled when it is first asked for) and the blocks of a row."""
+    few, units = problem.target.multiprocessors, ceil_div(problem.cols, vector_of(problem))
+    tiles = isinstance(problem, SiluQuantize) and mode_of(problem) != TOKEN
+    shared = None if tiles else cluster_config(problem)
+    most_shared = few * SHARED_VECTORS // max(units, 1024) if shared else 0
+
+    @cache
+    def ready(number: int | None) -> tuple[jit.Launcher, int]:
+        if tiles:
+            config = TILE[number == MANY]
+            return prepare(config), ceil_div(units, config.threads * config.vectors)
+        config = shared if shared and number is None else row_config(problem, number or FEW)
+        return prepare(config), config.blocks
+
+    def chosen(rows: int) -> tuple[jit.Launcher, int]:
+        return ready(None if rows <= most_shared else FEW if rows <= few else SOME if rows <= few * SOME_ROWS else MANY)
+
+    return chosen
+
+
+def _is_supported(problem: Problem) -> bool:
+    rows, cols = problem.group_shape
+    vector = vector_of(problem)
+    if problem.static:
+        return cols < 0 or cols % vector == 0
+    lanes = cols // vector
+    groups = cols % vector == 0 and lanes & (lanes - 1) == 0 and lanes <= problem.target.warp
+    return rows == 1 and (cols < 0 or groups)
+
+
+SUPPORTED: Final = Requirement(
+    _is_supported,
+    "needs a given scale, one per token, or one per (1, g) with g = 8, 16, 32, 64 or 128; got {p.group_shape}",
+)
+
+SCALED_BY_ROWS: Final = Requirement(
+    lambda p: p.static or p.group_shape.rows > 0,
+    "needs a given scale, or one for every so many rows; got {p.group_shape}",
+)

@@ -1,0 +1,73 @@
+"""RMS norm, with or without a residual, and quantization in one launch."""
+
+from typing import Final, NamedTuple
+
+from fp8core import host
+from fp8core.kernels.encodings import TYPE
+from fp8core.kernels.fused.configs import ProducerConfig
+from fp8core.kernels.fused.prepare import SCALED_BY_ROWS, SUPPORTED, by_rows, constants_of
+from fp8core.kernels.requirements import platform
+from fp8core.problem import NormQuantize
+from fp8core.runtime import jit
+from fp8core.runtime.args import Float32, Int32, Int64, Pointer
+from fp8core.runtime.plans import Plan, RmsNormNumbers, arguments, nothing
+from fp8core.table import Kernel, Launch, Table
+
+
+class RmsNormArgs(NamedTuple):
+    """The arguments of cuda_src/fused/rms_norm.cuh; strides are in elements."""
+
+    x: Pointer
+    x_stride: Int64
+    weight: Pointer
+    residual: Pointer
+    residual_stride: Int64
+    epsilon: Float32
+    data: Pointer
+    data_stride: Int64
+    scale: Pointer
+    scale_row_stride: Int64
+    scale_col_stride: Int64
+    upper: Pointer
+    upper_value: Float32
+    eps: Float32
+    cols: Int32
+
+
+def plan_norm_quantize(problem: NormQuantize) -> Plan[RmsNormNumbers]:
+    """Return the plan of `NORM_QUANTIZE`."""
+
+    def prepare(config: ProducerConfig) -> jit.Launcher:
+        return jit.prepare(
+            problem.target,
+            "fused/rms_norm",
+            "rms_norm_quant",
+            {**constants_of(problem, config), "FP8_W": TYPE[problem.weight], "FP8_RESIDUAL": int(problem.residual)},
+            RmsNormArgs,
+            block=config.threads,
+            cluster=config.blocks,
+            programmatic=True,
+        )
+
+    chosen = by_rows(problem, prepare)
+
+    def bind(numbers: RmsNormNumbers) -> Launch:
+        if not numbers.rows:
+            return nothing
+        launcher, blocks = chosen(numbers.rows)
+        given = arguments(RmsNormArgs, numbers, cols=problem.cols)
+        return launcher.bind_args((numbers.rows * blocks, 1, 1), given)
+
+    return Plan(RmsNormNumbers, bind)
+
+
+NORM_QUANTIZE: Final = Table(
+    "rms_norm_quant",
+    NormQuantize,
+    Kernel("rms_norm_quant", (platform("cuda", "hip"), SUPPORTED), plan_norm_quantize),
+    Kernel("host", (platform("host"), SCALED_BY_ROWS), host.plan_norm_quantize),
+)
+"""``h = x``, or with a residual ``x + residual`` in fp32, which is written to residual rounded to its dtype.
+``y = (h * r) * weight`` in fp32 with ``r = 1 / sqrt(sum(h * h) / cols + epsilon)``; ``round_intermediate`` rounds
+``h * r`` and ``y`` to x's dtype, and with a given scale ``h``, too: what vLLM's static kernels quantize. (Its dynamic
+kernels and FlashInfer's norm the fp32 sum.) Then ``y`` is quantized exactly as `QUANTIZE` does it."""

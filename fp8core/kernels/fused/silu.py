@@ -1,0 +1,72 @@
+"""SiLU of the gate, times up, and quantization in one launch."""
+
+from typing import Final, NamedTuple
+
+from fp8core import host
+from fp8core.kernels.encodings import ceil_div
+from fp8core.kernels.fused.configs import ProducerConfig
+from fp8core.kernels.fused.prepare import SCALED_BY_ROWS, SUPPORTED, by_rows, constants_of
+from fp8core.kernels.requirements import platform
+from fp8core.problem import SiluQuantize
+from fp8core.runtime import jit
+from fp8core.runtime.args import Float32, Int32, Int64, Pointer
+from fp8core.runtime.plans import Plan, SiluNumbers, arguments, nothing
+from fp8core.table import Kernel, Launch, Table
+
+MOST_GRID_ROWS: Final = 65535
+"""Of the second axis of a grid."""
+
+
+class SiluArgs(NamedTuple):
+    """The arguments of cuda_src/fused/silu.cuh; strides are in elements."""
+
+    x: Pointer
+    x_stride: Int64
+    data: Pointer
+    data_stride: Int64
+    scale: Pointer
+    scale_row_stride: Int64
+    scale_col_stride: Int64
+    upper: Pointer
+    upper_value: Float32
+    eps: Float32
+    rows: Int64
+    cols: Int32
+
+
+def plan_silu_quantize(problem: SiluQuantize) -> Plan[SiluNumbers]:
+    """Return the plan of `SILU_QUANTIZE`."""
+
+    def prepare(config: ProducerConfig) -> jit.Launcher:
+        return jit.prepare(
+            problem.target,
+            "fused/silu",
+            "silu_and_mul_quant",
+            constants_of(problem, config),
+            SiluArgs,
+            block=config.threads,
+            cluster=config.blocks,
+            programmatic=True,
+        )
+
+    chosen = by_rows(problem, prepare)
+
+    def bind(numbers: SiluNumbers) -> Launch:
+        launcher, blocks = chosen(numbers.rows)
+        grid = (blocks, min(numbers.rows, MOST_GRID_ROWS), ceil_div(numbers.rows, MOST_GRID_ROWS))
+        return launcher.bind_args(grid, arguments(SiluArgs, numbers, cols=problem.cols)) if all(grid) else nothing
+
+    return Plan(SiluNumbers, bind)
+
+
+SILU_QUANTIZE: Final = Table(
+    "silu_and_mul_quant",
+    SiluQuantize,
+    Kernel("silu_and_mul_quant", (platform("cuda", "hip"), SUPPORTED), plan_silu_quantize),
+    Kernel("host", (platform("host"), SCALED_BY_ROWS), host.plan_silu_quantize),
+)
+"""``y = silu(gate) * up`` in fp32 with ``silu(v) = v / (1 + exp(-v))`` within 6 ulp, or, where it is below 2**-110,
+within ``|v| * 2**-118``; -Inf gives NaN, as the formula does. ``round_intermediate`` rounds ``silu(gate)`` and ``y`` to
+x's dtype; of float16 ``silu(gate)`` is then the rounded quotient by the rounded sum, as where each step is one of fp32,
+with ``expf`` as the device has it (at most 2 ulp off: 7 of the 63,488 gates depend on its last place). Then ``y`` is
+quantized exactly as `QUANTIZE` does it."""

@@ -1,0 +1,228 @@
+"""Launch configurations of quantization: how rows are divided among teams of threads, and a whole tensor among blocks.
+
+The sweeps and measurements behind the numbers are in docs/quantize.md.
+"""
+
+from typing import Final, NamedTuple
+
+from fp8core.kernels.encodings import ceil_div, power_of_two
+from fp8core.problem import ITEMSIZE, PER_TOKEN, Quantize
+
+VEC8: Final = 8
+"""The elements that a thread loads, holds and encodes at a time."""
+TEAMS_THREADS: Final = 256
+"""Threads of a block of several teams, at most."""
+UNALIGNED_THREADS: Final = 128
+"""Threads of a block of several teams where rows begin at any element."""
+TEAMS_X: Final = 4
+"""Teams side by side, of a block with many rows of groups: 8 groups, 1,024 columns of 128."""
+WARP_TEAM: Final = 32
+WARP_TEAM_VECS: Final = 4
+"""Up to 1,024 elements a tile belongs to part of a warp: no barrier."""
+STATIC_VECS: Final = 512
+"""A given scale needs no whole row in one block: pieces of 4,096 columns."""
+MOST_THREADS: Final = 1024
+FEW_ROWS: Final = 16
+FEW: Final = 1 << 21
+"""Elements up to which more threads with less each are faster: not all of the device is busy."""
+MANY_ROWS: Final = 1 << 62
+SHARED_ROWS: Final = 64
+"""Up to so many tokens, if they are more than `FEW_ROWS`, each is shared by the blocks of a cluster."""
+SHARED_THREADS: Final = 128
+"""Of such a block: with few registers it stands beside a product that still runs, and is ready when that ends."""
+SHARED_VECS: Final = 1024
+"""Of a token that two blocks share; more is for four."""
+
+
+class Tile(NamedTuple):
+    """What shares one scale, or with a given scale a piece of a row: its rows and its vectors of 8 a row."""
+
+    rows: int
+    vecs: int
+
+
+class RowwiseConfig(NamedTuple):
+    """How a block is divided: teams of threads with a tile each, and what a thread holds of it."""
+
+    threads: int
+    team: int
+    vecs: int
+    """Vectors of 8 of a tile that a thread holds."""
+    repeat: int
+    """Tiles of a team, one after another along the columns."""
+    teams_x: int
+    """Teams side by side; the others stand below them."""
+    blocks: int = 1
+    """Of a cluster that is one team."""
+
+
+def unaligned(problem: Quantize) -> bool:
+    """Return whether rows may begin at any element: then vectors at both ends of a row are partly its."""
+    return problem.alignment < VEC8
+
+
+def vecs_of(problem: Quantize, tile: Tile) -> int:
+    """Return the vectors of 8 that hold a tile, with those at the ends of several rows that begin at any element."""
+    return tile.rows * (tile.vecs + (2 if unaligned(problem) and tile.rows > 1 else 0))
+
+
+def most_vecs(problem: Quantize) -> int:
+    """Return how many vectors a thread of the largest block (1,024, so 64 registers each) holds without spills."""
+    most = 4 if problem.x == "float32" else 8
+    return most * 3 // 4 if unaligned(problem) else most
+
+
+def tile_of(problem: Quantize, rows: int = MANY_ROWS) -> Tile:
+    """Return the tile of ``problem`` of up to ``rows`` rows: a group, and of a row as much as there is."""
+    group = problem.group_shape
+    row = max(problem.cols // VEC8 if unaligned(problem) else ceil_div(problem.cols, VEC8), 1)
+    if problem.static and unaligned(problem) and group.cols > 0:
+        return Tile(1, group.cols // VEC8)
+    if problem.static:
+        return Tile(1, ceil_div(row, ceil_div(row, STATIC_VECS)))
+    height = min(group.rows, FEW_ROWS) if rows <= FEW_ROWS else group.rows
+    return Tile(height, row if group.cols < 0 else group.cols // VEC8)
+
+
+def rowwise_config(problem: Quantize, tile: Tile, rows: int = MANY_ROWS) -> RowwiseConfig:
+    """Return the block for ``tile`` where there are up to ``rows`` rows, as sweeps on an H200 have it."""
+    total, few = vecs_of(problem, tile), rows * problem.cols <= FEW
+    if unaligned(problem):
+        return _unaligned(problem, total)
+    shared = cluster_config(problem, total) if rows == SHARED_ROWS else None
+    if shared:
+        return shared
+    each = 1 if few else WARP_TEAM_VECS
+    if total <= WARP_TEAM * each:
+        return _teams(problem, tile, total, min(each, 2), few)
+    if few and (tile.rows == 1 or rows <= FEW_ROWS):
+        slim = tile.rows > 1 or (rows > FEW_ROWS and total > 512)
+        vecs = max(1 if slim else 2, ceil_div(total, MOST_THREADS))
+    elif tile.rows > 1:
+        vecs = 8
+    else:
+        vecs = 2 if total <= 512 else 4 if total <= 2048 else 8
+    return _block(problem, total, vecs)
+
+
+def _unaligned(problem: Quantize, total: int) -> RowwiseConfig:
+    """Return the block for rows that begin at any element: a thread holds so many vectors that ends cost little."""
+    if total <= WARP_TEAM * WARP_TEAM_VECS:
+        team = min(power_of_two(ceil_div(total, WARP_TEAM_VECS)), WARP_TEAM)
+        return RowwiseConfig(UNALIGNED_THREADS, team, ceil_div(total, team), 1, 1)
+    vecs = 2 if problem.static else 3 if total <= 3072 else 6
+    return _block(problem, total, max(vecs, ceil_div(total, MOST_THREADS)))
+
+
+def _block(problem: Quantize, total: int, vecs: int) -> RowwiseConfig:
+    """Return a block for a tile of ``total`` vectors of 8, up to ``vecs`` of them a thread."""
+    step = problem.target.warp
+    vecs = min(vecs, most_vecs(problem))
+    threads = ceil_div(total, vecs * step) * step
+    return RowwiseConfig(threads, threads, vecs, 1, 1)
+
+
+def cluster_config(problem: Quantize, total: int) -> RowwiseConfig | None:
+    """Return the blocks of a cluster that share a token, on the device where it was measured, if that is worth it."""
+    tokens = problem.group_shape == PER_TOKEN and not problem.static
+    if problem.target[:2] != ("cuda", 90) or not tokens or total <= WARP_TEAM * WARP_TEAM_VECS:
+        return None
+    blocks = 2 if total <= SHARED_VECS else 4
+    vecs = ceil_div(total, SHARED_THREADS * blocks)
+    if vecs > most_vecs(problem):
+        return None
+    threads = ceil_div(ceil_div(total, vecs * blocks), problem.target.warp) * problem.target.warp
+    return RowwiseConfig(threads, threads * blocks, vecs, 1, 1, blocks)
+
+
+def _teams(problem: Quantize, tile: Tile, total: int, each: int, few: bool) -> RowwiseConfig:
+    """Return blocks of teams, each of them a part of a warp, whose threads hold up to ``each`` vectors if they can."""
+    team = min(power_of_two(ceil_div(total, each)), WARP_TEAM)
+    vecs, tiles = ceil_div(total, team), max(ceil_div(problem.cols, tile.vecs * VEC8), 1)
+    if few or tiles == 1:
+        # As many teams side by side as cover the row by equal blocks.
+        most = TEAMS_THREADS // team
+        teams_x = ceil_div(tiles, ceil_div(tiles, most))
+        return RowwiseConfig(most // teams_x * teams_x * team, team, vecs, 1, teams_x)
+    return RowwiseConfig(TEAMS_THREADS // 2, team, vecs, 2, min(TEAMS_X, ceil_div(tiles, 2)))
+
+
+def row_bounds(problem: Quantize) -> tuple[int, ...]:
+    """Return, in ascending order, up to how many rows kernels have configurations of their own."""
+    return tuple(sorted({FEW_ROWS, SHARED_ROWS, FEW // max(problem.cols, 1), MANY_ROWS}))
+
+
+def fits(problem: Quantize) -> bool:
+    """Return whether the registers of a block hold a tile."""
+    return vecs_of(problem, tile_of(problem)) <= MOST_THREADS * most_vecs(problem)
+
+
+# ---- one scale for a whole tensor: which blocks find it together, and what they keep until it is found ----------
+
+
+class TensorwiseConfig(NamedTuple):
+    """Blocks that find one scale together, and the vectors of 8 that a thread of them keeps until it is found."""
+
+    cluster: int
+    """1: a block; more: the blocks of one cluster; 0: a resident grid, a block on every multiprocessor."""
+    threads: int
+    kept: int
+    """In registers."""
+    shared: int = 0
+    """In shared memory."""
+    chunk: int = 1
+    """Vectors of 8 in flight to a thread, of those that it does not keep in registers."""
+    whole: bool = True
+    """Nothing has to be read again."""
+
+
+TENSOR_THREADS: Final = 1024
+SMALL_CONFIGS: Final = (
+    TensorwiseConfig(1, 256, 2),
+    TensorwiseConfig(8, 128, 1),
+    TensorwiseConfig(8, 256, 1),
+    TensorwiseConfig(1, 512, 4),
+    TensorwiseConfig(8, 256, 2),
+    TensorwiseConfig(8, 512, 2),
+    TensorwiseConfig(8, 512, 4),
+)
+"""For matrices up to 131,072 elements, by how many: faster than a grid that reduces through memory."""
+STATIC_SHARED_BYTES: Final = 1024
+"""More than the body's own shared variables take."""
+L1_BYTES: Final = 32 << 10
+"""Of what L1 shares with shared memory: without it fewer loads are in flight (2 % of a large matrix)."""
+MULTIPROCESSOR_SHARED_BYTES: Final = {0x90A: 65_536, 0x942: 65_536, 0x950: 163_840}
+"""Of HIP targets; a block of CUDA can have all of a multiprocessor's shared memory but 1 KB."""
+
+
+def shared_vecs(problem: Quantize) -> int:
+    """Return how many vectors of 8 a thread of the resident grid can keep in shared memory."""
+    target = problem.target
+    cache = L1_BYTES if target.platform == "cuda" and target.shared_bytes > 128 << 10 else 0
+    return (target.shared_bytes - STATIC_SHARED_BYTES - cache) // (TENSOR_THREADS * VEC8 * ITEMSIZE[problem.x])
+
+
+def resident_config(problem: Quantize, flat: bool, whole: bool) -> TensorwiseConfig:
+    """Return the resident grid: 64 registers limit what a thread keeps, and addresses of rows with gaps take some."""
+    vec8_bytes = VEC8 * ITEMSIZE[problem.x]
+    kept, chunk = (64, 32) if whole or not flat else (96, 64)  # bytes
+    return TensorwiseConfig(0, TENSOR_THREADS, kept // vec8_bytes, shared_vecs(problem), chunk // vec8_bytes, whole)
+
+
+def tensorwise_configs(problem: Quantize, flat: bool) -> tuple[tuple[int, ...], tuple[TensorwiseConfig, ...]]:
+    """Return the configurations for matrices of any size, and how many vectors each but the last one keeps."""
+    target = problem.target
+    clusters = target.platform == "cuda" and target.arch >= 90
+    small = tuple(config for config in SMALL_CONFIGS if config.cluster == 1 or clusters)
+    grid = resident_config(problem, flat, True)
+    blocks = [config.cluster or target.multiprocessors for config in (*small, grid)]
+    keeps = tuple(n * c.threads * (c.kept + c.shared) for n, c in zip(blocks, (*small, grid), strict=True))
+    return keeps, (*small, grid, resident_config(problem, flat, False))
+
+
+def one_block_a_multiprocessor(problem: Quantize) -> bool:
+    """Return whether a block of the resident grid is sure to have a multiprocessor for itself."""
+    target = problem.target
+    whole = MULTIPROCESSOR_SHARED_BYTES.get(target.arch) if target.platform == "hip" else target.shared_bytes
+    kept = shared_vecs(problem) * TENSOR_THREADS * VEC8 * ITEMSIZE[problem.x]
+    return whole is not None and 2 * kept > whole and target.multiprocessors <= TENSOR_THREADS

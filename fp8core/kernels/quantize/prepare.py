@@ -1,0 +1,94 @@
+"""What the kernels of quantization share: their arguments, the constants of all, and how one is made ready."""
+
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+from fp8core.kernels.encodings import FORMAT, SCALE_FORMAT, TYPE, ceil_div
+from fp8core.problem import PER_TENSOR, PER_TOKEN, Quantize
+from fp8core.runtime import jit
+from fp8core.runtime.args import Float32, Int64, Pointer
+from fp8core.runtime.plans import Plan, QuantizeNumbers, arguments, nothing
+from fp8core.table import Launch
+
+MOST_BLOCKS_Y: Final = 65_535
+STATIC, TENSOR, TOKEN, GROUP = range(4)
+"""The modes of cuda_src/common/scale.cuh."""
+
+
+class QuantizeArgs(NamedTuple):
+    """The arguments of every kernel of quantization; strides are in elements."""
+
+    x: Pointer
+    x_stride: Int64
+    data: Pointer
+    data_stride: Int64
+    scales: Pointer
+    scale_row_stride: Int64
+    scale_col_stride: Int64
+    rows: Int64
+    rows_padded: Int64
+    upper_address: Pointer
+    upper_value: Float32
+    eps: Float32
+    cols: Int64
+
+
+def mode(problem: Quantize) -> int:
+    """Return how the scale comes about: each has a formula of its own."""
+    if problem.static:
+        return STATIC
+    return {PER_TENSOR: TENSOR, PER_TOKEN: TOKEN}.get(problem.group_shape, GROUP)
+
+
+def prepare(
+    problem: Quantize,
+    kernel: str,
+    threads: int,
+    constants: Mapping[str, int],
+    *,
+    shared_bytes: int = 0,
+    cluster: int = 1,
+    cooperative: bool = False,
+) -> jit.Launcher:
+    """Return one of the kernels, compiled with ``constants`` and what all of them are compiled with."""
+    common = {
+        "INPUT": TYPE[problem.x],
+        "FORMAT": FORMAT[problem.data],
+        "MODE": mode(problem),
+        "SCALE_FORMAT": SCALE_FORMAT[problem.scale_format],
+        "GROUP_ROWS": problem.group_shape.rows,
+        "GROUP_COLS": problem.group_shape.cols,
+        "ALIGNMENT": problem.alignment,
+        "THREADS": threads,
+    }
+    return jit.prepare(
+        problem.target,
+        f"quantize/{kernel}",
+        f"quantize_{kernel}",
+        {**common, **constants},
+        QuantizeArgs,
+        block=threads,
+        shared_bytes=shared_bytes,
+        cluster=cluster,
+        programmatic=True,
+        cooperative=cooperative,
+    )
+
+
+Chosen = tuple[jit.Launcher, jit.Grid]
+
+
+def plan_of(cols: int, choose: Callable[[QuantizeNumbers], Chosen]) -> Plan[QuantizeNumbers]:
+    """Return the plan whose launches are of the kernel and the grid that ``choose`` gives for their numbers."""
+
+    def bind(numbers: QuantizeNumbers) -> Launch:
+        run, grid = choose(numbers)
+        return run.bind_args(grid, arguments(QuantizeArgs, numbers, cols=cols)) if all(grid) else nothing
+
+    return Plan(QuantizeNumbers, bind)
+
+
+def folded(blocks: int) -> tuple[int, int]:
+    """Return so many blocks of rows over y and z of a grid."""
+    folds = max(ceil_div(blocks, MOST_BLOCKS_Y), 1)
+    return ceil_div(blocks, folds), folds

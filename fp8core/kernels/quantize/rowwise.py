@@ -1,0 +1,57 @@
+"""Tokens, groups and blocks that fit registers, and given scales: every element is read once and written once."""
+
+from bisect import bisect_left
+from collections.abc import Callable
+from functools import cache
+
+from fp8core.kernels.encodings import ceil_div
+from fp8core.kernels.quantize.configs import VEC8, Tile, row_bounds, rowwise_config, tile_of
+from fp8core.kernels.quantize.prepare import Chosen, folded, plan_of, prepare
+from fp8core.problem import Quantize
+from fp8core.runtime.plans import Plan, QuantizeNumbers
+
+
+def by_rows(problem: Quantize, configured: Callable[[Quantize, int], Callable[[int], Chosen]]) -> Plan[QuantizeNumbers]:
+    """Return the plan of kernels that differ by how many rows there are, each compiled when so many first come up."""
+    bounds = row_bounds(problem)
+
+    @cache
+    def up_to(most_rows: int) -> Callable[[int], Chosen]:
+        return configured(problem, most_rows)
+
+    def choose(numbers: QuantizeNumbers) -> Chosen:
+        rows = numbers.rows_padded
+        return up_to(bounds[bisect_left(bounds, rows)])(rows)
+
+    return plan_of(problem.cols, choose)
+
+
+def plan_rowwise(problem: Quantize) -> Plan[QuantizeNumbers]:
+    """Return the plan of cuda_src/quantize/rowwise.cuh, for rows aligned to 8 or 16 bytes."""
+    return by_rows(problem, _configured)
+
+
+def _configured(problem: Quantize, most_rows: int) -> Callable[[int], Chosen]:
+    """Return what gives the kernel for up to ``most_rows`` rows, and the grid for some of them."""
+    cols, tile = problem.cols, tile_of(problem, most_rows)
+    config = rowwise_config(problem, tile, most_rows)
+    if tile.rows == 1 and problem.group_shape.cols < 0:
+        tile = Tile(1, config.team * config.vecs)
+    span = tile.vecs * VEC8 * config.teams_x * config.repeat
+    constants = {
+        "TEAM": config.team,
+        "VECTORS": config.vecs,
+        "REPEAT": config.repeat,
+        "TEAMS_X": config.teams_x,
+        "CLUSTER": config.blocks,
+        "DOWN": int(problem.scale_layout == "mn"),
+        "TILE_ROWS": tile.rows,
+        "TILE_VECS": tile.vecs,
+        "TAIL": 2 if cols % VEC8 else 1 if cols % span or not cols else 0,
+    }
+    run = prepare(problem, "rowwise", config.threads, constants, cluster=config.blocks)
+    block_rows = config.threads * config.blocks // config.team // config.teams_x * tile.rows
+    across = max(ceil_div(cols, span), 1) * config.blocks
+
+    # Blocks side by side run together: memory is read and written row by row.
+    return lambda rows: (run, (across, *folded(ceil_div(rows, block_rows))))

@@ -1,0 +1,44 @@
+"""What `rowwise` does, where rows may begin at any element."""
+
+from collections.abc import Callable
+
+from fp8core.kernels.encodings import ceil_div
+from fp8core.kernels.quantize.configs import VEC8, Tile, rowwise_config, tile_of
+from fp8core.kernels.quantize.prepare import Chosen, folded, prepare
+from fp8core.kernels.quantize.rowwise import by_rows
+from fp8core.problem import Quantize
+from fp8core.runtime.plans import Plan, QuantizeNumbers
+
+
+def plan_rowwise_unaligned(problem: Quantize) -> Plan[QuantizeNumbers]:
+    """Return the plan of cuda_src/quantize/rowwise_unaligned.cuh."""
+    return by_rows(problem, _configured)
+
+
+def _configured(problem: Quantize, most_rows: int) -> Callable[[int], Chosen]:
+    """Return what gives the kernel for up to ``most_rows`` rows, and the grid for some of them."""
+    tile = tile_of(problem, most_rows)
+    config = rowwise_config(problem, tile, most_rows)
+    # The last tile of a row has the elements behind its whole vectors; a group has its columns and no more.
+    across = ceil_div(problem.cols, tile.vecs * VEC8)
+    if problem.group_shape.cols < 0:
+        across = ceil_div(problem.cols // VEC8, tile.vecs)
+    across = max(across, 1)
+    if across == 1 and tile.rows == 1:
+        tile = Tile(1, config.team * config.vecs)  # of whatever columns
+    teams = config.threads // config.team
+    constants = {
+        "TEAM": config.team,
+        "VECTORS": ceil_div(tile.rows * tile.vecs, config.team),
+        "TILE_ROWS": tile.rows,
+        "TILE_VECS": tile.vecs,
+        "ACROSS": across,
+    }
+    run = prepare(problem, "rowwise_unaligned", config.threads, constants)
+    without_groups = not problem.cols and problem.group_shape.cols > 0  # so without scales, too
+
+    def sized(rows: int) -> Chosen:
+        down = 0 if without_groups else ceil_div(rows, tile.rows)
+        return run, (min(across, ceil_div(down * across, teams)), *folded(ceil_div(down, teams)))
+
+    return sized

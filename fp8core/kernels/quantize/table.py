@@ -1,0 +1,79 @@
+"""Which kernel quantizes a problem."""
+
+from typing import Any, Final
+
+from fp8core import host
+from fp8core.kernels.quantize.configs import VEC8, fits, one_block_a_multiprocessor, unaligned
+from fp8core.kernels.quantize.elementwise import plan_elementwise
+from fp8core.kernels.quantize.prepare import TENSOR, mode
+from fp8core.kernels.quantize.rowwise import plan_rowwise
+from fp8core.kernels.quantize.rowwise_unaligned import plan_rowwise_unaligned
+from fp8core.kernels.quantize.tensorwise import plan_tensorwise
+from fp8core.kernels.requirements import platform
+from fp8core.problem import PER_TOKEN, Quantize
+from fp8core.runtime.plans import QuantizeNumbers
+from fp8core.table import Kernel, Launch, Requirement, Table
+
+
+def _whole_vectors(problem: Quantize) -> bool:
+    return problem.group_shape.cols < 0 or problem.group_shape.cols % VEC8 == 0
+
+
+def _has_tiles(problem: Quantize) -> bool:
+    group = problem.group_shape
+    return problem.static or group == PER_TOKEN or (group.rows > 0 and group.cols > 0)
+
+
+ON_A_GPU: Final = platform("cuda", "hip")
+TILES: Final = (
+    Requirement(_has_tiles, "needs tokens, groups, blocks or a given scale, got {p.group_shape}"),
+    Requirement(_whole_vectors, "needs groups whose columns are a multiple of 8, got {p.group_shape}"),
+    Requirement(fits, "needs a group that fits registers, got {p.group_shape} of {p.cols} columns"),
+    Requirement(lambda p: p.cols <= 1 << 28, "needs at most 2**28 columns, got {p.cols}"),
+)
+
+QUANTIZE: Final = Table(
+    "quantize",
+    Quantize,
+    Kernel("host", (platform("host"),), host.plan_quantize),
+    Kernel(
+        "rowwise",
+        (
+            ON_A_GPU,
+            Requirement(lambda p: not unaligned(p), "needs rows aligned to 8 bytes, got {p.alignment}"),
+            *TILES,
+        ),
+        plan_rowwise,
+    ),
+    Kernel(
+        "rowwise_unaligned",
+        (
+            ON_A_GPU,
+            Requirement(unaligned, "needs rows aligned to less than 8 bytes, got {p.alignment}"),
+            *TILES,
+        ),
+        plan_rowwise_unaligned,
+    ),
+    Kernel(
+        "tensorwise",
+        (
+            ON_A_GPU,
+            Requirement(lambda p: mode(p) == TENSOR, "needs one scale found for the whole tensor, got {p.group_shape}"),
+            Requirement(
+                one_block_a_multiprocessor,
+                "needs blocks sure to have a multiprocessor for themselves, got {p.target}",
+            ),
+        ),
+        plan_tensorwise,
+        note="launches by elementwise where its blocks cannot all run at once (a green context, MPS)",
+    ),
+    Kernel("elementwise", (ON_A_GPU,), plan_elementwise),
+)
+"""By preference: what reads everything once, what reads little of it twice, and what takes anything."""
+
+
+def bind(plan: Any, *numbers: Any) -> Launch:
+    """Return the launch of a plan with its numbers, `QuantizeNumbers` or one by one."""
+    given = numbers[0] if len(numbers) == 1 else QuantizeNumbers(*numbers)
+    launch: Launch = plan.bind(given)
+    return launch

@@ -1,0 +1,91 @@
+"""One scale found for a whole tensor, in one launch: read once, or twice where the device cannot hold all of it."""
+
+from bisect import bisect_left
+from collections.abc import Callable
+from functools import cache
+from typing import Final
+
+from fp8core.kernels.encodings import ceil_div
+from fp8core.kernels.quantize.configs import VEC8, TensorwiseConfig, tensorwise_configs
+from fp8core.kernels.quantize.elementwise import plan_elementwise
+from fp8core.kernels.quantize.prepare import Chosen, plan_of, prepare
+from fp8core.problem import ITEMSIZE, Quantize
+from fp8core.runtime import device, jit
+from fp8core.runtime.plans import Plan, QuantizeNumbers
+from fp8core.table import Launch
+
+STREAMS_KNOWN: Final = 4096
+"""Streams of which a launch remembers that they have room for its blocks."""
+
+
+def plan_tensorwise(problem: Quantize) -> Plan[QuantizeNumbers]:
+    """Return the plan of cuda_src/quantize/tensorwise.cuh; where its blocks cannot all run at once, of elementwise."""
+    cols, multiprocessors = problem.cols, problem.target.multiprocessors
+    configs = {flat: tensorwise_configs(problem, flat) for flat in (False, True)}
+
+    @cache
+    def run(config: TensorwiseConfig, flat: bool) -> jit.Launcher:
+        constants = {
+            "CLUSTER": config.cluster,
+            "KEPT": config.kept,
+            "SHARED_VECS": config.shared,
+            "CHUNK": config.chunk,
+            "WHOLE": int(config.whole),
+            "FLAT": int(flat),
+        }
+        return prepare(
+            problem,
+            "tensorwise",
+            config.threads,
+            constants,
+            shared_bytes=config.shared * config.threads * VEC8 * ITEMSIZE[problem.x],
+            cluster=max(config.cluster, 1),
+            cooperative=config.cluster == 0,
+        )
+
+    def choose(numbers: QuantizeNumbers) -> Chosen:
+        rows = numbers.rows
+        flat = rows == 1 or numbers.x_stride == numbers.data_stride == cols
+        keeps, sizes = configs[flat]
+        vecs = rows * cols // VEC8 if flat else rows * ceil_div(cols, VEC8)
+        config = sizes[bisect_left(keeps, vecs)]
+        return run(config, flat), (config.cluster or multiprocessors, 1, 1)
+
+    plan = plan_of(cols, choose)
+    instead = cache(lambda: plan_elementwise(problem))
+
+    def bind(numbers: QuantizeNumbers) -> Launch:
+        return together(plan.bind(numbers), choose(numbers)[1][0], lambda: instead().bind(numbers))
+
+    return Plan(QuantizeNumbers, bind)
+
+
+def together(launch: Launch, blocks: int, instead: Callable[[], Launch]) -> Launch:
+    """Return ``launch``, whose ``blocks`` have to run at once, or where they cannot what ``instead`` makes.
+
+    A green context, or MPS, gives a stream some of the multiprocessors. The driver refuses the launch then, and nothing
+    has run. But a refusal while the stream is captured is the graph's, so a stream is asked before its first launch.
+    (An address that is later another stream's may be remembered wrongly: then the driver's refusal is what counts.)
+    """
+    known: set[int] = set()
+    other = cache(instead)
+
+    def fits(stream: int) -> bool:
+        places = device.multiprocessors(stream)
+        if places is not None and places < blocks:
+            return False
+        if len(known) >= STREAMS_KNOWN:
+            known.clear()
+        known.add(stream)
+        return True
+
+    def run(stream: int, x: int, data: int, scale: int, upper: int) -> None:
+        if stream in known or fits(stream):
+            try:
+                return launch(stream, x, data, scale, upper)
+            except device.LaunchError as error:
+                if error.status not in device.TOO_LARGE:
+                    raise
+        return other()(stream, x, data, scale, upper)
+
+    return run

@@ -1,0 +1,29 @@
+"""What kernels over fused shards share: where each shard ends, by value in the arguments."""
+
+from itertools import accumulate
+from typing import Final
+
+from fp8core.table import Requirement
+
+CAPACITIES: Final = (8, 64, 512)
+"""How many shards a compiled kernel takes."""
+NO_END: Final = 2**31 - 1
+
+
+def shards_up_to(most: int) -> Requirement:
+    """Require at most ``most`` shards."""
+    return Requirement(lambda p: p.shards <= most, f"needs at most {most} shards, got {{p.shards}}")
+
+
+FEW_SHARDS: Final = shards_up_to(CAPACITIES[-1])
+
+
+def capacity_of(shards: int) -> int:
+    """Return the least capacity that holds so many shards."""
+    return next(capacity for capacity in CAPACITIES if shards <= capacity)
+
+
+def ends_of(widths: tuple[int, ...], capacity: int) -> tuple[int, ...]:
+    """Return the rows up to and with each shard, the largest int32 behind the last one."""
+    ends = tuple(accumulate(widths))
+    return ends + (NO_END,) * (capacity - len(ends))

@@ -1,0 +1,146 @@
+"""A problem made ready to launch: its numbers are bound once, then each launch is given a stream and addresses."""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+from fp8core.runtime import args
+from fp8core.table import Launch
+
+
+class QuantizeNumbers(NamedTuple):
+    """Of `fp8core.quantize`; its launches are ``launch(stream, x, data, scale, upper)``. Strides are in elements."""
+
+    x_stride: int
+    data_stride: int
+    scale_row_stride: int
+    scale_col_stride: int
+    rows: int
+    rows_padded: int
+    upper_value: float
+    eps: float
+
+
+class DequantizeNumbers(NamedTuple):
+    """Of `fp8core.dequantize`; its launches are ``launch(stream, q, scale, out)``."""
+
+    q_stride: int
+    scale_row_stride: int
+    scale_col_stride: int
+    out_stride: int
+    rows: int
+
+
+class RmsNormNumbers(NamedTuple):
+    """Of `fp8core.rms_norm_quant`; its launches are ``launch(stream, x, weight, residual, data, scale, upper)``."""
+
+    residual_stride: int
+    x_stride: int
+    epsilon: float
+    data_stride: int
+    scale_row_stride: int
+    scale_col_stride: int
+    rows: int
+    upper_value: float
+    eps: float
+
+
+class SiluNumbers(NamedTuple):
+    """Of `fp8core.silu_and_mul_quant`; its launches are ``launch(stream, x, data, scale, upper)``."""
+
+    x_stride: int
+    data_stride: int
+    scale_row_stride: int
+    scale_col_stride: int
+    rows: int
+    upper_value: float
+    eps: float
+
+
+class RequantizeNumbers(NamedTuple):
+    """Of `fp8core.requantize_with_max_scale`; its launches are ``launch(stream, weight, scales, out, max_scale)``."""
+
+    weight_stride: int
+    scales_count: int
+    widths: tuple[int, ...]
+    """The rows of each shard, as many as the problem has shards."""
+    out_stride: int
+
+
+class NormalizeNumbers(NamedTuple):
+    """Of `fp8core.normalize_e4m3fn_to_e4m3fnuz` and back; counts of scales may be 0, their addresses then, too.
+
+    Its launches are ``launch(stream, weight, out, scale, scale_out, input_scale, input_scale_out)``.
+    """
+
+    code_count: int
+    scale_count: int
+    input_scale_count: int
+
+
+class AllCloseNumbers(NamedTuple):
+    """Of `fp8core.all_close_1d`; its launches are ``launch(stream, x, result)``: one int32."""
+
+    scale_count: int
+
+
+class ExpandNumbers(NamedTuple):
+    """Of `fp8core.convert_to_channelwise`; its launches are ``launch(stream, scales, out)``."""
+
+    scales_count: int
+    widths: tuple[int, ...]
+
+
+N = TypeVar("N", bound=tuple[Any, ...])
+A = TypeVar("A", bound=tuple[Any, ...])
+_RESULT: Final = ("data", "data_stride", "scale", "scale_row_stride", "scale_col_stride", "rows")
+_LIMITS: Final = ("upper", "upper_value", "eps")
+_ORDER: Final[dict[type, tuple[str, ...]]] = {
+    QuantizeNumbers: ("x", "x_stride", *_RESULT, "rows_padded", *_LIMITS),
+    DequantizeNumbers: ("q", "q_stride", *_RESULT[2:5], "out", "out_stride", "rows"),
+    RmsNormNumbers: ("x", "x_stride", "residual", "residual_stride", "weight", "epsilon", *_RESULT, *_LIMITS),
+    SiluNumbers: ("x", "x_stride", *_RESULT, *_LIMITS),
+    RequantizeNumbers: (
+        *("weight", "weight_stride", "scales", "scales_count", "widths"),
+        *("out", "out_stride", "max_scale"),
+    ),
+    NormalizeNumbers: (
+        *("weight", "out", "code_count", "scale", "scale_out", "scale_count"),
+        *("input_scale", "input_scale_out", "input_scale_count"),
+    ),
+    AllCloseNumbers: ("x", "scale_count", "result"),
+    ExpandNumbers: ("scales", "scales_count", "widths", "out"),
+}
+"""The operands of a launch that is called with everything."""
+_ADDRESSES: Final[dict[type, tuple[str, ...]]] = {
+    kind: tuple(name for name in order if name not in getattr(kind, "_fields"))  # noqa: B009
+    for kind, order in _ORDER.items()
+} | {RmsNormNumbers: ("x", "weight", "residual", "data", "scale", "upper")}
+"""What a bound launch is given after the stream."""
+CALLS_BOUND: Final = 8
+
+
+class Plan(Generic[N]):
+    """What runs a problem: `bind` gives the launch for some numbers."""
+
+    def __init__(self, kind: type[N], bind: Callable[[N], Launch]) -> None:
+        self.kind, self.bind = kind, bind
+        self._bound = lru_cache(CALLS_BOUND)(bind)
+
+    def __call__(self, stream: int, *operands: Any) -> None:
+        """Launch once, with numbers and addresses in the order of `_ORDER`."""
+        given = dict(zip(_ORDER[self.kind], operands, strict=True))
+        numbers = self.kind(*(given.pop(name) for name in getattr(self.kind, "_fields")))  # noqa: B009
+        self._bound(numbers)(stream, *(given[name] for name in _ADDRESSES[self.kind]))
+
+
+def arguments(kind: type[A], numbers: Any, **others: Any) -> A:
+    """Return the arguments ``kind`` of a kernel with the fields of ``numbers`` and ``others``; addresses are 0."""
+    given = {**numbers._asdict(), **others}
+    fields = args.fields(kind).items()
+    values: list[Any] = [given[name] if item[-1] not in args.VARYING else 0 for name, item in fields]
+    return kind(*values)
+
+
+def nothing(_stream: int, *_addresses: int) -> None:
+    """Do nothing: the launch where there is nothing to do."""

@@ -1,3 +1,0 @@
-#include "platform.cuh"
-
-#include "../cuda_src/common/quantize_tile.cuh"
