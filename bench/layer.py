@@ -2,7 +2,7 @@
 
     python -m bench.layer [--json FILE] [--m 1 16 64] [--host]
 
-RMS norm, the fused q, k and v; the output projection; residual, RMS norm, gate and up; SiLU and down: 218 MB of weights,
+RMS norm, fused q, k and v; the output projection; residual, RMS norm, gate and up; SiLU and down: 218 MB of weights,
 per token x per channel. "preallocated" gives every producer and layer memory of the caller, "plain" lets the library
 allocate and passes `Quantized` on. Attention is left out, so the output projection takes the first columns of q, k, v.
 """
@@ -18,7 +18,9 @@ import torch
 import fp8core
 from bench import results, timing
 
-HIDDEN, QKV, MLP: Final = 4096, 6144, 14336
+HIDDEN: Final = 4096
+QKV: Final = 6144
+MLP: Final = 14336
 SIZES: Final = {"qkv": (QKV, HIDDEN), "o": (HIDDEN, HIDDEN), "gate_up": (2 * MLP, HIDDEN), "down": (HIDDEN, MLP)}
 EPSILON: Final = 1e-5
 COPIES: Final = 4
@@ -36,8 +38,9 @@ class DecoderLayer:
             self.data[name] = torch.empty(m, k, device="cuda", dtype=torch.float8_e4m3fn)
             self.scale[name] = torch.empty(m, 1, device="cuda")
             self.out[name] = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
-            self.layers[name] = fp8core.Fp8Linear(q.data, q.scale), fp8core.Fp8Linear(
-                q.data, q.scale, input_scale=self.scale[name]
+            self.layers[name] = (
+                fp8core.Fp8Linear(q.data, q.scale),
+                fp8core.Fp8Linear(q.data, q.scale, input_scale=self.scale[name]),
             )
         self.norms = [torch.rand(HIDDEN, device="cuda", dtype=torch.bfloat16) + 0.5 for _ in range(2)]
         self.x = torch.randn(m, HIDDEN, device="cuda", dtype=torch.bfloat16)
