@@ -1,7 +1,8 @@
 """Where the operands of a call lie: which may not overlap, and the memory that a call needs for itself."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from operator import itemgetter
+from typing import Any
 
 from fp8core.core import prefetch
 from fp8core.core.specs import TensorSpec
@@ -11,9 +12,6 @@ from fp8core.interop.overlap import share_memory
 from fp8core.interop.tensor import bytes_spanned
 from fp8core.problem import Target
 from fp8core.runtime import device, graph_memory
-
-CHECKED_KEPT: Final = 256
-"""Places of operands that a cached call remembers to have checked."""
 
 
 class Regions:
@@ -28,22 +26,22 @@ class Regions:
         arrays: list[Any] = [spec or results.get(at) for at, spec in enumerate(specs)]
         self._layouts = [None if x is None else (x.shape, _strides(x), x.dtype) for x in arrays]
         self.spans = [0 if layout is None else bytes_spanned(*layout) for layout in self._layouts]
+        self.spans_of_results = [(at, self.spans[at]) for at in results if self.spans[at]]
         self._in_place = in_place
         self._given = tuple(at for at in results if specs[at] is not None)
-        self._written = tuple(results)
-        self._checked: set[tuple[int, ...]] = set()
-        self._version = -1
+        self.places: Callable[[Sequence[int]], Any] = tuple if self._given else itemgetter(*results)
+        """What of all addresses tells whether they have been examined: each of them where the caller gives results."""
+        self.examined: set[Any] = set()
+        """Places that are in order, until another weight may be read early."""
+        prefetch.invalidates(self)
 
-    def clashes(self, addresses: list[int]) -> bool:
-        """Return whether operands at ``addresses`` have to be checked, as they have not been since weights changed."""
-        if not self._given and not prefetch.watching():
-            return False
-        if self._version != prefetch.version():
-            return True
-        return tuple(addresses if self._given else [addresses[at] for at in self._written]) not in self._checked
+    def examine(self, names: Sequence[str], addresses: list[int], stream: int | None) -> None:
+        """Refuse results in memory of another operand, and note what is written over weights that are read early.
 
-    def check(self, names: Sequence[str], addresses: list[int]) -> None:
-        """Refuse results in memory of another operand.
+        Args:
+            names: of the operands.
+            addresses: of the operands and of results, where they are known.
+            stream: the stream of the launch; None where that is still to be looked at again.
 
         Raises:
             LayoutError: a result of the caller shares memory with another operand.
@@ -52,17 +50,12 @@ class Regions:
             for other in range(len(addresses)):
                 if other != at and (other not in self._given or other > at) and self._share(at, other, addresses):
                     raise LayoutError(f"{names[at]} needs memory of its own, got an array that overlaps {names[other]}")
-
-    def note(self, addresses: list[int], stream: int) -> None:
-        """Note what a launch on ``stream`` is about to write over weights that are read early."""
+        if stream is None:
+            return
         version = prefetch.version()
-        written = [(addresses[at], addresses[at] + self.spans[at]) for at in self._written if self.spans[at]]
-        if prefetch.overwrites(written, stream):
-            return  # to be noted each time
-        if self._version != version or len(self._checked) >= CHECKED_KEPT:
-            self._checked.clear()
-            self._version = version
-        self._checked.add(tuple(addresses if self._given else [addresses[at] for at in self._written]))
+        written = [(addresses[at], addresses[at] + span) for at, span in self.spans_of_results]
+        if not prefetch.overwrites(written, stream):  # else it is to be noted each time
+            prefetch.remember(self, self.places(addresses), version)
 
     def _share(self, at: int, other: int, addresses: list[int]) -> bool:
         a, b = addresses[at], addresses[other]

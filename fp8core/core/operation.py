@@ -9,8 +9,6 @@ launch with the addresses of their own operands.
 import math
 import struct
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from functools import reduce
-from operator import or_
 from typing import Any, Final, NamedTuple
 from weakref import WeakSet
 
@@ -18,7 +16,7 @@ from fp8core import interop
 from fp8core.core import prefetch
 from fp8core.core.memory import Regions, scratch_allocator
 from fp8core.core.signature import signature
-from fp8core.core.specs import ALIGNMENT, TensorSpec, spec_of
+from fp8core.core.specs import TensorSpec, spec_of
 from fp8core.errors import ScaleError
 from fp8core.interop import Allocator, Framework, TensorView
 from fp8core.interop.tensor import fill_number
@@ -30,7 +28,6 @@ has one, that of the scratch."""
 
 CALLS_KEPT: Final = 4096
 """Of one operation, a few kilobytes each: a server meets a new m with every batch, and past this many starts anew."""
-_OFFSETS: Final = ALIGNMENT - 1
 
 
 class NewArray(NamedTuple):
@@ -88,8 +85,8 @@ class Call:
         self.stream, self.wrote = framework.stream_getter(target), framework.wrote
         self.allocate_scratch = scratch_allocator(planned.scratch_bytes, framework, target)
         self.regions = Regions(specs, described.results, in_place)
-        self.clashes = self.regions.clashes if self.given or prefetch.applies(target) else None
-        """Tells whether addresses still have to be looked at; None where no call of this kind can go wrong by them."""
+        self.examined, self.places = self.regions.examined, self.regions.places
+        self.may_overwrite = prefetch.applies(target)
         self._make_prefetching = planned.prefetching
         self._prefetching: Launch | None = None
         self.can_prefetch = planned.prefetching is not None
@@ -100,6 +97,15 @@ class Call:
             assert self._make_prefetching is not None
             self._prefetching = self._make_prefetching()
         return self._prefetching
+
+
+class Interned:
+    """Options that are hashed once: equal ones are one object (`Operation.interned`)."""
+
+    __slots__ = ("options",)
+
+    def __init__(self, options: Any) -> None:
+        self.options = options
 
 
 class Operation:
@@ -127,7 +133,12 @@ class Operation:
         self.operands, self.describe, self.scratch = operands, describe, scratch
         self.in_place, self.numbers, self.returned = in_place, numbers, returned
         self._calls: dict[Hashable, Call] = {}
+        self._interned: dict[Hashable, Interned] = {}
         _ALL.add(self)
+
+    def interned(self, options: Hashable) -> Interned:
+        """Return options to be given in place of ``options``, call after call."""
+        return self._interned.setdefault(options, Interned(options))
 
     def __call__(
         self,
@@ -144,16 +155,13 @@ class Operation:
             stream: the stream to launch on; by default the one that the first operand's framework works on.
             weights: what is known of the weight of the layer that calls, so that it can be read early.
         """
-        addresses, number = signature(operands)
+        addresses, number, offsets = signature(operands)
         if number is None or stream is not None:
             return self._general(operands, options, stream, weights)
-        bits = reduce(or_, addresses) & _OFFSETS
-        key = number, options, bits and tuple([at & _OFFSETS for at in addresses])
+        key = number, options, offsets
         try:
-            call = self._calls.get(key)
-        except TypeError:  # options that cannot be hashed
-            call, key = None, None  # type: ignore[assignment]
-        if call is None:
+            call = self._calls[key]
+        except (KeyError, TypeError):  # a call of a new kind, or options that cannot be hashed
             return self._general(operands, options, None, weights, key)
         work = call.stream()
         arrays: Any = operands
@@ -161,10 +169,12 @@ class Operation:
             arrays = list(operands)
             for at, allocate in call.new:
                 addresses[at], arrays[at] = allocate(None)
-        if call.clashes is not None and call.clashes(addresses):
-            call.regions.check(self.operands, addresses)
-            call.regions.note(addresses, work)
-        self._launch(call, work, addresses, None, weights)
+        if (call.given or (call.may_overwrite and watched.starts)) and call.places(addresses) not in call.examined:
+            call.regions.examine(self.operands, addresses, work)
+        if self.scratch:
+            self._launch(call, work, addresses, None, weights)
+        elif call.launch is not None:
+            call.launch(work, *addresses)
         if call.given:
             call.wrote(*[operands[at] for at in call.given])
         return arrays, call.note
@@ -215,17 +225,18 @@ class Operation:
         views, specs = self._viewed(operands)
         first = views[0]
         assert first is not None
+        plain = options.options if type(options) is Interned else options
         if isinstance(stream, _Question):
-            raise _Answer(self.describe(specs, options).explain())
+            raise _Answer(self.describe(specs, plain).explain())
         framework = first.framework
-        call = self._planned(specs, options, framework)
+        call = self._planned(specs, plain, framework)
         for at in call.given:
             interop.check_writable(operands[at], self.operands[at])
         present = [view for view in views if view is not None]
         work = interop.stream_of(first, stream)
         pool = None if stream is None else work
         arrays, addresses = list(operands), [0 if view is None else view.pointer for view in views]
-        call.regions.check(self.operands, addresses)
+        call.regions.examine(self.operands, addresses, None)
         held = []  # until the launch has been made
         for at in self.numbers:
             if specs[at] is not None and views[at] is None:
@@ -239,7 +250,7 @@ class Operation:
                     held.append(number)
         for at, allocate in call.new:
             addresses[at], arrays[at] = allocate(pool)
-        call.regions.note(addresses, work)
+        call.regions.examine(self.operands, addresses, work)
         interop.order_before(work, present, stream)
         self._launch(call, work, addresses, pool, weights)
         interop.order_after(work, present, stream)
@@ -280,9 +291,13 @@ class Operation:
     def _keep(self, key: Hashable, call: Call) -> None:
         if len(self._calls) >= CALLS_KEPT:
             self._calls.clear()
-        self._calls[key] = call
+        try:
+            self._calls[key] = call
+        except TypeError:  # options that cannot be hashed: described each time
+            return
 
 
+watched: Final = prefetch.WATCHED
 _ALL: Final[WeakSet[Operation]] = WeakSet()
 
 

@@ -16,7 +16,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
 from threading import Lock
-from typing import Final
+from typing import Any, Final, Protocol
 from weakref import WeakSet
 
 from fp8core.problem import Target
@@ -26,8 +26,16 @@ Range = tuple[int, int]
 """The first address, and the one behind the last."""
 WEIGHT, SCALE, BIAS = 1, 2, 3
 """The places of what is read early among the operands of a linear layer."""
+PLACES_KEPT: Final = 256
+"""Sets of places that are remembered for one kind of call."""
 PER_THREAD: Final = 2
 """The stream of the calling thread, whichever that is: nothing that happened on it says anything of the next call."""
+
+
+class Examiner(Protocol):
+    """What remembers the places of operands that write to no weight."""
+
+    examined: set[Any]
 
 
 class _Watched:
@@ -38,7 +46,9 @@ class _Watched:
         self.version = 0
         """Counts the changes of what is watched."""
         self.histories: WeakSet[WeightHistory] = WeakSet()
+        self.examiners: WeakSet[Examiner] = WeakSet()
         self.starts: list[int] = []
+        """Empty until a weight may be read early."""
         self.ends: list[int] = []
         """Of the ranges in the order of their starts: the largest end so far."""
 
@@ -50,6 +60,8 @@ class _Watched:
             self.ends = list(accumulate((end for _, end in ranges), max))
             self.starts = [start for start, _ in ranges]
             self.version += 1
+            for examiner in list(self.examiners):
+                examiner.examined.clear()
 
     def touches(self, written: Range) -> bool:
         """Return whether a range may overlap one that is watched."""
@@ -58,7 +70,7 @@ class _Watched:
         return before > 0 and len(ends) >= before and ends[before - 1] > written[0]
 
 
-_WATCHED: Final = _Watched()
+WATCHED: Final = _Watched()
 
 
 class WeightHistory:
@@ -97,7 +109,7 @@ class WeightHistory:
         self._settled.clear()
         self._places, self._known_in = places, number
         self.ranges = tuple((addresses[at], addresses[at] + spans[at]) for at in (WEIGHT, SCALE, BIAS) if spans[at])
-        _WATCHED.add(self)
+        WATCHED.add(self)
 
     def overwritten(self, ranges: Sequence[Range], number: int) -> bool:
         """Forget what waited if one of ``ranges`` is the layer's, and return whether one is."""
@@ -119,14 +131,24 @@ def applies(target: Target) -> bool:
     return target.platform == "cuda" and target.arch >= 90
 
 
-def watching() -> bool:
-    """Return whether there is any weight that may be read early."""
-    return bool(_WATCHED.starts)
+def invalidates(examiner: Examiner) -> None:
+    """Let ``examiner`` forget what it has examined whenever another weight may be read early."""
+    with WATCHED.lock:
+        WATCHED.examiners.add(examiner)
+
+
+def remember(examiner: Examiner, places: Any, version: int) -> None:
+    """Let ``examiner`` remember places that were in order at ``version``, unless weights have come since."""
+    with WATCHED.lock:
+        if WATCHED.version == version:
+            if len(examiner.examined) >= PLACES_KEPT:
+                examiner.examined.clear()
+            examiner.examined.add(places)
 
 
 def version() -> int:
     """Return a number that changes with what is watched."""
-    return _WATCHED.version
+    return WATCHED.version
 
 
 def overwrites(written: Sequence[Range], stream: int) -> bool:
@@ -136,10 +158,10 @@ def overwrites(written: Sequence[Range], stream: int) -> bool:
         written: the memory that the launch writes.
         stream: the stream that it is about to be made on.
     """
-    if not _WATCHED.starts or not any(_WATCHED.touches(one) for one in written):
+    if not WATCHED.starts or not any(WATCHED.touches(one) for one in written):
         return False
     number = capture_of(stream)
-    with _WATCHED.lock:
-        histories = list(_WATCHED.histories)
+    with WATCHED.lock:
+        histories = list(WATCHED.histories)
     found = [history.overwritten(written, number) for history in histories]
     return any(found)

@@ -6,38 +6,41 @@ one question (the guards of torch's compiled graphs, a tenth of that time) signa
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from functools import reduce
 from itertools import count
-from typing import Any, Final
+from operator import itemgetter, or_
+from typing import Any, Final, NamedTuple
 
+from fp8core.core.specs import ALIGNMENT
 from fp8core.interop import Framework, eager_only, framework_of
 from fp8core.interop.float8 import Float8Array
 
-Signature = tuple[list[int], int | None]
-"""The addresses of operands, 0 of None, and a number for their signatures; None where they are viewed each time."""
+Signature = tuple[list[int], int | None, Any]
+"""The addresses of operands, 0 of None; a number for their signatures, None where they are viewed each time; and what
+their addresses leave when divided by `ALIGNMENT`, each apart: 0 where all leave nothing."""
 
 SIZES_KEPT: Final = 2048
 """Of first operands; past these the guards start anew."""
 GUARDS_PER_SIZE: Final = 8
 """For one size of the first operand: a model's weights that take the same input."""
 NUMBERS_KEPT: Final = 16_384
+_OFFSETS: Final = ALIGNMENT - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Guard:
-    """Operands met before, and what recognizes others of the same signatures."""
+class Guard(NamedTuple):
+    """Operands met before, and what recognizes others of the same signatures; it is unpacked at once."""
 
     holds: Callable[..., bool]
     """Of the operands that are there. It may say no where signatures are equal, and never yes where they are not."""
     address: Callable[[Any], int]
-    missing: list[bool]
-    """Which of the operands are None."""
-    absent: int
-    """How many of them."""
+    present: Callable[[Sequence[Any]], Sequence[Any]] | None
+    """Picks the operands that are not None; None where all are there."""
+    spread: Callable[[list[int]], tuple[int, ...]]
+    """Puts the addresses of those, behind which stands a 0, in the places of all operands."""
     number: int
 
 
-_GUARDS: Final[dict[tuple[int, int], tuple[Guard, ...]]] = {}
+_GUARDS: Final[dict[tuple[int, tuple[type, ...]], tuple[Guard, ...]]] = {}
 _NUMBERS: Final[dict[tuple[Any, ...], int]] = {}
 _next: Final[Iterator[int]] = count()
 
@@ -50,27 +53,24 @@ def signature(operands: Sequence[Any]) -> Signature:
     of several frameworks have, each of which has work of its own to be waited for.
     """
     try:
-        size = operands[0].nbytes, len(operands)
-        known = _GUARDS.get(size, ())
-    except (AttributeError, TypeError, RuntimeError):  # no array, or none with a size: `view` has the words
+        guards = _GUARDS[operands[0].nbytes, tuple(map(type, operands))]
+    except (KeyError, AttributeError, TypeError, RuntimeError):  # not met before, or no array: `view` has the words
         return _one_by_one(operands)
-    for guard in known:
-        if not guard.absent:
-            there: Sequence[Any] = operands
-        elif [x is None for x in operands] == guard.missing:
-            there = [x for x in operands if x is not None]
-        else:
-            continue
-        if guard.holds(*there):
-            address = guard.address
-            addresses = [0 if x is None else address(x) for x in operands]
-            if addresses.count(0) > guard.absent:  # memory that was taken away, which `view` refuses
+    for holds, address, present, spread, number in guards:
+        there = operands if present is None else present(operands)
+        if holds(*there):
+            found = list(map(address, there))
+            if 0 in found:  # memory that was taken away, which `view` refuses
                 break
-            return addresses, guard.number
-    found = _one_by_one(operands)
-    if found[1] is not None and len(known) < GUARDS_PER_SIZE:
-        _remember(size, operands, found[1])
-    return found
+            bits = reduce(or_, found) & _OFFSETS
+            found.append(0)
+            addresses = list(spread(found))
+            return addresses, number, bits and _offsets(addresses)
+    return _one_by_one(operands)
+
+
+def _offsets(addresses: list[int]) -> Any:
+    return tuple([at & _OFFSETS for at in addresses])
 
 
 def _one_by_one(operands: Sequence[Any]) -> Signature:
@@ -78,13 +78,16 @@ def _one_by_one(operands: Sequence[Any]) -> Signature:
     seen = [readers[type(x)](x) for x in operands]
     addresses, each = [at for at, _ in seen], tuple(one for _, one in seen)
     if None in each:
-        return addresses, None
+        return addresses, None, 0
     number = _NUMBERS.get(each)
-    if number is None and _framework_of_all(operands) is not None:
+    framework = _framework_of_all(operands)
+    if number is None and framework is not None:
         if len(_NUMBERS) >= NUMBERS_KEPT:
             _NUMBERS.clear()  # a number is never given twice
         number = _NUMBERS.setdefault(each, next(_next))
-    return addresses, number
+    if number is not None and framework is not None:
+        _remember(operands, number, framework)
+    return addresses, number, reduce(or_, addresses) & _OFFSETS and _offsets(addresses)
 
 
 def _framework_of_all(operands: Sequence[Any]) -> Framework | None:
@@ -94,21 +97,28 @@ def _framework_of_all(operands: Sequence[Any]) -> Framework | None:
     return found.pop() if len(found) == 1 else None
 
 
-def _remember(size: tuple[int, int], operands: Sequence[Any], number: int) -> None:
-    framework = framework_of(type(operands[0]))  # of all: they have a number
-    if framework is None or framework.address is None:
+def _remember(operands: Sequence[Any], number: int, framework: Framework) -> None:
+    if framework.address is None:
         return
-    there = tuple(x for x in operands if x is not None)
-    holds = framework.guard(there)
+    size = operands[0].nbytes, tuple(map(type, operands))
+    known = _GUARDS.get(size, ())
+    if len(known) >= GUARDS_PER_SIZE:
+        return
+    places = [i for i, x in enumerate(operands) if x is not None]
+    there = [operands[i] for i in places]
+    holds = framework.guard(tuple(there))
     if not holds(*there):  # one tensor twice, which torch's guards do not take
         return
     if len(_GUARDS) >= SIZES_KEPT:
         _GUARDS.clear()
-    missing = [x is None for x in operands]
-    absent = sum(missing)
-    guard = Guard(holds, framework.address, missing, absent, number)
-    known = _GUARDS.get(size, ())
-    _GUARDS[size] = (*known, guard) if absent else (guard, *known)  # those without None, which cost less, first
+    present = None if len(places) == len(operands) else _picking(places)
+    spread = _picking([places.index(i) if i in places else len(places) for i in range(len(operands))])
+    _GUARDS[size] = (*known, Guard(holds, framework.address, present, spread, number))
+
+
+def _picking(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """Return what picks the items at ``places``, always as a tuple."""
+    return itemgetter(*places) if len(places) > 1 else lambda items: (items[places[0]],)
 
 
 class _Readers(dict[type, Callable[[Any], tuple[int, Any]]]):

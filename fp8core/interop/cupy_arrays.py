@@ -80,8 +80,9 @@ class Cupy(Framework):
         return self._cupy.ndarray(shape, dtype, memory, tuple(stride * itemsize for stride in strides))
 
     def reinterpret(self, x: Any, dtype: str) -> Any:
-        """Return a Float8Array over the same memory."""
-        return Float8Array(x.codes if isinstance(x, Float8Array) else x.view("uint8"), dtype)
+        """Return a Float8Array over the same memory, or its bytes."""
+        codes = x.codes if isinstance(x, Float8Array) else x.view("uint8")
+        return codes if dtype == "uint8" else Float8Array(codes, dtype)
 
 
 def _allocating(target: Target, stream: int | None) -> AbstractContextManager[object]:

@@ -92,8 +92,10 @@ class Numpy(Framework):
         return Result(array.ctypes.data, array)
 
     def reinterpret(self, x: Any, dtype: str) -> Any:
-        """Return an array over the same memory; a Float8Array for one over NumPy bytes."""
-        return Float8Array(x.codes, dtype) if isinstance(x, Float8Array) else x.view(dtypes()[dtype])
+        """Return an array over the same memory; a Float8Array for one over NumPy bytes, but the bytes for "uint8"."""
+        if isinstance(x, Float8Array):
+            return x.codes if dtype == "uint8" else Float8Array(x.codes, dtype)
+        return x.view(dtypes()[dtype])
 
     def written(self, x: Any, name: str) -> None:
         """Raise LayoutError if ``x`` is read-only."""

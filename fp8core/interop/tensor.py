@@ -167,7 +167,11 @@ class Framework(ABC):
         device.join(self.stream(view.target), stream, view.target.device)
 
     def keep(self, view: TensorView, stream: int, owner: object = None) -> None:
-        """Keep the memory of an operand until ``stream``, which is not the one that it was made on, has passed."""
+        """Keep the memory of an operand until ``stream``, which is not the one that it was made on, has passed.
+
+        (torch's ``record_stream`` would not do: when the memory is freed it records an event on that stream, and ends
+        the process if the stream, which is the caller's, is gone by then.)
+        """
         del owner
         if stream != self.stream(view.target):
             releases().keep(view.owner, stream, view.target.device)

@@ -208,20 +208,6 @@ class Torch(Framework):
         """Bump the version counters of tensors that were written in place, for autograd to see it."""
         self._increment_version(arrays)
 
-    def keep(self, view: TensorView, stream: int, owner: object = None) -> None:
-        """Keep the memory of an operand from its allocator until ``stream`` has passed.
-
-        In a capture that torch does not know of the allocator must not: on freeing the memory it would record an event
-        on the captured stream, and fail when it asks for that later. There the operand is the caller's to keep.
-        """
-        current = self.stream(view.target)
-        if stream == current or (device.capturing(stream) and not device.capturing(current)):
-            return
-        if view.owner.untyped_storage().resizable():
-            view.owner.record_stream(self._torch.cuda.ExternalStream(stream, device=self._on(view.target.device)))
-        else:  # memory of another framework, which torch's allocator does not know
-            super().keep(view, stream, owner)
-
 
 def _guards(torch: Any) -> Any:
     """Return the class of torch's guards, or None where it is not what it is known to be."""

@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 from fp8core import interop
-from fp8core.core.operation import explanation_of
+from fp8core.core.operation import Interned, explanation_of
 from fp8core.core.prefetch import WeightHistory, capture_of
 from fp8core.core.product import product_of
 from fp8core.core.scale_shapes import WEIGHT_GROUPS, is_scale, known_group
@@ -112,12 +112,17 @@ class Fp8Linear:
     def __call__(self, x: object, *, out: object = None, stream: object = None) -> Any:
         """Return ``x @ weight.T + bias`` for x ``[..., k]``: to be quantized, or FP8 as for `linear`."""
         weight, weight_scale, bias, input_scale = self._arrays
-        options = self._options
+        options = self._interned
         if type(x) is Quantized:
-            options = options._replace(x_group=x.group_shape)
+            options = self._by_group.get(x.group_shape) or self._taking(x.group_shape)
             x, input_scale = x
         operands = x, weight, weight_scale, bias, input_scale, None, out
         return LINEAR_CALLS(operands, options, stream, self._history)[0][OUT]
+
+    def _taking(self, group: GroupShape | None) -> Interned:
+        """Return the options of a call whose x comes quantized by ``group``."""
+        made = self._by_group[group] = LINEAR_CALLS.interned(self._options._replace(x_group=group))
+        return made
 
     def explain(self, x: object, *, out: object = None) -> Explanation:
         """Return which kernels a call with x would get, and why; `fp8core.explain` of this layer asks it."""
@@ -183,6 +188,8 @@ class Fp8Linear:
         """Take new arrays, after checking the layer that they make; the history of its weight begins anew."""
         arrays = {**dict(zip(_ARRAYS, getattr(self, "_arrays", (None,) * 4), strict=True)), **changed}
         checked = check_layer(self._options, **arrays)
+        self._interned = LINEAR_CALLS.interned(self._options)
+        self._by_group: dict[GroupShape | None, Interned] = {}
         self._arrays: tuple[Any, ...] = checked.arrays
         self._shape: tuple[int, int] = checked.shape
         self._history = checked.history

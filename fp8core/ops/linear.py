@@ -172,7 +172,7 @@ def _describe_product(
         if not product.m or not product.n:
             return Planned(None)
         run, multiply = launch(False)
-        early = (lambda: launch(True)[0]) if prefetches(multiply) else None
+        early = (lambda: launch(True)[0]) if multiply.prefetches_weight else None
         return Planned(run, multiply.scratch_bytes, early)
 
     return Described({OUT: NewArray(product.shape, product.out)}, plan, lambda: SCALED_MM.explain(problem(False)))
@@ -248,19 +248,25 @@ def _describe_both(
         multiplied = product.problem(options.use_fast_accum, options.batch_invariant, out, prefetch)
         return Linear(quantization, multiplied, q.at.stride, limit)
 
-    def launch(prefetch: bool) -> tuple[Launch, Any]:
-        steps = LINEAR.plan(problem(prefetch))
-        return _steps_launch(steps, q), steps.product
-
     def plan() -> Planned:
         if not product.m or not product.n:
             return Planned(None)
-        run, multiply = launch(False)
-        early = (lambda: launch(True)[0]) if prefetches(multiply) else None
-        return Planned(run, q.bytes + multiply.scratch_bytes, early)
+        steps = LINEAR.plan(problem(False))
+        run = _steps_launch(steps, q)
+
+        def prefetching() -> Launch:
+            early = LINEAR.plan(problem(True))
+            return _steps_launch(early, q) if _scratch_of(early, q) == _scratch_of(steps, q) else run
+
+        return Planned(run, _scratch_of(steps, q), prefetching if steps.product.prefetches_weight else None)
 
     results = {OUT: NewArray(product.shape, product.out)}
     return Described(results, plan, lambda: explain_linear(problem(False)))
+
+
+def _scratch_of(steps: Steps, q: _Codes) -> int:
+    """Return the bytes of a layer's scratch: codes and scales, where there are any, and the product's."""
+    return steps.product.scratch_bytes + (0 if steps.quantize is None else q.bytes)
 
 
 def _steps_launch(steps: Steps, q: _Codes) -> Launch:
@@ -272,7 +278,7 @@ def _steps_launch(steps: Steps, q: _Codes) -> Launch:
         def multiply_x(
             stream: int, x: int, weight: int, scale_b: int, bias: int, scale_a: int, _upper: int, out: int, scratch: int
         ) -> None:
-            multiply(stream, x, weight, scale_a, scale_b, bias, out, 0, 0, scratch + behind)
+            multiply(stream, x, weight, scale_a, scale_b, bias, out, 0, 0, scratch)
 
         return multiply_x
 
@@ -287,11 +293,6 @@ def _steps_launch(steps: Steps, q: _Codes) -> Launch:
         multiply(stream, scratch, weight, scale, scale_b, bias, out, 0, 0, scratch + behind)
 
     return run
-
-
-def prefetches(launch: Any) -> bool:
-    """Return whether a product's launch can read its weight before its predecessor has ended."""
-    return bool(launch.prefetches_weight)
 
 
 LINEAR_CALLS: Final = Operation(

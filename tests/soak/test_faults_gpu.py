@@ -19,6 +19,18 @@ M, N, K = 8192, 1024, 4096
 LAUNCH_FAILED = 719
 
 
+def taken(allocate, error):
+    """Take all memory that ``allocate(bytes)`` still has, and return it."""
+    held = []
+    for size in (1 << 24, 1 << 20, 1 << 16, 1 << 12, 512):
+        for _ in range(10_000):
+            try:
+                held.append(allocate(size))
+            except error:
+                break
+    return held
+
+
 @contextmanager
 def torch_without_memory():
     torch = pytest.importorskip("torch")
@@ -26,9 +38,11 @@ def torch_without_memory():
     torch.cuda.empty_cache()
     whole = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (1 << 20)) / whole)
+    held = taken(lambda size: torch.empty(size, dtype=torch.uint8, device="cuda"), torch.OutOfMemoryError)
     try:
         yield torch.OutOfMemoryError
     finally:
+        held.clear()
         torch.cuda.set_per_process_memory_fraction(1.0)
 
 
@@ -39,9 +53,11 @@ def cupy_without_memory():
     cupy.cuda.Device().synchronize()
     pool.free_all_blocks()
     pool.set_limit(size=max(pool.total_bytes(), 1))
+    held = taken(cupy.cuda.alloc, cupy.cuda.memory.OutOfMemoryError)
     try:
         yield cupy.cuda.memory.OutOfMemoryError
     finally:
+        held.clear()
         pool.set_limit(size=0)
 
 
