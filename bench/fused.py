@@ -9,6 +9,7 @@ rotate over more memory than L2 holds; variants take turns.
 
 import argparse
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -20,6 +21,7 @@ from bench import baselines, results, timing
 from fp8core.kernels.fused import NORM_QUANTIZE, SILU_QUANTIZE
 from fp8core.problem import GROUP_128, PER_TENSOR, PER_TOKEN, GroupShape, NormQuantize, SiluQuantize
 from fp8core.runtime import device
+from fp8core.runtime.plans import Plan, RmsNormNumbers, SiluNumbers
 
 BANDWIDTH: Final = 4.3e12
 """Bytes a second that a copy on an H200 moves, read plus written."""
@@ -67,18 +69,24 @@ def operands(case: Case) -> Operands:
     return Operands(x, residual, weight, data, scale)
 
 
+@cache
+def bound(plan: Plan, numbers: tuple) -> Callable[..., None]:
+    """Return a plan's launch for some numbers."""
+    return plan.bind(numbers)
+
+
 def ours(case: Case) -> Callable[[Operands], None]:
     """Return fp8core's kernel for the case, called as its table gives it."""
     group, static, target, fp8 = MODES[case.mode], case.mode == "static", device.target(0), "float8_e4m3fn"
-    limits = (0, float("inf"), 1e-10)
+    limits = (case.rows, float("inf"), 1e-10)
     if case.kind == "silu":
         silu = SILU_QUANTIZE.plan(
             SiluQuantize(target, "bfloat16", fp8, group, static, "float32", "k", False, case.cols, 16)
         )
 
         def run(o: Operands) -> None:
-            places = (o.data.data_ptr(), case.cols, o.scale.data_ptr(), *o.scale.stride())
-            silu(timing.stream(), o.x.data_ptr(), 2 * case.cols, *places, case.rows, *limits)
+            launch = bound(silu, SiluNumbers(2 * case.cols, case.cols, *o.scale.stride(), *limits))
+            launch(timing.stream(), o.x.data_ptr(), o.data.data_ptr(), o.scale.data_ptr(), 0)
 
         return run
     adds = case.kind == "add+norm"
@@ -87,9 +95,10 @@ def ours(case: Case) -> Callable[[Operands], None]:
     )
 
     def run_norm(o: Operands) -> None:
-        inputs = (o.x.data_ptr(), case.cols, o.residual.data_ptr() if adds else 0, case.cols)
-        places = (o.data.data_ptr(), case.cols, o.scale.data_ptr(), *o.scale.stride())
-        norm(timing.stream(), *inputs, o.weight.data_ptr(), EPSILON, *places, case.rows, *limits)
+        strides = case.cols, case.cols, EPSILON, case.cols, *o.scale.stride()
+        launch = bound(norm, RmsNormNumbers(*strides, *limits))
+        inputs = o.x.data_ptr(), o.weight.data_ptr(), o.residual.data_ptr() if adds else 0
+        launch(timing.stream(), *inputs, o.data.data_ptr(), o.scale.data_ptr(), 0)
 
     return run_norm
 

@@ -23,6 +23,7 @@ from bench import baselines, results, timing
 from fp8core.core.scaling import EPS
 from fp8core.kernels.linear.table import LINEAR
 from fp8core.problem import Linear
+from fp8core.runtime.plans import QuantizeNumbers
 from fp8core.table import Kernel
 
 BANDWIDTH: Final = 4.3e12
@@ -57,13 +58,15 @@ def by_row(row: Kernel, layer: fp8core.Fp8Linear, x: torch.Tensor) -> Callable[[
     quantize, product = row.plan(problem)
     codes, scale = torch.empty(m * k, dtype=torch.uint8, device="cuda"), torch.empty(m, device="cuda")
     out = torch.empty(m, len(layer.weight), dtype=x.dtype, device="cuda")
-    a = x if quantize is None else codes
+    a, launch = x, None
+    if quantize is not None:
+        strides = x.stride(0), k, *problem.product.scale_a_strides
+        a, launch = codes, quantize.bind(QuantizeNumbers(*strides, m, m, problem.scale_ub, EPS))
 
     def run() -> torch.Tensor:
         stream, scale_at = timing.stream(), scale.data_ptr()
-        if quantize is not None:
-            places = x.data_ptr(), x.stride(0), codes.data_ptr(), k, scale_at
-            quantize(stream, *places, *problem.product.scale_a_strides, m, m, 0, problem.scale_ub, EPS)
+        if launch is not None:
+            launch(stream, x.data_ptr(), codes.data_ptr(), scale_at, 0)
         weight = layer.weight.data_ptr(), scale_at, layer.weight_scale.data_ptr()
         product(stream, a.data_ptr(), *weight, 0, out.data_ptr(), 0, 0, 0)
         return out

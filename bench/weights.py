@@ -19,6 +19,7 @@ from bench import baselines, results, timing
 from fp8core.kernels.weights import DEQUANTIZE, NORMALIZE, REQUANTIZE
 from fp8core.problem import BLOCK_128, PER_CHANNEL, Dequantize, GroupShape, Normalize, Requantize
 from fp8core.runtime import device
+from fp8core.runtime.plans import DequantizeNumbers, NormalizeNumbers, RequantizeNumbers
 
 BANDWIDTH: Final = 4.3e12
 """Bytes a second that a copy on an H200 moves, read plus written."""
@@ -51,8 +52,10 @@ def dequantize(rows: int, cols: int, out: str, group: GroupShape) -> Case:
     plan = DEQUANTIZE.plan(Dequantize(device.target(0), FP8, out, group, "float32", cols, 16))
     height, width = rows // shape[0], cols // shape[1]
 
+    launch = plan.bind(DequantizeNumbers(cols, *strides, cols, rows))
+
     def run(q: torch.Tensor, result: torch.Tensor) -> None:
-        plan(timing.stream(), q.data_ptr(), cols, scale.data_ptr(), *strides, result.data_ptr(), cols, rows)
+        launch(timing.stream(), q.data_ptr(), scale.data_ptr(), result.data_ptr())
 
     def want(q: torch.Tensor) -> torch.Tensor:
         spread = scale.repeat_interleave(height, 0).repeat_interleave(width, 1)
@@ -75,9 +78,10 @@ def requantize(rows: int, cols: int) -> Case:
     largest = torch.empty(1, device="cuda")
     plan = REQUANTIZE.plan(Requantize(device.target(0), FP8, len(widths), cols, 16))
 
+    launch = plan.bind(RequantizeNumbers(cols, scales.numel(), widths, cols))
+
     def run(weight: torch.Tensor, result: torch.Tensor) -> None:
-        inputs = (weight.data_ptr(), cols, scales.data_ptr(), scales.numel(), widths)
-        plan(timing.stream(), *inputs, result.data_ptr(), cols, largest.data_ptr())
+        launch(timing.stream(), weight.data_ptr(), scales.data_ptr(), result.data_ptr(), largest.data_ptr())
 
     def want(weight: torch.Tensor) -> torch.Tensor:
         spread = scales.repeat_interleave(torch.tensor(widths, device="cuda")).unsqueeze(1)
@@ -99,9 +103,11 @@ def normalize(rows: int, cols: int) -> Case:
     doubled = torch.empty_like(scales)
     plan = NORMALIZE.plan(Normalize(device.target(0), FP8, 16))
 
+    launch = plan.bind(NormalizeNumbers(rows * cols, rows, 0))
+
     def run(weight: torch.Tensor, result: torch.Tensor) -> None:
-        scale = (scales.data_ptr(), doubled.data_ptr(), rows, 0, 0, 0)
-        plan(timing.stream(), weight.data_ptr(), result.data_ptr(), rows * cols, *scale)
+        places = weight.data_ptr(), result.data_ptr(), scales.data_ptr(), doubled.data_ptr(), 0, 0
+        launch(timing.stream(), *places)
 
     return Case(
         "normalize fn to fnuz",

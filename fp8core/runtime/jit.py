@@ -5,7 +5,6 @@ stream and some arguments, and hands it to the driver. Frames are taken from a p
 """
 
 import ctypes
-import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
@@ -208,7 +207,7 @@ def prepare(
     source: str,
     entry: str,
     constants: Mapping[str, int | float | str],
-    signature: str | type,
+    arguments: type,
     *,
     block: Grid | int,
     shared_bytes: int = 0,
@@ -224,9 +223,7 @@ def prepare(
         source: the file's name in cuda_src or hip_src, without its suffix.
         entry: the name of the ``extern "C"`` kernel.
         constants: what becomes ``-DNAME=VALUE``.
-        signature: the declaration of the kernel's arguments (`fp8core.runtime.args`), or one `struct` letter an
-            argument: P pointer, i int32, q int64, f float32; ``512i`` an array and ``128s`` bytes aligned to 64,
-            both by value.
+        arguments: the declaration of the kernel's arguments (`fp8core.runtime.args`).
         block: threads of a block.
         shared_bytes: dynamic shared memory of a block.
         cluster: blocks of a cluster along x.
@@ -243,9 +240,4 @@ def prepare(
     if cooperative:
         attributes += ATTRIBUTE.pack(COOPERATIVE, 1, 0, 0)
     shape = (block, 1, 1) if isinstance(block, int) else block
-    return Launcher(target, function, entry, items_of(signature, **extents), shape, shared_bytes, attributes)
-
-
-def items_of(signature: str | type, **extents: int) -> Sequence[str]:
-    """Return the `struct` item of each argument, of a string of them or of a declaration."""
-    return re.findall(r"\d*[a-zA-Z]", signature) if isinstance(signature, str) else args.items(signature, **extents)
+    return Launcher(target, function, entry, args.items(arguments, **extents), shape, shared_bytes, attributes)

@@ -1,8 +1,7 @@
 """A problem made ready to launch: its numbers are bound once, then each launch is given a stream and addresses."""
 
 from collections.abc import Callable
-from functools import lru_cache
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from fp8core.runtime import args
 from fp8core.table import Launch
@@ -93,31 +92,6 @@ class ExpandNumbers(NamedTuple):
 
 N = TypeVar("N", bound=tuple[Any, ...])
 A = TypeVar("A", bound=tuple[Any, ...])
-_RESULT: Final = ("data", "data_stride", "scale", "scale_row_stride", "scale_col_stride", "rows")
-_LIMITS: Final = ("upper", "upper_value", "eps")
-_ORDER: Final[dict[type, tuple[str, ...]]] = {
-    QuantizeNumbers: ("x", "x_stride", *_RESULT, "rows_padded", *_LIMITS),
-    DequantizeNumbers: ("q", "q_stride", *_RESULT[2:5], "out", "out_stride", "rows"),
-    RmsNormNumbers: ("x", "x_stride", "residual", "residual_stride", "weight", "epsilon", *_RESULT, *_LIMITS),
-    SiluNumbers: ("x", "x_stride", *_RESULT, *_LIMITS),
-    RequantizeNumbers: (
-        *("weight", "weight_stride", "scales", "scales_count", "widths"),
-        *("out", "out_stride", "max_scale"),
-    ),
-    NormalizeNumbers: (
-        *("weight", "out", "code_count", "scale", "scale_out", "scale_count"),
-        *("input_scale", "input_scale_out", "input_scale_count"),
-    ),
-    AllCloseNumbers: ("x", "scale_count", "result"),
-    ExpandNumbers: ("scales", "scales_count", "widths", "out"),
-}
-"""The operands of a launch that is called with everything."""
-_ADDRESSES: Final[dict[type, tuple[str, ...]]] = {
-    kind: tuple(name for name in order if name not in getattr(kind, "_fields"))  # noqa: B009
-    for kind, order in _ORDER.items()
-} | {RmsNormNumbers: ("x", "weight", "residual", "data", "scale", "upper")}
-"""What a bound launch is given after the stream."""
-CALLS_BOUND: Final = 8
 
 
 class Plan(Generic[N]):
@@ -125,13 +99,6 @@ class Plan(Generic[N]):
 
     def __init__(self, kind: type[N], bind: Callable[[N], Launch]) -> None:
         self.kind, self.bind = kind, bind
-        self._bound = lru_cache(CALLS_BOUND)(bind)
-
-    def __call__(self, stream: int, *operands: Any) -> None:
-        """Launch once, with numbers and addresses in the order of `_ORDER`."""
-        given = dict(zip(_ORDER[self.kind], operands, strict=True))
-        numbers = self.kind(*(given.pop(name) for name in getattr(self.kind, "_fields")))  # noqa: B009
-        self._bound(numbers)(stream, *(given[name] for name in _ADDRESSES[self.kind]))
 
 
 def arguments(kind: type[A], numbers: Any, **others: Any) -> A:

@@ -9,6 +9,7 @@ from fp8core import host
 from fp8core.problem import FORMATS, HOST, GroupShape, NormQuantize, ScaledMm, SiluQuantize
 from support import reference
 from support.host_launches import INPUTS, Poisoned, assert_same, quantize, row_stride, storage, strided
+from support.launches import whole
 
 MODES = [
     ("tensor", "tensor"),
@@ -206,7 +207,7 @@ def test_norm_quantize(source, group_shape, static, with_residual, between):
     values = through(through(total / root, source, between) * weight.astype(np.float64), source, between)
     scales, data = Scales(group_shape, rows, cols, static), Poisoned(rows, cols, np.uint8)
     how = (static, "float32", "k", with_residual, between, cols, 1)
-    launch = host.plan_norm_quantize(NormQuantize(HOST, source, source, "float8_e4m3fn", group_shape, *how))
+    launch = whole(host.plan_norm_quantize(NormQuantize(HOST, source, source, "float8_e4m3fn", group_shape, *how)))
     operands = (x.ctypes.data, row_stride(x), residual.ctypes.data, row_stride(residual), weight.ctypes.data, 1e-5)
     launch(0, *operands, data.pointer, data.stride, *scales.operands, rows, 0, float("inf"), 1e-10)
     assert_near(data.result(), scales.at, values, group_shape, static)
@@ -224,7 +225,7 @@ def test_silu_quantize(source, group_shape, static, between):
     values = through(activated * x[:, cols:].astype(np.float64), source, between)
     scales, data = Scales(group_shape, rows, cols, static), Poisoned(rows, cols, np.uint8)
     how = (static, "float32", "k", between, cols, 1)
-    launch = host.plan_silu_quantize(SiluQuantize(HOST, source, "float8_e4m3fn", group_shape, *how))
+    launch = whole(host.plan_silu_quantize(SiluQuantize(HOST, source, "float8_e4m3fn", group_shape, *how)))
     operands = (x.ctypes.data, row_stride(x), data.pointer, data.stride, *scales.operands)
     launch(0, *operands, rows, 0, float("inf"), 1e-10)
     assert_near(data.result(), scales.at, values, group_shape, static)
@@ -238,7 +239,7 @@ def test_fused_producers_quantize_as_quantize_does():
     data, scale = Poisoned(1, 8, np.uint8), np.full((1, 1), 7.5, np.float32)
     problem = SiluQuantize(HOST, "float32", "float8_e4m3fn", GroupShape(1, -1), False, "float32", "k", False, 8, 1)
     operands = (x.ctypes.data, 16, data.pointer, data.stride, scale.ctypes.data, 1, 1)
-    host.plan_silu_quantize(problem)(0, *operands, 1, 0, 448.0, 1e-10)
+    whole(host.plan_silu_quantize(problem))(0, *operands, 1, 0, 448.0, 1e-10)
     want = quantize(values, scale_ub=448.0)
     assert_same(data.result(), want[0])
     assert_same(scale, want[1])

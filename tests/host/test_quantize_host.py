@@ -13,6 +13,7 @@ from fp8core.host import codes, memory, tiles
 from fp8core.problem import FORMATS, HOST, PER_TENSOR, GroupShape, Quantize
 from support import reference
 from support.host_launches import FP8, INPUTS, assert_same, dequantize, quantize, storage, strided
+from support.launches import whole
 
 GROUPS = ((-1, -1), (1, -1), (-1, 1), (1, 128), (128, 128), (1, 32), (3, 5), (2, -1), (-1, 7))
 SCALE_FORMATS = ("float32", "ue8m0", "ue8m0_bytes")
@@ -118,7 +119,9 @@ def test_given_scales_as_exponents():
     problem = Quantize(HOST, "bfloat16", "float8_e4m3fn", GroupShape(1, 128), True, "ue8m0_bytes", "k", 256, 1)
     out = np.full((5, 256), 0xA5, np.uint8)
     limits = (5, 5, 0, float("inf"), 0.0)
-    host.plan_quantize(problem)(0, x.ctypes.data, 256, out.ctypes.data, 256, exponents.ctypes.data, 2, 1, *limits)
+    whole(host.plan_quantize(problem))(
+        0, x.ctypes.data, 256, out.ctypes.data, 256, exponents.ctypes.data, 2, 1, *limits
+    )
     scales = np.exp2(exponents.astype(np.float32) - 127)
     assert_same(out, wanted(x, "float8_e4m3fn", (1, 128), scale=scales)[0])
 
@@ -260,7 +263,7 @@ def test_temporary_memory_is_a_few_megabytes(group_shape):
     operands = (x.ctypes.data, 4096, data.ctypes.data, 4096, scale.ctypes.data, shape[1], 1)
     tracemalloc.start()
     try:
-        host.plan_quantize(problem)(0, *operands, 2048, 2048, 0, float("inf"), 1e-10)
+        whole(host.plan_quantize(problem))(0, *operands, 2048, 2048, 0, float("inf"), 1e-10)
         assert tracemalloc.get_traced_memory()[1] < 4e6
     finally:
         tracemalloc.stop()

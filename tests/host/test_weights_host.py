@@ -7,6 +7,7 @@ from fp8core import host
 from fp8core.problem import HOST, AllClose, Expand, Normalize, Requantize
 from support import reference
 from support.host_launches import FP8, Poisoned, assert_same, row_stride, strided
+from support.launches import whole
 
 LOWEST = float(np.finfo(np.float32).min)
 SCALES = {
@@ -38,7 +39,7 @@ def requantize(codes: np.ndarray, dtype: str, scales: list[float], widths: list[
     given = np.array(scales, np.float32)
     out, max_scale = Poisoned(*codes.shape, np.uint8), np.full(1, 7.5, np.float32)
     where = (codes.ctypes.data, row_stride(codes)) if in_place else (out.pointer, out.stride)
-    launch = host.plan_requantize(Requantize(HOST, dtype, len(widths), codes.shape[1], 1))
+    launch = whole(host.plan_requantize(Requantize(HOST, dtype, len(widths), codes.shape[1], 1)))
     operands = (codes.ctypes.data, row_stride(codes), given.ctypes.data, len(given), tuple(widths))
     launch(0, *operands, *where, max_scale.ctypes.data)
     return max_scale[0], codes.copy() if in_place else out.result()
@@ -86,7 +87,7 @@ def test_normalize(dtype, other, convert, factor, in_place):
     scale, input_scale = np.array([0.5, 3.0, -1e-3], np.float32), np.array([0.25], np.float32)
     out = codes if in_place else np.full(768, 0xA5, np.uint8)
     scale_out, input_out = np.full(3, 7.5, np.float32), np.full(1, 7.5, np.float32)
-    launch = host.plan_normalize(Normalize(HOST, dtype, 1))
+    launch = whole(host.plan_normalize(Normalize(HOST, dtype, 1)))
     scales = (scale.ctypes.data, scale_out.ctypes.data, 3, input_scale.ctypes.data, input_out.ctypes.data, 1)
     launch(0, codes.ctypes.data, out.ctypes.data, 768, *scales)
     assert_same(out, want)
@@ -98,7 +99,7 @@ def test_normalize(dtype, other, convert, factor, in_place):
 
 def test_normalize_without_an_input_scale_or_codes():
     scale, scale_out = np.array([0.5], np.float32), np.full(1, 7.5, np.float32)
-    launch = host.plan_normalize(Normalize(HOST, "float8_e4m3fn", 1))
+    launch = whole(host.plan_normalize(Normalize(HOST, "float8_e4m3fn", 1)))
     launch(0, 0, 0, 0, scale.ctypes.data, scale_out.ctypes.data, 1, 0, 0, 0)
     assert scale_out[0] == 1.0
 
@@ -126,7 +127,7 @@ def test_normalize_without_an_input_scale_or_codes():
 )
 def test_all_close(numbers, close):
     x, result = np.array(numbers, np.float32), np.full(2, -7, np.int32)
-    host.plan_all_close(AllClose(HOST))(0, x.ctypes.data, len(x), result.ctypes.data)
+    whole(host.plan_all_close(AllClose(HOST)))(0, x.ctypes.data, len(x), result.ctypes.data)
     assert result.tolist() == [int(close), -7]
 
 
@@ -136,6 +137,6 @@ EXPANSIONS = [([0.5, 2.0, 3.0], (2, 0, 4)), ([0.5], (2, 0, 4)), ([1.5], (3,)), (
 @pytest.mark.parametrize(("scales", "widths"), EXPANSIONS)
 def test_expand(scales, widths):
     given, out = np.array(scales, np.float32), np.full(sum(widths) + 1, 7.5, np.float32)
-    host.plan_expand(Expand(HOST, len(widths)))(0, given.ctypes.data, len(given), widths, out.ctypes.data)
+    whole(host.plan_expand(Expand(HOST, len(widths))))(0, given.ctypes.data, len(given), widths, out.ctypes.data)
     each = given if len(given) > 1 else np.repeat(given, len(widths))
     assert_same(out, np.append(np.repeat(each, widths), np.float32(7.5)))

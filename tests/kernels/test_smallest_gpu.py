@@ -9,6 +9,7 @@ from fp8core.core.scaling import EPS
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.kernels.linear.table import LINEAR
 from fp8core.problem import Linear
+from fp8core.runtime.plans import QuantizeNumbers
 from support import reference
 from support.engines import CupyEngine, assert_same_bytes, fresh, fresh_fp8, fresh_scale
 
@@ -128,7 +129,8 @@ def test_linear(engine, kernel, static):
     a = x if quantize is None else codes
     if quantize is not None:
         strides = problem.product.scale_a_strides
-        quantize(0, x.data.ptr, k, codes.data.ptr, k, scale.data.ptr, *strides, m, m, 0, problem.scale_ub, EPS)
+        launch = quantize.bind(QuantizeNumbers(k, k, *strides, m, m, problem.scale_ub, EPS))
+        launch(0, x.data.ptr, codes.data.ptr, scale.data.ptr, 0)
     weight = layer.weight.codes.data.ptr, scale.data.ptr, layer.weight_scale.data.ptr
     product(0, a.data.ptr, *weight, 0, out.data.ptr, 0, 0, 0)
     np.testing.assert_array_equal(engine.numpy(out), engine.numpy(layer(x)))

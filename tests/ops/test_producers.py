@@ -13,6 +13,7 @@ from fp8core.problem import NormQuantize, SiluQuantize
 from fp8core.runtime import device
 from support import reference
 from support.engines import BOTH, MAKERS, WIDE, assert_same_bytes, engines, fresh, fresh_scale
+from support.launches import whole
 
 SHAPES = ((1, 4096), (7, 576), (3, 1024), (130, 256), (2, 5136), (5, 8192))
 SCALINGS = {
@@ -119,14 +120,14 @@ def test_blocks_by_the_number_of_rows(cols, scaling, multiprocessors):
     exact = [engine.numpy(a).astype(np.float64) for a in (x, other, weight)]
     for residual in (None, other.copy()):
         how = ("bfloat16", "bfloat16", "float8_e4m3fn", *form, residual is not None, False, cols, 16)
-        launch = plan_norm_quantize(NormQuantize(target, *how))
+        launch = whole(plan_norm_quantize(NormQuantize(target, *how)))
         there = residual.data.ptr if residual is not None else 0
         got = results(lambda out, f=launch, r=there: f(0, x.data.ptr, cols, r, cols, weight.data.ptr, 1e-5, *out))
         h, stored = reference.add(engine.numpy(x), engine.numpy(other)) if there else (exact[0], None)
         near(got, reference.rms_norm(h, exact[2][0], 1e-5), scaling)
         if residual is not None:
             assert_same_bytes(engine.numpy(residual), stored)
-    silu = plan_silu_quantize(SiluQuantize(target, "bfloat16", "float8_e4m3fn", *form, False, cols, 16))
+    silu = whole(plan_silu_quantize(SiluQuantize(target, "bfloat16", "float8_e4m3fn", *form, False, cols, 16)))
     got = results(lambda out: silu(0, both.data.ptr, 2 * cols, *out))
     near(got, reference.silu(engine.numpy(x)) * exact[1], scaling)
 

@@ -5,12 +5,19 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 
 from fp8core.errors import BackendError
 from fp8core.problem import Target
 from fp8core.runtime import compiler, device, jit, sources
+from fp8core.runtime.args import Pointer
+
+
+class OneArgs(NamedTuple):
+    places: Pointer
+
 
 H200 = Target("cuda", 90, 0, 132, 32, 232448)
 THREADS = 8
@@ -114,9 +121,9 @@ def test_a_failed_launcher_is_prepared_anew(machine, monkeypatch):
     machine.refuse_compile = True
     for _ in range(2):
         with pytest.raises(BackendError, match="refused by the compiler"):
-            jit.prepare(H200, name, "entry", constants, "P", block=1)
+            jit.prepare(H200, name, "entry", constants, OneArgs, block=1)
     machine.refuse_compile = False
-    assert jit.prepare(H200, name, "entry", constants, "P", block=1).function.address == 0xABC0
+    assert jit.prepare(H200, name, "entry", constants, OneArgs, block=1).function.address == 0xABC0
     assert len(machine.compiled) == 3
 
 

@@ -7,6 +7,7 @@ import struct
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from fp8core.errors import BackendError, DeviceError
 from fp8core.interop import dlpack, dlpack_capsule, dlpack_exchange
 from fp8core.problem import Target
 from fp8core.runtime import compiler, device, jit
+from fp8core.runtime.args import Float32, Int32, Pointer
 from support import compilers
 from support.problems import TARGETS
 
@@ -238,6 +240,12 @@ def test_the_cache_tells_architectures_and_compilers_apart(cupy, monkeypatch, tm
 # launching
 
 
+class PifArgs(NamedTuple):
+    places: Pointer
+    count: Int32
+    factor: Float32
+
+
 def launcher(signature="Pif", attributes=b""):
     return jit.Launcher(MI300, compiler.Function(0xABC0, None), "entry", signature, (256, 1, 1), 4096, attributes)
 
@@ -269,7 +277,7 @@ def test_arguments_lie_where_their_kinds_want_them():
 def test_a_resident_grid_is_asked_for_as_cooperative(rocm, monkeypatch):
     monkeypatch.setattr(jit, "_function", lambda *arguments: compiler.Function(0xABC0, None))
     options = {"block": 64, "cooperative": True, "programmatic": True}
-    jit.prepare(MI300, "source", "entry", {}, "Pif", **options)(0, (8, 1, 1), 0, 0, 0.0)
+    jit.prepare(MI300, "source", "entry", {}, PifArgs, **options)(0, (8, 1, 1), 0, 0, 0.0)
     assert rocm.stub_log().endswith(b" attribute 2 1\n")
     assert rocm.stub_log().count(b"attribute") == 1, "programmatic launches are CUDA's"
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from fp8core import host
 from fp8core.problem import HOST, Dequantize, GroupShape, Quantize
+from support.launches import whole
 
 POISON = 0xA5
 INPUTS = ("float32", "float16", "bfloat16")
@@ -70,7 +71,7 @@ def quantize(
     address = upper.ctypes.data if upper is not None else 0
     limit = float("inf") if scale_ub is None else scale_ub
     operands = (x.ctypes.data, row_stride(x), data.pointer, data.stride, *where)
-    host.plan_quantize(problem)(0, *operands, rows, total, address, limit, eps)
+    whole(host.plan_quantize(problem))(0, *operands, rows, total, address, limit, eps)
     return data.result(), scales.result() if scale is None else scale
 
 
@@ -81,7 +82,7 @@ def dequantize(codes: np.ndarray, dtype: str, scale: np.ndarray, group_shape: tu
     result = Poisoned(*codes.shape, storage(out))
     strides = (stride // scale.itemsize for stride in scale.strides)
     operands = (codes.ctypes.data, row_stride(codes), scale.ctypes.data, *strides)
-    host.plan_dequantize(problem)(0, *operands, result.pointer, result.stride, codes.shape[0])
+    whole(host.plan_dequantize(problem))(0, *operands, result.pointer, result.stride, codes.shape[0])
     return result.result()
 
 

@@ -32,7 +32,9 @@ from fp8core.problem import (
     SiluQuantize,
     Target,
 )
+from fp8core.runtime.plans import Plan as Prepared
 from fp8core.table import Launch, Table
+from support.launches import whole
 
 Plan = Callable[[], object]
 
@@ -231,6 +233,7 @@ def quantize_plans(target: Target) -> Iterator[Plan]:
 
     def launched(plan: Callable[[], Launch], cols: int) -> None:
         launch = plan()
+        launch = whole(launch) if isinstance(launch, Prepared) else launch
         flat, gaps = ((rows, cols) for rows in SIZES), ((rows, cols + 16) for rows in SIZES)
         for rows, stride in (*flat, *gaps):
             launch(0, 256, stride, 256, stride, 256, 0, 0, rows, rows, 0, float("inf"), 1e-10)
@@ -247,6 +250,7 @@ def by_rows(
 
     def launched(plan: Callable[[], Launch], target: Target) -> None:
         launch, some = plan(), target.multiprocessors
+        launch = whole(launch) if isinstance(launch, Prepared) else launch
         for rows in (1, some, 2 * some, 8 * some):
             launch(0, *inputs, 256, 256, 256, 0, 0, rows, 0, float("inf"), 1e-10)
 

@@ -122,7 +122,7 @@ class Emulator:
         source: str,
         entry: str,
         constants: Mapping[str, int | float | str],
-        signature: str | type,
+        arguments: type,
         *,
         block: tuple[int, int, int] | int,
         shared_bytes: int = 0,
@@ -141,7 +141,7 @@ class Emulator:
             flush = any(o in request.options for o in ("-ftz=true", "-fgpu-flush-denormals-to-zero"))
         shape = (block, 1, 1) if isinstance(block, int) else block
         together = 0 if cooperative else cluster
-        items = jit.items_of(signature, **extents)
+        items = args.items(arguments, **extents)
         return Launcher(self, kernel, entry, items, shape, shared_bytes, target.warp, together, flush)
 
     def compile(self, text: str, defines: tuple[str, ...], entry: str, target: Target = CUDA) -> Kernel:

@@ -7,8 +7,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from fp8core.runtime.plans import Plan
 from fp8core.table import Launch, Table
 from support.emulation import Memory
+from support.launches import whole
 
 WIDE = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
@@ -64,7 +66,8 @@ def plans(table: Table[Any], problem: Any) -> Iterator[tuple[str, Launch]]:
     able = [kernel for kernel in table.kernels if kernel.refusal(problem) is None]
     assert able, table.explain(problem)
     for kernel in able:
-        yield kernel.name, kernel.plan(problem)
+        plan = kernel.plan(problem)
+        yield kernel.name, whole(plan) if isinstance(plan, Plan) else plan
 
 
 def teasing(rows: int, cols: int, dtype: str, seed: int, *, special: bool = True) -> np.ndarray:

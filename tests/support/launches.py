@@ -1,0 +1,52 @@
+"""A launch with everything at once: addresses and numbers in the order in which a problem's operands are spoken of."""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from fp8core.runtime.plans import (
+    AllCloseNumbers,
+    DequantizeNumbers,
+    ExpandNumbers,
+    NormalizeNumbers,
+    Plan,
+    QuantizeNumbers,
+    RequantizeNumbers,
+    RmsNormNumbers,
+    SiluNumbers,
+)
+
+_RESULT: Final = ("data", "data_stride", "scale", "scale_row_stride", "scale_col_stride", "rows")
+_LIMITS: Final = ("upper", "upper_value", "eps")
+ORDER: Final[dict[type, tuple[str, ...]]] = {
+    QuantizeNumbers: ("x", "x_stride", *_RESULT, "rows_padded", *_LIMITS),
+    DequantizeNumbers: ("q", "q_stride", *_RESULT[2:5], "out", "out_stride", "rows"),
+    RmsNormNumbers: ("x", "x_stride", "residual", "residual_stride", "weight", "epsilon", *_RESULT, *_LIMITS),
+    SiluNumbers: ("x", "x_stride", *_RESULT, *_LIMITS),
+    RequantizeNumbers: (
+        *("weight", "weight_stride", "scales", "scales_count", "widths"),
+        *("out", "out_stride", "max_scale"),
+    ),
+    NormalizeNumbers: (
+        *("weight", "out", "code_count", "scale", "scale_out", "scale_count"),
+        *("input_scale", "input_scale_out", "input_scale_count"),
+    ),
+    AllCloseNumbers: ("x", "scale_count", "result"),
+    ExpandNumbers: ("scales", "scales_count", "widths", "out"),
+}
+"""The operands of a launch that is called with everything."""
+ADDRESSES: Final[dict[type, tuple[str, ...]]] = {
+    kind: tuple(name for name in order if name not in getattr(kind, "_fields"))  # noqa: B009
+    for kind, order in ORDER.items()
+} | {RmsNormNumbers: ("x", "weight", "residual", "data", "scale", "upper")}
+"""What a bound launch is given after the stream."""
+
+
+def whole(plan: Plan) -> Callable[..., None]:
+    """Return what launches ``plan`` once, given the stream and all operands in the order of `ORDER`."""
+
+    def launch(stream: int, *operands: Any) -> None:
+        given = dict(zip(ORDER[plan.kind], operands, strict=True))
+        numbers = plan.kind(*(given.pop(name) for name in plan.kind._fields))
+        plan.bind(numbers)(stream, *(given[name] for name in ADDRESSES[plan.kind]))
+
+    return launch
