@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 from fp8core import interop
+from fp8core.core import specs
 from fp8core.ops import (
     all_close_1d,
     capabilities,
@@ -207,6 +208,13 @@ def dispatch_w8a8_scaled_mm(
     return torch_channelwise_w8a8_scaled_mm
 
 
+def fp8_of(x: Any, name: str) -> str:
+    """Return the dtype of an array that has to be FP8."""
+    found = specs.spec_of(interop.view(x, name), name)
+    specs.is_fp8(found)
+    return found.dtype
+
+
 class Fp8LinearOp:
     """An FP8 linear layer over a weight ``[k, n]``: quantizes its input, unless it is FP8, and multiplies."""
 
@@ -256,7 +264,7 @@ class Fp8LinearOp:
         if view.dtype not in FORMATS:
             data, scale = quantize(
                 input,
-                dtype=interop.view(weight, "weight").dtype,
+                dtype=fp8_of(weight, "weight"),
                 group_shape=PER_TOKEN if per_token and input_scale is None else PER_TENSOR,
                 scale=input_scale,
                 scale_ub=input_scale_ub if per_token and input_scale is None else None,

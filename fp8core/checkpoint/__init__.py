@@ -3,11 +3,12 @@
 import json
 import os
 import shutil
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fp8core.checkpoint.files import Entry, read_header, unwritable
+from fp8core.checkpoint.files import Entry, leftovers, read_header, unwritable
 from fp8core.checkpoint.schemes import NOT_LINEAR, SCHEMES, SchemeName, quantization_config, scheme_of, selection
 from fp8core.checkpoint.writing import INDEX, Shard, config_beside, scale_name, write_file, write_folder
 from fp8core.errors import CheckpointError
@@ -61,6 +62,9 @@ def quantize_checkpoint(
     Raises:
         CheckpointError: the source cannot be read, is damaged, is quantized already, holds nothing to quantize or a
             weight that is not finite; the target exists, or cannot be written. Nothing is left behind.
+
+    Warns:
+        RuntimeWarning: beside the target lies what a run left that was killed.
     """
     chosen, picked = scheme_of(scheme), selection(include, exclude)
     source, target = Path(source), Path(target)
@@ -78,6 +82,7 @@ def quantize_checkpoint(
     config["quantization_config"] = quantization_config(chosen, kept, quantized)
     after = sum(shard.size() for shard in shards)
     _refuse_target(source, target, after, force=force)
+    _tell_of_leftovers(target)
     advance = _advance(progress, entries)
     try:
         if source.is_dir():
@@ -176,6 +181,17 @@ def _refuse_target(source: Path, target: Path, nbytes: int, *, force: bool) -> N
         raise CheckpointError(
             f"cannot write {target}: no room on the disk: {nbytes:,} bytes are needed and {free:,} are free"
         )
+
+
+def _tell_of_leftovers(target: Path) -> None:
+    for path in (target.resolve(), config_beside(target)):
+        for left in leftovers(path):
+            state = "" if path.exists() else f"; there is no {path}, so it may be what was to be replaced"
+            warnings.warn(
+                f"{left} is of a run that was killed or is still at work: look at it and remove it{state}",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
 
 def _advance(progress: Progress | None, entries: list[Entry]) -> Callable[[Entry], None]:

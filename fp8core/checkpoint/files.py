@@ -1,11 +1,14 @@
 """Safetensors files, read by offset and written by offset, and files that appear whole or not at all."""
 
+import ctypes
 import errno
 import json
 import math
 import os
+import re
 import secrets
 import shutil
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +24,9 @@ from fp8core.errors import CheckpointError
 WIDE: Final = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(bfloat16)}
 """The dtypes that can be quantized, under the names that safetensors gives them."""
 COPIED_AT_ONCE: Final = 1 << 24
+_AT_FDCWD: Final = -100
+_RENAME_EXCHANGE: Final = 2
+"""Of Linux: <fcntl.h> and <linux/fs.h>."""
 
 
 class Entry(NamedTuple):
@@ -167,6 +173,29 @@ def sync_folder(folder: Path) -> None:
 def temporary_name(path: Path) -> Path:
     """Return a hidden name beside ``path`` that nothing has."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+
+
+def leftovers(path: Path) -> list[Path]:
+    """Return what has a `temporary_name` of ``path``: of runs that were killed, or that are still at work."""
+    name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.tmp")
+    return sorted(one for one in path.parent.iterdir() if name.fullmatch(one.name))
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Let two names change places in one step, and return True; False where the system or the file system cannot.
+
+    Raises OSError as the system does.
+    """
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    sys.audit("os.rename", one, other, -1, -1)  # as Python's own does
+    if rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+        return False
+    raise OSError(number, os.strerror(number), os.fspath(other))
 
 
 def unwritable(path: Path, nbytes: int, error: OSError) -> CheckpointError:

@@ -16,6 +16,7 @@ from fp8core.checkpoint.files import (
     Piece,
     appearing,
     copy_tensor,
+    exchange,
     lay_out,
     read_tensor,
     sync_folder,
@@ -112,8 +113,12 @@ def write_file(shard: Shard, target: Path, config: dict[str, Any], advance: Call
 
 
 def write_folder(shards: list[Shard], target: Path, config: dict[str, Any], advance: Callable[[Entry], None]) -> None:
-    """Write the new folder under another name, then let it take the name ``target``, replacing what had it."""
+    """Write the new folder under another name, then let it take the name ``target``, replacing what had it.
+
+    A symbolic link stays, and leads to the new folder.
+    """
     source = shards[0].header.path.parent
+    target = target.resolve()
     folder = temporary_name(target)
     try:
         shutil.copytree(source, folder, ignore=NOT_COPIED)
@@ -136,8 +141,14 @@ def _index(shards: list[Shard]) -> dict[str, Any]:
 
 
 def _take_name(folder: Path, target: Path) -> None:
+    """Give a folder the name of another, which is removed: in one step, or in two where the system has no other way.
+
+    A run that is killed between these two leaves ``target`` under its temporary name, which the next run tells of.
+    """
     if not target.exists():
         folder.rename(target)
+    elif exchange(folder, target):
+        shutil.rmtree(folder)
     else:
         old = temporary_name(target)
         target.rename(old)

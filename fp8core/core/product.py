@@ -1,6 +1,6 @@
 """The operands of a scaled product: what has to fit together before anything is launched."""
 
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from fp8core.core import scale_shapes, specs
 from fp8core.core.scale_shapes import Reading
@@ -8,6 +8,9 @@ from fp8core.core.specs import TensorSpec
 from fp8core.errors import DTypeError, LayoutError, ScaleError, ShapeError
 from fp8core.interop import dtype_name
 from fp8core.problem import FORMATS, WIDE, GroupShape, ScaledMm
+
+RESULTS: Final = (*WIDE, *FORMATS)
+"""The dtypes of results."""
 
 
 class Product(NamedTuple):
@@ -99,6 +102,7 @@ def product_of(
         group_a: the group shape of a where it is known.
         group_b: that of the stored weight.
     """
+    out_name = dtype_name(out_dtype, "out_dtype", RESULTS)
     specs.is_fp8(a)
     specs.is_fp8(weight)
     m, k, lda = specs.matrix(a)
@@ -119,7 +123,6 @@ def product_of(
     reading_a, reading_b = scale_shapes.of_product(
         scale_a, scale_b, a.shape[:-1], m, n, k, stored=stored, group_a=group_a, group_b=group_b
     )
-    out_name = dtype_name(out_dtype)
     if bias is not None:
         _check_bias(bias, n, out_name)
     _check_out_scale(out_scale, out_name)
@@ -147,10 +150,8 @@ def _check_bias(bias: TensorSpec, n: int, out: str) -> None:
 def _check_out_scale(scale: TensorSpec | None, out: str) -> None:
     if out in FORMATS:
         if scale is None:
-            raise ScaleError(f"an FP8 result ({out}) needs out_scale")
+            raise ScaleError(f"out_scale needs a number for a result of {out}, got None")
         scale_shapes.is_scale(scale)
         scale_shapes.one_number(scale)
-    elif out not in WIDE:
-        raise DTypeError(f"out_dtype needs {', '.join(WIDE)} or an FP8 dtype, got {out}")
     elif scale is not None:
         raise ScaleError(f"out_scale needs an FP8 out_dtype, got {out}")

@@ -107,7 +107,7 @@ def implied_group(scale: TensorSpec, x: TensorSpec) -> GroupShape:
     elif len(scale.shape) == 2:
         shape = scale.shape
     else:
-        raise ScaleError(f"{scale.name} of shape {scale.shape} needs group_shape to say what its axes are")
+        raise ScaleError(f"{scale.name} needs group_shape to say what its axes are, got shape {scale.shape} alone")
     return GroupShape(_side(shape[0], at.rows, scale), _side(shape[1], at.cols, scale))
 
 
@@ -119,8 +119,8 @@ def _side(count: int, extent: int, scale: TensorSpec) -> int:
     if count > extent:
         raise ShapeError(f"{scale.name} needs at most one scale an element, got {count} along an axis of {extent}")
     raise ScaleError(
-        f"{scale.name} needs group_shape: it has {count} scales along an axis of {extent} elements, "
-        "which several group shapes explain"
+        f"{scale.name} needs group_shape beside it where several explain its shape, "
+        f"got {count} scales along an axis of {extent} elements"
     )
 
 
@@ -237,8 +237,8 @@ def _paired(a: Reading, b: Reading, scale_a: TensorSpec, scale_b: TensorSpec, k:
     a_grouped, b_grouped = a.granularity == "group", b.granularity in ("group", "block")
     if a_grouped == b_grouped:
         return a
-    if b_grouped and k <= BLOCK:
-        return Reading("group", a.strides)
+    if k <= BLOCK:  # a group is a row then, and a block scale of one number a scale of the tensor
+        return Reading("group" if b_grouped else "row", a.strides)
     if b_grouped:
         kind = "128x128 block" if b.granularity == "block" else "1x128 group"
         raise ScaleError(

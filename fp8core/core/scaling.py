@@ -1,6 +1,7 @@
 """How a result is scaled and where it goes: what `quantize`, the fused producers and linear layers share."""
 
 import math
+from collections.abc import Collection
 from typing import Any, Final, NamedTuple
 
 from fp8core.core import scale_shapes, specs
@@ -85,12 +86,12 @@ def scaling(
 
     ``scale`` is the given scale, or where the caller wants the computed one.
     """
-    name = specs.fp8_name(dtype_name(options.dtype), "dtype")
+    name = dtype_name(options.dtype, "dtype", FORMATS)
     group = specs.group(options.group_shape)
     scale_format, layout, eps = options.scale_format, options.scale_layout, options.eps
-    if scale_format not in SCALE_DTYPE:
+    if not _one_of(scale_format, SCALE_DTYPE):
         raise ScaleError(f"scale_format needs one of {', '.join(SCALE_DTYPE)}, got {scale_format!r}")
-    if layout not in ("k", "mn"):
+    if not _one_of(layout, ("k", "mn")):
         raise LayoutError(f"scale_layout needs 'k' or 'mn', got {layout!r}")
     least = FORMATS[name].maximum * 2.0**-126
     if not isinstance(eps, int | float) or not least <= eps < math.inf:
@@ -117,6 +118,10 @@ def scaling(
     if group == PER_TENSOR:
         strides = (0, 0)
     return Scaling(name, group, False, strides, wanted, scale_format, layout, upper, eps)
+
+
+def _one_of(value: Any, known: Collection[str]) -> bool:
+    return isinstance(value, str) and value in known
 
 
 def _upper(value: Any, operand: TensorSpec | None, group: GroupShape, x: TensorSpec) -> float:

@@ -5,6 +5,7 @@ address, and it cannot forget an alignment: addresses are given to a launch when
 """
 
 import math
+import operator
 from typing import Any, NamedTuple
 
 from fp8core.errors import DeviceError, DTypeError, LayoutError, ShapeError
@@ -59,7 +60,7 @@ def matrix(x: TensorSpec) -> Matrix:
     if not shape:
         raise ShapeError(f"{x.name} needs at least one axis, got a 0-d array")
     cols = shape[-1]
-    if 0 in shape:  # the strides of an array without elements say nothing
+    if 0 in shape:
         return Matrix(math.prod(shape[:-1]), cols, cols)
     if cols > 1 and strides[-1] != 1:
         raise LayoutError(f"{x.name} needs a contiguous last axis, got shape {shape} with strides {strides} (elements)")
@@ -80,6 +81,8 @@ def folded(x: TensorSpec, step: int = 0) -> tuple[int, int]:
     Raises:
         LayoutError: they do not fold without a copy.
     """
+    if 0 in x.shape:  # the strides of an array without elements say nothing
+        return math.prod(x.shape[:-1]), step
     rows, stride = 1, step
     for extent, there in zip(reversed(x.shape[:-1]), reversed(x.strides[:-1]), strict=True):
         if extent == 1:
@@ -149,18 +152,11 @@ def is_wide(x: TensorSpec) -> None:
         raise DTypeError(f"{x.name} needs {', '.join(WIDE)}, got {x.dtype}")
 
 
-def wide_name(dtype: str, name: str) -> str:
-    """Return ``dtype`` when it is one of the formats that results are given in."""
-    if dtype not in WIDE:
-        raise DTypeError(f"{name} needs {', '.join(WIDE)}, got {dtype}")
-    return dtype
-
-
-def fp8_name(dtype: str, name: str) -> str:
-    """Return ``dtype`` when it is one of the four FP8 formats."""
-    if dtype not in FORMATS:
-        raise DTypeError(f"{name} needs one of {', '.join(FORMATS)}, got {dtype}")
-    return dtype
+def required(x: TensorSpec | None, name: str) -> TensorSpec:
+    """Return the spec of an operand that no call does without."""
+    if x is None:
+        raise DTypeError(f"{name} needs an array, got None")
+    return x
 
 
 def group(group_shape: object, name: str = "group_shape") -> GroupShape:
@@ -170,6 +166,12 @@ def group(group_shape: object, name: str = "group_shape") -> GroupShape:
     if len(sides) != 2 or any(side is None or not (side == -1 or side > 0) for side in sides):
         raise ShapeError(f"{name} needs a pair of whole numbers, each positive or -1, got {group_shape!r}")
     return GroupShape(*map(int, pair))
+
+
+def extent(x: Any) -> int:
+    """Return a whole number, also one in an array of one; raises TypeError for all else."""
+    number = whole_number(x)
+    return operator.index(x) if number is None else number
 
 
 def whole_number(x: Any) -> int | None:

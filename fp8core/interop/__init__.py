@@ -5,6 +5,7 @@ of its arrives.
 """
 
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -54,6 +55,8 @@ def view(x: Any, name: str, *, written: bool = False) -> TensorView:
     kind: Any = type(x)
     read = _reader(kind)
     if read is None:
+        if x is None:
+            raise DTypeError(f"{name} needs an array, got None")
         raise DTypeError(f"{name} needs an array that offers DLPack, got {kind.__module__}.{kind.__qualname__}")
     seen: TensorView = read(x, name)
     if written:
@@ -71,31 +74,32 @@ def stream_of(first: TensorView, stream: Any = None, *others: TensorView) -> int
         others: the other operands, for a caller that does without `order_before`.
 
     Returns:
-        The stream's address; 0 on the host.
+        The stream's address; 0 on the host, which has none.
 
     Raises:
         DeviceError: ``stream`` is nothing of that kind.
     """
+    given = None if stream is None else _address(stream)
     if first.target.platform == "host":
         return 0
-    chosen = first.framework.stream(first.target) if stream is None else _address(stream)
+    chosen = first.framework.stream(first.target) if given is None else given
     if others or first.held is not None:
         order_before(chosen, (first, *others), stream)
     return chosen
 
 
 def _address(stream: Any) -> int:
-    if isinstance(stream, int) and not isinstance(stream, bool):
-        if stream < 0:
-            raise DeviceError(f"stream needs an address, 0 or more, got {stream}")
-        return stream
+    address = stream
     offer = getattr(stream, "__cuda_stream__", None)
     if offer is not None:
-        return int((offer() if callable(offer) else offer)[1])
-    for attribute in ("ptr", "cuda_stream"):
-        address = getattr(stream, attribute, None)
-        if isinstance(address, int):
-            return address
+        with suppress(TypeError, IndexError, KeyError):  # a class, or no pair: nothing of the kind
+            address = (offer() if callable(offer) else offer)[1]
+    elif not isinstance(stream, int):
+        address = next((at for name in ("ptr", "cuda_stream") if (at := getattr(stream, name, None)) is not None), None)
+    if isinstance(address, int) and not isinstance(address, bool):
+        if address < 0:
+            raise DeviceError(f"stream needs an address, 0 or more, got {address}")
+        return address
     raise DeviceError(
         f"stream needs an address or an object with __cuda_stream__, .ptr or .cuda_stream, got {type(stream).__name__}"
     )

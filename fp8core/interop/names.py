@@ -1,5 +1,6 @@
 """Dtypes by their names: whatever a framework calls ``float8_e4m3fn``, it is one string here."""
 
+from collections.abc import Collection
 from typing import Any, Final
 
 from fp8core.errors import DTypeError
@@ -8,14 +9,16 @@ from fp8core.problem import ITEMSIZE
 _NAMES: Final = {name: name for name in ITEMSIZE}
 
 
-def dtype_name(dtype: Any) -> str:
+def dtype_name(dtype: Any, name: str = "dtype", among: Collection[str] = ITEMSIZE) -> str:
     """Return the name of a dtype.
 
     Args:
         dtype: its name, a NumPy or ml_dtypes dtype or scalar type, a ``torch.dtype``, or a dtype of JAX.
+        name: what errors call the argument.
+        among: the names that it may have.
 
     Raises:
-        DTypeError: it is none of those, or one that fp8core does not take.
+        DTypeError: it is none of those, or one that is not taken.
     """
     if isinstance(dtype, str):
         known = _NAMES.get(dtype)
@@ -23,10 +26,9 @@ def dtype_name(dtype: Any) -> str:
         known = _NAMES.get(_spelling(dtype))
         if getattr(dtype, "byteorder", "=") not in ("=", "|"):
             known = None
-    if known is None:
-        raise DTypeError(
-            f"dtype needs one of {', '.join(ITEMSIZE)}, or a framework's dtype of that name, got {dtype!r}"
-        )
+    if known is None or known not in among:
+        got = dtype if known is None else known
+        raise DTypeError(f"{name} needs one of {', '.join(among)}, or a framework's dtype of that name, got {got!r}")
     return known
 
 

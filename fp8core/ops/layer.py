@@ -6,13 +6,13 @@ from fp8core import interop
 from fp8core.core.operation import Interned, explanation_of
 from fp8core.core.prefetch import WeightHistory, capture_of
 from fp8core.core.product import product_of
-from fp8core.core.scale_shapes import WEIGHT_GROUPS, is_scale, known_group
+from fp8core.core.scale_shapes import BLOCK, WEIGHT_GROUPS, is_one_number, is_scale, known_group
 from fp8core.core.specs import TensorSpec, group, is_fp8, same_device, spec_of
 from fp8core.errors import LayoutError, ScaleError, ShapeError
 from fp8core.interop import Framework, TensorView, eager_only
 from fp8core.interop.tensor import bytes_spanned, fill_number
-from fp8core.ops.linear import LINEAR_CALLS, OUT, LinearOptions, activation_group, input_format
-from fp8core.ops.quantize import quantize
+from fp8core.ops.linear import LINEAR_CALLS, OUT, LinearOptions, activation_group, input_format, result_dtype
+from fp8core.ops.quantize import quantize_weight
 from fp8core.ops.quantized import Quantized, parts
 from fp8core.problem import GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, WIDE, GroupShape, Target
 from fp8core.table import Explanation
@@ -97,9 +97,10 @@ class Fp8Linear:
             use_fast_accum: as for `scaled_mm`.
             batch_invariant: as for `scaled_mm`.
         """
-        known_group(group(weight_group_shape, "weight_group_shape"), WEIGHT_GROUPS, "weight_group_shape")
+        weight_group = group(weight_group_shape, "weight_group_shape")
+        known_group(weight_group, WEIGHT_GROUPS, "weight_group_shape")
         return cls(
-            quantize(weight, dtype=dtype, group_shape=weight_group_shape),
+            quantize_weight(weight, dtype, weight_group),
             bias=bias,
             input_scale=input_scale,
             group_shape=group_shape,
@@ -231,6 +232,21 @@ def _array_of(number: float, framework: Framework, target: Target) -> Any:
     return framework.wrap(made.array, stream)
 
 
+def _check_input_scale(scale: TensorSpec, group_shape: GroupShape, groups: int) -> None:
+    """Refuse a scale that no input has: one number, or for inputs that come quantized one a token or a group."""
+    if is_one_number(scale.shape):
+        return
+    needs = "one number, of shape (), (1,) or (1, 1)"
+    if group_shape == PER_TOKEN:
+        able, needs = len(scale.shape) == 1 or scale.shape[-1:] == (1,), f"{needs}, or (m, 1) or (m,) per token"
+    elif group_shape == GROUP_128:
+        able, needs = len(scale.shape) > 1 and scale.shape[-1] == groups, f"{needs}, or (m, {groups}) by groups"
+    else:
+        able = False
+    if not able:
+        raise ShapeError(f"{scale.name} needs {needs}, got shape {scale.shape}")
+
+
 class _Checked(NamedTuple):
     arrays: tuple[Any, ...]
     shape: tuple[int, int]
@@ -270,7 +286,7 @@ def check_layer(options: LinearOptions, weight: Any, weight_scale: Any, bias: An
         x_scale,
         scale,
         added,
-        own if options.out_dtype is None else options.out_dtype,
+        result_dtype(options.out_dtype, own),
         None,
         None,
         stored=True,
@@ -280,6 +296,7 @@ def check_layer(options: LinearOptions, weight: Any, weight_scale: Any, bias: An
     if of_input is not None:
         is_scale(of_input)
         same_device(at, of_input)
+        _check_input_scale(of_input, options.group_shape, -(-k // BLOCK))
     history = WeightHistory()
     if target.platform != "host":
         addresses = [0, *(0 if view is None else view.pointer for view in views)]

@@ -10,12 +10,12 @@ from fp8core.core.scale_shapes import ACTIVATION_GROUPS, known_group
 from fp8core.core.scaling import ScaleOptions, Scaling, scaling
 from fp8core.core.specs import Matrix, TensorSpec
 from fp8core.errors import ScaleError
-from fp8core.interop import dlpack, eager_only
+from fp8core.interop import dlpack, dtype_name, eager_only
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.kernels.linear.table import LINEAR, Steps, explain_linear
 from fp8core.ops.quantize import quantize_problem
 from fp8core.ops.quantized import Quantized, parts
-from fp8core.problem import FORMATS, PER_TENSOR, PER_TOKEN, GroupShape, Linear
+from fp8core.problem import FORMATS, PER_TENSOR, PER_TOKEN, WIDE, GroupShape, Linear
 from fp8core.runtime.plans import QuantizeNumbers
 
 OUT: Final = 6
@@ -100,6 +100,11 @@ def activation_group(group_shape: Any) -> GroupShape:
     return group
 
 
+def result_dtype(out_dtype: Any, own: str) -> str:
+    """Return the dtype of results, which is one of those that inputs are quantized from; None is ``own``."""
+    return own if out_dtype is None else dtype_name(out_dtype, "out_dtype", WIDE)
+
+
 INPUT_FORMAT: Final = {"float8_e5m2": "float8_e4m3fn", "float8_e5m2fnuz": "float8_e4m3fnuz"}
 """What inputs are quantized to beside a weight of e5m2, which no tensor core multiplies with its own kind."""
 
@@ -112,8 +117,8 @@ def input_format(weight: str) -> str:
 def _describe(operands: Sequence[TensorSpec | None], options: tuple[Any, ...]) -> Described:
     x, weight, weight_scale, bias, input_scale, upper, out = operands
     chosen = LinearOptions(*options)
-    if x is None or weight is None or weight_scale is None:
-        raise ScaleError("a linear layer needs x, weight and weight_scale, got None")
+    x, weight = specs.required(x, "x"), specs.required(weight, "weight")
+    weight_scale = specs.required(weight_scale, "weight_scale")
     specs.is_fp8(weight)
     group = activation_group(chosen.group_shape)
     if x.dtype in FORMATS:
@@ -132,14 +137,14 @@ def _describe_product(
 ) -> Described:
     """Describe the product of an x that is FP8."""
     if input_scale is None:
-        raise ScaleError(f"x of {x.dtype} needs input_scale, or to be a Quantized")
+        raise ScaleError(f"x of {x.dtype} needs input_scale, or to be a Quantized, got neither")
     product = product_of(
         x,
         weight,
         input_scale,
         weight_scale,
         bias,
-        "bfloat16" if options.out_dtype is None else options.out_dtype,
+        result_dtype(options.out_dtype, "bfloat16"),
         None,
         None,
         stored=True,
@@ -234,7 +239,7 @@ def _describe_both(
         q.scale,
         weight_scale,
         bias,
-        x.dtype if options.out_dtype is None else options.out_dtype,
+        result_dtype(options.out_dtype, x.dtype),
         None,
         None,
         stored=True,

@@ -12,7 +12,17 @@ from fp8core.interop import dtype_name, eager_only
 from fp8core.kernels.quantize import QUANTIZE
 from fp8core.kernels.weights import DEQUANTIZE
 from fp8core.ops.quantized import Quantized, parts, quantized
-from fp8core.problem import ITEMSIZE, PER_TENSOR, PER_TOKEN, Dequantize, GroupShape, Quantize, ScaleFormat, ScaleLayout
+from fp8core.problem import (
+    ITEMSIZE,
+    PER_TENSOR,
+    PER_TOKEN,
+    WIDE,
+    Dequantize,
+    GroupShape,
+    Quantize,
+    ScaleFormat,
+    ScaleLayout,
+)
 from fp8core.runtime.plans import DequantizeNumbers, QuantizeNumbers
 
 DATA, SCALE = 1, 2
@@ -138,7 +148,19 @@ def quantize_problem(
     )
 
 
-_QUANTIZE: Final = Operation(("x", "out", "scale", "scale_ub"), _describe_quantize, numbers=(SCALE,), returned=(SCALE,))
+def _operation(x: str) -> Operation:
+    return Operation((x, "out", "scale", "scale_ub"), _describe_quantize, numbers=(SCALE,), returned=(SCALE,))
+
+
+_QUANTIZE: Final = _operation("x")
+_QUANTIZE_WEIGHT: Final = _operation("weight")
+
+
+def quantize_weight(weight: object, dtype: object, group_shape: GroupShape) -> Quantized:
+    """Return `quantize` of what errors call ``weight``."""
+    options = dtype, group_shape, False, None, "float32", "k", EPS, None
+    arrays, group = _QUANTIZE_WEIGHT((weight, None, None, None), options)
+    return quantized(arrays[DATA], arrays[SCALE], group)
 
 
 @eager_only
@@ -183,14 +205,14 @@ def dequantize(
 def _describe_dequantize(operands: Sequence[TensorSpec | None], options: tuple[Any, ...]) -> Described:
     q, scale, out = operands
     assert q is not None
-    assert scale is not None
+    scale = specs.required(scale, "scale")
     specs.is_fp8(q)
     at = specs.matrix(q)
     scale_shapes.is_scale(scale, bytes_allowed=True)
     specs.same_device(q, scale)
     group = scale_shapes.implied_group(scale, q) if options[0] is None else specs.group(options[0])
     group, strides = scale_shapes.of_groups(scale, group, q)
-    wide = specs.wide_name(dtype_name(options[1]), "dtype")
+    wide = dtype_name(options[1], "dtype", WIDE)
     stride, out_at = at.cols, specs.ALIGNMENT
     if out is not None:
         specs.same_device(q, out)

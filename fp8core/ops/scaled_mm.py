@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
+from fp8core.core import specs
 from fp8core.core.operation import Described, NewArray, Operation, Planned
 from fp8core.core.product import product_of, transposed
 from fp8core.core.specs import TensorSpec
-from fp8core.errors import ScaleError
 from fp8core.interop import eager_only
 from fp8core.kernels.gemm.simt import plan_clear_amax
 from fp8core.kernels.gemm.table import SCALED_MM
@@ -109,8 +109,8 @@ def scaled_mm_nt(
 def _describe(operands: Sequence[TensorSpec | None], options: tuple[Any, ...], *, stored: bool) -> Described:
     a, b, scale_a, scale_b, bias, out, out_scale, amax = operands
     out_dtype, use_fast_accum, batch_invariant, group_a, group_b = options
-    if a is None or b is None or scale_a is None or scale_b is None:
-        raise ScaleError("a product needs a, b, scale_a and scale_b, got None")
+    a, b = specs.required(a, "a"), specs.required(b, "weight" if stored else "b")
+    scale_a, scale_b = specs.required(scale_a, "scale_a"), specs.required(scale_b, "scale_b")
     weight = b if stored else transposed(b)
     product = product_of(
         a, weight, scale_a, scale_b, bias, out_dtype, out_scale, amax, stored=stored, group_a=group_a, group_b=group_b

@@ -65,8 +65,8 @@ def requantize_with_max_scale(
 
 def _widths(logical_widths: Any) -> tuple[int, ...]:
     try:
-        widths = tuple(int(width) for width in logical_widths)
-    except (TypeError, ValueError) as error:
+        widths = tuple(specs.extent(width) for width in logical_widths)
+    except TypeError as error:
         raise ShapeError(f"logical_widths needs whole numbers, got {logical_widths!r}") from error
     if any(width < 0 for width in widths):
         raise ShapeError(f"logical_widths needs widths of at least 0, got {list(widths)}")
@@ -87,14 +87,13 @@ def _shard_count(scale: TensorSpec, widths: tuple[int, ...]) -> int:
 def _describe_requantize(operands: Sequence[TensorSpec | None], widths: tuple[int, ...]) -> Described:
     weight, scale, out, _ = operands
     assert weight is not None
-    if scale is None:
-        raise ScaleError("weight needs weight_scale, got None")
+    scale = specs.required(scale, "weight_scale")
     specs.is_fp8(weight)
     at = specs.matrix(weight)
     count = _shard_count(scale, widths)
     specs.same_device(weight, scale, out)
     if sum(widths) != at.rows:
-        raise ShapeError(f"logical_widths {list(widths)} need to add up to the {at.rows} rows of weight")
+        raise ShapeError(f"logical_widths needs to add up to the {at.rows} rows of weight, got {list(widths)}")
     stride = at.cols if out is None else specs.written(out, weight.shape, weight.dtype).stride
     out_at = specs.ALIGNMENT if out is None else out.alignment
     problem = Requantize(
@@ -224,8 +223,7 @@ def _describe_normalize(operands: Sequence[TensorSpec | None], formats: tuple[st
     old, new = formats
     if weight.dtype != old:
         raise DTypeError(f"weight needs {old}, got {weight.dtype}")
-    if scale is None:
-        raise ScaleError("weight needs weight_scale, got None")
+    scale = specs.required(scale, "weight_scale")
     count = contiguous_count(weight)
     scale_shapes.is_scale(scale)
     if of_input is not None:

@@ -180,7 +180,7 @@ WRONG = {
     "another group": ((WEIGHT, SCALE), {"group_shape": (1, 64)}, "group_shape needs one of"),
     "input scale not fp32": ((WEIGHT, SCALE), {"input_scale": np.ones(1, np.float16)}, "input_scale needs float32"),
     "dtype of the result": ((WEIGHT, SCALE), {"out_dtype": "uint8"}, "out_dtype needs"),
-    "FP8 result": ((WEIGHT, SCALE), {"out_dtype": "float8_e4m3fn"}, "needs out_scale"),
+    "FP8 result": ((WEIGHT, SCALE), {"out_dtype": "float8_e4m3fn"}, "out_dtype needs one of float32"),
     "columns apart": ((np.asfortranarray(WEIGHT), SCALE), {}, "weight needs contiguous rows"),
 }
 

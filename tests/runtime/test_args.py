@@ -1,4 +1,4 @@
-"""Each kernel's declared arguments are the parameters of its device source: their names, order and types."""
+"""What a kernel's arguments are declared to be: the parameters of its device source, and the numbers of its calls."""
 
 import re
 from collections.abc import Iterator
@@ -7,7 +7,15 @@ from unittest import mock
 
 import pytest
 
-from fp8core.runtime import args, jit, sources
+from fp8core.kernels.fused.rms_norm import RmsNormArgs
+from fp8core.kernels.fused.silu import SiluArgs
+from fp8core.kernels.quantize.prepare import QuantizeArgs
+from fp8core.kernels.weights.allclose import AllCloseArgs
+from fp8core.kernels.weights.dequantize import DequantizeArgs
+from fp8core.kernels.weights.expand import ExpandArgs
+from fp8core.kernels.weights.fnuz import NormalizeArgs
+from fp8core.kernels.weights.requantize import RequantizeArgs
+from fp8core.runtime import args, jit, plans, sources
 from support.problems import OPERATIONS, TARGETS
 
 PLATFORMS = ("cuda", "hip")
@@ -18,8 +26,7 @@ def declared(platform: str) -> dict[tuple[str, str, bool], tuple[type, dict[str,
     found: dict[tuple[str, str, bool], tuple[type, dict[str, Any]]] = {}
 
     def prepare(target, source, entry, constants, signature, **_):
-        if isinstance(signature, type):
-            found[source, entry, bool(constants.get("A_VECTORS"))] = signature, dict(constants)
+        found[source, entry, bool(constants.get("A_VECTORS"))] = signature, dict(constants)
         return mock.Mock()
 
     with mock.patch.object(jit, "prepare", prepare):
@@ -52,13 +59,16 @@ def item_of(parameter: str) -> tuple[str, str]:
     kinds = [word for word in words if word not in ("const", "__restrict__", "__grid_constant__")]
     if "*" in kinds:
         return name, "P"
-    if kinds == ["TensorMap"]:
-        return name, "128s"
-    return name, {"long long": "q", "int": "i", "float": "f"}.get(" ".join(kinds), "*i")
+    if kinds[0] == "Shards":
+        return name, "*i"
+    return name, {"long long": "q", "int": "i", "float": "f", "TensorMap": "128s"}[" ".join(kinds)]
 
 
 def parameters(text: str, entry: str, constants: dict[str, Any]) -> dict[str, str]:
     """Return the `struct` item of each parameter of the kernel ``entry`` in a flat source, by its name."""
+    text = text.replace("\\\n", " ")
+    for name, list_ in re.findall(r"^#define (\w+_PARAMETERS) (.*)$", text, re.MULTILINE):
+        text = re.sub(rf"(?<!define ){name}\b", list_, text)
     found = re.search(rf"\b{entry}\(([^{{]*?)\)\s*{{", text)
     assert found, f"no definition of {entry}"
     kept = " ".join(chosen_lines(found[1], constants))
@@ -68,10 +78,7 @@ def parameters(text: str, entry: str, constants: dict[str, Any]) -> dict[str, st
 @pytest.mark.parametrize("platform", PLATFORMS)
 def test_declarations_are_the_parameters(platform):
     found = declared(platform)
-    entries = {entry for _, entry, _ in found}
-    products = {"simt", "epilogue", "relayout", "clear_amax"}
-    own = {"sm90_decode", "sm90_blockwise", "sm89_decode"} if platform == "cuda" else {"gfx9_decode"}
-    assert products | own <= entries
+    assert {source for source, _, _ in found} == set(sources.names(platform))
     for (source, entry, _), (declaration, constants) in found.items():
         got = parameters(sources.flatten(platform, source), entry, constants)
         assert list(args.fields(declaration).items()) == list(got.items()), f"{declaration.__name__} of {entry}"
@@ -90,3 +97,47 @@ def test_a_difference_is_seen():
     assert list(parameters(text, "kernel", {"A_VECTORS": 4})) == ["map", "x", "x_stride", "scale", "m"]
     with pytest.raises(AssertionError, match="no definition"):
         parameters(text, "other", {})
+    shared = "#define OUR_PARAMETERS const byte *x, \\\n int m\nKERNEL(256)\nkernel(OUR_PARAMETERS) {"
+    assert parameters(shared, "kernel", {}) == {"x": "P", "m": "i"}
+    with pytest.raises(KeyError, match="unsigned"):
+        parameters("kernel(unsigned m) {", "kernel", {})
+
+
+PLANS = {
+    plans.QuantizeNumbers: (QuantizeArgs, {"cols": 7}),
+    plans.DequantizeNumbers: (DequantizeArgs, {"cols": 7, "column_tiles": 8}),
+    plans.RmsNormNumbers: (RmsNormArgs, {"cols": 7}),
+    plans.SiluNumbers: (SiluArgs, {"cols": 7}),
+    plans.NormalizeNumbers: (NormalizeArgs, {}),
+    plans.AllCloseNumbers: (AllCloseArgs, {}),
+    plans.RequantizeNumbers: (RequantizeArgs, {"shards": (1, 2), "rows": 5, "cols": 7, "column_tiles": 8}),
+    plans.ExpandNumbers: (ExpandArgs, {"shards": (1, 2), "rows": 5}),
+}
+
+
+@pytest.mark.parametrize("kind", PLANS, ids=lambda kind: kind.__name__)
+def test_numbers_become_the_arguments_of_their_names(kind):
+    declared, others = PLANS[kind]
+    numbers = kind(*range(100, 100 + len(kind._fields)))
+    given = plans.arguments(declared, numbers, **others)
+    known = {**numbers._asdict(), **others}
+    for name, item in args.fields(declared).items():
+        assert getattr(given, name) == (0 if item == "P" else known[name])
+
+
+@pytest.mark.parametrize("kind", PLANS, ids=lambda kind: kind.__name__)
+def test_a_call_with_everything_binds_its_numbers_once(kind):
+    bound, launched = [], []
+
+    def bind(numbers):
+        bound.append(numbers)
+        return lambda stream, *addresses: launched.append((stream, *addresses))
+
+    plan = plans.Plan(kind, bind)
+    order, names = plans._ORDER[kind], plans._ADDRESSES[kind]
+    assert set(order) == {*names, *kind._fields}
+    values = {name: number for number, name in enumerate(order)}
+    for stream in (1, 2):
+        plan(stream, *values.values())
+    assert bound == [kind(*(values[name] for name in kind._fields))]
+    assert launched == [(stream, *(values[name] for name in names)) for stream in (1, 2)]

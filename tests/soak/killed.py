@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,14 @@ EVENTS = ("open", "os.", "shutil.", "tempfile.", "pathlib.", "progress")
 MOST = 400
 
 
-def killed_at(number: int, writer: Callable[[], None], place: str) -> bool:
-    """Run ``writer`` in a child that kills itself at the ``number``th event about ``place``; return whether it died."""
+def killed_at(number: int, writer: Callable[[], None], places: Sequence[str]) -> bool:
+    """Run ``writer`` in a child that kills itself at the ``number``th event about one of ``places``; return whether it died."""
     child = os.fork()
     if not child:
         left = [number]
 
         def hook(event: str, arguments: tuple[Any, ...]) -> None:
-            if event.startswith(EVENTS) and any(place in str(a) for a in arguments):
+            if event.startswith(EVENTS) and any(place in str(a) for place in places for a in arguments):
                 left[0] -= 1
                 if left[0] < 0:
                     os.kill(os.getpid(), signal.SIGKILL)
@@ -52,12 +52,14 @@ def digest(path: Path) -> str | None:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else None
 
 
-def deaths(writer: Callable[[], None], before: Callable[[], None], seen: Callable[[], Any], place: str) -> None:
+def deaths(
+    writer: Callable[[], None], before: Callable[[], None], seen: Callable[[], Any], places: Sequence[str]
+) -> None:
     """Print what is seen after each death."""
     for number in range(MOST):
         before()
         old = seen()
-        died = killed_at(number, writer, place)
+        died = killed_at(number, writer, places)
         found = seen()
         writer()
         print(json.dumps({"number": number, "died": died, "old": old, "found": found, "new": seen()}), flush=True)
@@ -76,7 +78,8 @@ def cache(folder: str) -> None:
             kernel, _ = kernel_cache.fetch(name, lambda: b"made anew")
         return {OLD: "old", NEW: "new"}.get(kernel, repr(kernel))
 
-    deaths(lambda: kernel_cache.keep(name, NEW), lambda: kernel_cache.keep(name, OLD), seen, folder)
+    places = folder, Path(folder).name, kernel_cache.UNFINISHED, ".kernel"  # names in open folders have no path
+    deaths(lambda: kernel_cache.keep(name, NEW), lambda: kernel_cache.keep(name, OLD), seen, places)
 
 
 def checkpoint(source: str, target: str) -> None:
@@ -93,7 +96,7 @@ def checkpoint(source: str, target: str) -> None:
     def seen() -> list[str | None]:
         return [digest(place), digest(beside)]
 
-    deaths(lambda: write("tensor"), lambda: write("channel"), seen, str(place.parent))
+    deaths(lambda: write("tensor"), lambda: write("channel"), seen, [str(place.parent)])
 
 
 if __name__ == "__main__":

@@ -107,8 +107,15 @@ def quantize(draw: Draw, arena: Arena, engine: Any) -> Case:
     def check(result: Any) -> None:
         _checked(engine, result, want, out_shape, group, dtype, of_scales)
 
-    crossing = len(shape) > 2 and group[0] not in (1, -1)
-    return Case(fp8core.quantize, (where,), options, check, written, None if crossing else "answer", ("x",))
+    must = "refuse" if crosses(group, shape) else "answer"
+    return Case(fp8core.quantize, (where,), options, check, written, must, ("x", "group_shape"))
+
+
+def crosses(group: tuple[int, int], shape: tuple[int, ...]) -> bool:
+    """Return whether groups of several rows lie in more than one matrix of the last two axes."""
+    if len(shape) < 3 or group[0] == 1 or tuple(group) == tuple(PER_TENSOR):
+        return False
+    return flat(shape[:-1])[0] > 1 and (group[0] < 0 or shape[-2] % group[0] != 0)
 
 
 def scaled_fp8_quant(draw: Draw, arena: Arena, engine: Any) -> Case:
