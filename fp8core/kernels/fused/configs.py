@@ -28,7 +28,7 @@ FEW, SOME, MANY = range(3)
 """Rows: at most one a multiprocessor, at most `SOME_ROWS` of them, more."""
 SOME_ROWS: Final = 4
 VECTORS: Final = {"norm": (2, 4, 8), "add": (2, 4, 2), "silu": (1, 1, 2)}
-"""What a thread keeps, for `FEW`, `SOME` and `MANY` rows. More is less to be done once a thread, and more registers.
+"""What a thread keeps, for `FEW`, `SOME` and `MANY` rows. More vectors: less work per thread that is done once, and more registers.
 
 A norm moves least for what it does once a thread, so that counts most there.
 """
