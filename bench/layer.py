@@ -116,7 +116,7 @@ def main() -> None:
             variants = {way: [getattr(layer, way) for layer in layers] for way in chosen.ways}
             spent = timing.compare(variants)
             record = {"bench": "layer", "m": m, "us": {way: us._asdict() for way, us in spent.items()}}
-        print(record, flush=True)  # noqa: T201
+        print(record, flush=True)
         results.append(chosen.json, record)
 
 

@@ -28,7 +28,7 @@ UNROLL: Final = 4
 """Loads of 16 bytes of the weight that a lane has in flight."""
 WAVEFRONTS: Final = (4, 8, 16)
 WAVEFRONTS_IN_FLIGHT: Final = 16
-"""Of a compute unit, which keep its share of the memory busy: 64 KiB in flight on gfx9, where latency needs about 17."""
+"""Of a compute unit, which keep its share of the memory busy: 64 KiB on gfx9, where latency needs about 17."""
 
 
 class DecodeArgs(NamedTuple):
