@@ -1,6 +1,6 @@
-// The words that kernels are written in, spelled for CUDA. hip_src/platform.cuh spells the same ones.
+// The platform ops that kernels are written in, for CUDA. hip_src/platform.cuh defines the same ones.
 //
-// Kernel bodies in common/ use these words and plain C++17. PTX stands here alone; each piece has a portable
+// Portable kernel bodies use these ops and plain C++17. All PTX is here and in ptx/; each op has a portable
 // fallback for architectures without the instruction and for FP8CORE_EMULATION, where a shim compiles the text
 // as C++ and supplies CUDA's keywords, indices, barriers, shuffles and atomics (tests/emulation/words.h).
 #pragma once
@@ -43,7 +43,7 @@ DEVICE unsigned grid_y() { return gridDim.y; }
 DEVICE unsigned lane() { return threadIdx.x % WARP; }
 
 // ---- bits and IEEE fp32 arithmetic -------------------------------------------------------------------
-// The *_exact words round to nearest even and keep subnormal numbers, whatever the compiler's options.
+// The *_exact ops round to nearest even and keep subnormal numbers, whatever the compiler's options.
 
 #if FP8CORE_PTX
 DEVICE unsigned bits_of(float x) { return __float_as_uint(x); }
@@ -100,9 +100,9 @@ DEVICE float rsqrt_fast(float x) {
     asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
     return r;
 }
-// CUDA's own, as other kernels call it: at most 2 ulp off. For sizes of x up to 64.
+// CUDA's own, as other kernels call it: at most 2 ulp off. For |x| up to 64.
 DEVICE float exponential(float x) { return expf(x); }
-// RN(1 / x) for sizes from 2**-100 to 2**100: the steps of rcp.rn without its test of the range.
+// RN(1 / x) for |x| from 2**-100 to 2**100: the steps of rcp.rn without its test of the range.
 DEVICE float reciprocal_ordinary(float x) {
     const float r = reciprocal_fast(x);
     return __fmaf_rn(r, -__fmaf_rn(r, x, -1.0f), r);
@@ -198,7 +198,7 @@ DEVICE void store16(void* p, Vector16 v) { *static_cast<Vector16*>(p) = v; }
 DEVICE void store8(void* p, Vector8 v) { *static_cast<Vector8*>(p) = v; }
 DEVICE void store4(void* p, unsigned v) { *static_cast<unsigned*>(p) = v; }
 
-// Global memory that is touched once: it should push nothing else out of the caches.
+// Global memory that is accessed once: it should not evict anything from the caches.
 #if FP8CORE_PTX
 DEVICE Vector16 load16_streaming(const void* p) {
     Vector16 v;
@@ -215,7 +215,7 @@ DEVICE word64 load_relaxed(const word64* p) {
     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p));
     return v;
 }
-// Stores v where others poll: they see an exchange sooner than a store, by 0.4 us on an H200.
+// Stores v where other blocks poll: they see an atomic exchange 0.4 us sooner than a store, on an H200.
 DEVICE void post_relaxed(word64* p, word64 v) {
     asm volatile("{ .reg .b64 old; atom.relaxed.gpu.global.exch.b64 old, [%0], %1; }" ::"l"(p), "l"(v) : "memory");
 }
@@ -262,8 +262,8 @@ DEVICE void grid_dependency_wait() {
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-// Loads above it are issued above it. ptxas puts off those that a long computation does without until they are used, and
-// there waits for their whole way from memory; a wait that is over it moves no load across.
+// Loads before it are issued before it. ptxas delays loads whose results a long computation does not need, and then
+// waits for the whole memory latency; it moves no load across a wait, even one that returns at once.
 DEVICE void issue_loads() { grid_dependency_wait(); }
 
 // ---- FP8 by instructions: two values, saturated at +-448 or +-57344, rounded to nearest even, NaN to 0x7f ----

@@ -1,7 +1,7 @@
-// The words that kernels are written in, spelled for HIP. cuda_src/platform.cuh says what each means.
+// The platform ops that kernels are written in, for HIP. cuda_src/platform.cuh says what each does.
 //
 // Only clang's builtins are used: neither the HIP headers nor the device libraries are needed. Kernels are compiled
-// with -fgpu-flush-denormals-to-zero, so here the *_exact words keep subnormal numbers nowhere.
+// with -fgpu-flush-denormals-to-zero, so here the *_exact ops keep subnormal numbers nowhere.
 #pragma once
 
 #define WARP FP8CORE_WARP

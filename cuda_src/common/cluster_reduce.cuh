@@ -1,11 +1,11 @@
-// The threads that share a row, and what they find together: each warp's word is gathered where all can read it.
+// The threads that share a row (a team), and their reductions: each warp's word is gathered where all can read it.
 //
-// A team has BLOCK_THREADS a block, BLOCKS, and WORDS, a warp's each; `start()` comes before anything else, and
-// `gather<place>(x)` returns the words of all warps, once for a place in a kernel.
+// A team has BLOCK_THREADS threads a block, BLOCKS blocks, and WORDS words, one a warp. `start()` is called first;
+// `gather<place>(x)` returns the words of all warps, and each `place` is used once in a kernel.
 #pragma once
 #include "reduce.cuh"
 
-// COUNT numbers as a tree, which has few steps behind one another.
+// Combines COUNT numbers as a tree, whose dependency chain is short.
 template <int COUNT, class T, class Combine>
 DEVICE T combined(const T* x, const Combine& combine) {
     if constexpr (COUNT == 1) return x[0];
@@ -18,7 +18,7 @@ DEVICE float warp_sum(float x) {
     return x;
 }
 
-// Up to this many words each thread reads for itself: they come by vectors, and a second round of shuffles takes longer.
+// Up to this many words each thread reads all of them: vector loads are faster than a second round of shuffles.
 constexpr int MOST_READ = 16;
 
 template <class Team>
@@ -52,8 +52,8 @@ struct BlockTeam {
     }
 };
 
-// The blocks of a cluster, consecutive along x: a warp's word is sent to every block, and is waited for there alone. A
-// block that has all words may end: its own have arrived where they are waited for, and nobody sends it any more.
+// The blocks of a cluster, consecutive along x. A warp stores its word into every block's shared memory, and each block
+// waits only for its own words. A block that has all of them may end: no store to it is outstanding.
 template <int threads, int blocks>
 struct ClusterTeam {
     static constexpr int BLOCK_THREADS = threads, BLOCKS = blocks, WARPS = threads / WARP, WORDS = WARPS * blocks, PLACES = 2;

@@ -16,10 +16,10 @@ struct Format {
                                              : format == E4M3FNUZ ? 0x43600000u
                                                                   : 0x47600000u;
     static constexpr unsigned NOT_A_NUMBER = FNUZ ? 0x80u : 0x7fu;
-    // What lies between the exponent's fields of fp32 and of the format.
+    // The distance of the exponent fields of fp32 and of the format.
     static constexpr unsigned REBIAS = 127 - EXPONENT_BIAS;
     static constexpr int SHIFT = 23 - MANTISSA;
-    // fp32 whose last place is the format's smallest number: adding it rounds a subnormal result to nearest even.
+    // fp32 whose last bit is the format's smallest number: adding it rounds a subnormal result to nearest even.
     static constexpr unsigned SUBNORMAL_BITS = static_cast<unsigned>(127 + 1 - EXPONENT_BIAS - MANTISSA + 23) << 23;
 };
 
@@ -81,7 +81,7 @@ DEVICE float decode(byte code) {
 // IEEE half precision; a NaN becomes a quiet one of its sign.
 DEVICE float half_to_float(unsigned short half) {
     if constexpr (HARDWARE_HALF) return hardware_half_to_float(half);
-    const unsigned absolute = half & 0x7fffu, magic = 126u << 23;  // 0.5, whose last place is the smallest half
+    const unsigned absolute = half & 0x7fffu, magic = 126u << 23;  // 0.5, whose last bit is the smallest half
     const float subnormal = float_of(magic | absolute) - float_of(magic);
     const unsigned normal = (absolute << 13) + (absolute < 0x7c00u ? 112u << 23 : 224u << 23);
     const unsigned bits = absolute < 0x400u ? bits_of(subnormal) : absolute > 0x7c00u ? normal | 0x400000u : normal;

@@ -1,4 +1,4 @@
-// How every thread of a launch comes to know the largest magnitude that any block found: begin() once, early, then
+// Grid-wide maximum: every thread of a launch receives the largest magnitude of all blocks. begin() once, early, then
 // largest() once, by all threads. Magnitudes are bits of non-negative fp32 numbers.
 #pragma once
 #include "reduce.cuh"
@@ -41,17 +41,17 @@ struct GridMax<threads, 1> {
 
 // A cooperative launch of one block a multiprocessor, at most `threads` of them.
 //
-// Blocks meet through flags, one a block: a 64-bit word of the launch's epoch and the block's largest magnitude, so nothing
-// else has to be ordered. A block finds the epoch in its own flag of the launch before, so the words need no reset
+// Blocks exchange flags, one a block: 64 bits of the launch's epoch and the block's largest magnitude, so nothing else
+// has to be ordered. A block finds the epoch in its own flag of the launch before, so the words need no reset
 // between launches, no argument that a graph would bake in, and no memory but the module's. What makes this right:
 //   - every launch of the module has the same grid, one block a multiprocessor, and asks for more than half of a
 //     multiprocessor's shared memory: no multiprocessor holds two blocks, from whichever streams or graphs they come;
 //   - so a block of launch n + 1 begins only where a block of launch n has ended, that is after all flags n were
-//     written; and it passes its own grid_max only when all blocks n have ended. Two sets of flags, used by turns, are
-//     enough. A programmatic launch changes none of this: its blocks come early, but only where there is room;
+//     written; and it passes its own grid_max only when all blocks n have ended. Two alternating sets of flags are
+//     enough. A programmatic launch changes none of this: its blocks begin early, but only where there is room;
 //   - the launch is cooperative, so two grids cannot each hold part of the device and wait for the rest;
-//   - what follows programmatically is let in when all blocks have asked for it, so when all of them are there.
-// All blocks poll, and a hundred multiprocessors at the same lines queue up: so each flag is written in COPIES places.
+//   - a programmatic successor may begin only when all blocks have triggered it, that is when all are resident.
+// All blocks poll; polls of one line by a hundred multiprocessors are serialized, so each flag is stored COPIES times.
 constexpr int COPIES = 8;
 MODULE_MEMORY word64 grid_max_flags[2][COPIES][CLUSTER == 0 ? THREADS : 1];
 

@@ -19,7 +19,7 @@ DEVICE unsigned team_max(unsigned x) {
 }
 
 // All threads of a block of `threads`, a multiple of WARP, call it. The result is in every thread; a `place` is used
-// once in a kernel, or a barrier stands between two uses.
+// once in a kernel, or there is a barrier between two uses.
 template <int threads, int place = 0>
 DEVICE unsigned block_max(unsigned x) {
     static_assert(threads % WARP == 0 && threads / WARP <= WARP, "a block is some whole warps");

@@ -1,7 +1,7 @@
 // Scales, and how values are divided by them. Arithmetic is IEEE fp32; inputs below 2**-126 count as zero.
 #pragma once
 
-// How a scale comes about (-D MODE) and how it is stored (-D SCALE_FORMAT).
+// How a scale is computed (-D MODE) and how it is stored (-D SCALE_FORMAT).
 constexpr int STATIC = 0, TENSOR = 1, TOKEN = 2, GROUP = 3;
 constexpr int SCALE_FLOAT32 = 0, SCALE_UE8M0 = 1, SCALE_UE8M0_BYTES = 2;
 
@@ -48,7 +48,7 @@ DEVICE float load_scale(const void* scales, long long index) {
 // What values are divided by (TOKEN, GROUP) or multiplied by the reciprocal of (STATIC, TENSOR), prepared once a scale.
 struct Divisor {
     float scale, reciprocal;
-    bool ordinary;  // neither so small or large that the quick way to a value would over- or underflow, nor NaN
+    bool ordinary;  // neither NaN nor so small or large that the fast path would over- or underflow
 };
 
 // bounded: values may be far larger than the scale, as when scale_ub cut amax. The scale of a whole tensor needs no
@@ -60,7 +60,7 @@ DEVICE Divisor prepared(float scale, bool bounded = false) {
 }
 
 // The value that is clamped and rounded to a code: x / scale, or x * RN(1 / scale), correctly rounded. careful: as it
-// is written; else the quick way, which gives the same for an ordinary divisor: a quotient is the reciprocal's product
+// is written; else the fast path, which gives the same for an ordinary divisor: a quotient is the reciprocal's product
 // corrected by its remainder, which fma forms exactly. (A remainder that is flushed as subnormal belongs to a quotient
 // far below any code but 0.)
 template <int mode, bool careful>

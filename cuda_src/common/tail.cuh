@@ -31,7 +31,7 @@ DEVICE void cut(Vec8<input>& vec, const Slice& slice) {
     }
 }
 
-// Eight elements at any address, out of whole 16-byte pieces: `off` bytes of the first are not asked for.
+// Eight elements at any address, out of whole 16-byte pieces: `off` bytes of the first are skipped.
 template <int input>
 DEVICE Vec8<input> load_shifted(const byte* p, unsigned off) {
     constexpr int WORDS = Vec8<input>::WORDS;
@@ -54,7 +54,7 @@ DEVICE Vec8<input> load_shifted(const byte* p, unsigned off) {
 
 DEVICE unsigned off_of(const byte* p) { return static_cast<unsigned>(reinterpret_cast<word64>(p)) % 16; }
 
-// The slice's elements, and what memory has beside them; where the bounds are near, any of the slice.
+// The slice's elements, and whatever is in memory beside them; near the bounds, only elements of the slice.
 template <int input>
 DEVICE Vec8<input> load_slice(const byte* p, const Slice& slice, const Bounds& bounds) {
     constexpr int BYTES = 8 * ITEM_BYTES[input];
@@ -63,7 +63,7 @@ DEVICE Vec8<input> load_slice(const byte* p, const Slice& slice, const Bounds& b
     if (off != 0 && bounds.contain(p - off, BYTES + 16)) return load_shifted<input>(p, off);
     Vec8<input> vec = empty_vec8<input>();
     for (int i = 0; i < 8; ++i) {
-        // All at once: none waits for whether another one is the slice's.
+        // All loads at once, each with a predicate of its own.
         const int at = i < slice.begin ? slice.begin : i < slice.end ? i : slice.end - 1;
         if constexpr (input == FLOAT32) {
             vec.words[i] = load4(p + 4 * at);

@@ -91,7 +91,7 @@ struct Words {
     }
 };
 
-// VECTOR wide values as they lie in memory.
+// VECTOR wide values as they are in memory.
 template <int TYPE, int VECTOR>
 struct Values : Words<SIZE_OF<TYPE> * VECTOR> {
     using Base = Words<SIZE_OF<TYPE> * VECTOR>;
@@ -143,7 +143,7 @@ struct Values : Words<SIZE_OF<TYPE> * VECTOR> {
     }
 };
 
-// VECTOR codes of FORMAT as they lie in memory.
+// VECTOR codes of FORMAT as they are in memory.
 template <int FORMAT, int VECTOR>
 struct Codes : Words<VECTOR> {
     using Base = Words<VECTOR>;

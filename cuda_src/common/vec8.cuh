@@ -4,7 +4,7 @@
 
 constexpr int ITEM_BYTES[] = {4, 2, 2};
 
-// As they lie in memory.
+// As they are in memory.
 template <int input>
 struct Vec8 {
     static constexpr int WORDS = 2 * ITEM_BYTES[input];
@@ -18,7 +18,7 @@ struct Vec8 {
     }
 };
 
-// alignment: of the address, in bytes; the elements' own size is always kept. once: no cache should keep them.
+// alignment: of the address, in bytes, at least the elements' size. once: caches need not keep them.
 template <int input, int alignment, bool once = false>
 DEVICE Vec8<input> load_vec8(const byte* p) {
     Vec8<input> vec;

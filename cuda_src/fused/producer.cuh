@@ -1,9 +1,9 @@
-// The common end of kernels that make a row's values and quantize them in one go: scales, codes, stores.
+// The common part of kernels that compute a row's values and quantize them in one launch: scales, codes, stores.
 //
-// A producer makes VECTOR values at a time: `load(col, cols, raw)` fetches what they are made of, `values(raw, y)` makes
-// them, in fp32; behind the row's end they have to be zeros. Where raw is not kept, `store_inputs(col, cols, raw)` comes
-// once a vector, when it is loaded for the last time. A block owns THREADS * VECTORS vectors of one row, kept in
-// registers from one pass to the next, or, with VECTORS 0, the whole row, fetched again for each pass.
+// A producer makes VECTOR values at a time: `load(col, cols, raw)` fetches what they are made of, `values(raw, y)`
+// makes them, in fp32; behind the row's end they have to be zeros. Where raw is not kept, `store_inputs(col, cols,
+// raw)` comes once a vector, when it is loaded for the last time. A block owns THREADS * VECTORS vectors of one row,
+// kept in registers from one pass to the next, or, with VECTORS 0, the whole row, fetched again for each pass.
 //
 // MODE STATIC  y * RN(1 / scale), the scale given for groups of GROUP_ROWS x GROUP_COLS (-1 spans the axis)
 //      TOKEN   scale = max(min(amax, upper) / MAX, 1 / (MAX * 512)), y / scale; the team owns the row
@@ -13,8 +13,8 @@
 #include "../common/cluster_reduce.cuh"
 #include "../common/values.cuh"
 
-// ALIGNED: how rows lie. UNALIGNED: aligned to their elements only. VECTORS_AND_TAIL: whole vectors, of which the last may be
-// cut by the row's end. WHOLE: the row is a whole number of blocks' parts.
+// ALIGNED: the alignment of rows. UNALIGNED: aligned to their elements only. VECTORS_AND_TAIL: whole vectors, of which
+// the last may be cut by the row's end. WHOLE: the row is a whole number of blocks' parts.
 constexpr int UNALIGNED = 0, VECTORS_AND_TAIL = 1, WHOLE = 2;
 
 template <int ALIGNED>
@@ -35,7 +35,7 @@ DEVICE float amax_of(const float (&y)[VECTOR]) {
     return amax;
 }
 
-// Sizes whose quotient by MAXIMUM, and that quotient's reciprocal, can neither over- nor underflow.
+// Magnitudes whose quotient by MAXIMUM, and that quotient's reciprocal, can neither over- nor underflow.
 DEVICE bool is_ordinary(float amax) { return amax >= 0x1p-40f && amax <= 0x1p60f; }
 
 // amax / MAXIMUM for an ordinary amax: the product with the reciprocal, put right by the remainder. For every mantissa
@@ -80,7 +80,7 @@ template <int FORMAT, int MODE, int SCALE_FORMAT, bool CAREFUL, int VECTOR>
 DEVICE Codes<FORMAT, VECTOR> encode_scaled(float (&values)[VECTOR], const Divisor& divisor) {
     constexpr bool PRODUCT = MODE == STATIC || SCALE_FORMAT != SCALE_FLOAT32;
     if constexpr (CAREFUL) {
-        // Of a group's kernel these would be most instructions, so there the values go round in a loop.
+        // Unrolled, these would be most instructions of a group's kernel, so there they are a loop.
         constexpr int AT_ONCE = MODE == GROUP ? 1 : VECTOR;
 #pragma unroll AT_ONCE
         for (int count = 0; count < VECTOR; ++count) {
@@ -100,7 +100,7 @@ DEVICE Codes<FORMAT, VECTOR> encode_scaled(float (&values)[VECTOR], const Diviso
     return Codes<FORMAT, VECTOR>::encoded(values);
 }
 
-// Where a block's part of a row lies, and where its codes and scales go.
+// The address of a block's part of a row, and those of its codes and scales.
 struct Destination {
     byte* data;
     long long data_stride;
@@ -110,7 +110,7 @@ struct Destination {
     float upper_value, eps;
 };
 
-// The divisor of values up to amax; false where its scale has to be made, and used, with care.
+// The divisor of values up to amax; false where its scale has to be computed, and applied, by the careful path.
 template <int FORMAT, int MODE, int SCALE_FORMAT>
 DEVICE bool ordinary_divisor(float amax, float eps, Divisor& divisor) {
     constexpr float LEAST = 1.0f / (Format<FORMAT>::MAXIMUM * 512.0f);
@@ -120,7 +120,7 @@ DEVICE bool ordinary_divisor(float amax, float eps, Divisor& divisor) {
     return is_ordinary(bounded);
 }
 
-// One part of a row, from first_col on. Made before the first barrier: what is given is read then, not waited for later.
+// One part of a row, from first_col on. Constructed before the first barrier, so that given scales are loaded by then.
 template <class Producer, int FORMAT, int MODE, int GROUP_ROWS, int GROUP_COLS, int SCALE_FORMAT, int ALIGNED, int VECTORS,
           class Team>
 struct Quantizer {
@@ -235,7 +235,7 @@ struct Quantizer {
         }
     }
 
-    // The lanes of a group share the work on the scales of EACH vectors, and then a warp goes one of two ways.
+    // The lanes of a group share the work on the scales of EACH vectors, and then a warp takes one of two branches.
     DEVICE void groups(const Producer& producer, const Raw* raw) const {
         constexpr int LANES = GROUP_COLS / VECTOR, WISHED = power_of_two_from(UNROLLED < 4 ? UNROLLED : 4);
         constexpr int EACH = WISHED <= LANES ? WISHED : 1, SHARES = (UNROLLED + EACH - 1) / EACH;
@@ -254,7 +254,7 @@ struct Quantizer {
             Divisor mine;
             const bool ordinary = ordinary_divisor<FORMAT, MODE, SCALE_FORMAT>(float_of(amax_bits), to.eps, mine);
             const bool quick = EACH == 1 ? ordinary : warp_all(ordinary);
-            // A branch apart: inside the other one it makes ptxas put a norm's loads off.
+            // A separate branch: inside the other one it makes ptxas delay a norm's loads.
             if (__builtin_expect(!quick, 0))
                 mine.scale = settled<SCALE_FORMAT>(scale_of<MODE, FORMAT>(amax_bits, 0.0f, to.eps));
             const int group = col_of(begin + member) / GROUP_COLS;

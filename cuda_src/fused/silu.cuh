@@ -1,16 +1,17 @@
 // quantize(silu(gate) * up) of rows [gate, up]: a tile of a row a block, or in TOKEN mode a whole row a team.
-//   silu(v) = v / (1 + exp(-v)) within 6 ulp, or, below 2**-110, within |v| * 2**-118; v itself from 17 on; NaN for -Inf
+//   silu(v) = v / (1 + exp(-v)) within 6 ulp, or, below 2**-110, within |v| * 2**-118; v itself from 17;
+//   NaN for -Inf
 // The grid is (tiles of a row, rows, as many times that as it takes), for rows beyond what one axis of a grid holds.
 // ROUND: the activation and the product are rounded to x's type, as a kernel that stores them would. Of FLOAT16 the
-// activation is then the formula's as expf and a rounded quotient give it: within 6 ulp, every 10,000th gate is rounded to
-// the neighbour. (Of 65,536 bfloat16 gates none with a normal result is as near to a tie, but for -2**-8.)
+// activation is then the formula's as expf and a rounded quotient give it: within 6 ulp, every 10,000th gate is rounded
+// to the neighbour. (Of 65,536 bfloat16 gates none with a normal result is as near to a tie, but for -2**-8.)
 // All else is defined by producer.cuh.
 // The caller owes, where ALIGNED: gate, up and data begin at multiples of VECTOR elements in every row.
 #pragma once
 #include "producer.cuh"
 
-// v / (1 + exp(-v)) = v / (1 + 2**p * t), where p + log2(t) = -v * log2(e) to more places than fp32 has: expf and an exact
-// division would hold up the memory. The bounds keep 0 * Inf away: it would be NaN for v = Inf.
+// v / (1 + exp(-v)) = v / (1 + 2**p * t), where p + log2(t) = -v * log2(e) to more places than fp32 has: expf and an
+// exact division would hold up the memory. The bounds keep 0 * Inf away: it would be NaN for v = Inf.
 template <int X>
 DEVICE float silu(float v) {
     constexpr float LN2 = 0x1.62e43p-1f;
@@ -29,7 +30,8 @@ DEVICE float silu(float v) {
     return v * reciprocal_fast(fma_exact(exp2_fast(power), fma_exact(rest, LN2, 1.0f), 1.0f));
 }
 
-// v / (1 + expf(-v)), the sum and the quotient rounded as IEEE has them, for results of float16: those of v < -64 are zeros.
+// v / (1 + expf(-v)), the sum and the quotient rounded as IEEE has them, for results of float16: those of v < -64 are
+// zeros.
 DEVICE float silu_rounded(float v) {
     const float sum = 1.0f + exponential(-minimum(maximum(v, -64.0f), 64.0f));
     const float reciprocal = reciprocal_ordinary(sum), near = v * reciprocal;
@@ -84,7 +86,7 @@ DEVICE void silu_tile(const void* x, long long x_stride, long long rows, int col
     const Quantizer<Producer, FORMAT, MODE, GROUP_ROWS, GROUP_COLS, SCALE_FORMAT, ALIGNED, VECTORS, Team> quantize(
         to, row, first_col, cols);
     typename Producer::Raw raw[VECTORS > 0 ? VECTORS : 1];
-    // Where a tile is a block's, other blocks have enough to do meanwhile.
+    // Where a block has one tile, other blocks hide the latency.
     constexpr bool UP_FIRST = MODE == TOKEN && (VECTORS > 1 || Team::BLOCKS > 1);
 #pragma unroll
     for (int pass = 0; pass < VECTORS; ++pass) {

@@ -21,7 +21,7 @@ struct Relayout {
     }
 };
 
-// `count` 16-bit numbers as they are, by 16 bytes where both ends lie so.
+// Copies `count` 16-bit numbers, 16 bytes at a time where both addresses are aligned to that.
 template <int THREADS>
 DEVICE void copy_halves(const unsigned short* in, unsigned short* out, int count) {
     const int thread = block_x() * THREADS + thread_x(), threads = grid_x() * THREADS;
@@ -31,8 +31,8 @@ DEVICE void copy_halves(const unsigned short* in, unsigned short* out, int count
     for (int i = 8 * vectors + thread; i < count; i += threads) out[i] = in[i];
 }
 
-// The whole kernel: up to three matrices of scales, `count` 16-bit numbers copied as they are, and, where `number` is given,
-// its reciprocal.
+// The whole kernel: up to three matrices of scales, `count` 16-bit numbers copied as they are, and, where `number` is
+// given, its reciprocal.
 template <int THREADS>
 DEVICE void relayout_all(const Relayout<THREADS>& first, const Relayout<THREADS>& second,
                     const Relayout<THREADS>& third, const unsigned short* halves, unsigned short* copy, int count,

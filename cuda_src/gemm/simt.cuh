@@ -12,8 +12,8 @@
 constexpr int MM_THREADS = 256;
 constexpr int MM_BLOCK = 128;  // of k, and of n, under one block scale
 
-// ROWS rows of a matrix of codes at k .. k + DEPTH - 1, on their way from memory to shared memory.
-// Two neighbours along k and sixteen rows to a warp: its stores into [k][row] then meet different banks.
+// ROWS rows of a matrix of codes at k .. k + DEPTH - 1, staged in registers between memory and shared memory.
+// Two neighbours along k and sixteen rows to a warp: its stores into [k][row] then go to different banks.
 template <int FORMAT, int ROWS, int DEPTH, int VECTOR>
 struct Slab {
     static constexpr int QUADS = ROWS * (DEPTH / 4);

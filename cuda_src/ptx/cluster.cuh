@@ -6,7 +6,7 @@
 
 // Called by one warp: initializes the mbarrier and sets its expected transaction bytes. All blocks of the cluster do so
 // before any leaves cluster_wait(), after which peers may store. (A single thread could do without the warp's barrier,
-// but racecheck tells it from the unit that initializes.)
+// but racecheck takes it for another unit than the one that initializes.)
 DEVICE void tx_barrier_open(word64* barrier, int bytes) {
 #if FP8CORE_PTX >= 900
     if (lane() == 0) {
@@ -19,7 +19,7 @@ DEVICE void tx_barrier_open(word64* barrier, int bytes) {
     if (lane() == 0) emulation_tx_barrier_open(bytes);
 #endif
 }
-// Orders nothing but the opening of the barrier. A launch without clusters must not come here: both words are barrier 0
+// Orders nothing but the opening of the barrier. A launch without clusters must not call it: both words are barrier 0
 // of a block then.
 DEVICE void cluster_arrive() {
 #if FP8CORE_PTX >= 900
@@ -46,7 +46,7 @@ DEVICE void dsmem_store(unsigned* place, unsigned x, word64* barrier, unsigned r
     emulation_dsmem_store(place, x, rank);
 #endif
 }
-// All that was awaited is there.
+// All expected bytes have arrived.
 DEVICE void tx_barrier_wait(word64* barrier) {
 #if FP8CORE_PTX >= 900
     barrier_wait(shared_address(barrier), 0);

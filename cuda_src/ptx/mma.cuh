@@ -1,4 +1,4 @@
-// The FP8 tensor instruction that is not Hopper's own: D += W * T, W 16 channels x 32 of k, T 32 of k x 8 tokens, by
+// The FP8 tensor instruction of a warp: D += W * T, W 16 channels x 32 of k, T 32 of k x 8 tokens, by
 // one warp (mma.sync m16n8k32; native on sm_89 and from sm_120 on, HMMA on sm_90 and sm_100). Codes are OCP's.
 //
 // With g = lane / 4 and q = lane % 4 a lane holds four neighbours along k in a word:

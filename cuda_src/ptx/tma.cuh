@@ -1,4 +1,4 @@
-// Copies into shared memory that no register sees: TMA, which takes tiles of a two-dimensional tensor (columns first)
+// Copies into shared memory without registers: TMA, which takes tiles of a two-dimensional tensor (columns first)
 // by a tensor map, and cp.async, which takes single words. Addresses in shared memory are 32-bit numbers.
 #pragma once
 #include "../platform.cuh"
@@ -23,7 +23,7 @@ DEVICE void tile_load_shared(unsigned destination, const TensorMap *map, int col
                  "h"((unsigned short)blocks)
                  : "memory");
 }
-// The same as the first for what is read once: the L2 gives its place up first.
+// The same as the first, for what is read once: evict-first in L2.
 DEVICE void tile_load_once(unsigned destination, const TensorMap *map, int column, int row, unsigned barrier) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
                  "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(destination), "l"(map), "r"(column), "r"(row), "r"(barrier),
@@ -41,5 +41,5 @@ DEVICE void words_arrive(unsigned barrier) {
 }
 DEVICE void words_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// What this thread has stored into shared memory is for TMA and the tensor cores too, past a barrier.
+// Makes this thread's stores to shared memory visible to TMA and the tensor cores after a barrier.
 DEVICE void writes_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

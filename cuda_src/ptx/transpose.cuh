@@ -2,14 +2,14 @@
 #pragma once
 #include "../platform.cuh"
 
-// Transposes an 8x8 matrix of 16-bit numbers that lies across a warp, two neighbours of a row to a thread.
+// Transposes an 8x8 matrix of 16-bit numbers held by a warp, two neighbours of a row to a thread.
 DEVICE unsigned warp_transpose(unsigned pair) {
     unsigned result;
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));
     return result;
 }
 
-// Thread q of four neighbours gives its word i to thread i and has then word q of each.
+// Thread q of four neighbours passes its word i to thread i, and then holds word q of each.
 DEVICE void quad_transpose(unsigned &a, unsigned &b, unsigned &c, unsigned &d, int lane) {
     const bool odd = lane & 1, high = lane & 2;
     unsigned x = __shfl_xor_sync(0xffffffffu, odd ? a : b, 1), y = __shfl_xor_sync(0xffffffffu, odd ? c : d, 1);

@@ -1,12 +1,13 @@
-// Any group shape, any stride, any alignment, one element at a time: what the other bodies do not take.
+// Any group shape, any stride, any alignment, one element at a time: what the other kernels do not take.
 //
 // A block handles a panel, HEIGHT rows (-1: all) of WIDTH columns (0: all): whole groups side by side. It reads the
-// panel for the groups' largest magnitudes and again to encode it. With MODE STATIC a panel is just a piece of the matrix.
+// panel for the groups' largest magnitudes and again to encode it. With MODE STATIC a panel is just a piece of the
+// matrix.
 //
 // Constants: INPUT FORMAT MODE SCALE_FORMAT THREADS HEIGHT WIDTH, GROUPS in a panel, and of a group GROUP_ROWS and
 // GROUP_COLS, -1 for all. The caller owes, unless MODE is STATIC: WIDTH is GROUPS * GROUP_COLS, at most THREADS or of
 // one group, and HEIGHT is GROUP_ROWS. The grid is (rows_padded / HEIGHT rounded up, or 1; any number: panels are dealt
-// in turn).
+// round-robin).
 #pragma once
 #include "../common/vec8.cuh"
 #include "../common/reduce.cuh"

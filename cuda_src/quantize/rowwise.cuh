@@ -2,14 +2,14 @@
 // scale = formula(max |tile|), data = encode(tile / scale); or with MODE STATIC data = encode(tile * (1 / scale)).
 //
 // The tile stays in registers between the two: every element is read once and written once. Vectors of 8 of a tile are
-// dealt to its TEAM threads in turn, VECTORS a thread; a team handles REPEAT tiles, TEAMS_X apart along the columns.
-// All loads are issued before the first is used. Rows from `rows` to `rows_padded` become zero bytes, and tiles of such
-// rows alone scale 1.
+// dealt to its TEAM threads round-robin, VECTORS a thread; a team handles REPEAT tiles, TEAMS_X apart along the
+// columns. All loads are issued before the first is used. Rows from `rows` to `rows_padded` become zero bytes, and
+// tiles of such rows alone scale 1.
 //
 // Constants: INPUT FORMAT MODE SCALE_FORMAT THREADS TEAM VECTORS REPEAT TEAMS_X ALIGNMENT, and
 //   CLUSTER                 blocks of a cluster that shares a token, so that more multiprocessors have a part; else 1;
 //   TILE_ROWS, TILE_VECS  the tile, of a token as much as the team can hold; MODE STATIC: a piece of a row;
-//   DOWN                    1: teams stand one below another first, as scales lie, instead of side by side;
+//   DOWN                    1: neighbouring teams are one below another, in the order of scales, not side by side;
 //   TAIL                    0: cols is a multiple of what a block spans; 1: of 8; 2: of neither;
 //   GROUP_ROWS, GROUP_COLS  of a given scale (MODE STATIC), -1 for all.
 // The caller owes: TEAM is THREADS * CLUSTER (then REPEAT is 1), or a power of two up to WARP, or MODE is STATIC;
@@ -31,7 +31,7 @@ quantize_rowwise(QUANTIZE_PARAMETERS) {
     const int first_tile = block_x() / CLUSTER * (TEAMS_X * REPEAT) + static_cast<int>(team_col);
     const long long first_row = tile_row * TILE_ROWS;
 
-    // Where vec v of tile r lies, and how many of its elements are columns (none: 0 or less).
+    // The place of vec v of tile r, and how many of its elements are columns (none: 0 or less).
     auto row_of = [&](int v) { return first_row + (TILE_ROWS == 1 ? 0u : (member + v * TEAM) / TILE_VECS); };
     auto slot_of = [&](int v) {
         const unsigned vec = member + v * TEAM;

@@ -3,7 +3,7 @@
 // Vectors of 8 are at multiples of 8 of the codes' addresses, so that each is stored at once; where rows of x are
 // aligned as those of the codes are, they are loaded at once, too. A row of a tile is some whole vectors and two ends:
 // the head, a slice of the vector before them, and the tail, a slice of the one after them. Whole vectors are dealt to
-// the TEAM threads in turn, VECTORS a thread, ends on their own: so no whole one is masked. Where tiles are side by
+// the TEAM threads round-robin, VECTORS a thread, ends on their own: so no whole one is masked. Where tiles are side by
 // side, the tail of one and the head of the next are slices of one vector: if both teams are in one warp, the next
 // one's stores it.
 //
@@ -14,7 +14,7 @@
 //   ACROSS                  tiles side by side, of which the last one has what is left;
 //   GROUP_ROWS, GROUP_COLS  of a given scale (MODE STATIC), -1 for all.
 // The caller owes: TEAM is THREADS or a power of two up to WARP; TEAM * VECTORS is at least TILE_ROWS * TILE_VECS;
-// elements of x lie at multiples of their size; the group of a given scale is a tile, or has all columns; the grid is
+// elements of x are at multiples of their size; the group of a given scale is a tile, or has all columns; the grid is
 // (ACROSS, tile rows / TEAMS rounded up, over y and z), and where y * z is 1 no more over x than the tiles need.
 #pragma once
 #include "../common/tail.cuh"
@@ -50,7 +50,7 @@ quantize_rowwise_unaligned(QUANTIZE_PARAMETERS) {
     };
     const Run only = run_of(0);
 
-    struct Piece {  // Where a vector lies, and what of it is the tile's.
+    struct Piece {  // The place of a vector, and which of its elements are the tile's.
         const byte* x;
         byte* data;
         Slice slice;
@@ -94,7 +94,7 @@ quantize_rowwise_unaligned(QUANTIZE_PARAMETERS) {
     } else {
         load_vecs([&](const byte* p) { return load_slice<INPUT>(p, {0, 8}, bounds); });
     }
-    // (After the vecs: what is waited for here, they do not wait for.)
+    // (After the vecs, which need not wait for these.)
 #pragma unroll
     for (int e = 0; e < ENDS; ++e) {
         const Piece piece = end_at(e);

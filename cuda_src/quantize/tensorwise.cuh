@@ -1,16 +1,17 @@
 // One scale for a whole matrix, in one launch: scale = max(max |x| / MAX, 2**-126), data = encode(x * (1 / scale)).
 //
-// The blocks find the largest magnitude, reduce it over the grid (grid_max.cuh), then each encodes what it read. Vectors of 8 are dealt to the threads
-// of the grid in turns. Of the first turns a thread keeps KEPT in registers and SHARED_VECS in shared memory; the
-// others, CHUNK at a time, are read once more, backwards, while the L2 still holds the latest of them.
+// The blocks find the largest magnitude, reduce it over the grid (common/grid_reduce.cuh), then each encodes what it
+// read. Vectors of 8 are dealt to the threads of the grid round-robin, one a thread in each iteration. Of the first
+// iterations a thread keeps KEPT in registers and SHARED_VECS in shared memory; the others, CHUNK at a time, are read
+// once more, backwards, while L2 still holds the latest of them.
 //
 // Constants: INPUT FORMAT SCALE_FORMAT THREADS KEPT SHARED_VECS CHUNK ALIGNMENT, and
-//   CLUSTER  the blocks of the launch, which is one cluster (1: a block); 0: a resident grid, as grid_max.cuh has it;
+//   CLUSTER  the blocks of the launch, which is one cluster (1: a block); 0: a resident grid (grid_reduce.cuh);
 //   WHOLE    registers and shared memory hold all of the matrix: nothing is read again;
 //   FLAT     rows follow each other without gaps, in x and in data, so that the matrix is one long row and no division
-//            is needed to find an vec.
-// The caller owes: addresses are multiples of ALIGNMENT, and so are strides of rows, but for FLAT where no row is padded;
-// THREADS * SHARED_VECS vecs of dynamic shared memory.
+//            is needed to find a vec.
+// The caller owes: addresses are multiples of ALIGNMENT, and so are strides of rows, but for FLAT where no row is
+// padded; THREADS * SHARED_VECS vecs of dynamic shared memory.
 #pragma once
 #include "../common/grid_reduce.cuh"
 #include "../common/vec8.cuh"
@@ -22,10 +23,10 @@ quantize_tensorwise(QUANTIZE_PARAMETERS) {
     const long long row_vecs = (cols + 7) / 8, vecs = FLAT ? rows * cols / 8 : rows * row_vecs;
     const int tail = FLAT ? static_cast<int>(rows * cols % 8) : 0;  // elements after the last vec, block 0's
     const long long first = static_cast<long long>(block_x()) * THREADS + thread_x();
-    // From one turn of a thread to its next. Some thread has an vec in the turn at t when t < vecs, and every
-    // thread one in all of n turns from t when t + n * step <= vecs.
+    // From one iteration of a thread to its next. Some thread has a vec in the iteration at t when t < vecs, and every
+    // thread has one in all of n iterations from t when t + n * step <= vecs.
     const long long step = static_cast<long long>(CLUSTER ? CLUSTER : grid_x()) * THREADS;
-    // Of a chunk of CHUNK turns that every thread has all of, the block's vecs lie together.
+    // Of a chunk of CHUNK iterations in which every thread has a vec, the block's vecs are consecutive.
     auto in_chunk = [&](long long chunk, int v) {
         return chunk + (static_cast<long long>(block_x()) * (CHUNK - 1) + v) * THREADS;
     };
@@ -35,7 +36,7 @@ quantize_tensorwise(QUANTIZE_PARAMETERS) {
         if (!short_ones) return vec / row_vecs;
         return static_cast<unsigned>(vec) / static_cast<unsigned>(row_vecs);
     };
-    // sure: the thread is known to have an vec in this turn. once: it will not be read again.
+    // sure: the thread is known to have a vec in this iteration. once: it will not be read again.
     auto load = [&](long long turn, bool sure, bool once) {
         const long long vec = first + turn;
         if (!sure && vec >= vecs) return empty_vec8<INPUT>();
@@ -94,7 +95,7 @@ quantize_tensorwise(QUANTIZE_PARAMETERS) {
     }
     grid_max.begin();
 
-    // What does not fill CHUNK turns of every thread is done turn by turn.
+    // What does not fill CHUNK iterations of every thread is done one iteration at a time.
     AbsMax<INPUT> largest;
     const long long in_shared = KEPT * step, passed = in_shared + SHARED_VECS * step;
     int turn = 0;

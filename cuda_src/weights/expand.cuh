@@ -1,5 +1,6 @@
 // One scale a shard, written once a row: out[row] = scales[shard of row], or scales[0] when there is one scale for all.
-// A thread writes one row. The caller owes: shards.end[i] = rows up to and with shard i, INT_MAX from the last shard on.
+// A thread writes one row. The caller owes: shards.end[i] = rows up to and with shard i, INT_MAX from the last shard
+// on.
 #pragma once
 #include "shards.cuh"
 

@@ -1,11 +1,12 @@
 // Fused shards, each with a scale of its own, re-expressed at the largest of the scales.
 //   max_scale = scales[0] when there is one scale or any later one is the mark "unset" (<= -448), else max(scales),
-//   NaN if any is. out = encode(RN(RN(float(code) * scales[shard]) * RN(1 / max_scale))), clamped. A shard at max_scale,
-//   one scale, the mark, and a max_scale that is 0 (below 2**-126), infinite or NaN leave the codes as they are.
-// Every thread or warp decides this for itself from the scales: no second launch, no question to the host.
+//   NaN if any is. out = encode(RN(RN(float(code) * scales[shard]) * RN(1 / max_scale))), clamped. A shard at
+//   max_scale, one scale, the mark, and a max_scale that is 0 (below 2**-126), infinite or NaN leave the codes as
+//   they are.
+// Every thread or warp decides this for itself from the scales: no second launch and no synchronization with the host.
 //
-// A block is ACROSS x (THREADS / ACROSS) threads over VECTOR codes each and passes REQUANTIZE_ROWS times that many rows;
-// block b is column tile b % column_tiles of row tile b / column_tiles.
+// A block is ACROSS x (THREADS / ACROSS) threads over VECTOR codes each and passes REQUANTIZE_ROWS times that many
+// rows; block b is column tile b % column_tiles of row tile b / column_tiles.
 // The caller owes: shards.end[i] = rows up to and with shard i, the largest int behind the last; count <= CAPACITY;
 // rows of weight and out aligned to VECTOR bytes. out may be weight; otherwise they must not overlap.
 #pragma once
@@ -56,7 +57,7 @@ DEVICE void requantize_shards(const byte* weight, long long weight_stride, const
     grid_dependency_launch();
     grid_dependency_wait();
 
-    // The codes are on their way before it is known whether they are needed.
+    // The codes are loaded before it is known whether they are needed.
     Codes<FORMAT, VECTOR> codes[REQUANTIZE_ROWS];
 #pragma unroll
     for (int i = 0; i < REQUANTIZE_ROWS; ++i)

@@ -72,7 +72,7 @@ def plan_normalize(problem: Normalize) -> Plan[NormalizeNumbers]:
 
 
 def plan_all_close(problem: AllClose) -> Plan[AllCloseNumbers]:
-    """Return the plan that tells whether all scales equal the first."""
+    """Return the plan of whether all scales equal the first."""
     from fp8core.host import weights
 
     return weights.plan_all_close(problem)

@@ -1,6 +1,6 @@
 """From fp32 to the codes of the FP8 formats and back, by tables that are made when they are first used.
 
-fp32 to FP8 takes one look into a table of all 65,536 upper halves of fp32 numbers: the lower half is
+fp32 to FP8 takes one lookup in a table of all 65,536 upper halves of fp32 numbers: the lower half is
 folded into the last bit of the upper one (rounding to odd), after which the upper half is on the same side
 of every number that has at most six bits of mantissa, and so of every midpoint between two FP8 values.
 """
@@ -49,7 +49,7 @@ def half_table() -> Floats:
 
 
 def look_up(table: Array, index: Array, out: Array, work: Workspace) -> None:
-    """Write ``table[index]`` to ``out``; index and out have one shape, and out may lie over index."""
+    """Write ``table[index]`` to ``out``; index and out have one shape, and out may be index's memory."""
     places = work.index[: index.size].reshape(index.shape)
     places[...] = index
     if out.flags.c_contiguous:
@@ -59,7 +59,7 @@ def look_up(table: Array, index: Array, out: Array, work: Workspace) -> None:
 
 
 def replace(codes: Array, table: Array, out: Array, work: Workspace) -> None:
-    """Write ``table[codes]`` of whole matrices to ``out``, which may lie over ``codes``."""
+    """Write ``table[codes]`` of whole matrices to ``out``, which may be the memory of ``codes``."""
     for tile in tiles(codes.shape, PER_TENSOR):
         look_up(table, codes[tile.rows, tile.cols], out[tile.rows, tile.cols], work)
 

@@ -15,7 +15,7 @@ Floats = NDArray[np.float32]
 Codes = NDArray[np.uint8]
 
 CHUNK: Final = 1 << 16
-"""Elements worked on at a time: with their temporaries they stay in a core's second cache."""
+"""Elements worked on at a time: with their temporaries they stay in a core's L2 cache."""
 
 
 @cache
@@ -44,7 +44,7 @@ def vector(pointer: int, dtype: str, count: int) -> Array:
 
 
 class Workspace:
-    """The temporary memory of one launch: room for ``size`` elements on their way through a conversion."""
+    """The temporary memory of one launch: room for ``size`` elements during a conversion."""
 
     def __init__(self, size: int) -> None:
         self.wide = np.empty(size, np.float32)

@@ -37,7 +37,7 @@ def decode(codes: Array, dtype: str, buffer: Floats, work: Workspace) -> Floats:
 
 
 def multiply(left: Floats, right: Floats, out: Floats, one_by_one: bool) -> Floats:
-    """Write ``left @ right.T`` to ``out``: row by row, if a row must not feel its place among others in a BLAS."""
+    """Write ``left @ right.T`` to ``out``: row by row where bits must not depend on other rows (in a BLAS they do)."""
     if not one_by_one:
         return np.matmul(left, right.T, out=out)
     for row in range(len(left)):

@@ -10,7 +10,7 @@ from fp8core.problem import GroupShape
 
 
 class Tile(NamedTuple):
-    """Rows and columns of a matrix; the columns are whole groups, or lie within one group."""
+    """Rows and columns of a matrix; the columns are whole groups, or within one group."""
 
     rows: slice
     cols: slice

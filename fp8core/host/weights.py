@@ -28,8 +28,8 @@ def plan_requantize(problem: Requantize) -> Plan[RequantizeNumbers]:
     """Return the plan that re-expresses fused shards at their largest scale.
 
     Shards that have it keep their bytes, as all do when a scale beyond the first is not above -448 or when there is one
-    scale (then the result is the first), and when the largest is 0 or below 2**-126, infinite or NaN: no code could say
-    it better. Else a code becomes that of ``float(code) * scale * (1 / largest)``.
+    scale (then the result is the first), and when the largest is 0 or below 2**-126, infinite or NaN: no other
+    code would be nearer. Else a code becomes that of ``float(code) * scale * (1 / largest)``.
     """
     identity = np.arange(256, dtype=np.uint8)
 
@@ -96,7 +96,7 @@ def plan_normalize(problem: Normalize) -> Plan[NormalizeNumbers]:
 
 
 def plan_all_close(_problem: AllClose) -> Plan[AllCloseNumbers]:
-    """Return the plan that tells whether all scales equal the first, or differ by at most 1e-5 of it and finitely."""
+    """Return the plan of whether all scales equal the first, or differ by at most 1e-5 of it and finitely."""
 
     @np.errstate(all="ignore")
     def launch(n: AllCloseNumbers, _stream: int, x: int, result: int) -> None:

@@ -2,12 +2,12 @@
 #include "../../cuda_src/gemm/epilogue.cuh"
 
 // out[m, n] = round(scale_a * (scale_b * acc) + bias), acc = sum over k of a[m, k] * b[n, k] in fp32, for few rows: the
-// weight b goes past the cache once for every 16 of them.
+// weight b is streamed from memory once for every 16 of them.
 //
-// A block makes 16 tokens x 16 channels. Its WAVEFRONTS take chunks of UNROLL * WARP bytes of k in turn, each lane 16
-// bytes of a row at a time, and add their sums in the order of the wavefronts: the bits of a row depend on n, k and
+// A block makes 16 tokens x 16 channels. Its WAVEFRONTS take chunks of UNROLL * WARP bytes of k round-robin, each lane
+// 16 bytes of a row at a time, and add their sums in the order of the wavefronts: the bits of a row depend on n, k and
 // WAVEFRONTS alone, neither on m nor on the other rows.
-// Rows past m and n read the last row again, and what they give is dropped; k past its end counts as zeros.
+// Rows past m and n load the last row again, and their results are dropped; k past its end counts as zeros.
 // The caller owes: k, lda and ldb divisible by 16 and not 0, a and b aligned to 16; row_tiles = ceil(m / 16) and a grid
 // of row_tiles * ceil(n / 16) blocks of WAVEFRONTS * WARP threads. Scale strides are 0 where one serves all rows.
 constexpr int A = FP8_A, B = FP8_B, WAVEFRONTS = FP8_WAVEFRONTS, UNROLL = FP8_UNROLL;

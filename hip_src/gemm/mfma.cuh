@@ -40,12 +40,12 @@ DEVICE Accumulator matrix_multiply(Vector8 weight, Vector8 tokens, Accumulator s
 // The same number in every lane of a wave, kept in a scalar register.
 DEVICE int wave_uniform(int x) { return __builtin_amdgcn_readfirstlane(x); }
 
-// As load16, but never taken apart into words that are loaded twice.
+// As load16, but never split into words that are loaded twice.
 DEVICE Vector16 load16_whole(const void* p) {
     using Four = unsigned __attribute__((ext_vector_type(4)));
     const Four v = *static_cast<const Four*>(p);
     return {v.x, v.y, v.z, v.w};
 }
 
-// Nothing that stands before is moved behind, or the other way: loads stay in flight together.
+// The compiler moves nothing across this point, so that loads stay in flight together.
 DEVICE void keep_order() { __builtin_amdgcn_sched_barrier(0); }

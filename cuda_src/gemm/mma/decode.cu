@@ -2,13 +2,13 @@
 #include "../epilogue.cuh"
 
 // out[m, n] = round(scale_a * (scale_b * acc) + bias), acc = sum over k of a[m, k] * b[n, k] in fp32, for few rows: the
-// weight b goes past the caches once for every SIDE of them. With BLOCKED scales the sum of every 128 of k is scaled
+// weight b is streamed from memory once for every SIDE of them. With BLOCKED scales the sum of every 128 of k is scaled
 // before it joins: acc = sum of scale_a * (scale_b * partial).
 //
-// A block makes SIDE tokens x 16 * TILES channels. Its WARPS take chunks of 128 of k in turn, and add their sums in the
-// order of the warps: the bits of a row depend on n, k and WARPS alone, neither on m, SIDE and TILES nor on other rows.
-// The tensor cores' own sums, which some GPUs keep with 14 bits, end with the chunk.
-// Rows past m and n read one before them again, and what they give is dropped; k past its end counts as zeros.
+// A block makes SIDE tokens x 16 * TILES channels. Its WARPS take chunks of 128 of k round-robin, and add their sums in
+// the order of the warps: the bits of a row depend on n, k and WARPS alone, neither on m, SIDE and TILES nor on other
+// rows. The tensor cores' own sums, which some GPUs keep with 14 bits, end with the chunk.
+// Rows past m and n load an earlier row again, and their results are dropped; k past its end counts as zeros.
 // The caller owes: k, lda and ldb divisible by 16 and not 0, a and b aligned to 16; row_tiles = ceil(m / SIDE), a grid
 // of row_tiles * ceil(n / (16 * TILES)) blocks of WARPS * 32 threads, and WARPS * SIDE * (16 * TILES + 4) floats of
 // dynamic shared memory. Scales: the strides of the matrices over (m, k blocks) and (n or n blocks, k blocks), 0 where
@@ -26,7 +26,7 @@ static_assert(BLOCK_K % CHANNELS == 0, "the channels of a block have one scale")
 
 DEVICE int least(int x, int y) { return x < y ? x : y; }
 
-// A lane's cursor over rows. A step that would leave them stays where it is. (Pointers to all rows would not fit into the
+// A lane's cursor over rows. A step past the last row stays there. (Pointers to all rows would not fit into the
 // registers.)
 template <class T>
 struct RowCursor {

@@ -5,7 +5,7 @@
 // ring of STAGES k-blocks. A tile is 128 * M_SLICES rows x COLUMNS channels; a consumer has M_SLICES slices of 64
 // rows of it, one after the other. The tensor cores sum a k-block with fewer bits than fp32 has, so the threads scale
 // it and add it (promote it) in fp32, while the other consumer's is multiplied. Blocks are persistent, and load for
-// their next tile while they finish one.
+// their next tile during the epilogue of one.
 //
 // The order of a sum is that of k: equal rows get equal bits, by any tile, in any batch.
 //
@@ -37,12 +37,12 @@ DEVICE void multiply(float (&d)[SUMS], word64 w, word64 a, int keep) {
 #endif
 }
 
-// Rounds and stores what a lane has of a tile: two rows from ``row`` on, 8 apart, and channels from ``channel`` on.
+// Rounds and stores a lane's part of a tile: two rows from ``row`` on, 8 apart, and channels from ``channel`` on.
 DEVICE void store(const float (&sums)[SUMS], Out *out, long long ldo, int row, int channel, int m, int n, int lane) {
     const int quad = lane % 4;
 #if OUT > 0
     if (channel + COLUMNS <= n && (ldo & 7) == 0) {
-        // Four threads have of two rows the channels of two times eight: each gives three away and stores eight.
+        // Four threads have of two rows the channels of two times eight: each passes three on and stores eight.
 #pragma unroll
         for (int i = 0; i < SUMS; i += 8) {
             unsigned pairs[4];
@@ -84,7 +84,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
 
     if (prefetch_weight) grid_dependency_launch(); // else after the wait, as in sm90_decode
 
-    // Out of a shuffle the compiler knows a warp's number to be uniform, and descriptors stay in uniform registers.
+    // After a shuffle the compiler knows a warp's number to be uniform, and descriptors stay in uniform registers.
     const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     const unsigned ring = (shared_address(dynamic) + 1023) & ~1023u, a_ring = ring + STAGES * WEIGHT_BYTES;
     const PipelineBarriers<STAGES> pipeline = {shared_address(barriers)};

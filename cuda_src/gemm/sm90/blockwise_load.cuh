@@ -10,7 +10,7 @@
 #define SCALE_THREADS 64
 #define ABREAST (16 / M_SLICES) // tiles of rows that are taken before the next channels
 
-// A block's tiles in the order in which it takes them: those at work at a time share rows and channels in the L2.
+// A block's tiles in the order in which it takes them: tiles computed at a time share rows and channels in L2.
 struct Tiles {
     int down, across, at;
 

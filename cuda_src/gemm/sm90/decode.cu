@@ -7,7 +7,7 @@
 // which is in L2, with its blocked scales beside it. Blocks that have the same part of k for the MULTICAST_TILES
 // tiles of a cluster share what they load of a. M_WARPGROUPS * K_WARPGROUPS consumer warpgroups multiply; those of
 // the same 64 channels alternate over the k-blocks; one warp loads the weight, one a, one blocked scales. Every block
-// finishes an equal part of the tile's channels: the partial sums are stored into its reduction buffer (DSMEM) and
+// completes an equal part of the tile's channels: the partial sums are stored into its reduction buffer (DSMEM) and
 // added in the order of their numbers, so equal inputs give equal bits, in an order that depends on n and k alone.
 //
 // Before the kernel that it follows has ended it reads only the weight, its scales and the bias, and those only if
@@ -73,11 +73,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     // that precedes it on the stream has ended. So it does that after its wait (in load_weight).
     if (prefetch_weight) grid_dependency_launch();
 
-    // By way of a shuffle the compiler knows that these are equal in a warp, and computes descriptors once for all of
+    // After a shuffle the compiler knows that these are equal in a warp, and computes descriptors once for all of
     // it.
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     constexpr int ranks = SPLIT_K, units = UNITS / ranks;
-    constexpr int epilogue_warps = units > 1 ? units / 2 : 1; // warps of a block that finish a part of the tile
+    constexpr int epilogue_warps = units > 1 ? units / 2 : 1; // warps of a block that run the epilogue of a part of the tile
     const int rank = (int)blockIdx.x % ranks;
     const int first = (int)blockIdx.x % CLUSTER - rank; // the tile's rank 0 in the cluster
     const unsigned ring = (shared_address(dynamic) + 1023) & ~1023u, a_ring = ring + STAGES * WEIGHT_BYTES;
@@ -205,8 +205,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
                 sums[i] += d[i];
 #endif
         };
-        // Two k-blocks a round: issue, issue the next, promote the first. With a loop that holds its own ends the
-        // compiler no longer lets one product run on beside the next.
+        // Two k-blocks an iteration: issue, issue the next, promote the first. If the loop contains its own prologue
+        // and epilogue, the compiler serializes the products.
         if (next_k_block < k_iter.k_blocks) {
             issue_mma(products[0]);
 #pragma unroll 1
@@ -232,7 +232,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
                 if (threadIdx.x < WIDTH) row_scales[threadIdx.x] = row_scale;
                 threads_sync(2, CONSUMERS);
             }
-            if (CLUSTER > 1) cluster_wait(); // the other blocks have made their barriers
+            if (CLUSTER > 1) cluster_wait(); // the other blocks have initialized their barriers
         } else if (K_WARPGROUPS > 1 || ranks > 1)
             barrier_wait(reduce_empty, (iteration - 1) & 1);
 #pragma unroll
@@ -277,7 +277,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
                 barrier_arrive(reduce_empty);
         }
 
-        // First every number, then every store: one after the other they would wait for each other.
+        // All numbers first, then all stores: interleaved, they would wait for each other.
 #pragma unroll
         for (int j = 0; j < WIDTH / 8; ++j) {
             const float2 rows =

@@ -1,4 +1,4 @@
-// The sums of a warp, 16 channels x WIDTH rows: how they travel between blocks and how they are written.
+// The sums of a warp, 16 channels x WIDTH rows: how they are exchanged between blocks and stored.
 //
 // A lane has of row 8 * j + lane % 4 * 2 + {0, 1} the channels lane / 4 + 8 * half in sums[4 * j + 2 * half + {0, 1}].
 #pragma once
@@ -48,7 +48,7 @@ DEVICE void store(const float (&sums)[SUMS], const bool (&owned)[2], Out *out, l
     const bool whole = base + 16 <= n;
 #if WIDTH > 8
     if (whole && (ldo & 7) == 0 && owned[0] && owned[1]) {
-        // Four threads have a row's channels of four matrices: each gives three away and stores one whole.
+        // Four threads have a row's channels of four matrices: each passes three on and stores one whole.
 #pragma unroll
         for (int i = 0; i < SUMS / 2; i += 4) {
             quad_transpose(pairs[i], pairs[i + 1], pairs[i + 2], pairs[i + 3], lane);

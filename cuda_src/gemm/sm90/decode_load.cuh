@@ -1,8 +1,8 @@
 // The producer warps of a block, which load the weight, a, and blocked scales. Each initializes its own ring's
 // barriers.
 //
-// What comes before the first load is what a launch costs: initialisations by the lanes of a warp, or asking barriers
-// that nobody has used yet, made it 0.7 us more.
+// Instructions before the first load add to the latency of a launch: initialization by all lanes of a warp, or waits
+// for barriers that were never used, cost 0.7 us.
 #pragma once
 #include "../pipeline.cuh"
 
@@ -21,7 +21,7 @@
 #define MULTICAST_MASK (((1 << CLUSTER) - 1) / ((1 << SPLIT_K) - 1)) // every SPLIT_K-th of a cluster: those of rank 0
 
 // One warp, which also initializes the barrier `a_requested`. The prefetch is limited because a full ring, requested at
-// once, would stand in the memory's queue before a, and before what a is made of.
+// once, would be ahead of a in the memory's queue, and ahead of what a is made of.
 DEVICE void load_weight(const TensorMap *map, unsigned ring, const PipelineBarriers<STAGES> &pipeline,
                         unsigned a_requested, KBlockIterator &k_iter, int prefetch_weight, int lane) {
     Ring<STAGES> at(0);
@@ -62,9 +62,10 @@ DEVICE void load_weight(const TensorMap *map, unsigned ring, const PipelineBarri
     if (CLUSTER > 1) cluster_wait();
 }
 
-// One warp, which also initializes the reduction's barriers: reduce_full, reduce_empty of so many `arrivals`, and then
-// comes a_requested.
-// Where the block quantizes a itself (A_VECTORS) it fetches nothing, else some rows of each chunk for all of its mates.
+// One warp, which also initializes the reduction's barriers: reduce_full, reduce_empty of so many `arrivals`, and
+// a_requested after them.
+// Where the block quantizes a itself (A_VECTORS) it loads nothing, else some rows of each chunk for all multicast
+// peers.
 DEVICE void load_a(const TensorMap *map, unsigned ring, const PipelineBarriers<A_STAGES> &pipeline,
                    unsigned reduce_full, int arrivals, KBlockIterator &k_iter, int rank, int multicast_rank, int lane) {
     if (lane == 0) {
@@ -83,7 +84,7 @@ DEVICE void load_a(const TensorMap *map, unsigned ring, const PipelineBarriers<A
     __syncwarp();
     PREFETCH_CHUNKS ? threads_sync(1, THREADS) : threads_arrive(1, THREADS);
     if (CLUSTER > 1) cluster_arrive();
-    if (MULTICAST_TILES > 1) cluster_wait(); // they have made their barriers
+    if (MULTICAST_TILES > 1) cluster_wait(); // they have initialized their barriers
     if (!A_VECTORS) {
         grid_dependency_wait();
         if (lane == 0) {

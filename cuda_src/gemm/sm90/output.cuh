@@ -1,4 +1,4 @@
-// What a product adds and gives: OUT, BIAS 0 fp32, 1 fp16, 2 bf16, -1 none.
+// Bias and result of a product: OUT, BIAS 0 fp32, 1 fp16, 2 bf16, -1 none.
 #pragma once
 #include "../../ptx/transpose.cuh"
 

@@ -18,7 +18,7 @@ struct WideRows {
 //
 // A block multiplies only a part of k, `part` vectors from `first` on, whole chunks of 16: their codes become tiles of
 // SIDE rows x 128 columns as TMA would store them, columns past the row's end zero; rows past the last stay as
-// they are. A token's size takes all vectors of its row: those of the block's own part come first.
+// they are. A token's amax takes all vectors of its row: those of the block's own part come first.
 //
 // The caller owes: ROWS a power of two up to SIDE and THREADS, and at least as many as there are; THREADS / ROWS *
 // VECTORS vectors cover a row's chunks (STATIC: the part's); x and its stride are multiples of 16 bytes.

@@ -28,9 +28,9 @@ FEW, SOME, MANY = range(3)
 """Rows: at most one a multiprocessor, at most `SOME_ROWS` of them, more."""
 SOME_ROWS: Final = 4
 VECTORS: Final = {"norm": (2, 4, 8), "add": (2, 4, 2), "silu": (1, 1, 2)}
-"""What a thread keeps, for `FEW`, `SOME` and `MANY` rows. More is less to be done once a thread, and more registers.
+"""What a thread keeps, for `FEW`, `SOME` and `MANY` rows.
 
-A norm moves least for what it does once a thread, so that counts most there.
+More of them means less work that is done once a thread, and more registers. A norm moves few bytes for such work.
 """
 LEAST_THREADS: Final = (256, 256, 128)
 """For the same: threads that a row gets before one of them keeps more than one vector."""

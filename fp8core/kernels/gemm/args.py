@@ -27,7 +27,7 @@ class MatmulLaunch(Protocol):
 class Matmul(partial[None]):
     """A product made ready, called as a `MatmulLaunch`: nothing is allocated, on any thread, with any current device.
 
-    (A partial application without arguments: it adds these fields and costs no frame of Python.)
+    (A partial application without arguments: it adds these fields and costs no Python frame.)
     """
 
     scratch_bytes: int
@@ -42,7 +42,7 @@ class Matmul(partial[None]):
 def ready(
     launch: MatmulLaunch, *, scratch_bytes: int = 0, prefetches_weight: bool = False, owns: object = None
 ) -> Matmul:
-    """Return ``launch`` with what its caller has to know of it."""
+    """Return ``launch`` with its properties."""
     made = Matmul(launch)
     made.scratch_bytes, made.prefetches_weight, made.owns = scratch_bytes, prefetches_weight, owns
     return made

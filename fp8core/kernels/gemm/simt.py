@@ -1,4 +1,4 @@
-"""The product that runs anywhere, by ordinary FMA, and an amax that is written before maxima are taken into it."""
+"""The fallback product by ordinary FMA, and an amax that is written before maxima are taken into it."""
 
 from typing import Final, NamedTuple
 

@@ -45,7 +45,7 @@ LINEAR: Final = Table(
     Kernel("overlapped", (DECODE_RUNS, ONE_PANEL), _overlapped, (DECODE_CHOSEN,)),
     Kernel("sequential", (), _sequential),
 )
-"""Plans are `Steps`: x quantized by its product, two launches laid out for each other, and any two."""
+"""Plans are `Steps`: one launch, two that overlap, or any two."""
 
 
 def explain_linear(problem: Linear) -> Explanation:

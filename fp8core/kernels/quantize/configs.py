@@ -29,7 +29,7 @@ MANY_ROWS: Final = 1 << 62
 SHARED_ROWS: Final = 64
 """Up to so many tokens, if they are more than `FEW_ROWS`, each is shared by the blocks of a cluster."""
 SHARED_THREADS: Final = 128
-"""Of such a block: with few registers it stands beside a product that still runs, and is ready when that ends."""
+"""Of such a block: with few registers it is co-resident with a product that still runs, and is ready when that ends."""
 SHARED_VECS: Final = 1024
 """Of a token that two blocks share; more is for four."""
 
@@ -51,13 +51,13 @@ class RowwiseConfig(NamedTuple):
     repeat: int
     """Tiles of a team, one after another along the columns."""
     teams_x: int
-    """Teams side by side; the others stand below them."""
+    """Teams side by side; the others are below them."""
     blocks: int = 1
     """Of a cluster that is one team."""
 
 
 def unaligned(problem: Quantize) -> bool:
-    """Return whether rows may begin at any element: then vectors at both ends of a row are partly its."""
+    """Return whether rows may begin at any element: then vectors at both ends of a row belong to it in part."""
     return problem.alignment < VEC8
 
 

@@ -69,7 +69,7 @@ QUANTIZE: Final = Table(
     ),
     Kernel("elementwise", (ON_A_GPU,), plan_elementwise),
 )
-"""By preference: what reads everything once, what reads little of it twice, and what takes anything."""
+"""By preference: kernels that read everything once, one that may read a part twice, and the fallback."""
 
 
 def bind(plan: Any, *numbers: Any) -> Launch:

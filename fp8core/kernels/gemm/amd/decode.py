@@ -28,7 +28,7 @@ UNROLL: Final = 4
 """Loads of 16 bytes of the weight that a lane has in flight."""
 WAVEFRONTS: Final = (4, 8, 16)
 WAVEFRONTS_IN_FLIGHT: Final = 16
-"""Of a compute unit, which keep its share of the memory busy: 64 KiB on gfx9, where latency asks for about 17."""
+"""Of a compute unit, which keep its share of the memory busy: 64 KiB on gfx9, where latency needs about 17."""
 
 
 class DecodeArgs(NamedTuple):
@@ -52,7 +52,7 @@ class DecodeArgs(NamedTuple):
 
 
 def wavefronts(n: int, k: int, target: Target) -> int:
-    """Return among how many wavefronts a block divides ``k``: not a question of m, so neither are a row's bits."""
+    """Return among how many wavefronts a block divides ``k``: independent of m, and so are a row's bits."""
     k_blocks = ceil_div(k, UNROLL * target.warp)
     wanted = WAVEFRONTS_IN_FLIGHT * target.multiprocessors
     enough = next((count for count in WAVEFRONTS if ceil_div(n, SIDE) * count >= wanted), WAVEFRONTS[-1])

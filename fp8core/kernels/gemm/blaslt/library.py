@@ -80,7 +80,7 @@ class Library:
 
     @property
     def version(self) -> int | None:
-        """As GetVersion counts, 130100 for 13.1.0; None of hipBLASLt, which tells it of a handle only."""
+        """As GetVersion counts, 130100 for 13.1.0; None of hipBLASLt, which reports it for a handle only."""
         if self.dialect.platform != "cuda":
             return None
         get = self.function("GetVersion")

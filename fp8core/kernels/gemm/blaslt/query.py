@@ -17,7 +17,7 @@ WORKSPACE_BYTES: Final = 32 << 20
 """What NVIDIA advises for sm_90; more is offered to no algorithm."""
 CANDIDATES_ASKED: Final = 8
 SOME_ADDRESS: Final = 4096
-"""Stands for an operand when the library is asked: it looks at which addresses are given, not behind them."""
+"""Stands for an operand in a query: the library reads which addresses are given, not what they point to."""
 
 
 class Candidate(NamedTuple):

@@ -15,7 +15,7 @@ def first_rows(p: ScaledMm) -> Product:
 
 
 def last_rows(p: ScaledMm) -> ScaledMm:
-    """Return the problem of the rows that cuBLASLt leaves; its vectors start anywhere, or have been moved."""
+    """Return the problem of the rows that cuBLASLt leaves; its vectors have any alignment, or have been moved."""
     prefetch = p.prefetch_weight and not moved_bias(p)
     return p._replace(m=p.m % FOUR, vectors_alignment=4, prefetch_weight=prefetch)
 

@@ -1,4 +1,4 @@
-"""Products of few rows by FP8 ``mma.sync``: the weight streamed past the caches (``cuda_src/gemm/mma/decode.cu``).
+"""Products of few rows by FP8 ``mma.sync``: the weight streamed from memory (``cuda_src/gemm/mma/decode.cu``).
 
 For the GPUs that have the instruction in hardware and no better one: sm_89 and sm_12x. Compiled and emulated for these,
 and run on an H200, which takes it apart into others; the constants that only speed depends on are estimates.
@@ -31,7 +31,7 @@ SIDES: Final = (8, 16, 32, 64)
 """Rows of a block."""
 WARPS: Final = (4, 8)
 WARPS_IN_FLIGHT: Final = 16
-"""Warps of a multiprocessor that keep its share of the memory busy: 32 KiB, where latency asks for some 8."""
+"""Warps of a multiprocessor that keep its share of the memory busy: 32 KiB in flight, where latency needs some 8."""
 
 
 class MmaArgs(NamedTuple):
@@ -62,7 +62,7 @@ def enough(n: int, warps_: int, target: Target) -> bool:
 
 
 def warps(n: int, k: int, target: Target) -> int:
-    """Return among how many warps a block divides ``k``: not a question of m, so that neither are a row's bits."""
+    """Return among how many warps a block divides ``k``: independent of m, and so are a row's bits."""
     wanted = next((count for count in WARPS if enough(n, count, target)), WARPS[-1])
     return min(wanted, power_of_two(ceil_div(k, BLOCK_K)))
 

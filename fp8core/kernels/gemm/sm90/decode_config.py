@@ -28,11 +28,11 @@ class TileConfig(NamedTuple):
     m_warpgroups: int
     """Consumer warpgroups that have 64 channels of a tile each."""
     k_warpgroups: int
-    """Consumer warpgroups that take the k-blocks of the same channels in turn."""
+    """Consumer warpgroups that alternate over the k-blocks of the same channels."""
     ctas_per_sm: int
     """Of several, some can be the next product's, which prefetch their weight meanwhile."""
     k_block_us: float
-    """Of a block alone on its multiprocessor, for 64 channels of a k-block."""
+    """Of a block that has a multiprocessor to itself, for 64 channels of a k-block."""
     tile_us: float
     """Of a block, for the epilogue of a tile."""
     multicast_tiles: int = 1
@@ -203,10 +203,10 @@ QUANTIZER_BYTES: Final = 2048
 
 
 def limit_prefetch(config: DecodeConfig) -> DecodeConfig:
-    """Return the config with so little of the weight in flight at first that it keeps nobody from the memory.
+    """Return the config with a limited prefetch, which leaves bandwidth to the predecessor.
 
     Blocks that are co-resident with their predecessor's have the time. One that has a multiprocessor to itself starts
-    when its predecessor has ended, and is slower so, but in linear layers.
+    when its predecessor has ended, and is slower so, except in linear layers.
     """
     return config._replace(prefetch_chunks=ceil_div(PREFETCH_BYTES, config.tile * BLOCK_K * config.ctas_per_sm))
 
