@@ -1,11 +1,11 @@
 """The emulator itself: right results of right kernels, a report for what a GPU would forgive or hang on."""
 
 import ctypes
+import re
 
 import numpy as np
 import pytest
 
-from fp8core.runtime import jit
 from support import emulation
 from support.emulation import EmulationError, Launcher
 from support.emulation.fixtures import emulation_session, emulator  # noqa: F401
@@ -17,7 +17,7 @@ FULL = "0xffffffffu"
 def run(emulator):
     def run(text, *arguments, signature="", grid=1, block=64, shared_bytes=0, warp=32, together=1):
         kernel = emulator.compile(f'#line 1 "test.cu"\nextern "C" __global__ {text}', (), "kernel")
-        items = jit.items_of(signature)
+        items = re.findall(r"\d*[a-zA-Z]", signature)
         launcher = Launcher(emulator, kernel, "kernel", items, (block, 1, 1), shared_bytes, warp, together, False)
         launcher(0, (grid, 1, 1), *(a.ctypes.data if isinstance(a, np.ndarray) else a for a in arguments))
 

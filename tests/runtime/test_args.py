@@ -123,21 +123,3 @@ def test_numbers_become_the_arguments_of_their_names(kind):
     known = {**numbers._asdict(), **others}
     for name, item in args.fields(declared).items():
         assert getattr(given, name) == (0 if item == "P" else known[name])
-
-
-@pytest.mark.parametrize("kind", PLANS, ids=lambda kind: kind.__name__)
-def test_a_call_with_everything_binds_its_numbers_once(kind):
-    bound, launched = [], []
-
-    def bind(numbers):
-        bound.append(numbers)
-        return lambda stream, *addresses: launched.append((stream, *addresses))
-
-    plan = plans.Plan(kind, bind)
-    order, names = plans._ORDER[kind], plans._ADDRESSES[kind]
-    assert set(order) == {*names, *kind._fields}
-    values = {name: number for number, name in enumerate(order)}
-    for stream in (1, 2):
-        plan(stream, *values.values())
-    assert bound == [kind(*(values[name] for name in kind._fields))]
-    assert launched == [(stream, *(values[name] for name in names)) for stream in (1, 2)]
