@@ -17,7 +17,7 @@ from fp8core.core import prefetch
 from fp8core.core.memory import Regions, scratch_allocator
 from fp8core.core.signature import signature
 from fp8core.core.specs import TensorSpec, spec_of
-from fp8core.errors import ScaleError
+from fp8core.errors import DTypeError, ScaleError
 from fp8core.interop import Allocator, Framework, TensorView
 from fp8core.interop.tensor import fill_number
 from fp8core.table import Explanation
@@ -222,6 +222,8 @@ class Operation:
         key: Hashable = None,
     ) -> tuple[Sequence[Any], Any]:
         """Run a call whose operands are viewed: the first of a kind, of several frameworks, or on a given stream."""
+        if operands[0] is None:
+            raise DTypeError(f"{self.operands[0]} needs an array, got None")
         views, specs = self._viewed(operands)
         first = views[0]
         assert first is not None

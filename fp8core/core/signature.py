@@ -77,7 +77,7 @@ def _one_by_one(operands: Sequence[Any]) -> Signature:
     readers = _READERS
     seen = [readers[type(x)](x) for x in operands]
     addresses, each = [at for at, _ in seen], tuple(one for _, one in seen)
-    if None in each:
+    if None in each or operands[0] is None:
         return addresses, None, 0
     number = _NUMBERS.get(each)
     framework = _framework_of_all(operands)
