@@ -210,7 +210,7 @@ def dispatch_w8a8_scaled_mm(
 
 def fp8_of(x: Any, name: str) -> str:
     """Return the dtype of an array that has to be FP8."""
-    found = specs.spec_of(interop.view(x, name), name)
+    found = specs.spec_of(interop.view(x, interop.Operand(name, *FORMATS)), name)
     specs.is_fp8(found)
     return found.dtype
 

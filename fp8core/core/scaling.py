@@ -15,6 +15,9 @@ EPS: Final = 1e-10
 """The least amax of a group, as the kernels that vLLM ships have it."""
 SCALE_DTYPE: Final = {"float32": "float32", "ue8m0": "float32", "ue8m0_bytes": "float8_e8m0fnu"}
 
+SCALES: Final = ("float32", "float8_e8m0fnu")
+"""The dtypes of scales."""
+
 
 def split(out: Any, scale: Any) -> tuple[Any, Any]:
     """Return where the codes go, and the given scale or where the computed one goes, of ``out`` as a caller gives it.

@@ -13,7 +13,7 @@ from fp8core.errors import DeviceError, DTypeError
 from fp8core.interop.eager import eager_only
 from fp8core.interop.float8 import Float8Array
 from fp8core.interop.frameworks import framework_of
-from fp8core.interop.names import dtype_name
+from fp8core.interop.names import Operand, dtype_name
 from fp8core.interop.ordering import order_after, order_before
 from fp8core.interop.scalars import scalar
 from fp8core.interop.tensor import Allocator, Framework, Result, TensorView
@@ -21,6 +21,7 @@ from fp8core.interop.tensor import Allocator, Framework, Result, TensorView
 __all__ = [
     "Allocator",
     "Framework",
+    "Operand",
     "Result",
     "TensorView",
     "check_writable",

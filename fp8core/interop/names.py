@@ -1,12 +1,25 @@
 """Dtypes by their names: whatever a framework calls ``float8_e4m3fn``, it is one string here."""
 
 from collections.abc import Collection
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from fp8core.errors import DTypeError
 from fp8core.problem import ITEMSIZE
 
 _NAMES: Final = {name: name for name in ITEMSIZE}
+
+
+class Operand(str):
+    """What errors call an operand, together with the dtypes that it takes, for those of others to be refused by."""
+
+    __slots__ = ("takes",)
+    takes: tuple[str, ...]
+
+    def __new__(cls, name: str, *takes: str) -> Self:
+        """Name an operand that takes arrays of these dtypes."""
+        made = super().__new__(cls, name)
+        made.takes = takes
+        return made
 
 
 def dtype_name(dtype: Any, name: str = "dtype", among: Collection[str] = ITEMSIZE) -> str:

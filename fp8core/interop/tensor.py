@@ -229,5 +229,5 @@ def check_aligned(pointer: int, dtype: str, name: str) -> None:
 
 
 def refused_dtype(name: str, dtype: object) -> DTypeError:
-    """Return the error for an operand whose dtype is none of ours."""
-    return DTypeError(f"{name} needs an array of {', '.join(ITEMSIZE)}, got {dtype}")
+    """Return the error for an operand, named by text or by an `Operand`, whose dtype is none of ours."""
+    return DTypeError(f"{name} needs an array of {', '.join(getattr(name, 'takes', ITEMSIZE))}, got {dtype}")

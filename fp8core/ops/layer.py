@@ -11,13 +11,11 @@ from fp8core.core.specs import TensorSpec, group, is_fp8, same_device, spec_of
 from fp8core.errors import LayoutError, ScaleError, ShapeError
 from fp8core.interop import Framework, TensorView, eager_only
 from fp8core.interop.tensor import bytes_spanned, fill_number
-from fp8core.ops.linear import LINEAR_CALLS, OUT, LinearOptions, activation_group, input_format, result_dtype
+from fp8core.ops.linear import ARRAYS, LINEAR_CALLS, OUT, LinearOptions, activation_group, input_format, result_dtype
 from fp8core.ops.quantize import quantize_weight
 from fp8core.ops.quantized import Quantized, parts
 from fp8core.problem import GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, WIDE, GroupShape, Target
 from fp8core.table import Explanation
-
-_ARRAYS = ("weight", "weight_scale", "bias", "input_scale")
 
 
 class Fp8Linear:
@@ -187,7 +185,7 @@ class Fp8Linear:
 
     def _put(self, **changed: Any) -> None:
         """Take new arrays, after checking the layer that they make; the history of its weight begins anew."""
-        arrays = {**dict(zip(_ARRAYS, getattr(self, "_arrays", (None,) * 4), strict=True)), **changed}
+        arrays = {**dict(zip(ARRAYS, getattr(self, "_arrays", (None,) * 4), strict=True)), **changed}
         checked = check_layer(self._options, **arrays)
         self._interned = LINEAR_CALLS.interned(self._options)
         self._by_group: dict[GroupShape | None, Interned] = {}
@@ -213,7 +211,7 @@ class Fp8Linear:
         if state["dtype"]:
             weight = interop.reinterpret(weight, state["dtype"])
         self._options = LinearOptions(*state["options"])
-        self._put(**dict(zip(_ARRAYS, (weight, *others), strict=True)))
+        self._put(**dict(zip(ARRAYS, (weight, *others), strict=True)))
 
     def __repr__(self) -> str:
         weight, scale, bias, input_scale = self._arrays
@@ -258,7 +256,7 @@ def check_layer(options: LinearOptions, weight: Any, weight_scale: Any, bias: An
 
     Numbers become arrays beside the weight, once.
     """
-    first = interop.view(weight, "weight")
+    first = interop.view(weight, ARRAYS[0])
     at = spec_of(first, "weight")
     is_fp8(at)
     if len(at.shape) != 2:
@@ -266,12 +264,12 @@ def check_layer(options: LinearOptions, weight: Any, weight_scale: Any, bias: An
     framework, target = first.framework, first.target
     arrays: list[Any] = [weight]
     views: list[TensorView | None] = [first]
-    for x, name in ((weight_scale, "weight_scale"), (bias, "bias"), (input_scale, "input_scale")):
+    for x, name in zip((weight_scale, bias, input_scale), ARRAYS[1:], strict=True):
         number = None if x is None or name == "bias" else interop.scalar(x)
         given = x if number is None else _array_of(number, framework, target)
         arrays.append(given)
         views.append(None if given is None else interop.view(given, name))
-    specs = [None if view is None else spec_of(view, name) for view, name in zip(views, _ARRAYS, strict=True)]
+    specs = [None if view is None else spec_of(view, name) for view, name in zip(views, ARRAYS, strict=True)]
     scale, added, of_input = specs[1:]
     if scale is None:
         raise ScaleError("weight needs weight_scale, or to be a Quantized, got neither")

@@ -10,7 +10,7 @@ from fp8core.core.scale_shapes import ACTIVATION_GROUPS, known_group
 from fp8core.core.scaling import ScaleOptions, Scaling, scaling
 from fp8core.core.specs import Matrix, TensorSpec
 from fp8core.errors import ScaleError
-from fp8core.interop import dlpack, dtype_name, eager_only
+from fp8core.interop import Operand, dlpack, dtype_name, eager_only
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.kernels.linear.table import LINEAR, Steps, explain_linear
 from fp8core.ops.quantize import quantize_problem
@@ -300,8 +300,15 @@ def _steps_launch(steps: Steps, q: _Codes) -> Launch:
     return run
 
 
+ARRAYS: Final = (
+    Operand("weight", *FORMATS),
+    Operand("weight_scale", "float32"),
+    Operand("bias", *WIDE),
+    Operand("input_scale", "float32"),
+)
+"""What a layer keeps."""
 LINEAR_CALLS: Final = Operation(
-    ("x", "weight", "weight_scale", "bias", "input_scale", "scale_ub", "out"),
+    (Operand("x", *WIDE, *FORMATS), *ARRAYS, Operand("scale_ub", "float32"), Operand("out", *WIDE)),
     _describe,
     scratch=True,
     numbers=(2, 4),

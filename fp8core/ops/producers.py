@@ -5,13 +5,13 @@ from typing import Any, Final
 
 from fp8core.core import specs
 from fp8core.core.operation import Described, NewArray, Operation, Planned
-from fp8core.core.scaling import EPS, ScaleOptions, Scaling, new_scale, scaling, split
+from fp8core.core.scaling import EPS, SCALES, ScaleOptions, Scaling, new_scale, scaling, split
 from fp8core.core.specs import TensorSpec
 from fp8core.errors import ShapeError
-from fp8core.interop import eager_only, scalar
+from fp8core.interop import Operand, eager_only, scalar
 from fp8core.kernels.fused import NORM_QUANTIZE, SILU_QUANTIZE
 from fp8core.ops.quantized import Quantized, quantized
-from fp8core.problem import PER_TOKEN, NormQuantize, ScaleFormat, ScaleLayout, SiluQuantize
+from fp8core.problem import FORMATS, PER_TOKEN, WIDE, NormQuantize, ScaleFormat, ScaleLayout, SiluQuantize
 from fp8core.runtime.plans import RmsNormNumbers, SiluNumbers
 
 
@@ -226,7 +226,9 @@ def _describe_silu(operands: Sequence[TensorSpec | None], options: tuple[Any, ..
     return Described(_results(shape, how, 1), plan, lambda: SILU_QUANTIZE.explain(problem), how.group_shape)
 
 
+_X: Final = Operand("x", *WIDE)
+_SCALED: Final = Operand("out", *FORMATS), Operand("scale", *SCALES), Operand("scale_ub", "float32")
 _NORM: Final = Operation(
-    ("x", "weight", "residual", "out", "scale", "scale_ub"), _describe_norm, numbers=(4,), returned=(4,)
+    (_X, Operand("weight", *WIDE), Operand("residual", *WIDE), *_SCALED), _describe_norm, numbers=(4,), returned=(4,)
 )
-_SILU: Final = Operation(("x", "out", "scale", "scale_ub"), _describe_silu, numbers=(2,), returned=(2,))
+_SILU: Final = Operation((_X, *_SCALED), _describe_silu, numbers=(2,), returned=(2,))

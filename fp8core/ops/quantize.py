@@ -5,14 +5,15 @@ from typing import Any, Final
 
 from fp8core.core import scale_shapes, specs
 from fp8core.core.operation import Described, NewArray, Operation, Planned
-from fp8core.core.scaling import EPS, ScaleOptions, Scaling, codes_alignment, new_scale, scaling, split
+from fp8core.core.scaling import EPS, SCALES, ScaleOptions, Scaling, codes_alignment, new_scale, scaling, split
 from fp8core.core.specs import Matrix, TensorSpec
 from fp8core.errors import ScaleError, ShapeError
-from fp8core.interop import dtype_name, eager_only
+from fp8core.interop import Operand, dtype_name, eager_only
 from fp8core.kernels.quantize import QUANTIZE
 from fp8core.kernels.weights import DEQUANTIZE
 from fp8core.ops.quantized import Quantized, parts, quantized
 from fp8core.problem import (
+    FORMATS,
     ITEMSIZE,
     PER_TENSOR,
     PER_TOKEN,
@@ -149,7 +150,8 @@ def quantize_problem(
 
 
 def _operation(x: str) -> Operation:
-    return Operation((x, "out", "scale", "scale_ub"), _describe_quantize, numbers=(SCALE,), returned=(SCALE,))
+    names = Operand(x, *WIDE), Operand("out", *FORMATS), Operand("scale", *SCALES), Operand("scale_ub", "float32")
+    return Operation(names, _describe_quantize, numbers=(SCALE,), returned=(SCALE,))
 
 
 _QUANTIZE: Final = _operation("x")
@@ -243,4 +245,6 @@ def _dequantize_problem(
     )
 
 
-_DEQUANTIZE: Final = Operation(("q", "scale", "out"), _describe_dequantize, numbers=(1,))
+_DEQUANTIZE: Final = Operation(
+    (Operand("q", *FORMATS), Operand("scale", *SCALES), Operand("out", *WIDE)), _describe_dequantize, numbers=(1,)
+)

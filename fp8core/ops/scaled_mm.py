@@ -5,12 +5,13 @@ from typing import Any, Final
 
 from fp8core.core import specs
 from fp8core.core.operation import Described, NewArray, Operation, Planned
-from fp8core.core.product import product_of, transposed
+from fp8core.core.product import RESULTS, product_of, transposed
 from fp8core.core.specs import TensorSpec
-from fp8core.interop import eager_only
+from fp8core.interop import Operand, eager_only
 from fp8core.kernels.gemm.simt import plan_clear_amax
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.quantized import Quantized, parts
+from fp8core.problem import FORMATS, WIDE
 
 OUT, AMAX = 5, 7
 """Places among the operands of a product."""
@@ -132,12 +133,21 @@ def _describe(operands: Sequence[TensorSpec | None], options: tuple[Any, ...], *
     return Described(results, plan, lambda: SCALED_MM.explain(problem))
 
 
-_OPERANDS: Final = "a", "b", "scale_a", "scale_b", "bias", "out", "out_scale", "amax"
+_OPERANDS: Final = (
+    Operand("a", *FORMATS),
+    Operand("b", *FORMATS),
+    Operand("scale_a", "float32"),
+    Operand("scale_b", "float32"),
+    Operand("bias", *WIDE),
+    Operand("out", *RESULTS),
+    Operand("out_scale", "float32"),
+    Operand("amax", "float32"),
+)
 _SCALED_MM: Final = Operation(
     _OPERANDS, lambda operands, options: _describe(operands, options, stored=False), scratch=True, numbers=(2, 3, 6)
 )
 _SCALED_MM_NT: Final = Operation(
-    (_OPERANDS[0], "weight", *_OPERANDS[2:]),
+    (_OPERANDS[0], Operand("weight", *FORMATS), *_OPERANDS[2:]),
     lambda operands, options: _describe(operands, options, stored=True),
     scratch=True,
     numbers=(2, 3, 6),

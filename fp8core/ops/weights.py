@@ -8,12 +8,15 @@ from fp8core.core import scale_shapes, specs
 from fp8core.core.operation import Described, NewArray, Operation, Planned
 from fp8core.core.specs import TensorSpec, contiguous_count
 from fp8core.errors import DTypeError, ScaleError, ShapeError
-from fp8core.interop import eager_only
+from fp8core.interop import Operand, eager_only
 from fp8core.kernels.weights import ALL_CLOSE, EXPAND, NORMALIZE, REQUANTIZE
 from fp8core.ops.quantize import dequantize
-from fp8core.problem import PER_TENSOR, AllClose, Expand, Normalize, Requantize
+from fp8core.problem import FORMATS, PER_TENSOR, AllClose, Expand, Normalize, Requantize
 from fp8core.runtime import device
 from fp8core.runtime.plans import AllCloseNumbers, ExpandNumbers, NormalizeNumbers, RequantizeNumbers
+
+_WEIGHT: Final = Operand("weight", *FORMATS)
+_SCALE: Final = Operand("weight_scale", "float32")
 
 
 @eager_only
@@ -108,7 +111,7 @@ def _describe_requantize(operands: Sequence[TensorSpec | None], widths: tuple[in
 
 
 _REQUANTIZE: Final = Operation(
-    ("weight", "weight_scale", "out", "max_scale"), _describe_requantize, in_place=((2, 0),), numbers=(1,)
+    (_WEIGHT, _SCALE, Operand("out", *FORMATS), "max_scale"), _describe_requantize, in_place=((2, 0),), numbers=(1,)
 )
 
 
@@ -146,7 +149,7 @@ def _describe_expand(operands: Sequence[TensorSpec | None], widths: tuple[int, .
     return Described({1: NewArray((rows, 1), "float32")}, plan, lambda: EXPAND.explain(problem))
 
 
-_EXPAND: Final = Operation(("weight_scale", "out"), _describe_expand)
+_EXPAND: Final = Operation((_SCALE, "out"), _describe_expand)
 
 
 @eager_only
@@ -248,7 +251,14 @@ def _describe_normalize(operands: Sequence[TensorSpec | None], formats: tuple[st
 
 
 _NORMALIZE: Final = Operation(
-    ("weight", "out", "weight_scale", "new weight_scale", "input_scale", "new input_scale"),
+    (
+        _WEIGHT,
+        Operand("out", *FORMATS),
+        _SCALE,
+        "new weight_scale",
+        Operand("input_scale", "float32"),
+        "new input_scale",
+    ),
     _describe_normalize,
     in_place=((1, 0),),
     numbers=(2, 4),
@@ -297,4 +307,4 @@ def _describe_all_close(operands: Sequence[TensorSpec | None], options: None) ->
     return Described({1: NewArray((1,), "float32")}, plan, lambda: ALL_CLOSE.explain(problem), count)
 
 
-_ALL_CLOSE: Final = Operation(("x", "result"), _describe_all_close)
+_ALL_CLOSE: Final = Operation((Operand("x", "float32"), "result"), _describe_all_close)

@@ -295,7 +295,7 @@ def test_odd_numpy_arrays_are_refused_by_name():
 
 @pytest.mark.parametrize("x", [1.5, [1.0, 2.0], None, "text", np.float32(1.0)])
 def test_what_is_no_array_is_refused_by_name(x):
-    with pytest.raises(DTypeError, match="input_scale needs an array( that offers DLPack)?, got "):
+    with pytest.raises(DTypeError, match=r"input_scale needs an array( that offers DLPack)?, got "):
         interop.view(x, "input_scale")
 
 

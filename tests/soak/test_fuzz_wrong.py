@@ -89,6 +89,32 @@ def test_nonsense_is_refused_by_its_name(name, parameter, engine_name):
     assert not found, f"{name}({parameter}=...):\n" + "\n".join(f"  {label}: {said}" for label, said in found.items())
 
 
+NOT_TAKEN = {
+    "high": ("uint8", "e8m0"),
+    "fp8": ("uint8", "e8m0", "float16", "float32"),
+    "fp8 of any shape": ("uint8", "e8m0", "float16", "float32"),
+    "scale": ("uint8", "float16", "e4m3", "e5m2"),
+    "scale, there": ("uint8", "float16", "e4m3", "e5m2"),
+    "bias": ("uint8", "float8"),
+    "out": ("uint8", "e8m0"),
+    "one float": ("uint8", "float16", "float8"),
+}
+"""By kind of array, what a refusal of another dtype must not recommend."""
+
+
+@pytest.mark.parametrize(("name", "parameter"), PAIRS, ids=[f"{n}-{p}" for n, p in PAIRS])
+def test_a_dtype_is_refused_with_those_that_are_taken(name, parameter):
+    good = GOOD[name]()
+    value = good.arguments[parameter]
+    if good.kinds[parameter] not in NOT_TAKEN or value is None:
+        return
+    for dtype in (np.float64, np.uint8):
+        _, error = refusal_of(lambda dtype=dtype: good.function(**good.arguments | {parameter: value.astype(dtype)}))
+        needed = str(error).split(", got ")[0]
+        assert "float" in needed
+        assert not [other for other in NOT_TAKEN[good.kinds[parameter]] if other in needed], error
+
+
 def _outcome_of(engine: Any, good: Good, parameter: str, value: Any) -> str | None:
     try:
         crossed(engine, value)
