@@ -3,8 +3,8 @@
     python -m bench.overhead [--peers FOLDER] [--json FILE]
 
 Arrays are on a GPU where there is one, else on the host. Calls are interleaved, and a ratio is the median of the
-rounds' ratios. Whole calls are timed on a GPU alone, on sizes whose kernels take less time than their calls, so that the queue
-never fills.
+rounds' ratios. Whole calls are timed on a GPU only, on sizes whose kernels take less time than their calls, so that the
+queue never fills.
 """
 
 import argparse
@@ -116,10 +116,10 @@ def parts(x: Any, data: Any, scale: Any) -> Iterator[Step]:
     seen = interop.view(x, "x")
     (rows, cols), target = seen.shape, seen.target
     launch = bind(QUANTIZE.plan(fp8core.explain(fp8core.quantize, x).problem), cols, cols, 1, 1, rows, rows, inf, 1e-10)
-    stream, (x_at, data_at, scale_at) = interop.stream_of(seen), signature.looks(x, data, scale)[0]
+    stream, (x_at, data_at, scale_at) = interop.stream_of(seen), signature.signature((x, data, scale))[0]
     key = (12345, True, 0, "float8_e4m3fn", fp8core.PER_TOKEN, None, "float32", "k", 1e-10, None)
     known, same = {key: None}, (12345, *key[1:])
-    yield Step("fp8core", "of it: signature of three", lambda: signature.looks(x, data, scale))
+    yield Step("fp8core", "of it: signature of three", lambda: signature.signature((x, data, scale)))
     yield Step("fp8core", "of it: key", lambda: known.get(same))
     yield Step("fp8core", "of it: stream", seen.framework.stream_getter(target))
     yield Step("fp8core", "of it: launch", lambda: launch(stream, x_at, data_at, scale_at, 0))
