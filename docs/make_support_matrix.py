@@ -1,4 +1,4 @@
-"""Write the support matrix into README.md: which kernel each device would get, asked of the tables that calls ask.
+"""Write the support matrix into README.md: which kernel each device would get, by the tables that calls use.
 
 Run it bare to rewrite README.md, or with --check for an exit status that says whether README.md is current.
 """
