@@ -150,7 +150,7 @@ def _version(name: str) -> str | None:
 
 
 def _cpu() -> str:
-    """Return the processor's name, where Linux tells it."""
+    """Return the processor's name, where Linux reports it."""
     about = Path("/proc/cpuinfo")
     lines = about.read_text(encoding="utf-8").splitlines() if about.exists() else []
     named = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
@@ -190,7 +190,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("bench.jsonl"), help="append to this file (%(default)s)")
     parser.add_argument("--short", action="store_true", help="a few cases of each, to see that it works")
     parser.add_argument("--compile", action="store_true", help="torch.compile too, which takes minutes")
-    parser.add_argument("--note", default="", help="what else a reader should know, as the versions of the peers")
+    parser.add_argument("--note", default="", help="what else a reader should know, as the versions of the baselines")
     parser.add_argument("--plan", action="store_true", help="print the commands and what is skipped; run nothing")
     asked = parser.parse_args()
     names, out = asked.subjects or list(SUBJECTS), asked.out.resolve()

@@ -45,7 +45,7 @@ class Peers(NamedTuple):
     sgl: Any
 
     def quantizers(self, mode: str) -> Iterator[tuple[str, Baseline]]:
-        """Give the name and the baseline of each peer that has ``mode``."""
+        """Yield name and baseline of each library that has ``mode``."""
         if self.vllm is not None:
             yield from _vllm(self.vllm, mode)
         if self.sgl is not None:
@@ -53,7 +53,7 @@ class Peers(NamedTuple):
 
 
 def load(folder: Path | None) -> Peers:
-    """Return the peers in ``folder``, None for one that is not there."""
+    """Return the libraries in ``folder``, None for one that is absent."""
 
     def library(file: str, namespace: str) -> Any:
         if folder is None or not (folder / file).exists():
@@ -91,7 +91,7 @@ def _sgl(ops: Any, mode: str) -> Iterator[tuple[str, Baseline]]:
 
 
 def triton(mode: str, cols: int) -> Iterator[tuple[str, Baseline]]:
-    """Give the kernel written in Triton, if Triton is installed and the kernel takes rows of ``cols``."""
+    """Yield the kernel written in Triton, if Triton is installed and the kernel takes rows of ``cols``."""
     if util.find_spec("triton") is None:
         return
     from bench.triton_kernels import QUANTIZERS

@@ -8,7 +8,7 @@ from bench import results
 from bench.results import DECODE, LIBRARY, Record, Results
 
 FEW: Final = 64
-"""Rows that one launch of the own kernel takes."""
+"""Rows that one launch of the decode kernel takes."""
 
 
 def share(found: Sequence[float]) -> str:
@@ -37,7 +37,7 @@ def fused(found: Results) -> str:
 
 
 def _of_floor(record: Record) -> float | None:
-    # A copy of these sizes is slow now and then, by where its buffers lie.
+    # A copy of these sizes is slow now and then, depending on its buffers' addresses.
     time = results.us(record, "fp8core")
     return None if time is None else float(record["floor_us"]) / time
 
@@ -49,7 +49,7 @@ def above(record: Record, name: str) -> float | None:
 
 
 def above_peer(record: Record) -> float | None:
-    """Return the microseconds of the best peer above the floor."""
+    """Return the microseconds of the best baseline above the floor."""
     best = results.best_peer(record)
     return None if best is None else best[0] - float(record["floor_us"])
 
@@ -58,8 +58,8 @@ def products(records: Sequence[Record]) -> str:
     """Return what records of products show, as medians over those of up to 16 rows."""
     few = [r for r in records if r["m"] <= 16]
     sides: list[tuple[str, Callable[[Record], float | None]]] = [
-        ("own kernel", lambda r: above(r, DECODE)),
-        ("best peer", above_peer),
+        ("fp8core kernel", lambda r: above(r, DECODE)),
+        ("best baseline", above_peer),
         ("cuBLASLt", lambda r: above(r, LIBRARY)),
     ]
     medians = [(name, results.values(of, few)) for name, of in sides]
@@ -79,7 +79,7 @@ def invariance(records: Sequence[Record]) -> str:
 
 
 def crossover(panels: Sequence[tuple[str, Sequence[Record]]]) -> str:
-    """Return from what the picture shows of own kernels and the library wherever both can run."""
+    """Return from what the picture shows of the kernels of fp8core and the library wherever both can run."""
     both = [(a, b) for _, g in panels for r in g if (a := results.own_kernel(r)) and (b := results.us(r, LIBRARY))]
     faster = sum(a <= b for a, b in both)
-    return f"An own kernel is as fast as cuBLASLt or faster at {faster} of {len(both)} measured points"
+    return f"A kernel of fp8core is as fast as cuBLASLt or faster at {faster} of {len(both)} measured points"

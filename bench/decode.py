@@ -1,10 +1,10 @@
-"""Products of few rows beside their floor, torch, cuBLASLt and the peers' kernels.
+"""Products of few rows beside their floor, torch, cuBLASLt and the baselines' kernels.
 
     python -m bench.decode [--peers FOLDER] [--json FILE] [--modes row block] [--shapes 6144x4096] [--m 1 16 64]
 
 A shape is n x k. Graphs of 64 calls; weights rotate over more memory than L2 holds, activations stay
 warm. Every variant's output is checked against float64 before it is timed. Scales: "tensor" one each, "row" per token
-x per channel, "block" 1x128 x 128x128 (m-major, as the peers want them).
+x per channel, "block" 1x128 x 128x128 (m-major, as the baselines take them).
 """
 
 import argparse
@@ -211,7 +211,7 @@ def measure(case: Case, peers: baselines.Peers, deep_gemm: Any, replays: int) ->
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peers", type=Path, help="the folder that prepare.py's unpack.py laid out")
+    parser.add_argument("--peers", type=Path, help="a folder with the libraries of vLLM and SGLang")
     parser.add_argument("--deep-gemm", action="store_true", help="DeepGEMM of that folder too; compiles for a while")
     parser.add_argument("--json", type=Path, help="append one line a case to this file")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=["row", "block"])

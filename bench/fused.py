@@ -4,7 +4,7 @@
 
 bfloat16 in, float8_e4m3fn out. Every output of ours is checked against PyTorch's arithmetic in fp32 before it is timed:
 codes at most one step away, in at most one of 500 (the sum's order and exp's last places are free). Inputs and outputs
-rotate over more memory than L2 holds; variants take turns.
+rotate over more memory than L2 holds; variants are interleaved.
 """
 
 import argparse
@@ -76,7 +76,7 @@ def bound(plan: Plan, numbers: tuple) -> Callable[..., None]:
 
 
 def ours(case: Case) -> Callable[[Operands], None]:
-    """Return fp8core's kernel for the case, called as its table gives it."""
+    """Return fp8core's kernel for the case, as its table plans it."""
     group, static, target, fp8 = MODES[case.mode], case.mode == "static", device.target(0), "float8_e4m3fn"
     limits = (case.rows, float("inf"), 1e-10)
     if case.kind == "silu":
@@ -173,7 +173,7 @@ def measure(case: Case, peers: baselines.Peers) -> dict[str, Any]:
 def main() -> None:
     """Time the cases, print a table, and write JSON lines if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peers", type=Path, help="the folder that prepare.py's unpack.py laid out")
+    parser.add_argument("--peers", type=Path, help="a folder with the libraries of vLLM and SGLang")
     parser.add_argument("--json", type=Path, help="append one line a case to this file")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))

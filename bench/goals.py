@@ -71,7 +71,7 @@ def _ratio(records: Sequence[Record], other: Callable[[Record], float | None], b
 
 
 def _others(record: Record) -> float | None:
-    """Return the least time of the peers and of cuBLASLt."""
+    """Return the least time of the baselines and of cuBLASLt."""
     best = best_peer(record)
     return min(values(lambda r: us(r, LIBRARY), [record]) + ([best[0]] if best else []), default=None)
 
@@ -87,7 +87,7 @@ def _products(found: Results) -> Iterator[Goal]:
             rows = f"m ≤ {high}" if low == 1 else f"m = {low} to {high}"
             yield Goal(f"product, {rows}, {said}", f"≤ floor + {bound} us", list(_above(cases, bound)))
     library = _ratio([r for r in few if us(r, DECODE)], lambda r: us(r, LIBRARY), 1.0)
-    yield Goal("product, m ≤ 64, own kernel", "≤ cuBLASLt", list(library))
+    yield Goal("product, m ≤ 64, fp8core kernel", "≤ cuBLASLt", list(library))
     many = [r for r in found.decode if r["m"] >= 512]
     plain, blocks = ([r for r in many if (r["mode"] == "block") is blocked] for blocked in (False, True))
     yield Goal("product, m ≥ 512, per tensor and row", "≤ 1.03 x the best of all", list(_ratio(plain, _others, 1.03)))
@@ -148,11 +148,11 @@ def _host(found: Results) -> Iterator[Goal]:
     given, both = "quantize, out given", "quantize + scaled_mm m=16"
     yield Goal("host time, quantize with out", "≤ vLLM's", against(given, "vllm", given, 1.0))
     for rows, bound in ((80, 1.0), (16, 0.75)):
-        kernel = "own kernel" if rows == 16 else "cuBLASLt"
+        kernel = "fp8core kernel" if rows == 16 else "cuBLASLt"
         checks = against(f"scaled_mm m={rows}", "torch", f"_scaled_mm m={rows}", bound)
         yield Goal(f"host time, scaled_mm, {kernel}", f"≤ {bound:g} x torch._scaled_mm", checks)
     for rows, bound in ((80, 0.8), (16, 0.6)):
-        kernel = "own kernel" if rows == 16 else "cuBLASLt"
+        kernel = "fp8core kernel" if rows == 16 else "cuBLASLt"
         checks = against(f"Fp8Linear m={rows}", "vllm", both, bound)
         yield Goal(f"host time, Fp8Linear, {kernel}", f"≤ {bound:g} x vLLM's two calls", checks)
     kinds = ("quantize bfloat16", "quantize float32", "dequantize to bfloat16", "dequantize to float32")

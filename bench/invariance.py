@@ -25,7 +25,7 @@ ROWS: Final = (1, 16, 64, 256)
 
 
 class Invariant(decode.Case):
-    """A case whose rows must not feel the batch."""
+    """A case whose rows must not depend on the batch."""
 
     def problem(self) -> ScaledMm:
         """Return the case as the table of kernels has it."""

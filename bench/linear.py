@@ -1,4 +1,4 @@
-"""A whole linear layer, quantization and product, inside a CUDA graph: each way to run it, beside vLLM's two kernels.
+"""A whole linear layer, quantization and product, inside a CUDA graph: each row that runs it, and vLLM's two kernels.
 
     python -m bench.linear [--peers FOLDER] [--json FILE] [--shapes 6144x4096] [--m 1 16 64]
 
@@ -45,7 +45,7 @@ def vllm(ops: object, x: torch.Tensor, layer: fp8core.Fp8Linear) -> torch.Tensor
 
 
 def problem_of(layer: fp8core.Fp8Linear, x: torch.Tensor) -> Linear:
-    """Return the problem that a settled layer poses."""
+    """Return the problem of a layer whose weight may be read early."""
     told = layer.explain(x)
     found = next(step.problem for step in (*told.before, told) if isinstance(step.problem, Linear))
     return found._replace(product=found.product._replace(prefetch_weight=True))

@@ -3,7 +3,7 @@
     python -m bench.odd [--json FILE] [--modes token 1x128] [--types bfloat16]
 
 A neighbour's time counts for as many bytes as the odd shape has. Both outputs are checked bit for bit against PyTorch's
-arithmetic before they are timed. Buffers rotate over more memory than L2 holds; the two take turns.
+arithmetic before they are timed. Buffers rotate over more memory than L2 holds; the two are interleaved.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""What a call costs on the host: microseconds a step of the border, per framework, and whole calls beside the peers'.
+"""What a call costs on the host: microseconds a step of interop, per framework, and whole calls beside the baselines'.
 
     python -m bench.overhead [--peers FOLDER] [--json FILE]
 
-Arrays lie on a GPU where there is one, else on the host. Calls take turns, and a ratio is the median of the turns'
-ratios. Whole calls are timed on a GPU alone, on sizes whose kernels take less time than their calls, so that the queue
-never fills.
+Arrays are on a GPU where there is one, else on the host. Calls are interleaved, and a ratio is the median of the
+rounds' ratios. Whole calls are timed on a GPU only, on sizes whose kernels take less time than their calls, so that the
+queue never fills.
 """
 
 import argparse
@@ -45,7 +45,7 @@ RATIOS: Final = (
     ("Fp8Linear m=16", "vllm", "quantize + scaled_mm m=16"),
     ("Fp8Linear m=80", "vllm", "quantize + scaled_mm m=80"),
 )
-"""A call of ours, and the peer's that does as much."""
+"""A call of ours, and the baseline's that does as much."""
 
 
 class Step(NamedTuple):
@@ -98,7 +98,7 @@ MAKERS: Final[dict[str, Callable[[bool], Any]]] = {"torch": _torch, "cupy": _cup
 
 
 def steps(framework: str, x: Any) -> Iterator[Step]:
-    """Yield what the border does for one operand and one result."""
+    """Yield what interop does for one operand and one result."""
     seen = interop.view(x, "x")
     kind, target, stream = seen.framework, seen.target, interop.stream_of(seen)
     shape = seen.shape
@@ -129,7 +129,7 @@ def parts(x: Any, data: Any, scale: Any) -> Iterator[Step]:
 
 
 def calls(peers: "Peers") -> Iterator[Step]:
-    """Yield whole calls, on torch tensors and CuPy arrays, and the peers'."""
+    """Yield whole calls, on torch tensors and CuPy arrays, and the baselines'."""
     import torch
 
     fp8, n, k, dtype = torch.float8_e4m3fn, 1024, 1024, torch.bfloat16
@@ -192,7 +192,7 @@ def calls(peers: "Peers") -> Iterator[Step]:
 
 
 def by_turns(steps: Sequence[Step]) -> list[list[float]]:
-    """Return the microseconds of one run of each step, turn by turn: what drifts, drifts for all."""
+    """Return the microseconds of one run of each step, interleaved: what drifts, drifts for all."""
     timers = [timeit.Timer(step.run) for step in steps]
     for timer in timers:
         timer.timeit(20)  # compiles, and fills what is kept

@@ -229,7 +229,7 @@ def products(found: Results, folder: Path, mode: str) -> Path:
     height = figure.get_size_inches()[1]
     peers = ", ".join(LABELS[name] for name in results.names(records, PEERS))
     key = [
-        (DECODE, "fp8core, own kernel"),
+        (DECODE, "fp8core kernel"),
         (LIBRARY, LABELS[LIBRARY]),
         *([("peer", f"best of {peers}")] if peers else []),
     ]

@@ -1,9 +1,9 @@
-"""Quantization beside its floor, the copy of as many bytes, Triton, torch.compile and the peers' kernels.
+"""Quantization beside its floor, the copy of as many bytes, Triton, torch.compile and the kernels of vLLM and SGLang.
 
     python -m bench.quantize [--peers FOLDER] [--json FILE] [--modes token 1x128] [--shapes 1x4096 8192x8192]
 
-Every variant's output is checked against PyTorch's arithmetic before it is timed (peers, whose corners differ, only for
-codes one step away). Inputs and outputs rotate over more memory than L2 holds; variants take turns.
+Every variant's output is checked against PyTorch's arithmetic before it is timed (baselines, whose corners differ,
+only for codes one step away). Inputs and outputs rotate over more memory than L2 holds; variants are interleaved.
 """
 
 import argparse
@@ -73,7 +73,7 @@ class Case(NamedTuple):
 
 
 def ours(case: Case) -> Baseline:
-    """Return fp8core's kernel for the case, called as its table gives it for the problem that a call poses."""
+    """Return fp8core's kernel for the case, called as its table plans the problem of a call."""
     x = torch.empty(case.rows, case.cols, dtype=getattr(torch, case.x), device="cuda")
     options = {"group_shape": MODES[case.mode], "scale_layout": "mn" if case.mode.endswith("mn") else "k"}
     given = {"scale": torch.ones(1, device="cuda")} if case.mode == "static" else {}
@@ -140,7 +140,7 @@ def measure(case: Case, peers: baselines.Peers, compile_too: bool) -> dict[str, 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peers", type=Path, help="the folder that prepare.py's unpack.py laid out")
+    parser.add_argument("--peers", type=Path, help="a folder with the libraries of vLLM and SGLang")
     parser.add_argument("--json", type=Path, help="append one line a case to this file")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--shapes", nargs="+", default=SHAPES)

@@ -30,8 +30,8 @@ FORMER_NAMES: Final = {
 PEERS: Final = ("torch", "vllm", "sgl", "deep_gemm")
 LABELS: Final = {
     "fp8core": "fp8core",
-    DECODE: "own kernel",
-    BLOCK: "own kernel",
+    DECODE: "fp8core kernel",
+    BLOCK: "fp8core kernel",
     LIBRARY: "cuBLASLt",
     "copy": "copy",
     "vllm": "vLLM",
@@ -68,7 +68,7 @@ _KEYS: Final[dict[str, tuple[str, ...]]] = {
     "machine": ("command",),
     "subject": ("subject",),
 }
-"""What tells records of a kind apart, in the order in which lines without a kind are tried."""
+"""What distinguishes records of a kind, in the order in which lines without a kind are tried."""
 
 
 class Results(NamedTuple):
@@ -152,17 +152,17 @@ def moved(record: Record) -> float:
 
 
 def own_kernel(record: Record) -> float | None:
-    """Return the time of a product by whichever of the own kernels runs it."""
+    """Return the time of a product by whichever kernel of fp8core runs it."""
     return next((t for name in (DECODE, BLOCK) if (t := us(record, name)) is not None), None)
 
 
 def own(record: Record) -> float | None:
-    """Return the time of what fp8core runs: an own kernel, or its call of the library where there is none."""
+    """Return the time of what fp8core runs: a kernel of its own, or its call of the library where there is none."""
     return next((t for name in ("fp8core", DECODE, BLOCK, LIBRARY) if (t := us(record, name)) is not None), None)
 
 
 def best_peer(record: Record) -> tuple[float, str] | None:
-    """Return the least time of the peers and whose it is."""
+    """Return the least time of the baselines and whose it is."""
     return min(((t, name) for name in PEERS if (t := us(record, name)) is not None), default=None)
 
 

@@ -1,4 +1,4 @@
-"""Times of kernels on a GPU: CUDA graphs of many calls, replayed by turns, medians and spreads in microseconds.
+"""Times of kernels on a GPU: CUDA graphs of many calls, replayed interleaved, medians and spreads in microseconds.
 
 PyTorch captures the graphs: a call may be anything that launches on torch's current stream (`stream()` is its address).
 """
@@ -14,7 +14,7 @@ from fp8core.timing import interleaved
 Call = Callable[[], object]
 
 REPLAYS: Final = 25
-"""Timed replays of each variant; they take turns in random order, so that what drifts, drifts for all."""
+"""Timed replays of each variant; they are interleaved in random order, so that what drifts, drifts for all."""
 SPAN_US: Final = 400.0
 """A timed stretch lasts at least this long: a graph is replayed several times in it if need be."""
 COLD_BYTES: Final = 256 << 20
@@ -77,7 +77,7 @@ def compare(variants: Mapping[str, Sequence[Call]], replays: int = REPLAYS, leas
         variants: by name, the calls of one variant, one for each set of buffers that it rotates over. They are warmed
             up, captured into one graph of at least ``least`` calls, and replayed.
         replays: timed replays of each variant.
-        least: calls of a graph, so that what lies between two graphs does not count.
+        least: calls of a graph, so that what is between two graphs does not count.
     """
     graphs = {name: capture(calls, least) for name, calls in variants.items()}
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

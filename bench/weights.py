@@ -3,7 +3,7 @@
     python -m bench.weights [--json FILE] [--shapes 6144x4096 57344x8192]
 
 Every output is checked bit for bit against PyTorch's arithmetic before it is timed. Buffers rotate over more memory
-than L2 holds; variants take turns.
+than L2 holds; variants are interleaved.
 """
 
 import argparse

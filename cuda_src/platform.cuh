@@ -2,7 +2,7 @@
 //
 // Portable kernel bodies use these ops and plain C++17. All PTX is here and in ptx/; each op has a portable
 // fallback for architectures without the instruction and for FP8CORE_EMULATION, where a shim compiles the text
-// as C++ and supplies CUDA's keywords, indices, barriers, shuffles and atomics (tests/emulation/words.h).
+// as C++ and supplies CUDA's keywords, indices, barriers, shuffles and atomics (tests/support/emulation/words.h).
 #pragma once
 
 #define WARP FP8CORE_WARP

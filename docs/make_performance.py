@@ -1,6 +1,6 @@
 """Write docs/performance.md, its pictures and the README's section on performance from docs/results/h200.jsonl.
 
-Run it bare to rewrite them, or with --check to be told by the exit status whether the texts are current. Every number
+Run it bare to rewrite them, or with --check for an exit status that says whether the texts are current. Every number
 comes from the results; without results there is neither a page nor a section.
 """
 
@@ -23,13 +23,13 @@ README: Final = ROOT / "README.md"
 BEGIN, END = "<!-- performance -->\n", "<!-- /performance -->\n"
 
 HOW: Final = """Times are microseconds, medians of replayed CUDA graphs, divided by the calls of a graph; variants
-take turns. Inputs, outputs and weights rotate over 256 MB, so that none of them waits in the second cache; the
+are interleaved. Inputs, outputs and weights rotate over 256 MB, so that none of them is in L2; the
 activations of products stay warm. Every output is checked before it is timed. Floor: the bytes that a call has to move
 at 4.3 TB/s, or its operations at 1,550 TFLOP/s if those take longer. Copy: a copy of as many bytes, half of them read.
-Compare within a table: machines differ by more than kernels do. The lines, with quartiles, are in
+Compare within a table: machines differ by more than kernels do. The records, with quartiles, are in
 [results/h200.jsonl](results/h200.jsonl)."""
 
-INVARIANCE: Final = """With `batch_invariant=True` a row has the same bits whatever m is: the parts of k and their order
+INVARIANCE: Final = """With `batch_invariant=True` a row has the same bits for any m: the parts of k and their order
 are those of 64 rows, and more than 64 rows are products of 64 each, every one of which reads the weight."""
 
 REPRODUCE: Final = """```console
@@ -39,9 +39,13 @@ $ .venv/bin/python docs/make_performance.py     # this page, from docs/results/h
 $ .venv/bin/python -m bench.plot RESULTS.jsonl  # the pictures of any other results
 ```
 
-`--peers` names a folder with vLLM's and SGLang's kernel libraries (`vllm_C.so`, `sgl_ops.so`); they are no part of the
-project, and what is not found is left out. `python -m bench --help` lists the subjects, `--plan` what would
-run."""
+`--peers` names a folder with the kernel libraries of vLLM and SGLang (`vllm_C.so`, `sgl_ops.so`), which are baselines
+and no part of the project; what is not found is left out. `python -m bench --help` lists the subjects, `--plan` what
+would run."""
+
+
+FORMER_STEPS: Final = {"of it: looks of three": "of it: signature of three"}
+"""What steps were called when some of the results were measured."""
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> list[str]:
@@ -96,7 +100,7 @@ def products(records: Sequence[Record]) -> list[str]:
 
 
 def invariance(found: Results) -> list[str]:
-    """Return a table of products that are free to suit m and of those whose rows must not feel the batch."""
+    """Return a table of products that are free to suit m and of those whose rows must not depend on the batch."""
     rows = []
     for r in found.invariance:
         free, invariant = us(r, "free"), us(r, "invariant")
@@ -128,7 +132,7 @@ def machine(found: Results) -> list[str]:
         ("Python", about.get("python")),
         ("fp8core", about.get("fp8core")),
         *about.get("versions", {}).items(),
-        ("peers found", ", ".join(about.get("peers", []))),
+        ("baselines found", ", ".join(about.get("peers", []))),
         ("note", about.get("note")),
         ("date", about.get("date")),
     ]
@@ -156,15 +160,18 @@ def faults(found: Results) -> list[str]:
 
 
 def calls(found: Results) -> list[str]:
-    """Return a table of the host times of whole calls, and one of the steps of the border."""
+    """Return a table of the host times of whole calls, and one of the steps of interop."""
     lines = table(["call on torch tensors", "whose", "us"], _steps(found.calls), words=2) if found.calls else []
     return lines + (
-        table(["step of the border", "framework", "us"], _steps(found.overhead), words=2) if found.overhead else []
+        table(["step of interop", "framework", "us"], _steps(found.overhead), words=2) if found.overhead else []
     )
 
 
 def _steps(records: Sequence[Record]) -> list[list[str]]:
-    return [[r["step"], LABELS.get(r["framework"], r["framework"]), number(float(r["us"]))] for r in records]
+    return [
+        [FORMER_STEPS.get(r["step"], r["step"]), LABELS.get(r["framework"], r["framework"]), number(float(r["us"]))]
+        for r in records
+    ]
 
 
 def host(found: Results) -> list[str]:

@@ -1,6 +1,6 @@
-"""Write the support matrix into README.md: which kernel each device would get, asked of the tables that calls ask.
+"""Write the support matrix into README.md: which kernel each device would get, by the tables that calls use.
 
-Run it bare to rewrite README.md, or with --check to be told by the exit status whether README.md is current.
+Run it bare to rewrite README.md, or with --check for an exit status that says whether README.md is current.
 """
 
 import sys

@@ -22,7 +22,7 @@ class DeviceError(Fp8Error, ValueError):
 
 
 class ScaleError(Fp8Error, ValueError):
-    """A scale that is missing, superfluous or of no use."""
+    """A scale that is missing, superfluous, ambiguous or of a wrong kind."""
 
 
 class UnsupportedProblemError(Fp8Error, ValueError):

@@ -20,7 +20,7 @@ HARDWARE: Final[dict[Feature, str]] = {
     "clusters": "sm_90 and later",
     "pdl": "sm_90 and later",
 }
-"""Where each one is found, in the words of a refusal."""
+"""Where each one is found, as a refusal says it."""
 CUDA: Final[dict[Feature, Callable[[int], bool]]] = {
     "fp8_mma": lambda arch: arch == 89 or arch >= 120,
     "wgmma": lambda arch: arch == 90,

@@ -103,7 +103,7 @@ class Explanation(NamedTuple):
     problem: Any
     verdicts: tuple[Verdict, ...]
     before: tuple["Explanation", ...] = ()
-    """What the call asks other tables first, as a linear layer quantizes its input."""
+    """The explanations of what the call runs first, as a linear layer quantizes its input."""
 
     @property
     def chosen(self) -> str | None:
@@ -208,7 +208,7 @@ class Table(Generic[P]):
 
     @property
     def preferred(self) -> Mapping[P, Choice]:
-        """What `prefer` was told."""
+        """The choices made by `prefer`."""
         return MappingProxyType(self._tuned)
 
     def explain(self, problem: P) -> Explanation:

@@ -176,7 +176,7 @@ def captured(stream: Any, calls: Run) -> Any:
         return stream.end_capture()
     except BaseException:
         if device.capturing(stream.ptr):
-            # A capture that an error has made invalid ends with another one: the first is what is told.
+            # A capture that an error has made invalid ends with another one: the first is the one to report.
             with suppress(device.cupy().cuda.runtime.CUDARuntimeError):
                 stream.end_capture()
         raise

@@ -1,4 +1,4 @@
-"""The fastest kernel of a product on the GPU at hand: timed when somebody asks, and never in the middle of a call."""
+"""The fastest kernel of a product on this GPU: timed on request, and never in the middle of a call."""
 
 import json
 import math
@@ -63,7 +63,7 @@ class Tuning(NamedTuple):
         return "\n".join([head, *rows])
 
     def apply(self) -> None:
-        """Let every call that poses the problem run what was chosen, on every device like the one that was timed.
+        """Let every call with this problem run what was chosen, on every device like the one that was timed.
 
         Nothing else that uses the same problem should be running meanwhile: it may still get the former kernel.
 

@@ -126,13 +126,13 @@ def test_goals_are_judged_by_the_numbers(sample):
     assert verdicts["product, m ≤ 16, per tensor and row"] == [
         9.0 + m / 20 - (7.8 + m / 100) <= 1.7 for m in (1, 4, 8, 16)
     ]
-    assert verdicts["product, m ≤ 64, own kernel"] == [True] * 7
+    assert verdicts["product, m ≤ 64, fp8core kernel"] == [True] * 7
     assert verdicts["dynamic per tensor, more than the chip holds"] == [True]
     assert verdicts["quantization moving ≥ 100 MB: static, per token, 1x128, both scale layouts"] == [True, False]
     assert verdicts["the same, moving ≥ 100 MB"] == [False]
     assert verdicts["any quantization of one token"] == [True]
     assert verdicts["quantization of odd sizes (k = 5137, 1025, 576; m = 1, 3, 83, 4099)"] == [True, False, False]
-    assert verdicts["host time, scaled_mm, own kernel"] == [True]
+    assert verdicts["host time, scaled_mm, fp8core kernel"] == [True]
     assert verdicts["host time, scaled_mm, cuBLASLt"] == []
     assert verdicts["host engine, bfloat16 and float32"] == [True]
 
@@ -180,8 +180,8 @@ def test_the_page_states_what_batch_invariance_costs(sample, make_performance):
     text = make_performance.page(sample, [])
     assert "## Batch invariance" in text
     assert "\nmore rows take 2.6 to 2.6 times as long.\n" in text
-    assert "| cuBLASLt | own kernel | 256x4096x8192 | 10.36 | 15.00 | 39.50 | 24.50 |" in text
-    assert "| own kernel | own kernel | 16x4096x8192 | 7.96 | 9.00 | wrong | - |" in text
+    assert "| cuBLASLt | fp8core kernel | 256x4096x8192 | 10.36 | 15.00 | 39.50 | 24.50 |" in text
+    assert "| fp8core kernel | fp8core kernel | 16x4096x8192 | 7.96 | 9.00 | wrong | - |" in text
     assert "- invariant, block 16x4096x8192: other bits" in text
     assert "Batch invariance" not in make_performance.page(sample._replace(invariance=[]), [])
 
