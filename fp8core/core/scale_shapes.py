@@ -240,7 +240,7 @@ def _paired(a: Reading, b: Reading, scale_a: TensorSpec, scale_b: TensorSpec, k:
     if a_grouped == b_grouped:
         return a
     if k <= BLOCK:  # a group is a row then, and a block scale of one number a scale of the tensor
-        return Reading("group" if b_grouped else "row", a.strides)
+        return Reading("group", a.strides) if b_grouped else Reading("row", (a.strides[0], 0))
     if b_grouped:
         kind = "128x128 block" if b.granularity == "block" else "1x128 group"
         raise ScaleError(
