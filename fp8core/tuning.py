@@ -15,6 +15,9 @@ from fp8core.kernels.gemm.blaslt import library
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.kernels.linear.table import LINEAR
 from fp8core.ops.explain import explain
+from fp8core.ops.layer import Fp8Linear
+from fp8core.ops.linear import linear
+from fp8core.ops.scaled_mm import scaled_mm, scaled_mm_nt
 from fp8core.problem import Linear, ScaledMm, Target
 from fp8core.runtime import device
 from fp8core.table import Choice
@@ -134,12 +137,15 @@ def tune(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Tuning:
         UnsupportedProblemError: the call is batch-invariant, on the host, or one that no kernel can run.
         Fp8Error: what the call itself would refuse.
     """
+    if function not in (scaled_mm, scaled_mm_nt, linear) and not isinstance(function, Fp8Linear):
+        raise TypeError(
+            f"tune needs an operation with a product: scaled_mm, scaled_mm_nt, linear or an Fp8Linear, got {function!r}"
+        )
     refuse_captures((*args, *kwargs.values()))
     problem = explain(function, *args, **kwargs).problem
     if isinstance(problem, Linear):
         problem = problem.product
-    if not isinstance(problem, ScaledMm):
-        raise TypeError(f"tune needs an operation with a product, got {function!r}")
+    assert isinstance(problem, ScaledMm)
     tuning = timed(problem, timing.times)
     tuning.apply()
     return tuning

@@ -22,7 +22,7 @@ from fp8core.ops import (
     requantize_with_max_scale,
     scaled_mm,
 )
-from fp8core.problem import FORMATS, PER_TENSOR, PER_TOKEN, native_e4m3
+from fp8core.problem import FORMATS, PER_TENSOR, PER_TOKEN, WIDE, native_e4m3
 
 __all__ = [
     "CUTLASS_BLOCK_FP8_SUPPORTED",
@@ -121,9 +121,9 @@ def scaled_fp8_quant(
     shape = group_shape if group_shape is not None else (dynamic if scale is None else PER_TOKEN)
     return quantize(
         input,
-        dtype=interop.view(output, "output").dtype
+        dtype=fp8_of(output, "output")
         if output is not None
-        else native_e4m3(interop.view(input, "input").target),
+        else native_e4m3(interop.view(input, interop.Operand("input", *WIDE)).target),
         group_shape=shape,
         scale=scale,
         scale_ub=scale_ub if scale is None and shape == PER_TOKEN else None,
@@ -258,7 +258,7 @@ class Fp8LinearOp:
             bias: ``[n]``.
             use_per_token_if_dynamic: overrides the layer's own.
         """
-        view = interop.view(input, "input")
+        view = interop.view(input, interop.Operand("input", *WIDE, *FORMATS))
         per_token = self.use_per_token_if_dynamic if use_per_token_if_dynamic is None else use_per_token_if_dynamic
         data, scale, dtype = input, input_scale, out_dtype
         if view.dtype not in FORMATS:

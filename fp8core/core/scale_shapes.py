@@ -162,8 +162,8 @@ def of_product(
         group_a: the group shape of a where it is known.
         group_b: the group shape of the stored weight where it is known.
     """
-    known_a = known_group(group_a, ACTIVATION_GROUPS, "group_shape of a")
-    known_b = known_group(group_b, WEIGHT_GROUPS, "group_shape of b")
+    known_a = known_group(group_a, ACTIVATION_GROUPS, f"group_shape beside {scale_a.name}")
+    known_b = known_group(group_b, WEIGHT_GROUPS, f"group_shape beside {scale_b.name}")
     a = _activation(scale_a, leading, m, k, known_a)
     b = _weight(scale_b, n, k, stored=stored, grouped=a.granularity == "group", known=known_b)
     return _paired(a, b, scale_a, scale_b, k), b
@@ -207,7 +207,7 @@ def _weight(x: TensorSpec, n: int, k: int, *, stored: bool, grouped: bool, known
             by_row.append(((1, n), Reading("row", (cols, 0))))
         readings = [*blocked, *by_row] if grouped else [*by_row, *blocked]
         if grouped and groups > 1 and known is None:
-            readings = blocked  # channels would be refused beside groups: say what was needed
+            readings = blocked  # channels would be refused beside groups
         found = next((r for s, r in readings if s == turned and known in (None, r.granularity)), None)
         if found is None and grouped and known in (None, "block"):
             found = _vector_in_the_other_orientation(turned, rows, cols, n, groups, blocks)
@@ -216,9 +216,11 @@ def _weight(x: TensorSpec, n: int, k: int, *, stored: bool, grouped: bool, known
     elif shape == (n,) and known in (None, "row"):
         return Reading("row", (x.strides[0], 0))
     wanted = [(n, 1), (blocks, groups), (n, groups)] if stored else [(1, n), (groups, blocks), (groups, n)]
+    able = f"{wanted[1]} for blocks of {BLOCK}x{BLOCK} or {wanted[2]} for groups of 1x{BLOCK}"
+    if not grouped or groups == 1:
+        able = f"(), (1,) or (1, 1) per tensor, {wanted[0]} or ({n},) per channel, {able}"
     raise ShapeError(
-        f"{x.name} for n={n}, k={k} needs shape (), (1,) or (1, 1) per tensor, {wanted[0]} or ({n},) per channel, "
-        f"{wanted[1]} for blocks of {BLOCK}x{BLOCK} or {wanted[2]} for groups of 1x{BLOCK}, "
+        f"{x.name} for n={n}, k={k} needs shape {able}{', beside groups of a,' if grouped else ','} "
         f"in the orientation of {'the stored weight [n, k]' if stored else 'b [k, n]'}, got {shape}"
     )
 
@@ -238,12 +240,12 @@ def _paired(a: Reading, b: Reading, scale_a: TensorSpec, scale_b: TensorSpec, k:
     if a_grouped == b_grouped:
         return a
     if k <= BLOCK:  # a group is a row then, and a block scale of one number a scale of the tensor
-        return Reading("group" if b_grouped else "row", a.strides)
+        return Reading("group", a.strides) if b_grouped else Reading("row", (a.strides[0], 0))
     if b_grouped:
         kind = "128x128 block" if b.granularity == "block" else "1x128 group"
         raise ScaleError(
             f"{scale_b.name} with one scale per {kind} needs {scale_a.name} "
-            f"for groups of 1x128 (quantize a with group_shape=(1, 128)), got one per {a.granularity}"
+            f"for groups of 1x128, with group_shape=(1, 128), got one per {a.granularity}"
         )
     raise ScaleError(
         f"{scale_a.name} for groups of 1x128 needs {scale_b.name} for 128x128 blocks or 1x128 groups, "

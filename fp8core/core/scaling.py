@@ -8,7 +8,7 @@ from fp8core.core import scale_shapes, specs
 from fp8core.core.operation import NewArray
 from fp8core.core.specs import TensorSpec
 from fp8core.errors import LayoutError, ScaleError, ShapeError
-from fp8core.interop import dlpack, dtype_name
+from fp8core.interop import dlpack, dtype_name, scalar
 from fp8core.problem import FORMATS, PER_TENSOR, PER_TOKEN, GroupShape, ScaleFormat, ScaleLayout
 
 EPS: Final = 1e-10
@@ -36,6 +36,12 @@ def split(out: Any, scale: Any) -> tuple[Any, Any]:
     if kept is not None and kept is not scale:
         raise ScaleError("out needs no scale when the scale is given")
     return data, scale
+
+
+def number_or_operand(x: Any) -> tuple[float | None, Any]:
+    """Return ``x`` as a number and None, or None and what has to be an array."""
+    number = scalar(x)
+    return (None, x) if number is None else (number, None)
 
 
 class ScaleOptions(NamedTuple):
@@ -97,8 +103,11 @@ def scaling(
     if not _one_of(layout, ("k", "mn")):
         raise LayoutError(f"scale_layout needs 'k' or 'mn', got {layout!r}")
     least = FORMATS[name].maximum * 2.0**-126
-    if not isinstance(eps, int | float) or not least <= eps < math.inf:
-        raise ScaleError(f"eps needs a number of at least {least:.3g}, so that no scale is subnormal, got {eps!r}")
+    eps = scalar(eps)
+    if eps is None or not least <= eps < math.inf:
+        raise ScaleError(
+            f"eps needs a number of at least {least:.3g}, so that no scale is subnormal, got {options.eps!r}"
+        )
     result = x._replace(shape=shape, strides=dlpack.contiguous(shape))
     at = specs.matrix(result)
     if options.given:
@@ -106,7 +115,7 @@ def scaling(
         scale_shapes.is_scale(scale, bytes_allowed=True)
         specs.same_device(x, scale)
         if scale_ub is not None or options.upper is not None:
-            raise ScaleError("scale_ub bounds a scale that is computed; got it together with a given scale")
+            raise ScaleError("scale_ub needs to be left out where a scale is given, got both")
         format_: ScaleFormat = "ue8m0_bytes" if scale.dtype == "float8_e8m0fnu" else "float32"
         group, strides = scale_shapes.of_groups(scale, group, result)
         return Scaling(name, group, True, strides, scale.shape, format_, "k", math.inf, eps)
@@ -131,7 +140,9 @@ def _upper(value: Any, operand: TensorSpec | None, group: GroupShape, x: TensorS
     if value is None and operand is None:
         return math.inf
     if group != PER_TOKEN:
-        raise ScaleError(f"scale_ub bounds amax per token; got it with groups {tuple(group)}")
+        raise ScaleError(
+            f"scale_ub needs group_shape {tuple(PER_TOKEN)}, as it bounds amax per token, got {tuple(group)}"
+        )
     if operand is None:
         if not value > 0:
             raise ScaleError(f"scale_ub needs a positive number, got {value}")

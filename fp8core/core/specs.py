@@ -168,6 +168,14 @@ def group(group_shape: object, name: str = "group_shape") -> GroupShape:
     return GroupShape(*map(int, pair))
 
 
+def flag(x: Any, name: str) -> bool:
+    """Return True or False, also where it is NumPy's, or 1 or 0."""
+    known = isinstance(x, int) and x in (0, 1)
+    if not known and type(x).__name__ not in ("bool", "bool_"):
+        raise DTypeError(f"{name} needs True or False, got {x!r}")
+    return bool(x)
+
+
 def extent(x: Any) -> int:
     """Return a whole number, also one in an array of one; raises TypeError for all else."""
     number = whole_number(x)

@@ -7,6 +7,7 @@ of its arrives.
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import cache
+from operator import index
 from typing import Any
 
 from fp8core.errors import DeviceError, DTypeError
@@ -91,16 +92,18 @@ def stream_of(first: TensorView, stream: Any = None, *others: TensorView) -> int
 
 def _address(stream: Any) -> int:
     address = stream
+    integral = hasattr(type(stream), "__index__")
     offer = getattr(stream, "__cuda_stream__", None)
     if offer is not None:
         with suppress(TypeError, IndexError, KeyError):  # a class, or no pair: nothing of the kind
             address = (offer() if callable(offer) else offer)[1]
-    elif not isinstance(stream, int):
+    elif not integral:
         address = next((at for name in ("ptr", "cuda_stream") if (at := getattr(stream, name, None)) is not None), None)
-    if isinstance(address, int) and not isinstance(address, bool):
-        if address < 0:
-            raise DeviceError(f"stream needs an address, 0 or more, got {address}")
-        return address
+    if hasattr(type(address), "__index__") and not isinstance(address, bool):
+        number = index(address)
+        if not 0 <= number < 1 << 64:
+            raise DeviceError(f"stream needs an address, 0 or more, got {number}")
+        return number
     raise DeviceError(
         f"stream needs an address or an object with __cuda_stream__, .ptr or .cuda_stream, got {type(stream).__name__}"
     )

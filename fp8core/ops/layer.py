@@ -7,7 +7,7 @@ from fp8core.core.operation import Interned, explanation_of
 from fp8core.core.prefetch import WeightHistory, capture_of
 from fp8core.core.product import product_of
 from fp8core.core.scale_shapes import BLOCK, WEIGHT_GROUPS, is_one_number, is_scale, known_group
-from fp8core.core.specs import TensorSpec, group, is_fp8, same_device, spec_of
+from fp8core.core.specs import TensorSpec, flag, group, is_fp8, same_device, spec_of
 from fp8core.errors import LayoutError, ScaleError, ShapeError
 from fp8core.interop import Framework, TensorView, eager_only
 from fp8core.interop.tensor import bytes_spanned, fill_number
@@ -61,7 +61,11 @@ class Fp8Linear:
         batch_invariant: bool = False,
     ) -> None:
         self._options = LinearOptions(
-            activation_group(group_shape), None, out_dtype, bool(use_fast_accum), bool(batch_invariant)
+            activation_group(group_shape),
+            None,
+            out_dtype,
+            flag(use_fast_accum, "use_fast_accum"),
+            flag(batch_invariant, "batch_invariant"),
         )
         if weight_scale is None or isinstance(weight, Quantized):
             weight, weight_scale, known = parts(weight, weight_scale, "weight", "weight_scale")
@@ -275,7 +279,7 @@ def check_layer(options: LinearOptions, weight: Any, weight_scale: Any, bias: An
         raise ScaleError("weight needs weight_scale, or to be a Quantized, got neither")
     n, k = at.shape
     x = TensorSpec("x", input_format(at.dtype), (1, k), (k, 1), target)
-    groups = ((1,), (1, -(-k // 128)))[options.group_shape == GROUP_128]
+    groups = {PER_TENSOR: (1,), PER_TOKEN: (1, 1), GROUP_128: (1, -(-k // BLOCK))}[options.group_shape]
     x_scale = TensorSpec("input_scale", "float32", groups, (1,) * len(groups), target)
     own = "bfloat16" if added is None or added.dtype not in WIDE else added.dtype
     product_of(
@@ -288,7 +292,7 @@ def check_layer(options: LinearOptions, weight: Any, weight_scale: Any, bias: An
         None,
         None,
         stored=True,
-        group_a=PER_TENSOR if len(groups) == 1 else GROUP_128,
+        group_a=options.group_shape,
         group_b=options.weight_group,
     )
     if of_input is not None:

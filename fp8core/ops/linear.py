@@ -7,7 +7,7 @@ from fp8core.core import specs
 from fp8core.core.operation import Described, Launch, NewArray, Operation, Planned
 from fp8core.core.product import product_of
 from fp8core.core.scale_shapes import ACTIVATION_GROUPS, known_group
-from fp8core.core.scaling import ScaleOptions, Scaling, scaling
+from fp8core.core.scaling import ScaleOptions, Scaling, number_or_operand, scaling
 from fp8core.core.specs import Matrix, TensorSpec
 from fp8core.errors import ScaleError
 from fp8core.interop import Operand, dlpack, dtype_name, eager_only
@@ -84,7 +84,7 @@ def linear(
         x, input_scale, x_group = parts(x, input_scale, "x", "input_scale")
     if weight_scale is None or isinstance(weight, Quantized):
         weight, weight_scale, weight_group = parts(weight, weight_scale, "weight", "weight_scale")
-    bound, upper = (scale_ub, None) if scale_ub is None or isinstance(scale_ub, int | float) else (None, scale_ub)
+    bound, upper = (None, None) if scale_ub is None else number_or_operand(scale_ub)
     options = group_shape, bound, out_dtype, use_fast_accum, batch_invariant, x_group, weight_group
     return LINEAR_CALLS((x, weight, weight_scale, bias, input_scale, upper, out), options, stream)[0][OUT]
 
@@ -117,11 +117,17 @@ def input_format(weight: str) -> str:
 def _describe(operands: Sequence[TensorSpec | None], options: tuple[Any, ...]) -> Described:
     x, weight, weight_scale, bias, input_scale, upper, out = operands
     chosen = LinearOptions(*options)
+    chosen = chosen._replace(
+        use_fast_accum=specs.flag(chosen.use_fast_accum, "use_fast_accum"),
+        batch_invariant=specs.flag(chosen.batch_invariant, "batch_invariant"),
+    )
     x, weight = specs.required(x, "x"), specs.required(weight, "weight")
     weight_scale = specs.required(weight_scale, "weight_scale")
     specs.is_fp8(weight)
     group = activation_group(chosen.group_shape)
     if x.dtype in FORMATS:
+        if chosen.scale_ub is not None or upper is not None:
+            raise ScaleError(f"scale_ub needs to be left out where x has its codes already, got both x of {x.dtype}")
         return _describe_product(x, weight, weight_scale, bias, input_scale, out, chosen)
     return _describe_both(x, weight, weight_scale, bias, input_scale, upper, out, group, chosen)
 

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from fp8core.core import specs
 from fp8core.core.operation import Described, NewArray, Operation, Planned
-from fp8core.core.scaling import EPS, SCALES, ScaleOptions, Scaling, new_scale, scaling, split
+from fp8core.core.scaling import EPS, SCALES, ScaleOptions, Scaling, new_scale, number_or_operand, scaling, split
 from fp8core.core.specs import TensorSpec
 from fp8core.errors import ShapeError
 from fp8core.interop import Operand, eager_only, scalar
@@ -64,7 +64,7 @@ def rms_norm_quant(
         True
     """
     data, kept = (None, scale) if out is None else split(out, scale)
-    bound, upper = (scale_ub, None) if scale_ub is None or isinstance(scale_ub, int | float) else (None, scale_ub)
+    bound, upper = (None, None) if scale_ub is None else number_or_operand(scale_ub)
     options = (
         dtype,
         group_shape,
@@ -108,7 +108,7 @@ def _describe_norm(operands: Sequence[TensorSpec | None], options: tuple[Any, ..
         scale_format=how.scale_format,
         scale_layout=how.layout,
         residual=residual is not None,
-        round_intermediate=bool(round_intermediate),
+        round_intermediate=specs.flag(round_intermediate, "round_intermediate"),
         cols=at.cols,
         alignment=specs.alignment(
             x.alignment,
@@ -185,7 +185,7 @@ def silu_and_mul_quant(
         ((1, 2), [[0.0, 1.462]])
     """
     data, kept = (None, scale) if out is None else split(out, scale)
-    bound, upper = (scale_ub, None) if scale_ub is None or isinstance(scale_ub, int | float) else (None, scale_ub)
+    bound, upper = (None, None) if scale_ub is None else number_or_operand(scale_ub)
     options = (dtype, group_shape, scale is not None, bound, scale_format, scale_layout, eps, round_intermediate)
     arrays, group = _SILU((x, data, kept, upper), options, stream)
     return quantized(arrays[1], arrays[2], group)
@@ -212,7 +212,7 @@ def _describe_silu(operands: Sequence[TensorSpec | None], options: tuple[Any, ..
         static=how.given,
         scale_format=how.scale_format,
         scale_layout=how.layout,
-        round_intermediate=bool(options[-1]),
+        round_intermediate=specs.flag(options[-1], "round_intermediate"),
         cols=cols,
         alignment=specs.alignment(x.alignment, at.stride * size, cols * size, data_at * size, stride * size),
     )

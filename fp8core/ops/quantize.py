@@ -5,7 +5,17 @@ from typing import Any, Final
 
 from fp8core.core import scale_shapes, specs
 from fp8core.core.operation import Described, NewArray, Operation, Planned
-from fp8core.core.scaling import EPS, SCALES, ScaleOptions, Scaling, codes_alignment, new_scale, scaling, split
+from fp8core.core.scaling import (
+    EPS,
+    SCALES,
+    ScaleOptions,
+    Scaling,
+    codes_alignment,
+    new_scale,
+    number_or_operand,
+    scaling,
+    split,
+)
 from fp8core.core.specs import Matrix, TensorSpec
 from fp8core.errors import ScaleError, ShapeError
 from fp8core.interop import Operand, dtype_name, eager_only
@@ -80,7 +90,7 @@ def quantize(
         (dtype(float8_e4m3fn), array([[1.]], dtype=float32))
     """
     data, kept = (None, scale) if out is None else split(out, scale)
-    bound, upper = (scale_ub, None) if scale_ub is None or isinstance(scale_ub, int | float) else (None, scale_ub)
+    bound, upper = (None, None) if scale_ub is None else number_or_operand(scale_ub)
     options = (dtype, group_shape, scale is not None, bound, scale_format, scale_layout, eps, rows_padded)
     arrays, group = _QUANTIZE((x, data, kept, upper), options, stream)
     return quantized(arrays[DATA], arrays[SCALE], group)
@@ -199,7 +209,7 @@ def dequantize(
     known = None
     if scale is None or isinstance(q, Quantized):
         q, scale, known = parts(q, scale, "q", "scale")
-    if known is not None and group_shape is not None and known != tuple(group_shape):
+    if known is not None and group_shape is not None and known != specs.group(group_shape):
         raise ScaleError(f"group_shape needs to be that of q, {tuple(known)}, or left out, got {group_shape}")
     return _DEQUANTIZE((q, scale, out), (known or group_shape, dtype), stream)[0][2]
 

@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple, Self
 
+from fp8core.core import specs
 from fp8core.errors import ScaleError
 from fp8core.interop import dtype_name
 from fp8core.interop.tensor import new_tuple
@@ -34,9 +35,9 @@ class Quantized(_Pair):
     group_shape: GroupShape | None
 
     def __new__(cls, data: Any, scale: Any, group_shape: tuple[int, int] | None = None) -> Self:
-        """Make a pair; ``group_shape`` is unchecked until the pair is used."""
+        """Make a pair; data and scale are unchecked until the pair is used."""
         made = super().__new__(cls, data, scale)
-        made.group_shape = None if group_shape is None else GroupShape(*group_shape)
+        made.group_shape = None if group_shape is None else specs.group(group_shape)
         return made
 
     @property
@@ -52,8 +53,8 @@ class Quantized(_Pair):
     @property
     def T(self) -> "Quantized":  # noqa: N802 - NumPy's name
         """The transpose of a matrix over the same memory: a stored weight ``[n, k]`` as `scaled_mm` takes it."""
-        group = None if self.group_shape is None else (self.group_shape.cols, self.group_shape.rows)
-        return Quantized(self.data.T, self.scale.T, group)
+        group = None if self.group_shape is None else GroupShape(self.group_shape.cols, self.group_shape.rows)
+        return quantized(self.data.T, self.scale.T, group)
 
     def dequantize(self, dtype: object = "float32", *, out: object = None, stream: object = None) -> Any:
         """Return ``data * scale``, formed in fp32 and rounded once to ``dtype``: `fp8core.dequantize` of this pair."""
@@ -66,7 +67,7 @@ class Quantized(_Pair):
         return f"Quantized(data={self.data!r}, scale={self.scale!r}, group_shape={group})"
 
 
-def quantized(data: Any, scale: Any, group_shape: GroupShape) -> Quantized:
+def quantized(data: Any, scale: Any, group_shape: GroupShape | None) -> Quantized:
     """Return a pair in half of the time that its constructor takes."""
     made: Quantized = new_tuple(Quantized, (data, scale))
     made.group_shape = group_shape
@@ -81,7 +82,7 @@ def parts(x: Any, scale: Any, name: str, scale_name: str) -> tuple[Any, Any, Gro
     """
     if isinstance(x, Quantized):
         if scale is not None:
-            raise ScaleError(f"{scale_name} needs to be left out where {name} is a Quantized, which has its scale")
+            raise ScaleError(f"{scale_name} needs to be left out where {name} is a Quantized, got both")
         return x.data, x.scale, x.group_shape
     if scale is None:
         raise ScaleError(f"{name} needs {scale_name}, or to be a Quantized, got neither")

@@ -110,6 +110,8 @@ def scaled_mm_nt(
 def _describe(operands: Sequence[TensorSpec | None], options: tuple[Any, ...], *, stored: bool) -> Described:
     a, b, scale_a, scale_b, bias, out, out_scale, amax = operands
     out_dtype, use_fast_accum, batch_invariant, group_a, group_b = options
+    use_fast_accum = specs.flag(use_fast_accum, "use_fast_accum")
+    batch_invariant = specs.flag(batch_invariant, "batch_invariant")
     a, b = specs.required(a, "a"), specs.required(b, "weight" if stored else "b")
     scale_a, scale_b = specs.required(scale_a, "scale_a"), specs.required(scale_b, "scale_b")
     weight = b if stored else transposed(b)

@@ -15,6 +15,8 @@ from fp8core.problem import FORMATS, PER_TENSOR, AllClose, Expand, Normalize, Re
 from fp8core.runtime import device
 from fp8core.runtime.plans import AllCloseNumbers, ExpandNumbers, NormalizeNumbers, RequantizeNumbers
 
+MOST_ROWS: Final = 2**31 - 1
+"""Of fused shards: their ends are 32-bit numbers."""
 _WEIGHT: Final = Operand("weight", *FORMATS)
 _SCALE: Final = Operand("weight_scale", "float32")
 
@@ -71,8 +73,8 @@ def _widths(logical_widths: Any) -> tuple[int, ...]:
         widths = tuple(specs.extent(width) for width in logical_widths)
     except TypeError as error:
         raise ShapeError(f"logical_widths needs whole numbers, got {logical_widths!r}") from error
-    if any(width < 0 for width in widths):
-        raise ShapeError(f"logical_widths needs widths of at least 0, got {list(widths)}")
+    if any(width < 0 for width in widths) or sum(widths) > MOST_ROWS:
+        raise ShapeError(f"logical_widths needs widths of at least 0, at most {MOST_ROWS} together, got {list(widths)}")
     return widths
 
 

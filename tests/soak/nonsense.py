@@ -76,7 +76,7 @@ ANY_SCALES = {k: v for k, v in NO_SCALES.items() if not k.startswith(("of", "emp
 NO_GROUPS = _values(
     128, "token", (1,), (1, 2, 3), (0, 128), (-2, 1), (1.5, 128), ("1", 128), (1, None), (1, NAN), {}, ((1, 2), 3)
 )
-NO_STREAMS = _values("text", 1.5, -1, [0], (0,), 1j, {}) | {"object()": _made(object())}
+NO_STREAMS = _values("text", 1.5, -1, 1 << 64, True, [0], (0,), 1j, {}, np.int32(-1)) | {"object()": _made(object())}
 NONSENSE: dict[str, dict[str, Callable[[Any], Any]]] = {
     "high": {
         **NO_ARRAYS,
@@ -127,10 +127,14 @@ NONSENSE: dict[str, dict[str, Callable[[Any], Any]]] = {
     "layout": _values("nm", "", 3, [], None),
     "rows": _values(20.5, "20", [20], 1j, NAN),
     "widths": _values(None, 3, "44", [N - 0.5, 0.5], [str(N)], [N + 1, -1], [None, N], [NAN]),
-    "widths of rows": _values(None, 3, "44", [N - 0.5, 0.5], [str(N)], [N + 1, -1], [None, N], [NAN], [N - 1], []),
+    "widths of rows": _values(
+        None, 3, "44", [N - 0.5, 0.5], [str(N)], [N + 1, -1], [None, N], [NAN], [N - 1], [], [1 << 70]
+    ),
     "stream": NO_STREAMS,
+    "flag": _values("text", 2, 0.5, None, [], [True], np.ones(3), {}) | {"object()": _made(object())},
 }
 
+_FLAGS = {"use_fast_accum": "flag", "batch_invariant": "flag"}
 _RESULT = {"out": "out", "stream": "stream"}
 _SCALING = {
     "dtype": "fp8 dtype",
@@ -148,7 +152,7 @@ def _scaling(rows: int, cols: int) -> dict[str, Any]:
         "group_shape": GROUP_128,
         "scale_format": "float32",
         "scale_layout": "k",
-        "eps": 1e-10,
+        "eps": np.float32(1e-10),
         "out": fresh_fp8((rows, cols)),
         "stream": None,
     }
@@ -166,6 +170,8 @@ def _product(stored: bool) -> Good:
             "bias": fresh((N,)),
             "out_dtype": "bfloat16",
             "amax": np.ones(1, np.float32),
+            "use_fast_accum": np.False_,
+            "batch_invariant": 0,
             "out": fresh((M, N)),
             "stream": None,
         },
@@ -177,12 +183,13 @@ def _product(stored: bool) -> Good:
             "bias": "bias",
             "out_dtype": "result dtype",
             "amax": "one float",
+            **_FLAGS,
             **_RESULT,
         },
     )
 
 
-_LAYER = {"bias": "bias", "group_shape": "group of a product", "out_dtype": "result dtype"}
+_LAYER = {**_FLAGS, "bias": "bias", "group_shape": "group of a product", "out_dtype": "result dtype"}
 
 
 def _linear(function: Callable[..., Any], *, call: bool) -> Good:
@@ -193,6 +200,8 @@ def _linear(function: Callable[..., Any], *, call: bool) -> Good:
         "input_scale": fresh_scale((1,)),
         "group_shape": PER_TENSOR,
         "out_dtype": "bfloat16",
+        "use_fast_accum": True,
+        "batch_invariant": False,
     }
     kinds = {"weight": "fp8", "weight_scale": "scale, there", "input_scale": "scale", **_LAYER}
     if call:
@@ -236,14 +245,32 @@ GOOD: dict[str, Callable[[], Good]] = {
         {"x": fresh((M, K)), "scale": fresh_scale((1,)), "group_shape": PER_TENSOR, "out": None},
         {"x": "high", "scale": "scale", "group_shape": "group"},
     ),
-    "quantize, bounded": lambda: Good(fp8core.quantize, {"x": fresh((M, K)), "scale_ub": 1.0}, {"scale_ub": "bound"}),
+    "quantize, bounded": lambda: Good(
+        fp8core.quantize, {"x": fresh((M, K)), "scale_ub": np.float32(1)}, {"scale_ub": "bound"}
+    ),
     "rms_norm_quant": lambda: Good(
         fp8core.rms_norm_quant,
-        {"x": fresh((M, K)), "weight": fresh((K,)), "epsilon": 1e-5, "residual": fresh((M, K)), **_scaling(M, K)},
-        {"x": "high", "weight": "high", "epsilon": "epsilon", "residual": "out", **_SCALING},
+        {
+            "x": fresh((M, K)),
+            "weight": fresh((K,)),
+            "epsilon": 1e-5,
+            "residual": fresh((M, K)),
+            "round_intermediate": False,
+            **_scaling(M, K),
+        },
+        {
+            "x": "high",
+            "weight": "high",
+            "epsilon": "epsilon",
+            "residual": "out",
+            "round_intermediate": "flag",
+            **_SCALING,
+        },
     ),
     "silu_and_mul_quant": lambda: Good(
-        fp8core.silu_and_mul_quant, {"x": fresh((M, 2 * K)), **_scaling(M, K)}, {"x": "high", **_SCALING}
+        fp8core.silu_and_mul_quant,
+        {"x": fresh((M, 2 * K)), "round_intermediate": True, **_scaling(M, K)},
+        {"x": "high", "round_intermediate": "flag", **_SCALING},
     ),
     "dequantize": _dequantize,
     "scaled_mm": lambda: _product(stored=False),
@@ -297,4 +324,5 @@ GOOD: dict[str, Callable[[], Good]] = {
 
 
 def _layer_options() -> dict[str, Any]:
-    return {"bias": fresh((N,)), "group_shape": (1, -1), "out_dtype": "bfloat16"}
+    options = {"bias": fresh((N,)), "group_shape": (1, -1), "out_dtype": "bfloat16"}
+    return {**options, "use_fast_accum": True, "batch_invariant": False}

@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 import fp8core
 from fp8core import GROUP_128, PER_TENSOR, PER_TOKEN
 from soak.arena import Arena
+from soak.nonsense import NONSENSE
 from soak.product_cases import bounded
 from soak.strategies import examples, fp8, groups, layouts, numbers, same, seeds, shapes, wide
 from soak.test_fuzz import ENGINES, engine_of
+from soak.verdicts import check_words, refusal_of
 from support import reference
 
 
@@ -34,6 +36,21 @@ def test_what_was_quantized_is_dequantized_by_its_own_groups(engine_name):
             same(np.ascontiguousarray(engine.numpy(back)), exact, "result")
 
     run()
+
+
+@pytest.mark.parametrize("label", NONSENSE["group or none"])
+def test_a_pair_has_no_nonsense_for_groups(label):
+    q = fp8core.quantize(numbers((4, 64), "float32", "ordinary", 1))
+    wrong = NONSENSE["group or none"][label](None)
+    for call in (lambda: fp8core.Quantized(*q, wrong), lambda: fp8core.dequantize(q, group_shape=wrong)):
+        _, error = refusal_of(call)
+        check_words(error, ("group_shape",))
+
+
+def test_inputs_that_have_their_codes_take_no_bound():
+    q = fp8core.quantize(numbers((4, 64), "float32", "ordinary", 1))
+    _, error = refusal_of(lambda: fp8core.linear(q, q, scale_ub=1.0))
+    check_words(error, ("scale_ub",))
 
 
 @pytest.mark.parametrize("engine_name", ENGINES)

@@ -40,7 +40,7 @@ def bytes_of(engine: Any, value: Any) -> bytes | None:
     """Return the bytes of an array."""
     if type(value) is tuple:
         return b"".join(bytes_of(engine, part) or b"" for part in value)
-    if not hasattr(value, "shape") or isinstance(value, type):
+    if not hasattr(value, "shape") or isinstance(value, (type, np.generic)):
         return None
     return np.ascontiguousarray(engine.numpy(value)).tobytes()
 
