@@ -13,6 +13,7 @@ from fp8core.kernels.gemm.sm90.decode_config import for_linear
 from fp8core.kernels.linear.fused import MOST_ELEMENTS, fused_config, plan_fused, row_teams, vectors
 from fp8core.kernels.linear.table import LINEAR
 from fp8core.problem import Linear, Quantize, ScaledMm, Target
+from fp8core.runtime.plans import QuantizeNumbers
 from gemm.test_sm90_decode import asked  # noqa: F401
 from support.engines import fresh
 
@@ -162,8 +163,9 @@ class Layer:
         out = torch.full((m, self.n), float("nan"), dtype=self.dtype, device="cuda")
         stream, a = torch.cuda.current_stream().cuda_stream, x
         if quantize is not None:
-            places = x.data_ptr(), x.stride(0), codes.data_ptr(), self.k, scale.data_ptr()
-            quantize(stream, *places, *problem.product.scale_a_strides, m, m, 0, scale_ub, EPS)
+            strides = x.stride(0), self.k, *problem.product.scale_a_strides
+            launch = quantize.bind(QuantizeNumbers(*strides, m, m, scale_ub, EPS))
+            launch(stream, x.data_ptr(), codes.data_ptr(), scale.data_ptr(), 0)
             a = codes
         weight = layer.weight.data_ptr(), scale.data_ptr(), layer.weight_scale.data_ptr()
         product(stream, a.data_ptr(), *weight, 0, out.data_ptr(), 0, 0, 0)

@@ -22,7 +22,7 @@ LAUNCH_FAILED = 719
 def taken(allocate, error):
     """Take all memory that ``allocate(bytes)`` still has, and return it."""
     held = []
-    for size in (1 << 24, 1 << 20, 1 << 16, 1 << 12, 512):
+    for size in (1 << 26, 1 << 22, 1 << 20):
         for _ in range(10_000):
             try:
                 held.append(allocate(size))
