@@ -166,6 +166,8 @@ def of_product(
     known_b = known_group(group_b, WEIGHT_GROUPS, f"group_shape beside {scale_b.name}")
     a = _activation(scale_a, leading, m, k, known_a)
     b = _weight(scale_b, n, k, stored=stored, grouped=a.granularity == "group", known=known_b)
+    if not k and "group" in (a.granularity, b.granularity):  # a scale without elements, which nothing may read
+        return Reading("group", BROADCAST), Reading("group", BROADCAST)
     return _paired(a, b, scale_a, scale_b, k), b
 
 

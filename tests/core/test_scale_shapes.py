@@ -7,6 +7,9 @@ import pytest
 
 import fp8core
 from fp8core import BLOCK_128, GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, GroupShape, ScaleError, ShapeError
+from fp8core.core import specs
+from fp8core.core.scale_shapes import of_product
+from fp8core.problem import HOST
 from support import reference
 from support.engines import assert_same_bytes, fresh, fresh_fp8, fresh_scale
 
@@ -176,3 +179,16 @@ def test_a_vector_of_block_scales_beside_groups_is_blocks():
 def test_a_row_beside_a_stored_weight_is_no_scale_of_its_channels():
     with pytest.raises(ShapeError, match="orientation of the stored weight"):
         fp8core.scaled_mm_nt(fresh_fp8((4, 64)), fresh_fp8((64, 64)), 1.0, fresh_scale((1, 64)))
+
+
+@pytest.mark.parametrize("of_b", [(), (1,), (5, 1), (5,), (5, 0), (1, 0)], ids=str)
+def test_scales_without_elements_are_not_read(of_b):
+    """At k = 0 a scale by groups has no elements: neither it nor what lies where it would be comes into the result."""
+    memory = np.full(64, np.nan, np.float32)
+    scale_a, scale_b = memory[:12].reshape(3, 4)[:, :0], np.ones(of_b, np.float32)
+    a, weight, bias = fresh_fp8((3, 0)), fresh_fp8((5, 0)), fresh((5,), "float32")
+    got = fp8core.scaled_mm_nt(a, weight, scale_a, scale_b, bias=bias, out_dtype="float32")
+    np.testing.assert_array_equal(got, np.broadcast_to(bias, (3, 5)))
+    spec = lambda x, name: specs.TensorSpec(name, "float32", x.shape, (1,) * x.ndim, HOST)  # noqa: E731
+    readings = of_product(spec(scale_a, "scale_a"), spec(scale_b, "scale_b"), (3,), 3, 5, 0, stored=True)
+    assert {reading.granularity for reading in readings} <= {"group", "block"}
