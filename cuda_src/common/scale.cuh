@@ -19,7 +19,7 @@ DEVICE float scale_of(unsigned amax_bits, float upper, float eps) {
 
 // The scale as its format keeps it: ue8m0 raises it to the next power of two.
 template <int scale_format>
-DEVICE float settled(float scale) {
+DEVICE float rounded_scale(float scale) {
     if constexpr (scale_format == SCALE_FLOAT32) return scale;
     const unsigned bits = bits_of(scale);
     return float_of(((bits >> 23) + ((bits & 0x7fffffu) != 0)) << 23);

@@ -115,7 +115,7 @@ template <int FORMAT, int MODE, int SCALE_FORMAT>
 DEVICE bool ordinary_divisor(float amax, float eps, Divisor& divisor) {
     constexpr float LEAST = 1.0f / (Format<FORMAT>::MAXIMUM * 512.0f);
     const float bounded = MODE == TOKEN ? amax : maximum(amax, eps), quotient = over_maximum<FORMAT>(bounded);
-    const float scale = settled<SCALE_FORMAT>(MODE == TOKEN ? maximum(quotient, LEAST) : quotient);
+    const float scale = rounded_scale<SCALE_FORMAT>(MODE == TOKEN ? maximum(quotient, LEAST) : quotient);
     divisor = {scale, reciprocal_ordinary(scale), true};
     return is_ordinary(bounded);
 }
@@ -188,7 +188,7 @@ struct Quantizer {
         const bool quick = ordinary_divisor<FORMAT, MODE, SCALE_FORMAT>(amax, 0.0f, divisor) && amax <= upper;
         in_one_way(quick, [&](auto careful) {
             constexpr int CAREFUL = decltype(careful)::VALUE;
-            if (CAREFUL) divisor.scale = settled<SCALE_FORMAT>(scale_of<MODE, FORMAT>(bits_of(amax), upper, to.eps));
+            if (CAREFUL) divisor.scale = rounded_scale<SCALE_FORMAT>(scale_of<MODE, FORMAT>(bits_of(amax), upper, to.eps));
             if (first_col == 0 && thread_x() == 0) store_scale<SCALE_FORMAT>(to.scale, scale_row, divisor.scale);
 #pragma unroll UNROLLED
             for (int pass = 0; pass < count; ++pass) {
@@ -256,7 +256,7 @@ struct Quantizer {
             const bool quick = EACH == 1 ? ordinary : warp_all(ordinary);
             // A separate branch: inside the other one it makes ptxas delay a norm's loads.
             if (__builtin_expect(!quick, 0))
-                mine.scale = settled<SCALE_FORMAT>(scale_of<MODE, FORMAT>(amax_bits, 0.0f, to.eps));
+                mine.scale = rounded_scale<SCALE_FORMAT>(scale_of<MODE, FORMAT>(amax_bits, 0.0f, to.eps));
             const int group = col_of(begin + member) / GROUP_COLS;
             if (member < EACH && is_there(member) && is_inside<ALIGNED>(group * GROUP_COLS, cols))
                 store_scale<SCALE_FORMAT>(to.scale, scale_row + group * to.scale_col_stride, mine.scale);

@@ -73,7 +73,7 @@ quantize_elementwise(QUANTIZE_PARAMETERS) {
             }
             block_barrier();
             for (int i = thread_x(); i < GROUPS; i += THREADS) {
-                group_scale[i] = settled<SCALE_FORMAT>(scale_of<MODE, FORMAT>(amax_bits[i], upper, eps));
+                group_scale[i] = rounded_scale<SCALE_FORMAT>(scale_of<MODE, FORMAT>(amax_bits[i], upper, eps));
                 const bool padding = MODE != TENSOR && first_row >= rows && rows_padded > rows;
                 if (GROUPS == 1 || first_col + i * GROUP_COLS < cols) {
                     const long long index = block_x() * scale_row_stride + (panel * GROUPS + i) * scale_col_stride;

@@ -90,7 +90,7 @@ quantize_rowwise(QUANTIZE_PARAMETERS) {
             } else {
                 amax_bits = row_max(row_team, largest.bits());
             }
-            const float scale = settled<SCALE_FORMAT>(scale_of<MODE, FORMAT>(amax_bits, upper, eps));
+            const float scale = rounded_scale<SCALE_FORMAT>(scale_of<MODE, FORMAT>(amax_bits, upper, eps));
             divisor = prepared<MODE>(scale, MODE == TOKEN && upper < float_of(amax_bits));
             const bool in_cols = MODE == TOKEN || TAIL == 0 || tile_col(r) < cols;
             if (member == 0 && first_row < rows_padded && in_cols) {

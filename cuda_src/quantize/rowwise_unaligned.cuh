@@ -127,7 +127,7 @@ quantize_rowwise_unaligned(QUANTIZE_PARAMETERS) {
         } else {
             amax_bits = block_max<THREADS>(largest.bits());
         }
-        if (first_row < rows) scale = settled<SCALE_FORMAT>(scale_of<MODE, FORMAT>(amax_bits, upper, eps));
+        if (first_row < rows) scale = rounded_scale<SCALE_FORMAT>(scale_of<MODE, FORMAT>(amax_bits, upper, eps));
         bounded = MODE == TOKEN && upper < float_of(amax_bits);
         if (member == 0 && first_row < rows_padded) store_scale<SCALE_FORMAT>(row_scales, scale_col, scale);
     }

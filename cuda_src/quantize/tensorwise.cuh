@@ -37,8 +37,8 @@ quantize_tensorwise(QUANTIZE_PARAMETERS) {
         return static_cast<unsigned>(vec) / static_cast<unsigned>(row_vecs);
     };
     // sure: the thread is known to have a vec in this iteration. once: it will not be read again.
-    auto load = [&](long long turn, bool sure, bool once) {
-        const long long vec = first + turn;
+    auto load = [&](long long iteration, bool sure, bool once) {
+        const long long vec = first + iteration;
         if (!sure && vec >= vecs) return empty_vec8<INPUT>();
         const byte* p = x + vec * (8 * ITEM);
         if constexpr (!FLAT) {
@@ -49,8 +49,8 @@ quantize_tensorwise(QUANTIZE_PARAMETERS) {
         return once ? load_vec8<INPUT, ALIGNMENT, true>(p) : load_vec8<INPUT, ALIGNMENT>(p);
     };
     auto load_tail = [&] { return load_vec8_head<INPUT>(x + vecs * (8 * ITEM), tail); };
-    auto store = [&](long long turn, bool sure, Vector8 codes) {
-        const long long vec = first + turn;
+    auto store = [&](long long iteration, bool sure, Vector8 codes) {
+        const long long vec = first + iteration;
         if (!sure && vec >= vecs) return;
         byte* p = data + vec * 8;
         if constexpr (!FLAT) {
@@ -60,21 +60,21 @@ quantize_tensorwise(QUANTIZE_PARAMETERS) {
         }
         store_vec8<ALIGNMENT, true>(p, codes);
     };
-    auto shared_at = [&](int turn, int plane) {
-        return shared + ((turn * PLANES + plane) * THREADS + thread_x()) * 16;
+    auto shared_at = [&](int iteration, int plane) {
+        return shared + ((iteration * PLANES + plane) * THREADS + thread_x()) * 16;
     };
-    auto put = [&](int turn, const Vec8<INPUT>& vec) {
+    auto put = [&](int iteration, const Vec8<INPUT>& vec) {
 #pragma unroll
         for (int plane = 0; plane < PLANES; ++plane) {
             const unsigned* const w = vec.words + 4 * plane;
-            store16(shared_at(turn, plane), {w[0], w[1], w[2], w[3]});
+            store16(shared_at(iteration, plane), {w[0], w[1], w[2], w[3]});
         }
     };
-    auto get = [&](int turn) {
+    auto get = [&](int iteration) {
         Vec8<INPUT> vec;
 #pragma unroll
         for (int plane = 0; plane < PLANES; ++plane) {
-            const Vector16 v = load16(shared_at(turn, plane));
+            const Vector16 v = load16(shared_at(iteration, plane));
             unsigned* const w = vec.words + 4 * plane;
             w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
         }
@@ -98,22 +98,22 @@ quantize_tensorwise(QUANTIZE_PARAMETERS) {
     // What does not fill CHUNK iterations of every thread is done one iteration at a time.
     AbsMax<INPUT> largest;
     const long long in_shared = KEPT * step, passed = in_shared + SHARED_VECS * step;
-    int turn = 0;
+    int iteration = 0;
 #pragma unroll 1
-    for (; turn + CHUNK <= SHARED_VECS && in_shared + (turn + CHUNK) * step <= vecs; turn += CHUNK) {
+    for (; iteration + CHUNK <= SHARED_VECS && in_shared + (iteration + CHUNK) * step <= vecs; iteration += CHUNK) {
 #pragma unroll
-        for (int v = 0; v < CHUNK; ++v) passing[v] = load(in_shared + (turn + v) * step, true, true);
+        for (int v = 0; v < CHUNK; ++v) passing[v] = load(in_shared + (iteration + v) * step, true, true);
 #pragma unroll
         for (int v = 0; v < CHUNK; ++v) {
             largest.update(passing[v]);
-            put(turn + v, passing[v]);
+            put(iteration + v, passing[v]);
         }
     }
 #pragma unroll 1
-    for (; turn < SHARED_VECS && in_shared + turn * step < vecs; ++turn) {
-        const Vec8<INPUT> vec = load(in_shared + turn * step, false, true);
+    for (; iteration < SHARED_VECS && in_shared + iteration * step < vecs; ++iteration) {
+        const Vec8<INPUT> vec = load(in_shared + iteration * step, false, true);
         largest.update(vec);
-        put(turn, vec);
+        put(iteration, vec);
     }
     long long next = passed;
 #pragma unroll 1
@@ -133,7 +133,7 @@ quantize_tensorwise(QUANTIZE_PARAMETERS) {
     if (tail && first == 0) largest.update(load_tail());
 
     const unsigned amax_bits = grid_max.largest(largest.bits());
-    const float scale = settled<SCALE_FORMAT>(scale_of<TENSOR, FORMAT>(amax_bits, 0.0f, 0.0f));
+    const float scale = rounded_scale<SCALE_FORMAT>(scale_of<TENSOR, FORMAT>(amax_bits, 0.0f, 0.0f));
     const Divisor divisor = prepared<TENSOR>(scale);
     if (first == 0) store_scale<SCALE_FORMAT>(scales, 0, scale);
 
@@ -153,8 +153,8 @@ quantize_tensorwise(QUANTIZE_PARAMETERS) {
         }
     }
 #pragma unroll 1
-    while (--turn >= 0) {
-        store(in_shared + turn * step, false, encode_vec8<INPUT, FORMAT, TENSOR>(get(turn), divisor));
+    while (--iteration >= 0) {
+        store(in_shared + iteration * step, false, encode_vec8<INPUT, FORMAT, TENSOR>(get(iteration), divisor));
     }
 #pragma unroll
     for (int v = 0; v < KEPT; ++v) {

@@ -197,12 +197,12 @@ class Operation:
         launch = call.launch
         if launch is None:
             return
-        settles = False
+        waits = False
         if weights is not None and call.can_prefetch:
             if weights.may_prefetch(work, addresses):
                 launch = call.prefetching()
             else:
-                settles = True
+                waits = True
         if not self.scratch:
             launch(work, *addresses)
         elif call.allocate_scratch is None:
@@ -210,7 +210,7 @@ class Operation:
         else:
             at, _held = call.allocate_scratch(work, pool)  # held until the launch has been made
             launch(work, *addresses, at)
-        if settles and weights is not None:
+        if waits and weights is not None:
             weights.waited(work, addresses, call.regions.spans)
 
     def _general(
@@ -228,8 +228,8 @@ class Operation:
         first = views[0]
         assert first is not None
         plain = options.options if type(options) is Interned else options
-        if isinstance(stream, _Question):
-            raise _Answer(self.describe(specs, plain).explain())
+        if isinstance(stream, _ExplainRequest):
+            raise _Explained(self.describe(specs, plain).explain())
         framework = first.framework
         call = self._planned(specs, plain, framework)
         for at in call.given:
@@ -321,11 +321,11 @@ def _float32(number: Any, name: str) -> float:
     return value
 
 
-class _Question:
+class _ExplainRequest:
     """Given as the stream of a call, has the call explained instead of made."""
 
 
-class _Answer(BaseException):
+class _Explained(BaseException):
     """Carries an explanation past the public function that was asked for it."""
 
     def __init__(self, explanation: Explanation) -> None:
@@ -339,7 +339,7 @@ def explanation_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> E
     The function takes ``stream`` and makes one call of an `Operation`, which is explained where it would be planned.
     """
     try:
-        function(*args, **{**kwargs, "stream": _Question()})
-    except _Answer as answer:
+        function(*args, **{**kwargs, "stream": _ExplainRequest()})
+    except _Explained as answer:
         return answer.explanation
     raise AssertionError(f"{function} makes no call that can be explained")

@@ -2,8 +2,10 @@
 
 Kernels of sm_90 and later let their successor on the stream begin while they still run (programmatic dependent launch).
 A product may then read its weight, the weight's scale and the bias before it waits for its predecessors, if all that
-wrote them has ended. Kernels of others never begin the successor early, and neither does a product that waits before it
-reads its weight (it lets its successor begin only after that wait). So a weight may be read early on a stream
+wrote them has ended. Ordinary kernels (torch's, CuPy's, copies) never let the successor begin early, and neither does a
+product that waits before it reads its weight: it does so only after that wait. (A kernel of another library that writes
+a weight and lets its successor begin before it has ended cannot be seen from here: docs/safety.md.) So a weight may be
+read early on a stream
 
 - after one launch there that did not (`WeightHistory.waited`), with the same addresses,
 - unless the library's own kernels have written to that memory since (`overwrites`), which they may still be doing;
@@ -79,7 +81,7 @@ class WeightHistory:
     def __init__(self) -> None:
         self.ranges: tuple[Range, ...] = ()
         self._places: tuple[int, int, int] = (0, 0, 0)
-        self._settled: dict[int, tuple[int, int, int]] = {}
+        self._waited_with: dict[int, tuple[int, int, int]] = {}
         """By stream: the addresses with which a launch there waited."""
         self._known_in = 0
         self._written_in = 0
@@ -88,7 +90,7 @@ class WeightHistory:
     def may_prefetch(self, stream: int, addresses: Sequence[int]) -> bool:
         """Return whether a launch on ``stream`` may read the weight at these addresses of a layer's operands early."""
         places = addresses[WEIGHT], addresses[SCALE], addresses[BIAS]
-        if self._settled.get(stream) == places:
+        if self._waited_with.get(stream) == places:
             return True
         number = capture_of(stream)
         return bool(number) and self._places == places and number not in (self._known_in, self._written_in)
@@ -99,14 +101,14 @@ class WeightHistory:
         number = capture_of(stream)
         self.know(addresses, spans, number)
         if not number and stream != PER_THREAD:
-            self._settled[stream] = places
+            self._waited_with[stream] = places
 
     def know(self, addresses: Sequence[int], spans: Sequence[int], number: int) -> None:
         """Watch the memory at these addresses; ``number`` is that of the capture under way, or 0."""
         places = addresses[WEIGHT], addresses[SCALE], addresses[BIAS]
         if self._places == places:
             return
-        self._settled.clear()
+        self._waited_with.clear()
         self._places, self._known_in = places, number
         self.ranges = tuple((addresses[at], addresses[at] + spans[at]) for at in (WEIGHT, SCALE, BIAS) if spans[at])
         WATCHED.add(self)
@@ -115,7 +117,7 @@ class WeightHistory:
         """Forget what waited if one of ``ranges`` is the layer's, and return whether one is."""
         if not any(a < end and start < b for a, b in ranges for start, end in self.ranges):
             return False
-        self._settled.clear()
+        self._waited_with.clear()
         self._written_in = number or self._written_in
         return True
 

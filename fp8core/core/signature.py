@@ -126,7 +126,7 @@ class _Readers(dict[type, Callable[[Any], tuple[int, Any]]]):
 
     def __missing__(self, cls: type) -> Callable[[Any], tuple[int, Any]]:
         framework = framework_of(cls)
-        reader: Callable[[Any], tuple[int, Any]] = _unknown if framework is None else framework.look
+        reader: Callable[[Any], tuple[int, Any]] = _unknown if framework is None else framework.signature
         if issubclass(cls, Float8Array):
             reader = _read_float8
         self[cls] = reader

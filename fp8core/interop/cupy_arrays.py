@@ -30,7 +30,7 @@ class Cupy(Framework):
         check_aligned(memory.ptr, dtype, name)
         return TensorView(memory.ptr, dtype, x.shape, strides, device.target(memory.device_id), self, x)
 
-    def look(self, x: Any) -> tuple[int, Any]:
+    def signature(self, x: Any) -> tuple[int, Any]:
         """Return the address of a cupy.ndarray and what `view` asks of it."""
         memory = x.data
         if memory.ptr % x.itemsize:

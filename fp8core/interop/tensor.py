@@ -91,7 +91,7 @@ class Framework(ABC):
                 order of a stream, so it has to come from the right one's pool.
         """
 
-    def look(self, x: Any) -> tuple[int, Any]:
+    def signature(self, x: Any) -> tuple[int, Any]:
         """Return the address of ``x`` and a hashable value: arrays of equal ones pass the same checks.
 
         None stands for a framework, or an array, that has to be viewed each time.
@@ -103,7 +103,7 @@ class Framework(ABC):
     """The address of an array, of a framework that has a `guard`."""
 
     def guard(self, operands: tuple[Any, ...]) -> Callable[..., bool]:
-        """Return a function that tells whether as many others look as ``operands`` do; it may say no when they do."""
+        """Return a function that tells whether as many others have the signatures of ``operands``; no is always safe."""
         del operands
         return lambda *_: False
 

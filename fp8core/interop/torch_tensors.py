@@ -93,7 +93,7 @@ class Torch(Framework):
         seen: TensorView = new_tuple(TensorView, (pointer, dtype, tuple(x.shape), strides, target, self, x, None))
         return seen
 
-    def look(self, x: Any) -> tuple[int, Any]:
+    def signature(self, x: Any) -> tuple[int, Any]:
         """Return the address of a tensor and what `view` asks of it."""
         if self._modes.active() is not None or not self._modes.plain[type(x)]:
             return 0, None
@@ -106,7 +106,7 @@ class Torch(Framework):
             return 0, None
 
     def guard(self, operands: tuple[Any, ...]) -> Callable[..., bool]:
-        """Return the guard of torch's compiled graphs: it compares every field that `look` reads, and more.
+        """Return the guard of torch's compiled graphs: it compares every field that `signature` reads, and more.
 
         It takes the dispatch keys of the thread into account, and so fails inside transforms of torch.func, tracing
         and modes that are not torch's own; of FakeTensorMode and its like, which it ignores, the stack of modes tells.

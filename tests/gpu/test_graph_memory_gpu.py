@@ -304,4 +304,4 @@ def test_bytes_at_odd_addresses_are_bytes(cupy):
     odd = cupy.ndarray((8,), "float32", memory.data + 1)
     with pytest.raises(LayoutError, match="scale needs elements at multiples of 4 bytes"):
         interop.view(odd, "scale")
-    assert interop.framework_of(cupy.ndarray).look(odd)[1] is None
+    assert interop.framework_of(cupy.ndarray).signature(odd)[1] is None

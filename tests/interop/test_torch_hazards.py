@@ -88,7 +88,7 @@ def test_elements_at_odd_addresses_are_refused_where_a_call_is_cached():
     for _ in range(2):
         with pytest.raises(LayoutError, match="x needs elements at multiples of 4 bytes, got address 0x"):
             fp8core.quantize(x)
-    assert torch_framework().look(x)[1] is None
+    assert torch_framework().signature(x)[1] is None
 
 
 # subclasses
