@@ -14,6 +14,7 @@ from weakref import WeakSet
 
 from fp8core import interop
 from fp8core.core import prefetch
+from fp8core.core.explaining import Explained, ExplainRequest
 from fp8core.core.memory import Regions, scratch_allocator
 from fp8core.core.signature import signature
 from fp8core.core.specs import TensorSpec, spec_of
@@ -228,8 +229,8 @@ class Operation:
         first = views[0]
         assert first is not None
         plain = options.options if type(options) is Interned else options
-        if isinstance(stream, _ExplainRequest):
-            raise _Explained(self.describe(specs, plain).explain())
+        if isinstance(stream, ExplainRequest):
+            raise Explained(self.describe(specs, plain).explain())
         framework = first.framework
         call = self._planned(specs, plain, framework)
         for at in call.given:
@@ -319,27 +320,3 @@ def _float32(number: Any, name: str) -> float:
     if math.isinf(value) and number not in (math.inf, -math.inf):
         raise ScaleError(f"{name} needs a number that float32 holds, got {number}")
     return value
-
-
-class _ExplainRequest:
-    """Given as the stream of a call, has the call explained instead of made."""
-
-
-class _Explained(BaseException):
-    """Carries an explanation past the public function that was asked for it."""
-
-    def __init__(self, explanation: Explanation) -> None:
-        super().__init__()
-        self.explanation = explanation
-
-
-def explanation_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
-    """Return which kernels the call ``function(*args, **kwargs)`` would get, and why: it is checked and not made.
-
-    The function takes ``stream`` and makes one call of an `Operation`, which is explained where it would be planned.
-    """
-    try:
-        function(*args, **{**kwargs, "stream": _ExplainRequest()})
-    except _Explained as answer:
-        return answer.explanation
-    raise AssertionError(f"{function} makes no call that can be explained")

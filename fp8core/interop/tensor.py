@@ -103,7 +103,7 @@ class Framework(ABC):
     """The address of an array, of a framework that has a `guard`."""
 
     def guard(self, operands: tuple[Any, ...]) -> Callable[..., bool]:
-        """Return a function that tells whether as many others have the signatures of ``operands``; no is always safe."""
+        """Return a function that tells whether as many others have the signatures of ``operands``; no is safe."""
         del operands
         return lambda *_: False
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from fp8core.core.operation import explanation_of
+from fp8core.core.explaining import explanation_of
 from fp8core.errors import DeviceError
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.kernels.quantize import QUANTIZE

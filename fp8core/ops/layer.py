@@ -3,7 +3,8 @@
 from typing import Any, NamedTuple
 
 from fp8core import interop
-from fp8core.core.operation import Interned, explanation_of
+from fp8core.core.explaining import explanation_of
+from fp8core.core.operation import Interned
 from fp8core.core.prefetch import WeightHistory, capture_of
 from fp8core.core.product import product_of
 from fp8core.core.scale_shapes import BLOCK, WEIGHT_GROUPS, is_one_number, is_scale, known_group

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from fp8core.errors import BackendError
 from fp8core.problem import Platform, Target
-from fp8core.runtime import args, compiler, device, sources
+from fp8core.runtime import args, compiler, device, partitions, sources
 
 CLUSTER_DIMENSION: Final = 4
 PROGRAMMATIC_STREAM_SERIALIZATION: Final = 6
@@ -144,7 +144,8 @@ class Bound:
         if status:
             shape, target = GRID.unpack_from(frame.configuration), self._launcher.target
             name = device.status_name(status)
-            raise device.LaunchError(f"launching {self._launcher.entry} with grid {shape} on {target}: {name}", status)
+            message = f"launching {self._launcher.entry} with grid {shape} on {target}: {name}"
+            raise partitions.LaunchError(message, status)
         self._pool.append(frame)
 
 

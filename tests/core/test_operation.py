@@ -9,7 +9,8 @@ import pytest
 import fp8core
 from fp8core import PER_TENSOR, LayoutError
 from fp8core.core import operation
-from fp8core.core.operation import Described, NewArray, Operation, Planned, explanation_of
+from fp8core.core.explaining import explanation_of
+from fp8core.core.operation import Described, NewArray, Operation, Planned
 from fp8core.ops.linear import LINEAR_CALLS
 from support.engines import fresh, fresh_fp8, fresh_scale
 

@@ -9,7 +9,7 @@ import pytest
 import fp8core
 from fp8core import PER_TENSOR
 from fp8core.problem import GroupShape
-from fp8core.runtime import device
+from fp8core.runtime import device, partitions
 from support import reference
 from support.engines import CupyEngine, assert_same_bytes, fresh
 
@@ -64,7 +64,7 @@ def test_per_tensor_quantization_runs_on_few_multiprocessors(engine, shape):
     data, scale = fp8core.quantize(there, group_shape=PER_TENSOR)
     engine.cupy.cuda.Device(0).synchronize()
     with green_stream(SMS) as stream:
-        assert device.multiprocessors(stream) == SMS
+        assert partitions.multiprocessors(stream) == SMS
         for _ in range(3):
             data.codes[...] = 0xA5
             scale[...] = np.nan

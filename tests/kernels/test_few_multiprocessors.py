@@ -9,7 +9,7 @@ import pytest
 from fp8core.errors import BackendError
 from fp8core.kernels.quantize import QUANTIZE
 from fp8core.problem import PER_TENSOR, Quantize
-from fp8core.runtime import device, jit
+from fp8core.runtime import device, jit, partitions
 from fp8core.runtime.plans import QuantizeNumbers
 from support import reference
 from support.emulation import CUDA
@@ -30,7 +30,7 @@ class Refusing:
     def bind_args(self, _grid, _arguments):
         def launch(_stream, *_addresses):
             self.launches += 1
-            raise device.LaunchError("launching quantize_tensorwise", self.status)
+            raise partitions.LaunchError("launching quantize_tensorwise", self.status)
 
         return launch
 
@@ -62,9 +62,9 @@ def run(emulator, launches=1):
             same_bytes(scale, want.scale, "scale")
 
 
-@pytest.mark.parametrize("status", device.TOO_LARGE)
+@pytest.mark.parametrize("status", partitions.TOO_LARGE)
 def test_a_refused_grid_is_run_by_another_kernel(emulator, refusing, monkeypatch, status):
-    monkeypatch.setattr(device, "multiprocessors", lambda _stream: None)
+    monkeypatch.setattr(partitions, "multiprocessors", lambda _stream: None)
     refusing.status = status
     run(emulator, launches=2)
     assert refusing.launches == 2
@@ -73,20 +73,20 @@ def test_a_refused_grid_is_run_by_another_kernel(emulator, refusing, monkeypatch
 
 def test_a_stream_with_few_multiprocessors_is_not_given_the_grid(emulator, refusing, monkeypatch):
     """So that a capture never holds a launch that the driver refuses."""
-    monkeypatch.setattr(device, "multiprocessors", lambda stream: 3 if stream == STREAM else None)
+    monkeypatch.setattr(partitions, "multiprocessors", lambda stream: 3 if stream == STREAM else None)
     run(emulator, launches=2)
     assert refusing.launches == 0
 
 
 def test_a_stream_is_asked_once_where_it_has_room(emulator, monkeypatch):
     asked = []
-    monkeypatch.setattr(device, "multiprocessors", lambda stream: asked.append(stream) or CUDA.multiprocessors)
+    monkeypatch.setattr(partitions, "multiprocessors", lambda stream: asked.append(stream) or CUDA.multiprocessors)
     run(emulator, launches=3)
     assert asked == [STREAM]
 
 
 def test_another_refusal_is_an_error(emulator, refusing, monkeypatch):
-    monkeypatch.setattr(device, "multiprocessors", lambda _stream: None)
+    monkeypatch.setattr(partitions, "multiprocessors", lambda _stream: None)
     refusing.status = 719
     with pytest.raises(BackendError, match="quantize_tensorwise"):
         run(emulator)
@@ -131,8 +131,8 @@ def driver(monkeypatch):
 
 
 def test_the_multiprocessors_of_a_stream_are_asked_of_the_driver(driver):
-    assert [device.multiprocessors(stream) for stream in (0x100, 0x200, 0, 1, 2)] == [16, 132, None, None, None]
+    assert [partitions.multiprocessors(stream) for stream in (0x100, 0x200, 0, 1, 2)] == [16, 132, None, None, None]
     with pytest.raises(BackendError, match=r"cuStreamGetCtx failed with CUDA_ERROR_INVALID_HANDLE \(400\)"):
-        device.multiprocessors(0x300)
+        partitions.multiprocessors(0x300)
     del driver.cuGreenCtxGetDevResource
-    assert device.multiprocessors(0x100) is None
+    assert partitions.multiprocessors(0x100) is None

@@ -96,7 +96,8 @@ class CupyEngine(NumpyEngine):
         import fp8core
 
         if str(x.dtype) in FP8:
-            return fp8core.Float8Array(self.cupy.asarray(np.ascontiguousarray(x).view(np.uint8)), str(x.dtype))
+            codes = np.ascontiguousarray(x).view(np.uint8).reshape(x.shape)
+            return fp8core.Float8Array(self.cupy.asarray(codes), str(x.dtype))
         return self.cupy.asarray(x)
 
     def numpy(self, x):

@@ -10,7 +10,7 @@ from fp8core.kernels.quantize.configs import VEC8, TensorwiseConfig, tensorwise_
 from fp8core.kernels.quantize.elementwise import plan_elementwise
 from fp8core.kernels.quantize.prepare import Chosen, plan_of, prepare
 from fp8core.problem import ITEMSIZE, Quantize
-from fp8core.runtime import device, jit
+from fp8core.runtime import jit, partitions
 from fp8core.runtime.plans import Plan, QuantizeNumbers
 from fp8core.table import Launch
 
@@ -71,7 +71,7 @@ def together(launch: Launch, blocks: int, instead: Callable[[], Launch]) -> Laun
     other = cache(instead)
 
     def fits(stream: int) -> bool:
-        places = device.multiprocessors(stream)
+        places = partitions.multiprocessors(stream)
         if places is not None and places < blocks:
             return False
         if len(known) >= STREAMS_KNOWN:
@@ -83,8 +83,8 @@ def together(launch: Launch, blocks: int, instead: Callable[[], Launch]) -> Laun
         if stream in known or fits(stream):
             try:
                 return launch(stream, x, data, scale, upper)
-            except device.LaunchError as error:
-                if error.status not in device.TOO_LARGE:
+            except partitions.LaunchError as error:
+                if error.status not in partitions.TOO_LARGE:
                     raise
         return other()(stream, x, data, scale, upper)
 
