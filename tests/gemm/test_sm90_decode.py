@@ -379,12 +379,12 @@ def test_a_row_has_its_bits_whatever_the_batch(n, k, modes):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("modes", [("row", "row"), ("group", "block")])
-@pytest.mark.parametrize(("blocks", "mates"), [(1, 2), (1, 4), (1, 8), (2, 2), (2, 4), (4, 2)])
+@pytest.mark.parametrize(("blocks", "tiles_together"), [(1, 2), (1, 4), (1, 8), (2, 2), (2, 4), (4, 2)])
 @pytest.mark.parametrize("groups", [(1, 1), (1, 2), (2, 1)])
-def test_blocks_that_share_what_they_load_of_a_give_the_same_bits(groups, blocks, mates, modes):
+def test_blocks_that_share_what_they_load_of_a_give_the_same_bits(groups, blocks, tiles_together, modes):
     case = Case(64, 2600, 3000, modes, seed=4)  # tiles and chunks that no cluster divides
     for clusters in (1, 3):
-        plan = decode_config.DecodeConfig(blocks, clusters, *groups, 1, 8, multicast_tiles=mates)
+        plan = decode_config.DecodeConfig(blocks, clusters, *groups, 1, 8, multicast_tiles=tiles_together)
         alone = decode_config.without_multicast(plan, case.n)
         assert alone.cluster == blocks
         assert bool((case.run(plan=plan) == case.run(plan=alone)).all()), clusters
