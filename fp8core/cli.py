@@ -139,11 +139,13 @@ def explain(
     ] = None,
 ) -> None:
     """Say which kernel a scaled matrix product would run on, and why not on the others. Nothing runs."""
+    from fp8core.core.scale_shapes import paired
     from fp8core.kernels.gemm.table import SCALED_MM
     from fp8core.ops.explain import example_product, target_of
 
     place = target_of(None) if target is None else target_named(target)
-    problem = example_product(place, scale_a, scale_b, m=m, n=n, k=k, a=a or "", b=b or "", out=out)
+    means = paired(scale_a, scale_b, k)
+    problem = example_product(place, means, scale_b, m=m, n=n, k=k, a=a or "", b=b or "", out=out)
     operands = f"{problem.a} x {problem.b} -> {problem.out}, scales per {scale_a} and {scale_b}"
     console.print(f"[bold]{m} x {n} x {k}[/] on {place}: {operands}", highlight=False)
     console.print(verdicts(SCALED_MM.explain(problem)))

@@ -168,7 +168,8 @@ def of_product(
     b = _weight(scale_b, n, k, stored=stored, grouped=a.granularity == "group", known=known_b)
     if not k and "group" in (a.granularity, b.granularity):  # a scale without elements, which nothing may read
         return Reading("group", BROADCAST), Reading("group", BROADCAST)
-    return _paired(a, b, scale_a, scale_b, k), b
+    granularity = paired(a.granularity, b.granularity, k, scale_a.name, scale_b.name)
+    return Reading(granularity, a.strides if granularity != "row" else (a.strides[0], 0)), b
 
 
 def _activation(x: TensorSpec, leading: tuple[int, ...], m: int, k: int, known: Granularity | None) -> Reading:
@@ -236,20 +237,21 @@ def _vector_in_the_other_orientation(
     return None
 
 
-def _paired(a: Reading, b: Reading, scale_a: TensorSpec, scale_b: TensorSpec, k: int) -> Reading:
-    """Return scale_a's reading next to scale_b's: groups go with groups or blocks, and only with them."""
-    a_grouped, b_grouped = a.granularity == "group", b.granularity in ("group", "block")
+def paired(a: Granularity, b: Granularity, k: int, name_a: str = "scale_a", name_b: str = "scale_b") -> Granularity:
+    """Return what scale_a means next to scale_b: groups go with groups or blocks, and only with them.
+
+    Raises:
+        ScaleError: no product multiplies by both.
+    """
+    a_grouped, b_grouped = a == "group", b in ("group", "block")
     if a_grouped == b_grouped:
         return a
     if k <= BLOCK:  # a group is a row then, and a block scale of one number a scale of the tensor
-        return Reading("group", a.strides) if b_grouped else Reading("row", (a.strides[0], 0))
+        return "group" if b_grouped else "row"
     if b_grouped:
-        kind = "128x128 block" if b.granularity == "block" else "1x128 group"
+        kind = "128x128 block" if b == "block" else "1x128 group"
         raise ScaleError(
-            f"{scale_b.name} with one scale per {kind} needs {scale_a.name} "
-            f"for groups of 1x128, with group_shape=(1, 128), got one per {a.granularity}"
+            f"{name_b} with one scale per {kind} needs {name_a} "
+            f"for groups of 1x128, with group_shape=(1, 128), got one per {a}"
         )
-    raise ScaleError(
-        f"{scale_a.name} for groups of 1x128 needs {scale_b.name} for 128x128 blocks or 1x128 groups, "
-        f"got one per {b.granularity}"
-    )
+    raise ScaleError(f"{name_a} for groups of 1x128 needs {name_b} for 128x128 blocks or 1x128 groups, got one per {b}")

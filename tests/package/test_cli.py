@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import ml_dtypes
+import numpy as np
 import pytest
 
 import fp8core
@@ -113,6 +115,27 @@ def test_explain_of_operands_that_no_kernel_multiplies(fp8core_):
     code, out, _ = fp8core_("explain", 16, 64, 64, "--a", "float8_e5m2", "--b", "float8_e5m2", "--target", "host")
     assert code == 0
     assert "chosen" not in out
+
+
+@pytest.mark.parametrize("k", [128, 384])
+@pytest.mark.parametrize("scale_b", ["tensor", "row", "group", "block"])
+@pytest.mark.parametrize("scale_a", ["tensor", "row", "group"])
+def test_explain_refuses_the_pairs_of_scales_that_the_product_refuses(fp8core_, scale_a, scale_b, k):
+    m, n, groups = 4, 256, k // 128
+    shapes_a = {"tensor": (1,), "row": (m, 1), "group": (m, groups)}
+    shapes_b = {"tensor": (1,), "row": (n, 1), "group": (n, groups), "block": (n // 128, groups)}
+    a, b = (np.ones((rows, k), ml_dtypes.float8_e4m3fn) for rows in (m, n))
+    scales = np.ones(shapes_a[scale_a], np.float32), np.ones(shapes_b[scale_b], np.float32)
+    arguments = ("explain", m, n, k, "--target", "host", "--scale-a", scale_a, "--scale-b", scale_b)
+    code, out, err = fp8core_(*arguments)
+    if code:
+        with pytest.raises((fp8core.errors.ScaleError, fp8core.errors.ShapeError), match=r"scale_[ab] .*needs"):
+            fp8core.scaled_mm_nt(a, b, *scales)
+        assert out == ""
+        assert re.match("error: scale_[ab] .*needs scale_[ab] ", err)
+    else:
+        fp8core.scaled_mm_nt(a, b, *scales)
+        assert row(out, "host")[1] == "chosen"
 
 
 def test_quantize_writes_and_tells(fp8core_, tmp_path):

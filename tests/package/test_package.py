@@ -145,7 +145,7 @@ def test_the_import_contract_holds():
 
 def test_the_readme_has_the_two_commands_and_ci_runs_the_second():
     commands = re.findall(r"^\$ (python3 -m venv \.venv && .*)$", README, re.MULTILINE)
-    assert [command.rpartition("/")[2] for command in commands] == ["fp8core demo", "python -m pytest"]
+    assert [command.rpartition("/")[2] for command in commands] == ["fp8core demo", "python -m pytest -n 2"]
     run = (ROOT / ".ci" / "run").read_text()
     pattern = re.search(r"sed -n '(.*)' README.md", run)[1]
     found = subprocess.run(
