@@ -126,6 +126,16 @@ def test_tests_of_two_gpus_have_their_own(suite):
     assert {name: got["passed"] for name, got in written.items()} == {"docs/results/multi-gpu-suite.json": 1}
 
 
+@pytest.mark.parametrize(("markexpr", "compiles"), [("gpu", True), ("multigpu", False)])
+def test_the_list_of_kernels_is_of_the_gpu_suite_alone(monkeypatch, markexpr, compiles):
+    registered = {}
+    manager = SimpleNamespace(register=lambda plugin, name: registered.update({name: plugin}))
+    monkeypatch.setattr(conftest, "gpus", lambda: 2)
+    conftest.pytest_configure(SimpleNamespace(option=SimpleNamespace(markexpr=markexpr), pluginmanager=manager))
+    assert registered["receipt"].suite == receipt.SUITES[markexpr]
+    assert ("warm" in registered) is compiles
+
+
 @pytest.mark.parametrize("arguments", [("-m", "gpu", "tests/test_suite.py"), ("-m", "gpu", "-x")], ids=str)
 def test_a_part_of_a_suite_leaves_the_receipt_alone(suite, arguments):
     (suite / "tests" / "test_bad.py").write_text(textwrap.dedent(BAD))
@@ -205,31 +215,40 @@ def test_an_order_without_a_seed_gets_one():
 # the digest
 
 
-def test_the_digest_is_of_the_tracked_files():
-    """As the issue states it."""
-    tracked = subprocess.run(
-        ["git", "ls-files", *receipt.FOLDERS], cwd=HERE, capture_output=True, text=True, check=False
-    )
-    if tracked.returncode or not tracked.stdout:
+def known_to_git():
+    """Return the tracked files and those that could be, or skip the test."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *receipt.FOLDERS]
+    known = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=False)
+    if known.returncode or not known.stdout:
         pytest.skip("no checkout of git")
+    return sorted(name for name in known.stdout.splitlines() if Path(HERE, name).is_file())
+
+
+def test_the_digest_is_of_the_tracked_files():
+    """As the issue states it, once all files are added."""
     whole = hashlib.sha256()
-    for f in sorted(tracked.stdout.splitlines()):
-        if Path(HERE, f).is_file():
-            whole.update(f.encode() + b"\0" + hashlib.sha256(Path(HERE, f).read_bytes()).hexdigest().encode() + b"\n")
+    for f in known_to_git():
+        whole.update(f.encode() + b"\0" + hashlib.sha256(Path(HERE, f).read_bytes()).hexdigest().encode() + b"\n")
     assert receipt.digest() == whole.hexdigest()
 
 
 def test_what_is_walked_is_what_git_knows():
-    known = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", *receipt.FOLDERS],
-        cwd=HERE,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if known.returncode or not known.stdout:
-        pytest.skip("no checkout of git")
-    assert receipt.walked(HERE) == sorted(name for name in known.stdout.splitlines() if Path(HERE, name).is_file())
+    assert receipt.walked(HERE) == known_to_git()
+
+
+def test_files_count_that_the_index_does_not_know_yet(tmp_path):
+    """The index of a machine that was sent a tree may be that of an older commit."""
+    git = ["git", "-C", str(tmp_path)]
+    subprocess.run([*git, "init", "--quiet"], check=True)
+    (tmp_path / ".gitignore").write_text("*.log\n")
+    (tmp_path / "fp8core").mkdir()
+    for name in ("a.py", "gone.py"):
+        (tmp_path / "fp8core" / name).write_text("A = 1")
+    subprocess.run([*git, "add", "."], check=True)
+    (tmp_path / "fp8core/gone.py").unlink()
+    for name in ("new.py", "run.log"):
+        (tmp_path / "fp8core" / name).write_text("B = 2")
+    assert receipt.listed(tmp_path) == ["fp8core/a.py", "fp8core/new.py"]
 
 
 def test_without_git_the_tree_is_walked(tmp_path):

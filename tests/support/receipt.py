@@ -62,8 +62,11 @@ SHAPE = {
 
 
 def listed(root: Path) -> list[str] | None:
-    """Return the tracked files of the tree as git names them, or None where git does not know the tree."""
-    command = ("git", "-C", str(root), "ls-files", "-z", "--", *FOLDERS)
+    """Return the files of the tree as git names them, or None where git does not know the tree.
+
+    Files that are yet to be added count: a machine that was sent the tree may have an older index beside it.
+    """
+    command = ("git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *FOLDERS)
     try:
         done = subprocess.run(command, capture_output=True, check=False)
     except FileNotFoundError:
