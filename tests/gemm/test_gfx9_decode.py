@@ -6,28 +6,15 @@ import pytest
 from fp8core.kernels.gemm.amd.decode import GFX9_DECODE, plan_decode, wavefronts
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.explain import example_product
-from fp8core.problem import ScaledMm
 from support import reference
 from support.emulation import HIP_32, HIP_64, EmulationError, Launcher
 from support.emulation.fixtures import emulation_session, emulator  # noqa: F401
-from support.emulation.running import WIDE, empty, matrix
+from support.emulation.products import EmulatedProduct, Scales, codes
 from support.problems import TARGETS
 
 HIP_950 = HIP_64._replace(arch=0x950)
 FNUZ, FNUZ_5 = "float8_e4m3fnuz", "float8_e5m2fnuz"
 FN, FN_5 = "float8_e4m3fn", "float8_e5m2"
-ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24}
-"""The largest relative error of one rounding."""
-SUMS = 2.0e-6
-"""What fp32 may lose of the sum of magnitudes in some 1000 additions."""
-BOUND = {"bfloat16": 2.0e-3, "float16": 3.0e-4, "float32": 2.0e-6}
-"""Relative Frobenius error of section 5 of the specification, and what follows for the other results."""
-ENOUGH = 400
-"""Results from which on the mean of their roundings is near enough to what is expected of it."""
-
-
-def codes(rows, cols, dtype, seed):
-    return reference.encode(np.random.default_rng(seed).standard_normal((rows, cols)).astype(np.float32) * 8, dtype)
 
 
 def scales(rows, granularity, seed, *, step=1):
@@ -37,46 +24,18 @@ def scales(rows, granularity, seed, *, step=1):
     values = random.uniform(0.5, 2, count) * np.exp2(random.integers(-6, 0, count)) * random.choice([-1, 1], count)
     given = np.full((count, step), np.nan, np.float32)
     given[:, 0] = values
-    return given, np.broadcast_to(given[:, :1], (rows, 1))
+    strides = (step, 0) if granularity == "row" else (0, 0)
+    return Scales(granularity, given, strides, np.broadcast_to(given[:, :1], (rows, 1)))
 
 
-class Product:
-    """Operands of a product in guarded memory, and its launches."""
+class Product(EmulatedProduct):
+    """A product by gfx9_decode."""
+
+    kernel, plan = GFX9_DECODE, plan_decode
 
     def __init__(self, memory, target, m, n, k, a, b, out, scale_a, scale_b, bias="", *, gaps=0, invariant=False):
-        codes_a, codes_b = codes(m, k, a, 0), codes(n, k, b, 1)
-        given_a, each_a = scales(m, scale_a, 2)
-        given_b, each_b = scales(n, scale_b, 3, step=3)
-        addend = (np.random.default_rng(4).standard_normal(n) * 100).astype(WIDE[bias]) if bias else None
-        numbers = reference.decode(codes_a, a), reference.decode(codes_b, b).T, each_a, each_b.T
-        self.want = reference.scaled_mm(*numbers, addend)
-        self.magnitude = reference.scaled_mm(*map(np.abs, numbers))
-        self.left, self.right = matrix(memory, codes_a, k + gaps), matrix(memory, codes_b, k + 2 * gaps)
-        self.scales = memory.array(given_a), memory.array(given_b)
-        self.bias = memory.array(addend) if addend is not None else None
-        self.memory, self.shape, self.out = memory, (m, n), out
-        strides = (scale_a == "row", 0), (3 * (scale_b == "row"), 0)
-        self.problem = ScaledMm(
-            *(target, m, n, k, a, b, out, scale_a, scale_b, *strides, bias, False, False),
-            *(True, invariant, self.left.stride, self.right.stride, n + gaps, 16),
-        )
-
-    def __call__(self):
-        result = empty(self.memory, self.shape, WIDE[self.out], self.problem.ldo)
-        assert GFX9_DECODE.refusal(self.problem) is None
-        plan_decode(self.problem)(
-            *(0, self.left.pointer, self.right.pointer, *(scale.ctypes.data for scale in self.scales)),
-            *(self.bias.ctypes.data if self.bias is not None else 0, result.pointer, 0, 0, 0),
-        )
-        assert (result.gap.view(np.uint8) == 0xA5).all()
-        return result.values
-
-    def check(self, got):
-        """Assert that every result is as near as its dtype and fp32 sums allow, and all of them as is promised."""
-        error = np.abs(got.astype(np.float64) - self.want)
-        assert (error <= ROUNDING[self.out] * np.abs(self.want) + SUMS * (self.magnitude + 400)).all()
-        if got.size >= ENOUGH:
-            assert reference.relative_error(got, self.want) < BOUND[self.out]
+        each = scales(m, scale_a, 2), scales(n, scale_b, 3, step=3)
+        super().__init__(memory, target, (m, n, k), (a, b, out), *each, bias, gaps=gaps, invariant=invariant)
 
 
 TARGETS_AND_FORMATS = [(HIP_64, FNUZ, FNUZ_5), (HIP_950, FN, FN_5), (HIP_32, FN, FN_5)]

@@ -8,34 +8,22 @@ import pytest
 from fp8core.kernels.gemm.mma.decode import SM89_DECODE, plan_decode, tiles, warps
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.explain import example_product
-from fp8core.problem import ScaledMm, Target
+from fp8core.problem import Target
 from fp8core.runtime import sources
 from support import reference
 from support.emulation import EmulationError, Launcher
 from support.emulation.fixtures import emulation_session, emulator  # noqa: F401
-from support.emulation.running import WIDE, empty, matrix
+from support.emulation.products import EmulatedProduct, Scales, codes
 from support.problems import TARGETS
 
 ADA = Target("cuda", 89, 0, 1, 32, 99 << 10)
 """Made up, of one multiprocessor: 49 channels are enough for blocks of two tiles."""
 FN, FN_5 = "float8_e4m3fn", "float8_e5m2"
 MODES = [*itertools.product(("tensor", "row"), repeat=2), ("group", "block"), ("group", "group")]
-ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24}
-"""The largest relative error of one rounding."""
-SUMS = 2.0e-6
-"""What fp32 may lose of the sum of magnitudes in some 1000 additions."""
-BOUND = {"bfloat16": 2.0e-3, "float16": 3.0e-4, "float32": 2.0e-6}
-"""Relative Frobenius error of section 5 of the specification, and what follows for the other results."""
-ENOUGH = 400
-"""Results from which on the mean of their roundings is near enough to what is expected of it."""
-
-
-def codes(rows, cols, dtype, seed):
-    return reference.encode(np.random.default_rng(seed).standard_normal((rows, cols)).astype(np.float32) * 8, dtype)
 
 
 def scales(rows, k, granularity, seed, *, size=1.0, along_rows=False):
-    """Return scales of both signs and many magnitudes between NaN, their strides, and one an element."""
+    """Return scales of both signs and many magnitudes between NaN, and one an element."""
     random = np.random.default_rng(seed)
     blocks = -(-k // 128)
     shape = {"tensor": (1, 1), "row": (rows, 1), "group": (rows, blocks), "block": (-(-rows // 128), blocks)}[
@@ -48,47 +36,20 @@ def scales(rows, k, granularity, seed, *, size=1.0, along_rows=False):
     place[: shape[0], : shape[1]] = values
     strides = tuple(0 if extent == 1 else step // 4 for extent, step in zip(shape, place.strides, strict=True))
     group = {"tensor": (-1, -1), "row": (1, -1), "group": (1, 128), "block": (128, 128)}[granularity]
-    return kept, strides, reference.spread(values, group, (rows, k))
+    return Scales(granularity, kept, strides, reference.spread(values, group, (rows, k)))
 
 
-class Product:
-    """Operands of a product in guarded memory, and its launches."""
+class Product(EmulatedProduct):
+    """A product by sm89_decode."""
+
+    kernel, plan = SM89_DECODE, plan_decode
 
     def __init__(
         self, memory, m, n, k, a, b, out, modes, bias="", *, gaps=0, invariant=False, span=1.0, target=ADA
     ):  # fmt: skip
-        codes_a, codes_b = codes(m, k, a, 0), codes(n, k, b, 1)
-        given_a, strides_a, each_a = scales(m, k, modes[0], 2, size=span, along_rows=bool(gaps))
-        given_b, strides_b, each_b = scales(n, k, modes[1], 3, size=1 / span, along_rows=not gaps)
-        addend = (np.random.default_rng(4).standard_normal(n) * 100).astype(WIDE[bias]) if bias else None
-        numbers = reference.decode(codes_a, a), reference.decode(codes_b, b).T, each_a, each_b.T
-        self.want = reference.scaled_mm(*numbers, addend)
-        self.magnitude = reference.scaled_mm(*map(np.abs, numbers))
-        self.left, self.right = matrix(memory, codes_a, k + gaps), matrix(memory, codes_b, k + 2 * gaps)
-        self.scales = memory.array(given_a), memory.array(given_b)
-        self.bias = memory.array(addend) if addend is not None else None
-        self.memory, self.shape, self.out = memory, (m, n), out
-        self.problem = ScaledMm(
-            *(target, m, n, k, a, b, out, *modes, strides_a, strides_b, bias, False, False),
-            *(True, invariant, self.left.stride, self.right.stride, n + gaps, 16),
-        )
-
-    def __call__(self):
-        result = empty(self.memory, self.shape, WIDE[self.out], self.problem.ldo)
-        assert SM89_DECODE.refusal(self.problem) is None
-        plan_decode(self.problem)(
-            *(0, self.left.pointer, self.right.pointer, *(scale.ctypes.data for scale in self.scales)),
-            *(self.bias.ctypes.data if self.bias is not None else 0, result.pointer, 0, 0, 0),
-        )
-        assert (result.gap.view(np.uint8) == 0xA5).all()
-        return result.values
-
-    def check(self, got):
-        """Assert that every result is as near as its dtype and fp32 sums allow, and all of them as is promised."""
-        error = np.abs(got.astype(np.float64) - self.want)
-        assert (error <= ROUNDING[self.out] * np.abs(self.want) + SUMS * (self.magnitude + 400)).all()
-        if got.size >= ENOUGH:
-            assert reference.relative_error(got, self.want) < BOUND[self.out]
+        scale_a = scales(m, k, modes[0], 2, size=span, along_rows=bool(gaps))
+        scale_b = scales(n, k, modes[1], 3, size=1 / span, along_rows=not gaps)
+        super().__init__(memory, target, (m, n, k), (a, b, out), scale_a, scale_b, bias, gaps=gaps, invariant=invariant)
 
 
 @pytest.mark.parametrize("modes", MODES, ids="-".join)

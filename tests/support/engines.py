@@ -1,7 +1,5 @@
 """The frameworks whose arrays every operation is tested with, on the host and on a GPU, and fresh inputs."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import ml_dtypes
@@ -33,11 +31,6 @@ class NumpyEngine:
     def codes(self, x: Any) -> np.ndarray:
         """Return the bytes of an FP8 array."""
         return np.ascontiguousarray(self.numpy(x)).view(np.uint8)
-
-    @contextmanager
-    def side_stream(self) -> Iterator[None]:
-        """Work on another stream, where there are streams."""
-        yield
 
 
 class TorchEngine(NumpyEngine):

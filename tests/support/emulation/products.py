@@ -1,0 +1,89 @@
+"""A product of few rows that is emulated: operands in guarded memory, launches, and the errors that are allowed."""
+
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from fp8core.problem import Granularity, ScaledMm, Target
+from fp8core.table import Kernel
+from support import reference
+from support.emulation.running import WIDE, empty, matrix
+
+ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24}
+"""The largest relative error of one rounding."""
+SUMS = 2.0e-6
+"""What fp32 may lose of the sum of magnitudes in some 1000 additions."""
+BOUND = {"bfloat16": 2.0e-3, "float16": 3.0e-4, "float32": 2.0e-6}
+"""Relative Frobenius error of section 5 of the specification, and what follows for the other results."""
+ENOUGH = 400
+"""Results from which on the mean of their roundings is near enough to what is expected of it."""
+
+
+def codes(rows: int, cols: int, dtype: str, seed: int) -> np.ndarray:
+    """Return FP8 bytes of normal numbers."""
+    return reference.encode(np.random.default_rng(seed).standard_normal((rows, cols)).astype(np.float32) * 8, dtype)
+
+
+class Scales(NamedTuple):
+    """The scales of one operand."""
+
+    granularity: Granularity
+    kept: np.ndarray
+    """As they lie in memory, among NaN."""
+    strides: tuple[int, int]
+    each: np.ndarray
+    """One a row or an element of the operand."""
+
+
+class EmulatedProduct:
+    """Operands of a product in guarded memory, and its launches."""
+
+    kernel: ClassVar[Kernel]
+    plan: ClassVar[Callable[[ScaledMm], Any]]
+
+    def __init__(
+        self,
+        memory: Any,
+        target: Target,
+        shape: tuple[int, int, int],
+        dtypes: tuple[str, str, str],
+        scale_a: Scales,
+        scale_b: Scales,
+        bias: str,
+        *,
+        gaps: int,
+        invariant: bool,
+    ) -> None:
+        (m, n, k), (a, b, out) = shape, dtypes
+        codes_a, codes_b = codes(m, k, a, 0), codes(n, k, b, 1)
+        addend = (np.random.default_rng(4).standard_normal(n) * 100).astype(WIDE[bias]) if bias else None
+        numbers = reference.decode(codes_a, a), reference.decode(codes_b, b).T, scale_a.each, scale_b.each.T
+        self.want = reference.scaled_mm(*numbers, addend)
+        self.magnitude = reference.scaled_mm(*map(np.abs, numbers))
+        self.left, self.right = matrix(memory, codes_a, k + gaps), matrix(memory, codes_b, k + 2 * gaps)
+        self.scales = memory.array(scale_a.kept), memory.array(scale_b.kept)
+        self.bias = memory.array(addend) if addend is not None else None
+        self.memory, self.shape, self.out = memory, (m, n), out
+        self.problem = ScaledMm(
+            *(target, m, n, k, a, b, out, scale_a.granularity, scale_b.granularity, scale_a.strides, scale_b.strides),
+            *(bias, False, False, True, invariant, self.left.stride, self.right.stride, n + gaps, 16),
+        )
+
+    def __call__(self) -> np.ndarray:
+        """Return what a launch writes; it fails if anything else is written."""
+        result = empty(self.memory, self.shape, WIDE[self.out], self.problem.ldo)
+        assert self.kernel.refusal(self.problem) is None
+        type(self).plan(self.problem)(
+            *(0, self.left.pointer, self.right.pointer, *(scale.ctypes.data for scale in self.scales)),
+            *(self.bias.ctypes.data if self.bias is not None else 0, result.pointer, 0, 0, 0),
+        )
+        assert (result.gap.view(np.uint8) == 0xA5).all()
+        return result.values
+
+    def check(self, got: np.ndarray) -> None:
+        """Assert that every result is as near as its dtype and fp32 sums allow, and all of them as is promised."""
+        error = np.abs(got.astype(np.float64) - self.want)
+        assert (error <= ROUNDING[self.out] * np.abs(self.want) + SUMS * (self.magnitude + 400)).all()
+        if got.size >= ENOUGH:
+            assert reference.relative_error(got, self.want) < BOUND[self.out]
