@@ -1,4 +1,4 @@
-"""Write docs/performance.md, its pictures and the README's section on performance from docs/results/h200.jsonl.
+"""Write docs/performance/index.md, its pictures and the README's section on performance from docs/results/h200.jsonl.
 
 Run it bare to rewrite them, or with --check for an exit status that says whether the texts are current. Every number
 comes from the results; without results there is neither a page nor a section.
@@ -17,7 +17,7 @@ from bench.goals import Goal, goals  # noqa: E402
 from bench.results import BLOCK, DECODE, KINDS, LABELS, LIBRARY, MODES, PEERS, PRODUCTS, Record, Results, us  # noqa: E402
 
 RESULTS: Final = ROOT / "docs" / "results" / "h200.jsonl"
-PAGE: Final = ROOT / "docs" / "performance.md"
+PAGE: Final = ROOT / "docs" / "performance" / "index.md"
 IMAGES: Final = ROOT / "docs" / "images"
 README: Final = ROOT / "README.md"
 BEGIN, END = "<!-- performance -->\n", "<!-- /performance -->\n"
@@ -27,7 +27,7 @@ are interleaved. Inputs, outputs and weights rotate over 256 MB, so that none of
 activations of products stay warm. Every output is checked before it is timed. Floor: the bytes that a call has to move
 at 4.3 TB/s, or its operations at 1,550 TFLOP/s if those take longer. Copy: a copy of as many bytes, half of them read.
 Compare within a table: machines differ by more than kernels do. The records, with quartiles, are in
-[results/h200.jsonl](results/h200.jsonl)."""
+[results/h200.jsonl](../results/h200.jsonl)."""
 
 INVARIANCE: Final = """With `batch_invariant=True` a row has the same bits for any m: the parts of k and their order
 are those of 64 rows, and more than 64 rows are products of 64 each, every one of which reads the weight."""
@@ -184,7 +184,7 @@ def host(found: Results) -> list[str]:
 
 
 def page(found: Results, pictures: Sequence[str]) -> str:
-    """Return the text of docs/performance.md."""
+    """Return the text of docs/performance/index.md."""
     few = [r for r in found.decode if r["m"] <= 64]
     many = [r for r in found.decode if r["m"] > 64]
     asked = found.machine["commands"] or ["python -m bench --out docs/results/h200.jsonl"]
@@ -213,7 +213,7 @@ def page(found: Results, pictures: Sequence[str]) -> str:
     lines += ["The last column is the case that comes nearest to the bound, or goes furthest beyond it.", ""]
     lines += table(["what", "goal", "verdict", "hardest case"], [goal_row(goal) for goal in goals(found)], words=4)
     for title, images, body in sections:
-        shown = [f"![{title}](images/{name}.png)\n" for name in images if name in pictures]
+        shown = [f"![{title}](../images/{name}.png)\n" for name in images if name in pictures]
         if body:
             lines += [f"## {title}", "", *shown, *body]
     lines += ["## How to measure it again", "", *REPRODUCE.format(commands=commands).splitlines()]
@@ -234,7 +234,7 @@ def section(found: Results, pictures: Sequence[str]) -> str:
     few = [r for r in found.decode if r["mode"] == "row" and r["m"] in (1, 16)]
     points += [f"{claims.products(few)} ({PRODUCTS['row']})"] if any(us(r, DECODE) for r in few) else []
     where = ", ".join(str(part) for part in (found.device, found.machine.get("date")) if part)
-    link = "The tables, the goals that are met and those that are not: [docs/performance.md](docs/performance.md)."
+    link = "The tables, the goals that are met and those that are not: [Performance](docs/performance/index.md)."
     return "\n".join(
         [
             "## Performance",

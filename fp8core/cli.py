@@ -32,7 +32,7 @@ app = typer.Typer(
 TARGETS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
 """The devices that `explain --target` can speak of without having them."""
 UNPROVEN = "compiled and emulated, never run on hardware"
-"""What is known of the kernels of devices that nobody has tried them on; docs/amd.md says how to."""
+"""What is known of the kernels of devices that nobody has tried them on; docs/how-to/amd.md says how to."""
 PACKAGES = (
     *("numpy", "ml_dtypes", "safetensors", "cupy-cuda12x", "cupy-cuda13x", "cupy-rocm-7-0", "torch", "jax"),
     *("nvidia-cublas", "nvidia-cublas-cu12", "nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12"),
@@ -92,7 +92,7 @@ def info() -> None:
             table.add_row(feature, "[green]yes[/]" if able else "[yellow]no[/]", reason.replace("; ", "\n"))
         console.print(table)
         if not proven(target):
-            console.print(f"[yellow]The kernels of {target} are {UNPROVEN}.[/] (docs/amd.md)", highlight=False)
+            console.print(f"[yellow]The kernels of {target} are {UNPROVEN}.[/] (docs/how-to/amd.md)", highlight=False)
     table = _table("Packages", "package", "version")
     for name in PACKAGES:
         version = _installed(name)

@@ -4,8 +4,8 @@ Kernels of sm_90 and later let their successor on the stream begin while they st
 A product may then read its weight, the weight's scale and the bias before it waits for its predecessors, if all that
 wrote them has ended. Ordinary kernels (torch's, CuPy's, copies) never let the successor begin early, and neither does a
 product that waits before it reads its weight: it does so only after that wait. (A kernel of another library that writes
-a weight and lets its successor begin before it has ended cannot be seen from here: docs/safety.md.) So a weight may be
-read early on a stream
+a weight and lets its successor begin before it has ended cannot be seen from here: concepts/safety.md.) So a weight may
+be read early on a stream
 
 - after one launch there that did not (`WeightHistory.waited`), with the same addresses,
 - unless the library's own kernels have written to that memory since (`overwrites`), which they may still be doing;

@@ -25,7 +25,7 @@ class Fp8Linear:
     Its arrays are attributes that may be assigned, moved and written in place at any time: a call reads them where they
     are when it is made. Calls of several threads, on several streams and inside graph captures do not disturb each
     other. On sm_90 and later a product reads its weight before its predecessor on the stream has ended where that is
-    safe (docs/safety.md, programmatic launch and weights); what the library itself writes into a weight is noticed.
+    safe (concepts/safety.md, programmatic launch and weights); what the library itself writes into a weight is noticed.
 
     Args:
         weight: FP8 ``[n, k]`` as it is stored, rows contiguous, or a `Quantized`.

@@ -1,4 +1,4 @@
-"""The smallest case of every kernel: what compute-sanitizer is run over (docs/testing.md), for it is slow."""
+"""The smallest case of every kernel: what compute-sanitizer is run over (docs/dev/testing.md), for it is slow."""
 
 import numpy as np
 import pytest

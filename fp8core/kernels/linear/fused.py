@@ -26,7 +26,7 @@ from fp8core.runtime.args import Float32, Int32, Int64, Pointer, TensorMap
 from fp8core.table import Requirement
 
 MOST_ELEMENTS: Final = 8192
-"""Of x, for one launch to be the faster way; of a single row twice as many (docs/decode.md)."""
+"""Of x, for one launch to be the faster way; of a single row twice as many (experiments/2026-11-decode)."""
 MOST_VECTORS: Final = 16
 """Vectors of 8 elements of x that a thread holds, at most."""
 

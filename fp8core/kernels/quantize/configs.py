@@ -1,6 +1,6 @@
 """Launch configurations of quantization: how rows are divided among teams of threads, and a whole tensor among blocks.
 
-The sweeps and measurements behind the numbers are in docs/quantize.md.
+The sweeps and measurements behind the numbers are in experiments/2026-11-quantize.
 """
 
 from typing import Final, NamedTuple

@@ -2,7 +2,7 @@
 
 On an H200, over 116 products of 65 to 8,192 rows with scales per tensor or per row, what `cost` puts first was 1.0 %
 slower on average, and 12 % at most, than the best of all offers, torch, vLLM and SGLang; what the library puts first
-was 15 % slower on average and 123 % at most (docs/tuning.md).
+was 15 % slower on average and 123 % at most (experiments/2026-11-many-rows).
 """
 
 import ctypes

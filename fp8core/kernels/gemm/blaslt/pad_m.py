@@ -11,7 +11,7 @@ from fp8core.kernels.gemm.blaslt.moves import NOTHING, plan_moves, relayout_of
 from fp8core.problem import ITEMSIZE, ScaledMm
 
 MOST_PADDED: Final = 256
-"""Up to here, two of the library's tiles of tokens, copies cost less than reading the weight twice (docs/tuning.md)."""
+"""Up to two of the library's tiles of tokens, copies cost less than a second read of the weight (2026-11-many-rows)."""
 
 
 def padded_product(p: ScaledMm) -> Product:

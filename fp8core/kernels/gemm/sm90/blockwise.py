@@ -1,4 +1,4 @@
-"""Products with blocked scales of many rows on sm_90a (``cuda_src/gemm/sm90/blockwise.cu``, docs/block_scaled.md)."""
+"""Block-scaled products of many rows: ``cuda_src/gemm/sm90/blockwise.cu`` (experiments/2026-11-block-scaled)."""
 
 from functools import cache
 from itertools import product
@@ -58,7 +58,7 @@ CHANNEL_US: Final = 0.00269
 SEAM_US: Final = 0.00022
 TILE_US: Final = 3.5
 """Of a slice of a k-block, each channel in it, each where a tile may have two scales of the weight, and of a tile:
-fitted to a sweep over 18 products on an H200 (docs/block_scaled.md)."""
+fitted to a sweep over 18 products on an H200 (experiments/2026-11-block-scaled)."""
 
 TILES: Final = tuple(BlockTile(*sizes) for sizes in product((1, 2), (128, 96, 64, 48, 32)))
 """What kernels are compiled for; of equals the first is taken."""
@@ -125,7 +125,7 @@ FILLED: Final = 0.9
 
 
 def _pays(p: ScaledMm) -> bool:
-    """Return whether the library was not measured to be more than a few per cent faster (docs/block_scaled.md)."""
+    """Return whether the library was measured at most a few per cent faster (experiments/2026-11-block-scaled)."""
     tile = fastest(p.m, p.n, p.k, p.target)
     if p.m >= MANY_ROWS:
         return p.k <= DEEPEST_K and tile.occupancy(p.m, p.n, p.target) >= FILLED

@@ -44,7 +44,7 @@ class TileConfig(NamedTuple):
 
 
 class CostModel(NamedTuple):
-    """What a config is chosen by: terms fitted to sweeps on an H200 (docs/decode.md), in microseconds."""
+    """What a config is chosen by: terms fitted to sweeps on an H200 (experiments/2026-11-decode), in microseconds."""
 
     configs: tuple[TileConfig, ...]
     """The candidates; of equals the first."""
