@@ -8,96 +8,19 @@ launch with the addresses of their own operands.
 
 import math
 import struct
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Final
 from weakref import WeakSet
 
 from fp8core import interop
 from fp8core.core import prefetch
+from fp8core.core.calls import Call, CallCache, Calls, Described
 from fp8core.core.explaining import Explained, ExplainRequest
-from fp8core.core.memory import Regions, scratch_allocator
-from fp8core.core.signature import signature
+from fp8core.core.signature import offsets
 from fp8core.core.specs import TensorSpec, spec_of
 from fp8core.errors import DTypeError, ScaleError
-from fp8core.interop import Allocator, Framework, TensorView
+from fp8core.interop import Framework, TensorView, eager_only
 from fp8core.interop.tensor import fill_number
-from fp8core.table import Explanation
-
-Launch = Callable[..., None]
-"""Called with the stream, the addresses of all operands in the operation's order (0 of None), and, where the operation
-has one, that of the scratch."""
-
-CALLS_KEPT: Final = 4096
-"""Of one operation, a few kilobytes each: a server meets a new m with every batch, and past this many starts anew."""
-
-
-class NewArray(NamedTuple):
-    """A result yet to be allocated."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    strides: tuple[int, ...] | None = None
-    """In elements; row-major if left out."""
-
-
-class Planned(NamedTuple):
-    """What runs a described call."""
-
-    launch: Launch | None
-    """None where there is nothing to compute."""
-    scratch_bytes: int = 0
-    prefetching: Callable[[], Launch] | None = None
-    """Makes the launch that reads the weight before its predecessor on the stream has ended, where there is one."""
-
-
-class Described(NamedTuple):
-    """A checked call: what it gives, and how to plan and explain it. Made from specs, without memory."""
-
-    results: Mapping[int, NewArray]
-    """By the place of the operand: what is written there, into the caller's array or a new one."""
-    plan: Callable[[], Planned]
-    explain: Callable[[], Explanation]
-    note: Any = None
-    """What the public function has to know of the result beside its arrays."""
-
-
-class Call:
-    """A described call that has been planned, for any operands of the same specs."""
-
-    def __init__(
-        self,
-        described: Described,
-        specs: Sequence[TensorSpec | None],
-        framework: Framework,
-        in_place: tuple[tuple[int, int], ...],
-    ) -> None:
-        planned = described.plan()
-        first = specs[0]
-        assert first is not None
-        target = first.target
-        self.launch, self.note = planned.launch, described.note
-        self.new: tuple[tuple[int, Allocator], ...] = tuple(
-            (at, framework.allocator(new.shape, new.dtype, target, new.strides))
-            for at, new in described.results.items()
-            if specs[at] is None
-        )
-        self.given = tuple(at for at in described.results if specs[at] is not None)
-        """The places of the caller's arrays that are written."""
-        self.stream, self.wrote = framework.stream_getter(target), framework.wrote
-        self.allocate_scratch = scratch_allocator(planned.scratch_bytes, framework, target)
-        self.regions = Regions(specs, described.results, in_place)
-        self.examined, self.places = self.regions.examined, self.regions.places
-        self.may_overwrite = prefetch.applies(target)
-        self._make_prefetching = planned.prefetching
-        self._prefetching: Launch | None = None
-        self.can_prefetch = planned.prefetching is not None
-
-    def prefetching(self) -> Launch:
-        """Return the launch that reads the weight early, made when it is first wanted."""
-        if self._prefetching is None:
-            assert self._make_prefetching is not None
-            self._prefetching = self._make_prefetching()
-        return self._prefetching
 
 
 class Interned:
@@ -133,7 +56,7 @@ class Operation:
     ) -> None:
         self.operands, self.describe, self.scratch = operands, describe, scratch
         self.in_place, self.numbers, self.returned = in_place, numbers, returned
-        self._calls: dict[Hashable, Call] = {}
+        self.cache = CallCache()
         self._interned: dict[Hashable, Interned] = {}
         _ALL.add(self)
 
@@ -141,6 +64,7 @@ class Operation:
         """Return options to be given in place of ``options``, call after call."""
         return self._interned.setdefault(options, Interned(options))
 
+    @eager_only
     def __call__(
         self,
         operands: tuple[Any, ...],
@@ -156,14 +80,28 @@ class Operation:
             stream: the stream to launch on; by default the one that the first operand's framework works on.
             weights: what is known of the weight of the layer that calls, so that it can be read early.
         """
-        addresses, number, offsets = signature(operands)
-        if number is None or stream is not None:
+        if stream is not None:
             return self._general(operands, options, stream, weights)
-        key = number, options, offsets
+        cache = self.cache
         try:
-            call = self._calls[key]
+            guards = cache.guards[operands[0].nbytes]
+        except (KeyError, AttributeError, TypeError, RuntimeError):  # not met before, or no array: `view` has the words
+            guards = ()
+        for read, of_signature in guards:
+            found = read(*operands)
+            if found is not None:
+                calls = of_signature
+                break
+        else:
+            found, calls = cache.unguarded(operands)
+            if found is None:
+                return self._general(operands, options, None, weights)
+        addresses, bits = found
+        key = options, bits and offsets(addresses)
+        try:
+            call = calls[key]
         except (KeyError, TypeError):  # a call of a new kind, or options that cannot be hashed
-            return self._general(operands, options, None, weights, key)
+            return self._general(operands, options, None, weights, (calls, key))
         work = call.stream()
         arrays: Any = operands
         if call.new:
@@ -172,20 +110,20 @@ class Operation:
                 addresses[at], arrays[at] = allocate(None)
         if (call.given or (call.may_overwrite and watched.starts)) and call.places(addresses) not in call.examined:
             call.regions.examine(self.operands, addresses, work)
-        if self.scratch:
+        if call.plain is not None:
+            call.plain(work, *addresses)
+        else:
             self._launch(call, work, addresses, None, weights)
-        elif call.launch is not None:
-            call.launch(work, *addresses)
-        if call.given:
-            call.wrote(*[operands[at] for at in call.given])
+        if call.wrote is not None:
+            call.wrote(call.written(operands))
         return arrays, call.note
 
     def forget(self) -> None:
         """Let every call be planned anew, as what runs a problem has changed."""
-        self._calls.clear()
+        self.cache = CallCache()
 
     def __len__(self) -> int:
-        return len(self._calls)
+        return len(self.cache)
 
     def _launch(
         self,
@@ -195,15 +133,13 @@ class Operation:
         pool: int | None,
         weights: "prefetch.WeightHistory | None",
     ) -> None:
+        """Make a call's launch, which reads the weight early where that is safe, with a scratch where it needs one."""
         launch = call.launch
         if launch is None:
             return
-        waits = False
-        if weights is not None and call.can_prefetch:
-            if weights.may_prefetch(work, addresses):
-                launch = call.prefetching()
-            else:
-                waits = True
+        waits = weights if call.can_prefetch else None
+        if waits is not None and waits.may_prefetch(work, addresses):
+            launch, waits = call.early or call.prefetching(), None
         if not self.scratch:
             launch(work, *addresses)
         elif call.allocate_scratch is None:
@@ -211,8 +147,8 @@ class Operation:
         else:
             at, _held = call.allocate_scratch(work, pool)  # held until the launch has been made
             launch(work, *addresses, at)
-        if waits and weights is not None:
-            weights.waited(work, addresses, call.regions.spans)
+        if waits is not None:
+            waits.waited(work, addresses, call.regions.spans)
 
     def _general(
         self,
@@ -220,9 +156,10 @@ class Operation:
         options: Any,
         stream: object,
         weights: "prefetch.WeightHistory | None",
-        key: Hashable = None,
+        among: tuple[Calls, Hashable] | None = None,
     ) -> tuple[Sequence[Any], Any]:
         """Run a call whose operands are viewed: the first of a kind, of several frameworks, or on a given stream."""
+        cache = self.cache
         if operands[0] is None:
             raise DTypeError(f"{self.operands[0]} needs an array, got None")
         views, specs = self._viewed(operands)
@@ -232,7 +169,7 @@ class Operation:
         if isinstance(stream, ExplainRequest):
             raise Explained(self.describe(specs, plain).explain())
         framework = first.framework
-        call = self._planned(specs, plain, framework)
+        call = self._planned(cache, specs, plain, framework)
         for at in call.given:
             interop.check_writable(operands[at], self.operands[at])
         present = [view for view in views if view is not None]
@@ -262,8 +199,8 @@ class Operation:
             for at in range(len(arrays)):
                 if arrays[at] is not operands[at]:
                     arrays[at] = framework.wrap(arrays[at], work)
-        if key is not None:
-            self._keep(key, call)
+        if among is not None:
+            cache.keep(call, *among)
         return arrays, call.note
 
     def _viewed(self, operands: tuple[Any, ...]) -> tuple[list[TensorView | None], tuple[TensorSpec | None, ...]]:
@@ -280,24 +217,20 @@ class Operation:
                 specs.append(None if view is None else spec_of(view, name))
         return views, tuple(specs)
 
-    def _planned(self, specs: tuple[TensorSpec | None, ...], options: Any, framework: Framework) -> Call:
+    def _planned(
+        self, cache: CallCache, specs: tuple[TensorSpec | None, ...], options: Any, framework: Framework
+    ) -> Call:
+        if cache.full:
+            self.forget()
         key = specs, options, id(framework)  # frameworks live as long as the process
         try:
-            call = self._calls.get(key)
+            call = cache.by_specs.get(key)
         except TypeError:  # options that cannot be hashed
-            return Call(self.describe(specs, options), specs, framework, self.in_place)
+            return Call(self.describe(specs, options), specs, framework, self.in_place, self.scratch)
         if call is None:
-            call = Call(self.describe(specs, options), specs, framework, self.in_place)
-            self._keep(key, call)
+            call = Call(self.describe(specs, options), specs, framework, self.in_place, self.scratch)
+            cache.by_specs[key] = call
         return call
-
-    def _keep(self, key: Hashable, call: Call) -> None:
-        if len(self._calls) >= CALLS_KEPT:
-            self._calls.clear()
-        try:
-            self._calls[key] = call
-        except TypeError:  # options that cannot be hashed: described each time
-            return
 
 
 watched: Final = prefetch.WATCHED

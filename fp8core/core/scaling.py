@@ -5,7 +5,7 @@ from collections.abc import Collection
 from typing import Any, Final, NamedTuple
 
 from fp8core.core import scale_shapes, specs
-from fp8core.core.operation import NewArray
+from fp8core.core.calls import NewArray
 from fp8core.core.specs import TensorSpec
 from fp8core.errors import LayoutError, ScaleError, ShapeError
 from fp8core.interop import dlpack, dtype_name, scalar

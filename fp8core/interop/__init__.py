@@ -142,5 +142,5 @@ def wrote(arrays: Iterable[Any]) -> None:
     """Take note that ``arrays``, of any frameworks, were written in place."""
     for x in arrays:
         framework = framework_of(type(_storage_of(x)))
-        if framework is not None:
-            framework.wrote(x)
+        if framework is not None and framework.wrote is not None:
+            framework.wrote((x,))

@@ -101,6 +101,8 @@ class Framework(ABC):
 
     address: Callable[[Any], int] | None = None
     """The address of an array, of a framework that has a `guard`."""
+    blocked: Callable[[], object] = bool
+    """Whether guards must not be asked now; of a framework that has them."""
 
     def guard(self, operands: tuple[Any, ...]) -> Callable[..., bool]:
         """Return a function that tells whether as many others have the signatures of ``operands``; no is safe."""
@@ -176,8 +178,8 @@ class Framework(ABC):
         if stream != self.stream(view.target):
             releases().keep(view.owner, stream, view.target.device)
 
-    def wrote(self, *arrays: Any) -> None:  # noqa: B027 - frameworks without autograd do not care
-        """Take note that ``arrays`` were written in place."""
+    wrote: Callable[[tuple[Any, ...]], object] | None = None
+    """Takes note that arrays were written in place; None where nobody asks, as without autograd."""
 
     def written(self, x: Any, name: str) -> None:  # noqa: B027 - arrays can be written unless a framework says no
         """Raise LayoutError if ``x`` must not be written to."""

@@ -42,7 +42,8 @@ class Torch(Framework):
         self._empty_strided = torch.empty_strided
         self._cpu = torch.device("cpu")
         self._modes = Modes(torch)
-        self._increment_version = _increment(torch)
+        self.blocked = self._modes.count
+        self.wrote = _increment(torch)
         skip_frames()
 
     @cached_property
@@ -109,12 +110,11 @@ class Torch(Framework):
         """Return the guard of torch's compiled graphs: it compares every field that `signature` reads, and more.
 
         It takes the dispatch keys of the thread into account, and so fails inside transforms of torch.func, tracing
-        and modes that are not torch's own; of FakeTensorMode and its like, which it ignores, the stack of modes tells.
+        and modes that are not torch's own; of FakeTensorMode and its like, which it ignores, `blocked` tells.
         """
         assert self._guards is not None
         check: Callable[..., bool] = self._guards(*operands, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
-        modes = self._modes.count
-        return lambda *others: not modes() and check(*others)
+        return check
 
     def allocator(
         self, shape: tuple[int, ...], dtype: str, target: Target, strides: tuple[int, ...] | None = None
@@ -203,10 +203,6 @@ class Torch(Framework):
     def reinterpret(self, x: Any, dtype: str) -> Any:
         """Return a tensor over the same memory."""
         return x.detach().view(self._dtypes[dtype])
-
-    def wrote(self, *arrays: Any) -> None:
-        """Bump the version counters of tensors that were written in place, for autograd to see it."""
-        self._increment_version(arrays)
 
 
 def _guards(torch: Any) -> Any:

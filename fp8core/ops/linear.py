@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from fp8core.core import specs
-from fp8core.core.operation import Described, Launch, NewArray, Operation, Planned
+from fp8core.core.calls import Described, Launch, NewArray, Planned
+from fp8core.core.operation import Operation
 from fp8core.core.product import product_of
 from fp8core.core.scale_shapes import ACTIVATION_GROUPS, known_group
 from fp8core.core.scaling import ScaleOptions, Scaling, number_or_operand, scaling

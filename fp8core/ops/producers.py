@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from fp8core.core import specs
-from fp8core.core.operation import Described, NewArray, Operation, Planned
+from fp8core.core.calls import Described, NewArray, Planned
+from fp8core.core.operation import Operation
 from fp8core.core.scaling import EPS, SCALES, ScaleOptions, Scaling, new_scale, number_or_operand, scaling, split
 from fp8core.core.specs import TensorSpec
 from fp8core.errors import ShapeError

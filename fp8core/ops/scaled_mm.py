@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from fp8core.core import specs
-from fp8core.core.operation import Described, NewArray, Operation, Planned
+from fp8core.core.calls import Described, NewArray, Planned
+from fp8core.core.operation import Operation
 from fp8core.core.product import RESULTS, product_of, transposed
 from fp8core.core.specs import TensorSpec
 from fp8core.interop import Operand, eager_only

@@ -5,7 +5,8 @@ from typing import Any, Final
 
 from fp8core import interop
 from fp8core.core import scale_shapes, specs
-from fp8core.core.operation import Described, NewArray, Operation, Planned
+from fp8core.core.calls import Described, NewArray, Planned
+from fp8core.core.operation import Operation
 from fp8core.core.specs import TensorSpec, contiguous_count
 from fp8core.errors import DTypeError, ScaleError, ShapeError
 from fp8core.interop import Operand, eager_only

@@ -8,9 +8,10 @@ import pytest
 
 import fp8core
 from fp8core import PER_TENSOR, LayoutError
-from fp8core.core import operation
+from fp8core.core import calls
+from fp8core.core.calls import Described, NewArray, Planned
 from fp8core.core.explaining import explanation_of
-from fp8core.core.operation import Described, NewArray, Operation, Planned
+from fp8core.core.operation import Operation
 from fp8core.ops.linear import LINEAR_CALLS
 from support.engines import fresh, fresh_fp8, fresh_scale
 
@@ -161,7 +162,7 @@ def test_what_is_no_number_is_refused_as_a_scale(number):
 
 
 def test_layers_of_one_shape_share_their_calls_and_memory_stays_bounded(monkeypatch):
-    monkeypatch.setattr(operation, "CALLS_KEPT", 64)
+    monkeypatch.setattr(calls, "CALLS_KEPT", 64)
     LINEAR_CALLS.forget()
     weight, scale = torch.from_numpy(fresh((16, 32), "float32")), None
     del scale

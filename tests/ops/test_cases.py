@@ -146,11 +146,11 @@ def test_two_threads_share_one_prepared_linear(engine):
 
 def test_a_grown_table_starts_anew(monkeypatch):
     from fp8core import table
-    from fp8core.core import operation
+    from fp8core.core import calls
     from fp8core.kernels.gemm.table import SCALED_MM
 
     monkeypatch.setattr(table, "PLANS_KEPT", 4)
-    monkeypatch.setattr(operation, "CALLS_KEPT", 4)
+    monkeypatch.setattr(calls, "CALLS_KEPT", 4)
     weight = fresh_fp8((8, 32))
     for m in range(1, 12):
         got = fp8core.scaled_mm(fresh_fp8((m, 32)), weight.T, fresh_scale((1,)), fresh_scale((1,)))

@@ -144,7 +144,8 @@ def test_a_choice_that_is_not_able_is_refused(stub):
 
 def test_prepared_calls_are_forgotten(stub):
     operation = Operation(("x",), lambda operands, options: None)
-    operation._calls["key"] = "call"
+    operation.cache.by_specs["key"] = "call"
+    assert len(operation) == 1
     timed(PROBLEM, saying(1.0)).apply()
     assert len(operation) == 0
 

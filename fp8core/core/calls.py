@@ -1,0 +1,157 @@
+"""What a call of an operation is: described from the specs of its operands, planned, and cached.
+
+Nothing here holds an address: a cached call serves all operands of the same specs.
+"""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from operator import itemgetter
+from typing import Any, Final, NamedTuple
+
+from fp8core.core import prefetch
+from fp8core.core.memory import Regions, scratch_allocator
+from fp8core.core.signature import Read, recognizer, signature
+from fp8core.core.specs import TensorSpec
+from fp8core.interop import Allocator, Framework, framework_of
+from fp8core.table import Explanation
+
+Launch = Callable[..., None]
+"""Called with the stream, the addresses of all operands in the operation's order (0 of None), and, where the operation
+has one, that of the scratch."""
+
+CALLS_KEPT: Final = 4096
+"""Of one operation, a few kilobytes each: a server meets a new m with every batch, and past this many starts anew."""
+GUARDS_PER_SIZE: Final = 8
+"""For one size of the first operand: a model's weights that take the same input."""
+
+
+class NewArray(NamedTuple):
+    """A result yet to be allocated."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    strides: tuple[int, ...] | None = None
+    """In elements; row-major if left out."""
+
+
+class Planned(NamedTuple):
+    """What runs a described call."""
+
+    launch: Launch | None
+    """None where there is nothing to compute."""
+    scratch_bytes: int = 0
+    prefetching: Callable[[], Launch] | None = None
+    """Makes the launch that reads the weight before its predecessor on the stream has ended, where there is one."""
+
+
+class Described(NamedTuple):
+    """A checked call: what it gives, and how to plan and explain it. Made from specs, without memory."""
+
+    results: Mapping[int, NewArray]
+    """By the place of the operand: what is written there, into the caller's array or a new one."""
+    plan: Callable[[], Planned]
+    explain: Callable[[], Explanation]
+    note: Any = None
+    """What the public function has to know of the result beside its arrays."""
+
+
+class Call:
+    """A described call that has been planned, for any operands of the same specs."""
+
+    def __init__(
+        self,
+        described: Described,
+        specs: Sequence[TensorSpec | None],
+        framework: Framework,
+        in_place: tuple[tuple[int, int], ...],
+        scratch: bool,
+    ) -> None:
+        planned = described.plan()
+        first = specs[0]
+        assert first is not None
+        target = first.target
+        self.launch, self.note = planned.launch, described.note
+        self.new: tuple[tuple[int, Allocator], ...] = tuple(
+            (at, framework.allocator(new.shape, new.dtype, target, new.strides))
+            for at, new in described.results.items()
+            if specs[at] is None
+        )
+        self.given = tuple(at for at in described.results if specs[at] is not None)
+        """The places of the caller's arrays that are written."""
+        self.stream = framework.stream_getter(target)
+        self.wrote = framework.wrote if self.given else None
+        self.written = _tuple_of(self.given)
+        """Picks them among the operands."""
+        self.allocate_scratch = scratch_allocator(planned.scratch_bytes, framework, target)
+        self.regions = Regions(specs, described.results, in_place)
+        self.examined, self.places = self.regions.examined, self.regions.places
+        self.may_overwrite = prefetch.applies(target)
+        self._make_prefetching = planned.prefetching
+        self.early: Launch | None = None
+        """The launch that reads the weight early, once `prefetching` has made it."""
+        self.can_prefetch = planned.prefetching is not None
+        self.plain = None if scratch or self.can_prefetch else self.launch
+        """The launch, where it takes the addresses of operands and nothing else."""
+
+    def prefetching(self) -> Launch:
+        """Return the launch that reads the weight early, made when it is first wanted."""
+        if self.early is None:
+            assert self._make_prefetching is not None
+            self.early = self._make_prefetching()
+        return self.early
+
+
+def _tuple_of(places: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    """Return what picks the items at these places of a tuple, always as a tuple."""
+    return (
+        itemgetter(*places) if len(places) > 1 else itemgetter(slice(places[0], places[0] + 1) if places else slice(0))
+    )
+
+
+Calls = dict[Hashable, Call]
+"""Of one signature: by options and offsets."""
+
+
+class CallCache:
+    """The calls of one operation: by signature and options for repeated ones, by specs for all."""
+
+    def __init__(self) -> None:
+        self.guards: dict[int, tuple[tuple[Read, Calls], ...]] = {}
+        """By the size in bytes of the first operand: what recognizes a signature, and the calls of it."""
+        self.by_specs: dict[Hashable, Call] = {}
+        self._by_number: dict[int, Calls] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count + len(self.by_specs)
+
+    def unguarded(self, operands: Sequence[Any]) -> tuple[tuple[list[int], int] | None, Calls]:
+        """Return what a `Read` returns, and the calls, of operands that no guard recognizes; from now on one may.
+
+        None where operands have to be viewed each time.
+        """
+        addresses, number = signature(operands)
+        if number is None:
+            return None, {}
+        calls = self._by_number.setdefault(number, {})
+        framework = framework_of(type(operands[0]))
+        if framework is not None and framework.address is not None:
+            size = operands[0].nbytes
+            known = self.guards.get(size, ())
+            if len(known) < GUARDS_PER_SIZE:
+                read = recognizer(operands, framework)
+                if read is not None:
+                    self.guards[size] = *known, (read, calls)
+        return (addresses, 1), calls
+
+    def keep(self, call: Call, calls: Calls, key: Hashable) -> None:
+        """Keep a call among those of its signature; one whose options cannot be hashed is described each time."""
+        try:
+            calls[key] = call
+        except TypeError:
+            return
+        self._count += 1
+
+    @property
+    def full(self) -> bool:
+        """Whether to start anew."""
+        return len(self) >= CALLS_KEPT
