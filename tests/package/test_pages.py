@@ -9,9 +9,10 @@ import pytest
 
 import fp8core
 from fp8core import table as tables
-from fp8core import tuning
+from fp8core import timing, tuning
 from fp8core.core import operation, signature
 from fp8core.problem import FORMATS
+from fp8core.runtime import releases
 from support import reference
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -149,8 +150,16 @@ def test_the_bounds_of_host_memory_are_those_of_the_code():
     assert f"guards for {signature.SIZES_KEPT:,} sizes" in said
 
 
-def test_the_margin_of_tune_is_that_of_the_code():
-    assert f"has to be {tuning.MARGIN * 100:.0f} % faster" in text("how-to/tune.md")
+def test_the_figures_about_tune_are_those_of_the_code():
+    said = text("how-to/tune.md")
+    assert f"has to be {tuning.MARGIN * 100:.0f} % faster" in said
+    assert f"about {round(timing.COLD_BYTES / 1e6, -2):.0f} MB" in said
+
+
+def test_memory_is_let_go_of_within_the_milliseconds_that_the_pages_say():
+    assert releases.LONGEST_PAUSE < 5e-3
+    for page in ("concepts/arrays-and-streams.md", "concepts/safety.md"):
+        assert "within a few milliseconds" in text(page)
 
 
 @pytest.mark.parametrize(
