@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from fp8core.core import prefetch
 from fp8core.core.memory import Regions, scratch_allocator
-from fp8core.core.signature import Read, recognizer, signature
+from fp8core.core.signature import Read, low_bits, recognizer, signature
 from fp8core.core.specs import TensorSpec
 from fp8core.interop import Allocator, Framework, framework_of
 from fp8core.table import Explanation
@@ -118,7 +118,8 @@ class CallCache:
         self.guards: dict[int, tuple[tuple[Read, Calls], ...]] = {}
         """By the size in bytes of the first operand: what recognizes a signature, and the calls of it."""
         self.by_specs: dict[Hashable, Call] = {}
-        self._by_number: dict[int, Calls] = {}
+        self._by_number: dict[int, tuple[Calls, Framework | None]] = {}
+        """With the framework of the operands if it has guards."""
         self._count = 0
 
     def __len__(self) -> int:
@@ -132,16 +133,24 @@ class CallCache:
         addresses, number = signature(operands)
         if number is None:
             return None, {}
-        calls = self._by_number.setdefault(number, {})
-        framework = framework_of(type(operands[0]))
-        if framework is not None and framework.address is not None:
-            size = operands[0].nbytes
-            known = self.guards.get(size, ())
-            if len(known) < GUARDS_PER_SIZE:
-                read = recognizer(operands, framework)
-                if read is not None:
-                    self.guards[size] = *known, (read, calls)
-        return (addresses, 1), calls
+        known = self._by_number.get(number)
+        if known is None:
+            framework = framework_of(type(operands[0]))
+            guarding = None if framework is None or framework.address is None else framework
+            known = self._by_number.setdefault(number, ({}, guarding))
+        calls, guarding = known
+        if guarding is not None:
+            self._guard(operands, guarding, calls)
+        return (addresses, low_bits(addresses)), calls
+
+    def _guard(self, operands: Sequence[Any], framework: Framework, calls: Calls) -> None:
+        """Let calls be found by a guard made of operands, while there are few of one size."""
+        size = operands[0].nbytes
+        known = self.guards.get(size, ())
+        if len(known) < GUARDS_PER_SIZE:
+            read = recognizer(operands, framework)
+            if read is not None:
+                self.guards[size] = *known, (read, calls)
 
     def keep(self, call: Call, calls: Calls, key: Hashable) -> None:
         """Keep a call among those of its signature; one whose options cannot be hashed is described each time."""

@@ -6,8 +6,9 @@ one question (the guards of torch's compiled graphs, a tenth of that time) signa
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, reduce
 from itertools import count
+from operator import or_
 from typing import Any, Final
 
 from fp8core.core.specs import ALIGNMENT
@@ -44,10 +45,14 @@ def signature(operands: Sequence[Any]) -> tuple[list[int], int | None]:
     return addresses, number
 
 
-def offsets(addresses: Sequence[int]) -> tuple[int, ...] | int:
-    """Return what each address leaves when divided by `ALIGNMENT`; 0 where all leave nothing."""
-    found = tuple([at & _OFFSETS for at in addresses])
-    return found if any(found) else 0
+def low_bits(addresses: Sequence[int]) -> int:
+    """Return the bits of addresses below `ALIGNMENT`, or-ed."""
+    return reduce(or_, addresses) & _OFFSETS
+
+
+def offsets(addresses: Sequence[int]) -> tuple[int, ...]:
+    """Return what each address leaves when divided by `ALIGNMENT`."""
+    return tuple([at & _OFFSETS for at in addresses])
 
 
 def recognizer(operands: Sequence[Any], framework: Framework) -> Read | None:
