@@ -69,7 +69,6 @@ SUBJECTS: Final[dict[str, Subject]] = {
         "products of few rows",
         arguments=_arguments("--modes tensor row block"),
         short=_arguments("--modes row --shapes 6144x4096 --m 1 16"),
-        deep_gemm=True,
     ),
     "crossover": Subject(
         "bench.decode",
@@ -229,7 +228,11 @@ def main() -> int:
     )
     parser.add_argument("subjects", nargs="*", metavar="SUBJECT", help="default: all")
     parser.add_argument("--baselines", type=Path, help="a folder with kernels to compare with (bench.fetch makes one)")
-    parser.add_argument("--deep-gemm", action="store_true", help="DeepGEMM of that folder too; compiles for a while")
+    parser.add_argument(
+        "--deep-gemm",
+        action="store_true",
+        help="DeepGEMM of that folder too, for products of many rows; compiles for a while",
+    )
     parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="compare with another checkout of fp8core")
     parser.add_argument("--out", type=Path, help="append to this file (default: a new one in docs/results)")
     parser.add_argument("--short", action="store_true", help="a few cases of each, to see that it works")

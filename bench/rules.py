@@ -47,7 +47,8 @@ RULES: Final = (
         ),
     ),
 )
-LATEST: Final = "Of each subject the latest run counts, whole: times of one table are of one machine and one time."
+LATEST: Final = """Of each subject the latest run counts, whole: times of one table are of one machine and one time.
+What is in each file, and what is known of it, is in [docs/results](../results/README.md)."""
 
 
 class Shown(NamedTuple):

@@ -58,7 +58,7 @@ def runs(shown: rules.Shown) -> list[str]:
         file = f"[{run.file}](../results/{run.file})"
         command = run.machine["command"] if run.machine.get("format", 1) > 1 else "-"
         rows.append([file, ", ".join(part.subject for part in run.parts), f"`{command}`" if command != "-" else "-"])
-    lines = [rules.LATEST, ""]
+    lines = [*rules.LATEST.splitlines(), ""]
     lines += tables.table(["run", "subjects", "command"], rows, words=3)
     counted = [[rule.name, rule.why, str(shown.left_out[rule.name])] for rule in rules.RULES]
     return lines + tables.table(["left out", "why", "lines"], counted, words=2)

@@ -187,3 +187,26 @@ def test_the_page_states_what_batch_invariance_costs(sample, make_performance):
     assert "Batch invariance" not in make_performance.page(
         sample._replace(found=sample.found._replace(invariance=[])), []
     )
+
+
+FIGURE = re.compile(r"\d ?(?:us|µs|μs|[GT]B/s|TFLOP(?:/s|S)?)\b|\d ?(?:x|times) (?:faster|slower|as fast|as long)")
+NOT_MEASURED_HERE = ("docs/performance/", "docs/dev/experiments/", "docs/decisions/", "docs/results/")
+"""The generated pages and their method, dated notebooks and decisions, raw results."""
+
+
+def test_a_figure_is_known_by_its_unit():
+    for text in ("takes 6.1 us", "4.3 TB/s", "2 times as fast", "3x faster", "0.4 µs"):
+        assert FIGURE.search(text)
+    for text in ("bus 3 users", "1x128 blocks", "in 2 minutes", "64 MB", "three times"):
+        assert not FIGURE.search(text)
+
+
+def test_no_other_page_states_a_time():
+    """What no command reproduces goes stale: times are in the generated pages, to which the others link."""
+    stated = []
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        name, text = page.relative_to(ROOT).as_posix(), page.read_text(encoding="utf-8")
+        if not name.startswith(NOT_MEASURED_HERE):
+            text = re.sub(r"<!-- performance -->.*?<!-- /performance -->", "", text, flags=re.DOTALL)
+            stated += [f"{name}: {line.strip()}" for line in text.splitlines() if FIGURE.search(line)]
+    assert stated == []
