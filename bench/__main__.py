@@ -89,7 +89,7 @@ SUBJECTS: Final[dict[str, Subject]] = {
     ),
     "invariance": Subject(
         "bench.invariance",
-        "products whose rows do not feel the batch",
+        "products without and with batch_invariant",
         short=_arguments("--modes row --shapes 4096x4096 --m 16"),
         baselines=False,
     ),
