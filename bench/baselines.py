@@ -1,6 +1,6 @@
 """What fp8core's quantization is compared with: found where the benchmark runs, and left out by name where it is not.
 
-`Peers(folder)` loads the kernels of vLLM and SGLang that a folder holds (vllm_C.so, sgl_ops.so). For measuring only.
+`load(folder)` gives the kernels of vLLM and SGLang that a folder holds (vllm_C.so, sgl_ops.so). For measuring only.
 """
 
 from collections.abc import Callable, Iterator
@@ -38,7 +38,7 @@ def copy(bytes_: int) -> Callable[[], object]:
     return lambda: target.copy_(source)
 
 
-class Peers(NamedTuple):
+class Loaded(NamedTuple):
     """The namespaces of operators that could be loaded."""
 
     vllm: Any
@@ -52,7 +52,7 @@ class Peers(NamedTuple):
             yield from _sgl(self.sgl, mode)
 
 
-def load(folder: Path | None) -> Peers:
+def load(folder: Path | None) -> Loaded:
     """Return the libraries in ``folder``, None for one that is absent."""
 
     def library(file: str, namespace: str) -> Any:
@@ -61,7 +61,7 @@ def load(folder: Path | None) -> Peers:
         torch.ops.load_library(str(folder / file))
         return getattr(torch.ops, namespace)
 
-    return Peers(library("vllm_C.so", "_C"), library("sgl_ops.so", "sgl_kernel"))
+    return Loaded(library("vllm_C.so", "_C"), library("sgl_ops.so", "sgl_kernel"))
 
 
 def _vllm(ops: Any, mode: str) -> Iterator[tuple[str, Baseline]]:

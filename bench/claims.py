@@ -48,9 +48,9 @@ def above(record: Record, name: str) -> float | None:
     return None if time is None else time - float(record["floor_us"])
 
 
-def above_peer(record: Record) -> float | None:
+def above_baseline(record: Record) -> float | None:
     """Return the microseconds of the best baseline above the floor."""
-    best = results.best_peer(record)
+    best = results.best_baseline(record)
     return None if best is None else best[0] - float(record["floor_us"])
 
 
@@ -59,13 +59,25 @@ def products(records: Sequence[Record]) -> str:
     few = [r for r in records if r["m"] <= 16]
     sides: list[tuple[str, Callable[[Record], float | None]]] = [
         ("fp8core kernel", lambda r: above(r, DECODE)),
-        ("best baseline", above_peer),
+        ("best baseline", above_baseline),
         ("cuBLASLt", lambda r: above(r, LIBRARY)),
     ]
     medians = [(name, results.values(of, few)) for name, of in sides]
     said = ", ".join(f"{name} {median(times):.1f}" for name, times in medians if times)
     counts = " and ".join(map(str, sorted({r["m"] for r in few})))
     return f"Products of {counts} rows, us above the floor (median): {said}"
+
+
+def layer(found: Results) -> str:
+    """Return what a decoder layer takes beside the baseline's kernels, and beside its floor."""
+    said = [(r, t) for r in sorted(found.layer, key=lambda r: r["m"]) if (t := results.us(r, "plain"))]
+    if not said:
+        return ""
+    record, time = said[0]
+    theirs = results.us(record, "vllm")
+    beside = f", with vLLM's kernels {theirs:.0f} us" if theirs else ""
+    floor = f"the floor is {record['floor_us']:.0f} us"
+    return f"The linear path of a Llama-8B layer takes {time:.0f} us at m = {record['m']}{beside}; {floor}"
 
 
 def invariance(records: Sequence[Record]) -> str:
@@ -83,3 +95,14 @@ def crossover(panels: Sequence[tuple[str, Sequence[Record]]]) -> str:
     both = [(a, b) for _, g in panels for r in g if (a := results.own_kernel(r)) and (b := results.us(r, LIBRARY))]
     faster = sum(a <= b for a, b in both)
     return f"A kernel of fp8core is as fast as cuBLASLt or faster at {faster} of {len(both)} measured points"
+
+
+def against(found: Results) -> str:
+    """Return how the calls of two checkouts compare."""
+    said = []
+    for kind, name in (("gpu", "GPU times"), ("host", "Host times")):
+        ratios = [r["ratio"] for r in found.against if r["kind"] == kind and "ratio" in r]
+        if ratios:
+            spread = f"{min(ratios):.3f} to {max(ratios):.3f}"
+            said.append(f"{name} are {median(ratios):.3f} of those before (median of {len(ratios)} calls; {spread})")
+    return "; ".join(said)

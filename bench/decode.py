@@ -1,6 +1,6 @@
 """Products of few rows beside their floor, torch, cuBLASLt and the baselines' kernels.
 
-    python -m bench.decode [--peers FOLDER] [--json FILE] [--modes row block] [--shapes 6144x4096] [--m 1 16 64]
+    python -m bench.decode [--baselines FOLDER] [--json FILE] [--modes row block] [--shapes 6144x4096] [--m 1 16 64]
 
 A shape is n x k. Graphs of 64 calls; weights rotate over more memory than L2 holds, activations stay
 warm. Every variant's output is checked against float64 before it is timed. Scales: "tensor" one each, "row" per token
@@ -20,12 +20,12 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import baselines, results, timing
+from bench.roofline import Roofline
 from fp8core.errors import Fp8Error
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.problem import Granularity, ScaledMm
 from fp8core.runtime import device
 
-BANDWIDTH: Final = 4.3e12
 SHAPES: Final = (
     *("6144x4096", "4096x4096", "28672x4096", "4096x14336", "8192x8192", "7168x16384", "2112x7168"),
     *("1024x4096", "3584x4096", "4096x1792", "5120x5120", "37888x3584", "3584x18944", "13312x16384", "8192x3584"),
@@ -63,10 +63,10 @@ class Case(NamedTuple):
     k: int
 
     @property
-    def roofline(self) -> timing.Roofline:
+    def roofline(self) -> Roofline:
         """The weight, a and out once, and the operations."""
         moved = self.n * self.k + self.m * self.k + 2 * self.m * self.n
-        return timing.Roofline(moved, 2 * self.m * self.n * self.k)
+        return Roofline(moved, 2 * self.m * self.n * self.k)
 
     def operands(self) -> list[Operands]:
         """Return operands that differ in their weights alone."""
@@ -165,7 +165,7 @@ def _deep_gemm(module: Any, o: Operands) -> torch.Tensor:
     return o.out
 
 
-def variants(case: Case, peers: baselines.Peers, deep_gemm: Any) -> Iterator[tuple[str, Call]]:
+def variants(case: Case, loaded: baselines.Loaded, deep_gemm: Any) -> Iterator[tuple[str, Call]]:
     """Give what can run the case, by name."""
     for name in OURS:
         found = row(name, case) if name != results.BLOCK or case.m > 64 else None
@@ -173,21 +173,21 @@ def variants(case: Case, peers: baselines.Peers, deep_gemm: Any) -> Iterator[tup
             yield name, found
     if case.mode != "block":
         yield "torch", _torch
-    if peers.vllm is not None:
-        yield "vllm", partial(_vllm, peers.vllm)
-    if peers.sgl is not None and case.mode == "row":
-        yield "sgl", partial(_sgl, peers.sgl)
+    if loaded.vllm is not None:
+        yield "vllm", partial(_vllm, loaded.vllm)
+    if loaded.sgl is not None and case.mode == "row":
+        yield "sgl", partial(_sgl, loaded.sgl)
     if deep_gemm is not None and case.mode == "block":
         yield "deep_gemm", partial(_deep_gemm, deep_gemm)
 
 
-def measure(case: Case, peers: baselines.Peers, deep_gemm: Any, replays: int) -> dict[str, Any]:
+def measure(case: Case, loaded: baselines.Loaded, deep_gemm: Any, replays: int) -> dict[str, Any]:
     """Return one record: the case, its floor, and each variant's time or what kept it from having one."""
     operands = case.operands()
     reference = want(case, operands[0])
     calls: dict[str, list[Callable[[], object]]] = {}
     wrong: dict[str, str] = {}
-    for name, run in variants(case, peers, deep_gemm):
+    for name, run in variants(case, loaded, deep_gemm):
         operands[0].out.fill_(float("nan"))
         try:
             result = run(operands[0]).double()
@@ -203,7 +203,7 @@ def measure(case: Case, peers: baselines.Peers, deep_gemm: Any, replays: int) ->
     times = timing.compare(calls, replays)
     return {
         **case._asdict(),
-        "floor_us": case.roofline.floor(BANDWIDTH),
+        "floor_us": case.roofline.floor(),
         "us": {name: time._asdict() for name, time in times.items()},
         "wrong": wrong,
     }
@@ -211,7 +211,7 @@ def measure(case: Case, peers: baselines.Peers, deep_gemm: Any, replays: int) ->
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peers", type=Path, help="a folder with the libraries of vLLM and SGLang")
+    parser.add_argument("--baselines", type=Path, help="a folder with the libraries of vLLM and SGLang")
     parser.add_argument("--deep-gemm", action="store_true", help="DeepGEMM of that folder too; compiles for a while")
     parser.add_argument("--json", type=Path, help="append one line a case to this file")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=["row", "block"])
@@ -220,10 +220,10 @@ def main() -> None:
     parser.add_argument("--replays", type=int, default=timing.REPLAYS)
     arguments = parser.parse_args()
     deep_gemm = None
-    if arguments.deep_gemm and arguments.peers:
-        sys.path.insert(0, str(arguments.peers / "site"))
+    if arguments.deep_gemm and arguments.baselines:
+        sys.path.insert(0, str(arguments.baselines / "site"))
         deep_gemm = import_module("deep_gemm")
-    peers = baselines.load(arguments.peers)
+    loaded = baselines.load(arguments.baselines)
     console, table = Console(width=150), Table(title=torch.cuda.get_device_name(0))
     names = [*OURS, "torch", "vllm", "sgl", *(["deep_gemm"] if deep_gemm else [])]
     for column in ("mode", "m x n x k", "floor us", *names, "above floor"):
@@ -232,7 +232,7 @@ def main() -> None:
         n, k = map(int, shape.split("x"))
         for mode in arguments.modes:
             for m in arguments.m:
-                record = measure(Case(mode, m, n, k), peers, deep_gemm, arguments.replays)
+                record = measure(Case(mode, m, n, k), loaded, deep_gemm, arguments.replays)
                 results.append(arguments.json, record)
                 cells = [
                     f"{record['us'][name]['median']:.2f}" if name in record["us"] else record["wrong"].get(name, "-")

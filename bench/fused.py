@@ -1,6 +1,6 @@
 """RMS norm and SiLU fused with quantization, beside their floor, the copy of as many bytes, and vLLM's kernels.
 
-    python -m bench.fused [--peers FOLDER] [--json FILE] [--kinds norm add+norm silu] [--shapes 1x4096 8192x8192]
+    python -m bench.fused [--baselines FOLDER] [--json FILE] [--kinds norm add+norm silu] [--shapes 1x4096 8192x8192]
 
 bfloat16 in, float8_e4m3fn out. Every output of ours is checked against PyTorch's arithmetic in fp32 before it is timed:
 codes at most one step away, in at most one of 500 (the sum's order and exp's last places are free). Inputs and outputs
@@ -18,13 +18,12 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import baselines, results, timing
+from bench.roofline import Roofline
 from fp8core.kernels.fused import NORM_QUANTIZE, SILU_QUANTIZE
 from fp8core.problem import GROUP_128, PER_TENSOR, PER_TOKEN, GroupShape, NormQuantize, SiluQuantize
 from fp8core.runtime import device
 from fp8core.runtime.plans import Plan, RmsNormNumbers, SiluNumbers
 
-BANDWIDTH: Final = 4.3e12
-"""Bytes a second that a copy on an H200 moves, read plus written."""
 SHAPES: Final = ("1x4096", "16x8192", "1024x8192", "4096x4096", "8192x8192", "16384x14336")
 KINDS: Final = {"norm": 3, "add+norm": 7, "silu": 5}
 """The bytes of an element of the result: read, and written."""
@@ -42,10 +41,10 @@ class Case(NamedTuple):
     cols: int
 
     @property
-    def roofline(self) -> timing.Roofline:
+    def roofline(self) -> Roofline:
         """The elements' bytes and the scales'."""
         scale_rows, scale_cols = MODES[self.mode].scale_shape(self.rows, self.cols)
-        return timing.Roofline(KINDS[self.kind] * self.rows * self.cols + 4 * scale_rows * scale_cols)
+        return Roofline(KINDS[self.kind] * self.rows * self.cols + 4 * scale_rows * scale_cols)
 
 
 class Operands(NamedTuple):
@@ -148,12 +147,12 @@ def check(case: Case, run: Callable[[Operands], object]) -> str | None:
     return None
 
 
-def measure(case: Case, peers: baselines.Peers) -> dict[str, Any]:
+def measure(case: Case, loaded: baselines.Loaded) -> dict[str, Any]:
     """Return one record: the case, its floor, and each variant's time or what kept it from having one."""
     runs: dict[str, Callable[[Operands], object]] = {"fp8core": ours(case)}
     wrong = {name: fault for name, run in runs.items() if (fault := check(case, run))}
-    if peers.vllm is not None:
-        runs.update(("vllm", run) for run in vllm(case, peers.vllm))
+    if loaded.vllm is not None:
+        runs.update(("vllm", run) for run in vllm(case, loaded.vllm))
     sets = [operands(case) for _ in range(timing.copies(case.roofline.bytes))]
     calls: dict[str, list[Callable[[], object]]] = {
         name: [lambda run=run, o=o: run(o) for o in sets]  # type: ignore[misc]
@@ -164,7 +163,7 @@ def measure(case: Case, peers: baselines.Peers) -> dict[str, Any]:
     times = timing.compare(calls, least=min(64, max(4, len(sets))))
     return {
         **case._asdict(),
-        "floor_us": case.roofline.floor(BANDWIDTH),
+        "floor_us": case.roofline.floor(),
         "us": {name: time._asdict() for name, time in times.items()},
         "wrong": wrong,
     }
@@ -173,19 +172,19 @@ def measure(case: Case, peers: baselines.Peers) -> dict[str, Any]:
 def main() -> None:
     """Time the cases, print a table, and write JSON lines if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peers", type=Path, help="a folder with the libraries of vLLM and SGLang")
+    parser.add_argument("--baselines", type=Path, help="a folder with the libraries of vLLM and SGLang")
     parser.add_argument("--json", type=Path, help="append one line a case to this file")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--shapes", nargs="+", default=SHAPES)
     chosen = parser.parse_args()
-    peers = baselines.load(chosen.peers)
+    loaded = baselines.load(chosen.baselines)
     names = ("copy", "fp8core", "vllm")
     table = Table("kind", "mode", "shape", "floor us", *names, "of copy", title=torch.cuda.get_device_name(0))
     for kind in chosen.kinds:
         for mode in chosen.modes:
             for shape in chosen.shapes:
-                record = measure(Case(kind, mode, *map(int, shape.split("x"))), peers)
+                record = measure(Case(kind, mode, *map(int, shape.split("x"))), loaded)
                 torch.cuda.empty_cache()
                 results.append(chosen.json, record)
                 times, wrong = record["us"], record["wrong"]

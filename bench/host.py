@@ -1,149 +1,249 @@
-"""What the host engine reaches: million elements a second and mode, on one core (products use BLAS's threads).
+"""What a call costs on the host: microseconds of each public function, of a step of interop, and of baselines' calls.
 
-    python -m bench.host [--rows N] [--cols N] [--json FILE]
+    python -m bench.host [--baselines FOLDER] [--json FILE]
 
-The floor of a mode is a copy of the bytes that it reads and writes, timed in the same run. Results are checked against
-ml_dtypes before they are timed; outputs are given, so no allocation is timed.
+Each public function is called plainly and with memory of the caller, on torch tensors (`bench.calls`), some on CuPy
+arrays too. Calls are interleaved, and a ratio is the median of the rounds' ratios. Arrays are on a GPU where there is
+one, of sizes whose kernels take less time than their calls, so that the queue never fills; else only the steps of
+interop are timed, for the host engine's calls are computation. `python -m bench host --against CHECKOUT` compares the
+public functions with those of another checkout.
 """
 
 import argparse
-import time
-from collections.abc import Callable, Iterator
+import timeit
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from math import inf
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from statistics import quantiles
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import ml_dtypes
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 import fp8core
 from bench import results
-from fp8core import BLOCK_128, GROUP_128, PER_TENSOR, PER_TOKEN, GroupShape
+from fp8core import interop
+from fp8core.core import signature
+from fp8core.kernels.quantize import QUANTIZE, bind
+from fp8core.runtime import device
+from fp8core.timing import interleaved
 
-REPEATS: Final = 7
-DTYPES: Final[dict[str, Any]] = {"bfloat16": ml_dtypes.bfloat16, "float32": np.float32, "float16": np.float16}
-GROUPS: Final = {
-    "per tensor": PER_TENSOR,
-    "per token": PER_TOKEN,
-    "per column": GroupShape(-1, 1),
-    "1x128": GROUP_128,
-    "128x128": BLOCK_128,
-}
-PRODUCTS: Final = ((1, 4096, 4096), (16, 4096, 4096), (512, 2048, 2048))
+if TYPE_CHECKING:
+    from bench.baselines import Loaded
+
+TURNS: Final = 41
+STRETCH_MS: Final = 2.0
+"""Of each turn."""
+CALLS_A_TURN: Final = 200
+"""At most, so that the device's queue never fills."""
+
+RATIOS: Final = (
+    ("quantize, out given", "vllm", "quantize, out given"),
+    ("quantize", "vllm", "quantize"),
+    ("rms_norm_quant, out given", "vllm", "rms_norm_quant, out given"),
+    ("scaled_mm m=16, out given", "vllm", "scaled_mm m=16, out given"),
+    ("scaled_mm m=16", "torch", "_scaled_mm m=16"),
+    ("scaled_mm m=80", "torch", "_scaled_mm m=80"),
+    ("Fp8Linear m=16", "vllm", "quantize + scaled_mm m=16"),
+    ("Fp8Linear m=80", "vllm", "quantize + scaled_mm m=80"),
+)
+"""A call of ours, and the baseline's that does as much."""
 
 
-class Case(NamedTuple):
-    """A mode, and what it moves or multiplies."""
+class Step(NamedTuple):
+    """A thing done once or more a call."""
 
+    framework: str
     name: str
     run: Callable[[], object]
-    elements: int
-    bytes_moved: int
-    unit: str = "M elements/s"
 
 
-def checked_codes(x: np.ndarray, data: np.ndarray, scale: np.ndarray, group: GroupShape, static: bool) -> None:
-    """Assert that ``data`` is what ml_dtypes makes of x under ``scale``."""
-    rows, cols = (count if span < 0 else span for span, count in zip(group, x.shape, strict=True))
-    grid = scale.reshape(group.scale_shape(*x.shape))
-    each = np.repeat(np.repeat(grid, rows, 0), cols, 1)[: x.shape[0], : x.shape[1]]
-    wide = x.astype(np.float32)
-    values = wide * (np.float32(1) / each) if static or group == PER_TENSOR else wide / each
-    want = np.clip(values, -448, 448).astype(ml_dtypes.float8_e4m3fn)
-    assert (want.view(np.uint8) == data.view(np.uint8)).all()
+def nothing() -> None:
+    """Do nothing: the floor."""
 
 
-def quantizations(x: np.ndarray) -> Iterator[Case]:
-    """Yield quantization in every mode, and dequantization to the dtype of x."""
-    data, dtype = np.empty(x.shape, ml_dtypes.float8_e4m3fn), x.dtype.name
-    moved = x.nbytes + data.nbytes
-    one = np.full(1, 0.01, np.float32)
-    fp8core.quantize(x, group_shape=PER_TENSOR, scale=one, out=data)
-    checked_codes(x, data, one, PER_TENSOR, static=True)
-    run = lambda: fp8core.quantize(x, group_shape=PER_TENSOR, scale=one, out=data)  # noqa: E731
-    yield Case(f"quantize {dtype}, given scale", run, x.size, moved)
-    for name, group in GROUPS.items():
-        out = fp8core.quantize(x, group_shape=group)
-        checked_codes(x, out.data, out.scale, group, static=False)
-        run = lambda group=group, out=out: fp8core.quantize(x, group_shape=group, out=tuple(out))  # noqa: E731
-        yield Case(f"quantize {dtype}, {name}", run, x.size, moved)
-    result = np.empty_like(x)
-    for name, group in GROUPS.items():
-        q = fp8core.quantize(x, group_shape=group)
-        how = {"group_shape": group, "dtype": dtype, "out": result}
-        run = lambda q=q, how=how: fp8core.dequantize(q.data, q.scale, **how)  # noqa: E731
-        yield Case(f"dequantize to {dtype}, {name}", run, x.size, moved)
+def sample(framework: str) -> Any:
+    """Return a 16 x 4096 bfloat16 array of ``framework``, or None if it is not installed or lacks the device."""
+    try:
+        return MAKERS[framework](device.count() > 0)
+    except (ImportError, RuntimeError, ValueError):
+        return None
 
 
-def others(x: np.ndarray) -> Iterator[Case]:
-    """Yield the fused producers and what is done to weights."""
-    cols, dtype = x.shape[1], x.dtype.name
-    weight, half = np.ones(cols, x.dtype), x[:, : cols // 2]
-    out = fp8core.rms_norm_quant(x, weight, 1e-6)
-    run = lambda: fp8core.rms_norm_quant(x, weight, 1e-6, out=tuple(out))  # noqa: E731
-    yield Case(f"rms_norm_quant {dtype}, per token", run, x.size, x.nbytes + x.size)
-    made = fp8core.silu_and_mul_quant(x, group_shape=GROUP_128)
-    run = lambda: fp8core.silu_and_mul_quant(x, group_shape=GROUP_128, out=tuple(made))  # noqa: E731
-    yield Case(f"silu_and_mul_quant {dtype}, 1x128", run, half.size, x.nbytes + half.size)
-    codes, scales = out.data, np.array([0.01, 0.02, 0.03, 0.04], np.float32)
-    widths, kept = [len(x) // 4] * 3 + [len(x) - len(x) // 4 * 3], np.empty_like(codes)
-    run = lambda: fp8core.requantize_with_max_scale(codes, scales, widths, out=kept)  # noqa: E731
-    yield Case("requantize_with_max_scale", run, x.size, 2 * x.size)
-    fnuz = np.empty(codes.shape, ml_dtypes.float8_e4m3fnuz)
-    run = lambda: fp8core.normalize_e4m3fn_to_e4m3fnuz(codes, scales, out=fnuz)  # noqa: E731
-    yield Case("normalize_e4m3fn_to_e4m3fnuz", run, x.size, 2 * x.size)
+def _torch(gpu: bool) -> Any:
+    import torch
+
+    return torch.ones(16, 4096, dtype=torch.bfloat16, device="cuda" if gpu else "cpu")
 
 
-def products() -> Iterator[Case]:
-    """Yield products of few and of many rows."""
-    rng = np.random.default_rng(1)
-    for m, n, k in PRODUCTS:
-        for group, of_weight in ((PER_TOKEN, PER_TOKEN), (GROUP_128, BLOCK_128)):
-            a = fp8core.quantize(rng.standard_normal((m, k), np.float32), group_shape=group)
-            b = fp8core.quantize(rng.standard_normal((n, k), np.float32), group_shape=of_weight)
-            out = np.empty((m, n), ml_dtypes.bfloat16)
-            run = lambda a=a, b=b, out=out: fp8core.scaled_mm_nt(a.data, b.data, a.scale, b.scale, out=out)  # noqa: E731
-            name = f"scaled_mm {m}x{n}x{k}, {'per token' if group == PER_TOKEN else '1x128 by 128x128'}"
-            yield Case(name, run, 2 * m * n * k, m * k + n * k + 2 * m * n, "GFLOP/s")
+def _jax(gpu: bool) -> Any:
+    import jax
+
+    place = jax.local_devices(backend="gpu" if gpu else "cpu")[0]
+    return jax.device_put(jax.numpy.ones((16, 4096), jax.numpy.bfloat16), place)
 
 
-def seconds(run: Callable[[], object]) -> float:
-    """Return the least time of several runs, which others disturb least."""
-    least = float("inf")
-    for _ in range(REPEATS):
-        start = time.perf_counter()
-        run()
-        least = min(least, time.perf_counter() - start)
-    return least
+def _cupy(gpu: bool) -> Any:
+    import ml_dtypes
+
+    return device.cupy().ones((16, 4096), ml_dtypes.bfloat16) if gpu else None
 
 
-def copy_seconds(count: int) -> float:
-    """Return the time of a copy that reads and writes ``count`` bytes in all."""
-    source, target = np.ones(count // 2, np.uint8), np.empty(count // 2, np.uint8)
-    return seconds(lambda: np.copyto(target, source))
+def _numpy(_: bool) -> Any:
+    import ml_dtypes
+    import numpy as np
+
+    return np.ones((16, 4096), ml_dtypes.bfloat16)
+
+
+MAKERS: Final[dict[str, Callable[[bool], Any]]] = {"torch": _torch, "cupy": _cupy, "jax": _jax, "numpy": _numpy}
+
+
+def steps(framework: str, x: Any) -> Iterator[Step]:
+    """Yield what interop does for one operand and one result."""
+    seen = interop.view(x, "x")
+    kind, target, stream = seen.framework, seen.target, interop.stream_of(seen)
+    shape = seen.shape
+    yield Step(framework, "view", lambda: interop.view(x, "x"))
+    yield Step(framework, "stream_of", lambda: interop.stream_of(seen))
+    yield Step(framework, "empty bfloat16", lambda: kind.empty(shape, "bfloat16", target))
+    yield Step(framework, "empty float8", lambda: kind.empty(shape, "float8_e4m3fn", target))
+    yield Step(framework, "empty, strides", lambda: kind.empty((16, 32), "float32", target, (1, 16)))
+    yield Step(framework, "scratch", lambda: kind.scratch(4096, target))
+    yield Step(framework, "empty and wrap", lambda: kind.wrap(kind.empty(shape, "bfloat16", target).array, stream))
+
+
+def parts(x: Any, data: Any, scale: Any) -> Iterator[Step]:
+    """Yield what a repeated `quantize` of ``x`` into ``data`` and ``scale`` does, one by one."""
+    seen = interop.view(x, "x")
+    (rows, cols), target = seen.shape, seen.target
+    launch = bind(QUANTIZE.plan(fp8core.explain(fp8core.quantize, x).problem), cols, cols, 1, 1, rows, rows, inf, 1e-10)
+    stream, (x_at, data_at, scale_at) = interop.stream_of(seen), signature.signature((x, data, scale))[0]
+    key = (12345, True, 0, "float8_e4m3fn", fp8core.PER_TOKEN, None, "float32", "k", 1e-10, None)
+    known, same = {key: None}, (12345, *key[1:])
+    yield Step("fp8core", "of it: signature of three", lambda: signature.signature((x, data, scale)))
+    yield Step("fp8core", "of it: key", lambda: known.get(same))
+    yield Step("fp8core", "of it: stream", seen.framework.stream_getter(target))
+    yield Step("fp8core", "of it: launch", lambda: launch(stream, x_at, data_at, scale_at, 0))
+    yield Step(
+        "fp8core", "a result of 16 x 1024", partial(seen.framework.allocator((rows, cols), "bfloat16", target), None)
+    )
+
+
+def calls(loaded: "Loaded") -> Iterator[Step]:
+    """Yield whole calls, on torch tensors and CuPy arrays, and the baselines'."""
+    import torch
+
+    from bench import calls as public
+
+    for call in public.host_calls():
+        yield Step("fp8core", call.name, call.make())
+    fp8, n, k, dtype = torch.float8_e4m3fn, 1024, 1024, torch.bfloat16
+    x, many = public.normal(16, k), public.normal(80, k)
+    w = fp8core.quantize(public.normal(n, k))
+    (data, scale), (many_data, _) = fp8core.quantize(x), fp8core.quantize(many)
+    weight, channels, out = w.data.t(), w.scale.t(), public.normal(16, n)
+    one, gain = torch.ones(1, device="cuda"), public.normal(1, k)[0].contiguous()
+    yield from parts(x, data, scale)
+    theirs = sample("cupy")
+    if theirs is not None:
+        there = fp8core.quantize(theirs)
+        yield Step("fp8core", "quantize of CuPy, out given", partial(fp8core.quantize, theirs, out=there))
+        yield Step("fp8core", "quantize of CuPy", partial(fp8core.quantize, theirs))
+    multiply = torch._scaled_mm
+    yield Step("torch", "_scaled_mm m=16", partial(multiply, data, weight, one, one, out_dtype=dtype))
+    yield Step("torch", "_scaled_mm m=80", partial(multiply, many_data, weight, one, one, out_dtype=dtype))
+    if loaded.vllm is None:
+        return
+    quantize, product = loaded.vllm.dynamic_per_token_scaled_fp8_quant, loaded.vllm.cutlass_scaled_mm
+
+    def two(x: torch.Tensor, rows: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
+        def quantized() -> tuple[torch.Tensor, torch.Tensor]:
+            codes = torch.empty(rows, k, device="cuda", dtype=fp8)
+            tokens = torch.empty(rows, 1, device="cuda", dtype=torch.float32)
+            quantize(codes, x, tokens, None)
+            return codes, tokens
+
+        def both() -> torch.Tensor:
+            codes, tokens = quantized()
+            result = torch.empty(rows, n, device="cuda", dtype=dtype)
+            product(result, codes, weight, tokens, channels, None)
+            return result
+
+        return quantized, both
+
+    quantized, both = two(x, 16)
+    norm = loaded.vllm.rms_norm_dynamic_per_token_quant
+    yield Step("vllm", "quantize, out given", partial(quantize, data, x, scale, None))
+    yield Step("vllm", "rms_norm_quant, out given", partial(norm, data, x, gain, scale, 1e-6, None, None))
+    yield Step("vllm", "quantize", quantized)
+    yield Step("vllm", "scaled_mm m=16, out given", partial(product, out, data, weight, scale, channels, None))
+    yield Step("vllm", "quantize + scaled_mm m=16", both)
+    yield Step("vllm", "quantize + scaled_mm m=80", two(many, 80)[1])
+
+
+def by_turns(steps: Sequence[Step]) -> list[list[float]]:
+    """Return the microseconds of one run of each step, interleaved: what drifts, drifts for all."""
+    timers = {place: timeit.Timer(step.run) for place, step in enumerate(steps)}
+    for timer in timers.values():
+        timer.timeit(20)  # compiles, and fills what is kept
+
+    def elapsed(timer: timeit.Timer, rounds: int) -> float:
+        count = min(rounds, CALLS_A_TURN)
+        if device.count():
+            device.cupy().cuda.runtime.deviceSynchronize()
+        return timer.timeit(count) / count * 1e3
+
+    found = interleaved(timers, elapsed, TURNS, STRETCH_MS)
+    return [[1e3 * ms for ms in found[place]] for place in timers]
+
+
+def report(
+    table: Table, steps: Sequence[Step], bench: str, where: str
+) -> tuple[list[dict[str, Any]], dict[str, list[float]]]:
+    """Time steps, add them to a table, and return their records and their turns by framework and name."""
+    times = by_turns(steps)
+    records = []
+    for step, spent in zip(steps, times, strict=True):
+        low, middle, high = quantiles(spent, n=4)
+        table.add_row(step.framework, step.name, f"{middle:.2f}", f"{low:.2f} to {high:.2f}")
+        record = {"bench": bench, "where": where, "framework": step.framework, "step": step.name}
+        records.append({**record, "us": middle, "low": low, "high": high})
+    return records, {f"{step.framework} {step.name}": spent for step, spent in zip(steps, times, strict=True)}
 
 
 def main() -> None:
-    """Time the modes, print a table, and write JSON lines if asked."""
+    """Time the steps, print tables, and write JSON lines if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=4096)
-    parser.add_argument("--cols", type=int, default=4096)
-    parser.add_argument("--json", type=Path, help="append one JSON object a mode to this file")
+    parser.add_argument("--json", type=Path, help="append one JSON object a step to this file")
+    parser.add_argument("--baselines", type=Path, help="a folder with the libraries of vLLM and SGLang")
     chosen = parser.parse_args()
-    table = Table("mode", "copy ms", "ms", "rate", "", title=f"host engine, {chosen.rows} x {chosen.cols}")
-    for column in table.columns[1:4]:
-        column.justify = "right"
-    lines = []
-    numbers = np.random.default_rng(0).standard_normal((chosen.rows, chosen.cols), np.float32)
-    arrays = [numbers.astype(dtype) for dtype in DTYPES.values()]
-    cases = (case for source in (*map(quantizations, arrays), others(arrays[0]), products()) for case in source)
-    for case in cases:
-        floor, spent = copy_seconds(case.bytes_moved), seconds(case.run)
-        rate = case.elements / spent / (1e9 if case.unit == "GFLOP/s" else 1e6)
-        table.add_row(case.name, f"{floor * 1e3:.2f}", f"{spent * 1e3:.2f}", f"{rate:.0f}", case.unit)
-        lines.append({"bench": "host", "mode": case.name, "copy_s": floor, "s": spent, "rate": rate, "unit": case.unit})
-    Console().print(table)
+    where = str(device.target(device.current())) if device.count() else f"host ({device.why_none()})"
+    table = Table("framework", "step", "us", "quartiles", title=f"host time, {where}")
+    table.columns[2].justify = "right"
+    lines, _ = report(table, [Step("python", "an empty call", nothing)], "overhead", where)
+    samples = {framework: sample(framework) for framework in MAKERS}
+    for framework, x in samples.items():
+        if x is None:
+            table.add_row(framework, "not here", "", "")
+        else:
+            lines += report(table, list(steps(framework, x)), "overhead", where)[0]
+    against = Table("call", "beside", "ratio", "quartiles", title="of the turns")
+    if device.count() and samples["torch"] is not None:
+        from bench import baselines
+
+        records, turns = report(table, list(calls(baselines.load(chosen.baselines))), "calls", where)
+        lines += records
+        for name, whose, theirs in RATIOS:
+            if f"{whose} {theirs}" in turns:
+                pairs = zip(turns[f"fp8core {name}"], turns[f"{whose} {theirs}"], strict=True)
+                low, middle, high = quantiles([ours / other for ours, other in pairs], n=4)
+                against.add_row(name, f"{whose} {theirs}", f"{middle:.2f}", f"{low:.2f} to {high:.2f}")
+    console = Console()
+    console.print(table)
+    if against.row_count:
+        console.print(against)
     results.append(chosen.json, *lines)
 
 

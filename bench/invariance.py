@@ -71,7 +71,7 @@ def measure(case: decode.Case, replays: int) -> dict[str, Any]:
     return {
         "bench": "invariance",
         **case._asdict(),
-        "floor_us": case.roofline.floor(decode.BANDWIDTH),
+        "floor_us": case.roofline.floor(),
         "kernels": kernels,
         "us": {name: time._asdict() for name, time in times.items()},
         "wrong": wrong,

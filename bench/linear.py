@@ -1,6 +1,6 @@
 """A whole linear layer, quantization and product, inside a CUDA graph: each row that runs it, and vLLM's two kernels.
 
-    python -m bench.linear [--peers FOLDER] [--json FILE] [--shapes 6144x4096] [--m 1 16 64]
+    python -m bench.linear [--baselines FOLDER] [--json FILE] [--shapes 6144x4096] [--m 1 16 64]
 
 A shape is n x k; per token x per channel. A graph holds 64 calls; weights rotate over more memory than L2
 holds; activations stay warm. "fp8core" are layers called through the public `Fp8Linear`; the rows of the table that can
@@ -20,13 +20,13 @@ from rich.table import Table
 
 import fp8core
 from bench import baselines, results, timing
+from bench.roofline import Roofline
 from fp8core.core.scaling import EPS
 from fp8core.kernels.linear.table import LINEAR
 from fp8core.problem import Linear
 from fp8core.runtime.plans import QuantizeNumbers
 from fp8core.table import Kernel
 
-BANDWIDTH: Final = 4.3e12
 SHAPES: Final = ("4096x4096", "6144x4096", "8192x8192", "28672x4096", "7168x16384")
 ROWS: Final = (1, 16, 64)
 FAR: Final = 4e-3
@@ -81,7 +81,7 @@ def wrong(got: torch.Tensor, x: torch.Tensor, layer: fp8core.Fp8Linear) -> bool:
     return not (got.double() - wide).norm() / wide.norm() < FAR
 
 
-def case(m: int, n: int, k: int, peers: baselines.Peers) -> dict[str, object]:
+def case(m: int, n: int, k: int, loaded: baselines.Loaded) -> dict[str, object]:
     """Return the record of one shape."""
     x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
     layers: Sequence[fp8core.Fp8Linear] = [
@@ -92,11 +92,11 @@ def case(m: int, n: int, k: int, peers: baselines.Peers) -> dict[str, object]:
     for row in LINEAR.kernels:
         if row.refusal(problem_of(layers[0], x)) is None:
             variants[row.name] = [by_row(row, layer, x) for layer in layers]
-    if peers.vllm is not None:
-        variants["vllm"] = [partial(vllm, peers.vllm, x, layer) for layer in layers]
+    if loaded.vllm is not None:
+        variants["vllm"] = [partial(vllm, loaded.vllm, x, layer) for layer in layers]
     bad = [name for name, calls in variants.items() if wrong(calls[0](), x, layers[0])]
     times = timing.compare({name: calls for name, calls in variants.items() if name not in bad})
-    floor = timing.Roofline(n * k + 2 * m * k + 2 * m * n, 2 * m * n * k).floor(BANDWIDTH)
+    floor = Roofline(n * k + 2 * m * k + 2 * m * n, 2 * m * n * k).floor()
     return {
         "bench": "linear",
         "m": m,
@@ -111,18 +111,18 @@ def case(m: int, n: int, k: int, peers: baselines.Peers) -> dict[str, object]:
 def main() -> None:
     """Time the cases, print a table, and append JSON lines if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peers", type=Path, help="a folder with the libraries of vLLM and SGLang")
+    parser.add_argument("--baselines", type=Path, help="a folder with the libraries of vLLM and SGLang")
     parser.add_argument("--json", type=Path, help="append one JSON object a case to this file")
     parser.add_argument("--shapes", nargs="+", default=SHAPES)
     parser.add_argument("--m", nargs="+", type=int, default=ROWS)
     chosen = parser.parse_args()
-    peers = baselines.load(chosen.peers)
+    loaded = baselines.load(chosen.baselines)
     names = ("fp8core", *(row.name for row in LINEAR.kernels), "vllm")
     table = Table("m x n x k", "floor us", *names, "above the floor", title=torch.cuda.get_device_name())
     for shape in chosen.shapes:
         n, k = (int(size) for size in shape.split("x"))
         for m in chosen.m:
-            record = case(m, n, k, peers)
+            record = case(m, n, k, loaded)
             spent = {name: found["median"] for name, found in record["us"].items()}
             cells = [
                 f"{spent[name]:.2f}" if name in spent else "wrong" if name in record["wrong"] else "-" for name in names

@@ -16,8 +16,9 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import results, timing
-from bench.quantize import BANDWIDTH, MODES, Case, check, ours
+from bench.quantize import MODES, Case, check, ours
 from bench.results import neighbour_time
+from bench.roofline import Roofline
 
 SHAPES: Final = {
     (4096, 5137): (4096, 5136),
@@ -65,8 +66,8 @@ def measure(mode: str, x_type: str, odd: tuple[int, int], near: tuple[int, int])
         "rows": odd[0],
         "cols": odd[1],
         "neighbour": f"{near[0]}x{near[1]}",
-        "floor_us": timing.Roofline(mine.bytes).floor(BANDWIDTH),
-        "neighbour_floor_us": timing.Roofline(other.bytes).floor(BANDWIDTH),
+        "floor_us": Roofline(mine.bytes).floor(),
+        "neighbour_floor_us": Roofline(other.bytes).floor(),
     }
     faults = {name: c.fault for name, c in {"fp8core": mine, "neighbour": other}.items() if c.fault}
     if faults:

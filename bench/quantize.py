@@ -1,6 +1,6 @@
 """Quantization beside its floor, the copy of as many bytes, Triton, torch.compile and the kernels of vLLM and SGLang.
 
-    python -m bench.quantize [--peers FOLDER] [--json FILE] [--modes token 1x128] [--shapes 1x4096 8192x8192]
+    python -m bench.quantize [--baselines FOLDER] [--json FILE] [--modes token 1x128] [--shapes 1x4096 8192x8192]
 
 Every variant's output is checked against PyTorch's arithmetic before it is timed (baselines, whose corners differ,
 only for codes one step away). Inputs and outputs rotate over more memory than L2 holds; variants are interleaved.
@@ -19,12 +19,11 @@ from rich.table import Table
 import fp8core
 from bench import baselines, results, timing
 from bench.baselines import Baseline, Result
+from bench.roofline import Roofline
 from fp8core.kernels.quantize import QUANTIZE
 from fp8core.problem import BLOCK_128, GROUP_128, ITEMSIZE, PER_TENSOR, PER_TOKEN, GroupShape
 from fp8core.runtime.plans import QuantizeNumbers
 
-BANDWIDTH: Final = 4.3e12
-"""Bytes a second that a copy on an H200 moves, read plus written."""
 SHAPES: Final = ("1x4096", "16x8192", "1024x8192", "4096x4096", "8192x8192", "16384x14336", "65536x8192")
 MODES: Final[dict[str, GroupShape]] = {
     "static": PER_TENSOR,
@@ -50,10 +49,10 @@ class Case(NamedTuple):
         return self.mode.split()[0]
 
     @property
-    def roofline(self) -> timing.Roofline:
+    def roofline(self) -> Roofline:
         """What is read of an element and the byte written, and the scales."""
         scale_rows, scale_cols = MODES[self.mode].scale_shape(self.rows, self.cols)
-        return timing.Roofline((ITEMSIZE[self.x] + 1) * self.rows * self.cols + 4 * scale_rows * scale_cols)
+        return Roofline((ITEMSIZE[self.x] + 1) * self.rows * self.cols + 4 * scale_rows * scale_cols)
 
     def inputs(self) -> list[torch.Tensor]:
         """Return matrices to rotate over, of sizes that differ from row to row."""
@@ -89,9 +88,13 @@ def ours(case: Case) -> Baseline:
     return run
 
 
-def variants_of(case: Case, peers: baselines.Peers, compile_too: bool) -> dict[str, Baseline]:
+def variants_of(case: Case, loaded: baselines.Loaded, compile_too: bool) -> dict[str, Baseline]:
     """Return ours and its baselines by name."""
-    found = {"fp8core": ours(case), **dict(peers.quantizers(case.mode)), **dict(baselines.triton(case.mode, case.cols))}
+    found = {
+        "fp8core": ours(case),
+        **dict(loaded.quantizers(case.mode)),
+        **dict(baselines.triton(case.mode, case.cols)),
+    }
     if compile_too and case.mode != "1x128 mn":
         found["torch.compile"] = baselines.compiled(case.base)
     return found
@@ -114,13 +117,13 @@ def check(case: Case, name: str, run: Baseline, x: torch.Tensor) -> str | None:
     return f"codes differ by {steps}" if steps > 1 else None
 
 
-def measure(case: Case, peers: baselines.Peers, compile_too: bool) -> dict[str, object]:
+def measure(case: Case, loaded: baselines.Loaded, compile_too: bool) -> dict[str, object]:
     """Return one record: the case, its floor, and each variant's time or what kept it from having one."""
     inputs = case.inputs()
     outputs = [case.result(x) for x in inputs]
     calls: dict[str, list[Callable[[], object]]] = {}
     wrong: dict[str, str] = {}
-    for name, run in variants_of(case, peers, compile_too).items():
+    for name, run in variants_of(case, loaded, compile_too).items():
         fault = check(case, name, run, inputs[0])
         if fault:
             wrong[name] = fault
@@ -132,7 +135,7 @@ def measure(case: Case, peers: baselines.Peers, compile_too: bool) -> dict[str, 
         "mode": case.mode,
         "rows": case.rows,
         "cols": case.cols,
-        "floor_us": case.roofline.floor(BANDWIDTH),
+        "floor_us": case.roofline.floor(),
         "us": {name: time._asdict() for name, time in times.items()},
         "wrong": wrong,
     }
@@ -140,13 +143,13 @@ def measure(case: Case, peers: baselines.Peers, compile_too: bool) -> dict[str, 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peers", type=Path, help="a folder with the libraries of vLLM and SGLang")
+    parser.add_argument("--baselines", type=Path, help="a folder with the libraries of vLLM and SGLang")
     parser.add_argument("--json", type=Path, help="append one line a case to this file")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--shapes", nargs="+", default=SHAPES)
     parser.add_argument("--compile", action="store_true", help="time torch.compile too (it compiles for a while)")
     arguments = parser.parse_args()
-    peers = baselines.load(arguments.peers)
+    loaded = baselines.load(arguments.baselines)
     console, table = Console(width=150), Table(title=torch.cuda.get_device_name(0))
     names = ["copy", "fp8core", "vllm", "sgl", "triton", *(["torch.compile"] if arguments.compile else [])]
     for column in ("mode", "shape", "floor us", *names, "of floor", "of copy"):
@@ -154,7 +157,7 @@ def main() -> None:
     for mode in arguments.modes:
         for shape in arguments.shapes:
             rows, cols = map(int, shape.split("x"))
-            record = measure(Case(mode, rows, cols), peers, arguments.compile)
+            record = measure(Case(mode, rows, cols), loaded, arguments.compile)
             torch.cuda.empty_cache()
             results.append(arguments.json, record)
             table.add_row(*row_of(record, names))

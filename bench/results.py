@@ -1,6 +1,7 @@
 """What a benchmark writes: JSON lines, read as records by kind. Times are microseconds if not said otherwise.
 
-A line says its kind in "bench"; the lines of quantize, fused, weights and decode are known by their fields.
+A file has one or more runs. A run begins with a line about the machine; the lines of a subject end with one about how
+it went. A line says its kind in "bench"; those of quantize, fused, weights and decode are known by their fields.
 """
 
 import json
@@ -8,10 +9,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from bench.roofline import BANDWIDTH
+
 Record = dict[str, Any]
 
-BYTES_A_MICROSECOND: Final = 4.3e6
-"""The bandwidth that the records' floors are stated for."""
+FORMAT: Final = 2
+"""Of the runs that are written today, in their line about the machine; runs without one are of format 1."""
+
 LARGE: Final = 100e6
 """Bytes from which on nothing but the memory counts."""
 
@@ -26,8 +30,11 @@ FORMER_NAMES: Final = {
     "hopper_chained": "overlapped",
     "two_launches": "sequential",
 }
-"""What rows were called when some of the results were measured."""
-PEERS: Final = ("torch", "vllm", "sgl", "deep_gemm")
+FORMER_KINDS: Final = {"host": "engine"}
+FORMER_SUBJECTS: Final = {"overhead": "host", "host": "engine"}
+FORMER_STEPS: Final = {"of it: looks of three": "of it: signature of three"}
+"""What rows, kinds of records, subjects and steps were called in runs of format 1."""
+BASELINES: Final = ("torch", "vllm", "sgl", "deep_gemm")
 LABELS: Final = {
     "fp8core": "fp8core",
     DECODE: "fp8core kernel",
@@ -51,6 +58,11 @@ MODES: Final = {
     "128x128": "128x128",
 }
 PRODUCTS: Final = {"tensor": "per tensor", "row": "per token x per channel", "block": "1x128 x 128x128"}
+LAYER: Final = {
+    "preallocated": "fp8core, given memory",
+    "plain": "fp8core, plain calls",
+    "vllm": "vLLM's kernels",
+}
 KINDS: Final = {"norm": "RMS norm", "add+norm": "add + RMS norm", "silu": "SiLU · mul"}
 
 _KEYS: Final[dict[str, tuple[str, ...]]] = {
@@ -62,7 +74,9 @@ _KEYS: Final[dict[str, tuple[str, ...]]] = {
     "first_call": ("bench",),
     "weights": ("case", "rows", "cols"),
     "quantize": ("mode", "rows", "cols"),
-    "host": ("mode",),
+    "engine": ("mode",),
+    "layer": ("bench", "m"),
+    "against": ("kind", "case"),
     "overhead": ("framework", "step"),
     "calls": ("framework", "step"),
     "machine": ("command",),
@@ -84,14 +98,32 @@ class Results(NamedTuple):
     linear: Sequence[Record]
     invariance: Sequence[Record]
     first_call: Sequence[Record]
+    layer: Sequence[Record]
     calls: Sequence[Record]
     overhead: Sequence[Record]
-    host: Sequence[Record]
+    engine: Sequence[Record]
+    against: Sequence[Record]
 
     @property
     def device(self) -> str:
         """What was measured, in a few words."""
         return str(self.machine.get("device") or self.machine.get("cpu") or "unnamed machine")
+
+
+class Part(NamedTuple):
+    """The records of one subject of a run. Its status is None where the run stopped before it was written."""
+
+    subject: str
+    status: int | None
+    records: Sequence[Record]
+
+
+class Run(NamedTuple):
+    """What one command wrote: the name of its file, the line about the machine, and its subjects' records."""
+
+    file: str
+    machine: Record
+    parts: Sequence[Part]
 
 
 def kind_of(record: Record) -> str:
@@ -106,7 +138,7 @@ def kind_of(record: Record) -> str:
     for kind, keys in _KEYS.items():
         if named is None and keys and all(key in record for key in keys):
             return kind
-    raise ValueError(f"no benchmark is known to write a line with {sorted(record)}")
+    raise ValueError(f"a line needs to be of a known benchmark, got one with {sorted(record)}")
 
 
 def append(path: Path | None, *records: Record) -> None:
@@ -117,27 +149,78 @@ def append(path: Path | None, *records: Record) -> None:
         file.writelines(json.dumps(record) + "\n" for record in records)
 
 
+def _record(line: str) -> Record:
+    """Return the record of a line, in the names of today."""
+    for former, name in FORMER_NAMES.items():
+        line = line.replace(f'"{former}"', f'"{name}"')
+    record: Record = json.loads(line)
+    if "bench" in record:
+        record["bench"] = FORMER_KINDS.get(record["bench"], record["bench"])
+    if "step" in record:
+        record["step"] = FORMER_STEPS.get(record["step"], record["step"])
+    if "peers" in record:
+        record["baselines"] = record.pop("peers")
+    return record
+
+
+def runs(path: Path) -> list[Run]:
+    """Return the runs of a file, in the order in which they were made.
+
+    Raises:
+        ValueError: a line of no benchmark known here.
+    """
+    found: list[Run] = []
+    parts: list[Part] = []
+    records: list[Record] = []
+    for line in filter(str.strip, path.read_text(encoding="utf-8").splitlines()):
+        record = _record(line)
+        kind = kind_of(record)
+        if kind == "machine" or not found:
+            parts, records = [], []
+            found.append(Run(path.name, record if kind == "machine" else {}, parts))
+        if kind == "machine":
+            continue
+        if not records:
+            records = []
+            parts.append(Part("", None, records))
+        records.append(record)
+        if kind == "subject":
+            if found[-1].machine.get("format", 1) < FORMAT:
+                record["subject"] = FORMER_SUBJECTS.get(record["subject"], record["subject"])
+            parts[-1] = Part(record["subject"], record.get("status"), records)
+            records = []
+    return found
+
+
+def collect(runs: Iterable[Run]) -> Results:
+    """Return the records of runs by their kinds.
+
+    Raises:
+        ValueError: the runs are from different GPUs.
+    """
+    found: dict[str, dict[tuple[Any, ...], Record]] = {kind: {} for kind in _KEYS}
+    about: Record = {"commands": []}
+    gpus = set()
+    for run in runs:
+        if run.machine:
+            about |= {**run.machine, "commands": [*about["commands"], run.machine["command"]]}
+            gpus |= {run.machine["device"]} if "device" in run.machine else set()
+        for record in (record for part in run.parts for record in part.records):
+            kind = kind_of(record)
+            found[kind][tuple(record[key] for key in _KEYS[kind])] = record
+    if len(gpus) > 1:
+        raise ValueError(f"results to compare need to be of one GPU, got {', '.join(sorted(gpus))}")
+    del found["machine"]
+    return Results(machine=about, **{kind: list(records.values()) for kind, records in found.items()})
+
+
 def read(path: Path) -> Results:
     """Return the records of a file of JSON lines, which may come from several commands on one machine.
 
     Raises:
         ValueError: a line of no benchmark known here, or lines from different GPUs.
     """
-    found: dict[str, dict[tuple[Any, ...], Record]] = {kind: {} for kind in _KEYS}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if line.strip():
-            for former, name in FORMER_NAMES.items():
-                line = line.replace(f'"{former}"', f'"{name}"')  # noqa: PLW2901
-            record = json.loads(line)
-            kind = kind_of(record)
-            found[kind][tuple(record[key] for key in _KEYS[kind])] = record
-    about: Record = {"commands": []}
-    for record in found.pop("machine").values():
-        about |= {**record, "commands": [*about["commands"], record["command"]]}
-        about.setdefault("gpus", set()).update({record["device"]} if "device" in record else ())
-    if len(about.pop("gpus", ())) > 1:
-        raise ValueError(f"{path} has lines from different GPUs, which cannot be compared")
-    return Results(machine=about, **{kind: list(records.values()) for kind, records in found.items()})
+    return collect(runs(path))
 
 
 def us(record: Record, name: str) -> float | None:
@@ -148,7 +231,7 @@ def us(record: Record, name: str) -> float | None:
 
 def moved(record: Record) -> float:
     """Return the bytes that the case has to move, as its floor has them (not of products bound by arithmetic)."""
-    return float(record["floor_us"]) * BYTES_A_MICROSECOND
+    return float(record["floor_us"]) * BANDWIDTH / 1e6
 
 
 def own_kernel(record: Record) -> float | None:
@@ -161,9 +244,9 @@ def own(record: Record) -> float | None:
     return next((t for name in ("fp8core", DECODE, BLOCK, LIBRARY) if (t := us(record, name)) is not None), None)
 
 
-def best_peer(record: Record) -> tuple[float, str] | None:
+def best_baseline(record: Record) -> tuple[float, str] | None:
     """Return the least time of the baselines and whose it is."""
-    return min(((t, name) for name in PEERS if (t := us(record, name)) is not None), default=None)
+    return min(((t, name) for name in BASELINES if (t := us(record, name)) is not None), default=None)
 
 
 def neighbour_time(record: Record) -> float | None:
@@ -184,9 +267,11 @@ def large(records: Iterable[Record]) -> list[Record]:
 
 
 def shape(record: Record) -> str:
-    """Return a record's shape as a name."""
-    keys = ("m", "n", "k") if "m" in record else ("rows", "cols")
-    return "x".join(str(record[key]) for key in keys)
+    """Return a record's shape as a name, empty where it has none."""
+    for keys in (("m", "n", "k"), ("rows", "cols")):
+        if all(key in record for key in keys):
+            return "x".join(str(record[key]) for key in keys)
+    return f"m={record['m']}" if "m" in record else ""
 
 
 def values(function: Callable[[Record], float | None], records: Iterable[Record]) -> list[float]:

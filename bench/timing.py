@@ -9,8 +9,6 @@ from typing import Final, NamedTuple
 
 import torch
 
-from fp8core.timing import interleaved
-
 Call = Callable[[], object]
 
 REPLAYS: Final = 25
@@ -30,17 +28,6 @@ class Timing(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.median:.2f}"
-
-
-class Roofline(NamedTuple):
-    """The fewest bytes and operations that a call must spend."""
-
-    bytes: int
-    flops: int = 0
-
-    def floor(self, bandwidth: float, rate: float = 1.55e15) -> float:
-        """Return the microseconds that no implementation can beat, at bytes and operations a second."""
-        return max(self.bytes / bandwidth, self.flops / rate) * 1e6
 
 
 def stream() -> int:
@@ -70,6 +57,18 @@ def capture(calls: Sequence[Call], least: int = 64) -> tuple[torch.cuda.CUDAGrap
     return graph, rounds * len(calls)
 
 
+def elapsed(replay: Call, rounds: int) -> float:
+    """Return the milliseconds of a replay, made so many times in a row."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    begin.record()
+    for _ in range(rounds):
+        replay()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / rounds
+
+
 def compare(variants: Mapping[str, Sequence[Call]], replays: int = REPLAYS, least: int = 64) -> dict[str, Timing]:
     """Return the time of one call of each variant.
 
@@ -79,21 +78,14 @@ def compare(variants: Mapping[str, Sequence[Call]], replays: int = REPLAYS, leas
         replays: timed replays of each variant.
         least: calls of a graph, so that what is between two graphs does not count.
     """
+    from fp8core.timing import (
+        interleaved,  # not above: `bench.served` uses this module with fp8core 0.1, which has none
+    )
+
     graphs = {name: capture(calls, least) for name, calls in variants.items()}
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-
-    def elapsed(replay: Call, rounds: int) -> float:
-        torch.cuda.synchronize()
-        begin.record()
-        for _ in range(rounds):
-            replay()
-        end.record()
-        end.synchronize()
-        return begin.elapsed_time(end) / rounds
-
     runs = {name: graph.replay for name, (graph, _) in graphs.items()}
     found = interleaved(runs, elapsed, replays, SPAN_US / 1e3)
-    return {name: _timing([1e3 * ms / graphs[name][1] for ms in times]) for name, times in found.items()}
+    return {name: spread([1e3 * ms / graphs[name][1] for ms in times]) for name, times in found.items()}
 
 
 def graph_time(calls: Sequence[Call], repeats: int = REPLAYS) -> Timing:
@@ -101,6 +93,7 @@ def graph_time(calls: Sequence[Call], repeats: int = REPLAYS) -> Timing:
     return compare({"": calls}, repeats)[""]
 
 
-def _timing(times: list[float]) -> Timing:
+def spread(times: list[float]) -> Timing:
+    """Return the median of times, and their quartiles."""
     low, _, high = quantiles(times, n=4)
     return Timing(median(times), low, high)

@@ -16,13 +16,12 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import baselines, results, timing
+from bench.roofline import Roofline
 from fp8core.kernels.weights import DEQUANTIZE, NORMALIZE, REQUANTIZE
 from fp8core.problem import BLOCK_128, PER_CHANNEL, Dequantize, GroupShape, Normalize, Requantize
 from fp8core.runtime import device
 from fp8core.runtime.plans import DequantizeNumbers, NormalizeNumbers, RequantizeNumbers
 
-BANDWIDTH: Final = 4.3e12
-"""Bytes a second that a copy on an H200 moves, read plus written."""
 SHAPES: Final = ("6144x4096", "8192x8192", "28672x4096", "57344x8192")
 FP8: Final = "float8_e4m3fn"
 WIDE: Final = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -133,7 +132,7 @@ def measure(case: Case, rows: int, cols: int) -> dict[str, Any]:
     weight, result = sets[0]
     result.view(torch.uint8).fill_(0x5A)
     case.run(weight, result)
-    record = {"case": case.name, "rows": rows, "cols": cols, "floor_us": timing.Roofline(case.bytes).floor(BANDWIDTH)}
+    record = {"case": case.name, "rows": rows, "cols": cols, "floor_us": Roofline(case.bytes).floor()}
     if not torch.equal(result, case.want(weight)):
         return {**record, "wrong": "differs from PyTorch's arithmetic"}
     calls: dict[str, list[Callable[[], object]]] = {

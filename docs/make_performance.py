@@ -1,125 +1,67 @@
-"""Write docs/performance/index.md, its pictures and the README's section on performance from docs/results/h200.jsonl.
+"""Write docs/performance/index.md, its pictures and the README's section on performance from the runs in docs/results.
 
 Run it bare to rewrite them, or with --check for an exit status that says whether the texts are current. Every number
-comes from the results; without results there is neither a page nor a section.
+comes from the runs, of which `bench.rules` says what counts; without runs there is neither a page nor a section.
 """
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from bench import claims, plot, results  # noqa: E402 - the repository is not installed
-from bench.goals import Goal, goals  # noqa: E402
-from bench.results import BLOCK, DECODE, KINDS, LABELS, LIBRARY, MODES, PEERS, PRODUCTS, Record, Results, us  # noqa: E402
+from bench import claims, plot, results, rules, tables  # noqa: E402 - the repository is not installed
+from bench.goals import Judged, judge  # noqa: E402
+from bench.results import DECODE, KINDS, LABELS, MODES, PRODUCTS, Record, Results, us  # noqa: E402
 
-RESULTS: Final = ROOT / "docs" / "results" / "h200.jsonl"
+RUNS: Final = ROOT / "docs" / "results"
 PAGE: Final = ROOT / "docs" / "performance" / "index.md"
 IMAGES: Final = ROOT / "docs" / "images"
 README: Final = ROOT / "README.md"
 BEGIN, END = "<!-- performance -->\n", "<!-- /performance -->\n"
 
-HOW: Final = """Times are microseconds, medians of replayed CUDA graphs, divided by the calls of a graph; variants
-are interleaved. Inputs, outputs and weights rotate over 256 MB, so that none of them is in L2; the
-activations of products stay warm. Every output is checked before it is timed. Floor: the bytes that a call has to move
-at 4.3 TB/s, or its operations at 1,550 TFLOP/s if those take longer. Copy: a copy of as many bytes, half of them read.
-Compare within a table: machines differ by more than kernels do. The records, with quartiles, are in
-[results/h200.jsonl](../results/h200.jsonl)."""
-
-INVARIANCE: Final = """With `batch_invariant=True` a row has the same bits for any m: the parts of k and their order
-are those of 64 rows, and more than 64 rows are products of 64 each, every one of which reads the weight."""
+HOW: Final = """Times are microseconds a call, medians of interleaved variants; [method](method.md) says what is cold
+and warm, what the floor and the copy are, and how to measure all of it again. Compare within a table: machines differ
+by more than kernels do."""
 
 REPRODUCE: Final = """```console
-$ python3 -m venv .venv && .venv/bin/pip install --editable '.[cuda13,test,demo]' torch
-{commands}
-$ .venv/bin/python docs/make_performance.py     # this page, from docs/results/h200.jsonl
-$ .venv/bin/python -m bench.plot RESULTS.jsonl  # the pictures of any other results
+$ python3 -m venv .venv
+$ .venv/bin/pip install --editable '.[cuda13,test,demo]' 'torch==2.11.0'
+$ .venv/bin/python -m bench.fetch BASELINES
+$ .venv/bin/python -m bench --baselines BASELINES --deep-gemm
+$ .venv/bin/python docs/make_performance.py
 ```
 
-`--peers` names a folder with the kernel libraries of vLLM and SGLang (`vllm_C.so`, `sgl_ops.so`), which are baselines
-and no part of the project; what is not found is left out. `python -m bench --help` lists the subjects, `--plan` what
-would run."""
+The first two lines install, with the torch that the baselines' kernels are built for. The third fetches those kernels
+and may be left out together with `--baselines BASELINES --deep-gemm`. The fourth writes a new file of `docs/results`,
+named by the date and the GPU, and the last writes this page from those files. `python -m bench --help` lists the
+subjects, `--plan` what would run."""
 
 
-FORMER_STEPS: Final = {"of it: looks of three": "of it: signature of three"}
-"""What steps were called when some of the results were measured."""
+def goal_row(judged: Judged) -> list[str]:
+    """Return a goal as a line of the table: what, bound, whence, verdict, and the case nearest to it or beyond."""
+    goal, checks = judged
+    if not checks:
+        return [goal.what, goal.bound, goal.source, "not measured", "-"]
+    met = sum(check.met for check in checks)
+    worst = max(checks, key=lambda check: check.used)
+    verdict = "met" if met == len(checks) else "**not met**"
+    return [goal.what, goal.bound, goal.source, f"{verdict}, {met} of {len(checks)}", f"{worst.text} ({worst.case})"]
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> list[str]:
-    """Return a table in Markdown, what is right of the ``words`` columns of text to the right."""
-    rule = ["---" if place < words else "--:" for place in range(len(head))]
-    return [f"| {' | '.join(row)} |" for row in (head, rule, *rows)] + [""]
-
-
-def number(found: float | None, digits: int = 2) -> str:
-    """Return a number, or a dash for none."""
-    return "-" if found is None else f"{found:,.{digits}f}"
-
-
-def timed(record: Record, names: Sequence[str]) -> list[str]:
-    """Return the cells of a record: the shape, its floor and the variants' times."""
-    wrong = record.get("wrong") or {}
-    faults = dict.fromkeys(names, wrong) if isinstance(wrong, str) else wrong
-    cells = [number(us(record, name)) if us(record, name) else "wrong" if name in faults else "-" for name in names]
-    return [results.shape(record), number(record["floor_us"]), *cells]
-
-
-def beside_copy(records: Sequence[Record], first: str, label: Callable[[Record], str]) -> list[str]:
-    """Return a table of kernels beside the copy of as many bytes."""
-    names = results.names(records, ("copy", "fp8core", "vllm", "sgl", "triton", "torch.compile"))
-    head = [first, "shape", "floor", *(LABELS[name] for name in names), "of the copy"]
-    rows = [[label(r), *timed(r, names), number(results.of_copy(r), 3)] for r in records]
-    return table(head, rows)
-
-
-def odd(records: Sequence[Record]) -> list[str]:
-    """Return a table of odd shapes beside their aligned neighbours."""
-    head = ["groups", "from", "shape", "fp8core", "neighbour", "neighbour, us", "ratio by bytes"]
+def runs(shown: rules.Shown) -> list[str]:
+    """Return which runs the page is made of, and what of them it does not show."""
     rows = []
-    for r in records:
-        mine, near = us(r, "fp8core"), results.neighbour_time(r)
-        times = [number(mine), r["neighbour"], number(us(r, "neighbour"))]
-        rows.append(
-            [MODES[r["mode"]], r["x"], results.shape(r), *times, number(mine / near if mine and near else None)]
-        )
-    return table(head, rows, words=2)
-
-
-def products(records: Sequence[Record]) -> list[str]:
-    """Return a table of products."""
-    names = results.names(records, (DECODE, BLOCK, LIBRARY, *PEERS))
-    head = ["scales", "m x n x k", "floor", *(LABELS[name] for name in names), "above the floor"]
-    rows = []
-    for r in sorted(records, key=lambda r: (list(PRODUCTS).index(r["mode"]), r["n"] * r["k"], r["n"], r["m"])):
-        mine = results.own(r)
-        rows.append([PRODUCTS[r["mode"]], *timed(r, names), number(None if mine is None else mine - r["floor_us"])])
-    return table(head, rows)
-
-
-def invariance(found: Results) -> list[str]:
-    """Return a table of products that are free to suit m and of those whose rows must not depend on the batch."""
-    rows = []
-    for r in found.invariance:
-        free, invariant = us(r, "free"), us(r, "invariant")
-        more = None if free is None or invariant is None else invariant - free
-        kernels = [LABELS.get(r["kernels"][name], r["kernels"][name]) for name in ("free", "invariant")]
-        rows.append([PRODUCTS[r["mode"]], *kernels, *timed(r, ("free", "invariant")), number(more)])
-    head = ["scales", "free", "invariant", "m x n x k", "floor", "free, us", "invariant, us", "more"]
-    said = claims.invariance(found.invariance)
-    return [*INVARIANCE.splitlines(), *([f"{said}."] if said else []), "", *table(head, rows, words=3)]
-
-
-def goal_row(goal: Goal) -> list[str]:
-    """Return a goal as a line of the table: what, bound, verdict, and the case that is nearest to it or beyond."""
-    if not goal.checks:
-        return [goal.what, goal.bound, "not measured", "-"]
-    met = sum(check.met for check in goal.checks)
-    worst = max(goal.checks, key=lambda check: check.used)
-    verdict = "met" if met == len(goal.checks) else "**not met**"
-    return [goal.what, goal.bound, f"{verdict}, {met} of {len(goal.checks)}", f"{worst.text} ({worst.case})"]
+    for run in shown.runs:
+        file = f"[{run.file}](../results/{run.file})"
+        command = run.machine["command"] if run.machine.get("format", 1) > 1 else "-"
+        rows.append([file, ", ".join(part.subject for part in run.parts), f"`{command}`" if command != "-" else "-"])
+    lines = [*rules.LATEST.splitlines(), ""]
+    lines += tables.table(["run", "subjects", "command"], rows, words=3)
+    counted = [[rule.name, rule.why, str(shown.left_out[rule.name])] for rule in rules.RULES]
+    return lines + tables.table(["left out", "why", "lines"], counted, words=2)
 
 
 def machine(found: Results) -> list[str]:
@@ -132,11 +74,11 @@ def machine(found: Results) -> list[str]:
         ("Python", about.get("python")),
         ("fp8core", about.get("fp8core")),
         *about.get("versions", {}).items(),
-        ("baselines found", ", ".join(about.get("peers", []))),
+        ("baselines found", ", ".join(about.get("baselines", []))),
         ("note", about.get("note")),
         ("date", about.get("date")),
     ]
-    return table(["measured on", ""], [[str(name), str(fact)] for name, fact in facts if fact], words=2)
+    return tables.table(["measured on", ""], [[str(name), str(fact)] for name, fact in facts if fact], words=2)
 
 
 def _cuda(version: int) -> str:
@@ -146,12 +88,13 @@ def _cuda(version: int) -> str:
 def faults(found: Results) -> list[str]:
     """Return what was not timed because its output failed the check, and what did not run."""
     lines = []
-    for kind in ("quantize", "odd", "fused", "weights", "decode", "invariance"):
+    for kind in ("quantize", "odd", "fused", "weights", "decode", "invariance", "layer", "against"):
         for r in getattr(found, kind):
             wrong = r.get("wrong") or {}
             named = {"fp8core": wrong} if isinstance(wrong, str) else wrong
             where = " ".join(str(r[key]) for key in ("kind", "mode", "case") if key in r)
-            lines += [f"- {LABELS.get(name, name)}, {where} {results.shape(r)}: {why}" for name, why in named.items()]
+            where = f"{where} {results.shape(r)}".strip()
+            lines += [f"- {LABELS.get(name, name)}, {where}: {why}" for name, why in named.items()]
     for r in found.subject:
         if r.get("skipped") or r.get("status"):
             why = f"skipped, {r['skipped']}" if r.get("skipped") else f"ended with status {r['status']}"
@@ -159,39 +102,15 @@ def faults(found: Results) -> list[str]:
     return lines
 
 
-def calls(found: Results) -> list[str]:
-    """Return a table of the host times of whole calls, and one of the steps of interop."""
-    lines = table(["call on torch tensors", "whose", "us"], _steps(found.calls), words=2) if found.calls else []
-    return lines + (
-        table(["step of interop", "framework", "us"], _steps(found.overhead), words=2) if found.overhead else []
-    )
-
-
-def _steps(records: Sequence[Record]) -> list[list[str]]:
-    return [
-        [FORMER_STEPS.get(r["step"], r["step"]), LABELS.get(r["framework"], r["framework"]), number(float(r["us"]))]
-        for r in records
-    ]
-
-
-def host(found: Results) -> list[str]:
-    """Return a table of the host engine."""
-    rows = [
-        [r["mode"], number(r["copy_s"] * 1e3), number(r["s"] * 1e3), number(r["rate"], 0), r["unit"]]
-        for r in found.host
-    ]
-    return table(["host engine", "copy, ms", "ms", "rate", ""], rows)
-
-
-def page(found: Results, pictures: Sequence[str]) -> str:
+def page(shown: rules.Shown, pictures: Sequence[str]) -> str:
     """Return the text of docs/performance/index.md."""
+    found = shown.found
     few = [r for r in found.decode if r["m"] <= 64]
     many = [r for r in found.decode if r["m"] > 64]
-    asked = found.machine["commands"] or ["python -m bench --out docs/results/h200.jsonl"]
-    commands = "\n".join(f"$ .venv/bin/{command}" for command in asked)
     sections: list[tuple[str, Sequence[str], Sequence[str]]] = [
+        ("Decoder layer", ["decoder-layer"], tables.layer(found) if found.layer else []),
         ("Quantization", ["quantize"], _of(found.quantize, "groups", lambda r: MODES.get(r["mode"], r["mode"]))),
-        ("Quantization of odd sizes", [], odd(found.odd) if found.odd else []),
+        ("Quantization of odd sizes", [], tables.odd(found.odd) if found.odd else []),
         (
             "Fused producers",
             ["fused"],
@@ -202,83 +121,91 @@ def page(found: Results, pictures: Sequence[str]) -> str:
             ),
         ),
         ("Weights", [], _of(found.weights, "kernel", lambda r: r["case"])),
-        ("Products of up to 64 rows", [f"products-{mode}" for mode in PRODUCTS], products(few) if few else []),
-        ("Products of more rows, and where one kernel takes over", ["crossover"], products(many) if many else []),
-        ("Batch invariance", [], invariance(found) if found.invariance else []),
-        ("Host time", [], calls(found)),
-        ("The host engine", [], host(found) if found.host else []),
+        ("Products of up to 64 rows", [f"products-{mode}" for mode in PRODUCTS], tables.products(few) if few else []),
+        (
+            "Products of more rows, and where one kernel takes over",
+            ["crossover"],
+            tables.products(many) if many else [],
+        ),
+        ("Batch invariance", [], tables.invariance(found) if found.invariance else []),
+        ("Host time", [], tables.calls(found)),
+        ("The host engine", [], tables.engine(found) if found.engine else []),
+        ("Beside an older checkout", [], tables.against(found) if found.against else []),
         ("Not timed", [], [*faults(found), ""] if faults(found) else []),
+        ("Runs", [], runs(shown)),
+        ("How to measure it again", [], REPRODUCE.splitlines()),
     ]
     lines = ["# Performance", "", *HOW.splitlines(), "", *machine(found), "## Goals", ""]
     lines += ["The last column is the case that comes nearest to the bound, or goes furthest beyond it.", ""]
-    lines += table(["what", "goal", "verdict", "hardest case"], [goal_row(goal) for goal in goals(found)], words=4)
+    head = ["what", "goal", "compared with", "verdict", "hardest case"]
+    lines += tables.table(head, [goal_row(judged) for judged in judge(found)], words=5)
     for title, images, body in sections:
-        shown = [f"![{title}](../images/{name}.png)\n" for name in images if name in pictures]
+        shown_here = [f"![{title}](../images/{name}.png)\n" for name in images if name in pictures]
         if body:
-            lines += [f"## {title}", "", *shown, *body]
-    lines += ["## How to measure it again", "", *REPRODUCE.format(commands=commands).splitlines()]
+            lines += [f"## {title}", "", *shown_here, *body]
     return "\n".join(lines) + "\n"
 
 
 def _of(records: Sequence[Record], first: str, label: Callable[[Record], str]) -> list[str]:
-    return beside_copy(records, first, label) if records else []
+    return tables.beside_copy(records, first, label) if records else []
 
 
 def section(found: Results, pictures: Sequence[str]) -> str:
-    """Return the README's section: one picture and what it says."""
-    if not pictures:
-        return ""
-    shown = next((name for name in ("quantize", "products-row") if name in pictures), pictures[0])
-    points = [claims.quantize(found)] if found.quantize else []
-    points += [claims.fused(found)] if found.fused else []
+    """Return the README's section: what one picture says, and the picture."""
     few = [r for r in found.decode if r["mode"] == "row" and r["m"] in (1, 16)]
-    points += [f"{claims.products(few)} ({PRODUCTS['row']})"] if any(us(r, DECODE) for r in few) else []
+    candidates = (
+        ("decoder-layer", claims.layer(found)),
+        ("products-row", f"{claims.products(few)}, {PRODUCTS['row']}" if any(us(r, DECODE) for r in few) else ""),
+        ("quantize", claims.quantize(found)),
+    )
+    shown = next(((name, claim) for name, claim in candidates if name in pictures and claim), None)
+    if shown is None:
+        return ""
+    name, claim = shown
     where = ", ".join(str(part) for part in (found.device, found.machine.get("date")) if part)
-    link = "The tables, the goals that are met and those that are not: [Performance](docs/performance/index.md)."
     return "\n".join(
         [
             "## Performance",
             "",
-            f"On one {where}:",
+            f"{claim} (one {where}).",
             "",
-            *(f"- {point}." for point in points),
+            f"![{claim}](docs/images/{name}.png)",
             "",
-            f"![Times](docs/images/{shown}.png)",
-            "",
-            link,
+            "All tables, the goals and which of them are met: [Performance](docs/performance/index.md).",
             "",
         ]
     )
 
 
-def texts(found: Results | None) -> dict[Path, str]:
+def texts(shown: rules.Shown | None) -> dict[Path, str]:
     """Return what the page and the README have to say."""
     readme = README.read_text(encoding="utf-8")
     before, rest = readme.split(BEGIN)
     after = rest.split(END)[1]
-    if found is None:
+    if shown is None:
         return {README: f"{before}{BEGIN}{END}{after}"}
-    pictures = plot.drawable(found)
-    return {PAGE: page(found, pictures), README: f"{before}{BEGIN}{section(found, pictures)}{END}{after}"}
+    pictures = plot.drawable(shown.found)
+    return {PAGE: page(shown, pictures), README: f"{before}{BEGIN}{section(shown.found, pictures)}{END}{after}"}
 
 
 def main() -> int:
     """Rewrite the texts and draw the pictures, or with --check tell whether something would change."""
-    found = results.read(RESULTS) if RESULTS.exists() else None
-    wanted = texts(found)
+    shown = rules.shown(RUNS)
+    wanted = texts(shown)
     if "--check" in sys.argv[1:]:
         stale = [p for p, text in wanted.items() if not p.exists() or p.read_text(encoding="utf-8") != text]
-        missing = [] if found is None else [n for n in plot.drawable(found) if not (IMAGES / f"{n}.png").exists()]
+        drawn = [] if shown is None else plot.drawable(shown.found)
+        missing = [name for name in drawn if not (IMAGES / f"{name}.png").exists()]
         for what in (
             *(f"{path.name} is not current" for path in stale),
             *(f"no picture {name}.png" for name in missing),
         ):
             print(what, file=sys.stderr)
-        return int(bool(stale or missing or (found is None and PAGE.exists())))
-    if found is None:
-        print(f"no results: run python -m bench --out {RESULTS.relative_to(ROOT)} on a GPU first", file=sys.stderr)
+        return int(bool(stale or missing or (shown is None and PAGE.exists())))
+    if shown is None:
+        print(f"no runs in {RUNS.relative_to(ROOT)}: run python -m bench on a GPU first", file=sys.stderr)
         return 1
-    plot.draw(found, IMAGES)
+    plot.draw(shown.found, IMAGES)
     for path, text in wanted.items():
         path.write_text(text, encoding="utf-8")
     return 0

@@ -1,107 +1,27 @@
-"""The benchmarks' plumbing on results that are made up: plans, collection, goals, pictures, the page. No time is asserted."""
+"""The benchmarks' plumbing on results that are made up: plans, collection, goals. No time is asserted."""
 
 import ast
 import json
-import os
-import re
-import subprocess
+import shlex
 import sys
-from importlib import import_module
-from pathlib import Path
+import zipfile
 
 import pytest
 
 from bench import __main__ as bench
-from bench import claims, goals, plot, results
+from bench import claims, fetch, goals, results
 from fp8core.runtime import device
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def timing(**us):
-    return {name: {"median": t, "low": 0.99 * t, "high": 1.01 * t} for name, t in us.items()}
-
-
-def quantized(mode, rows, cols, mine, copy):
-    us = timing(fp8core=mine, copy=copy, vllm=2 * copy)
-    return {"mode": mode, "rows": rows, "cols": cols, "floor_us": 3 * rows * cols / 4.3e6, "us": us, "wrong": {}}
-
-
-def product(mode, m, mine, library):
-    us = timing(cublaslt=library, vllm=11.0) | (timing(sm90_decode=mine) if mine else {})
-    return {"mode": mode, "m": m, "n": 4096, "k": 8192, "floor_us": 7.8 + m / 100, "us": us, "wrong": {}}
-
-
-def odd(cols, mine, neighbour):
-    us = timing(fp8core=mine, neighbour=neighbour)
-    floors = {"floor_us": float(cols), "neighbour_floor_us": 1000.0}
-    where = {"mode": "token", "x": "float32", "rows": 8, "cols": cols, "neighbour": "8x1000"}
-    return {"bench": "odd", **where, **floors, "us": us}
-
-
-SAMPLE = [
-    {"bench": "machine", "device": "NVIDIA H200", "date": "2026-11-21", "command": "python -m bench --out made_up.jsonl"},
-    quantized("token", 1, 4096, 1.0, 1.1),
-    quantized("token", 8192, 8192, 49.0, 48.5),
-    quantized("tensor", 8192, 8192, 74.0, 48.5),
-    {**quantized("1x128", 8192, 8192, 50.0, 48.5), "wrong": {"sgl": "codes differ by 3"}},
-    odd(1001, 1.29, 1.0),
-    odd(2001, 2.7, 1.0),
-    odd(501, 1.31, 1.0),
-    {**quantized("token", 8192, 8192, 55.0, 49.0), "kind": "norm"},
-    {**product("row", 256, None, 15.0), "bench": "invariance", "us": timing(free=15.0, invariant=39.5),
-     "kernels": {"free": "cublaslt", "invariant": "sm90_decode"}},
-    {**product("block", 16, None, 15.0), "bench": "invariance", "us": timing(free=9.0),
-     "kernels": {"free": "sm90_decode", "invariant": "sm90_decode"}, "wrong": {"invariant": "other bits"}},
-    {"case": "normalize fn to fnuz", "rows": 64, "cols": 64, "floor_us": 0.1, "us": timing(fp8core=1.0, copy=1.0)},
-    {"case": "requantize, 3 shards", "rows": 64, "cols": 64, "floor_us": 0.1, "wrong": "differs"},
-    *(product("row", m, 9.0 + m / 20 if m <= 64 else None, 15.0) for m in (1, 4, 8, 16, 32, 64, 128, 512)),
-    product("block", 1, 9.0, 16.0),
-    *({"bench": "calls", "framework": f, "step": s, "us": t} for f, s, t in
-      (("fp8core", "scaled_mm m=16", 6.0), ("torch", "_scaled_mm m=16", 12.0))),
-    {"bench": "overhead", "framework": "torch", "step": "view", "us": 0.5},
-    {"bench": "host", "mode": "quantize bfloat16, per token", "copy_s": 1e-3, "s": 2e-3, "rate": 350.0, "unit": "M elements/s"},
-    {"bench": "subject", "subject": "quantize", "status": 0, "seconds": 9.0},
-    {"bench": "subject", "subject": "host", "skipped": "made up"},
-]  # fmt: skip
+from support.bench_runs import ROOT, SAMPLE, python, quantized, written
 
 
 @pytest.fixture
 def sample(tmp_path):
-    path = tmp_path / "sample.jsonl"
-    path.write_text("".join(json.dumps(record) + "\n" for record in SAMPLE))
-    return results.read(path)
-
-
-@pytest.fixture
-def make_performance(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "docs")
-    return import_module("make_performance")
-
-
-def python(*arguments):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
-
-
-def test_performance_pages_are_those_of_the_results():
-    run = python("docs/make_performance.py", "--check")
-    assert run.returncode == 0, run.stderr + "run python docs/make_performance.py"
-
-
-def test_the_results_in_the_repository_are_of_a_gpu():
-    for path in (ROOT / "docs" / "results").glob("*.jsonl"):
-        found = results.read(path)
-        assert found.machine["device"]
-        assert found.quantize
-        assert found.decode
+    return results.read(written(tmp_path / "sample.jsonl", SAMPLE))
 
 
 def test_records_are_told_apart_and_the_later_one_counts(sample, tmp_path):
-    assert [len(kind) for kind in sample[1:]] == [2, 4, 3, 1, 2, 9, 0, 2, 0, 2, 1, 1]
-    path = tmp_path / "twice.jsonl"
-    path.write_text("".join(json.dumps(quantized("token", 1, 4096, t, 1.0)) + "\n" for t in (3.0, 2.0)))
+    assert [len(kind) for kind in sample[1:]] == [2, 4, 3, 1, 2, 9, 0, 2, 0, 2, 5, 1, 1, 2]
+    path = written(tmp_path / "twice.jsonl", [quantized("token", 1, 4096, t, 1.0) for t in (3.0, 2.0)])
     assert [results.us(r, "fp8core") for r in results.read(path).quantize] == [2.0]
 
 
@@ -112,7 +32,7 @@ def test_commands_on_one_machine_make_one_page_and_two_machines_do_not(tmp_path)
     machine = results.read(path).machine
     assert (machine["commands"], machine["cpu"], machine["device"]) == (["first", "second", "third"], "second", "H200")
     path.write_text("".join(json.dumps({**line, "device": line["cpu"]}) + "\n" for line in lines))
-    with pytest.raises(ValueError, match="different GPUs"):
+    with pytest.raises(ValueError, match="of one GPU, got first, second"):
         results.read(path)
 
 
@@ -122,7 +42,9 @@ def test_a_line_of_nobody_is_refused():
 
 
 def test_goals_are_judged_by_the_numbers(sample):
-    verdicts = {g.what: [c.met for c in g.checks] for g in goals.goals(sample)}
+    judged = goals.judge(sample)
+    assert [goal for goal, _ in judged] == list(goals.GOALS)
+    verdicts = {goal.what: [check.met for check in checks] for goal, checks in judged}
     assert verdicts["product, m ≤ 16, per tensor and row"] == [
         9.0 + m / 20 - (7.8 + m / 100) <= 1.7 for m in (1, 4, 8, 16)
     ]
@@ -132,9 +54,32 @@ def test_goals_are_judged_by_the_numbers(sample):
     assert verdicts["the same, moving ≥ 100 MB"] == [False]
     assert verdicts["any quantization of one token"] == [True]
     assert verdicts["quantization of odd sizes (k = 5137, 1025, 576; m = 1, 3, 83, 4099)"] == [True, False, False]
+    assert verdicts["decoder layer in a graph, results allocated by the library"] == [True, True]
     assert verdicts["host time, scaled_mm, fp8core kernel"] == [True]
     assert verdicts["host time, scaled_mm, cuBLASLt"] == []
     assert verdicts["host engine, bfloat16 and float32"] == [True]
+
+
+def test_a_goal_about_m_80_compares_with_the_record_of_m_80(sample):
+    of_layer = {goal.what: checks for goal, checks in goals.judge(sample)}["host time, Fp8Linear, cuBLASLt"]
+    assert [(check.text, check.met) for check in of_layer] == [("0.81 x", False)]
+    assert "quantize + scaled_mm m=80: 10.00 us" in of_layer[0].case
+
+
+@pytest.mark.parametrize("goal", goals.GOALS, ids=lambda goal: goal.what)
+def test_a_goal_states_its_bound_and_where_it_comes_from(goal):
+    assert f"{goal.threshold:g}" in goal.bound
+    assert goal.source
+
+
+@pytest.mark.parametrize("what", [goal.what for goal in goals.GOALS if "product" in goal.what or "copy" in goal.words])
+def test_verdicts_follow_the_threshold(sample, what):
+    """A bound that nothing can keep, and one that everything keeps, give other verdicts."""
+    goal = next(goal for goal in goals.GOALS if goal.what == what)
+    faster = goal.words.startswith("≤")
+    strict, loose = (list(goal.checks(sample, bound)) for bound in ((1e-9, 1e9) if faster else (1e9, 1e-9)))
+    assert not any(check.met for check in strict)
+    assert all(check.met for check in loose)
 
 
 def test_claims_never_round_up(sample):
@@ -153,50 +98,17 @@ def test_the_cost_of_batch_invariance_is_a_range(sample):
     assert claims.invariance(sample.invariance[1:]) == ""
 
 
-def test_pictures_are_drawn_of_what_there_is(sample, tmp_path):
-    pytest.importorskip("matplotlib")
-    drawn = plot.draw(sample, tmp_path / "images")
-    assert [p.stem for p in drawn] == ["quantize", "fused", "products-row", "products-block", "crossover"]
-    assert [p.stem for p in drawn] == plot.drawable(sample)
-    assert all(p.read_bytes().startswith(b"\x89PNG") for p in drawn)
-    assert plot.draw(sample._replace(quantize=[], fused=[], decode=[]), tmp_path) == []
-
-
-def test_the_page_says_what_was_measured_and_what_was_not(sample, make_performance):
-    text = make_performance.page(sample, plot.drawable(sample))
-    for said in ("NVIDIA H200", "**not met**, 1 of 2", "| not measured |", "python -m bench --out made_up.jsonl"):
-        assert said in text
-    assert "| per token | float32 | 8x1001 | 1.29 | 8x1000 | 1.00 | 1.29 |" in text
-    assert "- SGLang, 1x128 8192x8192: codes differ by 3" in text
-    assert "- fp8core, requantize, 3 shards 64x64: differs" in text
-    assert "- host: skipped, made up" in text
-    assert set(re.findall(r"images/([\w-]+)\.png", text)) == set(plot.drawable(sample))
-    section = make_performance.section(sample, plot.drawable(sample))
-    assert "docs/images/quantize.png" in section
-    assert "(per token x per channel)" in section
-
-
-def test_the_page_states_what_batch_invariance_costs(sample, make_performance):
-    text = make_performance.page(sample, [])
-    assert "## Batch invariance" in text
-    assert "\nmore rows take 2.6 to 2.6 times as long.\n" in text
-    assert "| cuBLASLt | fp8core kernel | 256x4096x8192 | 10.36 | 15.00 | 39.50 | 24.50 |" in text
-    assert "| fp8core kernel | fp8core kernel | 16x4096x8192 | 7.96 | 9.00 | wrong | - |" in text
-    assert "- invariant, block 16x4096x8192: other bits" in text
-    assert "Batch invariance" not in make_performance.page(sample._replace(invariance=[]), [])
-
-
 def test_subjects_are_given_only_flags_that_they_have():
     for name, subject in bench.SUBJECTS.items():
         text = (ROOT / (subject.module.replace(".", "/") + ".py")).read_text(encoding="utf-8")
         calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
         known = {c.args[0].value for c in calls if getattr(c.func, "attr", "") == "add_argument"}
         given = {word for word in (*subject.arguments, *subject.short) if word.startswith("--")} | {"--json"}
-        given |= {flag for flag in ("--peers", "--compile", "--deep-gemm") if getattr(subject, FIELDS[flag])}
+        given |= {flag for flag in ("--baselines", "--compile", "--deep-gemm") if getattr(subject, FIELDS[flag])}
         assert given <= known, name
 
 
-FIELDS = {"--peers": "peers", "--compile": "compiles", "--deep-gemm": "deep_gemm"}
+FIELDS = {"--baselines": "baselines", "--compile": "compiles", "--deep-gemm": "deep_gemm"}
 
 
 @pytest.mark.skipif(device.count() > 0, reason="it would run")
@@ -210,22 +122,83 @@ def test_what_cannot_run_here_is_skipped_with_the_reason(tmp_path):
     assert [(r["subject"], "GPU" in r["skipped"]) for r in found.subject] == [("quantize", True), ("decode", True)]
 
 
-def test_the_plan_names_commands_and_unknown_subjects_are_refused(tmp_path):
-    run = python("-m", "bench", "host", "--short", "--plan", "--out", tmp_path / "out.jsonl")
+def test_the_plan_names_commands_and_what_cannot_be_meant_is_refused(tmp_path):
+    run = python("-m", "bench", "engine", "--short", "--plan", "--out", tmp_path / "out.jsonl")
     assert run.returncode == 0, run.stderr
-    assert "-m bench.host --rows 256 --cols 1024 --json" in run.stdout
+    assert "-m bench.engine --rows 256 --cols 1024 --json" in run.stdout
     assert not (tmp_path / "out.jsonl").exists()
-    assert "no such subject: guess" in python("-m", "bench", "guess").stderr
+    for words, error in (
+        (["guess"], "no such subject: guess"),
+        (["--baselines", tmp_path / "no"], "--baselines needs a folder, got"),
+        (["--against", tmp_path], "--against needs a checkout of fp8core, got"),
+        (["decode", "--against", ROOT], "--against compares GPU and host times, or those of host alone, got decode"),
+    ):
+        assert error in python("-m", "bench", "--plan", *words).stderr
 
 
-def test_lines_of_subjects_are_collected_and_a_failure_is_told(tmp_path, monkeypatch, capsys):
-    out, line = tmp_path / "out.jsonl", json.dumps(SAMPLE[-3])
+def test_a_run_gets_a_file_of_its_own(tmp_path):
+    first = bench.new_file(tmp_path)
+    assert first.suffix == ".jsonl"
+    first.touch()
+    second = bench.new_file(tmp_path)
+    assert second.stem == f"{first.stem}-2"
+
+
+def test_the_recorded_command_can_be_pasted(tmp_path, monkeypatch):
+    note = 'vLLM 0.26.0, it\'s "new"'
+    (tmp_path / "vllm_C.so").touch()
+    words = ["decode", "--short", "--baselines", str(tmp_path), "--note", note]
+    out = tmp_path / "out.jsonl"
+    monkeypatch.setattr(sys, "argv", ["bench", *words, "--out", str(out)])
+    monkeypatch.setattr(bench, "run", lambda *_: True)
+    assert bench.main() == 0
+    machine = results.read(out).machine
+    assert shlex.split(machine["command"]) == [
+        *("python", "-m", "bench", "decode", "--baselines", "BASELINES", "--short", "--note", note)
+    ]
+    assert str(tmp_path) not in out.read_text()
+    assert (machine["baselines"], machine["short"], machine["format"]) == (["vllm_C.so"], True, results.FORMAT)
+
+
+def test_lines_of_subjects_are_collected_and_a_failure_is_told(tmp_path, capsys):
+    out, line = tmp_path / "out.jsonl", json.dumps(next(r for r in SAMPLE if r.get("bench") == "engine"))
     lines = {
-        "host": [sys.executable, "-c", f"open({str(out)!r}, 'a').write({line + chr(10)!r})"],
-        "overhead": [sys.executable, "-c", "raise SystemExit(3)"],
+        "engine": [sys.executable, "-c", f"open({str(out)!r}, 'a').write({line + chr(10)!r})"],
+        "host": [sys.executable, "-c", "raise SystemExit(3)"],
     }
-    assert not bench.run(list(lines), out, lines)
+    results.append(out, SAMPLE[0])
+    assert not bench.run({name: bench.SUBJECTS[name] for name in lines}, out, lines)
     found = results.read(out)
-    assert len(found.host) == 1
-    assert [(r["subject"], r["status"]) for r in found.subject] == [("host", 0), ("overhead", 3)]
-    assert "overhead: FAILED with status 3" in capsys.readouterr().out
+    assert len(found.engine) == 1
+    assert [(r["subject"], r["status"]) for r in found.subject] == [("engine", 0), ("host", 3)]
+    assert "host: FAILED with status 3" in capsys.readouterr().out
+
+
+def test_baselines_are_taken_out_of_wheels(tmp_path, monkeypatch, capsys):
+    asked = []
+
+    def download(requirement, python, folder):
+        asked.append((requirement, python))
+        wheel = folder / f"{requirement}.whl"
+        with zipfile.ZipFile(wheel, "w") as archive:
+            for library in fetch.LIBRARIES:
+                if library.requirement == requirement:
+                    archive.writestr(library.ending, f"library of {requirement}")
+            archive.writestr("vllm/third_party/deep_gemm/include/mma.cuh", "source")
+            archive.writestr("vllm/third_party/other.py", "not asked for")
+        return wheel
+
+    monkeypatch.setattr(fetch, "download", download)
+    monkeypatch.setattr(sys, "argv", ["fetch", str(tmp_path / "to"), "--python", "3.12"])
+    assert fetch.main() == 0
+    assert asked == [(library.requirement, "3.12") for library in fetch.LIBRARIES]
+    found = {path.relative_to(tmp_path / "to").as_posix() for path in (tmp_path / "to").rglob("*") if path.is_file()}
+    assert found == {"vllm_C.so", "sgl_ops.so", "site/deep_gemm/include/mma.cuh"}
+    assert (tmp_path / "to" / "vllm_C.so").read_text() == f"library of {fetch.LIBRARIES[0].requirement}"
+
+
+def test_a_wheel_without_the_library_is_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "some.whl", "w") as archive:
+        archive.writestr("other.so", "")
+    with pytest.raises(ValueError, match=r"some.whl needs one file .*, got \[\]"):
+        fetch.take(tmp_path / "some.whl", fetch.LIBRARIES[0], tmp_path)

@@ -134,7 +134,7 @@ DENSE: Final = Requirement(
     "copies rows without gaps, got lda={p.lda} with k={p.k} and ldo={p.ldo} with n={p.n}",
 )
 DECODES_LAST_ROWS: Final = Requirement.of(lambda p: SM90_DECODE.refusal(last_rows(p)))
-HOPPER_MODES: Final = Requirement(
+VECTOR_SCALES_ON_SM90: Final = Requirement(
     lambda p: (p.scale_a, p.scale_b) == ("tensor", "tensor") or supports("wgmma").check(p) is None,
     "the library has scales per {p.scale_a} and {p.scale_b} on sm_90 only, got {p.target}",
 )
@@ -165,7 +165,7 @@ def _of_both(
     )
 
 
-CUBLASLT, CUBLASLT_RELAYOUT, CUBLASLT_EPILOGUE = _of_both("cublaslt", _CUDA, (HOPPER_MODES,))
+CUBLASLT, CUBLASLT_RELAYOUT, CUBLASLT_EPILOGUE = _of_both("cublaslt", _CUDA, (VECTOR_SCALES_ON_SM90,))
 CUBLASLT_PAD_M: Final = Kernel(
     "cublaslt_pad_m", (*_RAGGED, DENSE, ALIGNED_BIAS, offered(padded_product)), plan_pad_m, (FEW_TO_PAD,)
 )

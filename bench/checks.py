@@ -1,0 +1,134 @@
+"""What is checked of results: cases of a goal, the part of its bound that each uses, and what was measured."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from bench.results import LIBRARY, Record, Results, best_baseline, own, shape, us, values
+
+ON_CHIP: Final = 32 << 20
+"""Bytes of input up to which a tensor is read from memory once even if its scale comes from all of it."""
+
+
+class Check(NamedTuple):
+    """One case of a goal: its name, the part of the bound that it uses (up to 1 is met), and what was measured."""
+
+    case: str
+    used: float
+    text: str
+
+    @property
+    def met(self) -> bool:
+        """Whether it keeps the bound."""
+        return self.used <= 1
+
+
+def named(record: Record) -> str:
+    """Return the name of a record as a case."""
+    words = [record[key] for key in ("kind", "mode") if key in record]
+    return f"{', '.join(words)}, {shape(record)}"
+
+
+def above(records: Sequence[Record], bound: float) -> Iterator[Check]:
+    """Check the time above the floor."""
+    for r in records:
+        mine = own(r)
+        if mine is not None:
+            more = mine - r["floor_us"]
+            yield Check(named(r), more / bound, f"{more:+.2f} us")
+
+
+def of_copy(records: Sequence[Record], bound: float) -> Iterator[Check]:
+    """Check the share of the copy's speed."""
+    for r in records:
+        mine, copy = us(r, "fp8core"), us(r, "copy")
+        if mine and copy:
+            yield Check(named(r), bound * mine / copy, f"{copy / mine:.3f}")
+
+
+def times_copy(records: Sequence[Record], bound: Callable[[float], float]) -> Iterator[Check]:
+    """Check the time against a bound that depends on the copy's."""
+    for r in records:
+        mine, copy = us(r, "fp8core"), us(r, "copy")
+        if mine and copy:
+            yield Check(named(r), mine / bound(copy), f"{mine / copy:.2f} x the copy, {mine - copy:+.2f} us")
+
+
+def ratio(records: Sequence[Record], other: Callable[[Record], float | None], bound: float) -> Iterator[Check]:
+    """Check the time against another's."""
+    for r in records:
+        mine, theirs = own(r), other(r)
+        if mine and theirs:
+            yield Check(named(r), mine / theirs / bound, f"{mine / theirs:.3f}")
+
+
+def others(record: Record) -> float | None:
+    """Return the least time of the baselines and of cuBLASLt."""
+    best = best_baseline(record)
+    return min(values(lambda r: us(r, LIBRARY), [record]) + ([best[0]] if best else []), default=None)
+
+
+# Which records a goal is about.
+
+
+def few(found: Results, modes: Sequence[str], least: int, most: int) -> list[Record]:
+    """Return products of some scales and rows."""
+    return [r for r in found.decode if r["mode"] in modes and least <= r["m"] <= most]
+
+
+def many(found: Results, *, blocks: bool) -> list[Record]:
+    """Return products of many rows, with blocked scales or without."""
+    return [r for r in found.decode if r["m"] >= 512 and (r["mode"] == "block") is blocks]
+
+
+def per_tensor(found: Results, *, on_chip: bool) -> list[Record]:
+    """Return quantizations with one scale for more than one row, of tensors that the chip holds or does not."""
+    tensors = [r for r in found.quantize if r["mode"] == "tensor" and r["rows"] > 1]
+    return [r for r in tensors if (2 * r["rows"] * r["cols"] <= ON_CHIP) is on_chip]
+
+
+def one_token(found: Results, bound: float) -> Iterator[Check]:
+    """Check the time of one token with one scale."""
+    for r in found.quantize:
+        time = us(r, "fp8core")
+        if r["rows"] == 1 and r["mode"] == "tensor" and time:
+            yield Check(named(r), time / bound, f"{time:.2f} us")
+
+
+def layers(found: Results, bound: float, least: int, most: int) -> Iterator[Check]:
+    """Check the time of linear layers of some rows above the floor."""
+    for r in found.linear:
+        time = us(r, "fp8core")
+        if least <= r["m"] <= most and time:
+            more = time - r["floor_us"]
+            yield Check(shape(r), more / bound, f"{more:+.2f} us")
+
+
+def plain_calls(found: Results, bound: float) -> Iterator[Check]:
+    """Check what a decoder layer takes without given memory against what it takes with it."""
+    for r in found.layer:
+        plain, given = us(r, "plain"), us(r, "preallocated")
+        if plain and given:
+            yield Check(f"m={r['m']}", plain / given / bound, f"{plain / given:.3f}")
+
+
+def host(found: Results, bound: float, step: str, whose: str, theirs: str) -> Iterator[Check]:
+    """Check the host time of a step against that of a step of a baseline."""
+    spent = {(r["framework"], r["step"]): float(r["us"]) for r in found.calls}
+    mine, other = spent.get(("fp8core", step)), spent.get((whose, theirs))
+    if mine is not None and other is not None:
+        case = f"{step}: {mine:.2f} us, {whose}'s {theirs}: {other:.2f} us"
+        yield Check(case, mine / other / bound, f"{mine / other:.2f} x")
+
+
+def engine(found: Results, bound: float) -> Iterator[Check]:
+    """Check the rates of the host engine."""
+    kinds = ("quantize bfloat16", "quantize float32", "dequantize to bfloat16", "dequantize to float32")
+    for r in found.engine:
+        if r["mode"].split(",")[0] in kinds:
+            yield Check(r["mode"], bound / r["rate"], f"{r['rate']:.0f} M elements/s")
+
+
+def first_call(found: Results, bound: float) -> Iterator[Check]:
+    """Check the seconds of the first call."""
+    for r in found.first_call:
+        yield Check("quantize and linear", r["s"] / bound, f"{r['s']:.2f} s")

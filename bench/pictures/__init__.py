@@ -1,0 +1,1 @@
+"""The pictures of results, a module a kind; `bench.plot` draws them."""

@@ -1,0 +1,106 @@
+"""What the pictures share: colours, titles, lines and their labels."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from bench.results import DECODE, LABELS, LIBRARY, Results
+
+COLOURS: Final = {
+    "fp8core": "#0072B2",
+    DECODE: "#0072B2",
+    LIBRARY: "#E69F00",
+    "copy": "#8C8C8C",
+    "vllm": "#D55E00",
+    "sgl": "#009E73",
+    "torch": "#CC79A7",
+    "torch.compile": "#CC79A7",
+    "deep_gemm": "#56B4E9",
+    "triton": "#56B4E9",
+    "baseline": "#D55E00",
+    "floor": "#5A5A5A",
+}
+"""Of Okabe and Ito, which colour-blind readers can tell apart."""
+WIDTH: Final = 8.6
+"""Inches, at 150 dots each: as wide as a README shows, twice as fine."""
+
+OURS: Final = {
+    "fp8core": "#0072B2",
+    DECODE: "#0072B2",
+    LIBRARY: "#E69F00",
+    "copy": "#8C8C8C",
+    "vllm": "#D55E00",
+    "sgl": "#009E73",
+    "torch": "#CC79A7",
+    "torch.compile": "#CC79A7",
+    "deep_gemm": "#56B4E9",
+    "triton": "#56B4E9",
+    "baseline": "#D55E00",
+    "floor": "#5A5A5A",
+}
+"""Of Okabe and Ito, which colour-blind readers can tell apart."""
+WIDTH: Final = 8.6
+"""Inches, at 150 dots each: as wide as a README shows, twice as fine."""
+
+OURS: Final = ("fp8core", DECODE, LIBRARY)
+STYLE: Final = {
+    "font.size": 8.5,
+    "axes.titlesize": 9,
+    "axes.titlelocation": "left",
+    "axes.edgecolor": "#999999",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#E6E6E6",
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "figure.facecolor": "white",
+    "legend.frameon": False,
+}
+
+
+def title(figure: Any, claim: str, found: Results, under: str = "") -> None:
+    """Write what a figure shows, and below it what was measured, when, and how to read it."""
+    height = figure.get_size_inches()[1]
+    figure.suptitle(claim, x=0.012, y=1 - 0.08 / height, ha="left", va="top", fontsize=10, weight="bold")
+    where = ", ".join(str(part) for part in (found.device, found.machine.get("date")) if part)
+    figure.text(0.012, 1 - 0.32 / height, f"{where}. {under}", ha="left", va="top", fontsize=8.5, color="#555555")
+
+
+def save(figure: Any, path: Path) -> Path:
+    """Write a figure to a file, without what differs from version to version."""
+    figure.savefig(path, dpi=150, metadata={"Software": None})
+    return path
+
+
+def end_labels(axes: Any, ends: Iterable[tuple[str, float, float]]) -> None:
+    """Write each line's name right of its end (name, x, y), apart from the others at the same x, in its colour."""
+    taken: dict[float, float] = {}
+    to_axes = axes.transData + axes.transAxes.inverted()
+    for name, x, y in sorted(ends, key=lambda end: end[2]):
+        right, height = to_axes.transform((x, y))
+        at = max(height, taken.get(x, -1) + 0.1)
+        taken[x] = at
+        weight = "bold" if name in OURS else "normal"
+        axes.text(
+            *(right + 0.025, at, LABELS.get(name, name)),
+            transform=axes.transAxes,
+            color=COLOURS[name],
+            fontsize=7.5,
+            va="center",
+            weight=weight,
+        )
+
+
+def line(axes: Any, points: Sequence[tuple[float, float]], name: str) -> tuple[str, float, float]:
+    """Draw a variant's line and return its end."""
+    wide = {"copy": 4.5, **dict.fromkeys(OURS, 2.0)}.get(name, 0.9)
+    dot = 0 if name == "copy" else 1.2 + wide
+    axes.plot(
+        *zip(*points, strict=True),
+        color="#CFCFCF" if name == "copy" else COLOURS[name],
+        linewidth=wide,
+        marker="o",
+        markersize=dot,
+    )
+    return name, *points[-1]

@@ -1,0 +1,93 @@
+"""Which records of the runs in docs/results the pages show: runs are never edited, rules leave records out."""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from bench import results
+from bench.results import Part, Record, Results, Run, kind_of
+
+GPU: Final = "NVIDIA H200"
+"""What docs/performance is about."""
+
+
+class Rule(NamedTuple):
+    """A reason to leave out records of a run."""
+
+    name: str
+    why: str
+    leaves_out: Callable[[Run, Part, Record], bool]
+
+
+RULES: Final = (
+    Rule(
+        "other GPUs",
+        f"the pages are about one kind of GPU, {GPU}",
+        lambda run, _part, _record: run.machine.get("device") != GPU,
+    ),
+    Rule(
+        "short runs",
+        "`--short` times a few cases of each subject, to see that it works",
+        lambda run, _part, _record: bool(run.machine.get("short")),
+    ),
+    Rule(
+        "unfinished subjects",
+        "without a line that says that a subject ended well, a part of its cases may be missing",
+        lambda _run, part, _record: part.status != 0,
+    ),
+    Rule(
+        "tensors timed as rows",
+        "runs of format 1 timed dynamic quantization per tensor of 5137 and 1025 columns as rows with gaps between "
+        "them; a call on a tensor without gaps takes a faster path",
+        lambda run, _part, record: (
+            run.machine.get("format", 1) < results.FORMAT
+            and kind_of(record) == "odd"
+            and record["mode"] == "tensor"
+            and record["cols"] in (5137, 1025)
+        ),
+    ),
+)
+LATEST: Final = """Of each subject the latest run counts, whole: times of one table are of one machine and one time.
+What is in each file, and what is known of it, is in [docs/results](../results/README.md)."""
+
+
+class Shown(NamedTuple):
+    """What pages show: the records, the runs that they are from, and how many records each rule left out."""
+
+    found: Results
+    runs: Sequence[Run]
+    left_out: dict[str, int]
+
+
+def started(run: Run) -> str:
+    """Return when a run began, as text that sorts by time; runs of format 1 say the day only."""
+    return str(run.machine.get("started") or run.machine.get("date", ""))
+
+
+def select(runs: Iterable[Run], rules: Sequence[Rule] = RULES) -> Shown:
+    """Return the records that no rule leaves out, of each subject those of the latest run."""
+    left_out = dict.fromkeys((rule.name for rule in rules), 0)
+    latest: dict[str, tuple[Run, Part]] = {}
+    for run in sorted(runs, key=started):
+        for part in run.parts:
+            kept = []
+            for record in part.records:
+                why = next((rule.name for rule in rules if rule.leaves_out(run, part, record)), None)
+                if why is None:
+                    kept.append(record)
+                else:
+                    left_out[why] += 1
+            if kept:
+                latest[part.subject] = run, part._replace(records=kept)
+    used = {id(run): run for run, _ in latest.values()}
+    shown = [
+        run._replace(parts=[part for owner, part in latest.values() if owner is run])
+        for run in sorted(used.values(), key=started)
+    ]
+    return Shown(results.collect(shown), shown, left_out)
+
+
+def shown(folder: Path) -> Shown | None:
+    """Return what the runs in a folder have to show, or None without any."""
+    found = select(run for path in sorted(folder.glob("*.jsonl")) for run in results.runs(path))
+    return found if found.runs else None

@@ -1,0 +1,125 @@
+"""Results as tables in Markdown."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from bench import claims, results
+from bench.results import BASELINES, BLOCK, DECODE, LABELS, LIBRARY, MODES, PRODUCTS, Record, Results, us
+
+INVARIANCE: Final = """With `batch_invariant=True` a row has the same bits for any m: the parts of k and their order
+are those of 64 rows, and more than 64 rows are products of 64 each, every one of which reads the weight."""
+
+LAYER: Final = """The linear path of a decoder layer of Llama 8B: RMS norms, SiLU, quantization and the four products,
+per token x per channel, with weights that come from memory. Plain calls let the library allocate results and pass them
+on."""
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> list[str]:
+    """Return a table in Markdown, what is right of the ``words`` columns of text to the right."""
+    rule = ["---" if place < words else "--:" for place in range(len(head))]
+    return [f"| {' | '.join(row)} |" for row in (head, rule, *rows)] + [""]
+
+
+def number(found: float | None, digits: int = 2) -> str:
+    """Return a number, or a dash for none."""
+    return "-" if found is None else f"{found:,.{digits}f}"
+
+
+def timed(record: Record, names: Sequence[str]) -> list[str]:
+    """Return the cells of a record: the shape, its floor and the variants' times."""
+    wrong = record.get("wrong") or {}
+    faults = dict.fromkeys(names, wrong) if isinstance(wrong, str) else wrong
+    cells = [number(us(record, name)) if us(record, name) else "wrong" if name in faults else "-" for name in names]
+    return [results.shape(record), number(record["floor_us"]), *cells]
+
+
+def beside_copy(records: Sequence[Record], first: str, label: Callable[[Record], str]) -> list[str]:
+    """Return a table of kernels beside the copy of as many bytes."""
+    names = results.names(records, ("copy", "fp8core", "vllm", "sgl", "triton", "torch.compile"))
+    head = [first, "shape", "floor", *(LABELS[name] for name in names), "of the copy"]
+    rows = [[label(r), *timed(r, names), number(results.of_copy(r), 3)] for r in records]
+    return table(head, rows)
+
+
+def odd(records: Sequence[Record]) -> list[str]:
+    """Return a table of odd shapes beside their aligned neighbours."""
+    head = ["groups", "from", "shape", "fp8core", "neighbour", "neighbour, us", "ratio by bytes"]
+    rows = []
+    for r in records:
+        mine, near = us(r, "fp8core"), results.neighbour_time(r)
+        times = [number(mine), r["neighbour"], number(us(r, "neighbour"))]
+        rows.append(
+            [MODES[r["mode"]], r["x"], results.shape(r), *times, number(mine / near if mine and near else None)]
+        )
+    return table(head, rows, words=2)
+
+
+def products(records: Sequence[Record]) -> list[str]:
+    """Return a table of products."""
+    names = results.names(records, (DECODE, BLOCK, LIBRARY, *BASELINES))
+    head = ["scales", "m x n x k", "floor", *(LABELS[name] for name in names), "above the floor"]
+    rows = []
+    for r in sorted(records, key=lambda r: (list(PRODUCTS).index(r["mode"]), r["n"] * r["k"], r["n"], r["m"])):
+        mine = results.own(r)
+        rows.append([PRODUCTS[r["mode"]], *timed(r, names), number(None if mine is None else mine - r["floor_us"])])
+    return table(head, rows)
+
+
+def invariance(found: Results) -> list[str]:
+    """Return a table of products that are free to suit m and of those whose rows must not depend on the batch."""
+    rows = []
+    for r in found.invariance:
+        free, invariant = us(r, "free"), us(r, "invariant")
+        more = None if free is None or invariant is None else invariant - free
+        kernels = [LABELS.get(r["kernels"][name], r["kernels"][name]) for name in ("free", "invariant")]
+        rows.append([PRODUCTS[r["mode"]], *kernels, *timed(r, ("free", "invariant")), number(more)])
+    head = ["scales", "free", "invariant", "m x n x k", "floor", "free, us", "invariant, us", "more"]
+    said = claims.invariance(found.invariance)
+    return [*INVARIANCE.splitlines(), *([f"{said}."] if said else []), "", *table(head, rows, words=3)]
+
+
+def layer(found: Results) -> list[str]:
+    """Return a table of a decoder layer beside its floor and the baseline."""
+    rows = [
+        [f"m = {r['m']}", number(r["floor_us"]), *(number(us(r, name)) for name in results.LAYER)] for r in found.layer
+    ]
+    return [*LAYER.splitlines(), "", *table(["rows", "floor", *results.LAYER.values()], rows)]
+
+
+def against(found: Results) -> list[str]:
+    """Return a table of public calls of two checkouts."""
+    head = ["call", "of the", "before, us", "now, us", "now / before", "quartiles"]
+    rows = [
+        [
+            r["case"],
+            "GPU" if r["kind"] == "gpu" else r["kind"],
+            number(us(r, "before")),
+            number(us(r, "now")),
+            number(r["ratio"], 3),
+            f"{r['low']:.3f} to {r['high']:.3f}",
+        ]
+        for r in found.against
+        if "ratio" in r
+    ]
+    return [f"{claims.against(found)}.", "", *table(head, rows, words=2)]
+
+
+def calls(found: Results) -> list[str]:
+    """Return a table of the host times of whole calls, and one of the steps of interop."""
+    lines = table(["call on torch tensors", "whose", "us"], _steps(found.calls), words=2) if found.calls else []
+    return lines + (
+        table(["step of interop", "framework", "us"], _steps(found.overhead), words=2) if found.overhead else []
+    )
+
+
+def _steps(records: Sequence[Record]) -> list[list[str]]:
+    return [[r["step"], LABELS.get(r["framework"], r["framework"]), number(float(r["us"]))] for r in records]
+
+
+def engine(found: Results) -> list[str]:
+    """Return a table of the host engine."""
+    rows = [
+        [r["mode"], number(r["copy_s"] * 1e3), number(r["s"] * 1e3), number(r["rate"], 0), r["unit"]]
+        for r in found.engine
+    ]
+    return table(["host engine", "copy, ms", "ms", "rate", ""], rows)
