@@ -1,0 +1,194 @@
+"""The pages: their code runs, their commands exist, their links lead somewhere, and the reference has every name."""
+
+import ast
+import doctest
+import inspect
+import re
+import shlex
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import fp8core
+from fp8core import checkpoint, errors, w8a8
+
+ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
+PAGES = sorted(
+    [
+        README,
+        *ROOT.glob("docs/*.md"),
+        *(p for d in ("getting-started", "concepts", "how-to", "reference") for p in ROOT.glob(f"docs/{d}/*.md")),
+    ]
+)
+"""The pages whose code runs."""
+EVERYTHING = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+FRAMEWORKS = ("torch", "jax", "cupy")
+
+
+def name(page):
+    return page.relative_to(ROOT).as_posix()
+
+
+def blocks(page, language):
+    """Return the code of a page in a language, and whether it needs a GPU (```python gpu)."""
+    found = (fence for fence in FENCE.finditer(page.read_text(encoding="utf-8")))
+    words = [(fence["info"].split(), fence["code"]) for fence in found]
+    return [(code, "gpu" in info) for info, code in words if info[:1] == [language]]
+
+
+def with_code(language, pages=PAGES, *, gpu=False):
+    chosen = [p for p in pages if any(needs or not gpu for _, needs in blocks(p, language))]
+    return pytest.mark.parametrize("page", chosen, ids=name)
+
+
+def run(page, *, gpu):
+    """Run a page's code from top to bottom; each block of the README stands alone, elsewhere one continues another."""
+    names = {}
+    for number, (code, needs_gpu) in enumerate(blocks(page, "python")):
+        if needs_gpu and not gpu:
+            continue
+        names = {} if page == README else names
+        try:
+            exec(compile(code, f"{name(page)}, block {number}", "exec"), names)
+        except ModuleNotFoundError as error:
+            if error.name not in FRAMEWORKS:
+                raise
+            pytest.skip(f"{error.name} is not installed")
+
+
+@with_code("python")
+def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run(page, gpu=False)
+
+
+@pytest.mark.gpu
+@with_code("python", gpu=True)
+def test_the_code_of_a_page_runs_on_a_gpu(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run(page, gpu=True)
+
+
+@with_code("python")
+def test_the_code_of_a_page_has_all_its_names_and_uses_its_imports(page):
+    pytest.importorskip("ruff", reason="ruff is not installed (extra test)")
+    code = [code for code, _ in blocks(page, "python")]
+    for text in code if page == README else ["\n".join(code)]:
+        command = [sys.executable, "-m", "ruff", "check", "--isolated", "--quiet", "--select", "E9,F821,F401", "-"]
+        checked = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+        assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@with_code("python", gpu=True)
+def test_code_for_a_gpu_compiles_and_imports_what_is_there(page):
+    for code, _ in blocks(page, "python"):
+        for statement in ast.walk(ast.parse(code)):
+            if isinstance(statement, ast.Import | ast.ImportFrom):
+                modules = (
+                    [statement.module] if isinstance(statement, ast.ImportFrom) else [a.name for a in statement.names]
+                )
+                if all(find_spec(module.partition(".")[0]) for module in modules):
+                    exec(compile(ast.Module([statement], []), name(page), "exec"), {})
+                else:
+                    assert all(module.partition(".")[0] in FRAMEWORKS for module in modules)
+
+
+@with_code("pycon")
+def test_the_sessions_of_a_page_are_as_shown(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = "\n".join(code for code, _ in blocks(page, "pycon"))
+    test = doctest.DocTestParser().get_doctest(text, {}, name(page), name(page), 0)
+    found = []
+    results = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test, out=found.append)
+    assert results.attempted
+    assert not results.failed, "".join(found)
+
+
+def commands(page):
+    """Return the arguments of every call of fp8core in a page's console blocks."""
+    found = []
+    for code, _ in blocks(page, "console"):
+        for line in re.findall(r"^[$>] (.*)$", code, re.MULTILINE):
+            for part in re.split(r"&&|\||;", line):
+                words = shlex.split(re.sub(r"\$\w+", "1", part), comments=True)
+                while words and (words[0] == "do" or "=" in words[0]):
+                    words = words[1:]
+                if words and Path(words[0]).name == "fp8core":
+                    found.append(words[1:])
+    return found
+
+
+@pytest.mark.parametrize("page", [page for page in EVERYTHING if commands(page)], ids=name)
+def test_the_commands_of_a_page_are_taken(page):
+    import typer
+
+    from fp8core import cli
+
+    app = typer.main.get_command(cli.app)
+    for command, *arguments in commands(page):
+        if command != "--version":
+            app.commands[command].make_context(command, arguments)
+
+
+def headings(text):
+    """Return the anchors of a page, as repositories and the site make them."""
+    plain = FENCE.sub("", text)
+    found = []
+    for title in re.findall(r"^#+ (.*)$", plain, re.MULTILINE):
+        shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title)
+        slug = re.sub(r"[^\w\- ]", "", shown.strip().lower()).replace(" ", "-")
+        found.append(slug if slug not in found else f"{slug}-{found.count(slug)}")
+    return {*found, *re.findall(r"^::: (\S+)$", plain, re.MULTILINE), *re.findall(r'<a (?:id|name)="([^"]+)"', plain)}
+
+
+@pytest.mark.parametrize("page", EVERYTHING, ids=name)
+def test_links_lead_somewhere(page):
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", FENCE.sub("", page.read_text(encoding="utf-8"))):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not re.match(r"[a-z]+:", link) and not leads_somewhere(target, anchor):
+            broken.append(link)
+    assert broken == []
+
+
+def leads_somewhere(target, anchor):
+    if not target.exists() or not target.is_relative_to(ROOT):
+        return False
+    return not anchor or (target.suffix == ".md" and anchor in headings(target.read_text(encoding="utf-8")))
+
+
+def directives(*pages):
+    return [
+        found for page in pages for found in re.findall(r"^::: (\S+)$", (ROOT / page).read_text("utf-8"), re.MULTILINE)
+    ]
+
+
+def test_the_reference_has_every_public_name_once():
+    modules = {"fp8core": fp8core, "fp8core.checkpoint": checkpoint, "fp8core.w8a8": w8a8}
+    public = [
+        f"{module}.{name}"
+        for module, value in modules.items()
+        for name in value.__all__
+        if value is fp8core or name not in fp8core.__all__
+    ]
+    assert sorted(directives("docs/reference/api.md", "docs/reference/errors.md")) == sorted(public)
+
+
+ERRORS = {name: value for name, value in vars(errors).items() if inspect.isclass(value)}
+UNSHOWN = {"Fp8Error", "BackendError"}
+"""The root, and what only a failing driver raises."""
+
+
+def test_the_page_of_errors_shows_each_of_them():
+    text = (ROOT / "docs/reference/errors.md").read_text("utf-8")
+    assert directives("docs/reference/errors.md") == [f"fp8core.{name}" for name in ERRORS]
+    raised = re.findall(r"^fp8core\.errors\.(\w+): ", text, re.MULTILINE)
+    assert set(raised) == set(ERRORS) - UNSHOWN
+    bases = {name: error.__bases__[1].__name__ for name, error in ERRORS.items() if error is not errors.Fp8Error}
+    assert dict(re.findall(r"^\| \[`(\w+)`\]\(\S+\) \| `(\w+)` \|", text, re.MULTILINE)) == bases
