@@ -43,9 +43,11 @@ uses. [`explain`](api.md#fp8core.explain) and `fp8core explain` say it for a cal
 [vocabulary](../dev/vocabulary.md#names-that-explain-and-the-support-matrix-print) what each name stands for.
 
 Every operation runs on every device of these tables, some of them by a portable fallback (`elementwise`, `simt`).
+
 """
-LEGEND = f"""`kernel`? runs if the vendor's library on the device offers an algorithm, which only the device can tell;
-otherwise the kernel after it runs. {MARK} {UNPROVEN}.
+LEGEND = f"""- `kernel`? runs if the vendor's library on the device offers an algorithm, which only the device can tell; otherwise
+  the kernel after it runs.
+- {MARK} {UNPROVEN}.
 """
 README_LEGEND = f"""*own*: a kernel of fp8core for it · *library*: cuBLASLt or hipBLASLt where it has an algorithm, else
 the fallback · *fallback*: portable and slow · {MARK} {UNPROVEN}.
@@ -174,11 +176,11 @@ def marked(name: str, *targets: Target) -> str:
 def page() -> str:
     """Return the page of all devices."""
     targets = {name: named(name) for name in (*TARGETS, "host")}
-    lines = [HEAD]
+    lines = [HEAD + LEGEND]
     for heading, columns in TABLES.items():
         rows = {marked(name, at): [cell(ask(at)) for ask in columns.values()] for name, at in targets.items()}
         lines += [f"## {heading}", "", *table(["device", *columns], rows), ""]
-    return "\n".join([*lines, LEGEND])
+    return "\n".join(lines)
 
 
 def summary() -> str:

@@ -93,7 +93,7 @@ def _uri(path: PurePosixPath) -> str:
 
 def _shown(path: PurePosixPath) -> str:
     """Return a page that shows a file or lists a folder; searches leave it out."""
-    shown, head = ROOT / path, "---\nsearch: {exclude: true}\n---\n\n"
+    shown, head = ROOT / path, "---\nsearch: {exclude: true}\nhide: [navigation, toc]\n---\n\n"
     if shown.is_dir():
         names = sorted(p.name for p in shown.iterdir() if not p.name.startswith((".", "__")))
         return head + "\n".join([f"# {path}", "", *(_listed(path / name) for name in names), ""])
