@@ -45,8 +45,8 @@ uses. [`explain`](api.md#fp8core.explain) and `fp8core explain` say it for a cal
 Every operation runs on every device of these tables, some of them by a portable fallback (`elementwise`, `simt`).
 
 """
-LEGEND = f"""- `kernel`? runs if the vendor's library on the device offers an algorithm, which only the device can tell; otherwise
-  the kernel after it runs.
+LEGEND = f"""- `kernel`? runs if the vendor's library on the device offers an algorithm, which only the device can tell;
+  otherwise the kernel after it runs.
 - {MARK} {UNPROVEN}.
 """
 README_LEGEND = f"""*own*: a kernel of fp8core for it · *library*: cuBLASLt or hipBLASLt where it has an algorithm, else
