@@ -7,8 +7,10 @@ import re
 import shlex
 import subprocess
 import sys
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -36,66 +38,82 @@ def name(page):
 
 def blocks(page, language):
     """Return the code of a page in a language, and whether it needs a GPU (```python gpu)."""
-    found = (fence for fence in FENCE.finditer(page.read_text(encoding="utf-8")))
-    words = [(fence["info"].split(), fence["code"]) for fence in found]
-    return [(code, "gpu" in info) for info, code in words if info[:1] == [language]]
+    fences = FENCE.finditer(page.read_text(encoding="utf-8"))
+    marked = [(fence["info"].split(), fence["code"]) for fence in fences]
+    return [(code, "gpu" in words) for words, code in marked if words[:1] == [language]]
 
 
-def with_code(language, pages=PAGES, *, gpu=False):
-    chosen = [p for p in pages if any(needs or not gpu for _, needs in blocks(p, language))]
-    return pytest.mark.parametrize("page", chosen, ids=name)
+def with_code(language):
+    return pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, language)], ids=name)
 
 
-def run(page, *, gpu):
-    """Run a page's code from top to bottom; each block of the README stands alone, elsewhere one continues another."""
-    names = {}
-    for number, (code, needs_gpu) in enumerate(blocks(page, "python")):
-        if needs_gpu and not gpu:
-            continue
-        names = {} if page == README else names
-        try:
-            exec(compile(code, f"{name(page)}, block {number}", "exec"), names)
-        except ModuleNotFoundError as error:
-            if error.name not in FRAMEWORKS:
-                raise
-            pytest.skip(f"{error.name} is not installed")
+class Part(NamedTuple):
+    """Blocks of Python that continue one another: a page's, or one of the README, whose blocks stand alone."""
+
+    page: str
+    first: int
+    blocks: list[tuple[str, bool]]
+
+    def run(self, *, gpu):
+        names = {}
+        for number, (code, needs_gpu) in enumerate(self.blocks, self.first):
+            if needs_gpu and not gpu:
+                continue
+            try:
+                exec(compile(code, f"{self.page}, block {number} of Python", "exec"), names)
+            except ModuleNotFoundError as error:
+                if error.name not in FRAMEWORKS:
+                    raise
+                pytest.skip(f"{error.name} is not installed")
 
 
-@with_code("python")
-def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
+def parts():
+    for page in PAGES:
+        found = blocks(page, "python")
+        if page == README:
+            yield from (Part(name(page), number, [block]) for number, block in enumerate(found))
+        elif found:
+            yield Part(name(page), 0, found)
+
+
+PARTS = list(parts())
+with_parts = partial(pytest.mark.parametrize, "part", ids=lambda part: f"{part.page}-{part.first}")
+on_cpu = with_parts([part for part in PARTS if not all(needs_gpu for _, needs_gpu in part.blocks)])
+on_gpu = with_parts([part for part in PARTS if any(needs_gpu for _, needs_gpu in part.blocks)])
+
+
+@on_cpu
+def test_the_code_of_a_page_runs(part, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run(page, gpu=False)
+    part.run(gpu=False)
 
 
 @pytest.mark.gpu
-@with_code("python", gpu=True)
-def test_the_code_of_a_page_runs_on_a_gpu(page, tmp_path, monkeypatch):
+@on_gpu
+def test_the_code_of_a_page_runs_on_a_gpu(part, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run(page, gpu=True)
+    part.run(gpu=True)
 
 
-@with_code("python")
-def test_the_code_of_a_page_has_all_its_names_and_uses_its_imports(page):
+@with_parts(PARTS)
+def test_the_code_of_a_page_has_all_its_names_and_uses_its_imports(part):
     pytest.importorskip("ruff", reason="ruff is not installed (extra test)")
-    code = [code for code, _ in blocks(page, "python")]
-    for text in code if page == README else ["\n".join(code)]:
-        command = [sys.executable, "-m", "ruff", "check", "--isolated", "--quiet", "--select", "E9,F821,F401", "-"]
-        checked = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
-        assert checked.returncode == 0, checked.stdout + checked.stderr
+    text = "\n".join(code for code, _ in part.blocks)
+    command = [sys.executable, "-m", "ruff", "check", "--isolated", "--quiet", "--select", "E9,F821,F401", "-"]
+    checked = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
-@with_code("python", gpu=True)
-def test_code_for_a_gpu_compiles_and_imports_what_is_there(page):
-    for code, _ in blocks(page, "python"):
+@on_gpu
+def test_code_for_a_gpu_compiles_and_imports_what_is_there(part):
+    for code, _ in part.blocks:
         for statement in ast.walk(ast.parse(code)):
             if isinstance(statement, ast.Import | ast.ImportFrom):
-                modules = (
-                    [statement.module] if isinstance(statement, ast.ImportFrom) else [a.name for a in statement.names]
-                )
-                if all(find_spec(module.partition(".")[0]) for module in modules):
-                    exec(compile(ast.Module([statement], []), name(page), "exec"), {})
-                else:
-                    assert all(module.partition(".")[0] in FRAMEWORKS for module in modules)
+                names = [alias.name for alias in statement.names]
+                modules = names if isinstance(statement, ast.Import) else [statement.module]
+                absent = {module.partition(".")[0] for module in modules} - {*filter(find_spec, FRAMEWORKS)}
+                if not absent & {*FRAMEWORKS}:
+                    exec(compile(ast.Module([statement], []), part.page, "exec"), {})
 
 
 @with_code("pycon")
