@@ -1,10 +1,12 @@
-"""What the site's hook does with folders in the nav, with links out of docs/ and with pages that load things."""
+"""How the site is built from the docs: folders in the nav, links out of docs/, pages that load things, public names."""
 
 import runpy
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+
+import fp8core
 
 pytest.importorskip("mkdocs", reason="MkDocs is not installed (extra docs)")
 
@@ -56,3 +58,11 @@ def test_a_page_that_loads_something_from_another_host_is_refused(output):
     with pytest.raises(HOOKS.PluginError, match="loads something from another host"):
         HOOKS.on_post_page(f"<head>{output}", page("index.md"))
     HOOKS.on_post_page('<script src="assets/x.js"><a href="https://host/">', page("index.md"))
+
+
+def test_the_reference_finds_what_python_finds():
+    griffe = pytest.importorskip("griffe", reason="mkdocstrings is not installed (extra docs)")
+    extensions = griffe.load_extensions(ROOT / "docs" / "griffe_extension.py")
+    package = griffe.load("fp8core", search_paths=[ROOT], extensions=extensions)
+    assert [name for name in fp8core.__all__ if package[name].is_module] == []
+    assert "Examples:" in package["quantize"].docstring.value
