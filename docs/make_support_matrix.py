@@ -1,107 +1,216 @@
-"""Write the support matrix into README.md: which kernel each device would get, by the tables that calls use.
+"""Write docs/reference/kernels.md and the README's table: which kernel each device gets, by the tables that calls use.
 
-Run it bare to rewrite README.md, or with --check for an exit status that says whether README.md is current.
+Run it bare to rewrite both, or with --check for an exit status that says whether they are current.
 """
 
 import sys
+from collections.abc import Callable
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
 
 from fp8core.cli import TARGETS, UNPROVEN, proven, target_named
+from fp8core.kernels.fused import NORM_QUANTIZE, SILU_QUANTIZE
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.kernels.quantize import QUANTIZE
 from fp8core.ops.explain import example_product, example_quantize
-from fp8core.problem import BLOCK_128, GROUP_128, PER_TENSOR, PER_TOKEN, Granularity, GroupShape, Target
-from fp8core.table import Explanation, Table
+from fp8core.problem import (
+    BLOCK_128,
+    GROUP_128,
+    PER_TENSOR,
+    PER_TOKEN,
+    Granularity,
+    GroupShape,
+    NormQuantize,
+    SiluQuantize,
+    Target,
+    native_e4m3,
+)
+from fp8core.table import Explanation
 
-README = Path(__file__).resolve().parent.parent / "README.md"
-BEGIN, END = "<!-- support matrix: begin -->\n", "<!-- support matrix: end -->\n"
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "reference" / "kernels.md"
+README = ROOT / "README.md"
+BEGIN, END = "<!-- where it runs: begin -->\n", "<!-- where it runs: end -->\n"
 ELSEWHERE = 1 << 20
-"""An ordinal that no machine has, so that the matrix is the same on all of them."""
+"""An ordinal that no machine has, so that the tables are the same on all of them."""
 
 MARK = "†"
-FOOTNOTE = f"""`kernel`? runs if the vendor's library on the device offers an algorithm, which only the device can tell;
-else the kernel after it does. {MARK} {UNPROVEN}."""
+HEAD = """# Kernels and devices
 
-QUANTIZATIONS: tuple[tuple[str, GroupShape, bool], ...] = (
-    ("static", PER_TENSOR, True),
-    ("per tensor", PER_TENSOR, False),
-    ("per token", PER_TOKEN, False),
-    ("1x128", GROUP_128, False),
-    ("128x128", BLOCK_128, False),
-)
-PRODUCTS: tuple[tuple[str, Granularity, Granularity], ...] = (
+Which kernel runs what, on which device. `docs/make_support_matrix.py` writes this page from the tables that every call
+uses. [`explain`](api.md#fp8core.explain) and `fp8core explain` say it for a call of yours, with the reasons;
+[dispatch](../concepts/dispatch-and-explain.md) says how a kernel is chosen, and the
+[vocabulary](../dev/vocabulary.md#names-that-explain-and-the-support-matrix-print) what each name stands for.
+
+Every operation runs on every device of these tables, some of them by a portable fallback (`elementwise`, `simt`).
+
+"""
+LEGEND = f"""- `kernel`? runs if the vendor's library on the device offers an algorithm, which only the device can tell;
+  otherwise the kernel after it runs.
+- {MARK} {UNPROVEN}.
+"""
+README_LEGEND = f"""*own*: a kernel of fp8core for it · *library*: cuBLASLt or hipBLASLt where it has an algorithm, else
+the fallback · *fallback*: portable and slow · {MARK} {UNPROVEN}.
+By device and kernel: [Kernels](docs/reference/kernels.md).
+"""
+
+Ask = Callable[[Target], Explanation]
+
+
+def quantization(group_shape: GroupShape, *, static: bool = False) -> Ask:
+    """Return what asks the table of quantization."""
+    return lambda target: QUANTIZE.explain(example_quantize(target, group_shape, static=static))
+
+
+def product(a: Granularity, b: Granularity, m: int) -> Ask:
+    """Return what asks the table of products."""
+    return lambda target: SCALED_MM.explain(example_product(target, a, b, m=m))
+
+
+def norm(target: Target) -> Explanation:
+    """Return what the table of the norm says, per token."""
+    wide, data = "bfloat16", native_e4m3(target)
+    return NORM_QUANTIZE.explain(
+        NormQuantize(target, wide, wide, data, PER_TOKEN, False, "float32", "k", False, False, 4096, 16)
+    )
+
+
+def silu(target: Target) -> Explanation:
+    """Return what the table of the activation says, by groups of 1x128."""
+    return SILU_QUANTIZE.explain(
+        SiluQuantize(target, "bfloat16", native_e4m3(target), GROUP_128, False, "float32", "k", False, 4096, 16)
+    )
+
+
+QUANTIZATIONS: dict[str, Ask] = {
+    "static": quantization(PER_TENSOR, static=True),
+    "per tensor": quantization(PER_TENSOR),
+    "per token": quantization(PER_TOKEN),
+    "1x128": quantization(GROUP_128),
+    "128x128": quantization(BLOCK_128),
+}
+PRODUCERS: dict[str, Ask] = {"rms_norm_quant": norm, "silu_and_mul_quant": silu}
+VECTORS: tuple[tuple[str, Granularity, Granularity], ...] = (
     ("tensor x tensor", "tensor", "tensor"),
     ("token x channel", "row", "row"),
     ("tensor x channel", "tensor", "row"),
+)
+BLOCKS: tuple[tuple[str, Granularity, Granularity], ...] = (
     ("1x128 x 128x128", "group", "block"),
     ("1x128 x 1x128", "group", "group"),
 )
 TOKENS = (16, 256)
 """Rows of the products: a decoder's and a batch's."""
+TABLES: dict[str, dict[str, Ask]] = {
+    "Quantization of rows of 4096 bfloat16": QUANTIZATIONS,
+    "Fused producers, 4096 columns of bfloat16": PRODUCERS,
+    **{
+        f"Products of {m} x 4096 x 4096 to bfloat16": {name: product(a, b, m) for name, a, b in VECTORS + BLOCKS}
+        for m in TOKENS
+    },
+}
+"""The page's tables: columns by heading."""
+
+OPERATIONS: dict[str, tuple[Ask, ...]] = {
+    "`quantize`": tuple(QUANTIZATIONS.values()),
+    "`rms_norm_quant`, `silu_and_mul_quant`": tuple(PRODUCERS.values()),
+    **{
+        f"products, {name}, {m} rows": tuple(product(a, b, m) for _, a, b in scales)
+        for name, scales in (("scales per tensor, token, channel", VECTORS), ("scales per block", BLOCKS))
+        for m in TOKENS
+    },
+}
+"""The rows of the README's table, each of one or several problems."""
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "H100, H200": ("sm_90",),
+    "L4, RTX 40, RTX 50": ("sm_89", "sm_120"),
+    "B200": ("sm_100",),
+    "MI300, MI350": ("gfx942", "gfx950"),
+    "CPU": ("host",),
+}
+"""The columns of the README's table: devices by what the README calls them."""
+FALLBACKS = ("simt", "elementwise")
 
 
 def cell(explanation: Explanation) -> str:
-    """Return the kernel that runs a problem, after those that run it first if their library offers it."""
-    before = list(takewhile(lambda v: v.status != "chosen", explanation.verdicts))
-    possible = [f"`{v.kernel}`?" for v in before if v.status == "unknown"]
-    return " ".join([*possible[:1], f"`{explanation.chosen}`"]) if explanation.chosen else "none"
+    """Return the kernel that runs a problem, after the one that runs it if its library offers an algorithm."""
+    return " ".join([*(f"`{name}`?" for name in possible(explanation)[:1]), f"`{explanation.chosen or 'none'}`"])
 
 
-def rows(columns: tuple[str, ...], cells: dict[str, list[str]]) -> list[str]:
+def possible(explanation: Explanation) -> list[str]:
+    """Return the kernels that would run a problem before the chosen one, if their library offers an algorithm."""
+    before = takewhile(lambda verdict: verdict.status != "chosen", explanation.verdicts)
+    return [verdict.kernel for verdict in before if verdict.status == "unknown"]
+
+
+def kind(explanation: Explanation) -> str:
+    """Return in the README's words what runs a problem."""
+    if explanation.chosen == "host":
+        return "NumPy"
+    if possible(explanation):
+        return "library"
+    return "fallback" if explanation.chosen in FALLBACKS else "own"
+
+
+def kinds(asks: tuple[Ask, ...], targets: list[Target]) -> str:
+    """Return what runs several problems on several devices."""
+    return " / ".join(dict.fromkeys(kind(ask(target)) for ask in asks for target in targets))
+
+
+def table(columns: list[str], rows: dict[str, list[str]]) -> list[str]:
     """Return a table in Markdown."""
-    lines = [("device", *columns), ("---",) * (len(columns) + 1), *((name, *row) for name, row in cells.items())]
+    lines = [columns, ["---"] * len(columns), *([name, *cells] for name, cells in rows.items())]
     return [f"| {' | '.join(line)} |" for line in lines]
 
 
-def ask(table: Table[Any], problems: list[Any]) -> list[str]:
-    """Return the cells of one device."""
-    return [cell(table.explain(problem)) for problem in problems]
+def named(name: str) -> Target:
+    """Return a device by its name, as no machine has it."""
+    return target_named(name)._replace(device=ELSEWHERE)
 
 
-def targets() -> dict[str, Target]:
-    """Return the devices of the matrix by their names."""
-    found = {name: target_named(name)._replace(device=ELSEWHERE) for name in (*TARGETS, "host")}
-    return {name if proven(target) else f"{name} {MARK}": target for name, target in found.items()}
+def marked(name: str, *targets: Target) -> str:
+    """Return a name with a mark where the kernels have not run on hardware."""
+    return name if all(map(proven, targets)) else f"{name} {MARK}"
 
 
-def matrix() -> str:
-    """Return the section between the two marks."""
-    quantizations = {
-        name: ask(QUANTIZE, [example_quantize(target, group, static=static) for _, group, static in QUANTIZATIONS])
-        for name, target in targets().items()
-    }
-    lines = [
-        "Quantization (4096 columns of bfloat16), by group:",
-        "",
-        *rows(tuple(name for name, *_ in QUANTIZATIONS), quantizations),
-        "",
-    ]
-    for tokens in TOKENS:
-        products = {
-            name: ask(SCALED_MM, [example_product(target, a, b, m=tokens) for _, a, b in PRODUCTS])
-            for name, target in targets().items()
-        }
-        lines += [
-            f"Scaled products ({tokens} x 4096 x 4096, bfloat16 results), by the scales of a and b:",
-            "",
-            *rows(tuple(name for name, *_ in PRODUCTS), products),
-            "",
+def page() -> str:
+    """Return the page of all devices."""
+    targets = {name: named(name) for name in (*TARGETS, "host")}
+    lines = [HEAD + LEGEND]
+    for heading, columns in TABLES.items():
+        rows = {marked(name, at): [cell(ask(at)) for ask in columns.values()] for name, at in targets.items()}
+        lines += [f"## {heading}", "", *table(["device", *columns], rows), ""]
+    return "\n".join(lines)
+
+
+def summary() -> str:
+    """Return the README's table."""
+    families = {title: [named(name) for name in names] for title, names in FAMILIES.items()}
+    rows = {
+        name: [
+            " / ".join(dict.fromkeys(kind(ask(at)) for ask in asks for at in places)) for places in families.values()
         ]
-    lines.append(FOOTNOTE)
-    return "\n".join(lines) + "\n"
+        for name, asks in OPERATIONS.items()
+    }
+    return "\n".join([*table(["", *(marked(title, *at) for title, at in families.items())], rows), "", README_LEGEND])
+
+
+def texts() -> dict[Path, str]:
+    """Return what the page and the README have to say."""
+    before, rest = README.read_text(encoding="utf-8").split(BEGIN)
+    return {PAGE: page(), README: f"{before}{BEGIN}{summary()}{END}{rest.split(END)[1]}"}
 
 
 def main() -> int:
-    """Rewrite README.md, or with --check tell whether it would change."""
-    text = README.read_text(encoding="utf-8")
-    before, rest = text.split(BEGIN)
-    after = rest.split(END)[1]
-    current = f"{before}{BEGIN}{matrix()}{END}{after}"
+    """Rewrite the texts, or with --check tell which would change."""
+    wanted = texts()
     if "--check" in sys.argv[1:]:
-        return int(text != current)
-    README.write_text(current, encoding="utf-8")
+        stale = [path for path, text in wanted.items() if not path.exists() or path.read_text("utf-8") != text]
+        for path in stale:
+            print(f"{path.relative_to(ROOT)} is not current: run python docs/make_support_matrix.py", file=sys.stderr)
+        return int(bool(stale))
+    for path, text in wanted.items():
+        path.write_text(text, encoding="utf-8")
     return 0
 
 

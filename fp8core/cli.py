@@ -233,6 +233,8 @@ def demo(
     """Run a real sentence encoder with FP8 linear layers and show how close it stays to fp32."""
     from fp8core import demo as work
 
+    if plot is not None:
+        work.check_plot(plot)
     folder = work.model_folder(model)
     if folder is None:
         with errors.status(f"fetching the model, {' '.join(work.MODEL)} (84 MB, once), with pip"):

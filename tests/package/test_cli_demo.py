@@ -1,9 +1,12 @@
 """The demo: the encoder is right, and its FP8 form is as close as promised, on the model that it is made for."""
 
+import errno
 import importlib.util
 import json
 import os
+import re
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -109,6 +112,32 @@ def test_an_encoder_of_random_weights_keeps_its_directions(made_up, scheme, plac
     assert {name.rsplit(" ", 1)[1] for name in report.explanations} == {"quantize", "multiply"}
 
 
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "getting-started" / "demo.md"
+
+
+def test_the_page_of_the_demo_states_the_bounds_of_the_tests():
+    rows = re.findall(r"^\| `(\w+)` \|.*\| at least ([\d.]+) \|$", PAGE.read_text("utf-8"), re.MULTILINE)
+    assert {scheme: float(least) for scheme, least in rows} == LEAST
+
+
+def test_short_phrases_are_as_far_from_fp32_as_the_page_says(folder, minilm, tokenizer):
+    rows = re.findall(r'^\| "(.+)" \| (\d+) \| ([\d.]+) \|$', PAGE.read_text("utf-8"), re.MULTILINE)
+    texts, tokens, cosines = zip(*rows, strict=True)
+    encoder = minilm.Encoder(folder)
+    ids, mask = tokenizer(texts)
+    exact = encoder(ids, mask)
+    encoder.linears.update(minilm.quantized(encoder, minilm.SCHEMES["channel"], None))
+    assert mask.sum(-1).tolist() == [int(count) for count in tokens]
+    np.testing.assert_allclose((exact * encoder(ids, mask)).sum(-1), [float(c) for c in cosines], atol=0.003)
+
+
+def test_the_page_of_the_demo_has_the_bytes_of_the_weights(folder):
+    report = demo.compare(folder, "channel", "cpu", lambda _: None)
+    text = " ".join(PAGE.read_text("utf-8").split())
+    assert f"shrink from {report.bytes_before:,} bytes to {report.bytes_after:,} with their scales" in text
+    assert f"by {report.bytes_before / report.bytes_after:.2f}" in text
+
+
 def test_calibration_and_measured_sentences_differ(minilm):
     assert not set(minilm.SENTENCES) & set(minilm.CALIBRATION)
 
@@ -177,15 +206,58 @@ def test_the_command_prints_the_report_and_draws(made_up, capsys, monkeypatch, t
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_plot_that_cannot_be_drawn_is_a_plain_message(tmp_path):
+def test_a_plot_that_cannot_be_drawn_is_a_plain_message(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra demo)")
     layer = demo.Layer("encoder.layer.0.attention.self.query", (4, 4), "host + host", 0.01, 0.02)
     sentence = demo.Sentence("x", 3, 0.999)
     report = demo.Report("channel", "", "", [sentence], [layer] * 6, 4, 1, {})
-    for path in (tmp_path / "absent" / "errors.png", tmp_path / "errors.doc"):
-        with pytest.raises(CheckpointError, match="cannot draw"):
-            demo.plot(report, path)
+    with pytest.raises(CheckpointError, match=r"cannot draw .*errors\.png: .*No such file"):
+        demo.plot(report, tmp_path / "absent" / "errors.png")
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", _full)
+    with pytest.raises(CheckpointError, match=r"cannot draw .*errors\.png: .*No space left"):
+        demo.plot(report, tmp_path / "errors.png")
     assert list(tmp_path.iterdir()) == []
+
+
+def _full(*_, **__):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+UNDRAWABLE = {
+    ".": r"--plot needs a file that ends in \.png, \.pdf, \.svg, got \.",
+    "DIR": r"--plot needs a file that ends in .*, got DIR",
+    "errors.doc": r"--plot needs a file that ends in .*, got errors\.doc",
+    "folder.png": r"--plot needs a file .*, got folder\.png",
+    "absent/errors.png": r"cannot draw absent/errors\.png: there is no folder absent",
+}
+
+
+@pytest.mark.parametrize("name", UNDRAWABLE)
+def test_a_plot_that_cannot_be_drawn_is_refused_before_any_work(name, monkeypatch, tmp_path, capfd):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra demo)")
+    (tmp_path / "folder.png").mkdir()
+    _refused_before_any_work(["--plot", name], monkeypatch, tmp_path, capfd, UNDRAWABLE[name])
+
+
+def test_a_plot_without_matplotlib_is_refused_before_any_work(monkeypatch, tmp_path, capfd):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    said = r"--plot needs matplotlib, which is not installed: pip install matplotlib$"
+    _refused_before_any_work(["--plot", "errors.png"], monkeypatch, tmp_path, capfd, said)
+
+
+def _refused_before_any_work(arguments, monkeypatch, folder, capfd, said):
+    """Assert that the command ends with a message, without looking for its model and without a file written."""
+    from fp8core import cli
+
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(demo, "model_folder", lambda _: pytest.fail("the work has begun"))
+    monkeypatch.setattr(sys, "argv", ["fp8core", "demo", *arguments])
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 1
+    assert re.fullmatch(f"error: {said}", capfd.readouterr().err.strip().replace("\n", " "))
+    assert sorted(folder.rglob("*")) == before
 
 
 def test_a_folder_without_the_model_is_a_plain_message(tmp_path):

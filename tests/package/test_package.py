@@ -59,7 +59,15 @@ def test_the_wheel_says_what_it_needs(wheel):
     base = {re.split(r"[<>=~ ;]", need)[0].replace("_", "-") for need in needed if "extra ==" not in need}
     assert base == {"numpy", "ml-dtypes", "safetensors", "platformdirs", "rich", "typer"}
     assert metadata["Requires-Python"] == ">=3.11"
-    assert set(metadata.get_all("Provides-Extra")) == {"cuda12", "cuda13", "rocm7", "demo", "test", "frameworks"}
+    assert set(metadata.get_all("Provides-Extra")) == {
+        "cuda12",
+        "cuda13",
+        "rocm7",
+        "demo",
+        "test",
+        "docs",
+        "frameworks",
+    }
     assert "fp8core = fp8core.cli:main" in scripts
 
 
@@ -155,32 +163,11 @@ def test_the_readme_has_the_two_commands_and_ci_runs_the_second():
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
 
-def test_the_first_example_of_the_readme_runs(tmp_path):
-    code = re.findall(r"```python\n(.*?)```", README, re.DOTALL)[0]
-    assert "chosen" in python(code, ROOT, tmp_path)
-
-
-def test_the_readme_names_every_function():
-    import fp8core
-
-    functions = [name for name in fp8core.__all__ if name[0].islower()]
-    assert [name for name in functions if f"`{name}`" not in README] == []
-
-
 def test_the_support_matrix_is_current():
     command = [sys.executable, "docs/make_support_matrix.py", "--check"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
-    assert run.returncode == 0, run.stderr or "run python docs/make_support_matrix.py"
-
-
-def test_links_between_documents_lead_somewhere():
-    broken = []
-    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
-        for link in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
-            if not link.startswith("http") and not (page.parent / link).exists():
-                broken.append(f"{page.relative_to(ROOT)}: {link}")
-    assert broken == []
+    assert run.returncode == 0, run.stderr
 
 
 def test_no_registry_is_named():

@@ -1,0 +1,109 @@
+"""What MkDocs lacks: folders in the nav, and links to files of the repository that are not pages of the site.
+
+A link in a page is right as it stands in the repository. Where it leads to a file outside of docs/, to a program or to
+a folder, the site gets a page that shows the file or lists the folder, and the link leads there.
+"""
+
+import os
+import re
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files, InclusionLevel
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = PurePosixPath("docs")
+SHOWN = "source/"
+"""Where in the site files of the repository are shown."""
+FENCED = re.compile(r"(^```.*?^```)", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
+NEEDS_GPU = re.compile(r"^```python gpu$", re.MULTILINE)
+"""How a page marks code that runs on a GPU alone: tests read it, and readers of the site get a title."""
+LOADED = re.compile(r"<(?:script|img|iframe|source)\b[^>]*\bsrc=\"?(?:https?:)?//|<link\b[^>]*\bhref=\"?(?:https?:)?//")
+LANGUAGES = {".cu": "cuda", ".cuh": "cuda", ".hip": "cuda", ".def": "c", ".py": "python", ".toml": "toml", "": "bash"}
+
+
+def on_config(config: MkDocsConfig) -> None:
+    """Put the pages of a folder where the nav names the folder."""
+    config.nav = _expanded(config.nav)
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add a page for everything outside of the pages that a page links to."""
+    todo = list(files.documentation_pages())
+    while todo:
+        page = todo.pop()
+        for link, _ in LINK.findall(FENCED.sub("", page.content_string)):
+            path = _target(page, link)
+            if path is None or not _uri(path).startswith(SHOWN) or files.get_file_from_path(_uri(path)):
+                continue
+            made = File.generated(config, _uri(path), content=_shown(path), inclusion=InclusionLevel.NOT_IN_NAV)
+            files.append(made)
+            todo.append(made)
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Let each link lead to where its target is in the site."""
+    here = PurePosixPath(page.file.src_uri).parent
+
+    def moved(found: re.Match[str]) -> str:
+        path = _target(page.file, found[1])
+        return found[0] if path is None else os.path.relpath(_uri(path), here) + (found[2] or "")
+
+    parts = (part if part.startswith("```") else LINK.sub(moved, part) for part in FENCED.split(markdown))
+    return NEEDS_GPU.sub('```python title="Needs a GPU"', "".join(parts))
+
+
+def on_post_page(output: str, page: Page, **_: Any) -> None:
+    """Refuse a page that would load something from another host."""
+    found = LOADED.search(output)
+    if found:
+        raise PluginError(f"{page.file.src_uri} loads something from another host: {found[0]}")
+
+
+def _expanded(item: Any) -> Any:
+    if isinstance(item, list):
+        return [_expanded(one) for one in item]
+    if isinstance(item, dict):
+        return {title: _expanded(one) for title, one in item.items()}
+    if not item.endswith("/"):
+        return item
+    pages = sorted((ROOT / DOCS / item).glob("*.md"), key=lambda page: (page.stem != "index", page.stem))
+    return [f"{item}{page.name}" for page in pages]
+
+
+def _target(page: File, link: str) -> PurePosixPath | None:
+    """Return the file or folder of the repository that a link of a page leads to; None where there is none."""
+    uri = page.src_uri
+    origin = PurePosixPath(uri[len(SHOWN) : -len(".md")]) if uri.startswith(SHOWN) else DOCS / uri
+    path = PurePosixPath(os.path.normpath(origin.parent / link))
+    return path if path.parts[0] != ".." and (ROOT / path).exists() else None
+
+
+def _uri(path: PurePosixPath) -> str:
+    """Return where in the site a file or folder of the repository is."""
+    if path.is_relative_to(DOCS) and (ROOT / path).is_file() and path.suffix != ".py":
+        return str(path.relative_to(DOCS))
+    return f"{SHOWN}{path}.md"
+
+
+def _shown(path: PurePosixPath) -> str:
+    """Return a page that shows a file or lists a folder; searches leave it out."""
+    shown, head = ROOT / path, "---\nsearch: {exclude: true}\nhide: [navigation, toc]\n---\n\n"
+    if shown.is_dir():
+        names = sorted(p.name for p in shown.iterdir() if not p.name.startswith((".", "__")))
+        return head + "\n".join([f"# {path}", "", *(_listed(path / name) for name in names), ""])
+    text = shown.read_text(encoding="utf-8")
+    if path.suffix == ".md":
+        return head + text
+    fence = "`" * 6
+    return f"{head}# {path}\n\n{fence}{LANGUAGES.get(path.suffix, 'text')}\n{text}\n{fence}\n"
+
+
+def _listed(path: PurePosixPath) -> str:
+    name = f"`{path.name}`"
+    return f"- [{name}]({path.parent.name}/{path.name})" if path.suffix == ".md" else f"- {name}"
