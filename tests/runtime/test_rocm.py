@@ -12,12 +12,12 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from fp8core import interop
+from fp8core import interop, timing
 from fp8core.errors import BackendError, DeviceError
 from fp8core.interop import dlpack, dlpack_capsule, dlpack_exchange
 from fp8core.kernels.quantize import QUANTIZE
 from fp8core.problem import PER_TENSOR, Quantize, Target
-from fp8core.runtime import capture, compiler, device, jit, loaded, partitions, streams
+from fp8core.runtime import capture, compiler, device, hip_graphs, jit, loaded, partitions, streams
 from fp8core.runtime.args import Float32, Int32, Pointer
 from fp8core.runtime.plans import QuantizeNumbers
 from support import compilers
@@ -450,6 +450,69 @@ def test_events_are_queried_while_others_capture(rocm):
     before = capture.exchange(capture.RELAXED)
     assert rocm.hipEventQuery(None) == 0
     capture.exchange(before)
+
+
+# graphs
+
+
+def test_a_graph_is_captured_instantiated_launched_and_destroyed(rocm):
+    launch = launcher()
+    graph = hip_graphs.HipGraph(0x7000, lambda: launch(0x7000, (1, 1, 1), 0x1234, 0, 0.0))
+    for _ in range(2):
+        graph.launch(0x8000)
+    del graph
+    said = rocm.stub_log().decode().splitlines()
+    assert said[0] == "begin 0x7000 2"
+    assert said[1].endswith(" recorded")
+    assert said[2:] == [
+        "end 0x7000",
+        "instantiate 0xa000 0",
+        "destroy graph 0xa000",
+        *["launch 0xb000 0x8000"] * 2,
+        "destroy executable 0xb000",
+    ]
+
+
+def test_a_capture_ends_whatever_happens_in_it(rocm):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        hip_graphs.HipGraph(0x7000, interrupted)
+    assert rocm.stub_log().decode().splitlines() == ["begin 0x7000 2", "end 0x7000", "destroy graph 0xa000"]
+    rocm.stub_set(0, 0)
+    rocm.stub_fail_to_instantiate(98)
+    with pytest.raises(BackendError, match=r"hipGraphInstantiateWithFlags failed with hipErrorInvalidDeviceFunction"):
+        hip_graphs.HipGraph(0x7000, lambda: None)
+    assert rocm.stub_log().endswith(b"destroy graph 0xa000\n")
+    assert rocm.hipPeekAtLastError() == 0
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_times_are_of_a_graph_or_of_the_calls_where_there_is_none(rocm, caplog, fails):
+    launch = launcher()
+    operands = SimpleNamespace(
+        weights=range(0x1000, 0x3000, 0x1000), run=lambda run, stream, weight: run(stream, (1, 1, 1), weight, 0, 0.0)
+    )
+    rocm.stub_fail_to_instantiate(98 if fails else 0)
+    run = timing.recorded(operands, launch, SimpleNamespace(ptr=0x7000))
+    recorded = rocm.stub_log().count(b" recorded")
+    assert recorded == timing.CALLS
+    run()
+    assert rocm.stub_log().count(b"plain") == recorded * (1 + fails)
+    assert rocm.stub_log().count(b"launch 0xb000 0x7000") == 1 - fails
+    assert ("without a graph" in caplog.text) is fails
+
+
+@pytest.mark.parametrize(
+    ("arch", "mebibytes"), [(0x942, 768), (0x950, 768), (0x90A, 192), (0x1201, 192)], ids=lambda x: f"{x:x}"
+)
+def test_weights_are_colder_than_the_infinity_cache(arch, mebibytes):
+    target = MI300._replace(arch=arch)
+    assert timing.cold_bytes(target) == mebibytes << 20
+    assert timing.copies_of(target, 16 << 20) * 16 == mebibytes
+    assert timing.copies_of(target, 1 << 40) == 2
+    assert timing.copies_of(target, 1) == mebibytes // 3
 
 
 class Tensor:

@@ -37,7 +37,7 @@ enum { INVALID_VALUE = 1, INVALID_HANDLE = 400, CAPTURE_UNSUPPORTED = 900, RELAX
 
 static char text[1 << 16];
 static size_t used;
-static int status, capture;
+static int status, capture, failing;
 static _Thread_local int sticky, mode;
 
 static void said(const char *format, ...) {
@@ -59,8 +59,9 @@ void stub_set(int launch_status, int capture_status) {
     text[0] = 0;
     status = launch_status;
     capture = capture_status;
-    sticky = mode = 0;
+    sticky = mode = failing = 0;
 }
+void stub_fail_to_instantiate(int value) { failing = value; }
 
 /* The kernel's parameters are taken to be a pointer, an int32 and a float. */
 static int launched(const char *name, void *kernel, const uint32_t *grid, const uint32_t *block, uint32_t shared,
@@ -101,6 +102,36 @@ int hipStreamIsCapturing(void *stream, int *result) {
     said("capturing %p\n", stream);
     *result = capture;
     return returned(status);
+}
+
+int hipStreamBeginCapture(void *stream, int how) {
+    if (stream <= (void *)2 || how < 0 || how > RELAXED) return returned(INVALID_VALUE);
+    capture = 1;
+    said("begin %p %d\n", stream, how);
+    return returned(status);
+}
+int hipStreamEndCapture(void *stream, void **graph) {
+    said("end %p\n", stream);
+    capture = 0;
+    *graph = status ? NULL : (void *)0xA000;
+    return returned(status);
+}
+int hipGraphInstantiateWithFlags(void **made, void *graph, unsigned long long flags) {
+    said("instantiate %p %llu\n", graph, flags);
+    *made = (void *)0xB000;
+    return returned(failing);
+}
+int hipGraphLaunch(void *made, void *stream) {
+    said("launch %p %p\n", made, stream);
+    return returned(status);
+}
+int hipGraphDestroy(void *graph) {
+    said("destroy graph %p\n", graph);
+    return returned(0);
+}
+int hipGraphExecDestroy(void *made) {
+    said("destroy executable %p\n", made);
+    return returned(0);
 }
 
 int hipThreadExchangeStreamCaptureMode(int *wanted) {
