@@ -1,7 +1,7 @@
 """Every kernel by the front end of hipRTC itself, with the headers that it includes unasked: needs ROCm 7 and no GPU.
 
-No package of this kind is on PyPI or in Debian 12, so these tests run where ROCm is installed. `test_compile` compiles the
-same requests with clang alone.
+No package with it was found on PyPI or in Debian 12, so these tests run where ROCm is installed. `test_compile` compiles
+the same requests with clang alone.
 """
 
 import ctypes
