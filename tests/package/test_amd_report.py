@@ -4,15 +4,20 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from bench import amd_report, amd_steps
 from bench.amd_report import STEPS, Step, main, write
+from fp8core.errors import BackendError
 from fp8core.runtime import device
 from support.blaslt_fixtures import built, hip_stub  # noqa: F401
+from support.blaslt_tools import MI300
 
 ROOT = Path(__file__).resolve().parents[2]
+REAL = amd_steps._quantized
 FOREVER = "import subprocess, sys; subprocess.run(['tail', '-f', '/dev/null'])"
 
 
@@ -123,3 +128,93 @@ def test_cold_times_are_of_both_sizes(hip_stub, capsys, monkeypatch):
     amd_steps.cold()
     assert sizes == [192] * 5 + [768] * 5
     assert "768 MiB m=1: 10.00 us gfx9_decode algorithm 0" in capsys.readouterr().out
+
+
+class Stale:
+    """A graph that is launched without computing anything anew, as one that lacks its launches."""
+
+    def __init__(self, stream, calls):
+        calls()
+
+    def launch(self, stream):
+        pass
+
+
+class PretendedCupy(SimpleNamespace):
+    """NumPy under CuPy's names, with streams and events that do nothing: steps run on it from end to end."""
+
+    def __init__(self):
+        def stream(non_blocking=True):
+            return Stream(ptr=0x7000, synchronize=lambda: None)
+
+        event = SimpleNamespace(record=lambda stream: None, synchronize=lambda: None)
+        runtime = SimpleNamespace(deviceSynchronize=lambda: None)
+        cuda = SimpleNamespace(
+            Stream=stream, Event=lambda: event, get_elapsed_time=lambda begin, end: 1.0, runtime=runtime
+        )
+        super().__init__(
+            **{name: getattr(np, name) for name in ("asarray", "zeros", "ones", "empty_like", "float16")}, cuda=cuda
+        )
+
+
+class Stream(SimpleNamespace):
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *raised):
+        return None
+
+
+@pytest.fixture
+def pretended(monkeypatch):
+    """A device whose arrays are NumPy's, for which the host engine computes."""
+    cupy, driver = PretendedCupy(), SimpleNamespace(hipPeekAtLastError=lambda: 0)
+    fake = SimpleNamespace(cupy=lambda: cupy, target=lambda ordinal: MI300, driver=lambda: driver)
+    monkeypatch.setattr(amd_steps, "device", fake)
+    monkeypatch.setattr(amd_steps.hip_graphs, "HipGraph", Stale)
+    return cupy
+
+
+def test_a_graph_without_its_launches_is_seen(pretended, capsys):
+    amd_steps.replay()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines] == [
+        f"{rows} rows per {what}" for rows in (4, 256) for what in ("token", "tensor")
+    ]
+    assert all("codes WRONG" in line for line in lines)
+    assert all("product WRONG" in line for line in lines if "token" in line)
+
+
+def test_streams_that_disturb_nothing_give_no_wrong_results(pretended, capsys, monkeypatch):
+    monkeypatch.setattr(amd_steps, "_quantized", lambda rows, cols, seed: REAL(rows // 8, cols // 8, seed))
+    amd_steps.streams(calls=100)
+    assert capsys.readouterr().out.splitlines()[-1] == "100 products a stream, 0 results wrong"
+
+
+def test_what_is_captured_late_is_compared(pretended, capsys):
+    amd_steps.late()
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert all(line.endswith("captured, its result is the same") for line in lines)
+
+
+def test_results_in_fp8_say_where_they_saturate(pretended, capsys):
+    amd_steps.results()
+    found = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
+    largest = {name: float(said.split()[-1]) for name, said in found.items()}
+    assert largest["float8_e4m3fnuz"] == 224.0
+    assert largest["float8_e4m3fn"] == 448.0
+
+
+def test_a_failed_launch_is_reported_with_what_it_leaves(pretended, capsys, monkeypatch):
+    def fails(*arguments):
+        raise BackendError("launching nothing: hipErrorInvalidResourceHandle (400)")
+
+    monkeypatch.setattr(amd_steps.jit, "Launcher", lambda *arguments: fails)
+    monkeypatch.setattr(amd_steps.util, "find_spec", lambda name: None)
+    amd_steps.sticky()
+    assert capsys.readouterr().out.splitlines() == [
+        "the launch failed as it should: launching nothing: hipErrorInvalidResourceHandle (400)",
+        "left behind: 0",
+        "CuPy: 2.0",
+    ]
