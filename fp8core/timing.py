@@ -74,7 +74,7 @@ def cold_bytes(target: Target) -> int:
 
 
 def copies_of(target: Target, weight_bytes: int) -> int:
-    """Return how many weights of a size to rotate over on a device; small ones are not made as many as would be cold."""
+    """Return how many weights of a size to rotate over on a device; of small ones fewer than would be cold."""
     cold = cold_bytes(target)
     return max(2, min(MOST_WEIGHTS * cold // COLD_BYTES, -(-cold // weight_bytes)))
 

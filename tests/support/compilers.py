@@ -194,7 +194,9 @@ class HipRtc:
 def hiprtc() -> HipRtc | None:
     """Return hipRTC 7 or later: that of a wheel of TheRock's, of ROCM_PATH or of the system; None without one."""
     names = ("libhiprtc.so.8", "libhiprtc.so.7")
-    wheels = [str(p) for entry in sys.path for name in names if (p := Path(entry, "_rocm_sdk_core/lib", name)).is_file()]
+    wheels = [
+        str(p) for entry in sys.path for name in names if (p := Path(entry, "_rocm_sdk_core/lib", name)).is_file()
+    ]
     system = [f"{os.environ.get('ROCM_PATH', '/opt/rocm')}/lib/{name}" for name in names]
     for name in (*wheels, *system, *names):
         try:
