@@ -1,6 +1,7 @@
 """The time of launches on a GPU: synthetic operands, weights that come from memory, graphs in random turns."""
 
 import ctypes
+import logging
 import random
 import struct
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -11,12 +12,15 @@ from typing import Any, Final, TypeVar
 
 from fp8core.errors import BackendError
 from fp8core.kernels.gemm.args import Matmul
-from fp8core.problem import ITEMSIZE, ScaledMm
-from fp8core.runtime import device
+from fp8core.problem import ITEMSIZE, ScaledMm, Target
+from fp8core.runtime import device, hip_graphs
 
 COLD_BYTES: Final = 192 << 20
 """Weights rotate over this much, so that none of them stays in L2 (50 MB on an H200)."""
+INFINITY_CACHE_COLD_BYTES: Final = 768 << 20
+"""The same on MI300 and MI350 (gfx94x, gfx95x), whose Infinity Cache has 256 MB."""
 MOST_WEIGHTS: Final = 64
+"""So many at most where `COLD_BYTES` are enough, and more in the same proportion."""
 CALLS: Final = 8
 """A graph holds at least as many calls."""
 TURNS: Final = 9
@@ -27,6 +31,7 @@ HOPELESS: Final = 4.0
 """A launch that takes this many times the least, and longer than its way through the host, is not timed any closer."""
 LAUNCH_MS: Final = 0.03
 
+_LOG: Final = logging.getLogger("fp8core")
 _PATTERN_BYTES: Final = 1 << 20
 _FINITE: Final = bytes(0 if code & 0xBF == 0x80 else code & 0xBF for code in range(256))
 """Makes of any byte a code of magnitude below 2, in each of the FP8 formats."""
@@ -62,6 +67,18 @@ def interleaved(
     return found
 
 
+def cold_bytes(target: Target) -> int:
+    """Return how many bytes of weights to rotate over on a device, so that each one comes from memory."""
+    infinity_cache = target.platform == "hip" and target.arch >> 4 in (0x94, 0x95)
+    return INFINITY_CACHE_COLD_BYTES if infinity_cache else COLD_BYTES
+
+
+def copies_of(target: Target, weight_bytes: int) -> int:
+    """Return how many weights of a size to rotate over on a device; of small ones fewer than would be cold."""
+    cold = cold_bytes(target)
+    return max(2, min(MOST_WEIGHTS * cold // COLD_BYTES, -(-cold // weight_bytes)))
+
+
 class Operands:
     """Device memory for a problem: random codes, scales of one, and as many weights as keep them cold."""
 
@@ -78,7 +95,7 @@ class Operands:
             return self._area(4 * numbers, ones, near_floats)
 
         weight_bytes = -(-p.n * p.ldb // 256) * 256
-        copies = max(2, min(MOST_WEIGHTS, -(-COLD_BYTES // weight_bytes)))
+        copies = copies_of(p.target, weight_bytes)
         first = self._area(weight_bytes * copies, codes, near)
         self.weights = range(first, first + weight_bytes * copies, weight_bytes)
         self._a = self._area(p.m * p.lda, codes, near)
@@ -157,14 +174,22 @@ def calls_of(operands: Operands) -> int:
 
 
 def recorded(operands: Operands, launch: Matmul, stream: Any) -> Run:
-    """Return a run of a graph of calls; on ROCm, for which CuPy has no graphs, of the calls themselves."""
+    """Return a run of a graph of calls.
+
+    On ROCm, for which CuPy has no graphs, it is one of the driver's. Where that does not record them, as a library may
+    not, it is the calls themselves: then times of short ones hold the host's share.
+    """
 
     def calls() -> None:
         for i in range(calls_of(operands)):
             operands.run(launch, stream.ptr, operands.weights[i % len(operands.weights)])
 
     if device.platform() == "hip":
-        return calls
+        try:
+            return partial(hip_graphs.HipGraph(stream.ptr, calls).launch, stream.ptr)
+        except BackendError as error:
+            _LOG.warning("without a graph, so that times hold the host's share: %s", error)
+            return calls
     return partial(captured(stream, calls).launch, stream)
 
 

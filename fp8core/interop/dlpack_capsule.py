@@ -9,7 +9,7 @@ from fp8core.errors import DeviceError, LayoutError
 from fp8core.interop import cupy_arrays, dlpack, numpy_arrays
 from fp8core.interop.tensor import Framework, Result, TensorView, check_aligned, refused_dtype
 from fp8core.problem import HOST, Target
-from fp8core.runtime import device
+from fp8core.runtime import device, streams
 from fp8core.runtime.releases import releases
 
 PER_THREAD = 2
@@ -44,7 +44,7 @@ class KeepAlive:
             return
         passed: Callable[[], bool] | None
         try:
-            passed = device.event_query(self.stream, self.ordinal)
+            passed = streams.event_query(self.stream, self.ordinal)
         except Exception as error:  # noqa: BLE001 - without an event it has to be kept for good
             passed = partial(_raise, error)
         self.releases.add(self.capsule, passed, self.ordinal, (self.ordinal, self.stream))

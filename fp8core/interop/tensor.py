@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from fp8core.errors import DeviceError, DTypeError, LayoutError
 from fp8core.interop import dlpack
 from fp8core.problem import ITEMSIZE, Target
-from fp8core.runtime import device, graph_memory
+from fp8core.runtime import device, graph_memory, streams
 from fp8core.runtime.releases import releases
 
 new_tuple: Any = tuple.__new__
@@ -162,11 +162,11 @@ class Framework(ABC):
                 f"stream needs to be the captured one or to wait for it, got {stream:#x} while {self.name} captures "
                 f"its stream {producer:#x} into a graph: pass stream="
             )
-        device.join(stream, producer, view.target.device)
+        streams.join(stream, producer, view.target.device)
 
     def order_after(self, view: TensorView, stream: int) -> None:
         """Let the framework's current stream wait for what ``stream`` does to a view's memory."""
-        device.join(self.stream(view.target), stream, view.target.device)
+        streams.join(self.stream(view.target), stream, view.target.device)
 
     def keep(self, view: TensorView, stream: int, owner: object = None) -> None:
         """Keep the memory of an operand until ``stream``, which is not the one that it was made on, has passed.
@@ -190,7 +190,7 @@ def fill_number(pointer: int, value: float, target: Target, stream: int) -> None
     if target.platform == "host":
         ctypes.c_float.from_address(pointer).value = value
     else:
-        device.fill_float32(pointer, value, stream, target.device)
+        streams.fill_float32(pointer, value, stream, target.device)
 
 
 def bytes_spanned(shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> int:

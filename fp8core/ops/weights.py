@@ -13,7 +13,7 @@ from fp8core.interop import Operand, eager_only
 from fp8core.kernels.weights import ALL_CLOSE, EXPAND, NORMALIZE, REQUANTIZE
 from fp8core.ops.quantize import dequantize
 from fp8core.problem import FORMATS, PER_TENSOR, AllClose, Expand, Normalize, Requantize
-from fp8core.runtime import device
+from fp8core.runtime import streams
 from fp8core.runtime.plans import AllCloseNumbers, ExpandNumbers, NormalizeNumbers, RequantizeNumbers
 
 MOST_ROWS: Final = 2**31 - 1
@@ -289,7 +289,7 @@ def all_close_1d(x: object, *, stream: object = None) -> bool:
         return True
     seen = interop.view(x, "x")
     flag = interop.view(arrays[1], "result")
-    return device.read_int32(flag.pointer, seen.target, interop.stream_of(seen, stream)) != 0
+    return streams.read_int32(flag.pointer, seen.target, interop.stream_of(seen, stream)) != 0
 
 
 def _describe_all_close(operands: Sequence[TensorSpec | None], options: None) -> Described:

@@ -8,9 +8,9 @@ from typing import Any, Final, NamedTuple
 
 from fp8core.errors import BackendError, DeviceError
 from fp8core.problem import Platform, Target
+from fp8core.runtime import loaded
 
 _DRIVERS: Final[dict[str, tuple[str, ...]]] = {
-    # On ROCm first the one that CuPy has loaded, in whose address space streams and kernels live.
     "cuda": ("libcuda.so.1",),
     "hip": ("libamdhip64.so.7", "libamdhip64.so", "libamdhip64.so.6"),
 }
@@ -104,9 +104,14 @@ class _Address:
         return 0, self._pointer
 
 
+def known(stream: int) -> int:
+    """Return a stream by its number in the driver: on ROCm 0 is the default one in every release, 1 is not."""
+    return 0 if stream == LEGACY and platform() == "hip" else stream
+
+
 def external(pointer: int) -> Any:
     """Return the stream at an address, of whatever framework, as CuPy's; 0 is the default one."""
-    streams = cupy().cuda.Stream
+    streams, pointer = cupy().cuda.Stream, known(pointer)
     return streams.from_external(_Address(pointer)) if pointer else streams.null
 
 
@@ -197,75 +202,23 @@ def _asking_capture() -> Callable[[int], bool]:
     return ask_driver
 
 
-def join(waiting: int, awaited: int, ordinal: int) -> None:
-    """Let what is launched on stream ``waiting`` from now on start after what is on stream ``awaited``.
-
-    Nothing happens where one is captured into a graph and the other is not, or into another: the one would be drawn
-    into the capture, and neither does anything before the graph is launched.
-    """
-    if waiting == awaited:
-        return
-    captured = capturing(waiting)
-    if captured != capturing(awaited):
-        return
-    if captured:
-        from fp8core.runtime import capture
-
-        if capture.info(waiting) != capture.info(awaited):
-            return
-    with on(ordinal):
-        event = cupy().cuda.Event(disable_timing=True)
-        event.record(external(awaited))
-        external(waiting).wait_event(event)
-
-
-def event_query(pointer: int, ordinal: int) -> Callable[[], bool] | None:
-    """Return a question: has stream ``pointer`` come past this point? None while it is captured into a graph."""
-    if capturing(pointer):
-        return None
-    with on(ordinal):
-        event = cupy().cuda.Event(disable_timing=True)
-        event.record(external(pointer))
-
-    def answer() -> bool:
-        return bool(event.done)
-
-    return answer
-
-
-def fill_float32(pointer: int, value: float, stream: int, ordinal: int) -> None:
-    """Write a number to device memory on a stream, as a part of its graph while it is captured; nothing waits."""
-    bits = ctypes.c_uint32.from_buffer(ctypes.c_float(value)).value
-    name = "cuMemsetD32Async" if platform() == "cuda" else "hipMemsetD32Async"
-    function = getattr(driver(), name)
-    arguments = (ctypes.c_uint64(pointer), ctypes.c_uint32(bits), ctypes.c_size_t(1), ctypes.c_void_p(stream))
-    status = calling(ordinal, function)(*arguments)
-    if status:
-        status = retry_with_context(status, ordinal, function, *arguments)
-    check(status, name, f"one number at {pointer:#x} on stream {stream:#x}")
-
-
-def read_int32(pointer: int, target: Target, stream: int) -> int:
-    """Return the int32 at ``pointer`` on a target once ``stream`` has come so far: the host waits for it."""
-    value = ctypes.c_int32()
-    if target.platform == "host":
-        return ctypes.c_int32.from_address(pointer).value
-    runtime = cupy().cuda.runtime
-    with on(target.device):
-        runtime.memcpyAsync(ctypes.addressof(value), pointer, ctypes.sizeof(value), runtime.memcpyDeviceToHost, stream)
-        runtime.streamSynchronize(stream)
-    return value.value
-
-
 @cache
 def driver() -> ctypes.CDLL:
     """Return the driver's library, libcuda or libamdhip64, for calls that CuPy does not have.
 
+    On ROCm it is the one that is mapped, which is CuPy's: streams and kernels live in its address space.
+
     Raises:
-        DeviceError: it cannot be loaded.
+        DeviceError: it cannot be loaded, or there are two HIP runtimes.
     """
+    names: tuple[str, ...] = _DRIVERS[platform()]
+    if platform() == "hip":
+        here = loaded.hip_runtime()
+        if isinstance(here, str):
+            raise DeviceError(here)
+        names = names if here is None else (str(here),)
     reasons = []
-    for name in _DRIVERS[platform()]:
+    for name in names:
         try:
             return ctypes.CDLL(name)
         except OSError as error:
@@ -320,8 +273,18 @@ def check(status: int, call: str, problem: object = "") -> None:
         problem: what it was called for.
     """
     if status:
+        drain()
         suffix = f" for {problem}" if problem else ""
         raise BackendError(f"{call} failed with {status_name(status)}{suffix}")
+
+
+def drain() -> None:
+    """Clear the error that HIP keeps of a failed call: the thread's next launch, of any library, would report it.
+
+    Called wherever a status is not 0. CUDA's driver API keeps none.
+    """
+    if platform() == "hip":
+        driver().hipGetLastError()
 
 
 def status_name(status: int) -> str:

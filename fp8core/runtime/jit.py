@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from fp8core.errors import BackendError
 from fp8core.problem import Platform, Target
-from fp8core.runtime import args, compiler, device, partitions, sources
+from fp8core.runtime import args, compiler, device, limits, partitions, sources
 
 CLUSTER_DIMENSION: Final = 4
 PROGRAMMATIC_STREAM_SERIALIZATION: Final = 6
@@ -66,16 +66,18 @@ def _function(target: Target, source: str, entry: str, constants: Constants, sha
 
 
 @cache
-def _launch_function(platform: Platform) -> Callable[..., int]:
-    """Return the driver's launch: CUDA's and HIP's take the same configuration, kernel, parameters and extras.
+def _launch_function(platform: Platform, cooperative: bool = False) -> Callable[..., int]:
+    """Return the driver's launch.
 
-    It has no argument types: `ctypes` passes what `ADDRESS` converted once as it is.
+    It has no argument types: `ctypes` passes what `ADDRESS` converted once as it is. HIP's counterpart of
+    cuLaunchKernelEx, hipDrvLaunchKernelEx, is not used: up to about ROCm 7.13 a capture leaves its launches out
+    (ROCm/rocm-systems pull request 7309). hipModuleLaunchKernel is captured by every release.
     """
-    name = "hipDrvLaunchKernelEx" if platform == "hip" else "cuLaunchKernelEx"
+    hip = "hipModuleLaunchCooperativeKernel" if cooperative else "hipModuleLaunchKernel"
+    name, needed = (hip, "ROCm 5") if platform == "hip" else ("cuLaunchKernelEx", "CUDA 12")
     try:
         launch: Callable[..., int] = device.driver()[name]
     except AttributeError as error:
-        needed = "ROCm 7" if platform == "hip" else "CUDA 12"
         raise BackendError(f"the driver has no {name}: {needed} or later is needed ({error})") from error
     return launch
 
@@ -127,8 +129,11 @@ class Bound:
         struct.pack_into(fixed_text, image, self.middle + CONFIGURATION.size, *numbers)
         self.image, self.function = bytes(image), launcher.function.address
         self._launcher = launcher
-        self._launch = device.calling(launcher.target.device, _launch_function(launcher.target.platform))
+        self._launch = device.calling(launcher.target.device, self._function())
         self._pool: list[Frame] = []
+
+    def _function(self) -> Callable[..., int]:
+        return _launch_function(self._launcher.target.platform)
 
     def launch(self, stream: int, *arguments: int | float | bytes) -> None:
         """Launch on ``stream``; raises BackendError with the driver's status and the kernel's name."""
@@ -142,11 +147,55 @@ class Bound:
         if status:
             status = device.retry_with_context(status, self._launcher.target.device, self._launch, *frame.arguments)
         if status:
-            shape, target = GRID.unpack_from(frame.configuration), self._launcher.target
-            name = device.status_name(status)
-            message = f"launching {self._launcher.entry} with grid {shape} on {target}: {name}"
-            raise partitions.LaunchError(message, status)
+            raise self._refused(GRID.unpack_from(frame.configuration), device.status_name(status), status)
         self._pool.append(frame)
+
+    def _refused(self, grid: tuple[int, ...], reason: str, status: int) -> partitions.LaunchError:
+        """Return the error of a launch that did not happen."""
+        message = f"launching {self._launcher.entry} with grid {grid} on {self._launcher.target}: {reason}"
+        return partitions.LaunchError(message, status)
+
+
+class HipBound(Bound):
+    """A kernel as HIP launches it: by a function that takes the configuration as numbers, one by one."""
+
+    def __init__(
+        self,
+        launcher: "Launcher",
+        given: Sequence[int],
+        grid: Grid | None = None,
+        numbers: tuple[int | float | bytes, ...] = (),
+    ) -> None:
+        super().__init__(launcher, given, grid, numbers)
+        self._grid = grid
+        self._block = (*launcher.block, launcher.shared_bytes)
+        self._after = () if launcher.cooperative else (None,)
+
+    def _function(self) -> Callable[..., int]:
+        return _launch_function("hip", self._launcher.cooperative)
+
+    def launch(self, stream: int, *arguments: int | float | bytes) -> None:
+        """Launch on ``stream``; raises LaunchError with the driver's status, or with why it was not asked."""
+        try:
+            frame = self._pool.pop()
+        except IndexError:
+            frame = Frame(self)
+        frame.write(*arguments)
+        grid = self._grid or GRID.unpack_from(frame.configuration)
+        if any(count * threads > limits.HIP_THREADS for count, threads in zip(grid, self._block, strict=False)):
+            reason = f"HIP needs at most {limits.HIP_THREADS} threads along each axis, got blocks of {self._block[:3]}"
+            raise self._refused(grid, reason, partitions.NOT_ASKED)
+        if self._launcher.cooperative and device.capturing(stream):
+            raise self._refused(grid, "HIP needs a stream that is not captured for it", partitions.NOT_CAPTURED)
+        _, kernel, parameters, _ = frame.arguments
+        status = self._launch(kernel, *grid, *self._block, ADDRESS(device.known(stream)), parameters, *self._after)
+        if status:
+            device.drain()
+            raise self._refused(grid, device.status_name(status), status)
+        self._pool.append(frame)
+
+
+BOUND: Final[dict[Platform, type[Bound]]] = {"cuda": Bound, "hip": HipBound}
 
 
 class Launcher:
@@ -164,12 +213,14 @@ class Launcher:
         block: Grid,
         shared_bytes: int,
         attributes: bytes,
+        cooperative: bool = False,
     ) -> None:
         self.target, self.function, self.entry, self.items = target, function, entry, items
-        self.block, self.shared_bytes = block, shared_bytes
+        self.block, self.shared_bytes, self.cooperative = block, shared_bytes, cooperative
         self._kept = ctypes.create_string_buffer(attributes, max(len(attributes), 1))
         self.attributes = (ctypes.addressof(self._kept) if attributes else 0, len(attributes) // ATTRIBUTE.size)
-        self._all = Bound(self, range(len(self.items))).launch
+        self._bound = BOUND[target.platform]
+        self._all = self._bound(self, range(len(self.items))).launch
 
     def __call__(self, stream: int, grid: Grid, *arguments: int | float | bytes) -> None:
         """Launch on ``stream``; raises BackendError with the driver's status and the kernel's name."""
@@ -181,7 +232,8 @@ class Launcher:
         Those are the addresses and strings of bytes, in their order: half of the host time of a launch with many
         arguments is packing what never changes.
         """
-        return Bound(self, [i for i, item in enumerate(self.items) if item[-1] in args.VARYING], grid, numbers).launch
+        varying = [i for i, item in enumerate(self.items) if item[-1] in args.VARYING]
+        return self._bound(self, varying, grid, numbers).launch
 
     def bind_args(self, grid: Grid, given: Any) -> Callable[..., None]:
         """Return `bind` with the numbers of ``given``, an instance of the kernel's declared arguments."""
@@ -238,7 +290,8 @@ def prepare(
         attributes += ATTRIBUTE.pack(CLUSTER_DIMENSION, cluster, 1, 1)
     if programmatic and target.arch >= 90 and target.platform == "cuda":
         attributes += ATTRIBUTE.pack(PROGRAMMATIC_STREAM_SERIALIZATION, 1, 0, 0)
-    if cooperative:
+    if cooperative and target.platform == "cuda":
         attributes += ATTRIBUTE.pack(COOPERATIVE, 1, 0, 0)
     shape = (block, 1, 1) if isinstance(block, int) else block
-    return Launcher(target, function, entry, args.items(arguments, **extents), shape, shared_bytes, attributes)
+    items = args.items(arguments, **extents)
+    return Launcher(target, function, entry, items, shape, shared_bytes, attributes, cooperative)

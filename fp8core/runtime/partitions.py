@@ -6,9 +6,14 @@ from typing import Final
 from fp8core.errors import BackendError
 from fp8core.runtime import device
 
-TOO_LARGE: Final = (720, 912)
-"""What the driver answers where not all blocks of a cooperative grid, or of a cluster, find a place at once:
-CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE (hipErrorCooperativeLaunchTooLarge) and CUDA_ERROR_INVALID_CLUSTER_SIZE."""
+NOT_ASKED: Final = -1
+"""In place of a status: the driver was not asked, as the launch breaks a rule that is known."""
+NOT_CAPTURED: Final = -2
+"""In place of a status: a cooperative launch on a stream that is captured, which not every ROCm can record."""
+TOO_LARGE: Final = (720, 912, NOT_CAPTURED)
+"""Where another kernel takes a cooperative grid's, or a cluster's, place: what the driver answers where not all blocks
+find a place at once, CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE (hipErrorCooperativeLaunchTooLarge) and
+CUDA_ERROR_INVALID_CLUSTER_SIZE, and `NOT_CAPTURED`."""
 _SM_RESOURCE: Final = 1
 """CU_DEV_RESOURCE_TYPE_SM."""
 _RESOURCE_BYTES: Final = 256

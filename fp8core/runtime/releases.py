@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, Final, NamedTuple
 
-from fp8core.runtime import capture, device
+from fp8core.runtime import capture, device, streams
 
 _LOG: Final = logging.getLogger("fp8core")
 FIRST_PAUSE: Final = 50e-6
@@ -72,7 +72,7 @@ class Releases:
         nothing is kept, and the memory has to be the caller's.
         """
         self.start()
-        self.add(owner, device.event_query(stream, ordinal), ordinal, (ordinal, stream))
+        self.add(owner, streams.event_query(stream, ordinal), ordinal, (ordinal, stream))
 
     def add(
         self, owner: object, passed: Callable[[], bool] | None, ordinal: int | None = None, key: object = None

@@ -10,7 +10,7 @@ from fp8core.kernels.gemm.blaslt import matmul, query
 from fp8core.kernels.gemm.blaslt.mapping import accumulation, product
 from fp8core.runtime import device
 from support.blaslt_fixtures import built, hip_stub, stub  # noqa: F401
-from support.blaslt_tools import H200, MI300, forget, pretend, problem
+from support.blaslt_tools import FIRST_RUN, H200, MI300, forget, pretend, problem
 
 TARGETS = {"cuda": H200, "hip": MI300}
 
@@ -164,10 +164,15 @@ def test_every_call_in_its_order_hipblaslt(hip_stub):
         "MatmulPreferenceCreate p1",
     ]
     assert said[11:13] == [
-        "MatmulPreferenceSetAttribute p1 1 8 33554432",
+        "MatmulPreferenceSetAttribute p1 1 8 79691776",
         "MatmulAlgoGetHeuristic h1 d1 l1 l2 l3 l3 p1 8",
     ]
-    assert said[-1].startswith(f"Matmul h1 d2 alpha=1 A={B} l4 B={A} l5 beta=0 C={OUT} l6 D={OUT} l6 algorithm=1 work")
+    first, *others = [line for line in said if line.startswith(("Create h", "Matmul h"))][1:]
+    assert first == "Create h2", "a spare handle, for a stream that is captured"
+    assert others[0].startswith(f"Matmul h1 d2 alpha=1 A={FIRST_RUN} l4 B={FIRST_RUN} l5 beta=0")
+    assert others[1] == "Create h3", "a new spare one: the stream has taken the first"
+    assert others[2].startswith(f"Matmul h2 d2 alpha=1 A={B} l4 B={A} l5 beta=0 C={OUT} l6 D={OUT} l6 algorithm=1 work")
+    assert others[2] == said[-1]
 
 
 def test_codes_have_a_wide_c(stub):

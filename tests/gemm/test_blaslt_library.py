@@ -11,8 +11,9 @@ from fp8core.errors import BackendError
 from fp8core.kernels.gemm.blaslt import descriptors as blaslt_product
 from fp8core.kernels.gemm.blaslt import library, query
 from fp8core.kernels.gemm.blaslt.dialects import CUBLASLT, DIALECTS, HIPBLASLT, SCALE_MODES, WIDTHS
-from fp8core.kernels.gemm.blaslt.library import Handle, Library, candidates
+from fp8core.kernels.gemm.blaslt.library import Handle, Library
 from fp8core.kernels.gemm.blaslt.mapping import product
+from fp8core.kernels.gemm.blaslt.places import candidates
 from fp8core.runtime import device
 from gemm.test_blaslt import AMAX, BIAS, CUDA, OUT_SCALE, SCALE_A, SCALE_B
 from support.blaslt_fixtures import built, hip_stub, stub  # noqa: F401
@@ -152,7 +153,7 @@ def test_real_library_without_a_gpu_says_so(real, monkeypatch):
         pytest.skip("there is a GPU")
     monkeypatch.setattr(device, "on", lambda ordinal: threading.Lock())
     with pytest.raises(BackendError, match=r"cublasLtCreate: CUBLAS_STATUS_NOT_INITIALIZED \(1\) for device 0"):
-        real.handle(0)
+        real.handles.of_device(0)
 
 
 def header() -> str:

@@ -78,7 +78,9 @@ HIP_CHOICES = [
     (problem("mixed", target=MI300), "hipblaslt_relayout"),
     (problem("row", target=MI300, out="float16"), "hipblaslt_epilogue"),
     (problem("row", target=MI300, bias="float32"), "hipblaslt_epilogue"),
-    (problem(target=MI300, out="float8_e4m3fnuz", out_scale=True), "hipblaslt_relayout"),
+    (problem(target=MI300, out="float8_e5m2fnuz", out_scale=True), "hipblaslt_relayout"),
+    (problem(target=MI300, out="float8_e4m3fnuz", out_scale=True), "hipblaslt_epilogue"),
+    (problem(target=MI300, out="float8_e4m3fnuz", amax=True), "hipblaslt_epilogue"),
 ]
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from fp8core.kernels.gemm.amd.decode import GFX9_DECODE, plan_decode, wavefronts
+from fp8core.kernels.gemm.simt import SIMT, ClearArgs
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.explain import example_product
 from support import reference
@@ -194,6 +195,11 @@ def test_few_rows_choose_it_before_the_library(arch, scale_a, scale_b, m):
         (0x942, {"out": FNUZ, "out_scale": True}, "gives float32, float16 or bfloat16 without out_scale and amax"),
         (0x942, {"amax": True}, "without out_scale and amax"),
         (0x942, {"m": 1 << 20, "n": 1 << 20, "batch_invariant": True}, "a grid of less than 2**31"),
+        (
+            0x942,
+            {"m": 1 << 16, "n": 1 << 16, "ldo": 1 << 16, "batch_invariant": True},
+            "needs at most 16777215 blocks of 256 threads, got 16777216 for m=65536 and n=65536",
+        ),
     ],
 )
 def test_what_it_cannot_do_is_said(arch, changes, reason):
@@ -224,3 +230,22 @@ def test_waves_share_k_and_fill_the_device(target):
     assert wavefronts(16, chunk, target) == 1
     assert wavefronts(16, chunk + 16, target) == 2
     assert wavefronts(16, 3 * chunk, target) == 4
+
+
+@pytest.mark.parametrize(("platform", "able"), [("hip", False), ("cuda", True)])
+def test_hip_counts_the_threads_of_a_grid_and_cuda_its_blocks(platform, able):
+    """A product whose grid HIP would refuse at its launch: 2**24 blocks of 256 threads are 2**32 of them."""
+    target = on(0x942)._replace(platform=platform, arch=0x942 if platform == "hip" else 90)
+    large = example_product(target, m=1 << 18, n=1 << 18)._replace(batch_invariant=True)
+    assert (SIMT.refusal(large) is None) is able
+    assert SIMT.refusal(large._replace(m=(1 << 18) - 64)) is None
+    few = example_product(on(0x942), m=(1 << 16) - 16, n=1 << 16)._replace(batch_invariant=True)
+    assert SCALED_MM.explain(few).chosen == "gfx9_decode"
+    assert SCALED_MM.explain(few._replace(m=1 << 16)).chosen == "simt"
+
+
+def test_the_emulation_refuses_the_grids_that_hip_refuses(emulator):
+    """As far as it can without running them: the rule stands before the launch."""
+    launch = emulator.prepare(HIP_64, "gemm/clear_amax", "clear_amax", {}, ClearArgs, block=1024)
+    with pytest.raises(EmulationError, match=r"no device takes the grid \(4194304, 1, 1\) of \(1024, 1, 1\)"):
+        launch(0, (1 << 22, 1, 1), 0)

@@ -9,7 +9,7 @@ from fp8core import interop
 from fp8core.errors import LayoutError
 from fp8core.interop import order_after, order_before
 from fp8core.interop.float8 import Float8Array
-from fp8core.runtime import capture, device, graph_memory
+from fp8core.runtime import capture, device, graph_memory, streams
 from fp8core.runtime.releases import releases
 
 pytestmark = pytest.mark.gpu
@@ -168,10 +168,10 @@ def test_the_driver_knows_captures_apart(cupy):
     event.record(one)
     side.wait_event(event)
     assert capture.info(side.ptr) == first != second
-    device.join(one.ptr, two.ptr, device.current())  # nothing: another graph
-    device.join(one.ptr, 0, device.current())  # nothing: not captured
-    device.join(0, one.ptr, device.current())
-    device.join(one.ptr, side.ptr, device.current())  # which ends what was begun on the side
+    streams.join(one.ptr, two.ptr, device.current())  # nothing: another graph
+    streams.join(one.ptr, 0, device.current())  # nothing: not captured
+    streams.join(0, one.ptr, device.current())
+    streams.join(one.ptr, side.ptr, device.current())  # which ends what was begun on the side
     one.end_capture()
     two.end_capture()
 
@@ -183,8 +183,8 @@ def test_the_default_stream_is_asked_about_nothing_during_a_capture(cupy, blocki
     stream.begin_capture()
     assert device.capturing(stream.ptr)
     assert not device.capturing(0)
-    device.join(stream.ptr, 0, device.current())
-    device.join(0, stream.ptr, device.current())
+    streams.join(stream.ptr, 0, device.current())
+    streams.join(0, stream.ptr, device.current())
     stream.end_capture()
 
 

@@ -15,7 +15,7 @@ from fp8core.errors import DeviceError
 from fp8core.interop import Framework, Result, TensorView, order_after, order_before
 from fp8core.interop import tensor as interop_tensor
 from fp8core.problem import HOST
-from fp8core.runtime import capture, device, graph_memory
+from fp8core.runtime import capture, device, graph_memory, streams
 from support.problems import TARGETS
 
 TARGET = next(target for target in TARGETS if target.platform == "cuda")
@@ -61,7 +61,7 @@ def log(monkeypatch):
     """Return what was done with streams, of which those from 0xC00 on are captured."""
     done = []
     queue = SimpleNamespace(keep=lambda owner, stream, ordinal: done.append(("keep", owner, stream, ordinal)))
-    monkeypatch.setattr(device, "join", lambda waiting, awaited, ordinal: done.append((waiting, "after", awaited)))
+    monkeypatch.setattr(streams, "join", lambda waiting, awaited, ordinal: done.append((waiting, "after", awaited)))
     monkeypatch.setattr(device, "capturing", lambda stream: stream >= 0xC00)
     monkeypatch.setattr(interop_tensor, "releases", lambda: queue)
     return done
@@ -195,7 +195,7 @@ def joined(monkeypatch):
     ],
 )
 def test_streams_wait_for_each_other_within_one_capture_or_outside_of_all(joined, waiting, awaited, waits):
-    device.join(waiting, awaited, 0)
+    streams.join(waiting, awaited, 0)
     assert joined == ([(waiting, awaited)] if waits else [])
 
 
@@ -272,7 +272,7 @@ def test_a_number_becomes_an_array_on_the_host(framework):
 
 def test_a_number_on_a_device_is_written_by_its_stream(log, monkeypatch):
     filled, kind = [], Kind("first", 0x200)
-    monkeypatch.setattr(device, "fill_float32", lambda *arguments: filled.append(arguments))
+    monkeypatch.setattr(streams, "fill_float32", lambda *arguments: filled.append(arguments))
     number = kind.number(0.5, TARGET, 0x200)
     assert filled == [(number.pointer, 0.5, 0x200, TARGET.device)]
     assert number.owner is not None
@@ -280,7 +280,7 @@ def test_a_number_on_a_device_is_written_by_its_stream(log, monkeypatch):
 
 def test_a_number_in_a_capture_is_the_graphs(log, monkeypatch):
     filled = []
-    monkeypatch.setattr(device, "fill_float32", lambda *arguments: filled.append(arguments))
+    monkeypatch.setattr(streams, "fill_float32", lambda *arguments: filled.append(arguments))
     monkeypatch.setattr(graph_memory, "allocate", lambda nbytes, target, stream: 0x4000 + nbytes)
     number = Kind("first", 0xC00).number(0.5, TARGET, 0xC00)
     assert (number.pointer, number.owner) == (0x4004, None)
@@ -298,5 +298,5 @@ def test_one_number_is_filled_by_the_driver(monkeypatch, platform, name):
     monkeypatch.setattr(device, "platform", lambda: platform)
     monkeypatch.setattr(device, "count", lambda: 1)
     monkeypatch.setattr(device, "driver", lambda: SimpleNamespace(**{name: fill}))
-    device.fill_float32(0x7F00_0000_1000, -0.5, 0x7000, 0)
+    streams.fill_float32(0x7F00_0000_1000, -0.5, 0x7000, 0)
     assert calls == [(0x7F00_0000_1000, 0xBF000000, 1, 0x7000)]

@@ -1,6 +1,7 @@
 """Products in the format that the device at hand multiplies by instructions, which is fnuz on MI300: `test_product`
 takes OCP formats, whose products MI300 decodes and multiplies by ordinary FMA. And what is said of AMD in words."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 import fp8core
+from bench.amd_report import STEPS
 from fp8core import interop
 from fp8core.cli import UNPROVEN, app, proven, target_named
 from fp8core.problem import native_e4m3
@@ -87,7 +89,16 @@ def test_every_amd_row_of_the_support_matrix_is_marked():
     assert f"† {UNPROVEN}" in text
 
 
+def test_the_page_has_every_step_of_the_report():
+    text = (ROOT / "docs" / "how-to" / "amd.md").read_text()
+    section = text[text.index("## What the steps decide") : text.index("## What to know")]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    named = [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
+    numbers = [name if not name.isdecimal() else f"bench {name}" for name in named]
+    assert numbers == [step.name for step in STEPS]
+
+
 def test_every_hip_source_is_in_the_table_of_what_stands_behind_it():
-    text = (ROOT / "docs" / "amd.md").read_text()
+    text = (ROOT / "docs" / "how-to" / "amd.md").read_text()
     missing = [name for name in sources.names("hip") if f"`{name}`" not in text]
     assert not missing

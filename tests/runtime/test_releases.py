@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from fp8core.interop import dlpack_capsule, jax_arrays
-from fp8core.runtime import capture, device, releases
+from fp8core.runtime import capture, device, releases, streams
 
 SECONDS = 30.0
 """Enough on any machine; no test waits so long unless it fails."""
@@ -279,7 +279,7 @@ def test_a_capsule_is_kept_from_the_end_of_its_view_until_the_stream_has_passed(
     stream = Stream()
     monkeypatch.setattr(dlpack_capsule, "releases", lambda: kept)
     monkeypatch.setattr(device, "current_stream", lambda ordinal: object())
-    monkeypatch.setattr(device, "event_query", lambda pointer, ordinal: stream.query(stream.submit()))
+    monkeypatch.setattr(streams, "event_query", lambda pointer, ordinal: stream.query(stream.submit()))
     monkeypatch.setattr(capture, "exchange", lambda mode: None)
     monkeypatch.setattr(device, "bind", lambda ordinal: None)
     capsule = Owner()
@@ -300,7 +300,7 @@ def test_a_capsule_whose_stream_cannot_be_asked_about_is_kept(kept, monkeypatch,
 
     monkeypatch.setattr(dlpack_capsule, "releases", lambda: kept)
     monkeypatch.setattr(device, "current_stream", lambda ordinal: object())
-    monkeypatch.setattr(device, "event_query", broken)
+    monkeypatch.setattr(streams, "event_query", broken)
     monkeypatch.setattr(capture, "exchange", lambda mode: None)
     monkeypatch.setattr(device, "bind", lambda ordinal: None)
     capsule = Owner()
@@ -381,7 +381,7 @@ def test_a_kept_operand_gets_an_event_of_its_stream(monkeypatch):
     queue, seen = releases.Releases(), []
     monkeypatch.setattr(queue, "start", lambda: seen.append("start"))
     monkeypatch.setattr(queue, "add", lambda *arguments: seen.append(arguments))
-    monkeypatch.setattr(device, "event_query", lambda stream, ordinal: f"event on {stream} of {ordinal}")
+    monkeypatch.setattr(streams, "event_query", lambda stream, ordinal: f"event on {stream} of {ordinal}")
     queue.keep("x", 0x7000, 1)
     assert seen == ["start", ("x", "event on 28672 of 1", 1, (1, 0x7000))]
 
@@ -389,4 +389,4 @@ def test_a_kept_operand_gets_an_event_of_its_stream(monkeypatch):
 def test_stand_ins_are_not_needed_for_a_stream_that_is_captured(monkeypatch):
     monkeypatch.setattr(device, "capturing", lambda stream: True)
     monkeypatch.setattr(device, "cupy", lambda: SimpleNamespace())
-    assert device.event_query(0x7000, 0) is None
+    assert streams.event_query(0x7000, 0) is None

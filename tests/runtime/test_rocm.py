@@ -12,12 +12,14 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from fp8core import interop
+from fp8core import interop, timing
 from fp8core.errors import BackendError, DeviceError
 from fp8core.interop import dlpack, dlpack_capsule, dlpack_exchange
-from fp8core.problem import Target
-from fp8core.runtime import compiler, device, jit
+from fp8core.kernels.quantize import QUANTIZE
+from fp8core.problem import PER_TENSOR, Quantize, Target
+from fp8core.runtime import capture, compiler, device, hip_graphs, jit, loaded, partitions, streams
 from fp8core.runtime.args import Float32, Int32, Pointer
+from fp8core.runtime.plans import QuantizeNumbers
 from support import compilers
 from support.problems import TARGETS
 
@@ -138,6 +140,7 @@ def cupy(monkeypatch):
     jit._launch_function.cache_clear()
     module = SimpleNamespace(cuda=cuda)
     monkeypatch.setattr(device, "cupy", lambda: module)
+    monkeypatch.setattr(loaded, "MAPS", Path("/nowhere"))  # the stand-ins of this process are mapped, too
     yield module
     monkeypatch.undo()
     for function in CACHED:
@@ -246,14 +249,15 @@ class PifArgs(NamedTuple):
     factor: Float32
 
 
-def launcher(signature="Pif", attributes=b""):
-    return jit.Launcher(MI300, compiler.Function(0xABC0, None), "entry", signature, (256, 1, 1), 4096, attributes)
+def launcher(signature="Pif", cooperative=False):
+    function = compiler.Function(0xABC0, None)
+    return jit.Launcher(MI300, function, "entry", signature, (256, 1, 1), 4096, b"", cooperative)
 
 
 def test_a_launch_has_the_layout_of_the_driver(rocm):
     launcher()(0x7000, (70_000, 2, 3), 0x1234, -5, 0.25)
     assert rocm.stub_log() == (
-        b"kernel 0xabc0 grid 70000 2 3 block 256 1 1 shared 4096 stream 0x7000 parameters 0x1234 -5 0.25 extra (nil)\n"
+        b"plain: kernel 0xabc0 grid 70000 2 3 block 256 1 1 shared 4096 stream 0x7000 parameters 0x1234 -5 0.25\n"
     )
 
 
@@ -274,12 +278,56 @@ def test_arguments_lie_where_their_kinds_want_them():
     assert struct.calcsize(text) == end - 56
 
 
-def test_a_resident_grid_is_asked_for_as_cooperative(rocm, monkeypatch):
+def prepared(monkeypatch, **options):
     monkeypatch.setattr(jit, "_function", lambda *arguments: compiler.Function(0xABC0, None))
-    options = {"block": 64, "cooperative": True, "programmatic": True}
-    jit.prepare(MI300, "source", "entry", {}, PifArgs, **options)(0, (8, 1, 1), 0, 0, 0.0)
-    assert rocm.stub_log().endswith(b" attribute 2 1\n")
-    assert rocm.stub_log().count(b"attribute") == 1, "programmatic launches are CUDA's"
+    return jit.prepare(MI300, "source", "entry", {}, PifArgs, block=64, **options)
+
+
+def test_a_resident_grid_is_asked_for_by_its_own_entry_point(rocm, monkeypatch):
+    prepared(monkeypatch, cooperative=True, programmatic=True)(0, (8, 1, 1), 0x1234, 0, 0.0)
+    assert rocm.stub_log() == (
+        b"cooperative: kernel 0xabc0 grid 8 1 1 block 64 1 1 shared 0 stream (nil) parameters 0x1234 0 0\n"
+    )
+
+
+def test_a_launch_is_in_the_graph_of_a_captured_stream(rocm):
+    rocm.stub_set(0, 1)
+    launcher()(0x7000, (1, 1, 1), 0x1234, -5, 0.25)
+    assert rocm.stub_log().endswith(b" recorded\n")
+
+
+def test_a_resident_grid_is_never_put_into_a_captured_stream(rocm, monkeypatch):
+    """Not every release records one; `together` of tensorwise launches another kernel then."""
+    launch = prepared(monkeypatch, cooperative=True)
+    rocm.stub_set(0, 1)
+    with pytest.raises(partitions.LaunchError, match="needs a stream that is not captured") as raised:
+        launch(0x7000, (8, 1, 1), 0, 0, 0.0)
+    assert raised.value.status in partitions.TOO_LARGE
+    assert rocm.stub_log() == b"capturing 0x7000\n"
+    launch(0, (8, 1, 1), 0, 0, 0.0)  # the default stream is never captured
+    assert b"cooperative" in rocm.stub_log()
+
+
+def test_a_captured_quantization_per_tensor_is_launched_by_another_row(rocm, monkeypatch):
+    ran: list[str] = []
+    monkeypatch.setattr(jit, "_function", lambda *arguments: compiler.Function(hash(arguments[2]) & 0xFFF0, arguments))
+    problem = Quantize(MI300, "bfloat16", "float8_e4m3fnuz", PER_TENSOR, False, "float32", "k", 4096, 16)
+    launch = QUANTIZE.planned(problem, QUANTIZE.choice(problem)).bind(
+        QuantizeNumbers(4096, 4096, 0, 0, 4096, 4096, float("inf"), 1e-10)
+    )
+
+    def refused(bound, _grid, reason, status):
+        ran.append(bound._launcher.entry)
+        return partitions.LaunchError(reason, status)
+
+    monkeypatch.setattr(jit.HipBound, "_refused", refused)
+    for captured in (0, 1):
+        rocm.stub_set(0, captured)
+        launch(0x7000, 0x1000, 0x2000, 0x3000, 0)
+        kinds = [line.split(b":")[0] for line in rocm.stub_log().splitlines() if b"kernel" in line]
+        assert kinds == ([b"plain"] if captured else [b"cooperative"])
+    assert rocm.stub_log().endswith(b" recorded\n")
+    assert ran == ["quantize_tensorwise"]
 
 
 def test_a_refused_launch_names_the_status(rocm):
@@ -288,10 +336,89 @@ def test_a_refused_launch_names_the_status(rocm):
         launcher()(0, (1, 1, 1), 0, 0, 0.0)
 
 
-def test_rocm_6_is_refused_by_name(rocm, libraries, monkeypatch):
-    monkeypatch.setattr(device, "driver", lambda: libraries["6"])
-    with pytest.raises(BackendError, match="no hipDrvLaunchKernelEx: ROCm 7 or later is needed"):
-        launcher()
+def test_a_failed_call_leaves_no_error_behind_for_others(rocm):
+    rocm.stub_set(98, 0)
+    with pytest.raises(BackendError):
+        launcher()(0, (1, 1, 1), 0, 0, 0.0)
+    assert rocm.hipPeekAtLastError() == 0
+    with pytest.raises(BackendError, match="hipStreamIsCapturing failed with hipErrorInvalidDeviceFunction"):
+        device.capturing(0x7000)
+    assert rocm.hipPeekAtLastError() == 0
+    with pytest.raises(BackendError, match="hipMemsetD32Async failed"):
+        streams.fill_float32(0x1000, 1.0, 0, 0)
+    assert rocm.hipPeekAtLastError() == 0
+
+
+def test_a_grid_that_hip_cannot_have_is_refused_in_words(rocm):
+    """256 threads a block: 2**24 blocks are one thread too many for 32 bits."""
+    launcher()(0, ((1 << 24) - 1, 1, 1), 0, 0, 0.0)
+    text = r"grid \(16777216, 1, 1\) on gfx942 .*: HIP needs at most 4294967295 threads along each axis"
+    with pytest.raises(BackendError, match=text):
+        launcher()(0, (1 << 24, 1, 1), 0, 0, 0.0)
+    with pytest.raises(BackendError, match=text):
+        launcher().bind((1 << 24, 1, 1), 0, 0.0)(0, 0)
+    assert rocm.stub_log().count(b"plain") == 1
+    assert rocm.hipPeekAtLastError() == 0
+
+
+@pytest.mark.parametrize("stream", [0, 1])
+def test_the_default_stream_is_0_in_every_release(rocm, stream):
+    launcher()(stream, (1, 1, 1), 0, 0, 0.0)
+    streams.fill_float32(0x1000, 1.0, stream, 0)
+    assert rocm.stub_log().count(b"stream (nil)") == 2
+    assert device.external(stream).ptr == 0
+
+
+def test_what_rocm_7_brought_is_not_needed(rocm, libraries, monkeypatch):
+    older = libraries["6"]
+    older.stub_log.restype = ctypes.c_char_p
+    older.stub_set(0, 1)
+    monkeypatch.setattr(device, "driver", lambda: older)
+    launcher()(0x7000, (1, 1, 1), 0, 0, 0.0)
+    assert older.stub_log().endswith(b" recorded\n")
+
+
+def test_a_driver_without_launches_is_refused_by_name(rocm, monkeypatch):
+    monkeypatch.setattr(device, "driver", dict)
+    monkeypatch.setattr(jit, "device", SimpleNamespace(driver=lambda: ctypes.CDLL("libm.so.6")))
+    jit._launch_function.cache_clear()
+    with pytest.raises(BackendError, match="no hipModuleLaunchKernel: ROCm 5 or later is needed"):
+        jit._launch_function("hip")
+
+
+# the runtime in the process
+
+
+def maps(monkeypatch, tmp_path, *paths):
+    listing = tmp_path / "maps"
+    lines = [f"7f00{i:04x}000-7f00{i:04x}fff r-xp 00000000 08:01 {i} {' ' * 20}{p}" for i, p in enumerate(paths)]
+    listing.write_text("\n".join(["7ffc0000-7ffd0000 rw-p 00000000 00:00 0 [stack]", "55-56 rw-p 0 00:00 0", *lines]))
+    monkeypatch.setattr(loaded, "MAPS", listing)
+
+
+def test_the_mapped_runtime_is_the_driver(cupy, libraries, monkeypatch, tmp_path):
+    path = libraries["7"]._name
+    maps(monkeypatch, tmp_path, "/usr/lib/libc.so.6", path, path, "/opt/rocm/lib/libamdhip64_extra.so")
+    assert loaded.hip_runtime() == Path(path)
+    assert device.driver()._name == path
+
+
+def test_two_hip_runtimes_are_refused_in_words(cupy, monkeypatch, tmp_path):
+    two = "/opt/rocm-7.0.0/lib/libamdhip64.so.7.0.70000", "/venv/torch/lib/libamdhip64.so"
+    maps(monkeypatch, tmp_path, *two)
+    with pytest.raises(DeviceError, match=f"a process needs one HIP runtime, got 2: {two[0]}, {two[1]}"):
+        device.driver()
+
+
+def test_without_a_list_of_what_is_mapped_the_names_decide(cupy, monkeypatch, tmp_path):
+    monkeypatch.setattr(loaded, "MAPS", tmp_path / "absent")
+    assert loaded.hip_runtime() is None
+    assert loaded.mapped("libm") == ()
+
+
+def test_what_this_process_has_mapped_is_found():
+    ctypes.CDLL("libm.so.6")
+    assert len(loaded.mapped("libm")) == 1
 
 
 # streams
@@ -305,15 +432,87 @@ def test_whether_a_stream_is_captured_is_asked_of_the_driver(rocm, state, captur
 
 
 def test_streams_wait_for_each_other_unless_they_are_captured(rocm):
-    device.join(0x7000, 0x8000, 0)
+    streams.join(0x7000, 0x8000, 0)
     assert Event.made == 1
-    assert device.event_query(0x7000, 0)() is True
+    assert streams.event_query(0x7000, 0)() is True
     rocm.stub_set(0, 1)
     Event.made = 0
-    device.join(0x7000, 0, 0)
-    device.join(0, 0x7000, 0)
-    assert device.event_query(0x7000, 0) is None
+    streams.join(0x7000, 0, 0)
+    streams.join(0, 0x7000, 0)
+    assert streams.event_query(0x7000, 0) is None
     assert Event.made == 0
+
+
+def test_events_are_queried_while_others_capture(rocm):
+    """As the thread of `releases` does it, which would else fail, and keep for good what it asks about."""
+    rocm.stub_set(0, 1)
+    assert rocm.hipEventQuery(None) == 900
+    before = capture.exchange(capture.RELAXED)
+    assert rocm.hipEventQuery(None) == 0
+    capture.exchange(before)
+
+
+# graphs
+
+
+def test_a_graph_is_captured_instantiated_launched_and_destroyed(rocm):
+    launch = launcher()
+    graph = hip_graphs.HipGraph(0x7000, lambda: launch(0x7000, (1, 1, 1), 0x1234, 0, 0.0))
+    for _ in range(2):
+        graph.launch(0x8000)
+    del graph
+    said = rocm.stub_log().decode().splitlines()
+    assert said[0] == "begin 0x7000 2"
+    assert said[1].endswith(" recorded")
+    assert said[2:] == [
+        "end 0x7000",
+        "instantiate 0xa000 0",
+        "destroy graph 0xa000",
+        *["launch 0xb000 0x8000"] * 2,
+        "destroy executable 0xb000",
+    ]
+
+
+def test_a_capture_ends_whatever_happens_in_it(rocm):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        hip_graphs.HipGraph(0x7000, interrupted)
+    assert rocm.stub_log().decode().splitlines() == ["begin 0x7000 2", "end 0x7000", "destroy graph 0xa000"]
+    rocm.stub_set(0, 0)
+    rocm.stub_fail_to_instantiate(98)
+    with pytest.raises(BackendError, match=r"hipGraphInstantiateWithFlags failed with hipErrorInvalidDeviceFunction"):
+        hip_graphs.HipGraph(0x7000, lambda: None)
+    assert rocm.stub_log().endswith(b"destroy graph 0xa000\n")
+    assert rocm.hipPeekAtLastError() == 0
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_times_are_of_a_graph_or_of_the_calls_where_there_is_none(rocm, caplog, fails):
+    launch = launcher()
+    operands = SimpleNamespace(
+        weights=range(0x1000, 0x3000, 0x1000), run=lambda run, stream, weight: run(stream, (1, 1, 1), weight, 0, 0.0)
+    )
+    rocm.stub_fail_to_instantiate(98 if fails else 0)
+    run = timing.recorded(operands, launch, SimpleNamespace(ptr=0x7000))
+    recorded = rocm.stub_log().count(b" recorded")
+    assert recorded == timing.CALLS
+    run()
+    assert rocm.stub_log().count(b"plain") == recorded * (1 + fails)
+    assert rocm.stub_log().count(b"launch 0xb000 0x7000") == 1 - fails
+    assert ("without a graph" in caplog.text) is fails
+
+
+@pytest.mark.parametrize(
+    ("arch", "mebibytes"), [(0x942, 768), (0x950, 768), (0x90A, 192), (0x1201, 192)], ids=lambda x: f"{x:x}"
+)
+def test_weights_are_colder_than_the_infinity_cache(arch, mebibytes):
+    target = MI300._replace(arch=arch)
+    assert timing.cold_bytes(target) == mebibytes << 20
+    assert timing.copies_of(target, 16 << 20) * 16 == mebibytes
+    assert timing.copies_of(target, 1 << 40) == 2
+    assert timing.copies_of(target, 1) == mebibytes // 3
 
 
 class Tensor:

@@ -1,7 +1,14 @@
 /* A stand-in for libcublasLt (or, with -DHIP, libhipblaslt) with the real ABI, that computes nothing and writes
  * down every call: one line each, objects as a letter and a number, in the order of their making. It checks what the
  * real one checks (kinds of objects, widths of attributes) and answers INVALID_VALUE where that is wrong.
- * Numbers stand here as the vendors' headers have them, not as the package does. */
+ * Numbers stand here as the vendors' headers have them, not as the package does.
+ *
+ * hipBLASLt's own rules, as its sources have them:
+ *   - no algorithm is offered where C and D have different types;
+ *   - launches of two streams by one handle share the flags that their blocks wait for (stub_idle: all of a stream is
+ *     done): the second one fails here, where the real ones wait forever;
+ *   - a handle allocates and clears memory, which a thread may not do while anyone captures, unless it is relaxed;
+ *   - an algorithm's first launch loads its code, which a capture cannot record. */
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -32,6 +39,7 @@ typedef struct {
     char kind; /* h handle, d descriptor, l layout, p preference; upper case once destroyed */
     int number;
     volatile uint64_t values[64];
+    void *stream; /* of a handle: whose launches it has flags for */
 } Object;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -43,6 +51,8 @@ static int failing_status, offers = 2;
 static int tiles[256], clusters[256]; /* of algorithms, by their first byte */
 static int vectors;    /* what stands before the first algorithm that is offered for vectors of scales */
 static size_t version = 130100;
+static int capturing, relaxed; /* whether anyone captures, and the mode of the thread that is asked about */
+static int loaded[256];        /* algorithms that ran before */
 
 const char *stub_log(void) { return text; }
 void stub_reset(void) {
@@ -55,7 +65,11 @@ void stub_reset(void) {
     memset(clusters, 0, sizeof clusters);
     vectors = 0;
     version = 130100;
+    capturing = relaxed = 0;
+    memset(loaded, 0, sizeof loaded);
 }
+void stub_capturing(int value) { capturing = value; }
+void stub_relaxed(int value) { relaxed = value; }
 void stub_fail(const char *function, int status) {
     snprintf(failing, sizeof failing, "%s", function);
     failing_status = status;
@@ -123,10 +137,20 @@ static int destroy(const char *function, Object *object, char kind) {
 size_t NAME(GetVersion)(void) { return version; }
 #endif
 
+static Object *handles[256];
+
 int NAME(Create)(Object **out) {
     int status = said("Create", "h%d", made['h'] + 1);
-    if (!status) *out = make('h');
+#ifdef HIP
+    if (capturing && !relaxed) return 6; /* INTERNAL_ERROR */
+#endif
+    if (!status) *out = handles[(made['h'] + 1) % 256] = make('h');
     return status;
+}
+/* All that was launched on a stream is done. */
+void stub_idle(void *stream) {
+    for (int i = 0; i < 256; i++)
+        if (handles[i] && handles[i]->stream == stream) handles[i]->stream = NULL;
 }
 
 int NAME(MatmulDescCreate)(Object **out, int compute, int scale) {
@@ -142,6 +166,7 @@ int NAME(MatmulDescSetAttribute)(Object *object, int attribute, const void *buff
 int NAME(MatrixLayoutCreate)(Object **out, int type, uint64_t rows, uint64_t columns, int64_t leading) {
     Object *object = make('l');
     *out = object;
+    object->values[0] = (uint64_t)type;
     return said("MatrixLayoutCreate", "l%d %d %llu %llu %lld", object->number, type, (unsigned long long)rows,
                 (unsigned long long)columns, (long long)leading);
 }
@@ -165,6 +190,9 @@ int NAME(MatmulAlgoGetHeuristic)(Object *handle, Object *operation, Object *a, O
     int status = said("MatmulAlgoGetHeuristic", "h%d d%d l%d l%d l%d l%d p%d %d", handle->number, operation->number,
                       a->number, b->number, c->number, d->number, preference->number, asked);
     *count = offers < asked ? offers : asked;
+#ifdef HIP
+    if (c->values[0] != d->values[0]) *count = 0; /* Tensile: TypesEqual(a, b, c, d, compute input) */
+#endif
     for (int i = 0; i < *count; ++i) {
         unsigned char *result = results + i * RESULT;
         memset(result, 0xee, RESULT);
@@ -203,6 +231,12 @@ int NAME(Matmul)(Object *handle, Object *operation, const float *alpha, void *pa
         return INVALID_VALUE;
     int whole = 1;
     for (int i = 1; i < ALGORITHM; ++i) whole &= algorithm[i] == algorithm[0];
+#ifdef HIP
+    if (handle->stream && handle->stream != stream) return said("Matmul", "SHARED h%d", handle->number) | 5;
+    if (capturing && !loaded[algorithm[0]]) return said("Matmul", "LOADED WHILE CAPTURED %d", algorithm[0]) | 5;
+    handle->stream = stream;
+    loaded[algorithm[0]] = 1;
+#endif
     uint64_t scale_b = operation->values[SCALE_B];
     usleep(200); /* time for another thread to change a descriptor that it should not have */
     return said("Matmul",

@@ -6,12 +6,13 @@ import re
 import subprocess
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 from fp8core.kernels.gemm.blaslt import library as blaslt_library
 from fp8core.kernels.gemm.blaslt import query as blaslt_heuristic
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.problem import ScaledMm, Target
-from fp8core.runtime import device
+from fp8core.runtime import capture, device, loaded
 
 H200 = Target("cuda", 90, 0, 132, 32, 232448)
 ADA = Target("cuda", 89, 0, 142, 32, 101376)
@@ -68,6 +69,20 @@ class Stub:
         self._dll.stub_version.argtypes = [ctypes.c_size_t]
         self.offers, self.version = self._dll.stub_offers, self._dll.stub_version
         self.tile, self.vectors = self._dll.stub_tile, self._dll.stub_vectors
+        self.capturing, self.relaxed, self.idle = self._dll.stub_capturing, self._dll.stub_relaxed, self._dll.stub_idle
+        self.idle.argtypes = [ctypes.c_void_p]
+        self._mode = 0
+        self.cuda = Cuda(self)
+        self.captured: set[int] = set()
+        """The streams that are being captured."""
+        self.drained: list[str] = []
+        """As often as HIP's sticky error was cleared."""
+
+    def exchange(self, mode: int) -> int:
+        """Stand in for `capture.exchange`: a thread that is relaxed may allocate while anyone captures."""
+        before, self._mode = self._mode, mode
+        self.relaxed(int(mode == capture.RELAXED))
+        return before
 
     def fail(self, function: str, status: int) -> None:
         self._dll.stub_fail(function.encode(), status)
@@ -84,6 +99,34 @@ class Stub:
         """Return width and value by attribute, as the last calls set them on the ``number``th object of a kind."""
         found = (re.fullmatch(rf"Matmul\w+SetAttribute {kind}{number} (\d+) (\d+) (-?\d+)", x) for x in self.lines())
         return {int(f[1]): (int(f[2]), int(f[3])) for f in found if f}
+
+
+FIRST_RUN = 0x5000_0000
+"""The stream of a first run, and where its memory begins."""
+
+
+class Cuda:
+    """As much of ``cupy.cuda`` as the first run of a product needs: a stream and a pool."""
+
+    def __init__(self, stub: Stub) -> None:
+        self.stub = stub
+        self.runtime = SimpleNamespace(is_hip=True)
+        self.allocated: list[int] = []
+        self.fails = False
+        self.memory = SimpleNamespace(OutOfMemoryError=MemoryError)
+
+    def Stream(self, non_blocking: bool) -> SimpleNamespace:
+        assert non_blocking
+        return SimpleNamespace(ptr=FIRST_RUN, synchronize=lambda: self.stub.idle(FIRST_RUN))
+
+    def MemoryPool(self) -> SimpleNamespace:
+        return SimpleNamespace(malloc=self._malloc, free_all_blocks=self.allocated.clear)
+
+    def _malloc(self, nbytes: int) -> SimpleNamespace:
+        if self.fails:
+            raise MemoryError(nbytes)
+        self.allocated.append(nbytes)
+        return SimpleNamespace(ptr=FIRST_RUN)
 
 
 def build(folder: Path, platform: str) -> Path:
@@ -116,4 +159,10 @@ def pretend(monkeypatch, stub: Stub, targets: tuple[Target, ...]) -> None:
     monkeypatch.setattr(device, "bind", lambda ordinal: None)
     monkeypatch.setattr(device, "retry_with_context", lambda status, *_: status)
     monkeypatch.setattr(device, "on", lambda ordinal: nullcontext())
+    monkeypatch.setattr(loaded, "MAPS", Path("/nowhere"))  # where other stand-ins of this process would stand
+    stub.cuda, stub.captured, stub.drained = Cuda(stub), set(), []
+    monkeypatch.setattr(device, "cupy", lambda: SimpleNamespace(cuda=stub.cuda))
+    monkeypatch.setattr(device, "capturing", lambda stream: stream in stub.captured)
+    monkeypatch.setattr(device, "drain", lambda: stub.drained.append("drained"))
+    monkeypatch.setattr(capture, "exchange", stub.exchange)
     forget()

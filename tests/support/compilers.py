@@ -1,9 +1,11 @@
 """The compilers of device code, without a device: NVRTC by ctypes, and clang for AMD GPUs."""
 
 import ctypes
+import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -140,6 +142,68 @@ def _hip(target: Target, request: Request) -> Binary:
     # Scalar registers spill into lanes of vector registers, which are counted.
     stack = number("private_segment_fixed_size") + number("vgpr_spill_count")
     return Binary(number("vgpr_count"), stack, number("group_segment_fixed_size"), text.encode())
+
+
+class HipRtc:
+    """hipRTC by its C interface: needs neither CuPy nor a GPU.
+
+    Args:
+        library: the shared library, already loaded.
+    """
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """The release that it says it is of."""
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        self._call("hiprtcVersion", ctypes.byref(major), ctypes.byref(minor))
+        return major.value, minor.value
+
+    def compile(self, request: Request) -> bytes:
+        """Return the code object of a request; raises CompileError with the log of what is refused or warned of."""
+        program = ctypes.c_void_p()
+        text = request.text.encode()
+        self._call("hiprtcCreateProgram", ctypes.byref(program), text, request.entry.encode(), 0, None, None)
+        try:
+            options = [option.encode() for option in request.options]
+            given = (ctypes.c_char_p * len(options))(*options)
+            status = self._library.hiprtcCompileProgram(program, len(options), given)
+            log = self._text(program, "ProgramLog").decode(errors="replace").strip("\0 \n")
+            if status or log:
+                raise CompileError(f"hipRTC, {request.entry} {' '.join(request.options)}: status {status}\n{log}")
+            return self._text(program, "Code")
+        finally:
+            self._call("hiprtcDestroyProgram", ctypes.byref(program))
+
+    def _text(self, program: ctypes.c_void_p, what: str) -> bytes:
+        size = ctypes.c_size_t()
+        self._call(f"hiprtcGet{what}Size", program, ctypes.byref(size))
+        text = ctypes.create_string_buffer(max(size.value, 1))
+        self._call(f"hiprtcGet{what}", program, text)
+        return text.raw[: size.value]
+
+    def _call(self, name: str, *arguments: object) -> None:
+        status = getattr(self._library, name)(*arguments)
+        if status:
+            raise CompileError(f"{name}: status {status}")
+
+
+@cache
+def hiprtc() -> HipRtc | None:
+    """Return hipRTC 7 or later: that of a wheel of TheRock's, of ROCM_PATH or of the system; None without one."""
+    names = ("libhiprtc.so.8", "libhiprtc.so.7")
+    wheels = [
+        str(p) for entry in sys.path for name in names if (p := Path(entry, "_rocm_sdk_core/lib", name)).is_file()
+    ]
+    system = [f"{os.environ.get('ROCM_PATH', '/opt/rocm')}/lib/{name}" for name in names]
+    for name in (*wheels, *system, *names):
+        try:
+            return HipRtc(ctypes.CDLL(name))
+        except OSError:
+            continue
+    return None
 
 
 def instructions(target: Target, binary: Binary) -> str:

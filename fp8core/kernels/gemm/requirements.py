@@ -1,11 +1,13 @@
 """What rows of `scaled_mm` need of a product, each requirement with the refusal that it gives."""
 
+from collections.abc import Callable
 from typing import Final
 
 from fp8core.features import features
 from fp8core.kernels.encodings import ceil_div
 from fp8core.problem import WIDE, ScaledMm, native_e4m3
-from fp8core.table import Requirement
+from fp8core.runtime import limits
+from fp8core.table import Refusal, Requirement
 
 OCP: Final = ("float8_e4m3fn", "float8_e5m2")
 """The formats that NVIDIA's tensor cores know."""
@@ -73,3 +75,15 @@ def block_count(rows: int, channels: int) -> Requirement:
 
     text = f"has a block for {rows} x {channels} results and a grid of less than 2**31 of them"
     return Requirement(holds, text + ", got m={p.m} and n={p.n}")
+
+
+def grid_fits(shape: Callable[[ScaledMm], tuple[int, int]]) -> Requirement:
+    """Require a grid that a launch can have, whose blocks along x and whose threads of a block ``shape`` gives."""
+
+    def check(p: ScaledMm) -> Refusal | None:
+        blocks, threads = shape(p)
+        most = limits.blocks_along_x(p.target, threads)
+        text = f"needs at most {most} blocks of {threads} threads, got {blocks} for m={p.m} and n={p.n}"
+        return None if blocks <= most else Refusal(text)
+
+    return Requirement.of(check)

@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 from fp8core import host
 from fp8core.kernels.encodings import FORMAT, RESULT, TYPE, ceil_div
 from fp8core.kernels.gemm.args import Matmul, ready
-from fp8core.kernels.gemm.requirements import NOT_BOTH_E5M2
+from fp8core.kernels.gemm.requirements import NOT_BOTH_E5M2, grid_fits
 from fp8core.kernels.requirements import platform
 from fp8core.problem import ScaledMm, Target
 from fp8core.runtime import jit
@@ -55,6 +55,17 @@ def plan_clear_amax(target: Target) -> Launch:
     return launcher.bind_args((1, 1, 1), ClearArgs(0))
 
 
+def tile(p: ScaledMm) -> tuple[int, int, int]:
+    """Return the rows and the channels of a thread, and what a block has of k at a time."""
+    return (1, 2, 64) if p.m <= SMALL_TILE_ROWS else (4, 4, 32)
+
+
+def grid(p: ScaledMm) -> tuple[int, int]:
+    """Return the blocks of a launch and their threads."""
+    down, wide, _ = tile(p)
+    return ceil_div(p.m, 16 * down) * ceil_div(p.n, 16 * wide), THREADS
+
+
 def plan_simt(p: ScaledMm) -> Matmul:
     """Return ``round(scale_a * (scale_b * acc) + bias)`` by decoding to fp32: any shape, any alignment, any device.
 
@@ -62,7 +73,7 @@ def plan_simt(p: ScaledMm) -> Matmul:
     ``encode(clamp(value * RN(1 / out_scale)))``; ``amax`` becomes the largest ``|value|``, NaN aside. ``k = 0`` gives
     zeros plus the bias.
     """
-    down, wide, depth = (1, 2, 64) if p.m <= SMALL_TILE_ROWS else (4, 4, 32)
+    down, wide, depth = tile(p)
     words = all(number % 4 == 0 for number in (p.alignment, p.lda, p.ldb, p.k))
     row_tiles = ceil_div(p.m, 16 * down)
     launcher = jit.prepare(
@@ -88,7 +99,7 @@ def plan_simt(p: ScaledMm) -> Matmul:
     )
     numbers = (0, 0, p.ldo, 0, 0, p.m, p.n, p.k, row_tiles)
     args = SimtArgs(0, p.lda, 0, p.ldb, 0, *p.scale_a_strides, 0, *p.scale_b_strides, *numbers)
-    multiply = launcher.bind_args((row_tiles * ceil_div(p.n, 16 * wide), 1, 1), args)
+    multiply = launcher.bind_args((grid(p)[0], 1, 1), args)
     if not p.amax:
         return ready(lambda stream, *addresses: multiply(stream, *addresses[:-1]))
     clear = plan_clear_amax(p.target)
@@ -101,7 +112,7 @@ def plan_simt(p: ScaledMm) -> Matmul:
     return ready(launch)
 
 
-SIMT: Final = Kernel("simt", (platform("cuda", "hip"), NOT_BOTH_E5M2), plan_simt)
+SIMT: Final = Kernel("simt", (platform("cuda", "hip"), NOT_BOTH_E5M2, grid_fits(grid)), plan_simt)
 """The row of `scaled_mm` that multiplies anything on any GPU."""
 HOST: Final = Kernel("host", (platform("host"), NOT_BOTH_E5M2), lambda p: ready(host.plan_scaled_mm(p)))
 """The row of `scaled_mm` for NumPy arrays."""

@@ -65,7 +65,7 @@ QUANTIZE: Final = Table(
             ),
         ),
         plan_tensorwise,
-        note="launches by elementwise where its blocks cannot all run at once (a green context, MPS)",
+        note="launches by elementwise where its blocks cannot all run at once (green contexts, MPS; captures on ROCm)",
     ),
     Kernel("elementwise", (ON_A_GPU,), plan_elementwise),
 )

@@ -142,7 +142,8 @@ class Emulator:
         shape = (block, 1, 1) if isinstance(block, int) else block
         together = 0 if cooperative else cluster
         items = args.items(arguments, **extents)
-        return Launcher(self, kernel, entry, items, shape, shared_bytes, target.warp, together, flush)
+        hip = target.platform == "hip"
+        return Launcher(self, kernel, entry, items, shape, shared_bytes, target.warp, together, flush, hip)
 
     def compile(self, text: str, defines: tuple[str, ...], entry: str, target: Target = CUDA) -> Kernel:
         """Return the kernel ``entry`` of a flat text; raises EmulationError with the compiler's words."""
@@ -230,11 +231,13 @@ class Launcher:
         warp: int,
         together: int,
         flush: bool,
+        hip: bool = False,
     ) -> None:
         self.entry = entry
         self._emulator, self._kernel = emulator, kernel
         self._items = items
         self._fixed = (block, shared_bytes, warp, together, flush)
+        self._hip = hip
         wanted = tuple((_kind(item), struct.calcsize(f"={item}".replace("P", "Q"))) for item in self._items)
         if wanted != kernel.parameters:
             raise EmulationError(
@@ -251,8 +254,9 @@ class Launcher:
             del values[:count]
         if values:
             raise EmulationError(f"{self.entry}: {len(values)} arguments too many for {self._items}")
-        if min(grid) < 1 or grid[0] >= 1 << 31 or max(grid[1:]) > 65535:
-            raise EmulationError(f"{self.entry}: no device takes the grid {grid}")
+        threads = max(count * side for count, side in zip(grid, block, strict=True))
+        if min(grid) < 1 or grid[0] >= 1 << 31 or max(grid[1:]) > 65535 or (self._hip and threads >= 1 << 32):
+            raise EmulationError(f"{self.entry}: no device takes the grid {grid} of {block}")
         buffers = [np.zeros(len(piece) + 64, np.uint8) for piece in pieces]
         addresses = (ctypes.c_void_p * max(len(pieces), 1))()
         for i, (buffer, piece) in enumerate(zip(buffers, pieces, strict=True)):

@@ -15,6 +15,7 @@ from fp8core.kernels.gemm.requirements import (
     WIDE_RESULT,
     block_count,
     few_rows,
+    grid_fits,
 )
 from fp8core.kernels.requirements import HIP, aligned, supports
 from fp8core.problem import ScaledMm, Target
@@ -59,10 +60,14 @@ def wavefronts(n: int, k: int, target: Target) -> int:
     return min(enough, power_of_two(k_blocks))
 
 
+def grid(p: ScaledMm) -> tuple[int, int]:
+    """Return the blocks of a launch, each for 16 tokens x 16 channels, and their threads."""
+    return ceil_div(p.m, SIDE) * ceil_div(p.n, SIDE), wavefronts(p.n, p.k, p.target) * p.target.warp
+
+
 def plan_decode(p: ScaledMm) -> Matmul:
     """Return ``round(scale_a * (scale_b * acc) + bias)``, the weight read once for every 16 rows, in one launch."""
-    count = wavefronts(p.n, p.k, p.target)
-    row_tiles = ceil_div(p.m, SIDE)
+    blocks, threads = grid(p)
     launcher = jit.prepare(
         p.target,
         "gemm/decode",
@@ -72,15 +77,15 @@ def plan_decode(p: ScaledMm) -> Matmul:
             "FP8_B": FORMAT[p.b],
             "FP8_OUT": RESULT[p.out],
             "FP8_BIAS": TYPE[p.bias] if p.bias else -1,
-            "FP8_WAVEFRONTS": count,
+            "FP8_WAVEFRONTS": threads // p.target.warp,
             "FP8_UNROLL": UNROLL,
         },
         DecodeArgs,
-        block=count * p.target.warp,
+        block=threads,
     )
-    numbers = (0, 0, p.ldo, p.m, p.n, p.k, row_tiles)
+    numbers = (0, 0, p.ldo, p.m, p.n, p.k, ceil_div(p.m, SIDE))
     args = DecodeArgs(0, p.lda, 0, p.ldb, 0, p.scale_a_strides[0], 0, p.scale_b_strides[0], *numbers)
-    launch = launcher.bind_args((row_tiles * ceil_div(p.n, SIDE), 1, 1), args)
+    launch = launcher.bind_args((blocks, 1, 1), args)
     return ready(
         lambda stream, a, b, scale_a, scale_b, bias, out, _out_scale, _amax, _scratch: launch(
             stream, a, b, scale_a, scale_b, bias, out
@@ -100,6 +105,7 @@ GFX9_DECODE: Final = Kernel(
         aligned(16),
         STEPS_OF_16,
         block_count(SIDE, SIDE),
+        grid_fits(grid),
     ),
     plan_decode,
     (few_rows(SIDE, "estimated"),),

@@ -62,8 +62,8 @@ class Layouts:
         self.weight = layout(product.b, k, n, product.ldb)
         self.tokens = layout(product.a, k, m, product.lda)
         self.out = layout(product.out, n, m, product.ldo)
-        # C is not read (beta is 0), but an FP8 one is refused.
-        self.addend = layout(product.bias or "bfloat16", n, m, product.ldo) if product.out in FORMATS else self.out
+        wide = product.out in FORMATS and not library.dialect.addend  # C is not read: beta is 0
+        self.addend = layout(product.bias or "bfloat16", n, m, product.ldo) if wide else self.out
 
 
 def describe(library: Library, product: Product) -> Handle:

@@ -49,6 +49,8 @@ class Dialect(NamedTuple):
     """The library's names, the most wanted first."""
     folders: tuple[str, ...]
     """Where wheels keep it, below a folder of sys.path."""
+    where: str
+    """What is said behind "was not found": where it was looked for."""
     statuses: Mapping[int, str]
     types: Mapping[str, int]
     compute_32f: int
@@ -61,7 +63,12 @@ class Dialect(NamedTuple):
     result_bytes: int
     """Of a heuristic's result: the algorithm, its workspace (size_t), a status (int), waves (float), reserved words."""
     addend: bool
-    """Whether C, never read, needs an address: hipBLASLt's does, and cuBLASLt refuses D's where their types differ."""
+    """Whether C, never read, is described as D and has its address: hipBLASLt has kernels for C and D of one type alone
+    (Tensile), and wants an address. cuBLASLt refuses an FP8 C, and D's address where their types differ."""
+    workspace_bytes: int
+    """The most that is offered to an algorithm: what the vendor advises (NVIDIA for sm_90, AMD for hipBLASLt)."""
+    handle_a_stream: bool
+    """Whether streams may not share a handle, and a kernel's code is loaded by its first launch."""
     minimum_versions: Mapping[ScaleMode, int]
     """The first version (as GetVersion counts) that knows a scale mode."""
 
@@ -72,6 +79,7 @@ CUBLASLT: Final = Dialect(
     platform="cuda",
     sonames=("libcublasLt.so.13", "libcublasLt.so.12"),
     folders=("nvidia/cu13/lib", "nvidia/cublas/lib"),
+    where="",
     statuses={
         0: "CUBLAS_STATUS_SUCCESS",
         1: "CUBLAS_STATUS_NOT_INITIALIZED",
@@ -112,6 +120,8 @@ CUBLASLT: Final = Dialect(
     algorithm_bytes=64,
     result_bytes=96,
     addend=False,
+    workspace_bytes=32 << 20,
+    handle_a_stream=False,
     minimum_versions={"SCALAR": 120000, "OUTER_VEC": 120900, "VEC128": 120900, "BLK128x128": 120900},
 )
 
@@ -120,7 +130,8 @@ HIPBLASLT: Final = Dialect(
     prefix="hipblasLt",
     platform="hip",
     sonames=("libhipblaslt.so.1", "libhipblaslt.so.0", "libhipblaslt.so"),
-    folders=("torch/lib",),
+    folders=(),
+    where=" beside the HIP runtime that is loaded",
     statuses={
         0: "HIPBLAS_STATUS_SUCCESS",
         1: "HIPBLAS_STATUS_NOT_INITIALIZED",
@@ -164,6 +175,8 @@ HIPBLASLT: Final = Dialect(
     algorithm_bytes=24,
     result_bytes=56,
     addend=True,
+    workspace_bytes=76 << 20,
+    handle_a_stream=True,
     minimum_versions={},
 )
 

@@ -1,18 +1,16 @@
 """A BLASLt library found, loaded and called by ctypes: every status is checked under its call's name."""
 
 import ctypes
-import os
 import struct
-import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
-from pathlib import Path
-from threading import Lock
 from typing import Any, Final
 
 from fp8core.errors import BackendError
 from fp8core.kernels.gemm.blaslt.dialects import DIALECTS, WIDTHS, Dialect
+from fp8core.kernels.gemm.blaslt.handles import Handles
+from fp8core.kernels.gemm.blaslt.places import candidates, refusal
 from fp8core.problem import Platform
 from fp8core.runtime import device
 
@@ -41,7 +39,7 @@ CUBLASLT_PROTOTYPES: Final[dict[str, tuple[Any, ...]]] = {
 
 
 class Library:
-    """A loaded BLASLt library: checked calls, and one handle a device.
+    """A loaded BLASLt library: checked calls, and its handles.
 
     Args:
         dialect: how the library spells things.
@@ -62,8 +60,7 @@ class Library:
                 function.argtypes, function.restype = arguments, _INT
         except (OSError, AttributeError) as error:
             raise BackendError(f"{dialect.name} cannot be loaded from {path}: {error}") from error
-        self._handles: dict[int, int] = {}
-        self._lock = Lock()
+        self.handles = Handles(self)
 
     def __repr__(self) -> str:
         return f"{self.dialect.name} ({self.path})"
@@ -94,21 +91,9 @@ class Library:
     def check(self, name: str, status: int, subject: object) -> None:
         """Raise BackendError unless ``status``, which the function ``name`` gave for ``subject``, is success."""
         if status:
+            if self.dialect.platform == "hip":
+                device.drain()
             raise BackendError(f"{self.dialect.prefix}{name}: {self.status_name(status)} for {subject}")
-
-    def handle(self, ordinal: int) -> int:
-        """Return the handle of a device, made on the first call with the device current.
-
-        Handles live as long as the process: at its end the driver may be gone before them.
-        """
-        with self._lock:
-            if ordinal not in self._handles:
-                out = _P()
-                with device.on(ordinal):
-                    status = self.function("Create")(ctypes.addressof(out))
-                self.check("Create", status, f"device {ordinal}")
-                self._handles[ordinal] = out.value or 0
-            return self._handles[ordinal]
 
 
 class Handle:
@@ -143,30 +128,19 @@ class Handle:
         self._library.check(name, status, f"{attribute} = {value} of {self._subject}")
 
 
-def candidates(dialect: Dialect) -> Iterator[str]:
-    """Yield what dlopen may be given: what the process has loaded, then wheels, then the system's."""
-    for name in dialect.sonames:
-        try:
-            ctypes.CDLL(name, mode=os.RTLD_NOLOAD)
-        except OSError:
-            continue
-        yield name
-    for folder in dialect.folders:
-        for entry in sys.path:
-            yield from (str(path) for name in dialect.sonames if (path := Path(entry, folder, name)).is_file())
-    yield from dialect.sonames
-    if dialect.platform == "hip":
-        yield from (f"{os.environ.get('ROCM_PATH', '/opt/rocm')}/lib/{name}" for name in dialect.sonames)
-
-
 @cache
 def find(platform: Platform) -> Library | str:
     """Return the BLASLt library of a platform, or why there is none; loaded on the first call."""
     dialect = DIALECTS[platform]
     reasons: list[str] = []
+    reason = refusal(dialect)
+    if reason is not None:
+        return reason
     for path in candidates(dialect):
         try:
-            return Library(dialect, path)
+            found = Library(dialect, path)
         except BackendError as error:
             reasons.append(str(error))
-    return reasons[0] if reasons else f"{dialect.name} was not found"
+        else:
+            return refusal(dialect) or found
+    return reasons[0] if reasons else f"{dialect.name} was not found{dialect.where}"

@@ -4,7 +4,9 @@ import ctypes
 from typing import Final
 
 from fp8core.kernels.gemm.args import Matmul, ready
+from fp8core.kernels.gemm.blaslt import first_run
 from fp8core.kernels.gemm.blaslt.descriptors import Layouts, Operation, Product
+from fp8core.kernels.gemm.blaslt.handles import PER_THREAD
 from fp8core.kernels.gemm.blaslt.library import Library, find
 from fp8core.kernels.gemm.blaslt.query import algorithms
 from fp8core.runtime import device
@@ -28,7 +30,10 @@ def plan(product: Product, number: int = 0) -> Matmul:
     assert isinstance(library, Library)
     ordinal = product.target.device
     address = ctypes.c_void_p.from_param  # converts once: the call has no argument types, which would do so each time
-    handle = address(library.handle(ordinal))
+    per_stream = library.dialect.handle_a_stream
+    of_device = library.handles.of_device(ordinal)
+    shared = address(of_device)
+    of_stream: dict[int, int] = {}
     call = device.calling(ordinal, library.untyped("Matmul"))
     layouts = Layouts(library, product)
     matrices = layouts.weight, layouts.tokens, layouts.addend, layouts.out
@@ -37,7 +42,10 @@ def plan(product: Product, number: int = 0) -> Matmul:
     algorithm_at, one, zero = (address(ctypes.addressof(x)) for x in (algorithm, _ONE, _ZERO))
     workspace_bytes = ctypes.c_size_t.from_param(candidate.workspace_bytes)
     pool = [Operation(library, product)]
-    given_addend = library.dialect.addend
+
+    def handle_of(stream: int) -> int:
+        found = library.handles.of_stream(ordinal, stream)
+        return of_stream.setdefault(stream, found) if stream != PER_THREAD else found
 
     def launch(stream: int, *addresses: int) -> None:
         a, b, scale_a, scale_b, bias, out, out_scale, amax, scratch = addresses
@@ -49,6 +57,10 @@ def plan(product: Product, number: int = 0) -> Matmul:
         if operation.addresses != pointers:
             operation.point(pointers)
         out_at = address(out)
+        handle, addend_at = shared, None
+        if per_stream:  # and its C is described as its D
+            stream = device.known(stream)
+            handle, addend_at = address(of_stream.get(stream) or handle_of(stream)), out_at
         arguments = (
             handle,
             operation.argument,
@@ -58,7 +70,7 @@ def plan(product: Product, number: int = 0) -> Matmul:
             address(a),
             tokens,
             zero,
-            out_at if given_addend else None,
+            addend_at,
             addend,
             out_at,
             result,
@@ -74,4 +86,9 @@ def plan(product: Product, number: int = 0) -> Matmul:
         if status:
             library.check("Matmul", status, product)
 
-    return ready(launch, scratch_bytes=candidate.workspace_bytes, owns=(layouts, algorithm))
+    made = ready(launch, scratch_bytes=candidate.workspace_bytes, owns=(layouts, algorithm))
+    if per_stream:
+        library.handles.keep_spare(ordinal)
+        with library.handles.using(ordinal):
+            first_run.run(product, made, of_stream, of_device)
+    return made

@@ -13,8 +13,6 @@ from fp8core.problem import Target
 from fp8core.runtime import device
 from fp8core.table import PLANS_KEPT, Refusal, Unknown
 
-WORKSPACE_BYTES: Final = 32 << 20
-"""What NVIDIA advises for sm_90; more is offered to no algorithm."""
 CANDIDATES_ASKED: Final = 8
 SOME_ADDRESS: Final = 4096
 """Stands for an operand in a query: the library reads which addresses are given, not what they point to."""
@@ -76,7 +74,7 @@ def _ask(product: Product) -> tuple[Candidate, ...] | Refusal | Unknown:
             if version < needed:
                 return Refusal(f"{library} has version {version}; {mode} needs {needed}")
     try:
-        return heuristic(library, library.handle(product.target.device), product) or Refusal(
+        return heuristic(library, library.handles.of_device(product.target.device), product) or Refusal(
             f"{library} offers no algorithm for m={product.m} n={product.n} k={product.k} to {product.out}"
             f" with scales {' and '.join(MODES[product.scales])}"
         )
@@ -95,13 +93,13 @@ def heuristic(library: Library, handle: int, product: Product) -> tuple[Candidat
         BackendError: a call failed; "not supported" comes as an error or as no candidate, as the library likes.
     """
     query = HeuristicQuery(library, handle, product)
-    found = query.offered(WORKSPACE_BYTES)
+    found = query.offered(library.dialect.workspace_bytes)
     if "wgmma" not in features(product.target):
         return found
     others: tuple[Candidate, ...] = ()
     if product.scales == "row":
         similar = HeuristicQuery(library, handle, product._replace(scales="tensor"))
-        others = (*similar.offered(WORKSPACE_BYTES), *similar.offered(0))
+        others = (*similar.offered(library.dialect.workspace_bytes), *similar.offered(0))
     own = dict.fromkeys((*found, *query.offered(0)))
     able = (
         *own,

@@ -138,6 +138,10 @@ VECTOR_SCALES_ON_SM90: Final = Requirement(
     lambda p: (p.scale_a, p.scale_b) == ("tensor", "tensor") or supports("wgmma").check(p) is None,
     "the library has scales per {p.scale_a} and {p.scale_b} on sm_90 only, got {p.target}",
 )
+AMD_SATURATION: Final = Requirement(
+    lambda p: p.out != "float8_e4m3fnuz",
+    "hipBLASLt saturates a {p.out} result at 240, and every kernel of this table at 224, the quantization maximum",
+)
 AMD_ROW_RESULT: Final = Requirement(
     lambda p: p.scale_a != "row" or p.out == "bfloat16", "hipBLASLt gives bfloat16 with scales per row, got {p.out}"
 )
@@ -171,4 +175,4 @@ CUBLASLT_PAD_M: Final = Kernel(
 )
 CUBLASLT_SPLIT_M: Final = Kernel("cublaslt_split_m", (*_RAGGED, DECODES_LAST_ROWS, offered(first_rows)), plan_split_m)
 CUBLASLT_ROWS: Final = (CUBLASLT, CUBLASLT_RELAYOUT, CUBLASLT_PAD_M, CUBLASLT_SPLIT_M, CUBLASLT_EPILOGUE)
-HIPBLASLT_ROWS: Final = _of_both("hipblaslt", _HIP, (AMD_ROW_RESULT,))
+HIPBLASLT_ROWS: Final = _of_both("hipblaslt", _HIP, (AMD_ROW_RESULT, AMD_SATURATION))

@@ -1,0 +1,99 @@
+"""The handles of a BLASLt library: of cuBLASLt one a device, of hipBLASLt one a device and stream.
+
+A handle of hipBLASLt has flags in device memory by which blocks of one kernel wait for each other. Kernels of two
+streams that share them wait forever, or add up each other's sums (ROCm/rocm-libraries pull request 10951). Making one
+allocates and clears memory, which a capture cannot record.
+"""
+
+import ctypes
+from collections.abc import Callable
+from threading import Lock, get_ident
+from typing import TYPE_CHECKING, Final
+
+from fp8core.errors import BackendError
+from fp8core.runtime import capture, device
+
+if TYPE_CHECKING:
+    from fp8core.kernels.gemm.blaslt.library import Library
+
+MOST_STREAMS: Final = 64
+"""Of a device that can have handles; each one holds 26 MB of device memory."""
+PER_THREAD: Final = 2
+"""hipStreamPerThread: a number for as many streams as there are threads."""
+
+Key = tuple[int, int]
+
+
+class Handles:
+    """The handles of a library, made when they are first asked for.
+
+    They live as long as the process: graphs hold their memory, and at its end the driver may be gone before them.
+    """
+
+    def __init__(self, library: "Library") -> None:
+        self._library = library
+        self._of_device: dict[int, int] = {}
+        self._of_stream: dict[int, dict[Key, int]] = {}
+        self._spare: dict[int, int] = {}
+        self._lock = Lock()
+        self._used: dict[int, Lock] = {}
+
+    def of_device(self, ordinal: int) -> int:
+        """Return the handle of a device: that of every launch of cuBLASLt's, and of questions."""
+        with self._lock:
+            if ordinal not in self._of_device:
+                self._of_device[ordinal] = self._made(ordinal)
+            return self._of_device[ordinal]
+
+    def of_stream(self, ordinal: int, stream: int) -> int:
+        """Return the handle of a stream, which is made unless the stream is being captured.
+
+        One that is captured before it has one takes the spare handle, which is made along with others.
+
+        Raises:
+            BackendError: `MOST_STREAMS` have one; or a captured stream has none, and there is no spare one.
+        """
+        key = stream, get_ident() if stream == PER_THREAD else 0
+        with self._lock:
+            known = self._of_stream.setdefault(ordinal, {})
+            if key in known:
+                return known[key]
+            if len(known) >= MOST_STREAMS:
+                raise BackendError(
+                    f"{self._library.dialect.name} needs a handle for each stream, got more than {MOST_STREAMS}"
+                    f" streams of device {ordinal}: use the same streams again"
+                )
+            captured = device.capturing(stream)
+            found = self._spare.pop(ordinal, 0)
+            if not found and captured:
+                raise BackendError(
+                    f"{self._library.dialect.name} needs a handle for each stream, made while it is not captured:"
+                    f" multiply once on stream {stream:#x} before capturing it"
+                )
+            known[key] = found or self._made(ordinal)
+            if not captured:
+                self._spare[ordinal] = self._made(ordinal)
+            return known[key]
+
+    def using(self, ordinal: int) -> Lock:
+        """Return the lock that whoever launches by the handle of a device holds until the launch has ended."""
+        with self._lock:
+            return self._used.setdefault(ordinal, Lock())
+
+    def keep_spare(self, ordinal: int) -> None:
+        """Make the spare handle of a device if there is none: a stream that is captured may need it."""
+        with self._lock:
+            if ordinal not in self._spare:
+                self._spare[ordinal] = self._made(ordinal)
+
+    def _made(self, ordinal: int) -> int:
+        out = ctypes.c_void_p()
+        make: Callable[..., int] = self._library.function("Create")
+        if self._library.dialect.platform == "hip":
+            with device.on(ordinal), capture.relaxed():
+                status = make(ctypes.addressof(out))
+        else:
+            with device.on(ordinal):
+                status = make(ctypes.addressof(out))
+        self._library.check("Create", status, f"device {ordinal}")
+        return out.value or 0

@@ -1,0 +1,65 @@
+"""What is put on a stream beside kernels: waits for another stream, events, and single numbers."""
+
+import ctypes
+from collections.abc import Callable
+
+from fp8core.problem import Target
+from fp8core.runtime import capture, device
+
+
+def join(waiting: int, awaited: int, ordinal: int) -> None:
+    """Let what is launched on stream ``waiting`` from now on start after what is on stream ``awaited``.
+
+    Nothing happens where one is captured into a graph and the other is not, or into another: the one would be drawn
+    into the capture, and neither does anything before the graph is launched.
+    """
+    if waiting == awaited:
+        return
+    captured = device.capturing(waiting)
+    if captured != device.capturing(awaited):
+        return
+    if captured and capture.info(waiting) != capture.info(awaited):
+        return
+    with device.on(ordinal):
+        event = device.cupy().cuda.Event(disable_timing=True)
+        event.record(device.external(awaited))
+        device.external(waiting).wait_event(event)
+
+
+def event_query(pointer: int, ordinal: int) -> Callable[[], bool] | None:
+    """Return a question: has stream ``pointer`` come past this point? None while it is captured into a graph."""
+    if device.capturing(pointer):
+        return None
+    with device.on(ordinal):
+        event = device.cupy().cuda.Event(disable_timing=True)
+        event.record(device.external(pointer))
+
+    def answer() -> bool:
+        return bool(event.done)
+
+    return answer
+
+
+def fill_float32(pointer: int, value: float, stream: int, ordinal: int) -> None:
+    """Write a number to device memory on a stream, as a part of its graph while it is captured; nothing waits."""
+    bits = ctypes.c_uint32.from_buffer(ctypes.c_float(value)).value
+    name = "cuMemsetD32Async" if device.platform() == "cuda" else "hipMemsetD32Async"
+    function = getattr(device.driver(), name)
+    where = ctypes.c_void_p(device.known(stream))
+    arguments = (ctypes.c_uint64(pointer), ctypes.c_uint32(bits), ctypes.c_size_t(1), where)
+    status = device.calling(ordinal, function)(*arguments)
+    if status:
+        status = device.retry_with_context(status, ordinal, function, *arguments)
+    device.check(status, name, f"one number at {pointer:#x} on stream {stream:#x}")
+
+
+def read_int32(pointer: int, target: Target, stream: int) -> int:
+    """Return the int32 at ``pointer`` on a target once ``stream`` has come so far: the host waits for it."""
+    value = ctypes.c_int32()
+    if target.platform == "host":
+        return ctypes.c_int32.from_address(pointer).value
+    runtime, stream = device.cupy().cuda.runtime, device.known(stream)
+    with device.on(target.device):
+        runtime.memcpyAsync(ctypes.addressof(value), pointer, ctypes.sizeof(value), runtime.memcpyDeviceToHost, stream)
+        runtime.streamSynchronize(stream)
+    return value.value
