@@ -4,12 +4,12 @@ from typing import Final, NamedTuple
 
 from fp8core import host
 from fp8core.kernels.encodings import FORMAT, RESULT, TYPE, ceil_div
-from fp8core.kernels.gemm.args import Matmul, ready
+from fp8core.kernels.gemm.args import Matmul, MatmulArgs, ready
 from fp8core.kernels.gemm.requirements import NOT_BOTH_E5M2
 from fp8core.kernels.requirements import platform
 from fp8core.problem import ScaledMm, Target
 from fp8core.runtime import jit
-from fp8core.runtime.args import Int32, Int64, Pointer
+from fp8core.runtime.args import Pointer
 from fp8core.table import Kernel, Launch
 
 THREADS: Final = 256
@@ -26,25 +26,9 @@ class ClearArgs(NamedTuple):
 class SimtArgs(NamedTuple):
     """Of simt."""
 
-    a: Pointer
-    lda: Int64
-    b: Pointer
-    ldb: Int64
-    scale_a: Pointer
-    scale_a_row: Int64
-    scale_a_k: Int64
-    scale_b: Pointer
-    scale_b_row: Int64
-    scale_b_k: Int64
-    bias: Pointer
-    out: Pointer
-    ldo: Int64
+    matmul: MatmulArgs
     out_scale: Pointer
     amax: Pointer
-    m: Int32
-    n: Int32
-    k: Int32
-    row_tiles: Int32
 
 
 def plan_clear_amax(target: Target) -> Launch:
@@ -86,8 +70,7 @@ def plan_simt(p: ScaledMm) -> Matmul:
         block=THREADS,
         programmatic=True,
     )
-    numbers = (0, 0, p.ldo, 0, 0, p.m, p.n, p.k, row_tiles)
-    args = SimtArgs(0, p.lda, 0, p.ldb, 0, *p.scale_a_strides, 0, *p.scale_b_strides, *numbers)
+    args = SimtArgs(MatmulArgs.of(p, row_tiles), 0, 0)
     multiply = launcher.bind_args((row_tiles * ceil_div(p.n, 16 * wide), 1, 1), args)
     if not p.amax:
         return ready(lambda stream, *addresses: multiply(stream, *addresses[:-1]))

@@ -4,10 +4,10 @@ For the GPUs that have the instruction in hardware and no better one: sm_89 and 
 and run on an H200, which takes it apart into others; the constants that only speed depends on are estimates.
 """
 
-from typing import Final, NamedTuple
+from typing import Final
 
 from fp8core.kernels.encodings import FORMAT, TYPE, ceil_div, power_of_two
-from fp8core.kernels.gemm.args import Matmul, ready
+from fp8core.kernels.gemm.args import Matmul, MatmulArgs, ready_kernel
 from fp8core.kernels.gemm.requirements import (
     OCP_FORMATS,
     ROW_OR_BLOCK_SCALES,
@@ -20,7 +20,6 @@ from fp8core.kernels.gemm.requirements import (
 from fp8core.kernels.requirements import CUDA, aligned, supports
 from fp8core.problem import ScaledMm, Target
 from fp8core.runtime import jit
-from fp8core.runtime.args import Int32, Int64, Pointer
 from fp8core.table import Kernel
 
 CHANNELS: Final = 16
@@ -32,28 +31,6 @@ SIDES: Final = (8, 16, 32, 64)
 WARPS: Final = (4, 8)
 WARPS_IN_FLIGHT: Final = 16
 """Warps of a multiprocessor that keep its share of the memory busy: 32 KiB in flight, where latency needs some 8."""
-
-
-class MmaArgs(NamedTuple):
-    """Of sm89_decode."""
-
-    a: Pointer
-    lda: Int64
-    b: Pointer
-    ldb: Int64
-    scale_a: Pointer
-    scale_a_row: Int64
-    scale_a_k: Int64
-    scale_b: Pointer
-    scale_b_row: Int64
-    scale_b_k: Int64
-    bias: Pointer
-    out: Pointer
-    ldo: Int64
-    m: Int32
-    n: Int32
-    k: Int32
-    row_tiles: Int32
 
 
 def enough(n: int, warps_: int, target: Target) -> bool:
@@ -92,19 +69,13 @@ def plan_decode(p: ScaledMm) -> Matmul:
             "FP8_TILES": wide,
             "FP8_WARPS": count,
         },
-        MmaArgs,
+        MatmulArgs,
         block=count * p.target.warp,
         shared_bytes=4 * count * side * (CHANNELS * wide + 4),
         programmatic=True,
     )
-    numbers = (0, 0, p.ldo, p.m, p.n, p.k, row_tiles)
-    args = MmaArgs(0, p.lda, 0, p.ldb, 0, *p.scale_a_strides, 0, *p.scale_b_strides, *numbers)
-    launch = launcher.bind_args((row_tiles * ceil_div(p.n, CHANNELS * wide), 1, 1), args)
-    return ready(
-        lambda stream, a, b, scale_a, scale_b, bias, out, _out_scale, _amax, _scratch: launch(
-            stream, a, b, scale_a, scale_b, bias, out
-        )
-    )
+    launch = launcher.bind_args((row_tiles * ceil_div(p.n, CHANNELS * wide), 1, 1), MatmulArgs.of(p, row_tiles))
+    return ready_kernel(launch)
 
 
 SM89_DECODE: Final = Kernel(
