@@ -31,8 +31,8 @@ struct PersistentTiles {
     }
 };
 
-// Split k: `ranks` blocks that follow each other share a tile, each a part of its k-blocks, and take every so manieth
-// tile. The iterator gives a block's k-blocks in the order in which they pass through its rings.
+// Split k, persistent: `ranks` consecutive blocks share a tile, each a part of its k-blocks, and take every
+// (grid_x() / ranks)-th tile. The iterator gives a block's k-blocks in the order in which they pass through its rings.
 struct KBlockIterator {
     int tile, k_block, left;                   // the position
     int first_k_block, k_blocks, tiles, step;  // the block's part of k; all tiles; from one of its tiles to the next

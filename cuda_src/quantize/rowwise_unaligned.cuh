@@ -22,7 +22,7 @@
 
 KERNEL(THREADS)
 quantize_rowwise_unaligned(QUANTIZE_PARAMETERS) {
-    constexpr int ITEM = ITEM_BYTES[INPUT], TEAMS = THREADS / TEAM, WIDTH = TILE_VECS * 8;
+    constexpr int ITEM = SIZE_OF<INPUT>, TEAMS = THREADS / TEAM, WIDTH = TILE_VECS * 8;
     constexpr int ENDS = (2 * TILE_ROWS + TEAM - 1) / TEAM;
     constexpr bool SHARES = TILE_ROWS == 1 && ACROSS > 1 && TEAM > 1 && TEAM < WARP;
     const unsigned member = thread_x() % TEAM, place = block_x() * TEAMS + thread_x() / TEAM;

@@ -43,7 +43,7 @@ DEVICE void normalize_all(const byte* weight, byte* out, long long count, const 
         const long long at = first + i * (THREADS * VECTOR);
         if (at >= count) break;
 #pragma unroll
-        for (int j = 0; j < Words<VECTOR>::COUNT; ++j) codes[i].word[j] = normalize_word<FNUZ>(codes[i].word[j]);
+        for (int j = 0; j < Words<VECTOR>::WORDS; ++j) codes[i].words[j] = normalize_word<FNUZ>(codes[i].words[j]);
         codes[i].template store<1>(out + at, count - at < VECTOR ? int(count - at) : VECTOR);
     }
     const long long thread = (long long)block_x() * THREADS + thread_x(), threads = (long long)grid_x() * THREADS;

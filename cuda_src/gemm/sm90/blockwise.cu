@@ -9,12 +9,12 @@
 //
 // The order of a sum is that of k: equal rows get equal bits, by any tile, in any batch.
 //
-// Constants (Config): M_SLICES 1, 2; COLUMNS 32, 48, 64, 96, 128; STAGES; A_TYPE, B_TYPE e4m3 or e5m2; SCALE_ROWS (128 or 1) of
+// Constants, -D: M_SLICES 1, 2; COLUMNS 32, 48, 64, 96, 128; STAGES; A_TYPE, B_TYPE the formats; SCALE_ROWS (128 or 1) of
 // the weight's scales; OUT, BIAS: 0 fp32, 1 fp16, 2 bf16, -1 none.
 //
 // The caller owes: maps of uint8, boxes of COLUMNS (weight) and 128 * M_SLICES (a) rows x 128 columns, 128-byte
 // swizzle, zeros out of bounds; scale strides in elements, 0 where broadcast; of dynamic shared memory STAGES *
-// (WEIGHT_BYTES + A_BYTES) + 1,024. `prefetch_weight`: weight and bias may be read before the kernel before has
+// (weight_bytes + a_bytes) + 1,024. `prefetch_weight`: weight and bias may be read before the kernel before has
 // ended; if not, dependents start only after the wait, as in sm90_decode.
 #include "../../ptx/transpose.cuh"
 #include "../epilogue.cuh"

@@ -6,6 +6,10 @@
 // What follows from how the kernel is compiled (Config of blockwise.cu).
 template <class Config>
 struct BlockwiseLayout : Config {
+    static_assert(Config::m_slices == 1 || Config::m_slices == 2, "what the registers of a consumer hold");
+    static_assert(Config::columns <= BLOCK_K, "a tile has at most two scales of the weight");
+    static_assert(Config::scale_rows == 1 || Config::scale_rows == BLOCK_K, "scales of 1x128 or 128x128");
+
     static constexpr int rows = 128 * Config::m_slices; // of a tile
     static constexpr int a_bytes = rows * BLOCK_K, weight_bytes = Config::columns * BLOCK_K; // of a stage
     static constexpr int sums = Config::columns / 2; // of a thread, in 64 rows of a tile

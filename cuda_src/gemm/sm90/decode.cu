@@ -14,18 +14,18 @@
 // `prefetch_weight` (a PDL prologue). If not, it lets its own dependents start only after its wait.
 // The rows of a can come in 16 bits instead, and then every block quantizes them for itself (quantize_rows.cuh).
 //
-// Constants (Config): WIDTH 8, 16, 32, 64; SPLIT_K 1, 2, 4, 8; MULTICAST_TILES of a cluster, up to WIDTH / 8; M_WARPGROUPS,
-// K_WARPGROUPS; STAGES and A_STAGES multiples of K_WARPGROUPS; CTAS_PER_SM; A_TYPE, B_TYPE e4m3 or e5m2; BLOCKWISE 1:
+// Constants, -D: WIDTH 8, 16, 32, 64; SPLIT_K 1, 2, 4, 8; MULTICAST_TILES of a cluster, up to WIDTH / 8; M_WARPGROUPS,
+// K_WARPGROUPS; STAGES and A_STAGES multiples of K_WARPGROUPS; CTAS_PER_SM; A_TYPE, B_TYPE the formats; BLOCKWISE 1:
 // a's scales are 1x128 and the weight's cover SCALE_ROWS (128 or 1) x 128; 0: one a tensor or row; OUT, BIAS: 0 fp32,
 // 1 fp16, 2 bf16, -1 none. PREFETCH_CHUNKS: k-blocks of the weight in flight until a has been requested, 0: as many
 // as fit. A_VECTORS: vectors of 8 elements of x that a thread quantizes, 0 where a comes as codes; else A_ROWS,
-// A_INPUT, A_FORMAT, A_MODE of quantize_rows, and A_STAGES k-blocks are all of a block. The tensor cores sum a
-// k-block with fewer bits than fp32 has, so every one is added (promoted) in fp32.
+// A_INPUT, A_MODE of quantize_rows, and A_STAGES k-blocks are all of a block. The tensor cores sum a k-block with
+// fewer bits than fp32 has, so every one is added (promoted) in fp32.
 //
 // The caller owes: maps of uint8, boxes of 64 * M_WARPGROUPS (weight) and WIDTH / MULTICAST_TILES (a) rows x 128
 // columns, 128-byte swizzle, zeros out of bounds; scale strides in elements, 0 where broadcast; at least SPLIT_K
-// k-blocks, a first tile for every cluster; of dynamic shared memory RING_BYTES, 1,024 and (SPLIT_K * K_WARPGROUPS -
-// 1) * UNITS / SPLIT_K * UNIT_BYTES for the reduction.
+// k-blocks, a first tile for every cluster; of dynamic shared memory ring_bytes, 1,024 and (SPLIT_K * K_WARPGROUPS -
+// 1) * units / SPLIT_K * unit_bytes for the reduction.
 #include "decode_load.cuh"
 #include "decode_epilogue.cuh"
 #include "quantize_rows.cuh"
@@ -200,7 +200,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm)
             }
         };
         // Two k-blocks an iteration: issue, issue the next, promote the first. If the loop contains its own prologue
-        // and epilogue, the compiler serializes the products.
+        // and epilogue, or is in a function of its own, the compiler serializes the products (ptxas C7517).
         if (next_k_block < k_iter.k_blocks) {
             issue_mma(products[0]);
 #pragma unroll 1

@@ -10,6 +10,12 @@
 // What follows from how the kernel is compiled (Config of decode.cu).
 template <class Config>
 struct DecodeLayout : Config {
+    static_assert(Config::split_k * Config::multicast_tiles <= 8, "a portable cluster");
+    static_assert(Config::multicast_tiles <= Config::width / 8, "the swizzle of a tile repeats every 8 rows");
+    static_assert(Config::stages % Config::k_warpgroups == 0, "a consumer comes back to its stage");
+    static_assert(Config::a_stages % Config::k_warpgroups == 0 || Config::a_vectors > 0, "as in the other ring");
+    static_assert(Config::scale_rows == 1 || Config::scale_rows == BLOCK_K, "scales of 1x128 or 128x128");
+
     static constexpr int tile = 64 * Config::m_warpgroups; // channels
     static constexpr int warpgroups = Config::m_warpgroups * Config::k_warpgroups, consumers = warpgroups * 128;
     static constexpr int threads = consumers + 64 + 32 * Config::blockwise;

@@ -41,7 +41,7 @@ DEVICE void quantize_rows(char *tiles, float *scales, const WideRows &from, int 
     for (int v = 0; v < VECTORS; ++v) {
         loaded[v] = empty_vec8<INPUT>();
         if (some && vec_of(v) < from.vecs && (MODE == TOKEN || is_own(v)))
-            loaded[v] = load_vec8<INPUT, 16>(x + vec_of(v) * (8 * ITEM_BYTES[INPUT]));
+            loaded[v] = load_vec8<INPUT, 16>(x + vec_of(v) * (8 * SIZE_OF<INPUT>));
     }
     float scale = 1.0f;
     bool bounded = false;

@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 from fp8core import host
 from fp8core.kernels.encodings import FORMAT, RESULT, TYPE, ceil_div
 from fp8core.kernels.gemm.args import Matmul, MatmulArgs, ready
-from fp8core.kernels.gemm.requirements import NOT_BOTH_E5M2
+from fp8core.kernels.gemm.requirements import FLOAT32_SCALES, NOT_BOTH_E5M2
 from fp8core.kernels.requirements import platform
 from fp8core.problem import ScaledMm, Target
 from fp8core.runtime import jit
@@ -46,9 +46,9 @@ def plan_simt(p: ScaledMm) -> Matmul:
     ``encode(clamp(value * RN(1 / out_scale)))``; ``amax`` becomes the largest ``|value|``, NaN aside. ``k = 0`` gives
     zeros plus the bias.
     """
-    down, wide, depth = (1, 2, 64) if p.m <= SMALL_TILE_ROWS else (4, 4, 32)
+    thread_rows, thread_cols, depth = (1, 2, 64) if p.m <= SMALL_TILE_ROWS else (4, 4, 32)
     words = all(number % 4 == 0 for number in (p.alignment, p.lda, p.ldb, p.k))
-    row_tiles = ceil_div(p.m, 16 * down)
+    row_tiles = ceil_div(p.m, 16 * thread_rows)
     launcher = jit.prepare(
         p.target,
         "gemm/simt",
@@ -61,8 +61,8 @@ def plan_simt(p: ScaledMm) -> Matmul:
             "FP8_BLOCKED": int(p.scale_a == "group" or p.scale_b in ("group", "block")),
             "FP8_B_BLOCK": int(p.scale_b == "block"),
             "FP8_AMAX": int(p.amax),
-            "FP8_DOWN": down,
-            "FP8_WIDE": wide,
+            "FP8_THREAD_ROWS": thread_rows,
+            "FP8_THREAD_COLS": thread_cols,
             "FP8_DEPTH": depth,
             "FP8_VECTOR": 4 if words else 1,
         },
@@ -71,7 +71,7 @@ def plan_simt(p: ScaledMm) -> Matmul:
         programmatic=True,
     )
     args = SimtArgs(MatmulArgs.of(p, row_tiles), 0, 0)
-    multiply = launcher.bind_args((row_tiles * ceil_div(p.n, 16 * wide), 1, 1), args)
+    multiply = launcher.bind_args((row_tiles * ceil_div(p.n, 16 * thread_cols), 1, 1), args)
     if not p.amax:
         return ready(lambda stream, *addresses: multiply(stream, *addresses[:-1]))
     clear = plan_clear_amax(p.target)
@@ -84,7 +84,7 @@ def plan_simt(p: ScaledMm) -> Matmul:
     return ready(launch)
 
 
-SIMT: Final = Kernel("simt", (platform("cuda", "hip"), NOT_BOTH_E5M2), plan_simt)
+SIMT: Final = Kernel("simt", (platform("cuda", "hip"), NOT_BOTH_E5M2, FLOAT32_SCALES), plan_simt)
 """The row of `scaled_mm` that multiplies anything on any GPU."""
-HOST: Final = Kernel("host", (platform("host"), NOT_BOTH_E5M2), lambda p: ready(host.plan_scaled_mm(p)))
+HOST: Final = Kernel("host", (platform("host"), NOT_BOTH_E5M2, FLOAT32_SCALES), lambda p: ready(host.plan_scaled_mm(p)))
 """The row of `scaled_mm` for NumPy arrays."""

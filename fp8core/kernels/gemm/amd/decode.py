@@ -9,6 +9,7 @@ from fp8core.kernels.encodings import FORMAT, RESULT, TYPE, ceil_div, power_of_t
 from fp8core.kernels.gemm.args import Matmul, MatmulArgs, ready_kernel
 from fp8core.kernels.gemm.requirements import (
     AMD_FORMATS,
+    FLOAT32_SCALES,
     NOT_BOTH_E5M2,
     ROW_SCALES,
     STEPS_OF_16,
@@ -69,6 +70,7 @@ GFX9_DECODE: Final = Kernel(
         AMD_FORMATS,
         NOT_BOTH_E5M2,
         ROW_SCALES,
+        FLOAT32_SCALES,
         WIDE_RESULT,
         aligned(16),
         STEPS_OF_16,

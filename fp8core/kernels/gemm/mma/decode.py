@@ -9,6 +9,7 @@ from typing import Final
 from fp8core.kernels.encodings import FORMAT, TYPE, ceil_div, power_of_two
 from fp8core.kernels.gemm.args import Matmul, MatmulArgs, ready_kernel
 from fp8core.kernels.gemm.requirements import (
+    FLOAT32_SCALES,
     OCP_FORMATS,
     ROW_OR_BLOCK_SCALES,
     STEPS_OF_16,
@@ -18,13 +19,13 @@ from fp8core.kernels.gemm.requirements import (
     few_rows,
 )
 from fp8core.kernels.requirements import CUDA, aligned, supports
-from fp8core.problem import ScaledMm, Target
+from fp8core.problem import BLOCK, ScaledMm, Target
 from fp8core.runtime import jit
 from fp8core.table import Kernel
 
 CHANNELS: Final = 16
 """Channels of a tile."""
-BLOCK_K: Final = 128
+BLOCK_K: Final = BLOCK
 """Of k that a warp takes at a time."""
 SIDES: Final = (8, 16, 32, 64)
 """Rows of a block."""
@@ -52,7 +53,7 @@ def tiles(n: int, side: int, target: Target) -> int:
 def plan_decode(p: ScaledMm) -> Matmul:
     """Return ``round(scale_a * (scale_b * acc) + bias)``, the weight read once for every 64 rows, in one launch."""
     side = next((side for side in SIDES if side >= p.m), SIDES[-1])
-    count, wide = warps(p.n, p.k, p.target), tiles(p.n, side, p.target)
+    count, tile_count = warps(p.n, p.k, p.target), tiles(p.n, side, p.target)
     row_tiles = ceil_div(p.m, side)
     launcher = jit.prepare(
         p.target,
@@ -66,15 +67,15 @@ def plan_decode(p: ScaledMm) -> Matmul:
             "FP8_BLOCKED": int(p.scale_a == "group"),
             "FP8_B_BLOCK": int(p.scale_b == "block"),
             "FP8_SIDE": side,
-            "FP8_TILES": wide,
+            "FP8_TILES": tile_count,
             "FP8_WARPS": count,
         },
         MatmulArgs,
         block=count * p.target.warp,
-        shared_bytes=4 * count * side * (CHANNELS * wide + 4),
+        shared_bytes=4 * count * side * (CHANNELS * tile_count + 4),
         programmatic=True,
     )
-    launch = launcher.bind_args((row_tiles * ceil_div(p.n, CHANNELS * wide), 1, 1), MatmulArgs.of(p, row_tiles))
+    launch = launcher.bind_args((row_tiles * ceil_div(p.n, CHANNELS * tile_count), 1, 1), MatmulArgs.of(p, row_tiles))
     return ready_kernel(launch)
 
 
@@ -85,6 +86,7 @@ SM89_DECODE: Final = Kernel(
         supports("fp8_mma"),
         OCP_FORMATS,
         ROW_OR_BLOCK_SCALES,
+        FLOAT32_SCALES,
         WIDE_RESULT,
         aligned(16),
         STEPS_OF_16,

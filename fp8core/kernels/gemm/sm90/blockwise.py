@@ -6,12 +6,19 @@ from typing import Final, NamedTuple
 
 from fp8core.kernels.encodings import FORMAT, TYPE, ceil_div
 from fp8core.kernels.gemm.args import Matmul, ready_kernel
-from fp8core.kernels.gemm.requirements import BLOCK_SCALES, OCP_FORMATS, STRIDES_OF_16, WHOLE_WORDS, WIDE_RESULT
+from fp8core.kernels.gemm.requirements import (
+    BLOCK_SCALES,
+    FLOAT32_SCALES,
+    OCP_FORMATS,
+    STRIDES_OF_16,
+    WHOLE_WORDS,
+    WIDE_RESULT,
+)
 from fp8core.kernels.gemm.sm90.decode import SCALE_ROWS, CommonArgs, Sm90Args
 from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K
 from fp8core.kernels.gemm.sm90.tensor_maps import tensor_maps
 from fp8core.kernels.requirements import CUDA, aligned, supports
-from fp8core.problem import ScaledMm, Target
+from fp8core.problem import BLOCK, ScaledMm, Target
 from fp8core.runtime import jit
 from fp8core.table import Kernel, Requirement
 
@@ -48,7 +55,7 @@ class BlockTile(NamedTuple):
 
     def us(self, m: int, n: int, k: int, target: Target) -> float:
         """Return the time of a product that the memory does not hold up."""
-        channel = CHANNEL_US if 128 % self.columns == 0 else CHANNEL_US + SEAM_US
+        channel = CHANNEL_US if BLOCK % self.columns == 0 else CHANNEL_US + SEAM_US
         k_block = self.m_slices * (SLICE_US + channel * self.columns)
         return self.waves(m, n, target) * (ceil_div(k, BLOCK_K) * k_block + TILE_US)
 
@@ -146,6 +153,7 @@ SM90_BLOCKWISE: Final = Kernel(
         BLOCK_SCALES,
         ANY_ORDER,
         OCP_FORMATS,
+        FLOAT32_SCALES,
         WIDE_RESULT,
         aligned(16),
         STRIDES_OF_16,

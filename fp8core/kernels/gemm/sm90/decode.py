@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 from fp8core.kernels.encodings import FORMAT, TYPE, ceil_div
 from fp8core.kernels.gemm.args import Matmul, ScaledArgs, ready, ready_kernel
 from fp8core.kernels.gemm.requirements import (
+    FLOAT32_SCALES,
     OCP_FORMATS,
     ROW_OR_BLOCK_SCALES,
     STRIDES_OF_16,
@@ -30,12 +31,12 @@ from fp8core.kernels.gemm.sm90.decode_config import (
 )
 from fp8core.kernels.gemm.sm90.tensor_maps import tensor_maps
 from fp8core.kernels.requirements import CUDA, aligned, supports
-from fp8core.problem import ITEMSIZE, ScaledMm
+from fp8core.problem import BLOCK, ITEMSIZE, ScaledMm
 from fp8core.runtime import jit
 from fp8core.runtime.args import Int32, TensorMap
 from fp8core.table import Kernel
 
-SCALE_ROWS: Final = {"block": 128, "group": 1}
+SCALE_ROWS: Final = {"block": BLOCK, "group": 1}
 """Channels that share a scale of the weight, where it changes along k."""
 
 
@@ -94,7 +95,7 @@ def launcher_for(
             "A_TYPE": FORMAT[problem.a],
             "B_TYPE": FORMAT[problem.b],
             "BLOCKWISE": int(blockwise),
-            "SCALE_ROWS": scale_rows or 128,
+            "SCALE_ROWS": scale_rows or BLOCK,
             "OUT": TYPE[problem.out],
             "BIAS": TYPE[problem.bias] if problem.bias else -1,
             "PREFETCH_CHUNKS": config.prefetch_chunks,
@@ -150,6 +151,7 @@ SM90_DECODE: Final = Kernel(
         supports("wgmma"),
         OCP_FORMATS,
         ROW_OR_BLOCK_SCALES,
+        FLOAT32_SCALES,
         WIDE_RESULT,
         aligned(16),
         STRIDES_OF_16,
