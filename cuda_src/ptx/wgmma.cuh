@@ -36,6 +36,7 @@ template <int COUNT> DEVICE void registers_fence(float (&registers)[COUNT]) {
 
 // Thread t of the 128 holds of row (t / 32) * 16 + (t % 32) / 4 + 8 * half the columns 8 * j + t % 4 * 2 + {0, 1}
 // in d[4 * j + 2 * half + {0, 1}].
+// clang-format off
 #define WGMMA_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define WGMMA_D8(i) WGMMA_D4(i), WGMMA_D4(i + 4)
 #define WGMMA_D16(i) WGMMA_D8(i), WGMMA_D8(i + 8)
@@ -68,6 +69,7 @@ template <int COUNT> DEVICE void registers_fence(float (&registers)[COUNT]) {
     else if constexpr (n == 64) WGMMA("64", types, WGMMA_R32, "%32", "%33", "%34", WGMMA_D32(0));                      \
     else if constexpr (n == 96) WGMMA("96", types, WGMMA_R48, "%48", "%49", "%50", WGMMA_D32(0), WGMMA_D16(32));       \
     else WGMMA("128", types, WGMMA_R64, "%64", "%65", "%66", WGMMA_D32(0), WGMMA_D32(32))
+// clang-format on
 
 // d = (keep ? d : 0) + w * a^T of the formats, 32 columns of the tiles of two descriptors.
 template <int w_format, int a_format, int sums, int n = 2 * sums>

@@ -46,7 +46,8 @@ struct Chunk {
     }
 };
 
-KERNEL(WAVEFRONTS * WARP)
+constexpr int THREADS = WAVEFRONTS * WARP;
+KERNEL(THREADS)
 gfx9_decode(MatmulArgs p) {
     SHARED alignas(16) float partial[WAVEFRONTS][MATRIX_SIDE * PITCH];
     const auto [first_row, first_col] = dense_tile<MATRIX_SIDE, MATRIX_SIDE>(p.row_tiles);
@@ -75,7 +76,7 @@ gfx9_decode(MatmulArgs p) {
     block_barrier();
 
     const Epilogue<FP8_OUT, FP8_BIAS> finish(p.bias, nullptr);
-    for (int i = int(thread_x()); i < MATRIX_SIDE * MATRIX_SIDE; i += WAVEFRONTS * WARP) {
+    for (int i = int(thread_x()); i < MATRIX_SIDE * MATRIX_SIDE; i += THREADS) {
         const int row = i / MATRIX_SIDE, col = i % MATRIX_SIDE;
         float acc = partial[0][row * PITCH + col];
 #pragma unroll

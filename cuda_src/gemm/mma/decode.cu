@@ -106,7 +106,8 @@ struct Lane {
     }
 };
 
-KERNEL(WARPS * WARP)
+constexpr int THREADS = WARPS * WARP;
+KERNEL(THREADS)
 sm89_decode(const __grid_constant__ MatmulArgs p) {
     DYNAMIC_SHARED(shared);
     float* const sums = reinterpret_cast<float*>(shared);  // [WARPS][SIDE][PITCH]
@@ -142,7 +143,7 @@ sm89_decode(const __grid_constant__ MatmulArgs p) {
     block_barrier();
 
     const Epilogue<FP8_OUT, FP8_BIAS> finish(p.bias, nullptr);
-    for (int i = int(thread_x()); i < SIDE * CHANNELS; i += WARPS * WARP) {
+    for (int i = int(thread_x()); i < SIDE * CHANNELS; i += THREADS) {
         const int row = i / CHANNELS, col = i % CHANNELS;
         const long long y = first_row + row, x = first_col + col;
         if (y >= p.m) break;

@@ -76,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm)
     // it.
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     constexpr int ranks = C::split_k, units = C::units / ranks;
-    constexpr int epilogue_warps = units > 1 ? units / 2 : 1; // warps of a block that run the epilogue of a part of the tile
+    constexpr int epilogue_warps = units > 1 ? units / 2 : 1; // of a block, for its part of the tile
     const int rank = (int)blockIdx.x % ranks;
     const int first = (int)blockIdx.x % C::cluster - rank; // the tile's rank 0 in the cluster
     const unsigned ring = (shared_address(dynamic) + 1023) & ~1023u, a_ring = ring + C::stages * C::weight_bytes;
