@@ -77,7 +77,8 @@ DEVICE void multiply_tile(const MatmulArgs& p, const float* out_scale, float* am
     SHARED alignas(16) float tile_a[2][DEPTH * SlabA::PITCH];
     SHARED alignas(16) float tile_b[2][DEPTH * SlabB::PITCH];
     const auto [first_row, first_col] = dense_tile<16 * THREAD_ROWS, 16 * THREAD_COLS>(p.row_tiles);
-    const int row0 = first_row + int(thread_x()) / 16 * THREAD_ROWS, col0 = first_col + int(thread_x()) % 16 * THREAD_COLS;
+    const int row0 = first_row + int(thread_x()) / 16 * THREAD_ROWS;
+    const int col0 = first_col + int(thread_x()) % 16 * THREAD_COLS;
 
     grid_dependency_launch();
     grid_dependency_wait();
@@ -138,7 +139,8 @@ DEVICE void multiply_tile(const MatmulArgs& p, const float* out_scale, float* am
 #pragma unroll
         for (int j = 0; j < THREAD_COLS; ++j) {
             if (row0 + i >= p.m || col0 + j >= p.n) continue;
-            const float across = BLOCKED ? 1.0f : p.scale_a[offset_a[i]], along = BLOCKED ? 1.0f : p.scale_b[offset_b[j]];
+            const float across = BLOCKED ? 1.0f : p.scale_a[offset_a[i]];
+            const float along = BLOCKED ? 1.0f : p.scale_b[offset_b[j]];
             const float value = finish.value(BLOCKED ? acc[i][j] : partial[i][j], across, along, col0 + j);
             finish.store(p.out, (row0 + i) * p.ldo + col0 + j, value);
             if (AMAX) largest = maximum(largest, magnitude(value));

@@ -9,8 +9,8 @@
 //
 // The order of a sum is that of k: equal rows get equal bits, by any tile, in any batch.
 //
-// Constants, -D: M_SLICES 1, 2; COLUMNS 32, 48, 64, 96, 128; STAGES; A_TYPE, B_TYPE the formats; SCALE_ROWS (128 or 1) of
-// the weight's scales; OUT, BIAS: 0 fp32, 1 fp16, 2 bf16, -1 none.
+// Constants, -D: M_SLICES 1, 2; COLUMNS 32, 48, 64, 96, 128; STAGES; A_TYPE, B_TYPE the formats; SCALE_ROWS (128 or 1)
+// of the weight's scales; OUT, BIAS: 0 fp32, 1 fp16, 2 bf16, -1 none.
 //
 // The caller owes: maps of uint8, boxes of COLUMNS (weight) and 128 * M_SLICES (a) rows x 128 columns, 128-byte
 // swizzle, zeros out of bounds; scale strides in elements, 0 where broadcast; of dynamic shared memory STAGES *
@@ -105,11 +105,13 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     registers_take<224>();
     grid_dependency_wait();
 
-    const int group_row = (warp / 4 - 1) * 64 * C::m_slices, lane_row = warp % 4 * 16 + lane / 4; // of a tile, of 64 rows
+    // Of the tile, and of 64 rows.
+    const int group_row = (warp / 4 - 1) * 64 * C::m_slices, lane_row = warp % 4 * 16 + lane / 4;
     const word64 first_w = tile_descriptor(ring), first_a = tile_descriptor(a_ring + group_row * BLOCK_K);
     for (Ring<C::stages> at(0); tiles.more(); tiles.next()) {
         const TileOrigin origin = tiles.origin();
-        const int seam = C::scale_rows - origin.column % C::scale_rows; // the channel where the weight's next scale begins
+        // The channel where the weight's next scale begins.
+        const int seam = C::scale_rows - origin.column % C::scale_rows;
         float sums[C::m_slices][C::sums], products[C::sums];
 #pragma unroll
         for (int i = 0; i < C::m_slices * C::sums; ++i) sums[i / C::sums][i % C::sums] = 0.0f;

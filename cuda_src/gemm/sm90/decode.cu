@@ -216,8 +216,9 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm)
                 issue_mma(products[1]);
                 promote(products[0], false);
                 promote(products[1], true);
-            } else
+            } else {
                 promote(products[0], true);
+            }
         }
         next_k_block -= k_iter.k_blocks;
 
@@ -227,13 +228,15 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm)
                 threads_sync(2, C::consumers);
             }
             if (C::cluster > 1) cluster_wait(); // the other blocks have initialized their barriers
-        } else if (C::k_warpgroups > 1 || ranks > 1)
+        } else if (C::k_warpgroups > 1 || ranks > 1) {
             barrier_wait(reduce_empty, (iteration - 1) & 1);
+        }
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int owner = owners[half], unit = unit0 + half - owner * units;
             if (k_warpgroup == 0 && owned[half]) continue;
-            const int source = rank * C::k_warpgroups + k_warpgroup, place = source - (source > owner * C::k_warpgroups);
+            const int source = rank * C::k_warpgroups + k_warpgroup;
+            const int place = source - (source > owner * C::k_warpgroups);
             const int slot = (place * units + unit) * C::unit_bytes + lane * (int)sizeof(Piece);
             if (owned[half]) {
 #pragma unroll
