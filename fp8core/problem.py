@@ -1,7 +1,7 @@
 """Problems as plain values: hashable, printable, comparable, made without a device.
 
-A problem is a named tuple, so that a table's dictionary of plans can be asked with the plain tuple of
-its fields, which costs half as much to build; `Table.plan` turns it into the named one on a miss.
+A problem is a named tuple, so that a table's dictionary of plans can be looked up with the plain tuple
+of its fields, which costs half as much to build; `Table.plan` turns it into the named one on a miss.
 """
 
 from typing import Final, Literal, NamedTuple
@@ -64,8 +64,10 @@ PER_TENSOR: Final = GroupShape(-1, -1)
 PER_TOKEN: Final = GroupShape(1, -1)
 PER_CHANNEL: Final = PER_TOKEN
 """One scale per row: of a weight stored ``[n, k]`` a row is an output channel."""
-GROUP_128: Final = GroupShape(1, 128)
-BLOCK_128: Final = GroupShape(128, 128)
+BLOCK: Final = 128
+"""What products know of groups and blocks: this many elements of k, or this many squared."""
+GROUP_128: Final = GroupShape(1, BLOCK)
+BLOCK_128: Final = GroupShape(BLOCK, BLOCK)
 
 
 class Target(NamedTuple):
@@ -219,6 +221,8 @@ class ScaledMm(NamedTuple):
     prefetch_weight: bool = False
     """b, scale_b and bias may be read before `griddepcontrol.wait` (PDL): what wrote them had ended before the kernel
     that precedes on the stream began."""
+    scale_dtype: str = "float32"
+    """Of scale_a and scale_b."""
 
 
 class Linear(NamedTuple):
@@ -230,4 +234,4 @@ class Linear(NamedTuple):
     x_stride: int
     """From row to row of x, in elements."""
     scale_ub: float | None
-    """An upper bound of amax per token, infinite where there is none; None where it lies in an array."""
+    """An upper bound of amax per token, infinite where there is none; None where it is in an array."""

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 from fp8core.errors import BackendError
 from fp8core.kernels.gemm.args import Matmul
-from fp8core.problem import ITEMSIZE, ScaledMm, Target
+from fp8core.problem import BLOCK, ITEMSIZE, ScaledMm, Target
 from fp8core.runtime import device, hip_graphs
 
 COLD_BYTES: Final = 192 << 20
@@ -85,7 +85,7 @@ class Operands:
     def __init__(self, p: ScaledMm, scratch_bytes: int) -> None:
         codes = random.Random(0).randbytes(_PATTERN_BYTES).translate(_FINITE)
         ones = struct.pack("<f", 1.0) * (_PATTERN_BYTES // 4)
-        blocks = -(-p.k // 128)
+        blocks = -(-p.k // BLOCK)
         near, near_vectors = p.alignment % 16, p.vectors_alignment % 16
         near_floats = near_vectors and max(near_vectors, 4)
         self._memory: list[Any] = []

@@ -7,6 +7,9 @@ constexpr int SCALE_FLOAT32 = 0, SCALE_UE8M0 = 1, SCALE_UE8M0_BYTES = 2;
 
 constexpr float SMALLEST_NORMAL = 0x1p-126f;
 
+// Columns of k, and channels, that share a blocked scale of a product.
+constexpr int BLOCK_K = 128;
+
 // The scale of values whose largest magnitude is amax (its bits). upper bounds a token's amax; eps is a group's least.
 template <int mode, int format>
 DEVICE float scale_of(unsigned amax_bits, float upper, float eps) {
@@ -56,7 +59,8 @@ struct Divisor {
 template <int mode>
 DEVICE Divisor prepared(float scale, bool bounded = false) {
     const float absolute = magnitude(scale);
-    return {scale, reciprocal_exact(scale), mode == TENSOR || (absolute >= 0x1p-60f && absolute <= 0x1p60f && !bounded)};
+    return {scale, reciprocal_exact(scale),
+            mode == TENSOR || (absolute >= 0x1p-60f && absolute <= 0x1p60f && !bounded)};
 }
 
 // The value that is clamped and rounded to a code: x / scale, or x * RN(1 / scale), correctly rounded. careful: as it

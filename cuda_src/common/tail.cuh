@@ -57,7 +57,7 @@ DEVICE unsigned off_of(const byte* p) { return static_cast<unsigned>(reinterpret
 // The slice's elements, and whatever is in memory beside them; near the bounds, only elements of the slice.
 template <int input>
 DEVICE Vec8<input> load_slice(const byte* p, const Slice& slice, const Bounds& bounds) {
-    constexpr int BYTES = 8 * ITEM_BYTES[input];
+    constexpr int BYTES = 8 * SIZE_OF<input>;
     const unsigned off = off_of(p);
     if (off == 0 && bounds.contain(p, BYTES)) return load_vec8<input, 16>(p);
     if (off != 0 && bounds.contain(p - off, BYTES + 16)) return load_shifted<input>(p, off);

@@ -1,141 +1,141 @@
-// What kernels over codes and wide values share: special numbers, short vectors with a ragged end, scales.
+// Vectors of codes and of high-precision values as they are in memory, whose end may be outside a row.
 #pragma once
 #include "scale.cuh"
 
 constexpr float LARGEST_FLOAT = 0x1.fffffep127f;
 
-template <int TYPE>
-constexpr int SIZE_OF = TYPE == FLOAT32 ? 4 : 2;
+template <int type>
+constexpr int SIZE_OF = type == FLOAT32 ? 4 : 2;
 
-// value rounded to TYPE and widened again.
-template <int TYPE>
+// value rounded to a type and widened again.
+template <int type>
 DEVICE float round_to(float value) {
-    if constexpr (TYPE == FLOAT32) return value;
-    else if constexpr (TYPE == FLOAT16) return half_to_float(float_to_half(value));
+    if constexpr (type == FLOAT32) return value;
+    else if constexpr (type == FLOAT16) return half_to_float(float_to_half(value));
     else return bf16_to_float(float_to_bf16(value));
 }
 
-// BYTES bytes in 32-bit words: loaded and stored as one when all are valid, else the first `valid` parts one by one.
-template <int BYTES>
+// `bytes` bytes in 32-bit words: loaded and stored as one when all are valid, else the first `valid` parts one by one.
+template <int bytes>
 struct Words {
-    static constexpr int COUNT = (BYTES + 3) / 4;
-    unsigned word[COUNT];
+    static constexpr int WORDS = (bytes + 3) / 4;
+    unsigned words[WORDS];
 
-    DEVICE byte code(int i) const { return (byte)(word[i / 4] >> (8 * (i % 4))); }
-    DEVICE unsigned short half(int i) const { return (unsigned short)(word[i / 2] >> (16 * (i % 2))); }
+    DEVICE byte code(int i) const { return (byte)(words[i / 4] >> (8 * (i % 4))); }
+    DEVICE unsigned short half(int i) const { return (unsigned short)(words[i / 2] >> (16 * (i % 2))); }
 
-    template <int PART>
+    template <int part>
     DEVICE void load(const void* from, int valid) {
-        constexpr int PARTS = BYTES / PART;
-        const char* bytes = (const char*)from;
-        if (valid >= PARTS) {
-            if constexpr (BYTES >= 16) {
+        constexpr int parts = bytes / part;
+        const char* at = (const char*)from;
+        if (valid >= parts) {
+            if constexpr (bytes >= 16) {
 #pragma unroll
-                for (int i = 0; i < BYTES / 16; ++i) {
-                    const Vector16 v = load16(bytes + 16 * i);
-                    word[4 * i] = v.x, word[4 * i + 1] = v.y, word[4 * i + 2] = v.z, word[4 * i + 3] = v.w;
+                for (int i = 0; i < bytes / 16; ++i) {
+                    const Vector16 v = load16(at + 16 * i);
+                    words[4 * i] = v.x, words[4 * i + 1] = v.y, words[4 * i + 2] = v.z, words[4 * i + 3] = v.w;
                 }
-            } else if constexpr (BYTES == 8) {
+            } else if constexpr (bytes == 8) {
                 const Vector8 v = load8(from);
-                word[0] = v.x, word[1] = v.y;
-            } else if constexpr (BYTES == 4) word[0] = load4(from);
-            else if constexpr (BYTES == 2) word[0] = *(const unsigned short*)from;
-            else word[0] = *(const byte*)from;
+                words[0] = v.x, words[1] = v.y;
+            } else if constexpr (bytes == 4) words[0] = load4(from);
+            else if constexpr (bytes == 2) words[0] = *(const unsigned short*)from;
+            else words[0] = *(const byte*)from;
             return;
         }
-        load_parts<PART>(from, valid);
+        load_parts<part>(from, valid);
     }
 
-    // From any address that suits one part; what is not valid is zero.
-    template <int PART>
+    // From any address that suits one part; what is not valid is zero, and so is what `most` leaves out.
+    template <int part, int most = bytes / part>
     DEVICE void load_parts(const void* from, int valid) {
 #pragma unroll
-        for (int i = 0; i < COUNT; ++i) word[i] = 0;
+        for (int i = 0; i < WORDS; ++i) words[i] = 0;
 #pragma unroll
-        for (int i = 0; i < BYTES / PART; ++i) {
+        for (int i = 0; i < most; ++i) {
             if (i >= valid) continue;
-            if constexpr (PART == 4) word[i] = ((const unsigned*)from)[i];
-            else if constexpr (PART == 2) word[i / 2] |= unsigned(((const unsigned short*)from)[i]) << (16 * (i % 2));
-            else word[i / 4] |= unsigned(((const byte*)from)[i]) << (8 * (i % 4));
+            if constexpr (part == 4) words[i] = ((const unsigned*)from)[i];
+            else if constexpr (part == 2) words[i / 2] |= unsigned(((const unsigned short*)from)[i]) << (16 * (i % 2));
+            else words[i / 4] |= unsigned(((const byte*)from)[i]) << (8 * (i % 4));
         }
     }
 
-    template <int PART>
+    template <int part>
     DEVICE void store(void* to, int valid) const {
-        constexpr int PARTS = BYTES / PART;
-        char* bytes = (char*)to;
-        if (valid >= PARTS) {
-            if constexpr (BYTES >= 16) {
+        constexpr int parts = bytes / part;
+        char* at = (char*)to;
+        if (valid >= parts) {
+            if constexpr (bytes >= 16) {
 #pragma unroll
-                for (int i = 0; i < BYTES / 16; ++i)
-                    store16(bytes + 16 * i, Vector16{word[4 * i], word[4 * i + 1], word[4 * i + 2], word[4 * i + 3]});
-            } else if constexpr (BYTES == 8) {
-                store8(to, Vector8{word[0], word[1]});
-            } else if constexpr (BYTES == 4) store4(to, word[0]);
-            else if constexpr (BYTES == 2) *(unsigned short*)to = (unsigned short)word[0];
-            else *(byte*)to = (byte)word[0];
+                for (int i = 0; i < bytes / 16; ++i)
+                    store16(at + 16 * i, Vector16{words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]});
+            } else if constexpr (bytes == 8) {
+                store8(to, Vector8{words[0], words[1]});
+            } else if constexpr (bytes == 4) store4(to, words[0]);
+            else if constexpr (bytes == 2) *(unsigned short*)to = (unsigned short)words[0];
+            else *(byte*)to = (byte)words[0];
             return;
         }
-        store_parts<PART>(to, valid);
+        store_parts<part>(to, valid);
     }
 
-    template <int PART>
+    template <int part>
     DEVICE void store_parts(void* to, int valid) const {
 #pragma unroll
-        for (int i = 0; i < BYTES / PART; ++i) {
+        for (int i = 0; i < bytes / part; ++i) {
             if (i >= valid) continue;
-            if constexpr (PART == 4) ((unsigned*)to)[i] = word[i];
-            else if constexpr (PART == 2) ((unsigned short*)to)[i] = half(i);
+            if constexpr (part == 4) ((unsigned*)to)[i] = words[i];
+            else if constexpr (part == 2) ((unsigned short*)to)[i] = half(i);
             else ((byte*)to)[i] = code(i);
         }
     }
 };
 
-// VECTOR wide values as they are in memory.
-template <int TYPE, int VECTOR>
-struct Values : Words<SIZE_OF<TYPE> * VECTOR> {
-    using Base = Words<SIZE_OF<TYPE> * VECTOR>;
+// `count` high-precision values as they are in memory.
+template <int type, int count>
+struct Values : Words<SIZE_OF<type> * count> {
+    using Base = Words<SIZE_OF<type> * count>;
 
-    // A whole vector needs an address divisible by its size, unless ALIGNED is false.
-    template <bool ALIGNED = true>
+    // A whole vector needs an address divisible by its size, unless aligned is false.
+    template <bool aligned = true>
     DEVICE void load_from(const void* base, long long index, int valid) {
-        const char* from = (const char*)base + index * SIZE_OF<TYPE>;
-        if constexpr (ALIGNED) Base::template load<SIZE_OF<TYPE>>(from, valid);
-        else Base::template load_parts<SIZE_OF<TYPE>>(from, valid);
+        const char* from = (const char*)base + index * SIZE_OF<type>;
+        if constexpr (aligned) Base::template load<SIZE_OF<type>>(from, valid);
+        else Base::template load_parts<SIZE_OF<type>>(from, valid);
     }
 
-    template <bool ALIGNED = true>
+    template <bool aligned = true>
     DEVICE void store_to(void* base, long long index, int valid) const {
-        char* to = (char*)base + index * SIZE_OF<TYPE>;
-        if constexpr (ALIGNED) Base::template store<SIZE_OF<TYPE>>(to, valid);
-        else Base::template store_parts<SIZE_OF<TYPE>>(to, valid);
+        char* to = (char*)base + index * SIZE_OF<type>;
+        if constexpr (aligned) Base::template store<SIZE_OF<type>>(to, valid);
+        else Base::template store_parts<SIZE_OF<type>>(to, valid);
     }
 
     DEVICE float get(int i) const {
-        if constexpr (TYPE == FLOAT32) return float_of(Base::word[i]);
-        else if constexpr (TYPE == FLOAT16) return half_to_float(Base::half(i));
-        else return bf16_to_float(Base::half(i));
+        if constexpr (type == FLOAT32) return float_of(Base::words[i]);
+        else if constexpr (type == FLOAT16) return half_to_float(Base::half(i));
+        else return float_of(i % 2 ? Base::words[i / 2] & 0xffff0000u : Base::words[i / 2] << 16);
     }
 
-    DEVICE void widened(float (&values)[VECTOR]) const {
+    DEVICE void widened(float (&values)[count]) const {
 #pragma unroll
-        for (int i = 0; i < VECTOR; ++i) values[i] = get(i);
+        for (int i = 0; i < count; ++i) values[i] = get(i);
     }
 
-    DEVICE static Values rounded(const float (&values)[VECTOR]) {
+    DEVICE static Values rounded(const float (&values)[count]) {
         Values result;
-        if constexpr (TYPE != FLOAT32 && HARDWARE_PAIRS && VECTOR % 2 == 0) {
+        if constexpr (type != FLOAT32 && HARDWARE_PAIRS && count % 2 == 0) {
 #pragma unroll
-            for (int i = 0; i < VECTOR; i += 2)
-                result.word[i / 2] = hardware_round_pair<TYPE>(values[i], values[i + 1]);
+            for (int i = 0; i < count; i += 2)
+                result.words[i / 2] = hardware_round_pair<type>(values[i], values[i + 1]);
         } else {
 #pragma unroll
-            for (int i = 0; i < VECTOR; ++i) {
-                if constexpr (TYPE == FLOAT32) {
-                    result.word[i] = bits_of(values[i]);
+            for (int i = 0; i < count; ++i) {
+                if constexpr (type == FLOAT32) {
+                    result.words[i] = bits_of(values[i]);
                 } else {
-                    const unsigned bits = TYPE == FLOAT16 ? float_to_half(values[i]) : float_to_bf16(values[i]);
-                    result.word[i / 2] = i % 2 ? result.word[i / 2] | bits << 16 : bits;
+                    const unsigned bits = type == FLOAT16 ? float_to_half(values[i]) : float_to_bf16(values[i]);
+                    result.words[i / 2] = i % 2 ? result.words[i / 2] | bits << 16 : bits;
                 }
             }
         }
@@ -143,41 +143,41 @@ struct Values : Words<SIZE_OF<TYPE> * VECTOR> {
     }
 };
 
-// VECTOR codes of FORMAT as they are in memory.
-template <int FORMAT, int VECTOR>
-struct Codes : Words<VECTOR> {
-    using Base = Words<VECTOR>;
+// `count` codes of a format as they are in memory.
+template <int format, int count>
+struct Codes : Words<count> {
+    using Base = Words<count>;
 
-    template <bool ALIGNED = true>
+    template <bool aligned = true>
     DEVICE void load_from(const byte* from, int valid) {
-        if constexpr (ALIGNED) Base::template load<1>(from, valid);
+        if constexpr (aligned) Base::template load<1>(from, valid);
         else Base::template load_parts<1>(from, valid);
     }
 
-    template <bool ALIGNED = true>
+    template <bool aligned = true>
     DEVICE void store_to(byte* to, int valid) const {
-        if constexpr (ALIGNED) Base::template store<1>(to, valid);
+        if constexpr (aligned) Base::template store<1>(to, valid);
         else Base::template store_parts<1>(to, valid);
     }
 
-    DEVICE void get(float (&values)[VECTOR]) const {
-        if constexpr (VECTOR == 1) {
-            values[0] = decode<FORMAT>(Base::code(0));
+    DEVICE void get(float (&values)[count]) const {
+        if constexpr (count == 1) {
+            values[0] = decode<format>(Base::code(0));
         } else {
 #pragma unroll
-            for (int i = 0; i < VECTOR; i += 2) decode_pair<FORMAT>(Base::half(i / 2), values[i], values[i + 1]);
+            for (int i = 0; i < count; i += 2) decode_pair<format>(Base::half(i / 2), values[i], values[i + 1]);
         }
     }
 
-    DEVICE static Codes encoded(const float (&values)[VECTOR]) {
+    DEVICE static Codes encoded(const float (&values)[count]) {
         Codes result;
-        if constexpr (VECTOR == 1) {
-            result.word[0] = encode<FORMAT>(values[0]);
+        if constexpr (count == 1) {
+            result.words[0] = encode<format>(values[0]);
         } else {
 #pragma unroll
-            for (int i = 0; i < VECTOR; i += 2) {
-                const unsigned pair = encode_pair<FORMAT>(values[i], values[i + 1]);
-                result.word[i / 4] = i % 4 ? result.word[i / 4] | pair << 16 : pair;
+            for (int i = 0; i < count; i += 2) {
+                const unsigned pair = encode_pair<format>(values[i], values[i + 1]);
+                result.words[i / 4] = i % 4 ? result.words[i / 4] | pair << 16 : pair;
             }
         }
         return result;

@@ -1,22 +1,9 @@
 // Eight consecutive elements: what a thread loads, holds and encodes at a time.
 #pragma once
-#include "scale.cuh"
+#include "values.cuh"
 
-constexpr int ITEM_BYTES[] = {4, 2, 2};
-
-// As they are in memory.
 template <int input>
-struct Vec8 {
-    static constexpr int WORDS = 2 * ITEM_BYTES[input];
-    unsigned words[WORDS];
-
-    DEVICE float operator[](int i) const {
-        if constexpr (input == FLOAT32) return float_of(words[i]);
-        const unsigned pair = words[i / 2];
-        if constexpr (input == BFLOAT16) return float_of(i % 2 ? pair & 0xffff0000u : pair << 16);
-        return half_to_float(static_cast<unsigned short>(i % 2 ? pair >> 16 : pair));
-    }
-};
+using Vec8 = Values<input, 8>;
 
 // alignment: of the address, in bytes, at least the elements' size. once: caches need not keep them.
 template <int input, int alignment, bool once = false>
@@ -52,15 +39,8 @@ DEVICE Vec8<input> empty_vec8() {
 // The first `count` elements, zeros after them.
 template <int input>
 DEVICE Vec8<input> load_vec8_head(const byte* p, int count) {
-    Vec8<input> vec = empty_vec8<input>();
-    for (int i = 0; i < 7; ++i) {
-        if (i >= count) continue;
-        if constexpr (input == FLOAT32) {
-            vec.words[i] = load4(p + 4 * i);
-        } else {
-            vec.words[i / 2] |= static_cast<unsigned>(reinterpret_cast<const unsigned short*>(p)[i]) << 16 * (i % 2);
-        }
-    }
+    Vec8<input> vec;
+    vec.template load_parts<SIZE_OF<input>, 7>(p, count);
     return vec;
 }
 
@@ -75,7 +55,7 @@ struct AbsMax {
         if constexpr (PAIRS) {
             for (int i = 0; i < 4; ++i) pair = hardware_larger_magnitudes<input>(pair, vec.words[i]);
         } else {
-            for (int i = 0; i < 8; ++i) single = maximum(single, magnitude(vec[i]));
+            for (int i = 0; i < 8; ++i) single = maximum(single, magnitude(vec.get(i)));
         }
     }
     DEVICE unsigned bits() const {
@@ -89,7 +69,8 @@ template <int input, int format, int mode, bool careful>
 DEVICE Vector8 encode_vec8_by(const Vec8<input>& vec, const Divisor& d) {
     unsigned pairs[4];
     for (int i = 0; i < 4; ++i) {
-        const float lo = value_of<mode, careful>(vec[2 * i], d), hi = value_of<mode, careful>(vec[2 * i + 1], d);
+        const float lo = value_of<mode, careful>(vec.get(2 * i), d),
+                    hi = value_of<mode, careful>(vec.get(2 * i + 1), d);
         pairs[i] = encode_pair<format>(lo, hi);
     }
     return {pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16};

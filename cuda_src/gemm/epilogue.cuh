@@ -3,58 +3,47 @@
 #pragma once
 #include "../common/values.cuh"
 
-// What comes behind the accumulator. OUT: the type of a wide result, 3 + FORMAT for FP8; BIAS: a type, -1 for none.
-template <int OUT, int BIAS>
+// What comes after the accumulator. out_type: of a high-precision result, or 3 + the format of an FP8 one; bias_type:
+// -1 for none.
+template <int out_type, int bias_type>
 struct Epilogue {
     const void* bias;
     float reciprocal;
 
     DEVICE Epilogue(const void* bias, const float* out_scale) : bias(bias), reciprocal(1.0f) {
-        if (OUT >= 3 && out_scale != nullptr) reciprocal = reciprocal_exact(*out_scale);
+        if (out_type >= 3 && out_scale != nullptr) reciprocal = reciprocal_exact(*out_scale);
     }
 
+    DEVICE static float scaled(float acc, float scale_a, float scale_b) { return scale_a * (scale_b * acc); }
+    // 0 without a bias, which `biased` does not add: -0 would become 0.
+    DEVICE float bias_of(int column) const {
+        if constexpr (bias_type < 0) return 0.0f;
+        else return load_element<bias_type>(bias, column);
+    }
+    DEVICE static float biased(float value, float bias) { return bias_type < 0 ? value : value + bias; }
+
     DEVICE float value(float acc, float scale_a, float scale_b, int column) const {
-        const float scaled = scale_a * (scale_b * acc);
-        if constexpr (BIAS < 0) return scaled;
-        else return scaled + load_element<BIAS>(bias, column);
+        return biased(scaled(acc, scale_a, scale_b), bias_of(column));
     }
 
     DEVICE void store(void* out, long long index, float value) const {
-        if constexpr (OUT >= 3) static_cast<byte*>(out)[index] = encode<OUT - 3>(value * reciprocal);
-        else store_element<OUT>(out, index, value);
+        if constexpr (out_type >= 3) static_cast<byte*>(out)[index] = encode<out_type - 3>(value * reciprocal);
+        else store_element<out_type>(out, index, value);
     }
+};
+
+// An element of a high-precision result in memory.
+template <int out_type>
+struct Result {
+    using Element = unsigned short;
+};
+template <>
+struct Result<FLOAT32> {
+    using Element = float;
 };
 
 // One atomic a warp. Numbers that are not negative are ordered as their bits are.
 DEVICE void publish_amax(float amax, float* result) {
     const unsigned largest = warp_max(bits_of(amax));
     if (lane() == 0) atomic_max(reinterpret_cast<unsigned*>(result), largest);
-}
-
-// A block takes THREADS * EPILOGUE_COLUMNS columns of the rows block_x() / column_tiles, + grid_x() / column_tiles, ...
-constexpr int EPILOGUE_COLUMNS = 4;
-
-template <int OUT, int BIAS, int AMAX, int THREADS>
-DEVICE void apply_epilogue(const float* acc, const float* scale_a, long long scale_a_stride, const float* scale_b,
-                           long long scale_b_stride, const void* bias, void* out, long long out_stride,
-                           const float* out_scale, float* amax, int m, int n, int column_tiles) {
-    const int first = int(block_x() % column_tiles) * (THREADS * EPILOGUE_COLUMNS) + thread_x();
-    const int row_step = grid_x() / column_tiles;
-    grid_dependency_launch();
-    grid_dependency_wait();
-    const Epilogue<OUT, BIAS> finish(bias, out_scale);
-    float largest = 0.0f;
-    for (int row = block_x() / column_tiles; row < m; row += row_step) {
-        const float across = scale_a[row * scale_a_stride];
-#pragma unroll
-        for (int i = 0; i < EPILOGUE_COLUMNS; ++i) {
-            const int col = first + i * THREADS;
-            if (col >= n) break;
-            const float value =
-                finish.value(acc[static_cast<long long>(row) * n + col], across, scale_b[col * scale_b_stride], col);
-            finish.store(out, row * out_stride + col, value);
-            if (AMAX) largest = maximum(largest, magnitude(value));
-        }
-    }
-    if (AMAX) publish_amax(largest, amax);
 }

@@ -1,4 +1,4 @@
-// wgmma of sm_90a: d[64, WIDTH] (+)= w[64, 32] * a[WIDTH, 32]^T, both in shared memory, rows of 128 swizzled bytes; and
+// wgmma of sm_90a: d[64, n] (+)= w[64, 32] * a[n, 32]^T, both in shared memory, rows of 128 swizzled bytes; and
 // what warpgroups need beside it.
 #pragma once
 #include "../platform.cuh"
@@ -13,8 +13,14 @@ DEVICE void threads_sync(int barrier, int threads) {
 }
 
 // A warpgroup: from here on each of its threads has so many registers.
-template <int COUNT> DEVICE void registers_give() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT)); }
-template <int COUNT> DEVICE void registers_take() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT)); }
+template <int COUNT>
+DEVICE void registers_give() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+template <int COUNT>
+DEVICE void registers_take() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
 
 // ---- products
 
@@ -25,17 +31,20 @@ DEVICE word64 tile_descriptor(unsigned address) {
 DEVICE void product_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEVICE void product_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // Waits until at most PENDING of the committed groups are unfinished.
-template <int PENDING> DEVICE void product_wait() {
+template <int PENDING>
+DEVICE void product_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 // Keeps the compiler from moving what it does with these registers past here.
-template <int COUNT> DEVICE void registers_fence(float (&registers)[COUNT]) {
+template <int COUNT>
+DEVICE void registers_fence(float (&registers)[COUNT]) {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 }
 
 // Thread t of the 128 holds of row (t / 32) * 16 + (t % 32) / 4 + 8 * half the columns 8 * j + t % 4 * 2 + {0, 1}
 // in d[4 * j + 2 * half + {0, 1}].
+// clang-format off
 #define WGMMA_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define WGMMA_D8(i) WGMMA_D4(i), WGMMA_D4(i + 4)
 #define WGMMA_D16(i) WGMMA_D8(i), WGMMA_D8(i + 8)
@@ -53,12 +62,41 @@ template <int COUNT> DEVICE void registers_fence(float (&registers)[COUNT]) {
 #define WGMMA_R64                                                                                                     \
     WGMMA_R48 ", " WGMMA_R4(48, 49, 50, 51) ", " WGMMA_R4(52, 53, 54, 55) ", " WGMMA_R4(56, 57, 58, 59) ", "       \
         WGMMA_R4(60, 61, 62, 63)
-#define WGMMA_STRING_OF(x) #x
-#define WGMMA_STRING(x) WGMMA_STRING_OF(x)
-#define WGMMA_PRODUCT(n, types, registers, w_at, a_at, keep_at, ...)                                                  \
+#define WGMMA(n, types, registers, w_at, a_at, keep_at, ...)                                                          \
     asm volatile("{\n\t.reg .pred keep;\n\tsetp.ne.b32 keep, " keep_at ", 0;\n\t"                                     \
                  "wgmma.mma_async.sync.aligned.m64n" n "k32.f32." types " {" registers "}, " w_at ", " a_at            \
                  ", keep, 1, 1;\n\t}"                                                                                  \
                  : __VA_ARGS__                                                                                         \
                  : "l"(w), "l"(a), "r"(keep)                                                                           \
                  : "memory")
+#define WGMMA_OF(types)                                                                                                \
+    if constexpr (n == 8) WGMMA("8", types, WGMMA_R4(0, 1, 2, 3), "%4", "%5", "%6", WGMMA_D4(0));                      \
+    else if constexpr (n == 16) WGMMA("16", types, WGMMA_R8, "%8", "%9", "%10", WGMMA_D8(0));                          \
+    else if constexpr (n == 32) WGMMA("32", types, WGMMA_R16, "%16", "%17", "%18", WGMMA_D16(0));                      \
+    else if constexpr (n == 48) WGMMA("48", types, WGMMA_R24, "%24", "%25", "%26", WGMMA_D16(0), WGMMA_D8(16));        \
+    else if constexpr (n == 64) WGMMA("64", types, WGMMA_R32, "%32", "%33", "%34", WGMMA_D32(0));                      \
+    else if constexpr (n == 96) WGMMA("96", types, WGMMA_R48, "%48", "%49", "%50", WGMMA_D32(0), WGMMA_D16(32));       \
+    else WGMMA("128", types, WGMMA_R64, "%64", "%65", "%66", WGMMA_D32(0), WGMMA_D32(32))
+// clang-format on
+
+// d = (keep ? d : 0) + w * a^T of the formats, 32 columns of the tiles of two descriptors.
+template <int w_format, int a_format, int sums, int n = 2 * sums>
+DEVICE void product_issue(float (&d)[sums], word64 w, word64 a, int keep) {
+    static_assert(n == 8 || n == 16 || n == 32 || n == 48 || n == 64 || n == 96 || n == 128, "an N of wgmma");
+    if constexpr (w_format == E5M2) {
+        WGMMA_OF("e5m2.e4m3");
+    } else if constexpr (a_format == E5M2) {
+        WGMMA_OF("e4m3.e5m2");
+    } else {
+        WGMMA_OF("e4m3.e4m3");
+    }
+}
+// The same of the 128 columns of a k-block, as one committed group that starts from 0.
+template <int w_format, int a_format, int sums>
+DEVICE void product_of_block(float (&d)[sums], word64 w, word64 a) {
+    registers_fence(d);
+    product_begin();
+#pragma unroll
+    for (int step = 0; step < 4; ++step) product_issue<w_format, a_format>(d, w + 2 * step, a + 2 * step, step > 0);
+    product_commit();
+}

@@ -22,7 +22,7 @@
 
 KERNEL(THREADS)
 quantize_rowwise(QUANTIZE_PARAMETERS) {
-    constexpr int TEAMS_Y = THREADS * CLUSTER / TEAM / TEAMS_X, ITEM = ITEM_BYTES[INPUT];
+    constexpr int TEAMS_Y = THREADS * CLUSTER / TEAM / TEAMS_X, ITEM = SIZE_OF<INPUT>;
     constexpr bool FULL = TEAM * VECTORS == TILE_ROWS * TILE_VECS;
     const unsigned thread = block_x() % CLUSTER * THREADS + thread_x(), team = thread / TEAM, member = thread % TEAM;
     const unsigned team_row = DOWN ? team % TEAMS_Y : team / TEAMS_X;

@@ -19,7 +19,7 @@
 KERNEL(THREADS)
 quantize_tensorwise(QUANTIZE_PARAMETERS) {
     DYNAMIC_SHARED(shared);
-    constexpr int ITEM = ITEM_BYTES[INPUT], PLANES = Vec8<INPUT>::WORDS / 4;
+    constexpr int ITEM = SIZE_OF<INPUT>, PLANES = Vec8<INPUT>::WORDS / 4;
     const long long row_vecs = (cols + 7) / 8, vecs = FLAT ? rows * cols / 8 : rows * row_vecs;
     const int tail = FLAT ? static_cast<int>(rows * cols % 8) : 0;  // elements after the last vec, block 0's
     const long long first = static_cast<long long>(block_x()) * THREADS + thread_x();

@@ -70,6 +70,7 @@ class Product(NamedTuple):
             ),
             vectors_alignment=specs.alignment(self.scale_a.alignment, self.scale_b.alignment, *optional),
             prefetch_weight=prefetch_weight,
+            scale_dtype=self.scale_a.dtype,
         )
 
 

@@ -6,11 +6,9 @@ from typing import Final, NamedTuple
 from fp8core.core import specs
 from fp8core.core.specs import TensorSpec
 from fp8core.errors import DTypeError, ScaleError, ShapeError
-from fp8core.problem import BLOCK_128, GROUP_128, PER_TENSOR, PER_TOKEN, Granularity, GroupShape
+from fp8core.problem import BLOCK, BLOCK_128, GROUP_128, PER_TENSOR, PER_TOKEN, Granularity, GroupShape
 
 Strides = tuple[int, int]
-BLOCK: Final = 128
-"""What products know of groups and blocks: this many elements of k, or this many squared."""
 BROADCAST: Final[Strides] = (0, 0)
 
 ACTIVATION_GROUPS: Final[dict[GroupShape, Granularity]] = {PER_TENSOR: "tensor", PER_TOKEN: "row", GROUP_128: "group"}

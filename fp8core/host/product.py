@@ -7,11 +7,9 @@ import numpy as np
 from fp8core.host.codes import decode_table, encode, reciprocal, replace
 from fp8core.host.memory import Array, Floats, Workspace, matrix, vector
 from fp8core.host.tiles import tiles
-from fp8core.problem import FORMATS, PER_TENSOR, ScaledMm
+from fp8core.problem import BLOCK, FORMATS, PER_TENSOR, ScaledMm
 from fp8core.table import Launch
 
-BLOCK: Final = 128
-"""Elements of k, and rows of the weight, that share a scale in the modes "group" and "block"."""
 TILE: Final = 1024
 """Rows of a and of the weight that are multiplied at a time."""
 DEPTH: Final = 512

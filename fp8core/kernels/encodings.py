@@ -1,4 +1,4 @@
-"""Names of the problems in the numbers that device sources know them by, and how blocks are cut."""
+"""The numbers that stand for formats and dtypes in device sources, and the arithmetic of launch sizes."""
 
 from typing import Final
 
@@ -7,9 +7,9 @@ from fp8core.problem import FORMATS, WIDE
 FORMAT: Final = {"float8_e4m3fn": 0, "float8_e4m3fnuz": 1, "float8_e5m2": 2, "float8_e5m2fnuz": 3}
 """The template argument FORMAT."""
 TYPE: Final = {"float32": 0, "float16": 1, "bfloat16": 2}
-"""The template argument INPUT (or OUT, BIAS) of a wide dtype."""
+"""The template argument INPUT (or OUT, BIAS) of a high-precision dtype."""
 RESULT: Final = {**{name: TYPE[name] for name in WIDE}, **{name: 3 + FORMAT[name] for name in FORMATS}}
-"""The template argument of a result that is wide or FP8."""
+"""The template argument of a result, high-precision or FP8."""
 SCALE_FORMAT: Final = {"float32": 0, "ue8m0": 1, "ue8m0_bytes": 2}
 """How scales are kept."""
 

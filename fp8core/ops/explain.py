@@ -21,6 +21,7 @@ from fp8core.ops.weights import (
     requantize_with_max_scale,
 )
 from fp8core.problem import (
+    BLOCK,
     BLOCK_128,
     GROUP_128,
     HOST,
@@ -109,7 +110,7 @@ def example_product(
     """Return a product of aligned matrices as a problem: made without arrays, for any target."""
     native = native_e4m3(target)
     strides_a = {"tensor": (0, 0), "row": (1, 0), "group": (1, m)}[scale_a]
-    groups = -(-k // 128)
+    groups = -(-k // BLOCK)
     strides_b = {"tensor": (0, 0), "row": (1, 0), "group": (groups, 1), "block": (groups, 1)}[scale_b]
     return ScaledMm(
         target,

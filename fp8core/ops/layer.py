@@ -7,7 +7,7 @@ from fp8core.core.explaining import explanation_of
 from fp8core.core.operation import Interned
 from fp8core.core.prefetch import WeightHistory, capture_of
 from fp8core.core.product import product_of
-from fp8core.core.scale_shapes import BLOCK, WEIGHT_GROUPS, is_one_number, is_scale, known_group
+from fp8core.core.scale_shapes import WEIGHT_GROUPS, is_one_number, is_scale, known_group
 from fp8core.core.specs import TensorSpec, flag, group, is_fp8, same_device, spec_of
 from fp8core.errors import LayoutError, ScaleError, ShapeError
 from fp8core.interop import Framework, TensorView, eager_only
@@ -15,7 +15,7 @@ from fp8core.interop.tensor import bytes_spanned, fill_number
 from fp8core.ops.linear import ARRAYS, LINEAR_CALLS, OUT, LinearOptions, activation_group, input_format, result_dtype
 from fp8core.ops.quantize import quantize_weight
 from fp8core.ops.quantized import Quantized, parts
-from fp8core.problem import GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, WIDE, GroupShape, Target
+from fp8core.problem import BLOCK, GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, WIDE, GroupShape, Target
 from fp8core.table import Explanation
 
 

@@ -6,9 +6,11 @@
         ...
 
 Its fields have the names and the order of the parameters of the device source, which a test compares
-(``tests/runtime/test_args.py``). From it follow the layout of a launch's memory and what a launch is called with.
+(``tests/runtime/test_args.py``). A field can be another such named tuple, whose fields then stand in its place: what
+several kernels take is declared once. From it follow the layout of a launch's memory and what a launch is called with.
 """
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Final, get_args, get_type_hints
 
 Pointer = Annotated[int, "P"]
@@ -41,16 +43,27 @@ _FIELDS: Final[dict[type, dict[str, str]]] = {}
 def fields(args: type) -> dict[str, str]:
     """Return the `struct` item of each field by its name, "*i" for an array."""
     if args not in _FIELDS:
-        hints = get_type_hints(args, include_extras=True)
-        _FIELDS[args] = {name: get_args(hint)[1] for name, hint in hints.items()}
+        found: dict[str, str] = {}
+        for name, hint in get_type_hints(args, include_extras=True).items():
+            found.update(fields(hint) if isinstance(hint, type) else {name: get_args(hint)[1]})
+        _FIELDS[args] = found
     return _FIELDS[args]
 
 
 def numbers(args: Any) -> tuple[Any, ...]:
     """Return the values of an instance that do not vary from launch to launch, arrays flattened, in their order."""
     found: list[Any] = []
-    for (_, item), value in zip(fields(type(args)).items(), args, strict=True):
+    for (_, item), value in zip(fields(type(args)).items(), values(args), strict=True):
         if item[-1] in VARYING:
             continue
         found.extend(value if item.startswith("*") else (value,))
     return tuple(found)
+
+
+def values(args: Any) -> Iterator[Any]:
+    """Give the value of each of the `fields` of an instance."""
+    for value in args:
+        if hasattr(value, "_fields"):  # a declaration within it
+            yield from values(value)
+        else:
+            yield value

@@ -1,4 +1,4 @@
-"""Device sources: where they lie, and one compilable text of each.
+"""Device sources: where they are, and one compilable text of each.
 
 CuPy's disk cache keys on the text that it is given and never sees a header, so every header of ours is
 inlined before a text leaves here.

@@ -1,5 +1,7 @@
 #include "mfma.cuh"
+#include "../../cuda_src/gemm/args.cuh"
 #include "../../cuda_src/gemm/epilogue.cuh"
+#include "../../cuda_src/gemm/scheduler.cuh"
 
 // out[m, n] = round(scale_a * (scale_b * acc) + bias), acc = sum over k of a[m, k] * b[n, k] in fp32, for few rows: the
 // weight b is streamed from memory once for every 16 of them.
@@ -11,8 +13,8 @@
 // The caller owes: k, lda and ldb divisible by 16 and not 0, a and b aligned to 16; row_tiles = ceil(m / 16) and a grid
 // of row_tiles * ceil(n / 16) blocks of WAVEFRONTS * WARP threads. Scale strides are 0 where one serves all rows.
 constexpr int A = FP8_A, B = FP8_B, WAVEFRONTS = FP8_WAVEFRONTS, UNROLL = FP8_UNROLL;
-constexpr int PIECE = 16;            // bytes of a row that a lane loads at once
-constexpr int STEP = WARP;           // of k: a piece for each of the WARP / 16 lanes that share a row
+constexpr int PIECE = 16;   // bytes of a row that a lane loads at once
+constexpr int STEP = WARP;  // of k: a piece for each of the WARP / 16 lanes that share a row
 constexpr int CHUNK = UNROLL * STEP;
 constexpr int PITCH = MATRIX_SIDE + 4;
 
@@ -44,29 +46,27 @@ struct Chunk {
     }
 };
 
-KERNEL(WAVEFRONTS * WARP)
-gfx9_decode(const byte* a, long long lda, const byte* b, long long ldb, const float* scale_a, long long scale_a_row,
-            const float* scale_b, long long scale_b_row, const void* bias, void* out, long long ldo, int m, int n,
-            int k, int row_tiles) {
+constexpr int THREADS = WAVEFRONTS * WARP;
+KERNEL(THREADS)
+gfx9_decode(MatmulArgs p) {
     SHARED alignas(16) float partial[WAVEFRONTS][MATRIX_SIDE * PITCH];
-    const int first_row = int(block_x() % row_tiles) * MATRIX_SIDE;
-    const int first_col = int(block_x() / row_tiles) * MATRIX_SIDE;
+    const auto [first_row, first_col] = dense_tile<MATRIX_SIDE, MATRIX_SIDE>(p.row_tiles);
     const int wave = wave_uniform(int(thread_x()) / WARP);
     const int place = int(lane()) % MATRIX_SIDE, part = int(lane()) / MATRIX_SIDE;
-    const int token = first_row + place < m ? first_row + place : m - 1;
-    const int channel = first_col + place < n ? first_col + place : n - 1;
-    const byte* const weight_row = b + channel * ldb + part * PIECE;
-    const byte* const token_row = a + token * lda + part * PIECE;
+    const int token = first_row + place < p.m ? first_row + place : p.m - 1;
+    const int channel = first_col + place < p.n ? first_col + place : p.n - 1;
+    const byte* const weight_row = p.b + channel * p.ldb + part * PIECE;
+    const byte* const token_row = p.a + token * p.lda + part * PIECE;
 
     Accumulator sum = {};
     Chunk chunk;
     int at = wave * CHUNK;
-    for (; at + CHUNK <= k; at += WAVEFRONTS * CHUNK) {
+    for (; at + CHUNK <= p.k; at += WAVEFRONTS * CHUNK) {
         chunk.load<false>(weight_row + at, token_row + at, CHUNK);
         sum = chunk.multiply(sum);
     }
-    if (at < k) {
-        chunk.load<true>(weight_row + at, token_row + at, k - at - part * PIECE);
+    if (at < p.k) {
+        chunk.load<true>(weight_row + at, token_row + at, p.k - at - part * PIECE);
         sum = chunk.multiply(sum);
     }
 
@@ -75,14 +75,15 @@ gfx9_decode(const byte* a, long long lda, const byte* b, long long ldb, const fl
     for (int i = 0; i < MATRIX_ROWS; ++i) mine[i] = sum[i];
     block_barrier();
 
-    const Epilogue<FP8_OUT, FP8_BIAS> finish(bias, nullptr);
-    for (int i = int(thread_x()); i < MATRIX_SIDE * MATRIX_SIDE; i += WAVEFRONTS * WARP) {
+    const Epilogue<FP8_OUT, FP8_BIAS> finish(p.bias, nullptr);
+    for (int i = int(thread_x()); i < MATRIX_SIDE * MATRIX_SIDE; i += THREADS) {
         const int row = i / MATRIX_SIDE, col = i % MATRIX_SIDE;
         float acc = partial[0][row * PITCH + col];
 #pragma unroll
         for (int from = 1; from < WAVEFRONTS; ++from) acc += partial[from][row * PITCH + col];
         const long long y = first_row + row, x = first_col + col;
-        if (y >= m || x >= n) continue;
-        finish.store(out, y * ldo + x, finish.value(acc, scale_a[y * scale_a_row], scale_b[x * scale_b_row], int(x)));
+        if (y >= p.m || x >= p.n) continue;
+        finish.store(p.out, y * p.ldo + x,
+                     finish.value(acc, p.scale_a[y * p.scale_a_row], p.scale_b[x * p.scale_b_row], int(x)));
     }
 }

@@ -151,7 +151,7 @@ def test_rescaled_multiplies_into_scratch_and_finishes_there(stub, kernels):
     assert (said["D"], said["scale_A"], said["scale_B"], said["bias"]) == (str(SCRATCH + 1024), "0", "0", "0")
     assert launch.scratch_bytes == 1024 + 64 * 256 * 4
     entry, stream, arguments = kernels[-1]
-    assert (entry, stream) == ("epilogue", STREAM)
+    assert (entry, stream) == ("apply_epilogue", STREAM)
     wanted = (SCRATCH + 1024, SCALE_A, 0, SCALE_B, 1, BIAS, OUT, 272, OUT_SCALE, AMAX)
     assert arguments[: len(wanted)] == wanted
 

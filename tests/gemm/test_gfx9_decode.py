@@ -11,7 +11,7 @@ from support import reference
 from support.emulation import HIP_32, HIP_64, EmulationError, Launcher
 from support.emulation.fixtures import emulation_session, emulator  # noqa: F401
 from support.emulation.products import EmulatedProduct, Scales, codes
-from support.problems import TARGETS
+from support.problems import TARGETS, on
 
 HIP_950 = HIP_64._replace(arch=0x950)
 FNUZ, FNUZ_5 = "float8_e4m3fnuz", "float8_e5m2fnuz"
@@ -160,10 +160,6 @@ def test_matrix_instructions_want_the_whole_wave(emulator, target):
 # which problems the row takes
 
 
-def on(arch):
-    return next(target for target in TARGETS if target.platform == "hip" and target.arch == arch)
-
-
 @pytest.mark.parametrize("arch", [0x942, 0x950, 0x1200, 0x1201])
 @pytest.mark.parametrize("scale_a", ["tensor", "row"])
 @pytest.mark.parametrize("scale_b", ["tensor", "row"])
@@ -207,18 +203,6 @@ def test_what_it_cannot_do_is_said(arch, changes, reason):
     refusal = GFX9_DECODE.refusal(problem)
     assert refusal is not None
     assert reason in refusal
-
-
-def test_more_rows_are_able_and_not_preferred():
-    problem = example_product(on(0x942), "row", "row", m=17)
-    verdict = next(v for v in SCALED_MM.explain(problem).verdicts if v.kernel == GFX9_DECODE.name)
-    assert verdict.status == "not preferred"
-    assert "preferred for m <= 16 or batch_invariant; got m=17" in verdict.reason
-
-
-def test_a_batch_that_must_not_matter_chooses_it_at_any_m():
-    problem = example_product(on(0x942), "row", "row", m=300)._replace(batch_invariant=True)
-    assert SCALED_MM.explain(problem).chosen == "gfx9_decode"
 
 
 @pytest.mark.parametrize("target", [target for target in TARGETS if target.platform == "hip"])

@@ -14,7 +14,7 @@ from support import reference
 from support.emulation import EmulationError, Launcher
 from support.emulation.fixtures import emulation_session, emulator  # noqa: F401
 from support.emulation.products import EmulatedProduct, Scales, codes
-from support.problems import TARGETS
+from support.problems import on
 
 ADA = Target("cuda", 89, 0, 1, 32, 99 << 10)
 """Made up, of one multiprocessor: 49 channels are enough for blocks of two tiles."""
@@ -174,10 +174,6 @@ def test_the_instruction_wants_the_whole_warp(emulator):
 # which problems the row takes
 
 
-def on(arch):
-    return next(target for target in TARGETS if target.platform == "cuda" and target.arch == arch)
-
-
 @pytest.mark.parametrize("arch", [89, 120])
 @pytest.mark.parametrize("modes", MODES, ids="-".join)
 @pytest.mark.parametrize("m", [1, 64])
@@ -218,18 +214,6 @@ def test_what_it_cannot_do_is_said(changes, reason):
     refusal = SM89_DECODE.refusal(example_product(on(89), "row", "row", m=8)._replace(**changes))
     assert refusal is not None
     assert reason in refusal
-
-
-def test_more_rows_are_able_and_not_preferred():
-    problem = example_product(on(89), "row", "row", m=65)
-    verdict = next(v for v in SCALED_MM.explain(problem).verdicts if v.kernel == SM89_DECODE.name)
-    assert verdict.status == "not preferred"
-    assert "preferred for m <= 64 or batch_invariant; got m=65" in verdict.reason
-
-
-def test_a_batch_that_must_not_matter_chooses_it_at_any_m():
-    problem = example_product(on(120), "row", "row", m=300)._replace(batch_invariant=True)
-    assert SCALED_MM.explain(problem).chosen == "sm89_decode"
 
 
 @pytest.mark.parametrize("arch", [89, 120])

@@ -32,7 +32,7 @@ REGISTERS = {
     "quantize_tensorwise": 128,
     "quantize_rowwise": 104,
     "requantize": 72,
-    "epilogue": 40,
+    "apply_epilogue": 40,
     "silu_and_mul_quant": 80,
     "gfx9_decode": 64,
 }

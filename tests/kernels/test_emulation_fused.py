@@ -24,8 +24,10 @@ def step(codes: np.ndarray, dtype: str) -> np.ndarray:
     return place[codes]
 
 
-def near(kernel, codes, scale, values, dtype, group_shape, given, scale_format, rounded):
+def near(kernel, results, values, dtype, rounded):
     """Assert that codes are the oracle's of ``values``, but for a few that lie on a tie; scales within 8 ulp."""
+    codes, scale, given = results.data.values, results.seen, results.given
+    group_shape, scale_format = results.group_shape, results.scale_format
     want = reference.quantize(values.astype(np.float32), dtype, group_shape, given, None, scale_format)
     if given is None and scale_format == "float32":
         error = np.abs(scale / want.scale - 1)
@@ -70,6 +72,7 @@ class Results:
     """Poisoned results of a producer, and the scale where it is given."""
 
     def __init__(self, memory, group_shape, static, scale_format, layout, rows, cols, gap):
+        self.group_shape, self.scale_format = group_shape, scale_format
         self.shape = group_shape.scale_shape(rows, cols)
         self.given = np.random.default_rng(9).uniform(0.01, 0.05, self.shape).astype(np.float32) if static else None
         self.data = empty(memory, (rows, cols), np.uint8, cols + gap)
@@ -125,17 +128,7 @@ def test_norm_then_quantize(
                 assert residual.values.tobytes() == updated.tobytes(), f"{kernel}: residual"
             normed = round_to(reference.rms_norm(normed_from, np.ones(cols), EPSILON), x, rounded)
             values = round_to(normed * weight.astype(np.float64), x, rounded)
-            near(
-                kernel,
-                results.data.values,
-                results.seen,
-                values,
-                data,
-                group_shape,
-                results.given,
-                scale_format,
-                rounded,
-            )
+            near(kernel, results, values, data, rounded)
 
 
 @pytest.mark.parametrize(("target", "slack"), [(CUDA, 0), (HIP_64, 2)], ids=str)
@@ -174,14 +167,4 @@ def test_silu_and_mul_then_quantize(
         problem = SiluQuantize(target, x, data, group_shape, static, scale_format, layout, rounded, cols, aligned)
         for kernel, launch in plans(SILU_QUANTIZE, problem):
             launch(0, source.pointer, source.stride, *results.arguments)
-            near(
-                kernel,
-                results.data.values,
-                results.seen,
-                values,
-                data,
-                group_shape,
-                results.given,
-                scale_format,
-                rounded,
-            )
+            near(kernel, results, values, data, rounded)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import pytest
@@ -71,8 +71,18 @@ def parameters(text: str, entry: str, constants: dict[str, Any]) -> dict[str, st
         text = re.sub(rf"(?<!define ){name}\b", list_, text)
     found = re.search(rf"\b{entry}\(([^{{]*?)\)\s*{{", text)
     assert found, f"no definition of {entry}"
-    kept = " ".join(chosen_lines(found[1], constants))
-    return dict(item_of(parameter) for parameter in kept.split(","))
+    kept = " ".join(chosen_lines(found[1], constants)).split(",")
+    return dict(item_of(scalar) for parameter in kept for scalar in scalars(text, parameter))
+
+
+def scalars(text: str, parameter: str) -> list[str]:
+    """Return a parameter, or the fields of the struct of arguments that it is."""
+    struct = re.search(r"\b(\w+Args)\b", parameter)
+    if struct is None:
+        return [parameter]
+    fields = re.search(rf"\bstruct {struct[1]} {{(.*?)}};", text, re.DOTALL)
+    assert fields, f"no definition of {struct[1]}"
+    return [field for field in fields[1].split(";") if field.strip()]
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
@@ -99,6 +109,14 @@ def test_a_difference_is_seen():
         parameters(text, "other", {})
     shared = "#define OUR_PARAMETERS const byte *x, \\\n int m\nKERNEL(256)\nkernel(OUR_PARAMETERS) {"
     assert parameters(shared, "kernel", {}) == {"x": "P", "m": "i"}
+    struct = """struct OurArgs {
+        const byte* x;
+        long long x_stride;
+    };
+    kernel(const __grid_constant__ OurArgs args, int m) {"""
+    assert parameters(struct, "kernel", {}) == {"x": "P", "x_stride": "q", "m": "i"}
+    with pytest.raises(AssertionError, match="no definition of OtherArgs"):
+        parameters("kernel(OtherArgs args) {", "kernel", {})
     with pytest.raises(KeyError, match="unsigned"):
         parameters("kernel(unsigned m) {", "kernel", {})
 
@@ -113,6 +131,27 @@ PLANS = {
     plans.RequantizeNumbers: (RequantizeArgs, {"shards": (1, 2), "rows": 5, "cols": 7, "column_tiles": 8}),
     plans.ExpandNumbers: (ExpandArgs, {"shards": (1, 2), "rows": 5}),
 }
+
+
+class Nested(NamedTuple):
+    """Another declaration among the fields, whose fields stand in its place."""
+
+    stride: args.Int64
+    ends: args.Int32Array
+    data: args.Pointer
+
+
+class Outer(NamedTuple):
+    x: args.Pointer
+    rows: args.Int32
+    nested: Nested
+    scale: args.Float32
+
+
+def test_a_declaration_within_another_is_its_fields():
+    assert args.fields(Outer) == {"x": "P", "rows": "i", "stride": "q", "ends": "*i", "data": "P", "scale": "f"}
+    assert args.items(Outer, ends=2) == ("P", "i", "q", "2i", "P", "f")
+    assert args.numbers(Outer(0, 3, Nested(4, (5, 6), 0), 0.5)) == (3, 4, 5, 6, 0.5)
 
 
 @pytest.mark.parametrize("kind", PLANS, ids=lambda kind: kind.__name__)

@@ -51,6 +51,13 @@ TARGETS = (
     Target("hip", 0x1200, 0, 32, 32, 64 << 10),
     Target("hip", 0x1201, 0, 64, 32, 64 << 10),
 )
+
+
+def on(arch: int) -> Target:
+    """Return the target of an architecture."""
+    return next(target for target in TARGETS if target.arch == arch)
+
+
 THOROUGH = (90, 0x942)
 """Architectures that every way of compiling is tried on; the others see each kernel in its main ways."""
 

@@ -1,5 +1,6 @@
 """A launcher that records: what a kernel would have been launched with, as its declared arguments."""
 
+from types import SimpleNamespace
 from typing import Any
 
 from fp8core.runtime import args
@@ -13,10 +14,13 @@ class Recorder:
 
     def bind_args(self, grid: tuple[int, int, int], given: Any) -> Any:
         """Return the launch that wants the stream and what varies, as `jit.Launcher.bind_args` does."""
-        varying = [name for name, item in args.fields(type(given)).items() if item[-1] in args.VARYING]
+        fields = args.fields(type(given))
+        varying = [name for name, item in fields.items() if item[-1] in args.VARYING]
+        numbers = dict(zip(fields, args.values(given), strict=True))
 
         def launch(stream: int, *values: Any) -> None:
             assert len(values) == len(varying), f"{self._entry} takes {varying}, got {values}"
-            self._launched.append((self._entry, stream, given._replace(**dict(zip(varying, values, strict=True)))))
+            arguments = SimpleNamespace(**{**numbers, **dict(zip(varying, values, strict=True))})
+            self._launched.append((self._entry, stream, arguments))
 
         return launch

@@ -1,5 +1,7 @@
 #include "../../ptx/mma.cuh"
+#include "../args.cuh"
 #include "../epilogue.cuh"
+#include "../scheduler.cuh"
 
 // out[m, n] = round(scale_a * (scale_b * acc) + bias), acc = sum over k of a[m, k] * b[n, k] in fp32, for few rows: the
 // weight b is streamed from memory once for every SIDE of them. With BLOCKED scales the sum of every 128 of k is scaled
@@ -15,16 +17,13 @@
 // broadcast; B_BLOCK says that one scale serves 128 channels.
 constexpr int A = FP8_A, B = FP8_B, SIDE = FP8_SIDE, TILES = FP8_TILES, WARPS = FP8_WARPS;
 constexpr bool BLOCKED = FP8_BLOCKED, B_BLOCK = FP8_B_BLOCK;
-constexpr int BLOCK_K = 128;  // of k at a time; and of k, and of n, under one block scale
-constexpr int PIECE = 16;   // bytes of a row that a lane loads at once
+constexpr int PIECE = 16;  // bytes of a row that a lane loads at once
 constexpr int STEP = 4 * PIECE;
 constexpr int STEPS = BLOCK_K / STEP;
 constexpr int COLUMNS = SIDE / MMA_TOKENS;
 constexpr int CHANNELS = TILES * MMA_CHANNELS;
 constexpr int PITCH = CHANNELS + 4;
 static_assert(BLOCK_K % CHANNELS == 0, "the channels of a block have one scale");
-
-DEVICE int least(int x, int y) { return x < y ? x : y; }
 
 // A lane's cursor over rows. A step past the last row stays there. (Pointers to all rows would not fit into the
 // registers.)
@@ -107,32 +106,31 @@ struct Lane {
     }
 };
 
-KERNEL(WARPS * WARP)
-sm89_decode(const byte* a, long long lda, const byte* b, long long ldb, const float* scale_a, long long scale_a_row,
-            long long scale_a_k, const float* scale_b, long long scale_b_row, long long scale_b_k, const void* bias,
-            void* out, long long ldo, int m, int n, int k, int row_tiles) {
+constexpr int THREADS = WARPS * WARP;
+KERNEL(THREADS)
+sm89_decode(const __grid_constant__ MatmulArgs p) {
     DYNAMIC_SHARED(shared);
     float* const sums = reinterpret_cast<float*>(shared);  // [WARPS][SIDE][PITCH]
-    const int first_row = int(block_x() % row_tiles) * SIDE;
-    const int first_col = int(block_x() / row_tiles) * CHANNELS;
+    const auto [first_row, first_col] = dense_tile<SIDE, CHANNELS>(p.row_tiles);
     const int warp = int(thread_x()) / WARP, g = int(lane()) / 4, q = int(lane()) % 4;
 
     Lane mine;
-    mine.channels = RowCursor<byte>::of(b + q * PIECE, ldb, first_col + g, n);
-    if (B_BLOCK) mine.scale_b = {scale_b + first_col / BLOCK_K * scale_b_row, 0, 0};
-    else mine.scale_b = RowCursor<float>::of(scale_b, scale_b_row, first_col + g, n);
-    mine.tokens = RowCursor<byte>::of(a + q * PIECE, lda, first_row + g, m);
+    mine.channels = RowCursor<byte>::of(p.b + q * PIECE, p.ldb, first_col + g, p.n);
+    if (B_BLOCK) mine.scale_b = {p.scale_b + first_col / BLOCK_K * p.scale_b_row, 0, 0};
+    else mine.scale_b = RowCursor<float>::of(p.scale_b, p.scale_b_row, first_col + g, p.n);
+    mine.tokens = RowCursor<byte>::of(p.a + q * PIECE, p.lda, first_row + g, p.m);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) mine.scale_a[i] = RowCursor<float>::of(scale_a, scale_a_row, first_row + 2 * q + i, m);
+    for (int i = 0; i < 2; ++i)
+        mine.scale_a[i] = RowCursor<float>::of(p.scale_a, p.scale_a_row, first_row + 2 * q + i, p.m);
 #pragma unroll
     for (int i = 0; i < COLUMNS * TILES; ++i) mine.sum[i / TILES][i % TILES] = {};
 
     grid_dependency_launch();
     grid_dependency_wait();
     int at = warp * BLOCK_K;
-    for (; at + BLOCK_K <= k; at += WARPS * BLOCK_K)
-        mine.add<false>(at, BLOCK_K, at / BLOCK_K * scale_a_k, at / BLOCK_K * scale_b_k);
-    if (at < k) mine.add<true>(at, k - at - q * PIECE, at / BLOCK_K * scale_a_k, at / BLOCK_K * scale_b_k);
+    for (; at + BLOCK_K <= p.k; at += WARPS * BLOCK_K)
+        mine.add<false>(at, BLOCK_K, at / BLOCK_K * p.scale_a_k, at / BLOCK_K * p.scale_b_k);
+    if (at < p.k) mine.add<true>(at, p.k - at - q * PIECE, at / BLOCK_K * p.scale_a_k, at / BLOCK_K * p.scale_b_k);
 
 #pragma unroll
     for (int column = 0; column < COLUMNS; ++column)
@@ -145,17 +143,17 @@ sm89_decode(const byte* a, long long lda, const byte* b, long long ldb, const fl
             }
     block_barrier();
 
-    const Epilogue<FP8_OUT, FP8_BIAS> finish(bias, nullptr);
-    for (int i = int(thread_x()); i < SIDE * CHANNELS; i += WARPS * WARP) {
+    const Epilogue<FP8_OUT, FP8_BIAS> finish(p.bias, nullptr);
+    for (int i = int(thread_x()); i < SIDE * CHANNELS; i += THREADS) {
         const int row = i / CHANNELS, col = i % CHANNELS;
         const long long y = first_row + row, x = first_col + col;
-        if (y >= m) break;
-        if (x >= n) continue;
+        if (y >= p.m) break;
+        if (x >= p.n) continue;
         float acc = sums[row * PITCH + col];
 #pragma unroll
         for (int from = 1; from < WARPS; ++from) acc += sums[(from * SIDE + row) * PITCH + col];
-        const float across = BLOCKED ? 1.0f : scale_a[y * scale_a_row];
-        const float along = BLOCKED ? 1.0f : scale_b[x * scale_b_row];
-        finish.store(out, y * ldo + x, finish.value(acc, across, along, int(x)));
+        const float across = BLOCKED ? 1.0f : p.scale_a[y * p.scale_a_row];
+        const float along = BLOCKED ? 1.0f : p.scale_b[x * p.scale_b_row];
+        finish.store(p.out, y * p.ldo + x, finish.value(acc, across, along, int(x)));
     }
 }

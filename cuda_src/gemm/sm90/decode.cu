@@ -14,59 +14,57 @@
 // `prefetch_weight` (a PDL prologue). If not, it lets its own dependents start only after its wait.
 // The rows of a can come in 16 bits instead, and then every block quantizes them for itself (quantize_rows.cuh).
 //
-// Constants: WIDTH 8, 16, 32, 64; SPLIT_K 1, 2, 4, 8; MULTICAST_TILES of a cluster, up to WIDTH / 8; M_WARPGROUPS,
-// K_WARPGROUPS; STAGES and A_STAGES multiples of K_WARPGROUPS; CTAS_PER_SM; A_TYPE, B_TYPE e4m3 or e5m2; BLOCKWISE 1:
+// Constants, -D: WIDTH 8, 16, 32, 64; SPLIT_K 1, 2, 4, 8; MULTICAST_TILES of a cluster, up to WIDTH / 8; M_WARPGROUPS,
+// K_WARPGROUPS; STAGES and A_STAGES multiples of K_WARPGROUPS; CTAS_PER_SM; A_TYPE, B_TYPE the formats; BLOCKWISE 1:
 // a's scales are 1x128 and the weight's cover SCALE_ROWS (128 or 1) x 128; 0: one a tensor or row; OUT, BIAS: 0 fp32,
 // 1 fp16, 2 bf16, -1 none. PREFETCH_CHUNKS: k-blocks of the weight in flight until a has been requested, 0: as many
 // as fit. A_VECTORS: vectors of 8 elements of x that a thread quantizes, 0 where a comes as codes; else A_ROWS,
-// A_INPUT, A_FORMAT, A_MODE of quantize_rows, and A_STAGES k-blocks are all of a block. The tensor cores sum a
-// k-block with fewer bits than fp32 has, so every one is added (promoted) in fp32.
+// A_INPUT, A_MODE of quantize_rows, and A_STAGES k-blocks are all of a block. The tensor cores sum a k-block with
+// fewer bits than fp32 has, so every one is added (promoted) in fp32.
 //
 // The caller owes: maps of uint8, boxes of 64 * M_WARPGROUPS (weight) and WIDTH / MULTICAST_TILES (a) rows x 128
 // columns, 128-byte swizzle, zeros out of bounds; scale strides in elements, 0 where broadcast; at least SPLIT_K
-// k-blocks, a first tile for every cluster; of dynamic shared memory RING_BYTES, 1,024 and (SPLIT_K * K_WARPGROUPS -
-// 1) * UNITS / SPLIT_K * UNIT_BYTES for the reduction.
-#include "quantize_rows.cuh"
+// k-blocks, a first tile for every cluster; of dynamic shared memory ring_bytes, 1,024 and (SPLIT_K * K_WARPGROUPS -
+// 1) * units / SPLIT_K * unit_bytes for the reduction.
+#include "decode_load.cuh"
 #include "decode_epilogue.cuh"
-#include "decode_load.cuh" // last: its names are macros
+#include "quantize_rows.cuh"
 
-#define TYPES WGMMA_STRING(B_TYPE) "." WGMMA_STRING(A_TYPE)
+// How the kernel is compiled: all -D names of this source, which are read here and for the parameters that A_VECTORS
+// decides about.
+struct Config {
+    static constexpr int width = WIDTH, split_k = SPLIT_K, multicast_tiles = MULTICAST_TILES;
+    static constexpr int m_warpgroups = M_WARPGROUPS, k_warpgroups = K_WARPGROUPS, ctas_per_sm = CTAS_PER_SM;
+    static constexpr int stages = STAGES, a_stages = A_STAGES, prefetch_chunks = PREFETCH_CHUNKS;
+    static constexpr int a_type = A_TYPE, b_type = B_TYPE, out_type = OUT, bias_type = BIAS;
+    static constexpr int blockwise = BLOCKWISE, scale_rows = SCALE_ROWS;
+    static constexpr int a_vectors = A_VECTORS, a_rows = A_ROWS, a_input = A_INPUT, a_mode = A_MODE;
+};
+using C = DecodeLayout<Config>;
+using Part = UnitOf<C::width>;
+using Piece = Part::Piece;
 
-// d = (keep ? d : 0) + weight tile * a tile, 32 columns of each.
-DEVICE void multiply(float (&d)[SUMS], word64 w, word64 a, int keep) {
-#if WIDTH == 8
-    WGMMA_PRODUCT("8", TYPES, WGMMA_R4(0, 1, 2, 3), "%4", "%5", "%6", WGMMA_D4(0));
-#elif WIDTH == 16
-    WGMMA_PRODUCT("16", TYPES, WGMMA_R8, "%8", "%9", "%10", WGMMA_D4(0), WGMMA_D4(4));
-#elif WIDTH == 32
-    WGMMA_PRODUCT("32", TYPES, WGMMA_R16, "%16", "%17", "%18", WGMMA_D16(0));
-#else
-    WGMMA_PRODUCT("64", TYPES, WGMMA_R32, "%32", "%33", "%34", WGMMA_D32(0));
-#endif
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
+extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm)
     sm90_decode(const __grid_constant__ TensorMap weight_map,
 #if A_VECTORS
-                  const byte *x, long long x_stride, int x_vecs, float upper,
+                const byte* x, long long x_stride, int x_vecs, float upper,
 #else
-                  const __grid_constant__ TensorMap a_map,
+                const __grid_constant__ TensorMap a_map,
 #endif
-                  const float *scale_a, long long scale_a_row, long long scale_a_col,
-                  const float *__restrict__ scale_b, long long scale_b_row, long long scale_b_col,
-                  const Bias *__restrict__ bias, Out *out, long long ldo, int m, int n, int k_blocks,
-                  int prefetch_weight) {
+                const float* scale_a, long long scale_a_row, long long scale_a_k, const float* __restrict__ scale_b,
+                long long scale_b_row, long long scale_b_k, const void* __restrict__ bias, void* out, long long ldo,
+                int m, int n, int k_blocks, int prefetch_weight) {
     extern __shared__ char dynamic[];
-    __shared__ alignas(8) word64 barriers[2 * STAGES + 2 * A_STAGES + 3];
-    __shared__ float row_scales[WIDTH];
-#if BLOCKWISE
-    __shared__ alignas(8) float stage_scales[A_STAGES][(SCALES + 1) & ~1];
-#endif
-
+    __shared__ alignas(8) word64 barriers[2 * C::stages + 2 * C::a_stages + 3];
+    __shared__ float row_scales[C::width];
+    __shared__ StageScales<C> stage_scales;  // if blockwise
 #if A_VECTORS
-    const TensorMap *const codes = nullptr;
+    const TensorMap* const codes = nullptr;
+    const WideRows rows_of_x = {x, x_stride, m, x_vecs};
 #else
-    const TensorMap *const codes = &a_map;
+    const TensorMap* const codes = &a_map;
+    const WideRows rows_of_x = {};
+    constexpr float upper = 0.0f;
 #endif
 
     // A launch that may not prefetch the weight is what later ones, which may, rely on: once it lets them start, all
@@ -76,219 +74,212 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
     // After a shuffle the compiler knows that these are equal in a warp, and computes descriptors once for all of
     // it.
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-    constexpr int ranks = SPLIT_K, units = UNITS / ranks;
-    constexpr int epilogue_warps = units > 1 ? units / 2 : 1; // warps of a block that run the epilogue of a part of the tile
+    constexpr int ranks = C::split_k, units = C::units / ranks;
+    constexpr int epilogue_warps = units > 1 ? units / 2 : 1;  // of a block, for its part of the tile
     const int rank = (int)blockIdx.x % ranks;
-    const int first = (int)blockIdx.x % CLUSTER - rank; // the tile's rank 0 in the cluster
-    const unsigned ring = (shared_address(dynamic) + 1023) & ~1023u, a_ring = ring + STAGES * WEIGHT_BYTES;
-    const PipelineBarriers<STAGES> pipeline = {shared_address(barriers)};
-    const PipelineBarriers<A_STAGES> a_pipeline = {shared_address(barriers + 2 * STAGES)};
-    const unsigned reduce_full = shared_address(barriers + 2 * STAGES + 2 * A_STAGES), reduce_empty = reduce_full + 8,
-                 a_requested = reduce_empty + 8;
-    char *reduce_buf = dynamic + (ring - shared_address(dynamic)) + RING_BYTES;
+    const int first = (int)blockIdx.x % C::cluster - rank;  // the tile's rank 0 in the cluster
+    const unsigned ring = (shared_address(dynamic) + 1023) & ~1023u, a_ring = ring + C::stages * C::weight_bytes;
+    const PipelineBarriers<C::stages> pipeline = {shared_address(barriers)};
+    const PipelineBarriers<C::a_stages> a_pipeline = {shared_address(barriers + 2 * C::stages)};
+    const unsigned reduce_full = shared_address(barriers + 2 * C::stages + 2 * C::a_stages),
+                   reduce_empty = reduce_full + 8, a_requested = reduce_empty + 8;
+    char* reduce_buf = dynamic + (ring - shared_address(dynamic)) + C::ring_bytes;
 
     // Blocks that share loads of a have as many iterations, if need be with a tile past the end.
-    constexpr int channels = TILE * MULTICAST_TILES;
-    KBlockIterator k_iter((n + channels - 1) / channels * MULTICAST_TILES, k_blocks, rank, ranks);
+    constexpr int channels = C::tile * C::multicast_tiles;
+    KBlockIterator k_iter((n + channels - 1) / channels * C::multicast_tiles, k_blocks, rank, ranks);
 
-    if (warp == CONSUMERS / 32) {
-        load_weight(&weight_map, ring, pipeline, a_requested, k_iter, prefetch_weight, lane);
+    if (warp == C::consumers / 32) {
+        load_weight<C>(&weight_map, ring, pipeline, a_requested, k_iter, prefetch_weight, lane);
         return;
     }
-    if (warp == CONSUMERS / 32 + 1) {
-        load_a(codes, a_ring, a_pipeline, reduce_full, epilogue_warps * ranks, k_iter, rank, first / ranks, lane);
+    if (warp == C::consumers / 32 + 1) {
+        load_a<C>(codes, a_ring, a_pipeline, reduce_full, epilogue_warps * ranks, k_iter, rank, first / ranks, lane);
         return;
     }
-    threads_sync(1, THREADS);
-    if (CLUSTER > 1) cluster_arrive();
+    threads_sync(1, C::threads);
+    if (C::cluster > 1) cluster_arrive();
     if (!prefetch_weight) grid_dependency_wait();
 
-#if BLOCKWISE
-    if (warp == CONSUMERS / 32 + 2) {
-        const ScaleGrid of_a = {scale_a, scale_a_row, scale_a_col}, of_b = {scale_b, scale_b_row, scale_b_col};
-        load_scales(stage_scales, a_pipeline, of_a, of_b, k_iter, m, n, lane);
+    if (C::blockwise && warp == C::consumers / 32 + 2) {
+        const ScaleGrid of_a = {scale_a, scale_a_row, scale_a_k}, of_b = {scale_b, scale_b_row, scale_b_k};
+        load_scales<C>(stage_scales, a_pipeline, of_a, of_b, k_iter, m, n, lane);
         return;
     }
-#endif
 
-    const int warpgroup = WARPGROUPS > 1 ? warp / 4 : 0, quarter = warp % 4;
-    const int m_warpgroup = warpgroup / K_WARPGROUPS, k_warpgroup = warpgroup % K_WARPGROUPS;
+    const int warpgroup = C::warpgroups > 1 ? warp / 4 : 0, quarter = warp % 4;
+    const int m_warpgroup = warpgroup / C::k_warpgroups, k_warpgroup = warpgroup % C::k_warpgroups;
     // A warp's registers hold two units of channels, those of lane / 4 and of lane / 4 + 8, for these blocks.
     const int unit0 = m_warpgroup * 8 + quarter * 2;
     const int owners[2] = {unit0 / units, (unit0 + 1) / units};
     const bool owned[2] = {owners[0] == rank, owners[1] == rank}, in_epilogue = owned[0] || owned[1];
     const bool leader = k_warpgroup == 0 && unit0 == (rank * units & ~1) && lane == 0;
-    Ring<STAGES> next(k_warpgroup), oldest(k_warpgroup); // to be multiplied, and to be released
-    Ring<A_STAGES> a_next(k_warpgroup), a_oldest(k_warpgroup);
+    Ring<C::stages> next(k_warpgroup), oldest(k_warpgroup);  // to be multiplied, and to be released
+    Ring<C::a_stages> a_next(k_warpgroup), a_oldest(k_warpgroup);
+    const Epilogue<C::out_type, C::bias_type> epilogue(bias, nullptr);
     float row_scale = 0.0f;
     // k-blocks of a whose stage is loaded again: when this block releases the others, a multicast peer may have ended.
     const int iterations = (k_iter.tiles - k_iter.tile + k_iter.step - 1) / k_iter.step;
-    int a_releases = iterations * k_iter.k_blocks - A_STAGES - k_warpgroup;
-    int next_k_block = k_warpgroup; // k-blocks to pass over before this warpgroup's next
+    int a_releases = iterations * k_iter.k_blocks - C::a_stages - k_warpgroup;
+    int next_k_block = k_warpgroup;  // k-blocks to pass over before this warpgroup's next
 
     for (int iteration = 0; k_iter.tile < k_iter.tiles; ++iteration, k_iter.tile += k_iter.step) {
-        const int channel = k_iter.tile * TILE + unit0 * 8 + lane / 4;
+        const int channel = k_iter.tile * C::tile + unit0 * 8 + lane / 4;
         float channel_scales[2] = {1.0f, 1.0f}, channel_biases[2] = {0.0f, 0.0f};
         if (k_warpgroup == 0 && in_epilogue) {
             for (int half = 0; half < 2; ++half) {
                 const int bounded = min(channel + 8 * half, n - 1);
-                if (!BLOCKWISE) channel_scales[half] = scale_b[bounded * scale_b_row];
-                channel_biases[half] = bias_value(bias, bounded);
+                if (!C::blockwise) channel_scales[half] = scale_b[bounded * scale_b_row];
+                channel_biases[half] = epilogue.bias_of(bounded);
             }
-            if (ranks > 1 && leader) barrier_expect(reduce_full, (ranks - 1) * K_WARPGROUPS * units * UNIT_BYTES);
+            if (ranks > 1 && leader) barrier_expect(reduce_full, (ranks - 1) * C::k_warpgroups * units * C::unit_bytes);
         }
         if (iteration == 0) {
             grid_dependency_wait();
-#if A_VECTORS
-            const WideRows from = {x, x_stride, m, x_vecs};
-            quantize_rows<CONSUMERS, A_ROWS, A_VECTORS, WIDTH, A_INPUT, A_FORMAT, A_MODE>(
-                dynamic + (a_ring - shared_address(dynamic)), row_scales, from, k_iter.first_k_block * (BLOCK_K / 8),
-                k_iter.k_blocks * (BLOCK_K / 8), scale_a, scale_a_row, upper);
-            if (PREFETCH_CHUNKS && threadIdx.x == 0) barrier_arrive(a_requested);
-#else
-            if (!BLOCKWISE && threadIdx.x < WIDTH) row_scale = scale_a[min((int)threadIdx.x, m - 1) * scale_a_row];
-#endif
+            if constexpr (C::a_vectors > 0) {
+                quantize_rows<C::consumers, C::a_rows, C::a_vectors, C::width, C::a_input, C::a_type, C::a_mode>(
+                    dynamic + (a_ring - shared_address(dynamic)), row_scales, rows_of_x,
+                    k_iter.first_k_block * (BLOCK_K / 8), k_iter.k_blocks * (BLOCK_K / 8), scale_a, scale_a_row, upper);
+                if (C::prefetch_chunks && threadIdx.x == 0) barrier_arrive(a_requested);
+            } else if (!C::blockwise && threadIdx.x < C::width) {
+                row_scale = scale_a[min((int)threadIdx.x, m - 1) * scale_a_row];
+            }
         }
-        if (A_VECTORS) a_next = Ring<A_STAGES>(next_k_block); // all of the block's k-blocks are there, and stay
+        if (C::a_vectors) a_next = Ring<C::a_stages>(next_k_block);  // all of the block's k-blocks are there, and stay
 
         // Two sets of products alternate: while the tensor cores are busy with one, the other is scaled and added.
-        float sums[SUMS], products[2][SUMS];
+        float sums[C::sums], products[2][C::sums];
 #pragma unroll
-        for (int i = 0; i < SUMS; ++i) sums[i] = products[0][i] = products[1][i] = 0.0f;
-        const auto issue_mma = [&](float (&d)[SUMS]) {
+        for (int i = 0; i < C::sums; ++i) sums[i] = products[0][i] = products[1][i] = 0.0f;
+        const auto issue_mma = [&](float (&d)[C::sums]) {
             pipeline.wait_full(next);
-            if (!A_VECTORS) a_pipeline.wait_full(a_next);
-            const word64 w = tile_descriptor(ring + next.stage * WEIGHT_BYTES + m_warpgroup * 64 * BLOCK_K);
-            const word64 a = tile_descriptor(a_ring + a_next.stage * A_BYTES);
-            next.advance(K_WARPGROUPS);
-            a_next.advance(K_WARPGROUPS);
-            registers_fence(d);
-            product_begin();
-            multiply(d, w, a, 0);
-            multiply(d, w + 2, a + 2, 1);
-            multiply(d, w + 4, a + 4, 1);
-            multiply(d, w + 6, a + 6, 1);
-            product_commit();
+            if (!C::a_vectors) a_pipeline.wait_full(a_next);
+            const word64 w = tile_descriptor(ring + next.stage * C::weight_bytes + m_warpgroup * 64 * BLOCK_K);
+            const word64 a = tile_descriptor(a_ring + a_next.stage * C::a_bytes);
+            next.advance(C::k_warpgroups);
+            a_next.advance(C::k_warpgroups);
+            product_of_block<C::b_type, C::a_type>(d, w, a);
         };
         // Adds the products of the oldest k-block; the last has none behind it.
-        const auto promote = [&](float (&d)[SUMS], bool last) {
-#if BLOCKWISE
+        const auto promote = [&](float (&d)[C::sums], bool last) {
             float scales_b[2];
-            for (int half = 0; half < 2; ++half)
-                scales_b[half] = stage_scales[a_oldest.stage][WIDTH + ((unit0 + half) * 8 + lane / 4) / SCALE_ROWS];
-            float2 scales_a[WIDTH / 8];
+            float2 scales_a[C::width / 8];
+            if constexpr (C::blockwise) {
+                const float* const scales = stage_scales.of[a_oldest.stage];
 #pragma unroll
-            for (int j = 0; j < WIDTH / 8; ++j) {
-                scales_a[j] = *(const float2 *)&stage_scales[a_oldest.stage][8 * j + lane % 4 * 2];
-                if (SCALE_ROWS > 1) scales_a[j] = make_float2(scales_a[j].x * scales_b[0], scales_a[j].y * scales_b[0]);
+                for (int half = 0; half < 2; ++half)
+                    scales_b[half] = scales[C::width + ((unit0 + half) * 8 + lane / 4) / C::scale_rows];
+#pragma unroll
+                for (int j = 0; j < C::width / 8; ++j) {
+                    scales_a[j] = *(const float2*)&scales[8 * j + lane % 4 * 2];
+                    if (C::scale_rows > 1)
+                        scales_a[j] = make_float2(scales_a[j].x * scales_b[0], scales_a[j].y * scales_b[0]);
+                }
             }
-#endif
-            if (last)
-                product_wait<0>();
-            else
-                product_wait<1>();
+            if (last) product_wait<0>();
+            else product_wait<1>();
             registers_fence(d);
             __syncwarp();
             if (lane == 0) pipeline.release(oldest);
-            if (!A_VECTORS && MULTICAST_TILES == 1 && lane == 0) a_pipeline.release(a_oldest);
-            if (!A_VECTORS && MULTICAST_TILES > 1 && lane < MULTICAST_TILES && a_releases > 0)
+            if (!C::a_vectors && C::multicast_tiles == 1 && lane == 0) a_pipeline.release(a_oldest);
+            if (!C::a_vectors && C::multicast_tiles > 1 && lane < C::multicast_tiles && a_releases > 0)
                 remote_arrive(cluster_address(a_pipeline.empty(a_oldest), lane * ranks + rank));
-            a_releases -= K_WARPGROUPS;
-            oldest.advance(K_WARPGROUPS);
-            a_oldest.advance(K_WARPGROUPS);
+            a_releases -= C::k_warpgroups;
+            oldest.advance(C::k_warpgroups);
+            a_oldest.advance(C::k_warpgroups);
 #pragma unroll
-            for (int i = 0; i < SUMS; ++i)
-#if BLOCKWISE
-                sums[i] = __fmaf_rn(i & 1 ? scales_a[i / 4].y : scales_a[i / 4].x,
-                                    SCALE_ROWS > 1 ? d[i] : scales_b[i >> 1 & 1] * d[i], sums[i]);
-#else
-                sums[i] += d[i];
-#endif
+            for (int i = 0; i < C::sums; ++i) {
+                if constexpr (C::blockwise)
+                    sums[i] = fma_flushing(i & 1 ? scales_a[i / 4].y : scales_a[i / 4].x,
+                                           C::scale_rows > 1 ? d[i] : scales_b[i >> 1 & 1] * d[i], sums[i]);
+                else sums[i] += d[i];
+            }
         };
         // Two k-blocks an iteration: issue, issue the next, promote the first. If the loop contains its own prologue
-        // and epilogue, the compiler serializes the products.
+        // and epilogue, or is in a function of its own, the compiler serializes the products (ptxas C7517).
         if (next_k_block < k_iter.k_blocks) {
             issue_mma(products[0]);
 #pragma unroll 1
-            for (next_k_block += K_WARPGROUPS; next_k_block + K_WARPGROUPS < k_iter.k_blocks;
-                 next_k_block += 2 * K_WARPGROUPS) {
+            for (next_k_block += C::k_warpgroups; next_k_block + C::k_warpgroups < k_iter.k_blocks;
+                 next_k_block += 2 * C::k_warpgroups) {
                 issue_mma(products[1]);
                 promote(products[0], false);
                 issue_mma(products[0]);
                 promote(products[1], false);
             }
             if (next_k_block < k_iter.k_blocks) {
-                next_k_block += K_WARPGROUPS;
+                next_k_block += C::k_warpgroups;
                 issue_mma(products[1]);
                 promote(products[0], false);
                 promote(products[1], true);
-            } else
+            } else {
                 promote(products[0], true);
+            }
         }
         next_k_block -= k_iter.k_blocks;
 
         if (iteration == 0) {
-            if (!BLOCKWISE && !A_VECTORS) {
-                if (threadIdx.x < WIDTH) row_scales[threadIdx.x] = row_scale;
-                threads_sync(2, CONSUMERS);
+            if (!C::blockwise && !C::a_vectors) {
+                if (threadIdx.x < C::width) row_scales[threadIdx.x] = row_scale;
+                threads_sync(2, C::consumers);
             }
-            if (CLUSTER > 1) cluster_wait(); // the other blocks have initialized their barriers
-        } else if (K_WARPGROUPS > 1 || ranks > 1)
+            if (C::cluster > 1) cluster_wait();  // the other blocks have initialized their barriers
+        } else if (C::k_warpgroups > 1 || ranks > 1) {
             barrier_wait(reduce_empty, (iteration - 1) & 1);
+        }
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int owner = owners[half], unit = unit0 + half - owner * units;
             if (k_warpgroup == 0 && owned[half]) continue;
-            const int source = rank * K_WARPGROUPS + k_warpgroup, place = source - (source > owner * K_WARPGROUPS);
-            const int slot = (place * units + unit) * UNIT_BYTES + lane * (int)sizeof(Piece);
+            const int source = rank * C::k_warpgroups + k_warpgroup;
+            const int place = source - (source > owner * C::k_warpgroups);
+            const int slot = (place * units + unit) * C::unit_bytes + lane * (int)sizeof(Piece);
             if (owned[half]) {
 #pragma unroll
-                for (int i = 0; i < PIECES; ++i) ((Piece *)(reduce_buf + slot))[32 * i] = piece(sums, half, i);
+                for (int i = 0; i < Part::pieces; ++i) ((Piece*)(reduce_buf + slot))[32 * i] = Part::get(sums, half, i);
             } else {
                 const unsigned there = cluster_address(shared_address(reduce_buf) + slot, first + owner);
                 const unsigned barrier = cluster_address(reduce_full, first + owner);
 #pragma unroll
-                for (int i = 0; i < PIECES; ++i)
-                    remote_store(there + i * 32 * (int)sizeof(Piece), piece(sums, half, i), barrier);
+                for (int i = 0; i < Part::pieces; ++i)
+                    remote_store(there + i * 32 * (int)sizeof(Piece), Part::get(sums, half, i), barrier);
             }
         }
-        if (K_WARPGROUPS > 1 && k_warpgroup != 0) threads_arrive(3 + m_warpgroup, 128 * K_WARPGROUPS);
+        if (C::k_warpgroups > 1 && k_warpgroup != 0) threads_arrive(3 + m_warpgroup, 128 * C::k_warpgroups);
         if (k_warpgroup != 0) continue;
-        if (K_WARPGROUPS > 1) threads_sync(3 + m_warpgroup, 128 * K_WARPGROUPS);
+        if (C::k_warpgroups > 1) threads_sync(3 + m_warpgroup, 128 * C::k_warpgroups);
         if (!in_epilogue) continue;
 
         if (ranks > 1) barrier_wait(reduce_full, iteration & 1);
-#pragma unroll(WIDTH > 16 ? 1 : 16)
-        for (int place = 0; place < ranks * K_WARPGROUPS - 1; ++place) {
+#pragma unroll(C::width > 16 ? 1 : 16)
+        for (int place = 0; place < ranks * C::k_warpgroups - 1; ++place) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 if (!owned[half]) continue;
                 const int unit = place * units + unit0 + half - rank * units;
-                const Piece *slot = (const Piece *)(reduce_buf + unit * UNIT_BYTES) + lane;
+                const Piece* slot = (const Piece*)(reduce_buf + unit * C::unit_bytes) + lane;
 #pragma unroll
-                for (int i = 0; i < PIECES; ++i) add(sums, half, i, slot[32 * i]);
+                for (int i = 0; i < Part::pieces; ++i) Part::add(sums, half, i, slot[32 * i]);
             }
         }
         __syncwarp();
         if (k_iter.tile + k_iter.step < k_iter.tiles && lane < ranks) {
-            if (ranks > 1)
-                remote_arrive(cluster_address(reduce_empty, first + lane));
-            else
-                barrier_arrive(reduce_empty);
+            if (ranks > 1) remote_arrive(cluster_address(reduce_empty, first + lane));
+            else barrier_arrive(reduce_empty);
         }
 
         // All numbers first, then all stores: interleaved, they would wait for each other.
 #pragma unroll
-        for (int j = 0; j < WIDTH / 8; ++j) {
+        for (int j = 0; j < C::width / 8; ++j) {
             const float2 rows =
-                BLOCKWISE ? make_float2(1.0f, 1.0f) : *(const float2 *)&row_scales[8 * j + lane % 4 * 2];
+                C::blockwise ? make_float2(1.0f, 1.0f) : *(const float2*)&row_scales[8 * j + lane % 4 * 2];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                float &value = sums[4 * j + i];
-                if (!BLOCKWISE) value = (i & 1 ? rows.y : rows.x) * (channel_scales[i / 2] * value);
-                if (BIAS >= 0) value += channel_biases[i / 2];
+                float& value = sums[4 * j + i];
+                if (!C::blockwise) value = epilogue.scaled(value, i & 1 ? rows.y : rows.x, channel_scales[i / 2]);
+                value = epilogue.biased(value, channel_biases[i / 2]);
             }
         }
-        store(sums, owned, out, ldo, k_iter.tile * TILE + unit0 * 8, m, n, lane);
+        store_part<C>(sums, owned, out, ldo, k_iter.tile * C::tile + unit0 * 8, m, n, lane);
     }
 }

@@ -1,78 +1,82 @@
-// The sums of a warp, 16 channels x WIDTH rows: how they are exchanged between blocks and stored.
+// The sums of a warp, 16 channels x width rows: how they are exchanged between blocks and stored.
 //
 // A lane has of row 8 * j + lane % 4 * 2 + {0, 1} the channels lane / 4 + 8 * half in sums[4 * j + 2 * half + {0, 1}].
 #pragma once
-#include "output.cuh"
+#include "../../ptx/transpose.cuh"
+#include "../epilogue.cuh"
 
-#define SUMS (WIDTH / 2)
-#define UNIT_BYTES (8 * WIDTH * 4) // of 8 channels
-
-// What a lane sends at a time of its part of 8 channels; there are PIECES.
-#if WIDTH == 8
-typedef float2 Piece;
-DEVICE Piece piece(const float (&sums)[SUMS], int half, int) { return make_float2(sums[2 * half], sums[2 * half + 1]); }
-DEVICE void add(float (&sums)[SUMS], int half, int, Piece other) {
-    sums[2 * half] += other.x;
-    sums[2 * half + 1] += other.y;
-}
-#else
-typedef float4 Piece;
-DEVICE Piece piece(const float (&sums)[SUMS], int half, int i) {
-    const int at = 8 * i + 2 * half;
-    return make_float4(sums[at], sums[at + 1], sums[at + 4], sums[at + 5]);
-}
-DEVICE void add(float (&sums)[SUMS], int half, int i, Piece other) {
-    const int at = 8 * i + 2 * half;
-    sums[at] += other.x;
-    sums[at + 1] += other.y;
-    sums[at + 4] += other.z;
-    sums[at + 5] += other.w;
-}
-#endif
-#define PIECES (UNIT_BYTES / 32 / (int)sizeof(Piece))
+// What a lane has of 8 channels x width rows, in pieces that are sent and added at a time.
+template <int width>
+struct UnitOf {
+    using Piece = float4;
+    static constexpr int pieces = width / 16;
+    DEVICE static Piece get(const float (&sums)[width / 2], int half, int i) {
+        const int at = 8 * i + 2 * half;
+        return make_float4(sums[at], sums[at + 1], sums[at + 4], sums[at + 5]);
+    }
+    DEVICE static void add(float (&sums)[width / 2], int half, int i, Piece other) {
+        const int at = 8 * i + 2 * half;
+        sums[at] += other.x;
+        sums[at + 1] += other.y;
+        sums[at + 4] += other.z;
+        sums[at + 5] += other.w;
+    }
+};
+template <>
+struct UnitOf<8> {
+    using Piece = float2;
+    static constexpr int pieces = 1;
+    DEVICE static Piece get(const float (&sums)[4], int half, int) {
+        return make_float2(sums[2 * half], sums[2 * half + 1]);
+    }
+    DEVICE static void add(float (&sums)[4], int half, int, Piece other) {
+        sums[2 * half] += other.x;
+        sums[2 * half + 1] += other.y;
+    }
+};
 
 // Rounds and stores the channels from ``base`` on, of each eight only if they are ``owned``.
-DEVICE void store(const float (&sums)[SUMS], const bool (&owned)[2], Out *out, long long ldo, int base, int m, int n,
-                  int lane) {
-#if OUT == 0
+template <class C>
+DEVICE void store_part(const float (&sums)[C::sums], const bool (&owned)[2], void* to, long long ldo, int base, int m,
+                       int n, int lane) {
+    using Out = typename Result<C::out_type>::Element;
+    Out* const out = static_cast<Out*>(to);
+    if constexpr (C::out_type == FLOAT32) {
 #pragma unroll
-    for (int i = 0; i < SUMS; ++i) {
-        const int row = i / 4 * 8 + lane % 4 * 2 + i % 2, half = i / 2 % 2, channel = base + lane / 4 + 8 * half;
-        if (owned[half] && row < m && channel < n) out[row * ldo + channel] = sums[i];
+        for (int i = 0; i < C::sums; ++i) {
+            const int row = i / 4 * 8 + lane % 4 * 2 + i % 2, half = i / 2 % 2, channel = base + lane / 4 + 8 * half;
+            if (owned[half] && row < m && channel < n) out[row * ldo + channel] = sums[i];
+        }
+        return;
     }
-#else
-    unsigned pairs[SUMS / 2];
+    unsigned pairs[C::sums / 2];
 #pragma unroll
-    for (int i = 0; i < SUMS / 2; ++i)
-        pairs[i] = warp_transpose(hardware_round_pair<OUT>(sums[2 * i], sums[2 * i + 1]));
+    for (int i = 0; i < C::sums / 2; ++i)
+        pairs[i] = warp_transpose(hardware_round_pair<C::out_type>(sums[2 * i], sums[2 * i + 1]));
     const bool whole = base + 16 <= n;
-#if WIDTH > 8
-    if (whole && (ldo & 7) == 0 && owned[0] && owned[1]) {
+    if (C::width > 8 && whole && (ldo & 7) == 0 && owned[0] && owned[1]) {
         // Four threads have a row's channels of four matrices: each passes three on and stores one whole.
 #pragma unroll
-        for (int i = 0; i < SUMS / 2; i += 4) {
+        for (int i = 0; i < C::sums / 2; i += 4) {
             quad_transpose(pairs[i], pairs[i + 1], pairs[i + 2], pairs[i + 3], lane);
             const int row = i / 2 * 8 + lane % 4 / 2 * 8 + lane / 4;
             if (row < m)
-                *(uint4 *)(out + row * ldo + base + lane % 2 * 8) =
+                *(uint4*)(out + row * ldo + base + lane % 2 * 8) =
                     make_uint4(pairs[i], pairs[i + 1], pairs[i + 2], pairs[i + 3]);
         }
         return;
     }
-#endif
     const int first = base + lane % 4 * 2;
     const bool even = whole && (ldo & 1) == 0;
 #pragma unroll
-    for (int i = 0; i < SUMS / 2; ++i) {
+    for (int i = 0; i < C::sums / 2; ++i) {
         const int row = i / 2 * 8 + lane / 4, half = i % 2, past = n - first - 8 * half;
-        Out *here = out + row * ldo + first + 8 * half;
+        Out* here = out + row * ldo + first + 8 * half;
         if (!owned[half] || row >= m) continue;
-        if (even)
-            *(unsigned *)here = pairs[i];
+        if (even) *(unsigned*)here = pairs[i];
         else {
             if (past > 0) here[0] = (Out)pairs[i];
             if (past > 1) here[1] = (Out)(pairs[i] >> 16);
         }
     }
-#endif
 }

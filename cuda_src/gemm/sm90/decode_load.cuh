@@ -5,122 +5,136 @@
 // for barriers that were never used, cost 0.7 us.
 #pragma once
 #include "../pipeline.cuh"
+#include "../scheduler.cuh"
 
-#define BLOCK_K 128
-#define TILE (64 * M_WARPGROUPS)
-#define WARPGROUPS (M_WARPGROUPS * K_WARPGROUPS)
-#define CONSUMERS (WARPGROUPS * 128)
-#define THREADS (CONSUMERS + 64 + 32 * BLOCKWISE)
-#define WEIGHT_BYTES (TILE * BLOCK_K)
-#define A_BYTES (WIDTH * BLOCK_K)
-#define RING_BYTES (STAGES * WEIGHT_BYTES + A_STAGES * A_BYTES)
-#define UNITS (8 * M_WARPGROUPS) // of 8 channels, in a tile
-#define SCALES (WIDTH + (SCALE_ROWS == 1 ? TILE : (TILE + 127) / 128)) // of a chunk: a's rows, then the weight's
-#define SCALE_LANES (SCALES < 32 ? SCALES : 32)
-#define CLUSTER (SPLIT_K * MULTICAST_TILES)
-#define MULTICAST_MASK (((1 << CLUSTER) - 1) / ((1 << SPLIT_K) - 1)) // every SPLIT_K-th of a cluster: those of rank 0
+// What follows from how the kernel is compiled (Config of decode.cu).
+template <class Config>
+struct DecodeLayout : Config {
+    static_assert(Config::split_k * Config::multicast_tiles <= 8, "a portable cluster");
+    static_assert(Config::multicast_tiles <= Config::width / 8, "the swizzle of a tile repeats every 8 rows");
+    static_assert(Config::stages % Config::k_warpgroups == 0, "a consumer comes back to its stage");
+    static_assert(Config::a_stages % Config::k_warpgroups == 0 || Config::a_vectors > 0, "as in the other ring");
+    static_assert(Config::scale_rows == 1 || Config::scale_rows == BLOCK_K, "scales of 1x128 or 128x128");
+
+    static constexpr int tile = 64 * Config::m_warpgroups;  // channels
+    static constexpr int warpgroups = Config::m_warpgroups * Config::k_warpgroups, consumers = warpgroups * 128;
+    static constexpr int threads = consumers + 64 + 32 * Config::blockwise;
+    static constexpr int weight_bytes = tile * BLOCK_K, a_bytes = Config::width * BLOCK_K;  // of a stage
+    static constexpr int ring_bytes = Config::stages * weight_bytes + Config::a_stages * a_bytes;
+    static constexpr int units = tile / 8;  // of 8 channels, in a tile
+    static constexpr int unit_bytes = 8 * Config::width * 4;
+    static constexpr int sums = Config::width / 2;  // of a thread: 16 channels of a warp x width rows
+    // Of a k-block: a's rows, then the weight's.
+    static constexpr int scales =
+        Config::width + (Config::scale_rows == 1 ? tile : (tile + Config::scale_rows - 1) / Config::scale_rows);
+    static constexpr int scale_lanes = scales < 32 ? scales : 32;
+    static constexpr int cluster = Config::split_k * Config::multicast_tiles;
+    // Every split_k-th block of a cluster: those of rank 0.
+    static constexpr int multicast_mask = ((1 << cluster) - 1) / ((1 << Config::split_k) - 1);
+};
+
+// The scales of the k-blocks in the ring of a. Without blocked scales there are none, and no kernel refers to it.
+template <class C>
+struct alignas(8) StageScales {
+    float of[C::blockwise ? C::a_stages : 1][C::blockwise ? (C::scales + 1) & ~1 : 2];
+};
 
 // One warp, which also initializes the barrier `a_requested`. The prefetch is limited because a full ring, requested at
 // once, would be ahead of a in the memory's queue, and ahead of what a is made of.
-DEVICE void load_weight(const TensorMap *map, unsigned ring, const PipelineBarriers<STAGES> &pipeline,
-                        unsigned a_requested, KBlockIterator &k_iter, int prefetch_weight, int lane) {
-    Ring<STAGES> at(0);
+template <class C>
+DEVICE void load_weight(const TensorMap* map, unsigned ring, const PipelineBarriers<C::stages>& pipeline,
+                        unsigned a_requested, KBlockIterator& k_iter, int prefetch_weight, int lane) {
+    Ring<C::stages> at(0);
     if (lane == 0) {
         map_prefetch(map);
-#pragma unroll
-        for (int i = 0; i < STAGES; ++i) {
-            barrier_init(pipeline.barriers + 8 * i, 1);
-            barrier_init(pipeline.barriers + 8 * (STAGES + i), 4 * M_WARPGROUPS);
-        }
-        if (PREFETCH_CHUNKS) barrier_init(a_requested, 1);
+        pipeline.init(1, 4 * C::m_warpgroups);
+        if (C::prefetch_chunks) barrier_init(a_requested, 1);
         barrier_init_fence();
     }
     __syncwarp();
-    threads_arrive(1, THREADS);
-    if (CLUSTER > 1) cluster_arrive();
+    threads_arrive(1, C::threads);
+    if (C::cluster > 1) cluster_arrive();
     if (!prefetch_weight) {
         grid_dependency_wait();
         grid_dependency_launch();
     }
     if (lane == 0) {
-        bool limited = PREFETCH_CHUNKS > 0;
+        bool limited = C::prefetch_chunks > 0;
         for (int issued = 0; k_iter.more(); ++issued) {
             pipeline.wait_empty(at);
-            if (limited && issued >= PREFETCH_CHUNKS) {
-                limited = issued < STAGES;
-                while (limited && !barrier_passed(pipeline.barriers + 8 * (issued - PREFETCH_CHUNKS), 0))
+            if (limited && issued >= C::prefetch_chunks) {
+                limited = issued < C::stages;
+                while (limited && !barrier_passed(pipeline.barriers + 8 * (issued - C::prefetch_chunks), 0))
                     limited = !barrier_passed(a_requested, 0);
             }
-            barrier_expect(pipeline.full(at), WEIGHT_BYTES);
-            tile_load_once(ring + at.stage * WEIGHT_BYTES, map, k_iter.k_block * BLOCK_K, k_iter.tile * TILE,
+            barrier_expect(pipeline.full(at), C::weight_bytes);
+            tile_load_once(ring + at.stage * C::weight_bytes, map, k_iter.k_block * BLOCK_K, k_iter.tile * C::tile,
                            pipeline.full(at));
             k_iter.next();
             at.advance(1);
         }
     }
     __syncwarp();
-    if (CLUSTER > 1) cluster_wait();
+    if (C::cluster > 1) cluster_wait();
 }
 
 // One warp, which also initializes the reduction's barriers: reduce_full, reduce_empty of so many `arrivals`, and
 // a_requested after them.
-// Where the block quantizes a itself (A_VECTORS) it loads nothing, else some rows of each chunk for all multicast
+// Where the block quantizes a itself (a_vectors) it loads nothing, else some rows of each chunk for all multicast
 // peers.
-DEVICE void load_a(const TensorMap *map, unsigned ring, const PipelineBarriers<A_STAGES> &pipeline,
-                   unsigned reduce_full, int arrivals, KBlockIterator &k_iter, int rank, int multicast_rank, int lane) {
+template <class C>
+DEVICE void load_a(const TensorMap* map, unsigned ring, const PipelineBarriers<C::a_stages>& pipeline,
+                   unsigned reduce_full, int arrivals, KBlockIterator& k_iter, int rank, int multicast_rank, int lane) {
     if (lane == 0) {
-        if (!A_VECTORS) {
+        if (!C::a_vectors) {
             map_prefetch(map);
-#pragma unroll
-            for (int i = 0; i < A_STAGES; ++i) {
-                barrier_init(pipeline.barriers + 8 * i, 1 + BLOCKWISE * SCALE_LANES);
-                barrier_init(pipeline.barriers + 8 * (A_STAGES + i), 4 * M_WARPGROUPS * MULTICAST_TILES);
-            }
+            pipeline.init(1 + C::blockwise * C::scale_lanes, 4 * C::m_warpgroups * C::multicast_tiles);
         }
-        barrier_init(reduce_full, 1); // the others' bytes, announced
+        barrier_init(reduce_full, 1);  // the others' bytes, announced
         barrier_init(reduce_full + 8, arrivals);
         barrier_init_fence();
     }
     __syncwarp();
-    PREFETCH_CHUNKS ? threads_sync(1, THREADS) : threads_arrive(1, THREADS);
-    if (CLUSTER > 1) cluster_arrive();
-    if (MULTICAST_TILES > 1) cluster_wait(); // they have initialized their barriers
-    if (!A_VECTORS) {
+    C::prefetch_chunks ? threads_sync(1, C::threads) : threads_arrive(1, C::threads);
+    if (C::cluster > 1) cluster_arrive();
+    if (C::multicast_tiles > 1) cluster_wait();  // they have initialized their barriers
+    if (!C::a_vectors) {
         grid_dependency_wait();
         if (lane == 0) {
-            if (PREFETCH_CHUNKS) barrier_arrive(reduce_full + 16);
-            const int row = multicast_rank * (WIDTH / MULTICAST_TILES);
-            for (Ring<A_STAGES> at(0); k_iter.more(); k_iter.next(), at.advance(1)) {
+            if (C::prefetch_chunks) barrier_arrive(reduce_full + 16);
+            const int row = multicast_rank * (C::width / C::multicast_tiles);
+            for (Ring<C::a_stages> at(0); k_iter.more(); k_iter.next(), at.advance(1)) {
                 pipeline.wait_empty(at);
-                barrier_expect(pipeline.full(at), A_BYTES);
-                const unsigned to = ring + at.stage * A_BYTES + row * BLOCK_K;
-                if (MULTICAST_TILES > 1)
-                    tile_load_shared(to, map, k_iter.k_block * BLOCK_K, row, pipeline.full(at), MULTICAST_MASK << rank);
-                else
-                    tile_load(to, map, k_iter.k_block * BLOCK_K, 0, pipeline.full(at));
+                barrier_expect(pipeline.full(at), C::a_bytes);
+                const unsigned to = ring + at.stage * C::a_bytes + row * BLOCK_K;
+                if (C::multicast_tiles > 1)
+                    tile_load_shared(to, map, k_iter.k_block * BLOCK_K, row, pipeline.full(at),
+                                     C::multicast_mask << rank);
+                else tile_load(to, map, k_iter.k_block * BLOCK_K, 0, pipeline.full(at));
             }
         }
     }
     __syncwarp();
-    if (CLUSTER > 1 && MULTICAST_TILES == 1) cluster_wait();
+    if (C::cluster > 1 && C::multicast_tiles == 1) cluster_wait();
 }
 
-#if BLOCKWISE
 // A warp: the scales of a chunk beside its part of a, a's rows first, then the weight's.
-DEVICE void load_scales(float (&stage_scales)[A_STAGES][(SCALES + 1) & ~1], const PipelineBarriers<A_STAGES> &pipeline,
-                         const ScaleGrid &of_a, const ScaleGrid &of_b, KBlockIterator &k_iter, int m, int n, int lane) {
+template <class C>
+DEVICE void load_scales(StageScales<C>& stage_scales, const PipelineBarriers<C::a_stages>& pipeline,
+                        const ScaleGrid& of_a, const ScaleGrid& of_b, KBlockIterator& k_iter, int m, int n, int lane) {
     grid_dependency_wait();
-    Ring<A_STAGES> at(0);
-    for (; lane < SCALE_LANES && k_iter.more(); k_iter.tile += k_iter.step) {
-        constexpr int words = (SCALES + 31) / 32; // of a lane
-        const float *from[words];
-        long long step[words]; // to the next chunk
+    Ring<C::a_stages> at(0);
+    for (; lane < C::scale_lanes && k_iter.more(); k_iter.tile += k_iter.step) {
+        constexpr int words = (C::scales + 31) / 32;  // of a lane
+        const float* from[words];
+        long long step[words];  // to the next chunk
 #pragma unroll
         for (int i = 0; i < words; ++i) {
-            const int place = lane + 32 * i, channel = min(k_iter.tile * TILE + (place - WIDTH) * SCALE_ROWS, n - 1);
-            from[i] = place < WIDTH ? of_a.scales + min(place, m - 1) * of_a.row
-                                    : of_b.scales + channel / SCALE_ROWS * of_b.row;
-            step[i] = place < WIDTH ? of_a.col : of_b.col;
+            const int place = lane + 32 * i,
+                      channel = min(k_iter.tile * C::tile + (place - C::width) * C::scale_rows, n - 1);
+            from[i] = place < C::width ? of_a.scales + min(place, m - 1) * of_a.row
+                                       : of_b.scales + channel / C::scale_rows * of_b.row;
+            step[i] = place < C::width ? of_a.col : of_b.col;
             from[i] += k_iter.first_k_block * step[i];
         }
         for (int left = k_iter.k_blocks; left > 0; --left, at.advance(1)) {
@@ -128,13 +142,12 @@ DEVICE void load_scales(float (&stage_scales)[A_STAGES][(SCALES + 1) & ~1], cons
 #pragma unroll
             for (int i = 0; i < words; ++i) {
                 const int place = lane + 32 * i;
-                if (place < SCALES) word_copy(shared_address(&stage_scales[at.stage][place]), from[i]);
+                if (place < C::scales) word_copy(shared_address(&stage_scales.of[at.stage][place]), from[i]);
                 from[i] += step[i];
             }
             words_arrive(pipeline.full(at));
         }
     }
     words_wait();
-    if (CLUSTER > 1) cluster_wait();
+    if (C::cluster > 1) cluster_wait();
 }
-#endif

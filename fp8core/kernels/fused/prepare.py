@@ -6,9 +6,9 @@ squares, whose sum has any order, and of ``exp``. So against an oracle a value m
 ``round_intermediate``, where that crosses a tie, by one step of x's dtype), a scale by as much, and a code by one step.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Final
+from typing import Final, NamedTuple, TypeVar
 
 from fp8core.kernels.encodings import FORMAT, SCALE_FORMAT, TYPE, ceil_div
 from fp8core.kernels.fused.configs import (
@@ -28,7 +28,8 @@ from fp8core.kernels.fused.configs import (
 )
 from fp8core.problem import SiluQuantize
 from fp8core.runtime import jit
-from fp8core.table import Requirement
+from fp8core.runtime.plans import Plan, RmsNormNumbers, SiluNumbers, arguments, nothing
+from fp8core.table import Launch, Requirement
 
 UNALIGNED, VECTORS_AND_TAIL, WHOLE = range(3)
 """How rows are laid out, in cuda_src/fused/producer.cuh."""
@@ -74,6 +75,58 @@ def by_rows(
         return ready(None if rows <= most_shared else FEW if rows <= few else SOME if rows <= few * SOME_ROWS else MANY)
 
     return chosen
+
+
+class Source(NamedTuple):
+    """A device source, its entry, and the declaration of its arguments."""
+
+    name: str
+    entry: str
+    args: type[tuple[object, ...]]
+
+
+Numbers = TypeVar("Numbers", RmsNormNumbers, SiluNumbers)
+
+
+def plan_producer(
+    problem: Problem,
+    source: Source,
+    kind: type[Numbers],
+    grid: Callable[[int, int], jit.Grid],
+    constants: Mapping[str, int] | None = None,
+) -> Plan[Numbers]:
+    """Return the plan of a producer.
+
+    Args:
+        problem: what it computes.
+        source: its kernel.
+        kind: the numbers of its launches.
+        grid: of so many rows, and so many blocks for each.
+        constants: what the kernel is compiled with beside `constants_of`.
+    """
+
+    def prepare(config: ProducerConfig) -> jit.Launcher:
+        return jit.prepare(
+            problem.target,
+            source.name,
+            source.entry,
+            {**constants_of(problem, config), **(constants or {})},
+            source.args,
+            block=config.threads,
+            cluster=config.blocks,
+            programmatic=True,
+        )
+
+    chosen = by_rows(problem, prepare)
+
+    def bind(numbers: Numbers) -> Launch:
+        if not numbers.rows:
+            return nothing
+        launcher, blocks = chosen(numbers.rows)
+        given = arguments(source.args, numbers, cols=problem.cols)
+        return launcher.bind_args(grid(numbers.rows, blocks), given) if blocks else nothing
+
+    return Plan(kind, bind)
 
 
 def _is_supported(problem: Problem) -> bool:

@@ -4,14 +4,12 @@ from typing import Final, NamedTuple
 
 from fp8core import host
 from fp8core.kernels.encodings import TYPE
-from fp8core.kernels.fused.configs import ProducerConfig
-from fp8core.kernels.fused.prepare import SCALED_BY_ROWS, SUPPORTED, by_rows, constants_of
+from fp8core.kernels.fused.prepare import SCALED_BY_ROWS, SUPPORTED, Source, plan_producer
 from fp8core.kernels.requirements import platform
 from fp8core.problem import NormQuantize
-from fp8core.runtime import jit
 from fp8core.runtime.args import Float32, Int32, Int64, Pointer
-from fp8core.runtime.plans import Plan, RmsNormNumbers, arguments, nothing
-from fp8core.table import Kernel, Launch, Table
+from fp8core.runtime.plans import Plan, RmsNormNumbers
+from fp8core.table import Kernel, Table
 
 
 class RmsNormArgs(NamedTuple):
@@ -36,29 +34,9 @@ class RmsNormArgs(NamedTuple):
 
 def plan_norm_quantize(problem: NormQuantize) -> Plan[RmsNormNumbers]:
     """Return the plan of `NORM_QUANTIZE`."""
-
-    def prepare(config: ProducerConfig) -> jit.Launcher:
-        return jit.prepare(
-            problem.target,
-            "fused/rms_norm",
-            "rms_norm_quant",
-            {**constants_of(problem, config), "FP8_W": TYPE[problem.weight], "FP8_RESIDUAL": int(problem.residual)},
-            RmsNormArgs,
-            block=config.threads,
-            cluster=config.blocks,
-            programmatic=True,
-        )
-
-    chosen = by_rows(problem, prepare)
-
-    def bind(numbers: RmsNormNumbers) -> Launch:
-        if not numbers.rows:
-            return nothing
-        launcher, blocks = chosen(numbers.rows)
-        given = arguments(RmsNormArgs, numbers, cols=problem.cols)
-        return launcher.bind_args((numbers.rows * blocks, 1, 1), given)
-
-    return Plan(RmsNormNumbers, bind)
+    kernel = Source("fused/rms_norm", "rms_norm_quant", RmsNormArgs)
+    constants = {"FP8_W": TYPE[problem.weight], "FP8_RESIDUAL": int(problem.residual)}
+    return plan_producer(problem, kernel, RmsNormNumbers, lambda rows, blocks: (rows * blocks, 1, 1), constants)
 
 
 NORM_QUANTIZE: Final = Table(

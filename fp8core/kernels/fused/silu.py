@@ -4,14 +4,13 @@ from typing import Final, NamedTuple
 
 from fp8core import host
 from fp8core.kernels.encodings import ceil_div
-from fp8core.kernels.fused.configs import ProducerConfig
-from fp8core.kernels.fused.prepare import SCALED_BY_ROWS, SUPPORTED, by_rows, constants_of
+from fp8core.kernels.fused.prepare import SCALED_BY_ROWS, SUPPORTED, Source, plan_producer
 from fp8core.kernels.requirements import platform
 from fp8core.problem import SiluQuantize
 from fp8core.runtime import jit
 from fp8core.runtime.args import Float32, Int32, Int64, Pointer
-from fp8core.runtime.plans import Plan, SiluNumbers, arguments, nothing
-from fp8core.table import Kernel, Launch, Table
+from fp8core.runtime.plans import Plan, SiluNumbers
+from fp8core.table import Kernel, Table
 
 MOST_GRID_ROWS: Final = 65535
 """Of the second axis of a grid."""
@@ -37,26 +36,10 @@ class SiluArgs(NamedTuple):
 def plan_silu_quantize(problem: SiluQuantize) -> Plan[SiluNumbers]:
     """Return the plan of `SILU_QUANTIZE`."""
 
-    def prepare(config: ProducerConfig) -> jit.Launcher:
-        return jit.prepare(
-            problem.target,
-            "fused/silu",
-            "silu_and_mul_quant",
-            constants_of(problem, config),
-            SiluArgs,
-            block=config.threads,
-            cluster=config.blocks,
-            programmatic=True,
-        )
+    def grid(rows: int, blocks: int) -> jit.Grid:
+        return blocks, min(rows, MOST_GRID_ROWS), ceil_div(rows, MOST_GRID_ROWS)
 
-    chosen = by_rows(problem, prepare)
-
-    def bind(numbers: SiluNumbers) -> Launch:
-        launcher, blocks = chosen(numbers.rows)
-        grid = (blocks, min(numbers.rows, MOST_GRID_ROWS), ceil_div(numbers.rows, MOST_GRID_ROWS))
-        return launcher.bind_args(grid, arguments(SiluArgs, numbers, cols=problem.cols)) if all(grid) else nothing
-
-    return Plan(SiluNumbers, bind)
+    return plan_producer(problem, Source("fused/silu", "silu_and_mul_quant", SiluArgs), SiluNumbers, grid)
 
 
 SILU_QUANTIZE: Final = Table(

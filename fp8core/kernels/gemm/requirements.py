@@ -40,6 +40,9 @@ ROW_OR_BLOCK_SCALES: Final = Requirement(
     "takes scales per tensor or row in any mix, or 1x128 with 1x128 or 128x128,"
     " got scale_a per {p.scale_a} and scale_b per {p.scale_b}",
 )
+FLOAT32_SCALES: Final = Requirement(
+    lambda p: p.scale_dtype == "float32", "takes scales of float32, got {p.scale_dtype}"
+)
 WIDE_RESULT: Final = Requirement(
     lambda p: p.out in WIDE and not p.out_scale and not p.amax,
     "gives float32, float16 or bfloat16 without out_scale and amax, got {p.out}",

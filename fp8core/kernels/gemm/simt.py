@@ -4,12 +4,12 @@ from typing import Final, NamedTuple
 
 from fp8core import host
 from fp8core.kernels.encodings import FORMAT, RESULT, TYPE, ceil_div
-from fp8core.kernels.gemm.args import Matmul, ready
-from fp8core.kernels.gemm.requirements import NOT_BOTH_E5M2, grid_fits
+from fp8core.kernels.gemm.args import Matmul, MatmulArgs, ready
+from fp8core.kernels.gemm.requirements import FLOAT32_SCALES, NOT_BOTH_E5M2, grid_fits
 from fp8core.kernels.requirements import platform
 from fp8core.problem import ScaledMm, Target
 from fp8core.runtime import jit
-from fp8core.runtime.args import Int32, Int64, Pointer
+from fp8core.runtime.args import Pointer
 from fp8core.table import Kernel, Launch
 
 THREADS: Final = 256
@@ -26,25 +26,9 @@ class ClearArgs(NamedTuple):
 class SimtArgs(NamedTuple):
     """Of simt."""
 
-    a: Pointer
-    lda: Int64
-    b: Pointer
-    ldb: Int64
-    scale_a: Pointer
-    scale_a_row: Int64
-    scale_a_k: Int64
-    scale_b: Pointer
-    scale_b_row: Int64
-    scale_b_k: Int64
-    bias: Pointer
-    out: Pointer
-    ldo: Int64
+    matmul: MatmulArgs
     out_scale: Pointer
     amax: Pointer
-    m: Int32
-    n: Int32
-    k: Int32
-    row_tiles: Int32
 
 
 def plan_clear_amax(target: Target) -> Launch:
@@ -73,9 +57,9 @@ def plan_simt(p: ScaledMm) -> Matmul:
     ``encode(clamp(value * RN(1 / out_scale)))``; ``amax`` becomes the largest ``|value|``, NaN aside. ``k = 0`` gives
     zeros plus the bias.
     """
-    down, wide, depth = tile(p)
+    thread_rows, thread_cols, depth = tile(p)
     words = all(number % 4 == 0 for number in (p.alignment, p.lda, p.ldb, p.k))
-    row_tiles = ceil_div(p.m, 16 * down)
+    row_tiles = ceil_div(p.m, 16 * thread_rows)
     launcher = jit.prepare(
         p.target,
         "gemm/simt",
@@ -88,8 +72,8 @@ def plan_simt(p: ScaledMm) -> Matmul:
             "FP8_BLOCKED": int(p.scale_a == "group" or p.scale_b in ("group", "block")),
             "FP8_B_BLOCK": int(p.scale_b == "block"),
             "FP8_AMAX": int(p.amax),
-            "FP8_DOWN": down,
-            "FP8_WIDE": wide,
+            "FP8_THREAD_ROWS": thread_rows,
+            "FP8_THREAD_COLS": thread_cols,
             "FP8_DEPTH": depth,
             "FP8_VECTOR": 4 if words else 1,
         },
@@ -97,8 +81,7 @@ def plan_simt(p: ScaledMm) -> Matmul:
         block=THREADS,
         programmatic=True,
     )
-    numbers = (0, 0, p.ldo, 0, 0, p.m, p.n, p.k, row_tiles)
-    args = SimtArgs(0, p.lda, 0, p.ldb, 0, *p.scale_a_strides, 0, *p.scale_b_strides, *numbers)
+    args = SimtArgs(MatmulArgs.of(p, row_tiles), 0, 0)
     multiply = launcher.bind_args((grid(p)[0], 1, 1), args)
     if not p.amax:
         return ready(lambda stream, *addresses: multiply(stream, *addresses[:-1]))
@@ -112,7 +95,7 @@ def plan_simt(p: ScaledMm) -> Matmul:
     return ready(launch)
 
 
-SIMT: Final = Kernel("simt", (platform("cuda", "hip"), NOT_BOTH_E5M2, grid_fits(grid)), plan_simt)
+SIMT: Final = Kernel("simt", (platform("cuda", "hip"), NOT_BOTH_E5M2, FLOAT32_SCALES, grid_fits(grid)), plan_simt)
 """The row of `scaled_mm` that multiplies anything on any GPU."""
-HOST: Final = Kernel("host", (platform("host"), NOT_BOTH_E5M2), lambda p: ready(host.plan_scaled_mm(p)))
+HOST: Final = Kernel("host", (platform("host"), NOT_BOTH_E5M2, FLOAT32_SCALES), lambda p: ready(host.plan_scaled_mm(p)))
 """The row of `scaled_mm` for NumPy arrays."""

@@ -7,9 +7,9 @@ all of x: for more of it, a quantization goes before.
 
 from typing import Final, NamedTuple
 
-from fp8core.kernels.encodings import FORMAT, TYPE, ceil_div, power_of_two
-from fp8core.kernels.gemm.args import Matmul, ready
-from fp8core.kernels.gemm.sm90.decode import config_for, launcher_for
+from fp8core.kernels.encodings import TYPE, ceil_div, power_of_two
+from fp8core.kernels.gemm.args import Matmul, ready_kernel
+from fp8core.kernels.gemm.sm90.decode import CommonArgs, config_for, launcher_for
 from fp8core.kernels.gemm.sm90.decode_config import (
     BLOCK_K,
     DecodeConfig,
@@ -39,19 +39,7 @@ class FusedArgs(NamedTuple):
     x_stride: Int64
     x_vecs: Int32
     upper: Float32
-    scale_a: Pointer
-    scale_a_row: Int64
-    scale_a_col: Int64
-    scale_b: Pointer
-    scale_b_row: Int64
-    scale_b_col: Int64
-    bias: Pointer
-    out: Pointer
-    ldo: Int64
-    m: Int32
-    n: Int32
-    k_blocks: Int32
-    prefetch_weight: Int32
+    common: CommonArgs
 
 
 def fused_config(problem: Linear) -> DecodeConfig:
@@ -80,21 +68,13 @@ def plan_fused(problem: Linear) -> Matmul:
         "A_VECTORS": vectors(problem),
         "A_ROWS": row_teams(problem),
         "A_INPUT": TYPE[quantize.x],
-        "A_FORMAT": FORMAT[quantize.data],
         "A_MODE": mode(quantize),
     }
     launcher, grid = launcher_for(p, config, FusedArgs, quantizer)
     assert problem.scale_ub is not None
     x = 0, problem.x_stride * ITEMSIZE[quantize.x], quantize.cols // VEC8, problem.scale_ub
-    shape = p.ldo, p.m, p.n, ceil_div(p.k, BLOCK_K), int(p.prefetch_weight)
-    launch = launcher.bind_args(grid, FusedArgs(b"", *x, 0, *p.scale_a_strides, 0, *p.scale_b_strides, 0, 0, *shape))
-    weight_maps = tensor_maps(p.n, p.k, p.ldb, config.tile)
-    return ready(
-        lambda stream, a, b, scale_a, scale_b, bias, out, _out_scale, _amax, _scratch: launch(
-            stream, weight_maps[b], a, scale_a, scale_b, bias, out
-        ),
-        prefetches_weight=True,
-    )
+    launch = launcher.bind_args(grid, FusedArgs(b"", *x, CommonArgs.of(p)))
+    return ready_kernel(launch, b_maps=tensor_maps(p.n, p.k, p.ldb, config.tile))
 
 
 SIXTEEN_BITS: Final = Requirement(

@@ -3,12 +3,13 @@
 Compiled and emulated, never run on an AMD GPU: the constants that only speed depends on are estimates.
 """
 
-from typing import Final, NamedTuple
+from typing import Final
 
 from fp8core.kernels.encodings import FORMAT, RESULT, TYPE, ceil_div, power_of_two
-from fp8core.kernels.gemm.args import Matmul, ready
+from fp8core.kernels.gemm.args import Matmul, MatmulArgs, ready_kernel
 from fp8core.kernels.gemm.requirements import (
     AMD_FORMATS,
+    FLOAT32_SCALES,
     NOT_BOTH_E5M2,
     ROW_SCALES,
     STEPS_OF_16,
@@ -20,7 +21,6 @@ from fp8core.kernels.gemm.requirements import (
 from fp8core.kernels.requirements import HIP, aligned, supports
 from fp8core.problem import ScaledMm, Target
 from fp8core.runtime import jit
-from fp8core.runtime.args import Int32, Int64, Pointer
 from fp8core.table import Kernel
 
 SIDE: Final = 16
@@ -30,26 +30,6 @@ UNROLL: Final = 4
 WAVEFRONTS: Final = (4, 8, 16)
 WAVEFRONTS_IN_FLIGHT: Final = 16
 """Of a compute unit, which keep its share of the memory busy: 64 KiB on gfx9, where latency needs about 17."""
-
-
-class DecodeArgs(NamedTuple):
-    """Of gfx9_decode."""
-
-    a: Pointer
-    lda: Int64
-    b: Pointer
-    ldb: Int64
-    scale_a: Pointer
-    scale_a_row: Int64
-    scale_b: Pointer
-    scale_b_row: Int64
-    bias: Pointer
-    out: Pointer
-    ldo: Int64
-    m: Int32
-    n: Int32
-    k: Int32
-    row_tiles: Int32
 
 
 def wavefronts(n: int, k: int, target: Target) -> int:
@@ -80,17 +60,11 @@ def plan_decode(p: ScaledMm) -> Matmul:
             "FP8_WAVEFRONTS": threads // p.target.warp,
             "FP8_UNROLL": UNROLL,
         },
-        DecodeArgs,
+        MatmulArgs,
         block=threads,
     )
-    numbers = (0, 0, p.ldo, p.m, p.n, p.k, ceil_div(p.m, SIDE))
-    args = DecodeArgs(0, p.lda, 0, p.ldb, 0, p.scale_a_strides[0], 0, p.scale_b_strides[0], *numbers)
-    launch = launcher.bind_args((blocks, 1, 1), args)
-    return ready(
-        lambda stream, a, b, scale_a, scale_b, bias, out, _out_scale, _amax, _scratch: launch(
-            stream, a, b, scale_a, scale_b, bias, out
-        )
-    )
+    launch = launcher.bind_args((blocks, 1, 1), MatmulArgs.of(p, ceil_div(p.m, SIDE)))
+    return ready_kernel(launch)
 
 
 GFX9_DECODE: Final = Kernel(
@@ -101,6 +75,7 @@ GFX9_DECODE: Final = Kernel(
         AMD_FORMATS,
         NOT_BOTH_E5M2,
         ROW_SCALES,
+        FLOAT32_SCALES,
         WIDE_RESULT,
         aligned(16),
         STEPS_OF_16,

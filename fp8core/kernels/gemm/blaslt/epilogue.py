@@ -19,7 +19,7 @@ BLOCKS_A_MULTIPROCESSOR: Final = 16
 
 
 class EpilogueArgs(NamedTuple):
-    """Of epilogue."""
+    """Of apply_epilogue."""
 
     acc: Pointer
     scale_a: Pointer
@@ -46,8 +46,8 @@ def plan_end(p: ScaledMm) -> Launch:
     at_once = max(1, p.target.multiprocessors * BLOCKS_A_MULTIPROCESSOR // column_tiles)
     launcher = jit.prepare(
         p.target,
-        "gemm/epilogue",
-        "epilogue",
+        "gemm/apply_epilogue",
+        "apply_epilogue",
         {
             "FP8_OUT": RESULT[p.out],
             "FP8_BIAS": TYPE[p.bias] if p.bias else -1,

@@ -4,11 +4,12 @@ For the GPUs that have the instruction in hardware and no better one: sm_89 and 
 and run on an H200, which takes it apart into others; the constants that only speed depends on are estimates.
 """
 
-from typing import Final, NamedTuple
+from typing import Final
 
 from fp8core.kernels.encodings import FORMAT, TYPE, ceil_div, power_of_two
-from fp8core.kernels.gemm.args import Matmul, ready
+from fp8core.kernels.gemm.args import Matmul, MatmulArgs, ready_kernel
 from fp8core.kernels.gemm.requirements import (
+    FLOAT32_SCALES,
     OCP_FORMATS,
     ROW_OR_BLOCK_SCALES,
     STEPS_OF_16,
@@ -18,42 +19,19 @@ from fp8core.kernels.gemm.requirements import (
     few_rows,
 )
 from fp8core.kernels.requirements import CUDA, aligned, supports
-from fp8core.problem import ScaledMm, Target
+from fp8core.problem import BLOCK, ScaledMm, Target
 from fp8core.runtime import jit
-from fp8core.runtime.args import Int32, Int64, Pointer
 from fp8core.table import Kernel
 
 CHANNELS: Final = 16
 """Channels of a tile."""
-BLOCK_K: Final = 128
+BLOCK_K: Final = BLOCK
 """Of k that a warp takes at a time."""
 SIDES: Final = (8, 16, 32, 64)
 """Rows of a block."""
 WARPS: Final = (4, 8)
 WARPS_IN_FLIGHT: Final = 16
 """Warps of a multiprocessor that keep its share of the memory busy: 32 KiB in flight, where latency needs some 8."""
-
-
-class MmaArgs(NamedTuple):
-    """Of sm89_decode."""
-
-    a: Pointer
-    lda: Int64
-    b: Pointer
-    ldb: Int64
-    scale_a: Pointer
-    scale_a_row: Int64
-    scale_a_k: Int64
-    scale_b: Pointer
-    scale_b_row: Int64
-    scale_b_k: Int64
-    bias: Pointer
-    out: Pointer
-    ldo: Int64
-    m: Int32
-    n: Int32
-    k: Int32
-    row_tiles: Int32
 
 
 def enough(n: int, warps_: int, target: Target) -> bool:
@@ -75,7 +53,7 @@ def tiles(n: int, side: int, target: Target) -> int:
 def plan_decode(p: ScaledMm) -> Matmul:
     """Return ``round(scale_a * (scale_b * acc) + bias)``, the weight read once for every 64 rows, in one launch."""
     side = next((side for side in SIDES if side >= p.m), SIDES[-1])
-    count, wide = warps(p.n, p.k, p.target), tiles(p.n, side, p.target)
+    count, tile_count = warps(p.n, p.k, p.target), tiles(p.n, side, p.target)
     row_tiles = ceil_div(p.m, side)
     launcher = jit.prepare(
         p.target,
@@ -89,22 +67,16 @@ def plan_decode(p: ScaledMm) -> Matmul:
             "FP8_BLOCKED": int(p.scale_a == "group"),
             "FP8_B_BLOCK": int(p.scale_b == "block"),
             "FP8_SIDE": side,
-            "FP8_TILES": wide,
+            "FP8_TILES": tile_count,
             "FP8_WARPS": count,
         },
-        MmaArgs,
+        MatmulArgs,
         block=count * p.target.warp,
-        shared_bytes=4 * count * side * (CHANNELS * wide + 4),
+        shared_bytes=4 * count * side * (CHANNELS * tile_count + 4),
         programmatic=True,
     )
-    numbers = (0, 0, p.ldo, p.m, p.n, p.k, row_tiles)
-    args = MmaArgs(0, p.lda, 0, p.ldb, 0, *p.scale_a_strides, 0, *p.scale_b_strides, *numbers)
-    launch = launcher.bind_args((row_tiles * ceil_div(p.n, CHANNELS * wide), 1, 1), args)
-    return ready(
-        lambda stream, a, b, scale_a, scale_b, bias, out, _out_scale, _amax, _scratch: launch(
-            stream, a, b, scale_a, scale_b, bias, out
-        )
-    )
+    launch = launcher.bind_args((row_tiles * ceil_div(p.n, CHANNELS * tile_count), 1, 1), MatmulArgs.of(p, row_tiles))
+    return ready_kernel(launch)
 
 
 SM89_DECODE: Final = Kernel(
@@ -114,6 +86,7 @@ SM89_DECODE: Final = Kernel(
         supports("fp8_mma"),
         OCP_FORMATS,
         ROW_OR_BLOCK_SCALES,
+        FLOAT32_SCALES,
         WIDE_RESULT,
         aligned(16),
         STEPS_OF_16,

@@ -4,14 +4,21 @@ from functools import cache
 from itertools import product
 from typing import Final, NamedTuple
 
-from fp8core.kernels.encodings import TYPE, ceil_div
-from fp8core.kernels.gemm.args import Matmul, ready
-from fp8core.kernels.gemm.requirements import BLOCK_SCALES, OCP_FORMATS, STRIDES_OF_16, WHOLE_WORDS, WIDE_RESULT
-from fp8core.kernels.gemm.sm90.decode import SCALE_ROWS, TENSOR_CORE_TYPES, Sm90Args
+from fp8core.kernels.encodings import FORMAT, TYPE, ceil_div
+from fp8core.kernels.gemm.args import Matmul, ready_kernel
+from fp8core.kernels.gemm.requirements import (
+    BLOCK_SCALES,
+    FLOAT32_SCALES,
+    OCP_FORMATS,
+    STRIDES_OF_16,
+    WHOLE_WORDS,
+    WIDE_RESULT,
+)
+from fp8core.kernels.gemm.sm90.decode import SCALE_ROWS, CommonArgs, Sm90Args
 from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K
 from fp8core.kernels.gemm.sm90.tensor_maps import tensor_maps
 from fp8core.kernels.requirements import CUDA, aligned, supports
-from fp8core.problem import ScaledMm, Target
+from fp8core.problem import BLOCK, ScaledMm, Target
 from fp8core.runtime import jit
 from fp8core.table import Kernel, Requirement
 
@@ -48,7 +55,7 @@ class BlockTile(NamedTuple):
 
     def us(self, m: int, n: int, k: int, target: Target) -> float:
         """Return the time of a product that the memory does not hold up."""
-        channel = CHANNEL_US if 128 % self.columns == 0 else CHANNEL_US + SEAM_US
+        channel = CHANNEL_US if BLOCK % self.columns == 0 else CHANNEL_US + SEAM_US
         k_block = self.m_slices * (SLICE_US + channel * self.columns)
         return self.waves(m, n, target) * (ceil_div(k, BLOCK_K) * k_block + TILE_US)
 
@@ -89,8 +96,8 @@ def blockwise(problem: ScaledMm, tile: BlockTile | None = None) -> Matmul:
             "M_SLICES": tile.m_slices,
             "COLUMNS": tile.columns,
             "STAGES": depth,
-            "A_TYPE": TENSOR_CORE_TYPES[problem.a],
-            "B_TYPE": TENSOR_CORE_TYPES[problem.b],
+            "A_TYPE": FORMAT[problem.a],
+            "B_TYPE": FORMAT[problem.b],
             "SCALE_ROWS": scale_rows,
             "OUT": TYPE[problem.out],
             "BIAS": TYPE[problem.bias] if problem.bias else -1,
@@ -101,15 +108,10 @@ def blockwise(problem: ScaledMm, tile: BlockTile | None = None) -> Matmul:
         programmatic=True,
     )
     grid = (min(tile.tiles(problem.m, problem.n), problem.target.multiprocessors), 1, 1)
-    launch = launcher.bind_args(grid, Sm90Args.of(problem))
+    launch = launcher.bind_args(grid, Sm90Args(b"", b"", CommonArgs.of(problem)))
     weight_maps = tensor_maps(problem.n, problem.k, problem.ldb, tile.columns)
     a_maps = tensor_maps(problem.m, problem.k, problem.lda, tile.rows)
-    return ready(
-        lambda stream, a, b, scale_a, scale_b, bias, out, _out_scale, _amax, _scratch: launch(
-            stream, weight_maps[b], a_maps[a], scale_a, scale_b, bias, out
-        ),
-        prefetches_weight=True,
-    )
+    return ready_kernel(launch, a_maps=a_maps, b_maps=weight_maps)
 
 
 def plan_blockwise(problem: ScaledMm) -> Matmul:
@@ -151,6 +153,7 @@ SM90_BLOCKWISE: Final = Kernel(
         BLOCK_SCALES,
         ANY_ORDER,
         OCP_FORMATS,
+        FLOAT32_SCALES,
         WIDE_RESULT,
         aligned(16),
         STRIDES_OF_16,

@@ -6,9 +6,10 @@ Everything that a launch needs follows from plain arithmetic on the problem (`de
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from fp8core.kernels.encodings import TYPE, ceil_div
-from fp8core.kernels.gemm.args import Matmul, ready
+from fp8core.kernels.encodings import FORMAT, TYPE, ceil_div
+from fp8core.kernels.gemm.args import Matmul, ScaledArgs, ready, ready_kernel
 from fp8core.kernels.gemm.requirements import (
+    FLOAT32_SCALES,
     OCP_FORMATS,
     ROW_OR_BLOCK_SCALES,
     STRIDES_OF_16,
@@ -30,14 +31,28 @@ from fp8core.kernels.gemm.sm90.decode_config import (
 )
 from fp8core.kernels.gemm.sm90.tensor_maps import tensor_maps
 from fp8core.kernels.requirements import CUDA, aligned, supports
-from fp8core.problem import ITEMSIZE, ScaledMm
+from fp8core.problem import BLOCK, ITEMSIZE, ScaledMm
 from fp8core.runtime import jit
-from fp8core.runtime.args import Int32, Int64, Pointer, TensorMap
+from fp8core.runtime.args import Int32, TensorMap
 from fp8core.table import Kernel
 
-TENSOR_CORE_TYPES: Final = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
-SCALE_ROWS: Final = {"block": 128, "group": 1}
+SCALE_ROWS: Final = {"block": BLOCK, "group": 1}
 """Channels that share a scale of the weight, where it changes along k."""
+
+
+class CommonArgs(NamedTuple):
+    """Of sm90_decode and sm90_blockwise, after the operands."""
+
+    scaled: ScaledArgs
+    m: Int32
+    n: Int32
+    k_blocks: Int32
+    prefetch_weight: Int32
+
+    @classmethod
+    def of(cls, p: ScaledMm) -> "CommonArgs":
+        """Return a problem's numbers; addresses are those of each launch."""
+        return cls(ScaledArgs.of(p), p.m, p.n, ceil_div(p.k, BLOCK_K), int(p.prefetch_weight))
 
 
 class Sm90Args(NamedTuple):
@@ -45,25 +60,7 @@ class Sm90Args(NamedTuple):
 
     weight_map: TensorMap
     a_map: TensorMap
-    scale_a: Pointer
-    scale_a_row: Int64
-    scale_a_col: Int64
-    scale_b: Pointer
-    scale_b_row: Int64
-    scale_b_col: Int64
-    bias: Pointer
-    out: Pointer
-    ldo: Int64
-    m: Int32
-    n: Int32
-    k_blocks: Int32
-    prefetch_weight: Int32
-
-    @classmethod
-    def of(cls, p: ScaledMm) -> "Sm90Args":
-        """Return a problem's numbers; addresses and maps are those of each launch."""
-        numbers = p.ldo, p.m, p.n, ceil_div(p.k, BLOCK_K), int(p.prefetch_weight)
-        return cls(b"", b"", 0, *p.scale_a_strides, 0, *p.scale_b_strides, 0, 0, *numbers)
+    common: CommonArgs
 
 
 def config_for(problem: ScaledMm) -> DecodeConfig:
@@ -95,14 +92,14 @@ def launcher_for(
             "STAGES": depth,
             "A_STAGES": config.a_stages,
             "CTAS_PER_SM": config.ctas_per_sm,
-            "A_TYPE": TENSOR_CORE_TYPES[problem.a],
-            "B_TYPE": TENSOR_CORE_TYPES[problem.b],
+            "A_TYPE": FORMAT[problem.a],
+            "B_TYPE": FORMAT[problem.b],
             "BLOCKWISE": int(blockwise),
-            "SCALE_ROWS": scale_rows or 128,
+            "SCALE_ROWS": scale_rows or BLOCK,
             "OUT": TYPE[problem.out],
             "BIAS": TYPE[problem.bias] if problem.bias else -1,
             "PREFETCH_CHUNKS": config.prefetch_chunks,
-            **(quantizer or {"A_VECTORS": 0}),
+            **(quantizer or {"A_VECTORS": 0, "A_ROWS": 0, "A_INPUT": 0, "A_MODE": 0}),
         },
         args,
         block=128 * config.m_warpgroups * config.k_warpgroups + 64 + 32 * blockwise,
@@ -120,15 +117,10 @@ def decode(problem: ScaledMm, config: DecodeConfig | None = None) -> Matmul:
     """
     config = config or config_for(problem)
     launcher, grid = launcher_for(problem, config, Sm90Args)
-    launch = launcher.bind_args(grid, Sm90Args.of(problem))
+    launch = launcher.bind_args(grid, Sm90Args(b"", b"", CommonArgs.of(problem)))
     weight_maps = tensor_maps(problem.n, problem.k, problem.ldb, config.tile)
     a_maps = tensor_maps(problem.m, problem.k, problem.lda, width(problem.m) // config.multicast_tiles)
-    return ready(
-        lambda stream, a, b, scale_a, scale_b, bias, out, _out_scale, _amax, _scratch: launch(
-            stream, weight_maps[b], a_maps[a], scale_a, scale_b, bias, out
-        ),
-        prefetches_weight=True,
-    )
+    return ready_kernel(launch, a_maps=a_maps, b_maps=weight_maps)
 
 
 def panels(problem: ScaledMm) -> Matmul:
@@ -159,6 +151,7 @@ SM90_DECODE: Final = Kernel(
         supports("wgmma"),
         OCP_FORMATS,
         ROW_OR_BLOCK_SCALES,
+        FLOAT32_SCALES,
         WIDE_RESULT,
         aligned(16),
         STRIDES_OF_16,

@@ -4,13 +4,13 @@ from functools import cache
 from typing import Final, NamedTuple
 
 from fp8core.kernels.encodings import ceil_div
-from fp8core.problem import Target
+from fp8core.problem import BLOCK, Target
 
 MOST_ROWS: Final = 64
 """Rows of a that one launch takes."""
 WIDTHS: Final = (8, 16, 32, 64)
 """The N sides of wgmma that kernels are compiled for: the rows of a, padded. (Its M side holds output channels.)"""
-BLOCK_K: Final = 128
+BLOCK_K: Final = BLOCK
 """Columns of k in a stage of a ring: a k-block."""
 MEASURED_MULTIPROCESSORS: Final = 132
 """Of the H200 that all numbers of this module were fitted on."""

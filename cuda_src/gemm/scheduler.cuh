@@ -1,0 +1,60 @@
+// Which tiles of a result a block makes, and in which order.
+#pragma once
+
+DEVICE int least(int x, int y) { return x < y ? x : y; }
+
+// The first row and the first column of a tile.
+struct TileOrigin {
+    int row, column;
+};
+
+// Dense: a block for every tile, those of the same columns after each other.
+template <int rows, int columns>
+DEVICE TileOrigin dense_tile(int row_tiles) {
+    return {int(block_x() % row_tiles) * rows, int(block_x() / row_tiles) * columns};
+}
+
+// Persistent: a block takes every grid_x()-th tile. `abreast` tiles of rows come before the next columns, so that the
+// tiles that are computed at a time share rows and columns in L2.
+template <int rows, int columns, int abreast>
+struct PersistentTiles {
+    int down, across, at;
+
+    DEVICE PersistentTiles(int m, int n)
+        : down((m + rows - 1) / rows), across((n + columns - 1) / columns), at((int)block_x()) {}
+    DEVICE bool more() const { return at < down * across; }
+    DEVICE void next() { at += (int)grid_x(); }
+    DEVICE TileOrigin origin() const {
+        const int first = at / (abreast * across) * abreast;
+        const int high = least(abreast, down - first), within = at - first * across;
+        return {(first + within % high) * rows, within / high * columns};
+    }
+};
+
+// Split k, persistent: `ranks` consecutive blocks share a tile, each a part of its k-blocks, and take every
+// (grid_x() / ranks)-th tile. The iterator gives a block's k-blocks in the order in which they pass through its rings.
+struct KBlockIterator {
+    int tile, k_block, left;                   // the position
+    int first_k_block, k_blocks, tiles, step;  // the block's part of k; all tiles; from one of its tiles to the next
+
+    DEVICE KBlockIterator(int all_tiles, int all_k_blocks, int rank, int ranks) {
+        first_k_block = all_k_blocks * rank / ranks;
+        k_blocks = all_k_blocks * (rank + 1) / ranks - first_k_block;
+        tiles = all_tiles;
+        step = (int)grid_x() / ranks;
+        tile = (int)block_x() / ranks;
+        begin();
+    }
+    DEVICE void begin() {
+        left = k_blocks;
+        k_block = first_k_block;
+    }
+    DEVICE bool more() const { return tile < tiles; }
+    DEVICE void next() {
+        ++k_block;
+        if (--left == 0) {
+            tile += step;
+            begin();
+        }
+    }
+};

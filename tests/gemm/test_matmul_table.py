@@ -1,0 +1,69 @@
+"""The table of products as a whole: what several of its rows have in common."""
+
+import pytest
+
+from fp8core.kernels.gemm.sm90.blockwise import SM90_BLOCKWISE
+from fp8core.kernels.gemm.sm90.decode import SM90_DECODE
+from fp8core.kernels.gemm.table import SCALED_MM
+from fp8core.ops.explain import example_product
+from fp8core.problem import HOST
+from fp8core.table import Unknown
+from support.problems import TARGETS, on
+
+SCALES = (("tensor", "tensor"), ("row", "row"), ("group", "block"), ("group", "group"))
+DECODE_ROWS = (("sm90_decode", 90, 64), ("sm89_decode", 89, 64), ("sm89_decode", 120, 64), ("gfx9_decode", 0x942, 16))
+"""A row of the table for few rows of a, an architecture that has it, and how many rows it is preferred for."""
+
+
+@pytest.mark.parametrize("scales", SCALES, ids="-".join)
+@pytest.mark.parametrize("target", [*TARGETS, HOST], ids=str)
+def test_no_row_takes_scales_of_another_dtype(target, scales):
+    """A kernel would read bytes as fp32: a row that takes another dtype has to say so."""
+    problem = example_product(target, *scales, m=16)
+    other = problem._replace(scale_dtype="float8_e8m0fnu")
+    able = [row for row in SCALED_MM.kernels if row.refusal(problem) is None]
+    assert able
+    for row in able:
+        assert row.refusal(other) == "takes scales of float32, got float8_e8m0fnu", row.name
+    for row in SCALED_MM.kernels:
+        refusal = row.refusal(other)
+        assert refusal is not None, row.name
+        assert not isinstance(refusal, Unknown), row.name
+
+
+@pytest.mark.parametrize(("name", "arch", "rows"), DECODE_ROWS)
+def test_more_rows_are_able_and_not_preferred(name, arch, rows):
+    def verdict(m):
+        verdicts = SCALED_MM.explain(example_product(on(arch), "row", "row", m=m)).verdicts
+        return next(v for v in verdicts if v.kernel == name)
+
+    assert verdict(rows).status == "chosen"
+    assert verdict(rows + 1).status == "not preferred"
+    assert f"preferred for m <= {rows} or batch_invariant; got m={rows + 1}" in verdict(rows + 1).reason
+
+
+@pytest.mark.parametrize(("name", "arch", "rows"), DECODE_ROWS)
+def test_a_batch_that_must_not_matter_chooses_it_at_any_m(name, arch, rows):
+    problem = example_product(on(arch), "row", "row", m=300)
+    assert SCALED_MM.explain(problem).chosen != name
+    assert SCALED_MM.explain(problem._replace(batch_invariant=True)).chosen == name
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"target": on(100)}, "needs wgmma (sm_90), got sm_100"),
+        ({"target": on(0x942)}, "needs cuda"),
+        ({"a": "float8_e5m2", "b": "float8_e5m2"}, "e4m3fn"),
+        ({"out": "float8_e4m3fn", "out_scale": True}, "float32"),
+        ({"amax": True}, "amax"),
+        ({"alignment": 8}, "aligned to 16"),
+        ({"lda": 4104}, "lda"),
+        ({"vectors_alignment": 2}, "divisible by 4"),
+    ],
+)
+@pytest.mark.parametrize("row", [SM90_DECODE, SM90_BLOCKWISE], ids=lambda row: row.name)
+def test_what_no_kernel_of_sm_90_takes(row, changes, words):
+    problem = example_product(on(90), "group", "block", m=64)
+    assert row.refusal(problem) is None
+    assert words in row.refusal(problem._replace(**changes))
