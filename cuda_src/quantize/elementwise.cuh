@@ -9,6 +9,9 @@
 // one group, and HEIGHT is GROUP_ROWS. The grid is (rows_padded / HEIGHT rounded up, or 1; any number: panels are dealt
 // round-robin).
 #pragma once
+constexpr int ALIGNMENT = FP8_ALIGNMENT, FORMAT = FP8_FORMAT, GROUPS = FP8_GROUPS, GROUP_COLS = FP8_GROUP_COLS,
+              GROUP_ROWS = FP8_GROUP_ROWS, HEIGHT = FP8_HEIGHT, INPUT = FP8_INPUT, MODE = FP8_MODE,
+              SCALE_FORMAT = FP8_SCALE_FORMAT, THREADS = FP8_THREADS, WIDTH = FP8_WIDTH;
 #include "../common/vec8.cuh"
 #include "../common/reduce.cuh"
 

@@ -17,6 +17,11 @@
 // strides of rows are multiples of ALIGNMENT, 8 or 16 (rowwise_unaligned.cuh has less); the grid is (tile columns /
 // (TEAMS_X * REPEAT), tile rows / teams along the rows), both rounded up, the rows' over y and z.
 #pragma once
+constexpr int ALIGNMENT = FP8_ALIGNMENT, CLUSTER = FP8_CLUSTER, DOWN = FP8_DOWN, FORMAT = FP8_FORMAT,
+              GROUP_COLS = FP8_GROUP_COLS, GROUP_ROWS = FP8_GROUP_ROWS, INPUT = FP8_INPUT, MODE = FP8_MODE,
+              REPEAT = FP8_REPEAT, SCALE_FORMAT = FP8_SCALE_FORMAT, TAIL = FP8_TAIL, TEAM = FP8_TEAM,
+              TEAMS_X = FP8_TEAMS_X, THREADS = FP8_THREADS, TILE_ROWS = FP8_TILE_ROWS, TILE_VECS = FP8_TILE_VECS,
+              VECTORS = FP8_VECTORS;
 #include "../common/vec8.cuh"
 #include "../common/cluster_reduce.cuh"
 

@@ -17,6 +17,10 @@
 // elements of x are at multiples of their size; the group of a given scale is a tile, or has all columns; the grid is
 // (ACROSS, tile rows / TEAMS rounded up, over y and z), and where y * z is 1 no more over x than the tiles need.
 #pragma once
+constexpr int ACROSS = FP8_ACROSS, ALIGNMENT = FP8_ALIGNMENT, FORMAT = FP8_FORMAT, GROUP_COLS = FP8_GROUP_COLS,
+              GROUP_ROWS = FP8_GROUP_ROWS, INPUT = FP8_INPUT, MODE = FP8_MODE, SCALE_FORMAT = FP8_SCALE_FORMAT,
+              TEAM = FP8_TEAM, THREADS = FP8_THREADS, TILE_ROWS = FP8_TILE_ROWS, TILE_VECS = FP8_TILE_VECS,
+              VECTORS = FP8_VECTORS;
 #include "../common/tail.cuh"
 #include "../common/reduce.cuh"
 

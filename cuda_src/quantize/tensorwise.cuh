@@ -13,6 +13,10 @@
 // The caller owes: addresses are multiples of ALIGNMENT, and so are strides of rows, but for FLAT where no row is
 // padded; THREADS * SHARED_VECS vecs of dynamic shared memory.
 #pragma once
+constexpr int ALIGNMENT = FP8_ALIGNMENT, CHUNK = FP8_CHUNK, CLUSTER = FP8_CLUSTER, FLAT = FP8_FLAT, FORMAT = FP8_FORMAT,
+              GROUP_COLS = FP8_GROUP_COLS, GROUP_ROWS = FP8_GROUP_ROWS, INPUT = FP8_INPUT, KEPT = FP8_KEPT,
+              MODE = FP8_MODE, SCALE_FORMAT = FP8_SCALE_FORMAT, SHARED_VECS = FP8_SHARED_VECS, THREADS = FP8_THREADS,
+              WHOLE = FP8_WHOLE;
 #include "../common/grid_reduce.cuh"
 #include "../common/vec8.cuh"
 

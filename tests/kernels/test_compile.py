@@ -134,11 +134,11 @@ def test_every_source_is_asked_for(platform):
 @pytest.mark.parametrize("target", [t for t in TARGETS if t.platform == "cuda" and t.arch >= 89], ids=name)
 def test_codes_are_made_by_the_conversion_instruction(target):
     """In each source, for each input, format and mode; shapes of tiles and of groups make codes in the same place."""
-    parts = ("INPUT", "FORMAT", "MODE")
+    parts = ("FP8_INPUT", "FP8_FORMAT", "FP8_MODE")
     kernels = {
         (use.entry, *map(use.constants.get, parts)): (use, binary)
         for use, binary in binaries(target, "quantize")
-        if use.constants.get("FORMAT") in (0, 2)
+        if use.constants.get("FP8_FORMAT") in (0, 2)
     }
     assert kernels
     for use, text in disassembled(target, kernels.values()):
@@ -149,7 +149,7 @@ def test_codes_are_made_by_the_conversion_instruction(target):
 def test_amd_codes_are_made_by_the_conversion_instruction(target):
     own = (1, 3) if target.arch == 0x942 else (0, 2)
     for use, binary in binaries(target, "quantize"):
-        if use.constants.get("FORMAT") in own:
+        if use.constants.get("FP8_FORMAT") in own:
             text = compilers.instructions(target, binary)
             assert re.search(r"v_cvt_pk_(fp8|bf8)_f32", text), use
             # What overflows would follow a bit of the mode register: it is clamped before.

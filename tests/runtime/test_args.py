@@ -26,7 +26,7 @@ def declared(platform: str) -> dict[tuple[str, str, bool], tuple[type, dict[str,
     found: dict[tuple[str, str, bool], tuple[type, dict[str, Any]]] = {}
 
     def prepare(target, source, entry, constants, signature, **_):
-        found[source, entry, bool(constants.get("A_VECTORS"))] = signature, dict(constants)
+        found[source, entry, bool(constants.get("FP8_A_VECTORS"))] = signature, dict(constants)
         return mock.Mock()
 
     with mock.patch.object(jit, "prepare", prepare):

@@ -9,8 +9,8 @@
 //
 // The order of a sum is that of k: equal rows get equal bits, by any tile, in any batch.
 //
-// Constants, -D: M_SLICES 1, 2; COLUMNS 32, 48, 64, 96, 128; STAGES; A_TYPE, B_TYPE the formats; SCALE_ROWS (128 or 1)
-// of the weight's scales; OUT, BIAS: 0 fp32, 1 fp16, 2 bf16, -1 none.
+// Constants, -DFP8_<name>: M_SLICES 1, 2; COLUMNS 32, 48, 64, 96, 128; STAGES; A_TYPE, B_TYPE the formats; SCALE_ROWS
+// (128 or 1) of the weight's scales; OUT, BIAS: 0 fp32, 1 fp16, 2 bf16, -1 none.
 //
 // The caller owes: maps of uint8, boxes of COLUMNS (weight) and 128 * M_SLICES (a) rows x 128 columns, 128-byte
 // swizzle, zeros out of bounds; scale strides in elements, 0 where broadcast; of dynamic shared memory STAGES *
@@ -22,8 +22,9 @@
 
 // How the kernel is compiled: all -D names of this source, which are read here alone.
 struct Config {
-    static constexpr int m_slices = M_SLICES, columns = COLUMNS, stages = STAGES, scale_rows = SCALE_ROWS;
-    static constexpr int a_type = A_TYPE, b_type = B_TYPE, out_type = OUT, bias_type = BIAS;
+    static constexpr int m_slices = FP8_M_SLICES, columns = FP8_COLUMNS, stages = FP8_STAGES,
+                         scale_rows = FP8_SCALE_ROWS;
+    static constexpr int a_type = FP8_A_TYPE, b_type = FP8_B_TYPE, out_type = FP8_OUT, bias_type = FP8_BIAS;
 };
 using C = BlockwiseLayout<Config>;
 

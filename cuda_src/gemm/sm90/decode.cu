@@ -14,8 +14,8 @@
 // `prefetch_weight` (a PDL prologue). If not, it lets its own dependents start only after its wait.
 // The rows of a can come in 16 bits instead, and then every block quantizes them for itself (quantize_rows.cuh).
 //
-// Constants, -D: WIDTH 8, 16, 32, 64; SPLIT_K 1, 2, 4, 8; MULTICAST_TILES of a cluster, up to WIDTH / 8; M_WARPGROUPS,
-// K_WARPGROUPS; STAGES and A_STAGES multiples of K_WARPGROUPS; CTAS_PER_SM; A_TYPE, B_TYPE the formats; BLOCKWISE 1:
+// Constants, -DFP8_<name>: WIDTH 8, 16, 32, 64; SPLIT_K 1, 2, 4, 8; MULTICAST_TILES of a cluster, up to WIDTH / 8;
+// M_WARPGROUPS, K_WARPGROUPS; STAGES and A_STAGES multiples of K_WARPGROUPS; CTAS_PER_SM; A_TYPE, B_TYPE the formats; BLOCKWISE 1:
 // a's scales are 1x128 and the weight's cover SCALE_ROWS (128 or 1) x 128; 0: one a tensor or row; OUT, BIAS: 0 fp32,
 // 1 fp16, 2 bf16, -1 none. PREFETCH_CHUNKS: k-blocks of the weight in flight until a has been requested, 0: as many
 // as fit. A_VECTORS: vectors of 8 elements of x that a thread quantizes, 0 where a comes as codes; else A_ROWS,
@@ -33,12 +33,13 @@
 // How the kernel is compiled: all -D names of this source, which are read here and for the parameters that A_VECTORS
 // decides about.
 struct Config {
-    static constexpr int width = WIDTH, split_k = SPLIT_K, multicast_tiles = MULTICAST_TILES;
-    static constexpr int m_warpgroups = M_WARPGROUPS, k_warpgroups = K_WARPGROUPS, ctas_per_sm = CTAS_PER_SM;
-    static constexpr int stages = STAGES, a_stages = A_STAGES, prefetch_chunks = PREFETCH_CHUNKS;
-    static constexpr int a_type = A_TYPE, b_type = B_TYPE, out_type = OUT, bias_type = BIAS;
-    static constexpr int blockwise = BLOCKWISE, scale_rows = SCALE_ROWS;
-    static constexpr int a_vectors = A_VECTORS, a_rows = A_ROWS, a_input = A_INPUT, a_mode = A_MODE;
+    static constexpr int width = FP8_WIDTH, split_k = FP8_SPLIT_K, multicast_tiles = FP8_MULTICAST_TILES;
+    static constexpr int m_warpgroups = FP8_M_WARPGROUPS, k_warpgroups = FP8_K_WARPGROUPS,
+                         ctas_per_sm = FP8_CTAS_PER_SM;
+    static constexpr int stages = FP8_STAGES, a_stages = FP8_A_STAGES, prefetch_chunks = FP8_PREFETCH_CHUNKS;
+    static constexpr int a_type = FP8_A_TYPE, b_type = FP8_B_TYPE, out_type = FP8_OUT, bias_type = FP8_BIAS;
+    static constexpr int blockwise = FP8_BLOCKWISE, scale_rows = FP8_SCALE_ROWS;
+    static constexpr int a_vectors = FP8_A_VECTORS, a_rows = FP8_A_ROWS, a_input = FP8_A_INPUT, a_mode = FP8_A_MODE;
 };
 using C = DecodeLayout<Config>;
 using Part = UnitOf<C::width>;
@@ -46,7 +47,7 @@ using Piece = Part::Piece;
 
 extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm)
     sm90_decode(const __grid_constant__ TensorMap weight_map,
-#if A_VECTORS
+#if FP8_A_VECTORS
                 const byte* x, long long x_stride, int x_vecs, float upper,
 #else
                 const __grid_constant__ TensorMap a_map,
@@ -58,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm)
     __shared__ alignas(8) word64 barriers[2 * C::stages + 2 * C::a_stages + 3];
     __shared__ float row_scales[C::width];
     __shared__ StageScales<C> stage_scales;  // if blockwise
-#if A_VECTORS
+#if FP8_A_VECTORS
     const TensorMap* const codes = nullptr;
     const WideRows rows_of_x = {x, x_stride, m, x_vecs};
 #else

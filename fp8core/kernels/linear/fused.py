@@ -65,10 +65,10 @@ def plan_fused(problem: Linear) -> Matmul:
     """Return one launch; of a `MatmulLaunch`, but a is x, and scale_a is read only where it is given."""
     quantize, p, config = problem.quantize, problem.product, fused_config(problem)
     quantizer = {
-        "A_VECTORS": vectors(problem),
-        "A_ROWS": row_teams(problem),
-        "A_INPUT": TYPE[quantize.x],
-        "A_MODE": mode(quantize),
+        "FP8_A_VECTORS": vectors(problem),
+        "FP8_A_ROWS": row_teams(problem),
+        "FP8_A_INPUT": TYPE[quantize.x],
+        "FP8_A_MODE": mode(quantize),
     }
     launcher, grid = launcher_for(p, config, FusedArgs, quantizer)
     assert problem.scale_ub is not None

@@ -32,7 +32,7 @@ def config_of(problem: Quantize) -> ElementwiseConfig:
 def plan_elementwise(problem: Quantize) -> Plan[QuantizeNumbers]:
     """Return the plan of cuda_src/quantize/elementwise.cuh."""
     cols, config = problem.cols, config_of(problem)
-    constants = {"HEIGHT": config.height, "WIDTH": config.width, "GROUPS": config.groups}
+    constants = {"FP8_HEIGHT": config.height, "FP8_WIDTH": config.width, "FP8_GROUPS": config.groups}
     run = prepare(problem, "elementwise", config.threads, constants)
     blocks_y = min(max(ceil_div(cols, config.width), 1), MOST_BLOCKS_Y) if config.width else 1
 

@@ -52,14 +52,14 @@ def prepare(
 ) -> jit.Launcher:
     """Return one of the kernels, compiled with ``constants`` and what all of them are compiled with."""
     common = {
-        "INPUT": TYPE[problem.x],
-        "FORMAT": FORMAT[problem.data],
-        "MODE": mode(problem),
-        "SCALE_FORMAT": SCALE_FORMAT[problem.scale_format],
-        "GROUP_ROWS": problem.group_shape.rows,
-        "GROUP_COLS": problem.group_shape.cols,
-        "ALIGNMENT": problem.alignment,
-        "THREADS": threads,
+        "FP8_INPUT": TYPE[problem.x],
+        "FP8_FORMAT": FORMAT[problem.data],
+        "FP8_MODE": mode(problem),
+        "FP8_SCALE_FORMAT": SCALE_FORMAT[problem.scale_format],
+        "FP8_GROUP_ROWS": problem.group_shape.rows,
+        "FP8_GROUP_COLS": problem.group_shape.cols,
+        "FP8_ALIGNMENT": problem.alignment,
+        "FP8_THREADS": threads,
     }
     return jit.prepare(
         problem.target,

@@ -28,11 +28,11 @@ def _configured(problem: Quantize, most_rows: int) -> Callable[[int], Chosen]:
         tile = Tile(1, config.team * config.vecs)  # of whatever columns
     teams = config.threads // config.team
     constants = {
-        "TEAM": config.team,
-        "VECTORS": ceil_div(tile.rows * tile.vecs, config.team),
-        "TILE_ROWS": tile.rows,
-        "TILE_VECS": tile.vecs,
-        "ACROSS": across,
+        "FP8_TEAM": config.team,
+        "FP8_VECTORS": ceil_div(tile.rows * tile.vecs, config.team),
+        "FP8_TILE_ROWS": tile.rows,
+        "FP8_TILE_VECS": tile.vecs,
+        "FP8_ACROSS": across,
     }
     run = prepare(problem, "rowwise_unaligned", config.threads, constants)
     without_groups = not problem.cols and problem.group_shape.cols > 0  # so without scales, too

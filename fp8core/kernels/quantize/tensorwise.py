@@ -26,12 +26,12 @@ def plan_tensorwise(problem: Quantize) -> Plan[QuantizeNumbers]:
     @cache
     def run(config: TensorwiseConfig, flat: bool) -> jit.Launcher:
         constants = {
-            "CLUSTER": config.cluster,
-            "KEPT": config.kept,
-            "SHARED_VECS": config.shared,
-            "CHUNK": config.chunk,
-            "WHOLE": int(config.whole),
-            "FLAT": int(flat),
+            "FP8_CLUSTER": config.cluster,
+            "FP8_KEPT": config.kept,
+            "FP8_SHARED_VECS": config.shared,
+            "FP8_CHUNK": config.chunk,
+            "FP8_WHOLE": int(config.whole),
+            "FP8_FLAT": int(flat),
         }
         return prepare(
             problem,
