@@ -250,6 +250,24 @@ def show(report: Report, console: Console) -> None:
     console.print(f"Least cosine: [bold]{worst.cosine:.5f}[/].")
 
 
+DRAWN: Final = (".png", ".pdf", ".svg")
+"""What a plot can be."""
+
+
+def check_plot(path: Path) -> None:
+    """Refuse what `plot` could not draw, before the work.
+
+    Raises:
+        CheckpointError: matplotlib is not installed, or the path is not that of a file that could be drawn.
+    """
+    if path.suffix.lower() not in DRAWN or path.is_dir():
+        raise CheckpointError(f"--plot needs a file that ends in {', '.join(DRAWN)}, got {path}")
+    if not path.parent.is_dir():
+        raise CheckpointError(f"cannot draw {path}: there is no folder {path.parent}")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise CheckpointError("--plot needs matplotlib, which is not installed: pip install matplotlib")
+
+
 def plot(report: Report, path: Path) -> None:
     """Draw the errors of the linear layers into a PNG, PDF or SVG file.
 
@@ -259,7 +277,7 @@ def plot(report: Report, path: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise CheckpointError("--plot needs matplotlib: pip install 'fp8core[demo]'") from error
+        raise CheckpointError("--plot needs matplotlib, which is not installed: pip install matplotlib") from error
     figure = Figure(figsize=(11, 5), layout="constrained")
     axes = figure.subplots()
     places = range(len(report.layers))
