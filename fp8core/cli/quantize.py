@@ -123,12 +123,14 @@ def _show_plan(plan: "Plan") -> None:
         console.print(made)
     else:
         for verdict in plan.verdicts:
-            _print("\t".join((verdict.status, verdict.tensor, verdict.dtype, _shape(verdict), verdict.reason)))
+            cells = verdict.status, verdict.tensor, verdict.dtype, _shape(verdict), verdict.reason
+            print("\t".join(cells), file=console.file)  # rich would make blanks of the tabs
     _show_extras(plan)
     tally = Counter(verdict.status for verdict in plan.verdicts)
     refused = f", {tally['refused']:,} refused" if tally["refused"] else ""
     sizes = f"{plan.bytes_before:,} bytes become {plan.bytes_after:,}"
-    _print(f"{tally['quantized']:,} quantized, {tally['kept']:,} kept{refused}: {sizes}")
+    after = "nothing would be written" if plan.refused else sizes
+    _print(f"{tally['quantized']:,} quantized, {tally['kept']:,} kept{refused}: {after}")
 
 
 def _row(verdict: "Verdict") -> tuple[str, str, str, str, str]:

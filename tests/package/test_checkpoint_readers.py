@@ -113,7 +113,7 @@ def test_models_with_more_than_linear_layers_give_nearly_the_same_logits(tmp_pat
     model = model.eval()
     model.save_pretrained(tmp_path / "in")
     if not quantized:
-        with pytest.raises(CheckpointError, match="has no weight to quantize: .*Conv1D"):
+        with pytest.raises(CheckpointError, match=r"has no weight to quantize: .*Conv1D"):
             quantize_checkpoint(tmp_path / "in", tmp_path / "out", scheme=scheme)
         return
     summary = quantize_checkpoint(tmp_path / "in", tmp_path / "out", scheme=scheme)
