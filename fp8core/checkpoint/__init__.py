@@ -232,11 +232,13 @@ def _documents(opened: Source, shards: list[Shard], plan: Plan, scheme: str) -> 
     documents = {CONFIG: {**opened.config, "quantization_config": plan.quantization_config}}
     if opened.weight_map:
         documents[INDEX] = index_of(shards, opened.weight_map)
-    copied = [extra.name for extra in plan.extras if extra.copied]
+    files = {shard.header.path.name: shard.size() for shard in shards}
+    files |= {name: len(json_bytes(value)) for name, value in documents.items()}
+    files |= {extra.name: extra.nbytes for extra in plan.extras if extra.copied}
     documents[RECORD] = {
         "fp8core": version(),
         "scheme": scheme,
-        "files": sorted([*(shard.header.path.name for shard in shards), *documents, *copied]),
+        "files": files,
         "left_out": {extra.name: extra.reason for extra in plan.extras if not extra.copied},
         "quantized": [verdict.tensor for verdict in plan.verdicts if verdict.status == "quantized"],
         "kept": {verdict.tensor: verdict.reason for verdict in plan.verdicts if verdict.status == "kept"},

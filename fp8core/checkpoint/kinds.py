@@ -6,9 +6,10 @@ compares the table with their modules) and from vLLM's sources, where a layer th
 has no place for a scale.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 
@@ -77,6 +78,8 @@ RULES: Final = (
 )
 """The first rule that names a module decides; one that none names is linear, unless it is outside of the layers."""
 
+_NUMBER: Final = re.compile(r"(?<![^.])\d+(?![^.])")
+
 TOWERS: Final = (
     *("vision_*", "visual", "visual_*", "image_encoder", "vit", "audio_*", "speech_encoder"),
     *("multi_modal_projector", "mm_projector*", "aligner", "embed_tokens_extend"),
@@ -112,7 +115,7 @@ def names_of(modules: Iterable[str], tensors: Iterable[str], config: Mapping[str
 
 def kind_of(module: str, shape: tuple[int, ...], names: Names) -> Kind:
     """Return what a module with a matrix as its weight is."""
-    known = _by_name(module, names.model_type)
+    known = _by_name(_NUMBER.sub("0", module), names.model_type)
     if module.rpartition(".")[0] in names.attentions and (known is None or known.able):
         return ATTENTION
     if known is not None:
@@ -122,9 +125,12 @@ def kind_of(module: str, shape: tuple[int, ...], names: Names) -> Kind:
     return LINEAR
 
 
-@cache
+@lru_cache(maxsize=4096)
 def _by_name(module: str, model_type: str) -> Kind | None:
-    """Return what the rules say of a module, or None where they do not know it."""
+    """Return what the rules say of a module, or None where they do not know it.
+
+    All layers and experts have number 0 here: a mixture has tens of thousands of modules, and some tens of names.
+    """
     parts = module.split(".")
     tails = [".".join(parts[at:]) for at in range(len(parts))]
     found = None

@@ -96,7 +96,7 @@ def open_source(path: Path) -> Source:
 def _open(path: Path) -> Source:
     path.stat()
     if not path.is_dir():
-        return Source(path, (read_header(path),), _config(path.parent / CONFIG), {}, ())
+        return Source(path, (read_header(path),), _config_beside(path), {}, ())
     weight_map: dict[str, str] = {}
     if (path / INDEX).exists():
         weight_map = _weight_map(path / INDEX)
@@ -147,6 +147,14 @@ def _check(weight_map: Mapping[str, str], headers: tuple[Header, ...], index: Pa
 
 def _config(path: Path) -> dict[str, Any]:
     return _json(path) if path.exists() else {}
+
+
+def _config_beside(path: Path) -> dict[str, Any]:
+    """Return the config.json beside a file; what cannot be read belongs to something else."""
+    try:
+        return _config(path.parent / CONFIG)
+    except (CheckpointError, OSError):
+        return {}
 
 
 def _json(path: Path) -> dict[str, Any]:

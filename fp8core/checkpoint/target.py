@@ -85,34 +85,37 @@ def _refuse_folder(found: Destination) -> None:
     working = Path.cwd()
     if there == working or there in working.parents:
         raise CheckpointError(f"cannot replace {target}: it is the current folder, or holds it")
-    files = sorted(
-        str((Path(folder) / name).relative_to(there))
+    files = {
+        str((Path(folder) / name).relative_to(there)): (Path(folder) / name).lstat().st_size
         for folder, below, names in os.walk(there)
         for name in (*names, *(one for one in below if (Path(folder) / one).is_symlink()))
-    )
+    }
     wrote = _record(there)
     if wrote is None and files:
         raise CheckpointError(
-            f"will not replace {target}: fp8core did not write it (it has no {RECORD}), and it holds {_some(files)}"
+            f"will not replace {target}: fp8core did not write it (it has no {RECORD}), and it holds {_some([*files])}"
         )
-    foreign = sorted(set(files) - set(wrote or ()))
+    foreign = [name for name in files if name not in {RECORD: 0, **(wrote or {})}]
     if foreign:
         raise CheckpointError(f"will not replace {target}: it holds {_some(foreign)}, which fp8core did not write")
+    changed = [name for name, nbytes in (wrote or {}).items() if files.get(name, nbytes) != nbytes]
+    if changed:
+        raise CheckpointError(f"will not replace {target}: {_some(changed)} changed since fp8core wrote it")
 
 
-def _record(folder: Path) -> list[str] | None:
-    """Return the files that fp8core wrote into a folder, as it noted them there, or None where it did not."""
+def _record(folder: Path) -> dict[str, int] | None:
+    """Return the files that fp8core wrote into a folder and their sizes, as it noted them, or None where it did not."""
     try:
         record = json.loads((folder / RECORD).read_bytes())
     except (OSError, ValueError):
         return None
     files = record.get("files") if isinstance(record, dict) else None
-    return [RECORD, *files] if isinstance(files, list) and all(isinstance(one, str) for one in files) else None
+    return files if isinstance(files, dict) else None
 
 
 def _some(names: list[str]) -> str:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more
+    return ", ".join(sorted(names)[:3]) + more
 
 
 def refuse_without_room(found: Destination, nbytes: int) -> None:

@@ -98,7 +98,7 @@ def _by_reason(plan: "Plan") -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for verdict in plan.verdicts:
         if verdict.status == "kept":
-            found.setdefault(verdict.reason, []).append(verdict.tensor)
+            found.setdefault(_starred(verdict.reason), []).append(verdict.tensor)
     return found
 
 
@@ -135,9 +135,11 @@ def _show_plan(plan: "Plan") -> None:
 
 def _row(verdict: "Verdict") -> tuple[str, str, str, str, str]:
     """Return what is said of a tensor; numbers of layers and experts are stars, so that equal ones fall together."""
-    stars = re.sub(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)", "*", verdict.tensor)
-    reason = re.sub(r"(?<=\.)\d+(?=\.)", "*", verdict.reason)
-    return stars, verdict.dtype, _shape(verdict), verdict.status, reason
+    return _starred(verdict.tensor), verdict.dtype, _shape(verdict), verdict.status, _starred(verdict.reason)
+
+
+def _starred(text: str) -> str:
+    return re.sub(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)", "*", text)
 
 
 def _shape(verdict: "Verdict") -> str:

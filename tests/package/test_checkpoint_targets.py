@@ -47,7 +47,25 @@ def test_force_replaces_a_folder_that_it_wrote_and_nothing_else_in_it(tmp_path, 
         quantize_checkpoint(source, target, force=True)
 
 
-@pytest.mark.parametrize("record", [None, "{", "[]", '{"files": 3}', '{"files": []}'])
+def test_force_does_not_replace_what_was_changed_since(tmp_path, source):
+    target = tmp_path / "out"
+    quantize_checkpoint(source, target)
+    (target / "tokenizer.json").write_text('{"mine": 1}')
+    with pytest.raises(CheckpointError, match=r"will not replace .*: tokenizer\.json changed since fp8core wrote it"):
+        quantize_checkpoint(source, target, force=True)
+    (target / "tokenizer.json").unlink()  # what is gone is not lost by it
+    quantize_checkpoint(source, target, force=True)
+
+
+@pytest.mark.parametrize("config", ["{", "[]"])
+def test_a_strangers_config_beside_a_file_is_no_obstacle(tmp_path, source, config):
+    (source / "config.json").write_text(config)
+    assert len(quantize_checkpoint(source / "model.safetensors", tmp_path / "out.safetensors").quantized) == 2
+    with pytest.raises(CheckpointError, match="JSON"):
+        quantize_checkpoint(source, tmp_path / "out")
+
+
+@pytest.mark.parametrize("record", [None, "{", "[]", '{"files": 3}', '{"files": {}}'])
 def test_force_replaces_no_strangers_folder_of_models(tmp_path, source, record):
     target = tmp_path / "models"
     (target / "other").mkdir(parents=True)
