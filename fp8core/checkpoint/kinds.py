@@ -107,7 +107,7 @@ def names_of(modules: Iterable[str], tensors: Iterable[str], config: Mapping[str
     suffix = ".in_proj_weight"
     return Names(
         str(config.get("model_type", "")),
-        any(_numbered(module) for module in modules),
+        any(numbered(module) for module in modules),
         rows if isinstance(rows, int) else None,
         frozenset(name.removesuffix(suffix) for name in tensors if name.endswith(suffix)),
     )
@@ -120,7 +120,7 @@ def kind_of(module: str, shape: tuple[int, ...], names: Names) -> Kind:
         return ATTENTION
     if known is not None:
         return known
-    if names.layered and not _numbered(module):
+    if names.layered and not numbered(module):
         return EMBEDDING if shape[0] == names.rows_of_vocabulary else OUTSIDE
     return LINEAR
 
@@ -148,5 +148,6 @@ def tower_of(module: str) -> str | None:
     return next((part for part in module.split(".") if any(fnmatchcase(part, one) for one in TOWERS)), None)
 
 
-def _numbered(module: str) -> bool:
+def numbered(module: str) -> bool:
+    """Return whether a module is in a numbered layer, or is one."""
     return any(part.isdigit() for part in module.split("."))

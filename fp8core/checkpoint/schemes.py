@@ -4,11 +4,13 @@ import re
 from collections.abc import Iterable
 from typing import Any, Final, Literal, NamedTuple
 
-from fp8core.checkpoint.kinds import tower_of
+from fp8core.checkpoint.kinds import numbered, tower_of
 from fp8core.errors import CheckpointError
 from fp8core.problem import BLOCK_128, PER_CHANNEL, PER_TENSOR, GroupShape
 
 WEIGHT: Final = ".weight"
+OUTSIDE_OF_LAYERS: Final = r"re:(?!(.*\.)?\d+(\.|$))"
+"""Matches the names of modules that have no number among their parts."""
 SchemeName = Literal["channel", "tensor", "block"]
 
 
@@ -47,9 +49,10 @@ def quantization_config(
 ) -> dict[str, Any]:
     """Return what config.json has to hold under "quantization_config", as compressed-tensors and vLLM read it.
 
-    ``ignore`` lists every module whose matrix stays as it was, and lm_head, which tied checkpoints do not store. Towers
-    are named by a regular expression: transformers gives them other names than checkpoints do. So are experts that are
-    stacked in one tensor, which vLLM asks about one by one.
+    ``ignore`` lists every module whose matrix stays as it was, and lm_head. Heads that are tied to the embedding are
+    not stored, and those of a task are new: an expression covers all modules outside of the layers, where none is FP8.
+    Towers have one, too: transformers gives them other names than checkpoints do. So have experts: vLLM asks about
+    ``experts.0.gate_proj`` also where experts are stacked in one tensor, or their parts are w1, w2 and w3.
 
     Args:
         scheme: how weights and activations are scaled.
@@ -59,16 +62,20 @@ def quantization_config(
     fp8 = set(quantized)
     ignore: set[str] = {"lm_head"} - fp8
     mixed = {tower_of(module) for module in fp8}
+    mixtures = {_experts_of(module) for module in fp8}
+    if all(numbered(module) for module in fp8):
+        ignore.add(OUTSIDE_OF_LAYERS)
     for tensor, shape in kept:
-        if len(shape) > 1 and (tensor.endswith(WEIGHT) or len(shape) > 2):
-            name = tensor.removesuffix(WEIGHT)
-            tower, parent = tower_of(name), name.rpartition(".")[0]
-            if tower is not None and tower not in mixed:
-                ignore.add(rf"re:(.*\.)?{re.escape(tower)}(\..*)?$")
-            elif tensor.endswith(WEIGHT):
-                ignore.add(name)
-            elif parent.rpartition(".")[2] == "experts":
-                ignore.add(rf"re:{re.escape(parent)}(\..*)?$")
+        if len(shape) < 2 or not (tensor.endswith(WEIGHT) or len(shape) > 2):
+            continue
+        name = tensor.removesuffix(WEIGHT)
+        tower, experts = tower_of(name), _experts_of(name)
+        if tower is not None and tower not in mixed:
+            ignore.add(rf"re:(.*\.)?{re.escape(tower)}(\..*)?$")
+        elif experts is not None and experts not in mixtures:
+            ignore.add(rf"re:{re.escape(experts)}(\..*)?$")
+        elif tensor.endswith(WEIGHT):
+            ignore.add(name)
     number = {"num_bits": 8, "type": "float", "symmetric": True}
     return {
         "quant_method": "compressed-tensors",
@@ -85,3 +92,9 @@ def quantization_config(
         "ignore": sorted(ignore),
         "kv_cache_scheme": None,
     }
+
+
+def _experts_of(module: str) -> str | None:
+    """Return the module of all experts that a module is in."""
+    before, found, _ = f"{module}.".partition(".experts.")
+    return f"{before}.experts" if found else None

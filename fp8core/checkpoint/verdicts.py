@@ -40,7 +40,6 @@ FUSED: Final = (
     ("query", "key", "value"),
     ("q_a_proj", "kv_a_proj_with_mqa"),
     ("in_proj_qkv", "in_proj_z"),
-    ("in_proj_qkvz", "in_proj_ba"),
     ("in_proj_b", "in_proj_a"),
 )
 """Parts that vLLM joins to one layer, which is FP8 as a whole or not at all (its packed_modules_mapping)."""

@@ -16,6 +16,7 @@ import safetensors
 
 import fp8core
 from fp8core.checkpoint import files, quantize_checkpoint, writing
+from fp8core.checkpoint.schemes import OUTSIDE_OF_LAYERS
 from fp8core.errors import CheckpointError
 from support import reference
 
@@ -139,7 +140,11 @@ def test_patterns_choose_the_layers_and_the_config_names_those_left_out(source, 
     assert set(summary.quantized) == quantized
     matrices = {name for name, tensor in model().items() if name.endswith(".weight") and tensor.ndim > 1}
     left = {name.removesuffix(".weight") for name in matrices - quantized}
-    assert set(summary.quantization_config["ignore"]) == left | ({"lm_head"} - {q[:-7] for q in quantized})
+    left = left - {"model.layers.0.mlp.experts"} | {r"re:model\.layers\.0\.mlp\.experts(\..*)?$"}
+    left |= {"lm_head"} - {q[:-7] for q in quantized} | (
+        {OUTSIDE_OF_LAYERS} if "lm_head.weight" not in quantized else set()
+    )
+    assert set(summary.quantization_config["ignore"]) == left
     assert json.loads(summary.config_file.read_text()) == {"quantization_config": summary.quantization_config}
     assert summary.config_file == target.with_suffix(".config.json")
 
@@ -440,11 +445,12 @@ def test_parts_of_a_tensor_that_are_read_one_by_one_give_the_same_bytes(tmp_path
     np.testing.assert_array_equal(read(tmp_path / "parts.safetensors")["layer.weight_scale"].ravel(), np.ravel(want[1]))
 
 
-PEAK = """
-import resource, sys
+PEAK = r"""
+import re, sys
 from fp8core.checkpoint import quantize_checkpoint
 quantize_checkpoint(sys.argv[1], sys.argv[2], scheme=sys.argv[3])
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+# And not getrusage's ru_maxrss, which a child inherits from the process that started it.
+print(1024 * int(re.search(r"VmHWM:\s+(\d+) kB", open("/proc/self/status").read())[1]))
 """
 
 
@@ -477,4 +483,4 @@ def test_memory_is_bounded_by_the_largest_tensor(tmp_path, large, scheme):
     run = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     target.unlink()
     assert int(run.stdout) < 1.5 * largest + 300e6
-    assert int(run.stdout) < 600e6  # what it is: parts of 32 MB, whatever the size of the tensor
+    assert int(run.stdout) < 300e6  # what it is: parts of 32 MB, whatever the size of the tensor

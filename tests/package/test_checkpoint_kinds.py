@@ -2,11 +2,13 @@
 
 import json
 import math
+import re
 
 import pytest
 
 from fp8core.checkpoint import plan_checkpoint, quantize_checkpoint
 from fp8core.checkpoint.kinds import LINEAR, kind_of, names_of
+from fp8core.checkpoint.schemes import OUTSIDE_OF_LAYERS
 from fp8core.errors import CheckpointError
 from package.test_checkpoint import left_in, normal, read, write
 
@@ -81,7 +83,8 @@ def test_what_stays_is_named_with_its_reason_and_ignored_by_readers(tmp_path):
     summary = quantize_checkpoint(source, tmp_path / "out")
     assert summary.quantized == (f"{L}mlp.up_proj.weight",)
     assert set(summary.kept) == set(names)
-    assert set(summary.quantization_config["ignore"]) == {name.removesuffix(".weight") for name in names}
+    ignore = {name.removesuffix(".weight") for name in names} | {OUTSIDE_OF_LAYERS}
+    assert set(summary.quantization_config["ignore"]) == ignore
     record = json.loads((tmp_path / "out" / "fp8core.json").read_text())
     assert set(record["kept"]) == set(names)
     assert "embedding" in record["kept"]["shared.weight"]
@@ -125,9 +128,9 @@ def test_towers_are_ignored_by_whatever_name_readers_give_them(tmp_path):
     tower = "vision_tower.encoder.layers.0.mlp.fc1"
     source = folder(tmp_path / "in", {f"{tower}.weight": (64, 64), f"{L}mlp.up_proj.weight": (64, 64)})
     ignore = quantize_checkpoint(source, tmp_path / "out").quantization_config["ignore"]
-    assert ignore == ["lm_head", r"re:(.*\.)?vision_tower(\..*)?$"]
+    assert ignore == ["lm_head", r"re:(.*\.)?vision_tower(\..*)?$", OUTSIDE_OF_LAYERS]
     both = quantize_checkpoint(source, tmp_path / "both", include=["*fc1", "*up_proj"])
-    assert both.quantization_config["ignore"] == ["lm_head"]
+    assert both.quantization_config["ignore"] == ["lm_head", OUTSIDE_OF_LAYERS]
 
 
 def test_experts_in_one_tensor_stay_and_are_ignored_one_by_one(tmp_path):
@@ -135,7 +138,30 @@ def test_experts_in_one_tensor_stay_and_are_ignored_one_by_one(tmp_path):
     source = folder(tmp_path / "in", tensors)
     assert "experts in one tensor of 3 axes" in reasons(source)[f"{L}mlp.experts.gate_up_proj"]
     ignore = quantize_checkpoint(source, tmp_path / "out").quantization_config["ignore"]
-    assert ignore == ["lm_head", r"re:model\.layers\.0\.mlp\.experts(\..*)?$"]
+    assert ignore == ["lm_head", OUTSIDE_OF_LAYERS, r"re:model\.layers\.0\.mlp\.experts(\..*)?$"]
+
+
+@pytest.mark.parametrize("parts", [("gate_proj", "up_proj", "down_proj"), ("w1", "w2", "w3")])
+def test_experts_that_are_left_out_are_ignored_by_the_names_that_vllm_asks_for(tmp_path, parts):
+    tensors = {f"{L}mlp.experts.{number}.{part}.weight": (64, 64) for number in range(3) for part in parts}
+    source = folder(tmp_path / "in", {**tensors, f"{L}self_attn.o_proj.weight": (64, 64)})
+    ignore = quantize_checkpoint(source, tmp_path / "out", exclude=["*.experts.*"]).quantization_config["ignore"]
+    assert ignore == ["lm_head", OUTSIDE_OF_LAYERS, r"re:model\.layers\.0\.mlp\.experts(\..*)?$"]
+    assert re.match(ignore[2][3:], f"{L}mlp.experts.0.gate_proj")
+    assert not re.match(ignore[2][3:], f"{L}mlp.shared_experts.gate_proj")
+    all_of_them = quantize_checkpoint(source, tmp_path / "all")
+    assert all_of_them.quantization_config["ignore"] == ["lm_head", OUTSIDE_OF_LAYERS]
+
+
+@pytest.mark.parametrize(
+    ("module", "outside"),
+    [
+        *(("lm_head", True), ("cls.predictions.decoder", True), ("model.embed_tokens", True), ("fc1", True)),
+        *(("layers.0.fc", False), ("0.fc", False), ("heads.0", False), ("model.layers.12.mlp.w1", False)),
+    ],
+)
+def test_heads_that_no_checkpoint_stores_are_ignored_too(module, outside):
+    assert bool(re.match(OUTSIDE_OF_LAYERS.removeprefix("re:"), module)) == outside
 
 
 QKV = tuple(f"{L}self_attn.{part}_proj" for part in "qkv")

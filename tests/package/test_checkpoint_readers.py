@@ -118,7 +118,10 @@ def test_models_with_more_than_linear_layers_give_nearly_the_same_logits(tmp_pat
         return
     summary = quantize_checkpoint(tmp_path / "in", tmp_path / "out", scheme=scheme)
     assert len(summary.quantized) == quantized
-    loaded = type(model).from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
+    loaded, report = type(model).from_pretrained(tmp_path / "out", dtype=torch.float32, output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    loaded = loaded.eval()
     tokens = {"input_ids": torch.arange(48).reshape(2, 24)}
     if model.config.is_encoder_decoder:
         tokens["decoder_input_ids"] = torch.arange(20).reshape(2, 10)
