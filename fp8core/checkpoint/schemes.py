@@ -51,8 +51,8 @@ def quantization_config(
 
     ``ignore`` lists every module whose matrix stays as it was, and lm_head. Heads that are tied to the embedding are
     not stored, and those of a task are new: an expression covers all modules outside of the layers, where none is FP8.
-    Towers have one, too: transformers gives them other names than checkpoints do. So have experts: vLLM asks about
-    ``experts.0.gate_proj`` also where experts are stacked in one tensor, or their parts are w1, w2 and w3.
+    Layers have one beside their name, and towers instead of it: transformers gives modules other prefixes than
+    checkpoints do. So have experts: vLLM asks about ``experts.0.gate_proj`` also where they are stacked, or w1 to w3.
 
     Args:
         scheme: how weights and activations are scaled.
@@ -62,6 +62,7 @@ def quantization_config(
     fp8 = set(quantized)
     ignore: set[str] = {"lm_head"} - fp8
     mixed = {tower_of(module) for module in fp8}
+    tails = {_from_its_layer(module) for module in fp8}
     mixtures = {_experts_of(module) for module in fp8}
     if all(numbered(module) for module in fp8):
         ignore.add(OUTSIDE_OF_LAYERS)
@@ -76,6 +77,9 @@ def quantization_config(
             ignore.add(rf"re:{re.escape(experts)}(\..*)?$")
         elif tensor.endswith(WEIGHT):
             ignore.add(name)
+            tail = _from_its_layer(name)
+            if tail is not None and tail not in tails:
+                ignore.add(rf"re:(.*\.)?{re.escape(tail)}$")
     number = {"num_bits": 8, "type": "float", "symmetric": True}
     return {
         "quant_method": "compressed-tensors",
@@ -98,3 +102,10 @@ def _experts_of(module: str) -> str | None:
     """Return the module of all experts that a module is in."""
     before, found, _ = f"{module}.".partition(".experts.")
     return f"{before}.experts" if found else None
+
+
+def _from_its_layer(module: str) -> str | None:
+    """Return a module's name from the numbered layer on, which has the same name whatever is before it."""
+    parts = module.split(".")
+    first = next((at for at, part in enumerate(parts) if part.isdigit()), 0)
+    return ".".join(parts[first - 1 :]) if first else None

@@ -2,15 +2,13 @@
 
 import json
 import math
-import re
 
 import pytest
 
 from fp8core.checkpoint import plan_checkpoint, quantize_checkpoint
 from fp8core.checkpoint.kinds import LINEAR, kind_of, names_of
-from fp8core.checkpoint.schemes import OUTSIDE_OF_LAYERS
 from fp8core.errors import CheckpointError
-from package.test_checkpoint import left_in, normal, read, write
+from package.test_checkpoint import is_ignored, left_in, normal, read, write
 
 L = "model.layers.0."
 
@@ -83,8 +81,8 @@ def test_what_stays_is_named_with_its_reason_and_ignored_by_readers(tmp_path):
     summary = quantize_checkpoint(source, tmp_path / "out")
     assert summary.quantized == (f"{L}mlp.up_proj.weight",)
     assert set(summary.kept) == set(names)
-    ignore = {name.removesuffix(".weight") for name in names} | {OUTSIDE_OF_LAYERS}
-    assert set(summary.quantization_config["ignore"]) == ignore
+    assert all(is_ignored(name.removesuffix(".weight"), summary) for name in names)
+    assert not is_ignored(f"{L}mlp.up_proj", summary)
     record = json.loads((tmp_path / "out" / "fp8core.json").read_text())
     assert set(record["kept"]) == set(names)
     assert "embedding" in record["kept"]["shared.weight"]
@@ -127,41 +125,59 @@ def test_a_head_may_be_asked_for_unless_it_is_the_embedding(tmp_path, nested):
 def test_towers_are_ignored_by_whatever_name_readers_give_them(tmp_path):
     tower = "vision_tower.encoder.layers.0.mlp.fc1"
     source = folder(tmp_path / "in", {f"{tower}.weight": (64, 64), f"{L}mlp.up_proj.weight": (64, 64)})
-    ignore = quantize_checkpoint(source, tmp_path / "out").quantization_config["ignore"]
-    assert ignore == ["lm_head", r"re:(.*\.)?vision_tower(\..*)?$", OUTSIDE_OF_LAYERS]
+    summary = quantize_checkpoint(source, tmp_path / "out")
+    assert is_ignored(tower, summary)
+    assert is_ignored("model.vision_tower.other.layers.7.fc3", summary)
+    assert not is_ignored(f"{L}mlp.up_proj", summary)
     both = quantize_checkpoint(source, tmp_path / "both", include=["*fc1", "*up_proj"])
-    assert both.quantization_config["ignore"] == ["lm_head", OUTSIDE_OF_LAYERS]
+    assert not is_ignored(tower, both)
 
 
-def test_experts_in_one_tensor_stay_and_are_ignored_one_by_one(tmp_path):
-    tensors = {f"{L}mlp.experts.gate_up_proj": (4, 64, 128), f"{L}self_attn.o_proj.weight": (64, 64)}
-    source = folder(tmp_path / "in", tensors)
-    assert "experts in one tensor of 3 axes" in reasons(source)[f"{L}mlp.experts.gate_up_proj"]
-    ignore = quantize_checkpoint(source, tmp_path / "out").quantization_config["ignore"]
-    assert ignore == ["lm_head", OUTSIDE_OF_LAYERS, r"re:model\.layers\.0\.mlp\.experts(\..*)?$"]
+def test_layers_are_ignored_by_whatever_prefix_readers_give_them(tmp_path):
+    names = [f"language_model.model.layers.{layer}.mlp.down_proj" for layer in range(2)]
+    source = folder(tmp_path / "in", {f"{name}.weight": (64, 64) for name in names})
+    summary = quantize_checkpoint(source, tmp_path / "out", exclude=[names[0]])
+    for prefix in ("language_model.model.", "model.language_model.", ""):
+        assert is_ignored(f"{prefix}layers.0.mlp.down_proj", summary)
+        assert not is_ignored(f"{prefix}layers.1.mlp.down_proj", summary)
 
 
-@pytest.mark.parametrize("parts", [("gate_proj", "up_proj", "down_proj"), ("w1", "w2", "w3")])
-def test_experts_that_are_left_out_are_ignored_by_the_names_that_vllm_asks_for(tmp_path, parts):
-    tensors = {f"{L}mlp.experts.{number}.{part}.weight": (64, 64) for number in range(3) for part in parts}
-    source = folder(tmp_path / "in", {**tensors, f"{L}self_attn.o_proj.weight": (64, 64)})
-    ignore = quantize_checkpoint(source, tmp_path / "out", exclude=["*.experts.*"]).quantization_config["ignore"]
-    assert ignore == ["lm_head", OUTSIDE_OF_LAYERS, r"re:model\.layers\.0\.mlp\.experts(\..*)?$"]
-    assert re.match(ignore[2][3:], f"{L}mlp.experts.0.gate_proj")
-    assert not re.match(ignore[2][3:], f"{L}mlp.shared_experts.gate_proj")
-    all_of_them = quantize_checkpoint(source, tmp_path / "all")
-    assert all_of_them.quantization_config["ignore"] == ["lm_head", OUTSIDE_OF_LAYERS]
+def test_layers_of_equal_names_are_told_apart_by_their_prefix(tmp_path):
+    names = [f"{side}.block.0.layer.0.SelfAttention.o" for side in ("encoder", "decoder")]
+    source = folder(tmp_path / "in", {f"{name}.weight": (64, 64) for name in names})
+    summary = quantize_checkpoint(source, tmp_path / "out", exclude=["encoder.*"])
+    assert [is_ignored(name, summary) for name in names] == [True, False]
 
 
 @pytest.mark.parametrize(
-    ("module", "outside"),
+    "tensors",
     [
-        *(("lm_head", True), ("cls.predictions.decoder", True), ("model.embed_tokens", True), ("fc1", True)),
-        *(("layers.0.fc", False), ("0.fc", False), ("heads.0", False), ("model.layers.12.mlp.w1", False)),
+        {f"{L}mlp.experts.gate_up_proj": (4, 64, 128)},
+        {f"{L}mlp.experts.{number}.{part}.weight": (64, 64) for number in (0, 1) for part in ("w1", "w2", "w3")},
+        {
+            f"{L}mlp.experts.{number}.{part}_proj.weight": (64, 64)
+            for number in (0, 1)
+            for part in ("gate", "up", "down")
+        },
     ],
 )
-def test_heads_that_no_checkpoint_stores_are_ignored_too(module, outside):
-    assert bool(re.match(OUTSIDE_OF_LAYERS.removeprefix("re:"), module)) == outside
+def test_experts_that_stay_are_ignored_by_the_names_that_vllm_asks_for(tmp_path, tensors):
+    source = folder(tmp_path / "in", {**tensors, f"{L}self_attn.o_proj.weight": (64, 64)})
+    summary = quantize_checkpoint(source, tmp_path / "out", exclude=["*.experts.*"])
+    for part in ("gate_proj", "up_proj", "down_proj"):
+        assert is_ignored(f"{L}mlp.experts.0.{part}", summary)
+        assert not is_ignored(f"{L}mlp.shared_experts.{part}", summary)
+    plan = plan_checkpoint(source)
+    if len(tensors) == 1:
+        assert "experts in one tensor of 3 axes" in plan.verdicts[0].reason
+    else:
+        assert not is_ignored(f"{L}mlp.experts.0.w1", plan)
+
+
+@pytest.mark.parametrize("name", ["lm_head", "cls.predictions.decoder", "score", "model.vision_tower.fc1"])
+def test_heads_that_no_checkpoint_stores_are_ignored_too(tmp_path, name):
+    source = folder(tmp_path / "in", {f"{L}mlp.up_proj.weight": (64, 64)})
+    assert is_ignored(name, plan_checkpoint(source))
 
 
 QKV = tuple(f"{L}self_attn.{part}_proj" for part in "qkv")

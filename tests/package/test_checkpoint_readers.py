@@ -95,9 +95,23 @@ def small_smollm(transformers):
     return transformers.LlamaForCausalLM(config), 2
 
 
+def small_llava(transformers):
+    text = transformers.LlamaConfig(
+        vocab_size=128, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2,
+    )  # fmt: skip
+    vision = transformers.CLIPVisionConfig(
+        hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, image_size=32, patch_size=16
+    )
+    config = transformers.LlavaConfig(text_config=text, vision_config=vision, image_token_index=127)
+    return transformers.LlavaForConditionalGeneration(config), {"channel": 14, "block": 8}
+
+
 @pytest.mark.parametrize(
     ("make", "scheme"),
     [
+        (small_llava, "channel"),
+        (small_llava, "block"),  # k_proj and v_proj have no whole blocks, so q_proj stays with them
         (small_t5, "channel"),
         (small_t5, "block"),
         (small_gpt2, "channel"),
@@ -110,6 +124,7 @@ def test_models_with_more_than_linear_layers_give_nearly_the_same_logits(tmp_pat
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     model, quantized = make(transformers)
+    quantized = quantized[scheme] if isinstance(quantized, dict) else quantized
     model = model.eval()
     model.save_pretrained(tmp_path / "in")
     if not quantized:
