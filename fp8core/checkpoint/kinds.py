@@ -24,15 +24,15 @@ class Kind(NamedTuple):
 
 
 LINEAR: Final = Kind("linear layer", "", able=True)
-EMBEDDING: Final = Kind("embedding", "readers look rows of it up, without scales")
-CONV1D: Final = Kind("Conv1D", "stored [in, out], which readers have no FP8 layer for")
+EMBEDDING: Final = Kind("embedding", "readers look up its rows without scales")
+CONV1D: Final = Kind("Conv1D", "stored [in, out]: readers have no FP8 layer for it")
 MAYBE_CONV1D: Final = Kind("Conv1D or linear layer", "may be stored [in, out]: a config.json would tell", able=True)
-ROUTER: Final = Kind("router or gate", "readers make it without a scale")
+ROUTER: Final = Kind("router or gate", "readers have no place for its scale")
 SCAN: Final = Kind("state space layer", "readers read its weight without its scale")
 ATTENTION: Final = Kind("torch.nn.MultiheadAttention", "readers read its weight without its scale")
 SPECIAL: Final = Kind("special linear layer", "readers have no FP8 layer for it")
-HEAD: Final = Kind("head or pooler", "vLLM makes it without a scale", able=True)
-TOWER: Final = Kind("tower or projector of images or sound", "vLLM makes many of them without scales", able=True)
+HEAD: Final = Kind("head or pooler", "vLLM has no place for its scale", able=True)
+TOWER: Final = Kind("tower or projector of images or sound", "vLLM has no place for the scales of many", able=True)
 OUTSIDE: Final = Kind("outside of the layers", "embeddings, heads and poolers are there", able=True)
 
 

@@ -97,7 +97,7 @@ def _not_a_matrix(entry: Entry) -> str:
     if expert:
         return "experts in one tensor of 3 axes: compressed-tensors has no layer for it"
     if len(entry.shape) != 2:
-        return f"{len(entry.shape)}-D: {'a norm, bias or other vector' if len(entry.shape) < 2 else 'not a matrix'}"
+        return f"{len(entry.shape)}-D: {'a norm or bias' if len(entry.shape) < 2 else 'not a matrix'}"
     if entry.dtype not in WIDE:
         return f"{entry.dtype}: scheme needs one of {', '.join(WIDE)}"
     if not math.prod(entry.shape):

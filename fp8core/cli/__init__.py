@@ -42,10 +42,11 @@ def main() -> None:
         errors.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(1)
     except OSError as error:
-        if error.filename is not None:
-            raise
-        _mute(sys.stdout.fileno())
-        errors.print(f"error: cannot write the output: {error.strerror}", style="red", markup=False, highlight=False)
+        what = error.filename
+        if what is None:  # of printing, which names no file
+            what = "cannot write the output"
+            _mute(sys.stdout.fileno())
+        errors.print(f"error: {what}: {error.strerror}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(1)
 
 

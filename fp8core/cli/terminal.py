@@ -1,7 +1,6 @@
 """What the commands share on the terminal: where they print, how a table looks, how counts are said."""
 
 from collections.abc import Callable
-from typing import Final
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
@@ -9,7 +8,7 @@ from rich.table import Table
 
 console = Console()
 errors = Console(stderr=True)
-LINE_EVERY: Final = 1 << 30
+LINE_EVERY = 1 << 30
 """Where nobody watches a bar, a line of progress is printed after at least so many bytes, and at most ten in all."""
 
 
@@ -29,8 +28,8 @@ def count(number: int, one: str, many: str | None = None) -> str:
 class Bar:
     """The progress of some bytes: a bar on a terminal, a line now and then in a log."""
 
-    def __init__(self, what: str, line_every: int = LINE_EVERY) -> None:
-        self.what, self.line_every, self.told = what, line_every, 0
+    def __init__(self, what: str) -> None:
+        self.what, self.told = what, 0
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
         self.progress = Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal)
         self.task = self.progress.add_task(what, total=None)
@@ -46,7 +45,7 @@ class Bar:
         """Show that ``done`` of ``total`` bytes are done, the last of them of ``name``."""
         if errors.is_terminal:
             self.progress.update(self.task, completed=done, total=total)
-        elif done - self.told >= max(self.line_every, total // 10):
+        elif done - self.told >= max(LINE_EVERY, total // 10):
             self.told = done
             line = f"{self.what}: {100 * done // total} % of {total:,} bytes ({name})"
             errors.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -238,8 +238,9 @@ def test_what_a_killed_run_left_is_named_and_removed(tmp_path, source):
     with pytest.warns(RuntimeWarning, match=rf"{left} was left by a run that was killed: the next one removes it"):
         plan_checkpoint(source, tmp_path / "out")
     assert left.exists()
-    with pytest.warns(RuntimeWarning, match=rf"{left} was left by a run that was killed: removed"):
+    with pytest.warns(RuntimeWarning, match=rf"{left} was left by a run that was killed: removed") as caught:
         quantize_checkpoint(source, tmp_path / "out")
+    assert caught[0].filename == __file__  # whose line is shown with it
     assert left_in(tmp_path) == ["in", "out"]
 
 
