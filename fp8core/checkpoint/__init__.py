@@ -1,21 +1,58 @@
-"""Safetensors in, FP8 safetensors out, one tensor at a time."""
+"""Safetensors in, FP8 safetensors out, some rows at a time."""
 
-import json
 import os
-import shutil
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fp8core.checkpoint.files import Entry, leftovers, read_header, unwritable
-from fp8core.checkpoint.schemes import NOT_LINEAR, SCHEMES, SchemeName, quantization_config, scheme_of, selection
-from fp8core.checkpoint.writing import INDEX, Shard, config_beside, scale_name, write_file, write_folder
+from fp8core.checkpoint.schemes import SCHEMES, Scheme, SchemeName, quantization_config, scheme_of
+from fp8core.checkpoint.selection import selection
+from fp8core.checkpoint.source import CONFIG, INDEX, RECORD, Extra, Source, open_source
+from fp8core.checkpoint.target import (
+    clear_leftovers,
+    destination,
+    refuse_without_room,
+    state,
+    unwritable,
+)
+from fp8core.checkpoint.verdicts import Verdict, verdicts_of
+from fp8core.checkpoint.writing import Advance, Shard, index_of, json_bytes, version, write_file, write_folder
 from fp8core.errors import CheckpointError
 
-__all__ = ["NOT_LINEAR", "SCHEMES", "Progress", "SchemeName", "Summary", "quantize_checkpoint"]
+__all__ = [
+    "SCHEMES",
+    "Extra",
+    "Plan",
+    "Progress",
+    "SchemeName",
+    "Summary",
+    "Verdict",
+    "plan_checkpoint",
+    "quantize_checkpoint",
+]
 
 Progress = Callable[[str, int, int], None]
+BLOCK_OF_DISK = 4096
+"""What a file's size is rounded up to when room on the disk is counted."""
+
+
+class Plan(NamedTuple):
+    """What would be done with a checkpoint. Nothing has been written."""
+
+    source: Path
+    verdicts: tuple[Verdict, ...]
+    """On every tensor, in the order of the files."""
+    extras: tuple[Extra, ...]
+    """What else a folder holds: copied, or left out."""
+    bytes_before: int
+    """Of the files with the weights."""
+    bytes_after: int
+    quantization_config: dict[str, Any]
+
+    @property
+    def refused(self) -> tuple[Verdict, ...]:
+        """The tensors because of which the checkpoint would be refused."""
+        return tuple(verdict for verdict in self.verdicts if verdict.status == "refused")
 
 
 class Summary(NamedTuple):
@@ -28,6 +65,42 @@ class Summary(NamedTuple):
     bytes_before: int
     bytes_after: int
     quantization_config: dict[str, Any]
+    plan: Plan
+    """What became of every tensor and every other file, and why."""
+
+
+def plan_checkpoint(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str] | None = None,
+    *,
+    scheme: SchemeName = "channel",
+    include: Sequence[str] | None = None,
+    exclude: Sequence[str] = (),
+    force: bool = False,
+) -> Plan:
+    """Return what `quantize_checkpoint` would do with every tensor, and why. Nothing is written.
+
+    Args:
+        source: as for `quantize_checkpoint`, like the others.
+        target: where it would be written, to have that checked, too.
+        scheme: how weights and activations would be scaled.
+        include: patterns of modules to quantize.
+        exclude: patterns of modules to leave as they are.
+        force: whether an existing target would be replaced.
+
+    Raises:
+        CheckpointError: as `quantize_checkpoint` does before it writes; tensors that it would refuse are in the plan.
+
+    Warns:
+        RuntimeWarning: beside the target is what a run left that was killed.
+    """
+    opened = open_source(Path(source))
+    plan, shards = _planned(opened, scheme_of(scheme), include, exclude)
+    if target is not None:
+        found = destination(opened, Path(target), force=force)
+        clear_leftovers(found, only_tell=True)
+        refuse_without_room(found, _room(opened, shards, plan))
+    return plan
 
 
 def quantize_checkpoint(
@@ -42,166 +115,153 @@ def quantize_checkpoint(
 ) -> Summary:
     """Write an FP8 copy of a checkpoint, as vLLM and compressed-tensors read it.
 
-    Every chosen ``weight`` [n, k] (fp32, fp16 or bf16) becomes F8_E4M3 of the same name and shape, and an fp32
+    Every chosen ``weight`` [n, k] (fp64, fp32, fp16 or bf16) becomes F8_E4M3 of the same name and shape, and an fp32
     ``weight_scale`` joins it: [n, 1] per channel, [1] per tensor, or [ceil(n / 128), ceil(k / 128)] per block of
-    128x128; ``weight * weight_scale`` is nearest to the original. All other tensors are copied byte by byte. Memory
-    is bounded by the largest tensor. The new files appear whole or not at all, also when the run is interrupted.
+    128x128; ``weight * weight_scale`` is nearest to the original (of fp64, to its fp32 value). All other tensors are
+    copied byte by byte. Some rows of a tensor are in memory at a time. The new files appear whole or not at all, also
+    when the run is interrupted.
+
+    Chosen are the weights of linear layers, which config.json's model_type and the names of the modules tell
+    (`fp8core.checkpoint.kinds`): not embeddings, heads, poolers, routers, GPT-2's Conv1D, towers of images and sound,
+    nor what is outside of the numbered layers. Layers that vLLM joins, such as q_proj, k_proj and v_proj, are quantized
+    all or not at all. `plan_checkpoint` tells what becomes of every tensor.
 
     Args:
         source: a safetensors file, or a folder that holds model.safetensors or shards with their index (or that index).
+            Other files of a folder and its subfolders are copied; other forms of the weights are left out.
         target: the new file, or for a folder the new folder. Beside a file ``NAME.safetensors`` goes
-            ``NAME.config.json``; a folder's own config.json is extended.
+            ``NAME.config.json``; a folder's own config.json is extended, and fp8core.json says what was done.
         scheme: how weights and activations are scaled: "channel" with tokens, "tensor" with tensors, "block" of
-            128x128 with groups of 1x128. Scales of activations are dynamic: found at run time.
+            128x128 with groups of 1x128, which keeps weights whose k is not a multiple of 128.
         include: patterns over the modules' names (the tensors' without ".weight"): globs, or regular expressions
-            after "re:". Without it, every 2-D weight but those of NOT_LINEAR: embeddings, norms, heads, routers.
+            after "re:". With it, exactly the linear layers, heads and towers that it matches are quantized.
         exclude: patterns of modules to leave as they are.
-        force: replace an existing target.
-        progress: called after every tensor with its name, the bytes of the source done so far, and all of them.
+        force: replace an existing file, or a folder that this function wrote and that holds nothing else.
+        progress: called as tensors are read, with a name, the bytes of the source done so far, and all of them.
 
     Raises:
         CheckpointError: the source cannot be read, is damaged, is quantized already, holds nothing to quantize or a
-            weight that is not finite; the target exists, or cannot be written. Nothing is left behind.
+            weight that is not finite; a pattern matches nothing, names what readers cannot take as FP8, or parts
+            layers that vLLM joins; the target exists, or cannot be written. Nothing is left behind.
 
     Warns:
-        RuntimeWarning: beside the target lies what a run left that was killed.
+        RuntimeWarning: beside the target was what a run left that was killed; it is removed.
+
+    Example:
+        >>> import numpy as np, tempfile
+        >>> from pathlib import Path
+        >>> from safetensors.numpy import save_file
+        >>> from fp8core.checkpoint import quantize_checkpoint
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> tensors = {"up.weight": np.ones((64, 32), np.float32), "up.bias": np.ones(64, np.float32)}
+        >>> save_file(tensors, folder / "model.safetensors")
+        >>> summary = quantize_checkpoint(folder / "model.safetensors", folder / "fp8.safetensors")
+        >>> summary.quantized, summary.kept, summary.config_file.name
+        (('up.weight',), ('up.bias',), 'fp8.config.json')
     """
-    chosen, picked = scheme_of(scheme), selection(include, exclude)
-    source, target = Path(source), Path(target)
-    if source.name.endswith(".index.json"):
-        source = source.parent
-    headers = [read_header(path) for path in _files_of(source)]
-    entries = [entry for header in headers for entry in header.entries.values()]
-    config = _config_of(source)
-    _refuse_quantized(source, entries, config)
-    shards = [Shard(h, frozenset(e.name for e in h.entries.values() if picked.takes(e)), chosen) for h in headers]
-    quantized = tuple(sorted(name for shard in shards for name in shard.chosen))
-    if not quantized:
-        raise CheckpointError(f"{source} has no weight to quantize: none is selected, 2-D, and of fp32, fp16 or bf16")
-    kept = [entry for entry in entries if entry.name not in set(quantized)]
-    config["quantization_config"] = quantization_config(chosen, kept, quantized)
-    after = sum(shard.size() for shard in shards)
-    _refuse_target(source, target, after, force=force)
-    _tell_of_leftovers(target)
-    advance = _advance(progress, entries)
+    opened = open_source(Path(source))
+    plan, shards = _planned(opened, scheme_of(scheme), include, exclude)
+    _refuse(plan)
+    found = destination(opened, Path(target), force=force)
     try:
-        if source.is_dir():
-            write_folder(shards, target, config, advance)
-        else:
-            write_file(shards[0], target, config, advance)
+        clear_leftovers(found)
+        refuse_without_room(found, _room(opened, shards, plan))
+        before = found.identity()
     except OSError as error:
-        raise unwritable(target, after, error) from error
+        raise CheckpointError(f"cannot write {found.given}: {error.strerror or error}") from error
+    advance = _advance(progress, opened)
+    try:
+        if opened.is_folder:
+            write_folder(opened, shards, found, _documents(opened, shards, plan, scheme), advance)
+        else:
+            write_file(shards[0], found, {"quantization_config": plan.quantization_config}, advance)
+    except OSError as error:
+        raise unwritable(found, plan.bytes_after, error, before) from error
+    except (KeyboardInterrupt, SystemExit) as stop:
+        stop.add_note(state(found, before))
+        raise
     return Summary(
-        target=target,
-        config_file=target / "config.json" if source.is_dir() else config_beside(target),
-        quantized=quantized,
-        kept=tuple(sorted(entry.name for entry in kept)),
-        bytes_before=sum(header.path.stat().st_size for header in headers),
-        bytes_after=after,
-        quantization_config=config["quantization_config"],
+        target=found.given,
+        config_file=found.given / CONFIG if opened.is_folder else found.given.with_suffix(".config.json"),
+        quantized=tuple(sorted(verdict.tensor for verdict in plan.verdicts if verdict.status == "quantized")),
+        kept=tuple(sorted(verdict.tensor for verdict in plan.verdicts if verdict.status == "kept")),
+        bytes_before=plan.bytes_before,
+        bytes_after=plan.bytes_after,
+        quantization_config=plan.quantization_config,
+        plan=plan,
     )
 
 
-def _files_of(source: Path) -> list[Path]:
-    """Return the safetensors files of a checkpoint."""
-    if not source.exists():
-        raise CheckpointError(f"there is no {source}")
-    if not source.is_dir():
-        return [source]
-    index = source / INDEX
-    if index.exists():
-        return _files_of_index(index)
-    whole = source / "model.safetensors"
-    files = [whole] if whole.exists() else sorted(source.glob("*.safetensors"))
-    if not files:
-        raise CheckpointError(f"{source} holds no safetensors file")
-    return files
+def _planned(
+    opened: Source, scheme: Scheme, include: Sequence[str] | None, exclude: Sequence[str]
+) -> tuple[Plan, list[Shard]]:
+    entries = opened.entries
+    picked = selection(include, exclude, entries)
+    verdicts = verdicts_of(entries, opened.config, picked, scheme)
+    chosen = {verdict.tensor for verdict in verdicts if verdict.status == "quantized"}
+    shards = [Shard(h, frozenset(chosen & set(h.entries)), scheme) for h in opened.headers]
+    plan = Plan(
+        source=opened.path,
+        verdicts=verdicts,
+        extras=opened.extras,
+        bytes_before=opened.nbytes,
+        bytes_after=sum(shard.size() for shard in shards),
+        quantization_config=quantization_config(
+            scheme,
+            [(verdict.tensor, verdict.shape) for verdict in verdicts if verdict.status != "quantized"],
+            [verdict.module for verdict in verdicts if verdict.status == "quantized"],
+        ),
+    )
+    return plan, shards
 
 
-def _files_of_index(index: Path) -> list[Path]:
-    weight_map = _json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(f"{index} has no weight_map")
-    names = sorted(set(weight_map.values()))
-    for name in names:
-        if Path(name).name != name or not (index.parent / name).is_file():
-            raise CheckpointError(f"{index} names the file {name!r}, which is not there")
-    for name in names:
-        present = read_header(index.parent / name).entries
-        absent = next((t for t, file in weight_map.items() if file == name and t not in present), None)
-        if absent is not None:
-            raise CheckpointError(f"{index} says that {absent} is in {name}, and it is not")
-    return [index.parent / name for name in names]
+def _refuse(plan: Plan) -> None:
+    """Refuse a plan that would give a checkpoint that readers cannot read, or that would do nothing."""
+    if plan.refused:
+        first, more = plan.refused[0], len(plan.refused) - 1
+        others = f" ({more} more: see --dry-run or plan_checkpoint)" if more else ""
+        raise CheckpointError(f"cannot quantize {first.tensor}: {first.reason}{others}")
+    if not any(verdict.status == "quantized" for verdict in plan.verdicts):
+        reasons = dict.fromkeys(v.reason for v in plan.verdicts if len(v.shape) > 1)
+        why = "; ".join(list(reasons)[:4]) or "it has no matrices"
+        raise CheckpointError(f"{plan.source} has no weight to quantize: {why}")
 
 
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_bytes())
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise CheckpointError(f"{path} is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} must hold a JSON object: got {type(value).__name__}")
-    return value
+def _documents(opened: Source, shards: list[Shard], plan: Plan, scheme: str) -> dict[str, dict[str, Any]]:
+    """Return the JSON files of a new folder: config.json, the index where there was one, and the record."""
+    documents = {CONFIG: {**opened.config, "quantization_config": plan.quantization_config}}
+    if opened.weight_map:
+        documents[INDEX] = index_of(shards, opened.weight_map)
+    files = {shard.header.path.name: shard.size() for shard in shards}
+    files |= {name: len(json_bytes(value)) for name, value in documents.items()}
+    files |= {extra.name: extra.nbytes for extra in plan.extras if extra.copied}
+    documents[RECORD] = {
+        "fp8core": version(),
+        "scheme": scheme,
+        "files": files,
+        "left_out": {extra.name: extra.reason for extra in plan.extras if not extra.copied},
+        "quantized": [verdict.tensor for verdict in plan.verdicts if verdict.status == "quantized"],
+        "kept": {verdict.tensor: verdict.reason for verdict in plan.verdicts if verdict.status == "kept"},
+    }
+    return documents
 
 
-def _config_of(source: Path) -> dict[str, Any]:
-    """Return a folder's config.json; a file's is unknown, whatever lies beside it."""
-    config = source / "config.json"
-    return _json(config) if source.is_dir() and config.exists() else {}
+def _room(opened: Source, shards: list[Shard], plan: Plan) -> int:
+    """Return how much room on the disk the new files need."""
+    sizes = [shard.size() for shard in shards] + [extra.nbytes for extra in plan.extras if extra.copied]
+    if opened.is_folder:
+        sizes += [len(json_bytes(one)) for one in _documents(opened, shards, plan, "").values()]
+    return sum(-(-size // BLOCK_OF_DISK) * BLOCK_OF_DISK for size in sizes)
 
 
-def _refuse_quantized(source: Path, entries: list[Entry], config: dict[str, Any]) -> None:
-    names = {entry.name for entry in entries}
-    for entry in entries:
-        if entry.dtype.startswith("F8_") or scale_name(entry) in names:
-            raise CheckpointError(f"{source} is quantized already: {entry.name} is {entry.dtype} or has a scale")
-    if "quantization_config" in config:
-        raise CheckpointError(f"{source} is quantized already: its config.json has a quantization_config")
-
-
-def _refuse_target(source: Path, target: Path, nbytes: int, *, force: bool) -> None:
-    here, there = source.resolve(), target.resolve()
-    if here == there or here in there.parents or there in here.parents:
-        raise CheckpointError(f"the target {target} must lie outside of the source {source}")
-    if not target.parent.is_dir():
-        raise CheckpointError(f"cannot write {target}: there is no folder {target.parent}")
-    if not source.is_dir() and target.suffix != ".safetensors":
-        raise CheckpointError(f"the target of a file must end in .safetensors: got {target}")
-    for path in (target,) if source.is_dir() else (target, config_beside(target)):
-        if path.exists() and not force:
-            raise CheckpointError(f"{path} exists: give another name, or force (--force) to replace it")
-    if target.exists() and target.is_dir() != source.is_dir():
-        raise CheckpointError(f"cannot replace {target}: a {'folder' if source.is_dir() else 'file'} would be written")
-    if target.is_dir() and any(target.iterdir()) and not any(target.glob("*.safetensors")):
-        raise CheckpointError(f"will not replace {target}: it holds other things than a checkpoint")
-    free = shutil.disk_usage(target.parent).free
-    if nbytes > free:
-        raise CheckpointError(
-            f"cannot write {target}: no room on the disk: {nbytes:,} bytes are needed and {free:,} are free"
-        )
-
-
-def _tell_of_leftovers(target: Path) -> None:
-    for path in (target.resolve(), config_beside(target)):
-        for left in leftovers(path):
-            state = "" if path.exists() else f"; there is no {path}, so it may be what was to be replaced"
-            warnings.warn(
-                f"{left} is of a run that was killed or is still at work: look at it and remove it{state}",
-                RuntimeWarning,
-                stacklevel=3,
-            )
-
-
-def _advance(progress: Progress | None, entries: list[Entry]) -> Callable[[Entry], None]:
-    total = sum(entry.nbytes for entry in entries)
+def _advance(progress: Progress | None, opened: Source) -> Advance:
+    total = sum(entry.nbytes for entry in opened.entries)
     done = 0
 
-    def advance(entry: Entry) -> None:
+    def advance(tensor: str, nbytes: int) -> None:
         nonlocal done
-        done += entry.nbytes
+        done += nbytes
         if progress is not None:
-            progress(entry.name, done, total)
+            progress(tensor, done, total)
 
     return advance

@@ -1,16 +1,8 @@
-"""Safetensors files, read by offset and written by offset, and files that appear whole or not at all."""
+"""Safetensors files, read by offset and written by offset."""
 
-import ctypes
-import errno
 import json
 import math
-import os
-import re
-import secrets
-import shutil
-import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
@@ -21,12 +13,17 @@ from numpy.typing import NDArray
 
 from fp8core.errors import CheckpointError
 
-WIDE: Final = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(bfloat16)}
+WIDE: Final = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(bfloat16),
+}
 """The dtypes that can be quantized, under the names that safetensors gives them."""
-COPIED_AT_ONCE: Final = 1 << 24
-_AT_FDCWD: Final = -100
-_RENAME_EXCHANGE: Final = 2
-"""Of Linux: <fcntl.h> and <linux/fs.h>."""
+AT_ONCE: Final = 1 << 25
+"""How many bytes of a tensor are in memory at a time, or the rows of one block where these are more."""
+ROWS: Final = 128
+"""Rows are read by multiples of this, the height of a block of 128x128."""
 
 
 class Entry(NamedTuple):
@@ -60,17 +57,18 @@ def read_header(path: Path) -> Header:
     """Return the header of a safetensors file.
 
     Raises:
-        CheckpointError: the file cannot be read, is no safetensors file, or is shorter or longer than it says.
+        CheckpointError: the file cannot be read, is not a safetensors file, or is shorter or longer than it says.
     """
     try:
-        # The library checks the header, the offsets and the length of the file; it does not tell the offsets.
-        with safetensors.safe_open(path, framework="numpy"):
-            pass
+        # Opened by Python first: the library reports every failure to open as a missing file.
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
+            # The library checks the header, the offsets and the length of the file; it does not tell the offsets.
+            with safetensors.safe_open(path, framework="numpy"):
+                pass
             described = json.loads(file.read(size))
     except safetensors.SafetensorError as error:
-        raise CheckpointError(f"{path} is no whole safetensors file: {error}") from error
+        raise CheckpointError(f"{path} is not a complete safetensors file: {error}") from error
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
     metadata = described.pop("__metadata__", None) or {}
@@ -81,21 +79,32 @@ def read_header(path: Path) -> Header:
     return Header(path, metadata, entries)
 
 
-def read_tensor(file: BinaryIO, entry: Entry) -> NDArray[np.generic]:
-    """Return one tensor of an open file, of a dtype in WIDE; only its own bytes are read."""
-    tensor: NDArray[np.generic] = np.empty(entry.shape, WIDE[entry.dtype])
-    _read_into(file, entry, entry.begin, tensor.view(np.uint8).data.cast("B"))
-    return tensor
+def read_rows(file: BinaryIO, entry: Entry) -> Iterator[tuple[int, NDArray[np.generic]]]:
+    """Give a matrix of a dtype in WIDE by some rows at a time: the first one's number, and the rows.
+
+    Rows of float64 are given as float32, where numbers beyond its range are infinite.
+    """
+    rows, cols = entry.shape
+    dtype = WIDE[entry.dtype]
+    step = max(AT_ONCE // (cols * dtype.itemsize) // ROWS, 1) * ROWS
+    for first in range(0, rows, step):
+        values: NDArray[np.generic] = np.empty((min(step, rows - first), cols), dtype)
+        _read_into(file, entry, entry.begin + first * cols * dtype.itemsize, values.view(np.uint8).data.cast("B"))
+        if dtype.itemsize > 4:
+            with np.errstate(over="ignore"):
+                values = values.astype(np.float32)
+        yield first, values
 
 
-def copy_tensor(source: BinaryIO, entry: Entry, target: BinaryIO, begin: int) -> None:
-    """Copy one tensor's bytes from file to file, some megabytes at a time."""
-    buffer = memoryview(bytearray(min(entry.nbytes, COPIED_AT_ONCE)))
-    target.seek(begin)
-    for done in range(0, entry.nbytes, COPIED_AT_ONCE):
+def copy_tensor(source: BinaryIO, entry: Entry, target: BinaryIO, begin: int) -> Iterator[int]:
+    """Copy one tensor's bytes from file to file, some megabytes at a time, and give how many they were."""
+    buffer = memoryview(bytearray(min(entry.nbytes, AT_ONCE)))
+    for done in range(0, entry.nbytes, AT_ONCE):
         chunk = buffer[: entry.nbytes - done]
         _read_into(source, entry, entry.begin + done, chunk)
+        target.seek(begin + done)
         target.write(chunk)
+        yield chunk.nbytes
 
 
 def _read_into(file: BinaryIO, entry: Entry, begin: int, buffer: memoryview) -> None:
@@ -130,79 +139,3 @@ def lay_out(pieces: Iterable[Piece], metadata: dict[str, str]) -> tuple[bytes, d
     text += b" " * (-len(text) % 8)
     start = 8 + len(text)
     return len(text).to_bytes(8, "little") + text, {name: start + begin for name, begin in begins.items()}, start + end
-
-
-@contextmanager
-def appearing(path: Path, nbytes: int) -> Iterator[BinaryIO]:
-    """Give a new file that takes the name ``path`` when the block ends well, and vanishes when it does not.
-
-    Room for ``nbytes`` is asked for at once, so that a full disk is met before the work and not after it.
-    Raises OSError as the system does.
-    """
-    temporary = temporary_name(path)
-    try:
-        with temporary.open("x+b") as file:
-            _reserve(file, nbytes)
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        sync_folder(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _reserve(file: BinaryIO, nbytes: int) -> None:
-    if nbytes and hasattr(os, "posix_fallocate"):
-        try:
-            os.posix_fallocate(file.fileno(), 0, nbytes)
-        except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS):
-                raise
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder last, where the system can."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def temporary_name(path: Path) -> Path:
-    """Return a hidden name beside ``path`` that nothing has."""
-    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-
-
-def leftovers(path: Path) -> list[Path]:
-    """Return what has a `temporary_name` of ``path``: of runs that were killed, or that are still at work."""
-    name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.tmp")
-    return sorted(one for one in path.parent.iterdir() if name.fullmatch(one.name))
-
-
-def exchange(one: Path, other: Path) -> bool:
-    """Let two names change places in one step, and return True; False where the system or the file system cannot.
-
-    Raises OSError as the system does.
-    """
-    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if rename is None:
-        return False
-    sys.audit("os.rename", one, other, -1, -1)  # as Python's own does
-    if rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
-        return True
-    number = ctypes.get_errno()
-    if number in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
-        return False
-    raise OSError(number, os.strerror(number), os.fspath(other))
-
-
-def unwritable(path: Path, nbytes: int, error: OSError) -> CheckpointError:
-    """Return the refusal for a failed write: why, and how much room was needed and is there."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        free = shutil.disk_usage(path.parent).free
-        reason = f"no room on the disk: {nbytes:,} bytes are needed and {free:,} are free"
-    else:
-        reason = error.strerror or str(error)
-    return CheckpointError(f"cannot write {path}: {reason}; nothing was left behind")

@@ -1,15 +1,16 @@
-"""What a checkpoint can be quantized to, which of its tensors are, and how config.json says so."""
+"""What a checkpoint can be quantized to, and how config.json says so."""
 
-import math
 import re
-from collections.abc import Iterable, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Iterable
 from typing import Any, Final, Literal, NamedTuple
 
-from fp8core.checkpoint.files import WIDE, Entry
+from fp8core.checkpoint.kinds import numbered, tower_of
 from fp8core.errors import CheckpointError
 from fp8core.problem import BLOCK_128, PER_CHANNEL, PER_TENSOR, GroupShape
 
+WEIGHT: Final = ".weight"
+OUTSIDE_OF_LAYERS: Final = r"re:(?!(.*\.)?\d+(\.|$))"
+"""Matches the names of modules that have no number among their parts."""
 SchemeName = Literal["channel", "tensor", "block"]
 
 
@@ -35,67 +36,50 @@ SCHEMES: Final[dict[str, Scheme]] = {
     ),
 }
 
-NOT_LINEAR: Final = ("*embed*", "*wte", "*wpe", "*norm*", "*lm_head*", "*router*", "*.gate")
-"""Modules that are left alone when nobody names what to include: embeddings, norms, heads, expert routers."""
-
 
 def scheme_of(name: str) -> Scheme:
     """Return the scheme of a name; raises CheckpointError for a name that is none."""
     if name not in SCHEMES:
-        raise CheckpointError(f"scheme must be one of {', '.join(SCHEMES)}: got {name!r}")
+        raise CheckpointError(f"scheme needs one of {', '.join(SCHEMES)}, got {name!r}")
     return SCHEMES[name]
 
 
-class Selection(NamedTuple):
-    """Which modules are quantized: glob patterns, or regular expressions after ``re:``, over names without ".weight".
-
-    Without ``include`` everything but NOT_LINEAR; with it exactly what it matches; ``exclude`` takes away from both.
-    """
-
-    include: tuple[str, ...] | None
-    exclude: tuple[str, ...]
-
-    def takes(self, entry: Entry) -> bool:
-        """Tell whether a tensor is the weight of a linear layer that is to be quantized."""
-        module = module_of(entry)
-        if module is None or len(entry.shape) != 2 or entry.dtype not in WIDE or not math.prod(entry.shape):
-            return False
-        if matches(module, self.exclude):
-            return False
-        return not matches(module, NOT_LINEAR) if self.include is None else matches(module, self.include)
-
-
-def selection(include: Sequence[str] | None, exclude: Sequence[str]) -> Selection:
-    """Return the selection; raises CheckpointError for a regular expression that does not compile."""
-    for pattern in (*(include or ()), *exclude):
-        if pattern.startswith("re:"):
-            try:
-                re.compile(pattern[3:])
-            except re.error as error:
-                raise CheckpointError(f"the pattern {pattern!r} is no regular expression: {error}") from error
-    return Selection(None if include is None else tuple(include), tuple(exclude))
-
-
-def module_of(entry: Entry) -> str | None:
-    """Return the module that a tensor is the weight of, or None for any other tensor."""
-    return entry.name.removesuffix(".weight") if entry.name.endswith(".weight") else None
-
-
-def matches(module: str, patterns: Iterable[str]) -> bool:
-    """Tell whether a module's name matches one of the patterns."""
-    return any(
-        re.match(pattern[3:], module) is not None if pattern.startswith("re:") else fnmatchcase(module, pattern)
-        for pattern in patterns
-    )
-
-
-def quantization_config(scheme: Scheme, kept: Iterable[Entry], quantized: Iterable[str]) -> dict[str, Any]:
+def quantization_config(
+    scheme: Scheme, kept: Iterable[tuple[str, tuple[int, ...]]], quantized: Iterable[str]
+) -> dict[str, Any]:
     """Return what config.json has to hold under "quantization_config", as compressed-tensors and vLLM read it.
 
-    ``ignore`` lists every module whose weight stays as it was, and lm_head, which tied checkpoints do not store.
+    ``ignore`` lists every module whose matrix stays as it was, and lm_head. Heads that are tied to the embedding are
+    not stored, and those of a task are new: an expression covers all modules outside of the layers, where none is FP8.
+    Layers have one beside their name, and towers instead of it: transformers gives modules other prefixes than
+    checkpoints do. So have experts: vLLM asks about ``experts.0.gate_proj`` also where they are stacked, or w1 to w3.
+
+    Args:
+        scheme: how weights and activations are scaled.
+        kept: name and shape of the tensors that stay.
+        quantized: the names of the modules that do not.
     """
-    ignore = {module for entry in kept if len(entry.shape) > 1 and (module := module_of(entry)) is not None}
-    ignore |= {"lm_head"} - {name.removesuffix(".weight") for name in quantized}
+    fp8 = set(quantized)
+    ignore: set[str] = {"lm_head"} - fp8
+    mixed = {tower_of(module) for module in fp8}
+    tails = {_from_its_layer(module) for module in fp8}
+    mixtures = {_experts_of(module) for module in fp8}
+    if all(numbered(module) for module in fp8):
+        ignore.add(OUTSIDE_OF_LAYERS)
+    for tensor, shape in kept:
+        if len(shape) < 2 or not (tensor.endswith(WEIGHT) or len(shape) > 2):
+            continue
+        name = tensor.removesuffix(WEIGHT)
+        tower, experts = tower_of(name), _experts_of(name)
+        if tower is not None and tower not in mixed:
+            ignore.add(rf"re:(.*\.)?{re.escape(tower)}(\..*)?$")
+        elif experts is not None and experts not in mixtures:
+            ignore.add(rf"re:{re.escape(experts)}(\..*)?$")
+        elif tensor.endswith(WEIGHT):
+            ignore.add(name)
+            tail = _from_its_layer(name)
+            if tail is not None and tail not in tails:
+                ignore.add(rf"re:(.*\.)?{re.escape(tail)}$")
     number = {"num_bits": 8, "type": "float", "symmetric": True}
     return {
         "quant_method": "compressed-tensors",
@@ -112,3 +96,16 @@ def quantization_config(scheme: Scheme, kept: Iterable[Entry], quantized: Iterab
         "ignore": sorted(ignore),
         "kv_cache_scheme": None,
     }
+
+
+def _experts_of(module: str) -> str | None:
+    """Return the module of all experts that a module is in."""
+    before, found, _ = f"{module}.".partition(".experts.")
+    return f"{before}.experts" if found else None
+
+
+def _from_its_layer(module: str) -> str | None:
+    """Return a module's name from the numbered layer on, which has the same name whatever is before it."""
+    parts = module.split(".")
+    first = next((at for at, part in enumerate(parts) if part.isdigit()), 0)
+    return ".".join(parts[first - 1 :]) if first else None

@@ -1,36 +1,30 @@
 """Write a quantized checkpoint: a file from a file, a folder from a folder."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fp8core.checkpoint.files import (
-    Entry,
-    Header,
-    Piece,
-    appearing,
-    copy_tensor,
-    exchange,
-    lay_out,
-    read_tensor,
-    sync_folder,
-    temporary_name,
-)
+from fp8core.checkpoint.files import Entry, Header, Piece, copy_tensor, lay_out, read_rows
+from fp8core.checkpoint.replacing import Pending, pending_file, pending_folder, reserve, sync_folder, take_name
 from fp8core.checkpoint.schemes import Scheme
+from fp8core.checkpoint.source import Source
+from fp8core.checkpoint.target import Destination
 from fp8core.errors import CheckpointError
 from fp8core.ops import quantize
+from fp8core.problem import PER_TENSOR
 
-INDEX: Final = "model.safetensors.index.json"
-NOT_COPIED: Final = shutil.ignore_patterns(
-    "*.safetensors", "*.index.json", "*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.onnx", "*.gguf", ".*"
-)
-"""What the copy of a folder leaves out: weights in any form, and hidden files."""
+MARK: Final = "fp8core"
+"""The key in the metadata of safetensors files that says which version wrote them."""
+
+Advance = Callable[[str, int], None]
+"""Called with a tensor's name and how many of its bytes have been read."""
 
 
 class Shard(NamedTuple):
@@ -47,7 +41,7 @@ class Shard(NamedTuple):
                 rows, cols = entry.shape
                 scale = self.scheme.scale_shape(entry.shape)
                 yield Piece(entry.name, "F8_E4M3", entry.shape, rows * cols)
-                yield Piece(scale_name(entry), "F32", scale, 4 * int(np.prod(scale)))
+                yield Piece(scale_name(entry.name), "F32", scale, 4 * int(np.prod(scale)))
             else:
                 yield Piece(entry.name, entry.dtype, entry.shape, entry.nbytes)
 
@@ -57,105 +51,142 @@ class Shard(NamedTuple):
 
     def metadata(self) -> dict[str, str]:
         """Return the new file's metadata: transformers refuses a file that does not name a framework."""
-        return {"format": "pt", **self.header.metadata}
+        return {"format": "pt", **self.header.metadata, MARK: version()}
 
-    def write(self, path: Path, advance: Callable[[Entry], None]) -> None:
+    def write(self, target: BinaryIO, advance: Advance) -> None:
         """Write the new file; raises OSError as the system does."""
-        first, begins, size = lay_out(self.pieces(), self.metadata())
-        with self.header.path.open("rb") as source, appearing(path, size) as target:
+        first, begins, _ = lay_out(self.pieces(), self.metadata())
+        with self.header.path.open("rb") as source:
             target.write(first)
             for entry in sorted(self.header.entries.values(), key=lambda e: e.begin):
                 if entry.name in self.chosen:
-                    data, scale = self.quantized(entry, read_tensor(source, entry))
-                    _put(target, begins[entry.name], data)
-                    _put(target, begins[scale_name(entry)], scale)
+                    self._quantize(entry, source, target, begins, advance)
                 else:
-                    copy_tensor(source, entry, target, begins[entry.name])
-                advance(entry)
+                    for done in copy_tensor(source, entry, target, begins[entry.name]):
+                        advance(entry.name, done)
 
-    def quantized(self, entry: Entry, weight: NDArray[Any]) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-        """Return a weight's bytes and scales; raises CheckpointError when it is not finite."""
-        result = quantize(weight, group_shape=self.scheme.group_shape)
-        data, scale = np.asarray(result.data).view(np.uint8), np.ascontiguousarray(result.scale)
-        # An infinite weight makes its scale infinite; a NaN is ignored by the scale and stays a NaN: 0x7f or 0xff.
-        if not np.isfinite(scale).all() or ((data & 0x7F) == 0x7F).any():
-            raise CheckpointError(f"{entry.name} of {self.header.path} holds values that are not finite (NaN or Inf)")
-        return data, scale
+    def _quantize(
+        self, entry: Entry, source: BinaryIO, target: BinaryIO, begins: dict[str, int], advance: Advance
+    ) -> None:
+        """Quantize a weight, some rows at a time; raises CheckpointError when it is not finite."""
+        given = self._tensor_scale(entry, source) if self.scheme.group_shape == PER_TENSOR else None
+        scales = [] if given is None else [given]
+        for first, weight in read_rows(source, entry):
+            if given is None:
+                result = quantize(weight, group_shape=self.scheme.group_shape)
+                scales.append(np.asarray(result.scale))
+            else:
+                result = quantize(weight, group_shape=PER_TENSOR, scale=given)
+            data = np.asarray(result.data).view(np.uint8)
+            # An infinite weight makes its scale infinite; a NaN is ignored by the scale and stays a NaN: 0x7f or 0xff.
+            if not np.isfinite(scales[-1]).all() or ((data & 0x7F) == 0x7F).any():
+                raise CheckpointError(
+                    f"{entry.name} of {self.header.path} needs finite values, got NaN, Inf or numbers beyond float32"
+                )
+            _put(target, begins[entry.name] + first * entry.shape[1], data)
+            advance(entry.name, weight.shape[0] * entry.nbytes // entry.shape[0])
+        _put(target, begins[scale_name(entry.name)], np.concatenate(scales))
+
+    def _tensor_scale(self, entry: Entry, source: BinaryIO) -> NDArray[np.float32]:
+        """Return the scale of a whole tensor: the largest that some rows of it ask for."""
+        asked = [np.asarray(quantize(rows, group_shape=PER_TENSOR).scale) for _, rows in read_rows(source, entry)]
+        largest: NDArray[np.float32] = np.max(np.concatenate(asked), keepdims=True)
+        return largest
 
 
-def scale_name(entry: Entry) -> str:
+def version() -> str:
+    """Return the version of this package."""
+    import fp8core
+
+    return fp8core.__version__
+
+
+def scale_name(tensor: str) -> str:
     """Return the name of a weight's scale."""
-    return f"{entry.name}_scale"
+    return f"{tensor}_scale"
 
 
 def _put(target: BinaryIO, begin: int, values: NDArray[Any]) -> None:
     target.seek(begin)
-    target.write(values.data.cast("B"))
+    target.write(np.ascontiguousarray(values).data.cast("B"))
 
 
-def config_beside(target: Path) -> Path:
-    """Return the name of the file with the quantization_config of a checkpoint that is one file."""
-    return target.with_suffix(".config.json")
+def json_bytes(value: dict[str, Any]) -> bytes:
+    """Return a JSON file's content."""
+    return (json.dumps(value, indent=2) + "\n").encode()
 
 
-@contextmanager
-def _json_appearing(path: Path, value: dict[str, Any]) -> Iterator[None]:
-    text = (json.dumps(value, indent=2) + "\n").encode()
-    with appearing(path, len(text)) as file:
-        file.write(text)
-        yield
-
-
-def write_file(shard: Shard, target: Path, config: dict[str, Any], advance: Callable[[Entry], None]) -> None:
+def write_file(shard: Shard, found: Destination, config: dict[str, Any], advance: Advance) -> None:
     """Write the new file and, beside it, its configuration: both appear, or none."""
-    with _json_appearing(config_beside(target), config):
-        shard.write(target, advance)
+    text = json_bytes(config)
+    with ExitStack() as stack:
+        beside = stack.enter_context(pending_file(found.config_file, len(text)))
+        beside.file.write(text)
+        weights = stack.enter_context(pending_file(found.path, shard.size()))
+        shard.write(weights.file, advance)
+        _appear_together(beside, weights)
 
 
-def write_folder(shards: list[Shard], target: Path, config: dict[str, Any], advance: Callable[[Entry], None]) -> None:
-    """Write the new folder under another name, then let it take the name ``target``, replacing what had it.
-
-    A symbolic link stays, and leads to the new folder.
-    """
-    source = shards[0].header.path.parent
-    target = target.resolve()
-    folder = temporary_name(target)
+def _appear_together(beside: Pending, weights: Pending) -> None:
+    before = beside.path.read_bytes() if beside.path.exists() else None
+    beside.appear()
     try:
-        shutil.copytree(source, folder, ignore=NOT_COPIED)
+        weights.appear()
+    except BaseException:
+        if before is None:
+            beside.path.unlink()
+        else:
+            beside.path.write_bytes(before)
+        raise
+
+
+def write_folder(
+    source: Source,
+    shards: list[Shard],
+    found: Destination,
+    documents: dict[str, dict[str, Any]],
+    advance: Advance,
+) -> None:
+    """Write the new folder under another name, then let it take its own, replacing what had it.
+
+    Args:
+        source: the checkpoint, for what is copied as it is.
+        shards: the files with weights.
+        found: the target.
+        documents: the JSON files to write: name -> content.
+        advance: see `Advance`.
+    """
+    with pending_folder(found.path) as folder:
+        for extra in source.extras:
+            if extra.copied:
+                place = folder / extra.name
+                place.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(source.path / extra.name, place)
+                _flush(place)
         for shard in shards:
-            shard.write(folder / shard.header.path.name, advance)
-        if (source / INDEX).exists():
-            with _json_appearing(folder / INDEX, _index(shards)):
-                pass
-        with _json_appearing(folder / "config.json", config):
-            pass
-        _take_name(folder, target)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+            with (folder / shard.header.path.name).open("x+b") as file:
+                reserve(file, shard.size())
+                shard.write(file, advance)
+                file.flush()
+                os.fsync(file.fileno())
+        for name, value in documents.items():
+            (folder / name).write_bytes(json_bytes(value))
+            _flush(folder / name)
+        sync_folder(folder)
+        take_name(folder, found.path)
 
 
-def _index(shards: list[Shard]) -> dict[str, Any]:
+def _flush(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def index_of(shards: list[Shard], weight_map: dict[str, str]) -> dict[str, Any]:
+    """Return the index of the new files."""
     places = {piece.name: shard.header.path.name for shard in shards for piece in shard.pieces()}
+    for tensor, file in weight_map.items():  # which of two files is meant, where both have a tensor
+        places[tensor] = file
+        if scale_name(tensor) in places:
+            places[scale_name(tensor)] = file
     total = sum(piece.nbytes for shard in shards for piece in shard.pieces())
     return {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
-
-
-def _take_name(folder: Path, target: Path) -> None:
-    """Give a folder the name of another, which is removed: in one step, or in two where the system has no other way.
-
-    A run that is killed between these two leaves ``target`` under its temporary name, which the next run tells of.
-    """
-    if not target.exists():
-        folder.rename(target)
-    elif exchange(folder, target):
-        shutil.rmtree(folder)
-    else:
-        old = temporary_name(target)
-        target.rename(old)
-        try:
-            folder.rename(target)
-        except BaseException:
-            old.rename(target)
-            raise
-        shutil.rmtree(old)
-    sync_folder(target.parent)

@@ -7,6 +7,7 @@ import pytest
 
 from fp8core.checkpoint import quantize_checkpoint
 from fp8core.checkpoint.schemes import SCHEMES
+from fp8core.errors import CheckpointError
 from package.test_checkpoint import GROUPS, normal, write
 
 torch = pytest.importorskip("torch")
@@ -56,6 +57,91 @@ def test_transformers_loads_the_folder_and_gives_nearly_the_same_logits(tmp_path
     tokens = torch.arange(48).reshape(2, 24)
     with torch.no_grad():
         want, got = model(tokens).logits, loaded(tokens).logits
+    assert torch.isfinite(got).all()
+    assert torch.nn.functional.cosine_similarity(got.flatten(), want.flatten(), dim=0) > 0.99
+    assert not torch.equal(got, want)
+
+
+def small_t5(transformers):
+    config = transformers.T5Config(vocab_size=128, d_model=256, d_kv=64, d_ff=512, num_layers=2, num_heads=4)
+    return transformers.T5ForConditionalGeneration(config), 2 * 6 + 2 * 10
+
+
+def small_gpt2(transformers):
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=128, n_embd=256, n_layer=2, n_head=4)), 0
+
+
+def small_mixture(transformers):
+    config = transformers.Qwen2MoeConfig(
+        vocab_size=128, hidden_size=256, intermediate_size=384, moe_intermediate_size=128, num_hidden_layers=2,
+        shared_expert_intermediate_size=256, num_attention_heads=4, num_key_value_heads=2, num_experts=4,
+        num_experts_per_tok=2, tie_word_embeddings=False,
+    )  # fmt: skip
+    return transformers.Qwen2MoeForCausalLM(config), 2 * (4 + 3 * 4 + 3)
+
+
+def small_bert(transformers):
+    config = transformers.BertConfig(
+        vocab_size=128, hidden_size=256, num_hidden_layers=2, num_attention_heads=4, intermediate_size=512
+    )
+    return transformers.BertForMaskedLM(config), 2 * 6
+
+
+def small_smollm(transformers):
+    config = transformers.LlamaConfig(
+        vocab_size=128, hidden_size=576, intermediate_size=1536, num_hidden_layers=2, num_attention_heads=9,
+        num_key_value_heads=3,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config), 2
+
+
+def small_llava(transformers):
+    text = transformers.LlamaConfig(
+        vocab_size=128, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2,
+    )  # fmt: skip
+    vision = transformers.CLIPVisionConfig(
+        hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, image_size=32, patch_size=16
+    )
+    config = transformers.LlavaConfig(text_config=text, vision_config=vision, image_token_index=127)
+    return transformers.LlavaForConditionalGeneration(config), {"channel": 14, "block": 8}
+
+
+@pytest.mark.parametrize(
+    ("make", "scheme"),
+    [
+        (small_llava, "channel"),
+        (small_llava, "block"),  # k_proj and v_proj have no whole blocks, so q_proj stays with them
+        (small_t5, "channel"),
+        (small_t5, "block"),
+        (small_gpt2, "channel"),
+        (small_mixture, "channel"),
+        (small_bert, "tensor"),
+        (small_smollm, "block"),
+    ],
+)
+def test_models_with_more_than_linear_layers_give_nearly_the_same_logits(tmp_path, make, scheme):
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    model, quantized = make(transformers)
+    quantized = quantized[scheme] if isinstance(quantized, dict) else quantized
+    model = model.eval()
+    model.save_pretrained(tmp_path / "in")
+    if not quantized:
+        with pytest.raises(CheckpointError, match=r"has no weight to quantize: .*Conv1D"):
+            quantize_checkpoint(tmp_path / "in", tmp_path / "out", scheme=scheme)
+        return
+    summary = quantize_checkpoint(tmp_path / "in", tmp_path / "out", scheme=scheme)
+    assert len(summary.quantized) == quantized
+    loaded, report = type(model).from_pretrained(tmp_path / "out", dtype=torch.float32, output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    loaded = loaded.eval()
+    tokens = {"input_ids": torch.arange(48).reshape(2, 24)}
+    if model.config.is_encoder_decoder:
+        tokens["decoder_input_ids"] = torch.arange(20).reshape(2, 10)
+    with torch.no_grad():
+        want, got = model(**tokens).logits, loaded(**tokens).logits
     assert torch.isfinite(got).all()
     assert torch.nn.functional.cosine_similarity(got.flatten(), want.flatten(), dim=0) > 0.99
     assert not torch.equal(got, want)

@@ -1,0 +1,105 @@
+"""Write docs/reference/cli.md: every command with its arguments and options, from the functions that typer reads.
+
+Run it bare to rewrite the page, or with --check for an exit status that says whether the page is current.
+"""
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from fp8core.cli import bench, demo, explain, info, quantize
+
+PAGE = Path(__file__).resolve().parent / "reference" / "cli.md"
+COMMANDS: tuple[Callable[..., None], ...] = (
+    info.info,
+    explain.explain,
+    quantize.quantize,
+    demo.demo,
+    bench.bench,
+)
+HEAD = """# Command line
+
+<!-- Written by docs/make_cli_reference.py from the commands themselves. -->
+
+`fp8core`, or `python -m fp8core`. `-h` and `--help` explain a command, `--version` prints the version.
+
+Errors are one line on standard error, `error: …`, and warnings `warning: …`. Tables fit the terminal; in a log they
+have 80 columns, or as many as `COLUMNS` says.
+
+| exit status | meaning |
+| --- | --- |
+| 0 | done |
+| 1 | refused, or failed: the line on standard error says why; `quantize --dry-run`: something would be refused |
+| 2 | the arguments were not understood |
+| 129, 130, 143 | stopped by SIGHUP (a closed terminal), Ctrl-C or SIGTERM; `nohup` keeps a run alive |
+"""
+
+
+def page() -> str:
+    """Return the whole page."""
+    return "\n".join([HEAD, *(line for command in COMMANDS for line in section(command))])
+
+
+def section(command: Callable[..., None]) -> Iterator[str]:
+    """Give the lines on one command."""
+    hints = get_type_hints(command, include_extras=True)
+    rows: dict[str, list[str]] = {"ArgumentInfo": [], "OptionInfo": []}
+    usage = f"fp8core {command.__name__} [OPTIONS]"
+    for name, parameter in inspect.signature(command).parameters.items():
+        kind, about = parts(hints[name])
+        group = type(about).__name__
+        if group == "ArgumentInfo":
+            shown = f"`{name.upper()}`"
+            usage += f" {name.upper()}" if parameter.default is parameter.empty else f" [{name.upper()}]"
+        else:
+            names = (about.default, *(about.param_decls or ()))  # typer's Option takes a first name as its default
+            declared = [one for one in names if isinstance(one, str) and one.startswith("--")]
+            shown = f"`{declared[0] if declared else '--' + name.replace('_', '-')}`"
+        rows[group].append(f"| {shown} | {values(kind, about)} | {default(parameter.default)} | {about.help} |")
+    yield from ("", f"## {command.__name__}", "", inspect.getdoc(command) or "", "", "```text", usage, "```")
+    table = rows["ArgumentInfo"] + rows["OptionInfo"]
+    if table:
+        yield from ("", "| | values | default | |", "| --- | --- | --- | --- |", *table)
+    yield ""
+
+
+def parts(hint: Any) -> tuple[Any, Any]:
+    """Return the type of a parameter and what typer is told of it."""
+    assert get_origin(hint) is Annotated
+    kind, about = get_args(hint)
+    if get_origin(kind) in (Union, UnionType):
+        kind = next(one for one in get_args(kind) if one is not type(None))
+    return kind, about
+
+
+def values(kind: Any, about: Any) -> str:
+    """Return what a parameter takes."""
+    if get_origin(kind) is Literal:
+        return ", ".join(f"`{one}`" for one in get_args(kind))
+    if get_origin(kind) is list:
+        return "text, any number of times"
+    least = f" from {about.min}" if about.min is not None else ""
+    named = {int: "number", float: "number", str: "text", Path: "path", bool: ""}
+    return named[kind] + least
+
+
+def default(value: Any) -> str:
+    """Return a default as the page shows it."""
+    return "" if value is None or value is False or value is inspect.Parameter.empty else f"`{value}`"
+
+
+def main() -> int:
+    """Rewrite the page, or with --check tell whether it would change."""
+    current = page().replace("\n\n\n", "\n\n")
+    if "--check" in sys.argv[1:]:
+        return int(not PAGE.exists() or PAGE.read_text(encoding="utf-8") != current)
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text(current, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

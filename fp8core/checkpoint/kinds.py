@@ -1,0 +1,153 @@
+"""What kind of layer a tensor belongs to, by the names that models give their modules.
+
+Only weights of plain linear layers can be FP8: readers (vLLM, transformers over compressed-tensors) look for the scale
+of no other. The names were collected from all models of transformers 5.23 (tests/package/test_checkpoint_kinds.py
+compares the table with their modules) and from vLLM's sources, where a layer that is made without a quantization config
+has no place for a scale.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+
+class Kind(NamedTuple):
+    """What a module is."""
+
+    name: str
+    reason: str
+    """Why its weight stays as it is; empty for linear layers."""
+    able: bool = False
+    """Whether readers can take it as FP8, so that it may be asked for by name."""
+
+
+LINEAR: Final = Kind("linear layer", "", able=True)
+EMBEDDING: Final = Kind("embedding", "readers look up its rows without scales")
+CONV1D: Final = Kind("Conv1D", "stored [in, out]: readers have no FP8 layer for it")
+MAYBE_CONV1D: Final = Kind("Conv1D or linear layer", "may be stored [in, out]: a config.json would tell", able=True)
+ROUTER: Final = Kind("router or gate", "readers have no place for its scale")
+SCAN: Final = Kind("state space layer", "readers read its weight without its scale")
+ATTENTION: Final = Kind("torch.nn.MultiheadAttention", "readers read its weight without its scale")
+SPECIAL: Final = Kind("special linear layer", "readers have no FP8 layer for it")
+HEAD: Final = Kind("head or pooler", "vLLM has no place for its scale", able=True)
+TOWER: Final = Kind("tower or projector of images or sound", "vLLM has no place for the scales of many", able=True)
+OUTSIDE: Final = Kind("outside of the layers", "embeddings, heads and poolers are there", able=True)
+
+
+class Rule(NamedTuple):
+    """Modules of one kind, in some model types.
+
+    A pattern is a glob over the whole name of a module, or over any number of its last parts.
+    """
+
+    kind: Kind
+    patterns: tuple[str, ...]
+    models: tuple[str, ...] = ("*",)
+    """Globs over config.json's model_type; where that is unknown, only the rules for "*" count."""
+
+
+_CONV1D: Final = ("c_attn", "c_proj", "c_fc", "q_attn")
+
+RULES: Final = (
+    Rule(EMBEDDING, ("w",), ("ctrl",)),
+    Rule(CONV1D, _CONV1D, ("gpt2", "gpt-sw3", "openai-gpt", "imagegpt", "clvp*", "decision_transformer")),
+    Rule(MAYBE_CONV1D, _CONV1D, ("",)),
+    Rule(SPECIAL, ("*",), ("ibert",)),
+    Rule(SPECIAL, ("o_a_proj",), ("deepseek_v4",)),
+    Rule(SCAN, ("mixer.*",), ("mamba", "mamba2", "falcon_mamba")),
+    Rule(SPECIAL, ("lm_head",), ("idefics",)),
+    Rule(
+        ROUTER, ("gate", "gate.*", "*router", "*router.*", "router_mlp.*", "shared_expert_gate", "shared_experts_gate")
+    ),
+    Rule(ROUTER, ("expert_gate", "moe_gate", "gating", "gate_network*")),
+    Rule(HEAD, ("*lm_head", "lm_head.*", "embed_out", "lm_loss", "logits_proj", "proj_out", "vocab_projector")),
+    Rule(HEAD, ("score", "score.*", "classifier", "classifier.*", "pre_classifier", "classification_head.*")),
+    Rule(HEAD, ("qa_outputs", "cls.*", "predictions.*", "*_predictions.*", "pooler", "pooler.*", "heads.*")),
+    Rule(EMBEDDING, ("shared", "wte", "wpe", "*embed", "*embeds", "*embed_in", "*embed_tokens", "*embed_positions")),
+    Rule(
+        EMBEDDING,
+        ("*embedding", "*embeddings", "*embedding_table", "embed_*", "*_emb", "emb", "*embedder", "codebook*"),
+    ),
+    Rule(EMBEDDING, ("*_embeds_layer", "*_embeds_layers.*", "*_embed.*", "*embeddings_table")),
+    Rule(EMBEDDING, ("*embeddings.*", "*relative_attention_bias", "bias_values", "reference_points")),
+    Rule(EMBEDDING, ("presence_token", "*_token", "mask_tokens", "query_feat", "queries_features")),
+    Rule(SCAN, ("mamba.*", "dt_proj", "x_proj", "bcdt_proj", "conv1d")),
+    Rule(HEAD, ("output", "output_layer", "model.output", "transformer.output_layer", "head")),
+)
+"""The first rule that names a module decides; one that none names is linear, unless it is outside of the layers."""
+
+_NUMBER: Final = re.compile(r"(?<![^.])\d+(?![^.])")
+
+TOWERS: Final = (
+    *("vision_*", "visual", "visual_*", "image_encoder", "vit", "audio_*", "speech_encoder"),
+    *("multi_modal_projector", "mm_projector*", "aligner", "embed_tokens_extend"),
+)
+"""Parts of names that make all modules under them a tower or projector; globs."""
+
+
+class Names(NamedTuple):
+    """What has to be known of a checkpoint to tell what its modules are."""
+
+    model_type: str
+    layered: bool
+    """Whether some modules are numbered, as layers are: what is outside of them is not a layer then."""
+    rows_of_vocabulary: int | None
+    """How many rows embeddings and heads have, as config.json says."""
+    attentions: frozenset[str]
+    """Modules of torch.nn.MultiheadAttention, which is known by its in_proj_weight."""
+
+
+def names_of(modules: Iterable[str], tensors: Iterable[str], config: Mapping[str, Any]) -> Names:
+    """Return what the names of a checkpoint's matrices and its config.json say of them."""
+    text = config.get("text_config")
+    sizes = {**config, **(text if isinstance(text, dict) else {})}
+    rows = sizes.get("vocab_size")
+    suffix = ".in_proj_weight"
+    return Names(
+        str(config.get("model_type", "")),
+        any(numbered(module) for module in modules),
+        rows if isinstance(rows, int) else None,
+        frozenset(name.removesuffix(suffix) for name in tensors if name.endswith(suffix)),
+    )
+
+
+def kind_of(module: str, shape: tuple[int, ...], names: Names) -> Kind:
+    """Return what a module with a matrix as its weight is."""
+    known = _by_name(_NUMBER.sub("0", module), names.model_type)
+    if module.rpartition(".")[0] in names.attentions and (known is None or known.able):
+        return ATTENTION
+    if known is not None:
+        return known
+    if names.layered and not numbered(module):
+        return EMBEDDING if shape[0] == names.rows_of_vocabulary else OUTSIDE
+    return LINEAR
+
+
+@lru_cache(maxsize=4096)
+def _by_name(module: str, model_type: str) -> Kind | None:
+    """Return what the rules say of a module, or None where they do not know it.
+
+    All layers and experts have number 0 here: a mixture has tens of thousands of modules, and some tens of names.
+    """
+    parts = module.split(".")
+    tails = [".".join(parts[at:]) for at in range(len(parts))]
+    found = None
+    for kind, patterns, models in RULES:
+        if any(fnmatchcase(model_type, one) for one in models) and any(
+            fnmatchcase(tail, pattern) for pattern in patterns for tail in tails
+        ):
+            found = kind
+            break
+    return TOWER if (found is None or found.able) and tower_of(module) is not None else found
+
+
+def tower_of(module: str) -> str | None:
+    """Return the part of a module's name that makes it part of a tower."""
+    return next((part for part in module.split(".") if any(fnmatchcase(part, one) for one in TOWERS)), None)
+
+
+def numbered(module: str) -> bool:
+    """Return whether a module is in a numbered layer, or is one."""
+    return any(part.isdigit() for part in module.split("."))

@@ -1,0 +1,78 @@
+"""Patterns over the names of modules: which they are, what they match, and what was probably meant."""
+
+import re
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from fp8core.checkpoint.files import Entry
+from fp8core.errors import CheckpointError
+
+ALWAYS_KNOWN = "lm_head"
+"""A module that configs name also where a tied checkpoint does not store it."""
+
+
+class Selection(NamedTuple):
+    """Which modules are meant: glob patterns, or regular expressions after ``re:``, over names without ".weight"."""
+
+    include: tuple[str, ...] | None
+    exclude: tuple[str, ...]
+
+    def included_by(self, module: str) -> str | None:
+        """Return the pattern of include that matches."""
+        return _first(module, self.include or ())
+
+    def excluded_by(self, module: str) -> str | None:
+        """Return the pattern of exclude that matches."""
+        return _first(module, self.exclude)
+
+
+def selection(include: Sequence[str] | None, exclude: Sequence[str], entries: Iterable[Entry]) -> Selection:
+    """Return the selection among the tensors of a checkpoint.
+
+    Raises:
+        CheckpointError: a regular expression does not compile, or a pattern matches no module.
+    """
+    modules = {module_of(entry) for entry in entries}
+    for operand, patterns in (("include", include or ()), ("exclude", exclude)):
+        for pattern in patterns:
+            if pattern.startswith("re:"):
+                try:
+                    re.compile(pattern[3:])
+                except re.error as error:
+                    raise CheckpointError(f"{operand} needs regular expressions, got {pattern!r}: {error}") from error
+            if not any(matches(module, pattern) for module in (*modules, ALWAYS_KNOWN)):
+                raise CheckpointError(
+                    f"{operand} needs patterns that match a module, got {pattern!r}, which matches none"
+                    f"{_meant(pattern, modules)}"
+                )
+    return Selection(None if include is None else tuple(include), tuple(exclude))
+
+
+def module_of(entry: Entry) -> str:
+    """Return the module that a tensor is the weight of, or the whole name of any other tensor."""
+    return entry.name.removesuffix(".weight")
+
+
+def matches(module: str, pattern: str) -> bool:
+    """Return whether a module's whole name matches a glob, or its beginning a regular expression."""
+    if pattern.startswith("re:"):
+        return re.match(pattern[3:], module) is not None
+    return fnmatchcase(module, pattern)
+
+
+def _first(module: str, patterns: Iterable[str]) -> str | None:
+    return next((pattern for pattern in patterns if matches(module, pattern)), None)
+
+
+def _meant(pattern: str, modules: set[str]) -> str:
+    """Return what to try instead of a pattern that matches nothing: wider patterns, then names that look alike."""
+    wider = [f"re:.*{pattern[3:]}"] if pattern.startswith("re:") else [f"*{pattern}", f"*{pattern}*"]
+    for one in wider:
+        found = sorted(module for module in modules if matches(module, one))
+        if found:
+            return f"; {one!r} matches {len(found)}, as {found[0]}"
+    words = {part for module in modules for part in (module, module.rpartition(".")[2])}
+    close = get_close_matches(pattern.strip("*").rpartition(".")[2], sorted(words), n=3, cutoff=0.5)
+    return f"; close to it are {', '.join(close)}" if close else ""

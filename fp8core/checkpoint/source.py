@@ -1,0 +1,224 @@
+"""What a checkpoint consists of: files with weights, their index, config.json, and all the rest."""
+
+import json
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from fp8core.checkpoint.files import Entry, Header, read_header
+from fp8core.errors import CheckpointError
+
+INDEX: Final = "model.safetensors.index.json"
+CONFIG: Final = "config.json"
+RECORD: Final = "fp8core.json"
+"""What `fp8core quantize` writes into a folder: what it wrote there, and what became of every tensor."""
+
+LEFT_OUT: Final = {
+    "another form of the weights": (
+        *("consolidated*.safetensors", "consolidated*.json", "pytorch_model*", "tf_model*", "flax_model*"),
+        *(
+            "*.bin",
+            "*.pt",
+            "*.pth",
+            "*.ckpt",
+            "*.h5",
+            "*.msgpack",
+            "*.onnx",
+            "*.onnx_data",
+            "*.gguf",
+            "*.ot",
+            "*.tflite",
+        ),
+    ),
+    "the index of files that are left out": ("*.index.json",),
+    "hidden": (".*",),
+}
+"""Files beside the weights that are not copied, and why."""
+LEFT_OUT_FOLDERS: Final = {
+    "another form of the weights": ("onnx", "openvino", "original", "coreml", "gguf", "metal"),
+    "hidden": (".*",),
+}
+
+
+class Extra(NamedTuple):
+    """A file or folder beside the weights that are quantized: what becomes of it."""
+
+    name: str
+    """Its path in the folder."""
+    copied: bool
+    reason: str
+    """Why it is left out; of weights that are copied, why they are not quantized; else empty."""
+    nbytes: int
+
+
+class Source(NamedTuple):
+    """A checkpoint."""
+
+    path: Path
+    headers: tuple[Header, ...]
+    config: dict[str, Any]
+    """A folder's config.json; of a file, the one beside it, which only tells the kind of model."""
+    weight_map: dict[str, str]
+    """Of the index: tensor -> file; empty where there is none."""
+    extras: tuple[Extra, ...]
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it is a folder."""
+        return self.path.is_dir()
+
+    @property
+    def entries(self) -> list[Entry]:
+        """All tensors of all files."""
+        return [entry for header in self.headers for entry in header.entries.values()]
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the files with the weights."""
+        return sum(header.path.stat().st_size for header in self.headers)
+
+
+def open_source(path: Path) -> Source:
+    """Return a checkpoint: a safetensors file, a folder, or the index in a folder.
+
+    Raises:
+        CheckpointError: something cannot be read, is damaged, or is quantized already.
+    """
+    try:
+        source = _open(path.parent if path.name.endswith(".index.json") else path)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {error.filename or path}: {error.strerror or error}") from error
+    _refuse_quantized(source)
+    return source
+
+
+def _open(path: Path) -> Source:
+    path.stat()
+    if not path.is_dir():
+        return Source(path, (read_header(path),), _config_beside(path), {}, ())
+    weight_map: dict[str, str] = {}
+    if (path / INDEX).exists():
+        weight_map = _weight_map(path / INDEX)
+        files = sorted(set(weight_map.values()))
+    else:
+        found = [name for name in _names(path) if name.endswith(".safetensors") and not name.startswith(".")]
+        files = ["model.safetensors"] if "model.safetensors" in found else found
+    if not files:
+        below = sorted(str(one.parent.relative_to(path)) for one in path.glob("*/*.safetensors"))
+        there = f"; there are some in {', '.join(dict.fromkeys(below))}: give one of these" if below else ""
+        raise CheckpointError(f"{path} holds no safetensors file{there}")
+    headers = tuple(read_header(path / file) for file in files)
+    _check(weight_map, headers, path / INDEX)
+    return Source(path, headers, _config(path / CONFIG), weight_map, tuple(_extras(path, files, headers)))
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(one.name for one in folder.iterdir())
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    weight_map = _json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{index} has no weight_map")
+    for tensor, file in weight_map.items():
+        if not isinstance(file, str):
+            raise CheckpointError(f"weight_map of {index} needs names of files, got {file!r} for {tensor}")
+        if Path(file).name != file or not (index.parent / file).is_file():
+            raise CheckpointError(f"{index} names the file {file!r}, which is not there")
+    return weight_map
+
+
+def _check(weight_map: Mapping[str, str], headers: tuple[Header, ...], index: Path) -> None:
+    """Refuse an index that does not fit its files, and two tensors of one name that no index tells apart."""
+    present = {header.path.name: header.entries for header in headers}
+    for tensor, file in weight_map.items():
+        if tensor not in present[file]:
+            raise CheckpointError(f"{index} says that {tensor} is in {file}, and it is not")
+    seen: dict[str, str] = {}
+    for file, entries in present.items():
+        for tensor in entries:
+            if tensor in seen and tensor not in weight_map:
+                raise CheckpointError(
+                    f"{index.parent} needs one tensor of each name, got {tensor} in {seen[tensor]} and {file}"
+                )
+            seen[tensor] = file
+
+
+def _config(path: Path) -> dict[str, Any]:
+    return _json(path) if path.exists() else {}
+
+
+def _config_beside(path: Path) -> dict[str, Any]:
+    """Return the config.json beside a file; what cannot be read belongs to something else."""
+    try:
+        return _config(path.parent / CONFIG)
+    except (CheckpointError, OSError):
+        return {}
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} needs a JSON object, got {type(value).__name__}")
+    return value
+
+
+def _extras(root: Path, files: list[str], headers: tuple[Header, ...]) -> Iterator[Extra]:
+    """Give what a folder holds beside the weights that are quantized, its config and its index."""
+    names = {name for header in headers for name in header.entries}
+    for name in _names(root):
+        one = root / name
+        if name in (*files, INDEX, CONFIG, RECORD):
+            continue
+        reason = _reason(name, LEFT_OUT_FOLDERS if one.is_dir() else LEFT_OUT)
+        if one.is_dir():
+            if not reason and one.is_symlink():
+                reason = "a symbolic link to a folder"
+            if reason:
+                yield Extra(f"{name}/", False, reason, 0)
+            else:
+                yield from _below(root, one)
+        elif reason:
+            yield Extra(name, False, reason, one.lstat().st_size)
+        elif name.endswith(".safetensors"):
+            shared = names & set(read_header(one).entries)
+            reason = "another form of the weights: its tensors have the same names" if shared else "not in the index"
+            yield Extra(name, not shared, reason, one.stat().st_size)
+        else:
+            yield Extra(name, True, "", one.stat().st_size)
+
+
+def _below(root: Path, folder: Path) -> Iterator[Extra]:
+    """Give the files of a subfolder, which are all copied: modules of their own, as sentence-transformers has them."""
+    for name in _names(folder):
+        one = folder / name
+        place = str(one.relative_to(root))
+        if name.startswith("."):
+            yield Extra(place, False, "hidden", 0)
+        elif one.is_symlink() and one.is_dir():
+            yield Extra(f"{place}/", False, "a symbolic link to a folder", 0)
+        elif one.is_dir():
+            yield from _below(root, one)
+        else:
+            weights = name.endswith((".safetensors", ".bin", ".pt", ".pth"))
+            yield Extra(place, True, "in a subfolder" if weights else "", one.stat().st_size)
+
+
+def _reason(name: str, table: Mapping[str, tuple[str, ...]]) -> str:
+    return next((why for why, globs in table.items() if any(fnmatchcase(name, one) for one in globs)), "")
+
+
+def _refuse_quantized(source: Source) -> None:
+    names = {entry.name for entry in source.entries}
+    for entry in source.entries:
+        if entry.dtype.startswith("F8_"):
+            raise CheckpointError(f"{source.path} is quantized already: {entry.name} is {entry.dtype}")
+        scales = names & {f"{entry.name}_scale", f"{entry.name}_scale_inv"}
+        if scales:
+            raise CheckpointError(f"{source.path} is quantized already: {entry.name} has a scale, {min(scales)}")
+    if source.is_folder and "quantization_config" in source.config:
+        raise CheckpointError(f"{source.path} is quantized already: its config.json has a quantization_config")

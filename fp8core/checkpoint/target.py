@@ -1,0 +1,177 @@
+"""Where a checkpoint is to be written: what is refused before any work, and what killed runs left there."""
+
+import errno
+import json
+import os
+import shutil
+import warnings
+from pathlib import Path
+from typing import NamedTuple
+
+from fp8core.checkpoint.replacing import Leftover, leftovers, remove
+from fp8core.checkpoint.source import RECORD, Source
+from fp8core.errors import CheckpointError
+
+Identity = tuple[int, int] | None
+
+
+class Destination(NamedTuple):
+    """A checked target."""
+
+    given: Path
+    """As messages call it."""
+    path: Path
+    """With symbolic links followed: they stay, and lead to what is written."""
+
+    @property
+    def config_file(self) -> Path:
+        """Where the configuration of a checkpoint that is one file goes."""
+        return self.path.with_suffix(".config.json")
+
+    def identity(self) -> Identity:
+        """Return what tells whether the target is still the same file or folder; None where there is none."""
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:
+            return None
+        return found.st_dev, found.st_ino
+
+    def left(self) -> list[Leftover]:
+        """Return what has a hidden name of the target, or of its configuration."""
+        return [*leftovers(self.path), *leftovers(self.config_file)]
+
+
+def destination(source: Source, target: Path, *, force: bool) -> Destination:
+    """Return where to write, after refusing what cannot or must not be replaced.
+
+    Raises:
+        CheckpointError: the target exists, or holds what fp8core did not write, or its folder is not there.
+    """
+    try:
+        found = Destination(target, target.resolve())
+        _refuse(source, found, force=force)
+    except (OSError, RuntimeError) as error:  # RuntimeError: symbolic links in a circle
+        raise CheckpointError(f"cannot write {target}: {getattr(error, 'strerror', None) or error}") from error
+    return found
+
+
+def _refuse(source: Source, found: Destination, *, force: bool) -> None:
+    target, there, here = found.given, found.path, source.path.resolve()
+    if here == there or here in there.parents or there in here.parents:
+        raise CheckpointError(f"target needs to be outside of the source {source.path}, got {target}")
+    if not there.parent.is_dir():
+        raise CheckpointError(f"cannot write {target}: there is no folder {there.parent}")
+    if not source.is_folder and there.suffix != ".safetensors":
+        raise CheckpointError(f"target of a file needs to end in .safetensors, got {target}")
+    if os.path.ismount(there):
+        raise CheckpointError(
+            f"cannot write {target}: it is a mount point, which cannot be replaced: name a folder in it"
+        )
+    exists = [one for one in ((there,) if source.is_folder else (there, found.config_file)) if one.exists()]
+    if exists and not force:
+        shown = target if exists[0] == there else exists[0]
+        raise CheckpointError(f"{shown} exists: give another name, or force (--force) to replace it")
+    if there.exists() and there.is_dir() != source.is_folder:
+        raise CheckpointError(f"cannot replace {target}: a {'folder' if source.is_folder else 'file'} would be written")
+    if there.is_dir():
+        _refuse_folder(found)
+    elif any(not one.is_file() for one in exists):
+        raise CheckpointError(f"cannot replace {target}: it is not a plain file")
+
+
+def _refuse_folder(found: Destination) -> None:
+    """Refuse to replace a folder that has anything that fp8core did not write."""
+    target, there = found.given, found.path
+    working = Path.cwd()
+    if there == working or there in working.parents:
+        raise CheckpointError(f"cannot replace {target}: it is the current folder, or holds it")
+    files = {
+        str((Path(folder) / name).relative_to(there)): (Path(folder) / name).lstat().st_size
+        for folder, below, names in os.walk(there)
+        for name in (*names, *(one for one in below if (Path(folder) / one).is_symlink()))
+    }
+    wrote = _record(there)
+    if wrote is None and files:
+        raise CheckpointError(
+            f"will not replace {target}: fp8core did not write it (it has no {RECORD}), and it holds {_some([*files])}"
+        )
+    foreign = [name for name in files if name not in {RECORD: 0, **(wrote or {})}]
+    if foreign:
+        raise CheckpointError(f"will not replace {target}: it holds {_some(foreign)}, which fp8core did not write")
+    changed = [name for name, nbytes in (wrote or {}).items() if files.get(name, nbytes) != nbytes]
+    if changed:
+        raise CheckpointError(f"will not replace {target}: {_some(changed)} changed since fp8core wrote it")
+
+
+def _record(folder: Path) -> dict[str, int] | None:
+    """Return the files that fp8core wrote into a folder and their sizes, as it noted them, or None where it did not."""
+    try:
+        record = json.loads((folder / RECORD).read_bytes())
+    except (OSError, ValueError):
+        return None
+    files = record.get("files") if isinstance(record, dict) else None
+    return files if isinstance(files, dict) else None
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(sorted(names)[:3]) + more
+
+
+def refuse_without_room(found: Destination, nbytes: int) -> None:
+    """Refuse what a disk has no room for."""
+    free = shutil.disk_usage(found.path.parent).free
+    if nbytes > free:
+        raise CheckpointError(
+            f"cannot write {found.given}: no room on the disk: {nbytes:,} bytes are needed and {free:,} are free"
+        )
+
+
+def clear_leftovers(found: Destination, *, only_tell: bool = False) -> None:
+    """Remove what killed runs left of this target, and warn of it; refuse a target that another run is writing.
+
+    Raises:
+        CheckpointError: another run that lives writes the same target.
+    """
+    for left in found.left():
+        if left.old and not found.path.exists():
+            _warn(f"{left.path} is what {found.given} was before a killed run: rename it to have it back")
+        elif left.busy:
+            raise CheckpointError(
+                f"cannot write {found.given}: another run is writing it, under the name {left.path}; "
+                "where none is (file systems without locks), remove that name"
+            )
+        elif only_tell:
+            _warn(f"{left.path} was left by a run that was killed: the next one removes it")
+        else:
+            try:
+                removed = remove(left)
+            except OSError as error:
+                _warn(f"{left.path} was left by a run that was killed, and cannot be removed: {error.strerror}")
+            else:
+                _warn(
+                    f"{left.path} was left by a run that was killed: {'removed' if removed else 'in use, not removed'}"
+                )
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, RuntimeWarning, stacklevel=4)
+
+
+def unwritable(found: Destination, nbytes: int, error: OSError, before: Identity) -> CheckpointError:
+    """Return the refusal for a failed write: why, how much room was needed, and what is there now."""
+    reason = error.strerror or str(error)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        free = shutil.disk_usage(found.path.parent).free
+        reason = f"no room on the disk ({reason}) for {nbytes:,} bytes; {free:,} are free after cleaning up"
+    return CheckpointError(f"cannot write {found.given}: {reason}; {state(found, before)}")
+
+
+def state(found: Destination, before: Identity) -> str:
+    """Return what a run that did not end well has left: read from the disk, not remembered."""
+    left = found.left()
+    names = ", ".join(str(one.path) for one in left)
+    behind = f"{names} {'was' if len(left) == 1 else 'were'} left behind" if left else "nothing was left behind"
+    if found.identity() != before:
+        return f"{found.given} is the new one; {behind}"
+    return behind if before is None else f"{found.given} is as it was; {behind}"

@@ -1,0 +1,165 @@
+"""What becomes of every tensor, and why: quantized, kept, or refused."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple
+
+from fp8core.checkpoint import kinds
+from fp8core.checkpoint.files import WIDE, Entry
+from fp8core.checkpoint.schemes import Scheme
+from fp8core.checkpoint.selection import Selection, module_of
+from fp8core.problem import BLOCK_128
+
+Status = Literal["quantized", "kept", "refused"]
+
+
+class Verdict(NamedTuple):
+    """What becomes of a tensor."""
+
+    tensor: str
+    dtype: str
+    """As it is stored now, in safetensors' words."""
+    shape: tuple[int, ...]
+    status: Status
+    reason: str
+    """What the tensor is, or why it stays or is refused."""
+    chosen: bool = False
+    """Whether it is kept or refused because of what the caller asked for."""
+
+    @property
+    def module(self) -> str:
+        """The module that the tensor is the weight of, or the tensor's own name."""
+        return self.tensor.removesuffix(".weight")
+
+
+FUSED: Final = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("gate_proj", "up_proj"),
+    ("wq", "wk", "wv"),
+    ("w1", "w3"),
+    ("query", "key", "value"),
+    ("q_a_proj", "kv_a_proj_with_mqa"),
+    ("in_proj_qkv", "in_proj_z"),
+    ("in_proj_b", "in_proj_a"),
+)
+"""Parts that vLLM joins to one layer, which is FP8 as a whole or not at all (its packed_modules_mapping)."""
+EXPERTS: Final = ("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3", "linear_fc1", "linear_fc2")
+"""Parts of experts, all of which vLLM joins to one layer."""
+
+
+TIED: Final = ("lm_head", "embed_out", "output", "output_layer", "head", "decoder")
+"""Heads over the vocabulary, which config.json may say are the embedding."""
+
+
+def verdicts_of(
+    entries: Sequence[Entry], config: Mapping[str, Any], picked: Selection, scheme: Scheme
+) -> tuple[Verdict, ...]:
+    """Return the verdict on every tensor of a checkpoint, in their order."""
+    matrices = [module_of(entry) for entry in entries if entry.name.endswith(".weight") and len(entry.shape) == 2]
+    names = kinds.names_of(matrices, (entry.name for entry in entries), config)
+    tied = _tied(config)
+    alone = [_verdict(entry, names, picked, scheme, tied) for entry in entries]
+    return tuple(_joined(alone, scheme))
+
+
+def _verdict(entry: Entry, names: kinds.Names, picked: Selection, scheme: Scheme, tied: bool) -> Verdict:
+    """Return the verdict on a tensor by itself."""
+
+    def verdict(status: Status, reason: str, *, chosen: bool = False) -> Verdict:
+        return Verdict(entry.name, entry.dtype, entry.shape, status, reason, chosen)
+
+    unable = _not_a_matrix(entry)
+    if unable:
+        return verdict("kept", unable)
+    module = module_of(entry)
+    kind = kinds.kind_of(module, entry.shape, names)
+    excluded, included = picked.excluded_by(module), picked.included_by(module)
+    if excluded is not None:
+        return verdict("kept", f"excluded by {excluded!r}", chosen=True)
+    if included is not None:
+        wanted = f"{included!r} of include names it"
+        if not kind.able:
+            return verdict("refused", f"{kind.name}: {kind.reason}, but {wanted}", chosen=True)
+        if tied and kind is kinds.HEAD and module.rpartition(".")[2] in TIED:
+            return verdict("refused", f"{kind.name}: tied to the embedding (config.json), but {wanted}", chosen=True)
+    elif kind is not kinds.LINEAR:
+        return verdict("kept", f"{kind.name}: {kind.reason}")
+    elif picked.include is not None:
+        return verdict("kept", "not included", chosen=True)
+    if scheme.group_shape == BLOCK_128 and entry.shape[1] % BLOCK_128.cols:
+        return verdict("kept", f"scheme block needs k in multiples of 128, got {entry.shape[1]}")
+    return verdict("quantized", kind.name)
+
+
+def _not_a_matrix(entry: Entry) -> str:
+    """Return why a tensor cannot be the weight of any linear layer; empty where it can."""
+    expert = "expert" in entry.name and len(entry.shape) == 3
+    if expert:
+        return "experts in one tensor of 3 axes: compressed-tensors has no layer for it"
+    if len(entry.shape) != 2:
+        return f"{len(entry.shape)}-D: {'a norm or bias' if len(entry.shape) < 2 else 'not a matrix'}"
+    if entry.dtype not in WIDE:
+        return f"{entry.dtype}: scheme needs one of {', '.join(WIDE)}"
+    if not math.prod(entry.shape):
+        return "no elements"
+    if not entry.name.endswith(".weight"):
+        return "not the .weight of a module"
+    return ""
+
+
+def _tied(config: Mapping[str, Any]) -> bool:
+    text = config.get("text_config")
+    return bool(config.get("tie_word_embeddings") or (isinstance(text, dict) and text.get("tie_word_embeddings")))
+
+
+def _joined(alone: list[Verdict], scheme: Scheme) -> Iterator[Verdict]:
+    """Give the verdicts again, where vLLM joins layers one for all of them."""
+    changed: dict[str, Verdict] = {}
+    for members in _groups(alone).values():
+        changed |= _agreed(members, scheme)
+    for verdict in alone:
+        yield changed.get(verdict.tensor, verdict)
+
+
+def _groups(alone: Iterable[Verdict]) -> dict[tuple[str, tuple[str, ...]], list[Verdict]]:
+    """Return the verdicts on layers that are joined, by their parent and the names of the parts."""
+    found: dict[tuple[str, tuple[str, ...]], list[Verdict]] = {}
+    for verdict in alone:
+        if len(verdict.shape) != 2 or not verdict.tensor.endswith(".weight"):
+            continue
+        parent, _, name = verdict.module.rpartition(".")
+        above, _, number = parent.rpartition(".")
+        if number.isdigit() and above.rpartition(".")[2] == "experts" and name in EXPERTS:
+            found.setdefault((above, EXPERTS), []).append(verdict)
+            continue
+        for parts in FUSED:
+            if name in parts:
+                found.setdefault((parent, parts), []).append(verdict)
+    return {
+        key: sorted(members, key=lambda v: key[1].index(v.module.rpartition(".")[2])) for key, members in found.items()
+    }
+
+
+def _agreed(members: list[Verdict], scheme: Scheme) -> dict[str, Verdict]:
+    """Return the verdicts that have to change so that all members of a joined layer have the same."""
+    quantized = [member for member in members if member.status == "quantized"]
+    if not quantized or len(members) == 1:
+        return {}
+    parts = ", ".join(dict.fromkeys(member.module.rpartition(".")[2] for member in members))
+    left = [member for member in members if member.status != "quantized"]
+    if not left:
+        ragged = next((m for m in members[:-1] if m.shape[0] % BLOCK_128.rows), None)
+        if scheme.group_shape != BLOCK_128 or ragged is None or _of_experts(members):
+            return {}
+        reason = f"scheme block needs n in multiples of 128 where vLLM joins {parts}, got {ragged.shape[0]}"
+        return {member.tensor: member._replace(status="kept", reason=reason) for member in members}
+    culprit = left[0]
+    if any(member.chosen for member in left):
+        reason = f"vLLM joins {parts}, which have to be FP8 all or none, but {culprit.module} is {culprit.reason}"
+        return {member.tensor: member._replace(status="refused", reason=reason, chosen=True) for member in quantized}
+    reason = f"vLLM joins {parts}, and {culprit.module} stays: {culprit.reason}"
+    return {member.tensor: member._replace(status="kept", reason=reason) for member in quantized}
+
+
+def _of_experts(members: list[Verdict]) -> bool:
+    return ".experts." in members[0].module

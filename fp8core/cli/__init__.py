@@ -1,0 +1,77 @@
+"""The command line: info, explain, quantize, demo, bench; a module for each."""
+
+import os
+import signal
+import sys
+from typing import Annotated, NoReturn
+
+import typer
+
+import fp8core
+from fp8core.cli import bench, demo, explain, info, quantize
+from fp8core.cli.targets import TARGETS, UNPROVEN, proven, target_named
+from fp8core.cli.terminal import console, errors
+from fp8core.errors import Fp8Error
+
+__all__ = ["TARGETS", "UNPROVEN", "app", "console", "errors", "main", "proven", "target_named"]
+
+app = typer.Typer(
+    help="FP8 for NVIDIA and AMD GPUs through CuPy: quantize, scaled matrix products, linear layers.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (info.info, explain.explain, quantize.quantize, demo.demo, bench.bench):
+    app.command()(command)
+
+
+def main() -> None:
+    """Run the command line; an error of the library is one red line and exit status 1."""
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP, and so do we
+            signal.signal(number, _stop)
+    try:
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
+    except Fp8Error as error:
+        errors.print("[bold red]error:[/] ", end="")
+        errors.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(1)
+    except OSError as error:
+        what = error.filename
+        if what is None:  # of printing, which names no file
+            what = "cannot write the output"
+            _mute(sys.stdout.fileno())
+        errors.print(f"error: {what}: {error.strerror}", style="red", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(1)
+
+
+def _stop(number: int, _: object) -> NoReturn:
+    """End as an exception does, so that temporary files go."""
+    sys.exit(128 + number)
+
+
+def _mute(handle: int) -> None:
+    """Let what is still buffered go nowhere: Python would fail to write it again when it ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, handle)
+    os.close(nowhere)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        console.print(f"fp8core {fp8core.__version__}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """FP8 for NVIDIA and AMD GPUs through CuPy: quantize, scaled matrix products, linear layers."""

@@ -1,0 +1,30 @@
+"""`fp8core bench`: a short table of times on this device."""
+
+from typing import Annotated
+
+import typer
+from rich.progress import Progress, SpinnerColumn, TextColumn
+
+from fp8core.cli.terminal import console, count, errors, table
+
+
+def bench(
+    tokens: Annotated[int, typer.Option(min=1, help="Rows of the activations.")] = 256,
+    width: Annotated[int, typer.Option(min=16, help="n and k of a square weight.")] = 2048,
+    seconds: Annotated[float, typer.Option(min=0.01, help="How long to time each case.")] = 0.5,
+) -> None:
+    """Time the main operations on this device, in short; `bench/` in the repository does it at length."""
+    from fp8core import bench as work
+
+    times = table(f"{count(tokens, 'token')}, weight {width} x {width}, {work.place()}", "operation", "kernel")
+    for heading in ("best", "median", "rate"):
+        times.add_column(heading, justify="right")
+    columns = SpinnerColumn(), TextColumn("timing {task.description}")
+    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:
+        task = progress.add_task("")
+        for case in work.cases(tokens, width):
+            progress.update(task, description=case.name)
+            timing = work.timed(case, seconds)
+            shown = (f"{seconds * 1e6:,.1f} us" for seconds in timing)
+            times.add_row(case.name, case.kernel, *shown, case.rate(timing))
+    console.print(times)

@@ -1,0 +1,52 @@
+"""`fp8core info`: devices, versions, what each device can do."""
+
+import sys
+from importlib import metadata
+
+import fp8core
+from fp8core.cli.targets import UNPROVEN, proven
+from fp8core.cli.terminal import console, table
+from fp8core.problem import HOST
+from fp8core.runtime import device
+
+PACKAGES = (
+    *("numpy", "ml_dtypes", "safetensors", "cupy-cuda12x", "cupy-cuda13x", "cupy-rocm-7-0", "torch", "jax"),
+    *("nvidia-cublas", "nvidia-cublas-cu12", "nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12"),
+)
+
+
+def info() -> None:
+    """Show devices, library versions, what each device can do and why not, and the cache folder."""
+    from fp8core.runtime import kernel_cache
+
+    targets = [device.target(ordinal) for ordinal in range(device.count())]
+    console.print(f"[bold]fp8core {fp8core.__version__}[/], Python {sys.version.split()[0]}", highlight=False)
+    refusal = kernel_cache.refusal()
+    unused = f", which is not used: {refusal}" if refusal else ""
+    console.print(f"Compiled kernels are kept in {kernel_cache.folder()}{unused}\n", highlight=False, soft_wrap=True)
+    for target in targets:
+        shared = f"{target.shared_bytes // 1024} KiB of shared memory a block"
+        console.print(f"[bold]{target}[/]: {target.multiprocessors} multiprocessors, warps of {target.warp}, {shared}")
+    if not targets:
+        console.print("[bold]No GPU[/]: the host engine runs everything on NumPy arrays.")
+        console.print(f"  {device.why_none()}", style="dim", markup=False, highlight=False)
+    for target in targets or [HOST]:
+        features = table(f"What {target} can do", "feature", "able", "kernel, or why not")
+        for feature, (able, reason) in fp8core.capabilities(target if targets else None).items():
+            features.add_row(feature, "[green]yes[/]" if able else "[yellow]no[/]", reason.replace("; ", "\n"))
+        console.print(features)
+        if not proven(target):
+            console.print(f"[yellow]The kernels of {target} are {UNPROVEN}.[/] (docs/how-to/amd.md)", highlight=False)
+    packages = table("Packages", "package", "version")
+    for name in PACKAGES:
+        version = _installed(name)
+        if version is not None:
+            packages.add_row(name, version)
+    console.print(packages)
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,372 @@
+"""Which tensors become FP8: by names alone, and against the modules that transformers makes for them."""
+
+import json
+import math
+
+import pytest
+
+from fp8core.checkpoint import plan_checkpoint, quantize_checkpoint
+from fp8core.checkpoint.kinds import LINEAR, kind_of, names_of
+from fp8core.errors import CheckpointError
+from package.test_checkpoint import is_ignored, left_in, normal, read, write
+
+L = "model.layers.0."
+
+
+def folder(path, tensors, **config):
+    """A checkpoint of matrices of these names."""
+    path.mkdir()
+    arrays = {name: normal(*shape) for name, shape in tensors.items()}
+    write(path / "model.safetensors", arrays)
+    if config:
+        (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+def statuses(source, **arguments):
+    return {verdict.module: verdict.status for verdict in plan_checkpoint(source, **arguments).verdicts}
+
+
+def reasons(source, **arguments):
+    return {verdict.module: verdict.reason for verdict in plan_checkpoint(source, **arguments).verdicts}
+
+
+@pytest.mark.parametrize(
+    ("module", "kind"),
+    [
+        ("shared", "embedding"),
+        ("encoder.block.0.layer.0.SelfAttention.relative_attention_bias", "embedding"),
+        ("transformer.wte", "embedding"),
+        ("wpe", "embedding"),
+        ("model.embed_tokens", "embedding"),
+        ("encoder.embed_positions", "embedding"),
+        ("embeddings.position_embeddings", "embedding"),
+        ("gpt_neox.embed_in", "embedding"),
+        ("tok_embeddings", "embedding"),
+        ("lm_head", "head"),
+        ("score", "head"),
+        ("classifier", "head"),
+        ("classifier.out_proj", "head"),
+        ("output", "head"),
+        ("transformer.output_layer", "head"),
+        ("embed_out", "head"),
+        ("cls.predictions.decoder", "head"),
+        ("bert.pooler.dense", "head"),
+        (f"{L}mlp.gate", "router"),
+        (f"{L}block_sparse_moe.gate", "router"),
+        (f"{L}feed_forward.router", "router"),
+        (f"{L}mlp.router.classifier", "router"),
+        (f"{L}mlp.shared_expert_gate", "router"),
+        (f"{L}mamba.x_proj", "state space"),
+        ("vision_tower.vision_model.encoder.layers.0.self_attn.q_proj", "tower"),
+        ("visual.blocks.0.attn.qkv", "tower"),
+        ("multi_modal_projector.linear_1", "tower"),
+        ("anything", "outside"),
+        (f"{L}self_attn.q_proj", "linear"),
+        (f"{L}mlp.gate_proj", "linear"),
+        (f"{L}mlp.shared_expert.gate_proj", "linear"),
+        (f"{L}mlp.experts.3.w1", "linear"),
+        ("encoder.layer.0.attention.output.dense", "linear"),
+        ("encoder.block.0.layer.1.DenseReluDense.wo", "linear"),
+    ],
+)
+def test_a_name_tells_what_a_module_is(module, kind):
+    names = names_of([module, f"{L}self_attn.q_proj"], [], {})
+    assert kind in kind_of(module, (64, 64), names).name
+
+
+def test_what_stays_is_named_with_its_reason_and_ignored_by_readers(tmp_path):
+    names = ["shared.weight", "lm_head.weight", f"{L}mlp.gate.weight", f"{L}mlp.shared_expert_gate.weight", "x.weight"]
+    source = folder(tmp_path / "in", dict.fromkeys([*names, f"{L}mlp.up_proj.weight"], (64, 64)))
+    summary = quantize_checkpoint(source, tmp_path / "out")
+    assert summary.quantized == (f"{L}mlp.up_proj.weight",)
+    assert set(summary.kept) == set(names)
+    assert all(is_ignored(name.removesuffix(".weight"), summary) for name in names)
+    assert not is_ignored(f"{L}mlp.up_proj", summary)
+    record = json.loads((tmp_path / "out" / "fp8core.json").read_text())
+    assert set(record["kept"]) == set(names)
+    assert "embedding" in record["kept"]["shared.weight"]
+
+
+@pytest.mark.parametrize(("config", "kind"), [({"model_type": "gpt2"}, "Conv1D: stored"), ({}, "Conv1D or linear")])
+def test_gpt2s_conv1d_stays(tmp_path, config, kind):
+    shapes = {"h.0.attn.c_attn.weight": (64, 192), "h.0.mlp.c_fc.weight": (64, 256), "h.0.mlp.c_proj.weight": (256, 64)}
+    source = folder(tmp_path / "in", shapes, **config)
+    assert all(reason.startswith(kind) for reason in reasons(source).values())
+    with pytest.raises(CheckpointError, match=f"has no weight to quantize: {kind}"):
+        quantize_checkpoint(source, tmp_path / "out")
+
+
+def test_the_config_beside_a_file_tells_its_kind_of_model(tmp_path):
+    source = folder(tmp_path / "in", {"h.0.attn.c_attn.weight": (64, 192)}, model_type="gpt_bigcode")
+    assert statuses(source / "model.safetensors") == {"h.0.attn.c_attn": "quantized"}
+
+
+@pytest.mark.parametrize("name", ["shared", f"{L}mlp.gate", f"{L}mlp.shared_expert_gate"])
+def test_what_readers_cannot_read_is_refused_where_it_is_asked_for(tmp_path, name):
+    source = folder(tmp_path / "in", {f"{name}.weight": (64, 64), f"{L}mlp.up_proj.weight": (64, 64)})
+    with pytest.raises(CheckpointError, match=rf"cannot quantize {name}\.weight: .* but '\*' of include names it"):
+        quantize_checkpoint(source, tmp_path / "out", include=["*"])
+    assert left_in(tmp_path) == ["in"]
+    assert statuses(source, include=["*"])[name] == "refused"
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_head_may_be_asked_for_unless_it_is_the_embedding(tmp_path, nested):
+    tensors = {"lm_head.weight": (64, 64), f"{L}mlp.up_proj.weight": (64, 64)}
+    source = folder(tmp_path / "in", tensors, model_type="llama", tie_word_embeddings=False)
+    assert statuses(source, include=["lm_head"])["lm_head"] == "quantized"
+    tied = {"tie_word_embeddings": True}
+    (source / "config.json").write_text(json.dumps({"text_config": tied} if nested else tied))
+    with pytest.raises(CheckpointError, match="tied to the embedding"):
+        quantize_checkpoint(source, tmp_path / "out", include=["lm_head"])
+
+
+def test_towers_are_ignored_by_whatever_name_readers_give_them(tmp_path):
+    tower = "vision_tower.encoder.layers.0.mlp.fc1"
+    source = folder(tmp_path / "in", {f"{tower}.weight": (64, 64), f"{L}mlp.up_proj.weight": (64, 64)})
+    summary = quantize_checkpoint(source, tmp_path / "out")
+    assert is_ignored(tower, summary)
+    assert is_ignored("model.vision_tower.other.layers.7.fc3", summary)
+    assert not is_ignored(f"{L}mlp.up_proj", summary)
+    both = quantize_checkpoint(source, tmp_path / "both", include=["*fc1", "*up_proj"])
+    assert not is_ignored(tower, both)
+
+
+def test_layers_are_ignored_by_whatever_prefix_readers_give_them(tmp_path):
+    names = [f"language_model.model.layers.{layer}.mlp.down_proj" for layer in range(2)]
+    source = folder(tmp_path / "in", {f"{name}.weight": (64, 64) for name in names})
+    summary = quantize_checkpoint(source, tmp_path / "out", exclude=[names[0]])
+    for prefix in ("language_model.model.", "model.language_model.", ""):
+        assert is_ignored(f"{prefix}layers.0.mlp.down_proj", summary)
+        assert not is_ignored(f"{prefix}layers.1.mlp.down_proj", summary)
+
+
+def test_layers_of_equal_names_are_told_apart_by_their_prefix(tmp_path):
+    names = [f"{side}.block.0.layer.0.SelfAttention.o" for side in ("encoder", "decoder")]
+    source = folder(tmp_path / "in", {f"{name}.weight": (64, 64) for name in names})
+    summary = quantize_checkpoint(source, tmp_path / "out", exclude=["encoder.*"])
+    assert [is_ignored(name, summary) for name in names] == [True, False]
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {f"{L}mlp.experts.gate_up_proj": (4, 64, 128)},
+        {f"{L}mlp.experts.{number}.{part}.weight": (64, 64) for number in (0, 1) for part in ("w1", "w2", "w3")},
+        {
+            f"{L}mlp.experts.{number}.{part}_proj.weight": (64, 64)
+            for number in (0, 1)
+            for part in ("gate", "up", "down")
+        },
+    ],
+)
+def test_experts_that_stay_are_ignored_by_the_names_that_vllm_asks_for(tmp_path, tensors):
+    source = folder(tmp_path / "in", {**tensors, f"{L}self_attn.o_proj.weight": (64, 64)})
+    summary = quantize_checkpoint(source, tmp_path / "out", exclude=["*.experts.*"])
+    for part in ("gate_proj", "up_proj", "down_proj"):
+        assert is_ignored(f"{L}mlp.experts.0.{part}", summary)
+        assert not is_ignored(f"{L}mlp.shared_experts.{part}", summary)
+    plan = plan_checkpoint(source)
+    if len(tensors) == 1:
+        assert "experts in one tensor of 3 axes" in plan.verdicts[0].reason
+    else:
+        assert not is_ignored(f"{L}mlp.experts.0.w1", plan)
+
+
+@pytest.mark.parametrize("name", ["lm_head", "cls.predictions.decoder", "score", "model.vision_tower.fc1"])
+def test_heads_that_no_checkpoint_stores_are_ignored_too(tmp_path, name):
+    source = folder(tmp_path / "in", {f"{L}mlp.up_proj.weight": (64, 64)})
+    assert is_ignored(name, plan_checkpoint(source))
+
+
+QKV = tuple(f"{L}self_attn.{part}_proj" for part in "qkv")
+MLP = tuple(f"{L}mlp.{part}_proj" for part in ("gate", "up", "down"))
+EXPERTS = tuple(f"{L}mlp.experts.{number}.{part}_proj" for number in (0, 1) for part in ("gate", "up", "down"))
+
+
+@pytest.mark.parametrize(
+    ("exclude", "refused"),
+    [
+        ("*q_proj", "k_proj"),
+        ("*self_attn.v_proj", "q_proj"),
+        (f"{L}mlp.up_proj", "gate_proj"),
+        ("*.experts.1.down_proj", "gate_proj"),
+        ("*.experts.0.*", "gate_proj"),
+    ],
+)
+def test_layers_that_vllm_joins_are_quantized_all_or_none(tmp_path, exclude, refused):
+    source = folder(tmp_path / "in", {f"{name}.weight": (64, 64) for name in (*QKV, *MLP, *EXPERTS)})
+    with pytest.raises(CheckpointError, match=rf"{refused}\.weight: vLLM joins .* is excluded by"):
+        quantize_checkpoint(source, tmp_path / "out", exclude=[exclude])
+    plan = plan_checkpoint(source, exclude=[exclude])
+    assert {verdict.status for verdict in plan.verdicts} == {"quantized", "kept", "refused"}
+    assert left_in(tmp_path) == ["in"]
+
+
+@pytest.mark.parametrize(
+    "exclude", [["*self_attn.*"], ["*mlp.gate_proj", "*mlp.up_proj"], ["*.mlp.down_proj"], ["*.experts.*"]]
+)
+def test_all_parts_or_a_layer_of_its_own_may_be_left_out(tmp_path, exclude):
+    source = folder(tmp_path / "in", {f"{name}.weight": (64, 64) for name in (*QKV, *MLP, *EXPERTS)})
+    assert set(statuses(source, exclude=exclude).values()) == {"quantized", "kept"}
+
+
+@pytest.mark.parametrize(
+    ("shapes", "kept"),
+    [
+        ({QKV[0]: (128, 576)}, {QKV[0]}),
+        ({QKV[0]: (64, 128), QKV[1]: (128, 128), QKV[2]: (128, 128)}, set(QKV)),  # q is not whole blocks of rows
+        ({QKV[0]: (128, 128), QKV[1]: (128, 128), QKV[2]: (64, 128)}, set()),  # the last one need not be
+        ({MLP[0]: (128, 128), MLP[1]: (128, 200)}, set(MLP[:2])),
+        ({MLP[2]: (200, 128)}, set()),
+    ],
+)
+def test_a_block_scheme_keeps_what_readers_have_no_blocks_for(tmp_path, shapes, kept):
+    shapes = {f"{name}.weight": shape for name, shape in shapes.items()}
+    source = folder(tmp_path / "in", {f"{L}self_attn.o_proj.weight": (128, 256), **shapes})
+    found = statuses(source, scheme="block")
+    assert {module for module, status in found.items() if status == "kept"} == kept
+    assert all("multiples of 128" in reasons(source, scheme="block")[module] for module in kept)
+    assert set(statuses(source, scheme="channel").values()) == {"quantized"}
+
+
+def test_nothing_but_columns_that_blocks_do_not_divide_is_refused(tmp_path):
+    source = folder(tmp_path / "in", {f"{name}.weight": (576, 576) for name in QKV})
+    with pytest.raises(
+        CheckpointError, match="no weight to quantize: scheme block needs k in multiples of 128, got 576"
+    ):
+        quantize_checkpoint(source, tmp_path / "out", scheme="block")
+
+
+@pytest.mark.parametrize(
+    ("operand", "pattern", "message"),
+    [
+        (
+            "exclude",
+            "q_proj",
+            r"exclude needs patterns .*got 'q_proj', which matches none; '\*q_proj' matches 1, as model",
+        ),
+        ("exclude", "re:self_attn", r"got 're:self_attn', which matches none; 're:\.\*self_attn' matches 3"),
+        ("include", "*.gate_prj", r"include needs patterns .* close to it are gate_proj"),
+        ("exclude", "nothing_like_it_at_all", "which matches none$"),
+    ],
+)
+def test_a_pattern_that_matches_nothing_is_refused(tmp_path, operand, pattern, message):
+    source = folder(tmp_path / "in", {f"{name}.weight": (64, 64) for name in (*QKV, *MLP)})
+    with pytest.raises(CheckpointError, match=message):
+        quantize_checkpoint(source, tmp_path / "out", **{operand: [pattern]})
+    assert left_in(tmp_path) == ["in"]
+
+
+def test_lm_head_may_be_excluded_where_it_is_not_stored(tmp_path):
+    source = folder(tmp_path / "in", {f"{MLP[2]}.weight": (64, 64)})
+    assert quantize_checkpoint(source, tmp_path / "out", exclude=["lm_head"]).quantized == (f"{MLP[2]}.weight",)
+
+
+def test_a_plan_writes_nothing_and_says_what_is_written_then(tmp_path):
+    source = folder(tmp_path / "in", {f"{name}.weight": (64, 64) for name in (*QKV, "lm_head")})
+    plan = plan_checkpoint(source, tmp_path / "out", scheme="tensor")
+    assert left_in(tmp_path) == ["in"]
+    summary = quantize_checkpoint(source, tmp_path / "out", scheme="tensor")
+    assert summary.plan == plan
+    found = read(tmp_path / "out" / "model.safetensors")
+    assert {name.removesuffix("_scale") for name in found if name.endswith("_scale")} == set(summary.quantized)
+    assert plan.bytes_after == (tmp_path / "out" / "model.safetensors").stat().st_size
+
+
+# One of each family: layers with other names, mixtures, encoders, decoders, towers, state spaces. All of the 1,114
+# classes that transformers 5.23 makes from default configurations hold; these take a few seconds.
+MODELS = (
+    *(
+        "albert",
+        "bart",
+        "bert",
+        "bloom",
+        "clip",
+        "ctrl",
+        "deepseek_v3",
+        "distilbert",
+        "falcon",
+        "falcon_mamba",
+        "gemma3",
+    ),
+    *(
+        "gpt2",
+        "gpt_bigcode",
+        "gpt_neox",
+        "gpt_oss",
+        "jamba",
+        "llama",
+        "llava",
+        "mamba",
+        "mixtral",
+        "modernbert",
+        "mpnet",
+    ),
+    *(
+        "nllb-moe",
+        "olmoe",
+        "opt",
+        "phi3",
+        "qwen2_moe",
+        "qwen2_vl",
+        "qwen3_next",
+        "roberta",
+        "switch_transformers",
+        "t5",
+    ),
+    *("umt5", "whisper", "xlnet"),
+)
+
+
+@pytest.mark.parametrize("model_type", MODELS)
+def test_only_linear_modules_of_transformers_become_fp8(model_type):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    auto = transformers.models.auto.modeling_auto
+    config = transformers.CONFIG_MAPPING[model_type]()
+    _shrink(config)
+    mappings = (
+        *(auto.MODEL_FOR_CAUSAL_LM_MAPPING, auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING),
+        *(auto.MODEL_FOR_MASKED_LM_MAPPING, auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING),
+        *(auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, auto.MODEL_MAPPING),
+    )
+    classes = {mapping[type(config)] for mapping in mappings if type(config) in mapping}
+    classes = {one for found in classes for one in (found if isinstance(found, tuple) else (found,))}
+    assert classes
+    linear = 0
+    for cls in classes:
+        with torch.device("meta"):
+            made = cls._from_config(config)
+        shapes = {name: tuple(parameter.shape) for name, parameter in made.named_parameters(remove_duplicate=False)}
+        matrices = [name.removesuffix(".weight") for name, shape in shapes.items() if _is_matrix(name, shape)]
+        names = names_of(
+            matrices, shapes, {"model_type": model_type, "vocab_size": config.get_text_config().vocab_size}
+        )
+        for module in matrices:
+            if kind_of(module, shapes[f"{module}.weight"], names) is LINEAR:
+                assert type(made.get_submodule(module)).__name__ in ("Linear", "FalconLinear"), module
+                linear += 1
+    assert linear or model_type in ("gpt2", "ctrl", "mamba", "falcon_mamba")
+
+
+def _is_matrix(name, shape):
+    return name.endswith(".weight") and len(shape) == 2 and math.prod(shape) > 0
+
+
+def _shrink(config):
+    """Four layers of each kind are enough, and quicker."""
+    for key in ("num_hidden_layers", "n_layer", "num_layers", "encoder_layers", "decoder_layers", "num_decoder_layers"):
+        if isinstance(getattr(config, key, None), int) and getattr(config, key) > 4:
+            setattr(config, key, 4)
+    for key, value in list(vars(config).items()):
+        if key == "layer_types" and isinstance(value, list):
+            setattr(config, key, value[:4])
+        elif hasattr(value, "to_dict"):
+            _shrink(value)
+
+
+def test_a_vocabulary_in_the_config_tells_embeddings_of_any_name(tmp_path):
+    source = folder(tmp_path / "in", {"mystery.weight": (1000, 64), f"{MLP[2]}.weight": (64, 64)}, vocab_size=1000)
+    assert reasons(source)["mystery"].startswith("embedding")

@@ -1,0 +1,69 @@
+"""docs/reference/cli.md is what the commands say of themselves, and the commands of the how-to work."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from fp8core.cli import app
+from package.test_checkpoint import normal, write
+from support.command_line import runner
+
+ROOT = Path(__file__).resolve().parents[2]
+HOW_TO = ROOT / "docs" / "how-to" / "quantize-a-checkpoint.md"
+PARTS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.gate_proj")
+
+
+@pytest.fixture
+def fp8core_(capsys, monkeypatch):
+    return runner(capsys, monkeypatch)
+
+
+def test_the_reference_of_the_command_line_is_current():
+    command = [sys.executable, "docs/make_cli_reference.py", "--check"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
+    assert run.returncode == 0, run.stderr or "run python docs/make_cli_reference.py"
+
+
+def test_the_reference_has_every_option_that_typer_knows():
+    page = (ROOT / "docs" / "reference" / "cli.md").read_text()
+    sections = {section.split("\n", 1)[0]: section for section in page.split("\n## ")[1:]}
+    commands = typer.main.get_command(app).commands
+    assert set(sections) == set(commands)
+    for name, command in commands.items():
+        options = {one for parameter in command.params for one in parameter.opts if one.startswith("--")}
+        assert set(re.findall(r"^\| `(--[a-z-]+)`", sections[name], re.MULTILINE)) == options - {"--help"}
+        arguments = [parameter.name.upper() for parameter in command.params if not parameter.opts[0].startswith("-")]
+        assert re.findall(r"^\| `([A-Z]+)`", sections[name], re.MULTILINE) == arguments
+
+
+def test_the_commands_of_the_how_to_work(fp8core_, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tensors = {f"model.layers.{layer}.{part}.weight": normal(128, 128) for layer in range(2) for part in PARTS}
+    (tmp_path / "model").mkdir()
+    write(tmp_path / "model" / "model.safetensors", tensors | {"model.embed_tokens.weight": normal(100, 128)})
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "llama"}')
+    blocks = re.findall(r"```console\n(.*?)```", HOW_TO.read_text(), re.DOTALL)
+    commands = [shlex.split(line, comments=True) for block in blocks for line in block.splitlines()]
+    assert len(commands) == 5
+    counts = []
+    for prompt, name, *arguments in commands:
+        assert (prompt, name) == ("$", "fp8core")
+        code, out, err = fp8core_(*arguments)
+        assert (code, err) == (0, ""), arguments
+        counts.append(re.search(r"^(\d+) (?:weights are FP8|quantized)", out, re.MULTILINE)[1])
+    assert counts == ["12", "12", "4", "6", "12"]
+    assert json.loads((tmp_path / "model-fp8" / "fp8core.json").read_text())["scheme"] == "tensor"
+
+
+def test_the_snippets_of_the_how_to_run(capsys):
+    for snippet in re.findall(r"```python\n(.*?)```", HOW_TO.read_text(), re.DOTALL):
+        exec(snippet, {})
+    assert "quantized model.layers.0.mlp.down_proj.weight linear layer" in capsys.readouterr().out

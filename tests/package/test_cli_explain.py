@@ -1,0 +1,77 @@
+"""`fp8core explain` says what `fp8core.explain` says of the same product, for every pair of scales and formats."""
+
+import itertools
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import fp8core
+from fp8core.errors import Fp8Error
+from fp8core.problem import BLOCK_128, FORMATS, GROUP_128, PER_CHANNEL, PER_TENSOR
+from support.command_line import rows, runner
+
+GROUPS = {"tensor": PER_TENSOR, "row": PER_CHANNEL, "group": GROUP_128, "block": BLOCK_128}
+OUTS = ("bfloat16", "float16", "float32", *FORMATS)
+EXTENTS = [(4, 256, 384), (4, 256, 128), (1, 256, 384), (4, 1, 384), (1, 1, 128), (4, 200, 200), (130, 130, 136)]
+
+
+@pytest.fixture
+def fp8core_(capsys, monkeypatch):
+    return runner(capsys, monkeypatch)
+
+
+def said(call):
+    """Return verdicts by kernel, or the refusal."""
+    try:
+        return [[v.kernel, v.status, v.reason] for v in call().verdicts]
+    except Fp8Error as error:
+        return str(error)
+
+
+def quantized(rows_, cols, dtype, group):
+    """An FP8 matrix and scales as they are for a group shape; no scale is a number by accident."""
+    shape = (1,) if group == PER_TENSOR else group.scale_shape(rows_, cols)
+    scale = np.ones(shape, np.float32)
+    return fp8core.Quantized(np.ones((rows_, cols), getattr(ml_dtypes, dtype)), scale, group)
+
+
+def printed(answer):
+    """Return verdicts by kernel as the command line printed them, or the refusal."""
+    code, out, err = answer
+    if code:
+        assert (code, out) == (1, "")
+        return err.removeprefix("error: ").rstrip("\n")
+    return rows(out)
+
+
+def test_it_agrees_with_the_api_on_every_pair_of_scales_and_formats(fp8core_):
+    compared = set()
+    for a, b, (scale_a, group_a), (scale_b, group_b) in itertools.product(
+        FORMATS, FORMATS, list(GROUPS.items())[:3], GROUPS.items()
+    ):
+        m, n, k = EXTENTS[len(compared) % len(EXTENTS)]
+        out = OUTS[len(compared) % len(OUTS)]
+        options = {"out_dtype": out, **({"out_scale": 1.0} if out in FORMATS else {})}
+        operands = quantized(m, k, a, group_a), quantized(n, k, b, group_b)
+        want = said(lambda: fp8core.explain(fp8core.scaled_mm_nt, *operands, **options))  # noqa: B023
+        arguments = ("--a", a, "--b", b, "--out", out, "--scale-a", scale_a, "--scale-b", scale_b, "--target", "host")
+        assert printed(fp8core_("explain", m, n, k, *arguments)) == want, arguments
+        compared.add((a, b, scale_a, scale_b))
+    assert len(compared) == 4 * 4 * 3 * 4
+
+
+@pytest.mark.parametrize("extents", EXTENTS)
+@pytest.mark.parametrize("scale_b", GROUPS)
+@pytest.mark.parametrize("scale_a", ["tensor", "row", "group"])
+def test_it_agrees_with_the_api_on_every_shape(fp8core_, scale_a, scale_b, extents):
+    m, n, k = extents
+    operands = quantized(m, k, "float8_e4m3fn", GROUPS[scale_a]), quantized(n, k, "float8_e4m3fn", GROUPS[scale_b])
+    want = said(lambda: fp8core.explain(fp8core.scaled_mm_nt, *operands))
+    answer = fp8core_("explain", m, n, k, "--scale-a", scale_a, "--scale-b", scale_b, "--target", "host")
+    assert printed(answer) == want
+    if isinstance(want, str):
+        with pytest.raises(Fp8Error):
+            fp8core.scaled_mm_nt(*operands)
+    else:
+        fp8core.scaled_mm_nt(*operands)
