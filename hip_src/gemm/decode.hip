@@ -13,8 +13,8 @@
 // The caller owes: k, lda and ldb divisible by 16 and not 0, a and b aligned to 16; row_tiles = ceil(m / 16) and a grid
 // of row_tiles * ceil(n / 16) blocks of WAVEFRONTS * WARP threads. Scale strides are 0 where one serves all rows.
 constexpr int A = FP8_A, B = FP8_B, WAVEFRONTS = FP8_WAVEFRONTS, UNROLL = FP8_UNROLL;
-constexpr int PIECE = 16;            // bytes of a row that a lane loads at once
-constexpr int STEP = WARP;           // of k: a piece for each of the WARP / 16 lanes that share a row
+constexpr int PIECE = 16;   // bytes of a row that a lane loads at once
+constexpr int STEP = WARP;  // of k: a piece for each of the WARP / 16 lanes that share a row
 constexpr int CHUNK = UNROLL * STEP;
 constexpr int PITCH = MATRIX_SIDE + 4;
 
@@ -83,6 +83,7 @@ gfx9_decode(MatmulArgs p) {
         for (int from = 1; from < WAVEFRONTS; ++from) acc += partial[from][row * PITCH + col];
         const long long y = first_row + row, x = first_col + col;
         if (y >= p.m || x >= p.n) continue;
-        finish.store(p.out, y * p.ldo + x, finish.value(acc, p.scale_a[y * p.scale_a_row], p.scale_b[x * p.scale_b_row], int(x)));
+        finish.store(p.out, y * p.ldo + x,
+                     finish.value(acc, p.scale_a[y * p.scale_a_row], p.scale_b[x * p.scale_b_row], int(x)));
     }
 }

@@ -17,7 +17,7 @@
 // broadcast; B_BLOCK says that one scale serves 128 channels.
 constexpr int A = FP8_A, B = FP8_B, SIDE = FP8_SIDE, TILES = FP8_TILES, WARPS = FP8_WARPS;
 constexpr bool BLOCKED = FP8_BLOCKED, B_BLOCK = FP8_B_BLOCK;
-constexpr int PIECE = 16;   // bytes of a row that a lane loads at once
+constexpr int PIECE = 16;  // bytes of a row that a lane loads at once
 constexpr int STEP = 4 * PIECE;
 constexpr int STEPS = BLOCK_K / STEP;
 constexpr int COLUMNS = SIDE / MMA_TOKENS;
@@ -120,7 +120,8 @@ sm89_decode(const __grid_constant__ MatmulArgs p) {
     else mine.scale_b = RowCursor<float>::of(p.scale_b, p.scale_b_row, first_col + g, p.n);
     mine.tokens = RowCursor<byte>::of(p.a + q * PIECE, p.lda, first_row + g, p.m);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) mine.scale_a[i] = RowCursor<float>::of(p.scale_a, p.scale_a_row, first_row + 2 * q + i, p.m);
+    for (int i = 0; i < 2; ++i)
+        mine.scale_a[i] = RowCursor<float>::of(p.scale_a, p.scale_a_row, first_row + 2 * q + i, p.m);
 #pragma unroll
     for (int i = 0; i < COLUMNS * TILES; ++i) mine.sum[i / TILES][i % TILES] = {};
 
