@@ -1,6 +1,6 @@
-"""A launcher that records: what a kernel would have been launched with, as its declared arguments."""
+"""A launcher that records: what a kernel would have been launched with, by the names of its declared arguments."""
 
-from types import SimpleNamespace
+from collections import namedtuple
 from typing import Any
 
 from fp8core.runtime import args
@@ -17,10 +17,11 @@ class Recorder:
         fields = args.fields(type(given))
         varying = [name for name, item in fields.items() if item[-1] in args.VARYING]
         numbers = dict(zip(fields, args.values(given), strict=True))
+        flat = namedtuple(type(given).__name__, fields)  # noqa: PYI024  (of what declarations there are within it, too)
 
         def launch(stream: int, *values: Any) -> None:
             assert len(values) == len(varying), f"{self._entry} takes {varying}, got {values}"
-            arguments = SimpleNamespace(**{**numbers, **dict(zip(varying, values, strict=True))})
+            arguments = flat(**{**numbers, **dict(zip(varying, values, strict=True))})
             self._launched.append((self._entry, stream, arguments))
 
         return launch
