@@ -14,7 +14,7 @@ from weakref import WeakSet
 
 from fp8core import interop
 from fp8core.core import prefetch
-from fp8core.core.explaining import Explained, ExplainRequest
+from fp8core.core.explaining import ExplainRequest
 from fp8core.core.memory import Regions, scratch_allocator
 from fp8core.core.signature import signature
 from fp8core.core.specs import TensorSpec, spec_of
@@ -225,12 +225,12 @@ class Operation:
         """Run a call whose operands are viewed: the first of a kind, of several frameworks, or on a given stream."""
         if operands[0] is None:
             raise DTypeError(f"{self.operands[0]} needs an array, got None")
+        plain = options.options if type(options) is Interned else options
+        if isinstance(stream, ExplainRequest):
+            raise stream.explained(*self._viewed(operands, stream), lambda specs: self.describe(specs, plain))
         views, specs = self._viewed(operands)
         first = views[0]
         assert first is not None
-        plain = options.options if type(options) is Interned else options
-        if isinstance(stream, ExplainRequest):
-            raise Explained(self.describe(specs, plain).explain())
         framework = first.framework
         call = self._planned(specs, plain, framework)
         for at in call.given:
@@ -266,18 +266,21 @@ class Operation:
             self._keep(key, call)
         return arrays, call.note
 
-    def _viewed(self, operands: tuple[Any, ...]) -> tuple[list[TensorView | None], tuple[TensorSpec | None, ...]]:
-        """Return the views and the specs of operands; a number has a spec and no memory yet."""
+    def _viewed(
+        self, operands: tuple[Any, ...], request: ExplainRequest | None = None
+    ) -> tuple[list[TensorView | None], tuple[TensorSpec | None, ...]]:
+        """Return the views and the specs of operands; a number has a spec and no memory yet, an `ArraySpec` no view."""
         views: list[TensorView | None] = []
         specs: list[TensorSpec | None] = []
         for at, (x, name) in enumerate(zip(operands, self.operands, strict=True)):
             number = x is not None and at in self.numbers and interop.scalar(x) is not None
-            view = None if x is None or number else interop.view(x, name)
+            known = None if request is None else request.spec(x, name)
+            view = None if x is None or number or known is not None else interop.view(x, name)
             views.append(view)
-            if number and views[0] is not None:
-                specs.append(TensorSpec(name, "float32", (1,), (1,), views[0].target))
+            if number and specs[0] is not None:
+                specs.append(TensorSpec(name, "float32", (1,), (1,), specs[0].target))
             else:
-                specs.append(None if view is None else spec_of(view, name))
+                specs.append(known if view is None else spec_of(view, name))
         return views, tuple(specs)
 
     def _planned(self, specs: tuple[TensorSpec | None, ...], options: Any, framework: Framework) -> Call:

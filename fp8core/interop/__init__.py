@@ -33,6 +33,7 @@ __all__ = [
     "order_before",
     "reinterpret",
     "scalar",
+    "stream_address",
     "stream_of",
     "view",
     "wrote",
@@ -81,7 +82,7 @@ def stream_of(first: TensorView, stream: Any = None, *others: TensorView) -> int
     Raises:
         DeviceError: ``stream`` is nothing of that kind.
     """
-    given = None if stream is None else _address(stream)
+    given = None if stream is None else stream_address(stream)
     if first.target.platform == "host":
         return 0
     chosen = first.framework.stream(first.target) if given is None else given
@@ -90,7 +91,8 @@ def stream_of(first: TensorView, stream: Any = None, *others: TensorView) -> int
     return chosen
 
 
-def _address(stream: Any) -> int:
+def stream_address(stream: Any) -> int:
+    """Return the address of a stream that a caller gave; raises DeviceError for what is none."""
     address = stream
     integral = hasattr(type(stream), "__index__")
     offer = getattr(stream, "__cuda_stream__", None)
