@@ -109,7 +109,7 @@ class TuningError(Fp8Error, ValueError):
 
     Examples:
         >>> import fp8core
-        >>> fp8core.Tuning.from_json("[]")
+        >>> fp8core.Tuning.from_json("[]")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         fp8core.errors.TuningError: not a tuning: ...
     """

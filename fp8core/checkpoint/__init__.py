@@ -19,7 +19,13 @@ Progress = Callable[[str, int, int], None]
 
 
 class Summary(NamedTuple):
-    """What was done: names of tensors, sizes of the weight files in bytes, and what belongs in config.json."""
+    """What was done: names of tensors, sizes of the weight files in bytes, and what belongs in config.json.
+
+    Examples:
+        >>> from fp8core.checkpoint import Summary
+        >>> Summary._fields[:4]
+        ('target', 'config_file', 'quantized', 'kept')
+    """
 
     target: Path
     config_file: Path
@@ -65,6 +71,18 @@ def quantize_checkpoint(
 
     Warns:
         RuntimeWarning: beside the target lies what a run left that was killed.
+
+    Examples:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> import numpy as np
+        >>> from safetensors.numpy import save_file
+        >>> from fp8core.checkpoint import quantize_checkpoint
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> save_file({"layer.weight": np.ones((64, 256), np.float32)}, folder / "model.safetensors")
+        >>> summary = quantize_checkpoint(folder / "model.safetensors", folder / "fp8.safetensors")
+        >>> summary.quantized, summary.target.name
+        (('layer.weight',), 'fp8.safetensors')
     """
     chosen, picked = scheme_of(scheme), selection(include, exclude)
     source, target = Path(source), Path(target)
