@@ -116,7 +116,7 @@ class Fp8Linear:
         weight_group = group(weight_group_shape, "weight_group_shape")
         known_group(weight_group, WEIGHT_GROUPS, "weight_group_shape")
         options = _options(group_shape, out_dtype, use_fast_accum, batch_invariant)
-        check_before_quantizing(weight, bias, dtype, weight_group, options)
+        check_before_quantizing(weight, bias, input_scale, dtype, weight_group, options)
         return cls(
             quantize_by(_QUANTIZE_WEIGHT, weight, dtype, weight_group),
             bias=bias,

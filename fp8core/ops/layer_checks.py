@@ -22,8 +22,11 @@ def _array_of(number: float, framework: Framework, target: Target) -> Any:
     return framework.wrap(made.array, stream)
 
 
-def _check_input_scale(scale: TensorSpec, group_shape: GroupShape, groups: int) -> None:
+def _check_input_scale(scale: TensorSpec, group_shape: GroupShape, weight: TensorSpec) -> None:
     """Refuse a scale that no input has: one number, or for inputs that come quantized one a token or a group."""
+    is_scale(scale)
+    same_device(weight, scale)
+    groups = -(-weight.shape[1] // BLOCK)
     if is_one_number(scale.shape):
         return
     needs = "one number, of shape (), (1,) or (1, 1)"
@@ -70,9 +73,7 @@ def check_layer(options: LinearOptions, weight: Any, weight_scale: Any, bias: An
     n, k = at.shape
     check_product(options, at, scale, added)
     if of_input is not None:
-        is_scale(of_input)
-        same_device(at, of_input)
-        _check_input_scale(of_input, options.group_shape, -(-k // BLOCK))
+        _check_input_scale(of_input, options.group_shape, at)
     history = WeightHistory()
     if target.platform != "host":
         addresses = [0, *(0 if view is None else view.pointer for view in views)]
@@ -103,8 +104,10 @@ def check_product(options: LinearOptions, weight: TensorSpec, scale: TensorSpec,
     )
 
 
-def check_before_quantizing(weight: Any, bias: Any, dtype: Any, group: GroupShape, options: LinearOptions) -> None:
-    """Refuse a weight yet to be quantized, with a bias and options, that would make no layer."""
+def check_before_quantizing(
+    weight: Any, bias: Any, input_scale: Any, dtype: Any, group: GroupShape, options: LinearOptions
+) -> None:
+    """Refuse a weight yet to be quantized that would make no layer with the other arguments."""
     seen = interop.view(weight, Operand("weight", *WIDE))
     at = spec_of(seen, "weight")
     is_wide(at)
@@ -116,3 +119,5 @@ def check_before_quantizing(weight: Any, bias: Any, dtype: Any, group: GroupShap
     shape = (1,) if group == PER_TENSOR else group.scale_shape(n, k)
     scale = TensorSpec("weight_scale", "float32", shape, dlpack.contiguous(shape), at.target)
     check_product(options._replace(weight_group=group), codes, scale, added)
+    if input_scale is not None and interop.scalar(input_scale) is None:
+        _check_input_scale(spec_of(interop.view(input_scale, ARRAYS[3]), "input_scale"), options.group_shape, codes)
