@@ -77,7 +77,7 @@ def linear(
 ) -> Any:
     """Return ``x @ weight.T + bias`` with x quantized to FP8, unless it is FP8 already.
 
-    That is ``scaled_mm_nt(quantize(x, group_shape=group_shape), weight)``, bit for bit, in at most two launches.
+    The formulas are those of ``scaled_mm_nt(quantize(x, group_shape=group_shape), weight)``.
 
     Args:
         x: float32, float16 or bfloat16 ``[..., k]``; or FP8, as a `Quantized` or together with input_scale.

@@ -174,9 +174,9 @@ def quantize_problem(
     )
 
 
-def quantize_operation(x: str = "x", out: str = "out") -> Operation:
+def quantize_operation(x: str = "x", out: str = "out", scale: str = "scale", scale_ub: str = "scale_ub") -> Operation:
     """Return a quantization whose errors call its operands so."""
-    names = Operand(x, *WIDE), Operand(out, *FORMATS), Operand("scale", *SCALES), Operand("scale_ub", "float32")
+    names = Operand(x, *WIDE), Operand(out, *FORMATS), Operand(scale, *SCALES), Operand(scale_ub, "float32")
     return Operation(names, _describe_quantize, numbers=(SCALE,), returned=(SCALE,))
 
 

@@ -178,6 +178,11 @@ SAID = {
         fp8core.DTypeError,
         "weight_scale needs an array, got None",
     ),
+    "w8a8: the scale that a layer's input is quantized by": (
+        lambda: applied(input_scale=HALF),
+        fp8core.DTypeError,
+        "input_scale needs float32 or float8_e8m0fnu, got float16",
+    ),
     "w8a8: the scale of a layer's input": (
         lambda: applied(x=CODES[:4], input_scale=HALF),
         fp8core.DTypeError,

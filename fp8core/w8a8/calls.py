@@ -1,135 +1,22 @@
-"""The names that users of vLLM's ``w8a8_utils`` and ``scaled_fp8_quant`` know, over fp8core's operations.
-
-No kernels and no logic of its own: every function is a way into `fp8core.quantize`, `fp8core.scaled_mm` and their
-neighbours, and takes and gives arrays of any framework. Weights are ``[k, n]`` with contiguous columns, as these
-names' users pass them. A scale of one number may be a Python or NumPy number. Formulas, dtypes and errors are those of
-`fp8core.quantize` and `fp8core.scaled_mm`; errors name the operands by the names that they have here.
-
-Names and signatures are those of ``vllm/model_executor/layers/quantization/utils/w8a8_utils.py`` and
-``vllm/_custom_ops.py`` (``scaled_fp8_quant``).
-"""
+"""The calls of vLLM's names: a quantization, products, and a layer."""
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any, Final
 
 from fp8core import interop
 from fp8core.core import specs
 from fp8core.errors import ShapeError
-from fp8core.ops import (
-    all_close_1d,
-    capabilities,
-    convert_to_channelwise,
-    normalize_e4m3fn_to_e4m3fnuz,
-    per_tensor_dequantize,
-    requantize_with_max_scale,
-)
 from fp8core.ops.quantize import quantize_by, quantize_operation
 from fp8core.ops.scaled_mm import product_by, product_operation
 from fp8core.problem import FORMATS, PER_TENSOR, PER_TOKEN, WIDE, native_e4m3
 from fp8core.types import Array, DType, Scale, WideDType
 
-__all__ = [
-    "CUTLASS_BLOCK_FP8_SUPPORTED",
-    "CUTLASS_FP8_SUPPORTED",
-    "TORCH_DEVICE_IDENTITY",
-    "USE_ROWWISE_TORCH_SCALED_MM",
-    "Fp8LinearOp",
-    "all_close_1d",
-    "convert_to_channelwise",
-    "cutlass_block_fp8_supported",
-    "cutlass_fp8_supported",
-    "cutlass_group_gemm_supported",
-    "cutlass_w8a8_scaled_mm",
-    "dispatch_w8a8_scaled_mm",
-    "maybe_create_device_identity",
-    "normalize_e4m3fn_to_e4m3fnuz",
-    "per_tensor_dequantize",
-    "requantize_with_max_scale",
-    "rocm_per_tensor_w8a8_scaled_mm",
-    "scaled_fp8_quant",
-    "sparse_cutlass_supported",
-    "torch_channelwise_w8a8_scaled_mm",
-    "torch_per_tensor_w8a8_scaled_mm",
-    "torch_per_token_w8a8_scaled_mm",
-]
-
-TORCH_DEVICE_IDENTITY = None
-"""Kept for importers: no product here needs a tensor of ones."""
-USE_ROWWISE_TORCH_SCALED_MM = False
-"""Kept for importers: no product here goes through torch."""
-
-CUTLASS_FP8_SUPPORTED: bool
-CUTLASS_BLOCK_FP8_SUPPORTED: bool
-
-
-def cutlass_fp8_supported() -> bool:
-    """Return whether per-tensor and per-token FP8 products run on a fused kernel on the current device.
-
-    Examples:
-        >>> from fp8core import w8a8
-        >>> w8a8.cutlass_fp8_supported() in (True, False)
-        True
-    """
-    able = capabilities()
-    return able["scaled_mm_per_tensor"].able and able["scaled_mm_per_token"].able
-
-
-def cutlass_block_fp8_supported() -> bool:
-    """Return whether block-scaled FP8 products run on a fused kernel on the current device.
-
-    Examples:
-        >>> from fp8core import w8a8
-        >>> w8a8.cutlass_block_fp8_supported() in (True, False)
-        True
-    """
-    return capabilities()["scaled_mm_block"].able
-
-
-def cutlass_group_gemm_supported() -> bool:
-    """Return whether a grouped FP8 product exists here.
-
-    Examples:
-        >>> from fp8core import w8a8
-        >>> w8a8.cutlass_group_gemm_supported()
-        False
-    """
-    return capabilities()["grouped_mm"].able
-
-
-def sparse_cutlass_supported() -> bool:
-    """Return whether a 2:4 sparse FP8 product exists here.
-
-    Examples:
-        >>> from fp8core import w8a8
-        >>> w8a8.sparse_cutlass_supported()
-        False
-    """
-    return capabilities()["sparse_mm"].able
-
-
-@cache
-def _computed(name: str) -> bool:
-    return {
-        "CUTLASS_FP8_SUPPORTED": cutlass_fp8_supported,
-        "CUTLASS_BLOCK_FP8_SUPPORTED": cutlass_block_fp8_supported,
-    }[name]()
-
-
-def __getattr__(name: str) -> bool:
-    if name in ("CUTLASS_FP8_SUPPORTED", "CUTLASS_BLOCK_FP8_SUPPORTED"):
-        return _computed(name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def maybe_create_device_identity() -> None:
-    """Do nothing: kept for importers.
-
-    Examples:
-        >>> from fp8core import w8a8
-        >>> w8a8.maybe_create_device_identity()
-    """
+_QUANTIZE: Final = quantize_operation("input", "output")
+_QUANTIZE_INPUT: Final = quantize_operation("input", "output", "input_scale", "input_scale_ub")
+_PRODUCT: Final = product_operation("qinput", "weight", stored=False)
+_APPLY: Final = product_operation("input", "weight", "input_scale", "weight_scale", stored=False)
+"""Errors call the operands by vLLM's names."""
 
 
 def scaled_fp8_quant(
@@ -181,11 +68,6 @@ def scaled_fp8_quant(
         rows_padded=num_token_padding,
         out=output,
     )
-
-
-_QUANTIZE: Final = quantize_operation("input", "output")
-_PRODUCT: Final = product_operation("qinput", "weight", stored=False)
-_APPLY: Final = product_operation("input", "weight", "input_scale", "weight_scale", stored=False)
 
 
 def _product(
@@ -371,7 +253,7 @@ class Fp8LinearOp:
         dtype: Any = out_dtype
         if view.dtype not in FORMATS:
             data, scale = quantize_by(
-                _QUANTIZE,
+                _QUANTIZE_INPUT,
                 input,
                 fp8_of(weight, "weight"),
                 PER_TOKEN if per_token and input_scale is None else PER_TENSOR,
