@@ -73,14 +73,13 @@ def quantize_checkpoint(
         RuntimeWarning: beside the target lies what a run left that was killed.
 
     Examples:
-        >>> import tempfile
-        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
         >>> import numpy as np
         >>> from safetensors.numpy import save_file
         >>> from fp8core.checkpoint import quantize_checkpoint
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> save_file({"layer.weight": np.ones((64, 256), np.float32)}, folder / "model.safetensors")
-        >>> summary = quantize_checkpoint(folder / "model.safetensors", folder / "fp8.safetensors")
+        >>> with TemporaryDirectory() as folder:
+        ...     save_file({"layer.weight": np.ones((64, 256), np.float32)}, f"{folder}/model.safetensors")
+        ...     summary = quantize_checkpoint(f"{folder}/model.safetensors", f"{folder}/fp8.safetensors")
         >>> summary.quantized, summary.target.name
         (('layer.weight',), 'fp8.safetensors')
     """

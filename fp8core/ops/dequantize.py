@@ -8,7 +8,7 @@ from fp8core.core.operation import Described, NewArray, Operation, Planned
 from fp8core.core.scaling import SCALES
 from fp8core.core.specs import Matrix, TensorSpec
 from fp8core.errors import ScaleError
-from fp8core.interop import Operand, dtype_name, eager_only
+from fp8core.interop import Operand, ScaleOperand, dtype_name, eager_only
 from fp8core.interop.float8 import Float8Array
 from fp8core.kernels.weights import DEQUANTIZE
 from fp8core.ops.quantized import Quantized, parts
@@ -116,7 +116,7 @@ def _dequantize_problem(
 
 
 _DEQUANTIZE: Final = Operation(
-    (Operand("q", *FORMATS), Operand("scale", *SCALES), Operand("out", *WIDE)), _describe_dequantize, numbers=(1,)
+    (Operand("q", *FORMATS), ScaleOperand("scale", *SCALES), Operand("out", *WIDE)), _describe_dequantize, numbers=(1,)
 )
 
 

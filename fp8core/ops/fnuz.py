@@ -8,7 +8,7 @@ from fp8core.core import scale_shapes, specs
 from fp8core.core.operation import Described, NewArray, Operation, Planned
 from fp8core.core.specs import TensorSpec, contiguous_count
 from fp8core.errors import DTypeError
-from fp8core.interop import Operand, eager_only
+from fp8core.interop import Operand, ScaleOperand, eager_only
 from fp8core.interop.float8 import Float8Array
 from fp8core.kernels.weights import NORMALIZE
 from fp8core.problem import FORMATS, Normalize
@@ -149,9 +149,9 @@ _NORMALIZE: Final = Operation(
     (
         Operand("weight", *FORMATS),
         Operand("out", *FORMATS),
-        Operand("weight_scale", "float32"),
+        ScaleOperand("weight_scale", "float32"),
         "new weight_scale",
-        Operand("input_scale", "float32"),
+        ScaleOperand("input_scale", "float32"),
         "new input_scale",
     ),
     _describe_normalize,

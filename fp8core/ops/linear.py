@@ -10,7 +10,7 @@ from fp8core.core.scale_shapes import ACTIVATION_GROUPS, known_group
 from fp8core.core.scaling import number_or_operand
 from fp8core.core.specs import TensorSpec
 from fp8core.errors import ScaleError
-from fp8core.interop import Operand, dtype_name, eager_only
+from fp8core.interop import Operand, ScaleOperand, dtype_name, eager_only
 from fp8core.interop.float8 import Float8Array
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.kernels.linear.table import LINEAR, explain_linear
@@ -270,13 +270,13 @@ def _describe_both(
 
 ARRAYS: Final = (
     Operand("weight", *FORMATS),
-    Operand("weight_scale", "float32"),
+    ScaleOperand("weight_scale", "float32"),
     Operand("bias", *WIDE),
-    Operand("input_scale", "float32"),
+    ScaleOperand("input_scale", "float32"),
 )
 """What a layer keeps."""
 LINEAR_CALLS: Final = Operation(
-    (Operand("x", *WIDE, *FORMATS), *ARRAYS, Operand("scale_ub", "float32"), Operand("out", *WIDE)),
+    (Operand("x", *WIDE, *FORMATS), *ARRAYS, ScaleOperand("scale_ub", "float32"), Operand("out", *WIDE)),
     _describe,
     scratch=True,
     numbers=(2, 4),

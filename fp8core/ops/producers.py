@@ -8,7 +8,7 @@ from fp8core.core.operation import Described, NewArray, Operation, Planned
 from fp8core.core.scaling import EPS, SCALES, ScaleOptions, Scaling, new_scale, number_or_operand, scaling, split
 from fp8core.core.specs import TensorSpec
 from fp8core.errors import ShapeError
-from fp8core.interop import Operand, eager_only, scalar
+from fp8core.interop import Operand, ScaleOperand, eager_only, scalar
 from fp8core.interop.float8 import Float8Array
 from fp8core.kernels.fused import NORM_QUANTIZE, SILU_QUANTIZE
 from fp8core.ops.quantized import Quantized, quantized
@@ -274,7 +274,7 @@ def _describe_silu(operands: Sequence[TensorSpec | None], options: tuple[Any, ..
 
 
 _X: Final = Operand("x", *WIDE)
-_SCALED: Final = Operand("out", *FORMATS), Operand("scale", *SCALES), Operand("scale_ub", "float32")
+_SCALED: Final = Operand("out", *FORMATS), ScaleOperand("scale", *SCALES), ScaleOperand("scale_ub", "float32")
 _NORM: Final = Operation(
     (_X, Operand("weight", *WIDE), Operand("residual", *WIDE), *_SCALED), _describe_norm, numbers=(4,), returned=(4,)
 )

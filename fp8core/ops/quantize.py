@@ -18,7 +18,7 @@ from fp8core.core.scaling import (
 )
 from fp8core.core.specs import Matrix, TensorSpec
 from fp8core.errors import ShapeError
-from fp8core.interop import Operand, eager_only
+from fp8core.interop import Operand, ScaleOperand, eager_only
 from fp8core.interop.float8 import Float8Array
 from fp8core.kernels.quantize import QUANTIZE
 from fp8core.ops.quantized import Quantized, quantized
@@ -176,7 +176,7 @@ def quantize_problem(
 
 def quantize_operation(x: str = "x", out: str = "out", scale: str = "scale", scale_ub: str = "scale_ub") -> Operation:
     """Return a quantization whose errors call its operands so."""
-    names = Operand(x, *WIDE), Operand(out, *FORMATS), Operand(scale, *SCALES), Operand(scale_ub, "float32")
+    names = Operand(x, *WIDE), Operand(out, *FORMATS), ScaleOperand(scale, *SCALES), ScaleOperand(scale_ub, "float32")
     return Operation(names, _describe_quantize, numbers=(SCALE,), returned=(SCALE,))
 
 

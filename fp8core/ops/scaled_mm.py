@@ -8,7 +8,7 @@ from fp8core.core import specs
 from fp8core.core.operation import Described, NewArray, Operation, Planned
 from fp8core.core.product import RESULTS, product_of, transposed
 from fp8core.core.specs import TensorSpec
-from fp8core.interop import Operand, eager_only
+from fp8core.interop import Operand, ScaleOperand, eager_only
 from fp8core.interop.float8 import Float8Array
 from fp8core.kernels.gemm.simt import plan_clear_amax
 from fp8core.kernels.gemm.table import SCALED_MM
@@ -223,11 +223,11 @@ def product_operation(
     operands = (
         Operand(a, *FORMATS),
         Operand(b, *FORMATS),
-        Operand(scale_a, "float32"),
-        Operand(scale_b, "float32"),
+        ScaleOperand(scale_a, "float32"),
+        ScaleOperand(scale_b, "float32"),
         Operand("bias", *WIDE),
         Operand("out", *RESULTS),
-        Operand("out_scale", "float32"),
+        ScaleOperand("out_scale", "float32"),
         Operand("amax", "float32"),
     )
     describe = partial(_describe, names=operands[:4], stored=stored)

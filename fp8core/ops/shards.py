@@ -8,7 +8,7 @@ from fp8core.core import scale_shapes, specs
 from fp8core.core.operation import Described, NewArray, Operation, Planned
 from fp8core.core.specs import TensorSpec, contiguous_count
 from fp8core.errors import ScaleError, ShapeError
-from fp8core.interop import Operand, eager_only
+from fp8core.interop import Operand, ScaleOperand, eager_only
 from fp8core.interop.float8 import Float8Array
 from fp8core.kernels.weights import EXPAND, REQUANTIZE
 from fp8core.problem import FORMATS, Expand, Requantize
@@ -123,9 +123,8 @@ def _describe_requantize(operands: Sequence[TensorSpec | None], widths: tuple[in
     return Described(results, plan, lambda: REQUANTIZE.explain(problem))
 
 
-_SCALE: Final = Operand("weight_scale", "float32")
 _REQUANTIZE: Final = Operation(
-    (Operand("weight", *FORMATS), _SCALE, Operand("out", *FORMATS), "max_scale"),
+    (Operand("weight", *FORMATS), ScaleOperand("weight_scale", "float32"), Operand("out", *FORMATS), "max_scale"),
     _describe_requantize,
     in_place=((2, 0),),
     numbers=(1,),
@@ -179,4 +178,4 @@ def _describe_expand(operands: Sequence[TensorSpec | None], widths: tuple[int, .
     return Described({1: NewArray((rows, 1), "float32")}, plan, lambda: EXPAND.explain(problem))
 
 
-_EXPAND: Final = Operation((_SCALE, "out"), _describe_expand)
+_EXPAND: Final = Operation((Operand("weight_scale", "float32"), "out"), _describe_expand)

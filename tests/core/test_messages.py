@@ -280,3 +280,12 @@ def bytes_of(result):
 def test_one_number_may_be_a_number_or_any_array_of_one(function, number):
     want = ONE_NUMBER[function](np.array([0.5], np.float32))
     assert bytes_of(ONE_NUMBER[function](number)) == bytes_of(want)
+
+
+@pytest.mark.parametrize("function", ONE_NUMBER)
+@pytest.mark.parametrize("wrong", ["a", [0.5], True], ids=str)
+def test_what_is_no_number_and_no_array(function, wrong):
+    with pytest.raises(
+        fp8core.DTypeError, match=r"scale\w* needs a number or an array that offers DLPack, got builtins"
+    ):
+        ONE_NUMBER[function](wrong)
