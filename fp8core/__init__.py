@@ -1,5 +1,6 @@
 """FP8 inference arithmetic that belongs to no framework."""
 
+from fp8core.core.explaining import ArraySpec
 from fp8core.errors import (
     BackendError,
     CheckpointError,
@@ -45,6 +46,7 @@ __all__ = [
     "PER_CHANNEL",
     "PER_TENSOR",
     "PER_TOKEN",
+    "ArraySpec",
     "BackendError",
     "Capability",
     "CheckpointError",

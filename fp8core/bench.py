@@ -8,9 +8,8 @@ from typing import Any, Final, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from fp8core.ops import scaled_mm_nt
+from fp8core.ops import dequantize, quantize, scaled_mm_nt
 from fp8core.ops.explain import explain, target_of
-from fp8core.ops.quantize import dequantize, quantize
 from fp8core.problem import BLOCK_128, GROUP_128, PER_TENSOR, PER_TOKEN, native_e4m3
 from fp8core.runtime import device
 

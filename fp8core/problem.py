@@ -7,6 +7,7 @@ of its fields, which costs half as much to build; `Table.plan` turns it into the
 from typing import Final, Literal, NamedTuple
 
 Platform = Literal["cuda", "hip", "host"]
+Fp8Name = Literal["float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"]
 ScaleFormat = Literal["float32", "ue8m0", "ue8m0_bytes"]
 ScaleLayout = Literal["k", "mn"]
 Granularity = Literal["tensor", "row", "group", "block"]
@@ -50,13 +51,29 @@ ITEMSIZE: Final[dict[str, int]] = {
 
 
 class GroupShape(NamedTuple):
-    """The block of elements that shares one scale; -1 spans the whole axis."""
+    """The block of elements that shares one scale; -1 spans the whole axis. A plain pair does as well.
+
+    PER_TENSOR is (-1, -1), PER_TOKEN and PER_CHANNEL (1, -1), GROUP_128 (1, 128) and BLOCK_128 (128, 128).
+
+    Examples:
+        >>> import fp8core
+        >>> fp8core.BLOCK_128
+        GroupShape(rows=128, cols=128)
+        >>> fp8core.BLOCK_128.scale_shape(512, 200)
+        (4, 2)
+    """
 
     rows: int
     cols: int
 
     def scale_shape(self, rows: int, cols: int) -> tuple[int, int]:
-        """Return the shape of the scales of a ``rows`` x ``cols`` matrix."""
+        """Return the shape of the scales of a ``rows`` x ``cols`` matrix.
+
+        Examples:
+            >>> import fp8core
+            >>> fp8core.PER_TOKEN.scale_shape(16, 4096)
+            (16, 1)
+        """
         return (1 if self.rows < 0 else -(-rows // self.rows), 1 if self.cols < 0 else -(-cols // self.cols))
 
 
@@ -70,14 +87,24 @@ GROUP_128: Final = GroupShape(1, BLOCK)
 BLOCK_128: Final = GroupShape(BLOCK, BLOCK)
 
 
+ABSENT: Final = -1
+
+
 class Target(NamedTuple):
-    """A device as kernels see it."""
+    """A device as kernels see it.
+
+    Examples:
+        >>> import fp8core
+        >>> hopper = fp8core.Target("cuda", arch=90, device=-1, multiprocessors=132, warp=32, shared_bytes=227 * 1024)
+        >>> str(hopper), fp8core.capabilities(hopper)["scaled_mm_block"].able
+        ('sm_90', True)
+    """
 
     platform: Platform
     arch: int
     """90 for sm_90, 942 for gfx942 (hexadecimal digits as in 0x90a for gfx90a), 0 on the host."""
     device: int
-    """The ordinal of the device."""
+    """The ordinal of the device; `ABSENT` of one that is not in this machine."""
     multiprocessors: int
     warp: int
     shared_bytes: int
@@ -85,10 +112,10 @@ class Target(NamedTuple):
 
     def __str__(self) -> str:
         name = {"cuda": f"sm_{self.arch}", "hip": f"gfx{self.arch:x}", "host": "host"}[self.platform]
-        return name if self.platform == "host" else f"{name} (device {self.device})"
+        return name if self.platform == "host" or self.device == ABSENT else f"{name} (device {self.device})"
 
 
-def native_e4m3(target: Target) -> str:
+def native_e4m3(target: Target) -> Fp8Name:
     """Return the E4M3 that a device multiplies: fnuz on MI300 (gfx942), OCP's elsewhere."""
     return "float8_e4m3fnuz" if target.platform == "hip" and target.arch == 0x942 else "float8_e4m3fn"
 

@@ -86,11 +86,20 @@ Status = Literal["chosen", "able", "not preferred", "unable", "unknown"]
 
 
 class Verdict(NamedTuple):
-    """What a table says of one kernel for one problem."""
+    """What a table says of one kernel for one problem.
+
+    Examples:
+        >>> import numpy as np, fp8core
+        >>> verdict = fp8core.explain(fp8core.quantize, np.ones((2, 32), np.float32)).verdicts[0]
+        >>> verdict.kernel, verdict.status
+        ('host', 'chosen')
+    """
 
     kernel: str
     status: Status
+    """"chosen", "able", "not preferred" (able, and measured to be slower than another), "unable" or "unknown"."""
     reason: str
+    """Why; empty where there is nothing to say."""
 
     def __str__(self) -> str:
         status = "able but not preferred" if self.status == "not preferred" else self.status
@@ -98,7 +107,18 @@ class Verdict(NamedTuple):
 
 
 class Explanation(NamedTuple):
-    """A problem, and every kernel of its table in the order of preference."""
+    """A problem, and every kernel of its table in the order of preference.
+
+    Examples:
+        >>> import numpy as np, fp8core
+        >>> told = fp8core.explain(fp8core.quantize, np.ones((2, 32), np.float32))
+        >>> told.chosen, told.short
+        ('host', 'Quantize: host')
+        >>> print(told)  # doctest: +ELLIPSIS
+        Quantize(target=host, x=float32, ...
+          host               chosen
+          rowwise            unable: ...
+    """
 
     problem: Any
     verdicts: tuple[Verdict, ...]
@@ -109,6 +129,12 @@ class Explanation(NamedTuple):
     def chosen(self) -> str | None:
         """The name of the kernel that runs the problem, or None when none can."""
         return next((v.kernel for v in self.verdicts if v.status == "chosen"), None)
+
+    @property
+    def short(self) -> str:
+        """What runs in each step, in a line: the problem and the kernel, or "none"."""
+        steps = (*self.before, self)
+        return ", ".join(f"{type(step.problem).__name__}: {step.chosen or 'none'}" for step in steps)
 
     def __str__(self) -> str:
         width = max(len(v.kernel) for v in self.verdicts)

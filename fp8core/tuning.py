@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final, NamedTuple
 
@@ -18,7 +19,7 @@ from fp8core.ops.explain import explain
 from fp8core.ops.layer import Fp8Linear
 from fp8core.ops.linear import linear
 from fp8core.ops.scaled_mm import scaled_mm, scaled_mm_nt
-from fp8core.problem import Linear, ScaledMm, Target
+from fp8core.problem import Granularity, Linear, ScaledMm, Target
 from fp8core.runtime import device
 from fp8core.table import Choice
 
@@ -30,40 +31,97 @@ Stopwatch = Callable[[ScaledMm, Sequence[Matmul]], Sequence[float]]
 
 
 class Machine(NamedTuple):
-    """What times depend on beside the problem."""
+    """What times depend on beside the call."""
 
     gpu: str
     driver: int
+    """As ``cuDriverGetVersion`` or ``hipDriverGetVersion`` gives it: 13000 is 13.0."""
     library: int
     """The version of the BLAS library; 0 without one, or of one that does not tell."""
     fp8core: str
 
 
 class Timed(NamedTuple):
-    """A kernel, which of its algorithms, and the time of a call."""
+    """A kernel, which of its algorithms (0 is the one that runs without tuning), and the microseconds of a call."""
 
     kernel: str
     algorithm: int
     us: float
 
+    def __str__(self) -> str:
+        return f"{self.kernel}{f' algorithm {self.algorithm}' if self.algorithm else ''}: {self.us:.2f} us"
 
-class Tuning(NamedTuple):
-    """What `tune` found: a plain value that another process on such a machine can `apply`."""
+
+@dataclass(frozen=True, repr=False)
+class Tuning:
+    """What `tune` found for the product of a call: a value that another process on such a machine can `apply`.
+
+    ``print`` lists all times. ``to_json`` and ``from_json`` carry it to another process.
+
+    Examples:
+        Made-up times of a product of 16 rows:
+
+        >>> import fp8core
+        >>> from fp8core.ops.explain import explain_product
+        >>> from fp8core.tuning import Machine, Timed
+        >>> machine = Machine("NVIDIA H200", driver=13000, library=130000, fp8core=fp8core.__version__)
+        >>> times = Timed("sm90_decode", 0, 8.0), Timed("cublaslt", 0, 10.0), Timed("cublaslt", 1, 9.0)
+        >>> problem = explain_product(16, 4096, 7168, target="sm_90").problem
+        >>> tuning = fp8core.Tuning(machine, times[0], times, problem)
+        >>> tuning.m, tuning.n, tuning.k, tuning.chosen.kernel
+        (16, 4096, 7168, 'sm90_decode')
+        >>> print(tuning)
+        16 x 4096 x 7168, float8_e4m3fn x float8_e4m3fn to bfloat16, scales per row and row, on NVIDIA H200
+        > sm90_decode: 8.00 us
+          cublaslt algorithm 1: 9.00 us
+          cublaslt: 10.00 us
+        >>> fp8core.Tuning.from_json(tuning.to_json()) == tuning
+        True
+    """
 
     machine: Machine
-    problem: ScaledMm
-    chosen: Choice
+    chosen: Timed
+    """What such calls run from now on; its time is infinite where nothing could be timed to the end."""
     timed: tuple[Timed, ...]
     """What was timed to the end, in the order of preference without tuning."""
+    _problem: ScaledMm
+
+    @property
+    def m(self) -> int:
+        """Rows of a."""
+        return self._problem.m
+
+    @property
+    def n(self) -> int:
+        """Output channels."""
+        return self._problem.n
+
+    @property
+    def k(self) -> int:
+        """The shared axis."""
+        return self._problem.k
+
+    @property
+    def dtypes(self) -> tuple[str, str, str]:
+        """The names of the dtypes of a, of the weight and of the result."""
+        return self._problem.a, self._problem.b, self._problem.out
+
+    @property
+    def scales(self) -> tuple[Granularity, Granularity]:
+        """What shares a scale in a and in the weight: "tensor", "row", "group" (1x128) or "block" (128x128)."""
+        return self._problem.scale_a, self._problem.scale_b
+
+    def _call(self) -> str:
+        (a, b, out), (scale_a, scale_b) = self.dtypes, self.scales
+        shape = f"{self.m} x {self.n} x {self.k}"
+        return f"{shape}, {a} x {b} to {out}, scales per {scale_a} and {scale_b}, on {self.machine.gpu}"
+
+    def __repr__(self) -> str:
+        return f"Tuning({self._call()}; {self.chosen})"
 
     def __str__(self) -> str:
-        p = self.problem
-        head = f"{p.m} x {p.n} x {p.k}, scales per {p.scale_a} and {p.scale_b}, to {p.out}, on {self.machine.gpu}"
-        rows = [
-            f"  {'>' if t[:2] == self.chosen else ' '} {t.kernel} algorithm {t.algorithm}: {t.us:.2f} us"
-            for t in sorted(self.timed, key=lambda t: t.us)
-        ]
-        return "\n".join([head, *rows])
+        rows = [f"{'>' if t == self.chosen else ' '} {t}" for t in sorted(self.timed, key=lambda t: t.us)]
+        return "\n".join([self._call(), *rows])
 
     def apply(self) -> None:
         """Let every call with this problem run what was chosen, on every device like the one that was timed.
@@ -73,26 +131,26 @@ class Tuning(NamedTuple):
         Raises:
             TuningError: the GPU, its driver, the BLAS library or fp8core is another than where the times come from.
         """
-        places = [at for i in range(device.count()) if alike(at := device.target(i), self.problem.target)]
+        places = [at for i in range(device.count()) if alike(at := device.target(i), self._problem.target)]
         here = [machine(at) for at in places]
         if self.machine not in here:
             raise TuningError(f"the tuning is of {self.machine}, and here is {here or 'no such device'}")
         for at, there in zip(places, here, strict=True):
             if there == self.machine:
                 for prefetch_weight in (False, True):  # the first call of an Fp8Linear, and all others
-                    problem = self.problem._replace(target=at, prefetch_weight=prefetch_weight)
-                    SCALED_MM.prefer(problem, self.chosen)
+                    problem = self._problem._replace(target=at, prefetch_weight=prefetch_weight)
+                    SCALED_MM.prefer(problem, Choice(*self.chosen[:2]))
         LINEAR.forget()
         forget()
 
     def to_json(self) -> str:
         """Return the tuning as one line."""
-        named = {"target": self.problem.target._asdict()}
+        named = {"target": self._problem.target._asdict()}
         return json.dumps(
             {
                 "machine": self.machine._asdict(),
-                "problem": self.problem._asdict() | named,
-                "chosen": self.chosen,
+                "problem": self._problem._asdict() | named,
+                "chosen": self.chosen[:2],
                 "timed": self.timed,
             }
         )
@@ -102,7 +160,7 @@ class Tuning(NamedTuple):
         """Return the tuning that `to_json` wrote.
 
         Raises:
-            TuningError: the text is not such a line, or of a version with other problems.
+            TuningError: the text is not such a line, or comes from a version whose lines have other fields.
         """
         try:
             found = json.loads(text)
@@ -111,8 +169,8 @@ class Tuning(NamedTuple):
                 "scale_a_strides": tuple(found["problem"]["scale_a_strides"]),
                 "scale_b_strides": tuple(found["problem"]["scale_b_strides"]),
             }
-            timed = tuple(Timed(*one) for one in found["timed"])
-            return cls(Machine(**found["machine"]), ScaledMm(**fields), Choice(*found["chosen"]), timed)
+            chosen, timed = Choice(*found["chosen"]), tuple(Timed(*one) for one in found["timed"])
+            return cls(Machine(**found["machine"]), _time_of(chosen, timed), timed, ScaledMm(**fields))
         except (KeyError, TypeError, ValueError) as error:
             raise TuningError(f"not a tuning: {error!r} in {text[:80]!r}") from error
 
@@ -136,6 +194,18 @@ def tune(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Tuning:
             make the capture invalid.
         UnsupportedProblemError: the call is batch-invariant, on the host, or one that no kernel can run.
         Fp8Error: what the call itself would refuse.
+
+    Returns:
+        The times, and what was chosen: ``print`` it.
+
+    Examples:
+        ``tuning = fp8core.tune(layer, x)`` with arrays of a GPU. There is nothing to choose from on the host:
+
+        >>> import numpy as np, fp8core
+        >>> layer = fp8core.Fp8Linear.from_weight(np.ones((4, 32), np.float32))
+        >>> fp8core.tune(layer, np.ones((1, 32), np.float32))
+        Traceback (most recent call last):
+        fp8core.errors.UnsupportedProblemError: tune chooses among kernels of a GPU, got arrays on the host
     """
     if function not in (scaled_mm, scaled_mm_nt, linear) and not isinstance(function, Fp8Linear):
         raise TypeError(
@@ -178,8 +248,12 @@ def timed(problem: ScaledMm, times: Stopwatch) -> Tuning:
     found = times(problem, [SCALED_MM.planned(problem, choice) for choice in choices])
     least = min(found)
     chosen = choices[0] if found[0] <= least * (1 + MARGIN) else choices[list(found).index(least)]
-    results = (Timed(*choice, us) for choice, us in zip(choices, found, strict=True) if math.isfinite(us))
-    return Tuning(machine(problem.target), problem, chosen, tuple(results))
+    results = tuple(Timed(*choice, us) for choice, us in zip(choices, found, strict=True) if math.isfinite(us))
+    return Tuning(machine(problem.target), _time_of(chosen, results), results, problem)
+
+
+def _time_of(chosen: Choice, timed: Sequence[Timed]) -> Timed:
+    return next((one for one in timed if one[:2] == chosen), Timed(*chosen, math.inf))
 
 
 def alike(one: Target, other: Target) -> bool:

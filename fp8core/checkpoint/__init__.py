@@ -37,7 +37,15 @@ BLOCK_OF_DISK = 4096
 
 
 class Plan(NamedTuple):
-    """What would be done with a checkpoint. Nothing has been written."""
+    """What would be done with a checkpoint. Nothing has been written.
+
+    Examples:
+        `plan_checkpoint` gives one.
+
+        >>> from fp8core.checkpoint import Plan
+        >>> Plan._fields[:3]
+        ('source', 'verdicts', 'extras')
+    """
 
     source: Path
     verdicts: tuple[Verdict, ...]
@@ -56,7 +64,15 @@ class Plan(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """What was done: names of tensors, sizes of the weight files in bytes, and what belongs in config.json."""
+    """What was done: names of tensors, sizes of the weight files in bytes, and what belongs in config.json.
+
+    Examples:
+        `quantize_checkpoint` gives one.
+
+        >>> from fp8core.checkpoint import Summary
+        >>> Summary._fields[:4]
+        ('target', 'config_file', 'quantized', 'kept')
+    """
 
     target: Path
     config_file: Path
@@ -93,6 +109,17 @@ def plan_checkpoint(
 
     Warns:
         RuntimeWarning: beside the target is what a run left that was killed.
+
+    Examples:
+        >>> from tempfile import TemporaryDirectory
+        >>> import numpy as np
+        >>> from safetensors.numpy import save_file
+        >>> from fp8core.checkpoint import plan_checkpoint
+        >>> with TemporaryDirectory() as folder:
+        ...     save_file({"up.weight": np.ones((64, 32), np.float32)}, f"{folder}/model.safetensors")
+        ...     plan = plan_checkpoint(f"{folder}/model.safetensors")
+        >>> [(verdict.tensor, verdict.status) for verdict in plan.verdicts]
+        [('up.weight', 'quantized')]
     """
     opened = open_source(Path(source))
     plan, shards = _planned(opened, scheme_of(scheme), include, exclude)
@@ -147,15 +174,15 @@ def quantize_checkpoint(
     Warns:
         RuntimeWarning: beside the target was what a run left that was killed; it is removed.
 
-    Example:
-        >>> import numpy as np, tempfile
-        >>> from pathlib import Path
+    Examples:
+        >>> from tempfile import TemporaryDirectory
+        >>> import numpy as np
         >>> from safetensors.numpy import save_file
         >>> from fp8core.checkpoint import quantize_checkpoint
-        >>> folder = Path(tempfile.mkdtemp())
         >>> tensors = {"up.weight": np.ones((64, 32), np.float32), "up.bias": np.ones(64, np.float32)}
-        >>> save_file(tensors, folder / "model.safetensors")
-        >>> summary = quantize_checkpoint(folder / "model.safetensors", folder / "fp8.safetensors")
+        >>> with TemporaryDirectory() as folder:
+        ...     save_file(tensors, f"{folder}/model.safetensors")
+        ...     summary = quantize_checkpoint(f"{folder}/model.safetensors", f"{folder}/fp8.safetensors")
         >>> summary.quantized, summary.kept, summary.config_file.name
         (('up.weight',), ('up.bias',), 'fp8.config.json')
     """

@@ -42,7 +42,13 @@ LEFT_OUT_FOLDERS: Final = {
 
 
 class Extra(NamedTuple):
-    """A file or folder beside the weights that are quantized: what becomes of it."""
+    """A file or folder beside the weights that are quantized: what becomes of it.
+
+    Examples:
+        >>> from fp8core.checkpoint import Extra
+        >>> Extra("tokenizer.json", copied=True, reason="", nbytes=2).copied
+        True
+    """
 
     name: str
     """Its path in the folder."""

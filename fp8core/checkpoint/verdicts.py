@@ -14,7 +14,13 @@ Status = Literal["quantized", "kept", "refused"]
 
 
 class Verdict(NamedTuple):
-    """What becomes of a tensor."""
+    """What becomes of a tensor.
+
+    Examples:
+        >>> from fp8core.checkpoint import Verdict
+        >>> Verdict("up.weight", "BF16", (64, 32), "quantized", "a linear layer").module
+        'up'
+    """
 
     tensor: str
     dtype: str

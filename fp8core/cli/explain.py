@@ -7,29 +7,13 @@ from rich.table import Table
 
 from fp8core.cli.targets import TARGETS, UNPROVEN, proven, target_named
 from fp8core.cli.terminal import console
-from fp8core.problem import (
-    BLOCK_128,
-    FORMATS,
-    GROUP_128,
-    PER_CHANNEL,
-    PER_TENSOR,
-    Granularity,
-    GroupShape,
-    Target,
-    native_e4m3,
-)
+from fp8core.problem import native_e4m3
 
 if TYPE_CHECKING:
     from fp8core.table import Explanation
 
 Dtype = Literal["float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"]
 Out = Literal["bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"]
-GROUPS: Final[dict[Granularity, GroupShape]] = {
-    "tensor": PER_TENSOR,
-    "row": PER_CHANNEL,
-    "group": GROUP_128,
-    "block": BLOCK_128,
-}
 STYLES: Final = {
     "chosen": "bold green",
     "able": "green",
@@ -58,11 +42,13 @@ def explain(
     ] = None,
 ) -> None:
     """Say which kernel a scaled matrix product would run on, and why not on the others. Nothing runs."""
-    from fp8core.ops.explain import target_of
+    from fp8core.ops.explain import explain_product, target_of
 
     place = target_of(None) if target is None else target_named(target)
     native = native_e4m3(place)
-    explanation = explained(place, m, n, k, a or native, b or native, out, scale_a, scale_b)
+    explanation = explain_product(
+        m, n, k, a=a or native, b=b or native, out=out, scale_a=scale_a, scale_b=scale_b, target=place
+    )
     operands = f"{a or native} x {b or native} -> {out}, scales per {scale_a} and {scale_b}"
     console.print(f"[bold]{m} x {n} x {k}[/] on {target or place}: {operands}", highlight=False)
     console.print(verdicts(explanation, str(place), target or str(place)))
@@ -70,39 +56,6 @@ def explain(
         console.print("* unless a kernel above it that is unknown turns out to be able on the device", highlight=False)
     if not proven(place):
         console.print(f"[yellow]The kernels of {target or place} are {UNPROVEN}.[/]", highlight=False)
-
-
-def explained(
-    target: Target, m: int, n: int, k: int, a: str, b: str, out: str, scale_a: Granularity, scale_b: Granularity
-) -> "Explanation":
-    """Return the explanation of `fp8core.scaled_mm_nt` for contiguous operands that need not exist.
-
-    It is described by what describes the call itself, from the specs of its operands.
-
-    Raises:
-        Fp8Error: what the call would refuse.
-    """
-    from fp8core.core.specs import TensorSpec
-    from fp8core.ops.scaled_mm import _SCALED_MM_NT
-
-    def spec(name: str, dtype: str, rows: int, cols: int, *, transposed: bool = False) -> TensorSpec:
-        return TensorSpec(name, dtype, (rows, cols), (1, rows) if transposed else (cols, 1), target)
-
-    def scale(name: str, rows: int, group: GroupShape) -> TensorSpec:
-        if group == PER_TENSOR:
-            return TensorSpec(name, "float32", (1,), (1,), target)
-        return spec(name, "float32", *group.scale_shape(rows, k), transposed=name == "scale_a")
-
-    operands = (
-        spec("a", a, m, k),
-        spec("weight", b, n, k),
-        scale("scale_a", m, GROUPS[scale_a]),
-        scale("scale_b", n, GROUPS[scale_b]),
-        *(None, None),  # bias, out
-        TensorSpec("out_scale", "float32", (1,), (1,), target) if out in FORMATS else None,
-        None,  # amax
-    )
-    return _SCALED_MM_NT.describe(operands, (out, True, False, GROUPS[scale_a], GROUPS[scale_b])).explain()
 
 
 def verdicts(explanation: "Explanation", place: str, shown: str) -> Table:

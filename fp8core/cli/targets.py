@@ -4,12 +4,11 @@ from typing import Final
 
 import typer
 
-from fp8core.problem import HOST, Target
+from fp8core.ops.targets import TARGETS as KNOWN
+from fp8core.ops.targets import target_of
+from fp8core.problem import Target
 
-TARGETS: Final = (
-    *("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"),
-    *("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201"),
-)
+TARGETS: Final = tuple(name for name in KNOWN if name != "host")
 """What `explain --target` takes beside host."""
 UNPROVEN: Final = "compiled and emulated, never run on hardware"
 """What is known of the kernels of devices that nobody has tried them on; docs/how-to/amd.md says how to."""
@@ -22,10 +21,6 @@ def proven(target: Target) -> bool:
 
 def target_named(name: str) -> Target:
     """Return a device that need not be here: its architecture is known, its size is that of a common one."""
-    if name == "host":
-        return HOST
-    if name not in TARGETS:
+    if name not in KNOWN:
         raise typer.BadParameter(f"needs host or one of {', '.join(TARGETS)}, got {name!r}", param_hint="--target")
-    if name.startswith("sm_"):
-        return Target("cuda", int(name[3:]), 0, 132, 32, 227 * 1024)
-    return Target("hip", int(name[3:], 16), 0, 304, 64 if name.startswith("gfx9") else 32, 64 * 1024)
+    return target_of(name)

@@ -1,13 +1,126 @@
 """How a call is explained instead of made: it goes its way up to where it would be planned."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from fp8core.core.specs import ALIGNMENT, TensorSpec, whole_number
+from fp8core.errors import LayoutError, ShapeError
+from fp8core.interop import TensorView, dtype_name, stream_address
+from fp8core.interop.dlpack import contiguous
+from fp8core.problem import HOST, ITEMSIZE, Target
 from fp8core.table import Explanation
 
 
+class ArraySpec:
+    """An array without memory, for `fp8core.explain`: every operand of a call may be one.
+
+    Args:
+        shape: the extents, as a tuple or a list.
+        dtype: its name, or a dtype of any framework.
+        strides: in elements; row-major if left out.
+        alignment: the power of two, in bytes, that its address is a multiple of. New arrays of every framework have
+            32 or more.
+
+    Raises:
+        ShapeError: the shape does not consist of whole numbers of at least 0.
+        DTypeError: the dtype is none that arrays of a call have.
+        LayoutError: there is not one stride for each axis, or the alignment is no power of two or less than an element.
+
+    Examples:
+        >>> import fp8core
+        >>> x = fp8core.ArraySpec((16, 4096), "bfloat16")
+        >>> x
+        ArraySpec((16, 4096), 'bfloat16')
+        >>> fp8core.explain(fp8core.quantize, x, target="sm_90").chosen
+        'rowwise'
+    """
+
+    __slots__ = ("alignment", "dtype", "shape", "strides")
+    shape: tuple[int, ...]
+    dtype: str
+    strides: tuple[int, ...]
+    alignment: int
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        dtype: Any,
+        *,
+        strides: Sequence[int] | None = None,
+        alignment: int = ALIGNMENT,
+    ) -> None:
+        self.dtype = dtype_name(dtype)
+        extents = _whole_numbers(shape)
+        if extents is None or any(extent < 0 for extent in extents):
+            raise ShapeError(f"shape needs whole numbers of at least 0, got {shape!r}")
+        steps = contiguous(extents) if strides is None else _whole_numbers(strides)
+        if steps is None or len(steps) != len(extents):
+            raise LayoutError(f"strides needs a whole number for each of {len(extents)} axes, got {strides!r}")
+        self.shape, self.strides = extents, steps
+        bytes_ = whole_number(alignment)
+        if bytes_ is None or bytes_ < ITEMSIZE[self.dtype] or bytes_ & (bytes_ - 1):
+            raise LayoutError(
+                f"alignment needs a power of two of at least {ITEMSIZE[self.dtype]} bytes, got {alignment!r}"
+            )
+        self.alignment = min(bytes_, ALIGNMENT)
+
+    @property
+    def T(self) -> "ArraySpec":  # noqa: N802 - NumPy's name
+        """The transpose over the same memory."""
+        return ArraySpec(self.shape[::-1], self.dtype, strides=self.strides[::-1], alignment=self.alignment)
+
+    def __repr__(self) -> str:
+        strides = "" if self.strides == contiguous(self.shape) else f", strides={self.strides}"
+        alignment = "" if self.alignment == ALIGNMENT else f", alignment={self.alignment}"
+        return f"ArraySpec({self.shape}, {self.dtype!r}{strides}{alignment})"
+
+
+def _whole_numbers(given: Any) -> tuple[int, ...] | None:
+    numbers = [whole_number(one) for one in given] if isinstance(given, tuple | list) else [None]
+    return None if None in numbers else tuple(map(int, given))
+
+
 class ExplainRequest:
-    """Given as the stream of a call, has the call explained instead of made."""
+    """Given as the stream of a call, has the call explained instead of made.
+
+    Args:
+        target: where all operands are taken to be; None is where they are.
+        elsewhere: gives the target of a call that has specs alone.
+        stream: what the caller gave as stream.
+    """
+
+    def __init__(
+        self, target: Target | None = None, elsewhere: Callable[[], Target] = lambda: HOST, stream: object = None
+    ) -> None:
+        self.target, self.elsewhere, self.stream = target, elsewhere, stream
+
+    def spec(self, x: object, name: str) -> TensorSpec | None:
+        """Return the spec of an operand that is given as an `ArraySpec`, wherever it will be; None of others."""
+        if not isinstance(x, ArraySpec):
+            return None
+        return TensorSpec(name, x.dtype, x.shape, x.strides, HOST, x.alignment)
+
+    def explained(
+        self,
+        views: Sequence[TensorView | None],
+        specs: Sequence[TensorSpec | None],
+        describe: Callable[[tuple[TensorSpec | None, ...]], Any],
+    ) -> "Explained":
+        """Return what explains a call of these operands, to be raised: where they are, ``describe`` checks it."""
+        described = describe(self._placed(views, specs))
+        if self.stream is not None:
+            stream_address(self.stream)
+        return Explained(described.explain())
+
+    def _placed(
+        self, views: Sequence[TensorView | None], specs: Sequence[TensorSpec | None]
+    ) -> tuple[TensorSpec | None, ...]:
+        target = self.target or next((view.target for view in views if view is not None), None) or self.elsewhere()
+        kept = self.target is None
+        return tuple(
+            spec if spec is None or (kept and view is not None) else spec._replace(target=target)
+            for view, spec in zip(views, specs, strict=True)
+        )
 
 
 class Explained(BaseException):
@@ -18,13 +131,15 @@ class Explained(BaseException):
         self.explanation = explanation
 
 
-def explanation_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
+def explanation_of(
+    function: Callable[..., Any], *args: Any, request: ExplainRequest | None = None, **kwargs: Any
+) -> Explanation:
     """Return which kernels the call ``function(*args, **kwargs)`` would get, and why: it is checked and not made.
 
     The function takes ``stream`` and makes one call of an `Operation`, which is explained where it would be planned.
     """
     try:
-        function(*args, **{**kwargs, "stream": ExplainRequest()})
+        function(*args, **{**kwargs, "stream": request or ExplainRequest()})
     except Explained as answer:
         return answer.explanation
     raise AssertionError(f"{function} makes no call that can be explained")

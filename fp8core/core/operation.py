@@ -15,7 +15,7 @@ from weakref import WeakSet
 from fp8core import interop
 from fp8core.core import prefetch
 from fp8core.core.calls import Call, CallCache, Calls, Described
-from fp8core.core.explaining import Explained, ExplainRequest
+from fp8core.core.explaining import ExplainRequest
 from fp8core.core.signature import offsets
 from fp8core.core.specs import TensorSpec, spec_of
 from fp8core.errors import DTypeError, ScaleError
@@ -162,12 +162,12 @@ class Operation:
         cache = self.cache
         if operands[0] is None:
             raise DTypeError(f"{self.operands[0]} needs an array, got None")
+        plain = options.options if type(options) is Interned else options
+        if isinstance(stream, ExplainRequest):
+            raise stream.explained(*self._viewed(operands, stream), lambda specs: self.describe(specs, plain))
         views, specs = self._viewed(operands)
         first = views[0]
         assert first is not None
-        plain = options.options if type(options) is Interned else options
-        if isinstance(stream, ExplainRequest):
-            raise Explained(self.describe(specs, plain).explain())
         framework = first.framework
         call = self._planned(cache, specs, plain, framework)
         for at in call.given:
@@ -203,18 +203,21 @@ class Operation:
             cache.keep(call, *among)
         return arrays, call.note
 
-    def _viewed(self, operands: tuple[Any, ...]) -> tuple[list[TensorView | None], tuple[TensorSpec | None, ...]]:
-        """Return the views and the specs of operands; a number has a spec and no memory yet."""
+    def _viewed(
+        self, operands: tuple[Any, ...], request: ExplainRequest | None = None
+    ) -> tuple[list[TensorView | None], tuple[TensorSpec | None, ...]]:
+        """Return the views and the specs of operands; a number has a spec and no memory yet, an `ArraySpec` no view."""
         views: list[TensorView | None] = []
         specs: list[TensorSpec | None] = []
         for at, (x, name) in enumerate(zip(operands, self.operands, strict=True)):
             number = x is not None and at in self.numbers and interop.scalar(x) is not None
-            view = None if x is None or number else interop.view(x, name)
+            known = None if request is None else request.spec(x, name)
+            view = None if x is None or number or known is not None else interop.view(x, name)
             views.append(view)
-            if number and views[0] is not None:
-                specs.append(TensorSpec(name, "float32", (1,), (1,), views[0].target))
+            if number and specs[0] is not None:
+                specs.append(TensorSpec(name, "float32", (1,), (1,), specs[0].target))
             else:
-                specs.append(None if view is None else spec_of(view, name))
+                specs.append(known if view is None else spec_of(view, name))
         return views, tuple(specs)
 
     def _planned(

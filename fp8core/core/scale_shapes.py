@@ -166,7 +166,7 @@ def of_product(
     b = _weight(scale_b, n, k, stored=stored, grouped=a.granularity == "group", known=known_b)
     if not k and "group" in (a.granularity, b.granularity):  # a scale without elements, which nothing may read
         return Reading("group", BROADCAST), Reading("group", BROADCAST)
-    granularity = paired(a.granularity, b.granularity, k, scale_a.name, scale_b.name)
+    granularity = paired(a.granularity, b.granularity, k, scale_a.name, scale_b.name, known_a)
     return Reading(granularity, a.strides if granularity != "row" else (a.strides[0], 0)), b
 
 
@@ -235,8 +235,23 @@ def _vector_in_the_other_orientation(
     return None
 
 
-def paired(a: Granularity, b: Granularity, k: int, name_a: str = "scale_a", name_b: str = "scale_b") -> Granularity:
+def paired(
+    a: Granularity,
+    b: Granularity,
+    k: int,
+    name_a: str = "scale_a",
+    name_b: str = "scale_b",
+    known_a: Granularity | None = None,
+) -> Granularity:
     """Return what scale_a means next to scale_b: groups go with groups or blocks, and only with them.
+
+    Args:
+        a: what scale_a holds.
+        b: what scale_b holds.
+        k: the shared axis.
+        name_a: what errors call scale_a.
+        name_b: what errors call scale_b.
+        known_a: what the caller said of a, of which one row has one number per token as per tensor.
 
     Raises:
         ScaleError: no product multiplies by both.
@@ -250,6 +265,9 @@ def paired(a: Granularity, b: Granularity, k: int, name_a: str = "scale_a", name
         kind = "128x128 block" if b == "block" else "1x128 group"
         raise ScaleError(
             f"{name_b} with one scale per {kind} needs {name_a} "
-            f"for groups of 1x128, with group_shape=(1, 128), got one per {a}"
+            f"for groups of 1x128, with group_shape=(1, 128), got one per {'token' if 'row' in (a, known_a) else a}"
         )
-    raise ScaleError(f"{name_a} for groups of 1x128 needs {name_b} for 128x128 blocks or 1x128 groups, got one per {b}")
+    got = "channel" if b == "row" else b
+    raise ScaleError(
+        f"{name_a} for groups of 1x128 needs {name_b} for 128x128 blocks or 1x128 groups, got one per {got}"
+    )

@@ -14,7 +14,7 @@ from fp8core.errors import DeviceError, DTypeError
 from fp8core.interop.eager import eager_only
 from fp8core.interop.float8 import Float8Array
 from fp8core.interop.frameworks import framework_of
-from fp8core.interop.names import Operand, dtype_name
+from fp8core.interop.names import Operand, ScaleOperand, dtype_name
 from fp8core.interop.ordering import order_after, order_before
 from fp8core.interop.scalars import scalar
 from fp8core.interop.tensor import Allocator, Framework, Result, TensorView
@@ -24,6 +24,7 @@ __all__ = [
     "Framework",
     "Operand",
     "Result",
+    "ScaleOperand",
     "TensorView",
     "check_writable",
     "dtype_name",
@@ -33,6 +34,7 @@ __all__ = [
     "order_before",
     "reinterpret",
     "scalar",
+    "stream_address",
     "stream_of",
     "view",
     "wrote",
@@ -57,9 +59,10 @@ def view(x: Any, name: str, *, written: bool = False) -> TensorView:
     kind: Any = type(x)
     read = _reader(kind)
     if read is None:
+        wanted = "a number or an array" if isinstance(name, ScaleOperand) else "an array"
         if x is None:
-            raise DTypeError(f"{name} needs an array, got None")
-        raise DTypeError(f"{name} needs an array that offers DLPack, got {kind.__module__}.{kind.__qualname__}")
+            raise DTypeError(f"{name} needs {wanted}, got None")
+        raise DTypeError(f"{name} needs {wanted} that offers DLPack, got {kind.__module__}.{kind.__qualname__}")
     seen: TensorView = read(x, name)
     if written:
         seen.framework.written(_storage_of(x), name)
@@ -81,7 +84,7 @@ def stream_of(first: TensorView, stream: Any = None, *others: TensorView) -> int
     Raises:
         DeviceError: ``stream`` is nothing of that kind.
     """
-    given = None if stream is None else _address(stream)
+    given = None if stream is None else stream_address(stream)
     if first.target.platform == "host":
         return 0
     chosen = first.framework.stream(first.target) if given is None else given
@@ -90,7 +93,8 @@ def stream_of(first: TensorView, stream: Any = None, *others: TensorView) -> int
     return chosen
 
 
-def _address(stream: Any) -> int:
+def stream_address(stream: Any) -> int:
+    """Return the address of a stream that a caller gave; raises DeviceError for what is none."""
     address = stream
     integral = hasattr(type(stream), "__index__")
     offer = getattr(stream, "__cuda_stream__", None)

@@ -48,6 +48,16 @@ class Float8Array(DLPackView):
 
     Raises:
         DTypeError: the codes are not bytes, or the dtype is another.
+
+    Examples:
+        >>> import numpy as np, fp8core
+        >>> q = fp8core.Float8Array(np.array([[0x38, 0xB8]], np.uint8), "float8_e4m3fn")
+        >>> q
+        Float8Array(shape=(1, 2), dtype=float8_e4m3fn, strides=(2, 1), device=cpu)
+        >>> q.get().astype(np.float32).tolist()
+        [[1.0, -1.0]]
+        >>> fp8core.dequantize(q, 2.0).tolist()
+        [[2.0, -2.0]]
     """
 
     __slots__ = ()

@@ -22,6 +22,12 @@ class Operand(str):
         return made
 
 
+class ScaleOperand(Operand):
+    """An operand that may be a number, too."""
+
+    __slots__ = ()
+
+
 def dtype_name(dtype: Any, name: str = "dtype", among: Collection[str] = ITEMSIZE) -> str:
     """Return the name of a dtype.
 

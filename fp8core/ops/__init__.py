@@ -1,20 +1,16 @@
 """The public operations: each is a signature, a docstring, and the description of a call (`fp8core.core.operation`)."""
 
+from fp8core.ops.all_close import all_close_1d
+from fp8core.ops.dequantize import dequantize, per_tensor_dequantize
 from fp8core.ops.explain import Capability, capabilities, explain
+from fp8core.ops.fnuz import normalize_e4m3fn_to_e4m3fnuz, normalize_e4m3fnuz_to_e4m3fn
 from fp8core.ops.layer import Fp8Linear
 from fp8core.ops.linear import linear
 from fp8core.ops.producers import rms_norm_quant, silu_and_mul_quant
-from fp8core.ops.quantize import dequantize, quantize
+from fp8core.ops.quantize import quantize
 from fp8core.ops.quantized import Quantized
 from fp8core.ops.scaled_mm import scaled_mm, scaled_mm_nt
-from fp8core.ops.weights import (
-    all_close_1d,
-    convert_to_channelwise,
-    normalize_e4m3fn_to_e4m3fnuz,
-    normalize_e4m3fnuz_to_e4m3fn,
-    per_tensor_dequantize,
-    requantize_with_max_scale,
-)
+from fp8core.ops.shards import convert_to_channelwise, requantize_with_max_scale
 
 __all__ = [
     "Capability",

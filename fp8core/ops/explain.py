@@ -4,29 +4,28 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from fp8core.core.explaining import explanation_of
-from fp8core.errors import DeviceError
+from fp8core.core.explaining import ArraySpec, ExplainRequest, explanation_of
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.kernels.quantize import QUANTIZE
+from fp8core.ops.all_close import all_close_1d
+from fp8core.ops.dequantize import dequantize, per_tensor_dequantize
+from fp8core.ops.fnuz import normalize_e4m3fn_to_e4m3fnuz, normalize_e4m3fnuz_to_e4m3fn
+from fp8core.ops.layer import Fp8Linear
 from fp8core.ops.linear import linear
 from fp8core.ops.producers import rms_norm_quant, silu_and_mul_quant
-from fp8core.ops.quantize import dequantize, quantize
+from fp8core.ops.quantize import quantize
+from fp8core.ops.quantized import Quantized
 from fp8core.ops.scaled_mm import scaled_mm, scaled_mm_nt
-from fp8core.ops.weights import (
-    all_close_1d,
-    convert_to_channelwise,
-    normalize_e4m3fn_to_e4m3fnuz,
-    normalize_e4m3fnuz_to_e4m3fn,
-    per_tensor_dequantize,
-    requantize_with_max_scale,
-)
+from fp8core.ops.shards import convert_to_channelwise, requantize_with_max_scale
+from fp8core.ops.targets import target_of
 from fp8core.problem import (
     BLOCK,
     BLOCK_128,
+    FORMATS,
     GROUP_128,
-    HOST,
     PER_TENSOR,
     PER_TOKEN,
+    Fp8Name,
     Granularity,
     GroupShape,
     Quantize,
@@ -34,8 +33,19 @@ from fp8core.problem import (
     Target,
     native_e4m3,
 )
-from fp8core.runtime import device as devices
 from fp8core.table import Explanation, Table
+from fp8core.types import DType
+
+__all__ = [
+    "ArraySpec",
+    "Capability",
+    "capabilities",
+    "example_product",
+    "example_quantize",
+    "explain",
+    "explain_product",
+    "target_of",
+]
 
 _EXPLAINED: Final[tuple[Callable[..., Any], ...]] = (
     quantize,
@@ -54,44 +64,178 @@ _EXPLAINED: Final[tuple[Callable[..., Any], ...]] = (
 )
 
 
-def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
+def explain(
+    function: Callable[..., Any], /, *args: Any, target: int | str | Target | None = None, **kwargs: Any
+) -> Explanation:
     """Return the problem that a call poses and every kernel of its table, in the order of preference.
 
-    Nothing runs and nothing is compiled: the call goes its way up to the choice of a kernel.
+    Nothing runs and nothing is compiled: the call goes its way up to the choice of a kernel. Operands may be arrays,
+    or an `ArraySpec` where there is no array, also within a `Quantized`.
 
     Args:
         function: an operation of fp8core, or an `Fp8Linear`.
         *args: the call's arguments.
+        target: the device that all operands are taken to be on: a `Target`, the ordinal of a GPU of this machine, or a
+            name as "sm_90" or "gfx942" of a device that need not be here. None is where the arrays are; of a call
+            without arrays the current GPU, or the host where there is none.
         **kwargs: the call's keyword arguments.
 
     Returns:
         For each kernel a verdict: "chosen", "able", "not preferred" (able, and measured to be slower than another),
-        "unable" or "unknown" (only a library on the device can tell), with the reason.
+        "unable" or "unknown" (only a library on the device can tell), with the reason. ``print`` it, or take ``.short``
+        for a line and ``.chosen`` for the name.
 
     Raises:
         TypeError: the function is none of fp8core's that choose among kernels, or does not take the arguments.
-        Fp8Error: what the call itself would refuse.
+        DeviceError: there is no such target, or stream is none.
+        Fp8Error: what the call itself would refuse of shapes, dtypes, strides, scales and options. Memory is not looked
+            at: an ``out`` that overlaps another operand or is read-only is refused by the call alone.
 
-    Example:
+    Examples:
         >>> import numpy as np, fp8core
         >>> fp8core.explain(fp8core.quantize, np.ones((2, 32), np.float32)).chosen
         'host'
+        >>> x = fp8core.ArraySpec((16, 4096), "bfloat16")
+        >>> weight = fp8core.Quantized(
+        ...     fp8core.ArraySpec((8192, 4096), "float8_e4m3fn"), fp8core.ArraySpec((8192, 1), "float32"), (1, -1)
+        ... )
+        >>> fp8core.explain(fp8core.linear, x, weight, target="sm_90").short
+        'Quantize: rowwise, Linear: overlapped, ScaledMm: sm90_decode'
     """
-    if function in _EXPLAINED:
-        return explanation_of(function, *args, **kwargs)
-    own = getattr(function, "explain", None)
-    if own is None:
+    if function not in _EXPLAINED and not isinstance(function, Fp8Linear):
         known = ", ".join(known.__name__ for known in _EXPLAINED)
         raise TypeError(f"explain needs one of {known} or an Fp8Linear, got {function!r}")
-    explanation: Explanation = own(*args, **kwargs)
-    return explanation
+    place = None if target is None else target_of(target, "target")
+    request = ExplainRequest(place, lambda: target_of(None), kwargs.pop("stream", None))
+    return explanation_of(function, *args, request=request, **kwargs)
+
+
+_GROUPS: Final[dict[Granularity, GroupShape]] = {
+    "tensor": PER_TENSOR,
+    "row": PER_TOKEN,
+    "group": GROUP_128,
+    "block": BLOCK_128,
+}
+
+
+def explain_product(
+    m: int,
+    n: int,
+    k: int,
+    *,
+    a: Fp8Name | None = None,
+    b: Fp8Name | None = None,
+    out: DType = "bfloat16",
+    scale_a: Granularity = "row",
+    scale_b: Granularity = "row",
+    target: int | str | Target | None = None,
+    **keywords: Any,
+) -> Explanation:
+    """Return `explain` of ``scaled_mm_nt`` for contiguous matrices of these extents.
+
+    Args:
+        m: rows of a: tokens.
+        n: output channels.
+        k: the shared axis.
+        a: the format of a; None is the target's E4M3.
+        b: the format of the weight; None is the target's E4M3.
+        out: the dtype of the result; an FP8 one has a scale.
+        scale_a: "tensor", "row" (one for each token) or "group" (1x128, as ``scale_layout="mn"`` stores them).
+        scale_b: "tensor", "row" (one for each output channel), "group" (1x128) or "block" (128x128).
+        target: as for `explain`.
+        **keywords: of `fp8core.scaled_mm_nt`.
+
+    Raises:
+        Fp8Error: what the product itself would refuse, as a pair of scales that does not go together.
+
+    Examples:
+        >>> from fp8core.ops.explain import explain_product
+        >>> explain_product(16, 4096, 4096, target="sm_90").chosen
+        'sm90_decode'
+    """
+    place = target_of(target, "target")
+    native = native_e4m3(place)
+    group_strides = (1, m) if scale_a == "group" else None
+    left = _quantized_spec(m, k, a or native, _GROUPS[scale_a], group_strides)
+    right = _quantized_spec(n, k, b or native, _GROUPS[scale_b], None)
+    if out in FORMATS:
+        keywords.setdefault("out_scale", 1.0)
+    return explain(scaled_mm_nt, left, right, target=place, out_dtype=out, **keywords)
+
+
+def _quantized_spec(
+    rows: int, k: int, dtype: str, group: GroupShape, strides: tuple[int, int] | None
+) -> Quantized[ArraySpec, ArraySpec]:
+    shape = (1,) if group == PER_TENSOR else group.scale_shape(rows, k)
+    return Quantized(ArraySpec((rows, k), dtype), ArraySpec(shape, "float32", strides=strides), group)
 
 
 class Capability(NamedTuple):
-    """Whether something runs on a kernel made for it, and which one, or why not."""
+    """Whether something runs on a kernel made for it, and which one, or why not.
+
+    Examples:
+        >>> import fp8core
+        >>> able, reason = fp8core.capabilities("sm_80")["grouped_mm"]
+        >>> able, reason
+        (False, 'fp8core has no grouped product')
+    """
 
     able: bool
     reason: str
+
+
+def capabilities(device: int | str | Target | None = None) -> Mapping[str, Capability]:
+    """Return what runs on a device on kernels made for it: feature -> (able, the kernel or why not).
+
+    Products that are not able here still run, on the kernel that dequantizes and multiplies.
+
+    Args:
+        device: the ordinal of a GPU, a name as "sm_90", a target, or None for the current GPU (the host where there is
+            none).
+
+    Raises:
+        DeviceError: there is no such device.
+
+    Examples:
+        >>> import fp8core
+        >>> fp8core.capabilities("sm_90")["scaled_mm_decode"]
+        Capability(able=True, reason='sm90_decode')
+        >>> fp8core.capabilities("sm_80")["scaled_mm_decode"].able
+        False
+    """
+    target = target_of(device)
+    found: dict[str, Capability] = {}
+    for name, group_shape, static in (
+        ("quantize_static", PER_TENSOR, True),
+        ("quantize_per_tensor", PER_TENSOR, False),
+        ("quantize_per_token", PER_TOKEN, False),
+        ("quantize_1x128", GROUP_128, False),
+        ("quantize_128x128", BLOCK_128, False),
+    ):
+        found[name] = _capability(QUANTIZE, example_quantize(target, group_shape, static=static), "")
+    pairs: tuple[tuple[str, Granularity, Granularity], ...] = (
+        ("scaled_mm_per_tensor", "tensor", "tensor"),
+        ("scaled_mm_per_token", "row", "row"),
+        ("scaled_mm_mixed", "tensor", "row"),
+        ("scaled_mm_block", "group", "block"),
+    )
+    for name, scale_a, scale_b in pairs:
+        found[name] = _capability(SCALED_MM, example_product(target, scale_a, scale_b), _FALLBACK)
+    found["scaled_mm_decode"] = _capability(SCALED_MM, example_product(target, "row", "row", m=1), _FALLBACK)
+    found["grouped_mm"] = Capability(False, "fp8core has no grouped product")
+    found["sparse_mm"] = Capability(False, "fp8core has no 2:4 sparse product")
+    return MappingProxyType(found)
+
+
+_FALLBACK: Final = "simt"
+
+
+def _capability(table: Table[Any], problem: Any, fallback: str) -> Capability:
+    explanation = table.explain(problem)
+    if explanation.chosen is not None and explanation.chosen != fallback:
+        return Capability(True, explanation.chosen)
+    reasons = [f"{v.kernel}: {v.reason}" for v in explanation.verdicts if v.status in ("unable", "unknown")]
+    return Capability(False, "; ".join(reasons))
 
 
 def example_product(
@@ -145,57 +289,3 @@ def operands_alignment(k: int, n: int) -> int:
 def example_quantize(target: Target, group_shape: GroupShape, *, static: bool = False) -> Quantize:
     """Return the quantization of aligned bfloat16 rows as a problem."""
     return Quantize(target, "bfloat16", native_e4m3(target), group_shape, static, "float32", "k", 4096, 16)
-
-
-_FALLBACK = "simt"
-
-
-def capabilities(device: int | Target | None = None) -> Mapping[str, Capability]:
-    """Return what runs on a device on kernels made for it: feature -> (able, the kernel or why not).
-
-    Products that are not able here still run, on the kernel that dequantizes and multiplies.
-
-    Args:
-        device: an ordinal, a target, or None for the current GPU (the host where there is none).
-    """
-    target = target_of(device)
-    found: dict[str, Capability] = {}
-    for name, group_shape, static in (
-        ("quantize_static", PER_TENSOR, True),
-        ("quantize_per_tensor", PER_TENSOR, False),
-        ("quantize_per_token", PER_TOKEN, False),
-        ("quantize_1x128", GROUP_128, False),
-        ("quantize_128x128", BLOCK_128, False),
-    ):
-        found[name] = _capability(QUANTIZE, example_quantize(target, group_shape, static=static), "")
-    pairs: tuple[tuple[str, Granularity, Granularity], ...] = (
-        ("scaled_mm_per_tensor", "tensor", "tensor"),
-        ("scaled_mm_per_token", "row", "row"),
-        ("scaled_mm_mixed", "tensor", "row"),
-        ("scaled_mm_block", "group", "block"),
-    )
-    for name, scale_a, scale_b in pairs:
-        found[name] = _capability(SCALED_MM, example_product(target, scale_a, scale_b), _FALLBACK)
-    found["scaled_mm_decode"] = _capability(SCALED_MM, example_product(target, "row", "row", m=1), _FALLBACK)
-    found["grouped_mm"] = Capability(False, "fp8core has no grouped product")
-    found["sparse_mm"] = Capability(False, "fp8core has no 2:4 sparse product")
-    return MappingProxyType(found)
-
-
-def target_of(device: int | Target | None) -> Target:
-    """Return the target that is meant: an ordinal's, the current GPU's, or the host where there is no GPU."""
-    if isinstance(device, Target):
-        return device
-    if devices.count() == 0:
-        if device is not None:
-            raise DeviceError(f"device needs a GPU, got {device} on a machine without one: {devices.why_none()}")
-        return HOST
-    return devices.target(devices.current() if device is None else device)
-
-
-def _capability(table: Table[Any], problem: Any, fallback: str) -> Capability:
-    explanation = table.explain(problem)
-    if explanation.chosen is not None and explanation.chosen != fallback:
-        return Capability(True, explanation.chosen)
-    reasons = [f"{v.kernel}: {v.reason}" for v in explanation.verdicts if v.status in ("unable", "unknown")]
-    return Capability(False, "; ".join(reasons))

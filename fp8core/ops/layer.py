@@ -1,22 +1,24 @@
 """`Fp8Linear`: a linear layer with an FP8 weight, made once and called many times."""
 
-from typing import Any, NamedTuple
+from typing import Any, Unpack, overload
 
 from fp8core import interop
 from fp8core.core.explaining import explanation_of
 from fp8core.core.operation import Interned
-from fp8core.core.prefetch import WeightHistory, capture_of
-from fp8core.core.product import product_of
-from fp8core.core.scale_shapes import WEIGHT_GROUPS, is_one_number, is_scale, known_group
-from fp8core.core.specs import TensorSpec, flag, group, is_fp8, same_device, spec_of
-from fp8core.errors import LayoutError, ScaleError, ShapeError
-from fp8core.interop import Framework, TensorView, eager_only
-from fp8core.interop.tensor import bytes_spanned, fill_number
-from fp8core.ops.linear import ARRAYS, LINEAR_CALLS, OUT, LinearOptions, activation_group, input_format, result_dtype
-from fp8core.ops.quantize import quantize_weight
+from fp8core.core.scale_shapes import WEIGHT_GROUPS, known_group
+from fp8core.core.specs import flag, group
+from fp8core.errors import LayoutError
+from fp8core.interop import eager_only
+from fp8core.interop.float8 import Float8Array
+from fp8core.ops.layer_checks import check_before_quantizing, check_layer
+from fp8core.ops.linear import ARRAYS, LINEAR_CALLS, OUT, LinearOptions, activation_group
+from fp8core.ops.quantize import quantize_by, quantize_operation
 from fp8core.ops.quantized import Quantized, parts
-from fp8core.problem import BLOCK, GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, WIDE, GroupShape, Target
+from fp8core.problem import GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, GroupShape
 from fp8core.table import Explanation
+from fp8core.types import Array, ArrayT, CallKeywords, Fp8DType, NumpyArray, Scale, Untyped, WideDType
+
+_QUANTIZE_WEIGHT = quantize_operation("weight")
 
 
 class Fp8Linear:
@@ -30,80 +32,93 @@ class Fp8Linear:
     Args:
         weight: FP8 ``[n, k]`` as it is stored, rows contiguous, or a `Quantized`.
         weight_scale: as for `linear`.
-        bias: as for `linear`.
+        bias: ``[n]`` in the results' dtype or float32.
         input_scale: the scale of static quantization, and of inputs that are arrays of FP8.
-        group_shape: as for `linear`.
-        out_dtype: as for `linear`.
+        group_shape: how inputs are quantized: PER_TOKEN, PER_TENSOR or GROUP_128.
+        out_dtype: the results' dtype: float32, float16 or bfloat16; None is each input's own.
         use_fast_accum: as for `scaled_mm`.
         batch_invariant: as for `scaled_mm`.
 
     Raises:
-        ShapeError, DTypeError, LayoutError, ScaleError, DeviceError: the arrays do not make a layer.
+        ShapeError, DTypeError, LayoutError, ScaleError, DeviceError: the arrays do not make a layer. An assignment
+            that would not raises, too, and changes nothing.
 
-    Example:
+    Examples:
         >>> import numpy as np, fp8core
         >>> layer = fp8core.Fp8Linear.from_weight(np.eye(4, 32, dtype=np.float32))
         >>> layer
         Fp8Linear(in_features=32, out_features=4, bias=False, weight=float8_e4m3fn, weight_scale=(4, 1), x per token)
-        >>> layer(np.ones((2, 32), np.float32)).tolist()
-        [[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]]
+        >>> layer(np.ones((2, 32), np.float32)).round(3)
+        array([[1., 1., 1., 1.],
+               [1., 1., 1., 1.]], dtype=float32)
+        >>> layer.bias = np.full(4, 0.5, np.float32)
+        >>> layer(np.ones((1, 32), np.float32)).round(3)
+        array([[1.5, 1.5, 1.5, 1.5]], dtype=float32)
     """
 
     def __init__(
         self,
-        weight: object,
-        weight_scale: object = None,
+        weight: Array | Quantized[object, object],
+        weight_scale: Scale | None = None,
         *,
-        bias: object = None,
-        input_scale: object = None,
+        bias: Array | None = None,
+        input_scale: Scale | None = None,
         group_shape: tuple[int, int] = PER_TOKEN,
-        out_dtype: object = None,
+        out_dtype: WideDType | None = None,
         use_fast_accum: bool = True,
         batch_invariant: bool = False,
     ) -> None:
-        self._options = LinearOptions(
-            activation_group(group_shape),
-            None,
-            out_dtype,
-            flag(use_fast_accum, "use_fast_accum"),
-            flag(batch_invariant, "batch_invariant"),
-        )
+        self._options = _options(group_shape, out_dtype, use_fast_accum, batch_invariant)
         if weight_scale is None or isinstance(weight, Quantized):
-            weight, weight_scale, known = parts(weight, weight_scale, "weight", "weight_scale")
+            data, scale, known = parts(weight, weight_scale, "weight", "weight_scale")
             self._options = self._options._replace(weight_group=known)
-        self._put(weight=weight, weight_scale=weight_scale, bias=bias, input_scale=input_scale)
+        else:
+            data, scale = weight, weight_scale
+        self._put(weight=data, weight_scale=scale, bias=bias, input_scale=input_scale)
 
     @classmethod
     def from_weight(
         cls,
-        weight: object,
+        weight: Array,
         *,
-        bias: object = None,
-        input_scale: object = None,
-        dtype: object = "float8_e4m3fn",
+        bias: Array | None = None,
+        input_scale: Scale | None = None,
+        dtype: Fp8DType = "float8_e4m3fn",
         weight_group_shape: tuple[int, int] = PER_CHANNEL,
         group_shape: tuple[int, int] = PER_TOKEN,
-        out_dtype: object = None,
+        out_dtype: WideDType | None = None,
         use_fast_accum: bool = True,
         batch_invariant: bool = False,
     ) -> "Fp8Linear":
-        """Quantize a float32, float16 or bfloat16 weight ``[n, k]``.
+        """Quantize a weight ``[n, k]``, and make a layer of it.
 
         Args:
-            weight: the weight, rows contiguous.
-            bias: ``[n]`` in the result's dtype or fp32.
+            weight: float32, float16 or bfloat16 ``[n, k]``, rows contiguous.
+            bias: ``[n]`` in the results' dtype or float32.
             input_scale: a given scale for static quantization of the input.
-            dtype: the FP8 format.
+            dtype: the FP8 format of the weight.
             weight_group_shape: PER_CHANNEL, PER_TENSOR, BLOCK_128 or GROUP_128, and no other.
             group_shape: how inputs are quantized; BLOCK_128 and GROUP_128 weights need GROUP_128.
-            out_dtype: the results' dtype; None is each input's own.
+            out_dtype: the results' dtype: float32, float16 or bfloat16; None is each input's own.
             use_fast_accum: as for `scaled_mm`.
             batch_invariant: as for `scaled_mm`.
+
+        Raises:
+            ShapeError, DTypeError, LayoutError, ScaleError, DeviceError: the arrays do not make a layer.
+
+        Examples:
+            >>> import numpy as np, fp8core
+            >>> weight = np.ones((256, 256), np.float32)
+            >>> options = {"weight_group_shape": fp8core.BLOCK_128, "group_shape": fp8core.GROUP_128}
+            >>> fp8core.Fp8Linear.from_weight(weight, **options).weight_scale.shape
+            (2, 2)
         """
         weight_group = group(weight_group_shape, "weight_group_shape")
         known_group(weight_group, WEIGHT_GROUPS, "weight_group_shape")
+        options = _options(group_shape, out_dtype, use_fast_accum, batch_invariant)
+        check_before_quantizing(weight, bias, input_scale, dtype, weight_group, options)
         return cls(
-            quantize_weight(weight, dtype, weight_group),
+            quantize_by(_QUANTIZE_WEIGHT, weight, dtype, weight_group),
             bias=bias,
             input_scale=input_scale,
             group_shape=group_shape,
@@ -112,9 +127,29 @@ class Fp8Linear:
             batch_invariant=batch_invariant,
         )
 
+    @overload
+    def __call__(self, x: Float8Array | Quantized[Float8Array, Untyped], **keywords: Unpack[CallKeywords]) -> Any: ...
+    @overload
+    def __call__(
+        self, x: NumpyArray | Quantized[object, NumpyArray], **keywords: Unpack[CallKeywords]
+    ) -> NumpyArray: ...
+    @overload
+    def __call__(self, x: ArrayT | Quantized[object, ArrayT], **keywords: Unpack[CallKeywords]) -> ArrayT: ...
     @eager_only
     def __call__(self, x: object, *, out: object = None, stream: object = None) -> Any:
-        """Return ``x @ weight.T + bias`` for x ``[..., k]``: to be quantized, or FP8 as for `linear`."""
+        """Return ``x @ weight.T + bias``.
+
+        Args:
+            x: float32, float16 or bfloat16 ``[..., k]``, to be quantized; or FP8 as for `linear`.
+            out: an array ``[..., n]`` for the result.
+            stream: the stream to launch on, as for `quantize`.
+
+        Returns:
+            ``[..., n]`` of out_dtype, in the framework of x.
+
+        Raises:
+            ShapeError, DTypeError, LayoutError, ScaleError, DeviceError: as for `linear`.
+        """
         weight, weight_scale, bias, input_scale = self._arrays
         options = self._interned
         if type(x) is Quantized:
@@ -129,7 +164,14 @@ class Fp8Linear:
         return made
 
     def explain(self, x: object, *, out: object = None) -> Explanation:
-        """Return which kernels a call with x would get, and why; `fp8core.explain` of this layer asks it."""
+        """Return which kernels a call would get, and why: ``fp8core.explain(layer, x, out=out)``.
+
+        Examples:
+            >>> import numpy as np, fp8core
+            >>> layer = fp8core.Fp8Linear.from_weight(np.eye(4, 32, dtype=np.float32))
+            >>> layer.explain(fp8core.ArraySpec((2, 32), "float32")).chosen
+            'host'
+        """
         return explanation_of(self, x, out=out)
 
     @property
@@ -163,7 +205,7 @@ class Fp8Linear:
 
     @property
     def weight_scale(self) -> Any:
-        """The scale of the weight, fp32."""
+        """The scale of the weight, float32."""
         return self._arrays[1]
 
     @weight_scale.setter
@@ -172,7 +214,7 @@ class Fp8Linear:
 
     @property
     def bias(self) -> Any:
-        """``[n]`` in the result's dtype or fp32, or None."""
+        """``[n]`` in the results' dtype or float32, or None."""
         return self._arrays[2]
 
     @bias.setter
@@ -181,7 +223,7 @@ class Fp8Linear:
 
     @property
     def input_scale(self) -> Any:
-        """The given scale of inputs, fp32, or None."""
+        """The given scale of inputs, float32, or None."""
         return self._arrays[3]
 
     @input_scale.setter
@@ -228,81 +270,11 @@ class Fp8Linear:
         )
 
 
-def _array_of(number: float, framework: Framework, target: Target) -> Any:
-    """Return a number as an fp32 array of a framework, made on its current stream."""
-    made, stream = framework.empty((1,), "float32", target), framework.stream(target)
-    fill_number(made.pointer, number, target, stream)
-    return framework.wrap(made.array, stream)
-
-
-def _check_input_scale(scale: TensorSpec, group_shape: GroupShape, groups: int) -> None:
-    """Refuse a scale that no input has: one number, or for inputs that come quantized one a token or a group."""
-    if is_one_number(scale.shape):
-        return
-    needs = "one number, of shape (), (1,) or (1, 1)"
-    if group_shape == PER_TOKEN:
-        able, needs = len(scale.shape) == 1 or scale.shape[-1:] == (1,), f"{needs}, or (m, 1) or (m,) per token"
-    elif group_shape == GROUP_128:
-        able, needs = len(scale.shape) > 1 and scale.shape[-1] == groups, f"{needs}, or (m, {groups}) by groups"
-    else:
-        able = False
-    if not able:
-        raise ShapeError(f"{scale.name} needs {needs}, got shape {scale.shape}")
-
-
-class _Checked(NamedTuple):
-    arrays: tuple[Any, ...]
-    shape: tuple[int, int]
-    history: WeightHistory
-
-
-def check_layer(options: LinearOptions, weight: Any, weight_scale: Any, bias: Any, input_scale: Any) -> _Checked:
-    """Check the arrays of a layer as far as they can be without an input, and begin the history of its weight.
-
-    Numbers become arrays beside the weight, once.
-    """
-    first = interop.view(weight, ARRAYS[0])
-    at = spec_of(first, "weight")
-    is_fp8(at)
-    if len(at.shape) != 2:
-        raise ShapeError(f"weight needs two axes [n, k], got shape {at.shape}")
-    framework, target = first.framework, first.target
-    arrays: list[Any] = [weight]
-    views: list[TensorView | None] = [first]
-    for x, name in zip((weight_scale, bias, input_scale), ARRAYS[1:], strict=True):
-        number = None if x is None or name == "bias" else interop.scalar(x)
-        given = x if number is None else _array_of(number, framework, target)
-        arrays.append(given)
-        views.append(None if given is None else interop.view(given, name))
-    specs = [None if view is None else spec_of(view, name) for view, name in zip(views, ARRAYS, strict=True)]
-    scale, added, of_input = specs[1:]
-    if scale is None:
-        raise ScaleError("weight needs weight_scale, or to be a Quantized, got neither")
-    n, k = at.shape
-    x = TensorSpec("x", input_format(at.dtype), (1, k), (k, 1), target)
-    groups = {PER_TENSOR: (1,), PER_TOKEN: (1, 1), GROUP_128: (1, -(-k // BLOCK))}[options.group_shape]
-    x_scale = TensorSpec("input_scale", "float32", groups, (1,) * len(groups), target)
-    own = "bfloat16" if added is None or added.dtype not in WIDE else added.dtype
-    product_of(
-        x,
-        at,
-        x_scale,
-        scale,
-        added,
-        result_dtype(options.out_dtype, own),
+def _options(group_shape: Any, out_dtype: Any, use_fast_accum: Any, batch_invariant: Any) -> LinearOptions:
+    return LinearOptions(
+        activation_group(group_shape),
         None,
-        None,
-        stored=True,
-        group_a=options.group_shape,
-        group_b=options.weight_group,
+        out_dtype,
+        flag(use_fast_accum, "use_fast_accum"),
+        flag(batch_invariant, "batch_invariant"),
     )
-    if of_input is not None:
-        is_scale(of_input)
-        same_device(at, of_input)
-        _check_input_scale(of_input, options.group_shape, -(-k // BLOCK))
-    history = WeightHistory()
-    if target.platform != "host":
-        addresses = [0, *(0 if view is None else view.pointer for view in views)]
-        spans = [0, *(0 if s is None else bytes_spanned(s.shape, s.strides, s.dtype) for s in specs)]
-        history.know(addresses, spans, capture_of(framework.stream(target)))
-    return _Checked(tuple(arrays), (n, k), history)

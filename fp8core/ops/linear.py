@@ -1,27 +1,28 @@
 """FP8 linear layers: `linear` quantizes its input and multiplies; `Fp8Linear` (`fp8core.ops.layer`) keeps a weight."""
 
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Unpack, overload
 
 from fp8core.core import specs
 from fp8core.core.calls import Described, Launch, NewArray, Planned
 from fp8core.core.operation import Operation
 from fp8core.core.product import product_of
 from fp8core.core.scale_shapes import ACTIVATION_GROUPS, known_group
-from fp8core.core.scaling import ScaleOptions, Scaling, number_or_operand, scaling
-from fp8core.core.specs import Matrix, TensorSpec
+from fp8core.core.scaling import number_or_operand
+from fp8core.core.specs import TensorSpec
 from fp8core.errors import ScaleError
-from fp8core.interop import Operand, dlpack, dtype_name, eager_only
+from fp8core.interop import Operand, ScaleOperand, dtype_name, eager_only
+from fp8core.interop.float8 import Float8Array
 from fp8core.kernels.gemm.table import SCALED_MM
-from fp8core.kernels.linear.table import LINEAR, Steps, explain_linear
+from fp8core.kernels.linear.table import LINEAR, explain_linear
+from fp8core.ops.linear_scratch import codes_in_scratch, scratch_of, steps_launch
 from fp8core.ops.quantize import quantize_problem
 from fp8core.ops.quantized import Quantized, parts
-from fp8core.problem import FORMATS, PER_TENSOR, PER_TOKEN, WIDE, GroupShape, Linear
-from fp8core.runtime.plans import QuantizeNumbers
+from fp8core.problem import FORMATS, PER_TOKEN, WIDE, GroupShape, Linear
+from fp8core.types import Array, ArrayT, LinearKeywords, NumpyArray, Scale, Untyped
 
 OUT: Final = 6
 """The place of the result among the operands."""
-SCRATCH_ALIGNMENT: Final = 256
 
 
 class LinearOptions(NamedTuple):
@@ -38,6 +39,27 @@ class LinearOptions(NamedTuple):
     weight_group: GroupShape | None = None
 
 
+@overload
+def linear(
+    x: Float8Array | Quantized[Float8Array, Untyped],
+    weight: Array | Quantized[object, object],
+    weight_scale: Scale | None = None,
+    **keywords: Unpack[LinearKeywords],
+) -> Any: ...
+@overload
+def linear(
+    x: NumpyArray | Quantized[object, NumpyArray],
+    weight: Array | Quantized[object, object],
+    weight_scale: Scale | None = None,
+    **keywords: Unpack[LinearKeywords],
+) -> NumpyArray: ...
+@overload
+def linear(
+    x: ArrayT | Quantized[object, ArrayT],
+    weight: Array | Quantized[object, object],
+    weight_scale: Scale | None = None,
+    **keywords: Unpack[LinearKeywords],
+) -> ArrayT: ...
 @eager_only
 def linear(
     x: object,
@@ -56,29 +78,37 @@ def linear(
 ) -> Any:
     """Return ``x @ weight.T + bias`` with x quantized to FP8, unless it is FP8 already.
 
+    The formulas are those of ``scaled_mm_nt(quantize(x, group_shape=group_shape), weight)``.
+
     Args:
         x: float32, float16 or bfloat16 ``[..., k]``; or FP8, as a `Quantized` or together with input_scale.
         weight: FP8 ``[n, k]`` as it is stored, rows contiguous, or a `Quantized`.
-        weight_scale: a number, or fp32 in the weight's orientation: one number, ``[n, 1]`` or ``[n]`` per channel, or
-            ``[ceil(n / 128), ceil(k / 128)]`` for blocks of 128x128, which need group_shape (1, 128).
-        bias: ``[n]`` in out_dtype or fp32.
+        weight_scale: a number, or float32 in the weight's orientation: one number, ``[n, 1]`` or ``[n]`` per channel,
+            or ``[ceil(n / 128), ceil(k / 128)]`` for blocks of 128x128, which need group_shape (1, 128).
+        bias: ``[n]`` in out_dtype or float32.
         input_scale: the scale of x: given for static quantization, and always for an array of FP8.
         group_shape: how x is quantized: PER_TOKEN, PER_TENSOR or GROUP_128, and no other.
         scale_ub: an upper bound of amax per token.
-        out_dtype: the result's dtype; None is x's own, bfloat16 where x is FP8.
+        out_dtype: float32, float16 or bfloat16; None is x's own, bfloat16 where x is FP8.
         use_fast_accum: as for `scaled_mm`.
         batch_invariant: as for `scaled_mm`.
         out: an array ``[..., n]`` for the result.
         stream: the stream to launch on, as for `quantize`.
 
-    Raises:
-        ShapeError, DTypeError, LayoutError, ScaleError, DeviceError: before anything is launched or written.
+    Returns:
+        ``[..., n]`` of out_dtype, in the framework of x.
 
-    Example:
+    Raises:
+        ShapeError, DTypeError, LayoutError, ScaleError, DeviceError: as for `scaled_mm`, before anything is launched
+            or written.
+        UnsupportedProblemError: no kernel can run it.
+
+    Examples:
         >>> import numpy as np, fp8core
         >>> weight = fp8core.quantize(np.eye(4, 32, dtype=np.float32))
-        >>> fp8core.linear(np.ones((2, 32), np.float32), weight).tolist()
-        [[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]]
+        >>> fp8core.linear(np.ones((2, 32), np.float32), weight).round(3)
+        array([[1., 1., 1., 1.],
+               [1., 1., 1., 1.]], dtype=float32)
     """
     x_group = weight_group = None
     if isinstance(x, Quantized):
@@ -190,43 +220,6 @@ def _describe_product(
     return Described({OUT: NewArray(product.shape, product.out)}, plan, lambda: SCALED_MM.explain(problem(False)))
 
 
-class _Codes(NamedTuple):
-    """Codes and scales of x in a scratch: how they are made, and where they lie."""
-
-    at: Matrix
-    how: Scaling
-    x: TensorSpec
-    codes: TensorSpec
-    scale: TensorSpec
-    """Of the product: the given one, or that in the scratch."""
-    scale_offset: int | None
-    """None where the scale is given."""
-    bytes: int
-
-
-def _codes(
-    x: TensorSpec,
-    dtype: str,
-    group: GroupShape,
-    input_scale: TensorSpec | None,
-    upper: TensorSpec | None,
-    bound: Any,
-) -> _Codes:
-    specs.is_wide(x)
-    at = specs.matrix(x)
-    layout = "mn" if group.cols > 0 else "k"  # groups as block-scaled products want them
-    asked = ScaleOptions(dtype, group, input_scale is not None, bound, "float32", layout)
-    how = scaling(asked, x, x.shape, input_scale, upper)
-    codes = TensorSpec("x", dtype, x.shape, dlpack.contiguous(x.shape), x.target)
-    offset = -(-at.rows * at.cols // SCRATCH_ALIGNMENT) * SCRATCH_ALIGNMENT
-    if input_scale is not None:
-        return _Codes(at, how, x, codes, input_scale, None, offset)
-    shape = (1,) if how.group_shape == PER_TENSOR else how.group_shape.scale_shape(at.rows, at.cols)
-    scale = TensorSpec("input_scale", "float32", shape, how.strides[: len(shape)], x.target)
-    nbytes = -(-4 * how.computed() // SCRATCH_ALIGNMENT) * SCRATCH_ALIGNMENT
-    return _Codes(at, how, x, codes, scale, offset, offset + nbytes)
-
-
 def _describe_both(
     x: TensorSpec,
     weight: TensorSpec,
@@ -239,7 +232,7 @@ def _describe_both(
     options: LinearOptions,
 ) -> Described:
     """Describe a quantization into a scratch and the product of what lies there."""
-    q = _codes(x, input_format(weight.dtype), group, input_scale, upper, options.scale_ub)
+    q = codes_in_scratch(x, input_format(weight.dtype), group, input_scale, upper, options.scale_ub)
     product = product_of(
         q.codes,
         weight,
@@ -264,58 +257,27 @@ def _describe_both(
         if not product.m or not product.n:
             return Planned(None)
         steps = LINEAR.plan(problem(False))
-        run = _steps_launch(steps, q)
+        run = steps_launch(steps, q)
 
         def prefetching() -> Launch:
             early = LINEAR.plan(problem(True))
-            return _steps_launch(early, q) if _scratch_of(early, q) == _scratch_of(steps, q) else run
+            return steps_launch(early, q) if scratch_of(early, q) == scratch_of(steps, q) else run
 
-        return Planned(run, _scratch_of(steps, q), prefetching if steps.product.prefetches_weight else None)
+        return Planned(run, scratch_of(steps, q), prefetching if steps.product.prefetches_weight else None)
 
     results = {OUT: NewArray(product.shape, product.out)}
     return Described(results, plan, lambda: explain_linear(problem(False)))
 
 
-def _scratch_of(steps: Steps, q: _Codes) -> int:
-    """Return the bytes of a layer's scratch: codes and scales, where there are any, and the product's."""
-    return steps.product.scratch_bytes + (0 if steps.quantize is None else q.bytes)
-
-
-def _steps_launch(steps: Steps, q: _Codes) -> Launch:
-    """Return the launches of a layer as one: what is quantized lies at the beginning of the scratch."""
-    multiply, at, given = steps.product, q.at, q.scale_offset is None
-    scale_offset, behind = q.scale_offset or 0, q.bytes
-    if steps.quantize is None:
-
-        def multiply_x(
-            stream: int, x: int, weight: int, scale_b: int, bias: int, scale_a: int, _upper: int, out: int, scratch: int
-        ) -> None:
-            multiply(stream, x, weight, scale_a, scale_b, bias, out, 0, 0, scratch)
-
-        return multiply_x
-
-    numbers = QuantizeNumbers(at.stride, at.cols, *q.how.strides, at.rows, at.rows, q.how.upper, q.how.eps)
-    quantize = steps.quantize.bind(numbers)
-
-    def run(
-        stream: int, x: int, weight: int, scale_b: int, bias: int, scale_a: int, upper: int, out: int, scratch: int
-    ) -> None:
-        scale = scale_a if given else scratch + scale_offset
-        quantize(stream, x, scratch, scale, upper)
-        multiply(stream, scratch, weight, scale, scale_b, bias, out, 0, 0, scratch + behind)
-
-    return run
-
-
 ARRAYS: Final = (
     Operand("weight", *FORMATS),
-    Operand("weight_scale", "float32"),
+    ScaleOperand("weight_scale", "float32"),
     Operand("bias", *WIDE),
-    Operand("input_scale", "float32"),
+    ScaleOperand("input_scale", "float32"),
 )
 """What a layer keeps."""
 LINEAR_CALLS: Final = Operation(
-    (Operand("x", *WIDE, *FORMATS), *ARRAYS, Operand("scale_ub", "float32"), Operand("out", *WIDE)),
+    (Operand("x", *WIDE, *FORMATS), *ARRAYS, ScaleOperand("scale_ub", "float32"), Operand("out", *WIDE)),
     _describe,
     scratch=True,
     numbers=(2, 4),

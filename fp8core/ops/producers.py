@@ -1,7 +1,7 @@
 """Fused producers: what comes before a linear layer, and its quantization, in one launch."""
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, Unpack, overload
 
 from fp8core.core import specs
 from fp8core.core.calls import Described, NewArray, Planned
@@ -9,13 +9,29 @@ from fp8core.core.operation import Operation
 from fp8core.core.scaling import EPS, SCALES, ScaleOptions, Scaling, new_scale, number_or_operand, scaling, split
 from fp8core.core.specs import TensorSpec
 from fp8core.errors import ShapeError
-from fp8core.interop import Operand, eager_only, scalar
+from fp8core.interop import Operand, ScaleOperand, eager_only, scalar
+from fp8core.interop.float8 import Float8Array
 from fp8core.kernels.fused import NORM_QUANTIZE, SILU_QUANTIZE
 from fp8core.ops.quantized import Quantized, quantized
 from fp8core.problem import FORMATS, PER_TOKEN, WIDE, NormQuantize, ScaleFormat, ScaleLayout, SiluQuantize
 from fp8core.runtime.plans import RmsNormNumbers, SiluNumbers
+from fp8core.types import Array, ArrayT, CupyT, NormKeywords, NumpyArray, SiluKeywords, Untyped
 
 
+@overload
+def rms_norm_quant(x: Untyped, weight: Array, epsilon: float, **keywords: Unpack[NormKeywords]) -> Any: ...
+@overload
+def rms_norm_quant(
+    x: CupyT, weight: Array, epsilon: float, **keywords: Unpack[NormKeywords]
+) -> Quantized[Float8Array, CupyT]: ...
+@overload
+def rms_norm_quant(
+    x: NumpyArray, weight: Array, epsilon: float, **keywords: Unpack[NormKeywords]
+) -> Quantized[NumpyArray, NumpyArray]: ...
+@overload
+def rms_norm_quant(
+    x: ArrayT, weight: Array, epsilon: float, **keywords: Unpack[NormKeywords]
+) -> Quantized[ArrayT, ArrayT]: ...
 @eager_only
 def rms_norm_quant(
     x: object,
@@ -33,32 +49,38 @@ def rms_norm_quant(
     round_intermediate: bool = False,
     out: object = None,
     stream: object = None,
-) -> Quantized:
+) -> Any:
     """Return ``quantize(x / sqrt(mean(x**2) + epsilon) * weight)`` in one launch.
 
-    The norm is formed in fp32 and not rounded to x's dtype before it is quantized.
+    The norm is that of Zhang and Sennrich 2019 (arXiv:1910.07467). It is formed in float32 and not rounded to x's dtype
+    before it is quantized.
 
     Args:
-        x: float32, float16 or bfloat16 ``[..., cols]``.
-        weight: one number a column, contiguous.
-        epsilon: what is added to the mean square.
-        residual: like x; the fp32 sum ``x + residual`` is normed instead, and written to residual in its dtype.
+        x: float32, float16 or bfloat16 ``[..., cols]``; the mean is over the last axis.
+        weight: float32, float16 or bfloat16 ``[cols]``, contiguous.
+        epsilon: what is added to the mean square, at least 0.
+        residual: of x's shape and dtype; the float32 sum ``x + residual`` is normed instead, and written to residual in
+            its dtype.
         dtype: the FP8 format of the result.
-        group_shape: per token, ``(1, g)``, or per tensor with a given scale.
+        group_shape: per token, or ``(1, g)`` with g = 8, 16, 32, 64 or 128; any with a given scale.
         scale: a given scale, as for `quantize`.
         scale_ub: an upper bound of amax, per token.
         scale_format: as for `quantize`.
         scale_layout: as for `quantize`.
-        eps: the least amax of a group.
+        eps: the least amax of a group, as for `quantize`.
         round_intermediate: round the norm to x's dtype first, and with a given scale the sum with the residual, too, as
             vLLM's static kernels do.
         out: an FP8 array for the data, or a pair of arrays for data and scale.
         stream: the stream to launch on, as for `quantize`.
 
+    Returns:
+        ``Quantized(data, scale)`` as for `quantize`.
+
     Raises:
         DTypeError, ShapeError, LayoutError, ScaleError, DeviceError: before anything is launched or written.
+        UnsupportedProblemError: no kernel of the device takes the group shape.
 
-    Example:
+    Examples:
         >>> import numpy as np, fp8core
         >>> q = fp8core.rms_norm_quant(np.full((1, 64), 3.0, np.float32), np.ones(64, np.float32), 1e-6)
         >>> bool(abs(q.dequantize() - 1).max() < 1e-3)
@@ -156,6 +178,14 @@ def _results(shape: tuple[int, ...], how: Scaling, data: int) -> dict[int, NewAr
     return results
 
 
+@overload
+def silu_and_mul_quant(x: Untyped, **keywords: Unpack[SiluKeywords]) -> Any: ...
+@overload
+def silu_and_mul_quant(x: CupyT, **keywords: Unpack[SiluKeywords]) -> Quantized[Float8Array, CupyT]: ...
+@overload
+def silu_and_mul_quant(x: NumpyArray, **keywords: Unpack[SiluKeywords]) -> Quantized[NumpyArray, NumpyArray]: ...
+@overload
+def silu_and_mul_quant(x: ArrayT, **keywords: Unpack[SiluKeywords]) -> Quantized[ArrayT, ArrayT]: ...
 @eager_only
 def silu_and_mul_quant(
     x: object,
@@ -170,20 +200,37 @@ def silu_and_mul_quant(
     round_intermediate: bool = False,
     out: object = None,
     stream: object = None,
-) -> Quantized:
-    """Return ``quantize(silu(gate) * up)`` of ``x = [gate, up]`` (``[..., 2n]``) in one launch.
+) -> Any:
+    """Return ``quantize(silu(gate) * up)`` of ``x = [gate, up]`` in one launch.
 
-    ``silu(v) = v / (1 + exp(-v))``; the product is formed in fp32 and not rounded to x's dtype before it is
-    quantized, unless ``round_intermediate`` asks for it. All other arguments are those of `quantize`.
+    ``silu(v) = v / (1 + exp(-v))``: the SwiGLU of Shazeer 2020 (arXiv:2002.05202). The product is formed in float32 and
+    not rounded to x's dtype before it is quantized, unless ``round_intermediate`` asks for it.
+
+    Args:
+        x: float32, float16 or bfloat16 ``[..., 2 * cols]``: gate and up side by side.
+        dtype: the FP8 format of the result.
+        group_shape: as for `rms_norm_quant`.
+        scale: a given scale, as for `quantize`.
+        scale_ub: an upper bound of amax, per token.
+        scale_format: as for `quantize`.
+        scale_layout: as for `quantize`.
+        eps: the least amax of a group, as for `quantize`.
+        round_intermediate: round the activation and the product to x's dtype first, as vLLM's kernels do.
+        out: an FP8 array ``[..., cols]`` for the data, or a pair of arrays for data and scale.
+        stream: the stream to launch on, as for `quantize`.
+
+    Returns:
+        ``Quantized(data, scale)`` of ``[..., cols]``, as for `quantize`.
 
     Raises:
         DTypeError, ShapeError, LayoutError, ScaleError, DeviceError: before anything is launched or written.
+        UnsupportedProblemError: no kernel of the device takes the group shape.
 
-    Example:
+    Examples:
         >>> import numpy as np, fp8core
         >>> q = fp8core.silu_and_mul_quant(np.array([[0.0, 1.0, 5.0, 2.0]], np.float32))
-        >>> q.data.shape, q.dequantize().round(3).tolist()
-        ((1, 2), [[0.0, 1.462]])
+        >>> q.data.shape, q.dequantize().round(3)
+        ((1, 2), array([[0.   , 1.462]], dtype=float32))
     """
     data, kept = (None, scale) if out is None else split(out, scale)
     bound, upper = (None, None) if scale_ub is None else number_or_operand(scale_ub)
@@ -228,7 +275,7 @@ def _describe_silu(operands: Sequence[TensorSpec | None], options: tuple[Any, ..
 
 
 _X: Final = Operand("x", *WIDE)
-_SCALED: Final = Operand("out", *FORMATS), Operand("scale", *SCALES), Operand("scale_ub", "float32")
+_SCALED: Final = Operand("out", *FORMATS), ScaleOperand("scale", *SCALES), ScaleOperand("scale_ub", "float32")
 _NORM: Final = Operation(
     (_X, Operand("weight", *WIDE), Operand("residual", *WIDE), *_SCALED), _describe_norm, numbers=(4,), returned=(4,)
 )

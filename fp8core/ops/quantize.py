@@ -1,9 +1,9 @@
-"""Quantize and dequantize: FP8 data and scales such that ``data * scale`` is nearest to the values."""
+"""Quantize: FP8 data and scales such that ``data * scale`` is nearest to the values."""
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, Unpack, overload
 
-from fp8core.core import scale_shapes, specs
+from fp8core.core import specs
 from fp8core.core.calls import Described, NewArray, Planned
 from fp8core.core.operation import Operation
 from fp8core.core.scaling import (
@@ -18,29 +18,27 @@ from fp8core.core.scaling import (
     split,
 )
 from fp8core.core.specs import Matrix, TensorSpec
-from fp8core.errors import ScaleError, ShapeError
-from fp8core.interop import Operand, dtype_name, eager_only
+from fp8core.errors import ShapeError
+from fp8core.interop import Operand, ScaleOperand, eager_only
+from fp8core.interop.float8 import Float8Array
 from fp8core.kernels.quantize import QUANTIZE
-from fp8core.kernels.weights import DEQUANTIZE
-from fp8core.ops.quantized import Quantized, parts, quantized
-from fp8core.problem import (
-    FORMATS,
-    ITEMSIZE,
-    PER_TENSOR,
-    PER_TOKEN,
-    WIDE,
-    Dequantize,
-    GroupShape,
-    Quantize,
-    ScaleFormat,
-    ScaleLayout,
-)
-from fp8core.runtime.plans import DequantizeNumbers, QuantizeNumbers
+from fp8core.ops.quantized import Quantized, quantized
+from fp8core.problem import FORMATS, PER_TENSOR, PER_TOKEN, WIDE, Quantize, ScaleFormat, ScaleLayout
+from fp8core.runtime.plans import QuantizeNumbers
+from fp8core.types import ArrayT, CupyT, NumpyArray, QuantizeKeywords, Untyped
 
 DATA, SCALE = 1, 2
 """Places among the operands of a quantization."""
 
 
+@overload
+def quantize(x: Untyped, **keywords: Unpack[QuantizeKeywords]) -> Any: ...
+@overload
+def quantize(x: CupyT, **keywords: Unpack[QuantizeKeywords]) -> Quantized[Float8Array, CupyT]: ...
+@overload
+def quantize(x: NumpyArray, **keywords: Unpack[QuantizeKeywords]) -> Quantized[NumpyArray, NumpyArray]: ...
+@overload
+def quantize(x: ArrayT, **keywords: Unpack[QuantizeKeywords]) -> Quantized[ArrayT, ArrayT]: ...
 @eager_only
 def quantize(
     x: object,
@@ -55,40 +53,57 @@ def quantize(
     rows_padded: int | None = None,
     out: object = None,
     stream: object = None,
-) -> Quantized:
-    """Return FP8 data and fp32 scales such that ``data * scale`` is nearest to ``x``.
+) -> Any:
+    """Return FP8 data and scales such that ``data * scale`` is nearest to ``x``.
 
-    The scale of a group is ``amax / MAX`` (MAX: 448, fnuz 224, e5m2 57344), bounded below per tensor by
-    2**-126, per token by ``1 / (MAX * 512)``, else by ``eps / MAX``; values are divided by it (multiplied by its
-    rounded reciprocal where it is given or per tensor), clamped to +-MAX and rounded to nearest even. These are
-    the formulas of the kernels that vLLM ships, bit for bit on finite data that are not all zero.
+    For each group, in float32:
+
+    - ``scale = amax / MAX``, where amax is the largest magnitude of the group, and MAX is 448 for float8_e4m3fn, 224
+      for float8_e4m3fnuz and 57344 for both e5m2 formats;
+    - the scale is at least 2**-126 per tensor, at least ``1 / (MAX * 512)`` per token, and with any other group shape
+      amax is at least ``eps``;
+    - ``data = round(clamp(x / scale, -MAX, MAX))``, to nearest even. Per tensor and with a given scale, x is multiplied
+      by the rounded reciprocal of the scale instead.
+
+    These are the formulas of the kernels in vLLM (``csrc/quantization``: ``scaled_fp8_quant``,
+    ``per_token_group_quant_fp8``), bit for bit on finite data that are not all zero. The formats are those of
+    Micikevicius et al. 2022 (arXiv:2209.05433), and fnuz those of Noune et al. 2022 (arXiv:2206.02915). Groups of 1x128
+    and blocks of 128x128 are those of DeepSeek-V3 (arXiv:2412.19437).
 
     Args:
         x: float32, float16 or bfloat16 ``[..., cols]`` on any device, last axis contiguous.
-        dtype: one of the four FP8 formats, as a name or as a dtype of any framework.
+        dtype: the FP8 format, as a name or as a dtype of any framework.
         group_shape: ``(rows, cols)`` of the elements that share a scale; -1 spans the axis.
-        scale: a given scale (static quantization): a number, or an fp32 array of one number or one a group.
-        scale_ub: an upper bound of amax, per token only: a number or an fp32 array of one.
-        scale_format: "ue8m0" raises scales to powers of two, "ue8m0_bytes" gives them as float8_e8m0fnu.
+        scale: a given scale (static quantization): a number, or a float32 array of one number or one for each group.
+        scale_ub: an upper bound of amax, per token only: a number or a float32 array of one.
+        scale_format: "ue8m0" rounds scales up to powers of two, "ue8m0_bytes" gives these as float8_e8m0fnu
+            (OCP Microscaling Formats 1.0).
         scale_layout: "mn" stores the scales of ``[m, k]`` as ``[k / g][m]``, as block-scaled products want them.
         eps: the least amax of groups that are neither a token nor the tensor.
         rows_padded: give at least so many rows; the added ones hold zeros and scale 1.
         out: an FP8 array for the data, or a pair of arrays for data and scale.
-        stream: the stream to launch on; by default the one that the framework of x works on. It is made to wait
-            for the work that x's framework has under way, and x may be dropped as soon as the call returns.
+        stream: the stream to launch on; by default the one that the framework of x works on. It waits for the work
+            that x's framework has under way, and x may be dropped as soon as the call returns.
 
     Returns:
         ``Quantized(data, scale)`` in the framework of x: data shaped like x; scale ``[1]`` per tensor, else with x's
         leading axes, as in ``[..., 1]`` per token and ``[..., ceil(cols / g)]`` for groups of 1xg.
 
     Raises:
-        DTypeError, ShapeError, LayoutError, ScaleError, DeviceError: before anything is launched or written.
+        DTypeError: x or another array is of a dtype that the call does not take.
+        ShapeError: a shape, group_shape or rows_padded does not fit x.
+        LayoutError: x needs a copy to be read by rows, or ``out`` overlaps another array.
+        ScaleError: scale, scale_ub, scale_format or eps do not go together.
+        DeviceError: the arrays are on several devices. All of these come before anything is launched or written.
 
-    Example:
+    Examples:
         >>> import numpy as np, fp8core
         >>> data, scale = fp8core.quantize(np.array([[1.0, -448.0]], np.float32))
         >>> data.dtype, scale
         (dtype(float8_e4m3fn), array([[1.]], dtype=float32))
+        >>> q = fp8core.quantize(np.ones((4, 256), np.float32), group_shape=fp8core.GROUP_128)
+        >>> q.scale.shape
+        (4, 2)
     """
     data, kept = (None, scale) if out is None else split(out, scale)
     bound, upper = (None, None) if scale_ub is None else number_or_operand(scale_ub)
@@ -160,102 +175,29 @@ def quantize_problem(
     )
 
 
-def _operation(x: str) -> Operation:
-    names = Operand(x, *WIDE), Operand("out", *FORMATS), Operand("scale", *SCALES), Operand("scale_ub", "float32")
+def quantize_operation(x: str = "x", out: str = "out", scale: str = "scale", scale_ub: str = "scale_ub") -> Operation:
+    """Return a quantization whose errors call its operands so."""
+    names = Operand(x, *WIDE), Operand(out, *FORMATS), ScaleOperand(scale, *SCALES), ScaleOperand(scale_ub, "float32")
     return Operation(names, _describe_quantize, numbers=(SCALE,), returned=(SCALE,))
 
 
-_QUANTIZE: Final = _operation("x")
-_QUANTIZE_WEIGHT: Final = _operation("weight")
-
-
-def quantize_weight(weight: object, dtype: object, group_shape: GroupShape) -> Quantized:
-    """Return `quantize` of what errors call ``weight``."""
-    options = dtype, group_shape, False, None, "float32", "k", EPS, None
-    arrays, group = _QUANTIZE_WEIGHT((weight, None, None, None), options)
-    return quantized(arrays[DATA], arrays[SCALE], group)
+_QUANTIZE: Final = quantize_operation()
 
 
 @eager_only
-def dequantize(
-    q: object,
-    scale: object = None,
+def quantize_by(
+    operation: Operation,
+    x: object,
+    dtype: object,
+    group_shape: object,
     *,
-    group_shape: tuple[int, int] | None = None,
-    dtype: object = "float32",
+    scale: object = None,
+    scale_ub: object = None,
+    rows_padded: int | None = None,
     out: object = None,
-    stream: object = None,
-) -> Any:
-    """Return ``float(q) * scale``, formed in fp32 and rounded once to ``dtype``.
-
-    Args:
-        q: FP8 ``[..., cols]``, or a `Quantized`, which brings its scale and group shape.
-        scale: a number, or fp32 or float8_e8m0fnu of one number or one a group of q.
-        group_shape: the groups of the scale. It may be left out where the scale's shape can mean one thing only: along
-            each axis of q one scale, or one an element.
-        dtype: float32, float16 or bfloat16.
-        out: an array of that dtype and of q's shape for the result.
-        stream: the stream to launch on; by default the one that the framework of q works on.
-
-    Raises:
-        ScaleError: several group shapes explain the scale's shape, and none was given.
-        DTypeError, ShapeError, LayoutError, DeviceError: before anything is launched or written.
-
-    Example:
-        >>> import numpy as np, fp8core
-        >>> q = fp8core.quantize(np.array([[2.0, -3.0]], np.float32))
-        >>> fp8core.dequantize(q).round(2).tolist()
-        [[2.0, -3.0]]
-    """
-    known = None
-    if scale is None or isinstance(q, Quantized):
-        q, scale, known = parts(q, scale, "q", "scale")
-    if known is not None and group_shape is not None and known != specs.group(group_shape):
-        raise ScaleError(f"group_shape needs to be that of q, {tuple(known)}, or left out, got {group_shape}")
-    return _DEQUANTIZE((q, scale, out), (known or group_shape, dtype), stream)[0][2]
-
-
-def _describe_dequantize(operands: Sequence[TensorSpec | None], options: tuple[Any, ...]) -> Described:
-    q, scale, out = operands
-    assert q is not None
-    scale = specs.required(scale, "scale")
-    specs.is_fp8(q)
-    at = specs.matrix(q)
-    scale_shapes.is_scale(scale, bytes_allowed=True)
-    specs.same_device(q, scale)
-    group = scale_shapes.implied_group(scale, q) if options[0] is None else specs.group(options[0])
-    group, strides = scale_shapes.of_groups(scale, group, q)
-    wide = dtype_name(options[1], "dtype", WIDE)
-    stride, out_at = at.cols, specs.ALIGNMENT
-    if out is not None:
-        specs.same_device(q, out)
-        stride, out_at = specs.written(out, q.shape, wide).stride, out.alignment
-    problem = _dequantize_problem(q, at, scale, group, wide, out_at, stride)
-
-    def plan() -> Planned:
-        if not at.rows * at.cols:
-            return Planned(None)
-        numbers = DequantizeNumbers(at.stride, *strides, stride, at.rows)
-        return Planned(DEQUANTIZE.plan(problem).bind(numbers))
-
-    return Described({2: NewArray(q.shape, wide)}, plan, lambda: DEQUANTIZE.explain(problem))
-
-
-def _dequantize_problem(
-    q: TensorSpec, at: Matrix, scale: TensorSpec, group: GroupShape, wide: str, out_at: int, out_stride: int
-) -> Dequantize:
-    size = ITEMSIZE[wide]
-    return Dequantize(
-        target=q.target,
-        q=q.dtype,
-        out=wide,
-        group_shape=group,
-        scale_format="ue8m0_bytes" if scale.dtype == "float8_e8m0fnu" else "float32",
-        cols=at.cols,
-        alignment=specs.alignment(out_at, out_stride * size, q.alignment * size, at.stride * size),
-    )
-
-
-_DEQUANTIZE: Final = Operation(
-    (Operand("q", *FORMATS), Operand("scale", *SCALES), Operand("out", *WIDE)), _describe_dequantize, numbers=(1,)
-)
+) -> Quantized[Any, Any]:
+    """Return `quantize` by an operation whose errors call the operands by the names of another function."""
+    bound, upper = (None, None) if scale_ub is None else number_or_operand(scale_ub)
+    options = dtype, group_shape, scale is not None, bound, "float32", "k", EPS, rows_padded
+    arrays, group = operation((x, out, scale, upper), options)
+    return quantized(arrays[DATA], arrays[SCALE], group)

@@ -1,29 +1,37 @@
 """FP8 data together with its scales: what quantization gives, and what every function that takes both takes as one."""
 
-from typing import Any, NamedTuple, Self
+from typing import Any, Generic, NamedTuple, Self
 
 from fp8core.core import specs
 from fp8core.errors import ScaleError
 from fp8core.interop import dtype_name
 from fp8core.interop.tensor import new_tuple
 from fp8core.problem import GroupShape
+from fp8core.types import Array, ArrayT_co, DataT_co, Stream, WideDType
 
 
-class _Pair(NamedTuple):
-    data: Any
-    scale: Any
+class _Pair(NamedTuple, Generic[DataT_co, ArrayT_co]):
+    data: DataT_co
+    scale: ArrayT_co
 
 
-class Quantized(_Pair):
+class Quantized(_Pair[DataT_co, ArrayT_co]):
     """FP8 ``data`` and the ``scale`` to multiply it by: a pair (``data, scale = quantize(x)``) that knows its groups.
+
+    Its type has two parameters: that of data, and that of the framework's other arrays. They are the same type but for
+    CuPy, whose FP8 data is a `Float8Array`.
 
     Args:
         data: FP8 ``[..., cols]``.
-        scale: fp32 or float8_e8m0fnu, one number a group.
-        group_shape: ``(rows, cols)`` of the elements that share a scale; None where nobody said, as for a pair made
-            of two arrays.
+        scale: float32 or float8_e8m0fnu, one number for each group: ``value = data * scale``.
+        group_shape: ``(rows, cols)`` of the elements that share a scale; None if it is not known, as in a pair made of
+            two arrays. What needs it then asks for ``group_shape=``.
 
-    Example:
+    Raises:
+        ShapeError: group_shape is no pair of whole numbers, each positive or -1. Data and scale are checked when the
+            pair is used.
+
+    Examples:
         >>> import numpy as np, fp8core
         >>> q = fp8core.quantize(np.ones((2, 256), np.float32), group_shape=(1, 128))
         >>> q.group_shape, q.dtype, q.scale.shape
@@ -34,42 +42,70 @@ class Quantized(_Pair):
 
     group_shape: GroupShape | None
 
-    def __new__(cls, data: Any, scale: Any, group_shape: tuple[int, int] | None = None) -> Self:
+    def __new__(cls, data: DataT_co, scale: ArrayT_co, group_shape: tuple[int, int] | None = None) -> Self:
         """Make a pair; data and scale are unchecked until the pair is used."""
-        made = super().__new__(cls, data, scale)
+        made: Self = new_tuple(cls, (data, scale))
         made.group_shape = None if group_shape is None else specs.group(group_shape)
         return made
 
     @property
     def dtype(self) -> str:
         """The name of the data's FP8 format."""
-        return dtype_name(self.data.dtype)
+        data: Any = self.data
+        return dtype_name(data.dtype)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the data."""
-        return tuple(self.data.shape)
+        data: Any = self.data
+        return tuple(data.shape)
 
     @property
-    def T(self) -> "Quantized":  # noqa: N802 - NumPy's name
-        """The transpose of a matrix over the same memory: a stored weight ``[n, k]`` as `scaled_mm` takes it."""
+    def T(self) -> "Quantized[DataT_co, ArrayT_co]":  # noqa: N802 - NumPy's name
+        """The transpose of a matrix over the same memory: a stored weight ``[n, k]`` as `scaled_mm` takes it.
+
+        Examples:
+            >>> import numpy as np, fp8core
+            >>> fp8core.quantize(np.ones((2, 32), np.float32)).T.shape
+            (32, 2)
+        """
+        data: Any = self.data
+        scale: Any = self.scale
         group = None if self.group_shape is None else GroupShape(self.group_shape.cols, self.group_shape.rows)
-        return quantized(self.data.T, self.scale.T, group)
+        return quantized(data.T, scale.T, group)
 
-    def dequantize(self, dtype: object = "float32", *, out: object = None, stream: object = None) -> Any:
-        """Return ``data * scale``, formed in fp32 and rounded once to ``dtype``: `fp8core.dequantize` of this pair."""
-        from fp8core.ops.quantize import dequantize
+    def dequantize(
+        self, dtype: WideDType = "float32", *, out: Array | None = None, stream: Stream | None = None
+    ) -> ArrayT_co:
+        """Return ``data * scale``, formed in float32 and rounded once to ``dtype``: `fp8core.dequantize` of this pair.
 
-        return dequantize(self, dtype=dtype, out=out, stream=stream)
+        Args:
+            dtype: float32, float16 or bfloat16.
+            out: an array of that dtype and of the data's shape for the result.
+            stream: the stream to launch on, as for `fp8core.quantize`.
+
+        Raises:
+            ScaleError, DTypeError, ShapeError, LayoutError, DeviceError: as for `fp8core.dequantize`.
+
+        Examples:
+            >>> import numpy as np, fp8core
+            >>> fp8core.quantize(np.array([[1.0, -448.0]], np.float32)).dequantize().tolist()
+            [[1.0, -448.0]]
+        """
+        from fp8core.ops.dequantize import dequantize
+
+        whole: Quantized[Any, Any] = self
+        made: ArrayT_co = dequantize(whole, dtype=dtype, out=out, stream=stream)
+        return made
 
     def __repr__(self) -> str:
         group = None if self.group_shape is None else tuple(self.group_shape)
         return f"Quantized(data={self.data!r}, scale={self.scale!r}, group_shape={group})"
 
 
-def quantized(data: Any, scale: Any, group_shape: GroupShape | None) -> Quantized:
+def quantized(data: Any, scale: Any, group_shape: GroupShape | None) -> Quantized[Any, Any]:
     """Return a pair in half of the time that its constructor takes."""
-    made: Quantized = new_tuple(Quantized, (data, scale))
+    made: Quantized[Any, Any] = new_tuple(Quantized, (data, scale))
     made.group_shape = group_shape
     return made
 

@@ -1,23 +1,50 @@
 """Scaled matrix products of FP8 matrices."""
 
 from collections.abc import Sequence
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, Unpack, overload
 
 from fp8core.core import specs
 from fp8core.core.calls import Described, NewArray, Planned
 from fp8core.core.operation import Operation
 from fp8core.core.product import RESULTS, product_of, transposed
 from fp8core.core.specs import TensorSpec
-from fp8core.interop import Operand, eager_only
+from fp8core.interop import Operand, ScaleOperand, eager_only
+from fp8core.interop.float8 import Float8Array
 from fp8core.kernels.gemm.simt import plan_clear_amax
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.quantized import Quantized, parts
 from fp8core.problem import FORMATS, WIDE
+from fp8core.types import Array, ArrayT, NumpyArray, ProductKeywords, Scale
 
 OUT, AMAX = 5, 7
 """Places among the operands of a product."""
 
 
+@overload
+def scaled_mm(
+    a: Float8Array | Quantized[Float8Array, object],
+    b: Array | Quantized[object, object],
+    scale_a: Scale | None = None,
+    scale_b: Scale | None = None,
+    **keywords: Unpack[ProductKeywords],
+) -> Any: ...
+@overload
+def scaled_mm(
+    a: NumpyArray | Quantized[NumpyArray, NumpyArray],
+    b: Array | Quantized[object, object],
+    scale_a: Scale | None = None,
+    scale_b: Scale | None = None,
+    **keywords: Unpack[ProductKeywords],
+) -> NumpyArray: ...
+@overload
+def scaled_mm(
+    a: ArrayT | Quantized[ArrayT, ArrayT],
+    b: Array | Quantized[object, object],
+    scale_a: Scale | None = None,
+    scale_b: Scale | None = None,
+    **keywords: Unpack[ProductKeywords],
+) -> ArrayT: ...
 @eager_only
 def scaled_mm(
     a: object,
@@ -34,35 +61,46 @@ def scaled_mm(
     out: object = None,
     stream: object = None,
 ) -> Any:
-    """Return ``round(scale_a * (scale_b * (a @ b)) + bias)``: fp32 accumulation, one rounding.
+    """Return ``round(scale_a * (scale_b * (a @ b)) + bias)``: accumulated in float32 and rounded once.
+
+    The operands and the meaning of scales are those of ``torch._scaled_mm`` and of vLLM's ``cutlass_scaled_mm``.
 
     Args:
         a: FP8 ``[..., m, k]``, rows contiguous, or a `Quantized` per tensor, per token or by groups of 1x128.
         b: FP8 ``[k, n]``, columns contiguous: ``weight.T`` of a stored ``[n, k]``; or a `Quantized` (``q.T`` of a
             quantized weight) per tensor, per channel, by blocks of 128x128 or by groups of 1x128.
-        scale_a: a number or fp32: one number, ``[..., m, 1]`` or ``[m]`` per token, or ``[..., m, ceil(k / 128)]`` for
-            groups of 1x128.
-        scale_b: a number or fp32: one number, ``[1, n]``, ``[n]`` or ``[n, 1]`` per channel, or, with groups of a,
+        scale_a: a number or float32: one number, ``[..., m, 1]`` or ``[m]`` per token, or ``[..., m, ceil(k / 128)]``
+            for groups of 1x128.
+        scale_b: a number or float32: one number, ``[1, n]``, ``[n]`` or ``[n, 1]`` per channel, or, with groups of a,
             ``[ceil(k / 128), ceil(n / 128)]`` for blocks of 128x128 or ``[ceil(k / 128), n]`` for groups of 1x128.
-        bias: ``[n]`` in out_dtype or fp32, added in fp32.
+        bias: ``[n]`` in out_dtype or float32, added in float32.
         out_dtype: bfloat16, float16, float32, or an FP8 format together with out_scale.
-        out_scale: a number, or fp32 of one: codes are the clamped, rounded ``value * (1 / out_scale)``.
-        amax: an fp32 array of one that receives the largest magnitude of the result before it is rounded.
-        use_fast_accum: let the tensor cores accumulate with fewer bits (relative error 3e-3 against 2e-3).
+        out_scale: a number, or float32 of one: data are the clamped, rounded ``value * (1 / out_scale)``.
+        amax: a float32 array of one that receives the largest magnitude of the result before it is rounded.
+        use_fast_accum: let the tensor cores accumulate with fewer bits: a relative error of about 3e-3, not 2e-3.
         batch_invariant: give a row the same bits whatever m is.
         out: an array ``[..., m, n]`` of out_dtype for the result.
         stream: the stream to launch on; by default the one that the framework of a works on.
 
+    Returns:
+        ``[..., m, n]`` of out_dtype, in the framework of a.
+
     Raises:
-        ShapeError, DTypeError, LayoutError, ScaleError, DeviceError: before anything is launched or written.
+        ShapeError: the matrices do not share k, or a scale, bias or ``out`` does not fit them.
+        DTypeError: an array is of a dtype that the call does not take.
+        LayoutError: rows of a or columns of b are not contiguous, or ``out`` overlaps another array.
+        ScaleError: the scales do not go together, or one is missing.
+        DeviceError: the arrays are on several devices. All of these come before anything is launched or written.
         UnsupportedProblemError: no kernel can run it, as for e5m2 times e5m2.
 
-    Example:
+    Examples:
         >>> import numpy as np, fp8core
         >>> a = fp8core.quantize(np.ones((2, 32), np.float32))
         >>> weight = fp8core.quantize(np.full((3, 32), 0.5, np.float32))
         >>> fp8core.scaled_mm(a, weight.T, out_dtype="float32").round(3).tolist()
         [[16.0, 16.0, 16.0], [16.0, 16.0, 16.0]]
+        >>> fp8core.scaled_mm(a.data, weight.data.T, a.scale, weight.scale.T).dtype
+        dtype(bfloat16)
     """
     options: tuple[Any, ...] = (out_dtype, use_fast_accum, batch_invariant, None, None)
     if scale_a is None or scale_b is None or isinstance(a, Quantized) or isinstance(b, Quantized):
@@ -72,6 +110,30 @@ def scaled_mm(
     return _SCALED_MM((a, b, scale_a, scale_b, bias, out, out_scale, amax), options, stream)[0][OUT]
 
 
+@overload
+def scaled_mm_nt(
+    a: Float8Array | Quantized[Float8Array, object],
+    weight: Array | Quantized[object, object],
+    scale_a: Scale | None = None,
+    scale_b: Scale | None = None,
+    **keywords: Unpack[ProductKeywords],
+) -> Any: ...
+@overload
+def scaled_mm_nt(
+    a: NumpyArray | Quantized[NumpyArray, NumpyArray],
+    weight: Array | Quantized[object, object],
+    scale_a: Scale | None = None,
+    scale_b: Scale | None = None,
+    **keywords: Unpack[ProductKeywords],
+) -> NumpyArray: ...
+@overload
+def scaled_mm_nt(
+    a: ArrayT | Quantized[ArrayT, ArrayT],
+    weight: Array | Quantized[object, object],
+    scale_a: Scale | None = None,
+    scale_b: Scale | None = None,
+    **keywords: Unpack[ProductKeywords],
+) -> ArrayT: ...
 @eager_only
 def scaled_mm_nt(
     a: object,
@@ -90,10 +152,28 @@ def scaled_mm_nt(
 ) -> Any:
     """Return `scaled_mm` of a and a weight as it is stored, ``[n, k]``.
 
-    ``scale_b`` has the weight's orientation: ``[n, 1]`` or ``[n]`` per channel, ``[ceil(n / 128), ceil(k / 128)]`` for
-    blocks, ``[n, ceil(k / 128)]`` for groups. All else is as for `scaled_mm`.
+    Args:
+        a: as for `scaled_mm`.
+        weight: FP8 ``[n, k]``, rows contiguous, or a `Quantized`.
+        scale_a: as for `scaled_mm`.
+        scale_b: in the weight's orientation: ``[n, 1]`` or ``[n]`` per channel, ``[ceil(n / 128), ceil(k / 128)]`` for
+            blocks of 128x128, ``[n, ceil(k / 128)]`` for groups of 1x128.
+        bias: as for `scaled_mm`, as are all that follow.
+        out_dtype: bfloat16, float16, float32, or an FP8 format together with out_scale.
+        out_scale: the scale of an FP8 result.
+        amax: receives the largest magnitude of the result.
+        use_fast_accum: let the tensor cores accumulate with fewer bits.
+        batch_invariant: give a row the same bits whatever m is.
+        out: an array ``[..., m, n]`` for the result.
+        stream: the stream to launch on.
 
-    Example:
+    Returns:
+        ``[..., m, n]`` of out_dtype, in the framework of a.
+
+    Raises:
+        ShapeError, DTypeError, LayoutError, ScaleError, DeviceError, UnsupportedProblemError: as for `scaled_mm`.
+
+    Examples:
         >>> import numpy as np, fp8core
         >>> a = fp8core.quantize(np.ones((2, 32), np.float32))
         >>> weight = fp8core.quantize(np.full((3, 32), 0.5, np.float32))
@@ -108,13 +188,14 @@ def scaled_mm_nt(
     return _SCALED_MM_NT((a, weight, scale_a, scale_b, bias, out, out_scale, amax), options, stream)[0][OUT]
 
 
-def _describe(operands: Sequence[TensorSpec | None], options: tuple[Any, ...], *, stored: bool) -> Described:
+def _describe(
+    operands: Sequence[TensorSpec | None], options: tuple[Any, ...], *, names: tuple[str, ...], stored: bool
+) -> Described:
     a, b, scale_a, scale_b, bias, out, out_scale, amax = operands
     out_dtype, use_fast_accum, batch_invariant, group_a, group_b = options
     use_fast_accum = specs.flag(use_fast_accum, "use_fast_accum")
     batch_invariant = specs.flag(batch_invariant, "batch_invariant")
-    a, b = specs.required(a, "a"), specs.required(b, "weight" if stored else "b")
-    scale_a, scale_b = specs.required(scale_a, "scale_a"), specs.required(scale_b, "scale_b")
+    a, b, scale_a, scale_b = (specs.required(x, name) for x, name in zip(operands[:4], names, strict=True))
     weight = b if stored else transposed(b)
     product = product_of(
         a, weight, scale_a, scale_b, bias, out_dtype, out_scale, amax, stored=stored, group_a=group_a, group_b=group_b
@@ -136,23 +217,31 @@ def _describe(operands: Sequence[TensorSpec | None], options: tuple[Any, ...], *
     return Described(results, plan, lambda: SCALED_MM.explain(problem))
 
 
-_OPERANDS: Final = (
-    Operand("a", *FORMATS),
-    Operand("b", *FORMATS),
-    Operand("scale_a", "float32"),
-    Operand("scale_b", "float32"),
-    Operand("bias", *WIDE),
-    Operand("out", *RESULTS),
-    Operand("out_scale", "float32"),
-    Operand("amax", "float32"),
-)
-_SCALED_MM: Final = Operation(
-    _OPERANDS, lambda operands, options: _describe(operands, options, stored=False), scratch=True, numbers=(2, 3, 6)
-)
-_SCALED_MM_NT: Final = Operation(
-    (_OPERANDS[0], Operand("weight", *FORMATS), *_OPERANDS[2:]),
-    lambda operands, options: _describe(operands, options, stored=True),
-    scratch=True,
-    numbers=(2, 3, 6),
-)
-"""Operands in the order of a product's launch."""
+def product_operation(
+    a: str = "a", b: str = "b", scale_a: str = "scale_a", scale_b: str = "scale_b", *, stored: bool
+) -> Operation:
+    """Return a product whose errors call its operands so; they are in the order of its launch."""
+    operands = (
+        Operand(a, *FORMATS),
+        Operand(b, *FORMATS),
+        ScaleOperand(scale_a, "float32"),
+        ScaleOperand(scale_b, "float32"),
+        Operand("bias", *WIDE),
+        Operand("out", *RESULTS),
+        ScaleOperand("out_scale", "float32"),
+        Operand("amax", "float32"),
+    )
+    describe = partial(_describe, names=operands[:4], stored=stored)
+    return Operation(operands, describe, scratch=True, numbers=(2, 3, 6))
+
+
+_SCALED_MM: Final = product_operation(stored=False)
+_SCALED_MM_NT: Final = product_operation(b="weight", stored=True)
+
+
+@eager_only
+def product_by(
+    operation: Operation, a: object, b: object, scale_a: object, scale_b: object, bias: object, out_dtype: object
+) -> Any:
+    """Return `scaled_mm` by an operation whose errors call the operands by the names of another function."""
+    return operation((a, b, scale_a, scale_b, bias, None, None, None), (out_dtype, True, False, None, None))[0][OUT]

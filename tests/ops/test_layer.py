@@ -215,3 +215,34 @@ def test_numbers_become_arrays_once():
     assert layer.weight_scale.dtype == layer.input_scale.dtype == np.float32
     x = fresh((3, 256))
     np.testing.assert_array_equal(layer(x), fp8core.linear(x, WEIGHT, 0.5, input_scale=0.25))
+
+
+WRONG_TO_QUANTIZE = {
+    "bias of another length": {"bias": fresh((7,))},
+    "bias of another dtype": {"bias": fresh((8,), "float16"), "out_dtype": "bfloat16"},
+    "dtype of the result": {"out_dtype": "uint8"},
+    "FP8 result": {"out_dtype": "float8_e4m3fn"},
+    "dtype of the weight": {"dtype": "float16"},
+    "input scale not fp32": {"input_scale": np.ones(1, np.float16)},
+    "input scale of another shape": {"input_scale": np.ones((3, 2), np.float32)},
+    "blocks without groups": {"weight_group_shape": BLOCK_128},
+    "groups without blocks": {"group_shape": GROUP_128},
+    "another group of the weight": {"weight_group_shape": (96, 96)},
+    "another group": {"group_shape": (1, 64)},
+    "a flag": {"use_fast_accum": "yes"},
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_TO_QUANTIZE)
+def test_from_weight_refuses_before_it_quantizes(wrong, monkeypatch):
+    quantized = []
+    monkeypatch.setattr("fp8core.ops.layer.quantize_by", lambda *arguments: quantized.append(arguments))
+    with pytest.raises(fp8core.Fp8Error):
+        Fp8Linear.from_weight(fresh((8, 256)), **WRONG_TO_QUANTIZE[wrong])
+    assert quantized == []
+
+
+@pytest.mark.parametrize("weight", [fresh((256,)), fresh((1, 8, 256)), WEIGHT, fresh((8, 512))[:, ::2]], ids=range(4))
+def test_from_weight_refuses_what_is_no_weight(weight):
+    with pytest.raises(fp8core.Fp8Error, match=r"^weight needs"):
+        Fp8Linear.from_weight(weight)

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from math import isfinite
 
 import numpy as np
@@ -14,7 +15,6 @@ from fp8core.core import operation
 from fp8core.errors import TuningError
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.kernels.linear.table import LINEAR
-from fp8core.tuning import Tuning
 from gemm.test_blaslt_gpu import EXACT, FAST, case, check, cp, e4m3, error, launch, result
 from support.engines import fresh
 
@@ -85,7 +85,7 @@ def test_a_tuned_layer_computes_as_before(m):
     layer, x = layer_and_input(m)
     before = layer(x).get()
     tuning = fp8core.tune(layer, x)
-    assert SCALED_MM.choice(fp8core.explain(layer, x).problem) == tuning.chosen
+    assert SCALED_MM.choice(fp8core.explain(layer, x).problem) == tuning.chosen[:2]
     assert fp8core.explain(layer, x).chosen == tuning.chosen.kernel
     after = layer(x).get()
     assert np.linalg.norm(after - before) <= FAST * np.linalg.norm(before)
@@ -98,7 +98,7 @@ from fp8core import Tuning
 from fp8core.kernels.gemm.table import SCALED_MM
 tuning = Tuning.from_json(sys.stdin.read())
 tuning.apply()
-print(SCALED_MM.choice(tuning.problem) == tuning.chosen)
+print(SCALED_MM.choice(tuning._problem) == tuning.chosen[:2])
 """
 
 
@@ -114,4 +114,4 @@ def test_a_tuning_of_another_gpu_is_refused():
     layer, x = layer_and_input(96)
     tuning = fp8core.tune(layer, x)
     with pytest.raises(TuningError):
-        Tuning(tuning.machine._replace(gpu="another"), *tuning[1:]).apply()
+        replace(tuning, machine=tuning.machine._replace(gpu="another")).apply()

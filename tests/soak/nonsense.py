@@ -306,7 +306,6 @@ GOOD: dict[str, Callable[[], Good]] = {
         w8a8.scaled_fp8_quant,
         {"input": fresh((M, K)), "scale": fresh_scale((1,)), "output": fresh_fp8((M, K)), "num_token_padding": M},
         {"input": "high", "scale": "scale", "output": "out", "num_token_padding": "rows"},
-        {"input": ("x",), "output": ("out",), "num_token_padding": ("rows_padded",)},
     ),
     "w8a8.Fp8LinearOp": lambda: Good(
         w8a8.Fp8LinearOp().apply,
@@ -318,7 +317,6 @@ GOOD: dict[str, Callable[[], Good]] = {
             "input_scale": fresh_scale((1,)),
         },
         {"input": "high", "weight": "fp8", "weight_scale": "scale, there", "bias": "bias", "input_scale": "scale"},
-        {"input": ("x", "a"), "weight": ("b",), "weight_scale": ("scale_b",), "input_scale": ("scale", "scale_a")},
     ),
 }
 

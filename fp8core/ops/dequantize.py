@@ -1,0 +1,151 @@
+"""Dequantize: the values that FP8 data and scales stand for."""
+
+from collections.abc import Sequence
+from typing import Any, Final, Unpack, overload
+
+from fp8core.core import scale_shapes, specs
+from fp8core.core.calls import Described, NewArray, Planned
+from fp8core.core.operation import Operation
+from fp8core.core.scaling import SCALES
+from fp8core.core.specs import Matrix, TensorSpec
+from fp8core.errors import ScaleError
+from fp8core.interop import Operand, ScaleOperand, dtype_name, eager_only
+from fp8core.interop.float8 import Float8Array
+from fp8core.kernels.weights import DEQUANTIZE
+from fp8core.ops.quantized import Quantized, parts
+from fp8core.problem import FORMATS, ITEMSIZE, PER_TENSOR, WIDE, Dequantize, GroupShape
+from fp8core.runtime.plans import DequantizeNumbers
+from fp8core.types import ArrayT, DequantizeKeywords, NumpyArray, Scale, StreamKeyword, Untyped
+
+
+@overload
+def dequantize(
+    q: Float8Array | Quantized[Float8Array, Untyped], scale: Scale | None = None, **keywords: Unpack[DequantizeKeywords]
+) -> Any: ...
+@overload
+def dequantize(
+    q: NumpyArray | Quantized[object, NumpyArray], scale: Scale | None = None, **keywords: Unpack[DequantizeKeywords]
+) -> NumpyArray: ...
+@overload
+def dequantize(
+    q: ArrayT | Quantized[object, ArrayT], scale: Scale | None = None, **keywords: Unpack[DequantizeKeywords]
+) -> ArrayT: ...
+@eager_only
+def dequantize(
+    q: object,
+    scale: object = None,
+    *,
+    group_shape: tuple[int, int] | None = None,
+    dtype: object = "float32",
+    out: object = None,
+    stream: object = None,
+) -> Any:
+    """Return ``float(q) * scale``, formed in float32 and rounded once to ``dtype``.
+
+    Args:
+        q: FP8 ``[..., cols]``, or a `Quantized`, which brings its scale and group shape.
+        scale: a number, or float32 or float8_e8m0fnu of one number or one for each group of q.
+        group_shape: the groups of the scale. It may be left out where the scale's shape can mean one thing only: along
+            each axis of q one scale, or one for each element.
+        dtype: float32, float16 or bfloat16.
+        out: an array of that dtype and of q's shape for the result.
+        stream: the stream to launch on; by default the one that the framework of q works on.
+
+    Returns:
+        An array of q's shape in the framework of q.
+
+    Raises:
+        ScaleError: several group shapes explain the scale's shape, and none was given.
+        ShapeError: the scale's shape is not that of the groups.
+        DTypeError, LayoutError, DeviceError: as for `quantize`, before anything is launched or written.
+
+    Examples:
+        >>> import numpy as np, fp8core
+        >>> q = fp8core.quantize(np.array([[448.0, -2.0]], np.float32))
+        >>> fp8core.dequantize(q).tolist()
+        [[448.0, -2.0]]
+        >>> fp8core.dequantize(q.data, q.scale, group_shape=fp8core.PER_TOKEN, dtype="float16").dtype
+        dtype('float16')
+    """
+    known = None
+    if scale is None or isinstance(q, Quantized):
+        q, scale, known = parts(q, scale, "q", "scale")
+    if known is not None and group_shape is not None and known != specs.group(group_shape):
+        raise ScaleError(f"group_shape needs to be that of q, {tuple(known)}, or left out, got {group_shape}")
+    return _DEQUANTIZE((q, scale, out), (known or group_shape, dtype), stream)[0][2]
+
+
+def _describe_dequantize(operands: Sequence[TensorSpec | None], options: tuple[Any, ...]) -> Described:
+    q, scale, out = operands
+    assert q is not None
+    scale = specs.required(scale, "scale")
+    specs.is_fp8(q)
+    at = specs.matrix(q)
+    scale_shapes.is_scale(scale, bytes_allowed=True)
+    specs.same_device(q, scale)
+    group = scale_shapes.implied_group(scale, q) if options[0] is None else specs.group(options[0])
+    group, strides = scale_shapes.of_groups(scale, group, q)
+    wide = dtype_name(options[1], "dtype", WIDE)
+    stride, out_at = at.cols, specs.ALIGNMENT
+    if out is not None:
+        specs.same_device(q, out)
+        stride, out_at = specs.written(out, q.shape, wide).stride, out.alignment
+    problem = _dequantize_problem(q, at, scale, group, wide, out_at, stride)
+
+    def plan() -> Planned:
+        if not at.rows * at.cols:
+            return Planned(None)
+        numbers = DequantizeNumbers(at.stride, *strides, stride, at.rows)
+        return Planned(DEQUANTIZE.plan(problem).bind(numbers))
+
+    return Described({2: NewArray(q.shape, wide)}, plan, lambda: DEQUANTIZE.explain(problem))
+
+
+def _dequantize_problem(
+    q: TensorSpec, at: Matrix, scale: TensorSpec, group: GroupShape, wide: str, out_at: int, out_stride: int
+) -> Dequantize:
+    size = ITEMSIZE[wide]
+    return Dequantize(
+        target=q.target,
+        q=q.dtype,
+        out=wide,
+        group_shape=group,
+        scale_format="ue8m0_bytes" if scale.dtype == "float8_e8m0fnu" else "float32",
+        cols=at.cols,
+        alignment=specs.alignment(out_at, out_stride * size, q.alignment * size, at.stride * size),
+    )
+
+
+_DEQUANTIZE: Final = Operation(
+    (Operand("q", *FORMATS), ScaleOperand("scale", *SCALES), Operand("out", *WIDE)), _describe_dequantize, numbers=(1,)
+)
+
+
+@overload
+def per_tensor_dequantize(q: Float8Array, scale: Scale, **keywords: Unpack[StreamKeyword]) -> Any: ...
+@overload
+def per_tensor_dequantize(q: NumpyArray, scale: Scale, **keywords: Unpack[StreamKeyword]) -> NumpyArray: ...
+@overload
+def per_tensor_dequantize(q: ArrayT, scale: Scale, **keywords: Unpack[StreamKeyword]) -> ArrayT: ...
+@eager_only
+def per_tensor_dequantize(q: object, scale: object, *, stream: object = None) -> Any:
+    """Return ``float(q) * scale`` as float16, formed in float32 and rounded once; the name is vLLM's (w8a8_utils).
+
+    Args:
+        q: FP8 ``[..., cols]``.
+        scale: one number, as a number or in a float32 array.
+        stream: the stream to launch on, as for `quantize`.
+
+    Returns:
+        float16 of q's shape.
+
+    Raises:
+        DTypeError, ShapeError, LayoutError, DeviceError: before anything is launched or written.
+
+    Examples:
+        >>> import numpy as np, fp8core
+        >>> q = fp8core.quantize(np.array([[448.0, -2.0]], np.float32), group_shape=(-1, -1))
+        >>> fp8core.per_tensor_dequantize(q.data, 0.5).tolist()
+        [[224.0, -1.0]]
+    """
+    return _DEQUANTIZE((q, scale, None), (PER_TENSOR, "float16"), stream)[0][2]

@@ -1,0 +1,161 @@
+"""The way between the two E4M3 formats: OCP's (e4m3fn) and AMD's of MI300 (e4m3fnuz)."""
+
+from collections.abc import Sequence
+from typing import Any, Final, Unpack, overload
+
+from fp8core import interop
+from fp8core.core import scale_shapes, specs
+from fp8core.core.calls import Described, NewArray, Planned
+from fp8core.core.operation import Operation
+from fp8core.core.specs import TensorSpec, contiguous_count
+from fp8core.errors import DTypeError
+from fp8core.interop import Operand, ScaleOperand, eager_only
+from fp8core.interop.float8 import Float8Array
+from fp8core.kernels.weights import NORMALIZE
+from fp8core.problem import FORMATS, Normalize
+from fp8core.runtime.plans import NormalizeNumbers
+from fp8core.types import ArrayT, CallKeywords, NumpyArray, Scale
+
+
+@overload
+def normalize_e4m3fn_to_e4m3fnuz(
+    weight: Float8Array, weight_scale: Scale, input_scale: Scale | None = None, **keywords: Unpack[CallKeywords]
+) -> tuple[Float8Array, Any, Any]: ...
+@overload
+def normalize_e4m3fn_to_e4m3fnuz(
+    weight: NumpyArray, weight_scale: Scale, input_scale: Scale | None = None, **keywords: Unpack[CallKeywords]
+) -> tuple[NumpyArray, NumpyArray, NumpyArray | None]: ...
+@overload
+def normalize_e4m3fn_to_e4m3fnuz(
+    weight: ArrayT, weight_scale: Scale, input_scale: Scale | None = None, **keywords: Unpack[CallKeywords]
+) -> tuple[ArrayT, ArrayT, ArrayT | None]: ...
+@eager_only
+def normalize_e4m3fn_to_e4m3fnuz(
+    weight: object, weight_scale: object, input_scale: object = None, *, out: object = None, stream: object = None
+) -> Any:
+    """Return the same real values in AMD's e4m3fnuz: ``(weight, weight_scale, input_scale)``.
+
+    A byte stands for half as much in fnuz, so scales double; 0x80 (-0) becomes 0x00, the NaN bytes 0x7f and
+    0xff become 0x80, all other bytes stay. The name and the rule for 0x80 are those of vLLM's ``w8a8_utils``.
+
+    Args:
+        weight: float8_e4m3fn, contiguous, of any shape.
+        weight_scale: a number, or float32, contiguous, of any shape.
+        input_scale: like weight_scale, or None.
+        out: memory for the new weight; ``out=weight`` converts in place and gives an array over that memory.
+        stream: the stream to launch on, as for `quantize`.
+
+    Returns:
+        The weight of float8_e4m3fnuz, twice its scale, and twice the input's scale or None.
+
+    Raises:
+        DTypeError: weight is of another format.
+        ShapeError, LayoutError, DeviceError: before anything is launched or written.
+
+    Examples:
+        >>> import numpy as np, fp8core
+        >>> q = fp8core.quantize(np.array([[448.0, -2.0]], np.float32))
+        >>> weight, scale, _ = fp8core.normalize_e4m3fn_to_e4m3fnuz(*q)
+        >>> weight.dtype, float(scale[0, 0])
+        (dtype(float8_e4m3fnuz), 2.0)
+    """
+    return _normalized(weight, "float8_e4m3fn", "float8_e4m3fnuz", weight_scale, input_scale, out, stream)
+
+
+@overload
+def normalize_e4m3fnuz_to_e4m3fn(
+    weight: Float8Array, weight_scale: Scale, input_scale: Scale | None = None, **keywords: Unpack[CallKeywords]
+) -> tuple[Float8Array, Any, Any]: ...
+@overload
+def normalize_e4m3fnuz_to_e4m3fn(
+    weight: NumpyArray, weight_scale: Scale, input_scale: Scale | None = None, **keywords: Unpack[CallKeywords]
+) -> tuple[NumpyArray, NumpyArray, NumpyArray | None]: ...
+@overload
+def normalize_e4m3fnuz_to_e4m3fn(
+    weight: ArrayT, weight_scale: Scale, input_scale: Scale | None = None, **keywords: Unpack[CallKeywords]
+) -> tuple[ArrayT, ArrayT, ArrayT | None]: ...
+@eager_only
+def normalize_e4m3fnuz_to_e4m3fn(
+    weight: object, weight_scale: object, input_scale: object = None, *, out: object = None, stream: object = None
+) -> Any:
+    """Return the same real values in OCP's e4m3fn: the way back from `normalize_e4m3fn_to_e4m3fnuz`.
+
+    Scales are halved and 0x80 (NaN) becomes 0x7f. The bytes 0x7f and 0xff (+-240, at the halved scale +-480) have
+    no counterpart and become +-448, the nearest.
+
+    Args:
+        weight: float8_e4m3fnuz, contiguous, of any shape.
+        weight_scale: a number, or float32, contiguous, of any shape.
+        input_scale: like weight_scale, or None.
+        out: memory for the new weight; ``out=weight`` converts in place.
+        stream: the stream to launch on, as for `quantize`.
+
+    Returns:
+        The weight of float8_e4m3fn, half its scale, and half the input's scale or None.
+
+    Raises:
+        DTypeError: weight is of another format.
+        ShapeError, LayoutError, DeviceError: before anything is launched or written.
+
+    Examples:
+        >>> import numpy as np, fp8core
+        >>> q = fp8core.quantize(np.array([[448.0, -2.0]], np.float32), dtype="float8_e4m3fnuz")
+        >>> weight, scale, _ = fp8core.normalize_e4m3fnuz_to_e4m3fn(*q)
+        >>> fp8core.dequantize(weight, scale).tolist()
+        [[448.0, -2.0]]
+    """
+    return _normalized(weight, "float8_e4m3fnuz", "float8_e4m3fn", weight_scale, input_scale, out, stream)
+
+
+def _normalized(
+    weight: Any, old: str, new: str, weight_scale: Any, input_scale: Any, out: Any, stream: object
+) -> tuple[Any, Any, Any]:
+    operands = weight, out, weight_scale, None, input_scale, None
+    arrays, _ = _NORMALIZE(operands, (old, new), stream)
+    result = arrays[1] if out is None else interop.reinterpret(out, new)
+    return result, arrays[3], arrays[5]
+
+
+def _describe_normalize(operands: Sequence[TensorSpec | None], formats: tuple[str, str]) -> Described:
+    weight, out, scale, _, of_input, _ = operands
+    assert weight is not None
+    old, new = formats
+    if weight.dtype != old:
+        raise DTypeError(f"weight needs {old}, got {weight.dtype}")
+    scale = specs.required(scale, "weight_scale")
+    count = contiguous_count(weight)
+    scale_shapes.is_scale(scale)
+    if of_input is not None:
+        scale_shapes.is_scale(of_input)
+    specs.same_device(weight, scale, of_input, out)
+    if out is not None:
+        if out.dtype not in formats:
+            raise DTypeError(f"out needs {new}, or {old} as for weight itself, got {out.dtype}")
+        specs.check_written(out, weight.shape, out.dtype)
+        contiguous_count(out)
+    counts = contiguous_count(scale), 0 if of_input is None else contiguous_count(of_input)
+    out_at = specs.ALIGNMENT if out is None else out.alignment
+    problem = Normalize(weight.target, old, specs.alignment(weight.alignment, out_at))
+    results = {1: NewArray(weight.shape, new), 3: NewArray(scale.shape, "float32")}
+    if of_input is not None:
+        results[5] = NewArray(of_input.shape, "float32")
+
+    def plan() -> Planned:
+        return Planned(NORMALIZE.plan(problem).bind(NormalizeNumbers(count, *counts)))
+
+    return Described(results, plan, lambda: NORMALIZE.explain(problem))
+
+
+_NORMALIZE: Final = Operation(
+    (
+        Operand("weight", *FORMATS),
+        Operand("out", *FORMATS),
+        ScaleOperand("weight_scale", "float32"),
+        "new weight_scale",
+        ScaleOperand("input_scale", "float32"),
+        "new input_scale",
+    ),
+    _describe_normalize,
+    in_place=((1, 0),),
+    numbers=(2, 4),
+)

@@ -1,0 +1,123 @@
+"""What is checked when an `Fp8Linear` is made, and whenever one of its arrays is assigned."""
+
+from typing import Any, NamedTuple
+
+from fp8core import interop
+from fp8core.core.prefetch import WeightHistory, capture_of
+from fp8core.core.product import product_of
+from fp8core.core.scale_shapes import is_one_number, is_scale
+from fp8core.core.specs import TensorSpec, is_fp8, is_wide, same_device, spec_of
+from fp8core.errors import ScaleError, ShapeError
+from fp8core.interop import Framework, Operand, TensorView, dlpack, dtype_name
+from fp8core.interop.tensor import bytes_spanned, fill_number
+from fp8core.ops.linear import ARRAYS, LinearOptions, input_format, result_dtype
+from fp8core.ops.linear_scratch import COMPUTED
+from fp8core.problem import BLOCK, FORMATS, GROUP_128, PER_TENSOR, PER_TOKEN, WIDE, GroupShape, Target
+
+
+def _array_of(number: float, framework: Framework, target: Target) -> Any:
+    """Return a number as an fp32 array of a framework, made on its current stream."""
+    made, stream = framework.empty((1,), "float32", target), framework.stream(target)
+    fill_number(made.pointer, number, target, stream)
+    return framework.wrap(made.array, stream)
+
+
+def _check_input_scale(scale: TensorSpec, group_shape: GroupShape, weight: TensorSpec) -> None:
+    """Refuse a scale that no input has: one number, or for inputs that come quantized one a token or a group."""
+    is_scale(scale)
+    same_device(weight, scale)
+    groups = -(-weight.shape[1] // BLOCK)
+    if is_one_number(scale.shape):
+        return
+    needs = "one number, of shape (), (1,) or (1, 1)"
+    if group_shape == PER_TOKEN:
+        able, needs = len(scale.shape) == 1 or scale.shape[-1:] == (1,), f"{needs}, or (m, 1) or (m,) per token"
+    elif group_shape == GROUP_128:
+        able, needs = len(scale.shape) > 1 and scale.shape[-1] == groups, f"{needs}, or (m, {groups}) by groups"
+    else:
+        able = False
+    if not able:
+        raise ShapeError(f"{scale.name} needs {needs}, got shape {scale.shape}")
+
+
+class CheckedLayer(NamedTuple):
+    """A layer's arrays, its shape [n, k], and what is known of its weight."""
+
+    arrays: tuple[Any, ...]
+    shape: tuple[int, int]
+    history: WeightHistory
+
+
+def check_layer(options: LinearOptions, weight: Any, weight_scale: Any, bias: Any, input_scale: Any) -> CheckedLayer:
+    """Check the arrays of a layer as far as they can be without an input, and begin the history of its weight.
+
+    Numbers become arrays beside the weight, once.
+    """
+    first = interop.view(weight, ARRAYS[0])
+    at = spec_of(first, "weight")
+    is_fp8(at)
+    if len(at.shape) != 2:
+        raise ShapeError(f"weight needs two axes [n, k], got shape {at.shape}")
+    framework, target = first.framework, first.target
+    arrays: list[Any] = [weight]
+    views: list[TensorView | None] = [first]
+    for x, name in zip((weight_scale, bias, input_scale), ARRAYS[1:], strict=True):
+        number = None if x is None or name == "bias" else interop.scalar(x)
+        given = x if number is None else _array_of(number, framework, target)
+        arrays.append(given)
+        views.append(None if given is None else interop.view(given, name))
+    specs = [None if view is None else spec_of(view, name) for view, name in zip(views, ARRAYS, strict=True)]
+    scale, added, of_input = specs[1:]
+    if scale is None:
+        raise ScaleError("weight needs weight_scale, or to be a Quantized, got neither")
+    n, k = at.shape
+    check_product(options, at, scale, added)
+    if of_input is not None:
+        _check_input_scale(of_input, options.group_shape, at)
+    history = WeightHistory()
+    if target.platform != "host":
+        addresses = [0, *(0 if view is None else view.pointer for view in views)]
+        spans = [0, *(0 if s is None else bytes_spanned(s.shape, s.strides, s.dtype) for s in specs)]
+        history.know(addresses, spans, capture_of(framework.stream(target)))
+    return CheckedLayer(tuple(arrays), (n, k), history)
+
+
+def check_product(options: LinearOptions, weight: TensorSpec, scale: TensorSpec, bias: TensorSpec | None) -> None:
+    """Refuse what no input of two rows could be multiplied with: one row of its own says nothing of its groups."""
+    k, target = weight.shape[1], weight.target
+    x = TensorSpec("x", input_format(weight.dtype), (2, k), (k, 1), target)
+    groups = {PER_TENSOR: (1,), PER_TOKEN: (2, 1), GROUP_128: (2, -(-k // BLOCK))}[options.group_shape]
+    x_scale = TensorSpec(COMPUTED, "float32", groups, (1,) * len(groups), target)
+    own = "bfloat16" if bias is None or bias.dtype not in WIDE else bias.dtype
+    product_of(
+        x,
+        weight,
+        x_scale,
+        scale,
+        bias,
+        result_dtype(options.out_dtype, own),
+        None,
+        None,
+        stored=True,
+        group_a=options.group_shape,
+        group_b=options.weight_group,
+    )
+
+
+def check_before_quantizing(
+    weight: Any, bias: Any, input_scale: Any, dtype: Any, group: GroupShape, options: LinearOptions
+) -> None:
+    """Refuse a weight yet to be quantized that would make no layer with the other arguments."""
+    seen = interop.view(weight, Operand("weight", *WIDE))
+    at = spec_of(seen, "weight")
+    is_wide(at)
+    if len(at.shape) != 2:
+        raise ShapeError(f"weight needs two axes [n, k], got shape {at.shape}")
+    n, k = at.shape
+    added = None if bias is None else spec_of(interop.view(bias, ARRAYS[2]), "bias")
+    codes = TensorSpec("weight", dtype_name(dtype, "dtype", FORMATS), (n, k), (k, 1), at.target)
+    shape = (1,) if group == PER_TENSOR else group.scale_shape(n, k)
+    scale = TensorSpec("weight_scale", "float32", shape, dlpack.contiguous(shape), at.target)
+    check_product(options._replace(weight_group=group), codes, scale, added)
+    if input_scale is not None and interop.scalar(input_scale) is None:
+        _check_input_scale(spec_of(interop.view(input_scale, ARRAYS[3]), "input_scale"), options.group_shape, codes)

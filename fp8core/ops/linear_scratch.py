@@ -1,0 +1,85 @@
+"""The launches of a linear layer: x is quantized into a scratch, and the product reads it there."""
+
+from typing import Any, Final, NamedTuple
+
+from fp8core.core import specs
+from fp8core.core.calls import Launch
+from fp8core.core.scaling import ScaleOptions, Scaling, scaling
+from fp8core.core.specs import Matrix, TensorSpec
+from fp8core.interop import dlpack
+from fp8core.kernels.linear.table import Steps
+from fp8core.problem import PER_TENSOR, GroupShape
+from fp8core.runtime.plans import QuantizeNumbers
+
+SCRATCH_ALIGNMENT: Final = 256
+COMPUTED: Final = "the scale of x"
+"""What errors call a scale that the caller did not give."""
+
+
+class ScratchCodes(NamedTuple):
+    """Codes and scales of x in a scratch: how they are made, and where they lie."""
+
+    at: Matrix
+    how: Scaling
+    x: TensorSpec
+    codes: TensorSpec
+    scale: TensorSpec
+    """Of the product: the given one, or that in the scratch."""
+    scale_offset: int | None
+    """None where the scale is given."""
+    bytes: int
+
+
+def codes_in_scratch(
+    x: TensorSpec,
+    dtype: str,
+    group: GroupShape,
+    input_scale: TensorSpec | None,
+    upper: TensorSpec | None,
+    bound: Any,
+) -> ScratchCodes:
+    """Return how x is quantized to ``dtype`` into a scratch, after checking that it can be."""
+    specs.is_wide(x)
+    at = specs.matrix(x)
+    layout = "mn" if group.cols > 0 else "k"  # groups as block-scaled products want them
+    asked = ScaleOptions(dtype, group, input_scale is not None, bound, "float32", layout)
+    how = scaling(asked, x, x.shape, input_scale, upper)
+    codes = TensorSpec("x", dtype, x.shape, dlpack.contiguous(x.shape), x.target)
+    offset = -(-at.rows * at.cols // SCRATCH_ALIGNMENT) * SCRATCH_ALIGNMENT
+    if input_scale is not None:
+        return ScratchCodes(at, how, x, codes, input_scale, None, offset)
+    shape = (1,) if how.group_shape == PER_TENSOR else how.group_shape.scale_shape(at.rows, at.cols)
+    scale = TensorSpec(COMPUTED, "float32", shape, how.strides[: len(shape)], x.target)
+    nbytes = -(-4 * how.computed() // SCRATCH_ALIGNMENT) * SCRATCH_ALIGNMENT
+    return ScratchCodes(at, how, x, codes, scale, offset, offset + nbytes)
+
+
+def scratch_of(steps: Steps, q: ScratchCodes) -> int:
+    """Return the bytes of a layer's scratch: codes and scales, where there are any, and the product's."""
+    return steps.product.scratch_bytes + (0 if steps.quantize is None else q.bytes)
+
+
+def steps_launch(steps: Steps, q: ScratchCodes) -> Launch:
+    """Return the launches of a layer as one: what is quantized lies at the beginning of the scratch."""
+    multiply, at, given = steps.product, q.at, q.scale_offset is None
+    scale_offset, behind = q.scale_offset or 0, q.bytes
+    if steps.quantize is None:
+
+        def multiply_x(
+            stream: int, x: int, weight: int, scale_b: int, bias: int, scale_a: int, _upper: int, out: int, scratch: int
+        ) -> None:
+            multiply(stream, x, weight, scale_a, scale_b, bias, out, 0, 0, scratch)
+
+        return multiply_x
+
+    numbers = QuantizeNumbers(at.stride, at.cols, *q.how.strides, at.rows, at.rows, q.how.upper, q.how.eps)
+    quantize = steps.quantize.bind(numbers)
+
+    def run(
+        stream: int, x: int, weight: int, scale_b: int, bias: int, scale_a: int, upper: int, out: int, scratch: int
+    ) -> None:
+        scale = scale_a if given else scratch + scale_offset
+        quantize(stream, x, scratch, scale, upper)
+        multiply(stream, scratch, weight, scale, scale_b, bias, out, 0, 0, scratch + behind)
+
+    return run

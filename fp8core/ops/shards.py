@@ -1,0 +1,182 @@
+"""Fused weights, whose shards have a scale each: one scale for all, or the same scales one for each row."""
+
+from collections.abc import Sequence
+from typing import Any, Final, Unpack, overload
+
+from fp8core import interop
+from fp8core.core import scale_shapes, specs
+from fp8core.core.calls import Described, NewArray, Planned
+from fp8core.core.operation import Operation
+from fp8core.core.specs import TensorSpec, contiguous_count
+from fp8core.errors import ScaleError, ShapeError
+from fp8core.interop import Operand, ScaleOperand, eager_only
+from fp8core.interop.float8 import Float8Array
+from fp8core.kernels.weights import EXPAND, REQUANTIZE
+from fp8core.problem import FORMATS, Expand, Requantize
+from fp8core.runtime.plans import ExpandNumbers, RequantizeNumbers
+from fp8core.types import ArrayT, CallKeywords, NumpyArray, Scale, StreamKeyword
+
+MOST_ROWS: Final = 2**31 - 1
+"""Of fused shards: their ends are 32-bit numbers."""
+
+
+@overload
+def requantize_with_max_scale(
+    weight: Float8Array, weight_scale: Scale, logical_widths: Sequence[int], **keywords: Unpack[CallKeywords]
+) -> tuple[Any, Float8Array]: ...
+@overload
+def requantize_with_max_scale(
+    weight: NumpyArray, weight_scale: Scale, logical_widths: Sequence[int], **keywords: Unpack[CallKeywords]
+) -> tuple[NumpyArray, NumpyArray]: ...
+@overload
+def requantize_with_max_scale(
+    weight: ArrayT, weight_scale: Scale, logical_widths: Sequence[int], **keywords: Unpack[CallKeywords]
+) -> tuple[ArrayT, ArrayT]: ...
+@eager_only
+def requantize_with_max_scale(
+    weight: object,
+    weight_scale: object,
+    logical_widths: Sequence[int],
+    *,
+    out: object = None,
+    stream: object = None,
+) -> Any:
+    """Return ``(max_scale, weight)``: every shard of a fused weight re-expressed at the largest scale.
+
+    A code becomes ``float(code) * scale * (1 / max_scale)``, in float32, clamped and rounded once to nearest even;
+    shards whose scale is the largest keep their bytes. If any scale but the first marks a scale that was never loaded
+    (the lowest float, or anything <= -448), the checkpoint was fused on disk: its first scale is the result, and
+    nothing is requantized. The device decides that: one launch, no synchronisation. A largest scale of 0, infinity or
+    NaN leaves the codes as they are too, for no other code would be nearer. Name and rule are those of vLLM's
+    ``w8a8_utils``.
+
+    Args:
+        weight: FP8 ``[sum(logical_widths), k]``, rows contiguous.
+        weight_scale: float32, one scale for each shard, or a single one (or a number), which leaves nothing to do.
+        logical_widths: the rows of each shard; zeros are fine.
+        out: where the weight goes; without it the weight is changed in place (arrays of JAX, which cannot
+            be, give a new one).
+        stream: the stream to launch on, as for `quantize`.
+
+    Returns:
+        The scale as a 0-d float32 array, and the weight (``out`` when given).
+
+    Raises:
+        ShapeError: the widths are no whole numbers, or do not add up to the rows.
+        ScaleError: neither one scale nor one for each shard.
+        DTypeError, LayoutError, DeviceError: before anything is launched or written.
+
+    Examples:
+        >>> import numpy as np, fp8core
+        >>> q = fp8core.quantize(np.ones((4, 8), np.float32), group_shape=(-1, -1)).data
+        >>> largest, fused = fp8core.requantize_with_max_scale(q, np.array([0.5, 0.25], np.float32), [2, 2])
+        >>> float(largest), fused.astype(np.float32)[:, 0].tolist()
+        (0.5, [448.0, 448.0, 224.0, 224.0])
+    """
+    if out is None:
+        framework = interop.framework_of(type(weight))
+        out = None if framework is None or framework.immutable else weight
+    arrays, _ = _REQUANTIZE((weight, weight_scale, out, None), _widths(logical_widths), stream)
+    return arrays[3], arrays[2]
+
+
+def _widths(logical_widths: Any) -> tuple[int, ...]:
+    try:
+        widths = tuple(specs.extent(width) for width in logical_widths)
+    except TypeError as error:
+        raise ShapeError(f"logical_widths needs whole numbers, got {logical_widths!r}") from error
+    if any(width < 0 for width in widths) or sum(widths) > MOST_ROWS:
+        raise ShapeError(f"logical_widths needs widths of at least 0, at most {MOST_ROWS} together, got {list(widths)}")
+    return widths
+
+
+def _shard_count(scale: TensorSpec, widths: tuple[int, ...]) -> int:
+    """Return how many scales there are: one, or one a shard."""
+    scale_shapes.is_scale(scale)
+    count = contiguous_count(scale)
+    if count not in (1, len(widths)):
+        raise ScaleError(
+            f"{scale.name} needs one scale, or one for each of {len(widths)} shards, got shape {scale.shape}"
+        )
+    return count
+
+
+def _describe_requantize(operands: Sequence[TensorSpec | None], widths: tuple[int, ...]) -> Described:
+    weight, scale, out, _ = operands
+    assert weight is not None
+    scale = specs.required(scale, "weight_scale")
+    specs.is_fp8(weight)
+    at = specs.matrix(weight)
+    count = _shard_count(scale, widths)
+    specs.same_device(weight, scale, out)
+    if sum(widths) != at.rows:
+        raise ShapeError(f"logical_widths needs to add up to the {at.rows} rows of weight, got {list(widths)}")
+    stride = at.cols if out is None else specs.written(out, weight.shape, weight.dtype).stride
+    out_at = specs.ALIGNMENT if out is None else out.alignment
+    problem = Requantize(
+        weight.target, weight.dtype, len(widths), at.cols, specs.alignment(weight.alignment, at.stride, out_at, stride)
+    )
+
+    def plan() -> Planned:
+        return Planned(REQUANTIZE.plan(problem).bind(RequantizeNumbers(at.stride, count, widths, stride)))
+
+    results = {2: NewArray(weight.shape, weight.dtype), 3: NewArray((), "float32")}
+    return Described(results, plan, lambda: REQUANTIZE.explain(problem))
+
+
+_REQUANTIZE: Final = Operation(
+    (Operand("weight", *FORMATS), ScaleOperand("weight_scale", "float32"), Operand("out", *FORMATS), "max_scale"),
+    _describe_requantize,
+    in_place=((2, 0),),
+    numbers=(1,),
+)
+
+
+@overload
+def convert_to_channelwise(
+    weight_scale: NumpyArray, logical_widths: Sequence[int], **keywords: Unpack[StreamKeyword]
+) -> NumpyArray: ...
+@overload
+def convert_to_channelwise(
+    weight_scale: ArrayT, logical_widths: Sequence[int], **keywords: Unpack[StreamKeyword]
+) -> ArrayT: ...
+@eager_only
+def convert_to_channelwise(weight_scale: object, logical_widths: Sequence[int], *, stream: object = None) -> Any:
+    """Return one scale for each row from one for each shard: nothing is lost. The name is vLLM's (w8a8_utils).
+
+    Args:
+        weight_scale: a float32 array of one scale for each shard, or of a single one for all.
+        logical_widths: the rows of each shard.
+        stream: the stream to launch on, as for `quantize`.
+
+    Returns:
+        float32 ``[sum(logical_widths), 1]``.
+
+    Raises:
+        ScaleError: neither one scale nor one for each shard.
+        ShapeError: the widths are no whole numbers.
+        DTypeError, LayoutError, DeviceError: before anything is launched.
+
+    Examples:
+        >>> import numpy as np, fp8core
+        >>> fp8core.convert_to_channelwise(np.array([0.5, 2.0], np.float32), [1, 2]).tolist()
+        [[0.5], [2.0], [2.0]]
+    """
+    return _EXPAND((weight_scale, None), _widths(logical_widths), stream)[0][1]
+
+
+def _describe_expand(operands: Sequence[TensorSpec | None], widths: tuple[int, ...]) -> Described:
+    scale = operands[0]
+    assert scale is not None
+    count, rows = _shard_count(scale, widths), sum(widths)
+    problem = Expand(scale.target, len(widths))
+
+    def plan() -> Planned:
+        if not rows:
+            return Planned(None)
+        return Planned(EXPAND.plan(problem).bind(ExpandNumbers(count, widths)))
+
+    return Described({1: NewArray((rows, 1), "float32")}, plan, lambda: EXPAND.explain(problem))
+
+
+_EXPAND: Final = Operation((Operand("weight_scale", "float32"), "out"), _describe_expand)

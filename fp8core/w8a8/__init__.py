@@ -1,0 +1,132 @@
+"""The names that users of vLLM's ``w8a8_utils`` and ``scaled_fp8_quant`` know, over fp8core's operations.
+
+No kernels and no logic of its own: every function is a way into `fp8core.quantize`, `fp8core.scaled_mm` and their
+neighbours, and takes and gives arrays of any framework. Weights are ``[k, n]`` with contiguous columns, as these
+names' users pass them. A scale of one number may be a Python or NumPy number. Formulas, dtypes and errors are those of
+`fp8core.quantize` and `fp8core.scaled_mm`; errors name the operands by the names that they have here.
+
+Names and signatures are those of ``vllm/model_executor/layers/quantization/utils/w8a8_utils.py`` and
+``vllm/_custom_ops.py`` (``scaled_fp8_quant``).
+"""
+
+from functools import cache
+
+from fp8core.ops import (
+    all_close_1d,
+    capabilities,
+    convert_to_channelwise,
+    normalize_e4m3fn_to_e4m3fnuz,
+    per_tensor_dequantize,
+    requantize_with_max_scale,
+)
+from fp8core.w8a8.calls import (
+    Fp8LinearOp,
+    cutlass_w8a8_scaled_mm,
+    dispatch_w8a8_scaled_mm,
+    rocm_per_tensor_w8a8_scaled_mm,
+    scaled_fp8_quant,
+    torch_channelwise_w8a8_scaled_mm,
+    torch_per_tensor_w8a8_scaled_mm,
+    torch_per_token_w8a8_scaled_mm,
+)
+
+__all__ = [
+    "CUTLASS_BLOCK_FP8_SUPPORTED",
+    "CUTLASS_FP8_SUPPORTED",
+    "TORCH_DEVICE_IDENTITY",
+    "USE_ROWWISE_TORCH_SCALED_MM",
+    "Fp8LinearOp",
+    "all_close_1d",
+    "convert_to_channelwise",
+    "cutlass_block_fp8_supported",
+    "cutlass_fp8_supported",
+    "cutlass_group_gemm_supported",
+    "cutlass_w8a8_scaled_mm",
+    "dispatch_w8a8_scaled_mm",
+    "maybe_create_device_identity",
+    "normalize_e4m3fn_to_e4m3fnuz",
+    "per_tensor_dequantize",
+    "requantize_with_max_scale",
+    "rocm_per_tensor_w8a8_scaled_mm",
+    "scaled_fp8_quant",
+    "sparse_cutlass_supported",
+    "torch_channelwise_w8a8_scaled_mm",
+    "torch_per_tensor_w8a8_scaled_mm",
+    "torch_per_token_w8a8_scaled_mm",
+]
+
+TORCH_DEVICE_IDENTITY = None
+"""Kept for importers: no product here needs a tensor of ones."""
+USE_ROWWISE_TORCH_SCALED_MM = False
+"""Kept for importers: no product here goes through torch."""
+
+CUTLASS_FP8_SUPPORTED: bool
+CUTLASS_BLOCK_FP8_SUPPORTED: bool
+
+
+def cutlass_fp8_supported() -> bool:
+    """Return whether per-tensor and per-token FP8 products run on a fused kernel on the current device.
+
+    Examples:
+        >>> from fp8core import w8a8
+        >>> w8a8.cutlass_fp8_supported() in (True, False)
+        True
+    """
+    able = capabilities()
+    return able["scaled_mm_per_tensor"].able and able["scaled_mm_per_token"].able
+
+
+def cutlass_block_fp8_supported() -> bool:
+    """Return whether block-scaled FP8 products run on a fused kernel on the current device.
+
+    Examples:
+        >>> from fp8core import w8a8
+        >>> w8a8.cutlass_block_fp8_supported() in (True, False)
+        True
+    """
+    return capabilities()["scaled_mm_block"].able
+
+
+def cutlass_group_gemm_supported() -> bool:
+    """Return whether a grouped FP8 product exists here.
+
+    Examples:
+        >>> from fp8core import w8a8
+        >>> w8a8.cutlass_group_gemm_supported()
+        False
+    """
+    return capabilities()["grouped_mm"].able
+
+
+def sparse_cutlass_supported() -> bool:
+    """Return whether a 2:4 sparse FP8 product exists here.
+
+    Examples:
+        >>> from fp8core import w8a8
+        >>> w8a8.sparse_cutlass_supported()
+        False
+    """
+    return capabilities()["sparse_mm"].able
+
+
+@cache
+def _computed(name: str) -> bool:
+    return {
+        "CUTLASS_FP8_SUPPORTED": cutlass_fp8_supported,
+        "CUTLASS_BLOCK_FP8_SUPPORTED": cutlass_block_fp8_supported,
+    }[name]()
+
+
+def __getattr__(name: str) -> bool:
+    if name in ("CUTLASS_FP8_SUPPORTED", "CUTLASS_BLOCK_FP8_SUPPORTED"):
+        return _computed(name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def maybe_create_device_identity() -> None:
+    """Do nothing: kept for importers.
+
+    Examples:
+        >>> from fp8core import w8a8
+        >>> w8a8.maybe_create_device_identity()
+    """

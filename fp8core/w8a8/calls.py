@@ -1,0 +1,264 @@
+"""The calls of vLLM's names: a quantization, products, and a layer."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from fp8core import interop
+from fp8core.core import specs
+from fp8core.errors import ShapeError
+from fp8core.ops.quantize import quantize_by, quantize_operation
+from fp8core.ops.scaled_mm import product_by, product_operation
+from fp8core.problem import FORMATS, PER_TENSOR, PER_TOKEN, WIDE, native_e4m3
+from fp8core.types import Array, DType, Scale, WideDType
+
+_QUANTIZE: Final = quantize_operation("input", "output")
+_QUANTIZE_INPUT: Final = quantize_operation("input", "output", "input_scale", "input_scale_ub")
+_PRODUCT: Final = product_operation("qinput", "weight", stored=False)
+_APPLY: Final = product_operation("input", "weight", "input_scale", "weight_scale", stored=False)
+"""Errors call the operands by vLLM's names."""
+
+
+def scaled_fp8_quant(
+    input: Array,
+    scale: Scale | None = None,
+    num_token_padding: int | None = None,
+    scale_ub: Scale | None = None,
+    use_per_token_if_dynamic: bool = False,
+    output: Array | None = None,
+    group_shape: tuple[int, int] | None = None,
+) -> tuple[Any, Any]:
+    """Return ``(data, scale)`` of a matrix ``[m, k]``: `fp8core.quantize` under the names vLLM's users know.
+
+    Args:
+        input: float32, float16 or bfloat16 ``[m, k]``.
+        scale: a given scale, a number or a float32 array; without it the scale is dynamic.
+        num_token_padding: give at least so many rows.
+        scale_ub: an upper bound of amax, per token only; per tensor it has no meaning and is ignored.
+        use_per_token_if_dynamic: one scale for each token instead of one for the tensor, when the scale is dynamic.
+        output: an FP8 array for the data; otherwise it is of the device's own E4M3.
+        group_shape: groups of a given scale that has more than one number.
+
+    Returns:
+        FP8 data of ``input``'s framework, and its scale: ``[1]`` per tensor, ``[m, 1]`` per token.
+
+    Raises:
+        DTypeError, ShapeError, LayoutError, ScaleError, DeviceError: before anything is launched or written.
+
+    Examples:
+        >>> import numpy as np
+        >>> from fp8core import w8a8
+        >>> data, scale = w8a8.scaled_fp8_quant(np.array([[1.0, -448.0]], np.float32), num_token_padding=4)
+        >>> data.shape, scale.tolist()
+        ((4, 2), [1.0])
+    """
+    if num_token_padding is not None and specs.whole_number(num_token_padding) is None:
+        raise ShapeError(f"num_token_padding needs a whole number, got {num_token_padding!r}")
+    dynamic = PER_TOKEN if use_per_token_if_dynamic else PER_TENSOR
+    shape = group_shape if group_shape is not None else (dynamic if scale is None else PER_TOKEN)
+    return quantize_by(
+        _QUANTIZE,
+        input,
+        fp8_of(output, "output")
+        if output is not None
+        else native_e4m3(interop.view(input, interop.Operand("input", *WIDE)).target),
+        shape,
+        scale=scale,
+        scale_ub=scale_ub if scale is None and shape == PER_TOKEN else None,
+        rows_padded=num_token_padding,
+        out=output,
+    )
+
+
+def _product(
+    qinput: Any, weight: Any, out_dtype: Any, scale_a: Any, scale_b: Any, bias: Any, output_shape: Sequence[int]
+) -> Any:
+    rows = math.prod(output_shape[:-1])
+    result = product_by(_PRODUCT, qinput[:rows], weight, _rows_of(scale_a, rows), scale_b, bias, out_dtype)
+    return result.reshape(tuple(output_shape))
+
+
+def _rows_of(scale: Any, rows: int) -> Any:
+    """Return the scales of the first ``rows`` tokens: padding rows leave with their scales."""
+    shape = tuple(getattr(scale, "shape", ()))  # a number has none
+    return scale[:rows] if len(shape) > 0 and shape[0] > rows and shape not in ((1,), (1, 1)) else scale
+
+
+def cutlass_w8a8_scaled_mm(
+    *,
+    qinput: Array,
+    weight: Array,
+    out_dtype: DType,
+    scale_a: Scale,
+    scale_b: Scale,
+    bias: Array | None,
+    output_shape: Sequence[int],
+    input_2d: Array | None = None,
+) -> Any:
+    """Return `fp8core.scaled_mm` shaped as ``output_shape``, for any mix of scales per tensor and per row.
+
+    Args:
+        qinput: FP8 ``[rows, k]``; rows beyond those of output_shape are padding and leave no trace.
+        weight: FP8 ``[k, n]``, columns contiguous.
+        out_dtype: the result's dtype: bfloat16, float16 or float32.
+        scale_a: the input's scale: a number, or float32 of one or of ``[rows, 1]``.
+        scale_b: the weight's scale: a number, or float32 of one or of ``[n, 1]``.
+        bias: ``[n]`` in out_dtype or float32, or None.
+        output_shape: the result's shape, ``[..., n]``.
+        input_2d: the unquantized input; not needed.
+
+    Raises:
+        ShapeError, DTypeError, LayoutError, ScaleError, DeviceError: as for `fp8core.scaled_mm`.
+
+    Examples:
+        >>> import numpy as np, fp8core
+        >>> from fp8core import w8a8
+        >>> a, weight = (fp8core.quantize(np.ones((rows, 32), np.float32)) for rows in (2, 3))
+        >>> w8a8.cutlass_w8a8_scaled_mm(
+        ...     qinput=a.data, weight=weight.data.T, out_dtype="float32", scale_a=a.scale, scale_b=weight.scale,
+        ...     bias=None, output_shape=(1, 2, 3),
+        ... ).round(3).tolist()
+        [[[32.0, 32.0, 32.0], [32.0, 32.0, 32.0]]]
+    """
+    return _product(qinput, weight, out_dtype, scale_a, scale_b, bias, output_shape)
+
+
+def rocm_per_tensor_w8a8_scaled_mm(
+    *,
+    qinput: Array,
+    weight: Array,
+    out_dtype: DType,
+    scale_a: Scale,
+    scale_b: Scale,
+    bias: Array | None,
+    input_2d: Array | None,
+    output_shape: Sequence[int],
+) -> Any:
+    """Return what `cutlass_w8a8_scaled_mm` returns: the table chooses the kernel, and the arguments are the same.
+
+    vLLM's ``torch_per_tensor_...``, ``torch_per_token_...`` and ``torch_channelwise_w8a8_scaled_mm`` are this function.
+
+    Examples:
+        >>> import numpy as np, fp8core
+        >>> from fp8core import w8a8
+        >>> a = fp8core.quantize(np.ones((2, 32), np.float32), group_shape=fp8core.PER_TENSOR)
+        >>> w8a8.rocm_per_tensor_w8a8_scaled_mm(
+        ...     qinput=a.data, weight=a.data.T, out_dtype="float32", scale_a=a.scale, scale_b=a.scale, bias=None,
+        ...     input_2d=None, output_shape=(2, 2),
+        ... ).round(3).tolist()
+        [[32.0, 32.0], [32.0, 32.0]]
+    """
+    return _product(qinput, weight, out_dtype, scale_a, scale_b, bias, output_shape)
+
+
+torch_per_tensor_w8a8_scaled_mm = rocm_per_tensor_w8a8_scaled_mm
+torch_per_token_w8a8_scaled_mm = rocm_per_tensor_w8a8_scaled_mm
+torch_channelwise_w8a8_scaled_mm = rocm_per_tensor_w8a8_scaled_mm
+
+
+def dispatch_w8a8_scaled_mm(
+    cutlass_fp8_supported: bool,
+    per_tensor_weights: bool,
+    per_tensor_activations: bool,
+    use_per_token_if_dynamic: bool | None = None,
+) -> Callable[..., Any]:
+    """Return the named product for a kind of scales; each leads into the same table, so all give the same numbers.
+
+    Args:
+        cutlass_fp8_supported: what the function of that name said.
+        per_tensor_weights: whether the weight has one scale.
+        per_tensor_activations: whether the input has one scale.
+        use_per_token_if_dynamic: whether a dynamic scale is one for each token.
+
+    Examples:
+        >>> from fp8core import w8a8
+        >>> w8a8.dispatch_w8a8_scaled_mm(True, True, True).__name__
+        'cutlass_w8a8_scaled_mm'
+    """
+    if cutlass_fp8_supported:
+        return cutlass_w8a8_scaled_mm
+    if per_tensor_weights and per_tensor_activations:
+        return torch_per_tensor_w8a8_scaled_mm
+    if not per_tensor_weights and not per_tensor_activations and use_per_token_if_dynamic:
+        return torch_per_token_w8a8_scaled_mm
+    return torch_channelwise_w8a8_scaled_mm
+
+
+def fp8_of(x: Any, name: str) -> str:
+    """Return the dtype of an array that has to be FP8."""
+    found = specs.spec_of(interop.view(x, interop.Operand(name, *FORMATS)), name)
+    specs.is_fp8(found)
+    return found.dtype
+
+
+class Fp8LinearOp:
+    """An FP8 linear layer over a weight ``[k, n]``: quantizes its input, unless it is FP8, and multiplies.
+
+    Examples:
+        >>> import numpy as np, fp8core
+        >>> from fp8core import w8a8
+        >>> weight = fp8core.quantize(np.ones((3, 32), np.float32))
+        >>> op = w8a8.Fp8LinearOp(use_per_token_if_dynamic=True)
+        >>> op.apply(np.ones((2, 32), np.float32), weight.data.T, weight.scale).round(3).tolist()
+        [[32.0, 32.0, 32.0], [32.0, 32.0, 32.0]]
+    """
+
+    def __init__(
+        self,
+        cutlass_fp8_supported: bool | None = None,
+        use_per_token_if_dynamic: bool = False,
+        pad_output: bool | None = None,
+    ) -> None:
+        """Take vLLM's arguments.
+
+        Args:
+            cutlass_fp8_supported: kept for callers; the table chooses the kernel.
+            use_per_token_if_dynamic: one scale for each token where the scale is dynamic.
+            pad_output: kept for callers; nothing here needs padding.
+        """
+        self.cutlass_fp8_supported = cutlass_fp8_supported
+        self.use_per_token_if_dynamic = use_per_token_if_dynamic
+        self.output_padding = None if not pad_output else 17
+
+    def apply(
+        self,
+        input: Array,
+        weight: Array,
+        weight_scale: Scale,
+        out_dtype: WideDType | None = None,
+        input_scale: Scale | None = None,
+        input_scale_ub: Scale | None = None,
+        bias: Array | None = None,
+        use_per_token_if_dynamic: bool | None = None,
+    ) -> Any:
+        """Return ``input @ weight + bias`` for an input of any leading axes.
+
+        Args:
+            input: float32, float16 or bfloat16 ``[..., k]``, or FP8 together with input_scale.
+            weight: FP8 ``[k, n]``, columns contiguous.
+            weight_scale: a number, or float32 of one or of ``[n, 1]``.
+            out_dtype: the result's dtype; None is the input's own, bfloat16 where that is FP8.
+            input_scale: a given scale of the input.
+            input_scale_ub: an upper bound of amax per token.
+            bias: ``[n]`` in the result's dtype or float32.
+            use_per_token_if_dynamic: overrides the layer's own.
+
+        Raises:
+            ShapeError, DTypeError, LayoutError, ScaleError, DeviceError: as for `fp8core.linear`.
+        """
+        view = interop.view(input, interop.Operand("input", *WIDE, *FORMATS))
+        per_token = self.use_per_token_if_dynamic if use_per_token_if_dynamic is None else use_per_token_if_dynamic
+        data: Any = input
+        scale: Any = input_scale
+        dtype: Any = out_dtype
+        if view.dtype not in FORMATS:
+            data, scale = quantize_by(
+                _QUANTIZE_INPUT,
+                input,
+                fp8_of(weight, "weight"),
+                PER_TOKEN if per_token and input_scale is None else PER_TENSOR,
+                scale=input_scale,
+                scale_ub=input_scale_ub if per_token and input_scale is None else None,
+            )
+            dtype = view.dtype if out_dtype is None else out_dtype
+        return product_by(_APPLY, data, weight, scale, weight_scale, bias, "bfloat16" if dtype is None else dtype)
