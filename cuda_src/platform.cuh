@@ -202,9 +202,7 @@ DEVICE void store4(void* p, unsigned v) { *static_cast<unsigned*>(p) = v; }
 #if FP8CORE_PTX
 DEVICE Vector16 load16_streaming(const void* p) {
     Vector16 v;
-    asm volatile("ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(p));
+    asm volatile("ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
     return v;
 }
 DEVICE void store8_streaming(void* p, Vector8 v) {

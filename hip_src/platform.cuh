@@ -132,12 +132,8 @@ DEVICE void store8_streaming(void* p, Vector8 v) {
     using Two = unsigned __attribute__((ext_vector_type(2)));
     __builtin_nontemporal_store(Two{v.x, v.y}, static_cast<Two*>(p));
 }
-DEVICE word64 load_relaxed(const word64* p) {
-    return __hip_atomic_load(p, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
-}
-DEVICE void post_relaxed(word64* p, word64 v) {
-    __hip_atomic_store(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
-}
+DEVICE word64 load_relaxed(const word64* p) { return __hip_atomic_load(p, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT); }
+DEVICE void post_relaxed(word64* p, word64 v) { __hip_atomic_store(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT); }
 DEVICE void pause() { __builtin_amdgcn_s_sleep(1); }
 DEVICE unsigned atomic_max(unsigned* p, unsigned v) {
     return __hip_atomic_fetch_max(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);

@@ -56,7 +56,8 @@ struct BlockTeam {
 // waits only for its own words. A block that has all of them may end: no store to it is outstanding.
 template <int threads, int blocks>
 struct ClusterTeam {
-    static constexpr int BLOCK_THREADS = threads, BLOCKS = blocks, WARPS = threads / WARP, WORDS = WARPS * blocks, PLACES = 2;
+    static constexpr int BLOCK_THREADS = threads, BLOCKS = blocks, WARPS = threads / WARP, WORDS = WARPS * blocks,
+                         PLACES = 2;
     static_assert(WORDS <= WARP, "a warp reads the words of all");
     unsigned* words;
     word64* barriers;

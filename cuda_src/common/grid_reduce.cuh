@@ -24,10 +24,12 @@ struct GridMax {
         Shared& here = shared();
         absmax = warp_max(absmax);
         cluster_wait();
-        if (lane() < blocks) dsmem_store(&here.magnitudes[block_x() * WARPS + thread_x() / WARP], absmax, &here.barrier, lane());
+        if (lane() < blocks)
+            dsmem_store(&here.magnitudes[block_x() * WARPS + thread_x() / WARP], absmax, &here.barrier, lane());
         tx_barrier_wait(&here.barrier);
         absmax = 0;
-        for (int i = lane(); i < MAGNITUDES; i += WARP) absmax = here.magnitudes[i] > absmax ? here.magnitudes[i] : absmax;
+        for (int i = lane(); i < MAGNITUDES; i += WARP)
+            absmax = here.magnitudes[i] > absmax ? here.magnitudes[i] : absmax;
         return warp_max(absmax);
     }
 };

@@ -59,7 +59,8 @@ struct Divisor {
 template <int mode>
 DEVICE Divisor prepared(float scale, bool bounded = false) {
     const float absolute = magnitude(scale);
-    return {scale, reciprocal_exact(scale), mode == TENSOR || (absolute >= 0x1p-60f && absolute <= 0x1p60f && !bounded)};
+    return {scale, reciprocal_exact(scale),
+            mode == TENSOR || (absolute >= 0x1p-60f && absolute <= 0x1p60f && !bounded)};
 }
 
 // The value that is clamped and rounded to a code: x / scale, or x * RN(1 / scale), correctly rounded. careful: as it

@@ -69,7 +69,8 @@ template <int input, int format, int mode, bool careful>
 DEVICE Vector8 encode_vec8_by(const Vec8<input>& vec, const Divisor& d) {
     unsigned pairs[4];
     for (int i = 0; i < 4; ++i) {
-        const float lo = value_of<mode, careful>(vec.get(2 * i), d), hi = value_of<mode, careful>(vec.get(2 * i + 1), d);
+        const float lo = value_of<mode, careful>(vec.get(2 * i), d),
+                    hi = value_of<mode, careful>(vec.get(2 * i + 1), d);
         pairs[i] = encode_pair<format>(lo, hi);
     }
     return {pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16};

@@ -121,8 +121,8 @@ DEVICE bool ordinary_divisor(float amax, float eps, Divisor& divisor) {
 }
 
 // One part of a row, from first_col on. Constructed before the first barrier, so that given scales are loaded by then.
-template <class Producer, int FORMAT, int MODE, int GROUP_ROWS, int GROUP_COLS, int SCALE_FORMAT, int ALIGNED, int VECTORS,
-          class Team>
+template <class Producer, int FORMAT, int MODE, int GROUP_ROWS, int GROUP_COLS, int SCALE_FORMAT, int ALIGNED,
+          int VECTORS, class Team>
 struct Quantizer {
     static constexpr int VECTOR = Producer::VECTOR, THREADS = Team::BLOCK_THREADS, UNROLLED = VECTORS > 0 ? VECTORS : 1;
     static constexpr bool KEPT = VECTORS > 0, ONE_GIVEN = MODE == STATIC && GROUP_COLS < 0;
@@ -139,7 +139,9 @@ struct Quantizer {
         if constexpr (ONE_GIVEN) given = load_scale<SCALE_FORMAT>(to.scale, scale_row);
     }
 
-    DEVICE int passes() const { return KEPT ? VECTORS : (cols - first_col + THREADS * VECTOR - 1) / (THREADS * VECTOR); }
+    DEVICE int passes() const {
+        return KEPT ? VECTORS : (cols - first_col + THREADS * VECTOR - 1) / (THREADS * VECTOR);
+    }
     DEVICE int col_of(int pass) const { return first_col + (pass * THREADS + int(thread_x())) * VECTOR; }
 
     template <bool LAST = true>
@@ -179,7 +181,7 @@ struct Quantizer {
         const int count = passes();
 #pragma unroll UNROLLED
         for (int pass = 0; pass < count; ++pass) {
-            float(&made)[VECTOR] = y[KEPT ? pass : 0];
+            float (&made)[VECTOR] = y[KEPT ? pass : 0];
             produce<KEPT>(producer, raw, pass, made);
             amax = maximum(amax, amax_of(made));
         }
@@ -188,11 +190,12 @@ struct Quantizer {
         const bool quick = ordinary_divisor<FORMAT, MODE, SCALE_FORMAT>(amax, 0.0f, divisor) && amax <= upper;
         in_one_way(quick, [&](auto careful) {
             constexpr int CAREFUL = decltype(careful)::VALUE;
-            if (CAREFUL) divisor.scale = rounded_scale<SCALE_FORMAT>(scale_of<MODE, FORMAT>(bits_of(amax), upper, to.eps));
+            if (CAREFUL)
+                divisor.scale = rounded_scale<SCALE_FORMAT>(scale_of<MODE, FORMAT>(bits_of(amax), upper, to.eps));
             if (first_col == 0 && thread_x() == 0) store_scale<SCALE_FORMAT>(to.scale, scale_row, divisor.scale);
 #pragma unroll UNROLLED
             for (int pass = 0; pass < count; ++pass) {
-                float(&made)[VECTOR] = y[KEPT ? pass : 0];
+                float (&made)[VECTOR] = y[KEPT ? pass : 0];
                 if (!KEPT) produce(producer, raw, pass, made);
                 finish<CAREFUL>(pass, made, divisor);
             }

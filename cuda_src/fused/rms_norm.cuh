@@ -70,7 +70,8 @@ struct NormProducer {
     DEVICE void store_inputs(int col, int cols, const Raw& raw) const {
         if constexpr (RESIDUAL != 0) {
             if (is_inside<ALIGNED>(col, cols))
-                stored(raw.h).template store_to<ALIGNED != UNALIGNED>(residual, col, valid_at<ALIGNED, VECTOR>(col, cols));
+                stored(raw.h).template store_to<ALIGNED != UNALIGNED>(residual, col,
+                                                                      valid_at<ALIGNED, VECTOR>(col, cols));
         }
     }
 
@@ -86,7 +87,7 @@ struct NormProducer {
 template <int X, int W, int FORMAT, int RESIDUAL, int ROUND, int MODE, int GROUP_ROWS, int GROUP_COLS, int SCALE_FORMAT,
           int ALIGNED, int VECTORS, class Team>
 DEVICE void rms_norm_row(const void* x, long long x_stride, void* residual, long long residual_stride,
-                              const void* weight, float epsilon, int cols, const Destination& to) {
+                         const void* weight, float epsilon, int cols, const Destination& to) {
     using Producer = NormProducer<X, W, RESIDUAL, ROUND, MODE, ALIGNED>;
     constexpr int VECTOR = Producer::VECTOR, THREADS = Team::BLOCK_THREADS, UNROLLED = VECTORS > 0 ? VECTORS : 1;
     constexpr bool KEPT = VECTORS > 0;
@@ -128,9 +129,9 @@ DEVICE void rms_norm_row(const void* x, long long x_stride, void* residual, long
 KERNEL(FP8_THREADS)
 rms_norm_quant(const void* x, long long x_stride, const void* weight, void* residual, long long residual_stride,
                float epsilon, byte* data, long long data_stride, void* scale, long long scale_row_stride,
-              long long scale_col_stride, const float* upper, float upper_value, float eps, int cols) {
+               long long scale_col_stride, const float* upper, float upper_value, float eps, int cols) {
     rms_norm_row<FP8_X, FP8_W, FP8_FORMAT, FP8_RESIDUAL, FP8_ROUND, FP8_MODE, FP8_GROUP_ROWS, FP8_GROUP_COLS,
-                      FP8_SCALE_FORMAT, FP8_ALIGNED, FP8_VECTORS, RowTeam<FP8_THREADS, FP8_BLOCKS>>(
+                 FP8_SCALE_FORMAT, FP8_ALIGNED, FP8_VECTORS, RowTeam<FP8_THREADS, FP8_BLOCKS>>(
         x, x_stride, residual, residual_stride, weight, epsilon, cols,
         {data, data_stride, scale, scale_row_stride, scale_col_stride, upper, upper_value, eps});
 }

@@ -69,8 +69,8 @@ struct SiluProducer {
     }
 };
 
-template <int X, int FORMAT, int ROUND, int MODE, int GROUP_ROWS, int GROUP_COLS, int SCALE_FORMAT, int ALIGNED, int VECTORS,
-          class Team>
+template <int X, int FORMAT, int ROUND, int MODE, int GROUP_ROWS, int GROUP_COLS, int SCALE_FORMAT, int ALIGNED,
+          int VECTORS, class Team>
 DEVICE void silu_tile(const void* x, long long x_stride, long long rows, int cols, const Destination& to) {
     using Producer = SiluProducer<X, ROUND, ALIGNED>;
     constexpr int VECTOR = Producer::VECTOR, THREADS = Team::BLOCK_THREADS;
@@ -103,10 +103,10 @@ DEVICE void silu_tile(const void* x, long long x_stride, long long rows, int col
 
 KERNEL(FP8_THREADS)
 silu_and_mul_quant(const void* x, long long x_stride, byte* data, long long data_stride, void* scale,
-              long long scale_row_stride, long long scale_col_stride, const float* upper, float upper_value, float eps,
-              long long rows, int cols) {
+                   long long scale_row_stride, long long scale_col_stride, const float* upper, float upper_value,
+                   float eps, long long rows, int cols) {
     silu_tile<FP8_X, FP8_FORMAT, FP8_ROUND, FP8_MODE, FP8_GROUP_ROWS, FP8_GROUP_COLS, FP8_SCALE_FORMAT, FP8_ALIGNED,
-                       FP8_VECTORS, RowTeam<FP8_THREADS, FP8_BLOCKS>>(
+              FP8_VECTORS, RowTeam<FP8_THREADS, FP8_BLOCKS>>(
         x, x_stride, rows, cols,
         {data, data_stride, scale, scale_row_stride, scale_col_stride, upper, upper_value, eps});
 }

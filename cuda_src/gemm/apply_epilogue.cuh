@@ -8,8 +8,8 @@ constexpr int EPILOGUE_COLUMNS = 4;
 
 template <int OUT, int BIAS, int AMAX, int THREADS>
 DEVICE void epilogue_of_rows(const float* acc, const float* scale_a, long long scale_a_stride, const float* scale_b,
-                           long long scale_b_stride, const void* bias, void* out, long long out_stride,
-                           const float* out_scale, float* amax, int m, int n, int column_tiles) {
+                             long long scale_b_stride, const void* bias, void* out, long long out_stride,
+                             const float* out_scale, float* amax, int m, int n, int column_tiles) {
     const int first = int(block_x() % column_tiles) * (THREADS * EPILOGUE_COLUMNS) + thread_x();
     const int row_step = grid_x() / column_tiles;
     grid_dependency_launch();
@@ -35,6 +35,7 @@ KERNEL(FP8_THREADS)
 apply_epilogue(const float* acc, const float* scale_a, long long scale_a_stride, const float* scale_b,
                long long scale_b_stride, const void* bias, void* out, long long out_stride, const float* out_scale,
                float* amax, int m, int n, int column_tiles) {
-    epilogue_of_rows<FP8_OUT, FP8_BIAS, FP8_AMAX, FP8_THREADS>(acc, scale_a, scale_a_stride, scale_b, scale_b_stride, bias,
-                                                               out, out_stride, out_scale, amax, m, n, column_tiles);
+    epilogue_of_rows<FP8_OUT, FP8_BIAS, FP8_AMAX, FP8_THREADS>(acc, scale_a, scale_a_stride, scale_b, scale_b_stride,
+                                                               bias, out, out_stride, out_scale, amax, m, n,
+                                                               column_tiles);
 }

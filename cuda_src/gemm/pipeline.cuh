@@ -6,12 +6,13 @@
 
 // Scales of a matrix and their strides.
 struct ScaleGrid {
-    const float *scales;
+    const float* scales;
     long long row, col;
 };
 
 // A place in a ring of SIZE stages; parity is that of the times it was passed before.
-template <int SIZE> struct Ring {
+template <int SIZE>
+struct Ring {
     int stage, parity, passed;
 
     DEVICE explicit Ring(int first) : stage(first), parity(0), passed(0) {}
@@ -26,7 +27,8 @@ template <int SIZE> struct Ring {
 };
 
 // A ring's barriers: full, then empty.
-template <int SIZE> struct PipelineBarriers {
+template <int SIZE>
+struct PipelineBarriers {
     unsigned barriers;
 
     // A thread makes them; in a phase so many arrive at each full and each empty one.
@@ -37,11 +39,11 @@ template <int SIZE> struct PipelineBarriers {
             barrier_init(barriers + 8 * (SIZE + i), empty_arrivals);
         }
     }
-    DEVICE unsigned full(const Ring<SIZE> &at) const { return barriers + 8 * at.stage; }
-    DEVICE unsigned empty(const Ring<SIZE> &at) const { return full(at) + 8 * SIZE; }
-    DEVICE void wait_full(const Ring<SIZE> &at) const { barrier_wait(full(at), at.parity); }
-    DEVICE void wait_empty(const Ring<SIZE> &at) const {
+    DEVICE unsigned full(const Ring<SIZE>& at) const { return barriers + 8 * at.stage; }
+    DEVICE unsigned empty(const Ring<SIZE>& at) const { return full(at) + 8 * SIZE; }
+    DEVICE void wait_full(const Ring<SIZE>& at) const { barrier_wait(full(at), at.parity); }
+    DEVICE void wait_empty(const Ring<SIZE>& at) const {
         if (at.passed) barrier_wait(empty(at), at.parity ^ 1);
     }
-    DEVICE void release(const Ring<SIZE> &at) const { barrier_arrive(empty(at)); }
+    DEVICE void release(const Ring<SIZE>& at) const { barrier_arrive(empty(at)); }
 };

@@ -35,8 +35,8 @@ DEVICE void copy_halves(const unsigned short* in, unsigned short* out, int count
 // given, its reciprocal.
 template <int THREADS>
 DEVICE void relayout_all(const Relayout<THREADS>& first, const Relayout<THREADS>& second,
-                    const Relayout<THREADS>& third, const unsigned short* halves, unsigned short* copy, int count,
-                    const float* number, float* reciprocal) {
+                         const Relayout<THREADS>& third, const unsigned short* halves, unsigned short* copy, int count,
+                         const float* number, float* reciprocal) {
     grid_dependency_launch();
     grid_dependency_wait();
     first.run();

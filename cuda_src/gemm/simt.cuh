@@ -151,6 +151,6 @@ DEVICE void multiply_tile(MATMUL_PARAMETERS, const float* out_scale, float* amax
 
 KERNEL(MM_THREADS)
 simt(MATMUL_PARAMETERS, const float* out_scale, float* amax) {
-    multiply_tile<FP8_A, FP8_B, FP8_OUT, FP8_BIAS, FP8_BLOCKED, FP8_B_BLOCK, FP8_AMAX, FP8_THREAD_ROWS, FP8_THREAD_COLS, FP8_DEPTH,
-                  FP8_VECTOR>(MATMUL_ARGUMENTS, out_scale, amax);
+    multiply_tile<FP8_A, FP8_B, FP8_OUT, FP8_BIAS, FP8_BLOCKED, FP8_B_BLOCK, FP8_AMAX, FP8_THREAD_ROWS, FP8_THREAD_COLS,
+                  FP8_DEPTH, FP8_VECTOR>(MATMUL_ARGUMENTS, out_scale, amax);
 }

@@ -63,13 +63,15 @@ DEVICE void remote_arrive(unsigned barrier) {
 }
 // Stores floats into another block's shared memory and counts their bytes at its barrier.
 DEVICE void remote_store(unsigned destination, float2 v, unsigned barrier) {
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];"
-                 ::"r"(destination), "f"(v.x), "f"(v.y), "r"(barrier)
-                 : "memory");
+    asm volatile(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(destination),
+        "f"(v.x), "f"(v.y), "r"(barrier)
+        : "memory");
 }
 DEVICE void remote_store(unsigned destination, float4 v, unsigned barrier) {
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];"
-                 ::"r"(destination), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(barrier)
-                 : "memory");
+    asm volatile(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(destination),
+        "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(barrier)
+        : "memory");
 }
 #endif

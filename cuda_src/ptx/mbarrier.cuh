@@ -21,7 +21,9 @@ DEVICE void barrier_expect(unsigned barrier, int bytes) {
 DEVICE void barrier_wait(unsigned barrier, unsigned parity) {
     asm volatile("{\n\t.reg .pred done;\n"
                  "again:\n\tmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-                 "\t@!done bra again;\n\t}" ::"r"(barrier), "r"(parity) : "memory");
+                 "\t@!done bra again;\n\t}" ::"r"(barrier),
+                 "r"(parity)
+                 : "memory");
 }
 DEVICE void barrier_arrive(unsigned barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");

@@ -22,10 +22,10 @@ struct MmaSum {
 };
 
 #if FP8CORE_PTX
-#define FP8CORE_MMA(types)                                                                                             \
-    asm("mma.sync.aligned.m16n8k32.row.col.f32." types ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "           \
-        "{%0, %1, %2, %3};"                                                                                            \
-        : "+f"(d.of[0]), "+f"(d.of[1]), "+f"(d.of[2]), "+f"(d.of[3])                                                   \
+#define FP8CORE_MMA(types)                                                                                   \
+    asm("mma.sync.aligned.m16n8k32.row.col.f32." types ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, " \
+        "{%0, %1, %2, %3};"                                                                                  \
+        : "+f"(d.of[0]), "+f"(d.of[1]), "+f"(d.of[2]), "+f"(d.of[3])                                         \
         : "r"(w.word[0]), "r"(w.word[1]), "r"(w.word[2]), "r"(w.word[3]), "r"(t.word[0]), "r"(t.word[1]))
 template <int W, int T>
 DEVICE void mma(MmaSum& d, MmaWeight w, MmaTokens t) {

@@ -7,33 +7,32 @@ struct alignas(64) TensorMap {
     char bytes[128];
 };
 
-DEVICE void map_prefetch(const TensorMap *map) {
-    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-}
-DEVICE void tile_load(unsigned destination, const TensorMap *map, int column, int row, unsigned barrier) {
+DEVICE void map_prefetch(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
+DEVICE void tile_load(unsigned destination, const TensorMap* map, int column, int row, unsigned barrier) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-                 "[%0], [%1, {%2, %3}], [%4];" ::"r"(destination), "l"(map), "r"(column), "r"(row), "r"(barrier)
+                 "[%0], [%1, {%2, %3}], [%4];" ::"r"(destination),
+                 "l"(map), "r"(column), "r"(row), "r"(barrier)
                  : "memory");
 }
 // The same into each block of the cluster whose bit is set in `blocks`: at the same place, counted at the same barrier.
-DEVICE void tile_load_shared(unsigned destination, const TensorMap *map, int column, int row, unsigned barrier,
+DEVICE void tile_load_shared(unsigned destination, const TensorMap* map, int column, int row, unsigned barrier,
                              int blocks) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
-                 "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(destination), "l"(map), "r"(column), "r"(row), "r"(barrier),
-                 "h"((unsigned short)blocks)
+                 "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(destination),
+                 "l"(map), "r"(column), "r"(row), "r"(barrier), "h"((unsigned short)blocks)
                  : "memory");
 }
 // The same as the first, for what is read once: evict-first in L2.
-DEVICE void tile_load_once(unsigned destination, const TensorMap *map, int column, int row, unsigned barrier) {
+DEVICE void tile_load_once(unsigned destination, const TensorMap* map, int column, int row, unsigned barrier) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
-                 "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(destination), "l"(map), "r"(column), "r"(row), "r"(barrier),
-                 "l"(0x12F0000000000000ull)
+                 "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(destination),
+                 "l"(map), "r"(column), "r"(row), "r"(barrier), "l"(0x12F0000000000000ull)
                  : "memory");
 }
 
 // ---- cp.async: a thread's copies count once at a barrier when they are in
 
-DEVICE void word_copy(unsigned destination, const void *source) {
+DEVICE void word_copy(unsigned destination, const void* source) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(destination), "l"(source) : "memory");
 }
 DEVICE void words_arrive(unsigned barrier) {

@@ -13,8 +13,14 @@ DEVICE void threads_sync(int barrier, int threads) {
 }
 
 // A warpgroup: from here on each of its threads has so many registers.
-template <int COUNT> DEVICE void registers_give() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT)); }
-template <int COUNT> DEVICE void registers_take() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT)); }
+template <int COUNT>
+DEVICE void registers_give() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+template <int COUNT>
+DEVICE void registers_take() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
 
 // ---- products
 
@@ -25,11 +31,13 @@ DEVICE word64 tile_descriptor(unsigned address) {
 DEVICE void product_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEVICE void product_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // Waits until at most PENDING of the committed groups are unfinished.
-template <int PENDING> DEVICE void product_wait() {
+template <int PENDING>
+DEVICE void product_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 // Keeps the compiler from moving what it does with these registers past here.
-template <int COUNT> DEVICE void registers_fence(float (&registers)[COUNT]) {
+template <int COUNT>
+DEVICE void registers_fence(float (&registers)[COUNT]) {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 }

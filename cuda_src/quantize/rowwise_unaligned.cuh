@@ -33,9 +33,9 @@ quantize_rowwise_unaligned(QUANTIZE_PARAMETERS) {
 
     struct Run {  // A row of the tile:
         const byte* x;
-        byte* data;   // its first whole vector,
-        Slice head;   // of the vector before that one,
-        int vecs;   // how many whole ones,
+        byte* data;      // its first whole vector,
+        Slice head;      // of the vector before that one,
+        int vecs;        // how many whole ones,
         int rest_after;  // and the elements after them.
     };
     const auto run_of = [&](int r) -> Run {
@@ -60,8 +60,10 @@ quantize_rowwise_unaligned(QUANTIZE_PARAMETERS) {
         if constexpr (TILE_ROWS == 1) {
             // Vectors of 8 of a thread are a constant apart.
             const bool any = v * TEAM < only.vecs - static_cast<int>(member);
-            return {only.x + member * (8 * ITEM) + v * (TEAM * 8 * ITEM), only.data + member * 8 + v * (TEAM * 8),
-                    {0, any ? 8 : 0}, first_row < rows};
+            return {only.x + member * (8 * ITEM) + v * (TEAM * 8 * ITEM),
+                    only.data + member * 8 + v * (TEAM * 8),
+                    {0, any ? 8 : 0},
+                    first_row < rows};
         } else {
             const int number = member + v * TEAM, r = number / TILE_VECS, at = number % TILE_VECS;
             const Run run = run_of(r);

@@ -48,8 +48,8 @@ DEVICE Decision decide_scale(const float* scales, int count) {
 
 template <int FORMAT, int CAPACITY, int VECTOR, int ACROSS, int THREADS>
 DEVICE void requantize_shards(const byte* weight, long long weight_stride, const float* scales, int count,
-                              const Shards<CAPACITY>& shards, byte* out, long long out_stride, float* max_scale, int rows,
-                              int cols, int column_tiles) {
+                              const Shards<CAPACITY>& shards, byte* out, long long out_stride, float* max_scale,
+                              int rows, int cols, int column_tiles) {
     constexpr int DOWN = THREADS / ACROSS;
     const int col = (int(block_x() % column_tiles) * ACROSS + int(thread_x() % ACROSS)) * VECTOR;
     const int first = int(block_x() / column_tiles) * (DOWN * REQUANTIZE_ROWS) + int(thread_x() / ACROSS);
@@ -61,7 +61,8 @@ DEVICE void requantize_shards(const byte* weight, long long weight_stride, const
     Codes<FORMAT, VECTOR> codes[REQUANTIZE_ROWS];
 #pragma unroll
     for (int i = 0; i < REQUANTIZE_ROWS; ++i)
-        if (valid > 0 && first + i * DOWN < rows) codes[i].load_from(weight + (first + i * DOWN) * weight_stride + col, valid);
+        if (valid > 0 && first + i * DOWN < rows)
+            codes[i].load_from(weight + (first + i * DOWN) * weight_stride + col, valid);
     const Decision decision = decide_scale<CAPACITY>(scales, count);
     if (block_x() == 0 && thread_x() == 0) *max_scale = decision.max_scale;
     if (valid <= 0) return;
@@ -84,8 +85,9 @@ DEVICE void requantize_shards(const byte* weight, long long weight_stride, const
 }
 
 KERNEL(FP8_THREADS)
-requantize(const byte* weight, long long weight_stride, const float* scales, int scales_count, Shards<FP8_SHARDS> shards,
-           byte* out, long long out_stride, float* max_scale, int rows, int cols, int column_tiles) {
+requantize(const byte* weight, long long weight_stride, const float* scales, int scales_count,
+           Shards<FP8_SHARDS> shards, byte* out, long long out_stride, float* max_scale, int rows, int cols,
+           int column_tiles) {
     requantize_shards<FP8_FORMAT, FP8_SHARDS, FP8_VECTOR, FP8_ACROSS, FP8_THREADS>(
         weight, weight_stride, scales, scales_count, shards, out, out_stride, max_scale, rows, cols, column_tiles);
 }

@@ -13,8 +13,8 @@
 // The caller owes: k, lda and ldb divisible by 16 and not 0, a and b aligned to 16; row_tiles = ceil(m / 16) and a grid
 // of row_tiles * ceil(n / 16) blocks of WAVEFRONTS * WARP threads. Scale strides are 0 where one serves all rows.
 constexpr int A = FP8_A, B = FP8_B, WAVEFRONTS = FP8_WAVEFRONTS, UNROLL = FP8_UNROLL;
-constexpr int PIECE = 16;            // bytes of a row that a lane loads at once
-constexpr int STEP = WARP;           // of k: a piece for each of the WARP / 16 lanes that share a row
+constexpr int PIECE = 16;   // bytes of a row that a lane loads at once
+constexpr int STEP = WARP;  // of k: a piece for each of the WARP / 16 lanes that share a row
 constexpr int CHUNK = UNROLL * STEP;
 constexpr int PITCH = MATRIX_SIDE + 4;
 

@@ -17,7 +17,7 @@
 // broadcast; B_BLOCK says that one scale serves 128 channels.
 constexpr int A = FP8_A, B = FP8_B, SIDE = FP8_SIDE, TILES = FP8_TILES, WARPS = FP8_WARPS;
 constexpr bool BLOCKED = FP8_BLOCKED, B_BLOCK = FP8_B_BLOCK;
-constexpr int PIECE = 16;   // bytes of a row that a lane loads at once
+constexpr int PIECE = 16;  // bytes of a row that a lane loads at once
 constexpr int STEP = 4 * PIECE;
 constexpr int STEPS = BLOCK_K / STEP;
 constexpr int COLUMNS = SIDE / MMA_TOKENS;

@@ -29,10 +29,10 @@ using C = BlockwiseLayout<Config>;
 
 // Rounds and stores a lane's part of a tile: two rows from ``row`` on, 8 apart, and channels from ``channel`` on.
 template <class C>
-DEVICE void store_part(const float (&sums)[C::sums], void *result, long long ldo, int row, int channel, int m, int n,
+DEVICE void store_part(const float (&sums)[C::sums], void* result, long long ldo, int row, int channel, int m, int n,
                        int lane) {
     using Out = typename Result<C::out_type>::Element;
-    Out *const out = static_cast<Out *>(result);
+    Out* const out = static_cast<Out*>(result);
     const int quad = lane % 4;
     if (C::out_type != FLOAT32 && channel + C::columns <= n && (ldo & 7) == 0) {
         // Four threads have of two rows the channels of two times eight: each passes three on and stores eight.
@@ -40,11 +40,12 @@ DEVICE void store_part(const float (&sums)[C::sums], void *result, long long ldo
         for (int i = 0; i < C::sums; i += 8) {
             unsigned pairs[4];
 #pragma unroll
-            for (int j = 0; j < 4; ++j) pairs[j] = hardware_round_pair<C::out_type>(sums[i + 2 * j], sums[i + 2 * j + 1]);
+            for (int j = 0; j < 4; ++j)
+                pairs[j] = hardware_round_pair<C::out_type>(sums[i + 2 * j], sums[i + 2 * j + 1]);
             quad_transpose(pairs[0], pairs[1], pairs[2], pairs[3], lane);
             const int here = row + quad % 2 * 8;
             if (here < m)
-                *(uint4 *)(out + here * ldo + channel + 2 * i + quad / 2 * 8) =
+                *(uint4*)(out + here * ldo + channel + 2 * i + quad / 2 * 8) =
                     make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
         }
         return;
@@ -52,7 +53,7 @@ DEVICE void store_part(const float (&sums)[C::sums], void *result, long long ldo
 #pragma unroll
     for (int i = 0; i < C::sums; i += 2) {
         const int here = row + i / 2 % 2 * 8, first = channel + i / 4 * 8 + quad * 2;
-        Out *const to = out + here * ldo + first;
+        Out* const to = out + here * ldo + first;
         Out pair[2];
         if constexpr (C::out_type == FLOAT32) {
             pair[0] = sums[i], pair[1] = sums[i + 1];
@@ -67,15 +68,15 @@ DEVICE void store_part(const float (&sums)[C::sums], void *result, long long ldo
 
 extern "C" __global__ void __launch_bounds__(384, 1)
     sm90_blockwise(const __grid_constant__ TensorMap weight_map, const __grid_constant__ TensorMap a_map,
-                    const float *__restrict__ scale_a, long long scale_a_row, long long scale_a_k,
-                    const float *__restrict__ scale_b, long long scale_b_row, long long scale_b_k,
-                    const void *__restrict__ bias, void *out, long long ldo, int m, int n, int k_blocks,
-                    int prefetch_weight) {
+                   const float* __restrict__ scale_a, long long scale_a_row, long long scale_a_k,
+                   const float* __restrict__ scale_b, long long scale_b_row, long long scale_b_k,
+                   const void* __restrict__ bias, void* out, long long ldo, int m, int n, int k_blocks,
+                   int prefetch_weight) {
     extern __shared__ char dynamic[];
     __shared__ alignas(8) word64 barriers[2 * C::stages];
     __shared__ float stage_scales[C::stages][C::scales];
 
-    if (prefetch_weight) grid_dependency_launch(); // else after the wait, as in sm90_decode
+    if (prefetch_weight) grid_dependency_launch();  // else after the wait, as in sm90_decode
 
     // After a shuffle the compiler knows a warp's number to be uniform, and descriptors stay in uniform registers.
     const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0), lane = threadIdx.x % 32;
@@ -85,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     const Epilogue<C::out_type, C::bias_type> epilogue(bias, nullptr);
 
     if (threadIdx.x == 0) {
-        pipeline.init(2 + C::scale_threads, 8); // the threads that load; the warps that multiply
+        pipeline.init(2 + C::scale_threads, 8);  // the threads that load; the warps that multiply
         barrier_init_fence();
     }
     __syncthreads();
@@ -119,7 +120,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
 #pragma unroll 1
         for (int left = k_blocks; left > 0; --left, at.advance(1)) {
             pipeline.wait_full(at);
-            const float *const scales = stage_scales[at.stage];
+            const float* const scales = stage_scales[at.stage];
             const float first_b = scales[C::rows], second_b = scales[C::rows + 1];
             const word64 w = first_w + at.stage * (C::weight_bytes / 16);
 #pragma unroll
@@ -160,7 +161,8 @@ extern "C" __global__ void __launch_bounds__(384, 1)
                 const int channel = min(origin.column + i / 4 * 8 + lane % 4 * 2 + i % 2, n - 1);
                 sums[slice][i] = epilogue.biased(sums[slice][i], epilogue.bias_of(channel));
             }
-            store_part<C>(sums[slice], out, ldo, origin.row + group_row + slice * 64 + lane_row, origin.column, m, n, lane);
+            store_part<C>(sums[slice], out, ldo, origin.row + group_row + slice * 64 + lane_row, origin.column, m, n,
+                          lane);
         }
     }
 }

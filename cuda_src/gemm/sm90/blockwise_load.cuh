@@ -10,9 +10,9 @@ struct BlockwiseLayout : Config {
     static_assert(Config::columns <= BLOCK_K, "a tile has at most two scales of the weight");
     static_assert(Config::scale_rows == 1 || Config::scale_rows == BLOCK_K, "scales of 1x128 or 128x128");
 
-    static constexpr int rows = 128 * Config::m_slices; // of a tile
-    static constexpr int a_bytes = rows * BLOCK_K, weight_bytes = Config::columns * BLOCK_K; // of a stage
-    static constexpr int sums = Config::columns / 2; // of a thread, in 64 rows of a tile
+    static constexpr int rows = 128 * Config::m_slices;                                       // of a tile
+    static constexpr int a_bytes = rows * BLOCK_K, weight_bytes = Config::columns * BLOCK_K;  // of a stage
+    static constexpr int sums = Config::columns / 2;  // of a thread, in 64 rows of a tile
     // Of a k-block: a's rows, then the weight's, of which a tile can have two.
     static constexpr int scales = rows + (Config::scale_rows == 1 ? Config::columns : 2);
     static constexpr int scale_threads = 64;
@@ -21,8 +21,8 @@ struct BlockwiseLayout : Config {
 
 // A thread: the tiles of one operand, so many bytes of a stage.
 template <class C, int bytes, bool of_weight>
-DEVICE void load_tiles(const TensorMap *map, unsigned ring, const PipelineBarriers<C::stages> &pipeline, typename C::Tiles tiles,
-                       int k_blocks) {
+DEVICE void load_tiles(const TensorMap* map, unsigned ring, const PipelineBarriers<C::stages>& pipeline,
+                       typename C::Tiles tiles, int k_blocks) {
     for (Ring<C::stages> at(0); tiles.more(); tiles.next()) {
         const TileOrigin origin = tiles.origin();
 #pragma unroll 1
@@ -37,17 +37,18 @@ DEVICE void load_tiles(const TensorMap *map, unsigned ring, const PipelineBarrie
 
 // scale_threads threads: the scales of both.
 template <class C>
-DEVICE void load_scales(float (&stage_scales)[C::stages][C::scales], const PipelineBarriers<C::stages> &pipeline,
-                        const ScaleGrid &of_a, const ScaleGrid &of_b, typename C::Tiles tiles, int m, int n, int k_blocks,
-                        int thread) {
+DEVICE void load_scales(float (&stage_scales)[C::stages][C::scales], const PipelineBarriers<C::stages>& pipeline,
+                        const ScaleGrid& of_a, const ScaleGrid& of_b, typename C::Tiles tiles, int m, int n,
+                        int k_blocks, int thread) {
     for (Ring<C::stages> at(0); tiles.more(); tiles.next()) {
-        constexpr int words = (C::scales + C::scale_threads - 1) / C::scale_threads; // of a thread
+        constexpr int words = (C::scales + C::scale_threads - 1) / C::scale_threads;  // of a thread
         const TileOrigin origin = tiles.origin();
-        const float *from[words];
+        const float* from[words];
 #pragma unroll
         for (int i = 0; i < words; ++i) {
             const int place = thread + C::scale_threads * i;
-            const int row = min(origin.row + place, m - 1), channel = min(origin.column + (place - C::rows) * C::scale_rows, n - 1);
+            const int row = min(origin.row + place, m - 1),
+                      channel = min(origin.column + (place - C::rows) * C::scale_rows, n - 1);
             from[i] = place < C::rows ? of_a.scales + row * of_a.row : of_b.scales + channel / C::scale_rows * of_b.row;
         }
 #pragma unroll 1

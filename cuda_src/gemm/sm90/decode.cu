@@ -47,23 +47,22 @@ using Piece = Part::Piece;
 extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm)
     sm90_decode(const __grid_constant__ TensorMap weight_map,
 #if A_VECTORS
-                  const byte *x, long long x_stride, int x_vecs, float upper,
+                const byte* x, long long x_stride, int x_vecs, float upper,
 #else
-                  const __grid_constant__ TensorMap a_map,
+                const __grid_constant__ TensorMap a_map,
 #endif
-                  const float *scale_a, long long scale_a_row, long long scale_a_k,
-                  const float *__restrict__ scale_b, long long scale_b_row, long long scale_b_k,
-                  const void *__restrict__ bias, void *out, long long ldo, int m, int n, int k_blocks,
-                  int prefetch_weight) {
+                const float* scale_a, long long scale_a_row, long long scale_a_k, const float* __restrict__ scale_b,
+                long long scale_b_row, long long scale_b_k, const void* __restrict__ bias, void* out, long long ldo,
+                int m, int n, int k_blocks, int prefetch_weight) {
     extern __shared__ char dynamic[];
     __shared__ alignas(8) word64 barriers[2 * C::stages + 2 * C::a_stages + 3];
     __shared__ float row_scales[C::width];
-    __shared__ StageScales<C> stage_scales; // if blockwise
+    __shared__ StageScales<C> stage_scales;  // if blockwise
 #if A_VECTORS
-    const TensorMap *const codes = nullptr;
+    const TensorMap* const codes = nullptr;
     const WideRows rows_of_x = {x, x_stride, m, x_vecs};
 #else
-    const TensorMap *const codes = &a_map;
+    const TensorMap* const codes = &a_map;
     const WideRows rows_of_x = {};
     constexpr float upper = 0.0f;
 #endif
@@ -76,15 +75,15 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm)
     // it.
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     constexpr int ranks = C::split_k, units = C::units / ranks;
-    constexpr int epilogue_warps = units > 1 ? units / 2 : 1; // of a block, for its part of the tile
+    constexpr int epilogue_warps = units > 1 ? units / 2 : 1;  // of a block, for its part of the tile
     const int rank = (int)blockIdx.x % ranks;
-    const int first = (int)blockIdx.x % C::cluster - rank; // the tile's rank 0 in the cluster
+    const int first = (int)blockIdx.x % C::cluster - rank;  // the tile's rank 0 in the cluster
     const unsigned ring = (shared_address(dynamic) + 1023) & ~1023u, a_ring = ring + C::stages * C::weight_bytes;
     const PipelineBarriers<C::stages> pipeline = {shared_address(barriers)};
     const PipelineBarriers<C::a_stages> a_pipeline = {shared_address(barriers + 2 * C::stages)};
-    const unsigned reduce_full = shared_address(barriers + 2 * C::stages + 2 * C::a_stages), reduce_empty = reduce_full + 8,
-                 a_requested = reduce_empty + 8;
-    char *reduce_buf = dynamic + (ring - shared_address(dynamic)) + C::ring_bytes;
+    const unsigned reduce_full = shared_address(barriers + 2 * C::stages + 2 * C::a_stages),
+                   reduce_empty = reduce_full + 8, a_requested = reduce_empty + 8;
+    char* reduce_buf = dynamic + (ring - shared_address(dynamic)) + C::ring_bytes;
 
     // Blocks that share loads of a have as many iterations, if need be with a tile past the end.
     constexpr int channels = C::tile * C::multicast_tiles;
@@ -115,14 +114,14 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm)
     const int owners[2] = {unit0 / units, (unit0 + 1) / units};
     const bool owned[2] = {owners[0] == rank, owners[1] == rank}, in_epilogue = owned[0] || owned[1];
     const bool leader = k_warpgroup == 0 && unit0 == (rank * units & ~1) && lane == 0;
-    Ring<C::stages> next(k_warpgroup), oldest(k_warpgroup); // to be multiplied, and to be released
+    Ring<C::stages> next(k_warpgroup), oldest(k_warpgroup);  // to be multiplied, and to be released
     Ring<C::a_stages> a_next(k_warpgroup), a_oldest(k_warpgroup);
     const Epilogue<C::out_type, C::bias_type> epilogue(bias, nullptr);
     float row_scale = 0.0f;
     // k-blocks of a whose stage is loaded again: when this block releases the others, a multicast peer may have ended.
     const int iterations = (k_iter.tiles - k_iter.tile + k_iter.step - 1) / k_iter.step;
     int a_releases = iterations * k_iter.k_blocks - C::a_stages - k_warpgroup;
-    int next_k_block = k_warpgroup; // k-blocks to pass over before this warpgroup's next
+    int next_k_block = k_warpgroup;  // k-blocks to pass over before this warpgroup's next
 
     for (int iteration = 0; k_iter.tile < k_iter.tiles; ++iteration, k_iter.tile += k_iter.step) {
         const int channel = k_iter.tile * C::tile + unit0 * 8 + lane / 4;
@@ -146,7 +145,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm)
                 row_scale = scale_a[min((int)threadIdx.x, m - 1) * scale_a_row];
             }
         }
-        if (C::a_vectors) a_next = Ring<C::a_stages>(next_k_block); // all of the block's k-blocks are there, and stay
+        if (C::a_vectors) a_next = Ring<C::a_stages>(next_k_block);  // all of the block's k-blocks are there, and stay
 
         // Two sets of products alternate: while the tensor cores are busy with one, the other is scaled and added.
         float sums[C::sums], products[2][C::sums];
@@ -166,21 +165,19 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm)
             float scales_b[2];
             float2 scales_a[C::width / 8];
             if constexpr (C::blockwise) {
-                const float *const scales = stage_scales.of[a_oldest.stage];
+                const float* const scales = stage_scales.of[a_oldest.stage];
 #pragma unroll
                 for (int half = 0; half < 2; ++half)
                     scales_b[half] = scales[C::width + ((unit0 + half) * 8 + lane / 4) / C::scale_rows];
 #pragma unroll
                 for (int j = 0; j < C::width / 8; ++j) {
-                    scales_a[j] = *(const float2 *)&scales[8 * j + lane % 4 * 2];
+                    scales_a[j] = *(const float2*)&scales[8 * j + lane % 4 * 2];
                     if (C::scale_rows > 1)
                         scales_a[j] = make_float2(scales_a[j].x * scales_b[0], scales_a[j].y * scales_b[0]);
                 }
             }
-            if (last)
-                product_wait<0>();
-            else
-                product_wait<1>();
+            if (last) product_wait<0>();
+            else product_wait<1>();
             registers_fence(d);
             __syncwarp();
             if (lane == 0) pipeline.release(oldest);
@@ -195,8 +192,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm)
                 if constexpr (C::blockwise)
                     sums[i] = fma_flushing(i & 1 ? scales_a[i / 4].y : scales_a[i / 4].x,
                                            C::scale_rows > 1 ? d[i] : scales_b[i >> 1 & 1] * d[i], sums[i]);
-                else
-                    sums[i] += d[i];
+                else sums[i] += d[i];
             }
         };
         // Two k-blocks an iteration: issue, issue the next, promote the first. If the loop contains its own prologue
@@ -227,7 +223,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm)
                 if (threadIdx.x < C::width) row_scales[threadIdx.x] = row_scale;
                 threads_sync(2, C::consumers);
             }
-            if (C::cluster > 1) cluster_wait(); // the other blocks have initialized their barriers
+            if (C::cluster > 1) cluster_wait();  // the other blocks have initialized their barriers
         } else if (C::k_warpgroups > 1 || ranks > 1) {
             barrier_wait(reduce_empty, (iteration - 1) & 1);
         }
@@ -240,7 +236,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm)
             const int slot = (place * units + unit) * C::unit_bytes + lane * (int)sizeof(Piece);
             if (owned[half]) {
 #pragma unroll
-                for (int i = 0; i < Part::pieces; ++i) ((Piece *)(reduce_buf + slot))[32 * i] = Part::get(sums, half, i);
+                for (int i = 0; i < Part::pieces; ++i) ((Piece*)(reduce_buf + slot))[32 * i] = Part::get(sums, half, i);
             } else {
                 const unsigned there = cluster_address(shared_address(reduce_buf) + slot, first + owner);
                 const unsigned barrier = cluster_address(reduce_full, first + owner);
@@ -261,27 +257,25 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm)
             for (int half = 0; half < 2; ++half) {
                 if (!owned[half]) continue;
                 const int unit = place * units + unit0 + half - rank * units;
-                const Piece *slot = (const Piece *)(reduce_buf + unit * C::unit_bytes) + lane;
+                const Piece* slot = (const Piece*)(reduce_buf + unit * C::unit_bytes) + lane;
 #pragma unroll
                 for (int i = 0; i < Part::pieces; ++i) Part::add(sums, half, i, slot[32 * i]);
             }
         }
         __syncwarp();
         if (k_iter.tile + k_iter.step < k_iter.tiles && lane < ranks) {
-            if (ranks > 1)
-                remote_arrive(cluster_address(reduce_empty, first + lane));
-            else
-                barrier_arrive(reduce_empty);
+            if (ranks > 1) remote_arrive(cluster_address(reduce_empty, first + lane));
+            else barrier_arrive(reduce_empty);
         }
 
         // All numbers first, then all stores: interleaved, they would wait for each other.
 #pragma unroll
         for (int j = 0; j < C::width / 8; ++j) {
             const float2 rows =
-                C::blockwise ? make_float2(1.0f, 1.0f) : *(const float2 *)&row_scales[8 * j + lane % 4 * 2];
+                C::blockwise ? make_float2(1.0f, 1.0f) : *(const float2*)&row_scales[8 * j + lane % 4 * 2];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                float &value = sums[4 * j + i];
+                float& value = sums[4 * j + i];
                 if (!C::blockwise) value = epilogue.scaled(value, i & 1 ? rows.y : rows.x, channel_scales[i / 2]);
                 value = epilogue.biased(value, channel_biases[i / 2]);
             }

@@ -37,10 +37,10 @@ struct UnitOf<8> {
 
 // Rounds and stores the channels from ``base`` on, of each eight only if they are ``owned``.
 template <class C>
-DEVICE void store_part(const float (&sums)[C::sums], const bool (&owned)[2], void *to, long long ldo, int base, int m,
+DEVICE void store_part(const float (&sums)[C::sums], const bool (&owned)[2], void* to, long long ldo, int base, int m,
                        int n, int lane) {
     using Out = typename Result<C::out_type>::Element;
-    Out *const out = static_cast<Out *>(to);
+    Out* const out = static_cast<Out*>(to);
     if constexpr (C::out_type == FLOAT32) {
 #pragma unroll
         for (int i = 0; i < C::sums; ++i) {
@@ -61,7 +61,7 @@ DEVICE void store_part(const float (&sums)[C::sums], const bool (&owned)[2], voi
             quad_transpose(pairs[i], pairs[i + 1], pairs[i + 2], pairs[i + 3], lane);
             const int row = i / 2 * 8 + lane % 4 / 2 * 8 + lane / 4;
             if (row < m)
-                *(uint4 *)(out + row * ldo + base + lane % 2 * 8) =
+                *(uint4*)(out + row * ldo + base + lane % 2 * 8) =
                     make_uint4(pairs[i], pairs[i + 1], pairs[i + 2], pairs[i + 3]);
         }
         return;
@@ -71,10 +71,9 @@ DEVICE void store_part(const float (&sums)[C::sums], const bool (&owned)[2], voi
 #pragma unroll
     for (int i = 0; i < C::sums / 2; ++i) {
         const int row = i / 2 * 8 + lane / 4, half = i % 2, past = n - first - 8 * half;
-        Out *here = out + row * ldo + first + 8 * half;
+        Out* here = out + row * ldo + first + 8 * half;
         if (!owned[half] || row >= m) continue;
-        if (even)
-            *(unsigned *)here = pairs[i];
+        if (even) *(unsigned*)here = pairs[i];
         else {
             if (past > 0) here[0] = (Out)pairs[i];
             if (past > 1) here[1] = (Out)(pairs[i] >> 16);

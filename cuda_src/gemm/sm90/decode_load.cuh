@@ -16,14 +16,14 @@ struct DecodeLayout : Config {
     static_assert(Config::a_stages % Config::k_warpgroups == 0 || Config::a_vectors > 0, "as in the other ring");
     static_assert(Config::scale_rows == 1 || Config::scale_rows == BLOCK_K, "scales of 1x128 or 128x128");
 
-    static constexpr int tile = 64 * Config::m_warpgroups; // channels
+    static constexpr int tile = 64 * Config::m_warpgroups;  // channels
     static constexpr int warpgroups = Config::m_warpgroups * Config::k_warpgroups, consumers = warpgroups * 128;
     static constexpr int threads = consumers + 64 + 32 * Config::blockwise;
-    static constexpr int weight_bytes = tile * BLOCK_K, a_bytes = Config::width * BLOCK_K; // of a stage
+    static constexpr int weight_bytes = tile * BLOCK_K, a_bytes = Config::width * BLOCK_K;  // of a stage
     static constexpr int ring_bytes = Config::stages * weight_bytes + Config::a_stages * a_bytes;
-    static constexpr int units = tile / 8; // of 8 channels, in a tile
+    static constexpr int units = tile / 8;  // of 8 channels, in a tile
     static constexpr int unit_bytes = 8 * Config::width * 4;
-    static constexpr int sums = Config::width / 2; // of a thread: 16 channels of a warp x width rows
+    static constexpr int sums = Config::width / 2;  // of a thread: 16 channels of a warp x width rows
     // Of a k-block: a's rows, then the weight's.
     static constexpr int scales =
         Config::width + (Config::scale_rows == 1 ? tile : (tile + Config::scale_rows - 1) / Config::scale_rows);
@@ -42,8 +42,8 @@ struct alignas(8) StageScales {
 // One warp, which also initializes the barrier `a_requested`. The prefetch is limited because a full ring, requested at
 // once, would be ahead of a in the memory's queue, and ahead of what a is made of.
 template <class C>
-DEVICE void load_weight(const TensorMap *map, unsigned ring, const PipelineBarriers<C::stages> &pipeline,
-                        unsigned a_requested, KBlockIterator &k_iter, int prefetch_weight, int lane) {
+DEVICE void load_weight(const TensorMap* map, unsigned ring, const PipelineBarriers<C::stages>& pipeline,
+                        unsigned a_requested, KBlockIterator& k_iter, int prefetch_weight, int lane) {
     Ring<C::stages> at(0);
     if (lane == 0) {
         map_prefetch(map);
@@ -83,21 +83,21 @@ DEVICE void load_weight(const TensorMap *map, unsigned ring, const PipelineBarri
 // Where the block quantizes a itself (a_vectors) it loads nothing, else some rows of each chunk for all multicast
 // peers.
 template <class C>
-DEVICE void load_a(const TensorMap *map, unsigned ring, const PipelineBarriers<C::a_stages> &pipeline,
-                   unsigned reduce_full, int arrivals, KBlockIterator &k_iter, int rank, int multicast_rank, int lane) {
+DEVICE void load_a(const TensorMap* map, unsigned ring, const PipelineBarriers<C::a_stages>& pipeline,
+                   unsigned reduce_full, int arrivals, KBlockIterator& k_iter, int rank, int multicast_rank, int lane) {
     if (lane == 0) {
         if (!C::a_vectors) {
             map_prefetch(map);
             pipeline.init(1 + C::blockwise * C::scale_lanes, 4 * C::m_warpgroups * C::multicast_tiles);
         }
-        barrier_init(reduce_full, 1); // the others' bytes, announced
+        barrier_init(reduce_full, 1);  // the others' bytes, announced
         barrier_init(reduce_full + 8, arrivals);
         barrier_init_fence();
     }
     __syncwarp();
     C::prefetch_chunks ? threads_sync(1, C::threads) : threads_arrive(1, C::threads);
     if (C::cluster > 1) cluster_arrive();
-    if (C::multicast_tiles > 1) cluster_wait(); // they have initialized their barriers
+    if (C::multicast_tiles > 1) cluster_wait();  // they have initialized their barriers
     if (!C::a_vectors) {
         grid_dependency_wait();
         if (lane == 0) {
@@ -108,9 +108,9 @@ DEVICE void load_a(const TensorMap *map, unsigned ring, const PipelineBarriers<C
                 barrier_expect(pipeline.full(at), C::a_bytes);
                 const unsigned to = ring + at.stage * C::a_bytes + row * BLOCK_K;
                 if (C::multicast_tiles > 1)
-                    tile_load_shared(to, map, k_iter.k_block * BLOCK_K, row, pipeline.full(at), C::multicast_mask << rank);
-                else
-                    tile_load(to, map, k_iter.k_block * BLOCK_K, 0, pipeline.full(at));
+                    tile_load_shared(to, map, k_iter.k_block * BLOCK_K, row, pipeline.full(at),
+                                     C::multicast_mask << rank);
+                else tile_load(to, map, k_iter.k_block * BLOCK_K, 0, pipeline.full(at));
             }
         }
     }
@@ -120,19 +120,20 @@ DEVICE void load_a(const TensorMap *map, unsigned ring, const PipelineBarriers<C
 
 // A warp: the scales of a chunk beside its part of a, a's rows first, then the weight's.
 template <class C>
-DEVICE void load_scales(StageScales<C> &stage_scales, const PipelineBarriers<C::a_stages> &pipeline,
-                         const ScaleGrid &of_a, const ScaleGrid &of_b, KBlockIterator &k_iter, int m, int n, int lane) {
+DEVICE void load_scales(StageScales<C>& stage_scales, const PipelineBarriers<C::a_stages>& pipeline,
+                        const ScaleGrid& of_a, const ScaleGrid& of_b, KBlockIterator& k_iter, int m, int n, int lane) {
     grid_dependency_wait();
     Ring<C::a_stages> at(0);
     for (; lane < C::scale_lanes && k_iter.more(); k_iter.tile += k_iter.step) {
-        constexpr int words = (C::scales + 31) / 32; // of a lane
-        const float *from[words];
-        long long step[words]; // to the next chunk
+        constexpr int words = (C::scales + 31) / 32;  // of a lane
+        const float* from[words];
+        long long step[words];  // to the next chunk
 #pragma unroll
         for (int i = 0; i < words; ++i) {
-            const int place = lane + 32 * i, channel = min(k_iter.tile * C::tile + (place - C::width) * C::scale_rows, n - 1);
+            const int place = lane + 32 * i,
+                      channel = min(k_iter.tile * C::tile + (place - C::width) * C::scale_rows, n - 1);
             from[i] = place < C::width ? of_a.scales + min(place, m - 1) * of_a.row
-                                    : of_b.scales + channel / C::scale_rows * of_b.row;
+                                       : of_b.scales + channel / C::scale_rows * of_b.row;
             step[i] = place < C::width ? of_a.col : of_b.col;
             from[i] += k_iter.first_k_block * step[i];
         }

@@ -9,7 +9,7 @@
 
 // What is quantized: `rows` rows of `vecs` vectors of 8 elements, `stride` bytes apart.
 struct WideRows {
-    const byte *x;
+    const byte* x;
     long long stride;
     int rows, vecs;
 };
@@ -23,13 +23,13 @@ struct WideRows {
 // The caller owes: ROWS a power of two up to SIDE and THREADS, and at least as many as there are; THREADS / ROWS *
 // VECTORS vectors cover a row's chunks (STATIC: the part's); x and its stride are multiples of 16 bytes.
 template <int THREADS, int ROWS, int VECTORS, int SIDE, int INPUT, int FORMAT, int MODE>
-DEVICE void quantize_rows(char *tiles, float *scales, const WideRows &from, int first, int part, const float *given,
+DEVICE void quantize_rows(char* tiles, float* scales, const WideRows& from, int first, int part, const float* given,
                           long long given_stride, float upper) {
     constexpr int TEAM = THREADS / ROWS, TEAM_WARPS = (TEAM + 31) / 32;
     __shared__ unsigned largest[THREADS / 32];
     const int row = threadIdx.x / TEAM, member = threadIdx.x % TEAM, all = (from.vecs + 15) & ~15;
     const bool some = row < from.rows;
-    const byte *const x = from.x + row * from.stride;
+    const byte* const x = from.x + row * from.stride;
     const auto vec_of = [&](int v) {
         const int vec = first + member + v * TEAM;
         return vec < all ? vec : vec - all;
@@ -66,7 +66,7 @@ DEVICE void quantize_rows(char *tiles, float *scales, const WideRows &from, int 
 #pragma unroll
     for (int v = 0; v < VECTORS; ++v) {
         if (!some || !is_own(v)) continue;
-        const int own = member + v * TEAM, unit = (own / 2 ^ row) & 7; // of 16 bytes, as the swizzle moves it
+        const int own = member + v * TEAM, unit = (own / 2 ^ row) & 7;  // of 16 bytes, as the swizzle moves it
         Vector8 codes = {0, 0};
         if (vec_of(v) < from.vecs) codes = encode_vec8<INPUT, FORMAT, MODE>(loaded[v], divisor);
         store8(tiles + (own / 16 * SIDE + row) * 128 + unit * 16 + own % 2 * 8, codes);
