@@ -70,13 +70,13 @@ DEVICE void load_shared(const float* from, float (&values)[COUNT]) {
 
 template <int A, int B, int OUT, int BIAS, int BLOCKED, int B_BLOCK, int AMAX, int THREAD_ROWS, int THREAD_COLS,
           int DEPTH, int VECTOR>
-DEVICE void multiply_tile(const MatmulArgs& p, const float* out_scale, float* amax) {
+DEVICE void multiply_tile(MATMUL_PARAMETERS, const float* out_scale, float* amax) {
     static_assert(BLOCK_K % DEPTH == 0, "a step of k has one blocked scale");
     using SlabA = Slab<A, 16 * THREAD_ROWS, DEPTH, VECTOR>;
     using SlabB = Slab<B, 16 * THREAD_COLS, DEPTH, VECTOR>;
     SHARED alignas(16) float tile_a[2][DEPTH * SlabA::PITCH];
     SHARED alignas(16) float tile_b[2][DEPTH * SlabB::PITCH];
-    const auto [first_row, first_col] = dense_tile<16 * THREAD_ROWS, 16 * THREAD_COLS>(p.row_tiles);
+    const auto [first_row, first_col] = dense_tile<16 * THREAD_ROWS, 16 * THREAD_COLS>(row_tiles);
     const int row0 = first_row + int(thread_x()) / 16 * THREAD_ROWS;
     const int col0 = first_col + int(thread_x()) % 16 * THREAD_COLS;
 
@@ -85,23 +85,23 @@ DEVICE void multiply_tile(const MatmulArgs& p, const float* out_scale, float* am
 
     long long offset_a[THREAD_ROWS], offset_b[THREAD_COLS];  // of the scales of this thread's rows and columns at k = 0
 #pragma unroll
-    for (int i = 0; i < THREAD_ROWS; ++i) offset_a[i] = (row0 + i < p.m ? row0 + i : 0) * p.scale_a_row;
+    for (int i = 0; i < THREAD_ROWS; ++i) offset_a[i] = (row0 + i < m ? row0 + i : 0) * scale_a_row;
 #pragma unroll
     for (int j = 0; j < THREAD_COLS; ++j)
-        offset_b[j] = (col0 + j < p.n ? col0 + j : 0) / (B_BLOCK ? BLOCK_K : 1) * p.scale_b_row;
+        offset_b[j] = (col0 + j < n ? col0 + j : 0) / (B_BLOCK ? BLOCK_K : 1) * scale_b_row;
 
     float acc[THREAD_ROWS][THREAD_COLS] = {}, partial[THREAD_ROWS][THREAD_COLS] = {};
     SlabA slab_a;
     SlabB slab_b;
-    slab_a.load(p.a, p.lda, first_row, p.m, 0, p.k);
-    slab_b.load(p.b, p.ldb, first_col, p.n, 0, p.k);
-    for (int at = 0, buffer = 0; at < p.k; at += DEPTH, buffer ^= 1) {
+    slab_a.load(a, lda, first_row, m, 0, k);
+    slab_b.load(b, ldb, first_col, n, 0, k);
+    for (int at = 0, buffer = 0; at < k; at += DEPTH, buffer ^= 1) {
         slab_a.put(tile_a[buffer]);
         slab_b.put(tile_b[buffer]);
         block_barrier();  // one a step: the other buffer was read before the last one
-        if (at + DEPTH < p.k) {
-            slab_a.load(p.a, p.lda, first_row, p.m, at + DEPTH, p.k);
-            slab_b.load(p.b, p.ldb, first_col, p.n, at + DEPTH, p.k);
+        if (at + DEPTH < k) {
+            slab_a.load(a, lda, first_row, m, at + DEPTH, k);
+            slab_b.load(b, ldb, first_col, n, at + DEPTH, k);
         }
         const float* rows = tile_a[buffer] + int(thread_x()) / 16 * THREAD_ROWS;
         const float* cols = tile_b[buffer] + int(thread_x()) % 16 * THREAD_COLS;
@@ -115,14 +115,14 @@ DEVICE void multiply_tile(const MatmulArgs& p, const float* out_scale, float* am
 #pragma unroll
                 for (int j = 0; j < THREAD_COLS; ++j) partial[i][j] = fma_exact(x[i], y[j], partial[i][j]);
         }
-        if (BLOCKED && ((at + DEPTH) % BLOCK_K == 0 || at + DEPTH >= p.k)) {
+        if (BLOCKED && ((at + DEPTH) % BLOCK_K == 0 || at + DEPTH >= k)) {
             const long long block = at / BLOCK_K;
             float along[THREAD_COLS];
 #pragma unroll
-            for (int j = 0; j < THREAD_COLS; ++j) along[j] = p.scale_b[offset_b[j] + block * p.scale_b_k];
+            for (int j = 0; j < THREAD_COLS; ++j) along[j] = scale_b[offset_b[j] + block * scale_b_k];
 #pragma unroll
             for (int i = 0; i < THREAD_ROWS; ++i) {
-                const float across = p.scale_a[offset_a[i] + block * p.scale_a_k];
+                const float across = scale_a[offset_a[i] + block * scale_a_k];
 #pragma unroll
                 for (int j = 0; j < THREAD_COLS; ++j) {
                     acc[i][j] += across * (along[j] * partial[i][j]);
@@ -132,17 +132,17 @@ DEVICE void multiply_tile(const MatmulArgs& p, const float* out_scale, float* am
         }
     }
 
-    const Epilogue<OUT, BIAS> finish(p.bias, out_scale);
+    const Epilogue<OUT, BIAS> finish(bias, out_scale);
     float largest = 0.0f;
 #pragma unroll
     for (int i = 0; i < THREAD_ROWS; ++i) {
 #pragma unroll
         for (int j = 0; j < THREAD_COLS; ++j) {
-            if (row0 + i >= p.m || col0 + j >= p.n) continue;
-            const float across = BLOCKED ? 1.0f : p.scale_a[offset_a[i]];
-            const float along = BLOCKED ? 1.0f : p.scale_b[offset_b[j]];
+            if (row0 + i >= m || col0 + j >= n) continue;
+            const float across = BLOCKED ? 1.0f : scale_a[offset_a[i]];
+            const float along = BLOCKED ? 1.0f : scale_b[offset_b[j]];
             const float value = finish.value(BLOCKED ? acc[i][j] : partial[i][j], across, along, col0 + j);
-            finish.store(p.out, (row0 + i) * p.ldo + col0 + j, value);
+            finish.store(out, (row0 + i) * ldo + col0 + j, value);
             if (AMAX) largest = maximum(largest, magnitude(value));
         }
     }
@@ -150,7 +150,7 @@ DEVICE void multiply_tile(const MatmulArgs& p, const float* out_scale, float* am
 }
 
 KERNEL(MM_THREADS)
-simt(MatmulArgs p, const float* out_scale, float* amax) {
+simt(MATMUL_PARAMETERS, const float* out_scale, float* amax) {
     multiply_tile<FP8_A, FP8_B, FP8_OUT, FP8_BIAS, FP8_BLOCKED, FP8_B_BLOCK, FP8_AMAX, FP8_THREAD_ROWS, FP8_THREAD_COLS,
-                  FP8_DEPTH, FP8_VECTOR>(p, out_scale, amax);
+                  FP8_DEPTH, FP8_VECTOR>(MATMUL_ARGUMENTS, out_scale, amax);
 }

@@ -162,5 +162,5 @@ class CallCache:
 
     @property
     def full(self) -> bool:
-        """Whether to start anew."""
-        return len(self) >= CALLS_KEPT
+        """Whether to start anew: with as many calls, or signatures of calls that were refused."""
+        return max(len(self), len(self._by_number)) >= CALLS_KEPT

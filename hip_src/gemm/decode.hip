@@ -48,25 +48,25 @@ struct Chunk {
 
 constexpr int THREADS = WAVEFRONTS * WARP;
 KERNEL(THREADS)
-gfx9_decode(MatmulArgs p) {
+gfx9_decode(MATMUL_PARAMETERS) {
     SHARED alignas(16) float partial[WAVEFRONTS][MATRIX_SIDE * PITCH];
-    const auto [first_row, first_col] = dense_tile<MATRIX_SIDE, MATRIX_SIDE>(p.row_tiles);
+    const auto [first_row, first_col] = dense_tile<MATRIX_SIDE, MATRIX_SIDE>(row_tiles);
     const int wave = wave_uniform(int(thread_x()) / WARP);
     const int place = int(lane()) % MATRIX_SIDE, part = int(lane()) / MATRIX_SIDE;
-    const int token = first_row + place < p.m ? first_row + place : p.m - 1;
-    const int channel = first_col + place < p.n ? first_col + place : p.n - 1;
-    const byte* const weight_row = p.b + channel * p.ldb + part * PIECE;
-    const byte* const token_row = p.a + token * p.lda + part * PIECE;
+    const int token = first_row + place < m ? first_row + place : m - 1;
+    const int channel = first_col + place < n ? first_col + place : n - 1;
+    const byte* const weight_row = b + channel * ldb + part * PIECE;
+    const byte* const token_row = a + token * lda + part * PIECE;
 
     Accumulator sum = {};
     Chunk chunk;
     int at = wave * CHUNK;
-    for (; at + CHUNK <= p.k; at += WAVEFRONTS * CHUNK) {
+    for (; at + CHUNK <= k; at += WAVEFRONTS * CHUNK) {
         chunk.load<false>(weight_row + at, token_row + at, CHUNK);
         sum = chunk.multiply(sum);
     }
-    if (at < p.k) {
-        chunk.load<true>(weight_row + at, token_row + at, p.k - at - part * PIECE);
+    if (at < k) {
+        chunk.load<true>(weight_row + at, token_row + at, k - at - part * PIECE);
         sum = chunk.multiply(sum);
     }
 
@@ -75,15 +75,14 @@ gfx9_decode(MatmulArgs p) {
     for (int i = 0; i < MATRIX_ROWS; ++i) mine[i] = sum[i];
     block_barrier();
 
-    const Epilogue<FP8_OUT, FP8_BIAS> finish(p.bias, nullptr);
+    const Epilogue<FP8_OUT, FP8_BIAS> finish(bias, nullptr);
     for (int i = int(thread_x()); i < MATRIX_SIDE * MATRIX_SIDE; i += THREADS) {
         const int row = i / MATRIX_SIDE, col = i % MATRIX_SIDE;
         float acc = partial[0][row * PITCH + col];
 #pragma unroll
         for (int from = 1; from < WAVEFRONTS; ++from) acc += partial[from][row * PITCH + col];
         const long long y = first_row + row, x = first_col + col;
-        if (y >= p.m || x >= p.n) continue;
-        finish.store(p.out, y * p.ldo + x,
-                     finish.value(acc, p.scale_a[y * p.scale_a_row], p.scale_b[x * p.scale_b_row], int(x)));
+        if (y >= m || x >= n) continue;
+        finish.store(out, y * ldo + x, finish.value(acc, scale_a[y * scale_a_row], scale_b[x * scale_b_row], int(x)));
     }
 }

@@ -183,6 +183,19 @@ def test_layers_of_one_shape_share_their_calls_and_memory_stays_bounded(monkeypa
     assert held < 8 << 20
 
 
+def test_refused_calls_leave_no_more_than_is_kept_of_others(monkeypatch):
+    def describe(operands, options):
+        raise fp8core.ShapeError("x needs another shape, got this one")
+
+    monkeypatch.setattr(calls, "CALLS_KEPT", 16)
+    run = Operation(("x", "out"), describe)
+    for count in range(1, 100):
+        with pytest.raises(fp8core.ShapeError):
+            run((at(0, count), None), None)
+        assert len(run.cache.guards) <= 17
+    assert run.cache.guards
+
+
 def test_scales_of_one_call_are_not_those_of_another():
     a, weight = torch.from_numpy(fresh_fp8((4, 64)).view(np.uint8)).view(torch.float8_e4m3fn), None
     del weight

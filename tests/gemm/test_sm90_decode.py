@@ -93,7 +93,7 @@ def test_a_layout_covers_the_product_and_fits(shape, side, scale_rows):
     assert plan.prefetch_chunks < depth
 
 
-@pytest.mark.parametrize(("shape", "side"), itertools.product(SHAPES, decode_config.WIDTHS))
+@pytest.mark.parametrize(("shape", "side"), [*itertools.product(SHAPES, decode_config.WIDTHS)])
 def test_small_weights_ask_for_little_before_the_predecessor_ends(shape, side):
     plan, bytes_ = decode_config.cheapest(*shape, decode_config.cost_model(side, False), H200), shape[0] * shape[1]
     if side <= 16:
@@ -105,7 +105,7 @@ def test_small_weights_ask_for_little_before_the_predecessor_ends(shape, side):
     assert plan.ctas_per_sm * plan.prefetch_chunks * plan.tile * decode_config.BLOCK_K <= 48 << 10
 
 
-@pytest.mark.parametrize(("shape", "m"), itertools.product([*SHAPES, (3584, 4096)], (1, 16, 32, 64)))
+@pytest.mark.parametrize(("shape", "m"), [*itertools.product([*SHAPES, (3584, 4096)], (1, 16, 32, 64))])
 def test_when_the_weight_is_read_changes_no_order_of_sums(shape, m):
     early, late = (sm90_decode.config_for(problem(m, *shape, prefetch_weight=stable)) for stable in (True, False))
     assert early._replace(ctas_per_sm=0, a_stages=0) == late._replace(ctas_per_sm=0, a_stages=0)

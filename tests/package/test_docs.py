@@ -3,6 +3,7 @@
 import ast
 import doctest
 import inspect
+import itertools
 import re
 import shlex
 import subprocess
@@ -132,8 +133,10 @@ def commands(page):
     found = []
     for code, _ in blocks(page, "console"):
         for line in re.findall(r"^[$>] (.*)$", code, re.MULTILINE):
-            for part in re.split(r"&&|\||;", line):
-                words = shlex.split(re.sub(r"\$\w+", "1", part), comments=True)
+            lexer = shlex.shlex(re.sub(r"\$\w+", "1", line), posix=True, punctuation_chars=";&|")
+            lexer.whitespace_split = True
+            for separates, part in itertools.groupby(lexer, lambda word: set(word) <= set(";&|")):
+                words = [] if separates else list(part)
                 while words and (words[0] == "do" or "=" in words[0]):
                     words = words[1:]
                 if words and Path(words[0]).name == "fp8core":

@@ -10,7 +10,7 @@ import pytest
 import fp8core
 from fp8core import table as tables
 from fp8core import timing, tuning
-from fp8core.core import calls, signature
+from fp8core.core import calls
 from fp8core.problem import FORMATS
 from fp8core.runtime import releases
 from support import reference
@@ -147,7 +147,7 @@ def test_the_bounds_of_host_memory_are_those_of_the_code():
     said = text("concepts/safety.md")
     assert f"{calls.CALLS_KEPT:,} calls of each operation" in said
     assert f"{tables.PLANS_KEPT:,} plans of each table" in said
-    assert f"guards for {signature.SIZES_KEPT:,} sizes" in said
+    assert f"{calls.GUARDS_PER_SIZE} guards for each size of a first operand" in said
 
 
 def test_the_figures_about_tune_are_those_of_the_code():

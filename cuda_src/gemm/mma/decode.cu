@@ -108,29 +108,28 @@ struct Lane {
 
 constexpr int THREADS = WARPS * WARP;
 KERNEL(THREADS)
-sm89_decode(const __grid_constant__ MatmulArgs p) {
+sm89_decode(MATMUL_PARAMETERS) {
     DYNAMIC_SHARED(shared);
     float* const sums = reinterpret_cast<float*>(shared);  // [WARPS][SIDE][PITCH]
-    const auto [first_row, first_col] = dense_tile<SIDE, CHANNELS>(p.row_tiles);
+    const auto [first_row, first_col] = dense_tile<SIDE, CHANNELS>(row_tiles);
     const int warp = int(thread_x()) / WARP, g = int(lane()) / 4, q = int(lane()) % 4;
 
     Lane mine;
-    mine.channels = RowCursor<byte>::of(p.b + q * PIECE, p.ldb, first_col + g, p.n);
-    if (B_BLOCK) mine.scale_b = {p.scale_b + first_col / BLOCK_K * p.scale_b_row, 0, 0};
-    else mine.scale_b = RowCursor<float>::of(p.scale_b, p.scale_b_row, first_col + g, p.n);
-    mine.tokens = RowCursor<byte>::of(p.a + q * PIECE, p.lda, first_row + g, p.m);
+    mine.channels = RowCursor<byte>::of(b + q * PIECE, ldb, first_col + g, n);
+    if (B_BLOCK) mine.scale_b = {scale_b + first_col / BLOCK_K * scale_b_row, 0, 0};
+    else mine.scale_b = RowCursor<float>::of(scale_b, scale_b_row, first_col + g, n);
+    mine.tokens = RowCursor<byte>::of(a + q * PIECE, lda, first_row + g, m);
 #pragma unroll
-    for (int i = 0; i < 2; ++i)
-        mine.scale_a[i] = RowCursor<float>::of(p.scale_a, p.scale_a_row, first_row + 2 * q + i, p.m);
+    for (int i = 0; i < 2; ++i) mine.scale_a[i] = RowCursor<float>::of(scale_a, scale_a_row, first_row + 2 * q + i, m);
 #pragma unroll
     for (int i = 0; i < COLUMNS * TILES; ++i) mine.sum[i / TILES][i % TILES] = {};
 
     grid_dependency_launch();
     grid_dependency_wait();
     int at = warp * BLOCK_K;
-    for (; at + BLOCK_K <= p.k; at += WARPS * BLOCK_K)
-        mine.add<false>(at, BLOCK_K, at / BLOCK_K * p.scale_a_k, at / BLOCK_K * p.scale_b_k);
-    if (at < p.k) mine.add<true>(at, p.k - at - q * PIECE, at / BLOCK_K * p.scale_a_k, at / BLOCK_K * p.scale_b_k);
+    for (; at + BLOCK_K <= k; at += WARPS * BLOCK_K)
+        mine.add<false>(at, BLOCK_K, at / BLOCK_K * scale_a_k, at / BLOCK_K * scale_b_k);
+    if (at < k) mine.add<true>(at, k - at - q * PIECE, at / BLOCK_K * scale_a_k, at / BLOCK_K * scale_b_k);
 
 #pragma unroll
     for (int column = 0; column < COLUMNS; ++column)
@@ -143,17 +142,17 @@ sm89_decode(const __grid_constant__ MatmulArgs p) {
             }
     block_barrier();
 
-    const Epilogue<FP8_OUT, FP8_BIAS> finish(p.bias, nullptr);
+    const Epilogue<FP8_OUT, FP8_BIAS> finish(bias, nullptr);
     for (int i = int(thread_x()); i < SIDE * CHANNELS; i += THREADS) {
         const int row = i / CHANNELS, col = i % CHANNELS;
         const long long y = first_row + row, x = first_col + col;
-        if (y >= p.m) break;
-        if (x >= p.n) continue;
+        if (y >= m) break;
+        if (x >= n) continue;
         float acc = sums[row * PITCH + col];
 #pragma unroll
         for (int from = 1; from < WARPS; ++from) acc += sums[(from * SIDE + row) * PITCH + col];
-        const float across = BLOCKED ? 1.0f : p.scale_a[y * p.scale_a_row];
-        const float along = BLOCKED ? 1.0f : p.scale_b[x * p.scale_b_row];
-        finish.store(p.out, y * p.ldo + x, finish.value(acc, across, along, int(x)));
+        const float across = BLOCKED ? 1.0f : scale_a[y * scale_a_row];
+        const float along = BLOCKED ? 1.0f : scale_b[x * scale_b_row];
+        finish.store(out, y * ldo + x, finish.value(acc, across, along, int(x)));
     }
 }

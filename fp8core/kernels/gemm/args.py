@@ -48,7 +48,7 @@ class ScaledArgs(NamedTuple):
 
 
 class MatmulArgs(NamedTuple):
-    """Of the kernels that load a and b by their addresses: MatmulArgs of cuda_src/gemm/args.cuh."""
+    """Of the kernels that load a and b by their addresses: MATMUL_PARAMETERS of cuda_src/gemm/args.cuh."""
 
     a: Pointer
     lda: Int64

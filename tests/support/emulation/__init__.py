@@ -235,10 +235,10 @@ class Launcher:
     ) -> None:
         self.entry = entry
         self._emulator, self._kernel = emulator, kernel
-        self._items, self._groups = items, _grouped(items, kernel.parameters)
+        self._items = items
         self._fixed = (block, shared_bytes, warp, together, flush)
         self._hip = hip
-        wanted = tuple((_kind(group), struct.calcsize(group)) for group in self._groups)
+        wanted = tuple((_kind(item), struct.calcsize(f"={item}".replace("P", "Q"))) for item in self._items)
         if wanted != kernel.parameters:
             raise EmulationError(
                 f"{entry}: the arguments {' '.join(items)} mean {wanted}, the kernel takes {kernel.parameters}"
@@ -247,13 +247,13 @@ class Launcher:
     def __call__(self, stream: int, grid: tuple[int, int, int], *arguments: Any) -> None:
         """Run the kernel to its end; the stream is ignored."""
         (block, shared_bytes, warp, together, flush) = self._fixed
-        wanted = sum(_count(item) for item in self._items)
-        if len(arguments) != wanted:
-            raise EmulationError(f"{self.entry}: {len(arguments)} arguments where {self._items} needs {wanted}")
-        pieces, values = [], iter(arguments)
-        for group in self._groups:
-            count = sum(_count(item) for item in ITEM.findall(group))
-            pieces.append(struct.pack(group, *(next(values) for _ in range(count))))
+        pieces, values = [], list(arguments)
+        for item in self._items:
+            count = int(item[:-1] or 1) if item[-1] != "s" else 1
+            pieces.append(struct.pack(f"={item}".replace("P", "Q"), *values[:count]))
+            del values[:count]
+        if values:
+            raise EmulationError(f"{self.entry}: {len(values)} arguments too many for {self._items}")
         threads = max(count * side for count, side in zip(grid, block, strict=True))
         if min(grid) < 1 or grid[0] >= 1 << 31 or max(grid[1:]) > 65535 or (self._hip and threads >= 1 << 32):
             raise EmulationError(f"{self.entry}: no device takes the grid {grid} of {block}")
@@ -282,7 +282,7 @@ class Launcher:
             values: list[Any] = []
             for item in self._items:
                 source = given if item[-1] in args.VARYING else rest
-                values += [source.pop(0) for _ in range(_count(item))]
+                values += [source.pop(0) for _ in range(int(item[:-1] or 1) if item[-1] != "s" else 1)]
             self(stream, grid, *values)
 
         return bound
@@ -301,27 +301,7 @@ def _shared(declaration: re.Match[str]) -> str:
     return f"static {kind} {hidden}{extents}; auto &{name} = emulated_variable({hidden});"
 
 
-ITEM = re.compile(r"\d*[a-zA-Z]")
-"""An item in a format of `struct`."""
-
-
-def _count(item: str) -> int:
-    """Return how many values an item is."""
-    return int(item[:-1] or 1) if item[-1] != "s" else 1
-
-
-def _grouped(items: Sequence[str], parameters: Sequence[tuple[str, int]]) -> tuple[str, ...]:
-    """Return the items of each parameter: of a struct of arguments as many as fill it, else one."""
-    left, groups = list(items), []
-    for kind, size in parameters:
-        group = left.pop(0) if left else ""
-        while kind == "s" and left and struct.calcsize(group + left[0]) <= size:
-            group += left.pop(0)
-        groups.append(group)
-    return (*groups, *left)
-
-
-def _kind(group: str) -> str:
-    if len(group) > 1:
+def _kind(item: str) -> str:
+    if item[:-1]:
         return "s"
-    return "i" if group in "iIqQ" else group
+    return "i" if item in "iIqQ" else item
