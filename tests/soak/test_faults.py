@@ -12,8 +12,7 @@ import pytest
 import safetensors.numpy
 
 from fp8core import tuning
-from fp8core.checkpoint import quantize_checkpoint, writing
-from fp8core.checkpoint.files import exchange, temporary_name
+from fp8core.checkpoint.replacing import exchange
 from fp8core.core.operation import forget
 from fp8core.errors import BackendError
 from fp8core.kernels.gemm.table import SCALED_MM
@@ -200,38 +199,6 @@ def test_a_process_killed_while_it_writes_a_checkpoint_folder(tmp_path, source):
     found = deaths("checkpoint", source, tmp_path / "to" / "new")
     assert len(found) > 5
     assert not broken(found)
-
-
-def test_what_a_killed_run_left_is_told_of(tmp_path, source):
-    place = tmp_path / "to" / "new"
-    place.parent.mkdir()
-    left = temporary_name(place)
-    left.mkdir()
-    temporary_name(place.with_name("other")).mkdir()
-    with pytest.warns(RuntimeWarning, match=f"{left.name} is of a run that was killed.*there is no {place}") as told:
-        quantize_checkpoint(source, place)
-    assert len(told) == 1
-    with pytest.warns(RuntimeWarning, match=f"{left.name} is of a run .* remove it$"):
-        quantize_checkpoint(source, place, force=True)
-
-
-def test_a_folder_is_replaced_where_names_cannot_be_exchanged(tmp_path, source, monkeypatch):
-    monkeypatch.setattr(writing, "exchange", lambda one, other: False)
-    quantize_checkpoint(source, tmp_path / "new")
-    before = killed.digest(tmp_path / "new")
-    quantize_checkpoint(source, tmp_path / "new", scheme="tensor", force=True)
-    assert killed.digest(tmp_path / "new") != before
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "source"]
-
-
-def test_a_linked_folder_is_replaced_behind_its_link(tmp_path, source):
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    for scheme in ("channel", "tensor"):
-        quantize_checkpoint(source, tmp_path / "link", scheme=scheme, force=True)
-    assert (tmp_path / "link").is_symlink()
-    config = json.loads((tmp_path / "real" / "config.json").read_text())["quantization_config"]
-    assert config["config_groups"]["group_0"]["weights"]["strategy"] == "tensor"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "real", "source"]
 
 
 def test_names_that_cannot_be_exchanged_say_so(tmp_path):
