@@ -3,8 +3,10 @@
 import fcntl
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import warnings
 from pathlib import Path
 
@@ -195,10 +197,12 @@ def test_two_tensors_of_one_name_without_an_index_are_refused(tmp_path):
 
 
 UNREADABLE = """
-import os, sys
+import os, sys, tempfile
 from fp8core.checkpoint import quantize_checkpoint
 from fp8core.errors import CheckpointError
 if os.geteuid() == 0:  # whom no permission holds back
+    with tempfile.TemporaryDirectory() as folder:  # imports all that is needed, from where others may not read
+        quantize_checkpoint(sys.argv[1], folder + "/out")
     os.setegid(65534)
     os.seteuid(65534)
 try:
@@ -209,19 +213,21 @@ except CheckpointError as error:
 
 
 @pytest.mark.parametrize("closed", ["in/model.safetensors", "in/config.json", "in", "."])
-def test_what_may_not_be_read_or_written_says_so(tmp_path, source, closed):
-    for folder in (tmp_path, *tmp_path.parents[:2]):
+def test_what_may_not_be_read_or_written_says_so(source, closed):
+    with tempfile.TemporaryDirectory() as name:  # pytest's folders are closed to the user that root becomes
+        folder = Path(name)
+        shutil.copytree(source, folder / "in")
         folder.chmod(0o755)
-    (tmp_path / closed).chmod(0 if closed != "." else 0o555)
-    command = [sys.executable, "-c", UNREADABLE, str(source), str(tmp_path / "out")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    run = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    (tmp_path / closed).chmod(0o755)
-    assert (run.returncode, run.stderr) == (0, "")
-    verb = "write" if closed == "." else "read"
-    assert run.stdout.startswith(f"cannot {verb} {tmp_path}")
-    assert "Permission denied" in run.stdout
-    assert left_in(tmp_path) == ["in"]
+        (folder / closed).chmod(0 if closed != "." else 0o555)
+        command = [sys.executable, "-c", UNREADABLE, str(folder / "in"), str(folder / "out")]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        run = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        (folder / closed).chmod(0o755)
+        assert (run.returncode, run.stderr) == (0, "")
+        verb, what = ("write", folder / "out") if closed == "." else ("read", folder / closed)
+        assert run.stdout.startswith(f"cannot {verb} {what}")
+        assert "Permission denied" in run.stdout
+        assert left_in(folder) == ["in"]
 
 
 HIDDEN = ".out.0123abcd.fp8core"
