@@ -21,7 +21,7 @@ from fp8core.interop.tensor import (
 )
 from fp8core.interop.torch_modes import Modes
 from fp8core.problem import HOST, ITEMSIZE, Target
-from fp8core.runtime import device
+from fp8core.runtime import device, loaded
 
 
 class Torch(Framework):
@@ -76,12 +76,7 @@ class Torch(Framework):
         dtype = self._names.get(x.dtype)
         if dtype is None:
             raise refused_dtype(name, x.dtype)
-        if x.is_cuda:
-            target = device.target(x.get_device())
-        elif x.is_cpu:
-            target = HOST
-        else:
-            raise DeviceError(f"{name} needs memory of a CUDA or ROCm device or the CPU, got {x.device}")
+        target = self._target(x, name)
         if not pointer and (x.numel() or self._modes.functional(x)):
             raise LayoutError(
                 f"{name} needs memory of its own, got a {type(x).__name__} of shape {tuple(x.shape)} without"
@@ -93,6 +88,15 @@ class Torch(Framework):
         check_aligned(pointer, dtype, name)
         seen: TensorView = new_tuple(TensorView, (pointer, dtype, tuple(x.shape), strides, target, self, x, None))
         return seen
+
+    def _target(self, x: Any, name: str) -> Target:
+        if x.is_cpu:
+            return HOST
+        if not x.is_cuda:
+            raise DeviceError(f"{name} needs memory of a CUDA or ROCm device or the CPU, got {x.device}")
+        if self._torch.version.hip:  # torch may have come after CuPy, with a runtime of its own
+            loaded.refuse_second_hip_runtime()
+        return device.target(x.get_device())
 
     def signature(self, x: Any) -> tuple[int, Any]:
         """Return the address of a tensor and what `view` asks of it."""

@@ -5,8 +5,11 @@ null streams are not ordered with each other, and a stream of one fails in the o
 """
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import Final
+
+from fp8core.errors import DeviceError
 
 MAPS: Final = Path("/proc/self/maps")
 HIP_RUNTIME: Final = "libamdhip64"
@@ -35,3 +38,11 @@ def hip_runtime() -> Path | str | None:
             " (import torch before fp8core and CuPy, or install all of them for one ROCm)"
         )
     return found[0] if found else None
+
+
+@cache
+def refuse_second_hip_runtime() -> None:
+    """Raise DeviceError where several HIP runtimes are mapped, which may have become true since the first call."""
+    found = hip_runtime()
+    if isinstance(found, str):
+        raise DeviceError(found)

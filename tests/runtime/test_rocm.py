@@ -410,6 +410,24 @@ def test_two_hip_runtimes_are_refused_in_words(cupy, monkeypatch, tmp_path):
         device.driver()
 
 
+def test_a_runtime_that_came_with_torch_later_is_refused_with_its_first_tensor(monkeypatch, tmp_path):
+    torch = pytest.importorskip("torch")
+    from fp8core.interop import torch_tensors
+
+    target, tensor = object(), SimpleNamespace(is_cuda=True, is_cpu=False, get_device=lambda: 0)
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    monkeypatch.setattr(device, "target", lambda ordinal: target)
+    loaded.refuse_second_hip_runtime.cache_clear()
+    two = "/opt/rocm-7.0.0/lib/libamdhip64.so.7.0.70000", "/venv/torch/lib/libamdhip64.so"
+    maps(monkeypatch, tmp_path, *two)
+    for _ in range(2):
+        with pytest.raises(DeviceError, match=f"a process needs one HIP runtime, got 2: {two[0]}, {two[1]}"):
+            torch_tensors.framework()._target(tensor, "x")
+    maps(monkeypatch, tmp_path, two[1])
+    assert torch_tensors.framework()._target(tensor, "x") is target
+    loaded.refuse_second_hip_runtime.cache_clear()
+
+
 def test_without_a_list_of_what_is_mapped_the_names_decide(cupy, monkeypatch, tmp_path):
     monkeypatch.setattr(loaded, "MAPS", tmp_path / "absent")
     assert loaded.hip_runtime() is None
