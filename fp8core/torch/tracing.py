@@ -1,0 +1,105 @@
+"""What torch.compile and torch.export trace in the place of calls: the operators.
+
+Eager calls go their own way and pay nothing. Once this module is imported, torch.compile traces the public functions
+and finds an operator where they call an `Operation`: so they sort their arguments in one place, traced or not.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from fp8core import ops
+from fp8core.core.operation import Interned, Operation
+from fp8core.core.scale_shapes import is_one_number
+from fp8core.core.specs import group
+from fp8core.errors import DeviceError, LayoutError
+from fp8core.interop import scalar
+from fp8core.interop.eager import traceable
+from fp8core.problem import PER_TENSOR
+from fp8core.torch.forms import ENTRIES, Entry
+from fp8core.torch.operators import OVERLOADS
+
+FUNCTIONS = (
+    ops.quantize,
+    ops.dequantize,
+    ops.rms_norm_quant,
+    ops.silu_and_mul_quant,
+    ops.scaled_mm,
+    ops.scaled_mm_nt,
+    ops.linear,
+    ops.Fp8Linear.__call__,
+    ops.requantize_with_max_scale,
+    ops.convert_to_channelwise,
+    ops.normalize_e4m3fn_to_e4m3fnuz,
+    ops.normalize_e4m3fnuz_to_e4m3fn,
+    ops.per_tensor_dequantize,
+)
+"""All but `all_close_1d`, which waits for its result and so breaks a graph."""
+
+
+def _stand_in(entry: Entry) -> Callable[[tuple[Any, ...], Any, object], tuple[Sequence[Any], Any]]:
+    """Return what stands in for the calls of an operation: it picks the overload that takes the operands given."""
+    operation = entry.operation
+    passed = [set(form.passed) for form in entry.forms]
+    deciding = sorted(frozenset[int]().union(*passed) - passed[0].intersection(*passed))
+    given_at = entry.options.index(None) if None in entry.options else None
+    forms = {
+        (*(at in form.passed for at in deciding), form.given): (form, OVERLOADS[entry.name, form.overload])
+        for form in entry.forms
+    }
+    same = {pair for form in entry.forms for pair in form.copied}
+
+    def call(operands: tuple[Any, ...], options: Any, stream: object) -> tuple[Sequence[Any], Any]:
+        if stream is not None:
+            raise DeviceError("stream needs to be left out while torch traces a call: the graph has streams of its own")
+        if type(options) is Interned:
+            options = options.options
+        arrays = list(operands)
+        for at in operation.numbers:
+            number = scalar(arrays[at])
+            if number is not None:
+                arrays[at] = torch.full((1,), number, dtype=torch.float32, device=operands[0].device)
+        for result, source in same:
+            if arrays[result] is arrays[source]:
+                arrays[result] = None
+        given = given_at is not None and options[given_at]
+        form, overload = forms[(*[arrays[at] is not None for at in deciding], given)]
+        for at, array in enumerate(arrays):
+            if array is not None and at not in form.passed:
+                raise LayoutError(f"{operation.operands[at]} needs to be left out while torch traces a call")
+        made = overload(*entry.pack(form, arrays, options))
+        for result, source in form.copied:
+            arrays[result] = arrays[source]
+        for at, array in zip(form.new, (made,) if len(form.new) == 1 else made or (), strict=True):
+            arrays[at] = array
+        if entry.scale is None:
+            return arrays, None
+        one = form.given and is_one_number(arrays[entry.scale].shape)
+        return arrays, PER_TENSOR if one else group(options[1])
+
+    return call
+
+
+def _traced_call(
+    self: Operation, operands: tuple[Any, ...], options: Any, stream: object = None, weights: object = None
+) -> tuple[Sequence[Any], Any]:
+    """Stand in for `Operation.__call__`: this is what torch.compile inlines."""
+    del weights
+    assert self.traced is not None
+    return self.traced(operands, options, stream)
+
+
+def _tracing() -> bool:
+    """Tell whether torch traces what runs now, without Dynamo: its modes are active, under which no memory is real."""
+    return torch.compiler.is_compiling() and torch._C._len_torch_dispatch_stack() > 0
+
+
+def install() -> None:
+    """Let torch trace the public functions, from now on."""
+    for entry in ENTRIES:
+        entry.operation.traced = _stand_in(entry)
+    Operation.tracing = staticmethod(_tracing)
+    for function in FUNCTIONS:
+        traceable(function)
+    traceable(Operation.__call__, _traced_call)
