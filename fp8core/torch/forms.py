@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 from fp8core.core.operation import Operation
+from fp8core.errors import LayoutError
 from fp8core.interop import dtype_name
 from fp8core.ops.linear import LINEAR_CALLS
 from fp8core.ops.producers import _NORM, _SILU
@@ -108,7 +109,15 @@ class Entry(NamedTuple):
         return f"({', '.join(arguments)}) -> {results if len(form.new) == 1 else f'({results})'}"
 
     def pack(self, form: Form, operands: Any, options: Any) -> list[Any]:
-        """Return the arguments of a call of the overload."""
+        """Return the arguments of a call of the overload.
+
+        Raises:
+            LayoutError: an operand is given that no overload takes.
+        """
+        for at, operand in enumerate(operands):
+            if operand is not None and at not in form.passed:
+                name = self.operation.operands[at]
+                raise LayoutError(f"{name} needs to be left out while torch traces a call, got an array")
         arguments = [operands[at] for at in form.passed]
         values = (options,) if self.bare else options
         for option, value in zip(self.options, values, strict=True):

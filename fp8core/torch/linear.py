@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fp8core.checkpoint.schemes import SCHEMES, scheme_of
-from fp8core.errors import DTypeError, ScaleError
+from fp8core.errors import ScaleError
 from fp8core.interop import dtype_name
 from fp8core.ops import Fp8Linear, Quantized, dequantize, linear, quantize
 from fp8core.problem import BLOCK_128, FORMATS, GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, GroupShape
@@ -20,12 +20,13 @@ SCALES: Final = "weight_scale", "input_scale"
 class Linear(nn.Linear):
     """A linear layer with a frozen FP8 weight: inputs are quantized, results have the dtype of the input.
 
-    Its state has the names and shapes of compressed-tensors: ``weight`` FP8 ``[n, k]``; ``weight_scale`` fp32 ``[n, 1]``,
-    ``[1]`` or ``[ceil(n / 128), ceil(k / 128)]``; ``input_scale`` fp32 ``[1]``; ``bias`` ``[n]``. All are parameters that
-    do not require grad. Moving the layer moves them; casting it (``.half()``, ``.to(dtype)``) casts the bias alone.
+    Its state has the names and shapes of compressed-tensors: ``weight`` FP8 ``[n, k]``; ``weight_scale`` fp32
+    ``[n, 1]``, ``[1]`` or ``[ceil(n / 128), ceil(k / 128)]``; ``input_scale`` fp32 ``[1]``; ``bias`` ``[n]``. All are
+    parameters that do not require grad. Moving the layer moves them; casting it (``.half()``, ``.to(dtype)``) casts the
+    bias alone.
 
-    Gradients flow to the input, straight through its quantization: ``grad @ dequantize(weight)``; and to the bias, if it is
-    made to require them. There are none for the weight.
+    Gradients flow to the input, straight through its quantization, as ``grad @ dequantize(weight)``; and to the bias,
+    if it is made to require them. There are none for the weight.
 
     Args:
         in_features: k.
@@ -33,8 +34,8 @@ class Linear(nn.Linear):
         bias: whether there is one.
         device: where the parameters lie.
         dtype: the dtype of the bias.
-        scheme: "channel" (weights per channel, inputs per token), "tensor" (both per tensor) or "block" (weights by blocks
-            of 128x128, inputs by groups of 1x128).
+        scheme: "channel" (weights per channel, inputs per token), "tensor" (both per tensor) or "block" (weights by
+            blocks of 128x128, inputs by groups of 1x128).
         static: whether the scale of inputs is given, as `input_scale`: one number. Not with "block".
         weight_dtype: the FP8 format, as a name or a dtype.
         use_fast_accum: as for `fp8core.scaled_mm`.
@@ -112,7 +113,7 @@ class Linear(nn.Linear):
             use_fast_accum: as for the class.
             batch_invariant: as for the class.
         """
-        source, bias = linear.weight.detach(), linear.bias
+        source, bias = linear.weight.detach(), linear._parameters["bias"]
         made = cls(
             linear.in_features,
             linear.out_features,
@@ -139,7 +140,8 @@ class Linear(nn.Linear):
 
     def to_linear(self, dtype: torch.dtype | None = None) -> nn.Linear:
         """Return a layer with the dequantized weight, in ``dtype``: by default that of the bias, else bfloat16."""
-        own = torch.bfloat16 if self.bias is None else self.bias.dtype
+        bias = self._parameters["bias"]
+        own = torch.bfloat16 if bias is None else bias.dtype
         made = nn.Linear(self.in_features, self.out_features, False, "meta", own if dtype is None else dtype)
         made.train(self.training)
         if self.weight.is_meta:
@@ -147,8 +149,8 @@ class Linear(nn.Linear):
         else:
             weight = self.dequantized(made.weight.dtype)
         made.weight = nn.Parameter(weight)
-        if self.bias is not None:
-            made.bias = nn.Parameter(self.bias.detach().to(made.weight.dtype))
+        if bias is not None:
+            made.bias = nn.Parameter(bias.detach().to(made.weight.dtype))
         return made
 
     @property
@@ -170,19 +172,19 @@ class Linear(nn.Linear):
         """Make the weight zeros and all scales one; values come from a state, or from a layer to be quantized."""
         with torch.no_grad():
             self.weight.view(torch.uint8).zero_()
-            for scale in (self.weight_scale, self.input_scale):
-                if scale is not None:
-                    scale.fill_(1)
-            if self.bias is not None:
-                self.bias.zero_()
+            for name, value in (("weight_scale", 1), ("input_scale", 1), ("bias", 0)):
+                parameter = self._parameters[name]
+                if parameter is not None:
+                    parameter.fill_(value)
 
-    def forward(self, x: Any) -> Tensor:
-        """Return ``x @ weight.T + bias`` for ``[..., k]`` of float32, float16 or bfloat16, or a `Quantized`."""
-        if torch.is_grad_enabled() and not isinstance(x, Quantized):
-            bias = self.bias
-            if x.requires_grad or (bias is not None and bias.requires_grad):
-                return StraightThrough.apply(x, bias, self)  # type: ignore[no-any-return]
-        return self._product(x)
+    def forward(self, input: Any) -> Tensor:  # noqa: A002 - as nn.Linear calls it
+        """Return ``input @ weight.T + bias`` for ``[..., k]`` of float32, float16 or bfloat16, or a `Quantized`."""
+        if torch.is_grad_enabled() and not isinstance(input, Quantized):
+            bias = self._parameters["bias"]
+            if input.requires_grad or (bias is not None and bias.requires_grad):
+                made: Tensor = StraightThrough.apply(input, bias, self)  # type: ignore[no-untyped-call]
+                return made
+        return self._product(input)
 
     def _product(self, x: Any) -> Tensor:
         if torch.compiler.is_compiling():
@@ -229,7 +231,8 @@ class Linear(nn.Linear):
                 there = numbers.to(there.device)
             return there.view(x.dtype)
 
-        return super()._apply(moved, recurse)
+        super()._apply(moved, recurse)  # type: ignore[no-untyped-call]
+        return self
 
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, local: Any, strict: Any, missing: Any, unexpected: Any, errors: list[str]
@@ -238,7 +241,7 @@ class Linear(nn.Linear):
         self._prepared = None
         weight = state_dict.get(prefix + "weight")
         if weight is not None and weight.dtype != self.weight.dtype:
-            errors.append(f"{prefix}weight needs {self.weight.dtype}, got {weight.dtype}: quantize the model after loading")
+            errors.append(f"{prefix}weight needs {self.weight.dtype}, got {weight.dtype}: load first, quantize then")
             return
         for name in SCALES:
             scale, own = state_dict.get(prefix + name), getattr(self, name)
@@ -263,14 +266,13 @@ class StraightThrough(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor | None, layer: Linear) -> Tensor:
         """Return the layer's product."""
-        if x.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-            raise DTypeError(f"x needs float32, float16, bfloat16 for a gradient, got {x.dtype}")
+        del bias  # it is the layer's, and here for its gradient
         ctx.layer = layer
         ctx.save_for_backward(layer.weight, layer.weight_scale)
         return layer._product(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:
         """Return the gradients of x and the bias."""
         weight, scale = ctx.saved_tensors
         of_x = of_bias = None
@@ -278,5 +280,5 @@ class StraightThrough(torch.autograd.Function):
             group = ctx.layer.weight_group_shape
             of_x = grad @ dequantize(weight, scale, group_shape=group, dtype=grad.dtype)
         if ctx.needs_input_grad[1]:
-            of_bias = grad.flatten(0, -2).sum(0).to(ctx.layer.bias.dtype)
+            of_bias = grad.reshape(-1, grad.shape[-1]).sum(0).to(ctx.layer.bias.dtype)
         return of_x, of_bias, None

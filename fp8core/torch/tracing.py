@@ -13,11 +13,11 @@ from fp8core import ops
 from fp8core.core.operation import Interned, Operation
 from fp8core.core.scale_shapes import is_one_number
 from fp8core.core.specs import group
-from fp8core.errors import DeviceError, LayoutError
+from fp8core.errors import DeviceError
 from fp8core.interop import scalar
 from fp8core.interop.eager import traceable
-from fp8core.problem import PER_TENSOR
-from fp8core.torch.forms import ENTRIES, Entry
+from fp8core.problem import PER_TENSOR, GroupShape
+from fp8core.torch.forms import ENTRIES, Entry, Form
 from fp8core.torch.operators import OVERLOADS
 
 FUNCTIONS = (
@@ -57,28 +57,38 @@ def _stand_in(entry: Entry) -> Callable[[tuple[Any, ...], Any, object], tuple[Se
             options = options.options
         arrays = list(operands)
         for at in operation.numbers:
-            number = scalar(arrays[at])
-            if number is not None:
-                arrays[at] = torch.full((1,), number, dtype=torch.float32, device=operands[0].device)
+            arrays[at] = _array(arrays[at], operands[0])
         for result, source in same:
             if arrays[result] is arrays[source]:
                 arrays[result] = None
         given = given_at is not None and options[given_at]
         form, overload = forms[(*[arrays[at] is not None for at in deciding], given)]
-        for at, array in enumerate(arrays):
-            if array is not None and at not in form.passed:
-                raise LayoutError(f"{operation.operands[at]} needs to be left out while torch traces a call")
         made = overload(*entry.pack(form, arrays, options))
-        for result, source in form.copied:
-            arrays[result] = arrays[source]
-        for at, array in zip(form.new, (made,) if len(form.new) == 1 else made or (), strict=True):
-            arrays[at] = array
-        if entry.scale is None:
-            return arrays, None
-        one = form.given and is_one_number(arrays[entry.scale].shape)
-        return arrays, PER_TENSOR if one else group(options[1])
+        return _with_results(form, arrays, made), _group(entry, form, arrays, options)
 
     return call
+
+
+def _array(x: Any, first: torch.Tensor) -> Any:
+    """Return a number as an array beside the first operand, and all else as it is."""
+    number = scalar(x)
+    return x if number is None else torch.full((1,), number, dtype=torch.float32, device=first.device)
+
+
+def _with_results(form: Form, arrays: list[Any], made: Any) -> list[Any]:
+    """Return the operands with the results of an overload in their places."""
+    for result, source in form.copied:
+        arrays[result] = arrays[source]
+    for at, array in zip(form.new, (made,) if len(form.new) == 1 else made or (), strict=True):
+        arrays[at] = array
+    return arrays
+
+
+def _group(entry: Entry, form: Form, arrays: list[Any], options: Any) -> GroupShape | None:
+    """Return the groups of a quantization: a given scale of one number is one of the tensor."""
+    if entry.scale is None:
+        return None
+    return PER_TENSOR if form.given and is_one_number(arrays[entry.scale].shape) else group(options[1])
 
 
 def _traced_call(
