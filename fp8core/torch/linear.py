@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fp8core.checkpoint.schemes import SCHEMES, scheme_of
+from fp8core.core.specs import flag
 from fp8core.errors import ScaleError
 from fp8core.interop import dtype_name
 from fp8core.ops import Fp8Linear, Quantized, dequantize, linear, quantize
@@ -77,7 +78,8 @@ class Linear(nn.Linear):
         if static and group == BLOCK_128:
             raise ScaleError("static needs the scheme channel or tensor, as blocks go with groups of inputs, got block")
         self.in_features, self.out_features, self.scheme = in_features, out_features, scheme
-        self.use_fast_accum, self.batch_invariant = use_fast_accum, batch_invariant
+        self.use_fast_accum = flag(use_fast_accum, "use_fast_accum")
+        self.batch_invariant = flag(batch_invariant, "batch_invariant")
         codes = getattr(torch, dtype_name(weight_dtype, "weight_dtype", FORMATS))
         scales = SCHEMES[scheme].scale_shape((out_features, in_features))
 
@@ -251,8 +253,20 @@ class Linear(nn.Linear):
         super()._load_from_state_dict(state_dict, prefix, local, strict, missing, unexpected, errors)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy is made of; it prepares its own calls."""
-        return {**self.__dict__, "_prepared": None}
+        """Return what a copy is made of: codes as bytes, as pickle does not know FP8 tensors; no calls prepared."""
+        codes = self.weight.dtype
+        weight = nn.Parameter(self.weight.detach().view(torch.uint8), requires_grad=False)
+        return {
+            **self.__dict__,
+            "_parameters": {**self._parameters, "weight": weight},
+            "_prepared": None,
+            "_codes": codes,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        codes = state.pop("_codes")
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self.weight = nn.Parameter(self.weight.detach().view(codes), requires_grad=False)
 
     def extra_repr(self) -> str:
         """Return what `repr` says of the layer."""

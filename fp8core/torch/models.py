@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fp8core.checkpoint.schemes import NOT_LINEAR, Selection, matches, scheme_of, selection
+from fp8core.checkpoint.schemes import NOT_LINEAR, Selection, matches, selection
 from fp8core.errors import LayoutError, ScaleError
 from fp8core.interop import dtype_name
 from fp8core.ops.linear import input_format
@@ -69,7 +69,14 @@ def quantize_model_(
     """
     if isinstance(model, nn.Linear):
         raise LayoutError("model needs to hold its layers, got a layer alone: Linear.from_linear quantizes it")
-    scheme_of(scheme)
+    scales = dict(input_scales or {})
+    options: dict[str, Any] = {
+        "scheme": scheme,
+        "weight_dtype": weight_dtype,
+        "use_fast_accum": use_fast_accum,
+        "batch_invariant": batch_invariant,
+    }
+    Linear(1, 1, device="meta", static=bool(scales), **options)  # checks them
     chosen, shared = selection(include, exclude), _shared_weights(model)
     layers = dict(_layers(model))
     kept = {
@@ -77,7 +84,6 @@ def quantize_model_(
         for name, places in layers.items()
         if (reason := _reason_to_keep(name, places, chosen, shared)) is not None
     }
-    scales = dict(input_scales or {})
     for name, scale in scales.items():
         if name not in layers or name in kept:
             reason = kept.get(name, "the model has no such layer")
@@ -87,14 +93,7 @@ def quantize_model_(
     quantized = tuple(name for name in layers if name not in kept)
     for name in quantized:
         places = layers.pop(name)
-        made = Linear.from_linear(
-            places[0].layer,
-            scheme=scheme,
-            input_scale=scales.get(name),
-            weight_dtype=weight_dtype,
-            use_fast_accum=use_fast_accum,
-            batch_invariant=batch_invariant,
-        )
+        made = Linear.from_linear(places[0].layer, input_scale=scales.get(name), **options)
         for place in places:
             setattr(place.parent, place.attribute, made)
     return Report(quantized, kept)
@@ -212,13 +211,14 @@ class Place(NamedTuple):
 
 def _layers(model: nn.Module) -> Iterator[tuple[str, list[Place]]]:
     """Yield every linear layer by its first name, with all places that hold it."""
-    found: dict[int, tuple[str, list[Place]]] = {}
-    for prefix, parent in model.named_modules():
+    places: dict[int, list[Place]] = {}
+    for parent in model.modules():
         for attribute, layer in parent._modules.items():
             if isinstance(layer, nn.Linear):
-                name = f"{prefix}.{attribute}" if prefix else attribute
-                found.setdefault(id(layer), (name, []))[1].append(Place(parent, attribute, layer))
-    yield from found.values()
+                places.setdefault(id(layer), []).append(Place(parent, attribute, layer))
+    for name, module in model.named_modules():
+        if id(module) in places:
+            yield name, places[id(module)]
 
 
 def _shared_weights(model: nn.Module) -> dict[int, list[str]]:

@@ -11,8 +11,8 @@ import torch
 
 from fp8core.core.calls import NewArray
 from fp8core.core.specs import TensorSpec
-from fp8core.interop import dtype_name
-from fp8core.problem import HOST, Target
+from fp8core.interop.tensor import refused_dtype
+from fp8core.problem import HOST, ITEMSIZE, Target
 from fp8core.runtime import device
 from fp8core.torch.forms import ENTRIES, Entry, Form
 
@@ -20,18 +20,24 @@ LIBRARY: Final[Any] = torch.library.Library("fp8core", "DEF")  # type: ignore[no
 """Keeps the operators defined."""
 TAGS: Final = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 """The second, as a weight's strides say which axis is contiguous."""
+_NAMES: Final = {getattr(torch, name): name for name in ITEMSIZE if hasattr(torch, name)}
 
 
 def _target(x: torch.Tensor) -> Target:
     """Return where a tensor without memory would lie."""
-    return device.target(x.get_device()) if x.is_cuda else HOST
+    if x.device.type != "cuda":
+        return HOST
+    return device.target(x.device.index)
 
 
 def _spec(x: torch.Tensor | None, name: str) -> TensorSpec | None:
     """Return the spec of a tensor without memory, whose extents may be symbols."""
     if x is None:
         return None
-    return TensorSpec(name, dtype_name(x.dtype), tuple(x.shape), x.stride(), _target(x))
+    dtype = _NAMES.get(x.dtype)
+    if dtype is None:
+        raise refused_dtype(name, x.dtype)
+    return TensorSpec(name, dtype, tuple(x.shape), x.stride(), _target(x))
 
 
 def _new(array: NewArray, like: torch.Tensor) -> torch.Tensor:

@@ -51,14 +51,31 @@ def _both(x_group: tuple[int, int], w_group: tuple[int, int]) -> Callable[[int],
     return lambda m: (*fp8core.quantize(wide(m, K), group_shape=x_group), *weight(w_group), wide(N, seed=4))
 
 
-def _quantize_into(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    scale = fp8core.quantize(x, out=out).scale
-    return scale, out
+def _into(name: str, call: Callable[..., Any], cols: int) -> "tuple[Case, ...]":
+    """Return calls of a quantization with results given: the codes, the scale, both; and the codes by a given scale."""
 
+    def inputs(m: int) -> tuple[torch.Tensor, ...]:
+        return (
+            wide(m, K),
+            poisoned(m, cols, dtype=torch.float8_e4m3fn),
+            poisoned(m, 1, dtype=torch.float32),
+            torch.full((1,), 0.02),
+        )
 
-def _quantize_into_both(x: torch.Tensor, out: torch.Tensor, kept: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    q = fp8core.quantize(x + 1, out=(out, kept))
-    return out, kept, q.data, q.scale
+    def codes(x: torch.Tensor, out: torch.Tensor, kept: torch.Tensor, static: torch.Tensor) -> Any:
+        return *call(x + 1, out=out), out
+
+    def scale(x: torch.Tensor, out: torch.Tensor, kept: torch.Tensor, static: torch.Tensor) -> Any:
+        return *call(x + 1, out=(None, kept)), kept
+
+    def both(x: torch.Tensor, out: torch.Tensor, kept: torch.Tensor, static: torch.Tensor) -> Any:
+        return *call(x + 1, out=(out, kept)), kept + 1, out
+
+    def given(x: torch.Tensor, out: torch.Tensor, kept: torch.Tensor, static: torch.Tensor) -> Any:
+        return *call(x + 1, out=out, scale=static), out
+
+    functions = {"out": codes, "scale": scale, "out_scale": both, "static_out": given}
+    return tuple(Case(f"{name}_{kind}", function, inputs) for kind, function in functions.items())
 
 
 def _norm_in_place(x: torch.Tensor, w: torch.Tensor, residual: torch.Tensor) -> tuple[Any, ...]:
@@ -78,15 +95,31 @@ def _producer_and_linear(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor, 
 
 
 def _amax(a: torch.Tensor, sa: torch.Tensor, b: torch.Tensor, sb: torch.Tensor, bias: torch.Tensor) -> tuple[Any, ...]:
-    amax = torch.full((1,), -1.0)
+    amax = torch.full((1,), -1.0, device=a.device)
     c = fp8core.scaled_mm_nt(a, b, sa, sb, out_dtype="float8_e4m3fn", out_scale=2.0, amax=amax)
     return c, amax
 
 
 def _mm_out(a: torch.Tensor, sa: torch.Tensor, b: torch.Tensor, sb: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    out = torch.full((a.shape[0], b.shape[0]), 7.0, dtype=torch.float16)
+    out = torch.full((a.shape[0], b.shape[0]), 7.0, dtype=torch.float16, device=a.device)
     fp8core.scaled_mm_nt(a, b, sa, sb, bias=bias.half(), out_dtype=torch.float16, out=out)
     return out
+
+
+def _dequantize_out(q: torch.Tensor, scale: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    fp8core.dequantize(q, scale, dtype="bfloat16", out=out)
+    return out * 1
+
+
+def _linear_out(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    fp8core.linear(x, w, scale, out=out)
+    return out.relu()
+
+
+def _requantize_out(w: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    out = torch.zeros_like(w.view(torch.uint8)).view(w.dtype)
+    rows = w.shape[0]
+    return fp8core.requantize_with_max_scale(w, scales, [rows - 1, 1], out=out)[0], out, w
 
 
 def _requantize(w: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -96,6 +129,15 @@ def _requantize(w: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, ..
 
 
 CASES = (
+    Case("dequantize_out", _dequantize_out, lambda m: (*weight((1, -1), m, K), poisoned(m, K, dtype=torch.bfloat16))),
+    Case("linear_out", _linear_out, lambda m: (wide(m, K), *weight((1, -1)), poisoned(m, N, dtype=torch.bfloat16))),
+    Case(
+        "scaled_mm_kn_out",
+        lambda a, sa, b, sb, out: (fp8core.scaled_mm(a, b.T, sa, sb.T, out_dtype="float32", out=out), out)[1],
+        lambda m: (*_both((1, -1), (1, -1))(m)[:4], poisoned(m, N, dtype=torch.float32)),
+    ),
+    Case("requantize_out", _requantize_out, lambda m: (weight((1, -1), m, K).data, torch.tensor([0.5, 0.25]))),
+    Case("silu_static", lambda x: fp8core.silu_and_mul_quant(x, scale=0.02), _x),
     Case("quantize", lambda x: tuple(fp8core.quantize(x * 2)), _x),
     Case("quantize_mn", lambda x: fp8core.quantize(x, group_shape=GROUP_128, scale_layout="mn"), _x),
     Case("quantize_tensor", lambda x: fp8core.quantize(x, dtype=torch.float8_e5m2, group_shape=PER_TENSOR), _x),
@@ -109,12 +151,9 @@ CASES = (
     Case("quantize_static", lambda x, s: fp8core.quantize(x, scale=s), lambda m: (*_x(m), torch.full((1,), 0.02))),
     Case("quantize_number", lambda x: fp8core.quantize(x, scale=0.02, group_shape=PER_TENSOR), _x),
     Case("quantize_padded", lambda x: fp8core.quantize(x, rows_padded=24), _x),
-    Case("quantize_out", _quantize_into, lambda m: (*_x(m), poisoned(m, K, dtype=torch.float8_e4m3fn))),
-    Case(
-        "quantize_out_scale",
-        _quantize_into_both,
-        lambda m: (*_x(m), poisoned(m, K, dtype=torch.float8_e4m3fn), poisoned(m, 1, dtype=torch.float32)),
-    ),
+    *_into("quantize", fp8core.quantize, K),
+    *_into("rms_norm", lambda x, **to: fp8core.rms_norm_quant(x, torch.ones(K, device=x.device), 1e-6, **to), K),
+    *_into("silu", fp8core.silu_and_mul_quant, K // 2),
     Case("quantize_3d", lambda x: fp8core.quantize(x.reshape(-1, 2, K // 2), group_shape=GROUP_128), _x),
     Case("dequantize", lambda x: fp8core.quantize(x).dequantize(torch.float16), _x),
     Case(
