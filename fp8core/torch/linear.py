@@ -69,7 +69,7 @@ class Linear(nn.Linear):
         *,
         scheme: str = "channel",
         static: bool = False,
-        weight_dtype: object = "float8_e4m3fn",
+        weight_dtype: Any = "float8_e4m3fn",
         use_fast_accum: bool = True,
         batch_invariant: bool = False,
     ) -> None:
@@ -101,7 +101,7 @@ class Linear(nn.Linear):
         *,
         scheme: str = "channel",
         input_scale: float | None = None,
-        weight_dtype: object = "float8_e4m3fn",
+        weight_dtype: Any = "float8_e4m3fn",
         use_fast_accum: bool = True,
         batch_invariant: bool = False,
     ) -> Self:

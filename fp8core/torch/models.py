@@ -33,7 +33,7 @@ def quantize_model_(
     include: Sequence[str] | None = None,
     exclude: Sequence[str] = (),
     input_scales: Mapping[str, float] | None = None,
-    weight_dtype: object = "float8_e4m3fn",
+    weight_dtype: Any = "float8_e4m3fn",
     use_fast_accum: bool = True,
     batch_invariant: bool = False,
 ) -> Report:
@@ -128,7 +128,7 @@ def calibrate(
     *,
     include: Sequence[str] | None = None,
     exclude: Sequence[str] = (),
-    weight_dtype: object = "float8_e4m3fn",
+    weight_dtype: Any = "float8_e4m3fn",
 ) -> dict[str, float]:
     """Return static scales of the inputs of linear layers, from runs of the model that is not yet quantized.
 
