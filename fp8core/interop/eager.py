@@ -23,15 +23,21 @@ def eager_only(function: F) -> F:
     return function
 
 
-def traceable(function: Callable[..., Any], stand_in: Callable[..., Any] | None = None) -> None:
-    """Take the mark of `eager_only` away: torch.compile traces calls of a function, or of what stands in for it.
+def traceable(function: Callable[..., Any]) -> None:
+    """Take the mark of `eager_only` away: torch.compile traces calls of the function.
 
-    Called as it is, the function goes on running beside the graphs.
+    Called from outside of graphs, it goes on running as it is.
     """
     marked: Any = function
     del marked._torchdynamo_disable, marked._torchdynamo_disable_msg
-    if stand_in is not None:
-        marked._torchdynamo_inline = stand_in
+
+
+def stand_in(function: Callable[..., Any], other: Callable[..., Any]) -> None:
+    """Have torch.compile trace another function where this one is called."""
+    if hasattr(function, "_torchdynamo_disable"):
+        traceable(function)
+    marked: Any = function
+    marked._torchdynamo_inline = other
 
 
 def skip_frames() -> None:

@@ -5,7 +5,7 @@ Once it is imported, the functions of `fp8core` can be traced: torch.compile and
 
 Tensors of the CPU run on the host engine, with the bits of no particular GPU: fit for tests and for trying things out.
 
-Example:
+Examples:
     >>> import torch, fp8core.torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.SiLU(), torch.nn.Linear(64, 8)).eval()
     >>> fp8core.torch.quantize_model_(model).quantized

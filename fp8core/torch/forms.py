@@ -116,8 +116,7 @@ class Entry(NamedTuple):
         """
         for at, operand in enumerate(operands):
             if operand is not None and at not in form.passed:
-                name = self.operation.operands[at]
-                raise LayoutError(f"{name} needs to be left out while torch traces a call, got an array")
+                raise LayoutError(f"{self.arguments[at]} needs to be left out while torch traces a call, got an array")
         arguments = [operands[at] for at in form.passed]
         values = (options,) if self.bare else options
         for option, value in zip(self.options, values, strict=True):

@@ -21,10 +21,10 @@ SCALES: Final = "weight_scale", "input_scale"
 class Linear(nn.Linear):
     """A linear layer with a frozen FP8 weight: inputs are quantized, results have the dtype of the input.
 
-    Its state has the names and shapes of compressed-tensors: ``weight`` FP8 ``[n, k]``; ``weight_scale`` fp32
-    ``[n, 1]``, ``[1]`` or ``[ceil(n / 128), ceil(k / 128)]``; ``input_scale`` fp32 ``[1]``; ``bias`` ``[n]``. All are
-    parameters that do not require grad. Moving the layer moves them; casting it (``.half()``, ``.to(dtype)``) casts the
-    bias alone.
+    Its state has the names and shapes of compressed-tensors: ``weight`` FP8 ``[n, k]``; ``weight_scale`` float32
+    ``[n, 1]``, ``[1]`` or ``[ceil(n / 128), ceil(k / 128)]``; ``input_scale`` float32 ``[1]``; ``bias`` ``[n]``. All
+    are parameters that do not require grad. Moving the layer moves them; casting it (``.half()``, ``.to(dtype)``) casts
+    the bias alone.
 
     Gradients flow to the input, straight through its quantization, as ``grad @ dequantize(weight)``; and to the bias,
     if it is made to require them. There are none for the weight.
@@ -47,7 +47,7 @@ class Linear(nn.Linear):
         ScaleError: blocks with a static scale.
         DTypeError: weight_dtype is no FP8 format.
 
-    Example:
+    Examples:
         >>> import torch, fp8core.torch
         >>> layer = fp8core.torch.Linear.from_linear(torch.nn.Linear(32, 4, bias=False))
         >>> layer

@@ -61,7 +61,7 @@ def quantize_model_(
         ScaleError: input_scales name something else than layers to be quantized, or are no positive numbers. Nothing
             has been replaced then.
 
-    Example:
+    Examples:
         >>> import torch, fp8core.torch
         >>> model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
         >>> fp8core.torch.quantize_model_(model, exclude=["2"])

@@ -15,7 +15,7 @@ from fp8core.core.scale_shapes import is_one_number
 from fp8core.core.specs import group
 from fp8core.errors import DeviceError
 from fp8core.interop import scalar
-from fp8core.interop.eager import traceable
+from fp8core.interop.eager import stand_in, traceable
 from fp8core.problem import PER_TENSOR, GroupShape
 from fp8core.torch.forms import ENTRIES, Entry, Form
 from fp8core.torch.operators import OVERLOADS
@@ -100,6 +100,11 @@ def _traced_call(
     return self.traced(operands, options, stream)
 
 
+def _traced_taking(self: ops.Fp8Linear, group_shape: GroupShape | None) -> Any:
+    """Stand in for `Fp8Linear._taking`, which keeps what it makes: a trace must not change a layer."""
+    return self._options._replace(x_group=group_shape)
+
+
 def _tracing() -> bool:
     """Tell whether torch traces what runs now, without Dynamo: its modes are active, under which no memory is real."""
     return torch.compiler.is_compiling() and torch._C._len_torch_dispatch_stack() > 0
@@ -112,4 +117,5 @@ def install() -> None:
     Operation.tracing = staticmethod(_tracing)
     for function in FUNCTIONS:
         traceable(function)
-    traceable(Operation.__call__, _traced_call)
+    stand_in(Operation.__call__, _traced_call)
+    stand_in(ops.Fp8Linear._taking, _traced_taking)
