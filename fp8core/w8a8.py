@@ -97,6 +97,7 @@ def maybe_create_device_identity() -> None:
     """Do nothing: kept for importers."""
 
 
+@interop.eager_only
 def scaled_fp8_quant(
     input: Any,
     scale: Any = None,
@@ -146,6 +147,7 @@ def _rows_of(scale: Any, rows: int) -> Any:
     return scale[:rows] if len(shape) > 0 and shape[0] > rows and shape not in ((1,), (1, 1)) else scale
 
 
+@interop.eager_only
 def cutlass_w8a8_scaled_mm(
     *,
     qinput: Any,
@@ -172,6 +174,7 @@ def cutlass_w8a8_scaled_mm(
     return _product(qinput, weight, out_dtype, scale_a, scale_b, bias, output_shape)
 
 
+@interop.eager_only
 def rocm_per_tensor_w8a8_scaled_mm(
     *,
     qinput: Any,
@@ -235,6 +238,7 @@ class Fp8LinearOp:
         self.use_per_token_if_dynamic = use_per_token_if_dynamic
         self.output_padding = None if not pad_output else 17
 
+    @interop.eager_only
     def apply(
         self,
         input: Any,

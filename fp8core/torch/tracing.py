@@ -5,9 +5,10 @@ and finds an operator where they call an `Operation`: so they sort their argumen
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
+from torch.torch_version import TorchVersion
 
 from fp8core import ops
 from fp8core.core.operation import Interned, Operation
@@ -20,7 +21,9 @@ from fp8core.problem import PER_TENSOR, GroupShape
 from fp8core.torch.forms import ENTRIES, Entry, Form
 from fp8core.torch.operators import OVERLOADS
 
-FUNCTIONS = (
+OLDEST: Final = "2.11"
+"""The first release of torch that the tests ran with."""
+FUNCTIONS: Final = (
     ops.quantize,
     ops.dequantize,
     ops.rms_norm_quant,
@@ -111,7 +114,13 @@ def _tracing() -> bool:
 
 
 def install() -> None:
-    """Let torch trace the public functions, from now on."""
+    """Let torch trace the public functions, from now on.
+
+    Raises:
+        ImportError: this torch is older than any that the stand-ins were tested with.
+    """
+    if TorchVersion(torch.__version__) < TorchVersion(OLDEST):
+        raise ImportError(f"fp8core.torch needs torch {OLDEST} or later, got {torch.__version__}")
     for entry in ENTRIES:
         entry.operation.traced = _stand_in(entry)
     Operation.tracing = staticmethod(_tracing)

@@ -250,3 +250,30 @@ def test_fake_kernels_describe_calls_on_a_gpu_that_is_not_there(monkeypatch):
         with pytest.raises(fp8core.DeviceError, match="weight needs to be where x is"):
             torch.ops.fp8core.linear(x, torch.empty(64, 256, dtype=torch.float8_e4m3fn), scales, *arguments)
     assert set(asked) == {1}
+
+
+def test_the_names_of_vllm_run_beside_the_graph():
+    from torch._dynamo.utils import counters
+
+    from fp8core import w8a8
+
+    w, scale = weight((-1, -1))
+    layer = w8a8.Fp8LinearOp()
+
+    def step(x):
+        codes, of_x = w8a8.scaled_fp8_quant(x * 2)
+        return codes.float() * of_x, layer.apply(x + 1, w.T, scale) * 2
+
+    counters.clear()
+    compiled = torch.compile(step, backend="eager")
+    for m in (5, 16):
+        assert bits(compiled(wide(m, K))) == bits(step(wide(m, K)))
+    assert len(counters["graph_break"]) == 2
+
+
+def test_an_older_torch_is_refused(monkeypatch):
+    from fp8core.torch import tracing
+
+    monkeypatch.setattr(torch, "__version__", "2.10.1+cpu")
+    with pytest.raises(ImportError, match=r"fp8core.torch needs torch 2.11 or later, got 2.10.1\+cpu"):
+        tracing.install()
