@@ -18,7 +18,13 @@ READ_WEIGHTS: Final = nn.MultiheadAttention, nn.TransformerEncoderLayer
 
 
 class Report(NamedTuple):
-    """What `quantize_model_` did."""
+    """What `quantize_model_` did.
+
+    Examples:
+        >>> from fp8core.torch import Report
+        >>> Report(("up",), {"lm_head": "excluded"}).quantized
+        ('up',)
+    """
 
     quantized: tuple[str, ...]
     """The names of the layers that are FP8 now."""
@@ -108,6 +114,16 @@ def dequantize_model_(model: nn.Module, dtype: torch.dtype | None = None) -> tup
 
     Returns:
         The names of the layers.
+
+    Raises:
+        LayoutError: model is itself a layer, which nothing holds.
+
+    Examples:
+        >>> import torch, fp8core.torch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(32, 8))
+        >>> report = fp8core.torch.quantize_model_(model)
+        >>> fp8core.torch.dequantize_model_(model), type(model[0]).__module__
+        (('0',), 'torch.nn.modules.linear')
     """
     if isinstance(model, Linear):
         raise LayoutError("model needs to hold its layers, got a layer alone: its to_linear dequantizes it")
@@ -149,6 +165,12 @@ def calibrate(
 
     Raises:
         ScaleError: a layer's input was not finite.
+
+    Examples:
+        >>> import torch, fp8core.torch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8))
+        >>> fp8core.torch.calibrate(model, [torch.tensor([[1.0, -448.0, 0.0, 2.0]])])
+        {'0': 1.0}
     """
     chosen, shared = selection(include, exclude), _shared_weights(model)
     seen: dict[str, Tensor] = {}
@@ -192,6 +214,12 @@ def warm_up(model: nn.Module, rows: Iterable[int] = (1, 16), dtype: torch.dtype 
         model: a model, or a `Linear` itself.
         rows: how many rows, or tokens, calls will have.
         dtype: of the inputs.
+
+    Examples:
+        >>> import torch, fp8core.torch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(32, 8, dtype=torch.bfloat16))
+        >>> report = fp8core.torch.quantize_model_(model)
+        >>> fp8core.torch.warm_up(model, rows=[1, 16])
     """
     sizes = tuple(rows)
     with torch.no_grad():
