@@ -124,16 +124,28 @@ class Entry(NamedTuple):
                 arguments.append(option.pack(value))
         return arguments
 
-    def unpack(self, form: Form, arguments: Any) -> tuple[tuple[Any, ...], Any]:
-        """Return operands and options of arguments."""
-        operands: list[Any] = [None] * len(self.arguments)
-        for at, argument in zip(form.passed, arguments, strict=False):
-            operands[at] = argument
-        for result, source in form.copied:
-            operands[result] = operands[source]
-        rest = iter(arguments[len(form.passed) :])
-        options = tuple(form.given if option is None else option.unpack(next(rest)) for option in self.options)
-        return tuple(operands), options[0] if self.bare else options
+    def unpacker(self, form: Form) -> Callable[..., tuple[tuple[Any, ...], Any]]:
+        """Return the function that makes operands and options of the overload's arguments.
+
+        It is compiled, as every call of an operator goes through it: loops would take several microseconds.
+        """
+        names = {at: f"x{at}" for at in form.passed}
+        parameters = [*names.values()]
+        names.update((result, names[source]) for result, source in form.copied)
+        operands = "".join(f"{names.get(at)}, " for at in range(len(self.arguments)))
+        made, space = [], {}
+        for at, option in enumerate(self.options):
+            if option is None:
+                made.append(repr(form.given))
+            else:
+                parameters.append(f"option{at}")
+                space[f"unpack{at}"] = option.unpack
+                made.append(f"option{at}" if option.unpack is _same else f"unpack{at}(option{at})")
+        options = made[0] if self.bare else f"({', '.join(made)},)"
+        unpack: Callable[..., tuple[tuple[Any, ...], Any]] = eval(
+            f"lambda {', '.join(parameters)}: (({operands}), {options})", space
+        )
+        return unpack
 
 
 def _scaled(before: tuple[int, ...], out: int, inout: tuple[int, ...] = ()) -> Iterator[Form]:

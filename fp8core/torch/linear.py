@@ -91,7 +91,8 @@ class Linear(nn.Linear):
         add("weight_scale", scales, torch.float32)
         add("input_scale", (1,), torch.float32, static)
         add("bias", (out_features,), dtype, bias)
-        self._prepared: tuple[tuple[Any, ...], Fp8Linear] | None = None
+        self._prepared: tuple[Any, Any, Any, Any, Fp8Linear] | None = None
+        """The parameters, and the layer made of them; others make a new one."""
         self.reset_parameters()
 
     @classmethod
@@ -200,23 +201,25 @@ class Linear(nn.Linear):
                 batch_invariant=self.batch_invariant,
             )
             return made
-        own = self._parameters
-        arrays = own["weight"], own["weight_scale"], own["bias"], own["input_scale"]
-        prepared = self._prepared
-        if prepared is None or any(x is not y for x, y in zip(prepared[0], arrays, strict=True)):
-            weight = Quantized(self.weight, self.weight_scale, self.weight_group_shape)
-            prepared = self._prepared = (
-                arrays,
-                Fp8Linear(
-                    weight,
-                    bias=self.bias,
-                    input_scale=self.input_scale,
-                    group_shape=self.group_shape,
-                    use_fast_accum=self.use_fast_accum,
-                    batch_invariant=self.batch_invariant,
-                ),
+        own, kept = self._parameters, self._prepared
+        weight, scale, bias, input_scale = own["weight"], own["weight_scale"], own["bias"], own["input_scale"]
+        if (
+            kept is None
+            or kept[0] is not weight
+            or kept[1] is not scale
+            or kept[2] is not bias
+            or kept[3] is not input_scale
+        ):
+            layer = Fp8Linear(
+                Quantized(weight, scale, self.weight_group_shape),
+                bias=bias,
+                input_scale=input_scale,
+                group_shape=self.group_shape,
+                use_fast_accum=self.use_fast_accum,
+                batch_invariant=self.batch_invariant,
             )
-        result: Tensor = prepared[1](x)
+            kept = self._prepared = weight, scale, bias, input_scale, layer
+        result: Tensor = kept[4](x)
         return result
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:

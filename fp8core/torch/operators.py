@@ -5,6 +5,7 @@ and refusals have one source.
 """
 
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any, Final
 
 import torch
@@ -47,29 +48,28 @@ def _new(array: NewArray, like: torch.Tensor) -> torch.Tensor:
     return like.new_empty_strided(array.shape, array.strides, dtype=dtype)
 
 
-def _as_declared(form: Form, results: list[torch.Tensor]) -> Any:
-    """Return results as the schema declares them: none, one, or a tuple."""
-    return results[0] if len(form.new) == 1 else tuple(results) if results else None
+def _declared(form: Form) -> Callable[[Any], Any]:
+    """Return what picks the results as the schema declares them: none, one, or a tuple."""
+    return itemgetter(*form.new) if form.new else lambda _: None
 
 
 def _real(entry: Entry, form: Form) -> Callable[..., Any]:
-    operation = entry.operation
+    operation, unpack, declared = entry.operation, entry.unpacker(form), _declared(form)
 
     def run(*arguments: Any) -> Any:
-        arrays, _ = operation(*entry.unpack(form, arguments))
-        return _as_declared(form, [arrays[at] for at in form.new])
+        return declared(operation(*unpack(*arguments))[0])
 
     return run
 
 
 def _fake(entry: Entry, form: Form) -> Callable[..., Any]:
-    operation = entry.operation
+    operation, unpack, declared = entry.operation, entry.unpacker(form), _declared(form)
 
     def stand_in(*arguments: Any) -> Any:
-        operands, options = entry.unpack(form, arguments)
+        operands, options = unpack(*arguments)
         specs = [_spec(x, name) for x, name in zip(operands, operation.operands, strict=True)]
         results = operation.describe(specs, options).results
-        return _as_declared(form, [_new(results[at], operands[0]) for at in form.new])
+        return declared({at: _new(results[at], operands[0]) for at in form.new})
 
     return stand_in
 
