@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fp8core.checkpoint.schemes import SCHEMES, Scheme, SchemeName, quantization_config, scheme_of
-from fp8core.checkpoint.selection import selection
+from fp8core.checkpoint.selection import module_of, selection
 from fp8core.checkpoint.source import CONFIG, INDEX, RECORD, Extra, Source, open_source
 from fp8core.checkpoint.target import (
     clear_leftovers,
@@ -223,7 +223,7 @@ def _planned(
     opened: Source, scheme: Scheme, include: Sequence[str] | None, exclude: Sequence[str]
 ) -> tuple[Plan, list[Shard]]:
     entries = opened.entries
-    picked = selection(include, exclude, entries)
+    picked = selection(include, exclude, map(module_of, entries))
     verdicts = verdicts_of(entries, opened.config, picked, scheme)
     chosen = {verdict.tensor for verdict in verdicts if verdict.status == "quantized"}
     shards = [Shard(h, frozenset(chosen & set(h.entries)), scheme) for h in opened.headers]

@@ -28,13 +28,13 @@ class Selection(NamedTuple):
         return _first(module, self.exclude)
 
 
-def selection(include: Sequence[str] | None, exclude: Sequence[str], entries: Iterable[Entry]) -> Selection:
-    """Return the selection among the tensors of a checkpoint.
+def selection(include: Sequence[str] | None, exclude: Sequence[str], modules: Iterable[str]) -> Selection:
+    """Return the selection among the modules of a checkpoint or model.
 
     Raises:
         CheckpointError: a regular expression does not compile, or a pattern matches no module.
     """
-    modules = {module_of(entry) for entry in entries}
+    modules = set(modules)
     for operand, patterns in (("include", include or ()), ("exclude", exclude)):
         for pattern in patterns:
             if pattern.startswith("re:"):

@@ -32,6 +32,11 @@ class Interned:
         self.options = options
 
 
+def untraced() -> bool:
+    """Return False: no framework traces its callers, as far as anybody said."""
+    return False
+
+
 class Operation:
     """An operation of the library: the names of its operands in the order of its launches, and how to describe a call.
 
@@ -43,6 +48,11 @@ class Operation:
         numbers: the places of operands that may be Python or NumPy numbers: scales, as fp32 arrays of one.
         returned: those of them that the caller gets back as arrays.
     """
+
+    tracing: Callable[[], bool] = staticmethod(untraced)
+    """Whether a framework traces the caller now; set by what stands in for calls then, as `fp8core.torch`."""
+    traced: Callable[[tuple[Any, ...], Any, object], tuple[Sequence[Any], Any]] | None = None
+    """What stands in for a call then: it takes operands, options and stream, and returns what the call returns."""
 
     def __init__(
         self,
@@ -160,8 +170,8 @@ class Operation:
     ) -> tuple[Sequence[Any], Any]:
         """Run a call whose operands are viewed: the first of a kind, of several frameworks, or on a given stream."""
         cache = self.cache
-        if operands[0] is None:
-            raise DTypeError(f"{self.operands[0]} needs an array, got None")
+        if self.traced is not None and self.tracing():
+            return self.traced(operands, options, stream)
         plain = options.options if type(options) is Interned else options
         if isinstance(stream, ExplainRequest):
             raise stream.explained(*self._viewed(operands, stream), lambda specs: self.describe(specs, plain))
@@ -207,6 +217,8 @@ class Operation:
         self, operands: tuple[Any, ...], request: ExplainRequest | None = None
     ) -> tuple[list[TensorView | None], tuple[TensorSpec | None, ...]]:
         """Return the views and the specs of operands; a number has a spec and no memory yet, an `ArraySpec` no view."""
+        if operands[0] is None:
+            raise DTypeError(f"{self.operands[0]} needs an array, got None")
         views: list[TensorView | None] = []
         specs: list[TensorSpec | None] = []
         for at, (x, name) in enumerate(zip(operands, self.operands, strict=True)):

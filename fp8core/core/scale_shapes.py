@@ -177,13 +177,10 @@ def _activation(x: TensorSpec, leading: tuple[int, ...], m: int, k: int, known: 
     groups, shape, strides = -(-k // BLOCK), x.shape, x.strides
     if len(shape) != 2 and shape[:-1] == leading and len(shape) == len(leading) + 1:
         shape, strides = (m, shape[-1]), (specs.folded(x)[1], strides[-1])
-    readings: dict[tuple[int, ...], Reading] = {}
-    if known in (None, "row"):
-        readings[m, 1] = readings[m,] = Reading("row", (strides[0] if shape else 0, 0))
-    if known in (None, "group") and len(shape) == 2:
-        readings.setdefault((m, groups), Reading("group", (strides[0], strides[1])))
-    if shape in readings:
-        return readings[shape]
+    if known in (None, "row") and shape in ((m, 1), (m,)):
+        return Reading("row", (strides[0], 0))
+    if known in (None, "group") and shape == (m, groups):
+        return Reading("group", (strides[0], strides[1]))
     kinds = {
         "tensor": "(), (1,) or (1, 1) per tensor",
         "row": f"({m}, 1) or ({m},) per token",

@@ -108,7 +108,7 @@ def scaling(
         raise ScaleError(
             f"eps needs a number of at least {least:.3g}, so that no scale is subnormal, got {options.eps!r}"
         )
-    result = x._replace(shape=shape, strides=dlpack.contiguous(shape))
+    result = x._replace(shape=shape, strides=dlpack.row_major(shape))
     at = specs.matrix(result)
     if options.given:
         assert scale is not None
@@ -157,7 +157,7 @@ def new_scale(how: Scaling) -> NewArray:
     """Return the scales that are computed as an array yet to be allocated."""
     if how.layout == "mn" and how.group_shape != PER_TENSOR:
         rows = how.shape[:-1]
-        return NewArray(how.shape, how.scale_dtype, (*dlpack.contiguous(rows), math.prod(rows)))
+        return NewArray(how.shape, how.scale_dtype, (*dlpack.row_major(rows), math.prod(rows)))
     return NewArray(how.shape, how.scale_dtype)
 
 

@@ -154,11 +154,14 @@ def retag(capsule: Any, dtype: str) -> Any:
     return capsule
 
 
-@lru_cache(4096)
-def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the strides, in elements, of a row-major array."""
+def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides, in elements, of a row-major array, whose extents may be the symbols of a tracer."""
     strides, size = [], 1
     for extent in reversed(shape):
         strides.append(size)
         size *= max(extent, 1)
     return tuple(reversed(strides))
+
+
+contiguous: Final = lru_cache(4096)(row_major)
+"""The same, kept for extents that are numbers."""

@@ -23,6 +23,23 @@ def eager_only(function: F) -> F:
     return function
 
 
+def traceable(function: Callable[..., Any]) -> None:
+    """Take the mark of `eager_only` away: torch.compile traces calls of the function.
+
+    Called from outside of graphs, it goes on running as it is.
+    """
+    marked: Any = function
+    del marked._torchdynamo_disable, marked._torchdynamo_disable_msg
+
+
+def stand_in(function: Callable[..., Any], other: Callable[..., Any]) -> None:
+    """Have torch.compile trace another function where this one is called."""
+    if hasattr(function, "_torchdynamo_disable"):
+        traceable(function)
+    marked: Any = function
+    marked._torchdynamo_inline = other
+
+
 def skip_frames() -> None:
     """Tell torch.compile, if it is loaded, to leave alone the frames of marked functions and all that they call.
 
@@ -33,12 +50,13 @@ def skip_frames() -> None:
     if dynamo is None or not _CODES:
         return
     codes = [_CODES.pop() for _ in range(len(_CODES))]
-    dynamo.trace_rules.add(__name__.partition(".")[0])
     frames = dynamo.eval_frame
     strategy = getattr(frames, "FrameExecStrategy", None)
-    if strategy is not None:  # since torch 2.8; before, the rule for the package's files is all there is
-        for code in codes:
-            frames.set_code_exec_strategy(code, strategy(frames.FrameAction.SKIP, frames.FrameAction.SKIP))
+    if strategy is None:  # before torch 2.8, a rule for the package's files is all there is
+        dynamo.trace_rules.add(__name__.partition(".")[0])
+        return
+    for code in codes:
+        frames.set_code_exec_strategy(code, strategy(frames.FrameAction.SKIP, frames.FrameAction.SKIP))
 
 
 class _Reason(str):

@@ -117,7 +117,7 @@ def check_before_quantizing(
     added = None if bias is None else spec_of(interop.view(bias, ARRAYS[2]), "bias")
     codes = TensorSpec("weight", dtype_name(dtype, "dtype", FORMATS), (n, k), (k, 1), at.target)
     shape = (1,) if group == PER_TENSOR else group.scale_shape(n, k)
-    scale = TensorSpec("weight_scale", "float32", shape, dlpack.contiguous(shape), at.target)
+    scale = TensorSpec("weight_scale", "float32", shape, dlpack.row_major(shape), at.target)
     check_product(options._replace(weight_group=group), codes, scale, added)
     if input_scale is not None and interop.scalar(input_scale) is None:
         _check_input_scale(spec_of(interop.view(input_scale, ARRAYS[3]), "input_scale"), options.group_shape, codes)

@@ -44,7 +44,7 @@ def codes_in_scratch(
     layout = "mn" if group.cols > 0 else "k"  # groups as block-scaled products want them
     asked = ScaleOptions(dtype, group, input_scale is not None, bound, "float32", layout)
     how = scaling(asked, x, x.shape, input_scale, upper)
-    codes = TensorSpec("x", dtype, x.shape, dlpack.contiguous(x.shape), x.target)
+    codes = TensorSpec("x", dtype, x.shape, dlpack.row_major(x.shape), x.target)
     offset = -(-at.rows * at.cols // SCRATCH_ALIGNMENT) * SCRATCH_ALIGNMENT
     if input_scale is not None:
         return ScratchCodes(at, how, x, codes, input_scale, None, offset)

@@ -19,6 +19,7 @@ _APPLY: Final = product_operation("input", "weight", "input_scale", "weight_scal
 """Errors call the operands by vLLM's names."""
 
 
+@interop.eager_only
 def scaled_fp8_quant(
     input: Array,
     scale: Scale | None = None,
@@ -84,6 +85,7 @@ def _rows_of(scale: Any, rows: int) -> Any:
     return scale[:rows] if len(shape) > 0 and shape[0] > rows and shape not in ((1,), (1, 1)) else scale
 
 
+@interop.eager_only
 def cutlass_w8a8_scaled_mm(
     *,
     qinput: Array,
@@ -123,6 +125,7 @@ def cutlass_w8a8_scaled_mm(
     return _product(qinput, weight, out_dtype, scale_a, scale_b, bias, output_shape)
 
 
+@interop.eager_only
 def rocm_per_tensor_w8a8_scaled_mm(
     *,
     qinput: Array,
@@ -220,6 +223,7 @@ class Fp8LinearOp:
         self.use_per_token_if_dynamic = use_per_token_if_dynamic
         self.output_padding = None if not pad_output else 17
 
+    @interop.eager_only
     def apply(
         self,
         input: Array,

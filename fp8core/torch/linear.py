@@ -1,0 +1,301 @@
+"""`Linear`: ``torch.nn.Linear`` with a frozen FP8 weight."""
+
+from collections.abc import Callable
+from typing import Any, Final, Self
+
+import torch
+from torch import Tensor, nn
+
+from fp8core.checkpoint.schemes import SCHEMES, scheme_of
+from fp8core.core.specs import flag
+from fp8core.errors import ScaleError
+from fp8core.interop import dtype_name
+from fp8core.ops import Fp8Linear, Quantized, dequantize, linear, quantize
+from fp8core.problem import BLOCK_128, FORMATS, GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, GroupShape
+
+INPUTS: Final = {PER_CHANNEL: PER_TOKEN, PER_TENSOR: PER_TENSOR, BLOCK_128: GROUP_128}
+"""How inputs are quantized beside weights of these groups, where their scale is not given."""
+SCALES: Final = "weight_scale", "input_scale"
+
+
+class Linear(nn.Linear):
+    """A linear layer with a frozen FP8 weight: inputs are quantized, results have the dtype of the input.
+
+    Its state has the names and shapes of compressed-tensors: ``weight`` FP8 ``[n, k]``; ``weight_scale`` float32
+    ``[n, 1]``, ``[1]`` or ``[ceil(n / 128), ceil(k / 128)]``; ``input_scale`` float32 ``[1]``; ``bias`` ``[n]``. All
+    are parameters that do not require grad. Moving the layer moves them; casting it (``.half()``, ``.to(dtype)``) casts
+    the bias alone.
+
+    Gradients flow to the input, straight through its quantization, as ``grad @ dequantize(weight)``; and to the bias,
+    if it is made to require them. There are none for the weight.
+
+    Args:
+        in_features: k.
+        out_features: n.
+        bias: whether there is one.
+        device: where the parameters lie.
+        dtype: the dtype of the bias.
+        scheme: "channel" (weights per channel, inputs per token), "tensor" (both per tensor) or "block" (weights by
+            blocks of 128x128, inputs by groups of 1x128).
+        static: whether the scale of inputs is given, as `input_scale`: one number. Not with "block".
+        weight_dtype: the FP8 format, as a name or a dtype.
+        use_fast_accum: as for `fp8core.scaled_mm`.
+        batch_invariant: as for `fp8core.scaled_mm`.
+
+    Raises:
+        CheckpointError: there is no such scheme.
+        ScaleError: blocks with a static scale.
+        DTypeError: weight_dtype is no FP8 format.
+
+    Examples:
+        >>> import torch, fp8core.torch
+        >>> layer = fp8core.torch.Linear.from_linear(torch.nn.Linear(32, 4, bias=False))
+        >>> layer
+        Linear(in_features=32, out_features=4, bias=False, scheme=channel, weight=float8_e4m3fn)
+        >>> layer(torch.ones(2, 32)).shape
+        torch.Size([2, 4])
+    """
+
+    weight_scale: nn.Parameter
+    input_scale: nn.Parameter | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        *,
+        scheme: str = "channel",
+        static: bool = False,
+        weight_dtype: Any = "float8_e4m3fn",
+        use_fast_accum: bool = True,
+        batch_invariant: bool = False,
+    ) -> None:
+        nn.Module.__init__(self)  # that of nn.Linear makes a weight of its own
+        group = scheme_of(scheme).group_shape
+        if static and group == BLOCK_128:
+            raise ScaleError("static needs the scheme channel or tensor, as blocks go with groups of inputs, got block")
+        self.in_features, self.out_features, self.scheme = in_features, out_features, scheme
+        self.use_fast_accum = flag(use_fast_accum, "use_fast_accum")
+        self.batch_invariant = flag(batch_invariant, "batch_invariant")
+        codes = getattr(torch, dtype_name(weight_dtype, "weight_dtype", FORMATS))
+        scales = SCHEMES[scheme].scale_shape((out_features, in_features))
+
+        def add(name: str, shape: tuple[int, ...], dtype: torch.dtype | None, wanted: bool = True) -> None:
+            made = nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False) if wanted else None
+            self.register_parameter(name, made)
+
+        add("weight", (out_features, in_features), codes)
+        add("weight_scale", scales, torch.float32)
+        add("input_scale", (1,), torch.float32, static)
+        add("bias", (out_features,), dtype, bias)
+        self._prepared: tuple[Any, Any, Any, Any, Fp8Linear] | None = None
+        """The parameters, and the layer made of them; others make a new one."""
+        self.reset_parameters()
+
+    @classmethod
+    def from_linear(
+        cls,
+        linear: nn.Linear,
+        *,
+        scheme: str = "channel",
+        input_scale: float | None = None,
+        weight_dtype: Any = "float8_e4m3fn",
+        use_fast_accum: bool = True,
+        batch_invariant: bool = False,
+    ) -> Self:
+        """Quantize a layer's weight; the bias is shared with it.
+
+        Args:
+            linear: a layer of float32, float16 or bfloat16, which stays as it is. On the meta device, so is the result.
+            scheme: as for the class.
+            input_scale: the scale of static quantization of inputs, as `calibrate` finds it; None is dynamic.
+            weight_dtype: as for the class.
+            use_fast_accum: as for the class.
+            batch_invariant: as for the class.
+        """
+        source, bias = linear.weight.detach(), linear._parameters["bias"]
+        made = cls(
+            linear.in_features,
+            linear.out_features,
+            bias is not None,
+            "meta",
+            None if bias is None else bias.dtype,
+            scheme=scheme,
+            static=input_scale is not None,
+            weight_dtype=weight_dtype,
+            use_fast_accum=use_fast_accum,
+            batch_invariant=batch_invariant,
+        )
+        made.train(linear.training)
+        if source.is_meta:
+            return made
+        q = quantize(source.contiguous(), dtype=weight_dtype, group_shape=made.weight_group_shape)
+        made.weight = nn.Parameter(q.data, requires_grad=False)
+        made.weight_scale = nn.Parameter(q.scale, requires_grad=False)
+        if bias is not None:
+            made.bias = nn.Parameter(bias.detach(), requires_grad=False)
+        if input_scale is not None:
+            made.input_scale = nn.Parameter(torch.full((1,), input_scale, device=source.device), requires_grad=False)
+        return made
+
+    def to_linear(self, dtype: torch.dtype | None = None) -> nn.Linear:
+        """Return a layer with the dequantized weight, in ``dtype``: by default that of the bias, else bfloat16."""
+        bias = self._parameters["bias"]
+        own = torch.bfloat16 if bias is None else bias.dtype
+        made = nn.Linear(self.in_features, self.out_features, False, "meta", own if dtype is None else dtype)
+        made.train(self.training)
+        if self.weight.is_meta:
+            weight = torch.empty_like(self.weight, dtype=made.weight.dtype)
+        else:
+            weight = self.dequantized(made.weight.dtype)
+        made.weight = nn.Parameter(weight)
+        if bias is not None:
+            made.bias = nn.Parameter(bias.detach().to(made.weight.dtype))
+        return made
+
+    @property
+    def weight_group_shape(self) -> GroupShape:
+        """The groups of the weight's scales."""
+        return SCHEMES[self.scheme].group_shape
+
+    @property
+    def group_shape(self) -> GroupShape:
+        """The groups of inputs' scales."""
+        return INPUTS[self.weight_group_shape] if self.input_scale is None else PER_TENSOR
+
+    def dequantized(self, dtype: torch.dtype) -> Tensor:
+        """Return the weight as values."""
+        made: Tensor = dequantize(self.weight, self.weight_scale, group_shape=self.weight_group_shape, dtype=dtype)
+        return made
+
+    def reset_parameters(self) -> None:
+        """Make the weight zeros and all scales one; values come from a state, or from a layer to be quantized."""
+        with torch.no_grad():
+            self.weight.view(torch.uint8).zero_()
+            for name, value in (("weight_scale", 1), ("input_scale", 1), ("bias", 0)):
+                parameter = self._parameters[name]
+                if parameter is not None:
+                    parameter.fill_(value)
+
+    def forward(self, input: Any) -> Tensor:  # noqa: A002 - as nn.Linear calls it
+        """Return ``input @ weight.T + bias`` for ``[..., k]`` of float32, float16 or bfloat16, or a `Quantized`."""
+        if torch.is_grad_enabled() and not isinstance(input, Quantized):
+            bias = self._parameters["bias"]
+            if input.requires_grad or (bias is not None and bias.requires_grad):
+                made: Tensor = StraightThrough.apply(input, bias, self)  # type: ignore[no-untyped-call]
+                return made
+        return self._product(input)
+
+    def _product(self, x: Any) -> Tensor:
+        if torch.compiler.is_compiling():
+            made: Tensor = linear(
+                x,
+                Quantized(self.weight, self.weight_scale, self.weight_group_shape),
+                bias=self.bias,
+                input_scale=None if isinstance(x, Quantized) else self.input_scale,
+                group_shape=self.group_shape,
+                use_fast_accum=self.use_fast_accum,
+                batch_invariant=self.batch_invariant,
+            )
+            return made
+        own, kept = self._parameters, self._prepared
+        weight, scale, bias, input_scale = own["weight"], own["weight_scale"], own["bias"], own["input_scale"]
+        if (
+            kept is None
+            or kept[0] is not weight
+            or kept[1] is not scale
+            or kept[2] is not bias
+            or kept[3] is not input_scale
+        ):
+            layer = Fp8Linear(
+                Quantized(weight, scale, self.weight_group_shape),
+                bias=bias,
+                input_scale=input_scale,
+                group_shape=self.group_shape,
+                use_fast_accum=self.use_fast_accum,
+                batch_invariant=self.batch_invariant,
+            )
+            kept = self._prepared = weight, scale, bias, input_scale, layer
+        result: Tensor = kept[4](x)
+        return result
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move and cast the parameters, codes and scales as integers, which no cast of a module touches."""
+        self._prepared = None
+        kept = [x for x in (self.weight, self.weight_scale, self.input_scale) if x is not None]
+
+        def moved(x: Tensor) -> Tensor:
+            if not any(x is one for one in kept):
+                return fn(x)
+            numbers = x.detach().view(torch.uint8 if x.itemsize == 1 else torch.int32)
+            there = fn(numbers)
+            if there.dtype != numbers.dtype:  # as `Module.type` casts integers, too
+                there = numbers.to(there.device)
+            return there.view(x.dtype)
+
+        super()._apply(moved, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local: Any, strict: Any, missing: Any, unexpected: Any, errors: list[str]
+    ) -> None:
+        """Refuse a weight that is not FP8, whose cast would lose its scale; scales of bf16 or of shape () are taken."""
+        self._prepared = None
+        weight = state_dict.get(prefix + "weight")
+        if weight is not None and weight.dtype != self.weight.dtype:
+            errors.append(f"{prefix}weight needs {self.weight.dtype}, got {weight.dtype}: load first, quantize then")
+            return
+        for name in SCALES:
+            scale, own = state_dict.get(prefix + name), getattr(self, name)
+            if scale is not None and own is not None:
+                scale = scale.to(torch.float32)
+                state_dict[prefix + name] = scale.reshape(own.shape) if scale.numel() == own.numel() == 1 else scale
+        super()._load_from_state_dict(state_dict, prefix, local, strict, missing, unexpected, errors)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy is made of: codes as bytes, as pickle does not know FP8 tensors; no calls prepared."""
+        codes = self.weight.dtype
+        weight = nn.Parameter(self.weight.detach().view(torch.uint8), requires_grad=False)
+        return {
+            **self.__dict__,
+            "_parameters": {**self._parameters, "weight": weight},
+            "_prepared": None,
+            "_codes": codes,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        codes = state.pop("_codes")
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self.weight = nn.Parameter(self.weight.detach().view(codes), requires_grad=False)
+
+    def extra_repr(self) -> str:
+        """Return what `repr` says of the layer."""
+        static = ", static" if self.input_scale is not None else ""
+        return f"{super().extra_repr()}, scheme={self.scheme}, weight={dtype_name(self.weight.dtype)}{static}"
+
+
+class StraightThrough(torch.autograd.Function):
+    """The product of a layer, with the gradient that the dequantized weight would give."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor | None, layer: Linear) -> Tensor:
+        """Return the layer's product."""
+        del bias  # it is the layer's, and here for its gradient
+        ctx.layer = layer
+        ctx.save_for_backward(layer.weight, layer.weight_scale)
+        return layer._product(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        """Return the gradients of x and the bias."""
+        weight, scale = ctx.saved_tensors
+        of_x = of_bias = None
+        if ctx.needs_input_grad[0]:
+            group = ctx.layer.weight_group_shape
+            of_x = grad @ dequantize(weight, scale, group_shape=group, dtype=grad.dtype)
+        if ctx.needs_input_grad[1]:
+            of_bias = grad.reshape(-1, grad.shape[-1]).sum(0).to(ctx.layer.bias.dtype)
+        return of_x, of_bias, None

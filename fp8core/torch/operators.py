@@ -1,0 +1,92 @@
+"""The operations as operators of torch: ``torch.ops.fp8core.quantize`` and its neighbours.
+
+What computes is the operation itself, as in an eager call. The fake kernels ask its `describe`, so that shapes, dtypes
+and refusals have one source.
+"""
+
+from collections.abc import Callable
+from operator import itemgetter
+from typing import Any, Final
+
+import torch
+
+from fp8core.core.calls import NewArray
+from fp8core.core.specs import TensorSpec
+from fp8core.interop.tensor import refused_dtype
+from fp8core.problem import HOST, ITEMSIZE, Target
+from fp8core.runtime import device
+from fp8core.torch.forms import ENTRIES, Entry, Form
+
+LIBRARY: Final[Any] = torch.library.Library("fp8core", "DEF")  # type: ignore[no-untyped-call]
+"""Keeps the operators defined."""
+TAGS: Final = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
+"""The second, as a weight's strides say which axis is contiguous."""
+_NAMES: Final = {getattr(torch, name): name for name in ITEMSIZE if hasattr(torch, name)}
+
+
+def _target(x: torch.Tensor) -> Target:
+    """Return where a tensor without memory would lie."""
+    if x.device.type != "cuda":
+        return HOST
+    return device.target(x.device.index)
+
+
+def _spec(x: torch.Tensor | None, name: str) -> TensorSpec | None:
+    """Return the spec of a tensor without memory, whose extents may be symbols."""
+    if x is None:
+        return None
+    dtype = _NAMES.get(x.dtype)
+    if dtype is None:
+        raise refused_dtype(name, x.dtype)
+    return TensorSpec(name, dtype, tuple(x.shape), x.stride(), _target(x))
+
+
+def _new(array: NewArray, like: torch.Tensor) -> torch.Tensor:
+    dtype = getattr(torch, array.dtype)
+    if array.strides is None:
+        return like.new_empty(array.shape, dtype=dtype)
+    return like.new_empty_strided(array.shape, array.strides, dtype=dtype)
+
+
+def _declared(form: Form) -> Callable[[Any], Any]:
+    """Return what picks the results as the schema declares them: none, one, or a tuple."""
+    return itemgetter(*form.new) if form.new else lambda _: None
+
+
+def _real(entry: Entry, form: Form) -> Callable[..., Any]:
+    operation, unpack, declared = entry.operation, entry.unpacker(form), _declared(form)
+
+    def run(*arguments: Any) -> Any:
+        return declared(operation(*unpack(*arguments))[0])
+
+    return run
+
+
+def _fake(entry: Entry, form: Form) -> Callable[..., Any]:
+    operation, unpack, declared = entry.operation, entry.unpacker(form), _declared(form)
+
+    def stand_in(*arguments: Any) -> Any:
+        operands, options = unpack(*arguments)
+        specs = [_spec(x, name) for x, name in zip(operands, operation.operands, strict=True)]
+        results = operation.describe(specs, options).results
+        return declared({at: _new(results[at], operands[0]) for at in form.new})
+
+    return stand_in
+
+
+def _define(entry: Entry, form: Form) -> Callable[..., Any]:
+    """Define an overload, and return it."""
+    name = f"{entry.name}.{form.overload}" if form.overload else entry.name
+    LIBRARY.define(name + entry.schema(form), tags=TAGS)
+    for key in ("CPU", "CUDA"):  # torch on ROCm says CUDA, too
+        LIBRARY.impl(name, _real(entry, form), key)
+    # Results never require grad, as those of eager calls: without this they would, and fail in backward.
+    LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")
+    torch.library.register_fake(f"fp8core::{name}", _fake(entry, form), lib=LIBRARY)
+    packet = getattr(torch.ops.fp8core, entry.name)
+    overload: Callable[..., Any] = getattr(packet, form.overload or "default")
+    return overload
+
+
+OVERLOADS: Final = {(entry.name, form.overload): _define(entry, form) for entry in ENTRIES for form in entry.forms}
+"""By the names of operation and overload."""

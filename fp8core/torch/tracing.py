@@ -1,0 +1,130 @@
+"""What torch.compile and torch.export trace in the place of calls: the operators.
+
+Eager calls go their own way and pay nothing. Once this module is imported, torch.compile traces the public functions
+and finds an operator where they call an `Operation`: so they sort their arguments in one place, traced or not.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+from torch.torch_version import TorchVersion
+
+from fp8core import ops
+from fp8core.core.operation import Interned, Operation
+from fp8core.core.scale_shapes import is_one_number
+from fp8core.core.specs import group
+from fp8core.errors import DeviceError
+from fp8core.interop import scalar
+from fp8core.interop.eager import stand_in, traceable
+from fp8core.problem import PER_TENSOR, GroupShape
+from fp8core.torch.forms import ENTRIES, Entry, Form
+from fp8core.torch.operators import OVERLOADS
+
+OLDEST: Final = "2.11"
+"""The first release of torch that the tests ran with."""
+FUNCTIONS: Final = (
+    ops.quantize,
+    ops.dequantize,
+    ops.rms_norm_quant,
+    ops.silu_and_mul_quant,
+    ops.scaled_mm,
+    ops.scaled_mm_nt,
+    ops.linear,
+    ops.Fp8Linear.__call__,
+    ops.requantize_with_max_scale,
+    ops.convert_to_channelwise,
+    ops.normalize_e4m3fn_to_e4m3fnuz,
+    ops.normalize_e4m3fnuz_to_e4m3fn,
+    ops.per_tensor_dequantize,
+)
+"""All but `all_close_1d`, which waits for its result and so breaks a graph."""
+
+
+def _stand_in(entry: Entry) -> Callable[[tuple[Any, ...], Any, object], tuple[Sequence[Any], Any]]:
+    """Return what stands in for the calls of an operation: it picks the overload that takes the operands given."""
+    operation = entry.operation
+    passed = [set(form.passed) for form in entry.forms]
+    deciding = sorted(frozenset[int]().union(*passed) - passed[0].intersection(*passed))
+    given_at = entry.options.index(None) if None in entry.options else None
+    forms = {
+        (*(at in form.passed for at in deciding), form.given): (form, OVERLOADS[entry.name, form.overload])
+        for form in entry.forms
+    }
+    same = {pair for form in entry.forms for pair in form.copied}
+
+    def call(operands: tuple[Any, ...], options: Any, stream: object) -> tuple[Sequence[Any], Any]:
+        if stream is not None:
+            raise DeviceError("stream needs to be left out while torch traces a call: the graph has streams of its own")
+        if type(options) is Interned:
+            options = options.options
+        arrays = list(operands)
+        for at in operation.numbers:
+            arrays[at] = _array(arrays[at], operands[0])
+        for result, source in same:
+            if arrays[result] is arrays[source]:
+                arrays[result] = None
+        given = given_at is not None and options[given_at]
+        form, overload = forms[(*[arrays[at] is not None for at in deciding], given)]
+        made = overload(*entry.pack(form, arrays, options))
+        return _with_results(form, arrays, made), _group(entry, form, arrays, options)
+
+    return call
+
+
+def _array(x: Any, first: torch.Tensor) -> Any:
+    """Return a number as an array beside the first operand, and all else as it is."""
+    number = scalar(x)
+    return x if number is None else torch.full((1,), number, dtype=torch.float32, device=first.device)
+
+
+def _with_results(form: Form, arrays: list[Any], made: Any) -> list[Any]:
+    """Return the operands with the results of an overload in their places."""
+    for result, source in form.copied:
+        arrays[result] = arrays[source]
+    for at, array in zip(form.new, (made,) if len(form.new) == 1 else made or (), strict=True):
+        arrays[at] = array
+    return arrays
+
+
+def _group(entry: Entry, form: Form, arrays: list[Any], options: Any) -> GroupShape | None:
+    """Return the groups of a quantization: a given scale of one number is one of the tensor."""
+    if entry.scale is None:
+        return None
+    return PER_TENSOR if form.given and is_one_number(arrays[entry.scale].shape) else group(options[1])
+
+
+def _traced_call(
+    self: Operation, operands: tuple[Any, ...], options: Any, stream: object = None, weights: object = None
+) -> tuple[Sequence[Any], Any]:
+    """Stand in for `Operation.__call__`: this is what torch.compile inlines."""
+    del weights
+    assert self.traced is not None
+    return self.traced(operands, options, stream)
+
+
+def _traced_taking(self: ops.Fp8Linear, group_shape: GroupShape | None) -> Any:
+    """Stand in for `Fp8Linear._taking`, which keeps what it makes: a trace must not change a layer."""
+    return self._options._replace(x_group=group_shape)
+
+
+def _tracing() -> bool:
+    """Tell whether torch traces what runs now, without Dynamo: its modes are active, under which no memory is real."""
+    return torch.compiler.is_compiling() and torch._C._len_torch_dispatch_stack() > 0
+
+
+def install() -> None:
+    """Let torch trace the public functions, from now on.
+
+    Raises:
+        ImportError: this torch is older than any that the stand-ins were tested with.
+    """
+    if TorchVersion(torch.__version__) < TorchVersion(OLDEST):
+        raise ImportError(f"fp8core.torch needs torch {OLDEST} or later, got {torch.__version__}")
+    for entry in ENTRIES:
+        entry.operation.traced = _stand_in(entry)
+    Operation.tracing = staticmethod(_tracing)
+    for function in FUNCTIONS:
+        traceable(function)
+    stand_in(Operation.__call__, _traced_call)
+    stand_in(ops.Fp8Linear._taking, _traced_taking)

@@ -1,0 +1,229 @@
+"""Calls of every public function, as torch would meet them in a model."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+import fp8core
+from fp8core import BLOCK_128, GROUP_128, PER_TENSOR
+
+N, K = 64, 256
+
+
+def wide(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> torch.Tensor:
+    """Return values that differ from each other, and from those of other seeds."""
+    generator = torch.Generator().manual_seed(math.prod(shape) + seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float32).to(dtype)
+
+
+def poisoned(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return memory whose every byte is wrong."""
+    size = torch.empty(0, dtype=dtype).itemsize
+    return torch.full((*shape, size), 0x5A, dtype=torch.uint8).view(dtype).reshape(shape)
+
+
+def weight(group: tuple[int, int], n: int = N, k: int = K) -> fp8core.Quantized:
+    return fp8core.quantize(wide(n, k, seed=1), group_shape=group)
+
+
+class Case(NamedTuple):
+    name: str
+    function: Callable[..., Any]
+    inputs: Callable[[int], tuple[Any, ...]]
+    """Of so many rows; the first is what has them."""
+
+
+def _x(m: int) -> tuple[torch.Tensor]:
+    return (wide(m, K),)
+
+
+def _norm(m: int) -> tuple[torch.Tensor, ...]:
+    return wide(m, K), wide(K, seed=2), wide(m, K, seed=3)
+
+
+def _with_weight(group: tuple[int, int]) -> Callable[[int], tuple[torch.Tensor, ...]]:
+    return lambda m: (wide(m, K), *weight(group), wide(N, seed=4))
+
+
+def _both(x_group: tuple[int, int], w_group: tuple[int, int]) -> Callable[[int], tuple[torch.Tensor, ...]]:
+    return lambda m: (*fp8core.quantize(wide(m, K), group_shape=x_group), *weight(w_group), wide(N, seed=4))
+
+
+def _into(name: str, call: Callable[..., Any], cols: int) -> "tuple[Case, ...]":
+    """Return calls of a quantization with results given: the codes, the scale, both; and the codes by a given scale."""
+
+    def inputs(m: int) -> tuple[torch.Tensor, ...]:
+        return (
+            wide(m, K),
+            poisoned(m, cols, dtype=torch.float8_e4m3fn),
+            poisoned(m, 1, dtype=torch.float32),
+            torch.full((1,), 0.02),
+        )
+
+    def codes(x: torch.Tensor, out: torch.Tensor, kept: torch.Tensor, static: torch.Tensor) -> Any:
+        return *call(x + 1, out=out), out
+
+    def scale(x: torch.Tensor, out: torch.Tensor, kept: torch.Tensor, static: torch.Tensor) -> Any:
+        return *call(x + 1, out=(None, kept)), kept
+
+    def both(x: torch.Tensor, out: torch.Tensor, kept: torch.Tensor, static: torch.Tensor) -> Any:
+        return *call(x + 1, out=(out, kept)), kept + 1, out
+
+    def given(x: torch.Tensor, out: torch.Tensor, kept: torch.Tensor, static: torch.Tensor) -> Any:
+        return *call(x + 1, out=out, scale=static), out
+
+    functions = {"out": codes, "scale": scale, "out_scale": both, "static_out": given}
+    return tuple(Case(f"{name}_{kind}", function, inputs) for kind, function in functions.items())
+
+
+def _norm_in_place(x: torch.Tensor, w: torch.Tensor, residual: torch.Tensor) -> tuple[Any, ...]:
+    total = residual * 1
+    q = fp8core.rms_norm_quant(x, w, 1e-6, residual=total, group_shape=GROUP_128, scale_layout="mn")
+    return *q, total
+
+
+def _norm_of_input(x: torch.Tensor, w: torch.Tensor, residual: torch.Tensor) -> tuple[Any, ...]:
+    q = fp8core.rms_norm_quant(x, w, 1e-6, residual=residual, scale=0.05, group_shape=PER_TENSOR)
+    return *q, residual + 1
+
+
+def _producer_and_linear(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    q = fp8core.silu_and_mul_quant(torch.cat((x, x), -1))
+    return fp8core.linear(q, w, scale, bias=bias)
+
+
+def _amax(a: torch.Tensor, sa: torch.Tensor, b: torch.Tensor, sb: torch.Tensor, bias: torch.Tensor) -> tuple[Any, ...]:
+    amax = torch.full((1,), -1.0, device=a.device)
+    c = fp8core.scaled_mm_nt(a, b, sa, sb, out_dtype="float8_e4m3fn", out_scale=2.0, amax=amax)
+    return c, amax
+
+
+def _mm_out(a: torch.Tensor, sa: torch.Tensor, b: torch.Tensor, sb: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    out = torch.full((a.shape[0], b.shape[0]), 7.0, dtype=torch.float16, device=a.device)
+    fp8core.scaled_mm_nt(a, b, sa, sb, bias=bias.half(), out_dtype=torch.float16, out=out)
+    return out
+
+
+def _dequantize_out(q: torch.Tensor, scale: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    fp8core.dequantize(q, scale, dtype="bfloat16", out=out)
+    return out * 1
+
+
+def _linear_out(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    fp8core.linear(x, w, scale, out=out)
+    return out.relu()
+
+
+def _requantize_out(w: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    out = torch.zeros_like(w.view(torch.uint8)).view(w.dtype)
+    rows = w.shape[0]
+    return fp8core.requantize_with_max_scale(w, scales, [rows - 1, 1], out=out)[0], out, w
+
+
+def _requantize(w: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    fused = w.view(torch.uint8).clone().view(w.dtype)
+    rows = w.shape[0]
+    return fp8core.requantize_with_max_scale(fused, scales, [rows // 2, rows - rows // 2])[0], fused
+
+
+CASES = (
+    Case("dequantize_out", _dequantize_out, lambda m: (*weight((1, -1), m, K), poisoned(m, K, dtype=torch.bfloat16))),
+    Case("linear_out", _linear_out, lambda m: (wide(m, K), *weight((1, -1)), poisoned(m, N, dtype=torch.bfloat16))),
+    Case(
+        "scaled_mm_kn_out",
+        lambda a, sa, b, sb, out: (fp8core.scaled_mm(a, b.T, sa, sb.T, out_dtype="float32", out=out), out)[1],
+        lambda m: (*_both((1, -1), (1, -1))(m)[:4], poisoned(m, N, dtype=torch.float32)),
+    ),
+    Case("requantize_out", _requantize_out, lambda m: (weight((1, -1), m, K).data, torch.tensor([0.5, 0.25]))),
+    Case("silu_static", lambda x: fp8core.silu_and_mul_quant(x, scale=0.02), _x),
+    Case("quantize", lambda x: tuple(fp8core.quantize(x * 2)), _x),
+    Case("quantize_mn", lambda x: fp8core.quantize(x, group_shape=GROUP_128, scale_layout="mn"), _x),
+    Case("quantize_tensor", lambda x: fp8core.quantize(x, dtype=torch.float8_e5m2, group_shape=PER_TENSOR), _x),
+    Case("quantize_bytes", lambda x: fp8core.quantize(x, group_shape=GROUP_128, scale_format="ue8m0_bytes"), _x),
+    Case("quantize_bound", lambda x: fp8core.quantize(x, scale_ub=1.5), _x),
+    Case(
+        "quantize_bound_array",
+        lambda x, ub: fp8core.quantize(x, scale_ub=ub),
+        lambda m: (*_x(m), wide(1).abs().float()),
+    ),
+    Case("quantize_static", lambda x, s: fp8core.quantize(x, scale=s), lambda m: (*_x(m), torch.full((1,), 0.02))),
+    Case("quantize_number", lambda x: fp8core.quantize(x, scale=0.02, group_shape=PER_TENSOR), _x),
+    Case("quantize_padded", lambda x: fp8core.quantize(x, rows_padded=24), _x),
+    *_into("quantize", fp8core.quantize, K),
+    *_into("rms_norm", lambda x, **to: fp8core.rms_norm_quant(x, torch.ones(K, device=x.device), 1e-6, **to), K),
+    *_into("silu", fp8core.silu_and_mul_quant, K // 2),
+    Case("quantize_3d", lambda x: fp8core.quantize(x.reshape(-1, 2, K // 2), group_shape=GROUP_128), _x),
+    Case("dequantize", lambda x: fp8core.quantize(x).dequantize(torch.float16), _x),
+    Case(
+        "dequantize_block",
+        lambda q, s: fp8core.dequantize(q, s, group_shape=BLOCK_128, dtype="bfloat16"),
+        lambda m: tuple(weight(BLOCK_128, m, K)),
+    ),
+    Case(
+        "per_tensor_dequantize",
+        lambda q, s: fp8core.per_tensor_dequantize(q, s),
+        lambda m: tuple(weight(PER_TENSOR, m, K)),
+    ),
+    Case("rms_norm", lambda x, w, r: fp8core.rms_norm_quant(x, w, 1e-5), _norm),
+    Case("rms_norm_residual", _norm_in_place, _norm),
+    Case("rms_norm_residual_input", _norm_of_input, _norm),
+    Case("silu", lambda x: fp8core.silu_and_mul_quant(x, group_shape=(1, 64), round_intermediate=True), _x),
+    Case("linear_channel", lambda x, w, s, b: fp8core.linear(x, w, s, bias=b), _with_weight((1, -1))),
+    Case(
+        "linear_block",
+        lambda x, w, s, b: fp8core.linear(x, w, s, group_shape=GROUP_128, out_dtype="float32"),
+        _with_weight(BLOCK_128),
+    ),
+    Case(
+        "linear_static",
+        lambda x, w, s, b: fp8core.linear(x, w, s, input_scale=0.03, group_shape=PER_TENSOR, batch_invariant=True),
+        _with_weight(PER_TENSOR),
+    ),
+    Case(
+        "linear_3d",
+        lambda x, w, s, b: fp8core.linear(x.reshape(1, -1, K), w, s, bias=b).relu(),
+        _with_weight((1, -1)),
+    ),
+    Case(
+        "linear_of_producer",
+        _producer_and_linear,
+        _with_weight((1, -1)),
+    ),
+    Case(
+        "scaled_mm",
+        lambda a, sa, b, sb, bias: fp8core.scaled_mm(a, b.T, sa, sb.T, bias=bias),
+        _both((1, -1), (1, -1)),
+    ),
+    Case(
+        "scaled_mm_block",
+        lambda a, sa, b, sb, bias: fp8core.scaled_mm_nt(a, b, sa, sb, out_dtype="float32"),
+        _both(GROUP_128, BLOCK_128),
+    ),
+    Case("scaled_mm_amax", _amax, _both((1, -1), (1, -1))),
+    Case("scaled_mm_out", _mm_out, _both((1, -1), (1, -1))),
+    Case("requantize", _requantize, lambda m: (weight((1, -1), m, K).data, torch.tensor([0.5, 0.25]))),
+    Case(
+        "convert_to_channelwise", lambda s: fp8core.convert_to_channelwise(s, [3, 0, 4]), lambda m: (wide(3).float(),)
+    ),
+    Case(
+        "normalize",
+        lambda w, s: fp8core.normalize_e4m3fn_to_e4m3fnuz(w, s),
+        lambda m: tuple(weight((1, -1), m, K)),
+    ),
+    Case(
+        "normalize_back",
+        lambda w, s: fp8core.normalize_e4m3fnuz_to_e4m3fn(*fp8core.normalize_e4m3fn_to_e4m3fnuz(w, s, s)),
+        lambda m: tuple(weight((1, -1), m, K)),
+    ),
+)
+
+
+def bits(x: Any) -> Any:
+    """Return what has to be equal: dtype, shape, strides and bytes of every tensor, in what holds them."""
+    if isinstance(x, torch.Tensor):
+        return x.dtype, tuple(x.shape), x.stride(), x.detach().contiguous().view(-1).view(torch.uint8).tolist()
+    if isinstance(x, (tuple, list)):
+        return [bits(item) for item in x]
+    return x

@@ -1,0 +1,279 @@
+"""torch.compile of every public function: one graph, and the bits of eager calls."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch._dynamo.testing import CompileCounter  # noqa: E402
+
+import fp8core.torch  # noqa: E402 - after the skip
+from fp8core.errors import DeviceError, LayoutError, ScaleError  # noqa: E402
+from fp8core.problem import Target  # noqa: E402
+from fp8core.runtime import device  # noqa: E402
+from fp8core.torch.operators import OVERLOADS  # noqa: E402
+from pytorch.cases import CASES, K, bits, weight, wide  # noqa: E402
+
+ROWS = 1, 5, 16
+NARROW = weight((1, -1), k=128)
+H200 = Target("cuda", 90, 0, 132, 32, 232448)
+WITH_FP8_INPUTS = "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"
+"""What opcheck can do where an input is FP8: its test of the schema adds inputs up."""
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo():
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("dynamic", [None, True], ids=lambda x: f"dynamic={x}")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_one_graph_and_the_bits_of_eager_calls(case, dynamic):
+    compiled = torch.compile(case.function, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for m in ROWS:
+        eager_inputs, inputs = case.inputs(m), case.inputs(m)
+        assert bits(compiled(*inputs)) == bits(case.function(*eager_inputs))
+        assert bits(inputs) == bits(eager_inputs), "what was written in place"
+
+
+def recorded(case):
+    """Return the operators that a compiled call runs, each with copies of its arguments."""
+    calls = []
+
+    class Recorder(torch.fx.Interpreter):
+        def call_function(self, target, args, kwargs):
+            if target in OVERLOADS.values():
+                assert not kwargs
+                calls.append((target, tuple(x.clone() if isinstance(x, torch.Tensor) else x for x in args)))
+            return super().call_function(target, args, kwargs)
+
+    def backend(graph, example_inputs):
+        return Recorder(graph).run
+
+    compiled = torch.compile(case.function, fullgraph=True, dynamic=False, backend=backend)
+    assert bits(compiled(*case.inputs(5))) == bits(case.function(*case.inputs(5)))
+    return calls
+
+
+def test_opcheck_of_every_overload():
+    checked = set()
+    for case in CASES:
+        torch._dynamo.reset()
+        for overload, arguments in recorded(case):
+            if overload in checked:
+                continue
+            checked.add(overload)
+            fp8 = any(isinstance(x, torch.Tensor) and x.itemsize == 1 for x in arguments)
+            tests = WITH_FP8_INPUTS if fp8 else ("test_schema", *WITH_FP8_INPUTS)
+            done = torch.library.opcheck(overload, arguments, test_utils=tests)
+            assert done == dict.fromkeys(tests, "SUCCESS"), (overload, done)
+    assert checked == set(OVERLOADS.values())
+
+
+def test_schemas_say_what_is_written():
+    written = {
+        name: [a.name for a in overload._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+        for name, overload in OVERLOADS.items()
+    }
+    assert written["quantize", ""] == []
+    assert written["quantize", "out_scale"] == ["out", "scale"]
+    assert written["rms_norm_quant", "static"] == ["residual"]
+    assert written["scaled_mm_nt", "out"] == ["out", "amax"]
+    assert written["requantize_with_max_scale", "inplace"] == ["weight"]
+
+
+def test_dynamic_rows_are_compiled_once():
+    counter = CompileCounter()
+    w = weight((1, -1))
+    compiled = torch.compile(lambda x: fp8core.linear(x, w), fullgraph=True, dynamic=True, backend=counter)
+    for m in (2, 5, 16, 33, 300):
+        x = wide(m, K)
+        assert bits(compiled(x)) == bits(fp8core.linear(x, w))
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "words"),
+    [
+        (lambda x: fp8core.quantize(x, scale_ub=1.0, group_shape=(1, 128)), ScaleError, "scale_ub needs group_shape"),
+        (lambda x: fp8core.quantize(x, group_shape=(0, 3)), fp8core.ShapeError, "group_shape needs a pair"),
+        (lambda x: fp8core.quantize(x.double()), fp8core.DTypeError, "x needs an array of float32, float16, bfloat16"),
+        (lambda x: fp8core.linear(x, NARROW), fp8core.ShapeError, "must share k"),
+    ],
+)
+def test_refusals_keep_their_words(function, error, words):
+    x = wide(5, K)
+    with pytest.raises(error, match=words):
+        function(x)
+    with pytest.raises(Exception, match=words) as caught:
+        torch.compile(function, fullgraph=True, backend="eager")(x)
+    assert not isinstance(caught.value, AssertionError)
+
+
+def test_a_stream_is_refused_in_a_graph_and_taken_beside_it():
+    def on_stream(x):
+        return fp8core.quantize(x * 2, stream=0).scale
+
+    x = wide(5, K)
+    with pytest.raises(Exception, match="stream needs to be left out while torch traces"):
+        torch.compile(on_stream, fullgraph=True, backend="eager")(x)
+    torch._dynamo.reset()
+    assert bits(torch.compile(on_stream, backend="eager")(x)) == bits(on_stream(x))
+    assert issubclass(DeviceError, ValueError)
+
+
+def test_what_has_no_overload_is_refused_not_ignored():
+    q = weight((1, -1))
+
+    def into(w, scale, out):
+        return fp8core.normalize_e4m3fn_to_e4m3fnuz(w, scale, out=out)
+
+    inputs = q.data, q.scale, torch.zeros_like(q.data.view(torch.uint8)).view(torch.float8_e4m3fn)
+    with pytest.raises(Exception, match="out needs to be left out while torch traces"):
+        torch.compile(into, fullgraph=True, backend="eager")(*inputs)
+    assert issubclass(LayoutError, ValueError)
+
+
+def test_all_close_breaks_the_graph_and_is_right():
+    def branch(x):
+        return x * 2 if fp8core.all_close_1d(x * 1) else x * 3
+
+    compiled = torch.compile(branch, backend="eager")
+    for x in (torch.ones(3), torch.tensor([1.0, 2.0])):
+        assert torch.equal(compiled(x), branch(x))
+
+
+def test_layers_in_a_graph():
+    layer = fp8core.Fp8Linear(weight((1, -1)), bias=wide(64, seed=4))
+
+    def through(x):
+        q = fp8core.silu_and_mul_quant(torch.cat((x, x), -1))
+        return layer(x * 2) + layer(q)
+
+    compiled = torch.compile(through, fullgraph=True, backend="aot_eager")
+    for m in ROWS:
+        got = compiled(wide(m, K))
+        assert not layer._by_group, "a trace changed the layer"
+        assert bits(got) == bits(through(wide(m, K)))
+        layer._by_group.clear()
+
+
+def test_inductor_gives_the_bits_of_eager_calls_and_copies_no_residual():
+    from torch._inductor.utils import run_and_get_code
+
+    norm, w = wide(K, seed=2), weight((1, -1))
+
+    def step(x, y):
+        residual = x + y
+        q = fp8core.rms_norm_quant(x, norm, 1e-6, residual=residual)
+        return fp8core.linear(q, w), residual
+
+    x, y = wide(5, K), wide(5, K, seed=7)
+    got, (code,) = run_and_get_code(torch.compile(step, fullgraph=True), x, y)
+    assert bits(got) == bits(step(x, y))
+    assert "fp8core.rms_norm_quant" in code
+    assert "clone" not in code.split("def call")[1]
+
+
+def test_results_never_require_grad_and_writes_are_noticed():
+    x = wide(5, K, dtype=torch.float32).requires_grad_()
+    options = (None, "float8_e4m3fn", [1, -1], None, "float32", "k", 1e-10, None)
+    _codes, scale = torch.ops.fp8core.quantize(x, *options)
+    assert not scale.requires_grad
+    for call in (
+        lambda r: fp8core.rms_norm_quant(x, torch.ones(K), 1e-6, residual=r),
+        lambda r: torch.ops.fp8core.rms_norm_quant(x, torch.ones(K), r, *options[:-1], 1e-6, False),
+    ):
+        residual = x * 1
+        square = residual * residual
+        call(residual.detach())
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            square.sum().backward()
+
+
+def run(program):
+    """Run a program alone, and return what it prints."""
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_what_imports_load():
+    program = """
+        import sys
+        import fp8core
+        print("torch" in sys.modules)
+        import fp8core.torch
+        print("torch._dynamo" in sys.modules)
+    """
+    assert run(program) == ["False", "False"]
+
+
+def test_calls_before_the_import_change_nothing():
+    program = """
+        import torch, fp8core
+        def f(x):
+            return fp8core.quantize(x * 2).scale
+        x = torch.ones(2, 32)
+        before = torch.compile(f, backend="eager")(x)  # breaks the graph
+        import fp8core.torch
+        torch._dynamo.reset()
+        print(torch.equal(torch.compile(f, backend="eager", fullgraph=True)(x), before))
+    """
+    assert run(program) == ["True"]
+
+
+def test_fake_kernels_describe_calls_on_a_gpu_that_is_not_there(monkeypatch):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    asked = []
+
+    def target(ordinal):
+        asked.append(ordinal)
+        return H200._replace(device=ordinal)
+
+    monkeypatch.setattr(device, "target", target)
+    with FakeTensorMode():
+        x = torch.empty(3, 5, 256, dtype=torch.bfloat16, device="cuda:1")
+        w = torch.empty(64, 256, dtype=torch.float8_e4m3fn, device="cuda:1")
+        scales = torch.empty(1, 2, device="cuda:1")
+        options = "float8_e4m3fn", [1, 128], None, "float32", "mn", 1e-10, None
+        data, scale = torch.ops.fp8core.quantize(x, None, *options)
+        assert (data.shape, data.dtype, data.device) == (x.shape, torch.float8_e4m3fn, x.device)
+        assert (scale.shape, scale.stride(), scale.device) == ((3, 5, 2), (5, 1, 15), x.device)
+        arguments = None, None, None, [1, 128], None, "float16", True, False, None, None
+        y = torch.ops.fp8core.linear(x, w, scales, *arguments)
+        assert (y.shape, y.dtype, y.device) == ((3, 5, 64), torch.float16, x.device)
+        with pytest.raises(fp8core.DeviceError, match="weight needs to be where x is"):
+            torch.ops.fp8core.linear(x, torch.empty(64, 256, dtype=torch.float8_e4m3fn), scales, *arguments)
+    assert set(asked) == {1}
+
+
+def test_the_names_of_vllm_run_beside_the_graph():
+    from torch._dynamo.utils import counters
+
+    from fp8core import w8a8
+
+    w, scale = weight((-1, -1))
+    layer = w8a8.Fp8LinearOp()
+
+    def step(x):
+        codes, of_x = w8a8.scaled_fp8_quant(x * 2)
+        return codes.float() * of_x, layer.apply(x + 1, w.T, scale) * 2
+
+    counters.clear()
+    compiled = torch.compile(step, backend="eager")
+    for m in (5, 16):
+        assert bits(compiled(wide(m, K))) == bits(step(wide(m, K)))
+    assert len(counters["graph_break"]) == 2
+
+
+def test_an_older_torch_is_refused(monkeypatch):
+    from fp8core.torch import tracing
+
+    monkeypatch.setattr(torch, "__version__", "2.10.1+cpu")
+    with pytest.raises(ImportError, match=r"fp8core.torch needs torch 2.11 or later, got 2.10.1\+cpu"):
+        tracing.install()

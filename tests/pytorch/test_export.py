@@ -1,0 +1,93 @@
+"""torch.export and ahead-of-time inductor: other rows than those exported with, after saving and loading."""
+
+import shutil
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import fp8core  # noqa: E402 - after the skip
+from fp8core import GROUP_128  # noqa: E402
+from fp8core.torch import quantize_model_  # noqa: E402
+from pytorch.cases import K, bits, wide  # noqa: E402
+
+
+class Step(torch.nn.Module):
+    """A layer of each scheme, a producer that writes its residual, and functions."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.Parameter(wide(K, seed=2), requires_grad=False)
+        self.layers = torch.nn.ModuleDict()
+        for seed, scheme in enumerate(("channel", "tensor", "block")):
+            layer = torch.nn.Linear(K, K, dtype=torch.bfloat16)
+            with torch.no_grad():
+                layer.weight.copy_(wide(K, K, seed=seed))
+                layer.bias.copy_(wide(K, seed=seed))
+            self.layers[scheme] = layer
+            quantize_model_(self.layers, include=[scheme], scheme=scheme)
+
+    def forward(self, x):
+        total = self.layers["channel"](x)
+        q = fp8core.rms_norm_quant(x, self.norm, 1e-6, residual=total, group_shape=GROUP_128, scale_layout="mn")
+        y = self.layers["block"](q) + total
+        return self.layers["tensor"](y), fp8core.dequantize(fp8core.quantize(y, scale=0.05), dtype=torch.bfloat16)
+
+
+def exported(strict, made):
+    rows = torch.export.Dim("rows", min=2, max=4096)
+    return torch.export.export(made, (wide(5, K),), dynamic_shapes=({0: rows},), strict=strict)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exported_program_takes_other_rows(strict, tmp_path):
+    made = Step()
+    program = exported(strict, made)
+    names = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
+    assert {"fp8core.linear.default", "fp8core.rms_norm_quant.default", "fp8core.quantize.static"} <= names
+    torch.export.save(program, tmp_path / "step.pt2")
+    loaded = torch.export.load(tmp_path / "step.pt2")
+    for m in (2, 5, 17):
+        assert bits(program.module()(wide(m, K))) == bits(made(wide(m, K)))
+        assert bits(loaded.module()(wide(m, K))) == bits(made(wide(m, K)))
+
+
+AOT = """
+    import sys
+    import torch
+    import fp8core.torch
+    sys.path.insert(0, "tests")
+    from pytorch.cases import K, bits, wide
+    from pytorch.test_export import Step, exported
+
+    device, path = sys.argv[1:]
+    made = Step().to(device)
+    rows = torch.export.Dim("rows", min=2, max=4096)
+    program = torch.export.export(made, (wide(5, K).to(device),), dynamic_shapes=({0: rows},))
+    run = torch._inductor.aoti_load_package(torch._inductor.aoti_compile_and_package(program, package_path=path))
+    for m in (2, 5, 17, 5):
+        x = wide(m, K).to(device)
+        with torch.inference_mode():
+            print([bits(y.cpu()) for y in run(x)] == [bits(y.cpu()) for y in made(x)])
+"""
+
+
+def ahead_of_time(device, path):
+    """Compile and run in a process of its own, which a crash would end."""
+    program = [sys.executable, "-c", textwrap.dedent(AOT), device, str(path)]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout.split()
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor compiles C++")
+def test_ahead_of_time_inductor(tmp_path):
+    assert ahead_of_time("cpu", tmp_path / "step.pt2") == ["True"] * 4
+
+
+@pytest.mark.gpu
+def test_ahead_of_time_inductor_on_a_gpu(tmp_path):
+    assert ahead_of_time("cuda", tmp_path / "step.pt2") == ["True"] * 4

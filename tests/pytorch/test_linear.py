@@ -1,0 +1,290 @@
+"""The module: its bits, its gradients, and what survives casting, moving, copying, saving and loading."""
+
+import copy
+import io
+import pickle
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402 - after the skip
+
+import fp8core  # noqa: E402
+from fp8core.errors import CheckpointError, DTypeError, ScaleError  # noqa: E402
+from fp8core.problem import BLOCK_128, GROUP_128, PER_TENSOR, PER_TOKEN  # noqa: E402
+from fp8core.torch import Linear  # noqa: E402
+from pytorch.cases import K, N, bits, wide  # noqa: E402
+
+KINDS = ("channel", None), ("tensor", None), ("block", None), ("channel", 0.03), ("tensor", 0.03)
+WEIGHT_GROUPS = {"channel": PER_TOKEN, "tensor": PER_TENSOR, "block": BLOCK_128}
+INPUT_GROUPS = {"channel": PER_TOKEN, "tensor": PER_TENSOR, "block": GROUP_128}
+
+kinds = pytest.mark.parametrize(("scheme", "input_scale"), KINDS)
+
+
+def original(bias=True, dtype=torch.bfloat16, n=N, k=K):
+    made = nn.Linear(k, n, bias, dtype=dtype)
+    with torch.no_grad():
+        made.weight.copy_(wide(n, k, seed=1))
+        if bias:
+            made.bias.copy_(wide(n, seed=4))
+    return made
+
+
+def quantized(scheme, input_scale, **options):
+    return Linear.from_linear(original(**options), scheme=scheme, input_scale=input_scale)
+
+
+def expected(scheme, input_scale, x, bias=True):
+    """Return what the functions make of the original's weight."""
+    linear = original(bias, x.dtype)
+    q = fp8core.quantize(linear.weight, group_shape=WEIGHT_GROUPS[scheme])
+    group = INPUT_GROUPS[scheme] if input_scale is None else PER_TENSOR
+    added = None if linear.bias is None else linear.bias.detach()
+    return fp8core.linear(x.detach(), q, bias=added, input_scale=input_scale, group_shape=group)
+
+
+@kinds
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_bits_of_the_functions(scheme, input_scale, bias):
+    layer = quantized(scheme, input_scale, bias=bias)
+    for x in (wide(5, K), wide(2, 3, K), wide(K)):
+        assert bits(layer(x)) == bits(expected(scheme, input_scale, x, bias))
+    assert isinstance(layer, nn.Linear)
+    assert not any(parameter.requires_grad for parameter in layer.parameters())
+
+
+@kinds
+def test_the_state_is_that_of_compressed_tensors(scheme, input_scale):
+    layer = quantized(scheme, input_scale, n=192)
+    shapes = {"channel": (192, 1), "tensor": (1,), "block": (2, 2)}
+    wanted = {"weight": (192, K), "weight_scale": shapes[scheme], "bias": (192,)}
+    if input_scale is not None:
+        wanted["input_scale"] = (1,)
+    state = layer.state_dict()
+    assert {name: tuple(x.shape) for name, x in state.items()} == wanted
+    assert state["weight"].dtype == torch.float8_e4m3fn
+    assert all(x.dtype == torch.float32 for name, x in state.items() if name.endswith("scale"))
+
+
+def test_a_producer_s_result_is_taken_as_it_is():
+    layer = quantized("channel", None)
+    q = fp8core.quantize(wide(5, K))
+    assert bits(layer(q)) == bits(layer(wide(5, K)))
+
+
+@kinds
+def test_gradients_go_straight_through(scheme, input_scale):
+    layer, x, grad = quantized(scheme, input_scale), wide(5, K).requires_grad_(), wide(5, N, seed=9)
+    y = layer(x)
+    assert bits(y) == bits(expected(scheme, input_scale, x))
+    y.backward(grad)
+    weight = fp8core.dequantize(
+        layer.weight, layer.weight_scale, group_shape=WEIGHT_GROUPS[scheme], dtype=torch.bfloat16
+    )
+    assert torch.equal(x.grad, grad @ weight)
+    exact = original()
+    twin = wide(5, K).requires_grad_()
+    exact(twin).backward(grad)
+    assert torch.cosine_similarity(x.grad.float().flatten(), twin.grad.float().flatten(), 0) > 0.99
+    assert layer.weight.grad is None
+
+
+def test_gradients_of_the_bias_where_it_is_made_to_require_them():
+    layer, exact, grad = quantized("channel", None), original(), wide(2, 3, N, seed=9)
+    layer.bias.requires_grad_()
+    layer(wide(2, 3, K)).backward(grad)
+    exact(wide(2, 3, K)).backward(grad)
+    assert layer.bias.grad.dtype == torch.bfloat16
+    torch.testing.assert_close(layer.bias.grad, exact.bias.grad, rtol=0.02, atol=0.02)
+
+
+@kinds
+def test_compiled_bits_and_gradients(scheme, input_scale):
+    torch._dynamo.reset()
+    layer, grad = quantized(scheme, input_scale), wide(5, N, seed=9)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    x, twin = wide(5, K).requires_grad_(), wide(5, K).requires_grad_()
+    assert bits(compiled(x)) == bits(layer(twin))
+    compiled(x).backward(grad)
+    layer(twin).backward(grad)
+    assert torch.equal(x.grad, twin.grad)
+    with torch.no_grad():
+        assert bits(compiled(wide(16, K))) == bits(layer(wide(16, K)))
+
+
+def test_layers_of_one_shape_share_a_graph():
+    from torch._dynamo.testing import CompileCounter
+
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    for _ in range(4):
+        layer = quantized("channel", None)
+        torch.compile(layer, fullgraph=True, backend=counter)(wide(5, K))
+    assert counter.frame_count == 1
+
+
+def test_lora_trains_on_a_frozen_base():
+    class Adapted(nn.Module):
+        def __init__(self, base):
+            super().__init__()
+            self.base = base
+            self.down, self.up = nn.Linear(K, 4, bias=False), nn.Linear(4, N, bias=False)
+            nn.init.zeros_(self.up.weight)
+
+        def forward(self, x):
+            return self.base(x) + self.up(self.down(x))
+
+    torch.manual_seed(0)
+    base = quantized("channel", None, dtype=torch.float32)
+    before = bits(list(base.parameters()))
+    model = nn.Sequential(nn.Linear(K, K), Adapted(base))
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    x, target = wide(32, K, dtype=torch.float32), wide(32, N, dtype=torch.float32, seed=5)
+    losses = []
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(x), target)
+        loss.backward()
+        for trained in (model[0].weight, model[1].up.weight):
+            assert trained.grad is not None
+            assert trained.grad.abs().sum() > 0
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] / 2
+    assert bits(list(base.parameters())) == before
+
+
+CASTS = {
+    "half": lambda layer: layer.half(),
+    "bfloat16": lambda layer: layer.bfloat16(),
+    "float": lambda layer: layer.float(),
+    "to": lambda layer: layer.to(torch.float16),
+    "to_device": lambda layer: layer.to("cpu", torch.float16),
+    "type": lambda layer: layer.type(torch.float16),
+    "share_memory": lambda layer: layer.share_memory(),
+    "there_and_back": lambda layer: layer.half().float().bfloat16(),
+}
+
+
+@pytest.mark.parametrize("cast", CASTS)
+@kinds
+def test_casts_leave_codes_and_scales(scheme, input_scale, cast):
+    layer = quantized(scheme, input_scale)
+    layer(wide(5, K))
+    kept = {name: bits(x) for name, x in layer.state_dict().items() if name != "bias"}
+    layer = CASTS[cast](layer)
+    assert {name: bits(x) for name, x in layer.state_dict().items() if name != "bias"} == kept
+    x = wide(5, K).to(layer.bias.dtype)
+    y = layer(x)
+    assert y.dtype == layer.bias.dtype
+    q = fp8core.quantize(original().weight, group_shape=WEIGHT_GROUPS[scheme])
+    group = INPUT_GROUPS[scheme] if input_scale is None else PER_TENSOR
+    assert bits(y) == bits(fp8core.linear(x, q, bias=layer.bias, input_scale=input_scale, group_shape=group))
+
+
+def saved(layer):
+    file = io.BytesIO()
+    torch.save(layer, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, saved, lambda layer: pickle.loads(pickle.dumps(layer))])
+@kinds
+def test_copies_are_equal_and_their_own(scheme, input_scale, copied):
+    layer = quantized(scheme, input_scale)
+    x = wide(5, K)
+    y = layer(x)
+    other = copied(layer)
+    other_y = other(x)
+    assert bits(other_y) == bits(y)
+    layer.weight.view(torch.uint8).zero_()
+    assert bits(other(x)) == bits(other_y)
+    assert bits(layer(x)) != bits(y)
+
+
+@pytest.mark.parametrize("assign", [False, True])
+@kinds
+def test_a_state_is_loaded_after_a_call(scheme, input_scale, assign):
+    layer, x = quantized(scheme, input_scale), wide(5, K)
+    blank = Linear(K, N, scheme=scheme, static=input_scale is not None, dtype=torch.bfloat16)
+    assert not blank(x).any()  # zeros until a state is loaded
+    state = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
+    blank.load_state_dict(state, assign=assign)
+    assert bits(blank(x)) == bits(layer(x))
+    assert not any(parameter.requires_grad for parameter in blank.parameters())
+
+
+@kinds
+def test_from_the_meta_device(scheme, input_scale):
+    layer, x = quantized(scheme, input_scale), wide(5, K)
+    with torch.device("meta"):
+        empty = Linear(K, N, scheme=scheme, static=input_scale is not None, dtype=torch.bfloat16)
+    assert empty.weight.is_meta
+    filled = empty.to_empty(device="cpu")
+    assert filled.weight.dtype == torch.float8_e4m3fn
+    filled.load_state_dict(layer.state_dict())
+    assert bits(filled(x)) == bits(layer(x))
+    of_meta = Linear.from_linear(original().to("meta"), scheme=scheme, input_scale=input_scale)
+    of_meta.load_state_dict(layer.state_dict(), assign=True)
+    assert bits(of_meta(x)) == bits(layer(x))
+
+
+def test_scales_as_other_programs_store_them():
+    layer, x = quantized("tensor", 0.03125), wide(5, K)
+    state = layer.state_dict()
+    layer.weight_scale.fill_(0.015625)
+    y = layer(x)
+    state["weight_scale"] = torch.tensor(0.015625, dtype=torch.bfloat16)
+    state["input_scale"] = torch.tensor(0.03125)
+    for assign in (False, True):
+        blank = Linear(K, N, scheme="tensor", static=True, dtype=torch.bfloat16)
+        blank.load_state_dict(state, assign=assign)
+        assert blank.weight_scale.dtype == torch.float32
+        assert bits(blank(x)) == bits(y)
+
+
+def test_a_weight_that_is_not_fp8_is_refused():
+    layer = quantized("channel", None)
+    before = bits(layer.weight)
+    with pytest.raises(RuntimeError, match=r"weight needs torch.float8_e4m3fn, got torch.bfloat16: load first"):
+        layer.load_state_dict(original().state_dict(), strict=False)
+    assert bits(layer.weight) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"scheme": "row"}, CheckpointError, "scheme needs one of"),
+        ({"scheme": "block", "static": True}, ScaleError, "static needs the scheme channel or tensor"),
+        ({"weight_dtype": torch.float16}, DTypeError, "weight_dtype needs one of"),
+    ],
+)
+def test_refusals(options, error, words):
+    with pytest.raises(error, match=words):
+        Linear(K, N, **options)
+
+
+@pytest.mark.parametrize("weight_dtype", ["float8_e5m2", torch.float8_e4m3fnuz])
+def test_other_formats(weight_dtype):
+    layer = Linear.from_linear(original(), weight_dtype=weight_dtype)
+    q = fp8core.quantize(original().weight, dtype=weight_dtype)
+    x = wide(5, K)
+    assert bits(layer(x)) == bits(fp8core.linear(x, q, bias=original().bias.detach()))
+
+
+def test_to_linear_is_the_way_back():
+    layer = quantized("block", None)
+    back = layer.to_linear()
+    assert type(back) is nn.Linear
+    assert torch.equal(back.weight, layer.dequantized(torch.bfloat16))
+    assert torch.equal(back.bias, original().bias)
+    assert back.weight.requires_grad
+
+
+def test_repr():
+    assert repr(quantized("tensor", 0.03)) == (
+        "Linear(in_features=256, out_features=64, bias=True, scheme=tensor, weight=float8_e4m3fn, static)"
+    )

@@ -1,0 +1,247 @@
+"""Whole models: which layers are replaced, why others are not, static scales, and the way back."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402 - after the skip
+
+import fp8core  # noqa: E402
+from fp8core.errors import CheckpointError, LayoutError, ScaleError  # noqa: E402
+from fp8core.torch import Linear, calibrate, dequantize_model_, quantize_model_, warm_up  # noqa: E402
+from pytorch.cases import bits, wide  # noqa: E402
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.gate = nn.Linear(width, 4)
+
+    def forward(self, x):
+        return x + self.down(nn.functional.silu(self.up(x))) * self.gate(x).amax(-1, keepdim=True)
+
+
+class Model(nn.Module):
+    """A model with every kind of layer that has to stay as it is."""
+
+    def __init__(self, width=64):
+        super().__init__()
+        self.embed = nn.Embedding(16, width)
+        self.first, self.second = Block(width), Block(width)
+        self.again = self.second
+        self.attention = nn.MultiheadAttention(width, 2, batch_first=True)
+        self.wide = nn.Linear(width, width, dtype=torch.float64)
+        self.hooked = nn.Linear(width, width)
+        self.hooked.register_forward_hook(lambda *_: None)
+        self.unused = nn.Linear(width, width)
+        self.lm_head = nn.Linear(width, 16, bias=False)
+        self.twin = nn.Linear(width, 16, bias=False)
+        self.twin.weight = self.embed.weight
+
+    def forward(self, tokens):
+        x = self.again(self.first(self.embed(tokens)))
+        x = self.attention(x, x, x, need_weights=False)[0] + self.hooked(x)
+        return self.lm_head(x + self.wide(x.double()).float())
+
+
+def model():
+    torch.manual_seed(0)
+    return Model().eval()
+
+
+def tokens(seed=0):
+    return torch.randint(16, (2, 5), generator=torch.Generator().manual_seed(seed))
+
+
+def test_what_is_replaced_and_what_stays():
+    made = model()
+    with torch.inference_mode():
+        exact = made(tokens())
+        report = quantize_model_(made)
+        got = made(tokens())
+    assert report.quantized == ("first.up", "first.down", "second.up", "second.down", "unused")
+    assert report.kept == {
+        "first.gate": "its name says router or gate",
+        "second.gate": "its name says router or gate",
+        "attention.out_proj": "it is a NonDynamicallyQuantizableLinear, not a Linear of torch.nn",
+        "wide": "its weight is torch.float64",
+        "hooked": "it has hooks",
+        "lm_head": "its name says head or pooler",
+        "twin": "its weight is that of embed, too",
+    }
+    assert {name for name, module in made.named_modules() if isinstance(module, Linear)} == set(report.quantized)
+    assert made.again is made.second
+    assert 0 < (got - exact).norm() < 0.1 * exact.norm()
+
+
+def test_layers_keep_their_values():
+    made, exact = model(), model()
+    quantize_model_(made, scheme="block")
+    q = fp8core.quantize(exact.first.up.weight, group_shape=fp8core.BLOCK_128)
+    assert bits(made.first.up.weight) == bits(q.data)
+    assert bits(made.first.up.weight_scale) == bits(q.scale)
+    assert torch.equal(made.first.up.bias, exact.first.up.bias)
+
+
+def test_a_layer_in_two_places_stays_one():
+    shared = nn.Linear(32, 32)
+    made = nn.ModuleDict({"a": shared, "b": nn.Sequential(shared)})
+    assert quantize_model_(made).quantized == ("a",)
+    assert isinstance(made["a"], Linear)
+    assert made["a"] is made["b"][0]
+
+
+@pytest.mark.parametrize(
+    ("options", "quantized"),
+    [
+        ({"include": ["first.*"]}, ("first.up", "first.down", "first.gate")),
+        ({"include": ["re:.*up$"]}, ("first.up", "second.up")),
+        ({"include": ["*.up", "lm_head"], "exclude": ["second.*"]}, ("first.up", "lm_head")),
+        ({"exclude": ["*down", "unused"]}, ("first.up", "second.up")),
+    ],
+)
+def test_patterns(options, quantized):
+    made = model()
+    report = quantize_model_(made, **options)
+    assert report.quantized == quantized
+    layers = {name for name, module in made.named_modules() if isinstance(module, nn.Linear)}
+    assert set(report.kept) == layers - set(quantized)
+
+
+def test_twice_is_once():
+    made = model()
+    first = quantize_model_(made)
+    second = quantize_model_(made)
+    assert second.quantized == ()
+    assert {second.kept[name] for name in first.quantized} == {"it is FP8 already"}
+
+
+def test_transformer_encoders_read_their_weights_themselves():
+    layer = nn.TransformerEncoderLayer(32, 2, 64, batch_first=True).eval()
+    made = nn.Sequential(layer, nn.Linear(32, 32))
+    report = quantize_model_(made)
+    assert report.quantized == ("1",)
+    assert report.kept["0.linear1"] == "its TransformerEncoderLayer reads the weight itself"
+    with torch.inference_mode():
+        assert made(wide(2, 3, 32, dtype=torch.float32)).shape == (2, 3, 32)
+
+
+def test_static_scales_from_runs():
+    made = model()
+    seen = {}
+
+    def keep(name):
+        def hook(_layer, args):
+            seen.setdefault(name, []).append(args[0].abs().max().item())
+
+        return hook
+
+    hooks = [
+        made.first.up.register_forward_pre_hook(keep("first.up")),
+        made.second.down.register_forward_pre_hook(keep("second.down")),
+    ]
+    batches = [tokens(1), (tokens(2),), {"tokens": tokens(3)}]
+    with torch.no_grad():
+        for batch in (tokens(1), tokens(2), tokens(3)):
+            made(batch)
+    for hook in hooks:
+        hook.remove()
+
+    scales = calibrate(made, batches)
+    assert set(scales) == {"first.up", "first.down", "second.up", "second.down"}  # `unused` saw nothing
+    for name, largest in seen.items():
+        assert scales[name] == max(largest) / 448
+    assert not any(module._forward_pre_hooks for module in made.modules())
+
+    layer = made.first.up
+    report = quantize_model_(made, input_scales=scales)
+    assert report.quantized == ("first.up", "first.down", "second.up", "second.down", "unused")
+    assert made.unused.input_scale is None
+    x = wide(5, 64, dtype=torch.float32)
+    q = fp8core.quantize(layer.weight)
+    assert bits(made.first.up(x)) == bits(
+        fp8core.linear(x, q, bias=layer.bias.detach(), input_scale=scales["first.up"], group_shape=fp8core.PER_TENSOR)
+    )
+
+
+def test_calibrating_goes_away_when_the_model_fails():
+    made = model()
+    with pytest.raises(TypeError):
+        calibrate(made, [(1, 2, 3)])
+    assert not any(module._forward_pre_hooks for module in made.modules())
+
+
+def test_inputs_that_are_not_finite_are_named():
+    made = nn.Sequential(nn.Linear(8, 8))
+    with pytest.raises(ScaleError, match="calibrate needs finite inputs, got nan in 0"):
+        calibrate(made, [torch.full((1, 8), float("nan")), torch.ones(1, 8)])
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"input_scales": {"lm_head": 1.0}}, ScaleError, r"got 'lm_head': its name says head or pooler"),
+        ({"input_scales": {"third": 1.0}}, ScaleError, "got 'third': the model has no such layer"),
+        ({"input_scales": {"first.up": 0.0}}, ScaleError, "positive numbers, got 0.0 for 'first.up'"),
+        ({"input_scales": {"first.up": 1.0}, "scheme": "block"}, ScaleError, "static needs the scheme"),
+        ({"scheme": "token"}, CheckpointError, "scheme needs one of"),
+    ],
+)
+def test_refusals_change_nothing(options, error, words):
+    made = model()
+    with pytest.raises(error, match=words):
+        quantize_model_(made, **options)
+    assert not any(isinstance(module, Linear) for module in made.modules())
+
+
+def test_a_layer_alone_is_refused():
+    with pytest.raises(LayoutError, match="model needs to hold its layers"):
+        quantize_model_(nn.Linear(8, 8))
+    with pytest.raises(LayoutError, match="model needs to hold its layers"):
+        dequantize_model_(Linear(8, 8))
+
+
+def test_the_way_back():
+    made = model()
+    names = quantize_model_(made).quantized
+    codes = {name: made.get_submodule(name) for name in names}
+    assert dequantize_model_(made, torch.float32) == names
+    for name, layer in codes.items():
+        back = made.get_submodule(name)
+        assert type(back) is nn.Linear
+        wanted = fp8core.dequantize(layer.weight, layer.weight_scale, group_shape=fp8core.PER_CHANNEL)
+        assert torch.equal(back.weight, wanted)
+    assert made.again is made.second
+
+
+def test_models_on_the_meta_device():
+    with torch.device("meta"):
+        made = nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 8))
+    filled = nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 8))
+    quantize_model_(made)
+    quantize_model_(filled)
+    made.load_state_dict(filled.state_dict(), assign=True)
+    x = wide(3, 64, dtype=torch.float32)
+    assert bits(made(x)) == bits(filled(x))
+
+
+def test_warm_up_calls_every_layer_for_every_size():
+    made = nn.Sequential(nn.Linear(64, 32, dtype=torch.bfloat16), nn.Linear(32, 8, dtype=torch.bfloat16))
+    quantize_model_(made)
+    called = []
+    for layer in made:
+        layer.register_forward_hook(lambda layer, args, _y: called.append((tuple(args[0].shape), args[0].dtype)))
+    warm_up(made, rows=[1, 7])
+    assert called == [((m, k), torch.bfloat16) for k in (64, 32) for m in (1, 7)]
+
+
+def test_a_model_compiles_as_one_graph():
+    torch._dynamo.reset()
+    made = nn.Sequential(*(Block(64) for _ in range(3))).eval()
+    quantize_model_(made)
+    compiled = torch.compile(made, fullgraph=True, backend="aot_eager")
+    for m in (1, 5, 16):
+        x = wide(m, 64, dtype=torch.float32)
+        with torch.inference_mode():
+            assert bits(compiled(x)) == bits(made(x))
