@@ -41,6 +41,7 @@ PROGRAM = """
         x = wide(5, 128, seed=seed + 10 * rank)
         with torch.no_grad():
             print(bits(sharded(x)) == bits(whole(x)))
+    dist.barrier()  # neither leaves while the other still reads
     dist.destroy_process_group()
 """
 
@@ -57,8 +58,8 @@ def test_fsdp_shards_codes_and_keeps_the_bits(tmp_path):
     try:
         for rank in ranks:
             out, err = rank.communicate(timeout=240)
-            assert rank.returncode == 0, err[-4000:]
-            assert out.split() == ["True"] * 6
+            assert rank.returncode == 0, out + err[-4000:]
+            assert out.split() == ["True"] * 6, err[-4000:]
     finally:
         for rank in ranks:
             rank.kill()
