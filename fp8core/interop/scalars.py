@@ -1,7 +1,7 @@
 """Numbers in the place of arrays: a scale as ``0.5``."""
 
 import math
-import sys
+from numbers import Real
 from typing import Any
 
 
@@ -16,5 +16,4 @@ def scalar(x: Any) -> float | None:
 
 
 def _is_numpy_number(x: Any) -> bool:
-    numpy = sys.modules.get("numpy")  # not imported for this: a number of NumPy comes with it
-    return numpy is not None and isinstance(x, (numpy.integer, numpy.floating))
+    return type(x).__module__ == "numpy" and isinstance(x, Real)  # NumPy is not imported for this: it registers there

@@ -74,7 +74,7 @@ def _stand_in(entry: Entry) -> Callable[[tuple[Any, ...], Any, object], tuple[Se
 
 def _array(x: Any, first: torch.Tensor) -> Any:
     """Return a number as an array beside the first operand, and all else as it is."""
-    number = scalar(x)
+    number = None if x is None or isinstance(x, torch.Tensor) else scalar(x)
     return x if number is None else torch.full((1,), number, dtype=torch.float32, device=first.device)
 
 

@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -185,6 +186,7 @@ def leads_somewhere(target, anchor):
 
 
 MODULES = {"fp8core": fp8core, "fp8core.checkpoint": checkpoint, "fp8core.w8a8": w8a8}
+IN_TORCH = "fp8core.torch."
 
 
 def directives(*pages):
@@ -199,13 +201,18 @@ def directives(*pages):
 
 
 def test_the_reference_has_every_public_name_once():
+    described = directives("docs/reference/api.md", "docs/reference/errors.md")
+    with_torch = [name for name in described if name.startswith(IN_TORCH)]
+    if find_spec("torch"):
+        assert sorted(with_torch) == sorted(IN_TORCH + name for name in import_module("fp8core.torch").__all__)
     public = [
         f"{module}.{name}"
         for module, value in MODULES.items()
         for name in value.__all__
         if value is fp8core or getattr(value, name) is not getattr(fp8core, name, value)
     ]
-    assert sorted(directives("docs/reference/api.md", "docs/reference/errors.md")) == sorted(public)
+    assert sorted({*described} - {*with_torch}) == sorted(public)
+    assert len({*described}) == len(described)
 
 
 ERRORS = {name: value for name, value in vars(errors).items() if inspect.isclass(value)}

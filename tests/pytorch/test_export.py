@@ -86,8 +86,3 @@ def ahead_of_time(device, path):
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor compiles C++")
 def test_ahead_of_time_inductor(tmp_path):
     assert ahead_of_time("cpu", tmp_path / "step.pt2") == ["True"] * 4
-
-
-@pytest.mark.gpu
-def test_ahead_of_time_inductor_on_a_gpu(tmp_path):
-    assert ahead_of_time("cuda", tmp_path / "step.pt2") == ["True"] * 4
