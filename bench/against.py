@@ -14,7 +14,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -141,8 +140,7 @@ def main() -> int:
             if kind == "gpu" and not gpu_times:
                 print("gpu: skipped, there is none (--dry-run makes the calls on the host engine)")
                 continue
-            small = partial(calls.gpu_calls, 256, (1, 16, 80)) if chosen.short else calls.gpu_calls
-            names = [call.name for call in (calls.host_calls if kind == "host" else small)()]
+            names = [call.name for call in calls.calls_of(kind, chosen.short)]
             table = Table("call", "before, us", "now, us", "now / before", "quartiles", "", title=f"{kind} times")
             for case, name in enumerate(names):
                 record = measure(sides, kind, name, case, chosen.short, chosen.dry_run)

@@ -216,3 +216,10 @@ def gpu_calls(width: int = 4096, rows: tuple[int, ...] = ROWS) -> Iterator[Publi
     yield dequantize(f"dequantize {n}x{k}", n, k, given=True)
     yield requantize(f"requantize_with_max_scale {n}x{k}", n, k, given=True)
     yield normalize(f"normalize_e4m3fn_to_e4m3fnuz {n}x{k}", n, k, given=True)
+
+
+def calls_of(kind: str, short: bool) -> list[PublicCall]:
+    """Return the calls of a kind, "gpu" or "host"; the short ones of the GPU are for a look at whether they run."""
+    if kind == "host":
+        return list(host_calls())
+    return list(gpu_calls(256, (1, 16, 80)) if short else gpu_calls())

@@ -43,10 +43,8 @@ class Served:
         self.time: Callable[[int], float] | None = None
 
     def list_of(self, kind: str, short: bool) -> list[Any]:
-        """Return the calls of a kind; the short ones are for a look at whether they run."""
-        if kind == "host":
-            return list(self.calls.host_calls())
-        return list(self.calls.gpu_calls(256, (1, 16, 80)) if short else self.calls.gpu_calls())
+        """Return the calls of a kind."""
+        return list(self.calls.calls_of(kind, short))
 
     def prepare(self, kind: str, case: int, short: bool) -> dict[str, Any]:
         """Make a call and run it, so that its kernels are compiled and loaded; without a GPU it is not captured."""

@@ -88,11 +88,6 @@ def compare(variants: Mapping[str, Sequence[Call]], replays: int = REPLAYS, leas
     return {name: spread([1e3 * ms / graphs[name][1] for ms in times]) for name, times in found.items()}
 
 
-def graph_time(calls: Sequence[Call], repeats: int = REPLAYS) -> Timing:
-    """Return the time of one of ``calls``: `compare` of one variant."""
-    return compare({"": calls}, repeats)[""]
-
-
 def spread(times: list[float]) -> Timing:
     """Return the median of times, and their quartiles."""
     low, _, high = quantiles(times, n=4)

@@ -7,8 +7,7 @@ from bench import claims, results
 from bench.pictures import style
 from bench.results import LAYER, Record, Results
 
-COLOURS: Final = {"preallocated": "#0072B2", "plain": "#56B4E9", "vllm": "#D55E00"}
-"""Of Okabe and Ito, as those of the other pictures."""
+COLOURS: Final = {"preallocated": style.COLOURS["fp8core"], "plain": "#56B4E9", "vllm": style.COLOURS["vllm"]}
 HEIGHT: Final = 0.24
 """Of a bar; rows of the picture are 1 apart."""
 

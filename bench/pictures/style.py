@@ -24,24 +24,6 @@ COLOURS: Final = {
 WIDTH: Final = 8.6
 """Inches, at 150 dots each: as wide as a README shows, twice as fine."""
 
-OURS: Final = {
-    "fp8core": "#0072B2",
-    DECODE: "#0072B2",
-    LIBRARY: "#E69F00",
-    "copy": "#8C8C8C",
-    "vllm": "#D55E00",
-    "sgl": "#009E73",
-    "torch": "#CC79A7",
-    "torch.compile": "#CC79A7",
-    "deep_gemm": "#56B4E9",
-    "triton": "#56B4E9",
-    "baseline": "#D55E00",
-    "floor": "#5A5A5A",
-}
-"""Of Okabe and Ito, which colour-blind readers can tell apart."""
-WIDTH: Final = 8.6
-"""Inches, at 150 dots each: as wide as a README shows, twice as fine."""
-
 OURS: Final = ("fp8core", DECODE, LIBRARY)
 STYLE: Final = {
     "font.size": 8.5,
