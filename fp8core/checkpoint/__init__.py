@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fp8core.checkpoint.claims import Claim
+from fp8core.checkpoint.faults import Fault
+from fp8core.checkpoint.inspecting import Inspection, Kind, inspect_checkpoint
 from fp8core.checkpoint.reader import Checkpoint, Layer, Tensor, open_checkpoint, open_files
 from fp8core.checkpoint.schemes import SCHEMES, Scheme, SchemeName, quantization_config, scheme_of
 from fp8core.checkpoint.selection import module_of, selection
@@ -18,6 +20,7 @@ from fp8core.checkpoint.target import (
     unwritable,
 )
 from fp8core.checkpoint.verdicts import Verdict, verdicts_of
+from fp8core.checkpoint.verifying import Verification, verify_checkpoint
 from fp8core.checkpoint.writing import Advance, Shard, index_of, json_bytes, version, write_file, write_folder
 from fp8core.errors import CheckpointError
 
@@ -26,6 +29,9 @@ __all__ = [
     "Checkpoint",
     "Claim",
     "Extra",
+    "Fault",
+    "Inspection",
+    "Kind",
     "Layer",
     "Plan",
     "Progress",
@@ -33,10 +39,13 @@ __all__ = [
     "Summary",
     "Tensor",
     "Verdict",
+    "Verification",
+    "inspect_checkpoint",
     "open_checkpoint",
     "open_files",
     "plan_checkpoint",
     "quantize_checkpoint",
+    "verify_checkpoint",
 ]
 
 Progress = Callable[[str, int, int], None]

@@ -3,6 +3,7 @@
 Only headers and JSON files are read here; numbers are read when they are asked for, from a mapping of the file.
 """
 
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
@@ -15,23 +16,14 @@ from numpy.typing import NDArray
 
 from fp8core.checkpoint import naming
 from fp8core.checkpoint.claims import MODELOPT_FILE, Claim, claim_of
-from fp8core.checkpoint.files import WIDE, Entry, Header, read_header
+from fp8core.checkpoint.files import DTYPES, FP8, WIDE, Entry, Header, read_header
 from fp8core.checkpoint.granularity import E8M0, Granularity, grouping, matrices
-from fp8core.checkpoint.naming import FP8, FormatName, belongings
+from fp8core.checkpoint.naming import FormatName, belongings
 from fp8core.checkpoint.source import Source, read_json, scan
 from fp8core.errors import CheckpointError
 from fp8core.ops import convert_to_channelwise
 from fp8core.problem import GroupShape
 
-DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
-    **WIDE,
-    **{name: np.dtype(getattr(ml_dtypes, dtype)) for name, dtype in FP8.items()},
-    "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
-    **{f"{kind}{8 * size}": np.dtype(f"{kind.lower()}{size}") for kind in "IU" for size in (1, 2, 4, 8)},
-    "C64": np.dtype(np.complex64),
-    "BOOL": np.dtype(np.bool_),
-}
-"""The dtypes of safetensors."""
 SCALES: Final = (*WIDE, *E8M0)
 
 
@@ -55,6 +47,11 @@ class Tensor(NamedTuple):
     nbytes: int
     path: Path
     """The file."""
+
+    @property
+    def elements(self) -> int:
+        """How many numbers there are."""
+        return math.prod(self.shape)
 
     @property
     def entry(self) -> Entry:
@@ -140,6 +137,13 @@ class Layer(NamedTuple):
         """Give the weight, then what belongs to it."""
         yield self.weight
         yield from (one for one in (self.scale, self.input_scale, self.input_scale_ub, self.marker) if one is not None)
+
+    def matrices(self) -> Iterator[Entry]:
+        """Give the weight as matrices: one, or one for each expert."""
+        n, k = self.matrix_shape
+        nbytes = n * k
+        for begin in range(self.weight.begin, self.weight.begin + self.weight.nbytes, nbytes):
+            yield Entry(self.weight.name, self.weight.dtype, (n, k), begin, nbytes)
 
     def scales(self) -> NDArray[np.float32]:
         """Return the weight's scales as float32, in one shape whatever the file's is.

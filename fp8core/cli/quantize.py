@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from fp8core.cli.terminal import Bar, console, count, errors, table
+from fp8core.cli.terminal import Bar, console, count, errors, line, table
 
 if TYPE_CHECKING:
     from fp8core.checkpoint import Plan, Summary, Verdict
@@ -79,19 +79,19 @@ def _warnings_as_lines() -> Iterator[None]:
 
 def _show(summary: "Summary", scheme: str) -> None:
     before, after = summary.bytes_before, summary.bytes_after
-    _print(f"{summary.target}: {after:,} bytes, from {before:,} ({before / after:.2f} times smaller)")
+    line(f"{summary.target}: {after:,} bytes, from {before:,} ({before / after:.2f} times smaller)")
     quantized, kept = len(summary.quantized), len(summary.kept)
     are, stay = "is" if quantized == 1 else "are", "stays" if kept == 1 else "stay"
     end = ":" if kept else "."
-    _print(f"{count(quantized, 'weight')} {are} FP8 (scheme {scheme}); {count(kept, 'tensor')} {stay} as before{end}")
+    line(f"{count(quantized, 'weight')} {are} FP8 (scheme {scheme}); {count(kept, 'tensor')} {stay} as before{end}")
     for reason, tensors in _by_reason(summary.plan).items():
         more = f" and {len(tensors) - 1:,} more" if len(tensors) > 1 else ""
-        _print(f"  {reason}: {tensors[0]}{more}")
+        line(f"  {reason}: {tensors[0]}{more}")
     _show_extras(summary.plan)
     if summary.target.is_dir():
-        _print(f"{summary.config_file} has the quantization_config.")
+        line(f"{summary.config_file} has the quantization_config.")
     else:
-        _print(f"{summary.config_file} has the quantization_config, which readers want in config.json.")
+        line(f"{summary.config_file} has the quantization_config, which readers want in config.json.")
 
 
 def _by_reason(plan: "Plan") -> dict[str, list[str]]:
@@ -105,9 +105,9 @@ def _by_reason(plan: "Plan") -> dict[str, list[str]]:
 def _show_extras(plan: "Plan") -> None:
     for extra in plan.extras:
         if not extra.copied:
-            _print(f"Left out: {extra.name} ({extra.reason})")
+            line(f"Left out: {extra.name} ({extra.reason})")
         elif extra.reason:
-            _print(f"Copied as it is: {extra.name} ({extra.reason})")
+            line(f"Copied as it is: {extra.name} ({extra.reason})")
 
 
 def _show_plan(plan: "Plan") -> None:
@@ -130,7 +130,7 @@ def _show_plan(plan: "Plan") -> None:
     refused = f", {tally['refused']:,} refused" if tally["refused"] else ""
     sizes = f"{plan.bytes_before:,} bytes become {plan.bytes_after:,}"
     after = "nothing would be written" if plan.refused else sizes
-    _print(f"{tally['quantized']:,} quantized, {tally['kept']:,} kept{refused}: {after}")
+    line(f"{tally['quantized']:,} quantized, {tally['kept']:,} kept{refused}: {after}")
 
 
 def _row(verdict: "Verdict") -> tuple[str, str, str, str, str]:
@@ -144,7 +144,3 @@ def _starred(text: str) -> str:
 
 def _shape(verdict: "Verdict") -> str:
     return "[" + ", ".join(map(str, verdict.shape)) + "]"
-
-
-def _print(line: str) -> None:
-    console.print(line, markup=False, highlight=False, soft_wrap=True)

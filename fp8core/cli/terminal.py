@@ -25,6 +25,21 @@ def count(number: int, one: str, many: str | None = None) -> str:
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
+def line(text: str, style: str | None = None) -> None:
+    """Print one line as it is, however long."""
+    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def size(nbytes: int) -> str:
+    """Return a number of bytes in the unit in which it is short: "1.2 GB"."""
+    value, unit = float(nbytes), "bytes"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if value < 999.5:
+            break
+        value, unit = value / 1000, larger
+    return f"{nbytes:,} bytes" if unit == "bytes" else f"{value:.3g} {unit}"
+
+
 class Bar:
     """The progress of some bytes: a bar on a terminal, a line now and then in a log."""
 

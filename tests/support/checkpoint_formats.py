@@ -282,7 +282,8 @@ def write_format(writer, folder, state=None, config=None):
     known = {"model_type": "llama"} if config is None else dict(config)
     if out.config is not None:
         known["quantization_config"] = out.config
-    for name, value in {"config.json": known, **out.extra}.items():
+    documents = {"config.json": known} if out.config or out.extra or config else {}
+    for name, value in {**documents, **out.extra}.items():
         (folder / name).write_text(json.dumps(value))
     save_file(out.tensors, folder / "model.safetensors", out.metadata)
     return out
