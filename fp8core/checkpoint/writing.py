@@ -3,10 +3,10 @@
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fp8core.checkpoint.files import Entry, Header, Piece, copy_tensor, lay_out, read_rows
 from fp8core.checkpoint.replacing import Pending, pending_file, pending_folder, reserve, sync_folder, take_name
 from fp8core.checkpoint.schemes import Scheme
-from fp8core.checkpoint.source import Source
+from fp8core.checkpoint.source import Extra, Source
 from fp8core.checkpoint.target import Destination
 from fp8core.errors import CheckpointError
 from fp8core.ops import quantize
@@ -27,12 +27,34 @@ Advance = Callable[[str, int], None]
 """Called with a tensor's name and how many of its bytes have been read."""
 
 
-class Shard(NamedTuple):
+class NewFile(Protocol):
     """One file's part of the work."""
+
+    @property
+    def name(self) -> str:
+        """The file's name in a folder."""
+
+    def pieces(self) -> Iterable[Piece]:
+        """Give every tensor of the new file."""
+
+    def size(self) -> int:
+        """Return the length of the new file in bytes."""
+
+    def write(self, target: BinaryIO, advance: Advance) -> None:
+        """Write the new file; raises OSError as the system does."""
+
+
+class Shard(NamedTuple):
+    """One file of which some weights are quantized."""
 
     header: Header
     chosen: frozenset[str]
     scheme: Scheme
+
+    @property
+    def name(self) -> str:
+        """The file's name in a folder."""
+        return self.header.path.name
 
     def pieces(self) -> Iterator[Piece]:
         """Give every tensor of the new file."""
@@ -116,14 +138,19 @@ def json_bytes(value: dict[str, Any]) -> bytes:
     return (json.dumps(value, indent=2) + "\n").encode()
 
 
-def write_file(shard: Shard, found: Destination, config: dict[str, Any], advance: Advance) -> None:
-    """Write the new file and, beside it, its configuration: both appear, or none."""
+def write_file(new: NewFile, found: Destination, config: dict[str, Any] | None, advance: Advance) -> None:
+    """Write the new file and, beside it, its configuration where it has one: both appear, or none."""
+    if config is None:
+        with pending_file(found.path, new.size()) as weights:
+            new.write(weights.file, advance)
+            weights.appear()
+        return
     text = json_bytes(config)
     with ExitStack() as stack:
         beside = stack.enter_context(pending_file(found.config_file, len(text)))
         beside.file.write(text)
-        weights = stack.enter_context(pending_file(found.path, shard.size()))
-        shard.write(weights.file, advance)
+        weights = stack.enter_context(pending_file(found.path, new.size()))
+        new.write(weights.file, advance)
         _appear_together(beside, weights)
 
 
@@ -142,31 +169,33 @@ def _appear_together(beside: Pending, weights: Pending) -> None:
 
 def write_folder(
     source: Source,
-    shards: list[Shard],
+    files: Sequence[NewFile],
     found: Destination,
-    documents: dict[str, dict[str, Any]],
+    extras: Iterable[Extra],
+    documents: Mapping[str, dict[str, Any]],
     advance: Advance,
 ) -> None:
     """Write the new folder under another name, then let it take its own, replacing what had it.
 
     Args:
         source: the checkpoint, for what is copied as it is.
-        shards: the files with weights.
+        files: the files with weights.
         found: the target.
+        extras: what else the source holds.
         documents: the JSON files to write: name -> content.
         advance: see `Advance`.
     """
     with pending_folder(found.path) as folder:
-        for extra in source.extras:
+        for extra in extras:
             if extra.copied:
                 place = folder / extra.name
                 place.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(source.path / extra.name, place)
                 _flush(place)
-        for shard in shards:
-            with (folder / shard.header.path.name).open("x+b") as file:
-                reserve(file, shard.size())
-                shard.write(file, advance)
+        for new in files:
+            with (folder / new.name).open("x+b") as file:
+                reserve(file, new.size())
+                new.write(file, advance)
                 file.flush()
                 os.fsync(file.fileno())
         for name, value in documents.items():
@@ -181,12 +210,12 @@ def _flush(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def index_of(shards: list[Shard], weight_map: dict[str, str]) -> dict[str, Any]:
+def index_of(files: Sequence[NewFile], weight_map: dict[str, str]) -> dict[str, Any]:
     """Return the index of the new files."""
-    places = {piece.name: shard.header.path.name for shard in shards for piece in shard.pieces()}
+    places = {piece.name: new.name for new in files for piece in new.pieces()}
     for tensor, file in weight_map.items():  # which of two files is meant, where both have a tensor
         places[tensor] = file
         if scale_name(tensor) in places:
             places[scale_name(tensor)] = file
-    total = sum(piece.nbytes for shard in shards for piece in shard.pieces())
+    total = sum(piece.nbytes for new in files for piece in new.pieces())
     return {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}

@@ -49,9 +49,8 @@ def _faults(faults: "tuple[Fault, ...]") -> None:
     """Print the faults: a table, or in a log a line for each."""
     if not console.is_terminal:
         for fault in faults:
-            print(
-                "\t".join((fault.kind, fault.tensor, fault.text)), file=console.file
-            )  # rich would make blanks of tabs
+            # rich would make blanks of the tabs
+            print(f"{fault.kind}\t{fault.tensor}\t{fault.text}", file=console.file)
         return
     made = table(None)
     made.add_column("fault", style="red", no_wrap=True)
