@@ -1,6 +1,8 @@
 """Checkpoints of every FP8 format: read, verified, converted, and made from unquantized ones."""
 
+from fp8core.checkpoint.changes import Change
 from fp8core.checkpoint.claims import Claim
+from fp8core.checkpoint.converting import Conversion, convert_checkpoint, plan_conversion
 from fp8core.checkpoint.faults import Fault
 from fp8core.checkpoint.inspecting import Inspection, Kind, inspect_checkpoint
 from fp8core.checkpoint.quantizing import Plan, Summary, plan_checkpoint, quantize_checkpoint
@@ -13,8 +15,10 @@ from fp8core.checkpoint.verifying import Verification, verify_checkpoint
 
 __all__ = [
     "SCHEMES",
+    "Change",
     "Checkpoint",
     "Claim",
+    "Conversion",
     "Extra",
     "Fault",
     "Inspection",
@@ -27,10 +31,12 @@ __all__ = [
     "Tensor",
     "Verdict",
     "Verification",
+    "convert_checkpoint",
     "inspect_checkpoint",
     "open_checkpoint",
     "open_files",
     "plan_checkpoint",
+    "plan_conversion",
     "quantize_checkpoint",
     "verify_checkpoint",
 ]

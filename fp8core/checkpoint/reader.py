@@ -145,25 +145,29 @@ class Layer(NamedTuple):
         for begin in range(self.weight.begin, self.weight.begin + self.weight.nbytes, nbytes):
             yield Entry(self.weight.name, self.weight.dtype, (n, k), begin, nbytes)
 
-    def scales(self) -> NDArray[np.float32]:
+    def scales(self, expert: int | None = None) -> NDArray[np.float32]:
         """Return the weight's scales as float32, in one shape whatever the file's is.
 
         ``[1, 1]`` per tensor, ``[n, 1]`` per channel and for fused shards, ``[n blocks, k blocks]`` per block or group;
-        before these the experts, where they are stacked.
+        before these the experts, where they are stacked and no ``expert`` is asked for.
 
         Raises:
             CheckpointError: there are none, their shape fits the weight by no granularity, or the file cannot be read.
         """
         if self.scale is None or self.granularity is None:
             raise CheckpointError(self.fault())
-        stored = self.scale.read()
+        stored, shape = self.scale.read(), self.scale_shape
+        if expert is not None:
+            shape = shape[-2:]
+            if stored.size > 1 and self.experts is not None:
+                stored = stored[expert]
         numbers = as_float32(stored)
         if self.granularity == "shard":
             experts = [convert_to_channelwise(one, self.widths) for one in numbers.reshape(-1, len(self.widths))]
-            return np.stack(experts).reshape(self.scale_shape)
+            return np.stack(experts).reshape(shape)
         if numbers.size == 1:
-            return np.broadcast_to(numbers.reshape(1), self.scale_shape).copy()
-        return numbers.reshape(self.scale_shape)
+            return np.broadcast_to(numbers.reshape(1), shape).copy()
+        return numbers.reshape(shape)
 
     def fault(self) -> str:
         """Return why the weight cannot be read as numbers; empty where it can."""

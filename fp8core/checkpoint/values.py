@@ -34,7 +34,7 @@ def scales_of_rows(layer: Layer, scales: NDArray[np.float32], first: int, rows: 
 
 
 def dequantized(
-    layer: Layer, index: int, matrix: Entry, dtype: Wide = "float32", itemsize: int = WIDEST
+    layer: Layer, index: int, matrix: Entry, dtype: Wide = "float32", itemsize: int = WIDEST, multiple: int = 0
 ) -> Iterator[tuple[int, NDArray[Any]]]:
     """Give ``float32(code) * scale``, rounded once to ``dtype``: the number of the first row, and some rows.
 
@@ -44,10 +44,11 @@ def dequantized(
         matrix: one of `Layer.matrices`.
         dtype: float32, float16 or bfloat16.
         itemsize: see `read_rows`.
+        multiple: of how many rows pieces are: a multiple of those of a group, which is the default.
     """
-    scales, group_shape = layer.scales().reshape(-1, *layer.scale_shape[-2:])[index], layer.group_shape
+    scales, group_shape = layer.scales(index), layer.group_shape
     assert group_shape is not None
     with layer.weight.path.open("rb") as file:
-        for first, codes in read_rows(file, matrix, rows_of_a_group(layer), itemsize):
+        for first, codes in read_rows(file, matrix, multiple or rows_of_a_group(layer), itemsize):
             part = np.ascontiguousarray(scales_of_rows(layer, scales, first, len(codes)))
             yield first, np.asarray(dequantize(codes, part, group_shape=group_shape, dtype=dtype))

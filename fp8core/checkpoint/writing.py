@@ -105,9 +105,9 @@ class Shard(NamedTuple):
                 raise CheckpointError(
                     f"{entry.name} of {self.header.path} needs finite values, got NaN, Inf or numbers beyond float32"
                 )
-            _put(target, begins[entry.name] + first * entry.shape[1], data)
+            put(target, begins[entry.name] + first * entry.shape[1], data)
             advance(entry.name, weight.shape[0] * entry.nbytes // entry.shape[0])
-        _put(target, begins[scale_name(entry.name)], np.concatenate(scales))
+        put(target, begins[scale_name(entry.name)], np.concatenate(scales))
 
     def _tensor_scale(self, entry: Entry, source: BinaryIO) -> NDArray[np.float32]:
         """Return the scale of a whole tensor: the largest that some rows of it ask for."""
@@ -128,9 +128,10 @@ def scale_name(tensor: str) -> str:
     return f"{tensor}_scale"
 
 
-def _put(target: BinaryIO, begin: int, values: NDArray[Any]) -> None:
+def put(target: BinaryIO, begin: int, values: NDArray[Any]) -> None:
+    """Write an array at its place in a file; raises OSError as the system does."""
     target.seek(begin)
-    target.write(np.ascontiguousarray(values).data.cast("B"))
+    target.write(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
 
 
 def json_bytes(value: dict[str, Any]) -> bytes:

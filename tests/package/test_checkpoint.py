@@ -332,7 +332,7 @@ def test_a_full_disk_is_a_plain_message_and_leaves_nothing(tmp_path, source, tar
     if where == "reserving":
         monkeypatch.setattr(os, "posix_fallocate", full)
     else:
-        monkeypatch.setattr(writing, "_put", full)
+        monkeypatch.setattr(writing, "put", full)
     given, wanted = (source.parent, tmp_path / "fp8") if folder else (source, target)
     with pytest.raises(
         CheckpointError,
