@@ -218,7 +218,8 @@ class _Planned:
         if self.output == "comfyui" and layers:
             said = {change.layer.name: {"format": change.goal.dtype} for change in layers}
             metadata[METADATA] = json.dumps({"format_version": "1.0", "layers": said})
-        return ConvertedFile(header.path.name, parts, {"format": "pt", **metadata, MARK: version()})
+        nbytes = sum(one.nbytes for one in tensors)
+        return ConvertedFile(header.path.name, parts, {"format": "pt", **metadata, MARK: version()}, nbytes)
 
     def _other(self, tensor: Tensor) -> Iterator[Part]:
         """Give what becomes of a tensor that belongs to no FP8 weight."""

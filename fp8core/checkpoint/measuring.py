@@ -19,6 +19,8 @@ USUAL_MEDIAN: Final = 2e-2
 """What a typical weight is taken to be where no layer of the checkpoint has a usual magnitude."""
 FAR, NEAR = 100.0, 30.0
 """A scale is called wrong where the magnitude is so many times the other layers', and another reading so near them."""
+OF_A_COUNT: Final = 8
+"""The bytes that NumPy needs to count a code."""
 GROUPS_THAT_TELL: Final = 8
 """From so many groups on, powers of two whose largest codes are all the format's largest are no chance."""
 
@@ -78,7 +80,7 @@ def measure(layer: Layer, scales: NDArray[np.float32]) -> Iterator[Measured | in
     with layer.weight.path.open("rb") as file:
         for matrix in layer.matrices():
             n, k = matrix.shape
-            for _, part in read_rows(file, matrix, max(rows, 1)):
+            for _, part in read_rows(file, matrix, max(rows, 1), OF_A_COUNT):
                 codes = part.view(np.uint8)
                 counts += np.bincount(codes.ravel(), minlength=256)
                 full = full and _full(codes, rows if rows > 0 else n, cols if cols > 0 else k, layer.dtype)

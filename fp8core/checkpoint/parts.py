@@ -124,6 +124,8 @@ class ConvertedFile(NamedTuple):
     name: str
     parts: Sequence[Part]
     metadata: dict[str, str]
+    nbytes: int
+    """Of the tensors of the old one."""
 
     def pieces(self) -> Iterator[Piece]:
         """Give every tensor of the new file."""
@@ -138,8 +140,16 @@ class ConvertedFile(NamedTuple):
         """Write the new file; raises OSError as the system does."""
         first, begins, _ = lay_out(self.pieces(), self.metadata)
         target.write(first)
+        left = self.nbytes
+
+        def counted(tensor: str, nbytes: int) -> None:
+            nonlocal left
+            left -= nbytes
+            advance(tensor, nbytes)
+
         for part in self.parts:
-            part.write(target, begins, advance)
+            part.write(target, begins, counted)
+        advance(self.name, max(left, 0))  # of what has no place in the new file
 
 
 def as_bytes(values: Any) -> bytes:

@@ -145,6 +145,7 @@ def write_file(new: NewFile, found: Destination, config: dict[str, Any] | None, 
         with pending_file(found.path, new.size()) as weights:
             new.write(weights.file, advance)
             weights.appear()
+        found.config_file.unlink(missing_ok=True)  # of the file that was replaced
         return
     text = json_bytes(config)
     with ExitStack() as stack:

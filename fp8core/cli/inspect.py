@@ -1,15 +1,16 @@
 """`fp8core inspect`: what a checkpoint holds."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fp8core.cli.terminal import console, count, line, size, table
+from fp8core.cli.terminal import console, count, line, size, starred, table
 
 if TYPE_CHECKING:
-    from fp8core.checkpoint import Claim, Inspection
+    from fp8core.checkpoint import Claim, Inspection, Kind
 
 MOST_FAULTS = 10
 """So many are printed; --json has all."""
@@ -31,27 +32,15 @@ def inspect(
 
 def _show(found: "Inspection") -> None:
     line(f"{found.path}: {found.title}, {count(found.files, 'file')}, {size(found.nbytes)}", style="bold")
-    line(f"  {claimed(found.claim)}")
+    if found.layers or found.claim.file:
+        line(claimed(found.claim))
     if found.layers:
-        made = table(None, "FP8 layers", "weights", "scales", "activations")
-        made.add_column("parameters", justify="right")
-        made.add_column("size", justify="right")
-        made.add_column("for example", overflow="fold")
-        for kind in found.layers:
-            numbers = f"{kind.elements:,}", size(kind.nbytes)
-            made.add_row(f"{kind.number:,}", kind.what, kind.scales, kind.activations, *numbers, kind.example)
-        console.print(made)
+        _table("layers", found.layers, "codes", "scales", "inputs")
     if found.others:
-        made = table(None, "other tensors", "dtype")
-        made.add_column("parameters", justify="right")
-        made.add_column("size", justify="right")
-        made.add_column("for example", overflow="fold")
-        for kind in found.others:
-            made.add_row(f"{kind.number:,}", kind.what, f"{kind.elements:,}", size(kind.nbytes), kind.example)
-        console.print(made)
+        _table("others", found.others, "dtype")
     if found.kv_scales:
         line(f"{count(found.kv_scales, 'scale')} of cached keys and values")
-    if not found.faults:
+    if found.layers and not found.faults:
         line("The headers and the configuration agree; `fp8core verify` looks at the numbers, too.")
     for fault in found.faults[:MOST_FAULTS]:
         line(f"{fault.kind}: {fault.text}", style="yellow")
@@ -59,10 +48,24 @@ def _show(found: "Inspection") -> None:
         line(f"and {len(found.faults) - MOST_FAULTS:,} more: see --json", style="yellow")
 
 
+def _table(what: str, kinds: "Iterable[Kind]", *columns: str) -> None:
+    """Print kinds of tensors, one a row; of these columns those that there are."""
+    made = table(None)
+    made.add_column(what, justify="right", no_wrap=True)
+    for column in columns:
+        made.add_column(column, no_wrap=True)
+    made.add_column("size", justify="right", no_wrap=True)
+    made.add_column("for example", overflow="fold")
+    for kind in kinds:
+        cells = (kind.what, kind.scales, kind.activations)[: len(columns)]
+        made.add_row(f"{kind.number:,}", *cells, size(kind.nbytes), starred(kind.example))
+    console.print(made)
+
+
 def claimed(claim: "Claim") -> str:
     """Return what a configuration says, in words."""
     if not claim.file:
-        return "no configuration says how it is quantized: that is read from the names and shapes of its tensors"
+        return "No configuration says how it is quantized; the names and shapes of its tensors do."
     parts = [claim.variant]
     shape = "" if claim.group_shape is None else f" of {'x'.join(map(str, claim.group_shape))}"
     if claim.granularities:

@@ -1,16 +1,12 @@
 """`fp8core quantize`: an FP8 checkpoint, or a list of what would become what."""
 
-import re
-import warnings
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from fp8core.cli.terminal import Bar, console, count, errors, line, table
+from fp8core.cli.terminal import Bar, console, count, interrupted, line, starred, table, warnings_as_lines
 
 if TYPE_CHECKING:
     from fp8core.checkpoint import Plan, Summary, Verdict
@@ -48,33 +44,16 @@ def quantize(
     if target is None and not dry_run:
         raise typer.BadParameter("needs a file or folder to write, or --dry-run, got none", param_hint="TARGET")
     if dry_run:
-        with _warnings_as_lines():
+        with warnings_as_lines():
             plan = plan_checkpoint(source, target, scheme=scheme, include=include, exclude=exclude or (), force=force)
         _show_plan(plan)
         raise typer.Exit(1 if plan.refused else 0)
     assert target is not None
-    try:
-        with _warnings_as_lines(), Bar("quantizing") as advance:
-            summary = quantize_checkpoint(
-                source, target, scheme=scheme, include=include, exclude=exclude or (), force=force, progress=advance
-            )
-    except (KeyboardInterrupt, SystemExit) as stop:
-        what = "; ".join(getattr(stop, "__notes__", [])) or "nothing was written"
-        errors.print(f"interrupted: {what}", markup=False, highlight=False, soft_wrap=True)
-        raise
+    with interrupted(), warnings_as_lines(), Bar("quantizing") as advance:
+        summary = quantize_checkpoint(
+            source, target, scheme=scheme, include=include, exclude=exclude or (), force=force, progress=advance
+        )
     _show(summary, scheme)
-
-
-@contextmanager
-def _warnings_as_lines() -> Iterator[None]:
-    """Print warnings as lines of their own, after the block."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", RuntimeWarning)
-        try:
-            yield
-        finally:
-            for one in caught:
-                errors.print(f"warning: {one.message}", style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 def _show(summary: "Summary", scheme: str) -> None:
@@ -98,7 +77,7 @@ def _by_reason(plan: "Plan") -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for verdict in plan.verdicts:
         if verdict.status == "kept":
-            found.setdefault(_starred(verdict.reason), []).append(verdict.tensor)
+            found.setdefault(starred(verdict.reason), []).append(verdict.tensor)
     return found
 
 
@@ -135,11 +114,7 @@ def _show_plan(plan: "Plan") -> None:
 
 def _row(verdict: "Verdict") -> tuple[str, str, str, str, str]:
     """Return what is said of a tensor; numbers of layers and experts are stars, so that equal ones fall together."""
-    return _starred(verdict.tensor), verdict.dtype, _shape(verdict), verdict.status, _starred(verdict.reason)
-
-
-def _starred(text: str) -> str:
-    return re.sub(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)", "*", text)
+    return starred(verdict.tensor), verdict.dtype, _shape(verdict), verdict.status, starred(verdict.reason)
 
 
 def _shape(verdict: "Verdict") -> str:

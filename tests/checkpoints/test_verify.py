@@ -230,7 +230,7 @@ def test_an_index_that_names_a_tensor_twice_is_told(tmp_path):
     folder = sharded(tmp_path / "model", index=written_twice)
     name = min(name for file in folder.glob("*.safetensors") for name in load_file(file))
     assert ("index", name) in found(folder)
-    assert [f.text for f in verify_checkpoint(folder).faults if f.kind == "index"][0].endswith(
+    assert next(f.text for f in verify_checkpoint(folder).faults if f.kind == "index").endswith(
         "b.safetensors and a.safetensors"
     )
 
