@@ -230,7 +230,7 @@ class _Planned:
         elif self.output is None:
             self.left_out[tensor.name] = "a scale of cached keys and values"
         else:
-            yield Copied(tensor, Named(kv_scale_named(self.output, self.kv_scales[tensor.name]), tensor.shape))
+            yield Copied(tensor, kv_scale_named(self.output, self.kv_scales[tensor.name], tensor.shape))
 
     def _layer(self, layer: Layer) -> Iterator[Part]:
         """Give what becomes of an FP8 weight and what belongs to it."""

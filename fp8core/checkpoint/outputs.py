@@ -96,13 +96,15 @@ def input_scale_named(output: OutputName, layer: Layer) -> Named:
     return Named(f"{layer.name}.input_scale", (1,) if output == "compressed-tensors" else ())
 
 
-def kv_scale_named(output: OutputName, name: str) -> str:
-    """Return what a format calls a scale of cached keys or values that compressed-tensors calls ``name``."""
-    if output == "modelopt":
-        for key in ("k", "v"):
-            if name.endswith(f".{key}_scale"):
-                return name.removesuffix(f"{key}_scale") + f"{key}_proj.{key}_scale"
-    return name
+def kv_scale_named(output: OutputName, name: str, shape: tuple[int, ...]) -> Named:
+    """Return name and shape of a scale of cached keys or values that compressed-tensors calls ``name``."""
+    one = shape in ((), (1,))
+    if output != "modelopt":
+        return Named(name, (1,) if one else shape)
+    for key in ("k", "v"):
+        if name.endswith(f".{key}_scale"):
+            return Named(f"{name.removesuffix(f'{key}_scale')}{key}_proj.{key}_scale", () if one else shape)
+    return Named(name, shape)
 
 
 def marker(goal: Goal) -> bytes:

@@ -170,8 +170,9 @@ def modelopt(out):
     """hf_quant_config.json alone; scales without axes; scales of cached keys and values."""
     out.each(-1, -1, "weight_scale", lambda scale: scale.reshape(()))
     out.beside("input_scale", torch.tensor(0.02))
-    for part in ("k", "v"):
-        out.tensors[f"model.layers.0.self_attn.{part}_proj.{part}_scale"] = torch.tensor(0.5)
+    for module in [one for one in out.linears if one.endswith(".k_proj")]:
+        for part in ("k", "v"):
+            out.tensors[f"{module.removesuffix('k_proj')}{part}_proj.{part}_scale"] = torch.tensor(0.5)
     out.extra["hf_quant_config.json"] = {
         "producer": {"name": "modelopt", "version": "0.33"},
         "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]},
