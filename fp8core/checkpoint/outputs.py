@@ -144,12 +144,11 @@ def configuration(
             "modules_to_not_convert": sorted({"lm_head", *others} - {*quantized}),
         }
         return {**found, "scale_fmt": "ue8m0"} if goal.scale_format != "float32" else found
-    compressed = quantization_config(SCHEMES[goal.granularity], kept, quantized)
+    scheme = SCHEMES[goal.granularity]
+    compressed = quantization_config(scheme.with_static_activations() if static else scheme, kept, quantized)
     group = compressed["config_groups"]["group_0"]
     if goal.granularity == "block":
         group["weights"]["block_structure"] = list(goal.group_shape)
-    if static:
-        group["input_activations"] = {**group["input_activations"], "strategy": "tensor", "dynamic": False}
     if kv_cache:
         number = {"num_bits": 8, "type": "float", "symmetric": True}
         compressed["kv_cache_scheme"] = {**number, "strategy": "tensor", "dynamic": False}

@@ -1,12 +1,14 @@
 """Safetensors in, FP8 safetensors out: which weights become FP8, and how they are written."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from fp8core.checkpoint.running import Progress, Work, check, run
-from fp8core.checkpoint.schemes import Scheme, SchemeName, quantization_config, scheme_of
+from fp8core.checkpoint.schemes import Scheme, SchemeName, quantization_config, scheme_to_write
 from fp8core.checkpoint.selection import module_of, selection
 from fp8core.checkpoint.source import CONFIG, INDEX, RECORD, Extra, Source, open_source
 from fp8core.checkpoint.verdicts import Verdict, verdicts_of
@@ -70,6 +72,7 @@ def plan_checkpoint(
     scheme: SchemeName = "channel",
     include: Sequence[str] | None = None,
     exclude: Sequence[str] = (),
+    input_scales: Mapping[str, float] | None = None,
     force: bool = False,
 ) -> Plan:
     """Return what `quantize_checkpoint` would do with every tensor, and why. Nothing is written.
@@ -80,6 +83,7 @@ def plan_checkpoint(
         scheme: how weights and activations would be scaled.
         include: patterns of modules to quantize.
         exclude: patterns of modules to leave as they are.
+        input_scales: of scheme "static": the scale of each module's activations.
         force: whether an existing target would be replaced.
 
     Raises:
@@ -100,7 +104,7 @@ def plan_checkpoint(
         [('up.weight', 'quantized')]
     """
     opened = open_source(Path(source))
-    plan, shards = _planned(opened, scheme_of(scheme), include, exclude)
+    plan, shards = _planned(opened, scheme_to_write(scheme), include, exclude, input_scales)
     if target is not None:
         check(_work(opened, shards, plan, scheme), Path(target), force=force)
     return plan
@@ -113,6 +117,7 @@ def quantize_checkpoint(
     scheme: SchemeName = "channel",
     include: Sequence[str] | None = None,
     exclude: Sequence[str] = (),
+    input_scales: Mapping[str, float] | None = None,
     force: bool = False,
     progress: Progress | None = None,
 ) -> Summary:
@@ -135,17 +140,21 @@ def quantize_checkpoint(
         target: the new file, or for a folder the new folder. Beside a file ``NAME.safetensors`` goes
             ``NAME.config.json``; a folder's own config.json is extended, and fp8core.json says what was done.
         scheme: how weights and activations are scaled: "channel" with tokens, "tensor" with tensors, "block" of
-            128x128 with groups of 1x128, which keeps weights whose k is not a multiple of 128.
+            128x128 with groups of 1x128, which keeps weights whose k is not a multiple of 128, "static" as "tensor"
+            with the activations' scales in the file.
         include: patterns over the modules' names (the tensors' without ".weight"): globs, or regular expressions
             after "re:". With it, exactly the linear layers, heads and towers that it matches are quantized.
         exclude: patterns of modules to leave as they are.
+        input_scales: of scheme "static": the scale of each quantized module's activations, ``amax / 448``, by its name;
+            `fp8core.torch.calibrate` gives them.
         force: replace an existing file, or a folder that this function wrote and that holds nothing else.
         progress: called as tensors are read, with a name, the bytes of the source done so far, and all of them.
 
     Raises:
         CheckpointError: the source cannot be read, is damaged, is quantized already, holds nothing to quantize or a
-            weight that is not finite; a pattern matches nothing, names what readers cannot take as FP8, or parts
-            layers that vLLM joins; the target exists, or cannot be written. Nothing is left behind.
+            weight that is not finite; input_scales lack a module, name another one, or are no positive numbers; a
+            pattern matches nothing, names what readers cannot take as FP8, or parts layers that vLLM joins; the target
+            exists, or cannot be written. Nothing is left behind.
 
     Warns:
         RuntimeWarning: beside the target was what a run left that was killed; it is removed.
@@ -163,7 +172,7 @@ def quantize_checkpoint(
         (('up.weight',), ('up.bias',), 'fp8.config.json')
     """
     opened = open_source(Path(source))
-    plan, shards = _planned(opened, scheme_of(scheme), include, exclude)
+    plan, shards = _planned(opened, scheme_to_write(scheme), include, exclude, input_scales)
     _refuse(plan)
     found = run(_work(opened, shards, plan, scheme), Path(target), force=force, progress=progress)
     return Summary(
@@ -179,13 +188,19 @@ def quantize_checkpoint(
 
 
 def _planned(
-    opened: Source, scheme: Scheme, include: Sequence[str] | None, exclude: Sequence[str]
+    opened: Source,
+    scheme: Scheme,
+    include: Sequence[str] | None,
+    exclude: Sequence[str],
+    input_scales: Mapping[str, float] | None,
 ) -> tuple[Plan, list[Shard]]:
     entries = opened.entries
     picked = selection(include, exclude, map(module_of, entries))
-    verdicts = verdicts_of(entries, opened.config, picked, scheme)
+    scales = _checked(input_scales, scheme)
+    verdicts = verdicts_of(entries, opened.config, picked, scheme, scales)
+    _refuse_others(scales, verdicts)
     chosen = {verdict.tensor for verdict in verdicts if verdict.status == "quantized"}
-    shards = [Shard(h, frozenset(chosen & set(h.entries)), scheme) for h in opened.headers]
+    shards = [Shard(h, frozenset(chosen & set(h.entries)), scheme, scales) for h in opened.headers]
     plan = Plan(
         source=opened.path,
         verdicts=verdicts,
@@ -199,6 +214,32 @@ def _planned(
         ),
     )
     return plan, shards
+
+
+def _checked(input_scales: Mapping[str, float] | None, scheme: Scheme) -> dict[str, float]:
+    """Return the scales of activations as Python numbers, after refusing those that are none."""
+    if (input_scales is not None) != scheme.static:
+        got = "none" if input_scales is None else f"{len(input_scales):,} scales for another scheme"
+        raise CheckpointError(f"input_scales needs to be given with scheme static and with no other, got {got}")
+    scales: dict[str, float] = {}
+    for module, given in (input_scales or {}).items():
+        number = type(given) is not bool and isinstance(given, int | float | np.floating)
+        with np.errstate(over="ignore"):
+            scale = np.float32(given) if number else np.float32(0)
+        if not 0 < scale < np.inf:
+            raise CheckpointError(f"input_scales needs numbers above 0 that float32 has, got {given!r} for {module}")
+        scales[module] = float(scale)
+    return scales
+
+
+def _refuse_others(scales: Mapping[str, float], verdicts: Sequence[Verdict]) -> None:
+    """Refuse scales for modules that are not quantized."""
+    status = {verdict.module: verdict for verdict in verdicts}
+    for module in scales:
+        verdict = status.get(module)
+        if verdict is None or verdict.status != "quantized":
+            reason = "there is no such module" if verdict is None else f"it stays as it is: {verdict.reason}"
+            raise CheckpointError(f"input_scales needs modules that are quantized, got {module!r}: {reason}")
 
 
 def _refuse(plan: Plan) -> None:

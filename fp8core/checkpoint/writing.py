@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from fp8core.checkpoint.files import Entry, Header, Piece, copy_tensor, lay_out, read_rows
 from fp8core.checkpoint.replacing import Pending, pending_file, pending_folder, reserve, sync_folder, take_name
 from fp8core.checkpoint.schemes import Scheme
+from fp8core.checkpoint.selection import module_of
 from fp8core.checkpoint.source import Extra, Source
 from fp8core.checkpoint.target import Destination
 from fp8core.errors import CheckpointError
@@ -50,6 +51,8 @@ class Shard(NamedTuple):
     header: Header
     chosen: frozenset[str]
     scheme: Scheme
+    input_scales: Mapping[str, float] = {}
+    """Of the activations, by module, where the scheme has them in the file."""
 
     @property
     def name(self) -> str:
@@ -64,6 +67,8 @@ class Shard(NamedTuple):
                 scale = self.scheme.scale_shape(entry.shape)
                 yield Piece(entry.name, "F8_E4M3", entry.shape, rows * cols)
                 yield Piece(scale_name(entry.name), "F32", scale, 4 * int(np.prod(scale)))
+                if self.scheme.static:
+                    yield Piece(input_scale_name(entry.name), "F32", (1,), 4)
             else:
                 yield Piece(entry.name, entry.dtype, entry.shape, entry.nbytes)
 
@@ -108,6 +113,9 @@ class Shard(NamedTuple):
             put(target, begins[entry.name] + first * entry.shape[1], data)
             advance(entry.name, weight.shape[0] * entry.nbytes // entry.shape[0])
         put(target, begins[scale_name(entry.name)], np.concatenate(scales))
+        if self.scheme.static:
+            given_scale = self.input_scales[module_of(entry)]
+            put(target, begins[input_scale_name(entry.name)], np.array([given_scale], np.float32))
 
     def _tensor_scale(self, entry: Entry, source: BinaryIO) -> NDArray[np.float32]:
         """Return the scale of a whole tensor: the largest that some rows of it ask for."""
@@ -126,6 +134,11 @@ def version() -> str:
 def scale_name(tensor: str) -> str:
     """Return the name of a weight's scale."""
     return f"{tensor}_scale"
+
+
+def input_scale_name(tensor: str) -> str:
+    """Return the name of the scale of a layer's activations."""
+    return f"{tensor.removesuffix('.weight')}.input_scale"
 
 
 def put(target: BinaryIO, begin: int, values: NDArray[Any]) -> None:
@@ -217,7 +230,8 @@ def index_of(files: Sequence[NewFile], weight_map: dict[str, str]) -> dict[str, 
     places = {piece.name: new.name for new in files for piece in new.pieces()}
     for tensor, file in weight_map.items():  # which of two files is meant, where both have a tensor
         places[tensor] = file
-        if scale_name(tensor) in places:
-            places[scale_name(tensor)] = file
+        for beside in (scale_name(tensor), input_scale_name(tensor)):
+            if beside in places:
+                places[beside] = file
     total = sum(piece.nbytes for new in files for piece in new.pieces())
     return {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}

@@ -20,8 +20,10 @@ def quantize(
         Path | None, typer.Argument(help="The new safetensors file, or for a folder the new folder.")
     ] = None,
     scheme: Annotated[
-        Literal["channel", "tensor", "block"],
-        typer.Option(help="One scale per output channel, tensor or 128x128 block."),
+        Literal["channel", "tensor", "block", "static"],
+        typer.Option(
+            help="One scale per output channel, tensor or 128x128 block; static is tensor with given scales of inputs."
+        ),
     ] = "channel",
     include: Annotated[
         list[str] | None,
@@ -31,6 +33,10 @@ def quantize(
         ),
     ] = None,
     exclude: Annotated[list[str] | None, typer.Option(help="Modules to leave as they are, likewise.")] = None,
+    input_scales: Annotated[
+        Path | None,
+        typer.Option(help="Of scheme static: a JSON file with the scale of each layer's input, by the layer's name."),
+    ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Replace an existing file, or a folder that this command wrote.")
     ] = False,
@@ -43,17 +49,41 @@ def quantize(
 
     if target is None and not dry_run:
         raise typer.BadParameter("needs a file or folder to write, or --dry-run, got none", param_hint="TARGET")
+    given = None if input_scales is None else scales_of(input_scales)
     if dry_run:
         with warnings_as_lines():
-            plan = plan_checkpoint(source, target, scheme=scheme, include=include, exclude=exclude or (), force=force)
+            plan = plan_checkpoint(
+                source, target, scheme=scheme, include=include, exclude=exclude or (), input_scales=given, force=force
+            )
         _show_plan(plan)
         raise typer.Exit(1 if plan.refused else 0)
     assert target is not None
     with interrupted(), warnings_as_lines(), Bar("quantizing") as advance:
         summary = quantize_checkpoint(
-            source, target, scheme=scheme, include=include, exclude=exclude or (), force=force, progress=advance
+            source,
+            target,
+            scheme=scheme,
+            include=include,
+            exclude=exclude or (),
+            input_scales=given,
+            force=force,
+            progress=advance,
         )
     _show(summary, scheme)
+
+
+def scales_of(file: Path) -> dict[str, float]:
+    """Return the scales of a JSON file.
+
+    Raises:
+        CheckpointError: it cannot be read, or is no JSON object.
+    """
+    from fp8core.checkpoint.source import read_json
+    from fp8core.errors import CheckpointError
+
+    if not file.exists():
+        raise CheckpointError(f"cannot read {file}: No such file or directory")
+    return read_json(file)
 
 
 def _show(summary: "Summary", scheme: str) -> None:
