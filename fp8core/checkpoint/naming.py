@@ -118,6 +118,11 @@ def belongings(weight: str, present: Iterable[str]) -> Belongings:
     return Belongings(**found, formats=frozenset(formats))
 
 
+def is_scale(tensor: str) -> bool:
+    """Return whether a tensor is called a scale: of NVFP4 these are FP8 matrices."""
+    return tensor.endswith(("scale", "_scale_inv", ".scale_weight", "_scale_2"))
+
+
 def weight_of_scale(scale: str) -> str | None:
     """Return the weight that a tensor is the scale of, by its name alone; None of names that say nothing for sure."""
     for suffix in (".weight_scale_inv", ".weight_scale", ".scale_weight"):

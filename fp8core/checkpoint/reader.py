@@ -242,7 +242,8 @@ class Checkpoint:
     @cached_property
     def _table(self) -> tuple[dict[str, Layer], FormatName]:
         present = self.all_tensors
-        weights = [one for one in present.values() if one.dtype in FP8 and len(one.shape) > 1 and one.nbytes]
+        matrices_of_codes = (one for one in present.values() if one.dtype in FP8 and len(one.shape) > 1 and one.nbytes)
+        weights = [one for one in matrices_of_codes if not naming.is_scale(one.name)]
         around = {one.name: belongings(one.name, present) for one in weights}
         name = _format_of(self.claim, weights, around, present)
         layers: dict[str, Layer] = {}

@@ -184,6 +184,13 @@ def test_a_norm_named_scale_is_no_scale_of_a_weight(tmp_path):
     assert not open_checkpoint(tmp_path).layers
 
 
+def test_the_fp8_scales_of_nvfp4_are_no_weights(tmp_path):
+    tensors = {"a.weight": np.zeros((64, 16), np.uint8), "a.weight_scale": fp8(64, 2)}
+    write(tmp_path / "model.safetensors", tensors | {"a.weight_scale_2": np.ones((), np.float32)})
+    found = open_checkpoint(tmp_path)
+    assert (found.format, dict(found.layers)) == ("unquantized", {})
+
+
 def test_only_headers_are_read_and_no_framework_is_imported(tmp_path):
     """A file whose numbers are a hole that would fill memory: 64 GB of FP8 that was never written."""
     name, n, k = "model.layers.0.mlp.up_proj.weight", 1 << 18, 1 << 18
