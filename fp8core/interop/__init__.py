@@ -46,8 +46,8 @@ def view(x: Any, name: str, *, written: bool = False) -> TensorView:
     """Return a view of the array ``x``; nothing is copied.
 
     Args:
-        x: an array of NumPy, CuPy, PyTorch or JAX, a Float8Array, or anything else that offers DLPack, of a
-            dtype in `problem.ITEMSIZE`. Whether it requires grad does not matter.
+        x: an array of NumPy, CuPy, PyTorch or JAX, a Float8Array, or anything else that offers DLPack or
+            ``__cuda_array_interface__``, of a dtype in `problem.ITEMSIZE`. Whether it requires grad does not matter.
         name: what errors call the operand.
         written: the operand is a destination.
 

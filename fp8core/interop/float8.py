@@ -4,13 +4,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fp8core.errors import DTypeError, LayoutError
 from fp8core.interop import dlpack
+from fp8core.interop.frameworks import framework_of
 from fp8core.interop.scalars import scalar
 from fp8core.problem import FORMATS
+from fp8core.runtime import device
 
 if TYPE_CHECKING:
     import numpy as np
 
 DTYPES: Final = (*FORMATS, "float8_e8m0fnu")
+_KNOWN: Final[set[type]] = set()
+"""Types of NumPy and CuPy that were met."""
 SHOWN: Final = 36
 """The text of an array of more elements has the first and last three of each axis."""
 
@@ -53,7 +57,8 @@ class Float8Array(DLPackView):
     equals nothing, and -0 equals 0. There is no ``astype``: `fp8core.dequantize` converts, and takes the scale, too.
 
     Args:
-        codes: a uint8 array, one byte an element.
+        codes: a uint8 array, one byte an element, of NumPy or CuPy. Of other arrays, as those of numba and cuda.core,
+            which have no FP8 either, the memory is taken over as an array of CuPy, or of NumPy on the host.
         dtype: "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz" or "float8_e8m0fnu".
 
     Raises:
@@ -74,6 +79,8 @@ class Float8Array(DLPackView):
     __slots__ = ()
 
     def __init__(self, codes: Any, dtype: str) -> None:
+        if type(codes) not in _KNOWN:
+            codes = _own(codes)
         if codes.dtype.char != "B":
             raise DTypeError(f"codes needs uint8, got {codes.dtype}")
         if dtype not in DTYPES:
@@ -214,6 +221,25 @@ class Float8Array(DLPackView):
 
     def _form(self) -> str:
         return f"Float8Array(shape={self.shape}, dtype={self._dtype}, strides={self.strides}, device={self.device})"
+
+
+def _own(codes: Any) -> Any:
+    """Return an array of NumPy or CuPy over the same memory, which CuPy's current stream may use at once."""
+    from fp8core.interop import cuda_array
+
+    framework = framework_of(type(codes))
+    if framework is None:
+        raise DTypeError(f"codes needs an array of uint8, got {type(codes).__module__}.{type(codes).__qualname__}")
+    if framework.name in ("numpy", "cupy"):
+        _KNOWN.add(type(codes))
+        return codes
+    if framework is cuda_array.framework():
+        return cuda_array.as_cupy(codes, "codes")
+    if codes.__dlpack_device__()[0] in dlpack.HOST_DEVICES:
+        import numpy as np
+
+        return np.from_dlpack(codes)
+    return device.cupy().from_dlpack(codes)
 
 
 def _equal(codes: Any, others: Any, dtype: str) -> Any:
