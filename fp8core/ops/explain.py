@@ -70,7 +70,8 @@ def explain(
     """Return the problem that a call poses and every kernel of its table, in the order of preference.
 
     Nothing runs and nothing is compiled: the call goes its way up to the choice of a kernel. Operands may be arrays,
-    or an `ArraySpec` where there is no array, also within a `Quantized`.
+    or have a shape and a dtype alone, also within a `Quantized`: an `ArraySpec`, a ``jax.ShapeDtypeStruct``, a meta or
+    fake tensor of torch.
 
     Args:
         function: an operation of fp8core, or an `Fp8Linear`.
