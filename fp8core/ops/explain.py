@@ -5,6 +5,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from fp8core.core.explaining import ArraySpec, ExplainRequest, explanation_of
+from fp8core.core.scale_shapes import WEIGHT_GROUPS
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.kernels.quantize import QUANTIZE
 from fp8core.ops.all_close import all_close_1d
@@ -111,12 +112,7 @@ def explain(
     return explanation_of(function, *args, request=request, **kwargs)
 
 
-_GROUPS: Final[dict[Granularity, GroupShape]] = {
-    "tensor": PER_TENSOR,
-    "row": PER_TOKEN,
-    "group": GROUP_128,
-    "block": BLOCK_128,
-}
+_GROUPS: Final = {granularity: group for group, granularity in WEIGHT_GROUPS.items()}
 
 
 def explain_product(

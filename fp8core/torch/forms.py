@@ -18,9 +18,6 @@ from fp8core.ops.quantize import _QUANTIZE
 from fp8core.ops.scaled_mm import _SCALED_MM, _SCALED_MM_NT
 from fp8core.ops.shards import _EXPAND, _REQUANTIZE
 
-GIVEN: Final = "given"
-"""The option that says whether the scale is given: an overload knows it."""
-
 
 class Option(NamedTuple):
     """One option of an operation, as an argument of an operator."""
@@ -91,7 +88,7 @@ class Entry(NamedTuple):
     arguments: tuple[str, ...]
     """The names of the operands."""
     options: tuple[Option | None, ...]
-    """None in the place of `GIVEN`."""
+    """None in the place of the option that says whether the scale is given: an overload knows it."""
     forms: tuple[Form, ...]
     scale: int | None = None
     """The place of the scale of a quantization."""
