@@ -91,6 +91,11 @@ class Framework(ABC):
                 order of a stream, so it has to come from the right one's pool.
         """
 
+    def declared(self, x: Any, name: str) -> tuple[str, Target]:
+        """Return the dtype and the device of ``x``, which a framework may know without its memory."""
+        seen = self.view(x, name)
+        return seen.dtype, seen.target
+
     def signature(self, x: Any) -> tuple[int, Any]:
         """Return the address of ``x`` and a hashable value: arrays of equal ones pass the same checks.
 
