@@ -5,7 +5,6 @@ import logging
 import random
 import struct
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from statistics import median
 from typing import Any, Final, TypeVar
@@ -13,7 +12,7 @@ from typing import Any, Final, TypeVar
 from fp8core.errors import BackendError
 from fp8core.kernels.gemm.args import Matmul
 from fp8core.problem import BLOCK, ITEMSIZE, ScaledMm, Target
-from fp8core.runtime import device, hip_graphs
+from fp8core.runtime import capture, device, hip_graphs
 
 COLD_BYTES: Final = 192 << 20
 """Weights rotate over this much, so that none of them stays in L2 (50 MB on an H200)."""
@@ -195,13 +194,5 @@ def recorded(operands: Operands, launch: Matmul, stream: Any) -> Run:
 
 def captured(stream: Any, calls: Run) -> Any:
     """Return the graph of what ``calls`` launches on a CuPy stream, which is no longer captured whatever happens."""
-    try:
-        stream.begin_capture()
-        calls()
-        return stream.end_capture()
-    except BaseException:
-        if device.capturing(stream.ptr):
-            # A capture that an error has made invalid ends with another one: the first is the one to report.
-            with suppress(device.cupy().cuda.runtime.CUDARuntimeError):
-                stream.end_capture()
-        raise
+    stream.begin_capture()
+    return capture.record(calls, stream.end_capture, device.cupy().cuda.runtime.CUDARuntimeError)

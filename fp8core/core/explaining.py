@@ -7,6 +7,7 @@ from fp8core.core.specs import ALIGNMENT, TensorSpec, whole_number
 from fp8core.errors import LayoutError, ShapeError
 from fp8core.interop import TensorView, dtype_name, stream_address
 from fp8core.interop.dlpack import contiguous
+from fp8core.interop.memoryless import declared
 from fp8core.problem import HOST, ITEMSIZE, Target
 from fp8core.table import Explanation
 
@@ -95,10 +96,11 @@ class ExplainRequest:
         self.target, self.elsewhere, self.stream = target, elsewhere, stream
 
     def spec(self, x: object, name: str) -> TensorSpec | None:
-        """Return the spec of an operand that is given as an `ArraySpec`, wherever it will be; None of others."""
-        if not isinstance(x, ArraySpec):
-            return None
-        return TensorSpec(name, x.dtype, x.shape, x.strides, HOST, x.alignment)
+        """Return the spec of an operand that is given without memory, wherever it will be; None of others."""
+        if isinstance(x, ArraySpec):
+            return TensorSpec(name, x.dtype, x.shape, x.strides, HOST, x.alignment)
+        known = declared(x, name)
+        return None if known is None else TensorSpec(name, *known, HOST)
 
     def explained(
         self,

@@ -58,31 +58,36 @@ def offsets(addresses: Sequence[int]) -> tuple[int, ...]:
 def recognizer(operands: Sequence[Any], framework: Framework) -> Read | None:
     """Return what recognizes operands of the same signatures as these; None where the guards of ``framework`` cannot.
 
-    It may say None of operands that are alike, and never recognizes others.
+    The framework has guards. What is returned may say None of operands that are alike, and never recognizes others.
     """
-    if framework.address is None:
-        return None
-    guard = framework.guard(tuple([x for x in operands if x is not None]))
-    read = _bind_read(tuple([x is not None for x in operands]))(framework.blocked, guard, framework.address)
-    return None if read(*operands) is None else read  # one tensor twice, which torch's guards do not take
+    first = {id(x): at for at, x in reversed(list(enumerate(operands)))}
+    same = tuple([None if x is None else first[id(x)] for x in operands])
+    guard = framework.guard(tuple([operands[at] for i, at in enumerate(same) if i == at]))
+    read = _bind_read(same)(framework.blocked, guard, framework.address)
+    return None if read(*operands) is None else read
 
 
 @cache
-def _bind_read(present: tuple[bool, ...]) -> Callable[..., Read]:
-    """Return what makes a `Read` of operands of which these are there; its code has no loop.
+def _bind_read(same: tuple[int | None, ...]) -> Callable[..., Read]:
+    """Return what makes a `Read` of operands; its code has no loop.
 
     Loops over operands and addresses take half a microsecond more, a quarter of the time of a cached call.
+
+    Args:
+        same: for each operand None if it is left out, else the first place of the same array: a guard takes each array
+            once.
     """
-    names = [f"x{i}" for i in range(len(present))]
-    there = [name for name, is_there in zip(names, present, strict=True) if is_there]
-    absent = [f"{name} is None" for name in names if name not in there]
+    names = [f"x{i}" for i in range(len(same))]
+    there = [name for i, name in enumerate(names) if same[i] == i]
+    alike = [f"{name} is {None if at is None else names[at]}" for name, at in zip(names, same, strict=True)]
+    alike = [test for i, test in enumerate(alike) if same[i] != i]
     lines = [
         "def bind(blocked, holds, address):",
         f"    def read({', '.join(names)}):",
-        f"        if {' and '.join([*absent, 'not blocked()'])} and holds({', '.join(there)}):",
+        f"        if {' and '.join([*alike, 'not blocked()'])} and holds({', '.join(there)}):",
         *(f"            {name} = address({name})" for name in there),
         f"            if {' and '.join(there)}:",  # else memory that was taken away, which `view` refuses
-        f"                addresses = [{', '.join(name if name in there else '0' for name in names)}]",
+        f"                addresses = [{', '.join('0' if at is None else names[at] for at in same)}]",
         f"                return addresses, ({' | '.join(there)}) & {_OFFSETS}",
         "    return read",
     ]

@@ -14,6 +14,10 @@ TILE: Final = 1024
 """Rows of a and of the weight that are multiplied at a time."""
 DEPTH: Final = 512
 """Elements of k that are decoded at a time."""
+SMALL: Final = 1 << 24
+"""Products of at most so many multiplications, about a millisecond, stay on the calling thread."""
+PART: Final = 1 << 18
+"""OpenBLAS multiplies without threads what has at most so many (SMP_THRESHOLD_MIN * GEMM_MULTITHREAD_THRESHOLD)."""
 
 
 class Buffers:
@@ -36,11 +40,28 @@ def decode(codes: Array, dtype: str, buffer: Floats, work: Workspace) -> Floats:
 
 def multiply(left: Floats, right: Floats, out: Floats, one_by_one: bool) -> Floats:
     """Write ``left @ right.T`` to ``out``: row by row where bits must not depend on other rows (in a BLAS they do)."""
-    if not one_by_one:
-        return np.matmul(left, right.T, out=out)
-    for row in range(len(left)):
-        np.matmul(left[row : row + 1], right.T, out=out[row : row + 1])
+    for rows in (slice(row, row + 1) for row in range(len(left))) if one_by_one else (slice(None),):
+        multiply_parts(left[rows], right, out[rows])
     return out
+
+
+def multiply_parts(left: Floats, right: Floats, out: Floats) -> None:
+    """Write ``left @ right.T`` to ``out``, a small one in parts for which the BLAS starts no threads.
+
+    Beside the threads of torch or XLA, on few cores, its threads wait for theirs: a small product takes many times as
+    long then as on one thread.
+    """
+    (m, k), n = left.shape, len(right)
+    if m * n * k > SMALL:
+        np.matmul(left, right.T, out=out)
+        return
+    step = max(PART // max(min(m, n) * k, 1), 1)
+    for start in range(0, max(m, n), step):
+        part = slice(start, start + step)
+        if m > n:
+            np.matmul(left[part], right.T, out=out[part])
+        else:
+            np.matmul(left, right[part].T, out=out[:, part])
 
 
 def scale_matrix(pointer: int, granularity: str, rows: int, k: int, strides: tuple[int, int]) -> Floats:

@@ -18,6 +18,7 @@ from fp8core.interop.names import Operand, ScaleOperand, dtype_name
 from fp8core.interop.ordering import order_after, order_before
 from fp8core.interop.scalars import scalar
 from fp8core.interop.tensor import Allocator, Framework, Result, TensorView
+from fp8core.problem import Target
 
 __all__ = [
     "Allocator",
@@ -27,6 +28,7 @@ __all__ = [
     "ScaleOperand",
     "TensorView",
     "check_writable",
+    "declared",
     "dtype_name",
     "eager_only",
     "framework_of",
@@ -46,8 +48,8 @@ def view(x: Any, name: str, *, written: bool = False) -> TensorView:
     """Return a view of the array ``x``; nothing is copied.
 
     Args:
-        x: an array of NumPy, CuPy, PyTorch or JAX, a Float8Array, or anything else that offers DLPack, of a
-            dtype in `problem.ITEMSIZE`. Whether it requires grad does not matter.
+        x: an array of NumPy, CuPy, PyTorch or JAX, a Float8Array, or anything else that offers DLPack or
+            ``__cuda_array_interface__``, of a dtype in `problem.ITEMSIZE`. Whether it requires grad does not matter.
         name: what errors call the operand.
         written: the operand is a destination.
 
@@ -67,6 +69,19 @@ def view(x: Any, name: str, *, written: bool = False) -> TensorView:
     if written:
         seen.framework.written(_storage_of(x), name)
     return seen
+
+
+def declared(x: Any, name: str) -> tuple[str, Target]:
+    """Return the dtype and the device of an array; of a tensor that is traced, too, which has no memory.
+
+    Raises:
+        DTypeError, LayoutError, DeviceError: as for `view`.
+    """
+    framework = None if isinstance(x, Float8Array) else framework_of(type(x))
+    if framework is not None:
+        return framework.declared(x, name)
+    seen = view(x, name)
+    return seen.dtype, seen.target
 
 
 def stream_of(first: TensorView, stream: Any = None, *others: TensorView) -> int:

@@ -19,7 +19,7 @@ REFUSALS = (BufferError, RuntimeError, ValueError, TypeError, NotImplementedErro
 
 
 class KeepAlive:
-    """A capsule of memory that a kernel reads on a stream which the producer knows nothing of.
+    """A capsule, or another owner, of memory that a kernel reads on a stream which the producer knows nothing of.
 
     The producer may use the memory anew as soon as the capsule dies, in the order of its own streams. So when
     the call is over, the capsule is kept until the stream has come past it.
@@ -54,8 +54,35 @@ def _raise(error: Exception) -> bool:
     raise error
 
 
-class Foreign(Framework):
-    """Any exporter of DLPack. Results come as CuPy arrays, or NumPy arrays on the host."""
+class Borrowing(Framework):
+    """A framework whose stream and allocator are not known. Results come as CuPy arrays, or NumPy arrays on the host.
+
+    What views hold is a `KeepAlive`, where they have to hold anything.
+    """
+
+    def stream(self, target: Target) -> int:
+        """Return CuPy's current stream: this framework's own is not known."""
+        return 0 if target.platform == "host" else device.stream(target.device)
+
+    def empty(
+        self,
+        shape: tuple[int, ...],
+        dtype: str,
+        target: Target,
+        strides: tuple[int, ...] | None = None,
+        stream: int | None = None,
+    ) -> Result:
+        """Return an array of CuPy, or of NumPy on the host."""
+        native = numpy_arrays.framework() if target.platform == "host" else cupy_arrays.framework()
+        return native.empty(shape, dtype, target, strides, stream)
+
+    def keep(self, view: TensorView, stream: int, owner: object = None) -> None:
+        """Leave it to the view, which keeps the memory until the stream that it was ordered for has passed."""
+        del view, stream, owner
+
+
+class Foreign(Borrowing):
+    """Any exporter of DLPack."""
 
     name = "dlpack"
 
@@ -91,32 +118,12 @@ class Foreign(Framework):
         check_aligned(found.pointer, found.dtype, name)
         return TensorView(found.pointer, found.dtype, found.shape, found.strides, target, self, x, held)
 
-    def stream(self, target: Target) -> int:
-        """Return CuPy's current stream: this framework's own is not known."""
-        return 0 if target.platform == "host" else device.stream(target.device)
-
-    def empty(
-        self,
-        shape: tuple[int, ...],
-        dtype: str,
-        target: Target,
-        strides: tuple[int, ...] | None = None,
-        stream: int | None = None,
-    ) -> Result:
-        """Return an array of CuPy, or of NumPy on the host."""
-        native = numpy_arrays.framework() if target.platform == "host" else cupy_arrays.framework()
-        return native.empty(shape, dtype, target, strides, stream)
-
     def order_before(self, view: TensorView, stream: int, owner: object = None) -> None:
         """Let ``stream`` wait as the protocol has it: by another export."""
         if isinstance(view.held, KeepAlive) and view.held.stream != stream:
             with device.on(view.target.device):
                 export(view.owner, in_protocol(stream, view.target))
             view.held.read_on(stream, owner)
-
-    def keep(self, view: TensorView, stream: int, owner: object = None) -> None:
-        """Leave it to the view, whose capsule is kept until the stream that it was ordered for has passed."""
-        del view, stream, owner
 
     def written(self, x: Any, name: str) -> None:
         """Raise LayoutError if ``x`` says that it is read-only, which only versioned capsules can."""

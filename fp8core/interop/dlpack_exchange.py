@@ -5,7 +5,7 @@ The table of functions is DLPackExchangeAPI of dlpack.h 1.2; all of its function
 
 import ctypes
 from collections.abc import Callable
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, Final
 
 from fp8core.errors import BackendError, DeviceError, LayoutError
@@ -56,6 +56,15 @@ class Exchange(Framework):
         self._to_object = _TO_OBJECT(api.to_object)
         self._read = _READ(api.read) if api.read else None
         self._current_stream = _STREAM(api.stream)
+
+    @cached_property
+    def allocates(self) -> bool:
+        """Whether the table makes arrays: the views of cuda.core have one that does not, and no stream of their own."""
+        try:
+            self.empty((0,), "uint8", HOST)
+        except (NotImplementedError, BackendError, BufferError):
+            return False
+        return True
 
     def view(self, x: Any, name: str) -> TensorView:
         """Return a view of ``x``; nothing is copied, and no stream waits."""

@@ -1,12 +1,22 @@
 """FP8 arrays for frameworks without the dtype, and the export that gives any bytes a dtype on their way out."""
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from fp8core.errors import DTypeError, LayoutError
 from fp8core.interop import dlpack
+from fp8core.interop.frameworks import framework_of
+from fp8core.interop.scalars import scalar
 from fp8core.problem import FORMATS
+from fp8core.runtime import device
+
+if TYPE_CHECKING:
+    import numpy as np
 
 DTYPES: Final = (*FORMATS, "float8_e8m0fnu")
+_KNOWN: Final[set[type]] = set()
+"""Types of NumPy and CuPy that were met."""
+SHOWN: Final = 36
+"""The text of an array of more elements has the first and last three of each axis."""
 
 
 class DLPackView:
@@ -40,10 +50,15 @@ class Float8Array(DLPackView):
 
     Views of it (``q[rows]``, ``q.T``) share its memory. It exports itself by DLPack under its own dtype, so
     ``torch.from_dlpack(q)`` is a ``torch.float8_*`` tensor of the same memory; ``__cuda_array_interface__`` has
-    no word for FP8 and is not offered.
+    no word for FP8 and is not offered. Over NumPy bytes ``np.asarray(q)`` is the same memory under the dtype of
+    ``ml_dtypes``; from a GPU nothing is copied unasked: `get` does.
+
+    ``q == other`` compares values element by element with a number or another array of its dtype, as NumPy does: NaN
+    equals nothing, and -0 equals 0. There is no ``astype``: `fp8core.dequantize` converts, and takes the scale, too.
 
     Args:
-        codes: a uint8 array, one byte an element.
+        codes: a uint8 array, one byte an element, of NumPy or CuPy. Of other arrays, as those of numba and cuda.core,
+            which have no FP8 either, the memory is taken over as an array of CuPy, or of NumPy on the host.
         dtype: "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz" or "float8_e8m0fnu".
 
     Raises:
@@ -53,9 +68,10 @@ class Float8Array(DLPackView):
         >>> import numpy as np, fp8core
         >>> q = fp8core.Float8Array(np.array([[0x38, 0xB8]], np.uint8), "float8_e4m3fn")
         >>> q
-        Float8Array(shape=(1, 2), dtype=float8_e4m3fn, strides=(2, 1), device=cpu)
-        >>> q.get().astype(np.float32).tolist()
-        [[1.0, -1.0]]
+        Float8Array([[1, -1]],
+                    shape=(1, 2), dtype=float8_e4m3fn, strides=(2, 1), device=cpu)
+        >>> q.tolist(), (q == 1).tolist(), np.asarray(q).dtype.name
+        ([[1.0, -1.0]], [[True, False]], 'float8_e4m3fn')
         >>> fp8core.dequantize(q, 2.0).tolist()
         [[2.0, -2.0]]
     """
@@ -63,6 +79,8 @@ class Float8Array(DLPackView):
     __slots__ = ()
 
     def __init__(self, codes: Any, dtype: str) -> None:
+        if type(codes) not in _KNOWN:
+            codes = _own(codes)
         if codes.dtype.char != "B":
             raise DTypeError(f"codes needs uint8, got {codes.dtype}")
         if dtype not in DTYPES:
@@ -105,6 +123,11 @@ class Float8Array(DLPackView):
         return self.size
 
     @property
+    def itemsize(self) -> int:
+        """The number of bytes of an element: 1."""
+        return 1
+
+    @property
     def device(self) -> Any:
         """The device, as the array of bytes names it."""
         return self._array.device
@@ -120,8 +143,39 @@ class Float8Array(DLPackView):
     def __getitem__(self, key: Any) -> "Float8Array":
         part = self._array[key]
         if not hasattr(part, "__dlpack__"):
-            raise LayoutError(f"[{key!r}] is one number of {self!r}: take a slice, or .get() the array first")
+            raise LayoutError(f"[{key!r}] is one number of {self._form()}: take a slice, or .get() the array first")
         return Float8Array(part, self._dtype)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """Return the values for NumPy, whose memory it is.
+
+        Raises:
+            TypeError: the bytes are on a GPU.
+        """
+        if hasattr(self._array, "get"):
+            raise TypeError(f"NumPy needs an array in host memory, got {self._form()}: call .get()")
+        import numpy as np
+
+        return np.array(self.get(), dtype, copy=copy)
+
+    def __eq__(self, other: object) -> Any:
+        """Return where the values are equal, as an array of bool; NaN equals nothing."""
+        if isinstance(other, Float8Array):
+            if other._dtype != self._dtype or type(other._array) is not type(self._array):
+                return NotImplemented
+            return _equal(self._array, other._array, self._dtype)
+        number = scalar(other)
+        if number is None:
+            return NotImplemented
+        code = _code_of(number, self._dtype)
+        return self._array != self._array if code is None else _equal(self._array, code, self._dtype)
+
+    def __ne__(self, other: object) -> Any:
+        """Return where the values differ, as an array of bool; NaN differs from all."""
+        equal = self.__eq__(other)
+        return equal if equal is NotImplemented else ~equal
+
+    __hash__ = None  # type: ignore[assignment]  # as arrays that are compared by their elements
 
     def reshape(self, *shape: Any) -> "Float8Array":
         """Return the elements in another shape, without a copy where the strides allow it."""
@@ -132,12 +186,76 @@ class Float8Array(DLPackView):
         name = dtype if isinstance(dtype, str) else getattr(dtype, "name", getattr(dtype, "__name__", str(dtype)))
         return self._array if name == "uint8" else Float8Array(self._array, name)
 
-    def get(self) -> Any:
+    def copy(self) -> "Float8Array":
+        """Return a copy in row-major order, on the same device."""
+        return Float8Array(self._array.copy(), self._dtype)
+
+    def get(self) -> "np.ndarray[Any, np.dtype[Any]]":
         """Return a NumPy array of the ``ml_dtypes`` dtype: a copy from the device, synchronised."""
         import ml_dtypes
 
         codes = self._array.get() if hasattr(self._array, "get") else self._array
-        return codes.view(getattr(ml_dtypes, self._dtype))
+        values: np.ndarray[Any, np.dtype[Any]] = codes.view(getattr(ml_dtypes, self._dtype))
+        return values
+
+    def tolist(self) -> Any:
+        """Return the values as nested lists of Python floats, after `get`."""
+        return self.get().tolist()
+
+    def item(self, *index: int) -> float:
+        """Return one value as a Python float, waiting for it as `get` does: the only one, or the one at an index."""
+        return float(self.get().item() if not index else self[tuple(slice(at, at + 1 or None) for at in index)].item())
 
     def __repr__(self) -> str:
+        """Return shape, dtype, strides and device; of an array in host memory its corner values, too.
+
+        Values on a GPU are not shown: reading them would wait for the GPU, and end a capture into a graph.
+        """
+        if hasattr(self._array, "get"):
+            return self._form()
+        import numpy as np
+
+        prefix = "Float8Array("
+        values = np.array2string(self.get(), separator=", ", prefix=prefix, threshold=SHOWN, edgeitems=3)
+        return f"{prefix}{values},\n{' ' * len(prefix)}{self._form().removeprefix(prefix)}"
+
+    def _form(self) -> str:
         return f"Float8Array(shape={self.shape}, dtype={self._dtype}, strides={self.strides}, device={self.device})"
+
+
+def _own(codes: Any) -> Any:
+    """Return an array of NumPy or CuPy over the same memory, which CuPy's current stream may use at once."""
+    from fp8core.interop import cuda_array
+
+    framework = framework_of(type(codes))
+    if framework is None:
+        raise DTypeError(f"codes needs an array of uint8, got {type(codes).__module__}.{type(codes).__qualname__}")
+    if framework.name in ("numpy", "cupy"):
+        _KNOWN.add(type(codes))
+        return codes
+    if framework is cuda_array.framework():
+        return cuda_array.as_cupy(codes, "codes")
+    if codes.__dlpack_device__()[0] in dlpack.HOST_DEVICES:
+        import numpy as np
+
+        return np.from_dlpack(codes)
+    return device.cupy().from_dlpack(codes)
+
+
+def _equal(codes: Any, others: Any, dtype: str) -> Any:
+    """Return where codes, arrays or numbers, have equal values: by their bits, for CuPy knows no others."""
+    known = FORMATS.get(dtype)
+    if known is None or known.fnuz:  # one NaN, and at most one zero
+        return (codes == others) & (codes != (0xFF if known is None else known.nan))
+    largest = 0x7C if known.mantissa == 2 else 0x7E  # infinity; e4m3fn has none
+    return ((codes == others) & ((codes & 0x7F) <= largest)) | (((codes | others) & 0x7F) == 0)
+
+
+def _code_of(number: float, dtype: str) -> int | None:
+    """Return a code of this value, or None where the format has none."""
+    import ml_dtypes
+    import numpy as np
+
+    values = np.arange(256, dtype=np.uint8).view(getattr(ml_dtypes, dtype)).astype(np.float64)
+    found = np.flatnonzero(values == number)
+    return int(found[0]) if found.size else None

@@ -36,11 +36,17 @@ def _find(cls: type) -> Framework | None:
     if hasattr(cls, "__dlpack_c_exchange_api__"):
         from fp8core.interop import dlpack_exchange
 
-        return dlpack_exchange.framework(cls)
+        exchange = dlpack_exchange.framework(cls)
+        if exchange.allocates:
+            return exchange
     if hasattr(cls, "__dlpack__") and hasattr(cls, "__dlpack_device__"):
         from fp8core.interop import dlpack_capsule
 
         return dlpack_capsule.framework()
+    if hasattr(cls, "__cuda_array_interface__"):
+        from fp8core.interop import cuda_array
+
+        return cuda_array.framework()
     return None
 
 

@@ -47,6 +47,8 @@ def order_after(stream: int, views: Sequence[TensorView], explicit: object = Non
     ordered = {first.framework}
     for view in views:
         framework = view.framework
+        if view.held is not None:  # known array by array
+            framework.release(view, stream)
         if framework is first.framework:
             if explicit is not None:
                 framework.keep(view, stream)

@@ -91,6 +91,11 @@ class Framework(ABC):
                 order of a stream, so it has to come from the right one's pool.
         """
 
+    def declared(self, x: Any, name: str) -> tuple[str, Target]:
+        """Return the dtype and the device of ``x``, which a framework may know without its memory."""
+        seen = self.view(x, name)
+        return seen.dtype, seen.target
+
     def signature(self, x: Any) -> tuple[int, Any]:
         """Return the address of ``x`` and a hashable value: arrays of equal ones pass the same checks.
 
@@ -149,6 +154,10 @@ class Framework(ABC):
         del x
         raise LayoutError(f"{self.name} cannot give the memory of an array another dtype ({dtype})")
 
+    def producer(self, view: TensorView) -> int:
+        """Return the stream on which the memory of a view is made: the framework's, unless arrays say otherwise."""
+        return self.stream(view.target)
+
     def order_before(self, view: TensorView, stream: int, owner: object = None) -> None:
         """Let ``stream``, whose object is ``owner`` if there is one, wait for what is still done to a view's memory.
 
@@ -156,7 +165,7 @@ class Framework(ABC):
             DeviceError: that is being captured into a graph, and ``stream`` is not.
         """
         del owner
-        producer = self.stream(view.target)
+        producer = self.producer(view)
         if device.capturing(producer) and not device.capturing(stream):
             raise DeviceError(
                 f"stream needs to be the captured one or to wait for it, got {stream:#x} while {self.name} captures "
@@ -167,6 +176,9 @@ class Framework(ABC):
     def order_after(self, view: TensorView, stream: int) -> None:
         """Let the framework's current stream wait for what ``stream`` does to a view's memory."""
         streams.join(self.stream(view.target), stream, view.target.device)
+
+    def release(self, view: TensorView, stream: int) -> None:  # noqa: B027 - of arrays that name streams of their own
+        """Let the stream that an array itself names wait for what ``stream`` does to its memory."""
 
     def keep(self, view: TensorView, stream: int, owner: object = None) -> None:
         """Keep the memory of an operand until ``stream``, which is not the one that it was made on, has passed.

@@ -73,10 +73,7 @@ class Torch(Framework):
             raise LayoutError(
                 f"{name} needs a strided tensor with memory of its own, got {x.layout}: {reason}"
             ) from error
-        dtype = self._names.get(x.dtype)
-        if dtype is None:
-            raise refused_dtype(name, x.dtype)
-        target = self._target(x, name)
+        dtype, target = self.declared(x, name)
         if not pointer and (x.numel() or self._modes.functional(x)):
             raise LayoutError(
                 f"{name} needs memory of its own, got a {type(x).__name__} of shape {tuple(x.shape)} without"
@@ -88,6 +85,13 @@ class Torch(Framework):
         check_aligned(pointer, dtype, name)
         seen: TensorView = new_tuple(TensorView, (pointer, dtype, tuple(x.shape), strides, target, self, x, None))
         return seen
+
+    def declared(self, x: Any, name: str) -> tuple[str, Target]:
+        """Return the dtype and the device of a tensor, a fake one included."""
+        dtype = self._names.get(x.dtype)
+        if dtype is None:
+            raise refused_dtype(name, x.dtype)
+        return dtype, self._target(x, name)
 
     def _target(self, x: Any, name: str) -> Target:
         if x.is_cpu:

@@ -5,6 +5,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from fp8core.core.explaining import ArraySpec, ExplainRequest, explanation_of
+from fp8core.core.scale_shapes import WEIGHT_GROUPS
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.kernels.quantize import QUANTIZE
 from fp8core.ops.all_close import all_close_1d
@@ -70,7 +71,8 @@ def explain(
     """Return the problem that a call poses and every kernel of its table, in the order of preference.
 
     Nothing runs and nothing is compiled: the call goes its way up to the choice of a kernel. Operands may be arrays,
-    or an `ArraySpec` where there is no array, also within a `Quantized`.
+    or have a shape and a dtype alone, also within a `Quantized`: an `ArraySpec`, a ``jax.ShapeDtypeStruct``, a meta or
+    fake tensor of torch.
 
     Args:
         function: an operation of fp8core, or an `Fp8Linear`.
@@ -110,12 +112,7 @@ def explain(
     return explanation_of(function, *args, request=request, **kwargs)
 
 
-_GROUPS: Final[dict[Granularity, GroupShape]] = {
-    "tensor": PER_TENSOR,
-    "row": PER_TOKEN,
-    "group": GROUP_128,
-    "block": BLOCK_128,
-}
+_GROUPS: Final = {granularity: group for group, granularity in WEIGHT_GROUPS.items()}
 
 
 def explain_product(

@@ -10,7 +10,7 @@ from fp8core.core.specs import flag, group
 from fp8core.errors import LayoutError
 from fp8core.interop import eager_only
 from fp8core.interop.float8 import Float8Array
-from fp8core.ops.layer_checks import check_before_quantizing, check_layer
+from fp8core.ops.layer_checks import Read, check_layer, history_of, read_layer, specs_before_quantizing
 from fp8core.ops.linear import ARRAYS, LINEAR_CALLS, OUT, LinearOptions, activation_group
 from fp8core.ops.quantize import quantize_by, quantize_operation
 from fp8core.ops.quantized import Quantized, parts
@@ -115,17 +115,12 @@ class Fp8Linear:
         """
         weight_group = group(weight_group_shape, "weight_group_shape")
         known_group(weight_group, WEIGHT_GROUPS, "weight_group_shape")
+        made = cls.__new__(cls)
         options = _options(group_shape, out_dtype, use_fast_accum, batch_invariant)
-        check_before_quantizing(weight, bias, input_scale, dtype, weight_group, options)
-        return cls(
-            quantize_by(_QUANTIZE_WEIGHT, weight, dtype, weight_group),
-            bias=bias,
-            input_scale=input_scale,
-            group_shape=group_shape,
-            out_dtype=out_dtype,
-            use_fast_accum=use_fast_accum,
-            batch_invariant=batch_invariant,
-        )
+        made._options = options._replace(weight_group=weight_group)
+        check_layer(made._options, specs_before_quantizing(weight, bias, input_scale, dtype, weight_group))
+        made._take(read_layer(*quantize_by(_QUANTIZE_WEIGHT, weight, dtype, weight_group), bias, input_scale))
+        return made
 
     @overload
     def __call__(self, x: Float8Array | Quantized[Float8Array, Untyped], **keywords: Unpack[CallKeywords]) -> Any: ...
@@ -233,12 +228,16 @@ class Fp8Linear:
     def _put(self, **changed: Any) -> None:
         """Take new arrays, after checking the layer that they make; the history of its weight begins anew."""
         arrays = {**dict(zip(ARRAYS, getattr(self, "_arrays", (None,) * 4), strict=True)), **changed}
-        checked = check_layer(self._options, **arrays)
+        layer = read_layer(**arrays)
+        check_layer(self._options, layer.specs)
+        self._take(layer)
+
+    def _take(self, layer: Read) -> None:
         self._interned = LINEAR_CALLS.interned(self._options)
         self._by_group: dict[GroupShape | None, Interned] = {}
-        self._arrays: tuple[Any, ...] = checked.arrays
-        self._shape: tuple[int, int] = checked.shape
-        self._history = checked.history
+        self._arrays: tuple[Any, ...] = layer.arrays
+        self._shape: tuple[int, int] = tuple(layer.arrays[0].shape)
+        self._history = history_of(layer)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy is made of: its arrays and options; where they lie is the copy's own affair.

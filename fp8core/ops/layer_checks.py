@@ -1,11 +1,12 @@
 """What is checked when an `Fp8Linear` is made, and whenever one of its arrays is assigned."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from fp8core import interop
 from fp8core.core.prefetch import WeightHistory, capture_of
 from fp8core.core.product import product_of
-from fp8core.core.scale_shapes import is_one_number, is_scale
+from fp8core.core.scale_shapes import is_one_number, is_scale, of_array
 from fp8core.core.specs import TensorSpec, is_fp8, is_wide, same_device, spec_of
 from fp8core.errors import ScaleError, ShapeError
 from fp8core.interop import Framework, Operand, TensorView, dlpack, dtype_name
@@ -40,46 +41,59 @@ def _check_input_scale(scale: TensorSpec, group_shape: GroupShape, weight: Tenso
         raise ShapeError(f"{scale.name} needs {needs}, got shape {scale.shape}")
 
 
-class CheckedLayer(NamedTuple):
-    """A layer's arrays, its shape [n, k], and what is known of its weight."""
+class Read(NamedTuple):
+    """The arrays of a layer in the order of `ARRAYS`, their views and their specs; None where one is left out."""
 
     arrays: tuple[Any, ...]
-    shape: tuple[int, int]
-    history: WeightHistory
+    views: tuple[TensorView | None, ...]
+    specs: tuple[TensorSpec | None, ...]
 
 
-def check_layer(options: LinearOptions, weight: Any, weight_scale: Any, bias: Any, input_scale: Any) -> CheckedLayer:
-    """Check the arrays of a layer as far as they can be without an input, and begin the history of its weight.
-
-    Numbers become arrays beside the weight, once.
-    """
+def read_layer(weight: Any, weight_scale: Any, bias: Any, input_scale: Any) -> Read:
+    """Read the arrays of a layer. Numbers become arrays beside the weight, once."""
     first = interop.view(weight, ARRAYS[0])
     at = spec_of(first, "weight")
     is_fp8(at)
-    if len(at.shape) != 2:
-        raise ShapeError(f"weight needs two axes [n, k], got shape {at.shape}")
-    framework, target = first.framework, first.target
+    two_axes(at)
     arrays: list[Any] = [weight]
     views: list[TensorView | None] = [first]
     for x, name in zip((weight_scale, bias, input_scale), ARRAYS[1:], strict=True):
         number = None if x is None or name == "bias" else interop.scalar(x)
-        given = x if number is None else _array_of(number, framework, target)
+        given = x if number is None else _array_of(number, first.framework, first.target)
         arrays.append(given)
         views.append(None if given is None else interop.view(given, name))
     specs = [None if view is None else spec_of(view, name) for view, name in zip(views, ARRAYS, strict=True)]
-    scale, added, of_input = specs[1:]
+    return Read(tuple(arrays), tuple(views), tuple(specs))
+
+
+def two_axes(weight: TensorSpec) -> tuple[int, int]:
+    """Return n and k of a weight."""
+    if len(weight.shape) != 2:
+        raise ShapeError(f"weight needs two axes [n, k], got shape {weight.shape}")
+    n, k = weight.shape
+    return n, k
+
+
+def check_layer(options: LinearOptions, specs: Sequence[TensorSpec | None]) -> None:
+    """Check the arrays of a layer, in the order of `ARRAYS`, as far as they can be without an input."""
+    weight, scale, bias, input_scale = specs
+    assert weight is not None
     if scale is None:
         raise ScaleError("weight needs weight_scale, or to be a Quantized, got neither")
-    n, k = at.shape
-    check_product(options, at, scale, added)
-    if of_input is not None:
-        _check_input_scale(of_input, options.group_shape, at)
-    history = WeightHistory()
-    if target.platform != "host":
-        addresses = [0, *(0 if view is None else view.pointer for view in views)]
-        spans = [0, *(0 if s is None else bytes_spanned(s.shape, s.strides, s.dtype) for s in specs)]
-        history.know(addresses, spans, capture_of(framework.stream(target)))
-    return CheckedLayer(tuple(arrays), (n, k), history)
+    check_product(options, weight, scale, bias)
+    if input_scale is not None:
+        _check_input_scale(input_scale, options.group_shape, weight)
+
+
+def history_of(layer: Read) -> WeightHistory:
+    """Begin the history of a layer's weight."""
+    history, first = WeightHistory(), layer.views[0]
+    assert first is not None
+    if first.target.platform != "host":
+        addresses = [0, *(0 if view is None else view.pointer for view in layer.views)]
+        spans = [0, *(0 if s is None else bytes_spanned(s.shape, s.strides, s.dtype) for s in layer.specs)]
+        history.know(addresses, spans, capture_of(first.framework.stream(first.target)))
+    return history
 
 
 def check_product(options: LinearOptions, weight: TensorSpec, scale: TensorSpec, bias: TensorSpec | None) -> None:
@@ -104,20 +118,17 @@ def check_product(options: LinearOptions, weight: TensorSpec, scale: TensorSpec,
     )
 
 
-def check_before_quantizing(
-    weight: Any, bias: Any, input_scale: Any, dtype: Any, group: GroupShape, options: LinearOptions
-) -> None:
-    """Refuse a weight yet to be quantized that would make no layer with the other arguments."""
-    seen = interop.view(weight, Operand("weight", *WIDE))
-    at = spec_of(seen, "weight")
+def specs_before_quantizing(
+    weight: Any, bias: Any, input_scale: Any, dtype: Any, group: GroupShape
+) -> tuple[TensorSpec | None, ...]:
+    """Return the specs that `read_layer` will give of a weight yet to be quantized; numbers are left out."""
+    at = spec_of(interop.view(weight, Operand("weight", *WIDE)), "weight")
     is_wide(at)
-    if len(at.shape) != 2:
-        raise ShapeError(f"weight needs two axes [n, k], got shape {at.shape}")
-    n, k = at.shape
-    added = None if bias is None else spec_of(interop.view(bias, ARRAYS[2]), "bias")
+    n, k = two_axes(at)
+    given = bias, None if interop.scalar(input_scale) is not None else input_scale
+    others = [
+        None if x is None else spec_of(interop.view(x, name), name) for x, name in zip(given, ARRAYS[2:], strict=True)
+    ]
     codes = TensorSpec("weight", dtype_name(dtype, "dtype", FORMATS), (n, k), (k, 1), at.target)
-    shape = (1,) if group == PER_TENSOR else group.scale_shape(n, k)
-    scale = TensorSpec("weight_scale", "float32", shape, dlpack.row_major(shape), at.target)
-    check_product(options._replace(weight_group=group), codes, scale, added)
-    if input_scale is not None and interop.scalar(input_scale) is None:
-        _check_input_scale(spec_of(interop.view(input_scale, ARRAYS[3]), "input_scale"), options.group_shape, codes)
+    shape = of_array((n, k), group, "weight")
+    return codes, TensorSpec("weight_scale", "float32", shape, dlpack.row_major(shape), at.target), *others

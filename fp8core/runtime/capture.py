@@ -2,15 +2,16 @@
 
 import ctypes
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from fp8core.errors import BackendError
 from fp8core.runtime import device
 
 RELAXED: Final = 2
 """CU_STREAM_CAPTURE_MODE_RELAXED: the thread may allocate, free and query whoever captures."""
+T = TypeVar("T")
 _NONE: Final = 0
 """CU_STREAM_CAPTURE_STATUS_NONE."""
 
@@ -54,6 +55,24 @@ def _info() -> tuple[str, Any]:
     raise BackendError(
         f"the driver has no {names[device.platform()][-1]}: captures need CUDA 11.3 or ROCm 5.3, or later"
     )
+
+
+def record(calls: Callable[[], object], end: Callable[[], T], refusal: type[Exception] = BackendError) -> T:
+    """Return what ``end`` makes of a capture that has begun and that ``calls`` fill; it ends whatever happens in them.
+
+    Args:
+        calls: launch on the captured stream.
+        end: ends the capture, and returns what owns its graph.
+        refusal: what ``end`` raises where the driver refuses.
+    """
+    try:
+        calls()
+    except BaseException:
+        # A capture that an error has made invalid ends with another one: the first is the one to report.
+        with suppress(refusal):
+            end()
+        raise
+    return end()
 
 
 def exchange(mode: int) -> int:

@@ -19,34 +19,35 @@ class HipGraph:
     """
 
     def __init__(self, stream: int, calls: Callable[[], object]) -> None:
-        where, graph, made = ctypes.c_void_p(stream), ctypes.c_void_p(), ctypes.c_void_p()
+        where, made = ctypes.c_void_p(stream), ctypes.c_void_p()
         _call("hipStreamBeginCapture", where, ctypes.c_int(capture.RELAXED))
+        graph = capture.record(calls, lambda: _ended(where))
         try:
-            calls()
-        except BaseException:
-            # A capture that an error has made invalid ends with another one: the first is the one to report.
-            if device.driver().hipStreamEndCapture(where, ctypes.byref(graph)):
-                device.drain()
-            _destroy("hipGraphDestroy", graph.value)
-            raise
-        _call("hipStreamEndCapture", where, ctypes.byref(graph))
-        try:
-            _call("hipGraphInstantiateWithFlags", ctypes.byref(made), graph, ctypes.c_ulonglong(0))
+            _call("hipGraphInstantiateWithFlags", ctypes.byref(made), graph.address, ctypes.c_ulonglong(0))
         finally:
-            _destroy("hipGraphDestroy", graph.value)
-        self._made = made
-        weakref.finalize(self, _destroy, "hipGraphExecDestroy", made.value).atexit = False
+            graph.destroy()
+        self._made = _Owner(made, "hipGraphExecDestroy")
 
     def launch(self, stream: int) -> None:
         """Launch all of it on a stream; raises BackendError with the driver's status."""
-        _call("hipGraphLaunch", self._made, ctypes.c_void_p(stream))
+        _call("hipGraphLaunch", self._made.address, ctypes.c_void_p(stream))
+
+
+class _Owner:
+    """Something of the driver's that is destroyed with this object, or before."""
+
+    def __init__(self, address: ctypes.c_void_p, destroy: str) -> None:
+        self.address = address
+        self.destroy = weakref.finalize(self, _call, destroy, address)
+        self.destroy.atexit = False
+
+
+def _ended(stream: ctypes.c_void_p) -> _Owner:
+    graph = ctypes.c_void_p()
+    _call("hipStreamEndCapture", stream, ctypes.byref(graph))
+    return _Owner(graph, "hipGraphDestroy")
 
 
 def _call(name: str, *arguments: object) -> None:
     function: Callable[..., int] = getattr(device.driver(), name)
     device.check(function(*arguments), name)
-
-
-def _destroy(name: str, address: int | None) -> None:
-    if address:
-        _call(name, ctypes.c_void_p(address))

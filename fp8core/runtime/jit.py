@@ -98,9 +98,8 @@ class Frame:
         self.write = partial(bound.variable.pack_into, memory, 0)
         """Takes what each launch writes anew."""
         self._pointers = (ctypes.c_void_p * max(len(bound.offsets), 1))(*(address + at for at in bound.offsets))
-        places = address + bound.middle, bound.function, ctypes.addressof(self._pointers)
-        self.arguments = (*map(ADDRESS, places), None)
-        """Of the driver's launch."""
+        self.arguments = bound.handed_over(self.configuration, address + bound.middle, ctypes.addressof(self._pointers))
+        """Of the launch."""
 
 
 class Bound:
@@ -133,10 +132,16 @@ class Bound:
         self._pool: list[Frame] = []
 
     def _function(self) -> Callable[..., int]:
+        """Return what launches, given `handed_over`, and returns the driver's status."""
         return _launch_function(self._launcher.target.platform)
 
+    def handed_over(self, configuration: "memoryview[int]", address: int, pointers: int) -> tuple[object, ...]:
+        """Return a frame as `_function` takes it: its configuration and where that lies, and where its arguments do."""
+        del configuration
+        return ADDRESS(address), ADDRESS(self.function), ADDRESS(pointers), None
+
     def launch(self, stream: int, *arguments: int | float | bytes) -> None:
-        """Launch on ``stream``; raises BackendError with the driver's status and the kernel's name."""
+        """Launch on ``stream``; raises LaunchError with the driver's status and the kernel's name."""
         try:
             frame = self._pool.pop()
         except IndexError:
@@ -166,33 +171,33 @@ class HipBound(Bound):
         grid: Grid | None = None,
         numbers: tuple[int | float | bytes, ...] = (),
     ) -> None:
-        super().__init__(launcher, given, grid, numbers)
         self._grid = grid
         self._block = (*launcher.block, launcher.shared_bytes)
+        self._cooperative = launcher.cooperative
         self._after = () if launcher.cooperative else (None,)
+        self._drivers = _launch_function("hip", launcher.cooperative)
+        super().__init__(launcher, given, grid, numbers)
 
     def _function(self) -> Callable[..., int]:
-        return _launch_function("hip", self._launcher.cooperative)
+        return self._start
 
-    def launch(self, stream: int, *arguments: int | float | bytes) -> None:
-        """Launch on ``stream``; raises LaunchError with the driver's status, or with why it was not asked."""
-        try:
-            frame = self._pool.pop()
-        except IndexError:
-            frame = Frame(self)
-        frame.write(*arguments)
-        grid = self._grid or GRID.unpack_from(frame.configuration)
+    def handed_over(self, configuration: "memoryview[int]", address: int, pointers: int) -> tuple[object, ...]:
+        """Return a frame as `_start` takes it."""
+        del address
+        return configuration, ADDRESS(self.function), ADDRESS(pointers)
+
+    def _start(self, configuration: "memoryview[int]", kernel: object, parameters: object) -> int:
+        """Launch, and return the driver's status; raises LaunchError with why the driver was not asked."""
+        stream, grid = configuration[STREAM], self._grid or GRID.unpack_from(configuration)
         if any(count * threads > limits.HIP_THREADS for count, threads in zip(grid, self._block, strict=False)):
             reason = f"HIP needs at most {limits.HIP_THREADS} threads along each axis, got blocks of {self._block[:3]}"
             raise self._refused(grid, reason, partitions.NOT_ASKED)
-        if self._launcher.cooperative and device.capturing(stream):
+        if self._cooperative and device.capturing(stream):
             raise self._refused(grid, "HIP needs a stream that is not captured for it", partitions.NOT_CAPTURED)
-        _, kernel, parameters, _ = frame.arguments
-        status = self._launch(kernel, *grid, *self._block, ADDRESS(device.known(stream)), parameters, *self._after)
+        status = self._drivers(kernel, *grid, *self._block, ADDRESS(device.known(stream)), parameters, *self._after)
         if status:
             device.drain()
-            raise self._refused(grid, device.status_name(status), status)
-        self._pool.append(frame)
+        return status
 
 
 BOUND: Final[dict[Platform, type[Bound]]] = {"cuda": Bound, "hip": HipBound}

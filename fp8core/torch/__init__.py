@@ -15,10 +15,19 @@ Examples:
     torch.Size([1, 8])
 """
 
+from fp8core.torch.calibration import calibrate
 from fp8core.torch.linear import Linear
-from fp8core.torch.models import Report, calibrate, dequantize_model_, quantize_model_, warm_up
+from fp8core.torch.models import Report, dequantize_model_, quantization_config, quantize_model_, warm_up
 from fp8core.torch.tracing import install
 
-__all__ = ["Linear", "Report", "calibrate", "dequantize_model_", "quantize_model_", "warm_up"]
+__all__ = [
+    "Linear",
+    "Report",
+    "calibrate",
+    "dequantize_model_",
+    "quantization_config",
+    "quantize_model_",
+    "warm_up",
+]
 
 install()

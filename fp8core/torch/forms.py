@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 from fp8core.core.operation import Operation
-from fp8core.errors import LayoutError
 from fp8core.interop import dtype_name
 from fp8core.ops.dequantize import _DEQUANTIZE
 from fp8core.ops.fnuz import _NORMALIZE
@@ -17,9 +16,6 @@ from fp8core.ops.producers import _NORM, _SILU
 from fp8core.ops.quantize import _QUANTIZE
 from fp8core.ops.scaled_mm import _SCALED_MM, _SCALED_MM_NT
 from fp8core.ops.shards import _EXPAND, _REQUANTIZE
-
-GIVEN: Final = "given"
-"""The option that says whether the scale is given: an overload knows it."""
 
 
 class Option(NamedTuple):
@@ -91,7 +87,7 @@ class Entry(NamedTuple):
     arguments: tuple[str, ...]
     """The names of the operands."""
     options: tuple[Option | None, ...]
-    """None in the place of `GIVEN`."""
+    """None in the place of the option that says whether the scale is given: an overload knows it."""
     forms: tuple[Form, ...]
     scale: int | None = None
     """The place of the scale of a quantization."""
@@ -111,14 +107,7 @@ class Entry(NamedTuple):
         return f"({', '.join(arguments)}) -> {results if len(form.new) == 1 else f'({results})'}"
 
     def pack(self, form: Form, operands: Any, options: Any) -> list[Any]:
-        """Return the arguments of a call of the overload.
-
-        Raises:
-            LayoutError: an operand is given that no overload takes.
-        """
-        for at, operand in enumerate(operands):
-            if operand is not None and at not in form.passed:
-                raise LayoutError(f"{self.arguments[at]} needs to be left out while torch traces a call, got an array")
+        """Return the arguments of a call of the overload."""
         arguments = [operands[at] for at in form.passed]
         values = (options,) if self.bare else options
         for option, value in zip(self.options, values, strict=True):
@@ -263,6 +252,10 @@ ENTRIES: Final = (
         (
             Form("", (0, 2), (), (1, 3)),
             Form("input", (0, 2, 4), (), (1, 3, 5)),
+            Form("out", (0, 1, 2), (1,), (3,)),
+            Form("input_out", (0, 1, 2, 4), (1,), (3, 5)),
+            Form("inplace", (0, 2), (0,), (3,), copied=((1, 0),)),
+            Form("input_inplace", (0, 2, 4), (0,), (3, 5), copied=((1, 0),)),
         ),
     ),
 )

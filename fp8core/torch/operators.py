@@ -24,21 +24,20 @@ TAGS: Final = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 _NAMES: Final = {getattr(torch, name): name for name in ITEMSIZE if hasattr(torch, name)}
 
 
-def _target(x: torch.Tensor) -> Target:
-    """Return where a tensor without memory would lie."""
-    if x.device.type != "cuda":
-        return HOST
-    return device.target(x.device.index)
+def declared(x: torch.Tensor, name: str) -> tuple[str, Target]:
+    """Return the dtype of a tensor without memory, and where it would lie."""
+    dtype = _NAMES.get(x.dtype)
+    if dtype is None:
+        raise refused_dtype(name, x.dtype)
+    return dtype, device.target(x.device.index) if x.device.type == "cuda" else HOST
 
 
 def _spec(x: torch.Tensor | None, name: str) -> TensorSpec | None:
     """Return the spec of a tensor without memory, whose extents may be symbols."""
     if x is None:
         return None
-    dtype = _NAMES.get(x.dtype)
-    if dtype is None:
-        raise refused_dtype(name, x.dtype)
-    return TensorSpec(name, dtype, tuple(x.shape), x.stride(), _target(x))
+    dtype, target = declared(x, name)
+    return TensorSpec(name, dtype, tuple(x.shape), x.stride(), target)
 
 
 def _new(array: NewArray, like: torch.Tensor) -> torch.Tensor:

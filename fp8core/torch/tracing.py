@@ -10,16 +10,19 @@ from typing import Any, Final
 import torch
 from torch.torch_version import TorchVersion
 
-from fp8core import ops
+from fp8core import interop, ops
 from fp8core.core.operation import Interned, Operation
 from fp8core.core.scale_shapes import is_one_number
 from fp8core.core.specs import group
 from fp8core.errors import DeviceError
 from fp8core.interop import scalar
 from fp8core.interop.eager import stand_in, traceable
+from fp8core.ops.quantize import quantize_by
+from fp8core.ops.scaled_mm import product_by
 from fp8core.problem import PER_TENSOR, GroupShape
 from fp8core.torch.forms import ENTRIES, Entry, Form
-from fp8core.torch.operators import OVERLOADS
+from fp8core.torch.operators import OVERLOADS, declared
+from fp8core.w8a8 import calls
 
 OLDEST: Final = "2.11"
 """The first release of torch that the tests ran with."""
@@ -37,8 +40,19 @@ FUNCTIONS: Final = (
     ops.normalize_e4m3fn_to_e4m3fnuz,
     ops.normalize_e4m3fnuz_to_e4m3fn,
     ops.per_tensor_dequantize,
+    quantize_by,
+    product_by,
+    calls.scaled_fp8_quant,
+    calls.cutlass_w8a8_scaled_mm,
+    calls.rocm_per_tensor_w8a8_scaled_mm,
+    calls.Fp8LinearOp.apply,
 )
 """All but `all_close_1d`, which waits for its result and so breaks a graph."""
+OTHERS: Final = {
+    "quantize": (calls.QUANTIZE, calls.QUANTIZE_INPUT),
+    "scaled_mm": (calls.PRODUCT, calls.APPLY),
+}
+"""Operations that name their operands otherwise than those of the operators of these names."""
 
 
 def _stand_in(entry: Entry) -> Callable[[tuple[Any, ...], Any, object], tuple[Sequence[Any], Any]]:
@@ -48,7 +62,10 @@ def _stand_in(entry: Entry) -> Callable[[tuple[Any, ...], Any, object], tuple[Se
     deciding = sorted(frozenset[int]().union(*passed) - passed[0].intersection(*passed))
     given_at = entry.options.index(None) if None in entry.options else None
     forms = {
-        (*(at in form.passed for at in deciding), form.given): (form, OVERLOADS[entry.name, form.overload])
+        (*(at in form.passed for at in deciding), form.given, bool(form.copied)): (
+            form,
+            OVERLOADS[entry.name, form.overload],
+        )
         for form in entry.forms
     }
     same = {pair for form in entry.forms for pair in form.copied}
@@ -61,11 +78,12 @@ def _stand_in(entry: Entry) -> Callable[[tuple[Any, ...], Any, object], tuple[Se
         arrays = list(operands)
         for at in operation.numbers:
             arrays[at] = _array(arrays[at], operands[0])
+        in_place = False
         for result, source in same:
             if arrays[result] is arrays[source]:
-                arrays[result] = None
+                arrays[result], in_place = None, True
         given = given_at is not None and options[given_at]
-        form, overload = forms[(*[arrays[at] is not None for at in deciding], given)]
+        form, overload = forms[(*[arrays[at] is not None for at in deciding], given, in_place)]
         made = overload(*entry.pack(form, arrays, options))
         return _with_results(form, arrays, made), _group(entry, form, arrays, options)
 
@@ -103,6 +121,11 @@ def _traced_call(
     return self.traced(operands, options, stream)
 
 
+def _traced_reinterpret(x: torch.Tensor, dtype: str) -> torch.Tensor:
+    """Stand in for `interop.reinterpret`, which looks for the framework of ``x``."""
+    return x.detach().view(getattr(torch, dtype))
+
+
 def _traced_taking(self: ops.Fp8Linear, group_shape: GroupShape | None) -> Any:
     """Stand in for `Fp8Linear._taking`, which keeps what it makes: a trace must not change a layer."""
     return self._options._replace(x_group=group_shape)
@@ -122,9 +145,12 @@ def install() -> None:
     if TorchVersion(torch.__version__) < TorchVersion(OLDEST):
         raise ImportError(f"fp8core.torch needs torch {OLDEST} or later, got {torch.__version__}")
     for entry in ENTRIES:
-        entry.operation.traced = _stand_in(entry)
+        for operation in (entry.operation, *OTHERS.get(entry.name, ())):
+            operation.traced = _stand_in(entry)
     Operation.tracing = staticmethod(_tracing)
     for function in FUNCTIONS:
         traceable(function)
     stand_in(Operation.__call__, _traced_call)
     stand_in(ops.Fp8Linear._taking, _traced_taking)
+    stand_in(interop.reinterpret, _traced_reinterpret)
+    stand_in(interop.declared, declared)

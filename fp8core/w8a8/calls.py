@@ -12,11 +12,15 @@ from fp8core.ops.scaled_mm import product_by, product_operation
 from fp8core.problem import FORMATS, PER_TENSOR, PER_TOKEN, WIDE, native_e4m3
 from fp8core.types import Array, DType, Scale, WideDType
 
-_QUANTIZE: Final = quantize_operation("input", "output")
-_QUANTIZE_INPUT: Final = quantize_operation("input", "output", "input_scale", "input_scale_ub")
-_PRODUCT: Final = product_operation("qinput", "weight", stored=False)
-_APPLY: Final = product_operation("input", "weight", "input_scale", "weight_scale", stored=False)
+QUANTIZE: Final = quantize_operation("input", "output")
+QUANTIZE_INPUT: Final = quantize_operation("input", "output", "input_scale", "input_scale_ub")
+PRODUCT: Final = product_operation("qinput", "weight", stored=False)
+APPLY: Final = product_operation("input", "weight", "input_scale", "weight_scale", stored=False)
 """Errors call the operands by vLLM's names."""
+INPUT: Final = interop.Operand("input", *WIDE)
+ANY_INPUT: Final = interop.Operand("input", *WIDE, *FORMATS)
+OUTPUT: Final = interop.Operand("output", *FORMATS)
+WEIGHT: Final = interop.Operand("weight", *FORMATS)
 
 
 @interop.eager_only
@@ -58,11 +62,9 @@ def scaled_fp8_quant(
     dynamic = PER_TOKEN if use_per_token_if_dynamic else PER_TENSOR
     shape = group_shape if group_shape is not None else (dynamic if scale is None else PER_TOKEN)
     return quantize_by(
-        _QUANTIZE,
+        QUANTIZE,
         input,
-        fp8_of(output, "output")
-        if output is not None
-        else native_e4m3(interop.view(input, interop.Operand("input", *WIDE)).target),
+        native_e4m3(interop.declared(input, INPUT)[1]) if output is None else fp8_of(output, OUTPUT),
         shape,
         scale=scale,
         scale_ub=scale_ub if scale is None and shape == PER_TOKEN else None,
@@ -75,7 +77,7 @@ def _product(
     qinput: Any, weight: Any, out_dtype: Any, scale_a: Any, scale_b: Any, bias: Any, output_shape: Sequence[int]
 ) -> Any:
     rows = math.prod(output_shape[:-1])
-    result = product_by(_PRODUCT, qinput[:rows], weight, _rows_of(scale_a, rows), scale_b, bias, out_dtype)
+    result = product_by(PRODUCT, qinput[:rows], weight, _rows_of(scale_a, rows), scale_b, bias, out_dtype)
     return result.reshape(tuple(output_shape))
 
 
@@ -187,11 +189,11 @@ def dispatch_w8a8_scaled_mm(
     return torch_channelwise_w8a8_scaled_mm
 
 
-def fp8_of(x: Any, name: str) -> str:
+def fp8_of(x: Any, name: interop.Operand) -> str:
     """Return the dtype of an array that has to be FP8."""
-    found = specs.spec_of(interop.view(x, interop.Operand(name, *FORMATS)), name)
-    specs.is_fp8(found)
-    return found.dtype
+    dtype, target = interop.declared(x, name)
+    specs.is_fp8(specs.TensorSpec(name, dtype, (), (), target))
+    return dtype
 
 
 class Fp8LinearOp:
@@ -250,19 +252,19 @@ class Fp8LinearOp:
         Raises:
             ShapeError, DTypeError, LayoutError, ScaleError, DeviceError: as for `fp8core.linear`.
         """
-        view = interop.view(input, interop.Operand("input", *WIDE, *FORMATS))
+        own, _ = interop.declared(input, ANY_INPUT)
         per_token = self.use_per_token_if_dynamic if use_per_token_if_dynamic is None else use_per_token_if_dynamic
         data: Any = input
         scale: Any = input_scale
         dtype: Any = out_dtype
-        if view.dtype not in FORMATS:
+        if own not in FORMATS:
             data, scale = quantize_by(
-                _QUANTIZE_INPUT,
+                QUANTIZE_INPUT,
                 input,
-                fp8_of(weight, "weight"),
+                fp8_of(weight, WEIGHT),
                 PER_TOKEN if per_token and input_scale is None else PER_TENSOR,
                 scale=input_scale,
                 scale_ub=input_scale_ub if per_token and input_scale is None else None,
             )
-            dtype = view.dtype if out_dtype is None else out_dtype
-        return product_by(_APPLY, data, weight, scale, weight_scale, bias, "bfloat16" if dtype is None else dtype)
+            dtype = own if out_dtype is None else out_dtype
+        return product_by(APPLY, data, weight, scale, weight_scale, bias, "bfloat16" if dtype is None else dtype)

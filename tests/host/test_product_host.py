@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fp8core import host
+from fp8core.host.product import multiply
 from fp8core.problem import FORMATS, HOST, GroupShape, NormQuantize, ScaledMm, SiluQuantize
 from support import reference
 from support.host_launches import INPUTS, Poisoned, assert_same, quantize, row_stride, storage, strided
@@ -190,6 +191,37 @@ def assert_near(got: np.ndarray, scale: np.ndarray, values: np.ndarray, group_sh
 
 def through(x: np.ndarray, dtype: str, enabled: bool) -> np.ndarray:
     return x.astype(storage(dtype)).astype(np.float64) if enabled else x
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k"),
+    [(1, 1, 1), (0, 5, 7), (16, 512, 300), (512, 16, 300), (90, 90, 512), (1, 4096, 512), (700, 3, 512)],
+)
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_small_products_start_no_threads(m, n, k, one_by_one, monkeypatch):
+    """OpenBLAS stays on one thread for what has at most 2**18 multiplications (interface/gemm.c)."""
+    rng, sizes, matmul = np.random.default_rng((m, n, k)), [], np.matmul
+
+    def counted(a, b, out):
+        sizes.append(a.shape[0] * a.shape[1] * b.shape[1])
+        return matmul(a, b, out=out)
+
+    monkeypatch.setattr(np, "matmul", counted)
+    left, right = (rng.standard_normal((rows, k), dtype=np.float32) for rows in (m, n))
+    out = np.full((m, n), np.nan, np.float32)
+    multiply(left, right, out, one_by_one)
+    np.testing.assert_allclose(out, left.astype(np.float64) @ right.astype(np.float64).T, rtol=0, atol=1e-4)
+    assert max(sizes, default=0) <= 1 << 18
+    assert len(sizes) <= (2 * m * n * k >> 18) + 2 * (m if one_by_one else 1)
+
+
+def test_large_products_are_left_to_the_blas(monkeypatch):
+    sizes, matmul = [], np.matmul
+    monkeypatch.setattr(np, "matmul", lambda a, b, out: sizes.append(a.shape) or matmul(a, b, out=out))
+    left, right = np.ones((512, 128), np.float32), np.ones((512, 128), np.float32)
+    out = multiply(left, right, np.full((512, 512), np.nan, np.float32), False)
+    assert sizes == [(512, 128)]
+    assert (out == 128).all()
 
 
 @pytest.mark.parametrize("between", [False, True])

@@ -1,6 +1,8 @@
 """Float8Array over bytes of the host: views of it, its export under its own dtype, and DLPack read by ctypes."""
 
+import copy
 import gc
+import pickle
 import sys
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -104,12 +106,109 @@ def test_get_gives_the_values(dtype):
 
 def test_it_says_what_it_is():
     q = Float8Array(codes(), "float8_e4m3fn")
-    assert repr(q) == "Float8Array(shape=(8, 16), dtype=float8_e4m3fn, strides=(16, 1), device=cpu)"
+    assert repr(q).endswith("shape=(8, 16), dtype=float8_e4m3fn, strides=(16, 1), device=cpu)")
     assert not hasattr(q, "__cuda_array_interface__")
     with pytest.raises(DTypeError, match="codes needs uint8, got float32"):
         Float8Array(np.zeros(3, np.float32), "float8_e4m3fn")
     with pytest.raises(DTypeError, match=r"dtype needs one of float8_e4m3fn, .*got 'float16'"):
         Float8Array(codes(), "float16")
+
+
+class OnGpu(np.ndarray):
+    """Bytes that have to be fetched, as CuPy's."""
+
+    def get(self):
+        return np.array(self)
+
+
+def codes_on_gpu(shape=(8, 16)):
+    return codes(shape).view(OnGpu)
+
+
+def test_its_text_shows_the_corners_of_an_array_in_host_memory():
+    q = Float8Array(np.array([[0x38, 0xB8], [0x7F, 0x7E]], np.uint8), "float8_e4m3fn")
+    form = "shape=(2, 2), dtype=float8_e4m3fn, strides=(2, 1), device=cpu)"
+    assert repr(q) == f"Float8Array([[1, -1],\n             [nan, 448]],\n            {form}"
+    large = repr(Float8Array(codes((256, 256)), "float8_e5m2"))
+    assert large.count("...") == 7
+    assert len(large.splitlines()) < 20
+
+
+def test_its_text_reads_nothing_from_a_gpu(monkeypatch):
+    monkeypatch.setattr(OnGpu, "get", lambda self: pytest.fail("the text reads the values"))
+    q = Float8Array(codes_on_gpu(), "float8_e4m3fn")
+    assert repr(q) == "Float8Array(shape=(8, 16), dtype=float8_e4m3fn, strides=(16, 1), device=cpu)"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_numpy_takes_it_without_a_copy(dtype):
+    held = codes((16, 16))
+    q = Float8Array(held, dtype)
+    taken = np.asarray(q)
+    assert taken.dtype == getattr(ml_dtypes, dtype)
+    assert taken.ctypes.data == held.ctypes.data
+    assert np.array(q).ctypes.data != held.ctypes.data
+    np.testing.assert_array_equal(np.asarray(q, np.float32), q.get().astype(np.float32))
+    with pytest.raises(ValueError, match="avoid copy"):
+        np.asarray(q, np.float32, copy=False)
+
+
+def test_numpy_takes_none_from_a_gpu_unasked():
+    q = Float8Array(codes_on_gpu(), "float8_e4m3fn")
+    with pytest.raises(TypeError, match=r"NumPy needs an array in host memory, got Float8Array\(.*: call \.get\(\)"):
+        np.asarray(q)
+    assert type(q.get()) is np.ndarray
+    np.testing.assert_array_equal(q.tolist(), q.get().astype(float))
+
+
+@pytest.mark.parametrize("make", [codes, codes_on_gpu])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_values_are_compared_element_by_element(dtype, make):
+    q = Float8Array(np.repeat(make((256, 1)), 256, 1), dtype)
+    values = np.asarray(q.codes).view(getattr(ml_dtypes, dtype)).astype(np.float64)
+    np.testing.assert_array_equal(q == q.T, values == values.T)
+    np.testing.assert_array_equal(q != q.T, values != values.T)
+    for number in (0, -0.0, 1, -1.5, 1.01, 448, 1e9, np.float32(0.5), float("inf"), float("nan")):
+        np.testing.assert_array_equal(q == number, values == number)
+        if type(number) is not np.float32:  # a NumPy number on the left is NumPy's to compare
+            np.testing.assert_array_equal(number != q, values != number)
+
+
+def test_what_is_nothing_of_its_kind_is_not_equal():
+    q = Float8Array(codes(), "float8_e4m3fn")
+    for other in (None, "q", q.view("float8_e5m2"), Float8Array(codes_on_gpu(), "float8_e4m3fn"), [1.0]):
+        assert (q == other) is False
+        assert (q != other) is True
+    np.testing.assert_array_equal(q == q.get(), q == q)  # NumPy compares its arrays, whichever comes first
+    np.testing.assert_array_equal(q.get() == q, q == q)
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(q)
+
+
+def test_copies_and_numbers_of_it():
+    q = Float8Array(codes().T[::2], "float8_e5m2")
+    made = q.copy()
+    assert (made.shape, made.strides, made.itemsize) == ((8, 8), (8, 1), 1)
+    assert made.codes.ctypes.data != q.codes.ctypes.data
+    np.testing.assert_array_equal(made.codes, q.codes)
+    want = q.get().astype(float)
+    np.testing.assert_array_equal(q.tolist(), want)
+    assert q.item(3, -1) == want[3, -1]
+    assert q[1:2, 2:3].item() == want[1, 2]
+    assert type(q.item(0, 0)) is float
+    with pytest.raises(ValueError, match="size 1"):
+        q.item()
+    with pytest.raises(ValueError, match="size 1"):
+        q.item(99, 0)
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_it_can_be_copied_and_pickled(again):
+    q = Float8Array(codes(), "float8_e4m3fn")
+    made = again(q)
+    assert made.dtype == q.dtype
+    np.testing.assert_array_equal(made.codes, q.codes)
+    assert made.codes.ctypes.data != q.codes.ctypes.data
 
 
 def test_what_took_it_over_keeps_its_memory_and_lets_it_go_once():

@@ -296,6 +296,16 @@ def test_guards_hold_outside_of_modes_only(mode):
     assert read(x, None)[0] == [x.data_ptr(), 0]
 
 
+def test_a_guard_takes_one_tensor_in_two_places():
+    x, y = matrix(), matrix()
+    read = signature.recognizer((x, None, y, x), torch_framework())
+    assert read(x, None, y, x)[0] == [x.data_ptr(), 0, y.data_ptr(), x.data_ptr()]
+    assert read(y, None, x, y)[0] == [y.data_ptr(), 0, x.data_ptr(), y.data_ptr()]
+    assert read(x, None, y, y) is None
+    assert read(x, None, y, matrix()) is None
+    assert read(x, x, y, x) is None
+
+
 def test_tensors_that_leave_a_transform_are_refused():
     kept = []
     torch.vmap(lambda row: (kept.append(row), row)[1])(matrix().float())

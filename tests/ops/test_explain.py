@@ -180,6 +180,58 @@ def test_arrays_are_explained_as_their_specs_are(case, name):
     )
 
 
+def without_memory(kind, x):
+    """Return what frameworks have for a shape and a dtype without memory, and what is none of these as it is."""
+    if isinstance(x, fp8core.Quantized):
+        return fp8core.Quantized(without_memory(kind, x.data), without_memory(kind, x.scale), x.group_shape)
+    if not isinstance(x, ArraySpec):
+        return x
+    if kind == "jax":
+        jax = pytest.importorskip("jax")
+        return jax.ShapeDtypeStruct(x.shape, x.dtype) if x.strides == ArraySpec(x.shape, x.dtype).strides else x
+    torch = pytest.importorskip("torch")
+    dtype = getattr(torch, x.dtype)
+    if kind == "meta":
+        return torch.empty_strided(x.shape, x.strides, dtype=dtype, device="meta")
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        return torch.empty_strided(x.shape, x.strides, dtype=dtype, device="cpu")
+
+
+@pytest.mark.parametrize("kind", ["jax", "meta", "fake"])
+@pytest.mark.parametrize("case", WITHOUT_ARRAYS)
+def test_arrays_without_memory_are_explained_as_specs_are(case, kind):
+    function, args, kwargs, _ = WITHOUT_ARRAYS[case]
+    given = [without_memory(kind, x) for x in args]
+    options = {key: without_memory(kind, x) for key, x in kwargs.items()}
+    for target in ("host", "sm_90", "gfx942", None):
+        assert str(fp8core.explain(function, *given, target=target, **options)) == str(
+            fp8core.explain(function, *args, target=target, **kwargs)
+        )
+
+
+def test_memory_that_is_there_is_looked_at():
+    torch = pytest.importorskip("torch")
+    x = torch.zeros(65, 64)[:, 1:33]  # not aligned
+    assert fp8core.explain(fp8core.quantize, x, target="sm_90").chosen == "rowwise_unaligned"
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int32"])
+def test_arrays_without_memory_of_other_dtypes_are_refused(dtype):
+    torch = pytest.importorskip("torch")
+    x = torch.empty(4, 64, dtype=getattr(torch, dtype), device="meta")
+    with pytest.raises(fp8core.DTypeError, match=r"x needs one of .*got"):
+        fp8core.explain(fp8core.quantize, x, target="sm_90")
+
+
+def test_symbols_are_no_extents():
+    jax = pytest.importorskip("jax")
+    shape = jax.export.symbolic_shape("b, 64")
+    with pytest.raises(fp8core.ShapeError, match="x needs extents that are numbers, got shape"):
+        fp8core.explain(fp8core.quantize, jax.ShapeDtypeStruct(shape, "float32"), target="sm_90")
+
+
 def refusal(call):
     """Return kind and words of the error that a call raises, or None."""
     try:

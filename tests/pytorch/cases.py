@@ -128,6 +128,18 @@ def _requantize(w: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, ..
     return fp8core.requantize_with_max_scale(fused, scales, [rows // 2, rows - rows // 2])[0], fused
 
 
+def _normalize_out(w: torch.Tensor, scale: torch.Tensor, input_scale: Any = None) -> tuple[Any, ...]:
+    out = torch.full_like(w.view(torch.uint8), 0x5A).view(torch.float8_e4m3fnuz)
+    done = fp8core.normalize_e4m3fn_to_e4m3fnuz(w, scale, input_scale, out=out)
+    return *done, out, w
+
+
+def _normalize_in_place(w: torch.Tensor, scale: torch.Tensor, input_scale: Any = None) -> tuple[Any, ...]:
+    codes = w.view(torch.uint8).clone().view(w.dtype)
+    done = fp8core.normalize_e4m3fn_to_e4m3fnuz(codes, scale, input_scale, out=codes)
+    return *done, codes, w
+
+
 CASES = (
     Case("dequantize_out", _dequantize_out, lambda m: (*weight((1, -1), m, K), poisoned(m, K, dtype=torch.bfloat16))),
     Case("linear_out", _linear_out, lambda m: (wide(m, K), *weight((1, -1)), poisoned(m, N, dtype=torch.bfloat16))),
@@ -211,6 +223,15 @@ CASES = (
         "normalize",
         lambda w, s: fp8core.normalize_e4m3fn_to_e4m3fnuz(w, s),
         lambda m: tuple(weight((1, -1), m, K)),
+    ),
+    *(
+        Case(f"normalize_{name}", function, lambda m: tuple(weight((1, -1), m, K)))
+        for name, function in (
+            ("out", _normalize_out),
+            ("input_out", lambda w, s: _normalize_out(w, s, s * 3)),
+            ("inplace", _normalize_in_place),
+            ("input_inplace", lambda w, s: _normalize_in_place(w, s, s * 3)),
+        )
     ),
     Case(
         "normalize_back",

@@ -11,7 +11,8 @@ torch = pytest.importorskip("torch")
 from torch._dynamo.testing import CompileCounter  # noqa: E402
 
 import fp8core.torch  # noqa: E402 - after the skip
-from fp8core.errors import DeviceError, LayoutError, ScaleError  # noqa: E402
+from fp8core import w8a8  # noqa: E402
+from fp8core.errors import DeviceError, ScaleError  # noqa: E402
 from fp8core.problem import Target  # noqa: E402
 from fp8core.runtime import device  # noqa: E402
 from fp8core.torch.operators import OVERLOADS  # noqa: E402
@@ -19,6 +20,7 @@ from pytorch.cases import CASES, K, bits, weight, wide  # noqa: E402
 
 ROWS = 1, 5, 16
 NARROW = weight((1, -1), k=128)
+FUSED = weight((-1, -1))
 H200 = Target("cuda", 90, 0, 132, 32, 232448)
 WITH_FP8_INPUTS = "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"
 """What opcheck can do where an input is FP8: its test of the schema adds inputs up."""
@@ -123,18 +125,6 @@ def test_a_stream_is_refused_in_a_graph_and_taken_beside_it():
     torch._dynamo.reset()
     assert bits(torch.compile(on_stream, backend="eager")(x)) == bits(on_stream(x))
     assert issubclass(DeviceError, ValueError)
-
-
-def test_what_has_no_overload_is_refused_not_ignored():
-    q = weight((1, -1))
-
-    def into(w, scale, out):
-        return fp8core.normalize_e4m3fn_to_e4m3fnuz(w, scale, out=out)
-
-    inputs = q.data, q.scale, torch.zeros_like(q.data.view(torch.uint8)).view(torch.float8_e4m3fn)
-    with pytest.raises(Exception, match="out needs to be left out while torch traces"):
-        torch.compile(into, fullgraph=True, backend="eager")(*inputs)
-    assert issubclass(LayoutError, ValueError)
 
 
 def test_all_close_breaks_the_graph_and_is_right():
@@ -252,23 +242,38 @@ def test_fake_kernels_describe_calls_on_a_gpu_that_is_not_there(monkeypatch):
     assert set(asked) == {1}
 
 
-def test_the_names_of_vllm_run_beside_the_graph():
-    from torch._dynamo.utils import counters
+def names_of_vllm(x):
+    """Calls by the names of vLLM: codes per tensor, padded and per token; products; layers of an input and of FP8."""
+    w, scale = FUSED
+    codes, of_x = w8a8.scaled_fp8_quant(x * 2)
+    padded, of_rows = w8a8.scaled_fp8_quant(x, num_token_padding=20, use_per_token_if_dynamic=True)
+    shape = [x.shape[0], w.shape[0]]
+    of_mm = {"weight": w.T, "out_dtype": torch.bfloat16, "scale_b": scale, "bias": None}
+    return (
+        codes,
+        w8a8.cutlass_w8a8_scaled_mm(qinput=padded, scale_a=of_rows, output_shape=shape, **of_mm),
+        w8a8.torch_per_tensor_w8a8_scaled_mm(qinput=codes, scale_a=of_x, output_shape=shape, input_2d=None, **of_mm),
+        w8a8.Fp8LinearOp().apply(x + 1, w.T, scale) * 2,
+        w8a8.Fp8LinearOp(use_per_token_if_dynamic=True).apply(x, w.T, scale, input_scale_ub=1.5),
+        w8a8.Fp8LinearOp().apply(codes, w.T, scale, input_scale=of_x),
+    )
 
-    from fp8core import w8a8
 
-    w, scale = weight((-1, -1))
-    layer = w8a8.Fp8LinearOp()
+def test_the_names_of_vllm_in_a_graph():
+    compiled = torch.compile(names_of_vllm, fullgraph=True, dynamic=True, backend="aot_eager")
+    for m in ROWS:
+        assert bits(compiled(wide(m, K))) == bits(names_of_vllm(wide(m, K)))
 
-    def step(x):
-        codes, of_x = w8a8.scaled_fp8_quant(x * 2)
-        return codes.float() * of_x, layer.apply(x + 1, w.T, scale) * 2
 
-    counters.clear()
-    compiled = torch.compile(step, backend="eager")
-    for m in (5, 16):
-        assert bits(compiled(wide(m, K))) == bits(step(wide(m, K)))
-    assert len(counters["graph_break"]) == 2
+@pytest.mark.parametrize("strict", [False, True])
+def test_the_names_of_vllm_are_exported(strict):
+    class Step(torch.nn.Module):
+        def forward(self, x):
+            return names_of_vllm(x)
+
+    rows = torch.export.Dim("rows", min=2, max=19)
+    program = torch.export.export(Step(), (wide(5, K),), dynamic_shapes=({0: rows},), strict=strict)
+    assert bits(program.module()(wide(7, K))) == bits(names_of_vllm(wide(7, K)))
 
 
 def test_an_older_torch_is_refused(monkeypatch):

@@ -7,7 +7,7 @@ from typing import Final
 
 from fp8core.kernels.gemm.args import Matmul
 from fp8core.kernels.gemm.blaslt.descriptors import Product
-from fp8core.problem import ITEMSIZE
+from fp8core.problem import BLOCK, ITEMSIZE
 from fp8core.runtime import capture, device
 
 MOST_BYTES: Final = 4 << 30
@@ -16,7 +16,7 @@ MOST_BYTES: Final = 4 << 30
 
 def sizes(product: Product, scratch_bytes: int) -> tuple[int, int, int]:
     """Return the bytes of one area that stands for all inputs, of the result and of the scratch."""
-    blocks = -(-product.k // 128)
+    blocks = -(-product.k // BLOCK)
     scales = 4 * max(product.m, product.n) * max(blocks, 1)
     inputs = max(product.n * product.ldb, product.m * product.lda, scales)
     return inputs, product.m * product.ldo * ITEMSIZE[product.out], scratch_bytes

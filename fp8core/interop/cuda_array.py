@@ -1,0 +1,101 @@
+"""Arrays that offer ``__cuda_array_interface__`` and no DLPack: those of numba and PyCUDA, among others."""
+
+from functools import cache
+from typing import Any, Final
+
+from fp8core.errors import LayoutError
+from fp8core.interop.dlpack import contiguous
+from fp8core.interop.dlpack_capsule import Borrowing, KeepAlive
+from fp8core.interop.tensor import TensorView, bytes_spanned, check_aligned, in_elements, refused_dtype
+from fp8core.problem import ITEMSIZE
+from fp8core.runtime import device, streams
+
+DTYPES: Final = {"<f4": "float32", "<f2": "float16", "|u1": "uint8"}
+"""What the interface has words for; it knows neither bfloat16 nor FP8."""
+REFUSALS: Final = (AttributeError, KeyError, TypeError, ValueError, RuntimeError)
+"""What producers raise when they cannot offer the interface."""
+
+
+class Lent(KeepAlive):
+    """An array that a kernel reads or writes, and the stream that its producer works on."""
+
+    __slots__ = ("producer",)
+
+    def __init__(self, array: Any, stream: int, ordinal: int, producer: int | None) -> None:
+        super().__init__(array, stream, ordinal)
+        self.producer = stream if producer is None else producer
+
+
+class CudaArray(Borrowing):
+    """Any exporter of the interface, as the CuPy arrays are that results come as."""
+
+    name = "cuda_array_interface"
+
+    def view(self, x: Any, name: str) -> TensorView:
+        """Return a view of ``x``; the stream that it names, if it does, is waited for when work is ordered.
+
+        Raises:
+            LayoutError: it has a mask, a stream that means two things, or none of the interface's fields.
+            DTypeError: its elements are not those of float32, float16 or uint8.
+        """
+        try:
+            offer = x.__cuda_array_interface__
+            pointer, shape, typestr = offer["data"][0] or 0, tuple(offer["shape"]), offer["typestr"]
+        except REFUSALS as error:
+            kind = f"{type(x).__module__}.{type(x).__qualname__}"
+            raise LayoutError(f"{name} ({kind}) does not offer __cuda_array_interface__: {error!r}") from error
+        if offer.get("mask") is not None:
+            raise LayoutError(f"{name} needs a plain array, got a masked one, whose mask would be lost")
+        if offer.get("stream") == 0:
+            raise LayoutError(f"{name} needs a stream that __cuda_array_interface__ has a number for, got 0")
+        dtype = DTYPES.get(typestr)
+        if dtype is None:
+            raise refused_dtype(name, typestr)
+        itemsize = int(typestr[2:])
+        given = offer.get("strides")
+        strides = contiguous(shape) if given is None else in_elements(tuple(given), itemsize, name)
+        check_aligned(pointer, dtype, name)
+        ordinal = device.current() if not pointer else ordinal_of(pointer)
+        held = Lent(x, device.stream(ordinal), ordinal, offer.get("stream"))
+        return TensorView(pointer, dtype, shape, strides, device.target(ordinal), self, x, held)
+
+    def producer(self, view: TensorView) -> int:
+        """Return the stream that an array names; if it names none, CuPy's current one."""
+        assert isinstance(view.held, Lent)
+        return view.held.producer
+
+    def order_before(self, view: TensorView, stream: int, owner: object = None) -> None:
+        """Let ``stream`` wait for the array's own, and keep the array until it has passed."""
+        super().order_before(view, stream, owner)
+        assert isinstance(view.held, Lent)
+        view.held.read_on(stream, owner)
+
+    def release(self, view: TensorView, stream: int) -> None:
+        """Let the array's own stream wait for a launch: what its producer does next may read or reuse the memory."""
+        streams.join(self.producer(view), stream, view.target.device)
+
+    def written(self, x: Any, name: str) -> None:
+        """Raise LayoutError if ``x`` says that it is read-only."""
+        if x.__cuda_array_interface__["data"][1]:
+            raise LayoutError(f"{name} needs to be writable, got a read-only {type(x).__name__}")
+
+
+def as_cupy(x: Any, name: str) -> Any:
+    """Return a CuPy array over the memory of ``x``, which CuPy's current stream may use at once."""
+    seen, cupy = framework().view(x, name), device.cupy()
+    ordinal = seen.target.device
+    framework().order_before(seen, device.stream(ordinal), device.current_stream(ordinal))
+    memory = cupy.cuda.UnownedMemory(seen.pointer, bytes_spanned(seen.shape, seen.strides, seen.dtype), x, ordinal)
+    steps = tuple(stride * ITEMSIZE[seen.dtype] for stride in seen.strides)
+    return cupy.ndarray(seen.shape, seen.dtype, cupy.cuda.MemoryPointer(memory, 0), steps)
+
+
+def ordinal_of(pointer: int) -> int:
+    """Return the device that memory at an address belongs to."""
+    return int(device.cupy().cuda.runtime.pointerGetAttributes(pointer).device)
+
+
+@cache
+def framework() -> CudaArray:
+    """Return the one CudaArray there is."""
+    return CudaArray()

@@ -1,0 +1,47 @@
+"""Arrays that are a shape and a dtype without memory: torch's meta and fake tensors, ``jax.ShapeDtypeStruct``."""
+
+import sys
+from typing import Any, NamedTuple
+
+from fp8core.errors import ShapeError
+from fp8core.interop.dlpack import contiguous
+from fp8core.interop.names import dtype_name
+from fp8core.interop.scalars import scalar
+
+_MEMORY = "__dlpack__", "__cuda_array_interface__", "__array_interface__"
+
+
+class Declared(NamedTuple):
+    """What an array without memory says of itself; strides in elements."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+def declared(x: Any, name: str) -> Declared | None:
+    """Return what an array without memory says of itself; None of arrays that have some, and of what is no array.
+
+    Anything with a shape and a dtype that offers no memory is taken: ``jax.ShapeDtypeStruct`` is.
+
+    Raises:
+        DTypeError: its dtype is none of `problem.ITEMSIZE`.
+        ShapeError: its extents are symbols.
+    """
+    strides = _strides(x)
+    if strides is None:
+        return None
+    shape = tuple(x.shape)
+    if any(type(extent) is not int for extent in (*shape, *strides)):
+        raise ShapeError(f"{name} needs extents that are numbers, got shape {shape}")
+    return Declared(dtype_name(x.dtype, name), shape, strides or contiguous(shape))
+
+
+def _strides(x: Any) -> tuple[int, ...] | None:
+    """Return the strides of an array without memory, none where they are those of a row-major one; None of others."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor):
+        fakes = sys.modules.get("torch._subclasses.fake_tensor")
+        return tuple(x.stride()) if x.is_meta or (fakes is not None and isinstance(x, fakes.FakeTensor)) else None
+    described = hasattr(x, "shape") and hasattr(x, "dtype") and scalar(x) is None
+    return () if described and not any(hasattr(x, offer) for offer in _MEMORY) else None

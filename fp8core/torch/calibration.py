@@ -1,0 +1,146 @@
+"""Static scales of inputs, found by running a model that is not yet quantized."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fp8core.errors import ScaleError
+from fp8core.interop import dtype_name
+from fp8core.ops.linear import input_format
+from fp8core.problem import FORMATS
+from fp8core.torch.layers import sorted_layers
+
+_BINS: Final = 0x8001
+"""One for each magnitude of bfloat16, and what is rounded up from its last NaN."""
+
+
+class _Magnitudes(Protocol):
+    """What is kept of the inputs of one layer; it stays on their device until it is asked for."""
+
+    def add(self, x: Tensor) -> None:
+        """Take an input into account."""
+
+    def bound(self) -> float:
+        """Return the magnitude that becomes the largest value of the format; not finite where an input was not."""
+
+
+class _Largest:
+    def __init__(self) -> None:
+        self._seen: Tensor | None = None
+
+    def add(self, x: Tensor) -> None:
+        largest = x.detach().abs().amax().float() if x.numel() else x.new_zeros((), dtype=torch.float32)
+        self._seen = largest if self._seen is None else torch.maximum(self._seen, largest)  # a NaN stays
+
+    def bound(self) -> float:
+        return 0.0 if self._seen is None else float(self._seen)
+
+
+class _Percentile:
+    """Counts of magnitudes, each rounded up to bfloat16: exact for inputs of bfloat16."""
+
+    def __init__(self, percent: float) -> None:
+        self._percent = percent
+        self._counts: Tensor | None = None
+
+    def add(self, x: Tensor) -> None:
+        bits = x.detach().float().abs().flatten().view(torch.int32).long()
+        counts = torch.bincount((bits + 0xFFFF) >> 16, minlength=_BINS)
+        self._counts = counts if self._counts is None else self._counts + counts
+
+    def bound(self) -> float:
+        if self._counts is None or not self._counts.sum():
+            return 0.0
+        seen = self._counts.cpu()
+        last = int(seen.nonzero().max())
+        total = seen.cumsum(0)
+        wanted = math.ceil(int(total[-1]) * self._percent / 100)
+        found = int(torch.searchsorted(total, max(wanted, 1)))
+        place = last if last >= 0x7F80 else found  # an infinity or a NaN counts wherever it is
+        return float(torch.tensor(place << 16, dtype=torch.int64).to(torch.int32).view(torch.float32))
+
+
+def calibrate(
+    model: nn.Module,
+    batches: Iterable[Any],
+    *,
+    include: Sequence[str] | None = None,
+    exclude: Sequence[str] = (),
+    method: Literal["max", "percentile"] = "max",
+    percentile: float = 99.99,
+    weight_dtype: Any = "float8_e4m3fn",
+) -> dict[str, float]:
+    """Return static scales of the inputs of linear layers, from runs of the model that is not yet quantized.
+
+    A scale is ``amax / MAX``: the largest magnitude that a layer's input had in any batch, over the largest value of
+    the format that inputs are quantized to. With ``method="percentile"`` it is the smallest magnitude that so many
+    percent of all elements of all batches do not exceed; larger ones are clamped then. What is kept of inputs stays on
+    the model's device until all batches have run.
+
+    Args:
+        model: runs without gradients, in the mode (training or not) that it is in.
+        batches: what the model is called with: a tuple is its arguments, a mapping its keyword arguments, all else its
+            one argument.
+        include: as for `quantize_model_`.
+        exclude: as for `quantize_model_`.
+        method: "max", or "percentile".
+        percentile: above 0 and at most 100. Magnitudes are counted rounded up to bfloat16: exactly where inputs are
+            bfloat16, else up to 2^-7 too large.
+        weight_dtype: the FP8 format of the weights, which decides that of inputs.
+
+    Returns:
+        By layer, for ``quantize_model_(input_scales=...)``. Layers that were not called, or saw zeros only, are left
+        out.
+
+    Raises:
+        ScaleError: a layer's input was not finite, or there is no such method or percentile.
+
+    Examples:
+        >>> import torch, fp8core.torch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8))
+        >>> fp8core.torch.calibrate(model, [torch.tensor([[1.0, -448.0, 0.0, 2.0]])])
+        {'0': 1.0}
+    """
+    if method not in ("max", "percentile"):
+        raise ScaleError(f"method needs one of max, percentile, got {method!r}")
+    if not 0 < percentile <= 100:
+        raise ScaleError(f"percentile needs a number above 0 and at most 100, got {percentile!r}")
+    maximum = FORMATS[input_format(dtype_name(weight_dtype, "weight_dtype", FORMATS))].maximum
+    seen: dict[str, _Magnitudes] = {}
+
+    def watch(name: str) -> Any:
+        seen[name] = _Largest() if method == "max" else _Percentile(percentile)
+
+        def before(_layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            seen[name].add(args[0] if args else kwargs["input"])
+
+        return before
+
+    watched = sorted_layers(model, include, exclude).chosen
+    hooks = [
+        places[0].layer.register_forward_pre_hook(watch(name), with_kwargs=True) for name, places in watched.items()
+    ]
+    try:
+        with torch.no_grad():
+            for batch in batches:
+                _call(model, batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    bounds = {name: magnitudes.bound() for name, magnitudes in seen.items()}
+    for name, bound in bounds.items():
+        if not bound < float("inf"):
+            raise ScaleError(f"calibrate needs finite inputs, got {bound} in {name}")
+    return {name: bound / maximum for name, bound in bounds.items() if bound}
+
+
+def _call(model: nn.Module, batch: Any) -> None:
+    if isinstance(batch, Mapping):
+        model(**batch)
+    elif isinstance(batch, tuple):
+        model(*batch)
+    else:
+        model(batch)

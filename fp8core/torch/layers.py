@@ -1,0 +1,114 @@
+"""The linear layers of a model, and which of them are to be FP8."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from torch import nn
+
+from fp8core.checkpoint import kinds
+from fp8core.checkpoint.selection import Selection, selection
+from fp8core.problem import WIDE
+from fp8core.torch.linear import Linear
+
+READ_WEIGHTS: Final = nn.MultiheadAttention, nn.TransformerEncoderLayer
+"""Modules that hand the weights of their layers to kernels of torch."""
+_LINEAR: Final = kinds.LINEAR, kinds.CONV1D, kinds.MAYBE_CONV1D
+"""Names that say nothing against a layer: what may be a Conv1D in a file is known to be none here."""
+
+
+class Place(NamedTuple):
+    """Where a module is held."""
+
+    parent: nn.Module
+    attribute: str
+    layer: nn.Linear
+
+
+def layers_of(model: nn.Module) -> Iterator[tuple[str, list[Place]]]:
+    """Yield every linear layer by its first name, with all places that hold it."""
+    places: dict[int, list[Place]] = {}
+    for parent in model.modules():
+        for attribute, layer in parent._modules.items():
+            if isinstance(layer, nn.Linear):
+                places.setdefault(id(layer), []).append(Place(parent, attribute, layer))
+    for name, module in model.named_modules():
+        if id(module) in places:
+            yield name, places[id(module)]
+
+
+def _shared_weights(model: nn.Module) -> dict[int, list[str]]:
+    """Return the names of each parameter, one for every module that holds it."""
+    names: dict[int, list[str]] = {}
+    for prefix, module in model.named_modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                names.setdefault(id(parameter), []).append(f"{prefix}.{name}" if prefix else name)
+    return names
+
+
+class _Chosen(NamedTuple):
+    """What decides about a layer by its name: patterns, and what is known of the model's names."""
+
+    patterns: Selection
+    names: kinds.Names
+
+    def reason_to_keep(self, name: str, shape: tuple[int, ...]) -> str | None:
+        """Return why a layer of this name stays as it is, or None."""
+        excluded = self.patterns.excluded_by(name)
+        if excluded is not None:
+            return f"its name matches exclude, {excluded!r}"
+        if self.patterns.include is not None:
+            return "its name matches no pattern of include" if self.patterns.included_by(name) is None else None
+        kind = kinds.kind_of(name, shape, self.names)
+        return None if kind in _LINEAR else f"its name says {kind.name}"
+
+
+class Sorted(NamedTuple):
+    """The linear layers of a model by name: those to be FP8 with their places, and why the others stay."""
+
+    chosen: dict[str, list[Place]]
+    kept: dict[str, str]
+
+
+def sorted_layers(model: nn.Module, include: Sequence[str] | None, exclude: Sequence[str]) -> Sorted:
+    """Return which linear layers of a model are to be FP8.
+
+    Raises:
+        CheckpointError: a regular expression is none, or a pattern matches no layer.
+    """
+    found = Sorted({}, {})
+    chosen, shared = _choice_of(model, include, exclude), _shared_weights(model)
+    for name, places in layers_of(model):
+        reason = _reason_to_keep(name, places, chosen, shared)
+        if reason is None:
+            found.chosen[name] = places
+        else:
+            found.kept[name] = reason
+    return found
+
+
+def _choice_of(model: nn.Module, include: Sequence[str] | None, exclude: Sequence[str]) -> _Chosen:
+    patterns = selection(include, exclude, (name for name, _ in layers_of(model)))
+    model_type = str(getattr(getattr(model, "config", None), "model_type", ""))
+    return _Chosen(patterns, kinds.names_of((), (), {"model_type": model_type}))
+
+
+def _reason_to_keep(name: str, places: list[Place], chosen: _Chosen, shared: dict[int, list[str]]) -> str | None:
+    """Return why a layer stays as it is, or None."""
+    layer, kind = places[0].layer, type(places[0].layer)
+    if kind is not nn.Linear:
+        return "it is FP8 already" if issubclass(kind, Linear) else f"it is a {kind.__name__}, not a Linear of torch.nn"
+    for place in places:
+        if isinstance(place.parent, READ_WEIGHTS):
+            return f"its {type(place.parent).__name__} reads the weight itself"
+    weight = layer.weight
+    others = [other for other in shared[id(weight)] if other != f"{name}.weight"]
+    if others:
+        return f"its weight is that of {others[0].removesuffix('.weight')}, too"
+    if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks:
+        return "it has hooks"
+    if str(weight.dtype).removeprefix("torch.") not in WIDE:
+        return f"its weight is {weight.dtype}"
+    if not weight.numel():
+        return "its weight has no elements"
+    return chosen.reason_to_keep(name, tuple(weight.shape))
