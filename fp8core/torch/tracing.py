@@ -113,6 +113,15 @@ def _tracing() -> bool:
     return torch.compiler.is_compiling() and torch._C._len_torch_dispatch_stack() > 0
 
 
+def _without_dynamo(
+    operation: Operation, operands: tuple[Any, ...], options: Any, stream: object
+) -> tuple[Sequence[Any], Any] | None:
+    """Stand in for a call that torch traces without Dynamo."""
+    if operation.traced is None or not _tracing():
+        return None
+    return operation.traced(operands, options, stream)
+
+
 def install() -> None:
     """Let torch trace the public functions, from now on.
 
@@ -123,7 +132,7 @@ def install() -> None:
         raise ImportError(f"fp8core.torch needs torch {OLDEST} or later, got {torch.__version__}")
     for entry in ENTRIES:
         entry.operation.traced = _stand_in(entry)
-    Operation.tracing = staticmethod(_tracing)
+    Operation.stand_ins["torch"] = _without_dynamo
     for function in FUNCTIONS:
         traceable(function)
     stand_in(Operation.__call__, _traced_call)
