@@ -170,10 +170,9 @@ class Operation:
     ) -> tuple[Sequence[Any], Any]:
         """Run a call whose operands are viewed: the first of a kind, of several frameworks, or on a given stream."""
         cache = self.cache
-        for stand_in in self.stand_ins.values():
-            made = stand_in(self, operands, options, stream)
-            if made is not None:
-                return made
+        instead = self._made_instead(operands, options, stream)
+        if instead is not None:
+            return instead
         plain = options.options if type(options) is Interned else options
         if isinstance(stream, ExplainRequest):
             raise stream.explained(*self._viewed(operands, stream), lambda specs: self.describe(specs, plain))
@@ -215,6 +214,16 @@ class Operation:
         if among is not None:
             cache.keep(call, *among)
         return arrays, call.note
+
+    def _made_instead(
+        self, operands: tuple[Any, ...], options: Any, stream: object
+    ) -> tuple[Sequence[Any], Any] | None:
+        """Return what a framework's stand-in returns of a call that it makes."""
+        for stand_in in self.stand_ins.values():
+            made = stand_in(self, operands, options, stream)
+            if made is not None:
+                return made
+        return None
 
     def _viewed(
         self, operands: tuple[Any, ...], request: ExplainRequest | None = None

@@ -1,7 +1,7 @@
 """Interop with JAX: calls on its arrays become programs of its own (`fp8core.jax`), which is imported here.
 
-Where a call has a stream of the caller's, or arrays of other frameworks, too, arrays of JAX are read through DLPack, and
-results are in memory of ours that JAX takes over without a copy.
+Where a call has a stream of the caller's, or arrays of other frameworks, too, arrays of JAX are read through DLPack,
+and results are in memory of ours that JAX takes over without a copy.
 """
 
 import math
@@ -21,7 +21,6 @@ from fp8core.interop.tensor import Result, TensorView, bytes_spanned, strides_or
 from fp8core.problem import ITEMSIZE, Target
 from fp8core.runtime import device
 from fp8core.runtime.releases import Releases, releases
-
 
 PROGRAMS: Final = "fp8core.jax"
 """The module that makes calls on arrays of JAX; a layer above this one, so it is named and not imported."""

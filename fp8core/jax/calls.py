@@ -1,7 +1,7 @@
 """Calls on arrays of JAX: what is traced in their place, and how an eager call runs the same program from a cache."""
 
 from collections.abc import Sequence
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 from typing import Any, Final
 
 import jax
@@ -106,14 +106,16 @@ class Kind:
 _KINDS: Final[dict[Any, Kind]] = {}
 
 
-@cache
-def _of_jax(kind: type) -> bool:
-    return issubclass(kind, jax.Array | Tracer)
+class _Kinds(dict[type, str]):
+    """What a type is to JAX: "tracer", "array", or "" for what is none of its."""
+
+    def __missing__(self, kind: type) -> str:
+        found = "tracer" if issubclass(kind, Tracer) else "array" if issubclass(kind, jax.Array) else ""
+        self[kind] = found
+        return found
 
 
-@cache
-def _is_tracer(kind: type) -> bool:
-    return issubclass(kind, Tracer)
+_KIND_OF: Final = _Kinds()
 
 
 def stand_in(
@@ -125,8 +127,8 @@ def stand_in(
         DeviceError: the operands are on several devices, or a stream is given while JAX traces.
         LayoutError: an operand was deleted, cannot be written to, or is no array of JAX while JAX traces.
     """
-    tracing = any(_is_tracer(type(x)) for x in operands)
-    if operation not in NAMES or isinstance(stream, ExplainRequest) or not (tracing or _of_jax(type(operands[0]))):
+    tracing = "tracer" in [_KIND_OF[type(x)] for x in operands]
+    if operation not in NAMES or isinstance(stream, ExplainRequest) or not (tracing or _KIND_OF[type(operands[0])]):
         return None
     if stream is not None:
         if tracing:
@@ -175,7 +177,7 @@ def _arrays(operation: Operation, operands: tuple[Any, ...], tracing: bool) -> l
     arrays: list[Any] = []
     for at, x in enumerate(operands):
         array = x.array if type(x) is Place else x
-        if array is not None and not _of_jax(type(array)):
+        if array is not None and not _KIND_OF[type(array)]:
             number = float32_number(array, operation.operands[at]) if at in operation.numbers else None
             if number is not None:
                 array = np.full(1, number, np.float32)
@@ -197,7 +199,7 @@ def _eager(kind: Kind, arrays: Sequence[Any], operation: Operation) -> Any:
         of_jax = [x for x in arrays if isinstance(x, jax.Array)]
         if any(x.is_deleted() for x in of_jax):
             raise LayoutError(
-                f"{operation.operands[0]} and its neighbours need memory of their own, got one that was deleted or donated"
+                f"{operation.operands[0]} and all others need memory of their own, got one that was deleted or donated"
             ) from error
         if len({x.sharding.device_set for x in of_jax}) > 1:
             raise DeviceError(f"operands need to be on the devices of {operation.operands[0]}: {error}") from error

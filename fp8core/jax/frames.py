@@ -12,7 +12,7 @@ from collections.abc import Callable
 from struct import Struct
 from typing import Any, Final, NamedTuple
 
-MEMORY: Final = memoryview((ctypes.c_ubyte * (2**63 - 1)).from_address(0)).cast("B")  # type: ignore[operator]
+MEMORY: Final = memoryview((ctypes.c_ubyte * (2**63 - 1)).from_address(0)).cast("B")
 """All memory, to be read and written where something is known to be."""
 
 HANDLER: Final = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)

@@ -34,7 +34,7 @@ def _product(x: Any, weight: Any, scale: Any, *, group: GroupShape) -> Any:
 
 def _abstract(x: Any, weight: Any, scale: Any, *, group: GroupShape) -> Any:
     del scale, group
-    mesh, rows, channels = x.sharding.mesh, tuple(x.sharding.spec)[:-1], tuple(weight.sharding.spec)[0]
+    mesh, rows, channels = x.sharding.mesh, tuple(x.sharding.spec)[:-1], next(iter(weight.sharding.spec))
     sharding = NamedSharding(mesh, PartitionSpec(*rows, channels))
     return x.update(shape=(*x.shape[:-1], weight.shape[0]), weak_type=False, sharding=sharding)
 
@@ -106,7 +106,10 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: CallOf, jaxpr
             " fp8core.linear has one, straight through the quantization of x, and jax.lax.stop_gradient ends one"
         )
     fixed = [at for at in places if at not in (X, BIAS)]
-    _frozen([of[at] for at in fixed], [("x", "weight", "weight_scale", "bias", "input_scale", "scale_ub")[at] for at in fixed])
+    _frozen(
+        [of[at] for at in fixed],
+        [("x", "weight", "weight_scale", "bias", "input_scale", "scale_ub")[at] for at in fixed],
+    )
     made = bind(call, *primals)
     out = made[0]
     parts = []

@@ -1,14 +1,13 @@
 """The handlers that XLA calls: one for each platform and stage, registered once in a process."""
 
 import ctypes
-from collections.abc import Callable
 from functools import cached_property
 from threading import Lock
 from typing import Any, Final
 
 import jax
 
-from fp8core.errors import BackendError, Fp8Error
+from fp8core.errors import BackendError, DeviceError, Fp8Error
 from fp8core.interop import numpy_arrays
 from fp8core.jax import frames
 from fp8core.jax.programs import SCRATCH_ALIGNMENT, Prepared, Problem, parse
@@ -40,10 +39,18 @@ class Platform:
 
     @cached_property
     def ordinals(self) -> tuple[int, ...]:
-        """The devices that a program may run on."""
+        """The devices that a program may run on.
+
+        Raises:
+            DeviceError: there are none in this process.
+        """
         if self.name == "cpu":
             return (0,)
-        return tuple(sorted({there.local_hardware_id for there in jax.local_devices(backend=self.name)}))
+        try:
+            here = jax.local_devices(backend=self.name)
+        except RuntimeError as error:
+            raise DeviceError(f"a program for {self.name} needs such a device to be planned for: {error}") from error
+        return tuple(sorted({there.local_hardware_id for there in here}))
 
     def target(self, ordinal: int) -> Target:
         """Return what kernels have to know of a device."""
@@ -70,7 +77,7 @@ class Platform:
             BackendError: the program gives it less scratch than it needs here.
         """
         problem, scratch = self._parsed.get(text) or self._parsed.setdefault(text, parse(text))
-        key = text, ordinal
+        key: tuple[Any, ...] = text, ordinal
         if not problem.fixed:
             if shapes is None:
                 raise BackendError("a call needs its operands to be planned")
@@ -164,8 +171,8 @@ def _error(api: int, error: BaseException) -> int:
     return frames.error(api, f"{type(error).__name__}: {error}", code)
 
 
-def _capsule(handler: Callable[..., Any]) -> Any:
-    return jax.ffi.pycapsule(ctypes.cast(handler, ctypes.c_void_p).value)  # type: ignore[arg-type]
+def _capsule(handler: Any) -> Any:
+    return jax.ffi.pycapsule(ctypes.cast(handler, ctypes.c_void_p).value)
 
 
 ALL: Final = {name: Platform(name) for name in PLATFORMS}

@@ -39,4 +39,5 @@ def _flatten(q: Any) -> Any:
 
 
 def _unflatten(group_shape: Any, parts: Any) -> Any:
-    return quantized(*parts, group_shape)
+    data, scale = parts
+    return quantized(data, scale, group_shape)

@@ -112,7 +112,9 @@ def _prime(least: int) -> int:
 def _symbol(extent: int, symbols: dict[int, Any]) -> Any:
     if extent in symbols or extent < FIRST_UNKNOWN or not symbols:
         return symbols.get(extent, extent)
-    raise ShapeError("a symbolic extent needs to be one of rows that have scales of their own, got a result derived of it")
+    raise ShapeError(
+        "a symbolic extent needs to be one of rows that have scales of their own, got a result derived of it"
+    )
 
 
 def avals_of(known: Traced, first: Any, shardings: Sequence[Any] | None = None) -> list[Any]:
@@ -150,8 +152,8 @@ def _lower(platform: str, ctx: Any, *operands: Any, call: CallOf) -> Any:
     for at, there in enumerate(call.given):
         if there:
             aval = next(given)
-            open_ = tuple(extent if isinstance(extent, int) else None for extent in aval.shape)
-            placed.append(Placed(names[np.dtype(aval.dtype)], open_, layouts[at]))
+            shape = tuple(extent if isinstance(extent, int) else None for extent in aval.shape)
+            placed.append(Placed(names[np.dtype(aval.dtype)], shape, layouts[at]))
         else:
             placed.append(None)
     problem = Problem(call.name, tuple(placed), call.options)
@@ -164,7 +166,8 @@ def _lower(platform: str, ctx: Any, *operands: Any, call: CallOf) -> Any:
             out.append(jax.core.ShapedArray((handler.scratch_extent(scratch),), np.uint8))
             result_layouts.append((0,))
     elif OPERATIONS[call.name].scratch and platform != "cpu":
-        raise ShapeError(f"{call.name} needs extents that are numbers in a program for a GPU, got {sorted(map(str, symbols.values()))}")
+        open_ = ", ".join(sorted(map(str, symbols.values())))
+        raise ShapeError(f"{call.name} needs extents that are numbers in a program for a GPU, got {open_}")
     else:
         text = problem.text(None)
     rule = jax.ffi.ffi_lowering(

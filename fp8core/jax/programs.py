@@ -6,6 +6,7 @@ in a process that has traced nothing.
 
 import json
 from collections.abc import Callable, Sequence
+from math import prod
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
@@ -25,7 +26,7 @@ from fp8core.ops.producers import _NORM, _SILU
 from fp8core.ops.quantize import _QUANTIZE
 from fp8core.ops.scaled_mm import _SCALED_MM, _SCALED_MM_NT
 from fp8core.ops.shards import _EXPAND, _REQUANTIZE
-from fp8core.problem import BLOCK, Target
+from fp8core.problem import BLOCK, ITEMSIZE, Target
 
 OPERATIONS: Final[dict[str, Operation]] = {
     "quantize": _QUANTIZE,
@@ -208,8 +209,4 @@ class Prepared:
 
 
 def _bytes(array: NewArray) -> int:
-    from math import prod
-
-    from fp8core.problem import ITEMSIZE
-
     return prod(array.shape) * ITEMSIZE[array.dtype]

@@ -41,11 +41,12 @@ class Rule(NamedTuple):
         """The rule as JAX gives it to Shardy, which wants the sizes of factors that are no axis of their own."""
         alone = {axis[0] for axes in (*self.arguments, *self.results) for axis in axes if len(axis) == 1}
         inner = {name for axes in (*self.arguments, *self.results) for axis in axes if len(axis) > 1 for name in axis}
+        sizes: dict[str, Any] = {name: self.sizes[name] for name in sorted(inner - alone)}
         return SdyShardingRule(
             tuple(map(_mapping, self.arguments)),
             tuple(map(_mapping, self.results)),
             need_replication_factors=tuple(sorted(self.whole)),
-            **{name: self.sizes[name] for name in sorted(inner - alone)},
+            **sizes,
         )
 
 
@@ -107,7 +108,7 @@ def rule_of(call: CallOf, shapes: Sequence[tuple[Any, ...]], known: Traced) -> R
     places = [at for at, there in enumerate(call.given) if there]
     extents = dict(zip(places, shapes, strict=True))
     factors = _Factors()
-    made = _RULES[call.name](call, extents, known, factors)
+    made = _RULES[call.name](_Case(call, extents, known, factors))
     arguments = tuple(made[at] if at in made else factors.own(extents[at]) for at in places)
     results = []
     for at, shape in zip(known.results, known.shapes, strict=True):
@@ -117,13 +118,24 @@ def rule_of(call: CallOf, shapes: Sequence[tuple[Any, ...]], known: Traced) -> R
 
 
 Places = dict[int, Any]
+"""By the place of an operand or a result: its factors, or its extents."""
+
+
+class _Case(NamedTuple):
+    """A call whose factors are looked for."""
+
+    call: CallOf
+    extents: Places
+    known: Traced
+    factors: _Factors
 
 
 def _rows(x: Sequence[Any], last: Axis) -> Axes:
     return (*((f"m{axis}",) for axis in range(len(x) - 1)), last)
 
 
-def _quantize(call: CallOf, extents: Places, known: Traced, factors: _Factors, out: int = 1) -> Places:
+def _quantize(of: _Case, out: int = 1) -> Places:
+    call, extents, known, factors = of
     x, group, given = extents[0], call.options[1], call.options[2]
     columns = 1 if call.name == "quantize" else x[-1]
     last: Axis = ("k",)
@@ -154,11 +166,12 @@ def _quantize(call: CallOf, extents: Places, known: Traced, factors: _Factors, o
     return made
 
 
-def _norm(call: CallOf, extents: Places, known: Traced, factors: _Factors) -> Places:
-    return _quantize(call, extents, known, factors, 3)
+def _norm(of: _Case) -> Places:
+    return _quantize(of, 3)
 
 
-def _dequantize(call: CallOf, extents: Places, known: Traced, factors: _Factors) -> Places:
+def _dequantize(of: _Case) -> Places:
+    extents, factors = of.extents, of.factors
     q, scale = extents[0], extents[1]
     grouped = len(scale) == len(q) > 0 and scale[-1] not in (1, q[-1]) and q[-1] % scale[-1] == 0
     last = factors.groups("k", q[-1], q[-1] // scale[-1]) if grouped else ("k",)
@@ -167,17 +180,9 @@ def _dequantize(call: CallOf, extents: Places, known: Traced, factors: _Factors)
 
 
 def _product(
-    factors: _Factors,
-    extents: Places,
-    a: int,
-    weight: int,
-    scale_a: int,
-    scale_b: int,
-    bias: int,
-    out: int,
-    *,
-    stored: bool = True,
+    of: _Case, a: int, weight: int, scale_a: int, scale_b: int, bias: int, out: int, *, stored: bool = True
 ) -> Places:
+    extents, factors = of.extents, of.factors
     n = extents[weight][0 if stored else 1]
     scale = extents[scale_b] if stored or len(extents[scale_b]) < 2 else extents[scale_b][::-1]
     blocks = len(scale) == 2 and scale[0] not in (1, n)
@@ -196,38 +201,41 @@ def _product(
     return made
 
 
-def _linear(call: CallOf, extents: Places, known: Traced, factors: _Factors) -> Places:
-    made = _product(factors, extents, 0, 1, 4, 2, 3, 6)
+def _linear(of: _Case) -> Places:
+    call, factors = of.call, of.factors
+    made = _product(of, 0, 1, 4, 2, 3, 6)
     options = LinearOptions(*call.options)
     if tuple(options.group_shape) == PER_TENSOR and not call.given[4]:
         factors.whole.update(name for axis in made[0] for name in axis)
     return made
 
 
-def _scaled_mm(call: CallOf, extents: Places, known: Traced, factors: _Factors) -> Places:
-    made = _product(factors, extents, 0, 1, 2, 3, 4, 5, stored=call.name == "scaled_mm_nt")
+def _scaled_mm(of: _Case) -> Places:
+    call, factors = of.call, of.factors
+    made = _product(of, 0, 1, 2, 3, 4, 5, stored=call.name == "scaled_mm_nt")
     if call.given[7]:  # the largest magnitude of the whole result
         factors.whole.update(name for axes in made.values() for axis in axes for name in axis)
     return made
 
 
-def _requantize(call: CallOf, extents: Places, known: Traced, factors: _Factors) -> Places:
-    factors.whole.add("n")
+def _requantize(of: _Case) -> Places:
+    of.factors.whole.add("n")
     return {0: (("n",), ("k",)), 2: (("n",), ("k",))}
 
 
-def _normalize(call: CallOf, extents: Places, known: Traced, factors: _Factors) -> Places:
+def _normalize(of: _Case) -> Places:
     def axes(at: int) -> Axes:
-        return tuple((f"{'abcdef'[at]}{axis}",) for axis in range(len(extents[at])))
+        return tuple((f"{'abcdef'[at]}{axis}",) for axis in range(len(of.extents[at])))
 
-    return {to: axes(at) for at, to in ((0, 0), (0, 1), (2, 2), (2, 3), (4, 4), (4, 5)) if at in extents}
+    return {to: axes(at) for at, to in ((0, 0), (0, 1), (2, 2), (2, 3), (4, 4), (4, 5)) if at in of.extents}
 
 
-def _whole(call: CallOf, extents: Places, known: Traced, factors: _Factors) -> Places:
+def _whole(of: _Case) -> Places:
+    del of
     return {}
 
 
-_RULES: Final[dict[str, Callable[[CallOf, Places, Traced, _Factors], Places]]] = {
+_RULES: Final[dict[str, Callable[[_Case], Places]]] = {
     "quantize": _quantize,
     "silu_and_mul_quant": _quantize,
     "rms_norm_quant": _norm,
@@ -255,7 +263,7 @@ def specs_of(rule: Rule, shardings: Sequence[Any], shapes: Sequence[tuple[int, .
     taken: set[str] = set()
     for axes, sharding, shape in zip(rule.arguments, shardings, shapes, strict=True):
         spec = tuple(sharding.spec)
-        for axis, extent, over in zip(axes, shape, (*spec, *(None,) * (len(shape) - len(spec))), strict=True):
+        for axis, over in zip(axes, (*spec, *(None,) * (len(shape) - len(spec))), strict=True):
             names = () if over is None else over if isinstance(over, tuple) else (over,)
             factor = axis[0]
             if not names or factor in rule.whole or factor in chosen or not taken.isdisjoint(names):

@@ -37,7 +37,7 @@ def rms_norm_quant(
         >>> float(residual[0, 0]), bool(abs(q.dequantize() - 1).max() < 1e-3)
         (4.0, True)
     """
-    place = Place(residual)
+    place: Any = Place(residual)
     q: Any = ops.rms_norm_quant(x, weight, epsilon, residual=place, **keywords)
     return q, place.array
 
@@ -64,7 +64,7 @@ def scaled_mm(a: Any, b: Any, scale_a: Any = None, scale_b: Any = None, **keywor
         >>> fp8core.jax.scaled_mm(a, weight.T)[1].round().tolist()
         [32.0]
     """
-    place = Place(jax.numpy.zeros(1, jax.numpy.float32))
+    place: Any = Place(jax.numpy.zeros(1, jax.numpy.float32))
     made: Any = ops.scaled_mm(a, b, scale_a, scale_b, amax=place, **keywords)
     return made, place.array
 
@@ -93,6 +93,6 @@ def scaled_mm_nt(
         >>> fp8core.jax.scaled_mm_nt(a, weight)[1].round().tolist()
         [32.0]
     """
-    place = Place(jax.numpy.zeros(1, jax.numpy.float32))
+    place: Any = Place(jax.numpy.zeros(1, jax.numpy.float32))
     made: Any = ops.scaled_mm_nt(a, weight, scale_a, scale_b, amax=place, **keywords)
     return made, place.array
