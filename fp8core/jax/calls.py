@@ -5,6 +5,7 @@ from functools import lru_cache, partial
 from typing import Any, Final
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.extend.core import Primitive, jaxpr_as_fun
@@ -149,6 +150,9 @@ def stand_in(
     made = bind(kind.call, *given) if tracing else _eager(kind, given, operation)
     for at, result in zip(kind.results, made, strict=True):
         arrays[at] = result
+    for at in operation.returned:
+        if type(arrays[at]) is np.ndarray:  # a number, which the caller gets back as an array
+            arrays[at] = jnp.asarray(arrays[at]) if tracing else _beside(arrays[at], arrays[0])
     for at in written:
         operands[at].array = arrays[at]
     return arrays, kind.note
@@ -192,6 +196,11 @@ def _arrays(operation: Operation, operands: tuple[Any, ...], tracing: bool) -> l
     return arrays
 
 
+def _beside(number: Any, x: Any) -> Any:
+    """Return a number as an array where ``x`` is; the devices of a mesh have it at hand wherever it is."""
+    return jax.device_put(number, x.sharding) if len(x.sharding.device_set) == 1 else jnp.asarray(number)
+
+
 def _eager(kind: Kind, arrays: Sequence[Any], operation: Operation) -> Any:
     try:
         return kind.run(*arrays)
@@ -201,6 +210,6 @@ def _eager(kind: Kind, arrays: Sequence[Any], operation: Operation) -> Any:
             raise LayoutError(
                 f"{operation.operands[0]} and all others need memory of their own, got one that was deleted or donated"
             ) from error
-        if len({x.sharding.device_set for x in of_jax}) > 1:
+        if len({frozenset(x.sharding.device_set) for x in of_jax}) > 1:
             raise DeviceError(f"operands need to be on the devices of {operation.operands[0]}: {error}") from error
         raise

@@ -39,15 +39,13 @@ class Rule(NamedTuple):
     @property
     def shardy(self) -> SdyShardingRule:
         """The rule as JAX gives it to Shardy, which wants the sizes of factors that are no axis of their own."""
-        alone = {axis[0] for axes in (*self.arguments, *self.results) for axis in axes if len(axis) == 1}
-        inner = {name for axes in (*self.arguments, *self.results) for axis in axes if len(axis) > 1 for name in axis}
-        sizes: dict[str, Any] = {name: self.sizes[name] for name in sorted(inner - alone)}
-        return SdyShardingRule(
-            tuple(map(_mapping, self.arguments)),
-            tuple(map(_mapping, self.results)),
-            need_replication_factors=tuple(sorted(self.whole)),
-            **sizes,
-        )
+        axes = [axis for each in (*self.arguments, *self.results) for axis in each]
+        every = dict.fromkeys(name for axis in axes for name in axis)
+        alone = {axis[0] for axis in axes if len(axis) == 1}
+        sizes: dict[str, Any] = {name: self.sizes[name] for name in every if name not in alone}
+        whole = tuple(name for name in every if name in self.whole)  # in the order in which Shardy numbers factors
+        arguments, results = (tuple(map(_mapping, each)) for each in (self.arguments, self.results))
+        return SdyShardingRule(arguments, results, need_replication_factors=whole, **sizes)
 
 
 class _Factors:
