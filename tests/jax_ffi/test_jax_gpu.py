@@ -71,11 +71,10 @@ def one_by_one(x, layers):
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_bits_of_cupys_arrays(case):
     cupy = CupyEngine()
-    for m in (1, 16):
-        wanted = on_host(case.function(*map(cupy.array, case.inputs(m))))
-        given = tuple(map(jnp.asarray, case.inputs(m)))
-        assert same(jax.jit(case.function)(*given), wanted)
-        assert same(case.function(*given), wanted)
+    wanted = on_host(case.function(*map(cupy.array, case.inputs(16))))
+    given = tuple(map(jnp.asarray, case.inputs(16)))
+    assert same(jax.jit(case.function)(*given), wanted)
+    assert same(case.function(*given), wanted)
 
 
 def test_a_recorded_program_runs_without_python(launches):
