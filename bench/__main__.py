@@ -42,6 +42,8 @@ class Subject(NamedTuple):
     gpu: bool = True
     compiles: bool = False
     deep_gemm: bool = False
+    framework: str = "torch"
+    """Whose arrays it times on a GPU."""
 
 
 def _arguments(text: str) -> tuple[str, ...]:
@@ -99,6 +101,13 @@ SUBJECTS: Final[dict[str, Subject]] = {
     "layer": Subject(
         "bench.layer", "the linear path of a decoder layer of Llama 8B, on the GPU", short=_arguments("--m 1")
     ),
+    "jax_layer": Subject(
+        "bench.jax_layer",
+        "decoder layers of Llama 8B under jax.jit",
+        short=_arguments("--m 1"),
+        baselines=False,
+        framework="jax",
+    ),
     "first_call": Subject("bench.first_call", "the first call of a fresh process", baselines=False),
     "host": Subject("bench.host", "host time of each public function", gpu=False),
     "engine": Subject(
@@ -130,7 +139,7 @@ def obstacle(subject: Subject) -> str | None:
         return None
     if not device.count():
         return f"needs a GPU: {device.why_none()}"
-    return None if util.find_spec("torch") else "needs torch, which is not installed"
+    return None if util.find_spec(subject.framework) else f"needs {subject.framework}, which is not installed"
 
 
 def said(asked: argparse.Namespace) -> str:

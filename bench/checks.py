@@ -103,6 +103,22 @@ def layers(found: Results, bound: float, least: int, most: int) -> Iterator[Chec
             yield Check(shape(r), more / bound, f"{more:+.2f} us")
 
 
+def jax_layers(found: Results, bound: float) -> Iterator[Check]:
+    """Check the time of a decoder layer under jax.jit against that in bfloat16."""
+    for r in found.jax_layer:
+        fp8, bf16 = us(r, "fp8"), us(r, "bf16")
+        if fp8 and bf16:
+            yield Check(f"m={r['m']}", fp8 / bf16 / bound, f"{fp8 / bf16:.3f}")
+
+
+def in_programs(found: Results, bound: float, name: str) -> Iterator[Check]:
+    """Check what a call on JAX arrays takes."""
+    for r in found.jax_layer:
+        time = us(r, name)
+        if time:
+            yield Check(name, time / bound, f"{time:.1f} us")
+
+
 def plain_calls(found: Results, bound: float) -> Iterator[Check]:
     """Check what a decoder layer takes without given memory against what it takes with it."""
     for r in found.layer:

@@ -162,6 +162,15 @@ GOALS: Final = (
         f"{SAME_RUN}; 2 % is noise",
         checks.plain_calls,
     ),
+    Goal("decoder layer under jax.jit", "≤ {} x bfloat16's", 0.7, SAME_RUN, checks.jax_layers),
+    Goal(
+        "a layer of one token in a program of JAX",
+        "≤ {} us",
+        6.0,
+        PROJECT,
+        partial(checks.in_programs, name="fp8, one in a chain"),
+    ),
+    Goal("an eager call on JAX arrays", "≤ {} us", 60.0, PROJECT, partial(checks.in_programs, name="quantize, eager")),
     Goal(
         "host time, quantize with out",
         "≤ {:g} x vLLM's",

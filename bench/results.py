@@ -79,6 +79,7 @@ _KEYS: Final[dict[str, tuple[str, ...]]] = {
     "against": ("kind", "case"),
     "overhead": ("framework", "step"),
     "calls": ("framework", "step"),
+    "jax_layer": ("bench", "m"),
     "machine": ("command",),
     "subject": ("subject",),
 }
@@ -103,6 +104,7 @@ class Results(NamedTuple):
     overhead: Sequence[Record]
     engine: Sequence[Record]
     against: Sequence[Record]
+    jax_layer: Sequence[Record]
 
     @property
     def device(self) -> str:

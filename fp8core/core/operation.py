@@ -9,7 +9,7 @@ launch with the addresses of their own operands.
 import math
 import struct
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 from weakref import WeakSet
 
 from fp8core import interop
@@ -32,9 +32,8 @@ class Interned:
         self.options = options
 
 
-def untraced() -> bool:
-    """Return False: no framework traces its callers, as far as anybody said."""
-    return False
+StandIn = Callable[["Operation", tuple[Any, ...], Any, object], tuple[Sequence[Any], Any] | None]
+"""Takes an operation, operands, options and stream, and returns what the call returns; None of calls not its own."""
 
 
 class Operation:
@@ -49,10 +48,11 @@ class Operation:
         returned: those of them that the caller gets back as arrays.
     """
 
-    tracing: Callable[[], bool] = staticmethod(untraced)
-    """Whether a framework traces the caller now; set by what stands in for calls then, as `fp8core.torch`."""
+    stand_ins: ClassVar[dict[str, StandIn]] = {}
+    """What makes calls that the call path cannot make, as of arrays without memory: of each framework that has such,
+    set by its module (`fp8core.torch`, `fp8core.jax`)."""
     traced: Callable[[tuple[Any, ...], Any, object], tuple[Sequence[Any], Any]] | None = None
-    """What stands in for a call then: it takes operands, options and stream, and returns what the call returns."""
+    """What torch traces in the place of a call: it takes operands, options and stream."""
 
     def __init__(
         self,
@@ -170,8 +170,9 @@ class Operation:
     ) -> tuple[Sequence[Any], Any]:
         """Run a call whose operands are viewed: the first of a kind, of several frameworks, or on a given stream."""
         cache = self.cache
-        if self.traced is not None and self.tracing():
-            return self.traced(operands, options, stream)
+        instead = self._made_instead(operands, options, stream)
+        if instead is not None:
+            return instead
         plain = options.options if type(options) is Interned else options
         if isinstance(stream, ExplainRequest):
             raise stream.explained(*self._viewed(operands, stream), lambda specs: self.describe(specs, plain))
@@ -190,7 +191,8 @@ class Operation:
         held = []  # until the launch has been made
         for at in self.numbers:
             if specs[at] is not None and views[at] is None:
-                value = _float32(operands[at], self.operands[at])
+                value = float32_number(operands[at], self.operands[at])
+                assert value is not None
                 if at in self.returned:
                     addresses[at], arrays[at] = allocated = framework.empty((1,), "float32", first.target, None, pool)
                     fill_number(allocated.pointer, value, first.target, work)
@@ -212,6 +214,16 @@ class Operation:
         if among is not None:
             cache.keep(call, *among)
         return arrays, call.note
+
+    def _made_instead(
+        self, operands: tuple[Any, ...], options: Any, stream: object
+    ) -> tuple[Sequence[Any], Any] | None:
+        """Return what a framework's stand-in returns of a call that it makes."""
+        for stand_in in self.stand_ins.values():
+            made = stand_in(self, operands, options, stream)
+            if made is not None:
+                return made
+        return None
 
     def _viewed(
         self, operands: tuple[Any, ...], request: ExplainRequest | None = None
@@ -258,9 +270,15 @@ def forget() -> None:
         operation.forget()
 
 
-def _float32(number: Any, name: str) -> float:
+def float32_number(number: Any, name: str) -> float | None:
+    """Return a number in the place of an operand; None of what is no number.
+
+    Raises:
+        ScaleError: float32 does not hold it.
+    """
     value = interop.scalar(number)
-    assert value is not None
+    if value is None:
+        return None
     try:
         struct.pack("<f", value)
     except OverflowError:

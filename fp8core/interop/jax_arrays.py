@@ -1,10 +1,15 @@
-"""Interop with JAX: its arrays read through DLPack, results in memory of ours that it takes over without a copy."""
+"""Interop with JAX: calls on its arrays become programs of its own (`fp8core.jax`), which is imported here.
+
+Where a call has a stream of the caller's, or arrays of other frameworks, too, arrays of JAX are read through DLPack,
+and results are in memory of ours that JAX takes over without a copy.
+"""
 
 import math
 import sys
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from importlib import import_module
+from typing import Any, Final
 
 import numpy as np
 
@@ -16,6 +21,10 @@ from fp8core.interop.tensor import Result, TensorView, bytes_spanned, strides_or
 from fp8core.problem import ITEMSIZE, Target
 from fp8core.runtime import device
 from fp8core.runtime.releases import Releases, releases
+
+PROGRAMS: Final = "fp8core.jax"
+"""The module that makes calls on arrays of JAX; a layer above this one, so it is named and not imported."""
+_TAKEN: Final = "inside of jax.jit the functions of fp8core and fp8core.jax.Fp8Linear take it, and nothing else"
 
 
 class Loan:
@@ -48,11 +57,16 @@ class Jax(Foreign):
         self._jax = jax
         self._from_dlpack = jax.dlpack.from_dlpack
         self._fence = cache(self._make_fence)
+        self._tracers = _TAKEN
+        try:
+            import_module(PROGRAMS)
+        except ImportError as error:  # an older JAX, whose arrays are read by DLPack alone
+            self._tracers = f"inside of jax.jit {error}"
 
     def view_on(self, x: Any, name: str, stream: int | None) -> TensorView:
         """Return a view of ``x``; tracers and deleted arrays are refused."""
         if isinstance(x, self._jax.core.Tracer):
-            raise LayoutError(f"{name} needs memory of its own, got a tracer: fp8core works outside of jax.jit")
+            raise LayoutError(f"{name} needs memory of its own, got a tracer: {self._tracers}")
         if x.is_deleted():
             raise LayoutError(f"{name} needs memory of its own, got one that was deleted or donated")
         return super().view_on(x, name, stream)

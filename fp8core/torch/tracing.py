@@ -136,6 +136,15 @@ def _tracing() -> bool:
     return torch.compiler.is_compiling() and torch._C._len_torch_dispatch_stack() > 0
 
 
+def _without_dynamo(
+    operation: Operation, operands: tuple[Any, ...], options: Any, stream: object
+) -> tuple[Sequence[Any], Any] | None:
+    """Stand in for a call that torch traces without Dynamo."""
+    if operation.traced is None or not _tracing():
+        return None
+    return operation.traced(operands, options, stream)
+
+
 def install() -> None:
     """Let torch trace the public functions, from now on.
 
@@ -147,7 +156,7 @@ def install() -> None:
     for entry in ENTRIES:
         for operation in (entry.operation, *OTHERS.get(entry.name, ())):
             operation.traced = _stand_in(entry)
-    Operation.tracing = staticmethod(_tracing)
+    Operation.stand_ins["torch"] = _without_dynamo
     for function in FUNCTIONS:
         traceable(function)
     stand_in(Operation.__call__, _traced_call)

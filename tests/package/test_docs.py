@@ -186,7 +186,8 @@ def leads_somewhere(target, anchor):
 
 
 MODULES = {"fp8core": fp8core, "fp8core.checkpoint": checkpoint, "fp8core.w8a8": w8a8}
-IN_TORCH = "fp8core.torch."
+OF_FRAMEWORKS = ("torch", "jax")
+"""Each has a module of its name, which imports it."""
 
 
 def directives(*pages):
@@ -202,16 +203,20 @@ def directives(*pages):
 
 def test_the_reference_has_every_public_name_once():
     described = directives("docs/reference/api.md", "docs/reference/errors.md")
-    with_torch = [name for name in described if name.startswith(IN_TORCH)]
-    if find_spec("torch"):
-        assert sorted(with_torch) == sorted(IN_TORCH + name for name in import_module("fp8core.torch").__all__)
+    of_frameworks = set()
+    for framework in OF_FRAMEWORKS:
+        module = f"fp8core.{framework}"
+        names = [name for name in described if name.startswith(f"{module}.")]
+        of_frameworks.update(names)
+        if find_spec(framework):
+            assert sorted(names) == sorted(f"{module}.{name}" for name in import_module(module).__all__)
     public = [
         f"{module}.{name}"
         for module, value in MODULES.items()
         for name in value.__all__
         if value is fp8core or getattr(value, name) is not getattr(fp8core, name, value)
     ]
-    assert sorted({*described} - {*with_torch}) == sorted(public)
+    assert sorted({*described} - of_frameworks) == sorted(public)
     assert len({*described}) == len(described)
 
 

@@ -1,0 +1,22 @@
+"""fp8core inside JAX: its functions in ``jax.jit`` and the other transformations, and FP8 layers as pytrees.
+
+Once it is imported, the functions of `fp8core` take arrays and tracers of JAX: in a traced function each becomes a
+custom call, whose handler is written in Python and launches the kernel on the program's stream. XLA records it into
+command buffers, so that a program runs without Python. Calls outside of ``jax.jit`` run such a program from a cache.
+
+The first array of JAX that is given to a function of `fp8core` imports this module.
+
+Examples:
+    >>> import jax, jax.numpy as jnp, fp8core, fp8core.jax
+    >>> weight = fp8core.quantize(jnp.eye(4, 32))
+    >>> jax.jit(fp8core.linear)(jnp.ones((2, 32)), weight).round(3).tolist()
+    [[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]]
+"""
+
+from fp8core.jax.install import install
+from fp8core.jax.linear import Fp8Linear
+from fp8core.jax.written import rms_norm_quant, scaled_mm, scaled_mm_nt
+
+__all__ = ["Fp8Linear", "rms_norm_quant", "scaled_mm", "scaled_mm_nt"]
+
+install()

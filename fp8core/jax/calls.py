@@ -1,0 +1,215 @@
+"""Calls on arrays of JAX: what is traced in their place, and how an eager call runs the same program from a cache."""
+
+from collections.abc import Sequence
+from functools import lru_cache, partial
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.extend.core import Primitive, jaxpr_as_fun
+from jax.interpreters import mlir
+from jax.sharding import NamedSharding
+
+from fp8core.core.explaining import ExplainRequest
+from fp8core.core.operation import Interned, Operation, float32_number
+from fp8core.errors import DeviceError, LayoutError
+from fp8core.jax.primitives import CallOf, avals_of, traced
+from fp8core.jax.programs import NAMES, OPERATIONS, plain
+from fp8core.jax.sharding import partitioned, rule_of, spec_over, specs_of
+
+CALLS_KEPT: Final = 4096
+"""Kinds of eager calls whose programs are kept."""
+CALL: Final = Primitive("fp8core")
+"""A call of an operation, as transformations of JAX meet it; ``jaxpr`` is what it is lowered to."""
+CALL.multiple_results = True
+
+
+class Place:
+    """An array that a call writes a result over: it takes the new one, as no array of JAX can be written to."""
+
+    __slots__ = ("array",)
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+
+def _abstract(*avals: Any, call: CallOf, jaxpr: Any) -> list[Any]:
+    del jaxpr
+    known = traced(call, avals)
+    mesh = avals[0].sharding.mesh
+    if mesh.empty:
+        return avals_of(known, avals[0])
+    rule = rule_of(call, [aval.shape for aval in avals], known)
+    over = specs_of(rule, [aval.sharding for aval in avals], [aval.shape for aval in avals], mesh)
+    return avals_of(known, avals[0], [NamedSharding(mesh, spec_over(axes, over)) for axes in rule.results])
+
+
+def _lower(ctx: Any, *operands: Any, call: CallOf, jaxpr: Any) -> Any:
+    del call
+    return mlir.lower_fun(jaxpr_as_fun(jaxpr), multiple_results=True)(ctx, *operands)
+
+
+def _run(*arrays: Any, call: CallOf, jaxpr: Any) -> Any:
+    del jaxpr
+    with jax.disable_jit(False):
+        return jitted(call)(*arrays)
+
+
+CALL.def_abstract_eval(_abstract)
+CALL.def_impl(_run)
+mlir.register_lowering(CALL, _lower)
+
+
+@lru_cache(CALLS_KEPT)
+def jitted(call: CallOf) -> Any:
+    """Return a call as a program of its own."""
+    return jax.jit(partial(bind, call))
+
+
+@lru_cache(CALLS_KEPT)
+def _program(call: CallOf, kinds: tuple[tuple[tuple[Any, ...], Any], ...], mesh: Any) -> Any:
+    """Return the jaxpr of a call; ``mesh`` is that of the context, which JAX puts into it."""
+    del mesh
+    avals = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in kinds]
+    return jax.make_jaxpr(partitioned(call, traced(call, avals), [shape for shape, _ in kinds]))(*avals)
+
+
+def bind(call: CallOf, *arrays: Any) -> list[Any]:
+    """Return the results of a call, in the order of their places."""
+    jaxpr = _program(call, tuple([(x.shape, np.dtype(x.dtype)) for x in arrays]), jax.sharding.get_abstract_mesh())
+    made: list[Any] = CALL.bind(*_varying_alike(arrays), call=call, jaxpr=jaxpr)
+    return made
+
+
+def _varying_alike(arrays: Sequence[Any]) -> Sequence[Any]:
+    """Return arrays that vary over the same axes inside of `jax.shard_map`, as other operations of JAX make them."""
+    each = [jax.typeof(x).mat.varying for x in arrays]
+    if not any(each):
+        return arrays
+    every = frozenset().union(*each)
+    missing = [tuple(sorted(every - one)) for one in each]
+    return [jax.lax.pcast(x, axes, to="varying") if axes else x for x, axes in zip(arrays, missing, strict=True)]
+
+
+class Kind:
+    """A call of arrays of known shapes and dtypes, described."""
+
+    def __init__(self, operation: Operation, options: Any, arrays: Sequence[Any]) -> None:
+        call = CallOf(NAMES[operation], tuple([x is not None for x in arrays]), options)
+        known = traced(call, [x for x in arrays if x is not None], operation.operands)  # with the call's own errors
+        self.call = call._replace(options=plain(options))
+        self.results, self.note = known.results, known.described.note
+        self.run = jitted(self.call)
+
+
+_KINDS: Final[dict[Any, Kind]] = {}
+
+
+class _Kinds(dict[type, str]):
+    """What a type is to JAX: "tracer", "array", or "" for what is none of its."""
+
+    def __missing__(self, kind: type) -> str:
+        found = "tracer" if issubclass(kind, Tracer) else "array" if issubclass(kind, jax.Array) else ""
+        self[kind] = found
+        return found
+
+
+_KIND_OF: Final = _Kinds()
+
+
+def stand_in(
+    operation: Operation, operands: tuple[Any, ...], options: Any, stream: object
+) -> tuple[Sequence[Any], Any] | None:
+    """Make a call on arrays of JAX; None leaves calls of other arrays, and of several frameworks, to their own way.
+
+    Raises:
+        DeviceError: the operands are on several devices, or a stream is given while JAX traces.
+        LayoutError: an operand was deleted, cannot be written to, or is no array of JAX while JAX traces.
+    """
+    tracing = "tracer" in [_KIND_OF[type(x)] for x in operands]
+    if operation not in NAMES or isinstance(stream, ExplainRequest) or not (tracing or _KIND_OF[type(operands[0])]):
+        return None
+    if stream is not None:
+        if tracing:
+            raise DeviceError("stream needs to be left out inside of jax.jit, whose programs have streams of their own")
+        return None
+    arrays = _arrays(operation, operands, tracing)
+    if arrays is None:
+        return None
+    if operation is OPERATIONS["all_close_1d"] and tracing:
+        raise LayoutError("x needs a value, got a tracer: all_close_1d waits for its result, which jax.jit cannot")
+    options = options.options if type(options) is Interned else options
+    kind = _kind(operation, options, arrays)
+    written = [at for at in kind.results if arrays[at] is not None]
+    for at in written:
+        if type(operands[at]) is not Place:
+            raise LayoutError(_NO_PLACE.format(operation.operands[at], kind.call.name))
+    given = [x for x in arrays if x is not None]
+    made = bind(kind.call, *given) if tracing else _eager(kind, given, operation)
+    for at, result in zip(kind.results, made, strict=True):
+        arrays[at] = result
+    for at in operation.returned:
+        if type(arrays[at]) is np.ndarray:  # a number, which the caller gets back as an array
+            arrays[at] = jnp.asarray(arrays[at]) if tracing else _beside(arrays[at], arrays[0])
+    for at in written:
+        operands[at].array = arrays[at]
+    return arrays, kind.note
+
+
+_NO_PLACE: Final = (
+    "{} needs to be writable, got an array of JAX, which cannot be written to: leave it out, or if it is a residual or"
+    " an amax take fp8core.jax.{}, which returns it"
+)
+
+
+def _kind(operation: Operation, options: Any, arrays: Sequence[Any]) -> Kind:
+    key = operation, options, tuple([None if x is None else (x.shape, x.dtype) for x in arrays])
+    try:
+        return _KINDS[key]
+    except KeyError:
+        if len(_KINDS) >= CALLS_KEPT:
+            _KINDS.clear()
+        return _KINDS.setdefault(key, Kind(operation, options, arrays))
+    except TypeError:  # options that cannot be hashed
+        return Kind(operation, options, arrays)
+
+
+def _arrays(operation: Operation, operands: tuple[Any, ...], tracing: bool) -> list[Any] | None:
+    """Return operands as what JAX takes; None where one is an array of another framework."""
+    arrays: list[Any] = []
+    for at, x in enumerate(operands):
+        array = x.array if type(x) is Place else x
+        if array is not None and not _KIND_OF[type(array)]:
+            number = float32_number(array, operation.operands[at]) if at in operation.numbers else None
+            if number is not None:
+                array = np.full(1, number, np.float32)
+            elif not tracing:
+                return None
+            elif not isinstance(array, np.ndarray):
+                name, kind = operation.operands[at], type(array)
+                raise LayoutError(
+                    f"{name} needs an array of JAX inside of jax.jit, got {kind.__module__}.{kind.__qualname__}"
+                )
+        arrays.append(array)
+    return arrays
+
+
+def _beside(number: Any, x: Any) -> Any:
+    """Return a number as an array where ``x`` is; the devices of a mesh have it at hand wherever it is."""
+    return jax.device_put(number, x.sharding) if len(x.sharding.device_set) == 1 else jnp.asarray(number)
+
+
+def _eager(kind: Kind, arrays: Sequence[Any], operation: Operation) -> Any:
+    try:
+        return kind.run(*arrays)
+    except (RuntimeError, ValueError) as error:
+        of_jax = [x for x in arrays if isinstance(x, jax.Array)]
+        if any(x.is_deleted() for x in of_jax):
+            raise LayoutError(
+                f"{operation.operands[0]} and all others need memory of their own, got one that was deleted or donated"
+            ) from error
+        if len({frozenset(x.sharding.device_set) for x in of_jax}) > 1:
+            raise DeviceError(f"operands need to be on the devices of {operation.operands[0]}: {error}") from error
+        raise

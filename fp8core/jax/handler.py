@@ -1,0 +1,179 @@
+"""The handlers that XLA calls: one for each platform and stage, registered once in a process."""
+
+import ctypes
+from functools import cached_property
+from threading import Lock
+from typing import Any, Final
+
+import jax
+
+from fp8core.errors import BackendError, DeviceError, Fp8Error
+from fp8core.interop import numpy_arrays
+from fp8core.jax import frames
+from fp8core.jax.programs import SCRATCH_ALIGNMENT, Prepared, Problem, parse
+from fp8core.problem import HOST, Target
+from fp8core.runtime import device
+
+TARGET: Final = "fp8core"
+"""What programs call the handlers."""
+PLATFORMS: Final = {"cpu": "cpu", "cuda": "CUDA", "rocm": "ROCM"}
+"""The names that JAX has for platforms when it lowers, and when handlers are registered."""
+
+
+class Platform:
+    """The calls of programs on one platform, and the handlers that run them."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.ready: dict[Any, Prepared] = {}
+        """By the text, the device, and the extents that the text leaves open."""
+        self._parsed: dict[bytes, tuple[Problem, int | None]] = {}
+        self._lock = Lock()
+        self._instantiate = frames.HANDLER(self.instantiate)
+        self._execute = frames.HANDLER(self.execute if name == "cpu" else self.launch)
+
+    def register(self) -> None:
+        """Give the handlers to XLA."""
+        stages = {"instantiate": _capsule(self._instantiate), "execute": _capsule(self._execute)}
+        jax.ffi.register_ffi_target(TARGET, stages, platform=PLATFORMS[self.name])
+
+    @cached_property
+    def ordinals(self) -> tuple[int, ...]:
+        """The devices that a program may run on.
+
+        Raises:
+            DeviceError: there are none in this process.
+        """
+        if self.name == "cpu":
+            return (0,)
+        try:
+            here = jax.local_devices(backend=self.name)
+        except RuntimeError as error:
+            raise DeviceError(f"a program for {self.name} needs such a device to be planned for: {error}") from error
+        return tuple(sorted({there.local_hardware_id for there in here}))
+
+    def target(self, ordinal: int) -> Target:
+        """Return what kernels have to know of a device."""
+        return HOST if self.name == "cpu" else device.target(ordinal)
+
+    def plan(self, problem: Problem) -> tuple[str, int]:
+        """Plan a problem for every device that it may run on: kernels are compiled and loaded here.
+
+        Returns:
+            The text for the program, and the bytes of the scratch.
+        """
+        planned = {ordinal: Prepared(problem, self.target(ordinal)) for ordinal in self.ordinals}
+        scratch = max(call.scratch_bytes for call in planned.values())
+        text = problem.text(scratch)
+        with self._lock:
+            for ordinal, call in planned.items():
+                self.ready.setdefault((text.encode(), ordinal), call)
+        return text, scratch
+
+    def prepared(self, text: bytes, ordinal: int, shapes: Any = None) -> Prepared:
+        """Return the call that a text says, for a device; planned now if no program was compiled here that has it.
+
+        Raises:
+            BackendError: the program gives it less scratch than it needs here.
+        """
+        problem, scratch = self._parsed.get(text) or self._parsed.setdefault(text, parse(text))
+        key: tuple[Any, ...] = text, ordinal
+        if not problem.fixed:
+            if shapes is None:
+                raise BackendError("a call needs its operands to be planned")
+            key, problem = (text, ordinal, shapes), problem.with_shapes(shapes)
+        with self._lock:
+            call = self.ready.get(key)
+            if call is None:
+                call = Prepared(problem, self.target(ordinal))
+                if scratch is not None and call.scratch_bytes > scratch:
+                    raise BackendError(
+                        f"the program needs {call.scratch_bytes} bytes of scratch on {call.target}, got {scratch}:"
+                        " it was made for another device, compile it anew"
+                    )
+                self.ready[key] = call
+        return call
+
+    def instantiate(self, frame: int) -> int | None:
+        """Plan a call of a program that is loaded, perhaps from another process, before anything of it runs."""
+        extension, api, _, _, _, _, _, _, attributes = frames.read(frame)
+        try:
+            if extension and frames.answer(extension, _known(api), 0):
+                return None
+            text = frames.text(attributes)
+            problem, _ = self._parsed.get(text) or self._parsed.setdefault(text, parse(text))
+            if problem.fixed:
+                for ordinal in self.ordinals:
+                    self.prepared(text, ordinal)
+        except BaseException as error:  # noqa: BLE001 - nothing may leave a callback of C
+            return _error(api, error)
+        return None
+
+    def execute(self, frame: int) -> int | None:
+        """Run a call on the host."""
+        extension, api, _, _, count, arguments, result_count, results, attributes = frames.read(frame)
+        try:
+            if extension and frames.answer(extension, _known(api), 0):
+                return None
+            text = frames.text(attributes)
+            call = self.ready.get((text, 0))
+            if call is None:
+                call = self.prepared(text, 0, tuple(frames.shapes(count, arguments)))
+            addresses = frames.addresses(count, arguments) + frames.addresses(result_count, results)
+            held = None
+            if call.scratch_bytes and len(addresses) == call.count:
+                at, held = numpy_arrays.framework().scratch(call.scratch_bytes, HOST)
+                addresses.append(at)
+            call(0, addresses)
+            del held
+        except BaseException as error:  # noqa: BLE001 - nothing may leave a callback of C
+            return _error(api, error)
+        return None
+
+    def launch(self, frame: int) -> int | None:
+        """Launch a call on its stream, which XLA may be recording."""
+        extension, api, context, _, count, arguments, result_count, results, attributes = frames.read(frame)
+        try:
+            if extension and frames.answer(extension, _known(api), frames.COMMAND_BUFFERS):
+                return None
+            text = frames.text(attributes)
+            several = len(self.ordinals) > 1
+            ordinal = frames.ordinal(api, context) if several else self.ordinals[0]
+            call = self.ready.get((text, ordinal))
+            if call is None:
+                call = self.prepared(text, ordinal, tuple(frames.shapes(count, arguments)))
+            addresses = frames.addresses(count, arguments) + frames.addresses(result_count, results)
+            call(frames.stream(api, context), addresses)
+        except BaseException as error:  # noqa: BLE001 - nothing may leave a callback of C
+            return _error(api, error)
+        return None
+
+
+def scratch_extent(nbytes: int) -> int:
+    """Return how many bytes to ask XLA for, so that a scratch at a multiple of 256 fits."""
+    return nbytes + SCRATCH_ALIGNMENT - 1
+
+
+def _known(api: int) -> tuple[int, int]:
+    """Return the version of XLA's interface, which is one that is known.
+
+    Raises:
+        BackendError: it has another major version.
+    """
+    major, minor = frames.version(api)
+    if major != frames.MAJOR:
+        raise BackendError(f"fp8core.jax needs version {frames.MAJOR} of XLA's FFI, got {major}.{minor}")
+    return major, minor
+
+
+def _error(api: int, error: BaseException) -> int:
+    code = frames.INVALID_ARGUMENT if isinstance(error, Fp8Error) else frames.INTERNAL
+    return frames.error(api, f"{type(error).__name__}: {error}", code)
+
+
+def _capsule(handler: Any) -> Any:
+    return jax.ffi.pycapsule(ctypes.cast(handler, ctypes.c_void_p).value)
+
+
+ALL: Final = {name: Platform(name) for name in PLATFORMS}
+"""They live as long as the process: XLA has their addresses."""

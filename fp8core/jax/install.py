@@ -1,0 +1,43 @@
+"""What `import fp8core.jax` does, once in a process."""
+
+from typing import Any, Final
+
+import jax
+
+from fp8core.core.operation import Operation
+from fp8core.jax import batching, gradients, handler
+from fp8core.jax.calls import stand_in
+from fp8core.ops.quantized import Quantized, quantized
+
+OLDEST: Final = (0, 10, 2)
+"""The first release of JAX that the tests ran with."""
+RULES: Final = batching.FOLDS, gradients.PRODUCT
+"""What the transformations of JAX ask is set where it is written; here it is only kept from being unused."""
+
+
+def install() -> None:
+    """Give the handlers to XLA, and let calls on arrays of JAX become programs of it.
+
+    Raises:
+        ImportError: this JAX is older than any that the handlers were tested with.
+    """
+    if jax.__version_info__ < OLDEST:
+        raise ImportError(f"fp8core.jax needs JAX {'.'.join(map(str, OLDEST))} or later, got {jax.__version__}")
+    for platform in handler.ALL.values():
+        platform.register()
+    jax.tree_util.register_pytree_with_keys(Quantized, _with_keys, _unflatten, _flatten)
+    Operation.stand_ins["jax"] = stand_in
+
+
+def _with_keys(q: Any) -> Any:
+    keys = jax.tree_util.GetAttrKey("data"), jax.tree_util.GetAttrKey("scale")
+    return tuple(zip(keys, q, strict=True)), q.group_shape
+
+
+def _flatten(q: Any) -> Any:
+    return tuple(q), q.group_shape
+
+
+def _unflatten(group_shape: Any, parts: Any) -> Any:
+    data, scale = parts
+    return quantized(data, scale, group_shape)

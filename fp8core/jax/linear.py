@@ -1,0 +1,142 @@
+"""`Fp8Linear` for JAX: a linear layer with a frozen FP8 weight, as a pytree."""
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import jax
+import numpy as np
+
+from fp8core.core.scale_shapes import WEIGHT_GROUPS, known_group
+from fp8core.core.specs import group
+from fp8core.interop import scalar
+from fp8core.ops import Quantized, linear, quantize
+from fp8core.problem import PER_CHANNEL, PER_TOKEN
+
+
+@dataclass(frozen=True, eq=False)
+class Fp8Linear:
+    """A linear layer ``x @ weight.T + bias`` with a frozen FP8 weight, as a pytree.
+
+    Arrays are leaves, all else is static: so layers go through ``jax.jit``, ``jax.vmap`` and ``jax.lax.scan`` as
+    arguments, are stacked by ``jax.tree.map``, sharded by ``jax.device_put``, and kept by any checkpoint library. Pass
+    them to jitted functions as arguments: what a function closes over becomes a constant of its program.
+
+    Gradients flow to inputs, straight through their quantization, and to the bias; those of the weight and of scales
+    are zero.
+
+    Args:
+        weight: FP8 ``[n, k]``.
+        weight_scale: float32 ``[n, 1]``, ``[1]`` or ``[ceil(n / 128), ceil(k / 128)]``.
+        bias: ``[n]`` in the results' dtype or float32, or None.
+        input_scale: float32 of one number, the scale of static quantization; None is dynamic.
+        weight_group_shape: the elements of the weight that share a scale.
+        group_shape: how inputs are quantized: PER_TOKEN, PER_TENSOR or GROUP_128.
+        out_dtype: the results' dtype: float32, float16 or bfloat16; None is each input's own.
+        use_fast_accum: as for `fp8core.scaled_mm`.
+        batch_invariant: as for `fp8core.scaled_mm`.
+
+    Raises:
+        Nothing when it is made: leaves may be whatever a transformation puts there. Calls raise what `fp8core.linear`
+        raises.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp, fp8core.jax
+        >>> layer = fp8core.jax.Fp8Linear.from_weight(jnp.eye(4, 32))
+        >>> jax.jit(lambda layer, x: layer(x))(layer, jnp.ones((2, 32))).round(3).tolist()
+        [[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]]
+        >>> [leaf.shape for leaf in jax.tree.leaves(layer)]
+        [(4, 32), (4, 1)]
+    """
+
+    weight: Any
+    weight_scale: Any
+    bias: Any = None
+    input_scale: Any = None
+    weight_group_shape: tuple[int, int] = PER_CHANNEL
+    group_shape: tuple[int, int] = PER_TOKEN
+    out_dtype: Any = None
+    use_fast_accum: bool = True
+    batch_invariant: bool = False
+
+    @classmethod
+    def from_weight(
+        cls,
+        weight: Any,
+        *,
+        bias: Any = None,
+        input_scale: Any = None,
+        dtype: Any = "float8_e4m3fn",
+        weight_group_shape: tuple[int, int] = PER_CHANNEL,
+        group_shape: tuple[int, int] = PER_TOKEN,
+        out_dtype: Any = None,
+        use_fast_accum: bool = True,
+        batch_invariant: bool = False,
+    ) -> Self:
+        """Quantize a weight ``[n, k]``, also inside of ``jax.jit``, and make a layer of it.
+
+        Args:
+            weight: float32, float16 or bfloat16 ``[n, k]``.
+            bias: as for the class.
+            input_scale: as for the class, or a number.
+            dtype: the FP8 format of the weight.
+            weight_group_shape: PER_CHANNEL, PER_TENSOR, BLOCK_128 or GROUP_128.
+            group_shape: as for the class; BLOCK_128 and GROUP_128 weights need GROUP_128.
+            out_dtype: as for the class.
+            use_fast_accum: as for the class.
+            batch_invariant: as for the class.
+
+        Raises:
+            ScaleError, ShapeError, DTypeError: as for `fp8core.quantize`.
+        """
+        weight_group = group(weight_group_shape, "weight_group_shape")
+        known_group(weight_group, WEIGHT_GROUPS, "weight_group_shape")
+        q = quantize(weight, dtype=dtype, group_shape=weight_group)
+        number = None if input_scale is None else scalar(input_scale)
+        return cls(
+            q.data,
+            q.scale,
+            bias,
+            input_scale if number is None else jax.numpy.full(1, number, np.float32),
+            weight_group,
+            group(group_shape),
+            out_dtype,
+            use_fast_accum,
+            batch_invariant,
+        )
+
+    def __call__(self, x: Any) -> Any:
+        """Return ``x @ weight.T + bias``.
+
+        Args:
+            x: float32, float16 or bfloat16 ``[..., k]``, to be quantized; or a `Quantized`.
+
+        Returns:
+            ``[..., n]`` of out_dtype.
+
+        Raises:
+            ShapeError, DTypeError, LayoutError, ScaleError: as for `fp8core.linear`.
+        """
+        quantized = isinstance(x, Quantized)
+        weight = Quantized(_frozen(self.weight), _frozen(self.weight_scale), self.weight_group_shape)
+        made: Any = linear(
+            x,
+            weight,
+            bias=self.bias,
+            input_scale=None if quantized or self.input_scale is None else _frozen(self.input_scale),
+            group_shape=self.group_shape,
+            out_dtype=self.out_dtype,
+            use_fast_accum=self.use_fast_accum,
+            batch_invariant=self.batch_invariant,
+        )
+        return made
+
+
+def _frozen(x: Any) -> Any:
+    return jax.lax.stop_gradient(x) if isinstance(x, jax.core.Tracer) else x
+
+
+jax.tree_util.register_dataclass(
+    Fp8Linear,
+    data_fields=("weight", "weight_scale", "bias", "input_scale"),
+    meta_fields=("weight_group_shape", "group_shape", "out_dtype", "use_fast_accum", "batch_invariant"),
+)

@@ -1,0 +1,185 @@
+"""A call as primitives of JAX: what a trace holds, and how it becomes a custom call of a program."""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import jax
+import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+from jax.sharding import NamedSharding, PartitionSpec
+
+from fp8core.core.calls import Described, NewArray
+from fp8core.core.specs import TensorSpec
+from fp8core.errors import ShapeError
+from fp8core.interop import numpy_arrays
+from fp8core.jax import handler
+from fp8core.jax.programs import (
+    ALIGNMENT,
+    OPERATIONS,
+    Placed,
+    Problem,
+    layout_of,
+    layout_of_operand,
+    strides_of,
+)
+from fp8core.problem import HOST
+
+FIRST_UNKNOWN: Final = 1_000_003
+"""Stands for the first extent that is a symbol: prime, and larger than what models have."""
+
+
+class CallOf(NamedTuple):
+    """What a primitive is a call of, without its operands."""
+
+    name: str
+    """That of the operation in programs."""
+    given: tuple[bool, ...]
+    """Of each operand, whether it is there."""
+    options: Any
+    """As `programs.plain` has them."""
+
+
+class Traced(NamedTuple):
+    """A call whose operands are known by shape and dtype."""
+
+    described: Described
+    results: tuple[int, ...]
+    """The places of the results."""
+    shapes: tuple[tuple[Any, ...], ...]
+    """Of the results, with the symbols of the operands."""
+    written: dict[int, int]
+    """By argument: the result that is written over it."""
+
+
+def traced(call: CallOf, avals: Sequence[Any], names: Sequence[str] | None = None) -> Traced:
+    """Describe a call of operands that have no memory yet; ``names`` are those of errors.
+
+    Raises:
+        Fp8Error: as the call itself.
+    """
+    operation = OPERATIONS[call.name]
+    shapes, symbols = _numbers([aval.shape for aval in avals])
+    given = iter(zip(avals, shapes, strict=True))
+    specs: list[TensorSpec | None] = []
+    placed = place(call, shapes)
+    for at, (name, there) in enumerate(zip(names or operation.operands, call.given, strict=True)):
+        if not there:
+            specs.append(None)
+            continue
+        aval, shape = next(given)
+        dtype = numpy_arrays.dtype_of(np.dtype(aval.dtype), name)
+        specs.append(TensorSpec(name, dtype, shape, strides_of(shape, placed[at]), HOST, ALIGNMENT))
+    described = operation.describe(specs, call.options)
+    results = tuple(sorted(described.results))
+    arguments = [at for at, there in enumerate(call.given) if there]
+    written = {arguments.index(at): i for i, at in enumerate(results) if call.given[at]}
+    extents = tuple(tuple(_symbol(extent, symbols) for extent in described.results[at].shape) for at in results)
+    return Traced(described, results, extents, written)
+
+
+def place(call: CallOf, shapes: Sequence[tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
+    """Return the layouts of the operands that are there, by their places."""
+    given = iter(shapes)
+    known = [next(given) if there else None for there in call.given]
+    return {at: layout_of_operand(call.name, at, known) for at, shape in enumerate(known) if shape is not None}
+
+
+def _numbers(shapes: Sequence[tuple[Any, ...]]) -> tuple[list[tuple[int, ...]], dict[int, Any]]:
+    """Return shapes in which numbers stand for symbols, and the symbols by their numbers."""
+    symbols: dict[int, Any] = {}
+    numbers: dict[Any, int] = {}
+
+    def number(extent: Any) -> int:
+        if isinstance(extent, int | np.integer):
+            return int(extent)
+        if extent not in numbers:
+            numbers[extent] = _prime(FIRST_UNKNOWN if not symbols else max(symbols) + 2)
+            symbols[numbers[extent]] = extent
+        return numbers[extent]
+
+    return [tuple(map(number, shape)) for shape in shapes], symbols
+
+
+def _prime(least: int) -> int:
+    while any(least % factor == 0 for factor in range(3, math.isqrt(least) + 1, 2)):
+        least += 2
+    return least
+
+
+def _symbol(extent: int, symbols: dict[int, Any]) -> Any:
+    if extent in symbols or extent < FIRST_UNKNOWN or not symbols:
+        return symbols.get(extent, extent)
+    raise ShapeError(
+        "a symbolic extent needs to be one of rows that have scales of their own, got a result derived of it"
+    )
+
+
+def avals_of(known: Traced, first: Any, shardings: Sequence[Any] | None = None) -> list[Any]:
+    """Return the results of a call as JAX has arrays without memory; they vary over the axes that ``first`` does."""
+    dtypes = numpy_arrays.dtypes()
+    mesh = first.sharding.mesh
+    made = []
+    for i, (at, shape) in enumerate(zip(known.results, known.shapes, strict=True)):
+        dtype = dtypes[known.described.results[at].dtype]
+        sharding = NamedSharding(mesh, PartitionSpec(*(None,) * len(shape))) if shardings is None else shardings[i]
+        made.append(first.update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding))
+    return made
+
+
+# ---- the custom call -----------------------------------------------------------------------------------------
+
+FFI: Final = Primitive("fp8core_ffi")
+"""A custom call on one device."""
+FFI.multiple_results = True
+
+
+def _abstract(*avals: Any, call: CallOf) -> list[Any]:
+    return avals_of(traced(call, avals), avals[0])
+
+
+def _lower(platform: str, ctx: Any, *operands: Any, call: CallOf) -> Any:
+    """Lower a call on a platform: here its kernels are compiled and loaded, and its scratch is measured."""
+    avals = ctx.avals_in
+    known = traced(call, avals)
+    shapes, symbols = _numbers([aval.shape for aval in avals])
+    layouts = place(call, shapes)
+    names = numpy_arrays.names()
+    given = iter(avals)
+    placed: list[Placed | None] = []
+    for at, there in enumerate(call.given):
+        if there:
+            aval = next(given)
+            shape = tuple(extent if isinstance(extent, int) else None for extent in aval.shape)
+            placed.append(Placed(names[np.dtype(aval.dtype)], shape, layouts[at]))
+        else:
+            placed.append(None)
+    problem = Problem(call.name, tuple(placed), call.options)
+    results = [known.described.results[at] for at in known.results]
+    result_layouts = [layout_of(NewArray(new.shape, new.dtype, new.strides)) for new in results]
+    out = list(ctx.avals_out)
+    if problem.fixed:
+        text, scratch = handler.ALL[platform].plan(problem)
+        if scratch:
+            out.append(jax.core.ShapedArray((handler.scratch_extent(scratch),), np.uint8))
+            result_layouts.append((0,))
+    elif OPERATIONS[call.name].scratch and platform != "cpu":
+        open_ = ", ".join(sorted(map(str, symbols.values())))
+        raise ShapeError(f"{call.name} needs extents that are numbers in a program for a GPU, got {open_}")
+    else:
+        text = problem.text(None)
+    rule = jax.ffi.ffi_lowering(
+        handler.TARGET,
+        operand_layouts=[layouts[at] for at, there in enumerate(call.given) if there],
+        result_layouts=result_layouts,
+        operand_output_aliases=known.written or None,
+    )
+    made = rule(ctx.replace(avals_out=out), *operands, problem=text)
+    return list(made)[: len(ctx.avals_out)]
+
+
+FFI.def_abstract_eval(_abstract)
+for _platform in handler.PLATFORMS:
+    mlir.register_lowering(FFI, partial(_lower, _platform), platform=_platform)

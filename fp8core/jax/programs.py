@@ -1,0 +1,212 @@
+"""What a call in a program of XLA does: written into the program as a text, and made ready to run from it.
+
+The text says everything but addresses. So a program that was exported, or that comes from the compilation cache, runs
+in a process that has traced nothing.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from math import prod
+from operator import itemgetter
+from typing import Any, Final, NamedTuple
+
+from fp8core.core import prefetch
+from fp8core.core.calls import Described, NewArray, Planned
+from fp8core.core.operation import Operation
+from fp8core.core.specs import TensorSpec
+from fp8core.errors import BackendError, LayoutError
+from fp8core.interop import dtype_name
+from fp8core.interop.dlpack import row_major
+from fp8core.ops.all_close import _ALL_CLOSE
+from fp8core.ops.dequantize import _DEQUANTIZE
+from fp8core.ops.fnuz import _NORMALIZE
+from fp8core.ops.layer import _QUANTIZE_WEIGHT
+from fp8core.ops.linear import LINEAR_CALLS
+from fp8core.ops.producers import _NORM, _SILU
+from fp8core.ops.quantize import _QUANTIZE
+from fp8core.ops.scaled_mm import _SCALED_MM, _SCALED_MM_NT
+from fp8core.ops.shards import _EXPAND, _REQUANTIZE
+from fp8core.problem import BLOCK, ITEMSIZE, Target
+
+OPERATIONS: Final[dict[str, Operation]] = {
+    "quantize": _QUANTIZE,
+    "dequantize": _DEQUANTIZE,
+    "rms_norm_quant": _NORM,
+    "silu_and_mul_quant": _SILU,
+    "scaled_mm": _SCALED_MM,
+    "scaled_mm_nt": _SCALED_MM_NT,
+    "linear": LINEAR_CALLS,
+    "requantize_with_max_scale": _REQUANTIZE,
+    "convert_to_channelwise": _EXPAND,
+    "normalize": _NORMALIZE,
+    "all_close_1d": _ALL_CLOSE,
+}
+"""By the names that programs have for them."""
+NAMES: Final = {**{operation: name for name, operation in OPERATIONS.items()}, _QUANTIZE_WEIGHT: "quantize"}
+ALIGNMENT: Final = 16
+"""What addresses in a program are multiples of: no kernel asks for more, and XLA's own buffers have more."""
+SCRATCH_ALIGNMENT: Final = 256
+FORM: Final = 1
+"""The form of the text; one of another form is refused."""
+
+Layout = tuple[int, ...]
+"""The axes of an array, the one of the least stride first, as XLA has it."""
+
+
+class Placed(NamedTuple):
+    """An operand of a call, without memory."""
+
+    dtype: str
+    shape: tuple[int | None, ...]
+    """None is an extent that is known when the program runs."""
+    layout: Layout
+
+
+class Problem(NamedTuple):
+    """A call as a program has it."""
+
+    name: str
+    operands: tuple[Placed | None, ...]
+    options: Any
+
+    def text(self, scratch: int | None) -> str:
+        """Return the text of a call that is given so many bytes of scratch; None where they are not known."""
+        operands = [None if x is None else [x.dtype, x.shape, x.layout] for x in self.operands]
+        return json.dumps([FORM, self.name, operands, self.options, scratch], separators=(",", ":"))
+
+    @property
+    def fixed(self) -> bool:
+        """Whether all extents are known."""
+        return all(x is None or None not in x.shape for x in self.operands)
+
+    def with_shapes(self, shapes: Sequence[tuple[int, ...]]) -> "Problem":
+        """Return the problem with the extents that the operands have."""
+        given = iter(shapes)
+        return self._replace(operands=tuple([x and x._replace(shape=next(given)) for x in self.operands]))
+
+
+def parse(text: bytes) -> tuple[Problem, int | None]:
+    """Return the problem that a text says, and the bytes of the scratch.
+
+    Raises:
+        BackendError: a later release wrote it, in another form.
+    """
+    form, name, operands, options, scratch = json.loads(text)
+    if form != FORM or name not in OPERATIONS:
+        raise BackendError(f"the program needs another release of fp8core, got a call {name!r} of form {form!r}")
+    placed = tuple([None if x is None else Placed(x[0], tuple(x[1]), tuple(x[2])) for x in operands])
+    return Problem(name, placed, _tuples(options)), scratch
+
+
+def _tuples(x: Any) -> Any:
+    return tuple([_tuples(one) for one in x]) if isinstance(x, list) else x
+
+
+def plain(option: Any) -> Any:
+    """Return an option, which was checked, as a text can say it: dtypes by their names, and numbers of Python."""
+    if isinstance(option, tuple | list):
+        return tuple([plain(one) for one in option])
+    if option is None or type(option) in (bool, int, float, str):
+        return option
+    if isinstance(option, int | float | str):
+        base = next(kind for kind in (bool, int, float, str) if isinstance(option, kind))
+        return base(option)
+    item = getattr(option, "item", None)
+    return dtype_name(option) if item is None or isinstance(option, type) else item()
+
+
+def strides_of(shape: Sequence[int], layout: Layout) -> tuple[int, ...]:
+    """Return the strides, in elements, of an array without gaps."""
+    strides, step = [0] * len(shape), 1
+    for axis in layout:
+        strides[axis] = step
+        step *= shape[axis]
+    return tuple(strides)
+
+
+def layout_of(array: NewArray) -> Layout:
+    """Return the layout of a result."""
+    strides = row_major(array.shape) if array.strides is None else array.strides
+    return tuple(sorted(range(len(strides)), key=lambda axis: (strides[axis], -axis)))
+
+
+def layout_of_operand(name: str, at: int, shapes: Sequence[tuple[Any, ...] | None]) -> Layout:
+    """Return the layout that a call wants of the operand at a place; XLA makes it where the operand has another.
+
+    Scales by groups of k are wanted as kernels read them, with the rows side by side (``scale_layout="mn"``); a matrix
+    b and its scale as the transposes of what is stored.
+    """
+    shape = shapes[at]
+    assert shape is not None
+    axes = tuple(reversed(range(len(shape))))
+    if name == "scaled_mm" and at in (1, 3) and len(shape) == 2:
+        return 0, 1
+    scale = {"scaled_mm": 2, "scaled_mm_nt": 2, "linear": 4}.get(name)
+    first = shapes[0]
+    if at == scale and len(shape) > 1 and first and shape[-1] > 1 and shape[-1] == -(-first[-1] // BLOCK):
+        return (*axes[1:], len(shape) - 1)
+    return axes
+
+
+def specs_of(problem: Problem, operation: Operation, target: Target) -> list[TensorSpec | None]:
+    """Return the specs of a problem's operands, whose extents are all known."""
+    return [
+        None if x is None else TensorSpec(name, x.dtype, x.shape, strides_of(x.shape, x.layout), target, ALIGNMENT)  # type: ignore[arg-type]
+        for x, name in zip(problem.operands, operation.operands, strict=True)
+    ]
+
+
+class Prepared:
+    """A call that is planned for a device: it takes a stream and the addresses that XLA has for it."""
+
+    def __init__(self, problem: Problem, target: Target) -> None:
+        operation = OPERATIONS[problem.name]
+        self.target = target
+        self.described: Described = operation.describe(specs_of(problem, operation, target), problem.options)
+        planned: Planned = self.described.plan()
+        self.launch: Callable[..., None] | None = planned.launch
+        self.scratch_bytes = planned.scratch_bytes
+        self.takes_scratch = operation.scratch
+        arguments = [at for at, x in enumerate(problem.operands) if x is not None]
+        results = sorted(self.described.results)
+        places = {at: i for i, at in enumerate(arguments)}
+        places.update((at, len(arguments) + i) for i, at in enumerate(results))
+        nothing = len(arguments) + len(results)
+        self.count = nothing
+        """The addresses of arguments and results; behind them are a 0, and then the scratch's."""
+        self._pick = itemgetter(*[places.get(at, nothing) for at in range(len(operation.operands))])
+        self._spans = [(places[at], _bytes(self.described.results[at])) for at in results]
+        self._watched = prefetch.applies(target)
+
+    def __call__(self, stream: int, addresses: list[int]) -> None:
+        """Launch the call.
+
+        Args:
+            stream: to launch on; 0 on the host.
+            addresses: of arguments, of results, and of the scratch where there is one.
+
+        Raises:
+            LayoutError: an address is not aligned as every one in a program is taken to be.
+        """
+        launch = self.launch
+        if launch is None:
+            return
+        scratch = 0
+        if len(addresses) > self.count:
+            scratch = -(-addresses.pop() // SCRATCH_ALIGNMENT) * SCRATCH_ALIGNMENT
+        bits = 0
+        for address in addresses:
+            bits |= address
+        if bits % ALIGNMENT and self.target.platform != "host":
+            raise LayoutError(f"arrays in a program of JAX need addresses at multiples of {ALIGNMENT}, got {bits:#x}")
+        if self._watched and prefetch.WATCHED.starts:
+            prefetch.overwrites([(addresses[at], addresses[at] + size) for at, size in self._spans], stream)
+        addresses.append(0)
+        if self.takes_scratch:
+            launch(stream, *self._pick(addresses), scratch)
+        else:
+            launch(stream, *self._pick(addresses))
+
+
+def _bytes(array: NewArray) -> int:
+    return prod(array.shape) * ITEMSIZE[array.dtype]

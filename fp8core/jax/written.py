@@ -1,0 +1,98 @@
+"""Functions that write into an array of the caller for other frameworks, and return it for JAX."""
+
+from typing import Any
+
+import jax
+
+from fp8core import ops
+from fp8core.jax.calls import Place
+from fp8core.ops import Quantized
+
+
+def rms_norm_quant(
+    x: Any, weight: Any, epsilon: float, *, residual: Any, **keywords: Any
+) -> tuple[Quantized[jax.Array, jax.Array], jax.Array]:
+    """Return what `fp8core.rms_norm_quant` gives with a residual, and ``x + residual`` in the residual's dtype.
+
+    Inside of ``jax.jit`` the sum takes the residual's memory where nothing else needs it: where it is a donated
+    argument, or comes from the program itself.
+
+    Args:
+        x: float32, float16 or bfloat16 ``[..., cols]``.
+        weight: ``[cols]``.
+        epsilon: what is added to the mean square, at least 0.
+        residual: of x's shape and dtype.
+        **keywords: as for `fp8core.rms_norm_quant`.
+
+    Returns:
+        The `Quantized` norm of the sum, and the sum.
+
+    Raises:
+        Fp8Error: as `fp8core.rms_norm_quant`.
+
+    Examples:
+        >>> import jax.numpy as jnp, fp8core.jax
+        >>> x = jnp.full((1, 64), 3.0)
+        >>> q, residual = fp8core.jax.rms_norm_quant(x, jnp.ones(64), 1e-6, residual=jnp.ones((1, 64)))
+        >>> float(residual[0, 0]), bool(abs(q.dequantize() - 1).max() < 1e-3)
+        (4.0, True)
+    """
+    place: Any = Place(residual)
+    q: Any = ops.rms_norm_quant(x, weight, epsilon, residual=place, **keywords)
+    return q, place.array
+
+
+def scaled_mm(a: Any, b: Any, scale_a: Any = None, scale_b: Any = None, **keywords: Any) -> tuple[jax.Array, jax.Array]:
+    """Return what `fp8core.scaled_mm` gives, and the largest magnitude of the result before it is rounded.
+
+    Args:
+        a: FP8 ``[..., m, k]`` or a `Quantized`.
+        b: FP8 ``[k, n]`` or a `Quantized`, as ``q.T`` of a weight.
+        scale_a: as for `fp8core.scaled_mm`.
+        scale_b: as for `fp8core.scaled_mm`.
+        **keywords: as for `fp8core.scaled_mm`.
+
+    Returns:
+        The result, and its amax as float32 ``[1]``.
+
+    Raises:
+        Fp8Error: as `fp8core.scaled_mm`.
+
+    Examples:
+        >>> import jax.numpy as jnp, fp8core.jax
+        >>> a, weight = fp8core.quantize(jnp.ones((2, 32))), fp8core.quantize(jnp.ones((3, 32)))
+        >>> fp8core.jax.scaled_mm(a, weight.T)[1].round().tolist()
+        [32.0]
+    """
+    place: Any = Place(jax.numpy.zeros(1, jax.numpy.float32))
+    made: Any = ops.scaled_mm(a, b, scale_a, scale_b, amax=place, **keywords)
+    return made, place.array
+
+
+def scaled_mm_nt(
+    a: Any, weight: Any, scale_a: Any = None, scale_b: Any = None, **keywords: Any
+) -> tuple[jax.Array, jax.Array]:
+    """Return what `fp8core.scaled_mm_nt` gives, and the largest magnitude of the result before it is rounded.
+
+    Args:
+        a: FP8 ``[..., m, k]`` or a `Quantized`.
+        weight: FP8 ``[n, k]`` or a `Quantized`.
+        scale_a: as for `fp8core.scaled_mm_nt`.
+        scale_b: as for `fp8core.scaled_mm_nt`.
+        **keywords: as for `fp8core.scaled_mm_nt`.
+
+    Returns:
+        The result, and its amax as float32 ``[1]``.
+
+    Raises:
+        Fp8Error: as `fp8core.scaled_mm_nt`.
+
+    Examples:
+        >>> import jax.numpy as jnp, fp8core.jax
+        >>> a, weight = fp8core.quantize(jnp.ones((2, 32))), fp8core.quantize(jnp.ones((3, 32)))
+        >>> fp8core.jax.scaled_mm_nt(a, weight)[1].round().tolist()
+        [32.0]
+    """
+    place: Any = Place(jax.numpy.zeros(1, jax.numpy.float32))
+    made: Any = ops.scaled_mm_nt(a, weight, scale_a, scale_b, amax=place, **keywords)
+    return made, place.array

@@ -1,0 +1,149 @@
+"""Calls of every public function, as JAX would meet them in a model; arrays are NumPy's, for JAX and the host alike."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+import fp8core
+from fp8core import BLOCK_128, GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, Quantized
+
+N, K = 256, 512
+BF16 = ml_dtypes.bfloat16
+
+
+def wide(*shape: int, dtype: Any = BF16, seed: int = 0) -> np.ndarray:
+    """Return values that differ from each other, and from those of other seeds."""
+    return np.random.default_rng(math.prod(shape) + seed).standard_normal(shape).astype(np.float32).astype(dtype)
+
+
+def weight(group: tuple[int, int] = PER_CHANNEL, n: int = N, k: int = K) -> Quantized:
+    return fp8core.quantize(wide(n, k, seed=1), group_shape=group)
+
+
+def same(given: Any, wanted: Any) -> bool:
+    """Return whether two arrays, or tuples of them, have the same dtypes, shapes and bytes."""
+    if isinstance(wanted, tuple):
+        return len(given) == len(wanted) and all(map(same, given, wanted))
+    given, wanted = np.asarray(given), np.asarray(wanted)
+    alike = given.dtype == wanted.dtype and given.shape == wanted.shape
+    return alike and given.tobytes() == wanted.tobytes()
+
+
+class Case(NamedTuple):
+    name: str
+    function: Callable[..., Any]
+    inputs: Callable[[int], tuple[Any, ...]]
+    """Of so many rows."""
+
+
+def _x(m: int) -> tuple[Any, ...]:
+    return (wide(m, K),)
+
+
+def _norm(m: int) -> tuple[Any, ...]:
+    return wide(m, K), wide(K, seed=2)
+
+
+def _scaled(m: int) -> tuple[Any, ...]:
+    return wide(m, K, dtype=np.float16), np.full((1,), 0.03, np.float32)
+
+
+def _bounded(m: int) -> tuple[Any, ...]:
+    return wide(m, K, dtype=np.float32), np.full((1,), 1.5, np.float32)
+
+
+def _linear(group: tuple[int, int]) -> Callable[[int], tuple[Any, ...]]:
+    return lambda m: (wide(m, K), *weight(group), wide(N, seed=4))
+
+
+def _both(x_group: tuple[int, int], w_group: tuple[int, int]) -> Callable[[int], tuple[Any, ...]]:
+    return lambda m: (*fp8core.quantize(wide(m, K), group_shape=x_group), *weight(w_group), wide(N, seed=4))
+
+
+def _quantize(**keywords: Any) -> Callable[..., Any]:
+    return lambda x: tuple(fp8core.quantize(x, **keywords))
+
+
+def _mm(a: Any, sa: Any, w: Any, sb: Any, bias: Any) -> Any:
+    return fp8core.scaled_mm(a, w.T, sa, sb.T, bias=bias)
+
+
+def _mm_nt(a: Any, sa: Any, w: Any, sb: Any, bias: Any) -> Any:
+    return fp8core.scaled_mm_nt(a, w, sa, sb, bias=bias)
+
+
+def _mm_fp8(a: Any, sa: Any, w: Any, sb: Any, bias: Any) -> Any:
+    return fp8core.scaled_mm_nt(a, w, sa, sb, out_dtype="float8_e4m3fn", out_scale=2.0)
+
+
+def _layer(x: Any, w: Any, scale: Any, bias: Any) -> Any:
+    return fp8core.linear(x, Quantized(w, scale, PER_CHANNEL), bias=bias)
+
+
+def _static_layer(x: Any, w: Any, scale: Any, bias: Any) -> Any:
+    return fp8core.linear(x, w, scale, bias=bias, input_scale=0.02)
+
+
+def _quantized_layer(a: Any, sa: Any, w: Any, sb: Any, bias: Any) -> Any:
+    return fp8core.linear(Quantized(a, sa), Quantized(w, sb), bias=bias)
+
+
+def _blocks(x: Any, w: Any, scale: Any, bias: Any) -> Any:
+    return fp8core.linear(x, w, scale, bias=bias, group_shape=GROUP_128)
+
+
+def _chain(x: Any, w: Any, scale: Any, bias: Any) -> Any:
+    q = fp8core.quantize(x, group_shape=GROUP_128, scale_layout="mn")
+    y = fp8core.scaled_mm_nt(q, Quantized(w, scale, BLOCK_128))
+    return q.dequantize(), fp8core.silu_and_mul_quant(y, group_shape=(1, 32)).dequantize("float16")
+
+
+def _fnuz(w: Any, scale: Any) -> Any:
+    there = fp8core.normalize_e4m3fn_to_e4m3fnuz(w, scale, scale)
+    return *there, *fp8core.normalize_e4m3fnuz_to_e4m3fn(*there)
+
+
+CASES = (
+    *(
+        Case(f"quantize_{group}_{layout}", _quantize(group_shape=group, scale_layout=layout), _x)
+        for group in (PER_TOKEN, PER_TENSOR, GROUP_128, BLOCK_128)
+        for layout in ("k", "mn")
+    ),
+    Case("quantize_e5m2", _quantize(dtype="float8_e5m2", group_shape=(1, 64), scale_format="ue8m0"), _x),
+    Case("quantize_bytes", _quantize(group_shape=(1, 32), scale_format="ue8m0_bytes"), _x),
+    Case("quantize_padded", _quantize(rows_padded=24), _x),
+    Case("quantize_static", lambda x, s: tuple(fp8core.quantize(x, scale=s)), _scaled),
+    Case("quantize_number", lambda x, s: tuple(fp8core.quantize(x, scale=0.25)), _scaled),
+    Case("quantize_bound", lambda x, u: tuple(fp8core.quantize(x, scale_ub=u)), _bounded),
+    Case("quantize_number_bound", lambda x, u: tuple(fp8core.quantize(x, scale_ub=1.25)), _bounded),
+    Case("norm", lambda x, w: tuple(fp8core.rms_norm_quant(x, w, 1e-6)), _norm),
+    Case(
+        "norm_mn",
+        lambda x, w: tuple(fp8core.rms_norm_quant(x, w, 1e-6, group_shape=GROUP_128, scale_layout="mn")),
+        _norm,
+    ),
+    Case("norm_static", lambda x, w: tuple(fp8core.rms_norm_quant(x, w, 1e-6, scale=0.1)), _norm),
+    Case("silu", lambda x: tuple(fp8core.silu_and_mul_quant(x, round_intermediate=True)), _x),
+    Case("dequantize", lambda x: fp8core.quantize(x, group_shape=(1, 64)).dequantize("bfloat16"), _x),
+    Case("dequantize_number", lambda q, s, *_: fp8core.per_tensor_dequantize(q, 0.5), _both(PER_TOKEN, PER_CHANNEL)),
+    Case("scaled_mm", _mm, _both(PER_TOKEN, PER_CHANNEL)),
+    Case("scaled_mm_blocks", _mm, _both(GROUP_128, BLOCK_128)),
+    Case("scaled_mm_groups", _mm_nt, _both(GROUP_128, GROUP_128)),
+    Case("scaled_mm_nt", _mm_nt, _both(PER_TENSOR, PER_TENSOR)),
+    Case("scaled_mm_fp8", _mm_fp8, _both(PER_TOKEN, PER_CHANNEL)),
+    Case("linear", _layer, _linear(PER_CHANNEL)),
+    Case("linear_static", _static_layer, _linear(PER_CHANNEL)),
+    Case("linear_quantized", _quantized_layer, _both(PER_TOKEN, PER_CHANNEL)),
+    Case("linear_blocks", _blocks, _linear(BLOCK_128)),
+    Case("chain", _chain, _linear(BLOCK_128)),
+    Case("expand", lambda s: fp8core.convert_to_channelwise(s, [3, 0, 5]), lambda m: (wide(3, dtype=np.float32) ** 2,)),
+    Case(
+        "requantize",
+        lambda w, s: fp8core.requantize_with_max_scale(w, s, [N // 2, N // 2]),
+        lambda m: (np.array(weight().data), np.array([0.5, 0.25], np.float32)),
+    ),
+    Case("fnuz", _fnuz, lambda m: tuple(weight())),
+)

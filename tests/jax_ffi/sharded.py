@@ -1,0 +1,117 @@
+"""Calls on several devices, in a process that `XLA_FLAGS` gives them; prints a line for each check that holds."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import fp8core
+import fp8core.jax
+from fp8core import BLOCK_128, GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, Quantized
+from jax_ffi.cases import K, N, same, weight, wide
+
+COLLECTIVES = "all-gather", "all-reduce", "all-to-all", "collective-permute", "dynamic-slice"
+MESHES = {
+    f"{kind.name}": jax.make_mesh((2, 2), ("a", "b"), axis_types=(kind,) * 2)
+    for kind in (AxisType.Auto, AxisType.Explicit)
+}
+
+
+def collectives(function, *args):
+    text = jax.jit(function).lower(*args).compile().as_text()
+    return [name for name in COLLECTIVES if f" {name}(" in text or f" {name}-start(" in text]
+
+
+def put(mesh, x, *spec):
+    return jax.device_put(x, NamedSharding(mesh, P(*spec)))
+
+
+def check(name, made, wanted, found=(), allowed=()):
+    assert same(made, wanted), name
+    assert set(found) <= set(allowed), (name, found)
+    print(name)
+
+
+def layers(kind, mesh):
+    for of_weight, of_x in ((PER_CHANNEL, PER_TOKEN), (PER_TENSOR, PER_TOKEN), (BLOCK_128, GROUP_128)):
+        x, w = wide(16, K), weight(of_weight)
+        bias = wide(N, dtype=np.float32)
+        wanted = fp8core.linear(x, w, bias=bias, group_shape=of_x)
+
+        def layer(x, data, scale, bias, of_weight=of_weight, of_x=of_x):
+            return fp8core.linear(x, Quantized(data, scale, of_weight), bias=bias, group_shape=of_x)
+
+        for rows, channels in (("a", None), (None, "b"), ("a", "b"), (("a", "b"), None)):
+            scales = () if of_weight == PER_TENSOR else (channels,)
+            arrays = (
+                put(mesh, x, rows),
+                put(mesh, w.data, channels),
+                put(mesh, w.scale, *scales),
+                put(mesh, bias, channels),
+            )
+            made = jax.jit(layer)(*arrays)
+            assert made.sharding.is_equivalent_to(NamedSharding(mesh, P(rows, channels)), 2), made.sharding
+            check(f"{kind} linear {of_weight} {rows} {channels}", made, wanted, collectives(layer, *arrays))
+
+
+def ones(x):
+    return (np if isinstance(x, np.ndarray) else jnp).ones(K, np.float32)
+
+
+def quantizations(kind, mesh):
+    x = wide(16, K)
+    for name, spec, call in (
+        ("token", ("a",), lambda x: tuple(fp8core.quantize(x))),
+        ("group", ("a", "b"), lambda x: tuple(fp8core.quantize(x, group_shape=GROUP_128))),
+        ("static", ("a", "b"), lambda x: fp8core.quantize(x, scale=0.5).data),
+        ("silu", (("a", "b"),), lambda x: tuple(fp8core.silu_and_mul_quant(x))),
+        ("norm", ("b",), lambda x: tuple(fp8core.rms_norm_quant(x, ones(x), 1e-6))),
+        ("back", ("a", "b"), lambda x: fp8core.quantize(x, group_shape=GROUP_128).dequantize()),
+    ):
+        given = put(mesh, x, *spec)
+        check(f"{kind} quantize {name}", jax.jit(call)(given), call(x), collectives(call, given))
+        check(f"{kind} eager {name}", call(given), call(x))
+    tensor = put(mesh, x, "a")
+    whole = lambda x: tuple(fp8core.quantize(x, group_shape=PER_TENSOR))  # noqa: E731
+    check(f"{kind} one scale for all", jax.jit(whole)(tensor), whole(x), collectives(whole, tensor), COLLECTIVES)
+
+
+def by_hand(kind, mesh):
+    x, w = wide(16, K), weight()
+    specs = P("a"), P("b"), P("b")
+    wanted = fp8core.linear(x, w)
+    for varying in (True, False):
+        layer = jax.shard_map(
+            lambda x, data, scale: fp8core.linear(x, Quantized(data, scale, PER_CHANNEL)),
+            mesh=mesh,
+            in_specs=specs,
+            out_specs=P("a", "b"),
+            check_vma=varying,
+        )
+        arrays = [put(mesh, one, *spec) for one, spec in zip((x, *w), specs, strict=True)]
+        check(f"{kind} shard_map {varying}", jax.jit(layer)(*arrays), wanted, collectives(layer, *arrays))
+
+
+def gradients(kind, mesh):
+    x, w = wide(16, K, dtype=np.float32), weight()
+    loss = lambda x, w: (fp8core.linear(x, w) ** 2).sum()  # noqa: E731
+    wanted = jax.grad(loss)(jnp.asarray(x), w)
+    made = jax.jit(jax.grad(loss))(put(mesh, x, "a"), w)
+    np.testing.assert_allclose(made, wanted, rtol=1e-4, atol=1e-3)
+    print(f"{kind} gradient")
+
+
+if __name__ == "__main__":
+    assert len(jax.devices()) == 4
+    for kind, mesh in MESHES.items():
+        for part in (layers, quantizations, by_hand, gradients):
+            part(kind, mesh)
+    far = jax.device_put(wide(4, K), jax.devices()[3])
+    assert fp8core.quantize(far).scale.devices() == {jax.devices()[3]}
+    assert fp8core.quantize(far, scale=0.5).scale.devices() == {jax.devices()[3]}
+    apart = jax.tree.map(lambda x: jax.device_put(x, jax.devices()[1]), weight())
+    with pytest.raises(fp8core.DeviceError, match="operands need to be on the devices of x"):
+        fp8core.linear(far, apart)
+    print("all")

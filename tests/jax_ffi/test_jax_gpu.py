@@ -1,0 +1,192 @@
+"""Programs of JAX on a GPU: the bits of CuPy's arrays, recordings that run without Python, kernels met while recording."""
+
+import threading
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+jnp = jax.numpy
+
+from jax import export  # noqa: E402 - after the skip
+
+import fp8core  # noqa: E402
+import fp8core.jax  # noqa: E402
+from fp8core import PER_CHANNEL, Quantized  # noqa: E402
+from fp8core.interop.float8 import Float8Array  # noqa: E402
+from fp8core.jax import programs  # noqa: E402
+from jax_ffi.cases import BF16, CASES, K, N, same, weight, wide  # noqa: E402
+from support.engines import CupyEngine  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+LAYERS = 12
+"""Calls of a program: XLA records five or more."""
+
+
+@pytest.fixture(autouse=True)
+def gpu():
+    found = [there for there in jax.local_devices() if there.platform == "gpu"]
+    if not found:
+        pytest.skip("JAX has no GPU")
+    return found[0]
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """Count how often Python launches a call of a program."""
+    counted = []
+    launch = programs.Prepared.__call__
+
+    def count(self, stream, addresses):
+        counted.append(self)
+        launch(self, stream, addresses)
+
+    monkeypatch.setattr(programs.Prepared, "__call__", count)
+    return counted
+
+
+def on_host(x):
+    if isinstance(x, tuple):
+        return tuple(map(on_host, x))
+    return x.get() if isinstance(x, Float8Array) or hasattr(x, "get") else np.asarray(x)
+
+
+def chain(x, layers):
+    for data, scale in layers:
+        x = fp8core.linear(x, Quantized(data, scale, PER_CHANNEL))
+    return x
+
+
+def square(count=LAYERS):
+    made = [fp8core.quantize(jnp.asarray(wide(K, K, seed=seed) / 16)) for seed in range(count)]
+    return [tuple(one) for one in made]
+
+
+def one_by_one(x, layers):
+    for data, scale in layers:
+        x = fp8core.linear(x, Quantized(data, scale, PER_CHANNEL))
+    return np.asarray(x)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_bits_of_cupys_arrays(case):
+    cupy = CupyEngine()
+    wanted = on_host(case.function(*map(cupy.array, case.inputs(16))))
+    given = tuple(map(jnp.asarray, case.inputs(16)))
+    assert same(jax.jit(case.function)(*given), wanted)
+    assert same(case.function(*given), wanted)
+
+
+def test_a_recorded_program_runs_without_python(launches):
+    layers, program = square(), jax.jit(chain)
+    inputs = [jnp.asarray(wide(16, K, seed=seed)) for seed in range(3)]
+    wanted = [one_by_one(x, layers) for x in inputs]
+    for x in inputs * 8:
+        program(x, layers).block_until_ready()
+    launches.clear()
+    for _ in range(8):
+        for x, one in zip(inputs, wanted, strict=True):
+            assert same(program(x, layers), one)
+    assert not launches
+
+
+def test_kernels_that_are_met_while_a_program_is_recorded(launches):
+    layers = square()
+    x = jnp.asarray(wide(23, K))  # of rows that no other test has
+    launches.clear()
+    made = np.asarray(jax.jit(chain)(x, layers))
+    assert len(launches) == LAYERS
+    assert same(made, one_by_one(x, layers))
+
+
+def test_weights_may_change_between_runs_of_a_program():
+    program = jax.jit(chain)
+    x = jnp.asarray(wide(16, K))
+    first, second = square(), [tuple(jnp.copy(part) for part in one) for one in reversed(square())]
+    for layers in (first, second) * 4:
+        assert same(program(x, layers), one_by_one(x, layers))
+
+
+def test_a_residual_is_written_in_place_where_it_is_donated():
+    def norm(x, w, residual):
+        return fp8core.jax.rms_norm_quant(x, w, 1e-6, residual=residual)[1]
+
+    x, residual = wide(5, K), wide(5, K, seed=3)
+    given = jnp.array(residual)
+    at = given.unsafe_buffer_pointer()
+    total = jax.jit(norm, donate_argnums=2)(jnp.asarray(x), jnp.asarray(wide(K, seed=2)), given)
+    assert total.unsafe_buffer_pointer() == at
+    assert same(total, (x.astype(np.float32) + residual.astype(np.float32)).astype(BF16))
+
+
+def test_threads_share_a_program():
+    w, program = jax.tree.map(jnp.asarray, weight()), jax.jit(fp8core.linear)
+    inputs = [jnp.asarray(wide(3, K, seed=seed)) for seed in range(8)]
+    wanted = [np.asarray(program(x, w)) for x in inputs]
+    wrong = []
+
+    def run(i):
+        for _ in range(50):
+            if not same(program(inputs[i], w), wanted[i]):
+                wrong.append(i)
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(inputs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_transformations():
+    w = jax.tree.map(jnp.asarray, weight())
+    x = jnp.asarray(np.stack([wide(4, K, seed=seed) for seed in range(3)]))
+    made = jax.jit(jax.vmap(lambda x: fp8core.linear(x, w, batch_invariant=True)))(x)
+    for i in range(3):
+        assert same(made[i], np.asarray(fp8core.linear(x[i], w, batch_invariant=True)))
+    wide_x = x.astype(jnp.float32)
+    grad = jax.jit(jax.grad(lambda x: fp8core.linear(x, w).sum()))(wide_x)
+    wanted = np.broadcast_to(np.asarray(w.dequantize()).sum(0), grad.shape)
+    np.testing.assert_allclose(grad, wanted, rtol=2e-2, atol=2e-2 * np.abs(wanted).max())
+
+
+def test_beside_cupy(gpu):
+    cupy = CupyEngine()
+    x, w = wide(16, K), weight()
+    theirs = Quantized(cupy.array(w.data), cupy.array(w.scale), w.group_shape)
+    made = fp8core.linear(jnp.asarray(x), theirs)
+    assert isinstance(made, jax.Array)
+    assert made.devices() == {gpu}
+    assert same(made, np.asarray(fp8core.linear(jnp.asarray(x), jax.tree.map(jnp.asarray, w))))
+
+
+def test_extents_that_are_open_need_no_scratch():
+    (rows,) = export.symbolic_shape("rows")
+    shape = jax.ShapeDtypeStruct((rows, K), jnp.bfloat16)
+    checks = [export.DisabledSafetyCheck.custom_call("fp8core")]
+    made = export.export(jax.jit(lambda x: tuple(fp8core.quantize(x))), disabled_checks=checks)(shape)
+    for m in (1, 16):
+        x = jnp.asarray(wide(m, K))
+        assert same(made.call(x), tuple(map(np.asarray, fp8core.quantize(x))))
+    w = weight()
+    with pytest.raises(
+        fp8core.ShapeError, match="linear needs extents that are numbers in a program for a GPU, got rows"
+    ):
+        export.export(jax.jit(fp8core.linear), disabled_checks=checks)(shape, w)
+
+
+@pytest.mark.multigpu
+def test_two_devices():
+    devices = jax.local_devices()[:2]
+    mesh = jax.make_mesh((2,), ("d",), devices=devices)
+    over = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d"))
+    x, w = wide(16, K), weight()
+    wanted = np.asarray(fp8core.linear(jnp.asarray(x[:8]), jax.tree.map(jnp.asarray, w)))
+    program = jax.jit(fp8core.linear)
+    made = program(jax.device_put(x, over), w)
+    assert same(np.asarray(made)[:8], wanted)
+    assert "all-gather" not in program.lower(jax.device_put(x, over), w).compile().as_text()
+    far = jax.device_put(x, devices[1])
+    assert fp8core.quantize(far).data.devices() == {devices[1]}
+    assert same(fp8core.quantize(far).data, np.asarray(fp8core.quantize(x).data))
+    assert made.shape[1] == N

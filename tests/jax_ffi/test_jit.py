@@ -1,0 +1,219 @@
+"""Every public function under jax.jit and eagerly: the bits of the host engine; what is refused, and with which words."""
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+jnp = jax.numpy
+
+import fp8core  # noqa: E402 - after the skip
+import fp8core.jax  # noqa: E402
+from fp8core import GROUP_128, PER_CHANNEL, Quantized  # noqa: E402
+from fp8core.errors import DeviceError, DTypeError, LayoutError, ScaleError, ShapeError  # noqa: E402
+from fp8core.jax import calls, handler, programs  # noqa: E402
+from jax_ffi.cases import BF16, CASES, K, same, weight, wide  # noqa: E402
+
+ROWS = 1, 5, 16
+
+
+@pytest.fixture
+def cpu():
+    """Run on JAX's CPU, also where there is a GPU."""
+    with jax.default_device(jax.devices("cpu")[0]):
+        yield
+
+
+@pytest.mark.usefixtures("cpu")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_bits_of_the_host(case):
+    jitted = jax.jit(case.function)
+    for m in ROWS:
+        wanted = case.function(*case.inputs(m))
+        given = tuple(map(jnp.asarray, case.inputs(m)))
+        for made in (jitted(*given), case.function(*given), jitted(*case.inputs(m))):
+            assert same(made, wanted)
+            assert all(isinstance(x, jax.Array) for x in jax.tree.leaves(made))
+
+
+@pytest.mark.usefixtures("cpu")
+def test_three_axes_and_no_rows():
+    w = weight()
+    for shape in ((2, 3, K), (0, K), (2, 0, K), (K,)):
+        x = wide(*shape)
+        assert same(jax.jit(fp8core.linear)(x, w), fp8core.linear(x, w))
+        assert same(tuple(jax.jit(fp8core.quantize)(x)), tuple(fp8core.quantize(x)))
+
+
+@pytest.mark.usefixtures("cpu")
+def test_a_pair_keeps_its_groups_through_jit():
+    q = jax.jit(lambda x: fp8core.quantize(x, group_shape=GROUP_128))(wide(4, K))
+    assert isinstance(q, Quantized)
+    assert q.group_shape == GROUP_128
+    assert [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(q)] == [".data", ".scale"]
+
+
+@pytest.mark.usefixtures("cpu")
+def test_a_residual_is_returned_and_written_in_place_where_it_is_donated():
+    def norm(x, w, residual):
+        q, total = fp8core.jax.rms_norm_quant(x, w, 1e-6, residual=residual)
+        return tuple(q), total
+
+    x, w, residual = wide(5, K), wide(K, seed=2), wide(5, K, seed=3)
+    kept = residual.copy()
+    q = fp8core.rms_norm_quant(x, w, 1e-6, residual=kept)
+    for function, donated in ((norm, False), (jax.jit(norm), False), (jax.jit(norm, donate_argnums=2), True)):
+        given = jnp.array(residual)
+        at = given.unsafe_buffer_pointer()
+        codes, total = function(jnp.asarray(x), jnp.asarray(w), given)
+        assert same(codes, tuple(q))
+        assert same(total, kept)
+        assert given.is_deleted() == donated
+        assert (total.unsafe_buffer_pointer() == at) == donated
+        assert donated or same(given, residual)
+
+
+@pytest.mark.usefixtures("cpu")
+def test_an_amax_is_returned():
+    a, w = fp8core.quantize(wide(5, K)), weight()
+    amax = np.full(1, -1, np.float32)
+    wanted = fp8core.scaled_mm_nt(a, w, amax=amax)
+    a, w = jax.tree.map(jnp.asarray, (Quantized(*a), Quantized(*w)))
+    for function in (fp8core.jax.scaled_mm_nt, lambda a, w: fp8core.jax.scaled_mm(a, w.T)):
+        assert same(function(a, w), (wanted, amax))
+        assert same(jax.jit(function)(a, w), (wanted, amax))
+
+
+@pytest.mark.usefixtures("cpu")
+def test_layouts_meet_without_a_transposition():
+    def product(x, w, layout):
+        return fp8core.scaled_mm_nt(fp8core.quantize(x, group_shape=GROUP_128, scale_layout=layout), w)
+
+    def transposed(x, w):
+        return fp8core.scaled_mm(fp8core.quantize(x), w.T)
+
+    def moves(function, *args):
+        text = jax.jit(function).lower(*args).compile().as_text()
+        return text.count(" copy(") + text.count(" transpose(")
+
+    x, blocks, channels = (jax.tree.map(jnp.asarray, one) for one in (wide(16, K), weight((128, 128)), weight()))
+    assert moves(lambda x, w: product(x, w, "mn"), x, blocks) == 0
+    assert moves(lambda x, w: product(x, w, "k"), x, blocks) == 1
+    assert moves(transposed, x, channels) == 0
+
+
+@pytest.mark.usefixtures("cpu")
+def test_what_is_refused_while_jax_traces():
+    x, w = jnp.asarray(wide(4, K)), jax.tree.map(jnp.asarray, weight())
+    codes = x.astype(jnp.float8_e4m3fn)
+    for error, words, call in (
+        (DTypeError, "x needs .*, got int32", lambda x: fp8core.quantize(x.astype(jnp.int32))),
+        (ShapeError, "group_shape needs a pair", lambda x: fp8core.quantize(x, group_shape=(1, 0))),
+        (ScaleError, "scale_format needs one of", lambda x: fp8core.quantize(x, scale_format="ue4m3")),
+        (LayoutError, "out needs to be writable, got an array of JAX", lambda x: fp8core.quantize(x, out=codes)),
+        (LayoutError, r"fp8core\.jax\.rms_norm_quant", lambda x: fp8core.rms_norm_quant(x, x[0], 1e-6, residual=x)),
+        (DeviceError, "stream needs to be left out inside of jax.jit", lambda x: fp8core.quantize(x, stream=0)),
+        (LayoutError, r"x needs a value, got a tracer", lambda x: fp8core.all_close_1d(x[0].astype(jnp.float32))),
+        (LayoutError, r"weight needs memory of its own, got a tracer", fp8core.Fp8Linear.from_weight),
+        (LayoutError, "weight needs an array of JAX inside of jax.jit, got builtins.list",
+         lambda x: fp8core.linear(x, [1], w.scale)),
+    ):  # fmt: skip
+        with pytest.raises(error, match=words):
+            jax.jit(call)(x)
+
+
+@pytest.mark.usefixtures("cpu")
+def test_what_is_refused_of_eager_calls():
+    x = jnp.asarray(wide(4, K))
+    gone = jnp.array(x)
+    gone.delete()
+    with pytest.raises(LayoutError, match="deleted or donated"):
+        fp8core.quantize(gone)
+    with pytest.raises(LayoutError, match="out needs to be writable"):
+        fp8core.quantize(x, out=x.astype(jnp.float8_e4m3fn))
+    with pytest.raises(ScaleError, match="scale needs a number that float32 holds"):
+        fp8core.quantize(x, scale=1e300)
+    assert fp8core.all_close_1d(jnp.ones(3)) is True
+
+
+@pytest.mark.usefixtures("cpu")
+def test_an_eager_call_is_described_once(monkeypatch):
+    x = jnp.asarray(wide(7, K, dtype=np.float16))
+    first = fp8core.quantize(x, group_shape=(1, 16))
+    monkeypatch.setattr(calls, "traced", lambda *_: pytest.fail("described again"))
+    assert same(tuple(fp8core.quantize(x + 0, group_shape=(1, 16))), tuple(first))
+
+
+@pytest.mark.usefixtures("cpu")
+def test_arrays_of_several_frameworks_go_their_own_way():
+    x, w = wide(4, K), weight()
+    y = fp8core.linear(jnp.asarray(x), w)
+    assert isinstance(y, jax.Array)
+    assert same(y, fp8core.linear(x, w))
+    assert same(fp8core.quantize(jnp.asarray(x), stream=0).data, fp8core.quantize(x).data)
+
+
+@pytest.mark.usefixtures("cpu")
+def test_a_failure_of_a_handler_arrives_with_its_words(monkeypatch):
+    function = jax.jit(lambda x: fp8core.quantize(x).data)
+    x = wide(9, K)
+    wanted = function(x)
+
+    def fails(self, stream, addresses):
+        raise MemoryError("planted")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(programs.Prepared, "__call__", fails)
+        with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="MemoryError: planted"):
+            jax.block_until_ready(function(x))
+    assert same(function(x), wanted)
+
+
+@pytest.mark.usefixtures("cpu")
+def test_threads_share_a_program():
+    from concurrent.futures import ThreadPoolExecutor
+
+    w = weight()
+    function = jax.jit(fp8core.linear)
+    inputs = [wide(3, K, seed=seed) for seed in range(8)]
+    wanted = [fp8core.linear(x, w) for x in inputs]
+    with ThreadPoolExecutor(8) as pool:
+        assert all(
+            same(y, wanted[i % 8]) for i, y in enumerate(pool.map(lambda i: function(inputs[i % 8], w), range(160)))
+        )
+
+
+def test_a_text_says_all_of_a_problem():
+    problem = programs.Problem(
+        "quantize",
+        (programs.Placed("bfloat16", (4, None), (1, 0)), None, None, None),
+        ("float8_e4m3fn", (1, -1), False, float("inf"), "float32", "k", 1e-10, None),
+    )
+    assert programs.parse(problem.text(12).encode()) == (problem, 12)
+    assert not problem.fixed
+    assert problem.with_shapes([(4, 8)]).fixed
+    with pytest.raises(fp8core.BackendError, match="another release"):
+        programs.parse(b'[99,"quantize",[],[],0]')
+
+
+def test_options_become_plain():
+    class Many(int):
+        pass
+
+    given = (np.float32(0.5), Many(3), jnp.float8_e4m3fn, np.dtype(BF16), [1, (2.0, None)], True, "k")
+    plain = programs.plain(given)
+    assert plain == (0.5, 3, "float8_e4m3fn", "bfloat16", (1, (2.0, None)), True, "k")
+    assert [type(x) for x in plain] == [float, int, str, str, tuple, bool, str]
+
+
+def test_a_program_with_too_little_scratch_is_refused():
+    w = weight()
+    x = wide(33, K)
+    placed = [programs.Placed(str(a.dtype), a.shape, (1, 0)) for a in (x, *w)]
+    options = (tuple(PER_CHANNEL), None, None, True, False, None, None)
+    problem = programs.Problem("linear", (*placed, None, None, None, None), options)
+    platform = handler.ALL["cpu"]
+    with pytest.raises(fp8core.BackendError, match=r"needs \d+ bytes of scratch on host, got 1"):
+        platform.prepared(problem.text(1).encode(), 0)
+    text, scratch = platform.plan(problem)
+    assert scratch >= 33 * K
+    assert platform.prepared(text.encode(), 0).scratch_bytes == scratch

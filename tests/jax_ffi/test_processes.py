@@ -1,0 +1,113 @@
+"""What takes processes of their own: several devices, exported programs, the compilation cache, no compiler."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("jax")
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*command, **environment):
+    """Run Python alone, without a compiler in its reach, and return the lines that it prints."""
+    variables = {
+        name: value for name, value in os.environ.items() if not name.startswith(("XLA_", "JAX_")) and name != "PATH"
+    }
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    variables.update(PYTHONPATH=paths, JAX_PLATFORMS="cpu", PATH="", **environment)
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False, env=variables)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout.splitlines()
+
+
+def program(text, *arguments, **environment):
+    return run("-c", textwrap.dedent(text), *map(str, arguments), **environment)
+
+
+def test_four_devices():
+    lines = run(str(ROOT / "tests/jax_ffi/sharded.py"), XLA_FLAGS="--xla_force_host_platform_device_count=4")
+    assert lines[-1] == "all"
+    assert len(lines) == 2 * (3 * 4 + 2 * 6 + 1 + 2 + 1) + 1
+
+
+def test_what_imports_load():
+    lines = program(
+        """
+        import shutil, sys
+        import fp8core
+        print("jax" in sys.modules)
+        import jax, jax.numpy as jnp
+        print("fp8core.jax" in sys.modules)
+        print(jax.jit(lambda x: fp8core.quantize(x))(jnp.ones((2, 64))).shape)
+        print("fp8core.jax" in sys.modules, "torch" in sys.modules, "fp8core.checkpoint" in sys.modules)
+        print([shutil.which(name) for name in ("cc", "gcc", "g++", "clang", "nvcc")])
+        """
+    )
+    assert lines == ["False", "False", "(2, 64)", "True False False", "[None, None, None, None, None]"]
+
+
+STEP = """
+    import sys
+    import jax, jax.numpy as jnp, numpy as np
+    import fp8core, fp8core.jax
+    from jax_ffi.cases import K, same, weight, wide
+
+    def step(x, data, scale):
+        q = fp8core.quantize(x, group_shape=(1, 128), scale_layout="mn")
+        return fp8core.linear(x, fp8core.Quantized(data, scale, (1, -1))), q.data, q.scale
+
+    def wanted(x):
+        q = fp8core.quantize(x, group_shape=(1, 128))
+        return fp8core.linear(x, weight()), *q
+"""
+
+
+def test_an_exported_program_runs_in_a_process_that_traced_nothing(tmp_path):
+    pytest.importorskip("flatbuffers")
+    making = (
+        STEP
+        + """
+    from jax import export
+    checks = [export.DisabledSafetyCheck.custom_call("fp8core")]
+    rows, = export.symbolic_shape("rows")
+    for name, m in (("fixed", 5), ("open", rows)):
+        x = jax.ShapeDtypeStruct((m, K), jnp.bfloat16)
+        made = export.export(jax.jit(step), disabled_checks=checks)(x, *weight())
+        open(f"{sys.argv[1]}/{name}", "wb").write(made.serialize())
+    """
+    )
+    program(making, tmp_path)
+    loading = (
+        STEP
+        + """
+    from jax import export
+    for name, sizes in (("fixed", [5]), ("open", [1, 5, 17])):
+        made = export.deserialize(bytearray(open(f"{sys.argv[1]}/{name}", "rb").read()))
+        for m in sizes:
+            print(name, m, same(made.call(wide(m, K), *weight()), wanted(wide(m, K))))
+    """
+    )
+    assert program(loading, tmp_path) == ["fixed 5 True", "open 1 True", "open 5 True", "open 17 True"]
+
+
+def test_the_compilation_cache_serves_another_process(tmp_path):
+    text = (
+        STEP
+        + """
+    jax.config.update("jax_compilation_cache_dir", sys.argv[1])
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+    seen = []
+    jax.monitoring.register_event_listener(lambda event, **_: seen.append(event))
+    x = wide(5, K)
+    print(same(jax.jit(step)(x, *weight()), wanted(x)))
+    print(sum(event.endswith("cache_hits") for event in seen) > 0)
+    """
+    )
+    assert program(text, tmp_path) == ["True", "False"]
+    assert program(text, tmp_path) == ["True", "True"]

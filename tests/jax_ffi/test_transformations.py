@@ -1,0 +1,163 @@
+"""jax.vmap, scan and gradients of calls, and layers as pytrees."""
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+jnp = jax.numpy
+
+import fp8core  # noqa: E402 - after the skip
+import fp8core.jax  # noqa: E402
+from fp8core import BLOCK_128, GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, Quantized  # noqa: E402
+from fp8core.errors import ScaleError, UnsupportedProblemError  # noqa: E402
+from jax_ffi.cases import CASES, K, N, same, weight, wide  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def cpu():
+    """Run on JAX's CPU, also where there is a GPU."""
+    with jax.default_device(jax.devices("cpu")[0]):
+        yield
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_vmap_gives_what_calls_of_each_give(case):
+    x, *others = case.inputs(5)
+    batch = np.stack([x if x.dtype.itemsize == 1 else (x * (i + 1)).astype(x.dtype) for i in range(3)])
+    made = jax.jit(jax.vmap(case.function, (0, *[None] * len(others))))(batch, *others)
+    wanted = [case.function(x.copy(), *others) for x in batch]
+    for i, one in enumerate(wanted):
+        assert same(jax.tree.map(lambda x, i=i: x[i], made), one)
+
+
+@pytest.mark.parametrize(
+    ("name", "call", "folded"),
+    [
+        ("token", lambda x: fp8core.quantize(x).data, True),
+        ("group", lambda x: fp8core.quantize(x, group_shape=GROUP_128, scale_layout="mn").scale, True),
+        ("static", lambda x: fp8core.quantize(x, scale=0.5).data, True),
+        ("tensor", lambda x: fp8core.quantize(x, group_shape=PER_TENSOR).data, False),
+        ("block", lambda x: fp8core.quantize(x, group_shape=BLOCK_128).data, False),
+        ("linear", lambda x: fp8core.linear(x, weight()), True),
+        ("linear by tensor", lambda x: fp8core.linear(x, weight(), group_shape=PER_TENSOR), False),
+        ("both", lambda x: fp8core.scaled_mm_nt(fp8core.quantize(x), weight()), True),
+        ("norm", lambda x: fp8core.jax.rms_norm_quant(x, x[0], 1e-6, residual=x)[1], False),
+    ],
+)
+def test_a_batch_becomes_rows_where_that_is_exact(name, call, folded):
+    x = np.stack([wide(5, K, seed=seed) for seed in range(3)])
+    text = str(jax.make_jaxpr(jax.vmap(call, in_axes=1, out_axes=1))(np.moveaxis(x, 0, 1)))
+    assert ("scan[" not in text) == folded
+    made = jax.vmap(call, in_axes=1, out_axes=1)(np.moveaxis(x, 0, 1))
+    for i in range(3):
+        assert same(made[:, i] if made.ndim > 2 else made[..., i], np.asarray(jax.jit(call)(x[i])))
+
+
+def test_vmap_over_weights():
+    stacked = jax.vmap(lambda w: tuple(fp8core.quantize(w)))(np.stack([wide(N, K, seed=seed) for seed in range(3)]))
+    x = wide(4, K)
+
+    def each(data, scale, x):
+        return fp8core.linear(x, Quantized(data, scale, PER_CHANNEL))
+
+    made = jax.jit(jax.vmap(each, (0, 0, None)))(*stacked, x)
+    for i in range(3):
+        assert same(made[i], fp8core.linear(x, Quantized(*(np.asarray(part[i]) for part in stacked))))
+
+
+def test_layers_go_through_scan():
+    layers = [fp8core.jax.Fp8Linear.from_weight(jnp.asarray(wide(K, K, seed=seed) / 16)) for seed in range(3)]
+    stacked = jax.tree.map(lambda *parts: jnp.stack(parts), *layers)
+
+    @jax.jit
+    def model(x, layers):
+        return jax.lax.scan(lambda x, layer: (jnp.tanh(layer(x)), None), x, layers)[0]
+
+    x = jnp.asarray(wide(4, K))
+    wanted = x
+    for layer in layers:
+        wanted = jax.jit(lambda x, layer: jnp.tanh(layer(x)))(wanted, layer)
+    assert same(model(x, stacked), np.asarray(wanted))
+
+
+@pytest.mark.parametrize("groups", [(PER_CHANNEL, PER_TOKEN), (PER_TENSOR, PER_TENSOR), (BLOCK_128, GROUP_128)])
+def test_the_gradient_of_linear_is_that_of_the_dequantized_weight(groups):
+    of_weight, of_x = groups
+    w = weight(of_weight)
+    x, bias = wide(2, 5, K, dtype=np.float32), wide(N, dtype=np.float32)
+
+    def loss(x, bias):
+        y = fp8core.linear(x, Quantized(w.data, w.scale, of_weight), bias=bias, group_shape=of_x)
+        return (y**2).sum() / 2
+
+    y = fp8core.linear(x, w, bias=bias, group_shape=of_x)
+    wanted = y @ w.dequantize(), y.sum((0, 1))
+    for function in (loss, jax.jit(loss), jax.checkpoint(loss)):
+        for made, one in zip(jax.grad(function, (0, 1))(x, bias), wanted, strict=True):
+            np.testing.assert_allclose(made, one, rtol=1e-4, atol=1e-4 * np.abs(one).max())
+    forward = jax.jvp(loss, (x, bias), (x, bias))[1]
+    np.testing.assert_allclose(forward, (wanted[0] * x).sum() + (wanted[1] * bias).sum(), rtol=1e-4)
+    batched = jax.vmap(jax.grad(loss), (0, None))(x, bias)
+    np.testing.assert_allclose(batched[1], jax.grad(loss)(x[1:], bias)[0], rtol=1e-4, atol=1e-2)
+
+
+def test_the_backward_pass_keeps_the_codes_and_no_copy_of_the_weight():
+    w = jax.tree.map(jnp.asarray, weight())
+    _, backward = jax.vjp(lambda x: fp8core.linear(x, w), jnp.asarray(wide(5, K)))
+    kept = [x for x in jax.tree.leaves(backward) if x.shape == (N, K)]
+    assert [x.dtype for x in kept] == [jnp.float8_e4m3fn]
+
+
+def test_what_has_no_gradient_says_so():
+    x, w = jnp.asarray(wide(4, K)), jax.tree.map(jnp.asarray, weight())
+    for words, call in (
+        ("quantize needs to be outside of a gradient", lambda x: fp8core.quantize(x).dequantize().sum()),
+        (
+            "scaled_mm_nt needs to be outside",
+            lambda s: fp8core.scaled_mm_nt(w.data, w.data, s, 1.0).astype(s.dtype).sum(),
+        ),
+        ("weight_scale needs to be no argument", lambda s: fp8core.linear(x, w.data, s[:, None]).astype(s.dtype).sum()),
+    ):
+        with pytest.raises(UnsupportedProblemError, match=words):
+            jax.grad(call)(x if "quantize" in words else w.scale[:, 0])
+    stopped = jax.grad(lambda x: (x * fp8core.quantize(jax.lax.stop_gradient(x)).dequantize()).sum())(x)
+    assert stopped.shape == x.shape
+
+
+def test_a_layer_is_frozen_but_for_its_bias():
+    layer = fp8core.jax.Fp8Linear.from_weight(
+        jnp.asarray(wide(N, K)), bias=jnp.zeros(N), input_scale=0.02, group_shape=PER_TENSOR
+    )
+    x = jnp.asarray(wide(4, K, dtype=np.float32))
+    of_layer, of_x = jax.grad(lambda layer, x: layer(x).sum(), (0, 1))(layer, x)
+    assert not np.asarray(of_layer.weight, np.float32).any()
+    assert not of_layer.weight_scale.any()
+    assert not of_layer.input_scale.any()
+    assert np.asarray(of_layer.bias).tolist() == [4.0] * N
+    assert of_x.shape == x.shape
+
+
+@pytest.mark.parametrize("groups", [(PER_CHANNEL, PER_TOKEN), (PER_TENSOR, PER_TENSOR), (BLOCK_128, GROUP_128)])
+def test_a_layer_is_a_pytree_that_calls_linear(groups):
+    of_weight, of_x = groups
+    w, x, bias = wide(N, K), wide(5, K), wide(N, dtype=np.float32)
+
+    @jax.jit
+    def made(w, bias):
+        return fp8core.jax.Fp8Linear.from_weight(w, bias=bias, weight_group_shape=of_weight, group_shape=of_x)
+
+    layer = made(w, bias)
+    wanted = fp8core.Fp8Linear.from_weight(w, bias=bias, weight_group_shape=of_weight, group_shape=of_x)
+    assert same((layer.weight, layer.weight_scale), (wanted.weight, wanted.weight_scale))
+    assert same(jax.jit(lambda layer, x: layer(x))(layer, x), wanted(x))
+    assert same(layer(jnp.asarray(x)), wanted(x))
+    q = fp8core.quantize(x, group_shape=of_x)
+    assert same(layer(jax.tree.map(jnp.asarray, q)), wanted(q))
+    leaves, structure = jax.tree.flatten(layer)
+    assert len(leaves) == 3
+    assert jax.tree.unflatten(structure, leaves).group_shape == of_x
+
+
+def test_a_layer_needs_groups_that_products_have():
+    with pytest.raises(ScaleError, match="weight_group_shape"):
+        fp8core.jax.Fp8Linear.from_weight(jnp.ones((4, 32)), weight_group_shape=(2, 2))
