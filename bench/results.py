@@ -76,6 +76,7 @@ _KEYS: Final[dict[str, tuple[str, ...]]] = {
     "quantize": ("mode", "rows", "cols"),
     "engine": ("mode",),
     "layer": ("bench", "m"),
+    "hf_decoder": ("bench", "batch"),
     "against": ("kind", "case"),
     "overhead": ("framework", "step"),
     "calls": ("framework", "step"),
@@ -103,6 +104,7 @@ class Results(NamedTuple):
     overhead: Sequence[Record]
     engine: Sequence[Record]
     against: Sequence[Record]
+    hf_decoder: Sequence[Record]
 
     @property
     def device(self) -> str:
