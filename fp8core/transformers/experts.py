@@ -1,0 +1,152 @@
+"""Mixtures of experts with a linear layer for each projection, as checkpoints store them."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers.integrations import moe
+
+from fp8core.transformers.names import WEIGHT, Named
+
+GATED: Final = "gate_up_proj"
+PLAIN: Final = "up_proj"
+DOWN: Final = "down_proj"
+_DEFAULT_GATE: Final = getattr(moe, "_default_apply_gate", None)
+
+
+class Layout(NamedTuple):
+    """What a checkpoint calls the projections of an expert."""
+
+    first: tuple[str, ...]
+    """Gate and up, or up alone."""
+    down: str
+    patterns: tuple[str, ...]
+    """What transformers' converters find them by."""
+
+
+class Experts(nn.ModuleList):
+    """The experts of one layer: module ``i`` holds the projections of expert ``i``, under the checkpoint's names.
+
+    A call goes through the experts that its tokens were sent to, one after the other. It waits once for the routing.
+
+    Args:
+        original: transformers' module, whose projections are parameters of three axes; it gives extents, the
+            activation and the gate. Its parameters are taken from it.
+        layout: the names of the projections.
+
+    Examples:
+        `fp8core.transformers.from_pretrained` puts them where transformers has stacked experts.
+
+        >>> from fp8core.transformers import Experts
+        >>> Experts.forward.__doc__.split(":")[0]
+        "Return the experts' results, weighted and added up"
+    """
+
+    def __init__(self, original: nn.Module, layout: Layout) -> None:
+        down = original._parameters[DOWN]
+        assert down is not None
+        count, hidden, inner = down.shape
+        super().__init__(Expert(layout, hidden, inner, down.device, down.dtype) for _ in range(count))
+        self.layout = layout
+        for name in list(original._parameters):
+            delattr(original, name)
+        self._original = (original,)  # in a tuple, as it is no part of the state
+        own = getattr(type(original), "_apply_gate", None)
+        self._own_gate = len(layout.first) == 2 and own is not None and own is not _DEFAULT_GATE
+        self.train(original.training)
+
+    @property
+    def num_experts(self) -> int:
+        """How many there are."""
+        return len(self)
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """Return the experts' results, weighted and added up: ``[tokens, hidden]``.
+
+        Args:
+            hidden_states: ``[tokens, hidden]``.
+            top_k_index: ``[tokens, k]``, the experts of each token; numbers that no expert has count for nothing.
+            top_k_weights: ``[tokens, k]``, their weights.
+        """
+        tokens, each = top_k_index.shape
+        expert_of = top_k_index.reshape(-1)
+        order = torch.argsort(expert_of, stable=True)
+        sizes = torch.bincount(expert_of, minlength=len(self)).tolist()[: len(self)]
+        x = hidden_states[order // each]
+        made, start = [], 0
+        for at, size in enumerate(sizes):
+            if size:
+                made.append(self._expert(at, x[start : start + size]))
+                start += size
+        result = torch.zeros(tokens * each, hidden_states.shape[-1], dtype=torch.float32, device=hidden_states.device)
+        if made:
+            used = order[:start]
+            weighted = torch.cat(made).float() * top_k_weights.reshape(-1)[used, None]
+            result = result.index_copy(0, used, weighted)
+        return result.view(tokens, each, -1).sum(1).to(hidden_states.dtype)
+
+    def _expert(self, at: int, x: Tensor) -> Tensor:
+        expert, original = self[at], self._original[0]
+        made = [getattr(expert, name)(x) for name in self.layout.first]
+        if self._own_gate:
+            inner = original._apply_gate(torch.cat(made, -1))  # type: ignore[operator]
+        else:
+            inner = original.act_fn(made[0])  # type: ignore[operator]
+            inner = inner * made[1] if len(made) == 2 else inner
+        y: Tensor = getattr(expert, self.layout.down)(inner)
+        return y
+
+
+class Expert(nn.Module):
+    """The projections of one expert, without values; `Experts` calls them."""
+
+    def __init__(self, layout: Layout, hidden: int, inner: int, device: Any, dtype: Any) -> None:
+        super().__init__()
+        options = {"bias": False, "device": device, "dtype": dtype}
+        for name in layout.first:
+            self.add_module(name, nn.Linear(hidden, inner, **options))
+        self.add_module(layout.down, nn.Linear(inner, hidden, **options))
+
+
+def layouts_of(model: nn.Module, named: Mapping[str, Named]) -> dict[str, Layout]:
+    """Return the layouts of a model's experts, by the names of their modules.
+
+    These are experts that the checkpoint stores one by one, and that transformers would stack.
+
+    Args:
+        model: the model, before anything of it is replaced.
+        named: the names that the model has for the checkpoint's tensors.
+    """
+    found: dict[str, dict[str, dict[str, str]]] = defaultdict(lambda: defaultdict(dict))
+    for key, (name, pattern) in named.items():
+        if pattern is None or not key.endswith(WEIGHT):
+            continue
+        module, _, role = name.rpartition(".")
+        _, star, projection = pattern.partition("*.")
+        if star and role in (GATED, PLAIN, DOWN) and projection.endswith(WEIGHT):
+            found[module][role][pattern] = projection.removesuffix(WEIGHT)
+    layouts = {}
+    for module, roles in found.items():
+        first = roles.get(GATED) or roles.get(PLAIN) or {}
+        layout = Layout(tuple(first.values()), "".join(roles[DOWN].values()), (*first, *roles[DOWN]))
+        if _fits(model.get_submodule(module), layout):
+            layouts[module] = layout
+    return layouts
+
+
+def _fits(original: nn.Module, layout: Layout) -> bool:
+    """Return whether `Experts` computes what a module does: no biases, nothing transposed or interleaved."""
+    first = GATED if len(layout.first) == 2 else PLAIN
+    own = {name: x.shape for name, x in original._parameters.items() if x is not None}
+    if set(own) != {first, DOWN} or not hasattr(original, "act_fn") or len(own[DOWN]) != 3:
+        return False
+    count, hidden, inner = own[DOWN]
+    others = any(True for child in original.children() for _ in child.parameters())
+    return (
+        tuple(own[first]) == (count, len(layout.first) * inner, hidden)
+        and getattr(original, "is_concatenated", True)
+        and not getattr(original, "is_transposed", False)
+        and not others
+    )
