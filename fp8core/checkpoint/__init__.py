@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fp8core.checkpoint.claims import Claim
+from fp8core.checkpoint.reader import Checkpoint, Layer, Tensor, open_checkpoint, open_files
 from fp8core.checkpoint.schemes import SCHEMES, Scheme, SchemeName, quantization_config, scheme_of
 from fp8core.checkpoint.selection import module_of, selection
 from fp8core.checkpoint.source import CONFIG, INDEX, RECORD, Extra, Source, open_source
@@ -21,12 +23,18 @@ from fp8core.errors import CheckpointError
 
 __all__ = [
     "SCHEMES",
+    "Checkpoint",
+    "Claim",
     "Extra",
+    "Layer",
     "Plan",
     "Progress",
     "SchemeName",
     "Summary",
+    "Tensor",
     "Verdict",
+    "open_checkpoint",
+    "open_files",
     "plan_checkpoint",
     "quantize_checkpoint",
 ]

@@ -1,7 +1,7 @@
 """What a checkpoint consists of: files with weights, their index, config.json, and all the rest."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -85,27 +85,48 @@ class Source(NamedTuple):
         return sum(header.path.stat().st_size for header in self.headers)
 
 
+Tell = Callable[[str, str], None]
+"""Called with a tensor's name and what is wrong with its place in the index."""
+
+
 def open_source(path: Path) -> Source:
-    """Return a checkpoint: a safetensors file, a folder, or the index in a folder.
+    """Return a checkpoint that is not quantized: a safetensors file, a folder, or the index in a folder.
 
     Raises:
         CheckpointError: something cannot be read, is damaged, or is quantized already.
     """
-    try:
-        source = _open(path.parent if path.name.endswith(".index.json") else path)
-    except OSError as error:
-        raise CheckpointError(f"cannot read {error.filename or path}: {error.strerror or error}") from error
+    source = scan(path)
     _refuse_quantized(source)
     return source
 
 
-def _open(path: Path) -> Source:
+def _raise(_: str, fault: str) -> None:
+    raise CheckpointError(fault)
+
+
+def scan(path: Path, tell: Tell = _raise) -> Source:
+    """Return a checkpoint of any kind: a safetensors file, a folder, or the index in a folder.
+
+    Args:
+        path: the file or folder.
+        tell: what is done about a fault of the index; by default it is raised.
+
+    Raises:
+        CheckpointError: something cannot be read or is damaged.
+    """
+    try:
+        return _open(path.parent if path.name.endswith(".index.json") else path, tell)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {error.filename or path}: {error.strerror or error}") from error
+
+
+def _open(path: Path, tell: Tell) -> Source:
     path.stat()
     if not path.is_dir():
         return Source(path, (read_header(path),), _config_beside(path), {}, ())
     weight_map: dict[str, str] = {}
     if (path / INDEX).exists():
-        weight_map = _weight_map(path / INDEX)
+        weight_map = _weight_map(path / INDEX, tell)
         files = sorted(set(weight_map.values()))
     else:
         found = [name for name in _names(path) if name.endswith(".safetensors") and not name.startswith(".")]
@@ -115,57 +136,75 @@ def _open(path: Path) -> Source:
         there = f"; there are some in {', '.join(dict.fromkeys(below))}: give one of these" if below else ""
         raise CheckpointError(f"{path} holds no safetensors file{there}")
     headers = tuple(read_header(path / file) for file in files)
-    _check(weight_map, headers, path / INDEX)
-    return Source(path, headers, _config(path / CONFIG), weight_map, tuple(_extras(path, files, headers)))
+    _check(weight_map, headers, path / INDEX, tell)
+    return Source(path, headers, read_json(path / CONFIG), weight_map, tuple(_extras(path, files, headers)))
 
 
 def _names(folder: Path) -> list[str]:
     return sorted(one.name for one in folder.iterdir())
 
 
-def _weight_map(index: Path) -> dict[str, str]:
-    weight_map = _json(index).get("weight_map")
+def _weight_map(index: Path, tell: Tell) -> dict[str, str]:
+    """Return the index, without what it says wrongly of files: that is told."""
+    said: dict[str, list[str]] = {}
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        for name, value in pairs:
+            said.setdefault(name, []).append(value)
+        return dict(pairs)
+
+    weight_map = _json(index, unique).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index} has no weight_map")
+    good: dict[str, str] = {}
     for tensor, file in weight_map.items():
         if not isinstance(file, str):
             raise CheckpointError(f"weight_map of {index} needs names of files, got {file!r} for {tensor}")
+        if len(said[tensor]) > 1:
+            files = " and ".join(map(str, dict.fromkeys(said[tensor])))
+            tell(tensor, f"{index} names {tensor} {len(said[tensor])} times, in {files}")
         if Path(file).name != file or not (index.parent / file).is_file():
-            raise CheckpointError(f"{index} names the file {file!r}, which is not there")
-    return weight_map
+            tell(tensor, f"{index} names the file {file!r}, which is not there")
+        else:
+            good[tensor] = file
+    return good
 
 
-def _check(weight_map: Mapping[str, str], headers: tuple[Header, ...], index: Path) -> None:
-    """Refuse an index that does not fit its files, and two tensors of one name that no index tells apart."""
+def _check(weight_map: dict[str, str], headers: tuple[Header, ...], index: Path, tell: Tell) -> None:
+    """Tell where an index does not fit its files, and of two tensors of one name that no index tells apart."""
     present = {header.path.name: header.entries for header in headers}
-    for tensor, file in weight_map.items():
+    for tensor, file in list(weight_map.items()):
         if tensor not in present[file]:
-            raise CheckpointError(f"{index} says that {tensor} is in {file}, and it is not")
+            tell(tensor, f"{index} says that {tensor} is in {file}, and it is not")
+            del weight_map[tensor]
     seen: dict[str, str] = {}
     for file, entries in present.items():
         for tensor in entries:
             if tensor in seen and tensor not in weight_map:
-                raise CheckpointError(
-                    f"{index.parent} needs one tensor of each name, got {tensor} in {seen[tensor]} and {file}"
-                )
+                tell(tensor, f"{index.parent} needs one tensor of each name, got {tensor} in {seen[tensor]} and {file}")
             seen[tensor] = file
-
-
-def _config(path: Path) -> dict[str, Any]:
-    return _json(path) if path.exists() else {}
 
 
 def _config_beside(path: Path) -> dict[str, Any]:
     """Return the config.json beside a file; what cannot be read belongs to something else."""
     try:
-        return _config(path.parent / CONFIG)
+        return read_json(path.parent / CONFIG)
     except (CheckpointError, OSError):
         return {}
 
 
-def _json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """Return a JSON file's object, or an empty one where there is no such file.
+
+    Raises:
+        CheckpointError: it is no JSON, or no object.
+    """
+    return _json(path) if path.exists() else {}
+
+
+def _json(path: Path, pairs: Callable[[list[tuple[str, Any]]], dict[str, Any]] | None = None) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(path.read_bytes(), object_pairs_hook=pairs)
     except ValueError as error:
         raise CheckpointError(f"{path} is not JSON: {error}") from error
     if not isinstance(value, dict):

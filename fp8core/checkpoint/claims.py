@@ -1,0 +1,202 @@
+"""What the configuration of a checkpoint claims about its weights: config.json, hf_quant_config.json, or a header."""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, Literal, NamedTuple
+
+from fp8core.checkpoint.granularity import Granularity
+from fp8core.checkpoint.naming import METADATA, FormatName
+from fp8core.checkpoint.selection import matches
+from fp8core.problem import BLOCK_128, PER_CHANNEL, PER_TENSOR, GroupShape
+
+Activations = Literal["static", "dynamic"]
+
+MODELOPT_FILE: Final = "hf_quant_config.json"
+METHODS: Final[Mapping[str, FormatName]] = {
+    "fp8": "fp8",
+    "compressed-tensors": "compressed-tensors",
+    "modelopt": "modelopt",
+    "modelopt_fp8": "modelopt",
+    "modelopt_mxfp8": "modelopt",
+    "fbgemm_fp8": "fbgemm_fp8",
+    "mxfp8": "mxfp8",
+}
+"""What quantization_config calls its quant_method. "fp8" is AutoFP8's name, too: the tensors' names tell."""
+_STRATEGIES: Final[Mapping[str, Granularity]] = {
+    "tensor": "tensor",
+    "channel": "channel",
+    "block": "block",
+    "group": "group",
+}
+_ALGORITHMS: Final[Mapping[str, tuple[Granularity, GroupShape, Activations | None]]] = {
+    "FP8": ("tensor", PER_TENSOR, "static"),
+    "FP8_PER_CHANNEL_PER_TOKEN": ("channel", PER_CHANNEL, "dynamic"),
+    "FP8_PB_WO": ("block", BLOCK_128, None),
+    "FP8_PB_REAL": ("block", BLOCK_128, "dynamic"),
+    "MXFP8": ("group", GroupShape(1, 32), "dynamic"),
+}
+"""ModelOpt's quant_algo: weights, their groups, and how activations are scaled."""
+
+
+class Claim(NamedTuple):
+    """What a configuration says; what it does not say is None or empty.
+
+    Examples:
+        >>> from fp8core.checkpoint import Claim
+        >>> Claim("fp8", "config.json", "fp8").granularities
+        frozenset()
+    """
+
+    format: FormatName | None
+    """None where nothing is claimed, or a method that is not FP8's."""
+    file: str
+    """Where it is said: the name of a file, or "the header"."""
+    variant: str
+    """The configuration's own word: quant_method, or the format or algorithm under it."""
+    granularities: frozenset[Granularity] = frozenset()
+    group_shape: GroupShape | None = None
+    """Of blocks and groups."""
+    activations: Activations | None = None
+    ignore: tuple[str, ...] = ()
+    """Patterns of modules that are not quantized; of compressed-tensors, ``re:`` begins a regular expression."""
+    kv_cache: str = ""
+    """How keys and values are cached, where that is FP8."""
+    layers: Mapping[str, str] = {}
+    """Of ComfyUI: the format of each layer."""
+
+    def ignores(self, module: str) -> bool:
+        """Return whether a module is among those that are said to be left as they were."""
+        if self.format in ("fp8", "autofp8", "fbgemm_fp8"):  # transformers and vLLM look for whole parts of names
+            return any(f".{one}." in f".{module}." for one in self.ignore)
+        return any(matches(module, one) for one in self.ignore)
+
+
+NOTHING: Final = Claim(None, "", "")
+
+
+def claim_of(config: Mapping[str, Any], modelopt: Mapping[str, Any], headers: Iterable[Mapping[str, str]]) -> Claim:
+    """Return what is claimed.
+
+    Args:
+        config: config.json, or nothing.
+        modelopt: hf_quant_config.json, or nothing; it counts where config.json says nothing.
+        headers: the metadata of the safetensors files.
+    """
+    found, file = _section(config), "config.json"
+    if found is None and isinstance(modelopt.get("quantization"), dict):
+        found, file = {**modelopt["quantization"], "quant_method": "modelopt"}, MODELOPT_FILE
+    if found is None:
+        return _of_headers(headers)
+    method = str(found.get("quant_method", ""))
+    if not method and "config_groups" in found:
+        method = "compressed-tensors"
+    if "quant_algo" in found:  # beside groups, which say less of how the scales are stored
+        method = "modelopt" if METHODS.get(method) is None else method
+    readers = {"compressed-tensors": _compressed_tensors, "modelopt": _modelopt, "fbgemm_fp8": _fbgemm, "fp8": _fp8}
+    known = METHODS.get(method)
+    if known is None:
+        return Claim(None, file, method)
+    return readers[known](found, file) if known in readers else Claim(known, file, method)
+
+
+def _section(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    text = config.get("text_config")
+    for place in (config, text if isinstance(text, dict) else {}):
+        for name in ("quantization_config", "compression_config"):
+            if isinstance(place.get(name), dict):
+                found: Mapping[str, Any] = place[name]
+                return found
+    return None
+
+
+def _of_headers(headers: Iterable[Mapping[str, str]]) -> Claim:
+
+    layers: dict[str, str] = {}
+    for metadata in headers:
+        try:
+            said = json.loads(metadata.get(METADATA, "{}")).get("layers", {})
+            layers |= {name: str(one.get("format", "")) for name, one in said.items()}
+        except (ValueError, AttributeError, TypeError):
+            return Claim("comfyui", "the header", f"{METADATA} that cannot be read")
+    if not layers:
+        return NOTHING
+    variant = ", ".join(sorted(set(layers.values())))
+    fp8 = all(one.startswith("float8") for one in layers.values())
+    tensor: frozenset[Granularity] = frozenset({"tensor"}) if fp8 else frozenset()
+    return Claim("comfyui", "the header", variant, tensor, layers=layers)
+
+
+def _patterns(value: Any) -> tuple[str, ...]:
+    return tuple(map(str, value)) if isinstance(value, list) else ()
+
+
+def _pair(value: Any) -> GroupShape | None:
+    if isinstance(value, list) and len(value) == 2 and all(isinstance(size, int) for size in value):
+        return GroupShape(*value)
+    return None
+
+
+def _fp8(found: Mapping[str, Any], file: str) -> Claim:
+    block = _pair(found.get("weight_block_size"))
+    scheme = found.get("activation_scheme")
+    return Claim(
+        "fp8",
+        file,
+        f"fp8, scales {found['scale_fmt']}" if found.get("scale_fmt") else "fp8",
+        frozenset({"block"}) if block is not None else frozenset({"tensor"}),
+        block,
+        scheme if scheme in ("static", "dynamic") else None,
+        _patterns(found.get("modules_to_not_convert")) or _patterns(found.get("ignored_layers")),
+        "fp8" if found.get("kv_cache_scheme") else "",
+    )
+
+
+def _fbgemm(found: Mapping[str, Any], file: str) -> Claim:
+    ignore = _patterns(found.get("modules_to_not_convert"))
+    return Claim("fbgemm_fp8", file, "fbgemm_fp8", frozenset({"channel"}), None, "dynamic", ignore)
+
+
+def _compressed_tensors(found: Mapping[str, Any], file: str) -> Claim:
+    groups = found.get("config_groups")
+    weights, activations = [], []
+    for group in groups.values() if isinstance(groups, dict) else ():
+        if isinstance(group, dict):
+            weights.append(group.get("weights") or {})
+            activations.append(group.get("input_activations") or {})
+    granularities = frozenset(
+        _STRATEGIES[strategy] for one in weights if (strategy := str(one.get("strategy"))) in _STRATEGIES
+    )
+    shapes = {_pair(one.get("block_structure")) for one in weights if one.get("strategy") == "block"}
+    shapes |= {GroupShape(1, one["group_size"]) for one in weights if isinstance(one.get("group_size"), int)}
+    dynamic = {bool(one.get("dynamic")) for one in activations if one}
+    cache = found.get("kv_cache_scheme")
+    return Claim(
+        "compressed-tensors",
+        file,
+        str(found.get("format", "compressed-tensors")),
+        granularities,
+        shapes.pop() if len(shapes) == 1 else None,
+        ("dynamic" if dynamic.pop() else "static") if len(dynamic) == 1 else None,
+        _patterns(found.get("ignore")),
+        f"{cache.get('type', '')}{cache.get('num_bits', '')}" if isinstance(cache, dict) else "",
+    )
+
+
+def _modelopt(found: Mapping[str, Any], file: str) -> Claim:
+    algorithm = str(found.get("quant_algo", ""))
+    cache = found.get("kv_cache_quant_algo") or found.get("kv_cache_scheme")
+    claim = Claim(
+        "modelopt",
+        file,
+        algorithm or "modelopt",
+        ignore=_patterns(found.get("exclude_modules")) or _patterns(found.get("ignore")),
+        kv_cache=cache if isinstance(cache, str) else ("FP8" if cache else ""),
+    )
+    if algorithm not in _ALGORITHMS:
+        return claim
+    granularity, shape, activations = _ALGORITHMS[algorithm]
+    return claim._replace(
+        granularities=frozenset({granularity}),
+        group_shape=shape if granularity in ("block", "group") else None,
+        activations=activations,
+    )

@@ -1,0 +1,218 @@
+"""`open_checkpoint`: every format, written by other code, is named and read right, from its headers."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from fp8core.checkpoint import open_checkpoint, open_files
+from fp8core.errors import CheckpointError
+from package.test_checkpoint import normal, write
+
+torch = pytest.importorskip("torch")
+from support.checkpoint_formats import FORMATS, small_state, write_format  # noqa: E402
+
+ALL = pytest.mark.parametrize("writer", FORMATS, ids=lambda writer: writer.__name__)
+
+
+@ALL
+def test_every_format_is_named_and_its_layers_have_their_tensors(tmp_path, writer):
+    out = write_format(writer, tmp_path / "model")
+    checkpoint = open_checkpoint(tmp_path / "model")
+    name, granularity, kind = FORMATS[writer]
+    assert checkpoint.format == name
+    assert set(checkpoint.layers) == set(out.linears)
+    for module, layer in checkpoint.layers.items():
+        assert (layer.name, layer.weight.name, layer.format) == (module, f"{module}.weight", name)
+        assert (layer.granularity, layer.scale_kind, layer.dtype) == (granularity, kind, "float8_e4m3fn")
+        assert layer.matrix_shape == layer.weight.shape == tuple(out.tensors[f"{module}.weight"].shape)
+        assert layer.experts is None
+        assert not layer.fault()
+    taken = {one.name for layer in checkpoint.layers.values() for one in layer.tensors()}
+    rest = [tensor.name for tensor in checkpoint.tensors()]
+    assert not taken & set(rest)
+    assert taken | set(rest) == set(out.tensors)
+    assert {name for name in taken if not name.endswith(".weight")} == {
+        name for name in out.tensors for module in out.linears if name.startswith(module + ".")
+        and not name.endswith((".weight", ".bias", ".k_scale", ".v_scale"))
+    }  # fmt: skip
+
+
+@ALL
+def test_codes_and_scales_stand_for_what_was_written_bit_for_bit(tmp_path, writer):
+    out = write_format(writer, tmp_path / "model")
+    for layer in open_checkpoint(tmp_path / "model").layers.values():
+        codes, scales = layer.weight.read(), layer.scales()
+        assert scales.dtype == np.float32
+        assert codes.base is not None
+        n, k = layer.matrix_shape
+        rows, cols = (size if size > 0 else whole for size, whole in zip(layer.group_shape, (n, k), strict=True))
+        wide = scales.repeat(rows, 0).repeat(cols, 1)[:n, :k]
+        expected = out.expected[layer.weight.name].numpy()
+        np.testing.assert_array_equal((codes.astype(np.float32) * wide).view(np.uint32), expected.view(np.uint32))
+
+
+@ALL
+def test_a_format_is_the_same_from_the_files_that_a_loader_hands_over(tmp_path, writer):
+    write_format(writer, tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    other = tmp_path / "model" / "hf_quant_config.json"
+    modelopt = json.loads(other.read_text()) if other.exists() else None
+    found = open_files([tmp_path / "model" / "model.safetensors"], config, modelopt)
+    assert found.format == FORMATS[writer][0]
+    assert list(found.layers.values()) == list(open_checkpoint(tmp_path / "model").layers.values())
+
+
+WITHOUT_CONFIG = {
+    "deepseek": "fp8", "deepseek_v4": "fp8", "hf_static": "fp8", "ct_static": "compressed-tensors",
+    "ct_channel": "compressed-tensors", "ct_block": "compressed-tensors", "modelopt": "modelopt",
+    "modelopt_blocks": "modelopt", "fbgemm": "fbgemm_fp8", "autofp8": "autofp8", "comfyui_old": "comfyui",
+    "comfyui_new": "comfyui", "comfyui_header": "comfyui", "mxfp8": "mxfp8",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WITHOUT_CONFIG)
+def test_without_a_configuration_the_tensors_tell(tmp_path, name):
+    writer = next(one for one in FORMATS if one.__name__ == name)
+    write_format(writer, tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").rename(tmp_path / "alone.safetensors")
+    found = open_checkpoint(tmp_path / "alone.safetensors")
+    assert found.claim.format == ("comfyui" if name == "comfyui_header" else None)
+    assert found.format == WITHOUT_CONFIG[name]
+    assert all(layer.granularity == FORMATS[writer][1] for layer in found.layers.values())
+
+
+def test_an_unquantized_checkpoint_has_no_layers(tmp_path):
+    write(tmp_path / "model.safetensors", {"a.weight": normal(4, 8)})
+    found = open_checkpoint(tmp_path)
+    assert (found.format, dict(found.layers), [one.name for one in found.tensors()]) == (
+        "unquantized",
+        {},
+        ["a.weight"],
+    )
+
+
+def test_the_scales_of_keys_and_values_are_known(tmp_path):
+    from support.checkpoint_formats import modelopt
+
+    write_format(modelopt, tmp_path / "model")
+    assert open_checkpoint(tmp_path / "model").kv_scales() == {
+        "model.layers.0.self_attn.k_proj.k_scale": "model.layers.0.self_attn.k_scale",
+        "model.layers.0.self_attn.v_proj.v_scale": "model.layers.0.self_attn.v_scale",
+    }
+
+
+FP8 = "float8_e4m3fn"
+
+
+def fp8(*shape):
+    import ml_dtypes
+
+    return normal(*shape).astype(ml_dtypes.float8_e4m3fn)
+
+
+E = "model.layers.0.mlp.experts"
+SHAPES = [
+    # weight, its name, the scale's shape -> granularity, group, shape of scales()
+    ((300, 200), "a.weight", (3, 2), "block", (128, 128), (3, 2)),
+    ((300, 200), "a.weight", (3, 1, 2, 1), "block", (128, 128), (3, 2)),
+    ((300, 200), "a.weight", (300,), "channel", (1, -1), (300, 1)),
+    ((300, 200), "a.weight", (300, 1), "channel", (1, -1), (300, 1)),
+    ((300, 200), "a.weight", (), "tensor", (-1, -1), (1, 1)),
+    ((300, 200), "a.weight", (1, 1), "tensor", (-1, -1), (1, 1)),
+    ((300, 256), "a.weight", (300, 2), "group", (1, 128), (300, 2)),
+    ((300, 200), "a.weight", (5, 4), "block", (64, 64), (5, 4)),
+    ((100, 100), "a.weight", (1, 1), "tensor", (-1, -1), (1, 1)),
+    ((100, 400), "a.weight", (1, 4), "block", (128, 128), (1, 4)),
+    ((300, 200), "a.weight", (7, 5), None, None, ()),
+    ((300, 200), "a.weight", (2,), None, None, ()),
+    ((300, 200), "a.gate_up_proj.weight", (2,), "shard", (1, -1), (300, 1)),
+    ((512, 256), "a.qkv_proj.weight", (3,), "shard", (1, -1), (512, 1)),
+    ((500, 256), "a.qkv_proj.weight", (3,), None, None, ()),
+    ((4, 256, 192), f"{E}.gate_up_proj", (4, 2, 2), "block", (128, 128), (4, 2, 2)),
+    ((4, 256, 192), f"{E}.gate_up_proj", (4, 256, 1), "channel", (1, -1), (4, 256, 1)),
+    ((4, 256, 192), f"{E}.gate_up_proj", (4, 1, 192), "column", (-1, 1), (4, 1, 192)),
+    ((4, 256, 192), f"{E}.gate_up_proj", (4,), "tensor", (-1, -1), (4, 1, 1)),
+    ((4, 256, 192), f"{E}.gate_up_proj", (4, 1, 1), "tensor", (-1, -1), (4, 1, 1)),
+    ((4, 256, 192), f"{E}.gate_up_proj", (), "tensor", (-1, -1), (4, 1, 1)),
+    ((4, 256, 192), f"{E}.gate_up_proj", (4, 2), "shard", (1, -1), (4, 256, 1)),
+    ((4, 256, 192), f"{E}.gate_up_proj", (3, 2, 2), None, None, ()),
+]
+
+
+@pytest.mark.parametrize(("shape", "name", "scale", "granularity", "group", "wide"), SHAPES)
+def test_the_shape_of_a_scale_tells_its_granularity(tmp_path, shape, name, scale, granularity, group, wide):
+    numbers = np.random.default_rng(0).random(scale, np.float32) + 1
+    write(tmp_path / "model.safetensors", {name: fp8(*shape), f"{name}_scale": np.asarray(numbers, np.float32)})
+    config = {"num_attention_heads": 8, "num_key_value_heads": 4, "hidden_size": 256}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (layer,) = open_checkpoint(tmp_path).layers.values()
+    assert (layer.granularity, layer.group_shape, layer.scale_shape) == (granularity, group, wide)
+    if granularity is None:
+        assert "fit" in layer.fault()
+        with pytest.raises(CheckpointError, match="fit"):
+            layer.scales()
+        return
+    found = layer.scales()
+    assert found.shape == wide
+    if granularity == "shard":
+        widths = {"qkv_proj": [256, 128, 128]}.get(name.split(".")[-2], [shape[-2] // 2] * 2)
+        experts = numbers.reshape(-1, len(widths))
+        np.testing.assert_array_equal(found.reshape(len(experts), -1), [np.repeat(one, widths) for one in experts])
+    else:
+        np.testing.assert_array_equal(found.ravel(), np.broadcast_to(np.ravel(numbers), found.size))
+
+
+def test_a_block_size_of_the_configuration_counts_where_it_fits(tmp_path):
+    write(
+        tmp_path / "model.safetensors", {"a.weight": fp8(256, 256), "a.weight_scale_inv": np.ones((2, 4), np.float32)}
+    )
+    quantization = {"quant_method": "fp8", "weight_block_size": [128, 64]}
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": quantization}))
+    (layer,) = open_checkpoint(tmp_path).layers.values()
+    assert (layer.granularity, layer.group_shape) == ("block", (128, 64))
+    one_block = {"a.weight": fp8(64, 64), "a.weight_scale_inv": np.ones((1, 1), np.float32)}
+    write(tmp_path / "model.safetensors", one_block)
+    (layer,) = open_checkpoint(tmp_path).layers.values()
+    assert (layer.granularity, layer.group_shape) == ("block", (128, 64))
+
+
+def test_a_norm_named_scale_is_no_scale_of_a_weight(tmp_path):
+    write(tmp_path / "model.safetensors", {"norm.scale": normal(8), "norm.weight": normal(4, 8)})
+    assert not open_checkpoint(tmp_path).layers
+
+
+def test_only_headers_are_read_and_no_framework_is_imported(tmp_path):
+    """A file whose numbers are a hole that would fill memory: 64 GB of FP8 that was never written."""
+    name, n, k = "model.layers.0.mlp.up_proj.weight", 1 << 18, 1 << 18
+    scale = [n // 128, k // 128]
+    header = {
+        name: {"dtype": "F8_E4M3", "shape": [n, k], "data_offsets": [0, n * k]},
+        f"{name}_scale_inv": {"dtype": "F32", "shape": scale, "data_offsets": [n * k, n * k + 4 * scale[0] * scale[1]]},
+    }
+    text = json.dumps(header).encode()
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + n * k + 4 * scale[0] * scale[1])
+    code = f"""
+import resource, sys
+from fp8core.checkpoint import open_checkpoint
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+(layer,) = open_checkpoint({str(tmp_path)!r}).layers.values()
+part = layer.weight.read()[5:7, :3]
+assert part.shape == (2, 3) and not part.any()
+grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+assert grown < 8 << 10, grown
+wrong = [name for name in ("torch", "jax", "cupy", "transformers") if name in sys.modules]
+assert not wrong, wrong
+print(layer.granularity)
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == "block\n"
+
+
+def test_small_state_has_blocks_that_are_not_whole():
+    assert {tuple(one.shape) for name, one in small_state().items() if "proj.weight" in name} == {(300, 200)}
