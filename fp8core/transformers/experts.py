@@ -119,20 +119,22 @@ def layouts_of(model: nn.Module, named: Mapping[str, Named]) -> dict[str, Layout
         model: the model, before anything of it is replaced.
         named: the names that the model has for the checkpoint's tensors.
     """
-    found: dict[str, dict[str, dict[str, str]]] = defaultdict(lambda: defaultdict(dict))
-    for key, (name, pattern) in named.items():
+    found: dict[str, dict[str, dict[int, tuple[str, str]]]] = defaultdict(lambda: defaultdict(dict))
+    for key, (name, pattern, order) in named.items():
         if pattern is None or not key.endswith(WEIGHT):
             continue
         module, _, role = name.rpartition(".")
         _, star, projection = pattern.partition("*.")
         if star and role in (GATED, PLAIN, DOWN) and projection.endswith(WEIGHT):
-            found[module][role][pattern] = projection.removesuffix(WEIGHT)
+            found[module][role][order] = projection.removesuffix(WEIGHT), pattern
     layouts = {}
     for module, roles in found.items():
-        first = roles.get(GATED) or roles.get(PLAIN) or {}
-        layout = Layout(tuple(first.values()), "".join(roles[DOWN].values()), (*first, *roles[DOWN]))
-        if _fits(model.get_submodule(module), layout):
-            layouts[module] = layout
+        first = [one for _, one in sorted((roles.get(GATED) or roles.get(PLAIN) or {}).items())]
+        down = list(roles[DOWN].values())
+        if first and down:
+            layout = Layout(tuple(name for name, _ in first), down[0][0], tuple(one for _, one in first + down))
+            if _fits(model.get_submodule(module), layout):
+                layouts[module] = layout
     return layouts
 
 

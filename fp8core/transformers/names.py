@@ -10,11 +10,14 @@ WEIGHT: Final = ".weight"
 
 
 class Named(NamedTuple):
-    """The name of a tensor in the model."""
+    """What a tensor becomes in the model."""
 
     name: str
-    pattern: str | None
-    """Of what joins the tensor with others, if something does."""
+    """The parameter that it is, or becomes a part of."""
+    pattern: str | None = None
+    """What the converter finds it by that joins it with others or splits it, if there is one."""
+    order: int = 0
+    """Which of the converter's patterns this is."""
 
 
 class Names:
@@ -23,21 +26,23 @@ class Names:
     Args:
         model: the model that will be loaded.
         transforms: what transformers does to names and tensors while it loads this model.
-        without: source patterns of converters to leave out.
+        without: patterns whose converters are left out.
     """
 
     def __init__(self, model: Any, transforms: Sequence[Any], without: Collection[str] = ()) -> None:
-        self.renamings = [one for one in transforms if isinstance(one, WeightRenaming)]
-        self.converters = [one for one in transforms if isinstance(one, WeightConverter) and not joins(one, without)]
-        self.tensors = model.state_dict()
-        self.prefix = model.base_model_prefix
+        self._renamings = [one for one in transforms if isinstance(one, WeightRenaming)]
+        self._converters = [one for one in transforms if isinstance(one, WeightConverter) and not has(one, without)]
+        self._order = {pattern: at for one in self._converters for at, pattern in enumerate(one.source_patterns)}
+        self.parameters: dict[str, Any] = model.state_dict()
+        self._prefix = model.base_model_prefix
 
     def of(self, key: str) -> Named:
-        """Return the name of a checkpoint's tensor."""
-        return Named(*rename_source_key(key, self.renamings, self.converters, self.prefix, self.tensors))
+        """Return what a checkpoint's tensor becomes."""
+        name, pattern = rename_source_key(key, self._renamings, self._converters, self._prefix, self.parameters)
+        return Named(name) if pattern is None else Named(name, pattern, self._order[pattern])
 
     def of_all(self, keys: Iterable[str]) -> dict[str, Named]:
-        """Return the names of tensors, by those in the checkpoint, in the order in which transformers loads them."""
+        """Return what tensors become, by their names, in the order in which transformers loads them."""
         return {key: self.of(key) for key in sorted(keys, key=dot_natural_key)}
 
 
@@ -46,6 +51,6 @@ def transforms_of(model: Any) -> list[Any]:
     return list(get_model_conversion_mapping(model))
 
 
-def joins(transform: Any, patterns: Collection[str]) -> bool:
-    """Return whether a transform is a converter that has one of these source patterns."""
+def has(transform: Any, patterns: Collection[str]) -> bool:
+    """Return whether a transform is a converter that has one of these patterns."""
     return isinstance(transform, WeightConverter) and any(one in patterns for one in transform.source_patterns)
