@@ -65,4 +65,4 @@ class Fp8CoreConfig(QuantizationConfigMixin):  # type: ignore[misc]
 
     def to_dict(self) -> dict[str, Any]:
         """Return what belongs in config.json: the format's own configuration, once it is known."""
-        return copy.deepcopy(self.source if self.source else vars(self))
+        return copy.deepcopy(self.source or vars(self))

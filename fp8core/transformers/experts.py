@@ -70,7 +70,7 @@ class Experts(nn.ModuleList):
             top_k_index: ``[tokens, k]``, the experts of each token; numbers that no expert has count for nothing.
             top_k_weights: ``[tokens, k]``, their weights.
         """
-        tokens, each = top_k_index.shape
+        (tokens, each), width = top_k_index.shape, hidden_states.shape[-1]
         expert_of = top_k_index.reshape(-1)
         order = torch.argsort(expert_of, stable=True)
         sizes = torch.bincount(expert_of, minlength=len(self)).tolist()[: len(self)]
@@ -80,12 +80,12 @@ class Experts(nn.ModuleList):
             if size:
                 made.append(self._expert(at, x[start : start + size]))
                 start += size
-        result = torch.zeros(tokens * each, hidden_states.shape[-1], dtype=torch.float32, device=hidden_states.device)
+        result = torch.zeros(tokens * each, width, dtype=torch.float32, device=hidden_states.device)
         if made:
             used = order[:start]
             weighted = torch.cat(made).float() * top_k_weights.reshape(-1)[used, None]
             result = result.index_copy(0, used, weighted)
-        return result.view(tokens, each, -1).sum(1).to(hidden_states.dtype)
+        return result.view(tokens, each, width).sum(1).to(hidden_states.dtype)
 
     def _expert(self, at: int, x: Tensor) -> Tensor:
         expert, original = self[at], self._original[0]

@@ -198,6 +198,6 @@ class Quantize(ConversionOps):  # type: ignore[misc]
         made = Linear.from_linear(linear, scheme=self.config.scheme, **self.config.options)
         made._parameters["bias"] = linear._parameters["bias"]  # it knows whether it has been loaded
         for parameter in (made.weight, made.weight_scale):
-            parameter._is_hf_initialized = True  # type: ignore[union-attr]
+            parameter._is_hf_initialized = True  # type: ignore[attr-defined]
         model.set_submodule(place, made)
         return {full_layer_name: made.weight, f"{place}.weight_scale": made.weight_scale}
