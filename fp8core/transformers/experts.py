@@ -1,11 +1,12 @@
 """Mixtures of experts with a linear layer for each projection, as checkpoints store them."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from transformers.core_model_loading import WeightConverter
 from transformers.integrations import moe
 
 from fp8core.transformers.names import WEIGHT, Named
@@ -48,7 +49,7 @@ class Experts(nn.ModuleList):
         down = original._parameters[DOWN]
         assert down is not None
         count, hidden, inner = down.shape
-        super().__init__(Expert(layout, hidden, inner, down.device, down.dtype) for _ in range(count))
+        super().__init__(Expert(layout, hidden, inner, down.dtype) for _ in range(count))
         self.layout = layout
         for name in list(original._parameters):
             delattr(original, name)
@@ -100,14 +101,14 @@ class Experts(nn.ModuleList):
 
 
 class Expert(nn.Module):
-    """The projections of one expert, without values; `Experts` calls them."""
+    """The projections of one expert, on the meta device until they are loaded; `Experts` calls them."""
 
-    def __init__(self, layout: Layout, hidden: int, inner: int, device: Any, dtype: Any) -> None:
+    def __init__(self, layout: Layout, hidden: int, inner: int, dtype: torch.dtype) -> None:
         super().__init__()
-        options = {"bias": False, "device": device, "dtype": dtype}
+        wide = torch.bfloat16 if dtype.itemsize == 1 else dtype
         for name in layout.first:
-            self.add_module(name, nn.Linear(hidden, inner, **options))
-        self.add_module(layout.down, nn.Linear(inner, hidden, **options))
+            self.add_module(name, nn.Linear(hidden, inner, False, "meta", wide))
+        self.add_module(layout.down, nn.Linear(inner, hidden, False, "meta", wide))
 
 
 def layouts_of(model: nn.Module, named: Mapping[str, Named]) -> dict[str, Layout]:
@@ -136,6 +137,30 @@ def layouts_of(model: nn.Module, named: Mapping[str, Named]) -> dict[str, Layout
             if _fits(model.get_submodule(module), layout):
                 layouts[module] = layout
     return layouts
+
+
+def layout_of(module: str, transforms: Sequence[Any]) -> Layout | None:
+    """Return how checkpoints call the experts of a module, or None where transformers does not stack them.
+
+    Args:
+        module: the name of the module.
+        transforms: what transformers does while it loads the model.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    patterns: list[str] = []
+    for one in transforms:
+        if not isinstance(one, WeightConverter):
+            continue
+        target = one.target_patterns[0].replace("\\", "").removeprefix(".")
+        parts = [pattern.partition("*.")[2] for pattern in one.source_patterns]
+        for role in (GATED, PLAIN, DOWN):
+            if f".{module}.{role}".endswith(f".{target}") and all(part.endswith(WEIGHT) for part in parts):
+                found[role] = tuple(part.removesuffix(WEIGHT) for part in parts)
+                patterns += one.source_patterns
+    first = found.get(GATED) or found.get(PLAIN)
+    if first is None or DOWN not in found:
+        return None
+    return Layout(first, found[DOWN][0], tuple(patterns))
 
 
 def _fits(original: nn.Module, layout: Layout) -> bool:

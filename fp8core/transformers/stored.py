@@ -62,6 +62,11 @@ def torch_dtype(name: str) -> torch.dtype:
     return found
 
 
+def safetensors_dtype(dtype: torch.dtype) -> str:
+    """Return what safetensors calls a dtype of torch."""
+    return next(name for name, known in DTYPES.items() if getattr(torch, str(known), None) == dtype)
+
+
 def waiting(layer: Layer, linear: nn.Linear, options: dict[str, bool]) -> Linear:
     """Return a layer without values that takes a file's tensors by their own names; `complete` makes it callable.
 
@@ -97,7 +102,7 @@ def waiting(layer: Layer, linear: nn.Linear, options: dict[str, bool]) -> Linear
     if layer.input_scale is not None:
         name = _leaf(layer, layer.input_scale)
         stored["input_scale"] = Stored(name, layer.input_scale.dtype, layer.input_scale.shape)
-    made.stored = stored  # type: ignore[assignment]
+    made.__dict__["stored"] = stored
     for role, one in stored.items():
         made._parameters.pop(role)
         made.register_parameter(one.name, nn.Parameter(one.empty(), requires_grad=False))

@@ -56,7 +56,7 @@ class Plain(Theirs):
 
 def apart(theirs, layout):
     """Make `Experts` of a module, which goes on as it is, with the same values."""
-    made = Experts(copy.deepcopy(theirs), layout)
+    made = Experts(copy.deepcopy(theirs), layout).to_empty(device="cpu")
     stacked = dict(theirs.named_parameters())
     first = stacked.get("gate_up_proj", stacked.get("up_proj"))
     with torch.no_grad():
