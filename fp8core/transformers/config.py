@@ -65,4 +65,5 @@ class Fp8CoreConfig(QuantizationConfigMixin):  # type: ignore[misc]
 
     def to_dict(self) -> dict[str, Any]:
         """Return what belongs in config.json: the format's own configuration, once it is known."""
-        return copy.deepcopy(self.source or vars(self))
+        own: dict[str, Any] = dict(self.__dict__)
+        return copy.deepcopy(own if self.source is None else self.source)

@@ -40,9 +40,14 @@ class Experts(nn.ModuleList):
     Examples:
         `fp8core.transformers.from_pretrained` puts them where transformers has stacked experts.
 
-        >>> from fp8core.transformers import Experts
-        >>> Experts.forward.__doc__.split(":")[0]
-        "Return the experts' results, weighted and added up"
+        >>> import torch
+        >>> from transformers import Qwen3MoeConfig
+        >>> from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
+        >>> from fp8core.transformers.experts import Experts, Layout
+        >>> config = Qwen3MoeConfig(hidden_size=8, moe_intermediate_size=16, num_experts=2)
+        >>> experts = Experts(Qwen3MoeExperts(config), Layout(("gate_proj", "up_proj"), "down_proj", ()))
+        >>> experts[1].down_proj
+        Linear(in_features=16, out_features=8, bias=False)
     """
 
     def __init__(self, original: nn.Module, layout: Layout) -> None:
