@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM  # noqa: E402 - after the skips
 from fp8core.errors import CheckpointError  # noqa: E402
 from fp8core.torch import Linear  # noqa: E402
 from fp8core.transformers import Experts, config_for, from_pretrained  # noqa: E402
+from fp8core.transformers.loading import _taken_from  # noqa: E402
 from huggingface.cases import config_of, distance, logits, same, tensors_of, written  # noqa: E402
 from support import checkpoint_formats as formats  # noqa: E402
 
@@ -76,6 +77,59 @@ def test_other_models(writer, kind, tmp_path):
     assert 0.001 < distance(logits(model), wanted) < FAR
 
 
+def shards(out):
+    """A scale for each layer in fused ones, as vLLM and AutoFP8 keep them."""
+    widths = {"qkv_proj": (128, 64, 64), "gate_up_proj": (320, 320)}
+    for name in [name for name in out.tensors if name.split(".")[-2] in widths]:
+        parts = out.tensors.pop(name).split(widths[name.split(".")[-2]])
+        coded = [formats.coded(part, len(part), part.shape[1]) for part in parts]
+        out.tensors[name] = torch.cat([codes for codes, _ in coded])
+        out.tensors[f"{name}_scale"] = torch.cat([scale.reshape(1) for _, scale in coded])
+        out.expected[name] = torch.cat([codes.float() * scale for codes, scale in coded])
+    formats.ct_tensor(out)
+
+
+def test_scales_of_fused_layers(tmp_path):
+    wanted, out = write(shards, "phi3", tmp_path)
+    model = from_pretrained(tmp_path / "fp8")
+    fused = model.model.layers[0].self_attn.qkv_proj
+    assert fused.scheme == "channel"
+    assert len(fused.weight_scale.unique()) == 3
+    for name, layer in model.named_modules():
+        if isinstance(layer, Linear):
+            assert torch.equal(layer.dequantized(torch.float32), out.expected[f"{name}.weight"])
+    assert 0.001 < distance(logits(model), wanted) < FAR
+    model.save_pretrained(tmp_path / "again")
+    saved = tensors_of(tmp_path / "again")
+    assert saved.keys() == out.tensors.keys()
+    assert all(same(saved[name], out.tensors[name]) for name in saved)
+
+
+def test_no_configuration_says_that_it_is_fp8(tmp_path):
+    def silent(out):
+        formats.ct_channel(out)
+        out.config = None
+
+    wanted, _ = write(silent, "llama", tmp_path)
+    model = from_pretrained(tmp_path / "fp8")
+    found = logits(model)
+    assert 0.001 < distance(found, wanted) < FAR
+    model.save_pretrained(tmp_path / "again")
+    assert torch.equal(logits(from_pretrained(tmp_path / "again")), found)
+
+
+def test_a_configuration_of_the_text_model(tmp_path):
+    """Models of images and text may say it in text_config; what is saved says it at the top."""
+    write(formats.deepseek, "llama", tmp_path)
+    config = config_for(tmp_path / "fp8")
+    nested = type(config)(**{**config.to_dict(), "quantization_config": None})
+    nested.get_text_config = lambda *_, **__: config
+    config.quantization_config = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    del nested.quantization_config
+    assert _taken_from(nested) == {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    assert not hasattr(config, "quantization_config")
+
+
 def test_what_transformers_itself_makes_of_blocks(tmp_path):
     """transformers reads what was saved, and the same model comes out within its rounding."""
     _, out = write(formats.deepseek, "qwen3_moe", tmp_path)
@@ -98,6 +152,25 @@ def test_what_transformers_itself_makes_of_blocks(tmp_path):
 def test_scales_that_no_layer_has(writer, text, tmp_path):
     write(writer, "llama", tmp_path)
     with pytest.raises(CheckpointError, match=text):
+        from_pretrained(tmp_path / "fp8")
+
+
+def test_experts_in_one_tensor(tmp_path):
+    def stacked(out):
+        formats.ct_channel(out)
+        for layer in range(2):
+            place = f"model.layers.{layer}.mlp.experts"
+            for part in ("gate_proj", "up_proj", "down_proj"):
+                names = [f"{place}.{at}.{part}.weight" for at in range(4)]
+                out.tensors[f"{place}.{part}"] = torch.stack([out.tensors.pop(name) for name in names])
+                out.tensors[f"{place}.{part}_scale"] = torch.stack([out.tensors.pop(f"{n}_scale") for n in names])
+            both = [out.tensors.pop(f"{place}.{part}") for part in ("gate_proj", "up_proj")]
+            out.tensors[f"{place}.gate_up_proj"] = torch.cat(both, 1)
+            scales = [out.tensors.pop(f"{place}.{part}_scale") for part in ("gate_proj", "up_proj")]
+            out.tensors[f"{place}.gate_up_proj_scale"] = torch.cat(scales, 1)
+
+    write(stacked, "qwen3_moe", tmp_path)
+    with pytest.raises(CheckpointError, match="experts.down_proj needs a linear layer of its own in Qwen3MoeFor"):
         from_pretrained(tmp_path / "fp8")
 
 

@@ -10,14 +10,14 @@ from fp8core.torch import Linear  # noqa: E402 - after the skips
 from fp8core.transformers import from_pretrained  # noqa: E402
 from huggingface.cases import TOKENS, logits, same, written  # noqa: E402
 
-TARGETS = ["q_proj", "down_proj"]
+TARGETS = {"llama": ["q_proj", "down_proj"], "qwen3_moe": ["q_proj", "o_proj"]}
 
 
 def adapted(kind, folder):
     written(kind, folder)
     model = from_pretrained(folder)
     torch.manual_seed(5)
-    return peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=TARGETS, lora_alpha=8))
+    return peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=TARGETS[kind], lora_alpha=8))
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3_moe"])
@@ -36,8 +36,7 @@ def test_adapters_learn_and_the_base_stays(kind, tmp_path):
         losses.append(loss.item())
         if step == 1:  # lora_B starts as zero, so that lora_A has a gradient from the second step on
             for name, parameter in model.named_parameters():
-                hit = ".experts." not in name
-                if parameter.requires_grad and hit:
+                if parameter.requires_grad:
                     assert parameter.grad is not None, name
                     assert parameter.grad.abs().sum() > 0, name
         optimizer.step()
