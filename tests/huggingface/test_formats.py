@@ -170,7 +170,7 @@ def test_experts_in_one_tensor(tmp_path):
             out.tensors[f"{place}.gate_up_proj_scale"] = torch.cat(scales, 1)
 
     write(stacked, "qwen3_moe", tmp_path)
-    with pytest.raises(CheckpointError, match="experts.down_proj needs a linear layer of its own in Qwen3MoeFor"):
+    with pytest.raises(CheckpointError, match=r"experts.down_proj needs a linear layer of its own in Qwen3MoeFor"):
         from_pretrained(tmp_path / "fp8")
 
 
