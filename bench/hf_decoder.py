@@ -28,7 +28,7 @@ HEADS: Final = 32
 KEY_HEADS: Final = 8
 DEVICE: Final = "cuda"
 FAR: Final = 0.15
-"""A relative error of the last hidden states that is a mistake: four layers of FP8 are some 0.05 from those of bfloat16."""
+"""A relative error of the last hidden states that is a mistake; four layers of FP8 are some 0.05 from bfloat16."""
 EAGER_TURNS: Final = 15
 EAGER_MS: Final = 20.0
 
@@ -91,7 +91,7 @@ def _record(way: str, batch: int, runs: dict[str, Run], wanted: torch.Tensor) ->
         calls = interleaved(runs, timing.elapsed, EAGER_TURNS, EAGER_MS)
         times = {name: timing.spread([1e3 * ms for ms in found]) for name, found in calls.items()}
     us = {name: spent._asdict() for name, spent in times.items()}
-    return {"bench": "hf_decoder", "way": way, "batch": batch, "errors": errors, "us": us}
+    return {"bench": "hf_decoder", "mode": way, "m": batch, "errors": errors, "us": us}
 
 
 def main() -> None:
@@ -110,7 +110,7 @@ def main() -> None:
             results.append(chosen.json, record)
             wide, ours = (results.us(record, name) for name in models)
             times = ("-", "-", "-") if not wide or not ours else (f"{wide:.1f}", f"{ours:.1f}", f"{ours / wide:.3f}")
-            table.add_row(str(batch), record["way"], *times, f"{record['errors']['fp8core']:.3f}")
+            table.add_row(str(batch), record["mode"], *times, f"{record['errors']['fp8core']:.3f}")
     Console(width=150).print(table)
 
 

@@ -76,7 +76,7 @@ _KEYS: Final[dict[str, tuple[str, ...]]] = {
     "quantize": ("mode", "rows", "cols"),
     "engine": ("mode",),
     "layer": ("bench", "m"),
-    "hf_decoder": ("bench", "way", "batch"),
+    "hf_decoder": ("bench", "mode", "m"),
     "against": ("kind", "case"),
     "overhead": ("framework", "step"),
     "calls": ("framework", "step"),
