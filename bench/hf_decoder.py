@@ -62,7 +62,7 @@ def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
 
 
 def measure(batch: int, models: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return two records, of models in graphs and of eager ones: how far FP8 is from bfloat16, and the times of both."""
+    """Return two records, of eager models and of models in graphs: how far FP8 is from bfloat16, and both's times."""
     x = torch.randn(batch, 1, HIDDEN, device=DEVICE, dtype=torch.bfloat16)
     with torch.no_grad():
 
