@@ -10,12 +10,16 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from fp8core.cli import bench, demo, explain, info, quantize
+from fp8core.cli import bench, convert, demo, explain, info, quantize, verify
+from fp8core.cli import inspect as inspect_command
 
 PAGE = Path(__file__).resolve().parent / "reference" / "cli.md"
 COMMANDS: tuple[Callable[..., None], ...] = (
     info.info,
     explain.explain,
+    inspect_command.inspect,
+    verify.verify,
+    convert.convert,
     quantize.quantize,
     demo.demo,
     bench.bench,
@@ -32,7 +36,7 @@ have 80 columns, or as many as `COLUMNS` says.
 | exit status | meaning |
 | --- | --- |
 | 0 | done |
-| 1 | refused, or failed: the line on standard error says why; `quantize --dry-run`: something would be refused |
+| 1 | refused or failed: standard error says why; `verify`: there are faults; `--dry-run`: it would be refused |
 | 2 | the arguments were not understood |
 | 129, 130, 143 | stopped by SIGHUP (a closed terminal), Ctrl-C or SIGTERM; `nohup` keeps a run alive |
 """

@@ -1,31 +1,28 @@
-"""Safetensors in, FP8 safetensors out, some rows at a time."""
+"""Checkpoints of every FP8 format: read, verified, converted, and made from unquantized ones."""
 
-import os
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
-
+from fp8core.checkpoint.changes import Change
 from fp8core.checkpoint.claims import Claim
+from fp8core.checkpoint.converting import Conversion, convert_checkpoint, plan_conversion
+from fp8core.checkpoint.faults import Fault
+from fp8core.checkpoint.inspecting import Inspection, Kind, inspect_checkpoint
+from fp8core.checkpoint.quantizing import Plan, Summary, plan_checkpoint, quantize_checkpoint
 from fp8core.checkpoint.reader import Checkpoint, Layer, Tensor, open_checkpoint, open_files
-from fp8core.checkpoint.schemes import SCHEMES, Scheme, SchemeName, quantization_config, scheme_of
-from fp8core.checkpoint.selection import module_of, selection
-from fp8core.checkpoint.source import CONFIG, INDEX, RECORD, Extra, Source, open_source
-from fp8core.checkpoint.target import (
-    clear_leftovers,
-    destination,
-    refuse_without_room,
-    state,
-    unwritable,
-)
-from fp8core.checkpoint.verdicts import Verdict, verdicts_of
-from fp8core.checkpoint.writing import Advance, Shard, index_of, json_bytes, version, write_file, write_folder
-from fp8core.errors import CheckpointError
+from fp8core.checkpoint.running import Progress
+from fp8core.checkpoint.schemes import SCHEMES, SchemeName
+from fp8core.checkpoint.source import Extra
+from fp8core.checkpoint.verdicts import Verdict
+from fp8core.checkpoint.verifying import Verification, verify_checkpoint
 
 __all__ = [
     "SCHEMES",
+    "Change",
     "Checkpoint",
     "Claim",
+    "Conversion",
     "Extra",
+    "Fault",
+    "Inspection",
+    "Kind",
     "Layer",
     "Plan",
     "Progress",
@@ -33,270 +30,13 @@ __all__ = [
     "Summary",
     "Tensor",
     "Verdict",
+    "Verification",
+    "convert_checkpoint",
+    "inspect_checkpoint",
     "open_checkpoint",
     "open_files",
     "plan_checkpoint",
+    "plan_conversion",
     "quantize_checkpoint",
+    "verify_checkpoint",
 ]
-
-Progress = Callable[[str, int, int], None]
-BLOCK_OF_DISK = 4096
-"""What a file's size is rounded up to when room on the disk is counted."""
-
-
-class Plan(NamedTuple):
-    """What would be done with a checkpoint. Nothing has been written.
-
-    Examples:
-        `plan_checkpoint` gives one.
-
-        >>> from fp8core.checkpoint import Plan
-        >>> Plan._fields[:3]
-        ('source', 'verdicts', 'extras')
-    """
-
-    source: Path
-    verdicts: tuple[Verdict, ...]
-    """On every tensor, in the order of the files."""
-    extras: tuple[Extra, ...]
-    """What else a folder holds: copied, or left out."""
-    bytes_before: int
-    """Of the files with the weights."""
-    bytes_after: int
-    quantization_config: dict[str, Any]
-
-    @property
-    def refused(self) -> tuple[Verdict, ...]:
-        """The tensors because of which the checkpoint would be refused."""
-        return tuple(verdict for verdict in self.verdicts if verdict.status == "refused")
-
-
-class Summary(NamedTuple):
-    """What was done: names of tensors, sizes of the weight files in bytes, and what belongs in config.json.
-
-    Examples:
-        `quantize_checkpoint` gives one.
-
-        >>> from fp8core.checkpoint import Summary
-        >>> Summary._fields[:4]
-        ('target', 'config_file', 'quantized', 'kept')
-    """
-
-    target: Path
-    config_file: Path
-    quantized: tuple[str, ...]
-    kept: tuple[str, ...]
-    bytes_before: int
-    bytes_after: int
-    quantization_config: dict[str, Any]
-    plan: Plan
-    """What became of every tensor and every other file, and why."""
-
-
-def plan_checkpoint(
-    source: str | os.PathLike[str],
-    target: str | os.PathLike[str] | None = None,
-    *,
-    scheme: SchemeName = "channel",
-    include: Sequence[str] | None = None,
-    exclude: Sequence[str] = (),
-    force: bool = False,
-) -> Plan:
-    """Return what `quantize_checkpoint` would do with every tensor, and why. Nothing is written.
-
-    Args:
-        source: as for `quantize_checkpoint`, like the others.
-        target: where it would be written, to have that checked, too.
-        scheme: how weights and activations would be scaled.
-        include: patterns of modules to quantize.
-        exclude: patterns of modules to leave as they are.
-        force: whether an existing target would be replaced.
-
-    Raises:
-        CheckpointError: as `quantize_checkpoint` does before it writes; tensors that it would refuse are in the plan.
-
-    Warns:
-        RuntimeWarning: beside the target is what a run left that was killed.
-
-    Examples:
-        >>> from tempfile import TemporaryDirectory
-        >>> import numpy as np
-        >>> from safetensors.numpy import save_file
-        >>> from fp8core.checkpoint import plan_checkpoint
-        >>> with TemporaryDirectory() as folder:
-        ...     save_file({"up.weight": np.ones((64, 32), np.float32)}, f"{folder}/model.safetensors")
-        ...     plan = plan_checkpoint(f"{folder}/model.safetensors")
-        >>> [(verdict.tensor, verdict.status) for verdict in plan.verdicts]
-        [('up.weight', 'quantized')]
-    """
-    opened = open_source(Path(source))
-    plan, shards = _planned(opened, scheme_of(scheme), include, exclude)
-    if target is not None:
-        found = destination(opened, Path(target), force=force)
-        clear_leftovers(found, only_tell=True)
-        refuse_without_room(found, _room(opened, shards, plan))
-    return plan
-
-
-def quantize_checkpoint(
-    source: str | os.PathLike[str],
-    target: str | os.PathLike[str],
-    *,
-    scheme: SchemeName = "channel",
-    include: Sequence[str] | None = None,
-    exclude: Sequence[str] = (),
-    force: bool = False,
-    progress: Progress | None = None,
-) -> Summary:
-    """Write an FP8 copy of a checkpoint, as vLLM and compressed-tensors read it.
-
-    Every chosen ``weight`` [n, k] (fp64, fp32, fp16 or bf16) becomes F8_E4M3 of the same name and shape, and an fp32
-    ``weight_scale`` joins it: [n, 1] per channel, [1] per tensor, or [ceil(n / 128), ceil(k / 128)] per block of
-    128x128; ``weight * weight_scale`` is nearest to the original (of fp64, to its fp32 value). All other tensors are
-    copied byte by byte. Some rows of a tensor are in memory at a time. The new files appear whole or not at all, also
-    when the run is interrupted.
-
-    Chosen are the weights of linear layers, which config.json's model_type and the names of the modules tell
-    (`fp8core.checkpoint.kinds`): not embeddings, heads, poolers, routers, GPT-2's Conv1D, towers of images and sound,
-    nor what is outside of the numbered layers. Layers that vLLM joins, such as q_proj, k_proj and v_proj, are quantized
-    all or not at all. `plan_checkpoint` tells what becomes of every tensor.
-
-    Args:
-        source: a safetensors file, or a folder that holds model.safetensors or shards with their index (or that index).
-            Other files of a folder and its subfolders are copied; other forms of the weights are left out.
-        target: the new file, or for a folder the new folder. Beside a file ``NAME.safetensors`` goes
-            ``NAME.config.json``; a folder's own config.json is extended, and fp8core.json says what was done.
-        scheme: how weights and activations are scaled: "channel" with tokens, "tensor" with tensors, "block" of
-            128x128 with groups of 1x128, which keeps weights whose k is not a multiple of 128.
-        include: patterns over the modules' names (the tensors' without ".weight"): globs, or regular expressions
-            after "re:". With it, exactly the linear layers, heads and towers that it matches are quantized.
-        exclude: patterns of modules to leave as they are.
-        force: replace an existing file, or a folder that this function wrote and that holds nothing else.
-        progress: called as tensors are read, with a name, the bytes of the source done so far, and all of them.
-
-    Raises:
-        CheckpointError: the source cannot be read, is damaged, is quantized already, holds nothing to quantize or a
-            weight that is not finite; a pattern matches nothing, names what readers cannot take as FP8, or parts
-            layers that vLLM joins; the target exists, or cannot be written. Nothing is left behind.
-
-    Warns:
-        RuntimeWarning: beside the target was what a run left that was killed; it is removed.
-
-    Examples:
-        >>> from tempfile import TemporaryDirectory
-        >>> import numpy as np
-        >>> from safetensors.numpy import save_file
-        >>> from fp8core.checkpoint import quantize_checkpoint
-        >>> tensors = {"up.weight": np.ones((64, 32), np.float32), "up.bias": np.ones(64, np.float32)}
-        >>> with TemporaryDirectory() as folder:
-        ...     save_file(tensors, f"{folder}/model.safetensors")
-        ...     summary = quantize_checkpoint(f"{folder}/model.safetensors", f"{folder}/fp8.safetensors")
-        >>> summary.quantized, summary.kept, summary.config_file.name
-        (('up.weight',), ('up.bias',), 'fp8.config.json')
-    """
-    opened = open_source(Path(source))
-    plan, shards = _planned(opened, scheme_of(scheme), include, exclude)
-    _refuse(plan)
-    found = destination(opened, Path(target), force=force)
-    try:
-        clear_leftovers(found)
-        refuse_without_room(found, _room(opened, shards, plan))
-        before = found.identity()
-    except OSError as error:
-        raise CheckpointError(f"cannot write {found.given}: {error.strerror or error}") from error
-    advance = _advance(progress, opened)
-    try:
-        if opened.is_folder:
-            write_folder(opened, shards, found, _documents(opened, shards, plan, scheme), advance)
-        else:
-            write_file(shards[0], found, {"quantization_config": plan.quantization_config}, advance)
-    except OSError as error:
-        raise unwritable(found, plan.bytes_after, error, before) from error
-    except (KeyboardInterrupt, SystemExit) as stop:
-        stop.add_note(state(found, before))
-        raise
-    return Summary(
-        target=found.given,
-        config_file=found.given / CONFIG if opened.is_folder else found.given.with_suffix(".config.json"),
-        quantized=tuple(sorted(verdict.tensor for verdict in plan.verdicts if verdict.status == "quantized")),
-        kept=tuple(sorted(verdict.tensor for verdict in plan.verdicts if verdict.status == "kept")),
-        bytes_before=plan.bytes_before,
-        bytes_after=plan.bytes_after,
-        quantization_config=plan.quantization_config,
-        plan=plan,
-    )
-
-
-def _planned(
-    opened: Source, scheme: Scheme, include: Sequence[str] | None, exclude: Sequence[str]
-) -> tuple[Plan, list[Shard]]:
-    entries = opened.entries
-    picked = selection(include, exclude, map(module_of, entries))
-    verdicts = verdicts_of(entries, opened.config, picked, scheme)
-    chosen = {verdict.tensor for verdict in verdicts if verdict.status == "quantized"}
-    shards = [Shard(h, frozenset(chosen & set(h.entries)), scheme) for h in opened.headers]
-    plan = Plan(
-        source=opened.path,
-        verdicts=verdicts,
-        extras=opened.extras,
-        bytes_before=opened.nbytes,
-        bytes_after=sum(shard.size() for shard in shards),
-        quantization_config=quantization_config(
-            scheme,
-            [(verdict.tensor, verdict.shape) for verdict in verdicts if verdict.status != "quantized"],
-            [verdict.module for verdict in verdicts if verdict.status == "quantized"],
-        ),
-    )
-    return plan, shards
-
-
-def _refuse(plan: Plan) -> None:
-    """Refuse a plan that would give a checkpoint that readers cannot read, or that would do nothing."""
-    if plan.refused:
-        first, more = plan.refused[0], len(plan.refused) - 1
-        others = f" ({more} more: see --dry-run or plan_checkpoint)" if more else ""
-        raise CheckpointError(f"cannot quantize {first.tensor}: {first.reason}{others}")
-    if not any(verdict.status == "quantized" for verdict in plan.verdicts):
-        reasons = dict.fromkeys(v.reason for v in plan.verdicts if len(v.shape) > 1)
-        why = "; ".join(list(reasons)[:4]) or "it has no matrices"
-        raise CheckpointError(f"{plan.source} has no weight to quantize: {why}")
-
-
-def _documents(opened: Source, shards: list[Shard], plan: Plan, scheme: str) -> dict[str, dict[str, Any]]:
-    """Return the JSON files of a new folder: config.json, the index where there was one, and the record."""
-    documents = {CONFIG: {**opened.config, "quantization_config": plan.quantization_config}}
-    if opened.weight_map:
-        documents[INDEX] = index_of(shards, opened.weight_map)
-    files = {shard.header.path.name: shard.size() for shard in shards}
-    files |= {name: len(json_bytes(value)) for name, value in documents.items()}
-    files |= {extra.name: extra.nbytes for extra in plan.extras if extra.copied}
-    documents[RECORD] = {
-        "fp8core": version(),
-        "scheme": scheme,
-        "files": files,
-        "left_out": {extra.name: extra.reason for extra in plan.extras if not extra.copied},
-        "quantized": [verdict.tensor for verdict in plan.verdicts if verdict.status == "quantized"],
-        "kept": {verdict.tensor: verdict.reason for verdict in plan.verdicts if verdict.status == "kept"},
-    }
-    return documents
-
-
-def _room(opened: Source, shards: list[Shard], plan: Plan) -> int:
-    """Return how much room on the disk the new files need."""
-    sizes = [shard.size() for shard in shards] + [extra.nbytes for extra in plan.extras if extra.copied]
-    if opened.is_folder:
-        sizes += [len(json_bytes(one)) for one in _documents(opened, shards, plan, "").values()]
-    return sum(-(-size // BLOCK_OF_DISK) * BLOCK_OF_DISK for size in sizes)
-
-
-def _advance(progress: Progress | None, opened: Source) -> Advance:
-    total = sum(entry.nbytes for entry in opened.entries)
-    done = 0
-
-    def advance(tensor: str, nbytes: int) -> None:
-        nonlocal done
-        done += nbytes
-        if progress is not None:
-            progress(tensor, done, total)
-
-    return advance

@@ -2,24 +2,40 @@
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple
 
+import ml_dtypes
 import numpy as np
 import safetensors
-from ml_dtypes import bfloat16
 from numpy.typing import NDArray
 
 from fp8core.errors import CheckpointError
 
-WIDE: Final = {
+WIDE: Final[Mapping[str, np.dtype[Any]]] = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
-    "BF16": np.dtype(bfloat16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
 }
 """The dtypes that can be quantized, under the names that safetensors gives them."""
+FP8: Final[Mapping[str, str]] = {
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+}
+"""The FP8 dtypes of safetensors, and their names here."""
+DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
+    **WIDE,
+    **{name: np.dtype(getattr(ml_dtypes, dtype)) for name, dtype in FP8.items()},
+    "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
+    **{f"{kind}{8 * size}": np.dtype(f"{kind.lower()}{size}") for kind in "IU" for size in (1, 2, 4, 8)},
+    "C64": np.dtype(np.complex64),
+    "BOOL": np.dtype(np.bool_),
+}
+"""The dtypes of safetensors that NumPy has, with those of ml_dtypes."""
 AT_ONCE: Final = 1 << 25
 """How many bytes of a tensor are in memory at a time, or the rows of one block where these are more."""
 ROWS: Final = 128
@@ -79,16 +95,19 @@ def read_header(path: Path) -> Header:
     return Header(path, metadata, entries)
 
 
-def read_rows(file: BinaryIO, entry: Entry) -> Iterator[tuple[int, NDArray[np.generic]]]:
-    """Give a matrix of a dtype in WIDE by some rows at a time: the first one's number, and the rows.
+def read_rows(
+    file: BinaryIO, entry: Entry, multiple: int = ROWS, itemsize: int | None = None
+) -> Iterator[tuple[int, NDArray[Any]]]:
+    """Give a matrix by some rows at a time: the first one's number, and the rows, in a dtype of DTYPES.
 
-    Rows of float64 are given as float32, where numbers beyond its range are infinite.
+    Rows of float64 are given as float32, where numbers beyond its range are infinite. All pieces but the last have a
+    multiple of ``multiple`` rows, so many that AT_ONCE bytes are not exceeded where an element takes ``itemsize``.
     """
     rows, cols = entry.shape
-    dtype = WIDE[entry.dtype]
-    step = max(AT_ONCE // (cols * dtype.itemsize) // ROWS, 1) * ROWS
+    dtype = DTYPES[entry.dtype]
+    step = max(AT_ONCE // (cols * (itemsize or dtype.itemsize)) // multiple, 1) * multiple
     for first in range(0, rows, step):
-        values: NDArray[np.generic] = np.empty((min(step, rows - first), cols), dtype)
+        values: NDArray[Any] = np.empty((min(step, rows - first), cols), dtype)
         _read_into(file, entry, entry.begin + first * cols * dtype.itemsize, values.view(np.uint8).data.cast("B"))
         if dtype.itemsize > 4:
             with np.errstate(over="ignore"):

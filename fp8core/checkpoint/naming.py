@@ -28,14 +28,6 @@ TITLES: Final[Mapping[FormatName, str]] = {
 }
 """The formats, as people call them."""
 
-FP8: Final[Mapping[str, str]] = {
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E4M3FNUZ": "float8_e4m3fnuz",
-    "F8_E5M2FNUZ": "float8_e5m2fnuz",
-}
-"""The FP8 dtypes of safetensors, and their names here."""
-
 
 class Naming(NamedTuple):
     """One name that a format gives to what belongs to a weight."""

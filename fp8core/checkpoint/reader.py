@@ -3,6 +3,7 @@
 Only headers and JSON files are read here; numbers are read when they are asked for, from a mapping of the file.
 """
 
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
@@ -15,23 +16,14 @@ from numpy.typing import NDArray
 
 from fp8core.checkpoint import naming
 from fp8core.checkpoint.claims import MODELOPT_FILE, Claim, claim_of
-from fp8core.checkpoint.files import WIDE, Entry, Header, read_header
+from fp8core.checkpoint.files import DTYPES, FP8, WIDE, Entry, Header, read_header
 from fp8core.checkpoint.granularity import E8M0, Granularity, grouping, matrices
-from fp8core.checkpoint.naming import FP8, FormatName, belongings
+from fp8core.checkpoint.naming import FormatName, belongings
 from fp8core.checkpoint.source import Source, read_json, scan
 from fp8core.errors import CheckpointError
 from fp8core.ops import convert_to_channelwise
 from fp8core.problem import GroupShape
 
-DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
-    **WIDE,
-    **{name: np.dtype(getattr(ml_dtypes, dtype)) for name, dtype in FP8.items()},
-    "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
-    **{f"{kind}{8 * size}": np.dtype(f"{kind.lower()}{size}") for kind in "IU" for size in (1, 2, 4, 8)},
-    "C64": np.dtype(np.complex64),
-    "BOOL": np.dtype(np.bool_),
-}
-"""The dtypes of safetensors."""
 SCALES: Final = (*WIDE, *E8M0)
 
 
@@ -55,6 +47,11 @@ class Tensor(NamedTuple):
     nbytes: int
     path: Path
     """The file."""
+
+    @property
+    def elements(self) -> int:
+        """How many numbers there are."""
+        return math.prod(self.shape)
 
     @property
     def entry(self) -> Entry:
@@ -141,25 +138,36 @@ class Layer(NamedTuple):
         yield self.weight
         yield from (one for one in (self.scale, self.input_scale, self.input_scale_ub, self.marker) if one is not None)
 
-    def scales(self) -> NDArray[np.float32]:
+    def matrices(self) -> Iterator[Entry]:
+        """Give the weight as matrices: one, or one for each expert."""
+        n, k = self.matrix_shape
+        nbytes = n * k
+        for begin in range(self.weight.begin, self.weight.begin + self.weight.nbytes, nbytes):
+            yield Entry(self.weight.name, self.weight.dtype, (n, k), begin, nbytes)
+
+    def scales(self, expert: int | None = None) -> NDArray[np.float32]:
         """Return the weight's scales as float32, in one shape whatever the file's is.
 
         ``[1, 1]`` per tensor, ``[n, 1]`` per channel and for fused shards, ``[n blocks, k blocks]`` per block or group;
-        before these the experts, where they are stacked.
+        before these the experts, where they are stacked and no ``expert`` is asked for.
 
         Raises:
             CheckpointError: there are none, their shape fits the weight by no granularity, or the file cannot be read.
         """
         if self.scale is None or self.granularity is None:
             raise CheckpointError(self.fault())
-        stored = self.scale.read()
+        stored, shape = self.scale.read(), self.scale_shape
+        if expert is not None:
+            shape = shape[-2:]
+            if stored.size > 1 and self.experts is not None:
+                stored = stored[expert]
         numbers = as_float32(stored)
         if self.granularity == "shard":
             experts = [convert_to_channelwise(one, self.widths) for one in numbers.reshape(-1, len(self.widths))]
-            return np.stack(experts).reshape(self.scale_shape)
+            return np.stack(experts).reshape(shape)
         if numbers.size == 1:
-            return np.broadcast_to(numbers.reshape(1), self.scale_shape).copy()
-        return numbers.reshape(self.scale_shape)
+            return np.broadcast_to(numbers.reshape(1), shape).copy()
+        return numbers.reshape(shape)
 
     def fault(self) -> str:
         """Return why the weight cannot be read as numbers; empty where it can."""

@@ -11,7 +11,7 @@ from fp8core.problem import BLOCK_128, PER_CHANNEL, PER_TENSOR, GroupShape
 WEIGHT: Final = ".weight"
 OUTSIDE_OF_LAYERS: Final = r"re:(?!(.*\.)?\d+(\.|$))"
 """Matches the names of modules that have no number among their parts."""
-SchemeName = Literal["channel", "tensor", "block"]
+SchemeName = Literal["channel", "tensor", "block", "static"]
 
 
 class Scheme(NamedTuple):
@@ -20,6 +20,12 @@ class Scheme(NamedTuple):
     group_shape: GroupShape
     weights: dict[str, Any]
     activations: dict[str, Any]
+    static: bool = False
+    """Whether activations have scales in the file."""
+
+    def with_static_activations(self) -> "Scheme":
+        """Return the same with one scale in the file for the activations of each layer."""
+        return self._replace(activations={"strategy": "tensor"}, static=True)
 
     def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the scales of a weight [n, k]: [n, 1], [1], or [ceil(n / 128), ceil(k / 128)]."""
@@ -35,6 +41,19 @@ SCHEMES: Final[dict[str, Scheme]] = {
         {"strategy": "group", "group_size": 128},
     ),
 }
+
+
+STATIC: Final = SCHEMES["tensor"].with_static_activations()
+"""One scale for each weight, and one that is given for the activations of each layer."""
+
+
+def scheme_to_write(name: str) -> Scheme:
+    """Return the scheme of a name for the weights of a file; raises CheckpointError for a name that is none."""
+    if name == "static":
+        return STATIC
+    if name not in SCHEMES:
+        raise CheckpointError(f"scheme needs one of {', '.join(SCHEMES)}, static, got {name!r}")
+    return SCHEMES[name]
 
 
 def scheme_of(name: str) -> Scheme:
@@ -89,7 +108,7 @@ def quantization_config(
             "group_0": {
                 "targets": ["Linear"],
                 "weights": {**number, **scheme.weights, "dynamic": False},
-                "input_activations": {**number, **scheme.activations, "dynamic": True},
+                "input_activations": {**number, **scheme.activations, "dynamic": not scheme.static},
                 "output_activations": None,
             }
         },

@@ -155,7 +155,7 @@ def clear_leftovers(found: Destination, *, only_tell: bool = False) -> None:
 
 
 def _warn(text: str) -> None:
-    warnings.warn(text, RuntimeWarning, stacklevel=4)
+    warnings.warn(text, RuntimeWarning, stacklevel=5)  # the line that called a public function
 
 
 def unwritable(found: Destination, nbytes: int, error: OSError, before: Identity) -> CheckpointError:

@@ -58,14 +58,27 @@ TIED: Final = ("lm_head", "embed_out", "output", "output_layer", "head", "decode
 
 
 def verdicts_of(
-    entries: Sequence[Entry], config: Mapping[str, Any], picked: Selection, scheme: Scheme
+    entries: Sequence[Entry],
+    config: Mapping[str, Any],
+    picked: Selection,
+    scheme: Scheme,
+    input_scales: Mapping[str, float],
 ) -> tuple[Verdict, ...]:
     """Return the verdict on every tensor of a checkpoint, in their order."""
     matrices = [module_of(entry) for entry in entries if entry.name.endswith(".weight") and len(entry.shape) == 2]
     names = kinds.names_of(matrices, (entry.name for entry in entries), config)
     tied = _tied(config)
     alone = [_verdict(entry, names, picked, scheme, tied) for entry in entries]
-    return tuple(_joined(alone, scheme))
+    joined = _joined(alone, scheme)
+    return tuple(_scaled(verdict, input_scales) for verdict in joined) if scheme.static else tuple(joined)
+
+
+def _scaled(verdict: Verdict, input_scales: Mapping[str, float]) -> Verdict:
+    """Refuse a weight whose activations have no scale."""
+    if verdict.status != "quantized" or verdict.module in input_scales:
+        return verdict
+    reason = f"scheme static needs an input scale for {verdict.module}, got none: give one, or exclude the layer"
+    return verdict._replace(status="refused", reason=reason, chosen=True)
 
 
 def _verdict(entry: Entry, names: kinds.Names, picked: Selection, scheme: Scheme, tied: bool) -> Verdict:

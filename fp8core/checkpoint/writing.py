@@ -3,10 +3,10 @@
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NamedTuple
+from typing import Any, BinaryIO, Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from fp8core.checkpoint.files import Entry, Header, Piece, copy_tensor, lay_out, read_rows
 from fp8core.checkpoint.replacing import Pending, pending_file, pending_folder, reserve, sync_folder, take_name
 from fp8core.checkpoint.schemes import Scheme
-from fp8core.checkpoint.source import Source
+from fp8core.checkpoint.selection import module_of
+from fp8core.checkpoint.source import Extra, Source
 from fp8core.checkpoint.target import Destination
 from fp8core.errors import CheckpointError
 from fp8core.ops import quantize
@@ -27,12 +28,36 @@ Advance = Callable[[str, int], None]
 """Called with a tensor's name and how many of its bytes have been read."""
 
 
-class Shard(NamedTuple):
+class NewFile(Protocol):
     """One file's part of the work."""
+
+    @property
+    def name(self) -> str:
+        """The file's name in a folder."""
+
+    def pieces(self) -> Iterable[Piece]:
+        """Give every tensor of the new file."""
+
+    def size(self) -> int:
+        """Return the length of the new file in bytes."""
+
+    def write(self, target: BinaryIO, advance: Advance) -> None:
+        """Write the new file; raises OSError as the system does."""
+
+
+class Shard(NamedTuple):
+    """One file of which some weights are quantized."""
 
     header: Header
     chosen: frozenset[str]
     scheme: Scheme
+    input_scales: Mapping[str, float] = {}
+    """Of the activations, by module, where the scheme has them in the file."""
+
+    @property
+    def name(self) -> str:
+        """The file's name in a folder."""
+        return self.header.path.name
 
     def pieces(self) -> Iterator[Piece]:
         """Give every tensor of the new file."""
@@ -42,6 +67,8 @@ class Shard(NamedTuple):
                 scale = self.scheme.scale_shape(entry.shape)
                 yield Piece(entry.name, "F8_E4M3", entry.shape, rows * cols)
                 yield Piece(scale_name(entry.name), "F32", scale, 4 * int(np.prod(scale)))
+                if self.scheme.static:
+                    yield Piece(input_scale_name(entry.name), "F32", (1,), 4)
             else:
                 yield Piece(entry.name, entry.dtype, entry.shape, entry.nbytes)
 
@@ -83,9 +110,12 @@ class Shard(NamedTuple):
                 raise CheckpointError(
                     f"{entry.name} of {self.header.path} needs finite values, got NaN, Inf or numbers beyond float32"
                 )
-            _put(target, begins[entry.name] + first * entry.shape[1], data)
+            put(target, begins[entry.name] + first * entry.shape[1], data)
             advance(entry.name, weight.shape[0] * entry.nbytes // entry.shape[0])
-        _put(target, begins[scale_name(entry.name)], np.concatenate(scales))
+        put(target, begins[scale_name(entry.name)], np.concatenate(scales))
+        if self.scheme.static:
+            given_scale = self.input_scales[module_of(entry)]
+            put(target, begins[input_scale_name(entry.name)], np.array([given_scale], np.float32))
 
     def _tensor_scale(self, entry: Entry, source: BinaryIO) -> NDArray[np.float32]:
         """Return the scale of a whole tensor: the largest that some rows of it ask for."""
@@ -106,9 +136,15 @@ def scale_name(tensor: str) -> str:
     return f"{tensor}_scale"
 
 
-def _put(target: BinaryIO, begin: int, values: NDArray[Any]) -> None:
+def input_scale_name(tensor: str) -> str:
+    """Return the name of the scale of a layer's activations."""
+    return f"{tensor.removesuffix('.weight')}.input_scale"
+
+
+def put(target: BinaryIO, begin: int, values: NDArray[Any]) -> None:
+    """Write an array at its place in a file; raises OSError as the system does."""
     target.seek(begin)
-    target.write(np.ascontiguousarray(values).data.cast("B"))
+    target.write(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
 
 
 def json_bytes(value: dict[str, Any]) -> bytes:
@@ -116,14 +152,20 @@ def json_bytes(value: dict[str, Any]) -> bytes:
     return (json.dumps(value, indent=2) + "\n").encode()
 
 
-def write_file(shard: Shard, found: Destination, config: dict[str, Any], advance: Advance) -> None:
-    """Write the new file and, beside it, its configuration: both appear, or none."""
+def write_file(new: NewFile, found: Destination, config: dict[str, Any] | None, advance: Advance) -> None:
+    """Write the new file and, beside it, its configuration where it has one: both appear, or none."""
+    if config is None:
+        with pending_file(found.path, new.size()) as weights:
+            new.write(weights.file, advance)
+            weights.appear()
+        found.config_file.unlink(missing_ok=True)  # of the file that was replaced
+        return
     text = json_bytes(config)
     with ExitStack() as stack:
         beside = stack.enter_context(pending_file(found.config_file, len(text)))
         beside.file.write(text)
-        weights = stack.enter_context(pending_file(found.path, shard.size()))
-        shard.write(weights.file, advance)
+        weights = stack.enter_context(pending_file(found.path, new.size()))
+        new.write(weights.file, advance)
         _appear_together(beside, weights)
 
 
@@ -142,31 +184,33 @@ def _appear_together(beside: Pending, weights: Pending) -> None:
 
 def write_folder(
     source: Source,
-    shards: list[Shard],
+    files: Sequence[NewFile],
     found: Destination,
-    documents: dict[str, dict[str, Any]],
+    extras: Iterable[Extra],
+    documents: Mapping[str, dict[str, Any]],
     advance: Advance,
 ) -> None:
     """Write the new folder under another name, then let it take its own, replacing what had it.
 
     Args:
         source: the checkpoint, for what is copied as it is.
-        shards: the files with weights.
+        files: the files with weights.
         found: the target.
+        extras: what else the source holds.
         documents: the JSON files to write: name -> content.
         advance: see `Advance`.
     """
     with pending_folder(found.path) as folder:
-        for extra in source.extras:
+        for extra in extras:
             if extra.copied:
                 place = folder / extra.name
                 place.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(source.path / extra.name, place)
                 _flush(place)
-        for shard in shards:
-            with (folder / shard.header.path.name).open("x+b") as file:
-                reserve(file, shard.size())
-                shard.write(file, advance)
+        for new in files:
+            with (folder / new.name).open("x+b") as file:
+                reserve(file, new.size())
+                new.write(file, advance)
                 file.flush()
                 os.fsync(file.fileno())
         for name, value in documents.items():
@@ -181,12 +225,13 @@ def _flush(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def index_of(shards: list[Shard], weight_map: dict[str, str]) -> dict[str, Any]:
+def index_of(files: Sequence[NewFile], weight_map: dict[str, str]) -> dict[str, Any]:
     """Return the index of the new files."""
-    places = {piece.name: shard.header.path.name for shard in shards for piece in shard.pieces()}
+    places = {piece.name: new.name for new in files for piece in new.pieces()}
     for tensor, file in weight_map.items():  # which of two files is meant, where both have a tensor
         places[tensor] = file
-        if scale_name(tensor) in places:
-            places[scale_name(tensor)] = file
-    total = sum(piece.nbytes for shard in shards for piece in shard.pieces())
+        for beside in (scale_name(tensor), input_scale_name(tensor)):
+            if beside in places:
+                places[beside] = file
+    total = sum(piece.nbytes for new in files for piece in new.pieces())
     return {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}

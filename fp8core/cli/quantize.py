@@ -1,16 +1,12 @@
 """`fp8core quantize`: an FP8 checkpoint, or a list of what would become what."""
 
-import re
-import warnings
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from fp8core.cli.terminal import Bar, console, count, errors, table
+from fp8core.cli.terminal import Bar, console, count, interrupted, line, starred, table, warnings_as_lines
 
 if TYPE_CHECKING:
     from fp8core.checkpoint import Plan, Summary, Verdict
@@ -24,8 +20,10 @@ def quantize(
         Path | None, typer.Argument(help="The new safetensors file, or for a folder the new folder.")
     ] = None,
     scheme: Annotated[
-        Literal["channel", "tensor", "block"],
-        typer.Option(help="One scale per output channel, tensor or 128x128 block."),
+        Literal["channel", "tensor", "block", "static"],
+        typer.Option(
+            help="One scale per output channel, tensor or 128x128 block; static is tensor with given scales of inputs."
+        ),
     ] = "channel",
     include: Annotated[
         list[str] | None,
@@ -35,6 +33,10 @@ def quantize(
         ),
     ] = None,
     exclude: Annotated[list[str] | None, typer.Option(help="Modules to leave as they are, likewise.")] = None,
+    input_scales: Annotated[
+        Path | None,
+        typer.Option(help="Of scheme static: a JSON file with the scale of each layer's input, by the layer's name."),
+    ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Replace an existing file, or a folder that this command wrote.")
     ] = False,
@@ -47,67 +49,74 @@ def quantize(
 
     if target is None and not dry_run:
         raise typer.BadParameter("needs a file or folder to write, or --dry-run, got none", param_hint="TARGET")
+    given = None if input_scales is None else scales_of(input_scales)
     if dry_run:
-        with _warnings_as_lines():
-            plan = plan_checkpoint(source, target, scheme=scheme, include=include, exclude=exclude or (), force=force)
+        with warnings_as_lines():
+            plan = plan_checkpoint(
+                source, target, scheme=scheme, include=include, exclude=exclude or (), input_scales=given, force=force
+            )
         _show_plan(plan)
         raise typer.Exit(1 if plan.refused else 0)
     assert target is not None
-    try:
-        with _warnings_as_lines(), Bar("quantizing") as advance:
-            summary = quantize_checkpoint(
-                source, target, scheme=scheme, include=include, exclude=exclude or (), force=force, progress=advance
-            )
-    except (KeyboardInterrupt, SystemExit) as stop:
-        what = "; ".join(getattr(stop, "__notes__", [])) or "nothing was written"
-        errors.print(f"interrupted: {what}", markup=False, highlight=False, soft_wrap=True)
-        raise
+    with interrupted(), warnings_as_lines(), Bar("quantizing") as advance:
+        summary = quantize_checkpoint(
+            source,
+            target,
+            scheme=scheme,
+            include=include,
+            exclude=exclude or (),
+            input_scales=given,
+            force=force,
+            progress=advance,
+        )
     _show(summary, scheme)
 
 
-@contextmanager
-def _warnings_as_lines() -> Iterator[None]:
-    """Print warnings as lines of their own, after the block."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", RuntimeWarning)
-        try:
-            yield
-        finally:
-            for one in caught:
-                errors.print(f"warning: {one.message}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+def scales_of(file: Path) -> dict[str, float]:
+    """Return the scales of a JSON file.
+
+    Raises:
+        CheckpointError: it cannot be read, or is no JSON object.
+    """
+    from fp8core.checkpoint.source import read_json
+    from fp8core.errors import CheckpointError
+
+    if not file.exists():
+        raise CheckpointError(f"cannot read {file}: No such file or directory")
+    return read_json(file)
 
 
 def _show(summary: "Summary", scheme: str) -> None:
     before, after = summary.bytes_before, summary.bytes_after
-    _print(f"{summary.target}: {after:,} bytes, from {before:,} ({before / after:.2f} times smaller)")
+    line(f"{summary.target}: {after:,} bytes, from {before:,} ({before / after:.2f} times smaller)")
     quantized, kept = len(summary.quantized), len(summary.kept)
     are, stay = "is" if quantized == 1 else "are", "stays" if kept == 1 else "stay"
     end = ":" if kept else "."
-    _print(f"{count(quantized, 'weight')} {are} FP8 (scheme {scheme}); {count(kept, 'tensor')} {stay} as before{end}")
+    line(f"{count(quantized, 'weight')} {are} FP8 (scheme {scheme}); {count(kept, 'tensor')} {stay} as before{end}")
     for reason, tensors in _by_reason(summary.plan).items():
         more = f" and {len(tensors) - 1:,} more" if len(tensors) > 1 else ""
-        _print(f"  {reason}: {tensors[0]}{more}")
+        line(f"  {reason}: {tensors[0]}{more}")
     _show_extras(summary.plan)
     if summary.target.is_dir():
-        _print(f"{summary.config_file} has the quantization_config.")
+        line(f"{summary.config_file} has the quantization_config.")
     else:
-        _print(f"{summary.config_file} has the quantization_config, which readers want in config.json.")
+        line(f"{summary.config_file} has the quantization_config, which readers want in config.json.")
 
 
 def _by_reason(plan: "Plan") -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for verdict in plan.verdicts:
         if verdict.status == "kept":
-            found.setdefault(_starred(verdict.reason), []).append(verdict.tensor)
+            found.setdefault(starred(verdict.reason), []).append(verdict.tensor)
     return found
 
 
 def _show_extras(plan: "Plan") -> None:
     for extra in plan.extras:
         if not extra.copied:
-            _print(f"Left out: {extra.name} ({extra.reason})")
+            line(f"Left out: {extra.name} ({extra.reason})")
         elif extra.reason:
-            _print(f"Copied as it is: {extra.name} ({extra.reason})")
+            line(f"Copied as it is: {extra.name} ({extra.reason})")
 
 
 def _show_plan(plan: "Plan") -> None:
@@ -130,21 +139,13 @@ def _show_plan(plan: "Plan") -> None:
     refused = f", {tally['refused']:,} refused" if tally["refused"] else ""
     sizes = f"{plan.bytes_before:,} bytes become {plan.bytes_after:,}"
     after = "nothing would be written" if plan.refused else sizes
-    _print(f"{tally['quantized']:,} quantized, {tally['kept']:,} kept{refused}: {after}")
+    line(f"{tally['quantized']:,} quantized, {tally['kept']:,} kept{refused}: {after}")
 
 
 def _row(verdict: "Verdict") -> tuple[str, str, str, str, str]:
     """Return what is said of a tensor; numbers of layers and experts are stars, so that equal ones fall together."""
-    return _starred(verdict.tensor), verdict.dtype, _shape(verdict), verdict.status, _starred(verdict.reason)
-
-
-def _starred(text: str) -> str:
-    return re.sub(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)", "*", text)
+    return starred(verdict.tensor), verdict.dtype, _shape(verdict), verdict.status, starred(verdict.reason)
 
 
 def _shape(verdict: "Verdict") -> str:
     return "[" + ", ".join(map(str, verdict.shape)) + "]"
-
-
-def _print(line: str) -> None:
-    console.print(line, markup=False, highlight=False, soft_wrap=True)

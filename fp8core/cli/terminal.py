@@ -1,6 +1,9 @@
 """What the commands share on the terminal: where they print, how a table looks, how counts are said."""
 
-from collections.abc import Callable
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
@@ -23,6 +26,49 @@ def table(title: str | None, *columns: str) -> Table:
 def count(number: int, one: str, many: str | None = None) -> str:
     """Return a number and what it counts: "1 weight", "2 weights"."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def line(text: str, style: str | None = None) -> None:
+    """Print one line as it is, however long."""
+    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def size(nbytes: int) -> str:
+    """Return a number of bytes in the unit in which it is short: "1.2 GB"."""
+    value, unit = float(nbytes), "bytes"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if value < 999.5:
+            break
+        value, unit = value / 1000, larger
+    return f"{nbytes:,} bytes" if unit == "bytes" else f"{value:.3g} {unit}"
+
+
+def starred(text: str) -> str:
+    """Return a tensor's name with stars for the numbers of layers and experts."""
+    return re.sub(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)", "*", text)
+
+
+@contextmanager
+def warnings_as_lines() -> Iterator[None]:
+    """Print warnings as lines of their own, after the block."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", RuntimeWarning)
+        try:
+            yield
+        finally:
+            for one in caught:
+                errors.print(f"warning: {one.message}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def interrupted() -> Iterator[None]:
+    """Say what is there when the block is stopped by Ctrl-C or a signal."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit) as stop:
+        what = "; ".join(getattr(stop, "__notes__", [])) or "nothing was written"
+        errors.print(f"interrupted: {what}", markup=False, highlight=False, soft_wrap=True)
+        raise
 
 
 class Bar:

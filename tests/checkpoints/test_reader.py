@@ -57,9 +57,9 @@ def test_codes_and_scales_stand_for_what_was_written_bit_for_bit(tmp_path, write
 @ALL
 def test_a_format_is_the_same_from_the_files_that_a_loader_hands_over(tmp_path, writer):
     write_format(writer, tmp_path / "model")
-    config = json.loads((tmp_path / "model" / "config.json").read_text())
-    other = tmp_path / "model" / "hf_quant_config.json"
-    modelopt = json.loads(other.read_text()) if other.exists() else None
+    names = "config.json", "hf_quant_config.json"
+    files = [tmp_path / "model" / name for name in names]
+    config, modelopt = (json.loads(file.read_text()) if file.exists() else None for file in files)
     found = open_files([tmp_path / "model" / "model.safetensors"], config, modelopt)
     assert found.format == FORMATS[writer][0]
     assert list(found.layers.values()) == list(open_checkpoint(tmp_path / "model").layers.values())

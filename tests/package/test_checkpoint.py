@@ -261,7 +261,7 @@ def test_a_bad_source_is_refused_and_nothing_is_left(source, target, damage, sch
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"scheme": "nvfp4"}, "scheme needs one of channel, tensor, block, got 'nvfp4'"),
+        ({"scheme": "nvfp4"}, "scheme needs one of channel, tensor, block, static, got 'nvfp4'"),
         ({"include": ["re:("]}, "include needs regular expressions, got 're:\\('"),
         ({"exclude": ["*"]}, "has no weight to quantize"),
     ],
@@ -332,7 +332,7 @@ def test_a_full_disk_is_a_plain_message_and_leaves_nothing(tmp_path, source, tar
     if where == "reserving":
         monkeypatch.setattr(os, "posix_fallocate", full)
     else:
-        monkeypatch.setattr(writing, "_put", full)
+        monkeypatch.setattr(writing, "put", full)
     given, wanted = (source.parent, tmp_path / "fp8") if folder else (source, target)
     with pytest.raises(
         CheckpointError,

@@ -16,6 +16,7 @@ from package.test_checkpoint import normal, write
 from support.command_line import runner
 
 ROOT = Path(__file__).resolve().parents[2]
+CONVERT = ROOT / "docs" / "how-to" / "convert-a-checkpoint.md"
 HOW_TO = ROOT / "docs" / "how-to" / "quantize-a-checkpoint.md"
 PARTS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.gate_proj")
 
@@ -50,17 +51,53 @@ def test_the_commands_of_the_how_to_work(fp8core_, tmp_path, monkeypatch):
     (tmp_path / "model").mkdir()
     write(tmp_path / "model" / "model.safetensors", tensors | {"model.embed_tokens.weight": normal(100, 128)})
     (tmp_path / "model" / "config.json").write_text('{"model_type": "llama"}')
+    modules = [f"model.layers.{layer}.{part}" for layer in range(2) for part in PARTS]
+    (tmp_path / "scales.json").write_text(json.dumps(dict.fromkeys(modules, 0.013)))
     blocks = re.findall(r"```console\n(.*?)```", HOW_TO.read_text(), re.DOTALL)
     commands = [shlex.split(line, comments=True) for block in blocks for line in block.splitlines()]
-    assert len(commands) == 5
+    assert len(commands) == 6
     counts = []
     for prompt, name, *arguments in commands:
         assert (prompt, name) == ("$", "fp8core")
         code, out, err = fp8core_(*arguments)
         assert (code, err) == (0, ""), arguments
         counts.append(re.search(r"^(\d+) (?:weights are FP8|quantized)", out, re.MULTILINE)[1])
-    assert counts == ["12", "12", "4", "6", "12"]
+    assert counts == ["12", "12", "4", "6", "12", "12"]
     assert json.loads((tmp_path / "model-fp8" / "fp8core.json").read_text())["scheme"] == "tensor"
+
+
+def test_the_commands_about_fp8_checkpoints_work(fp8core_, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tensors = {f"model.layers.{layer}.{part}.weight": normal(256, 256) for layer in range(2) for part in PARTS}
+    (tmp_path / "model").mkdir()
+    write(tmp_path / "model" / "model.safetensors", tensors | {"model.embed_tokens.weight": normal(100, 256)})
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "llama"}')
+    for arguments in (("model-block", "--scheme", "block"), ("model-tensor", "--scheme", "tensor")):
+        assert fp8core_("quantize", "model", *arguments)[0] == 0
+    assert fp8core_("convert", "model-block", "model-fp8", "--to", "deepseek")[0] == 0
+    blocks = re.findall(r"```console\n(.*?)```", CONVERT.read_text(), re.DOTALL)
+    commands = [shlex.split(line, comments=True) for block in blocks for line in block.splitlines()]
+    assert len(commands) == 10
+    for prompt, name, *arguments in commands:
+        assert (prompt, name) == ("$", "fp8core")
+        code, out, err = fp8core_(*arguments)
+        assert (code, err) == (0, ""), arguments
+        said = {
+            "inspect": "DeepSeek / Hugging Face fp8",
+            "verify": "no fault in 12 FP8 layers",
+            "convert": "made anew" if "--lossy" in arguments else "bfloat16" if "bf16" in arguments else "old codes",
+        }
+        assert said[arguments[0]] in out, arguments
+    written = {file.name for file in tmp_path.iterdir() if file.name.startswith("model-")}
+    for folder in written - {"model-bf16"}:
+        code, out, _ = fp8core_("verify", folder, "--against", "model")
+        assert (code, "no fault in 12 FP8 layers" in out) == (0, True), out
+
+
+def test_the_snippets_about_fp8_checkpoints_run(capsys):
+    for snippet in re.findall(r"```python\n(.*?)```", CONVERT.read_text(), re.DOTALL):
+        exec(snippet, {})
+    assert capsys.readouterr().out == "compressed-tensors channel F8_E4M3 (256, 1)\n"
 
 
 def test_the_snippets_of_the_how_to_run(capsys):

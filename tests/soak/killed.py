@@ -1,6 +1,6 @@
 """Runs a writer again and again in forked processes, killed at each thing that it asks of the file system in turn.
 
-`python killed.py cache FOLDER` or `python killed.py checkpoint SOURCE TARGET`: prints, one JSON line a death, what is
+`python killed.py cache FOLDER`, or `python killed.py checkpoint SOURCE TARGET`, or the same with `convert`: prints, one JSON line a death, what is
 there afterwards; `old` and `new` are what is there before, and after a run to its end.
 """
 
@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fp8core.checkpoint import quantize_checkpoint
+from fp8core.checkpoint import convert_checkpoint, quantize_checkpoint
+from fp8core.checkpoint.outputs import Target
 from fp8core.runtime import kernel_cache
 
 OLD, NEW = b"\x7fELF the old kernel" * 99, b"\x7fELF the new kernel" * 77
@@ -99,5 +100,22 @@ def checkpoint(source: str, target: str) -> None:
     deaths(lambda: write("tensor"), lambda: write("channel"), seen, [str(place.parent)])
 
 
+def convert(source: str, target: str) -> None:
+    """Write an FP8 checkpoint in one format over itself in another."""
+    place = Path(target)
+    beside = place.with_suffix(".config.json") if place.suffix else place
+
+    def write(to: Target) -> None:
+        def progress(*_: Any) -> None:
+            sys.audit("progress", str(place))
+
+        convert_checkpoint(source, target, to=to, force=True, progress=progress)
+
+    def seen() -> list[str | None]:
+        return [digest(place), digest(beside)]
+
+    deaths(lambda: write("deepseek"), lambda: write("channel"), seen, [str(place.parent)])
+
+
 if __name__ == "__main__":
-    {"cache": cache, "checkpoint": checkpoint}[sys.argv[1]](*sys.argv[2:])
+    {"cache": cache, "checkpoint": checkpoint, "convert": convert}[sys.argv[1]](*sys.argv[2:])

@@ -12,6 +12,7 @@ import pytest
 import safetensors.numpy
 
 from fp8core import tuning
+from fp8core.checkpoint import quantize_checkpoint
 from fp8core.checkpoint.replacing import exchange
 from fp8core.core.operation import forget
 from fp8core.errors import BackendError
@@ -197,6 +198,16 @@ def test_a_process_killed_while_it_writes_a_checkpoint_file(tmp_path, source):
 def test_a_process_killed_while_it_writes_a_checkpoint_folder(tmp_path, source):
     (tmp_path / "to").mkdir()
     found = deaths("checkpoint", source, tmp_path / "to" / "new")
+    assert len(found) > 5
+    assert not broken(found)
+
+
+@pytest.mark.parametrize("name", ["new.safetensors", "new"])
+def test_a_process_killed_while_it_converts_a_checkpoint(tmp_path, source, name):
+    (tmp_path / "to").mkdir()
+    fp8 = tmp_path / "fp8"
+    quantize_checkpoint(source, fp8, scheme="tensor")
+    found = deaths("convert", fp8 / "model.safetensors" if "." in name else fp8, tmp_path / "to" / name)
     assert len(found) > 5
     assert not broken(found)
 

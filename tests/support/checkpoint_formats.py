@@ -170,8 +170,9 @@ def modelopt(out):
     """hf_quant_config.json alone; scales without axes; scales of cached keys and values."""
     out.each(-1, -1, "weight_scale", lambda scale: scale.reshape(()))
     out.beside("input_scale", torch.tensor(0.02))
-    for part in ("k", "v"):
-        out.tensors[f"model.layers.0.self_attn.{part}_proj.{part}_scale"] = torch.tensor(0.5)
+    for module in [one for one in out.linears if one.endswith(".k_proj")]:
+        for part in ("k", "v"):
+            out.tensors[f"{module.removesuffix('k_proj')}{part}_proj.{part}_scale"] = torch.tensor(0.5)
     out.extra["hf_quant_config.json"] = {
         "producer": {"name": "modelopt", "version": "0.33"},
         "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]},
@@ -282,7 +283,8 @@ def write_format(writer, folder, state=None, config=None):
     known = {"model_type": "llama"} if config is None else dict(config)
     if out.config is not None:
         known["quantization_config"] = out.config
-    for name, value in {"config.json": known, **out.extra}.items():
+    documents = {"config.json": known} if out.config or out.extra or config else {}
+    for name, value in {**documents, **out.extra}.items():
         (folder / name).write_text(json.dumps(value))
     save_file(out.tensors, folder / "model.safetensors", out.metadata)
     return out

@@ -1,0 +1,233 @@
+"""From one way to scale a layer to another: with the same codes where these stand for the same numbers, else anew."""
+
+import math
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fp8core.checkpoint.files import DTYPES, FP8, Entry, read_rows
+from fp8core.checkpoint.granularity import Granularity
+from fp8core.checkpoint.reader import Layer
+from fp8core.checkpoint.values import WIDEST, dequantized, rows_of_a_group
+from fp8core.errors import CheckpointError
+from fp8core.ops import dequantize, normalize_e4m3fn_to_e4m3fnuz, normalize_e4m3fnuz_to_e4m3fn, quantize
+from fp8core.problem import FORMATS, PER_TENSOR, Fp8Name, GroupShape, ScaleFormat
+
+STORED: Final = {dtype: name for name, dtype in FP8.items()}
+"""safetensors' words for the FP8 formats."""
+PAIRS: Final = {
+    ("float8_e4m3fn", "float8_e4m3fnuz"): normalize_e4m3fn_to_e4m3fnuz,
+    ("float8_e4m3fnuz", "float8_e4m3fn"): normalize_e4m3fnuz_to_e4m3fn,
+}
+"""Formats whose codes stand for the same numbers under half or twice the scale."""
+FACTOR: Final = {"float8_e4m3fn": 2.0, "float8_e4m3fnuz": 0.5}
+"""What scales are multiplied by on the way from these to the other of the pair."""
+
+
+class Goal(NamedTuple):
+    """How a layer is to be scaled."""
+
+    granularity: Granularity
+    group_shape: GroupShape
+    scale_format: ScaleFormat
+    dtype: Fp8Name
+
+
+class Change(NamedTuple):
+    """What has to be done to a layer."""
+
+    layer: Layer
+    goal: Goal
+    why: str
+    """Why the codes have to be made anew; empty where they stay, and with them every number."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether the layer stands for the same numbers."""
+        return not self.why
+
+    def scales(self, index: int) -> NDArray[np.float32]:
+        """Return the old scales of a matrix on the new grid: of each new group the largest."""
+        old = self.layer.scales(index)
+        assert self.layer.group_shape is not None
+        return regrouped(old, self.layer.group_shape, self.goal.group_shape, self.layer.matrix_shape, np.max)
+
+    @property
+    def scale_shape(self) -> tuple[int, int]:
+        """Of one matrix's new scales."""
+        return self.goal.group_shape.scale_shape(*self.layer.matrix_shape)
+
+    @property
+    def scale_dtype(self) -> str:
+        """Of the new scales, in safetensors' words."""
+        return "F8_E8M0" if self.goal.scale_format == "ue8m0_bytes" else "F32"
+
+
+class Error(NamedTuple):
+    """By how much a layer that was made anew differs from what it was."""
+
+    difference: float
+    norm: float
+    """Sums of squares."""
+
+    @property
+    def relative(self) -> float:
+        """The norm of the difference over the norm of the layer."""
+        return math.sqrt(self.difference / self.norm) if self.norm else 0.0
+
+
+def change_of(layer: Layer, goal: Goal) -> Change:
+    """Return what a layer needs to be scaled as the goal says.
+
+    Codes stay where every new group lies in old ones of one scale, and scales have the wanted form already.
+
+    Raises:
+        CheckpointError: the layer cannot be read, or has scales that are no positive numbers.
+    """
+    reasons: dict[str, None] = {}
+    for index in range(layer.experts or 1):
+        old = layer.scales(index)
+        if not (np.isfinite(old) & (old > 0)).all():
+            raise CheckpointError(f"{_scale_name(layer)} needs finite scales above 0: fp8core verify names the first")
+        reasons |= dict.fromkeys(_of_scales(layer, goal, old))
+    if layer.dtype == "float8_e4m3fnuz" and goal.dtype == "float8_e4m3fn" and not reasons and _has_240(layer):
+        reasons["the codes of +-240 of e4m3fnuz have no counterpart in e4m3fn"] = None
+    return Change(layer, goal, " and ".join(reasons))
+
+
+def _of_scales(layer: Layer, goal: Goal, old: NDArray[np.float32]) -> Iterator[str]:
+    """Give why the codes of a matrix cannot stay, by its scales and the format."""
+    assert layer.group_shape is not None
+    largest = regrouped(old, layer.group_shape, goal.group_shape, layer.matrix_shape, np.max)
+    smallest = regrouped(old, layer.group_shape, goal.group_shape, layer.matrix_shape, np.min)
+    if not np.array_equal(largest, smallest):
+        yield f"one scale per {layer.granularity} becomes one per {goal.granularity}"
+    if goal.scale_format != "float32" and not _powers_of_two(largest):
+        yield "scales become powers of two"
+    if layer.dtype == goal.dtype:
+        return
+    if (layer.dtype, goal.dtype) not in PAIRS:
+        yield f"{layer.dtype} becomes {goal.dtype}"
+        return
+    factor = np.float32(FACTOR[layer.dtype])
+    with np.errstate(over="ignore"):
+        if not (largest * factor / factor == largest).all():
+            yield f"scales times {factor:g} are no float32"
+
+
+def _scale_name(layer: Layer) -> str:
+    return layer.weight.name if layer.scale is None else layer.scale.name
+
+
+def _has_240(layer: Layer) -> bool:
+    with layer.weight.path.open("rb") as file:
+        return any(
+            bool(((codes.view(np.uint8) & 0x7F) == 0x7F).any())
+            for matrix in layer.matrices()
+            for _, codes in read_rows(file, matrix)
+        )
+
+
+def _powers_of_two(scales: NDArray[np.float32]) -> bool:
+    return bool((np.frexp(scales)[0] == 0.5).all())
+
+
+def up_to_powers(scales: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the next powers of two that are not smaller."""
+    fraction, exponent = np.frexp(scales)
+    return np.asarray(np.ldexp(np.float32(1), exponent - (fraction == 0.5)), np.float32)
+
+
+def regrouped(
+    scales: NDArray[np.float32], old: GroupShape, new: GroupShape, matrix: tuple[int, int], reduce: Any
+) -> NDArray[np.float32]:
+    """Return the scales of a matrix on another grid: of each new group the largest or smallest (``reduce``)."""
+    for axis, (before, after, extent) in enumerate(zip(old, new, matrix, strict=True)):
+        step = extent if after < 0 else after
+        begins = np.arange(0, extent, step)
+        ends = np.minimum(begins + step, extent) - 1
+        wide = extent if before < 0 else before
+        first, last = begins // wide, ends // wide
+        if (first == last).all():
+            scales = scales.take(first, axis)
+        else:
+            parts = [reduce(scales.take(range(a, b + 1), axis), axis=axis) for a, b in zip(first, last, strict=True)]
+            scales = np.stack(parts, axis)
+    return np.ascontiguousarray(scales)
+
+
+class Rows(NamedTuple):
+    """Some rows of a changed layer."""
+
+    matrix: int
+    """The number of the matrix."""
+    first: int
+    codes: NDArray[np.uint8]
+    scales: NDArray[Any]
+    """Of the groups that begin in these rows; per tensor, of all."""
+    nbytes: int
+    """How many bytes of the old weight they were."""
+    error: Error
+
+
+def changed(change: Change) -> Iterator[Rows]:
+    """Give the new codes and scales, some rows at a time.
+
+    Raises:
+        CheckpointError: codes that have to be made anew are NaN or infinite.
+    """
+    for index, matrix in enumerate(change.layer.matrices()):
+        yield from _kept(change, index, matrix) if change.exact else _anew(change, index, matrix)
+
+
+def _kept(change: Change, index: int, matrix: Entry) -> Iterator[Rows]:
+    layer, goal = change.layer, change.goal
+    scales = change.scales(index)
+    multiple = max(goal.group_shape.rows, 1)
+    with layer.weight.path.open("rb") as file:
+        for first, codes in read_rows(file, matrix, multiple):
+            part = _of_rows(scales, goal.group_shape, first, len(codes))
+            data: NDArray[Any] = codes
+            if layer.dtype != goal.dtype:
+                data, part, _ = PAIRS[layer.dtype, goal.dtype](codes, np.ascontiguousarray(part))
+            stored = part.astype(DTYPES["F8_E8M0"]) if goal.scale_format == "ue8m0_bytes" else part
+            yield Rows(index, first, data.view(np.uint8), stored, codes.nbytes, Error(0.0, 0.0))
+
+
+def _anew(change: Change, index: int, matrix: Entry) -> Iterator[Rows]:
+    layer, goal = change.layer, change.goal
+    multiple = math.lcm(max(goal.group_shape.rows, 1), rows_of_a_group(layer))
+    whole = _scale_of_all(change, index) if goal.group_shape == PER_TENSOR else None
+    for first, values in dequantized(layer, index, matrix, "float32", WIDEST, multiple):
+        if not np.isfinite(values).all():
+            raise CheckpointError(f"{layer.weight.name} needs finite numbers to be quantized anew, got NaN or Inf")
+        result = quantize(
+            values,
+            dtype=goal.dtype,
+            group_shape=goal.group_shape,
+            **({"scale_format": goal.scale_format} if whole is None else {"scale": whole}),
+        )
+        scale = np.asarray(result.scale)
+        back = np.asarray(dequantize(result.data, scale, group_shape=goal.group_shape))
+        stored = scale.reshape(1, 1) if whole is not None else scale
+        if whole is not None and goal.scale_format == "ue8m0_bytes":
+            stored = stored.astype(DTYPES["F8_E8M0"])
+        error = Error(_squares(back - values), _squares(values))
+        yield Rows(index, first, np.asarray(result.data).view(np.uint8), stored, values.size, error)
+
+
+def _scale_of_all(change: Change, index: int) -> NDArray[np.float32]:
+    """Return one scale for a matrix: the largest, under which the codes that have it stay."""
+    grow = FORMATS[change.layer.dtype].largest / FORMATS[change.goal.dtype].maximum
+    largest = change.scales(index).reshape(1) * np.float32(grow)
+    return largest if change.goal.scale_format == "float32" else up_to_powers(largest)
+
+
+def _of_rows(scales: NDArray[np.float32], shape: GroupShape, first: int, rows: int) -> NDArray[np.float32]:
+    return scales if shape.rows < 0 else scales[first // shape.rows : -(-(first + rows) // shape.rows)]
+
+
+def _squares(values: NDArray[np.float32]) -> float:
+    return float(np.square(values, dtype=np.float64).sum())

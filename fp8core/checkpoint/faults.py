@@ -1,0 +1,111 @@
+"""What is wrong with a checkpoint, as far as headers, index and configuration tell."""
+
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+from fp8core.checkpoint import kinds
+from fp8core.checkpoint.files import FP8, WIDE
+from fp8core.checkpoint.naming import WEIGHT, weight_of_scale
+from fp8core.checkpoint.reader import Checkpoint, Layer
+
+FaultKind = Literal[
+    "index", "scale missing", "scale shape", "scale left over", "config", "scale value", "NaN code", "scale inverted",
+    "scale squared", "scale raised", "difference",
+]  # fmt: skip
+
+
+class Fault(NamedTuple):
+    """One thing that is wrong.
+
+    Examples:
+        >>> from fp8core.checkpoint import Fault
+        >>> Fault("up.weight", "NaN code", "3 codes are NaN").tensor
+        'up.weight'
+    """
+
+    tensor: str
+    """Its name, or a module's that the configuration names; empty of what concerns the whole checkpoint."""
+    kind: FaultKind
+    text: str
+
+
+def header_faults(checkpoint: Checkpoint) -> Iterator[Fault]:
+    """Give what is wrong in the headers, and where they and the configuration say different things."""
+    for layer in checkpoint.layers.values():
+        fault = layer.fault()
+        if fault:
+            yield Fault(layer.weight.name, "scale missing" if layer.scale is None else "scale shape", fault)
+    yield from _left_over(checkpoint)
+    yield from _against_claim(checkpoint)
+
+
+def _left_over(checkpoint: Checkpoint) -> Iterator[Fault]:
+    """Give the scales that no FP8 weight has."""
+    present = checkpoint.all_tensors
+    for tensor in checkpoint.tensors():
+        name = weight_of_scale(tensor.name)
+        if name is None:
+            continue
+        weight = present.get(name)
+        if weight is not None and weight.dtype in WIDE:
+            yield Fault(tensor.name, "scale left over", f"the weight of the scale {tensor.name} is {weight.dtype}")
+        elif weight is not None and weight.dtype in FP8:
+            yield Fault(tensor.name, "scale left over", f"{name} has a second scale, {tensor.name}")
+        elif weight is None and f"{name}_packed" not in present:
+            yield Fault(tensor.name, "scale left over", f"the scale {tensor.name} has no weight {name}")
+
+
+def _against_claim(checkpoint: Checkpoint) -> Iterator[Fault]:
+    claim, layers = checkpoint.claim, checkpoint.layers
+    if claim.format is None:
+        said = claim.file or checkpoint.format == "comfyui"  # which needs no configuration
+        if layers and not said and checkpoint.source.is_folder and checkpoint.config:
+            first = next(iter(layers.values())).weight.name
+            text = f"config.json names no quantization, but {len(layers):,} weights are FP8, {first} among them"
+            yield Fault(first, "config", text)
+        return
+    fp8 = claim.format != "compressed-tensors" or "float" in claim.variant or "fp8" in claim.variant
+    if not layers and fp8 and (claim.granularities or claim.layers):
+        yield Fault("", "config", f"{claim.file} says {claim.variant}, but no weight is FP8")
+    for layer in layers.values():
+        text = _mismatch(checkpoint, layer)
+        if text:
+            yield Fault(layer.weight.name, "config", text)
+    for module, said in claim.layers.items():
+        if module not in layers and said.startswith("float8"):
+            yield Fault(f"{module}.weight", "config", f"{claim.file} says that {module} is {said}, but it is not FP8")
+    if claim.format == "compressed-tensors" and layers:
+        yield from _not_ignored(checkpoint)
+
+
+def _mismatch(checkpoint: Checkpoint, layer: Layer) -> str:
+    """Return what the configuration says otherwise of a layer; empty where it says the same."""
+    claim, name = checkpoint.claim, layer.weight.name
+    if claim.ignores(layer.name):
+        return f"{claim.file} says that {layer.name} is not quantized, but it is FP8"
+    if layer.granularity is None:
+        return ""
+    granularity = "tensor" if layer.granularity == "shard" else layer.granularity
+    wanted = " or ".join(sorted(claim.granularities))
+    if claim.granularities and granularity not in claim.granularities:
+        return f"{claim.file} says one scale per {wanted}, but {name} has one per {layer.granularity}"
+    if claim.group_shape is not None and granularity in ("block", "group") and layer.group_shape != claim.group_shape:
+        said, found = ("x".join(map(str, shape or ())) for shape in (claim.group_shape, layer.group_shape))
+        return f"{claim.file} says {wanted}s of {said}, but {name} has {found}"
+    if claim.activations == "static" and layer.input_scale is None:
+        return f"{claim.file} says that scales of activations are static, but {layer.name} has none"
+    if claim.activations == "dynamic" and layer.input_scale is not None:
+        return f"{claim.file} says that scales of activations are dynamic, but there is {layer.input_scale.name}"
+    return ""
+
+
+def _not_ignored(checkpoint: Checkpoint) -> Iterator[Fault]:
+    """Give linear layers that are not FP8 and that readers of compressed-tensors would take for it."""
+    tensors = [one for one in checkpoint.tensors() if one.dtype in WIDE and len(one.shape) == 2]
+    modules = {one.name.removesuffix(WEIGHT): one for one in tensors if one.name.endswith(WEIGHT)}
+    names = kinds.names_of([*modules, *checkpoint.layers], checkpoint.all_tensors, checkpoint.config)
+    claim = checkpoint.claim
+    for module, tensor in modules.items():
+        if kinds.kind_of(module, tensor.shape, names) is kinds.LINEAR and not claim.ignores(module):
+            text = f"{tensor.name} is {tensor.dtype}, but {claim.file} does not list {module} under ignore"
+            yield Fault(tensor.name, "config", text)

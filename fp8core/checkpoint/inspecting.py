@@ -1,0 +1,141 @@
+"""What a checkpoint holds, in a few lines: its layers by kind of scale, its other tensors, and what is claimed."""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from fp8core.checkpoint.claims import Claim
+from fp8core.checkpoint.faults import Fault, header_faults
+from fp8core.checkpoint.naming import TITLES
+from fp8core.checkpoint.reader import Checkpoint, Layer, Tensor
+
+
+class Kind(NamedTuple):
+    """Layers that are alike, or other tensors of one dtype."""
+
+    what: str
+    """The weights' FP8 format, or the dtype of the other tensors in safetensors' words."""
+    scales: str
+    """What shares a scale, and how it is stored; empty of other tensors."""
+    activations: str
+    """Where the scales of activations come from; empty of other tensors."""
+    number: int
+    elements: int
+    nbytes: int
+    """With the scales."""
+    example: str
+
+
+class Inspection(NamedTuple):
+    """What a checkpoint holds.
+
+    Examples:
+        >>> from tempfile import TemporaryDirectory
+        >>> import numpy as np
+        >>> from safetensors.numpy import save_file
+        >>> from fp8core.checkpoint import inspect_checkpoint, open_checkpoint
+        >>> with TemporaryDirectory() as folder:
+        ...     save_file({"up.weight": np.ones((64, 32), np.float32)}, f"{folder}/model.safetensors")
+        ...     found = inspect_checkpoint(open_checkpoint(folder))
+        >>> found.format, found.others[0].what, found.others[0].count
+        ('unquantized', 'F32', 1)
+    """
+
+    path: str
+    format: str
+    title: str
+    """The format as people call it."""
+    claim: Claim
+    files: int
+    nbytes: int
+    layers: tuple[Kind, ...]
+    others: tuple[Kind, ...]
+    kv_scales: int
+    faults: tuple[Fault, ...]
+    """What the headers and the configuration alone tell; `verify_checkpoint` reads the numbers, too."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as plain values for ``json.dumps``."""
+        claim = self.claim
+        return {
+            "path": self.path,
+            "format": self.format,
+            "title": self.title,
+            "files": self.files,
+            "bytes": self.nbytes,
+            "claim": None
+            if not claim.file
+            else {
+                "file": claim.file,
+                "format": claim.format,
+                "variant": claim.variant,
+                "granularities": sorted(claim.granularities),
+                "group_shape": None if claim.group_shape is None else list(claim.group_shape),
+                "activations": claim.activations,
+                "ignore": list(claim.ignore),
+                "kv_cache": claim.kv_cache,
+            },
+            "layers": [kind._asdict() for kind in self.layers],
+            "others": [kind._asdict() for kind in self.others],
+            "kv_scales": self.kv_scales,
+            "faults": [fault._asdict() for fault in self.faults],
+        }
+
+
+def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
+    """Return what a checkpoint holds, from its headers and configuration; no number is read.
+
+    Args:
+        checkpoint: from `open_checkpoint`.
+
+    Examples:
+        See `Inspection`.
+    """
+    return Inspection(
+        path=str(checkpoint.path),
+        format=checkpoint.format,
+        title=TITLES[checkpoint.format],
+        claim=checkpoint.claim,
+        files=len(checkpoint.source.headers),
+        nbytes=checkpoint.source.nbytes,
+        layers=tuple(_layer_kinds(checkpoint.layers.values())),
+        others=tuple(_other_kinds(checkpoint.tensors())),
+        kv_scales=len(checkpoint.kv_scales()),
+        faults=tuple(header_faults(checkpoint)),
+    )
+
+
+def scales_of(layer: Layer) -> str:
+    """Return what shares a scale, and how it is stored, in words."""
+    if layer.scale is None:
+        return "none"
+    if layer.granularity is None or layer.group_shape is None:
+        return f"{list(layer.scale.shape)} fits nothing"
+    shape = "x".join(map(str, layer.group_shape))
+    shown = f"{layer.granularity} {shape}" if layer.granularity in ("block", "group") else layer.granularity
+    return f"{shown}, {layer.scale_kind}"
+
+
+def _activations(layer: Layer) -> str:
+    if layer.input_scale is not None:
+        return "static"
+    return "dynamic, bounded" if layer.input_scale_ub is not None else "dynamic"
+
+
+def _layer_kinds(layers: Iterable[Layer]) -> Iterable[Kind]:
+    found: dict[tuple[str, str, str], list[Layer]] = {}
+    for layer in layers:
+        experts = "" if layer.experts is None else f" x {layer.experts} experts"
+        key = layer.dtype.removeprefix("float8_") + experts, scales_of(layer), _activations(layer)
+        found.setdefault(key, []).append(layer)
+    for key, alike in found.items():
+        nbytes = sum(one.nbytes for layer in alike for one in layer.tensors())
+        yield Kind(*key, len(alike), sum(one.weight.nbytes for one in alike), nbytes, alike[0].name)
+
+
+def _other_kinds(tensors: Iterable[Tensor]) -> Iterable[Kind]:
+    found: dict[str, list[Tensor]] = {}
+    for tensor in tensors:
+        found.setdefault(tensor.dtype, []).append(tensor)
+    for dtype, alike in found.items():
+        elements = sum(one.elements for one in alike)
+        yield Kind(dtype, "", "", len(alike), elements, sum(one.nbytes for one in alike), alike[0].name)

@@ -1,0 +1,179 @@
+"""The formats that convert writes: how they call scales, which shape these have, and what the configuration says."""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, Literal, NamedTuple
+
+from fp8core.checkpoint.changes import Goal
+from fp8core.checkpoint.granularity import Granularity
+from fp8core.checkpoint.naming import WEIGHT
+from fp8core.checkpoint.reader import Layer
+from fp8core.checkpoint.schemes import SCHEMES, quantization_config
+from fp8core.errors import CheckpointError
+from fp8core.problem import BLOCK_128, PER_CHANNEL, PER_TENSOR, GroupShape
+
+OutputName = Literal["compressed-tensors", "deepseek", "modelopt", "comfyui"]
+Target = Literal["bf16", "channel", "block", "tensor", "deepseek", "compressed-tensors", "modelopt", "comfyui"]
+
+GROUPS: Final[Mapping[str, tuple[Granularity, GroupShape]]] = {
+    "channel": ("channel", PER_CHANNEL),
+    "block": ("block", BLOCK_128),
+    "tensor": ("tensor", PER_TENSOR),
+}
+FORMATS_OF: Final[Mapping[str, OutputName]] = {
+    **dict.fromkeys(GROUPS, "compressed-tensors"),
+    "compressed-tensors": "compressed-tensors",
+    "deepseek": "deepseek",
+    "modelopt": "modelopt",
+    "comfyui": "comfyui",
+}
+"""Which format each target of convert is, but bf16: a granularity alone is compressed-tensors'."""
+TARGETS: Final = ("bf16", *FORMATS_OF)
+
+
+def granularity_for(target: str, layers: Iterable[Layer], static: bool) -> tuple[Granularity, GroupShape]:
+    """Return the granularity of all layers in the new checkpoint.
+
+    Where the target is a format that has several, it is the one that the layers have, so that the codes stay.
+    """
+    if target in GROUPS:
+        found = GROUPS[target]
+    elif target == "comfyui":
+        found = GROUPS["tensor"]
+    else:
+        kinds = {layer.granularity for layer in layers}
+        blocks = kinds <= {"block"}
+        if target == "deepseek" or blocks:
+            found = GROUPS["block"]
+        elif kinds <= {"tensor"} and (target == "compressed-tensors" or static):
+            found = GROUPS["tensor"]
+        else:
+            found = GROUPS["channel"]
+    shapes = {layer.group_shape for layer in layers}
+    if found[0] == "block" and len(shapes) == 1 and all(layer.granularity == "block" for layer in layers):
+        shape = shapes.pop()
+        assert shape is not None
+        return "block", shape
+    return found
+
+
+class Named(NamedTuple):
+    """What a tensor of the new checkpoint is called, and its shape."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+def scale_named(output: OutputName, layer: Layer, goal: Goal, grid: tuple[int, int]) -> Named:
+    """Return the name and shape of a weight's scale in a format.
+
+    Raises:
+        CheckpointError: experts are stacked in one tensor, and the format has no name for their scales.
+    """
+    if not layer.weight.name.endswith(WEIGHT) or layer.experts is not None:
+        if output != "deepseek":
+            raise CheckpointError(
+                f"{layer.weight.name} needs to be the weight of one module for {output}, got experts in one tensor: "
+                "bf16 and deepseek can be written"
+            )
+        suffix = ".weight_scale_inv" if layer.weight.name.endswith(WEIGHT) else "_scale_inv"
+        experts = () if layer.experts is None else (layer.experts,)
+        return Named(layer.name + suffix, (*experts, *grid))
+    if output == "deepseek":
+        return Named(f"{layer.name}.weight_scale_inv", grid)
+    shapes: Mapping[tuple[str, str], tuple[int, ...]] = {
+        ("compressed-tensors", "tensor"): (1,),
+        ("modelopt", "tensor"): (),
+        ("modelopt", "channel"): (grid[0],),
+        ("modelopt", "block"): (grid[0], 1, grid[1], 1),
+        ("comfyui", "tensor"): (),
+    }
+    return Named(f"{layer.name}.weight_scale", shapes.get((output, goal.granularity), grid))
+
+
+def input_scale_named(output: OutputName, layer: Layer) -> Named:
+    """Return the name and shape of the static scale of a layer's activations."""
+    return Named(f"{layer.name}.input_scale", (1,) if output == "compressed-tensors" else ())
+
+
+def kv_scale_named(output: OutputName, name: str, shape: tuple[int, ...]) -> Named:
+    """Return name and shape of a scale of cached keys or values that compressed-tensors calls ``name``."""
+    one = shape in ((), (1,))
+    if output != "modelopt":
+        return Named(name, (1,) if one else shape)
+    for key in ("k", "v"):
+        if name.endswith(f".{key}_scale"):
+            return Named(f"{name.removesuffix(f'{key}_scale')}{key}_proj.{key}_scale", () if one else shape)
+    return Named(name, shape)
+
+
+def marker(goal: Goal) -> bytes:
+    """Return what ComfyUI's newer files say of each layer."""
+    return json.dumps({"format": goal.dtype}).encode()
+
+
+def configuration(
+    output: OutputName,
+    goal: Goal,
+    kept: Iterable[tuple[str, tuple[int, ...]]],
+    quantized: Iterable[str],
+    *,
+    static: bool,
+    kv_cache: bool,
+) -> dict[str, Any] | None:
+    """Return the quantization_config of a format; None of ComfyUI, whose files say it themselves.
+
+    Args:
+        output: the format.
+        goal: how weights are scaled.
+        kept: name and shape of the tensors that are not FP8.
+        quantized: the modules that are.
+        static: whether activations have scales in the file.
+        kv_cache: whether cached keys and values have.
+    """
+    kept, quantized = list(kept), list(quantized)
+    if output == "comfyui":
+        return None
+    if output == "deepseek":
+        others = {name.removesuffix(WEIGHT) for name, shape in kept if len(shape) == 2 and name.endswith(WEIGHT)}
+        found: dict[str, Any] = {
+            "quant_method": "fp8",
+            "fmt": "e4m3",
+            "activation_scheme": "dynamic",
+            "weight_block_size": list(goal.group_shape),
+            "modules_to_not_convert": sorted({"lm_head", *others} - {*quantized}),
+        }
+        return {**found, "scale_fmt": "ue8m0"} if goal.scale_format != "float32" else found
+    scheme = SCHEMES[goal.granularity]
+    compressed = quantization_config(scheme.with_static_activations() if static else scheme, kept, quantized)
+    group = compressed["config_groups"]["group_0"]
+    if goal.granularity == "block":
+        group["weights"]["block_structure"] = list(goal.group_shape)
+    if kv_cache:
+        number = {"num_bits": 8, "type": "float", "symmetric": True}
+        compressed["kv_cache_scheme"] = {**number, "strategy": "tensor", "dynamic": False}
+    if output == "compressed-tensors":
+        return compressed
+    algorithms = {"tensor": "FP8", "channel": "FP8_PER_CHANNEL_PER_TOKEN", "block": "FP8_PB_WO"}
+    others = {name.removesuffix(WEIGHT) for name, shape in kept if len(shape) == 2 and name.endswith(WEIGHT)}
+    found = {
+        "quant_method": "modelopt",
+        "quant_algo": algorithms[goal.granularity],
+        "ignore": sorted({"lm_head", *others} - {*quantized}),
+        "producer": {"name": "fp8core"},
+    }
+    if kv_cache:
+        found["kv_cache_scheme"] = {"dynamic": False, "num_bits": 8, "type": "float"}
+    return found
+
+
+def modelopt_file(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what hf_quant_config.json says, which older readers want beside config.json."""
+    return {
+        "producer": found["producer"],
+        "quantization": {
+            "quant_algo": found["quant_algo"],
+            "kv_cache_quant_algo": "FP8" if "kv_cache_scheme" in found else None,
+            "exclude_modules": found["ignore"],
+        },
+    }

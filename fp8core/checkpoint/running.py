@@ -1,0 +1,94 @@
+"""Write a new checkpoint: what is refused first, the work, and what is said when it does not end well."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fp8core.checkpoint.source import Extra, Source
+from fp8core.checkpoint.target import (
+    Destination,
+    clear_leftovers,
+    destination,
+    refuse_without_room,
+    state,
+    unwritable,
+)
+from fp8core.checkpoint.writing import Advance, NewFile, json_bytes, write_file, write_folder
+from fp8core.errors import CheckpointError
+
+Progress = Callable[[str, int, int], None]
+"""Called with a tensor's name, the bytes of the source that are done, and all of them."""
+BLOCK_OF_DISK = 4096
+"""What a file's size is rounded up to when room on the disk is counted."""
+
+
+class Work(NamedTuple):
+    """What is to be written."""
+
+    source: Source
+    files: Sequence[NewFile]
+    extras: Sequence[Extra]
+    """What else the source holds."""
+    documents: Mapping[str, dict[str, Any]]
+    """Of a folder: the JSON files to write."""
+    beside: dict[str, Any] | None
+    """Of a file: what goes into the JSON file beside it; None for no such file."""
+
+
+def room(work: Work) -> int:
+    """Return how much room on the disk the new files need."""
+    sizes = [one.size() for one in work.files] + [extra.nbytes for extra in work.extras if extra.copied]
+    sizes += [len(json_bytes(one)) for one in work.documents.values()]
+    return sum(-(-size // BLOCK_OF_DISK) * BLOCK_OF_DISK for size in sizes)
+
+
+def check(work: Work, target: Path, *, force: bool) -> None:
+    """Refuse what `run` would refuse before it writes; nothing is written.
+
+    Raises:
+        CheckpointError: the target exists or cannot be written.
+    """
+    found = destination(work.source, target, force=force)
+    clear_leftovers(found, only_tell=True)
+    refuse_without_room(found, room(work))
+
+
+def run(work: Work, target: Path, *, force: bool, progress: Progress | None) -> Destination:
+    """Write new files in the place of the target: they appear whole or not at all.
+
+    Raises:
+        CheckpointError: the target exists or cannot be written.
+    """
+    source = work.source
+    found = destination(source, target, force=force)
+    try:
+        clear_leftovers(found)
+        refuse_without_room(found, room(work))
+        before = found.identity()
+    except OSError as error:
+        raise CheckpointError(f"cannot write {found.given}: {error.strerror or error}") from error
+    advance = _advance(progress, source)
+    try:
+        if source.is_folder:
+            write_folder(source, work.files, found, work.extras, work.documents, advance)
+        else:
+            write_file(work.files[0], found, work.beside, advance)
+    except OSError as error:
+        raise unwritable(found, sum(one.size() for one in work.files), error, before) from error
+    except (KeyboardInterrupt, SystemExit) as stop:
+        stop.add_note(state(found, before))
+        raise
+    return found
+
+
+def _advance(progress: Progress | None, source: Source) -> Advance:
+    total = sum(entry.nbytes for entry in source.entries)
+    done = 0
+
+    def advance(tensor: str, nbytes: int) -> None:
+        nonlocal done
+        done += nbytes
+        if progress is not None:
+            progress(tensor, done, total)
+
+    return advance

@@ -1,0 +1,191 @@
+"""Whether the numbers of a checkpoint can be what was meant: every fault with its tensor's name."""
+
+import math
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from fp8core.checkpoint.faults import Fault, header_faults
+from fp8core.checkpoint.files import DTYPES, WIDE, Entry, read_rows
+from fp8core.checkpoint.measuring import Measured, measure, scale_faults, suspicious
+from fp8core.checkpoint.reader import Checkpoint, Layer, Tensor, checkpoint_of, open_checkpoint
+from fp8core.checkpoint.source import INDEX, scan
+from fp8core.checkpoint.values import WIDEST, dequantized, rows_of_a_group
+
+TOLERANCE: Final = {"F8_E4M3": 0.08, "F8_E4M3FNUZ": 0.08, "F8_E5M2": 0.15, "F8_E5M2FNUZ": 0.15}
+"""The error of a whole weight, relative to it, above which it is another one: rounding adds 2.6 % (e4m3), twice 3.7."""
+OF_WIDE: Final = 0.01
+"""The same of tensors that are not FP8 and have another dtype there."""
+
+
+class Verification(NamedTuple):
+    """What `verify_checkpoint` found.
+
+    Examples:
+        >>> from fp8core.checkpoint import Verification
+        >>> Verification._fields
+        ('checkpoint', 'faults', 'errors')
+    """
+
+    checkpoint: Checkpoint
+    faults: tuple[Fault, ...]
+    """Empty where nothing is wrong."""
+    errors: dict[str, float]
+    """Against another checkpoint: by the FP8 weight's name, the norm of the difference over that of the original."""
+
+
+def verify_checkpoint(
+    path: str | os.PathLike[str],
+    *,
+    against: str | os.PathLike[str] | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Verification:
+    """Return every fault of a checkpoint, with the names of tensors; nothing is written.
+
+    Looked for are: a wrong index; FP8 weights without a scale or with one whose shape fits nothing; scales without a
+    weight; scales that are not finite, zero or negative; codes that are NaN or infinite; a configuration that says
+    something else than the tensors; scales that are probably inverted, squared, or raised to powers of two while the
+    codes stayed. Some rows of a tensor are in memory at a time.
+
+    Args:
+        path: as for `open_checkpoint`.
+        against: the checkpoint that this one was made from: each FP8 weight may differ from it by no more than
+            rounding (8 % of its norm for e4m3, 15 % for e5m2), and every other tensor has to be the same.
+        progress: as for `quantize_checkpoint`.
+
+    Raises:
+        CheckpointError: a file cannot be read or is damaged, so that nothing can be told of the tensors.
+
+    Examples:
+        >>> from tempfile import TemporaryDirectory
+        >>> import numpy as np
+        >>> from safetensors.numpy import save_file
+        >>> from fp8core.checkpoint import verify_checkpoint
+        >>> with TemporaryDirectory() as folder:
+        ...     save_file({"up.weight_scale": np.ones((64, 1), np.float32)}, f"{folder}/model.safetensors")
+        ...     [fault.text for fault in verify_checkpoint(folder).faults]
+        ['the scale up.weight_scale has no weight up.weight']
+    """
+    faults: list[Fault] = []
+    checkpoint = checkpoint_of(scan(Path(path), lambda tensor, text: faults.append(Fault(tensor, "index", text))))
+    other = None if against is None else open_checkpoint(against)
+    faults += _unlisted(checkpoint)
+    faults += header_faults(checkpoint)
+    scales = {name for layer in checkpoint.layers.values() for name in _scale_names(layer)} | {*checkpoint.kv_scales()}
+    for name in scales:
+        if checkpoint.all_tensors[name].dtype in (*WIDE, "F8_E8M0", "U8"):
+            faults += scale_faults(checkpoint.all_tensors[name])
+    layers = [layer for layer in checkpoint.layers.values() if not layer.fault()]
+    total = sum(layer.weight.nbytes for layer in layers) + (0 if other is None else other.source.nbytes)
+    done = 0
+    errors: dict[str, float] = {}
+    measured: list[Measured] = []
+    for layer in layers:
+        for found in measure(layer, layer.scales()):
+            if isinstance(found, Measured):
+                measured.append(found)
+                continue
+            done += found
+            if progress is not None:
+                progress(layer.weight.name, done, total)
+    faults += _nan_codes(measured)
+    faults += suspicious(measured)
+    if other is not None:
+        for step in _differences(checkpoint, other, errors):
+            if isinstance(step, Fault):
+                faults.append(step)
+                continue
+            done += step[1]
+            if progress is not None:
+                progress(step[0], min(done, total), total)
+    return Verification(checkpoint, tuple(dict.fromkeys(faults)), errors)
+
+
+def _scale_names(layer: Layer) -> Iterator[str]:
+    yield from (one.name for one in (layer.scale, layer.input_scale, layer.input_scale_ub) if one is not None)
+
+
+def _unlisted(checkpoint: Checkpoint) -> Iterator[Fault]:
+    """Give tensors that no line of the index names: loaders leave them out."""
+    source = checkpoint.source
+    for header in source.headers if source.weight_map else ():
+        for name in header.entries:
+            if name not in source.weight_map:
+                yield Fault(name, "index", f"{INDEX} does not name {name}, which is in {header.path.name}")
+
+
+def _nan_codes(measured: list[Measured]) -> Iterator[Fault]:
+    for one in measured:
+        if one.nans:
+            codes = "1 code is" if one.nans == 1 else f"{one.nans:,} codes are"
+            yield Fault(one.layer.weight.name, "NaN code", f"{one.layer.weight.name} needs numbers, but {codes} NaN")
+
+
+def _differences(
+    checkpoint: Checkpoint, other: Checkpoint, errors: dict[str, float]
+) -> Iterator[Fault | tuple[str, int]]:
+    """Give the tensors that are not those of the other checkpoint, and how many bytes were read of it."""
+    there = other.all_tensors
+    for layer in checkpoint.layers.values():
+        name = layer.weight.name
+        original = there.get(name)
+        if original is None:
+            yield Fault(name, "difference", f"{other.path} has no {name}")
+        elif original.shape != layer.weight.shape or original.dtype not in WIDE:
+            said = f"{original.dtype} {list(original.shape)}"
+            yield Fault(name, "difference", f"{name} needs an original of its shape, got {said} in {other.path}")
+        elif not layer.fault():
+            errors[name] = relative_error(layer, original)
+            yield name, original.nbytes
+            if not errors[name] <= TOLERANCE[layer.weight.dtype]:
+                text = f"{name} differs from {other.path} by {100 * errors[name]:.3g} % of its norm"
+                yield Fault(name, "difference", text)
+    for tensor in checkpoint.tensors():
+        original = there.get(tensor.name)
+        if original is not None and original.dtype in WIDE:
+            text = _unlike(tensor, original)
+            yield tensor.name, original.nbytes
+            if text:
+                yield Fault(tensor.name, "difference", f"{tensor.name} {text} in {other.path}")
+
+
+def relative_error(layer: Layer, original: Tensor) -> float:
+    """Return the norm of the difference of an FP8 weight to its original over the original's norm, in float64."""
+    difference = norm = 0.0
+    n, k = layer.matrix_shape
+    nbytes = n * k * DTYPES[original.dtype].itemsize
+    with original.path.open("rb") as beside:
+        for index, matrix in enumerate(layer.matrices()):
+            wide = Entry(original.name, original.dtype, (n, k), original.begin + index * nbytes, nbytes)
+            numbers = read_rows(beside, wide, rows_of_a_group(layer), WIDEST)
+            for (_, found), (_, original_rows) in zip(dequantized(layer, index, matrix), numbers, strict=True):
+                exact = original_rows.astype(np.float32)
+                difference += float(np.square(found - exact, dtype=np.float64).sum())
+                norm += float(np.square(exact, dtype=np.float64).sum())
+    return math.sqrt(difference / norm) if norm else math.sqrt(difference)
+
+
+def _unlike(tensor: Tensor, original: Tensor) -> str:
+    """Return how a tensor that is not FP8 differs from the original; empty where it does not."""
+    if tensor.dtype not in WIDE or tensor.shape != original.shape:
+        return f"is {tensor.dtype} {list(tensor.shape)}, and {original.dtype} {list(original.shape)}"
+    if not tensor.elements:
+        return ""
+    difference = norm = 0.0
+    flat = tensor.elements, 1
+    with tensor.path.open("rb") as file, original.path.open("rb") as beside:
+        here = read_rows(file, tensor.entry._replace(shape=flat), itemsize=WIDEST)
+        there = read_rows(beside, original.entry._replace(shape=flat), itemsize=WIDEST)
+        for (_, found), (_, rows) in zip(here, there, strict=True):
+            exact = rows.astype(np.float64)
+            if found.dtype == rows.dtype and found.tobytes() == rows.tobytes():
+                norm += float(np.square(exact).sum())
+                continue
+            difference += float(np.square(found.astype(np.float64) - exact).sum())
+            norm += float(np.square(exact).sum())
+    error = math.sqrt(difference / norm) if norm else math.sqrt(difference)
+    limit = 0 if tensor.dtype == original.dtype else OF_WIDE
+    return "" if error <= limit else f"differs by {100 * error:.3g} % of its norm from the one"

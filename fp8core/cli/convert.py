@@ -1,0 +1,130 @@
+"""`fp8core convert`: an FP8 checkpoint as bfloat16, or as FP8 of another format or granularity."""
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from fp8core.cli.terminal import Bar, console, count, interrupted, line, size, starred, table, warnings_as_lines
+
+if TYPE_CHECKING:
+    from fp8core.checkpoint import Change, Conversion
+
+To = Literal["bf16", "channel", "block", "tensor", "deepseek", "compressed-tensors", "modelopt", "comfyui"]
+
+
+def convert(
+    source: Annotated[Path, typer.Argument(help="An FP8 safetensors file, or a folder with one or with shards.")],
+    target: Annotated[
+        Path | None, typer.Argument(help="The new safetensors file, or for a folder the new folder.")
+    ] = None,
+    to: Annotated[
+        To,
+        typer.Option(
+            help="bf16; or one scale per channel, 128x128 block or tensor (as compressed-tensors); or a format, which "
+            "keeps the layers' scales where it can."
+        ),
+    ] = "bf16",
+    scales: Annotated[
+        Literal["float32", "ue8m0", "ue8m0-bytes"],
+        typer.Option(help="Scales of any size, powers of two, or these as bytes (deepseek alone)."),
+    ] = "float32",
+    fn: Annotated[bool, typer.Option("--fn", help="Codes of OCP's e4m3fn.")] = False,
+    fnuz: Annotated[bool, typer.Option("--fnuz", help="Codes of MI300's e4m3fnuz.")] = False,
+    lossy: Annotated[
+        bool, typer.Option("--lossy", help="Allow codes to be made anew, and say by how much that changes weights.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace an existing file, or a folder that fp8core wrote.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List what would become of every layer; write nothing.")
+    ] = False,
+) -> None:
+    """Write an FP8 checkpoint as bfloat16, or as FP8 of another format or granularity; it needs no GPU."""
+    from fp8core.checkpoint import convert_checkpoint, plan_conversion
+
+    if target is None and not dry_run:
+        raise typer.BadParameter("needs a file or folder to write, or --dry-run, got none", param_hint="TARGET")
+    if fn and fnuz:
+        raise typer.BadParameter("needs one of --fn and --fnuz, got both", param_hint="--fnuz")
+    e4m3 = "fn" if fn else "fnuz" if fnuz else None
+    kept: Literal["float32", "ue8m0", "ue8m0_bytes"] = "ue8m0_bytes" if scales == "ue8m0-bytes" else scales
+    if dry_run:
+        with warnings_as_lines():
+            planned = plan_conversion(source, target, to=to, scales=kept, e4m3=e4m3, force=force)
+        _show_plan(planned, lossy=lossy)
+        raise typer.Exit(1 if planned.lossy and not lossy else 0)
+    assert target is not None
+    with interrupted(), warnings_as_lines(), Bar("converting") as advance:
+        done = convert_checkpoint(
+            source, target, to=to, scales=kept, e4m3=e4m3, lossy=lossy, force=force, progress=advance
+        )
+    _show(done)
+
+
+def _show(done: "Conversion") -> None:
+    layers = len(done.source.layers)
+    line(f"{done.target}: {size(done.bytes_after)}, from {size(done.bytes_before)}", style="bold")
+    if done.to == "bf16":
+        line(f"{count(layers, 'FP8 weight')} became bfloat16: float32(code) * scale, rounded once.")
+    else:
+        made, kept = len(done.lossy), layers - len(done.lossy)
+        if kept:
+            have, their = ("has", "its") if kept == 1 else ("have", "their")
+            line(f"{count(kept, 'FP8 weight')} {have} {their} old codes, and stand for the same numbers.")
+        if made:
+            name, worst = max(done.errors.items(), key=lambda item: item[1])
+            mean = sum(done.errors.values()) / len(done.errors)
+            line(
+                f"{count(made, 'FP8 weight')} made anew: that added {100 * mean:.2f} % of the norm on average, "
+                f"at most {100 * worst:.2f} % ({name})."
+            )
+    _left_out(done)
+    if done.quantization_config is None:
+        line("No configuration is needed." if done.to == "bf16" else "The file says itself how it is quantized.")
+    elif done.source.source.is_folder:
+        line(f"{done.target}/config.json has the quantization_config.")
+    else:
+        assert done.target is not None
+        beside = done.target.with_suffix(".config.json")
+        line(f"{beside} has the quantization_config, which readers want in config.json.")
+
+
+def _show_plan(planned: "Conversion", *, lossy: bool) -> None:
+    """Print what would become of the layers: a table in which equal ones are one row, or in a log a line for each."""
+    if planned.to == "bf16":
+        line(f"{count(len(planned.source.layers), 'FP8 weight')} would become bfloat16.")
+    elif console.is_terminal:
+        made = table(f"What would become of {planned.source.path}")
+        made.add_column("weights", overflow="fold")
+        made.add_column("number", justify="right")
+        made.add_column("codes", overflow="fold")
+        for (name, becomes, style), number in Counter(_rows(planned.changes)).items():
+            made.add_row(name, f"{number:,}", becomes, style=style)
+        console.print(made)
+    else:
+        for change in planned.changes:
+            print(f"{'kept' if change.exact else 'anew'}\t{change.layer.weight.name}\t{change.why}", file=console.file)
+    _left_out(planned)
+    sizes = f"{planned.bytes_before:,} bytes become {planned.bytes_after:,}"
+    made_anew = len(planned.lossy)
+    after = f"{made_anew:,} need --lossy: nothing would be written" if made_anew and not lossy else sizes
+    line(f"{count(len(planned.source.layers), 'FP8 weight')}: {after}")
+
+
+def _rows(changes: "Iterable[Change]") -> Iterable[tuple[str, str, str]]:
+    for change in changes:
+        becomes = "stay as they are" if change.exact else f"made anew: {change.why}"
+        yield starred(change.layer.weight.name), becomes, "" if change.exact else "yellow"
+
+
+def _left_out(done: "Conversion") -> None:
+    found: dict[str, list[str]] = {}
+    for name, reason in done.left_out.items():
+        found.setdefault(reason, []).append(name)
+    for reason, names in found.items():
+        more = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
+        line(f"Left out: {names[0]}{more} ({reason})")

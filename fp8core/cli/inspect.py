@@ -1,0 +1,79 @@
+"""`fp8core inspect`: what a checkpoint holds."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fp8core.cli.terminal import console, count, line, size, starred, table
+
+if TYPE_CHECKING:
+    from fp8core.checkpoint import Claim, Inspection, Kind
+
+MOST_FAULTS = 10
+"""So many are printed; --json has all."""
+
+
+def inspect(
+    model: Annotated[Path, typer.Argument(help="A safetensors file, or a folder with one or with shards.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show what a checkpoint holds: its format, its FP8 layers by kind of scale, and what its configuration claims."""
+    from fp8core.checkpoint import inspect_checkpoint, open_checkpoint
+
+    found = inspect_checkpoint(open_checkpoint(model))
+    if as_json:
+        print(json.dumps(found.to_json(), indent=2), file=console.file)
+        return
+    _show(found)
+
+
+def _show(found: "Inspection") -> None:
+    line(f"{found.path}: {found.title}, {count(found.files, 'file')}, {size(found.nbytes)}", style="bold")
+    if found.layers or found.claim.file:
+        line(claimed(found.claim))
+    if found.layers:
+        _table("layers", found.layers, "codes", "scales", "inputs")
+    if found.others:
+        _table("others", found.others, "dtype")
+    if found.kv_scales:
+        line(f"{count(found.kv_scales, 'scale')} of cached keys and values")
+    if found.layers and not found.faults:
+        line("The headers and the configuration agree; `fp8core verify` looks at the numbers, too.")
+    for fault in found.faults[:MOST_FAULTS]:
+        line(f"{fault.kind}: {fault.text}", style="yellow")
+    if len(found.faults) > MOST_FAULTS:
+        line(f"and {len(found.faults) - MOST_FAULTS:,} more: see --json", style="yellow")
+
+
+def _table(what: str, kinds: "Iterable[Kind]", *columns: str) -> None:
+    """Print kinds of tensors, one a row; of these columns those that there are."""
+    made = table(None)
+    made.add_column(what, justify="right", no_wrap=True)
+    for column in columns:
+        made.add_column(column, no_wrap=True)
+    made.add_column("size", justify="right", no_wrap=True)
+    made.add_column("for example", overflow="fold")
+    for kind in kinds:
+        cells = (kind.what, kind.scales, kind.activations)[: len(columns)]
+        made.add_row(f"{kind.number:,}", *cells, size(kind.nbytes), starred(kind.example))
+    console.print(made)
+
+
+def claimed(claim: "Claim") -> str:
+    """Return what a configuration says, in words."""
+    if not claim.file:
+        return "No configuration says how it is quantized; the names and shapes of its tensors do."
+    parts = [claim.variant]
+    shape = "" if claim.group_shape is None else f" of {'x'.join(map(str, claim.group_shape))}"
+    if claim.granularities:
+        parts.append(f"one scale per {' or '.join(sorted(claim.granularities))}{shape}")
+    if claim.activations is not None:
+        parts.append(f"{claim.activations} activations")
+    if claim.kv_cache:
+        parts.append(f"keys and values cached as {claim.kv_cache}")
+    if claim.ignore:
+        parts.append(f"{count(len(claim.ignore), 'pattern')} of layers that are not quantized")
+    return f"{claim.file} says: {', '.join(parts)}"

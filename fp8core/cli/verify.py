@@ -1,0 +1,62 @@
+"""`fp8core verify`: every fault of a checkpoint, with its tensor's name."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fp8core.cli.terminal import Bar, console, count, line, table
+
+if TYPE_CHECKING:
+    from fp8core.checkpoint import Fault, Verification
+
+MOST = 50
+"""So many faults are printed on a terminal; in a log all are."""
+
+
+def verify(
+    model: Annotated[Path, typer.Argument(help="A safetensors file, or a folder with one or with shards.")],
+    against: Annotated[
+        Path | None, typer.Option(help="The checkpoint that it was made from: weights have to be that within rounding.")
+    ] = None,
+) -> None:
+    """Look for everything that makes a checkpoint wrong: exit status 1, and each fault with the tensor's name."""
+    from fp8core.checkpoint import verify_checkpoint
+
+    with Bar("verifying") as advance:
+        found = verify_checkpoint(model, against=against, progress=advance)
+    _show(found, model, against)
+    raise typer.Exit(1 if found.faults else 0)
+
+
+def _show(found: "Verification", model: Path, against: Path | None) -> None:
+    layers = count(len(found.checkpoint.layers), "FP8 layer")
+    if found.errors:
+        name, error = max(found.errors.items(), key=lambda item: item[1])
+        mean = sum(found.errors.values()) / len(found.errors)
+        line(
+            f"Relative to {against}, FP8 weights differ by {100 * mean:.2f} % of their norm on average, "
+            f"at most by {100 * error:.2f} % ({name})."
+        )
+    if not found.faults:
+        line(f"{model}: no fault in {layers} ({found.checkpoint.format})", style="green")
+        return
+    _faults(found.faults)
+    line(f"{model}: {count(len(found.faults), 'fault')} in {layers} ({found.checkpoint.format})", style="bold red")
+
+
+def _faults(faults: "tuple[Fault, ...]") -> None:
+    """Print the faults: a table, or in a log a line for each."""
+    if not console.is_terminal:
+        for fault in faults:
+            # rich would make blanks of the tabs
+            print(f"{fault.kind}\t{fault.tensor}\t{fault.text}", file=console.file)
+        return
+    made = table(None)
+    made.add_column("fault", style="red", no_wrap=True)
+    made.add_column("what is wrong", overflow="fold")
+    for fault in faults[:MOST]:
+        made.add_row(fault.kind, fault.text)
+    console.print(made)
+    if len(faults) > MOST:
+        line(f"and {len(faults) - MOST:,} more: all are printed where the output is no terminal")

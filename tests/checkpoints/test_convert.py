@@ -1,0 +1,468 @@
+"""`convert_checkpoint`: bfloat16 to the bit, codes that stay where they can, and what is refused where they cannot."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from fp8core.checkpoint import (
+    convert_checkpoint,
+    files,
+    open_checkpoint,
+    plan_conversion,
+    quantize_checkpoint,
+    verify_checkpoint,
+)
+from fp8core.errors import CheckpointError
+from package.test_checkpoint import left_in
+
+torch = pytest.importorskip("torch")
+from safetensors.torch import load_file, save_file  # noqa: E402
+
+from support import checkpoint_formats as written  # noqa: E402
+from support.checkpoint_formats import FORMATS, small_state, write_format  # noqa: E402
+
+ALL = pytest.mark.parametrize("writer", FORMATS, ids=lambda writer: writer.__name__)
+Q = "model.layers.0.self_attn.q_proj"
+NESTED = {"tensor": {"tensor", "channel", "block"}, "channel": {"channel"}, "block": {"block"}, "group": set()}
+"""Where groups of one granularity lie in groups of another."""
+
+
+POWERS = written.deepseek_powers, written.deepseek_v4
+TARGETS = "channel", "block", "tensor"
+FORMATS_OF_FOUR = "deepseek", "compressed-tensors", "modelopt", "comfyui"
+CASES = [(writer, to) for writer in FORMATS for to in TARGETS] + [
+    (writer, to)
+    for writer in (written.deepseek, written.ct_static, written.ct_channel, written.modelopt, written.mxfp8)
+    for to in FORMATS_OF_FOUR
+]
+
+
+def bits(tensor):
+    return tensor.contiguous().view(torch.uint8)
+
+
+def numbers_of(path):
+    """What every FP8 weight of a checkpoint stands for, computed by torch from the codes and the reader's table."""
+    found = {}
+    for layer in open_checkpoint(path).layers.values():
+        codes = torch.from_numpy(layer.weight.read().view(np.uint8).copy()).view(getattr(torch, layer.dtype))
+        scale = torch.from_numpy(layer.scales())
+        rows, cols = layer.group_shape
+        n, k = layer.matrix_shape
+        found[layer.weight.name] = written.values(codes, scale, n if rows < 0 else rows, k if cols < 0 else cols)
+    return found
+
+
+@ALL
+def test_bf16_is_code_times_scale_rounded_once_in_every_byte(tmp_path, writer):
+    out = write_format(writer, tmp_path / "fp8")
+    done = convert_checkpoint(tmp_path / "fp8", tmp_path / "bf16", to="bf16")
+    found = load_file(tmp_path / "bf16" / "model.safetensors")
+    weights = {name: wide.bfloat16() for name, wide in out.expected.items()}
+    others = {name: one for name, one in small_state().items() if name not in weights}
+    assert set(found) == {*weights, *others}
+    for name, wide in {**weights, **others}.items():
+        assert found[name].dtype == wide.dtype
+        assert torch.equal(bits(found[name]), bits(wide)), name
+    left = set(out.tensors) - set(found) - {one.scale.name for one in done.source.layers.values()}
+    assert {one for one in done.left_out if "comfy_quant" not in one} == {
+        one for one in left if "comfy_quant" not in one
+    }
+    config = tmp_path / "bf16" / "config.json"
+    assert not config.exists() or "quantization_config" not in json.loads(config.read_text())
+    assert not (tmp_path / "bf16" / "hf_quant_config.json").exists()
+    assert open_checkpoint(tmp_path / "bf16").format == "unquantized"
+    assert not verify_checkpoint(tmp_path / "bf16").faults
+
+
+@pytest.mark.parametrize(("writer", "to"), CASES, ids=lambda one: getattr(one, "__name__", one))
+def test_codes_stay_where_groups_are_nested_and_every_target_is_a_checkpoint_without_faults(tmp_path, writer, to):
+    out = write_format(writer, tmp_path / "in")
+    planned = plan_conversion(tmp_path / "in", to=to)
+    goals = {change.goal.granularity for change in planned.changes}
+    assert len(goals) == 1
+    granularity = goals.pop()
+    kept = {change.layer.weight.name for change in planned.changes if change.exact}
+    if granularity in NESTED[FORMATS[writer][1]]:
+        assert kept == set(out.expected)
+    else:  # powers of two may happen to be equal
+        assert len(kept) < len(out.expected) if writer in POWERS else not kept
+    if len(kept) < len(out.expected):
+        with pytest.raises(CheckpointError, match=r"needs lossy \(--lossy\), for its codes have to be made anew: "):
+            convert_checkpoint(tmp_path / "in", tmp_path / "out", to=to)
+        assert left_in(tmp_path) == ["in"]
+    done = convert_checkpoint(tmp_path / "in", tmp_path / "out", to=to, lossy=True)
+    opened = open_checkpoint(tmp_path / "out")
+    formats = {"deepseek": "fp8", "modelopt": "modelopt", "comfyui": "comfyui"}
+    assert opened.format == formats.get(to, "compressed-tensors")
+    assert {layer.granularity for layer in opened.layers.values()} == {granularity}
+    assert not verify_checkpoint(tmp_path / "out").faults
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    now = numbers_of(tmp_path / "out")
+    assert set(now) == set(out.expected)
+    for name, wide in out.expected.items():
+        if name in kept:
+            assert torch.equal(bits(found[name]), bits(out.tensors[name]))
+            assert torch.equal(now[name], wide)
+        else:
+            error = float((now[name] - wide).double().norm() / wide.double().norm())
+            assert error == pytest.approx(done.errors[name], rel=1e-4, abs=1e-9)
+            assert error < 0.03
+    assert set(done.errors) == set(out.expected) - kept
+    for name, tensor in small_state().items():
+        if name not in now:
+            assert torch.equal(bits(found[name]), bits(tensor))
+    assert planned.bytes_after == done.bytes_after == (tmp_path / "out" / "model.safetensors").stat().st_size
+    record = json.loads((tmp_path / "out" / "fp8core.json").read_text())
+    sizes = {file.name: file.stat().st_size for file in (tmp_path / "out").iterdir() if file.name != "fp8core.json"}
+    assert record["files"] == sizes
+
+
+def fused(tmp_path, scales):
+    """A fused qkv weight [512, 96] with a scale for each of q, k and v."""
+    generator = torch.Generator().manual_seed(3)
+    codes = torch.randn(512, 96, generator=generator).mul(60).clamp(-448, 448).to(torch.float8_e4m3fn)
+    folder = tmp_path / "in"
+    folder.mkdir()
+    name = "model.layers.0.self_attn.qkv_proj"
+    save_file({f"{name}.weight": codes, f"{name}.weight_scale": torch.tensor(scales)}, folder / "model.safetensors")
+    config = {"num_attention_heads": 8, "num_key_value_heads": 4, "hidden_size": 256}
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "fp8"}}))
+    return name, codes, torch.repeat_interleave(torch.tensor(scales), torch.tensor([256, 128, 128]))[:, None]
+
+
+def test_fused_shards_become_channels_with_the_same_codes_and_the_same_numbers(tmp_path):
+    name, codes, wide = fused(tmp_path, [0.5, 0.013, 0.25])
+    done = convert_checkpoint(tmp_path / "in", tmp_path / "out", to="channel")
+    assert not done.lossy
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    assert torch.equal(bits(found[f"{name}.weight"]), bits(codes))
+    assert torch.equal(found[f"{name}.weight_scale"], wide)
+
+
+def test_fused_shards_under_one_scale_are_the_packages_own_requantization(tmp_path):
+    import fp8core
+
+    name, codes, _ = fused(tmp_path, [0.5, 0.013, 0.25])
+    done = convert_checkpoint(tmp_path / "in", tmp_path / "out", to="tensor", lossy=True)
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    raw = codes.view(torch.uint8).numpy().view(ml_dtypes.float8_e4m3fn)
+    largest, want = fp8core.requantize_with_max_scale(
+        raw.copy(), np.array([0.5, 0.013, 0.25], np.float32), [256, 128, 128]
+    )
+    assert float(largest) == 0.5
+    assert found[f"{name}.weight_scale"].tolist() == [0.5]
+    np.testing.assert_array_equal(found[f"{name}.weight"].view(torch.uint8).numpy(), want.view(np.uint8))
+    assert 0 < done.errors[f"{name}.weight"] < 0.03
+
+
+def test_scales_that_happen_to_be_equal_become_one_without_loss(tmp_path):
+    name, codes, _ = fused(tmp_path, [0.25, 0.25, 0.25])
+    assert not convert_checkpoint(tmp_path / "in", tmp_path / "a", to="block").lossy
+    assert not convert_checkpoint(tmp_path / "a", tmp_path / "b", to="tensor").lossy
+    found = load_file(tmp_path / "b" / "model.safetensors")
+    assert torch.equal(bits(found[f"{name}.weight"]), bits(codes))
+    assert found[f"{name}.weight_scale"].tolist() == [0.25]
+
+
+@pytest.mark.parametrize("scales", ["ue8m0", "ue8m0_bytes"])
+def test_powers_of_two_are_made_with_their_codes_and_cost_what_a_second_rounding_costs(tmp_path, scales):
+    state = small_state(1024, 2048)  # 128 blocks a weight: of few, the error is by chance
+    out = write_format(written.deepseek, tmp_path / "in", state)
+    direct = write_format(written.deepseek_powers, tmp_path / "direct", state)
+    with pytest.raises(CheckpointError, match="scales become powers of two"):
+        convert_checkpoint(tmp_path / "in", tmp_path / "out", to="deepseek", scales=scales)
+    convert_checkpoint(tmp_path / "in", tmp_path / "out", to="deepseek", scales=scales, lossy=True)
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    for name, wide in numbers_of(tmp_path / "out").items():
+        original = out.linears[name.removesuffix(".weight")].float()
+        error = (wide - original).norm() / original.norm()
+        least = (direct.expected[name] - original).norm() / original.norm()
+        assert error <= 1.45 * least
+        scale = found[name.replace("weight", "weight_scale_inv")]
+        assert scale.dtype == (torch.float32 if scales == "ue8m0" else torch.float8_e8m0fnu)
+        assert (torch.frexp(scale.float())[0] == 0.5).all()
+    assert not verify_checkpoint(tmp_path / "out").faults
+    config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    assert config["scale_fmt"] == "ue8m0"
+
+
+@pytest.mark.parametrize("writer", [written.deepseek_powers, written.deepseek_v4])
+def test_powers_of_two_change_their_form_without_loss(tmp_path, writer):
+    out = write_format(writer, tmp_path / "in")
+    for to, scales in (("deepseek", "ue8m0_bytes"), ("deepseek", "float32"), ("block", "ue8m0")):
+        done = convert_checkpoint(tmp_path / "in", tmp_path / "out", to=to, scales=scales, force=True)
+        assert not done.lossy
+        assert all(torch.equal(wide, out.expected[name]) for name, wide in numbers_of(tmp_path / "out").items())
+
+
+@pytest.mark.parametrize("writer", [written.ct_static, written.ct_channel, written.ct_block])
+def test_fnuz_and_back_keeps_every_number(tmp_path, writer):
+    out = write_format(writer, tmp_path / "in")
+    there = convert_checkpoint(tmp_path / "in", tmp_path / "fnuz", to="compressed-tensors", e4m3="fnuz")
+    assert not there.lossy
+    fnuz = load_file(tmp_path / "fnuz" / "model.safetensors")
+    assert fnuz[f"{Q}.weight"].dtype == torch.float8_e4m3fnuz
+    assert all(torch.equal(wide, out.expected[name]) for name, wide in numbers_of(tmp_path / "fnuz").items())
+    back = convert_checkpoint(tmp_path / "fnuz", tmp_path / "fn", to="compressed-tensors", e4m3="fn")
+    assert not back.lossy
+    assert all(torch.equal(wide, out.expected[name]) for name, wide in numbers_of(tmp_path / "fn").items())
+    if writer is written.ct_static:
+        assert fnuz[f"{Q}.input_scale"].tolist() == (2 * out.tensors[f"{Q}.input_scale"]).tolist()
+        assert torch.equal(load_file(tmp_path / "fn" / "model.safetensors")[f"{Q}.input_scale"], torch.tensor([0.02]))
+
+
+def test_codes_that_e4m3fn_does_not_have_are_made_anew(tmp_path):
+    write_format(written.ct_channel, tmp_path / "in")
+    convert_checkpoint(tmp_path / "in", tmp_path / "fnuz", to="channel", e4m3="fnuz")
+    file = tmp_path / "fnuz" / "model.safetensors"
+    tensors = load_file(file)
+    tensors[f"{Q}.weight"].view(torch.uint8)[299, 199] = 0xFF
+    save_file(tensors, file)
+    (change,) = plan_conversion(tmp_path / "fnuz", to="channel", e4m3="fn").lossy
+    assert (change.layer.name, "240" in change.why) == (Q, True)
+
+
+def test_another_fp8_format_is_made_anew_and_comfyui_keeps_e5m2(tmp_path):
+    codes = torch.randn(64, 96, generator=torch.Generator().manual_seed(0)).to(torch.float8_e5m2)
+    tensors = {"a.weight": codes, "a.weight_scale": torch.tensor(0.5)}
+    save_file(tensors, tmp_path / "in.safetensors")
+    kept = convert_checkpoint(tmp_path / "in.safetensors", tmp_path / "comfy.safetensors", to="comfyui")
+    assert not kept.lossy
+    found = load_file(tmp_path / "comfy.safetensors")
+    assert bytes(found["a.comfy_quant"].tolist()) == b'{"format": "float8_e5m2"}'
+    done = convert_checkpoint(tmp_path / "in.safetensors", tmp_path / "out.safetensors", to="channel", lossy=True)
+    assert (
+        done.lossy[0].why.startswith("float8_e5m2 becomes float8_e4m3fn") or "float8_e5m2 becomes" in done.lossy[0].why
+    )
+    assert 0 <= done.errors["a.weight"] < 0.03
+
+
+def test_static_scales_and_those_of_keys_and_values_go_with_their_layers(tmp_path):
+    write_format(written.modelopt, tmp_path / "in")
+    for to in ("tensor", "channel"):
+        convert_checkpoint(tmp_path / "in", tmp_path / to, to=to)
+        found = load_file(tmp_path / to / "model.safetensors")
+        assert found[f"{Q}.input_scale"].tolist() == [pytest.approx(0.02)]
+        assert float(found["model.layers.0.self_attn.k_scale"]) == 0.5
+        config = json.loads((tmp_path / to / "config.json").read_text())["quantization_config"]
+        assert config["kv_cache_scheme"]["num_bits"] == 8
+        assert config["config_groups"]["group_0"]["input_activations"] == {
+            "num_bits": 8, "type": "float", "symmetric": True, "strategy": "tensor", "dynamic": False
+        }  # fmt: skip
+    done = convert_checkpoint(tmp_path / "tensor", tmp_path / "back", to="modelopt")
+    found = load_file(tmp_path / "back" / "model.safetensors")
+    assert found[f"{Q}.input_scale"].shape == found[f"{Q}.weight_scale"].shape == ()
+    assert float(found["model.layers.0.self_attn.v_proj.v_scale"]) == 0.5
+    said = json.loads((tmp_path / "back" / "hf_quant_config.json").read_text())["quantization"]
+    assert (said["quant_algo"], said["kv_cache_quant_algo"]) == ("FP8", "FP8")
+    assert not done.left_out
+    blocks = convert_checkpoint(tmp_path / "tensor", tmp_path / "blocks", to="deepseek")
+    assert set(blocks.left_out) == {
+        name for name in load_file(tmp_path / "in" / "model.safetensors") if name.endswith("input_scale")
+    }
+
+
+def test_a_dynamic_checkpoint_with_one_scale_a_tensor_is_modelopts_per_channel(tmp_path):
+    write_format(written.ct_tensor, tmp_path / "in")
+    done = convert_checkpoint(tmp_path / "in", tmp_path / "out", to="modelopt")
+    assert not done.lossy
+    assert done.quantization_config["quant_algo"] == "FP8_PER_CHANNEL_PER_TOKEN"
+    assert load_file(tmp_path / "out" / "model.safetensors")[f"{Q}.weight_scale"].shape == (300,)
+
+
+def test_shards_stay_shards_and_scales_go_to_their_weights(tmp_path):
+    out = write_format(written.deepseek, tmp_path / "in")
+    tensors = load_file(tmp_path / "in" / "model.safetensors")
+    (tmp_path / "in" / "model.safetensors").unlink()
+    scales = {name: one for name, one in tensors.items() if "scale" in name}
+    others = {name: one for name, one in tensors.items() if "scale" not in name}
+    weight_map = {}
+    for file, held in (("a.safetensors", others), ("b.safetensors", scales | {"extra": torch.ones(3)})):
+        save_file(held, tmp_path / "in" / file, {"format": "pt", "note": file})
+        weight_map |= dict.fromkeys(held, file)
+    (tmp_path / "in" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    (tmp_path / "in" / "tokenizer.json").write_text("{}")
+    convert_checkpoint(tmp_path / "in", tmp_path / "out", to="block")
+    assert left_in(tmp_path / "out") == [
+        "a.safetensors", "b.safetensors", "config.json", "fp8core.json", "model.safetensors.index.json", "tokenizer.json"
+    ]  # fmt: skip
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    there = {file: set(load_file(tmp_path / "out" / file)) for file in ("a.safetensors", "b.safetensors")}
+    assert there["b.safetensors"] == {"extra"}
+    assert index["weight_map"] == {name: file for file, names in there.items() for name in names}
+    assert not verify_checkpoint(tmp_path / "out").faults
+    assert all(torch.equal(wide, out.expected[name]) for name, wide in numbers_of(tmp_path / "out").items())
+
+
+def test_a_file_gets_its_configuration_beside_it_and_bfloat16_none(tmp_path):
+    write_format(written.deepseek, tmp_path / "in")
+    source, target = tmp_path / "in" / "model.safetensors", tmp_path / "out.safetensors"
+    convert_checkpoint(source, target, to="block")
+    assert open_checkpoint(target).claim.group_shape == (128, 128)
+    convert_checkpoint(source, target, to="bf16", force=True)
+    assert left_in(tmp_path) == ["in", "out.safetensors"]
+
+
+def experts(folder, **keywords):
+    generator = torch.Generator().manual_seed(1)
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    weights = torch.randn(3, 256, 200, generator=generator)
+    codes, scales = zip(*(written.coded(one, 128, 128) for one in weights), strict=True)
+    folder.mkdir()
+    tensors = {name: torch.stack(codes), f"{name}_scale_inv": torch.stack(scales)}
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"quantization_config": {
+        "quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}}))  # fmt: skip
+    return name, torch.stack([written.values(*one, 128, 128) for one in zip(codes, scales, strict=True)])
+
+
+def test_stacked_experts_become_bfloat16_and_powers_of_two_and_nothing_that_has_no_name_for_them(tmp_path):
+    name, wide = experts(tmp_path / "in")
+    assert not verify_checkpoint(tmp_path / "in").faults
+    convert_checkpoint(tmp_path / "in", tmp_path / "bf16", to="bf16")
+    assert torch.equal(load_file(tmp_path / "bf16" / "model.safetensors")[name], wide.bfloat16())
+    done = convert_checkpoint(tmp_path / "in", tmp_path / "powers", to="deepseek", scales="ue8m0", lossy=True)
+    (layer,) = open_checkpoint(tmp_path / "powers").layers.values()
+    assert layer.scale.shape == (3, 2, 2)
+    scale = layer.scales().repeat(128, 1).repeat(128, 2)[:, :, :200]
+    now = layer.weight.read().astype(np.float32) * scale
+    assert np.linalg.norm(now - wide.numpy()) / wide.norm() == pytest.approx(done.errors[name], rel=1e-3)
+    with pytest.raises(CheckpointError, match="got experts in one tensor: bf16 and deepseek can be written"):
+        convert_checkpoint(tmp_path / "in", tmp_path / "out", to="block")
+
+
+REFUSED = [
+    ({"to": "fp4"}, "to needs one of bf16, channel"),
+    ({"to": "block", "scales": "bf16"}, "scales needs one of float32, ue8m0"),
+    ({"to": "block", "e4m3": "e5m2"}, "e4m3 needs one of fn, fnuz, got 'e5m2'"),
+    ({"to": "bf16", "e4m3": "fn"}, "to needs an FP8 format where scales or e4m3 are given, got 'bf16'"),
+    ({"to": "channel", "scales": "ue8m0_bytes"}, "which deepseek alone has"),
+    ({"to": "deepseek", "e4m3": "fnuz"}, "e4m3 needs fn for deepseek"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), REFUSED)
+def test_what_cannot_be_is_refused(tmp_path, options, message):
+    write_format(written.deepseek, tmp_path / "in")
+    with pytest.raises(CheckpointError, match=message):
+        convert_checkpoint(tmp_path / "in", tmp_path / "out", **options)
+    assert left_in(tmp_path) == ["in"]
+
+
+@pytest.mark.parametrize(
+    ("change", "to", "message"),
+    [
+        (lambda tensors: tensors.pop(f"{Q}.weight_scale_inv"), "bf16", "q_proj.weight needs a scale, got none"),
+        (lambda tensors: tensors[f"{Q}.weight_scale_inv"].fill_(0), "block", "needs finite scales above 0"),
+        (lambda tensors: tensors[f"{Q}.weight"].view(torch.uint8).fill_(0x7F), "channel", "needs finite numbers"),
+    ],
+)
+def test_faults_are_refused_and_nothing_is_left(tmp_path, change, to, message):
+    write_format(written.deepseek, tmp_path / "in")
+    tensors = load_file(tmp_path / "in" / "model.safetensors")
+    change(tensors)
+    save_file(tensors, tmp_path / "in" / "model.safetensors")
+    with pytest.raises(CheckpointError, match=message):
+        convert_checkpoint(tmp_path / "in", tmp_path / "out", to=to, lossy=True)
+    assert left_in(tmp_path) == ["in"]
+
+
+def test_an_unquantized_checkpoint_is_refused(tmp_path):
+    save_file(small_state(), tmp_path / "in.safetensors")
+    with pytest.raises(CheckpointError, match="needs FP8 weights to be converted, got none: quantize makes them"):
+        convert_checkpoint(tmp_path / "in.safetensors", tmp_path / "out.safetensors", to="bf16")
+
+
+@pytest.mark.parametrize("to", ["bf16", "channel", "block", "tensor", "deepseek"])
+@pytest.mark.parametrize("writer", [written.deepseek, written.ct_channel, written.mxfp8, written.ct_tensor])
+def test_parts_that_are_read_one_by_one_give_the_same_bytes(tmp_path, monkeypatch, writer, to):
+    write_format(writer, tmp_path / "in", small_state(700, 200))
+    whole = convert_checkpoint(tmp_path / "in", tmp_path / "whole", to=to, lossy=True)
+    monkeypatch.setattr(files, "AT_ONCE", 128 * 200 * 8)
+    calls = []
+    parts = convert_checkpoint(
+        tmp_path / "in", tmp_path / "parts", to=to, lossy=True, progress=lambda *call: calls.append(call)
+    )
+    file = "model.safetensors"
+    assert (tmp_path / "parts" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
+    assert len(calls) > 6
+    assert calls[-1][1] == calls[-1][2] == sum(one.nbytes for one in load_file(tmp_path / "in" / file).values())
+    assert parts.errors == pytest.approx(whole.errors)
+
+
+def test_what_quantize_writes_is_converted_there_and_back(tmp_path):
+    save_file(small_state(256, 256), tmp_path / "bf16.safetensors", {"format": "pt"})
+    for scheme in ("channel", "tensor", "block"):
+        one, two, three = (tmp_path / f"{scheme}{number}.safetensors" for number in range(3))
+        quantize_checkpoint(tmp_path / "bf16.safetensors", one, scheme=scheme)
+        convert_checkpoint(one, two, to={"channel": "modelopt", "tensor": "comfyui", "block": "deepseek"}[scheme])
+        convert_checkpoint(two, three, to="compressed-tensors")
+        first, last = load_file(one), load_file(three)
+        assert set(first) == set(last)
+        assert all(torch.equal(bits(first[name]), bits(last[name])) for name in first)
+        for beside in (one, three):
+            assert not verify_checkpoint(beside, against=tmp_path / "bf16.safetensors").faults
+        assert json.loads(three.with_suffix(".config.json").read_text()) == json.loads(
+            one.with_suffix(".config.json").read_text()
+        )
+
+
+PEAK = r"""
+import re, sys
+from fp8core.checkpoint import convert_checkpoint, verify_checkpoint
+source, target, to = sys.argv[1:]
+if to == "verify":
+    assert not verify_checkpoint(source).faults
+else:
+    convert_checkpoint(source, target, to=to, lossy=True)
+wrong = [name for name in ("torch", "jax", "cupy", "transformers") if name in sys.modules]
+assert not wrong, wrong
+print(1024 * int(re.search(r"VmHWM:\s+(\d+) kB", open("/proc/self/status").read())[1]))
+"""
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """An FP8 file of 403 MB in two weights."""
+    path = tmp_path_factory.mktemp("large") / "in.safetensors"
+    n, k = 24576, 8192
+    header, end = {}, 0
+    for layer in range(2):
+        name = f"model.layers.{layer}.mlp.up_proj.weight"
+        header[name] = {"dtype": "F8_E4M3", "shape": [n, k], "data_offsets": [end, end + n * k]}
+        end += n * k
+        scales = 4 * (n // 128) * (k // 128)
+        header[f"{name}_scale_inv"] = {
+            "dtype": "F32", "shape": [n // 128, k // 128], "data_offsets": [end, end + scales]
+        }  # fmt: skip
+        end += scales
+    text = json.dumps(header).encode()
+    generator = np.random.default_rng(0)
+    codes = (generator.standard_normal((1024, k)) * 60).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _ in range(2):
+            for _ in range(n // len(codes)):
+                file.write(codes.data)
+            file.write((generator.random(n * k // 128**2, np.float32) / 1000 + 1e-4).data)
+    yield path
+    path.unlink()
+
+
+@pytest.mark.parametrize("to", ["bf16", "channel", "block", "tensor", "verify"])
+def test_memory_does_not_grow_with_the_file_and_no_framework_is_imported(tmp_path, large, to):
+    target = tmp_path / "out.safetensors"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    command = [sys.executable, "-c", PEAK, str(large), str(target), to]
+    run = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert run.returncode == 0, run.stderr
+    target.unlink(missing_ok=True)
+    assert large.stat().st_size > 402e6
+    assert int(run.stdout) < 300e6

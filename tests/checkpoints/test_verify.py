@@ -1,0 +1,287 @@
+"""`verify_checkpoint` names the tensor of every fault, and finds none where there is none."""
+
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from fp8core.checkpoint import inspect_checkpoint, open_checkpoint, quantize_checkpoint, verify_checkpoint
+
+torch = pytest.importorskip("torch")
+from safetensors.torch import load_file, save_file  # noqa: E402
+
+from support import checkpoint_formats as written  # noqa: E402
+from support.checkpoint_formats import FORMATS, small_state, write_format  # noqa: E402
+
+Q = "model.layers.0.self_attn.q_proj"
+DOWN = "model.layers.0.mlp.down_proj"
+
+
+def found(path, **keywords):
+    return [(fault.kind, fault.tensor) for fault in verify_checkpoint(path, **keywords).faults]
+
+
+@pytest.mark.parametrize("writer", FORMATS, ids=lambda writer: writer.__name__)
+def test_what_other_code_wrote_has_no_fault_and_is_its_original_within_rounding(tmp_path, writer):
+    out = write_format(writer, tmp_path / "fp8")
+    save_file(small_state(), tmp_path / "bf16.safetensors")
+    seen = verify_checkpoint(tmp_path / "fp8", against=tmp_path / "bf16.safetensors")
+    assert not seen.faults
+    originals = {module + ".weight": weight.float() for module, weight in out.linears.items()}
+    for name, error in seen.errors.items():
+        difference = (out.expected[name] - originals[name]).norm() / originals[name].norm()
+        assert error == pytest.approx(float(difference), rel=1e-5)
+    assert set(seen.errors) == set(originals)
+
+
+def changed(folder, change, writer=written.deepseek, **keywords):
+    """A folder in some format with something changed."""
+    write_format(writer, folder, **keywords)
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def set_code(value):
+    def change(tensors):
+        tensors[f"{Q}.weight"].view(torch.uint8)[7, 9] = value
+
+    return change
+
+
+def set_scale(value, suffix="weight_scale_inv"):
+    def change(tensors):
+        tensors[f"{Q}.{suffix}"].view(-1)[-1] = value
+
+    return change
+
+
+def drop(name):
+    return lambda tensors: tensors.pop(name)
+
+
+def replace(name, make):
+    def change(tensors):
+        tensors[name] = make(tensors[name]).contiguous()
+
+    return change
+
+
+def raised(tensors):
+    """The fault of transformers#47030: scales go up to powers of two, codes stay."""
+    for name in [name for name in tensors if name.endswith("_scale_inv")]:
+        tensors[name] = written.up_to_power(tensors[name])
+
+
+SCALE = f"{Q}.weight_scale_inv"
+FAULTS = {
+    "the scale is missing": (drop(SCALE), "scale missing", f"{Q}.weight"),
+    "the weight is missing": (drop(f"{Q}.weight"), "scale left over", SCALE),
+    "the scale is inverted": (replace(SCALE, lambda scale: 1 / scale), "scale inverted", f"{Q}.weight"),
+    "the scale is squared": (replace(SCALE, lambda scale: scale**2), "scale squared", f"{Q}.weight"),
+    "the scales were raised": (raised, "scale raised", f"{Q}.weight"),
+    "a code is NaN": (set_code(0x7F), "NaN code", f"{Q}.weight"),
+    "a code is -NaN": (set_code(0xFF), "NaN code", f"{Q}.weight"),
+    "a scale is NaN": (set_scale(float("nan")), "scale value", SCALE),
+    "a scale is infinite": (set_scale(float("inf")), "scale value", SCALE),
+    "a scale is zero": (set_scale(0.0), "scale value", SCALE),
+    "a scale is negative": (set_scale(-0.01), "scale value", SCALE),
+    "a shape fits nothing": (replace(SCALE, lambda scale: torch.ones(7, 5)), "scale shape", f"{Q}.weight"),
+    "a scale is of integers": (replace(SCALE, lambda scale: scale.int()), "scale shape", f"{Q}.weight"),
+    "channels, and blocks are claimed": (replace(SCALE, lambda s: torch.full((600, 1), 0.01)), "config", f"{Q}.weight"),
+    "other blocks are claimed": (replace(SCALE, lambda s: torch.full((10, 8), 0.01)), "config", f"{Q}.weight"),
+    "a weight is bf16": (
+        replace(f"{Q}.weight", lambda codes: codes.bfloat16()), "scale left over", SCALE,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_each_fault_is_named_with_its_tensor(tmp_path, name):
+    change, kind, tensor = FAULTS[name]
+    state = {key: value / 16 if "proj.weight" in key else value for key, value in small_state(600, 500).items()}
+    faults = found(changed(tmp_path / "model", change, state=state))
+    assert (kind, tensor) in faults
+    if name != "the scales were raised":
+        assert {one for _, one in faults} <= {tensor, SCALE, f"{Q}.weight"}, faults
+
+
+@pytest.mark.parametrize("suffix", ["input_scale", "weight_scale"])
+@pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
+def test_static_scales_are_looked_at(tmp_path, suffix, value):
+    folder = changed(tmp_path / "model", set_scale(value, suffix), written.ct_static)
+    assert ("scale value", f"{Q}.{suffix}") in found(folder)
+
+
+def test_scales_of_keys_are_looked_at_and_bytes_of_exponents_can_be_nan(tmp_path):
+    name = "model.layers.0.self_attn.k_proj.k_scale"
+    folder = changed(tmp_path / "a", replace(name, lambda scale: scale * 0), written.modelopt)
+    assert found(folder) == [("scale value", name)]
+    folder = changed(tmp_path / "b", set_scale(255, "weight_scale"), written.mxfp8)
+    assert ("scale value", f"{Q}.weight_scale") in found(folder)
+
+
+@pytest.mark.parametrize("module", [Q, DOWN])
+def test_an_inverted_layer_is_told_from_its_neighbours_and_all_of_them_from_what_is_usual(tmp_path, module):
+    def inverted(tensors):
+        for name in [one for one in tensors if one.endswith("weight_scale")]:
+            tensors[name] = 1 / tensors[name]
+
+    one = changed(tmp_path / "one", replace(f"{module}.weight_scale", lambda scale: 1 / scale), written.ct_channel)
+    assert found(one) == [("scale inverted", f"{module}.weight")]
+    every = changed(tmp_path / "all", inverted, written.ct_channel)
+    assert set(found(every)) >= {("scale inverted", f"{one}.weight") for one in (Q, DOWN)}
+
+
+def test_the_configuration_is_compared_with_the_tensors(tmp_path):
+    folder = tmp_path / "model"
+    write_format(written.ct_channel, folder)
+    config = json.loads((folder / "config.json").read_text())
+    group = config["quantization_config"]["config_groups"]["group_0"]
+
+    def told(change):
+        changed = json.loads(json.dumps(config))
+        change(changed["quantization_config"], changed["quantization_config"]["config_groups"]["group_0"])
+        (folder / "config.json").write_text(json.dumps(changed))
+        return {fault.tensor: fault.text for fault in verify_checkpoint(folder).faults}
+
+    assert not told(lambda whole, group: None)
+    blocks = told(lambda whole, group: group["weights"].update(strategy="block", block_structure=[128, 128]))
+    assert "says one scale per block" in blocks[f"{Q}.weight"]
+    assert "has none" in told(lambda whole, group: group["input_activations"].update(dynamic=False))[f"{Q}.weight"]
+    assert set(told(lambda whole, group: whole.update(ignore=["re:.*self_attn"]))) == {
+        f"{Q}.weight", "model.layers.0.self_attn.k_proj.weight"
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    assert found(folder) == [("config", f"{DOWN}.weight")]
+    assert group
+
+
+def test_a_linear_layer_that_is_not_fp8_has_to_be_on_the_list(tmp_path):
+    state = small_state()
+    folder = tmp_path / "model"
+    write_format(written.ct_channel, folder, state)
+    tensors = load_file(folder / "model.safetensors")
+    del tensors[f"{Q}.weight_scale"]
+    tensors[f"{Q}.weight"] = state[f"{Q}.weight"]
+    save_file(tensors, folder / "model.safetensors")
+    assert found(folder) == [("config", f"{Q}.weight")]
+    (tmp_path / "made").mkdir()
+    save_file(state, tmp_path / "bf16.safetensors", {"format": "pt"})
+    quantize_checkpoint(tmp_path / "bf16.safetensors", tmp_path / "made" / "model.safetensors", exclude=[Q, "*.k_proj"])
+    assert not found(tmp_path / "made" / "model.safetensors")
+
+
+def test_claims_of_comfyui_name_layers(tmp_path):
+    folder = changed(tmp_path / "model", lambda tensors: None, written.comfyui_header)
+    tensors = load_file(folder / "model.safetensors")
+    layers = {module: {"format": "float8_e4m3fn"} for module in (Q, DOWN, "absent")}
+    metadata = {"_quantization_metadata": json.dumps({"format_version": "1.0", "layers": layers})}
+    save_file(tensors, folder / "model.safetensors", metadata)
+    assert found(folder) == [("config", "absent.weight")]
+
+
+def sharded(folder, twice=None, index=None):
+    write_format(written.deepseek, folder)
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(tensors)
+    parts = {"a.safetensors": names[:4], "b.safetensors": names[4:]}
+    for file, held in parts.items():
+        more = [] if twice is None or file != twice[0] else [twice[1]]
+        save_file({name: tensors[name] for name in {*held, *more}}, folder / file)
+    weight_map = {name: file for file, held in parts.items() for name in held}
+    text = json.dumps({"weight_map": weight_map}) if index is None else index(weight_map)
+    (folder / "model.safetensors.index.json").write_text(text)
+    return folder
+
+
+def written_twice(weight_map):
+    name = next(iter(weight_map))
+    return json.dumps({"weight_map": weight_map}).replace(
+        '"weight_map": {', f'"weight_map": {{"{name}": "b.safetensors", '
+    )
+
+
+def moved(weight_map):
+    return json.dumps({"weight_map": {**weight_map, SCALE: "a.safetensors"}})
+
+
+def elsewhere(weight_map):
+    return json.dumps({"weight_map": {**weight_map, SCALE: "c.safetensors"}})
+
+
+def without(weight_map):
+    return json.dumps({"weight_map": {name: file for name, file in weight_map.items() if name != SCALE}})
+
+
+def test_an_index_that_is_right_has_no_fault(tmp_path):
+    assert not found(sharded(tmp_path / "model"))
+
+
+@pytest.mark.parametrize(("index", "name"), [(moved, SCALE), (elsewhere, SCALE), (without, SCALE)])
+def test_an_index_that_is_wrong_is_told_with_the_tensor(tmp_path, index, name):
+    assert ("index", name) in found(sharded(tmp_path / "model", index=index))
+
+
+def test_an_index_that_names_a_tensor_twice_is_told(tmp_path):
+    folder = sharded(tmp_path / "model", index=written_twice)
+    name = min(name for file in folder.glob("*.safetensors") for name in load_file(file))
+    assert ("index", name) in found(folder)
+    assert next(f.text for f in verify_checkpoint(folder).faults if f.kind == "index").endswith(
+        "b.safetensors and a.safetensors"
+    )
+
+
+def test_a_tensor_in_two_files_without_an_index_is_told(tmp_path):
+    folder = sharded(tmp_path / "model", twice=("a.safetensors", SCALE))
+    (folder / "model.safetensors.index.json").unlink()
+    assert ("index", SCALE) in found(folder)
+
+
+def test_against_another_model_the_weights_differ(tmp_path):
+    write_format(written.deepseek, tmp_path / "fp8")
+    state = small_state()
+    state[f"{DOWN}.weight"] = state[f"{DOWN}.weight"] * 1.5
+    state["model.layers.0.input_layernorm.weight"] = state["model.layers.0.input_layernorm.weight"] * 2
+    del state["model.layers.0.self_attn.k_proj.weight"]
+    save_file(state, tmp_path / "bf16.safetensors")
+    assert found(tmp_path / "fp8", against=tmp_path / "bf16.safetensors") == [
+        ("difference", f"{DOWN}.weight"), ("difference", "model.layers.0.self_attn.k_proj.weight"),
+        ("difference", "model.layers.0.input_layernorm.weight"),
+    ]  # fmt: skip
+
+
+def test_progress_ends_with_all_bytes(tmp_path):
+    write_format(written.deepseek, tmp_path / "fp8")
+    save_file(small_state(), tmp_path / "bf16.safetensors")
+    calls = []
+    verify_checkpoint(
+        tmp_path / "fp8", against=tmp_path / "bf16.safetensors", progress=lambda *call: calls.append(call)
+    )
+    assert [done for _, done, _ in calls] == sorted(done for _, done, _ in calls)
+    assert len({total for *_, total in calls}) == 1
+    assert calls[0][1] == 300 * 200
+
+
+def test_scales_of_zero_weights_and_fnuz_nan(tmp_path):
+    from package.test_checkpoint import write
+
+    codes = np.zeros((4, 8), np.uint8).view(ml_dtypes.float8_e4m3fn)
+    write(tmp_path / "model.safetensors", {"a.weight": codes, "a.weight_scale": np.ones((4, 1), np.float32)})
+    assert not found(tmp_path / "model.safetensors")
+
+
+def test_inspection_counts_kinds_and_bytes_and_is_json(tmp_path):
+    out = write_format(written.modelopt, tmp_path / "model")
+    seen = inspect_checkpoint(open_checkpoint(tmp_path / "model"))
+    assert json.loads(json.dumps(seen.to_json()))["format"] == "modelopt"
+    (layers,) = seen.layers
+    assert (layers.what, layers.scales, layers.activations, layers.number) == ("e4m3fn", "tensor, float32", "static", 3)
+    assert layers.elements == 3 * 300 * 200
+    assert layers.nbytes == layers.elements + 3 * 8
+    whole = sum(tensor.nbytes for tensor in out.tensors.values())
+    assert sum(kind.nbytes for kind in (*seen.layers, *seen.others)) == whole
+    assert seen.kv_scales == 2
