@@ -108,6 +108,12 @@ SUBJECTS: Final[dict[str, Subject]] = {
         baselines=False,
         framework="jax",
     ),
+    "hf_decoder": Subject(
+        "bench.hf_decoder",
+        "four layers of Qwen3-8B in transformers, one token, in a graph and eager",
+        short=_arguments("--layers 1 --batch 1"),
+        baselines=False,
+    ),
     "first_call": Subject("bench.first_call", "the first call of a fresh process", baselines=False),
     "host": Subject("bench.host", "host time of each public function", gpu=False),
     "engine": Subject(

@@ -76,6 +76,7 @@ _KEYS: Final[dict[str, tuple[str, ...]]] = {
     "quantize": ("mode", "rows", "cols"),
     "engine": ("mode",),
     "layer": ("bench", "m"),
+    "hf_decoder": ("bench", "mode", "m"),
     "against": ("kind", "case"),
     "overhead": ("framework", "step"),
     "calls": ("framework", "step"),
@@ -105,6 +106,7 @@ class Results(NamedTuple):
     engine: Sequence[Record]
     against: Sequence[Record]
     jax_layer: Sequence[Record]
+    hf_decoder: Sequence[Record]
 
     @property
     def device(self) -> str:

@@ -81,14 +81,13 @@ class Linear(nn.Linear):
         self.use_fast_accum = flag(use_fast_accum, "use_fast_accum")
         self.batch_invariant = flag(batch_invariant, "batch_invariant")
         codes = getattr(torch, dtype_name(weight_dtype, "weight_dtype", FORMATS))
-        scales = SCHEMES[scheme].scale_shape((out_features, in_features))
 
         def add(name: str, shape: tuple[int, ...], dtype: torch.dtype | None, wanted: bool = True) -> None:
             made = nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False) if wanted else None
             self.register_parameter(name, made)
 
         add("weight", (out_features, in_features), codes)
-        add("weight_scale", scales, torch.float32)
+        add("weight_scale", self.scale_shape, torch.float32)
         add("input_scale", (1,), torch.float32, static)
         add("bias", (out_features,), dtype, bias)
         self._prepared: tuple[Any, Any, Any, Any, Fp8Linear] | None = None
@@ -160,6 +159,11 @@ class Linear(nn.Linear):
     def weight_group_shape(self) -> GroupShape:
         """The groups of the weight's scales."""
         return SCHEMES[self.scheme].group_shape
+
+    @property
+    def scale_shape(self) -> tuple[int, ...]:
+        """The shape of the weight's scales."""
+        return SCHEMES[self.scheme].scale_shape((self.out_features, self.in_features))
 
     @property
     def group_shape(self) -> GroupShape:

@@ -11,11 +11,14 @@ from typing import Any, Final
 import torch
 
 from fp8core.core.calls import NewArray
+from fp8core.core.prefetch import WEIGHT
 from fp8core.core.specs import TensorSpec
 from fp8core.interop.tensor import refused_dtype
+from fp8core.ops.linear import LINEAR_CALLS
 from fp8core.problem import HOST, ITEMSIZE, Target
 from fp8core.runtime import device
 from fp8core.torch.forms import ENTRIES, Entry, Form
+from fp8core.torch.histories import HISTORIES
 
 LIBRARY: Final[Any] = torch.library.Library("fp8core", "DEF")  # type: ignore[no-untyped-call]
 """Keeps the operators defined."""
@@ -58,7 +61,11 @@ def _real(entry: Entry, form: Form) -> Callable[..., Any]:
     def run(*arguments: Any) -> Any:
         return declared(operation(*unpack(*arguments))[0])
 
-    return run
+    def run_layer(*arguments: Any) -> Any:
+        operands, options = unpack(*arguments)
+        return declared(operation(operands, options, None, HISTORIES.of(operands[WEIGHT]))[0])
+
+    return run_layer if operation is LINEAR_CALLS else run
 
 
 def _fake(entry: Entry, form: Form) -> Callable[..., Any]:

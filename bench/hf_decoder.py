@@ -1,0 +1,118 @@
+"""A decoder of transformers, Qwen3-8B's layers, one token a sequence: bfloat16 beside FP8, compiled and as it is.
+
+    python -m bench.hf_decoder [--json FILE] [--layers 4] [--batch 1 16]
+
+Both models are `transformers.Qwen3Model` with the same random weights; of one of them `fp8core.torch.quantize_model_`
+makes FP8, per token x per channel. "graph" is `torch.compile(fullgraph=True)` in a CUDA graph; "eager" calls the model
+without compiling it, where the host takes longer than the GPU. There is no cache of keys and values: what is timed is
+the layers' arithmetic, not the length of a context. Before anything is timed, results of FP8 are compared with those
+of bfloat16.
+"""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import fp8core.torch
+from bench import results, timing
+from fp8core.timing import interleaved
+
+HIDDEN: Final = 4096
+MLP: Final = 12288
+HEADS: Final = 32
+KEY_HEADS: Final = 8
+DEVICE: Final = "cuda"
+FAR: Final = 0.15
+"""A relative error of the last hidden states that is a mistake; four layers of FP8 are some 0.05 from bfloat16."""
+EAGER_TURNS: Final = 15
+EAGER_MS: Final = 20.0
+
+Run = Callable[[], object]
+
+
+def decoder(layers: int) -> Any:
+    """Return a model in bfloat16 with random weights, without a head and with a small embedding, which is not used."""
+    from transformers import Qwen3Config, Qwen3Model
+
+    config = Qwen3Config(
+        hidden_size=HIDDEN,
+        intermediate_size=MLP,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KEY_HEADS,
+        head_dim=128,
+        num_hidden_layers=layers,
+        vocab_size=256,
+        use_cache=False,
+        dtype=torch.bfloat16,
+    )
+    torch.manual_seed(0)
+    with torch.device(DEVICE):
+        model = Qwen3Model(config).to(torch.bfloat16)
+    return model.eval().requires_grad_(False)
+
+
+def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Return the relative error of one result against another."""
+    return float((found.double() - wanted.double()).norm() / wanted.double().norm())
+
+
+def measure(batch: int, models: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return two records, of eager models and of models in graphs: how far FP8 is from bfloat16, and both's times."""
+    x = torch.randn(batch, 1, HIDDEN, device=DEVICE, dtype=torch.bfloat16)
+    with torch.no_grad():
+
+        def call(model: Any) -> Run:
+            return lambda: model(inputs_embeds=x, use_cache=False).last_hidden_state
+
+        torch._dynamo.reset()
+        runs = {
+            "eager": {name: call(model) for name, model in models.items()},
+            "graph": {
+                name: call(torch.compile(model, fullgraph=True, dynamic=False)) for name, model in models.items()
+            },
+        }
+        wanted: Any = runs["eager"]["bf16"]()
+        return [_record(way, batch, of_way, wanted) for way, of_way in runs.items()]
+
+
+def _record(way: str, batch: int, runs: dict[str, Run], wanted: torch.Tensor) -> dict[str, Any]:
+    """Return the record of one way, without times if a result is wrong."""
+    errors = {name: distance(run(), wanted) for name, run in runs.items()}
+    times: dict[str, timing.Timing] = {}
+    right = max(errors.values()) <= FAR
+    if right and way == "graph":
+        times = timing.compare({name: [run] for name, run in runs.items()}, least=1)
+    elif right:
+        calls = interleaved(runs, timing.elapsed, EAGER_TURNS, EAGER_MS)
+        times = {name: timing.spread([1e3 * ms for ms in found]) for name, found in calls.items()}
+    us = {name: spent._asdict() for name, spent in times.items()}
+    return {"bench": "hf_decoder", "mode": way, "m": batch, "errors": errors, "us": us}
+
+
+def main() -> None:
+    """Time the models, print a table, and append JSON lines if asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="append two JSON objects a batch to this file")
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--batch", nargs="+", type=int, default=(1, 16), help="sequences, with one token each")
+    chosen = parser.parse_args()
+    models = {"bf16": decoder(chosen.layers), "fp8core": decoder(chosen.layers)}
+    fp8core.torch.quantize_model_(models["fp8core"])
+    title = f"{chosen.layers} layers of Qwen3-8B in transformers, {torch.cuda.get_device_name()}, us"
+    table = Table("tokens", "way", "bf16", "fp8core", "ratio", "error", title=title)
+    for batch in chosen.batch:
+        for record in measure(batch, models):
+            results.append(chosen.json, record)
+            wide, ours = (results.us(record, name) for name in models)
+            times = ("-", "-", "-") if not wide or not ours else (f"{wide:.1f}", f"{ours:.1f}", f"{ours / wide:.3f}")
+            table.add_row(str(batch), record["mode"], *times, f"{record['errors']['fp8core']:.3f}")
+    Console(width=150).print(table)
+
+
+if __name__ == "__main__":
+    main()

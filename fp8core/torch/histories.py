@@ -1,0 +1,37 @@
+"""What is known of the weights of layers in graphs, so that kernels can read them early (`fp8core.core.prefetch`)."""
+
+from typing import Final
+from weakref import ReferenceType, ref
+
+import torch
+
+from fp8core.core.prefetch import WeightHistory
+
+
+class Histories:
+    """A history for each tensor that has been the weight of a layer in a graph, as long as the tensor lasts."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[ReferenceType[torch.Tensor], WeightHistory]] = {}
+
+    def of(self, weight: torch.Tensor) -> WeightHistory:
+        """Return the history of a weight."""
+        number = id(weight)
+        known = self._known.get(number)
+        if known is not None and known[0]() is weight:
+            return known[1]
+        made = WeightHistory()
+        self._known[number] = ref(weight, lambda gone: self._forget(number, gone)), made
+        return made
+
+    def _forget(self, number: int, gone: ReferenceType[torch.Tensor]) -> None:
+        """Let a history go, unless another tensor has the number by now."""
+        known = self._known.get(number)
+        if known is not None and known[0] is gone:
+            del self._known[number]
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+
+HISTORIES: Final = Histories()

@@ -1,0 +1,17 @@
+"""fp8core inside Hugging Face transformers: models in FP8, from checkpoints of every FP8 format and from bfloat16.
+
+Importing it registers the quantization method "fp8core" with transformers, which is changed in nothing else.
+
+Examples:
+    >>> from fp8core.transformers import Fp8CoreConfig
+    >>> Fp8CoreConfig().scheme
+    'channel'
+"""
+
+from fp8core.transformers.config import Fp8CoreConfig
+from fp8core.transformers.converting import convert_
+from fp8core.transformers.experts import Experts
+from fp8core.transformers.loading import config_for, from_pretrained
+from fp8core.transformers.quantizer import Fp8CoreQuantizer
+
+__all__ = ["Experts", "Fp8CoreConfig", "Fp8CoreQuantizer", "config_for", "convert_", "from_pretrained"]

@@ -1,0 +1,69 @@
+"""`Fp8CoreConfig`: how a model is to be quantized while it is loaded, or which format its checkpoint has."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from transformers.quantizers.auto import register_quantization_config
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from fp8core.checkpoint.schemes import scheme_of
+
+METHOD: Final = "fp8core"
+
+
+@register_quantization_config(METHOD)
+class Fp8CoreConfig(QuantizationConfigMixin):  # type: ignore[misc]
+    """What transformers' ``quantization_config`` takes to make a model's linear layers FP8 while it is loaded.
+
+    What is saved is not this but what other programs read: a checkpoint's own format where it was FP8, else that of
+    compressed-tensors, as `fp8core quantize` writes it.
+
+    Args:
+        scheme: "channel" (weights per channel, inputs per token), "tensor" (both per tensor) or "block" (weights by
+            blocks of 128x128, inputs by groups of 1x128).
+        include: which layers, by glob patterns or, after ``re:``, regular expressions over the checkpoint's names of
+            modules. Without it all linear layers, as `fp8core quantize` knows them.
+        exclude: patterns of layers to leave as they are.
+        use_fast_accum: as for `fp8core.scaled_mm`.
+        batch_invariant: as for `fp8core.scaled_mm`.
+        source: of a checkpoint that is FP8 already: its own configuration, as `config_for` finds it.
+        quant_method: "fp8core", as transformers writes it beside the others.
+
+    Raises:
+        CheckpointError: there is no such scheme.
+
+    Examples:
+        >>> from fp8core.transformers import Fp8CoreConfig
+        >>> Fp8CoreConfig(scheme="block", exclude=["*.down_proj"]).to_dict()["scheme"]
+        'block'
+    """
+
+    def __init__(
+        self,
+        scheme: str = "channel",
+        include: Sequence[str] | None = None,
+        exclude: Sequence[str] | None = None,
+        use_fast_accum: bool = True,
+        batch_invariant: bool = False,
+        source: Mapping[str, Any] | None = None,
+        quant_method: str = METHOD,
+    ) -> None:
+        scheme_of(scheme)
+        self.quant_method = quant_method
+        self.scheme = scheme
+        self.include = None if include is None else list(include)
+        self.exclude = None if exclude is None else list(exclude)
+        self.use_fast_accum = use_fast_accum
+        self.batch_invariant = batch_invariant
+        self.source = None if source is None else dict(source)
+
+    @property
+    def options(self) -> dict[str, bool]:
+        """What layers are made with beside their tensors."""
+        return {"use_fast_accum": self.use_fast_accum, "batch_invariant": self.batch_invariant}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what belongs in config.json: the format's own configuration, once it is known."""
+        own: dict[str, Any] = dict(self.__dict__)
+        return copy.deepcopy(own if self.source is None else self.source)

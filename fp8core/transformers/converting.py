@@ -1,0 +1,173 @@
+"""`convert_`: FP8 layers that transformers made itself, replaced by layers that multiply here."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from fp8core.checkpoint.naming import NAMES
+from fp8core.errors import CheckpointError
+from fp8core.interop import dtype_name
+from fp8core.problem import BLOCK_128, FORMATS
+from fp8core.torch import Linear
+from fp8core.transformers.config import METHOD, Fp8CoreConfig
+from fp8core.transformers.experts import DOWN, GATED, PLAIN, Experts, Layout, layout_of
+from fp8core.transformers.names import has, transforms_of
+from fp8core.transformers.quantizer import Fp8CoreQuantizer
+from fp8core.transformers.stored import Stored, safetensors_dtype
+
+CODES: Final = frozenset(getattr(torch, name) for name in FORMATS)
+SCALES: Final = [one.suffix[1:] for one in NAMES if one.role == "scale"]
+INPUT_SCALES: Final = [one.suffix[1:] for one in NAMES if one.role == "input_scale"]
+OF_TRANSFORMERS: Final = "transformers.integrations."
+"""Where transformers keeps what it does to tensors of one quantization method."""
+
+
+def convert_(model: Any) -> tuple[str, ...]:
+    """Replace the FP8 layers of a loaded model by `fp8core.torch.Linear` with the same codes and scales, in place.
+
+    These are transformers' FP8Linear and FP8Experts, FbgemmFp8Linear and CompressedTensorsFP8Linear, as its own
+    from_pretrained makes them on a GPU. The model is saved in the format that it was loaded from.
+
+    Args:
+        model: a model of transformers.
+
+    Returns:
+        The names of the layers.
+
+    Raises:
+        CheckpointError: a layer's scales are neither per tensor, nor per channel, nor by blocks of 128x128; or experts
+            are stored in a way that is not known. The layers before it have been replaced then.
+
+    Examples:
+        >>> from transformers import LlamaConfig, LlamaModel
+        >>> from fp8core.transformers import convert_
+        >>> sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 64}
+        >>> convert_(LlamaModel(LlamaConfig(**sizes, num_attention_heads=2)))  # it has no FP8 layers
+        ()
+    """
+    converted: list[str] = []
+    transforms = transforms_of(model)
+    unstacked: set[str] = set()
+    for name, module in list(model.named_modules()):
+        codes = module._parameters.get("weight")
+        stacked = module._parameters.get(DOWN)
+        if isinstance(module, nn.Linear) and not isinstance(module, Linear) and _is_fp8(codes):
+            model.set_submodule(name, _linear(name, module))
+            converted.append(name)
+        elif stacked is not None and stacked.ndim == 3 and _is_fp8(stacked):
+            layout = layout_of(name, transforms)
+            if layout is None:
+                raise CheckpointError(f"experts need names that transformers stacks them by, got {name} without them")
+            values = dict(module.named_parameters(recurse=False))
+            experts = Experts(module, layout)
+            for at, expert in enumerate(experts):
+                for projection, layer in _projections(name, at, module, values, layout).items():
+                    setattr(expert, projection, layer)
+                    converted.append(f"{name}.{at}.{projection}")
+            unstacked.update(layout.patterns)
+            model.set_submodule(name, experts)
+    if converted:
+        _take_over(model, unstacked)
+    return tuple(converted)
+
+
+def _is_fp8(codes: Tensor | None) -> bool:
+    return codes is not None and codes.dtype in CODES
+
+
+def _linear(name: str, module: nn.Linear) -> Linear:
+    """Return a layer with the tensors of one of transformers'."""
+    scale_name = next((one for one in SCALES if isinstance(getattr(module, one, None), Tensor)), None)
+    if scale_name is None:
+        raise CheckpointError(f"{name}.weight needs a scale, got none")
+    input_name = next((one for one in INPUT_SCALES if isinstance(getattr(module, one, None), Tensor)), None)
+    return _made(
+        name,
+        module.weight.detach(),
+        getattr(module, scale_name),
+        scale_name,
+        None if input_name is None else (input_name, getattr(module, input_name)),
+        module._parameters["bias"],
+        getattr(module, "block_size", None),
+    )
+
+
+def _projections(
+    name: str, at: int, module: nn.Module, values: Mapping[str, Tensor], layout: Layout
+) -> dict[str, Linear]:
+    """Return the layers of one expert of several that are stacked in the values of a module."""
+    made, blocks = {}, getattr(module, "block_size", None)
+    for role, parts in ((GATED if len(layout.first) == 2 else PLAIN, layout.first), (DOWN, (layout.down,))):
+        scale = values[f"{role}_scale_inv"][at]
+        scales = scale.chunk(len(parts)) if scale.numel() > 1 else (scale,) * len(parts)
+        static = values.get(f"{role}_activation_scale")
+        beside = None if static is None else ("activation_scale", static[at])
+        for part, codes, own in zip(parts, values[role][at].chunk(len(parts)), scales, strict=True):
+            made[part] = _made(f"{name}.{at}.{part}", codes.detach(), own, "weight_scale_inv", beside, None, blocks)
+    return made
+
+
+def _made(
+    name: str,
+    codes: Tensor,
+    scale: Tensor,
+    scale_name: str,
+    input_scale: tuple[str, Tensor] | None,
+    bias: Tensor | None,
+    blocks: Any,
+) -> Linear:
+    """Return a layer of tensors as transformers has them; ``blocks`` is the size of blocks, if there are some."""
+    n, k = codes.shape
+    shape = tuple(scale.shape)
+    if blocks is not None and tuple(blocks) == tuple(BLOCK_128) and shape == BLOCK_128.scale_shape(n, k):
+        scheme = "block"
+    elif blocks is None and scale.numel() == 1:
+        scheme = "tensor"
+    elif blocks is None and scale.numel() == n:  # [n, 1], or [1, n] as CompressedTensorsFP8Linear keeps it
+        scheme, shape = "channel", (n, 1)
+    else:
+        what = f"{list(shape)}" if blocks is None else f"{list(shape)} by blocks of {list(blocks)}"
+        raise CheckpointError(
+            f"{name} needs scales per tensor, per channel or by blocks of 128x128, got {what} for {n}x{k}"
+        )
+    made = Linear(
+        k,
+        n,
+        bias is not None,
+        "meta",
+        scheme=scheme,
+        static=input_scale is not None,
+        weight_dtype=dtype_name(codes.dtype),
+    )
+    stored = {"weight_scale": Stored(scale_name, safetensors_dtype(scale.dtype), shape)}
+    made.weight = nn.Parameter(codes, requires_grad=False)
+    wide = stored["weight_scale"].canonical(scale, made.scale_shape)
+    made.weight_scale = nn.Parameter(wide, requires_grad=False)
+    if input_scale is not None:
+        called, own = input_scale
+        stored["input_scale"] = Stored(called, safetensors_dtype(own.dtype), tuple(own.shape))
+        made.input_scale = nn.Parameter(stored["input_scale"].canonical(own, (1,)), requires_grad=False)
+    if bias is not None:
+        made.bias = nn.Parameter(bias.detach(), requires_grad=False)
+    made.__dict__["stored"] = stored
+    return made
+
+
+def _take_over(model: Any, unstacked: set[str]) -> None:
+    """Make the model one of this library's quantizer, which saves it in the format that it came in."""
+    known = getattr(model, "hf_quantizer", None)
+    if known is not None:
+        config = Fp8CoreConfig(source=known.quantization_config.to_dict())
+        model.hf_quantizer = Fp8CoreQuantizer(config, pre_quantized=True)
+        model.config.quantization_config = config
+        model.quantization_method = METHOD
+    conversions = getattr(model, "_weight_conversions", None)
+    if conversions is not None:
+        model._weight_conversions = [
+            one
+            for one in conversions
+            if not has(one, unstacked)
+            and not any(type(step).__module__.startswith(OF_TRANSFORMERS) for step in getattr(one, "operations", ()))
+        ]

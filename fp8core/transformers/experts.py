@@ -1,0 +1,184 @@
+"""Mixtures of experts with a linear layer for each projection, as checkpoints store them."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers.core_model_loading import WeightConverter
+from transformers.integrations import moe
+
+from fp8core.transformers.names import WEIGHT, Named
+
+GATED: Final = "gate_up_proj"
+PLAIN: Final = "up_proj"
+DOWN: Final = "down_proj"
+_DEFAULT_GATE: Final = getattr(moe, "_default_apply_gate", None)
+
+
+class Layout(NamedTuple):
+    """What a checkpoint calls the projections of an expert."""
+
+    first: tuple[str, ...]
+    """Gate and up, or up alone."""
+    down: str
+    patterns: tuple[str, ...]
+    """What transformers' converters find them by."""
+
+
+class Experts(nn.ModuleList):
+    """The experts of one layer: module ``i`` holds the projections of expert ``i``, under the checkpoint's names.
+
+    A call goes through the experts that its tokens were sent to, one after the other. It waits once for the routing.
+
+    Args:
+        original: transformers' module, whose projections are parameters of three axes; it gives extents, the
+            activation and the gate. Its parameters are taken from it.
+        layout: the names of the projections.
+
+    Examples:
+        `fp8core.transformers.from_pretrained` puts them where transformers has stacked experts.
+
+        >>> import torch
+        >>> from transformers import Qwen3MoeConfig
+        >>> from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
+        >>> from fp8core.transformers.experts import Experts, Layout
+        >>> config = Qwen3MoeConfig(hidden_size=8, moe_intermediate_size=16, num_experts=2)
+        >>> experts = Experts(Qwen3MoeExperts(config), Layout(("gate_proj", "up_proj"), "down_proj", ()))
+        >>> experts[1].down_proj
+        Linear(in_features=16, out_features=8, bias=False)
+    """
+
+    def __init__(self, original: nn.Module, layout: Layout) -> None:
+        down = original._parameters[DOWN]
+        assert down is not None
+        count, hidden, inner = down.shape
+        super().__init__(Expert(layout, hidden, inner, down.dtype) for _ in range(count))
+        self.layout = layout
+        for name in list(original._parameters):
+            delattr(original, name)
+        self._original = (original,)  # in a tuple, as it is no part of the state
+        own = getattr(type(original), "_apply_gate", None)
+        self._own_gate = len(layout.first) == 2 and own is not None and own is not _DEFAULT_GATE
+        self.train(original.training)
+
+    @property
+    def num_experts(self) -> int:
+        """How many there are."""
+        return len(self)
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """Return the experts' results, weighted and added up: ``[tokens, hidden]``.
+
+        Args:
+            hidden_states: ``[tokens, hidden]``.
+            top_k_index: ``[tokens, k]``, the experts of each token; numbers that no expert has count for nothing.
+            top_k_weights: ``[tokens, k]``, their weights.
+        """
+        (tokens, each), width = top_k_index.shape, hidden_states.shape[-1]
+        expert_of = top_k_index.reshape(-1)
+        order = torch.argsort(expert_of, stable=True)
+        sizes = torch.bincount(expert_of, minlength=len(self)).tolist()[: len(self)]
+        x = hidden_states[order // each]
+        made, start = [], 0
+        for at, size in enumerate(sizes):
+            if size:
+                made.append(self._expert(at, x[start : start + size]))
+                start += size
+        result = torch.zeros(tokens * each, width, dtype=torch.float32, device=hidden_states.device)
+        if made:
+            used = order[:start]
+            weighted = torch.cat(made).float() * top_k_weights.reshape(-1)[used, None]
+            result = result.index_copy(0, used, weighted)
+        return result.view(tokens, each, width).sum(1).to(hidden_states.dtype)
+
+    def _expert(self, at: int, x: Tensor) -> Tensor:
+        expert, original = self[at], self._original[0]
+        made = [getattr(expert, name)(x) for name in self.layout.first]
+        if self._own_gate:
+            inner = original._apply_gate(torch.cat(made, -1))  # type: ignore[operator]
+        else:
+            inner = original.act_fn(made[0])  # type: ignore[operator]
+            inner = inner * made[1] if len(made) == 2 else inner
+        y: Tensor = getattr(expert, self.layout.down)(inner)
+        return y
+
+
+class Expert(nn.Module):
+    """The projections of one expert, on the meta device until they are loaded; `Experts` calls them."""
+
+    def __init__(self, layout: Layout, hidden: int, inner: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        wide = torch.bfloat16 if dtype.itemsize == 1 else dtype
+        for name in layout.first:
+            self.add_module(name, nn.Linear(hidden, inner, False, "meta", wide))
+        self.add_module(layout.down, nn.Linear(inner, hidden, False, "meta", wide))
+
+
+def layouts_of(model: nn.Module, named: Mapping[str, Named]) -> dict[str, Layout]:
+    """Return the layouts of a model's experts, by the names of their modules.
+
+    These are experts that the checkpoint stores one by one, and that transformers would stack.
+
+    Args:
+        model: the model, before anything of it is replaced.
+        named: the names that the model has for the checkpoint's tensors.
+    """
+    found: dict[str, dict[str, dict[int, tuple[str, str]]]] = defaultdict(lambda: defaultdict(dict))
+    for key, (name, pattern, order) in named.items():
+        if pattern is None or not key.endswith(WEIGHT):
+            continue
+        module, _, role = name.rpartition(".")
+        _, star, projection = pattern.partition("*.")
+        if star and role in (GATED, PLAIN, DOWN) and projection.endswith(WEIGHT):
+            found[module][role][order] = projection.removesuffix(WEIGHT), pattern
+    layouts = {}
+    for module, roles in found.items():
+        first = [one for _, one in sorted((roles.get(GATED) or roles.get(PLAIN) or {}).items())]
+        down = list(roles[DOWN].values())
+        if first and down:
+            layout = Layout(tuple(name for name, _ in first), down[0][0], tuple(one for _, one in first + down))
+            if _fits(model.get_submodule(module), layout):
+                layouts[module] = layout
+    return layouts
+
+
+def layout_of(module: str, transforms: Sequence[Any]) -> Layout | None:
+    """Return how checkpoints call the experts of a module, or None where transformers does not stack them.
+
+    Args:
+        module: the name of the module.
+        transforms: what transformers does while it loads the model.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    patterns: list[str] = []
+    for one in transforms:
+        if not isinstance(one, WeightConverter):
+            continue
+        target = one.target_patterns[0].replace("\\", "").removeprefix(".")
+        parts = [pattern.partition("*.")[2] for pattern in one.source_patterns]
+        for role in (GATED, PLAIN, DOWN):
+            if f".{module}.{role}".endswith(f".{target}") and all(part.endswith(WEIGHT) for part in parts):
+                found[role] = tuple(part.removesuffix(WEIGHT) for part in parts)
+                patterns += one.source_patterns
+    first = found.get(GATED) or found.get(PLAIN)
+    if first is None or DOWN not in found:
+        return None
+    return Layout(first, found[DOWN][0], tuple(patterns))
+
+
+def _fits(original: nn.Module, layout: Layout) -> bool:
+    """Return whether `Experts` computes what a module does: no biases, nothing transposed or interleaved."""
+    first = GATED if len(layout.first) == 2 else PLAIN
+    own = {name: x.shape for name, x in original._parameters.items() if x is not None}
+    if set(own) != {first, DOWN} or not hasattr(original, "act_fn") or len(own[DOWN]) != 3:
+        return False
+    count, hidden, inner = own[DOWN]
+    others = any(True for child in original.children() for _ in child.parameters())
+    return (
+        tuple(own[first]) == (count, len(layout.first) * inner, hidden)
+        and getattr(original, "is_concatenated", True)
+        and not getattr(original, "is_transposed", False)
+        and not others
+    )

@@ -1,0 +1,124 @@
+"""`from_pretrained` and `config_for`: FP8 checkpoints of any format, and others that are quantized on the way."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import cached_file
+
+from fp8core.checkpoint import open_checkpoint
+from fp8core.checkpoint.claims import MODELOPT_FILE
+from fp8core.errors import CheckpointError
+from fp8core.transformers.config import METHOD, Fp8CoreConfig
+
+HUB: Final = (
+    *("cache_dir", "force_download", "proxies", "token", "revision", "local_files_only", "subfolder"),
+    "trust_remote_code",
+)
+"""Keyword arguments that say where a checkpoint is."""
+
+
+def from_pretrained(path: str | os.PathLike[str], auto: Any = AutoModelForCausalLM, **kwargs: Any) -> Any:
+    """Load a model of transformers with its linear layers in FP8.
+
+    A checkpoint that is FP8 keeps its codes and scales; `config_for` lists the formats. Any other is quantized while
+    it is loaded, one weight after the other: its codes and scales are those that `fp8core quantize` writes.
+
+    Args:
+        path: a folder, or the name of a repository.
+        auto: the class that loads it, as ``AutoModelForCausalLM``, ``AutoModel`` or a model's own class.
+        **kwargs: what the class's from_pretrained takes: device_map, dtype, revision, and for a checkpoint that is not
+            FP8 quantization_config, an `Fp8CoreConfig`.
+
+    Raises:
+        CheckpointError: quantization_config is given for a checkpoint that is quantized; its weights are not FP8, or
+            scaled in a way that no layer here has; the model has no linear layer for one of them; or a file cannot be
+            read.
+
+    Examples:
+        >>> from tempfile import TemporaryDirectory
+        >>> from transformers import AutoModelForCausalLM, LlamaConfig
+        >>> from fp8core.transformers import Fp8CoreConfig, from_pretrained
+        >>> sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 64}
+        >>> model = AutoModelForCausalLM.from_config(LlamaConfig(**sizes, num_attention_heads=2))
+        >>> with TemporaryDirectory() as folder:
+        ...     model.save_pretrained(folder)
+        ...     model = from_pretrained(folder, quantization_config=Fp8CoreConfig(scheme="channel"))
+        >>> model.model.layers[0].mlp.up_proj
+        Linear(in_features=32, out_features=64, bias=False, scheme=channel, weight=float8_e4m3fn)
+    """
+    asked = kwargs.pop("quantization_config", None)
+    config = kwargs.pop("config", None)
+    if config is None:
+        config = config_for(path, **{name: kwargs[name] for name in HUB if name in kwargs})
+    quantized = getattr(config, "quantization_config", None)
+    if quantized is None:
+        return auto.from_pretrained(path, config=config, quantization_config=asked or Fp8CoreConfig(), **kwargs)
+    if asked is not None:
+        method = quantized.get("source", quantized).get("quant_method", "FP8")
+        raise CheckpointError(f"quantization_config needs a checkpoint that is not quantized, got {method} in {path}")
+    return auto.from_pretrained(path, config=config, **kwargs)
+
+
+def config_for(path: str | os.PathLike[str], **kwargs: Any) -> Any:
+    """Return a model's configuration, with `Fp8CoreConfig` in charge of its checkpoint if that is quantized.
+
+    ``auto.from_pretrained(path, config=config_for(path))`` then loads FP8 of these formats: Hugging Face's and
+    DeepSeek's fp8 (blocks of 128x128, with scales of float32 or powers of two; one scale for each tensor),
+    compressed-tensors (tensor, channel, block, static), ModelOpt (with its configuration in either file), FBGEMM and
+    AutoFP8. The weights' headers tell; the configuration is kept for `save_pretrained`.
+
+    Args:
+        path: a folder, or the name of a repository.
+        **kwargs: as for ``AutoConfig.from_pretrained``.
+
+    Examples:
+        >>> import json
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> from fp8core.transformers import config_for
+        >>> quantized = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+        >>> with TemporaryDirectory() as folder:
+        ...     content = {"model_type": "llama", "quantization_config": quantized}
+        ...     written = Path(folder, "config.json").write_text(json.dumps(content))
+        ...     config_for(folder).quantization_config["quant_method"]
+        'fp8core'
+    """
+    config = AutoConfig.from_pretrained(path, **kwargs)
+    source = _taken_from(config) or _modelopt(path, kwargs)
+    if source is None and not _is_fp8(path):
+        return config
+    if source is None or source.get("quant_method") != METHOD:
+        source = {"quant_method": METHOD, "source": source}
+    config.quantization_config = source
+    return config
+
+
+def _taken_from(config: Any) -> dict[str, Any] | None:
+    """Return the quantization_config of a configuration, and take it out where it belongs to the text model."""
+    for place in (config, config.get_text_config()):
+        found = getattr(place, "quantization_config", None)
+        if found is not None:
+            if place is not config:
+                del place.quantization_config
+            return dict(found) if isinstance(found, Mapping) else dict(found.to_dict())
+    return None
+
+
+def _modelopt(path: str | os.PathLike[str], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the content of hf_quant_config.json in the form that ModelOpt gives it in config.json."""
+    places = {name: value for name, value in kwargs.items() if name in HUB and name != "trust_remote_code"}
+    file = cached_file(path, MODELOPT_FILE, _raise_exceptions_for_missing_entries=False, **places)
+    if file is None:
+        return None
+    content = json.loads(Path(file).read_bytes())
+    return {"quant_method": "modelopt", "producer": content.get("producer"), **content["quantization"]}
+
+
+def _is_fp8(path: str | os.PathLike[str]) -> bool:
+    """Return whether the weights in a folder are FP8, whatever its configuration does not say."""
+    folder = Path(path)
+    return any(folder.glob("*.safetensors")) and bool(open_checkpoint(folder).layers)

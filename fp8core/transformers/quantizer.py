@@ -1,0 +1,203 @@
+"""The quantizer that transformers asks while it loads a model: which layers are FP8, and how they get there."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.core_model_loading import ConversionOps
+from transformers.quantizers.auto import register_quantizer
+from transformers.quantizers.base import HfQuantizer
+
+from fp8core.checkpoint import open_files, plan_checkpoint
+from fp8core.errors import CheckpointError
+from fp8core.torch import Linear, dequantize_model_
+from fp8core.transformers.config import METHOD, Fp8CoreConfig
+from fp8core.transformers.experts import Experts, layouts_of
+from fp8core.transformers.names import WEIGHT, Names, has, transforms_of
+from fp8core.transformers.stored import as_stored, carry, complete, waiting
+
+
+@register_quantizer(METHOD)
+class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
+    """Makes FP8 layers of a model's linear layers, from a checkpoint that has them or from one that has not.
+
+    transformers makes one for each model and asks it; there is nothing to call. It changes the model before its
+    weights are loaded, from the headers of the files, and completes the layers afterwards.
+
+    Args:
+        quantization_config: an `Fp8CoreConfig`.
+        **kwargs: as for transformers' HfQuantizer.
+
+    Examples:
+        >>> from fp8core.transformers import Fp8CoreConfig, Fp8CoreQuantizer
+        >>> Fp8CoreQuantizer(Fp8CoreConfig(), pre_quantized=False).is_trainable
+        True
+    """
+
+    requires_calibration = False
+    quantization_config: Fp8CoreConfig
+
+    def __init__(self, quantization_config: Fp8CoreConfig, **kwargs: Any) -> None:
+        super().__init__(quantization_config, **kwargs)
+        self._unstacked: frozenset[str] = frozenset()
+        """Patterns of transformers' converters that would stack experts which stay apart here."""
+        self._chosen: frozenset[str] = frozenset()
+        """Weights of the model that are quantized when they are loaded."""
+
+    # Before the weights are loaded.
+
+    def _process_model_before_weight_loading(self, model: Any, checkpoint_files: Any = None, **_: Any) -> None:
+        files = [Path(file) for file in checkpoint_files or ()]
+        if not files or any(file.suffix != ".safetensors" for file in files):
+            raise CheckpointError(f"a model in FP8 needs safetensors files, got {[file.name for file in files]}")
+        if self.pre_quantized:
+            self._take_layers(model, files)
+        else:
+            self._choose_layers(model, files)
+
+    def _take_layers(self, model: Any, files: list[Path]) -> None:
+        """Put a layer where the files have an FP8 weight."""
+        config = self.quantization_config
+        about = {**model.config.to_dict(), "quantization_config": config.source}
+        checkpoint = open_files(files, about)
+        if not checkpoint.layers:
+            method = (config.source or {}).get("quant_method")
+            raise CheckpointError(f"{files[0].parent} needs FP8 weights, got none; its quant_method is {method}")
+        weights = {layer.weight.name: layer for layer in checkpoint.layers.values()}
+        names = self._names(model, checkpoint.all_tensors, set(weights))
+        modules = dict(model.named_modules())
+        for key, layer in weights.items():
+            named = names.of(key)
+            if named.pattern is None and named.name not in names.parameters:
+                continue  # what the model does not have; transformers tells
+            place = named.name.removesuffix(WEIGHT)
+            linear = modules.get(place)
+            if named.pattern is not None or type(linear) is not nn.Linear:
+                what = "joined with others" if named.pattern is not None else f"in a {type(linear).__name__}"
+                raise CheckpointError(
+                    f"{key} needs a linear layer of its own in {type(model).__name__}, got it {what}: "
+                    "fp8core convert makes bfloat16 of it"
+                )
+            modules[place] = waiting(layer, linear, config.options)
+            model.set_submodule(place, modules[place])
+        for key in checkpoint.kv_scales():
+            place, _, leaf = names.of(key).name.rpartition(".")
+            if place in modules and not hasattr(modules[place], leaf):
+                carry(modules[place], leaf, checkpoint.all_tensors[key])
+
+    def _choose_layers(self, model: Any, files: list[Path]) -> None:
+        """Choose the weights that `fp8core quantize` would choose, as far as the model has linear layers for them."""
+        config, excluded = self.quantization_config, list(self.quantization_config.exclude or ())
+        scheme: Any = config.scheme
+        present = open_files(files).all_tensors
+        names: Names | None = None
+        while True:
+            plan = plan_checkpoint(files[0].parent, scheme=scheme, include=config.include, exclude=excluded)
+            if plan.refused:
+                raise CheckpointError(f"cannot quantize {plan.refused[0].tensor}: {plan.refused[0].reason}")
+            wanted = {one.tensor: one.module for one in plan.verdicts if one.status == "quantized"}
+            if names is None:
+                names = self._names(model, present, set(wanted))
+                modules = dict(model.named_modules())
+            found = {key: names.of(key) for key in wanted if key in present}
+            unable = [
+                wanted[key]
+                for key, (name, pattern, _) in found.items()
+                if pattern is not None
+                or (name in names.parameters and type(modules.get(name.removesuffix(WEIGHT))) is not nn.Linear)
+            ]
+            if not unable:
+                break
+            excluded += unable
+        self._chosen = frozenset(one.name for one in found.values() if one.name in names.parameters)
+        if not self._chosen:
+            raise CheckpointError(f"{files[0].parent} needs a weight to quantize, got none that the model has")
+        config.source = plan.quantization_config
+
+    def _names(self, model: Any, present: Iterable[str], fp8: set[str]) -> Names:
+        """Return the names of the checkpoint's tensors, after putting experts apart where some of them are FP8."""
+        transforms = transforms_of(model)
+        names = Names(model, transforms)
+        named = names.of_all(key for key in present if key.endswith(WEIGHT))
+        joined = {one.name.rpartition(".")[0] for key, one in named.items() if key in fp8 and one.pattern is not None}
+        layouts = layouts_of(model, named)
+        if joined.isdisjoint(layouts):
+            return names
+        for place, layout in layouts.items():
+            model.set_submodule(place, Experts(model.get_submodule(place), layout))
+        self._unstacked = frozenset(pattern for layout in layouts.values() for pattern in layout.patterns)
+        return Names(model, transforms, self._unstacked)
+
+    # While they are loaded.
+
+    def update_weight_conversions(self, weight_conversions: list[Any], model: Any = None) -> list[Any]:
+        """Leave out the converters that would stack experts which stay apart."""
+        del model
+        return [one for one in weight_conversions if not has(one, self._unstacked)]
+
+    def param_needs_quantization(self, model: Any, param_name: str, **_: Any) -> bool:
+        """Return whether a weight is quantized when it is loaded."""
+        del model
+        return param_name in self._chosen
+
+    def get_quantize_ops(self) -> Any:
+        """Return what quantizes a weight."""
+        return Quantize(self.quantization_config)
+
+    @property
+    def quantized_element_size(self) -> float:
+        """The bytes of an element of what `param_needs_quantization` names."""
+        return 1.0
+
+    # Afterwards.
+
+    def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
+        for name, layer in model.named_modules():
+            if isinstance(layer, Linear):
+                complete(name, layer)
+        return model
+
+    def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Any] | None, dict[str, str]]:
+        """Return the state to save: with scales named, shaped and typed as in the checkpoint that was loaded."""
+        return as_stored(model), {}
+
+    def _dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:
+        dequantize_model_(model, dtype)
+        return model
+
+    def is_serializable(self) -> bool:
+        """Return that models can be saved."""
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        """That adapters can be trained on the frozen layers."""
+        return True
+
+    @property
+    def is_compileable(self) -> bool:
+        """That models can be compiled."""
+        return True
+
+
+class Quantize(ConversionOps):  # type: ignore[misc]
+    """Quantizes a weight that has been loaded, and puts an FP8 layer in the place of the linear one."""
+
+    def __init__(self, config: Fp8CoreConfig) -> None:
+        self.config = config
+
+    def convert(self, input_dict: dict[str, Any], *, full_layer_name: str, model: Any, **_: Any) -> dict[str, Any]:
+        """Return the codes and scales, as parameters of the new layer."""
+        (loaded,) = input_dict.values()
+        weight = loaded[0] if isinstance(loaded, list) else loaded
+        place = full_layer_name.removesuffix(WEIGHT)
+        linear = model.get_submodule(place)
+        linear.weight = nn.Parameter(weight, requires_grad=False)
+        made = Linear.from_linear(linear, scheme=self.config.scheme, **self.config.options)
+        made._parameters["bias"] = linear._parameters["bias"]  # it knows whether it has been loaded
+        for parameter in (made.weight, made.weight_scale):
+            parameter._is_hf_initialized = True  # type: ignore[attr-defined]
+        model.set_submodule(place, made)
+        return {full_layer_name: made.weight, f"{place}.weight_scale": made.weight_scale}

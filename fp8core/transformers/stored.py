@@ -1,0 +1,153 @@
+"""Layers of FP8 checkpoints: waiting for their tensors, taking them, and giving them back as the file had them."""
+
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fp8core.checkpoint import Layer
+from fp8core.checkpoint.reader import DTYPES
+from fp8core.errors import CheckpointError, DeviceError
+from fp8core.problem import BLOCK_128
+from fp8core.torch import Linear
+
+SCHEMES: Final = {"tensor": "tensor", "channel": "channel", "shard": "channel"}
+"""How layers are scaled, by the granularities of checkpoints; blocks of 128x128 are the scheme "block"."""
+
+
+class Stored(NamedTuple):
+    """How a file stores a scale."""
+
+    name: str
+    """What it calls the tensor, after the name of the module."""
+    dtype: str
+    """In safetensors' words."""
+    shape: tuple[int, ...]
+    widths: tuple[int, ...] = ()
+    """Of fused weights with a scale for each layer in them: the rows of each."""
+
+    def empty(self) -> Tensor:
+        """Return a tensor without memory that such a scale can be loaded into."""
+        return torch.empty(self.shape, dtype=torch_dtype(self.dtype), device="meta")
+
+    def canonical(self, loaded: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Return the numbers in float32, in the shape that a layer has."""
+        numbers = loaded.detach()
+        if numbers.dtype == torch.uint8:
+            numbers = numbers.view(torch.float8_e8m0fnu)
+        numbers = numbers.to(torch.float32)
+        if self.widths:
+            rows = torch.tensor(self.widths, device=numbers.device)
+            numbers = numbers.reshape(-1).repeat_interleave(rows, output_size=sum(self.widths))
+        return numbers.reshape(shape).contiguous()
+
+    def as_stored(self, scale: Tensor) -> Tensor:
+        """Return a layer's scale as the file had it."""
+        numbers = scale.detach()
+        if self.widths:
+            starts = [sum(self.widths[:at]) for at in range(len(self.widths))]
+            numbers = numbers.reshape(-1)[starts]
+        numbers = numbers.reshape(self.shape)
+        if self.dtype == "U8":
+            return numbers.to(torch.float8_e8m0fnu).view(torch.uint8)
+        return numbers.to(torch_dtype(self.dtype))
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """Return a dtype of safetensors in torch."""
+    known = DTYPES.get(name)
+    found = None if known is None else getattr(torch, str(known), None)
+    if not isinstance(found, torch.dtype):
+        raise CheckpointError(f"a checkpoint needs dtypes that torch has, got {name}")
+    return found
+
+
+def safetensors_dtype(dtype: torch.dtype) -> str:
+    """Return what safetensors calls a dtype of torch."""
+    return next(name for name, known in DTYPES.items() if getattr(torch, str(known), None) == dtype)
+
+
+def waiting(layer: Layer, linear: nn.Linear, options: dict[str, bool]) -> Linear:
+    """Return a layer without values that takes a file's tensors by their own names; `complete` makes it callable.
+
+    Raises:
+        CheckpointError: no layer here multiplies by such a weight.
+    """
+    fault = layer.fault()
+    if fault:
+        raise CheckpointError(fault)
+    scheme = "block" if layer.group_shape == BLOCK_128 else SCHEMES.get(str(layer.granularity))
+    if scheme is None or layer.scale is None:
+        raise CheckpointError(
+            f"{layer.weight.name} needs scales per tensor, per channel or by blocks of 128x128, got them by "
+            f"{layer.granularity} {tuple(layer.group_shape or ())}: fp8core convert changes them"
+        )
+    if layer.weight.shape != (linear.out_features, linear.in_features):
+        wanted = [linear.out_features, linear.in_features]
+        raise CheckpointError(f"{layer.weight.name} needs the shape {wanted}, got {list(layer.weight.shape)}")
+    bias = linear._parameters["bias"]
+    made = Linear(
+        linear.in_features,
+        linear.out_features,
+        bias is not None,
+        "meta",
+        None if bias is None else bias.dtype,
+        scheme=scheme,
+        static=layer.input_scale is not None,
+        weight_dtype=layer.dtype,
+        **options,
+    )
+    made.train(linear.training)
+    stored = {"weight_scale": Stored(_leaf(layer, layer.scale), layer.scale.dtype, layer.scale.shape, layer.widths)}
+    if layer.input_scale is not None:
+        name = _leaf(layer, layer.input_scale)
+        stored["input_scale"] = Stored(name, layer.input_scale.dtype, layer.input_scale.shape)
+    made.__dict__["stored"] = stored
+    for role, one in stored.items():
+        made._parameters.pop(role)
+        made.register_parameter(one.name, nn.Parameter(one.empty(), requires_grad=False))
+    for other in (layer.input_scale_ub, layer.marker):
+        if other is not None:
+            carry(made, _leaf(layer, other), other)
+    return made
+
+
+def carry(module: nn.Module, name: str, tensor: Any) -> None:
+    """Let a module keep a tensor of the checkpoint that nothing here computes with, so that it is saved again."""
+    module.register_buffer(name, torch.empty(tensor.shape, dtype=torch_dtype(tensor.dtype), device="meta"))
+
+
+def complete(name: str, layer: Linear) -> None:
+    """Give a layer its scales from what was loaded under the file's names; freeze it.
+
+    Raises:
+        DeviceError: the layer was not loaded to a device.
+    """
+    stored: dict[str, Stored] = layer.__dict__.get("stored", {})
+    scales = {role: layer._parameters.pop(one.name) for role, one in stored.items()}
+    for role, loaded in scales.items():
+        assert loaded is not None
+        if loaded.is_meta:
+            raise DeviceError(f"device_map needs to keep FP8 layers on a device, got {name} offloaded")
+        shape = layer.scale_shape if role == "weight_scale" else (1,)
+        made = stored[role].canonical(loaded, shape)
+        layer.register_parameter(role, nn.Parameter(made, requires_grad=False))
+    layer.requires_grad_(False)
+
+
+def as_stored(model: nn.Module) -> dict[str, Any] | None:
+    """Return a model's state with scales as the files had them that it was loaded from; None if it has none such."""
+    layers = {name: one for name, one in model.named_modules() if isinstance(one, Linear) and "stored" in one.__dict__}
+    if not layers:
+        return None
+    state = model.state_dict()
+    for name, layer in layers.items():
+        for role, one in layer.__dict__["stored"].items():
+            state[f"{name}.{one.name}"] = one.as_stored(state.pop(f"{name}.{role}"))
+    return state
+
+
+def _leaf(layer: Layer, tensor: Any) -> str:
+    """Return what a file calls a tensor after the module's name."""
+    leaf: str = tensor.name.removeprefix(f"{layer.name}.")
+    return leaf

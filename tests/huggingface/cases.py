@@ -1,0 +1,97 @@
+"""Tiny random models of transformers, dense and mixtures of experts, and how far results are apart."""
+
+import json
+from pathlib import Path
+
+import torch
+import transformers
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+SIZES = {
+    "hidden_size": 128,
+    "intermediate_size": 320,
+    "num_hidden_layers": 2,
+    "vocab_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 160}
+LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 64,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 32,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 160,
+    "n_shared_experts": 1,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
+CONFIGS = {
+    "llama": lambda: transformers.LlamaConfig(**SIZES, attention_bias=True),
+    "qwen3": lambda: transformers.Qwen3Config(**SIZES, head_dim=32),
+    "qwen3_moe": lambda: transformers.Qwen3MoeConfig(**SIZES, **EXPERTS, head_dim=32, decoder_sparse_step=1),
+    "mixtral": lambda: transformers.MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2),
+    "phi3": lambda: transformers.Phi3Config(**SIZES, pad_token_id=0),
+    "deepseek_v3": lambda: transformers.DeepseekV3Config(**{**SIZES, **LATENT}),
+}
+TOKENS = torch.randint(0, 96, (2, 7), generator=torch.Generator().manual_seed(3))
+
+
+def random_model(kind, seed=0):
+    """A model in bfloat16, whose weights are large enough for activations to spread."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(CONFIGS[kind]()).to(torch.bfloat16).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0, 0.7 * parameter.shape[-1] ** -0.5)
+            elif name.endswith("bias"):
+                parameter.normal_(0, 0.1)
+    return model
+
+
+def written(kind, folder, seed=0):
+    """Write a random model in bfloat16, and return its logits."""
+    model = random_model(kind, seed)
+    model.save_pretrained(folder)
+    return logits(model)
+
+
+def logits(model, tokens=TOKENS):
+    with torch.no_grad():
+        return model(tokens).logits.float()
+
+
+def distance(found, wanted):
+    """The relative error of a token's logits, in the middle of all tokens: a few may be sent to other experts."""
+    return float(((found - wanted).norm(dim=-1) / wanted.norm(dim=-1)).median())
+
+
+def tensors_of(folder):
+    """All tensors of a folder, by name."""
+    found = {}
+    for file in sorted(Path(folder).glob("*.safetensors")):
+        found |= load_file(file)
+    return found
+
+
+def config_of(folder):
+    return json.loads((Path(folder) / "config.json").read_text())
+
+
+def same(one, other):
+    """Whether two tensors have the same dtype, shape and bytes."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))

@@ -1,0 +1,98 @@
+"""`convert_`: layers that transformers made of FP8 checkpoints, without a GPU by leaving out its look for one."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from torch import nn  # noqa: E402 - after the skips
+from transformers import AutoModelForCausalLM  # noqa: E402
+from transformers.integrations import compressed_tensors, fbgemm_fp8, finegrained_fp8  # noqa: E402
+from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQuantizer  # noqa: E402
+
+from fp8core.errors import CheckpointError  # noqa: E402
+from fp8core.torch import Linear  # noqa: E402
+from fp8core.transformers import Experts, convert_, from_pretrained  # noqa: E402
+from huggingface import cases  # noqa: E402
+from huggingface.cases import config_of, logits, same, tensors_of, written  # noqa: E402
+from support import checkpoint_formats as formats  # noqa: E402
+
+
+@pytest.mark.parametrize(
+    ("writer", "kind"),
+    [
+        (formats.deepseek, "llama"),
+        (formats.deepseek_powers, "llama"),
+        (formats.hf_static, "llama"),
+        (formats.deepseek, "qwen3_moe"),
+        (formats.deepseek_powers, "qwen3_moe"),
+    ],
+    ids=lambda case: getattr(case, "__name__", case),
+)
+def test_models_that_transformers_loaded(writer, kind, tmp_path, monkeypatch):
+    monkeypatch.setitem(cases.EXPERTS, "moe_intermediate_size", 128)  # transformers takes multiples of 128 only
+    monkeypatch.setattr(FineGrainedFP8HfQuantizer, "validate_environment", lambda *_, **__: None)
+    written(kind, tmp_path / "wide")
+    out = formats.write_format(writer, tmp_path / "fp8", tensors_of(tmp_path / "wide"), config_of(tmp_path / "wide"))
+    wanted = logits(from_pretrained(tmp_path / "fp8"))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "fp8")
+    assert any(isinstance(module, finegrained_fp8.FP8Linear) for module in model.modules())
+    names = convert_(model)
+    assert {f"{name}.weight" for name in names} == out.expected.keys()
+    assert any(isinstance(module, Experts) for module in model.modules()) == (kind == "qwen3_moe")
+    found = logits(model)
+    assert torch.equal(found, wanted)
+    assert convert_(model) == ()
+
+    model.save_pretrained(tmp_path / "again")
+    saved = tensors_of(tmp_path / "again")
+    assert saved.keys() == out.tensors.keys()
+    for name, stored in out.tensors.items():  # transformers keeps powers of two as such
+        assert same(saved[name].to(stored.dtype), stored), name
+    assert config_of(tmp_path / "again")["quantization_config"]["quant_method"] == "fp8"
+    assert torch.equal(logits(from_pretrained(tmp_path / "again")), found)
+
+
+def channelwise(n=48, k=64):
+    weight = torch.randn(n, k, generator=torch.Generator().manual_seed(4))
+    codes, scale = formats.coded(weight, 1, k)
+    return codes, scale, formats.values(codes, scale, 1, k)
+
+
+def of_fbgemm(codes, scale):
+    made = fbgemm_fp8.FbgemmFp8Linear(codes.shape[1], codes.shape[0], False)
+    made.weight, made.weight_scale = nn.Parameter(codes, False), nn.Parameter(scale, False)
+    return made
+
+
+def of_compressed_tensors(codes, scale):
+    made = compressed_tensors.CompressedTensorsFP8Linear(codes.shape[1], codes.shape[0])
+    made.weight, made.weight_scale = nn.Parameter(codes, False), nn.Parameter(scale.reshape(1, -1), False)
+    return made
+
+
+@pytest.mark.parametrize("made_by", [of_fbgemm, of_compressed_tensors])
+@pytest.mark.parametrize("k", [64, 48], ids=["wide", "square"])
+def test_layers_of_other_methods(made_by, k):
+    from transformers import LlamaConfig, LlamaModel
+
+    model = LlamaModel(LlamaConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2))
+    codes, scale, values = channelwise(k=k)
+    model.layers[0].mlp.up_proj = made_by(codes, scale)
+    assert convert_(model) == ("layers.0.mlp.up_proj",)
+    layer = model.layers[0].mlp.up_proj
+    assert isinstance(layer, Linear)
+    assert layer.weight.data_ptr() == codes.data_ptr()
+    assert torch.equal(layer.dequantized(torch.float32), values)
+
+
+def test_scales_that_no_layer_has():
+    from transformers import LlamaConfig, LlamaModel
+
+    model = LlamaModel(LlamaConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2))
+    codes, _, _ = channelwise()
+    model.layers[0].mlp.up_proj = of_fbgemm(codes, torch.ones(3, 5))
+    with pytest.raises(
+        CheckpointError, match=r"up_proj needs scales per tensor, per channel or by blocks of 128x128, got \[3, 5"
+    ):
+        convert_(model)

@@ -1,0 +1,37 @@
+"""The examples run, and do what they say."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from fp8core import demo  # noqa: E402 - after the skips
+
+EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
+
+
+def run(name, monkeypatch, capsys):
+    path = str(EXAMPLES / name)
+    monkeypatch.setattr("sys.argv", [path])
+    runpy.run_path(path, run_name="__main__")
+    return capsys.readouterr().out
+
+
+def test_the_language_model(monkeypatch, capsys):
+    said = run("torch_llm.py", monkeypatch, capsys)
+    assert "parameters: 2,886,144 bytes in bfloat16, 1,722,880 in FP8" in said
+    assert "saved as compressed-tensors and loaded again: the same logits" in said
+    (error,) = (line for line in said.splitlines() if line.startswith("logits:"))
+    assert 0.001 < float(error.split()[-1]) < 0.15
+
+
+def test_the_embeddings(monkeypatch, capsys):
+    if demo.model_folder() is None:
+        pytest.skip("the demo's model is not here: fp8core demo fetches it")
+    said = run("torch_embeddings.py", monkeypatch, capsys).splitlines()
+    assert [line.strip().split()[0] for line in said[1:10:2]] == ["The", "Kittens", "Fold", "Each", "The"]
+    cosine = float(said[-1].partition("at least ")[2].split()[0])
+    assert cosine > 0.99

@@ -1,0 +1,194 @@
+"""FP8 checkpoints that others wrote, loaded, run, saved and loaded again: every format, dense and with experts."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from transformers import AutoModelForCausalLM  # noqa: E402 - after the skips
+
+from fp8core.errors import CheckpointError  # noqa: E402
+from fp8core.torch import Linear  # noqa: E402
+from fp8core.transformers import Experts, config_for, from_pretrained  # noqa: E402
+from fp8core.transformers.loading import _taken_from  # noqa: E402
+from huggingface.cases import config_of, distance, logits, same, tensors_of, written  # noqa: E402
+from support import checkpoint_formats as formats  # noqa: E402
+
+LOADED = (
+    formats.deepseek,
+    formats.deepseek_powers,
+    formats.deepseek_v4,
+    formats.hf_static,
+    formats.ct_static,
+    formats.ct_tensor,
+    formats.ct_channel,
+    formats.ct_block,
+    formats.modelopt,
+    formats.modelopt_in_config,
+    formats.modelopt_blocks,
+    formats.fbgemm,
+    formats.autofp8,
+)
+FAR = 0.15
+"""The relative error of logits to the model in bfloat16, from which on a format is misread."""
+
+
+def write(writer, kind, tmp_path):
+    """Write a random model in bfloat16 and in a format; return logits of the first, and what was written."""
+    wanted = written(kind, tmp_path / "wide")
+    config = {name: value for name, value in config_of(tmp_path / "wide").items() if name != "quantization_config"}
+    return wanted, formats.write_format(writer, tmp_path / "fp8", tensors_of(tmp_path / "wide"), config)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3_moe"])
+@pytest.mark.parametrize("writer", LOADED, ids=lambda writer: writer.__name__)
+def test_a_format_is_loaded_run_and_saved(writer, kind, tmp_path):
+    wanted, out = write(writer, kind, tmp_path)
+    model, told = from_pretrained(tmp_path / "fp8", output_loading_info=True)
+    assert not told["missing_keys"] | told["unexpected_keys"] | told["mismatched_keys"], told
+    layers = {f"{name}.weight": layer for name, layer in model.named_modules() if isinstance(layer, Linear)}
+    assert layers.keys() == out.expected.keys()
+    for name, layer in layers.items():
+        assert torch.equal(layer.dequantized(torch.float32), out.expected[name]), name
+        assert not any(parameter.requires_grad for parameter in layer.parameters())
+    static = any(name.endswith(("input_scale", "activation_scale")) for name in out.tensors)
+    for layer in layers.values():
+        assert (layer.input_scale is not None) == static
+        assert not static or layer.input_scale.tolist() == pytest.approx([0.02])
+    found = logits(model)
+    assert 0.001 < distance(found, wanted) < FAR
+
+    model.save_pretrained(tmp_path / "again")
+    saved = tensors_of(tmp_path / "again")
+    assert saved.keys() == out.tensors.keys()
+    assert [name for name in saved if not same(saved[name], out.tensors[name])] == []
+    method = (out.config or {"quant_method": "modelopt"})["quant_method"]
+    assert config_of(tmp_path / "again")["quantization_config"]["quant_method"] == method
+    assert torch.equal(logits(from_pretrained(tmp_path / "again")), found)
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "mixtral", "deepseek_v3"])
+@pytest.mark.parametrize("writer", [formats.deepseek, formats.modelopt], ids=lambda writer: writer.__name__)
+def test_other_models(writer, kind, tmp_path):
+    wanted, out = write(writer, kind, tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "fp8", config=config_for(tmp_path / "fp8"))
+    names = {name for name, layer in model.named_modules() if isinstance(layer, Linear)}
+    assert {f"{name}.weight" for name in names} >= {name for name in out.expected if ".experts." not in name}
+    assert 0.001 < distance(logits(model), wanted) < FAR
+
+
+def shards(out):
+    """A scale for each layer in fused ones, as vLLM and AutoFP8 keep them."""
+    widths = {"qkv_proj": (128, 64, 64), "gate_up_proj": (320, 320)}
+    for name in [name for name in out.tensors if name.split(".")[-2] in widths]:
+        parts = out.tensors.pop(name).split(widths[name.split(".")[-2]])
+        coded = [formats.coded(part, len(part), part.shape[1]) for part in parts]
+        out.tensors[name] = torch.cat([codes for codes, _ in coded])
+        out.tensors[f"{name}_scale"] = torch.cat([scale.reshape(1) for _, scale in coded])
+        out.expected[name] = torch.cat([codes.float() * scale for codes, scale in coded])
+    formats.ct_tensor(out)
+
+
+def test_scales_of_fused_layers(tmp_path):
+    wanted, out = write(shards, "phi3", tmp_path)
+    model = from_pretrained(tmp_path / "fp8")
+    fused = model.model.layers[0].self_attn.qkv_proj
+    assert fused.scheme == "channel"
+    assert len(fused.weight_scale.unique()) == 3
+    for name, layer in model.named_modules():
+        if isinstance(layer, Linear):
+            assert torch.equal(layer.dequantized(torch.float32), out.expected[f"{name}.weight"])
+    assert 0.001 < distance(logits(model), wanted) < FAR
+    model.save_pretrained(tmp_path / "again")
+    saved = tensors_of(tmp_path / "again")
+    assert saved.keys() == out.tensors.keys()
+    assert all(same(saved[name], out.tensors[name]) for name in saved)
+
+
+def test_no_configuration_says_that_it_is_fp8(tmp_path):
+    def silent(out):
+        formats.ct_channel(out)
+        out.config = None
+
+    wanted, _ = write(silent, "llama", tmp_path)
+    model = from_pretrained(tmp_path / "fp8")
+    found = logits(model)
+    assert 0.001 < distance(found, wanted) < FAR
+    model.save_pretrained(tmp_path / "again")
+    assert torch.equal(logits(from_pretrained(tmp_path / "again")), found)
+
+
+def test_a_configuration_of_the_text_model(tmp_path):
+    """Models of images and text may say it in text_config; what is saved says it at the top."""
+    write(formats.deepseek, "llama", tmp_path)
+    config = config_for(tmp_path / "fp8")
+    nested = type(config)(**{**config.to_dict(), "quantization_config": None})
+    nested.get_text_config = lambda *_, **__: config
+    config.quantization_config = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    del nested.quantization_config
+    assert _taken_from(nested) == {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    assert not hasattr(config, "quantization_config")
+
+
+def test_what_transformers_itself_makes_of_blocks(tmp_path):
+    """transformers reads what was saved, and the same model comes out within its rounding."""
+    _, out = write(formats.deepseek, "qwen3_moe", tmp_path)
+    model = from_pretrained(tmp_path / "fp8")
+    model.save_pretrained(tmp_path / "again")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "again", dtype=torch.bfloat16)
+    assert not any(isinstance(module, Linear | Experts) for module in theirs.modules())
+    assert distance(logits(model), logits(theirs)) < 0.1
+    assert out.expected
+
+
+@pytest.mark.parametrize(
+    ("writer", "text"),
+    [
+        (formats.modelopt_mxfp8, r"_proj.weight needs scales .* got them by group \(1, 32\): fp8core convert"),
+        (formats.ct_mxfp8, "needs scales per tensor, per channel or by blocks of 128x128"),
+    ],
+    ids=["modelopt", "compressed-tensors"],
+)
+def test_scales_that_no_layer_has(writer, text, tmp_path):
+    write(writer, "llama", tmp_path)
+    with pytest.raises(CheckpointError, match=text):
+        from_pretrained(tmp_path / "fp8")
+
+
+def test_experts_in_one_tensor(tmp_path):
+    def stacked(out):
+        formats.ct_channel(out)
+        for layer in range(2):
+            place = f"model.layers.{layer}.mlp.experts"
+            for part in ("gate_proj", "up_proj", "down_proj"):
+                names = [f"{place}.{at}.{part}.weight" for at in range(4)]
+                out.tensors[f"{place}.{part}"] = torch.stack([out.tensors.pop(name) for name in names])
+                out.tensors[f"{place}.{part}_scale"] = torch.stack([out.tensors.pop(f"{n}_scale") for n in names])
+            both = [out.tensors.pop(f"{place}.{part}") for part in ("gate_proj", "up_proj")]
+            out.tensors[f"{place}.gate_up_proj"] = torch.cat(both, 1)
+            scales = [out.tensors.pop(f"{place}.{part}_scale") for part in ("gate_proj", "up_proj")]
+            out.tensors[f"{place}.gate_up_proj_scale"] = torch.cat(scales, 1)
+
+    write(stacked, "qwen3_moe", tmp_path)
+    with pytest.raises(CheckpointError, match=r"experts.down_proj needs a linear layer of its own in Qwen3MoeFor"):
+        from_pretrained(tmp_path / "fp8")
+
+
+def test_a_weight_without_its_scale(tmp_path):
+    def lost(out):
+        formats.deepseek(out)
+        del out.tensors["model.layers.1.mlp.up_proj.weight_scale_inv"]
+
+    write(lost, "llama", tmp_path)
+    with pytest.raises(CheckpointError, match=r"model.layers.1.mlp.up_proj.weight needs a scale, got none"):
+        from_pretrained(tmp_path / "fp8")
+
+
+def test_a_method_that_is_not_fp8(tmp_path):
+    def other(out):
+        out.tensors |= {f"{module}.weight": weight for module, weight in out.linears.items()}
+        out.config = {"quant_method": "gptq", "bits": 4}
+
+    write(other, "llama", tmp_path)
+    with pytest.raises(CheckpointError, match="needs FP8 weights, got none; its quant_method is gptq"):
+        from_pretrained(tmp_path / "fp8")

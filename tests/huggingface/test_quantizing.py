@@ -1,0 +1,117 @@
+"""Models in bfloat16, quantized while they are loaded: the bytes of `fp8core quantize`, saved and loaded again."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from transformers import AutoModelForCausalLM  # noqa: E402 - after the skips
+
+from fp8core.checkpoint import quantize_checkpoint  # noqa: E402
+from fp8core.errors import CheckpointError  # noqa: E402
+from fp8core.torch import Linear  # noqa: E402
+from fp8core.transformers import Experts, Fp8CoreConfig, from_pretrained  # noqa: E402
+from huggingface.cases import config_of, distance, logits, random_model, same, tensors_of, written  # noqa: E402
+
+SCHEMES = "channel", "tensor", "block"
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "qwen3_moe", "mixtral", "deepseek_v3"])
+def test_the_bytes_of_the_command(kind, scheme, tmp_path):
+    wanted = written(kind, tmp_path / "wide")
+    summary = quantize_checkpoint(tmp_path / "wide", tmp_path / "command", scheme=scheme)
+    asked = Fp8CoreConfig(scheme=scheme)
+    model, told = from_pretrained(tmp_path / "wide", quantization_config=asked, output_loading_info=True)
+    assert not told["missing_keys"] | told["unexpected_keys"] | told["mismatched_keys"], told
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, Linear)}
+    stored = {name.replace(".block_sparse_moe.", ".mlp.") for name in summary.quantized}  # Mixtral's, renamed
+    assert {f"{name}.weight" for name in layers} == stored
+    assert {layer.scheme for layer in layers.values()} == {scheme}
+    assert not any(parameter.requires_grad for layer in layers.values() for parameter in layer.parameters())
+    found = logits(model)
+    assert 0.001 < distance(found, wanted) < 0.15
+
+    model.save_pretrained(tmp_path / "saved")
+    command, saved = tensors_of(tmp_path / "command"), tensors_of(tmp_path / "saved")
+    assert command.keys() == saved.keys()
+    own = [name for name in command if not name.endswith("e_score_correction_bias")]  # transformers makes it float32
+    assert [name for name in own if not same(command[name], saved[name])] == []
+    quantization = [config_of(tmp_path / name)["quantization_config"] for name in ("command", "saved")]
+    assert quantization[0] == quantization[1] == summary.quantization_config
+    assert torch.equal(logits(from_pretrained(tmp_path / "saved")), found)
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe"])
+def test_transformers_reads_what_was_saved(kind, tmp_path):
+    wanted = written(kind, tmp_path / "wide")
+    model = from_pretrained(tmp_path / "wide")
+    model.save_pretrained(tmp_path / "saved")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    assert not any(isinstance(module, Linear | Experts) for module in theirs.modules())
+    assert distance(logits(theirs), wanted) < 0.15
+    assert distance(logits(theirs), logits(model)) < 0.15
+
+
+def test_what_is_excluded_stays(tmp_path):
+    written("llama", tmp_path)
+    asked = Fp8CoreConfig(exclude=["*.down_proj", "re:.*self_attn.*"])
+    model = from_pretrained(tmp_path, quantization_config=asked)
+    names = {name.rpartition(".")[2] for name, layer in model.named_modules() if isinstance(layer, Linear)}
+    assert names == {"gate_proj", "up_proj"}
+
+
+def test_biases_are_those_of_the_file(tmp_path):
+    """They are loaded before the weights, into a layer that is then replaced."""
+    written("llama", tmp_path)
+    stored = tensors_of(tmp_path)
+    model = from_pretrained(tmp_path)
+    for name, value in model.state_dict().items():
+        if name.endswith("bias"):
+            assert same(value, stored[name])
+
+
+def test_dequantized_again(tmp_path):
+    wanted = written("qwen3_moe", tmp_path)
+    model = from_pretrained(tmp_path)
+    found = logits(model)
+    model.dequantize()
+    assert not any(isinstance(module, Linear) for module in model.modules())
+    assert 0.001 < distance(logits(model), wanted) < 0.15
+    assert distance(logits(model), found) < 0.15
+    model.save_pretrained(tmp_path / "wide")
+    assert "quantization_config" not in config_of(tmp_path / "wide")
+    assert tensors_of(tmp_path / "wide").keys() == tensors_of(tmp_path).keys()
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "wide")  # whose experts round at other places
+    assert distance(logits(theirs), logits(model)) < 0.02
+
+
+def test_generating_and_compiling(tmp_path):
+    written("llama", tmp_path)
+    model = from_pretrained(tmp_path)
+    tokens = model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=4, min_new_tokens=4, do_sample=False)
+    assert tokens.shape == (1, 7)
+    inputs = torch.tensor([[5, 6, 7, 8]])
+    with torch.no_grad():
+        compiled = torch.compile(model.model, fullgraph=True, backend="aot_eager")
+        assert torch.equal(
+            compiled(inputs, use_cache=False).last_hidden_state, model.model(inputs, use_cache=False).last_hidden_state
+        )
+
+
+def test_what_is_refused(tmp_path):
+    written("llama", tmp_path / "wide")
+    model = from_pretrained(tmp_path / "wide")
+    model.save_pretrained(tmp_path / "fp8")
+    with pytest.raises(CheckpointError, match="needs a checkpoint that is not quantized, got compressed-tensors"):
+        from_pretrained(tmp_path / "fp8", quantization_config=Fp8CoreConfig())
+    with pytest.raises(CheckpointError, match="scheme needs one of channel, tensor, block, got 'row'"):
+        Fp8CoreConfig(scheme="row")
+    with pytest.raises(CheckpointError, match=r"matches none; '\*down_proj' matches 2"):
+        from_pretrained(tmp_path / "wide", quantization_config=Fp8CoreConfig(exclude=["down_proj"]))
+    with pytest.raises(CheckpointError, match="vLLM joins q_proj, k_proj, v_proj"):
+        from_pretrained(tmp_path / "wide", quantization_config=Fp8CoreConfig(exclude=["*.k_proj"]))
+    torch.save(random_model("llama").state_dict(), tmp_path / "wide" / "pytorch_model.bin")
+    (tmp_path / "wide" / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"needs safetensors files, got \['pytorch_model.bin'\]"):
+        from_pretrained(tmp_path / "wide")
