@@ -87,6 +87,7 @@ class Operands:
         ones = struct.pack("<f", 1.0) * (_PATTERN_BYTES // 4)
         blocks = -(-p.k // BLOCK)
         near, near_vectors = p.alignment % 16, p.vectors_alignment % 16
+        near_codes = max(p.alignment, p.codes_alignment) % 16
         near_floats = near_vectors and max(near_vectors, 4)
         self._memory: list[Any] = []
 
@@ -96,9 +97,9 @@ class Operands:
 
         weight_bytes = -(-p.n * p.ldb // 256) * 256
         copies = copies_of(p.target, weight_bytes)
-        first = self._area(weight_bytes * copies, codes, near)
+        first = self._area(weight_bytes * copies, codes, near_codes)
         self.weights = range(first, first + weight_bytes * copies, weight_bytes)
-        self._a = self._area(p.m * p.lda, codes, near)
+        self._a = self._area(p.m * p.lda, codes, near_codes)
         self._vectors = (
             scales(p.m, p.scale_a_strides),
             scales(p.n, p.scale_b_strides),

@@ -71,6 +71,7 @@ class Product(NamedTuple):
             vectors_alignment=specs.alignment(self.scale_a.alignment, self.scale_b.alignment, *optional),
             prefetch_weight=prefetch_weight,
             scale_dtype=self.scale_a.dtype,
+            codes_alignment=specs.alignment(self.a.alignment, self.b.alignment, self.lda, self.ldb),
         )
 
 
