@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fp8core.kernels.gemm import generic
-from fp8core.kernels.gemm.generic import GENERIC_DECODE, GENERIC_MMA, TILES, plan_decode, plan_mma
+from fp8core.kernels.gemm.generic import plan_decode, plan_mma, tiles_of
 from fp8core.problem import FORMATS, ScaledMm, Target
 from support import reference
 from support.emulation import CUDA, CUDA_80, HIP_32, HIP_64
@@ -142,6 +142,6 @@ def test_a_product_is_near_float64(emulator, target, e4m3, case):
     with emulator.watch() as memory:
         product = Product(memory, target, case, e4m3, e4m3)
         product.check(plan_decode)
-        for shape in TILES[target.warp]:
+        for shape in tiles_of(product.problem):
             product.check(plan_mma, shape)
     assert {"generic_decode", "generic_mma"} <= set(emulator.launches)

@@ -1,9 +1,10 @@
 // out[m, n] = round(scale_a * (scale_b * acc) + bias), acc = sum over k of a[m, k] * b[n, k] in fp32, for few rows: any
 // m, n, k >= 0, any address and stride, any formats. The weight b is streamed from memory once for every SIDE rows of a;
 // codes become 16-bit floats, exactly, in registers, and are multiplied by the GPU's matrix instructions. With BLOCKED
-// scales the sum of every 128 of k is scaled before it joins: acc = sum of scale_a * (scale_b * partial).
+// scales the sum of a chunk of k, which never crosses 128, is scaled before it joins: acc = sum of scale_a *
+// (scale_b * partial).
 //
-// A block makes SIDE tokens x 16 * TILES channels. Its WARPS take chunks of 128 of k round-robin, and add their sums in
+// A block makes SIDE tokens x 16 * TILES channels. Its WARPS take chunks of CHUNK of k round-robin, and add their sums in
 // the order of the warps: the bits of a row depend on n, k and WARPS alone, neither on m, SIDE and TILES nor on other
 // rows. Rows past m and n load the last row again, and their results are dropped; k past its end counts as zeros.
 // The caller owes: where ALIGNED, a, b, lda, ldb and k divisible by 16. Scales: the strides of the matrices over
@@ -19,11 +20,12 @@ constexpr int A = FP8_A, B = FP8_B, SIDE = FP8_SIDE, TILES = FP8_TILES, WARPS = 
 constexpr bool ALIGNED = FP8_ALIGNED, BLOCKED = FP8_BLOCKED, B_BLOCK = FP8_B_BLOCK, AMAX = FP8_AMAX;
 constexpr int UNITS = SIDE / MMA_SIDE, CHANNELS = TILES * MMA_SIDE, PITCH = CHANNELS + 4;
 constexpr int PARTS = MMA_DEPTH / 8 / LANE_CHUNKS;   // lanes that share a row
-constexpr int PIECES = BLOCK_K / (PIECE * PARTS);    // pieces of a chunk that a lane loads
-constexpr int STEPS = BLOCK_K / MMA_DEPTH;
+constexpr int CHUNK = LANE_ROWS * LANE_CHUNKS > 2 ? BLOCK_K / 2 : BLOCK_K;  // what fits into a lane's registers
+constexpr int PIECES = CHUNK / (PIECE * PARTS);                             // of a chunk, that a lane loads
+constexpr int STEPS = CHUNK / MMA_DEPTH;
 static_assert(BLOCK_K % CHANNELS == 0, "the channels of a block have one scale");
 
-// The codes of a lane of 16 rows of a matrix: of a chunk of 128 of k, its piece of every 16 * PARTS.
+// The codes of a lane of 16 rows of a matrix: of a chunk of k, its piece of every 16 * PARTS.
 struct LaneCodes {
     Piece<ALIGNED> pieces[LANE_ROWS][PIECES];
 
@@ -78,7 +80,7 @@ generic_decode(MATMUL_PARAMETERS, const float* out_scale, float* amax) {
     LaneCodes weight[TILES];
     const auto load_weight = [&](int at) {
         const int left = k - at - LaneCodes::offset();
-        if (careful<ALIGNED>(at, BLOCK_K, k, first_rows)) {
+        if (careful<ALIGNED>(at, CHUNK, k, first_rows)) {
 #pragma unroll
             for (int tile = 0; tile < TILES; ++tile) weight[tile].template load<true>(channels[tile], at, left, b);
         } else {
@@ -88,13 +90,13 @@ generic_decode(MATMUL_PARAMETERS, const float* out_scale, float* amax) {
     };
 
     Sum sum[UNITS][TILES] = {};
-    int at = warp * BLOCK_K;
+    int at = warp * CHUNK;
     if (at < k) load_weight(at);
-    for (; at < k; at += WARPS * BLOCK_K) {
+    for (; at < k; at += WARPS * CHUNK) {
         Fragment w[TILES][STEPS];
 #pragma unroll
         for (int tile = 0; tile < TILES; ++tile) weight[tile].template widen_into<B>(w[tile], channels[tile]);
-        if (at + WARPS * BLOCK_K < k) load_weight(at + WARPS * BLOCK_K);
+        if (at + WARPS * CHUNK < k) load_weight(at + WARPS * CHUNK);
         const long long block = at / BLOCK_K;
 #pragma unroll
         for (int unit = 0; unit < UNITS; ++unit) {
@@ -102,7 +104,7 @@ generic_decode(MATMUL_PARAMETERS, const float* out_scale, float* amax) {
             point(rows, a, lda, first_row + unit * MMA_SIDE, m);
             LaneCodes tokens;
             const int left = k - at - LaneCodes::offset();
-            if (careful<ALIGNED>(at, BLOCK_K, k, first_rows)) tokens.template load<true>(rows, at, left, a);
+            if (careful<ALIGNED>(at, CHUNK, k, first_rows)) tokens.template load<true>(rows, at, left, a);
             else tokens.template load<false>(rows, at, left, a);
             Fragment t[STEPS];
             tokens.template widen_into<A>(t, rows);

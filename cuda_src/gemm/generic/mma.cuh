@@ -17,7 +17,8 @@
 constexpr int A = FP8_A, B = FP8_B, ROWS = FP8_ROWS, COLS = FP8_COLS, DEPTH = FP8_DEPTH;
 constexpr int WARP_ROWS = FP8_WARP_ROWS, WARP_COLS = FP8_WARP_COLS;
 constexpr bool ALIGNED = FP8_ALIGNED, BLOCKED = FP8_BLOCKED, B_BLOCK = FP8_B_BLOCK;
-constexpr bool PROMOTED = FP8_PROMOTED || BLOCKED, AMAX = FP8_AMAX;
+constexpr bool PROMOTED = FP8_PROMOTED, AMAX = FP8_AMAX;
+static_assert(PROMOTED || !BLOCKED, "what is scaled joins another sum");
 constexpr int WARPS_DOWN = ROWS / (MMA_SIDE * WARP_ROWS), WARPS_ACROSS = COLS / (MMA_SIDE * WARP_COLS);
 constexpr int THREADS = WARPS_DOWN * WARPS_ACROSS * WARP;
 constexpr int CHUNKS = MMA_DEPTH / 8;

@@ -60,6 +60,36 @@ class Tile(NamedTuple):
 
 TILES: Final = {32: (Tile(128, 128, 4, 2), Tile(64, 64, 2, 2)), 64: (Tile(128, 128, 4, 4), Tile(64, 64, 2, 4))}
 """Of generic_mma, by the threads of a warp: the large one, and the one for results that it would not fill a GPU with."""
+SMALL_COST: Final = 0.4
+"""Estimated: the time of a small tile beside others, in large ones."""
+
+
+def is_rdna(target: Target) -> bool:
+    """Return whether each lane holds two or four times as much of an operand as on other GPUs."""
+    return target.platform == "hip" and target.warp == 32
+
+
+def is_blocked(p: ScaledMm) -> bool:
+    """Return whether scales change along k, or have one for 128 channels."""
+    return p.scale_a == "group" or p.scale_b in ("group", "block")
+
+
+def is_promoted(p: ScaledMm) -> bool:
+    """Return whether a lane keeps two sums of each result."""
+    return is_blocked(p) or not p.use_fast_accum
+
+
+def tiles_of(p: ScaledMm) -> tuple[Tile, ...]:
+    """Return the tiles whose sums fit into the registers, a large one first."""
+    tiles = TILES[p.target.warp]
+    return tiles[1:] if is_rdna(p.target) and is_promoted(p) else tiles
+
+
+def tile(p: ScaledMm) -> Tile:
+    """Return the tile whose blocks take the fewest rounds over the device, a small one's a part as long."""
+    *larger, small = tiles_of(p)
+    rounds = SMALL_COST * small.blocks(p.m, p.n) / p.target.multiprocessors
+    return next((t for t in larger if ceil_div(t.blocks(p.m, p.n), p.target.multiprocessors) <= rounds), small)
 
 
 def plan_clear_amax(target: Target) -> Launch:
@@ -68,17 +98,6 @@ def plan_clear_amax(target: Target) -> Launch:
         return host.plan_clear_amax()
     launcher = jit.prepare(target, "gemm/clear_amax", "clear_amax", {}, ClearArgs, block=1)
     return launcher.bind_args((1, 1, 1), ClearArgs(0))
-
-
-def tile(p: ScaledMm) -> Tile:
-    """Return the tile whose blocks take the fewest rounds over the device, a small one's a quarter as long or more."""
-    large, small = TILES[p.target.warp]
-    rounds = ceil_div(large.blocks(p.m, p.n), p.target.multiprocessors)
-    return large if rounds <= SMALL_COST * small.blocks(p.m, p.n) / p.target.multiprocessors else small
-
-
-SMALL_COST: Final = 0.4
-"""Estimated: the time of a small tile beside others, in large ones."""
 
 
 def mma_grid(p: ScaledMm) -> tuple[int, int]:
@@ -93,7 +112,7 @@ def constants(p: ScaledMm) -> dict[str, int]:
         "FP8_B": FORMAT[p.b],
         "FP8_OUT": RESULT[p.out],
         "FP8_BIAS": TYPE[p.bias] if p.bias else -1,
-        "FP8_BLOCKED": int(p.scale_a == "group" or p.scale_b in ("group", "block")),
+        "FP8_BLOCKED": int(is_blocked(p)),
         "FP8_B_BLOCK": int(p.scale_b == "block"),
         "FP8_AMAX": int(p.amax),
         "FP8_ALIGNED": int(all(number % 16 == 0 for number in (max(p.alignment, p.codes_alignment), p.lda, p.ldb, p.k))),
@@ -109,16 +128,15 @@ def plan_mma(p: ScaledMm, shape: Tile | None = None) -> Matmul:
     """
     shape = shape or tile(p)
     compiled = constants(p)
-    promoted = not p.use_fast_accum or compiled["FP8_BLOCKED"]
     # What is staged between memory and shared memory, and two sums, have to fit into the registers; AMD's LDS is small.
-    depth = 32 if p.target.platform == "hip" or (promoted and not compiled["FP8_ALIGNED"]) else 64
+    depth = 32 if p.target.platform == "hip" or (is_promoted(p) and not compiled["FP8_ALIGNED"]) else 64
     launcher = jit.prepare(
         p.target,
         "gemm/generic/mma",
         "generic_mma",
         {
             **compiled,
-            "FP8_PROMOTED": int(not p.use_fast_accum),
+            "FP8_PROMOTED": int(is_promoted(p)),
             "FP8_ROWS": shape.rows,
             "FP8_COLS": shape.cols,
             "FP8_WARP_ROWS": shape.warp_rows,
@@ -159,8 +177,9 @@ class Layout(NamedTuple):
 
 def layout(p: ScaledMm) -> Layout:
     """Return the layout of a product; two tiles read many rows of a half as often."""
-    side = next((side for side in SIDES if side >= p.m), MOST_ROWS)
-    tiles = 2 if side > SIDE and enough(p.n, WARPS[0], p.target) else 1
+    sides = SIDES[:2] if is_rdna(p.target) else SIDES
+    side = next((side for side in sides if side >= p.m), sides[-1])
+    tiles = 2 if side > SIDE and not is_rdna(p.target) and enough(p.n, WARPS[0], p.target) else 1
     return Layout(side, tiles, warps(p.n, p.k, p.target))
 
 
