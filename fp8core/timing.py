@@ -86,8 +86,8 @@ class Operands:
         codes = random.Random(0).randbytes(_PATTERN_BYTES).translate(_FINITE)
         ones = struct.pack("<f", 1.0) * (_PATTERN_BYTES // 4)
         blocks = -(-p.k // BLOCK)
-        near, near_vectors = p.alignment % 16, p.vectors_alignment % 16
-        near_codes = max(p.alignment, p.codes_alignment) % 16
+        near_vectors = p.vectors_alignment % 16
+        near_codes, near_out = (max(p.alignment, own) % 16 for own in (p.codes_alignment, p.out_alignment))
         near_floats = near_vectors and max(near_vectors, 4)
         self._memory: list[Any] = []
 
@@ -106,7 +106,7 @@ class Operands:
             self._area(p.n * ITEMSIZE[p.bias], bytes(_PATTERN_BYTES), near_vectors) if p.bias else 0,
         )
         self._results = (
-            self._area(p.m * p.ldo * ITEMSIZE[p.out], b"", near),
+            self._area(p.m * p.ldo * ITEMSIZE[p.out], b"", near_out),
             self._area(4, ones, 0) if p.out_scale else 0,
             self._area(4, ones, near_floats) if p.amax else 0,
             self._area(scratch_bytes, b"", 0),

@@ -5,8 +5,10 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from fp8core.kernels.gemm import generic
-from fp8core.kernels.gemm.generic import plan_decode, plan_mma, tiles_of
+from fp8core.kernels.gemm.generic import GENERIC_MMA, plan_decode, plan_mma, tiles_of
+from fp8core.kernels.gemm.realigned import realigned
+from fp8core.kernels.gemm.requirements import STEPS_OF_16
+from fp8core.kernels.requirements import aligned
 from fp8core.problem import FORMATS, ScaledMm, Target
 from support import reference
 from support.emulation import CUDA, CUDA_80, HIP_32, HIP_64
@@ -90,10 +92,13 @@ class Product:
         dtype = WIDE.get(case.out, np.dtype(np.uint8))
         result = empty(self.memory, (case.m, case.n), dtype, p.ldo, offset=self.at_out * dtype.itemsize)
         amax = self.memory.empty((1,), np.float32)
-        plan(p, *options)(
+        launch = plan(p, *options)
+        scratch = self.memory.empty((max(launch.scratch_bytes, 1),), np.uint8)
+        launch(
             *(0, self.left.pointer, self.right.pointer, *(scale.ctypes.data for scale in self.scales)),
             *(self.bias.ctypes.data if self.bias is not None else 0, result.pointer),
-            *(self.out_scale.ctypes.data if self.out_scale is not None else 0, amax.ctypes.data if p.amax else 0, 0),
+            *(self.out_scale.ctypes.data if self.out_scale is not None else 0, amax.ctypes.data if p.amax else 0),
+            scratch.ctypes.data,
         )
         assert (result.gap.view(np.uint8) == 0xA5).all()
         return result.values, amax
@@ -145,3 +150,25 @@ def test_a_product_is_near_float64(emulator, target, e4m3, case):
         for shape in tiles_of(product.problem):
             product.check(plan_mma, shape)
     assert {"generic_decode", "generic_mma"} <= set(emulator.launches)
+
+
+ALIGNED_COPIES = [
+    (Case(70, 131, 272, "row", "row", "bfloat16", "bfloat16"), 3),
+    (Case(66, 136, 259, "group", "block", "float32", "float32", gaps=3, offsets=(3, 11, 1)), 3),
+    (Case(67, 9, 300, "tensor", "group", "float16", "float16", offsets=(1, 0, 0)), 4),
+    (Case(5, 135, 31, "row", "row", FN, offsets=(1, 0, 3)), 4),
+]
+
+
+@pytest.mark.parametrize(("target", "e4m3"), [(CUDA, FN), (HIP_64, FNUZ)], ids=["sm_90", "gfx942"])
+@pytest.mark.parametrize(("case", "launches"), ALIGNED_COPIES, ids=[f"{c.m}x{c.n}x{c.k}" for c, _ in ALIGNED_COPIES])
+def test_aligned_copies_make_the_same_product(emulator, target, e4m3, case, launches):
+    row = realigned((GENERIC_MMA._replace(requires=(*GENERIC_MMA.requires, aligned(16), STEPS_OF_16)),))
+    case = case._replace(out=e4m3) if case.out == FN else case
+    with emulator.watch() as memory:
+        product = Product(memory, target, case, e4m3, e4m3)
+        if case.m == 70:  # only the result is at odd addresses
+            product.problem = product.problem._replace(codes_alignment=16)
+        assert row.refusal(product.problem) is None
+        product.check(row.plan)
+    assert len(emulator.launches) == launches, emulator.launches

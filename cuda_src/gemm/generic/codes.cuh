@@ -73,12 +73,3 @@ DEVICE bool careful(int at, int depth, int k, bool with_first_row) {
     if constexpr (ALIGNED) return at + depth > k;
     return (at == 0 && with_first_row) || at + depth + PIECE > k;
 }
-
-// Eight codes as eight numbers of 16 bits.
-template <int FORMAT>
-DEVICE Vector16 widened(unsigned first, unsigned second) {
-    Vector16 result;
-    widen<FORMAT>(first, result.x, result.y);
-    widen<FORMAT>(second, result.z, result.w);
-    return result;
-}

@@ -15,6 +15,7 @@
 #include "../epilogue.cuh"
 #include "../scheduler.cuh"
 #include "codes.cuh"
+#include "widened.cuh"
 
 constexpr int A = FP8_A, B = FP8_B, SIDE = FP8_SIDE, TILES = FP8_TILES, WARPS = FP8_WARPS;
 constexpr bool ALIGNED = FP8_ALIGNED, BLOCKED = FP8_BLOCKED, B_BLOCK = FP8_B_BLOCK, AMAX = FP8_AMAX;

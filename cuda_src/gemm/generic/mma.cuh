@@ -13,6 +13,7 @@
 #include "../epilogue.cuh"
 #include "../scheduler.cuh"
 #include "codes.cuh"
+#include "widened.cuh"
 
 constexpr int A = FP8_A, B = FP8_B, ROWS = FP8_ROWS, COLS = FP8_COLS, DEPTH = FP8_DEPTH;
 constexpr int WARP_ROWS = FP8_WARP_ROWS, WARP_COLS = FP8_WARP_COLS;

@@ -59,7 +59,7 @@ class Tile(NamedTuple):
 
 
 TILES: Final = {32: (Tile(128, 128, 4, 2), Tile(64, 64, 2, 2)), 64: (Tile(128, 128, 4, 4), Tile(64, 64, 2, 4))}
-"""Of generic_mma, by the threads of a warp: the large one, and the one for results that it would not fill a GPU with."""
+"""Of generic_mma, by the threads of a warp: a large one, and one for results too small to fill a GPU with that."""
 SMALL_COST: Final = 0.4
 """Estimated: the time of a small tile beside others, in large ones."""
 
@@ -115,7 +115,9 @@ def constants(p: ScaledMm) -> dict[str, int]:
         "FP8_BLOCKED": int(is_blocked(p)),
         "FP8_B_BLOCK": int(p.scale_b == "block"),
         "FP8_AMAX": int(p.amax),
-        "FP8_ALIGNED": int(all(number % 16 == 0 for number in (max(p.alignment, p.codes_alignment), p.lda, p.ldb, p.k))),
+        "FP8_ALIGNED": int(
+            all(number % 16 == 0 for number in (max(p.alignment, p.codes_alignment), p.lda, p.ldb, p.k))
+        ),
     }
 
 
