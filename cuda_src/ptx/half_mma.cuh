@@ -51,8 +51,7 @@ DEVICE void multiply(Sum& sum, const Fragment& a, const Fragment& b) {
             for (unsigned i = 0; i < 2; ++i)
                 rows[i] = __shfl_sync(0xffffffffu, (&a.chunk[i][0].x)[word], 4 * g + owner);
             for (unsigned i = 0; i < 4; ++i)
-                columns[i] =
-                    __shfl_sync(0xffffffffu, (&b.chunk[i / 2][0].x)[word], 4 * (2 * q + i % 2) + owner);
+                columns[i] = __shfl_sync(0xffffffffu, (&b.chunk[i / 2][0].x)[word], 4 * (2 * q + i % 2) + owner);
             for (int i = 0; i < SUMS; ++i)
                 for (int shift = 0; shift < 32; shift += 16)
                     sum.of[i] += half_to_float(static_cast<unsigned short>(rows[i / 2 % 2] >> shift)) *

@@ -20,34 +20,31 @@
 constexpr int A = FP8_A, B = FP8_B, SIDE = FP8_SIDE, TILES = FP8_TILES, WARPS = FP8_WARPS;
 constexpr bool ALIGNED = FP8_ALIGNED, BLOCKED = FP8_BLOCKED, B_BLOCK = FP8_B_BLOCK, AMAX = FP8_AMAX;
 constexpr int UNITS = SIDE / MMA_SIDE, CHANNELS = TILES * MMA_SIDE, PITCH = CHANNELS + 4;
-constexpr int PARTS = MMA_DEPTH / 8 / LANE_CHUNKS;   // lanes that share a row
+constexpr int PARTS = MMA_DEPTH / 8 / LANE_CHUNKS;                          // lanes that share a row
 constexpr int CHUNK = LANE_ROWS * LANE_CHUNKS > 2 ? BLOCK_K / 2 : BLOCK_K;  // what fits into a lane's registers
 constexpr int PIECES = CHUNK / (PIECE * PARTS);                             // of a chunk, that a lane loads
 constexpr int STEPS = CHUNK / MMA_DEPTH;
 static_assert(BLOCK_K % CHANNELS == 0, "the channels of a block have one scale");
 
-// The codes of a lane of 16 rows of a matrix: of a chunk of k, its piece of every 16 * PARTS.
+// The codes of a lane of 16 rows of a matrix: its PIECES neighbours of a chunk of k, of each row that it holds.
 struct LaneCodes {
-    Piece<ALIGNED> pieces[LANE_ROWS][PIECES];
+    Pieces<ALIGNED, PIECES> rows[LANE_ROWS];
 
-    DEVICE static int offset() { return lane_chunk() / LANE_CHUNKS * PIECE; }
+    DEVICE static int offset() { return lane_chunk() / LANE_CHUNKS * (PIECE * PIECES); }
 
-    // `rows` points at this lane's piece of each row at k = at, of which `left` codes belong to the row.
+    // `from` points at this lane's codes of each row at k = 0; `left` of them from `at` on belong to the row.
     template <bool CAREFUL>
-    DEVICE void load(const byte* const (&rows)[LANE_ROWS], int at, int left, const byte* first) {
+    DEVICE void load(const byte* const (&from)[LANE_ROWS], int at, int left, const byte* first) {
 #pragma unroll
-        for (int i = 0; i < LANE_ROWS; ++i)
-#pragma unroll
-            for (int j = 0; j < PIECES; ++j)
-                load_piece<CAREFUL>(pieces[i][j], rows[i] + at + j * (PARTS * PIECE), left - j * (PARTS * PIECE), first);
+        for (int i = 0; i < LANE_ROWS; ++i) rows[i].template load<CAREFUL>(from[i] + at, left, first);
     }
     template <int FORMAT>
-    DEVICE void widen_into(Fragment (&fragments)[STEPS], const byte* const (&rows)[LANE_ROWS]) const {
+    DEVICE void widen_into(Fragment (&fragments)[STEPS], const byte* const (&from)[LANE_ROWS]) const {
 #pragma unroll
         for (int i = 0; i < LANE_ROWS; ++i)
 #pragma unroll
             for (int j = 0; j < PIECES; ++j) {
-                const Vector16 codes = pieces[i][j].codes(rows[i]);
+                const Vector16 codes = rows[i].codes(j, from[i]);
                 fragments[2 * j / LANE_CHUNKS].chunk[i][2 * j % LANE_CHUNKS] = widened<FORMAT>(codes.x, codes.y);
                 fragments[(2 * j + 1) / LANE_CHUNKS].chunk[i][(2 * j + 1) % LANE_CHUNKS] =
                     widened<FORMAT>(codes.z, codes.w);
@@ -55,7 +52,7 @@ struct LaneCodes {
     }
 };
 
-// This lane's pieces of 16 rows from `first_row` on, at k = 0.
+// This lane's codes of 16 rows from `first_row` on, at k = 0.
 DEVICE void point(const byte* (&rows)[LANE_ROWS], const byte* codes, long long stride, int first_row, int count) {
 #pragma unroll
     for (int i = 0; i < LANE_ROWS; ++i)

@@ -30,43 +30,40 @@ static_assert(!B_BLOCK || BLOCK_K % COLS == 0, "the columns of a tile have one b
 // together, and those that it stores together, lie in different banks.
 template <int HEIGHT>
 DEVICE int place(int slab, int row, int chunk) {
-    return (slab * HEIGHT + row) * CHUNKS + (chunk ^ (row / 2 % CHUNKS) ^ slab % 2);
+    return (slab * HEIGHT + row) * CHUNKS + (chunk ^ (row / 2 % CHUNKS) ^ slab % 2 * 2);
 }
 
-// The codes of a step of a tile's rows, staged in registers between memory and shared memory.
+// The codes of a step of a tile's rows, staged in registers between memory and shared memory: COUNT pieces of one row.
 template <int FORMAT, int HEIGHT>
 struct Stage {
-    static constexpr int ACROSS = DEPTH / PIECE, COUNT = HEIGHT * ACROSS / THREADS;
-    static_assert(COUNT * THREADS == HEIGHT * ACROSS, "every thread stages as many pieces");
+    static constexpr int COUNT = HEIGHT * DEPTH / (PIECE * THREADS), ACROSS = DEPTH / (PIECE * COUNT);
+    static_assert(COUNT * PIECE * THREADS == HEIGHT * DEPTH && ACROSS * HEIGHT == THREADS, "all threads stage as much");
     const byte* first;
-    const byte* from[COUNT];
-    int left;  // codes of a row from this thread's piece on
-    Piece<ALIGNED> pieces[COUNT];
+    const byte* from;
+    int left;  // codes of the row from this thread's first on
+    Pieces<ALIGNED, COUNT> pieces;
 
-    DEVICE static int row(int i) { return int(thread_x()) / ACROSS + i * (THREADS / ACROSS); }
-    DEVICE static int piece() { return int(thread_x()) % ACROSS; }
+    DEVICE static int row() { return int(thread_x()) / ACROSS; }
+    DEVICE static int piece(int i) { return int(thread_x()) % ACROSS * COUNT + i; }
 
     DEVICE Stage(const byte* codes, long long stride, int first_row, int rows, int k)
-        : first(codes), left(k - PIECE * piece()) {
-#pragma unroll
-        for (int i = 0; i < COUNT; ++i)
-            from[i] = codes + least(first_row + row(i), rows - 1) * stride + PIECE * piece();
-    }
+        : first(codes),
+          from(codes + least(first_row + row(), rows - 1) * stride + PIECE * piece(0)),
+          left(k - PIECE * piece(0)) {}
 
     template <bool CAREFUL>
     DEVICE void load(int at) {
-#pragma unroll
-        for (int i = 0; i < COUNT; ++i) load_piece<CAREFUL>(pieces[i], from[i] + at, left - at, first);
+        pieces.template load<CAREFUL>(from + at, left - at, first);
     }
 
     // Steps of k are divisible by 16: they do not change where in its words a piece begins.
     DEVICE void put(Vector16* tile) const {
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) {
-            const Vector16 codes = pieces[i].codes(from[i]);
-            const int slab = piece() / 2, chunk = piece() % 2 * 2;
-            tile[place<HEIGHT>(slab, row(i), chunk)] = widened<FORMAT>(codes.x, codes.y);
-            tile[place<HEIGHT>(slab, row(i), chunk + 1)] = widened<FORMAT>(codes.z, codes.w);
+            const Vector16 codes = pieces.codes(i, from);
+            const int slab = piece(i) / 2, chunk = piece(i) % 2 * 2;
+            tile[place<HEIGHT>(slab, row(), chunk)] = widened<FORMAT>(codes.x, codes.y);
+            tile[place<HEIGHT>(slab, row(), chunk + 1)] = widened<FORMAT>(codes.z, codes.w);
         }
     }
 };
@@ -129,8 +126,7 @@ generic_mma(MATMUL_PARAMETERS, const float* out_scale, float* amax) {
             for (int i = 0; i < WARP_ROWS; ++i) {
                 const Fragment rows = fragment<ROWS>(tile_a, slab, warp_row + i * MMA_SIDE);
 #pragma unroll
-                for (int j = 0; j < WARP_COLS; ++j)
-                    multiply(PROMOTED ? partial[i][j] : acc[i][j], rows, columns[j]);
+                for (int j = 0; j < WARP_COLS; ++j) multiply(PROMOTED ? partial[i][j] : acc[i][j], rows, columns[j]);
             }
         }
         if (PROMOTED && ((at + DEPTH) % BLOCK_K == 0 || at + DEPTH >= k)) {

@@ -14,10 +14,10 @@ struct Realigned {
         const unsigned row = unit / across, piece = unit - row * across;
         const byte* const from = codes + row * stride + piece * PIECE;
         const int left = k - int(piece) * PIECE;
-        Piece<false> codes_of;
-        if (piece > 0 && left >= 2 * PIECE) load_piece<false>(codes_of, from, left, codes);
-        else load_piece<true>(codes_of, from, left, codes);
-        store16(out + static_cast<long long>(unit) * PIECE, codes_of.codes(from));
+        Pieces<false, 1> pieces;
+        if (piece > 0 && left >= 2 * PIECE) pieces.load<false>(from, left, codes);
+        else pieces.load<true>(from, left, codes);
+        store16(out + static_cast<long long>(unit) * PIECE, pieces.codes(0, from));
     }
 };
 
