@@ -250,6 +250,10 @@ class ScaledMm(NamedTuple):
     that precedes on the stream began."""
     scale_dtype: str = "float32"
     """Of scale_a and scale_b."""
+    codes_alignment: int = 1
+    """As `alignment`, of a and b and their rows alone; what `alignment` says holds for them, too."""
+    out_alignment: int = 1
+    """As `alignment`, in bytes, of out and its rows alone; what `alignment` says holds for it, too."""
 
 
 class Linear(NamedTuple):

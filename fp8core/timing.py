@@ -85,7 +85,8 @@ class Operands:
         codes = random.Random(0).randbytes(_PATTERN_BYTES).translate(_FINITE)
         ones = struct.pack("<f", 1.0) * (_PATTERN_BYTES // 4)
         blocks = -(-p.k // BLOCK)
-        near, near_vectors = p.alignment % 16, p.vectors_alignment % 16
+        near_vectors = p.vectors_alignment % 16
+        near_codes, near_out = (max(p.alignment, own) % 16 for own in (p.codes_alignment, p.out_alignment))
         near_floats = near_vectors and max(near_vectors, 4)
         self._memory: list[Any] = []
 
@@ -95,16 +96,16 @@ class Operands:
 
         weight_bytes = -(-p.n * p.ldb // 256) * 256
         copies = copies_of(p.target, weight_bytes)
-        first = self._area(weight_bytes * copies, codes, near)
+        first = self._area(weight_bytes * copies, codes, near_codes)
         self.weights = range(first, first + weight_bytes * copies, weight_bytes)
-        self._a = self._area(p.m * p.lda, codes, near)
+        self._a = self._area(p.m * p.lda, codes, near_codes)
         self._vectors = (
             scales(p.m, p.scale_a_strides),
             scales(p.n, p.scale_b_strides),
             self._area(p.n * ITEMSIZE[p.bias], bytes(_PATTERN_BYTES), near_vectors) if p.bias else 0,
         )
         self._results = (
-            self._area(p.m * p.ldo * ITEMSIZE[p.out], b"", near),
+            self._area(p.m * p.ldo * ITEMSIZE[p.out], b"", near_out),
             self._area(4, ones, 0) if p.out_scale else 0,
             self._area(4, ones, near_floats) if p.amax else 0,
             self._area(scratch_bytes, b"", 0),

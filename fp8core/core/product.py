@@ -45,6 +45,8 @@ class Product(NamedTuple):
         ldo = self.n if out is None else specs.written(out, self.shape, self.out).stride
         rows = TensorSpec("out", self.out, (), (), self.a.target) if out is None else out
         optional = (x.alignment for x in (self.bias, self.amax) if x is not None)
+        codes_alignment = specs.alignment(self.a.alignment, self.b.alignment, self.lda, self.ldb)
+        out_alignment = specs.alignment(rows.alignment, ldo * rows.itemsize)
         return ScaledMm(
             target=self.a.target,
             m=self.m,
@@ -65,12 +67,12 @@ class Product(NamedTuple):
             lda=self.lda,
             ldb=self.ldb,
             ldo=ldo,
-            alignment=specs.alignment(
-                self.a.alignment, self.b.alignment, self.lda, self.ldb, rows.alignment, ldo * rows.itemsize
-            ),
+            alignment=min(codes_alignment, out_alignment),
             vectors_alignment=specs.alignment(self.scale_a.alignment, self.scale_b.alignment, *optional),
             prefetch_weight=prefetch_weight,
             scale_dtype=self.scale_a.dtype,
+            codes_alignment=codes_alignment,
+            out_alignment=out_alignment,
         )
 
 

@@ -209,7 +209,7 @@ def capabilities(device: int | str | Target | None = None) -> Mapping[str, Capab
         ("quantize_1x128", GROUP_128, False),
         ("quantize_128x128", BLOCK_128, False),
     ):
-        found[name] = _capability(QUANTIZE, example_quantize(target, group_shape, static=static), "")
+        found[name] = _capability(QUANTIZE, example_quantize(target, group_shape, static=static))
     pairs: tuple[tuple[str, Granularity, Granularity], ...] = (
         ("scaled_mm_per_tensor", "tensor", "tensor"),
         ("scaled_mm_per_token", "row", "row"),
@@ -217,19 +217,19 @@ def capabilities(device: int | str | Target | None = None) -> Mapping[str, Capab
         ("scaled_mm_block", "group", "block"),
     )
     for name, scale_a, scale_b in pairs:
-        found[name] = _capability(SCALED_MM, example_product(target, scale_a, scale_b), _FALLBACK)
-    found["scaled_mm_decode"] = _capability(SCALED_MM, example_product(target, "row", "row", m=1), _FALLBACK)
+        found[name] = _capability(SCALED_MM, example_product(target, scale_a, scale_b), *_FALLBACKS)
+    found["scaled_mm_decode"] = _capability(SCALED_MM, example_product(target, "row", "row", m=1), *_FALLBACKS)
     found["grouped_mm"] = Capability(False, "fp8core has no grouped product")
     found["sparse_mm"] = Capability(False, "fp8core has no 2:4 sparse product")
     return MappingProxyType(found)
 
 
-_FALLBACK: Final = "simt"
+_FALLBACKS: Final = ("generic_decode", "generic_mma")
 
 
-def _capability(table: Table[Any], problem: Any, fallback: str) -> Capability:
+def _capability(table: Table[Any], problem: Any, *fallbacks: str) -> Capability:
     explanation = table.explain(problem)
-    if explanation.chosen is not None and explanation.chosen != fallback:
+    if explanation.chosen is not None and explanation.chosen not in fallbacks:
         return Capability(True, explanation.chosen)
     reasons = [f"{v.kernel}: {v.reason}" for v in explanation.verdicts if v.status in ("unable", "unknown")]
     return Capability(False, "; ".join(reasons))

@@ -11,6 +11,7 @@ from fp8core.errors import LayoutError
 from fp8core.interop import eager_only
 from fp8core.interop.float8 import Float8Array
 from fp8core.ops.layer_checks import Read, check_layer, history_of, read_layer, specs_before_quantizing
+from fp8core.ops.layer_weight import aligned_rows
 from fp8core.ops.linear import ARRAYS, LINEAR_CALLS, OUT, LinearOptions, activation_group
 from fp8core.ops.quantize import quantize_by, quantize_operation
 from fp8core.ops.quantized import Quantized, parts
@@ -92,6 +93,9 @@ class Fp8Linear:
     ) -> "Fp8Linear":
         """Quantize a weight ``[n, k]``, and make a layer of it.
 
+        On a GPU the rows of its codes are a multiple of 16 bytes apart, whatever k is, so that products of any k run on
+        the kernels that need that. (JAX has no such arrays.) A weight that is given in FP8 stays as it is.
+
         Args:
             weight: float32, float16 or bfloat16 ``[n, k]``, rows contiguous.
             bias: ``[n]`` in the results' dtype or float32.
@@ -119,7 +123,8 @@ class Fp8Linear:
         options = _options(group_shape, out_dtype, use_fast_accum, batch_invariant)
         made._options = options._replace(weight_group=weight_group)
         check_layer(made._options, specs_before_quantizing(weight, bias, input_scale, dtype, weight_group))
-        made._take(read_layer(*quantize_by(_QUANTIZE_WEIGHT, weight, dtype, weight_group), bias, input_scale))
+        quantized = quantize_by(_QUANTIZE_WEIGHT, weight, dtype, weight_group, out=aligned_rows(weight, dtype))
+        made._take(read_layer(*quantized, bias, input_scale))
         return made
 
     @overload

@@ -246,7 +246,7 @@ def _describe_both(
         group_a=None if q.how.given else q.how.group_shape,
         group_b=options.weight_group,
     )
-    quantization = quantize_problem(x, q.at, q.how, q.at.rows, None, q.at.cols)
+    quantization = quantize_problem(x, q.at, q.how, q.at.rows, None, q.stride)
     limit = None if upper is not None else q.how.upper
 
     def problem(prefetch: bool) -> Linear:

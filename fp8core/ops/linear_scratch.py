@@ -12,6 +12,8 @@ from fp8core.problem import PER_TENSOR, GroupShape
 from fp8core.runtime.plans import QuantizeNumbers
 
 SCRATCH_ALIGNMENT: Final = 256
+ROW_ALIGNMENT: Final = 16
+"""Bytes that rows of codes are a multiple of, so that kernels that need that run products of any k."""
 COMPUTED: Final = "the scale of x"
 """What errors call a scale that the caller did not give."""
 
@@ -20,6 +22,8 @@ class ScratchCodes(NamedTuple):
     """Codes and scales of x in a scratch: how they are made, and where they lie."""
 
     at: Matrix
+    stride: int
+    """From row to row of the codes."""
     how: Scaling
     x: TensorSpec
     codes: TensorSpec
@@ -44,14 +48,15 @@ def codes_in_scratch(
     layout = "mn" if group.cols > 0 else "k"  # groups as block-scaled products want them
     asked = ScaleOptions(dtype, group, input_scale is not None, bound, "float32", layout)
     how = scaling(asked, x, x.shape, input_scale, upper)
-    codes = TensorSpec("x", dtype, x.shape, dlpack.row_major(x.shape), x.target)
-    offset = -(-at.rows * at.cols // SCRATCH_ALIGNMENT) * SCRATCH_ALIGNMENT
+    stride = -(-at.cols // ROW_ALIGNMENT) * ROW_ALIGNMENT
+    codes = TensorSpec("x", dtype, x.shape, (*dlpack.row_major((*x.shape[:-1], stride))[:-1], 1), x.target)
+    offset = -(-at.rows * stride // SCRATCH_ALIGNMENT) * SCRATCH_ALIGNMENT
     if input_scale is not None:
-        return ScratchCodes(at, how, x, codes, input_scale, None, offset)
+        return ScratchCodes(at, stride, how, x, codes, input_scale, None, offset)
     shape = (1,) if how.group_shape == PER_TENSOR else how.group_shape.scale_shape(at.rows, at.cols)
     scale = TensorSpec(COMPUTED, "float32", shape, how.strides[: len(shape)], x.target)
     nbytes = -(-4 * how.computed() // SCRATCH_ALIGNMENT) * SCRATCH_ALIGNMENT
-    return ScratchCodes(at, how, x, codes, scale, offset, offset + nbytes)
+    return ScratchCodes(at, stride, how, x, codes, scale, offset, offset + nbytes)
 
 
 def scratch_of(steps: Steps, q: ScratchCodes) -> int:
@@ -72,7 +77,7 @@ def steps_launch(steps: Steps, q: ScratchCodes) -> Launch:
 
         return multiply_x
 
-    numbers = QuantizeNumbers(at.stride, at.cols, *q.how.strides, at.rows, at.rows, q.how.upper, q.how.eps)
+    numbers = QuantizeNumbers(at.stride, q.stride, *q.how.strides, at.rows, at.rows, q.how.upper, q.how.eps)
     quantize = steps.quantize.bind(numbers)
 
     def run(

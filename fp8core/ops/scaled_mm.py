@@ -11,7 +11,7 @@ from fp8core.core.product import RESULTS, product_of, transposed
 from fp8core.core.specs import TensorSpec
 from fp8core.interop import Operand, ScaleOperand, eager_only
 from fp8core.interop.float8 import Float8Array
-from fp8core.kernels.gemm.simt import plan_clear_amax
+from fp8core.kernels.gemm.generic import plan_clear_amax
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.quantized import Quantized, parts
 from fp8core.problem import FORMATS, WIDE

@@ -216,13 +216,13 @@ on_hopper = pytest.mark.skipif(
 @pytest.mark.parametrize("m", ROWS_OF_A)
 @pytest.mark.parametrize("fast", [True, False])
 def test_per_tensor(m, fast):
-    check_all(case(m=m, fast=fast, seed=m), "simt")
+    check_all(case(m=m, fast=fast, seed=m), "generic_decode", "generic_mma")
 
 
 @pytest.mark.parametrize("m", ROWS_OF_A)
 @pytest.mark.parametrize("modes", [("row", "row"), ("tensor", "row"), ("row", "tensor")])
 def test_per_row_and_mixes(m, modes):
-    check_all(case(*modes, m=m, seed=m), "simt")
+    check_all(case(*modes, m=m, seed=m), "generic_decode", "generic_mma")
 
 
 @on_hopper
@@ -232,13 +232,13 @@ def test_per_row_and_mixes(m, modes):
 def test_blocks(m, layout, weight):
     ragged = ("cublaslt_pad_m", "cublaslt_split_m") if m > 4 else ()
     rows = ("cublaslt_relayout",) if m % 4 == 0 else ragged
-    check_all(case("group", weight, m=m, layout=layout, seed=m, fast=False), "simt", *rows)
+    check_all(case("group", weight, m=m, layout=layout, seed=m, fast=False), "generic_decode", "generic_mma", *rows)
 
 
 @on_hopper
 @pytest.mark.parametrize("k", [1152, 1280, 1040, 144])
 def test_blocks_of_any_number(k):
-    check_all(case("group", "block", m=68, n=520, k=k, fast=False), "simt")
+    check_all(case("group", "block", m=68, n=520, k=k, fast=False), "generic_decode", "generic_mma")
 
 
 @on_hopper
@@ -267,14 +267,16 @@ def test_hopper_modes_are_offered():
 @pytest.mark.parametrize("modes", [("tensor", "tensor"), ("row", "row"), ("group", "block")])
 @pytest.mark.parametrize("bias", ["", "same", "float32"])
 def test_results_and_biases(out, modes, bias):
-    check_all(case(*modes, m=20, out=out, bias=out if bias == "same" else bias, fast=False), "simt")
+    check_all(
+        case(*modes, m=20, out=out, bias=out if bias == "same" else bias, fast=False), "generic_decode", "generic_mma"
+    )
 
 
 @pytest.mark.parametrize("modes", [("tensor", "tensor"), ("row", "row"), ("row", "tensor")])
 @pytest.mark.parametrize("bias", ["", "float32"])
 def test_codes_out(modes, bias):
     made = case(*modes, m=48, out=e4m3(), bias=bias, amax=True, fast=False)
-    check_all(made, "simt")
+    check_all(made, "generic_decode", "generic_mma")
     rows = able(made)
     first = check(made, rows[0]).copy()
     for row in rows[1:]:
@@ -293,36 +295,40 @@ def test_codes_saturate():
 
 
 def test_amax_of_wide_results():
-    check_all(case("row", "row", m=40, amax=True, fast=False), "simt")
+    check_all(case("row", "row", m=40, amax=True, fast=False), "generic_decode", "generic_mma")
 
 
 @pytest.mark.parametrize(("a", "b"), [("float8_e4m3fn", "float8_e5m2"), ("float8_e5m2", "float8_e4m3fn")])
 @pytest.mark.skipif(e4m3().endswith("fnuz") if device.count() else False, reason="OCP formats")
 def test_mixed_formats(a, b):
-    check_all(case(m=32, a=a, b=b, fast=False), "simt")
+    check_all(case(m=32, a=a, b=b, fast=False), "generic_decode", "generic_mma")
 
 
 @pytest.mark.parametrize("modes", [("tensor", "tensor"), ("row", "row"), ("group", "block")])
 def test_rows_further_apart_than_they_are_long(modes):
-    check_all(case(*modes, m=36, lda=1040, ldb=1056, ldo=520, bias="bfloat16", fast=False), "simt")
+    check_all(
+        case(*modes, m=36, lda=1040, ldb=1056, ldo=520, bias="bfloat16", fast=False), "generic_decode", "generic_mma"
+    )
 
 
 @pytest.mark.parametrize("modes", [("tensor", "tensor"), ("row", "row"), ("group", "block")])
 def test_vectors_at_odd_addresses(modes):
     rows = ("cublaslt_relayout",) if device.target(0).arch == 90 else ()
-    check_all(case(*modes, m=36, bias="bfloat16", offset=1, fast=False, layout="mn"), "simt", *rows)
+    check_all(
+        case(*modes, m=36, bias="bfloat16", offset=1, fast=False, layout="mn"), "generic_decode", "generic_mma", *rows
+    )
 
 
 @pytest.mark.parametrize("modes", [("tensor", "tensor"), ("row", "row"), ("group", "block")])
 def test_negative_scales(modes):
     made = case(*modes, m=36, fast=False, negative=True)
-    check_all(made, "simt")
+    check_all(made, "generic_decode", "generic_mma")
 
 
 @pytest.mark.parametrize(("n", "k"), [(511, 1024), (508, 1024), (512, 1000), (512, 1001), (5, 7), (1, 1)])
 @pytest.mark.parametrize("modes", [("tensor", "tensor"), ("row", "row"), ("group", "block")])
 def test_ragged_shapes_run_somewhere(n, k, modes):
-    check_all(case(*modes, m=13, n=n, k=k, fast=False), "simt")
+    check_all(case(*modes, m=13, n=n, k=k, fast=False), "generic_decode", "generic_mma")
 
 
 SHARED = [("tensor", "tensor"), ("row", "row"), ("tensor", "row"), ("group", "block")]

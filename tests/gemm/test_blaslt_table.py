@@ -47,7 +47,7 @@ CHOICES = [
     (problem("group x block", m=67, scale_a_strides=(1, 67)), "cublaslt_pad_m"),
     (problem("group x block", m=67, scale_a_strides=(1, 67), ldo=272), "cublaslt_split_m"),
     (problem("group x block", m=257, scale_a_strides=(1, 257)), "cublaslt_split_m"),
-    (problem("group x block", m=3, scale_a_strides=(1, 3)), "simt"),
+    (problem("group x block", m=3, scale_a_strides=(1, 3)), "generic_decode"),
     (problem("group x group"), "cublaslt"),
     (problem("group x group", scale_b_strides=(32, 1)), "cublaslt_relayout"),
     (problem(out="float8_e4m3fn", out_scale=True), "cublaslt_relayout"),
@@ -58,11 +58,11 @@ CHOICES = [
     (problem("row", bias="bfloat16", vectors_alignment=2), "cublaslt_relayout"),
     (problem("group x block", vectors_alignment=4), "cublaslt_relayout"),
     (problem(out="float8_e4m3fn", out_scale=True, amax=True, vectors_alignment=4), "cublaslt_epilogue"),
-    (problem(batch_invariant=True), "simt"),
-    (problem(alignment=8), "simt"),
-    (problem(k=4104), "simt"),
-    (problem(k=0), "simt"),
-    (problem(n=250), "simt"),
+    (problem(batch_invariant=True), "generic_decode"),
+    (problem(alignment=8), "generic_decode"),
+    (problem(k=4104), "generic_decode"),
+    (problem(k=0), "generic_decode"),
+    (problem(n=250), "generic_decode"),
     (problem(target=HOST), "host"),
 ]
 
@@ -91,7 +91,7 @@ def test_preferred_row_on_amd(hip_stub, p, row):
 
 def test_row_falls_back_where_the_library_offers_nothing(stub):
     stub.offers(0)
-    assert preferred(problem("row")) == "simt"
+    assert preferred(problem("row")) == "generic_decode"
     said = "offers no algorithm for m=64 n=256 k=4096 to bfloat16 with scales OUTER_VEC and OUTER_VEC"
     assert refusal(problem("row"), "cublaslt") == f"cuBLASLt ({stub.path}) {said}"
     said = "offers no algorithm for m=64 n=256 k=4096 to float32 with scales SCALAR and SCALAR"
@@ -103,12 +103,12 @@ AWAY = "its library cannot be asked: this machine has no device 7"
 REFUSALS = [
     (problem(a="float8_e5m2", b="float8_e5m2"), "cublaslt", BOTH),
     (problem(a="float8_e5m2", b="float8_e5m2"), "cublaslt_epilogue", BOTH),
-    (problem(a="float8_e5m2", b="float8_e5m2"), "simt", BOTH),
+    (problem(a="float8_e5m2", b="float8_e5m2"), "generic_mma", BOTH),
     (problem(target=HOST, a="float8_e5m2", b="float8_e5m2"), "host", BOTH),
     (problem(target=MI350, a="float8_e5m2", b="float8_e5m2"), "hipblaslt", BOTH),
     (problem(target=MI300), "cublaslt", "needs cuda, got gfx942 (device 0)"),
     (problem(), "hipblaslt", "needs hip, got sm_90 (device 0)"),
-    (problem(target=HOST), "simt", "needs cuda or hip, got host"),
+    (problem(target=HOST), "generic_mma", "needs cuda or hip, got host"),
     (
         problem(target=AMPERE),
         "cublaslt",
@@ -243,4 +243,4 @@ def test_explanation_says_each_row_once():
     text = str(SCALED_MM.explain(problem(target=H200._replace(device=NOWHERE))))
     assert text.splitlines()[0].startswith("ScaledMm(target=sm_90 (device 7), m=64, n=256, k=4096")
     assert f"unknown: {AWAY}" in text
-    assert "simt" in text
+    assert "generic_mma" in text

@@ -1,16 +1,16 @@
-"""The product that runs anywhere, and what stands around a library's product, on the CPU against float64."""
+"""What stands around a library's product, on the CPU against float64."""
 
 import numpy as np
 import pytest
 
 from fp8core.kernels.gemm.blaslt.epilogue import plan_end
 from fp8core.kernels.gemm.blaslt.moves import NOTHING, Relayout, plan_moves
-from fp8core.kernels.gemm.simt import plan_clear_amax, plan_simt
+from fp8core.kernels.gemm.generic import plan_clear_amax
 from fp8core.problem import FORMATS, HOST, ScaledMm
 from support import reference
 from support.emulation import CUDA, HIP_32, HIP_64
 from support.emulation.fixtures import emulation_session, emulator  # noqa: F401
-from support.emulation.running import WIDE, empty, matrix, same_bytes
+from support.emulation.running import WIDE, empty, same_bytes
 
 FN, FNUZ, E5M2 = "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2"
 BOUND = {"bfloat16": 2.0e-3, "float16": 3.0e-4, "float32": 2.0e-6}
@@ -33,60 +33,6 @@ def scales_for(granularity, rows, k, seed):
     group = {"tensor": (-1, -1), "row": (1, -1), "group": (1, 128), "block": (128, 128)}[granularity]
     strides = {"tensor": (0, 0), "row": (1, 0)}.get(granularity, (shape[1], 1))
     return scale, strides, reference.spread(scale, group, (rows, k))
-
-
-@pytest.mark.parametrize(
-    ("target", "m", "n", "k", "a", "b", "out", "scale_a", "scale_b", "bias", "amax"),
-    [
-        (CUDA, 1, 40, 256, FN, FN, "bfloat16", "tensor", "tensor", "", False),
-        (CUDA, 19, 70, 300, FN, FN, "bfloat16", "row", "row", "bfloat16", False),
-        (CUDA, 17, 33, 131, FN, E5M2, "float32", "tensor", "row", "float32", True),
-        (CUDA, 33, 200, 300, FN, FN, "bfloat16", "group", "block", "", False),
-        (CUDA, 5, 40, 256, FN, FN, "float16", "group", "group", "float16", False),
-        (CUDA, 5, 40, 300, E5M2, FN, "float16", "row", "tensor", "", False),
-        (CUDA, 5, 40, 64, FN, FN, FN, "tensor", "tensor", "float32", True),
-        (CUDA, 3, 5, 0, FN, FN, "bfloat16", "row", "row", "bfloat16", False),
-        (HIP_64, 19, 70, 300, FNUZ, FNUZ, "bfloat16", "row", "row", "bfloat16", False),
-        (HIP_64, 40, 130, 256, FNUZ, FNUZ, "float32", "group", "block", "", True),
-        (HIP_32, 19, 70, 300, FN, FN, "bfloat16", "row", "row", "", False),
-    ],
-)
-def test_the_generic_product_is_near_float64(emulator, target, m, n, k, a, b, out, scale_a, scale_b, bias, amax):
-    codes_a, codes_b = finite_codes(m, k, a, 0), finite_codes(n, k, b, 1)
-    given_a, strides_a, each_a = scales_for(scale_a, m, k, 2)
-    given_b, strides_b, each_b = scales_for(scale_b, n, k, 3)
-    addend = np.random.default_rng(4).standard_normal(n).astype(WIDE[bias]) if bias else None
-    want = reference.scaled_mm(reference.decode(codes_a, a), reference.decode(codes_b, b).T, each_a, each_b.T, addend)
-    with emulator.watch() as memory:
-        left, right = matrix(memory, codes_a, k + 3 if k % 4 else k + 4), matrix(memory, codes_b, k + 8)
-        result = empty(memory, (m, n), WIDE.get(out, np.uint8), n + 2)
-        scale_left, scale_right = memory.array(given_a), memory.array(given_b)
-        added = memory.array(addend) if addend is not None else None
-        out_scale = memory.array(np.array([0.37], np.float32)) if out in FORMATS else None
-        largest = memory.empty((1,), np.float32) if amax else None
-        problem = ScaledMm(
-            *(target, m, n, k, a, b, out, scale_a, scale_b, strides_a, strides_b, bias, out_scale is not None, amax),
-            *(True, False, left.stride, right.stride, result.stride, 1 if k % 4 else 16),
-        )
-        launch = plan_simt(problem)
-        launch(
-            *(0, left.pointer, right.pointer, scale_left.ctypes.data, scale_right.ctypes.data),
-            *(added.ctypes.data if added is not None else 0, result.pointer),
-            *(
-                out_scale.ctypes.data if out_scale is not None else 0,
-                largest.ctypes.data if largest is not None else 0,
-                0,
-            ),
-        )
-        if out in FORMATS:
-            near = reference.encode((want / np.float64(np.float32(0.37))).astype(np.float32), out)
-            assert (result.values == near).mean() > 0.99
-            assert reference.relative_error(reference.decode(result.values, out), reference.decode(near, out)) < 1e-2
-        else:
-            assert reference.relative_error(result.values, want) < BOUND[out]
-        if largest is not None:
-            assert abs(largest[0] / np.abs(want).max() - 1) < 1e-5
-        assert (result.gap.view(np.uint8) == 0xA5).all()
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fp8core.kernels.gemm.amd.decode import GFX9_DECODE, plan_decode, wavefronts
-from fp8core.kernels.gemm.simt import SIMT, ClearArgs
+from fp8core.kernels.gemm.generic import GENERIC_MMA, ClearArgs
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.explain import example_product
 from support import reference
@@ -220,12 +220,12 @@ def test_waves_share_k_and_fill_the_device(target):
 def test_hip_counts_the_threads_of_a_grid_and_cuda_its_blocks(platform, able):
     """A product whose grid HIP would refuse at its launch: 2**24 blocks of 256 threads are 2**32 of them."""
     target = on(0x942)._replace(platform=platform, arch=0x942 if platform == "hip" else 90)
-    large = example_product(target, m=1 << 18, n=1 << 18)._replace(batch_invariant=True)
-    assert (SIMT.refusal(large) is None) is able
-    assert SIMT.refusal(large._replace(m=(1 << 18) - 64)) is None
+    large = example_product(target, m=1 << 19, n=1 << 19)._replace(batch_invariant=True)
+    assert (GENERIC_MMA.refusal(large) is None) is able
+    assert GENERIC_MMA.refusal(large._replace(m=(1 << 19) - 128)) is None
     few = example_product(on(0x942), m=(1 << 16) - 16, n=1 << 16)._replace(batch_invariant=True)
     assert SCALED_MM.explain(few).chosen == "gfx9_decode"
-    assert SCALED_MM.explain(few._replace(m=1 << 16)).chosen == "simt"
+    assert SCALED_MM.explain(few._replace(m=1 << 16)).chosen == "generic_decode"
 
 
 def test_the_emulation_refuses_the_grids_that_hip_refuses(emulator):

@@ -6,7 +6,7 @@ import pytest
 
 import fp8core
 from fp8core.kernels.gemm.blaslt.epilogue import plan_end
-from fp8core.kernels.gemm.simt import plan_simt
+from fp8core.kernels.gemm.generic import plan_decode, plan_mma
 from fp8core.problem import FORMATS, ScaledMm
 from support import reference
 from support.emulation import CUDA, HIP_32, HIP_64
@@ -49,14 +49,15 @@ def test_the_host_engine(out):
 
 @pytest.mark.parametrize("out", FORMATS)
 @pytest.mark.parametrize("target", [CUDA, HIP_64, HIP_32], ids=str)
-def test_the_generic_product(emulator, target, out):
+@pytest.mark.parametrize("plan", [plan_decode, plan_mma])
+def test_the_generic_product(emulator, plan, target, out):
     a, b = products("float8_e4m3fn")
     with emulator.watch() as memory:
         left, right = matrix(memory, a, K), matrix(memory, b, K)
         scale_a, scale_b = memory.array(np.ones(2, np.float32)), memory.array(VALUES)
         result = empty(memory, (2, len(VALUES)), np.uint8, len(VALUES))
         problem = problem_of(target, out)
-        plan_simt(problem)(
+        plan(problem)(
             *(0, left.pointer, right.pointer, scale_a.ctypes.data, scale_b.ctypes.data, 0, result.pointer, 0, 0, 0)
         )
         assert (result.values == expected(out)).all()

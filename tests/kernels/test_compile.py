@@ -21,7 +21,10 @@ REGISTERS = {
     "clear_amax": 16,
     "dequantize": 48,
     "expand": 16,
-    "simt": 168,
+    "generic_decode": 256,
+    "generic_mma": 256,
+    "realign_codes": 48,
+    "copy_rows": 48,
     "sm90_blockwise": 168,
     "sm90_decode": 168,
     "sm89_decode": 248,
@@ -36,8 +39,9 @@ REGISTERS = {
     "silu_and_mul_quant": 80,
     "gfx9_decode": 64,
 }
-"""The most registers of a thread, by entry: what is above would cost blocks in flight. (simt holds its tile in
-registers, sm89_decode its results, of up to 64 tokens x 32 channels, quantize_tensorwise what it will not read again,
+"""The most registers of a thread, by entry: what is above would cost blocks in flight. (generic_mma holds its tile in
+registers, generic_decode and sm89_decode their results, of up to 64 tokens x 32 channels, quantize_tensorwise what it
+will not read again,
 quantize_rowwise up to eight vectors of 8, as fnuz codes of a 128x128 block.)"""
 MAY_SPILL: tuple[str, ...] = ()
 """Entries that may keep something in local memory."""

@@ -88,7 +88,8 @@ def test_what_does_not_choose_cannot_be_explained():
 
 @pytest.mark.parametrize("target", [AMPERE, MI250], ids=str)
 def test_gpus_without_fp8_tensor_cores_still_run_products(target):
-    assert SCALED_MM.explain(example_product(target)).chosen == "simt"
+    assert SCALED_MM.explain(example_product(target)).chosen == "generic_mma"
+    assert SCALED_MM.explain(example_product(target, m=64)).chosen == "generic_decode"
 
 
 def test_both_e5m2_runs_nowhere():
@@ -99,8 +100,8 @@ def test_both_e5m2_runs_nowhere():
 
 
 def test_odd_shapes_go_to_another_row():
-    got = SCALED_MM.explain(example_product(H200, m=100, n=4097, k=4104))
-    assert got.chosen == "simt"
+    got = SCALED_MM.explain(example_product(H200, m=10, n=4097, k=4104))
+    assert got.chosen == "generic_decode"
     reasons = {v.kernel: v.reason for v in got.verdicts}
     assert "16" in reasons["cublaslt"]
 

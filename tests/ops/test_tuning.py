@@ -29,8 +29,9 @@ CANDIDATES = (
     ("cublaslt_relayout", 1),
     ("cublaslt_epilogue", 0),
     ("cublaslt_epilogue", 1),
-    ("simt", 0),
+    ("generic_mma", 0),
     ("sm90_decode", 0),
+    ("generic_decode", 0),
 )
 
 

@@ -56,8 +56,8 @@ def test_info_names_versions_devices_capabilities_and_the_cache(fp8core_, monkey
     ("arguments", "kernel", "verdict", "reason"),
     [
         (("--target", "host"), "host", "chosen", ""),
-        (("--target", "host"), "simt", "unable", "needs cuda or hip, got host"),
-        (("--target", "sm_80"), "simt", "chosen", ""),
+        (("--target", "host"), "generic_mma", "unable", "needs cuda or hip, got host"),
+        (("--target", "sm_80"), "generic_decode", "chosen", ""),
         (("--target", "sm_80"), "cublaslt", "unable", "needs FP8 matrix instructions (sm_89 and later"),
         (("--target", "gfx942", "--a", "float8_e4m3fn"), "hipblaslt", "unable", "gfx942 multiplies fnuz formats"),
         (("--target", "sm_90", "--scale-a", "group", "--scale-b", "block", "--out", "float16"), "host", "unable", ""),
@@ -75,7 +75,7 @@ def test_explain_gives_a_verdict_for_every_kernel(fp8core_, arguments, kernel, v
 def test_explain_does_not_hold_an_absent_library_against_a_kernel(fp8core_):
     _, out, _ = fp8core_("explain", 4096, 4096, 4096, "--target", "sm_90")
     assert row(out, "cublaslt")[1] == "unknown"
-    assert row(out, "simt")[1] == "chosen *"
+    assert row(out, "generic_mma")[1] == "chosen *"
     assert "* unless a kernel above it that is unknown turns out to be able on the device" in out
     assert "*" not in fp8core_("explain", 16, 4096, 4096, "--target", "sm_90")[1]  # no unknown one comes first
 

@@ -1,4 +1,4 @@
-// The FP8 matrix instructions of AMD GPUs, as the ISA documents lay their operands over the lanes of a wave.
+// The matrix instructions of AMD GPUs, as the ISA documents lay their operands over the lanes of a wave: first FP8.
 //
 // Of A (16 x DEPTH) a lane holds eight bytes of the row lane % 16 from k = 8 * (lane / 16); of B (DEPTH x 16) the same
 // of the column lane % 16. Of D = A * B + C it holds in register r the column lane % 16 and the row
@@ -61,4 +61,51 @@ EMULATED_MFMA(bf8, fp8, true, false)
 EMULATED_WMMA(fp8, fp8, false, false)
 EMULATED_WMMA(fp8, bf8, false, true)
 EMULATED_WMMA(bf8, fp8, true, false)
+#endif
+
+// bf16: of A and B a lane holds N neighbours along k of the row (column) lane % 16, from k = N * (lane / 16); where the
+// halves of a wave hold the same (gfx11) PARTS is 1. Of D it holds in register r the column lane % 16 and the row
+//   v_mfma_f32_16x16x16bf16_1k (64 lanes): 4 * (lane / 16) + r      v_wmma_f32_16x16x16_bf16 of gfx12: 8 * (lane / 16) + r
+//   v_wmma_f32_16x16x16_bf16 of gfx11: 2 * r + lane / 16
+template <int LANES, int PARTS, bool ALTERNATE, int N, int REGISTERS>
+EmulatedVector<float, REGISTERS> emulated_bf16(EmulatedVector<short, N> a, EmulatedVector<short, N> b,
+                                               EmulatedVector<float, REGISTERS> c) {
+    const EmulatedThread *here = emulation_thread();
+    if (here->warp_size != LANES) emulation_trap("a matrix instruction of another size of waves");
+    uint64_t x[N / 4], y[N / 4];
+    __builtin_memcpy(x, &a, sizeof x);
+    __builtin_memcpy(y, &b, sizeof y);
+    const unsigned half = here->lane / 16;
+    for (unsigned part = 0; part < PARTS; part++) {
+        for (int four = 0; four < N / 4; four++) {
+            const uint64_t column = emulated_exchange(EMULATED_WHOLE_WARP, y[four], here->lane % 16 + 16 * part);
+            for (unsigned r = 0; r < REGISTERS; r++) {
+                const unsigned at = ALTERNATE ? 2 * r + half : REGISTERS * half + r;
+                const uint64_t row = emulated_exchange(EMULATED_WHOLE_WARP, x[four], at + 16 * part);
+                for (int i = 0; i < 64; i += 16)
+                    c[r] += emulated_bits<float>(static_cast<uint32_t>(row >> i) << 16) *
+                            emulated_bits<float>(static_cast<uint32_t>(column >> i) << 16);
+            }
+        }
+    }
+    return c;
+}
+#if defined(__gfx90a__) || defined(__gfx942__) || defined(__gfx950__)
+inline EmulatedVector<float, 4> __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(EmulatedVector<short, 4> x,
+                                                                          EmulatedVector<short, 4> y,
+                                                                          EmulatedVector<float, 4> c, int, int, int) {
+    return emulated_bf16<64, 4, false>(x, y, c);
+}
+#elif defined(__gfx1200__) || defined(__gfx1201__)
+inline EmulatedVector<float, 8> __builtin_amdgcn_wmma_f32_16x16x16_bf16_w32_gfx12(EmulatedVector<short, 8> x,
+                                                                                  EmulatedVector<short, 8> y,
+                                                                                  EmulatedVector<float, 8> c) {
+    return emulated_bf16<32, 2, false>(x, y, c);
+}
+#elif defined(__gfx1100__)
+inline EmulatedVector<float, 8> __builtin_amdgcn_wmma_f32_16x16x16_bf16_w32(EmulatedVector<short, 16> x,
+                                                                            EmulatedVector<short, 16> y,
+                                                                            EmulatedVector<float, 8> c) {
+    return emulated_bf16<32, 1, true>(x, y, c);
+}
 #endif

@@ -6,7 +6,7 @@ from fp8core.kernels.encodings import RESULT, TYPE, ceil_div
 from fp8core.kernels.gemm.args import Matmul, ready
 from fp8core.kernels.gemm.blaslt import matmul
 from fp8core.kernels.gemm.blaslt.mapping import accumulation, padded
-from fp8core.kernels.gemm.simt import plan_clear_amax
+from fp8core.kernels.gemm.generic import plan_clear_amax
 from fp8core.problem import ScaledMm
 from fp8core.runtime import jit
 from fp8core.runtime.args import Int32, Int64, Pointer
@@ -40,7 +40,7 @@ def plan_end(p: ScaledMm) -> Launch:
     """Return ``launch(stream, acc, scale_a, scale_b, bias, out, out_scale, amax)``.
 
     ``round(scale_a * (scale_b * acc) + bias)`` of a finished fp32 accumulator ``[m, n]``, contiguous. FP8 results and
-    amax are as `plan_simt` has them. The scales are per tensor, token or channel: strides along k are not looked at.
+    amax are as `plan_mma` has them. The scales are per tensor, token or channel: strides along k are not looked at.
     """
     column_tiles = ceil_div(p.n, THREADS * COLUMNS)
     at_once = max(1, p.target.multiprocessors * BLOCKS_A_MULTIPROCESSOR // column_tiles)

@@ -1,0 +1,158 @@
+// out[m, n] = round(scale_a * (scale_b * acc) + bias), acc = sum over k of a[m, k] * b[n, k] in fp32, for few rows: any
+// m, n, k >= 0, any address and stride, any formats. The weight b is streamed from memory once for every SIDE rows of a;
+// codes become 16-bit floats, exactly, in registers, and are multiplied by the GPU's matrix instructions. With BLOCKED
+// scales the sum of a chunk of k, which never crosses 128, is scaled before it joins: acc = sum of scale_a *
+// (scale_b * partial).
+//
+// A block makes SIDE tokens x 16 * TILES channels. Its WARPS take chunks of CHUNK of k round-robin, and add their sums in
+// the order of the warps: the bits of a row depend on n, k and WARPS alone, neither on m, SIDE and TILES nor on other
+// rows. Rows past m and n load the last row again, and their results are dropped; k past its end counts as zeros.
+// The caller owes: where ALIGNED, a, b, lda, ldb and k divisible by 16. Scales: the strides of the matrices over
+// (m, k blocks) and (n or n blocks, k blocks), 0 where broadcast. amax is 0 before the launch. Dynamic shared memory:
+// WARPS * SIDE * (16 * TILES + 4) floats.
+#pragma once
+#include "../args.cuh"
+#include "../epilogue.cuh"
+#include "../scheduler.cuh"
+#include "codes.cuh"
+#include "widened.cuh"
+
+constexpr int A = FP8_A, B = FP8_B, SIDE = FP8_SIDE, TILES = FP8_TILES, WARPS = FP8_WARPS;
+constexpr bool ALIGNED = FP8_ALIGNED, BLOCKED = FP8_BLOCKED, B_BLOCK = FP8_B_BLOCK, AMAX = FP8_AMAX;
+constexpr int UNITS = SIDE / MMA_SIDE, CHANNELS = TILES * MMA_SIDE, PITCH = CHANNELS + 4;
+constexpr int PARTS = MMA_DEPTH / 8 / LANE_CHUNKS;                          // lanes that share a row
+constexpr int CHUNK = LANE_ROWS * LANE_CHUNKS > 2 ? BLOCK_K / 2 : BLOCK_K;  // what fits into a lane's registers
+constexpr int PIECES = CHUNK / (PIECE * PARTS);                             // of a chunk, that a lane loads
+constexpr int STEPS = CHUNK / MMA_DEPTH;
+static_assert(BLOCK_K % CHANNELS == 0, "the channels of a block have one scale");
+
+// The codes of a lane of 16 rows of a matrix: its PIECES neighbours of a chunk of k, of each row that it holds.
+struct LaneCodes {
+    Pieces<ALIGNED, PIECES> rows[LANE_ROWS];
+
+    DEVICE static int offset() { return lane_chunk() / LANE_CHUNKS * (PIECE * PIECES); }
+
+    // `from` points at this lane's codes of each row at k = 0; `left` of them from `at` on belong to the row.
+    template <bool CAREFUL>
+    DEVICE void load(const byte* const (&from)[LANE_ROWS], int at, int left, const byte* first) {
+#pragma unroll
+        for (int i = 0; i < LANE_ROWS; ++i) rows[i].template load<CAREFUL>(from[i] + at, left, first);
+    }
+    template <int FORMAT>
+    DEVICE void widen_into(Fragment (&fragments)[STEPS], const byte* const (&from)[LANE_ROWS]) const {
+#pragma unroll
+        for (int i = 0; i < LANE_ROWS; ++i)
+#pragma unroll
+            for (int j = 0; j < PIECES; ++j) {
+                const Vector16 codes = rows[i].codes(j, from[i]);
+                fragments[2 * j / LANE_CHUNKS].chunk[i][2 * j % LANE_CHUNKS] = widened<FORMAT>(codes.x, codes.y);
+                fragments[(2 * j + 1) / LANE_CHUNKS].chunk[i][(2 * j + 1) % LANE_CHUNKS] =
+                    widened<FORMAT>(codes.z, codes.w);
+            }
+    }
+};
+
+// This lane's codes of 16 rows from `first_row` on, at k = 0.
+DEVICE void point(const byte* (&rows)[LANE_ROWS], const byte* codes, long long stride, int first_row, int count) {
+#pragma unroll
+    for (int i = 0; i < LANE_ROWS; ++i)
+        rows[i] = codes + least(first_row + lane_row(i), count - 1) * stride + LaneCodes::offset();
+}
+
+constexpr int THREADS = WARPS * WARP;
+KERNEL(THREADS)
+generic_decode(MATMUL_PARAMETERS, const float* out_scale, float* amax) {
+    DYNAMIC_SHARED(shared);
+    float* const sums = reinterpret_cast<float*>(shared);  // [WARPS][SIDE][PITCH]
+    const TileOrigin origin = dense_tile<SIDE, CHANNELS>(row_tiles);
+    const int first_row = origin.row, first_col = origin.column;
+    const int warp = int(thread_x()) / WARP;
+    const bool first_rows = first_row == 0 || first_col == 0;
+
+    grid_dependency_launch();
+    grid_dependency_wait();
+
+    const byte* channels[TILES][LANE_ROWS];
+#pragma unroll
+    for (int tile = 0; tile < TILES; ++tile) point(channels[tile], b, ldb, first_col + tile * MMA_SIDE, n);
+    LaneCodes weight[TILES];
+    const auto load_weight = [&](int at) {
+        const int left = k - at - LaneCodes::offset();
+        if (careful<ALIGNED>(at, CHUNK, k, first_rows)) {
+#pragma unroll
+            for (int tile = 0; tile < TILES; ++tile) weight[tile].template load<true>(channels[tile], at, left, b);
+        } else {
+#pragma unroll
+            for (int tile = 0; tile < TILES; ++tile) weight[tile].template load<false>(channels[tile], at, left, b);
+        }
+    };
+
+    Sum sum[UNITS][TILES] = {};
+    int at = warp * CHUNK;
+    if (at < k) load_weight(at);
+    for (; at < k; at += WARPS * CHUNK) {
+        Fragment w[TILES][STEPS];
+#pragma unroll
+        for (int tile = 0; tile < TILES; ++tile) weight[tile].template widen_into<B>(w[tile], channels[tile]);
+        if (at + WARPS * CHUNK < k) load_weight(at + WARPS * CHUNK);
+        const long long block = at / BLOCK_K;
+#pragma unroll
+        for (int unit = 0; unit < UNITS; ++unit) {
+            const byte* rows[LANE_ROWS];
+            point(rows, a, lda, first_row + unit * MMA_SIDE, m);
+            LaneCodes tokens;
+            const int left = k - at - LaneCodes::offset();
+            if (careful<ALIGNED>(at, CHUNK, k, first_rows)) tokens.template load<true>(rows, at, left, a);
+            else tokens.template load<false>(rows, at, left, a);
+            Fragment t[STEPS];
+            tokens.template widen_into<A>(t, rows);
+#pragma unroll
+            for (int tile = 0; tile < TILES; ++tile) {
+                Sum partial = {};
+#pragma unroll
+                for (int step = 0; step < STEPS; ++step) multiply(partial, w[tile][step], t[step]);
+#pragma unroll
+                for (int e = 0; e < SUMS; ++e) {
+                    float& acc = sum[unit][tile].of[e];
+                    if constexpr (BLOCKED) {
+                        const int row = least(first_row + unit * MMA_SIDE + sum_column(e), m - 1);
+                        const int col = least(first_col + tile * MMA_SIDE + sum_row(e), n - 1);
+                        const float across = scale_a[row * scale_a_row + block * scale_a_k];
+                        const float along =
+                            scale_b[(B_BLOCK ? first_col / BLOCK_K : col) * scale_b_row + block * scale_b_k];
+                        acc += across * (along * partial.of[e]);
+                    } else {
+                        acc += partial.of[e];
+                    }
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (int unit = 0; unit < UNITS; ++unit)
+#pragma unroll
+        for (int tile = 0; tile < TILES; ++tile)
+#pragma unroll
+            for (int e = 0; e < SUMS; ++e)
+                sums[(warp * SIDE + unit * MMA_SIDE + sum_column(e)) * PITCH + tile * MMA_SIDE + sum_row(e)] =
+                    sum[unit][tile].of[e];
+    block_barrier();
+
+    const Epilogue<FP8_OUT, FP8_BIAS> finish(bias, out_scale);
+    float largest = 0.0f;
+    for (int i = int(thread_x()); i < SIDE * CHANNELS; i += THREADS) {
+        const int row = i / CHANNELS, col = i % CHANNELS;
+        const long long y = first_row + row, x = first_col + col;
+        if (y >= m) break;
+        if (x >= n) continue;
+        float acc = sums[row * PITCH + col];
+#pragma unroll
+        for (int from = 1; from < WARPS; ++from) acc += sums[(from * SIDE + row) * PITCH + col];
+        const float across = BLOCKED ? 1.0f : scale_a[y * scale_a_row];
+        const float along = BLOCKED ? 1.0f : scale_b[x * scale_b_row];
+        const float value = finish.value(acc, across, along, int(x));
+        finish.store(out, y * ldo + x, value);
+        if (AMAX) largest = maximum(largest, magnitude(value));
+    }
+    if (AMAX) publish_amax(largest, amax);
+}

@@ -1,0 +1,2 @@
+#include "../../ptx/half_mma.cuh"
+#include "mma.cuh"

@@ -1,0 +1,173 @@
+// out[m, n] = round(scale_a * (scale_b * acc) + bias), acc = sum over k of a[m, k] * b[n, k] in fp32, for many rows: any
+// m, n, k >= 0, any address and stride, any formats. Codes become 16-bit floats, exactly, on their way into shared
+// memory, and are multiplied by the GPU's matrix instructions. With BLOCKED scales the sum of every 128 of k is scaled
+// before it joins: acc = sum of scale_a * (scale_b * partial); with PROMOTED ones it joins in fp32 without a scale.
+//
+// A block makes a tile of ROWS x COLS, each of its warps WARP_ROWS x WARP_COLS tiles of 16 x 16 of it, in steps of DEPTH
+// of k (which divides 128). Rows past m and n load the last row again, and their results are dropped.
+// The caller owes: where ALIGNED, a, b, lda, ldb and k divisible by 16. Scales: the strides of the matrices over
+// (m, k blocks) and (n or n blocks, k blocks), 0 where broadcast; where B_BLOCK, COLS divides 128. amax is 0 before the
+// launch. Dynamic shared memory: 4 * (ROWS + COLS) * DEPTH bytes.
+#pragma once
+#include "../args.cuh"
+#include "../epilogue.cuh"
+#include "../scheduler.cuh"
+#include "codes.cuh"
+#include "widened.cuh"
+
+constexpr int A = FP8_A, B = FP8_B, ROWS = FP8_ROWS, COLS = FP8_COLS, DEPTH = FP8_DEPTH;
+constexpr int WARP_ROWS = FP8_WARP_ROWS, WARP_COLS = FP8_WARP_COLS;
+constexpr bool ALIGNED = FP8_ALIGNED, BLOCKED = FP8_BLOCKED, B_BLOCK = FP8_B_BLOCK;
+constexpr bool PROMOTED = FP8_PROMOTED, AMAX = FP8_AMAX;
+static_assert(PROMOTED || !BLOCKED, "what is scaled joins another sum");
+constexpr int WARPS_DOWN = ROWS / (MMA_SIDE * WARP_ROWS), WARPS_ACROSS = COLS / (MMA_SIDE * WARP_COLS);
+constexpr int THREADS = WARPS_DOWN * WARPS_ACROSS * WARP;
+constexpr int CHUNKS = MMA_DEPTH / 8;
+static_assert(BLOCK_K % DEPTH == 0 && DEPTH % MMA_DEPTH == 0, "a step of k has one blocked scale");
+static_assert(!B_BLOCK || BLOCK_K % COLS == 0, "the columns of a tile have one blocked scale");
+
+// Where a chunk of eight numbers along k lies among the vectors of a tile in shared memory: those that a warp loads
+// together, and those that it stores together, lie in different banks.
+template <int HEIGHT>
+DEVICE int place(int slab, int row, int chunk) {
+    return (slab * HEIGHT + row) * CHUNKS + (chunk ^ (row / 2 % CHUNKS) ^ slab % 2 * 2);
+}
+
+// The codes of a step of a tile's rows, staged in registers between memory and shared memory: COUNT pieces of one row.
+template <int FORMAT, int HEIGHT>
+struct Stage {
+    static constexpr int COUNT = HEIGHT * DEPTH / (PIECE * THREADS), ACROSS = DEPTH / (PIECE * COUNT);
+    static_assert(COUNT * PIECE * THREADS == HEIGHT * DEPTH && ACROSS * HEIGHT == THREADS, "all threads stage as much");
+    const byte* first;
+    const byte* from;
+    int left;  // codes of the row from this thread's first on
+    Pieces<ALIGNED, COUNT> pieces;
+
+    DEVICE static int row() { return int(thread_x()) / ACROSS; }
+    DEVICE static int piece(int i) { return int(thread_x()) % ACROSS * COUNT + i; }
+
+    DEVICE Stage(const byte* codes, long long stride, int first_row, int rows, int k)
+        : first(codes),
+          from(codes + least(first_row + row(), rows - 1) * stride + PIECE * piece(0)),
+          left(k - PIECE * piece(0)) {}
+
+    template <bool CAREFUL>
+    DEVICE void load(int at) {
+        pieces.template load<CAREFUL>(from + at, left - at, first);
+    }
+
+    // Steps of k are divisible by 16: they do not change where in its words a piece begins.
+    DEVICE void put(Vector16* tile) const {
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            const Vector16 codes = pieces.codes(i, from);
+            const int slab = piece(i) / 2, chunk = piece(i) % 2 * 2;
+            tile[place<HEIGHT>(slab, row(), chunk)] = widened<FORMAT>(codes.x, codes.y);
+            tile[place<HEIGHT>(slab, row(), chunk + 1)] = widened<FORMAT>(codes.z, codes.w);
+        }
+    }
+};
+
+template <int HEIGHT>
+DEVICE Fragment fragment(const Vector16* tile, int slab, int first_row) {
+    Fragment result;
+#pragma unroll
+    for (int i = 0; i < LANE_ROWS; ++i)
+#pragma unroll
+        for (int j = 0; j < LANE_CHUNKS; ++j)
+            result.chunk[i][j] = tile[place<HEIGHT>(slab, first_row + lane_row(i), lane_chunk() + j)];
+    return result;
+}
+
+KERNEL(THREADS)
+generic_mma(MATMUL_PARAMETERS, const float* out_scale, float* amax) {
+    DYNAMIC_SHARED(shared);
+    constexpr int SIZE_A = ROWS * DEPTH / 8, SIZE_B = COLS * DEPTH / 8;
+    Vector16* const tiles = reinterpret_cast<Vector16*>(shared);
+    const TileOrigin origin = dense_tile<ROWS, COLS>(row_tiles);
+    const int first_row = origin.row, first_col = origin.column;
+    const int warp = int(thread_x()) / WARP;
+    const int warp_row = warp / WARPS_ACROSS * (MMA_SIDE * WARP_ROWS);
+    const int warp_col = warp % WARPS_ACROSS * (MMA_SIDE * WARP_COLS);
+    const int row0 = first_row + warp_row, col0 = first_col + warp_col;
+
+    grid_dependency_launch();
+    grid_dependency_wait();
+
+    Sum acc[WARP_ROWS][WARP_COLS] = {}, partial[WARP_ROWS][WARP_COLS] = {};
+    Stage<A, ROWS> stage_a(a, lda, first_row, m, k);
+    Stage<B, COLS> stage_b(b, ldb, first_col, n, k);
+    const auto load = [&](int at) {
+        if (careful<ALIGNED>(at, DEPTH, k, first_row == 0 || first_col == 0)) {
+            stage_a.template load<true>(at);
+            stage_b.template load<true>(at);
+        } else {
+            stage_a.template load<false>(at);
+            stage_b.template load<false>(at);
+        }
+    };
+    const auto row_of = [&](int i, int e) { return least(row0 + i * MMA_SIDE + sum_row(e), m - 1); };
+    const auto col_of = [&](int j, int e) { return least(col0 + j * MMA_SIDE + sum_column(e), n - 1); };
+
+    if (k > 0) load(0);
+    for (int at = 0, buffer = 0; at < k; at += DEPTH, buffer ^= 1) {
+        Vector16* const tile_a = tiles + buffer * (SIZE_A + SIZE_B);
+        Vector16* const tile_b = tile_a + SIZE_A;
+        stage_a.put(tile_a);
+        stage_b.put(tile_b);
+        block_barrier();  // one a step: the other buffer was read before the last one
+        if (at + DEPTH < k) load(at + DEPTH);
+#pragma unroll
+        for (int slab = 0; slab < DEPTH / MMA_DEPTH; ++slab) {
+            Fragment columns[WARP_COLS];
+#pragma unroll
+            for (int j = 0; j < WARP_COLS; ++j) columns[j] = fragment<COLS>(tile_b, slab, warp_col + j * MMA_SIDE);
+#pragma unroll
+            for (int i = 0; i < WARP_ROWS; ++i) {
+                const Fragment rows = fragment<ROWS>(tile_a, slab, warp_row + i * MMA_SIDE);
+#pragma unroll
+                for (int j = 0; j < WARP_COLS; ++j) multiply(PROMOTED ? partial[i][j] : acc[i][j], rows, columns[j]);
+            }
+        }
+        if (PROMOTED && ((at + DEPTH) % BLOCK_K == 0 || at + DEPTH >= k)) {
+            const long long block = at / BLOCK_K;
+            const float* const scales_a = scale_a + block * scale_a_k;
+            const float* const scales_b =
+                scale_b + block * scale_b_k + (B_BLOCK ? first_col / BLOCK_K * scale_b_row : 0);
+#pragma unroll
+            for (int i = 0; i < WARP_ROWS; ++i)
+#pragma unroll
+                for (int j = 0; j < WARP_COLS; ++j)
+#pragma unroll
+                    for (int e = 0; e < SUMS; ++e) {
+                        float& part = partial[i][j].of[e];
+                        if constexpr (BLOCKED) {
+                            const float across = scales_a[row_of(i, e) * scale_a_row];
+                            const float along = scales_b[B_BLOCK ? 0 : col_of(j, e) * scale_b_row];
+                            acc[i][j].of[e] += across * (along * part);
+                        } else {
+                            acc[i][j].of[e] += part;
+                        }
+                        part = 0.0f;
+                    }
+        }
+    }
+
+    const Epilogue<FP8_OUT, FP8_BIAS> finish(bias, out_scale);
+    float largest = 0.0f;
+#pragma unroll
+    for (int i = 0; i < WARP_ROWS; ++i)
+#pragma unroll
+        for (int j = 0; j < WARP_COLS; ++j)
+#pragma unroll
+            for (int e = 0; e < SUMS; ++e) {
+                const int row = row0 + i * MMA_SIDE + sum_row(e), col = col0 + j * MMA_SIDE + sum_column(e);
+                if (row >= m || col >= n) continue;
+                const float across = BLOCKED ? 1.0f : scale_a[row * scale_a_row];
+                const float along = BLOCKED ? 1.0f : scale_b[col * scale_b_row];
+                const float value = finish.value(acc[i][j].of[e], across, along, col);
+                finish.store(out, row * ldo + col, value);
+                if (AMAX) largest = maximum(largest, magnitude(value));
+            }
+    if (AMAX) publish_amax(largest, amax);
+}

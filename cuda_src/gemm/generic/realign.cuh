@@ -1,0 +1,75 @@
+// Copies between rows at any address and aligned ones, around a product that needs these.
+#pragma once
+#include "codes.cuh"
+
+// [rows, k] codes at any address and stride, and where rows of `ld` codes, zeros behind each, are to be: aligned to 16.
+struct Realigned {
+    const byte* codes;
+    long long stride;
+    byte* out;
+    int rows;
+
+    // Copies the unit-th 16 codes.
+    DEVICE void copy(unsigned unit, unsigned across, int k) const {
+        const unsigned row = unit / across, piece = unit - row * across;
+        const byte* const from = codes + row * stride + piece * PIECE;
+        const int left = k - int(piece) * PIECE;
+        Pieces<false, 1> pieces;
+        if (piece > 0 && left >= 2 * PIECE) pieces.load<false>(from, left, codes);
+        else pieces.load<true>(from, left, codes);
+        store16(out + static_cast<long long>(unit) * PIECE, pieces.codes(0, from));
+    }
+};
+
+// a and b; rows 0 of one that stays where it is. The caller owes: fewer than 2**31 pieces of 16 codes together.
+KERNEL(256)
+realign_codes(const byte* a, long long lda, byte* out_a, int m, const byte* b, long long ldb, byte* out_b, int n, int k,
+              int ld) {
+    grid_dependency_launch();
+    grid_dependency_wait();
+    const Realigned first{a, lda, out_a, m}, second{b, ldb, out_b, n};
+    const unsigned across = unsigned(ld) / PIECE, middle = unsigned(m) * across, all = middle + unsigned(n) * across;
+    for (unsigned i = block_x() * 256 + thread_x(); i < all; i += grid_x() * 256)
+        if (i < middle) first.copy(i, across, k);
+        else second.copy(i - middle, across, k);
+}
+
+template <int BYTES>
+struct Unsigned {
+    using Type = unsigned;
+};
+template <>
+struct Unsigned<2> {
+    using Type = unsigned short;
+};
+template <>
+struct Unsigned<1> {
+    using Type = byte;
+};
+
+// Rows of `columns` elements of FP8_BYTES bytes, from a stride to another; strides in elements. A block takes 256 * 4
+// columns of four rows at a time, of every (grid_x() / column_tiles)-th four.
+KERNEL(256)
+copy_rows(const void* from, long long stride, void* to, long long to_stride, int rows, int columns, int column_tiles) {
+    using Element = Unsigned<FP8_BYTES>::Type;
+    constexpr int FOUR = 4;
+    grid_dependency_launch();
+    grid_dependency_wait();
+    const int first = int(block_x() % column_tiles) * (256 * FOUR) + int(thread_x());
+    const int step = int(grid_x() / column_tiles) * FOUR;
+    for (int row = int(block_x() / column_tiles) * FOUR; row < rows; row += step) {
+        Element values[FOUR][FOUR];
+#pragma unroll
+        for (int i = 0; i < FOUR; ++i)
+#pragma unroll
+            for (int j = 0; j < FOUR; ++j)
+                if (row + i < rows && first + 256 * j < columns)
+                    values[i][j] = static_cast<const Element*>(from)[(row + i) * stride + first + 256 * j];
+#pragma unroll
+        for (int i = 0; i < FOUR; ++i)
+#pragma unroll
+            for (int j = 0; j < FOUR; ++j)
+                if (row + i < rows && first + 256 * j < columns)
+                    static_cast<Element*>(to)[(row + i) * to_stride + first + 256 * j] = values[i][j];
+    }
+}

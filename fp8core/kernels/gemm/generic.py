@@ -1,0 +1,233 @@
+"""The fallback products: any shape, address, stride, format and mix of scales, on the matrix instructions of any GPU.
+
+Codes become 16-bit floats in registers, exactly: fp16 on NVIDIA GPUs, bf16 on AMD's. Two kernels share how codes are
+loaded and converted, the instructions and the epilogue: one for few rows, which streams the weight and keeps no tile of
+it, and one for many, with tiles in shared memory.
+"""
+
+from typing import Final, NamedTuple
+
+from fp8core import host
+from fp8core.kernels.encodings import FORMAT, RESULT, TYPE, ceil_div, power_of_two
+from fp8core.kernels.gemm.args import Matmul, MatmulArgs, ready
+from fp8core.kernels.gemm.requirements import FLOAT32_SCALES, NOT_BOTH_E5M2, few_rows, grid_fits
+from fp8core.kernels.requirements import platform
+from fp8core.problem import BLOCK, ScaledMm, Target
+from fp8core.runtime import jit
+from fp8core.runtime.args import Pointer
+from fp8core.table import Kernel, Launch
+
+SIDE: Final = 16
+"""Rows, and columns, of a matrix instruction."""
+SIDES: Final = (16, 32, 64)
+"""Rows of a block of generic_decode."""
+MOST_ROWS: Final = SIDES[-1]
+WARPS: Final = (4, 8)
+WARPS_IN_FLIGHT: Final = 16
+"""Warps of a multiprocessor that keep its share of the memory busy."""
+
+
+class ClearArgs(NamedTuple):
+    """Of clear_amax."""
+
+    amax: Pointer
+
+
+class GenericArgs(NamedTuple):
+    """Of generic_decode and generic_mma."""
+
+    matmul: MatmulArgs
+    out_scale: Pointer
+    amax: Pointer
+
+
+class Tile(NamedTuple):
+    """A block of generic_mma: its results, and how many tiles of 16 x 16 each of its warps makes."""
+
+    rows: int
+    cols: int
+    warp_rows: int
+    warp_cols: int
+
+    def warps(self) -> int:
+        """Return the warps of a block."""
+        return self.rows * self.cols // (SIDE * self.warp_rows * SIDE * self.warp_cols)
+
+    def blocks(self, m: int, n: int) -> int:
+        """Return how many blocks cover a result."""
+        return ceil_div(m, self.rows) * ceil_div(n, self.cols)
+
+
+TILES: Final = {32: (Tile(128, 128, 4, 2), Tile(64, 64, 2, 2)), 64: (Tile(128, 128, 4, 4), Tile(64, 64, 2, 4))}
+"""Of generic_mma, by the threads of a warp: a large one, and one for results too small to fill a GPU with that."""
+SMALL_COST: Final = 0.4
+"""Estimated: the time of a small tile beside others, in large ones."""
+
+
+def is_rdna(target: Target) -> bool:
+    """Return whether each lane holds two or four times as much of an operand as on other GPUs."""
+    return target.platform == "hip" and target.warp == 32
+
+
+def is_blocked(p: ScaledMm) -> bool:
+    """Return whether scales change along k, or have one for 128 channels."""
+    return p.scale_a == "group" or p.scale_b in ("group", "block")
+
+
+def is_promoted(p: ScaledMm) -> bool:
+    """Return whether a lane keeps two sums of each result."""
+    return is_blocked(p) or not p.use_fast_accum
+
+
+def tiles_of(p: ScaledMm) -> tuple[Tile, ...]:
+    """Return the tiles whose sums fit into the registers, a large one first."""
+    tiles = TILES[p.target.warp]
+    return tiles[1:] if is_rdna(p.target) and is_promoted(p) else tiles
+
+
+def tile(p: ScaledMm) -> Tile:
+    """Return the tile whose blocks take the fewest rounds over the device, a small one's a part as long."""
+    *larger, small = tiles_of(p)
+    rounds = SMALL_COST * small.blocks(p.m, p.n) / p.target.multiprocessors
+    return next((t for t in larger if ceil_div(t.blocks(p.m, p.n), p.target.multiprocessors) <= rounds), small)
+
+
+def plan_clear_amax(target: Target) -> Launch:
+    """Return ``launch(stream, amax)``, which writes 0.0: the amax of a product without rows or columns."""
+    if target.platform == "host":
+        return host.plan_clear_amax()
+    launcher = jit.prepare(target, "gemm/clear_amax", "clear_amax", {}, ClearArgs, block=1)
+    return launcher.bind_args((1, 1, 1), ClearArgs(0))
+
+
+def mma_grid(p: ScaledMm) -> tuple[int, int]:
+    """Return the blocks of a launch of generic_mma and their threads."""
+    return tile(p).blocks(p.m, p.n), tile(p).warps() * p.target.warp
+
+
+def constants(p: ScaledMm) -> dict[str, int]:
+    """Return what both kernels are compiled with."""
+    return {
+        "FP8_A": FORMAT[p.a],
+        "FP8_B": FORMAT[p.b],
+        "FP8_OUT": RESULT[p.out],
+        "FP8_BIAS": TYPE[p.bias] if p.bias else -1,
+        "FP8_BLOCKED": int(is_blocked(p)),
+        "FP8_B_BLOCK": int(p.scale_b == "block"),
+        "FP8_AMAX": int(p.amax),
+        "FP8_ALIGNED": int(
+            all(number % 16 == 0 for number in (max(p.alignment, p.codes_alignment), p.lda, p.ldb, p.k))
+        ),
+    }
+
+
+def plan_mma(p: ScaledMm, shape: Tile | None = None) -> Matmul:
+    """Return ``round(scale_a * (scale_b * acc) + bias)`` by tiles in shared memory.
+
+    Blocked scales join every 128 of k: ``acc += scale_a * (scale_b * partial)``. For FP8 results codes are
+    ``encode(clamp(value * RN(1 / out_scale)))``; ``amax`` becomes the largest ``|value|``, NaN aside. ``k = 0`` gives
+    zeros plus the bias.
+    """
+    shape = shape or tile(p)
+    compiled = constants(p)
+    # What is staged between memory and shared memory, and two sums, have to fit into the registers; AMD's LDS is small.
+    depth = 32 if p.target.platform == "hip" or (is_promoted(p) and not compiled["FP8_ALIGNED"]) else 64
+    launcher = jit.prepare(
+        p.target,
+        "gemm/generic/mma",
+        "generic_mma",
+        {
+            **compiled,
+            "FP8_PROMOTED": int(is_promoted(p)),
+            "FP8_ROWS": shape.rows,
+            "FP8_COLS": shape.cols,
+            "FP8_WARP_ROWS": shape.warp_rows,
+            "FP8_WARP_COLS": shape.warp_cols,
+            "FP8_DEPTH": depth,
+        },
+        GenericArgs,
+        block=shape.warps() * p.target.warp,
+        shared_bytes=4 * (shape.rows + shape.cols) * depth,
+        programmatic=True,
+    )
+    args = GenericArgs(MatmulArgs.of(p, ceil_div(p.m, shape.rows)), 0, 0)
+    return _ready(p, launcher.bind_args((shape.blocks(p.m, p.n), 1, 1), args))
+
+
+def enough(n: int, warps_: int, target: Target) -> bool:
+    """Return whether blocks of ``warps_`` warps and 16 channels each fill a device."""
+    return ceil_div(n, SIDE) * warps_ >= WARPS_IN_FLIGHT * target.multiprocessors
+
+
+def warps(n: int, k: int, target: Target) -> int:
+    """Return among how many warps a block divides ``k``: independent of m, and so are a row's bits."""
+    wanted = next((count for count in WARPS if enough(n, count, target)), WARPS[-1])
+    return min(wanted, power_of_two(max(1, ceil_div(k, BLOCK))))
+
+
+class Layout(NamedTuple):
+    """A block of generic_decode: rows of a, tiles of 16 channels, and the warps that share k."""
+
+    side: int
+    tiles: int
+    warps: int
+
+    def blocks(self, m: int, n: int) -> int:
+        """Return how many blocks cover a result."""
+        return ceil_div(m, self.side) * ceil_div(n, SIDE * self.tiles)
+
+
+def layout(p: ScaledMm) -> Layout:
+    """Return the layout of a product; two tiles read many rows of a half as often."""
+    sides = SIDES[:2] if is_rdna(p.target) else SIDES
+    side = next((side for side in sides if side >= p.m), sides[-1])
+    tiles = 2 if side > SIDE and not is_rdna(p.target) and enough(p.n, WARPS[0], p.target) else 1
+    return Layout(side, tiles, warps(p.n, p.k, p.target))
+
+
+def decode_grid(p: ScaledMm) -> tuple[int, int]:
+    """Return the blocks of a launch of generic_decode and their threads."""
+    shape = layout(p)
+    return shape.blocks(p.m, p.n), shape.warps * p.target.warp
+
+
+def plan_decode(p: ScaledMm, shape: Layout | None = None) -> Matmul:
+    """Return the product as `plan_mma` does, the weight read once for every 64 rows."""
+    shape = shape or layout(p)
+    launcher = jit.prepare(
+        p.target,
+        "gemm/generic/decode",
+        "generic_decode",
+        {**constants(p), "FP8_SIDE": shape.side, "FP8_TILES": shape.tiles, "FP8_WARPS": shape.warps},
+        GenericArgs,
+        block=shape.warps * p.target.warp,
+        shared_bytes=4 * shape.warps * shape.side * (SIDE * shape.tiles + 4),
+        programmatic=True,
+    )
+    args = GenericArgs(MatmulArgs.of(p, ceil_div(p.m, shape.side)), 0, 0)
+    return _ready(p, launcher.bind_args((shape.blocks(p.m, p.n), 1, 1), args))
+
+
+def _ready(p: ScaledMm, multiply: Launch) -> Matmul:
+    """Return the launch of a kernel that takes its amax into what is 0 before."""
+    if not p.amax:
+        return ready(lambda stream, *addresses: multiply(stream, *addresses[:-1]))
+    clear = plan_clear_amax(p.target)
+
+    def launch(stream: int, *addresses: int) -> None:
+        *operands, amax, _scratch = addresses
+        clear(stream, amax)
+        multiply(stream, *operands, amax)
+
+    return ready(launch)
+
+
+_ANY: Final = (platform("cuda", "hip"), NOT_BOTH_E5M2, FLOAT32_SCALES)
+GENERIC_DECODE: Final = Kernel(
+    "generic_decode", (*_ANY, grid_fits(decode_grid)), plan_decode, (few_rows(MOST_ROWS, "estimated"),)
+)
+"""The row of `scaled_mm` that multiplies few rows of anything on any GPU."""
+GENERIC_MMA: Final = Kernel("generic_mma", (*_ANY, grid_fits(mma_grid)), plan_mma)
+"""The row of `scaled_mm` that multiplies anything on any GPU."""
+HOST: Final = Kernel("host", (platform("host"), NOT_BOTH_E5M2, FLOAT32_SCALES), lambda p: ready(host.plan_scaled_mm(p)))
+"""The row of `scaled_mm` for NumPy arrays."""

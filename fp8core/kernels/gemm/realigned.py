@@ -1,0 +1,202 @@
+"""Products of many rows that are not aligned: copies in aligned rows, around a kernel that needs these.
+
+A copy of a and b costs two passes over them, one of the result as many over it; beside many products of each weight
+that is less than a kernel loses that loads rows at any address.
+"""
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from fp8core.kernels.encodings import ceil_div
+from fp8core.kernels.gemm.args import Matmul, ready
+from fp8core.kernels.gemm.generic import plan_decode
+from fp8core.problem import BLOCK, ITEMSIZE, ScaledMm, Target
+from fp8core.runtime import jit
+from fp8core.runtime.args import Int32, Int64, Pointer
+from fp8core.table import Kernel, Launch, Refusal, Requirement, Table, Unknown
+
+ALIGNMENT: Final = 16
+"""Bytes that addresses and rows are brought to."""
+CHANNELS: Final = 8
+"""Channels of a product are a multiple of this; the others are left to generic_decode."""
+THREADS: Final = 256
+COLUMNS: Final = 4 * THREADS
+"""Columns of a block of copy_rows."""
+ROWS: Final = 4
+"""Rows of a block of copy_rows at a time."""
+BLOCKS_A_MULTIPROCESSOR: Final = 8
+MOST_COPIED: Final = 1 << 30
+"""Bytes of a and b that are copied at most: the memory that a call takes beside its result."""
+
+
+class RealignArgs(NamedTuple):
+    """Of realign_codes."""
+
+    a: Pointer
+    lda: Int64
+    out_a: Pointer
+    m: Int32
+    b: Pointer
+    ldb: Int64
+    out_b: Pointer
+    n: Int32
+    k: Int32
+    ld: Int32
+
+
+class CopyArgs(NamedTuple):
+    """Of copy_rows."""
+
+    source: Pointer
+    stride: Int64
+    to: Pointer
+    to_stride: Int64
+    rows: Int32
+    columns: Int32
+    column_tiles: Int32
+
+
+def aligned(number: int, multiple: int = ALIGNMENT) -> int:
+    """Return ``number`` rounded up to a multiple."""
+    return ceil_div(number, multiple) * multiple
+
+
+def copies_codes(p: ScaledMm) -> bool:
+    """Return whether a and b are copied."""
+    return bool(p.k % ALIGNMENT) or max(p.alignment, p.codes_alignment) < ALIGNMENT
+
+
+def copies_out(p: ScaledMm) -> bool:
+    """Return whether the result is copied."""
+    return bool(p.n % CHANNELS) or max(p.alignment, p.out_alignment) < ALIGNMENT
+
+
+def inner(p: ScaledMm) -> ScaledMm:
+    """Return the aligned problem whose product is most of that of ``p``."""
+    k = aligned(p.k)
+    codes = {"k": k, "lda": k, "ldb": k} if copies_codes(p) else {}
+    n = p.n // CHANNELS * CHANNELS
+    result = {"n": n, "ldo": aligned(n)} if copies_out(p) else {}
+    whole = dict.fromkeys(("alignment", "codes_alignment", "out_alignment"), ALIGNMENT)
+    return p._replace(**codes, **result, **whole, prefetch_weight=False)
+
+
+def rest(p: ScaledMm) -> ScaledMm:
+    """Return the problem of the last channels, after those of `inner`; its n may be 0."""
+    most = inner(p)
+    return p._replace(
+        n=p.n - most.n, k=most.k, lda=most.lda, ldb=most.ldb, codes_alignment=ALIGNMENT, prefetch_weight=False
+    )
+
+
+def plan_realign(p: ScaledMm) -> Launch:
+    """Return ``launch(stream, a, copy_of_a, b, copy_of_b)``: rows of a multiple of 16 codes, filled by zeros."""
+    ld = aligned(p.k)
+    blocks = ceil_div((p.m + p.n) * ld // ALIGNMENT, THREADS)
+    most = p.target.multiprocessors * BLOCKS_A_MULTIPROCESSOR
+    launcher = jit.prepare(
+        p.target,
+        "gemm/generic/realign",
+        "realign_codes",
+        {"FP8_BYTES": 1},
+        RealignArgs,
+        block=THREADS,
+        programmatic=True,
+    )
+    args = RealignArgs(0, p.lda, 0, p.m, 0, p.ldb, 0, p.n, p.k, ld)
+    return launcher.bind_args((min(blocks, most), 1, 1), args)
+
+
+def plan_copy(target: Target, rows: int, columns: int, itemsize: int, stride: int, to_stride: int) -> Launch:
+    """Return ``launch(stream, source, to)``, which copies ``rows`` of ``columns`` elements; strides in elements."""
+    column_tiles = ceil_div(columns, COLUMNS)
+    at_once = max(1, target.multiprocessors * BLOCKS_A_MULTIPROCESSOR // column_tiles)
+    launcher = jit.prepare(
+        target,
+        "gemm/generic/realign",
+        "copy_rows",
+        {"FP8_BYTES": itemsize},
+        CopyArgs,
+        block=THREADS,
+        programmatic=True,
+    )
+    args = CopyArgs(0, stride, 0, to_stride, rows, columns, column_tiles)
+    return launcher.bind_args((column_tiles * min(ceil_div(rows, ROWS), at_once), 1, 1), args)
+
+
+def plan_realigned(p: ScaledMm, plan: Callable[[ScaledMm], Matmul]) -> Matmul:
+    """Return the product by ``plan`` of aligned copies of what is not aligned.
+
+    Up to seven channels are left to `generic_decode`, and written where they belong.
+    """
+    most, last = inner(p), rest(p)
+    size = ITEMSIZE[p.out]
+    multiply = plan(most)
+    move = plan_realign(p) if copies_codes(p) else None
+    copy = plan_copy(p.target, p.m, most.n, size, most.ldo, p.ldo) if copies_out(p) else None
+    finish = plan_decode(last) if last.n else None
+    at_a = aligned(multiply.scratch_bytes, 256)
+    at_b = at_a + (aligned(p.m * most.k, 256) if move else 0)
+    at_out = at_b + (aligned(p.n * most.k, 256) if move else 0)
+    skip_b, skip_out = most.n * most.ldb, most.n * size
+    skip_scale = 4 * p.scale_b_strides[0] * (most.n // BLOCK if p.scale_b == "block" else most.n)
+    skip_bias = most.n * ITEMSIZE[p.bias] if p.bias else 0
+
+    def launch(stream: int, *addresses: int) -> None:
+        a, b, scale_a, scale_b, bias, out, out_scale, amax, scratch = addresses
+        if move is not None:
+            move(stream, a, scratch + at_a, b, scratch + at_b)
+            a, b = scratch + at_a, scratch + at_b
+        result = out if copy is None else scratch + at_out
+        multiply(stream, a, b, scale_a, scale_b, bias, result, out_scale, amax, scratch)
+        if finish is not None:
+            finish(
+                *(stream, a, b + skip_b, scale_a, scale_b + skip_scale, bias + skip_bias, out + skip_out),
+                *(out_scale, amax, scratch),
+            )
+        if copy is not None:
+            copy(stream, result, out)
+
+    scratch_bytes = at_out + (aligned(p.m * most.ldo * size, 256) if copy else 0)
+    return ready(launch, scratch_bytes=scratch_bytes)
+
+
+UNALIGNED: Final = Requirement(
+    lambda p: copies_codes(p) or copies_out(p),
+    "is for k, addresses or rows that are no multiples of 16 bytes, or n that is none of 8",
+)
+SOME_OF_ALL: Final = Requirement(lambda p: p.k > 0 and p.n >= CHANNELS, "needs k > 0 and n >= 8, got k={p.k} n={p.n}")
+ONE_LAUNCH_AMAX: Final = Requirement(lambda p: not p.amax, "takes no amax, as two launches share the result")
+ANY_ORDER: Final = Requirement(
+    lambda p: not p.batch_invariant, "not batch-invariant: it is chosen by m, and so are the kernels between the copies"
+)
+FEW_COPIES: Final = Requirement(
+    lambda p: not copies_codes(p) or (p.m + p.n) * aligned(p.k) < MOST_COPIED,
+    f"copies a and b of less than {MOST_COPIED} bytes, got m={{p.m}} n={{p.n}} k={{p.k}}",
+)
+MANY_ROWS: Final = 64
+
+
+def realigned(kernels: tuple[Kernel, ...]) -> Kernel:
+    """Return the row of `scaled_mm` that runs the first of some kernels that is able, on copies."""
+    table = Table("scaled_mm of aligned copies", ScaledMm, *kernels)
+
+    def check(p: ScaledMm) -> Refusal | Unknown | None:
+        if table.choice(inner(p)) is not None:
+            return None
+        reasons = (f"{kernel.name}: {kernel.refusal(inner(p))}" for kernel in kernels)
+        return Refusal(f"no kernel runs the product of aligned copies: {'; '.join(reasons)}")
+
+    def plan(p: ScaledMm) -> Matmul:
+        most = inner(p)
+        choice = table.choice(most)
+        assert choice is not None
+        made: Matmul = plan_realigned(p, lambda problem: table.planned(problem, choice))
+        return made
+
+    many = Requirement(
+        lambda p: p.m > MANY_ROWS,
+        f"slower for few rows, as it copies the weight or the result: preferred for m > {MANY_ROWS}; got m={{p.m}}",
+    )
+    requires = (UNALIGNED, SOME_OF_ALL, ONE_LAUNCH_AMAX, ANY_ORDER, FEW_COPIES, Requirement.of(check))
+    return Kernel("realigned", requires, plan, (many,))

@@ -1,0 +1,23 @@
+"""Memory for the codes of a layer's weight."""
+
+from typing import Any
+
+from fp8core import interop
+from fp8core.interop import Operand, dtype_name
+from fp8core.ops.linear_scratch import ROW_ALIGNMENT
+from fp8core.problem import FORMATS, WIDE
+
+
+def aligned_rows(weight: Any, dtype: Any) -> Any:
+    """Return an uncleared FP8 array ``[n, k]`` for the codes of ``weight`` whose rows begin at multiples of 16 bytes.
+
+    None where rows without gaps do, on the host, and for frameworks whose arrays have no gaps.
+    """
+    at = interop.view(weight, Operand("weight", *WIDE))
+    n, k = at.shape
+    if k % ROW_ALIGNMENT == 0 or at.target.platform == "host" or at.framework.immutable:
+        return None
+    stride = -(-k // ROW_ALIGNMENT) * ROW_ALIGNMENT
+    name, stream = dtype_name(dtype, "dtype", FORMATS), at.framework.stream(at.target)
+    made = at.framework.empty((n, k), name, at.target, (stride, 1))
+    return at.framework.wrap(made.array, stream)

@@ -1,0 +1,2 @@
+#include "../half_mma.cuh"
+#include "../../../cuda_src/gemm/generic/mma.cuh"

@@ -1,0 +1,174 @@
+"""The products that run anywhere, emulated: any shape, address, stride, format and mix of scales, against float64."""
+
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from fp8core.kernels.gemm.generic import GENERIC_MMA, plan_decode, plan_mma, tiles_of
+from fp8core.kernels.gemm.realigned import realigned
+from fp8core.kernels.gemm.requirements import STEPS_OF_16
+from fp8core.kernels.requirements import aligned
+from fp8core.problem import FORMATS, ScaledMm, Target
+from support import reference
+from support.emulation import CUDA, CUDA_80, HIP_32, HIP_64
+from support.emulation.fixtures import emulation_session, emulator  # noqa: F401
+from support.emulation.products import ROUNDING, SUMS, codes
+from support.emulation.running import WIDE, empty, matrix
+
+FN, FNUZ, E5M2, E5M2FNUZ = "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"
+HIP_90A = HIP_64._replace(arch=0x90A)
+HIP_950 = HIP_64._replace(arch=0x950)
+HIP_1100 = HIP_32._replace(arch=0x1100)
+GROUP = {"tensor": (-1, -1), "row": (1, -1), "group": (1, 128), "block": (128, 128)}
+OUT_SCALE = np.float32(0.37)
+
+
+def scales_for(granularity, rows, k, seed):
+    """Return scales among NaN, their strides as the problem has them, and one scale an element."""
+    random = np.random.default_rng(seed)
+    blocks = -(-k // 128)
+    shape = {"tensor": (1, 1), "row": (rows, 1), "group": (rows, blocks), "block": (-(-rows // 128), blocks)}
+    across, along = shape[granularity]
+    scale = random.uniform(0.5, 2, (across, along)) * np.exp2(random.integers(-6, 3, (across, along)))
+    scale = (scale * random.choice([-1, 1], (across, along))).astype(np.float32)
+    kept = np.full((across, 2 * along + 1), np.nan, np.float32)
+    kept[:, 0 : 2 * along : 2] = scale
+    pitch = 2 * along + 1
+    strides = {"tensor": (0, 0), "row": (pitch, 0)}.get(granularity, (pitch, 2))
+    return kept, strides, reference.spread(scale, GROUP[granularity], (rows, k))
+
+
+class Case(NamedTuple):
+    """A product: `gaps` codes lie between rows of a, one more between those of b; addresses are odd by `offsets`."""
+
+    m: int
+    n: int
+    k: int
+    scale_a: str = "row"
+    scale_b: str = "row"
+    out: str = "bfloat16"
+    bias: str = ""
+    amax: bool = False
+    gaps: int = 0
+    offsets: tuple[int, int, int] = (0, 0, 0)
+    fast: bool = True
+
+
+class Product:
+    """Operands of a case in guarded memory, and launches."""
+
+    def __init__(self, memory, target: Target, case: Case, a: str, b: str) -> None:
+        m, n, k = case[:3]
+        self.memory, self.case = memory, case
+        self.codes = codes(m, k, a, 0), codes(n, k, b, 1)
+        given_a, strides_a, self.each_a = scales_for(case.scale_a, m, k, 2)
+        given_b, strides_b, self.each_b = scales_for(case.scale_b, n, k, 3)
+        addend = (np.random.default_rng(4).standard_normal(n) * 100).astype(WIDE[case.bias]) if case.bias else None
+        self.dtypes, self.addend = (a, b), addend
+        odd_gap = case.gaps + bool(case.gaps) if case.gaps % 16 else case.gaps
+        at_a, at_b, at_out = case.offsets
+        self.left = matrix(memory, self.codes[0], k + case.gaps, offset=at_a)
+        self.right = matrix(memory, self.codes[1], k + odd_gap, offset=at_b)
+        self.scales = memory.array(given_a), memory.array(given_b)
+        self.bias = memory.array(addend) if addend is not None else None
+        self.out_scale = memory.array(np.array([OUT_SCALE])) if case.out in FORMATS else None
+        whole = all(x % 16 == 0 for x in (at_a, at_b, self.left.stride, self.right.stride, k))
+        self.at_out = at_out
+        self.problem = ScaledMm(
+            *(target, m, n, k, a, b, case.out, case.scale_a, case.scale_b, strides_a, strides_b, case.bias),
+            *(self.out_scale is not None, case.amax, case.fast, False, self.left.stride, self.right.stride, n + 3, 1),
+        )._replace(codes_alignment=16 if whole else 1)
+
+    def want(self):
+        numbers = (reference.decode(c, dtype) for c, dtype in zip(self.codes, self.dtypes, strict=True))
+        a, b = numbers
+        magnitude = reference.scaled_mm(np.abs(a), np.abs(b).T, np.abs(self.each_a), np.abs(self.each_b).T)
+        return reference.scaled_mm(a, b.T, self.each_a, self.each_b.T, self.addend), magnitude
+
+    def __call__(self, plan, *options):
+        """Return what a launch writes, and the amax; it fails if anything else is written."""
+        case, p = self.case, self.problem
+        dtype = WIDE.get(case.out, np.dtype(np.uint8))
+        result = empty(self.memory, (case.m, case.n), dtype, p.ldo, offset=self.at_out * dtype.itemsize)
+        amax = self.memory.empty((1,), np.float32)
+        launch = plan(p, *options)
+        scratch = self.memory.empty((max(launch.scratch_bytes, 1),), np.uint8)
+        launch(
+            *(0, self.left.pointer, self.right.pointer, *(scale.ctypes.data for scale in self.scales)),
+            *(self.bias.ctypes.data if self.bias is not None else 0, result.pointer),
+            *(self.out_scale.ctypes.data if self.out_scale is not None else 0, amax.ctypes.data if p.amax else 0),
+            scratch.ctypes.data,
+        )
+        assert (result.gap.view(np.uint8) == 0xA5).all()
+        return result.values, amax
+
+    def check(self, plan, *options) -> np.ndarray:
+        """Assert that every result is as near as its dtype and fp32 sums allow, and the amax with them."""
+        got, amax = self(plan, *options)
+        want, magnitude = self.want()
+        out = self.case.out
+        if out in FORMATS:
+            near = reference.encode((want / np.float64(OUT_SCALE)).astype(np.float32), out)
+            assert (got == near).mean() > 0.99
+            assert reference.relative_error(reference.decode(got, out), reference.decode(near, out)) < 1e-2
+        else:
+            error = np.abs(got.astype(np.float64) - want)
+            assert (error <= ROUNDING[out] * np.abs(want) + SUMS * (magnitude + 400)).all()
+        if self.case.amax:
+            assert abs(amax[0] / np.abs(want).max() - 1) < 1e-5
+        return got
+
+
+ANY = [
+    *((CUDA, FN), (CUDA_80, FN), (HIP_90A, FN), (HIP_64, FNUZ), (HIP_950, FN), (HIP_1100, FN), (HIP_32, FN)),
+]
+CASES = [
+    Case(1, 40, 256, "tensor", "tensor"),
+    Case(19, 70, 300, bias="bfloat16", gaps=3),
+    Case(17, 33, 131, "tensor", "row", "float32", "float32", amax=True, gaps=5, offsets=(1, 2, 1)),
+    Case(33, 200, 300, "group", "block", gaps=20, offsets=(4, 8, 0)),
+    Case(5, 40, 256, "group", "group", "float16", "float16", gaps=16, offsets=(0, 16, 1)),
+    Case(5, 40, 304, "row", "tensor", "float16", offsets=(0, 0, 0)),
+    Case(5, 40, 64, "tensor", "tensor", FN, "float32", amax=True),
+    Case(3, 5, 0, bias="bfloat16"),
+    Case(3, 5, 1, "row", "block", "float32", offsets=(15, 13, 0)),
+    Case(2, 3, 15, "group", "row", "float32", offsets=(7, 1, 0)),
+    Case(66, 131, 272, "group", "tensor", "float32", gaps=1, fast=False),
+    Case(40, 17, 259, "row", "row", "float32", fast=False, offsets=(3, 11, 1)),
+]
+
+
+@pytest.mark.parametrize(("target", "e4m3"), ANY, ids=[str(t).split()[0] for t, _ in ANY])
+@pytest.mark.parametrize("case", CASES, ids=[f"{c.m}x{c.n}x{c.k}" for c in CASES])
+def test_a_product_is_near_float64(emulator, target, e4m3, case):
+    if case.out == FN:
+        case = case._replace(out=e4m3)
+    with emulator.watch() as memory:
+        product = Product(memory, target, case, e4m3, e4m3)
+        product.check(plan_decode)
+        for shape in tiles_of(product.problem):
+            product.check(plan_mma, shape)
+    assert {"generic_decode", "generic_mma"} <= set(emulator.launches)
+
+
+ALIGNED_COPIES = [
+    (Case(70, 131, 272, "row", "row", "bfloat16", "bfloat16"), 3),
+    (Case(66, 136, 259, "group", "block", "float32", "float32", gaps=3, offsets=(3, 11, 1)), 3),
+    (Case(67, 9, 300, "tensor", "group", "float16", "float16", offsets=(1, 0, 0)), 4),
+    (Case(5, 135, 31, "row", "row", FN, offsets=(1, 0, 3)), 4),
+]
+
+
+@pytest.mark.parametrize(("target", "e4m3"), [(CUDA, FN), (HIP_64, FNUZ)], ids=["sm_90", "gfx942"])
+@pytest.mark.parametrize(("case", "launches"), ALIGNED_COPIES, ids=[f"{c.m}x{c.n}x{c.k}" for c, _ in ALIGNED_COPIES])
+def test_aligned_copies_make_the_same_product(emulator, target, e4m3, case, launches):
+    row = realigned((GENERIC_MMA._replace(requires=(*GENERIC_MMA.requires, aligned(16), STEPS_OF_16)),))
+    case = case._replace(out=e4m3) if case.out == FN else case
+    with emulator.watch() as memory:
+        product = Product(memory, target, case, e4m3, e4m3)
+        if case.m == 70:  # only the result is at odd addresses
+            product.problem = product.problem._replace(codes_alignment=16)
+        assert row.refusal(product.problem) is None
+        product.check(row.plan)
+    assert len(emulator.launches) == launches, emulator.launches
