@@ -99,6 +99,12 @@ SUBJECTS: Final[dict[str, Subject]] = {
     "layer": Subject(
         "bench.layer", "the linear path of a decoder layer of Llama 8B, on the GPU", short=_arguments("--m 1")
     ),
+    "choice": Subject(
+        "bench.choice",
+        "every candidate of many products, beside the choice without tuning",
+        short=_arguments("--modes row --seconds 5"),
+        baselines=False,
+    ),
     "first_call": Subject("bench.first_call", "the first call of a fresh process", baselines=False),
     "host": Subject("bench.host", "host time of each public function", gpu=False),
     "engine": Subject(

@@ -76,6 +76,7 @@ _KEYS: Final[dict[str, tuple[str, ...]]] = {
     "quantize": ("mode", "rows", "cols"),
     "engine": ("mode",),
     "layer": ("bench", "m"),
+    "choice": ("bench", "mode", "m", "n", "k"),
     "against": ("kind", "case"),
     "overhead": ("framework", "step"),
     "calls": ("framework", "step"),
@@ -103,6 +104,7 @@ class Results(NamedTuple):
     overhead: Sequence[Record]
     engine: Sequence[Record]
     against: Sequence[Record]
+    choice: Sequence[Record] = ()
 
     @property
     def device(self) -> str:

@@ -8,7 +8,7 @@ was 15 % slower on average and 123 % at most (experiments/2026-11-many-rows).
 import ctypes
 import math
 from functools import cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from fp8core.kernels.gemm.blaslt.library import Library
 
@@ -44,25 +44,41 @@ def tiles() -> dict[int, tuple[int, int]]:
     return dict(enumerate(named, 1))
 
 
+class Config(NamedTuple):
+    """What is known of an algorithm: its tile of channels x tokens (0 x 0: unknown), parts of k, and its cluster."""
+
+    channels: int
+    tokens: int
+    split_k: int
+    cluster_channels: int
+    cluster_tokens: int
+
+    @classmethod
+    def of(cls, library: Library, algorithm: bytes) -> "Config":
+        """Return what the library says of one of its algorithms."""
+        tile = tiles().get(attribute(library, algorithm, _TILE_ID), (0, 0))
+        cluster = CLUSTERS.get(attribute(library, algorithm, _CLUSTER_SHAPE_ID), (1, 1))
+        return cls(*tile, max(1, attribute(library, algorithm, _SPLITK_NUM)), *cluster)
+
+
 def cost(library: Library, algorithm: bytes, m: int, n: int, multiprocessors: int) -> float:
     """Return what orders algorithms by their time: rounds over the device, times what a tile takes for one of k.
 
     A tile takes as long as its products or its loads, of which the blocks of a cluster share what they have in common.
     Splitting k is counted as gaining nothing, which is nearly so: its parts have to be added up.
     """
-    tile = tiles().get(_config(library, algorithm, _TILE_ID))
-    if tile is None:
+    rows, cols, split_k, along_n, along_m = Config.of(library, algorithm)
+    if not rows:
         return math.inf
-    rows, cols = tile
-    blocks = -(-n // rows) * -(-m // cols) * max(1, _config(library, algorithm, _SPLITK_NUM))
-    along_n, along_m = CLUSTERS.get(_config(library, algorithm, _CLUSTER_SHAPE_ID), (1, 1))
+    blocks = -(-n // rows) * -(-m // cols) * split_k
     products = rows * cols * (LARGE_TILE_COST if rows * cols >= LARGE_TILE else 1.0)
     return -(-blocks // multiprocessors) * max(products, LOAD_COST * (rows / along_m + cols / along_n))
 
 
-def _config(library: Library, algorithm: bytes, attribute: tuple[int, int]) -> int:
+def attribute(library: Library, algorithm: bytes, which: tuple[int, int]) -> int:
+    """Return an attribute of an algorithm by its number and its bytes; 0 of one that it lacks."""
     value, written = ctypes.c_uint32(), ctypes.c_size_t()
     status = library.function("MatmulAlgoConfigGetAttribute")(
-        algorithm, attribute[0], ctypes.addressof(value), attribute[1], ctypes.addressof(written)
+        algorithm, which[0], ctypes.addressof(value), which[1], ctypes.addressof(written)
     )
     return 0 if status else value.value
