@@ -10,13 +10,14 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from fp8core.cli import bench, demo, explain, info, quantize
+from fp8core.cli import bench, demo, explain, info, quantize, tune
 
 PAGE = Path(__file__).resolve().parent / "reference" / "cli.md"
 COMMANDS: tuple[Callable[..., None], ...] = (
     info.info,
     explain.explain,
     quantize.quantize,
+    tune.tune,
     demo.demo,
     bench.bench,
 )

@@ -1,4 +1,4 @@
-"""The command line: info, explain, quantize, demo, bench; a module for each."""
+"""The command line: info, explain, quantize, tune, demo, bench; a module for each."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 
 import fp8core
-from fp8core.cli import bench, demo, explain, info, quantize
+from fp8core.cli import bench, demo, explain, info, quantize, tune
 from fp8core.cli.targets import TARGETS, UNPROVEN, proven, target_named
 from fp8core.cli.terminal import console, errors
 from fp8core.errors import Fp8Error
@@ -22,7 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (info.info, explain.explain, quantize.quantize, demo.demo, bench.bench):
+for command in (info.info, explain.explain, quantize.quantize, tune.tune, demo.demo, bench.bench):
     app.command()(command)
 
 

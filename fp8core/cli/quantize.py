@@ -1,16 +1,13 @@
 """`fp8core quantize`: an FP8 checkpoint, or a list of what would become what."""
 
 import re
-import warnings
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from fp8core.cli.terminal import Bar, console, count, errors, table
+from fp8core.cli.terminal import Bar, console, count, errors, table, warnings_as_lines
 
 if TYPE_CHECKING:
     from fp8core.checkpoint import Plan, Summary, Verdict
@@ -48,13 +45,13 @@ def quantize(
     if target is None and not dry_run:
         raise typer.BadParameter("needs a file or folder to write, or --dry-run, got none", param_hint="TARGET")
     if dry_run:
-        with _warnings_as_lines():
+        with warnings_as_lines():
             plan = plan_checkpoint(source, target, scheme=scheme, include=include, exclude=exclude or (), force=force)
         _show_plan(plan)
         raise typer.Exit(1 if plan.refused else 0)
     assert target is not None
     try:
-        with _warnings_as_lines(), Bar("quantizing") as advance:
+        with warnings_as_lines(), Bar("quantizing") as advance:
             summary = quantize_checkpoint(
                 source, target, scheme=scheme, include=include, exclude=exclude or (), force=force, progress=advance
             )
@@ -63,18 +60,6 @@ def quantize(
         errors.print(f"interrupted: {what}", markup=False, highlight=False, soft_wrap=True)
         raise
     _show(summary, scheme)
-
-
-@contextmanager
-def _warnings_as_lines() -> Iterator[None]:
-    """Print warnings as lines of their own, after the block."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", RuntimeWarning)
-        try:
-            yield
-        finally:
-            for one in caught:
-                errors.print(f"warning: {one.message}", style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 def _show(summary: "Summary", scheme: str) -> None:

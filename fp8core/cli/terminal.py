@@ -1,6 +1,8 @@
 """What the commands share on the terminal: where they print, how a table looks, how counts are said."""
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
@@ -49,3 +51,15 @@ class Bar:
             self.told = done
             line = f"{self.what}: {100 * done // total} % of {total:,} bytes ({name})"
             errors.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def warnings_as_lines() -> Iterator[None]:
+    """Print warnings as lines of their own, after the block."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", RuntimeWarning)
+        try:
+            yield
+        finally:
+            for one in caught:
+                errors.print(f"warning: {one.message}", style="yellow", markup=False, highlight=False, soft_wrap=True)

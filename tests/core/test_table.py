@@ -23,7 +23,7 @@ def table():
         "table",
         Problem,
         Kernel("decode", (EVEN,), lambda p: ("decode", p), (FEW,)),
-        Kernel("library", (ASKED,), lambda p, number=0: ("library", p, number), algorithms=lambda p: 3),
+        Kernel("library", (ASKED,), lambda p, number=0: ("library", p, number), algorithms=lambda p: ("x", "y", "z")),
         Kernel("odd", (Requirement(lambda p: p.m % 2 == 1, "needs odd m, got {p.m}"),), lambda p: ("odd", p), (FEW,)),
     )
 

@@ -1,6 +1,7 @@
 """Which algorithms a library's heuristic offers for a product, or why none: asked once a product."""
 
 import ctypes
+import hashlib
 from functools import cache, lru_cache
 from typing import Final, NamedTuple
 
@@ -25,6 +26,11 @@ class Candidate(NamedTuple):
     workspace_bytes: int
     waves: float
     """How often the product fills the device."""
+
+    @property
+    def name(self) -> str:
+        """What one version of the library on one kind of device knows the algorithm by, in every process."""
+        return hashlib.sha256(self.algorithm).hexdigest()[:16]
 
 
 @cache

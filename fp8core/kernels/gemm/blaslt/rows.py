@@ -41,14 +41,14 @@ def plan_direct(p: ScaledMm, number: int = 0) -> Matmul:
     return matmul.plan(product(p), number)
 
 
-def algorithms(p: ScaledMm) -> int:
-    """Return how many algorithms the library offers for the product itself."""
-    return len(query.algorithms(product(p)))
+def algorithms(p: ScaledMm) -> tuple[str, ...]:
+    """Return the names of the algorithms that the library offers for the product itself."""
+    return tuple(candidate.name for candidate in query.algorithms(product(p)))
 
 
-def accumulations(p: ScaledMm) -> int:
-    """Return how many algorithms the library offers for the product without scales and bias."""
-    return len(query.algorithms(accumulation(p)))
+def accumulations(p: ScaledMm) -> tuple[str, ...]:
+    """Return the names of the algorithms that the library offers for the product without scales and bias."""
+    return tuple(candidate.name for candidate in query.algorithms(accumulation(p)))
 
 
 OCP_NAMES: Final = Requirement(
