@@ -77,6 +77,7 @@ _KEYS: Final[dict[str, tuple[str, ...]]] = {
     "engine": ("mode",),
     "layer": ("bench", "m"),
     "choice": ("bench", "mode", "m", "n", "k"),
+    "accuracy": ("bench", "mode", "data", "m", "n", "k", "kernel", "fast", "out"),
     "against": ("kind", "case"),
     "overhead": ("framework", "step"),
     "calls": ("framework", "step"),
@@ -105,6 +106,7 @@ class Results(NamedTuple):
     engine: Sequence[Record]
     against: Sequence[Record]
     choice: Sequence[Record] = ()
+    accuracy: Sequence[Record] = ()
 
     @property
     def device(self) -> str:
