@@ -1,13 +1,13 @@
 """The error of every kernel of scaled products by k: on random data, with outliers, and on a real model's weights.
 
-    python -m bench.accuracy [--json FILE] [--real FILE.npz] [--k 512 4096 53248]
-    python -m bench.accuracy --extract FILE.npz [--model FOLDER]
+    python -m bench.accuracy [--json FILE] [--k 512 4096 53248] [--data random outliers] [--model FOLDER]
+    python -m bench.accuracy --extract [--model FOLDER]
 
 For each mode of scales, data, k and number of rows every able kernel runs, with `use_fast_accum` and without. Errors
 are relative, in the Frobenius norm, against float64: "error" that of the product alone, against the product of the same
 codes and scales; "rounded" that of the exact product after its rounding to the result's dtype; "whole" with the
-quantization of both operands, against the product of what was quantized. --extract runs the demo's encoder in fp32 and
-keeps weights and inputs of two of its layers, which --real measures.
+quantization of both operands, against the product of what was quantized. The real weights and inputs are of two layers
+of the demo's encoder, which runs in fp32 for that; --extract does this alone, for a machine without a network.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import numpy as np
 
 from bench import results
 from fp8core import demo
-from fp8core.errors import Fp8Error
+from fp8core.errors import CheckpointError, Fp8Error
 
 DEPTHS: Final = (512, 1024, 2048, 4096, 8192, 14336, 16384, 21504, 28672, 53248)
 ROWS: Final = (16, 64, 512)
@@ -33,6 +33,8 @@ LAYERS: Final = ("encoder.layer.3.intermediate.dense", "encoder.layer.3.output.d
 """Of the demo's encoder: k = 384 and k = 1536."""
 OUTS: Final = ("bfloat16", "float32")
 SEED: Final = 1
+KEPT: Final = Path(__file__).resolve().parent.parent / "build" / "minilm.npz"
+"""Where weights and inputs of `LAYERS` are kept."""
 
 
 class Case(NamedTuple):
@@ -45,8 +47,8 @@ class Case(NamedTuple):
     k: int
 
 
-def extract(folder: Path, file: Path) -> None:
-    """Write weights and inputs of `LAYERS` to a file, in half precision."""
+def extract(folder: Path) -> None:
+    """Keep weights and inputs of `LAYERS`, in half precision."""
     module = demo.encoder_module()
     encoder = module.Encoder(folder)
     inputs: dict[str, Any] = {}
@@ -61,7 +63,8 @@ def extract(folder: Path, file: Path) -> None:
     for name in LAYERS:
         kept[f"{name}.weight"] = encoder.weights[f"{name}.weight"].astype(np.float16)
         kept[f"{name}.input"] = inputs[name][mask.reshape(-1)].astype(np.float16)
-    np.savez_compressed(file, **kept)
+    KEPT.parent.mkdir(exist_ok=True)
+    np.savez_compressed(KEPT, **kept)
 
 
 def made(case: Case) -> tuple[Any, Any]:
@@ -76,11 +79,17 @@ def made(case: Case) -> tuple[Any, Any]:
     return x.bfloat16(), weight.bfloat16()
 
 
-def read(file: Path) -> Iterator[tuple[str, Any, Any]]:
-    """Give name, x and weight of what `extract` wrote."""
+def real(model: Path | None) -> Iterator[tuple[str, Any, Any]]:
+    """Give name, x and weight of each of `LAYERS`; nothing where the model cannot be had."""
     import torch
 
-    with np.load(file) as kept:
+    if not KEPT.exists():
+        try:
+            extract(demo.model_folder(model) or demo.fetch_model())
+        except CheckpointError as error:
+            print(f"without real weights: {error}", flush=True)
+            return
+    with np.load(KEPT) as kept:
         for name in LAYERS:
             x, weight = (torch.from_numpy(kept[f"{name}.{part}"]).cuda().bfloat16() for part in ("input", "weight"))
             yield name, x, weight
@@ -173,21 +182,21 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="append one line a result to this file")
     parser.add_argument("--k", nargs="+", type=int, default=DEPTHS)
     parser.add_argument("--data", nargs="+", choices=DATA, default=DATA)
-    parser.add_argument("--real", type=Path, help="what --extract wrote")
-    parser.add_argument("--extract", type=Path, metavar="FILE", help="keep layers of the demo's encoder in this file")
+    parser.add_argument("--extract", action="store_true", help=f"keep what is needed of the encoder in {KEPT.name}")
     parser.add_argument("--model", type=Path, help="the encoder's folder (default: the demo's, which is fetched)")
     asked = parser.parse_args()
     if asked.extract:
-        extract(demo.model_folder(asked.model) or demo.fetch_model(), asked.extract)
+        extract(demo.model_folder(asked.model) or demo.fetch_model())
         return
     records: list[dict[str, Any]] = []
+    layers = list(real(asked.model))
     for mode in MODES:
         for data in asked.data:
             for k in asked.k:
                 for m in ROWS:
                     case = Case(mode, data, m, CHANNELS, k)
                     records += measure(case, *made(case))
-        for name, x, weight in read(asked.real) if asked.real else ():
+        for name, x, weight in layers:
             records += measure(Case(mode, name, x.shape[0], *weight.shape), x, weight)
     results.append(asked.json, *records)
     worst: dict[tuple[str, str, bool, str], float] = {}
