@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from bench import results
+from bench.choice import compile_ahead
 from fp8core import demo
 from fp8core.errors import CheckpointError, Fp8Error
 
@@ -134,46 +135,50 @@ def relative(got: Any, want: Any) -> float:
     return float((got.double() - want).norm() / want.norm())
 
 
+def problems(case: Case) -> Iterator[Any]:
+    """Give the problems of a case: each dtype of the result with use_fast_accum and without."""
+    from fp8core.ops.explain import explain_product
+
+    modes: Any = {"tensor": ("tensor", "tensor"), "row": ("row", "row"), "block": ("group", "block")}[case.mode]
+    for out in OUTS:
+        for fast in (True, False):
+            keywords: Any = {"out": out, "scale_a": modes[0], "scale_b": modes[1], "use_fast_accum": fast}
+            yield explain_product(case.m, case.n, case.k, **keywords).problem
+
+
 def measure(case: Case, x: Any, weight: Any) -> Iterator[dict[str, Any]]:
     """Give a record for every kernel that can run a product, by dtype of the result and use_fast_accum."""
     import torch
 
     from fp8core.kernels.gemm.table import SCALED_MM
-    from fp8core.ops.explain import explain_product
 
     q = quantized(case.mode, x, weight)
     exact, whole = q.wide_a @ q.wide_b.T, x.double() @ weight.double().T
-    modes: Any = {"tensor": ("tensor", "tensor"), "row": ("row", "row"), "block": ("group", "block")}[case.mode]
-    for out in OUTS:
-        result = torch.empty(case.m, case.n, device="cuda", dtype=getattr(torch, out))
-        rounded = relative(exact.to(result.dtype), exact)
-        for fast in (True, False):
-            p: Any = explain_product(
-                case.m, case.n, case.k, out=out, scale_a=modes[0], scale_b=modes[1], use_fast_accum=fast
-            ).problem
-            first = SCALED_MM.choice(p)
-            for choice in (c for c in SCALED_MM.candidates(p) if not c.algorithm and c.kernel != "simt"):
-                launch = SCALED_MM.planned(p, choice)
-                scratch = torch.empty(launch.scratch_bytes + 256, dtype=torch.uint8, device="cuda")
-                result.fill_(float("nan"))
-                places = (one.data_ptr() for one in (q.a, q.b, q.scale_a, q.scale_b))
-                stream = torch.cuda.current_stream().cuda_stream
-                try:
-                    launch(stream, *places, 0, result.data_ptr(), 0, 0, -(-scratch.data_ptr() // 256) * 256)
-                except Fp8Error as error:
-                    print(f"{choice.kernel} does not run {case}: {error}", flush=True)
-                    continue
-                yield {
-                    "bench": "accuracy",
-                    **case._asdict(),
-                    "kernel": choice.kernel,
-                    "chosen": choice == first,
-                    "fast": fast,
-                    "out": out,
-                    "error": float(f"{relative(result, exact):.3e}"),
-                    "rounded": float(f"{rounded:.3e}"),
-                    "whole": float(f"{relative(result, whole):.3e}"),
-                }
+    for p in problems(case):
+        result = torch.empty(case.m, case.n, device="cuda", dtype=getattr(torch, p.out))
+        rounded, first = relative(exact.to(result.dtype), exact), SCALED_MM.choice(p)
+        for choice in (c for c in SCALED_MM.candidates(p) if not c.algorithm and c.kernel != "simt"):
+            launch = SCALED_MM.planned(p, choice)
+            scratch = torch.empty(launch.scratch_bytes + 256, dtype=torch.uint8, device="cuda")
+            result.fill_(float("nan"))
+            places = (one.data_ptr() for one in (q.a, q.b, q.scale_a, q.scale_b))
+            stream = torch.cuda.current_stream().cuda_stream
+            try:
+                launch(stream, *places, 0, result.data_ptr(), 0, 0, -(-scratch.data_ptr() // 256) * 256)
+            except Fp8Error as error:
+                print(f"{choice.kernel} does not run {case}: {error}", flush=True)
+                continue
+            yield {
+                "bench": "accuracy",
+                **case._asdict(),
+                "kernel": choice.kernel,
+                "chosen": choice == first,
+                "fast": p.use_fast_accum,
+                "out": p.out,
+                "error": float(f"{relative(result, exact):.3e}"),
+                "rounded": float(f"{rounded:.3e}"),
+                "whole": float(f"{relative(result, whole):.3e}"),
+            }
 
 
 def main() -> None:
@@ -190,6 +195,9 @@ def main() -> None:
         return
     records: list[dict[str, Any]] = []
     layers = list(real(asked.model))
+    compile_ahead(
+        [p for mode in MODES for m in ROWS for k in asked.k for p in problems(Case(mode, "", m, CHANNELS, k))]
+    )
     for mode in MODES:
         for data in asked.data:
             for k in asked.k:

@@ -25,11 +25,12 @@ from fp8core import timing
 from fp8core.errors import BackendError
 from fp8core.kernels.gemm.args import Matmul
 from fp8core.kernels.gemm.blaslt import library, mapping, ordering, query
+from fp8core.kernels.gemm.blaslt.rows import more_us
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.explain import explain_product
 from fp8core.problem import Granularity, ScaledMm, Target
 from fp8core.runtime import device
-from fp8core.table import Choice
+from fp8core.table import Choice, Kernel, Table
 
 SHAPES: Final[dict[str, tuple[str, ...]]] = {
     "Llama 8B": ("6144x4096", "4096x4096", "28672x4096", "4096x14336"),
@@ -67,6 +68,10 @@ SPAN_US: Final = 300.0
 """Calls of a graph last about so long, but each weight is read at least once."""
 MOST_PANELS: Final = 128
 """More rows than that are not tried with kernels of few rows."""
+
+
+MEASURED: Final = Target("cuda", 90, 0, 132, 32, 227 << 10)
+"""The H200 that records in docs/results are of."""
 
 
 class Case(NamedTuple):
@@ -109,8 +114,11 @@ def cases(modes: Iterable[str] = tuple(MODES)) -> list[Case]:
 
 def candidates(p: ScaledMm) -> list[Choice]:
     """Return what may run a product, the choice without tuning first; what is hopeless is left out."""
-    few = p.m <= MOST_PANELS
-    return [c for c in SCALED_MM.candidates(p) if c.kernel != "simt" and (few or not c.kernel.endswith("decode"))]
+    found = SCALED_MM.candidates(p)
+    hopeless = {"simt"} if p.m <= MOST_PANELS else {"simt", "sm90_decode"}
+    if any(choice.kernel == "cublaslt" for choice in found):
+        hopeless |= {"cublaslt_relayout", "cublaslt_epilogue"}  # the same, and launches beside it
+    return [choice for choice in found if choice.kernel not in hopeless]
 
 
 _ATTRIBUTES: Final = {"id": (0, 4), "custom": (5, 4), "stages": (6, 4), "inner": (7, 2), "reduction": (3, 4)}
@@ -204,6 +212,47 @@ def gains(records: Iterable[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], f
             yield record, gain([row["us"] for row in record["rows"]], names.index(record["first"]))
 
 
+def gains_today(records: Iterable[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], float]]:
+    """Give each record and what tuning gains, if the table chose as this checkout does: on any machine."""
+    for record in records:
+        chosen = chosen_today(record)
+        if chosen is not None:
+            yield record, gain([row["us"] for row in record["rows"]], chosen)
+
+
+def estimate(record: dict[str, Any], row: dict[str, Any]) -> float | None:
+    """Return the estimate for an algorithm of the library, of which the record says enough."""
+    if "channels" not in row:
+        return None
+    config = ordering.Config(*(row[name] for name in ordering.Config._fields))
+    out_bytes, blockwise = (4 if row["kernel"].endswith("epilogue") else 2), record["mode"] == "block"
+    work = ordering.Work(record["m"], record["n"], record["k"], blockwise, out_bytes, MEASURED.multiprocessors)
+    problem = Case(*(record[name] for name in Case._fields)).problem(MEASURED)
+    return ordering.us(work, config, row["workspace"]) + more_us(row["kernel"], problem)
+
+
+def chosen_today(record: dict[str, Any]) -> int | None:
+    """Return which row of a record the table of this checkout chooses among those that were measured."""
+    rows = record["rows"]
+    problem = Case(*(record[name] for name in Case._fields)).problem(MEASURED)
+    best: dict[str, int] = {}
+    for i, row in enumerate(rows):
+        other = best.setdefault(row["kernel"], i)
+        mine, least = estimate(record, row), estimate(record, rows[other])
+        if mine is not None and least is not None and mine < least:
+            best[row["kernel"]] = i
+
+    def measured(kernel: Kernel) -> Kernel:
+        """Return a row of the table that is able, and knows what the library offered where it was measured."""
+        row = rows[best[kernel.name]]
+        made = kernel._replace(requires=())
+        return made._replace(us=lambda _: estimate(record, row)) if "channels" in row else made
+
+    able = [measured(kernel) for kernel in SCALED_MM.kernels if kernel.name in best]
+    choice = Table("measured", ScaledMm, *able).choice(problem)
+    return None if choice is None else best[choice.kernel]
+
+
 def report(found: Iterable[tuple[dict[str, Any], float]]) -> None:
     """Print the gains of each half and mode, and the worst products."""
     pairs = list(found)
@@ -235,18 +284,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="append one line a product to this file")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
+    parser.add_argument("--skip", type=int, default=0, help="leave out so many products at the beginning of the list")
     parser.add_argument("--seconds", type=float, default=600.0, help="start no further product after so long")
     parser.add_argument("--judge", type=Path, help="a file of such records, to judge without timing anything")
     arguments = parser.parse_args()
+    records: list[dict[str, Any]]
     if arguments.judge:
         lines = arguments.judge.read_text(encoding="utf-8").splitlines()
-        report(gains(r for r in map(json.loads, lines) if r.get("bench") == "choice"))
+        records = [r for r in map(json.loads, lines) if r.get("bench") == "choice"]
+        print("as it was measured:")
+        report(gains(records))
+        print("as this checkout chooses:")
+        report(gains_today(records))
         return
     begun = time.monotonic()
-    wanted = cases(arguments.modes)
+    wanted = cases(arguments.modes)[arguments.skip :]
     compile_ahead([case.problem(0) for case in wanted])
     print(f"{len(wanted)} products, compiled after {time.monotonic() - begun:.1f} s", flush=True)
-    records: list[dict[str, Any]] = []
+    records = []
     for case in wanted:
         if time.monotonic() - begun > arguments.seconds:
             print(f"stopped after {len(records)} of {len(wanted)} products", flush=True)
