@@ -114,6 +114,15 @@ SUBJECTS: Final[dict[str, Subject]] = {
         short=_arguments("--layers 1 --batch 1"),
         baselines=False,
     ),
+    "choice": Subject(
+        "bench.choice",
+        "every candidate of many products, beside the choice without tuning",
+        short=_arguments("--modes row --seconds 5"),
+        baselines=False,
+    ),
+    "accuracy": Subject(
+        "bench.accuracy", "the error of every kernel of products by k", short=_arguments("--k 512"), baselines=False
+    ),
     "first_call": Subject("bench.first_call", "the first call of a fresh process", baselines=False),
     "host": Subject("bench.host", "host time of each public function", gpu=False),
     "engine": Subject(

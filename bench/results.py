@@ -77,6 +77,8 @@ _KEYS: Final[dict[str, tuple[str, ...]]] = {
     "engine": ("mode",),
     "layer": ("bench", "m"),
     "hf_decoder": ("bench", "mode", "m"),
+    "choice": ("bench", "mode", "m", "n", "k"),
+    "accuracy": ("bench", "mode", "data", "m", "n", "k", "kernel", "fast", "out"),
     "against": ("kind", "case"),
     "overhead": ("framework", "step"),
     "calls": ("framework", "step"),
@@ -105,8 +107,10 @@ class Results(NamedTuple):
     overhead: Sequence[Record]
     engine: Sequence[Record]
     against: Sequence[Record]
-    jax_layer: Sequence[Record]
-    hf_decoder: Sequence[Record]
+    jax_layer: Sequence[Record] = ()
+    hf_decoder: Sequence[Record] = ()
+    choice: Sequence[Record] = ()
+    accuracy: Sequence[Record] = ()
 
     @property
     def device(self) -> str:

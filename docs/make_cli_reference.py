@@ -10,7 +10,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from fp8core.cli import bench, convert, demo, explain, info, quantize, verify
+from fp8core.cli import bench, convert, demo, explain, info, quantize, tune, verify
 from fp8core.cli import inspect as inspect_command
 
 PAGE = Path(__file__).resolve().parent / "reference" / "cli.md"
@@ -21,6 +21,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     verify.verify,
     convert.convert,
     quantize.quantize,
+    tune.tune,
     demo.demo,
     bench.bench,
 )

@@ -36,7 +36,7 @@ from fp8core.ops import (
 )
 from fp8core.problem import BLOCK_128, GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, GroupShape, Target
 from fp8core.table import Explanation, Verdict
-from fp8core.tuning import Tuning, tune
+from fp8core.tuning import Tuning, load_tunings, save_tunings, tune, tune_shapes
 
 __version__ = "0.1.0"
 
@@ -72,14 +72,17 @@ __all__ = [
     "dequantize",
     "explain",
     "linear",
+    "load_tunings",
     "normalize_e4m3fn_to_e4m3fnuz",
     "normalize_e4m3fnuz_to_e4m3fn",
     "per_tensor_dequantize",
     "quantize",
     "requantize_with_max_scale",
     "rms_norm_quant",
+    "save_tunings",
     "scaled_mm",
     "scaled_mm_nt",
     "silu_and_mul_quant",
     "tune",
+    "tune_shapes",
 ]

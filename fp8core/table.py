@@ -1,6 +1,8 @@
 """Tables of kernels: what each needs, which one a problem gets, and why the others are not it."""
 
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from threading import RLock
 from types import MappingProxyType
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
@@ -68,8 +70,11 @@ class Kernel(NamedTuple):
     or the launches that the table speaks of."""
     prefers: tuple[Requirement, ...] = ()
     """Where one does not hold the kernel runs the problem, but others were measured to be faster: `tune` times it."""
-    algorithms: Callable[[Any], int] = lambda _: 1
-    """How many algorithms an able kernel has for a problem, as a library may offer several."""
+    algorithms: Callable[[Any], Sequence[str]] = lambda _: ("",)
+    """The algorithms that an able kernel has for a problem, as a library may offer several: a name for each, which says
+    in another process which one is meant. The first is the default."""
+    us: Callable[[Any], float | None] = lambda _: None
+    """How many microseconds an able kernel is estimated to take for a problem; None where no model knows."""
     note: str = ""
     """What `explain` says of it where it is able: when something else runs."""
 
@@ -97,7 +102,8 @@ class Verdict(NamedTuple):
 
     kernel: str
     status: Status
-    """"chosen", "able", "not preferred" (able, and measured to be slower than another), "unable" or "unknown"."""
+    """"chosen", "able", "not preferred" (able, and measured or estimated to be slower than another), "unable" or
+    "unknown"."""
     reason: str
     """Why; empty where there is nothing to say."""
 
@@ -160,6 +166,10 @@ class Table(Generic[P]):
         self.kernels = kernels
         self._plans: dict[tuple[Any, ...], Any] = {}
         self._tuned: dict[P, Choice] = {}
+        self._expected: dict[P, tuple[str, str]] = {}
+        self._lock = RLock()
+        self.before: Callable[[], object] | None = None
+        """Called once, before anything is chosen: what was tuned in another process may be read then."""
 
     def __len__(self) -> int:
         return len(self._plans)
@@ -197,27 +207,81 @@ class Table(Generic[P]):
         return plan(problem, choice.algorithm) if choice.algorithm else plan(problem)
 
     def choice(self, problem: P) -> Choice | None:
-        """Return what runs ``problem``: what was tuned for it, else the first kernel that is able and preferred.
+        """Return what runs ``problem``: what was tuned for it, else the first of the `ranking`; None without any."""
+        tuned = self.tuned(problem)
+        return tuned or next((Choice(kernel.name) for kernel in self.ranking(problem)), None)
 
-        Where none is preferred it is the first that is able.
-        """
-        return self._tuned.get(problem) or next((Choice(kernel.name) for kernel in self._able(problem)), None)
+    def tuned(self, problem: P) -> Choice | None:
+        """Return what was tuned for ``problem``, in this process or in another one, or None."""
+        if self.before is not None:
+            with self._lock:
+                if self.before is not None:
+                    self.before()
+                    self.before = None
+        if problem in self._expected:
+            with self._lock:  # or another thread would find neither what is expected nor what came of it
+                self._meet(problem)
+        return self._tuned.get(problem)
+
+    def _meet(self, problem: P) -> None:
+        expected = self._expected.get(problem)
+        if expected is None:
+            return
+        found = self.numbered(problem, *expected)
+        if found is not None:
+            self._tuned[problem] = found
+        del self._expected[problem]
+        if found is None:
+            text = f"what was tuned is not offered here, {expected[0]} algorithm {expected[1] or 0}: {problem}"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
 
     def candidates(self, problem: P) -> tuple[Choice, ...]:
         """Return every algorithm of every able kernel, preferred or not; the first is the choice without tuning."""
-        return tuple(Choice(k.name, number) for k in self._able(problem) for number in range(k.algorithms(problem)))
+        return tuple(
+            Choice(kernel.name, number)
+            for kernel in self.ranking(problem)
+            for number in range(len(kernel.algorithms(problem)))
+        )
 
-    def _able(self, problem: P) -> Iterator[Kernel]:
-        """Give the able kernels in their order, those that are not preferred last."""
-        others = []
+    def ranking(self, problem: P) -> Iterator[Kernel]:
+        """Give the able kernels, the one that runs ``problem`` without tuning first, those that are not preferred last.
+
+        Preferred ones come in the order of the table. But where the next one has an estimate, all that have one come in
+        the order of their estimates: what is measured counts more than the order.
+        """
+        estimated: list[tuple[float, Kernel]] = []
+        unknown: list[Kernel] = []
+        others: list[Kernel] = []
         for kernel in self.kernels:
             if kernel.refusal(problem) is not None:
                 continue
-            if kernel.reservation(problem) is None:
-                yield kernel
-            else:
+            if kernel.reservation(problem) is not None:
                 others.append(kernel)
+                continue
+            us = kernel.us(problem)
+            if us is not None:
+                estimated.append((us, kernel))
+            elif estimated:
+                unknown.append(kernel)
+            else:
+                yield kernel
+        yield from (kernel for _, kernel in sorted(estimated, key=lambda pair: pair[0]))
+        yield from unknown
         yield from others
+
+    def numbered(self, problem: P, kernel: str, algorithm: str) -> Choice | None:
+        """Return the candidate of these names, or None if there is no such one here and now."""
+        for able in self.ranking(problem):
+            if able.name == kernel:
+                names = list(able.algorithms(problem))
+                return Choice(kernel, names.index(algorithm)) if algorithm in names else None
+        return None
+
+    def expect(self, problem: P, kernel: str, algorithm: str) -> None:
+        """Let ``problem`` be run by the candidate of these names: it is looked for when the problem is first met."""
+        self._expected[problem] = kernel, algorithm
+        self._tuned.pop(problem, None)
+        self._plans.pop(problem, None)
 
     def prefer(self, problem: P, choice: Choice) -> None:
         """Let ``problem`` be run by one of its candidates from now on, whatever the order of the kernels says.
@@ -229,6 +293,7 @@ class Table(Generic[P]):
             raise UnsupportedProblemError(
                 f"{choice.kernel} has no algorithm {choice.algorithm} for {self.explain(problem)}"
             )
+        self._expected.pop(problem, None)
         self._tuned[problem] = choice
         self._plans.pop(problem, None)
 
@@ -239,18 +304,24 @@ class Table(Generic[P]):
 
     def explain(self, problem: P) -> Explanation:
         """Return what the table says of ``problem``; nothing is compiled and nothing runs."""
-        choice, tuned = self.choice(problem), self._tuned.get(problem)
+        tuned, first = self.tuned(problem), next(self.ranking(problem), None)
+        choice = tuned or (Choice(first.name) if first is not None else None)
+        least = first.us(problem) if first is not None else None
 
         def verdict(kernel: Kernel) -> Verdict:
             refusal = kernel.refusal(problem)
             if refusal is not None:
                 return Verdict(kernel.name, "unknown" if isinstance(refusal, Unknown) else "unable", refusal)
+            us = kernel.us(problem)
+            estimate = "" if us is None else f"estimated {us:.1f} us"
             if choice is not None and kernel.name == choice.kernel:
-                said = f"tuned, algorithm {tuned.algorithm}" if tuned else ""
+                said = f"tuned, algorithm {tuned.algorithm}" if tuned else estimate
                 return Verdict(kernel.name, "chosen", "; ".join(filter(None, (said, kernel.note))))
             reservation = kernel.reservation(problem)
             if reservation is not None:
                 return Verdict(kernel.name, "not preferred", reservation)
-            return Verdict(kernel.name, "able", kernel.note)
+            if first is not None and least is not None and us is not None and kernel is not first:
+                return Verdict(kernel.name, "not preferred", f"{estimate}, {first.name} {least:.1f} us")
+            return Verdict(kernel.name, "able", "; ".join(filter(None, (estimate, kernel.note))))
 
         return Explanation(problem, tuple(verdict(kernel) for kernel in self.kernels))

@@ -18,7 +18,7 @@ from fp8core.checkpoint.selection import module_of
 from fp8core.checkpoint.source import Extra, Source
 from fp8core.checkpoint.target import Destination
 from fp8core.errors import CheckpointError
-from fp8core.ops import quantize
+from fp8core.ops.quantize import quantize
 from fp8core.problem import PER_TENSOR
 
 MARK: Final = "fp8core"

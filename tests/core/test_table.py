@@ -23,7 +23,7 @@ def table():
         "table",
         Problem,
         Kernel("decode", (EVEN,), lambda p: ("decode", p), (FEW,)),
-        Kernel("library", (ASKED,), lambda p, number=0: ("library", p, number), algorithms=lambda p: 3),
+        Kernel("library", (ASKED,), lambda p, number=0: ("library", p, number), algorithms=lambda p: ("x", "y", "z")),
         Kernel("odd", (Requirement(lambda p: p.m % 2 == 1, "needs odd m, got {p.m}"),), lambda p: ("odd", p), (FEW,)),
     )
 
@@ -82,3 +82,67 @@ def test_nothing_able_names_every_reason():
     t = Table("table", Problem, table().kernels[0])
     with pytest.raises(UnsupportedProblemError, match="unable: needs m that is even, got m=3"):
         t.plan(Problem(3))
+
+
+def estimated():
+    """A table in which two rows of three know how long they take, beside one that is not preferred for many rows."""
+    return Table(
+        "table",
+        Problem,
+        Kernel("decode", (), lambda p: "decode", (FEW,)),
+        Kernel("own", (EVEN,), lambda p: "own", us=lambda p: 2.0 * p.m),
+        Kernel("plain", (), lambda p: "plain"),
+        Kernel("library", (ASKED,), lambda p: "library", us=lambda p: 20.0 + p.m if p.m < 100 else None),
+    )
+
+
+@pytest.mark.parametrize(
+    ("problem", "order"),
+    [
+        (Problem(4), ["decode", "own", "library", "plain"]),  # the first one has no estimate, and comes first
+        (Problem(10), ["own", "library", "plain", "decode"]),
+        (Problem(20), ["own", "library", "plain", "decode"]),  # of equals the first
+        (Problem(30), ["library", "own", "plain", "decode"]),
+        (Problem(30, here=False), ["own", "plain", "decode"]),
+        (Problem(31), ["plain", "library", "decode"]),
+        (Problem(100), ["own", "plain", "library", "decode"]),
+    ],
+)
+def test_of_those_that_have_an_estimate_the_least_is_chosen(problem, order):
+    assert [kernel.name for kernel in estimated().ranking(problem)] == order
+    assert [choice.kernel for choice in estimated().candidates(problem)] == order
+    assert estimated().choice(problem) == (order[0], 0)
+    assert estimated().explain(problem).chosen == order[0]
+
+
+def test_estimates_are_told():
+    told = {v.kernel: str(v) for v in estimated().explain(Problem(30)).verdicts}
+    assert told == {
+        "decode": "able but not preferred: measured slower for many rows: preferred for m <= 8; got m=30",
+        "own": "able but not preferred: estimated 60.0 us, library 50.0 us",
+        "plain": "able",
+        "library": "chosen: estimated 50.0 us",
+    }
+    assert str(estimated().explain(Problem(4)).verdicts[1]) == "able: estimated 8.0 us"
+    t = estimated()
+    t.prefer(Problem(30), Choice("plain"))
+    told = {v.kernel: str(v) for v in t.explain(Problem(30)).verdicts}
+    assert told["plain"] == "chosen: tuned, algorithm 0"
+    assert told["library"] == "able: estimated 50.0 us"
+
+
+def test_what_is_expected_is_looked_for_when_the_problem_is_met():
+    t, asked = table(), []
+    t.before = lambda: asked.append("before")
+    t.expect(Problem(10), "library", "z")
+    t.expect(Problem(12), "library", "gone")
+    t.expect(Problem(11), "decode", "")
+    assert t.plan(Problem(10)) == ("library", Problem(10), 2)
+    for problem in (Problem(12), Problem(11)):
+        with pytest.warns(RuntimeWarning, match="what was tuned is not offered here"):
+            assert t.choice(problem) == ("library", 0)
+        assert t.choice(problem) == ("library", 0)
+    assert asked == ["before"]
+    t.prefer(Problem(10), Choice("decode"))
+    t.expect(Problem(10), "library", "y")  # what comes last counts
+    assert t.plan(Problem(10)) == ("library", Problem(10), 1)

@@ -1,6 +1,6 @@
 """Tuning without a GPU: made-up times, a recording library, and what calls get afterwards."""
 
-import json
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -15,7 +15,7 @@ from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.problem import HOST
 from fp8core.runtime import device, jit
 from fp8core.table import Choice
-from fp8core.tuning import MARGIN, Tuning, timed
+from fp8core.tuning import MARGIN, Tuning, files, timed, values
 from support.blaslt_fixtures import built  # noqa: F401
 from support.blaslt_tools import H200, forget, pretend, problem
 
@@ -44,6 +44,9 @@ def stub(built, monkeypatch):
     monkeypatch.setattr(jit, "prepare", lambda *_, **__: Mock())  # called or bound, it launches nothing
     monkeypatch.setattr(SCALED_MM, "_tuned", {})
     monkeypatch.setattr(SCALED_MM, "_plans", {})
+    monkeypatch.setattr(SCALED_MM, "_expected", {})
+    monkeypatch.setattr(values, "APPLIED", {})
+    monkeypatch.setattr(files, "APPLIED", values.APPLIED)
     tuning.machine.cache_clear()
     yield built["cuda"]
     forget()
@@ -69,8 +72,15 @@ def test_the_stopwatch_gets_each_candidate_made_ready(stub):
 
 def test_the_fastest_is_chosen_and_what_was_not_timed_left_out(stub):
     found = timed(PROBLEM, saying(9.0, 5.0, 7.0))
-    assert found.chosen == ("cublaslt", 1, 5.0)
-    assert found.timed == (("cublaslt", 0, 9.0), ("cublaslt", 1, 5.0), ("cublaslt_relayout", 0, 7.0))
+    names = SCALED_MM.kernel("cublaslt").algorithms(PROBLEM)
+    assert len(set(names)) == 2
+    assert found.chosen == ("cublaslt", 1, 5.0, names[1])
+    assert found.timed == (
+        ("cublaslt", 0, 9.0, names[0]),
+        ("cublaslt", 1, 5.0, names[1]),
+        ("cublaslt_relayout", 0, 7.0, names[0]),
+    )
+    assert found.gain == pytest.approx(0.8)
     assert "> cublaslt algorithm 1: 5.00 us" in str(found)
 
 
@@ -123,8 +133,9 @@ def test_a_tuning_is_readable_and_shows_no_numbers_of_kernels(stub):
     assert (*found.dtypes, *found.scales) == (p.a, p.b, p.out, p.scale_a, p.scale_b)
     assert repr(found) == f"Tuning({str(found).splitlines()[0]}; cublaslt algorithm 1: 5.00 us)"
     assert str(found).splitlines()[1:] == ["> cublaslt algorithm 1: 5.00 us", "  cublaslt: 9.00 us"]
+    values = {"machine", "chosen", "timed", "m", "n", "k", "dtypes", "scales", "gain", "key"}
     public = {name for name in dir(found) if not name.startswith("_")}
-    assert public == {"machine", "chosen", "timed", "m", "n", "k", "dtypes", "scales", "apply", "to_json", "from_json"}
+    assert public == values | {"problems", "apply", "to_json", "from_json"}
     with pytest.raises(AttributeError):
         found.chosen = found.timed[0]
 
@@ -137,14 +148,32 @@ def test_what_is_no_tuning_is_refused(stub, damage):
         Tuning.from_json(damage(timed(PROBLEM, saying(1.0)).to_json()))
 
 
-@pytest.mark.parametrize("change", [{"gpu": "NVIDIA H100"}, {"driver": 12080}, {"library": 130200}, {"fp8core": "9"}])
+@pytest.mark.parametrize(
+    "change", [{"gpu": "NVIDIA H100"}, {"driver": 12080}, {"library": 130200}, {"fp8core": "9"}, {"sources": "f"}]
+)
 def test_a_tuning_of_another_machine_is_refused(stub, change):
     found = timed(PROBLEM, saying(9.0, 5.0))
-    foreign = json.loads(found.to_json())
-    foreign["machine"] |= change
+    foreign = replace(found, machine=found.machine._replace(**change))
     with pytest.raises(TuningError, match=r"the tuning is of Machine\(.*, and here is "):
-        Tuning.from_json(json.dumps(foreign)).apply()
+        Tuning.from_json(foreign.to_json()).apply()
     assert not SCALED_MM.preferred
+
+
+def test_an_algorithm_is_found_by_its_name_wherever_it_stands(stub):
+    found = timed(PROBLEM, saying(9.0, 5.0))
+    line = replace(found, chosen=found.chosen._replace(algorithm=7)).to_json()
+    Tuning.from_json(line).apply()
+    assert SCALED_MM.choice(PROBLEM) == ("cublaslt", 1)
+    gone = replace(found, chosen=found.chosen._replace(name="0123"))
+    with pytest.raises(UnsupportedProblemError, match="cublaslt has no algorithm 0123 for ScaledMm"):
+        gone.apply()
+
+
+def test_a_digit_that_was_changed_is_noticed(stub):
+    line = timed(PROBLEM, saying(9.0, 5.0)).to_json()
+    assert '"m": 96' in line
+    with pytest.raises(TuningError, match="its checksum is another"):
+        Tuning.from_json(line.replace('"m": 96', '"m": 97'))
 
 
 def test_a_choice_that_is_not_able_is_refused(stub):

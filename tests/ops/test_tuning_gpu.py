@@ -15,6 +15,7 @@ from fp8core.core import operation
 from fp8core.errors import TuningError
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.kernels.linear.table import LINEAR
+from fp8core.tuning import values
 from gemm.test_blaslt_gpu import EXACT, FAST, case, check, cp, e4m3, error, launch, result
 from support.engines import fresh
 
@@ -26,6 +27,8 @@ def untuned(monkeypatch):
     """Tune from nothing, and leave nothing tuned: neither in the tables nor in calls prepared during the test."""
     monkeypatch.setattr(SCALED_MM, "_tuned", {})
     monkeypatch.setattr(SCALED_MM, "_plans", {})
+    monkeypatch.setattr(SCALED_MM, "_expected", {})
+    values.APPLIED.clear()
     yield
     LINEAR.forget()
     operation.forget()
@@ -108,6 +111,38 @@ def test_another_process_takes_the_tuning():
     command = [sys.executable, "-c", OTHER_PROCESS]
     run = subprocess.run(command, input=line, capture_output=True, text=True, check=False, env=dict(os.environ))
     assert (run.returncode, run.stdout) == (0, "True\n"), run.stderr
+
+
+NAMED = """
+import sys, warnings
+warnings.simplefilter("error")
+import cupy as cp
+import fp8core
+from fp8core.kernels.gemm.table import SCALED_MM
+weight = cp.asarray(cp.random.rand(1024, 2048, dtype=cp.float32))
+layer = fp8core.Fp8Linear.from_weight(weight, out_dtype="float32")
+x = cp.random.rand(96, 2048, dtype=cp.float32)
+layer(x), layer(x)
+print(*SCALED_MM.choice(layer.explain(x).problem), layer.explain(x).chosen)
+"""
+
+
+def test_another_process_takes_the_file_that_the_environment_names(tmp_path):
+    layer, x = layer_and_input(96)
+    tuning = fp8core.tune(layer, x)
+    other = next(one for one in tuning.timed if one != tuning.chosen)
+    path = fp8core.save_tunings(tmp_path / "tunings.jsonl", [replace(tuning, chosen=other)])
+    environment = {**os.environ, "FP8CORE_TUNINGS": str(path)}
+    run = subprocess.run([sys.executable, "-c", NAMED], capture_output=True, text=True, check=False, env=environment)
+    wanted = f"{other.kernel} {other.algorithm} {other.kernel}\n"
+    assert (run.returncode, run.stdout) == (0, wanted), run.stderr
+
+
+def test_shapes_are_the_products_of_layers():
+    layer, x = layer_and_input(96)
+    (tuning,) = fp8core.tune_shapes([(96, 1024, 2048)], dtype="float32")
+    assert tuning.key[1] == fp8core.explain(layer, x).problem._replace(target=tuning.key[1].target)
+    assert "tuned" in {v.kernel: v.reason for v in layer.explain(x).verdicts}[tuning.chosen.kernel]
 
 
 def test_a_tuning_of_another_gpu_is_refused():

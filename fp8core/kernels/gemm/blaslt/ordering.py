@@ -1,22 +1,48 @@
-"""How long an algorithm of cuBLASLt is likely to take on Hopper, judged by its tile and its cluster.
+"""How long an algorithm of cuBLASLt is likely to take on Hopper, judged by its tile, its cluster and its workspace.
 
-On an H200, over 116 products of 65 to 8,192 rows with scales per tensor or per row, what `cost` puts first was 1.0 %
-slower on average, and 12 % at most, than the best of all offers, torch, vLLM and SGLang; what the library puts first
-was 15 % slower on average and 123 % at most (experiments/2026-11-many-rows).
+The constants are fitted on one half of the products of `bench/choice.py`, on an H200, and judged on the other half
+(tests/package/test_choice.py; experiments/2026-11-choice).
 """
 
 import ctypes
 import math
 from functools import cache
-from typing import Final
+from typing import Final, NamedTuple
 
+from fp8core.kernels.encodings import ceil_div
 from fp8core.kernels.gemm.blaslt.library import Library
+from fp8core.problem import BLOCK
 
-LOAD_COST: Final = 56
-"""Products of codes that a multiprocessor does while it loads one: nominally 64, which a fit made 56."""
+LAUNCH_US: Final = 3.2
+"""Of a launch and of filling the pipelines, when weights come from memory."""
+PRODUCT_US: Final = 22.2e-6
+"""Of a multiprocessor, for one result of a tile and a k-block of 128."""
+BLOCKWISE: Final = 1.2
+"""Times as much with scales that change along k."""
 LARGE_TILE: Final = 192 * 128
 """From here on a tile takes all consumers of a block, so that nothing is multiplied while it is written out."""
-LARGE_TILE_COST: Final = 1.05
+LARGE: Final = 1.08
+"""Times as much for such a tile."""
+LOAD_US: Final = 1.36e-3
+"""Of a multiprocessor, for a row of 128 codes that it loads. Blocks of a cluster share what they have in common."""
+HIDDEN: Final = 0.94
+"""The part of the lesser of products and loads that the greater one hides."""
+SHARED_US: Final = 0.44e-3
+"""Of a multiprocessor, for a row of 128 codes that `wgmma` reads from shared memory, or that is written there."""
+RESULT_US: Final = 0.7e-5
+"""Of a tile's end, for one result."""
+BYTES_A_US: Final = 4.06e6
+"""From memory."""
+OVERLAP: Final = 4.0
+"""The exponent of the norm that joins the times of the memory and of the multiprocessors: the greater hides most."""
+COUNTER_US: Final = 1.9
+"""Of clearing a counter of tiles, a workspace of a few bytes, before the launch."""
+COUNTER_BYTES: Final = 64
+SPLIT_US: Final = 1.6
+PARTIAL_US: Final = 3.8e-6
+"""Of adding up the parts of a k that is split, and for one number of one part."""
+WGMMA_M: Final = 64
+"""The M side of `wgmma`, which has the tile's channels, or its tokens if the channels are no multiple of it."""
 
 _NAMED: Final = (
     "8x8 8x16 16x8 8x32 16x16 32x8 8x64 16x32 32x16 64x8 32x32 32x64 64x32 32x128 64x64 128x32 64x128 128x64 "
@@ -44,25 +70,71 @@ def tiles() -> dict[int, tuple[int, int]]:
     return dict(enumerate(named, 1))
 
 
-def cost(library: Library, algorithm: bytes, m: int, n: int, multiprocessors: int) -> float:
-    """Return what orders algorithms by their time: rounds over the device, times what a tile takes for one of k.
+class Config(NamedTuple):
+    """What is known of an algorithm: its tile of channels x tokens (0 x 0: unknown), parts of k, and its cluster."""
 
-    A tile takes as long as its products or its loads, of which the blocks of a cluster share what they have in common.
-    Splitting k is counted as gaining nothing, which is nearly so: its parts have to be added up.
+    channels: int
+    tokens: int
+    split_k: int
+    cluster_channels: int
+    cluster_tokens: int
+
+    @classmethod
+    def of(cls, library: Library, algorithm: bytes) -> "Config":
+        """Return what the library says of one of its algorithms."""
+        tile = tiles().get(attribute(library, algorithm, _TILE_ID), (0, 0))
+        cluster = CLUSTERS.get(attribute(library, algorithm, _CLUSTER_SHAPE_ID), (1, 1))
+        return cls(*tile, max(1, attribute(library, algorithm, _SPLITK_NUM)), *cluster)
+
+
+class Work(NamedTuple):
+    """What the time of a product depends on, beside the algorithm."""
+
+    m: int
+    n: int
+    k: int
+    blockwise: bool
+    """Whether scales change along k."""
+    out_bytes: int
+    """Of one result."""
+    multiprocessors: int
+
+
+def us(work: Work, config: Config, workspace_bytes: int) -> float:
+    """Return the microseconds that an algorithm is likely to take; infinite for a tile that is not known.
+
+    A tile takes as long for a k-block as its products, its loads or its reads of shared memory, whichever is longest.
+    Tiles come in rounds over the device, and all of it takes no less than the memory needs.
     """
-    tile = tiles().get(_config(library, algorithm, _TILE_ID))
-    if tile is None:
+    channels, tokens, split_k, along_n, along_m = config
+    if not channels:
         return math.inf
-    rows, cols = tile
-    blocks = -(-n // rows) * -(-m // cols) * max(1, _config(library, algorithm, _SPLITK_NUM))
-    along_n, along_m = CLUSTERS.get(_config(library, algorithm, _CLUSTER_SHAPE_ID), (1, 1))
-    products = rows * cols * (LARGE_TILE_COST if rows * cols >= LARGE_TILE else 1.0)
-    return -(-blocks // multiprocessors) * max(products, LOAD_COST * (rows / along_m + cols / along_n))
+    products = channels * tokens * PRODUCT_US * (BLOCKWISE if work.blockwise else 1.0)
+    if channels * tokens >= LARGE_TILE:
+        products *= LARGE
+    loads = LOAD_US * (channels / along_m + tokens / along_n)
+    swapped = channels % WGMMA_M != 0
+    rows, columns = (tokens, channels) if swapped else (channels, tokens)
+    shared = SHARED_US * (ceil_div(rows, WGMMA_M) * (WGMMA_M + columns) + rows + columns)
+    k_block = max(products, loads, shared) + (1 - HIDDEN) * min(products, loads)
+    whole_n = ceil_div(ceil_div(work.n, channels), along_n) * along_n
+    whole_m = ceil_div(ceil_div(work.m, tokens), along_m) * along_m
+    rounds = ceil_div(whole_n * whole_m * split_k, work.multiprocessors)
+    busy = rounds * (ceil_div(ceil_div(work.k, split_k), BLOCK) * k_block + RESULT_US * channels * tokens)
+    moved = work.n * work.k + work.m * work.k + work.out_bytes * work.m * work.n
+    memory = moved / BYTES_A_US
+    found = LAUNCH_US + float((memory**OVERLAP + busy**OVERLAP) ** (1 / OVERLAP))
+    if 0 < workspace_bytes <= COUNTER_BYTES:
+        found += COUNTER_US
+    if split_k > 1:
+        found += SPLIT_US + PARTIAL_US * work.m * work.n * split_k
+    return found
 
 
-def _config(library: Library, algorithm: bytes, attribute: tuple[int, int]) -> int:
+def attribute(library: Library, algorithm: bytes, which: tuple[int, int]) -> int:
+    """Return an attribute of an algorithm by its number and its bytes; 0 of one that it lacks."""
     value, written = ctypes.c_uint32(), ctypes.c_size_t()
     status = library.function("MatmulAlgoConfigGetAttribute")(
-        algorithm, attribute[0], ctypes.addressof(value), attribute[1], ctypes.addressof(written)
+        algorithm, which[0], ctypes.addressof(value), which[1], ctypes.addressof(written)
     )
     return 0 if status else value.value

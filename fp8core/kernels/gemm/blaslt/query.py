@@ -1,6 +1,7 @@
 """Which algorithms a library's heuristic offers for a product, or why none: asked once a product."""
 
 import ctypes
+import hashlib
 from functools import cache, lru_cache
 from typing import Final, NamedTuple
 
@@ -8,8 +9,8 @@ from fp8core.errors import BackendError
 from fp8core.features import features
 from fp8core.kernels.gemm.blaslt.descriptors import MODES, Layouts, Product, describe, pointers_of
 from fp8core.kernels.gemm.blaslt.library import Handle, Library, find
-from fp8core.kernels.gemm.blaslt.ordering import cost
-from fp8core.problem import Target
+from fp8core.kernels.gemm.blaslt.ordering import Config, Work, us
+from fp8core.problem import ITEMSIZE, Target
 from fp8core.runtime import device
 from fp8core.table import PLANS_KEPT, Refusal, Unknown
 
@@ -25,6 +26,17 @@ class Candidate(NamedTuple):
     workspace_bytes: int
     waves: float
     """How often the product fills the device."""
+
+    us: float | None = None
+    """How long it is estimated to take, where a model was fitted: on Hopper."""
+
+    @property
+    def name(self) -> str:
+        """What one version of the library on one kind of device knows the algorithm by, in every process.
+
+        With a workspace the same algorithm does something else than without.
+        """
+        return hashlib.sha256(self.algorithm + self.workspace_bytes.to_bytes(8, "little")).hexdigest()[:16]
 
 
 @cache
@@ -84,7 +96,7 @@ def _ask(product: Product) -> tuple[Candidate, ...] | Refusal | Unknown:
 
 
 def heuristic(library: Library, handle: int, product: Product) -> tuple[Candidate, ...]:
-    """Return what the library offers for ``product``: best first, by its own word, or on Hopper by `cost`.
+    """Return what the library offers for ``product``: best first, by its own word, or on Hopper by `ordering.us`.
 
     On Hopper it is asked with and without a workspace, as otherwise split k crowds out what is often better. And for
     vectors of scales its heuristic knows a single kernel, while most of what it offers for a scale each can apply
@@ -106,8 +118,16 @@ def heuristic(library: Library, handle: int, product: Product) -> tuple[Candidat
         *own,
         *(candidate for candidate in dict.fromkeys(others) if candidate not in own and query.takes(candidate)),
     )
-    sizes = product.m, product.n, product.target.multiprocessors
-    return tuple(sorted(able, key=lambda candidate: cost(library, candidate.algorithm, *sizes)))
+    work = work_of(product)
+    estimated = [(us(work, Config.of(library, one.algorithm), one.workspace_bytes), one) for one in able]
+    return tuple(one._replace(us=time) for time, one in sorted(estimated, key=lambda pair: pair[0]))
+
+
+def work_of(product: Product) -> Work:
+    """Return what the time of a product depends on."""
+    blockwise = product.scales.startswith("group")
+    out_bytes, multiprocessors = ITEMSIZE[product.out], product.target.multiprocessors
+    return Work(product.m, product.n, product.k, blockwise, out_bytes, multiprocessors)
 
 
 class HeuristicQuery:

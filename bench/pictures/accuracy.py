@@ -1,0 +1,64 @@
+"""The error of products by k: a line for each kernel, with fast accumulation and without."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from bench.pictures import style
+from bench.results import DECODE, LIBRARY, Record, Results
+
+LINES: Final = (
+    (DECODE, True, "-", "fp8core, m = 64"),
+    (LIBRARY, True, "-", "cuBLASLt, use_fast_accum=True"),
+    (LIBRARY, False, ":", "cuBLASLt, use_fast_accum=False"),
+)
+"""Kernel, use_fast_accum, how the line is drawn, and what it is called."""
+MODES: Final = {"tensor": "one scale each", "row": "per token x per channel"}
+BOUND: Final = 3e-3
+"""What the tests allow with fast accumulation, for k up to 16,384."""
+
+
+def points(records: Sequence[Record], mode: str, kernel: str, fast: bool) -> list[tuple[int, float]]:
+    """Return k and the error of a kernel on random data with bfloat16 results, at the most rows that it was run for."""
+    found = [
+        r
+        for r in records
+        if (r["mode"], r["kernel"], r["fast"], r["data"], r["out"]) == (mode, kernel, fast, "random", "bfloat16")
+    ]
+    rows = max((r["m"] for r in found if kernel != DECODE or r["m"] <= 64), default=0)
+    return sorted((r["k"], r["error"]) for r in found if r["m"] == rows)
+
+
+def draw(found: Results, folder: Path) -> Path:
+    """Draw the errors, a panel for each mode of scales that the library sums in one chain."""
+    from matplotlib import pyplot as plt
+    from matplotlib.ticker import FuncFormatter
+
+    figure, panels = plt.subplots(1, len(MODES), figsize=(style.WIDTH, 3.0), sharey=True)
+    rounding = min(r["rounded"] for r in found.accuracy if r["out"] == "bfloat16" and r["data"] == "random")
+    for axes, (mode, title) in zip(panels, MODES.items(), strict=True):
+        axes.set(xscale="log", title=title, xlabel="k")
+        axes.axhline(1e3 * rounding, color="#8C8C8C", linewidth=3)
+        axes.axhline(1e3 * BOUND, color="#5A5A5A", linewidth=1, linestyle=(0, (4, 3)))
+        for kernel, fast, drawn, label in LINES:
+            line = points(found.accuracy, mode, kernel, fast)
+            if line:
+                ks, errors = zip(*line, strict=True)
+                colour = style.COLOURS[kernel]
+                axes.plot(ks, [1e3 * e for e in errors], drawn, color=colour, marker="o", markersize=3, label=label)
+        axes.minorticks_off()
+        axes.set_xticks([512, 2048, 8192, 21504, 53248])
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    panels[0].set_ylabel("relative error, 1e-3")
+    panels[0].set_ylim(bottom=0)
+    panels[0].legend(loc="upper left", fontsize=7.5)
+    panels[1].text(512, 1e3 * BOUND + 0.06, "bound of the tests up to k = 16,384", fontsize=7.5, color="#5A5A5A")
+    panels[1].text(512, 1e3 * rounding - 0.25, "rounding to bfloat16 alone", fontsize=7.5, color="#5A5A5A")
+    style.title(
+        figure,
+        "Fast accumulation loses accuracy with k, and fp8core's own kernels do not",
+        found,
+        "Error of bfloat16 products of random data against float64.",
+    )
+    figure.subplots_adjust(left=0.06, right=0.985, top=0.78, bottom=0.14, wspace=0.05)
+    return style.save(figure, folder / "accuracy.png")

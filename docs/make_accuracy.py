@@ -1,0 +1,186 @@
+"""Write docs/performance/accuracy.md and its picture from the records of `python -m bench accuracy` in docs/results.
+
+Run it bare to rewrite them, or with --check for an exit status that says whether the page is current.
+"""
+
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from bench import results, rules  # noqa: E402 - the repository is not installed
+from bench.pictures import accuracy, style  # noqa: E402
+from bench.results import DECODE, LIBRARY, PRODUCTS, Record, Results  # noqa: E402
+from bench.tables import table  # noqa: E402
+
+RUNS: Final = ROOT / "docs" / "results"
+PAGE: Final = ROOT / "docs" / "performance" / "accuracy.md"
+IMAGES: Final = ROOT / "docs" / "images"
+DEEP: Final = 21504
+"""From this k on fast accumulation of a single chain is far off."""
+INTRO: Final = """How far products are from exact ones, by kernel, scales, `use_fast_accum` and k.
+[Numerics](../concepts/numerics.md) has the formulas.
+
+Each number is the largest relative error over the numbers of rows that were run, in the Frobenius norm and in units of
+1e-3. It is that of the product alone: against float64, for the same FP8 codes and scales. Rounding an exact result to
+bfloat16 makes {rounded:.2f} of it. With the quantization of both operands the error is {share}; the tables at the end
+have both.
+
+Data: `random` is normal; `outliers` has 0.5 % of the columns of a times 50, as some features of language models are."""
+HONOURED: Final = """`use_fast_accum=True` allows a kernel to keep fewer bits while it accumulates; `False` forbids it.
+Every row honours that, and none has to refuse it:"""
+ROWS: Final = (
+    (
+        "`sm90_decode`, `sm90_blockwise`, `sm89_decode`",
+        "tensor cores sum 128 of k, and fp32 adds these sums up",
+        "",
+    ),
+    ("`gfx9_decode`, `hipblaslt…`", "matrix instructions accumulate in fp32; there is no faster mode to ask for", ""),
+    (
+        "`cublaslt`, `…_relayout` and `…_epilogue`, scales per tensor or row",
+        "the library's fast mode: one chain over all of k",
+        "its exact mode: other kernels",
+    ),
+    ("`cublaslt…`, scales along k", "exact, as the library has no fast mode there", ""),
+    ("`simt`, `host`", "fp32", ""),
+)
+"""Rows of the table, what they do with use_fast_accum, and what without, where it is not the same."""
+
+
+def honoured() -> list[str]:
+    """Return a table of what each row does with use_fast_accum and without."""
+    rows = [[name, fast, exact or "the same bits"] for name, fast, exact in ROWS]
+    return table(["row", "`use_fast_accum=True`", "`False`"], rows, words=3)
+
+
+def worst(records: Iterable[Record]) -> str:
+    """Return the largest error of some records in units of 1e-3, or a dash."""
+    errors = [r["error"] for r in records]
+    return f"{1e3 * max(errors):.2f}" if errors else "-"
+
+
+def by_depth(records: Sequence[Record], out: str) -> list[str]:
+    """Return a table: a line for each mode, kernel, use_fast_accum and data, a column for each k."""
+    some = [r for r in records if r["out"] == out and r["data"] in ("random", "outliers")]
+    depths = sorted({r["k"] for r in some})
+    keys = {(r["mode"], r["kernel"], r["fast"], r["data"]): None for r in some}
+    modes = list(PRODUCTS)
+    rows = []
+    for mode, kernel, fast, data in sorted(keys, key=lambda key: (modes.index(key[0]), key[1], not key[2], key[3])):
+        own = [r for r in some if (r["mode"], r["kernel"], r["fast"], r["data"]) == (mode, kernel, fast, data)]
+        cells = [worst(r for r in own if r["k"] == k) for k in depths]
+        rows.append([PRODUCTS[mode], f"`{kernel}`", str(fast), data, *cells])
+    return table(["scales", "row", "fast", "data", *(f"{k:,}" for k in depths)], rows, words=4)
+
+
+def real(records: Sequence[Record]) -> list[str]:
+    """Return a table of the layers of a real model, with the error of quantization."""
+    some = [r for r in records if r["data"] not in ("random", "outliers") and r["out"] == "bfloat16"]
+    rows = [
+        [f"`{r['data']}`", f"{r['m']}x{r['n']}x{r['k']}", PRODUCTS[r["mode"]], f"`{r['kernel']}`", str(r["fast"])]
+        + [f"{1e3 * r[name]:.2f}" for name in ("error", "whole")]
+        for r in some
+    ]
+    return table(["layer", "m x n x k", "scales", "row", "fast", "product alone", "with quantization"], rows, words=5)
+
+
+def quantization(records: Sequence[Record]) -> list[str]:
+    """Return a table of the error with the quantization of both operands, by data and mode."""
+    rows = []
+    for data in ("random", "outliers"):
+        for mode in PRODUCTS:
+            some = [r["whole"] for r in records if (r["data"], r["mode"]) == (data, mode)]
+            if some:
+                rows.append([data, PRODUCTS[mode], f"{1e3 * min(some):.1f}", f"{1e3 * max(some):.1f}"])
+    return table(["data", "scales", "least", "most"], rows, words=2)
+
+
+def claim(records: Sequence[Record]) -> str:
+    """Return what the numbers say of deep products, which `DEEP` is about."""
+    deep = [r for r in records if r["k"] >= DEEP and r["out"] == "bfloat16" and r["data"] == "random"]
+    library = [r for r in deep if r["kernel"].startswith(LIBRARY) and r["fast"] and r["mode"] != "block"]
+    ours = [r for r in deep if r["kernel"] == DECODE]
+    exact = [r for r in deep if r["kernel"].startswith(LIBRARY) and not r["fast"]]
+    return (
+        f"At k ≥ {DEEP:,} the library's fast accumulation is off by {worst_range(library)} on random data, and "
+        f"`sm90_decode`, which runs up to 64 rows, by at most {worst(ours)}. With `use_fast_accum=False` the library "
+        f"is off by at most {worst(exact)}: ask for it where k is that large and m above 64."
+    )
+
+
+def worst_range(records: Sequence[Record]) -> str:
+    """Return the least and the largest error of some records in units of 1e-3."""
+    errors = [1e3 * r["error"] for r in records]
+    return f"{min(errors):.2f} to {max(errors):.2f}" if errors else "-"
+
+
+def page(found: Results) -> str:
+    """Return the text of the page."""
+    records = found.accuracy
+    half = [r for r in records if r["out"] == "bfloat16"]
+    rounded = 1e3 * max(r["rounded"] for r in half)
+    whole = [1e3 * r["whole"] for r in half]
+    share = f"{min(whole):.0f} to {max(whole):.0f}"
+    measured = f"Measured on one {found.device}, {found.machine['date']}, by `{found.machine['command']}`."
+    lines = ["# Accuracy", "", "<!-- Written by docs/make_accuracy.py from docs/results. -->", ""]
+    lines += [INTRO.format(rounded=rounded, share=share), "", measured, "", claim(records), ""]
+    lines += [
+        "![Error by k](../images/accuracy.png)",
+        "",
+        "## Which rows honour use_fast_accum",
+        "",
+        HONOURED,
+        "",
+        *honoured(),
+    ]
+    lines += ["## bfloat16 results", "", *by_depth(records, "bfloat16")]
+    lines += ["## float32 results", "", "The error of accumulation alone.", "", *by_depth(records, "float32")]
+    lines += ["## With the quantization of both operands", "", *quantization(half)]
+    if any(r["data"] not in ("random", "outliers") for r in records):
+        lines += [
+            "## A real model",
+            "",
+            "Two layers of the demo's encoder with the inputs that its sentences give them.",
+        ]
+        lines += ["", *real(records)]
+    lines += [
+        "## Measure it again",
+        "",
+        "```console",
+        "$ python -m bench accuracy",
+        "$ python docs/make_accuracy.py",
+        "```",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def measured() -> Results | None:
+    """Return the latest run that has such records, or None."""
+    found = rules.select(run for path in sorted(RUNS.rglob("*.jsonl")) for run in results.runs(path)).found
+    return found if found.accuracy else None
+
+
+def main() -> int:
+    """Rewrite the page and the picture, or with --check tell whether the page would change."""
+    found = measured()
+    if found is None:
+        print("no records of accuracy in docs/results: run python -m bench accuracy on a GPU first", file=sys.stderr)
+        return 1
+    text = page(found)
+    if "--check" in sys.argv[1:]:
+        current = PAGE.exists() and PAGE.read_text(encoding="utf-8") == text and (IMAGES / "accuracy.png").exists()
+        return int(not current)
+    PAGE.write_text(text, encoding="utf-8")
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    with mpl.rc_context(style.STYLE):
+        accuracy.draw(found, IMAGES)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

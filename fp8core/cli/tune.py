@@ -1,0 +1,153 @@
+"""`fp8core tune`: the fastest kernels of products by their shapes, or of a model's linear layers, into a file."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, Self
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fp8core.cli.terminal import console, count, errors, table, warnings_as_lines
+
+if TYPE_CHECKING:
+    from fp8core.problem import ScaledMm
+    from fp8core.tuning import Timed, Tuning
+
+
+def tune(
+    model: Annotated[
+        Path | None, typer.Argument(help="A safetensors file or a folder of them, whose linear layers are tuned.")
+    ] = None,
+    shapes: Annotated[
+        list[str] | None,
+        typer.Option(help="Products m x n x k: 1,16,64x4096x4096 is three of them. Any number of times."),
+    ] = None,
+    rows: Annotated[
+        str, typer.Option(help="Numbers of rows (m) of a model's layers: each is a product of its own.")
+    ] = "1,16,64,256,1024,4096",
+    scheme: Annotated[
+        Literal["channel", "tensor", "block"],
+        typer.Option(help="One scale per output channel, tensor or 128x128 block; an FP8 model says it itself."),
+    ] = "channel",
+    dtype: Annotated[
+        Literal["bfloat16", "float16", "float32"], typer.Option(help="The dtype of inputs and results.")
+    ] = "bfloat16",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="The file to add to; by default $FP8CORE_TUNINGS, or tunings.jsonl in the user's data folder."
+        ),
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="Tune what the file has already, too.")] = False,
+) -> None:
+    """Time every kernel for products or for a model's linear layers, and keep the fastest in a file."""
+    from fp8core.checkpoint.layers import layers_of
+    from fp8core.errors import UnsupportedProblemError
+    from fp8core.runtime import device
+    from fp8core.tuning import save_tunings
+    from fp8core.tuning.files import tunings_file
+    from fp8core.tuning.shapes import layer_product, tuned
+
+    if model is None and not shapes:
+        raise typer.BadParameter("needs a model or --shapes, got neither", param_hint="MODEL")
+    asked = [(shape, scheme, False) for shape in _shapes(shapes or [])]
+    if model is not None:
+        layers = layers_of(model, scheme)
+        some = _numbers(rows, "--rows")
+        asked += [((m, layer.n, layer.k), layer.scheme, layer.bias) for layer in layers for m in some]
+        weights = count(sum(map(len, layers.values())), "weight")
+        _say(f"{model}: {weights} of {count(len(layers), 'shape')}, {count(len(some), 'number')} of rows each")
+    if device.count() == 0:
+        raise UnsupportedProblemError(f"tune chooses among kernels of a GPU, and here is none: {device.why_none()}")
+    products = list(dict.fromkeys(layer_product(shape, how, dtype, bias=bias) for shape, how, bias in asked))
+    file = out or tunings_file()
+    with warnings_as_lines():
+        known = set() if again else _known(file)
+    wanted = [product for product in products if product not in known]
+    if len(wanted) < len(products):
+        _say(f"{file} has {count(len(products) - len(wanted), 'product')} already: --again tunes them again")
+    found: list[Tuning] = []
+    try:
+        with Steps(len(wanted), found) as told:
+            tuned(wanted, told)
+    finally:
+        if found:
+            with warnings_as_lines():
+                save_tunings(file, found)
+            _say(f"{count(len(found), 'product')} tuned; {file} has them")
+    _show(found)
+
+
+def _shapes(texts: list[str]) -> Iterator[tuple[int, int, int]]:
+    """Give the products of texts like 1,16x4096x4096."""
+    for text in texts:
+        parts = text.lower().split("x")
+        if len(parts) != 3:
+            raise typer.BadParameter(f"needs m x n x k as in 1,16x4096x4096, got {text!r}", param_hint="--shapes")
+        rows, channels, shared = (_numbers(part, "--shapes") for part in parts)
+        yield from ((m, n, k) for n in channels for k in shared for m in rows)
+
+
+def _numbers(text: str, option: str) -> list[int]:
+    parts = text.replace(",", " ").split()
+    if not parts or not all(part.isdecimal() and int(part) for part in parts):
+        raise typer.BadParameter(f"needs numbers from 1, separated by commas, got {text!r}", param_hint=option)
+    return [int(part) for part in parts]
+
+
+def _known(file: Path) -> "set[ScaledMm]":
+    """Return the products that a file has for this machine, which are loaded."""
+    from fp8core.tuning import load_tunings
+
+    if not file.exists():
+        return set()
+    return {problem for tuning in load_tunings(file) for problem in tuning.problems()}
+
+
+class Steps:
+    """The progress of tuning: a bar on a terminal, a line for each product in a log."""
+
+    def __init__(self, total: int, found: "list[Tuning]") -> None:
+        columns = TextColumn("tuning {task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+        self.progress = Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal)
+        self.task = self.progress.add_task("", total=total)
+        self.found = found
+
+    def __enter__(self) -> Self:
+        self.progress.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.__exit__(None, None, None)
+
+    def __call__(self, tuning: "Tuning", done: int, total: int) -> None:
+        """Note a tuning, and show that ``done`` of ``total`` products are tuned."""
+        self.found.append(tuning)
+        if errors.is_terminal:
+            self.progress.update(self.task, completed=done, description=_call(tuning))
+        else:
+            line = f"{done}/{total} {_call(tuning)}: {tuning.chosen}, {tuning.gain:.1%} gained"
+            errors.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _call(tuning: "Tuning") -> str:
+    return f"{tuning.m}x{tuning.n}x{tuning.k}"
+
+
+def _kernel(timed: "Timed") -> str:
+    return f"{timed.kernel} algorithm {timed.algorithm}" if timed.algorithm else timed.kernel
+
+
+def _show(found: "list[Tuning]") -> None:
+    if not found:
+        return
+    made = table("Tuned products", "m x n x k", "scales", "before", "us", "chosen", "us", "gained")
+    for tuning in found:
+        first, chosen = tuning.timed[0], tuning.chosen
+        times = _kernel(first), f"{first.us:.2f}", _kernel(chosen), f"{chosen.us:.2f}"
+        made.add_row(_call(tuning), " x ".join(tuning.scales), *times, f"{tuning.gain:.1%}")
+    console.print(made)
+
+
+def _say(line: str) -> None:
+    console.print(line, markup=False, highlight=False, soft_wrap=True)

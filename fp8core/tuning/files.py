@@ -1,0 +1,203 @@
+"""Tunings in a file, a line each: written whole under a lock, and read with one warning about what is of no use."""
+
+import errno
+import os
+import secrets
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import platformdirs
+
+from fp8core.errors import TuningError
+from fp8core.kernels.gemm.table import SCALED_MM
+from fp8core.runtime import device
+from fp8core.tuning.values import APPLIED, Machine, Tuning, applied, machine
+
+FILE_VARIABLE: Final = "FP8CORE_TUNINGS"
+LARGEST: Final = 256 << 20
+"""Bytes of a file; a line has one to three thousand."""
+_SHOWN: Final = "GPU", "driver", "BLAS library", "fp8core", "kernels"
+"""What the fields of a `Machine` are called."""
+
+
+class Contents(NamedTuple):
+    """What a file holds: tunings of any machine, and how many lines are none."""
+
+    tunings: list[Tuning]
+    damaged: int
+
+
+def tunings_file() -> Path:
+    """Return the file that is meant where none is named: ``$FP8CORE_TUNINGS``, or one in the user's data folder."""
+    named = os.environ.get(FILE_VARIABLE)
+    return Path(named) if named else platformdirs.user_data_path("fp8core", appauthor=False) / "tunings.jsonl"
+
+
+def save_tunings(path: str | os.PathLike[str] | None = None, tunings: Iterable[Tuning] | None = None) -> Path:
+    """Write tunings to a file, beside those that it has: of the same product on the same kind of machine the new one.
+
+    Several processes may do so at the same time: each waits for the others. Readers see the old file or the new one.
+
+    Args:
+        path: the file, which is made if it is missing, and so are its folders. None is ``$FP8CORE_TUNINGS``, or without
+            it ``tunings.jsonl`` in the user's data folder for fp8core.
+        tunings: what is written; None is all that was tuned or loaded in this process.
+
+    Returns:
+        The file.
+
+    Raises:
+        OSError: the file cannot be read or written. It is as it was.
+
+    Warns:
+        RuntimeWarning: the file held lines that are damaged; they are gone.
+
+    Examples:
+        >>> from tempfile import TemporaryDirectory
+        >>> import fp8core
+        >>> with TemporaryDirectory() as folder:
+        ...     path = fp8core.save_tunings(f"{folder}/tunings.jsonl")
+        ...     fp8core.load_tunings(path)  # nothing was tuned
+        ()
+    """
+    given = tunings_file() if path is None else Path(path)
+    fresh = list(APPLIED.values()) if tunings is None else list(tunings)
+    file = Path(os.path.realpath(given))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with _alone(file):
+        try:
+            before = _read(file)
+        except FileNotFoundError:
+            before = Contents([], 0)
+        kept = {tuning.key: tuning for tuning in (*before.tunings, *fresh)}
+        _write(file, "".join(f"{tuning.to_json()}\n" for tuning in kept.values()))
+    if before.damaged:
+        _warn(f"{given} held {_lines(before.damaged)} that are no tunings: they are gone")
+    return given
+
+
+def load_tunings(path: str | os.PathLike[str] | None = None) -> tuple[Tuning, ...]:
+    """Let products run what a file says was the fastest for them on such a machine.
+
+    A tuning counts where GPU, driver, BLAS library, fp8core and its kernels are those that were timed, on all devices
+    of that kind. It replaces what was tuned or loaded for the same product before. Nothing else that uses the same
+    products should be running meanwhile.
+
+    Args:
+        path: the file. None is as for `save_tunings`, and may be missing.
+
+    Returns:
+        The tunings that count here.
+
+    Raises:
+        OSError: the file that was named cannot be read.
+
+    Warns:
+        RuntimeWarning: once, if lines are damaged, or if none of them counts here.
+
+    Examples:
+        >>> import fp8core
+        >>> fp8core.load_tunings("/nowhere/tunings.jsonl")
+        Traceback (most recent call last):
+        FileNotFoundError: [Errno 2] No such file or directory: '/nowhere/tunings.jsonl'
+    """
+    given = tunings_file() if path is None else Path(path)
+    try:
+        found = _read(given)
+    except FileNotFoundError:
+        if path is None and FILE_VARIABLE not in os.environ:
+            return ()
+        raise
+    useful = [(tuning, problems) for tuning in found.tunings if (problems := tuning.problems())]
+    for tuning, problems in useful:
+        for problem in problems:
+            SCALED_MM.expect(problem, tuning.chosen.kernel, tuning.chosen.name)
+    applied([tuning for tuning, _ in useful])
+    reasons = [f"{_lines(found.damaged)} damaged"] if found.damaged else []
+    if found.tunings and not useful:
+        reasons.append(_why_none(found.tunings))
+    if reasons:
+        _warn(f"tunings in {given} are not used: {'; '.join(reasons)}")
+    return tuple(tuning for tuning, _ in useful)
+
+
+def load_named() -> None:
+    """Load the file in ``$FP8CORE_TUNINGS``, if it is set; one that cannot be read is a warning."""
+    if not os.environ.get(FILE_VARIABLE):
+        return
+    try:
+        load_tunings()
+    except OSError as error:
+        _warn(f"tunings in {tunings_file()}, which {FILE_VARIABLE} names, are not used: {error.strerror or error}")
+
+
+def _read(file: Path) -> Contents:
+    """Return what a file holds; raises OSError."""
+    with file.open("rb") as opened:
+        data = opened.read(LARGEST + 1)
+    if len(data) > LARGEST:
+        raise OSError(errno.EFBIG, f"more than {LARGEST:,} bytes", str(file))
+    tunings, damaged = [], 0
+    for line in data.splitlines():
+        if line.strip():
+            try:
+                tunings.append(Tuning.from_json(line.decode()))
+            except (TuningError, UnicodeDecodeError):
+                damaged += 1
+    return Contents(tunings, damaged)
+
+
+def _write(file: Path, text: str) -> None:
+    """Write a file so that readers see all of it or what was there before."""
+    temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
+            opened.write(text)
+            opened.flush()
+            os.fsync(opened.fileno())
+        temporary.replace(file)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            temporary.unlink()
+        raise
+
+
+@contextmanager
+def _alone(file: Path) -> Iterator[None]:
+    """Hold the lock of a file: that of an empty file beside it, which stays."""
+    import fcntl
+
+    lock = os.open(file.with_name(f"{file.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)  # which gives the lock back
+
+
+def _why_none(tunings: list[Tuning]) -> str:
+    """Return what keeps tunings from counting here, each with how many it concerns."""
+    here = [machine(device.target(i)) for i in range(device.count())]
+    if not here:
+        return f"{_lines(len(tunings))} of a GPU, and here is none: {device.why_none()}"
+    reasons = Counter(min((_difference(tuning.machine, one) for one in here), key=len) for tuning in tunings)
+    return "; ".join(f"{_lines(number)} of {reason}" for reason, number in reasons.items())
+
+
+def _difference(there: Machine, here: Machine) -> str:
+    named = zip(_SHOWN, there, here, strict=True)
+    parts = [f"{what} {one} (here {other})" for what, one, other in named if one != other]
+    return "another " + ", ".join(parts) if parts else "a GPU with other properties"
+
+
+def _lines(number: int) -> str:
+    return f"{number:,} line{'' if number == 1 else 's'}"
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, RuntimeWarning, stacklevel=3)

@@ -1,0 +1,107 @@
+"""`tune`: every candidate of a call's product timed, and the fastest chosen."""
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from fp8core import interop, timing
+from fp8core.errors import Fp8Error, TuningError, UnsupportedProblemError
+from fp8core.kernels.gemm.args import Matmul
+from fp8core.kernels.gemm.table import SCALED_MM
+from fp8core.ops.explain import explain
+from fp8core.ops.layer import Fp8Linear
+from fp8core.ops.linear import linear
+from fp8core.ops.scaled_mm import scaled_mm, scaled_mm_nt
+from fp8core.problem import Linear, ScaledMm
+from fp8core.runtime import device
+from fp8core.tuning.values import Timed, Tuning, machine
+
+MARGIN: Final = 0.02
+"""A candidate must beat the default by at least this fraction; smaller differences are noise."""
+
+Stopwatch = Callable[[ScaledMm, Sequence[Matmul]], Sequence[float]]
+"""Returns the microseconds of each launch of a problem, infinite for one that is out of the question."""
+
+
+def tune(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Tuning:
+    """Time what can run the product of a call, and let the fastest run such calls from now on in this process.
+
+    The call is described as for `explain`; it is not made. Every able kernel is timed, and every algorithm that
+    cuBLASLt or hipBLASLt offers, on operands of the call's shapes and strides and of made-up values, which take
+    device memory of their own meanwhile: about 200 MB, or two weights. m, n, k, dtypes, scale modes, strides and
+    alignments make a problem, so tune each m that matters. `save_tunings` keeps the result for other processes.
+
+    Args:
+        function: `scaled_mm`, `scaled_mm_nt`, `linear` or an `Fp8Linear`.
+        *args: the call's arguments.
+        **kwargs: the call's keyword arguments.
+
+    Raises:
+        TypeError: the function has no product, or does not take the arguments.
+        TuningError: a stream that the arguments' frameworks work on is being captured into a graph: timing would
+            make the capture invalid.
+        UnsupportedProblemError: the call is batch-invariant, on the host, or one that no kernel can run.
+        Fp8Error: what the call itself would refuse.
+
+    Returns:
+        The times, and what was chosen: ``print`` it.
+
+    Examples:
+        ``tuning = fp8core.tune(layer, x)`` with arrays of a GPU. There is nothing to choose from on the host:
+
+        >>> import numpy as np, fp8core
+        >>> layer = fp8core.Fp8Linear.from_weight(np.ones((4, 32), np.float32))
+        >>> fp8core.tune(layer, np.ones((1, 32), np.float32))
+        Traceback (most recent call last):
+        fp8core.errors.UnsupportedProblemError: tune chooses among kernels of a GPU, got arrays on the host
+    """
+    if function not in (scaled_mm, scaled_mm_nt, linear) and not isinstance(function, Fp8Linear):
+        raise TypeError(
+            f"tune needs an operation with a product: scaled_mm, scaled_mm_nt, linear or an Fp8Linear, got {function!r}"
+        )
+    refuse_captures((*args, *kwargs.values()))
+    tuning = timed(product_of(explain(function, *args, **kwargs).problem), timing.times)
+    tuning.apply()
+    return tuning
+
+
+def product_of(problem: Any) -> ScaledMm:
+    """Return the product of a problem that is one or has one."""
+    product = problem.product if isinstance(problem, Linear) else problem
+    assert isinstance(product, ScaledMm)
+    return product
+
+
+def refuse_captures(operands: Sequence[Any] = ()) -> None:
+    """Raise TuningError where CuPy's current stream, or that of an operand's framework, is being captured."""
+    if device.count() == 0:
+        return
+    streams = {"CuPy's current stream": int(device.cupy().cuda.get_current_stream().ptr)}
+    for operand in operands:
+        with suppress(Fp8Error):  # no array, or one that `explain` refuses with the operand's name
+            view = interop.view(operand, "operand")
+            if view.target.platform != "host":
+                streams[f"the current stream of a {type(operand).__name__}"] = interop.stream_of(view)
+    for name, stream in streams.items():
+        if device.capturing(stream):
+            raise TuningError(f"tune needs streams that are not being captured into a graph, got {name}")
+
+
+def timed(problem: ScaledMm, times: Stopwatch) -> Tuning:
+    """Return what ``times`` says of the candidates of a problem."""
+    if problem.target.platform == "host":
+        raise UnsupportedProblemError("tune chooses among kernels of a GPU, got arrays on the host")
+    if problem.batch_invariant:
+        raise UnsupportedProblemError("a batch-invariant product has the same kernel for every m, so it is not tuned")
+    choices = SCALED_MM.candidates(problem)
+    if not choices:
+        raise UnsupportedProblemError(f"no kernel can run {SCALED_MM.explain(problem)}")
+    found = list(times(problem, [SCALED_MM.planned(problem, choice) for choice in choices]))
+    names = {kernel: SCALED_MM.kernel(kernel).algorithms(problem) for kernel, _ in choices}
+    results = [
+        Timed(*choice, us, names[choice.kernel][choice.algorithm]) for choice, us in zip(choices, found, strict=True)
+    ]
+    least = min(found)
+    chosen = results[0] if found[0] <= least * (1 + MARGIN) else results[found.index(least)]
+    return Tuning(machine(problem.target), chosen, tuple(one for one in results if math.isfinite(one.us)), problem)

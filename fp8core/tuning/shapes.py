@@ -1,0 +1,106 @@
+"""`tune_shapes`: products of linear layers tuned by their shapes alone."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, Literal
+
+from fp8core import timing
+from fp8core.core.explaining import ArraySpec
+from fp8core.errors import ShapeError, UnsupportedProblemError
+from fp8core.kernels.gemm.table import SCALED_MM
+from fp8core.ops.explain import explain
+from fp8core.ops.linear import linear
+from fp8core.ops.quantized import Quantized
+from fp8core.ops.targets import target_of
+from fp8core.problem import BLOCK_128, GROUP_128, PER_TENSOR, PER_TOKEN, GroupShape, ScaledMm, Target, native_e4m3
+from fp8core.tuning.measuring import Stopwatch, product_of, refuse_captures, timed
+from fp8core.tuning.values import Tuning
+
+Scheme = Literal["channel", "tensor", "block"]
+Told = Callable[[Tuning, int, int], object]
+SCHEMES: Final[dict[str, tuple[GroupShape, GroupShape]]] = {
+    "channel": (PER_TOKEN, PER_TOKEN),
+    "tensor": (PER_TENSOR, PER_TENSOR),
+    "block": (GROUP_128, BLOCK_128),
+}
+"""The group shapes of the input and of the weight."""
+
+
+def tune_shapes(
+    shapes: Iterable[tuple[int, int, int]],
+    *,
+    scheme: Scheme = "channel",
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16",
+    bias: bool = False,
+    device: int | str | Target | None = None,
+    progress: Told | None = None,
+) -> tuple[Tuning, ...]:
+    """Tune the products of linear layers by their shapes: `tune` without arrays.
+
+    The products are those of `Fp8Linear` with contiguous inputs and weights in arrays of their own, as frameworks
+    allocate them.
+
+    Args:
+        shapes: (m, n, k): rows, output channels, and the shared axis. One that comes again is tuned once.
+        scheme: "channel" (scales per token and per channel), "tensor", or "block" (1x128 and 128x128).
+        dtype: of inputs and results.
+        bias: whether the layers have one, of that dtype.
+        device: the GPU, as for `capabilities`; None is the current one.
+        progress: called after each product with its tuning, how many are done, and how many there are.
+
+    Returns:
+        A tuning for each product.
+
+    Raises:
+        ShapeError: a shape has not three positive numbers.
+        TuningError: CuPy's current stream is being captured into a graph.
+        UnsupportedProblemError: there is no GPU, or no kernel can run a product.
+
+    Examples:
+        >>> import fp8core
+        >>> fp8core.tune_shapes([(16, 4096)])
+        Traceback (most recent call last):
+        fp8core.errors.ShapeError: shapes needs triples (m, n, k) of numbers from 1, got (16, 4096)
+    """
+    return tuned([layer_product(shape, scheme, dtype, bias=bias, device=device) for shape in shapes], progress)
+
+
+def layer_product(
+    shape: tuple[int, int, int],
+    scheme: str,
+    dtype: str,
+    *,
+    bias: bool = False,
+    device: int | str | Target | None = None,
+) -> ScaledMm:
+    """Return the product that a linear layer of a shape poses.
+
+    Raises:
+        ShapeError: the shape has not three positive numbers.
+    """
+    extents: Sequence[Any] = shape
+    if len(extents) != 3 or not all(isinstance(extent, int) and extent > 0 for extent in extents):
+        raise ShapeError(f"shapes needs triples (m, n, k) of numbers from 1, got {shape!r}")
+    m, n, k = shape
+    target = target_of(device, "device")
+    of_x, of_weight = SCHEMES[scheme]
+    scale_shape = (1,) if of_weight == PER_TENSOR else of_weight.scale_shape(n, k)
+    weight = Quantized(ArraySpec((n, k), native_e4m3(target)), ArraySpec(scale_shape, "float32"), of_weight)
+    given = {"bias": ArraySpec((n,), dtype)} if bias else {}
+    asked = explain(linear, ArraySpec((m, k), dtype), weight, group_shape=of_x, target=target, **given)
+    return product_of(asked.problem)
+
+
+def tuned(products: Iterable[ScaledMm], progress: Told | None, times: Stopwatch | None = None) -> tuple[Tuning, ...]:
+    """Time the candidates of each product, and let it run the fastest."""
+    wanted = list(dict.fromkeys(products))
+    refuse_captures()
+    found = []
+    for done, product in enumerate(wanted, 1):
+        if not SCALED_MM.candidates(product):
+            raise UnsupportedProblemError(f"no kernel can run {SCALED_MM.explain(product)}")
+        tuning = timed(product, times or timing.times)
+        tuning.apply()
+        found.append(tuning)
+        if progress is not None:
+            progress(tuning, done, len(wanted))
+    return tuple(found)

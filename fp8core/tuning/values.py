@@ -1,0 +1,249 @@
+"""What was timed of a product, as a plain value: printed, applied, written as a line of JSON, and read again."""
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from fp8core.core.operation import forget
+from fp8core.errors import TuningError, UnsupportedProblemError
+from fp8core.kernels.gemm import args
+from fp8core.kernels.gemm.blaslt import library
+from fp8core.kernels.gemm.table import SCALED_MM
+from fp8core.kernels.linear.table import LINEAR
+from fp8core.problem import Granularity, ScaledMm, Target
+from fp8core.runtime import device, sources
+
+
+class Machine(NamedTuple):
+    """What times depend on beside the call."""
+
+    gpu: str
+    driver: int
+    """As ``cuDriverGetVersion`` or ``hipDriverGetVersion`` gives it: 13000 is 13.0."""
+    library: int
+    """The version of the BLAS library; 0 without one, or of one that does not tell."""
+    fp8core: str
+    sources: str
+    """A hash of the kernels, and of the modules that prepare them."""
+
+
+class Timed(NamedTuple):
+    """A kernel, which of its algorithms (0 is the one that runs without tuning), and the microseconds of a call."""
+
+    kernel: str
+    algorithm: int
+    us: float
+    name: str = ""
+    """The algorithm's own name, where a kernel has several: their order is not the same in every process."""
+
+    def __str__(self) -> str:
+        return f"{self.kernel}{f' algorithm {self.algorithm}' if self.algorithm else ''}: {self.us:.2f} us"
+
+
+@dataclass(frozen=True, repr=False)
+class Tuning:
+    """What `tune` found for the product of a call: a value that another process on such a machine can `apply`.
+
+    ``print`` lists all times. `save_tunings` and `load_tunings` keep those of a process in a file, ``to_json`` and
+    ``from_json`` carry a single one.
+
+    Examples:
+        Made-up times of a product of 16 rows:
+
+        >>> import fp8core
+        >>> from fp8core.ops.explain import explain_product
+        >>> from fp8core.tuning import Machine, Timed
+        >>> machine = Machine("NVIDIA H200", driver=13000, library=130000, fp8core=fp8core.__version__, sources="0")
+        >>> times = Timed("sm90_decode", 0, 8.0), Timed("cublaslt", 0, 10.0), Timed("cublaslt", 1, 9.0)
+        >>> problem = explain_product(16, 4096, 7168, target="sm_90").problem
+        >>> tuning = fp8core.Tuning(machine, times[0], times, problem)
+        >>> tuning.m, tuning.n, tuning.k, tuning.chosen.kernel, tuning.gain
+        (16, 4096, 7168, 'sm90_decode', 0.0)
+        >>> print(tuning)
+        16 x 4096 x 7168, float8_e4m3fn x float8_e4m3fn to bfloat16, scales per row and row, on NVIDIA H200
+        > sm90_decode: 8.00 us
+          cublaslt algorithm 1: 9.00 us
+          cublaslt: 10.00 us
+        >>> fp8core.Tuning.from_json(tuning.to_json()) == tuning
+        True
+    """
+
+    machine: Machine
+    chosen: Timed
+    """What such calls run from now on; its time is infinite where nothing could be timed to the end."""
+    timed: tuple[Timed, ...]
+    """What was timed to the end, in the order of preference without tuning."""
+    _problem: ScaledMm
+
+    @property
+    def m(self) -> int:
+        """Rows of a."""
+        return self._problem.m
+
+    @property
+    def n(self) -> int:
+        """Output channels."""
+        return self._problem.n
+
+    @property
+    def k(self) -> int:
+        """The shared axis."""
+        return self._problem.k
+
+    @property
+    def dtypes(self) -> tuple[str, str, str]:
+        """The names of the dtypes of a, of the weight and of the result."""
+        return self._problem.a, self._problem.b, self._problem.out
+
+    @property
+    def scales(self) -> tuple[Granularity, Granularity]:
+        """What shares a scale in a and in the weight: "tensor", "row", "group" (1x128) or "block" (128x128)."""
+        return self._problem.scale_a, self._problem.scale_b
+
+    @property
+    def gain(self) -> float:
+        """By which part of the tuned time the choice without tuning is slower: 0.1 is 10 %."""
+        return self.timed[0].us / self.chosen.us - 1 if self.timed else 0.0
+
+    def _call(self) -> str:
+        (a, b, out), (scale_a, scale_b) = self.dtypes, self.scales
+        shape = f"{self.m} x {self.n} x {self.k}"
+        return f"{shape}, {a} x {b} to {out}, scales per {scale_a} and {scale_b}, on {self.machine.gpu}"
+
+    def __repr__(self) -> str:
+        return f"Tuning({self._call()}; {self.chosen})"
+
+    def __str__(self) -> str:
+        rows = [f"{'>' if t == self.chosen else ' '} {t}" for t in sorted(self.timed, key=lambda t: t.us)]
+        return "\n".join([self._call(), *rows])
+
+    @property
+    def key(self) -> tuple[Machine, ScaledMm]:
+        """What it is about: the machine, and the product whatever device of its kind it is on."""
+        return self.machine, self._problem._replace(target=normal(self._problem.target), prefetch_weight=False)
+
+    def problems(self) -> list[ScaledMm]:
+        """Return the products that it is for: on every device here that is like the one that was timed.
+
+        Each twice: as the first call of an `Fp8Linear` poses it, and as all others do.
+        """
+        places = [at for i in range(device.count()) if alike(at := device.target(i), self._problem.target)]
+        return [
+            self._problem._replace(target=at, prefetch_weight=prefetch)
+            for at in places
+            if machine(at) == self.machine
+            for prefetch in (False, True)
+        ]
+
+    def apply(self) -> None:
+        """Let every call with this problem run what was chosen, on every device like the one that was timed.
+
+        Nothing else that uses the same problem should be running meanwhile: it may still get the former kernel.
+
+        Raises:
+            TuningError: the GPU, its driver, the BLAS library or fp8core is another than where the times come from.
+        """
+        problems = self.problems()
+        if not problems:
+            here = [machine(device.target(i)) for i in range(device.count())]
+            raise TuningError(f"the tuning is of {self.machine}, and here is {here or 'no such device'}")
+        for problem in problems:
+            choice = SCALED_MM.numbered(problem, self.chosen.kernel, self.chosen.name)
+            if choice is None:
+                raise UnsupportedProblemError(
+                    f"{self.chosen.kernel} has no algorithm {self.chosen.name or 0} for {SCALED_MM.explain(problem)}"
+                )
+            SCALED_MM.prefer(problem, choice)
+        applied([self])
+
+    def to_json(self) -> str:
+        """Return the tuning as one line, which begins with a checksum."""
+        text = self._fields()
+        return json.dumps({"check": checksum(text)} | text)
+
+    def _fields(self) -> dict[str, Any]:
+        return {
+            "machine": self.machine._asdict(),
+            "problem": self._problem._asdict() | {"target": self._problem.target._asdict()},
+            "chosen": [self.chosen.kernel, self.chosen.algorithm, self.chosen.name],
+            "timed": [list(one) for one in self.timed],
+        }
+
+    @classmethod
+    def from_json(cls, text: str) -> "Tuning":
+        """Return the tuning that `to_json` wrote.
+
+        Raises:
+            TuningError: the text is not such a line, is damaged, or comes from a version whose lines have other fields.
+        """
+        try:
+            found = json.loads(text)
+            if found.pop("check") != checksum(found):
+                raise ValueError("its checksum is another")
+            fields = found["problem"] | {
+                "target": Target(**found["problem"]["target"]),
+                "scale_a_strides": tuple(found["problem"]["scale_a_strides"]),
+                "scale_b_strides": tuple(found["problem"]["scale_b_strides"]),
+            }
+            timed = tuple(Timed(*one) for one in found["timed"])
+            kernel, algorithm, name = found["chosen"]
+            return cls(Machine(**found["machine"]), time_of(kernel, algorithm, name, timed), timed, ScaledMm(**fields))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise TuningError(f"not a tuning: {error!r} in {text[:80]!r}") from error
+
+
+APPLIED: Final[dict[tuple[Machine, ScaledMm], Tuning]] = {}
+"""What was tuned or loaded in this process, and can be saved: of each product what came last."""
+
+
+def applied(tunings: Sequence[Tuning]) -> None:
+    """Remember tunings that the table knows, and let calls be planned anew."""
+    APPLIED.update((tuning.key, tuning) for tuning in tunings)
+    LINEAR.forget()
+    forget()
+
+
+def checksum(fields: dict[str, Any]) -> str:
+    """Return what tells a damaged line from a whole one."""
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def time_of(kernel: str, algorithm: int, name: str, timed: Sequence[Timed]) -> Timed:
+    """Return what was timed of an algorithm; its time is infinite where it was not timed to the end."""
+    wanted = (one for one in timed if (one.kernel, one.algorithm, one.name) == (kernel, algorithm, name))
+    return next(wanted, Timed(kernel, algorithm, math.inf, name))
+
+
+def alike(one: Target, other: Target) -> bool:
+    """Return whether two targets differ in nothing but the device's number."""
+    return normal(one) == normal(other)
+
+
+def normal(target: Target) -> Target:
+    """Return a target without its device's number."""
+    return target._replace(device=0)
+
+
+@cache
+def machine(target: Target) -> Machine:
+    """Return what times on a device depend on."""
+    from fp8core import __version__
+
+    found = library.find(target.platform)
+    version = 0 if isinstance(found, str) else found.version or 0
+    return Machine(device.name(target.device), device.driver_version(), version, __version__, digest())
+
+
+@cache
+def digest() -> str:
+    """Return a hash of the device sources and of the modules that choose and prepare kernels."""
+    state = hashlib.sha256(sources.digest().encode())
+    top = Path(args.__file__).parents[1]
+    for path in sorted(top.rglob("*.py")):
+        state.update(f"{path.relative_to(top).as_posix()}\0".encode() + path.read_bytes())
+    return state.hexdigest()[:16]

@@ -1,0 +1,300 @@
+"""Tunings in files, without a GPU: written by several processes, damaged, of other machines, and read at first use."""
+
+import multiprocessing
+import os
+import re
+import stat
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import fp8core
+from fp8core import tuning
+from fp8core.errors import Fp8Error, ShapeError, TuningError, UnsupportedProblemError
+from fp8core.kernels.gemm.table import SCALED_MM
+from fp8core.ops.explain import ArraySpec
+from fp8core.problem import BLOCK_128, GROUP_128
+from fp8core.runtime import device
+from fp8core.tuning import files, load_tunings, save_tunings, timed, tune_shapes, values
+from fp8core.tuning.files import FILE_VARIABLE, load_named
+from fp8core.tuning.measuring import product_of
+from fp8core.tuning.shapes import layer_product, tuned
+from ops.test_tuning import PROBLEM, saying, stub  # noqa: F401
+from support.blaslt_fixtures import built  # noqa: F401
+from support.blaslt_tools import H200, problem
+
+SECOND = saying(9.0, 5.0)
+"""A stopwatch by which the second candidate is the fastest."""
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(monkeypatch, tmp_path):
+    monkeypatch.delenv(FILE_VARIABLE, raising=False)
+    monkeypatch.setattr("platformdirs.user_data_path", lambda *_, **__: tmp_path / "data")
+
+
+def forget_all(monkeypatch):
+    """Stand for another process: nothing is tuned or loaded."""
+    for name in ("_tuned", "_plans", "_expected"):
+        monkeypatch.setattr(SCALED_MM, name, {})
+    values.APPLIED.clear()
+
+
+def written(path, count=3):
+    found = [timed(PROBLEM._replace(m=96 + i), SECOND) for i in range(count)]
+    save_tunings(path, found)
+    return found
+
+
+def test_what_was_tuned_is_what_another_process_runs(stub, monkeypatch, tmp_path):
+    found = [timed(PROBLEM._replace(m=m), SECOND) for m in (96, 97)]
+    for one in found:
+        one.apply()
+    path = save_tunings(tmp_path / "new" / "folder" / "tunings.jsonl")
+    assert path.read_text().splitlines() == [one.to_json() for one in found]
+    forget_all(monkeypatch)
+    assert SCALED_MM.choice(PROBLEM) == ("cublaslt", 0)
+    assert load_tunings(path) == tuple(found)
+    for target in (H200, H200._replace(device=1)):
+        for prefetch_weight in (False, True):
+            p = PROBLEM._replace(target=target, prefetch_weight=prefetch_weight)
+            assert SCALED_MM.choice(p) == ("cublaslt", 1)
+            assert SCALED_MM.choice(p._replace(m=98)) == ("cublaslt", 0)
+    assert SCALED_MM.explain(PROBLEM).verdicts[3].reason == "tuned, algorithm 1"
+    assert save_tunings(tmp_path / "again.jsonl").read_text() == path.read_text()  # what was loaded is saved, too
+
+
+def test_a_plan_that_was_made_before_is_made_anew(stub, tmp_path):
+    before = SCALED_MM.plan(tuple(PROBLEM))
+    load_tunings(save_tunings(tmp_path / "x", [timed(PROBLEM, SECOND)]))
+    assert SCALED_MM.plan(tuple(PROBLEM)) is not before
+
+
+def test_nothing_is_asked_of_a_library_until_a_product_is_met(stub, tmp_path):
+    written(tmp_path / "x", 5)
+    tuning.machine(H200)
+    stub.reset()
+    tuning.values.library.find.cache_clear()
+    load_tunings(tmp_path / "x")
+    assert not stub.lines("MatmulAlgoGetHeuristic")
+
+
+def test_a_new_tuning_replaces_that_of_the_same_product_and_no_other(stub, tmp_path):
+    path = tmp_path / "x"
+    old = written(path)
+    foreign = replace(old[0], machine=old[0].machine._replace(gpu="another"))
+    new = timed(PROBLEM._replace(m=97, prefetch_weight=True), saying(1.0))
+    save_tunings(path, [new, foreign])
+    assert path.read_text().splitlines() == [one.to_json() for one in (old[0], new, old[2], foreign)]
+
+
+@pytest.mark.parametrize(
+    ("damage", "lines"),
+    [
+        (lambda text: text[:-9], 1),
+        (lambda text: text.replace('"m": 97', '"m": 98'), 1),
+        (lambda text: "garbage\n" + text, 1),
+        (lambda text: text.replace('"chosen"', '"taken"'), 3),
+        (lambda text: "\udcff\n" + text + "[]\n\n{}\nnull\n7\n", 5),
+        (lambda text: "\udcff" * 100, 1),
+    ],
+)
+def test_damaged_lines_are_one_warning_and_never_a_choice(stub, monkeypatch, tmp_path, damage, lines):
+    path = tmp_path / "x"
+    found = written(path)
+    forget_all(monkeypatch)
+    path.write_bytes(damage(path.read_text()).encode(errors="surrogateescape"))
+    with pytest.warns(RuntimeWarning, match=rf"tunings in {path} are not used: {lines} lines? damaged") as caught:
+        loaded = load_tunings(path)
+    assert len(caught) == 1
+    assert all(one in found for one in loaded)
+    for m in (96, 97, 98):
+        assert SCALED_MM.choice(PROBLEM._replace(m=m)) == ("cublaslt", int(any(one.m == m for one in loaded)))
+
+
+def test_damaged_lines_are_gone_after_the_next_save(stub, tmp_path):
+    path = tmp_path / "x"
+    found = written(path)
+    path.write_text(path.read_text() + "garbage\n")
+    with pytest.warns(RuntimeWarning, match="held 1 line that are no tunings: they are gone"):
+        save_tunings(path, [])
+    assert path.read_text().splitlines() == [one.to_json() for one in found]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"gpu": "NVIDIA H100"}, "3 lines of another GPU NVIDIA H100 (here NVIDIA H200)"),
+        ({"driver": 12080}, "3 lines of another driver 12080 (here 13000)"),
+        ({"library": 1}, "3 lines of another BLAS library 1 (here 130100)"),
+        ({"fp8core": "0.0.1", "sources": "f"}, "3 lines of another fp8core 0.0.1 (here "),
+    ],
+)
+def test_a_file_of_another_machine_is_one_warning_and_no_choice(stub, monkeypatch, tmp_path, change, said):
+    path = tmp_path / "x"
+    found = written(path)
+    save_tunings(tmp_path / "foreign", [replace(one, machine=one.machine._replace(**change)) for one in found])
+    forget_all(monkeypatch)
+    with pytest.warns(RuntimeWarning, match=re.escape(said)) as caught:
+        assert load_tunings(tmp_path / "foreign") == ()
+    assert len(caught) == 1
+    assert SCALED_MM.choice(PROBLEM) == ("cublaslt", 0)
+    save_tunings(tmp_path / "foreign", found)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of a file for several machines nobody is told
+        assert load_tunings(tmp_path / "foreign") == tuple(found)
+
+
+def test_an_algorithm_that_is_not_offered_any_more_is_one_warning(stub, monkeypatch, tmp_path):
+    found = timed(PROBLEM, SECOND)
+    path = save_tunings(tmp_path / "x", [replace(found, chosen=found.chosen._replace(name="0123"))])
+    forget_all(monkeypatch)
+    load_tunings(path)
+    with pytest.warns(RuntimeWarning, match="what was tuned is not offered here, cublaslt algorithm 0123") as caught:
+        assert [SCALED_MM.choice(PROBLEM) for _ in range(2)] == [("cublaslt", 0)] * 2
+    assert len(caught) == 1
+
+
+def test_without_a_gpu_a_file_is_one_warning(stub, monkeypatch, tmp_path):
+    written(tmp_path / "x")
+    monkeypatch.setattr(device, "count", lambda: 0)
+    monkeypatch.setattr(device, "why_none", lambda: "no driver")
+    with pytest.warns(RuntimeWarning, match="3 lines of a GPU, and here is none: no driver"):
+        assert load_tunings(tmp_path / "x") == ()
+
+
+def test_where_the_file_is(stub, monkeypatch, tmp_path):
+    assert load_tunings() == ()  # there is none, and none was named
+    assert save_tunings() == tmp_path / "data" / "tunings.jsonl"
+    monkeypatch.setenv(FILE_VARIABLE, str(tmp_path / "named"))
+    with pytest.raises(FileNotFoundError):
+        load_tunings()
+    assert save_tunings() == tmp_path / "named"
+    with pytest.raises(FileNotFoundError):
+        load_tunings(tmp_path / "no")
+    with pytest.raises(IsADirectoryError):
+        load_tunings(tmp_path)
+
+
+def test_a_named_file_is_read_before_the_first_choice_and_never_again(stub, monkeypatch, tmp_path):
+    path = tmp_path / "x"
+    written(path)
+    forget_all(monkeypatch)
+    monkeypatch.setenv(FILE_VARIABLE, str(path))
+    monkeypatch.setattr(SCALED_MM, "before", load_named)
+    assert SCALED_MM.choice(PROBLEM) == ("cublaslt", 1)
+    path.unlink()
+    assert SCALED_MM.choice(PROBLEM._replace(m=97)) == ("cublaslt", 1)
+    assert SCALED_MM.choice(PROBLEM._replace(m=999)) == ("cublaslt", 0)
+
+
+def test_a_named_file_that_is_missing_is_one_warning(stub, monkeypatch, tmp_path):
+    monkeypatch.setenv(FILE_VARIABLE, str(tmp_path / "no"))
+    monkeypatch.setattr(SCALED_MM, "before", load_named)
+    with pytest.warns(RuntimeWarning, match=f"which {FILE_VARIABLE} names, are not used: No such file") as caught:
+        assert [SCALED_MM.choice(PROBLEM._replace(m=m)) for m in (96, 97)] == [("cublaslt", 0)] * 2
+    assert len(caught) == 1
+
+
+def test_the_table_asks_for_the_named_file():
+    assert SCALED_MM.before in (None, load_named)
+
+
+def add_many(path, lines):
+    found = [tuning.Tuning.from_json(line) for line in lines]
+    for one in found:
+        save_tunings(path, [one])
+
+
+def test_processes_that_write_at_the_same_time_lose_nothing(stub, tmp_path):
+    path, lines = tmp_path / "x", [timed(PROBLEM._replace(m=100 + i), SECOND).to_json() for i in range(60)]
+    context = multiprocessing.get_context("spawn")
+    writers = [context.Process(target=add_many, args=(path, lines[i::3])) for i in range(3)]
+    for writer in writers:
+        writer.start()
+    read = 0
+    while any(writer.is_alive() for writer in writers):
+        if path.exists():
+            contents = files._read(path)  # whole at any time
+            assert not contents.damaged
+            assert len(contents.tunings) >= read
+            read = len(contents.tunings)
+    for writer in writers:
+        writer.join()
+    assert [writer.exitcode for writer in writers] == [0] * 3
+    assert sorted(path.read_text().splitlines()) == sorted(lines)
+    assert {one.name for one in tmp_path.iterdir()} == {"x", "x.lock"}
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_write_that_fails_leaves_the_file_as_it_was(stub, monkeypatch, tmp_path, step):
+    path = tmp_path / "x"
+    written(path)
+    before = path.read_bytes()
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(*((os, "fsync") if step == "fsync" else (Path, "replace")), fail)
+    with pytest.raises(OSError, match="No space left"):
+        save_tunings(path, [timed(PROBLEM, saying(1.0))])
+    assert path.read_bytes() == before
+    assert {one.name for one in tmp_path.iterdir()} == {"x", "x.lock"}
+
+
+def test_a_link_stays_a_link_and_a_file_can_be_shared(stub, tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "real")
+    written(link)
+    assert link.is_symlink()
+    assert (tmp_path / "real").is_file()
+    mask = os.umask(0o022)
+    os.umask(mask)
+    assert stat.S_IMODE((tmp_path / "real").stat().st_mode) == 0o666 & ~mask
+
+
+def test_shapes_are_the_products_of_layers(stub):
+    spec = ArraySpec((64, 8192), "float8_e4m3fn"), ArraySpec((64, 1), "float32")
+    weight = fp8core.Quantized(*spec, (1, -1))
+    asked = fp8core.explain(fp8core.linear, ArraySpec((300, 8192), "bfloat16"), weight, target=0)
+    assert layer_product((300, 64, 8192), "channel", "bfloat16") == product_of(asked.problem)
+    block = layer_product((300, 256, 8192), "block", "float16", bias=True)
+    assert (block.scale_a, block.scale_b, block.bias, block.out) == ("group", "block", "float16", "float16")
+    tensor = layer_product((1, 256, 8192), "tensor", "bfloat16")
+    assert (tensor.scale_a, tensor.scale_b, tensor.alignment) == ("tensor", "tensor", 16)
+    assert tuple(reversed(tuning.shapes.SCHEMES["block"])) == (BLOCK_128, GROUP_128)
+
+
+def test_each_of_several_shapes_is_tuned_once_and_told(stub, monkeypatch):
+    monkeypatch.setattr(tuning.shapes, "refuse_captures", lambda: None)
+    told = []
+    products = [layer_product((m, 512, 1024), "channel", "bfloat16") for m in (96, 97, 96)]
+    found = tuned(products, lambda *args: told.append(args), SECOND)
+    assert [one.m for one in found] == [96, 97]
+    assert told == [(found[0], 1, 2), (found[1], 2, 2)]
+    assert SCALED_MM.choice(products[1]) == ("cublaslt", 1)
+
+
+@pytest.mark.parametrize("shape", [(1, 2), (1, 2, 3, 4), (0, 16, 16), (1.5, 16, 16), (-1, 16, 16)])
+def test_what_is_no_shape_is_refused(shape):
+    with pytest.raises(ShapeError, match=r"shapes needs triples \(m, n, k\) of numbers from 1, got "):
+        tune_shapes([shape])
+
+
+def test_without_a_gpu_there_is_nothing_to_choose_from(monkeypatch):
+    monkeypatch.setattr(device, "count", lambda: 0)
+    with pytest.raises(UnsupportedProblemError, match="tune chooses among kernels of a GPU, got arrays on the host"):
+        tune_shapes([(1, 16, 16)])
+
+
+def test_a_capture_is_refused(stub, monkeypatch):
+    stub.captured.add(5)
+    monkeypatch.setattr(
+        tuning.measuring.device.cupy().cuda, "get_current_stream", lambda: type("S", (), {"ptr": 5}), raising=False
+    )
+    with pytest.raises(TuningError, match="needs streams that are not being captured"):
+        tuned([PROBLEM], None, SECOND)
+    assert issubclass(TuningError, Fp8Error)
+    assert problem(m=96) == PROBLEM

@@ -1,0 +1,155 @@
+"""`fp8core tune`: what it takes, what it tells on a terminal and in a log, and what its file has when it was stopped."""
+
+import re
+
+import ml_dtypes
+import numpy as np
+import pytest
+from rich.console import Console
+
+from fp8core import timing
+from fp8core.checkpoint import quantize_checkpoint
+from fp8core.checkpoint.layers import Layer, layers_of
+from fp8core.cli import tune
+from fp8core.errors import CheckpointError
+from fp8core.kernels.gemm.table import SCALED_MM
+from fp8core.tuning import load_tunings, measuring, shapes
+from ops.test_tuning import stub  # noqa: F401
+from package.test_checkpoint import model, normal, write
+from support.blaslt_fixtures import built  # noqa: F401
+from support.command_line import rows, runner
+
+
+@pytest.fixture
+def fp8core_(capsys, monkeypatch, stub, tmp_path):
+    """The command line on a machine with two H200, on which the second candidate is always the fastest."""
+    monkeypatch.setattr(measuring, "refuse_captures", lambda *_: None)
+    monkeypatch.setattr(shapes, "refuse_captures", lambda *_: None)
+    monkeypatch.setenv("FP8CORE_TUNINGS", str(tmp_path / "tunings"))
+
+    def times(p, launches):
+        return [9.0, 4.5] + [20.0] * (len(launches) - 2)
+
+    monkeypatch.setattr(timing, "times", times)
+    return runner(capsys, monkeypatch)
+
+
+def test_shapes_are_tuned_told_and_kept(fp8core_, tmp_path):
+    out = tmp_path / "out.jsonl"
+    code, said, log = fp8core_("tune", "--shapes", "96,97x512x1024", "--shapes", "96x512x2048", "--out", out)
+    assert code == 0, log
+    assert re.findall(r"(\d/\d \d+x512x\d+): (.*)", log) == [
+        ("1/3 96x512x1024", "cublaslt algorithm 1: 4.50 us, 100.0% gained"),
+        ("2/3 97x512x1024", "cublaslt algorithm 1: 4.50 us, 100.0% gained"),
+        ("3/3 96x512x2048", "cublaslt algorithm 1: 4.50 us, 100.0% gained"),
+    ]
+    assert f"3 products tuned; {out} has them\n" in said
+    assert rows(said)[0] == ["96x512x1024", "row x row", "cublaslt", "9.00", "cublaslt algorithm 1", "4.50", "100.0%"]
+    assert [(one.m, one.n, one.k) for one in load_tunings(out)] == [(96, 512, 1024), (97, 512, 1024), (96, 512, 2048)]
+
+
+def test_what_the_file_has_is_not_tuned_again(fp8core_, tmp_path):
+    arguments = "tune", "--shapes", "96,97x512x1024"
+    assert fp8core_(*arguments)[0] == 0
+    code, said, log = fp8core_(*arguments, "--shapes", "98x512x1024")
+    assert (code, "1/1 98x512x1024" in log) == (0, True)
+    assert f"{tmp_path}/tunings has 2 products already: --again tunes them again\n" in said
+    code, said, log = fp8core_(*arguments, "--again")
+    assert (code, "2/2 97x512x1024" in log, "already" in said) == (0, True, False)
+
+
+def test_the_layers_of_a_model_are_tuned_for_each_number_of_rows(fp8core_, tmp_path):
+    tensors = {
+        "a.weight": normal(64, 128),
+        "a.bias": normal(64),
+        "b.weight": normal(64, 128),
+        "c.weight": normal(64, 128),
+    }
+    write(tmp_path / "in.safetensors", tensors)
+    code, said, log = fp8core_("tune", tmp_path / "in.safetensors", "--rows", "70,80", "--scheme", "tensor")
+    assert code == 0, log
+    assert f"{tmp_path}/in.safetensors: 3 weights of 2 shapes, 2 numbers of rows each\n" in said
+    found = load_tunings()
+    assert [(one.m, one.n, one.k, one._problem.bias) for one in found] == [
+        (70, 64, 128, "bfloat16"),
+        (80, 64, 128, "bfloat16"),
+        (70, 64, 128, ""),
+        (80, 64, 128, ""),
+    ]
+    assert {one.scales for one in found} == {("tensor", "tensor")}
+
+
+def test_an_interrupt_keeps_what_is_done(fp8core_, monkeypatch, tmp_path):
+    done = []
+
+    def times(p, launches):
+        done.append(p)
+        if len(done) == 3:
+            raise KeyboardInterrupt
+        return [1.0] * len(launches)
+
+    monkeypatch.setattr(timing, "times", times)
+    with pytest.raises(KeyboardInterrupt):
+        tune.tune(None, ["70,71,72,73x512x1024"], "1", "channel", "bfloat16", tmp_path / "x", again=False)
+    assert [one.m for one in load_tunings(tmp_path / "x")] == [70, 71]
+
+
+def test_a_terminal_has_a_bar(fp8core_, monkeypatch):
+    watched = Console(stderr=True, force_terminal=True, width=120)
+    monkeypatch.setattr(tune, "errors", watched)
+    code, _, log = fp8core_("tune", "--shapes", "96x512x1024")
+    assert code == 0
+    assert "tuning" in log
+    assert "1/1 96x512x1024:" not in log
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "needs a model or --shapes, got neither"),
+        (("--shapes", "1x2"), "needs m x n x k as in 1,16x4096x4096, got '1x2'"),
+        (("--shapes", "0x2x2"), "needs numbers from 1, separated by commas, got '0'"),
+        (("--shapes", "ax2x2"), "got 'a'"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(fp8core_, arguments, said):
+    code, _, err = fp8core_("tune", *arguments)
+    assert code == 2
+    assert said in re.sub(r"[│\s]+", " ", err)
+
+
+def test_without_a_gpu_it_says_so(fp8core_, monkeypatch):
+    from fp8core.runtime import device
+
+    monkeypatch.setattr(device, "count", lambda: 0)
+    monkeypatch.setattr(device, "why_none", lambda: "no driver")
+    code, _, err = fp8core_("tune", "--shapes", "1x16x16")
+    assert (code, err) == (1, "error: tune chooses among kernels of a GPU, and here is none: no driver\n")
+    assert not SCALED_MM.preferred
+
+
+@pytest.mark.parametrize("scheme", ["channel", "tensor", "block"])
+def test_layers_are_those_that_are_quantized_and_then_those_that_were(tmp_path, scheme):
+    write(tmp_path / "in.safetensors", model())
+    wide = layers_of(tmp_path / "in.safetensors", scheme)
+    assert {layer.scheme for layer in wide} == {scheme}
+    quantize_checkpoint(tmp_path / "in.safetensors", tmp_path / "out.safetensors", scheme=scheme)
+    assert layers_of(tmp_path / "out.safetensors") == wide
+
+
+def test_layers_of_other_makes_and_of_none(tmp_path):
+    e4m3 = np.zeros((256, 256), ml_dtypes.float8_e4m3fn)
+    write(tmp_path / "a.safetensors", {"x.weight": e4m3, "x.weight_scale_inv": np.ones((2, 2), np.float32)})
+    assert layers_of(tmp_path / "a.safetensors") == {Layer(256, 256, "block"): ["x.weight"]}
+    write(tmp_path / "b.safetensors", {"x.weight": e4m3, "x.weight_scale": np.ones((3, 2), np.float32)})
+    with pytest.raises(CheckpointError, match=r"x.weight needs scales per tensor, channel or 128x128, got"):
+        layers_of(tmp_path / "b.safetensors")
+    write(tmp_path / "c.safetensors", {"x.weight": e4m3})
+    with pytest.raises(CheckpointError, match=r"x\.weight needs a scale beside it"):
+        layers_of(tmp_path / "c.safetensors")
+    write(tmp_path / "d.safetensors", {"norm": normal(4)})
+    with pytest.raises(CheckpointError, match="has no linear layer to tune"):
+        layers_of(tmp_path / "d.safetensors")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointError, match="holds no safetensors file"):
+        layers_of(tmp_path / "empty")
