@@ -103,6 +103,14 @@ def layers(found: Results, bound: float, least: int, most: int) -> Iterator[Chec
             yield Check(shape(r), more / bound, f"{more:+.2f} us")
 
 
+def beside_product(found: Results, bound: float, least: int, most: int) -> Iterator[Check]:
+    """Check what linear layers of some rows take more than their product alone."""
+    for r in found.linear:
+        time, product = us(r, "fp8core"), us(r, "product")
+        if least <= r["m"] <= most and time and product:
+            yield Check(shape(r), (time - product) / bound, f"{time - product:+.2f} us")
+
+
 def decoder_layers(
     found: Results, bound: Callable[[Record], float], least: int, most: int, models: Callable[[str], bool]
 ) -> Iterator[Check]:

@@ -159,6 +159,20 @@ GOALS: Final = (
     Goal("linear in a graph, m ≤ 16", "≤ floor + {} us", 3.0, ROOFLINE, partial(checks.layers, least=1, most=16)),
     Goal("linear in a graph, m ≤ 64", "≤ floor + {} us", 3.5, ROOFLINE, partial(checks.layers, least=17, most=64)),
     Goal(
+        "linear in a graph, m ≤ 16, beside its product",
+        "≤ the product alone + {} us",
+        1.5,
+        SAME_RUN,
+        partial(checks.beside_product, least=1, most=16),
+    ),
+    Goal(
+        "the same, m = 17 to 64",
+        "≤ the product alone + {:g} us",
+        2.0,
+        SAME_RUN,
+        partial(checks.beside_product, least=17, most=64),
+    ),
+    Goal(
         "decoder layer in a graph, m ≤ 16, plain calls",
         "≤ {:.2f} x the sum of floors",
         1.1,
