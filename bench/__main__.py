@@ -99,7 +99,9 @@ SUBJECTS: Final[dict[str, Subject]] = {
         "bench.linear", "whole linear layers of few rows", short=_arguments("--shapes 4096x4096 --m 1 16")
     ),
     "layer": Subject(
-        "bench.layer", "the linear path of a decoder layer of Llama 8B, on the GPU", short=_arguments("--m 1")
+        "bench.layer",
+        "the linear path of decoder layers, on the GPU",
+        short=_arguments("--models Llama-8B --m 1"),
     ),
     "jax_layer": Subject(
         "bench.jax_layer",

@@ -119,12 +119,35 @@ def in_programs(found: Results, bound: float, name: str) -> Iterator[Check]:
             yield Check(name, time / bound, f"{time:.1f} us")
 
 
+def beside_product(found: Results, bound: float, least: int, most: int) -> Iterator[Check]:
+    """Check what linear layers of some rows take more than their product alone."""
+    for r in found.linear:
+        time, product = us(r, "fp8core"), us(r, "product")
+        if least <= r["m"] <= most and time and product:
+            yield Check(shape(r), (time - product) / bound, f"{time - product:+.2f} us")
+
+
+def decoder_layers(
+    found: Results, bound: Callable[[Record], float], least: int, most: int, models: Callable[[str], bool]
+) -> Iterator[Check]:
+    """Check the plain calls of decoder layers of some rows against a bound that depends on the floor."""
+    for r in found.layer:
+        time, floor = us(r, "plain"), r["floor_us"]
+        if least <= r["m"] <= most and models(r["model"]) and time:
+            yield Check(layer_of(r), time / bound(r), f"{time / floor:.3f} x the floor, {time - floor:+.2f} us")
+
+
+def layer_of(record: Record) -> str:
+    """Return the name of a decoder layer as a case."""
+    return f"{record['model']}, m={record['m']}"
+
+
 def plain_calls(found: Results, bound: float) -> Iterator[Check]:
     """Check what a decoder layer takes without given memory against what it takes with it."""
     for r in found.layer:
         plain, given = us(r, "plain"), us(r, "preallocated")
         if plain and given:
-            yield Check(f"m={r['m']}", plain / given / bound, f"{plain / given:.3f}")
+            yield Check(layer_of(r), plain / given / bound, f"{plain / given:.3f}")
 
 
 def host(found: Results, bound: float, step: str, whose: str, theirs: str) -> Iterator[Check]:

@@ -9,6 +9,8 @@ from bench.results import DECODE, LIBRARY, Record, Results
 
 FEW: Final = 64
 """Rows that one launch of the decode kernel takes."""
+SHOWN: Final = "Llama-8B"
+"""The model whose decoder layer is spoken of."""
 
 
 def share(found: Sequence[float]) -> str:
@@ -70,14 +72,15 @@ def products(records: Sequence[Record]) -> str:
 
 def layer(found: Results) -> str:
     """Return what a decoder layer takes beside the baseline's kernels, and beside its floor."""
-    said = [(r, t) for r in sorted(found.layer, key=lambda r: r["m"]) if (t := results.us(r, "plain"))]
+    layers = sorted((r for r in found.layer if r["model"] == SHOWN), key=lambda r: r["m"])
+    said = [(r, t) for r in layers if (t := results.us(r, "plain"))]
     if not said:
         return ""
     record, time = said[0]
     theirs = results.us(record, "vllm")
     beside = f", with vLLM's kernels {theirs:.0f} us" if theirs else ""
     floor = f"the floor is {record['floor_us']:.0f} us"
-    return f"The linear path of a Llama-8B layer takes {time:.0f} us at m = {record['m']}{beside}; {floor}"
+    return f"The linear path of a {SHOWN} layer takes {time:.0f} us at m = {record['m']}{beside}; {floor}"
 
 
 def invariance(records: Sequence[Record]) -> str:

@@ -29,8 +29,9 @@ from fp8core.runtime import device
 SHAPES: Final = (
     *("6144x4096", "4096x4096", "28672x4096", "4096x14336", "8192x8192", "7168x16384", "2112x7168"),
     *("1024x4096", "3584x4096", "4096x1792", "5120x5120", "37888x3584", "3584x18944", "13312x16384", "8192x3584"),
+    *("5376x21504", "43008x5376", "57344x8192"),
 )
-"""Of Llama 8B, 70B and 405B, Qwen2.5 and DeepSeek-V3, whole and split."""
+"""Of Llama 8B, 70B and 405B, Qwen2.5, Gemma 3 and DeepSeek-V3, whole and split."""
 MODES: Final[dict[str, tuple[Granularity, Granularity]]] = {
     "tensor": ("tensor", "tensor"),
     "row": ("row", "row"),

@@ -124,7 +124,7 @@ def produced(case: Case, o: Operands) -> torch.Tensor:
     if case.kind == "silu":
         gate, up = o.x.float().chunk(2, 1)
         return (gate.double() / (1 + torch.exp(-gate.double()))).float() * up
-    h = (o.x + o.residual if case.kind == "add+norm" else o.x).float()
+    h = o.x.float() + o.residual.float() if case.kind == "add+norm" else o.x.float()  # the sum is not rounded
     mean = h.double().square().mean(1, keepdim=True).float()
     return h * (torch.ones((), device="cuda") / torch.sqrt(mean + EPSILON)) * o.weight.float()
 

@@ -16,6 +16,9 @@ LATENCY: Final = 1.8
 PRODUCT_BOUNDS: Final = {"tensor": (1.7, 2.5), "row": (1.7, 2.5), "block": (2.0, 3.0)}
 """Microseconds above the floor that products are to take at most, up to 16 and up to 64 rows."""
 
+SHARDS: Final = "Llama-70B/8"
+"""The model whose decoder layer is so small that what lies between its launches counts in microseconds."""
+
 
 class Goal(NamedTuple):
     """What is to be reached: a bound in words, its number, where that comes from, and how a case is checked."""
@@ -155,6 +158,45 @@ GOALS: Final = (
     ),
     Goal("linear in a graph, m ≤ 16", "≤ floor + {} us", 3.0, ROOFLINE, partial(checks.layers, least=1, most=16)),
     Goal("linear in a graph, m ≤ 64", "≤ floor + {} us", 3.5, ROOFLINE, partial(checks.layers, least=17, most=64)),
+    Goal(
+        "linear in a graph, m ≤ 16, beside its product",
+        "≤ the product alone + {} us",
+        1.5,
+        SAME_RUN,
+        partial(checks.beside_product, least=1, most=16),
+    ),
+    Goal(
+        "the same, m = 17 to 64",
+        "≤ the product alone + {:g} us",
+        2.0,
+        SAME_RUN,
+        partial(checks.beside_product, least=17, most=64),
+    ),
+    Goal(
+        "decoder layer in a graph, m ≤ 16, plain calls",
+        "≤ {:.2f} x the sum of floors",
+        1.1,
+        ROOFLINE,
+        lambda found, most: checks.decoder_layers(
+            found, lambda r: most * r["floor_us"], 1, 16, lambda model: model != SHARDS
+        ),
+    ),
+    Goal(
+        f"the same, shards of {SHARDS}",
+        "≤ the sum of floors + {:g} us",
+        8.0,
+        ROOFLINE,
+        lambda found, most: checks.decoder_layers(
+            found, lambda r: most + r["floor_us"], 1, 16, lambda model: model == SHARDS
+        ),
+    ),
+    Goal(
+        "decoder layer in a graph, m = 64, plain calls",
+        "≤ {} x the sum of floors",
+        1.25,
+        ROOFLINE,
+        lambda found, most: checks.decoder_layers(found, lambda r: most * r["floor_us"], 64, 64, lambda _: True),
+    ),
     Goal(
         "decoder layer in a graph, results allocated by the library",
         "≤ {} x the layer with given memory",

@@ -5,7 +5,8 @@
 A shape is n x k; per token x per channel. A graph holds 64 calls; weights rotate over more memory than L2
 holds; activations stay warm. "fp8core" are layers called through the public `Fp8Linear`; the rows of the table that can
 run a layer follow by name, whichever it takes. Each result is checked against the product of the dequantized operands
-before anything is timed. The floor counts weight, activations and result.
+before anything is timed. "product" is the product alone, of codes that are there. The floor counts weight,
+activations and result.
 """
 
 import argparse
@@ -22,12 +23,15 @@ import fp8core
 from bench import baselines, results, timing
 from bench.roofline import Roofline
 from fp8core.core.scaling import EPS
+from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.kernels.linear.table import LINEAR
 from fp8core.problem import Linear
 from fp8core.runtime.plans import QuantizeNumbers
 from fp8core.table import Kernel
 
-SHAPES: Final = ("4096x4096", "6144x4096", "8192x8192", "28672x4096", "7168x16384")
+SHAPES: Final = (
+    *("4096x4096", "6144x4096", "8192x8192", "28672x4096", "7168x16384", "43008x5376", "57344x8192", "13312x16384"),
+)
 ROWS: Final = (1, 16, 64)
 FAR: Final = 4e-3
 """A relative error that is a mistake."""
@@ -74,6 +78,21 @@ def by_row(row: Kernel, layer: fp8core.Fp8Linear, x: torch.Tensor) -> Callable[[
     return run
 
 
+def product_alone(layer: fp8core.Fp8Linear, x: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Return the layer's product of codes that are there, as `scaled_mm` chooses it, into memory of its own."""
+    product = SCALED_MM.plan(problem_of(layer, x).product)
+    data, scale = fp8core.quantize(x)
+    out = torch.empty(len(x), len(layer.weight), dtype=x.dtype, device="cuda")
+    scratch = torch.empty(product.scratch_bytes + 256, dtype=torch.uint8, device="cuda")
+
+    def run() -> torch.Tensor:
+        places = data.data_ptr(), layer.weight.data_ptr(), scale.data_ptr(), layer.weight_scale.data_ptr()
+        product(timing.stream(), *places, 0, out.data_ptr(), 0, 0, -(-scratch.data_ptr() // 256) * 256)
+        return out
+
+    return run
+
+
 def wrong(got: torch.Tensor, x: torch.Tensor, layer: fp8core.Fp8Linear) -> bool:
     """Return whether a result is far from the product of the dequantized operands."""
     data, scale = fp8core.quantize(x)
@@ -92,6 +111,7 @@ def case(m: int, n: int, k: int, loaded: baselines.Loaded) -> dict[str, object]:
     for row in LINEAR.kernels:
         if row.refusal(problem_of(layers[0], x)) is None:
             variants[row.name] = [by_row(row, layer, x) for layer in layers]
+    variants["product"] = [product_alone(layer, x) for layer in layers]
     if loaded.vllm is not None:
         variants["vllm"] = [partial(vllm, loaded.vllm, x, layer) for layer in layers]
     bad = [name for name, calls in variants.items() if wrong(calls[0](), x, layers[0])]
@@ -117,7 +137,7 @@ def main() -> None:
     parser.add_argument("--m", nargs="+", type=int, default=ROWS)
     chosen = parser.parse_args()
     loaded = baselines.load(chosen.baselines)
-    names = ("fp8core", *(row.name for row in LINEAR.kernels), "vllm")
+    names = ("fp8core", *(row.name for row in LINEAR.kernels), "product", "vllm")
     table = Table("m x n x k", "floor us", *names, "above the floor", title=torch.cuda.get_device_name())
     for shape in chosen.shapes:
         n, k = (int(size) for size in shape.split("x"))

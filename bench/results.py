@@ -62,7 +62,10 @@ LAYER: Final = {
     "preallocated": "fp8core, given memory",
     "plain": "fp8core, plain calls",
     "vllm": "vLLM's kernels",
+    "torch": "torch, bfloat16",
 }
+FORMER_MODEL: Final = "Llama-8B"
+"""Of the decoder layers of runs whose lines name none."""
 KINDS: Final = {"norm": "RMS norm", "add+norm": "add + RMS norm", "silu": "SiLU · mul"}
 
 _KEYS: Final[dict[str, tuple[str, ...]]] = {
@@ -75,7 +78,7 @@ _KEYS: Final[dict[str, tuple[str, ...]]] = {
     "weights": ("case", "rows", "cols"),
     "quantize": ("mode", "rows", "cols"),
     "engine": ("mode",),
-    "layer": ("bench", "m"),
+    "layer": ("bench", "model", "m"),
     "hf_decoder": ("bench", "mode", "m"),
     "choice": ("bench", "mode", "m", "n", "k"),
     "accuracy": ("bench", "mode", "data", "m", "n", "k", "kernel", "fast", "out"),
@@ -164,6 +167,8 @@ def _record(line: str) -> Record:
     record: Record = json.loads(line)
     if "bench" in record:
         record["bench"] = FORMER_KINDS.get(record["bench"], record["bench"])
+    if record.get("bench") == "layer":
+        record.setdefault("model", FORMER_MODEL)
     if "step" in record:
         record["step"] = FORMER_STEPS.get(record["step"], record["step"])
     if "peers" in record:

@@ -9,9 +9,10 @@ from bench.results import BASELINES, BLOCK, DECODE, LABELS, LIBRARY, MODES, PROD
 INVARIANCE: Final = """With `batch_invariant=True` a row has the same bits for any m: the parts of k and their order
 are those of 64 rows, and more than 64 rows are products of 64 each, every one of which reads the weight."""
 
-LAYER: Final = """The linear path of a decoder layer of Llama 8B: RMS norms, SiLU, quantization and the four products,
-per token x per channel, with weights that come from memory. Plain calls let the library allocate results and pass them
-on."""
+LAYER: Final = """The linear path of decoder layers: residuals, RMS norms, SiLU, quantization and the four products,
+with weights that come from memory; per token x per channel, of DeepSeek-V3 1x128 x 128x128. The floor is the sum of
+the launches' floors. Plain calls let the library allocate results and pass them on; the last column is their time as a
+multiple of the floor."""
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> list[str]:
@@ -80,10 +81,15 @@ def invariance(found: Results) -> list[str]:
 
 def layer(found: Results) -> list[str]:
     """Return a table of a decoder layer beside its floor and the baseline."""
-    rows = [
-        [f"m = {r['m']}", number(r["floor_us"]), *(number(us(r, name)) for name in results.LAYER)] for r in found.layer
-    ]
-    return [*LAYER.splitlines(), "", *table(["rows", "floor", *results.LAYER.values()], rows)]
+    rows = []
+    for r in found.layer:
+        plain = us(r, "plain")
+        times = [number(us(r, name)) for name in results.LAYER]
+        rows.append(
+            [r["model"], f"m = {r['m']}", number(r["floor_us"]), *times, number(plain and plain / r["floor_us"], 3)]
+        )
+    head = ["model", "rows", "floor", *results.LAYER.values(), "of the floor"]
+    return [*LAYER.splitlines(), "", *table(head, rows, words=2)]
 
 
 def against(found: Results) -> list[str]:

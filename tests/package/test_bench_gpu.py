@@ -23,11 +23,12 @@ def test_public_calls_are_captured_and_replayed(name):
 def test_a_small_decoder_layer_is_right_and_timed(monkeypatch):
     from types import SimpleNamespace
 
-    from bench import layer
+    from bench import decoder, layer
 
-    sizes = {"qkv": (384, 256), "o": (256, 256), "gate_up": (1024, 256), "down": (256, 512)}
-    for name, value in {"HIDDEN": 256, "QKV": 384, "MLP": 512, "SIZES": sizes}.items():
-        monkeypatch.setattr(layer, name, value)
-    record = layer.measure(3, SimpleNamespace(vllm=None))
-    assert record["wrong"] == {}
-    assert set(record["us"]) == {"preallocated", "plain"}
+    small = {"tokens": decoder.Model(256, 384, 256, 512), "blocks": decoder.Model(256, 384, 640, 512, blocks=True)}
+    monkeypatch.setattr(layer, "MODELS", small)
+    for name, model in small.items():
+        weights = [decoder.Weights(model, wide=True) for _ in range(2)]
+        record = layer.measure(name, 3, weights, SimpleNamespace(vllm=None))
+        assert record["wrong"] == {}
+        assert set(record["us"]) == {"preallocated", "plain", "torch"}

@@ -124,7 +124,7 @@ def test_the_page_says_what_was_measured_and_what_was_not(sample, make_performan
     for said in ("NVIDIA H200", "**not met**, 1 of 2", "| not measured |", "`python -m bench --note 'made up'`"):
         assert said in text
     assert "| per token | float32 | 8x1001 | 1.29 | 8x1000 | 1.00 | 1.29 |" in text
-    assert "| m = 16 | 50.00 | 72.00 | 73.00 | 86.00 |" in text
+    assert "| Llama-8B | m = 16 | 50.00 | 72.00 | 73.00 | 86.00 | - | 1.460 |" in text
     assert "| quantize | GPU | 2.00 | 1.98 | 0.990 | 0.985 to 1.000 |" in text
     assert "- SGLang, 1x128 8192x8192: codes differ by 3" in text
     assert "- fp8core, requantize, 3 shards 64x64: differs" in text

@@ -50,6 +50,10 @@ SAMPLE = [
     product("block", 1, 9.0, 16.0),
     *({"bench": "layer", "m": m, "floor_us": 50.0, "us": timing(preallocated=56.0 + m, plain=57.0 + m, vllm=86.0),
        "wrong": {}} for m in (16, 1)),
+    *({"bench": "layer", "model": "Llama-70B/8", "m": m, "floor_us": 18.0, "us": timing(preallocated=us, plain=us),
+       "wrong": {}} for m, us in ((1, 25.5), (16, 26.5))),
+    *({"bench": "linear", "m": m, "n": 4096, "k": 8192, "floor_us": 8.0, "us": timing(fp8core=us, product=9.0)}
+      for m, us in ((16, 10.4), (64, 11.1))),
     {"bench": "against", "kind": "gpu", "case": "quantize", "us": timing(before=2.0, now=1.98), "ratio": 0.99,
      "low": 0.985, "high": 1.0},
     {"bench": "against", "kind": "host", "case": "quantize", "wrong": {"before": "TypeError: no"}},
