@@ -1,39 +1,45 @@
 """The linear layers of a checkpoint, as what can be tuned: their shapes and their scales."""
 
 import os
-from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Final, Literal, NamedTuple
 
-from fp8core.checkpoint import plan_checkpoint
-from fp8core.checkpoint.files import Entry, read_header
-from fp8core.checkpoint.schemes import SchemeName
+from fp8core.checkpoint import Layer, open_checkpoint, plan_checkpoint
 from fp8core.errors import CheckpointError
 from fp8core.problem import BLOCK_128
 
+Scaled = Literal["channel", "tensor", "block"]
+SCALED: Final[dict[str | None, Scaled]] = {
+    "tensor": "tensor",
+    "channel": "channel",
+    "shard": "channel",
+    "block": "block",
+}
+"""How products are scaled, by the granularities of checkpoints."""
 
-class Layer(NamedTuple):
+
+class LayerShape(NamedTuple):
     """A linear layer: its output channels, its input's, how it is scaled, and whether it has a bias.
 
     Examples:
-        >>> from fp8core.checkpoint.layers import Layer
-        >>> Layer(4096, 14336, "channel").k
+        >>> from fp8core.checkpoint.layers import LayerShape
+        >>> LayerShape(4096, 14336, "channel").k
         14336
     """
 
     n: int
     k: int
-    scheme: SchemeName
+    scheme: Scaled
     bias: bool = False
 
 
 def layers_of(
     source: str | os.PathLike[str],
-    scheme: SchemeName = "channel",
+    scheme: Scaled = "channel",
     *,
     include: Sequence[str] | None = None,
     exclude: Sequence[str] = (),
-) -> dict[Layer, list[str]]:
+) -> dict[LayerShape, list[str]]:
     """Return the different linear layers of a safetensors file or folder, each with the names of its weights.
 
     Of a checkpoint in high precision they are those that `quantize_checkpoint` would quantize; of one in FP8 all of its
@@ -56,57 +62,35 @@ def layers_of(
         >>> with TemporaryDirectory() as folder:
         ...     save_file({"up.weight": np.ones((64, 32), np.float32)}, f"{folder}/model.safetensors")
         ...     layers_of(folder)
-        {Layer(n=64, k=32, scheme='channel', bias=False): ['up.weight']}
+        {LayerShape(n=64, k=32, scheme='channel', bias=False): ['up.weight']}
     """
-    entries = _entries(Path(source))
-    names = {entry.name for entry in entries}
-    quantized = [entry for entry in entries if entry.dtype.startswith("F8_E") and len(entry.shape) == 2]
-    found: dict[Layer, list[str]] = {}
+    checkpoint = open_checkpoint(source)
+    found: dict[LayerShape, list[str]] = {}
 
-    def add(tensor: str, shape: Sequence[int], how: SchemeName) -> None:
-        bias = f"{tensor.removesuffix('.weight')}.bias" in names
-        found.setdefault(Layer(shape[0], shape[1], how, bias), []).append(tensor)
+    def add(tensor: str, n: int, k: int, how: Scaled) -> None:
+        bias = f"{tensor.removesuffix('.weight')}.bias" in checkpoint.all_tensors
+        found.setdefault(LayerShape(n, k, how, bias), []).append(tensor)
 
-    if quantized:
-        shapes = {entry.name: entry.shape for entry in entries}
-        for entry in quantized:
-            add(entry.name, entry.shape, _scheme_of(entry, shapes))
-    else:
+    for layer in checkpoint.layers.values():
+        add(layer.weight.name, *layer.matrix_shape, _scaled(layer))
+    if not found:
         plan = plan_checkpoint(source, scheme=scheme, include=include, exclude=exclude)
         for verdict in plan.verdicts:
             if verdict.status == "quantized":
-                add(verdict.tensor, verdict.shape, scheme)
+                n, k = verdict.shape[-2:]
+                add(verdict.tensor, n, k, scheme)
     if not found:
         raise CheckpointError(f"{source} has no linear layer to tune")
     return found
 
 
-def _entries(source: Path) -> list[Entry]:
-    files: Iterable[Path] = [source]
-    if source.is_dir():
-        files = sorted(file for file in source.glob("*.safetensors") if not file.name.startswith("."))
-    found = [entry for file in files for entry in read_header(file).entries.values()]
-    if not found:
-        raise CheckpointError(f"{source} holds no safetensors file")
-    return found
-
-
-def _scheme_of(weight: Entry, shapes: dict[str, tuple[int, ...]]) -> SchemeName:
-    """Return how the scale that is stored beside a weight scales it."""
-    scale = next((shapes[name] for end in ("_scale", "_scale_inv") if (name := weight.name + end) in shapes), None)
-    if scale is None:
-        raise CheckpointError(f"{weight.name} needs a scale beside it, {weight.name}_scale or _scale_inv, got none")
-    n, k = weight.shape
-    known: dict[tuple[int, ...], SchemeName] = {
-        (): "tensor",
-        (1,): "tensor",
-        (1, 1): "tensor",
-        BLOCK_128.scale_shape(n, k): "block",
-        (n,): "channel",
-        (n, 1): "channel",
-    }
-    if scale not in known:
+def _scaled(layer: Layer) -> Scaled:
+    if layer.granularity is None:
+        raise CheckpointError(layer.fault())
+    how = SCALED.get(layer.granularity)
+    if how is None or (how == "block" and layer.group_shape != BLOCK_128):
         raise CheckpointError(
-            f"{weight.name} needs scales per tensor, channel or 128x128, got a scale of shape {scale}"
+            f"{layer.weight.name} needs scales per tensor, channel or 128x128, got them per {layer.granularity}"
+            f" of shape {layer.group_shape}"
         )
-    return known[scale]
+    return how

@@ -50,7 +50,7 @@ def tune(
 
     if model is None and not shapes:
         raise typer.BadParameter("needs a model or --shapes, got neither", param_hint="MODEL")
-    asked = [(shape, scheme, False) for shape in _shapes(shapes or [])]
+    asked: list[tuple[tuple[int, int, int], str, bool]] = [(shape, scheme, False) for shape in _shapes(shapes or [])]
     if model is not None:
         layers = layers_of(model, scheme)
         some = _numbers(rows, "--rows")

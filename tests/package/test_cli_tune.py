@@ -9,7 +9,7 @@ from rich.console import Console
 
 from fp8core import timing
 from fp8core.checkpoint import quantize_checkpoint
-from fp8core.checkpoint.layers import Layer, layers_of
+from fp8core.checkpoint.layers import LayerShape, layers_of
 from fp8core.cli import tune
 from fp8core.errors import CheckpointError
 from fp8core.kernels.gemm.table import SCALED_MM
@@ -140,12 +140,12 @@ def test_layers_are_those_that_are_quantized_and_then_those_that_were(tmp_path, 
 def test_layers_of_other_makes_and_of_none(tmp_path):
     e4m3 = np.zeros((256, 256), ml_dtypes.float8_e4m3fn)
     write(tmp_path / "a.safetensors", {"x.weight": e4m3, "x.weight_scale_inv": np.ones((2, 2), np.float32)})
-    assert layers_of(tmp_path / "a.safetensors") == {Layer(256, 256, "block"): ["x.weight"]}
+    assert layers_of(tmp_path / "a.safetensors") == {LayerShape(256, 256, "block"): ["x.weight"]}
     write(tmp_path / "b.safetensors", {"x.weight": e4m3, "x.weight_scale": np.ones((3, 2), np.float32)})
-    with pytest.raises(CheckpointError, match=r"x.weight needs scales per tensor, channel or 128x128, got"):
+    with pytest.raises(CheckpointError, match=r"x\.weight_scale needs a shape and dtype that fit a granularity"):
         layers_of(tmp_path / "b.safetensors")
     write(tmp_path / "c.safetensors", {"x.weight": e4m3})
-    with pytest.raises(CheckpointError, match=r"x\.weight needs a scale beside it"):
+    with pytest.raises(CheckpointError, match=r"x\.weight needs a scale, got none"):
         layers_of(tmp_path / "c.safetensors")
     write(tmp_path / "d.safetensors", {"norm": normal(4)})
     with pytest.raises(CheckpointError, match="has no linear layer to tune"):
