@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from fp8core.checkpoint import experts
 from fp8core.checkpoint.changes import Change, Error, Goal, change_of
 from fp8core.checkpoint.claims import MODELOPT_FILE
 from fp8core.checkpoint.files import Header
@@ -28,9 +29,9 @@ from fp8core.checkpoint.outputs import (
     scale_named,
 )
 from fp8core.checkpoint.parts import Changed, ConvertedFile, Copied, Part, Small, Widened, as_bytes
-from fp8core.checkpoint.reader import Checkpoint, Layer, Tensor, as_float32, open_checkpoint
+from fp8core.checkpoint.reader import Checkpoint, Layer, Tensor, as_float32, checkpoint_of, open_checkpoint
 from fp8core.checkpoint.running import Progress, Work, check, run
-from fp8core.checkpoint.source import CONFIG, INDEX, RECORD, Extra
+from fp8core.checkpoint.source import CONFIG, INDEX, RECORD, Extra, scan
 from fp8core.checkpoint.writing import MARK, index_of, json_bytes, version
 from fp8core.errors import CheckpointError
 from fp8core.problem import Fp8Name, ScaleFormat
@@ -77,6 +78,7 @@ def plan_conversion(
     to: Target,
     scales: ScaleFormat = "float32",
     e4m3: str | None = None,
+    split_experts: bool = False,
     force: bool = False,
 ) -> Conversion:
     """Return what `convert_checkpoint` would do with every layer, and why. Nothing is written.
@@ -87,6 +89,7 @@ def plan_conversion(
         to: the format or granularity.
         scales: how scales would be stored.
         e4m3: which E4M3 codes would have.
+        split_experts: whether stacked experts would be written one by one.
         force: whether an existing target would be replaced.
 
     Raises:
@@ -95,7 +98,7 @@ def plan_conversion(
     Examples:
         See `convert_checkpoint`.
     """
-    planned = _Planned(open_checkpoint(source), to, scales, e4m3)
+    planned = _Planned(_opened(source, split_experts), to, scales, e4m3)
     if target is not None:
         check(planned.work(), Path(target), force=force)
     return planned.conversion(None if target is None else Path(target))
@@ -108,6 +111,7 @@ def convert_checkpoint(
     to: Target,
     scales: ScaleFormat = "float32",
     e4m3: str | None = None,
+    split_experts: bool = False,
     lossy: bool = False,
     force: bool = False,
     progress: Progress | None = None,
@@ -128,6 +132,7 @@ def convert_checkpoint(
             that the layers have, "deepseek" with blocks, "comfyui" with one scale per tensor.
         scales: "float32", powers of two in float32 ("ue8m0"), or these as bytes ("ue8m0_bytes", "deepseek" alone).
         e4m3: "fn" (OCP) or "fnuz" (MI300); by default each layer keeps the one it has.
+        split_experts: as for `quantize_checkpoint`; formats other than bf16 and deepseek have no other way for them.
         lossy: allow codes to be made anew; `Conversion.errors` tells what that added.
         force: as for `quantize_checkpoint`.
         progress: as for `quantize_checkpoint`.
@@ -153,7 +158,7 @@ def convert_checkpoint(
         >>> [(change.layer.name, change.exact) for change in found.changes]
         [('up', True)]
     """
-    planned = _Planned(open_checkpoint(source), to, scales, e4m3)
+    planned = _Planned(_opened(source, split_experts), to, scales, e4m3)
     refused = planned.conversion(None).lossy
     if refused and not lossy:
         first, more = refused[0], len(refused) - 1
@@ -164,6 +169,10 @@ def convert_checkpoint(
         )
     found = run(planned.work(), Path(target), force=force, progress=progress)
     return planned.conversion(found.given)
+
+
+def _opened(source: str | os.PathLike[str], split_experts: bool) -> Checkpoint:
+    return checkpoint_of(experts.split_experts(scan(Path(source)))) if split_experts else open_checkpoint(source)
 
 
 class _Planned:
