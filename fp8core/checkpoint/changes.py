@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fp8core.checkpoint.files import DTYPES, FP8, Entry, read_rows
 from fp8core.checkpoint.granularity import Granularity
-from fp8core.checkpoint.reader import Layer
+from fp8core.checkpoint.layers import Layer
 from fp8core.checkpoint.values import WIDEST, dequantized, rows_of_a_group
 from fp8core.errors import CheckpointError
 from fp8core.ops import dequantize, normalize_e4m3fn_to_e4m3fnuz, normalize_e4m3fnuz_to_e4m3fn, quantize

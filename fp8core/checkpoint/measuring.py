@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fp8core.checkpoint.faults import Fault
 from fp8core.checkpoint.files import read_rows
-from fp8core.checkpoint.reader import Layer, Tensor, as_float32
+from fp8core.checkpoint.layers import Layer, Tensor, as_float32
 from fp8core.host.codes import decode_table
 
 USUAL: Final = 1e-4, 4.0

@@ -6,8 +6,8 @@ from typing import Any, Final, Literal, NamedTuple
 
 from fp8core.checkpoint.changes import Goal
 from fp8core.checkpoint.granularity import Granularity
+from fp8core.checkpoint.layers import Layer
 from fp8core.checkpoint.naming import WEIGHT
-from fp8core.checkpoint.reader import Layer
 from fp8core.checkpoint.schemes import SCHEMES, quantization_config
 from fp8core.errors import CheckpointError
 from fp8core.problem import BLOCK_128, PER_CHANNEL, PER_TENSOR, GroupShape

@@ -10,8 +10,9 @@ import numpy as np
 
 from fp8core.checkpoint.faults import Fault, header_faults
 from fp8core.checkpoint.files import DTYPES, WIDE, Entry, read_rows
+from fp8core.checkpoint.layers import Layer, Tensor
 from fp8core.checkpoint.measuring import Measured, measure, scale_faults, suspicious
-from fp8core.checkpoint.reader import Checkpoint, Layer, Tensor, checkpoint_of, open_checkpoint
+from fp8core.checkpoint.reader import Checkpoint, checkpoint_of, open_checkpoint
 from fp8core.checkpoint.source import INDEX, scan
 from fp8core.checkpoint.values import WIDEST, dequantized, rows_of_a_group
 
