@@ -10,7 +10,7 @@ from fp8core.checkpoint.outputs import (
     Target,
 )
 from fp8core.checkpoint.planning import Planned
-from fp8core.checkpoint.reader import Checkpoint, checkpoint_of, open_checkpoint
+from fp8core.checkpoint.reader import Checkpoint, checkpoint_of
 from fp8core.checkpoint.running import Progress, check, run
 from fp8core.checkpoint.source import scan
 from fp8core.errors import CheckpointError
@@ -56,6 +56,7 @@ def plan_conversion(
     scales: ScaleFormat = "float32",
     e4m3: str | None = None,
     split_experts: bool = False,
+    unscaled: bool = False,
     force: bool = False,
 ) -> Conversion:
     """Return what `convert_checkpoint` would do with every layer, and why. Nothing is written.
@@ -67,6 +68,7 @@ def plan_conversion(
         scales: how scales would be stored.
         e4m3: which E4M3 codes would have.
         split_experts: whether stacked experts would be written one by one.
+        unscaled: whether FP8 tensors without a scale would be taken for values.
         force: whether an existing target would be replaced.
 
     Raises:
@@ -75,7 +77,7 @@ def plan_conversion(
     Examples:
         See `convert_checkpoint`.
     """
-    planned = Planned(_opened(source, split_experts), to, scales, e4m3)
+    planned = Planned(_opened(source, split_experts, unscaled), to, scales, e4m3)
     if target is not None:
         check(planned.work(), Path(target), force=force)
     return _conversion(planned, None if target is None else Path(target))
@@ -89,6 +91,7 @@ def convert_checkpoint(
     scales: ScaleFormat = "float32",
     e4m3: str | None = None,
     split_experts: bool = False,
+    unscaled: bool = False,
     lossy: bool = False,
     force: bool = False,
     progress: Progress | None = None,
@@ -110,6 +113,7 @@ def convert_checkpoint(
         scales: "float32", powers of two in float32 ("ue8m0"), or these as bytes ("ue8m0_bytes", "deepseek" alone).
         e4m3: "fn" (OCP) or "fnuz" (MI300); by default each layer keeps the one it has.
         split_experts: as for `quantize_checkpoint`; formats other than bf16 and deepseek have no other way for them.
+        unscaled: as for `open_checkpoint`. Of such tensors those that are no matrices become bfloat16.
         lossy: allow codes to be made anew; `Conversion.errors` tells what that added.
         force: as for `quantize_checkpoint`.
         progress: as for `quantize_checkpoint`.
@@ -135,7 +139,7 @@ def convert_checkpoint(
         >>> [(change.layer.name, change.exact) for change in found.changes]
         [('up', True)]
     """
-    planned = Planned(_opened(source, split_experts), to, scales, e4m3)
+    planned = Planned(_opened(source, split_experts, unscaled), to, scales, e4m3)
     refused = _conversion(planned, None).lossy
     if refused and not lossy:
         first, more = refused[0], len(refused) - 1
@@ -148,8 +152,9 @@ def convert_checkpoint(
     return _conversion(planned, found.given)
 
 
-def _opened(source: str | os.PathLike[str], split_experts: bool) -> Checkpoint:
-    return checkpoint_of(experts.split_experts(scan(Path(source)))) if split_experts else open_checkpoint(source)
+def _opened(source: str | os.PathLike[str], split_experts: bool, unscaled: bool) -> Checkpoint:
+    found = scan(Path(source))
+    return checkpoint_of(experts.split_experts(found) if split_experts else found, unscaled=unscaled)
 
 
 def _conversion(planned: Planned, target: Path | None) -> Conversion:

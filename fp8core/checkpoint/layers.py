@@ -88,7 +88,8 @@ class Layer(NamedTuple):
     weight: Tensor
     scale: Tensor | None
     granularity: Granularity | None
-    """How many elements share a scale; None where there is none, or where its shape fits nothing."""
+    """How many elements share a scale; None where there is none, or where its shape fits nothing. "tensor" without a
+    scale: the checkpoint was opened as unscaled, and codes are values."""
     group_shape: GroupShape | None
     """Rows and columns that share a scale, -1 for all: as `fp8core.dequantize` takes it, for each matrix."""
     scale_shape: tuple[int, ...]
@@ -144,8 +145,10 @@ class Layer(NamedTuple):
         Raises:
             CheckpointError: there are none, their shape fits the weight by no granularity, or the file cannot be read.
         """
-        if self.scale is None or self.granularity is None:
+        if self.granularity is None:
             raise CheckpointError(self.fault())
+        if self.scale is None:
+            return np.ones(self.scale_shape if expert is None else self.scale_shape[-2:], np.float32)
         stored, shape = self.scale.read(), self.scale_shape
         if expert is not None:
             shape = shape[-2:]
@@ -161,12 +164,12 @@ class Layer(NamedTuple):
 
     def fault(self) -> str:
         """Return why the weight cannot be read as numbers; empty where it can."""
+        if self.granularity is not None:
+            return ""
         if self.scale is None:
             return f"{self.weight.name} needs a scale, got none"
-        if self.granularity is None:
-            what = f"{list(self.scale.shape)} ({self.scale.dtype}) for a weight {list(self.weight.shape)}"
-            return f"{self.scale.name} needs a shape and dtype that fit a granularity, got {what}"
-        return ""
+        what = f"{list(self.scale.shape)} ({self.scale.dtype}) for a weight {list(self.weight.shape)}"
+        return f"{self.scale.name} needs a shape and dtype that fit a granularity, got {what}"
 
 
 def as_float32(stored: NDArray[Any]) -> NDArray[np.float32]:

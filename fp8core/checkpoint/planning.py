@@ -58,7 +58,7 @@ class Planned:
             granularity, group_shape = granularity_for(to, layers, self.static)
             self.static = self.static and granularity != "block"
             scale_format: ScaleFormat = next(one for one in SCALE_FORMATS if one == scales)
-            for layer in layers:
+            for layer in (one for one in layers if _is_matrix(one)):
                 goal = Goal(granularity, group_shape, scale_format, self._dtype(layer, e4m3))
                 self.goal = self.goal or goal
                 self.changes[layer.name] = change_of(layer, goal)
@@ -106,7 +106,7 @@ class Planned:
 
     def _layer(self, layer: Layer) -> Iterator[Part]:
         """Give what becomes of an FP8 weight and what belongs to it."""
-        if self.output is None:
+        if self.output is None or not _is_matrix(layer):
             yield Widened(layer)
         else:
             change = self.changes[layer.name]
@@ -181,6 +181,11 @@ class Planned:
             "made_anew": {name: change.why for name, change in self.changes.items() if not change.exact},
         }
         return documents
+
+
+def _is_matrix(layer: Layer) -> bool:
+    """Return whether a layer has more than one axis: biases can be FP8 where nothing has a scale."""
+    return len(layer.weight.shape) > 1
 
 
 def _check_options(checkpoint: Checkpoint, to: str, scales: str, e4m3: str | None) -> None:

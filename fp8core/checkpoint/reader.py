@@ -12,11 +12,12 @@ from typing import Any, Final
 from fp8core.checkpoint import naming
 from fp8core.checkpoint.claims import MODELOPT_FILE, Claim, claim_of
 from fp8core.checkpoint.files import FP8, WIDE, Header, read_header
-from fp8core.checkpoint.granularity import E8M0, grouping, matrices
+from fp8core.checkpoint.granularity import E8M0, Grouping, grouping, matrices
 from fp8core.checkpoint.layers import Layer, Tensor
 from fp8core.checkpoint.naming import FormatName, belongings
 from fp8core.checkpoint.source import Source, read_json, scan
 from fp8core.errors import CheckpointError
+from fp8core.problem import PER_TENSOR
 
 SCALES: Final = (*WIDE, *E8M0)
 
@@ -24,11 +25,13 @@ SCALES: Final = (*WIDE, *E8M0)
 class Checkpoint:
     """A checkpoint whose headers have been read: `open_checkpoint` gives it."""
 
-    def __init__(self, source: Source, claim: Claim) -> None:
+    def __init__(self, source: Source, claim: Claim, *, unscaled: bool = False) -> None:
         self.source: Final = source
         """The files."""
         self.claim: Final = claim
         """What the configuration says of the quantization."""
+        self.unscaled: Final = unscaled
+        """Whether FP8 tensors without a scale stand for their codes."""
 
     def __repr__(self) -> str:
         return f"Checkpoint({str(self.path)!r}, {self.format}, {len(self.layers)} FP8 layers)"
@@ -76,8 +79,9 @@ class Checkpoint:
     @cached_property
     def _table(self) -> tuple[dict[str, Layer], FormatName]:
         present = self.all_tensors
-        matrices_of_codes = (one for one in present.values() if one.dtype in FP8 and len(one.shape) > 1 and one.nbytes)
-        weights = [one for one in matrices_of_codes if not naming.is_scale(one.name)]
+        codes = (one for one in present.values() if one.dtype in FP8 and one.nbytes)
+        named = (one for one in codes if not naming.is_scale(one.name) and not one.name.endswith(naming.MARKER))
+        weights = [one for one in named if len(one.shape) > 1 or (self.unscaled and one.shape)]
         around = {one.name: belongings(one.name, present) for one in weights}
         name = _format_of(self.claim, weights, around, present)
         layers: dict[str, Layer] = {}
@@ -85,7 +89,9 @@ class Checkpoint:
             near = around[weight.name]
             scale, input_scale, upper, marker = (None if one is None else present[one] for one in near[:4])
             how = None
-            if scale is not None and scale.dtype in SCALES:
+            if scale is None and self.unscaled:
+                how = Grouping("tensor", PER_TENSOR, (1, 1))
+            elif scale is not None and scale.dtype in SCALES:
                 how = grouping(
                     weight.name, weight.shape, scale.shape, scale.dtype, self.claim.group_shape, self.source.config
                 )
@@ -131,12 +137,13 @@ def _format_of(
     return "compressed-tensors" if any(one.shape for one in scales) else "autofp8"
 
 
-def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+def open_checkpoint(path: str | os.PathLike[str], *, unscaled: bool = False) -> Checkpoint:
     """Return a checkpoint of any format, FP8 or not, from its headers and JSON files alone.
 
     Args:
         path: a safetensors file, a folder with one or with shards and their index, or that index. Beside a file,
             ``NAME.config.json`` counts, or the config.json where the file is model.safetensors.
+        unscaled: take FP8 tensors without a scale for values, as casts to FP8 leave them (ComfyUI has such files).
 
     Raises:
         CheckpointError: a file cannot be read or is damaged, or the index does not fit the files.
@@ -152,19 +159,20 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         >>> checkpoint.format, len(checkpoint.layers), [tensor.name for tensor in checkpoint.tensors()]
         ('unquantized', 0, ['up.weight'])
     """
-    return checkpoint_of(scan(Path(path)))
+    return checkpoint_of(scan(Path(path)), unscaled=unscaled)
 
 
-def checkpoint_of(source: Source) -> Checkpoint:
+def checkpoint_of(source: Source, *, unscaled: bool = False) -> Checkpoint:
     """Return the checkpoint that some files are."""
     headers = [header.metadata for header in source.headers]
     if source.is_folder:
-        return Checkpoint(source, claim_of(source.config, read_json(source.path / MODELOPT_FILE), headers))
+        claim = claim_of(source.config, read_json(source.path / MODELOPT_FILE), headers)
+        return Checkpoint(source, claim, unscaled=unscaled)
     beside = read_json(source.path.with_suffix(".config.json"))
     alone = source.path.name == "model.safetensors"
     config = {**source.config, **beside} if beside else source.config
     claim = claim_of(config if beside or alone else {}, _beside(source.path, MODELOPT_FILE) if alone else {}, headers)
-    return Checkpoint(source._replace(config=config), claim)
+    return Checkpoint(source._replace(config=config), claim, unscaled=unscaled)
 
 
 def _beside(path: Path, name: str) -> dict[str, Any]:

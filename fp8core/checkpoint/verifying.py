@@ -42,6 +42,7 @@ def verify_checkpoint(
     path: str | os.PathLike[str],
     *,
     against: str | os.PathLike[str] | None = None,
+    unscaled: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Verification:
     """Return every fault of a checkpoint, with the names of tensors; nothing is written.
@@ -55,6 +56,7 @@ def verify_checkpoint(
         path: as for `open_checkpoint`.
         against: the checkpoint that this one was made from: each FP8 weight may differ from it by no more than
             rounding (8 % of its norm for e4m3, 15 % for e5m2), and every other tensor has to be the same.
+        unscaled: as for `open_checkpoint`.
         progress: as for `quantize_checkpoint`.
 
     Raises:
@@ -71,7 +73,9 @@ def verify_checkpoint(
         ['the scale up.weight_scale has no weight up.weight']
     """
     faults: list[Fault] = []
-    checkpoint = checkpoint_of(scan(Path(path), lambda tensor, text: faults.append(Fault(tensor, "index", text))))
+    checkpoint = checkpoint_of(
+        scan(Path(path), lambda tensor, text: faults.append(Fault(tensor, "index", text))), unscaled=unscaled
+    )
     other = None if against is None else open_checkpoint(against)
     faults += _unlisted(checkpoint)
     faults += header_faults(checkpoint)

@@ -36,6 +36,9 @@ def convert(
     split_experts: Annotated[
         bool, typer.Option("--split-experts", help="Write experts that are stacked in one tensor one by one.")
     ] = False,
+    unscaled: Annotated[
+        bool, typer.Option("--unscaled", help="Take FP8 tensors without a scale for values, as ComfyUI's casts are.")
+    ] = False,
     lossy: Annotated[
         bool, typer.Option("--lossy", help="Allow codes to be made anew, and say by how much that changes weights.")
     ] = False,
@@ -58,7 +61,14 @@ def convert(
     if dry_run:
         with warnings_as_lines():
             planned = plan_conversion(
-                source, target, to=to, scales=kept, e4m3=e4m3, split_experts=split_experts, force=force
+                source,
+                target,
+                to=to,
+                scales=kept,
+                e4m3=e4m3,
+                split_experts=split_experts,
+                unscaled=unscaled,
+                force=force,
             )
         _show_plan(planned, lossy=lossy)
         raise typer.Exit(1 if planned.lossy and not lossy else 0)
@@ -71,6 +81,7 @@ def convert(
             scales=kept,
             e4m3=e4m3,
             split_experts=split_experts,
+            unscaled=unscaled,
             lossy=lossy,
             force=force,
             progress=advance,
