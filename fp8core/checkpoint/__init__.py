@@ -5,8 +5,9 @@ from fp8core.checkpoint.claims import Claim
 from fp8core.checkpoint.converting import Conversion, convert_checkpoint, plan_conversion
 from fp8core.checkpoint.faults import Fault
 from fp8core.checkpoint.inspecting import Inspection, Kind, inspect_checkpoint
+from fp8core.checkpoint.layers import Layer, Tensor
 from fp8core.checkpoint.quantizing import Plan, Summary, plan_checkpoint, quantize_checkpoint
-from fp8core.checkpoint.reader import Checkpoint, Layer, Tensor, open_checkpoint, open_files
+from fp8core.checkpoint.reader import Checkpoint, open_checkpoint, open_files
 from fp8core.checkpoint.running import Progress
 from fp8core.checkpoint.schemes import SCHEMES, SchemeName
 from fp8core.checkpoint.source import Extra

@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 from fp8core.checkpoint.files import DTYPES, FP8, Entry, read_rows
 from fp8core.checkpoint.granularity import Granularity
-from fp8core.checkpoint.reader import Layer
+from fp8core.checkpoint.layers import Layer
 from fp8core.checkpoint.values import WIDEST, dequantized, rows_of_a_group
 from fp8core.errors import CheckpointError
+from fp8core.host.quantize import up_to_powers_of_two
 from fp8core.ops import dequantize, normalize_e4m3fn_to_e4m3fnuz, normalize_e4m3fnuz_to_e4m3fn, quantize
 from fp8core.problem import FORMATS, PER_TENSOR, Fp8Name, GroupShape, ScaleFormat
 
@@ -134,12 +135,6 @@ def _powers_of_two(scales: NDArray[np.float32]) -> bool:
     return bool((np.frexp(scales)[0] == 0.5).all())
 
 
-def up_to_powers(scales: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the next powers of two that are not smaller."""
-    fraction, exponent = np.frexp(scales)
-    return np.asarray(np.ldexp(np.float32(1), exponent - (fraction == 0.5)), np.float32)
-
-
 def regrouped(
     scales: NDArray[np.float32], old: GroupShape, new: GroupShape, matrix: tuple[int, int], reduce: Any
 ) -> NDArray[np.float32]:
@@ -222,7 +217,7 @@ def _scale_of_all(change: Change, index: int) -> NDArray[np.float32]:
     """Return one scale for a matrix: the largest, under which the codes that have it stay."""
     grow = FORMATS[change.layer.dtype].largest / FORMATS[change.goal.dtype].maximum
     largest = change.scales(index).reshape(1) * np.float32(grow)
-    return largest if change.goal.scale_format == "float32" else up_to_powers(largest)
+    return largest if change.goal.scale_format == "float32" else up_to_powers_of_two(largest)
 
 
 def _of_rows(scales: NDArray[np.float32], shape: GroupShape, first: int, rows: int) -> NDArray[np.float32]:

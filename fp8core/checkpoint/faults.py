@@ -5,8 +5,9 @@ from typing import Literal, NamedTuple
 
 from fp8core.checkpoint import kinds
 from fp8core.checkpoint.files import FP8, WIDE
+from fp8core.checkpoint.layers import Layer
 from fp8core.checkpoint.naming import WEIGHT, weight_of_scale
-from fp8core.checkpoint.reader import Checkpoint, Layer
+from fp8core.checkpoint.reader import Checkpoint
 
 FaultKind = Literal[
     "index", "scale missing", "scale shape", "scale left over", "config", "scale value", "NaN code", "scale inverted",

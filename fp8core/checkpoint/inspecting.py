@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 
 from fp8core.checkpoint.claims import Claim
 from fp8core.checkpoint.faults import Fault, header_faults
+from fp8core.checkpoint.layers import Layer, Tensor
 from fp8core.checkpoint.naming import TITLES
-from fp8core.checkpoint.reader import Checkpoint, Layer, Tensor
+from fp8core.checkpoint.reader import Checkpoint
 
 
 class Kind(NamedTuple):

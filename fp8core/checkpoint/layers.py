@@ -1,96 +1,180 @@
-"""The linear layers of a checkpoint, as what can be tuned: their shapes and their scales."""
+"""Tensors and FP8 layers as the headers describe them; numbers are read when they are asked for."""
 
-import os
-from collections.abc import Sequence
-from typing import Final, Literal, NamedTuple
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from fp8core.checkpoint import Layer, open_checkpoint, plan_checkpoint
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from fp8core.checkpoint.files import DTYPES, FP8, Entry
+from fp8core.checkpoint.granularity import E8M0, Granularity, matrices
+from fp8core.checkpoint.naming import FormatName
 from fp8core.errors import CheckpointError
-from fp8core.problem import BLOCK_128
-
-Scaled = Literal["channel", "tensor", "block"]
-SCALED: Final[dict[str | None, Scaled]] = {
-    "tensor": "tensor",
-    "channel": "channel",
-    "shard": "channel",
-    "block": "block",
-}
-"""How products are scaled, by the granularities of checkpoints."""
+from fp8core.ops import convert_to_channelwise
+from fp8core.problem import GroupShape
 
 
-class LayerShape(NamedTuple):
-    """A linear layer: its output channels, its input's, how it is scaled, and whether it has a bias.
+class Tensor(NamedTuple):
+    """A tensor of a file: what its header says.
 
     Examples:
-        >>> from fp8core.checkpoint.layers import LayerShape
-        >>> LayerShape(4096, 14336, "channel").k
-        14336
+        `open_checkpoint` gives them.
+
+        >>> from fp8core.checkpoint import Tensor
+        >>> Tensor._fields
+        ('name', 'dtype', 'shape', 'begin', 'nbytes', 'path')
     """
 
-    n: int
-    k: int
-    scheme: Scaled
-    bias: bool = False
+    name: str
+    dtype: str
+    """In safetensors' words: "F8_E4M3", "BF16"."""
+    shape: tuple[int, ...]
+    begin: int
+    """Where its bytes begin in the file."""
+    nbytes: int
+    path: Path
+    """The file."""
+
+    @property
+    def elements(self) -> int:
+        """How many numbers there are."""
+        return math.prod(self.shape)
+
+    @property
+    def entry(self) -> Entry:
+        """What the file's header says, without the file."""
+        return Entry(*self[:5])
+
+    def read(self) -> NDArray[Any]:
+        """Return the numbers: a read-only array over a mapping of the file, in a dtype of NumPy or ml_dtypes.
+
+        Raises:
+            CheckpointError: the file cannot be read, or NumPy has no such dtype.
+        """
+        dtype = DTYPES.get(self.dtype)
+        if dtype is None:
+            raise CheckpointError(f"{self.name} of {self.path} needs a dtype that NumPy has, got {self.dtype}")
+        if not self.nbytes:
+            return np.empty(self.shape, dtype)
+        try:
+            mapped = np.memmap(self.path, np.uint8, "r", self.begin, (self.nbytes,))
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"cannot read {self.name} of {self.path}: {error}") from error
+        return np.asarray(mapped).view(dtype).reshape(self.shape)
 
 
-def layers_of(
-    source: str | os.PathLike[str],
-    scheme: Scaled = "channel",
-    *,
-    include: Sequence[str] | None = None,
-    exclude: Sequence[str] = (),
-) -> dict[LayerShape, list[str]]:
-    """Return the different linear layers of a safetensors file or folder, each with the names of its weights.
-
-    Of a checkpoint in high precision they are those that `quantize_checkpoint` would quantize; of one in FP8 all of its
-    FP8 weights, scaled as their scales say. Only headers are read.
-
-    Args:
-        source: a safetensors file, or a folder of them.
-        scheme: how the layers would be scaled, where they are not FP8 yet.
-        include: patterns of modules, as for `quantize_checkpoint`; of a checkpoint in high precision.
-        exclude: patterns of modules to leave out, likewise.
-
-    Raises:
-        CheckpointError: the source cannot be read, or has no such layer.
+class Layer(NamedTuple):
+    """An FP8 weight and what belongs to it: tensors as the headers describe them, nothing read.
 
     Examples:
         >>> from tempfile import TemporaryDirectory
         >>> import numpy as np
         >>> from safetensors.numpy import save_file
-        >>> from fp8core.checkpoint.layers import layers_of
+        >>> from fp8core.checkpoint import open_checkpoint, quantize_checkpoint
         >>> with TemporaryDirectory() as folder:
         ...     save_file({"up.weight": np.ones((64, 32), np.float32)}, f"{folder}/model.safetensors")
-        ...     layers_of(folder)
-        {LayerShape(n=64, k=32, scheme='channel', bias=False): ['up.weight']}
+        ...     summary = quantize_checkpoint(f"{folder}/model.safetensors", f"{folder}/fp8.safetensors")
+        ...     layer = open_checkpoint(f"{folder}/fp8.safetensors").layers["up"]
+        ...     largest = float(layer.scales().max())
+        >>> layer.granularity, layer.weight.shape, layer.scale.shape, round(largest * 448)
+        ('channel', (64, 32), (64, 1), 1)
     """
-    checkpoint = open_checkpoint(source)
-    found: dict[LayerShape, list[str]] = {}
 
-    def add(tensor: str, n: int, k: int, how: Scaled) -> None:
-        bias = f"{tensor.removesuffix('.weight')}.bias" in checkpoint.all_tensors
-        found.setdefault(LayerShape(n, k, how, bias), []).append(tensor)
+    name: str
+    """The module: the weight's name without ".weight"; of experts in one tensor, the name of that."""
+    weight: Tensor
+    scale: Tensor | None
+    granularity: Granularity | None
+    """How many elements share a scale; None where there is none, or where its shape fits nothing. "tensor" without a
+    scale: the checkpoint was opened as unscaled, and codes are values."""
+    group_shape: GroupShape | None
+    """Rows and columns that share a scale, -1 for all: as `fp8core.dequantize` takes it, for each matrix."""
+    scale_shape: tuple[int, ...]
+    """Of what `scales` gives."""
+    widths: tuple[int, ...]
+    """Of fused weights that have a scale for each layer in them: the rows of each; else empty."""
+    input_scale: Tensor | None
+    input_scale_ub: Tensor | None
+    marker: Tensor | None
+    """ComfyUI's note on the layer."""
+    format: FormatName
 
-    for layer in checkpoint.layers.values():
-        add(layer.weight.name, *layer.matrix_shape, _scaled(layer))
-    if not found:
-        plan = plan_checkpoint(source, scheme=scheme, include=include, exclude=exclude)
-        for verdict in plan.verdicts:
-            if verdict.status == "quantized":
-                n, k = verdict.shape[-2:]
-                add(verdict.tensor, n, k, scheme)
-    if not found:
-        raise CheckpointError(f"{source} has no linear layer to tune")
-    return found
+    @property
+    def dtype(self) -> str:
+        """The weight's FP8 format by its name here: "float8_e4m3fn"."""
+        return FP8[self.weight.dtype]
+
+    @property
+    def experts(self) -> int | None:
+        """How many experts are stacked in the weight, or None where it is one matrix."""
+        return matrices(self.weight.name, self.weight.shape).experts
+
+    @property
+    def matrix_shape(self) -> tuple[int, int]:
+        """Rows and columns of the weight, or of one expert's."""
+        return matrices(self.weight.name, self.weight.shape)[1:]
+
+    @property
+    def scale_kind(self) -> str:
+        """How the scales are stored: "float32", "bfloat16", "float16", "float64", "e8m0", or "" without any."""
+        if self.scale is None:
+            return ""
+        return "e8m0" if self.scale.dtype in E8M0 else str(DTYPES[self.scale.dtype])
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Give the weight, then what belongs to it."""
+        yield self.weight
+        yield from (one for one in (self.scale, self.input_scale, self.input_scale_ub, self.marker) if one is not None)
+
+    def matrices(self) -> Iterator[Entry]:
+        """Give the weight as matrices: one, or one for each expert."""
+        n, k = self.matrix_shape
+        nbytes = n * k
+        for begin in range(self.weight.begin, self.weight.begin + self.weight.nbytes, nbytes):
+            yield Entry(self.weight.name, self.weight.dtype, (n, k), begin, nbytes)
+
+    def scales(self, expert: int | None = None) -> NDArray[np.float32]:
+        """Return the weight's scales as float32, in one shape whatever the file's is.
+
+        ``[1, 1]`` per tensor, ``[n, 1]`` per channel and for fused shards, ``[n blocks, k blocks]`` per block or group;
+        before these the experts, where they are stacked and no ``expert`` is asked for.
+
+        Raises:
+            CheckpointError: there are none, their shape fits the weight by no granularity, or the file cannot be read.
+        """
+        if self.granularity is None:
+            raise CheckpointError(self.fault())
+        if self.scale is None:
+            return np.ones(self.scale_shape if expert is None else self.scale_shape[-2:], np.float32)
+        stored, shape = self.scale.read(), self.scale_shape
+        if expert is not None:
+            shape = shape[-2:]
+            if stored.size > 1 and self.experts is not None:
+                stored = stored[expert]
+        numbers = as_float32(stored)
+        if self.granularity == "shard":
+            experts = [convert_to_channelwise(one, self.widths) for one in numbers.reshape(-1, len(self.widths))]
+            return np.stack(experts).reshape(shape)
+        if numbers.size == 1:
+            return np.broadcast_to(numbers.reshape(1), shape).copy()
+        return numbers.reshape(shape)
+
+    def fault(self) -> str:
+        """Return why the weight cannot be read as numbers; empty where it can."""
+        if self.granularity is not None:
+            return ""
+        if self.scale is None:
+            return f"{self.weight.name} needs a scale, got none"
+        what = f"{list(self.scale.shape)} ({self.scale.dtype}) for a weight {list(self.weight.shape)}"
+        return f"{self.scale.name} needs a shape and dtype that fit a granularity, got {what}"
 
 
-def _scaled(layer: Layer) -> Scaled:
-    if layer.granularity is None:
-        raise CheckpointError(layer.fault())
-    how = SCALED.get(layer.granularity)
-    if how is None or (how == "block" and layer.group_shape != BLOCK_128):
-        raise CheckpointError(
-            f"{layer.weight.name} needs scales per tensor, channel or 128x128, got them per {layer.granularity}"
-            f" of shape {layer.group_shape}"
-        )
-    return how
+def as_float32(stored: NDArray[Any]) -> NDArray[np.float32]:
+    """Return scales as float32: bytes are exponents (e8m0), float64 is rounded, all else is exact."""
+    if stored.dtype == np.uint8:
+        stored = stored.view(ml_dtypes.float8_e8m0fnu)
+    with np.errstate(over="ignore"):
+        return np.asarray(stored.astype(np.float32))

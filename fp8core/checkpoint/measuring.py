@@ -1,7 +1,9 @@
 """What the numbers of an FP8 weight tell of its scales without the weight that it was made from."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, Final, NamedTuple
 
@@ -10,7 +12,7 @@ from numpy.typing import NDArray
 
 from fp8core.checkpoint.faults import Fault
 from fp8core.checkpoint.files import read_rows
-from fp8core.checkpoint.reader import Layer, Tensor, as_float32
+from fp8core.checkpoint.layers import Layer, Tensor, as_float32
 from fp8core.host.codes import decode_table
 
 USUAL: Final = 1e-4, 4.0
@@ -109,24 +111,39 @@ def _median(values: NDArray[np.float32], counts: NDArray[np.int64]) -> float:
     return float(values[np.searchsorted(np.cumsum(counts), (total + 1) // 2)]) if total else math.nan
 
 
-def suspicious(measured: Iterable[Measured]) -> Iterator[Fault]:
+def suspicious(measured: Sequence[Measured]) -> Iterator[Fault]:
     """Give the layers whose numbers say that the scale is not what multiplies the codes.
 
     A weight typically has a magnitude of 1e-3 to 1. Where one is far from the others' (or, where no layer is usual,
-    from that), and would be near them under the scale's reciprocal or root, that is what the scale is taken to be.
+    from that), and would be near them under the scale's reciprocal or root, that is what the scale is taken to be. A
+    weight that training let decay looks like one whose scale is squared: that is told only where half of the layers
+    that are called alike look so.
     """
+    faults = list(_suspicious(measured))
+    alike = Counter(_alike(one.layer) for one in measured)
+    squared = Counter(_alike(one.layer) for one, fault in faults if fault.kind == "scale squared")
+    for one, fault in faults:
+        if fault.kind != "scale squared" or 2 * squared[_alike(one.layer)] >= alike[_alike(one.layer)]:
+            yield fault
+
+
+def _alike(layer: Layer) -> str:
+    """Return a layer's name without the numbers of layers and experts."""
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", layer.name)
+
+
+def _suspicious(measured: Sequence[Measured]) -> Iterator[tuple[Measured, Fault]]:
     known = [one for one in measured if one.magnitude > 0 and math.isfinite(one.magnitude)]
     usual = [one.magnitude for one in known if USUAL[0] <= one.magnitude <= USUAL[1]]
     middle = float(np.median(usual)) if usual else USUAL_MEDIAN
     for one in known:
         name = (one.layer.scale or one.layer.weight).name
         if one.raised:
-            yield Fault(
-                one.layer.weight.name,
-                "scale raised",
+            text = (
                 f"all scales of {name} are powers of two, and every group has the largest code: "
-                "they were probably raised to powers of two while the codes stayed",
+                "they were probably raised to powers of two while the codes stayed"
             )
+            yield one, Fault(one.layer.weight.name, "scale raised", text)
         if _apart(one.magnitude, middle) < FAR:
             continue
         readings: Mapping[Any, float] = {
@@ -138,7 +155,7 @@ def suspicious(measured: Iterable[Measured]) -> Iterator[Fault]:
             text = f"{name} {reading}: weights are typically {one.magnitude:.2g}, and {middle:.2g} in other layers"
             if not usual:
                 text = f"{name} {reading}: weights are typically {one.magnitude:.2g}"
-            yield Fault(one.layer.weight.name, kind, text)
+            yield one, Fault(one.layer.weight.name, kind, text)
 
 
 def _apart(one: float, other: float) -> float:

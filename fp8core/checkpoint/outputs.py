@@ -6,8 +6,8 @@ from typing import Any, Final, Literal, NamedTuple
 
 from fp8core.checkpoint.changes import Goal
 from fp8core.checkpoint.granularity import Granularity
+from fp8core.checkpoint.layers import Layer
 from fp8core.checkpoint.naming import WEIGHT
-from fp8core.checkpoint.reader import Layer
 from fp8core.checkpoint.schemes import SCHEMES, quantization_config
 from fp8core.errors import CheckpointError
 from fp8core.problem import BLOCK_128, PER_CHANNEL, PER_TENSOR, GroupShape
@@ -74,7 +74,7 @@ def scale_named(output: OutputName, layer: Layer, goal: Goal, grid: tuple[int, i
         if output != "deepseek":
             raise CheckpointError(
                 f"{layer.weight.name} needs to be the weight of one module for {output}, got experts in one tensor: "
-                "bf16 and deepseek can be written"
+                "split_experts (--split-experts) writes them one by one, and bf16 and deepseek can have them so"
             )
         suffix = ".weight_scale_inv" if layer.weight.name.endswith(WEIGHT) else "_scale_inv"
         experts = () if layer.experts is None else (layer.experts,)

@@ -8,8 +8,8 @@ import numpy as np
 from fp8core.checkpoint import writing
 from fp8core.checkpoint.changes import STORED, Change, Error, changed
 from fp8core.checkpoint.files import DTYPES, Piece, copy_tensor, lay_out
+from fp8core.checkpoint.layers import Layer, Tensor
 from fp8core.checkpoint.outputs import Named
-from fp8core.checkpoint.reader import Layer, Tensor
 from fp8core.checkpoint.values import dequantized
 
 BF16: Final = 2

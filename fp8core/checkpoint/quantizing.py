@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fp8core.checkpoint import experts
 from fp8core.checkpoint.running import Progress, Work, check, run
 from fp8core.checkpoint.schemes import Scheme, SchemeName, quantization_config, scheme_to_write
 from fp8core.checkpoint.selection import module_of, selection
@@ -73,6 +74,7 @@ def plan_checkpoint(
     include: Sequence[str] | None = None,
     exclude: Sequence[str] = (),
     input_scales: Mapping[str, float] | None = None,
+    split_experts: bool = False,
     force: bool = False,
 ) -> Plan:
     """Return what `quantize_checkpoint` would do with every tensor, and why. Nothing is written.
@@ -84,6 +86,7 @@ def plan_checkpoint(
         include: patterns of modules to quantize.
         exclude: patterns of modules to leave as they are.
         input_scales: of scheme "static": the scale of each module's activations.
+        split_experts: whether stacked experts would be written one by one.
         force: whether an existing target would be replaced.
 
     Raises:
@@ -104,6 +107,7 @@ def plan_checkpoint(
         [('up.weight', 'quantized')]
     """
     opened = open_source(Path(source))
+    opened = experts.split_experts(opened) if split_experts else opened
     plan, shards = _planned(opened, scheme_to_write(scheme), include, exclude, input_scales)
     if target is not None:
         check(_work(opened, shards, plan, scheme), Path(target), force=force)
@@ -118,6 +122,7 @@ def quantize_checkpoint(
     include: Sequence[str] | None = None,
     exclude: Sequence[str] = (),
     input_scales: Mapping[str, float] | None = None,
+    split_experts: bool = False,
     force: bool = False,
     progress: Progress | None = None,
 ) -> Summary:
@@ -147,6 +152,8 @@ def quantize_checkpoint(
         exclude: patterns of modules to leave as they are.
         input_scales: of scheme "static": the scale of each quantized module's activations, ``amax / 448``, by its name;
             `fp8core.torch.calibrate` gives them.
+        split_experts: write experts that are stacked in one tensor [E, n, k] as tensors of their own, which can be
+            quantized: ``experts.gate_up_proj`` as ``experts.0.gate_proj.weight``, ``experts.0.up_proj.weight``, ….
         force: replace an existing file, or a folder that this function wrote and that holds nothing else.
         progress: called as tensors are read, with a name, the bytes of the source done so far, and all of them.
 
@@ -172,6 +179,7 @@ def quantize_checkpoint(
         (('up.weight',), ('up.bias',), 'fp8.config.json')
     """
     opened = open_source(Path(source))
+    opened = experts.split_experts(opened) if split_experts else opened
     plan, shards = _planned(opened, scheme_to_write(scheme), include, exclude, input_scales)
     _refuse(plan)
     found = run(_work(opened, shards, plan, scheme), Path(target), force=force, progress=progress)

@@ -3,198 +3,35 @@
 Only headers and JSON files are read here; numbers are read when they are asked for, from a mapping of the file.
 """
 
-import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, NamedTuple
-
-import ml_dtypes
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, Final
 
 from fp8core.checkpoint import naming
 from fp8core.checkpoint.claims import MODELOPT_FILE, Claim, claim_of
-from fp8core.checkpoint.files import DTYPES, FP8, WIDE, Entry, Header, read_header
-from fp8core.checkpoint.granularity import E8M0, Granularity, grouping, matrices
+from fp8core.checkpoint.files import FP8, WIDE, Header, read_header
+from fp8core.checkpoint.granularity import E8M0, Grouping, grouping, matrices
+from fp8core.checkpoint.layers import Layer, Tensor
 from fp8core.checkpoint.naming import FormatName, belongings
 from fp8core.checkpoint.source import Source, read_json, scan
 from fp8core.errors import CheckpointError
-from fp8core.ops import convert_to_channelwise
-from fp8core.problem import GroupShape
+from fp8core.problem import PER_TENSOR
 
 SCALES: Final = (*WIDE, *E8M0)
-
-
-class Tensor(NamedTuple):
-    """A tensor of a file: what its header says.
-
-    Examples:
-        `open_checkpoint` gives them.
-
-        >>> from fp8core.checkpoint import Tensor
-        >>> Tensor._fields
-        ('name', 'dtype', 'shape', 'begin', 'nbytes', 'path')
-    """
-
-    name: str
-    dtype: str
-    """In safetensors' words: "F8_E4M3", "BF16"."""
-    shape: tuple[int, ...]
-    begin: int
-    """Where its bytes begin in the file."""
-    nbytes: int
-    path: Path
-    """The file."""
-
-    @property
-    def elements(self) -> int:
-        """How many numbers there are."""
-        return math.prod(self.shape)
-
-    @property
-    def entry(self) -> Entry:
-        """What the file's header says, without the file."""
-        return Entry(*self[:5])
-
-    def read(self) -> NDArray[Any]:
-        """Return the numbers: a read-only array over a mapping of the file, in a dtype of NumPy or ml_dtypes.
-
-        Raises:
-            CheckpointError: the file cannot be read, or NumPy has no such dtype.
-        """
-        dtype = DTYPES.get(self.dtype)
-        if dtype is None:
-            raise CheckpointError(f"{self.name} of {self.path} needs a dtype that NumPy has, got {self.dtype}")
-        if not self.nbytes:
-            return np.empty(self.shape, dtype)
-        try:
-            mapped = np.memmap(self.path, np.uint8, "r", self.begin, (self.nbytes,))
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"cannot read {self.name} of {self.path}: {error}") from error
-        return np.asarray(mapped).view(dtype).reshape(self.shape)
-
-
-class Layer(NamedTuple):
-    """An FP8 weight and what belongs to it: tensors as the headers describe them, nothing read.
-
-    Examples:
-        >>> from tempfile import TemporaryDirectory
-        >>> import numpy as np
-        >>> from safetensors.numpy import save_file
-        >>> from fp8core.checkpoint import open_checkpoint, quantize_checkpoint
-        >>> with TemporaryDirectory() as folder:
-        ...     save_file({"up.weight": np.ones((64, 32), np.float32)}, f"{folder}/model.safetensors")
-        ...     summary = quantize_checkpoint(f"{folder}/model.safetensors", f"{folder}/fp8.safetensors")
-        ...     layer = open_checkpoint(f"{folder}/fp8.safetensors").layers["up"]
-        ...     largest = float(layer.scales().max())
-        >>> layer.granularity, layer.weight.shape, layer.scale.shape, round(largest * 448)
-        ('channel', (64, 32), (64, 1), 1)
-    """
-
-    name: str
-    """The module: the weight's name without ".weight"; of experts in one tensor, the name of that."""
-    weight: Tensor
-    scale: Tensor | None
-    granularity: Granularity | None
-    """How many elements share a scale; None where there is none, or where its shape fits nothing."""
-    group_shape: GroupShape | None
-    """Rows and columns that share a scale, -1 for all: as `fp8core.dequantize` takes it, for each matrix."""
-    scale_shape: tuple[int, ...]
-    """Of what `scales` gives."""
-    widths: tuple[int, ...]
-    """Of fused weights that have a scale for each layer in them: the rows of each; else empty."""
-    input_scale: Tensor | None
-    input_scale_ub: Tensor | None
-    marker: Tensor | None
-    """ComfyUI's note on the layer."""
-    format: FormatName
-
-    @property
-    def dtype(self) -> str:
-        """The weight's FP8 format by its name here: "float8_e4m3fn"."""
-        return FP8[self.weight.dtype]
-
-    @property
-    def experts(self) -> int | None:
-        """How many experts are stacked in the weight, or None where it is one matrix."""
-        return matrices(self.weight.name, self.weight.shape).experts
-
-    @property
-    def matrix_shape(self) -> tuple[int, int]:
-        """Rows and columns of the weight, or of one expert's."""
-        return matrices(self.weight.name, self.weight.shape)[1:]
-
-    @property
-    def scale_kind(self) -> str:
-        """How the scales are stored: "float32", "bfloat16", "float16", "float64", "e8m0", or "" without any."""
-        if self.scale is None:
-            return ""
-        return "e8m0" if self.scale.dtype in E8M0 else str(DTYPES[self.scale.dtype])
-
-    def tensors(self) -> Iterator[Tensor]:
-        """Give the weight, then what belongs to it."""
-        yield self.weight
-        yield from (one for one in (self.scale, self.input_scale, self.input_scale_ub, self.marker) if one is not None)
-
-    def matrices(self) -> Iterator[Entry]:
-        """Give the weight as matrices: one, or one for each expert."""
-        n, k = self.matrix_shape
-        nbytes = n * k
-        for begin in range(self.weight.begin, self.weight.begin + self.weight.nbytes, nbytes):
-            yield Entry(self.weight.name, self.weight.dtype, (n, k), begin, nbytes)
-
-    def scales(self, expert: int | None = None) -> NDArray[np.float32]:
-        """Return the weight's scales as float32, in one shape whatever the file's is.
-
-        ``[1, 1]`` per tensor, ``[n, 1]`` per channel and for fused shards, ``[n blocks, k blocks]`` per block or group;
-        before these the experts, where they are stacked and no ``expert`` is asked for.
-
-        Raises:
-            CheckpointError: there are none, their shape fits the weight by no granularity, or the file cannot be read.
-        """
-        if self.scale is None or self.granularity is None:
-            raise CheckpointError(self.fault())
-        stored, shape = self.scale.read(), self.scale_shape
-        if expert is not None:
-            shape = shape[-2:]
-            if stored.size > 1 and self.experts is not None:
-                stored = stored[expert]
-        numbers = as_float32(stored)
-        if self.granularity == "shard":
-            experts = [convert_to_channelwise(one, self.widths) for one in numbers.reshape(-1, len(self.widths))]
-            return np.stack(experts).reshape(shape)
-        if numbers.size == 1:
-            return np.broadcast_to(numbers.reshape(1), shape).copy()
-        return numbers.reshape(shape)
-
-    def fault(self) -> str:
-        """Return why the weight cannot be read as numbers; empty where it can."""
-        if self.scale is None:
-            return f"{self.weight.name} needs a scale, got none"
-        if self.granularity is None:
-            what = f"{list(self.scale.shape)} ({self.scale.dtype}) for a weight {list(self.weight.shape)}"
-            return f"{self.scale.name} needs a shape and dtype that fit a granularity, got {what}"
-        return ""
-
-
-def as_float32(stored: NDArray[Any]) -> NDArray[np.float32]:
-    """Return scales as float32: bytes are exponents (e8m0), float64 is rounded, all else is exact."""
-    if stored.dtype == np.uint8:
-        stored = stored.view(ml_dtypes.float8_e8m0fnu)
-    with np.errstate(over="ignore"):
-        return np.asarray(stored.astype(np.float32))
 
 
 class Checkpoint:
     """A checkpoint whose headers have been read: `open_checkpoint` gives it."""
 
-    def __init__(self, source: Source, claim: Claim) -> None:
+    def __init__(self, source: Source, claim: Claim, *, unscaled: bool = False) -> None:
         self.source: Final = source
         """The files."""
         self.claim: Final = claim
         """What the configuration says of the quantization."""
+        self.unscaled: Final = unscaled
+        """Whether FP8 tensors without a scale stand for their codes."""
 
     def __repr__(self) -> str:
         return f"Checkpoint({str(self.path)!r}, {self.format}, {len(self.layers)} FP8 layers)"
@@ -242,8 +79,9 @@ class Checkpoint:
     @cached_property
     def _table(self) -> tuple[dict[str, Layer], FormatName]:
         present = self.all_tensors
-        matrices_of_codes = (one for one in present.values() if one.dtype in FP8 and len(one.shape) > 1 and one.nbytes)
-        weights = [one for one in matrices_of_codes if not naming.is_scale(one.name)]
+        codes = (one for one in present.values() if one.dtype in FP8 and one.nbytes)
+        named = (one for one in codes if not naming.is_scale(one.name) and not one.name.endswith(naming.MARKER))
+        weights = [one for one in named if len(one.shape) > 1 or (self.unscaled and one.shape)]
         around = {one.name: belongings(one.name, present) for one in weights}
         name = _format_of(self.claim, weights, around, present)
         layers: dict[str, Layer] = {}
@@ -251,7 +89,9 @@ class Checkpoint:
             near = around[weight.name]
             scale, input_scale, upper, marker = (None if one is None else present[one] for one in near[:4])
             how = None
-            if scale is not None and scale.dtype in SCALES:
+            if scale is None and self.unscaled:
+                how = Grouping("tensor", PER_TENSOR, (1, 1))
+            elif scale is not None and scale.dtype in SCALES:
                 how = grouping(
                     weight.name, weight.shape, scale.shape, scale.dtype, self.claim.group_shape, self.source.config
                 )
@@ -297,12 +137,13 @@ def _format_of(
     return "compressed-tensors" if any(one.shape for one in scales) else "autofp8"
 
 
-def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+def open_checkpoint(path: str | os.PathLike[str], *, unscaled: bool = False) -> Checkpoint:
     """Return a checkpoint of any format, FP8 or not, from its headers and JSON files alone.
 
     Args:
         path: a safetensors file, a folder with one or with shards and their index, or that index. Beside a file,
             ``NAME.config.json`` counts, or the config.json where the file is model.safetensors.
+        unscaled: take FP8 tensors without a scale for values, as casts to FP8 leave them (ComfyUI has such files).
 
     Raises:
         CheckpointError: a file cannot be read or is damaged, or the index does not fit the files.
@@ -318,19 +159,20 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         >>> checkpoint.format, len(checkpoint.layers), [tensor.name for tensor in checkpoint.tensors()]
         ('unquantized', 0, ['up.weight'])
     """
-    return checkpoint_of(scan(Path(path)))
+    return checkpoint_of(scan(Path(path)), unscaled=unscaled)
 
 
-def checkpoint_of(source: Source) -> Checkpoint:
+def checkpoint_of(source: Source, *, unscaled: bool = False) -> Checkpoint:
     """Return the checkpoint that some files are."""
     headers = [header.metadata for header in source.headers]
     if source.is_folder:
-        return Checkpoint(source, claim_of(source.config, read_json(source.path / MODELOPT_FILE), headers))
+        claim = claim_of(source.config, read_json(source.path / MODELOPT_FILE), headers)
+        return Checkpoint(source, claim, unscaled=unscaled)
     beside = read_json(source.path.with_suffix(".config.json"))
     alone = source.path.name == "model.safetensors"
     config = {**source.config, **beside} if beside else source.config
     claim = claim_of(config if beside or alone else {}, _beside(source.path, MODELOPT_FILE) if alone else {}, headers)
-    return Checkpoint(source._replace(config=config), claim)
+    return Checkpoint(source._replace(config=config), claim, unscaled=unscaled)
 
 
 def _beside(path: Path, name: str) -> dict[str, Any]:

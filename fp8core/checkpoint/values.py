@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fp8core.checkpoint.files import Entry, read_rows
-from fp8core.checkpoint.reader import Layer
+from fp8core.checkpoint.layers import Layer
 from fp8core.errors import CheckpointError
 from fp8core.ops import dequantize
 

@@ -114,7 +114,7 @@ def _not_a_matrix(entry: Entry) -> str:
     """Return why a tensor cannot be the weight of any linear layer; empty where it can."""
     expert = "expert" in entry.name and len(entry.shape) == 3
     if expert:
-        return "experts in one tensor of 3 axes: compressed-tensors has no layer for it"
+        return "experts in one tensor of 3 axes: compressed-tensors has no layer for it (split_experts makes some)"
     if len(entry.shape) != 2:
         return f"{len(entry.shape)}-D: {'a norm or bias' if len(entry.shape) < 2 else 'not a matrix'}"
     if entry.dtype not in WIDE:

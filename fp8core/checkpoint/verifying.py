@@ -10,8 +10,9 @@ import numpy as np
 
 from fp8core.checkpoint.faults import Fault, header_faults
 from fp8core.checkpoint.files import DTYPES, WIDE, Entry, read_rows
+from fp8core.checkpoint.layers import Layer, Tensor
 from fp8core.checkpoint.measuring import Measured, measure, scale_faults, suspicious
-from fp8core.checkpoint.reader import Checkpoint, Layer, Tensor, checkpoint_of, open_checkpoint
+from fp8core.checkpoint.reader import Checkpoint, checkpoint_of, open_checkpoint
 from fp8core.checkpoint.source import INDEX, scan
 from fp8core.checkpoint.values import WIDEST, dequantized, rows_of_a_group
 
@@ -41,6 +42,7 @@ def verify_checkpoint(
     path: str | os.PathLike[str],
     *,
     against: str | os.PathLike[str] | None = None,
+    unscaled: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Verification:
     """Return every fault of a checkpoint, with the names of tensors; nothing is written.
@@ -54,6 +56,7 @@ def verify_checkpoint(
         path: as for `open_checkpoint`.
         against: the checkpoint that this one was made from: each FP8 weight may differ from it by no more than
             rounding (8 % of its norm for e4m3, 15 % for e5m2), and every other tensor has to be the same.
+        unscaled: as for `open_checkpoint`.
         progress: as for `quantize_checkpoint`.
 
     Raises:
@@ -70,7 +73,9 @@ def verify_checkpoint(
         ['the scale up.weight_scale has no weight up.weight']
     """
     faults: list[Fault] = []
-    checkpoint = checkpoint_of(scan(Path(path), lambda tensor, text: faults.append(Fault(tensor, "index", text))))
+    checkpoint = checkpoint_of(
+        scan(Path(path), lambda tensor, text: faults.append(Fault(tensor, "index", text))), unscaled=unscaled
+    )
     other = None if against is None else open_checkpoint(against)
     faults += _unlisted(checkpoint)
     faults += header_faults(checkpoint)

@@ -33,6 +33,12 @@ def convert(
     ] = "float32",
     fn: Annotated[bool, typer.Option("--fn", help="Codes of OCP's e4m3fn.")] = False,
     fnuz: Annotated[bool, typer.Option("--fnuz", help="Codes of MI300's e4m3fnuz.")] = False,
+    split_experts: Annotated[
+        bool, typer.Option("--split-experts", help="Write experts that are stacked in one tensor one by one.")
+    ] = False,
+    unscaled: Annotated[
+        bool, typer.Option("--unscaled", help="Take FP8 tensors without a scale for values, as ComfyUI's casts are.")
+    ] = False,
     lossy: Annotated[
         bool, typer.Option("--lossy", help="Allow codes to be made anew, and say by how much that changes weights.")
     ] = False,
@@ -54,13 +60,31 @@ def convert(
     kept: Literal["float32", "ue8m0", "ue8m0_bytes"] = "ue8m0_bytes" if scales == "ue8m0-bytes" else scales
     if dry_run:
         with warnings_as_lines():
-            planned = plan_conversion(source, target, to=to, scales=kept, e4m3=e4m3, force=force)
+            planned = plan_conversion(
+                source,
+                target,
+                to=to,
+                scales=kept,
+                e4m3=e4m3,
+                split_experts=split_experts,
+                unscaled=unscaled,
+                force=force,
+            )
         _show_plan(planned, lossy=lossy)
         raise typer.Exit(1 if planned.lossy and not lossy else 0)
     assert target is not None
     with interrupted(), warnings_as_lines(), Bar("converting") as advance:
         done = convert_checkpoint(
-            source, target, to=to, scales=kept, e4m3=e4m3, lossy=lossy, force=force, progress=advance
+            source,
+            target,
+            to=to,
+            scales=kept,
+            e4m3=e4m3,
+            split_experts=split_experts,
+            unscaled=unscaled,
+            lossy=lossy,
+            force=force,
+            progress=advance,
         )
     _show(done)
 

@@ -37,6 +37,9 @@ def quantize(
         Path | None,
         typer.Option(help="Of scheme static: a JSON file with the scale of each layer's input, by the layer's name."),
     ] = None,
+    split_experts: Annotated[
+        bool, typer.Option("--split-experts", help="Write experts that are stacked in one tensor one by one.")
+    ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Replace an existing file, or a folder that this command wrote.")
     ] = False,
@@ -53,7 +56,14 @@ def quantize(
     if dry_run:
         with warnings_as_lines():
             plan = plan_checkpoint(
-                source, target, scheme=scheme, include=include, exclude=exclude or (), input_scales=given, force=force
+                source,
+                target,
+                scheme=scheme,
+                include=include,
+                exclude=exclude or (),
+                input_scales=given,
+                split_experts=split_experts,
+                force=force,
             )
         _show_plan(plan)
         raise typer.Exit(1 if plan.refused else 0)
@@ -66,6 +76,7 @@ def quantize(
             include=include,
             exclude=exclude or (),
             input_scales=given,
+            split_experts=split_experts,
             force=force,
             progress=advance,
         )

@@ -41,7 +41,7 @@ def tune(
     again: Annotated[bool, typer.Option("--again", help="Tune what the file has already, too.")] = False,
 ) -> None:
     """Time every kernel for products or for a model's linear layers, and keep the fastest in a file."""
-    from fp8core.checkpoint.layers import layers_of
+    from fp8core.checkpoint.linear_shapes import layers_of
     from fp8core.errors import UnsupportedProblemError
     from fp8core.runtime import device
     from fp8core.tuning import save_tunings

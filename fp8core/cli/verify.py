@@ -19,12 +19,15 @@ def verify(
     against: Annotated[
         Path | None, typer.Option(help="The checkpoint that it was made from: weights have to be that within rounding.")
     ] = None,
+    unscaled: Annotated[
+        bool, typer.Option("--unscaled", help="Take FP8 tensors without a scale for values, as ComfyUI's casts are.")
+    ] = False,
 ) -> None:
     """Look for everything that makes a checkpoint wrong: exit status 1, and each fault with the tensor's name."""
     from fp8core.checkpoint import verify_checkpoint
 
     with Bar("verifying") as advance:
-        found = verify_checkpoint(model, against=against, progress=advance)
+        found = verify_checkpoint(model, against=against, unscaled=unscaled, progress=advance)
     _show(found, model, against)
     raise typer.Exit(1 if found.faults else 0)
 

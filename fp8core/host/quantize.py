@@ -92,10 +92,13 @@ def scales_of(amax: Floats, group_shape: GroupShape, dtype: str, powers_of_two: 
         scales = np.maximum(np.fmin(amax, limits.upper) / maximum, np.float32(1) / (maximum * np.float32(512)))
     else:
         scales = np.maximum(amax, limits.eps) / maximum
-    if powers_of_two:
-        # The exponent plus one unless the mantissa is zero: a carry out of the mantissa does both.
-        scales = ((scales.view(np.uint32) + np.uint32(0x7FFFFF)) & np.uint32(0x7F800000)).view(np.float32)
-    return scales
+    return up_to_powers_of_two(scales) if powers_of_two else scales
+
+
+def up_to_powers_of_two(scales: Array) -> Array:
+    """Return fp32 scales rounded up to powers of two."""
+    # The exponent plus one unless the mantissa is zero: a carry out of the mantissa does both.
+    return ((scales.view(np.uint32) + np.uint32(0x7FFFFF)) & np.uint32(0x7F800000)).view(np.float32)
 
 
 def convert(x: Array, scales: Floats, problem: Producer, codes: Codes, work: Workspace) -> None:

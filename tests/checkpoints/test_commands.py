@@ -5,6 +5,7 @@ import json
 import pytest
 from rich.console import Console
 
+from fp8core.checkpoint.naming import TITLES
 from fp8core.cli import terminal
 from package.test_checkpoint import left_in
 from support.command_line import rows, runner
@@ -13,7 +14,7 @@ torch = pytest.importorskip("torch")
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from support import checkpoint_formats as written  # noqa: E402
-from support.checkpoint_formats import small_state, write_format  # noqa: E402
+from support.checkpoint_formats import FORMATS, small_state, write_format  # noqa: E402
 
 Q = "model.layers.0.self_attn.q_proj"
 
@@ -59,6 +60,19 @@ def test_inspect_prints_a_table_of_layers_and_one_of_the_rest(fp8core_, tmp_path
         "2 scales of cached keys and values",
         "The headers and the configuration agree; `fp8core verify` looks at the numbers, too.",
     ]
+
+
+@pytest.mark.parametrize("writer", FORMATS, ids=lambda writer: writer.__name__)
+def test_inspect_names_every_format(fp8core_, tmp_path, writer):
+    write_format(writer, tmp_path / "in")
+    code, out, err = fp8core_("inspect", tmp_path / "in")
+    name, granularity, kind = FORMATS[writer]
+    assert (code, err) == (0, "")
+    assert out.splitlines()[0].startswith(f"{tmp_path}/in: {TITLES[name]}, 1 file, ")
+    count, codes, scales, *_ = rows(out)[0]
+    assert (count, codes) == ("3", "e4m3fn")
+    assert scales.startswith(granularity)
+    assert scales.endswith(f", {kind}")
 
 
 def test_inspect_tells_faults_and_reads_no_numbers(fp8core_, source):

@@ -135,6 +135,20 @@ def test_an_inverted_layer_is_told_from_its_neighbours_and_all_of_them_from_what
     assert set(found(every)) >= {("scale inverted", f"{one}.weight") for one in (Q, DOWN)}
 
 
+def test_one_decayed_weight_of_many_is_no_fault_but_half_of_them_are(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    weights = {f"model.layers.{n}.mlp.up_proj.weight": torch.randn(64, 96, generator=generator) / 32 for n in range(4)}
+
+    def told(number):
+        state = {name: one * (1e-4 if at < number else 1) for at, (name, one) in enumerate(weights.items())}
+        write_format(written.ct_channel, tmp_path / "model", state)
+        return found(tmp_path / "model")
+
+    assert not told(0)
+    assert not told(1)
+    assert [kind for kind, _ in told(2)] == ["scale squared"] * 2
+
+
 def test_the_configuration_is_compared_with_the_tensors(tmp_path):
     folder = tmp_path / "model"
     write_format(written.ct_channel, folder)

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from fp8core import timing
 from fp8core.checkpoint import quantize_checkpoint
-from fp8core.checkpoint.layers import LayerShape, layers_of
+from fp8core.checkpoint.linear_shapes import LayerShape, layers_of
 from fp8core.cli import tune
 from fp8core.errors import CheckpointError
 from fp8core.kernels.gemm.table import SCALED_MM

@@ -1,0 +1,96 @@
+"""The linear layers of a checkpoint, as what can be tuned: their shapes and their scales."""
+
+import os
+from collections.abc import Sequence
+from typing import Final, Literal, NamedTuple
+
+from fp8core.checkpoint import Layer, open_checkpoint, plan_checkpoint
+from fp8core.errors import CheckpointError
+from fp8core.problem import BLOCK_128
+
+Scaled = Literal["channel", "tensor", "block"]
+SCALED: Final[dict[str | None, Scaled]] = {
+    "tensor": "tensor",
+    "channel": "channel",
+    "shard": "channel",
+    "block": "block",
+}
+"""How products are scaled, by the granularities of checkpoints."""
+
+
+class LayerShape(NamedTuple):
+    """A linear layer: its output channels, its input's, how it is scaled, and whether it has a bias.
+
+    Examples:
+        >>> from fp8core.checkpoint.linear_shapes import LayerShape
+        >>> LayerShape(4096, 14336, "channel").k
+        14336
+    """
+
+    n: int
+    k: int
+    scheme: Scaled
+    bias: bool = False
+
+
+def layers_of(
+    source: str | os.PathLike[str],
+    scheme: Scaled = "channel",
+    *,
+    include: Sequence[str] | None = None,
+    exclude: Sequence[str] = (),
+) -> dict[LayerShape, list[str]]:
+    """Return the different linear layers of a safetensors file or folder, each with the names of its weights.
+
+    Of a checkpoint in high precision they are those that `quantize_checkpoint` would quantize; of one in FP8 all of its
+    FP8 weights, scaled as their scales say. Only headers are read.
+
+    Args:
+        source: a safetensors file, or a folder of them.
+        scheme: how the layers would be scaled, where they are not FP8 yet.
+        include: patterns of modules, as for `quantize_checkpoint`; of a checkpoint in high precision.
+        exclude: patterns of modules to leave out, likewise.
+
+    Raises:
+        CheckpointError: the source cannot be read, or has no such layer.
+
+    Examples:
+        >>> from tempfile import TemporaryDirectory
+        >>> import numpy as np
+        >>> from safetensors.numpy import save_file
+        >>> from fp8core.checkpoint.linear_shapes import layers_of
+        >>> with TemporaryDirectory() as folder:
+        ...     save_file({"up.weight": np.ones((64, 32), np.float32)}, f"{folder}/model.safetensors")
+        ...     layers_of(folder)
+        {LayerShape(n=64, k=32, scheme='channel', bias=False): ['up.weight']}
+    """
+    checkpoint = open_checkpoint(source)
+    found: dict[LayerShape, list[str]] = {}
+
+    def add(tensor: str, n: int, k: int, how: Scaled) -> None:
+        bias = f"{tensor.removesuffix('.weight')}.bias" in checkpoint.all_tensors
+        found.setdefault(LayerShape(n, k, how, bias), []).append(tensor)
+
+    for layer in checkpoint.layers.values():
+        add(layer.weight.name, *layer.matrix_shape, _scaled(layer))
+    if not found:
+        plan = plan_checkpoint(source, scheme=scheme, include=include, exclude=exclude)
+        for verdict in plan.verdicts:
+            if verdict.status == "quantized":
+                n, k = verdict.shape[-2:]
+                add(verdict.tensor, n, k, scheme)
+    if not found:
+        raise CheckpointError(f"{source} has no linear layer to tune")
+    return found
+
+
+def _scaled(layer: Layer) -> Scaled:
+    if layer.granularity is None:
+        raise CheckpointError(layer.fault())
+    how = SCALED.get(layer.granularity)
+    if how is None or (how == "block" and layer.group_shape != BLOCK_128):
+        raise CheckpointError(
+            f"{layer.weight.name} needs scales per tensor, channel or 128x128, got them per {layer.granularity}"
+            f" of shape {layer.group_shape}"
+        )
+    return how
