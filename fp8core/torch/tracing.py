@@ -76,7 +76,8 @@ def _stand_in(entry: Entry) -> Callable[[tuple[Any, ...], Any, object], tuple[Se
             raise DeviceError("stream needs to be left out while torch traces a call: the graph has streams of its own")
         transform = _differentiating()
         if transform is not None:
-            raise LayoutError(f"{operation.operands[0]} needs to be outside of torch.func's {transform}: {NO_GRADIENTS}")
+            name = operation.operands[0]
+            raise LayoutError(f"{name} needs to be outside of torch.func's {transform}: {NO_GRADIENTS}")
         if type(options) is Interned:
             options = options.options
         arrays = list(operands)

@@ -133,7 +133,7 @@ def test_vmap_in_a_graph_is_a_call_for_each_and_refused_beside_it():
     mapped = torch.vmap(lambda one: fp8core.linear(one, w))
     got = torch.compile(mapped, fullgraph=True, backend="aot_eager")(x)
     assert bits(got) == bits(torch.stack([fp8core.linear(one, w) for one in x]))
-    with pytest.raises(LayoutError, match="x needs memory of its own, got a Tensor inside torch.func's vmap"):
+    with pytest.raises(LayoutError, match=r"x needs memory of its own, got a Tensor inside torch.func's vmap"):
         mapped(x)
 
 
@@ -144,7 +144,7 @@ def test_derivatives_of_torch_func_are_refused_and_not_zero(transform, kind):
     layer = fp8core.torch.Linear.from_linear(torch.nn.Linear(K, 8, dtype=torch.bfloat16))
     call = layer if kind == "layer" else lambda x: fp8core.linear(x, w)
     derivative = transform(lambda x: call(x).float().sum())
-    with pytest.raises(Exception, match="x needs to be outside of torch.func's (grad|jvp)"):
+    with pytest.raises(Exception, match=r"x needs to be outside of torch.func's (grad|jvp)"):
         torch.compile(derivative, fullgraph=True, backend="eager")(wide(1, K))
     with pytest.raises((LayoutError, RuntimeError)):
         derivative(wide(1, K))
