@@ -31,7 +31,7 @@ def fresh_dynamo():
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("dynamic", [None, True], ids=lambda x: f"dynamic={x}")
+@pytest.mark.parametrize("dynamic", [None, True, False], ids=lambda x: f"dynamic={x}")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_one_graph_and_the_bits_of_eager_calls(case, dynamic):
     compiled = torch.compile(case.function, fullgraph=True, dynamic=dynamic, backend="aot_eager")
