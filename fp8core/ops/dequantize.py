@@ -72,7 +72,7 @@ def dequantize(
         q, scale, known = parts(q, scale, "q", "scale")
     if known is not None and group_shape is not None and known != specs.group(group_shape):
         raise ScaleError(f"group_shape needs to be that of q, {tuple(known)}, or left out, got {group_shape}")
-    return _DEQUANTIZE((q, scale, out), (known or group_shape, dtype), stream)[0][2]
+    return DEQUANTIZE_CALLS((q, scale, out), (known or group_shape, dtype), stream)[0][2]
 
 
 def _describe_dequantize(operands: Sequence[TensorSpec | None], options: tuple[Any, ...]) -> Described:
@@ -116,7 +116,7 @@ def _dequantize_problem(
     )
 
 
-_DEQUANTIZE: Final = Operation(
+DEQUANTIZE_CALLS: Final = Operation(
     (Operand("q", *FORMATS), ScaleOperand("scale", *SCALES), Operand("out", *WIDE)), _describe_dequantize, numbers=(1,)
 )
 
@@ -148,4 +148,4 @@ def per_tensor_dequantize(q: object, scale: object, *, stream: object = None) ->
         >>> fp8core.per_tensor_dequantize(q.data, 0.5).tolist()
         [[224.0, -1.0]]
     """
-    return _DEQUANTIZE((q, scale, None), (PER_TENSOR, "float16"), stream)[0][2]
+    return DEQUANTIZE_CALLS((q, scale, None), (PER_TENSOR, "float16"), stream)[0][2]

@@ -111,7 +111,7 @@ def _normalized(
     weight: Any, old: str, new: str, weight_scale: Any, input_scale: Any, out: Any, stream: object
 ) -> tuple[Any, Any, Any]:
     operands = weight, out, weight_scale, None, input_scale, None
-    arrays, _ = _NORMALIZE(operands, (old, new), stream)
+    arrays, _ = NORMALIZE_CALLS(operands, (old, new), stream)
     result = arrays[1] if out is None else interop.reinterpret(out, new)
     return result, arrays[3], arrays[5]
 
@@ -146,7 +146,7 @@ def _describe_normalize(operands: Sequence[TensorSpec | None], formats: tuple[st
     return Described(results, plan, lambda: NORMALIZE.explain(problem))
 
 
-_NORMALIZE: Final = Operation(
+NORMALIZE_CALLS: Final = Operation(
     (
         Operand("weight", *FORMATS),
         Operand("out", *FORMATS),

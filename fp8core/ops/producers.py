@@ -99,7 +99,7 @@ def rms_norm_quant(
         epsilon,
         round_intermediate,
     )
-    arrays, group = _NORM((x, weight, residual, data, kept, upper), options, stream)
+    arrays, group = NORM_CALLS((x, weight, residual, data, kept, upper), options, stream)
     return quantized(arrays[3], arrays[4], group)
 
 
@@ -235,7 +235,7 @@ def silu_and_mul_quant(
     data, kept = (None, scale) if out is None else split(out, scale)
     bound, upper = (None, None) if scale_ub is None else number_or_operand(scale_ub)
     options = (dtype, group_shape, scale is not None, bound, scale_format, scale_layout, eps, round_intermediate)
-    arrays, group = _SILU((x, data, kept, upper), options, stream)
+    arrays, group = SILU_CALLS((x, data, kept, upper), options, stream)
     return quantized(arrays[1], arrays[2], group)
 
 
@@ -276,7 +276,7 @@ def _describe_silu(operands: Sequence[TensorSpec | None], options: tuple[Any, ..
 
 _X: Final = Operand("x", *WIDE)
 _SCALED: Final = Operand("out", *FORMATS), ScaleOperand("scale", *SCALES), ScaleOperand("scale_ub", "float32")
-_NORM: Final = Operation(
+NORM_CALLS: Final = Operation(
     (_X, Operand("weight", *WIDE), Operand("residual", *WIDE), *_SCALED), _describe_norm, numbers=(4,), returned=(4,)
 )
-_SILU: Final = Operation((_X, *_SCALED), _describe_silu, numbers=(2,), returned=(2,))
+SILU_CALLS: Final = Operation((_X, *_SCALED), _describe_silu, numbers=(2,), returned=(2,))

@@ -108,7 +108,7 @@ def quantize(
     data, kept = (None, scale) if out is None else split(out, scale)
     bound, upper = (None, None) if scale_ub is None else number_or_operand(scale_ub)
     options = (dtype, group_shape, scale is not None, bound, scale_format, scale_layout, eps, rows_padded)
-    arrays, group = _QUANTIZE((x, data, kept, upper), options, stream)
+    arrays, group = QUANTIZE_CALLS((x, data, kept, upper), options, stream)
     return quantized(arrays[DATA], arrays[SCALE], group)
 
 
@@ -181,7 +181,7 @@ def quantize_operation(x: str = "x", out: str = "out", scale: str = "scale", sca
     return Operation(names, _describe_quantize, numbers=(SCALE,), returned=(SCALE,))
 
 
-_QUANTIZE: Final = quantize_operation()
+QUANTIZE_CALLS: Final = quantize_operation()
 
 
 @eager_only

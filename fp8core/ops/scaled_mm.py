@@ -107,7 +107,7 @@ def scaled_mm(
         a, scale_a, group_a = parts(a, scale_a, "a", "scale_a")
         b, scale_b, group_b = parts(b, scale_b, "b", "scale_b")
         options = (*options[:3], group_a, None if group_b is None else (group_b.cols, group_b.rows))
-    return _SCALED_MM((a, b, scale_a, scale_b, bias, out, out_scale, amax), options, stream)[0][OUT]
+    return SCALED_MM_CALLS((a, b, scale_a, scale_b, bias, out, out_scale, amax), options, stream)[0][OUT]
 
 
 @overload
@@ -185,7 +185,7 @@ def scaled_mm_nt(
         a, scale_a, group_a = parts(a, scale_a, "a", "scale_a")
         weight, scale_b, group_b = parts(weight, scale_b, "weight", "scale_b")
         options = (*options[:3], group_a, group_b)
-    return _SCALED_MM_NT((a, weight, scale_a, scale_b, bias, out, out_scale, amax), options, stream)[0][OUT]
+    return SCALED_MM_NT_CALLS((a, weight, scale_a, scale_b, bias, out, out_scale, amax), options, stream)[0][OUT]
 
 
 def _describe(
@@ -235,8 +235,8 @@ def product_operation(
     return Operation(operands, describe, scratch=True, numbers=(2, 3, 6))
 
 
-_SCALED_MM: Final = product_operation(stored=False)
-_SCALED_MM_NT: Final = product_operation(b="weight", stored=True)
+SCALED_MM_CALLS: Final = product_operation(stored=False)
+SCALED_MM_NT_CALLS: Final = product_operation(b="weight", stored=True)
 
 
 @eager_only

@@ -76,7 +76,7 @@ def requantize_with_max_scale(
     if out is None:
         framework = interop.framework_of(type(weight))
         out = None if framework is None or framework.immutable else weight
-    arrays, _ = _REQUANTIZE((weight, weight_scale, out, None), _widths(logical_widths), stream)
+    arrays, _ = REQUANTIZE_CALLS((weight, weight_scale, out, None), _widths(logical_widths), stream)
     return arrays[3], arrays[2]
 
 
@@ -124,7 +124,7 @@ def _describe_requantize(operands: Sequence[TensorSpec | None], widths: tuple[in
     return Described(results, plan, lambda: REQUANTIZE.explain(problem))
 
 
-_REQUANTIZE: Final = Operation(
+REQUANTIZE_CALLS: Final = Operation(
     (Operand("weight", *FORMATS), ScaleOperand("weight_scale", "float32"), Operand("out", *FORMATS), "max_scale"),
     _describe_requantize,
     in_place=((2, 0),),
@@ -162,7 +162,7 @@ def convert_to_channelwise(weight_scale: object, logical_widths: Sequence[int], 
         >>> fp8core.convert_to_channelwise(np.array([0.5, 2.0], np.float32), [1, 2]).tolist()
         [[0.5], [2.0], [2.0]]
     """
-    return _EXPAND((weight_scale, None), _widths(logical_widths), stream)[0][1]
+    return EXPAND_CALLS((weight_scale, None), _widths(logical_widths), stream)[0][1]
 
 
 def _describe_expand(operands: Sequence[TensorSpec | None], widths: tuple[int, ...]) -> Described:
@@ -179,4 +179,4 @@ def _describe_expand(operands: Sequence[TensorSpec | None], widths: tuple[int, .
     return Described({1: NewArray((rows, 1), "float32")}, plan, lambda: EXPAND.explain(problem))
 
 
-_EXPAND: Final = Operation((Operand("weight_scale", "float32"), "out"), _describe_expand)
+EXPAND_CALLS: Final = Operation((Operand("weight_scale", "float32"), "out"), _describe_expand)

@@ -9,13 +9,13 @@ from typing import Any, Final, NamedTuple
 
 from fp8core.core.operation import Operation
 from fp8core.interop import dtype_name
-from fp8core.ops.dequantize import _DEQUANTIZE
-from fp8core.ops.fnuz import _NORMALIZE
+from fp8core.ops.dequantize import DEQUANTIZE_CALLS
+from fp8core.ops.fnuz import NORMALIZE_CALLS
 from fp8core.ops.linear import LINEAR_CALLS
-from fp8core.ops.producers import _NORM, _SILU
-from fp8core.ops.quantize import _QUANTIZE
-from fp8core.ops.scaled_mm import _SCALED_MM, _SCALED_MM_NT
-from fp8core.ops.shards import _EXPAND, _REQUANTIZE
+from fp8core.ops.producers import NORM_CALLS, SILU_CALLS
+from fp8core.ops.quantize import QUANTIZE_CALLS
+from fp8core.ops.scaled_mm import SCALED_MM_CALLS, SCALED_MM_NT_CALLS
+from fp8core.ops.shards import EXPAND_CALLS, REQUANTIZE_CALLS
 
 
 class Option(NamedTuple):
@@ -180,7 +180,7 @@ def _mm(name: str, operation: Operation, second: str) -> Entry:
 ENTRIES: Final = (
     Entry(
         "quantize",
-        _QUANTIZE,
+        QUANTIZE_CALLS,
         ("x", "out", "scale", "scale_ub"),
         (*_SCALED, _plain("int? rows_padded")),
         tuple(_scaled((0,), 1)),
@@ -188,7 +188,7 @@ ENTRIES: Final = (
     ),
     Entry(
         "rms_norm_quant",
-        _NORM,
+        NORM_CALLS,
         ("x", "weight", "residual", "out", "scale", "scale_ub"),
         (*_SCALED, _plain("float epsilon"), _ROUNDED),
         tuple(_scaled((0, 1, 2), 3, (2,))),
@@ -196,7 +196,7 @@ ENTRIES: Final = (
     ),
     Entry(
         "silu_and_mul_quant",
-        _SILU,
+        SILU_CALLS,
         ("x", "out", "scale", "scale_ub"),
         (*_SCALED, _ROUNDED),
         tuple(_scaled((0,), 1)),
@@ -204,13 +204,13 @@ ENTRIES: Final = (
     ),
     Entry(
         "dequantize",
-        _DEQUANTIZE,
+        DEQUANTIZE_CALLS,
         ("q", "scale", "out"),
         (_group("int[]? group_shape"), _dtype()),
         _with_out((0, 1), 2),
     ),
-    _mm("scaled_mm", _SCALED_MM, "b"),
-    _mm("scaled_mm_nt", _SCALED_MM_NT, "weight"),
+    _mm("scaled_mm", SCALED_MM_CALLS, "b"),
+    _mm("scaled_mm_nt", SCALED_MM_NT_CALLS, "weight"),
     Entry(
         "linear",
         LINEAR_CALLS,
@@ -227,7 +227,7 @@ ENTRIES: Final = (
     ),
     Entry(
         "requantize_with_max_scale",
-        _REQUANTIZE,
+        REQUANTIZE_CALLS,
         ("weight", "weight_scale", "out", "max_scale"),
         _WIDTHS,
         (
@@ -238,7 +238,7 @@ ENTRIES: Final = (
     ),
     Entry(
         "convert_to_channelwise",
-        _EXPAND,
+        EXPAND_CALLS,
         ("weight_scale", "out"),
         _WIDTHS,
         (Form("", (0,), (), (1,)),),
@@ -246,7 +246,7 @@ ENTRIES: Final = (
     ),
     Entry(
         "normalize",
-        _NORMALIZE,
+        NORMALIZE_CALLS,
         ("weight", "out", "weight_scale", "new_weight_scale", "input_scale", "new_input_scale"),
         (_plain("str old"), _plain("str new")),
         (

@@ -285,12 +285,17 @@ class StraightThrough(torch.autograd.Function):
     """The product of a layer, with the gradient that the dequantized weight would give."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, bias: Tensor | None, layer: Linear) -> Tensor:
+    def forward(x: Tensor, bias: Tensor | None, layer: Linear) -> Tensor:
         """Return the layer's product."""
         del bias  # it is the layer's, and here for its gradient
-        ctx.layer = layer
-        ctx.save_for_backward(layer.weight, layer.weight_scale)
         return layer._product(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Keep what the gradients need; on its own, so that torch.func can differentiate."""
+        del output
+        ctx.layer = inputs[2]
+        ctx.save_for_backward(ctx.layer.weight, ctx.layer.weight_scale)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:

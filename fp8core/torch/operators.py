@@ -19,6 +19,7 @@ from fp8core.problem import HOST, ITEMSIZE, Target
 from fp8core.runtime import device
 from fp8core.torch.forms import ENTRIES, Entry, Form
 from fp8core.torch.histories import HISTORIES
+from fp8core.torch.unbacked import extents, known
 
 LIBRARY: Final[Any] = torch.library.Library("fp8core", "DEF")  # type: ignore[no-untyped-call]
 """Keeps the operators defined."""
@@ -40,14 +41,14 @@ def _spec(x: torch.Tensor | None, name: str) -> TensorSpec | None:
     if x is None:
         return None
     dtype, target = declared(x, name)
-    return TensorSpec(name, dtype, tuple(x.shape), x.stride(), target)
+    return TensorSpec(name, dtype, extents(x.shape), extents(x.stride()), target)
 
 
 def _new(array: NewArray, like: torch.Tensor) -> torch.Tensor:
-    dtype = getattr(torch, array.dtype)
+    dtype, shape = getattr(torch, array.dtype), [known(extent) for extent in array.shape]
     if array.strides is None:
-        return like.new_empty(array.shape, dtype=dtype)
-    return like.new_empty_strided(array.shape, array.strides, dtype=dtype)
+        return like.new_empty(shape, dtype=dtype)
+    return like.new_empty_strided(shape, [known(stride) for stride in array.strides], dtype=dtype)
 
 
 def _declared(form: Form) -> Callable[[Any], Any]:

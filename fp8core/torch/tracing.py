@@ -14,7 +14,7 @@ from fp8core import interop, ops
 from fp8core.core.operation import Interned, Operation
 from fp8core.core.scale_shapes import is_one_number
 from fp8core.core.specs import group
-from fp8core.errors import DeviceError
+from fp8core.errors import DeviceError, LayoutError
 from fp8core.interop import scalar
 from fp8core.interop.eager import stand_in, traceable
 from fp8core.ops.quantize import quantize_by
@@ -24,6 +24,7 @@ from fp8core.torch.forms import ENTRIES, Entry, Form
 from fp8core.torch.operators import OVERLOADS, declared
 from fp8core.w8a8 import calls
 
+NO_GRADIENTS: Final = "operators have no gradients, and the layers of fp8core.torch have those of backward() alone"
 OLDEST: Final = "2.11"
 """The first release of torch that the tests ran with."""
 FUNCTIONS: Final = (
@@ -73,6 +74,10 @@ def _stand_in(entry: Entry) -> Callable[[tuple[Any, ...], Any, object], tuple[Se
     def call(operands: tuple[Any, ...], options: Any, stream: object) -> tuple[Sequence[Any], Any]:
         if stream is not None:
             raise DeviceError("stream needs to be left out while torch traces a call: the graph has streams of its own")
+        transform = _differentiating()
+        if transform is not None:
+            name = operation.operands[0]
+            raise LayoutError(f"{name} needs to be outside of torch.func's {transform}: {NO_GRADIENTS}")
         if type(options) is Interned:
             options = options.options
         arrays = list(operands)
@@ -88,6 +93,15 @@ def _stand_in(entry: Entry) -> Callable[[tuple[Any, ...], Any, object], tuple[Se
         return _with_results(form, arrays, made), _group(entry, form, arrays, options)
 
     return call
+
+
+def _differentiating() -> str | None:
+    """Return the transform of torch.func that differentiates what is traced: operators have no gradients, not zeros."""
+    levels = torch._C._functorch.get_interpreter_stack() or ()
+    return next((name for level in levels if (name := level.key().name.lower()) in ("grad", "jvp")), None)
+
+
+_differentiating._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as torch.compiler.assume_constant_result
 
 
 def _array(x: Any, first: torch.Tensor) -> Any:

@@ -12,7 +12,7 @@ from torch._dynamo.testing import CompileCounter  # noqa: E402
 
 import fp8core.torch  # noqa: E402 - after the skip
 from fp8core import w8a8  # noqa: E402
-from fp8core.errors import DeviceError, ScaleError  # noqa: E402
+from fp8core.errors import DeviceError, LayoutError, ScaleError  # noqa: E402
 from fp8core.problem import Target  # noqa: E402
 from fp8core.runtime import device  # noqa: E402
 from fp8core.torch.operators import OVERLOADS  # noqa: E402
@@ -31,7 +31,7 @@ def fresh_dynamo():
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("dynamic", [None, True], ids=lambda x: f"dynamic={x}")
+@pytest.mark.parametrize("dynamic", [None, True, False], ids=lambda x: f"dynamic={x}")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_one_graph_and_the_bits_of_eager_calls(case, dynamic):
     compiled = torch.compile(case.function, fullgraph=True, dynamic=dynamic, backend="aot_eager")
@@ -125,6 +125,29 @@ def test_a_stream_is_refused_in_a_graph_and_taken_beside_it():
     torch._dynamo.reset()
     assert bits(torch.compile(on_stream, backend="eager")(x)) == bits(on_stream(x))
     assert issubclass(DeviceError, ValueError)
+
+
+def test_vmap_in_a_graph_is_a_call_for_each_and_refused_beside_it():
+    w = weight((1, -1))
+    x = torch.stack([wide(5, K, seed=seed) for seed in range(3)])
+    mapped = torch.vmap(lambda one: fp8core.linear(one, w))
+    got = torch.compile(mapped, fullgraph=True, backend="aot_eager")(x)
+    assert bits(got) == bits(torch.stack([fp8core.linear(one, w) for one in x]))
+    with pytest.raises(LayoutError, match=r"x needs memory of its own, got a Tensor inside torch.func's vmap"):
+        mapped(x)
+
+
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacrev, torch.func.jacfwd])
+@pytest.mark.parametrize("kind", ["function", "layer"])
+def test_derivatives_of_torch_func_are_refused_and_not_zero(transform, kind):
+    w = weight((1, -1))
+    layer = fp8core.torch.Linear.from_linear(torch.nn.Linear(K, 8, dtype=torch.bfloat16))
+    call = layer if kind == "layer" else lambda x: fp8core.linear(x, w)
+    derivative = transform(lambda x: call(x).float().sum())
+    with pytest.raises(Exception, match=r"x needs to be outside of torch.func's (grad|jvp)"):
+        torch.compile(derivative, fullgraph=True, backend="eager")(wide(1, K))
+    with pytest.raises((LayoutError, RuntimeError)):
+        derivative(wide(1, K))
 
 
 def test_all_close_breaks_the_graph_and_is_right():

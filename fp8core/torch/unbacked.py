@@ -1,0 +1,92 @@
+"""Extents that no trace knows, as the number of tokens that a router picks: torch's unbacked symbols.
+
+`Operation.describe` asks extents whether they are 0, 1, or equal to others. A question about an unbacked symbol ends a
+trace; of an `Unknown` it is answered as for a number above 1 that no other equals. What results depend on is refused:
+whether it is above another number.
+"""
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fp8core.errors import ShapeError
+
+
+def _computed(function: Callable[[Any, Any], Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return how an operator computes with an `Unknown` on its left, and on its right."""
+    return (
+        lambda self, other: Unknown(function(self.symbol, known(other))),
+        lambda self, other: Unknown(function(known(other), self.symbol)),
+    )
+
+
+def _compared(function: Callable[[Any, Any], Any], otherwise: bool) -> Callable[..., bool]:
+    """Return how a comparison is answered: as it is known to be, else ``otherwise``."""
+    ordered = function not in (operator.eq, operator.ne)
+
+    def answer(self: "Unknown", other: Any) -> bool:
+        from torch.fx.experimental.symbolic_shapes import guard_or_false, guard_or_true
+
+        asked = function(self.symbol, known(other))
+        true, false = guard_or_false(asked), not guard_or_true(asked)
+        if not true and not false and ordered and not (isinstance(other, int) and other <= 1):
+            raise ShapeError(f"a traced call needs an extent that can be compared with {other}, got {self}")
+        return true or (otherwise and not false)
+
+    return answer
+
+
+class Unknown:
+    """An extent made of unbacked symbols, and what is computed from it."""
+
+    __slots__ = ("symbol",)
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, symbol: Any) -> None:
+        self.symbol = symbol
+
+    def __repr__(self) -> str:
+        return str(self.symbol)
+
+    def __index__(self) -> int:
+        raise ShapeError(f"a traced call needs an extent that is known here, got {self}")
+
+    def __bool__(self) -> bool:
+        return bool(self != 0)
+
+    def __neg__(self) -> "Unknown":
+        return Unknown(-self.symbol)
+
+    def __or__(self, other: Any) -> Any:
+        """Return the bits of an odd number: alignments are read from bits, and this one's are not known."""
+        return 1 | known(other)
+
+    __ror__ = __or__
+    __add__, __radd__ = _computed(operator.add)
+    __sub__, __rsub__ = _computed(operator.sub)
+    __mul__, __rmul__ = _computed(operator.mul)
+    __floordiv__, __rfloordiv__ = _computed(operator.floordiv)
+    __mod__, __rmod__ = _computed(operator.mod)
+    __eq__ = _compared(operator.eq, False)
+    __ne__ = _compared(operator.ne, True)
+    __lt__ = _compared(operator.lt, False)
+    __le__ = _compared(operator.le, False)
+    __gt__ = _compared(operator.gt, True)
+    __ge__ = _compared(operator.ge, True)
+
+
+def known(extent: Any) -> Any:
+    """Return an extent as torch has it."""
+    return extent.symbol if isinstance(extent, Unknown) else extent
+
+
+def extents(of: Any) -> tuple[Any, ...]:
+    """Return the extents or strides of a tensor with each unbacked one as an `Unknown`."""
+    given = tuple(of)
+    if not any(isinstance(one, torch.SymInt) for one in given):
+        return given
+    from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
+
+    return tuple(Unknown(one) if has_free_unbacked_symbols(one) else one for one in given)

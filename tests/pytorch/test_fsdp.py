@@ -1,0 +1,73 @@
+"""FSDP2 over two processes of the CPU: FP8 parameters are sharded, and results have the bits of one process."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+PROGRAM = """
+    import sys
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
+    import fp8core.torch
+    sys.path.insert(0, "tests")
+    from pytorch.cases import bits, wide
+
+    rank, store = int(sys.argv[1]), sys.argv[2]
+    dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=2)
+
+    def model():
+        made = nn.Sequential(nn.Linear(128, 256), nn.SiLU(), nn.Linear(256, 64)).bfloat16()
+        with torch.no_grad():
+            for seed, parameter in enumerate(made.parameters()):
+                parameter.copy_(wide(*parameter.shape, seed=seed) / 16)
+        fp8core.torch.quantize_model_(made)
+        return made
+
+    mesh = init_device_mesh("cpu", (2,))
+    sharded, whole = model(), model()
+    for layer in (sharded[0], sharded[2], sharded):
+        fully_shard(layer, mesh=mesh)
+    weight = sharded[0].weight
+    print(isinstance(weight, DTensor), tuple(weight.to_local().shape) == (128, 128), weight.dtype == torch.float8_e4m3fn)
+    for seed in range(3):
+        x = wide(5, 128, seed=seed + 10 * rank)
+        with torch.no_grad():
+            print(bits(sharded(x)) == bits(whole(x)))
+    dist.barrier()  # neither leaves while the other still reads
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no distributed package")
+@pytest.mark.skipif(sys.platform != "linux", reason="the loopback interface has another name")
+def test_fsdp_shards_codes_and_keeps_the_bits(tmp_path):
+    program = [sys.executable, "-c", textwrap.dedent(PROGRAM)]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}  # whatever this machine's name resolves to
+    ranks = [
+        subprocess.Popen(
+            [*program, str(rank), str(tmp_path / "store")],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        for rank in ranks:
+            out, err = rank.communicate(timeout=240)
+            assert rank.returncode == 0, out + err[-4000:]
+            assert out.split() == ["True"] * 6, err[-4000:]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()

@@ -1,0 +1,63 @@
+"""Rows that no trace knows, as a router picks them: torch's unbacked symbols."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch._dynamo.testing import CompileCounter  # noqa: E402
+
+import fp8core.torch  # noqa: E402 - after the skip
+from pytorch.cases import K, bits, weight, wide  # noqa: E402
+
+FUSED = weight((-1, -1))
+BLOCKED = weight((128, 128))
+ROUTED = {
+    "quantize": lambda x: fp8core.quantize(x),
+    "quantize_mn": lambda x: fp8core.quantize(x, group_shape=(1, 128), scale_layout="mn"),
+    "quantize_tensor": lambda x: fp8core.quantize(x, group_shape=(-1, -1)),
+    "quantize_block": lambda x: fp8core.quantize(x, group_shape=(128, 128)),
+    "quantize_static": lambda x: fp8core.quantize(x, scale=0.02),
+    "dequantize": lambda x: fp8core.quantize(x, group_shape=(1, 64)).dequantize("bfloat16"),
+    "rms_norm": lambda x: fp8core.rms_norm_quant(x, torch.ones(K), 1e-6, residual=x * 2),
+    "silu": lambda x: fp8core.silu_and_mul_quant(x, group_shape=(1, 128)),
+    "linear": lambda x: fp8core.linear(x, FUSED, bias=torch.ones(FUSED.shape[0])),
+    "linear_block": lambda x: fp8core.linear(x, BLOCKED, group_shape=(1, 128)),
+    "linear_of_fp8": lambda x: fp8core.linear(fp8core.silu_and_mul_quant(torch.cat((x, x), -1)), FUSED),
+    "scaled_mm": lambda x: fp8core.scaled_mm(fp8core.quantize(x), fp8core.quantize(x * 2 + 1).T, out_dtype="float32"),
+}
+
+
+@pytest.fixture(autouse=True)
+def picked_rows_in_graphs():
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        yield
+
+
+@pytest.mark.parametrize("name", ROUTED)
+def test_rows_that_no_trace_knows(name):
+    """As a router picks them: one graph for any number, 0 and 1 included."""
+    function = ROUTED[name]
+
+    def routed(x, chosen):
+        return function(x[chosen])
+
+    counter = CompileCounter()
+    for backend in (counter, "aot_eager"):
+        torch._dynamo.reset()
+        compiled = torch.compile(routed, fullgraph=True, backend=backend)
+        for picked in ([0, 3, 4], [2], [], range(8)):
+            if name == "scaled_mm" and len(picked) == 0:
+                continue  # a product of no rows and no columns has no scale for b
+            chosen = torch.tensor([row in picked for row in range(8)])
+            x = wide(8, K)
+            assert bits(compiled(x, chosen)) == bits(routed(x, chosen))
+    assert counter.frame_count == 1
+
+
+def test_what_depends_on_rows_that_no_trace_knows_is_refused():
+    def padded(x, chosen):
+        return fp8core.quantize(x[chosen], rows_padded=5).scale
+
+    with pytest.raises(Exception, match="a traced call needs an extent that can be compared with 5, got u0"):
+        torch.compile(padded, fullgraph=True, backend="eager")(wide(8, K), torch.ones(8, dtype=torch.bool))
