@@ -13,7 +13,7 @@ from jax.interpreters import mlir
 from jax.sharding import NamedSharding
 
 from fp8core.core.explaining import ExplainRequest
-from fp8core.core.operation import Interned, Operation, float32_number
+from fp8core.core.operation import Interned, Operation, float32_number, times_forgotten
 from fp8core.errors import DeviceError, LayoutError
 from fp8core.jax.primitives import CallOf, avals_of, traced
 from fp8core.jax.programs import NAMES, OPERATIONS, plain
@@ -97,7 +97,7 @@ class Kind:
     """A call of arrays of known shapes and dtypes, described."""
 
     def __init__(self, operation: Operation, options: Any, arrays: Sequence[Any]) -> None:
-        call = CallOf(NAMES[operation], tuple([x is not None for x in arrays]), options)
+        call = CallOf(NAMES[operation], tuple([x is not None for x in arrays]), options, times_forgotten())
         known = traced(call, [x for x in arrays if x is not None], operation.operands)  # with the call's own errors
         self.call = call._replace(options=plain(options))
         self.results, self.note = known.results, known.described.note
@@ -165,7 +165,8 @@ _NO_PLACE: Final = (
 
 
 def _kind(operation: Operation, options: Any, arrays: Sequence[Any]) -> Kind:
-    key = operation, options, tuple([None if x is None else (x.shape, x.dtype) for x in arrays])
+    kinds = tuple([None if x is None else (x.shape, x.dtype) for x in arrays])
+    key = operation, options, times_forgotten(), kinds
     try:
         return _KINDS[key]
     except KeyError:

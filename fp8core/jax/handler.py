@@ -26,7 +26,9 @@ class Platform:
     def __init__(self, name: str) -> None:
         self.name = name
         self.ready: dict[Any, Prepared] = {}
-        """By the text, the device, and the extents that the text leaves open."""
+        """By the text, the device, and the extents that the text leaves open. A plan stays as long as the process: a
+        program that XLA has recorded with it must be recorded with the same launches again."""
+        self._texts: dict[Problem, tuple[str, int]] = {}
         self._parsed: dict[bytes, tuple[Problem, int | None]] = {}
         self._lock = Lock()
         self._instantiate = frames.HANDLER(self.instantiate)
@@ -62,13 +64,16 @@ class Platform:
         Returns:
             The text for the program, and the bytes of the scratch.
         """
-        planned = {ordinal: Prepared(problem, self.target(ordinal)) for ordinal in self.ordinals}
-        scratch = max(call.scratch_bytes for call in planned.values())
-        text = problem.text(scratch)
         with self._lock:
+            known = self._texts.get(problem)
+            if known is not None:
+                return known
+            planned = {ordinal: Prepared(problem, self.target(ordinal)) for ordinal in self.ordinals}
+            scratch = max(call.scratch_bytes for call in planned.values())
+            text = problem.text(scratch)
             for ordinal, call in planned.items():
                 self.ready.setdefault((text.encode(), ordinal), call)
-        return text, scratch
+            return self._texts.setdefault(problem, (text, scratch))
 
     def prepared(self, text: bytes, ordinal: int, shapes: Any = None) -> Prepared:
         """Return the call that a text says, for a device; planned now if no program was compiled here that has it.

@@ -40,6 +40,8 @@ class CallOf(NamedTuple):
     """Of each operand, whether it is there."""
     options: Any
     """As `programs.plain` has them."""
+    tuned: int = 0
+    """As `Problem.tuned`."""
 
 
 class Traced(NamedTuple):
@@ -156,7 +158,7 @@ def _lower(platform: str, ctx: Any, *operands: Any, call: CallOf) -> Any:
             placed.append(Placed(names[np.dtype(aval.dtype)], shape, layouts[at]))
         else:
             placed.append(None)
-    problem = Problem(call.name, tuple(placed), call.options)
+    problem = Problem(call.name, tuple(placed), call.options, call.tuned)
     results = [known.described.results[at] for at in known.results]
     result_layouts = [layout_of(NewArray(new.shape, new.dtype, new.strides)) for new in results]
     out = list(ctx.avals_out)

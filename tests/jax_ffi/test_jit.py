@@ -9,6 +9,7 @@ jnp = jax.numpy
 import fp8core  # noqa: E402 - after the skip
 import fp8core.jax  # noqa: E402
 from fp8core import GROUP_128, PER_CHANNEL, Quantized  # noqa: E402
+from fp8core.core import operation  # noqa: E402
 from fp8core.errors import DeviceError, DTypeError, LayoutError, ScaleError, ShapeError  # noqa: E402
 from fp8core.jax import calls, handler, programs  # noqa: E402
 from jax_ffi.cases import BF16, CASES, K, same, weight, wide  # noqa: E402
@@ -192,7 +193,21 @@ def test_a_text_says_all_of_a_problem():
     assert not problem.fixed
     assert problem.with_shapes([(4, 8)]).fixed
     with pytest.raises(fp8core.BackendError, match="another release"):
-        programs.parse(b'[99,"quantize",[],[],0]')
+        programs.parse(b'[99,"quantize",[],[],0,0]')
+
+
+@pytest.mark.usefixtures("cpu")
+def test_programs_that_are_traced_after_tuning_are_planned_anew(monkeypatch):
+    x = wide(11, K)
+    wanted = fp8core.quantize(x).data
+    function = jax.jit(lambda x: fp8core.quantize(x).data)
+    assert same(function(x), wanted)
+    texts = len(handler.ALL["cpu"].ready)
+    operation.forget()
+    assert same(function(x), wanted)
+    assert len(handler.ALL["cpu"].ready) == texts
+    assert same(fp8core.quantize(jnp.asarray(x)).data, wanted)
+    assert len(handler.ALL["cpu"].ready) == texts + 1
 
 
 def test_options_become_plain():
