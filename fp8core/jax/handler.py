@@ -103,8 +103,9 @@ class Platform:
         """Plan a call of a program that is loaded, perhaps from another process, before anything of it runs."""
         extension, api, _, _, _, _, _, _, attributes = frames.read(frame)
         try:
-            if extension and frames.answer(extension, _known(api), 0):
+            if extension and frames.answered(extension, api, 0):
                 return None
+            frames.check(frame)
             text = frames.text(attributes)
             problem, _ = self._parsed.get(text) or self._parsed.setdefault(text, parse(text))
             if problem.fixed:
@@ -118,7 +119,7 @@ class Platform:
         """Run a call on the host."""
         extension, api, _, _, count, arguments, result_count, results, attributes = frames.read(frame)
         try:
-            if extension and frames.answer(extension, _known(api), 0):
+            if extension and frames.answered(extension, api, 0):
                 return None
             text = frames.text(attributes)
             call = self.ready.get((text, 0))
@@ -139,7 +140,7 @@ class Platform:
         """Launch a call on its stream, which XLA may be recording."""
         extension, api, context, _, count, arguments, result_count, results, attributes = frames.read(frame)
         try:
-            if extension and frames.answer(extension, _known(api), frames.COMMAND_BUFFERS):
+            if extension and frames.answered(extension, api, frames.COMMAND_BUFFERS):
                 return None
             text = frames.text(attributes)
             several = len(self.ordinals) > 1
@@ -157,18 +158,6 @@ class Platform:
 def scratch_extent(nbytes: int) -> int:
     """Return how many bytes to ask XLA for, so that a scratch at a multiple of 256 fits."""
     return nbytes + SCRATCH_ALIGNMENT - 1
-
-
-def _known(api: int) -> tuple[int, int]:
-    """Return the version of XLA's interface, which is one that is known.
-
-    Raises:
-        BackendError: it has another major version.
-    """
-    major, minor = frames.version(api)
-    if major != frames.MAJOR:
-        raise BackendError(f"fp8core.jax needs version {frames.MAJOR} of XLA's FFI, got {major}.{minor}")
-    return major, minor
 
 
 def _error(api: int, error: BaseException) -> int:
