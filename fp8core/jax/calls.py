@@ -146,8 +146,7 @@ def stand_in(
     for at in written:
         if type(operands[at]) is not Place:
             raise LayoutError(_NO_PLACE.format(operation.operands[at], kind.call.name))
-    given = [x for x in arrays if x is not None]
-    made = bind(kind.call, *given) if tracing else _eager(kind, given, operation)
+    made = bind(kind.call, *[x for x in arrays if x is not None]) if tracing else _eager(kind, arrays, operation)
     for at, result in zip(kind.results, made, strict=True):
         arrays[at] = result
     for at in operation.returned:
@@ -204,13 +203,19 @@ def _beside(number: Any, x: Any) -> Any:
 
 def _eager(kind: Kind, arrays: Sequence[Any], operation: Operation) -> Any:
     try:
-        return kind.run(*arrays)
+        return kind.run(*[x for x in arrays if x is not None])
     except (RuntimeError, ValueError) as error:
-        of_jax = [x for x in arrays if isinstance(x, jax.Array)]
-        if any(x.is_deleted() for x in of_jax):
-            raise LayoutError(
-                f"{operation.operands[0]} and all others need memory of their own, got one that was deleted or donated"
-            ) from error
-        if len({frozenset(x.sharding.device_set) for x in of_jax}) > 1:
-            raise DeviceError(f"operands need to be on the devices of {operation.operands[0]}: {error}") from error
+        places = None
+        for x, name in zip(arrays, operation.operands, strict=True):
+            if not isinstance(x, jax.Array):
+                continue
+            if x.is_deleted():
+                raise LayoutError(f"{name} needs memory of its own, got one that was deleted or donated") from error
+            here = sorted(map(str, x.sharding.device_set))
+            places = places or here
+            if here != places:
+                wanted, got = ", ".join(places), ", ".join(here)
+                raise DeviceError(
+                    f"{name} needs to be where {operation.operands[0]} is, on {wanted}, got {got}"
+                ) from error
         raise
