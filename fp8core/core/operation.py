@@ -262,12 +262,20 @@ class Operation:
 
 watched: Final = prefetch.WATCHED
 _ALL: Final[WeakSet[Operation]] = WeakSet()
+_forgotten = 0
 
 
 def forget() -> None:
     """Let every call of every operation be planned anew, as what runs a problem has changed."""
+    global _forgotten  # noqa: PLW0603 - programs that others keep are told apart by it
+    _forgotten += 1
     for operation in list(_ALL):
         operation.forget()
+
+
+def times_forgotten() -> int:
+    """Return how often what runs a problem has changed."""
+    return _forgotten
 
 
 def float32_number(number: Any, name: str) -> float | None:

@@ -13,7 +13,7 @@ from jax.interpreters import mlir
 from jax.sharding import NamedSharding
 
 from fp8core.core.explaining import ExplainRequest
-from fp8core.core.operation import Interned, Operation, float32_number
+from fp8core.core.operation import Interned, Operation, float32_number, times_forgotten
 from fp8core.errors import DeviceError, LayoutError
 from fp8core.jax.primitives import CallOf, avals_of, traced
 from fp8core.jax.programs import NAMES, OPERATIONS, plain
@@ -97,7 +97,7 @@ class Kind:
     """A call of arrays of known shapes and dtypes, described."""
 
     def __init__(self, operation: Operation, options: Any, arrays: Sequence[Any]) -> None:
-        call = CallOf(NAMES[operation], tuple([x is not None for x in arrays]), options)
+        call = CallOf(NAMES[operation], tuple([x is not None for x in arrays]), options, times_forgotten())
         known = traced(call, [x for x in arrays if x is not None], operation.operands)  # with the call's own errors
         self.call = call._replace(options=plain(options))
         self.results, self.note = known.results, known.described.note
@@ -146,8 +146,7 @@ def stand_in(
     for at in written:
         if type(operands[at]) is not Place:
             raise LayoutError(_NO_PLACE.format(operation.operands[at], kind.call.name))
-    given = [x for x in arrays if x is not None]
-    made = bind(kind.call, *given) if tracing else _eager(kind, given, operation)
+    made = bind(kind.call, *[x for x in arrays if x is not None]) if tracing else _eager(kind, arrays, operation)
     for at, result in zip(kind.results, made, strict=True):
         arrays[at] = result
     for at in operation.returned:
@@ -165,7 +164,8 @@ _NO_PLACE: Final = (
 
 
 def _kind(operation: Operation, options: Any, arrays: Sequence[Any]) -> Kind:
-    key = operation, options, tuple([None if x is None else (x.shape, x.dtype) for x in arrays])
+    kinds = tuple([None if x is None else (x.shape, x.dtype) for x in arrays])
+    key = operation, options, times_forgotten(), kinds
     try:
         return _KINDS[key]
     except KeyError:
@@ -203,13 +203,19 @@ def _beside(number: Any, x: Any) -> Any:
 
 def _eager(kind: Kind, arrays: Sequence[Any], operation: Operation) -> Any:
     try:
-        return kind.run(*arrays)
+        return kind.run(*[x for x in arrays if x is not None])
     except (RuntimeError, ValueError) as error:
-        of_jax = [x for x in arrays if isinstance(x, jax.Array)]
-        if any(x.is_deleted() for x in of_jax):
-            raise LayoutError(
-                f"{operation.operands[0]} and all others need memory of their own, got one that was deleted or donated"
-            ) from error
-        if len({frozenset(x.sharding.device_set) for x in of_jax}) > 1:
-            raise DeviceError(f"operands need to be on the devices of {operation.operands[0]}: {error}") from error
+        places = None
+        for x, name in zip(arrays, operation.operands, strict=True):
+            if not isinstance(x, jax.Array):
+                continue
+            if x.is_deleted():
+                raise LayoutError(f"{name} needs memory of its own, got one that was deleted or donated") from error
+            here = sorted(map(str, x.sharding.device_set))
+            places = places or here
+            if here != places:
+                wanted, got = ", ".join(places), ", ".join(here)
+                raise DeviceError(
+                    f"{name} needs to be where {operation.operands[0]} is, on {wanted}, got {got}"
+                ) from error
         raise

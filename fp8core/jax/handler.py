@@ -26,7 +26,9 @@ class Platform:
     def __init__(self, name: str) -> None:
         self.name = name
         self.ready: dict[Any, Prepared] = {}
-        """By the text, the device, and the extents that the text leaves open."""
+        """By the text, the device, and the extents that the text leaves open. A plan stays as long as the process: a
+        program that XLA has recorded with it must be recorded with the same launches again."""
+        self._texts: dict[Problem, tuple[str, int]] = {}
         self._parsed: dict[bytes, tuple[Problem, int | None]] = {}
         self._lock = Lock()
         self._instantiate = frames.HANDLER(self.instantiate)
@@ -62,13 +64,16 @@ class Platform:
         Returns:
             The text for the program, and the bytes of the scratch.
         """
-        planned = {ordinal: Prepared(problem, self.target(ordinal)) for ordinal in self.ordinals}
-        scratch = max(call.scratch_bytes for call in planned.values())
-        text = problem.text(scratch)
         with self._lock:
+            known = self._texts.get(problem)
+            if known is not None:
+                return known
+            planned = {ordinal: Prepared(problem, self.target(ordinal)) for ordinal in self.ordinals}
+            scratch = max(call.scratch_bytes for call in planned.values())
+            text = problem.text(scratch)
             for ordinal, call in planned.items():
                 self.ready.setdefault((text.encode(), ordinal), call)
-        return text, scratch
+            return self._texts.setdefault(problem, (text, scratch))
 
     def prepared(self, text: bytes, ordinal: int, shapes: Any = None) -> Prepared:
         """Return the call that a text says, for a device; planned now if no program was compiled here that has it.
@@ -98,8 +103,9 @@ class Platform:
         """Plan a call of a program that is loaded, perhaps from another process, before anything of it runs."""
         extension, api, _, _, _, _, _, _, attributes = frames.read(frame)
         try:
-            if extension and frames.answer(extension, _known(api), 0):
+            if extension and frames.answered(extension, api, 0):
                 return None
+            frames.check(frame)
             text = frames.text(attributes)
             problem, _ = self._parsed.get(text) or self._parsed.setdefault(text, parse(text))
             if problem.fixed:
@@ -113,7 +119,7 @@ class Platform:
         """Run a call on the host."""
         extension, api, _, _, count, arguments, result_count, results, attributes = frames.read(frame)
         try:
-            if extension and frames.answer(extension, _known(api), 0):
+            if extension and frames.answered(extension, api, 0):
                 return None
             text = frames.text(attributes)
             call = self.ready.get((text, 0))
@@ -134,7 +140,7 @@ class Platform:
         """Launch a call on its stream, which XLA may be recording."""
         extension, api, context, _, count, arguments, result_count, results, attributes = frames.read(frame)
         try:
-            if extension and frames.answer(extension, _known(api), frames.COMMAND_BUFFERS):
+            if extension and frames.answered(extension, api, frames.COMMAND_BUFFERS):
                 return None
             text = frames.text(attributes)
             several = len(self.ordinals) > 1
@@ -152,18 +158,6 @@ class Platform:
 def scratch_extent(nbytes: int) -> int:
     """Return how many bytes to ask XLA for, so that a scratch at a multiple of 256 fits."""
     return nbytes + SCRATCH_ALIGNMENT - 1
-
-
-def _known(api: int) -> tuple[int, int]:
-    """Return the version of XLA's interface, which is one that is known.
-
-    Raises:
-        BackendError: it has another major version.
-    """
-    major, minor = frames.version(api)
-    if major != frames.MAJOR:
-        raise BackendError(f"fp8core.jax needs version {frames.MAJOR} of XLA's FFI, got {major}.{minor}")
-    return major, minor
 
 
 def _error(api: int, error: BaseException) -> int:

@@ -11,7 +11,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
-from fp8core.core.calls import Described, NewArray
+from fp8core.core.calls import Described
 from fp8core.core.specs import TensorSpec
 from fp8core.errors import ShapeError
 from fp8core.interop import numpy_arrays
@@ -27,8 +27,8 @@ from fp8core.jax.programs import (
 )
 from fp8core.problem import HOST
 
-FIRST_UNKNOWN: Final = 1_000_003
-"""Stands for the first extent that is a symbol: prime, and larger than what models have."""
+UNKNOWN: Final = 1_000_000_007, 1_100_000_009
+"""What stands for the first extent that is a symbol, in two descriptions: primes, larger than what models have."""
 
 
 class CallOf(NamedTuple):
@@ -40,6 +40,8 @@ class CallOf(NamedTuple):
     """Of each operand, whether it is there."""
     options: Any
     """As `programs.plain` has them."""
+    tuned: int = 0
+    """As `Problem.tuned`."""
 
 
 class Traced(NamedTuple):
@@ -60,8 +62,23 @@ def traced(call: CallOf, avals: Sequence[Any], names: Sequence[str] | None = Non
     Raises:
         Fp8Error: as the call itself.
     """
+    described, results, extents = _described(call, avals, names, UNKNOWN[0])
+    fixed = all(isinstance(extent, int) for aval in avals for extent in aval.shape)
+    if not fixed and extents != _described(call, avals, names, UNKNOWN[1])[2]:
+        raise ShapeError(
+            f"{call.name} needs symbolic extents to be extents of its results, got one that a result's follows from"
+        )
+    arguments = [at for at, there in enumerate(call.given) if there]
+    written = {arguments.index(at): i for i, at in enumerate(results) if call.given[at]}
+    return Traced(described, results, extents, written)
+
+
+def _described(
+    call: CallOf, avals: Sequence[Any], names: Sequence[str] | None, unknown: int
+) -> tuple[Described, tuple[int, ...], tuple[tuple[Any, ...], ...]]:
+    """Describe a call with numbers in the place of symbols, and return the places and shapes of results, too."""
     operation = OPERATIONS[call.name]
-    shapes, symbols = _numbers([aval.shape for aval in avals])
+    shapes, symbols = _numbers([aval.shape for aval in avals], unknown)
     given = iter(zip(avals, shapes, strict=True))
     specs: list[TensorSpec | None] = []
     placed = place(call, shapes)
@@ -74,10 +91,8 @@ def traced(call: CallOf, avals: Sequence[Any], names: Sequence[str] | None = Non
         specs.append(TensorSpec(name, dtype, shape, strides_of(shape, placed[at]), HOST, ALIGNMENT))
     described = operation.describe(specs, call.options)
     results = tuple(sorted(described.results))
-    arguments = [at for at, there in enumerate(call.given) if there]
-    written = {arguments.index(at): i for i, at in enumerate(results) if call.given[at]}
-    extents = tuple(tuple(_symbol(extent, symbols) for extent in described.results[at].shape) for at in results)
-    return Traced(described, results, extents, written)
+    extents = tuple(tuple(symbols.get(extent, extent) for extent in described.results[at].shape) for at in results)
+    return described, results, extents
 
 
 def place(call: CallOf, shapes: Sequence[tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
@@ -87,7 +102,9 @@ def place(call: CallOf, shapes: Sequence[tuple[int, ...]]) -> dict[int, tuple[in
     return {at: layout_of_operand(call.name, at, known) for at, shape in enumerate(known) if shape is not None}
 
 
-def _numbers(shapes: Sequence[tuple[Any, ...]]) -> tuple[list[tuple[int, ...]], dict[int, Any]]:
+def _numbers(
+    shapes: Sequence[tuple[Any, ...]], unknown: int = UNKNOWN[0]
+) -> tuple[list[tuple[int, ...]], dict[int, Any]]:
     """Return shapes in which numbers stand for symbols, and the symbols by their numbers."""
     symbols: dict[int, Any] = {}
     numbers: dict[Any, int] = {}
@@ -96,7 +113,7 @@ def _numbers(shapes: Sequence[tuple[Any, ...]]) -> tuple[list[tuple[int, ...]], 
         if isinstance(extent, int | np.integer):
             return int(extent)
         if extent not in numbers:
-            numbers[extent] = _prime(FIRST_UNKNOWN if not symbols else max(symbols) + 2)
+            numbers[extent] = _prime(unknown if not symbols else max(symbols) + 2)
             symbols[numbers[extent]] = extent
         return numbers[extent]
 
@@ -107,14 +124,6 @@ def _prime(least: int) -> int:
     while any(least % factor == 0 for factor in range(3, math.isqrt(least) + 1, 2)):
         least += 2
     return least
-
-
-def _symbol(extent: int, symbols: dict[int, Any]) -> Any:
-    if extent in symbols or extent < FIRST_UNKNOWN or not symbols:
-        return symbols.get(extent, extent)
-    raise ShapeError(
-        "a symbolic extent needs to be one of rows that have scales of their own, got a result derived of it"
-    )
 
 
 def avals_of(known: Traced, first: Any, shardings: Sequence[Any] | None = None) -> list[Any]:
@@ -156,9 +165,9 @@ def _lower(platform: str, ctx: Any, *operands: Any, call: CallOf) -> Any:
             placed.append(Placed(names[np.dtype(aval.dtype)], shape, layouts[at]))
         else:
             placed.append(None)
-    problem = Problem(call.name, tuple(placed), call.options)
+    problem = Problem(call.name, tuple(placed), call.options, call.tuned)
     results = [known.described.results[at] for at in known.results]
-    result_layouts = [layout_of(NewArray(new.shape, new.dtype, new.strides)) for new in results]
+    result_layouts = [layout_of(new) for new in results]
     out = list(ctx.avals_out)
     if problem.fixed:
         text, scratch = handler.ALL[platform].plan(problem)

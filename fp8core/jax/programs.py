@@ -68,11 +68,13 @@ class Problem(NamedTuple):
     name: str
     operands: tuple[Placed | None, ...]
     options: Any
+    tuned: int = 0
+    """How often kernels had been chosen anew when it was traced: programs keep those that they were made with."""
 
     def text(self, scratch: int | None) -> str:
         """Return the text of a call that is given so many bytes of scratch; None where they are not known."""
         operands = [None if x is None else [x.dtype, x.shape, x.layout] for x in self.operands]
-        return json.dumps([FORM, self.name, operands, self.options, scratch], separators=(",", ":"))
+        return json.dumps([FORM, self.name, operands, self.options, self.tuned, scratch], separators=(",", ":"))
 
     @property
     def fixed(self) -> bool:
@@ -91,11 +93,12 @@ def parse(text: bytes) -> tuple[Problem, int | None]:
     Raises:
         BackendError: a later release wrote it, in another form.
     """
-    form, name, operands, options, scratch = json.loads(text)
+    form, name, *rest = json.loads(text)
     if form != FORM or name not in OPERATIONS:
         raise BackendError(f"the program needs another release of fp8core, got a call {name!r} of form {form!r}")
+    operands, options, tuned, scratch = rest
     placed = tuple([None if x is None else Placed(x[0], tuple(x[1]), tuple(x[2])) for x in operands])
-    return Problem(name, placed, _tuples(options)), scratch
+    return Problem(name, placed, _tuples(options), tuned), scratch
 
 
 def _tuples(x: Any) -> Any:

@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from fp8core.jax.primitives import FFI, CallOf, Traced
 from fp8core.ops.linear import LinearOptions
-from fp8core.problem import BLOCK, PER_TENSOR
+from fp8core.problem import BLOCK, PER_TENSOR, PER_TOKEN
 
 Axis = tuple[str, ...]
 """One factor, or two: the groups along an axis, and what is in a group."""
@@ -75,14 +75,15 @@ class _Factors:
         self.whole.add(inner)
         return name, inner
 
-    def scale(self, shape: Sequence[Any], of: Axes, extents: Sequence[Any]) -> Axes:
+    def scale(self, shape: Sequence[Any], of: Axes, extents: Sequence[Any], *, by_row: bool = True) -> Axes:
         """Return the factors of a scale of an array: axis by axis one number, one for each element, or for each group.
 
-        A scale that does not have the array's axes is not sharded, and then neither is the array.
+        A scale that does not have the array's axes is not sharded, and then neither is the array. One of a single axis
+        has a number for each row, if it is found ``by_row``.
         """
         if all(extent == 1 for extent in shape):
             return self.own(shape)
-        if len(shape) == 1 and len(of) > 1:  # one number for each row
+        if by_row and len(shape) == 1 and len(of) > 1:
             of, extents = of[:-1], extents[:-1]
         if len(shape) != len(of):
             self.whole.update(name for axis in of for name in axis)
@@ -135,13 +136,10 @@ def _rows(x: Sequence[Any], last: Axis) -> Axes:
 def _quantize(of: _Case, out: int = 1) -> Places:
     call, extents, known, factors = of
     x, group, given = extents[0], call.options[1], call.options[2]
-    columns = 1 if call.name == "quantize" else x[-1]
     last: Axis = ("k",)
-    if columns != 1:  # a norm, or gate and up, need the whole axis
-        factors.whole.add("k")
-    elif group[1] > 0 and not given:
+    if call.name == "quantize" and not given and group[1] > 0:
         last = factors.groups("k", x[-1], group[1])
-    elif not given:
+    elif call.name != "quantize" or not given:  # a norm, gate and up, and a scale for each row need the whole axis
         factors.whole.add("k")
     axes = _rows(x, last)
     if call.name == "quantize" and call.options[-1] is not None:  # rows_padded
@@ -160,7 +158,7 @@ def _quantize(of: _Case, out: int = 1) -> Places:
     if shape is None:
         shape = known.shapes[known.results.index(at)]
     codes = known.shapes[known.results.index(out)]
-    made[at] = factors.scale(shape, made[out], codes)
+    made[at] = factors.scale(shape, made[out], codes, by_row=tuple(group) == PER_TOKEN)
     return made
 
 
@@ -169,29 +167,30 @@ def _norm(of: _Case) -> Places:
 
 
 def _dequantize(of: _Case) -> Places:
-    extents, factors = of.extents, of.factors
-    q, scale = extents[0], extents[1]
-    grouped = len(scale) == len(q) > 0 and scale[-1] not in (1, q[-1]) and q[-1] % scale[-1] == 0
-    last = factors.groups("k", q[-1], q[-1] // scale[-1]) if grouped else ("k",)
+    q, scale, group, factors = of.extents[0], of.extents[1], of.call.options[0], of.factors
+    last = factors.groups("k", q[-1], group[1]) if group is not None and group[1] > 0 else ("k",)
     axes = _rows(q, last)
-    return {0: axes, 1: factors.scale(scale, axes, q), 2: axes}
+    by_row = group is not None and tuple(group) == PER_TOKEN
+    return {0: axes, 1: factors.scale(scale, axes, q, by_row=by_row), 2: axes}
 
 
 def _product(
     of: _Case, a: int, weight: int, scale_a: int, scale_b: int, bias: int, out: int, *, stored: bool = True
 ) -> Places:
     extents, factors = of.extents, of.factors
-    n = extents[weight][0 if stored else 1]
-    scale = extents[scale_b] if stored or len(extents[scale_b]) < 2 else extents[scale_b][::-1]
-    blocks = len(scale) == 2 and scale[0] not in (1, n)
-    channels = factors.groups("n", n, BLOCK) if blocks else ("n",)
+    n, scale = extents[weight][0 if stored else 1], extents[scale_b]
+    across = 0 if stored or tuple(scale) == (n, 1) else len(scale) - 1  # the axis of its channels
+    channels: Axis = ("n",)
+    made = {scale_b: factors.own(scale)}
+    if any(extent != 1 for extent in scale):
+        if scale[across] != n:
+            channels = factors.groups("n", n, BLOCK)
+        if scale[across] == n or len(channels) > 1:
+            made[scale_b] = (*made[scale_b][:across], channels[:1], *made[scale_b][across + 1 :])
     factors.whole.add("k")
     rows = _rows(extents[a], ("k",))
     whole: Axes = (channels, ("k",))
-    k = extents[a][-1]
-    of_b = factors.scale(scale, whole, (n, k)) if len(scale) != 1 or scale[0] == 1 else (channels,)
-    made = {a: rows, weight: whole if stored else whole[::-1], out: (*rows[:-1], channels)}
-    made[scale_b] = of_b if stored or len(of_b) < 2 else of_b[::-1]
+    made |= {a: rows, weight: whole if stored else whole[::-1], out: (*rows[:-1], channels)}
     if bias in extents:
         made[bias] = (channels,)
     if scale_a in extents:

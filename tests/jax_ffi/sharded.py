@@ -56,6 +56,38 @@ def layers(kind, mesh):
             check(f"{kind} linear {of_weight} {rows} {channels}", made, wanted, collectives(layer, *arrays))
 
 
+def products(kind, mesh):
+    for of_a, of_weight in ((PER_TOKEN, PER_CHANNEL), (GROUP_128, BLOCK_128), (GROUP_128, GROUP_128)):
+        a, w = fp8core.quantize(wide(16, K), group_shape=of_a), weight(of_weight)
+        wanted = fp8core.scaled_mm_nt(a, w)
+        arrays = put(mesh, a.data, "a"), put(mesh, a.scale, "a"), put(mesh, w.data, "b"), put(mesh, w.scale, "b")
+        stored = lambda a, sa, w, sw: fp8core.scaled_mm_nt(a, w, sa, sw)  # noqa: E731
+        turned = lambda a, sa, w, sw: fp8core.scaled_mm(a, w.T, sa, sw.T)  # noqa: E731
+        for name, call in (("stored", stored), ("turned", turned)):
+            check(f"{kind} {name} {of_weight}", jax.jit(call)(*arrays), wanted, collectives(call, *arrays))
+    for n in (128, 200):  # blocks that cannot be divided
+        a, w = fp8core.quantize(wide(16, K), group_shape=GROUP_128), weight(BLOCK_128, n)
+        made = jax.jit(fp8core.scaled_mm_nt)(jax.tree.map(lambda x: put(mesh, x, "a"), a), w)
+        check(f"{kind} {n} channels", made, fp8core.scaled_mm_nt(a, w))
+    flat = lambda a, sa, w, sw: fp8core.scaled_mm(a, w.T, sa[:, 0], sw)  # noqa: E731
+    a, w = fp8core.quantize(wide(16, K)), weight()
+    arrays = put(mesh, a.data, "a"), put(mesh, a.scale, "a"), put(mesh, w.data, "b"), put(mesh, w.scale, "b")
+    check(
+        f"{kind} scales of other shapes", jax.jit(flat)(*arrays), fp8core.scaled_mm_nt(a, w), collectives(flat, *arrays)
+    )
+
+
+def rows_and_columns(kind, mesh):
+    """A scale of one axis that has as many numbers as there are rows, and belongs to columns."""
+    group = -1, 32
+    q, scale = wide(16, K).astype("float8_e4m3fn"), np.arange(1, 17, dtype=np.float32)
+    call = lambda q, scale: fp8core.dequantize(q, scale, group_shape=group)  # noqa: E731
+    check(f"{kind} columns", jax.jit(call)(put(mesh, q, "a"), put(mesh, scale, "a")), call(q, scale))
+    q, scale = wide(16, 600).astype("float8_e4m3fn"), wide(16, 5, dtype=np.float32)
+    call = lambda q, scale: fp8core.dequantize(q, scale, group_shape=GROUP_128)  # noqa: E731
+    check(f"{kind} ends of groups", jax.jit(call)(put(mesh, q, "a"), put(mesh, scale, "a")), call(q, scale))
+
+
 def ones(x):
     return (np if isinstance(x, np.ndarray) else jnp).ones(K, np.float32)
 
@@ -106,12 +138,12 @@ def gradients(kind, mesh):
 if __name__ == "__main__":
     assert len(jax.devices()) == 4
     for kind, mesh in MESHES.items():
-        for part in (layers, quantizations, by_hand, gradients):
+        for part in (layers, products, rows_and_columns, quantizations, by_hand, gradients):
             part(kind, mesh)
     far = jax.device_put(wide(4, K), jax.devices()[3])
     assert fp8core.quantize(far).scale.devices() == {jax.devices()[3]}
     assert fp8core.quantize(far, scale=0.5).scale.devices() == {jax.devices()[3]}
     apart = jax.tree.map(lambda x: jax.device_put(x, jax.devices()[1]), weight())
-    with pytest.raises(fp8core.DeviceError, match="operands need to be on the devices of x"):
+    with pytest.raises(fp8core.DeviceError, match=r"weight needs to be where x is, on cpu:3, got cpu:1"):
         fp8core.linear(far, apart)
     print("all")

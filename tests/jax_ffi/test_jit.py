@@ -9,8 +9,9 @@ jnp = jax.numpy
 import fp8core  # noqa: E402 - after the skip
 import fp8core.jax  # noqa: E402
 from fp8core import GROUP_128, PER_CHANNEL, Quantized  # noqa: E402
+from fp8core.core import operation  # noqa: E402
 from fp8core.errors import DeviceError, DTypeError, LayoutError, ScaleError, ShapeError  # noqa: E402
-from fp8core.jax import calls, handler, programs  # noqa: E402
+from fp8core.jax import calls, frames, handler, programs  # noqa: E402
 from jax_ffi.cases import BF16, CASES, K, same, weight, wide  # noqa: E402
 
 ROWS = 1, 5, 16
@@ -126,7 +127,7 @@ def test_what_is_refused_of_eager_calls():
     x = jnp.asarray(wide(4, K))
     gone = jnp.array(x)
     gone.delete()
-    with pytest.raises(LayoutError, match="deleted or donated"):
+    with pytest.raises(LayoutError, match="x needs memory of its own, got one that was deleted or donated"):
         fp8core.quantize(gone)
     with pytest.raises(LayoutError, match="out needs to be writable"):
         fp8core.quantize(x, out=x.astype(jnp.float8_e4m3fn))
@@ -192,7 +193,50 @@ def test_a_text_says_all_of_a_problem():
     assert not problem.fixed
     assert problem.with_shapes([(4, 8)]).fixed
     with pytest.raises(fp8core.BackendError, match="another release"):
-        programs.parse(b'[99,"quantize",[],[],0]')
+        programs.parse(b'[99,"quantize",[],[],0,0]')
+
+
+@pytest.mark.usefixtures("cpu")
+def test_programs_that_are_traced_after_tuning_are_planned_anew(monkeypatch):
+    x = wide(11, K)
+    wanted = fp8core.quantize(x).data
+    function = jax.jit(lambda x: fp8core.quantize(x).data)
+    assert same(function(x), wanted)
+    texts = len(handler.ALL["cpu"].ready)
+    operation.forget()
+    assert same(function(x), wanted)
+    assert len(handler.ALL["cpu"].ready) == texts
+    assert same(fp8core.quantize(jnp.asarray(x)).data, wanted)
+    assert len(handler.ALL["cpu"].ready) == texts + 1
+
+
+def test_symbolic_extents_are_those_of_results():
+    export = pytest.importorskip("jax.export")
+    rows, more = export.symbolic_shape("rows, more")
+    x = jax.ShapeDtypeStruct((rows, more, K), jnp.bfloat16)
+    q = jax.eval_shape(fp8core.quantize, x)
+    assert (q.data.shape, q.scale.shape) == ((rows, more, K), (rows, more, 1))
+    assert jax.eval_shape(fp8core.linear, x, weight()).shape == (rows, more, 256)
+    with pytest.raises(ShapeError, match="quantize needs symbolic extents to be extents of its results"):
+        jax.eval_shape(
+            lambda x: fp8core.quantize(x, group_shape=(128, 128)), jax.ShapeDtypeStruct((rows, K), jnp.float32)
+        )
+
+
+def test_a_frame_of_another_version_is_refused():
+    import ctypes
+    import struct
+
+    frame = ctypes.create_string_buffer(struct.pack("Q32xQ32xQ32xQ40x", 168, 40, 40, 56))
+    with pytest.raises(fp8core.BackendError, match=r"got \(168, 40, 40, 56\)"):
+        frames.check(ctypes.addressof(frame))
+    metadata = ctypes.create_string_buffer(48)
+    extension = ctypes.create_string_buffer(struct.pack("Qi4xQQ", 32, 1, 0, ctypes.addressof(metadata)))
+    for version, wanted in (((0, 7), (0, 7, 1)), ((1, 0), (0, 0, 0))):
+        metadata.raw = bytes(48)
+        api = ctypes.create_string_buffer(struct.pack("32xii", *version))
+        assert frames.answered(ctypes.addressof(extension), ctypes.addressof(api), frames.COMMAND_BUFFERS)
+        assert struct.unpack_from("24xiiI", metadata.raw) == wanted
 
 
 def test_options_become_plain():

@@ -32,7 +32,7 @@ def program(text, *arguments, **environment):
 def test_four_devices():
     lines = run(str(ROOT / "tests/jax_ffi/sharded.py"), XLA_FLAGS="--xla_force_host_platform_device_count=4")
     assert lines[-1] == "all"
-    assert len(lines) == 2 * (3 * 4 + 2 * 6 + 1 + 2 + 1) + 1
+    assert len(lines) == 2 * (3 * 4 + 9 + 2 + 2 * 6 + 1 + 2 + 1) + 1
 
 
 def test_what_imports_load():
@@ -111,3 +111,9 @@ def test_the_compilation_cache_serves_another_process(tmp_path):
     )
     assert program(text, tmp_path) == ["True", "False"]
     assert program(text, tmp_path) == ["True", "True"]
+
+
+def test_the_example():
+    lines = run(str(ROOT / "examples/jax_layer.py"), "--hidden", "128", "--layers", "2", "--tokens", "3")
+    assert [line.split()[0] for line in lines] == ["bfloat16", "FP8", "relative"]
+    assert 0 < float(lines[-1].split(":")[1].split()[0]) < 0.15
