@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fp8core.checkpoint import Layer
-from fp8core.checkpoint.reader import DTYPES
+from fp8core.checkpoint.files import DTYPES
 from fp8core.errors import CheckpointError, DeviceError
 from fp8core.problem import BLOCK_128
 from fp8core.torch import Linear

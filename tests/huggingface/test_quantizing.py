@@ -7,27 +7,41 @@ pytest.importorskip("transformers")
 
 from transformers import AutoModelForCausalLM  # noqa: E402 - after the skips
 
-from fp8core.checkpoint import quantize_checkpoint  # noqa: E402
+import fp8core.torch  # noqa: E402
+from fp8core.checkpoint import plan_checkpoint, quantize_checkpoint  # noqa: E402
 from fp8core.errors import CheckpointError  # noqa: E402
 from fp8core.torch import Linear  # noqa: E402
 from fp8core.transformers import Experts, Fp8CoreConfig, from_pretrained  # noqa: E402
-from huggingface.cases import config_of, distance, logits, random_model, same, tensors_of, written  # noqa: E402
+from huggingface.cases import TOKENS, config_of, distance, logits, random_model, same, tensors_of, written  # noqa: E402
 
-SCHEMES = "channel", "tensor", "block"
+SCHEMES = "channel", "tensor", "block", "static"
+
+
+def static_scales(kind, folder):
+    """Scales of inputs by the checkpoint's names of modules: calibrated, or of stacked experts some that are enough."""
+    if kind in ("llama", "qwen3"):
+        return fp8core.torch.calibrate(AutoModelForCausalLM.from_pretrained(folder), [TOKENS])
+    modules = [one.module for one in plan_checkpoint(folder).verdicts if one.status == "quantized"]
+    return {module: 0.03 + 1e-4 * at for at, module in enumerate(modules)}
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "qwen3_moe", "mixtral", "deepseek_v3"])
 def test_the_bytes_of_the_command(kind, scheme, tmp_path):
     wanted = written(kind, tmp_path / "wide")
-    summary = quantize_checkpoint(tmp_path / "wide", tmp_path / "command", scheme=scheme)
-    asked = Fp8CoreConfig(scheme=scheme)
+    scales = static_scales(kind, tmp_path / "wide") if scheme == "static" else None
+    summary = quantize_checkpoint(tmp_path / "wide", tmp_path / "command", scheme=scheme, input_scales=scales)
+    asked = Fp8CoreConfig(scheme=scheme, input_scales=scales)
     model, told = from_pretrained(tmp_path / "wide", quantization_config=asked, output_loading_info=True)
     assert not told["missing_keys"] | told["unexpected_keys"] | told["mismatched_keys"], told
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, Linear)}
     stored = {name.replace(".block_sparse_moe.", ".mlp.") for name in summary.quantized}  # Mixtral's, renamed
     assert {f"{name}.weight" for name in layers} == stored
-    assert {layer.scheme for layer in layers.values()} == {scheme}
+    assert {layer.scheme for layer in layers.values()} == {"tensor" if scheme == "static" else scheme}
+    assert {name: layer.input_scale.item() for name, layer in layers.items() if layer.input_scale is not None} == {
+        name.replace(".block_sparse_moe.", ".mlp."): torch.tensor(scale).item()
+        for name, scale in (scales or {}).items()
+    }
     assert not any(parameter.requires_grad for layer in layers.values() for parameter in layer.parameters())
     found = logits(model)
     assert 0.001 < distance(found, wanted) < 0.15
@@ -105,8 +119,10 @@ def test_what_is_refused(tmp_path):
     model.save_pretrained(tmp_path / "fp8")
     with pytest.raises(CheckpointError, match="needs a checkpoint that is not quantized, got compressed-tensors"):
         from_pretrained(tmp_path / "fp8", quantization_config=Fp8CoreConfig())
-    with pytest.raises(CheckpointError, match="scheme needs one of channel, tensor, block, got 'row'"):
+    with pytest.raises(CheckpointError, match="scheme needs one of channel, tensor, block, static, got 'row'"):
         Fp8CoreConfig(scheme="row")
+    with pytest.raises(CheckpointError, match="input_scales needs to be given with scheme static"):
+        from_pretrained(tmp_path / "wide", quantization_config=Fp8CoreConfig(scheme="static"))
     with pytest.raises(CheckpointError, match=r"matches none; '\*down_proj' matches 2"):
         from_pretrained(tmp_path / "wide", quantization_config=Fp8CoreConfig(exclude=["down_proj"]))
     with pytest.raises(CheckpointError, match="vLLM joins q_proj, k_proj, v_proj"):
