@@ -11,12 +11,12 @@ from transformers.quantizers.auto import register_quantizer
 from transformers.quantizers.base import HfQuantizer
 
 from fp8core.checkpoint import open_files, plan_checkpoint
-from fp8core.errors import CheckpointError
+from fp8core.errors import CheckpointError, DeviceError
 from fp8core.torch import Linear, dequantize_model_
 from fp8core.transformers.config import METHOD, Fp8CoreConfig
 from fp8core.transformers.experts import Experts, layouts_of
 from fp8core.transformers.names import WEIGHT, Names, has, transforms_of
-from fp8core.transformers.stored import as_stored, carry, complete, waiting
+from fp8core.transformers.stored import as_stored, carry, complete, initialized, waiting
 
 
 @register_quantizer(METHOD)
@@ -47,6 +47,16 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
         """Weights of the model that are quantized when they are loaded, and the scales of these layers' inputs."""
 
     # Before the weights are loaded.
+
+    def validate_environment(self, *_: Any, device_map: Any = None, **__: Any) -> None:
+        """Refuse a device_map that leaves layers on the disk.
+
+        Raises:
+            DeviceError: it does.
+        """
+        if isinstance(device_map, Mapping) and "disk" in device_map.values():
+            places = ", ".join(name for name, place in device_map.items() if place == "disk")
+            raise DeviceError(f"device_map needs to keep FP8 layers on a device, got {places} on the disk")
 
     def _process_model_before_weight_loading(self, model: Any, checkpoint_files: Any = None, **_: Any) -> None:
         files = [Path(file) for file in checkpoint_files or ()]
@@ -206,6 +216,7 @@ class Quantize(ConversionOps):  # type: ignore[misc]
         scale = self.input_scales[full_layer_name]
         made = Linear.from_linear(linear, scheme=scheme, input_scale=scale, **self.config.options)
         made._parameters["bias"] = linear._parameters["bias"]  # it knows whether it has been loaded
+        initialized(made)
         model.set_submodule(place, made)
         new = {name: made._parameters[name] for name in ("weight", "weight_scale", "input_scale")}
         return {f"{place}.{name}": parameter for name, parameter in new.items() if parameter is not None}

@@ -5,11 +5,12 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from safetensors.torch import save_file  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402 - after the skips
 
 import fp8core.torch  # noqa: E402
 from fp8core.checkpoint import plan_checkpoint, quantize_checkpoint  # noqa: E402
-from fp8core.errors import CheckpointError  # noqa: E402
+from fp8core.errors import CheckpointError, DeviceError  # noqa: E402
 from fp8core.torch import Linear  # noqa: E402
 from fp8core.transformers import Experts, Fp8CoreConfig, from_pretrained  # noqa: E402
 from huggingface.cases import TOKENS, config_of, distance, logits, random_model, same, tensors_of, written  # noqa: E402
@@ -58,6 +59,7 @@ def test_the_bytes_of_the_command(kind, scheme, tmp_path):
 
 @pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe"])
 def test_transformers_reads_what_was_saved(kind, tmp_path):
+    pytest.importorskip("compressed_tensors")
     wanted = written(kind, tmp_path / "wide")
     model = from_pretrained(tmp_path / "wide")
     model.save_pretrained(tmp_path / "saved")
@@ -83,6 +85,17 @@ def test_biases_are_those_of_the_file(tmp_path):
     for name, value in model.state_dict().items():
         if name.endswith("bias"):
             assert same(value, stored[name])
+
+
+def test_a_bias_that_the_file_lacks_is_zero(tmp_path):
+    written("llama", tmp_path)
+    stored = {name: x for name, x in tensors_of(tmp_path).items() if not name.endswith("q_proj.bias")}
+    save_file(stored, tmp_path / "model.safetensors", {"format": "pt"})
+    model, told = from_pretrained(tmp_path, output_loading_info=True)
+    assert told["missing_keys"] == {f"model.layers.{layer}.self_attn.q_proj.bias" for layer in range(2)}
+    for layer in model.model.layers:
+        assert not layer.self_attn.q_proj.bias.any()
+        assert layer.self_attn.k_proj.bias.all()
 
 
 def test_dequantized_again(tmp_path):
@@ -111,6 +124,20 @@ def test_generating_and_compiling(tmp_path):
         assert torch.equal(
             compiled(inputs, use_cache=False).last_hidden_state, model.model(inputs, use_cache=False).last_hidden_state
         )
+
+
+@pytest.mark.parametrize("stored", ["wide", "fp8"])
+def test_layers_that_are_offloaded(stored, tmp_path):
+    """Their weights would come from the disk for each call, past what is known of them here."""
+    pytest.importorskip("accelerate")
+    written("llama", tmp_path / "wide")
+    from_pretrained(tmp_path / "wide").save_pretrained(tmp_path / "fp8")
+    places = {"model.embed_tokens": "cpu", "model.rotary_emb": "cpu", "model.norm": "cpu", "lm_head": "cpu"}
+    places |= {"model.layers.0": "cpu", "model.layers.1": "disk"}
+    with pytest.raises(DeviceError, match=r"on a device, got model.layers.1 on the disk"):
+        from_pretrained(tmp_path / stored, device_map=places, offload_folder=tmp_path / "offloaded")
+    model = from_pretrained(tmp_path / stored, device_map="auto", max_memory={"cpu": "1GB"})
+    assert torch.equal(logits(model), logits(from_pretrained(tmp_path / "fp8")))
 
 
 def test_what_is_refused(tmp_path):
