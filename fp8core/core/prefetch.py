@@ -30,6 +30,8 @@ WEIGHT, SCALE, BIAS = 1, 2, 3
 """The places of what is read early among the operands of a linear layer."""
 PLACES_KEPT: Final = 256
 """Sets of places that are remembered for one kind of call."""
+SPARE: Final = 64
+"""Ranges that are added before all are looked at."""
 PER_THREAD: Final = 2
 """The stream of the calling thread, whichever that is: nothing that happened on it says anything of the next call."""
 
@@ -51,25 +53,50 @@ class _Watched:
         self.examiners: WeakSet[Examiner] = WeakSet()
         self.starts: list[int] = []
         """Empty until a weight may be read early."""
-        self.ends: list[int] = []
-        """Of the ranges in the order of their starts: the largest end so far."""
+        self._index: tuple[list[int], list[int]] = ([], [])
+        """Of the ranges by their starts: these, and the largest end so far. Lists that are never changed in place."""
+        self._most = 0
+        """With more ranges than these, those that no history has any more are left out."""
 
     def add(self, history: "WeightHistory") -> None:
-        """Watch the ranges of ``history``, which may be watched already with others."""
+        """Watch the ranges of ``history``, which may be watched already with others.
+
+        Those others stay watched for a while: a mixture of experts has tens of thousands of weights, and looking at all
+        of them for each new one would take minutes.
+        """
         with self.lock:
             self.histories.add(history)
-            ranges = sorted(one for each in self.histories for one in each.ranges)
-            self.ends = list(accumulate((end for _, end in ranges), max))
-            self.starts = [start for start, _ in ranges]
+            if len(self.starts) + len(history.ranges) > self._most:
+                ranges = sorted(one for each in self.histories for one in each.ranges)
+                starts = [start for start, _ in ranges]
+                ends = list(accumulate((end for _, end in ranges), max))
+                self._most = 2 * len(ranges) + SPARE
+            else:
+                starts, ends = map(list, self._index)
+                for start, end in history.ranges:
+                    _insert(starts, ends, start, end)
+            self._index, self.starts = (starts, ends), starts
             self.version += 1
             for examiner in list(self.examiners):
                 examiner.examined.clear()
 
     def touches(self, written: Range) -> bool:
         """Return whether a range may overlap one that is watched."""
-        starts, ends = self.starts, self.ends
+        starts, ends = self._index
         before = bisect_left(starts, written[1])  # ranges that start before its end
-        return before > 0 and len(ends) >= before and ends[before - 1] > written[0]
+        return before > 0 and ends[before - 1] > written[0]
+
+
+def _insert(starts: list[int], ends: list[int], start: int, end: int) -> None:
+    """Insert a range among others in the order of their starts; ``ends`` are the largest so far."""
+    at = bisect_left(starts, start)
+    reach = max(end, ends[at - 1]) if at else end
+    starts.insert(at, start)
+    ends.insert(at, reach)
+    for behind in range(at + 1, len(ends)):
+        if ends[behind] >= reach:
+            break
+        ends[behind] = reach
 
 
 WATCHED: Final = _Watched()

@@ -7,7 +7,7 @@ from typing import Any, Final
 from transformers.quantizers.auto import register_quantization_config
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from fp8core.checkpoint.schemes import scheme_of
+from fp8core.checkpoint.schemes import scheme_to_write
 
 METHOD: Final = "fp8core"
 
@@ -21,10 +21,11 @@ class Fp8CoreConfig(QuantizationConfigMixin):  # type: ignore[misc]
 
     Args:
         scheme: "channel" (weights per channel, inputs per token), "tensor" (both per tensor) or "block" (weights by
-            blocks of 128x128, inputs by groups of 1x128).
+            blocks of 128x128, inputs by groups of 1x128) or "static" ("tensor" with input_scales).
         include: which layers, by glob patterns or, after ``re:``, regular expressions over the checkpoint's names of
             modules. Without it all linear layers, as `fp8core quantize` knows them.
         exclude: patterns of layers to leave as they are.
+        input_scales: of scheme "static": the scale of each layer's inputs, as `fp8core.torch.calibrate` finds them.
         use_fast_accum: as for `fp8core.scaled_mm`.
         batch_invariant: as for `fp8core.scaled_mm`.
         source: of a checkpoint that is FP8 already: its own configuration, as `config_for` finds it.
@@ -44,16 +45,18 @@ class Fp8CoreConfig(QuantizationConfigMixin):  # type: ignore[misc]
         scheme: str = "channel",
         include: Sequence[str] | None = None,
         exclude: Sequence[str] | None = None,
+        input_scales: Mapping[str, float] | None = None,
         use_fast_accum: bool = True,
         batch_invariant: bool = False,
         source: Mapping[str, Any] | None = None,
         quant_method: str = METHOD,
     ) -> None:
-        scheme_of(scheme)
+        scheme_to_write(scheme)
         self.quant_method = quant_method
         self.scheme = scheme
         self.include = None if include is None else list(include)
         self.exclude = None if exclude is None else list(exclude)
+        self.input_scales = None if input_scales is None else dict(input_scales)
         self.use_fast_accum = use_fast_accum
         self.batch_invariant = batch_invariant
         self.source = None if source is None else dict(source)

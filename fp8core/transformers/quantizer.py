@@ -1,6 +1,6 @@
 """The quantizer that transformers asks while it loads a model: which layers are FP8, and how they get there."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,12 @@ from transformers.quantizers.auto import register_quantizer
 from transformers.quantizers.base import HfQuantizer
 
 from fp8core.checkpoint import open_files, plan_checkpoint
-from fp8core.errors import CheckpointError
+from fp8core.errors import CheckpointError, DeviceError
 from fp8core.torch import Linear, dequantize_model_
 from fp8core.transformers.config import METHOD, Fp8CoreConfig
 from fp8core.transformers.experts import Experts, layouts_of
 from fp8core.transformers.names import WEIGHT, Names, has, transforms_of
-from fp8core.transformers.stored import as_stored, carry, complete, waiting
+from fp8core.transformers.stored import as_stored, carry, complete, initialized, waiting
 
 
 @register_quantizer(METHOD)
@@ -43,10 +43,20 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
         super().__init__(quantization_config, **kwargs)
         self._unstacked: frozenset[str] = frozenset()
         """Patterns of transformers' converters that would stack experts which stay apart here."""
-        self._chosen: frozenset[str] = frozenset()
-        """Weights of the model that are quantized when they are loaded."""
+        self._chosen: dict[str, float | None] = {}
+        """Weights of the model that are quantized when they are loaded, and the scales of these layers' inputs."""
 
     # Before the weights are loaded.
+
+    def validate_environment(self, *_: Any, device_map: Any = None, **__: Any) -> None:
+        """Refuse a device_map that leaves layers on the disk.
+
+        Raises:
+            DeviceError: it does.
+        """
+        if isinstance(device_map, Mapping) and "disk" in device_map.values():
+            places = ", ".join(name for name, place in device_map.items() if place == "disk")
+            raise DeviceError(f"device_map needs to keep FP8 layers on a device, got {places} on the disk")
 
     def _process_model_before_weight_loading(self, model: Any, checkpoint_files: Any = None, **_: Any) -> None:
         files = [Path(file) for file in checkpoint_files or ()]
@@ -94,7 +104,13 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
         present = open_files(files).all_tensors
         names: Names | None = None
         while True:
-            plan = plan_checkpoint(files[0].parent, scheme=scheme, include=config.include, exclude=excluded)
+            plan = plan_checkpoint(
+                files[0].parent,
+                scheme=scheme,
+                include=config.include,
+                exclude=excluded,
+                input_scales=config.input_scales,
+            )
             if plan.refused:
                 raise CheckpointError(f"cannot quantize {plan.refused[0].tensor}: {plan.refused[0].reason}")
             wanted = {one.tensor: one.module for one in plan.verdicts if one.status == "quantized"}
@@ -111,7 +127,8 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
             if not unable:
                 break
             excluded += unable
-        self._chosen = frozenset(one.name for one in found.values() if one.name in names.parameters)
+        scales = config.input_scales or {}
+        self._chosen = {one.name: scales.get(wanted[key]) for key, one in found.items() if one.name in names.parameters}
         if not self._chosen:
             raise CheckpointError(f"{files[0].parent} needs a weight to quantize, got none that the model has")
         config.source = plan.quantization_config
@@ -144,7 +161,7 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
 
     def get_quantize_ops(self) -> Any:
         """Return what quantizes a weight."""
-        return Quantize(self.quantization_config)
+        return Quantize(self.quantization_config, self._chosen)
 
     @property
     def quantized_element_size(self) -> float:
@@ -185,8 +202,8 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
 class Quantize(ConversionOps):  # type: ignore[misc]
     """Quantizes a weight that has been loaded, and puts an FP8 layer in the place of the linear one."""
 
-    def __init__(self, config: Fp8CoreConfig) -> None:
-        self.config = config
+    def __init__(self, config: Fp8CoreConfig, input_scales: Mapping[str, float | None]) -> None:
+        self.config, self.input_scales = config, input_scales
 
     def convert(self, input_dict: dict[str, Any], *, full_layer_name: str, model: Any, **_: Any) -> dict[str, Any]:
         """Return the codes and scales, as parameters of the new layer."""
@@ -195,9 +212,11 @@ class Quantize(ConversionOps):  # type: ignore[misc]
         place = full_layer_name.removesuffix(WEIGHT)
         linear = model.get_submodule(place)
         linear.weight = nn.Parameter(weight, requires_grad=False)
-        made = Linear.from_linear(linear, scheme=self.config.scheme, **self.config.options)
+        scheme = "tensor" if self.config.scheme == "static" else self.config.scheme
+        scale = self.input_scales[full_layer_name]
+        made = Linear.from_linear(linear, scheme=scheme, input_scale=scale, **self.config.options)
         made._parameters["bias"] = linear._parameters["bias"]  # it knows whether it has been loaded
-        for parameter in (made.weight, made.weight_scale):
-            parameter._is_hf_initialized = True  # type: ignore[attr-defined]
+        initialized(made)
         model.set_submodule(place, made)
-        return {full_layer_name: made.weight, f"{place}.weight_scale": made.weight_scale}
+        new = {name: made._parameters[name] for name in ("weight", "weight_scale", "input_scale")}
+        return {f"{place}.{name}": parameter for name, parameter in new.items() if parameter is not None}

@@ -98,6 +98,7 @@ def waiting(layer: Layer, linear: nn.Linear, options: dict[str, bool]) -> Linear
         **options,
     )
     made.train(linear.training)
+    initialized(made)
     stored = {"weight_scale": Stored(_leaf(layer, layer.scale), layer.scale.dtype, layer.scale.shape, layer.widths)}
     if layer.input_scale is not None:
         name = _leaf(layer, layer.input_scale)
@@ -112,6 +113,11 @@ def waiting(layer: Layer, linear: nn.Linear, options: dict[str, bool]) -> Linear
     return made
 
 
+def initialized(layer: Linear) -> None:
+    """Keep transformers from giving a layer random weights, which it has for no FP8."""
+    layer._is_hf_initialized = True  # type: ignore[assignment]
+
+
 def carry(module: nn.Module, name: str, tensor: Any) -> None:
     """Let a module keep a tensor of the checkpoint that nothing here computes with, so that it is saved again."""
     module.register_buffer(name, torch.empty(tensor.shape, dtype=torch_dtype(tensor.dtype), device="meta"))
@@ -123,16 +129,19 @@ def complete(name: str, layer: Linear) -> None:
     Raises:
         DeviceError: the layer was not loaded to a device.
     """
+    if any(parameter.is_meta for parameter in layer.parameters()):
+        raise DeviceError(f"device_map needs to keep FP8 layers on a device, got {name} offloaded")
     stored: dict[str, Stored] = layer.__dict__.get("stored", {})
     scales = {role: layer._parameters.pop(one.name) for role, one in stored.items()}
     for role, loaded in scales.items():
         assert loaded is not None
-        if loaded.is_meta:
-            raise DeviceError(f"device_map needs to keep FP8 layers on a device, got {name} offloaded")
         shape = layer.scale_shape if role == "weight_scale" else (1,)
         made = stored[role].canonical(loaded, shape)
         layer.register_parameter(role, nn.Parameter(made, requires_grad=False))
     layer.requires_grad_(False)
+    bias = layer._parameters["bias"]
+    if bias is not None and not getattr(bias, "_is_hf_initialized", False):
+        bias.zero_()  # the file has none, of which transformers tells
 
 
 def as_stored(model: nn.Module) -> dict[str, Any] | None:

@@ -1,5 +1,8 @@
 """When a weight may be read before the predecessor on the stream has ended: only if nothing can still be writing it."""
 
+import random
+from itertools import accumulate
+
 import pytest
 
 from fp8core.core import prefetch
@@ -122,3 +125,44 @@ def test_only_devices_with_programmatic_launches_are_concerned():
     assert prefetch.applies(Target("cuda", 90, 0, 132, 32, 1))
     assert not prefetch.applies(Target("cuda", 80, 0, 108, 32, 1))
     assert not prefetch.applies(Target("hip", 0x942, 0, 304, 64, 1))
+
+
+def test_what_is_watched_is_found_among_many_that_overlap_come_and_go(captures, monkeypatch):
+    """Against all ranges of the living, looked at one by one; what the dead had may be found a while longer."""
+    watched = prefetch._Watched()
+    monkeypatch.setattr(prefetch, "WATCHED", watched)
+    chance = random.Random(5)
+    living, looked_at_all = [], 0
+    for step in range(600):
+        if living and chance.random() < 0.3:
+            living.pop(chance.randrange(len(living)))
+        history = chance.choice(living) if living and chance.random() < 0.2 else WeightHistory()
+        places = [0, *(chance.randrange(1, 1 << 14) for _ in range(3))]
+        most = watched._most
+        history.know(places, [0, chance.choice((0, 300)), chance.randrange(1, 60), chance.choice((0, 8))], 0)
+        looked_at_all += watched._most != most
+        if history not in living:
+            living.append(history)
+        ranges = [one for each in living for one in each.ranges]
+        starts, ends = watched._index
+        assert starts == sorted(starts)
+        assert ends == list(accumulate(ends, max))
+        assert len(starts) == len(ends) <= 2 * (3 * 600)
+        for _ in range(4):
+            start = chance.randrange(1 << 14)
+            written = start, start + chance.randrange(1, 80)
+            if any(a < written[1] and written[0] < b for a, b in ranges):
+                assert watched.touches(written), (step, written)
+        assert not watched.touches((1 << 15, 1 << 16))
+        assert not watched.touches((0, 1))
+    assert looked_at_all < 40
+
+
+def test_ranges_that_nobody_has_are_left_out_in_the_end(captures, monkeypatch):
+    watched = prefetch._Watched()
+    monkeypatch.setattr(prefetch, "WATCHED", watched)
+    for at in range(1000):
+        WeightHistory().know([0, 1000 + 10 * at, 0, 0], [0, 5, 0, 0], 0)
+    assert len(watched.starts) <= prefetch.SPARE + 1
+    assert not watched.touches((1000, 1005))
+    assert watched.touches((1000 + 10 * 999, 1000 + 10 * 999 + 1))

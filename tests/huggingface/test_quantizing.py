@@ -5,29 +5,44 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from safetensors.torch import save_file  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402 - after the skips
 
-from fp8core.checkpoint import quantize_checkpoint  # noqa: E402
-from fp8core.errors import CheckpointError  # noqa: E402
+import fp8core.torch  # noqa: E402
+from fp8core.checkpoint import plan_checkpoint, quantize_checkpoint  # noqa: E402
+from fp8core.errors import CheckpointError, DeviceError  # noqa: E402
 from fp8core.torch import Linear  # noqa: E402
 from fp8core.transformers import Experts, Fp8CoreConfig, from_pretrained  # noqa: E402
-from huggingface.cases import config_of, distance, logits, random_model, same, tensors_of, written  # noqa: E402
+from huggingface.cases import TOKENS, config_of, distance, logits, random_model, same, tensors_of, written  # noqa: E402
 
-SCHEMES = "channel", "tensor", "block"
+SCHEMES = "channel", "tensor", "block", "static"
+
+
+def static_scales(kind, folder):
+    """Scales of inputs by the checkpoint's names of modules: calibrated, or of stacked experts some that are enough."""
+    if kind in ("llama", "qwen3"):
+        return fp8core.torch.calibrate(AutoModelForCausalLM.from_pretrained(folder), [TOKENS])
+    modules = [one.module for one in plan_checkpoint(folder).verdicts if one.status == "quantized"]
+    return {module: 0.03 + 1e-4 * at for at, module in enumerate(modules)}
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "qwen3_moe", "mixtral", "deepseek_v3"])
 def test_the_bytes_of_the_command(kind, scheme, tmp_path):
     wanted = written(kind, tmp_path / "wide")
-    summary = quantize_checkpoint(tmp_path / "wide", tmp_path / "command", scheme=scheme)
-    asked = Fp8CoreConfig(scheme=scheme)
+    scales = static_scales(kind, tmp_path / "wide") if scheme == "static" else None
+    summary = quantize_checkpoint(tmp_path / "wide", tmp_path / "command", scheme=scheme, input_scales=scales)
+    asked = Fp8CoreConfig(scheme=scheme, input_scales=scales)
     model, told = from_pretrained(tmp_path / "wide", quantization_config=asked, output_loading_info=True)
     assert not told["missing_keys"] | told["unexpected_keys"] | told["mismatched_keys"], told
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, Linear)}
     stored = {name.replace(".block_sparse_moe.", ".mlp.") for name in summary.quantized}  # Mixtral's, renamed
     assert {f"{name}.weight" for name in layers} == stored
-    assert {layer.scheme for layer in layers.values()} == {scheme}
+    assert {layer.scheme for layer in layers.values()} == {"tensor" if scheme == "static" else scheme}
+    assert {name: layer.input_scale.item() for name, layer in layers.items() if layer.input_scale is not None} == {
+        name.replace(".block_sparse_moe.", ".mlp."): torch.tensor(scale).item()
+        for name, scale in (scales or {}).items()
+    }
     assert not any(parameter.requires_grad for layer in layers.values() for parameter in layer.parameters())
     found = logits(model)
     assert 0.001 < distance(found, wanted) < 0.15
@@ -44,6 +59,7 @@ def test_the_bytes_of_the_command(kind, scheme, tmp_path):
 
 @pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe"])
 def test_transformers_reads_what_was_saved(kind, tmp_path):
+    pytest.importorskip("compressed_tensors")
     wanted = written(kind, tmp_path / "wide")
     model = from_pretrained(tmp_path / "wide")
     model.save_pretrained(tmp_path / "saved")
@@ -69,6 +85,17 @@ def test_biases_are_those_of_the_file(tmp_path):
     for name, value in model.state_dict().items():
         if name.endswith("bias"):
             assert same(value, stored[name])
+
+
+def test_a_bias_that_the_file_lacks_is_zero(tmp_path):
+    written("llama", tmp_path)
+    stored = {name: x for name, x in tensors_of(tmp_path).items() if not name.endswith("q_proj.bias")}
+    save_file(stored, tmp_path / "model.safetensors", {"format": "pt"})
+    model, told = from_pretrained(tmp_path, output_loading_info=True)
+    assert told["missing_keys"] == {f"model.layers.{layer}.self_attn.q_proj.bias" for layer in range(2)}
+    for layer in model.model.layers:
+        assert not layer.self_attn.q_proj.bias.any()
+        assert layer.self_attn.k_proj.bias.all()
 
 
 def test_dequantized_again(tmp_path):
@@ -99,14 +126,30 @@ def test_generating_and_compiling(tmp_path):
         )
 
 
+@pytest.mark.parametrize("stored", ["wide", "fp8"])
+def test_layers_that_are_offloaded(stored, tmp_path):
+    """Their weights would come from the disk for each call, past what is known of them here."""
+    pytest.importorskip("accelerate")
+    written("llama", tmp_path / "wide")
+    from_pretrained(tmp_path / "wide").save_pretrained(tmp_path / "fp8")
+    places = {"model.embed_tokens": "cpu", "model.rotary_emb": "cpu", "model.norm": "cpu", "lm_head": "cpu"}
+    places |= {"model.layers.0": "cpu", "model.layers.1": "disk"}
+    with pytest.raises(DeviceError, match=r"on a device, got model.layers.1 on the disk"):
+        from_pretrained(tmp_path / stored, device_map=places, offload_folder=tmp_path / "offloaded")
+    model = from_pretrained(tmp_path / stored, device_map="auto", max_memory={"cpu": "1GB"})
+    assert torch.equal(logits(model), logits(from_pretrained(tmp_path / "fp8")))
+
+
 def test_what_is_refused(tmp_path):
     written("llama", tmp_path / "wide")
     model = from_pretrained(tmp_path / "wide")
     model.save_pretrained(tmp_path / "fp8")
     with pytest.raises(CheckpointError, match="needs a checkpoint that is not quantized, got compressed-tensors"):
         from_pretrained(tmp_path / "fp8", quantization_config=Fp8CoreConfig())
-    with pytest.raises(CheckpointError, match="scheme needs one of channel, tensor, block, got 'row'"):
+    with pytest.raises(CheckpointError, match="scheme needs one of channel, tensor, block, static, got 'row'"):
         Fp8CoreConfig(scheme="row")
+    with pytest.raises(CheckpointError, match="input_scales needs to be given with scheme static"):
+        from_pretrained(tmp_path / "wide", quantization_config=Fp8CoreConfig(scheme="static"))
     with pytest.raises(CheckpointError, match=r"matches none; '\*down_proj' matches 2"):
         from_pretrained(tmp_path / "wide", quantization_config=Fp8CoreConfig(exclude=["down_proj"]))
     with pytest.raises(CheckpointError, match="vLLM joins q_proj, k_proj, v_proj"):
