@@ -73,12 +73,13 @@ def copies_out(p: ScaledMm) -> bool:
 
 def inner(p: ScaledMm) -> ScaledMm:
     """Return the aligned problem whose product is most of that of ``p``."""
-    k = aligned(p.k)
-    codes = {"k": k, "lda": k, "ldb": k} if copies_codes(p) else {}
-    n = p.n // CHANNELS * CHANNELS
-    result = {"n": n, "ldo": aligned(n)} if copies_out(p) else {}
-    whole = dict.fromkeys(("alignment", "codes_alignment", "out_alignment"), ALIGNMENT)
-    return p._replace(**codes, **result, **whole, prefetch_weight=False)
+    if copies_codes(p):
+        k = aligned(p.k)
+        p = p._replace(k=k, lda=k, ldb=k)
+    if copies_out(p):
+        n = p.n // CHANNELS * CHANNELS
+        p = p._replace(n=n, ldo=aligned(n))
+    return p._replace(alignment=ALIGNMENT, codes_alignment=ALIGNMENT, out_alignment=ALIGNMENT, prefetch_weight=False)
 
 
 def rest(p: ScaledMm) -> ScaledMm:
