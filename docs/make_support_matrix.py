@@ -42,7 +42,8 @@ uses. [`explain`](api.md#fp8core.explain) and `fp8core explain` say it for a cal
 [dispatch](../concepts/dispatch-and-explain.md) says how a kernel is chosen, and the
 [vocabulary](../dev/vocabulary.md#names-that-explain-and-the-support-matrix-print) what each name stands for.
 
-Every operation runs on every device of these tables, some of them by a portable fallback (`elementwise`, `simt`).
+Every operation runs on every device of these tables, some of them by a fallback that takes anything
+(`elementwise`, `generic_decode`, `generic_mma`).
 
 """
 LEGEND = f"""- `kernel`? runs if the vendor's library on the device offers an algorithm, which only the device can tell;
@@ -50,7 +51,7 @@ LEGEND = f"""- `kernel`? runs if the vendor's library on the device offers an al
 - {MARK} {UNPROVEN}.
 """
 README_LEGEND = f"""*own*: a kernel of fp8core for it · *library*: cuBLASLt or hipBLASLt where it has an algorithm, else
-the fallback · *fallback*: portable and slow · {MARK} {UNPROVEN}.
+the fallback · *fallback*: takes anything · {MARK} {UNPROVEN}.
 By device and kernel: [Kernels](docs/reference/kernels.md).
 """
 
@@ -129,7 +130,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "CPU": ("host",),
 }
 """The columns of the README's table: devices by what the README calls them."""
-FALLBACKS = ("simt", "elementwise")
+FALLBACKS = ("generic_decode", "generic_mma", "elementwise")
 
 
 def cell(explanation: Explanation) -> str:

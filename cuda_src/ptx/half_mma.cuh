@@ -25,7 +25,7 @@ struct Sum {
     float of[SUMS];
 };
 
-#if FP8CORE_PTX
+#if FP8CORE_PTX >= 800
 DEVICE void multiply_half(float* d, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
         "{%0, %1, %2, %3};"
@@ -42,7 +42,8 @@ DEVICE void multiply(Sum& sum, const Fragment& a, const Fragment& b) {
     }
 }
 #else
-// Sums in the order of k, which the hardware does not promise.
+// By exchanges between lanes, in the order of k, which the hardware does not promise: for the emulation, and for GPUs
+// without the instruction.
 DEVICE void multiply(Sum& sum, const Fragment& a, const Fragment& b) {
     const unsigned g = lane() / 4, q = lane() % 4;
     for (unsigned owner = 0; owner < 4; ++owner) {

@@ -145,8 +145,8 @@ def check(made):
         made.check(plan_mma(p, tile), SUMS[p.use_fast_accum])
 
 
-@pytest.mark.parametrize("offsets", OFFSETS, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("offsets", OFFSETS, ids=lambda x: "-".join(map(str, x)))
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda x: "-".join(map(str, x)))
 def test_any_shape_at_any_address(shape, offsets):
     number = SHAPES.index(shape) + OFFSETS.index(offsets)
     out = ("bfloat16", "float32", "float16")[number % 3]
@@ -155,8 +155,8 @@ def test_any_shape_at_any_address(shape, offsets):
     check(Operands(shape, ("row", "row"), offsets, "float32", bias, fast=number % 2 == 1))
 
 
-@pytest.mark.parametrize("modes", MODES, ids=str)
-@pytest.mark.parametrize("shape", [(9, 150, 517), (70, 150, 517), (70, 151, 512)], ids=str)
+@pytest.mark.parametrize("modes", MODES, ids=lambda x: "-".join(map(str, x)))
+@pytest.mark.parametrize("shape", [(9, 150, 517), (70, 150, 517), (70, 151, 512)], ids=lambda x: "-".join(map(str, x)))
 def test_any_mix_of_scales(shape, modes):
     check(Operands(shape, modes, (3, 1, 1), "float32", fast=False))
 

@@ -81,6 +81,7 @@ def test_fused(engine, group_shape, cols):
 MODES = {
     "row": ((3, 1), (1, 32), 128),
     "mixed": ((1,), (1, 32), 128),
+    "odd": ((3, 1), (1, 32), 129),
     "block": ((3, 2), (2, 1), 256),
 }
 

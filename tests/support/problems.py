@@ -190,6 +190,12 @@ def scaled_mm(target: Target) -> Iterator[ScaledMm]:
     yield ScaledMm(
         target, 16, 100, 333, e4m3, e5m2, "float16", *rows, "float16", False, False, False, True, 333, 333, 100, 1
     )
+    for m in (16, 64, 300):  # of any alignment
+        for scale_a, scale_b in (("row", "row"), ("group", "block")):
+            yield ScaledMm(
+                *(target, m, 4097, 4097, e4m3, e4m3, "bfloat16", scale_a, scale_b, *scales[scale_a, scale_b]),
+                *("", False, False, m != 300, False, 4097, 4097, 4097, 1),
+            )
     yield ScaledMm(
         target, 16, 4096, 4096, e4m3, e4m3, e4m3, *whole, "float32", True, True, True, False, 4096, 4096, 4096, 16
     )

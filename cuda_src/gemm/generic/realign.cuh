@@ -50,7 +50,8 @@ struct Unsigned<1> {
 // Rows of `columns` elements of FP8_BYTES bytes, from a stride to another; strides in elements. A block takes 256 * 4
 // columns of four rows at a time, of every (grid_x() / column_tiles)-th four.
 KERNEL(256)
-copy_rows(const void* from, long long stride, void* to, long long to_stride, int rows, int columns, int column_tiles) {
+copy_rows(const void* source, long long stride, void* to, long long to_stride, int rows, int columns,
+          int column_tiles) {
     using Element = Unsigned<FP8_BYTES>::Type;
     constexpr int FOUR = 4;
     grid_dependency_launch();
@@ -64,7 +65,7 @@ copy_rows(const void* from, long long stride, void* to, long long to_stride, int
 #pragma unroll
             for (int j = 0; j < FOUR; ++j)
                 if (row + i < rows && first + 256 * j < columns)
-                    values[i][j] = static_cast<const Element*>(from)[(row + i) * stride + first + 256 * j];
+                    values[i][j] = static_cast<const Element*>(source)[(row + i) * stride + first + 256 * j];
 #pragma unroll
         for (int i = 0; i < FOUR; ++i)
 #pragma unroll

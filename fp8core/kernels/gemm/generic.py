@@ -181,7 +181,7 @@ def layout(p: ScaledMm) -> Layout:
     """Return the layout of a product; two tiles read many rows of a half as often."""
     sides = SIDES[:2] if is_rdna(p.target) else SIDES
     side = next((side for side in sides if side >= p.m), sides[-1])
-    tiles = 2 if side > SIDE and not is_rdna(p.target) and enough(p.n, WARPS[0], p.target) else 1
+    tiles = 2 if side == 2 * SIDE and not is_rdna(p.target) and enough(p.n, WARPS[0], p.target) else 1
     return Layout(side, tiles, warps(p.n, p.k, p.target))
 
 

@@ -73,14 +73,13 @@ def copies_out(p: ScaledMm) -> bool:
 
 def inner(p: ScaledMm) -> ScaledMm:
     """Return the aligned problem whose product is most of that of ``p``."""
-    whole = p._replace(alignment=ALIGNMENT, codes_alignment=ALIGNMENT, out_alignment=ALIGNMENT, prefetch_weight=False)
     if copies_codes(p):
         k = aligned(p.k)
-        whole = whole._replace(k=k, lda=k, ldb=k)
+        p = p._replace(k=k, lda=k, ldb=k)
     if copies_out(p):
         n = p.n // CHANNELS * CHANNELS
-        whole = whole._replace(n=n, ldo=aligned(n))
-    return whole
+        p = p._replace(n=n, ldo=aligned(n))
+    return p._replace(alignment=ALIGNMENT, codes_alignment=ALIGNMENT, out_alignment=ALIGNMENT, prefetch_weight=False)
 
 
 def rest(p: ScaledMm) -> ScaledMm:
