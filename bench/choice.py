@@ -12,6 +12,7 @@ nothing is timed.
 import argparse
 import hashlib
 import json
+import shlex
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ from statistics import median, quantiles
 from typing import Any, Final, NamedTuple
 
 from bench import results
+from bench.__main__ import machine
 from fp8core import timing
 from fp8core.errors import BackendError
 from fp8core.kernels.gemm.args import Matmul
@@ -297,6 +299,13 @@ def main() -> None:
         print("as this checkout chooses:")
         report(gains_today(records))
         return
+    alone = arguments.json is not None and not arguments.json.exists()
+    if alone:  # else `python -m bench` writes the lines about the run
+        asked = argparse.Namespace(
+            subjects=["choice"], against=None, baselines=None, deep_gemm=False, compile=False, short=False, note=""
+        )
+        how = ["python", "-m", "bench.choice", "--skip", str(arguments.skip), "--seconds", f"{arguments.seconds:g}"]
+        results.append(arguments.json, {**machine(asked), "command": shlex.join([*how, "--modes", *arguments.modes])})
     begun = time.monotonic()
     wanted = cases(arguments.modes)[arguments.skip :]
     compile_ahead([case.problem(0) for case in wanted])
@@ -308,6 +317,9 @@ def main() -> None:
             break
         records.append(measure(case))
         results.append(arguments.json, records[-1])
+    if alone:
+        seconds = round(time.monotonic() - begun, 1)
+        results.append(arguments.json, {"bench": "subject", "subject": "choice", "status": 0, "seconds": seconds})
     report(gains(records))
 
 
