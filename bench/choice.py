@@ -27,7 +27,7 @@ from fp8core import timing
 from fp8core.errors import BackendError
 from fp8core.kernels.gemm.args import Matmul
 from fp8core.kernels.gemm.blaslt import library, mapping, ordering, query
-from fp8core.kernels.gemm.blaslt.rows import more_us
+from fp8core.kernels.gemm.blaslt.rows import RELAYOUT_US
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.explain import explain_product
 from fp8core.problem import Granularity, ScaledMm, Target
@@ -224,13 +224,12 @@ def gains_today(records: Iterable[dict[str, Any]]) -> Iterator[tuple[dict[str, A
 
 def estimate(record: dict[str, Any], row: dict[str, Any]) -> float | None:
     """Return the estimate for an algorithm of the library, of which the record says enough."""
-    if "channels" not in row:
+    if row["kernel"] not in ("cublaslt", "cublaslt_relayout") or not row["channels"]:
         return None
     config = ordering.Config(*(row[name] for name in ordering.Config._fields))
-    out_bytes, blockwise = (4 if row["kernel"].endswith("epilogue") else 2), record["mode"] == "block"
-    work = ordering.Work(record["m"], record["n"], record["k"], blockwise, out_bytes, MEASURED.multiprocessors)
-    problem = Case(*(record[name] for name in Case._fields)).problem(MEASURED)
-    return ordering.us(work, config, row["workspace"]) + more_us(row["kernel"], problem)
+    work = ordering.Work(record["m"], record["n"], record["k"], record["mode"] == "block", 2, MEASURED.multiprocessors)
+    more = RELAYOUT_US if row["kernel"].endswith("_relayout") else 0.0
+    return ordering.us(work, config, row["workspace"]) + more
 
 
 def chosen_today(record: dict[str, Any]) -> int | None:
@@ -248,7 +247,7 @@ def chosen_today(record: dict[str, Any]) -> int | None:
         """Return a row of the table that is able, and knows what the library offered where it was measured."""
         row = rows[best[kernel.name]]
         made = kernel._replace(requires=())
-        return made._replace(us=lambda _: estimate(record, row)) if "channels" in row else made
+        return made if estimate(record, row) is None else made._replace(us=lambda _: estimate(record, row))
 
     able = [measured(kernel) for kernel in SCALED_MM.kernels if kernel.name in best]
     choice = Table("measured", ScaledMm, *able).choice(problem)
