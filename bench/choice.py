@@ -1,11 +1,11 @@
 """Every able kernel and algorithm of many products, and what the choice without tuning loses to the best of them.
 
-    python -m bench.choice [--json FILE] [--seconds 80] [--modes row block] [--judge FILE]
+    python -m bench.choice [--json FILE] [--seconds 80] [--modes row block] [--judge FILE ...]
 
 The products are of layers of real models, a few numbers of rows each. They are visited in an order that does not depend
 on their shapes, so that what is measured within --seconds is a fair sample. Weights come from memory, activations from
 L2. Each time is two medians, over the even and the odd turns of the same graphs: what is fastest by the one is judged
-by the other, so that noise does not count as a gain of tuning. With --judge a file of such records is judged, and
+by the other, so that noise does not count as a gain of tuning. With --judge files of such records are judged, and
 nothing is timed.
 """
 
@@ -197,6 +197,13 @@ def measure(case: Case) -> dict[str, Any]:
     return {"bench": "choice", **case._asdict(), "half": case.half, "first": list(choices[0]), "rows": rows}
 
 
+def read(files: Iterable[Path]) -> list[dict[str, Any]]:
+    """Return the records of files; of two about one product the later one."""
+    lines = (line for file in files for line in file.read_text(encoding="utf-8").splitlines())
+    found = (record for record in map(json.loads, lines) if record["bench"] == "choice")
+    return list({tuple(record[name] for name in Case._fields): record for record in found}.values())
+
+
 def gain(us: Sequence[Sequence[float]], chosen: int) -> float:
     """Return how much slower the chosen one is than what tuning by one half of the turns finds, by the other half."""
     found = []
@@ -287,12 +294,11 @@ def main() -> None:
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--skip", type=int, default=0, help="leave out so many products at the beginning of the list")
     parser.add_argument("--seconds", type=float, default=600.0, help="start no further product after so long")
-    parser.add_argument("--judge", type=Path, help="a file of such records, to judge without timing anything")
+    parser.add_argument("--judge", type=Path, nargs="+", help="files of such records, to judge without timing anything")
     arguments = parser.parse_args()
     records: list[dict[str, Any]]
     if arguments.judge:
-        lines = arguments.judge.read_text(encoding="utf-8").splitlines()
-        records = [r for r in map(json.loads, lines) if r.get("bench") == "choice"]
+        records = read(arguments.judge)
         print("as it was measured:")
         report(gains(records))
         print("as this checkout chooses:")
