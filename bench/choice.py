@@ -1,17 +1,18 @@
 """Every able kernel and algorithm of many products, and what the choice without tuning loses to the best of them.
 
-    python -m bench.choice [--json FILE] [--seconds 80] [--modes row block] [--judge FILE]
+    python -m bench.choice [--json FILE] [--seconds 80] [--modes row block] [--judge FILE ...]
 
 The products are of layers of real models, a few numbers of rows each. They are visited in an order that does not depend
 on their shapes, so that what is measured within --seconds is a fair sample. Weights come from memory, activations from
 L2. Each time is two medians, over the even and the odd turns of the same graphs: what is fastest by the one is judged
-by the other, so that noise does not count as a gain of tuning. With --judge a file of such records is judged, and
+by the other, so that noise does not count as a gain of tuning. With --judge files of such records are judged, and
 nothing is timed.
 """
 
 import argparse
 import hashlib
 import json
+import shlex
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,11 +22,12 @@ from statistics import median, quantiles
 from typing import Any, Final, NamedTuple
 
 from bench import results
+from bench.__main__ import machine
 from fp8core import timing
 from fp8core.errors import BackendError
 from fp8core.kernels.gemm.args import Matmul
 from fp8core.kernels.gemm.blaslt import library, mapping, ordering, query
-from fp8core.kernels.gemm.blaslt.rows import more_us
+from fp8core.kernels.gemm.blaslt.rows import RELAYOUT_US
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.explain import explain_product
 from fp8core.problem import Granularity, ScaledMm, Target
@@ -195,6 +197,13 @@ def measure(case: Case) -> dict[str, Any]:
     return {"bench": "choice", **case._asdict(), "half": case.half, "first": list(choices[0]), "rows": rows}
 
 
+def read(files: Iterable[Path]) -> list[dict[str, Any]]:
+    """Return the records of files; of two about one product the later one."""
+    lines = (line for file in files for line in file.read_text(encoding="utf-8").splitlines())
+    found = (record for record in map(json.loads, lines) if record["bench"] == "choice")
+    return list({tuple(record[name] for name in Case._fields): record for record in found}.values())
+
+
 def gain(us: Sequence[Sequence[float]], chosen: int) -> float:
     """Return how much slower the chosen one is than what tuning by one half of the turns finds, by the other half."""
     found = []
@@ -222,13 +231,12 @@ def gains_today(records: Iterable[dict[str, Any]]) -> Iterator[tuple[dict[str, A
 
 def estimate(record: dict[str, Any], row: dict[str, Any]) -> float | None:
     """Return the estimate for an algorithm of the library, of which the record says enough."""
-    if "channels" not in row:
+    if row["kernel"] not in ("cublaslt", "cublaslt_relayout") or not row["channels"]:
         return None
     config = ordering.Config(*(row[name] for name in ordering.Config._fields))
-    out_bytes, blockwise = (4 if row["kernel"].endswith("epilogue") else 2), record["mode"] == "block"
-    work = ordering.Work(record["m"], record["n"], record["k"], blockwise, out_bytes, MEASURED.multiprocessors)
-    problem = Case(*(record[name] for name in Case._fields)).problem(MEASURED)
-    return ordering.us(work, config, row["workspace"]) + more_us(row["kernel"], problem)
+    work = ordering.Work(record["m"], record["n"], record["k"], record["mode"] == "block", 2, MEASURED.multiprocessors)
+    more = RELAYOUT_US if row["kernel"].endswith("_relayout") else 0.0
+    return ordering.us(work, config, row["workspace"]) + more
 
 
 def chosen_today(record: dict[str, Any]) -> int | None:
@@ -246,7 +254,7 @@ def chosen_today(record: dict[str, Any]) -> int | None:
         """Return a row of the table that is able, and knows what the library offered where it was measured."""
         row = rows[best[kernel.name]]
         made = kernel._replace(requires=())
-        return made._replace(us=lambda _: estimate(record, row)) if "channels" in row else made
+        return made if estimate(record, row) is None else made._replace(us=lambda _: estimate(record, row))
 
     able = [measured(kernel) for kernel in SCALED_MM.kernels if kernel.name in best]
     choice = Table("measured", ScaledMm, *able).choice(problem)
@@ -286,17 +294,23 @@ def main() -> None:
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--skip", type=int, default=0, help="leave out so many products at the beginning of the list")
     parser.add_argument("--seconds", type=float, default=600.0, help="start no further product after so long")
-    parser.add_argument("--judge", type=Path, help="a file of such records, to judge without timing anything")
+    parser.add_argument("--judge", type=Path, nargs="+", help="files of such records, to judge without timing anything")
     arguments = parser.parse_args()
     records: list[dict[str, Any]]
     if arguments.judge:
-        lines = arguments.judge.read_text(encoding="utf-8").splitlines()
-        records = [r for r in map(json.loads, lines) if r.get("bench") == "choice"]
+        records = read(arguments.judge)
         print("as it was measured:")
         report(gains(records))
         print("as this checkout chooses:")
         report(gains_today(records))
         return
+    alone = arguments.json is not None and not arguments.json.exists()
+    if alone:  # else `python -m bench` writes the lines about the run
+        asked = argparse.Namespace(
+            subjects=["choice"], against=None, baselines=None, deep_gemm=False, compile=False, short=False, note=""
+        )
+        how = ["python", "-m", "bench.choice", "--skip", str(arguments.skip), "--seconds", f"{arguments.seconds:g}"]
+        results.append(arguments.json, {**machine(asked), "command": shlex.join([*how, "--modes", *arguments.modes])})
     begun = time.monotonic()
     wanted = cases(arguments.modes)[arguments.skip :]
     compile_ahead([case.problem(0) for case in wanted])
@@ -308,6 +322,9 @@ def main() -> None:
             break
         records.append(measure(case))
         results.append(arguments.json, records[-1])
+    if alone:
+        seconds = round(time.monotonic() - begun, 1)
+        results.append(arguments.json, {"bench": "subject", "subject": "choice", "status": 0, "seconds": seconds})
     report(gains(records))
 
 

@@ -53,6 +53,10 @@ def _first(requirements: tuple[Requirement, ...], problem: Any) -> Refusal | Unk
     return next((reason for r in requirements if (reason := r.check(problem)) is not None), None)
 
 
+def no_estimate(_: Any) -> None:
+    """Return None: of a kernel whose time no model knows."""
+
+
 class Choice(NamedTuple):
     """A kernel of a table by its name, and which of its algorithms."""
 
@@ -73,7 +77,7 @@ class Kernel(NamedTuple):
     algorithms: Callable[[Any], Sequence[str]] = lambda _: ("",)
     """The algorithms that an able kernel has for a problem, as a library may offer several: a name for each, which says
     in another process which one is meant. The first is the default."""
-    us: Callable[[Any], float | None] = lambda _: None
+    us: Callable[[Any], float | None] = no_estimate
     """How many microseconds an able kernel is estimated to take for a problem; None where no model knows."""
     note: str = ""
     """What `explain` says of it where it is able: when something else runs."""
@@ -250,9 +254,12 @@ class Table(Generic[P]):
         the order of their estimates: what is measured counts more than the order.
         """
         estimated: list[tuple[float, Kernel]] = []
-        unknown: list[Kernel] = []
+        unasked: list[Kernel] = []
         others: list[Kernel] = []
         for kernel in self.kernels:
+            if estimated and kernel.us is no_estimate:
+                unasked.append(kernel)  # what it needs is not looked at before anybody wants to know: it can take long
+                continue
             if kernel.refusal(problem) is not None:
                 continue
             if kernel.reservation(problem) is not None:
@@ -262,11 +269,16 @@ class Table(Generic[P]):
             if us is not None:
                 estimated.append((us, kernel))
             elif estimated:
-                unknown.append(kernel)
+                unasked.append(kernel)
             else:
                 yield kernel
         yield from (kernel for _, kernel in sorted(estimated, key=lambda pair: pair[0]))
-        yield from unknown
+        for kernel in unasked:
+            if kernel.refusal(problem) is None:
+                if kernel.reservation(problem) is None:
+                    yield kernel
+                else:
+                    others.append(kernel)
         yield from others
 
     def numbered(self, problem: P, kernel: str, algorithm: str) -> Choice | None:

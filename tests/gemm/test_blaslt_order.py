@@ -1,4 +1,4 @@
-"""The order of a library's offers: tiles by their numbers, what they cost, and offers for vectors of scales."""
+"""The order of a library's offers: tiles by their numbers, their estimated times, and offers for vectors of scales."""
 
 import re
 import sys
@@ -10,7 +10,7 @@ import pytest
 from fp8core.kernels.gemm.blaslt import query
 from fp8core.kernels.gemm.blaslt.library import find
 from fp8core.kernels.gemm.blaslt.mapping import product
-from fp8core.kernels.gemm.blaslt.ordering import CLUSTERS, LARGE_TILE_COST, LOAD_COST, cost, tiles
+from fp8core.kernels.gemm.blaslt.ordering import CLUSTERS, COUNTER_US, Config, Work, tiles, us
 from support.blaslt_fixtures import built, stub  # noqa: F401
 from support.blaslt_tools import BLACKWELL, MI300, forget, pretend, problem
 
@@ -41,36 +41,65 @@ TILE_64X80, TILE_128X128, TILE_256X128, TILE_176X128, TILE_512X512 = 318, 20, 24
 
 
 @pytest.mark.parametrize(
-    ("tile", "cluster", "m", "n", "want"),
+    ("tile", "cluster", "want"),
     [
-        (TILE_64X80, 2, 80, 6144, 1 * LOAD_COST * (64 + 80)),  # 96 blocks
-        (TILE_64X80, 3, 80, 6144, 1 * LOAD_COST * (64 + 80 / 2)),
-        (TILE_64X80, 5, 80, 6144, 1 * LOAD_COST * (64 / 2 + 80)),
-        (TILE_64X80, 7, 80, 6144, 1 * 64 * 80),
-        (TILE_128X128, 3, 80, 6144, 1 * 128 * 128),
-        (TILE_128X128, 3, 4096, 6144, 12 * 128 * 128),  # 1536 blocks on 132 multiprocessors
-        (TILE_176X128, 5, 4096, 6144, 9 * 176 * 128),
-        (TILE_256X128, 5, 4096, 6144, 6 * 256 * 128 * LARGE_TILE_COST),
-        (TILE_512X512, 2, 4096, 6144, inf),  # a number that the rule does not know
+        (TILE_64X80, 2, (64, 80, 1, 1, 1)),
+        (TILE_64X80, 7, (64, 80, 1, 4, 2)),
+        (TILE_256X128, 5, (256, 128, 1, 1, 2)),
+        (TILE_512X512, 3, (0, 0, 1, 2, 1)),  # a number that the rule does not know
     ],
 )
-def test_the_cost_is_rounds_times_the_longer_of_products_and_loads(stub, tile, cluster, m, n, want):
+def test_an_algorithm_says_its_tile_and_its_cluster(stub, tile, cluster, want):
     stub.tile(1, tile, cluster)
-    assert cost(find("cuda"), bytes([1]) * 64, m, n, 132) == want
+    assert Config.of(find("cuda"), bytes([1]) * 64) == want
+
+
+def work(m, n, k, *, blockwise=False):
+    return Work(m, n, k, blockwise, out_bytes=2, multiprocessors=132)
+
+
+@pytest.mark.parametrize(
+    ("product", "config", "workspace", "measured"),
+    [
+        (work(16384, 4096, 4096), (128, 160, 1, 2, 1), 4, 394.0),
+        (work(2048, 36864, 7168), (168, 128, 1, 1, 2), 0, 804.0),
+        (work(384, 10240, 5120), (80, 128, 1, 2, 1), 0, 32.9),
+        (work(1000, 13312, 16384), (128, 128, 1, 4, 2), 0, 358.0),
+        (work(96, 5376, 21504), (64, 96, 1, 4, 1), 0, 34.0),
+        (work(96, 5376, 21504), (128, 96, 3, 2, 1), 6193168, 40.1),
+        (work(64, 57344, 8192), (128, 128, 1, 4, 1), 0, 140.7),
+        (work(128, 2112, 7168), (40, 64, 1, 4, 2), 0, 9.2),
+        (work(3000, 4096, 14336, blockwise=True), (128, 128, 1, 2, 1), 0, 294.0),
+        (work(384, 24576, 4096, blockwise=True), (128, 128, 1, 4, 1), 0, 70.2),
+    ],
+)
+def test_estimates_are_near_what_an_h200_took(product, config, workspace, measured):
+    assert us(product, Config(*config), workspace) == pytest.approx(measured, rel=0.15)
+
+
+def test_what_is_more_work_takes_longer():
+    base, config = work(512, 8192, 8192), Config(128, 128, 1, 2, 1)
+    time = us(base, config, 0)
+    assert us(base, config, 4) == pytest.approx(time + COUNTER_US)
+    for more in (base._replace(m=640), base._replace(n=16384), base._replace(k=16384), base._replace(blockwise=True)):
+        assert us(more, config, 0) > time
+    assert us(base._replace(multiprocessors=66), config, 0) > 1.5 * time
+    assert us(base, config._replace(cluster_channels=1), 0) > time  # its blocks share fewer loads
+    assert us(base, config._replace(channels=0, tokens=0), 0) == inf
 
 
 def order(p):
     return [offer.algorithm[0] for offer in query.algorithms(product(p))]
 
 
-def test_offers_on_hopper_are_in_the_order_of_their_cost(stub):
+def test_offers_on_hopper_are_in_the_order_of_their_estimates(stub):
     stub.offers(4)
     for number, tile in enumerate((TILE_256X128, TILE_512X512, TILE_176X128, TILE_128X128), 1):
         stub.tile(number, tile, 5)
     assert order(problem(m=4096, n=6144, ldo=6144)) == [4, 3, 1, 2]
 
 
-def test_equal_costs_leave_the_library_its_order(stub):
+def test_equal_estimates_leave_the_library_its_order(stub):
     stub.offers(4)
     assert order(problem()) == [1, 2, 3, 4]
 

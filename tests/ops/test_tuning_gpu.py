@@ -114,10 +114,10 @@ def test_another_process_takes_the_tuning():
 
 
 NAMED = """
-import sys, warnings
-warnings.simplefilter("error")
+import warnings
 import cupy as cp
 import fp8core
+warnings.simplefilter("error", RuntimeWarning)
 from fp8core.kernels.gemm.table import SCALED_MM
 weight = cp.asarray(cp.random.rand(1024, 2048, dtype=cp.float32))
 layer = fp8core.Fp8Linear.from_weight(weight, out_dtype="float32")

@@ -2,6 +2,7 @@
 
 import ctypes
 import hashlib
+import math
 from functools import cache, lru_cache
 from typing import Final, NamedTuple
 
@@ -28,7 +29,7 @@ class Candidate(NamedTuple):
     """How often the product fills the device."""
 
     us: float | None = None
-    """How long it is estimated to take, where a model was fitted: on Hopper."""
+    """How long it is estimated to take, where a model was fitted, on Hopper, and knows the tile."""
 
     @property
     def name(self) -> str:
@@ -120,7 +121,8 @@ def heuristic(library: Library, handle: int, product: Product) -> tuple[Candidat
     )
     work = work_of(product)
     estimated = [(us(work, Config.of(library, one.algorithm), one.workspace_bytes), one) for one in able]
-    return tuple(one._replace(us=time) for time, one in sorted(estimated, key=lambda pair: pair[0]))
+    estimated.sort(key=lambda pair: pair[0])
+    return tuple(one._replace(us=time if math.isfinite(time) else None) for time, one in estimated)
 
 
 def work_of(product: Product) -> Work:

@@ -17,7 +17,6 @@ from fp8core.kernels.gemm.blaslt.mapping import (
     product,
     relayouts,
 )
-from fp8core.kernels.gemm.blaslt.ordering import BYTES_A_US
 from fp8core.kernels.gemm.blaslt.pad_m import MOST_PADDED, padded_product, plan_pad_m
 from fp8core.kernels.gemm.blaslt.relayout import plan_relayout
 from fp8core.kernels.gemm.blaslt.split_m import first_rows, last_rows, plan_split_m
@@ -54,25 +53,17 @@ def accumulations(p: ScaledMm) -> tuple[str, ...]:
 
 RELAYOUT_US: Final = 1.25
 """Of a launch of ours before the library's that copies little."""
-EPILOGUE_US: Final = 2.5
-"""Of one after it, but for the bytes that it reads and writes."""
 
 
-def more_us(name: str, p: ScaledMm) -> float:
-    """Return how many microseconds the launches of ours take that a row has beside the library's."""
-    if name.endswith("_epilogue"):
-        return EPILOGUE_US + p.m * p.n * (ITEMSIZE["float32"] + ITEMSIZE[p.out]) / BYTES_A_US
-    return RELAYOUT_US if name.endswith("_relayout") else 0.0
+def estimate(p: ScaledMm) -> float | None:
+    """Return how many microseconds the library is estimated to take for the product itself, or None."""
+    return query.algorithms(product(p))[0].us
 
 
-def estimate(name: str, make: Callable[[ScaledMm], Product]) -> Callable[[ScaledMm], float | None]:
-    """Return the estimate of a row for what ``make`` makes of a problem; None where no model was fitted."""
-
-    def us(p: ScaledMm) -> float | None:
-        first = query.algorithms(make(p))[0].us
-        return None if first is None else first + more_us(name, p)
-
-    return us
+def relayout_estimate(p: ScaledMm) -> float | None:
+    """Return the same with a launch of ours before it."""
+    us = estimate(p)
+    return None if us is None else us + RELAYOUT_US
 
 
 OCP_NAMES: Final = Requirement(
@@ -187,13 +178,10 @@ def _of_both(
     """Return the rows that both libraries have."""
     own = (*target, *_LIBRARY, *modes)
     relayout, epilogue = f"{name}_relayout", f"{name}_epilogue"
-    direct_us, relayout_us, epilogue_us = (
-        estimate(*pair) for pair in ((name, product), (relayout, product), (epilogue, accumulation))
-    )
     return (
-        Kernel(name, (*own, *_DIRECT), plan_direct, algorithms=algorithms, us=direct_us),
-        Kernel(relayout, (*own, *_RELAYOUT), plan_relayout, algorithms=algorithms, us=relayout_us),
-        Kernel(epilogue, (*target, *_EPILOGUE), plan_epilogue, algorithms=accumulations, us=epilogue_us),
+        Kernel(name, (*own, *_DIRECT), plan_direct, algorithms=algorithms, us=estimate),
+        Kernel(relayout, (*own, *_RELAYOUT), plan_relayout, algorithms=algorithms, us=relayout_estimate),
+        Kernel(epilogue, (*target, *_EPILOGUE), plan_epilogue, algorithms=accumulations),
     )
 
 

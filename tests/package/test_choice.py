@@ -1,0 +1,47 @@
+"""The untuned choice, judged on what was measured on an H200: docs/results/choice, by the table of this tree."""
+
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from bench import choice
+
+RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results" / "choice"
+FEW = 64
+"""Up to so many rows the table has a kernel of its own first, whatever the library offers."""
+OF_FEW = 0.15
+"""What tuning gains at worst there, with more than 32 rows."""
+
+
+@pytest.fixture(scope="module")
+def records():
+    return choice.read(sorted(RESULTS.glob("*.jsonl")))
+
+
+@pytest.fixture(scope="module")
+def judged(records):
+    return list(choice.gains_today(records))
+
+
+def test_there_are_enough_products_and_both_halves_are_the_ones_of_the_list(records):
+    cases = {tuple(case): case.half for case in choice.cases()}
+    assert len(records) >= 200
+    for record in records:
+        assert cases[tuple(record[name] for name in choice.Case._fields)] == record["half"]
+    assert min(sum(r["half"] == half for r in records) for half in ("fit", "judge")) >= 70
+
+
+@pytest.mark.parametrize("mode", choice.MODES)
+def test_tuning_gains_little_on_the_half_that_nothing_was_fitted_on(judged, mode):
+    gains = {tuple(r[name] for name in choice.Case._fields): g for r, g in judged if r["half"] == "judge"}
+    own = {case: gain for case, gain in gains.items() if case[0] == mode}
+    assert median(own.values()) <= choice.MEDIAN_GOAL
+    assert {case: gain for case, gain in own.items() if gain > choice.WORST_GOAL and case[1] > FEW} == {}
+    assert {case: gain for case, gain in own.items() if gain > OF_FEW} == {}
+
+
+def test_what_is_judged_is_what_the_table_chooses(judged):
+    """Rows and algorithms are found by their records: where the tree has changed since, some would be missing."""
+    assert len(judged) >= 200
+    assert {r["rows"][choice.chosen_today(r)]["kernel"] for r, _ in judged} >= {"sm90_decode", "cublaslt"}
