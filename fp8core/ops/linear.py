@@ -14,6 +14,7 @@ from fp8core.errors import ScaleError
 from fp8core.interop import Operand, ScaleOperand, dtype_name, eager_only
 from fp8core.interop.float8 import Float8Array
 from fp8core.kernels.gemm.table import SCALED_MM
+from fp8core.kernels.linear.overlapped import plan_behind_producer
 from fp8core.kernels.linear.table import LINEAR, explain_linear
 from fp8core.ops.linear_scratch import codes_in_scratch, scratch_of, steps_launch
 from fp8core.ops.quantize import quantize_problem
@@ -193,7 +194,7 @@ def _describe_product(
         return product.problem(options.use_fast_accum, options.batch_invariant, out, prefetch)
 
     def launch(prefetch: bool) -> tuple[Launch, Any]:
-        multiply = SCALED_MM.plan(problem(prefetch))
+        multiply = plan_behind_producer(problem(True)) if prefetch else SCALED_MM.plan(problem(False))
 
         def run(
             stream: int,

@@ -8,14 +8,18 @@ import fp8core
 from fp8core import GROUP_128, PER_TENSOR, PER_TOKEN
 from fp8core.core.scaling import EPS
 from fp8core.kernels.gemm.sm90 import decode_config
-from fp8core.kernels.gemm.sm90.decode import config_for
+from fp8core.kernels.gemm.sm90.decode import config_for, decode
 from fp8core.kernels.gemm.sm90.decode_config import for_linear
+from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.kernels.linear.fused import MOST_ELEMENTS, fused_config, plan_fused, row_teams, vectors
+from fp8core.kernels.linear.overlapped import plan_behind_producer
 from fp8core.kernels.linear.table import LINEAR
 from fp8core.problem import Linear, Quantize, ScaledMm, Target
+from fp8core.runtime import jit
 from fp8core.runtime.plans import QuantizeNumbers
 from gemm.test_sm90_decode import asked  # noqa: F401
 from support.engines import fresh
+from support.recorder import Recorder
 
 H200 = Target("cuda", 90, 0, 132, 32, 227 << 10)
 INF = float("inf")
@@ -105,6 +109,31 @@ def test_in_a_chain_there_is_room_for_the_quantization_and_for_what_it_asks():
         asked = decode_config.dynamic_bytes(behind, side, 0, depth, H200)
         block = asked + decode_config.fixed_bytes(behind, side, 0, depth) + 1024
         assert behind.ctas_per_sm * block + decode_config.QUANTIZER_BYTES <= H200.shared_bytes + 1024
+
+
+@pytest.mark.parametrize("m", [1, 16, 64])
+def test_a_product_behind_a_producer_leaves_room_and_has_the_bits_of_the_product_alone(m, monkeypatch):
+    found = []
+
+    def prepare(target, source, entry, constants, arguments, **launch):
+        found.append((constants, launch["shared_bytes"]))
+        return Recorder(entry, [])
+
+    monkeypatch.setattr(jit, "prepare", prepare)
+    alone = problem(m, 6144, 4096).product
+    plan_behind_producer(alone)
+    decode(alone)
+    (behind, rest), (other, everything) = found
+    assert 0 < behind["FP8_PREFETCH_CHUNKS"] < behind["FP8_STAGES"]
+    assert rest < everything or behind["FP8_STAGES"] < other["FP8_STAGES"]
+    free = dict.fromkeys(("FP8_PREFETCH_CHUNKS", "FP8_STAGES"), 0)
+    assert {**behind, **free} == {**other, **free}
+
+
+def test_a_product_of_another_kernel_is_planned_as_ever(monkeypatch):
+    monkeypatch.setattr(SCALED_MM, "plan", lambda problem: problem)
+    many = problem(100, 6144, 4096).product
+    assert plan_behind_producer(many) == many
 
 
 def test_explain_tells_the_way():

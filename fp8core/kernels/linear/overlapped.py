@@ -6,13 +6,25 @@ from fp8core.kernels.gemm.args import Matmul
 from fp8core.kernels.gemm.sm90.decode import SM90_DECODE, config_for, decode
 from fp8core.kernels.gemm.sm90.decode_config import MOST_ROWS, for_linear
 from fp8core.kernels.gemm.table import SCALED_MM
-from fp8core.problem import Linear
+from fp8core.problem import Linear, ScaledMm
 from fp8core.table import Choice, Refusal, Requirement, Unknown
 
 
 def plan_overlapped(problem: Linear) -> Matmul:
     """Return the product, laid out for the quantization that goes before it."""
     return decode(problem.product, for_linear(config_for(problem.product)))
+
+
+def plan_behind_producer(problem: ScaledMm) -> Matmul:
+    """Return the product of codes that are made right before it by a norm, say, laid out for that kernel and the next.
+
+    As in layers that quantize: the small kernel between two products finds room beside the first of them. The bits are
+    those of the product alone.
+    """
+    if problem.m <= MOST_ROWS and SCALED_MM.choice(problem) == Choice(SM90_DECODE.name):
+        return decode(problem, for_linear(config_for(problem)))
+    plan: Matmul = SCALED_MM.plan(problem)
+    return plan
 
 
 def _decode_refusal(problem: Linear) -> Refusal | Unknown | None:
