@@ -17,32 +17,32 @@ from fp8core.core.specs import TensorSpec
 from fp8core.errors import BackendError, LayoutError
 from fp8core.interop import dtype_name
 from fp8core.interop.dlpack import row_major
-from fp8core.ops.all_close import _ALL_CLOSE
-from fp8core.ops.dequantize import _DEQUANTIZE
-from fp8core.ops.fnuz import _NORMALIZE
-from fp8core.ops.layer import _QUANTIZE_WEIGHT
+from fp8core.ops.all_close import ALL_CLOSE_CALLS
+from fp8core.ops.dequantize import DEQUANTIZE_CALLS
+from fp8core.ops.fnuz import NORMALIZE_CALLS
+from fp8core.ops.layer import QUANTIZE_WEIGHT_CALLS
 from fp8core.ops.linear import LINEAR_CALLS
-from fp8core.ops.producers import _NORM, _SILU
-from fp8core.ops.quantize import _QUANTIZE
-from fp8core.ops.scaled_mm import _SCALED_MM, _SCALED_MM_NT
-from fp8core.ops.shards import _EXPAND, _REQUANTIZE
+from fp8core.ops.producers import NORM_CALLS, SILU_CALLS
+from fp8core.ops.quantize import QUANTIZE_CALLS
+from fp8core.ops.scaled_mm import SCALED_MM_CALLS, SCALED_MM_NT_CALLS
+from fp8core.ops.shards import EXPAND_CALLS, REQUANTIZE_CALLS
 from fp8core.problem import BLOCK, ITEMSIZE, Target
 
 OPERATIONS: Final[dict[str, Operation]] = {
-    "quantize": _QUANTIZE,
-    "dequantize": _DEQUANTIZE,
-    "rms_norm_quant": _NORM,
-    "silu_and_mul_quant": _SILU,
-    "scaled_mm": _SCALED_MM,
-    "scaled_mm_nt": _SCALED_MM_NT,
+    "quantize": QUANTIZE_CALLS,
+    "dequantize": DEQUANTIZE_CALLS,
+    "rms_norm_quant": NORM_CALLS,
+    "silu_and_mul_quant": SILU_CALLS,
+    "scaled_mm": SCALED_MM_CALLS,
+    "scaled_mm_nt": SCALED_MM_NT_CALLS,
     "linear": LINEAR_CALLS,
-    "requantize_with_max_scale": _REQUANTIZE,
-    "convert_to_channelwise": _EXPAND,
-    "normalize": _NORMALIZE,
-    "all_close_1d": _ALL_CLOSE,
+    "requantize_with_max_scale": REQUANTIZE_CALLS,
+    "convert_to_channelwise": EXPAND_CALLS,
+    "normalize": NORMALIZE_CALLS,
+    "all_close_1d": ALL_CLOSE_CALLS,
 }
 """By the names that programs have for them."""
-NAMES: Final = {**{operation: name for name, operation in OPERATIONS.items()}, _QUANTIZE_WEIGHT: "quantize"}
+NAMES: Final = {**{operation: name for name, operation in OPERATIONS.items()}, QUANTIZE_WEIGHT_CALLS: "quantize"}
 ALIGNMENT: Final = 16
 """What addresses in a program are multiples of: no kernel asks for more, and XLA's own buffers have more."""
 SCRATCH_ALIGNMENT: Final = 256

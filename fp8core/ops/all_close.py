@@ -35,7 +35,7 @@ def all_close_1d(x: Array, *, stream: Stream | None = None) -> bool:
         >>> fp8core.all_close_1d(np.array([0.5, 0.5], np.float32))
         True
     """
-    arrays, count = _ALL_CLOSE((x, None), None, stream)
+    arrays, count = ALL_CLOSE_CALLS((x, None), None, stream)
     if not count:
         return True
     seen = interop.view(x, "x")
@@ -61,4 +61,4 @@ def _describe_all_close(operands: Sequence[TensorSpec | None], options: None) ->
     return Described({1: NewArray((1,), "float32")}, plan, lambda: ALL_CLOSE.explain(problem), count)
 
 
-_ALL_CLOSE: Final = Operation((Operand("x", "float32"), "result"), _describe_all_close)
+ALL_CLOSE_CALLS: Final = Operation((Operand("x", "float32"), "result"), _describe_all_close)

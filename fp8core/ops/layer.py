@@ -19,7 +19,7 @@ from fp8core.problem import GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, Group
 from fp8core.table import Explanation
 from fp8core.types import Array, ArrayT, CallKeywords, Fp8DType, NumpyArray, Scale, Untyped, WideDType
 
-_QUANTIZE_WEIGHT = quantize_operation("weight")
+QUANTIZE_WEIGHT_CALLS = quantize_operation("weight")
 
 
 class Fp8Linear:
@@ -123,7 +123,7 @@ class Fp8Linear:
         options = _options(group_shape, out_dtype, use_fast_accum, batch_invariant)
         made._options = options._replace(weight_group=weight_group)
         check_layer(made._options, specs_before_quantizing(weight, bias, input_scale, dtype, weight_group))
-        quantized = quantize_by(_QUANTIZE_WEIGHT, weight, dtype, weight_group, out=aligned_rows(weight, dtype))
+        quantized = quantize_by(QUANTIZE_WEIGHT_CALLS, weight, dtype, weight_group, out=aligned_rows(weight, dtype))
         made._take(read_layer(*quantized, bias, input_scale))
         return made
 
