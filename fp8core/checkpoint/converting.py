@@ -111,7 +111,7 @@ def convert_checkpoint(
             or "tensor", as compressed-tensors; or a format: "compressed-tensors" and "modelopt" with the granularity
             that the layers have, "deepseek" with blocks, "comfyui" with one scale per tensor.
         scales: "float32", powers of two in float32 ("ue8m0"), or these as bytes ("ue8m0_bytes", "deepseek" alone).
-        e4m3: "fn" (OCP) or "fnuz" (MI300); by default each layer keeps the one it has.
+        e4m3: "fn" (OCP) or "fnuz" (MI300); by default fn, but compressed-tensors keeps what layers have.
         split_experts: as for `quantize_checkpoint`; formats other than bf16 and deepseek have no other way for them.
         unscaled: as for `open_checkpoint`. Of such tensors those that are no matrices become bfloat16.
         lossy: allow codes to be made anew; `Conversion.errors` tells what that added.

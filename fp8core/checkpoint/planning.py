@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -68,13 +69,21 @@ class Planned:
         for tensor in checkpoint.all_tensors.values():
             places[tensor.path].append(tensor)
         self.files = [self._file(header, places[header.path]) for header in checkpoint.source.headers]
+        self._refuse_names_given_twice()
         self.config = self._configuration()
+
+    def _refuse_names_given_twice(self) -> None:
+        names = Counter(piece.name for file in self.files for piece in file.pieces())
+        for name, number in names.items():
+            if number > 1:
+                raise CheckpointError(f"{self.to} needs one tensor of each name, got {number} that would be {name}")
 
     def _dtype(self, layer: Layer, e4m3: str | None) -> Fp8Name:
         if e4m3 is not None:
             return E4M3[e4m3]
-        kept = ("float8_e4m3fn", "float8_e4m3fnuz", *(("float8_e5m2",) if self.output == "comfyui" else ()))
-        return next((one for one in kept if one == layer.dtype), "float8_e4m3fn")
+        if self.output == "compressed-tensors" and layer.dtype == E4M3["fnuz"]:
+            return E4M3["fnuz"]
+        return "float8_e5m2" if self.output == "comfyui" and layer.dtype == "float8_e5m2" else E4M3["fn"]
 
     def _file(self, header: Header, tensors: Sequence[Tensor]) -> ConvertedFile:
         """Return the new file in the place of one."""

@@ -218,6 +218,25 @@ def test_fnuz_and_back_keeps_every_number(tmp_path, writer):
         assert torch.equal(load_file(tmp_path / "fn" / "model.safetensors")[f"{Q}.input_scale"], torch.tensor([0.02]))
 
 
+def test_formats_of_e4m3fn_alone_take_fnuz_back_to_it(tmp_path):
+    out = write_format(written.ct_static, tmp_path / "in")
+    convert_checkpoint(tmp_path / "in", tmp_path / "fnuz", to="tensor", e4m3="fnuz")
+    for to in ("comfyui", "deepseek", "modelopt"):
+        assert not convert_checkpoint(tmp_path / "fnuz", tmp_path / to, to=to).lossy
+        assert {layer.dtype for layer in open_checkpoint(tmp_path / to).layers.values()} == {"float8_e4m3fn"}
+        assert all(torch.equal(wide, out.expected[name]) for name, wide in numbers_of(tmp_path / to).items())
+    assert load_file(tmp_path / "modelopt" / "model.safetensors")[f"{Q}.input_scale"] == torch.tensor(0.02)
+
+
+def test_two_tensors_that_would_have_one_name_are_refused(tmp_path):
+    write_format(written.modelopt, tmp_path / "in")
+    tensors = load_file(tmp_path / "in" / "model.safetensors")
+    tensors["model.layers.0.self_attn.k_scale"] = torch.tensor(0.25)
+    save_file(tensors, tmp_path / "in" / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"got 2 that would be model\.layers\.0\.self_attn\.k_scale"):
+        convert_checkpoint(tmp_path / "in", tmp_path / "out", to="tensor")
+
+
 def test_codes_that_e4m3fn_does_not_have_are_made_anew(tmp_path):
     write_format(written.ct_channel, tmp_path / "in")
     convert_checkpoint(tmp_path / "in", tmp_path / "fnuz", to="channel", e4m3="fnuz")
