@@ -7,7 +7,7 @@ from fp8core.core.specs import ALIGNMENT, TensorSpec, whole_number
 from fp8core.errors import LayoutError, ShapeError
 from fp8core.interop import TensorView, dtype_name, stream_address
 from fp8core.interop.dlpack import contiguous
-from fp8core.interop.memoryless import declared
+from fp8core.interop.memoryless import without_memory
 from fp8core.problem import HOST, ITEMSIZE, Target
 from fp8core.table import Explanation
 
@@ -99,7 +99,7 @@ class ExplainRequest:
         """Return the spec of an operand that is given without memory, wherever it will be; None of others."""
         if isinstance(x, ArraySpec):
             return TensorSpec(name, x.dtype, x.shape, x.strides, HOST, x.alignment)
-        known = declared(x, name)
+        known = without_memory(x, name)
         return None if known is None else TensorSpec(name, *known, HOST)
 
     def explained(

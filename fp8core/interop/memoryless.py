@@ -11,7 +11,7 @@ from fp8core.interop.scalars import scalar
 _MEMORY = "__dlpack__", "__cuda_array_interface__", "__array_interface__"
 
 
-class Declared(NamedTuple):
+class Memoryless(NamedTuple):
     """What an array without memory says of itself; strides in elements."""
 
     dtype: str
@@ -19,7 +19,7 @@ class Declared(NamedTuple):
     strides: tuple[int, ...]
 
 
-def declared(x: Any, name: str) -> Declared | None:
+def without_memory(x: Any, name: str) -> Memoryless | None:
     """Return what an array without memory says of itself; None of arrays that have some, and of what is no array.
 
     Anything with a shape and a dtype that offers no memory is taken: ``jax.ShapeDtypeStruct`` is.
@@ -34,7 +34,7 @@ def declared(x: Any, name: str) -> Declared | None:
     shape = tuple(x.shape)
     if any(type(extent) is not int for extent in (*shape, *strides)):
         raise ShapeError(f"{name} needs extents that are numbers, got shape {shape}")
-    return Declared(dtype_name(x.dtype, name), shape, strides or contiguous(shape))
+    return Memoryless(dtype_name(x.dtype, name), shape, strides or contiguous(shape))
 
 
 def _strides(x: Any) -> tuple[int, ...] | None:

@@ -24,7 +24,6 @@ from fp8core.torch.forms import ENTRIES, Entry, Form
 from fp8core.torch.operators import OVERLOADS, declared
 from fp8core.w8a8 import calls
 
-NO_GRADIENTS: Final = "operators have no gradients, and the layers of fp8core.torch have those of backward() alone"
 OLDEST: Final = "2.11"
 """The first release of torch that the tests ran with."""
 FUNCTIONS: Final = (
@@ -74,10 +73,9 @@ def _stand_in(entry: Entry) -> Callable[[tuple[Any, ...], Any, object], tuple[Se
     def call(operands: tuple[Any, ...], options: Any, stream: object) -> tuple[Sequence[Any], Any]:
         if stream is not None:
             raise DeviceError("stream needs to be left out while torch traces a call: the graph has streams of its own")
-        transform = _differentiating()
-        if transform is not None:
-            name = operation.operands[0]
-            raise LayoutError(f"{name} needs to be outside of torch.func's {transform}: {NO_GRADIENTS}")
+        refusal = _refused_derivative(entry.arguments[0])
+        if refusal is not None:
+            raise LayoutError(refusal)
         if type(options) is Interned:
             options = options.options
         arrays = list(operands)
@@ -95,13 +93,19 @@ def _stand_in(entry: Entry) -> Callable[[tuple[Any, ...], Any, object], tuple[Se
     return call
 
 
-def _differentiating() -> str | None:
-    """Return the transform of torch.func that differentiates what is traced: operators have no gradients, not zeros."""
-    levels = torch._C._functorch.get_interpreter_stack() or ()
-    return next((name for level in levels if (name := level.key().name.lower()) in ("grad", "jvp")), None)
+def _refused_derivative(name: str) -> str | None:
+    """Return why what torch traces cannot be differentiated by torch.func, if that is asked: it would give zeros."""
+    for level in torch._C._functorch.get_interpreter_stack() or ():
+        transform = level.key().name.lower()
+        if transform in ("grad", "jvp"):
+            return (
+                f"{name} needs to be outside of torch.func's {transform}: operators have no gradients, "
+                "and the layers of fp8core.torch have those of backward() alone"
+            )
+    return None
 
 
-_differentiating._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as torch.compiler.assume_constant_result
+_refused_derivative._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as torch.compiler.assume_constant_result
 
 
 def _array(x: Any, first: torch.Tensor) -> Any:
