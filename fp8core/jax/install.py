@@ -1,5 +1,6 @@
 """What `import fp8core.jax` does, once in a process."""
 
+from functools import cache
 from typing import Any, Final
 
 import jax
@@ -15,8 +16,9 @@ RULES: Final = batching.FOLDS, gradients.PRODUCT
 """What the transformations of JAX ask is set where it is written; here it is only kept from being unused."""
 
 
+@cache
 def install() -> None:
-    """Give the handlers to XLA, and let calls on arrays of JAX become programs of it.
+    """Give the handlers to XLA, once, and let calls on arrays of JAX become programs of it.
 
     Raises:
         ImportError: this JAX is older than any that the handlers were tested with.
