@@ -12,8 +12,6 @@ from fp8core.ops.quantized import Quantized, quantized
 
 OLDEST: Final = (0, 10, 2)
 """The first release of JAX that the tests ran with."""
-RULES: Final = batching.FOLDS, gradients.PRODUCT
-"""What the transformations of JAX ask is set where it is written; here it is only kept from being unused."""
 
 
 @cache
@@ -27,6 +25,8 @@ def install() -> None:
         raise ImportError(f"fp8core.jax needs JAX {'.'.join(map(str, OLDEST))} or later, got {jax.__version__}")
     for platform in handler.ALL.values():
         platform.register()
+    batching.install()
+    gradients.install()
     jax.tree_util.register_pytree_with_keys(Quantized, _with_keys, _unflatten, _flatten)
     Operation.stand_ins["jax"] = stand_in
 
