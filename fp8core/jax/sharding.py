@@ -179,7 +179,9 @@ def _product(
 ) -> Places:
     extents, factors = of.extents, of.factors
     n, scale = extents[weight][0 if stored else 1], extents[scale_b]
-    across = 0 if stored or tuple(scale) == (n, 1) else len(scale) - 1  # the axis of its channels
+    by_groups = scale_a in extents and any(extent != 1 for extent in extents[scale_a][-1:])
+    by_rows = stored or (tuple(scale) == (n, 1) and not (by_groups and len(extents[scale_a]) > 1))
+    across = 0 if by_rows else len(scale) - 1  # the axis of its channels, or blocks of them
     channels: Axis = ("n",)
     made = {scale_b: factors.own(scale)}
     if any(extent != 1 for extent in scale):

@@ -69,6 +69,10 @@ def products(kind, mesh):
         a, w = fp8core.quantize(wide(16, K), group_shape=GROUP_128), weight(BLOCK_128, n)
         made = jax.jit(fp8core.scaled_mm_nt)(jax.tree.map(lambda x: put(mesh, x, "a"), a), w)
         check(f"{kind} {n} channels", made, fp8core.scaled_mm_nt(a, w))
+    a, w = fp8core.quantize(wide(16, 256), group_shape=GROUP_128), weight(BLOCK_128, 2, 256)
+    turned = lambda a, w: fp8core.scaled_mm(a, w.T)  # noqa: E731 - its scale of b has the shape [n, 1] of channels
+    made = jax.jit(turned)(a, Quantized(put(mesh, w.data, "b"), w.scale, BLOCK_128))
+    check(f"{kind} two channels", made, fp8core.scaled_mm_nt(a, w))
     flat = lambda a, sa, w, sw: fp8core.scaled_mm(a, w.T, sa[:, 0], sw)  # noqa: E731
     a, w = fp8core.quantize(wide(16, K)), weight()
     arrays = put(mesh, a.data, "a"), put(mesh, a.scale, "a"), put(mesh, w.data, "b"), put(mesh, w.scale, "b")
