@@ -92,6 +92,21 @@ def rows_and_columns(kind, mesh):
     check(f"{kind} ends of groups", jax.jit(call)(put(mesh, q, "a"), put(mesh, scale, "a")), call(q, scale))
 
 
+def groups_of_rows(kind, mesh):
+    """Groups of rows that one device would not have whole."""
+    group = 2, 64
+    x = wide(4, 2, K)
+    scale = np.asarray(fp8core.quantize(x, group_shape=group).scale)
+    for name, call in (
+        ("quantized", lambda x, scale: fp8core.quantize(x, scale=scale, group_shape=group).data),
+        ("dequantized", lambda q, scale: fp8core.dequantize(q, scale, group_shape=group)),
+    ):
+        given = x if name == "quantized" else fp8core.quantize(x, group_shape=group).data
+        check(
+            f"{kind} rows {name}", jax.jit(call)(put(mesh, given, "b", "a"), put(mesh, scale, "b")), call(given, scale)
+        )
+
+
 def ones(x):
     return (np if isinstance(x, np.ndarray) else jnp).ones(K, np.float32)
 
@@ -142,7 +157,7 @@ def gradients(kind, mesh):
 if __name__ == "__main__":
     assert len(jax.devices()) == 4
     for kind, mesh in MESHES.items():
-        for part in (layers, products, rows_and_columns, quantizations, by_hand, gradients):
+        for part in (layers, products, rows_and_columns, groups_of_rows, quantizations, by_hand, gradients):
             part(kind, mesh)
     far = jax.device_put(wide(4, K), jax.devices()[3])
     assert fp8core.quantize(far).scale.devices() == {jax.devices()[3]}
