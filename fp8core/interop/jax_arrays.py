@@ -60,7 +60,7 @@ class Jax(Foreign):
         self._tracers = _TAKEN
         try:
             import_module(PROGRAMS)
-        except ImportError as error:  # an older JAX, whose arrays are read by DLPack alone
+        except (ImportError, AttributeError) as error:  # an older JAX, whose arrays are read by DLPack alone
             self._tracers = f"inside of jax.jit {error}"
 
     def view_on(self, x: Any, name: str, stream: int | None) -> TensorView:

@@ -1,4 +1,4 @@
-"""`jax.vmap` of calls: an axis that is added becomes rows where that gives the same bits, else a loop over calls."""
+"""`jax.vmap` of calls: an added axis becomes rows where all scales stay what they are, else a loop over calls."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -89,4 +89,6 @@ def _gives_each(call: CallOf, one: Sequence[Any], all_: Sequence[Any], size: Any
     return whole.shapes == tuple((size, *shape) for shape in traced(call, one).shapes)
 
 
-batching.primitive_batchers[CALL] = _batch
+def install() -> None:
+    """Let `jax.vmap` batch calls."""
+    batching.primitive_batchers[CALL] = _batch

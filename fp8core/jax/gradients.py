@@ -64,14 +64,6 @@ def _product_batched(arrays: Sequence[Any], axes: Sequence[Any], *, group: Group
     return jax.lax.map(lambda one: PRODUCT.bind(*one, group=group), each), 0
 
 
-PRODUCT.def_impl(_product)
-PRODUCT.def_abstract_eval(_abstract)
-mlir.register_lowering(PRODUCT, mlir.lower_fun(_product, multiple_results=False))
-ad.primitive_transposes[PRODUCT] = _transposed
-ad.primitive_jvps[PRODUCT] = _product_jvp
-batching.primitive_batchers[PRODUCT] = _product_batched
-
-
 def _group_of(call: CallOf, weight: Any, scale: Any) -> GroupShape:
     """Return the groups of a weight's scale, as `linear` has read them."""
     known = LinearOptions(*call.options).weight_group
@@ -121,4 +113,12 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: CallOf, jaxpr
     return made, [sum(parts[1:], parts[0])]
 
 
-ad.primitive_jvps[CALL] = _jvp
+def install() -> None:
+    """Let `jax.grad` and its like differentiate calls, or hear why they cannot."""
+    PRODUCT.def_impl(_product)
+    PRODUCT.def_abstract_eval(_abstract)
+    mlir.register_lowering(PRODUCT, mlir.lower_fun(_product, multiple_results=False))
+    ad.primitive_transposes[PRODUCT] = _transposed
+    ad.primitive_jvps[PRODUCT] = _product_jvp
+    batching.primitive_batchers[PRODUCT] = _product_batched
+    ad.primitive_jvps[CALL] = _jvp

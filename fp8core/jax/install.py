@@ -1,5 +1,6 @@
 """What `import fp8core.jax` does, once in a process."""
 
+from functools import cache
 from typing import Any, Final
 
 import jax
@@ -11,12 +12,11 @@ from fp8core.ops.quantized import Quantized, quantized
 
 OLDEST: Final = (0, 10, 2)
 """The first release of JAX that the tests ran with."""
-RULES: Final = batching.FOLDS, gradients.PRODUCT
-"""What the transformations of JAX ask is set where it is written; here it is only kept from being unused."""
 
 
+@cache
 def install() -> None:
-    """Give the handlers to XLA, and let calls on arrays of JAX become programs of it.
+    """Give the handlers to XLA, once, and let calls on arrays of JAX become programs of it.
 
     Raises:
         ImportError: this JAX is older than any that the handlers were tested with.
@@ -25,6 +25,8 @@ def install() -> None:
         raise ImportError(f"fp8core.jax needs JAX {'.'.join(map(str, OLDEST))} or later, got {jax.__version__}")
     for platform in handler.ALL.values():
         platform.register()
+    batching.install()
+    gradients.install()
     jax.tree_util.register_pytree_with_keys(Quantized, _with_keys, _unflatten, _flatten)
     Operation.stand_ins["jax"] = stand_in
 

@@ -48,6 +48,11 @@ class Rule(NamedTuple):
         return SdyShardingRule(arguments, results, need_replication_factors=whole, **sizes)
 
 
+def _one(shape: Sequence[Any]) -> bool:
+    """Return whether a scale of this shape is one number."""
+    return all(extent == 1 for extent in shape)
+
+
 class _Factors:
     """The factors of one call, as its operands are gone through."""
 
@@ -81,7 +86,7 @@ class _Factors:
         A scale that does not have the array's axes is not sharded, and then neither is the array. One of a single axis
         has a number for each row, if it is found ``by_row``.
         """
-        if all(extent == 1 for extent in shape):
+        if _one(shape):
             return self.own(shape)
         if by_row and len(shape) == 1 and len(of) > 1:
             of, extents = of[:-1], extents[:-1]
@@ -144,7 +149,9 @@ def _quantize(of: _Case, out: int = 1) -> Places:
     axes = _rows(x, last)
     if call.name == "quantize" and call.options[-1] is not None:  # rows_padded
         factors.whole.update(name for axis in axes for name in axis)
-    if not given and group[0] != 1:
+    at = out + 1
+    shape = extents[at] if at in extents else known.shapes[known.results.index(at)]
+    if group[0] != 1 and not (given and _one(shape)):
         factors.whole.update(name for axis in axes[:-1] for name in axis)
     made = {0: axes, out: axes}
     if call.name == "silu_and_mul_quant":
@@ -153,10 +160,6 @@ def _quantize(of: _Case, out: int = 1) -> Places:
         made[1] = (("k",),)
         if 2 in extents:
             made[2] = axes
-    at = out + 1
-    shape = extents.get(at)
-    if shape is None:
-        shape = known.shapes[known.results.index(at)]
     codes = known.shapes[known.results.index(out)]
     made[at] = factors.scale(shape, made[out], codes, by_row=tuple(group) == PER_TOKEN)
     return made
@@ -170,6 +173,8 @@ def _dequantize(of: _Case) -> Places:
     q, scale, group, factors = of.extents[0], of.extents[1], of.call.options[0], of.factors
     last = factors.groups("k", q[-1], group[1]) if group is not None and group[1] > 0 else ("k",)
     axes = _rows(q, last)
+    if group is not None and group[0] != 1 and not _one(scale):
+        factors.whole.update(name for axis in axes[:-1] for name in axis)
     by_row = group is not None and tuple(group) == PER_TOKEN
     return {0: axes, 1: factors.scale(scale, axes, q, by_row=by_row), 2: axes}
 
@@ -179,10 +184,12 @@ def _product(
 ) -> Places:
     extents, factors = of.extents, of.factors
     n, scale = extents[weight][0 if stored else 1], extents[scale_b]
-    across = 0 if stored or tuple(scale) == (n, 1) else len(scale) - 1  # the axis of its channels
+    by_groups = scale_a in extents and any(extent != 1 for extent in extents[scale_a][-1:])
+    by_rows = stored or (tuple(scale) == (n, 1) and not (by_groups and len(extents[scale_a]) > 1))
+    across = 0 if by_rows else len(scale) - 1  # the axis of its channels, or blocks of them
     channels: Axis = ("n",)
     made = {scale_b: factors.own(scale)}
-    if any(extent != 1 for extent in scale):
+    if not _one(scale):
         if scale[across] != n:
             channels = factors.groups("n", n, BLOCK)
         if scale[across] == n or len(channels) > 1:

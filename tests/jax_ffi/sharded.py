@@ -69,6 +69,10 @@ def products(kind, mesh):
         a, w = fp8core.quantize(wide(16, K), group_shape=GROUP_128), weight(BLOCK_128, n)
         made = jax.jit(fp8core.scaled_mm_nt)(jax.tree.map(lambda x: put(mesh, x, "a"), a), w)
         check(f"{kind} {n} channels", made, fp8core.scaled_mm_nt(a, w))
+    a, w = fp8core.quantize(wide(16, 256), group_shape=GROUP_128), weight(BLOCK_128, 2, 256)
+    turned = lambda a, w: fp8core.scaled_mm(a, w.T)  # noqa: E731 - its scale of b has the shape [n, 1] of channels
+    made = jax.jit(turned)(a, Quantized(put(mesh, w.data, "b"), w.scale, BLOCK_128))
+    check(f"{kind} two channels", made, fp8core.scaled_mm_nt(a, w))
     flat = lambda a, sa, w, sw: fp8core.scaled_mm(a, w.T, sa[:, 0], sw)  # noqa: E731
     a, w = fp8core.quantize(wide(16, K)), weight()
     arrays = put(mesh, a.data, "a"), put(mesh, a.scale, "a"), put(mesh, w.data, "b"), put(mesh, w.scale, "b")
@@ -86,6 +90,21 @@ def rows_and_columns(kind, mesh):
     q, scale = wide(16, 600).astype("float8_e4m3fn"), wide(16, 5, dtype=np.float32)
     call = lambda q, scale: fp8core.dequantize(q, scale, group_shape=GROUP_128)  # noqa: E731
     check(f"{kind} ends of groups", jax.jit(call)(put(mesh, q, "a"), put(mesh, scale, "a")), call(q, scale))
+
+
+def groups_of_rows(kind, mesh):
+    """Groups of rows that one device would not have whole."""
+    group = 2, 64
+    x = wide(4, 2, K)
+    scale = np.asarray(fp8core.quantize(x, group_shape=group).scale)
+    for name, call in (
+        ("quantized", lambda x, scale: fp8core.quantize(x, scale=scale, group_shape=group).data),
+        ("dequantized", lambda q, scale: fp8core.dequantize(q, scale, group_shape=group)),
+    ):
+        given = x if name == "quantized" else fp8core.quantize(x, group_shape=group).data
+        check(
+            f"{kind} rows {name}", jax.jit(call)(put(mesh, given, "b", "a"), put(mesh, scale, "b")), call(given, scale)
+        )
 
 
 def ones(x):
@@ -138,7 +157,7 @@ def gradients(kind, mesh):
 if __name__ == "__main__":
     assert len(jax.devices()) == 4
     for kind, mesh in MESHES.items():
-        for part in (layers, products, rows_and_columns, quantizations, by_hand, gradients):
+        for part in (layers, products, rows_and_columns, groups_of_rows, quantizations, by_hand, gradients):
             part(kind, mesh)
     far = jax.device_put(wide(4, K), jax.devices()[3])
     assert fp8core.quantize(far).scale.devices() == {jax.devices()[3]}
