@@ -15,10 +15,11 @@ Examples:
     torch.Size([1, 8])
 """
 
+from fp8core.torch.compiling import compile_options
 from fp8core.torch.linear import Linear
 from fp8core.torch.models import Report, calibrate, dequantize_model_, quantize_model_, warm_up
 from fp8core.torch.tracing import install
 
-__all__ = ["Linear", "Report", "calibrate", "dequantize_model_", "quantize_model_", "warm_up"]
+__all__ = ["Linear", "Report", "calibrate", "compile_options", "dequantize_model_", "quantize_model_", "warm_up"]
 
 install()
