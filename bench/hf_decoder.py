@@ -3,14 +3,15 @@
     python -m bench.hf_decoder [--json FILE] [--layers 4] [--batch 1 16]
 
 Both models are `transformers.Qwen3Model` with the same random weights; of one of them `fp8core.torch.quantize_model_`
-makes FP8, per token x per channel. "graph" is `torch.compile(fullgraph=True)` in a CUDA graph; "eager" calls the model
-without compiling it, where the host takes longer than the GPU. There is no cache of keys and values: what is timed is
+makes FP8, per token x per channel. "graph" is `torch.compile(fullgraph=True)` in a CUDA graph, "options" the same with
+`fp8core.torch.compile_options` for both; "eager" calls the model without compiling it, where the host takes longer than
+the GPU. There is no cache of keys and values: what is timed is
 the layers' arithmetic, not the length of a context. Before anything is timed, results of FP8 are compared with those
 of bfloat16.
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,8 +28,9 @@ MLP: Final = 12288
 HEADS: Final = 32
 KEY_HEADS: Final = 8
 DEVICE: Final = "cuda"
-FAR: Final = 0.15
-"""A relative error of the last hidden states that is a mistake; four layers of FP8 are some 0.05 from bfloat16."""
+FAR: Final = 0.25
+"""A relative error of the last hidden states that is a mistake; four layers of FP8 are some 0.14 from bfloat16."""
+WAYS: Final = ("graph", "options", "eager")
 EAGER_TURNS: Final = 15
 EAGER_MS: Final = 20.0
 
@@ -61,23 +63,26 @@ def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((found.double() - wanted.double()).norm() / wanted.double().norm())
 
 
-def measure(batch: int, models: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return two records, of eager models and of models in graphs: how far FP8 is from bfloat16, and both's times."""
+def measure(batch: int, models: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield a record for each way of running the models: how far FP8 is from bfloat16, and the times of both."""
     x = torch.randn(batch, 1, HIDDEN, device=DEVICE, dtype=torch.bfloat16)
-    with torch.no_grad():
-
-        def call(model: Any) -> Run:
-            return lambda: model(inputs_embeds=x, use_cache=False).last_hidden_state
-
+    wanted = models["bf16"](inputs_embeds=x, use_cache=False).last_hidden_state
+    for way in WAYS:
         torch._dynamo.reset()
-        runs = {
-            "eager": {name: call(model) for name, model in models.items()},
-            "graph": {
-                name: call(torch.compile(model, fullgraph=True, dynamic=False)) for name, model in models.items()
-            },
-        }
-        wanted: Any = runs["eager"]["bf16"]()
-        return [_record(way, batch, of_way, wanted) for way, of_way in runs.items()]
+        runs = {name: _call(_made(model, way), x) for name, model in models.items()}
+        yield _record(way, batch, runs, wanted)
+
+
+def _made(model: Any, way: str) -> Any:
+    """Return a model to be run in one way."""
+    if way == "eager":
+        return model
+    options = fp8core.torch.compile_options() if way == "options" else None
+    return torch.compile(model, fullgraph=True, dynamic=False, options=options)
+
+
+def _call(model: Any, x: torch.Tensor) -> Run:
+    return lambda: model(inputs_embeds=x, use_cache=False).last_hidden_state
 
 
 def _record(way: str, batch: int, runs: dict[str, Run], wanted: torch.Tensor) -> dict[str, Any]:
@@ -85,7 +90,7 @@ def _record(way: str, batch: int, runs: dict[str, Run], wanted: torch.Tensor) ->
     errors = {name: distance(run(), wanted) for name, run in runs.items()}
     times: dict[str, timing.Timing] = {}
     right = max(errors.values()) <= FAR
-    if right and way == "graph":
+    if right and way != "eager":
         times = timing.compare({name: [run] for name, run in runs.items()}, least=1)
     elif right:
         calls = interleaved(runs, timing.elapsed, EAGER_TURNS, EAGER_MS)
@@ -97,7 +102,7 @@ def _record(way: str, batch: int, runs: dict[str, Run], wanted: torch.Tensor) ->
 def main() -> None:
     """Time the models, print a table, and append JSON lines if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="append two JSON objects a batch to this file")
+    parser.add_argument("--json", type=Path, help="append three JSON objects a batch to this file")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--batch", nargs="+", type=int, default=(1, 16), help="sequences, with one token each")
     chosen = parser.parse_args()
@@ -105,9 +110,10 @@ def main() -> None:
     fp8core.torch.quantize_model_(models["fp8core"])
     title = f"{chosen.layers} layers of Qwen3-8B in transformers, {torch.cuda.get_device_name()}, us"
     table = Table("tokens", "way", "bf16", "fp8core", "ratio", "error", title=title)
-    for batch in chosen.batch:
-        for record in measure(batch, models):
+    with torch.no_grad():
+        for record in (record for batch in chosen.batch for record in measure(batch, models)):
             results.append(chosen.json, record)
+            batch = record["m"]
             wide, ours = (results.us(record, name) for name in models)
             times = ("-", "-", "-") if not wide or not ours else (f"{wide:.1f}", f"{ours:.1f}", f"{ours / wide:.3f}")
             table.add_row(str(batch), record["mode"], *times, f"{record['errors']['fp8core']:.3f}")

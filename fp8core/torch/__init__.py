@@ -16,6 +16,7 @@ Examples:
 """
 
 from fp8core.torch.calibration import calibrate
+from fp8core.torch.compiling import compile_options
 from fp8core.torch.linear import Linear
 from fp8core.torch.models import Report, dequantize_model_, quantization_config, quantize_model_, warm_up
 from fp8core.torch.tracing import install
@@ -24,6 +25,7 @@ __all__ = [
     "Linear",
     "Report",
     "calibrate",
+    "compile_options",
     "dequantize_model_",
     "quantization_config",
     "quantize_model_",

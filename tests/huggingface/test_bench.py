@@ -1,0 +1,48 @@
+"""The decoder of the benchmarks, small and on the CPU: what is recorded of each way, and that mistakes have no time."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import fp8core.torch  # noqa: E402 - after the skips
+from bench import hf_decoder, results, timing  # noqa: E402
+
+
+@pytest.fixture
+def small(monkeypatch):
+    for name, value in {"DEVICE": "cpu", "HIDDEN": 128, "MLP": 256, "HEADS": 4, "KEY_HEADS": 2}.items():
+        monkeypatch.setattr(hf_decoder, name, value)
+    compile_ = torch.compile
+    asked = []
+
+    def compiled(model, options=None, **others):
+        asked.append(options)
+        return compile_(model, backend="aot_eager", **others)
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    monkeypatch.setattr(timing, "compare", lambda calls, least: {name: timing.Timing(2.0, 1.0, 3.0) for name in calls})
+    monkeypatch.setattr(hf_decoder, "interleaved", lambda runs, *_: {name: [4.0, 5.0, 6.0] for name in runs})
+    models = {name: hf_decoder.decoder(1) for name in ("bf16", "fp8core")}
+    fp8core.torch.quantize_model_(models["fp8core"])
+    return models, asked
+
+
+@torch.no_grad()
+def test_each_way_has_a_record(small):
+    models, asked = small
+    records = list(hf_decoder.measure(3, models))
+    assert [(record["mode"], record["m"]) for record in records] == [("graph", 3), ("options", 3), ("eager", 3)]
+    assert [sorted(options or ()) for options in asked] == [[], [], *[sorted(fp8core.torch.compile_options())] * 2]
+    for record in records:
+        assert results.kind_of(record) == "hf_decoder"
+        assert 0.001 < record["errors"]["fp8core"] < hf_decoder.FAR
+        assert record["errors"]["bf16"] < 0.01
+    assert [results.us(record, "fp8core") for record in records] == [2.0, 2.0, 5000.0]
+
+
+@torch.no_grad()
+def test_what_is_wrong_has_no_time(small):
+    models, _ = small
+    models["fp8core"].layers[0].mlp.down_proj.weight_scale.mul_(100)
+    assert all(record["us"] == {} for record in hf_decoder.measure(1, models))

@@ -1,0 +1,131 @@
+"""`compile_options`: layers of one input follow each other, nothing passes a write, and results stay the same."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402 - after the skip
+
+import fp8core.torch  # noqa: E402
+from fp8core.torch import compile_options, quantize_model_  # noqa: E402
+from fp8core.torch.compiling import together  # noqa: E402
+from pytorch.cases import wide  # noqa: E402
+
+LINEAR = torch.ops.fp8core.linear.default
+WIDTH = 512
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo():
+    torch._dynamo.reset()
+
+
+def graph_of(*steps):
+    """A graph of named steps: (name, target, names of arguments)."""
+    graph = torch.fx.Graph()
+    nodes = {name: graph.placeholder(name) for name in ("x", "y", "w0", "w1", "w2", "s")}
+    for name, target, arguments in steps:
+        nodes[name] = graph.call_function(target, tuple(nodes[one] for one in arguments))
+        nodes[name].name = name
+    graph.output(nodes[steps[-1][0]])
+    return graph
+
+
+def order(graph):
+    return [node.name for node in graph.nodes if node.op == "call_function"]
+
+
+SILU, ADD, COPY = torch.ops.aten.silu.default, torch.ops.aten.add.Tensor, torch.ops.aten.copy_.default
+
+
+@pytest.mark.parametrize(
+    ("steps", "wanted"),
+    [
+        (
+            [
+                ("q", LINEAR, "x w0 s"),
+                ("a", SILU, "q"),
+                ("k", LINEAR, "x w1 s"),
+                ("b", SILU, "k"),
+                ("v", LINEAR, "x w2 s"),
+            ],
+            "q k v a b",
+        ),
+        ([("q", LINEAR, "x w0 s"), ("a", SILU, "q"), ("k", LINEAR, "y w1 s"), ("b", ADD, "a k")], "q a k b"),
+        ([("q", LINEAR, "x w0 s"), ("a", SILU, "w1"), ("k", LINEAR, "x a s"), ("v", LINEAR, "x w2 s")], "q a k v"),
+        ([("q", LINEAR, "x w0 s"), ("c", COPY, "w1 w2"), ("k", LINEAR, "x w1 s"), ("a", ADD, "q k")], "q c k a"),
+        ([("a", SILU, "x"), ("q", LINEAR, "a w0 s"), ("b", SILU, "q"), ("k", LINEAR, "a w1 s")], "a q k b"),
+    ],
+    ids=["of-one-input", "of-two-inputs", "weight-made-between", "weight-written-between", "input-made-before"],
+)
+def test_the_order(steps, wanted):
+    graph = graph_of(*[(name, target, arguments.split()) for name, target, arguments in steps])
+    together(graph)
+    graph.lint()
+    assert order(graph) == wanted.split()
+
+
+class Attention(nn.Module):
+    """What is between the layers of an attention: each result goes through something before the next is made."""
+
+    def __init__(self, device="cpu"):
+        super().__init__()
+        for name in "qkvo":
+            linear = nn.Linear(WIDTH, WIDTH, bias=False, dtype=torch.bfloat16)
+            with torch.no_grad():
+                linear.weight.copy_(wide(WIDTH, WIDTH, seed=ord(name)) / WIDTH**0.5)
+            setattr(self, name, linear)
+        quantize_model_(self, include=["*"])
+        self.to(device)
+
+    def forward(self, x):
+        x = nn.functional.rms_norm(x, (WIDTH,))
+        q = nn.functional.silu(self.q(x)) * 2
+        k = nn.functional.gelu(self.k(x)) + q
+        v = torch.tanh(self.v(x)) * k
+        return self.o(q + v)
+
+
+def test_results_are_the_same():
+    model, x = Attention(), wide(3, WIDTH)
+    with torch.no_grad():
+        plain = torch.compile(model, fullgraph=True)(x)
+        torch._dynamo.reset()
+        assert torch.equal(torch.compile(model, fullgraph=True, options=compile_options())(x), plain)
+        assert (plain - model(x)).norm() < 0.05 * plain.norm()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 16, 64])
+def test_launched_early_in_a_graph_with_other_inputs(rows):
+    """Kernels that began before their inputs are written would read those of the replay before."""
+    model = nn.Sequential(*[Attention("cuda") for _ in range(3)])
+    x = wide(rows, WIDTH).cuda()
+    fp8core.torch.warm_up(model, rows=[rows])
+    with torch.no_grad():
+        compiled = torch.compile(model, fullgraph=True, dynamic=False, options=compile_options())
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            compiled(x)
+            compiled(x)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            result = compiled(x)
+        inputs = [wide(rows, WIDTH, seed=seed).cuda() for seed in range(40)]
+        alone = []
+        for one in inputs:
+            x.copy_(one)
+            torch.cuda.synchronize()
+            graph.replay()
+            torch.cuda.synchronize()
+            alone.append(result.clone())
+        for one, wanted in zip(inputs, alone, strict=True):
+            assert (wanted - model(one)).norm() < 0.05 * wanted.norm()
+        found = []
+        for one in inputs * 5:  # without waiting in between
+            x.copy_(one)
+            graph.replay()
+            found.append(result.clone())
+        assert all(torch.equal(one, wanted) for one, wanted in zip(found, alone * 5, strict=True))
