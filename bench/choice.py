@@ -293,6 +293,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="append one line a product to this file")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--skip", type=int, default=0, help="leave out so many products at the beginning of the list")
+    parser.add_argument("--count", type=int, default=None, help="time so many products, and leave out those after them")
     parser.add_argument("--seconds", type=float, default=600.0, help="start no further product after so long")
     parser.add_argument("--judge", type=Path, nargs="+", help="files of such records, to judge without timing anything")
     arguments = parser.parse_args()
@@ -310,9 +311,10 @@ def main() -> None:
             subjects=["choice"], against=None, baselines=None, deep_gemm=False, compile=False, short=False, note=""
         )
         how = ["python", "-m", "bench.choice", "--skip", str(arguments.skip), "--seconds", f"{arguments.seconds:g}"]
+        how += ["--count", str(arguments.count)] if arguments.count is not None else []
         results.append(arguments.json, {**machine(asked), "command": shlex.join([*how, "--modes", *arguments.modes])})
     begun = time.monotonic()
-    wanted = cases(arguments.modes)[arguments.skip :]
+    wanted = cases(arguments.modes)[arguments.skip :][: arguments.count]
     compile_ahead([case.problem(0) for case in wanted])
     print(f"{len(wanted)} products, compiled after {time.monotonic() - begun:.1f} s", flush=True)
     records = []
