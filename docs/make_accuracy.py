@@ -120,7 +120,7 @@ def claim(records: Sequence[Record]) -> str:
     return "\n".join(
         (
             "Fast accumulation of the library loses accuracy with k. Per token x per channel it is off by",
-            f"{first}e-3 at k = {DEEP:,} and by {last}e-3 at {most:,}. `sm90_decode`, which runs up to 64 rows, is off by",
+            f"{first}e-3 at k = {DEEP:,} and by {last}e-3 at {most:,}. `sm90_decode`, of up to 64 rows, is off by",
             f"at most {ours}e-3 there, and the library by at most {worst(exact)}e-3 with `use_fast_accum=False`:",
             "ask for that where k is so large and m above 64.",
         )
