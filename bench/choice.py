@@ -68,6 +68,8 @@ TURNS: Final = 8
 STRETCH_MS: Final = 0.4
 SPAN_US: Final = 300.0
 """Calls of a graph last about so long, but each weight is read at least once."""
+FALLBACKS: Final = ("simt", "generic", "realigned")
+"""How the names of rows begin that are for products that no other row takes."""
 MOST_PANELS: Final = 128
 """More rows than that are not tried with kernels of few rows."""
 
@@ -117,10 +119,10 @@ def cases(modes: Iterable[str] = tuple(MODES)) -> list[Case]:
 def candidates(p: ScaledMm) -> list[Choice]:
     """Return what may run a product, the choice without tuning first; what is hopeless is left out."""
     found = SCALED_MM.candidates(p)
-    hopeless = {"simt"} if p.m <= MOST_PANELS else {"simt", "sm90_decode"}
+    hopeless = FALLBACKS if p.m <= MOST_PANELS else (*FALLBACKS, "sm90_decode")
     if any(choice.kernel == "cublaslt" for choice in found):
-        hopeless |= {"cublaslt_relayout", "cublaslt_epilogue"}  # the same, and launches beside it
-    return [choice for choice in found if choice.kernel not in hopeless]
+        hopeless = (*hopeless, "cublaslt_relayout", "cublaslt_epilogue")  # the same, and launches beside it
+    return [choice for choice in found if not choice.kernel.startswith(hopeless)]
 
 
 _ATTRIBUTES: Final = {"id": (0, 4), "custom": (5, 4), "stages": (6, 4), "inner": (7, 2), "reduction": (3, 4)}
