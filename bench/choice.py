@@ -68,6 +68,8 @@ TURNS: Final = 8
 STRETCH_MS: Final = 0.4
 SPAN_US: Final = 300.0
 """Calls of a graph last about so long, but each weight is read at least once."""
+FALLBACKS: Final = ("simt", "generic", "realigned")
+"""How the names of rows begin that are for products that no other row takes."""
 MOST_PANELS: Final = 128
 """More rows than that are not tried with kernels of few rows."""
 
@@ -117,10 +119,10 @@ def cases(modes: Iterable[str] = tuple(MODES)) -> list[Case]:
 def candidates(p: ScaledMm) -> list[Choice]:
     """Return what may run a product, the choice without tuning first; what is hopeless is left out."""
     found = SCALED_MM.candidates(p)
-    hopeless = {"simt"} if p.m <= MOST_PANELS else {"simt", "sm90_decode"}
+    hopeless = FALLBACKS if p.m <= MOST_PANELS else (*FALLBACKS, "sm90_decode")
     if any(choice.kernel == "cublaslt" for choice in found):
-        hopeless |= {"cublaslt_relayout", "cublaslt_epilogue"}  # the same, and launches beside it
-    return [choice for choice in found if choice.kernel not in hopeless]
+        hopeless = (*hopeless, "cublaslt_relayout", "cublaslt_epilogue")  # the same, and launches beside it
+    return [choice for choice in found if not choice.kernel.startswith(hopeless)]
 
 
 _ATTRIBUTES: Final = {"id": (0, 4), "custom": (5, 4), "stages": (6, 4), "inner": (7, 2), "reduction": (3, 4)}
@@ -293,6 +295,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="append one line a product to this file")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--skip", type=int, default=0, help="leave out so many products at the beginning of the list")
+    parser.add_argument("--count", type=int, default=None, help="time so many products, and leave out those after them")
     parser.add_argument("--seconds", type=float, default=600.0, help="start no further product after so long")
     parser.add_argument("--judge", type=Path, nargs="+", help="files of such records, to judge without timing anything")
     arguments = parser.parse_args()
@@ -310,9 +313,10 @@ def main() -> None:
             subjects=["choice"], against=None, baselines=None, deep_gemm=False, compile=False, short=False, note=""
         )
         how = ["python", "-m", "bench.choice", "--skip", str(arguments.skip), "--seconds", f"{arguments.seconds:g}"]
+        how += ["--count", str(arguments.count)] if arguments.count is not None else []
         results.append(arguments.json, {**machine(asked), "command": shlex.join([*how, "--modes", *arguments.modes])})
     begun = time.monotonic()
-    wanted = cases(arguments.modes)[arguments.skip :]
+    wanted = cases(arguments.modes)[arguments.skip :][: arguments.count]
     compile_ahead([case.problem(0) for case in wanted])
     print(f"{len(wanted)} products, compiled after {time.monotonic() - begun:.1f} s", flush=True)
     records = []

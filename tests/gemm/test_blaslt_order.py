@@ -137,3 +137,28 @@ def test_the_library_is_asked_without_a_workspace_too(stub):
 def test_what_is_offered_twice_stands_once(stub):
     assert order(problem("row")) == [1, 2]
     assert not stub.lines("MatmulAlgoCheck")
+
+
+@pytest.mark.parametrize(
+    ("version", "given", "wanted", "taken"),
+    [
+        (130100, 4, 4, True),
+        (130100, 0, 4, True),  # a counter of tiles, which this version runs without
+        (130100, 0, 1 << 20, False),
+        (130100, 1 << 20, 1 << 20, True),
+        (130400, 0, 4, False),  # where it was not tried, what the library says counts
+        (120900, 0, 4, False),
+    ],
+)
+def test_a_counter_of_tiles_is_optional_where_that_was_tried(stub, monkeypatch, version, given, wanted, taken):
+    stub.version(version)
+    offer = query.Candidate(bytes([1]) * 64, given, 0.0)
+    asked = query.HeuristicQuery(find("cuda"), find("cuda").handles.of_device(0), product(problem("row")))
+    monkeypatch.setattr(query.HeuristicQuery, "_read", lambda *_: (offer._replace(workspace_bytes=wanted), 0))
+    assert asked.takes(offer) is taken
+
+
+def test_one_algorithm_with_and_without_a_workspace_has_two_names():
+    bare = query.Candidate(bytes([1]) * 64, 0, 0.0)
+    assert bare.name != bare._replace(workspace_bytes=4).name
+    assert bare.name == bare._replace(us=3.0, waves=2.0).name

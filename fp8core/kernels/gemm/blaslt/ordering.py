@@ -13,33 +13,37 @@ from fp8core.kernels.encodings import ceil_div
 from fp8core.kernels.gemm.blaslt.library import Library
 from fp8core.problem import BLOCK
 
-LAUNCH_US: Final = 3.2
+LAUNCH_US: Final = 3.1
 """Of a launch and of filling the pipelines, when weights come from memory."""
-PRODUCT_US: Final = 22.2e-6
+PRODUCT_US: Final = 21.2e-6
 """Of a multiprocessor, for one result of a tile and a k-block of 128."""
 BLOCKWISE: Final = 1.2
 """Times as much with scales that change along k."""
 LARGE_TILE: Final = 192 * 128
 """From here on a tile takes all consumers of a block, so that nothing is multiplied while it is written out."""
-LARGE: Final = 1.08
+LARGE: Final = 1.1
 """Times as much for such a tile."""
-LOAD_US: Final = 1.36e-3
+LOAD_US: Final = 1.32e-3
 """Of a multiprocessor, for a row of 128 codes that it loads. Blocks of a cluster share what they have in common."""
-HIDDEN: Final = 0.94
+HIDDEN: Final = 0.92
 """The part of the lesser of products and loads that the greater one hides."""
-SHARED_US: Final = 0.44e-3
+SHARED_US: Final = 0.4e-3
 """Of a multiprocessor, for a row of 128 codes that `wgmma` reads from shared memory, or that is written there."""
-RESULT_US: Final = 0.7e-5
+RESULT_US: Final = 2.0e-5
 """Of a tile's end, for one result."""
-BYTES_A_US: Final = 4.06e6
+BYTES_A_US: Final = 4.05e6
 """From memory."""
 OVERLAP: Final = 4.0
 """The exponent of the norm that joins the times of the memory and of the multiprocessors: the greater hides most."""
-COUNTER_US: Final = 1.9
+NARROW: Final = 128
+PAIRED: Final = 1.08
+"""Times as much for one round of tiles of fewer than `NARROW` channels whose blocks share tokens in pairs: what holds
+them up is not known."""
+COUNTER_US: Final = 2.5
 """Of clearing a counter of tiles, a workspace of a few bytes, before the launch."""
 COUNTER_BYTES: Final = 64
-SPLIT_US: Final = 1.6
-PARTIAL_US: Final = 3.8e-6
+SPLIT_US: Final = 1.3
+PARTIAL_US: Final = 3.6e-6
 """Of adding up the parts of a k that is split, and for one number of one part."""
 WGMMA_M: Final = 64
 """The M side of `wgmma`, which has the tile's channels, or its tokens if the channels are no multiple of it."""
@@ -123,7 +127,8 @@ def us(work: Work, config: Config, workspace_bytes: int) -> float:
     busy = rounds * (ceil_div(ceil_div(work.k, split_k), BLOCK) * k_block + RESULT_US * channels * tokens)
     moved = work.n * work.k + work.m * work.k + work.out_bytes * work.m * work.n
     memory = moved / BYTES_A_US
-    found = LAUNCH_US + float((memory**OVERLAP + busy**OVERLAP) ** (1 / OVERLAP))
+    slower = PAIRED if rounds == 1 and channels < NARROW and (along_n, along_m) == (2, 1) else 1.0
+    found = LAUNCH_US + slower * float((memory**OVERLAP + busy**OVERLAP) ** (1 / OVERLAP))
     if 0 < workspace_bytes <= COUNTER_BYTES:
         found += COUNTER_US
     if split_k > 1:

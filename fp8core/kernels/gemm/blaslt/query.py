@@ -10,12 +10,15 @@ from fp8core.errors import BackendError
 from fp8core.features import features
 from fp8core.kernels.gemm.blaslt.descriptors import MODES, Layouts, Product, describe, pointers_of
 from fp8core.kernels.gemm.blaslt.library import Handle, Library, find
-from fp8core.kernels.gemm.blaslt.ordering import Config, Work, us
+from fp8core.kernels.gemm.blaslt.ordering import COUNTER_BYTES, Config, Work, us
 from fp8core.problem import ITEMSIZE, Target
 from fp8core.runtime import device
 from fp8core.table import PLANS_KEPT, Refusal, Unknown
 
 CANDIDATES_ASKED: Final = 8
+COUNTERS_OPTIONAL: Final = range(130100, 130200)
+"""Versions of cuBLASLt that check an algorithm for vectors of scales as needing a counter of tiles, and run it without
+one: all 165 that were tried on an H200, to the same bits (experiments/2026-11-choice)."""
 SOME_ADDRESS: Final = 4096
 """Stands for an operand in a query: the library reads which addresses are given, not what they point to."""
 
@@ -171,13 +174,19 @@ class HeuristicQuery:
         return tuple(candidate for candidate, status in read if status == 0)
 
     def takes(self, candidate: Candidate) -> bool:
-        """Return whether the library would run this product by an algorithm that it offered for another."""
+        """Return whether the library would run this product by an algorithm that it offered for another.
+
+        To an algorithm that it offered without the counter of tiles that it asks for here, it need not be given: see
+        `COUNTERS_OPTIONAL`.
+        """
         result = ctypes.create_string_buffer(self._library.dialect.result_bytes)
         status = self._library.function("MatmulAlgoCheck")(
             *self._subject, candidate.algorithm, ctypes.addressof(result)
         )
         checked, result_status = self._read(result.raw)
-        return status == 0 and result_status == 0 and checked.workspace_bytes <= candidate.workspace_bytes
+        optional = COUNTER_BYTES if (self._library.version or 0) in COUNTERS_OPTIONAL else 0
+        given = max(candidate.workspace_bytes, optional)
+        return status == 0 and result_status == 0 and checked.workspace_bytes <= given
 
     def _read(self, raw: bytes) -> tuple[Candidate, int]:
         """Return the offer and the status of a heuristic's result."""
