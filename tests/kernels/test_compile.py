@@ -24,6 +24,7 @@ REGISTERS = {
     "simt": 168,
     "sm90_blockwise": 168,
     "sm90_decode": 168,
+    "sm90_decode_rows": 224,
     "sm89_decode": 248,
     "rms_norm_quant": 128,
     "normalize": 48,
@@ -37,7 +38,7 @@ REGISTERS = {
     "gfx9_decode": 64,
 }
 """The most registers of a thread, by entry: what is above would cost blocks in flight. (simt holds its tile in
-registers, sm89_decode its results, of up to 64 tokens x 32 channels, quantize_tensorwise what it will not read again,
+registers, sm90_decode_rows three sets of 64 rows x 128 channels in a warpgroup, sm89_decode its results, of up to 64 tokens x 32 channels, quantize_tensorwise what it will not read again,
 quantize_rowwise up to eight vectors of 8, as fnuz codes of a 128x128 block.)"""
 MAY_SPILL: tuple[str, ...] = ()
 """Entries that may keep something in local memory."""
