@@ -287,10 +287,10 @@ class Case:
                 launch(stream, self.a.data.ptr, self.b.data.ptr, *scales, bias, result.data.ptr, 0, 0, 0)
             assert all(bool((result == want)[:, : self.n * ITEMSIZE[self.out_name]].all()) for result in results)
 
-    def check(self):
+    def check(self, plan=None):
         """Assert that each number is near enough, and that what lies between the result's rows is untouched."""
         cp = self.cp
-        storage = self.run()
+        storage = self.run(plan=plan)
         unit = {1: cp.uint8, 2: cp.uint16, 4: cp.uint32}[ITEMSIZE[self.out_name]]
         typed = storage.view(unit)
         got = wide(cp.ascontiguousarray(typed[:, : self.n]), self.out_name)

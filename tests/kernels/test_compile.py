@@ -27,6 +27,7 @@ REGISTERS = {
     "copy_rows": 48,
     "sm90_blockwise": 168,
     "sm90_decode": 168,
+    "sm90_decode_rows": 224,
     "sm89_decode": 248,
     "rms_norm_quant": 128,
     "normalize": 48,
@@ -40,8 +41,8 @@ REGISTERS = {
     "gfx9_decode": 64,
 }
 """The most registers of a thread, by entry: what is above would cost blocks in flight. (generic_mma holds its tile in
-registers, generic_decode and sm89_decode their results, of up to 64 tokens x 32 channels, quantize_tensorwise what it
-will not read again,
+registers, sm90_decode_rows three sets of 64 rows x 128 channels in a warpgroup, generic_decode and sm89_decode their
+results, of up to 64 tokens x 32 channels, quantize_tensorwise what it will not read again,
 quantize_rowwise up to eight vectors of 8, as fnuz codes of a 128x128 block.)"""
 MAY_SPILL: tuple[str, ...] = ()
 """Entries that may keep something in local memory."""

@@ -181,6 +181,15 @@ def scaled_mm(target: Target) -> Iterator[ScaledMm]:
                 *("", False, False, True, False, 4096, 4096, 28672, 16),
             )
     rows = ("row", "row", (1, 0), (1, 0))
+    if target.arch == 90:  # the rows of a on wgmma's M side
+        block = ("group", "block", (1, 16), (1, 32))
+        for n, k, a, b, out, bias, of in (
+            (7168, 16384, e4m3, e4m3, "bfloat16", "", rows),
+            (5376, 21504, e5m2, e4m3, "float32", "float16", rows),
+            (57344, 8192, e4m3, e5m2, "float16", "", block),
+            (10240, 5120, e4m3, e4m3, "bfloat16", "float32", block),
+        ):
+            yield ScaledMm(*(target, 48, n, k, a, b, out, *of), *(bias, False, False, True, False, k, k, n, 16))
     for a, b, bias in ((e4m3, e5m2, "float32"), (e5m2, e4m3, "float16")):
         yield ScaledMm(
             *(target, 8, 4096, 4096, a, b, "float16", *rows),

@@ -16,14 +16,15 @@ struct DecodeLayout : Config {
     static_assert(Config::a_stages % Config::k_warpgroups == 0 || Config::a_vectors > 0, "as in the other ring");
     static_assert(Config::scale_rows == 1 || Config::scale_rows == BLOCK_K, "scales of 1x128 or 128x128");
 
-    static constexpr int tile = 64 * Config::m_warpgroups;  // channels
+    static constexpr int tile = Config::warpgroup_channels * Config::m_warpgroups;
     static constexpr int warpgroups = Config::m_warpgroups * Config::k_warpgroups, consumers = warpgroups * 128;
     static constexpr int threads = consumers + 64 + 32 * Config::blockwise;
     static constexpr int weight_bytes = tile * BLOCK_K, a_bytes = Config::width * BLOCK_K;  // of a stage
     static constexpr int ring_bytes = Config::stages * weight_bytes + Config::a_stages * a_bytes;
     static constexpr int units = tile / 8;  // of 8 channels, in a tile
     static constexpr int unit_bytes = 8 * Config::width * 4;
-    static constexpr int sums = Config::width / 2;  // of a thread: 16 channels of a warp x width rows
+    // Of a thread.
+    static constexpr int sums = Config::warpgroup_channels * Config::width / 128;
     // Of a k-block: a's rows, then the weight's.
     static constexpr int scales =
         Config::width + (Config::scale_rows == 1 ? tile : (tile + Config::scale_rows - 1) / Config::scale_rows);

@@ -88,7 +88,7 @@ def rowwise_config(problem: Quantize, tile: Tile, rows: int = MANY_ROWS) -> Roww
     """Return the block for ``tile`` where there are up to ``rows`` rows, as sweeps on an H200 have it."""
     total, few = vecs_of(problem, tile), rows * problem.cols <= FEW
     if unaligned(problem):
-        return _unaligned(problem, total)
+        return _unaligned(problem, tile, total, rows)
     shared = cluster_config(problem, total) if rows == SHARED_ROWS else None
     if shared:
         return shared
@@ -105,9 +105,16 @@ def rowwise_config(problem: Quantize, tile: Tile, rows: int = MANY_ROWS) -> Roww
     return _block(problem, total, vecs)
 
 
-def _unaligned(problem: Quantize, total: int) -> RowwiseConfig:
-    """Return the block for rows that begin at any element: a thread holds so many vectors that ends cost little."""
-    if total <= WARP_TEAM * WARP_TEAM_VECS:
+def _unaligned(problem: Quantize, tile: Tile, total: int, rows: int) -> RowwiseConfig:
+    """Return the block for rows that begin at any element: a thread holds so many vectors that ends cost little.
+
+    Of few rows it holds one, where that was measured to be faster: their ends are few, too.
+    """
+    narrow = total <= WARP_TEAM * WARP_TEAM_VECS
+    slim = narrow or (problem.static and rows <= FEW_ROWS and ITEMSIZE[problem.x] == 2)
+    if slim and tile.rows == 1 and total > WARP_TEAM and rows * problem.cols <= FEW:
+        return _block(problem, total, max(1, ceil_div(total, MOST_THREADS)))
+    if narrow:
         team = min(power_of_two(ceil_div(total, WARP_TEAM_VECS)), WARP_TEAM)
         return RowwiseConfig(UNALIGNED_THREADS, team, ceil_div(total, team), 1, 1)
     vecs = 2 if problem.static else 3 if total <= 3072 else 6

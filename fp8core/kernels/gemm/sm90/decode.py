@@ -1,4 +1,4 @@
-"""Products of few rows on sm_90a: the weight streamed at the memory's speed (``cuda_src/gemm/sm90/decode.cu``).
+"""Products of few rows on sm_90a: the weight streamed at the memory's speed (``cuda_src/gemm/sm90/decode*.cu``).
 
 Everything that a launch needs follows from plain arithmetic on the problem (`decode_config`), but for the tensor maps.
 """
@@ -29,6 +29,7 @@ from fp8core.kernels.gemm.sm90.decode_config import (
     without_multicast,
     without_prefetch,
 )
+from fp8core.kernels.gemm.sm90.decode_rows_config import FEWEST_ROWS, full_config
 from fp8core.kernels.gemm.sm90.tensor_maps import tensor_maps
 from fp8core.kernels.requirements import CUDA, aligned, supports
 from fp8core.problem import BLOCK, ITEMSIZE, ScaledMm
@@ -65,41 +66,58 @@ class Sm90Args(NamedTuple):
 
 def config_for(problem: ScaledMm) -> DecodeConfig:
     """Return how a product is laid out on the multiprocessors."""
+    blocks = problem.scale_a == "group"
+    if problem.m >= FEWEST_ROWS and not problem.batch_invariant and problem.scale_b != "group":
+        config = full_config(problem.n, problem.k, problem.target, blocks)
+        return config if problem.prefetch_weight else without_prefetch(config, problem.target)
     # The order of a sum must not depend on m where it is asked not to: nor then may the config.
     side = MOST_ROWS if problem.batch_invariant else width(problem.m)
-    config = cheapest(problem.n, problem.k, cost_model(side, problem.scale_a == "group"), problem.target)
+    config = cheapest(problem.n, problem.k, cost_model(side, blocks), problem.target)
     if width(problem.m) < 8 * config.multicast_tiles:
         config = without_multicast(config, problem.n)
     return config if problem.prefetch_weight else without_prefetch(config, problem.target)
+
+
+def a_side(problem: ScaledMm, config: DecodeConfig) -> int:
+    """Return the side of wgmma that holds the rows of a: its M side has 64 of them, its N side as few as are enough."""
+    return width(problem.m) if config.warpgroup_channels == 64 else MOST_ROWS
 
 
 def launcher_for(
     problem: ScaledMm, config: DecodeConfig, args: type, quantizer: Mapping[str, int] | None = None
 ) -> tuple[jit.Launcher, jit.Grid]:
     """Return the compiled kernel and its grid; ``quantizer`` has its constants where a comes in 16 bits."""
-    side, scale_rows = width(problem.m), SCALE_ROWS.get(problem.scale_b, 0)
+    side, scale_rows = a_side(problem, config), SCALE_ROWS.get(problem.scale_b, 0)
     blockwise, depth = problem.scale_a == "group", stages(config, side, scale_rows, problem.target)
+    name, layout = "decode_rows", {}
+    if config.warpgroup_channels == 64:
+        name, layout = (
+            "decode",
+            {
+                "FP8_WIDTH": side,
+                "FP8_M_WARPGROUPS": config.m_warpgroups,
+                "FP8_K_WARPGROUPS": config.k_warpgroups,
+                "FP8_CTAS_PER_SM": config.ctas_per_sm,
+                "FP8_SCALE_ROWS": scale_rows or BLOCK,
+                **(quantizer or {"FP8_A_VECTORS": 0, "FP8_A_ROWS": 0, "FP8_A_INPUT": 0, "FP8_A_MODE": 0}),
+            },
+        )
     launcher = jit.prepare(
         problem.target,
-        "gemm/sm90/decode",
-        "sm90_decode",
+        f"gemm/sm90/{name}",
+        f"sm90_{name}",
         {
-            "FP8_WIDTH": side,
+            **layout,
             "FP8_SPLIT_K": config.split_k,
             "FP8_MULTICAST_TILES": config.multicast_tiles,
-            "FP8_M_WARPGROUPS": config.m_warpgroups,
-            "FP8_K_WARPGROUPS": config.k_warpgroups,
             "FP8_STAGES": depth,
             "FP8_A_STAGES": config.a_stages,
-            "FP8_CTAS_PER_SM": config.ctas_per_sm,
             "FP8_A_TYPE": FORMAT[problem.a],
             "FP8_B_TYPE": FORMAT[problem.b],
             "FP8_BLOCKWISE": int(blockwise),
-            "FP8_SCALE_ROWS": scale_rows or BLOCK,
             "FP8_OUT": TYPE[problem.out],
             "FP8_BIAS": TYPE[problem.bias] if problem.bias else -1,
             "FP8_PREFETCH_CHUNKS": config.prefetch_chunks,
-            **(quantizer or {"FP8_A_VECTORS": 0, "FP8_A_ROWS": 0, "FP8_A_INPUT": 0, "FP8_A_MODE": 0}),
         },
         args,
         block=128 * config.m_warpgroups * config.k_warpgroups + 64 + 32 * blockwise,
@@ -119,7 +137,7 @@ def decode(problem: ScaledMm, config: DecodeConfig | None = None) -> Matmul:
     launcher, grid = launcher_for(problem, config, Sm90Args)
     launch = launcher.bind_args(grid, Sm90Args(b"", b"", CommonArgs.of(problem)))
     weight_maps = tensor_maps(problem.n, problem.k, problem.ldb, config.tile)
-    a_maps = tensor_maps(problem.m, problem.k, problem.lda, width(problem.m) // config.multicast_tiles)
+    a_maps = tensor_maps(problem.m, problem.k, problem.lda, a_side(problem, config) // config.multicast_tiles)
     return ready_kernel(launch, a_maps=a_maps, b_maps=weight_maps)
 
 

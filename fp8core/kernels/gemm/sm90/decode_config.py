@@ -14,8 +14,10 @@ BLOCK_K: Final = BLOCK
 """Columns of k in a stage of a ring: a k-block."""
 MEASURED_MULTIPROCESSORS: Final = 132
 """Of the H200 that all numbers of this module were fitted on."""
-CLUSTERS: Final = {1: 132, 2: 66, 4: 30, 8: 15}
+CLUSTERS: Final = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15}
 """How many clusters of so many blocks fit on such a device at one block each (by the driver's count)."""
+POWERS: Final = (1, 2, 4, 8)
+"""The clusters of sm90_decode: each block completes an equal part of the channels."""
 WEIGHT_BYTES_A_US: Final = 4.3e6
 """The memory's bandwidth there."""
 WEIGHT_RING_BYTES: Final = 192 << 10
@@ -62,6 +64,8 @@ class CostModel(NamedTuple):
     occupancy_us: float = 0.0
     """Penalty where this kernel occupies every block slot, so that the next kernel's blocks cannot be co-resident; 0 at
     half occupancy."""
+    hidden_tiles: float = 0.0
+    """Tiles of a cluster whose reductions cost no more than one; 0: as many as there are."""
     small: "CostModel | None" = None
     """What holds instead for small weights, of up to ``small_rings`` times what the rings of all SMs hold."""
     small_rings: float = 0.0
@@ -100,7 +104,7 @@ def cost_model(width_: int, blockwise: bool) -> CostModel:
         return _limited_if_small(_ABOVE_16._replace(configs=_CONFIGS_32))
     a_stages = 24 if width_ == 8 else 16
     small = CostModel(_CONFIGS_16_SMALL, 0.01, a_stages, conflict=0.15, refill_us=0.3, occupancy_us=0.1)
-    return CostModel(_CONFIGS_16, 0.04, 16, small=small, small_rings=2.0)
+    return CostModel(_CONFIGS_16, 0.04, 16, hidden_tiles=4.0, small=small, small_rings=2.0)
 
 
 def _limited_if_small(model: CostModel) -> CostModel:
@@ -126,6 +130,8 @@ class DecodeConfig(NamedTuple):
     """Of a multiprocessor's shared memory, left to the kernel that follows."""
     multicast_tiles: int = 1
     """Tiles that a cluster has at a time: the blocks of one part of k share what they load of a, eight rows or more."""
+    warpgroup_channels: int = 64
+    """Channels of a tile that a warpgroup has: 64 on wgmma's M side, or 128 on its N side (sm90_decode_rows)."""
 
     @property
     def cluster(self) -> int:
@@ -135,7 +141,7 @@ class DecodeConfig(NamedTuple):
     @property
     def tile(self) -> int:
         """Channels of a tile."""
-        return 64 * self.m_warpgroups
+        return self.warpgroup_channels * self.m_warpgroups
 
 
 def width(m: int) -> int:
@@ -159,6 +165,8 @@ def cost(n: int, k: int, model: CostModel, tile: TileConfig, config: DecodeConfi
     refill = model.refill_us * max(0.0, part * tiles / config.clusters - ring)
     busiest = ceil_div(tiles, config.clusters) * (part * k_block + tile.tile_us) + refill
     reduction = (model.reduce_us + model.reduce_warpgroup_us * (config.k_warpgroups - 1)) * (config.split_k - 1)
+    if model.hidden_tiles:
+        reduction *= max(1.0, tiles * config.ctas_per_sm / config.clusters / model.hidden_tiles)
     occupied = 2 * blocks / (config.ctas_per_sm * target.multiprocessors) - 1
     return round(max(memory, busiest) + reduction + model.occupancy_us * max(0.0, occupied), 3), blocks
 
@@ -173,6 +181,8 @@ def cheapest(n: int, k: int, model: CostModel, target: Target) -> DecodeConfig:
         m_warpgroups, k_warpgroups, ctas_per_sm = tile[:3]
         channels = 64 * m_warpgroups * tile.multicast_tiles
         for cluster, most in clusters_at_once(target).items():
+            if cluster not in POWERS:
+                continue
             split_k, clusters = cluster // tile.multicast_tiles, min(ceil_div(n, channels), most * ctas_per_sm)
             if 1 <= split_k <= ceil_div(k, BLOCK_K) and clusters:
                 config = DecodeConfig(
@@ -244,7 +254,7 @@ def dynamic_bytes(config: DecodeConfig, side: int, scale_rows: int, stages_: int
 def ring_bytes(config: DecodeConfig, side: int, stages_: int) -> int:
     """Return the dynamic shared memory that a block needs: both rings, the reduction's buffers, and for aligning."""
     rings = stages_ * config.tile * BLOCK_K + config.a_stages * side * BLOCK_K
-    units = config.tile // 8 // config.split_k
+    units = ceil_div(config.tile // 8, config.split_k)
     return rings + (config.split_k * config.k_warpgroups - 1) * units * 8 * side * 4 + 1024
 
 
@@ -255,7 +265,8 @@ def fixed_bytes(config: DecodeConfig, side: int, scale_rows: int, stages_: int) 
     """
     barriers = 8 * (2 * stages_ + 2 * config.a_stages + 3)
     scales = 4 * config.a_stages * (side + ceil_div(config.tile, scale_rows) + 1) if scale_rows else 0
-    return barriers + scales + 4 * side + 64
+    of_channels = 16 * config.tile if config.warpgroup_channels > 64 else 0
+    return barriers + scales + of_channels + 4 * side + 64
 
 
 def stages(config: DecodeConfig, side: int, scale_rows: int, target: Target) -> int:
