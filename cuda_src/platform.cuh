@@ -7,6 +7,8 @@
 
 #define WARP FP8CORE_WARP
 #define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
+// A kernel of which one block is to fit on a multiprocessor: its threads may have all registers.
+#define KERNEL_ALONE(threads) extern "C" __global__ void __launch_bounds__(threads, 1)
 #define DEVICE __device__ __forceinline__
 #define SHARED __shared__
 

@@ -13,6 +13,7 @@
 #define __constant__ __attribute__((constant))
 #endif
 #define KERNEL(threads) extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(1, threads)))
+#define KERNEL_ALONE(threads) KERNEL(threads)
 #define DEVICE __device__ inline __attribute__((always_inline))
 #define SHARED __shared__
 #if defined(FP8CORE_EMULATION)

@@ -23,8 +23,8 @@ OUT_SCALE = np.float32(0.5)
 SUMS = {True: 2.0**-16, False: 2.0**-19}
 """What may be lost of the sum of magnitudes, by use_fast_accum: tensor cores cut what they add behind 24 bits or so, and
 sum up to 128 (with fast accumulation all) of k like that."""
-FP8_SUMS = 2.0**-12
-"""The same of Hopper's FP8 instructions, whose sums have 14 bits."""
+SPECIFIED = 3.0e-3
+"""Relative Frobenius error that the specification allows, of kernels whose FP8 instructions sum with 14 bits."""
 
 
 def alignment(*numbers):
@@ -104,15 +104,20 @@ class Operands:
         return cp.ascontiguousarray(rows[:, : p.n * size]).get()
 
     def check(self, plan, sums):
+        """Check each number within its rounding and what sums may lose; without `sums` all of them together."""
         p, got = self.problem, self.run(plan)
         want, magnitude = self.want.get(), self.magnitude.get()
         if p.out in ROUNDING:
             dtype = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}[p.out]
             error = abs(got.view(dtype).astype(np.float64) - want)
+            if sums is None:
+                assert np.linalg.norm(error) <= SPECIFIED * max(np.linalg.norm(want), 1e-6)
+                return
             assert (error <= ROUNDING[p.out] * abs(want) + sums * magnitude).all()
         else:
             values = reference.decode(got, p.out).astype(np.float64) * float(OUT_SCALE)
             largest = float(reference.decode(reference.encode(np.float32([[1e9]]), p.out), p.out)[0, 0])
+            sums = sums or 2.0**-9
             want = np.clip(want, -largest * float(OUT_SCALE), largest * float(OUT_SCALE))
             step = 2.0 ** (-2 if "e5m2" in p.out else -3) / 2
             smallest = 2.0**-10 if "e4m3" in p.out else 2.0**-17
@@ -140,7 +145,7 @@ def check(made):
     rows = able(p)
     assert {"generic_decode", "generic_mma"} <= {row.name for row in rows}
     for row in rows:
-        made.check(row.plan(p), SUMS[p.use_fast_accum] if row.name.startswith("generic") else FP8_SUMS)
+        made.check(row.plan(p), SUMS[p.use_fast_accum] if row.name.startswith("generic") else None)
     for tile in tiles_of(p):
         made.check(plan_mma(p, tile), SUMS[p.use_fast_accum])
 

@@ -1,5 +1,5 @@
 // Codes of the rows of a matrix at any address and stride, 16 neighbours along k at a time. Loads are of aligned words;
-// bytes before the matrix and behind a row are never read.
+// bytes before the matrix and behind it are never read.
 #pragma once
 
 constexpr int PIECE = 16;
@@ -12,23 +12,21 @@ struct Pieces {
     static constexpr int WORDS = ALIGNED ? COUNT : COUNT + 1;
     Vector16 words[WORDS];
 
-    // From the first code on, of which the first `left` belong to the row and the others count as zeros; `first` is the
-    // matrix's first code. The caller owes: where ALIGNED, a whole number of pieces; unless CAREFUL, that left is
-    // at least 16 * (COUNT + 1), and that the matrix begins at least 15 bytes earlier.
+    // From the first code on. CAREFUL: some words may begin before `first` or end behind `last`, the bounds of the
+    // matrix. The caller owes, unless CAREFUL, that none does.
     template <bool CAREFUL>
-    DEVICE void load(const byte* from, int left, const byte* first) {
+    DEVICE void load(const byte* from, const byte* first, const byte* last) {
         const byte* const begin = ALIGNED ? from : from - off_word(from);
 #pragma unroll
         for (int i = 0; i < WORDS; ++i) {
             const byte* const word = begin + i * PIECE;
-            if constexpr (!CAREFUL) words[i] = load16(word);
-            else if constexpr (ALIGNED) words[i] = i * PIECE < left ? load16(word) : Vector16{0, 0, 0, 0};
-            else words[i] = careful_word(word, first, from + left);
+            if (!CAREFUL || (word >= first && word + PIECE <= last)) words[i] = load16(word);
+            else words[i] = part_of_word(word, first, last);
         }
     }
 
     // What of an aligned word lies from `first` on and before `end`; the rest is zero.
-    DEVICE static Vector16 careful_word(const byte* word, const byte* first, const byte* end) {
+    DEVICE static Vector16 part_of_word(const byte* word, const byte* first, const byte* end) {
         unsigned parts[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -45,29 +43,42 @@ struct Pieces {
         return {parts[0], parts[1], parts[2], parts[3]};
     }
 
-    // The i-th piece; `from` is the address of the first code.
-    DEVICE Vector16 codes(int i, const byte* from) const {
-        if constexpr (ALIGNED) return words[i];
-        const unsigned off = static_cast<unsigned>(reinterpret_cast<word64>(from));
-        const Vector16 low = words[i], high = words[WORDS == 1 ? 0 : i + 1];
-        unsigned parts[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-        // (A choice between elements of an array would keep it in memory.)
-        const auto choose = [](bool first, unsigned a, unsigned b) { return first ? a : b; };
+    // The i-th piece; `from` is the address of the first code, of which on `left` belong to the row: others become zeros.
+    DEVICE Vector16 codes(int i, const byte* from, int left) const {
+        unsigned parts[8] = {words[i].x, words[i].y, words[i].z, words[i].w};
+        if constexpr (!ALIGNED) {
+            const Vector16 high = words[WORDS == 1 ? 0 : i + 1];
+            parts[4] = high.x, parts[5] = high.y, parts[6] = high.z, parts[7] = high.w;
+            const unsigned off = static_cast<unsigned>(reinterpret_cast<word64>(from));
+            // (A choice between elements of an array would keep it in memory.)
+            const auto choose = [](bool first, unsigned a, unsigned b) { return first ? a : b; };
 #pragma unroll
-        for (int j = 0; j < 6; ++j) parts[j] = choose(off & 8, parts[j + 2], parts[j]);
+            for (int j = 0; j < 6; ++j) parts[j] = choose(off & 8, parts[j + 2], parts[j]);
 #pragma unroll
-        for (int j = 0; j < 5; ++j) parts[j] = choose(off & 4, parts[j + 1], parts[j]);
-        const unsigned shift = off % 4 * 8;
+            for (int j = 0; j < 5; ++j) parts[j] = choose(off & 4, parts[j + 1], parts[j]);
+            const unsigned shift = off % 4 * 8;
 #pragma unroll
-        for (int j = 0; j < 4; ++j)
-            parts[j] = static_cast<unsigned>((static_cast<word64>(parts[j + 1]) << 32 | parts[j]) >> shift);
+            for (int j = 0; j < 4; ++j)
+                parts[j] = static_cast<unsigned>((static_cast<word64>(parts[j + 1]) << 32 | parts[j]) >> shift);
+        }
+        if (left < PIECE * (i + 1)) {
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                const int valid = left - PIECE * i - 4 * j;
+                parts[j] = valid <= 0 ? 0 : valid >= 4 ? parts[j] : parts[j] & ((1u << 8 * valid) - 1);
+            }
+        }
         return {parts[0], parts[1], parts[2], parts[3]};
     }
 };
 
-// Whether `depth` codes of every row from `at` on have to be loaded carefully; whether a row is the matrix's first.
+// Whether words of `depth` codes of a row from `at` on may leave the matrix.
 template <bool ALIGNED>
-DEVICE bool careful(int at, int depth, int k, bool with_first_row) {
-    if constexpr (ALIGNED) return at + depth > k;
-    return (at == 0 && with_first_row) || at + depth + PIECE > k;
+DEVICE bool careful(int at, int depth, int k) {
+    return (!ALIGNED && at == 0) || at + depth + (ALIGNED ? 0 : PIECE) > k;
+}
+
+// The end of a matrix of codes.
+DEVICE const byte* end_of(const byte* codes, long long stride, int rows, int k) {
+    return codes + (rows - 1) * stride + k;
 }

@@ -32,19 +32,19 @@ struct LaneCodes {
 
     DEVICE static int offset() { return lane_chunk() / LANE_CHUNKS * (PIECE * PIECES); }
 
-    // `from` points at this lane's codes of each row at k = 0; `left` of them from `at` on belong to the row.
+    // `from` points at this lane's codes of each row at k = 0.
     template <bool CAREFUL>
-    DEVICE void load(const byte* const (&from)[LANE_ROWS], int at, int left, const byte* first) {
+    DEVICE void load(const byte* const (&from)[LANE_ROWS], int at, const byte* first, const byte* last) {
 #pragma unroll
-        for (int i = 0; i < LANE_ROWS; ++i) rows[i].template load<CAREFUL>(from[i] + at, left, first);
+        for (int i = 0; i < LANE_ROWS; ++i) rows[i].template load<CAREFUL>(from[i] + at, first, last);
     }
     template <int FORMAT>
-    DEVICE void widen_into(Fragment (&fragments)[STEPS], const byte* const (&from)[LANE_ROWS]) const {
+    DEVICE void widen_into(Fragment (&fragments)[STEPS], const byte* const (&from)[LANE_ROWS], int left) const {
 #pragma unroll
         for (int i = 0; i < LANE_ROWS; ++i)
 #pragma unroll
             for (int j = 0; j < PIECES; ++j) {
-                const Vector16 codes = rows[i].codes(j, from[i]);
+                const Vector16 codes = rows[i].codes(j, from[i], left);
                 fragments[2 * j / LANE_CHUNKS].chunk[i][2 * j % LANE_CHUNKS] = widened<FORMAT>(codes.x, codes.y);
                 fragments[(2 * j + 1) / LANE_CHUNKS].chunk[i][(2 * j + 1) % LANE_CHUNKS] =
                     widened<FORMAT>(codes.z, codes.w);
@@ -60,14 +60,19 @@ DEVICE void point(const byte* (&rows)[LANE_ROWS], const byte* codes, long long s
 }
 
 constexpr int THREADS = WARPS * WARP;
+#if FP8_BLOCKED
+KERNEL_ALONE(THREADS)
+#else
 KERNEL(THREADS)
+#endif
 generic_decode(MATMUL_PARAMETERS, const float* out_scale, float* amax) {
     DYNAMIC_SHARED(shared);
     float* const sums = reinterpret_cast<float*>(shared);  // [WARPS][SIDE][PITCH]
     const TileOrigin origin = dense_tile<SIDE, CHANNELS>(row_tiles);
     const int first_row = origin.row, first_col = origin.column;
     const int warp = int(thread_x()) / WARP;
-    const bool first_rows = first_row == 0 || first_col == 0;
+    const byte* const end_a = end_of(a, lda, m, k);
+    const byte* const end_b = end_of(b, ldb, n, k);
 
     grid_dependency_launch();
     grid_dependency_wait();
@@ -75,37 +80,40 @@ generic_decode(MATMUL_PARAMETERS, const float* out_scale, float* amax) {
     const byte* channels[TILES][LANE_ROWS];
 #pragma unroll
     for (int tile = 0; tile < TILES; ++tile) point(channels[tile], b, ldb, first_col + tile * MMA_SIDE, n);
-    LaneCodes weight[TILES];
+    // What comes next is loaded while what came before is multiplied: the weight of a chunk, the tokens of a unit of it.
+    LaneCodes weight[TILES], tokens;
     const auto load_weight = [&](int at) {
-        const int left = k - at - LaneCodes::offset();
-        if (careful<ALIGNED>(at, CHUNK, k, first_rows)) {
+        if (careful<ALIGNED>(at, CHUNK, k)) {
 #pragma unroll
-            for (int tile = 0; tile < TILES; ++tile) weight[tile].template load<true>(channels[tile], at, left, b);
+            for (int tile = 0; tile < TILES; ++tile) weight[tile].template load<true>(channels[tile], at, b, end_b);
         } else {
 #pragma unroll
-            for (int tile = 0; tile < TILES; ++tile) weight[tile].template load<false>(channels[tile], at, left, b);
+            for (int tile = 0; tile < TILES; ++tile) weight[tile].template load<false>(channels[tile], at, b, end_b);
         }
+    };
+    const byte* token_rows[LANE_ROWS];
+    const auto load_tokens = [&](int at, int unit) {
+        point(token_rows, a, lda, first_row + unit * MMA_SIDE, m);
+        if (careful<ALIGNED>(at, CHUNK, k)) tokens.template load<true>(token_rows, at, a, end_a);
+        else tokens.template load<false>(token_rows, at, a, end_a);
     };
 
     Sum sum[UNITS][TILES] = {};
     int at = warp * CHUNK;
     if (at < k) load_weight(at);
     for (; at < k; at += WARPS * CHUNK) {
+        const int left = k - at - LaneCodes::offset(), following = at + WARPS * CHUNK;
+        load_tokens(at, 0);
         Fragment w[TILES][STEPS];
 #pragma unroll
-        for (int tile = 0; tile < TILES; ++tile) weight[tile].template widen_into<B>(w[tile], channels[tile]);
-        if (at + WARPS * CHUNK < k) load_weight(at + WARPS * CHUNK);
+        for (int tile = 0; tile < TILES; ++tile) weight[tile].template widen_into<B>(w[tile], channels[tile], left);
+        if (following < k) load_weight(following);
         const long long block = at / BLOCK_K;
 #pragma unroll
         for (int unit = 0; unit < UNITS; ++unit) {
-            const byte* rows[LANE_ROWS];
-            point(rows, a, lda, first_row + unit * MMA_SIDE, m);
-            LaneCodes tokens;
-            const int left = k - at - LaneCodes::offset();
-            if (careful<ALIGNED>(at, CHUNK, k, first_rows)) tokens.template load<true>(rows, at, left, a);
-            else tokens.template load<false>(rows, at, left, a);
             Fragment t[STEPS];
-            tokens.template widen_into<A>(t, rows);
+            tokens.template widen_into<A>(t, token_rows, left);
+            if (unit + 1 < UNITS) load_tokens(at, unit + 1);
 #pragma unroll
             for (int tile = 0; tile < TILES; ++tile) {
                 Sum partial = {};

@@ -39,6 +39,7 @@ struct Stage {
     static constexpr int COUNT = HEIGHT * DEPTH / (PIECE * THREADS), ACROSS = DEPTH / (PIECE * COUNT);
     static_assert(COUNT * PIECE * THREADS == HEIGHT * DEPTH && ACROSS * HEIGHT == THREADS, "all threads stage as much");
     const byte* first;
+    const byte* last;
     const byte* from;
     int left;  // codes of the row from this thread's first on
     Pieces<ALIGNED, COUNT> pieces;
@@ -48,19 +49,20 @@ struct Stage {
 
     DEVICE Stage(const byte* codes, long long stride, int first_row, int rows, int k)
         : first(codes),
+          last(end_of(codes, stride, rows, k)),
           from(codes + least(first_row + row(), rows - 1) * stride + PIECE * piece(0)),
           left(k - PIECE * piece(0)) {}
 
     template <bool CAREFUL>
     DEVICE void load(int at) {
-        pieces.template load<CAREFUL>(from + at, left - at, first);
+        pieces.template load<CAREFUL>(from + at, first, last);
     }
 
     // Steps of k are divisible by 16: they do not change where in its words a piece begins.
-    DEVICE void put(Vector16* tile) const {
+    DEVICE void put(Vector16* tile, int at) const {
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) {
-            const Vector16 codes = pieces.codes(i, from);
+            const Vector16 codes = pieces.codes(i, from, left - at);
             const int slab = piece(i) / 2, chunk = piece(i) % 2 * 2;
             tile[place<HEIGHT>(slab, row(), chunk)] = widened<FORMAT>(codes.x, codes.y);
             tile[place<HEIGHT>(slab, row(), chunk + 1)] = widened<FORMAT>(codes.z, codes.w);
@@ -79,7 +81,7 @@ DEVICE Fragment fragment(const Vector16* tile, int slab, int first_row) {
     return result;
 }
 
-KERNEL(THREADS)
+KERNEL_ALONE(THREADS)
 generic_mma(MATMUL_PARAMETERS, const float* out_scale, float* amax) {
     DYNAMIC_SHARED(shared);
     constexpr int SIZE_A = ROWS * DEPTH / 8, SIZE_B = COLS * DEPTH / 8;
@@ -98,7 +100,7 @@ generic_mma(MATMUL_PARAMETERS, const float* out_scale, float* amax) {
     Stage<A, ROWS> stage_a(a, lda, first_row, m, k);
     Stage<B, COLS> stage_b(b, ldb, first_col, n, k);
     const auto load = [&](int at) {
-        if (careful<ALIGNED>(at, DEPTH, k, first_row == 0 || first_col == 0)) {
+        if (careful<ALIGNED>(at, DEPTH, k)) {
             stage_a.template load<true>(at);
             stage_b.template load<true>(at);
         } else {
@@ -109,14 +111,20 @@ generic_mma(MATMUL_PARAMETERS, const float* out_scale, float* amax) {
     const auto row_of = [&](int i, int e) { return least(row0 + i * MMA_SIDE + sum_row(e), m - 1); };
     const auto col_of = [&](int j, int e) { return least(col0 + j * MMA_SIDE + sum_column(e), n - 1); };
 
-    if (k > 0) load(0);
-    for (int at = 0, buffer = 0; at < k; at += DEPTH, buffer ^= 1) {
-        Vector16* const tile_a = tiles + buffer * (SIZE_A + SIZE_B);
-        Vector16* const tile_b = tile_a + SIZE_A;
-        stage_a.put(tile_a);
-        stage_b.put(tile_b);
-        block_barrier();  // one a step: the other buffer was read before the last one
+    // While one buffer is multiplied, the other is filled with the next step, and the loads of the one after begin.
+    const auto fill = [&](int at, int buffer) {
+        stage_a.put(tiles + buffer * (SIZE_A + SIZE_B), at);
+        stage_b.put(tiles + buffer * (SIZE_A + SIZE_B) + SIZE_A, at);
         if (at + DEPTH < k) load(at + DEPTH);
+    };
+    if (k > 0) {
+        load(0);
+        fill(0, 0);
+    }
+    for (int at = 0, buffer = 0; at < k; at += DEPTH, buffer ^= 1) {
+        const Vector16* const tile_a = tiles + buffer * (SIZE_A + SIZE_B);
+        const Vector16* const tile_b = tile_a + SIZE_A;
+        block_barrier();  // one a step: the other buffer was read before it
 #pragma unroll
         for (int slab = 0; slab < DEPTH / MMA_DEPTH; ++slab) {
             Fragment columns[WARP_COLS];
@@ -128,6 +136,7 @@ generic_mma(MATMUL_PARAMETERS, const float* out_scale, float* amax) {
 #pragma unroll
                 for (int j = 0; j < WARP_COLS; ++j) multiply(PROMOTED ? partial[i][j] : acc[i][j], rows, columns[j]);
             }
+            if (slab == 0 && at + DEPTH < k) fill(at + DEPTH, buffer ^ 1);
         }
         if (PROMOTED && ((at + DEPTH) % BLOCK_K == 0 || at + DEPTH >= k)) {
             const long long block = at / BLOCK_K;

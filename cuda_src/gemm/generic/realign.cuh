@@ -15,9 +15,8 @@ struct Realigned {
         const byte* const from = codes + row * stride + piece * PIECE;
         const int left = k - int(piece) * PIECE;
         Pieces<false, 1> pieces;
-        if (piece > 0 && left >= 2 * PIECE) pieces.load<false>(from, left, codes);
-        else pieces.load<true>(from, left, codes);
-        store16(out + static_cast<long long>(unit) * PIECE, pieces.codes(0, from));
+        pieces.load<true>(from, codes, end_of(codes, stride, rows, k));
+        store16(out + static_cast<long long>(unit) * PIECE, pieces.codes(0, from, left));
     }
 };
 
