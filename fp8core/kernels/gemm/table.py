@@ -6,8 +6,8 @@ from fp8core.kernels.gemm.amd.decode import GFX9_DECODE
 from fp8core.kernels.gemm.blaslt.rows import CUBLASLT_ROWS, HIPBLASLT_ROWS
 from fp8core.kernels.gemm.mma.decode import SM89_DECODE
 from fp8core.kernels.gemm.simt import HOST, SIMT
-from fp8core.kernels.gemm.sm90.blockwise import SM90_BLOCKWISE
 from fp8core.kernels.gemm.sm90.decode import SM90_DECODE
+from fp8core.kernels.gemm.sm90.tiled import SM90_TILED
 from fp8core.problem import ScaledMm
 from fp8core.table import Table
 
@@ -15,7 +15,7 @@ SCALED_MM: Final = Table(
     "scaled_mm",
     ScaledMm,
     SM90_DECODE,
-    SM90_BLOCKWISE,
+    SM90_TILED,
     SM89_DECODE,
     *CUBLASLT_ROWS,
     GFX9_DECODE,
