@@ -20,12 +20,13 @@ LARGE: Final = 100e6
 """Bytes from which on nothing but the memory counts."""
 
 DECODE: Final = "sm90_decode"
-BLOCK: Final = "sm90_blockwise"
+BLOCK: Final = "sm90_tiled"
 LIBRARY: Final = "cublaslt"
 """The rows of fp8core's table that the records of products name; the last one calls cuBLASLt."""
 FORMER_NAMES: Final = {
     "hopper_decode": DECODE,
     "hopper_block_mm": BLOCK,
+    "sm90_blockwise": BLOCK,
     "hopper_linear": "fused",
     "hopper_chained": "overlapped",
     "two_launches": "sequential",

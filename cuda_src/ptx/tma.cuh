@@ -30,10 +30,30 @@ DEVICE void tile_load_once(unsigned destination, const TensorMap* map, int colum
                  : "memory");
 }
 
+// ---- stores: a thread's, in groups, whose sources may be written again when they are read
+
+DEVICE void tile_store(const TensorMap* map, unsigned source, int column, int row) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
+                 "r"(source), "r"(column), "r"(row)
+                 : "memory");
+}
+DEVICE void stores_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Waits until the sources of all but the last PENDING groups are read.
+template <int PENDING>
+DEVICE void stores_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
+DEVICE void stores_done() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
 // ---- cp.async: a thread's copies count once at a barrier when they are in
 
 DEVICE void word_copy(unsigned destination, const void* source) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(destination), "l"(source) : "memory");
+}
+// 16 bytes, of which the first ``bytes`` are read and the others zero.
+DEVICE void vector_copy(unsigned destination, const void* source, int bytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source), "r"(bytes)
+                 : "memory");
 }
 DEVICE void words_arrive(unsigned barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");

@@ -19,3 +19,11 @@ DEVICE void quad_transpose(unsigned& a, unsigned& b, unsigned& c, unsigned& d, i
     (high ? a : c) = x;
     (high ? b : d) = y;
 }
+
+// Stores four 8x8 matrices of 16-bit numbers, each held as `warp_transpose` has it: lane i gives the place of row i % 8
+// of matrix i / 8, 16 bytes.
+DEVICE void matrices_store(unsigned place, unsigned a, unsigned b, unsigned c, unsigned d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(place), "r"(a), "r"(b),
+                 "r"(c), "r"(d)
+                 : "memory");
+}

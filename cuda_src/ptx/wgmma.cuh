@@ -62,6 +62,16 @@ DEVICE void registers_fence(float (&registers)[COUNT]) {
 #define WGMMA_R64                                                                                                     \
     WGMMA_R48 ", " WGMMA_R4(48, 49, 50, 51) ", " WGMMA_R4(52, 53, 54, 55) ", " WGMMA_R4(56, 57, 58, 59) ", "       \
         WGMMA_R4(60, 61, 62, 63)
+#define WGMMA_R80                                                                                                     \
+    WGMMA_R64 ", " WGMMA_R4(64, 65, 66, 67) ", " WGMMA_R4(68, 69, 70, 71) ", " WGMMA_R4(72, 73, 74, 75) ", "       \
+        WGMMA_R4(76, 77, 78, 79)
+#define WGMMA_R96                                                                                                     \
+    WGMMA_R80 ", " WGMMA_R4(80, 81, 82, 83) ", " WGMMA_R4(84, 85, 86, 87) ", " WGMMA_R4(88, 89, 90, 91) ", "       \
+        WGMMA_R4(92, 93, 94, 95)
+#define WGMMA_R128                                                                                                    \
+    WGMMA_R96 ", " WGMMA_R4(96, 97, 98, 99) ", " WGMMA_R4(100, 101, 102, 103) ", " WGMMA_R4(104, 105, 106, 107)      \
+        ", " WGMMA_R4(108, 109, 110, 111) ", " WGMMA_R4(112, 113, 114, 115) ", " WGMMA_R4(116, 117, 118, 119)        \
+        ", " WGMMA_R4(120, 121, 122, 123) ", " WGMMA_R4(124, 125, 126, 127)
 #define WGMMA(n, types, registers, w_at, a_at, keep_at, ...)                                                          \
     asm volatile("{\n\t.reg .pred keep;\n\tsetp.ne.b32 keep, " keep_at ", 0;\n\t"                                     \
                  "wgmma.mma_async.sync.aligned.m64n" n "k32.f32." types " {" registers "}, " w_at ", " a_at            \
@@ -76,13 +86,20 @@ DEVICE void registers_fence(float (&registers)[COUNT]) {
     else if constexpr (n == 48) WGMMA("48", types, WGMMA_R24, "%24", "%25", "%26", WGMMA_D16(0), WGMMA_D8(16));        \
     else if constexpr (n == 64) WGMMA("64", types, WGMMA_R32, "%32", "%33", "%34", WGMMA_D32(0));                      \
     else if constexpr (n == 96) WGMMA("96", types, WGMMA_R48, "%48", "%49", "%50", WGMMA_D32(0), WGMMA_D16(32));       \
-    else WGMMA("128", types, WGMMA_R64, "%64", "%65", "%66", WGMMA_D32(0), WGMMA_D32(32))
+    else if constexpr (n == 128) WGMMA("128", types, WGMMA_R64, "%64", "%65", "%66", WGMMA_D32(0), WGMMA_D32(32));     \
+    else if constexpr (n == 160) WGMMA("160", types, WGMMA_R80, "%80", "%81", "%82", WGMMA_D32(0), WGMMA_D32(32),      \
+                                       WGMMA_D16(64));                                                                 \
+    else if constexpr (n == 192) WGMMA("192", types, WGMMA_R96, "%96", "%97", "%98", WGMMA_D32(0), WGMMA_D32(32),      \
+                                       WGMMA_D32(64));                                                                 \
+    else WGMMA("256", types, WGMMA_R128, "%128", "%129", "%130", WGMMA_D32(0), WGMMA_D32(32), WGMMA_D32(64),           \
+               WGMMA_D32(96))
 // clang-format on
 
 // d = (keep ? d : 0) + w * a^T of the formats, 32 columns of the tiles of two descriptors.
 template <int w_format, int a_format, int sums, int n = 2 * sums>
 DEVICE void product_issue(float (&d)[sums], word64 w, word64 a, int keep) {
-    static_assert(n == 8 || n == 16 || n == 32 || n == 48 || n == 64 || n == 96 || n == 128, "an N of wgmma");
+    static_assert(n == 8 || n == 16 || n == 48 || (n <= 128 && n % 32 == 0) || n == 160 || n == 192 || n == 256,
+                  "an N of wgmma that is listed above");
     if constexpr (w_format == E5M2) {
         WGMMA_OF("e5m2.e4m3");
     } else if constexpr (a_format == E5M2) {

@@ -3,8 +3,8 @@
 import pytest
 
 from fp8core.errors import UnsupportedProblemError
-from fp8core.kernels.gemm.sm90.blockwise import SM90_BLOCKWISE
 from fp8core.kernels.gemm.sm90.decode import SM90_DECODE
+from fp8core.kernels.gemm.sm90.tiled import SM90_TILED
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.problem import HOST
 from support.blaslt_fixtures import built, hip_stub, stub  # noqa: F401
@@ -21,7 +21,7 @@ def verdicts(p):
 
 def preferred(p):
     """Return the first able and preferred row behind the hand-written ones, which have tests of their own."""
-    own = {kernel.name for kernel in (SM90_DECODE, SM90_BLOCKWISE)}
+    own = {kernel.name for kernel in (SM90_DECODE, SM90_TILED)}
     return next(
         v.kernel for v in SCALED_MM.explain(p).verdicts if v.status in ("chosen", "able") and v.kernel not in own
     )

@@ -2,8 +2,8 @@
 
 import pytest
 
-from fp8core.kernels.gemm.sm90.blockwise import SM90_BLOCKWISE
 from fp8core.kernels.gemm.sm90.decode import SM90_DECODE
+from fp8core.kernels.gemm.sm90.tiled import SM90_TILED
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.explain import example_product
 from fp8core.problem import HOST
@@ -55,15 +55,20 @@ def test_a_batch_that_must_not_matter_chooses_it_at_any_m(name, arch, rows):
         ({"target": on(100)}, "needs wgmma (sm_90), got sm_100"),
         ({"target": on(0x942)}, "needs cuda"),
         ({"a": "float8_e5m2", "b": "float8_e5m2"}, "e4m3fn"),
-        ({"out": "float8_e4m3fn", "out_scale": True}, "float32"),
-        ({"amax": True}, "amax"),
         ({"alignment": 8}, "aligned to 16"),
         ({"lda": 4104}, "lda"),
         ({"vectors_alignment": 2}, "divisible by 4"),
     ],
 )
-@pytest.mark.parametrize("row", [SM90_DECODE, SM90_BLOCKWISE], ids=lambda row: row.name)
+@pytest.mark.parametrize("row", [SM90_DECODE, SM90_TILED], ids=lambda row: row.name)
 def test_what_no_kernel_of_sm_90_takes(row, changes, words):
     problem = example_product(on(90), "group", "block", m=64)
     assert row.refusal(problem) is None
     assert words in row.refusal(problem._replace(**changes))
+
+
+@pytest.mark.parametrize("changes", [{"out": "float8_e4m3fn", "out_scale": True}, {"amax": True}])
+def test_only_the_kernel_of_many_rows_gives_codes_and_an_amax_on_sm_90(changes):
+    problem = example_product(on(90), "group", "block", m=64)._replace(**changes)
+    assert "out_scale and amax" in SM90_DECODE.refusal(problem)
+    assert SM90_TILED.refusal(problem) is None

@@ -7,7 +7,8 @@ from typing import Any
 from fp8core.kernels.fused import NORM_QUANTIZE, SILU_QUANTIZE
 from fp8core.kernels.gemm.blaslt.epilogue import plan_end
 from fp8core.kernels.gemm.blaslt.moves import NOTHING, plan_moves
-from fp8core.kernels.gemm.sm90.blockwise import TILES, blockwise
+from fp8core.kernels.gemm.sm90.tiled import SM90_TILED, tiled
+from fp8core.kernels.gemm.sm90.tiled_cost import tiles
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.kernels.linear.table import LINEAR
 from fp8core.kernels.quantize import QUANTIZE
@@ -294,15 +295,14 @@ def rescale(target: Target) -> Iterator[Plan]:
             yield partial(plan_end, problem)
 
 
-def blocks(target: Target) -> Iterator[Plan]:
-    """Every layout of a product with blocked scales, as no few problems would ask for them."""
+def by_tiles(target: Target) -> Iterator[Plan]:
+    """Every tile of a product of many rows, as no few problems would ask for them."""
     if target.arch != 90:
         return
     for problem in scaled_mm(target):
-        if problem.m == 300 and problem.scale_a == "group":
-            for tile in TILES:
-                wide = {"out": "float32", "bias": "float32"} if problem.scale_b == "group" else {}
-                yield partial(blockwise, problem._replace(**wide), tile)
+        if problem.m == 300 and SM90_TILED.refusal(problem) is None:
+            for tile in tiles(problem):
+                yield partial(tiled, problem, tile)
 
 
 OPERATIONS: dict[str, Callable[[Target], Iterator[Plan]]] = {
@@ -315,7 +315,7 @@ OPERATIONS: dict[str, Callable[[Target], Iterator[Plan]]] = {
     "all_close": of_table(ALL_CLOSE, all_close),
     "expand": of_table(EXPAND, expand),
     "scaled_mm": of_table(SCALED_MM, scaled_mm),
-    "blocks": blocks,
+    "tiles": by_tiles,
     "linear": of_table(LINEAR, linear),
     "arrange_scales": arrange,
     "rescale": rescale,

@@ -42,7 +42,7 @@ SCALE_ROWS: Final = {"block": BLOCK, "group": 1}
 
 
 class CommonArgs(NamedTuple):
-    """Of sm90_decode and sm90_blockwise, after the operands."""
+    """Of sm90_decode and sm90_tiled, after the operands."""
 
     scaled: ScaledArgs
     m: Int32
@@ -57,7 +57,7 @@ class CommonArgs(NamedTuple):
 
 
 class Sm90Args(NamedTuple):
-    """Of sm90_decode, where a comes as codes, and of sm90_blockwise."""
+    """Of sm90_decode, where a comes as codes."""
 
     weight_map: TensorMap
     a_map: TensorMap

@@ -15,7 +15,9 @@ from fp8core.runtime import device
 MOST_MAPS: Final = 8192
 """Of the process, some 300 bytes each with its entry: past so many they are made anew."""
 
-_SHARED: Final[WeakValueDictionary[tuple[int, int, int, int], "TensorMaps"]] = WeakValueDictionary()
+SWIZZLE: Final = {32: 1, 64: 2, 128: 3}
+"""CUtensorMapSwizzle by the bytes of a box's row."""
+_SHARED: Final[WeakValueDictionary[tuple[int, int, int, int, int], "TensorMaps"]] = WeakValueDictionary()
 _LOCK: Final = threading.Lock()
 """Of `_SHARED` and of what is added to the maps in it; a hit takes no lock."""
 
@@ -27,9 +29,9 @@ class TensorMaps(dict[int, bytes]):
     made: ClassVar[int] = 0
     """Since all were last cleared, and so at least as many as are kept."""
 
-    def __init__(self, rows: int, columns: int, stride: int, box_rows: int) -> None:
+    def __init__(self, rows: int, columns: int, stride: int, box_rows: int, box_columns: int) -> None:
         super().__init__()
-        self._geometry = (rows, columns, stride, box_rows)
+        self._geometry = (rows, columns, stride, box_rows, box_columns)
 
     def __missing__(self, pointer: int) -> bytes:
         """Make and keep the map of the tensor at ``pointer``."""
@@ -44,9 +46,9 @@ class TensorMaps(dict[int, bytes]):
         return found
 
 
-def tensor_maps(rows: int, columns: int, stride: int, box_rows: int) -> TensorMaps:
+def tensor_maps(rows: int, columns: int, stride: int, box_rows: int, box_columns: int = BLOCK_K) -> TensorMaps:
     """Return the maps of uint8 ``[rows, columns]`` as `encode` makes them: one dictionary for all who ask for these."""
-    geometry = rows, columns, stride, box_rows
+    geometry = rows, columns, stride, box_rows, box_columns
     with _LOCK:
         found = _SHARED.get(geometry)
         if found is None:
@@ -54,10 +56,11 @@ def tensor_maps(rows: int, columns: int, stride: int, box_rows: int) -> TensorMa
         return found
 
 
-def encode(pointer: int, rows: int, columns: int, stride: int, box_rows: int) -> bytes:
-    """Return the tensor map of uint8 ``[rows, columns]`` in boxes of ``box_rows`` x 128 bytes, swizzled by 128 bytes.
+def encode(pointer: int, rows: int, columns: int, stride: int, box_rows: int, box_columns: int = BLOCK_K) -> bytes:
+    """Return the tensor map of uint8 ``[rows, columns]`` in boxes of ``box_rows`` x ``box_columns`` bytes.
 
-    What a box has outside the tensor is zero. Rows are ``stride`` bytes apart, a multiple of 16, as the address is.
+    A box is swizzled by as many bytes as its rows have (32, 64 or 128). What it has outside the tensor is zero when it
+    is loaded, and left out when it is stored. Rows are ``stride`` bytes apart, a multiple of 16, as the address is.
 
     Raises:
         BackendError: the driver refuses; the message holds its status and the geometry.
@@ -65,7 +68,7 @@ def encode(pointer: int, rows: int, columns: int, stride: int, box_rows: int) ->
     memory = ctypes.create_string_buffer(128 + 64)
     address = ceil_div(ctypes.addressof(memory), 64) * 64
     uint64, uint32 = ctypes.c_uint64, ctypes.c_uint32
-    uint8, no_interleave, swizzle_128, promote_128, zeros = 0, 0, 3, 2, 0  # promoting to 256 is 3 % slower
+    uint8, no_interleave, promote_128, zeros = 0, 0, 2, 0  # promoting to 256 is 3 % slower
     arguments = (
         ctypes.c_void_p(address),
         uint8,
@@ -73,10 +76,10 @@ def encode(pointer: int, rows: int, columns: int, stride: int, box_rows: int) ->
         ctypes.c_void_p(pointer),
         (uint64 * 2)(columns, rows),
         (uint64 * 1)(stride),
-        (uint32 * 2)(BLOCK_K, box_rows),
+        (uint32 * 2)(box_columns, box_rows),
         (uint32 * 2)(1, 1),
         no_interleave,
-        swizzle_128,
+        SWIZZLE[box_columns],
         promote_128,
         zeros,
     )

@@ -1,0 +1,128 @@
+// Products of many rows on sm_90a: out[m, n] = round(scales * (a[m, k] @ weight[n, k]^T) + bias).
+//
+// Persistent and warp-specialised: of a block of 384 threads one warpgroup loads, through a ring of STAGES k-blocks of
+// 128, and two multiply. A tile is 128 * M_SLICES rows x COLUMNS channels, of which each math warpgroup has every other
+// 64 rows. Loads for the next tile go on during the epilogue of one; results are staged in shared memory, and the TMA
+// stores of a tile are awaited when the next one needs the buffer.
+//
+// Scales that change along k join every 128 of it, in fp32: one warpgroup scales and adds (promotes) its products while
+// the other's are multiplied. The order of a sum is that of k: equal rows get equal bits, by any tile, in any batch.
+//
+// Constants, -DFP8_<name>: M_SLICES 1, 2; COLUMNS, multiples of 32 that wgmma has, to 128 of two slices, 192 of
+// scales along k, else 256; STAGES; A_TYPE, B_TYPE the formats; SCALES (tiled_layout.cuh); OUT, BIAS: 0 fp32, 1 fp16,
+// 2 bf16, -1 none; STORE_TILES whether results are stored by TMA; BUFFERS of a warp's staging; ABREAST tiles of rows
+// before the next columns.
+//
+// The caller owes: maps of uint8: boxes of COLUMNS (weight) and 128 * M_SLICES (a) rows x 128 columns, 128-byte
+// swizzle, zeros out of bounds; of out, as bytes, 16 rows x piece_bytes, swizzled by as many; scale strides in
+// elements, 0 where broadcast; of dynamic shared memory STAGES * (weight_bytes + a_bytes) + staging_bytes + 1,024.
+// `prefetch_weight`: weight and bias may be read before the kernel before has ended; if not, dependents start only
+// after the wait, as in sm90_decode.
+#include "tiled_math.cuh"
+#include "tiled_store.cuh"
+
+// How the kernel is compiled: all -D names of this source, which are read here alone.
+struct Config {
+    static constexpr int crews = FP8_CREWS, groups = FP8_GROUPS, m_slices = FP8_M_SLICES, columns = FP8_COLUMNS,
+                         stages = FP8_STAGES, scales = FP8_SCALES;
+    static constexpr int a_type = FP8_A_TYPE, b_type = FP8_B_TYPE, out_type = FP8_OUT, bias_type = FP8_BIAS,
+                         amax = FP8_AMAX;
+    static constexpr int store_tiles = FP8_STORE_TILES, buffers = FP8_BUFFERS;
+};
+using C = TiledLayout<Config>;
+
+extern "C" __global__ void __launch_bounds__(C::threads, 1)
+    sm90_tiled(const __grid_constant__ TensorMap weight_map, const __grid_constant__ TensorMap a_map,
+               const __grid_constant__ TensorMap out_map, const float* __restrict__ scale_a, long long scale_a_row,
+               long long scale_a_k, const float* __restrict__ scale_b, long long scale_b_row, long long scale_b_k,
+               const void* __restrict__ bias, void* out, long long ldo, int m, int n, int k_blocks, int prefetch_weight,
+               const float* out_scale, float* amax) {
+    extern __shared__ char dynamic[];
+    __shared__ alignas(8) word64 barriers[2 * C::stages], vector_barriers[4];
+    __shared__ alignas(16) float stage_scales[C::stages][C::stage_scales];
+    __shared__ alignas(8) float vectors[2][C::vectors];
+    __shared__ TileOrigin origins[2];
+
+    if (prefetch_weight) grid_dependency_launch();  // else after the wait, as in sm90_decode
+
+    // After a shuffle the compiler knows a warp's number to be uniform, and descriptors stay in uniform registers.
+    const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+    const unsigned ring = (shared_address(dynamic) + 1023) & ~1023u, a_ring = ring + C::stages * C::weight_bytes,
+                   staging = a_ring + C::stages * C::a_bytes;
+    const PipelineBarriers<C::stages> pipeline = {shared_address(barriers)};
+    const PipelineBarriers<2> vector_pipeline = {shared_address(vector_barriers)};
+    C::Tiles tiles(m, n);
+    Epilogue<C::out_type, C::bias_type> epilogue(bias, nullptr);
+
+    if (threadIdx.x == 0) {
+        // The threads that load; the warps that multiply.
+        pipeline.init(2 + (C::along_k ? C::vector_threads : 0), C::math_warps);
+        vector_pipeline.init(C::vector_threads, C::math_warps);
+        barrier_init_fence();
+        map_prefetch(&weight_map);
+        map_prefetch(&a_map);
+        if (C::store_tiles) map_prefetch(&out_map);
+    }
+    __syncthreads();
+    if (warp < 4) {
+        if constexpr (C::threads > 256) registers_give<C::loader_registers>();
+        if (warp > 0 || !prefetch_weight) grid_dependency_wait();
+        if (warp == 0 && !prefetch_weight) grid_dependency_launch();
+        if (warp == 0 && lane == 0) load_tiles<C, C::weight_bytes, true>(&weight_map, ring, pipeline, tiles, k_blocks);
+        if (warp == 1 && lane == 0) load_tiles<C, C::a_bytes, false>(&a_map, a_ring, pipeline, tiles, k_blocks);
+        if (warp > 1) {
+            const ScaleGrid of_a = {scale_a, scale_a_row, scale_a_k}, of_b = {scale_b, scale_b_row, scale_b_k};
+            load_scales<C>(stage_scales, vectors, origins, pipeline, vector_pipeline, of_a, of_b, epilogue, tiles, m, n,
+                           k_blocks, (int)threadIdx.x - 64);
+        }
+        return;
+    }
+    if constexpr (C::threads > 256) registers_take<C::math_registers>();
+    grid_dependency_wait();
+
+    const int warpgroup = warp / 4 - 1, crew = warpgroup / C::groups;
+    TileMath<C> math = {{}, pipeline, stage_scales, ring, a_ring, warpgroup % C::groups, warp % 4, lane};
+    const TileStore<C> store = {
+        &out_map, out, ldo, m, n, warp / 4, warp % 4, lane, staging + warpgroup * (C::buffers * C::buffer_bytes)};
+    epilogue = {bias, out_scale};  // which the launch before may have written
+    float largest = 0.0f;
+    Ring<2> vectors_at(0);
+    Ring<C::stages> at(0);
+    const auto pass = [&](int count) {  // over tiles of the other crew
+        if (count == 0) return;
+        tiles.next();
+        at.skip(k_blocks);
+        vectors_at.advance(1);
+    };
+    for (pass(crew); tiles.more(); tiles.next(), pass(C::crews - 1)) {
+        vector_pipeline.wait_full(vectors_at);
+        const TileOrigin origin = {__shfl_sync(0xffffffffu, origins[vectors_at.stage].row, 0),
+                                   __shfl_sync(0xffffffffu, origins[vectors_at.stage].column, 0)};
+        math.run(at, k_blocks, origin);
+
+        const float* const of_tile = vectors[vectors_at.stage];
+        float scales_a[C::m_slices][2];
+        if constexpr (!C::along_k)
+#pragma unroll
+            for (int i = 0; i < 2 * C::m_slices; ++i)
+                scales_a[i / 2][i % 2] = of_tile[math.slice_row(i / 2) + math.lane_row() + i % 2 * 8];
+        const auto value = [&](int slice, int i) {
+            const int channel = i / 4 * 8 + lane % 4 * 2 + i % 2;
+            float sum = math.sums[slice][i];
+            if constexpr (!C::along_k)
+                sum = epilogue.scaled(sum, scales_a[slice][i / 2 % 2], of_tile[C::channel_scales_at + channel]);
+            if constexpr (C::bias_type >= 0) sum = epilogue.biased(sum, of_tile[C::bias_at + channel]);
+            if constexpr (C::amax)
+                if (origin.row + math.slice_row(slice) + math.lane_row() + i / 2 % 2 * 8 < m &&
+                    origin.column + channel < n)
+                    largest = maximum(largest, magnitude(sum));
+            return C::out_type > BFLOAT16 ? sum * epilogue.reciprocal : sum;
+        };
+        store.tile(value, origin.row + math.slice_row(0), math.slice_row(1) - math.slice_row(0), origin.column);
+        __syncwarp();
+        if (lane == 0) vector_pipeline.release(vectors_at);
+        vectors_at.advance(1);
+    }
+    if constexpr (C::amax) publish_amax(largest, amax);
+    if (C::store_tiles && threadIdx.x % 128 == 0) stores_done();
+}

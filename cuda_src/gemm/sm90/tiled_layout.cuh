@@ -1,0 +1,152 @@
+// What follows from how sm90_tiled is compiled, and the warps that load its tiles.
+#pragma once
+#include "../pipeline.cuh"
+#include "../scheduler.cuh"
+#include "../epilogue.cuh"
+
+// Of a product: scales that do not change along k, by one chain of sums over k or promoted every 128; or 1x128 of a
+// with 128x128 or 1x128 of the weight.
+constexpr int SCALES_CHAIN = 0, SCALES_PROMOTED = 1, SCALES_BLOCK = 2, SCALES_GROUP = 3;
+
+// What follows from Config of tiled.cu.
+template <class Config>
+struct TiledLayout : Config {
+    static constexpr int rows = 64 * Config::groups * Config::m_slices;  // of a tile
+    static constexpr int math_warps = 4 * Config::groups;                // of a tile
+    static constexpr int threads = 128 + 128 * Config::groups * Config::crews;
+    static constexpr int a_bytes = rows * BLOCK_K, weight_bytes = Config::columns * BLOCK_K;  // of a stage
+    static constexpr int sums = Config::columns / 2;  // of a thread, in 64 rows of a tile
+    // Whether registers hold two sets of products beside the sums.
+    static constexpr bool overlapped = Config::m_slices == 1 && Config::columns <= 128;
+    static constexpr bool along_k = Config::scales >= SCALES_BLOCK;
+    static constexpr int scale_rows = Config::scales == SCALES_GROUP ? 1 : BLOCK_K;
+    // Of a k-block: a's rows, then the weight's, of which a tile can have two.
+    static constexpr int stage_scales = along_k ? rows + (scale_rows == 1 ? Config::columns : 4) : 1;
+    // Of a tile, where there are any: scales of its rows, of its channels, and the bias.
+    static constexpr bool has_vectors = !along_k || Config::bias_type >= 0;
+    static constexpr int vectors = has_vectors ? (along_k ? 0 : rows + Config::columns) + Config::columns : 1;
+    static constexpr int channel_scales_at = rows, bias_at = along_k ? 0 : rows + Config::columns;
+    static constexpr int vector_threads = 64;
+    // Of a thread; together what a multiprocessor has. Loading many scales takes more than 40.
+    static constexpr int loader_registers = along_k ? 56 : 40, math_registers = along_k ? 224 : 232;
+
+    // The result of a slice is staged in pieces of so many bytes a row, which is a swizzle of TMA.
+    static constexpr int item = Config::out_type == FLOAT32 ? 4 : Config::out_type > BFLOAT16 ? 1 : 2;
+    static constexpr int row_bytes = Config::columns * item;
+    static constexpr int piece_bytes = row_bytes % 128 == 0 ? 128 : row_bytes % 64 == 0 ? 64 : 32;
+    static constexpr int piece_columns = piece_bytes / item, pieces = row_bytes / piece_bytes;  // of a slice
+    static constexpr int buffer_bytes = 64 * piece_bytes;
+    static_assert(Config::m_slices * pieces % Config::buffers == 0, "rounds of staging are alike");
+    static_assert(Config::columns % 32 == 0, "whole words of the weight's swizzle");
+    static_assert(Config::crews == 1 || Config::scales == SCALES_CHAIN, "two tiles pass through a ring one by one");
+    using Tiles = PersistentTiles<rows, Config::columns, 32 / (Config::groups * Config::m_slices)>;
+};
+
+// A thread: the tiles of one operand, so many bytes of a stage.
+template <class C, int bytes, bool of_weight>
+DEVICE void load_tiles(const TensorMap* map, unsigned ring, const PipelineBarriers<C::stages>& pipeline,
+                       typename C::Tiles tiles, int k_blocks) {
+    for (Ring<C::stages> at(0); tiles.more(); tiles.next()) {
+        const TileOrigin origin = tiles.origin();
+#pragma unroll 1
+        for (int k_block = 0; k_block < k_blocks; ++k_block, at.advance(1)) {
+            pipeline.wait_empty(at);
+            barrier_expect(pipeline.full(at), bytes);
+            tile_load(ring + at.stage * bytes, map, k_block * BLOCK_K, of_weight ? origin.column : origin.row,
+                      pipeline.full(at));
+        }
+    }
+}
+
+// vector_threads threads: a tile's vectors, by ordinary loads, once those of the tile before the last are used.
+template <class C>
+DEVICE void load_vectors(float (&vectors)[2][C::vectors], TileOrigin (&origins)[2], const PipelineBarriers<2>& pipeline,
+                         const Ring<2>& at, const ScaleGrid& of_a, const ScaleGrid& of_b,
+                         const Epilogue<C::out_type, C::bias_type>& epilogue, TileOrigin origin, int m, int n,
+                         int thread) {
+    pipeline.wait_empty(at);
+    float* const to = vectors[at.stage];
+    if (thread == 0) origins[at.stage] = origin;
+#pragma unroll
+    for (int i = 0; C::has_vectors && i < C::vectors; i += C::vector_threads) {
+        const int place = i + thread;
+        if (place >= C::vectors) break;
+        if (place >= C::bias_at) {
+            to[place] = epilogue.bias_of(min(origin.column + place - C::bias_at, n - 1));
+        } else if (place >= C::rows) {
+            to[place] = of_b.scales[min(origin.column + place - C::rows, n - 1) * of_b.row];
+        } else {
+            to[place] = of_a.scales[min(origin.row + place, m - 1) * of_a.row];
+        }
+    }
+    barrier_arrive(pipeline.full(at));
+}
+
+// The scales of a tile's k-blocks.
+template <class C>
+DEVICE void load_each_scale(float (&stage_scales)[C::stages][C::stage_scales],
+                            const PipelineBarriers<C::stages>& pipeline, Ring<C::stages>& at, const ScaleGrid& of_a,
+                            const ScaleGrid& of_b, TileOrigin origin, int m, int n, int k_blocks, int thread) {
+    constexpr int words = (C::stage_scales + C::vector_threads - 1) / C::vector_threads;  // of a thread
+    const float* from[words];
+#pragma unroll
+    for (int i = 0; i < words; ++i) {
+        const int place = thread + C::vector_threads * i;
+        const int row = min(origin.row + place, m - 1),
+                  channel = min(origin.column + (place - C::rows) * C::scale_rows, n - 1);
+        from[i] = place < C::rows ? of_a.scales + row * of_a.row : of_b.scales + channel / C::scale_rows * of_b.row;
+    }
+#pragma unroll 1
+    for (int left = k_blocks; left > 0; --left, at.advance(1)) {
+        pipeline.wait_empty(at);
+#pragma unroll
+        for (int i = 0; i < words; ++i) {
+            const int place = thread + C::vector_threads * i;
+            if (place < C::stage_scales) word_copy(shared_address(&stage_scales[at.stage][place]), from[i]);
+            from[i] += place < C::rows ? of_a.col : of_b.col;
+        }
+        words_arrive(pipeline.full(at));
+    }
+}
+// The same where those of a are neighbours along its rows: four at a time. Two threads have the weight's.
+template <class C>
+DEVICE void load_wide_scales(float (&stage_scales)[C::stages][C::stage_scales],
+                             const PipelineBarriers<C::stages>& pipeline, Ring<C::stages>& at, const ScaleGrid& of_a,
+                             const ScaleGrid& of_b, TileOrigin origin, int m, int n, int k_blocks, int thread) {
+    const int bytes = max(0, min(16, 4 * (m - origin.row - 4 * thread)));
+    const float* from_a = of_a.scales + (bytes ? origin.row + 4 * thread : 0);
+    const float* from_b = of_b.scales + min(origin.column + thread * BLOCK_K, n - 1) / BLOCK_K * of_b.row;
+#pragma unroll 1
+    for (int left = k_blocks; left > 0; --left, at.advance(1)) {
+        pipeline.wait_empty(at);
+        float* const to = stage_scales[at.stage];
+        if (thread < C::rows / 4) vector_copy(shared_address(to + 4 * thread), from_a, bytes);
+        if (thread < 2) word_copy(shared_address(to + C::rows + thread), from_b);
+        from_a += of_a.col;
+        from_b += of_b.col;
+        words_arrive(pipeline.full(at));
+    }
+}
+
+// vector_threads threads: the scales of each k-block and the vectors of each tile.
+template <class C>
+DEVICE void load_scales(float (&stage_scales)[C::stages][C::stage_scales], float (&vectors)[2][C::vectors],
+                        TileOrigin (&origins)[2], const PipelineBarriers<C::stages>& pipeline,
+                        const PipelineBarriers<2>& vector_pipeline, const ScaleGrid& of_a, const ScaleGrid& of_b,
+                        const Epilogue<C::out_type, C::bias_type>& epilogue, typename C::Tiles tiles, int m, int n,
+                        int k_blocks, int thread) {
+    Ring<2> vectors_at(0);
+    for (Ring<C::stages> at(0); tiles.more(); tiles.next()) {
+        const TileOrigin origin = tiles.origin();
+        {
+            load_vectors<C>(vectors, origins, vector_pipeline, vectors_at, of_a, of_b, epilogue, origin, m, n, thread);
+            vectors_at.advance(1);
+        }
+        if constexpr (C::along_k) {
+            if (C::scale_rows > 1 && of_a.row == 1 && of_a.col % 4 == 0 && (word64)of_a.scales % 16 == 0)
+                load_wide_scales<C>(stage_scales, pipeline, at, of_a, of_b, origin, m, n, k_blocks, thread);
+            else load_each_scale<C>(stage_scales, pipeline, at, of_a, of_b, origin, m, n, k_blocks, thread);
+        }
+    }
+    if (C::along_k) words_wait();
+}

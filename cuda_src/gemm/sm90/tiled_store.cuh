@@ -1,0 +1,122 @@
+// The results of a tile: a warpgroup rounds its rows into buffers of its own in shared memory, and stores them from there.
+#pragma once
+#include "../../ptx/transpose.cuh"
+#include "tiled_layout.cuh"
+
+template <int bytes>
+struct ElementOf {
+    using Type = unsigned short;
+};
+template <>
+struct ElementOf<1> {
+    using Type = byte;
+};
+template <>
+struct ElementOf<4> {
+    using Type = unsigned;
+};
+
+template <class C>
+struct TileStore {
+    using Out = typename ElementOf<C::item>::Type;
+    const TensorMap* map;
+    void* out;
+    long long ldo;
+    int m, n;
+    int barrier, warp, lane;  // of this warpgroup
+    unsigned buffers;
+
+    // Where 16 bytes of a row of a buffer are: swizzled as TMA has them.
+    DEVICE static unsigned place(int row, int vector) {
+        constexpr int vectors = C::piece_bytes / 16;
+        return row * C::piece_bytes + ((vector ^ (row * C::piece_bytes / 128)) % vectors) * 16;
+    }
+
+    // Rounds this warp's 16 rows of a piece, of whose sums a thread has those from ``first`` on.
+    template <class Value>
+    DEVICE void stage(unsigned buffer, const Value& value, int slice, int first) const {
+#pragma unroll
+        for (int j = 0; j < C::piece_columns / 8; j += 2) {
+            const int i = first + 4 * j;
+            if constexpr (C::out_type == FLOAT32) {
+#pragma unroll
+                for (int part = 0; part < 4; ++part) {
+                    const int row = lane / 4 + part % 2 * 8, vector = 2 * (j + part / 2) + lane % 4 / 2;
+                    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(buffer + place(row, vector) + lane % 2 * 8),
+                                 "f"(value(slice, i + 2 * part)), "f"(value(slice, i + 2 * part + 1))
+                                 : "memory");
+                }
+            } else if constexpr (C::item == 1) {
+#pragma unroll
+                for (int part = 0; part < 4; ++part) {
+                    const int row = lane / 4 + part % 2 * 8;
+                    const unsigned short codes =
+                        encode_pair<C::out_type - 3>(value(slice, i + 2 * part), value(slice, i + 2 * part + 1));
+                    asm volatile(
+                        "st.shared.u16 [%0], %1;" ::"r"(buffer + place(row, j / 2) + part / 2 * 8 + lane % 4 * 2),
+                        "h"(codes)
+                        : "memory");
+                }
+            } else {
+                unsigned pairs[4];
+#pragma unroll
+                for (int part = 0; part < 4; ++part)
+                    pairs[part] =
+                        hardware_round_pair<C::out_type>(value(slice, i + 2 * part), value(slice, i + 2 * part + 1));
+                matrices_store(buffer + place(lane % 16, j + lane / 16), pairs[0], pairs[1], pairs[2], pairs[3]);
+            }
+        }
+    }
+
+    // Stores this warp's 16 rows of a piece, from ``row`` and ``column`` of the result on, element by element.
+    DEVICE void store_elements(unsigned buffer, int row, int column) const {
+#pragma unroll 4
+        for (int i = lane; i < 16 * C::piece_columns; i += 32) {
+            const int down = i / C::piece_columns, across = i % C::piece_columns;
+            const unsigned from = buffer + place(down, across * C::item / 16) + across * C::item % 16;
+            if (row + down >= m || column + across >= n) continue;
+            unsigned element;
+            if constexpr (C::item == 4) asm volatile("ld.shared.u32 %0, [%1];" : "=r"(element) : "r"(from) : "memory");
+            else if constexpr (C::item == 2)
+                asm volatile("ld.shared.u16 %0, [%1];" : "=r"(element) : "r"(from) : "memory");
+            else asm volatile("ld.shared.u8 %0, [%1];" : "=r"(element) : "r"(from) : "memory");
+            static_cast<Out*>(out)[(row + down) * ldo + column + across] = (Out)element;
+        }
+    }
+
+    // The warpgroup's slices, ``slice_step`` rows apart from ``first_row`` on, in rounds of as many pieces as there are
+    // buffers. The stores of a round are awaited by the next, which may be that of another tile.
+    template <class Value>
+    DEVICE void tile(const Value& value, int first_row, int slice_step, int first_column) const {
+#pragma unroll
+        for (int round = 0; round < C::m_slices * C::pieces; round += C::buffers) {
+            if (C::store_tiles) {
+                if (warp == 0 && lane == 0) stores_read<0>();
+                threads_sync(barrier, 128);
+            }
+#pragma unroll
+            for (int i = 0; i < C::buffers; ++i) {
+                const int slice = (round + i) / C::pieces, piece = (round + i) % C::pieces;
+                stage(buffers + i * C::buffer_bytes + warp * (16 * C::piece_bytes), value, slice,
+                      piece * C::piece_columns / 2);
+            }
+            if (C::store_tiles) {
+                writes_fence();
+                threads_sync(barrier, 128);
+            } else {
+                __syncwarp();
+            }
+#pragma unroll
+            for (int i = 0; i < C::buffers; ++i) {
+                const int row = first_row + (round + i) / C::pieces * slice_step;
+                const int column = first_column + (round + i) % C::pieces * C::piece_columns;
+                const unsigned buffer = buffers + i * C::buffer_bytes;
+                if (!C::store_tiles) store_elements(buffer + warp * (16 * C::piece_bytes), row + warp * 16, column);
+                else if (warp == 0 && lane == 0 && row < m && column < n)
+                    tile_store(map, buffer, column * C::item, row);
+            }
+            if (!C::store_tiles) __syncwarp();
+            else if (warp == 0 && lane == 0) stores_commit();
+        }
+    }
+};

@@ -1,0 +1,178 @@
+"""Products of many rows on sm_90a, tile by tile: ``cuda_src/gemm/sm90/tiled.cu`` (experiments/2026-11-tiled)."""
+
+from typing import Final, NamedTuple
+
+from fp8core.kernels.encodings import FORMAT, RESULT, TYPE
+from fp8core.kernels.gemm.args import Maps, Matmul, ready
+from fp8core.kernels.gemm.generic import plan_clear_amax
+from fp8core.kernels.gemm.requirements import (
+    FLOAT32_SCALES,
+    OCP,
+    OCP_FORMATS,
+    ROW_OR_BLOCK_SCALES,
+    STRIDES_OF_16,
+    WHOLE_WORDS,
+)
+from fp8core.kernels.gemm.sm90.decode import CommonArgs
+from fp8core.kernels.gemm.sm90.tensor_maps import tensor_maps
+from fp8core.kernels.gemm.sm90.tiled_cost import Scales, Tile, by_cost, fastest, scales_of, us
+from fp8core.kernels.requirements import CUDA, aligned, supports
+from fp8core.problem import ITEMSIZE, WIDE, ScaledMm
+from fp8core.runtime import jit
+from fp8core.runtime.args import Pointer, TensorMap
+from fp8core.table import Kernel, Requirement
+
+SCALES: Final[dict[Scales, int]] = {"chain": 0, "promoted": 1, "block": 2, "group": 3}
+STAGED_ROWS: Final = 64
+"""Of a warpgroup, in a buffer of its own."""
+
+
+class TiledArgs(NamedTuple):
+    """Of sm90_tiled."""
+
+    weight_map: TensorMap
+    a_map: TensorMap
+    out_map: TensorMap
+    common: CommonArgs
+    out_scale: Pointer
+    amax: Pointer
+
+
+class Layout(NamedTuple):
+    """Of a block's shared memory."""
+
+    stages: int
+    """K-blocks of the ring."""
+    piece_bytes: int
+    """Of a row of a staged piece of the result."""
+    buffers: int
+    """Pieces that a warpgroup stages at a time."""
+    dynamic_bytes: int
+
+    @classmethod
+    def of(cls, problem: ScaledMm, tile: Tile) -> "Layout":
+        """Return as many buffers as a tile has pieces, or a part of them where more would leave too few stages."""
+        scales, row_bytes = scales_of(problem), tile.columns * ITEMSIZE[problem.out]
+        along_k = scales in ("block", "group")
+        piece = next(size for size in (128, 64, 32) if row_bytes % size == 0)
+        words = tile.rows + (tile.columns if scales == "group" else 4) if along_k else 1
+        vectors = (0 if along_k else tile.rows + tile.columns) + (tile.columns if not along_k or problem.bias else 1)
+        left = problem.target.shared_bytes - 1024 - 4 * 2 * vectors - 96
+        pieces = tile.m_slices * row_bytes // piece
+        for buffers in (number for number in range(pieces, 0, -1) if pieces % number == 0):
+            staging = tile.groups * tile.crews * buffers * STAGED_ROWS * piece
+            stages = (left - staging) // (tile.stage_bytes + 4 * words + 16)
+            if stages >= LEAST_STAGES:
+                break
+        return cls(stages, piece, buffers, stages * tile.stage_bytes + staging + 1024)
+
+
+LEAST_STAGES: Final = 3
+
+
+def tiled(problem: ScaledMm, tile: Tile | None = None) -> Matmul:
+    """Return one launch for any number of rows: ``round(scale_a * (scale_b * acc) + bias)``.
+
+    Scales that change along k join at every 128 of it.
+    """
+    tile = tile or fastest(problem)
+    layout, item = Layout.of(problem, tile), ITEMSIZE[problem.out]
+    stores_tiles = problem.ldo * item % 16 == 0
+    launcher = jit.prepare(
+        problem.target,
+        "gemm/sm90/tiled",
+        "sm90_tiled",
+        {
+            "FP8_CREWS": tile.crews,
+            "FP8_GROUPS": tile.groups,
+            "FP8_M_SLICES": tile.m_slices,
+            "FP8_COLUMNS": tile.columns,
+            "FP8_STAGES": layout.stages,
+            "FP8_A_TYPE": FORMAT[problem.a],
+            "FP8_B_TYPE": FORMAT[problem.b],
+            "FP8_SCALES": SCALES[scales_of(problem)],
+            "FP8_OUT": RESULT[problem.out],
+            "FP8_BIAS": TYPE[problem.bias] if problem.bias else -1,
+            "FP8_AMAX": int(problem.amax),
+            "FP8_STORE_TILES": int(stores_tiles),
+            "FP8_BUFFERS": layout.buffers,
+        },
+        TiledArgs,
+        block=128 * (1 + tile.groups * tile.crews),
+        shared_bytes=layout.dynamic_bytes,
+        programmatic=True,
+    )
+    blocks = min(tile.tiles(problem.m, problem.n), problem.target.multiprocessors)
+    multiply = launcher.bind_args((blocks, 1, 1), TiledArgs(b"", b"", b"", CommonArgs.of(problem), 0, 0))
+    a_maps = tensor_maps(problem.m, problem.k, problem.lda, tile.rows)
+    b_maps = tensor_maps(problem.n, problem.k, problem.ldb, tile.columns)
+    out_maps: Maps = NO_MAPS
+    if stores_tiles:
+        out_maps = tensor_maps(problem.m, problem.n * item, problem.ldo * item, STAGED_ROWS, layout.piece_bytes)
+
+    def launch(
+        stream: int, a: int, b: int, scale_a: int, scale_b: int, bias: int, out: int, out_scale: int, amax: int, _: int
+    ) -> None:
+        multiply(stream, b_maps[b], a_maps[a], out_maps[out], scale_a, scale_b, bias, out, out_scale, amax)
+
+    if not problem.amax:
+        return ready(launch, prefetches_weight=True)
+    clear = plan_clear_amax(problem.target)
+
+    def clear_and_launch(stream: int, *addresses: int) -> None:
+        clear(stream, addresses[7])
+        launch(stream, *addresses)
+
+    return ready(clear_and_launch, prefetches_weight=True)
+
+
+class _NoMaps(dict[int, bytes]):
+    def __missing__(self, pointer: int) -> bytes:
+        return bytes(128)
+
+
+NO_MAPS: Final = _NoMaps()
+"""What a launch is given of a tensor that TMA does not reach."""
+
+ALGORITHMS: Final = 3
+"""How many tiles `tune` times."""
+
+
+def algorithms(problem: ScaledMm) -> tuple[str, ...]:
+    """Return the tiles that are fastest by their estimates, by name."""
+    return tuple(str(tile) for tile in by_cost(problem)[:ALGORITHMS])
+
+
+def plan_tiled(problem: ScaledMm, algorithm: int = 0) -> Matmul:
+    """Return the launch of the row "sm90_tiled", by the tile that comes so far behind the one taken to be fastest."""
+    return tiled(problem, by_cost(problem)[algorithm])
+
+
+OCP_RESULT: Final = Requirement(
+    lambda p: p.out in WIDE or p.out in OCP,
+    "gives float32, float16, bfloat16, e4m3fn or e5m2, got {p.out}",
+)
+ANY_ORDER: Final = Requirement(
+    lambda p: not p.batch_invariant,
+    "not batch-invariant: accumulates k in a different order from sm90_decode, which serves m <= 64",
+)
+
+SM90_TILED: Final = Kernel(
+    "sm90_tiled",
+    (
+        CUDA,
+        supports("wgmma"),
+        ROW_OR_BLOCK_SCALES,
+        ANY_ORDER,
+        OCP_FORMATS,
+        FLOAT32_SCALES,
+        OCP_RESULT,
+        aligned(16),
+        STRIDES_OF_16,
+        WHOLE_WORDS,
+    ),
+    plan_tiled,
+    algorithms=algorithms,
+    us=us,
+)
+"""The row of `scaled_mm` for many rows on Hopper."""

@@ -1,0 +1,228 @@
+"""The row "sm90_tiled": its tiles and refusals anywhere, its products on an H100 or H200 against float64."""
+
+import itertools
+
+import pytest
+
+from fp8core.kernels.gemm.sm90 import tiled, tiled_cost
+from fp8core.kernels.gemm.table import SCALED_MM
+from fp8core.problem import ITEMSIZE
+from gemm.test_sm90_decode import H200, SMALL, Case, problem
+
+ROW = tiled.SM90_TILED
+BLOCK, GROUP = ("group", "block"), ("group", "group")
+TENSOR, CHANNEL, MIXED = ("tensor", "tensor"), ("row", "row"), ("row", "tensor")
+MODES = (BLOCK, GROUP, CHANNEL, TENSOR, MIXED)
+SHAPES = [(1, 16), (576, 7168), (2112, 7168), (4096, 4096), (7168, 16384), (28672, 4096)]
+
+
+def scaled(m, n, k, modes, **fields):
+    return problem(m, n, k, scale_a=modes[0], scale_b=modes[1], **fields)
+
+
+@pytest.mark.parametrize("m", [1, 65, 128, 129, 256, 300, 512, 4096])
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+@pytest.mark.parametrize("modes", MODES, ids="-".join)
+def test_the_chosen_tile_is_one_that_is_compiled(m, n, k, modes):
+    for fast in (True, False):
+        asked = scaled(m, n, k, modes, use_fast_accum=fast)
+        chosen = tiled_cost.fastest(asked)
+        assert chosen in tiled_cost.tiles(asked)
+        assert tiled_cost.us(asked) == tiled_cost.us(asked, chosen) > 0
+
+
+@pytest.mark.parametrize("out", ["bfloat16", "float32"])
+@pytest.mark.parametrize("bias", ["", "float32"])
+@pytest.mark.parametrize("modes", MODES, ids="-".join)
+def test_a_layout_fits_into_shared_memory(modes, bias, out):
+    asked = scaled(300, 4096, 4096, modes, bias=bias, out=out)
+    along_k = modes[0] == "group"
+    for tile in tiled_cost.tiles(asked):
+        layout = tiled.Layout.of(asked, tile)
+        assert layout.stages >= 3, tile
+        assert tile.columns * ITEMSIZE[out] % layout.piece_bytes == 0
+        words = tile.rows + (tile.columns if modes == GROUP else 4) if along_k else 1
+        vectors = 2 * ((tile.columns if bias else 1) if along_k else tile.rows + 2 * tile.columns)
+        fixed = layout.stages * (4 * words + 16) + 4 * vectors + 32
+        ring = layout.stages * tile.stage_bytes
+        staging = tile.groups * tile.crews * layout.buffers * tiled.STAGED_ROWS * layout.piece_bytes
+        assert ring + staging + 1024 <= layout.dynamic_bytes
+        assert layout.dynamic_bytes + fixed <= H200.shared_bytes
+
+
+@pytest.mark.parametrize("tile", tiled_cost.TILES)
+def test_tiles_cover_the_result(tile):
+    for m, n in ((1, 1), (128, 192), (129, 193), (1000, 7168)):
+        assert tile.tiles(m, n) == -(-m // tile.rows) * -(-n // tile.columns)
+        assert tile.waves(m, n, H200) * H200.multiprocessors >= tile.tiles(m, n)
+        assert tile.groups * tile.m_slices * 64 == tile.rows
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"scale_a": "group", "scale_b": "row"}, "1x128"),
+        ({"batch_invariant": True}, "batch"),
+        ({"out": "float8_e4m3fnuz"}, "e4m3fn or e5m2"),
+        ({"k": 1000, "lda": 1000}, "multiples of 16"),
+    ],
+)
+def test_it_says_what_it_cannot_do(fields, words):
+    asked = scaled(300, 4096, 4096, BLOCK)
+    assert ROW.refusal(asked) is None
+    assert words in ROW.refusal(asked._replace(**fields))
+
+
+# ---- on the device
+
+
+class Tiled(Case):
+    """The case by this row, of a given tile if there is one; the result stands between guarded bytes."""
+
+    kernel = ROW
+    tile = None
+    GUARD = 4096
+
+    def launch(self, plan):
+        return tiled.tiled(self.problem, plan or self.tile)
+
+    def run(self, stream=None, plan=None):
+        cp = self.cp
+        row = self.ldo * ITEMSIZE[self.out_name]
+        memory = cp.full(self.m * row + 2 * self.GUARD, 0xFF, cp.uint8)
+        storage = memory[self.GUARD : self.GUARD + self.m * row]
+        at = cp.cuda.get_current_stream() if stream is None else stream
+        bias = self.bias.data.ptr if self.bias is not None else 0
+        scales = (scale.data.ptr for scale in self.scales)
+        launch = self.launch(plan)
+        launch(at.ptr, self.a.data.ptr, self.b.data.ptr, *scales, bias, storage.data.ptr, 0, 0, 0)
+        assert bool((memory[: self.GUARD] == 0xFF).all())
+        assert bool((memory[-self.GUARD :] == 0xFF).all())
+        return storage.reshape(self.m, row)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("modes", MODES, ids="-".join)
+@pytest.mark.parametrize("tile", tiled_cost.TILES, ids=lambda tile: "x".join(map(str, tile)))
+def test_every_tile(tile, modes):
+    """Ragged ends of m, n and k; a tile, several of them, and more than the device holds at a time."""
+    for m, n, k in ((3, 136, 16), (65, 8, 100), (77, 1001, 1000), (300, 1000, 616), (600, 8192, 384)):
+        case = Tiled(m, n, k, modes, gap=16 * (m % 2), seed=m)
+        if tile not in tiled_cost.tiles(case.problem):
+            pytest.skip("this tile's sums and scales together are more than the registers hold")
+        case.tile = tile
+        case.check()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("out", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("bias", ["", "bfloat16", "float16", "float32"])
+@pytest.mark.parametrize(("a", "b"), [("e4m3", "e4m3"), ("e5m2", "e4m3"), ("e4m3", "e5m2")])
+def test_types(out, bias, a, b):
+    for n, modes in itertools.product((520, 333), (BLOCK, CHANNEL)):
+        Tiled(200, n, 640, modes, a=a, b=b, out=out, bias=bias, size=SMALL[out], seed=3).check()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("out", ["float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize(("n", "columns"), [(520, 256), (528, 192), (333, 160), (1040, 128), (100, 96)])
+@pytest.mark.parametrize("modes", [BLOCK, CHANNEL], ids="-".join)
+def test_codes_and_the_largest_value_are_those_of_the_float32_result(modes, n, columns, out):
+    import ml_dtypes
+    import numpy as np
+
+    case = Tiled(200, n, 640, modes, out="float32", bias="float32", seed=n)
+    case.tile = tiled_cost.Tile(128, columns)
+    values = case.run().view(np.float32)[:, :n].get()
+    cp, scale = case.cp, np.float32(np.abs(values).max() / 300)  # some are above the largest e4m3
+    case.problem = case.problem._replace(out=out, out_scale=True, amax=True)
+    storage = cp.full((200, n), 0xFF, cp.uint8)
+    out_scale, amax = cp.asarray([scale / 2]), cp.full(1, 7e9, cp.float32)
+    pointers = (case.a, case.b, *case.scales, case.bias, storage, out_scale, amax)
+    case.launch(None)(cp.cuda.get_current_stream().ptr, *(x.data.ptr for x in pointers), 0)
+    dtype = getattr(ml_dtypes, out)
+    largest = np.float32(ml_dtypes.finfo(dtype).max)
+    scaled_values = values * (np.float32(1) / (scale / np.float32(2)))
+    want = np.clip(scaled_values, -largest, largest).astype(dtype).view(np.uint8)
+    assert (storage.get() == want).all()
+    assert amax.get()[0] == np.abs(values).max()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("m", [65, 67, 127, 129, 255, 258, 511, 1000])
+def test_rows(m):
+    for modes in MODES:
+        Tiled(m, 1016, 1024 + 16 * (m % 7), modes, seed=m).check()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("k", [4096, 21504, 53248])
+def test_long_sums(fast, k):
+    Tiled(130, 264, k, CHANNEL, fast=fast, seed=k).check()
+
+
+@pytest.mark.gpu
+def test_without_fast_accumulation_a_long_sum_has_the_error_of_fp32():
+    cp = Tiled(1, 8, 16, CHANNEL).cp
+    errors = {}
+    for fast in (True, False):
+        case = Tiled(130, 264, 53248, CHANNEL, out="float32", fast=fast, seed=1)
+        got = case.run().view(cp.float32)[:, : case.n].astype(cp.float64)
+        errors[fast] = float(cp.linalg.norm(got - case.want) / cp.linalg.norm(case.want))
+    assert errors[False] < 1e-3 < errors[True]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("span", [1e-23, 1e-15, 1e23])
+@pytest.mark.parametrize("modes", MODES, ids="-".join)
+def test_extreme_scales(span, modes):
+    Tiled(130, 640, 1024, modes, span=span, seed=5).check()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("modes", [BLOCK, GROUP, CHANNEL], ids="-".join)
+@pytest.mark.parametrize(("m", "n", "k"), [(512, 6144, 4096), (96, 8192, 8192), (1000, 7168, 2048)])
+def test_equal_inputs_give_equal_bits_by_any_tile(m, n, k, modes):
+    case = Tiled(m, n, k, modes, seed=2)
+    case.check()
+    first = case.run()
+    for tile in tiled_cost.tiles(case.problem):
+        case.tile = tile
+        assert bool((case.run() == first).all()), tile
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("modes", [BLOCK, CHANNEL], ids="-".join)
+def test_equal_rows_have_equal_bits_in_any_batch(modes):
+    case = Tiled(1000, 1160, 2048, modes, seed=2)
+    full = case.run()
+    for m in (1, 65, 128, 129, 300, 999):
+        case.problem, case.m = case.problem._replace(m=m), m
+        assert bool((case.run() == full[:m]).all()), m
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("modes", [BLOCK, CHANNEL], ids="-".join)
+def test_results_do_not_change_from_run_to_run(modes):
+    case = Tiled(4096, 6144, 1024, modes, seed=4)
+    first = case.run()
+    assert all(bool((case.run() == first).all()) for _ in range(20))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("modes", [BLOCK, CHANNEL], ids="-".join)
+def test_a_weight_that_the_kernel_before_wrote(modes):
+    Tiled(300, 8192, 1024, modes, seed=9).check_a_written_weight()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("modes", [BLOCK, CHANNEL], ids="-".join)
+def test_an_early_read_waits_for_what_the_launch_before_it_waited_for(modes):
+    Tiled(300, 16384, 8192, modes, seed=6).check_a_weight_written_by_a_kernel_that_does_not_wait()
+
+
+def test_the_table_chooses_it_where_it_is_the_faster_one():
+    assert SCALED_MM.explain(scaled(64, 4096, 4096, BLOCK)).chosen == "sm90_decode"
+    assert SCALED_MM.explain(scaled(300, 4096, 4096, BLOCK, batch_invariant=True)).chosen == "sm90_decode"
+    assert SCALED_MM.explain(scaled(4096, 4096, 4096, BLOCK)).chosen == "sm90_tiled"
