@@ -9,7 +9,6 @@ from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.problem import Linear, ScaledMm
 from fp8core.table import Choice, Refusal, Requirement, Unknown
 
-
 PRODUCER_BYTES: Final = 4096
 """Of shared memory for a block of a norm or SiLU: 1,024 that the system keeps, and its own."""
 

@@ -66,7 +66,7 @@ class Fitted(NamedTuple):
         k_block = config.tile / 64 * self.k_block + self.loads_of_a / config.multicast_tiles
         busiest = ceil_div(groups, config.clusters) * (part * k_block + self.tile + self.exchange * others)
         memory = n * k / BYTES_A_US * (1 + self.conflict / config.split_k)
-        longest = (memory**SHARPNESS + busiest**SHARPNESS) ** (1 / SHARPNESS)
+        longest: float = (memory**SHARPNESS + busiest**SHARPNESS) ** (1 / SHARPNESS)
         return longest + self.reduce * others + self.shared * (config.multicast_tiles - 1) + self.rest
 
 
