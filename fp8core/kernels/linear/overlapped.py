@@ -9,6 +9,9 @@ from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.problem import Linear, ScaledMm
 from fp8core.table import Choice, Refusal, Requirement, Unknown
 
+PRODUCER_BYTES: Final = 4096
+"""Of shared memory for a block of a norm or SiLU: 1,024 that the system keeps, and its own."""
+
 
 def plan_overlapped(problem: Linear) -> Matmul:
     """Return the product, laid out for the quantization that goes before it."""
@@ -22,7 +25,7 @@ def plan_behind_producer(problem: ScaledMm) -> Matmul:
     those of the product alone.
     """
     if problem.m <= MOST_ROWS and SCALED_MM.choice(problem) == Choice(SM90_DECODE.name):
-        return decode(problem, for_linear(config_for(problem)))
+        return decode(problem, for_linear(config_for(problem))._replace(spare_bytes=PRODUCER_BYTES))
     plan: Matmul = SCALED_MM.plan(problem)
     return plan
 

@@ -64,8 +64,10 @@ class CostModel(NamedTuple):
     occupancy_us: float = 0.0
     """Penalty where this kernel occupies every block slot, so that the next kernel's blocks cannot be co-resident; 0 at
     half occupancy."""
-    hidden_tiles: float = 0.0
-    """Tiles of a cluster whose reductions cost no more than one; 0: as many as there are."""
+    hidden_tiles: int = 0
+    """Tiles of a multiprocessor whose reductions the ring hides."""
+    exposed_us: float = 0.0
+    """Of a product, for every tile beyond them and for every block that k is split over but the first."""
     small: "CostModel | None" = None
     """What holds instead for small weights, of up to ``small_rings`` times what the rings of all SMs hold."""
     small_rings: float = 0.0
@@ -104,7 +106,7 @@ def cost_model(width_: int, blockwise: bool) -> CostModel:
         return _limited_if_small(_ABOVE_16._replace(configs=_CONFIGS_32))
     a_stages = 24 if width_ == 8 else 16
     small = CostModel(_CONFIGS_16_SMALL, 0.01, a_stages, conflict=0.15, refill_us=0.3, occupancy_us=0.1)
-    return CostModel(_CONFIGS_16, 0.04, 16, hidden_tiles=4.0, small=small, small_rings=2.0)
+    return CostModel(_CONFIGS_16, 0.04, 16, hidden_tiles=4, exposed_us=0.01, small=small, small_rings=2.0)
 
 
 def _limited_if_small(model: CostModel) -> CostModel:
@@ -165,8 +167,8 @@ def cost(n: int, k: int, model: CostModel, tile: TileConfig, config: DecodeConfi
     refill = model.refill_us * max(0.0, part * tiles / config.clusters - ring)
     busiest = ceil_div(tiles, config.clusters) * (part * k_block + tile.tile_us) + refill
     reduction = (model.reduce_us + model.reduce_warpgroup_us * (config.k_warpgroups - 1)) * (config.split_k - 1)
-    if model.hidden_tiles:
-        reduction *= max(1.0, tiles * config.ctas_per_sm / config.clusters / model.hidden_tiles)
+    exposed = max(0.0, tiles * config.ctas_per_sm / config.clusters - model.hidden_tiles)
+    reduction += model.exposed_us * exposed * (config.split_k - 1)
     occupied = 2 * blocks / (config.ctas_per_sm * target.multiprocessors) - 1
     return round(max(memory, busiest) + reduction + model.occupancy_us * max(0.0, occupied), 3), blocks
 
