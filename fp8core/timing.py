@@ -87,6 +87,7 @@ class Operands:
         blocks = -(-p.k // BLOCK)
         near_vectors = p.vectors_alignment % 16
         near_codes, near_out = (max(p.alignment, own) % 16 for own in (p.codes_alignment, p.out_alignment))
+        near_out = near_out and max(near_out, ITEMSIZE[p.out])
         near_floats = near_vectors and max(near_vectors, 4)
         self._memory: list[Any] = []
 

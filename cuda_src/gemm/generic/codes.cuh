@@ -12,15 +12,17 @@ struct Pieces {
     static constexpr int WORDS = ALIGNED ? COUNT : COUNT + 1;
     Vector16 words[WORDS];
 
-    // From the first code on. CAREFUL: some words may begin before `first` or end behind `last`, the bounds of the
-    // matrix. The caller owes, unless CAREFUL, that none does.
+    // From the first code on, of which `left` belong to the row. CAREFUL: some words may begin before `first` or end
+    // behind `last`, the bounds of the matrix. The caller owes, unless CAREFUL, that none does.
     template <bool CAREFUL>
-    DEVICE void load(const byte* from, const byte* first, const byte* last) {
+    DEVICE void load(const byte* from, int left, const byte* first, const byte* last) {
         const byte* const begin = ALIGNED ? from : from - off_word(from);
 #pragma unroll
         for (int i = 0; i < WORDS; ++i) {
             const byte* const word = begin + i * PIECE;
-            if (!CAREFUL || (word >= first && word + PIECE <= last)) words[i] = load16(word);
+            if (!CAREFUL) words[i] = load16(word);
+            else if (ALIGNED) words[i] = i * PIECE < left ? load16(word) : Vector16{0, 0, 0, 0};
+            else if (word >= first && word + PIECE <= last) words[i] = load16(word);
             else words[i] = part_of_word(word, first, last);
         }
     }
@@ -43,24 +45,22 @@ struct Pieces {
         return {parts[0], parts[1], parts[2], parts[3]};
     }
 
-    // The i-th piece; `from` is the address of the first code, of which on `left` belong to the row: others become zeros.
+    // The i-th piece; `from` is the address of the first code, from which on `left` belong to the row. Others are zeros.
     DEVICE Vector16 codes(int i, const byte* from, int left) const {
-        unsigned parts[8] = {words[i].x, words[i].y, words[i].z, words[i].w};
-        if constexpr (!ALIGNED) {
-            const Vector16 high = words[WORDS == 1 ? 0 : i + 1];
-            parts[4] = high.x, parts[5] = high.y, parts[6] = high.z, parts[7] = high.w;
-            const unsigned off = static_cast<unsigned>(reinterpret_cast<word64>(from));
-            // (A choice between elements of an array would keep it in memory.)
-            const auto choose = [](bool first, unsigned a, unsigned b) { return first ? a : b; };
+        if constexpr (ALIGNED) return words[i];
+        const Vector16 low = words[i], high = words[WORDS == 1 ? 0 : i + 1];
+        const unsigned off = static_cast<unsigned>(reinterpret_cast<word64>(from));
+        unsigned parts[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+        // (A choice between elements of an array would keep it in memory.)
+        const auto choose = [](bool first, unsigned a, unsigned b) { return first ? a : b; };
 #pragma unroll
-            for (int j = 0; j < 6; ++j) parts[j] = choose(off & 8, parts[j + 2], parts[j]);
+        for (int j = 0; j < 6; ++j) parts[j] = choose(off & 8, parts[j + 2], parts[j]);
 #pragma unroll
-            for (int j = 0; j < 5; ++j) parts[j] = choose(off & 4, parts[j + 1], parts[j]);
-            const unsigned shift = off % 4 * 8;
+        for (int j = 0; j < 5; ++j) parts[j] = choose(off & 4, parts[j + 1], parts[j]);
+        const unsigned shift = off % 4 * 8;
 #pragma unroll
-            for (int j = 0; j < 4; ++j)
-                parts[j] = static_cast<unsigned>((static_cast<word64>(parts[j + 1]) << 32 | parts[j]) >> shift);
-        }
+        for (int j = 0; j < 4; ++j)
+            parts[j] = static_cast<unsigned>((static_cast<word64>(parts[j + 1]) << 32 | parts[j]) >> shift);
         if (left < PIECE * (i + 1)) {
 #pragma unroll
             for (int j = 0; j < 4; ++j) {

@@ -34,9 +34,9 @@ struct LaneCodes {
 
     // `from` points at this lane's codes of each row at k = 0.
     template <bool CAREFUL>
-    DEVICE void load(const byte* const (&from)[LANE_ROWS], int at, const byte* first, const byte* last) {
+    DEVICE void load(const byte* const (&from)[LANE_ROWS], int at, int left, const byte* first, const byte* last) {
 #pragma unroll
-        for (int i = 0; i < LANE_ROWS; ++i) rows[i].template load<CAREFUL>(from[i] + at, first, last);
+        for (int i = 0; i < LANE_ROWS; ++i) rows[i].template load<CAREFUL>(from[i] + at, left, first, last);
     }
     template <int FORMAT>
     DEVICE void widen_into(Fragment (&fragments)[STEPS], const byte* const (&from)[LANE_ROWS], int left) const {
@@ -60,7 +60,7 @@ DEVICE void point(const byte* (&rows)[LANE_ROWS], const byte* codes, long long s
 }
 
 constexpr int THREADS = WARPS * WARP;
-#if FP8_BLOCKED
+#if FP8_BLOCKED || FP8_SIDE > 16
 KERNEL_ALONE(THREADS)
 #else
 KERNEL(THREADS)
@@ -80,22 +80,18 @@ generic_decode(MATMUL_PARAMETERS, const float* out_scale, float* amax) {
     const byte* channels[TILES][LANE_ROWS];
 #pragma unroll
     for (int tile = 0; tile < TILES; ++tile) point(channels[tile], b, ldb, first_col + tile * MMA_SIDE, n);
-    // What comes next is loaded while what came before is multiplied: the weight of a chunk, the tokens of a unit of it.
-    LaneCodes weight[TILES], tokens;
+    LaneCodes weight[TILES];  // of the next chunk, loaded while one is multiplied
     const auto load_weight = [&](int at) {
+        const int left = k - at - LaneCodes::offset();
         if (careful<ALIGNED>(at, CHUNK, k)) {
 #pragma unroll
-            for (int tile = 0; tile < TILES; ++tile) weight[tile].template load<true>(channels[tile], at, b, end_b);
+            for (int tile = 0; tile < TILES; ++tile)
+                weight[tile].template load<true>(channels[tile], at, left, b, end_b);
         } else {
 #pragma unroll
-            for (int tile = 0; tile < TILES; ++tile) weight[tile].template load<false>(channels[tile], at, b, end_b);
+            for (int tile = 0; tile < TILES; ++tile)
+                weight[tile].template load<false>(channels[tile], at, left, b, end_b);
         }
-    };
-    const byte* token_rows[LANE_ROWS];
-    const auto load_tokens = [&](int at, int unit) {
-        point(token_rows, a, lda, first_row + unit * MMA_SIDE, m);
-        if (careful<ALIGNED>(at, CHUNK, k)) tokens.template load<true>(token_rows, at, a, end_a);
-        else tokens.template load<false>(token_rows, at, a, end_a);
     };
 
     Sum sum[UNITS][TILES] = {};
@@ -103,7 +99,6 @@ generic_decode(MATMUL_PARAMETERS, const float* out_scale, float* amax) {
     if (at < k) load_weight(at);
     for (; at < k; at += WARPS * CHUNK) {
         const int left = k - at - LaneCodes::offset(), following = at + WARPS * CHUNK;
-        load_tokens(at, 0);
         Fragment w[TILES][STEPS];
 #pragma unroll
         for (int tile = 0; tile < TILES; ++tile) weight[tile].template widen_into<B>(w[tile], channels[tile], left);
@@ -111,9 +106,13 @@ generic_decode(MATMUL_PARAMETERS, const float* out_scale, float* amax) {
         const long long block = at / BLOCK_K;
 #pragma unroll
         for (int unit = 0; unit < UNITS; ++unit) {
+            const byte* rows[LANE_ROWS];
+            point(rows, a, lda, first_row + unit * MMA_SIDE, m);
+            LaneCodes tokens;
+            if (careful<ALIGNED>(at, CHUNK, k)) tokens.template load<true>(rows, at, left, a, end_a);
+            else tokens.template load<false>(rows, at, left, a, end_a);
             Fragment t[STEPS];
-            tokens.template widen_into<A>(t, token_rows, left);
-            if (unit + 1 < UNITS) load_tokens(at, unit + 1);
+            tokens.template widen_into<A>(t, rows, left);
 #pragma unroll
             for (int tile = 0; tile < TILES; ++tile) {
                 Sum partial = {};

@@ -55,7 +55,7 @@ struct Stage {
 
     template <bool CAREFUL>
     DEVICE void load(int at) {
-        pieces.template load<CAREFUL>(from + at, first, last);
+        pieces.template load<CAREFUL>(from + at, left - at, first, last);
     }
 
     // Steps of k are divisible by 16: they do not change where in its words a piece begins.

@@ -15,7 +15,7 @@ struct Realigned {
         const byte* const from = codes + row * stride + piece * PIECE;
         const int left = k - int(piece) * PIECE;
         Pieces<false, 1> pieces;
-        pieces.load<true>(from, codes, end_of(codes, stride, rows, k));
+        pieces.load<true>(from, left, codes, end_of(codes, stride, rows, k));
         store16(out + static_cast<long long>(unit) * PIECE, pieces.codes(0, from, left));
     }
 };

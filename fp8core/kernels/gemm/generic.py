@@ -23,8 +23,8 @@ SIDES: Final = (16, 32, 64)
 """Rows of a block of generic_decode."""
 MOST_ROWS: Final = SIDES[-1]
 WARPS: Final = (4, 8)
-WARPS_IN_FLIGHT: Final = 16
-"""Warps of a multiprocessor that keep its share of the memory busy."""
+WARPS_IN_FLIGHT: Final = 8
+"""Warps of a multiprocessor from which on a block gets fewer, or more channels (experiments/2026-11-any-shape)."""
 
 
 class ClearArgs(NamedTuple):
@@ -79,6 +79,11 @@ def is_promoted(p: ScaledMm) -> bool:
     return is_blocked(p) or not p.use_fast_accum
 
 
+def is_aligned(p: ScaledMm) -> bool:
+    """Return whether all rows of codes are whole vectors of 16 bytes."""
+    return all(number % 16 == 0 for number in (max(p.alignment, p.codes_alignment), p.lda, p.ldb, p.k))
+
+
 def tiles_of(p: ScaledMm) -> tuple[Tile, ...]:
     """Return the tiles whose sums fit into the registers, a large one first."""
     tiles = TILES[p.target.warp]
@@ -115,9 +120,7 @@ def constants(p: ScaledMm) -> dict[str, int]:
         "FP8_BLOCKED": int(is_blocked(p)),
         "FP8_B_BLOCK": int(p.scale_b == "block"),
         "FP8_AMAX": int(p.amax),
-        "FP8_ALIGNED": int(
-            all(number % 16 == 0 for number in (max(p.alignment, p.codes_alignment), p.lda, p.ldb, p.k))
-        ),
+        "FP8_ALIGNED": int(is_aligned(p)),
     }
 
 
@@ -178,10 +181,11 @@ class Layout(NamedTuple):
 
 
 def layout(p: ScaledMm) -> Layout:
-    """Return the layout of a product; two tiles read many rows of a half as often."""
+    """Return the layout of a product; with two tiles a block reads the rows of a half as often."""
     sides = SIDES[:2] if is_rdna(p.target) else SIDES
     side = next((side for side in sides if side >= p.m), sides[-1])
-    tiles = 2 if side == 2 * SIDE and not is_rdna(p.target) and enough(p.n, WARPS[0], p.target) else 1
+    two = side == SIDE and is_aligned(p) and not is_rdna(p.target) and enough(ceil_div(p.n, 2), WARPS[0], p.target)
+    tiles = 2 if two else 1
     return Layout(side, tiles, warps(p.n, p.k, p.target))
 
 

@@ -1,4 +1,4 @@
-"""Products of many rows that are not aligned: copies in aligned rows, around a kernel that needs these.
+"""Products of more than a few rows that are not aligned: copies in aligned rows, around a kernel that needs these.
 
 A copy of a and b costs two passes over them, one of the result as many over it; beside many products of each weight
 that is less than a kernel loses that loads rows at any address.
@@ -175,7 +175,8 @@ FEW_COPIES: Final = Requirement(
     lambda p: not copies_codes(p) or (p.m + p.n) * aligned(p.k) < MOST_COPIED,
     f"copies a and b of less than {MOST_COPIED} bytes, got m={{p.m}} n={{p.n}} k={{p.k}}",
 )
-MANY_ROWS: Final = 64
+MANY_ROWS: Final = 16
+"""Up to so many rows `generic_decode` was measured to be as fast as copies (experiments/2026-11-any-shape)."""
 
 
 def realigned(kernels: tuple[Kernel, ...]) -> Kernel:
