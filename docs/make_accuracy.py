@@ -172,8 +172,14 @@ def page(found: Results) -> str:
 
 def measured() -> Results | None:
     """Return the latest run that has such records, or None."""
-    found = rules.select(run for path in sorted(RUNS.rglob("*.jsonl")) for run in results.runs(path)).found
-    return found if found.accuracy else None
+    shown = rules.select(run for path in sorted(RUNS.rglob("*.jsonl")) for run in results.runs(path))
+    own = [
+        run._replace(parts=[part])
+        for run in shown.runs
+        for part in run.parts
+        if any(results.kind_of(record) == "accuracy" for record in part.records)
+    ]
+    return results.collect(own) if own else None
 
 
 def main() -> int:

@@ -43,11 +43,13 @@ def tune(
     """Time every kernel for products or for a model's linear layers, and keep the fastest in a file."""
     from fp8core.checkpoint.linear_shapes import layers_of
     from fp8core.errors import UnsupportedProblemError
+    from fp8core.kernels.gemm.table import SCALED_MM
     from fp8core.runtime import device
     from fp8core.tuning import save_tunings
     from fp8core.tuning.files import tunings_file
     from fp8core.tuning.shapes import layer_product, tuned
 
+    SCALED_MM.before = None  # what $FP8CORE_TUNINGS names is read below, if it is there
     if model is None and not shapes:
         raise typer.BadParameter("needs a model or --shapes, got neither", param_hint="MODEL")
     asked: list[tuple[tuple[int, int, int], str, bool]] = [(shape, scheme, False) for shape in _shapes(shapes or [])]

@@ -30,7 +30,8 @@ def tune(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Tuning:
     The call is described as for `explain`; it is not made. Every able kernel is timed, and every algorithm that
     cuBLASLt or hipBLASLt offers, on operands of the call's shapes and strides and of made-up values, which take
     device memory of their own meanwhile: about 200 MB, or two weights. m, n, k, dtypes, scale modes, strides and
-    alignments make a problem, so tune each m that matters. `save_tunings` keeps the result for other processes.
+    alignments make a problem, so tune each m that matters. The weight of a layer is taken to be settled, as it is in
+    all calls but the first. `save_tunings` keeps the result for other processes.
 
     Args:
         function: `scaled_mm`, `scaled_mm_nt`, `linear` or an `Fp8Linear`.
@@ -61,7 +62,8 @@ def tune(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Tuning:
             f"tune needs an operation with a product: scaled_mm, scaled_mm_nt, linear or an Fp8Linear, got {function!r}"
         )
     refuse_captures((*args, *kwargs.values()))
-    tuning = timed(product_of(explain(function, *args, **kwargs).problem), timing.times)
+    problem = product_of(explain(function, *args, **kwargs).problem)
+    tuning = timed(problem._replace(prefetch_weight=isinstance(function, Fp8Linear)), timing.times)
     tuning.apply()
     return tuning
 

@@ -72,7 +72,7 @@ def layer_product(
     bias: bool = False,
     device: int | str | Target | None = None,
 ) -> ScaledMm:
-    """Return the product that a linear layer of a shape poses.
+    """Return the product that a linear layer of a shape poses, whose weight is settled.
 
     Raises:
         ShapeError: the shape has not three positive numbers.
@@ -87,7 +87,7 @@ def layer_product(
     weight = Quantized(ArraySpec((n, k), native_e4m3(target)), ArraySpec(scale_shape, "float32"), of_weight)
     given = {"bias": ArraySpec((n,), dtype)} if bias else {}
     asked = explain(linear, ArraySpec((m, k), dtype), weight, group_shape=of_x, target=target, **given)
-    return product_of(asked.problem)
+    return product_of(asked.problem)._replace(prefetch_weight=True)
 
 
 def tuned(products: Iterable[ScaledMm], progress: Told | None, times: Stopwatch | None = None) -> tuple[Tuning, ...]:

@@ -14,6 +14,7 @@ from fp8core.cli import tune
 from fp8core.errors import CheckpointError
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.tuning import load_tunings, measuring, shapes
+from fp8core.tuning.files import load_named
 from ops.test_tuning import stub  # noqa: F401
 from package.test_checkpoint import model, normal, write
 from support.blaslt_fixtures import built  # noqa: F401
@@ -26,6 +27,7 @@ def fp8core_(capsys, monkeypatch, stub, tmp_path):
     monkeypatch.setattr(measuring, "refuse_captures", lambda *_: None)
     monkeypatch.setattr(shapes, "refuse_captures", lambda *_: None)
     monkeypatch.setenv("FP8CORE_TUNINGS", str(tmp_path / "tunings"))
+    monkeypatch.setattr(SCALED_MM, "before", load_named)
 
     def times(p, launches):
         return [9.0, 4.5] + [20.0] * (len(launches) - 2)

@@ -13,7 +13,7 @@ from fp8core.kernels.encodings import ceil_div
 from fp8core.kernels.gemm.blaslt.library import Library
 from fp8core.problem import BLOCK
 
-LAUNCH_US: Final = 3.1
+LAUNCH_US: Final = 2.8
 """Of a launch and of filling the pipelines, when weights come from memory."""
 PRODUCT_US: Final = 21.2e-6
 """Of a multiprocessor, for one result of a tile and a k-block of 128."""
@@ -29,7 +29,9 @@ HIDDEN: Final = 0.92
 """The part of the lesser of products and loads that the greater one hides."""
 SHARED_US: Final = 0.4e-3
 """Of a multiprocessor, for a row of 128 codes that `wgmma` reads from shared memory, or that is written there."""
-RESULT_US: Final = 2.0e-5
+ROUND_US: Final = 0.3
+"""Of a round: of filling a pipeline anew."""
+RESULT_US: Final = 1.0e-5
 """Of a tile's end, for one result."""
 BYTES_A_US: Final = 4.05e6
 """From memory."""
@@ -124,7 +126,8 @@ def us(work: Work, config: Config, workspace_bytes: int) -> float:
     whole_n = ceil_div(ceil_div(work.n, channels), along_n) * along_n
     whole_m = ceil_div(ceil_div(work.m, tokens), along_m) * along_m
     rounds = ceil_div(whole_n * whole_m * split_k, work.multiprocessors)
-    busy = rounds * (ceil_div(ceil_div(work.k, split_k), BLOCK) * k_block + RESULT_US * channels * tokens)
+    k_blocks = ceil_div(ceil_div(work.k, split_k), BLOCK)
+    busy = rounds * (k_blocks * k_block + ROUND_US + RESULT_US * channels * tokens)
     moved = work.n * work.k + work.m * work.k + work.out_bytes * work.m * work.n
     memory = moved / BYTES_A_US
     slower = PAIRED if rounds == 1 and channels < NARROW and (along_n, along_m) == (2, 1) else 1.0
