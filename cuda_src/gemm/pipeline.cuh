@@ -24,11 +24,6 @@ struct Ring {
             passed = 1;
         }
     }
-    // Any number of stages, which others pass.
-    DEVICE void skip(int count) {
-        parity ^= count / SIZE & 1;
-        advance(count % SIZE);
-    }
 };
 
 // A ring's barriers: full, then empty.

@@ -45,7 +45,7 @@ def test_a_layout_fits_into_shared_memory(modes, bias, out):
         vectors = 2 * ((tile.columns if bias else 1) if along_k else tile.rows + 2 * tile.columns)
         fixed = layout.stages * (4 * words + 16) + 4 * vectors + 32
         ring = layout.stages * tile.stage_bytes
-        staging = tile.groups * tile.crews * layout.buffers * tiled.STAGED_ROWS * layout.piece_bytes
+        staging = tile.groups * layout.buffers * tiled.STAGED_ROWS * layout.piece_bytes
         assert ring + staging + 1024 <= layout.dynamic_bytes
         assert layout.dynamic_bytes + fixed <= H200.shared_bytes
 
@@ -222,7 +222,30 @@ def test_an_early_read_waits_for_what_the_launch_before_it_waited_for(modes):
     Tiled(300, 16384, 8192, modes, seed=6).check_a_weight_written_by_a_kernel_that_does_not_wait()
 
 
-def test_the_table_chooses_it_where_it_is_the_faster_one():
-    assert SCALED_MM.explain(scaled(64, 4096, 4096, BLOCK)).chosen == "sm90_decode"
-    assert SCALED_MM.explain(scaled(300, 4096, 4096, BLOCK, batch_invariant=True)).chosen == "sm90_decode"
-    assert SCALED_MM.explain(scaled(4096, 4096, 4096, BLOCK)).chosen == "sm90_tiled"
+@pytest.mark.parametrize(
+    ("m", "fields", "chosen"),
+    [
+        (64, {}, True),
+        (128, {}, True),
+        (4096, {"n": 6144}, True),
+        (130, {"n": 8192, "k": 8192}, False),
+        (192, {"n": 7168, "k": 16384}, False),
+        (128, {"n": 7168, "k": 16384}, True),
+        (4096, {"n": 7168, "k": 16384}, True),
+        (4096, {"scale_a": "row", "scale_b": "row"}, False),
+        (4096, {"scale_a": "row", "scale_b": "row", "n": 4095, "ldo": 4095}, True),
+        (4096, {"scale_a": "row", "scale_b": "row", "out": "float8_e4m3fn"}, True),
+        (4096, {"scale_a": "tensor", "scale_b": "tensor", "out": "float8_e4m3fn"}, False),
+    ],
+)
+def test_it_is_preferred_where_it_was_the_faster_one(m, fields, chosen):
+    asked = scaled(m, 4096, 4096, BLOCK, scale_a_strides=(1, m))._replace(**fields)
+    asked = asked._replace(ldo=fields.get("ldo", asked.n), lda=asked.k, ldb=asked.k)
+    assert ROW.refusal(asked) is None
+    assert (ROW.reservation(asked) is None) == chosen
+    assert ROW.name in [choice.kernel for choice in SCALED_MM.candidates(asked)]
+
+
+@pytest.mark.parametrize("fields", [{}, {"batch_invariant": True, "m": 300}])
+def test_few_rows_and_a_batch_that_must_not_matter_have_the_kernel_of_few_rows(fields):
+    assert SCALED_MM.explain(scaled(64, 4096, 4096, BLOCK)._replace(**fields)).chosen == "sm90_decode"

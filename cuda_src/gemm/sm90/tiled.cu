@@ -1,30 +1,31 @@
 // Products of many rows on sm_90a: out[m, n] = round(scales * (a[m, k] @ weight[n, k]^T) + bias).
 //
-// Persistent and warp-specialised: of a block of 384 threads one warpgroup loads, through a ring of STAGES k-blocks of
-// 128, and two multiply. A tile is 128 * M_SLICES rows x COLUMNS channels, of which each math warpgroup has every other
-// 64 rows. Loads for the next tile go on during the epilogue of one; results are staged in shared memory, and the TMA
-// stores of a tile are awaited when the next one needs the buffer.
+// Persistent and warp-specialised: one warpgroup of a block loads, through a ring of STAGES k-blocks of 128, and the
+// others multiply. A tile is 64 * GROUPS * M_SLICES rows x COLUMNS channels, of which each of GROUPS warpgroups has
+// every GROUPS-th 64 rows. Results are staged in shared memory; TMA stores them, and the next tile's epilogue awaits
+// that.
 //
-// Scales that change along k join every 128 of it, in fp32: one warpgroup scales and adds (promotes) its products while
-// the other's are multiplied. The order of a sum is that of k: equal rows get equal bits, by any tile, in any batch.
+// Scales that change along k join every 128 of it, in fp32: a warpgroup scales and adds (promotes) its products while
+// its next ones, or the other warpgroup's, are multiplied. The order of a sum is that of k: equal rows get equal bits,
+// by any tile, in any batch.
 //
-// Constants, -DFP8_<name>: M_SLICES 1, 2; COLUMNS, multiples of 32 that wgmma has, to 128 of two slices, 192 of
-// scales along k, else 256; STAGES; A_TYPE, B_TYPE the formats; SCALES (tiled_layout.cuh); OUT, BIAS: 0 fp32, 1 fp16,
-// 2 bf16, -1 none; STORE_TILES whether results are stored by TMA; BUFFERS of a warp's staging; ABREAST tiles of rows
-// before the next columns.
+// Constants, -DFP8_<name>: GROUPS, M_SLICES 1 or 2; COLUMNS, a multiple of 32 that wgmma has; STAGES; A_TYPE,
+// B_TYPE the formats; SCALES (tiled_layout.cuh); OUT, BIAS: 0 fp32, 1 fp16, 2 bf16, OUT also 3 + a format, BIAS also
+// -1 for none; AMAX whether the largest |value| is found; STORE_TILES whether TMA stores the result; BUFFERS of a
+// warpgroup's staging.
 //
-// The caller owes: maps of uint8: boxes of COLUMNS (weight) and 128 * M_SLICES (a) rows x 128 columns, 128-byte
-// swizzle, zeros out of bounds; of out, as bytes, 16 rows x piece_bytes, swizzled by as many; scale strides in
-// elements, 0 where broadcast; of dynamic shared memory STAGES * (weight_bytes + a_bytes) + staging_bytes + 1,024.
-// `prefetch_weight`: weight and bias may be read before the kernel before has ended; if not, dependents start only
-// after the wait, as in sm90_decode.
+// The caller owes: maps of uint8: boxes of COLUMNS (weight) and a tile's (a) rows x 128 columns, 128-byte swizzle,
+// zeros out of bounds; of out, as bytes, 64 rows x piece_bytes, swizzled by as many; scale strides in elements, 0
+// where broadcast; of dynamic shared memory STAGES * (weight_bytes + a_bytes) + the buffers + 1,024. `prefetch_weight`:
+// the weight may be read before the kernel before has ended; if not, dependents start only after the wait, as in
+// sm90_decode. amax has to be 0 before the launch.
 #include "tiled_math.cuh"
 #include "tiled_store.cuh"
 
 // How the kernel is compiled: all -D names of this source, which are read here alone.
 struct Config {
-    static constexpr int crews = FP8_CREWS, groups = FP8_GROUPS, m_slices = FP8_M_SLICES, columns = FP8_COLUMNS,
-                         stages = FP8_STAGES, scales = FP8_SCALES;
+    static constexpr int groups = FP8_GROUPS, m_slices = FP8_M_SLICES, columns = FP8_COLUMNS, stages = FP8_STAGES,
+                         scales = FP8_SCALES;
     static constexpr int a_type = FP8_A_TYPE, b_type = FP8_B_TYPE, out_type = FP8_OUT, bias_type = FP8_BIAS,
                          amax = FP8_AMAX;
     static constexpr int store_tiles = FP8_STORE_TILES, buffers = FP8_BUFFERS;
@@ -80,21 +81,14 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
     if constexpr (C::threads > 256) registers_take<C::math_registers>();
     grid_dependency_wait();
 
-    const int warpgroup = warp / 4 - 1, crew = warpgroup / C::groups;
-    TileMath<C> math = {{}, pipeline, stage_scales, ring, a_ring, warpgroup % C::groups, warp % 4, lane};
+    const int group = warp / 4 - 1;
+    TileMath<C> math = {{}, pipeline, stage_scales, ring, a_ring, group, warp % 4, lane};
     const TileStore<C> store = {
-        &out_map, out, ldo, m, n, warp / 4, warp % 4, lane, staging + warpgroup * (C::buffers * C::buffer_bytes)};
+        &out_map, out, ldo, m, n, warp / 4, warp % 4, lane, staging + group * (C::buffers * C::buffer_bytes)};
     epilogue = {bias, out_scale};  // which the launch before may have written
     float largest = 0.0f;
     Ring<2> vectors_at(0);
-    Ring<C::stages> at(0);
-    const auto pass = [&](int count) {  // over tiles of the other crew
-        if (count == 0) return;
-        tiles.next();
-        at.skip(k_blocks);
-        vectors_at.advance(1);
-    };
-    for (pass(crew); tiles.more(); tiles.next(), pass(C::crews - 1)) {
+    for (Ring<C::stages> at(0); tiles.more(); tiles.next()) {
         vector_pipeline.wait_full(vectors_at);
         const TileOrigin origin = {__shfl_sync(0xffffffffu, origins[vectors_at.stage].row, 0),
                                    __shfl_sync(0xffffffffu, origins[vectors_at.stage].column, 0)};

@@ -13,7 +13,7 @@ template <class Config>
 struct TiledLayout : Config {
     static constexpr int rows = 64 * Config::groups * Config::m_slices;  // of a tile
     static constexpr int math_warps = 4 * Config::groups;                // of a tile
-    static constexpr int threads = 128 + 128 * Config::groups * Config::crews;
+    static constexpr int threads = 128 + 128 * Config::groups;
     static constexpr int a_bytes = rows * BLOCK_K, weight_bytes = Config::columns * BLOCK_K;  // of a stage
     static constexpr int sums = Config::columns / 2;  // of a thread, in 64 rows of a tile
     // Whether registers hold two sets of products beside the sums.
@@ -38,7 +38,6 @@ struct TiledLayout : Config {
     static constexpr int buffer_bytes = 64 * piece_bytes;
     static_assert(Config::m_slices * pieces % Config::buffers == 0, "rounds of staging are alike");
     static_assert(Config::columns % 32 == 0, "whole words of the weight's swizzle");
-    static_assert(Config::crews == 1 || Config::scales == SCALES_CHAIN, "two tiles pass through a ring one by one");
     using Tiles = PersistentTiles<rows, Config::columns, 32 / (Config::groups * Config::m_slices)>;
 };
 

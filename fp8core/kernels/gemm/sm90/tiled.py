@@ -15,7 +15,7 @@ from fp8core.kernels.gemm.requirements import (
 )
 from fp8core.kernels.gemm.sm90.decode import CommonArgs
 from fp8core.kernels.gemm.sm90.tensor_maps import tensor_maps
-from fp8core.kernels.gemm.sm90.tiled_cost import Scales, Tile, by_cost, fastest, scales_of, us
+from fp8core.kernels.gemm.sm90.tiled_cost import Scales, Tile, by_cost, fastest, scales_of, us, wide_scales
 from fp8core.kernels.requirements import CUDA, aligned, supports
 from fp8core.problem import ITEMSIZE, WIDE, ScaledMm
 from fp8core.runtime import jit
@@ -60,7 +60,7 @@ class Layout(NamedTuple):
         left = problem.target.shared_bytes - 1024 - 4 * 2 * vectors - 96
         pieces = tile.m_slices * row_bytes // piece
         for buffers in (number for number in range(pieces, 0, -1) if pieces % number == 0):
-            staging = tile.groups * tile.crews * buffers * STAGED_ROWS * piece
+            staging = tile.groups * buffers * STAGED_ROWS * piece
             stages = (left - staging) // (tile.stage_bytes + 4 * words + 16)
             if stages >= LEAST_STAGES:
                 break
@@ -83,7 +83,6 @@ def tiled(problem: ScaledMm, tile: Tile | None = None) -> Matmul:
         "gemm/sm90/tiled",
         "sm90_tiled",
         {
-            "FP8_CREWS": tile.crews,
             "FP8_GROUPS": tile.groups,
             "FP8_M_SLICES": tile.m_slices,
             "FP8_COLUMNS": tile.columns,
@@ -98,7 +97,7 @@ def tiled(problem: ScaledMm, tile: Tile | None = None) -> Matmul:
             "FP8_BUFFERS": layout.buffers,
         },
         TiledArgs,
-        block=128 * (1 + tile.groups * tile.crews),
+        block=128 * (1 + tile.groups),
         shared_bytes=layout.dynamic_bytes,
         programmatic=True,
     )
@@ -148,6 +147,30 @@ def plan_tiled(problem: ScaledMm, algorithm: int = 0) -> Matmul:
     return tiled(problem, by_cost(problem)[algorithm])
 
 
+FEW_ROWS: Final = 384
+DEEP_K: Final = 8192
+LARGE_WEIGHT: Final = 1 << 26
+
+
+def _pays(p: ScaledMm) -> bool:
+    """Return whether the library was measured no faster, or has more to do (experiments/2026-11-tiled)."""
+    if p.scale_a != "group":
+        tensors = p.scale_a == p.scale_b == "tensor"
+        direct = p.n % 8 == 0 and p.k % 16 == 0 and p.ldo * ITEMSIZE[p.out] % 16 == 0
+        return not direct or (p.amax if p.out in WIDE else not tensors)
+    if p.m >= FEW_ROWS:
+        return True
+    if p.k > DEEP_K:
+        return p.m >= 128 and wide_scales(p) and fastest(p).waves(p.m, p.n, p.target) == 1
+    return wide_scales(p) or p.m < 128 or p.n * p.k < LARGE_WEIGHT
+
+
+PAYS: Final = Requirement(
+    _pays,
+    "measured slower than cuBLASLt here (preferred for 1x128 scales, but for few rows of a deep k or with scales of a"
+    " that cannot be loaded four at a time, and for others where the library takes more than one launch);"
+    " got m={p.m} n={p.n} k={p.k} scale_a per {p.scale_a} scale_b per {p.scale_b}",
+)
 OCP_RESULT: Final = Requirement(
     lambda p: p.out in WIDE or p.out in OCP,
     "gives float32, float16, bfloat16, e4m3fn or e5m2, got {p.out}",
@@ -172,6 +195,7 @@ SM90_TILED: Final = Kernel(
         WHOLE_WORDS,
     ),
     plan_tiled,
+    (PAYS,),
     algorithms=algorithms,
     us=us,
 )
