@@ -161,7 +161,8 @@ def _pays(p: ScaledMm) -> bool:
     if p.m >= FEW_ROWS:
         return True
     if p.k > DEEP_K:
-        return p.m >= 128 and wide_scales(p) and fastest(p).waves(p.m, p.n, p.target) == 1
+        tile = fastest(p)
+        return p.m >= 128 and wide_scales(p) and p.m % tile.rows == 0 and tile.waves(p.m, p.n, p.target) == 1
     return wide_scales(p) or p.m < 128 or p.n * p.k < LARGE_WEIGHT
 
 

@@ -89,11 +89,9 @@ COSTS: Final[dict[Tile, Cost]] = {
 }
 """Fitted to measured times (experiments/2026-11-tiled)."""
 RAGGED: Final = 1.2
-"""What a k-block takes more where the last of few tiles has rows outside of a, which TMA still fills with zeros."""
-RAGGED_ROWS: Final = 512
-"""Up to here there are so few."""
+"""What a k-block takes more where a tile has rows outside of a, which TMA fills with zeros: a has fewer than a tile."""
 UNALIGNED_SCALES: Final = 1.1
-"""The same where scales of neighbouring rows cannot be loaded four at a time."""
+"""What a k-block takes more where scales of neighbouring rows cannot be loaded four at a time."""
 TILES: Final = tuple(COSTS)
 """What kernels are compiled for; of equals the first is taken."""
 
@@ -117,7 +115,7 @@ def us(problem: ScaledMm, tile: Tile | None = None) -> float:
         return min(us(p, each) for each in tiles(p))
     cost = COSTS[tile]
     k_block, end = (cost.chain, cost.chain_end) if scales_of(p) == "chain" else (cost.promoted, cost.promoted_end)
-    if p.m < RAGGED_ROWS and p.m % tile.rows:
+    if p.m < tile.rows:
         k_block *= RAGGED
     if p.scale_a == "group" and not wide_scales(p):
         k_block *= UNALIGNED_SCALES
