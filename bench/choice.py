@@ -32,7 +32,7 @@ from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.explain import explain_product
 from fp8core.problem import Granularity, ScaledMm, Target
 from fp8core.runtime import device
-from fp8core.table import Choice, Kernel, Table
+from fp8core.table import Choice, Kernel, Table, no_estimate
 
 SHAPES: Final[dict[str, tuple[str, ...]]] = {
     "Llama 8B": ("6144x4096", "4096x4096", "28672x4096", "4096x14336"),
@@ -225,8 +225,8 @@ def gains(records: Iterable[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], f
 
 def gains_today(records: Iterable[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], float]]:
     """Give each record and what tuning gains, if the table chose as this checkout does: on any machine."""
-    for record in records:
-        chosen = chosen_today(record)
+    for record in map(still, records):
+        chosen = chosen_today(record) if record["rows"] else None
         if chosen is not None:
             yield record, gain([row["us"] for row in record["rows"]], chosen)
 
@@ -241,8 +241,14 @@ def estimate(record: dict[str, Any], row: dict[str, Any]) -> float | None:
     return ordering.us(work, config, row["workspace"]) + more
 
 
+def still(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a record without rows that the table of this checkout does not have."""
+    names = {kernel.name for kernel in SCALED_MM.kernels}
+    return {**record, "rows": [row for row in record["rows"] if row["kernel"] in names]}
+
+
 def chosen_today(record: dict[str, Any]) -> int | None:
-    """Return which row of a record the table of this checkout chooses among those that were measured."""
+    """Return which row of a record the table of this checkout chooses, or None if that was not measured."""
     rows = record["rows"]
     problem = Case(*(record[name] for name in Case._fields)).problem(MEASURED)
     best: dict[str, int] = {}
@@ -258,9 +264,15 @@ def chosen_today(record: dict[str, Any]) -> int | None:
         made = kernel._replace(requires=())
         return made if estimate(record, row) is None else made._replace(us=lambda _: estimate(record, row))
 
-    able = [measured(kernel) for kernel in SCALED_MM.kernels if kernel.name in best]
+    own = (kernel for kernel in SCALED_MM.kernels if kernel.us is not no_estimate and "blaslt" not in kernel.name)
+    others = {kernel.name for kernel in own}  # of our own, and new since the measurement
+    able = [
+        measured(kernel) if kernel.name in best else kernel
+        for kernel in SCALED_MM.kernels
+        if kernel.name in best or kernel.name in others
+    ]
     choice = Table("measured", ScaledMm, *able).choice(problem)
-    return None if choice is None else best[choice.kernel]
+    return None if choice is None else best.get(choice.kernel)
 
 
 def report(found: Iterable[tuple[dict[str, Any], float]]) -> None:
