@@ -16,8 +16,9 @@ struct TiledLayout : Config {
     static constexpr int threads = 128 + 128 * Config::groups;
     static constexpr int a_bytes = rows * BLOCK_K, weight_bytes = Config::columns * BLOCK_K;  // of a stage
     static constexpr int sums = Config::columns / 2;  // of a thread, in 64 rows of a tile
-    // Whether registers hold two sets of products beside the sums.
-    static constexpr bool overlapped = Config::m_slices == 1 && Config::columns <= 128;
+    // Whether registers hold two sets of products beside the sums (and, of 1x128 scales of the weight, beside those).
+    static constexpr int most_overlapped = Config::scales == SCALES_GROUP && Config::groups == 2 ? 96 : 128;
+    static constexpr bool overlapped = Config::m_slices == 1 && Config::columns <= most_overlapped;
     static constexpr bool along_k = Config::scales >= SCALES_BLOCK;
     static constexpr int scale_rows = Config::scales == SCALES_GROUP ? 1 : BLOCK_K;
     // Of a k-block: a's rows, then the weight's, of which a tile can have two.

@@ -149,7 +149,7 @@ struct TileMath {
         float products[C::sums];
         Scales scales = await(at);
         unsigned a = a_at(at, 0), w = weight_at(at, 0);
-#pragma unroll 4
+#pragma unroll(C::scales == SCALES_GROUP ? 1 : 4)
         for (int left = k_blocks; left > 0; --left) {
             const Place here = at;
             Scales next = scales;
