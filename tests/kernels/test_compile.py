@@ -22,7 +22,7 @@ REGISTERS = {
     "dequantize": 48,
     "expand": 16,
     "simt": 168,
-    "sm90_tiled": 232,
+    "sm90_tiled": 248,
     "sm90_decode": 168,
     "sm89_decode": 248,
     "rms_norm_quant": 128,
@@ -36,9 +36,10 @@ REGISTERS = {
     "silu_and_mul_quant": 80,
     "gfx9_decode": 64,
 }
-"""The most registers of a thread, by entry: what is above would cost blocks in flight. (simt holds its tile in
-registers, sm89_decode its results, of up to 64 tokens x 32 channels, quantize_tensorwise what it will not read again,
-quantize_rowwise up to eight vectors of 8, as fnuz codes of a 128x128 block.)"""
+"""The most registers of a thread, by entry: what is above would cost blocks in flight. (A block of sm90_tiled has a
+multiprocessor to itself. simt holds its tile in registers, sm89_decode its results, of up to 64 tokens x 32 channels,
+quantize_tensorwise what it will not read again, quantize_rowwise up to eight vectors of 8, as fnuz codes of a 128x128
+block.)"""
 MAY_SPILL: tuple[str, ...] = ()
 """Entries that may keep something in local memory."""
 REGISTERS_OF_A_BLOCK = {"cuda": 65536, "hip": 4 * 512 * 64}

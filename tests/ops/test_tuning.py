@@ -31,6 +31,9 @@ CANDIDATES = (
     ("cublaslt_epilogue", 1),
     ("simt", 0),
     ("sm90_decode", 0),
+    ("sm90_tiled", 0),
+    ("sm90_tiled", 1),
+    ("sm90_tiled", 2),
 )
 
 
