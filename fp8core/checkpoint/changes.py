@@ -37,7 +37,15 @@ class Goal(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What has to be done to a layer."""
+    """What has to be done to a layer.
+
+    Examples:
+        `plan_conversion` gives them.
+
+        >>> from fp8core.checkpoint import Change
+        >>> Change._fields
+        ('layer', 'goal', 'why')
+    """
 
     layer: Layer
     goal: Goal

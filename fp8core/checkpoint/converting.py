@@ -75,7 +75,16 @@ def plan_conversion(
         CheckpointError: as `convert_checkpoint` does before it writes; what needs ``lossy`` is in the plan.
 
     Examples:
-        See `convert_checkpoint`.
+        >>> from tempfile import TemporaryDirectory
+        >>> import numpy as np
+        >>> from safetensors.numpy import save_file
+        >>> from fp8core.checkpoint import plan_conversion, quantize_checkpoint
+        >>> with TemporaryDirectory() as folder:
+        ...     save_file({"up.weight": np.ones((64, 32), np.float32)}, f"{folder}/model.safetensors")
+        ...     summary = quantize_checkpoint(f"{folder}/model.safetensors", f"{folder}/fp8.safetensors")
+        ...     plan = plan_conversion(f"{folder}/fp8.safetensors", to="bf16")
+        >>> plan.to, plan.errors
+        ('bf16', {})
     """
     planned = Planned(_opened(source, split_experts, unscaled), to, scales, e4m3)
     if target is not None:

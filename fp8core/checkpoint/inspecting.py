@@ -11,7 +11,15 @@ from fp8core.checkpoint.reader import Checkpoint
 
 
 class Kind(NamedTuple):
-    """Layers that are alike, or other tensors of one dtype."""
+    """Layers that are alike, or other tensors of one dtype.
+
+    Examples:
+        `inspect_checkpoint` gives them.
+
+        >>> from fp8core.checkpoint import Kind
+        >>> Kind("BF16", "", "", 2, 96, 192, "norm.weight").nbytes
+        192
+    """
 
     what: str
     """The weights' FP8 format, or the dtype of the other tensors in safetensors' words."""
@@ -37,7 +45,7 @@ class Inspection(NamedTuple):
         >>> with TemporaryDirectory() as folder:
         ...     save_file({"up.weight": np.ones((64, 32), np.float32)}, f"{folder}/model.safetensors")
         ...     found = inspect_checkpoint(open_checkpoint(folder))
-        >>> found.format, found.others[0].what, found.others[0].count
+        >>> found.format, found.others[0].what, found.others[0].number
         ('unquantized', 'F32', 1)
     """
 
@@ -89,7 +97,14 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
         checkpoint: from `open_checkpoint`.
 
     Examples:
-        See `Inspection`.
+        >>> from tempfile import TemporaryDirectory
+        >>> import numpy as np
+        >>> from safetensors.numpy import save_file
+        >>> from fp8core.checkpoint import inspect_checkpoint, open_checkpoint
+        >>> with TemporaryDirectory() as folder:
+        ...     save_file({"up.weight": np.ones((64, 32), np.float32)}, f"{folder}/model.safetensors")
+        ...     inspect_checkpoint(open_checkpoint(folder)).files
+        1
     """
     return Inspection(
         path=str(checkpoint.path),

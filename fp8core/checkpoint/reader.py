@@ -23,7 +23,24 @@ SCALES: Final = (*WIDE, *E8M0)
 
 
 class Checkpoint:
-    """A checkpoint whose headers have been read: `open_checkpoint` gives it."""
+    """A checkpoint whose headers have been read: `open_checkpoint` gives it.
+
+    Args:
+        source: the files.
+        claim: what the configuration says of the quantization.
+        unscaled: whether FP8 tensors without a scale stand for their codes.
+
+    Examples:
+        >>> from tempfile import TemporaryDirectory
+        >>> import numpy as np
+        >>> from safetensors.numpy import save_file
+        >>> from fp8core.checkpoint import open_checkpoint
+        >>> with TemporaryDirectory() as folder:
+        ...     save_file({"up.weight": np.ones((64, 32), np.float32)}, f"{folder}/model.safetensors")
+        ...     checkpoint = open_checkpoint(folder)
+        >>> checkpoint.format, [tensor.name for tensor in checkpoint.tensors()]
+        ('unquantized', ['up.weight'])
+    """
 
     def __init__(self, source: Source, claim: Claim, *, unscaled: bool = False) -> None:
         self.source: Final = source

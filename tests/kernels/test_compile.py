@@ -25,7 +25,7 @@ REGISTERS = {
     "generic_mma": 256,
     "realign_codes": 48,
     "copy_rows": 48,
-    "sm90_tiled": 232,
+    "sm90_tiled": 248,
     "sm90_decode": 168,
     "sm90_decode_rows": 224,
     "sm89_decode": 248,
@@ -40,8 +40,8 @@ REGISTERS = {
     "silu_and_mul_quant": 80,
     "gfx9_decode": 64,
 }
-"""The most registers of a thread, by entry: what is above would cost blocks in flight. (generic_mma holds its tile in
-registers, sm90_decode_rows three sets of 64 rows x 128 channels in a warpgroup, generic_decode and sm89_decode their
+"""The most registers of a thread, by entry: what is above would cost blocks in flight. (A block of sm90_tiled has a
+multiprocessor to itself, generic_mma holds its tile in registers, sm90_decode_rows three sets of 64 rows x 128 channels in a warpgroup, generic_decode and sm89_decode their
 results, of up to 64 tokens x 32 channels, quantize_tensorwise what it will not read again,
 quantize_rowwise up to eight vectors of 8, as fnuz codes of a 128x128 block.)"""
 MAY_SPILL: tuple[str, ...] = ()

@@ -51,7 +51,12 @@ SAME_ARGUMENTS = {
     f"fp8core.w8a8.torch_{kind}_w8a8_scaled_mm" for kind in ("per_tensor", "per_token", "channelwise")
 } | {"fp8core.w8a8.rocm_per_tensor_w8a8_scaled_mm"}
 """They refer to another function's."""
-HARMLESS = {"fp8core.w8a8.dispatch_w8a8_scaled_mm", "fp8core.w8a8.Fp8LinearOp"}
+HARMLESS = {
+    "fp8core.w8a8.dispatch_w8a8_scaled_mm",
+    "fp8core.w8a8.Fp8LinearOp",
+    "fp8core.checkpoint.Checkpoint",
+    "fp8core.checkpoint.inspect_checkpoint",
+}
 """They raise nothing of their own."""
 WITH_ARGUMENTS = [
     name
