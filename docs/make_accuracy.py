@@ -31,8 +31,8 @@ have both.
 
 Data: `random` is normal; `outliers` has 0.5 % of the columns of a times 50, as some features of language models are."""
 HONOURED: Final = """`use_fast_accum=True` allows a kernel to keep fewer bits while it accumulates; `False` forbids it.
-Every row honours that, and none has to refuse it. (`sm90_blockwise` in the tables below was measured before
-`sm90_tiled` took its place.)"""
+Every row honours that, and none has to refuse it. (What the tables below have of scales along k was measured of
+`sm90_blockwise`, before `sm90_tiled` took its place.)"""
 ROWS: Final = (
     ("`sm90_decode`, `sm89_decode`", "tensor cores sum 128 of k, and fp32 adds these sums up", ""),
     ("`sm90_tiled`, scales along k", "the same", ""),
