@@ -157,7 +157,7 @@ def measure(case: Case, x: Any, weight: Any) -> Iterator[dict[str, Any]]:
     for p in problems(case):
         result = torch.empty(case.m, case.n, device="cuda", dtype=getattr(torch, p.out))
         rounded, first = relative(exact.to(result.dtype), exact), SCALED_MM.choice(p)
-        for choice in (c for c in SCALED_MM.candidates(p) if not c.algorithm and c.kernel != "simt"):
+        for choice in (c for c in SCALED_MM.candidates(p) if not c.algorithm and not c.kernel.startswith(FALLBACKS)):
             launch = SCALED_MM.planned(p, choice)
             scratch = torch.empty(launch.scratch_bytes + 256, dtype=torch.uint8, device="cuda")
             result.fill_(float("nan"))
