@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from bench import results
-from bench.choice import compile_ahead
+from bench.choice import FALLBACKS, compile_ahead
 from fp8core import demo
 from fp8core.errors import CheckpointError, Fp8Error
 

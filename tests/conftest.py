@@ -1,4 +1,5 @@
-"""Which tests run, in which order, and what is written down of it: those marked gpu need a GPU, multigpu two."""
+"""Which tests run, in which order, and what is written down of it: those marked gpu
+or models need a GPU, multigpu two."""
 
 import argparse
 import ctypes
@@ -22,7 +23,7 @@ DRIVERS = (
     ("libamdhip64.so.7", "hipInit", "hipGetDeviceCount"),
     ("libamdhip64.so", "hipInit", "hipGetDeviceCount"),
 )
-NEEDED = {"gpu": 1, "multigpu": 2}
+NEEDED = {"gpu": 1, "models": 1, "multigpu": 2}
 """How many GPUs the tests with a mark need."""
 
 
@@ -59,7 +60,10 @@ class GpuRuns:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         expression = self.config.option.markexpr
-        asked = "gpu" in expression and "not gpu" not in expression and not self.config.option.collectonly
+        asked = (
+            any(mark in expression and f"not {mark}" not in expression for mark in NEEDED)
+            and not self.config.option.collectonly
+        )
         if asked and not self.ran:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
             reporter = self.config.pluginmanager.getplugin("terminalreporter")

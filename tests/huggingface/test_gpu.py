@@ -11,7 +11,7 @@ from fp8core.transformers import Experts, Fp8CoreConfig, from_pretrained  # noqa
 from huggingface.cases import TOKENS, config_of, distance, logits, same, tensors_of, written  # noqa: E402
 from support import checkpoint_formats as formats  # noqa: E402
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.models
 NEAR = 0.06
 """CPU and GPU sum in other orders, in attention and norms too, and round codes that lie between two others apart."""
 

@@ -81,13 +81,15 @@ def test_a_recorded_program_runs_without_python(launches):
     layers, program = square(), jax.jit(chain)
     inputs = [jnp.asarray(wide(16, K, seed=seed)) for seed in range(3)]
     wanted = [one_by_one(x, layers) for x in inputs]
-    for x in inputs * 8:
-        program(x, layers).block_until_ready()
-    launches.clear()
-    for _ in range(8):
+    quiet = 0
+    for _ in range(60):  # XLA records a program anew for other addresses of its results, of which there are a few
+        launches.clear()
         for x, one in zip(inputs, wanted, strict=True):
             assert same(program(x, layers), one)
-    assert not launches
+        quiet = 0 if launches else quiet + 1
+        if quiet == 8:
+            break
+    assert quiet == 8
 
 
 def test_kernels_that_are_met_while_a_program_is_recorded(launches):

@@ -178,7 +178,9 @@ def test_what_is_the_whole_suite(suite, monkeypatch, options, finished, whole):
     assert plugin.complete(session) is whole
     monkeypatch.delenv("FP8CORE_RECEIPT", raising=False)
     monkeypatch.setenv("FP8CORE_RECEIPT_DIR", "chosen")
-    name = {"gpu": "gpu-suite.json", "multigpu": "multi-gpu-suite.json"}.get(config.option.markexpr.strip())
+    name = {"gpu": "gpu-suite.json", "models": "models-suite.json", "multigpu": "multi-gpu-suite.json"}.get(
+        config.option.markexpr.strip()
+    )
     assert plugin.destination(whole) == (Path("chosen", name) if whole else None)
     config.args_source = pytest.Config.ArgsSource.ARGS
     assert not plugin.complete(session)
@@ -328,4 +330,4 @@ def test_the_check_of_this_tree_runs():
         [sys.executable, "tests/support/receipt.py", "--check"], cwd=HERE, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert [line.split(" suite: ")[0] for line in done.stdout.splitlines()] == ["gpu", "multigpu"]
+    assert [line.split(" suite: ")[0] for line in done.stdout.splitlines()] == ["gpu", "models", "multigpu"]

@@ -88,6 +88,6 @@ def ahead_of_time(device, path):
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor compiles C++")
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.models)])
 def test_ahead_of_time_inductor(tmp_path, device):
     assert ahead_of_time(device, tmp_path / "step.pt2") == ["True"] * 4

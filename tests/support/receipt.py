@@ -1,8 +1,9 @@
 """The receipt of a GPU suite: what ran, on which tree, with which result, where and when.
 
-A whole run of ``pytest -m gpu`` on a machine with a GPU writes docs/results/gpu-suite.json, one of ``-m multigpu``
-docs/results/multi-gpu-suite.json, or files of these names in ``$FP8CORE_RECEIPT_DIR``. A part of a suite writes none,
-unless ``$FP8CORE_RECEIPT`` names a file: it says that it is of a part.
+A whole run of ``pytest -m gpu`` on a machine with a GPU writes docs/results/gpu-suite.json, one of ``-m models``
+docs/results/models-suite.json, one of ``-m multigpu`` docs/results/multi-gpu-suite.json, or files of these names in
+``$FP8CORE_RECEIPT_DIR``. A part of a suite writes none, unless ``$FP8CORE_RECEIPT`` names a file: it says that it is of
+a part.
 
     python tests/support/receipt.py --check     is this tree the one that ran?
 """
@@ -29,7 +30,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("fp8core", "cuda_src", "hip_src", "tests")
 RESULTS = Path("docs/results")
-SUITES = {"gpu": "gpu-suite.json", "multigpu": "multi-gpu-suite.json"}
+SUITES = {"gpu": "gpu-suite.json", "models": "models-suite.json", "multigpu": "multi-gpu-suite.json"}
 """The expression of -m that a suite is run by, and the name of its receipt."""
 SLOWEST = 20
 VERSIONS = {
