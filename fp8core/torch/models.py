@@ -162,10 +162,8 @@ def quantization_config(model: nn.Module) -> dict[str, Any]:
     for name, tensor in model.state_dict(keep_vars=True).items():
         kept.setdefault(id(tensor), (name, tuple(tensor.shape)))  # tied ones are stored once
     others = [stored for key, stored in kept.items() if key not in own]
-    made = schemes.quantization_config(scheme_of(scheme), others, layers)
-    if static:
-        made["config_groups"]["group_0"]["input_activations"].update(strategy="tensor", dynamic=False)
-    return made
+    known = scheme_of(scheme)
+    return schemes.quantization_config(known.with_static_activations() if static else known, others, layers)
 
 
 def warm_up(model: nn.Module, rows: Iterable[int] = (1, 16), dtype: torch.dtype = torch.bfloat16) -> None:
