@@ -36,8 +36,8 @@ class Fp8Linear:
         batch_invariant: as for `fp8core.scaled_mm`.
 
     Raises:
-        Nothing when it is made: leaves may be whatever a transformation puts there. Calls raise what `fp8core.linear`
-        raises.
+        Fp8Error: a call raises what `fp8core.linear` does. Nothing is checked when a layer is made: its leaves may be
+            whatever a transformation puts there.
 
     Examples:
         >>> import jax, jax.numpy as jnp, fp8core.jax

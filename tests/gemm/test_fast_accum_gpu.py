@@ -8,7 +8,7 @@ from gemm.test_blaslt_gpu import EXACT, case, error, launch, result
 pytestmark = pytest.mark.gpu
 
 MODES = [("tensor", "tensor"), ("row", "row"), ("tensor", "row"), ("group", "block"), ("group", "group")]
-FAST_MODES = ("cublaslt", "hipblaslt", "sm90_tiled")
+FAST_MODES = ("cublaslt", "hipblaslt", "sm90_tiled", "generic_mma")
 """How the names of rows begin that have a faster mode with fewer bits."""
 
 
