@@ -36,7 +36,11 @@ Every row honours that, and none has to refuse it. (What the tables below have o
 ROWS: Final = (
     ("`sm90_decode`, `sm89_decode`", "tensor cores sum 128 of k, and fp32 adds these sums up", ""),
     ("`sm90_tiled`, `generic_…`, scales along k", "the same", ""),
-    ("`sm90_tiled`, `generic_mma`, scales per tensor or row", "one chain over all of k", "sums of 128 of k, added up in fp32"),
+    (
+        "`sm90_tiled`, `generic_mma`, scales per tensor or row",
+        "one chain over all of k",
+        "sums of 128 of k, added up in fp32",
+    ),
     ("`gfx9_decode`, `hipblaslt…`", "matrix instructions accumulate in fp32; there is no faster mode to ask for", ""),
     (
         "`cublaslt`, `…_relayout` and `…_epilogue`, scales per tensor or row",
