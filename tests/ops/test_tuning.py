@@ -30,9 +30,6 @@ CANDIDATES = (
     ("cublaslt_epilogue", 0),
     ("cublaslt_epilogue", 1),
     ("sm90_decode", 0),
-    ("sm90_tiled", 0),
-    ("sm90_tiled", 1),
-    ("sm90_tiled", 2),
 )
 
 

@@ -15,7 +15,7 @@ from fp8core.kernels.gemm.requirements import (
 )
 from fp8core.kernels.gemm.sm90.decode import CommonArgs
 from fp8core.kernels.gemm.sm90.tensor_maps import tensor_maps
-from fp8core.kernels.gemm.sm90.tiled_cost import Scales, Tile, by_cost, fastest, scales_of, us, wide_scales
+from fp8core.kernels.gemm.sm90.tiled_cost import Scales, Tile, by_cost, fastest, scales_of, us
 from fp8core.kernels.requirements import CUDA, aligned, supports
 from fp8core.problem import ITEMSIZE, WIDE, ScaledMm
 from fp8core.runtime import jit
@@ -147,30 +147,17 @@ def plan_tiled(problem: ScaledMm, algorithm: int = 0) -> Matmul:
     return tiled(problem, by_cost(problem)[algorithm])
 
 
-FEW_ROWS: Final = 384
-DEEP_K: Final = 8192
-LARGE_WEIGHT: Final = 1 << 26
-
-
 def _pays(p: ScaledMm) -> bool:
     """Return whether the library was measured no faster, or has more to do (experiments/2026-11-tiled)."""
-    if p.scale_a != "group":
-        tensors = p.scale_a == p.scale_b == "tensor"
-        direct = p.n % 8 == 0 and p.k % 16 == 0 and p.ldo * ITEMSIZE[p.out] % 16 == 0
-        return not direct or (p.amax if p.out in WIDE else not tensors)
-    if p.m >= FEW_ROWS:
-        return True
-    if p.k > DEEP_K:
-        tile = fastest(p)
-        return p.m >= 128 and wide_scales(p) and p.m % tile.rows == 0 and tile.waves(p.m, p.n, p.target) == 1
-    return wide_scales(p) or p.m < 128 or p.n * p.k < LARGE_WEIGHT
+    tensors = p.scale_a == p.scale_b == "tensor"
+    direct = p.n % 8 == 0 and p.k % 16 == 0 and p.ldo * ITEMSIZE[p.out] % 16 == 0
+    return p.scale_a == "group" or not direct or (p.amax if p.out in WIDE else not tensors)
 
 
 PAYS: Final = Requirement(
     _pays,
-    "measured slower than cuBLASLt here (preferred for 1x128 scales, but for few rows of a deep k or with scales of a"
-    " that cannot be loaded four at a time, and for others where the library takes more than one launch);"
-    " got m={p.m} n={p.n} k={p.k} scale_a per {p.scale_a} scale_b per {p.scale_b}",
+    "measured slower than cuBLASLt here (preferred for 1x128 scales, and for others where the library takes more than"
+    " one launch); got m={p.m} n={p.n} k={p.k} scale_a per {p.scale_a} scale_b per {p.scale_b}",
 )
 OCP_RESULT: Final = Requirement(
     lambda p: p.out in WIDE or p.out in OCP,
