@@ -51,7 +51,9 @@ def draw(found: Results, folder: Path) -> Path:
     names = results.names(records, tuple(COLOURS))
     lines = [plt.Line2D([], [], color=COLOURS[name], linewidth=2.0) for name in names]
     figure.legend(lines, [LAYER[name] for name in names], loc="lower center", ncols=4, fontsize=7.5)
-    under = "Norms, SiLU, quantization and four products in a CUDA graph: time / sum of the launches' floors, by rows"
+    under = (
+        f"Norms, SiLU, quantization, four products in a CUDA graph: time / floor by rows; above {MOST:g} at {MOST:g}"
+    )
     style.title(figure, claims.layer(found), found, under)
     figure.subplots_adjust(left=0.05, right=0.985, top=1 - 0.75 / height, bottom=0.5 / height, hspace=0.35, wspace=0.12)
     return style.save(figure, folder / "decoder-layer.png")
