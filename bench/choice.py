@@ -68,7 +68,7 @@ TURNS: Final = 8
 STRETCH_MS: Final = 0.4
 SPAN_US: Final = 300.0
 """Calls of a graph last about so long, but each weight is read at least once."""
-FALLBACKS: Final = ("simt", "generic", "realigned")
+FALLBACKS: Final = ("generic", "realigned")
 """How the names of rows begin that are for products that no other row takes."""
 MOST_PANELS: Final = 128
 """More rows than that are not tried with kernels of few rows."""

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -14,7 +14,7 @@ from fp8core.checkpoint.granularity import E8M0, Granularity, matrices
 from fp8core.checkpoint.naming import FormatName
 from fp8core.errors import CheckpointError
 from fp8core.ops import convert_to_channelwise
-from fp8core.problem import GroupShape
+from fp8core.problem import BLOCK_128, GroupShape
 
 
 class Tensor(NamedTuple):
@@ -116,6 +116,15 @@ class Layer(NamedTuple):
     def matrix_shape(self) -> tuple[int, int]:
         """Rows and columns of the weight, or of one expert's."""
         return matrices(self.weight.name, self.weight.shape)[1:]
+
+    @property
+    def scheme(self) -> Literal["channel", "tensor", "block"] | None:
+        """How products with the weight are scaled: per channel, tensor or 128x128; None by anything else."""
+        if self.granularity == "block":
+            return "block" if self.group_shape == BLOCK_128 else None
+        if self.granularity in ("channel", "shard"):
+            return "channel"
+        return "tensor" if self.granularity == "tensor" else None
 
     @property
     def scale_kind(self) -> str:

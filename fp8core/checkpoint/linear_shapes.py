@@ -2,20 +2,12 @@
 
 import os
 from collections.abc import Sequence
-from typing import Final, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from fp8core.checkpoint import Layer, open_checkpoint, plan_checkpoint
 from fp8core.errors import CheckpointError
-from fp8core.problem import BLOCK_128
 
 Scaled = Literal["channel", "tensor", "block"]
-SCALED: Final[dict[str | None, Scaled]] = {
-    "tensor": "tensor",
-    "channel": "channel",
-    "shard": "channel",
-    "block": "block",
-}
-"""How products are scaled, by the granularities of checkpoints."""
 
 
 class LayerShape(NamedTuple):
@@ -87,10 +79,9 @@ def layers_of(
 def _scaled(layer: Layer) -> Scaled:
     if layer.granularity is None:
         raise CheckpointError(layer.fault())
-    how = SCALED.get(layer.granularity)
-    if how is None or (how == "block" and layer.group_shape != BLOCK_128):
+    if layer.scheme is None:
         raise CheckpointError(
             f"{layer.weight.name} needs scales per tensor, channel or 128x128, got them per {layer.granularity}"
             f" of shape {layer.group_shape}"
         )
-    return how
+    return layer.scheme

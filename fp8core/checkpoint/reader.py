@@ -188,12 +188,9 @@ def checkpoint_of(source: Source, *, unscaled: bool = False) -> Checkpoint:
     beside = read_json(source.path.with_suffix(".config.json"))
     alone = source.path.name == "model.safetensors"
     config = {**source.config, **beside} if beside else source.config
-    claim = claim_of(config if beside or alone else {}, _beside(source.path, MODELOPT_FILE) if alone else {}, headers)
+    modelopt = read_json(source.path.parent / MODELOPT_FILE) if alone else {}
+    claim = claim_of(config if beside or alone else {}, modelopt, headers)
     return Checkpoint(source._replace(config=config), claim, unscaled=unscaled)
-
-
-def _beside(path: Path, name: str) -> dict[str, Any]:
-    return read_json(path.parent / name)
 
 
 def open_files(

@@ -1,6 +1,6 @@
 """Layers of FP8 checkpoints: waiting for their tensors, taking them, and giving them back as the file had them."""
 
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -8,11 +8,7 @@ from torch import Tensor, nn
 from fp8core.checkpoint import Layer
 from fp8core.checkpoint.files import DTYPES
 from fp8core.errors import CheckpointError, DeviceError
-from fp8core.problem import BLOCK_128
 from fp8core.torch import Linear
-
-SCHEMES: Final = {"tensor": "tensor", "channel": "channel", "shard": "channel"}
-"""How layers are scaled, by the granularities of checkpoints; blocks of 128x128 are the scheme "block"."""
 
 
 class Stored(NamedTuple):
@@ -76,7 +72,7 @@ def waiting(layer: Layer, linear: nn.Linear, options: dict[str, bool]) -> Linear
     fault = layer.fault()
     if fault:
         raise CheckpointError(fault)
-    scheme = "block" if layer.group_shape == BLOCK_128 else SCHEMES.get(str(layer.granularity))
+    scheme = layer.scheme
     if scheme is None or layer.scale is None:
         raise CheckpointError(
             f"{layer.weight.name} needs scales per tensor, per channel or by blocks of 128x128, got them by "
