@@ -158,8 +158,8 @@ def stand_in(
 
 
 _NO_PLACE: Final = (
-    "{} needs to be writable, got an array of JAX, which cannot be written to: leave it out, or if it is a residual or"
-    " an amax take fp8core.jax.{}, which returns it"
+    "{} needs to be writable, got an array of JAX, which cannot be written to: leave it out, or if it is a residual,"
+    " an amax or what beta multiplies take fp8core.jax.{}, which returns it"
 )
 
 

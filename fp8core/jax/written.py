@@ -1,5 +1,6 @@
 """Functions that write into an array of the caller for other frameworks, and return it for JAX."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -50,7 +51,8 @@ def scaled_mm(a: Any, b: Any, scale_a: Any = None, scale_b: Any = None, **keywor
         b: FP8 ``[k, n]`` or a `Quantized`, as ``q.T`` of a weight.
         scale_a: as for `fp8core.scaled_mm`.
         scale_b: as for `fp8core.scaled_mm`.
-        **keywords: as for `fp8core.scaled_mm`.
+        **keywords: as for `fp8core.scaled_mm`. With a beta, out is what is multiplied by it and added; it stays as it
+            is, but inside of ``jax.jit`` the result takes its memory where nothing else needs it.
 
     Returns:
         The result, and its amax as float32 ``[1]``.
@@ -64,9 +66,7 @@ def scaled_mm(a: Any, b: Any, scale_a: Any = None, scale_b: Any = None, **keywor
         >>> fp8core.jax.scaled_mm(a, weight.T)[1].round().tolist()
         [32.0]
     """
-    place: Any = Place(jax.numpy.zeros(1, jax.numpy.float32))
-    made: Any = ops.scaled_mm(a, b, scale_a, scale_b, amax=place, **keywords)
-    return made, place.array
+    return _with_amax(ops.scaled_mm, (a, b, scale_a, scale_b), keywords)
 
 
 def scaled_mm_nt(
@@ -79,7 +79,7 @@ def scaled_mm_nt(
         weight: FP8 ``[n, k]`` or a `Quantized`.
         scale_a: as for `fp8core.scaled_mm_nt`.
         scale_b: as for `fp8core.scaled_mm_nt`.
-        **keywords: as for `fp8core.scaled_mm_nt`.
+        **keywords: as for `fp8core.scaled_mm_nt`, and out as for `scaled_mm`.
 
     Returns:
         The result, and its amax as float32 ``[1]``.
@@ -93,6 +93,14 @@ def scaled_mm_nt(
         >>> fp8core.jax.scaled_mm_nt(a, weight)[1].round().tolist()
         [32.0]
     """
-    place: Any = Place(jax.numpy.zeros(1, jax.numpy.float32))
-    made: Any = ops.scaled_mm_nt(a, weight, scale_a, scale_b, amax=place, **keywords)
-    return made, place.array
+    return _with_amax(ops.scaled_mm_nt, (a, weight, scale_a, scale_b), keywords)
+
+
+def _with_amax(
+    product: Callable[..., Any], operands: tuple[Any, ...], keywords: dict[str, Any]
+) -> tuple[jax.Array, jax.Array]:
+    amax: Any = Place(jax.numpy.zeros(1, jax.numpy.float32))
+    if keywords.get("out") is not None:
+        keywords["out"] = Place(keywords["out"])
+    made: Any = product(*operands, amax=amax, **keywords)
+    return made, amax.array

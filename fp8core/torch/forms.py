@@ -166,8 +166,10 @@ _SCALED: Final = (
     _plain("str scale_layout"),
     _plain("float eps"),
 )
+_ACTIVATION: Final = _plain("str? activation=None")
+_BETA: Final = _plain("float beta=0.0")
 _PRODUCT: Final = _plain("bool use_fast_accum"), _plain("bool batch_invariant")
-_MM: Final = _dtype("str out_dtype"), *_PRODUCT, _group("int[]? group_a"), _group("int[]? group_b")
+_MM: Final = _dtype("str out_dtype"), *_PRODUCT, _group("int[]? group_a"), _group("int[]? group_b"), _ACTIVATION, _BETA
 _WIDTHS: Final = (Option("int[] logical_widths", _pair, _tuple),)
 _ROUNDED: Final = _plain("bool round_intermediate")
 
@@ -222,6 +224,7 @@ ENTRIES: Final = (
             *_PRODUCT,
             _group("int[]? x_group"),
             _group("int[]? weight_group"),
+            _ACTIVATION,
         ),
         _with_out((0, 1, 2, 3, 4, 5), 6),
     ),

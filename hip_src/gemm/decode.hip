@@ -48,7 +48,7 @@ struct Chunk {
 
 constexpr int THREADS = WAVEFRONTS * WARP;
 KERNEL(THREADS)
-gfx9_decode(MATMUL_PARAMETERS) {
+gfx9_decode(MATMUL_PARAMETERS, float beta) {
     SHARED alignas(16) float partial[WAVEFRONTS][MATRIX_SIDE * PITCH];
     const auto [first_row, first_col] = dense_tile<MATRIX_SIDE, MATRIX_SIDE>(row_tiles);
     const int wave = wave_uniform(int(thread_x()) / WARP);
@@ -76,6 +76,7 @@ gfx9_decode(MATMUL_PARAMETERS) {
     block_barrier();
 
     const Epilogue<FP8_OUT, FP8_BIAS> finish(bias, nullptr);
+    const Ending<FP8_OUT, FP8_ACTIVATION, FP8_ACCUMULATES> end = {beta};
     for (int i = int(thread_x()); i < MATRIX_SIDE * MATRIX_SIDE; i += THREADS) {
         const int row = i / MATRIX_SIDE, col = i % MATRIX_SIDE;
         float acc = partial[0][row * PITCH + col];
@@ -83,6 +84,7 @@ gfx9_decode(MATMUL_PARAMETERS) {
         for (int from = 1; from < WAVEFRONTS; ++from) acc += partial[from][row * PITCH + col];
         const long long y = first_row + row, x = first_col + col;
         if (y >= m || x >= n) continue;
-        finish.store(out, y * ldo + x, finish.value(acc, scale_a[y * scale_a_row], scale_b[x * scale_b_row], int(x)));
+        const float value = finish.value(acc, scale_a[y * scale_a_row], scale_b[x * scale_b_row], int(x));
+        finish.store(out, y * ldo + x, end.of(value, out, y * ldo + x));
     }
 }

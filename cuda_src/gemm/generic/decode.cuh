@@ -65,7 +65,7 @@ KERNEL_ALONE(THREADS)
 #else
 KERNEL(THREADS)
 #endif
-generic_decode(MATMUL_PARAMETERS, const float* out_scale, float* amax) {
+generic_decode(MATMUL_PARAMETERS, const float* out_scale, float* amax, float beta) {
     DYNAMIC_SHARED(shared);
     float* const sums = reinterpret_cast<float*>(shared);  // [WARPS][SIDE][PITCH]
     const TileOrigin origin = dense_tile<SIDE, CHANNELS>(row_tiles);
@@ -146,6 +146,7 @@ generic_decode(MATMUL_PARAMETERS, const float* out_scale, float* amax) {
     block_barrier();
 
     const Epilogue<FP8_OUT, FP8_BIAS> finish(bias, out_scale);
+    const Ending<FP8_OUT, FP8_ACTIVATION, FP8_ACCUMULATES> end = {beta};
     float largest = 0.0f;
     for (int i = int(thread_x()); i < SIDE * CHANNELS; i += THREADS) {
         const int row = i / CHANNELS, col = i % CHANNELS;
@@ -157,7 +158,7 @@ generic_decode(MATMUL_PARAMETERS, const float* out_scale, float* amax) {
         for (int from = 1; from < WARPS; ++from) acc += sums[(from * SIDE + row) * PITCH + col];
         const float across = BLOCKED ? 1.0f : scale_a[y * scale_a_row];
         const float along = BLOCKED ? 1.0f : scale_b[x * scale_b_row];
-        const float value = finish.value(acc, across, along, int(x));
+        const float value = end.of(finish.value(acc, across, along, int(x)), out, y * ldo + x);
         finish.store(out, y * ldo + x, value);
         if (AMAX) largest = maximum(largest, magnitude(value));
     }

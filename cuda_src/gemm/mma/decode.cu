@@ -108,7 +108,7 @@ struct Lane {
 
 constexpr int THREADS = WARPS * WARP;
 KERNEL(THREADS)
-sm89_decode(MATMUL_PARAMETERS) {
+sm89_decode(MATMUL_PARAMETERS, float beta) {
     DYNAMIC_SHARED(shared);
     float* const sums = reinterpret_cast<float*>(shared);  // [WARPS][SIDE][PITCH]
     const auto [first_row, first_col] = dense_tile<SIDE, CHANNELS>(row_tiles);
@@ -143,6 +143,7 @@ sm89_decode(MATMUL_PARAMETERS) {
     block_barrier();
 
     const Epilogue<FP8_OUT, FP8_BIAS> finish(bias, nullptr);
+    const Ending<FP8_OUT, FP8_ACTIVATION, FP8_ACCUMULATES> end = {beta};
     for (int i = int(thread_x()); i < SIDE * CHANNELS; i += THREADS) {
         const int row = i / CHANNELS, col = i % CHANNELS;
         const long long y = first_row + row, x = first_col + col;
@@ -153,6 +154,6 @@ sm89_decode(MATMUL_PARAMETERS) {
         for (int from = 1; from < WARPS; ++from) acc += sums[(from * SIDE + row) * PITCH + col];
         const float across = BLOCKED ? 1.0f : scale_a[y * scale_a_row];
         const float along = BLOCKED ? 1.0f : scale_b[x * scale_b_row];
-        finish.store(out, y * ldo + x, finish.value(acc, across, along, int(x)));
+        finish.store(out, y * ldo + x, end.of(finish.value(acc, across, along, int(x)), out, y * ldo + x));
     }
 }

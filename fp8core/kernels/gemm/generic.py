@@ -9,12 +9,12 @@ from typing import Final, NamedTuple
 
 from fp8core import host
 from fp8core.kernels.encodings import FORMAT, RESULT, TYPE, ceil_div, power_of_two
-from fp8core.kernels.gemm.args import Matmul, MatmulArgs, ready
+from fp8core.kernels.gemm.args import Matmul, MatmulArgs, ending, ready
 from fp8core.kernels.gemm.requirements import FLOAT32_SCALES, NOT_BOTH_E5M2, few_rows, grid_fits
 from fp8core.kernels.requirements import platform
 from fp8core.problem import BLOCK, ScaledMm, Target
 from fp8core.runtime import jit
-from fp8core.runtime.args import Pointer
+from fp8core.runtime.args import Float32, Pointer
 from fp8core.table import Kernel, Launch
 
 SIDE: Final = 16
@@ -39,6 +39,7 @@ class GenericArgs(NamedTuple):
     matmul: MatmulArgs
     out_scale: Pointer
     amax: Pointer
+    beta: Float32
 
 
 class Tile(NamedTuple):
@@ -121,6 +122,7 @@ def constants(p: ScaledMm) -> dict[str, int]:
         "FP8_B_BLOCK": int(p.scale_b == "block"),
         "FP8_AMAX": int(p.amax),
         "FP8_ALIGNED": int(is_aligned(p)),
+        **ending(p),
     }
 
 
@@ -153,7 +155,7 @@ def plan_mma(p: ScaledMm, shape: Tile | None = None) -> Matmul:
         shared_bytes=4 * (shape.rows + shape.cols) * depth,
         programmatic=True,
     )
-    args = GenericArgs(MatmulArgs.of(p, ceil_div(p.m, shape.rows)), 0, 0)
+    args = GenericArgs(MatmulArgs.of(p, ceil_div(p.m, shape.rows)), 0, 0, p.beta)
     return _ready(p, launcher.bind_args((shape.blocks(p.m, p.n), 1, 1), args))
 
 
@@ -208,7 +210,7 @@ def plan_decode(p: ScaledMm, shape: Layout | None = None) -> Matmul:
         shared_bytes=4 * shape.warps * shape.side * (SIDE * shape.tiles + 4),
         programmatic=True,
     )
-    args = GenericArgs(MatmulArgs.of(p, ceil_div(p.m, shape.side)), 0, 0)
+    args = GenericArgs(MatmulArgs.of(p, ceil_div(p.m, shape.side)), 0, 0, p.beta)
     return _ready(p, launcher.bind_args((shape.blocks(p.m, p.n), 1, 1), args))
 
 
