@@ -276,6 +276,5 @@ def product_by(
     operation: Operation, a: object, b: object, scale_a: object, scale_b: object, bias: object, out_dtype: object
 ) -> Any:
     """Return `scaled_mm` by an operation whose errors call the operands by the names of another function."""
-    return operation((a, b, scale_a, scale_b, bias, None, None, None), (out_dtype, True, False, None, None, None, 0.0))[
-        0
-    ][OUT]
+    options = out_dtype, True, False, None, None, None, 0.0
+    return operation((a, b, scale_a, scale_b, bias, None, None, None), options)[0][OUT]
