@@ -22,7 +22,7 @@ class Option(NamedTuple):
     """One option of an operation, as an argument of an operator."""
 
     schema: str
-    """Its type and its name."""
+    """Its type and its name; and a default, spelled as in Python, where earlier releases exported graphs without it."""
     pack: Callable[[Any], Any]
     """Makes the argument of the option, while a caller is traced."""
     unpack: Callable[[Any], Any]
@@ -129,7 +129,8 @@ class Entry(NamedTuple):
             if option is None:
                 made.append(repr(form.given))
             else:
-                parameters.append(f"option{at}")
+                _, given, default = option.schema.partition("=")  # torch leaves out what equals its default
+                parameters.append(f"option{at}{given}{default}")
                 space[f"unpack{at}"] = option.unpack
                 made.append(f"option{at}" if option.unpack is _same else f"unpack{at}(option{at})")
         options = made[0] if self.bare else f"({', '.join(made)},)"
