@@ -79,9 +79,8 @@ struct Ending {
     DEVICE float of(float value, float addend) const {
         return activated<activation>(accumulates ? value + beta * addend : value);
     }
-    // `there`: whether out has an element of this index.
-    DEVICE float of(float value, const void* out, long long index, bool there = true) const {
-        if constexpr (accumulates) return of(value, there ? load_element<out_type>(out, index) : 0.0f);
+    DEVICE float of(float value, const void* out, long long index) const {
+        if constexpr (accumulates) return of(value, load_element<out_type>(out, index));
         else return of(value, 0.0f);
     }
 };
@@ -94,6 +93,24 @@ struct Result {
 template <>
 struct Result<FLOAT32> {
     using Element = float;
+};
+
+// Numbers of a result that are loaded before they are needed; until then they are as memory has them.
+template <int out_type, int count, bool accumulates>
+struct Addends {
+    typename Result<out_type>::Element kept[count];
+
+    // `there`: whether out has an element of this index.
+    DEVICE void load(int i, const void* out, long long index, bool there) {
+        kept[i] = 0;
+        if (there) kept[i] = static_cast<const typename Result<out_type>::Element*>(out)[index];
+    }
+    DEVICE float number(int i) const { return load_element<out_type>(kept, i); }
+};
+template <int out_type, int count>
+struct Addends<out_type, count, false> {
+    DEVICE static void load(int, const void*, long long, bool) {}
+    DEVICE static float number(int) { return 0.0f; }
 };
 
 // One atomic a warp. Numbers that are not negative are ordered as their bits are.

@@ -148,6 +148,12 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm)
                 row_scale = scale_a[min((int)threadIdx.x, m - 1) * scale_a_row];
             }
         }
+        Addends<C::out_type, C::sums, C::accumulates> addends;  // arrive while the tile is multiplied
+#pragma unroll
+        for (int i = 0; i < C::sums; ++i) {
+            const int row = i / 4 * 8 + lane % 4 * 2 + i % 2, half = i / 2 % 2, here = channel + 8 * half;
+            addends.load(i, out, row * ldo + here, k_warpgroup == 0 && owned[half] && row < m && here < n);
+        }
         if (C::a_vectors) a_next = Ring<C::a_stages>(next_k_block);  // all of the block's k-blocks are there, and stay
 
         // Two sets of products alternate: while the tensor cores are busy with one, the other is scaled and added.
@@ -281,8 +287,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm)
                 float& value = sums[4 * j + i];
                 if (!C::blockwise) value = epilogue.scaled(value, i & 1 ? rows.y : rows.x, channel_scales[i / 2]);
                 value = epilogue.biased(value, channel_biases[i / 2]);
-                const int row = 8 * j + lane % 4 * 2 + i % 2, here = channel + 8 * (i / 2);
-                value = ending.of(value, out, row * ldo + here, owned[i / 2] && row < m && here < n);
+                value = ending.of(value, addends.number(4 * j + i));
             }
         }
         store_part<C>(sums, owned, out, ldo, k_iter.tile * C::tile + unit0 * 8, m, n, lane);

@@ -211,6 +211,12 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
             else barrier_wait(reduce_empty, turn ^ 1);
         }
         if (warp >= active) continue;
+        Addends<C::out_type, C::sums, C::accumulates> addends;  // arrive while partial sums are exchanged
+#pragma unroll
+        for (int i = 0; i < C::sums; ++i) {
+            const int of = row + i / 2 % 2 * 8, here = channel + i / 4 * 8 + lane % 4 * 2 + i % 2;
+            addends.load(i, out, of * ldo + here, (ranks == 1 || owner_of(i / 4) == rank) && of < m && here < n);
+        }
         if constexpr (ranks > 1) {
 #pragma unroll
             for (int unit = 0; unit < UNITS; ++unit) {
@@ -254,8 +260,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
                 if (!C::blockwise)
                     values[i] = epilogue.scaled(values[i], row_scales[i / 2], i % 2 ? scales.y : scales.x);
                 values[i] = epilogue.biased(values[i], i % 2 ? biases.y : biases.x);
-                const int of = row + i / 2 * 8, here = channel + at + i % 2;
-                values[i] = ending.of(values[i], out, of * ldo + here, of < m && here < n);
+                values[i] = ending.of(values[i], addends.number(4 * unit + i));
             }
             store_unit(values, out, ldo, row, channel + unit * 8, m, n, lane);
         }
