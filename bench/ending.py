@@ -3,9 +3,9 @@
     python -m bench.ending [--json FILE] [--shapes 14336x4096] [--m 16 64 512 4096] [--modes row block]
 
 A shape is n x k; results are bfloat16; weights rotate over more memory than L2 holds, and so do results that are added
-to. Rows are those that run the plain product and the same with SiLU, each by the plan that calls would get of it;
-"silu" and "add" are torch's kernels behind the plain product of the row that calls get. Each result is checked against
-torch's, made of the plain product in float32, before anything is timed.
+to. Rows are those that are made for so many rows; a star marks the one that calls get. "silu behind" and "add behind"
+are torch's kernels behind the plain product of the row that calls get. Each result is checked against torch's, made of
+the plain product in float32, before anything is timed.
 """
 
 import argparse
@@ -97,17 +97,17 @@ def able(problem: ScaledMm) -> list[Kernel]:
 
 def case(mode: str, m: int, n: int, k: int) -> dict[str, object]:
     """Return the record of one shape."""
-    made, variants, bad = Operands(mode, m, n, k), {}, []
-    chosen = SCALED_MM.kernel(SCALED_MM.choice(made.problem).kernel)
+    made, variants, bad, chosen = Operands(mode, m, n, k), {}, [], {}
     for ending, (activation, beta) in ENDINGS.items():
         asked = made.problem._replace(activation=activation, beta=beta)
+        chosen[ending] = SCALED_MM.choice(asked).kernel
         for row in able(asked):
             calls = made.calls(row, activation, beta)
             if made.wrong(calls, activation, beta):
                 bad.append(f"{row.name} {ending}")
             else:
                 variants[f"{row.name} {ending}"] = calls
-    plain = made.calls(chosen, "", 0.0)
+    plain = made.calls(SCALED_MM.kernel(chosen["plain"]), "", 0.0)
     kept = [torch.zeros_like(out) for out in made.out]
     variants["torch silu"] = [lambda call=call: functional.silu(call(), inplace=True) for call in plain]
     variants["torch add"] = [lambda call=call, to=to: to.add_(call()) for call, to in zip(plain, kept, strict=True)]
@@ -118,7 +118,7 @@ def case(mode: str, m: int, n: int, k: int) -> dict[str, object]:
         "m": m,
         "n": n,
         "k": k,
-        "chosen": chosen.name,
+        "chosen": chosen,
         "us": {name: spent._asdict() for name, spent in times.items()},
         "wrong": bad,
     }
@@ -142,12 +142,13 @@ def main() -> None:
                 record = case(mode, m, n, k)
                 results.append(chosen.json, record)
                 spent = {name: f"{time['median']:.2f}" for name, time in record["us"].items()}
-                for row in dict.fromkeys(name.split()[0] for name in spent if not name.startswith("torch")):
-                    own = [spent.get(f"{row} {ending}", "-") for ending in ENDINGS]
-                    behind = (
-                        [spent[f"torch {what}"] for what in ("silu", "add")] if row == record["chosen"] else ["", ""]
-                    )
-                    table.add_row(str(m), shape, row, *own, *behind)
+                behind = spent.pop("torch silu"), spent.pop("torch add")
+                for row in dict.fromkeys(name.split()[0] for name in spent):
+                    got = [spent.get(f"{row} {ending}", "-") for ending in ENDINGS]
+                    got = [
+                        f"{time}{' *' * (of == row)}" for time, of in zip(got, record["chosen"].values(), strict=True)
+                    ]
+                    table.add_row(str(m), shape, row, *got, *(behind if row == record["chosen"]["plain"] else ()))
                 if record["wrong"]:
                     table.add_row(str(m), shape, f"wrong: {record['wrong']}")
         Console(width=140).print(table)
