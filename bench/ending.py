@@ -145,9 +145,8 @@ def main() -> None:
                 behind = spent.pop("torch silu"), spent.pop("torch add")
                 for row in dict.fromkeys(name.split()[0] for name in spent):
                     got = [spent.get(f"{row} {ending}", "-") for ending in ENDINGS]
-                    got = [
-                        f"{time}{' *' * (of == row)}" for time, of in zip(got, record["chosen"].values(), strict=True)
-                    ]
+                    stars = [" *" if of == row else "" for of in record["chosen"].values()]
+                    got = [time + star for time, star in zip(got, stars, strict=True)]
                     table.add_row(str(m), shape, row, *got, *(behind if row == record["chosen"]["plain"] else ()))
                 if record["wrong"]:
                     table.add_row(str(m), shape, f"wrong: {record['wrong']}")
