@@ -8,10 +8,8 @@ x per channel, "block" 1x128 x 128x128 (m-major, as the baselines take them).
 """
 
 import argparse
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -19,7 +17,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench import baselines, results, timing
+from bench import baselines, block_baselines, results, timing
 from bench.roofline import Roofline
 from fp8core.errors import Fp8Error
 from fp8core.kernels.gemm.table import SCALED_MM
@@ -161,12 +159,9 @@ def _sgl(ops: Any, o: Operands) -> torch.Tensor:
     return found
 
 
-def _deep_gemm(module: Any, o: Operands) -> torch.Tensor:
-    module.fp8_gemm_nt((o.a, o.scale_a), (o.weight, o.scale_b), o.out)
-    return o.out
-
-
-def variants(case: Case, loaded: baselines.Loaded, deep_gemm: Any) -> Iterator[tuple[str, Call]]:
+def variants(
+    case: Case, loaded: baselines.Loaded, blocks: Mapping[str, block_baselines.Call]
+) -> Iterator[tuple[str, Call]]:
     """Give what can run the case, by name."""
     for name in OURS:
         found = row(name, case) if name != results.BLOCK or case.m > 64 else None
@@ -178,17 +173,19 @@ def variants(case: Case, loaded: baselines.Loaded, deep_gemm: Any) -> Iterator[t
         yield "vllm", partial(_vllm, loaded.vllm)
     if loaded.sgl is not None and case.mode == "row":
         yield "sgl", partial(_sgl, loaded.sgl)
-    if deep_gemm is not None and case.mode == "block":
-        yield "deep_gemm", partial(_deep_gemm, deep_gemm)
+    if case.mode == "block":
+        yield from blocks.items()
 
 
-def measure(case: Case, loaded: baselines.Loaded, deep_gemm: Any, replays: int) -> dict[str, Any]:
+def measure(
+    case: Case, loaded: baselines.Loaded, blocks: Mapping[str, block_baselines.Call], replays: int
+) -> dict[str, Any]:
     """Return one record: the case, its floor, and each variant's time or what kept it from having one."""
     operands = case.operands()
     reference = want(case, operands[0])
     calls: dict[str, list[Callable[[], object]]] = {}
     wrong: dict[str, str] = {}
-    for name, run in variants(case, loaded, deep_gemm):
+    for name, run in variants(case, loaded, blocks):
         operands[0].out.fill_(float("nan"))
         try:
             result = run(operands[0]).double()
@@ -213,27 +210,27 @@ def measure(case: Case, loaded: baselines.Loaded, deep_gemm: Any, replays: int) 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--baselines", type=Path, help="a folder with the libraries of vLLM and SGLang")
-    parser.add_argument("--deep-gemm", action="store_true", help="DeepGEMM of that folder too; compiles for a while")
+    parser.add_argument(
+        "--deep-gemm", action="store_true", help="what that folder has for 1x128 scales too; compiles for a while"
+    )
     parser.add_argument("--json", type=Path, help="append one line a case to this file")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=["row", "block"])
     parser.add_argument("--shapes", nargs="+", default=SHAPES)
     parser.add_argument("--m", nargs="+", type=int, default=[1, 16, 64])
     parser.add_argument("--replays", type=int, default=timing.REPLAYS)
     arguments = parser.parse_args()
-    deep_gemm = None
-    if arguments.deep_gemm and arguments.baselines:
-        sys.path.insert(0, str(arguments.baselines / "site"))
-        deep_gemm = import_module("deep_gemm")
+    asked = arguments.deep_gemm and arguments.baselines
+    blocks = dict(block_baselines.load(arguments.baselines)) if asked else {}
     loaded = baselines.load(arguments.baselines)
     console, table = Console(width=150), Table(title=torch.cuda.get_device_name(0))
-    names = [*OURS, "torch", "vllm", "sgl", *(["deep_gemm"] if deep_gemm else [])]
+    names = [*OURS, "torch", "vllm", "sgl", *blocks]
     for column in ("mode", "m x n x k", "floor us", *names, "above floor"):
         table.add_column(column, justify="right")
     for shape in arguments.shapes:
         n, k = map(int, shape.split("x"))
         for mode in arguments.modes:
             for m in arguments.m:
-                record = measure(Case(mode, m, n, k), loaded, deep_gemm, arguments.replays)
+                record = measure(Case(mode, m, n, k), loaded, blocks, arguments.replays)
                 results.append(arguments.json, record)
                 cells = [
                     f"{record['us'][name]['median']:.2f}" if name in record["us"] else record["wrong"].get(name, "-")

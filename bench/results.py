@@ -35,7 +35,7 @@ FORMER_KINDS: Final = {"host": "engine"}
 FORMER_SUBJECTS: Final = {"overhead": "host", "host": "engine"}
 FORMER_STEPS: Final = {"of it: looks of three": "of it: signature of three"}
 """What rows, kinds of records, subjects and steps were called in runs of format 1."""
-BASELINES: Final = ("torch", "vllm", "sgl", "deep_gemm")
+BASELINES: Final = ("torch", "vllm", "sgl", "deep_gemm", "sgl_deep_gemm", "flashinfer")
 LABELS: Final = {
     "fp8core": "fp8core",
     DECODE: "fp8core kernel",
@@ -49,6 +49,8 @@ LABELS: Final = {
     "triton": "Triton",
     "neighbour": "neighbour",
     "deep_gemm": "DeepGEMM",
+    "sgl_deep_gemm": "SGLang's DeepGEMM",
+    "flashinfer": "FlashInfer",
 }
 MODES: Final = {
     "static": "static",
