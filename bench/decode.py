@@ -36,7 +36,7 @@ MODES: Final[dict[str, tuple[Granularity, Granularity]]] = {
     "block": ("group", "block"),
 }
 OURS: Final = (results.DECODE, results.BLOCK, results.LIBRARY)
-"""Rows of fp8core's table; the last is the first of that library's rows that is able."""
+"""Rows of fp8core's table, by how their names begin: of each, the one that the table prefers."""
 FAR: Final = 4e-3
 """A relative error that is a mistake."""
 
@@ -124,14 +124,21 @@ def want(case: Case, o: Operands) -> torch.Tensor:
     return a @ weight.T
 
 
-def row(name: str, case: Case) -> Call | None:
-    """Return the first able and preferred row of fp8core's table whose name starts so, or None without one."""
+def rows(case: Case) -> tuple[str, dict[str, Call]]:
+    """Return what runs the case without tuning, and by name each of `OURS` that is preferred or is that one."""
     problem = case.problem()
-    rows = (row for row in SCALED_MM.kernels if row.name.startswith(name))
-    able = next((row for row in rows if row.refusal(problem) is None and row.reservation(problem) is None), None)
-    if able is None:
-        return None
-    launch: Any = able.plan(problem)
+    ranking = list(SCALED_MM.ranking(problem))
+    wanted = [kernel for kernel in ranking if kernel is ranking[0] or kernel.reservation(problem) is None]
+    found: dict[str, Call] = {}
+    for kernel in wanted:
+        name = next((name for name in OURS if kernel.name.startswith(name)), kernel.name)
+        if name not in found and (name in OURS or kernel is ranking[0]):
+            found[name] = launched(kernel.plan(problem))
+    return next(iter(found)), found
+
+
+def launched(launch: Any) -> Call:
+    """Return a plan as a call that writes where the operands say."""
     scratch = torch.empty(launch.scratch_bytes + 256, dtype=torch.uint8, device="cuda")
 
     def run(o: Operands) -> torch.Tensor:
@@ -162,11 +169,7 @@ def _sgl(ops: Any, o: Operands) -> torch.Tensor:
 def variants(
     case: Case, loaded: baselines.Loaded, blocks: Mapping[str, block_baselines.Call]
 ) -> Iterator[tuple[str, Call]]:
-    """Give what can run the case, by name."""
-    for name in OURS:
-        found = row(name, case) if name != results.BLOCK or case.m > 64 else None
-        if found is not None:
-            yield name, found
+    """Give what others run the case by, by name."""
     if case.mode != "block":
         yield "torch", _torch
     if loaded.vllm is not None:
@@ -185,7 +188,8 @@ def measure(
     reference = want(case, operands[0])
     calls: dict[str, list[Callable[[], object]]] = {}
     wrong: dict[str, str] = {}
-    for name, run in variants(case, loaded, blocks):
+    runs, own = rows(case)
+    for name, run in (*own.items(), *variants(case, loaded, blocks)):
         operands[0].out.fill_(float("nan"))
         try:
             result = run(operands[0]).double()
@@ -201,6 +205,7 @@ def measure(
     times = timing.compare(calls, replays)
     return {
         **case._asdict(),
+        "runs": runs,
         "floor_us": case.roofline.floor(),
         "us": {name: time._asdict() for name, time in times.items()},
         "wrong": wrong,
