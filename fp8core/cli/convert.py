@@ -2,12 +2,19 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fp8core.cli.terminal import Bar, console, count, interrupted, line, size, starred, table, warnings_as_lines
+from fp8core.cli.rewriting import (
+    DryRunOption,
+    ForceOption,
+    SourceArgument,
+    SplitExpertsOption,
+    TargetArgument,
+    rewrite,
+)
+from fp8core.cli.terminal import console, count, line, size, starred, table
 
 if TYPE_CHECKING:
     from fp8core.checkpoint import Change, Conversion
@@ -16,10 +23,8 @@ To = Literal["bf16", "channel", "block", "tensor", "deepseek", "compressed-tenso
 
 
 def convert(
-    source: Annotated[Path, typer.Argument(help="An FP8 safetensors file, or a folder with one or with shards.")],
-    target: Annotated[
-        Path | None, typer.Argument(help="The new safetensors file, or for a folder the new folder.")
-    ] = None,
+    source: SourceArgument,
+    target: TargetArgument = None,
     to: Annotated[
         To,
         typer.Option(
@@ -33,60 +38,41 @@ def convert(
     ] = "float32",
     fn: Annotated[bool, typer.Option("--fn", help="Codes of OCP's e4m3fn.")] = False,
     fnuz: Annotated[bool, typer.Option("--fnuz", help="Codes of MI300's e4m3fnuz.")] = False,
-    split_experts: Annotated[
-        bool, typer.Option("--split-experts", help="Write experts that are stacked in one tensor one by one.")
-    ] = False,
+    split_experts: SplitExpertsOption = False,
     unscaled: Annotated[
         bool, typer.Option("--unscaled", help="Take FP8 tensors without a scale for values, as ComfyUI's casts are.")
     ] = False,
     lossy: Annotated[
         bool, typer.Option("--lossy", help="Allow codes to be made anew, and say by how much that changes weights.")
     ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace an existing file, or a folder that fp8core wrote.")
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List what would become of every layer; write nothing.")
-    ] = False,
+    force: ForceOption = False,
+    dry_run: DryRunOption = False,
 ) -> None:
     """Write an FP8 checkpoint as bfloat16, or as FP8 of another format or granularity; it needs no GPU."""
     from fp8core.checkpoint import convert_checkpoint, plan_conversion
 
-    if target is None and not dry_run:
-        raise typer.BadParameter("needs a file or folder to write, or --dry-run, got none", param_hint="TARGET")
     if fn and fnuz:
         raise typer.BadParameter("needs one of --fn and --fnuz, got both", param_hint="--fnuz")
-    e4m3 = "fn" if fn else "fnuz" if fnuz else None
-    kept: Literal["float32", "ue8m0", "ue8m0_bytes"] = "ue8m0_bytes" if scales == "ue8m0-bytes" else scales
-    if dry_run:
-        with warnings_as_lines():
-            planned = plan_conversion(
-                source,
-                target,
-                to=to,
-                scales=kept,
-                e4m3=e4m3,
-                split_experts=split_experts,
-                unscaled=unscaled,
-                force=force,
-            )
+    planned, done = rewrite(
+        plan_conversion,
+        convert_checkpoint,
+        source,
+        target,
+        dry_run=dry_run,
+        doing="converting",
+        allowed={"lossy": lossy},
+        to=to,
+        scales=scales.replace("-", "_"),
+        e4m3="fn" if fn else "fnuz" if fnuz else None,
+        split_experts=split_experts,
+        unscaled=unscaled,
+        force=force,
+    )
+    if planned is not None:
         _show_plan(planned, lossy=lossy)
         raise typer.Exit(1 if planned.lossy and not lossy else 0)
-    assert target is not None
-    with interrupted(), warnings_as_lines(), Bar("converting") as advance:
-        done = convert_checkpoint(
-            source,
-            target,
-            to=to,
-            scales=kept,
-            e4m3=e4m3,
-            split_experts=split_experts,
-            unscaled=unscaled,
-            lossy=lossy,
-            force=force,
-            progress=advance,
-        )
-    _show(done)
+    if done is not None:
+        _show(done)
 
 
 def _show(done: "Conversion") -> None:
