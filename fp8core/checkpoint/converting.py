@@ -116,10 +116,12 @@ def convert_checkpoint(
     Args:
         source: as for `open_checkpoint`.
         target: the new file, or for a folder the new folder.
-        to: "bf16" (float32(code) * scale, rounded once); the granularity "channel", "block" (128x128, or the source's)
-            or "tensor", as compressed-tensors; or a format: "compressed-tensors" and "modelopt" with the granularity
-            that the layers have, "deepseek" with blocks, "comfyui" with one scale per tensor.
-        scales: "float32", powers of two in float32 ("ue8m0"), or these as bytes ("ue8m0_bytes", "deepseek" alone).
+        to: "bf16" (float32(code) * scale, rounded once); the granularity "channel", "block" (128x128, or the source's),
+            "tensor" or "mxfp8" (1x32), as compressed-tensors; or a format: "compressed-tensors" and "modelopt" with the
+            granularity that the layers have, "modelopt-mxfp8", "deepseek" with blocks, "comfyui" with one scale per
+            tensor.
+        scales: "float32", powers of two in float32 ("ue8m0"), or these as bytes ("ue8m0_bytes", of "deepseek"; of
+            MXFP8 always).
         e4m3: "fn" (OCP) or "fnuz" (MI300); by default fn, but compressed-tensors keeps what layers have.
         split_experts: as for `quantize_checkpoint`; formats other than bf16 and deepseek have no other way for them.
         unscaled: as for `open_checkpoint`. Of such tensors those that are no matrices become bfloat16.

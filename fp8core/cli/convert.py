@@ -19,7 +19,18 @@ from fp8core.cli.terminal import console, count, line, size, starred, table
 if TYPE_CHECKING:
     from fp8core.checkpoint import Change, Conversion
 
-To = Literal["bf16", "channel", "block", "tensor", "deepseek", "compressed-tensors", "modelopt", "comfyui"]
+To = Literal[
+    "bf16",
+    "channel",
+    "block",
+    "tensor",
+    "mxfp8",
+    "deepseek",
+    "compressed-tensors",
+    "modelopt",
+    "modelopt-mxfp8",
+    "comfyui",
+]
 
 
 def convert(
@@ -28,13 +39,13 @@ def convert(
     to: Annotated[
         To,
         typer.Option(
-            help="bf16; or one scale per channel, 128x128 block or tensor (as compressed-tensors); or a format, which "
-            "keeps the layers' scales where it can."
+            help="bf16; or one scale per channel, 128x128 block, tensor or group of 1x32 (as compressed-tensors); or a "
+            "format, which keeps the layers' scales where it can."
         ),
     ] = "bf16",
     scales: Annotated[
         Literal["float32", "ue8m0", "ue8m0-bytes"],
-        typer.Option(help="Scales of any size, powers of two, or these as bytes (deepseek alone)."),
+        typer.Option(help="Scales of any size, powers of two, or these as bytes (deepseek alone; mxfp8 always)."),
     ] = "float32",
     fn: Annotated[bool, typer.Option("--fn", help="Codes of OCP's e4m3fn.")] = False,
     fnuz: Annotated[bool, typer.Option("--fnuz", help="Codes of MI300's e4m3fnuz.")] = False,

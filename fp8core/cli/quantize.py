@@ -26,9 +26,10 @@ def quantize(
     source: SourceArgument,
     target: TargetArgument = None,
     scheme: Annotated[
-        Literal["channel", "tensor", "block", "static"],
+        Literal["channel", "tensor", "block", "static", "mxfp8"],
         typer.Option(
-            help="One scale per output channel, tensor or 128x128 block; static is tensor with given scales of inputs."
+            help="One scale per output channel, tensor or 128x128 block; static is tensor with given scales of inputs; "
+            "mxfp8 is an exponent per 1x32."
         ),
     ] = "channel",
     include: Annotated[
