@@ -45,11 +45,15 @@ FORMATS_OF: Final[Mapping[str, OutputName]] = {
 TARGETS: Final = ("bf16", *FORMATS_OF)
 
 
-def granularity_for(target: str, layers: Iterable[Layer], static: bool) -> tuple[Granularity, GroupShape]:
+def granularity_for(
+    target: str, layers: Iterable[Layer], static: bool, block_shape: GroupShape | None
+) -> tuple[Granularity, GroupShape]:
     """Return the granularity of all layers in the new checkpoint.
 
     Where the target is a format that has several, it is the one that the layers have, so that the codes stay.
     """
+    if block_shape is not None:
+        return "block", block_shape
     if target in GROUPS:
         found = GROUPS[target]
     elif target == "comfyui":

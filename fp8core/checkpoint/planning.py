@@ -34,7 +34,7 @@ from fp8core.checkpoint.schemes import MXFP8
 from fp8core.checkpoint.source import CONFIG, INDEX, RECORD, Extra
 from fp8core.checkpoint.writing import MARK, index_of, json_bytes, version
 from fp8core.errors import CheckpointError
-from fp8core.problem import Fp8Name, ScaleFormat
+from fp8core.problem import Fp8Name, GroupShape, ScaleFormat
 
 E4M3: Final[dict[str, Fp8Name]] = {"fn": "float8_e4m3fn", "fnuz": "float8_e4m3fnuz"}
 OF_MX: Final = ("mxfp8", "modelopt-mxfp8")
@@ -44,9 +44,12 @@ SCALE_FORMATS: Final = ("float32", "ue8m0", "ue8m0_bytes")
 class Planned:
     """A conversion that has been thought through."""
 
-    def __init__(self, checkpoint: Checkpoint, to: str, scales: str, e4m3: str | None) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, to: str, scales: str, e4m3: str | None, block_shape: tuple[int, int] | None
+    ) -> None:
         self.checkpoint, self.to = checkpoint, to
         _check_options(checkpoint, to, scales, e4m3)
+        blocks = _blocks(block_shape, to)
         layers = list(checkpoint.layers.values())
         for layer in layers:
             if layer.fault():
@@ -58,7 +61,7 @@ class Planned:
         self.errors: dict[str, Error] = {}
         self.left_out: dict[str, str] = {}
         if self.output is not None:
-            granularity, group_shape = granularity_for(to, layers, self.static)
+            granularity, group_shape = granularity_for(to, layers, self.static, blocks)
             self.static = self.static and granularity not in ("block", "group")
             scale_format: ScaleFormat = next(one for one in SCALE_FORMATS if one == scales)
             if granularity == "group":
@@ -221,6 +224,17 @@ def _check_options(checkpoint: Checkpoint, to: str, scales: str, e4m3: str | Non
         raise CheckpointError(f"e4m3 needs fn for {to}, got {e4m3!r}")
     if not checkpoint.layers:
         raise CheckpointError(f"{checkpoint.path} needs FP8 weights to be converted, got none: quantize makes them")
+
+
+def _blocks(block_shape: tuple[int, int] | None, to: str) -> GroupShape | None:
+    """Return the rows and columns of a block that were asked for."""
+    if block_shape is None:
+        return None
+    if to not in ("block", "deepseek"):
+        raise CheckpointError(f"block_shape needs to be left out for {to}, which block and deepseek have, got one")
+    if len(block_shape) != 2 or any(type(size) is not int or size < 1 for size in block_shape):
+        raise CheckpointError(f"block_shape needs a pair of whole numbers above 0, got {block_shape!r}")
+    return GroupShape(*block_shape)
 
 
 def _without_quantization(config: dict[str, Any]) -> dict[str, Any]:

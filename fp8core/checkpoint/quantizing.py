@@ -9,7 +9,7 @@ import numpy as np
 
 from fp8core.checkpoint import experts
 from fp8core.checkpoint.running import Progress, Work, check, run
-from fp8core.checkpoint.schemes import Scheme, SchemeName, quantization_config, scheme_to_write
+from fp8core.checkpoint.schemes import MXFP8, Scheme, SchemeName, quantization_config, scheme_to_write
 from fp8core.checkpoint.selection import module_of, selection
 from fp8core.checkpoint.source import CONFIG, INDEX, RECORD, Extra, Source, open_source
 from fp8core.checkpoint.verdicts import Verdict, verdicts_of
@@ -108,7 +108,7 @@ def plan_checkpoint(
     """
     opened = open_source(Path(source))
     opened = experts.split_experts(opened) if split_experts else opened
-    plan, shards = _planned(opened, scheme_to_write(scheme), include, exclude, input_scales)
+    plan, shards = _planned(opened, _scheme(scheme), include, exclude, input_scales)
     if target is not None:
         check(_work(opened, shards, plan, scheme), Path(target), force=force)
     return plan
@@ -181,7 +181,7 @@ def quantize_checkpoint(
     """
     opened = open_source(Path(source))
     opened = experts.split_experts(opened) if split_experts else opened
-    plan, shards = _planned(opened, scheme_to_write(scheme), include, exclude, input_scales)
+    plan, shards = _planned(opened, _scheme(scheme), include, exclude, input_scales)
     _refuse(plan)
     found = run(_work(opened, shards, plan, scheme), Path(target), force=force, progress=progress)
     return Summary(
@@ -194,6 +194,10 @@ def quantize_checkpoint(
         quantization_config=plan.quantization_config,
         plan=plan,
     )
+
+
+def _scheme(name: str) -> Scheme:
+    return scheme_to_write(name, {"mxfp8": MXFP8})
 
 
 def _planned(

@@ -1,7 +1,7 @@
 """What a checkpoint can be quantized to, and how config.json says so."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal, NamedTuple
 
 from fp8core.checkpoint.kinds import numbered, tower_of
@@ -56,9 +56,13 @@ MXFP8: Final = Scheme(GROUP_MX, _OF_MX, _OF_MX, scale_format="ue8m0_bytes", form
 """The microscaling format of OCP: an exponent for each 32 numbers of a row. `fp8core.scaled_mm` has no such scales."""
 
 
-def scheme_to_write(name: str) -> Scheme:
-    """Return the scheme of a name for the weights of a file; raises CheckpointError for a name that is none."""
-    known = {**SCHEMES, "static": STATIC, "mxfp8": MXFP8}
+def scheme_to_write(name: str, others: Mapping[str, Scheme] = {}) -> Scheme:
+    """Return the scheme of a name for the weights of a file; ``others`` are those that only some callers can do with.
+
+    Raises:
+        CheckpointError: the name is none of a scheme.
+    """
+    known = {**SCHEMES, "static": STATIC, **others}
     if name not in known:
         raise CheckpointError(f"scheme needs one of {', '.join(known)}, got {name!r}")
     return known[name]

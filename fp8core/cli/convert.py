@@ -49,6 +49,10 @@ def convert(
     ] = "float32",
     fn: Annotated[bool, typer.Option("--fn", help="Codes of OCP's e4m3fn.")] = False,
     fnuz: Annotated[bool, typer.Option("--fnuz", help="Codes of MI300's e4m3fnuz.")] = False,
+    block: Annotated[
+        str | None,
+        typer.Option(help="Rows and columns of a block, as 64x128 (block and deepseek): smaller ones keep the codes."),
+    ] = None,
     split_experts: SplitExpertsOption = False,
     unscaled: Annotated[
         bool, typer.Option("--unscaled", help="Take FP8 tensors without a scale for values, as ComfyUI's casts are.")
@@ -75,6 +79,7 @@ def convert(
         to=to,
         scales=scales.replace("-", "_"),
         e4m3="fn" if fn else "fnuz" if fnuz else None,
+        block_shape=None if block is None else _pair(block),
         split_experts=split_experts,
         unscaled=unscaled,
         force=force,
@@ -84,6 +89,14 @@ def convert(
         raise typer.Exit(1 if planned.lossy and not lossy else 0)
     if done is not None:
         _show(done)
+
+
+def _pair(text: str) -> tuple[int, int]:
+    """Return the numbers of a pair as 64x128."""
+    rows, _, cols = text.partition("x")
+    if not (rows.isdecimal() and cols.isdecimal()):
+        raise typer.BadParameter(f"needs two numbers as 64x128, got {text!r}", param_hint="--block")
+    return int(rows), int(cols)
 
 
 def _show(done: "Conversion") -> None:
