@@ -226,7 +226,7 @@ def _check_options(checkpoint: Checkpoint, to: str, scales: str, e4m3: str | Non
         raise CheckpointError(f"{checkpoint.path} needs FP8 weights to be converted, got none: quantize makes them")
 
 
-def _blocks(block_shape: tuple[int, int] | None, to: str) -> GroupShape | None:
+def _blocks(block_shape: Sequence[int] | None, to: str) -> GroupShape | None:
     """Return the rows and columns of a block that were asked for."""
     if block_shape is None:
         return None
