@@ -200,17 +200,19 @@ def test_open_extents_in_a_recorded_program(launches):
     ],
 )
 def test_no_kernel_needs_more_scratch_than_open_extents_give(m, n, k, keywords):
-    of_a, of_weight = keywords.pop("groups", (PER_TOKEN, PER_CHANNEL))
+    given = dict(keywords)
+    of_a, of_weight = given.pop("groups", (PER_TOKEN, PER_CHANNEL))
     a = fp8core.quantize(jnp.asarray(wide(m, k)), group_shape=of_a, scale_layout="mn")
     w = fp8core.quantize(jnp.asarray(wide(n, k)), group_shape=of_weight)
-    if "bias" in keywords:
-        keywords["bias"] = jnp.ones(n, keywords["bias"])
-    problem = fp8core.explain(fp8core.scaled_mm_nt, a, w, **keywords).problem
+    if "bias" in given:
+        given["bias"] = jnp.ones(n, given["bias"])
+    problem = fp8core.explain(fp8core.scaled_mm_nt, a, w, **given).problem
     codes = "float8_e4m3fn"
     most = most_scratch("scaled_mm_nt", {0: (codes, (m, k)), 1: (codes, (n, k))}, "cuda")
-    found = {choice.kernel: choice for choice in reversed(SCALED_MM.candidates(problem))}
-    needs = {name: SCALED_MM.planned(problem, choice).scratch_bytes for name, choice in found.items()}
-    assert len(needs) > 1
+    able = {choice.kernel: choice for choice in reversed(SCALED_MM.candidates(problem))}
+    with_scratch = {name: choice for name, choice in able.items() if name.startswith(("cublaslt", "realigned"))}
+    needs = {name: SCALED_MM.planned(problem, choice).scratch_bytes for name, choice in with_scratch.items()}
+    assert needs
     assert max(needs.values()) <= most, needs
 
 
