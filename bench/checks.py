@@ -120,12 +120,13 @@ def jax_layers(found: Results, bound: float) -> Iterator[Check]:
             yield Check(f"m={r['m']}", fp8 / bf16 / bound, f"{fp8 / bf16:.3f}")
 
 
-def in_programs(found: Results, bound: float, name: str) -> Iterator[Check]:
-    """Check what a call on JAX arrays takes."""
+def in_programs(found: Results, bound: float, *names: str) -> Iterator[Check]:
+    """Check what calls on JAX arrays take."""
     for r in found.jax_layer:
-        time = us(r, name)
-        if time:
-            yield Check(name, time / bound, f"{time:.1f} us")
+        for name in names:
+            time = us(r, name)
+            if time:
+                yield Check(name, time / bound, f"{time:.1f} us")
 
 
 def beside_product(found: Results, bound: float, least: int, most: int) -> Iterator[Check]:
