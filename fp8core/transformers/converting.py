@@ -213,7 +213,7 @@ def _take_over(model: Any, unstacked: set[str]) -> None:
 
 
 def _keep_apart(model: Any, unstacked: set[str], without: tuple[str, ...] = ()) -> None:
-    """Take what would stack experts out of what transformers does when it saves a model, and steps of these packages."""
+    """Take what would stack experts out of what transformers does when it saves a model, and these packages' steps."""
     conversions = getattr(model, "_weight_conversions", None)
     if conversions is not None:
         model._weight_conversions = [
