@@ -9,10 +9,12 @@ from typing import Final, NamedTuple
 from fp8core.kernels.encodings import FORMAT, TYPE, ceil_div
 from fp8core.kernels.gemm.args import Matmul, ScaledArgs, ready, ready_kernel
 from fp8core.kernels.gemm.requirements import (
+    CODES_AT_16,
     FLOAT32_SCALES,
     OCP_FORMATS,
     ROW_OR_BLOCK_SCALES,
     STRIDES_OF_16,
+    WHOLE_ELEMENTS,
     WHOLE_WORDS,
     WIDE_RESULT,
     few_rows,
@@ -31,7 +33,7 @@ from fp8core.kernels.gemm.sm90.decode_config import (
 )
 from fp8core.kernels.gemm.sm90.decode_rows_config import FEWEST_ROWS, full_config
 from fp8core.kernels.gemm.sm90.tensor_maps import tensor_maps
-from fp8core.kernels.requirements import CUDA, aligned, supports
+from fp8core.kernels.requirements import CUDA, supports
 from fp8core.problem import BLOCK, ITEMSIZE, ScaledMm
 from fp8core.runtime import jit
 from fp8core.runtime.args import Int32, TensorMap
@@ -89,7 +91,7 @@ def launcher_for(
     """Return the compiled kernel and its grid; ``quantizer`` has its constants where a comes in 16 bits."""
     side, scale_rows = a_side(problem, config), SCALE_ROWS.get(problem.scale_b, 0)
     blockwise, depth = problem.scale_a == "group", stages(config, side, scale_rows, problem.target)
-    name, layout = "decode_rows", {}
+    name, layout = "decode_rows", {"FP8_CHANNELS": config.warpgroup_channels}
     if config.warpgroup_channels == 64:
         name, layout = (
             "decode",
@@ -171,8 +173,9 @@ SM90_DECODE: Final = Kernel(
         ROW_OR_BLOCK_SCALES,
         FLOAT32_SCALES,
         WIDE_RESULT,
-        aligned(16),
+        CODES_AT_16,
         STRIDES_OF_16,
+        WHOLE_ELEMENTS,
         WHOLE_WORDS,
     ),
     plan_decode,
