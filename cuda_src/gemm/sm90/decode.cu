@@ -53,10 +53,13 @@ using Piece = Part::Piece;
 extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_decode(
 #if FP8_PHASES
     const __grid_constant__ PhasedMaps weight_map, const __grid_constant__ PhasedMaps a_map,
-#elif FP8_A_VECTORS
-    const __grid_constant__ TensorMap weight_map, const byte* x, long long x_stride, int x_vecs, float upper,
 #else
-    const __grid_constant__ TensorMap weight_map, const __grid_constant__ TensorMap a_map,
+    const __grid_constant__ TensorMap weight_map,
+#if FP8_A_VECTORS
+    const byte* x, long long x_stride, int x_vecs, float upper,
+#else
+    const __grid_constant__ TensorMap a_map,
+#endif
 #endif
     const float* scale_a, long long scale_a_row, long long scale_a_k, const float* __restrict__ scale_b,
     long long scale_b_row, long long scale_b_k, const void* __restrict__ bias, void* out, long long ldo, int m, int n,
