@@ -22,6 +22,7 @@
 struct Config {
     static constexpr int width = 64, warpgroup_channels = FP8_CHANNELS, m_warpgroups = 1, k_warpgroups = 1,
                          a_vectors = 0;
+    static constexpr int phases = 0;
     static constexpr int split_k = FP8_SPLIT_K, multicast_tiles = FP8_MULTICAST_TILES;
     static constexpr int stages = FP8_STAGES, a_stages = FP8_A_STAGES, prefetch_chunks = FP8_PREFETCH_CHUNKS;
     static constexpr int a_type = FP8_A_TYPE, b_type = FP8_B_TYPE, out_type = FP8_OUT, bias_type = FP8_BIAS;

@@ -3,7 +3,7 @@
 Everything that a launch needs follows from plain arithmetic on the problem (`decode_config`), but for the tensor maps.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from fp8core.kernels.encodings import FORMAT, TYPE, ceil_div
@@ -72,6 +72,12 @@ def config_for(problem: ScaledMm) -> DecodeConfig:
     if problem.m >= FEWEST_ROWS and not problem.batch_invariant and problem.scale_b != "group":
         config = full_config(problem.n, problem.k, problem.target, blocks)
         return config if problem.prefetch_weight else without_prefetch(config, problem.target)
+    return narrow_config(problem)
+
+
+def narrow_config(problem: ScaledMm) -> DecodeConfig:
+    """Return how a product is laid out with the rows of a on wgmma's N side."""
+    blocks = problem.scale_a == "group"
     # The order of a sum must not depend on m where it is asked not to: nor then may the config.
     side = MOST_ROWS if problem.batch_invariant else width(problem.m)
     config = cheapest(problem.n, problem.k, cost_model(side, blocks), problem.target)
@@ -86,9 +92,12 @@ def a_side(problem: ScaledMm, config: DecodeConfig) -> int:
 
 
 def launcher_for(
-    problem: ScaledMm, config: DecodeConfig, args: type, quantizer: Mapping[str, int] | None = None
+    problem: ScaledMm, config: DecodeConfig, args: type, quantizer: Mapping[str, int] | None = None, phases: int = 0
 ) -> tuple[jit.Launcher, jit.Grid]:
-    """Return the compiled kernel and its grid; ``quantizer`` has its constants where a comes in 16 bits."""
+    """Return the compiled kernel and its grid.
+
+    ``quantizer`` has its constants where a comes in 16 bits; of so many ``phases`` of rows the operands have maps.
+    """
     side, scale_rows = a_side(problem, config), SCALE_ROWS.get(problem.scale_b, 0)
     blockwise, depth = problem.scale_a == "group", stages(config, side, scale_rows, problem.target)
     name, layout = "decode_rows", {"FP8_CHANNELS": config.warpgroup_channels}
@@ -101,6 +110,7 @@ def launcher_for(
                 "FP8_K_WARPGROUPS": config.k_warpgroups,
                 "FP8_CTAS_PER_SM": config.ctas_per_sm,
                 "FP8_SCALE_ROWS": scale_rows or BLOCK,
+                "FP8_PHASES": phases,
                 **(quantizer or {"FP8_A_VECTORS": 0, "FP8_A_ROWS": 0, "FP8_A_INPUT": 0, "FP8_A_MODE": 0}),
             },
         )
@@ -143,11 +153,11 @@ def decode(problem: ScaledMm, config: DecodeConfig | None = None) -> Matmul:
     return ready_kernel(launch, a_maps=a_maps, b_maps=weight_maps)
 
 
-def panels(problem: ScaledMm) -> Matmul:
+def panels(problem: ScaledMm, plan: Callable[[ScaledMm], Matmul] = decode) -> Matmul:
     """Return launches of 64 rows, each row with the bits that it has alone; every launch reads the weight."""
     full, rest = divmod(problem.m, MOST_ROWS)
     sizes = [MOST_ROWS] * full + [rest] * (rest > 0)
-    plans = {rows: decode(problem._replace(m=rows)) for rows in set(sizes)}
+    plans = {rows: plan(problem._replace(m=rows)) for rows in set(sizes)}
     launches = [(MOST_ROWS * i, plans[rows]) for i, rows in enumerate(sizes)]
     a_row, scale_row, out_row = problem.lda, 4 * problem.scale_a_strides[0], problem.ldo * ITEMSIZE[problem.out]
 
