@@ -67,7 +67,7 @@ def scaled_mm(a: Any, b: Any, scale_a: Any = None, scale_b: Any = None, **keywor
         >>> fp8core.jax.scaled_mm(a, weight.T)[1].round().tolist()
         [32.0]
     """
-    return _with_amax(ops.scaled_mm, a, b, scale_a, scale_b, **keywords)
+    return _with_amax(ops.scaled_mm, (a, b, scale_a, scale_b), keywords)
 
 
 def scaled_mm_nt(
@@ -94,13 +94,17 @@ def scaled_mm_nt(
         >>> fp8core.jax.scaled_mm_nt(a, weight)[1].round().tolist()
         [32.0]
     """
-    return _with_amax(ops.scaled_mm_nt, a, weight, scale_a, scale_b, **keywords)
+    return _with_amax(ops.scaled_mm_nt, (a, weight, scale_a, scale_b), keywords)
 
 
-def _with_amax(product: Callable[..., Any], *operands: Any, **keywords: Any) -> tuple[jax.Array, jax.Array]:
-    place: Any = Place(jax.numpy.zeros(1, np.float32))
-    made = product(*operands, amax=place, **keywords)
-    return made, place.array
+def _with_amax(
+    product: Callable[..., Any], operands: tuple[Any, ...], keywords: dict[str, Any]
+) -> tuple[jax.Array, jax.Array]:
+    amax: Any = Place(jax.numpy.zeros(1, jax.numpy.float32))
+    if keywords.get("out") is not None:
+        keywords["out"] = Place(keywords["out"])
+    made: Any = product(*operands, amax=amax, **keywords)
+    return made, amax.array
 
 
 def all_close_1d(x: Any) -> jax.Array:

@@ -182,7 +182,16 @@ def gradients(kind, mesh):
 if __name__ == "__main__":
     assert len(jax.devices()) == 4
     for kind, mesh in MESHES.items():
-        for part in (layers, products, rows_and_columns, groups_of_rows, quantizations, by_hand, scanned_and_mapped, gradients):
+        for part in (
+            layers,
+            products,
+            rows_and_columns,
+            groups_of_rows,
+            quantizations,
+            by_hand,
+            scanned_and_mapped,
+            gradients,
+        ):
             part(kind, mesh)
     far = jax.device_put(wide(4, K), jax.devices()[3])
     assert fp8core.quantize(far).scale.devices() == {jax.devices()[3]}
