@@ -9,11 +9,11 @@ from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils.weak import WeakIdKeyDictionary
 
 from fp8core.core.specs import ALIGNMENT
 from fp8core.problem import BLOCK_128, ITEMSIZE
 from fp8core.torch.forms import ENTRIES
+from fp8core.torch.joints import JOINTS, follow
 from fp8core.torch.linear import Linear
 from fp8core.torch.operators import LIBRARY, OVERLOADS, TAGS
 
@@ -43,7 +43,7 @@ def join_(model: nn.Module) -> tuple[tuple[str, ...], ...]:
     for parent in model.modules():
         own = [layer for layer in parent.children() if isinstance(layer, Linear) and holders[id(layer.weight)] == 1]
         for layers in _groups(own):
-            if not _joint([layer.weight for layer in layers]):
+            if not follow([layer.weight for layer in layers]):
                 _join(layers)
             joined.append(tuple(names[id(layer)] for layer in layers))
     return tuple(joined)
@@ -96,39 +96,6 @@ def _join(layers: Sequence[Linear]) -> None:
         layer.weight = nn.Parameter(codes[row : row + rows], requires_grad=False)
         layer.weight_scale = nn.Parameter(scales[of_scale : of_scale + scale_rows], requires_grad=False)
         row, of_scale = row + rows, of_scale + scale_rows
-
-
-class Joints:
-    """The tensors over several that follow each other in memory, as long as the first of them lasts."""
-
-    def __init__(self) -> None:
-        self._known: Any = WeakIdKeyDictionary()
-
-    def of(self, parts: Sequence[Tensor]) -> Tensor | None:
-        """Return a tensor over all rows of parts, the same at each call; None if they do not follow each other."""
-        first, rows = parts[0], sum(len(part) for part in parts)
-        joint: Tensor | None = self._known.get(first)
-        if joint is not None and len(joint) == rows and _joint(parts) and joint.data_ptr() == first.data_ptr():
-            return joint
-        if not _joint(parts):
-            return None
-        joint = first.detach().as_strided((rows, *first.shape[1:]), first.stride(), first.storage_offset())
-        self._known[first] = joint
-        return joint
-
-
-def _joint(parts: Sequence[Tensor]) -> bool:
-    """Return whether tensors follow each other in memory of one allocation."""
-    first = parts[0]
-    start, memory = first.data_ptr(), first.untyped_storage().data_ptr()
-    for part in parts:
-        if part.data_ptr() != start or part.untyped_storage().data_ptr() != memory or not part.is_contiguous():
-            return False
-        start += part.nbytes
-    return True
-
-
-JOINTS: Final = Joints()
 
 
 def _run(x: Tensor, weights: Sequence[Tensor], scales: Sequence[Tensor], *options: Any) -> Tensor:

@@ -13,6 +13,7 @@ from fp8core.errors import ScaleError
 from fp8core.interop import dtype_name
 from fp8core.ops import Fp8Linear, Quantized, dequantize, linear, quantize
 from fp8core.problem import BLOCK_128, FORMATS, GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, GroupShape
+from fp8core.torch.joints import JOINTS
 
 INPUTS: Final = {PER_CHANNEL: PER_TOKEN, PER_TENSOR: PER_TENSOR, BLOCK_128: GROUP_128}
 """How inputs are quantized beside weights of these groups, where their scale is not given."""
@@ -241,6 +242,8 @@ class Linear(nn.Linear):
         """Move and cast the parameters, codes and scales as integers, which no cast of a module touches."""
         self._prepared = None
         kept = [x for x in (self.weight, self.weight_scale, self.input_scale) if x is not None]
+        for x in kept:
+            JOINTS.forget(x)
 
         def moved(x: Tensor) -> Tensor:
             if not any(x is one for one in kept):

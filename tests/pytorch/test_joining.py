@@ -1,6 +1,7 @@
 """Layers of one input as one product: whose weights are moved behind each other, and what is computed then."""
 
 import copy
+import gc
 from itertools import pairwise
 
 import pytest
@@ -8,9 +9,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402 - after the skip
+from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
 
 from fp8core.torch import Linear, compile_options, quantize_model_  # noqa: E402
 from fp8core.torch.joining import LINEAR_JOINED, join_  # noqa: E402
+from fp8core.torch.joints import JOINTS, follow  # noqa: E402
 from pytorch.cases import bits, wide  # noqa: E402
 
 K, WIDTH = 256, 1024
@@ -115,6 +118,25 @@ def test_the_operator(shape, apart, scheme):
     assert bits(LINEAR_JOINED(*arguments(layers, x))) == bits(torch.cat([layer(x) for layer in layers], -1))
 
 
+def test_memory_of_joined_weights_goes_with_the_model():
+    model, x = Holder((128, K), (64, K)), wide(3, K)
+    join_(model)
+    layers, before = list(model.children()), len(JOINTS)
+    LINEAR_JOINED(*arguments(layers, x))
+    memory = StorageWeakRef(layers[0].weight.untyped_storage())
+    assert len(JOINTS) == before + 2
+    model._apply(torch.Tensor.clone)  # as any move: the parameters stay, and their memory is new
+    assert len(JOINTS) == before
+    assert memory.expired()
+    LINEAR_JOINED(*arguments(layers, x))
+    join_(model)
+    LINEAR_JOINED(*arguments(layers, x))
+    assert len(JOINTS) == before + 2
+    del model, layers
+    gc.collect()
+    assert len(JOINTS) == before
+
+
 def test_opcheck():
     layers = list(Holder((128, K), (64, K)).children())
     tests = "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"
@@ -153,7 +175,8 @@ def test_a_compiled_model_has_one_product(way, scheme):
         assert torch.equal(found, plain)
         assert code.count("linear_joined.default(") == code.count("fp8core.linear.default(") == 1
         if way == "moved":
-            model.double().bfloat16()  # codes and scales stay what they are, and lie elsewhere
+            model._apply(torch.Tensor.clone)  # as any move
+            assert not follow([layer.weight for layer in model.layers.children()])
             assert torch.equal(compiled(x), plain)
         assert (plain - model(x)).norm() < 0.05 * plain.norm()
 
