@@ -22,6 +22,8 @@ LINEAR: Final = OVERLOADS["linear", ""]
 _ENTRY: Final = next(entry for entry in ENTRIES if entry.name == "linear")
 ARRAYS: Final = len(_ENTRY.forms[0].passed)
 """So many arguments of a linear layer's operator are tensors; the first three are x, weight and weight_scale."""
+MOST: Final = 4
+"""Layers of one product; a module may hold many that never share an input, and each run is there twice for a moment."""
 _NONE: Final = (None,) * (ARRAYS - 3)
 
 
@@ -29,7 +31,7 @@ def join_(model: nn.Module) -> tuple[tuple[str, ...], ...]:
     """Move the weights of layers that may have one input behind each other, in place; values stay the same.
 
     These are the `Linear` layers that one module holds, of the same extent k, without biases and static scales, per
-    channel or by blocks. A module's weights are there twice while they are moved.
+    channel or by blocks; up to four of them. Their weights are there twice while they are moved.
 
     Returns:
         The names of layers whose weights follow each other now, by group.
@@ -43,7 +45,8 @@ def join_(model: nn.Module) -> tuple[tuple[str, ...], ...]:
     for parent in model.modules():
         own = [layer for layer in parent.children() if isinstance(layer, Linear) and holders[id(layer.weight)] == 1]
         for layers in _groups(own):
-            if not follow([layer.weight for layer in layers]):
+            apart = not follow([x.weight for x in layers]) or not follow([x.weight_scale for x in layers])
+            if apart:
                 _join(layers)
             joined.append(tuple(names[id(layer)] for layer in layers))
     return tuple(joined)
@@ -79,7 +82,7 @@ def runs(layers: Iterable[T], arrays: Callable[[T], tuple[Any, Any]]) -> Iterato
         run.append(layer)
         (n, k), scale = arrays(layer)[0].shape, arrays(layer)[1].shape
         whole = n % BLOCK_128[0] == 0 or (scale[0] == n and n > 1)
-        if not whole or n * k % ALIGNMENT or scale[0] * scale[1] * ITEMSIZE["float32"] % ALIGNMENT:
+        if len(run) == MOST or not whole or n * k % ALIGNMENT or scale[0] * scale[1] * ITEMSIZE["float32"] % ALIGNMENT:
             if len(run) > 1:
                 yield run
             run = []

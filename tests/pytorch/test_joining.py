@@ -44,12 +44,26 @@ class Holder(nn.Module):
         (lambda: Holder((128, 1024), (64, 1024), (128, 1024), scheme="block"), [("l0", "l1")]),
         (lambda: Holder((128, K), (128, K), scheme="block"), []),
         (lambda: Holder((5, K), (64, K), (64, K)), [("l1", "l2")]),
+        (lambda: Holder(*[(64, K)] * 6), [("l0", "l1", "l2", "l3"), ("l4", "l5")]),
         (lambda: Holder((64, K)), []),
         (lambda: Holder((64, K), (64, K), scheme="tensor"), []),
         (lambda: Holder((64, K), (64, K), input_scale=0.03), []),
         (lambda: Holder((64, K), (64, K)).to("meta"), []),
     ],
-    ids=["qkv", "extents", "bias", "blocks", "half-blocks", "few-blocks", "odd", "one", "tensor", "static", "meta"],
+    ids=[
+        "qkv",
+        "extents",
+        "bias",
+        "blocks",
+        "half-blocks",
+        "few-blocks",
+        "odd",
+        "many",
+        "one",
+        "tensor",
+        "static",
+        "meta",
+    ],
 )
 def test_what_is_joined(holder, joined):
     model = holder()
