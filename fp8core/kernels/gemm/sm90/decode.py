@@ -17,6 +17,7 @@ from fp8core.kernels.gemm.requirements import (
     WIDE_RESULT,
     few_rows,
 )
+from fp8core.kernels.gemm.sm90 import tiled_cost
 from fp8core.kernels.gemm.sm90.decode_config import (
     BLOCK_K,
     MOST_ROWS,
@@ -29,13 +30,14 @@ from fp8core.kernels.gemm.sm90.decode_config import (
     without_multicast,
     without_prefetch,
 )
+from fp8core.kernels.gemm.sm90.decode_cost import us
 from fp8core.kernels.gemm.sm90.decode_rows_config import FEWEST_ROWS, full_config
 from fp8core.kernels.gemm.sm90.tensor_maps import tensor_maps
 from fp8core.kernels.requirements import CUDA, aligned, supports
 from fp8core.problem import BLOCK, ITEMSIZE, ScaledMm
 from fp8core.runtime import jit
 from fp8core.runtime.args import Int32, TensorMap
-from fp8core.table import Kernel
+from fp8core.table import Kernel, Requirement
 
 SCALE_ROWS: Final = {"block": BLOCK, "group": 1}
 """Channels that share a scale of the weight, where it changes along k."""
@@ -162,6 +164,20 @@ def plan_decode(problem: ScaledMm) -> Matmul:
     return decode(problem) if problem.m <= MOST_ROWS else panels(problem)
 
 
+ALWAYS_FASTER: Final = 16
+"""Up to so many rows no other kernel was measured to be faster: then nothing is compared."""
+MARGIN: Final = 1.04
+"""How many times the estimate of sm90_tiled this one's may be: beside a quantization it overlaps more, and it adds up
+k more exactly."""
+
+
+def _pays(p: ScaledMm) -> bool:
+    return p.m <= ALWAYS_FASTER or p.batch_invariant or us(p, config_for) <= MARGIN * tiled_cost.us(p)
+
+
+PAYS: Final = Requirement(
+    _pays, "estimated to take longer than sm90_tiled, with m={p.m} n={p.n} k={p.k} and scale_a per {p.scale_a}"
+)
 SM90_DECODE: Final = Kernel(
     "sm90_decode",
     (
@@ -176,6 +192,6 @@ SM90_DECODE: Final = Kernel(
         WHOLE_WORDS,
     ),
     plan_decode,
-    (few_rows(MOST_ROWS),),
+    (few_rows(MOST_ROWS), PAYS),
 )
 """The row of `scaled_mm` for few rows on Hopper."""
