@@ -3,21 +3,22 @@
 Everything that a launch needs follows from plain arithmetic on the problem (`decode_config`), but for the tensor maps.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from fp8core.kernels.encodings import FORMAT, TYPE, ceil_div
-from fp8core.kernels.gemm.args import Matmul, ScaledArgs, ready, ready_kernel
+from fp8core.kernels.gemm.args import Matmul, ScaledArgs, ending, ready, ready_kernel
 from fp8core.kernels.gemm.requirements import (
+    CODES_AT_16,
     FLOAT32_SCALES,
     OCP_FORMATS,
     ROW_OR_BLOCK_SCALES,
     STRIDES_OF_16,
+    WHOLE_ELEMENTS,
     WHOLE_WORDS,
     WIDE_RESULT,
     few_rows,
 )
-from fp8core.kernels.gemm.sm90 import tiled_cost
 from fp8core.kernels.gemm.sm90.decode_config import (
     BLOCK_K,
     MOST_ROWS,
@@ -30,14 +31,13 @@ from fp8core.kernels.gemm.sm90.decode_config import (
     without_multicast,
     without_prefetch,
 )
-from fp8core.kernels.gemm.sm90.decode_cost import us
 from fp8core.kernels.gemm.sm90.decode_rows_config import FEWEST_ROWS, full_config
 from fp8core.kernels.gemm.sm90.tensor_maps import tensor_maps
-from fp8core.kernels.requirements import CUDA, aligned, supports
+from fp8core.kernels.requirements import CUDA, supports
 from fp8core.problem import BLOCK, ITEMSIZE, ScaledMm
 from fp8core.runtime import jit
-from fp8core.runtime.args import Int32, TensorMap
-from fp8core.table import Kernel, Requirement
+from fp8core.runtime.args import Float32, Int32, TensorMap
+from fp8core.table import Kernel
 
 SCALE_ROWS: Final = {"block": BLOCK, "group": 1}
 """Channels that share a scale of the weight, where it changes along k."""
@@ -59,11 +59,12 @@ class CommonArgs(NamedTuple):
 
 
 class Sm90Args(NamedTuple):
-    """Of sm90_decode, where a comes as codes."""
+    """Of sm90_decode and sm90_decode_rows, where a comes as codes."""
 
     weight_map: TensorMap
     a_map: TensorMap
     common: CommonArgs
+    beta: Float32
 
 
 def config_for(problem: ScaledMm) -> DecodeConfig:
@@ -72,6 +73,12 @@ def config_for(problem: ScaledMm) -> DecodeConfig:
     if problem.m >= FEWEST_ROWS and not problem.batch_invariant and problem.scale_b != "group":
         config = full_config(problem.n, problem.k, problem.target, blocks)
         return config if problem.prefetch_weight else without_prefetch(config, problem.target)
+    return narrow_config(problem)
+
+
+def narrow_config(problem: ScaledMm) -> DecodeConfig:
+    """Return how a product is laid out with the rows of a on wgmma's N side."""
+    blocks = problem.scale_a == "group"
     # The order of a sum must not depend on m where it is asked not to: nor then may the config.
     side = MOST_ROWS if problem.batch_invariant else width(problem.m)
     config = cheapest(problem.n, problem.k, cost_model(side, blocks), problem.target)
@@ -86,12 +93,15 @@ def a_side(problem: ScaledMm, config: DecodeConfig) -> int:
 
 
 def launcher_for(
-    problem: ScaledMm, config: DecodeConfig, args: type, quantizer: Mapping[str, int] | None = None
+    problem: ScaledMm, config: DecodeConfig, args: type, quantizer: Mapping[str, int] | None = None, phases: int = 0
 ) -> tuple[jit.Launcher, jit.Grid]:
-    """Return the compiled kernel and its grid; ``quantizer`` has its constants where a comes in 16 bits."""
+    """Return the compiled kernel and its grid.
+
+    ``quantizer`` has its constants where a comes in 16 bits; of so many ``phases`` of rows the operands have maps.
+    """
     side, scale_rows = a_side(problem, config), SCALE_ROWS.get(problem.scale_b, 0)
     blockwise, depth = problem.scale_a == "group", stages(config, side, scale_rows, problem.target)
-    name, layout = "decode_rows", {}
+    name, layout = "decode_rows", {"FP8_CHANNELS": config.warpgroup_channels}
     if config.warpgroup_channels == 64:
         name, layout = (
             "decode",
@@ -101,6 +111,7 @@ def launcher_for(
                 "FP8_K_WARPGROUPS": config.k_warpgroups,
                 "FP8_CTAS_PER_SM": config.ctas_per_sm,
                 "FP8_SCALE_ROWS": scale_rows or BLOCK,
+                "FP8_PHASES": phases,
                 **(quantizer or {"FP8_A_VECTORS": 0, "FP8_A_ROWS": 0, "FP8_A_INPUT": 0, "FP8_A_MODE": 0}),
             },
         )
@@ -120,6 +131,7 @@ def launcher_for(
             "FP8_OUT": TYPE[problem.out],
             "FP8_BIAS": TYPE[problem.bias] if problem.bias else -1,
             "FP8_PREFETCH_CHUNKS": config.prefetch_chunks,
+            **ending(problem),
         },
         args,
         block=128 * config.m_warpgroups * config.k_warpgroups + 64 + 32 * blockwise,
@@ -137,17 +149,17 @@ def decode(problem: ScaledMm, config: DecodeConfig | None = None) -> Matmul:
     """
     config = config or config_for(problem)
     launcher, grid = launcher_for(problem, config, Sm90Args)
-    launch = launcher.bind_args(grid, Sm90Args(b"", b"", CommonArgs.of(problem)))
+    launch = launcher.bind_args(grid, Sm90Args(b"", b"", CommonArgs.of(problem), problem.beta))
     weight_maps = tensor_maps(problem.n, problem.k, problem.ldb, config.tile)
     a_maps = tensor_maps(problem.m, problem.k, problem.lda, a_side(problem, config) // config.multicast_tiles)
     return ready_kernel(launch, a_maps=a_maps, b_maps=weight_maps)
 
 
-def panels(problem: ScaledMm) -> Matmul:
+def panels(problem: ScaledMm, plan: Callable[[ScaledMm], Matmul] = decode) -> Matmul:
     """Return launches of 64 rows, each row with the bits that it has alone; every launch reads the weight."""
     full, rest = divmod(problem.m, MOST_ROWS)
     sizes = [MOST_ROWS] * full + [rest] * (rest > 0)
-    plans = {rows: decode(problem._replace(m=rows)) for rows in set(sizes)}
+    plans = {rows: plan(problem._replace(m=rows)) for rows in set(sizes)}
     launches = [(MOST_ROWS * i, plans[rows]) for i, rows in enumerate(sizes)]
     a_row, scale_row, out_row = problem.lda, 4 * problem.scale_a_strides[0], problem.ldo * ITEMSIZE[problem.out]
 
@@ -164,20 +176,6 @@ def plan_decode(problem: ScaledMm) -> Matmul:
     return decode(problem) if problem.m <= MOST_ROWS else panels(problem)
 
 
-ALWAYS_FASTER: Final = 16
-"""Up to so many rows no other kernel was measured to be faster: then nothing is compared."""
-MARGIN: Final = 1.04
-"""How many times the estimate of sm90_tiled this one's may be: beside a quantization it overlaps more, and it adds up
-k more exactly."""
-
-
-def _pays(p: ScaledMm) -> bool:
-    return p.m <= ALWAYS_FASTER or p.batch_invariant or us(p, config_for) <= MARGIN * tiled_cost.us(p)
-
-
-PAYS: Final = Requirement(
-    _pays, "estimated to take longer than sm90_tiled, with m={p.m} n={p.n} k={p.k} and scale_a per {p.scale_a}"
-)
 SM90_DECODE: Final = Kernel(
     "sm90_decode",
     (
@@ -187,11 +185,12 @@ SM90_DECODE: Final = Kernel(
         ROW_OR_BLOCK_SCALES,
         FLOAT32_SCALES,
         WIDE_RESULT,
-        aligned(16),
+        CODES_AT_16,
         STRIDES_OF_16,
+        WHOLE_ELEMENTS,
         WHOLE_WORDS,
     ),
     plan_decode,
-    (few_rows(MOST_ROWS), PAYS),
+    (few_rows(MOST_ROWS),),
 )
 """The row of `scaled_mm` for few rows on Hopper."""
