@@ -74,7 +74,13 @@ def about(p: ScaledMm, choice: Choice) -> dict[str, Any]:
     assert isinstance(found, library.Library)
     config = ordering.Config.of(found, offer.algorithm)
     other = {name: ordering.attribute(found, offer.algorithm, at) for name, at in _ATTRIBUTES.items()}
-    return {**config._asdict(), **other, "waves": round(offer.waves, 3), "workspace": offer.workspace_bytes}
+    return {
+        **config._asdict(),
+        **other,
+        "waves": round(offer.waves, 3),
+        "workspace": offer.workspace_bytes,
+        "place": offer.place,
+    }
 
 
 def measure(case: Case, how: timing.Sampling, *, more: bool) -> dict[str, Any]:
