@@ -16,7 +16,7 @@ FN, E5M2 = "float8_e4m3fn", "float8_e5m2"
 
 def problem(m, n, k, *, alignment=1, **changes):
     made = example_product(on(90), "row", "row", m=m, n=n, k=k)
-    return made._replace(lda=k, ldb=k, alignment=alignment, codes_alignment=alignment, **changes)
+    return made._replace(lda=k, ldb=k, alignment=alignment, codes_alignment=alignment, out_alignment=16, **changes)
 
 
 @pytest.mark.parametrize(("stride", "count"), [(4112, 1), (4104, 2), (4100, 4), (4098, 8), (15, 16)])
