@@ -75,6 +75,7 @@ _KEYS: Final[dict[str, tuple[str, ...]]] = {
     "fused": ("kind", "mode", "rows", "cols"),
     "decode": ("mode", "m", "n", "k"),
     "linear": ("bench", "m", "n", "k"),
+    "ending": ("bench", "mode", "m", "n", "k"),
     "invariance": ("bench", "mode", "m", "n", "k"),
     "odd": ("mode", "x", "rows", "cols"),
     "first_call": ("bench",),

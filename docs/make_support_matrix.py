@@ -68,9 +68,9 @@ def quantization(group_shape: GroupShape, *, static: bool = False) -> Ask:
     return lambda target: QUANTIZE.explain(example_quantize(target, group_shape, static=static))
 
 
-def product(a: Granularity, b: Granularity, m: int) -> Ask:
-    """Return what asks the table of products."""
-    return lambda target: SCALED_MM.explain(example_product(target, a, b, m=m))
+def product(a: Granularity, b: Granularity, m: int, **ending: object) -> Ask:
+    """Return what asks the table of products; ``ending`` are fields of the problem."""
+    return lambda target: SCALED_MM.explain(example_product(target, a, b, m=m)._replace(**ending))
 
 
 def norm(target: Target) -> Explanation:
@@ -107,12 +107,23 @@ BLOCKS: tuple[tuple[str, Granularity, Granularity], ...] = (
 )
 TOKENS = (16, 256)
 """Rows of the products: a decoder's and a batch's."""
+ENDINGS: dict[str, dict[str, object]] = {
+    "`silu` or `gelu`": {"activation": "silu"},
+    "`gelu_tanh`": {"activation": "gelu_tanh"},
+    "`beta`": {"beta": 1.0},
+}
+"""Fields of problems, by what the page calls them."""
 TABLES: dict[str, dict[str, Ask]] = {
     "Quantization of rows of 4096 bfloat16": QUANTIZATIONS,
     "Fused producers, 4096 columns of bfloat16": PRODUCERS,
     **{
         f"Products of {m} x 4096 x 4096 to bfloat16": {name: product(a, b, m) for name, a, b in VECTORS + BLOCKS}
         for m in TOKENS
+    },
+    f"Products of {TOKENS[-1]} x 4096 x 4096 that end in an activation or add to their result": {
+        f"{name}, {said}": product(a, b, TOKENS[-1], **ending)
+        for name, a, b in (VECTORS[1], BLOCKS[0])
+        for said, ending in ENDINGS.items()
     },
 }
 """The page's tables: columns by heading."""

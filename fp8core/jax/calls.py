@@ -205,8 +205,8 @@ def _check_places(operation: Operation, operands: tuple[Any, ...], arrays: Seque
 _NO_PLACE: Final = "needs to be writable, got an array of JAX, which cannot be written to: leave it out"
 _RETURNED: Final = {
     "rms_norm_quant": "; fp8core.jax.rms_norm_quant takes a residual and returns it",
-    "scaled_mm": "; fp8core.jax.scaled_mm returns an amax",
-    "scaled_mm_nt": "; fp8core.jax.scaled_mm_nt returns an amax",
+    "scaled_mm": "; fp8core.jax.scaled_mm takes what beta multiplies, and returns an amax",
+    "scaled_mm_nt": "; fp8core.jax.scaled_mm_nt takes what beta multiplies, and returns an amax",
 }
 
 

@@ -53,7 +53,8 @@ def scaled_mm(a: Any, b: Any, scale_a: Any = None, scale_b: Any = None, **keywor
         b: FP8 ``[k, n]`` or a `Quantized`, as ``q.T`` of a weight.
         scale_a: as for `fp8core.scaled_mm`.
         scale_b: as for `fp8core.scaled_mm`.
-        **keywords: as for `fp8core.scaled_mm`.
+        **keywords: as for `fp8core.scaled_mm`. With a beta, out is what is multiplied by it and added; it stays as it
+            is, but inside of ``jax.jit`` the result takes its memory where nothing else needs it.
 
     Returns:
         The result, and its amax as float32 ``[1]``.
@@ -67,7 +68,7 @@ def scaled_mm(a: Any, b: Any, scale_a: Any = None, scale_b: Any = None, **keywor
         >>> fp8core.jax.scaled_mm(a, weight.T)[1].round().tolist()
         [32.0]
     """
-    return _with_amax(ops.scaled_mm, a, b, scale_a, scale_b, **keywords)
+    return _with_amax(ops.scaled_mm, (a, b, scale_a, scale_b), keywords)
 
 
 def scaled_mm_nt(
@@ -80,7 +81,7 @@ def scaled_mm_nt(
         weight: FP8 ``[n, k]`` or a `Quantized`.
         scale_a: as for `fp8core.scaled_mm_nt`.
         scale_b: as for `fp8core.scaled_mm_nt`.
-        **keywords: as for `fp8core.scaled_mm_nt`.
+        **keywords: as for `fp8core.scaled_mm_nt`, and out as for `scaled_mm`.
 
     Returns:
         The result, and its amax as float32 ``[1]``.
@@ -94,13 +95,17 @@ def scaled_mm_nt(
         >>> fp8core.jax.scaled_mm_nt(a, weight)[1].round().tolist()
         [32.0]
     """
-    return _with_amax(ops.scaled_mm_nt, a, weight, scale_a, scale_b, **keywords)
+    return _with_amax(ops.scaled_mm_nt, (a, weight, scale_a, scale_b), keywords)
 
 
-def _with_amax(product: Callable[..., Any], *operands: Any, **keywords: Any) -> tuple[jax.Array, jax.Array]:
-    place: Any = Place(jax.numpy.zeros(1, np.float32))
-    made = product(*operands, amax=place, **keywords)
-    return made, place.array
+def _with_amax(
+    product: Callable[..., Any], operands: tuple[Any, ...], keywords: dict[str, Any]
+) -> tuple[jax.Array, jax.Array]:
+    amax: Any = Place(jax.numpy.zeros(1, jax.numpy.float32))
+    if keywords.get("out") is not None:
+        keywords["out"] = Place(keywords["out"])
+    made: Any = product(*operands, amax=amax, **keywords)
+    return made, amax.array
 
 
 def all_close_1d(x: Any) -> jax.Array:

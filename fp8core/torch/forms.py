@@ -23,7 +23,7 @@ class Option(NamedTuple):
     """One option of an operation, as an argument of an operator."""
 
     schema: str
-    """Its type and its name."""
+    """Its type and its name; and a default, spelled as in Python, where earlier releases exported graphs without it."""
     pack: Callable[[Any], Any]
     """Makes the argument of the option, while a caller is traced."""
     unpack: Callable[[Any], Any]
@@ -132,7 +132,8 @@ class Entry(NamedTuple):
             if option is None:
                 made.append(repr(form.given))
             else:
-                parameters.append(f"option{at}")
+                _, given, default = option.schema.partition("=")  # torch leaves out what equals its default
+                parameters.append(f"option{at}{given}{default}")
                 space[f"unpack{at}"] = option.unpack
                 made.append(f"option{at}" if option.unpack is _same else f"unpack{at}(option{at})")
         options = made[0] if self.bare else f"({', '.join(made)},)" if made else None
@@ -169,8 +170,10 @@ _SCALED: Final = (
     _plain("str scale_layout"),
     _plain("float eps"),
 )
+_ACTIVATION: Final = _plain("str? activation=None")
+_BETA: Final = _plain("float beta=0.0")
 _PRODUCT: Final = _plain("bool use_fast_accum"), _plain("bool batch_invariant")
-_MM: Final = _dtype("str out_dtype"), *_PRODUCT, _group("int[]? group_a"), _group("int[]? group_b")
+_MM: Final = _dtype("str out_dtype"), *_PRODUCT, _group("int[]? group_a"), _group("int[]? group_b"), _ACTIVATION, _BETA
 _WIDTHS: Final = (Option("int[] logical_widths", _pair, _tuple),)
 _ROUNDED: Final = _plain("bool round_intermediate")
 
@@ -225,6 +228,7 @@ ENTRIES: Final = (
             *_PRODUCT,
             _group("int[]? x_group"),
             _group("int[]? weight_group"),
+            _ACTIVATION,
         ),
         _with_out((0, 1, 2, 3, 4, 5), 6),
     ),

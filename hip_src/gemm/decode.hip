@@ -48,7 +48,7 @@ struct Chunk {
 
 constexpr int THREADS = WAVEFRONTS * WARP;
 KERNEL(THREADS)
-gfx9_decode(MATMUL_PARAMETERS) {
+gfx9_decode(MATMUL_PARAMETERS, float beta) {
     SHARED alignas(16) float partial[WAVEFRONTS][MATRIX_SIDE * PITCH];
     const TileOrigin origin = dense_tile<MATRIX_SIDE, MATRIX_SIDE>(row_tiles);
     const auto [first_row, first_col] = origin;
@@ -77,8 +77,10 @@ gfx9_decode(MATMUL_PARAMETERS) {
     block_barrier();
 
     const Epilogue<FP8_OUT, FP8_BIAS> finish(bias, nullptr);
+    const Ending<FP8_OUT, FP8_ACTIVATION, FP8_ACCUMULATES> ending = {beta};
     const auto end = [&](float acc, long long y, long long x) {
-        finish.store(out, y * ldo + x, finish.value(acc, scale_a[y * scale_a_row], scale_b[x * scale_b_row], int(x)));
+        const float value = finish.value(acc, scale_a[y * scale_a_row], scale_b[x * scale_b_row], int(x));
+        finish.store(out, y * ldo + x, ending.of(value, out, y * ldo + x));
     };
     for_each_sum<WAVEFRONTS, MATRIX_SIDE, MATRIX_SIDE, PITCH>(partial[0], origin, m, n, end);
 }

@@ -99,7 +99,7 @@ def _static_layer(x: Any, w: Any, scale: Any, bias: Any) -> Any:
 
 
 def _quantized_layer(a: Any, sa: Any, w: Any, sb: Any, bias: Any) -> Any:
-    return fp8core.linear(Quantized(a, sa), Quantized(w, sb), bias=bias)
+    return fp8core.linear(Quantized(a, sa), Quantized(w, sb), bias=bias, activation="gelu")
 
 
 def _blocks(x: Any, w: Any, scale: Any, bias: Any) -> Any:

@@ -28,7 +28,7 @@ REGISTERS = {
     "copy_rows": 48,
     "sm90_tiled": 248,
     "sm90_decode": 168,
-    "sm90_decode_rows": 224,
+    "sm90_decode_rows": 232,
     "sm89_decode": 248,
     "rms_norm_quant": 128,
     "normalize": 48,

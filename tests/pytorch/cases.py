@@ -103,6 +103,7 @@ def _amax(a: torch.Tensor, sa: torch.Tensor, b: torch.Tensor, sb: torch.Tensor, 
 def _mm_out(a: torch.Tensor, sa: torch.Tensor, b: torch.Tensor, sb: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     out = torch.full((a.shape[0], b.shape[0]), 7.0, dtype=torch.float16, device=a.device)
     fp8core.scaled_mm_nt(a, b, sa, sb, bias=bias.half(), out_dtype=torch.float16, out=out)
+    fp8core.scaled_mm_nt(a, b, sa, sb, activation="silu", beta=-0.5, out_dtype=torch.float16, out=out)
     return out
 
 

@@ -66,7 +66,7 @@ KERNEL_ALONE(THREADS)
 #else
 KERNEL(THREADS)
 #endif
-generic_decode(MATMUL_PARAMETERS, const float* out_scale, float* amax) {
+generic_decode(MATMUL_PARAMETERS, const float* out_scale, float* amax, float beta) {
     DYNAMIC_SHARED(shared);
     float* const sums = reinterpret_cast<float*>(shared);  // [WARPS][SIDE][PITCH]
     const TileOrigin origin = dense_tile<SIDE, CHANNELS>(row_tiles);
@@ -147,11 +147,12 @@ generic_decode(MATMUL_PARAMETERS, const float* out_scale, float* amax) {
     block_barrier();
 
     const Epilogue<FP8_OUT, FP8_BIAS> finish(bias, out_scale);
+    const Ending<FP8_OUT, FP8_ACTIVATION, FP8_ACCUMULATES> end = {beta};
     float largest = 0.0f;
     for_each_sum<WARPS, SIDE, CHANNELS, PITCH>(sums, origin, m, n, [&](float acc, long long y, long long x) {
         const float across = BLOCKED ? 1.0f : scale_a[y * scale_a_row];
         const float along = BLOCKED ? 1.0f : scale_b[x * scale_b_row];
-        const float value = finish.value(acc, across, along, int(x));
+        const float value = end.of(finish.value(acc, across, along, int(x)), out, y * ldo + x);
         finish.store(out, y * ldo + x, value);
         if (AMAX) largest = maximum(largest, magnitude(value));
     });

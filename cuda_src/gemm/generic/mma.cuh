@@ -83,7 +83,7 @@ DEVICE Fragment fragment(const Chunk* tile, int slab, int first_row) {
 }
 
 KERNEL_ALONE(THREADS)
-generic_mma(MATMUL_PARAMETERS, const float* out_scale, float* amax) {
+generic_mma(MATMUL_PARAMETERS, const float* out_scale, float* amax, float beta) {
     DYNAMIC_SHARED(shared);
     constexpr int SIZE_A = ROWS * DEPTH / 8, SIZE_B = COLS * DEPTH / 8;
     Chunk* const tiles = reinterpret_cast<Chunk*>(shared);
@@ -165,6 +165,7 @@ generic_mma(MATMUL_PARAMETERS, const float* out_scale, float* amax) {
     }
 
     const Epilogue<FP8_OUT, FP8_BIAS> finish(bias, out_scale);
+    const Ending<FP8_OUT, FP8_ACTIVATION, FP8_ACCUMULATES> end = {beta};
     float largest = 0.0f;
 #pragma unroll
     for (int i = 0; i < WARP_ROWS; ++i)
@@ -176,7 +177,7 @@ generic_mma(MATMUL_PARAMETERS, const float* out_scale, float* amax) {
                 if (row >= m || col >= n) continue;
                 const float across = BLOCKED ? 1.0f : scale_a[row * scale_a_row];
                 const float along = BLOCKED ? 1.0f : scale_b[col * scale_b_row];
-                const float value = finish.value(acc[i][j].of[e], across, along, col);
+                const float value = end.of(finish.value(acc[i][j].of[e], across, along, col), out, row * ldo + col);
                 finish.store(out, row * ldo + col, value);
                 if (AMAX) largest = maximum(largest, magnitude(value));
             }

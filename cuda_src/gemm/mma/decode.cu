@@ -108,7 +108,7 @@ struct Lane {
 
 constexpr int THREADS = WARPS * WARP;
 KERNEL(THREADS)
-sm89_decode(MATMUL_PARAMETERS) {
+sm89_decode(MATMUL_PARAMETERS, float beta) {
     DYNAMIC_SHARED(shared);
     float* const sums = reinterpret_cast<float*>(shared);  // [WARPS][SIDE][PITCH]
     const TileOrigin origin = dense_tile<SIDE, CHANNELS>(row_tiles);
@@ -144,9 +144,11 @@ sm89_decode(MATMUL_PARAMETERS) {
     block_barrier();
 
     const Epilogue<FP8_OUT, FP8_BIAS> finish(bias, nullptr);
+    const Ending<FP8_OUT, FP8_ACTIVATION, FP8_ACCUMULATES> ending = {beta};
     for_each_sum<WARPS, SIDE, CHANNELS, PITCH>(sums, origin, m, n, [&](float acc, long long y, long long x) {
         const float across = BLOCKED ? 1.0f : scale_a[y * scale_a_row];
         const float along = BLOCKED ? 1.0f : scale_b[x * scale_b_row];
-        finish.store(out, y * ldo + x, finish.value(acc, across, along, int(x)));
+        const float value = finish.value(acc, across, along, int(x));
+        finish.store(out, y * ldo + x, ending.of(value, out, y * ldo + x));
     });
 }

@@ -42,6 +42,7 @@ struct Config {
                          ctas_per_sm = FP8_CTAS_PER_SM;
     static constexpr int stages = FP8_STAGES, a_stages = FP8_A_STAGES, prefetch_chunks = FP8_PREFETCH_CHUNKS;
     static constexpr int a_type = FP8_A_TYPE, b_type = FP8_B_TYPE, out_type = FP8_OUT, bias_type = FP8_BIAS;
+    static constexpr int activation = FP8_ACTIVATION, accumulates = FP8_ACCUMULATES;
     static constexpr int blockwise = FP8_BLOCKWISE, scale_rows = FP8_SCALE_ROWS;
     static constexpr int phases = FP8_PHASES;
     static constexpr int a_vectors = FP8_A_VECTORS, a_rows = FP8_A_ROWS, a_input = FP8_A_INPUT, a_mode = FP8_A_MODE;
@@ -63,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
 #endif
     const float* scale_a, long long scale_a_row, long long scale_a_k, const float* __restrict__ scale_b,
     long long scale_b_row, long long scale_b_k, const void* __restrict__ bias, void* out, long long ldo, int m, int n,
-    int k_blocks, int prefetch_weight) {
+    int k_blocks, int prefetch_weight, float beta) {
     extern __shared__ char dynamic[];
     __shared__ alignas(8) word64 barriers[DecodeBlock<C>::barriers];
     __shared__ float row_scales[C::width];
@@ -99,6 +100,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
     Ring<C::stages> next(k_warpgroup), oldest(k_warpgroup);  // to be multiplied, and to be released
     Ring<C::a_stages> a_next(k_warpgroup), a_oldest(k_warpgroup);
     const Epilogue<C::out_type, C::bias_type> epilogue(bias, nullptr);
+    const Ending<C::out_type, C::activation, C::accumulates> ending = {beta};
     float row_scale = 0.0f;
     // k-blocks of a whose stage is loaded again: when this block releases the others, a multicast peer may have ended.
     const int iterations = (k_iter.tiles - k_iter.tile + k_iter.step - 1) / k_iter.step;
@@ -126,6 +128,13 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
             } else if (!C::blockwise && threadIdx.x < C::width) {
                 row_scale = scale_a[min((int)threadIdx.x, m - 1) * scale_a_row];
             }
+        }
+        Addends<C::out_type, C::sums, C::accumulates> addends;  // arrive while the tile is multiplied
+#pragma unroll
+        for (int i = 0; i < C::sums; ++i) {
+            const int half = i / 2 % 2, row = i / 4 * 8 + lane % 4 * 2 + i % 2;
+            const int here = C::Tile::channel(k_iter.tile, unit0 * 8 + lane / 4 + 8 * half);
+            addends.load(i, out, row * ldo + here, k_warpgroup == 0 && owned[half] && row < m && here < n);
         }
         if (C::a_vectors) a_next = Ring<C::a_stages>(next_k_block);  // all of the block's k-blocks are there, and stay
 
@@ -266,6 +275,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
                 float& value = sums[4 * j + i];
                 if (!C::blockwise) value = epilogue.scaled(value, i & 1 ? rows.y : rows.x, channel_scales[i / 2]);
                 value = epilogue.biased(value, channel_biases[i / 2]);
+                value = ending.of(value, addends.number(4 * j + i));
             }
         }
         store_part<C>(sums, owned, out, ldo, k_iter.tile, unit0 * 8, m, n, lane);

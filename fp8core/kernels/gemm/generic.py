@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from fp8core import host
 from fp8core.features import features
 from fp8core.kernels.encodings import FORMAT, RESULT, TYPE, ceil_div, power_of_two
-from fp8core.kernels.gemm.args import Matmul, MatmulArgs, ready
+from fp8core.kernels.gemm.args import Matmul, MatmulArgs, ending, ready
 from fp8core.kernels.gemm.requirements import (
     AMD_FORMATS,
     FLOAT32_SCALES,
@@ -23,7 +23,7 @@ from fp8core.kernels.gemm.requirements import (
 from fp8core.kernels.requirements import platform
 from fp8core.problem import BLOCK, ScaledMm, Target
 from fp8core.runtime import jit
-from fp8core.runtime.args import Pointer
+from fp8core.runtime.args import Float32, Pointer
 from fp8core.table import Kernel, Launch
 
 SIDE: Final = 16
@@ -48,6 +48,7 @@ class GenericArgs(NamedTuple):
     matmul: MatmulArgs
     out_scale: Pointer
     amax: Pointer
+    beta: Float32
 
 
 class Tile(NamedTuple):
@@ -147,6 +148,7 @@ def constants(p: ScaledMm) -> dict[str, int]:
         "FP8_AMAX": int(p.amax),
         "FP8_ALIGNED": int(is_aligned(p)),
         "FP8_DIRECT": int(is_direct(p)),
+        **ending(p),
     }
 
 
@@ -178,7 +180,7 @@ def plan_mma(p: ScaledMm, shape: Tile | None = None) -> Matmul:
         shared_bytes=(2 if is_direct(p) else 4) * (shape.rows + shape.cols) * depth,
         programmatic=True,
     )
-    args = GenericArgs(MatmulArgs.of(p, ceil_div(p.m, shape.rows)), 0, 0)
+    args = GenericArgs(MatmulArgs.of(p, ceil_div(p.m, shape.rows)), 0, 0, p.beta)
     return _ready(p, launcher.bind_args((shape.blocks(p.m, p.n), 1, 1), args))
 
 
@@ -233,7 +235,7 @@ def plan_decode(p: ScaledMm, shape: Layout | None = None) -> Matmul:
         shared_bytes=4 * shape.warps * shape.side * (SIDE * shape.tiles + 4),
         programmatic=True,
     )
-    args = GenericArgs(MatmulArgs.of(p, ceil_div(p.m, shape.side)), 0, 0)
+    args = GenericArgs(MatmulArgs.of(p, ceil_div(p.m, shape.side)), 0, 0, p.beta)
     return _ready(p, launcher.bind_args((shape.blocks(p.m, p.n), 1, 1), args))
 
 

@@ -25,7 +25,7 @@ from fp8core.kernels.gemm.sm90.tensor_maps import TensorMaps, encode, shared_map
 from fp8core.kernels.requirements import CUDA, supports
 from fp8core.problem import ScaledMm
 from fp8core.runtime import jit
-from fp8core.runtime.args import Int32, Int64, PhasedMaps, Pointer, TensorMap
+from fp8core.runtime.args import Float32, Int32, Int64, PhasedMaps, Pointer, TensorMap
 from fp8core.table import Kernel, Launch, Requirement
 
 ALIGNMENT: Final = 16
@@ -55,6 +55,7 @@ class UnalignedArgs(NamedTuple):
     weight_map: PhasedMaps
     a_map: TensorMap
     common: CommonArgs
+    beta: Float32
 
 
 def phases_of(stride: int) -> int:
@@ -101,7 +102,7 @@ def plan_unaligned(problem: ScaledMm, config: DecodeConfig | None = None) -> Mat
     count, side = phases_of(problem.ldb), width(problem.m)
     ld = ceil_div(problem.k + ALIGNMENT - 1, BLOCK_K) * BLOCK_K
     launcher, grid = launcher_for(problem, config, UnalignedArgs, phases=count)
-    multiply = launcher.bind_args(grid, UnalignedArgs(b"", b"", CommonArgs.of(problem._replace(k=ld))))
+    multiply = launcher.bind_args(grid, UnalignedArgs(b"", b"", CommonArgs.of(problem._replace(k=ld)), problem.beta))
     shift = plan_shift(problem, ld)
     b_maps = shared_maps(UnalignedMaps, problem.n, problem.k, problem.ldb, config.tile, BLOCK_K)
     a_maps = tensor_maps(count * side, ld, ld, side)
