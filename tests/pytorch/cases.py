@@ -221,6 +221,11 @@ CASES = (
         "convert_to_channelwise", lambda s: fp8core.convert_to_channelwise(s, [3, 0, 4]), lambda m: (wide(3).float(),)
     ),
     Case(
+        "all_close_1d",
+        lambda same, other: (fp8core.all_close_1d(same * 1), fp8core.all_close_1d(other), other * 2),
+        lambda m: (torch.full((m,), 0.5), wide(m + 1, dtype=torch.float32)),
+    ),
+    Case(
         "normalize",
         lambda w, s: fp8core.normalize_e4m3fn_to_e4m3fnuz(w, s),
         lambda m: tuple(weight((1, -1), m, K)),

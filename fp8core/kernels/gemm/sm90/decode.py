@@ -9,10 +9,12 @@ from typing import Final, NamedTuple
 from fp8core.kernels.encodings import FORMAT, TYPE, ceil_div
 from fp8core.kernels.gemm.args import Matmul, ScaledArgs, ending, ready, ready_kernel
 from fp8core.kernels.gemm.requirements import (
+    CODES_AT_16,
     FLOAT32_SCALES,
     OCP_FORMATS,
     ROW_OR_BLOCK_SCALES,
     STRIDES_OF_16,
+    WHOLE_ELEMENTS,
     WHOLE_WORDS,
     WIDE_RESULT,
     few_rows,
@@ -31,7 +33,7 @@ from fp8core.kernels.gemm.sm90.decode_config import (
 )
 from fp8core.kernels.gemm.sm90.decode_rows_config import FEWEST_ROWS, full_config
 from fp8core.kernels.gemm.sm90.tensor_maps import tensor_maps
-from fp8core.kernels.requirements import CUDA, aligned, supports
+from fp8core.kernels.requirements import CUDA, supports
 from fp8core.problem import BLOCK, ITEMSIZE, ScaledMm
 from fp8core.runtime import jit
 from fp8core.runtime.args import Float32, Int32, TensorMap
@@ -71,6 +73,12 @@ def config_for(problem: ScaledMm) -> DecodeConfig:
     if problem.m >= FEWEST_ROWS and not problem.batch_invariant and problem.scale_b != "group":
         config = full_config(problem.n, problem.k, problem.target, blocks)
         return config if problem.prefetch_weight else without_prefetch(config, problem.target)
+    return narrow_config(problem)
+
+
+def narrow_config(problem: ScaledMm) -> DecodeConfig:
+    """Return how a product is laid out with the rows of a on wgmma's N side."""
+    blocks = problem.scale_a == "group"
     # The order of a sum must not depend on m where it is asked not to: nor then may the config.
     side = MOST_ROWS if problem.batch_invariant else width(problem.m)
     config = cheapest(problem.n, problem.k, cost_model(side, blocks), problem.target)
@@ -85,12 +93,15 @@ def a_side(problem: ScaledMm, config: DecodeConfig) -> int:
 
 
 def launcher_for(
-    problem: ScaledMm, config: DecodeConfig, args: type, quantizer: Mapping[str, int] | None = None
+    problem: ScaledMm, config: DecodeConfig, args: type, quantizer: Mapping[str, int] | None = None, phases: int = 0
 ) -> tuple[jit.Launcher, jit.Grid]:
-    """Return the compiled kernel and its grid; ``quantizer`` has its constants where a comes in 16 bits."""
+    """Return the compiled kernel and its grid.
+
+    ``quantizer`` has its constants where a comes in 16 bits; channels of so many ``phases`` have maps of their own.
+    """
     side, scale_rows = a_side(problem, config), SCALE_ROWS.get(problem.scale_b, 0)
     blockwise, depth = problem.scale_a == "group", stages(config, side, scale_rows, problem.target)
-    name, layout = "decode_rows", {}
+    name, layout = "decode_rows", {"FP8_CHANNELS": config.warpgroup_channels}
     if config.warpgroup_channels == 64:
         name, layout = (
             "decode",
@@ -100,6 +111,7 @@ def launcher_for(
                 "FP8_K_WARPGROUPS": config.k_warpgroups,
                 "FP8_CTAS_PER_SM": config.ctas_per_sm,
                 "FP8_SCALE_ROWS": scale_rows or BLOCK,
+                "FP8_PHASES": phases,
                 **(quantizer or {"FP8_A_VECTORS": 0, "FP8_A_ROWS": 0, "FP8_A_INPUT": 0, "FP8_A_MODE": 0}),
             },
         )
@@ -173,8 +185,9 @@ SM90_DECODE: Final = Kernel(
         ROW_OR_BLOCK_SCALES,
         FLOAT32_SCALES,
         WIDE_RESULT,
-        aligned(16),
+        CODES_AT_16,
         STRIDES_OF_16,
+        WHOLE_ELEMENTS,
         WHOLE_WORDS,
     ),
     plan_decode,
