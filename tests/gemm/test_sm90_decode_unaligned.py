@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from fp8core.kernels.gemm.sm90 import decode_unaligned
-from fp8core.kernels.gemm.sm90.decode_unaligned import SM90_DECODE_UNALIGNED, UnalignedMaps, phases_of, plan_unaligned
+from fp8core.kernels.gemm.sm90.decode_config import clusters_at_once
+from fp8core.kernels.gemm.sm90.decode_unaligned import (
+    SM90_DECODE_UNALIGNED,
+    UnalignedMaps,
+    layout,
+    phases_of,
+    plan_unaligned,
+)
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.explain import example_product
 from support.problems import on
@@ -52,6 +59,21 @@ def test_maps_cover_every_row_and_end_with_it(monkeypatch, rows, columns, stride
         found += range(first, rows, count)[:of_residue]
         assert len(range(first, rows, count)) == of_residue
     assert sorted(found) == list(range(rows))
+
+
+@pytest.mark.parametrize("m", [1, 16, 32, 64])
+@pytest.mark.parametrize("k", [4097, 4098, 4100, 4104])
+@pytest.mark.parametrize("n", [5, 1003, 5000, 12345, 57344])
+def test_every_cluster_has_as_many_tiles(m, n, k):
+    """As far as they can: no cluster takes a second tile where others could take it."""
+    for early in (False, True):
+        p = problem(m, n, k, prefetch_weight=early)
+        config, count = layout(p), phases_of(k)
+        tiles = count * -(-n // (count * config.tile))
+        most = clusters_at_once(p.target)[config.cluster] * config.ctas_per_sm
+        assert config.multicast_tiles == 1
+        assert config.clusters <= tiles
+        assert -(-tiles // config.clusters) == -(-tiles // min(tiles, most))
 
 
 def test_few_rows_at_any_address_choose_it():

@@ -19,8 +19,17 @@ from fp8core.kernels.gemm.requirements import (
     WHOLE_WORDS,
     WIDE_RESULT,
 )
-from fp8core.kernels.gemm.sm90.decode import CommonArgs, launcher_for, narrow_config
-from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K, MOST_ROWS, DecodeConfig, width, without_multicast
+from fp8core.kernels.gemm.sm90.decode import CommonArgs, launcher_for
+from fp8core.kernels.gemm.sm90.decode_config import (
+    BLOCK_K,
+    MOST_ROWS,
+    CostModel,
+    DecodeConfig,
+    cheapest,
+    cost_model,
+    width,
+    without_prefetch,
+)
 from fp8core.kernels.gemm.sm90.tensor_maps import TensorMaps, encode, shared_maps, tensor_maps
 from fp8core.kernels.requirements import CUDA, supports
 from fp8core.problem import ScaledMm
@@ -30,6 +39,8 @@ from fp8core.table import Kernel, Launch, Requirement
 
 ALIGNMENT: Final = 16
 """Bytes that TMA reads from multiples of, and the most maps of a weight."""
+SMALL, LARGE = 64, 128
+"""Channels of the tiles of sm90_decode."""
 THREADS: Final = 256
 BLOCKS_A_MULTIPROCESSOR: Final = 8
 
@@ -96,9 +107,27 @@ def plan_shift(p: ScaledMm, ld: int) -> Launch:
     return launcher.bind_args((min(blocks, most), 1, 1), args)
 
 
+def layout(problem: ScaledMm) -> DecodeConfig:
+    """Return how a product is laid out on the multiprocessors: as `sm90_decode`, for the channels that its tiles hold.
+
+    Tiles that are not full are as many as there are residues: where large tiles would hold more channels so than small
+    ones, these are taken.
+    """
+    count, model = phases_of(problem.ldb), cost_model(width(problem.m), False)
+    n, most = (ceil_div(problem.n, count * side) * count * side for side in (SMALL, LARGE))
+    config = cheapest(n, problem.k, alone(model, LARGE if most == n else SMALL), problem.target)
+    return config if problem.prefetch_weight else without_prefetch(config, problem.target)
+
+
+def alone(model: CostModel, most: int) -> CostModel:
+    """Return a cost model with those candidates whose tiles have at most so many channels and an a of their own."""
+    configs = tuple(c for c in model.configs if SMALL * c.m_warpgroups <= most and c.multicast_tiles == 1)
+    return model._replace(configs=configs, small=alone(model.small, most) if model.small else None)
+
+
 def plan_unaligned(problem: ScaledMm, config: DecodeConfig | None = None) -> Matmul:
     """Return the product as `sm90_decode` does, after the launch that copies a."""
-    config = config or without_multicast(narrow_config(problem), problem.n)
+    config = config or layout(problem)
     count, side = phases_of(problem.ldb), width(problem.m)
     ld = ceil_div(problem.k + ALIGNMENT - 1, BLOCK_K) * BLOCK_K
     launcher, grid = launcher_for(problem, config, UnalignedArgs, phases=count)
