@@ -149,19 +149,6 @@ def plan_tiled(problem: ScaledMm, algorithm: int = 0) -> Matmul:
     return tiled(problem, by_cost(problem)[algorithm])
 
 
-def _pays(p: ScaledMm) -> bool:
-    """Return whether the library was measured no faster, or has more to do (experiments/2026-11-tiled)."""
-    tensors = p.scale_a == p.scale_b == "tensor"
-    direct = p.n % 8 == 0 and p.k % 16 == 0 and p.ldo * ITEMSIZE[p.out] % 16 == 0
-    ends = p.activation != "" or p.beta != 0  # which the library may not, or needs a launch for
-    return p.scale_a == "group" or ends or not direct or (p.amax if p.out in WIDE else not tensors)
-
-
-PAYS: Final = Requirement(
-    _pays,
-    "measured slower than cuBLASLt here (preferred for 1x128 scales, and for others where the library takes more than"
-    " one launch); got m={p.m} n={p.n} k={p.k} scale_a per {p.scale_a} scale_b per {p.scale_b}",
-)
 OCP_RESULT: Final = Requirement(
     lambda p: p.out in WIDE or p.out in OCP,
     "gives float32, float16, bfloat16, e4m3fn or e5m2, got {p.out}",
@@ -186,7 +173,6 @@ SM90_TILED: Final = Kernel(
         WHOLE_WORDS,
     ),
     plan_tiled,
-    (PAYS,),
     algorithms=algorithms,
     us=us,
 )
