@@ -39,6 +39,8 @@ from fp8core.table import Kernel, Launch, Requirement
 
 ALIGNMENT: Final = 16
 """Bytes that TMA reads from multiples of, and the most maps of a weight."""
+MOST_COPIED: Final = 1 << 30
+"""Bytes of all copies of a at most: the memory that a call takes beside its result."""
 SMALL, LARGE = 64, 128
 """Channels of the tiles of sm90_decode."""
 THREADS: Final = 256
@@ -57,7 +59,6 @@ class ShiftArgs(NamedTuple):
     k: Int32
     ld: Int32
     copy_rows: Int32
-    phases: Int32
 
 
 class UnalignedArgs(NamedTuple):
@@ -101,10 +102,10 @@ def plan_shift(p: ScaledMm, ld: int) -> Launch:
     """Return ``launch(stream, a, copies, b)``: a for each residue of b's rows, in rows of ``ld`` codes."""
     count = phases_of(p.ldb)
     launcher = jit.prepare(p.target, "gemm/sm90/shift", "shift_codes", {}, ShiftArgs, block=THREADS, programmatic=True)
-    blocks = ceil_div(count * p.m * ld // ALIGNMENT, THREADS)
-    most = p.target.multiprocessors * BLOCKS_A_MULTIPROCESSOR
-    args = ShiftArgs(0, p.lda, 0, 0, p.ldb, p.m, p.k, ld, width(p.m), count)
-    return launcher.bind_args((min(blocks, most), 1, 1), args)
+    blocks = ceil_div(p.m * ld // ALIGNMENT, THREADS)
+    most = ceil_div(p.target.multiprocessors * BLOCKS_A_MULTIPROCESSOR, count)
+    args = ShiftArgs(0, p.lda, 0, 0, p.ldb, p.m, p.k, ld, width(p.m))
+    return launcher.bind_args((min(blocks, most), count, 1), args)
 
 
 def layout(problem: ScaledMm) -> DecodeConfig:
@@ -148,7 +149,10 @@ UNALIGNED: Final = Requirement(
     lambda p: any(number % ALIGNMENT for number in (max(p.alignment, p.codes_alignment), p.lda, p.ldb)),
     "is for rows of codes that are not aligned to 16 bytes",
 )
-SOME_K: Final = Requirement(lambda p: 0 < p.k < 1 << 30, "needs k from 1 to 2**30, got k={p.k}")
+SOME_K: Final = Requirement(
+    lambda p: p.k > 0 and phases_of(p.ldb) * MOST_ROWS * p.k < MOST_COPIED,
+    f"needs k > 0 and copies of a of less than {MOST_COPIED} bytes, got k={{p.k}} ldb={{p.ldb}}",
+)
 FEW_ROWS: Final = Requirement(lambda p: p.m <= MOST_ROWS, f"needs at most {MOST_ROWS} rows, got m={{p.m}}")
 ANY_ORDER: Final = Requirement(
     lambda p: not p.batch_invariant, "not batch-invariant: more rows than it takes get their sums in another order"
