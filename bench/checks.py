@@ -120,6 +120,14 @@ def jax_layers(found: Results, bound: float) -> Iterator[Check]:
             yield Check(f"m={r['m']}", fp8 / bf16 / bound, f"{fp8 / bf16:.3f}")
 
 
+def hf_decoders(found: Results, bound: float, modes: Sequence[str], tokens: int | None = None) -> Iterator[Check]:
+    """Check the time of a decoder of transformers, run in these ways, against that in bfloat16."""
+    for r in found.hf_decoder:
+        fp8, bf16 = us(r, "fp8core"), us(r, "bf16")
+        if r["mode"] in modes and tokens in (None, r["m"]) and fp8 and bf16:
+            yield Check(f"{r['mode']}, m={r['m']}", fp8 / bf16 / bound, f"{fp8 / bf16:.3f}")
+
+
 def in_programs(found: Results, bound: float, *names: str) -> Iterator[Check]:
     """Check what calls on JAX arrays take."""
     for r in found.jax_layer:

@@ -215,6 +215,27 @@ GOALS: Final = (
         f"{SAME_RUN}; 2 % is noise",
         checks.plain_calls,
     ),
+    Goal(
+        "four layers of Qwen3-8B in transformers, compiled by compile_options in a graph, one token",
+        "≤ {} x bfloat16's",
+        0.53,
+        SAME_RUN,
+        partial(checks.hf_decoders, modes=("options",), tokens=1),
+    ),
+    Goal(
+        "the same, 16 tokens",
+        "≤ {} x bfloat16's",
+        0.6,
+        SAME_RUN,
+        partial(checks.hf_decoders, modes=("options",), tokens=16),
+    ),
+    Goal(
+        "the same layers, not compiled",
+        "≤ {:g} x bfloat16's",
+        1.0,
+        f"{SAME_RUN}; both wait for the host",
+        partial(checks.hf_decoders, modes=("eager",)),
+    ),
     Goal("decoder layer under jax.jit", "≤ {} x bfloat16's", 0.7, SAME_RUN, checks.jax_layers),
     Goal(
         "a layer of one token in a program of JAX",

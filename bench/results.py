@@ -118,6 +118,7 @@ class Results(NamedTuple):
     hf_decoder: Sequence[Record] = ()
     choice: Sequence[Record] = ()
     accuracy: Sequence[Record] = ()
+    ending: Sequence[Record] = ()
 
     @property
     def device(self) -> str:

@@ -159,7 +159,7 @@ def _slices(entry: Entry, stack: Stack, suffix: str, shape: tuple[int, ...]) -> 
     if halves > 1 and suffix != WEIGHT and _straddles(stack, entry):
         raise CheckpointError(f"{entry.name} needs scales that part gate from up, got a block across both")
     small = (of_one[0] // halves, *of_one[1:]) if of_one else ()
-    step = (nbytes // math.prod(of_one)) * small[0] if turned else nbytes // halves
+    step = (nbytes // max(math.prod(of_one), 1)) * small[0] if turned else nbytes // halves
     for expert in range(experts):
         for place, part in enumerate(parts):
             begin = entry.begin + (0 if shared else expert * nbytes) + (place * step if halves > 1 else 0)

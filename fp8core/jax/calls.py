@@ -19,7 +19,8 @@ from fp8core.core.operation import Interned, Operation, float32_number, times_fo
 from fp8core.errors import DeviceError, LayoutError
 from fp8core.jax.primitives import CallOf, avals_of, traced
 from fp8core.jax.programs import NAMES, OPERATIONS, plain
-from fp8core.jax.sharding import partitioned, rule_of, spec_over, specs_of
+from fp8core.jax.rules import rule_of
+from fp8core.jax.sharding import partitioned, spec_over, specs_of
 
 CALLS_KEPT: Final = 4096
 """Kinds of eager calls whose programs are kept."""
@@ -199,15 +200,13 @@ def _check_places(operation: Operation, operands: tuple[Any, ...], arrays: Seque
     """Refuse an array that a result would be written into."""
     for at in kind.results:
         if arrays[at] is not None and type(operands[at]) is not Place:
-            raise LayoutError(f"{operation.operands[at]} {_NO_PLACE}{_RETURNED.get(kind.call.name, '')}")
+            raise LayoutError(_NO_PLACE.format(operation.operands[at], kind.call.name))
 
 
-_NO_PLACE: Final = "needs to be writable, got an array of JAX, which cannot be written to: leave it out"
-_RETURNED: Final = {
-    "rms_norm_quant": "; fp8core.jax.rms_norm_quant takes a residual and returns it",
-    "scaled_mm": "; fp8core.jax.scaled_mm takes what beta multiplies, and returns an amax",
-    "scaled_mm_nt": "; fp8core.jax.scaled_mm_nt takes what beta multiplies, and returns an amax",
-}
+_NO_PLACE: Final = (
+    "{} needs to be writable, got an array of JAX, which cannot be written to: leave it out, or if it is a residual,"
+    " an amax or what beta multiplies take fp8core.jax.{}, which returns it"
+)
 
 
 def _kind(operation: Operation, options: Any, arrays: Sequence[Any]) -> Kind:

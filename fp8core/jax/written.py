@@ -45,6 +45,31 @@ def rms_norm_quant(
     return q, place.array
 
 
+def all_close_1d(x: Any) -> jax.Array:
+    """Return what `fp8core.all_close_1d` gives as an array, which nothing waits for: also inside of ``jax.jit``.
+
+    Args:
+        x: a float32 array of JAX with one axis.
+
+    Returns:
+        A boolean without axes.
+
+    Raises:
+        Fp8Error: as `fp8core.all_close_1d`.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp, fp8core.jax
+        >>> bool(jax.jit(fp8core.jax.all_close_1d)(jnp.array([0.5, 0.5])))
+        True
+    """
+    place: Any = Place(None)
+    _, count = ALL_CLOSE_CALLS((x, place), None)
+    if not count:
+        return jax.numpy.array(True)
+    flag: jax.Array = jax.lax.bitcast_convert_type(place.array, np.int32)[0] != 0
+    return flag
+
+
 def scaled_mm(a: Any, b: Any, scale_a: Any = None, scale_b: Any = None, **keywords: Any) -> tuple[jax.Array, jax.Array]:
     """Return what `fp8core.scaled_mm` gives, and the largest magnitude of the result before it is rounded.
 
@@ -53,8 +78,7 @@ def scaled_mm(a: Any, b: Any, scale_a: Any = None, scale_b: Any = None, **keywor
         b: FP8 ``[k, n]`` or a `Quantized`, as ``q.T`` of a weight.
         scale_a: as for `fp8core.scaled_mm`.
         scale_b: as for `fp8core.scaled_mm`.
-        **keywords: as for `fp8core.scaled_mm`. With a beta, out is what is multiplied by it and added; it stays as it
-            is, but inside of ``jax.jit`` the result takes its memory where nothing else needs it.
+        **keywords: as for `fp8core.scaled_mm`.
 
     Returns:
         The result, and its amax as float32 ``[1]``.
@@ -81,7 +105,7 @@ def scaled_mm_nt(
         weight: FP8 ``[n, k]`` or a `Quantized`.
         scale_a: as for `fp8core.scaled_mm_nt`.
         scale_b: as for `fp8core.scaled_mm_nt`.
-        **keywords: as for `fp8core.scaled_mm_nt`, and out as for `scaled_mm`.
+        **keywords: as for `fp8core.scaled_mm_nt`.
 
     Returns:
         The result, and its amax as float32 ``[1]``.
@@ -106,28 +130,3 @@ def _with_amax(
         keywords["out"] = Place(keywords["out"])
     made: Any = product(*operands, amax=amax, **keywords)
     return made, amax.array
-
-
-def all_close_1d(x: Any) -> jax.Array:
-    """Return what `fp8core.all_close_1d` gives as an array, which nothing waits for: also inside of ``jax.jit``.
-
-    Args:
-        x: a float32 array of JAX with one axis.
-
-    Returns:
-        A boolean without axes.
-
-    Raises:
-        Fp8Error: as `fp8core.all_close_1d`.
-
-    Examples:
-        >>> import jax, jax.numpy as jnp, fp8core.jax
-        >>> bool(jax.jit(fp8core.jax.all_close_1d)(jnp.array([0.5, 0.5])))
-        True
-    """
-    place: Any = Place(None)
-    _, count = ALL_CLOSE_CALLS((x, place), None)
-    if not count:
-        return jax.numpy.array(True)
-    flag: jax.Array = jax.lax.bitcast_convert_type(place.array, np.int32)[0] != 0
-    return flag

@@ -118,7 +118,7 @@ def big(n, modes, out):
 @pytest.mark.parametrize("m", [9, 100])
 def test_codes_and_amax_are_those_of_the_activation(m):
     for modes in (("tensor", "tensor"), ("row", "row"), ("group", "block")):
-        made = Ended((m, 72, 320), modes, out=FN, bias="float32", amax=True)
+        made = Ended((m, 72, 320), modes, out=FN, bias="float32" if m < 64 else "", amax=True)
         p = made.made.problem._replace(activation="gelu_tanh")
         want = reference.activated(made.value, "gelu_tanh")
         for row in able(p):

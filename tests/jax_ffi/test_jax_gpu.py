@@ -14,11 +14,10 @@ import fp8core  # noqa: E402
 import fp8core.jax  # noqa: E402
 from fp8core import BLOCK_128, GROUP_128, PER_CHANNEL, PER_TOKEN, Quantized  # noqa: E402
 from fp8core.interop.float8 import Float8Array  # noqa: E402
-from fp8core.jax import programs  # noqa: E402
+from fp8core.jax import handler, programs  # noqa: E402
 from fp8core.jax.scratch import most_scratch  # noqa: E402
 from fp8core.kernels.gemm.table import SCALED_MM  # noqa: E402
 from jax_ffi.cases import BF16, CASES, K, N, same, weight, wide  # noqa: E402
-from jax_ffi.test_processes import program  # noqa: E402
 from support.engines import CupyEngine  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -216,22 +215,14 @@ def test_no_kernel_needs_more_scratch_than_open_extents_give(m, n, k, keywords):
     assert max(needs.values()) <= most, needs
 
 
-def test_a_program_that_was_exported_without_a_gpu(tmp_path):
-    made = """
-        import sys
-        import jax, jax.numpy as jnp
-        from jax import export
-        import fp8core
-        checks = [export.DisabledSafetyCheck.custom_call("fp8core")]
-        shapes = ((5, 512), "bfloat16"), ((256, 512), "float8_e4m3fn"), ((256, 1), "float32")
-        shapes = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
-        made = export.export(jax.jit(fp8core.linear), disabled_checks=checks, platforms=["cuda"])(*shapes)
-        open(sys.argv[1], "wb").write(made.serialize())
-    """
-    path = tmp_path / "program"
-    program(made, path)  # which has JAX's CPU alone
-    x, w = jnp.asarray(wide(5, K)), jax.tree.map(jnp.asarray, weight())
-    assert same(export.deserialize(bytearray(path.read_bytes())).call(x, *w), np.asarray(fp8core.linear(x, w)))
+def test_a_program_that_was_exported_without_a_gpu(monkeypatch):
+    x, w = jnp.asarray(wide(6, K)), jax.tree.map(jnp.asarray, weight())
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setitem(vars(handler.ALL["cuda"]), "here", False)
+        made = export.export(jax.jit(fp8core.linear), disabled_checks=CHECKS, platforms=["cuda"])(x, w.data, w.scale)
+    scratch = most_scratch("linear", {0: ("bfloat16", x.shape), 1: ("float8_e4m3fn", w.data.shape)}, "cuda")
+    assert str(handler.scratch_extent(scratch)) in made.mlir_module()
+    assert same(made.call(x, *w), np.asarray(fp8core.linear(x, w)))
 
 
 @pytest.mark.multigpu

@@ -24,6 +24,7 @@ REGISTERS = {
     "generic_decode": 256,
     "generic_mma": 256,
     "realign_codes": 48,
+    "shift_codes": 48,
     "copy_rows": 48,
     "sm90_tiled": 248,
     "sm90_decode": 168,

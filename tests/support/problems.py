@@ -211,7 +211,7 @@ def scaled_mm(target: Target) -> Iterator[ScaledMm]:
             yield ScaledMm(
                 *(target, m, 4097, 4097, e4m3, e4m3, "bfloat16", scale_a, scale_b, *scales[scale_a, scale_b]),
                 *("", False, False, m != 300, False, 4097, 4097, 4097, 1),
-            )
+            )._replace(out_alignment=2)
     if target.arch in THOROUGH:  # that end in an activation and beta
         for m in (16, 64, 300):
             yield ScaledMm(

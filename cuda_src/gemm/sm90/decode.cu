@@ -12,8 +12,7 @@
 //
 // Before the kernel that it follows has ended it reads only the weight, its scales and the bias, and those only if
 // `prefetch_weight` (a PDL prologue). If not, it lets its own dependents start only after its wait.
-// With PHASES rows of a and of the weight begin at any address (phased_maps.cuh): their order in shared memory, and so in
-// the tensor cores' results, is another.
+// With PHASES the weight's rows begin at any address, and a tile has every PHASES-th channel (phases.cuh).
 // The rows of a can come in 16 bits instead, and then every block quantizes them for itself (quantize_rows.cuh).
 //
 // Constants, -DFP8_<name>: WIDTH 8, 16, 32, 64; SPLIT_K 1, 2, 4, 8; MULTICAST_TILES of a cluster, up to WIDTH / 8;
@@ -24,7 +23,8 @@
 // A_INPUT, A_MODE of quantize_rows, and A_STAGES k-blocks are all of a block. The tensor cores sum a k-block with
 // fewer bits than fp32 has, so every one is added (promoted) in fp32.
 //
-// PHASES: of how many residues of rows there are maps of their own, 0 where TMA loads a and the weight by one each.
+// PHASES: of how many residues of channels there are maps, 0 where one is enough; else a_map is of as many copies of a, of
+// WIDTH rows each, shifted by the offsets of the maps, with zeros before and behind, and k_blocks are those of a copy.
 //
 // The caller owes: maps of uint8, boxes of 64 * M_WARPGROUPS (weight) and WIDTH / MULTICAST_TILES (a) rows x 128
 // columns, 128-byte swizzle, zeros out of bounds; scale strides in elements, 0 where broadcast; at least SPLIT_K
@@ -53,14 +53,14 @@ using Piece = Part::Piece;
 
 extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_decode(
 #if FP8_PHASES
-    const __grid_constant__ PhasedMaps weight_map, const __grid_constant__ PhasedMaps a_map,
+    const __grid_constant__ PhasedMaps weight_map,
 #else
     const __grid_constant__ TensorMap weight_map,
+#endif
 #if FP8_A_VECTORS
     const byte* x, long long x_stride, int x_vecs, float upper,
 #else
     const __grid_constant__ TensorMap a_map,
-#endif
 #endif
     const float* scale_a, long long scale_a_row, long long scale_a_k, const float* __restrict__ scale_b,
     long long scale_b_row, long long scale_b_k, const void* __restrict__ bias, void* out, long long ldo, int m, int n,
@@ -73,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
     const TensorMap* const codes = nullptr;
     const WideRows rows_of_x = {x, x_stride, m, x_vecs};
 #else
-    const auto* const codes = &a_map;
+    const TensorMap* const codes = &a_map;
     const WideRows rows_of_x = {};
     constexpr float upper = 0.0f;
 #endif
@@ -108,11 +108,10 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
     int next_k_block = k_warpgroup;  // k-blocks to pass over before this warpgroup's next
 
     for (int iteration = 0; k_iter.tile < k_iter.tiles; ++iteration, k_iter.tile += k_iter.step) {
-        const int first_channel = k_iter.tile * C::tile, place = unit0 * 8 + lane / 4;  // of its own channels
         float channel_scales[2] = {1.0f, 1.0f}, channel_biases[2] = {0.0f, 0.0f};
         if (k_warpgroup == 0 && in_epilogue) {
             for (int half = 0; half < 2; ++half) {
-                const int bounded = min(first_channel + C::WeightTile::row(place + 8 * half), n - 1);
+                const int bounded = min(C::Tile::channel(k_iter.tile, unit0 * 8 + lane / 4 + 8 * half), n - 1);
                 if (!C::blockwise) channel_scales[half] = scale_b[bounded * scale_b_row];
                 channel_biases[half] = epilogue.bias_of(bounded);
             }
@@ -127,14 +126,14 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
                     k_iter.first_k_block * (BLOCK_K / 8), k_iter.k_blocks * (BLOCK_K / 8), scale_a, scale_a_row, upper);
                 if (C::prefetch_chunks && threadIdx.x == 0) barrier_arrive(block.a_requested);
             } else if (!C::blockwise && threadIdx.x < C::width) {
-                row_scale = scale_a[min(C::ATile::row(threadIdx.x), m - 1) * scale_a_row];
+                row_scale = scale_a[min((int)threadIdx.x, m - 1) * scale_a_row];
             }
         }
         Addends<C::out_type, C::sums, C::accumulates> addends;  // arrive while the tile is multiplied
 #pragma unroll
         for (int i = 0; i < C::sums; ++i) {
-            const int half = i / 2 % 2, row = C::ATile::row(i / 4 * 8 + lane % 4 * 2 + i % 2);
-            const int here = first_channel + C::WeightTile::row(place + 8 * half);
+            const int half = i / 2 % 2, row = i / 4 * 8 + lane % 4 * 2 + i % 2;
+            const int here = C::Tile::channel(k_iter.tile, unit0 * 8 + lane / 4 + 8 * half);
             addends.load(i, out, row * ldo + here, k_warpgroup == 0 && owned[half] && row < m && here < n);
         }
         if (C::a_vectors) a_next = Ring<C::a_stages>(next_k_block);  // all of the block's k-blocks are there, and stay
@@ -190,6 +189,11 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
         // Two k-blocks an iteration: issue, issue the next, promote the first. If the loop contains its own prologue
         // and epilogue, or is in a function of its own, the compiler serializes the products (ptxas C7517).
         if (next_k_block < k_iter.k_blocks) {
+            if (C::phases && k_iter.first_k_block + next_k_block == 0) {
+                block.pipeline.wait_full(next);
+                char* const rows = dynamic + (block.ring - shared_address(dynamic)) + next.stage * C::weight_bytes;
+                C::Tile::clear_before(rows + m_warpgroup * 64 * BLOCK_K, weight_map, k_iter.tile, 8 + warpgroup);
+            }
             issue_mma(products[0]);
 #pragma unroll 1
             for (next_k_block += C::k_warpgroups; next_k_block + C::k_warpgroups < k_iter.k_blocks;
@@ -274,6 +278,6 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
                 value = ending.of(value, addends.number(4 * j + i));
             }
         }
-        store_part<C>(sums, owned, out, ldo, first_channel, unit0 * 8, m, n, lane);
+        store_part<C>(sums, owned, out, ldo, k_iter.tile, unit0 * 8, m, n, lane);
     }
 }

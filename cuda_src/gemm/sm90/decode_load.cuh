@@ -4,7 +4,7 @@
 // Instructions before the first load add to the latency of a launch: initialization by all lanes of a warp, or waits
 // for barriers that were never used, cost 0.7 us.
 #pragma once
-#include "phased_maps.cuh"
+#include "phases.cuh"
 #include "../scheduler.cuh"
 
 // What follows from how a kernel is compiled (its Config).
@@ -22,9 +22,10 @@ struct DecodeLayout : Config {
     static constexpr int weight_bytes = tile * BLOCK_K, a_bytes = Config::width * BLOCK_K;  // of a stage
     static constexpr int ring_bytes = Config::stages * weight_bytes + Config::a_stages * a_bytes;
     static constexpr int units = tile / 8;  // of 8 channels, in a tile
-    using WeightTile = PhasedTile<Config::phases, tile>;
-    using ATile = PhasedTile<Config::phases, Config::width>;
-    static_assert(Config::phases == 0 || (Config::multicast_tiles == 1 && Config::a_vectors == 0), "a has a loader");
+    using Tile = PhasedTile<Config::phases, tile>;
+    static constexpr int together = Config::multicast_tiles * Tile::phases;  // tiles of neighbouring channels
+    static_assert(Config::phases == 0 || (Config::multicast_tiles == 1 && Config::a_vectors + Config::blockwise == 0),
+                  "each tile has an a of its own, and its k-blocks are none of the scales'");
     static constexpr int unit_bytes = 8 * Config::width * 4;
     // Of a thread.
     static constexpr int sums = Config::warpgroup_channels * Config::width / 128;
@@ -52,7 +53,7 @@ DEVICE void load_weight(const Map* map, unsigned ring, const PipelineBarriers<C:
                         unsigned a_requested, KBlockIterator& k_iter, int prefetch_weight, int lane) {
     Ring<C::stages> at(0);
     if (lane == 0) {
-        C::WeightTile::prefetch(map);
+        C::Tile::prefetch(map);
         pipeline.init(1, 4 * C::m_warpgroups);
         if (C::prefetch_chunks) barrier_init(a_requested, 1);
         barrier_init_fence();
@@ -74,8 +75,8 @@ DEVICE void load_weight(const Map* map, unsigned ring, const PipelineBarriers<C:
                     limited = !barrier_passed(a_requested, 0);
             }
             barrier_expect(pipeline.full(at), C::weight_bytes);
-            C::WeightTile::template load<true>(ring + at.stage * C::weight_bytes, map, k_iter.k_block * BLOCK_K,
-                                               k_iter.tile, pipeline.full(at));
+            C::Tile::load(ring + at.stage * C::weight_bytes, map, k_iter.k_block * BLOCK_K, k_iter.tile,
+                          pipeline.full(at));
             k_iter.next();
             at.advance(1);
         }
@@ -88,12 +89,12 @@ DEVICE void load_weight(const Map* map, unsigned ring, const PipelineBarriers<C:
 // a_requested after them.
 // Where the block quantizes a itself (a_vectors) it loads nothing, else some rows of each chunk for all multicast
 // peers.
-template <class C, class Map>
-DEVICE void load_a(const Map* map, unsigned ring, const PipelineBarriers<C::a_stages>& pipeline, unsigned reduce_full,
-                   int arrivals, KBlockIterator& k_iter, int rank, int multicast_rank, int lane) {
+template <class C>
+DEVICE void load_a(const TensorMap* map, unsigned ring, const PipelineBarriers<C::a_stages>& pipeline,
+                   unsigned reduce_full, int arrivals, KBlockIterator& k_iter, int rank, int multicast_rank, int lane) {
     if (lane == 0) {
         if (!C::a_vectors) {
-            C::ATile::prefetch(map);
+            map_prefetch(map);
             pipeline.init(1 + C::blockwise * C::scale_lanes, 4 * C::m_warpgroups * C::multicast_tiles);
         }
         barrier_init(reduce_full, 1);  // the others' bytes, announced
@@ -113,10 +114,12 @@ DEVICE void load_a(const Map* map, unsigned ring, const PipelineBarriers<C::a_st
                 pipeline.wait_empty(at);
                 barrier_expect(pipeline.full(at), C::a_bytes);
                 const unsigned to = ring + at.stage * C::a_bytes + row * BLOCK_K;
-                if constexpr (C::multicast_tiles > 1)
+                if (C::multicast_tiles > 1)
                     tile_load_shared(to, map, k_iter.k_block * BLOCK_K, row, pipeline.full(at),
                                      C::multicast_mask << rank);
-                else C::ATile::template load<false>(to, map, k_iter.k_block * BLOCK_K, 0, pipeline.full(at));
+                else
+                    tile_load(to, map, k_iter.k_block * BLOCK_K, k_iter.tile % C::Tile::phases * C::width,
+                              pipeline.full(at));
             }
         }
     }
@@ -136,11 +139,10 @@ DEVICE void load_scales(StageScales<C>& stage_scales, const PipelineBarriers<C::
         long long step[words];  // to the next chunk
 #pragma unroll
         for (int i = 0; i < words; ++i) {
-            const int place = lane + 32 * i, of_tile = place - C::width;
-            const int channel =
-                k_iter.tile * C::tile + (C::scale_rows == 1 ? C::WeightTile::row(of_tile) : of_tile * C::scale_rows);
-            from[i] = place < C::width ? of_a.scales + min(C::ATile::row(place), m - 1) * of_a.row
-                                       : of_b.scales + min(channel, n - 1) / C::scale_rows * of_b.row;
+            const int place = lane + 32 * i,
+                      channel = min(k_iter.tile * C::tile + (place - C::width) * C::scale_rows, n - 1);
+            from[i] = place < C::width ? of_a.scales + min(place, m - 1) * of_a.row
+                                       : of_b.scales + channel / C::scale_rows * of_b.row;
             step[i] = place < C::width ? of_a.col : of_b.col;
             from[i] += k_iter.first_k_block * step[i];
         }
@@ -163,7 +165,7 @@ DEVICE void load_scales(StageScales<C>& stage_scales, const PipelineBarriers<C::
 template <class C>
 struct DecodeBlock {
     static constexpr int barriers = 2 * C::stages + 2 * C::a_stages + 3;
-    static constexpr int channels = C::tile * C::multicast_tiles;
+    static constexpr int channels = C::tile * C::together;
 
     int warp, lane;
     int rank, first;  // among the blocks of its tile; in the cluster, of the tile's rank 0
@@ -189,11 +191,12 @@ struct DecodeBlock {
           reduce_empty(reduce_full + 8),
           a_requested(reduce_empty + 8),
           reduce_buf(dynamic + (ring - shared_address(dynamic)) + C::ring_bytes),
-          k_iter((n + channels - 1) / channels * C::multicast_tiles, k_blocks, rank, C::split_k) {}
+          k_iter((n + channels - 1) / channels * C::together, k_blocks, rank, C::split_k) {}
 
     // Returns whether the thread is of a producer warp, whose work is done then. `storing_warps` of each block of a tile
     // release its reduction buffers.
-    DEVICE bool loads(const TensorMap* weight_map, const TensorMap* a_map, StageScales<C>& stage_scales,
+    template <class Map>
+    DEVICE bool loads(const Map* weight_map, const TensorMap* a_map, StageScales<C>& stage_scales,
                       const ScaleGrid& of_a, const ScaleGrid& of_b, int m, int n, int storing_warps,
                       int prefetch_weight) {
         if (warp == C::consumers / 32) {

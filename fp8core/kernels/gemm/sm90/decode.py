@@ -3,7 +3,7 @@
 Everything that a launch needs follows from plain arithmetic on the problem (`decode_config`), but for the tensor maps.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from fp8core.kernels.encodings import FORMAT, TYPE, ceil_div
@@ -97,7 +97,7 @@ def launcher_for(
 ) -> tuple[jit.Launcher, jit.Grid]:
     """Return the compiled kernel and its grid.
 
-    ``quantizer`` has its constants where a comes in 16 bits; of so many ``phases`` of rows the operands have maps.
+    ``quantizer`` has its constants where a comes in 16 bits; channels of so many ``phases`` have maps of their own.
     """
     side, scale_rows = a_side(problem, config), SCALE_ROWS.get(problem.scale_b, 0)
     blockwise, depth = problem.scale_a == "group", stages(config, side, scale_rows, problem.target)
@@ -155,11 +155,11 @@ def decode(problem: ScaledMm, config: DecodeConfig | None = None) -> Matmul:
     return ready_kernel(launch, a_maps=a_maps, b_maps=weight_maps)
 
 
-def panels(problem: ScaledMm, plan: Callable[[ScaledMm], Matmul] = decode) -> Matmul:
+def panels(problem: ScaledMm) -> Matmul:
     """Return launches of 64 rows, each row with the bits that it has alone; every launch reads the weight."""
     full, rest = divmod(problem.m, MOST_ROWS)
     sizes = [MOST_ROWS] * full + [rest] * (rest > 0)
-    plans = {rows: plan(problem._replace(m=rows)) for rows in set(sizes)}
+    plans = {rows: decode(problem._replace(m=rows)) for rows in set(sizes)}
     launches = [(MOST_ROWS * i, plans[rows]) for i, rows in enumerate(sizes)]
     a_row, scale_row, out_row = problem.lda, 4 * problem.scale_a_strides[0], problem.ldo * ITEMSIZE[problem.out]
 

@@ -1,8 +1,8 @@
-"""Products of few rows on sm_90a whose codes lie at any address and stride, by `sm90_decode` with several maps.
+"""Products of few rows on sm_90a with a weight at any address and stride: `sm90_decode` on copies of a.
 
-TMA takes addresses and strides that are multiples of 16 bytes. Every 16th row, or more of them, has such a stride: the
-rows of each residue get a map of their own, which begins up to 15 bytes before the first of them and ends with it, so
-that TMA itself aligns what it loads, and fills the last k-block with zeros (``cuda_src/gemm/sm90/phased_maps.cuh``).
+TMA reads from multiples of 16 bytes. The rows of each residue modulo 16, or less, begin equally far behind such a
+multiple: they have a map of their own, a tile has rows of one residue, and is multiplied by a copy of a whose rows
+begin as far behind theirs (``cuda_src/gemm/sm90/phases.cuh``). The weight is read as it lies; what is copied is a.
 """
 
 import struct
@@ -10,73 +10,109 @@ from math import gcd
 from typing import Final, NamedTuple
 
 from fp8core.kernels.encodings import ceil_div
-from fp8core.kernels.gemm.args import Matmul, ready_kernel
+from fp8core.kernels.gemm.args import Matmul, ready
 from fp8core.kernels.gemm.requirements import (
     FLOAT32_SCALES,
     OCP_FORMATS,
-    ROW_OR_BLOCK_SCALES,
+    ROW_SCALES,
+    WHOLE_ELEMENTS,
     WHOLE_WORDS,
     WIDE_RESULT,
-    few_rows,
 )
-from fp8core.kernels.gemm.sm90.decode import CommonArgs, launcher_for, narrow_config, panels
+from fp8core.kernels.gemm.sm90.decode import CommonArgs, launcher_for, narrow_config
 from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K, MOST_ROWS, DecodeConfig, width, without_multicast
-from fp8core.kernels.gemm.sm90.tensor_maps import TensorMaps, encode, shared_maps
+from fp8core.kernels.gemm.sm90.tensor_maps import TensorMaps, encode, shared_maps, tensor_maps
 from fp8core.kernels.requirements import CUDA, supports
 from fp8core.problem import ScaledMm
-from fp8core.runtime.args import PhasedMaps
-from fp8core.table import Kernel, Requirement
+from fp8core.runtime import jit
+from fp8core.runtime.args import Float32, Int32, Int64, PhasedMaps, Pointer, TensorMap
+from fp8core.table import Kernel, Launch, Requirement
 
 ALIGNMENT: Final = 16
-"""Bytes that TMA's addresses and strides are multiples of, and the most maps of an operand."""
+"""Bytes that TMA reads from multiples of, and the most maps of a weight."""
+THREADS: Final = 256
+BLOCKS_A_MULTIPROCESSOR: Final = 8
+
+
+class ShiftArgs(NamedTuple):
+    """Of shift_codes."""
+
+    a: Pointer
+    lda: Int64
+    out: Pointer
+    b: Pointer
+    ldb: Int64
+    m: Int32
+    k: Int32
+    ld: Int32
+    copy_rows: Int32
+    phases: Int32
 
 
 class UnalignedArgs(NamedTuple):
-    """Of sm90_decode, where rows of codes begin at any address."""
+    """Of sm90_decode, where rows of the weight begin at any address."""
 
     weight_map: PhasedMaps
-    a_map: PhasedMaps
+    a_map: TensorMap
     common: CommonArgs
+    beta: Float32
 
 
-def phases(*strides: int) -> int:
-    """Return the least power of two of rows after which each stride is a multiple of 16 bytes."""
-    return max(ALIGNMENT // gcd(ALIGNMENT, stride) for stride in strides)
+def phases_of(stride: int) -> int:
+    """Return after how many rows they begin equally far behind a multiple of 16 bytes."""
+    return ALIGNMENT // gcd(ALIGNMENT, stride)
 
 
 class UnalignedMaps(TensorMaps):
-    """PhasedMaps of the device source by the address of the operand."""
+    """PhasedMaps of the device source by the address of the weight."""
 
     __slots__ = ()
 
     def make(self, pointer: int) -> bytes:
-        """Return the maps of the rows of each residue, and the offsets of the first of them."""
-        rows, columns, stride, tile, count = self._geometry
+        """Return the maps of the rows of each residue, and how far behind the maps' their codes begin.
+
+        A row's first word of 16 bytes is read whole: memory is allocated in such words.
+        """
+        rows, columns, stride, *box = self._geometry
+        count = phases_of(stride)
         maps, offsets = [], []
         for first in range(min(count, rows)):
             begin = pointer + first * stride
             offset = begin % ALIGNMENT
             of_residue = ceil_div(rows - first, count)
-            step = stride * count if of_residue > 1 else ALIGNMENT * ceil_div(columns, ALIGNMENT) + ALIGNMENT
-            maps.append(encode(begin - offset, of_residue, offset + columns, step, tile // count, BLOCK_K))
+            maps.append(encode(begin - offset, of_residue, offset + columns, stride * count, *box))
             offsets.append(offset)
-        # What is loaded for residues without rows is dropped.
-        missing = ALIGNMENT - len(maps)
+        missing = ALIGNMENT - len(maps)  # no channels have them: what they load is dropped
         return b"".join(maps + maps[:1] * missing) + struct.pack("16i", *offsets, *offsets[:1] * missing)
 
 
+def plan_shift(p: ScaledMm, ld: int) -> Launch:
+    """Return ``launch(stream, a, copies, b)``: a for each residue of b's rows, in rows of ``ld`` codes."""
+    count = phases_of(p.ldb)
+    launcher = jit.prepare(p.target, "gemm/sm90/shift", "shift_codes", {}, ShiftArgs, block=THREADS, programmatic=True)
+    blocks = ceil_div(count * p.m * ld // ALIGNMENT, THREADS)
+    most = p.target.multiprocessors * BLOCKS_A_MULTIPROCESSOR
+    args = ShiftArgs(0, p.lda, 0, 0, p.ldb, p.m, p.k, ld, width(p.m), count)
+    return launcher.bind_args((min(blocks, most), 1, 1), args)
+
+
 def plan_unaligned(problem: ScaledMm, config: DecodeConfig | None = None) -> Matmul:
-    """Return the product as `sm90_decode` does; no bits of a row depend on where it lies."""
-    if problem.m > MOST_ROWS:
-        return panels(problem, plan_unaligned)
+    """Return the product as `sm90_decode` does, after the launch that copies a."""
     config = config or without_multicast(narrow_config(problem), problem.n)
-    count = phases(problem.lda, problem.ldb)
+    count, side = phases_of(problem.ldb), width(problem.m)
+    ld = ceil_div(problem.k + ALIGNMENT - 1, BLOCK_K) * BLOCK_K
     launcher, grid = launcher_for(problem, config, UnalignedArgs, phases=count)
-    launch = launcher.bind_args(grid, UnalignedArgs(b"", b"", CommonArgs.of(problem)))
-    side = width(problem.m)
-    a_maps = shared_maps(UnalignedMaps, problem.m, problem.k, problem.lda, side, min(count, side))
-    b_maps = shared_maps(UnalignedMaps, problem.n, problem.k, problem.ldb, config.tile, count)
-    return ready_kernel(launch, a_maps=a_maps, b_maps=b_maps)
+    multiply = launcher.bind_args(grid, UnalignedArgs(b"", b"", CommonArgs.of(problem._replace(k=ld)), problem.beta))
+    shift = plan_shift(problem, ld)
+    b_maps = shared_maps(UnalignedMaps, problem.n, problem.k, problem.ldb, config.tile, BLOCK_K)
+    a_maps = tensor_maps(count * side, ld, ld, side)
+
+    def launch(stream: int, a: int, b: int, scale_a: int, scale_b: int, bias: int, out: int, *others: int) -> None:
+        copies = others[-1]
+        shift(stream, a, copies, b)
+        multiply(stream, b_maps[b], a_maps[copies], scale_a, scale_b, bias, out)
+
+    return ready(launch, scratch_bytes=count * side * ld, prefetches_weight=True)
 
 
 UNALIGNED: Final = Requirement(
@@ -84,6 +120,10 @@ UNALIGNED: Final = Requirement(
     "is for rows of codes that are not aligned to 16 bytes",
 )
 SOME_K: Final = Requirement(lambda p: 0 < p.k < 1 << 30, "needs k from 1 to 2**30, got k={p.k}")
+FEW_ROWS: Final = Requirement(lambda p: p.m <= MOST_ROWS, f"needs at most {MOST_ROWS} rows, got m={{p.m}}")
+ANY_ORDER: Final = Requirement(
+    lambda p: not p.batch_invariant, "not batch-invariant: more rows than it takes get their sums in another order"
+)
 
 SM90_DECODE_UNALIGNED: Final = Kernel(
     "sm90_decode_unaligned",
@@ -92,13 +132,15 @@ SM90_DECODE_UNALIGNED: Final = Kernel(
         supports("wgmma"),
         UNALIGNED,
         OCP_FORMATS,
-        ROW_OR_BLOCK_SCALES,
+        ROW_SCALES,
         FLOAT32_SCALES,
         WIDE_RESULT,
         SOME_K,
+        FEW_ROWS,
+        ANY_ORDER,
+        WHOLE_ELEMENTS,
         WHOLE_WORDS,
     ),
     plan_unaligned,
-    (few_rows(MOST_ROWS),),
 )
 """The row of `scaled_mm` for few rows at any address on Hopper."""
