@@ -79,7 +79,6 @@ def about(p: ScaledMm, choice: Choice) -> dict[str, Any]:
         **other,
         "waves": round(offer.waves, 3),
         "workspace": offer.workspace_bytes,
-        "place": offer.place,
     }
 
 
