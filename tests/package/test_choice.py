@@ -7,7 +7,8 @@ import pytest
 
 from bench import choice_records
 from bench.choice_cases import LISTS, MODES, Case, cases
-from bench.choice_records import WORST_GOAL, chosen_today, gains_today, part, read
+from bench.choice_records import WORST_GOAL, chosen_today, estimate, gains_today, part, read
+from support.bench_runs import python
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results" / "choice"
 
@@ -43,6 +44,25 @@ def test_tuning_gains_little_on_the_half_that_nothing_was_fitted_to(judged, mode
     own = [(record, gain) for record, gain in judged if (part(record), record["mode"]) == ("judge", mode)]
     assert median(gain for _, gain in own) <= choice_records.MEDIAN_GOAL
     assert {key(record): gain for record, gain in own if gain > WORST_GOAL} == {}
+
+
+def test_what_the_choice_costs_is_written_down():
+    run = python("docs/make_choice.py", "--check")
+    assert run.returncode == 0, run.stderr + "run python docs/make_choice.py"
+
+
+@pytest.mark.parametrize("kernel", ["cublaslt", "sm90_tiled"])
+def test_estimates_are_near_what_was_measured_of_the_fastest(records, kernel):
+    off = []
+    for record in records:
+        least = min(sum(row["us"]) for row in record["rows"])
+        own = [row for row in record["rows"] if row["kernel"] == kernel and sum(row["us"]) <= 1.1 * least]
+        if part(record) == "judge" and record["m"] > 64 and own:
+            pairs = [(estimate(record, row), sum(row["us"]) / 2) for row in own]
+            off += [abs(guess / us - 1) for guess, us in pairs if guess is not None]
+    assert len(off) >= 100
+    assert median(off) <= 0.06
+    assert sorted(off)[len(off) * 9 // 10] <= 0.15
 
 
 def test_what_is_judged_is_what_the_table_chooses(judged):
