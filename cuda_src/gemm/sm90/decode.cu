@@ -22,8 +22,8 @@
 // A_INPUT, A_MODE of quantize_rows, and A_STAGES k-blocks are all of a block. The tensor cores sum a k-block with
 // fewer bits than fp32 has, so every one is added (promoted) in fp32.
 //
-// The caller owes: maps of uint8, boxes of 64 * M_WARPGROUPS (weight) and WIDTH / MULTICAST_TILES (a) rows x 128
-// columns, 128-byte swizzle, zeros out of bounds; scale strides in elements, 0 where broadcast; at least SPLIT_K
+// The caller owes: maps of uint8, boxes of 64 * M_WARPGROUPS (weight) and m, or WIDTH / MULTICAST_TILES of
+// several (a), rows x 128 columns, 128-byte swizzle, zeros out of bounds; scale strides in elements, 0 where broadcast; at least SPLIT_K
 // k-blocks, a first tile for every cluster; of dynamic shared memory ring_bytes, 1,024 and (SPLIT_K * K_WARPGROUPS -
 // 1) * units / SPLIT_K * unit_bytes for the reduction.
 #include "decode_load.cuh"

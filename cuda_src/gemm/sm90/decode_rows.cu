@@ -12,7 +12,7 @@
 // Constants, -DFP8_<name>: CHANNELS, a multiple of 8 from 72 to 128; SPLIT_K 1 to 8; MULTICAST_TILES; STAGES, A_STAGES; A_TYPE, B_TYPE, OUT, BIAS,
 // PREFETCH_CHUNKS as in decode.cu; BLOCKWISE 1: scales of a 1x128, of the weight 128x128.
 //
-// The caller owes: maps of uint8, boxes of CHANNELS (weight) and 64 / MULTICAST_TILES (a) rows x 128 columns, 128-byte
+// The caller owes: maps of uint8, boxes of CHANNELS (weight) and m, or 64 / MULTICAST_TILES of several (a), rows x 128 columns, 128-byte
 // swizzle, zeros out of bounds; scale strides in elements, 0 where broadcast; at least SPLIT_K k-blocks, a first tile for
 // every cluster; of dynamic shared memory ring_bytes, 1,024 and (SPLIT_K - 1) * MOST_UNITS * unit_bytes.
 #include "decode_load.cuh"
