@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import fp8core.torch  # noqa: E402 - after the skips
-from bench import hf_decoder, results, timing  # noqa: E402
+from bench import goals, hf_decoder, results, timing, torch_chain  # noqa: E402
 
 
 @pytest.fixture
@@ -41,8 +41,35 @@ def test_each_way_has_a_record(small):
     assert [results.us(record, "fp8core") for record in records] == [2.0, 2.0, 5000.0]
 
 
+def test_goals_are_judged_by_their_records(tmp_path):
+    def record(mode, m, ratio):
+        us = {name: timing.Timing(us, us, us)._asdict() for name, us in (("bf16", 100.0), ("fp8core", 100 * ratio))}
+        return {"bench": "hf_decoder", "mode": mode, "m": m, "errors": {}, "us": us}
+
+    path = tmp_path / "found.jsonl"
+    kinds = ("graph", 1, 0.7), ("options", 1, 0.52), ("options", 16, 0.61), ("eager", 1, 0.99), ("eager", 16, 1.02)
+    for one in kinds:
+        results.append(path, record(*one))
+    judged = [one for one in goals.judge(results.read(path)) if one.checks]
+    assert [(one.goal.threshold, [check.case for check in one.checks]) for one in judged] == [
+        (0.53, ["options, m=1"]),
+        (0.6, ["options, m=16"]),
+        (1.0, ["eager, m=1", "eager, m=16"]),
+    ]
+    assert [[check.met for check in one.checks] for one in judged] == [[True], [False], [True, False]]
+
+
 @torch.no_grad()
 def test_what_is_wrong_has_no_time(small):
     models, _ = small
     models["fp8core"].layers[0].mlp.down_proj.weight_scale.mul_(100)
     assert all(record["us"] == {} for record in hf_decoder.measure(1, models))
+
+
+@torch.no_grad()
+def test_the_chains_compute_the_same(monkeypatch):
+    for name, value in {"DEVICE": "cpu", "WIDTH": 64, "LAYERS": 2}.items():
+        monkeypatch.setattr(torch_chain, name, value)
+    x = torch.randn(5, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    ours, theirs = (model(x).float() for model in torch_chain.chains().values())
+    assert hf_decoder.distance(theirs, ours) < 0.02

@@ -12,6 +12,7 @@
 //
 // Before the kernel that it follows has ended it reads only the weight, its scales and the bias, and those only if
 // `prefetch_weight` (a PDL prologue). If not, it lets its own dependents start only after its wait.
+// With PHASES the weight's rows begin at any address, and a tile has every PHASES-th channel (phases.cuh).
 // The rows of a can come in 16 bits instead, and then every block quantizes them for itself (quantize_rows.cuh).
 //
 // Constants, -DFP8_<name>: WIDTH 8, 16, 32, 64; SPLIT_K 1, 2, 4, 8; MULTICAST_TILES of a cluster, up to WIDTH / 8;
@@ -22,8 +23,12 @@
 // A_INPUT, A_MODE of quantize_rows, and A_STAGES k-blocks are all of a block. The tensor cores sum a k-block with
 // fewer bits than fp32 has, so every one is added (promoted) in fp32.
 //
-// The caller owes: maps of uint8, boxes of 64 * M_WARPGROUPS (weight) and m, or WIDTH / MULTICAST_TILES of
-// several (a), rows x 128 columns, 128-byte swizzle, zeros out of bounds; scale strides in elements, 0 where broadcast; at least SPLIT_K
+// PHASES: of how many residues of channels there are maps, 0 where one is enough; else a_map is of as many copies of a, of
+// WIDTH rows each, shifted by the offsets of the maps, with zeros before and behind, and k_blocks are those of a copy.
+//
+// The caller owes: maps of uint8, boxes of 64 * M_WARPGROUPS (weight) and m, with copies WIDTH, or WIDTH /
+// MULTICAST_TILES of several (a), rows x 128 columns, 128-byte swizzle, zeros out of bounds; scale strides in
+// elements, 0 where broadcast; at least SPLIT_K
 // k-blocks, a first tile for every cluster; of dynamic shared memory ring_bytes, 1,024 and (SPLIT_K * K_WARPGROUPS -
 // 1) * units / SPLIT_K * unit_bytes for the reduction.
 #include "decode_load.cuh"
@@ -38,23 +43,29 @@ struct Config {
                          ctas_per_sm = FP8_CTAS_PER_SM;
     static constexpr int stages = FP8_STAGES, a_stages = FP8_A_STAGES, prefetch_chunks = FP8_PREFETCH_CHUNKS;
     static constexpr int a_type = FP8_A_TYPE, b_type = FP8_B_TYPE, out_type = FP8_OUT, bias_type = FP8_BIAS;
+    static constexpr int activation = FP8_ACTIVATION, accumulates = FP8_ACCUMULATES;
     static constexpr int blockwise = FP8_BLOCKWISE, scale_rows = FP8_SCALE_ROWS;
+    static constexpr int phases = FP8_PHASES;
     static constexpr int a_vectors = FP8_A_VECTORS, a_rows = FP8_A_ROWS, a_input = FP8_A_INPUT, a_mode = FP8_A_MODE;
 };
 using C = DecodeLayout<Config>;
 using Part = UnitOf<C::width>;
 using Piece = Part::Piece;
 
-extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm)
-    sm90_decode(const __grid_constant__ TensorMap weight_map,
-#if FP8_A_VECTORS
-                const byte* x, long long x_stride, int x_vecs, float upper,
+extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_decode(
+#if FP8_PHASES
+    const __grid_constant__ PhasedMaps weight_map,
 #else
-                const __grid_constant__ TensorMap a_map,
+    const __grid_constant__ TensorMap weight_map,
 #endif
-                const float* scale_a, long long scale_a_row, long long scale_a_k, const float* __restrict__ scale_b,
-                long long scale_b_row, long long scale_b_k, const void* __restrict__ bias, void* out, long long ldo,
-                int m, int n, int k_blocks, int prefetch_weight) {
+#if FP8_A_VECTORS
+    const byte* x, long long x_stride, int x_vecs, float upper,
+#else
+    const __grid_constant__ TensorMap a_map,
+#endif
+    const float* scale_a, long long scale_a_row, long long scale_a_k, const float* __restrict__ scale_b,
+    long long scale_b_row, long long scale_b_k, const void* __restrict__ bias, void* out, long long ldo, int m, int n,
+    int k_blocks, int prefetch_weight, float beta) {
     extern __shared__ char dynamic[];
     __shared__ alignas(8) word64 barriers[DecodeBlock<C>::barriers];
     __shared__ float row_scales[C::width];
@@ -90,6 +101,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm)
     Ring<C::stages> next(k_warpgroup), oldest(k_warpgroup);  // to be multiplied, and to be released
     Ring<C::a_stages> a_next(k_warpgroup), a_oldest(k_warpgroup);
     const Epilogue<C::out_type, C::bias_type> epilogue(bias, nullptr);
+    const Ending<C::out_type, C::activation, C::accumulates> ending = {beta};
     float row_scale = 0.0f;
     // k-blocks of a whose stage is loaded again: when this block releases the others, a multicast peer may have ended.
     const int iterations = (k_iter.tiles - k_iter.tile + k_iter.step - 1) / k_iter.step;
@@ -97,11 +109,10 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm)
     int next_k_block = k_warpgroup;  // k-blocks to pass over before this warpgroup's next
 
     for (int iteration = 0; k_iter.tile < k_iter.tiles; ++iteration, k_iter.tile += k_iter.step) {
-        const int channel = k_iter.tile * C::tile + unit0 * 8 + lane / 4;
         float channel_scales[2] = {1.0f, 1.0f}, channel_biases[2] = {0.0f, 0.0f};
         if (k_warpgroup == 0 && in_epilogue) {
             for (int half = 0; half < 2; ++half) {
-                const int bounded = min(channel + 8 * half, n - 1);
+                const int bounded = min(C::Tile::channel(k_iter.tile, unit0 * 8 + lane / 4 + 8 * half), n - 1);
                 if (!C::blockwise) channel_scales[half] = scale_b[bounded * scale_b_row];
                 channel_biases[half] = epilogue.bias_of(bounded);
             }
@@ -118,6 +129,13 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm)
             } else if (!C::blockwise && threadIdx.x < C::width) {
                 row_scale = scale_a[min((int)threadIdx.x, m - 1) * scale_a_row];
             }
+        }
+        Addends<C::out_type, C::sums, C::accumulates> addends;  // arrive while the tile is multiplied
+#pragma unroll
+        for (int i = 0; i < C::sums; ++i) {
+            const int half = i / 2 % 2, row = i / 4 * 8 + lane % 4 * 2 + i % 2;
+            const int here = C::Tile::channel(k_iter.tile, unit0 * 8 + lane / 4 + 8 * half);
+            addends.load(i, out, row * ldo + here, k_warpgroup == 0 && owned[half] && row < m && here < n);
         }
         if (C::a_vectors) a_next = Ring<C::a_stages>(next_k_block);  // all of the block's k-blocks are there, and stay
 
@@ -172,6 +190,11 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm)
         // Two k-blocks an iteration: issue, issue the next, promote the first. If the loop contains its own prologue
         // and epilogue, or is in a function of its own, the compiler serializes the products (ptxas C7517).
         if (next_k_block < k_iter.k_blocks) {
+            if (C::phases && k_iter.first_k_block + next_k_block == 0) {
+                block.pipeline.wait_full(next);
+                char* const rows = dynamic + (block.ring - shared_address(dynamic)) + next.stage * C::weight_bytes;
+                C::Tile::clear_before(rows + m_warpgroup * 64 * BLOCK_K, weight_map, k_iter.tile, 8 + warpgroup);
+            }
             issue_mma(products[0]);
 #pragma unroll 1
             for (next_k_block += C::k_warpgroups; next_k_block + C::k_warpgroups < k_iter.k_blocks;
@@ -253,8 +276,9 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm)
                 float& value = sums[4 * j + i];
                 if (!C::blockwise) value = epilogue.scaled(value, i & 1 ? rows.y : rows.x, channel_scales[i / 2]);
                 value = epilogue.biased(value, channel_biases[i / 2]);
+                value = ending.of(value, addends.number(4 * j + i));
             }
         }
-        store_part<C>(sums, owned, out, ldo, k_iter.tile * C::tile + unit0 * 8, m, n, lane);
+        store_part<C>(sums, owned, out, ldo, k_iter.tile, unit0 * 8, m, n, lane);
     }
 }

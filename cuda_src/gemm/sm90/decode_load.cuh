@@ -4,7 +4,7 @@
 // Instructions before the first load add to the latency of a launch: initialization by all lanes of a warp, or waits
 // for barriers that were never used, cost 0.7 us.
 #pragma once
-#include "../pipeline.cuh"
+#include "phases.cuh"
 #include "../scheduler.cuh"
 
 // What follows from how a kernel is compiled (its Config).
@@ -22,6 +22,10 @@ struct DecodeLayout : Config {
     static constexpr int weight_bytes = tile * BLOCK_K, a_bytes = Config::width * BLOCK_K;  // of a stage
     static constexpr int ring_bytes = Config::stages * weight_bytes + Config::a_stages * a_bytes;
     static constexpr int units = tile / 8;  // of 8 channels, in a tile
+    using Tile = PhasedTile<Config::phases, tile>;
+    static constexpr int together = Config::multicast_tiles * Tile::phases;  // tiles of neighbouring channels
+    static_assert(Config::phases == 0 || (Config::multicast_tiles == 1 && Config::a_vectors + Config::blockwise == 0),
+                  "each tile has an a of its own, and its k-blocks are none of the scales'");
     static constexpr int unit_bytes = 8 * Config::width * 4;
     // Of a thread.
     static constexpr int sums = Config::warpgroup_channels * Config::width / 128;
@@ -44,12 +48,12 @@ struct alignas(8) StageScales {
 
 // One warp, which also initializes the barrier `a_requested`. The prefetch is limited because a full ring, requested at
 // once, would be ahead of a in the memory's queue, and ahead of what a is made of.
-template <class C>
-DEVICE void load_weight(const TensorMap* map, unsigned ring, const PipelineBarriers<C::stages>& pipeline,
+template <class C, class Map>
+DEVICE void load_weight(const Map* map, unsigned ring, const PipelineBarriers<C::stages>& pipeline,
                         unsigned a_requested, KBlockIterator& k_iter, int prefetch_weight, int lane) {
     Ring<C::stages> at(0);
     if (lane == 0) {
-        map_prefetch(map);
+        C::Tile::prefetch(map);
         pipeline.init(1, 4 * C::m_warpgroups);
         if (C::prefetch_chunks) barrier_init(a_requested, 1);
         barrier_init_fence();
@@ -71,8 +75,8 @@ DEVICE void load_weight(const TensorMap* map, unsigned ring, const PipelineBarri
                     limited = !barrier_passed(a_requested, 0);
             }
             barrier_expect(pipeline.full(at), C::weight_bytes);
-            tile_load_once(ring + at.stage * C::weight_bytes, map, k_iter.k_block * BLOCK_K, k_iter.tile * C::tile,
-                           pipeline.full(at));
+            C::Tile::load(ring + at.stage * C::weight_bytes, map, k_iter.k_block * BLOCK_K, k_iter.tile,
+                          pipeline.full(at));
             k_iter.next();
             at.advance(1);
         }
@@ -108,7 +112,7 @@ DEVICE void load_a(const TensorMap* map, unsigned ring, const PipelineBarriers<C
         if (lane == 0) {
             if (C::prefetch_chunks) barrier_arrive(reduce_full + 16);
             const int row = multicast_rank * (C::width / C::multicast_tiles);
-            const int bytes = C::multicast_tiles > 1 ? C::a_bytes : rows * BLOCK_K;
+            const int bytes = C::multicast_tiles > 1 || C::phases > 0 ? C::a_bytes : rows * BLOCK_K;
             for (Ring<C::a_stages> at(0); k_iter.more(); k_iter.next(), at.advance(1)) {
                 pipeline.wait_empty(at);
                 barrier_expect(pipeline.full(at), bytes);
@@ -116,7 +120,9 @@ DEVICE void load_a(const TensorMap* map, unsigned ring, const PipelineBarriers<C
                 if (C::multicast_tiles > 1)
                     tile_load_shared(to, map, k_iter.k_block * BLOCK_K, row, pipeline.full(at),
                                      C::multicast_mask << rank);
-                else tile_load(to, map, k_iter.k_block * BLOCK_K, 0, pipeline.full(at));
+                else
+                    tile_load(to, map, k_iter.k_block * BLOCK_K, k_iter.tile % C::Tile::phases * C::width,
+                              pipeline.full(at));
             }
         }
     }
@@ -162,7 +168,7 @@ DEVICE void load_scales(StageScales<C>& stage_scales, const PipelineBarriers<C::
 template <class C>
 struct DecodeBlock {
     static constexpr int barriers = 2 * C::stages + 2 * C::a_stages + 3;
-    static constexpr int channels = C::tile * C::multicast_tiles;
+    static constexpr int channels = C::tile * C::together;
 
     int warp, lane;
     int rank, first;  // among the blocks of its tile; in the cluster, of the tile's rank 0
@@ -188,11 +194,12 @@ struct DecodeBlock {
           reduce_empty(reduce_full + 8),
           a_requested(reduce_empty + 8),
           reduce_buf(dynamic + (ring - shared_address(dynamic)) + C::ring_bytes),
-          k_iter((n + channels - 1) / channels * C::multicast_tiles, k_blocks, rank, C::split_k) {}
+          k_iter((n + channels - 1) / channels * C::together, k_blocks, rank, C::split_k) {}
 
     // Returns whether the thread is of a producer warp, whose work is done then. `storing_warps` of each block of a tile
     // release its reduction buffers.
-    DEVICE bool loads(const TensorMap* weight_map, const TensorMap* a_map, StageScales<C>& stage_scales,
+    template <class Map>
+    DEVICE bool loads(const Map* weight_map, const TensorMap* a_map, StageScales<C>& stage_scales,
                       const ScaleGrid& of_a, const ScaleGrid& of_b, int m, int n, int storing_warps,
                       int prefetch_weight) {
         if (warp == C::consumers / 32) {

@@ -22,9 +22,11 @@
 struct Config {
     static constexpr int width = 64, warpgroup_channels = FP8_CHANNELS, m_warpgroups = 1, k_warpgroups = 1,
                          a_vectors = 0;
+    static constexpr int phases = 0;
     static constexpr int split_k = FP8_SPLIT_K, multicast_tiles = FP8_MULTICAST_TILES;
     static constexpr int stages = FP8_STAGES, a_stages = FP8_A_STAGES, prefetch_chunks = FP8_PREFETCH_CHUNKS;
     static constexpr int a_type = FP8_A_TYPE, b_type = FP8_B_TYPE, out_type = FP8_OUT, bias_type = FP8_BIAS;
+    static constexpr int activation = FP8_ACTIVATION, accumulates = FP8_ACCUMULATES;
     static constexpr int blockwise = FP8_BLOCKWISE, scale_rows = BLOCK_K;
 };
 using C = DecodeLayout<Config>;
@@ -103,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
                      const float* scale_a, long long scale_a_row, long long scale_a_k,
                      const float* __restrict__ scale_b, long long scale_b_row, long long scale_b_k,
                      const void* __restrict__ bias, void* out, long long ldo, int m, int n, int k_blocks,
-                     int prefetch_weight) {
+                     int prefetch_weight, float beta) {
     extern __shared__ char dynamic[];
     __shared__ alignas(8) word64 barriers[DecodeBlock<C>::barriers];
     __shared__ StageScales<C> stage_scales;  // if blockwise
@@ -124,6 +126,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
     Ring<C::stages> next(0), oldest(0);  // to be multiplied, and to be released
     Ring<C::a_stages> a_next(0), a_oldest(0);
     const Epilogue<C::out_type, C::bias_type> epilogue(bias, nullptr);
+    const Ending<C::out_type, C::activation, C::accumulates> ending = {beta};
     float row_scales[2] = {1.0f, 1.0f};
     // k-blocks of a whose stage is loaded again: when this block releases the others, a multicast peer may have ended.
     const int iterations = (k_iter.tiles - k_iter.tile + k_iter.step - 1) / k_iter.step;
@@ -219,6 +222,12 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
             else barrier_wait(block.reduce_empty, turn ^ 1);
         }
         if (warp >= active) continue;
+        Addends<C::out_type, C::sums, C::accumulates> addends;  // arrive while partial sums are exchanged
+#pragma unroll
+        for (int i = 0; i < C::sums; ++i) {
+            const int of = row + i / 2 % 2 * 8, here = channel + i / 4 * 8 + lane % 4 * 2 + i % 2;
+            addends.load(i, out, of * ldo + here, (ranks == 1 || owner_of(i / 4) == rank) && of < m && here < n);
+        }
         if constexpr (ranks > 1) {
 #pragma unroll
             for (int unit = 0; unit < UNITS; ++unit) {
@@ -260,6 +269,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
                 if (!C::blockwise)
                     values[i] = epilogue.scaled(values[i], row_scales[i / 2], i % 2 ? scales.y : scales.x);
                 values[i] = epilogue.biased(values[i], i % 2 ? biases.y : biases.x);
+                values[i] = ending.of(values[i], addends.number(4 * unit + i));
             }
         };
 #pragma unroll

@@ -28,6 +28,7 @@ struct Config {
                          scales = FP8_SCALES;
     static constexpr int a_type = FP8_A_TYPE, b_type = FP8_B_TYPE, out_type = FP8_OUT, bias_type = FP8_BIAS,
                          amax = FP8_AMAX;
+    static constexpr int activation = FP8_ACTIVATION, accumulates = FP8_ACCUMULATES;
     static constexpr int store_tiles = FP8_STORE_TILES, buffers = FP8_BUFFERS;
 };
 using C = TiledLayout<Config>;
@@ -37,9 +38,9 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
                const __grid_constant__ TensorMap out_map, const float* __restrict__ scale_a, long long scale_a_row,
                long long scale_a_k, const float* __restrict__ scale_b, long long scale_b_row, long long scale_b_k,
                const void* __restrict__ bias, void* out, long long ldo, int m, int n, int k_blocks, int prefetch_weight,
-               const float* out_scale, float* amax) {
+               const float* out_scale, float* amax, float beta) {
     extern __shared__ char dynamic[];
-    __shared__ alignas(8) word64 barriers[2 * C::stages], vector_barriers[4];
+    __shared__ alignas(8) word64 barriers[2 * C::stages], vector_barriers[4 + (C::accumulates ? C::groups : 0)];
     __shared__ alignas(16) float stage_scales[C::stages][C::stage_scales];
     __shared__ alignas(8) float vectors[2][C::vectors];
     __shared__ TileOrigin origins[2];
@@ -59,6 +60,8 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
         // The threads that load; the warps that multiply.
         pipeline.init(2 + (C::along_k ? C::vector_threads : 0), C::math_warps);
         vector_pipeline.init(C::vector_threads, C::math_warps);
+        if constexpr (C::accumulates)
+            for (int i = 0; i < C::groups; ++i) barrier_init(shared_address(vector_barriers + 4 + i), 1);
         barrier_init_fence();
         map_prefetch(&weight_map);
         map_prefetch(&a_map);
@@ -83,8 +86,10 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
 
     const int group = warp / 4 - 1;
     TileMath<C> math = {{}, pipeline, stage_scales, ring, a_ring, group, warp % 4, lane};
-    const TileStore<C> store = {
+    TileStore<C> store = {
         &out_map, out, ldo, m, n, warp / 4, warp % 4, lane, staging + group * (C::buffers * C::buffer_bytes)};
+    if constexpr (C::accumulates) store.addend_full = shared_address(vector_barriers + 4 + group);
+    const Ending<C::out_type, C::activation, C::accumulates> ending = {beta};
     epilogue = {bias, out_scale};  // which the launch before may have written
     float largest = 0.0f;
     Ring<2> vectors_at(0);
@@ -92,6 +97,8 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
         vector_pipeline.wait_full(vectors_at);
         const TileOrigin origin = {__shfl_sync(0xffffffffu, origins[vectors_at.stage].row, 0),
                                    __shfl_sync(0xffffffffu, origins[vectors_at.stage].column, 0)};
+        if constexpr (C::accumulates)
+            store.load_round(0, origin.row + math.slice_row(0), math.slice_row(1) - math.slice_row(0), origin.column);
         math.run(at, k_blocks, origin);
 
         const float* const of_tile = vectors[vectors_at.stage];
@@ -100,12 +107,13 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
 #pragma unroll
             for (int i = 0; i < 2 * C::m_slices; ++i)
                 scales_a[i / 2][i % 2] = of_tile[math.slice_row(i / 2) + math.lane_row() + i % 2 * 8];
-        const auto value = [&](int slice, int i) {
+        const auto value = [&](int slice, int i, float addend) {
             const int channel = i / 4 * 8 + lane % 4 * 2 + i % 2;
             float sum = math.sums[slice][i];
             if constexpr (!C::along_k)
                 sum = epilogue.scaled(sum, scales_a[slice][i / 2 % 2], of_tile[C::channel_scales_at + channel]);
             if constexpr (C::bias_type >= 0) sum = epilogue.biased(sum, of_tile[C::bias_at + channel]);
+            sum = ending.of(sum, addend);
             if constexpr (C::amax)
                 if (origin.row + math.slice_row(slice) + math.lane_row() + i / 2 % 2 * 8 < m &&
                     origin.column + channel < n)

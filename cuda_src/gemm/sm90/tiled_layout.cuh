@@ -39,7 +39,7 @@ struct TiledLayout : Config {
     static constexpr int buffer_bytes = 64 * piece_bytes;
     static_assert(Config::m_slices * pieces % Config::buffers == 0, "rounds of staging are alike");
     static_assert(Config::columns % 32 == 0, "whole words of the weight's swizzle");
-    using Tiles = PersistentTiles<rows, Config::columns, 32 / (Config::groups * Config::m_slices)>;
+    using Tiles = PersistentTiles<rows, Config::columns, 32 / (Config::groups * Config::m_slices), Config::accumulates>;
 };
 
 // A thread: the tiles of one operand, so many bytes of a stage.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from fp8core.kernels.encodings import FORMAT, TYPE, ceil_div
-from fp8core.kernels.gemm.args import Matmul, ScaledArgs, ready, ready_kernel
+from fp8core.kernels.gemm.args import Matmul, ScaledArgs, ending, ready, ready_kernel
 from fp8core.kernels.gemm.requirements import (
     CODES_AT_16,
     FLOAT32_SCALES,
@@ -36,7 +36,7 @@ from fp8core.kernels.gemm.sm90.tensor_maps import tensor_maps
 from fp8core.kernels.requirements import CUDA, supports
 from fp8core.problem import BLOCK, ITEMSIZE, ScaledMm
 from fp8core.runtime import jit
-from fp8core.runtime.args import Int32, TensorMap
+from fp8core.runtime.args import Float32, Int32, TensorMap
 from fp8core.table import Kernel
 
 SCALE_ROWS: Final = {"block": BLOCK, "group": 1}
@@ -59,11 +59,12 @@ class CommonArgs(NamedTuple):
 
 
 class Sm90Args(NamedTuple):
-    """Of sm90_decode, where a comes as codes."""
+    """Of sm90_decode and sm90_decode_rows, where a comes as codes."""
 
     weight_map: TensorMap
     a_map: TensorMap
     common: CommonArgs
+    beta: Float32
 
 
 def config_for(problem: ScaledMm) -> DecodeConfig:
@@ -86,9 +87,12 @@ def a_side(problem: ScaledMm, config: DecodeConfig) -> int:
 
 
 def launcher_for(
-    problem: ScaledMm, config: DecodeConfig, args: type, quantizer: Mapping[str, int] | None = None
+    problem: ScaledMm, config: DecodeConfig, args: type, quantizer: Mapping[str, int] | None = None, phases: int = 0
 ) -> tuple[jit.Launcher, jit.Grid]:
-    """Return the compiled kernel and its grid; ``quantizer`` has its constants where a comes in 16 bits."""
+    """Return the compiled kernel and its grid.
+
+    ``quantizer`` has its constants where a comes in 16 bits; channels of so many ``phases`` have maps of their own.
+    """
     side, scale_rows = a_side(problem, config), SCALE_ROWS.get(problem.scale_b, 0)
     blockwise, depth = problem.scale_a == "group", stages(config, side, scale_rows, problem.target)
     name, layout = "decode_rows", {"FP8_CHANNELS": config.warpgroup_channels}
@@ -101,6 +105,7 @@ def launcher_for(
                 "FP8_K_WARPGROUPS": config.k_warpgroups,
                 "FP8_CTAS_PER_SM": config.ctas_per_sm,
                 "FP8_SCALE_ROWS": scale_rows or BLOCK,
+                "FP8_PHASES": phases,
                 **(quantizer or {"FP8_A_VECTORS": 0, "FP8_A_ROWS": 0, "FP8_A_INPUT": 0, "FP8_A_MODE": 0}),
             },
         )
@@ -120,6 +125,7 @@ def launcher_for(
             "FP8_OUT": TYPE[problem.out],
             "FP8_BIAS": TYPE[problem.bias] if problem.bias else -1,
             "FP8_PREFETCH_CHUNKS": config.prefetch_chunks,
+            **ending(problem),
         },
         args,
         block=128 * config.m_warpgroups * config.k_warpgroups + 64 + 32 * blockwise,
@@ -137,7 +143,7 @@ def decode(problem: ScaledMm, config: DecodeConfig | None = None) -> Matmul:
     """
     config = config or config_for(problem)
     launcher, grid = launcher_for(problem, config, Sm90Args)
-    launch = launcher.bind_args(grid, Sm90Args(b"", b"", CommonArgs.of(problem)))
+    launch = launcher.bind_args(grid, Sm90Args(b"", b"", CommonArgs.of(problem), problem.beta))
     weight_maps = tensor_maps(problem.n, problem.k, problem.ldb, config.tile)
     tiles = config.multicast_tiles
     rows = a_side(problem, config) // tiles if tiles > 1 else problem.m

@@ -17,7 +17,7 @@ MOST_MAPS: Final = 8192
 
 SWIZZLE: Final = {32: 1, 64: 2, 128: 3}
 """CUtensorMapSwizzle by the bytes of a box's row."""
-_SHARED: Final[WeakValueDictionary[tuple[int, int, int, int, int], "TensorMaps"]] = WeakValueDictionary()
+_SHARED: Final[WeakValueDictionary[tuple[object, ...], "TensorMaps"]] = WeakValueDictionary()
 _LOCK: Final = threading.Lock()
 """Of `_SHARED` and of what is added to the maps in it; a hit takes no lock."""
 
@@ -35,7 +35,7 @@ class TensorMaps(dict[int, bytes]):
 
     def __missing__(self, pointer: int) -> bytes:
         """Make and keep the map of the tensor at ``pointer``."""
-        found = encode(pointer, *self._geometry)
+        found = self.make(pointer)
         with _LOCK:
             if TensorMaps.made >= MOST_MAPS:
                 for maps in list(_SHARED.values()):
@@ -45,14 +45,22 @@ class TensorMaps(dict[int, bytes]):
             self[pointer] = found
         return found
 
+    def make(self, pointer: int) -> bytes:
+        """Return the map of the tensor at ``pointer``."""
+        return encode(pointer, *self._geometry)
+
 
 def tensor_maps(rows: int, columns: int, stride: int, box_rows: int, box_columns: int = BLOCK_K) -> TensorMaps:
     """Return the maps of uint8 ``[rows, columns]`` as `encode` makes them: one dictionary for all who ask for these."""
-    geometry = rows, columns, stride, box_rows, box_columns
+    return shared_maps(TensorMaps, rows, columns, stride, box_rows, box_columns)
+
+
+def shared_maps(kind: type[TensorMaps], *geometry: int) -> TensorMaps:
+    """Return the maps of a kind and a geometry."""
     with _LOCK:
-        found = _SHARED.get(geometry)
+        found = _SHARED.get((kind, *geometry))
         if found is None:
-            found = _SHARED[geometry] = TensorMaps(*geometry)
+            found = _SHARED[(kind, *geometry)] = kind(*geometry)
         return found
 
 
