@@ -1,7 +1,8 @@
-// The threads that share a row (a team), and their reductions: each warp's word is gathered where all can read it.
+// The threads that share a row (a team), and their reductions: each warp's words are gathered where all can read them.
 //
-// A team has BLOCK_THREADS threads a block, BLOCKS blocks, and WORDS words, one a warp. `start()` is called first;
-// `gather<place>(x)` returns the words of all warps, and each `place` is used once in a kernel.
+// A team has BLOCK_THREADS threads a block, BLOCKS blocks, and WORDS warps. `start()` is called first. There are two
+// exchanges: `gather<0>` of `first` words a warp, and `gather<1>` of one. Each returns the first words of all warps, then
+// the second ones, and so on; each is called once in a kernel.
 #pragma once
 #include "reduce.cuh"
 
@@ -22,11 +23,14 @@ DEVICE float warp_sum(float x) {
 constexpr int MOST_READ = 16;
 
 template <class Team>
-DEVICE float row_sum(Team& team, float x) {
-    const unsigned* words = team.template gather<0>(bits_of(warp_sum(x)));
+DEVICE float sum_of_words(const unsigned* words) {
     const float* sums = reinterpret_cast<const float*>(words);
     if constexpr (Team::WORDS <= MOST_READ) return combined<Team::WORDS>(sums, [](float a, float b) { return a + b; });
     return warp_sum(lane() < Team::WORDS ? sums[lane()] : 0.0f);
+}
+template <class Team>
+DEVICE float row_sum(Team& team, float x) {
+    return sum_of_words<Team>(team.template gather<0>(bits_of(warp_sum(x))));
 }
 template <class Team>
 DEVICE unsigned row_max(Team& team, unsigned x) {
@@ -36,25 +40,35 @@ DEVICE unsigned row_max(Team& team, unsigned x) {
     return warp_max(lane() < Team::WORDS ? words[lane()] : 0u);
 }
 
+// The argument behind `which`, the first one for 0.
+DEVICE unsigned chosen(unsigned, unsigned x) { return x; }
+template <class... More>
+DEVICE unsigned chosen(unsigned which, unsigned x, More... more) {
+    return which == 0 ? x : chosen(which - 1, more...);
+}
+
 // A block.
-template <int threads>
+template <int threads, int first>
 struct BlockTeam {
     static constexpr int BLOCK_THREADS = threads, BLOCKS = 1, WORDS = threads / WARP;
     static_assert(threads % WARP == 0 && WORDS <= WARP, "a block is some whole warps");
 
     DEVICE void start() {}
-    template <int place>
-    DEVICE const unsigned* gather(unsigned x) {
-        SHARED alignas(16) unsigned words[WORDS];
-        if (lane() == 0) words[thread_x() / WARP] = x;
+    template <int place, class... More>
+    DEVICE const unsigned* gather(unsigned x, More... more) {
+        constexpr int COUNT = 1 + sizeof...(more);
+        static_assert(COUNT == (place == 0 ? first : 1), "as many words as the exchange has");
+        SHARED alignas(16) unsigned words[COUNT * WORDS];
+        if (lane() < COUNT) words[lane() * WORDS + thread_x() / WARP] = chosen(lane(), x, more...);
         block_barrier();
         return words;
     }
 };
 
-// The blocks of a cluster, consecutive along x. A warp stores its word into every block's shared memory, and each block
-// waits only for its own words. A block that has all of them may end: no store to it is outstanding.
-template <int threads, int blocks>
+// The blocks of a cluster, consecutive along x. A warp stores its words into every block's shared memory, and each block
+// waits only for its own words. A block that has all of an exchange may end if it is the last one: no store to it is
+// outstanding.
+template <int threads, int blocks, int first>
 struct ClusterTeam {
     static constexpr int BLOCK_THREADS = threads, BLOCKS = blocks, WARPS = threads / WARP, WORDS = WARPS * blocks,
                          PLACES = 2;
@@ -63,26 +77,32 @@ struct ClusterTeam {
     word64* barriers;
 
     DEVICE void start() {
-        SHARED alignas(16) unsigned memory[PLACES * WORDS];
+        SHARED alignas(16) unsigned memory[(first + 1) * WORDS];
         SHARED word64 barrier[PLACES];
         words = memory, barriers = barrier;
         if (thread_x() < WARP) {
-            for (int place = 0; place < PLACES; ++place) tx_barrier_open(&barrier[place], 4 * WORDS);
+            tx_barrier_open(&barrier[0], 4 * WORDS * first);
+            tx_barrier_open(&barrier[1], 4 * WORDS);
         }
         cluster_arrive();
         cluster_wait();
     }
-    template <int place>
-    DEVICE const unsigned* gather(unsigned x) {
-        unsigned* const gathered = words + place * WORDS;
-        const unsigned from = block_x() % BLOCKS * WARPS + thread_x() / WARP;
-        if (lane() < BLOCKS) dsmem_store(&gathered[from], x, &barriers[place], lane());
+    // Each lane stores one word into one block.
+    template <int place, class... More>
+    DEVICE const unsigned* gather(unsigned x, More... more) {
+        constexpr int COUNT = 1 + sizeof...(more);
+        static_assert(COUNT == (place == 0 ? first : 1), "as many words as the exchange has");
+        static_assert(COUNT * BLOCKS <= WARP, "a lane stores one word");
+        unsigned* const gathered = words + place * first * WORDS;
+        const unsigned from = block_x() % BLOCKS * WARPS + thread_x() / WARP, which = lane() / BLOCKS;
+        if (which < COUNT)
+            dsmem_store(&gathered[which * WORDS + from], chosen(which, x, more...), &barriers[place], lane() % BLOCKS);
         tx_barrier_wait(&barriers[place]);
         return gathered;
     }
 };
 
-template <int threads, int blocks>
-struct RowTeam : ClusterTeam<threads, blocks> {};
-template <int threads>
-struct RowTeam<threads, 1> : BlockTeam<threads> {};
+template <int threads, int blocks, int first = 1>
+struct RowTeam : ClusterTeam<threads, blocks, first> {};
+template <int threads, int first>
+struct RowTeam<threads, 1, first> : BlockTeam<threads, first> {};

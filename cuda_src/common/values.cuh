@@ -46,13 +46,13 @@ struct Words {
         load_parts<part>(from, valid);
     }
 
-    // From any address that suits one part; what is not valid is zero, and so is what `most` leaves out.
-    template <int part, int most = bytes / part>
+    // From any address that suits one part; what is not valid is zero.
+    template <int part>
     DEVICE void load_parts(const void* from, int valid) {
 #pragma unroll
         for (int i = 0; i < WORDS; ++i) words[i] = 0;
 #pragma unroll
-        for (int i = 0; i < most; ++i) {
+        for (int i = 0; i < bytes / part; ++i) {
             if (i >= valid) continue;
             if constexpr (part == 4) words[i] = ((const unsigned*)from)[i];
             else if constexpr (part == 2) words[i / 2] |= unsigned(((const unsigned short*)from)[i]) << (16 * (i % 2));

@@ -36,11 +36,23 @@ DEVICE Vec8<input> empty_vec8() {
     return vec;
 }
 
-// The first `count` elements, zeros after them.
+// The first `count` elements, 1 to 7, zeros after them. Each load has an address of its own and no condition, so that
+// none waits for another.
 template <int input>
 DEVICE Vec8<input> load_vec8_head(const byte* p, int count) {
-    Vec8<input> vec;
-    vec.template load_parts<SIZE_OF<input>, 7>(p, count);
+    Vec8<input> vec = empty_vec8<input>();
+    unsigned parts[7];
+#pragma unroll
+    for (int i = 0; i < 7; ++i) {
+        const int at = i < count ? i : count - 1;
+        parts[i] = input == FLOAT32 ? load4(p + 4 * at) : reinterpret_cast<const unsigned short*>(p)[at];
+    }
+#pragma unroll
+    for (int i = 0; i < 7; ++i) {
+        const unsigned part = i < count ? parts[i] : 0u;
+        if constexpr (input == FLOAT32) vec.words[i] = part;
+        else vec.words[i / 2] |= part << 16 * (i % 2);
+    }
     return vec;
 }
 

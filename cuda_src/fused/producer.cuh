@@ -11,6 +11,7 @@
 // The caller owes: GROUP_COLS / VECTOR is a power of two up to WARP in GROUP, a whole number in STATIC.
 #pragma once
 #include "../common/cluster_reduce.cuh"
+#include "foreseen.cuh"
 #include "../common/values.cuh"
 
 // ALIGNED: the alignment of rows. UNALIGNED: aligned to their elements only. VECTORS_AND_TAIL: whole vectors, of which
@@ -189,23 +190,33 @@ struct Quantizer {
         else rest(Constant<1>{});
     }
 
-    DEVICE void operator()(Team& team, const Producer& producer, const Raw* raw) const {
-        if constexpr (MODE == TOKEN) token(team, producer, raw);
+    // Foreseen: what is known of the row's largest value before the values are made.
+    template <class Foreseen = NothingForeseen>
+    DEVICE void operator()(Team& team, const Producer& producer, const Raw* raw, const Foreseen& foreseen = {}) const {
+        if constexpr (MODE == TOKEN) token(team, producer, raw, foreseen);
         else if constexpr (ONE_GIVEN) one_given(producer, raw);
         else if constexpr (MODE == STATIC) given_groups(producer, raw);
         else groups(producer, raw);
     }
 
-    DEVICE void token(Team& team, const Producer& producer, const Raw* raw) const {
+    template <class Foreseen>
+    DEVICE void token(Team& team, const Producer& producer, const Raw* raw, const Foreseen& foreseen) const {
         float y[UNROLLED][VECTOR], amax = 0.0f;
         const int count = passes();
 #pragma unroll UNROLLED
         for (int pass = 0; pass < count; ++pass) {
             float (&made)[VECTOR] = y[KEPT ? pass : 0];
             produce<KEPT>(producer, raw, pass, made);
-            amax = maximum(amax, amax_of(made));
+            if (!Foreseen::POSSIBLE) amax = maximum(amax, amax_of(made));
         }
-        amax = float_of(row_max(team, bits_of(amax)));
+        if (!foreseen.value(producer, amax)) {
+            if (Foreseen::POSSIBLE) {
+                amax = 0.0f;
+#pragma unroll UNROLLED
+                for (int pass = 0; pass < UNROLLED; ++pass) amax = maximum(amax, amax_of(y[pass]));
+            }
+            amax = float_of(row_max(team, bits_of(amax)));
+        }
         Divisor divisor;
         const bool quick = ordinary_divisor<FORMAT, MODE, SCALE_FORMAT>(amax, 0.0f, divisor) && amax <= upper;
         in_one_way(quick, [&](auto careful) {

@@ -6,6 +6,8 @@
 // The sum's order is that of the team; all else is defined by producer.cuh.
 // FEW: rows are so few that each multiprocessor has one block or none, and latencies count: what is going to be loaded is
 // brought to L2 while the preceding kernel runs, and x is loaded first, since the sum waits for it.
+// FORESEES: the largest value of a token comes with the sum of squares (foreseen.cuh). The caller owes then: MODE is TOKEN,
+// ROUND is 0, the weight's type has 16 bits.
 // The caller owes, where ALIGNED: rows of x, residual and data and the weight begin at multiples of VECTOR elements.
 #pragma once
 #include "producer.cuh"
@@ -93,7 +95,7 @@ struct NormProducer {
 };
 
 template <int X, int W, int FORMAT, int RESIDUAL, int ROUND, int MODE, int GROUP_ROWS, int GROUP_COLS, int SCALE_FORMAT,
-          int ALIGNED, int VECTORS, int FEW, class Team>
+          int ALIGNED, int VECTORS, int FEW, int FORESEES, class Team>
 DEVICE void rms_norm_row(const void* x, long long x_stride, void* residual, long long residual_stride,
                          const void* weight, float epsilon, int cols, float inverse_cols, const Destination& to) {
     using Producer = NormProducer<X, W, RESIDUAL, ROUND, MODE, ALIGNED>;
@@ -143,8 +145,23 @@ DEVICE void rms_norm_row(const void* x, long long x_stride, void* residual, long
         for (int i = 0; i < VECTOR; ++i) part = fma_flushing(raw[at].h.get(i), raw[at].h.get(i), part);
         sum += part;
     }
-    producer.factor = reciprocal_root(row_sum(team, sum) * inverse_cols + epsilon);
-    quantize(team, producer, raw);
+    const auto factor_of = [&](float total) { return reciprocal_root(total * inverse_cols + epsilon); };
+    if constexpr (FORESEES) {
+        Foremost mine;
+#pragma unroll
+        for (int pass = 0; pass < VECTORS; ++pass)
+#pragma unroll
+            for (int i = 0; i < VECTOR; ++i) mine.add(raw[pass].h.get(i), raw[pass].weight.get(i));
+        sum = warp_sum(sum);
+        mine = mine.of_warp();
+        const unsigned* words = team.template gather<0>(bits_of(sum), bits_of(mine.product), bits_of(mine.h));
+        const Foreseen<W> foreseen(Foremost::of_words<Team>(words + Team::WORDS));
+        producer.factor = factor_of(sum_of_words<Team>(words));
+        quantize(team, producer, raw, foreseen);
+    } else {
+        producer.factor = factor_of(row_sum(team, sum));
+        quantize(team, producer, raw);
+    }
 }
 
 #if FP8_FEW
@@ -157,7 +174,8 @@ rms_norm_quant(const void* x, long long x_stride, const void* weight, void* resi
                long long scale_col_stride, const float* upper, float upper_value, float eps, int cols,
                float inverse_cols) {
     rms_norm_row<FP8_X, FP8_W, FP8_FORMAT, FP8_RESIDUAL, FP8_ROUND, FP8_MODE, FP8_GROUP_ROWS, FP8_GROUP_COLS,
-                 FP8_SCALE_FORMAT, FP8_ALIGNED, FP8_VECTORS, FP8_FEW, RowTeam<FP8_THREADS, FP8_BLOCKS>>(
+                 FP8_SCALE_FORMAT, FP8_ALIGNED, FP8_VECTORS, FP8_FEW, FP8_FORESEES,
+                 RowTeam<FP8_THREADS, FP8_BLOCKS, FP8_FORESEES ? 3 : 1>>(
         x, x_stride, residual, residual_stride, weight, epsilon, cols, inverse_cols,
         {data, data_stride, scale, scale_row_stride, scale_col_stride, upper, upper_value, eps});
 }

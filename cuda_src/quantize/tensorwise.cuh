@@ -25,7 +25,10 @@ quantize_tensorwise(QUANTIZE_PARAMETERS) {
     DYNAMIC_SHARED(shared);
     constexpr int ITEM = SIZE_OF<INPUT>, PLANES = Vec8<INPUT>::WORDS / 4;
     const long long row_vecs = (cols + 7) / 8, vecs = FLAT ? rows * cols / 8 : rows * row_vecs;
-    const int tail = FLAT ? static_cast<int>(rows * cols % 8) : 0;  // elements after the last vec, block 0's
+    const int tail = FLAT ? static_cast<int>(rows * cols % 8) : 0;  // elements after the last vec
+    // They are one more vec, of a thread that has none; of a resident grid they are block 0's, beside its own.
+    constexpr bool TAIL_IS_VEC = FLAT && CLUSTER > 0;
+    const long long all_vecs = vecs + (TAIL_IS_VEC && tail ? 1 : 0);
     const long long first = static_cast<long long>(block_x()) * THREADS + thread_x();
     // From one iteration of a thread to its next. Some thread has a vec in the iteration at t when t < vecs, and every
     // thread has one in all of n iterations from t when t + n * step <= vecs.
@@ -43,8 +46,9 @@ quantize_tensorwise(QUANTIZE_PARAMETERS) {
     // sure: the thread is known to have a vec in this iteration. once: it will not be read again.
     auto load = [&](long long iteration, bool sure, bool once) {
         const long long vec = first + iteration;
-        if (!sure && vec >= vecs) return empty_vec8<INPUT>();
+        if (!sure && vec >= all_vecs) return empty_vec8<INPUT>();
         const byte* p = x + vec * (8 * ITEM);
+        if (TAIL_IS_VEC && !sure && vec == vecs) return load_vec8_head<INPUT>(p, tail);
         if constexpr (!FLAT) {
             const long long row = row_of(vec), col = (vec - row * row_vecs) * 8;
             p = x + (row * x_stride + col) * ITEM;
@@ -55,8 +59,9 @@ quantize_tensorwise(QUANTIZE_PARAMETERS) {
     auto load_tail = [&] { return load_vec8_head<INPUT>(x + vecs * (8 * ITEM), tail); };
     auto store = [&](long long iteration, bool sure, Vector8 codes) {
         const long long vec = first + iteration;
-        if (!sure && vec >= vecs) return;
+        if (!sure && vec >= all_vecs) return;
         byte* p = data + vec * 8;
+        if (TAIL_IS_VEC && !sure && vec == vecs) return store_vec8_head(p, codes, tail);
         if constexpr (!FLAT) {
             const long long row = row_of(vec), col = (vec - row * row_vecs) * 8;
             p = data + row * data_stride + col;
@@ -132,9 +137,9 @@ quantize_tensorwise(QUANTIZE_PARAMETERS) {
     for (; !WHOLE && next < vecs; next += step) largest.update(load(next, false, false));
 #pragma unroll
     for (int v = 0; v < KEPT; ++v) {
-        if (v * step < vecs) largest.update(kept[v]);
+        if (v * step < all_vecs) largest.update(kept[v]);
     }
-    if (tail && first == 0) largest.update(load_tail());
+    if (!TAIL_IS_VEC && tail && first == 0) largest.update(load_tail());
 
     const unsigned amax_bits = grid_max.largest(largest.bits());
     const float scale = rounded_scale<SCALE_FORMAT>(scale_of<TENSOR, FORMAT>(amax_bits, 0.0f, 0.0f));
@@ -162,9 +167,9 @@ quantize_tensorwise(QUANTIZE_PARAMETERS) {
     }
 #pragma unroll
     for (int v = 0; v < KEPT; ++v) {
-        if (v * step < vecs) store(v * step, false, encode_vec8<INPUT, FORMAT, TENSOR>(kept[v], divisor));
+        if (v * step < all_vecs) store(v * step, false, encode_vec8<INPUT, FORMAT, TENSOR>(kept[v], divisor));
     }
-    if (tail && first == 0) {
+    if (!TAIL_IS_VEC && tail && first == 0) {
         store_vec8_head(data + vecs * 8, encode_vec8<INPUT, FORMAT, TENSOR>(load_tail(), divisor), tail);
     }
 

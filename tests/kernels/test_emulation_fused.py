@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fp8core.kernels.fused import NORM_QUANTIZE, SILU_QUANTIZE
+from fp8core.kernels.fused import NORM_QUANTIZE, SILU_QUANTIZE, rms_norm
 from fp8core.problem import GROUP_128, PER_TENSOR, PER_TOKEN, GroupShape, NormQuantize, SiluQuantize
 from support import reference
 from support.emulation import CUDA, HIP_32, HIP_64
@@ -129,6 +129,60 @@ def test_norm_then_quantize(
             normed = round_to(reference.rms_norm(normed_from, np.ones(cols), EPSILON), x, rounded)
             values = round_to(normed * weight.astype(np.float64), x, rounded)
             near(kernel, results, values, data, rounded)
+
+
+def normed(memory, x, weight, residual, foreseen, monkeypatch):
+    """Return codes, scales and residual of a norm per token by a block that foresees the largest value, or does not."""
+    monkeypatch.setattr(rms_norm, "foresees", lambda *_: foreseen)
+    rows, cols = x.shape
+    source, added = matrix(memory, x), matrix(memory, residual, writable=True)
+    results, scaled_by = Results(memory, PER_TOKEN, False, "float32", "k", rows, cols, 0), memory.array(weight)
+    problem = NormQuantize(
+        *(CUDA, "bfloat16", "bfloat16", FN, PER_TOKEN, False, "float32", "k", True, False, cols),
+        alignment(source, added, results.data),
+    )
+    ((_, launch),) = plans(NORM_QUANTIZE, problem)
+    operands = source.pointer, source.stride, added.pointer, added.stride, scaled_by.ctypes.data
+    launch(0, *operands, EPSILON, *results.arguments)
+    return results.data.values.tobytes(), results.seen.tobytes(), added.values.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("x_scale", "w_scale", "kind"),
+    [
+        (1, 1, "random"),
+        (1, 1, "equal products"),
+        (1, 1, "products that differ by an ulp"),
+        (2.0**-120, 1, "random"),
+        (2.0**100, 1, "random"),
+        (2.0**-100, 2.0**100, "random"),
+        (1, 1, "zeros"),
+        (1, 1, "NaN and infinities"),
+    ],
+)
+def test_a_largest_value_that_is_foreseen_is_the_one_that_is_found(emulator, monkeypatch, x_scale, w_scale, kind):
+    rows, cols = 40, 1000
+    random = np.random.default_rng(cols)
+    x, residual = random.standard_normal((2, rows, cols)).astype(np.float32)
+    weight = random.uniform(0.5, 1.5, cols).astype(np.float32)
+    if kind == "equal products":
+        residual[:] = 0.0
+        for at, one in enumerate((225, 240, 216, 250, 200)):
+            x[:, at::7], weight[at::7] = one, 54000 / one
+    if kind == "products that differ by an ulp":
+        x[:, ::7], residual[:, ::7], weight[::7] = 256.0, 2.0**-8, 128.0
+        x[:, 3::7], residual[:, 3::7], weight[3::7] = 128.0, 2.0**-9, 256.0
+        x[:, 5::7], residual[:, 5::7], weight[5::7] = 128.0, 2.0**-7, 256.0
+    if kind == "zeros":
+        x[:], residual[:] = 0.0, 0.0
+    if kind == "NaN and infinities":
+        x[0, 3], x[1, 4], residual[2, 5], weight[6] = np.nan, np.inf, -np.inf, np.nan
+    wide = WIDE["bfloat16"]
+    given = (x * np.float32(x_scale)).astype(wide), (weight * np.float32(w_scale)).astype(wide)
+    added = (residual * np.float32(x_scale)).astype(wide)
+    with emulator.watch() as memory:
+        found, foreseen = (normed(memory, *given, added, way, monkeypatch) for way in (False, True))
+    assert foreseen == found
 
 
 @pytest.mark.parametrize(("target", "slack"), [(CUDA, 0), (HIP_64, 2)], ids=str)

@@ -197,6 +197,16 @@ def test_a_small_matrix_belongs_to_one_cluster(emulator, x, rows, blocks):
     assert [launch["cluster"] for launch in tensor] == [blocks, blocks]
 
 
+@pytest.mark.parametrize(("cols", "blocks"), [(4095, 1), (4096, 1), (4097, 8), (8191, 8), (8193, 8), (16391, 8)])
+@pytest.mark.parametrize("x", ["bfloat16", "float32"])
+def test_what_follows_the_last_vector_belongs_to_a_thread_that_has_none(emulator, x, cols, blocks):
+    """Just below, at and above what the threads of a launch keep."""
+    with mock.patch.object(jit, "prepare", wraps=emulator.prepare) as prepare:
+        run(emulator, Case(CUDA, x, FN, PER_TENSOR, 1, cols), cols)
+    tensor = [call.kwargs for call in prepare.call_args_list if call.args[1] == "quantize/tensorwise"]
+    assert [launch["cluster"] for launch in tensor] == [blocks]
+
+
 @pytest.mark.parametrize(("cols", "blocks"), [(1024, 1), (1032, 2), (2051, 2), (8192, 2), (8200, 4), (16384, 4)])
 def test_a_token_of_a_few_dozen_belongs_to_a_cluster(emulator, cols, blocks):
     case = Case(CUDA, "bfloat16", FN, PER_TOKEN, 17, cols, gap=-cols % 8, padded=19, upper=(2.5, 3.0))

@@ -109,7 +109,7 @@ def test_a_difference_is_seen():
 PLANS = {
     plans.QuantizeNumbers: (QuantizeArgs, {"cols": 7}),
     plans.DequantizeNumbers: (DequantizeArgs, {"cols": 7, "column_tiles": 8}),
-    plans.RmsNormNumbers: (RmsNormArgs, {"cols": 7}),
+    plans.RmsNormNumbers: (RmsNormArgs, {"cols": 7, "inverse_cols": 0.5}),
     plans.SiluNumbers: (SiluArgs, {"cols": 7}),
     plans.NormalizeNumbers: (NormalizeArgs, {}),
     plans.AllCloseNumbers: (AllCloseArgs, {}),

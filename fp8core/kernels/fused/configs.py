@@ -90,6 +90,15 @@ def cluster_config(problem: Problem) -> ProducerConfig | None:
     return ProducerConfig(threads, vectors, CLUSTER, few=True) if threads <= CLUSTER_THREADS else None
 
 
+def foresees(problem: NormQuantize, config: ProducerConfig) -> bool:
+    """Return whether the largest value of a token is to come with its sum of squares.
+
+    It saves the second exchange of a cluster for some instructions an element: worth it where a thread has few of them.
+    """
+    able = mode_of(problem) == TOKEN and not problem.round_intermediate and ITEMSIZE[problem.weight] == 2
+    return able and problem.residual and config.blocks > 1 and config.vectors == 1
+
+
 def mode_of(problem: Problem) -> int:
     """Return the mode of a problem that `SUPPORTED` lets through."""
     if problem.static:

@@ -47,7 +47,7 @@ def plan_tensorwise(problem: Quantize) -> Plan[QuantizeNumbers]:
         rows = numbers.rows
         flat = rows == 1 or numbers.x_stride == numbers.data_stride == cols
         keeps, sizes = configs[flat]
-        vecs = rows * cols // VEC8 if flat else rows * ceil_div(cols, VEC8)
+        vecs = ceil_div(rows * cols, VEC8) if flat else rows * ceil_div(cols, VEC8)
         config = sizes[bisect_left(keeps, vecs)]
         return run(config, flat), (config.cluster or multiprocessors, 1, 1)
 

@@ -1,0 +1,69 @@
+// The largest |(h * r) * w| of a row, known from the largest |h * w| as soon as the positive factor r is.
+//
+// A product, and each value, is rounded twice at most: by less than 2**-22 in all. So the largest value is that of the
+// largest product, unless another product is within 2**-20 of it; then, and where something might over- or underflow,
+// nothing is foreseen. A product is found with its h alone: w has so few bits that the quotient, rounded, is w.
+#pragma once
+#include "../common/cluster_reduce.cuh"
+#include "../common/values.cuh"
+
+constexpr float NEAR = 1.0f - 0x1p-20f;
+// Within these bounds h * r, (h * r) * w and their neighbours are normal numbers.
+constexpr float LEAST_H = 0x1p-90f, MOST_H = 0x1p60f, LEAST_PRODUCT = 0x1p-60f, MOST_PRODUCT = 0x1p60f,
+                LEAST_FACTOR = 0x1p-30f, MOST_FACTOR = 0x1p30f;
+constexpr unsigned INFINITE = 0x7f800000u;
+
+// The largest product seen so far, its |h|, and the second largest. NaN is passed over.
+struct Foremost {
+    float product = 0.0f, h = 0.0f, second = 0.0f;
+
+    DEVICE void add(float h_signed, float w) {
+        const float size = magnitude(h_signed), candidate = size * magnitude(w);
+        second = maximum(second, minimum(product, candidate));
+        h = candidate > product ? size : h;
+        product = maximum(product, candidate);
+    }
+    // Of all lanes, in every lane; h is Inf where another product is near.
+    DEVICE Foremost of_warp() const {
+        const unsigned largest = warp_max(bits_of(product));
+        const unsigned leader = warp_max(bits_of(product) == largest ? lane() + 1 : 0u) - 1;
+        const float others = float_of(warp_max(bits_of(lane() == leader ? second : product)));
+        const float found = shuffle_from(h, leader);
+        return {float_of(largest), others < float_of(largest) * NEAR ? found : float_of(INFINITE), others};
+    }
+    // Of a team, from the words of its warps: products, then h.
+    template <class Team>
+    DEVICE static Foremost of_words(const unsigned* words) {
+        const bool has = lane() < Team::WORDS;
+        const float product = float_of(has ? words[lane()] : 0u);
+        return Foremost{product, float_of(has ? words[Team::WORDS + lane()] : 0u), 0.0f}.of_warp();
+    }
+};
+
+// The largest value, but for r; W is the weights' type.
+template <int W>
+struct Foreseen {
+    static constexpr bool POSSIBLE = true;
+    float h, w;
+    bool ordinary;
+
+    DEVICE explicit Foreseen(const Foremost& all)
+        : h(all.h),
+          w(round_to<W>(all.product * reciprocal_ordinary(all.h))),
+          ordinary(all.h >= LEAST_H && all.h <= MOST_H && all.product >= LEAST_PRODUCT && all.product <= MOST_PRODUCT) {
+    }
+    template <class Producer>
+    DEVICE bool value(const Producer& producer, float& amax) const {
+        const float r = producer.factor;
+        amax = (h * r) * w;
+        return ordinary && r >= LEAST_FACTOR && r <= MOST_FACTOR;
+    }
+};
+
+struct NothingForeseen {
+    static constexpr bool POSSIBLE = false;
+    template <class Producer>
+    DEVICE bool value(const Producer&, float&) const {
+        return false;
+    }
+};
