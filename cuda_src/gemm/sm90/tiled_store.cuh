@@ -26,6 +26,7 @@ struct TileStore {
     int barrier, warp, lane;  // of this warpgroup
     unsigned buffers;
 
+    DEVICE unsigned buffer_of(int piece) const { return buffers + piece % C::buffers * C::buffer_bytes; }
     // Where 16 bytes of a row of a buffer are: swizzled as TMA has them.
     DEVICE static unsigned place(int row, int vector) {
         constexpr int vectors = C::piece_bytes / 16;
@@ -84,21 +85,23 @@ struct TileStore {
         }
     }
 
-    // The warpgroup's slices, ``slice_step`` rows apart from ``first_row`` on, in rounds of as many pieces as there are
-    // buffers. The stores of a round are awaited by the next, which may be that of another tile.
-    template <class Value>
+    // Pieces FIRST to END of the warpgroup's slices, which are ``slice_step`` rows apart from ``first_row`` on, in rounds of
+    // as many pieces as there are buffers. The stores of a round are awaited by the next that has its buffers, which may
+    // be that of another tile.
+    template <int FIRST = 0, int END = C::m_slices * C::pieces, class Value>
     DEVICE void tile(const Value& value, int first_row, int slice_step, int first_column) const {
+        constexpr int many = END - FIRST < C::buffers ? END - FIRST : C::buffers;
+        static_assert((END - FIRST) % many == 0 && C::buffers % many == 0, "a round has the same buffers in each tile");
 #pragma unroll
-        for (int round = 0; round < C::m_slices * C::pieces; round += C::buffers) {
+        for (int round = FIRST; round < END; round += many) {
             if (C::store_tiles) {
-                if (warp == 0 && lane == 0) stores_read<0>();
+                if (warp == 0 && lane == 0) stores_read<C::buffers / many - 1>();
                 threads_sync(barrier, 128);
             }
 #pragma unroll
-            for (int i = 0; i < C::buffers; ++i) {
+            for (int i = 0; i < many; ++i) {
                 const int slice = (round + i) / C::pieces, piece = (round + i) % C::pieces;
-                stage(buffers + i * C::buffer_bytes + warp * (16 * C::piece_bytes), value, slice,
-                      piece * C::piece_columns / 2);
+                stage(buffer_of(round + i) + warp * (16 * C::piece_bytes), value, slice, piece * C::piece_columns / 2);
             }
             if (C::store_tiles) {
                 writes_fence();
@@ -107,10 +110,10 @@ struct TileStore {
                 __syncwarp();
             }
 #pragma unroll
-            for (int i = 0; i < C::buffers; ++i) {
+            for (int i = 0; i < many; ++i) {
                 const int row = first_row + (round + i) / C::pieces * slice_step;
                 const int column = first_column + (round + i) % C::pieces * C::piece_columns;
-                const unsigned buffer = buffers + i * C::buffer_bytes;
+                const unsigned buffer = buffer_of(round + i);
                 if (!C::store_tiles) store_elements(buffer + warp * (16 * C::piece_bytes), row + warp * 16, column);
                 else if (warp == 0 && lane == 0 && row < m && column < n)
                     tile_store(map, buffer, column * C::item, row);
