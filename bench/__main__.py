@@ -89,6 +89,16 @@ SUBJECTS: Final[dict[str, Subject]] = {
         short=_arguments("--modes row --shapes 6144x4096 --m 512"),
         deep_gemm=True,
     ),
+    "models": Subject(
+        "bench.decode",
+        "products of many rows in DeepSeek-V3, Qwen3-32B and Llama",
+        arguments=_arguments(
+            "--modes row block --m 128 384 1024 4096 --replays 6 --shapes 2112x7168 24576x1536 4096x7168 7168x2048"
+            " 36864x7168 10240x5120 5120x8192 5120x25600 4096x14336"
+        ),
+        short=_arguments("--modes row --shapes 2112x7168 --m 384"),
+        deep_gemm=True,
+    ),
     "invariance": Subject(
         "bench.invariance",
         "products without and with batch_invariant",

@@ -1,6 +1,7 @@
 """What is checked of results: cases of a goal, the part of its bound that each uses, and what was measured."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from statistics import median
 from typing import Final, NamedTuple
 
 from bench.results import LIBRARY, Record, Results, best_baseline, own, shape, us, values
@@ -61,6 +62,14 @@ def ratio(records: Sequence[Record], other: Callable[[Record], float | None], bo
             yield Check(named(r), mine / theirs / bound, f"{mine / theirs:.3f}")
 
 
+def median_of(checks: Iterable[Check], bound: float) -> Iterator[Check]:
+    """Check the median of what the checks of a bound of 1 measured."""
+    used = [check.used for check in checks]
+    if used:
+        middle = median(used)
+        yield Check(f"median of {len(used)}", middle / bound, f"{middle:.3f}")
+
+
 def others(record: Record) -> float | None:
     """Return the least time of the baselines and of cuBLASLt."""
     best = best_baseline(record)
@@ -76,8 +85,8 @@ def few(found: Results, modes: Sequence[str], least: int, most: int) -> list[Rec
 
 
 def many(found: Results, *, blocks: bool) -> list[Record]:
-    """Return products of many rows, with blocked scales or without."""
-    return [r for r in found.decode if r["m"] >= 512 and (r["mode"] == "block") is blocks]
+    """Return products of more than 64 rows, with blocked scales or without."""
+    return [r for r in found.decode if r["m"] > 64 and (r["mode"] == "block") is blocks]
 
 
 def per_tensor(found: Results, *, on_chip: bool) -> list[Record]:
@@ -111,12 +120,21 @@ def jax_layers(found: Results, bound: float) -> Iterator[Check]:
             yield Check(f"m={r['m']}", fp8 / bf16 / bound, f"{fp8 / bf16:.3f}")
 
 
-def in_programs(found: Results, bound: float, name: str) -> Iterator[Check]:
-    """Check what a call on JAX arrays takes."""
+def hf_decoders(found: Results, bound: float, modes: Sequence[str], tokens: int | None = None) -> Iterator[Check]:
+    """Check the time of a decoder of transformers, run in these ways, against that in bfloat16."""
+    for r in found.hf_decoder:
+        fp8, bf16 = us(r, "fp8core"), us(r, "bf16")
+        if r["mode"] in modes and tokens in (None, r["m"]) and fp8 and bf16:
+            yield Check(f"{r['mode']}, m={r['m']}", fp8 / bf16 / bound, f"{fp8 / bf16:.3f}")
+
+
+def in_programs(found: Results, bound: float, *names: str) -> Iterator[Check]:
+    """Check what calls on JAX arrays take."""
     for r in found.jax_layer:
-        time = us(r, name)
-        if time:
-            yield Check(name, time / bound, f"{time:.1f} us")
+        for name in names:
+            time = us(r, name)
+            if time:
+                yield Check(name, time / bound, f"{time:.1f} us")
 
 
 def beside_product(found: Results, bound: float, least: int, most: int) -> Iterator[Check]:

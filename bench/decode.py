@@ -8,10 +8,8 @@ x per channel, "block" 1x128 x 128x128 (m-major, as the baselines take them).
 """
 
 import argparse
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -19,7 +17,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench import baselines, results, timing
+from bench import baselines, block_baselines, results, timing
 from bench.roofline import Roofline
 from fp8core.errors import Fp8Error
 from fp8core.kernels.gemm.table import SCALED_MM
@@ -38,7 +36,7 @@ MODES: Final[dict[str, tuple[Granularity, Granularity]]] = {
     "block": ("group", "block"),
 }
 OURS: Final = (results.DECODE, results.BLOCK, results.LIBRARY)
-"""Rows of fp8core's table; the last is the first of that library's rows that is able."""
+"""Rows of fp8core's table, by how their names begin: of each, the one that the table prefers."""
 FAR: Final = 4e-3
 """A relative error that is a mistake."""
 
@@ -126,14 +124,21 @@ def want(case: Case, o: Operands) -> torch.Tensor:
     return a @ weight.T
 
 
-def row(name: str, case: Case) -> Call | None:
-    """Return the first able and preferred row of fp8core's table whose name starts so, or None without one."""
+def rows(case: Case) -> tuple[str, dict[str, Call]]:
+    """Return what runs the case without tuning, and by name each of `OURS` that is preferred or is that one."""
     problem = case.problem()
-    rows = (row for row in SCALED_MM.kernels if row.name.startswith(name))
-    able = next((row for row in rows if row.refusal(problem) is None and row.reservation(problem) is None), None)
-    if able is None:
-        return None
-    launch: Any = able.plan(problem)
+    ranking = list(SCALED_MM.ranking(problem))
+    wanted = [kernel for kernel in ranking if kernel is ranking[0] or kernel.reservation(problem) is None]
+    found: dict[str, Call] = {}
+    for kernel in wanted:
+        name = next((name for name in OURS if kernel.name.startswith(name)), kernel.name)
+        if name not in found and (name in OURS or kernel is ranking[0]):
+            found[name] = launched(kernel.plan(problem))
+    return next(iter(found)), found
+
+
+def launched(launch: Any) -> Call:
+    """Return a plan as a call that writes where the operands say."""
     scratch = torch.empty(launch.scratch_bytes + 256, dtype=torch.uint8, device="cuda")
 
     def run(o: Operands) -> torch.Tensor:
@@ -161,34 +166,30 @@ def _sgl(ops: Any, o: Operands) -> torch.Tensor:
     return found
 
 
-def _deep_gemm(module: Any, o: Operands) -> torch.Tensor:
-    module.fp8_gemm_nt((o.a, o.scale_a), (o.weight, o.scale_b), o.out)
-    return o.out
-
-
-def variants(case: Case, loaded: baselines.Loaded, deep_gemm: Any) -> Iterator[tuple[str, Call]]:
-    """Give what can run the case, by name."""
-    for name in OURS:
-        found = row(name, case) if name != results.BLOCK or case.m > 64 else None
-        if found is not None:
-            yield name, found
+def variants(
+    case: Case, loaded: baselines.Loaded, blocks: Mapping[str, block_baselines.Call]
+) -> Iterator[tuple[str, Call]]:
+    """Give what others run the case by, by name."""
     if case.mode != "block":
         yield "torch", _torch
     if loaded.vllm is not None:
         yield "vllm", partial(_vllm, loaded.vllm)
     if loaded.sgl is not None and case.mode == "row":
         yield "sgl", partial(_sgl, loaded.sgl)
-    if deep_gemm is not None and case.mode == "block":
-        yield "deep_gemm", partial(_deep_gemm, deep_gemm)
+    if case.mode == "block":
+        yield from blocks.items()
 
 
-def measure(case: Case, loaded: baselines.Loaded, deep_gemm: Any, replays: int) -> dict[str, Any]:
+def measure(
+    case: Case, loaded: baselines.Loaded, blocks: Mapping[str, block_baselines.Call], replays: int
+) -> dict[str, Any]:
     """Return one record: the case, its floor, and each variant's time or what kept it from having one."""
     operands = case.operands()
     reference = want(case, operands[0])
     calls: dict[str, list[Callable[[], object]]] = {}
     wrong: dict[str, str] = {}
-    for name, run in variants(case, loaded, deep_gemm):
+    runs, own = rows(case)
+    for name, run in (*own.items(), *variants(case, loaded, blocks)):
         operands[0].out.fill_(float("nan"))
         try:
             result = run(operands[0]).double()
@@ -204,6 +205,7 @@ def measure(case: Case, loaded: baselines.Loaded, deep_gemm: Any, replays: int) 
     times = timing.compare(calls, replays)
     return {
         **case._asdict(),
+        "runs": runs,
         "floor_us": case.roofline.floor(),
         "us": {name: time._asdict() for name, time in times.items()},
         "wrong": wrong,
@@ -213,27 +215,27 @@ def measure(case: Case, loaded: baselines.Loaded, deep_gemm: Any, replays: int) 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--baselines", type=Path, help="a folder with the libraries of vLLM and SGLang")
-    parser.add_argument("--deep-gemm", action="store_true", help="DeepGEMM of that folder too; compiles for a while")
+    parser.add_argument(
+        "--deep-gemm", action="store_true", help="what that folder has for 1x128 scales too; compiles for a while"
+    )
     parser.add_argument("--json", type=Path, help="append one line a case to this file")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=["row", "block"])
     parser.add_argument("--shapes", nargs="+", default=SHAPES)
     parser.add_argument("--m", nargs="+", type=int, default=[1, 16, 64])
     parser.add_argument("--replays", type=int, default=timing.REPLAYS)
     arguments = parser.parse_args()
-    deep_gemm = None
-    if arguments.deep_gemm and arguments.baselines:
-        sys.path.insert(0, str(arguments.baselines / "site"))
-        deep_gemm = import_module("deep_gemm")
+    asked = arguments.deep_gemm and arguments.baselines
+    blocks = dict(block_baselines.load(arguments.baselines)) if asked else {}
     loaded = baselines.load(arguments.baselines)
     console, table = Console(width=150), Table(title=torch.cuda.get_device_name(0))
-    names = [*OURS, "torch", "vllm", "sgl", *(["deep_gemm"] if deep_gemm else [])]
+    names = [*OURS, "torch", "vllm", "sgl", *blocks]
     for column in ("mode", "m x n x k", "floor us", *names, "above floor"):
         table.add_column(column, justify="right")
     for shape in arguments.shapes:
         n, k = map(int, shape.split("x"))
         for mode in arguments.modes:
             for m in arguments.m:
-                record = measure(Case(mode, m, n, k), loaded, deep_gemm, arguments.replays)
+                record = measure(Case(mode, m, n, k), loaded, blocks, arguments.replays)
                 results.append(arguments.json, record)
                 cells = [
                     f"{record['us'][name]['median']:.2f}" if name in record["us"] else record["wrong"].get(name, "-")

@@ -4,10 +4,9 @@
 
 Both models are `transformers.Qwen3Model` with the same random weights; of one of them `fp8core.torch.quantize_model_`
 makes FP8, per token x per channel. "graph" is `torch.compile(fullgraph=True)` in a CUDA graph, "options" the same with
-`fp8core.torch.compile_options` for both; "eager" calls the model without compiling it, where the host takes longer than
-the GPU. There is no cache of keys and values: what is timed is
-the layers' arithmetic, not the length of a context. Before anything is timed, results of FP8 are compared with those
-of bfloat16.
+`fp8core.torch.compile_options(model)` for both; "eager" calls the model without compiling it, where the host takes
+longer than the GPU. There is no cache of keys and values: what is timed is the layers' arithmetic, not the length of a
+context. Before anything is timed, results of FP8 are compared with those of bfloat16.
 """
 
 import argparse
@@ -77,7 +76,7 @@ def _made(model: Any, way: str) -> Any:
     """Return a model to be run in one way."""
     if way == "eager":
         return model
-    options = fp8core.torch.compile_options() if way == "options" else None
+    options = fp8core.torch.compile_options(model) if way == "options" else None
     return torch.compile(model, fullgraph=True, dynamic=False, options=options)
 
 

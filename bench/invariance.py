@@ -34,10 +34,9 @@ class Invariant(decode.Case):
 
 def product(case: decode.Case) -> tuple[str, decode.Call]:
     """Return what the table chooses for a case: its name and its call."""
-    name = str(SCALED_MM.explain(case.problem()).chosen)
-    call = decode.row(name, case)
-    assert call is not None
-    return name, call
+    problem = case.problem()
+    kernel = next(SCALED_MM.ranking(problem))
+    return kernel.name, decode.launched(kernel.plan(problem))
 
 
 def differs(case: Invariant, o: decode.Operands) -> bool:

@@ -35,7 +35,7 @@ FORMER_KINDS: Final = {"host": "engine"}
 FORMER_SUBJECTS: Final = {"overhead": "host", "host": "engine"}
 FORMER_STEPS: Final = {"of it: looks of three": "of it: signature of three"}
 """What rows, kinds of records, subjects and steps were called in runs of format 1."""
-BASELINES: Final = ("torch", "vllm", "sgl", "deep_gemm")
+BASELINES: Final = ("torch", "vllm", "sgl", "deep_gemm", "sgl_deep_gemm", "flashinfer")
 LABELS: Final = {
     "fp8core": "fp8core",
     DECODE: "fp8core kernel",
@@ -49,6 +49,8 @@ LABELS: Final = {
     "triton": "Triton",
     "neighbour": "neighbour",
     "deep_gemm": "DeepGEMM",
+    "sgl_deep_gemm": "SGLang's DeepGEMM",
+    "flashinfer": "FlashInfer",
 }
 MODES: Final = {
     "static": "static",
@@ -73,6 +75,7 @@ _KEYS: Final[dict[str, tuple[str, ...]]] = {
     "fused": ("kind", "mode", "rows", "cols"),
     "decode": ("mode", "m", "n", "k"),
     "linear": ("bench", "m", "n", "k"),
+    "ending": ("bench", "mode", "m", "n", "k"),
     "invariance": ("bench", "mode", "m", "n", "k"),
     "odd": ("mode", "x", "rows", "cols"),
     "first_call": ("bench",),
@@ -115,6 +118,7 @@ class Results(NamedTuple):
     hf_decoder: Sequence[Record] = ()
     choice: Sequence[Record] = ()
     accuracy: Sequence[Record] = ()
+    ending: Sequence[Record] = ()
 
     @property
     def device(self) -> str:
@@ -254,8 +258,9 @@ def own_kernel(record: Record) -> float | None:
 
 
 def own(record: Record) -> float | None:
-    """Return the time of what fp8core runs: a kernel of its own, or its call of the library where there is none."""
-    return next((t for name in ("fp8core", DECODE, BLOCK, LIBRARY) if (t := us(record, name)) is not None), None)
+    """Return the time of what fp8core runs; of records that do not say what, a kernel of its own before the library."""
+    names = ("fp8core", record.get("runs", DECODE), DECODE, BLOCK, LIBRARY)
+    return next((t for name in names if (t := us(record, name)) is not None), None)
 
 
 def best_baseline(record: Record) -> tuple[float, str] | None:

@@ -49,6 +49,11 @@ Every operation runs on every device of these tables, some of them by a fallback
 LEGEND = f"""- `kernel`? runs if the vendor's library on the device offers an algorithm, which only the device can tell;
   otherwise the kernel after it runs.
 - {MARK} {UNPROVEN}.
+- `generic_decode` and `generic_mma` multiply codes by FP8 instructions of a warp on sm_89, sm_120, gfx942, gfx950,
+  gfx1200 and gfx1201, where these have one for both formats; on the others, and in other formats, they multiply 16-bit
+  floats, which hold every code exactly.
+- sm_100 multiplies block scales that are powers of two in hardware (MXFP8), which no kernel here uses: products take
+  scales in fp32, and whether these are powers of two is known on the device alone, when the kernel has been chosen.
 """
 README_LEGEND = f"""*own*: a kernel of fp8core for it · *library*: cuBLASLt or hipBLASLt where it has an algorithm, else
 the fallback · *fallback*: takes anything · {MARK} {UNPROVEN}.
@@ -63,9 +68,9 @@ def quantization(group_shape: GroupShape, *, static: bool = False) -> Ask:
     return lambda target: QUANTIZE.explain(example_quantize(target, group_shape, static=static))
 
 
-def product(a: Granularity, b: Granularity, m: int) -> Ask:
-    """Return what asks the table of products."""
-    return lambda target: SCALED_MM.explain(example_product(target, a, b, m=m))
+def product(a: Granularity, b: Granularity, m: int, **ending: object) -> Ask:
+    """Return what asks the table of products; ``ending`` are fields of the problem."""
+    return lambda target: SCALED_MM.explain(example_product(target, a, b, m=m)._replace(**ending))
 
 
 def norm(target: Target) -> Explanation:
@@ -102,12 +107,23 @@ BLOCKS: tuple[tuple[str, Granularity, Granularity], ...] = (
 )
 TOKENS = (16, 256)
 """Rows of the products: a decoder's and a batch's."""
+ENDINGS: dict[str, dict[str, object]] = {
+    "`silu` or `gelu`": {"activation": "silu"},
+    "`gelu_tanh`": {"activation": "gelu_tanh"},
+    "`beta`": {"beta": 1.0},
+}
+"""Fields of problems, by what the page calls them."""
 TABLES: dict[str, dict[str, Ask]] = {
     "Quantization of rows of 4096 bfloat16": QUANTIZATIONS,
     "Fused producers, 4096 columns of bfloat16": PRODUCERS,
     **{
         f"Products of {m} x 4096 x 4096 to bfloat16": {name: product(a, b, m) for name, a, b in VECTORS + BLOCKS}
         for m in TOKENS
+    },
+    f"Products of {TOKENS[-1]} x 4096 x 4096 that end in an activation or add to their result": {
+        f"{name}, {said}": product(a, b, TOKENS[-1], **ending)
+        for name, a, b in (VECTORS[1], BLOCKS[0])
+        for said, ending in ENDINGS.items()
     },
 }
 """The page's tables: columns by heading."""

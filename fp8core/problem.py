@@ -11,6 +11,7 @@ Fp8Name = Literal["float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m
 ScaleFormat = Literal["float32", "ue8m0", "ue8m0_bytes"]
 ScaleLayout = Literal["k", "mn"]
 Granularity = Literal["tensor", "row", "group", "block"]
+Activation = Literal["", "gelu", "gelu_tanh", "silu"]
 
 
 class Format(NamedTuple):
@@ -215,7 +216,10 @@ class Expand(NamedTuple):
 
 
 class ScaledMm(NamedTuple):
-    """``out = round(scale_a * (scale_b * (a @ b)) + bias)``: a ``[m, k]``, b stored ``[n, k]``, rows contiguous."""
+    """``out = round(activation(scale_a * (scale_b * (a @ b)) + bias + beta * out))``.
+
+    a is ``[m, k]``, b is stored ``[n, k]``, rows are contiguous.
+    """
 
     target: Target
     m: int
@@ -254,6 +258,9 @@ class ScaledMm(NamedTuple):
     """As `alignment`, of a and b and their rows alone; what `alignment` says holds for them, too."""
     out_alignment: int = 1
     """As `alignment`, in bytes, of out and its rows alone; what `alignment` says holds for it, too."""
+    activation: Activation = ""
+    beta: float = 0.0
+    """What out holds before is multiplied by this and added; 0 leaves it unread."""
 
 
 class Linear(NamedTuple):

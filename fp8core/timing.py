@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from statistics import median
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from fp8core.errors import BackendError
 from fp8core.kernels.gemm.args import Matmul
@@ -27,7 +27,6 @@ WARM_UP: Final = 2
 STRETCH_MS: Final = 1.0
 """A timed stretch lasts at least this long."""
 HOPELESS: Final = 4.0
-"""A launch that takes this many times the least, and longer than its way through the host, is not timed any closer."""
 LAUNCH_MS: Final = 0.03
 
 _LOG: Final = logging.getLogger("fp8core")
@@ -136,9 +135,28 @@ class Operands:
         launch(stream, self._a, weight, *self._vectors, *self._results)
 
 
+class Sampling(NamedTuple):
+    """How closely launches are timed."""
+
+    turns: int = TURNS
+    stretch_ms: float = STRETCH_MS
+    span_us: float = 0.0
+    """The calls of a graph last about so long, where `CALLS` of them are shorter."""
+    hopeless: float = HOPELESS
+    """A launch that takes this many times the least, and longer than its way through the host, is not timed closer."""
+
+
 def times(p: ScaledMm, launches: Sequence[Matmul]) -> list[float]:
     """Return the microseconds that each launch of ``p`` takes, infinite for one that fails or is far behind."""
-    cuda = device.cupy().cuda
+    return [median(taken) if taken else float("inf") for taken in samples(p, launches)]
+
+
+def samples(p: ScaledMm, launches: Sequence[Matmul], how: Sampling | None = None) -> list[list[float]]:
+    """Return the microseconds that each launch of ``p`` takes in each turn; no turn of one that fails or is far behind.
+
+    Weights come from memory, what else is read most likely from L2.
+    """
+    how, cuda = how or Sampling(), device.cupy().cuda
     with device.on(p.target.device):
         operands = Operands(p, max(launch.scratch_bytes for launch in launches))
         cuda.runtime.deviceSynchronize()  # what fills them is on another stream
@@ -160,29 +178,30 @@ def times(p: ScaledMm, launches: Sequence[Matmul]) -> list[float]:
                 once()
             except BackendError:  # what a library offers it may still refuse to run
                 continue
-            first[i] = elapsed(once)
-        close = HOPELESS * max(LAUNCH_MS, min(first.values(), default=0.0))
-        runs = {i: recorded(operands, launches[i], stream) for i, ms in first.items() if ms <= close}
-        found = interleaved(runs, elapsed)
-        calls = calls_of(operands)
-        return [1e3 * median(found[i]) / calls if i in found else float("inf") for i in range(len(launches))]
+            first[i] = min(elapsed(once) for _ in range(2))
+        least = min(first.values(), default=0.0)
+        close = how.hopeless * max(LAUNCH_MS, least)
+        calls = calls_of(operands, how.span_us / max(1e3 * least, 1.0))
+        runs = {i: recorded(operands, launches[i], stream, calls) for i, ms in first.items() if ms <= close}
+        found = interleaved(runs, elapsed, how.turns, how.stretch_ms)
+        return [[1e3 * ms / calls for ms in found.get(i, ())] for i in range(len(launches))]
 
 
-def calls_of(operands: Operands) -> int:
-    """Return how many calls a graph holds: each weight as often as the others."""
+def calls_of(operands: Operands, wanted: float = 0.0) -> int:
+    """Return how many calls a graph holds, at least `CALLS`: each weight as often as the others."""
     copies = len(operands.weights)
-    return -(-CALLS // copies) * copies
+    return max(-(-CALLS // copies), round(wanted / copies)) * copies
 
 
-def recorded(operands: Operands, launch: Matmul, stream: Any) -> Run:
-    """Return a run of a graph of calls.
+def recorded(operands: Operands, launch: Matmul, stream: Any, number: int) -> Run:
+    """Return a run of a graph of so many calls.
 
     On ROCm, for which CuPy has no graphs, it is one of the driver's. Where that does not record them, as a library may
     not, it is the calls themselves: then times of short ones hold the host's share.
     """
 
     def calls() -> None:
-        for i in range(calls_of(operands)):
+        for i in range(number):
             operands.run(launch, stream.ptr, operands.weights[i % len(operands.weights)])
 
     if device.platform() == "hip":

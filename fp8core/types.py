@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 __all__ = [
+    "ActivationName",
     "Array",
     "ArrayT",
     "CupyArray",
@@ -84,6 +85,7 @@ Scale: TypeAlias = Array | Number
 """An array of scales, or one number."""
 
 WideName = Literal["float32", "float16", "bfloat16"]
+ActivationName = Literal["gelu", "gelu_tanh", "silu"]
 
 
 class _DTypeObject(Protocol):
@@ -171,6 +173,7 @@ class SharedProductKeywords(CallKeywords, total=False):
     """Of every function with a product."""
 
     bias: Array | None
+    activation: ActivationName | None
     use_fast_accum: bool
     batch_invariant: bool
 
@@ -181,6 +184,7 @@ class ProductKeywords(SharedProductKeywords, total=False):
     out_dtype: DType
     out_scale: Scale | None
     amax: Array | None
+    beta: float
 
 
 class LinearKeywords(SharedProductKeywords, total=False):

@@ -16,6 +16,8 @@ COLOURS: Final = {
     "torch": "#CC79A7",
     "torch.compile": "#CC79A7",
     "deep_gemm": "#56B4E9",
+    "sgl_deep_gemm": "#009E73",
+    "flashinfer": "#D55E00",
     "triton": "#56B4E9",
     "baseline": "#D55E00",
     "floor": "#5A5A5A",

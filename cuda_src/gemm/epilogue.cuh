@@ -1,5 +1,6 @@
-// From an fp32 accumulator to a result: value = scale_a * (scale_b * acc) + bias, in fp32; out = round(value), or, for
-// FP8, encode(value * RN(1 / out_scale)). amax takes the largest |value|, NaN aside: it has to be 0 before the launch.
+// From an fp32 accumulator to a result: value = activation(scale_a * (scale_b * acc) + bias + beta * out), in fp32; out =
+// round(value), or, for FP8, encode(value * RN(1 / out_scale)). amax takes the largest |value|, NaN aside: it has to be 0
+// before the launch.
 #pragma once
 #include "../common/values.cuh"
 
@@ -32,6 +33,58 @@ struct Epilogue {
     }
 };
 
+// ACTIVATION of fp8core/kernels/encodings.py.
+constexpr int GELU = 1, GELU_TANH = 2, SILU = 3;
+constexpr float LOG2_E = 0x1.715476p+0f;
+
+// x / (1 + exp(-y)): within 2**-20 of it for |y| up to 16.
+DEVICE float times_logistic(float x, float y) { return x * reciprocal_fast(1.0f + exp2_fast(-LOG2_E * y)); }
+
+// The part of normal numbers below -y, y >= 0: t * p(t) * exp(-y * y / 2) with t = 1 / (1 + 0.3 * y), where p is fitted
+// to errors below 2**-22 of the whole for y up to 14. fp32 makes 2**-20 of that, 2**-17 where y is 12.
+DEVICE float normal_tail(float y) {
+    const float t = reciprocal_fast(1.0f + 0.3f * y);
+    float p = 0x1.243fa4p-5f;
+    p = fma_flushing(p, t, -0x1.41f3e8p-3f);
+    p = fma_flushing(p, t, 0x1.a69d08p-3f);
+    p = fma_flushing(p, t, -0x1.b7c806p-5f);
+    p = fma_flushing(p, t, 0x1.074b7ap-3f);
+    p = fma_flushing(p, t, 0x1.993ecep-4f);
+    p = fma_flushing(p, t, 0x1.ee9bb6p-4f);
+    p = fma_flushing(p, t, 0x1.ea006ap-4f);
+    return p * t * exp2_fast(y * y * (-0.5f * LOG2_E));
+}
+
+template <int activation>
+DEVICE float activated(float x) {
+    if constexpr (activation == GELU) {
+        const float tail = normal_tail(magnitude(x));
+        return x * (x > 0.0f ? 1.0f - tail : tail);
+    } else if constexpr (activation == GELU_TANH) {
+        // tanh(u) = 2 / (1 + exp(-2 * u)) - 1
+        constexpr float TWICE_SQRT_2_OVER_PI = 0x1.988454p+0f;
+        return times_logistic(x, TWICE_SQRT_2_OVER_PI * (x + 0.044715f * x * x * x));
+    } else if constexpr (activation == SILU) {
+        return times_logistic(x, x);
+    } else {
+        return x;
+    }
+}
+
+// What is done to a value with its bias before it is rounded. `accumulates`: whether beta is not 0, and out is read.
+template <int out_type, int activation, bool accumulates>
+struct Ending {
+    float beta;
+
+    DEVICE float of(float value, float addend) const {
+        return activated<activation>(accumulates ? value + beta * addend : value);
+    }
+    DEVICE float of(float value, const void* out, long long index) const {
+        if constexpr (accumulates) return of(value, load_element<out_type>(out, index));
+        else return of(value, 0.0f);
+    }
+};
+
 // An element of a high-precision result in memory.
 template <int out_type>
 struct Result {
@@ -40,6 +93,24 @@ struct Result {
 template <>
 struct Result<FLOAT32> {
     using Element = float;
+};
+
+// Numbers of a result that are loaded before they are needed; until then they are as memory has them.
+template <int out_type, int count, bool accumulates>
+struct Addends {
+    typename Result<out_type>::Element kept[count];
+
+    // `there`: whether out has an element of this index.
+    DEVICE void load(int i, const void* out, long long index, bool there) {
+        kept[i] = 0;
+        if (there) kept[i] = static_cast<const typename Result<out_type>::Element*>(out)[index];
+    }
+    DEVICE float number(int i) const { return load_element<out_type>(kept, i); }
+};
+template <int out_type, int count>
+struct Addends<out_type, count, false> {
+    DEVICE static void load(int, const void*, long long, bool) {}
+    DEVICE static float number(int) { return 0.0f; }
 };
 
 // One atomic a warp. Numbers that are not negative are ordered as their bits are.

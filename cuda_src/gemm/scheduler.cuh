@@ -17,15 +17,16 @@ DEVICE TileOrigin dense_tile(int row_tiles) {
 // Persistent: a block takes every grid_x()-th tile. `abreast` tiles of rows come before the next columns, so that the
 // tiles that are computed at a time share rows and columns in L2. The last rows' tiles begin where they end with the
 // last row, or up to 3 later, at a multiple of 4: rows that two tiles have get equal bits from both, and TMA is spared
-// rows outside of a tensor, which it takes longer to fill with zeros than to load.
-template <int rows, int columns, int abreast>
+// rows outside of a tensor, which it takes longer to fill with zeros than to load. Not so if tiles are to be `apart`, as
+// what is added to a result is to be added once.
+template <int rows, int columns, int abreast, bool apart = false>
 struct PersistentTiles {
     int down, across, last_row, at;
 
     DEVICE PersistentTiles(int m, int n)
         : down((m + rows - 1) / rows),
           across((n + columns - 1) / columns),
-          last_row(m > rows ? (m - rows + 3) & ~3 : 0),
+          last_row(m > rows ? (apart ? m : (m - rows + 3) & ~3) : 0),
           at((int)block_x()) {}
     DEVICE bool more() const { return at < down * across; }
     DEVICE void next() { at += (int)grid_x(); }

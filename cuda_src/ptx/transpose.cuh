@@ -20,6 +20,14 @@ DEVICE void quad_transpose(unsigned& a, unsigned& b, unsigned& c, unsigned& d, i
     (high ? b : d) = y;
 }
 
+// Loads what `matrices_store` stores.
+DEVICE void matrices_load(unsigned place, unsigned& a, unsigned& b, unsigned& c, unsigned& d) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(a), "=r"(b), "=r"(c), "=r"(d)
+                 : "r"(place)
+                 : "memory");
+}
+
 // Stores four 8x8 matrices of 16-bit numbers, each held as `warp_transpose` has it: lane i gives the place of row i % 8
 // of matrix i / 8, 16 bytes.
 DEVICE void matrices_store(unsigned place, unsigned a, unsigned b, unsigned c, unsigned d) {

@@ -56,12 +56,14 @@ DEVICE void registers_fence(float (&registers)[COUNT]) {
     WGMMA_R16 ", " WGMMA_R4(16, 17, 18, 19) ", " WGMMA_R4(20, 21, 22, 23) ", " WGMMA_R4(24, 25, 26, 27) ", "       \
         WGMMA_R4(28, 29, 30, 31)
 #define WGMMA_R24 WGMMA_R16 ", " WGMMA_R4(16, 17, 18, 19) ", " WGMMA_R4(20, 21, 22, 23)
-#define WGMMA_R48                                                                                                     \
-    WGMMA_R32 ", " WGMMA_R4(32, 33, 34, 35) ", " WGMMA_R4(36, 37, 38, 39) ", " WGMMA_R4(40, 41, 42, 43) ", "       \
-        WGMMA_R4(44, 45, 46, 47)
-#define WGMMA_R64                                                                                                     \
-    WGMMA_R48 ", " WGMMA_R4(48, 49, 50, 51) ", " WGMMA_R4(52, 53, 54, 55) ", " WGMMA_R4(56, 57, 58, 59) ", "       \
-        WGMMA_R4(60, 61, 62, 63)
+#define WGMMA_R36 WGMMA_R32 ", " WGMMA_R4(32, 33, 34, 35)
+#define WGMMA_R40 WGMMA_R36 ", " WGMMA_R4(36, 37, 38, 39)
+#define WGMMA_R44 WGMMA_R40 ", " WGMMA_R4(40, 41, 42, 43)
+#define WGMMA_R48 WGMMA_R44 ", " WGMMA_R4(44, 45, 46, 47)
+#define WGMMA_R52 WGMMA_R48 ", " WGMMA_R4(48, 49, 50, 51)
+#define WGMMA_R56 WGMMA_R52 ", " WGMMA_R4(52, 53, 54, 55)
+#define WGMMA_R60 WGMMA_R56 ", " WGMMA_R4(56, 57, 58, 59)
+#define WGMMA_R64 WGMMA_R60 ", " WGMMA_R4(60, 61, 62, 63)
 #define WGMMA_R80                                                                                                     \
     WGMMA_R64 ", " WGMMA_R4(64, 65, 66, 67) ", " WGMMA_R4(68, 69, 70, 71) ", " WGMMA_R4(72, 73, 74, 75) ", "       \
         WGMMA_R4(76, 77, 78, 79)
@@ -85,7 +87,17 @@ DEVICE void registers_fence(float (&registers)[COUNT]) {
     else if constexpr (n == 32) WGMMA("32", types, WGMMA_R16, "%16", "%17", "%18", WGMMA_D16(0));                      \
     else if constexpr (n == 48) WGMMA("48", types, WGMMA_R24, "%24", "%25", "%26", WGMMA_D16(0), WGMMA_D8(16));        \
     else if constexpr (n == 64) WGMMA("64", types, WGMMA_R32, "%32", "%33", "%34", WGMMA_D32(0));                      \
+    else if constexpr (n == 72) WGMMA("72", types, WGMMA_R36, "%36", "%37", "%38", WGMMA_D32(0), WGMMA_D4(32));        \
+    else if constexpr (n == 80) WGMMA("80", types, WGMMA_R40, "%40", "%41", "%42", WGMMA_D32(0), WGMMA_D8(32));        \
+    else if constexpr (n == 88) WGMMA("88", types, WGMMA_R44, "%44", "%45", "%46", WGMMA_D32(0), WGMMA_D8(32),         \
+                                       WGMMA_D4(40));                                                                  \
     else if constexpr (n == 96) WGMMA("96", types, WGMMA_R48, "%48", "%49", "%50", WGMMA_D32(0), WGMMA_D16(32));       \
+    else if constexpr (n == 104) WGMMA("104", types, WGMMA_R52, "%52", "%53", "%54", WGMMA_D32(0), WGMMA_D16(32),      \
+                                       WGMMA_D4(48));                                                                  \
+    else if constexpr (n == 112) WGMMA("112", types, WGMMA_R56, "%56", "%57", "%58", WGMMA_D32(0), WGMMA_D16(32),      \
+                                       WGMMA_D8(48));                                                                  \
+    else if constexpr (n == 120) WGMMA("120", types, WGMMA_R60, "%60", "%61", "%62", WGMMA_D32(0), WGMMA_D16(32), WGMMA_D8(48), \
+                                       WGMMA_D4(56));                                                                  \
     else if constexpr (n == 128) WGMMA("128", types, WGMMA_R64, "%64", "%65", "%66", WGMMA_D32(0), WGMMA_D32(32));     \
     else if constexpr (n == 160) WGMMA("160", types, WGMMA_R80, "%80", "%81", "%82", WGMMA_D32(0), WGMMA_D32(32),      \
                                        WGMMA_D16(64));                                                                 \
@@ -98,7 +110,8 @@ DEVICE void registers_fence(float (&registers)[COUNT]) {
 // d = (keep ? d : 0) + w * a^T of the formats, 32 columns of the tiles of two descriptors.
 template <int w_format, int a_format, int sums, int n = 2 * sums>
 DEVICE void product_issue(float (&d)[sums], word64 w, word64 a, int keep) {
-    static_assert(n == 8 || n == 16 || n == 48 || (n <= 128 && n % 32 == 0) || n == 160 || n == 192 || n == 256,
+    static_assert(n == 8 || n == 16 || n == 32 || n == 48 || (n >= 64 && n <= 128 && n % 8 == 0) || n == 160 ||
+                      n == 192 || n == 256,
                   "an N of wgmma that is listed above");
     if constexpr (w_format == E5M2) {
         WGMMA_OF("e5m2.e4m3");

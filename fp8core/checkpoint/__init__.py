@@ -11,6 +11,7 @@ from fp8core.checkpoint.reader import Checkpoint, open_checkpoint, open_files
 from fp8core.checkpoint.running import Progress
 from fp8core.checkpoint.schemes import SCHEMES, SchemeName
 from fp8core.checkpoint.source import Extra
+from fp8core.checkpoint.tuning import tune_checkpoint
 from fp8core.checkpoint.verdicts import Verdict
 from fp8core.checkpoint.verifying import Verification, verify_checkpoint
 
@@ -39,5 +40,6 @@ __all__ = [
     "plan_checkpoint",
     "plan_conversion",
     "quantize_checkpoint",
+    "tune_checkpoint",
     "verify_checkpoint",
 ]

@@ -23,6 +23,8 @@ PAIRS: Final = {
     ("float8_e4m3fnuz", "float8_e4m3fn"): normalize_e4m3fnuz_to_e4m3fn,
 }
 """Formats whose codes stand for the same numbers under half or twice the scale."""
+LEAST_E8M0: Final = 2.0**-127
+"""The least power of two that a byte stands for."""
 FACTOR: Final = {"float8_e4m3fn": 2.0, "float8_e4m3fnuz": 0.5}
 """What scales are multiplied by on the way from these to the other of the pair."""
 
@@ -70,8 +72,10 @@ class Change(NamedTuple):
 
     @property
     def scale_dtype(self) -> str:
-        """Of the new scales, in safetensors' words."""
-        return "F8_E8M0" if self.goal.scale_format == "ue8m0_bytes" else "F32"
+        """Of the new scales, in safetensors' words: MXFP8's are bytes, DeepSeek's have a dtype."""
+        if self.goal.scale_format != "ue8m0_bytes":
+            return "F32"
+        return "U8" if self.goal.granularity == "group" else "F8_E8M0"
 
 
 class Error(NamedTuple):
@@ -115,6 +119,8 @@ def _of_scales(layer: Layer, goal: Goal, old: NDArray[np.float32]) -> Iterator[s
         yield f"one scale per {layer.granularity} becomes one per {goal.granularity}"
     if goal.scale_format != "float32" and not _powers_of_two(largest):
         yield "scales become powers of two"
+    elif goal.scale_format == "ue8m0_bytes" and (largest < LEAST_E8M0).any():
+        yield "scales below 2**-127 are no bytes"
     if layer.dtype == goal.dtype:
         return
     if (layer.dtype, goal.dtype) not in PAIRS:

@@ -55,6 +55,7 @@ def plan_conversion(
     to: Target,
     scales: ScaleFormat = "float32",
     e4m3: str | None = None,
+    block_shape: tuple[int, int] | None = None,
     split_experts: bool = False,
     unscaled: bool = False,
     force: bool = False,
@@ -67,6 +68,7 @@ def plan_conversion(
         to: the format or granularity.
         scales: how scales would be stored.
         e4m3: which E4M3 codes would have.
+        block_shape: the rows and columns of blocks.
         split_experts: whether stacked experts would be written one by one.
         unscaled: whether FP8 tensors without a scale would be taken for values.
         force: whether an existing target would be replaced.
@@ -86,7 +88,7 @@ def plan_conversion(
         >>> plan.to, plan.errors
         ('bf16', {})
     """
-    planned = Planned(_opened(source, split_experts, unscaled), to, scales, e4m3)
+    planned = Planned(_opened(source, split_experts, unscaled), to, scales, e4m3, block_shape)
     if target is not None:
         check(planned.work(), Path(target), force=force)
     return _conversion(planned, None if target is None else Path(target))
@@ -99,6 +101,7 @@ def convert_checkpoint(
     to: Target,
     scales: ScaleFormat = "float32",
     e4m3: str | None = None,
+    block_shape: tuple[int, int] | None = None,
     split_experts: bool = False,
     unscaled: bool = False,
     lossy: bool = False,
@@ -116,11 +119,15 @@ def convert_checkpoint(
     Args:
         source: as for `open_checkpoint`.
         target: the new file, or for a folder the new folder.
-        to: "bf16" (float32(code) * scale, rounded once); the granularity "channel", "block" (128x128, or the source's)
-            or "tensor", as compressed-tensors; or a format: "compressed-tensors" and "modelopt" with the granularity
-            that the layers have, "deepseek" with blocks, "comfyui" with one scale per tensor.
-        scales: "float32", powers of two in float32 ("ue8m0"), or these as bytes ("ue8m0_bytes", "deepseek" alone).
+        to: "bf16" (float32(code) * scale, rounded once); the granularity "channel", "block" (128x128, or the source's),
+            "tensor" or "mxfp8" (1x32), as compressed-tensors; or a format: "compressed-tensors" and "modelopt" with the
+            granularity that the layers have, "modelopt-mxfp8", "deepseek" with blocks, "comfyui" with one scale per
+            tensor.
+        scales: "float32", powers of two in float32 ("ue8m0"), or these as bytes ("ue8m0_bytes", of "deepseek"; of
+            MXFP8 always).
         e4m3: "fn" (OCP) or "fnuz" (MI300); by default fn, but compressed-tensors keeps what layers have.
+        block_shape: the rows and columns of a block, of "block" and "deepseek"; by default the source's where all
+            layers have the same, else 128x128. Codes stay where blocks become parts of what they were.
         split_experts: as for `quantize_checkpoint`; formats other than bf16 and deepseek have no other way for them.
         unscaled: as for `open_checkpoint`. Of such tensors those that are no matrices become bfloat16.
         lossy: allow codes to be made anew; `Conversion.errors` tells what that added.
@@ -148,7 +155,7 @@ def convert_checkpoint(
         >>> [(change.layer.name, change.exact) for change in found.changes]
         [('up', True)]
     """
-    planned = Planned(_opened(source, split_experts, unscaled), to, scales, e4m3)
+    planned = Planned(_opened(source, split_experts, unscaled), to, scales, e4m3, block_shape)
     refused = _conversion(planned, None).lossy
     if refused and not lossy:
         first, more = refused[0], len(refused) - 1

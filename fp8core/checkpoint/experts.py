@@ -2,7 +2,7 @@
 
 ``experts.gate_up_proj`` [E, 2 n, k] is ``experts.0.gate_proj.weight`` [n, k], ``experts.0.up_proj.weight``, and so on,
 as llm-compressor writes mixtures and as readers of compressed-tensors look for their scales. Gate and up are the halves
-of the rows. Nothing is moved: an expert's rows follow each other in the file.
+of the rows. Experts stored [in, out], as Llama 4's, are read by columns; config.json's hidden size tells that they are.
 """
 
 import math
@@ -24,6 +24,10 @@ BACK: Final = ("down_proj", "w2")
 """The layers whose rows are the model's hidden size; of the others the columns are."""
 
 
+ALTERNATE: Final = ("gpt_oss",)
+"""Model types whose gate and up are every other channel."""
+
+
 class Stack(NamedTuple):
     """A stacked weight."""
 
@@ -31,19 +35,26 @@ class Stack(NamedTuple):
     module: str
     """The experts'."""
     part: str
+    transposed: bool = False
+    """Whether each expert is stored [in, out]."""
 
     @property
     def parts(self) -> tuple[str, ...]:
         """The layers of each expert that it holds."""
         return PARTS[self.part]
 
+    @property
+    def outputs(self) -> int:
+        """The rows of all of them."""
+        return self.entry.shape[2 if self.transposed else 1]
+
 
 def split_experts(source: Source) -> Source:
     """Return a checkpoint whose stacked experts, and their scales, are tensors of their own.
 
     Raises:
-        CheckpointError: there are none; config.json does not tell the hidden size; or they are stored [in, out], have
-            biases, or scales whose halves do not belong to gate and up.
+        CheckpointError: there are none; config.json does not tell the hidden size, or that does not tell rows from
+            columns; or they have biases, gate and up that alternate, or scales whose halves do not belong to these.
     """
     stacks = {
         entry.name: stack
@@ -53,7 +64,7 @@ def split_experts(source: Source) -> Source:
     }
     if not stacks:
         raise CheckpointError(f"split_experts needs experts in tensors of 3 axes, got none in {source.path}")
-    _check_orientation(source, list(stacks.values()))
+    stacks = _oriented(source, stacks)
     headers, files = [], dict(source.weight_map)
     for header in source.headers:
         entries: dict[str, Entry] = {}
@@ -75,31 +86,44 @@ def _stack(entry: Entry) -> Stack | None:
     return None
 
 
-def _check_orientation(source: Source, stacks: list[Stack]) -> None:
-    """Refuse experts whose rows are not known to be outputs."""
+def _oriented(source: Source, stacks: Mapping[str, Stack]) -> dict[str, Stack]:
+    """Return stacks that know which of their axes are outputs.
+
+    The hidden size is what goes into gate and up, and what comes out of down. All of a module's are stored alike, so
+    that one whose sides differ tells of the others.
+    """
     text = source.config.get("text_config")
     sizes: dict[str, Any] = {**source.config, **(text if isinstance(text, dict) else {})}
     hidden = sizes.get("hidden_size")
     if not isinstance(hidden, int):
         raise CheckpointError(f"split_experts needs hidden_size in the config.json of {source.path}, got none")
     present = {entry.name for entry in source.entries}
-    told: dict[str, bool] = {}
-    for stack in stacks:
+    possible: dict[str, set[bool]] = {}
+    for stack in stacks.values():
         _, rows, cols = stack.entry.shape
-        outputs, inputs = (rows, cols) if stack.part in BACK else (cols, rows)
-        if outputs != hidden:
-            stored = "[in, out]" if inputs == hidden else f"neither way for a hidden size of {hidden}"
-            shape = list(stack.entry.shape)
-            raise CheckpointError(f"{stack.entry.name} needs experts stored [out, in], got {shape}, {stored}")
-        told[stack.module] = told.get(stack.module, False) or inputs != hidden
-        if rows % len(stack.parts):
-            raise CheckpointError(f"{stack.entry.name} needs gate and up of equal rows, got {rows} rows")
+        by_rows, by_columns = (rows, cols) if stack.part in BACK else (cols, rows)
+        fits = {transposed for transposed, extent in ((False, by_rows), (True, by_columns)) if extent == hidden}
+        left = possible.setdefault(stack.module, {False, True})
+        left &= fits
+        if not left:
+            wanted = f"an axis of the hidden size, {hidden}, where the module's others have it"
+            raise CheckpointError(f"{stack.entry.name} needs {wanted}, got {list(stack.entry.shape)}")
         bias = {f"{stack.module}.{stack.part}{suffix}" for suffix in ("_bias", ".bias")} & present
         if bias:
             raise CheckpointError(f"split_experts needs experts without biases, got {min(bias)}")
-    for module, sure in told.items():
-        if not sure:
-            raise CheckpointError(f"{module} needs shapes that tell rows from columns, got squares of {hidden}")
+        if len(stack.parts) > 1 and str(sizes.get("model_type", "")) in ALTERNATE:
+            raise CheckpointError(
+                f"{stack.entry.name} needs gate before up, got those of {sizes['model_type']}, which alternate"
+            )
+    found = {}
+    for name, stack in stacks.items():
+        if len(possible[stack.module]) > 1:
+            raise CheckpointError(f"{stack.module} needs shapes that tell rows from columns, got squares of {hidden}")
+        found[name] = stack._replace(transposed=possible[stack.module] == {True})
+        if found[name].outputs % len(stack.parts):
+            axis = "columns" if found[name].transposed else "rows"
+            raise CheckpointError(f"{name} needs gate and up of equal {axis}, got {found[name].outputs} {axis}")
+    return found
 
 
 def _split(entry: Entry, stacks: Mapping[str, Stack]) -> Iterator[Entry]:
@@ -126,20 +150,27 @@ def _slices(entry: Entry, stack: Stack, suffix: str, shape: tuple[int, ...]) -> 
         raise CheckpointError(f"{entry.name} needs one part for each of {experts} experts, got shape {list(shape)}")
     of_one = () if shared else shape[1:]
     nbytes = entry.nbytes if shared else entry.nbytes // experts
-    halves = 1 if math.prod(of_one) == 1 else len(parts)
+    turned = stack.transposed and len(of_one) == 2
+    pitch = of_one[1] if turned else 0
+    of_one = of_one[::-1] if turned else of_one
+    halves = 1 if math.prod(of_one) == 1 or (turned and of_one[0] == 1) else len(parts)
     if halves > 1 and of_one[0] % halves:
         raise CheckpointError(f"{entry.name} needs scales that part gate from up, got shape {list(shape)}")
     if halves > 1 and suffix != WEIGHT and _straddles(stack, entry):
         raise CheckpointError(f"{entry.name} needs scales that part gate from up, got a block across both")
     small = (of_one[0] // halves, *of_one[1:]) if of_one else ()
+    step = (nbytes // max(math.prod(of_one), 1)) * small[0] if turned else nbytes // halves
     for expert in range(experts):
         for place, part in enumerate(parts):
-            begin = entry.begin + (0 if shared else expert * nbytes) + (place * (nbytes // halves) if halves > 1 else 0)
-            yield Entry(f"{stack.module}.{expert}.{part}{suffix}", entry.dtype, small, begin, nbytes // halves)
+            begin = entry.begin + (0 if shared else expert * nbytes) + (place * step if halves > 1 else 0)
+            name = f"{stack.module}.{expert}.{part}{suffix}"
+            yield Entry(name, entry.dtype, small, begin, nbytes // halves, pitch)
 
 
 def _straddles(stack: Stack, scale: Entry) -> bool:
     """Return whether a block of rows has some of gate and some of up, or the scale's shape says nothing known."""
     how = grouping(stack.entry.name, stack.entry.shape, scale.shape, scale.dtype, None, {})
-    of_each = stack.entry.shape[1] // len(stack.parts)
-    return how is None or (how.group_shape.rows > 0 and of_each % how.group_shape.rows != 0)
+    if how is None:
+        return True
+    group = how.group_shape.cols if stack.transposed else how.group_shape.rows
+    return group > 0 and stack.outputs // len(stack.parts) % group != 0

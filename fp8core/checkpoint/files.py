@@ -50,6 +50,8 @@ class Entry(NamedTuple):
     shape: tuple[int, ...]
     begin: int
     nbytes: int
+    pitch: int = 0
+    """Of a matrix whose transpose is stored: the elements from one of its columns to the next. 0 where rows are."""
 
 
 class Header(NamedTuple):
@@ -103,20 +105,25 @@ def read_rows(
     Rows of float64 are given as float32, where numbers beyond its range are infinite. All pieces but the last have a
     multiple of ``multiple`` rows, so many that AT_ONCE bytes are not exceeded where an element takes ``itemsize``.
     """
-    rows, cols = entry.shape
-    dtype = DTYPES[entry.dtype]
-    step = max(AT_ONCE // (cols * (itemsize or dtype.itemsize)) // multiple, 1) * multiple
-    for first in range(0, rows, step):
-        values: NDArray[Any] = np.empty((min(step, rows - first), cols), dtype)
-        _read_into(file, entry, entry.begin + first * cols * dtype.itemsize, values.view(np.uint8).data.cast("B"))
-        if dtype.itemsize > 4:
+    size = itemsize or DTYPES[entry.dtype].itemsize
+    step = max(AT_ONCE // (entry.shape[1] * size) // multiple, 1) * multiple
+    for first, stored in _pieces(file, entry, step):
+        if stored.dtype.itemsize > 4:
             with np.errstate(over="ignore"):
-                values = values.astype(np.float32)
-        yield first, values
+                yield first, stored.astype(np.float32)
+        else:
+            yield first, stored
 
 
 def copy_tensor(source: BinaryIO, entry: Entry, target: BinaryIO, begin: int) -> Iterator[int]:
-    """Copy one tensor's bytes from file to file, some megabytes at a time, and give how many they were."""
+    """Copy one tensor's numbers from file to file, some megabytes at a time, and give how many bytes they were."""
+    if entry.pitch:
+        of_a_row = entry.nbytes // entry.shape[0]
+        for first, rows in _pieces(source, entry, max(AT_ONCE // of_a_row, 1)):
+            target.seek(begin + first * of_a_row)
+            target.write(rows.view(np.uint8).data)
+            yield rows.nbytes
+        return
     buffer = memoryview(bytearray(min(entry.nbytes, AT_ONCE)))
     for done in range(0, entry.nbytes, AT_ONCE):
         chunk = buffer[: entry.nbytes - done]
@@ -124,6 +131,25 @@ def copy_tensor(source: BinaryIO, entry: Entry, target: BinaryIO, begin: int) ->
         target.seek(begin + done)
         target.write(chunk)
         yield chunk.nbytes
+
+
+def _pieces(file: BinaryIO, entry: Entry, step: int) -> Iterator[tuple[int, NDArray[Any]]]:
+    """Give a matrix by ``step`` rows as they are stored, or of one whose transpose is stored, by as many columns."""
+    rows, cols = entry.shape
+    dtype = DTYPES[entry.dtype]
+    for first in range(0, rows, step):
+        count = min(step, rows - first)
+        if not entry.pitch:
+            values: NDArray[Any] = np.empty((count, cols), dtype)
+            begin = entry.begin + first * cols * dtype.itemsize
+            _read_into(file, entry, begin, values.view(np.uint8).data.cast("B"))
+        else:
+            stored: NDArray[Any] = np.empty((cols, count), dtype)
+            for col in range(cols):
+                begin = entry.begin + (col * entry.pitch + first) * dtype.itemsize
+                _read_into(file, entry, begin, stored[col].view(np.uint8).data)
+            values = np.ascontiguousarray(stored.T)
+        yield first, values
 
 
 def _read_into(file: BinaryIO, entry: Entry, begin: int, buffer: memoryview) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 import ml_dtypes
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from fp8core.checkpoint.files import DTYPES, FP8, Entry
@@ -25,7 +26,7 @@ class Tensor(NamedTuple):
 
         >>> from fp8core.checkpoint import Tensor
         >>> Tensor._fields
-        ('name', 'dtype', 'shape', 'begin', 'nbytes', 'path')
+        ('name', 'dtype', 'shape', 'begin', 'nbytes', 'path', 'pitch')
     """
 
     name: str
@@ -37,6 +38,8 @@ class Tensor(NamedTuple):
     nbytes: int
     path: Path
     """The file."""
+    pitch: int = 0
+    """Of a matrix whose transpose is stored: the elements from one of its columns to the next. 0 where rows are."""
 
     @property
     def elements(self) -> int:
@@ -46,7 +49,7 @@ class Tensor(NamedTuple):
     @property
     def entry(self) -> Entry:
         """What the file's header says, without the file."""
-        return Entry(*self[:5])
+        return Entry(*self[:5], self.pitch)
 
     def read(self) -> NDArray[Any]:
         """Return the numbers: a read-only array over a mapping of the file, in a dtype of NumPy or ml_dtypes.
@@ -59,11 +62,16 @@ class Tensor(NamedTuple):
             raise CheckpointError(f"{self.name} of {self.path} needs a dtype that NumPy has, got {self.dtype}")
         if not self.nbytes:
             return np.empty(self.shape, dtype)
+        rows, cols = self.shape if self.pitch else (0, 0)
+        span = ((cols - 1) * self.pitch + rows) * dtype.itemsize if self.pitch else self.nbytes
         try:
-            mapped = np.memmap(self.path, np.uint8, "r", self.begin, (self.nbytes,))
+            mapped = np.memmap(self.path, np.uint8, "r", self.begin, (span,))
         except (OSError, ValueError) as error:
             raise CheckpointError(f"cannot read {self.name} of {self.path}: {error}") from error
-        return np.asarray(mapped).view(dtype).reshape(self.shape)
+        stored: NDArray[Any] = np.asarray(mapped).view(dtype)
+        if not self.pitch:
+            return stored.reshape(self.shape)
+        return as_strided(stored, self.shape, (dtype.itemsize, self.pitch * dtype.itemsize), writeable=False)
 
 
 class Layer(NamedTuple):
@@ -143,7 +151,7 @@ class Layer(NamedTuple):
         n, k = self.matrix_shape
         nbytes = n * k
         for begin in range(self.weight.begin, self.weight.begin + self.weight.nbytes, nbytes):
-            yield Entry(self.weight.name, self.weight.dtype, (n, k), begin, nbytes)
+            yield Entry(self.weight.name, self.weight.dtype, (n, k), begin, nbytes, self.weight.pitch)
 
     def scales(self, expert: int | None = None) -> NDArray[np.float32]:
         """Return the weight's scales as float32, in one shape whatever the file's is.

@@ -8,43 +8,64 @@ from fp8core.checkpoint.changes import Goal
 from fp8core.checkpoint.granularity import Granularity
 from fp8core.checkpoint.layers import Layer
 from fp8core.checkpoint.naming import WEIGHT
-from fp8core.checkpoint.schemes import SCHEMES, quantization_config
+from fp8core.checkpoint.schemes import GROUP_MX, MXFP8, SCHEMES, quantization_config
 from fp8core.errors import CheckpointError
 from fp8core.problem import BLOCK_128, PER_CHANNEL, PER_TENSOR, GroupShape
 
 OutputName = Literal["compressed-tensors", "deepseek", "modelopt", "comfyui"]
-Target = Literal["bf16", "channel", "block", "tensor", "deepseek", "compressed-tensors", "modelopt", "comfyui"]
+Target = Literal[
+    "bf16",
+    "channel",
+    "block",
+    "tensor",
+    "mxfp8",
+    "deepseek",
+    "compressed-tensors",
+    "modelopt",
+    "modelopt-mxfp8",
+    "comfyui",
+]
 
 GROUPS: Final[Mapping[str, tuple[Granularity, GroupShape]]] = {
     "channel": ("channel", PER_CHANNEL),
     "block": ("block", BLOCK_128),
     "tensor": ("tensor", PER_TENSOR),
+    "mxfp8": ("group", GROUP_MX),
+    "modelopt-mxfp8": ("group", GROUP_MX),
 }
 FORMATS_OF: Final[Mapping[str, OutputName]] = {
     **dict.fromkeys(GROUPS, "compressed-tensors"),
     "compressed-tensors": "compressed-tensors",
     "deepseek": "deepseek",
     "modelopt": "modelopt",
+    "modelopt-mxfp8": "modelopt",
     "comfyui": "comfyui",
 }
 """Which format each target of convert is, but bf16: a granularity alone is compressed-tensors'."""
 TARGETS: Final = ("bf16", *FORMATS_OF)
 
 
-def granularity_for(target: str, layers: Iterable[Layer], static: bool) -> tuple[Granularity, GroupShape]:
+def granularity_for(
+    target: str, layers: Iterable[Layer], static: bool, block_shape: GroupShape | None
+) -> tuple[Granularity, GroupShape]:
     """Return the granularity of all layers in the new checkpoint.
 
     Where the target is a format that has several, it is the one that the layers have, so that the codes stay.
     """
+    if block_shape is not None:
+        return "block", block_shape
     if target in GROUPS:
         found = GROUPS[target]
     elif target == "comfyui":
         found = GROUPS["tensor"]
     else:
+        layers = list(layers)
         kinds = {layer.granularity for layer in layers}
         blocks = kinds <= {"block"}
         if target == "deepseek" or blocks:
             found = GROUPS["block"]
+        elif all(map(_is_mxfp8, layers)):
+            found = GROUPS["mxfp8"]
         elif kinds <= {"tensor"} and (target == "compressed-tensors" or static):
             found = GROUPS["tensor"]
         else:
@@ -55,6 +76,11 @@ def granularity_for(target: str, layers: Iterable[Layer], static: bool) -> tuple
         assert shape is not None
         return "block", shape
     return found
+
+
+def _is_mxfp8(layer: Layer) -> bool:
+    whole = layer.matrix_shape[1] % GROUP_MX.cols == 0
+    return whole and layer.group_shape == GROUP_MX and layer.scale_kind == "e8m0"
 
 
 class Named(NamedTuple):
@@ -144,7 +170,7 @@ def configuration(
             "modules_to_not_convert": sorted({"lm_head", *others} - {*quantized}),
         }
         return {**found, "scale_fmt": "ue8m0"} if goal.scale_format != "float32" else found
-    scheme = SCHEMES[goal.granularity]
+    scheme = MXFP8 if goal.granularity == "group" else SCHEMES[goal.granularity]
     compressed = quantization_config(scheme.with_static_activations() if static else scheme, kept, quantized)
     group = compressed["config_groups"]["group_0"]
     if goal.granularity == "block":
@@ -154,7 +180,7 @@ def configuration(
         compressed["kv_cache_scheme"] = {**number, "strategy": "tensor", "dynamic": False}
     if output == "compressed-tensors":
         return compressed
-    algorithms = {"tensor": "FP8", "channel": "FP8_PER_CHANNEL_PER_TOKEN", "block": "FP8_PB_WO"}
+    algorithms = {"tensor": "FP8", "channel": "FP8_PER_CHANNEL_PER_TOKEN", "block": "FP8_PB_WO", "group": "MXFP8"}
     others = {name.removesuffix(WEIGHT) for name, shape in kept if len(shape) == 2 and name.endswith(WEIGHT)}
     found = {
         "quant_method": "modelopt",

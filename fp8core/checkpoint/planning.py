@@ -30,21 +30,26 @@ from fp8core.checkpoint.outputs import (
 from fp8core.checkpoint.parts import Changed, ConvertedFile, Copied, Part, Small, Widened, as_bytes
 from fp8core.checkpoint.reader import Checkpoint
 from fp8core.checkpoint.running import Work
+from fp8core.checkpoint.schemes import MXFP8
 from fp8core.checkpoint.source import CONFIG, INDEX, RECORD, Extra
 from fp8core.checkpoint.writing import MARK, index_of, json_bytes, version
 from fp8core.errors import CheckpointError
-from fp8core.problem import Fp8Name, ScaleFormat
+from fp8core.problem import Fp8Name, GroupShape, ScaleFormat
 
 E4M3: Final[dict[str, Fp8Name]] = {"fn": "float8_e4m3fn", "fnuz": "float8_e4m3fnuz"}
+OF_MX: Final = ("mxfp8", "modelopt-mxfp8")
 SCALE_FORMATS: Final = ("float32", "ue8m0", "ue8m0_bytes")
 
 
 class Planned:
     """A conversion that has been thought through."""
 
-    def __init__(self, checkpoint: Checkpoint, to: str, scales: str, e4m3: str | None) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, to: str, scales: str, e4m3: str | None, block_shape: tuple[int, int] | None
+    ) -> None:
         self.checkpoint, self.to = checkpoint, to
         _check_options(checkpoint, to, scales, e4m3)
+        blocks = _blocks(block_shape, to)
         layers = list(checkpoint.layers.values())
         for layer in layers:
             if layer.fault():
@@ -56,10 +61,15 @@ class Planned:
         self.errors: dict[str, Error] = {}
         self.left_out: dict[str, str] = {}
         if self.output is not None:
-            granularity, group_shape = granularity_for(to, layers, self.static)
-            self.static = self.static and granularity != "block"
+            granularity, group_shape = granularity_for(to, layers, self.static, blocks)
+            self.static = self.static and granularity not in ("block", "group")
             scale_format: ScaleFormat = next(one for one in SCALE_FORMATS if one == scales)
+            if granularity == "group":
+                scale_format = MXFP8.scale_format
             for layer in (one for one in layers if _is_matrix(one)):
+                if granularity == "group" and layer.matrix_shape[1] % group_shape.cols:
+                    wanted = f"k of a multiple of {group_shape.cols} for {to}"
+                    raise CheckpointError(f"{layer.weight.name} needs {wanted}, got {layer.matrix_shape[1]}")
                 goal = Goal(granularity, group_shape, scale_format, self._dtype(layer, e4m3))
                 self.goal = self.goal or goal
                 self.changes[layer.name] = change_of(layer, goal)
@@ -206,12 +216,25 @@ def _check_options(checkpoint: Checkpoint, to: str, scales: str, e4m3: str | Non
         raise CheckpointError(f"e4m3 needs one of {', '.join(E4M3)}, got {e4m3!r}")
     if to == "bf16" and (scales != "float32" or e4m3 is not None):
         raise CheckpointError("to needs an FP8 format where scales or e4m3 are given, got 'bf16'")
-    if scales == "ue8m0_bytes" and to != "deepseek":
+    if scales == "ue8m0_bytes" and to not in ("deepseek", *OF_MX):
         raise CheckpointError(f"scales needs float32 or ue8m0 for {to}, got {scales!r}, which deepseek alone has")
-    if e4m3 == "fnuz" and to in ("comfyui", "deepseek", "modelopt"):
+    if scales == "ue8m0" and to in OF_MX:
+        raise CheckpointError(f"scales needs to be left out, or ue8m0_bytes, for {to}, got {scales!r}")
+    if e4m3 == "fnuz" and to in ("comfyui", "deepseek", "modelopt", *OF_MX):
         raise CheckpointError(f"e4m3 needs fn for {to}, got {e4m3!r}")
     if not checkpoint.layers:
         raise CheckpointError(f"{checkpoint.path} needs FP8 weights to be converted, got none: quantize makes them")
+
+
+def _blocks(block_shape: Sequence[int] | None, to: str) -> GroupShape | None:
+    """Return the rows and columns of a block that were asked for."""
+    if block_shape is None:
+        return None
+    if to not in ("block", "deepseek"):
+        raise CheckpointError(f"block_shape needs to be left out for {to}, which block and deepseek have, got one")
+    if len(block_shape) != 2 or any(type(size) is not int or size < 1 for size in block_shape):
+        raise CheckpointError(f"block_shape needs a pair of whole numbers above 0, got {block_shape!r}")
+    return GroupShape(*block_shape)
 
 
 def _without_quantization(config: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from fp8core.checkpoint import experts
 from fp8core.checkpoint.running import Progress, Work, check, run
-from fp8core.checkpoint.schemes import Scheme, SchemeName, quantization_config, scheme_to_write
+from fp8core.checkpoint.schemes import MXFP8, Scheme, SchemeName, quantization_config, scheme_to_write
 from fp8core.checkpoint.selection import module_of, selection
 from fp8core.checkpoint.source import CONFIG, INDEX, RECORD, Extra, Source, open_source
 from fp8core.checkpoint.verdicts import Verdict, verdicts_of
@@ -108,7 +108,7 @@ def plan_checkpoint(
     """
     opened = open_source(Path(source))
     opened = experts.split_experts(opened) if split_experts else opened
-    plan, shards = _planned(opened, scheme_to_write(scheme), include, exclude, input_scales)
+    plan, shards = _planned(opened, _scheme(scheme), include, exclude, input_scales)
     if target is not None:
         check(_work(opened, shards, plan, scheme), Path(target), force=force)
     return plan
@@ -130,9 +130,9 @@ def quantize_checkpoint(
 
     Every chosen ``weight`` [n, k] (fp64, fp32, fp16 or bf16) becomes F8_E4M3 of the same name and shape, and an fp32
     ``weight_scale`` joins it: [n, 1] per channel, [1] per tensor, or [ceil(n / 128), ceil(k / 128)] per block of
-    128x128; ``weight * weight_scale`` is nearest to the original (of fp64, to its fp32 value). All other tensors are
-    copied byte by byte. Some rows of a tensor are in memory at a time. The new files appear whole or not at all, also
-    when the run is interrupted.
+    128x128; of MXFP8 it is an exponent in a byte, [n, k / 32]. ``weight * weight_scale`` is nearest to the original (of
+    fp64, to its fp32 value). All other tensors are copied byte by byte. Some rows of a tensor are in memory at a time.
+    The new files appear whole or not at all, also when the run is interrupted.
 
     Chosen are the weights of linear layers, which config.json's model_type and the names of the modules tell
     (`fp8core.checkpoint.kinds`): not embeddings, heads, poolers, routers, GPT-2's Conv1D, towers of images and sound,
@@ -146,7 +146,8 @@ def quantize_checkpoint(
             ``NAME.config.json``; a folder's own config.json is extended, and fp8core.json says what was done.
         scheme: how weights and activations are scaled: "channel" with tokens, "tensor" with tensors, "block" of
             128x128 with groups of 1x128, which keeps weights whose k is not a multiple of 128, "static" as "tensor"
-            with the activations' scales in the file.
+            with the activations' scales in the file, "mxfp8" by groups of 1x32 with groups of 1x32, whose k is
+            a multiple of 32; `fp8core.scaled_mm` takes no such groups.
         include: patterns over the modules' names (the tensors' without ".weight"): globs, or regular expressions
             after "re:". With it, exactly the linear layers, heads and towers that it matches are quantized.
         exclude: patterns of modules to leave as they are.
@@ -180,7 +181,7 @@ def quantize_checkpoint(
     """
     opened = open_source(Path(source))
     opened = experts.split_experts(opened) if split_experts else opened
-    plan, shards = _planned(opened, scheme_to_write(scheme), include, exclude, input_scales)
+    plan, shards = _planned(opened, _scheme(scheme), include, exclude, input_scales)
     _refuse(plan)
     found = run(_work(opened, shards, plan, scheme), Path(target), force=force, progress=progress)
     return Summary(
@@ -193,6 +194,10 @@ def quantize_checkpoint(
         quantization_config=plan.quantization_config,
         plan=plan,
     )
+
+
+def _scheme(name: str) -> Scheme:
+    return scheme_to_write(name, {"mxfp8": MXFP8})
 
 
 def _planned(

@@ -1,17 +1,19 @@
 """What a checkpoint can be quantized to, and how config.json says so."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal, NamedTuple
 
 from fp8core.checkpoint.kinds import numbered, tower_of
 from fp8core.errors import CheckpointError
-from fp8core.problem import BLOCK_128, PER_CHANNEL, PER_TENSOR, GroupShape
+from fp8core.problem import BLOCK_128, PER_CHANNEL, PER_TENSOR, GroupShape, ScaleFormat
 
 WEIGHT: Final = ".weight"
+GROUP_MX: Final = GroupShape(1, 32)
+"""Of MXFP8."""
 OUTSIDE_OF_LAYERS: Final = r"re:(?!(.*\.)?\d+(\.|$))"
 """Matches the names of modules that have no number among their parts."""
-SchemeName = Literal["channel", "tensor", "block", "static"]
+SchemeName = Literal["channel", "tensor", "block", "static", "mxfp8"]
 
 
 class Scheme(NamedTuple):
@@ -22,6 +24,10 @@ class Scheme(NamedTuple):
     activations: dict[str, Any]
     static: bool = False
     """Whether activations have scales in the file."""
+    scale_format: ScaleFormat = "float32"
+    """How the weights' scales are stored."""
+    format: str = "float-quantized"
+    """What compressed-tensors calls it."""
 
     def with_static_activations(self) -> "Scheme":
         """Return the same with one scale in the file for the activations of each layer."""
@@ -45,15 +51,21 @@ SCHEMES: Final[dict[str, Scheme]] = {
 
 STATIC: Final = SCHEMES["tensor"].with_static_activations()
 """One scale for each weight, and one that is given for the activations of each layer."""
+_OF_MX: Final = {"strategy": "group", "group_size": GROUP_MX.cols, "scale_dtype": "torch.uint8"}
+MXFP8: Final = Scheme(GROUP_MX, _OF_MX, _OF_MX, scale_format="ue8m0_bytes", format="mxfp8-quantized")
+"""The microscaling format of OCP: an exponent for each 32 numbers of a row. `fp8core.scaled_mm` has no such scales."""
 
 
-def scheme_to_write(name: str) -> Scheme:
-    """Return the scheme of a name for the weights of a file; raises CheckpointError for a name that is none."""
-    if name == "static":
-        return STATIC
-    if name not in SCHEMES:
-        raise CheckpointError(f"scheme needs one of {', '.join(SCHEMES)}, static, got {name!r}")
-    return SCHEMES[name]
+def scheme_to_write(name: str, others: Mapping[str, Scheme] = {}) -> Scheme:
+    """Return the scheme of a name for the weights of a file; ``others`` are those that only some callers can do with.
+
+    Raises:
+        CheckpointError: the name is none of a scheme.
+    """
+    known = {**SCHEMES, "static": STATIC, **others}
+    if name not in known:
+        raise CheckpointError(f"scheme needs one of {', '.join(known)}, got {name!r}")
+    return known[name]
 
 
 def scheme_of(name: str) -> Scheme:
@@ -102,7 +114,7 @@ def quantization_config(
     number = {"num_bits": 8, "type": "float", "symmetric": True}
     return {
         "quant_method": "compressed-tensors",
-        "format": "float-quantized",
+        "format": scheme.format,
         "quantization_status": "compressed",
         "config_groups": {
             "group_0": {

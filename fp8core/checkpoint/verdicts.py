@@ -105,8 +105,10 @@ def _verdict(entry: Entry, names: kinds.Names, picked: Selection, scheme: Scheme
         return verdict("kept", f"{kind.name}: {kind.reason}")
     elif picked.include is not None:
         return verdict("kept", "not included", chosen=True)
-    if scheme.group_shape == BLOCK_128 and entry.shape[1] % BLOCK_128.cols:
-        return verdict("kept", f"scheme block needs k in multiples of 128, got {entry.shape[1]}")
+    cols = scheme.group_shape.cols
+    if cols > 0 and entry.shape[1] % cols:
+        name = "block" if scheme.group_shape == BLOCK_128 else "mxfp8"
+        return verdict("kept", f"scheme {name} needs k in multiples of {cols}, got {entry.shape[1]}")
     return verdict("quantized", kind.name)
 
 

@@ -1,6 +1,7 @@
 """Write a quantized checkpoint: a file from a file, a folder from a folder."""
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any, BinaryIO, Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fp8core.checkpoint.files import Entry, Header, Piece, copy_tensor, lay_out, read_rows
+from fp8core.checkpoint.files import DTYPES, Entry, Header, Piece, copy_tensor, lay_out, read_rows
 from fp8core.checkpoint.replacing import Pending, pending_file, pending_folder, reserve, sync_folder, take_name
 from fp8core.checkpoint.schemes import Scheme
 from fp8core.checkpoint.selection import module_of
@@ -66,7 +67,8 @@ class Shard(NamedTuple):
                 rows, cols = entry.shape
                 scale = self.scheme.scale_shape(entry.shape)
                 yield Piece(entry.name, "F8_E4M3", entry.shape, rows * cols)
-                yield Piece(scale_name(entry.name), "F32", scale, 4 * int(np.prod(scale)))
+                dtype = "U8" if self.scheme.scale_format == "ue8m0_bytes" else "F32"
+                yield Piece(scale_name(entry.name), dtype, scale, DTYPES[dtype].itemsize * math.prod(scale))
                 if self.scheme.static:
                     yield Piece(input_scale_name(entry.name), "F32", (1,), 4)
             else:
@@ -100,13 +102,14 @@ class Shard(NamedTuple):
         scales = [] if given is None else [given]
         for first, weight in read_rows(source, entry):
             if given is None:
-                result = quantize(weight, group_shape=self.scheme.group_shape)
+                how = self.scheme
+                result = quantize(weight, group_shape=how.group_shape, scale_format=how.scale_format)
                 scales.append(np.asarray(result.scale))
             else:
                 result = quantize(weight, group_shape=PER_TENSOR, scale=given)
             data = np.asarray(result.data).view(np.uint8)
             # An infinite weight makes its scale infinite; a NaN is ignored by the scale and stays a NaN: 0x7f or 0xff.
-            if not np.isfinite(scales[-1]).all() or ((data & 0x7F) == 0x7F).any():
+            if not np.isfinite(scales[-1].astype(np.float32)).all() or ((data & 0x7F) == 0x7F).any():
                 raise CheckpointError(
                     f"{entry.name} of {self.header.path} needs finite values, got NaN, Inf or numbers beyond float32"
                 )

@@ -2,91 +2,101 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fp8core.cli.terminal import Bar, console, count, interrupted, line, size, starred, table, warnings_as_lines
+from fp8core.cli.rewriting import (
+    DryRunOption,
+    ForceOption,
+    SourceArgument,
+    SplitExpertsOption,
+    TargetArgument,
+    rewrite,
+)
+from fp8core.cli.terminal import console, count, line, size, starred, table
 
 if TYPE_CHECKING:
     from fp8core.checkpoint import Change, Conversion
 
-To = Literal["bf16", "channel", "block", "tensor", "deepseek", "compressed-tensors", "modelopt", "comfyui"]
+To = Literal[
+    "bf16",
+    "channel",
+    "block",
+    "tensor",
+    "mxfp8",
+    "deepseek",
+    "compressed-tensors",
+    "modelopt",
+    "modelopt-mxfp8",
+    "comfyui",
+]
 
 
 def convert(
-    source: Annotated[Path, typer.Argument(help="An FP8 safetensors file, or a folder with one or with shards.")],
-    target: Annotated[
-        Path | None, typer.Argument(help="The new safetensors file, or for a folder the new folder.")
-    ] = None,
+    source: SourceArgument,
+    target: TargetArgument = None,
     to: Annotated[
         To,
         typer.Option(
-            help="bf16; or one scale per channel, 128x128 block or tensor (as compressed-tensors); or a format, which "
-            "keeps the layers' scales where it can."
+            help="bf16; or one scale per channel, 128x128 block, tensor or group of 1x32 (as compressed-tensors); or a "
+            "format, which keeps the layers' scales where it can."
         ),
     ] = "bf16",
     scales: Annotated[
         Literal["float32", "ue8m0", "ue8m0-bytes"],
-        typer.Option(help="Scales of any size, powers of two, or these as bytes (deepseek alone)."),
+        typer.Option(help="Scales of any size, powers of two, or these as bytes (deepseek alone; mxfp8 always)."),
     ] = "float32",
     fn: Annotated[bool, typer.Option("--fn", help="Codes of OCP's e4m3fn.")] = False,
     fnuz: Annotated[bool, typer.Option("--fnuz", help="Codes of MI300's e4m3fnuz.")] = False,
-    split_experts: Annotated[
-        bool, typer.Option("--split-experts", help="Write experts that are stacked in one tensor one by one.")
-    ] = False,
+    block: Annotated[
+        str | None,
+        typer.Option(help="Rows and columns of a block, as 64x128 (block and deepseek): smaller ones keep the codes."),
+    ] = None,
+    split_experts: SplitExpertsOption = False,
     unscaled: Annotated[
         bool, typer.Option("--unscaled", help="Take FP8 tensors without a scale for values, as ComfyUI's casts are.")
     ] = False,
     lossy: Annotated[
         bool, typer.Option("--lossy", help="Allow codes to be made anew, and say by how much that changes weights.")
     ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace an existing file, or a folder that fp8core wrote.")
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List what would become of every layer; write nothing.")
-    ] = False,
+    force: ForceOption = False,
+    dry_run: DryRunOption = False,
 ) -> None:
     """Write an FP8 checkpoint as bfloat16, or as FP8 of another format or granularity; it needs no GPU."""
     from fp8core.checkpoint import convert_checkpoint, plan_conversion
 
-    if target is None and not dry_run:
-        raise typer.BadParameter("needs a file or folder to write, or --dry-run, got none", param_hint="TARGET")
     if fn and fnuz:
         raise typer.BadParameter("needs one of --fn and --fnuz, got both", param_hint="--fnuz")
-    e4m3 = "fn" if fn else "fnuz" if fnuz else None
-    kept: Literal["float32", "ue8m0", "ue8m0_bytes"] = "ue8m0_bytes" if scales == "ue8m0-bytes" else scales
-    if dry_run:
-        with warnings_as_lines():
-            planned = plan_conversion(
-                source,
-                target,
-                to=to,
-                scales=kept,
-                e4m3=e4m3,
-                split_experts=split_experts,
-                unscaled=unscaled,
-                force=force,
-            )
+    planned, done = rewrite(
+        plan_conversion,
+        convert_checkpoint,
+        source,
+        target,
+        dry_run=dry_run,
+        doing="converting",
+        allowed={"lossy": lossy},
+        to=to,
+        scales=scales.replace("-", "_"),
+        e4m3="fn" if fn else "fnuz" if fnuz else None,
+        block_shape=None if block is None else _pair(block),
+        split_experts=split_experts,
+        unscaled=unscaled,
+        force=force,
+    )
+    if planned is not None:
         _show_plan(planned, lossy=lossy)
         raise typer.Exit(1 if planned.lossy and not lossy else 0)
-    assert target is not None
-    with interrupted(), warnings_as_lines(), Bar("converting") as advance:
-        done = convert_checkpoint(
-            source,
-            target,
-            to=to,
-            scales=kept,
-            e4m3=e4m3,
-            split_experts=split_experts,
-            unscaled=unscaled,
-            lossy=lossy,
-            force=force,
-            progress=advance,
-        )
-    _show(done)
+    if done is not None:
+        _show(done)
+
+
+def _pair(text: str) -> tuple[int, int]:
+    """Return the numbers of a pair as 64x128."""
+    rows, _, cols = text.partition("x")
+    if not (rows.isdecimal() and cols.isdecimal()):
+        raise typer.BadParameter(f"needs two numbers as 64x128, got {text!r}", param_hint="--block")
+    return int(rows), int(cols)
 
 
 def _show(done: "Conversion") -> None:

@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from fp8core.cli.terminal import Bar, console, count, interrupted, line, starred, table, warnings_as_lines
+from fp8core.cli.rewriting import (
+    DryRunOption,
+    ForceOption,
+    SourceArgument,
+    SplitExpertsOption,
+    TargetArgument,
+    rewrite,
+)
+from fp8core.cli.terminal import console, count, line, starred, table
 
 if TYPE_CHECKING:
     from fp8core.checkpoint import Plan, Summary, Verdict
@@ -15,14 +23,13 @@ STYLES: Final = {"quantized": "green", "kept": "", "refused": "bold red"}
 
 
 def quantize(
-    source: Annotated[Path, typer.Argument(help="A safetensors file, or a folder with one or with shards.")],
-    target: Annotated[
-        Path | None, typer.Argument(help="The new safetensors file, or for a folder the new folder.")
-    ] = None,
+    source: SourceArgument,
+    target: TargetArgument = None,
     scheme: Annotated[
-        Literal["channel", "tensor", "block", "static"],
+        Literal["channel", "tensor", "block", "static", "mxfp8"],
         typer.Option(
-            help="One scale per output channel, tensor or 128x128 block; static is tensor with given scales of inputs."
+            help="One scale per output channel, tensor or 128x128 block; static is tensor with given scales of inputs; "
+            "mxfp8 is an exponent per 1x32."
         ),
     ] = "channel",
     include: Annotated[
@@ -37,50 +44,33 @@ def quantize(
         Path | None,
         typer.Option(help="Of scheme static: a JSON file with the scale of each layer's input, by the layer's name."),
     ] = None,
-    split_experts: Annotated[
-        bool, typer.Option("--split-experts", help="Write experts that are stacked in one tensor one by one.")
-    ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace an existing file, or a folder that this command wrote.")
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List what would become of every tensor and file; write nothing.")
-    ] = False,
+    split_experts: SplitExpertsOption = False,
+    force: ForceOption = False,
+    dry_run: DryRunOption = False,
 ) -> None:
     """Write an FP8 checkpoint as vLLM and compressed-tensors read it."""
     from fp8core.checkpoint import plan_checkpoint, quantize_checkpoint
 
-    if target is None and not dry_run:
-        raise typer.BadParameter("needs a file or folder to write, or --dry-run, got none", param_hint="TARGET")
-    given = None if input_scales is None else scales_of(input_scales)
-    if dry_run:
-        with warnings_as_lines():
-            plan = plan_checkpoint(
-                source,
-                target,
-                scheme=scheme,
-                include=include,
-                exclude=exclude or (),
-                input_scales=given,
-                split_experts=split_experts,
-                force=force,
-            )
+    plan, summary = rewrite(
+        plan_checkpoint,
+        quantize_checkpoint,
+        source,
+        target,
+        dry_run=dry_run,
+        doing="quantizing",
+        allowed={},
+        scheme=scheme,
+        include=include,
+        exclude=exclude or (),
+        input_scales=None if input_scales is None else scales_of(input_scales),
+        split_experts=split_experts,
+        force=force,
+    )
+    if plan is not None:
         _show_plan(plan)
         raise typer.Exit(1 if plan.refused else 0)
-    assert target is not None
-    with interrupted(), warnings_as_lines(), Bar("quantizing") as advance:
-        summary = quantize_checkpoint(
-            source,
-            target,
-            scheme=scheme,
-            include=include,
-            exclude=exclude or (),
-            input_scales=given,
-            split_experts=split_experts,
-            force=force,
-            progress=advance,
-        )
-    _show(summary, scheme)
+    if summary is not None:
+        _show(summary, scheme)
 
 
 def scales_of(file: Path) -> dict[str, float]:

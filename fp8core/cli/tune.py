@@ -1,8 +1,9 @@
 """`fp8core tune`: the fastest kernels of products by their shapes, or of a model's linear layers, into a file."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Final, Literal, Self
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -12,6 +13,9 @@ from fp8core.cli.terminal import console, count, errors, table, warnings_as_line
 if TYPE_CHECKING:
     from fp8core.problem import ScaledMm
     from fp8core.tuning import Timed, Tuning
+
+SAVED_AFTER: Final = 10.0
+"""Seconds after which what was tuned is saved, while more is being tuned."""
 
 
 def tune(
@@ -42,42 +46,39 @@ def tune(
 ) -> None:
     """Time every kernel for products or for a model's linear layers, and keep the fastest in a file."""
     from fp8core.checkpoint.linear_shapes import layers_of
+    from fp8core.checkpoint.tuning import products_of
     from fp8core.errors import UnsupportedProblemError
     from fp8core.kernels.gemm.table import SCALED_MM
     from fp8core.runtime import device
-    from fp8core.tuning import save_tunings
     from fp8core.tuning.files import tunings_file
     from fp8core.tuning.shapes import layer_product, tuned
 
     SCALED_MM.before = None  # what $FP8CORE_TUNINGS names is read below, if it is there
     if model is None and not shapes:
         raise typer.BadParameter("needs a model or --shapes, got neither", param_hint="MODEL")
-    asked: list[tuple[tuple[int, int, int], str, bool]] = [(shape, scheme, False) for shape in _shapes(shapes or [])]
+    listed = list(_shapes(shapes or []))
+    some = _numbers(rows, "--rows")
+    layers = {} if model is None else layers_of(model, scheme)
     if model is not None:
-        layers = layers_of(model, scheme)
-        some = _numbers(rows, "--rows")
-        asked += [((m, layer.n, layer.k), layer.scheme, layer.bias) for layer in layers for m in some]
         weights = count(sum(map(len, layers.values())), "weight")
         _say(f"{model}: {weights} of {count(len(layers), 'shape')}, {count(len(some), 'number')} of rows each")
     if device.count() == 0:
         raise UnsupportedProblemError(f"tune chooses among kernels of a GPU, and here is none: {device.why_none()}")
-    products = list(dict.fromkeys(layer_product(shape, how, dtype, bias=bias) for shape, how, bias in asked))
+    asked = [layer_product(shape, scheme, dtype) for shape in listed]
+    products = list(dict.fromkeys([*asked, *products_of(layers, some, dtype)]))
     file = out or tunings_file()
     with warnings_as_lines():
         known = set() if again else _known(file)
     wanted = [product for product in products if product not in known]
     if len(wanted) < len(products):
         _say(f"{file} has {count(len(products) - len(wanted), 'product')} already: --again tunes them again")
-    found: list[Tuning] = []
+    kept = Kept(file)
     try:
-        with Steps(len(wanted), found) as told:
+        with Steps(len(wanted), kept) as told:
             tuned(wanted, told)
     finally:
-        if found:
-            with warnings_as_lines():
-                save_tunings(file, found)
-            _say(f"{count(len(found), 'product')} tuned; {file} has them")
-    _show(found)
+        kept.save()
+    _show(kept.found)
 
 
 def _shapes(texts: list[str]) -> Iterator[tuple[int, int, int]]:
@@ -106,14 +107,42 @@ def _known(file: Path) -> "set[ScaledMm]":
     return {problem for tuning in load_tunings(file) for problem in tuning.problems()}
 
 
+class Kept:
+    """What was tuned, and how much of it the file has: a run that is killed loses little."""
+
+    def __init__(self, file: Path) -> None:
+        self.found: list[Tuning] = []
+        self._file, self._saved, self._next = file, 0, time.monotonic() + SAVED_AFTER
+
+    def add(self, tuning: "Tuning") -> None:
+        """Note a tuning, and save if the last time was long ago."""
+        self.found.append(tuning)
+        if time.monotonic() >= self._next:
+            self._write()
+
+    def save(self) -> None:
+        """Save the rest, and say what the file has."""
+        self._write()
+        if self.found:
+            _say(f"{count(len(self.found), 'product')} tuned; {self._file} has them")
+
+    def _write(self) -> None:
+        from fp8core.tuning import save_tunings
+
+        if self._saved < len(self.found):
+            with warnings_as_lines():
+                save_tunings(self._file, self.found[self._saved :])
+        self._saved, self._next = len(self.found), time.monotonic() + SAVED_AFTER
+
+
 class Steps:
     """The progress of tuning: a bar on a terminal, a line for each product in a log."""
 
-    def __init__(self, total: int, found: "list[Tuning]") -> None:
+    def __init__(self, total: int, kept: Kept) -> None:
         columns = TextColumn("tuning {task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
         self.progress = Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal)
         self.task = self.progress.add_task("", total=total)
-        self.found = found
+        self.kept = kept
 
     def __enter__(self) -> Self:
         self.progress.__enter__()
@@ -124,7 +153,7 @@ class Steps:
 
     def __call__(self, tuning: "Tuning", done: int, total: int) -> None:
         """Note a tuning, and show that ``done`` of ``total`` products are tuned."""
-        self.found.append(tuning)
+        self.kept.add(tuning)
         if errors.is_terminal:
             self.progress.update(self.task, completed=done, description=_call(tuning))
         else:

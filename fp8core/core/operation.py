@@ -51,6 +51,8 @@ class Operation:
     stand_ins: ClassVar[dict[str, StandIn]] = {}
     """What makes calls that the call path cannot make, as of arrays without memory: of each framework that has such,
     set by its module (`fp8core.torch`, `fp8core.jax`)."""
+    stand_ins_of: ClassVar[dict[type, StandIn]] = {}
+    """The one to ask, by the type of the first operand, where that alone says so: no guard recognizes such calls."""
     traced: Callable[[tuple[Any, ...], Any, object], tuple[Sequence[Any], Any]] | None = None
     """What torch traces in the place of a call: it takes operands, options and stream."""
 
@@ -103,7 +105,7 @@ class Operation:
                 calls = of_signature
                 break
         else:
-            found, calls = cache.unguarded(operands)
+            found, calls = (None, {}) if type(operands[0]) in self.stand_ins_of else cache.unguarded(operands)
             if found is None:
                 return self._general(operands, options, None, weights)
         addresses, bits = found
@@ -219,7 +221,8 @@ class Operation:
         self, operands: tuple[Any, ...], options: Any, stream: object
     ) -> tuple[Sequence[Any], Any] | None:
         """Return what a framework's stand-in returns of a call that it makes."""
-        for stand_in in self.stand_ins.values():
+        first = self.stand_ins_of.get(type(operands[0]))
+        for stand_in in self.stand_ins.values() if first is None else (first,):
             made = stand_in(self, operands, options, stream)
             if made is not None:
                 return made

@@ -1,13 +1,13 @@
 """The operands of a scaled product: what has to fit together before anything is launched."""
 
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, get_args
 
 from fp8core.core import scale_shapes, specs
 from fp8core.core.scale_shapes import Reading
 from fp8core.core.specs import TensorSpec
 from fp8core.errors import DTypeError, LayoutError, ScaleError, ShapeError
-from fp8core.interop import dtype_name
-from fp8core.problem import FORMATS, WIDE, GroupShape, ScaledMm
+from fp8core.interop import dtype_name, scalar
+from fp8core.problem import FORMATS, WIDE, Activation, GroupShape, ScaledMm
 
 RESULTS: Final = (*WIDE, *FORMATS)
 """The dtypes of results."""
@@ -141,6 +141,47 @@ def transposed(b: TensorSpec) -> TensorSpec:
     if len(b.shape) != 2:
         raise ShapeError(f"{b.name} needs two axes [k, n], got shape {b.shape}")
     return b._replace(shape=(b.shape[1], b.shape[0]), strides=(b.strides[1], b.strides[0]))
+
+
+ACTIVATIONS: Final = get_args(Activation)[1:]
+"""The names of activations."""
+
+
+def known_activation(name: Any) -> Activation:
+    """Return an activation by its name; None is none.
+
+    Raises:
+        DTypeError: there is no such activation.
+    """
+    if name is None:
+        return ""
+    if not isinstance(name, str) or name not in ACTIVATIONS:
+        raise DTypeError(f"activation needs None or one of {', '.join(ACTIVATIONS)}, got {name!r}")
+    return name  # type: ignore[return-value]
+
+
+def checked_beta(beta: Any, out: TensorSpec | None, dtype: str) -> float:
+    """Return the factor of what ``out`` holds before.
+
+    Raises:
+        DTypeError: it is no number, or results of ``dtype`` are not added to.
+        ScaleError: it is not finite in float32.
+        LayoutError: there is nothing to be added.
+    """
+    number = scalar(beta)
+    if number is None:
+        raise DTypeError(f"beta needs a number, got {type(beta).__name__}")
+    if not abs(number) <= LARGEST:
+        raise ScaleError(f"beta needs a finite number that float32 holds, got {beta}")
+    if number and dtype in FORMATS:
+        raise DTypeError(f"beta needs an out of {', '.join(WIDE)}, got {dtype}")
+    if number and out is None:
+        raise LayoutError(f"beta needs an out, whose values are added, got beta={number} and no out")
+    return number
+
+
+LARGEST: Final = (2.0 - 2.0**-23) * 2.0**127
+"""Of float32."""
 
 
 def _check_bias(bias: TensorSpec, n: int, out: str) -> None:

@@ -4,6 +4,7 @@ from typing import Final
 
 import numpy as np
 
+from fp8core.host.activations import activated
 from fp8core.host.codes import decode_table, encode, reciprocal, replace
 from fp8core.host.memory import Array, Floats, Workspace, matrix, vector
 from fp8core.host.tiles import tiles
@@ -108,9 +109,10 @@ def column(scales: Floats, block: int) -> Floats:
 
 
 def plan_scaled_mm(problem: ScaledMm) -> Launch:
-    """Return the launch of ``out = round(scale_a * (scale_b * (a @ b)) + bias)`` for any shape, k = 0 included.
+    """Return the launch of ``out = round(activation(scale_a * (scale_b * (a @ b)) + bias + beta * out))``.
 
-    Sums are fp32; with scales along k every 128 elements of k are summed and scaled before they are added.
+    It takes any shape, k = 0 included. Sums are fp32; with scales along k every 128 elements of k are summed and scaled
+    before they are added.
     """
     m, n, k = problem.m, problem.n, problem.k
 
@@ -145,6 +147,9 @@ def plan_scaled_mm(problem: ScaledMm) -> Launch:
                 values = product(left[rows], right[cols], of_a, of_b, problem, buffers)
                 if added is not None:
                     values += added[cols]
+                if problem.beta:
+                    values += np.float32(problem.beta) * result[rows, cols].astype(np.float32)
+                values = activated(values, problem.activation)
                 if problem.amax:
                     largest = np.fmax.reduce(np.abs(values), axis=None, initial=largest)
                 if factor is not None:

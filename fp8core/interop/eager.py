@@ -7,7 +7,8 @@ from typing import Any, Final, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_CODES: Final[list[CodeType]] = []
+_CODES: Final[dict[CodeType, str]] = {}
+"""What torch.compile is yet to be told of the frames of marked functions."""
 
 
 def eager_only(function: F) -> F:
@@ -19,44 +20,46 @@ def eager_only(function: F) -> F:
     marked: Any = function
     marked._torchdynamo_disable = True
     marked._torchdynamo_disable_msg = _REASON
-    _CODES.append(marked.__code__)
+    _CODES[marked.__code__] = "SKIP"
     return function
 
 
 def traceable(function: Callable[..., Any]) -> None:
-    """Take the mark of `eager_only` away: torch.compile traces calls of the function.
-
-    Called from outside of graphs, it goes on running as it is.
-    """
-    marked: Any = function
-    del marked._torchdynamo_disable, marked._torchdynamo_disable_msg
+    """Take the mark of `eager_only` away: torch.compile traces calls of the function, and the function itself."""
+    _unmark(function)
+    _CODES[function.__code__] = "DEFAULT"
+    skip_frames()
 
 
 def stand_in(function: Callable[..., Any], other: Callable[..., Any]) -> None:
     """Have torch.compile trace another function where this one is called."""
-    if hasattr(function, "_torchdynamo_disable"):
-        traceable(function)
+    _unmark(function)
     marked: Any = function
     marked._torchdynamo_inline = other
+
+
+def _unmark(function: Any) -> None:
+    if hasattr(function, "_torchdynamo_disable"):
+        del function._torchdynamo_disable, function._torchdynamo_disable_msg
 
 
 def skip_frames() -> None:
     """Tell torch.compile, if it is loaded, to leave alone the frames of marked functions and all that they call.
 
     The marks tell the tracer of a caller where to break; that the function itself is not traced once it is called is
-    a property of its code, which the frame evaluation of torch keeps.
+    a property of its code, which the frame evaluation of torch keeps. Of traceable functions it is what they call.
     """
     dynamo: Any = sys.modules.get("torch._dynamo")
     if dynamo is None or not _CODES:
         return
-    codes = [_CODES.pop() for _ in range(len(_CODES))]
+    codes = [_CODES.popitem() for _ in range(len(_CODES))]
     frames = dynamo.eval_frame
     strategy = getattr(frames, "FrameExecStrategy", None)
     if strategy is None:  # before torch 2.8, a rule for the package's files is all there is
         dynamo.trace_rules.add(__name__.partition(".")[0])
         return
-    for code in codes:
-        frames.set_code_exec_strategy(code, strategy(frames.FrameAction.SKIP, frames.FrameAction.SKIP))
+    for code, action in codes:
+        frames.set_code_exec_strategy(code, strategy(getattr(frames.FrameAction, action), frames.FrameAction.SKIP))
 
 
 class _Reason(str):

@@ -18,7 +18,7 @@ from fp8core.interop import cupy_arrays, numpy_arrays
 from fp8core.interop.dlpack_capsule import Foreign
 from fp8core.interop.float8 import DLPackView
 from fp8core.interop.tensor import Result, TensorView, bytes_spanned, strides_or_contiguous
-from fp8core.problem import ITEMSIZE, Target
+from fp8core.problem import HOST, ITEMSIZE, Target
 from fp8core.runtime import device
 from fp8core.runtime.releases import Releases, releases
 
@@ -70,6 +70,16 @@ class Jax(Foreign):
         if x.is_deleted():
             raise LayoutError(f"{name} needs memory of its own, got one that was deleted or donated")
         return super().view_on(x, name, stream)
+
+    def declared(self, x: Any, name: str) -> tuple[str, Target]:
+        """Return the dtype and the device of ``x``; a tracer is taken to be where JAX puts arrays by default."""
+        if isinstance(x, self._jax.core.Tracer):
+            chosen = self._jax.config.jax_default_device
+            there = self._jax.devices(chosen)[0] if chosen is None or isinstance(chosen, str) else chosen
+        else:
+            there = next(iter(x.sharding.device_set))
+        target = HOST if there.platform == "cpu" else device.target(there.local_hardware_id)
+        return numpy_arrays.dtype_of(np.dtype(x.dtype), name), target
 
     def empty(
         self,

@@ -1,4 +1,4 @@
-"""Arrays that are a shape and a dtype without memory: torch's meta and fake tensors, ``jax.ShapeDtypeStruct``."""
+"""Arrays that are a shape and a dtype without memory: torch's meta and fake tensors, JAX's structs and tracers."""
 
 import sys
 from typing import Any, NamedTuple
@@ -43,5 +43,8 @@ def _strides(x: Any) -> tuple[int, ...] | None:
     if torch is not None and isinstance(x, torch.Tensor):
         fakes = sys.modules.get("torch._subclasses.fake_tensor")
         return tuple(x.stride()) if x.is_meta or (fakes is not None and isinstance(x, fakes.FakeTensor)) else None
+    jax = sys.modules.get("jax")
+    if jax is not None and isinstance(x, jax.core.Tracer):
+        return ()
     described = hasattr(x, "shape") and hasattr(x, "dtype") and scalar(x) is None
     return () if described and not any(hasattr(x, offer) for offer in _MEMORY) else None

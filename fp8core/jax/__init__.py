@@ -15,8 +15,8 @@ Examples:
 
 from fp8core.jax.install import install
 from fp8core.jax.linear import Fp8Linear
-from fp8core.jax.written import rms_norm_quant, scaled_mm, scaled_mm_nt
+from fp8core.jax.written import all_close_1d, rms_norm_quant, scaled_mm, scaled_mm_nt
 
-__all__ = ["Fp8Linear", "rms_norm_quant", "scaled_mm", "scaled_mm_nt"]
+__all__ = ["Fp8Linear", "all_close_1d", "rms_norm_quant", "scaled_mm", "scaled_mm_nt"]
 
 install()

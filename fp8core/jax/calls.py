@@ -1,7 +1,9 @@
 """Calls on arrays of JAX: what is traced in their place, and how an eager call runs the same program from a cache."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache, partial
+from operator import is_
 from typing import Any, Final
 
 import jax
@@ -17,7 +19,8 @@ from fp8core.core.operation import Interned, Operation, float32_number, times_fo
 from fp8core.errors import DeviceError, LayoutError
 from fp8core.jax.primitives import CallOf, avals_of, traced
 from fp8core.jax.programs import NAMES, OPERATIONS, plain
-from fp8core.jax.sharding import partitioned, rule_of, spec_over, specs_of
+from fp8core.jax.rules import rule_of
+from fp8core.jax.sharding import partitioned, spec_over, specs_of
 
 CALLS_KEPT: Final = 4096
 """Kinds of eager calls whose programs are kept."""
@@ -27,7 +30,7 @@ CALL.multiple_results = True
 
 
 class Place:
-    """An array that a call writes a result over: it takes the new one, as no array of JAX can be written to."""
+    """An array that a call writes a result over, or None. It takes the new one: arrays of JAX cannot be written to."""
 
     __slots__ = ("array",)
 
@@ -113,10 +116,16 @@ class _Kinds(dict[type, str]):
     def __missing__(self, kind: type) -> str:
         found = "tracer" if issubclass(kind, Tracer) else "array" if issubclass(kind, jax.Array) else ""
         self[kind] = found
+        if found == "array":
+            Operation.stand_ins_of[kind] = known
         return found
 
 
 _KIND_OF: Final = _Kinds()
+
+
+_EAGER: Final[dict[Any, Kind]] = {}
+"""Kinds of calls whose operands are all arrays of JAX, by what is quickest to ask."""
 
 
 def stand_in(
@@ -138,28 +147,65 @@ def stand_in(
     arrays = _arrays(operation, operands, tracing)
     if arrays is None:
         return None
-    if operation is OPERATIONS["all_close_1d"] and tracing:
-        raise LayoutError("x needs a value, got a tracer: all_close_1d waits for its result, which jax.jit cannot")
-    options = options.options if type(options) is Interned else options
-    kind = _kind(operation, options, arrays)
-    written = [at for at in kind.results if arrays[at] is not None]
-    for at in written:
-        if type(operands[at]) is not Place:
-            raise LayoutError(_NO_PLACE.format(operation.operands[at], kind.call.name))
+    if tracing and operation is OPERATIONS["all_close_1d"] and type(operands[1]) is not Place:
+        raise LayoutError(
+            "x needs a value, got a tracer: all_close_1d waits for its result, which jax.jit cannot;"
+            " fp8core.jax.all_close_1d returns it as an array"
+        )
+    kind = _kind(operation, options.options if type(options) is Interned else options, arrays)
+    _check_places(operation, operands, arrays, kind)
     made = bind(kind.call, *[x for x in arrays if x is not None]) if tracing else _eager(kind, arrays, operation)
+    if not tracing and all(map(is_, arrays, operands)):
+        _keep(_key(operation, operands, options), kind)
     for at, result in zip(kind.results, made, strict=True):
         arrays[at] = result
+        if type(operands[at]) is Place:
+            operands[at].array = result
     for at in operation.returned:
         if type(arrays[at]) is np.ndarray:  # a number, which the caller gets back as an array
             arrays[at] = jnp.asarray(arrays[at]) if tracing else _beside(arrays[at], arrays[0])
-    for at in written:
-        operands[at].array = arrays[at]
     return arrays, kind.note
 
 
+def known(
+    operation: Operation, operands: tuple[Any, ...], options: Any, stream: object
+) -> tuple[Sequence[Any], Any] | None:
+    """Make a call on arrays of JAX, at once if its kind was met before; None as for `stand_in`."""
+    if stream is not None:
+        return stand_in(operation, operands, options, stream)
+    try:  # a number among operands has no dtype, and options may be what cannot be hashed
+        kind = _EAGER[_key(operation, operands, options)]
+    except (KeyError, AttributeError, TypeError):
+        return stand_in(operation, operands, options, stream)
+    arrays = list(operands)
+    for at, result in zip(kind.results, _eager(kind, arrays, operation), strict=True):
+        arrays[at] = result
+    return arrays, kind.note
+
+
+def _key(operation: Operation, operands: tuple[Any, ...], options: Any) -> Any:
+    """Return a key of a call whose operands are arrays; other types than those of arrays make another key."""
+    kinds = [None if x is None else (type(x), x.shape, x.dtype) for x in operands]
+    return operation, options, times_forgotten(), *kinds
+
+
+def _keep(key: Any, kind: Kind) -> None:
+    if len(_EAGER) >= CALLS_KEPT:
+        _EAGER.clear()
+    with suppress(TypeError):  # options that cannot be hashed
+        _EAGER[key] = kind
+
+
+def _check_places(operation: Operation, operands: tuple[Any, ...], arrays: Sequence[Any], kind: Kind) -> None:
+    """Refuse an array that a result would be written into."""
+    for at in kind.results:
+        if arrays[at] is not None and type(operands[at]) is not Place:
+            raise LayoutError(_NO_PLACE.format(operation.operands[at], kind.call.name))
+
+
 _NO_PLACE: Final = (
-    "{} needs to be writable, got an array of JAX, which cannot be written to: leave it out, or if it is a residual or"
-    " an amax take fp8core.jax.{}, which returns it"
+    "{} needs to be writable, got an array of JAX, which cannot be written to: leave it out, or if it is a residual,"
+    " an amax or what beta multiplies take fp8core.jax.{}, which returns it"
 )
 
 

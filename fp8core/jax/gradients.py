@@ -97,6 +97,12 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: CallOf, jaxpr
             f"{what} needs to be outside of a gradient, got an operand that is differentiated: FP8 has no gradient;"
             " fp8core.linear has one, straight through the quantization of x, and jax.lax.stop_gradient ends one"
         )
+    activation = LinearOptions(*call.options).activation
+    if activation:
+        raise UnsupportedProblemError(
+            f"linear needs to be without an activation inside of a gradient, got {activation}: its derivative needs the"
+            f" value before it (jax.nn.{'silu' if activation == 'silu' else 'gelu'} behind linear has one)"
+        )
     fixed = [at for at in places if at not in (X, BIAS)]
     _frozen(
         [of[at] for at in fixed],

@@ -3,12 +3,11 @@
 import ctypes
 from functools import cached_property
 from threading import Lock
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import jax
 
 from fp8core.errors import BackendError, DeviceError, Fp8Error
-from fp8core.interop import numpy_arrays
 from fp8core.jax import frames
 from fp8core.jax.programs import SCRATCH_ALIGNMENT, Prepared, Problem, parse
 from fp8core.problem import HOST, Target
@@ -18,6 +17,23 @@ TARGET: Final = "fp8core"
 """What programs call the handlers."""
 PLATFORMS: Final = {"cpu": "cpu", "cuda": "CUDA", "rocm": "ROCM"}
 """The names that JAX has for platforms when it lowers, and when handlers are registered."""
+
+
+class Extents(NamedTuple):
+    """The extents that a call has when its program runs."""
+
+    arguments: tuple[tuple[int, ...], ...]
+    results: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, count: int, arguments: int, result_count: int, results: int) -> "Extents":
+        """Read them from a frame's buffers."""
+        return cls(tuple(frames.shapes(count, arguments)), tuple(frames.shapes(result_count, results)))
+
+    def scratch(self, call: Prepared) -> int:
+        """Return how many bytes of scratch there are behind the results of a call."""
+        spare = self.results[call.results :]
+        return spare[0][0] - (SCRATCH_ALIGNMENT - 1) if spare else 0
 
 
 class Platform:
@@ -54,6 +70,14 @@ class Platform:
             raise DeviceError(f"a program for {self.name} needs such a device to be planned for: {error}") from error
         return tuple(sorted({there.local_hardware_id for there in here}))
 
+    @cached_property
+    def here(self) -> bool:
+        """Whether this process has a device of the platform."""
+        try:
+            return bool(self.ordinals)
+        except DeviceError:
+            return False
+
     def target(self, ordinal: int) -> Target:
         """Return what kernels have to know of a device."""
         return HOST if self.name == "cpu" else device.target(ordinal)
@@ -75,29 +99,38 @@ class Platform:
                 self.ready.setdefault((text.encode(), ordinal), call)
             return self._texts.setdefault(problem, (text, scratch))
 
-    def prepared(self, text: bytes, ordinal: int, shapes: Any = None) -> Prepared:
+    def prepared(self, text: bytes, ordinal: int, given: Extents | None = None) -> Prepared:
         """Return the call that a text says, for a device; planned now if no program was compiled here that has it.
+
+        Args:
+            text: what the program says.
+            ordinal: of the device.
+            given: the extents of the call's arguments and results, where the text leaves some open.
 
         Raises:
             BackendError: the program gives it less scratch than it needs here.
         """
-        problem, scratch = self._parsed.get(text) or self._parsed.setdefault(text, parse(text))
+        problem, scratch = self._problem(text)
         key: tuple[Any, ...] = text, ordinal
         if not problem.fixed:
-            if shapes is None:
+            if given is None:
                 raise BackendError("a call needs its operands to be planned")
-            key, problem = (text, ordinal, shapes), problem.with_shapes(shapes)
+            key, problem = (text, ordinal, given.arguments), problem.with_shapes(given.arguments)
         with self._lock:
             call = self.ready.get(key)
             if call is None:
                 call = Prepared(problem, self.target(ordinal))
-                if scratch is not None and call.scratch_bytes > scratch:
+                room = scratch if given is None else given.scratch(call)
+                if call.scratch_bytes > (room or 0):
                     raise BackendError(
-                        f"the program needs {call.scratch_bytes} bytes of scratch on {call.target}, got {scratch}:"
+                        f"the program needs {call.scratch_bytes} bytes of scratch on {call.target}, got {room}:"
                         " it was made for another device, compile it anew"
                     )
                 self.ready[key] = call
         return call
+
+    def _problem(self, text: bytes) -> tuple[Problem, int | None]:
+        return self._parsed.get(text) or self._parsed.setdefault(text, parse(text))
 
     def instantiate(self, frame: int) -> int | None:
         """Plan a call of a program that is loaded, perhaps from another process, before anything of it runs."""
@@ -107,8 +140,7 @@ class Platform:
                 return None
             frames.check(frame)
             text = frames.text(attributes)
-            problem, _ = self._parsed.get(text) or self._parsed.setdefault(text, parse(text))
-            if problem.fixed:
+            if self._problem(text)[0].fixed:
                 for ordinal in self.ordinals:
                     self.prepared(text, ordinal)
         except BaseException as error:  # noqa: BLE001 - nothing may leave a callback of C
@@ -124,14 +156,8 @@ class Platform:
             text = frames.text(attributes)
             call = self.ready.get((text, 0))
             if call is None:
-                call = self.prepared(text, 0, tuple(frames.shapes(count, arguments)))
-            addresses = frames.addresses(count, arguments) + frames.addresses(result_count, results)
-            held = None
-            if call.scratch_bytes and len(addresses) == call.count:
-                at, held = numpy_arrays.framework().scratch(call.scratch_bytes, HOST)
-                addresses.append(at)
-            call(0, addresses)
-            del held
+                call = self.prepared(text, 0, Extents.of(count, arguments, result_count, results))
+            call(0, frames.addresses(count, arguments) + frames.addresses(result_count, results))
         except BaseException as error:  # noqa: BLE001 - nothing may leave a callback of C
             return _error(api, error)
         return None
@@ -147,7 +173,7 @@ class Platform:
             ordinal = frames.ordinal(api, context) if several else self.ordinals[0]
             call = self.ready.get((text, ordinal))
             if call is None:
-                call = self.prepared(text, ordinal, tuple(frames.shapes(count, arguments)))
+                call = self.prepared(text, ordinal, Extents.of(count, arguments, result_count, results))
             addresses = frames.addresses(count, arguments) + frames.addresses(result_count, results)
             call(frames.stream(api, context), addresses)
         except BaseException as error:  # noqa: BLE001 - nothing may leave a callback of C
@@ -155,7 +181,7 @@ class Platform:
         return None
 
 
-def scratch_extent(nbytes: int) -> int:
+def scratch_extent(nbytes: Any) -> Any:
     """Return how many bytes to ask XLA for, so that a scratch at a multiple of 256 fits."""
     return nbytes + SCRATCH_ALIGNMENT - 1
 

@@ -25,6 +25,7 @@ from fp8core.jax.programs import (
     layout_of_operand,
     strides_of,
 )
+from fp8core.jax.scratch import most_scratch
 from fp8core.problem import HOST
 
 UNKNOWN: Final = 1_000_000_007, 1_100_000_009
@@ -153,35 +154,31 @@ def _lower(platform: str, ctx: Any, *operands: Any, call: CallOf) -> Any:
     """Lower a call on a platform: here its kernels are compiled and loaded, and its scratch is measured."""
     avals = ctx.avals_in
     known = traced(call, avals)
-    shapes, symbols = _numbers([aval.shape for aval in avals])
-    layouts = place(call, shapes)
+    layouts = place(call, _numbers([aval.shape for aval in avals])[0])
     names = numpy_arrays.names()
-    given = iter(avals)
-    placed: list[Placed | None] = []
-    for at, there in enumerate(call.given):
-        if there:
-            aval = next(given)
-            shape = tuple(extent if isinstance(extent, int) else None for extent in aval.shape)
-            placed.append(Placed(names[np.dtype(aval.dtype)], shape, layouts[at]))
-        else:
-            placed.append(None)
+    places = [at for at, there in enumerate(call.given) if there]
+    arrays = {at: (names[np.dtype(x.dtype)], x.shape) for at, x in zip(places, avals, strict=True)}
+    placed: list[Placed | None] = [None] * len(call.given)
+    for at, (dtype, shape) in arrays.items():
+        placed[at] = Placed(dtype, tuple([n if isinstance(n, int) else None for n in shape]), layouts[at])
     problem = Problem(call.name, tuple(placed), call.options, call.tuned)
+    there = handler.ALL[platform]
+    scratch: Any = 0
+    if problem.fixed and there.here:
+        text, scratch = there.plan(problem)
+    else:
+        if OPERATIONS[call.name].scratch:
+            scratch = most_scratch(call.name, arrays, platform)
+        text = problem.text(scratch if problem.fixed else None)
     results = [known.described.results[at] for at in known.results]
     result_layouts = [layout_of(new) for new in results]
     out = list(ctx.avals_out)
-    if problem.fixed:
-        text, scratch = handler.ALL[platform].plan(problem)
-        if scratch:
-            out.append(jax.core.ShapedArray((handler.scratch_extent(scratch),), np.uint8))
-            result_layouts.append((0,))
-    elif OPERATIONS[call.name].scratch and platform != "cpu":
-        open_ = ", ".join(sorted(map(str, symbols.values())))
-        raise ShapeError(f"{call.name} needs extents that are numbers in a program for a GPU, got {open_}")
-    else:
-        text = problem.text(None)
+    if not isinstance(scratch, int) or scratch:
+        out.append(jax.core.ShapedArray((handler.scratch_extent(scratch),), np.uint8))
+        result_layouts.append((0,))
     rule = jax.ffi.ffi_lowering(
         handler.TARGET,
-        operand_layouts=[layouts[at] for at, there in enumerate(call.given) if there],
+        operand_layouts=[layouts[at] for at in places],
         result_layouts=result_layouts,
         operand_output_aliases=known.written or None,
     )

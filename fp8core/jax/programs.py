@@ -27,6 +27,7 @@ from fp8core.ops.quantize import QUANTIZE_CALLS
 from fp8core.ops.scaled_mm import SCALED_MM_CALLS, SCALED_MM_NT_CALLS
 from fp8core.ops.shards import EXPAND_CALLS, REQUANTIZE_CALLS
 from fp8core.problem import BLOCK, ITEMSIZE, Target
+from fp8core.w8a8 import calls as vllm
 
 OPERATIONS: Final[dict[str, Operation]] = {
     "quantize": QUANTIZE_CALLS,
@@ -42,7 +43,12 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "all_close_1d": ALL_CLOSE_CALLS,
 }
 """By the names that programs have for them."""
-NAMES: Final = {**{operation: name for name, operation in OPERATIONS.items()}, QUANTIZE_WEIGHT_CALLS: "quantize"}
+NAMES: Final = {
+    **{operation: name for name, operation in OPERATIONS.items()},
+    **dict.fromkeys((QUANTIZE_WEIGHT_CALLS, vllm.QUANTIZE, vllm.QUANTIZE_INPUT), "quantize"),
+    **dict.fromkeys((vllm.PRODUCT, vllm.APPLY), "scaled_mm"),
+}
+"""Of these, and of the same operations under the names that other functions have for their operands."""
 ALIGNMENT: Final = 16
 """What addresses in a program are multiples of: no kernel asks for more, and XLA's own buffers have more."""
 SCRATCH_ALIGNMENT: Final = 256
@@ -175,6 +181,7 @@ class Prepared:
         places = {at: i for i, at in enumerate(arguments)}
         places.update((at, len(arguments) + i) for i, at in enumerate(results))
         nothing = len(arguments) + len(results)
+        self.results = len(results)
         self.count = nothing
         """The addresses of arguments and results; behind them are a 0, and then the scratch's."""
         self._pick = itemgetter(*[places.get(at, nothing) for at in range(len(operation.operands))])

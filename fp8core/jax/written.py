@@ -1,12 +1,15 @@
-"""Functions that write into an array of the caller for other frameworks, and return it for JAX."""
+"""Functions that give other frameworks a result in an array of the caller, or as a number, and JAX a new array."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 
 from fp8core import ops
 from fp8core.jax.calls import Place
 from fp8core.ops import Quantized
+from fp8core.ops.all_close import ALL_CLOSE_CALLS
 
 
 def rms_norm_quant(
@@ -42,6 +45,31 @@ def rms_norm_quant(
     return q, place.array
 
 
+def all_close_1d(x: Any) -> jax.Array:
+    """Return what `fp8core.all_close_1d` gives as an array, which nothing waits for: also inside of ``jax.jit``.
+
+    Args:
+        x: a float32 array of JAX with one axis.
+
+    Returns:
+        A boolean without axes.
+
+    Raises:
+        Fp8Error: as `fp8core.all_close_1d`.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp, fp8core.jax
+        >>> bool(jax.jit(fp8core.jax.all_close_1d)(jnp.array([0.5, 0.5])))
+        True
+    """
+    place: Any = Place(None)
+    _, count = ALL_CLOSE_CALLS((x, place), None)
+    if not count:
+        return jax.numpy.array(True)
+    flag: jax.Array = jax.lax.bitcast_convert_type(place.array, np.int32)[0] != 0
+    return flag
+
+
 def scaled_mm(a: Any, b: Any, scale_a: Any = None, scale_b: Any = None, **keywords: Any) -> tuple[jax.Array, jax.Array]:
     """Return what `fp8core.scaled_mm` gives, and the largest magnitude of the result before it is rounded.
 
@@ -64,9 +92,7 @@ def scaled_mm(a: Any, b: Any, scale_a: Any = None, scale_b: Any = None, **keywor
         >>> fp8core.jax.scaled_mm(a, weight.T)[1].round().tolist()
         [32.0]
     """
-    place: Any = Place(jax.numpy.zeros(1, jax.numpy.float32))
-    made: Any = ops.scaled_mm(a, b, scale_a, scale_b, amax=place, **keywords)
-    return made, place.array
+    return _with_amax(ops.scaled_mm, (a, b, scale_a, scale_b), keywords)
 
 
 def scaled_mm_nt(
@@ -93,6 +119,14 @@ def scaled_mm_nt(
         >>> fp8core.jax.scaled_mm_nt(a, weight)[1].round().tolist()
         [32.0]
     """
-    place: Any = Place(jax.numpy.zeros(1, jax.numpy.float32))
-    made: Any = ops.scaled_mm_nt(a, weight, scale_a, scale_b, amax=place, **keywords)
-    return made, place.array
+    return _with_amax(ops.scaled_mm_nt, (a, weight, scale_a, scale_b), keywords)
+
+
+def _with_amax(
+    product: Callable[..., Any], operands: tuple[Any, ...], keywords: dict[str, Any]
+) -> tuple[jax.Array, jax.Array]:
+    amax: Any = Place(jax.numpy.zeros(1, jax.numpy.float32))
+    if keywords.get("out") is not None:
+        keywords["out"] = Place(keywords["out"])
+    made: Any = product(*operands, amax=amax, **keywords)
+    return made, amax.array

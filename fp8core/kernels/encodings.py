@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from fp8core.problem import FORMATS, WIDE
+from fp8core.problem import FORMATS, WIDE, Activation
 
 FORMAT: Final = {"float8_e4m3fn": 0, "float8_e4m3fnuz": 1, "float8_e5m2": 2, "float8_e5m2fnuz": 3}
 """The template argument FORMAT."""
@@ -10,6 +10,8 @@ TYPE: Final = {"float32": 0, "float16": 1, "bfloat16": 2}
 """The template argument INPUT (or OUT, BIAS) of a high-precision dtype."""
 RESULT: Final = {**{name: TYPE[name] for name in WIDE}, **{name: 3 + FORMAT[name] for name in FORMATS}}
 """The template argument of a result, high-precision or FP8."""
+ACTIVATION: Final[dict[Activation, int]] = {"": 0, "gelu": 1, "gelu_tanh": 2, "silu": 3}
+"""The template argument ACTIVATION."""
 SCALE_FORMAT: Final = {"float32": 0, "ue8m0": 1, "ue8m0_bytes": 2}
 """How scales are kept."""
 

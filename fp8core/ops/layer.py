@@ -5,6 +5,7 @@ from typing import Any, Unpack, overload
 from fp8core import interop
 from fp8core.core.explaining import explanation_of
 from fp8core.core.operation import Interned
+from fp8core.core.product import known_activation
 from fp8core.core.scale_shapes import WEIGHT_GROUPS, known_group
 from fp8core.core.specs import flag, group
 from fp8core.errors import LayoutError
@@ -17,13 +18,13 @@ from fp8core.ops.quantize import quantize_by, quantize_operation
 from fp8core.ops.quantized import Quantized, parts
 from fp8core.problem import GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, GroupShape
 from fp8core.table import Explanation
-from fp8core.types import Array, ArrayT, CallKeywords, Fp8DType, NumpyArray, Scale, Untyped, WideDType
+from fp8core.types import ActivationName, Array, ArrayT, CallKeywords, Fp8DType, NumpyArray, Scale, Untyped, WideDType
 
 QUANTIZE_WEIGHT_CALLS = quantize_operation("weight")
 
 
 class Fp8Linear:
-    """A linear layer ``x @ weight.T + bias`` with an FP8 weight.
+    """A linear layer ``activation(x @ weight.T + bias)`` with an FP8 weight.
 
     Its arrays are attributes that may be assigned, moved and written in place at any time: a call reads them where they
     are when it is made. Calls of several threads, on several streams and inside graph captures do not disturb each
@@ -34,6 +35,7 @@ class Fp8Linear:
         weight: FP8 ``[n, k]`` as it is stored, rows contiguous, or a `Quantized`.
         weight_scale: as for `linear`.
         bias: ``[n]`` in the results' dtype or float32.
+        activation: None, "gelu", "gelu_tanh" or "silu", as for `scaled_mm`.
         input_scale: the scale of static quantization, and of inputs that are arrays of FP8.
         group_shape: how inputs are quantized: PER_TOKEN, PER_TENSOR or GROUP_128.
         out_dtype: the results' dtype: float32, float16 or bfloat16; None is each input's own.
@@ -63,13 +65,14 @@ class Fp8Linear:
         weight_scale: Scale | None = None,
         *,
         bias: Array | None = None,
+        activation: ActivationName | None = None,
         input_scale: Scale | None = None,
         group_shape: tuple[int, int] = PER_TOKEN,
         out_dtype: WideDType | None = None,
         use_fast_accum: bool = True,
         batch_invariant: bool = False,
     ) -> None:
-        self._options = _options(group_shape, out_dtype, use_fast_accum, batch_invariant)
+        self._options = _options(group_shape, out_dtype, use_fast_accum, batch_invariant, activation)
         if weight_scale is None or isinstance(weight, Quantized):
             data, scale, known = parts(weight, weight_scale, "weight", "weight_scale")
             self._options = self._options._replace(weight_group=known)
@@ -83,6 +86,7 @@ class Fp8Linear:
         weight: Array,
         *,
         bias: Array | None = None,
+        activation: ActivationName | None = None,
         input_scale: Scale | None = None,
         dtype: Fp8DType = "float8_e4m3fn",
         weight_group_shape: tuple[int, int] = PER_CHANNEL,
@@ -99,6 +103,7 @@ class Fp8Linear:
         Args:
             weight: float32, float16 or bfloat16 ``[n, k]``, rows contiguous.
             bias: ``[n]`` in the results' dtype or float32.
+            activation: as for the class.
             input_scale: a given scale for static quantization of the input.
             dtype: the FP8 format of the weight.
             weight_group_shape: PER_CHANNEL, PER_TENSOR, BLOCK_128 or GROUP_128, and no other.
@@ -120,7 +125,7 @@ class Fp8Linear:
         weight_group = group(weight_group_shape, "weight_group_shape")
         known_group(weight_group, WEIGHT_GROUPS, "weight_group_shape")
         made = cls.__new__(cls)
-        options = _options(group_shape, out_dtype, use_fast_accum, batch_invariant)
+        options = _options(group_shape, out_dtype, use_fast_accum, batch_invariant, activation)
         made._options = options._replace(weight_group=weight_group)
         check_layer(made._options, specs_before_quantizing(weight, bias, input_scale, dtype, weight_group))
         quantized = quantize_by(QUANTIZE_WEIGHT_CALLS, weight, dtype, weight_group, out=aligned_rows(weight, dtype))
@@ -137,7 +142,7 @@ class Fp8Linear:
     def __call__(self, x: ArrayT | Quantized[object, ArrayT], **keywords: Unpack[CallKeywords]) -> ArrayT: ...
     @eager_only
     def __call__(self, x: object, *, out: object = None, stream: object = None) -> Any:
-        """Return ``x @ weight.T + bias``.
+        """Return ``activation(x @ weight.T + bias)``.
 
         Args:
             x: float32, float16 or bfloat16 ``[..., k]``, to be quantized; or FP8 as for `linear`.
@@ -268,17 +273,21 @@ class Fp8Linear:
         weight, scale, bias, input_scale = self._arrays
         x = {PER_TOKEN: "per token", PER_TENSOR: "per tensor", GROUP_128: "by groups of 1x128"}[self.group_shape]
         static = ", static" if input_scale is not None else ""
+        activation = f", activation={self._options.activation}" if self._options.activation else ""
         return (
             f"Fp8Linear(in_features={self.in_features}, out_features={self.out_features}, bias={bias is not None}, "
-            f"weight={interop.dtype_name(weight.dtype)}, weight_scale={tuple(scale.shape)}, x {x}{static})"
+            f"weight={interop.dtype_name(weight.dtype)}, weight_scale={tuple(scale.shape)}, x {x}{static}{activation})"
         )
 
 
-def _options(group_shape: Any, out_dtype: Any, use_fast_accum: Any, batch_invariant: Any) -> LinearOptions:
+def _options(
+    group_shape: Any, out_dtype: Any, use_fast_accum: Any, batch_invariant: Any, activation: Any
+) -> LinearOptions:
     return LinearOptions(
         activation_group(group_shape),
         None,
         out_dtype,
         flag(use_fast_accum, "use_fast_accum"),
         flag(batch_invariant, "batch_invariant"),
+        activation=known_activation(activation) or None,
     )

@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple, Unpack, overload
 from fp8core.core import specs
 from fp8core.core.calls import Described, Launch, NewArray, Planned
 from fp8core.core.operation import Operation
-from fp8core.core.product import product_of
+from fp8core.core.product import known_activation, product_of
 from fp8core.core.scale_shapes import ACTIVATION_GROUPS, known_group
 from fp8core.core.scaling import number_or_operand
 from fp8core.core.specs import TensorSpec
@@ -19,7 +19,7 @@ from fp8core.kernels.linear.table import LINEAR, explain_linear
 from fp8core.ops.linear_scratch import codes_in_scratch, scratch_of, steps_launch
 from fp8core.ops.quantize import quantize_problem
 from fp8core.ops.quantized import Quantized, parts
-from fp8core.problem import FORMATS, PER_TOKEN, WIDE, GroupShape, Linear
+from fp8core.problem import FORMATS, PER_TOKEN, WIDE, GroupShape, Linear, ScaledMm
 from fp8core.types import Array, ArrayT, LinearKeywords, NumpyArray, Scale, Untyped
 
 OUT: Final = 6
@@ -38,6 +38,7 @@ class LinearOptions(NamedTuple):
     x_group: GroupShape | None = None
     """Of an x that comes quantized, where it is known."""
     weight_group: GroupShape | None = None
+    activation: Any = None
 
 
 @overload
@@ -68,6 +69,7 @@ def linear(
     weight_scale: object = None,
     *,
     bias: object = None,
+    activation: object = None,
     input_scale: object = None,
     group_shape: tuple[int, int] = PER_TOKEN,
     scale_ub: object = None,
@@ -77,7 +79,7 @@ def linear(
     out: object = None,
     stream: object = None,
 ) -> Any:
-    """Return ``x @ weight.T + bias`` with x quantized to FP8, unless it is FP8 already.
+    """Return ``activation(x @ weight.T + bias)`` with x quantized to FP8, unless it is FP8 already.
 
     The formulas are those of ``scaled_mm_nt(quantize(x, group_shape=group_shape), weight)``.
 
@@ -87,6 +89,7 @@ def linear(
         weight_scale: a number, or float32 in the weight's orientation: one number, ``[n, 1]`` or ``[n]`` per channel,
             or ``[ceil(n / 128), ceil(k / 128)]`` for blocks of 128x128, which need group_shape (1, 128).
         bias: ``[n]`` in out_dtype or float32.
+        activation: None, "gelu", "gelu_tanh" or "silu", as for `scaled_mm`.
         input_scale: the scale of x: given for static quantization, and always for an array of FP8.
         group_shape: how x is quantized: PER_TOKEN, PER_TENSOR or GROUP_128, and no other.
         scale_ub: an upper bound of amax per token.
@@ -117,7 +120,7 @@ def linear(
     if weight_scale is None or isinstance(weight, Quantized):
         weight, weight_scale, weight_group = parts(weight, weight_scale, "weight", "weight_scale")
     bound, upper = (None, None) if scale_ub is None else number_or_operand(scale_ub)
-    options = group_shape, bound, out_dtype, use_fast_accum, batch_invariant, x_group, weight_group
+    options = group_shape, bound, out_dtype, use_fast_accum, batch_invariant, x_group, weight_group, activation
     return LINEAR_CALLS((x, weight, weight_scale, bias, input_scale, upper, out), options, stream)[0][OUT]
 
 
@@ -190,8 +193,11 @@ def _describe_product(
         group_b=options.weight_group,
     )
 
-    def problem(prefetch: bool) -> Any:
-        return product.problem(options.use_fast_accum, options.batch_invariant, out, prefetch)
+    activation = known_activation(options.activation)
+
+    def problem(prefetch: bool) -> ScaledMm:
+        asked = product.problem(options.use_fast_accum, options.batch_invariant, out, prefetch)
+        return asked._replace(activation=activation)
 
     def launch(prefetch: bool) -> tuple[Launch, Any]:
         multiply = plan_behind_producer(problem(True)) if prefetch else SCALED_MM.plan(problem(False))
@@ -248,11 +254,11 @@ def _describe_both(
         group_b=options.weight_group,
     )
     quantization = quantize_problem(x, q.at, q.how, q.at.rows, None, q.stride)
-    limit = None if upper is not None else q.how.upper
+    limit, activation = None if upper is not None else q.how.upper, known_activation(options.activation)
 
     def problem(prefetch: bool) -> Linear:
         multiplied = product.problem(options.use_fast_accum, options.batch_invariant, out, prefetch)
-        return Linear(quantization, multiplied, q.at.stride, limit)
+        return Linear(quantization, multiplied._replace(activation=activation), q.at.stride, limit)
 
     def plan() -> Planned:
         if not product.m or not product.n:

@@ -2,19 +2,19 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Final, Unpack, overload
+from typing import Any, Final, NamedTuple, Unpack, overload
 
 from fp8core.core import specs
 from fp8core.core.calls import Described, NewArray, Planned
 from fp8core.core.operation import Operation
-from fp8core.core.product import RESULTS, product_of, transposed
+from fp8core.core.product import RESULTS, checked_beta, known_activation, product_of, transposed
 from fp8core.core.specs import TensorSpec
 from fp8core.interop import Operand, ScaleOperand, eager_only
 from fp8core.interop.float8 import Float8Array
 from fp8core.kernels.gemm.generic import plan_clear_amax
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.quantized import Quantized, parts
-from fp8core.problem import FORMATS, WIDE
+from fp8core.problem import FORMATS, WIDE, GroupShape
 from fp8core.types import Array, ArrayT, NumpyArray, ProductKeywords, Scale
 
 OUT, AMAX = 5, 7
@@ -53,6 +53,8 @@ def scaled_mm(
     scale_b: object = None,
     *,
     bias: object = None,
+    activation: object = None,
+    beta: object = 0.0,
     out_dtype: object = "bfloat16",
     out_scale: object = None,
     amax: object = None,
@@ -61,7 +63,7 @@ def scaled_mm(
     out: object = None,
     stream: object = None,
 ) -> Any:
-    """Return ``round(scale_a * (scale_b * (a @ b)) + bias)``: accumulated in float32 and rounded once.
+    """Return ``round(activation(scale_a * (scale_b * (a @ b)) + bias + beta * out))``: in float32, rounded once.
 
     The operands and the meaning of scales are those of ``torch._scaled_mm`` and of vLLM's ``cutlass_scaled_mm``.
 
@@ -74,12 +76,16 @@ def scaled_mm(
         scale_b: a number or float32: one number, ``[1, n]``, ``[n]`` or ``[n, 1]`` per channel, or, with groups of a,
             ``[ceil(k / 128), ceil(n / 128)]`` for blocks of 128x128 or ``[ceil(k / 128), n]`` for groups of 1x128.
         bias: ``[n]`` in out_dtype or float32, added in float32.
+        activation: None; "gelu", which is ``x * (1 + erf(x / sqrt(2))) / 2``; "gelu_tanh", its approximation
+            ``x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))) / 2``; or "silu", ``x / (1 + exp(-x))``.
+        beta: a number. Unless it is 0, what out holds before the call is multiplied by it and added.
         out_dtype: bfloat16, float16, float32, or an FP8 format together with out_scale.
         out_scale: a number, or float32 of one: data are the clamped, rounded ``value * (1 / out_scale)``.
-        amax: a float32 array of one that receives the largest magnitude of the result before it is rounded.
+        amax: a float32 array of one that receives the largest magnitude of the result before it is rounded (with an
+            FP8 out_dtype, before ``1 / out_scale``).
         use_fast_accum: let the tensor cores accumulate with fewer bits: a relative error of about 3e-3, not 2e-3.
         batch_invariant: give a row the same bits whatever m is.
-        out: an array ``[..., m, n]`` of out_dtype for the result.
+        out: an array ``[..., m, n]`` of out_dtype for the result. beta needs one, of float32, float16 or bfloat16.
         stream: the stream to launch on; by default the one that the framework of a works on.
 
     Returns:
@@ -87,8 +93,8 @@ def scaled_mm(
 
     Raises:
         ShapeError: the matrices do not share k, or a scale, bias or ``out`` does not fit them.
-        DTypeError: an array is of a dtype that the call does not take.
-        LayoutError: rows of a or columns of b are not contiguous, or ``out`` overlaps another array.
+        DTypeError: an array is of a dtype that the call does not take, or there is no such activation.
+        LayoutError: rows of a or columns of b are not contiguous, ``out`` overlaps another array, or beta has none.
         ScaleError: the scales do not go together, or one is missing.
         DeviceError: the arrays are on several devices. All of these come before anything is launched or written.
         UnsupportedProblemError: no kernel can run it, as for e5m2 times e5m2.
@@ -101,12 +107,17 @@ def scaled_mm(
         [[16.0, 16.0, 16.0], [16.0, 16.0, 16.0]]
         >>> fp8core.scaled_mm(a.data, weight.data.T, a.scale, weight.scale.T).dtype
         dtype(bfloat16)
+        >>> out = np.ones((2, 3), np.float32)
+        >>> _ = fp8core.scaled_mm(a, weight.T, beta=2.0, out=out, out_dtype="float32")
+        >>> out.round(3).tolist()
+        [[18.0, 18.0, 18.0], [18.0, 18.0, 18.0]]
     """
-    options: tuple[Any, ...] = (out_dtype, use_fast_accum, batch_invariant, None, None)
+    group_a = group_b = None
     if scale_a is None or scale_b is None or isinstance(a, Quantized) or isinstance(b, Quantized):
         a, scale_a, group_a = parts(a, scale_a, "a", "scale_a")
-        b, scale_b, group_b = parts(b, scale_b, "b", "scale_b")
-        options = (*options[:3], group_a, None if group_b is None else (group_b.cols, group_b.rows))
+        b, scale_b, stored = parts(b, scale_b, "b", "scale_b")
+        group_b = None if stored is None else (stored.cols, stored.rows)
+    options = out_dtype, use_fast_accum, batch_invariant, group_a, group_b, activation, beta
     return SCALED_MM_CALLS((a, b, scale_a, scale_b, bias, out, out_scale, amax), options, stream)[0][OUT]
 
 
@@ -142,6 +153,8 @@ def scaled_mm_nt(
     scale_b: object = None,
     *,
     bias: object = None,
+    activation: object = None,
+    beta: object = 0.0,
     out_dtype: object = "bfloat16",
     out_scale: object = None,
     amax: object = None,
@@ -159,6 +172,8 @@ def scaled_mm_nt(
         scale_b: in the weight's orientation: ``[n, 1]`` or ``[n]`` per channel, ``[ceil(n / 128), ceil(k / 128)]`` for
             blocks of 128x128, ``[n, ceil(k / 128)]`` for groups of 1x128.
         bias: as for `scaled_mm`, as are all that follow.
+        activation: None, "gelu", "gelu_tanh" or "silu".
+        beta: multiplies what out holds before.
         out_dtype: bfloat16, float16, float32, or an FP8 format together with out_scale.
         out_scale: the scale of an FP8 result.
         amax: receives the largest magnitude of the result.
@@ -180,27 +195,44 @@ def scaled_mm_nt(
         >>> fp8core.scaled_mm_nt(a, weight, out_dtype="float32").shape
         (2, 3)
     """
-    options: tuple[Any, ...] = (out_dtype, use_fast_accum, batch_invariant, None, None)
+    group_a = group_b = None
     if scale_a is None or scale_b is None or isinstance(a, Quantized) or isinstance(weight, Quantized):
         a, scale_a, group_a = parts(a, scale_a, "a", "scale_a")
         weight, scale_b, group_b = parts(weight, scale_b, "weight", "scale_b")
-        options = (*options[:3], group_a, group_b)
+    options = out_dtype, use_fast_accum, batch_invariant, group_a, group_b, activation, beta
     return SCALED_MM_NT_CALLS((a, weight, scale_a, scale_b, bias, out, out_scale, amax), options, stream)[0][OUT]
+
+
+class ProductOptions(NamedTuple):
+    """All of a product but its arrays, unchecked."""
+
+    out_dtype: Any
+    use_fast_accum: Any
+    batch_invariant: Any
+    group_a: GroupShape | None = None
+    group_b: Any = None
+    """In the orientation in which b was given."""
+    activation: Any = None
+    beta: Any = 0.0
 
 
 def _describe(
     operands: Sequence[TensorSpec | None], options: tuple[Any, ...], *, names: tuple[str, ...], stored: bool
 ) -> Described:
     a, b, scale_a, scale_b, bias, out, out_scale, amax = operands
-    out_dtype, use_fast_accum, batch_invariant, group_a, group_b = options
-    use_fast_accum = specs.flag(use_fast_accum, "use_fast_accum")
-    batch_invariant = specs.flag(batch_invariant, "batch_invariant")
+    chosen = ProductOptions(*options)
+    use_fast_accum = specs.flag(chosen.use_fast_accum, "use_fast_accum")
+    batch_invariant = specs.flag(chosen.batch_invariant, "batch_invariant")
     a, b, scale_a, scale_b = (specs.required(x, name) for x, name in zip(operands[:4], names, strict=True))
     weight = b if stored else transposed(b)
     product = product_of(
-        a, weight, scale_a, scale_b, bias, out_dtype, out_scale, amax, stored=stored, group_a=group_a, group_b=group_b
+        *(a, weight, scale_a, scale_b, bias, chosen.out_dtype, out_scale, amax),
+        stored=stored,
+        group_a=chosen.group_a,
+        group_b=chosen.group_b,
     )
-    problem = product.problem(use_fast_accum, batch_invariant, out)
+    activation, beta = known_activation(chosen.activation), checked_beta(chosen.beta, out, product.out)
+    problem = product.problem(use_fast_accum, batch_invariant, out)._replace(activation=activation, beta=beta)
     results = {OUT: NewArray(product.shape, product.out)}
     if amax is not None:
         results[AMAX] = NewArray((1,), "float32")
@@ -244,4 +276,5 @@ def product_by(
     operation: Operation, a: object, b: object, scale_a: object, scale_b: object, bias: object, out_dtype: object
 ) -> Any:
     """Return `scaled_mm` by an operation whose errors call the operands by the names of another function."""
-    return operation((a, b, scale_a, scale_b, bias, None, None, None), (out_dtype, True, False, None, None))[0][OUT]
+    options = out_dtype, True, False, None, None, None, 0.0
+    return operation((a, b, scale_a, scale_b, bias, None, None, None), options)[0][OUT]

@@ -23,6 +23,9 @@ Int32Array = Annotated[tuple[int, ...], "*i"]
 TensorMap = Annotated[bytes, "128s"]
 """A CUtensorMap by value; like an address it differs from launch to launch."""
 
+PhasedMaps = Annotated[bytes, "2112s"]
+"""Sixteen of these and as many numbers of 4 bytes, by value."""
+
 VARYING: Final = "Ps"
 """The last letters of what a launch gives; all else is a number that a bound kernel keeps."""
 

@@ -5,51 +5,102 @@ from typing import Any, Final
 
 import torch
 
-from fp8core.torch.operators import OVERLOADS
+from fp8core.torch import joining
+from fp8core.torch.joining import ARRAYS, LINEAR, LINEAR_JOINED, join_, runs
 
 PDL: Final = "triton.enable_pdl"
 """Inductor's option for programmatic dependent launch of its own kernels."""
 
 
-def compile_options() -> dict[str, Any]:
+def compile_options(model: torch.nn.Module | None = None) -> dict[str, Any]:
     """Return options for torch.compile with which models of few rows run faster: ``torch.compile(m, options=...)``.
 
     - Kernels of inductor are launched programmatically (sm_90 and later), so that layers read their weights while what
       precedes them still runs. The compiled code must then not write to FP8 weights (concepts/pdl-and-weights.md).
-    - Layers that take the same input follow each other.
+    - Layers that take the same input, such as q, k and v of an attention, become one product where their weights follow
+      each other in memory, and follow each other where they do not.
 
     Add ``{"triton.cudagraphs": True}`` for what ``mode="reduce-overhead"`` does.
+
+    Args:
+        model: where it is given, the weights of its layers that may have one input are moved behind each other, in
+            place, without changing them. It needs to be where it will run: moved afterwards, they lie apart again.
 
     Examples:
         >>> import torch, fp8core.torch
         >>> model = torch.nn.Sequential(torch.nn.Linear(64, 32))
         >>> report = fp8core.torch.quantize_model_(model)
-        >>> compiled = torch.compile(model, options=fp8core.torch.compile_options())
+        >>> compiled = torch.compile(model, options=fp8core.torch.compile_options(model))
     """
     from torch._inductor import config
 
-    options: dict[str, Any] = {"post_grad_custom_post_pass": _together_pass()}
+    if model is not None:
+        join_(model)
+    options: dict[str, Any] = {"post_grad_custom_post_pass": _together_pass(model is not None)}
     if hasattr(config.triton, PDL.partition(".")[2]):
         options[PDL] = True
     return options
 
 
-def together(graph: torch.fx.Graph) -> None:
+def together(graph: torch.fx.Graph) -> list[list[Any]]:
     """Put layers that take the same input one behind the other, so that the later read their weights early.
 
     Between q, k and v of an attention there would be norms and rotations. Nothing is moved past a node that writes.
+
+    Returns:
+        The layers of one input, where there are several.
     """
-    layers = {found for (name, _), found in OVERLOADS.items() if name == "linear"}
     places = {node: at for at, node in enumerate(graph.nodes)}
-    met: dict[Any, tuple[int, Any]] = {}
+    met: dict[Any, list[Any]] = {}
+    groups = []
     for node in list(graph.nodes):
         if _writes(node):
             met.clear()
-        elif node.target in layers:
-            first, behind = met.get(node.args[0], (places[node], None))
-            if behind is not None and all(places[one] < first for one in node.all_input_nodes):
-                behind.append(node)
-            met[node.args[0]] = first, node
+        elif node.target is LINEAR:
+            group = met.get(node.args[0])
+            if group is not None and all(places[one] < places[group[0]] for one in node.all_input_nodes):
+                group[-1].append(node)
+                group.append(node)
+            else:
+                met[node.args[0]] = [node]
+                groups.append(met[node.args[0]])
+    return [group for group in groups if len(group) > 1]
+
+
+def joined(graph: torch.fx.Graph) -> None:
+    """Make one product of layers that take the same input, alike in all but their weights.
+
+    They go by the order in which the model uses the weights, which is mostly that in which it holds its layers.
+    """
+    inputs = {node: at for at, node in enumerate(graph.find_nodes(op="placeholder"))}
+    for group in together(graph):
+        alike: dict[Any, list[Any]] = {}
+        for node in sorted(group, key=lambda node: inputs.get(node.args[1], 0)):
+            weight, scale = node.args[1].meta["val"], node.args[2].meta["val"]
+            if all(one is None for one in node.args[3:ARRAYS]) and scale.ndim == weight.ndim:
+                key = weight.dtype, weight.shape[1], scale.shape[1], repr(node.args[ARRAYS:])
+                alike.setdefault(key, []).append(node)
+        for several in alike.values():
+            for nodes in runs(several, lambda node: (node.args[1].meta["val"], node.args[2].meta["val"])):
+                _join(graph, nodes, min(nodes, key=group.index))
+
+
+def _join(graph: torch.fx.Graph, nodes: list[Any], first: Any) -> None:
+    """Replace products by parts of one, as contiguous as theirs were, in front of the first of the layers."""
+    x, _, _, *options = nodes[0].args
+    weights, scales = ([node.args[at] for node in nodes] for at in (1, 2))
+    with graph.inserting_before(first):
+        whole = graph.call_function(LINEAR_JOINED, (x, weights, scales, *options[ARRAYS - 3 :]))
+        start = 0
+        for node in nodes:
+            end = start + node.args[1].meta["val"].shape[0]
+            axis = node.meta["val"].ndim - 1
+            part = graph.call_function(torch.ops.aten.slice.Tensor, (whole, axis, start, end))
+            own: dict[str, Any] = {"memory_format": torch.contiguous_format}
+            node.replace_all_uses_with(graph.call_function(torch.ops.aten.clone.default, (part,), own))
+            start = end
+    for node in nodes:
+        graph.erase_node(node)
 
 
 def _writes(node: Any) -> bool:
@@ -59,17 +110,17 @@ def _writes(node: Any) -> bool:
 
 
 @cache
-def _together_pass() -> Any:
-    """Return `together` as inductor takes it: its cache of graphs needs to know it."""
-    from torch._inductor.custom_graph_pass import CustomGraphPass
+def _together_pass(join: bool) -> Any:
+    """Return `joined` or `together` as inductor takes them: its cache of graphs needs to know them."""
+    from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
     class Together(CustomGraphPass):
-        """Puts layers that take the same input one behind the other."""
+        """Makes one product of layers that take the same input, or puts them one behind the other."""
 
         def __call__(self, graph: torch.fx.Graph) -> None:
-            together(graph)
+            (joined if join else together)(graph)
 
         def uuid(self) -> Any:
-            return f"{__name__}.together 1"
+            return get_hash_for_files((__file__, joining.__file__), str(join))
 
     return Together()

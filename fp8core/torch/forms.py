@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from fp8core.core.operation import Operation
 from fp8core.interop import dtype_name
+from fp8core.ops.all_close import ALL_CLOSE_CALLS
 from fp8core.ops.dequantize import DEQUANTIZE_CALLS
 from fp8core.ops.fnuz import NORMALIZE_CALLS
 from fp8core.ops.linear import LINEAR_CALLS
@@ -22,7 +23,7 @@ class Option(NamedTuple):
     """One option of an operation, as an argument of an operator."""
 
     schema: str
-    """Its type and its name."""
+    """Its type and its name; and a default, spelled as in Python, where earlier releases exported graphs without it."""
     pack: Callable[[Any], Any]
     """Makes the argument of the option, while a caller is traced."""
     unpack: Callable[[Any], Any]
@@ -93,6 +94,8 @@ class Entry(NamedTuple):
     """The place of the scale of a quantization."""
     bare: bool = False
     """Whether the one option is the operation's options, not a tuple of one."""
+    counts: bool = False
+    """Whether the call's note is the extent of its first operand."""
 
     def schema(self, form: Form) -> str:
         """Return the overload's schema without its name."""
@@ -109,7 +112,7 @@ class Entry(NamedTuple):
     def pack(self, form: Form, operands: Any, options: Any) -> list[Any]:
         """Return the arguments of a call of the overload."""
         arguments = [operands[at] for at in form.passed]
-        values = (options,) if self.bare else options
+        values = (options,) if self.bare else options or ()
         for option, value in zip(self.options, values, strict=True):
             if option is not None:
                 arguments.append(option.pack(value))
@@ -129,10 +132,11 @@ class Entry(NamedTuple):
             if option is None:
                 made.append(repr(form.given))
             else:
-                parameters.append(f"option{at}")
+                _, given, default = option.schema.partition("=")  # torch leaves out what equals its default
+                parameters.append(f"option{at}{given}{default}")
                 space[f"unpack{at}"] = option.unpack
                 made.append(f"option{at}" if option.unpack is _same else f"unpack{at}(option{at})")
-        options = made[0] if self.bare else f"({', '.join(made)},)"
+        options = made[0] if self.bare else f"({', '.join(made)},)" if made else None
         unpack: Callable[..., tuple[tuple[Any, ...], Any]] = eval(
             f"lambda {', '.join(parameters)}: (({operands}), {options})", space
         )
@@ -166,8 +170,10 @@ _SCALED: Final = (
     _plain("str scale_layout"),
     _plain("float eps"),
 )
+_ACTIVATION: Final = _plain("str? activation=None")
+_BETA: Final = _plain("float beta=0.0")
 _PRODUCT: Final = _plain("bool use_fast_accum"), _plain("bool batch_invariant")
-_MM: Final = _dtype("str out_dtype"), *_PRODUCT, _group("int[]? group_a"), _group("int[]? group_b")
+_MM: Final = _dtype("str out_dtype"), *_PRODUCT, _group("int[]? group_a"), _group("int[]? group_b"), _ACTIVATION, _BETA
 _WIDTHS: Final = (Option("int[] logical_widths", _pair, _tuple),)
 _ROUNDED: Final = _plain("bool round_intermediate")
 
@@ -222,6 +228,7 @@ ENTRIES: Final = (
             *_PRODUCT,
             _group("int[]? x_group"),
             _group("int[]? weight_group"),
+            _ACTIVATION,
         ),
         _with_out((0, 1, 2, 3, 4, 5), 6),
     ),
@@ -244,6 +251,7 @@ ENTRIES: Final = (
         (Form("", (0,), (), (1,)),),
         bare=True,
     ),
+    Entry("all_close_1d", ALL_CLOSE_CALLS, ("x", "result"), (), (Form("", (0,), (), (1,)),), counts=True),
     Entry(
         "normalize",
         NORMALIZE_CALLS,

@@ -5,6 +5,7 @@ from typing import Any, Final, Self
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from fp8core.checkpoint.schemes import SCHEMES, scheme_of
 from fp8core.core.specs import flag
@@ -12,10 +13,13 @@ from fp8core.errors import ScaleError
 from fp8core.interop import dtype_name
 from fp8core.ops import Fp8Linear, Quantized, dequantize, linear, quantize
 from fp8core.problem import BLOCK_128, FORMATS, GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, GroupShape
+from fp8core.torch.joints import JOINTS
 
 INPUTS: Final = {PER_CHANNEL: PER_TOKEN, PER_TENSOR: PER_TENSOR, BLOCK_128: GROUP_128}
 """How inputs are quantized beside weights of these groups, where their scale is not given."""
 SCALES: Final = "weight_scale", "input_scale"
+Prepared = tuple[Any, Any, Any, Any, Callable[[Any], Any]]
+"""Parameters, and the call of the layer that was made of them; others make a new one."""
 
 
 class Linear(nn.Linear):
@@ -90,8 +94,7 @@ class Linear(nn.Linear):
         add("weight_scale", self.scale_shape, torch.float32)
         add("input_scale", (1,), torch.float32, static)
         add("bias", (out_features,), dtype, bias)
-        self._prepared: tuple[Any, Any, Any, Any, Fp8Linear] | None = None
-        """The parameters, and the layer made of them; others make a new one."""
+        self._prepared: Prepared | None = None
         self.reset_parameters()
 
     @classmethod
@@ -194,42 +197,53 @@ class Linear(nn.Linear):
         return self._product(input)
 
     def _product(self, x: Any) -> Tensor:
-        if torch.compiler.is_compiling():
-            made: Tensor = linear(
-                x,
-                Quantized(self.weight, self.weight_scale, self.weight_group_shape),
-                bias=self.bias,
-                input_scale=None if isinstance(x, Quantized) else self.input_scale,
-                group_shape=self.group_shape,
-                use_fast_accum=self.use_fast_accum,
-                batch_invariant=self.batch_invariant,
-            )
-            return made
+        if is_compiling():
+            return self._traced(x)
         own, kept = self._parameters, self._prepared
-        weight, scale, bias, input_scale = own["weight"], own["weight_scale"], own["bias"], own["input_scale"]
         if (
             kept is None
-            or kept[0] is not weight
-            or kept[1] is not scale
-            or kept[2] is not bias
-            or kept[3] is not input_scale
+            or kept[0] is not own["weight"]
+            or kept[1] is not own["weight_scale"]
+            or kept[2] is not own["bias"]
+            or kept[3] is not own["input_scale"]
         ):
-            layer = Fp8Linear(
-                Quantized(weight, scale, self.weight_group_shape),
-                bias=bias,
-                input_scale=input_scale,
-                group_shape=self.group_shape,
-                use_fast_accum=self.use_fast_accum,
-                batch_invariant=self.batch_invariant,
-            )
-            kept = self._prepared = weight, scale, bias, input_scale, layer
+            kept = self._prepare()
         result: Tensor = kept[4](x)
         return result
+
+    def _traced(self, x: Any) -> Tensor:
+        made: Tensor = linear(
+            x,
+            Quantized(self.weight, self.weight_scale, self.weight_group_shape),
+            bias=self.bias,
+            input_scale=None if isinstance(x, Quantized) else self.input_scale,
+            group_shape=self.group_shape,
+            use_fast_accum=self.use_fast_accum,
+            batch_invariant=self.batch_invariant,
+        )
+        return made
+
+    def _prepare(self) -> "Prepared":
+        """Make the layer that computes, of the parameters as they are now."""
+        own = self._parameters
+        weight, scale, bias, input_scale = own["weight"], own["weight_scale"], own["bias"], own["input_scale"]
+        layer = Fp8Linear(
+            Quantized(weight, scale, self.weight_group_shape),
+            bias=bias,
+            input_scale=input_scale,
+            group_shape=self.group_shape,
+            use_fast_accum=self.use_fast_accum,
+            batch_invariant=self.batch_invariant,
+        )
+        self._prepared = weight, scale, bias, input_scale, layer.__call__
+        return self._prepared
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move and cast the parameters, codes and scales as integers, which no cast of a module touches."""
         self._prepared = None
         kept = [x for x in (self.weight, self.weight_scale, self.input_scale) if x is not None]
+        for x in kept:
+            JOINTS.forget(x)
 
         def moved(x: Tensor) -> Tensor:
             if not any(x is one for one in kept):

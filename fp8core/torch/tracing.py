@@ -17,6 +17,7 @@ from fp8core.core.specs import group
 from fp8core.errors import DeviceError, LayoutError
 from fp8core.interop import scalar
 from fp8core.interop.eager import stand_in, traceable
+from fp8core.ops import all_close
 from fp8core.ops.quantize import quantize_by
 from fp8core.ops.scaled_mm import product_by
 from fp8core.problem import PER_TENSOR, GroupShape
@@ -40,6 +41,7 @@ FUNCTIONS: Final = (
     ops.normalize_e4m3fn_to_e4m3fnuz,
     ops.normalize_e4m3fnuz_to_e4m3fn,
     ops.per_tensor_dequantize,
+    ops.all_close_1d,
     quantize_by,
     product_by,
     calls.scaled_fp8_quant,
@@ -47,7 +49,6 @@ FUNCTIONS: Final = (
     calls.rocm_per_tensor_w8a8_scaled_mm,
     calls.Fp8LinearOp.apply,
 )
-"""All but `all_close_1d`, which waits for its result and so breaks a graph."""
 OTHERS: Final = {
     "quantize": (calls.QUANTIZE, calls.QUANTIZE_INPUT),
     "scaled_mm": (calls.PRODUCT, calls.APPLY),
@@ -88,7 +89,7 @@ def _stand_in(entry: Entry) -> Callable[[tuple[Any, ...], Any, object], tuple[Se
         given = given_at is not None and options[given_at]
         form, overload = forms[(*[arrays[at] is not None for at in deciding], given, in_place)]
         made = overload(*entry.pack(form, arrays, options))
-        return _with_results(form, arrays, made), _group(entry, form, arrays, options)
+        return _with_results(form, arrays, made), _note(entry, form, arrays, options)
 
     return call
 
@@ -123,8 +124,10 @@ def _with_results(form: Form, arrays: list[Any], made: Any) -> list[Any]:
     return arrays
 
 
-def _group(entry: Entry, form: Form, arrays: list[Any], options: Any) -> GroupShape | None:
-    """Return the groups of a quantization: a given scale of one number is one of the tensor."""
+def _note(entry: Entry, form: Form, arrays: list[Any], options: Any) -> Any:
+    """Return a call's note. Of a quantization it is the groups: a given scale of one number is one of the tensor."""
+    if entry.counts:
+        return arrays[0].shape[0]
     if entry.scale is None:
         return None
     return PER_TENSOR if form.given and is_one_number(arrays[entry.scale].shape) else group(options[1])
@@ -142,6 +145,12 @@ def _traced_call(
 def _traced_reinterpret(x: torch.Tensor, dtype: str) -> torch.Tensor:
     """Stand in for `interop.reinterpret`, which looks for the framework of ``x``."""
     return x.detach().view(getattr(torch, dtype))
+
+
+def _traced_read(x: object, flag: torch.Tensor, stream: object) -> Any:
+    """Stand in for the reading of a flag: torch.compile makes it a symbol, which a branch of Python cannot ask."""
+    del x, stream
+    return flag.view(torch.int32).item() != 0
 
 
 def _traced_taking(self: ops.Fp8Linear, group_shape: GroupShape | None) -> Any:
@@ -163,6 +172,11 @@ def _without_dynamo(
     return operation.traced(operands, options, stream)
 
 
+def _read_without_dynamo(flag: Any) -> bool | None:
+    """Stand in for the reading of a flag that torch traces without Dynamo."""
+    return _traced_read(None, flag, None) if _tracing() else None
+
+
 def install() -> None:
     """Let torch trace the public functions, from now on.
 
@@ -175,9 +189,11 @@ def install() -> None:
         for operation in (entry.operation, *OTHERS.get(entry.name, ())):
             operation.traced = _stand_in(entry)
     Operation.stand_ins["torch"] = _without_dynamo
+    all_close.READING["torch"] = _read_without_dynamo
     for function in FUNCTIONS:
         traceable(function)
     stand_in(Operation.__call__, _traced_call)
     stand_in(ops.Fp8Linear._taking, _traced_taking)
+    stand_in(all_close.read_flag, _traced_read)
     stand_in(interop.reinterpret, _traced_reinterpret)
     stand_in(interop.declared, declared)

@@ -9,9 +9,17 @@ Examples:
 """
 
 from fp8core.transformers.config import Fp8CoreConfig
-from fp8core.transformers.converting import convert_
+from fp8core.transformers.converting import convert_, split_experts_
 from fp8core.transformers.experts import Experts
 from fp8core.transformers.loading import config_for, from_pretrained
 from fp8core.transformers.quantizer import Fp8CoreQuantizer
 
-__all__ = ["Experts", "Fp8CoreConfig", "Fp8CoreQuantizer", "config_for", "convert_", "from_pretrained"]
+__all__ = [
+    "Experts",
+    "Fp8CoreConfig",
+    "Fp8CoreQuantizer",
+    "config_for",
+    "convert_",
+    "from_pretrained",
+    "split_experts_",
+]

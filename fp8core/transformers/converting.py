@@ -1,4 +1,4 @@
-"""`convert_`: FP8 layers that transformers made itself, replaced by layers that multiply here."""
+"""What is changed in loaded models: FP8 layers that transformers made itself, and experts that it stacked."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -12,7 +12,7 @@ from fp8core.interop import dtype_name
 from fp8core.problem import BLOCK_128, FORMATS
 from fp8core.torch import Linear
 from fp8core.transformers.config import METHOD, Fp8CoreConfig
-from fp8core.transformers.experts import DOWN, GATED, PLAIN, Experts, Layout, layout_of
+from fp8core.transformers.experts import DOWN, GATED, PLAIN, Experts, Layout, fits, layout_of
 from fp8core.transformers.names import has, transforms_of
 from fp8core.transformers.quantizer import Fp8CoreQuantizer
 from fp8core.transformers.stored import Stored, safetensors_dtype
@@ -73,6 +73,52 @@ def convert_(model: Any) -> tuple[str, ...]:
     return tuple(converted)
 
 
+def split_experts_(model: Any) -> tuple[str, ...]:
+    """Give every expert of a loaded model linear layers of its own, in place of the tensors that transformers stacks.
+
+    The layers are views of the stacked tensors. `fp8core.torch.calibrate` finds them, and
+    `fp8core.torch.quantize_model_` quantizes them; `Experts` calls them one after the other.
+
+    Args:
+        model: a model of transformers. Experts with biases or transposed weights, and those that are FP8, stay.
+
+    Returns:
+        The names of the layers.
+
+    Examples:
+        >>> from transformers import Qwen3MoeConfig, Qwen3MoeModel
+        >>> from fp8core.transformers import split_experts_
+        >>> sizes = {"hidden_size": 32, "moe_intermediate_size": 16, "num_hidden_layers": 1, "vocab_size": 64}
+        >>> model = Qwen3MoeModel(Qwen3MoeConfig(**sizes, num_experts=2, num_attention_heads=2, num_key_value_heads=2))
+        >>> split_experts_(model)[:3]
+        ('layers.0.mlp.experts.0.gate_proj', 'layers.0.mlp.experts.0.up_proj', 'layers.0.mlp.experts.0.down_proj')
+    """
+    split: list[str] = []
+    transforms = transforms_of(model)
+    unstacked: set[str] = set()
+    for name, module in list(model.named_modules()):
+        down = module._parameters.get(DOWN)
+        layout = None if down is None or down.ndim != 3 or _is_fp8(down) else layout_of(name, transforms)
+        if layout is None or not fits(module, layout):
+            continue
+        values = dict(module.named_parameters(recurse=False))
+        experts = Experts(module, layout)
+        for role, parts in _roles(layout):
+            for at, expert in enumerate(experts):
+                for part, rows in zip(parts, values[role].detach()[at].chunk(len(parts)), strict=True):
+                    expert.get_submodule(part).weight = nn.Parameter(rows, values[role].requires_grad)
+        split += [f"{name}.{at}.{part}" for at in range(len(experts)) for part in (*layout.first, layout.down)]
+        unstacked.update(layout.patterns)
+        model.set_submodule(name, experts)
+    _keep_apart(model, unstacked)
+    return tuple(split)
+
+
+def _roles(layout: Layout) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Return the stacked tensors of experts, each with the projections that it has."""
+    return (GATED if len(layout.first) == 2 else PLAIN, layout.first), (DOWN, (layout.down,))
+
+
 def _is_fp8(codes: Tensor | None) -> bool:
     return codes is not None and codes.dtype in CODES
 
@@ -99,7 +145,7 @@ def _projections(
 ) -> dict[str, Linear]:
     """Return the layers of one expert of several that are stacked in the values of a module."""
     made, blocks = {}, getattr(module, "block_size", None)
-    for role, parts in ((GATED if len(layout.first) == 2 else PLAIN, layout.first), (DOWN, (layout.down,))):
+    for role, parts in _roles(layout):
         scale = values[f"{role}_scale_inv"][at]
         scales = scale.chunk(len(parts)) if scale.numel() > 1 else (scale,) * len(parts)
         static = values.get(f"{role}_activation_scale")
@@ -163,11 +209,16 @@ def _take_over(model: Any, unstacked: set[str]) -> None:
         model.hf_quantizer = Fp8CoreQuantizer(config, pre_quantized=True)
         model.config.quantization_config = config
         model.quantization_method = METHOD
+    _keep_apart(model, unstacked, (OF_TRANSFORMERS,))
+
+
+def _keep_apart(model: Any, unstacked: set[str], without: tuple[str, ...] = ()) -> None:
+    """Take what would stack experts out of what transformers does when it saves a model, and these packages' steps."""
     conversions = getattr(model, "_weight_conversions", None)
     if conversions is not None:
         model._weight_conversions = [
             one
             for one in conversions
             if not has(one, unstacked)
-            and not any(type(step).__module__.startswith(OF_TRANSFORMERS) for step in getattr(one, "operations", ()))
+            and not any(type(step).__module__.startswith(without) for step in getattr(one, "operations", ()))
         ]

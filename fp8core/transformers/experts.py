@@ -139,7 +139,7 @@ def layouts_of(model: nn.Module, named: Mapping[str, Named]) -> dict[str, Layout
         down = list(roles[DOWN].values())
         if first and down:
             layout = Layout(tuple(name for name, _ in first), down[0][0], tuple(one for _, one in first + down))
-            if _fits(model.get_submodule(module), layout):
+            if fits(model.get_submodule(module), layout):
                 layouts[module] = layout
     return layouts
 
@@ -168,7 +168,7 @@ def layout_of(module: str, transforms: Sequence[Any]) -> Layout | None:
     return Layout(first, found[DOWN][0], tuple(patterns))
 
 
-def _fits(original: nn.Module, layout: Layout) -> bool:
+def fits(original: nn.Module, layout: Layout) -> bool:
     """Return whether `Experts` computes what a module does: no biases, nothing transposed or interleaved."""
     first = GATED if len(layout.first) == 2 else PLAIN
     own = {name: x.shape for name, x in original._parameters.items() if x is not None}

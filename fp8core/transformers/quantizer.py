@@ -45,6 +45,8 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
         """Patterns of transformers' converters that would stack experts which stay apart here."""
         self._chosen: dict[str, float | None] = {}
         """Weights of the model that are quantized when they are loaded, and the scales of these layers' inputs."""
+        self._loaded: tuple[str, ...] = ()
+        """The FP8 layers that the configuration speaks of."""
 
     # Before the weights are loaded.
 
@@ -171,13 +173,25 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
     # Afterwards.
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
-        for name, layer in model.named_modules():
-            if isinstance(layer, Linear):
-                complete(name, layer)
+        layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, Linear)}
+        for name, layer in layers.items():
+            complete(name, layer)
+        self._loaded = tuple(layers)
         return model
 
     def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Any] | None, dict[str, str]]:
-        """Return the state to save: with scales named, shaped and typed as in the checkpoint that was loaded."""
+        """Return the state to save: with scales named, shaped and typed as in the checkpoint that was loaded.
+
+        Raises:
+            CheckpointError: a layer is FP8 no more, and the configuration to be saved still says that it is.
+        """
+        modules = dict(model.named_modules())
+        for name in self._loaded:
+            if type(modules.get(name)) is nn.Linear:
+                raise CheckpointError(
+                    f"save_pretrained needs {name} in FP8, as its configuration says, got a Linear of torch.nn: "
+                    "dequantize a model of transformers by its own dequantize()"
+                )
         return as_stored(model), {}
 
     def _dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:

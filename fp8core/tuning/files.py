@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import secrets
 import warnings
 from collections import Counter
@@ -152,7 +153,10 @@ def _read(file: Path) -> Contents:
 
 
 def _write(file: Path, text: str) -> None:
-    """Write a file so that readers see all of it or what was there before."""
+    """Write a file so that readers see all of it or what was there before; its lock is held."""
+    for left in file.parent.iterdir():  # by writers that were killed: who holds the lock is alone
+        if re.fullmatch(rf"\.{re.escape(file.name)}\.[0-9a-f]{{16}}", left.name):
+            left.unlink()
     temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:

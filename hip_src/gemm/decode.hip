@@ -1,7 +1,7 @@
 #include "mfma.cuh"
 #include "../../cuda_src/gemm/args.cuh"
 #include "../../cuda_src/gemm/epilogue.cuh"
-#include "../../cuda_src/gemm/scheduler.cuh"
+#include "../../cuda_src/gemm/warp_sums.cuh"
 
 // out[m, n] = round(scale_a * (scale_b * acc) + bias), acc = sum over k of a[m, k] * b[n, k] in fp32, for few rows: the
 // weight b is streamed from memory once for every 16 of them.
@@ -48,9 +48,10 @@ struct Chunk {
 
 constexpr int THREADS = WAVEFRONTS * WARP;
 KERNEL(THREADS)
-gfx9_decode(MATMUL_PARAMETERS) {
+gfx9_decode(MATMUL_PARAMETERS, float beta) {
     SHARED alignas(16) float partial[WAVEFRONTS][MATRIX_SIDE * PITCH];
-    const auto [first_row, first_col] = dense_tile<MATRIX_SIDE, MATRIX_SIDE>(row_tiles);
+    const TileOrigin origin = dense_tile<MATRIX_SIDE, MATRIX_SIDE>(row_tiles);
+    const auto [first_row, first_col] = origin;
     const int wave = wave_uniform(int(thread_x()) / WARP);
     const int place = int(lane()) % MATRIX_SIDE, part = int(lane()) / MATRIX_SIDE;
     const int token = first_row + place < m ? first_row + place : m - 1;
@@ -76,13 +77,10 @@ gfx9_decode(MATMUL_PARAMETERS) {
     block_barrier();
 
     const Epilogue<FP8_OUT, FP8_BIAS> finish(bias, nullptr);
-    for (int i = int(thread_x()); i < MATRIX_SIDE * MATRIX_SIDE; i += THREADS) {
-        const int row = i / MATRIX_SIDE, col = i % MATRIX_SIDE;
-        float acc = partial[0][row * PITCH + col];
-#pragma unroll
-        for (int from = 1; from < WAVEFRONTS; ++from) acc += partial[from][row * PITCH + col];
-        const long long y = first_row + row, x = first_col + col;
-        if (y >= m || x >= n) continue;
-        finish.store(out, y * ldo + x, finish.value(acc, scale_a[y * scale_a_row], scale_b[x * scale_b_row], int(x)));
-    }
+    const Ending<FP8_OUT, FP8_ACTIVATION, FP8_ACCUMULATES> ending = {beta};
+    const auto end = [&](float acc, long long y, long long x) {
+        const float value = finish.value(acc, scale_a[y * scale_a_row], scale_b[x * scale_b_row], int(x));
+        finish.store(out, y * ldo + x, ending.of(value, out, y * ldo + x));
+    };
+    for_each_sum<WAVEFRONTS, MATRIX_SIDE, MATRIX_SIDE, PITCH>(partial[0], origin, m, n, end);
 }

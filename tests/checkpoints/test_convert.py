@@ -29,7 +29,7 @@ from support.checkpoint_formats import FORMATS, small_state, write_format  # noq
 
 ALL = pytest.mark.parametrize("writer", FORMATS, ids=lambda writer: writer.__name__)
 Q = "model.layers.0.self_attn.q_proj"
-NESTED = {"tensor": {"tensor", "channel", "block"}, "channel": {"channel"}, "block": {"block"}, "group": set()}
+NESTED = {"tensor": {"tensor", "channel", "block"}, "channel": {"channel"}, "block": {"block"}, "group": {"group"}}
 """Where groups of one granularity lie in groups of another."""
 
 

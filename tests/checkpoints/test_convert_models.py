@@ -95,3 +95,17 @@ def test_other_formats_of_the_same_granularity_give_the_same_logits(tmp_path, wr
     assert not convert_checkpoint(tmp_path / "in", tmp_path / "out", to=to).lossy
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
     assert (logits(loaded) - logits(meant)).norm() <= 0.08 * logits(meant).norm()
+
+
+def test_mxfp8_gives_the_logits_of_what_the_codes_stand_for(tmp_path):
+    model = made(llama)
+    meant = written_model(model, written.deepseek_powers, tmp_path / "in")
+    assert not convert_checkpoint(tmp_path / "in", tmp_path / "out", to="mxfp8").lossy
+    loaded, report = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "out", dtype=torch.bfloat16, output_loading_info=True
+    )  # in which its reader gives the weights
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    want, got = logits(meant), logits(loaded.eval()).float()
+    assert (got - want).norm() <= 0.1 * want.norm()
+    assert (want - logits(model)).norm() > 0.01 * want.norm()

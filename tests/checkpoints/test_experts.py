@@ -7,11 +7,15 @@ import pytest
 
 from fp8core.checkpoint import (
     convert_checkpoint,
+    files,
     open_checkpoint,
     plan_checkpoint,
     quantize_checkpoint,
     verify_checkpoint,
 )
+from fp8core.checkpoint.experts import split_experts
+from fp8core.checkpoint.reader import checkpoint_of
+from fp8core.checkpoint.source import scan
 from fp8core.errors import CheckpointError
 from package.test_checkpoint import left_in, normal, read, write
 
@@ -124,8 +128,73 @@ def test_fp8_experts_are_split_with_their_scales_and_keep_their_codes(tmp_path, 
     assert not verify_checkpoint(tmp_path / "out").faults
 
 
-def transposed(tensors):
-    return {**tensors, f"{EXPERTS}.gate_up_proj": tensors[f"{EXPERTS}.gate_up_proj"].transpose(0, 2, 1).copy()}
+def in_out(tensors):
+    """The same with every expert stored [in, out]."""
+    return {
+        name: np.ascontiguousarray(one.transpose(0, 2, 1)) if one.ndim == 3 else one for name, one in tensors.items()
+    }
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("at_once", [1 << 25, 4096])
+def test_experts_stored_in_out_are_those_stored_out_in(tmp_path, monkeypatch, dtype, at_once):
+    monkeypatch.setattr(files, "AT_ONCE", at_once)  # some columns at a time
+    source = folder(tmp_path / "in", in_out(stacked(dtype)))
+    other = folder(tmp_path / "apart", one_by_one(stacked(dtype)))
+    for scheme in ("channel", "mxfp8"):
+        done = quantize_checkpoint(source, tmp_path / scheme, scheme=scheme, split_experts=True)
+        quantize_checkpoint(other, tmp_path / f"{scheme}-want", scheme=scheme)
+        assert len(done.quantized) == 3 * E
+        found, want = (read(tmp_path / name / "model.safetensors") for name in (scheme, f"{scheme}-want"))
+        assert set(found) == set(want)
+        for name, one in want.items():
+            assert found[name].tobytes() == one.tobytes(), name
+        assert not verify_checkpoint(tmp_path / scheme, against=other).faults
+    quantize_checkpoint(
+        folder(tmp_path / "more", {**in_out(stacked(dtype)), "model.layers.0.self_attn.o_proj.weight": normal(64, HIDDEN)}),
+        tmp_path / "kept", split_experts=True, exclude=["*.experts.*"],
+    )  # fmt: skip
+    found = read(tmp_path / "kept" / "model.safetensors")
+    for name, one in one_by_one(stacked(dtype)).items():
+        np.testing.assert_array_equal(found[name], one)
+
+
+@pytest.mark.parametrize(
+    ("rows", "cols", "shape"),
+    [(1, -1, lambda scale: scale.mT), (64, 64, lambda scale: scale.mT), (-1, -1, lambda scale: scale)],
+)
+def test_fp8_experts_stored_in_out_keep_their_codes(tmp_path, rows, cols, shape):
+    wide = fp8(tmp_path / "in", rows, cols, "_scale", shape)
+    tensors = load_file(tmp_path / "in" / "model.safetensors")
+    for part in ("gate_up_proj", "down_proj"):
+        tensors[f"{EXPERTS}.{part}"] = tensors[f"{EXPERTS}.{part}"].mT.contiguous()
+    save_file(tensors, tmp_path / "in" / "model.safetensors", {"format": "pt"})
+    done = convert_checkpoint(tmp_path / "in", tmp_path / "out", to="compressed-tensors", split_experts=True)
+    assert not done.lossy
+    convert_checkpoint(tmp_path / "in", tmp_path / "bf16", to="bf16", split_experts=True)
+    found = load_file(tmp_path / "bf16" / "model.safetensors")
+    assert set(found) == set(wide)
+    for name, one in wide.items():
+        assert torch.equal(found[name], torch.from_numpy(one).bfloat16()), name
+    for layer in open_checkpoint(tmp_path / "out").layers.values():
+        codes = torch.from_numpy(layer.weight.read().view(np.uint8).copy()).view(torch.float8_e4m3fn)
+        now = written.values(codes, torch.from_numpy(layer.scales()), *_sizes(layer))
+        assert torch.equal(now, torch.from_numpy(wide[layer.weight.name])), layer.name
+
+
+def _sizes(layer):
+    return [extent if size < 0 else size for size, extent in zip(layer.group_shape, layer.matrix_shape, strict=True)]
+
+
+def test_a_tensor_that_is_read_by_columns_is_the_same_matrix(tmp_path):
+    source = folder(tmp_path / "in", in_out(stacked()))
+    checkpoint = checkpoint_of(split_experts(scan(source)))
+    for name, one in one_by_one(stacked()).items():
+        np.testing.assert_array_equal(checkpoint.all_tensors[name].read(), one)
+
+
+def one_in_out(tensors):
+    return {**tensors, f"{EXPERTS}.gate_up_proj": in_out(tensors)[f"{EXPERTS}.gate_up_proj"]}
 
 
 def square(tensors):
@@ -133,9 +202,14 @@ def square(tensors):
 
 
 WRONG = [
-    (transposed, None, r"gate_up_proj needs experts stored \[out, in\], got \[3, 192, 256\], \[in, out\]"),
+    (one_in_out, None, r"needs an axis of the hidden size, 192, where the module's others have it, got \[3, 1"),
+    (
+        lambda tensors: in_out(tensors),
+        {"hidden_size": HIDDEN, "model_type": "gpt_oss"},
+        "those of gpt_oss, which alternate",
+    ),
     (lambda tensors: tensors, {}, "split_experts needs hidden_size in the config.json"),
-    (lambda tensors: tensors, {"hidden_size": 64}, "neither way for a hidden size of 64"),
+    (lambda tensors: tensors, {"hidden_size": 64}, "needs an axis of the hidden size, 64, "),
     (square, None, "needs shapes that tell rows from columns, got squares of 192"),
     (lambda tensors: tensors | {f"{EXPERTS}.gate_up_proj_bias": normal(E, 2)}, None, "experts without biases"),
     (lambda tensors: {"a.weight": normal(4, 8)}, None, "needs experts in tensors of 3 axes, got none"),

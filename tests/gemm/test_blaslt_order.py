@@ -96,7 +96,13 @@ def test_offers_on_hopper_are_in_the_order_of_their_estimates(stub):
     stub.offers(4)
     for number, tile in enumerate((TILE_256X128, TILE_512X512, TILE_176X128, TILE_128X128), 1):
         stub.tile(number, tile, 5)
-    assert order(problem(m=4096, n=6144, ldo=6144)) == [4, 3, 1, 2]
+    offers = query.algorithms(product(problem(m=4096, n=6144, ldo=6144)))
+    assert sorted(offer.algorithm[0] for offer in offers) == [1, 2, 3, 4]
+    assert offers[-1].algorithm[0] == 2  # of a tile that is not known
+    assert offers[-1].us is None
+    times = [offer.us for offer in offers[:-1]]
+    assert times == sorted(times)
+    assert len(set(times)) == 3
 
 
 def test_equal_estimates_leave_the_library_its_order(stub):

@@ -6,18 +6,21 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from fp8core.kernels.gemm.generic import GENERIC_MMA, plan_decode, plan_mma, tiles_of
+from fp8core.kernels.gemm.generic import GENERIC_MMA, is_direct, plan_decode, plan_mma, tiles_of
 from fp8core.kernels.gemm.realigned import realigned
 from fp8core.kernels.gemm.requirements import STEPS_OF_16
 from fp8core.kernels.requirements import aligned
-from fp8core.problem import FORMATS, ScaledMm, Target
+from fp8core.ops.explain import example_product
+from fp8core.problem import FORMATS, ScaledMm, Target, native_e4m3
 from support import reference
 from support.emulation import CUDA, HIP_32, HIP_64
 from support.emulation.fixtures import emulation_session, emulator  # noqa: F401
 from support.emulation.products import ROUNDING, SUMS, codes
 from support.emulation.running import WIDE, empty, matrix
+from support.problems import TARGETS
 
 FN, FNUZ, E5M2, E5M2FNUZ = "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"
+CUDA_89 = CUDA._replace(arch=89)
 HIP_90A = HIP_64._replace(arch=0x90A)
 HIP_950 = HIP_64._replace(arch=0x950)
 HIP_1100 = HIP_32._replace(arch=0x1100)
@@ -138,8 +141,9 @@ CASES = [
 
 
 THOROUGH = ((CUDA, FN), (HIP_64, FNUZ))
-OTHERS = ((HIP_90A, FN), (HIP_950, FN), (HIP_1100, FN), (HIP_32, FN))
-"""(The emulation of CUDA is one text for every architecture: that without PTX.)"""
+OTHERS = ((CUDA_89, FN), (HIP_64, FN), (HIP_90A, FN), (HIP_950, FN), (HIP_1100, FN), (HIP_32, FN))
+"""gfx942 has no FP8 instructions for e4m3fn; sm_90, gfx90a and gfx1100 have none of a warp for any format. (The emulation
+of CUDA is one text for every architecture: that without PTX.)"""
 ANY = [(*on, case) for on in THOROUGH for case in CASES] + [(*on, case) for on in OTHERS for case in CASES[1:4]]
 
 
@@ -155,14 +159,38 @@ def test_a_product_is_near_float64(emulator, target, e4m3, case):
     assert {"generic_decode", "generic_mma"} <= set(emulator.launches)
 
 
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("target", [CUDA, HIP_90A, HIP_64, HIP_950], ids=lambda t: str(t).split()[0])
-def test_every_code_is_the_number_of_its_format(emulator, target, name):
-    """Each beside a one: NaN stays NaN, infinity infinite, zero a zero."""
-    k = 4
+FP8_INSTRUCTIONS = [(CUDA_89, FN, E5M2), (HIP_64, FNUZ, E5M2FNUZ), (HIP_950, FN, E5M2), (HIP_32, FN, E5M2)]
+
+
+@pytest.mark.parametrize(("target", "e4m3", "e5m2"), FP8_INSTRUCTIONS, ids=lambda x: str(x).split()[0])
+def test_codes_of_both_formats_go_to_fp8_instructions_as_they_are(emulator, target, e4m3, e5m2):
+    case = Case(18, 35, 139, "row", "row", "float32", offsets=(1, 2, 0))
     with emulator.watch() as memory:
-        product = Product(memory, target, Case(1, 256, k, "tensor", "tensor", "float32"), FN, name)
-        product.left.buffer[...] = reference.encode(np.float32([[0, 1, 0, 0]]), FN)
+        for a, b in ((e4m3, e5m2), (e5m2, e4m3)):
+            product = Product(memory, target, case, a, b)
+            assert is_direct(product.problem)
+            product.check(plan_decode)
+            product.check(plan_mma, tiles_of(product.problem)[-1])
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda t: str(t).split()[0])
+@pytest.mark.parametrize("a", [FN, FNUZ])
+@pytest.mark.parametrize("b", FORMATS)
+def test_formats_that_a_gpu_lacks_are_converted(target, a, b):
+    own = {
+        89: (FN, E5M2), 120: (FN, E5M2), 0x942: (FNUZ, E5M2FNUZ), 0x950: (FN, E5M2), 0x1200: (FN, E5M2), 0x1201: (FN, E5M2)
+    }.get(target.arch, ())  # fmt: skip
+    assert is_direct(example_product(target)._replace(a=a, b=b)) == (a in own and b in own)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("target", [CUDA, CUDA_89, HIP_90A, HIP_64, HIP_950, HIP_32], ids=lambda t: str(t).split()[0])
+def test_every_code_is_the_number_of_its_format(emulator, target, name):
+    """Each beside a one of the GPU's own format: NaN stays NaN, infinity infinite, zero a zero."""
+    k, one = 4, native_e4m3(target)
+    with emulator.watch() as memory:
+        product = Product(memory, target, Case(1, 256, k, "tensor", "tensor", "float32"), one, name)
+        product.left.buffer[...] = reference.encode(np.float32([[0, 1, 0, 0]]), one)
         product.right.buffer[...] = 0
         product.right.buffer[:, 1] = np.arange(256)
         for scale in product.scales:

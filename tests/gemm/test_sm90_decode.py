@@ -1,6 +1,7 @@
 """The row "sm90_decode": its arithmetic anywhere, its products on an H100 or H200 against float64."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -8,8 +9,10 @@ import pytest
 from fp8core.kernels.gemm.blaslt.moves import NOTHING, plan_moves
 from fp8core.kernels.gemm.sm90 import decode as sm90_decode
 from fp8core.kernels.gemm.sm90 import decode_config, tensor_maps
+from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.problem import ITEMSIZE, ScaledMm, Target
 from fp8core.runtime import device, jit
+from fp8core.table import Choice
 from support.recorder import Recorder
 
 H200 = Target("cuda", 90, 0, 132, 32, 227 << 10)
@@ -126,12 +129,21 @@ def test_smaller_devices_get_fewer_clusters():
     [
         ({"a": "float8_e4m3fnuz"}, "e4m3fn"),
         ({"scale_a": "group", "scale_b": "row"}, "1x128"),
+        ({"alignment": 1, "codes_alignment": 8, "out_alignment": 16}, "a and b at addresses and in rows aligned to 16"),
+        ({"alignment": 1, "codes_alignment": 16}, "divisible by the size of its elements, got bfloat16 aligned to 1"),
     ],
 )
 def test_it_says_what_it_cannot_do(fields, words):
     row = sm90_decode.SM90_DECODE
     assert row.refusal(problem(16, 4096, 4096)) is None
     assert words in row.refusal(problem(16, 4096, 4096)._replace(**fields))
+
+
+@pytest.mark.parametrize(("n", "out"), [(4097, "bfloat16"), (4100, "float16"), (4097, "float32")])
+@pytest.mark.parametrize("m", [1, 64])
+def test_a_result_at_any_of_its_elements_is_its_own(m, n, out):
+    made = problem(m, n, 4096, out=out, alignment=ITEMSIZE[out], codes_alignment=16, out_alignment=ITEMSIZE[out])
+    assert SCALED_MM.choice(made) == Choice("sm90_decode")
 
 
 @pytest.fixture
@@ -200,7 +212,7 @@ class Case:
 
     def __init__(
         self, m, n, k, modes=("row", "row"), *, a="e4m3", b="e4m3", out="bfloat16", bias="", gap=0, span=1.0,
-        size=1.0, fast=True, invariant=False, seed=0,
+        size=1.0, fast=True, invariant=False, seed=0, ldo=None, shift=0,
     ):  # fmt: skip
         cp = device.cupy()
         rng = cp.random.default_rng(seed)
@@ -213,7 +225,8 @@ class Case:
             return (low | rng.integers(0, 2, (rows, ld), cp.int32) << 7).astype(cp.uint8)
 
         self.a, self.b = codes(m, a), codes(n, b)
-        self.ldo = n + (gap and 8)
+        self.ldo, self.shift = ldo or n + (gap and 8), shift * ITEMSIZE[out]
+        out_alignment = math.gcd(16, self.ldo * ITEMSIZE[out], self.shift)
         blocks = -(-k // 128)
         shapes = {"tensor": (1, 1), "row": (None, 1), "group": (None, blocks), "block": (-(-n // 128), blocks)}
         factors, self.scales, strides = [], [], []
@@ -236,6 +249,7 @@ class Case:
             m, n, k, a=FORMATS[a], b=FORMATS[b], out=out, scale_a=modes[0], scale_b=modes[1],
             scale_a_strides=strides[0], scale_b_strides=strides[1], bias=bias, use_fast_accum=fast,
             batch_invariant=invariant, lda=ld, ldb=ld, ldo=self.ldo, target=device.target(0),
+            alignment=out_alignment, codes_alignment=16, out_alignment=out_alignment,
         )  # fmt: skip
 
     def launch(self, plan):
@@ -246,7 +260,8 @@ class Case:
     def run(self, stream=None, plan=None):
         """Return the result's storage, poisoned before; by a given layout if there is one."""
         cp = self.cp
-        storage = cp.full((self.m, self.ldo * ITEMSIZE[self.out_name]), 0xFF, cp.uint8)
+        row = self.ldo * ITEMSIZE[self.out_name]
+        storage = cp.full(self.shift + self.m * row, 0xFF, cp.uint8)[self.shift :].reshape(self.m, row)
         at = cp.cuda.get_current_stream() if stream is None else stream
         bias = self.bias.data.ptr if self.bias is not None else 0
         scales = (scale.data.ptr for scale in self.scales)
@@ -324,6 +339,18 @@ def test_rows_and_modes(m, modes):
 def test_ragged_shapes(n, k):
     for out, modes in (("float32", ("row", "row")), ("bfloat16", ("group", "block")), ("float16", ("tensor", "row"))):
         Case(5, n, k, modes, out=out, size=SMALL[out], seed=n + k).check()
+
+
+OUTS = [(1000, 1000, 1), (1000, 1002, 0), (1000, 1004, 0), (1000, 1004, 2), (1000, 1008, 4), (999, 1001, 1)]
+"""n, elements from row to row, and those before the first: rows at 2, 4 and 8 bytes."""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("out", ["bfloat16", "float32"])
+@pytest.mark.parametrize("m", [5, 16, 40])
+def test_rows_of_the_result_at_any_of_its_elements(m, out):
+    for n, ldo, shift in OUTS:
+        Case(m, n, 1500, out=out, ldo=ldo, shift=shift, seed=ldo).check()
 
 
 @pytest.mark.gpu

@@ -6,15 +6,17 @@ import pytest
 
 from fp8core.kernels.gemm.sm90 import decode as sm90_decode
 from fp8core.kernels.gemm.sm90 import decode_config, decode_rows_config
-from gemm.test_sm90_decode import FORMATS, H200, SMALL, Case, problem
+from gemm.test_sm90_decode import FORMATS, H200, OUTS, SMALL, Case, problem
 
 LAYOUTS = [(split, tiles) for split in range(1, 9) for tiles in (1, 2, 4, 8) if split * tiles <= 8]
 """Parts of k, and tiles of a cluster that share what they load of a."""
 MODES = [*itertools.product(("tensor", "row"), repeat=2), ("group", "block")]
 
 
-def layout(split, tiles=1, clusters=2, a_stages=4):
-    return decode_config.DecodeConfig(split, clusters, 1, 1, 1, a_stages, multicast_tiles=tiles, warpgroup_channels=128)
+def layout(split, tiles=1, clusters=2, a_stages=4, channels=128):
+    return decode_config.DecodeConfig(
+        split, clusters, 1, 1, 1, a_stages, multicast_tiles=tiles, warpgroup_channels=channels
+    )
 
 
 @pytest.mark.parametrize("scale_rows", [0, 128])
@@ -39,6 +41,19 @@ def test_layouts_in_every_mode(chosen, modes):
     for clusters, a_stages in ((1, 2), (2, 4), (3, 5)):
         if chosen[1] * clusters * 128 < 2600 + 128:
             case.check(layout(*chosen, clusters=clusters, a_stages=a_stages))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("channels", range(72, 129, 8))
+def test_tiles_of_every_width(channels):
+    """Their blocks of scales begin anywhere in a tile, and so does the end of the channels."""
+    for n, out in ((1500, "bfloat16"), (1001, "bfloat16"), (20 * channels, "float32")):
+        for shape in ((1, 1), (3, 1), (2, 4)):
+            for modes in (("row", "row"), ("group", "block")):
+                case = Case(50, n, 1300, modes, out=out, bias="bfloat16", seed=n)
+                case.check(layout(*shape, clusters=1, channels=channels))
+    for n, ldo, shift in OUTS:
+        Case(64, n, 1500, ldo=ldo, shift=shift, seed=ldo).check(layout(3, clusters=1, channels=channels))
 
 
 @pytest.mark.gpu

@@ -224,27 +224,30 @@ def test_an_early_read_waits_for_what_the_launch_before_it_waited_for(modes):
 
 
 @pytest.mark.parametrize(
-    ("m", "fields", "chosen"),
+    ("m", "fields"),
     [
-        (64, {}, True),
-        (128, {}, True),
-        (4096, {"n": 6144}, True),
-        (130, {"n": 8192, "k": 8192}, True),
-        (192, {"n": 7168, "k": 16384}, True),
-        (128, {"n": 7168, "k": 16384}, True),
-        (4096, {"n": 7168, "k": 16384}, True),
-        (4096, {"scale_a": "row", "scale_b": "row"}, False),
-        (4096, {"scale_a": "row", "scale_b": "row", "n": 4095, "ldo": 4095}, True),
-        (4096, {"scale_a": "row", "scale_b": "row", "out": "float8_e4m3fn"}, True),
-        (4096, {"scale_a": "tensor", "scale_b": "tensor", "out": "float8_e4m3fn"}, False),
+        (64, {}),
+        (4096, {"n": 6144}),
+        (130, {"n": 8192, "k": 8192}),
+        (4096, {"scale_a": "row", "scale_b": "row"}),
+        (4096, {"scale_a": "row", "scale_b": "row", "n": 4095, "ldo": 4095}),
+        (4096, {"scale_a": "tensor", "scale_b": "tensor", "out": "float8_e4m3fn"}),
     ],
 )
-def test_it_is_preferred_where_it_was_the_faster_one(m, fields, chosen):
+def test_it_competes_by_its_estimate(m, fields):
     asked = scaled(m, 4096, 4096, BLOCK, scale_a_strides=(1, m))._replace(**fields)
     asked = asked._replace(ldo=fields.get("ldo", asked.n), lda=asked.k, ldb=asked.k)
     assert ROW.refusal(asked) is None
-    assert (ROW.reservation(asked) is None) == chosen
+    assert ROW.reservation(asked) is None
+    assert ROW.us(asked) == min(tiled_cost.us(asked, tile) for tile in tiled_cost.tiles(asked)) > 0
     assert ROW.name in [choice.kernel for choice in SCALED_MM.candidates(asked)]
+
+
+def test_rows_that_are_filled_with_zeros_and_rows_that_are_not_aligned_cost_something():
+    whole = scaled(64, 4096, 4096, CHANNEL)
+    tile = tiled_cost.Tile(64, 64)
+    assert tiled_cost.us(whole._replace(m=33), tile) > tiled_cost.us(whole, tile)
+    assert tiled_cost.us(whole._replace(k=4096 - 16), tile) > tiled_cost.us(whole, tile)
 
 
 @pytest.mark.parametrize("fields", [{}, {"batch_invariant": True, "m": 300}])

@@ -31,7 +31,7 @@ def test_plans_of_one_geometry_share_their_maps(encoded):
     assert one is other
     assert one[4096] is other[4096]
     assert third[4096] != one[4096]
-    assert encoded == [(4096, 64, 256, 256, 64, 128, 1), (4096, 64, 256, 272, 64, 128, 1)]
+    assert encoded == [(4096, 64, 256, 256, 64, 128), (4096, 64, 256, 272, 64, 128)]
 
 
 def test_maps_are_bounded_for_the_process(encoded, monkeypatch):

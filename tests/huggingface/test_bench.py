@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import fp8core.torch  # noqa: E402 - after the skips
-from bench import hf_decoder, results, timing  # noqa: E402
+from bench import goals, hf_decoder, results, timing  # noqa: E402
 
 
 @pytest.fixture
@@ -39,6 +39,24 @@ def test_each_way_has_a_record(small):
         assert 0.001 < record["errors"]["fp8core"] < hf_decoder.FAR
         assert record["errors"]["bf16"] < 0.01
     assert [results.us(record, "fp8core") for record in records] == [2.0, 2.0, 5000.0]
+
+
+def test_goals_are_judged_by_their_records(tmp_path):
+    def record(mode, m, ratio):
+        us = {name: timing.Timing(us, us, us)._asdict() for name, us in (("bf16", 100.0), ("fp8core", 100 * ratio))}
+        return {"bench": "hf_decoder", "mode": mode, "m": m, "errors": {}, "us": us}
+
+    path = tmp_path / "found.jsonl"
+    kinds = ("graph", 1, 0.7), ("options", 1, 0.52), ("options", 16, 0.61), ("eager", 1, 0.99), ("eager", 16, 1.02)
+    for one in kinds:
+        results.append(path, record(*one))
+    judged = [one for one in goals.judge(results.read(path)) if one.checks]
+    assert [(one.goal.threshold, [check.case for check in one.checks]) for one in judged] == [
+        (0.53, ["options, m=1"]),
+        (0.6, ["options, m=16"]),
+        (1.0, ["eager, m=1", "eager, m=16"]),
+    ]
+    assert [[check.met for check in one.checks] for one in judged] == [[True], [False], [True, False]]
 
 
 @torch.no_grad()

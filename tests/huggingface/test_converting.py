@@ -1,4 +1,4 @@
-"""`convert_`: layers that transformers made of FP8 checkpoints, without a GPU by leaving out its look for one."""
+"""Loaded models: layers that transformers made of FP8 checkpoints, without its look for a GPU; experts put apart."""
 
 import pytest
 
@@ -6,15 +6,24 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from torch import nn  # noqa: E402 - after the skips
-from transformers import AutoModelForCausalLM  # noqa: E402
+from transformers import AutoModelForCausalLM, GptOssConfig, GptOssForCausalLM  # noqa: E402
 from transformers.integrations import compressed_tensors, fbgemm_fp8, finegrained_fp8  # noqa: E402
 from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQuantizer  # noqa: E402
 
 from fp8core.errors import CheckpointError  # noqa: E402
-from fp8core.torch import Linear  # noqa: E402
-from fp8core.transformers import Experts, convert_, from_pretrained  # noqa: E402
+from fp8core.torch import Linear, calibrate, quantize_model_  # noqa: E402
+from fp8core.transformers import Experts, convert_, from_pretrained, split_experts_  # noqa: E402
 from huggingface import cases  # noqa: E402
-from huggingface.cases import config_of, logits, same, tensors_of, written  # noqa: E402
+from huggingface.cases import (  # noqa: E402
+    TOKENS,
+    config_of,
+    distance,
+    logits,
+    random_model,
+    same,
+    tensors_of,
+    written,
+)
 from support import checkpoint_formats as formats  # noqa: E402
 
 
@@ -96,3 +105,43 @@ def test_scales_that_no_layer_has():
         CheckpointError, match=r"up_proj needs scales per tensor, per channel or by blocks of 128x128, got \[3, 5"
     ):
         convert_(model)
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral", "deepseek_v3"])
+def test_experts_of_a_loaded_model_are_calibrated_and_quantized(kind, tmp_path):
+    written(kind, tmp_path / "wide")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "wide")
+    wanted, before = logits(model), calibrate(model, [TOKENS])
+    names = split_experts_(model)
+    assert len(names) == 3 * 4 * (1 if kind == "deepseek_v3" else 2)
+    assert split_experts_(model) == ()
+    assert all(type(model.get_submodule(name)) is torch.nn.Linear for name in names)
+    assert distance(logits(model), wanted) < 0.02
+
+    model.save_pretrained(tmp_path / "split")
+    stored, saved = tensors_of(tmp_path / "wide"), tensors_of(tmp_path / "split")
+    assert stored.keys() == saved.keys()
+    own = [name for name in stored if not name.endswith("e_score_correction_bias")]  # transformers makes it float32
+    assert [name for name in own if not same(stored[name], saved[name])] == []
+
+    scales = calibrate(model, [TOKENS, TOKENS.flip(1)])
+    assert before.keys() < scales.keys()
+    assert scales.keys() - before.keys() <= set(names), "experts that no token was sent to have none"
+    report = quantize_model_(model, scheme="tensor", input_scales=scales)
+    assert set(names) < set(report.quantized)
+    layers = {name: model.get_submodule(name) for name in report.quantized}
+    assert {name for name, layer in layers.items() if layer.input_scale is not None} == scales.keys()
+    found = logits(model)
+    assert 0.001 < distance(found, wanted) < 0.15
+    model.save_pretrained(tmp_path / "fp8")
+    assert torch.equal(logits(from_pretrained(tmp_path / "fp8")), found)
+
+
+def test_experts_that_stay_stacked():
+    model = random_model("llama")
+    assert split_experts_(model) == ()
+    config = GptOssConfig(
+        hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_local_experts=2, vocab_size=64,
+        num_attention_heads=2, num_key_value_heads=2, head_dim=16,
+    )  # fmt: skip
+    assert split_experts_(GptOssForCausalLM(config)) == ()  # biases, and weights that are transposed

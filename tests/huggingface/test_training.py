@@ -6,9 +6,12 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
 
-from fp8core.torch import Linear  # noqa: E402 - after the skips
+from transformers import AutoModelForCausalLM  # noqa: E402 - after the skips
+
+from fp8core.errors import CheckpointError  # noqa: E402
+from fp8core.torch import Linear, dequantize_model_  # noqa: E402
 from fp8core.transformers import from_pretrained  # noqa: E402
-from huggingface.cases import TOKENS, logits, same, written  # noqa: E402
+from huggingface.cases import TOKENS, distance, logits, same, written  # noqa: E402
 
 TARGETS = {"llama": ["q_proj", "down_proj"], "qwen3_moe": ["q_proj", "o_proj"]}
 
@@ -57,6 +60,41 @@ def test_an_adapter_is_saved_and_loaded(tmp_path):
     again = peft.PeftModel.from_pretrained(base, tmp_path / "adapter")
     assert torch.equal(logits(again), logits(model))
     assert not torch.equal(logits(again), plain)
+
+
+@pytest.mark.parametrize("way", ["function", "method"])
+def test_an_adapter_is_merged_into_a_base_that_was_dequantized(way, tmp_path):
+    """Sums of FP8 weights and updates do not exist; of the weights' values they do, and give the trained model."""
+    model = adapted("llama", tmp_path / "base")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(0, 0.3)
+    found = logits(model)
+    with pytest.raises(RuntimeError, match="Float8"):
+        model.merge_adapter()
+    base = model.get_base_model()
+    if way == "function":
+        assert len(dequantize_model_(model)) == 14
+    else:
+        base.dequantize()
+    exact = logits(model)
+    merged = model.merge_and_unload()
+    assert merged is base
+    assert not any(isinstance(module, Linear) or "lora" in name for name, module in merged.named_modules())
+    assert distance(logits(merged), exact) < 0.02
+    assert distance(logits(merged), found) < 0.15
+    assert distance(exact, logits(from_pretrained(tmp_path / "base"))) > 0.2, "the update changes the model"
+    if way == "function":  # whose configuration says what it was
+        with pytest.raises(
+            CheckpointError, match=r"needs model.layers.0.self_attn.q_proj in FP8, .* its own dequantize"
+        ):
+            merged.save_pretrained(tmp_path / "merged")
+        assert not (tmp_path / "merged" / "config.json").exists()
+        return
+    merged.save_pretrained(tmp_path / "merged")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert torch.equal(logits(again), logits(merged))
 
 
 def test_the_trainer_takes_it(tmp_path):

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 
 import fp8core
-from fp8core import BLOCK_128, GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, Quantized
+from fp8core import BLOCK_128, GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, Quantized, w8a8
 
 N, K = 256, 512
 BF16 = ml_dtypes.bfloat16
@@ -99,7 +99,7 @@ def _static_layer(x: Any, w: Any, scale: Any, bias: Any) -> Any:
 
 
 def _quantized_layer(a: Any, sa: Any, w: Any, sb: Any, bias: Any) -> Any:
-    return fp8core.linear(Quantized(a, sa), Quantized(w, sb), bias=bias)
+    return fp8core.linear(Quantized(a, sa), Quantized(w, sb), bias=bias, activation="gelu")
 
 
 def _blocks(x: Any, w: Any, scale: Any, bias: Any) -> Any:
@@ -115,6 +115,17 @@ def _chain(x: Any, w: Any, scale: Any, bias: Any) -> Any:
 def _fnuz(w: Any, scale: Any) -> Any:
     there = fp8core.normalize_e4m3fn_to_e4m3fnuz(w, scale, scale)
     return *there, *fp8core.normalize_e4m3fnuz_to_e4m3fn(*there)
+
+
+def _vllm_layer(x: Any, w: Any, scale: Any, bias: Any) -> Any:
+    return w8a8.Fp8LinearOp(use_per_token_if_dynamic=True).apply(x, w.T, scale, bias=bias)
+
+
+def _vllm_product(a: Any, sa: Any, w: Any, sb: Any, bias: Any) -> Any:
+    shape = 1, len(a) - 1, N
+    return w8a8.cutlass_w8a8_scaled_mm(
+        qinput=a, weight=w.T, out_dtype="bfloat16", scale_a=sa, scale_b=sb, bias=bias, output_shape=shape
+    )
 
 
 CASES = (
@@ -156,5 +167,10 @@ CASES = (
         lambda w, s: fp8core.requantize_with_max_scale(w, s, [N // 2, N // 2]),
         lambda m: (np.array(weight().data), np.array([0.5, 0.25], np.float32)),
     ),
+    Case("w8a8_quantize", lambda x: w8a8.scaled_fp8_quant(x, num_token_padding=24), _x),
+    Case("w8a8_number", lambda x: w8a8.scaled_fp8_quant(x, 0.5), _x),
+    Case("w8a8_bound", lambda x, u: w8a8.scaled_fp8_quant(x, None, None, u, True), _bounded),
+    Case("w8a8_layer", _vllm_layer, _linear(PER_CHANNEL)),
+    Case("w8a8_product", _vllm_product, _both(PER_TOKEN, PER_CHANNEL)),
     Case("fnuz", _fnuz, lambda m: tuple(weight())),
 )

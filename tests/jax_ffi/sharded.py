@@ -149,6 +149,27 @@ def by_hand(kind, mesh):
         check(f"{kind} shard_map {varying}", jax.jit(layer)(*arrays), wanted, collectives(layer, *arrays), alike=near)
 
 
+def scanned_and_mapped(kind, mesh):
+    """Rows that stay divided through layers that are scanned, and a batch that is."""
+    each = [fp8core.quantize(wide(K, K, seed=seed) / 16) for seed in range(3)]
+    data, scale = (jnp.stack([jnp.asarray(part) for part in parts]) for parts in zip(*each, strict=True))
+    x = wide(16, K)
+
+    def scanned(x, data, scale):
+        layer = lambda x, w: (fp8core.linear(x, Quantized(*w, PER_CHANNEL)), None)  # noqa: E731
+        return jax.lax.scan(layer, x, (data, scale))[0]
+
+    wanted = x
+    for layer in each:
+        wanted = fp8core.linear(wanted, layer)
+    arrays = put(mesh, x, "a"), put(mesh, data), put(mesh, scale)
+    found = [name for name in collectives(scanned, *arrays) if name != "dynamic-slice"]  # of the weights of a layer
+    check(f"{kind} scan", jax.jit(scanned)(*arrays), wanted, found, alike=near)
+    batch, mapped = put(mesh, np.stack([x, x]), "b", "a"), jax.vmap(lambda x: fp8core.linear(x, each[0]))
+    made = jax.jit(mapped)(batch)
+    check(f"{kind} vmap", np.asarray(made)[1], fp8core.linear(x, each[0]), collectives(mapped, batch), alike=near)
+
+
 def gradients(kind, mesh):
     x, w = wide(16, K, dtype=np.float32), weight()
     loss = lambda x, w: (fp8core.linear(x, w) ** 2).sum()  # noqa: E731
@@ -161,7 +182,16 @@ def gradients(kind, mesh):
 if __name__ == "__main__":
     assert len(jax.devices()) == 4
     for kind, mesh in MESHES.items():
-        for part in (layers, products, rows_and_columns, groups_of_rows, quantizations, by_hand, gradients):
+        for part in (
+            layers,
+            products,
+            rows_and_columns,
+            groups_of_rows,
+            quantizations,
+            by_hand,
+            scanned_and_mapped,
+            gradients,
+        ):
             part(kind, mesh)
     far = jax.device_put(wide(4, K), jax.devices()[3])
     assert fp8core.quantize(far).scale.devices() == {jax.devices()[3]}

@@ -26,7 +26,9 @@ def test_the_records(small, tmp_path):
     found = results.read(path)
     judged = {judged.goal.what: judged.checks for judged in goals.judge(found)}
     assert [check.case for check in judged["decoder layer under jax.jit"]] == ["m=3"]
-    assert len(judged["an eager call on JAX arrays"]) == len(judged["a layer of one token in a program of JAX"]) == 1
+    assert [
+        len(judged[what]) for what in ("an eager call on JAX arrays", "a layer of one token in a program of JAX")
+    ] == [2, 1]
 
 
 def test_results_that_are_apart_are_not_timed(small, monkeypatch):

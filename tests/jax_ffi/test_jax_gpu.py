@@ -12,9 +12,11 @@ from jax import export  # noqa: E402 - after the skip
 
 import fp8core  # noqa: E402
 import fp8core.jax  # noqa: E402
-from fp8core import PER_CHANNEL, Quantized  # noqa: E402
+from fp8core import BLOCK_128, GROUP_128, PER_CHANNEL, PER_TOKEN, Quantized  # noqa: E402
 from fp8core.interop.float8 import Float8Array  # noqa: E402
-from fp8core.jax import programs  # noqa: E402
+from fp8core.jax import handler, programs  # noqa: E402
+from fp8core.jax.scratch import most_scratch  # noqa: E402
+from fp8core.kernels.gemm.table import SCALED_MM  # noqa: E402
 from jax_ffi.cases import BF16, CASES, K, N, same, weight, wide  # noqa: E402
 from support.engines import CupyEngine  # noqa: E402
 
@@ -162,19 +164,65 @@ def test_beside_cupy(gpu):
     assert same(made, np.asarray(fp8core.linear(jnp.asarray(x), jax.tree.map(jnp.asarray, w))))
 
 
-def test_extents_that_are_open_need_no_scratch():
+CHECKS = [export.DisabledSafetyCheck.custom_call("fp8core")]
+
+
+def test_open_extents_in_a_recorded_program(launches):
+    """Kernels for rows that an exported program meets are compiled while XLA records it."""
+    layers = square()
     (rows,) = export.symbolic_shape("rows")
     shape = jax.ShapeDtypeStruct((rows, K), jnp.bfloat16)
-    checks = [export.DisabledSafetyCheck.custom_call("fp8core")]
-    made = export.export(jax.jit(lambda x: tuple(fp8core.quantize(x))), disabled_checks=checks)(shape)
-    for m in (1, 16):
+    program = jax.jit(export.export(jax.jit(chain), disabled_checks=CHECKS)(shape, layers).call)
+    for m in (1, 21, 300):
         x = jnp.asarray(wide(m, K))
-        assert same(made.call(x), tuple(map(np.asarray, fp8core.quantize(x))))
-    w = weight()
-    with pytest.raises(
-        fp8core.ShapeError, match="linear needs extents that are numbers in a program for a GPU, got rows"
-    ):
-        export.export(jax.jit(fp8core.linear), disabled_checks=checks)(shape, w)
+        wanted = one_by_one(x, layers)
+        launches.clear()
+        assert same(program(x, layers), wanted)
+        assert len(launches) == LAYERS
+        quiet = 0
+        for _ in range(60):
+            launches.clear()
+            assert same(program(x, layers), wanted)
+            quiet = 0 if launches else quiet + 1
+            if quiet == 4:
+                break
+        assert quiet == 4
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "keywords"),
+    [
+        (300, 520, 1040, {"bias": np.float32}),
+        (70, 512, 1024, {"groups": (GROUP_128, BLOCK_128)}),
+        (37, 333, 1001, {}),
+        (40, 256, 512, {"out_dtype": "float8_e4m3fn", "out_scale": 0.5}),
+    ],
+)
+def test_no_kernel_needs_more_scratch_than_open_extents_give(m, n, k, keywords):
+    given = dict(keywords)
+    of_a, of_weight = given.pop("groups", (PER_TOKEN, PER_CHANNEL))
+    a = fp8core.quantize(jnp.asarray(wide(m, k)), group_shape=of_a, scale_layout="mn")
+    w = fp8core.quantize(jnp.asarray(wide(n, k)), group_shape=of_weight)
+    if "bias" in given:
+        given["bias"] = jnp.ones(n, given["bias"])
+    problem = fp8core.explain(fp8core.scaled_mm_nt, a, w, **given).problem
+    codes = "float8_e4m3fn"
+    most = most_scratch("scaled_mm_nt", {0: (codes, (m, k)), 1: (codes, (n, k))}, "cuda")
+    able = {choice.kernel: choice for choice in reversed(SCALED_MM.candidates(problem))}
+    with_scratch = {name: choice for name, choice in able.items() if name.startswith(("cublaslt", "realigned"))}
+    needs = {name: SCALED_MM.planned(problem, choice).scratch_bytes for name, choice in with_scratch.items()}
+    assert needs
+    assert max(needs.values()) <= most, needs
+
+
+def test_a_program_that_was_exported_without_a_gpu(monkeypatch):
+    x, w = jnp.asarray(wide(6, K)), jax.tree.map(jnp.asarray, weight())
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setitem(vars(handler.ALL["cuda"]), "here", False)
+        made = export.export(jax.jit(fp8core.linear), disabled_checks=CHECKS, platforms=["cuda"])(x, w.data, w.scale)
+    scratch = most_scratch("linear", {0: ("bfloat16", x.shape), 1: ("float8_e4m3fn", w.data.shape)}, "cuda")
+    assert str(handler.scratch_extent(scratch)) in made.mlir_module()
+    assert same(made.call(x, *w), np.asarray(fp8core.linear(x, w)))
 
 
 @pytest.mark.multigpu

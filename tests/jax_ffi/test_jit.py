@@ -12,7 +12,7 @@ from fp8core import GROUP_128, PER_CHANNEL, Quantized  # noqa: E402
 from fp8core.core import operation  # noqa: E402
 from fp8core.errors import DeviceError, DTypeError, LayoutError, ScaleError, ShapeError  # noqa: E402
 from fp8core.jax import calls, frames, handler, programs  # noqa: E402
-from jax_ffi.cases import BF16, CASES, K, same, weight, wide  # noqa: E402
+from jax_ffi.cases import BF16, CASES, K, N, same, weight, wide  # noqa: E402
 
 ROWS = 1, 5, 16
 
@@ -82,6 +82,27 @@ def test_an_amax_is_returned():
     for function in (fp8core.jax.scaled_mm_nt, lambda a, w: fp8core.jax.scaled_mm(a, w.T)):
         assert same(function(a, w), (wanted, amax))
         assert same(jax.jit(function)(a, w), (wanted, amax))
+
+
+@pytest.mark.usefixtures("cpu")
+@pytest.mark.parametrize("donated", [False, True])
+def test_what_beta_adds_to_is_returned(donated):
+    a, w = fp8core.quantize(wide(5, K)), weight()
+    wanted, amax = wide(5, N, seed=9).astype(np.float32), np.full(1, -1, np.float32)
+    given = jnp.array(wanted)
+    fp8core.scaled_mm_nt(a, w, amax=amax, beta=-0.5, activation="silu", out=wanted, out_dtype="float32")
+    a, w = jax.tree.map(jnp.asarray, (Quantized(*a), Quantized(*w)))
+
+    def added(a, w, out):
+        return fp8core.jax.scaled_mm_nt(a, w, beta=-0.5, activation="silu", out=out, out_dtype="float32")
+
+    assert same(added(a, w, given), (wanted, amax))
+    assert same(jax.jit(added, donate_argnums=(2,) if donated else ())(a, w, given), (wanted, amax))
+    assert given.is_deleted() == donated
+    with pytest.raises(LayoutError, match="out needs to be writable"):
+        fp8core.scaled_mm_nt(a, w, beta=1.0, out=jnp.zeros((5, N), jnp.bfloat16))
+    with pytest.raises(LayoutError, match="beta needs an out"):
+        jax.jit(lambda a, w: fp8core.scaled_mm_nt(a, w, beta=1.0))(a, w)
 
 
 @pytest.mark.usefixtures("cpu")

@@ -116,6 +116,10 @@ def test_what_has_no_gradient_says_so():
             "scaled_mm_nt needs to be outside",
             lambda s: fp8core.scaled_mm_nt(w.data, w.data, s, 1.0).astype(s.dtype).sum(),
         ),
+        (
+            "linear needs to be without an activation inside of a gradient, got gelu",
+            lambda s: fp8core.linear(x * s[0], w, activation="gelu").astype(s.dtype).sum(),
+        ),
         ("weight_scale needs to be no argument", lambda s: fp8core.linear(x, w.data, s[:, None]).astype(s.dtype).sum()),
     ):
         with pytest.raises(UnsupportedProblemError, match=words):

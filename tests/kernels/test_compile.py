@@ -24,10 +24,11 @@ REGISTERS = {
     "generic_decode": 256,
     "generic_mma": 256,
     "realign_codes": 48,
+    "shift_codes": 48,
     "copy_rows": 48,
     "sm90_tiled": 248,
     "sm90_decode": 168,
-    "sm90_decode_rows": 224,
+    "sm90_decode_rows": 232,
     "sm89_decode": 248,
     "rms_norm_quant": 128,
     "normalize": 48,
@@ -190,6 +191,27 @@ def test_products_of_few_rows_use_the_fp8_instruction_and_stream_the_weight(targ
         tiles.add(use.constants["FP8_TILES"])
     assert mixes == {"E4M3.E4M3", "E4M3.E5M2", "E5M2.E4M3"}
     assert tiles == {1, 2}
+
+
+OF_A_WARP = {
+    80: "HMMA", 89: "HMMA QMMA", 90: "HMMA", 100: "HMMA", 120: "HMMA QMMA",
+    0x90A: "mfma16", 0x942: "mfma16 mfma8", 0x950: "mfma16 mfma8",
+    0x1100: "wmma16", 0x1200: "wmma16 wmma8", 0x1201: "wmma16 wmma8",
+}  # fmt: skip
+"""Matrix instructions of a warp: of 16-bit floats, and of FP8 where it has any."""
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=name)
+def test_products_of_anything_use_fp8_instructions_where_a_warp_has_them(target):
+    products = [(u, b) for u, b in binaries(target, "scaled_mm") if u.entry in ("generic_decode", "generic_mma")]
+    used = set()
+    for use, text in disassembled(target, products):
+        found = set(re.findall(r"\b[A-Z]MMA\b", text))
+        found |= {a + b for a, b in re.findall(r"v_(mfma|wmma)_f32_16x16x\d+_?[bf][fp](8|16)", text)}
+        assert len(found) == 1, (use, found)
+        assert found <= {OF_A_WARP[target.arch].split()[use.constants["FP8_DIRECT"]]}, use
+        used |= found
+    assert used == set(OF_A_WARP[target.arch].split())
 
 
 @pytest.mark.parametrize("target", [t for t in TARGETS if t.arch in (0x942, 0x950, 0x1200, 0x1201)], ids=name)

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import re
+import signal
 import stat
 import warnings
 from dataclasses import replace
@@ -227,6 +228,37 @@ def test_processes_that_write_at_the_same_time_lose_nothing(stub, tmp_path):
     assert [writer.exitcode for writer in writers] == [0] * 3
     assert sorted(path.read_text().splitlines()) == sorted(lines)
     assert {one.name for one in tmp_path.iterdir()} == {"x", "x.lock"}
+
+
+def killed_while_writing(path, line, step):
+    """Save a tuning, and be killed before or behind the step that shows it to readers."""
+    replace_ = Path.replace
+
+    def killed(self, target):
+        if step == "behind":
+            replace_(self, target)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    Path.replace = killed
+    save_tunings(path, [tuning.Tuning.from_json(line)])
+
+
+@pytest.mark.parametrize(("step", "lines"), [("before", 3), ("behind", 4)])
+def test_a_writer_that_is_killed_leaves_a_whole_file_and_no_lock(stub, tmp_path, step, lines):
+    path = tmp_path / "x"
+    found, new = written(path), timed(PROBLEM._replace(m=200), SECOND)
+    writer = multiprocessing.get_context("spawn").Process(target=killed_while_writing, args=(path, new.to_json(), step))
+    writer.start()
+    writer.join()
+    assert writer.exitcode == -signal.SIGKILL
+    contents = files._read(path)
+    assert (len(contents.tunings), contents.damaged) == (lines, 0)
+    left = {one.name for one in tmp_path.iterdir()} - {"x", "x.lock"}
+    assert len(left) == (step == "before")
+    (tmp_path / ".x.y").touch()  # of somebody else
+    save_tunings(path, [new])  # does not wait for the one that is gone, and takes away what it left
+    assert path.read_text().splitlines() == [one.to_json() for one in (*found, new)]
+    assert {one.name for one in tmp_path.iterdir()} == {"x", "x.lock", ".x.y"}
 
 
 @pytest.mark.parametrize("step", ["fsync", "replace"])

@@ -1,51 +1,87 @@
-"""The benchmark of the choice: its list of products, what it records, and how gains are judged; without a GPU."""
+"""The benchmark of the choice: its lists of products, what it records, and how gains are judged; without a GPU."""
 
 from unittest.mock import Mock
 
 import pytest
 
 from bench import choice
+from bench.choice_cases import LISTS, MODES, MOST_OPERATIONS, Case, cases, number
+from bench.choice_records import CLOSE, gain, gains
+from fp8core import timing
 from fp8core.runtime import jit
 from support.blaslt_fixtures import built, stub  # noqa: F401
 from support.blaslt_tools import H200
 
 
-def test_the_list_has_enough_products_of_every_kind_in_both_halves():
-    cases = choice.cases()
-    assert len(cases) == len(set(cases)) >= 400
+@pytest.mark.parametrize("which", LISTS)
+def test_a_list_has_enough_products_of_every_kind_in_both_halves(which):
+    found = cases(which)
+    assert len(found) == len(set(found)) >= 400
     for half in ("fit", "judge"):
-        part = [case for case in cases if case.half == half]
-        assert len(part) >= 150
-        assert {case.mode for case in part} == set(choice.MODES)
-        assert {case.m for case in part} >= {3, 33, 200, 300, 1000}
+        part = [case for case in found if case.half == half]
+        assert len(part) >= (150 if which == "models" else 200)
+        assert {case.mode for case in part} == set(MODES)
+        assert len([case for case in part if case.m % 4]) >= 15
         assert len({(case.n, case.k) for case in part}) >= 12
-    weights = {half: {(c.n, c.k) for c in cases if c.half == half} for half in ("fit", "judge")}
+    weights = {half: {(c.n, c.k) for c in found if c.half == half} for half in ("fit", "judge")}
     assert not weights["fit"] & weights["judge"]
-    assert max(2 * c.m * c.n * c.k for c in cases) <= choice.MOST_OPERATIONS
+    assert max(2 * c.m * c.n * c.k for c in found) <= MOST_OPERATIONS
+
+
+def test_the_fresh_list_shares_no_weight_with_the_other_one():
+    models, fresh = ({(case.n, case.k) for case in cases(which)} for which in LISTS)
+    assert not models & fresh
+    assert any(n % 8 for n, _ in fresh)
+    assert any(k % 128 for _, k in fresh)
 
 
 def test_the_order_is_the_same_everywhere():
-    assert choice.number("a") == 310482890
+    assert number("a") == 310482890
+    assert cases("fresh")[:2] == [Case("row", 9470, 3584, 12544), Case("row", 24, 4992, 6912)]
+    assert cases("fresh", ["row"]) == [case for case in cases("fresh") if case.mode == "row"]
+
+
+def samples(p, launches, how):
+    """Times of each launch but the first, in as many turns as asked for."""
+    return [[], *([1.0 + i, 2.0 + i] * (how.turns // 2) for i in range(1, len(launches)))]
 
 
 @pytest.mark.parametrize(("mode", "m"), [("tensor", 16), ("row", 300), ("block", 1000), ("block", 1024)])
 def test_a_record_has_each_candidate_with_what_is_known_of_it(stub, monkeypatch, mode, m):
     stub.tile(1, 318, 3)
     monkeypatch.setattr(jit, "prepare", lambda *_, **__: Mock())
-    monkeypatch.setattr(
-        choice, "times", lambda p, launches: [(1.0 + i, 2.0 + i) if i else None for i in range(len(launches))]
-    )
-    record = choice.measure(choice.Case(mode, m, 4096, 4096))
-    case = choice.Case(mode, m, 4096, 4096)
+    monkeypatch.setattr(timing, "samples", samples)
+    case = Case(mode, m, 4096, 4096)
+    record = choice.measure(case, choice.SAMPLING, more=False)
     everything = choice.candidates(case.problem(H200))
     assert record["first"] == list(everything[0])
     assert [(row["kernel"], row["algorithm"]) for row in record["rows"]] == everything[1:]
-    assert "simt" not in {kernel for kernel, _ in everything}
+    assert [kernel for kernel, _ in record["far"]] == [everything[0].kernel]
+    assert [row["us"] for row in record["rows"]] == [[1.0 + i, 2.0 + i] for i in range(1, len(everything))]
+    assert all(row["tuned"] for row in record["rows"])
     libraries = [row for row in record["rows"] if row["kernel"] in ("cublaslt", "cublaslt_relayout")]
     assert all({"channels", "tokens", "split_k", "stages", "waves"} <= set(row) for row in libraries)
+    assert all("x" in row["name"] for row in record["rows"] if row["kernel"] == "sm90_tiled")
+
+
+def test_a_wide_record_has_more_than_tune_times_and_says_so(stub, monkeypatch):
+    monkeypatch.setattr(jit, "prepare", lambda *_, **__: Mock())
+    monkeypatch.setattr(timing, "samples", samples)
+    case = Case("block", 97, 512, 1024)
+    few, more = (choice.measure(case, choice.SAMPLING, more=wide) for wide in (False, True))
+    names = [{(row["kernel"], row["name"]) for row in record["rows"]} for record in (few, more)]
+    assert names[0] < names[1]
+    assert {(row["kernel"], row["name"]) for row in more["rows"] if row["tuned"]} == names[0]
+    assert few["first"] == more["first"]
 
 
 def test_a_gain_is_judged_by_other_times_than_it_was_found_by():
-    assert choice.gain([(2.0, 2.0), (1.0, 1.0)], 0) == 1.0
-    assert choice.gain([(2.0, 2.0), (1.0, 1.0)], 1) == 0.0
-    assert choice.gain([(2.0, 1.0), (1.0, 2.0)], 0) == -0.25
+    assert gain([(2.0, 2.0), (1.0, 1.0)], 0) == 1.0
+    assert gain([(2.0, 2.0), (1.0, 1.0)], 1) == 0.0
+    assert gain([(2.0, 1.0), (1.0, 2.0)], 0) == -0.25
+    assert gain([(1.0, 1.0), (2.0, 2.0)], None) == pytest.approx(CLOSE - 1)
+
+
+def test_gains_are_of_what_was_chosen_when_it_was_measured():
+    rows = [{"kernel": "a", "algorithm": i, "us": [2.0 - i, 2.0 - i]} for i in range(2)]
+    assert [lost for _, lost in gains([{"first": ["a", i], "rows": rows} for i in range(3)])] == [1.0, 0.0]

@@ -77,7 +77,7 @@ def test_the_commands_about_fp8_checkpoints_work(fp8core_, tmp_path, monkeypatch
     assert fp8core_("convert", "model-block", "model-fp8", "--to", "deepseek")[0] == 0
     blocks = re.findall(r"```console\n(.*?)```", CONVERT.read_text(), re.DOTALL)
     commands = [shlex.split(line, comments=True) for block in blocks for line in block.splitlines()]
-    assert len(commands) == 10
+    assert len(commands) == 13
     for prompt, name, *arguments in commands:
         assert (prompt, name) == ("$", "fp8core")
         code, out, err = fp8core_(*arguments)

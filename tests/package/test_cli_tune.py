@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from fp8core import timing
-from fp8core.checkpoint import quantize_checkpoint
+from fp8core.checkpoint import quantize_checkpoint, tune_checkpoint
 from fp8core.checkpoint.linear_shapes import LayerShape, layers_of
 from fp8core.cli import tune
 from fp8core.errors import CheckpointError
@@ -94,6 +94,34 @@ def test_an_interrupt_keeps_what_is_done(fp8core_, monkeypatch, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         tune.tune(None, ["70,71,72,73x512x1024"], "1", "channel", "bfloat16", tmp_path / "x", again=False)
     assert [one.m for one in load_tunings(tmp_path / "x")] == [70, 71]
+
+
+def test_what_is_done_is_saved_from_time_to_time(fp8core_, monkeypatch, tmp_path):
+    monkeypatch.setattr(tune, "SAVED_AFTER", 0.0)
+    had, out = [], tmp_path / "x"
+
+    def times(p, launches):
+        had.append(len(out.read_text().splitlines()) if out.exists() else 0)
+        return [1.0] * len(launches)
+
+    monkeypatch.setattr(timing, "times", times)
+    assert fp8core_("tune", "--shapes", "70,71,72x512x1024", "--out", out)[0] == 0
+    assert had == [0, 1, 2]  # all that a run has lost if it is killed now is what it is timing
+    assert [one.m for one in load_tunings(out)] == [70, 71, 72]
+
+
+def test_a_checkpoint_is_tuned_from_python_as_well(fp8core_, monkeypatch, tmp_path):
+    monkeypatch.delenv("FP8CORE_TUNINGS")
+    write(tmp_path / "in.safetensors", model())
+    quantize_checkpoint(tmp_path / "in.safetensors", tmp_path / "out.safetensors", scheme="tensor")
+    told = []
+    found = tune_checkpoint(tmp_path / "out.safetensors", (70, 80), progress=lambda *args: told.append(args))
+    layers = layers_of(tmp_path / "out.safetensors")
+    assert [(one.m, one.n, one.k) for one in found] == [(m, layer.n, layer.k) for layer in layers for m in (70, 80)]
+    assert {one.scales for one in found} == {("tensor", "tensor")}  # as it is scaled, not as it might have been
+    assert [(tuning, done, total) for tuning, done, total in told] == [
+        (one, i, len(found)) for i, one in enumerate(found, 1)
+    ]
 
 
 def test_a_terminal_has_a_bar(fp8core_, monkeypatch):

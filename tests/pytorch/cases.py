@@ -103,6 +103,7 @@ def _amax(a: torch.Tensor, sa: torch.Tensor, b: torch.Tensor, sb: torch.Tensor, 
 def _mm_out(a: torch.Tensor, sa: torch.Tensor, b: torch.Tensor, sb: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     out = torch.full((a.shape[0], b.shape[0]), 7.0, dtype=torch.float16, device=a.device)
     fp8core.scaled_mm_nt(a, b, sa, sb, bias=bias.half(), out_dtype=torch.float16, out=out)
+    fp8core.scaled_mm_nt(a, b, sa, sb, activation="silu", beta=-0.5, out_dtype=torch.float16, out=out)
     return out
 
 
@@ -218,6 +219,11 @@ CASES = (
     Case("requantize", _requantize, lambda m: (weight((1, -1), m, K).data, torch.tensor([0.5, 0.25]))),
     Case(
         "convert_to_channelwise", lambda s: fp8core.convert_to_channelwise(s, [3, 0, 4]), lambda m: (wide(3).float(),)
+    ),
+    Case(
+        "all_close_1d",
+        lambda same, other: (fp8core.all_close_1d(same * 1), fp8core.all_close_1d(other), other * 2),
+        lambda m: (torch.full((m,), 0.5), wide(m + 1, dtype=torch.float32)),
     ),
     Case(
         "normalize",

@@ -1,5 +1,6 @@
 """torch.compile of every public function: one graph, and the bits of eager calls."""
 
+import inspect
 import subprocess
 import sys
 import textwrap
@@ -58,6 +59,35 @@ def recorded(case):
     compiled = torch.compile(case.function, fullgraph=True, dynamic=False, backend=backend)
     assert bits(compiled(*case.inputs(5))) == bits(case.function(*case.inputs(5)))
     return calls
+
+
+WITHOUT_ARRAYS = {
+    *("capabilities", "explain", "load_tunings", "save_tunings", "tune", "tune_shapes"),
+    *("cutlass_block_fp8_supported", "cutlass_fp8_supported", "cutlass_group_gemm_supported"),
+    *("dispatch_w8a8_scaled_mm", "maybe_create_device_identity", "sparse_cutlass_supported"),
+}
+"""Functions that ask or tell the library: nothing of a model."""
+
+
+def test_every_public_function_is_tried(monkeypatch):
+    called = set()
+
+    def noted(name, function):
+        def call(*args, **kwargs):
+            called.add(name)
+            return function(*args, **kwargs)
+
+        return call
+
+    functions = {(module, name) for module in (fp8core, w8a8) for name in module.__all__ if name not in WITHOUT_ARRAYS}
+    functions = {(module, name) for module, name in functions if inspect.isfunction(getattr(module, name))}
+    for module, name in functions:
+        monkeypatch.setattr(module, name, noted((module, name), getattr(module, name)))
+    for case in CASES:
+        case.function(*case.inputs(5))
+    names_of_vllm(wide(5, K))
+    same = {(w8a8, name) for module, name in called if module is fp8core and hasattr(w8a8, name)}
+    assert functions == called | same
 
 
 def test_opcheck_of_every_overload():
@@ -150,13 +180,38 @@ def test_derivatives_of_torch_func_are_refused_and_not_zero(transform, kind):
         derivative(wide(1, K))
 
 
-def test_all_close_breaks_the_graph_and_is_right():
+EQUAL, DIFFERENT = torch.full((3,), 0.5), torch.tensor([0.5, 0.5, 1.0])
+
+
+def test_a_graph_that_chooses_by_all_close():
+    """`torch.cond` takes what all_close_1d returns; an if of Python ends the graph, as of any value of a tensor."""
+
+    def chosen(x):
+        return torch.cond(fp8core.all_close_1d(x), lambda x: x * 2, lambda x: x * 3, (x,))
+
     def branch(x):
         return x * 2 if fp8core.all_close_1d(x * 1) else x * 3
 
-    compiled = torch.compile(branch, backend="eager")
-    for x in (torch.ones(3), torch.tensor([1.0, 2.0])):
+    compiled = torch.compile(chosen, fullgraph=True, backend="aot_eager")
+    beside = torch.compile(branch, backend="eager")
+    for x in (EQUAL, DIFFERENT):
         assert torch.equal(compiled(x), branch(x))
+        assert torch.equal(beside(x), branch(x))
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="Could not guard on data-dependent expression"):
+        torch.compile(branch, fullgraph=True, backend="eager")(EQUAL)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_all_close_is_exported(strict):
+    class Check(torch.nn.Module):
+        def forward(self, x):
+            return fp8core.all_close_1d(x), x + 1
+
+    count = torch.export.Dim("count", min=2, max=64)
+    program = torch.export.export(Check(), (EQUAL,), dynamic_shapes=({0: count},), strict=strict).module()
+    for x in (EQUAL, DIFFERENT, torch.ones(5)):
+        assert program(x)[0] is fp8core.all_close_1d(x)
 
 
 def test_layers_in_a_graph():
@@ -225,6 +280,22 @@ def test_what_imports_load():
     assert run(program) == ["False", "False"]
 
 
+@pytest.mark.parametrize("before", ["pass", "torch.compile(lambda x: fp8core.quantize(x * 2), backend='eager')(x)"])
+def test_a_function_itself_is_compiled(before):
+    """Torch leaves frames alone by their code: what it was told before has to be taken back."""
+    program = f"""
+        import torch, torch._dynamo, fp8core
+        x = torch.ones(2, 32)
+        {before}
+        fp8core.quantize(x)
+        import fp8core.torch
+        torch._dynamo.reset()
+        compiled = torch.compile(fp8core.quantize, backend="aot_eager", fullgraph=True)
+        print(torch.equal(compiled(x).scale, fp8core.quantize(x).scale))
+    """
+    assert run(program) == ["True"]
+
+
 def test_calls_before_the_import_change_nothing():
     program = """
         import torch, fp8core
@@ -272,7 +343,14 @@ def names_of_vllm(x):
     padded, of_rows = w8a8.scaled_fp8_quant(x, num_token_padding=20, use_per_token_if_dynamic=True)
     shape = [x.shape[0], w.shape[0]]
     of_mm = {"weight": w.T, "out_dtype": torch.bfloat16, "scale_b": scale, "bias": None}
+    of_rocm = of_mm | {"qinput": padded, "scale_a": of_rows, "output_shape": shape, "input_2d": None}
+    chosen = w8a8.dispatch_w8a8_scaled_mm(True, True, False)
     return (
+        w8a8.all_close_1d(of_rows[:, 0]),
+        chosen(**of_rocm),
+        w8a8.rocm_per_tensor_w8a8_scaled_mm(**of_rocm),
+        w8a8.torch_per_token_w8a8_scaled_mm(**of_rocm),
+        w8a8.torch_channelwise_w8a8_scaled_mm(**of_rocm),
         codes,
         w8a8.cutlass_w8a8_scaled_mm(qinput=padded, scale_a=of_rows, output_shape=shape, **of_mm),
         w8a8.torch_per_tensor_w8a8_scaled_mm(qinput=codes, scale_a=of_x, output_shape=shape, input_2d=None, **of_mm),
@@ -282,8 +360,9 @@ def names_of_vllm(x):
     )
 
 
-def test_the_names_of_vllm_in_a_graph():
-    compiled = torch.compile(names_of_vllm, fullgraph=True, dynamic=True, backend="aot_eager")
+@pytest.mark.parametrize("dynamic", [None, True, False], ids=lambda x: f"dynamic={x}")
+def test_the_names_of_vllm_in_a_graph(dynamic):
+    compiled = torch.compile(names_of_vllm, fullgraph=True, dynamic=dynamic, backend="aot_eager")
     for m in ROWS:
         assert bits(compiled(wide(m, K))) == bits(names_of_vllm(wide(m, K)))
 

@@ -96,14 +96,16 @@ def test_results_are_the_same():
 
 
 @pytest.mark.models
+@pytest.mark.parametrize("join", [False, True], ids=["apart", "joined"])
 @pytest.mark.parametrize("rows", [1, 16, 64])
-def test_launched_early_in_a_graph_with_other_inputs(rows):
+def test_launched_early_in_a_graph_with_other_inputs(rows, join):
     """Kernels that began before their inputs are written would read those of the replay before."""
     model = nn.Sequential(*[Attention("cuda") for _ in range(3)])
     x = wide(rows, WIDTH).cuda()
     fp8core.torch.warm_up(model, rows=[rows])
     with torch.no_grad():
-        compiled = torch.compile(model, fullgraph=True, dynamic=False, options=compile_options())
+        options = compile_options(model if join else None)
+        compiled = torch.compile(model, fullgraph=True, dynamic=False, options=options)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):

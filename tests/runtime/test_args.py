@@ -21,12 +21,13 @@ from support.problems import OPERATIONS, TARGETS
 PLATFORMS = ("cuda", "hip")
 
 
-def declared(platform: str) -> dict[tuple[str, str, bool], tuple[type, dict[str, Any]]]:
+def declared(platform: str) -> dict[tuple[object, ...], tuple[type, dict[str, Any]]]:
     """Return the declaration and the constants of each entry that the plans ask for, of every set of conditions."""
-    found: dict[tuple[str, str, bool], tuple[type, dict[str, Any]]] = {}
+    found: dict[tuple[object, ...], tuple[type, dict[str, Any]]] = {}
 
     def prepare(target, source, entry, constants, signature, **_):
-        found[source, entry, bool(constants.get("FP8_A_VECTORS"))] = signature, dict(constants)
+        conditions = (bool(constants.get(name)) for name in ("FP8_A_VECTORS", "FP8_PHASES"))
+        found[(source, entry, *conditions)] = signature, dict(constants)
         return mock.Mock()
 
     with mock.patch.object(jit, "prepare", prepare):
@@ -61,7 +62,9 @@ def item_of(parameter: str) -> tuple[str, str]:
         return name, "P"
     if kinds[0] == "Shards":
         return name, "*i"
-    return name, {"long long": "q", "int": "i", "float": "f", "TensorMap": "128s"}[" ".join(kinds)]
+    return name, {"long long": "q", "int": "i", "float": "f", "TensorMap": "128s", "PhasedMaps": "2112s"}[
+        " ".join(kinds)
+    ]
 
 
 def parameters(text: str, entry: str, constants: dict[str, Any]) -> dict[str, str]:
@@ -78,8 +81,8 @@ def parameters(text: str, entry: str, constants: dict[str, Any]) -> dict[str, st
 @pytest.mark.parametrize("platform", PLATFORMS)
 def test_declarations_are_the_parameters(platform):
     found = declared(platform)
-    assert {source for source, _, _ in found} == set(sources.names(platform))
-    for (source, entry, _), (declaration, constants) in found.items():
+    assert {source for source, *_ in found} == set(sources.names(platform))
+    for (source, entry, *_), (declaration, constants) in found.items():
         got = parameters(sources.flatten(platform, source), entry, constants)
         assert list(args.fields(declaration).items()) == list(got.items()), f"{declaration.__name__} of {entry}"
 

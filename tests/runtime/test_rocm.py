@@ -513,7 +513,7 @@ def test_times_are_of_a_graph_or_of_the_calls_where_there_is_none(rocm, caplog, 
         weights=range(0x1000, 0x3000, 0x1000), run=lambda run, stream, weight: run(stream, (1, 1, 1), weight, 0, 0.0)
     )
     rocm.stub_fail_to_instantiate(98 if fails else 0)
-    run = timing.recorded(operands, launch, SimpleNamespace(ptr=0x7000))
+    run = timing.recorded(operands, launch, SimpleNamespace(ptr=0x7000), timing.CALLS)
     recorded = rocm.stub_log().count(b" recorded")
     assert recorded == timing.CALLS
     run()

@@ -1,7 +1,8 @@
 """Runs a writer again and again in forked processes, killed at each thing that it asks of the file system in turn.
 
-`python killed.py cache FOLDER`, or `python killed.py checkpoint SOURCE TARGET`, or the same with `convert`: prints, one JSON line a death, what is
-there afterwards; `old` and `new` are what is there before, and after a run to its end.
+`python killed.py cache FOLDER`, or `python killed.py checkpoint SOURCE TARGET`, or the same with `convert`: prints, one JSON
+line a death, what is there afterwards; `old` and `new` are what is there before, and after a run to its end, and `left` the
+hidden names that are there then.
 """
 
 import hashlib
@@ -63,7 +64,8 @@ def deaths(
         died = killed_at(number, writer, places)
         found = seen()
         writer()
-        print(json.dumps({"number": number, "died": died, "old": old, "found": found, "new": seen()}), flush=True)
+        left = sorted(p.name for place in places for p in Path(place).glob(".*.fp8core*"))
+        print(json.dumps({"number": number, "died": died, "old": old, "found": found, "new": seen(), "left": left}))
         if not died:
             return
     raise SystemExit(f"not done after {MOST} events")

@@ -179,11 +179,11 @@ def source(tmp_path):
 
 
 def broken(found):
-    """Return the deaths after which something is neither the old nor the new."""
+    """Return the deaths after which something is neither the old nor the new, or a run again did not do as any other."""
     wrong = []
     for one in found:
         parts = zip(one["old"], one["found"], one["new"], strict=True)
-        if any(there not in (old, new) for old, there, new in parts):
+        if any(there not in (old, new) for old, there, new in parts) or one["new"] != found[-1]["new"] or one["left"]:
             wrong.append(one)
     return wrong
 

@@ -200,12 +200,24 @@ def scaled_mm(target: Target) -> Iterator[ScaledMm]:
     yield ScaledMm(
         target, 16, 100, 333, e4m3, e5m2, "float16", *rows, "float16", False, False, False, True, 333, 333, 100, 1
     )
+    foreign = "float8_e4m3fn" if e4m3.endswith("fnuz") else "float8_e4m3fnuz"
+    for m in (16, 300):  # in a format that no instruction multiplies
+        yield ScaledMm(
+            *(target, m, 4096, 4096, foreign, e4m3, "bfloat16", *rows),
+            *("", False, False, True, False, 4096, 4096, 4096, 16),
+        )
     for m in (16, 64, 300):  # of any alignment
         for scale_a, scale_b in (("row", "row"), ("group", "block")):
             yield ScaledMm(
                 *(target, m, 4097, 4097, e4m3, e4m3, "bfloat16", scale_a, scale_b, *scales[scale_a, scale_b]),
                 *("", False, False, m != 300, False, 4097, 4097, 4097, 1),
-            )
+            )._replace(out_alignment=2)
+    if target.arch in THOROUGH:  # that end in an activation and beta
+        for m in (16, 64, 300):
+            yield ScaledMm(
+                *(target, m, 7168, 16384, e4m3, e4m3, "bfloat16", *rows, "float32", False, False, True, False),
+                *(16384, 16384, 7168, 16),
+            )._replace(activation="gelu", beta=1.0)
     yield ScaledMm(
         target, 16, 4096, 4096, e4m3, e4m3, e4m3, *whole, "float32", True, True, True, False, 4096, 4096, 4096, 16
     )

@@ -4,6 +4,7 @@ Codes are found by looking for the nearest number in the list of all numbers of 
 here knows how a conversion works. Everything takes and gives NumPy arrays; FP8 data are ``uint8`` codes.
 """
 
+import math
 from functools import cache
 from typing import NamedTuple
 
@@ -252,3 +253,14 @@ def relative_error(got: np.ndarray, want: np.ndarray) -> float:
     norm = float(np.linalg.norm(want))
     error = float(np.linalg.norm(got - want)) / (norm or 1.0)
     return error if np.isfinite(error) else float("inf")
+
+
+@np.errstate(over="ignore")
+def activated(x: np.ndarray, activation: str | None) -> np.ndarray:
+    """Return an activation in float64: that of ``torch.nn.functional`` ("gelu_tanh": ``approximate="tanh"``)."""
+    x = x.astype(np.float64)
+    if activation == "gelu":
+        return x * np.vectorize(math.erfc, otypes=[np.float64])(-x / math.sqrt(2)) / 2
+    if activation == "gelu_tanh":
+        return x / (1 + np.exp(-2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))  # 1 + tanh(u) cancels at small x
+    return x / (1 + np.exp(-x)) if activation == "silu" else x

@@ -1,6 +1,7 @@
 // out[m, n] = round(scale_a * (scale_b * acc) + bias), acc = sum over k of a[m, k] * b[n, k] in fp32, for few rows: any
 // m, n, k >= 0, any address and stride, any formats. The weight b is streamed from memory once for every SIDE rows of a;
-// codes become 16-bit floats, exactly, in registers, and are multiplied by the GPU's matrix instructions. With BLOCKED
+// codes are multiplied by the GPU's matrix instructions, by those of 16-bit floats, which they become in registers, exactly,
+// where it has none for FP8. With BLOCKED
 // scales the sum of a chunk of k, which never crosses 128, is scaled before it joins: acc = sum of scale_a *
 // (scale_b * partial).
 //
@@ -13,9 +14,9 @@
 #pragma once
 #include "../args.cuh"
 #include "../epilogue.cuh"
-#include "../scheduler.cuh"
+#include "../warp_sums.cuh"
 #include "codes.cuh"
-#include "widened.cuh"
+#include "operands.cuh"
 
 constexpr int A = FP8_A, B = FP8_B, SIDE = FP8_SIDE, TILES = FP8_TILES, WARPS = FP8_WARPS;
 constexpr bool ALIGNED = FP8_ALIGNED, BLOCKED = FP8_BLOCKED, B_BLOCK = FP8_B_BLOCK, AMAX = FP8_AMAX;
@@ -45,9 +46,9 @@ struct LaneCodes {
 #pragma unroll
             for (int j = 0; j < PIECES; ++j) {
                 const Vector16 codes = rows[i].codes(j, from[i], left);
-                fragments[2 * j / LANE_CHUNKS].chunk[i][2 * j % LANE_CHUNKS] = widened<FORMAT>(codes.x, codes.y);
+                fragments[2 * j / LANE_CHUNKS].chunk[i][2 * j % LANE_CHUNKS] = operand<FORMAT>(codes.x, codes.y);
                 fragments[(2 * j + 1) / LANE_CHUNKS].chunk[i][(2 * j + 1) % LANE_CHUNKS] =
-                    widened<FORMAT>(codes.z, codes.w);
+                    operand<FORMAT>(codes.z, codes.w);
             }
     }
 };
@@ -65,7 +66,7 @@ KERNEL_ALONE(THREADS)
 #else
 KERNEL(THREADS)
 #endif
-generic_decode(MATMUL_PARAMETERS, const float* out_scale, float* amax) {
+generic_decode(MATMUL_PARAMETERS, const float* out_scale, float* amax, float beta) {
     DYNAMIC_SHARED(shared);
     float* const sums = reinterpret_cast<float*>(shared);  // [WARPS][SIDE][PITCH]
     const TileOrigin origin = dense_tile<SIDE, CHANNELS>(row_tiles);
@@ -117,7 +118,7 @@ generic_decode(MATMUL_PARAMETERS, const float* out_scale, float* amax) {
             for (int tile = 0; tile < TILES; ++tile) {
                 Sum partial = {};
 #pragma unroll
-                for (int step = 0; step < STEPS; ++step) multiply(partial, w[tile][step], t[step]);
+                for (int step = 0; step < STEPS; ++step) multiply<B, A>(partial, w[tile][step], t[step]);
 #pragma unroll
                 for (int e = 0; e < SUMS; ++e) {
                     float& acc = sum[unit][tile].of[e];
@@ -146,20 +147,14 @@ generic_decode(MATMUL_PARAMETERS, const float* out_scale, float* amax) {
     block_barrier();
 
     const Epilogue<FP8_OUT, FP8_BIAS> finish(bias, out_scale);
+    const Ending<FP8_OUT, FP8_ACTIVATION, FP8_ACCUMULATES> end = {beta};
     float largest = 0.0f;
-    for (int i = int(thread_x()); i < SIDE * CHANNELS; i += THREADS) {
-        const int row = i / CHANNELS, col = i % CHANNELS;
-        const long long y = first_row + row, x = first_col + col;
-        if (y >= m) break;
-        if (x >= n) continue;
-        float acc = sums[row * PITCH + col];
-#pragma unroll
-        for (int from = 1; from < WARPS; ++from) acc += sums[(from * SIDE + row) * PITCH + col];
+    for_each_sum<WARPS, SIDE, CHANNELS, PITCH>(sums, origin, m, n, [&](float acc, long long y, long long x) {
         const float across = BLOCKED ? 1.0f : scale_a[y * scale_a_row];
         const float along = BLOCKED ? 1.0f : scale_b[x * scale_b_row];
-        const float value = finish.value(acc, across, along, int(x));
+        const float value = end.of(finish.value(acc, across, along, int(x)), out, y * ldo + x);
         finish.store(out, y * ldo + x, value);
         if (AMAX) largest = maximum(largest, magnitude(value));
-    }
+    });
     if (AMAX) publish_amax(largest, amax);
 }

@@ -1,2 +1,2 @@
-#include "../../ptx/half_mma.cuh"
+#include "../../ptx/matrix.cuh"
 #include "mma.cuh"

@@ -1,19 +1,19 @@
 // out[m, n] = round(scale_a * (scale_b * acc) + bias), acc = sum over k of a[m, k] * b[n, k] in fp32, for many rows: any
-// m, n, k >= 0, any address and stride, any formats. Codes become 16-bit floats, exactly, on their way into shared
-// memory, and are multiplied by the GPU's matrix instructions. With BLOCKED scales the sum of every 128 of k is scaled
+// m, n, k >= 0, any address and stride, any formats. Codes are multiplied by the GPU's matrix instructions, by those of
+// 16-bit floats, which they become on their way into shared memory, exactly, where it has none for FP8. With BLOCKED scales the sum of every 128 of k is scaled
 // before it joins: acc = sum of scale_a * (scale_b * partial); with PROMOTED ones it joins in fp32 without a scale.
 //
 // A block makes a tile of ROWS x COLS, each of its warps WARP_ROWS x WARP_COLS tiles of 16 x 16 of it, in steps of DEPTH
 // of k (which divides 128). Rows past m and n load the last row again, and their results are dropped.
 // The caller owes: where ALIGNED, a, b, lda, ldb and k divisible by 16. Scales: the strides of the matrices over
 // (m, k blocks) and (n or n blocks, k blocks), 0 where broadcast; where B_BLOCK, COLS divides 128. amax is 0 before the
-// launch. Dynamic shared memory: 4 * (ROWS + COLS) * DEPTH bytes.
+// launch. Dynamic shared memory: 2 * (ROWS + COLS) * DEPTH operands.
 #pragma once
 #include "../args.cuh"
 #include "../epilogue.cuh"
 #include "../scheduler.cuh"
 #include "codes.cuh"
-#include "widened.cuh"
+#include "operands.cuh"
 
 constexpr int A = FP8_A, B = FP8_B, ROWS = FP8_ROWS, COLS = FP8_COLS, DEPTH = FP8_DEPTH;
 constexpr int WARP_ROWS = FP8_WARP_ROWS, WARP_COLS = FP8_WARP_COLS;
@@ -26,11 +26,12 @@ constexpr int CHUNKS = MMA_DEPTH / 8;
 static_assert(BLOCK_K % DEPTH == 0 && DEPTH % MMA_DEPTH == 0, "a step of k has one blocked scale");
 static_assert(!B_BLOCK || BLOCK_K % COLS == 0, "the columns of a tile have one blocked scale");
 
-// Where a chunk of eight numbers along k lies among the vectors of a tile in shared memory: those that a warp loads
-// together, and those that it stores together, lie in different banks.
+// Where a chunk of eight numbers along k lies among those of a tile in shared memory: those that a warp loads together,
+// and those that it stores together, lie in different banks.
 template <int HEIGHT>
 DEVICE int place(int slab, int row, int chunk) {
-    return (slab * HEIGHT + row) * CHUNKS + (chunk ^ (row / 2 % CHUNKS) ^ slab % 2 * 2);
+    constexpr int ROWS_OF_BANKS = 128 / (CHUNKS * int(sizeof(Chunk)));
+    return (slab * HEIGHT + row) * CHUNKS + (chunk ^ (row / ROWS_OF_BANKS % CHUNKS) ^ slab % 2 * 2);
 }
 
 // The codes of a step of a tile's rows, staged in registers between memory and shared memory: COUNT pieces of one row.
@@ -59,19 +60,19 @@ struct Stage {
     }
 
     // Steps of k are divisible by 16: they do not change where in its words a piece begins.
-    DEVICE void put(Vector16* tile, int at) const {
+    DEVICE void put(Chunk* tile, int at) const {
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) {
             const Vector16 codes = pieces.codes(i, from, left - at);
             const int slab = piece(i) / 2, chunk = piece(i) % 2 * 2;
-            tile[place<HEIGHT>(slab, row(), chunk)] = widened<FORMAT>(codes.x, codes.y);
-            tile[place<HEIGHT>(slab, row(), chunk + 1)] = widened<FORMAT>(codes.z, codes.w);
+            tile[place<HEIGHT>(slab, row(), chunk)] = operand<FORMAT>(codes.x, codes.y);
+            tile[place<HEIGHT>(slab, row(), chunk + 1)] = operand<FORMAT>(codes.z, codes.w);
         }
     }
 };
 
 template <int HEIGHT>
-DEVICE Fragment fragment(const Vector16* tile, int slab, int first_row) {
+DEVICE Fragment fragment(const Chunk* tile, int slab, int first_row) {
     Fragment result;
 #pragma unroll
     for (int i = 0; i < LANE_ROWS; ++i)
@@ -82,10 +83,10 @@ DEVICE Fragment fragment(const Vector16* tile, int slab, int first_row) {
 }
 
 KERNEL_ALONE(THREADS)
-generic_mma(MATMUL_PARAMETERS, const float* out_scale, float* amax) {
+generic_mma(MATMUL_PARAMETERS, const float* out_scale, float* amax, float beta) {
     DYNAMIC_SHARED(shared);
     constexpr int SIZE_A = ROWS * DEPTH / 8, SIZE_B = COLS * DEPTH / 8;
-    Vector16* const tiles = reinterpret_cast<Vector16*>(shared);
+    Chunk* const tiles = reinterpret_cast<Chunk*>(shared);
     const TileOrigin origin = dense_tile<ROWS, COLS>(row_tiles);
     const int first_row = origin.row, first_col = origin.column;
     const int warp = int(thread_x()) / WARP;
@@ -122,8 +123,8 @@ generic_mma(MATMUL_PARAMETERS, const float* out_scale, float* amax) {
         fill(0, 0);
     }
     for (int at = 0, buffer = 0; at < k; at += DEPTH, buffer ^= 1) {
-        const Vector16* const tile_a = tiles + buffer * (SIZE_A + SIZE_B);
-        const Vector16* const tile_b = tile_a + SIZE_A;
+        const Chunk* const tile_a = tiles + buffer * (SIZE_A + SIZE_B);
+        const Chunk* const tile_b = tile_a + SIZE_A;
         block_barrier();  // one a step: the other buffer was read before it
 #pragma unroll
         for (int slab = 0; slab < DEPTH / MMA_DEPTH; ++slab) {
@@ -134,7 +135,8 @@ generic_mma(MATMUL_PARAMETERS, const float* out_scale, float* amax) {
             for (int i = 0; i < WARP_ROWS; ++i) {
                 const Fragment rows = fragment<ROWS>(tile_a, slab, warp_row + i * MMA_SIDE);
 #pragma unroll
-                for (int j = 0; j < WARP_COLS; ++j) multiply(PROMOTED ? partial[i][j] : acc[i][j], rows, columns[j]);
+                for (int j = 0; j < WARP_COLS; ++j)
+                    multiply<A, B>(PROMOTED ? partial[i][j] : acc[i][j], rows, columns[j]);
             }
             if (slab == 0 && at + DEPTH < k) fill(at + DEPTH, buffer ^ 1);
         }
@@ -163,6 +165,7 @@ generic_mma(MATMUL_PARAMETERS, const float* out_scale, float* amax) {
     }
 
     const Epilogue<FP8_OUT, FP8_BIAS> finish(bias, out_scale);
+    const Ending<FP8_OUT, FP8_ACTIVATION, FP8_ACCUMULATES> end = {beta};
     float largest = 0.0f;
 #pragma unroll
     for (int i = 0; i < WARP_ROWS; ++i)
@@ -174,7 +177,7 @@ generic_mma(MATMUL_PARAMETERS, const float* out_scale, float* amax) {
                 if (row >= m || col >= n) continue;
                 const float across = BLOCKED ? 1.0f : scale_a[row * scale_a_row];
                 const float along = BLOCKED ? 1.0f : scale_b[col * scale_b_row];
-                const float value = finish.value(acc[i][j].of[e], across, along, col);
+                const float value = end.of(finish.value(acc[i][j].of[e], across, along, col), out, row * ldo + col);
                 finish.store(out, row * ldo + col, value);
                 if (AMAX) largest = maximum(largest, magnitude(value));
             }

@@ -1,7 +1,7 @@
 #include "../../ptx/mma.cuh"
 #include "../args.cuh"
 #include "../epilogue.cuh"
-#include "../scheduler.cuh"
+#include "../warp_sums.cuh"
 
 // out[m, n] = round(scale_a * (scale_b * acc) + bias), acc = sum over k of a[m, k] * b[n, k] in fp32, for few rows: the
 // weight b is streamed from memory once for every SIDE of them. With BLOCKED scales the sum of every 128 of k is scaled
@@ -108,10 +108,11 @@ struct Lane {
 
 constexpr int THREADS = WARPS * WARP;
 KERNEL(THREADS)
-sm89_decode(MATMUL_PARAMETERS) {
+sm89_decode(MATMUL_PARAMETERS, float beta) {
     DYNAMIC_SHARED(shared);
     float* const sums = reinterpret_cast<float*>(shared);  // [WARPS][SIDE][PITCH]
-    const auto [first_row, first_col] = dense_tile<SIDE, CHANNELS>(row_tiles);
+    const TileOrigin origin = dense_tile<SIDE, CHANNELS>(row_tiles);
+    const auto [first_row, first_col] = origin;
     const int warp = int(thread_x()) / WARP, g = int(lane()) / 4, q = int(lane()) % 4;
 
     Lane mine;
@@ -143,16 +144,11 @@ sm89_decode(MATMUL_PARAMETERS) {
     block_barrier();
 
     const Epilogue<FP8_OUT, FP8_BIAS> finish(bias, nullptr);
-    for (int i = int(thread_x()); i < SIDE * CHANNELS; i += THREADS) {
-        const int row = i / CHANNELS, col = i % CHANNELS;
-        const long long y = first_row + row, x = first_col + col;
-        if (y >= m) break;
-        if (x >= n) continue;
-        float acc = sums[row * PITCH + col];
-#pragma unroll
-        for (int from = 1; from < WARPS; ++from) acc += sums[(from * SIDE + row) * PITCH + col];
+    const Ending<FP8_OUT, FP8_ACTIVATION, FP8_ACCUMULATES> ending = {beta};
+    for_each_sum<WARPS, SIDE, CHANNELS, PITCH>(sums, origin, m, n, [&](float acc, long long y, long long x) {
         const float across = BLOCKED ? 1.0f : scale_a[y * scale_a_row];
         const float along = BLOCKED ? 1.0f : scale_b[x * scale_b_row];
-        finish.store(out, y * ldo + x, finish.value(acc, across, along, int(x)));
-    }
+        const float value = finish.value(acc, across, along, int(x));
+        finish.store(out, y * ldo + x, ending.of(value, out, y * ldo + x));
+    });
 }

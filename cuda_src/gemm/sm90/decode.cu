@@ -12,6 +12,7 @@
 //
 // Before the kernel that it follows has ended it reads only the weight, its scales and the bias, and those only if
 // `prefetch_weight` (a PDL prologue). If not, it lets its own dependents start only after its wait.
+// With PHASES the weight's rows begin at any address, and a tile has every PHASES-th channel (phases.cuh).
 // The rows of a can come in 16 bits instead, and then every block quantizes them for itself (quantize_rows.cuh).
 //
 // Constants, -DFP8_<name>: WIDTH 8, 16, 32, 64; SPLIT_K 1, 2, 4, 8; MULTICAST_TILES of a cluster, up to WIDTH / 8;
@@ -21,6 +22,9 @@
 // as fit. A_VECTORS: vectors of 8 elements of x that a thread quantizes, 0 where a comes as codes; else A_ROWS,
 // A_INPUT, A_MODE of quantize_rows, and A_STAGES k-blocks are all of a block. The tensor cores sum a k-block with
 // fewer bits than fp32 has, so every one is added (promoted) in fp32.
+//
+// PHASES: of how many residues of channels there are maps, 0 where one is enough; else a_map is of as many copies of a, of
+// WIDTH rows each, shifted by the offsets of the maps, with zeros before and behind, and k_blocks are those of a copy.
 //
 // The caller owes: maps of uint8, boxes of 64 * M_WARPGROUPS (weight) and WIDTH / MULTICAST_TILES (a) rows x 128
 // columns, 128-byte swizzle, zeros out of bounds; scale strides in elements, 0 where broadcast; at least SPLIT_K
@@ -38,25 +42,31 @@ struct Config {
                          ctas_per_sm = FP8_CTAS_PER_SM;
     static constexpr int stages = FP8_STAGES, a_stages = FP8_A_STAGES, prefetch_chunks = FP8_PREFETCH_CHUNKS;
     static constexpr int a_type = FP8_A_TYPE, b_type = FP8_B_TYPE, out_type = FP8_OUT, bias_type = FP8_BIAS;
+    static constexpr int activation = FP8_ACTIVATION, accumulates = FP8_ACCUMULATES;
     static constexpr int blockwise = FP8_BLOCKWISE, scale_rows = FP8_SCALE_ROWS;
+    static constexpr int phases = FP8_PHASES;
     static constexpr int a_vectors = FP8_A_VECTORS, a_rows = FP8_A_ROWS, a_input = FP8_A_INPUT, a_mode = FP8_A_MODE;
 };
 using C = DecodeLayout<Config>;
 using Part = UnitOf<C::width>;
 using Piece = Part::Piece;
 
-extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm)
-    sm90_decode(const __grid_constant__ TensorMap weight_map,
-#if FP8_A_VECTORS
-                const byte* x, long long x_stride, int x_vecs, float upper,
+extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_decode(
+#if FP8_PHASES
+    const __grid_constant__ PhasedMaps weight_map,
 #else
-                const __grid_constant__ TensorMap a_map,
+    const __grid_constant__ TensorMap weight_map,
 #endif
-                const float* scale_a, long long scale_a_row, long long scale_a_k, const float* __restrict__ scale_b,
-                long long scale_b_row, long long scale_b_k, const void* __restrict__ bias, void* out, long long ldo,
-                int m, int n, int k_blocks, int prefetch_weight) {
+#if FP8_A_VECTORS
+    const byte* x, long long x_stride, int x_vecs, float upper,
+#else
+    const __grid_constant__ TensorMap a_map,
+#endif
+    const float* scale_a, long long scale_a_row, long long scale_a_k, const float* __restrict__ scale_b,
+    long long scale_b_row, long long scale_b_k, const void* __restrict__ bias, void* out, long long ldo, int m, int n,
+    int k_blocks, int prefetch_weight, float beta) {
     extern __shared__ char dynamic[];
-    __shared__ alignas(8) word64 barriers[2 * C::stages + 2 * C::a_stages + 3];
+    __shared__ alignas(8) word64 barriers[DecodeBlock<C>::barriers];
     __shared__ float row_scales[C::width];
     __shared__ StageScales<C> stage_scales;  // if blockwise
 #if FP8_A_VECTORS
@@ -72,41 +82,13 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm)
     // that precedes it on the stream has ended. So it does that after its wait (in load_weight).
     if (prefetch_weight) grid_dependency_launch();
 
-    // After a shuffle the compiler knows that these are equal in a warp, and computes descriptors once for all of
-    // it.
-    const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     constexpr int ranks = C::split_k, units = C::units / ranks;
-    constexpr int epilogue_warps = units > 1 ? units / 2 : 1;  // of a block, for its part of the tile
-    const int rank = (int)blockIdx.x % ranks;
-    const int first = (int)blockIdx.x % C::cluster - rank;  // the tile's rank 0 in the cluster
-    const unsigned ring = (shared_address(dynamic) + 1023) & ~1023u, a_ring = ring + C::stages * C::weight_bytes;
-    const PipelineBarriers<C::stages> pipeline = {shared_address(barriers)};
-    const PipelineBarriers<C::a_stages> a_pipeline = {shared_address(barriers + 2 * C::stages)};
-    const unsigned reduce_full = shared_address(barriers + 2 * C::stages + 2 * C::a_stages),
-                   reduce_empty = reduce_full + 8, a_requested = reduce_empty + 8;
-    char* reduce_buf = dynamic + (ring - shared_address(dynamic)) + C::ring_bytes;
-
-    // Blocks that share loads of a have as many iterations, if need be with a tile past the end.
-    constexpr int channels = C::tile * C::multicast_tiles;
-    KBlockIterator k_iter((n + channels - 1) / channels * C::multicast_tiles, k_blocks, rank, ranks);
-
-    if (warp == C::consumers / 32) {
-        load_weight<C>(&weight_map, ring, pipeline, a_requested, k_iter, prefetch_weight, lane);
-        return;
-    }
-    if (warp == C::consumers / 32 + 1) {
-        load_a<C>(codes, a_ring, a_pipeline, reduce_full, epilogue_warps * ranks, k_iter, rank, first / ranks, lane);
-        return;
-    }
-    threads_sync(1, C::threads);
-    if (C::cluster > 1) cluster_arrive();
-    if (!prefetch_weight) grid_dependency_wait();
-
-    if (C::blockwise && warp == C::consumers / 32 + 2) {
-        const ScaleGrid of_a = {scale_a, scale_a_row, scale_a_k}, of_b = {scale_b, scale_b_row, scale_b_k};
-        load_scales<C>(stage_scales, a_pipeline, of_a, of_b, k_iter, m, n, lane);
-        return;
-    }
+    constexpr int storing_warps = units > 1 ? units / 2 : 1;  // of a block, for its part of the tile
+    DecodeBlock<C> block(dynamic, barriers, n, k_blocks);
+    const ScaleGrid of_a = {scale_a, scale_a_row, scale_a_k}, of_b = {scale_b, scale_b_row, scale_b_k};
+    if (block.loads(&weight_map, codes, stage_scales, of_a, of_b, m, n, storing_warps, prefetch_weight)) return;
+    const int warp = block.warp, lane = block.lane, rank = block.rank, first = block.first;
+    KBlockIterator& k_iter = block.k_iter;
 
     const int warpgroup = C::warpgroups > 1 ? warp / 4 : 0, quarter = warp % 4;
     const int m_warpgroup = warpgroup / C::k_warpgroups, k_warpgroup = warpgroup % C::k_warpgroups;
@@ -118,6 +100,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm)
     Ring<C::stages> next(k_warpgroup), oldest(k_warpgroup);  // to be multiplied, and to be released
     Ring<C::a_stages> a_next(k_warpgroup), a_oldest(k_warpgroup);
     const Epilogue<C::out_type, C::bias_type> epilogue(bias, nullptr);
+    const Ending<C::out_type, C::activation, C::accumulates> ending = {beta};
     float row_scale = 0.0f;
     // k-blocks of a whose stage is loaded again: when this block releases the others, a multicast peer may have ended.
     const int iterations = (k_iter.tiles - k_iter.tile + k_iter.step - 1) / k_iter.step;
@@ -125,26 +108,33 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm)
     int next_k_block = k_warpgroup;  // k-blocks to pass over before this warpgroup's next
 
     for (int iteration = 0; k_iter.tile < k_iter.tiles; ++iteration, k_iter.tile += k_iter.step) {
-        const int channel = k_iter.tile * C::tile + unit0 * 8 + lane / 4;
         float channel_scales[2] = {1.0f, 1.0f}, channel_biases[2] = {0.0f, 0.0f};
         if (k_warpgroup == 0 && in_epilogue) {
             for (int half = 0; half < 2; ++half) {
-                const int bounded = min(channel + 8 * half, n - 1);
+                const int bounded = min(C::Tile::channel(k_iter.tile, unit0 * 8 + lane / 4 + 8 * half), n - 1);
                 if (!C::blockwise) channel_scales[half] = scale_b[bounded * scale_b_row];
                 channel_biases[half] = epilogue.bias_of(bounded);
             }
-            if (ranks > 1 && leader) barrier_expect(reduce_full, (ranks - 1) * C::k_warpgroups * units * C::unit_bytes);
+            if (ranks > 1 && leader)
+                barrier_expect(block.reduce_full, (ranks - 1) * C::k_warpgroups * units * C::unit_bytes);
         }
         if (iteration == 0) {
             grid_dependency_wait();
             if constexpr (C::a_vectors > 0) {
                 quantize_rows<C::consumers, C::a_rows, C::a_vectors, C::width, C::a_input, C::a_type, C::a_mode>(
-                    dynamic + (a_ring - shared_address(dynamic)), row_scales, rows_of_x,
+                    dynamic + (block.a_ring - shared_address(dynamic)), row_scales, rows_of_x,
                     k_iter.first_k_block * (BLOCK_K / 8), k_iter.k_blocks * (BLOCK_K / 8), scale_a, scale_a_row, upper);
-                if (C::prefetch_chunks && threadIdx.x == 0) barrier_arrive(a_requested);
+                if (C::prefetch_chunks && threadIdx.x == 0) barrier_arrive(block.a_requested);
             } else if (!C::blockwise && threadIdx.x < C::width) {
                 row_scale = scale_a[min((int)threadIdx.x, m - 1) * scale_a_row];
             }
+        }
+        Addends<C::out_type, C::sums, C::accumulates> addends;  // arrive while the tile is multiplied
+#pragma unroll
+        for (int i = 0; i < C::sums; ++i) {
+            const int half = i / 2 % 2, row = i / 4 * 8 + lane % 4 * 2 + i % 2;
+            const int here = C::Tile::channel(k_iter.tile, unit0 * 8 + lane / 4 + 8 * half);
+            addends.load(i, out, row * ldo + here, k_warpgroup == 0 && owned[half] && row < m && here < n);
         }
         if (C::a_vectors) a_next = Ring<C::a_stages>(next_k_block);  // all of the block's k-blocks are there, and stay
 
@@ -153,10 +143,10 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm)
 #pragma unroll
         for (int i = 0; i < C::sums; ++i) sums[i] = products[0][i] = products[1][i] = 0.0f;
         const auto issue_mma = [&](float (&d)[C::sums]) {
-            pipeline.wait_full(next);
-            if (!C::a_vectors) a_pipeline.wait_full(a_next);
-            const word64 w = tile_descriptor(ring + next.stage * C::weight_bytes + m_warpgroup * 64 * BLOCK_K);
-            const word64 a = tile_descriptor(a_ring + a_next.stage * C::a_bytes);
+            block.pipeline.wait_full(next);
+            if (!C::a_vectors) block.a_pipeline.wait_full(a_next);
+            const word64 w = tile_descriptor(block.ring + next.stage * C::weight_bytes + m_warpgroup * 64 * BLOCK_K);
+            const word64 a = tile_descriptor(block.a_ring + a_next.stage * C::a_bytes);
             next.advance(C::k_warpgroups);
             a_next.advance(C::k_warpgroups);
             product_of_block<C::b_type, C::a_type>(d, w, a);
@@ -181,10 +171,10 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm)
             else product_wait<1>();
             registers_fence(d);
             __syncwarp();
-            if (lane == 0) pipeline.release(oldest);
-            if (!C::a_vectors && C::multicast_tiles == 1 && lane == 0) a_pipeline.release(a_oldest);
+            if (lane == 0) block.pipeline.release(oldest);
+            if (!C::a_vectors && C::multicast_tiles == 1 && lane == 0) block.a_pipeline.release(a_oldest);
             if (!C::a_vectors && C::multicast_tiles > 1 && lane < C::multicast_tiles && a_releases > 0)
-                remote_arrive(cluster_address(a_pipeline.empty(a_oldest), lane * ranks + rank));
+                remote_arrive(cluster_address(block.a_pipeline.empty(a_oldest), lane * ranks + rank));
             a_releases -= C::k_warpgroups;
             oldest.advance(C::k_warpgroups);
             a_oldest.advance(C::k_warpgroups);
@@ -199,6 +189,11 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm)
         // Two k-blocks an iteration: issue, issue the next, promote the first. If the loop contains its own prologue
         // and epilogue, or is in a function of its own, the compiler serializes the products (ptxas C7517).
         if (next_k_block < k_iter.k_blocks) {
+            if (C::phases && k_iter.first_k_block + next_k_block == 0) {
+                block.pipeline.wait_full(next);
+                char* const rows = dynamic + (block.ring - shared_address(dynamic)) + next.stage * C::weight_bytes;
+                C::Tile::clear_before(rows + m_warpgroup * 64 * BLOCK_K, weight_map, k_iter.tile, 8 + warpgroup);
+            }
             issue_mma(products[0]);
 #pragma unroll 1
             for (next_k_block += C::k_warpgroups; next_k_block + C::k_warpgroups < k_iter.k_blocks;
@@ -226,7 +221,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm)
             }
             if (C::cluster > 1) cluster_wait();  // the other blocks have initialized their barriers
         } else if (C::k_warpgroups > 1 || ranks > 1) {
-            barrier_wait(reduce_empty, (iteration - 1) & 1);
+            barrier_wait(block.reduce_empty, (iteration - 1) & 1);
         }
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -237,10 +232,11 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm)
             const int slot = (place * units + unit) * C::unit_bytes + lane * (int)sizeof(Piece);
             if (owned[half]) {
 #pragma unroll
-                for (int i = 0; i < Part::pieces; ++i) ((Piece*)(reduce_buf + slot))[32 * i] = Part::get(sums, half, i);
+                for (int i = 0; i < Part::pieces; ++i)
+                    ((Piece*)(block.reduce_buf + slot))[32 * i] = Part::get(sums, half, i);
             } else {
-                const unsigned there = cluster_address(shared_address(reduce_buf) + slot, first + owner);
-                const unsigned barrier = cluster_address(reduce_full, first + owner);
+                const unsigned there = cluster_address(shared_address(block.reduce_buf) + slot, first + owner);
+                const unsigned barrier = cluster_address(block.reduce_full, first + owner);
 #pragma unroll
                 for (int i = 0; i < Part::pieces; ++i)
                     remote_store(there + i * 32 * (int)sizeof(Piece), Part::get(sums, half, i), barrier);
@@ -251,22 +247,22 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm)
         if (C::k_warpgroups > 1) threads_sync(3 + m_warpgroup, 128 * C::k_warpgroups);
         if (!in_epilogue) continue;
 
-        if (ranks > 1) barrier_wait(reduce_full, iteration & 1);
+        if (ranks > 1) barrier_wait(block.reduce_full, iteration & 1);
 #pragma unroll(C::width > 16 ? 1 : 16)
         for (int place = 0; place < ranks * C::k_warpgroups - 1; ++place) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 if (!owned[half]) continue;
                 const int unit = place * units + unit0 + half - rank * units;
-                const Piece* slot = (const Piece*)(reduce_buf + unit * C::unit_bytes) + lane;
+                const Piece* slot = (const Piece*)(block.reduce_buf + unit * C::unit_bytes) + lane;
 #pragma unroll
                 for (int i = 0; i < Part::pieces; ++i) Part::add(sums, half, i, slot[32 * i]);
             }
         }
         __syncwarp();
         if (k_iter.tile + k_iter.step < k_iter.tiles && lane < ranks) {
-            if (ranks > 1) remote_arrive(cluster_address(reduce_empty, first + lane));
-            else barrier_arrive(reduce_empty);
+            if (ranks > 1) remote_arrive(cluster_address(block.reduce_empty, first + lane));
+            else barrier_arrive(block.reduce_empty);
         }
 
         // All numbers first, then all stores: interleaved, they would wait for each other.
@@ -279,8 +275,9 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm)
                 float& value = sums[4 * j + i];
                 if (!C::blockwise) value = epilogue.scaled(value, i & 1 ? rows.y : rows.x, channel_scales[i / 2]);
                 value = epilogue.biased(value, channel_biases[i / 2]);
+                value = ending.of(value, addends.number(4 * j + i));
             }
         }
-        store_part<C>(sums, owned, out, ldo, k_iter.tile * C::tile + unit0 * 8, m, n, lane);
+        store_part<C>(sums, owned, out, ldo, k_iter.tile, unit0 * 8, m, n, lane);
     }
 }

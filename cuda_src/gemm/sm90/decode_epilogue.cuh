@@ -35,26 +35,33 @@ struct UnitOf<8> {
     }
 };
 
-// Rounds and stores the channels from ``base`` on, of each eight only if they are ``owned``.
+// Rows that begin at ``to``, ``ldo`` elements of 16 bits apart, by what the places of all have in common: vectors of
+// some bytes may be stored where the number is divisible by as many.
+DEVICE unsigned alignment_of(const void* to, long long ldo) { return (unsigned)(size_t)to | 2 * (unsigned)ldo; }
+
+// Rounds and stores the 16 channels at a place of a tile, of each eight only if they are ``owned``.
 template <class C>
-DEVICE void store_part(const float (&sums)[C::sums], const bool (&owned)[2], void* to, long long ldo, int base, int m,
-                       int n, int lane) {
+DEVICE void store_part(const float (&sums)[C::sums], const bool (&owned)[2], void* to, long long ldo, int tile,
+                       int place, int m, int n, int lane) {
     using Out = typename Result<C::out_type>::Element;
     Out* const out = static_cast<Out*>(to);
-    if constexpr (C::out_type == FLOAT32) {
+    if constexpr (C::out_type == FLOAT32 || C::phases > 0) {
 #pragma unroll
         for (int i = 0; i < C::sums; ++i) {
-            const int row = i / 4 * 8 + lane % 4 * 2 + i % 2, half = i / 2 % 2, channel = base + lane / 4 + 8 * half;
-            if (owned[half] && row < m && channel < n) out[row * ldo + channel] = sums[i];
+            const int row = i / 4 * 8 + lane % 4 * 2 + i % 2, half = i / 2 % 2;
+            const int channel = C::Tile::channel(tile, place + lane / 4 + 8 * half);
+            if (owned[half] && row < m && channel < n) store_element<C::out_type>(to, row * ldo + channel, sums[i]);
         }
         return;
     }
+    const int base = C::Tile::channel(tile, place);
     unsigned pairs[C::sums / 2];
 #pragma unroll
     for (int i = 0; i < C::sums / 2; ++i)
         pairs[i] = warp_transpose(hardware_round_pair<C::out_type>(sums[2 * i], sums[2 * i + 1]));
     const bool whole = base + 16 <= n;
-    if (C::width > 8 && whole && (ldo & 7) == 0 && owned[0] && owned[1]) {
+    const unsigned alignment = alignment_of(to, ldo);
+    if (C::width > 8 && whole && alignment % 16 == 0 && owned[0] && owned[1]) {
         // Four threads have a row's channels of four matrices: each passes three on and stores one whole.
 #pragma unroll
         for (int i = 0; i < C::sums / 2; i += 4) {
@@ -67,7 +74,7 @@ DEVICE void store_part(const float (&sums)[C::sums], const bool (&owned)[2], voi
         return;
     }
     const int first = base + lane % 4 * 2;
-    const bool even = whole && (ldo & 1) == 0;
+    const bool even = whole && alignment % 4 == 0;
 #pragma unroll
     for (int i = 0; i < C::sums / 2; ++i) {
         const int row = i / 2 * 8 + lane / 4, half = i % 2, past = n - first - 8 * half;

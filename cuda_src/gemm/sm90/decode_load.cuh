@@ -1,13 +1,13 @@
-// The producer warps of a block, which load the weight, a, and blocked scales. Each initializes its own ring's
-// barriers.
+// How the blocks of sm90_decode and sm90_decode_rows begin, and their producer warps, which load the weight, a, and
+// blocked scales. Each of these warps initializes its own ring's barriers.
 //
 // Instructions before the first load add to the latency of a launch: initialization by all lanes of a warp, or waits
 // for barriers that were never used, cost 0.7 us.
 #pragma once
-#include "../pipeline.cuh"
+#include "phases.cuh"
 #include "../scheduler.cuh"
 
-// What follows from how the kernel is compiled (Config of decode.cu).
+// What follows from how a kernel is compiled (its Config).
 template <class Config>
 struct DecodeLayout : Config {
     static_assert(Config::split_k * Config::multicast_tiles <= 8, "a portable cluster");
@@ -22,12 +22,18 @@ struct DecodeLayout : Config {
     static constexpr int weight_bytes = tile * BLOCK_K, a_bytes = Config::width * BLOCK_K;  // of a stage
     static constexpr int ring_bytes = Config::stages * weight_bytes + Config::a_stages * a_bytes;
     static constexpr int units = tile / 8;  // of 8 channels, in a tile
+    using Tile = PhasedTile<Config::phases, tile>;
+    static constexpr int together = Config::multicast_tiles * Tile::phases;  // tiles of neighbouring channels
+    static_assert(Config::phases == 0 || (Config::multicast_tiles == 1 && Config::a_vectors + Config::blockwise == 0),
+                  "each tile has an a of its own, and its k-blocks are none of the scales'");
     static constexpr int unit_bytes = 8 * Config::width * 4;
     // Of a thread.
     static constexpr int sums = Config::warpgroup_channels * Config::width / 128;
+    // Scales of the weight that a tile has of a k-block: one more where its channels lie across their borders.
+    static constexpr bool across = tile % Config::scale_rows && Config::scale_rows % tile;
+    static constexpr int weight_scales = (tile + Config::scale_rows - 1) / Config::scale_rows + across;
     // Of a k-block: a's rows, then the weight's.
-    static constexpr int scales =
-        Config::width + (Config::scale_rows == 1 ? tile : (tile + Config::scale_rows - 1) / Config::scale_rows);
+    static constexpr int scales = Config::width + weight_scales;
     static constexpr int scale_lanes = scales < 32 ? scales : 32;
     static constexpr int cluster = Config::split_k * Config::multicast_tiles;
     // Every split_k-th block of a cluster: those of rank 0.
@@ -42,12 +48,12 @@ struct alignas(8) StageScales {
 
 // One warp, which also initializes the barrier `a_requested`. The prefetch is limited because a full ring, requested at
 // once, would be ahead of a in the memory's queue, and ahead of what a is made of.
-template <class C>
-DEVICE void load_weight(const TensorMap* map, unsigned ring, const PipelineBarriers<C::stages>& pipeline,
+template <class C, class Map>
+DEVICE void load_weight(const Map* map, unsigned ring, const PipelineBarriers<C::stages>& pipeline,
                         unsigned a_requested, KBlockIterator& k_iter, int prefetch_weight, int lane) {
     Ring<C::stages> at(0);
     if (lane == 0) {
-        map_prefetch(map);
+        C::Tile::prefetch(map);
         pipeline.init(1, 4 * C::m_warpgroups);
         if (C::prefetch_chunks) barrier_init(a_requested, 1);
         barrier_init_fence();
@@ -69,8 +75,8 @@ DEVICE void load_weight(const TensorMap* map, unsigned ring, const PipelineBarri
                     limited = !barrier_passed(a_requested, 0);
             }
             barrier_expect(pipeline.full(at), C::weight_bytes);
-            tile_load_once(ring + at.stage * C::weight_bytes, map, k_iter.k_block * BLOCK_K, k_iter.tile * C::tile,
-                           pipeline.full(at));
+            C::Tile::load(ring + at.stage * C::weight_bytes, map, k_iter.k_block * BLOCK_K, k_iter.tile,
+                          pipeline.full(at));
             k_iter.next();
             at.advance(1);
         }
@@ -111,7 +117,9 @@ DEVICE void load_a(const TensorMap* map, unsigned ring, const PipelineBarriers<C
                 if (C::multicast_tiles > 1)
                     tile_load_shared(to, map, k_iter.k_block * BLOCK_K, row, pipeline.full(at),
                                      C::multicast_mask << rank);
-                else tile_load(to, map, k_iter.k_block * BLOCK_K, 0, pipeline.full(at));
+                else
+                    tile_load(to, map, k_iter.k_block * BLOCK_K, k_iter.tile % C::Tile::phases * C::width,
+                              pipeline.full(at));
             }
         }
     }
@@ -152,3 +160,61 @@ DEVICE void load_scales(StageScales<C>& stage_scales, const PipelineBarriers<C::
     words_wait();
     if (C::cluster > 1) cluster_wait();
 }
+
+// A block: its place in the cluster, where its rings, their barriers and the reduction's buffer lie, and its k-blocks.
+template <class C>
+struct DecodeBlock {
+    static constexpr int barriers = 2 * C::stages + 2 * C::a_stages + 3;
+    static constexpr int channels = C::tile * C::together;
+
+    int warp, lane;
+    int rank, first;  // among the blocks of its tile; in the cluster, of the tile's rank 0
+    unsigned ring, a_ring;
+    PipelineBarriers<C::stages> pipeline;
+    PipelineBarriers<C::a_stages> a_pipeline;
+    unsigned reduce_full, reduce_empty, a_requested;
+    char* reduce_buf;
+    KBlockIterator k_iter;
+
+    // After a shuffle the compiler knows that `warp` is equal in a warp, as blockIdx is, and computes descriptors once
+    // for all of it. Blocks that share loads of a have as many iterations, if need be with a tile past the end.
+    DEVICE DecodeBlock(char* dynamic, word64* barriers_at, int n, int k_blocks)
+        : warp(__shfl_sync(0xffffffffu, threadIdx.x / 32, 0)),
+          lane(threadIdx.x % 32),
+          rank((int)blockIdx.x % C::split_k),
+          first((int)blockIdx.x % C::cluster - rank),
+          ring((shared_address(dynamic) + 1023) & ~1023u),
+          a_ring(ring + C::stages * C::weight_bytes),
+          pipeline{shared_address(barriers_at)},
+          a_pipeline{shared_address(barriers_at + 2 * C::stages)},
+          reduce_full(shared_address(barriers_at + 2 * C::stages + 2 * C::a_stages)),
+          reduce_empty(reduce_full + 8),
+          a_requested(reduce_empty + 8),
+          reduce_buf(dynamic + (ring - shared_address(dynamic)) + C::ring_bytes),
+          k_iter((n + channels - 1) / channels * C::together, k_blocks, rank, C::split_k) {}
+
+    // Returns whether the thread is of a producer warp, whose work is done then. `storing_warps` of each block of a tile
+    // release its reduction buffers.
+    template <class Map>
+    DEVICE bool loads(const Map* weight_map, const TensorMap* a_map, StageScales<C>& stage_scales,
+                      const ScaleGrid& of_a, const ScaleGrid& of_b, int m, int n, int storing_warps,
+                      int prefetch_weight) {
+        if (warp == C::consumers / 32) {
+            load_weight<C>(weight_map, ring, pipeline, a_requested, k_iter, prefetch_weight, lane);
+            return true;
+        }
+        if (warp == C::consumers / 32 + 1) {
+            load_a<C>(a_map, a_ring, a_pipeline, reduce_full, storing_warps * C::split_k, k_iter, rank,
+                      first / C::split_k, lane);
+            return true;
+        }
+        threads_sync(1, C::threads);
+        if (C::cluster > 1) cluster_arrive();
+        if (!prefetch_weight) grid_dependency_wait();
+        if (C::blockwise && warp == C::consumers / 32 + 2) {
+            load_scales<C>(stage_scales, a_pipeline, of_a, of_b, k_iter, m, n, lane);
+            return true;
+        }
+        return false;
+    }
+};

@@ -1,29 +1,32 @@
 // Products of 17 to 64 rows on sm_90a: out[m, n] = round(scale_a * (scale_b * (a[m, k] @ weight[n, k]^T)) + bias).
 //
-// As decode.cu, but the rows of a are wgmma's M side of 64, and its N side has 128 channels. The tensor cores then read
-// a from shared memory once for 128 channels, not for 64, a thread has scales of two rows, not of all, and an epilogue
-// stores rows as it has them (experiments/2026-11-rows-on-the-m-side).
+// As decode.cu, but the rows of a are wgmma's M side of 64, and its N side has CHANNELS. The tensor cores then read
+// a from shared memory once for up to 128 channels, not for 64, a thread has scales of two rows, not of all, and an
+// epilogue stores rows as it has them (experiments/2026-11-rows-on-the-m-side).
 //
-// A tile is 128 channels, which one warpgroup multiplies. k is split over the SPLIT_K blocks of a cluster that share a
+// A tile is CHANNELS channels, which one warpgroup multiplies: as many as make the tiles of all blocks come out even. k is split over the SPLIT_K blocks of a cluster that share a
 // tile, in k-blocks of 128. They complete parts of the tile that are as equal as units of 8 channels allow: partial sums
 // are stored into the owner's reduction buffer (DSMEM) and added in the order of their numbers, so equal inputs give
 // equal bits. What comes before the wait, and how blocks share what they load of a, is as in decode.cu.
 //
-// Constants, -DFP8_<name>: SPLIT_K 1 to 8; MULTICAST_TILES; STAGES, A_STAGES; A_TYPE, B_TYPE, OUT, BIAS,
+// Constants, -DFP8_<name>: CHANNELS, a multiple of 8 from 72 to 128; SPLIT_K 1 to 8; MULTICAST_TILES; STAGES, A_STAGES; A_TYPE, B_TYPE, OUT, BIAS,
 // PREFETCH_CHUNKS as in decode.cu; BLOCKWISE 1: scales of a 1x128, of the weight 128x128.
 //
-// The caller owes: maps of uint8, boxes of 128 (weight) and 64 / MULTICAST_TILES (a) rows x 128 columns, 128-byte
+// The caller owes: maps of uint8, boxes of CHANNELS (weight) and 64 / MULTICAST_TILES (a) rows x 128 columns, 128-byte
 // swizzle, zeros out of bounds; scale strides in elements, 0 where broadcast; at least SPLIT_K k-blocks, a first tile for
 // every cluster; of dynamic shared memory ring_bytes, 1,024 and (SPLIT_K - 1) * MOST_UNITS * unit_bytes.
 #include "decode_load.cuh"
-#include "../epilogue.cuh"
+#include "decode_epilogue.cuh"
 
 // How the kernel is compiled: all -D names of this source, which are read here alone.
 struct Config {
-    static constexpr int width = 64, warpgroup_channels = 128, m_warpgroups = 1, k_warpgroups = 1, a_vectors = 0;
+    static constexpr int width = 64, warpgroup_channels = FP8_CHANNELS, m_warpgroups = 1, k_warpgroups = 1,
+                         a_vectors = 0;
+    static constexpr int phases = 0;
     static constexpr int split_k = FP8_SPLIT_K, multicast_tiles = FP8_MULTICAST_TILES;
     static constexpr int stages = FP8_STAGES, a_stages = FP8_A_STAGES, prefetch_chunks = FP8_PREFETCH_CHUNKS;
     static constexpr int a_type = FP8_A_TYPE, b_type = FP8_B_TYPE, out_type = FP8_OUT, bias_type = FP8_BIAS;
+    static constexpr int activation = FP8_ACTIVATION, accumulates = FP8_ACCUMULATES;
     static constexpr int blockwise = FP8_BLOCKWISE, scale_rows = BLOCK_K;
 };
 using C = DecodeLayout<Config>;
@@ -51,7 +54,7 @@ DEVICE void store_unit(const float (&values)[4], void* to, long long ldo, int ro
     } else {
         const unsigned pairs[2] = {hardware_round_pair<C::out_type>(values[0], values[1]),
                                    hardware_round_pair<C::out_type>(values[2], values[3])};
-        if (channel + 8 <= n && (ldo & 3) == 0) {
+        if (channel + 8 <= n && alignment_of(to, ldo) % 8 == 0) {
             // Of two neighbours one stores four channels of the first row, the other of the second.
             const bool odd = lane & 1;
             const unsigned other = __shfl_xor_sync(0xffffffffu, odd ? pairs[0] : pairs[1], 1);
@@ -75,53 +78,28 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
                      const float* scale_a, long long scale_a_row, long long scale_a_k,
                      const float* __restrict__ scale_b, long long scale_b_row, long long scale_b_k,
                      const void* __restrict__ bias, void* out, long long ldo, int m, int n, int k_blocks,
-                     int prefetch_weight) {
+                     int prefetch_weight, float beta) {
     extern __shared__ char dynamic[];
-    __shared__ alignas(8) word64 barriers[2 * C::stages + 2 * C::a_stages + 3];
+    __shared__ alignas(8) word64 barriers[DecodeBlock<C>::barriers];
     __shared__ StageScales<C> stage_scales;  // if blockwise
     // Of a tile and of the next one.
     __shared__ alignas(8) float channel_scales[2][C::tile], channel_biases[2][C::tile];
 
     if (prefetch_weight) grid_dependency_launch();  // else after the wait, as in decode.cu
 
-    const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     constexpr int ranks = C::split_k;
-    const int rank = (int)blockIdx.x % ranks;
-    const int first = (int)blockIdx.x % C::cluster - rank;  // the tile's rank 0 in the cluster
-    const int active = min((m + 15) / 16, 4);               // warps that have rows of a
-    const unsigned ring = (shared_address(dynamic) + 1023) & ~1023u, a_ring = ring + C::stages * C::weight_bytes;
-    const PipelineBarriers<C::stages> pipeline = {shared_address(barriers)};
-    const PipelineBarriers<C::a_stages> a_pipeline = {shared_address(barriers + 2 * C::stages)};
-    const unsigned reduce_full = shared_address(barriers + 2 * C::stages + 2 * C::a_stages),
-                   reduce_empty = reduce_full + 8, a_requested = reduce_empty + 8;
-    char* reduce_buf = dynamic + (ring - shared_address(dynamic)) + C::ring_bytes;
-
-    // Blocks that share loads of a have as many iterations, if need be with a tile past the end.
-    constexpr int channels = C::tile * C::multicast_tiles;
-    KBlockIterator k_iter((n + channels - 1) / channels * C::multicast_tiles, k_blocks, rank, ranks);
-
-    if (warp == C::consumers / 32) {
-        load_weight<C>(&weight_map, ring, pipeline, a_requested, k_iter, prefetch_weight, lane);
-        return;
-    }
-    if (warp == C::consumers / 32 + 1) {
-        load_a<C>(&a_map, a_ring, a_pipeline, reduce_full, active * ranks, k_iter, rank, first / ranks, lane);
-        return;
-    }
-    threads_sync(1, C::threads);
-    if (C::cluster > 1) cluster_arrive();
-    if (!prefetch_weight) grid_dependency_wait();
-
-    if (C::blockwise && warp == C::consumers / 32 + 2) {
-        const ScaleGrid of_a = {scale_a, scale_a_row, scale_a_k}, of_b = {scale_b, scale_b_row, scale_b_k};
-        load_scales<C>(stage_scales, a_pipeline, of_a, of_b, k_iter, m, n, lane);
-        return;
-    }
+    const int active = min((m + 15) / 16, 4);  // warps that have rows of a
+    DecodeBlock<C> block(dynamic, barriers, n, k_blocks);
+    const ScaleGrid of_a = {scale_a, scale_a_row, scale_a_k}, of_b = {scale_b, scale_b_row, scale_b_k};
+    if (block.loads(&weight_map, &a_map, stage_scales, of_a, of_b, m, n, active, prefetch_weight)) return;
+    const int warp = block.warp, lane = block.lane, rank = block.rank, first = block.first;
+    KBlockIterator& k_iter = block.k_iter;
 
     const int row = warp * 16 + lane / 4;
     Ring<C::stages> next(0), oldest(0);  // to be multiplied, and to be released
     Ring<C::a_stages> a_next(0), a_oldest(0);
     const Epilogue<C::out_type, C::bias_type> epilogue(bias, nullptr);
+    const Ending<C::out_type, C::activation, C::accumulates> ending = {beta};
     float row_scales[2] = {1.0f, 1.0f};
     // k-blocks of a whose stage is loaded again: when this block releases the others, a multicast peer may have ended.
     const int iterations = (k_iter.tiles - k_iter.tile + k_iter.step - 1) / k_iter.step;
@@ -130,9 +108,11 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
     for (int iteration = 0; k_iter.tile < k_iter.tiles; ++iteration, k_iter.tile += k_iter.step) {
         const int channel = k_iter.tile * C::tile, own = min(channel + (int)threadIdx.x, n - 1);
         const float channel_scale = C::blockwise ? 1.0f : scale_b[own * scale_b_row];
+        // The first unit of channels that has the tile's second scale.
+        const int border = C::across ? (BLOCK_K - channel % BLOCK_K) / 8 : UNITS;
         const float channel_bias = epilogue.bias_of(own);
         if (ranks > 1 && threadIdx.x == 0)
-            barrier_expect(reduce_full,
+            barrier_expect(block.reduce_full,
                            (ranks - 1) * active * WARP_UNIT_BYTES * (first_unit_of(rank + 1) - first_unit_of(rank)));
         if (iteration == 0) {
             grid_dependency_wait();
@@ -146,10 +126,10 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
 #pragma unroll
         for (int i = 0; i < C::sums; ++i) sums[i] = products[0][i] = products[1][i] = 0.0f;
         const auto issue_mma = [&](float (&d)[C::sums]) {
-            pipeline.wait_full(next);
-            a_pipeline.wait_full(a_next);
-            const word64 w = tile_descriptor(ring + next.stage * C::weight_bytes);
-            const word64 a = tile_descriptor(a_ring + a_next.stage * C::a_bytes);
+            block.pipeline.wait_full(next);
+            block.a_pipeline.wait_full(a_next);
+            const word64 w = tile_descriptor(block.ring + next.stage * C::weight_bytes);
+            const word64 a = tile_descriptor(block.a_ring + a_next.stage * C::a_bytes);
             next.advance(1);
             a_next.advance(1);
             product_of_block<C::a_type, C::b_type>(d, a, w);
@@ -157,28 +137,32 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
         // Adds the products of the oldest k-block; the last has none behind it.
         const auto promote = [&](float (&d)[C::sums], bool last) {
             const float* const scales = stage_scales.of[C::blockwise ? a_oldest.stage : 0];
-            float scales_a[2] = {1.0f, 1.0f};
+            // Scales of the lane's rows times the weight's, and those that hold from the border on.
+            float scales_a[2] = {1.0f, 1.0f}, beyond[2] = {1.0f, 1.0f};
             if constexpr (C::blockwise) {
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
-                    scales_a[half] = scales[row + 8 * half];
-                    scales_a[half] *= scales[C::width];
+                    beyond[half] = scales[row + 8 * half];
+                    scales_a[half] = beyond[half] * scales[C::width];
+                    if (C::across) beyond[half] *= scales[C::width + 1];
                 }
             }
             if (last) product_wait<0>();
             else product_wait<1>();
             registers_fence(d);
             __syncwarp();
-            if (lane == 0) pipeline.release(oldest);
-            if (C::multicast_tiles == 1 && lane == 0) a_pipeline.release(a_oldest);
+            if (lane == 0) block.pipeline.release(oldest);
+            if (C::multicast_tiles == 1 && lane == 0) block.a_pipeline.release(a_oldest);
             if (C::multicast_tiles > 1 && lane < C::multicast_tiles && a_releases > 0)
-                remote_arrive(cluster_address(a_pipeline.empty(a_oldest), lane * ranks + rank));
+                remote_arrive(cluster_address(block.a_pipeline.empty(a_oldest), lane * ranks + rank));
             --a_releases;
             oldest.advance(1);
             a_oldest.advance(1);
 #pragma unroll
             for (int i = 0; i < C::sums; ++i) {
-                if constexpr (C::blockwise) sums[i] = fma_flushing(scales_a[i / 2 % 2], d[i], sums[i]);
+                if constexpr (C::blockwise)
+                    sums[i] = fma_flushing(C::across && i / 4 >= border ? beyond[i / 2 % 2] : scales_a[i / 2 % 2], d[i],
+                                           sums[i]);
                 else sums[i] += d[i];
             }
         };
@@ -201,32 +185,40 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
         }
 
         const int turn = iteration & 1;
-        if (!C::blockwise) channel_scales[turn][threadIdx.x] = channel_scale;
-        if (C::bias_type >= 0) channel_biases[turn][threadIdx.x] = channel_bias;
+        if (threadIdx.x < C::tile) {
+            if (!C::blockwise) channel_scales[turn][threadIdx.x] = channel_scale;
+            if (C::bias_type >= 0) channel_biases[turn][threadIdx.x] = channel_bias;
+        }
         if (!C::blockwise || C::bias_type >= 0) threads_sync(2, C::consumers);
         if (ranks > 1) {
             if (iteration == 0) cluster_wait();  // the other blocks have initialized their barriers
-            else barrier_wait(reduce_empty, turn ^ 1);
+            else barrier_wait(block.reduce_empty, turn ^ 1);
         }
         if (warp >= active) continue;
+        Addends<C::out_type, C::sums, C::accumulates> addends;  // arrive while partial sums are exchanged
+#pragma unroll
+        for (int i = 0; i < C::sums; ++i) {
+            const int of = row + i / 2 % 2 * 8, here = channel + i / 4 * 8 + lane % 4 * 2 + i % 2;
+            addends.load(i, out, of * ldo + here, (ranks == 1 || owner_of(i / 4) == rank) && of < m && here < n);
+        }
         if constexpr (ranks > 1) {
 #pragma unroll
             for (int unit = 0; unit < UNITS; ++unit) {
                 const int owner = owner_of(unit);
                 if (owner == rank) continue;
                 const int slot = slot_of(rank - (rank > owner), unit, warp);
-                const unsigned there = cluster_address(shared_address(reduce_buf), first + owner);
+                const unsigned there = cluster_address(shared_address(block.reduce_buf), first + owner);
                 remote_store(there + slot + lane * (int)sizeof(float4),
                              make_float4(sums[4 * unit], sums[4 * unit + 1], sums[4 * unit + 2], sums[4 * unit + 3]),
-                             cluster_address(reduce_full, first + owner));
+                             cluster_address(block.reduce_full, first + owner));
             }
-            barrier_wait(reduce_full, turn);
+            barrier_wait(block.reduce_full, turn);
 #pragma unroll 2
             for (int place = 0; place < ranks - 1; ++place) {
 #pragma unroll
                 for (int unit = 0; unit < UNITS; ++unit) {
                     if (owner_of(unit) != rank) continue;
-                    const float4 other = ((const float4*)(reduce_buf + slot_of(place, unit, warp)))[lane];
+                    const float4 other = ((const float4*)(block.reduce_buf + slot_of(place, unit, warp)))[lane];
                     sums[4 * unit] += other.x;
                     sums[4 * unit + 1] += other.y;
                     sums[4 * unit + 2] += other.z;
@@ -235,7 +227,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
             }
             __syncwarp();
             if (k_iter.tile + k_iter.step < k_iter.tiles && lane < ranks)
-                remote_arrive(cluster_address(reduce_empty, first + lane));
+                remote_arrive(cluster_address(block.reduce_empty, first + lane));
         }
 
 #pragma unroll
@@ -252,6 +244,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
                 if (!C::blockwise)
                     values[i] = epilogue.scaled(values[i], row_scales[i / 2], i % 2 ? scales.y : scales.x);
                 values[i] = epilogue.biased(values[i], i % 2 ? biases.y : biases.x);
+                values[i] = ending.of(values[i], addends.number(4 * unit + i));
             }
             store_unit(values, out, ldo, row, channel + unit * 8, m, n, lane);
         }

@@ -28,6 +28,7 @@ struct Config {
                          scales = FP8_SCALES, scale_tiles = FP8_SCALE_TILES;
     static constexpr int a_type = FP8_A_TYPE, b_type = FP8_B_TYPE, out_type = FP8_OUT, bias_type = FP8_BIAS,
                          amax = FP8_AMAX;
+    static constexpr int activation = FP8_ACTIVATION, accumulates = FP8_ACCUMULATES;
     static constexpr int store_tiles = FP8_STORE_TILES, buffers = FP8_BUFFERS;
 };
 using C = TiledLayout<Config>;
@@ -41,9 +42,9 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
                const float* __restrict__ scale_a, long long scale_a_row, long long scale_a_k,
                const float* __restrict__ scale_b, long long scale_b_row, long long scale_b_k,
                const void* __restrict__ bias, void* out, long long ldo, int m, int n, int k_blocks, int prefetch_weight,
-               const float* out_scale, float* amax) {
+               const float* out_scale, float* amax, float beta) {
     extern __shared__ char dynamic[];
-    __shared__ alignas(8) word64 barriers[2 * C::stages], vector_barriers[4];
+    __shared__ alignas(8) word64 barriers[2 * C::stages], vector_barriers[4 + (C::accumulates ? C::groups : 0)];
     __shared__ alignas(128) float stage_scales[C::stages][C::stage_scales];
     __shared__ alignas(8) float vectors[2][C::vectors];
     __shared__ TileOrigin origins[2];
@@ -61,6 +62,8 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
     if (threadIdx.x == 0) {
         pipeline.init(C::loaders, C::math_warps);
         vector_pipeline.init(C::vector_threads, C::math_warps);
+        if constexpr (C::accumulates)
+            for (int i = 0; i < C::groups; ++i) barrier_init(shared_address(vector_barriers + 4 + i), 1);
         barrier_init_fence();
         map_prefetch(&weight_map);
         map_prefetch(&a_map);
@@ -91,8 +94,10 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
 
     const int group = warp / 4 - 1;
     TileMath<C> math = {{}, {}, {}, pipeline, stage_scales, ring, a_ring, group, warp % 4, lane};
-    const TileStore<C> store = {
+    TileStore<C> store = {
         &out_map, out, ldo, m, n, warp / 4, warp % 4, lane, staging + group * (C::buffers * C::buffer_bytes)};
+    if constexpr (C::accumulates) store.addend_full = shared_address(vector_barriers + 4 + group);
+    const Ending<C::out_type, C::activation, C::accumulates> ending = {beta};
     epilogue = {bias, out_scale};  // which the launch before may have written
     float largest = 0.0f;
     Ring<C::stages> at(0);
@@ -103,6 +108,8 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
         const TileOrigin origin = {__shfl_sync(0xffffffffu, origins[vectors_at.stage].row, 0),
                                    __shfl_sync(0xffffffffu, origins[vectors_at.stage].column, 0)};
         --tiles_left;
+        const int first_row = origin.row + math.slice_row(0), slice_step = math.slice_row(1) - math.slice_row(0);
+        if constexpr (C::accumulates) store.load_round(0, first_row, slice_step, origin.column);
         const float* const of_tile = vectors[vectors_at.stage];
         const auto store_slice = [&](auto of) {
             constexpr int chosen = decltype(of)::value, pieces = C::pieces;
@@ -112,20 +119,20 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
 #pragma unroll
                 for (int i = 2 * from; i < 2 * end; ++i)
                     scales_a[i / 2][i % 2] = of_tile[math.slice_row(i / 2) + math.lane_row() + i % 2 * 8];
-            const auto value = [&](int slice, int i) {
+            const auto value = [&](int slice, int i, float addend) {
                 [[maybe_unused]] const int channel = i / 4 * 8 + lane % 4 * 2 + i % 2;
                 float sum = math.sums[math.set_of(decltype(turn)::value, slice)][i];
                 if constexpr (!C::along_k)
                     sum = epilogue.scaled(sum, scales_a[slice][i / 2 % 2], of_tile[C::channel_scales_at + channel]);
                 if constexpr (C::bias_type >= 0) sum = epilogue.biased(sum, of_tile[C::bias_at + channel]);
+                sum = ending.of(sum, addend);
                 if constexpr (C::amax)
                     if (origin.row + math.slice_row(slice) + math.lane_row() + i / 2 % 2 * 8 < m &&
                         origin.column + channel < n)
                         largest = maximum(largest, magnitude(sum));
                 return C::out_type > BFLOAT16 ? sum * epilogue.reciprocal : sum;
             };
-            store.template tile<from * pieces, end * pieces>(value, origin.row + math.slice_row(0),
-                                                             math.slice_row(1) - math.slice_row(0), origin.column);
+            store.template tile<from * pieces, end * pieces>(value, first_row, slice_step, origin.column);
         };
         math.template run<decltype(turn)::value>(at, k_blocks, origin, tiles_left > 0, store_slice);
         if (tiles_left == 0) return false;

@@ -29,8 +29,8 @@ struct TiledLayout : Config {
     // Whether a tile's first products are issued before the tile before is stored: where a warpgroup has two slices. It
     // stores one while the other is multiplied. Promoted products are apart from the sums, chains need a set of sums that
     // the tile does not use; what else a thread holds decides whether there is room.
-    static constexpr bool ahead =
-        Config::m_slices == 2 && (promoted ? Config::scales != SCALES_GROUP : Config::amax == 0);
+    static constexpr bool ahead = Config::m_slices == 2 && !Config::accumulates && Config::activation == 0 &&
+                                  (promoted ? Config::scales != SCALES_GROUP : Config::amax == 0);
     // Sums of 64 rows that a thread has. Promoted ones stay where they are; chains move on: the next tile's first slice
     // begins in the set that this one does not use.
     static constexpr int sets = Config::m_slices + (ahead && !promoted);
@@ -57,7 +57,7 @@ struct TiledLayout : Config {
     static constexpr int buffer_bytes = 64 * piece_bytes;
     static_assert(Config::m_slices * pieces % Config::buffers == 0, "rounds of staging are alike");
     static_assert(Config::columns % 32 == 0, "whole words of the weight's swizzle");
-    using Tiles = PersistentTiles<rows, Config::columns, 32 / (Config::groups * Config::m_slices)>;
+    using Tiles = PersistentTiles<rows, Config::columns, 32 / (Config::groups * Config::m_slices), Config::accumulates>;
 };
 
 // A thread: the tiles of one operand, so many bytes of a stage; beside those of a their scales, where TMA loads them.

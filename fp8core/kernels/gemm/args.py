@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple, Protocol
 
+from fp8core.kernels.encodings import ACTIVATION
 from fp8core.problem import ScaledMm
-from fp8core.runtime.args import Int32, Int64, Pointer
+from fp8core.runtime.args import Float32, Int32, Int64, Pointer
 
 
 class MatmulLaunch(Protocol):
@@ -64,6 +65,18 @@ class MatmulArgs(NamedTuple):
     def of(cls, p: ScaledMm, row_tiles: int) -> "MatmulArgs":
         """Return a problem's numbers; ``row_tiles`` tiles cover the rows."""
         return cls(0, p.lda, 0, p.ldb, ScaledArgs.of(p), p.m, p.n, p.k, row_tiles)
+
+
+class MatmulBetaArgs(NamedTuple):
+    """Of sm89_decode and gfx9_decode."""
+
+    matmul: MatmulArgs
+    beta: Float32
+
+
+def ending(p: ScaledMm) -> dict[str, int]:
+    """Return the constants of `Ending` (cuda_src/gemm/epilogue.cuh), which every kernel of a product has."""
+    return {"FP8_ACTIVATION": ACTIVATION[p.activation], "FP8_ACCUMULATES": int(p.beta != 0)}
 
 
 class Matmul(partial[None]):

@@ -1,20 +1,29 @@
 """The fallback products: any shape, address, stride, format and mix of scales, on the matrix instructions of any GPU.
 
-Codes become 16-bit floats in registers, exactly: fp16 on NVIDIA GPUs, bf16 on AMD's. Two kernels share how codes are
-loaded and converted, the instructions and the epilogue: one for few rows, which streams the weight and keeps no tile of
-it, and one for many, with tiles in shared memory.
+Where a warp of the GPU has instructions for both formats, these multiply the codes. Elsewhere codes become 16-bit
+floats in registers, exactly: fp16 on NVIDIA GPUs, bf16 on AMD's. Two kernels share how codes are loaded and converted,
+the instructions and the epilogue: one for few rows, which streams the weight and keeps no tile of it, and one for many,
+with tiles in shared memory.
 """
 
 from typing import Final, NamedTuple
 
 from fp8core import host
+from fp8core.features import features
 from fp8core.kernels.encodings import FORMAT, RESULT, TYPE, ceil_div, power_of_two
-from fp8core.kernels.gemm.args import Matmul, MatmulArgs, ready
-from fp8core.kernels.gemm.requirements import FLOAT32_SCALES, NOT_BOTH_E5M2, few_rows, grid_fits
+from fp8core.kernels.gemm.args import Matmul, MatmulArgs, ending, ready
+from fp8core.kernels.gemm.requirements import (
+    AMD_FORMATS,
+    FLOAT32_SCALES,
+    NOT_BOTH_E5M2,
+    OCP_FORMATS,
+    few_rows,
+    grid_fits,
+)
 from fp8core.kernels.requirements import platform
 from fp8core.problem import BLOCK, ScaledMm, Target
 from fp8core.runtime import jit
-from fp8core.runtime.args import Pointer
+from fp8core.runtime.args import Float32, Pointer
 from fp8core.table import Kernel, Launch
 
 SIDE: Final = 16
@@ -39,6 +48,7 @@ class GenericArgs(NamedTuple):
     matmul: MatmulArgs
     out_scale: Pointer
     amax: Pointer
+    beta: Float32
 
 
 class Tile(NamedTuple):
@@ -67,6 +77,12 @@ SMALL_COST: Final = 0.4
 def is_rdna(target: Target) -> bool:
     """Return whether each lane holds two or four times as much of an operand as on other GPUs."""
     return target.platform == "hip" and target.warp == 32
+
+
+def is_direct(p: ScaledMm) -> bool:
+    """Return whether a warp of the GPU has an instruction for codes of both formats."""
+    known = AMD_FORMATS if p.target.platform == "hip" else OCP_FORMATS
+    return "fp8_mma" in features(p.target) and known.check(p) is None
 
 
 def is_blocked(p: ScaledMm) -> bool:
@@ -105,6 +121,16 @@ def plan_clear_amax(target: Target) -> Launch:
     return launcher.bind_args((1, 1, 1), ClearArgs(0))
 
 
+def depth_of(p: ScaledMm) -> int:
+    """Return how much of k generic_mma stages at a time.
+
+    What is on its way from memory and the sums have to fit into the registers, and 16-bit floats into AMD's LDS.
+    """
+    if p.target.platform == "cuda":
+        return 64 if is_aligned(p) or not is_promoted(p) else 32
+    return 64 if is_aligned(p) and is_direct(p) else 32
+
+
 def mma_grid(p: ScaledMm) -> tuple[int, int]:
     """Return the blocks of a launch of generic_mma and their threads."""
     return tile(p).blocks(p.m, p.n), tile(p).warps() * p.target.warp
@@ -121,6 +147,8 @@ def constants(p: ScaledMm) -> dict[str, int]:
         "FP8_B_BLOCK": int(p.scale_b == "block"),
         "FP8_AMAX": int(p.amax),
         "FP8_ALIGNED": int(is_aligned(p)),
+        "FP8_DIRECT": int(is_direct(p)),
+        **ending(p),
     }
 
 
@@ -133,8 +161,7 @@ def plan_mma(p: ScaledMm, shape: Tile | None = None) -> Matmul:
     """
     shape = shape or tile(p)
     compiled = constants(p)
-    # What is staged between memory and shared memory, and two sums, have to fit into the registers; AMD's LDS is small.
-    depth = 32 if p.target.platform == "hip" or (is_promoted(p) and not compiled["FP8_ALIGNED"]) else 64
+    depth = depth_of(p)
     launcher = jit.prepare(
         p.target,
         "gemm/generic/mma",
@@ -150,10 +177,10 @@ def plan_mma(p: ScaledMm, shape: Tile | None = None) -> Matmul:
         },
         GenericArgs,
         block=shape.warps() * p.target.warp,
-        shared_bytes=4 * (shape.rows + shape.cols) * depth,
+        shared_bytes=(2 if is_direct(p) else 4) * (shape.rows + shape.cols) * depth,
         programmatic=True,
     )
-    args = GenericArgs(MatmulArgs.of(p, ceil_div(p.m, shape.rows)), 0, 0)
+    args = GenericArgs(MatmulArgs.of(p, ceil_div(p.m, shape.rows)), 0, 0, p.beta)
     return _ready(p, launcher.bind_args((shape.blocks(p.m, p.n), 1, 1), args))
 
 
@@ -208,7 +235,7 @@ def plan_decode(p: ScaledMm, shape: Layout | None = None) -> Matmul:
         shared_bytes=4 * shape.warps * shape.side * (SIDE * shape.tiles + 4),
         programmatic=True,
     )
-    args = GenericArgs(MatmulArgs.of(p, ceil_div(p.m, shape.side)), 0, 0)
+    args = GenericArgs(MatmulArgs.of(p, ceil_div(p.m, shape.side)), 0, 0, p.beta)
     return _ready(p, launcher.bind_args((shape.blocks(p.m, p.n), 1, 1), args))
 
 

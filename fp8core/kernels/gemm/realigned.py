@@ -168,6 +168,9 @@ UNALIGNED: Final = Requirement(
 )
 SOME_OF_ALL: Final = Requirement(lambda p: p.k > 0 and p.n >= CHANNELS, "needs k > 0 and n >= 8, got k={p.k} n={p.n}")
 ONE_LAUNCH_AMAX: Final = Requirement(lambda p: not p.amax, "takes no amax, as two launches share the result")
+RESULT_IN_PLACE: Final = Requirement(
+    lambda p: p.beta == 0 or not copies_out(p), "takes no beta where it copies the result, got {p.beta}"
+)
 ANY_ORDER: Final = Requirement(
     lambda p: not p.batch_invariant, "not batch-invariant: it is chosen by m, and so are the kernels between the copies"
 )
@@ -200,5 +203,5 @@ def realigned(kernels: tuple[Kernel, ...]) -> Kernel:
         lambda p: p.m > MANY_ROWS,
         f"slower for few rows, as it copies the weight or the result: preferred for m > {MANY_ROWS}; got m={{p.m}}",
     )
-    requires = (UNALIGNED, SOME_OF_ALL, ONE_LAUNCH_AMAX, ANY_ORDER, FEW_COPIES, Requirement.of(check))
+    requires = (UNALIGNED, SOME_OF_ALL, ONE_LAUNCH_AMAX, RESULT_IN_PLACE, ANY_ORDER, FEW_COPIES, Requirement.of(check))
     return Kernel("realigned", requires, plan, (many,))

@@ -5,7 +5,7 @@ from typing import Final
 
 from fp8core.features import features
 from fp8core.kernels.encodings import ceil_div
-from fp8core.problem import WIDE, ScaledMm, native_e4m3
+from fp8core.problem import ITEMSIZE, WIDE, ScaledMm, native_e4m3
 from fp8core.runtime import limits
 from fp8core.table import Refusal, Requirement
 
@@ -50,6 +50,14 @@ WIDE_RESULT: Final = Requirement(
 STRIDES_OF_16: Final = Requirement(
     lambda p: p.k > 0 and p.lda % 16 == 0 and p.ldb % 16 == 0,
     "needs k > 0 and lda and ldb that are multiples of 16, got k={p.k} lda={p.lda} ldb={p.ldb}",
+)
+CODES_AT_16: Final = Requirement(
+    lambda p: max(p.alignment, p.codes_alignment) % 16 == 0,
+    "needs a and b at addresses and in rows aligned to 16 bytes, got {p.codes_alignment}",
+)
+WHOLE_ELEMENTS: Final = Requirement(
+    lambda p: max(p.alignment, p.out_alignment) % ITEMSIZE[p.out] == 0,
+    "needs out at an address divisible by the size of its elements, got {p.out} aligned to {p.out_alignment}",
 )
 STEPS_OF_16: Final = Requirement(
     lambda p: 0 < p.k < 1 << 30 and p.k % 16 == 0 and p.lda % 16 == 0 and p.ldb % 16 == 0,

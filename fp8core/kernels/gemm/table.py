@@ -7,13 +7,35 @@ from fp8core.kernels.gemm.blaslt.rows import CUBLASLT_ROWS, HIPBLASLT_ROWS
 from fp8core.kernels.gemm.generic import GENERIC_DECODE, GENERIC_MMA, HOST
 from fp8core.kernels.gemm.mma.decode import SM89_DECODE
 from fp8core.kernels.gemm.realigned import realigned
-from fp8core.kernels.gemm.sm90.decode import SM90_DECODE
+from fp8core.kernels.gemm.sm90 import decode_cost
+from fp8core.kernels.gemm.sm90.decode import SM90_DECODE, config_for
+from fp8core.kernels.gemm.sm90.decode_unaligned import SM90_DECODE_UNALIGNED
 from fp8core.kernels.gemm.sm90.tiled import SM90_TILED
+from fp8core.kernels.gemm.sm90.tiled_cost import us as by_tiles
 from fp8core.problem import ScaledMm
-from fp8core.table import Table
+from fp8core.table import Requirement, Table
 
-ALIGNED: Final = (SM90_DECODE, SM90_TILED, SM89_DECODE, *CUBLASLT_ROWS, GFX9_DECODE, *HIPBLASLT_ROWS)
+ALWAYS_FASTER: Final = 16
+"""Up to so many rows no kernel was measured to be faster than sm90_decode: then nothing is compared."""
+MARGIN: Final = 1.04
+"""How many times the estimate of sm90_tiled that of sm90_decode may be: beside a quantization it overlaps more, and its
+sums are more exact."""
+
+
+def _decode_pays(p: ScaledMm) -> bool:
+    if p.m <= ALWAYS_FASTER or p.batch_invariant or SM90_TILED.refusal(p) is not None:
+        return True
+    return decode_cost.us(p, config_for) <= MARGIN * by_tiles(p)
+
+
+DECODE_PAYS: Final = Requirement(
+    _decode_pays, "estimated to take longer than sm90_tiled, with m={p.m} n={p.n} k={p.k} and scale_a per {p.scale_a}"
+)
+DECODE: Final = SM90_DECODE._replace(prefers=(*SM90_DECODE.prefers, DECODE_PAYS))
+ALIGNED: Final = (DECODE, SM90_TILED, SM89_DECODE, *CUBLASLT_ROWS, GFX9_DECODE, *HIPBLASLT_ROWS)
 """Rows that need operands in aligned rows."""
 REALIGNED: Final = realigned(ALIGNED)
-SCALED_MM: Final = Table("scaled_mm", ScaledMm, *ALIGNED, REALIGNED, GENERIC_DECODE, GENERIC_MMA, HOST)
+SCALED_MM: Final = Table(
+    "scaled_mm", ScaledMm, *ALIGNED, SM90_DECODE_UNALIGNED, REALIGNED, GENERIC_DECODE, GENERIC_MMA, HOST
+)
 """The rows of `scaled_mm`; a plan is a `fp8core.kernels.gemm.args.Matmul`."""

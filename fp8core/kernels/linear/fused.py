@@ -40,6 +40,7 @@ class FusedArgs(NamedTuple):
     x_vecs: Int32
     upper: Float32
     common: CommonArgs
+    beta: Float32
 
 
 def fused_config(problem: Linear) -> DecodeConfig:
@@ -73,7 +74,7 @@ def plan_fused(problem: Linear) -> Matmul:
     launcher, grid = launcher_for(p, config, FusedArgs, quantizer)
     assert problem.scale_ub is not None
     x = 0, problem.x_stride * ITEMSIZE[quantize.x], quantize.cols // VEC8, problem.scale_ub
-    launch = launcher.bind_args(grid, FusedArgs(b"", *x, CommonArgs.of(p)))
+    launch = launcher.bind_args(grid, FusedArgs(b"", *x, CommonArgs.of(p), p.beta))
     return ready_kernel(launch, b_maps=tensor_maps(p.n, p.k, p.ldb, config.tile))
 
 

@@ -1,2 +1,2 @@
-#include "../half_mma.cuh"
+#include "../matrix.cuh"
 #include "../../../cuda_src/gemm/generic/mma.cuh"

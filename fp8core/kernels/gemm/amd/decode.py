@@ -6,7 +6,7 @@ Compiled and emulated, never run on an AMD GPU: the constants that only speed de
 from typing import Final
 
 from fp8core.kernels.encodings import FORMAT, RESULT, TYPE, ceil_div, power_of_two
-from fp8core.kernels.gemm.args import Matmul, MatmulArgs, ready_kernel
+from fp8core.kernels.gemm.args import Matmul, MatmulArgs, MatmulBetaArgs, ending, ready_kernel
 from fp8core.kernels.gemm.requirements import (
     AMD_FORMATS,
     FLOAT32_SCALES,
@@ -57,13 +57,14 @@ def plan_decode(p: ScaledMm) -> Matmul:
             "FP8_B": FORMAT[p.b],
             "FP8_OUT": RESULT[p.out],
             "FP8_BIAS": TYPE[p.bias] if p.bias else -1,
+            **ending(p),
             "FP8_WAVEFRONTS": threads // p.target.warp,
             "FP8_UNROLL": UNROLL,
         },
-        MatmulArgs,
+        MatmulBetaArgs,
         block=threads,
     )
-    launch = launcher.bind_args((blocks, 1, 1), MatmulArgs.of(p, ceil_div(p.m, SIDE)))
+    launch = launcher.bind_args((blocks, 1, 1), MatmulBetaArgs(MatmulArgs.of(p, ceil_div(p.m, SIDE)), p.beta))
     return ready_kernel(launch)
 
 

@@ -7,7 +7,14 @@ weight (k rows, n columns) and their B the tokens (k, m): the only orientation t
 import ctypes
 from typing import Final, Literal, NamedTuple
 
-from fp8core.kernels.gemm.blaslt.dialects import EPILOGUE_BIAS, EPILOGUE_DEFAULT, SCALE_MODES, SCALE_TYPE, ScaleMode
+from fp8core.kernels.gemm.blaslt.dialects import (
+    EPILOGUE_BIAS,
+    EPILOGUE_DEFAULT,
+    EPILOGUE_GELU,
+    SCALE_MODES,
+    SCALE_TYPE,
+    ScaleMode,
+)
 from fp8core.kernels.gemm.blaslt.library import Handle, Library
 from fp8core.problem import FORMATS, Target
 
@@ -24,7 +31,10 @@ MODES: Final[dict[Scales, tuple[ScaleMode, ScaleMode]]] = {
 
 
 class Product(NamedTuple):
-    """``out = scale_a * (scale_b * (a @ b)) + bias``, in shapes and strides that the library is to take as they are."""
+    """``out = scale_a * (scale_b * (a @ b)) + bias``, in shapes and strides that the library is to take as they are.
+
+    With ``beta`` times what out held before, and GELU.
+    """
 
     target: Target
     m: int
@@ -47,6 +57,9 @@ class Product(NamedTuple):
     ldo: int
     alignment: int
     """Of the addresses of a, b and out, in bytes."""
+    gelu: bool = False
+    """By its tanh approximation."""
+    beta: float = 0.0
 
 
 class Layouts:
@@ -73,7 +86,7 @@ def describe(library: Library, product: Product) -> Handle:
     operation.set("TRANSA", dialect.operation_t)
     operation.set("TRANSB", dialect.operation_n)
     operation.set("FAST_ACCUM", int(product.fast_accum))
-    operation.set("EPILOGUE", EPILOGUE_BIAS if product.bias else EPILOGUE_DEFAULT)
+    operation.set("EPILOGUE", EPILOGUE_BIAS * bool(product.bias) | EPILOGUE_GELU * product.gelu or EPILOGUE_DEFAULT)
     if product.bias:
         operation.set("BIAS_DATA_TYPE", dialect.types[product.bias])
     for operand, mode in zip("AB", MODES[product.scales], strict=True):

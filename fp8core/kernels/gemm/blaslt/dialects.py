@@ -14,6 +14,8 @@ ScaleMode = Literal["SCALAR", "OUTER_VEC", "VEC128", "BLK128x128"]
 SCALE_MODES: Final[dict[ScaleMode, int]] = {"SCALAR": 0, "OUTER_VEC": 3, "VEC128": 4, "BLK128x128": 5}
 EPILOGUE_DEFAULT: Final = 1
 EPILOGUE_BIAS: Final = 4
+EPILOGUE_GELU: Final = 32
+"""The tanh approximation; with a bias its bit is set, too."""
 SCALE_TYPE: Final = 0
 """CUDA_R_32F and HIP_R_32F: alpha, beta and the scales are fp32."""
 

@@ -3,13 +3,13 @@
 from typing import Final, NamedTuple
 
 from fp8core.kernels.encodings import RESULT, TYPE, ceil_div
-from fp8core.kernels.gemm.args import Matmul, ready
+from fp8core.kernels.gemm.args import Matmul, ending, ready
 from fp8core.kernels.gemm.blaslt import matmul
 from fp8core.kernels.gemm.blaslt.mapping import accumulation, padded
 from fp8core.kernels.gemm.generic import plan_clear_amax
 from fp8core.problem import ScaledMm
 from fp8core.runtime import jit
-from fp8core.runtime.args import Int32, Int64, Pointer
+from fp8core.runtime.args import Float32, Int32, Int64, Pointer
 from fp8core.table import Launch
 
 THREADS: Final = 256
@@ -34,6 +34,7 @@ class EpilogueArgs(NamedTuple):
     m: Int32
     n: Int32
     column_tiles: Int32
+    beta: Float32
 
 
 def plan_end(p: ScaledMm) -> Launch:
@@ -52,13 +53,14 @@ def plan_end(p: ScaledMm) -> Launch:
             "FP8_OUT": RESULT[p.out],
             "FP8_BIAS": TYPE[p.bias] if p.bias else -1,
             "FP8_AMAX": int(p.amax),
+            **ending(p),
             "FP8_THREADS": THREADS,
         },
         EpilogueArgs,
         block=THREADS,
         programmatic=True,
     )
-    numbers = (0, 0, p.ldo, 0, 0, p.m, p.n, column_tiles)
+    numbers = (0, 0, p.ldo, 0, 0, p.m, p.n, column_tiles, p.beta)
     args = EpilogueArgs(0, 0, p.scale_a_strides[0], 0, p.scale_b_strides[0], *numbers)
     finish = launcher.bind_args((column_tiles * min(p.m, at_once), 1, 1), args)
     if not p.amax:

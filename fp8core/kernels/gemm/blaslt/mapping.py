@@ -20,6 +20,8 @@ SCALES: Final[dict[tuple[str, str], Scales]] = {
 VECTOR_ALIGNMENT: Final = 16
 """cuBLASLt 13.1 answers a product with status 15 when a scale's address is not divisible by this (H200)."""
 
+GELU: Final = "gelu_tanh"
+"""The activation that the libraries have by themselves, of those that products have."""
 FOUR: Final = 4
 """The libraries' VEC128 scales want m divisible by this; pad_m.py and split_m.py have products of other m."""
 
@@ -44,12 +46,14 @@ def product(p: ScaledMm, m: int | None = None) -> Product:
         ldb=p.ldb,
         ldo=p.ldo,
         alignment=p.alignment,
+        gelu=p.activation == GELU,
+        beta=p.beta,
     )
 
 
 def accumulation(p: ScaledMm) -> Product:
-    """Return the product of ``p`` without scales and bias, into dense rows of fp32."""
-    return product(p._replace(scale_a="tensor", scale_b="tensor"))._replace(
+    """Return the product of ``p`` without scales and all that follows them, into dense rows of fp32."""
+    return product(p._replace(scale_a="tensor", scale_b="tensor", activation="", beta=0.0))._replace(
         scales="unit", out="float32", ldo=p.n, bias="", out_scale=False, amax=False
     )
 

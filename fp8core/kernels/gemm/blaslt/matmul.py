@@ -12,7 +12,6 @@ from fp8core.kernels.gemm.blaslt.query import algorithms
 from fp8core.runtime import device
 
 _ONE: Final = ctypes.c_float(1.0)
-_ZERO: Final = ctypes.c_float(0.0)
 
 
 def plan(product: Product, number: int = 0) -> Matmul:
@@ -39,7 +38,8 @@ def plan(product: Product, number: int = 0) -> Matmul:
     matrices = layouts.weight, layouts.tokens, layouts.addend, layouts.out
     weight, tokens, addend, result = (address(matrix.handle) for matrix in matrices)
     algorithm = ctypes.create_string_buffer(candidate.algorithm, len(candidate.algorithm))
-    algorithm_at, one, zero = (address(ctypes.addressof(x)) for x in (algorithm, _ONE, _ZERO))
+    factor, accumulates = ctypes.c_float(product.beta), product.beta != 0
+    algorithm_at, one, beta = (address(ctypes.addressof(x)) for x in (algorithm, _ONE, factor))
     workspace_bytes = ctypes.c_size_t.from_param(candidate.workspace_bytes)
     pool = [Operation(library, product)]
 
@@ -57,7 +57,7 @@ def plan(product: Product, number: int = 0) -> Matmul:
         if operation.addresses != pointers:
             operation.point(pointers)
         out_at = address(out)
-        handle, addend_at = shared, None
+        handle, addend_at = shared, out_at if accumulates else None
         if per_stream:  # and its C is described as its D
             stream = device.known(stream)
             handle, addend_at = address(of_stream.get(stream) or handle_of(stream)), out_at
@@ -69,7 +69,7 @@ def plan(product: Product, number: int = 0) -> Matmul:
             weight,
             address(a),
             tokens,
-            zero,
+            beta,
             addend_at,
             addend,
             out_at,
@@ -86,7 +86,7 @@ def plan(product: Product, number: int = 0) -> Matmul:
         if status:
             library.check("Matmul", status, product)
 
-    made = ready(launch, scratch_bytes=candidate.workspace_bytes, owns=(layouts, algorithm))
+    made = ready(launch, scratch_bytes=candidate.workspace_bytes, owns=(layouts, algorithm, factor))
     if per_stream:
         library.handles.keep_spare(ordinal)
         with library.handles.using(ordinal):

@@ -1,6 +1,6 @@
 """How long an algorithm of cuBLASLt is likely to take on Hopper, judged by its tile, its cluster and its workspace.
 
-The constants are fitted on one half of the products of `bench/choice.py`, on an H200, and judged on the other half
+The constants are fitted to products of `bench/choice_cases.py`, on an H200, and judged on others
 (tests/package/test_choice.py; experiments/2026-11-choice).
 """
 
@@ -13,39 +13,54 @@ from fp8core.kernels.encodings import ceil_div
 from fp8core.kernels.gemm.blaslt.library import Library
 from fp8core.problem import BLOCK
 
-LAUNCH_US: Final = 2.8
+LAUNCH_US: Final = 2.7
 """Of a launch and of filling the pipelines, when weights come from memory."""
-PRODUCT_US: Final = 21.2e-6
+PRODUCT_US: Final = 2.055e-5
 """Of a multiprocessor, for one result of a tile and a k-block of 128."""
-BLOCKWISE: Final = 1.2
+BLOCKWISE: Final = 1.029
 """Times as much with scales that change along k."""
 LARGE_TILE: Final = 192 * 128
 """From here on a tile takes all consumers of a block, so that nothing is multiplied while it is written out."""
-LARGE: Final = 1.1
+LARGE: Final = 1.143
+LARGE_BLOCKWISE: Final = 1.179
 """Times as much for such a tile."""
-LOAD_US: Final = 1.32e-3
+LOAD_US: Final = 1.339e-3
 """Of a multiprocessor, for a row of 128 codes that it loads. Blocks of a cluster share what they have in common."""
-HIDDEN: Final = 0.92
+UNALIGNED: Final = 0.611
+"""The part by which loads take longer where rows do not begin at multiples of 128 bytes."""
+ZEROS: Final = 2.3
+"""How many rows more each row counts for that a tile has beyond those of a, and that TMA fills with zeros."""
+HIDDEN: Final = 0.875
 """The part of the lesser of products and loads that the greater one hides."""
-SHARED_US: Final = 0.4e-3
+SHARED_US: Final = 0.342e-3
 """Of a multiprocessor, for a row of 128 codes that `wgmma` reads from shared memory, or that is written there."""
-ROUND_US: Final = 0.3
+SWAPPED: Final = 1.107
+"""Times as much where tokens are on its M side."""
+SHARED_WEIGHT_US: Final = 0.0139
+"""Of a k-block whose weight is loaded for several blocks: they wait for one another."""
+ROUND_US: Final = 0.398
 """Of a round: of filling a pipeline anew."""
-RESULT_US: Final = 1.0e-5
-"""Of a tile's end, for one result."""
-BYTES_A_US: Final = 4.05e6
+RESULT_US: Final = 1.87e-5
+BLOCKWISE_RESULT_US: Final = 4.18e-5
+"""Of a tile's end, for one result, and more of it with scales that change along k."""
+HEAT: Final = 0.014
+BLOCKWISE_HEAT: Final = 0.196
+"""What a k-block takes more in a product of many rounds, as the clock falls; of a few of them, a part of it."""
+WHOLE_ROUNDS: Final = 0.77
+"""By which part the time grows with whole rounds; by the rest it grows with tiles."""
+BYTES_A_US: Final = 4.18e6
 """From memory."""
-OVERLAP: Final = 4.0
+OVERLAP: Final = 3.7
 """The exponent of the norm that joins the times of the memory and of the multiprocessors: the greater hides most."""
 NARROW: Final = 128
-PAIRED: Final = 1.08
+PAIRED: Final = 1.081
 """Times as much for one round of tiles of fewer than `NARROW` channels whose blocks share tokens in pairs: what holds
 them up is not known."""
-COUNTER_US: Final = 2.5
+COUNTER_US: Final = 4.26
 """Of clearing a counter of tiles, a workspace of a few bytes, before the launch."""
 COUNTER_BYTES: Final = 64
-SPLIT_US: Final = 1.3
-PARTIAL_US: Final = 3.6e-6
+SPLIT_US: Final = 2.87
+PARTIAL_US: Final = 2.61e-6
 """Of adding up the parts of a k that is split, and for one number of one part."""
 WGMMA_M: Final = 64
 """The M side of `wgmma`, which has the tile's channels, or its tokens if the channels are no multiple of it."""
@@ -115,19 +130,14 @@ def us(work: Work, config: Config, workspace_bytes: int) -> float:
     channels, tokens, split_k, along_n, along_m = config
     if not channels:
         return math.inf
-    products = channels * tokens * PRODUCT_US * (BLOCKWISE if work.blockwise else 1.0)
-    if channels * tokens >= LARGE_TILE:
-        products *= LARGE
-    loads = LOAD_US * (channels / along_m + tokens / along_n)
-    swapped = channels % WGMMA_M != 0
-    rows, columns = (tokens, channels) if swapped else (channels, tokens)
-    shared = SHARED_US * (ceil_div(rows, WGMMA_M) * (WGMMA_M + columns) + rows + columns)
-    k_block = max(products, loads, shared) + (1 - HIDDEN) * min(products, loads)
     whole_n = ceil_div(ceil_div(work.n, channels), along_n) * along_n
     whole_m = ceil_div(ceil_div(work.m, tokens), along_m) * along_m
-    rounds = ceil_div(whole_n * whole_m * split_k, work.multiprocessors)
+    share = whole_n * whole_m * split_k / work.multiprocessors
+    rounds = math.ceil(share)
+    k_block = _k_block_us(work, config) * (1 + (BLOCKWISE_HEAT if work.blockwise else HEAT) * (1 - 1 / rounds))
+    end = channels * tokens * (RESULT_US + (BLOCKWISE_RESULT_US if work.blockwise else 0.0))
     k_blocks = ceil_div(ceil_div(work.k, split_k), BLOCK)
-    busy = rounds * (k_blocks * k_block + ROUND_US + RESULT_US * channels * tokens)
+    busy = (WHOLE_ROUNDS * rounds + (1 - WHOLE_ROUNDS) * max(1.0, share)) * (k_blocks * k_block + ROUND_US + end)
     moved = work.n * work.k + work.m * work.k + work.out_bytes * work.m * work.n
     memory = moved / BYTES_A_US
     slower = PAIRED if rounds == 1 and channels < NARROW and (along_n, along_m) == (2, 1) else 1.0
@@ -137,6 +147,25 @@ def us(work: Work, config: Config, workspace_bytes: int) -> float:
     if split_k > 1:
         found += SPLIT_US + PARTIAL_US * work.m * work.n * split_k
     return found
+
+
+def _k_block_us(work: Work, config: Config) -> float:
+    """Return what a tile takes for a k-block, if nothing else were going on."""
+    channels, tokens, _, along_n, along_m = config
+    products = channels * tokens * PRODUCT_US * (BLOCKWISE if work.blockwise else 1.0)
+    if channels * tokens >= LARGE_TILE:
+        products *= LARGE_BLOCKWISE if work.blockwise else LARGE
+    zeros = ZEROS * max(0, tokens - work.m)
+    loads = LOAD_US * (channels / along_m + (tokens + zeros) / along_n)
+    if work.k % BLOCK:
+        loads *= 1 + UNALIGNED
+    swapped = channels % WGMMA_M != 0
+    rows, columns = (tokens, channels) if swapped else (channels, tokens)
+    shared = SHARED_US * (ceil_div(rows, WGMMA_M) * (WGMMA_M + columns) + rows + columns)
+    if swapped:
+        shared *= SWAPPED
+    longest = max(products, loads, shared) + (1 - HIDDEN) * min(products, loads)
+    return longest + (SHARED_WEIGHT_US if along_m > 1 else 0.0)
 
 
 def attribute(library: Library, algorithm: bytes, which: tuple[int, int]) -> int:

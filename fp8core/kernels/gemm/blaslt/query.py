@@ -33,6 +33,8 @@ class Candidate(NamedTuple):
 
     us: float | None = None
     """How long it is estimated to take, where a model was fitted, on Hopper, and knows the tile."""
+    place: int = 0
+    """Where the library has it among all that it offers, on Hopper."""
 
     @property
     def name(self) -> str:
@@ -123,9 +125,12 @@ def heuristic(library: Library, handle: int, product: Product) -> tuple[Candidat
         *(candidate for candidate in dict.fromkeys(others) if candidate not in own and query.takes(candidate)),
     )
     work = work_of(product)
-    estimated = [(us(work, Config.of(library, one.algorithm), one.workspace_bytes), one) for one in able]
-    estimated.sort(key=lambda pair: pair[0])
-    return tuple(one._replace(us=time if math.isfinite(time) else None) for time, one in estimated)
+    times = [us(work, Config.of(library, one.algorithm), one.workspace_bytes) for one in able]
+    estimated = (
+        one._replace(us=time if math.isfinite(time) else None, place=place)
+        for place, (one, time) in enumerate(zip(able, times, strict=True))
+    )
+    return tuple(sorted(estimated, key=lambda one: math.inf if one.us is None else one.us))
 
 
 def work_of(product: Product) -> Work:

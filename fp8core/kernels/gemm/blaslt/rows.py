@@ -9,6 +9,7 @@ from fp8core.kernels.gemm.blaslt.descriptors import Product
 from fp8core.kernels.gemm.blaslt.epilogue import plan_epilogue
 from fp8core.kernels.gemm.blaslt.mapping import (
     FOUR,
+    GELU,
     NATIVE_BIAS,
     SCALES,
     VECTOR_ALIGNMENT,
@@ -127,6 +128,13 @@ GIVES_AMAX: Final = Requirement(
 ADDS_BIAS: Final = Requirement(
     lambda p: not p.bias or p.bias in NATIVE_BIAS[p.out], "the library does not add a {p.bias} bias to a {p.out} result"
 )
+HAS_ACTIVATION: Final = Requirement(
+    lambda p: p.activation in ("", GELU), f"the library has the activation {GELU} alone, got {{p.activation}}"
+)
+NO_ENDING: Final = Requirement(
+    lambda p: not p.activation and p.beta == 0,
+    "takes no activation and no beta, as it copies or divides the result, got {p.activation!r} and {p.beta}",
+)
 FOURS: Final = Requirement(
     lambda p: p.scale_a != "group" or p.m % FOUR == 0,
     f"the library takes 1x128 scales of rows that are a multiple of {FOUR}, got m={{p.m}}",
@@ -164,11 +172,11 @@ AMD_ROW_RESULT: Final = Requirement(
 _ANY: Final = (NOT_BOTH_E5M2, FLOAT32_SCALES, ANY_BATCH, aligned(16), DIVISIBLE)
 _CUDA: Final = (CUDA, TENSOR_CORES, OCP_NAMES, *_ANY)
 _HIP: Final = (HIP, TENSOR_CORES, AMD_FORMATS, *_ANY)
-_LIBRARY: Final = (ALIGNED_ROWS, KNOWN_SCALES, GIVES_CODES, GIVES_AMAX, ADDS_BIAS)
+_LIBRARY: Final = (ALIGNED_ROWS, KNOWN_SCALES, GIVES_CODES, GIVES_AMAX, ADDS_BIAS, HAS_ACTIVATION)
 _FOURS: Final = (FOURS, FOURS_OF_CHANNELS)
 _DIRECT: Final = (LIKE_SCALES, *_FOURS, NO_OUT_SCALE, ALIGNED_VECTORS, SCALES_IN_PLACE, offered(product))
 _RELAYOUT: Final = (*_FOURS, ALIGNED_AMAX, offered(product))
-_RAGGED: Final = (*_CUDA, supports("wgmma"), K_BLOCKS, *_LIBRARY, FOURS_OF_CHANNELS, RAGGED)
+_RAGGED: Final = (*_CUDA, supports("wgmma"), K_BLOCKS, *_LIBRARY, NO_ENDING, FOURS_OF_CHANNELS, RAGGED)
 _EPILOGUE: Final = (NO_K_BLOCKS, ALIGNED_ACCUMULATORS, offered(accumulation))
 
 

@@ -7,7 +7,7 @@ and run on an H200, which takes it apart into others; the constants that only sp
 from typing import Final
 
 from fp8core.kernels.encodings import FORMAT, TYPE, ceil_div, power_of_two
-from fp8core.kernels.gemm.args import Matmul, MatmulArgs, ready_kernel
+from fp8core.kernels.gemm.args import Matmul, MatmulArgs, MatmulBetaArgs, ending, ready_kernel
 from fp8core.kernels.gemm.requirements import (
     FLOAT32_SCALES,
     OCP_FORMATS,
@@ -64,18 +64,20 @@ def plan_decode(p: ScaledMm) -> Matmul:
             "FP8_B": FORMAT[p.b],
             "FP8_OUT": TYPE[p.out],
             "FP8_BIAS": TYPE[p.bias] if p.bias else -1,
+            **ending(p),
             "FP8_BLOCKED": int(p.scale_a == "group"),
             "FP8_B_BLOCK": int(p.scale_b == "block"),
             "FP8_SIDE": side,
             "FP8_TILES": tile_count,
             "FP8_WARPS": count,
         },
-        MatmulArgs,
+        MatmulBetaArgs,
         block=count * p.target.warp,
         shared_bytes=4 * count * side * (CHANNELS * tile_count + 4),
         programmatic=True,
     )
-    launch = launcher.bind_args((row_tiles * ceil_div(p.n, CHANNELS * tile_count), 1, 1), MatmulArgs.of(p, row_tiles))
+    args = MatmulBetaArgs(MatmulArgs.of(p, row_tiles), p.beta)
+    launch = launcher.bind_args((row_tiles * ceil_div(p.n, CHANNELS * tile_count), 1, 1), args)
     return ready_kernel(launch)
 
 

@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from fp8core.kernels.encodings import FORMAT, TYPE, ceil_div
-from fp8core.kernels.gemm.args import Matmul, ScaledArgs, ready, ready_kernel
+from fp8core.kernels.gemm.args import Matmul, ScaledArgs, ending, ready, ready_kernel
 from fp8core.kernels.gemm.requirements import (
+    CODES_AT_16,
     FLOAT32_SCALES,
     OCP_FORMATS,
     ROW_OR_BLOCK_SCALES,
     STRIDES_OF_16,
+    WHOLE_ELEMENTS,
     WHOLE_WORDS,
     WIDE_RESULT,
     few_rows,
@@ -31,10 +33,10 @@ from fp8core.kernels.gemm.sm90.decode_config import (
 )
 from fp8core.kernels.gemm.sm90.decode_rows_config import FEWEST_ROWS, full_config
 from fp8core.kernels.gemm.sm90.tensor_maps import tensor_maps
-from fp8core.kernels.requirements import CUDA, aligned, supports
+from fp8core.kernels.requirements import CUDA, supports
 from fp8core.problem import BLOCK, ITEMSIZE, ScaledMm
 from fp8core.runtime import jit
-from fp8core.runtime.args import Int32, TensorMap
+from fp8core.runtime.args import Float32, Int32, TensorMap
 from fp8core.table import Kernel
 
 SCALE_ROWS: Final = {"block": BLOCK, "group": 1}
@@ -57,11 +59,12 @@ class CommonArgs(NamedTuple):
 
 
 class Sm90Args(NamedTuple):
-    """Of sm90_decode, where a comes as codes."""
+    """Of sm90_decode and sm90_decode_rows, where a comes as codes."""
 
     weight_map: TensorMap
     a_map: TensorMap
     common: CommonArgs
+    beta: Float32
 
 
 def config_for(problem: ScaledMm) -> DecodeConfig:
@@ -70,6 +73,12 @@ def config_for(problem: ScaledMm) -> DecodeConfig:
     if problem.m >= FEWEST_ROWS and not problem.batch_invariant and problem.scale_b != "group":
         config = full_config(problem.n, problem.k, problem.target, blocks)
         return config if problem.prefetch_weight else without_prefetch(config, problem.target)
+    return narrow_config(problem)
+
+
+def narrow_config(problem: ScaledMm) -> DecodeConfig:
+    """Return how a product is laid out with the rows of a on wgmma's N side."""
+    blocks = problem.scale_a == "group"
     # The order of a sum must not depend on m where it is asked not to: nor then may the config.
     side = MOST_ROWS if problem.batch_invariant else width(problem.m)
     config = cheapest(problem.n, problem.k, cost_model(side, blocks), problem.target)
@@ -84,12 +93,15 @@ def a_side(problem: ScaledMm, config: DecodeConfig) -> int:
 
 
 def launcher_for(
-    problem: ScaledMm, config: DecodeConfig, args: type, quantizer: Mapping[str, int] | None = None
+    problem: ScaledMm, config: DecodeConfig, args: type, quantizer: Mapping[str, int] | None = None, phases: int = 0
 ) -> tuple[jit.Launcher, jit.Grid]:
-    """Return the compiled kernel and its grid; ``quantizer`` has its constants where a comes in 16 bits."""
+    """Return the compiled kernel and its grid.
+
+    ``quantizer`` has its constants where a comes in 16 bits; channels of so many ``phases`` have maps of their own.
+    """
     side, scale_rows = a_side(problem, config), SCALE_ROWS.get(problem.scale_b, 0)
     blockwise, depth = problem.scale_a == "group", stages(config, side, scale_rows, problem.target)
-    name, layout = "decode_rows", {}
+    name, layout = "decode_rows", {"FP8_CHANNELS": config.warpgroup_channels}
     if config.warpgroup_channels == 64:
         name, layout = (
             "decode",
@@ -99,6 +111,7 @@ def launcher_for(
                 "FP8_K_WARPGROUPS": config.k_warpgroups,
                 "FP8_CTAS_PER_SM": config.ctas_per_sm,
                 "FP8_SCALE_ROWS": scale_rows or BLOCK,
+                "FP8_PHASES": phases,
                 **(quantizer or {"FP8_A_VECTORS": 0, "FP8_A_ROWS": 0, "FP8_A_INPUT": 0, "FP8_A_MODE": 0}),
             },
         )
@@ -118,6 +131,7 @@ def launcher_for(
             "FP8_OUT": TYPE[problem.out],
             "FP8_BIAS": TYPE[problem.bias] if problem.bias else -1,
             "FP8_PREFETCH_CHUNKS": config.prefetch_chunks,
+            **ending(problem),
         },
         args,
         block=128 * config.m_warpgroups * config.k_warpgroups + 64 + 32 * blockwise,
@@ -135,7 +149,7 @@ def decode(problem: ScaledMm, config: DecodeConfig | None = None) -> Matmul:
     """
     config = config or config_for(problem)
     launcher, grid = launcher_for(problem, config, Sm90Args)
-    launch = launcher.bind_args(grid, Sm90Args(b"", b"", CommonArgs.of(problem)))
+    launch = launcher.bind_args(grid, Sm90Args(b"", b"", CommonArgs.of(problem), problem.beta))
     weight_maps = tensor_maps(problem.n, problem.k, problem.ldb, config.tile)
     a_maps = tensor_maps(problem.m, problem.k, problem.lda, a_side(problem, config) // config.multicast_tiles)
     return ready_kernel(launch, a_maps=a_maps, b_maps=weight_maps)
@@ -171,8 +185,9 @@ SM90_DECODE: Final = Kernel(
         ROW_OR_BLOCK_SCALES,
         FLOAT32_SCALES,
         WIDE_RESULT,
-        aligned(16),
+        CODES_AT_16,
         STRIDES_OF_16,
+        WHOLE_ELEMENTS,
         WHOLE_WORDS,
     ),
     plan_decode,

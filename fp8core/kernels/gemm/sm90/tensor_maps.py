@@ -17,7 +17,7 @@ MOST_MAPS: Final = 8192
 
 SWIZZLE: Final = {32: 1, 64: 2, 128: 3}
 """CUtensorMapSwizzle by the bytes of a box's row."""
-_SHARED: Final[WeakValueDictionary[tuple[int, int, int, int, int, int], "TensorMaps"]] = WeakValueDictionary()
+_SHARED: Final[WeakValueDictionary[tuple[object, ...], "TensorMaps"]] = WeakValueDictionary()
 _LOCK: Final = threading.Lock()
 """Of `_SHARED` and of what is added to the maps in it; a hit takes no lock."""
 
@@ -29,13 +29,13 @@ class TensorMaps(dict[int, bytes]):
     made: ClassVar[int] = 0
     """Since all were last cleared, and so at least as many as are kept."""
 
-    def __init__(self, rows: int, columns: int, stride: int, box_rows: int, box_columns: int, item: int) -> None:
+    def __init__(self, rows: int, columns: int, stride: int, box_rows: int, box_columns: int) -> None:
         super().__init__()
-        self._geometry = (rows, columns, stride, box_rows, box_columns, item)
+        self._geometry = (rows, columns, stride, box_rows, box_columns)
 
     def __missing__(self, pointer: int) -> bytes:
         """Make and keep the map of the tensor at ``pointer``."""
-        found = encode(pointer, *self._geometry)
+        found = self.make(pointer)
         with _LOCK:
             if TensorMaps.made >= MOST_MAPS:
                 for maps in list(_SHARED.values()):
@@ -45,16 +45,32 @@ class TensorMaps(dict[int, bytes]):
             self[pointer] = found
         return found
 
+    def make(self, pointer: int) -> bytes:
+        """Return the map of the tensor at ``pointer``."""
+        return encode(pointer, *self._geometry)
 
-def tensor_maps(
-    rows: int, columns: int, stride: int, box_rows: int, box_columns: int = BLOCK_K, item: int = 1
-) -> TensorMaps:
-    """Return the maps of ``[rows, columns]`` as `encode` makes them: one dictionary for all who ask for these."""
-    geometry = rows, columns, stride, box_rows, box_columns, item
+
+class WordMaps(TensorMaps):
+    """The same of 32-bit words: columns and boxes are counted in them, strides in bytes."""
+
+    __slots__ = ()
+
+    def make(self, pointer: int) -> bytes:
+        """Return the map of the words at ``pointer``."""
+        return encode(pointer, *self._geometry, item=4)
+
+
+def tensor_maps(rows: int, columns: int, stride: int, box_rows: int, box_columns: int = BLOCK_K) -> TensorMaps:
+    """Return the maps of uint8 ``[rows, columns]`` as `encode` makes them: one dictionary for all who ask for these."""
+    return shared_maps(TensorMaps, rows, columns, stride, box_rows, box_columns)
+
+
+def shared_maps(kind: type[TensorMaps], *geometry: int) -> TensorMaps:
+    """Return the maps of a kind and a geometry."""
     with _LOCK:
-        found = _SHARED.get(geometry)
+        found = _SHARED.get((kind, *geometry))
         if found is None:
-            found = _SHARED[geometry] = TensorMaps(*geometry)
+            found = _SHARED[(kind, *geometry)] = kind(*geometry)
         return found
 
 

@@ -3,7 +3,7 @@
 from typing import Final, NamedTuple
 
 from fp8core.kernels.encodings import FORMAT, RESULT, TYPE, ceil_div
-from fp8core.kernels.gemm.args import Maps, Matmul, ready
+from fp8core.kernels.gemm.args import Maps, Matmul, ending, ready
 from fp8core.kernels.gemm.generic import plan_clear_amax
 from fp8core.kernels.gemm.requirements import (
     FLOAT32_SCALES,
@@ -15,12 +15,12 @@ from fp8core.kernels.gemm.requirements import (
 )
 from fp8core.kernels.gemm.sm90.decode import CommonArgs
 from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K
-from fp8core.kernels.gemm.sm90.tensor_maps import tensor_maps
+from fp8core.kernels.gemm.sm90.tensor_maps import WordMaps, shared_maps, tensor_maps
 from fp8core.kernels.gemm.sm90.tiled_cost import Scales, Tile, by_cost, fastest, scales_of, us, wide_scales
 from fp8core.kernels.requirements import CUDA, aligned, supports
 from fp8core.problem import ITEMSIZE, WIDE, ScaledMm
 from fp8core.runtime import jit
-from fp8core.runtime.args import Pointer, TensorMap
+from fp8core.runtime.args import Float32, Pointer, TensorMap
 from fp8core.table import Kernel, Requirement
 
 SCALES: Final[dict[Scales, int]] = {"chain": 0, "promoted": 1, "block": 2, "group": 3}
@@ -38,6 +38,7 @@ class TiledArgs(NamedTuple):
     common: CommonArgs
     out_scale: Pointer
     amax: Pointer
+    beta: Float32
 
 
 class Layout(NamedTuple):
@@ -101,6 +102,7 @@ def tiled(problem: ScaledMm, tile: Tile | None = None) -> Matmul:
             "FP8_OUT": RESULT[problem.out],
             "FP8_BIAS": TYPE[problem.bias] if problem.bias else -1,
             "FP8_AMAX": int(problem.amax),
+            **ending(problem),
             "FP8_STORE_TILES": int(stores_tiles),
             "FP8_BUFFERS": layout.buffers,
         },
@@ -110,7 +112,8 @@ def tiled(problem: ScaledMm, tile: Tile | None = None) -> Matmul:
         programmatic=True,
     )
     blocks = min(tile.tiles(problem.m, problem.n), problem.target.multiprocessors)
-    multiply = launcher.bind_args((blocks, 1, 1), TiledArgs(b"", b"", b"", b"", CommonArgs.of(problem), 0, 0))
+    numbers = TiledArgs(b"", b"", b"", b"", CommonArgs.of(problem), 0, 0, problem.beta)
+    multiply = launcher.bind_args((blocks, 1, 1), numbers)
     a_maps = tensor_maps(problem.m, problem.k, problem.lda, tile.rows)
     b_maps = tensor_maps(problem.n, problem.k, problem.ldb, tile.columns)
     out_maps: Maps = NO_MAPS
@@ -119,7 +122,7 @@ def tiled(problem: ScaledMm, tile: Tile | None = None) -> Matmul:
         out_maps = tensor_maps(problem.m, problem.n * item, problem.ldo * item, STAGED_ROWS, layout.piece_bytes)
     if scale_tiles:
         apart = 4 * problem.scale_a_strides[1]
-        scale_maps = tensor_maps(ceil_div(problem.k, BLOCK_K), problem.m, apart, 1, tile.rows, 4)
+        scale_maps = shared_maps(WordMaps, ceil_div(problem.k, BLOCK_K), problem.m, apart, 1, tile.rows)
 
     def launch(
         stream: int, a: int, b: int, scale_a: int, scale_b: int, bias: int, out: int, out_scale: int, amax: int, _: int
@@ -171,18 +174,6 @@ def plan_tiled(problem: ScaledMm, algorithm: int = 0) -> Matmul:
     return tiled(problem, by_cost(problem)[algorithm])
 
 
-def _pays(p: ScaledMm) -> bool:
-    """Return whether the library was measured no faster, or has more to do (experiments/2026-11-tiled)."""
-    tensors = p.scale_a == p.scale_b == "tensor"
-    direct = p.n % 8 == 0 and p.k % 16 == 0 and p.ldo * ITEMSIZE[p.out] % 16 == 0
-    return p.scale_a == "group" or not direct or (p.amax if p.out in WIDE else not tensors)
-
-
-PAYS: Final = Requirement(
-    _pays,
-    "measured slower than cuBLASLt here (preferred for 1x128 scales, and for others where the library takes more than"
-    " one launch); got m={p.m} n={p.n} k={p.k} scale_a per {p.scale_a} scale_b per {p.scale_b}",
-)
 OCP_RESULT: Final = Requirement(
     lambda p: p.out in WIDE or p.out in OCP,
     "gives float32, float16, bfloat16, e4m3fn or e5m2, got {p.out}",
@@ -207,7 +198,6 @@ SM90_TILED: Final = Kernel(
         WHOLE_WORDS,
     ),
     plan_tiled,
-    (PAYS,),
     algorithms=algorithms,
     us=us,
 )

@@ -1,4 +1,7 @@
-"""Which tiles sm90_tiled is compiled for, and how long a product takes by each: constants fitted to an H200."""
+"""Which tiles sm90_tiled is compiled for, and how long a product takes by each.
+
+The constants are fitted to an H200 (experiments/2026-11-choice).
+"""
 
 from functools import lru_cache
 from typing import Final, Literal, NamedTuple
@@ -54,44 +57,62 @@ def scales_of(problem: ScaledMm) -> Scales:
     return "chain" if problem.use_fast_accum else "promoted"
 
 
-START_US: Final = 2.0
+START_US: Final = 1.92
 """Of a product: from its launch to the first k-block."""
-BYTES_A_US: Final = 4.2e6
-"""What the memory gives, at the best."""
+BYTES_A_US: Final = 4.32e6
+"""From memory."""
+OVERLAP: Final = 2.59
+"""The exponent of the norm that joins the times of the memory and of the multiprocessors: the greater hides most."""
+CHAIN_US: Final = 1.704e-5
+PROMOTED_US: Final = 1.538e-5
+"""Of a multiprocessor, for one result of a tile and a k-block: in one chain over k, or added up in fp32."""
+CHAIN_K_BLOCK_US: Final = 0.0195
+PROMOTED_K_BLOCK_US: Final = 0.0774
+"""More of a k-block, whatever the tile."""
+LOAD_US: Final = 0.022e-3
+"""Of a multiprocessor, for a row of a k-block that it loads alone."""
+SHARED_LOAD_US: Final = 0.317e-3
+"""More of that where all multiprocessors load; of some of them, a part of it."""
+UNALIGNED: Final = 1.031
+"""The part by which loads take longer where rows do not begin at multiples of 128 bytes."""
+ZEROS: Final = 4.88
+"""How many rows more each row counts for that a tile has beyond those of a, and that TMA fills with zeros."""
+END_US: Final = 0.0
+RESULT_US: Final = 4.51e-5
+"""Of a tile's end, and for each of its results."""
+UNALIGNED_SCALES: Final = 1.0
+"""What a k-block takes more where scales of neighbouring rows cannot be loaded four at a time."""
+CHAIN_HEAT: Final = 0.115
+PROMOTED_HEAT: Final = 0.145
+"""What a k-block takes more in a product of many waves, as the clock falls; of a few of them, a part of it."""
+WHOLE_WAVES: Final = 0.809
+"""By which part the time grows with whole waves; by the rest it grows with tiles."""
 
 
 class Cost(NamedTuple):
-    """Of a tile, in microseconds."""
+    """What a tile's products take in units of the constants above, for what their sizes do not tell."""
 
     promoted: float
-    """Of a k-block whose products are added in fp32; 0: the registers do not hold it."""
-    promoted_end: float
-    """Of such a tile, beside its k-blocks."""
+    """Of products that are added in fp32; 0: the registers do not hold them."""
     chain: float
-    """Of a k-block whose products are not."""
-    chain_end: float
+    """Of products that are not."""
 
 
 COSTS: Final[dict[Tile, Cost]] = {
-    Tile(256, 128): Cost(0.84, 1.4, 0.785, 2.0),
-    Tile(128, 192): Cost(0.61, 1.3, 0.54, 2.0),
-    Tile(128, 160): Cost(0.50, 1.7, 0.497, 1.6),
-    Tile(128, 128): Cost(0.43, 0.3, 0.40, 0.95),
-    Tile(128, 96): Cost(0.367, 0.3, 0.335, 0.6),
-    Tile(128, 64): Cost(0.308, 0.3, 0.275, 0.3),
-    Tile(64, 128): Cost(0.244, 0.3, 0.25, 0.3),
-    Tile(64, 96): Cost(0.217, 0.3, 0.217, 0.3),
-    Tile(64, 64): Cost(0.182, 0.3, 0.182, 0.3),
-    Tile(64, 32): Cost(0.139, 0.3, 0.139, 0.3),
-    Tile(128, 256): Cost(0, 0, 0.745, 1.8),
-    Tile(64, 256): Cost(0, 0, 0.385, 1.9),
-    Tile(64, 192): Cost(0, 0, 0.315, 0.5),
+    Tile(256, 128): Cost(1.073, 1.121),
+    Tile(128, 192): Cost(1.027, 1.039),
+    Tile(128, 160): Cost(1.005, 0.979),
+    Tile(128, 128): Cost(0.882, 0.933),
+    Tile(128, 96): Cost(0.995, 0.924),
+    Tile(128, 64): Cost(1.153, 0.852),
+    Tile(64, 128): Cost(0.914, 0.914),
+    Tile(64, 96): Cost(0.998, 0.96),
+    Tile(64, 64): Cost(0.942, 1.026),
+    Tile(64, 32): Cost(1.041, 2.286),
+    Tile(128, 256): Cost(0, 1.095),
+    Tile(64, 256): Cost(0, 1.041),
+    Tile(64, 192): Cost(0, 0.949),
 }
-"""Fitted to measured times (experiments/2026-11-tiled)."""
-RAGGED: Final = 1.2
-"""What a k-block takes more where a tile has rows outside of a, which TMA fills with zeros: a has fewer than a tile."""
-UNALIGNED_SCALES: Final = 1.1
-"""What a k-block takes more where scales of neighbouring rows cannot be loaded four at a time."""
 TILES: Final = tuple(COSTS)
 """What kernels are compiled for; of equals the first is taken."""
 
@@ -113,15 +134,22 @@ def us(problem: ScaledMm, tile: Tile | None = None) -> float:
     p = problem
     if tile is None:
         return min(us(p, each) for each in tiles(p))
-    cost = COSTS[tile]
-    k_block, end = (cost.chain, cost.chain_end) if scales_of(p) == "chain" else (cost.promoted, cost.promoted_end)
-    if p.m < tile.rows:
-        k_block *= RAGGED
+    cost, results, waves = COSTS[tile], tile.rows * tile.columns, tile.waves(p.m, p.n, p.target)
+    share = tile.tiles(p.m, p.n) / p.target.multiprocessors
+    rows = tile.rows + tile.columns + ZEROS * max(0, tile.rows - p.m)
+    k_block = (LOAD_US + SHARED_LOAD_US * share / waves) * rows * (1 + UNALIGNED if p.k % BLOCK_K else 1)
+    if scales_of(p) == "chain":
+        k_block += results * CHAIN_US * cost.chain + CHAIN_K_BLOCK_US
+    else:
+        k_block += results * PROMOTED_US * cost.promoted + PROMOTED_K_BLOCK_US
+    k_block *= 1 + (CHAIN_HEAT if scales_of(p) == "chain" else PROMOTED_HEAT) * (1 - 1 / waves)
     if p.scale_a == "group" and not wide_scales(p):
         k_block *= UNALIGNED_SCALES
-    busy = tile.waves(p.m, p.n, p.target) * (ceil_div(p.k, BLOCK_K) * k_block + end)
-    moved = (p.m * p.k + p.n * p.k + p.m * p.n * ITEMSIZE[p.out]) / BYTES_A_US
-    return START_US + max(busy, moved)
+    rounds = WHOLE_WAVES * waves + (1 - WHOLE_WAVES) * max(1.0, share)
+    busy = rounds * (ceil_div(p.k, BLOCK_K) * k_block + END_US + RESULT_US * results)
+    memory = (p.m * p.k + p.n * p.k + p.m * p.n * ITEMSIZE[p.out]) / BYTES_A_US
+    found: float = START_US + (memory**OVERLAP + busy**OVERLAP) ** (1 / OVERLAP)
+    return found
 
 
 @lru_cache(8192)

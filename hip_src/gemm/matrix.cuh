@@ -1,8 +1,12 @@
-// The matrix instructions of 16-bit floats of AMD GPUs, as tiles of 16 x 16 x 32: D += A * B by one wave, from two MFMA
-// (gfx90a, gfx942, gfx950) or WMMA (gfx11, gfx12). Here the 16-bit float is bf16, in which every number of an FP8 format
-// is a normal one: gfx90a counts subnormal fp16 as zeros. cuda_src/ptx/half_mma.cuh says what each definition means.
+// The matrix instructions of AMD GPUs, as tiles of 16 x 16 x 32: D += A * B by one wave, from two MFMA (gfx90a, gfx942,
+// gfx950) or WMMA (gfx11, gfx12) of 16-bit floats or, FP8_DIRECT, from those of codes (gfx942, gfx950, gfx12). Here the
+// 16-bit float is bf16, in which every number of an FP8 format is a normal one: gfx90a counts subnormal fp16 as zeros.
+// cuda_src/ptx/matrix.cuh says what each definition means.
 #pragma once
 #include "../platform.cuh"
+#if FP8_DIRECT
+#include "mfma.cuh"
+#endif
 #include "../../cuda_src/gemm/generic/halves.cuh"
 
 constexpr int MMA_SIDE = 16, MMA_DEPTH = 32;
@@ -26,8 +30,9 @@ DEVICE int lane_chunk() { return FP8CORE_WMMA_11 ? 0 : int(lane()) / 16 * LANE_C
 DEVICE int sum_row(int i) { return FP8CORE_WMMA_11 ? 2 * i + int(lane()) / 16 : int(lane()) / 16 * SUMS + i; }
 DEVICE int sum_column(int) { return int(lane()) % 16; }
 
-struct Fragment {
-    Vector16 chunk[LANE_ROWS][LANE_CHUNKS];
+template <class Chunk>
+struct FragmentOf {
+    Chunk chunk[LANE_ROWS][LANE_CHUNKS];
 };
 struct Sum {
     float of[SUMS];
@@ -38,8 +43,17 @@ struct Numbers {
     T of[COUNT];
 };
 
-#if FP8CORE_MFMA
-DEVICE void multiply(Sum& sum, const Fragment& a, const Fragment& b) {
+#if FP8_DIRECT
+template <int A, int B>
+DEVICE void multiply(Sum& sum, const FragmentOf<Vector8>& a, const FragmentOf<Vector8>& b) {
+    Accumulator d = __builtin_bit_cast(Accumulator, sum);
+#pragma unroll
+    for (int i = 0; i < LANE_CHUNKS; ++i) d = matrix_multiply<A, B>(a.chunk[0][i], b.chunk[0][i], d);
+    sum = __builtin_bit_cast(Sum, d);
+}
+#elif FP8CORE_MFMA
+template <int, int>
+DEVICE void multiply(Sum& sum, const FragmentOf<Vector16>& a, const FragmentOf<Vector16>& b) {
     using Four = short __attribute__((ext_vector_type(4)));
     using Result = float __attribute__((ext_vector_type(4)));
     const Vector16 x = a.chunk[0][0], y = b.chunk[0][0];
@@ -51,7 +65,8 @@ DEVICE void multiply(Sum& sum, const Fragment& a, const Fragment& b) {
     sum = __builtin_bit_cast(Sum, d);
 }
 #elif FP8CORE_WMMA_11
-DEVICE void multiply(Sum& sum, const Fragment& a, const Fragment& b) {
+template <int, int>
+DEVICE void multiply(Sum& sum, const FragmentOf<Vector16>& a, const FragmentOf<Vector16>& b) {
     using Sixteen = short __attribute__((ext_vector_type(16)));
     using Result = float __attribute__((ext_vector_type(8)));
     using Pair = Numbers<Vector16, 2>;
@@ -64,7 +79,8 @@ DEVICE void multiply(Sum& sum, const Fragment& a, const Fragment& b) {
     sum = __builtin_bit_cast(Sum, d);
 }
 #elif defined(__gfx1200__) || defined(__gfx1201__)
-DEVICE void multiply(Sum& sum, const Fragment& a, const Fragment& b) {
+template <int, int>
+DEVICE void multiply(Sum& sum, const FragmentOf<Vector16>& a, const FragmentOf<Vector16>& b) {
     using Eight = short __attribute__((ext_vector_type(8)));
     using Result = float __attribute__((ext_vector_type(8)));
     Result d = __builtin_bit_cast(Result, sum);
@@ -76,7 +92,8 @@ DEVICE void multiply(Sum& sum, const Fragment& a, const Fragment& b) {
 }
 #else
 // Without matrix instructions, by exchanges between lanes: slow, and right.
-DEVICE void multiply(Sum& sum, const Fragment& a, const Fragment& b) {
+template <int, int>
+DEVICE void multiply(Sum& sum, const FragmentOf<Vector16>& a, const FragmentOf<Vector16>& b) {
     for (int part = 0; part < WARP / 16; ++part)
         for (int chunk = 0; chunk < LANE_CHUNKS; ++chunk)
             for (int word = 0; word < 4; ++word) {

@@ -1,6 +1,7 @@
-// The tensor instruction of 16-bit floats of every GPU from sm_80 on, as tiles of 16 x 16 x 32: D += A * B by one warp,
-// from four mma.sync m16n8k16. Here the 16-bit float is fp16, which holds every number of e4m3 and e5m2 exactly.
-// hip_src/gemm/half_mma.cuh defines the same for AMD GPUs, with bf16.
+// The tensor instructions of a warp, as tiles of 16 x 16 x 32: D += A * B by one warp, from four mma.sync m16n8k16 of
+// 16-bit floats, which every GPU has from sm_80 on, or, FP8_DIRECT, from two m16n8k32 of codes. Here the 16-bit float is
+// fp16, which holds every number of e4m3 and e5m2 exactly. hip_src/gemm/matrix.cuh defines the same for AMD GPUs, with
+// bf16.
 //
 // The 32 numbers of k of a row of A, and of a column of B, are four chunks of eight. A lane holds LANE_CHUNKS chunks of
 // LANE_ROWS rows: the chunks from lane_chunk() on, of the rows lane_row() and 8 rows further. The order of k does not
@@ -8,6 +9,9 @@
 #pragma once
 #include "../platform.cuh"
 #include "../gemm/generic/halves.cuh"
+#if FP8_DIRECT
+#include "mma.cuh"
+#endif
 
 constexpr int MMA_SIDE = 16, MMA_DEPTH = 32;
 constexpr int LANE_ROWS = 2, LANE_CHUNKS = 1, SUMS = 8;
@@ -17,22 +21,38 @@ DEVICE int lane_chunk() { return int(lane()) % 4; }
 DEVICE int sum_row(int i) { return int(lane()) / 4 + 8 * (i / 2 % 2); }
 DEVICE int sum_column(int i) { return 8 * (i / 4) + 2 * (int(lane()) % 4) + i % 2; }
 
-// What a lane holds of 16 rows of A, or columns of B.
-struct Fragment {
-    Vector16 chunk[LANE_ROWS][LANE_CHUNKS];
+// What a lane holds of 16 rows of A, or columns of B: chunks of eight 16-bit floats (Vector16) or codes (Vector8).
+template <class Chunk>
+struct FragmentOf {
+    Chunk chunk[LANE_ROWS][LANE_CHUNKS];
 };
 struct Sum {
     float of[SUMS];
 };
 
-#if FP8CORE_PTX >= 800
+#if FP8_DIRECT
+template <int A, int B>
+DEVICE void multiply(Sum& sum, const FragmentOf<Vector8>& a, const FragmentOf<Vector8>& b) {
+    const Vector8 top = a.chunk[0][0], low = a.chunk[1][0];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const Vector8 column = b.chunk[i][0];
+        float* const d = sum.of + 4 * i;
+        MmaSum part = {d[0], d[1], d[2], d[3]};
+        mma<A, B>(part, {top.x, low.x, top.y, low.y}, {column.x, column.y});
+#pragma unroll
+        for (int j = 0; j < 4; ++j) d[j] = part.of[j];
+    }
+}
+#elif FP8CORE_PTX >= 800
 DEVICE void multiply_half(float* d, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
         "{%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
-DEVICE void multiply(Sum& sum, const Fragment& a, const Fragment& b) {
+template <int, int>
+DEVICE void multiply(Sum& sum, const FragmentOf<Vector16>& a, const FragmentOf<Vector16>& b) {
     const Vector16 top = a.chunk[0][0], low = a.chunk[1][0];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -44,7 +64,8 @@ DEVICE void multiply(Sum& sum, const Fragment& a, const Fragment& b) {
 #else
 // By exchanges between lanes, in the order of k, which the hardware does not promise: for the emulation, and for GPUs
 // without the instruction.
-DEVICE void multiply(Sum& sum, const Fragment& a, const Fragment& b) {
+template <int, int>
+DEVICE void multiply(Sum& sum, const FragmentOf<Vector16>& a, const FragmentOf<Vector16>& b) {
     const unsigned g = lane() / 4, q = lane() % 4;
     for (unsigned owner = 0; owner < 4; ++owner) {
         for (unsigned word = 0; word < 4; ++word) {

@@ -1,0 +1,64 @@
+"""Products with 1x128 x 128x128 scales that a folder's ``site`` has beside the libraries of `bench.baselines`.
+
+DeepGEMM (package deep_gemm), SGLang's fork of it (sgl_deep_gemm) and FlashInfer's product for sm_90 (flashinfer_gemm),
+each where its package is there and can be imported. For measuring only.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+Call = Callable[[Any], torch.Tensor]
+"""Takes the operands of `bench.decode`: scales are [m, k / 128], m-major, and [n / 128, k / 128]."""
+ROWS: Final = 4
+"""FlashInfer's scales of a have a multiple of so many rows: 16 bytes."""
+
+
+def _deep_gemm(module: Any) -> Call:
+    def run(o: Any) -> torch.Tensor:
+        module.fp8_gemm_nt((o.a, o.scale_a), (o.weight, o.scale_b), o.out)
+        return o.out
+
+    return run
+
+
+def _flashinfer(module: Any) -> Call:
+    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def padded(scale: torch.Tensor) -> torch.Tensor:
+        """Return the scales as the kernel has them. Those of the last call are kept: a layer would store them so."""
+        if not kept or kept[0][0] is not scale:
+            kept[:] = [(scale, torch.nn.functional.pad(scale.T, (0, -scale.shape[0] % ROWS)).contiguous())]
+        return kept[0][1]
+
+    def run(o: Any) -> torch.Tensor:
+        module.gemm(o.a, o.weight, padded(o.scale_a), o.scale_b, o.out)
+        return o.out
+
+    return run
+
+
+PACKAGES: Final = {
+    "deep_gemm": ("deep_gemm", _deep_gemm),
+    "sgl_deep_gemm": ("sgl_deep_gemm", _deep_gemm),
+    "flashinfer": ("flashinfer_gemm", _flashinfer),
+}
+
+
+def load(folder: Path) -> Iterator[tuple[str, Call]]:
+    """Yield name and product of each package in the folder's ``site``; say of those that cannot be imported why."""
+    site = folder / "site"
+    sys.path.insert(0, str(site))
+    for name, (package, call) in PACKAGES.items():
+        if not (site / package).is_dir():
+            continue
+        try:
+            module = import_module(package)
+        except (ImportError, OSError, RuntimeError) as error:
+            print(f"{package}: left out, {type(error).__name__}: {str(error).splitlines()[0]}", file=sys.stderr)
+            continue
+        yield name, call(module)

@@ -1,0 +1,128 @@
+"""The products that the choice without tuning is fitted to and judged on: lists that depend on nothing but themselves.
+
+"models" has layers of real models, a few numbers of rows each. "fresh" has layers of other models and ones like them,
+of sizes and numbers of rows that chance took, odd ones among them. Its half "judge" is blind: nothing is fitted to it,
+and no rule is changed for one of its products.
+"""
+
+import hashlib
+import math
+import random
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+
+from fp8core.ops.explain import explain_product
+from fp8core.problem import Granularity, ScaledMm, Target
+
+SHAPES: Final[dict[str, tuple[str, ...]]] = {
+    "Llama 8B": ("6144x4096", "4096x4096", "28672x4096", "4096x14336"),
+    "Llama 70B": ("10240x8192", "8192x8192", "57344x8192", "8192x28672"),
+    "Llama 70B / 8": ("1280x8192", "8192x1024", "7168x8192", "8192x3584"),
+    "Llama 405B / 8": ("2304x16384", "13312x16384", "16384x6656"),
+    "Qwen3 8B": ("24576x4096", "4096x12288"),
+    "Qwen3 32B": ("10240x5120", "5120x8192", "51200x5120", "5120x25600"),
+    "DeepSeek-V3": ("2112x7168", "24576x1536", "32768x512", "7168x16384", "36864x7168", "7168x18432", "4096x7168"),
+    "DeepSeek-V3 / 8": ("7168x2048", "4608x7168", "7168x2304"),
+    "Gemma 3 27B": ("8192x5376", "5376x4096", "43008x5376", "5376x21504"),
+    "Mistral Small 24B": ("6144x5120", "5120x4096", "65536x5120", "5120x32768"),
+}
+"""n x k of linear layers, those that read the same input fused."""
+FRESH_SHAPES: Final[dict[str, tuple[str, ...]]] = {
+    "Qwen3 4B": ("6144x2560", "2560x4096", "19456x2560", "2560x9728"),
+    "Qwen3 14B": ("7168x5120", "5120x5120", "34816x5120", "5120x17408"),
+    "Qwen3 235B": ("9216x4096", "4096x8192"),
+    "Qwen2.5 72B": ("59136x8192", "8192x29568"),
+    "Qwen2.5 72B / 4": ("2560x8192", "8192x2048", "14784x8192", "8192x7392"),
+    "Llama 3B": ("5120x3072", "3072x3072", "16384x3072", "3072x8192"),
+    "Gemma 2 9B": ("8192x3584", "3584x4096", "28672x3584", "3584x14336"),
+    "Phi-4": ("7680x5120", "35840x5120", "5120x17920"),
+    "Mistral Large / 8": ("1792x12288", "12288x1536", "7168x12288", "12288x3584"),
+    "gpt-oss 120B": ("5120x2880", "2880x4096"),
+    "FLUX.1": ("9216x3072", "12288x3072", "3072x12288", "21504x3072", "3072x15360"),
+    "ViT": ("4608x1536", "1152x4304", "4304x1152"),
+}
+ROWS: Final = (
+    *(1, 3, 8, 16, 24, 33, 48, 64, 72, 96, 128, 160, 200, 256, 300, 384),
+    *(512, 768, 1000, 1024, 1536, 2048, 3000, 4096, 8192, 16384),
+)
+MODES: Final[dict[str, tuple[Granularity, Granularity]]] = {
+    "tensor": ("tensor", "tensor"),
+    "row": ("row", "row"),
+    "block": ("group", "block"),
+}
+ROWS_A_WEIGHT: Final = 4
+"""Numbers of rows of each weight and mode."""
+MOST_OPERATIONS: Final = 4e12
+"""Larger products are left out: they take milliseconds."""
+FRESH: Final = 480
+"""Products of the list "fresh"."""
+MOST_ROWS: Final = 16384
+LISTS: Final = "models", "fresh"
+
+
+class Case(NamedTuple):
+    """A product: a mode of scales, rows, and a weight."""
+
+    mode: str
+    m: int
+    n: int
+    k: int
+
+    @property
+    def half(self) -> str:
+        """Which half of its list it is in, by its weight: "fit" or "judge"."""
+        return ("fit", "judge")[number(f"{self.n}x{self.k}") % 2]
+
+    def problem(self, target: int | str | Target | None = None) -> ScaledMm:
+        """Return the case as the table of kernels has it."""
+        scale_a, scale_b = MODES[self.mode]
+        made = explain_product(self.m, self.n, self.k, scale_a=scale_a, scale_b=scale_b, target=target).problem
+        assert isinstance(made, ScaledMm)
+        return made._replace(prefetch_weight=True)
+
+
+def number(text: str) -> int:
+    """Return a number that says nothing of the text, and is the same everywhere."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little")
+
+
+def cases(which: str = "models", modes: Iterable[str] = tuple(MODES)) -> list[Case]:
+    """Return a list of products, in an order that does not depend on their shapes."""
+    found = list(_models(modes)) if which == "models" else [case for case in _fresh() if case.mode in set(modes)]
+    return sorted(found, key=lambda case: number(str(case)))
+
+
+def _weights(shapes: dict[str, tuple[str, ...]]) -> list[str]:
+    return list(dict.fromkeys(shape for some in shapes.values() for shape in some))
+
+
+def _models(modes: Iterable[str]) -> Iterator[Case]:
+    for shape in _weights(SHAPES):
+        n, k = map(int, shape.split("x"))
+        for mode in modes:
+            fitting = [m for m in ROWS if 2 * m * n * k <= MOST_OPERATIONS]
+            some = sorted(fitting, key=lambda m: number(f"{mode} {m} {shape}"))[:ROWS_A_WEIGHT]
+            yield from (Case(mode, m, n, k) for m in some)
+
+
+def _fresh() -> list[Case]:
+    """Return products of weights of which half are as models have them, and half are changed at random."""
+    chance, modes = random.Random("fresh"), list(MODES)
+    shapes, found = _weights(FRESH_SHAPES), dict[Case, None]()
+    known = {tuple(map(int, shape.split("x"))) for shape in _weights(SHAPES)}
+    while len(found) < FRESH:
+        n, k = map(int, chance.choice(shapes).split("x"))
+        if chance.random() < 0.5:
+            n = _near(chance, n, chance.choice((8, 64, 128)))
+            k = _near(chance, k, chance.choice((16, 128, 128)))
+        n += chance.randrange(1, 8) if chance.random() < 0.06 else 0
+        m = round(math.exp(chance.uniform(0, math.log(MOST_ROWS))))
+        if chance.random() < 0.4:
+            m = -(-m // 8) * 8 if m < 512 else -(-m // 128) * 128
+        if 2 * m * n * k <= MOST_OPERATIONS and (n, k) not in known:
+            found[Case(modes[len(found) % len(modes)], m, n, k)] = None
+    return list(found)
+
+
+def _near(chance: random.Random, size: int, multiple: int) -> int:
+    return max(multiple, round(size * math.exp(chance.uniform(-0.5, 0.5)) / multiple) * multiple)

@@ -1,0 +1,148 @@
+"""Records of what many products took by each candidate: read, judged, and told."""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any, Final
+
+from bench.choice_cases import MODES, Case
+from fp8core.kernels.gemm.blaslt import ordering
+from fp8core.kernels.gemm.blaslt.rows import RELAYOUT_US
+from fp8core.kernels.gemm.sm90 import tiled_cost
+from fp8core.kernels.gemm.table import SCALED_MM
+from fp8core.problem import ScaledMm, Target
+from fp8core.table import Kernel, Table, no_estimate
+
+Record = dict[str, Any]
+MEASURED: Final = Target("cuda", 90, 0, 132, 32, 227 << 10)
+"""The H200 that records in docs/results are of."""
+MEDIAN_GOAL, WORST_GOAL = 0.03, 0.10
+"""What tuning may gain: at the median and at worst."""
+CLOSE: Final = 1.6
+"""Candidates that take this many times the least at first sight are not timed closer."""
+PARTS: Final = "fit", "judge"
+
+
+def read(files: Iterable[Path]) -> list[Record]:
+    """Return the records of files; of two about one product the later one."""
+    lines = (line for file in files for line in file.read_text(encoding="utf-8").splitlines())
+    found = (record for record in map(json.loads, lines) if record["bench"] == "choice")
+    return list({tuple(record[name] for name in Case._fields): record for record in found}.values())
+
+
+def part(record: Record) -> str:
+    """Return what a record is for: "judge", of the blind half of the fresh list, or "fit"."""
+    return "judge" if record.get("list") == "fresh" and record["half"] == "judge" else "fit"
+
+
+def gain(us: Sequence[Sequence[float]], chosen: int | None) -> float:
+    """Return how much slower the chosen one is than what tuning by one half of the turns finds, by the other half.
+
+    None is one that was too slow at first sight to be timed.
+    """
+    found = []
+    for known, judged in ((0, 1), (1, 0)):
+        best = min(range(len(us)), key=lambda i: us[i][known])
+        found.append(us[chosen][judged] / us[best][judged] if chosen is not None else CLOSE)
+    return sum(found) / 2 - 1
+
+
+def gains(records: Iterable[Record]) -> Iterator[tuple[Record, float]]:
+    """Give each record and what tuning gains, as measured: the choice is the one of the time of the measurement."""
+    for record in records:
+        names = [[row["kernel"], row["algorithm"]] for row in record["rows"]]
+        if record["first"] in names:
+            yield record, gain([row["us"] for row in record["rows"]], names.index(record["first"]))
+
+
+def gains_today(records: Iterable[Record]) -> Iterator[tuple[Record, float]]:
+    """Give each record and what tuning gains, if the table chose as this checkout does: on any machine."""
+    for record in map(still, records):
+        kernel, row = chosen_today(record) if record["rows"] else (None, None)
+        if row is not None or any(far == kernel for far, _ in record.get("far", ())):
+            yield record, gain([row["us"] for row in record["rows"]], row)
+
+
+def problem_of(record: Record) -> ScaledMm:
+    """Return the product that a record is of, where it was measured."""
+    return Case(*(record[name] for name in Case._fields)).problem(MEASURED)
+
+
+def estimate(record: Record, row: Record) -> float | None:
+    """Return the estimate of a candidate, as far as the record says enough."""
+    if row["kernel"] == "sm90_tiled":
+        shape = row.get("name")
+        tile = tiled_cost.Tile(*map(int, shape.split("x"))) if shape else None
+        return tiled_cost.us(problem_of(record), tile) if tile in tiled_cost.COSTS else None
+    if row["kernel"] not in ("cublaslt", "cublaslt_relayout"):
+        return SCALED_MM.kernel(row["kernel"]).us(problem_of(record))
+    if not row["channels"]:
+        return None
+    config = ordering.Config(*(row[name] for name in ordering.Config._fields))
+    work = ordering.Work(record["m"], record["n"], record["k"], record["mode"] == "block", 2, MEASURED.multiprocessors)
+    more = RELAYOUT_US if row["kernel"].endswith("_relayout") else 0.0
+    return ordering.us(work, config, row["workspace"]) + more
+
+
+def still(record: Record) -> Record:
+    """Return a record without rows that the table of this checkout does not have."""
+    names = {kernel.name for kernel in SCALED_MM.kernels}
+    return {**record, "rows": [row for row in record["rows"] if row["kernel"] in names]}
+
+
+def chosen_today(record: Record) -> tuple[str | None, int | None]:
+    """Return the kernel that the table of this checkout chooses, and its row of a record, or None if it has none."""
+    rows = record["rows"]
+    problem = problem_of(record)
+    best: dict[str, int] = {}
+    for i, row in enumerate(rows):
+        other = best.setdefault(row["kernel"], i)
+        mine, least = estimate(record, row), estimate(record, rows[other])
+        if mine is not None and least is not None and mine < least:
+            best[row["kernel"]] = i
+
+    def measured(kernel: Kernel) -> Kernel:
+        """Return a row of the table that is able, and knows what the library offered where it was measured."""
+        made = kernel._replace(requires=())
+        if "blaslt" not in kernel.name:
+            return made
+        found = estimate(record, rows[best[kernel.name]])
+        return made if found is None else made._replace(us=lambda _: found)
+
+    able = [
+        measured(kernel) if kernel.name in best else kernel
+        for kernel in SCALED_MM.kernels
+        if kernel.name in best or (kernel.us is not no_estimate and "blaslt" not in kernel.name)
+    ]
+    choice = Table("measured", ScaledMm, *able).choice(problem)
+    if choice is None:
+        return None, None
+    row = best.get(choice.kernel)
+    if choice.kernel == "sm90_tiled" and row is not None and rows[row].get("name"):
+        row = next((i for i, one in enumerate(rows) if one.get("name") == str(tiled_cost.fastest(problem))), None)
+    return choice.kernel, row
+
+
+def report(found: Iterable[tuple[Record, float]]) -> None:
+    """Print the gains of each part and mode, and the worst products."""
+    pairs = list(found)
+    for which in PARTS:
+        for mode in ("all", *MODES):
+            some = sorted(g for r, g in pairs if part(r) == which and mode in ("all", r["mode"]))
+            if len(some) > 1:
+                p90 = quantiles(some, n=10)[-1]
+                line = f"median {median(some):.1%}, 90 % {p90:.1%}, worst {some[-1]:.1%}"
+                print(f"{which:>5} {mode:>6}: {len(some)} products, {line}", flush=True)
+    for record, lost in sorted(pairs, key=lambda pair: -pair[1])[:12]:
+        best = min(record["rows"], key=lambda row: sum(row["us"]))
+        print(
+            f"{lost:6.1%} {part(record)} {record['mode']} {record['m']}x{record['n']}x{record['k']}: {record['first']}"
+            f" in place of {best['kernel']} {best.get('name', best['algorithm'])}",
+            flush=True,
+        )
+
+
+def noise(records: Iterable[Record]) -> list[float]:
+    """Return how far the two times of each candidate lie apart, relative to the greater, in order."""
+    return sorted(1 - min(row["us"]) / max(row["us"]) for record in records for row in record["rows"])

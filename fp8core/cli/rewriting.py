@@ -1,0 +1,53 @@
+"""What the commands share that write a checkpoint from another: their arguments, and the order of their work."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from fp8core.cli.terminal import Bar, interrupted, warnings_as_lines
+
+SourceArgument = Annotated[Path, typer.Argument(help="A safetensors file, or a folder with one or with shards.")]
+TargetArgument = Annotated[
+    Path | None, typer.Argument(help="The new safetensors file, or for a folder the new folder.")
+]
+SplitExpertsOption = Annotated[
+    bool, typer.Option("--split-experts", help="Write experts that are stacked in one tensor one by one.")
+]
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace an existing file, or a folder that fp8core wrote.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="List what would become of every tensor; write nothing.")]
+Planned = TypeVar("Planned")
+Done = TypeVar("Done")
+
+
+def rewrite(
+    plan: Callable[..., Planned],
+    run: Callable[..., Done],
+    source: Path,
+    target: Path | None,
+    *,
+    dry_run: bool,
+    doing: str,
+    allowed: dict[str, Any],
+    **options: Any,
+) -> tuple[Planned | None, Done | None]:
+    """Make a plan of a new checkpoint if that is all that is asked for, else write it; return either.
+
+    Args:
+        plan: what is planned by.
+        run: what is written by.
+        source: of both.
+        target: of both; a plan can do without.
+        dry_run: whether nothing is to be written.
+        doing: what the bar of progress is called.
+        allowed: options of ``run`` alone.
+        **options: those of both.
+    """
+    if dry_run:
+        with warnings_as_lines():
+            return plan(source, target, **options), None
+    if target is None:
+        raise typer.BadParameter("needs a file or folder to write, or --dry-run, got none", param_hint="TARGET")
+    with interrupted(), warnings_as_lines(), Bar(doing) as advance:
+        return None, run(source, target, **options, **allowed, progress=advance)

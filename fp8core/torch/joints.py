@@ -1,0 +1,46 @@
+"""Tensors that follow each other in memory, as one."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+
+class Joints:
+    """The tensors over several that follow each other in memory, as long as the first of them lasts."""
+
+    def __init__(self) -> None:
+        self._known: Any = WeakIdKeyDictionary()
+
+    def of(self, parts: Sequence[Tensor]) -> Tensor | None:
+        """Return a tensor over all rows of parts, the same at each call; None if they do not follow each other."""
+        first, rows = parts[0], sum(len(part) for part in parts)
+        if not follow(parts):
+            self.forget(first)
+            return None
+        joint: Tensor | None = self._known.get(first)
+        if joint is None or len(joint) != rows or joint.data_ptr() != first.data_ptr():
+            joint = first.detach().as_strided((rows, *first.shape[1:]), first.stride(), first.storage_offset())
+            self._known[first] = joint
+        return joint
+
+    def forget(self, first: Tensor) -> None:
+        """Let the memory of a tensor go, which will be elsewhere."""
+        self._known.pop(first, None)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+
+def follow(parts: Sequence[Tensor]) -> bool:
+    """Return whether tensors follow each other in memory of one allocation."""
+    at, memory = parts[0].data_ptr(), parts[0].untyped_storage().data_ptr()
+    for part in parts:
+        if part.data_ptr() != at or part.untyped_storage().data_ptr() != memory or not part.is_contiguous():
+            return False
+        at += part.nbytes
+    return True
+
+
+JOINTS: Final = Joints()

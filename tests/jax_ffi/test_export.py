@@ -1,0 +1,124 @@
+"""Exported programs: extents that are open until they run, and devices that this process does not have."""
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+jnp = jax.numpy
+export = pytest.importorskip("jax.export")
+
+import fp8core  # noqa: E402 - after the skip
+import fp8core.jax  # noqa: E402
+from fp8core import BLOCK_128, GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, Quantized  # noqa: E402
+from fp8core.errors import ShapeError  # noqa: E402
+from fp8core.jax import handler, programs  # noqa: E402
+from fp8core.jax.scratch import most_scratch  # noqa: E402
+from fp8core.problem import HOST  # noqa: E402
+from jax_ffi.cases import K, N, same, weight, wide  # noqa: E402
+
+CHECKS = [export.DisabledSafetyCheck.custom_call("fp8core")]
+
+
+@pytest.fixture(autouse=True)
+def cpu():
+    """Run on JAX's CPU, also where there is a GPU."""
+    with jax.default_device(jax.devices("cpu")[0]):
+        yield
+
+
+def exported(function, *shapes, platforms=("cpu",)):
+    return export.export(jax.jit(function), disabled_checks=CHECKS, platforms=platforms)(*shapes)
+
+
+def shape_of(x, **extents):
+    """Return what stands for an array, where some of its extents are symbols."""
+    return jax.ShapeDtypeStruct([extents.get(str(n), n) for n in x.shape], x.dtype)
+
+
+def _linear(groups):
+    return lambda x, data, scale: fp8core.linear(x, Quantized(data, scale, groups[0]), group_shape=groups[1])
+
+
+def _product(groups):
+    def product(x, data, scale):
+        return fp8core.scaled_mm(
+            fp8core.quantize(x, group_shape=groups[1]), Quantized(data, scale, groups[0]).T, out_dtype="float32"
+        )
+
+    return product
+
+
+@pytest.mark.parametrize("make", [_linear, _product])
+@pytest.mark.parametrize(
+    "groups",
+    [(PER_CHANNEL, PER_TOKEN), (BLOCK_128, GROUP_128), (PER_TENSOR, PER_TENSOR)],
+    ids=["row", "block", "tensor"],
+)
+def test_rows_are_open(make, groups):
+    function, w = make(groups), weight(groups[0])
+    (rows,) = export.symbolic_shape("rows")
+    made = exported(function, jax.ShapeDtypeStruct((rows, K), jnp.bfloat16), *w)
+    for m in (1, 5, 16, 300):
+        x = wide(m, K)
+        assert same(made.call(x, *w), function(x, *w))
+
+
+def test_every_extent_of_a_layer_is_open():
+    batch, rows, n, k = export.symbolic_shape("batch, rows, n, k")
+    made = exported(
+        _linear((PER_CHANNEL, PER_TOKEN)),
+        jax.ShapeDtypeStruct((batch, rows, k), jnp.float16),
+        jax.ShapeDtypeStruct((n, k), jnp.float8_e4m3fn),
+        jax.ShapeDtypeStruct((n, 1), jnp.float32),
+    )
+    for shape, of_weight in (((2, 3, 64), 24), ((1, 1, 33), 7), ((3, 5, 512), 256)):
+        x, w = wide(*shape, dtype=np.float16), weight(n=of_weight, k=shape[-1])
+        assert same(made.call(x, *w), fp8core.linear(x, w))
+
+
+def test_symbols_that_results_follow_from_are_refused():
+    (rows,) = export.symbolic_shape("rows")
+    with pytest.raises(ShapeError, match="quantize needs symbolic extents to be extents of its results"):
+        exported(
+            lambda x: tuple(fp8core.quantize(x, group_shape=BLOCK_128)), jax.ShapeDtypeStruct((rows, K), jnp.float32)
+        )
+
+
+@pytest.mark.parametrize("rows", [None, 5])
+def test_a_program_for_devices_that_are_not_here(rows):
+    if any(handler.ALL[name].here for name in ("cuda", "rocm")):
+        pytest.skip("is for machines without a GPU")
+    m = export.symbolic_shape("rows")[0] if rows is None else rows
+    w = weight()
+    made = exported(
+        _linear((PER_CHANNEL, PER_TOKEN)),
+        jax.ShapeDtypeStruct((m, K), jnp.bfloat16),
+        *w,
+        platforms=("cpu", "cuda", "rocm"),
+    )
+    assert made.platforms == ("cpu", "cuda", "rocm")
+    x = wide(5, K)
+    assert same(made.call(x, *w), fp8core.linear(x, w))
+    alone = exported(
+        _linear((PER_CHANNEL, PER_TOKEN)), jax.ShapeDtypeStruct((m, K), jnp.bfloat16), *w, platforms=("cuda",)
+    )
+    with pytest.raises(ValueError, match="platform"):
+        alone.call(x, *w)
+
+
+@pytest.mark.parametrize("m", [1, 3, 16, 200, 1000])
+@pytest.mark.parametrize(("n", "k"), [(N, K), (7, 33), (1024, 1000), (130, 128)])
+def test_no_layer_of_the_host_needs_more(m, n, k):
+    for groups in ((PER_CHANNEL, PER_TOKEN), (BLOCK_128, GROUP_128), (PER_TENSOR, PER_TENSOR)):
+        x, w = wide(m, k), weight(groups[0], n, k)
+        most = most_scratch("linear", {0: ("bfloat16", x.shape), 1: ("float8_e4m3fn", w.data.shape)}, "cpu")
+        placed = [programs.Placed(str(a.dtype), a.shape, tuple(range(a.ndim))[::-1]) for a in (x, *w)]
+        options = tuple(groups[1]), None, None, True, False, None, None
+        problem = programs.Problem("linear", (*placed, None, None, None, None), options)
+        assert programs.Prepared(problem, HOST).scratch_bytes <= most
+
+
+def test_codes_need_none_on_the_host():
+    codes = "float8_e4m3fn"
+    assert most_scratch("scaled_mm", {0: (codes, (4, 32)), 1: (codes, (32, 8))}, "cpu") == 0
+    assert most_scratch("scaled_mm", {0: (codes, (4, 32)), 1: (codes, (32, 8))}, "cuda") > 32 << 20

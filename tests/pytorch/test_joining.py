@@ -1,0 +1,214 @@
+"""Layers of one input as one product: whose weights are moved behind each other, and what is computed then."""
+
+import copy
+import gc
+from itertools import pairwise
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402 - after the skip
+from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
+
+from fp8core.torch import Linear, compile_options, quantize_model_  # noqa: E402
+from fp8core.torch.joining import LINEAR_JOINED, join_  # noqa: E402
+from fp8core.torch.joints import JOINTS, follow  # noqa: E402
+from pytorch.cases import bits, wide  # noqa: E402
+
+K, WIDTH = 256, 1024
+
+
+class Holder(nn.Module):
+    """Layers of the given extents (n, k), called with slices of one input."""
+
+    def __init__(self, *extents, scheme="channel", bias=(), input_scale=None):
+        super().__init__()
+        for at, (n, k) in enumerate(extents):
+            linear = nn.Linear(k, n, at in bias, dtype=torch.bfloat16)
+            with torch.no_grad():
+                linear.weight.copy_(wide(n, k, seed=at) / k**0.5)
+            self.add_module(f"l{at}", Linear.from_linear(linear, scheme=scheme, input_scale=input_scale))
+
+    def forward(self, x):
+        return [layer(x[..., : layer.in_features]) for layer in self.children()]
+
+
+@pytest.mark.parametrize(
+    ("holder", "joined"),
+    [
+        (lambda: Holder((256, K), (64, K), (64, K)), [("l0", "l1", "l2")]),
+        (lambda: Holder((64, K), (64, 128), (32, K), (64, 128)), [("l0", "l2"), ("l1", "l3")]),
+        (lambda: Holder((64, K), (64, K), (64, K), bias=(1,)), [("l0", "l2")]),
+        (lambda: Holder((256, 1024), (128, 1024), (64, 1024), scheme="block"), [("l0", "l1", "l2")]),
+        (lambda: Holder((128, 1024), (64, 1024), (128, 1024), scheme="block"), [("l0", "l1")]),
+        (lambda: Holder((128, K), (128, K), scheme="block"), []),
+        (lambda: Holder((5, K), (64, K), (64, K)), [("l1", "l2")]),
+        (lambda: Holder(*[(64, K)] * 6), [("l0", "l1", "l2", "l3"), ("l4", "l5")]),
+        (lambda: Holder((64, K)), []),
+        (lambda: Holder((64, K), (64, K), scheme="tensor"), []),
+        (lambda: Holder((64, K), (64, K), input_scale=0.03), []),
+        (lambda: Holder((64, K), (64, K)).to("meta"), []),
+    ],
+    ids=[
+        "qkv",
+        "extents",
+        "bias",
+        "blocks",
+        "half-blocks",
+        "few-blocks",
+        "odd",
+        "many",
+        "one",
+        "tensor",
+        "static",
+        "meta",
+    ],
+)
+def test_what_is_joined(holder, joined):
+    model = holder()
+    kept = {} if model.l0.weight.is_meta else {name: bits(x) for name, x in model.state_dict().items()}
+    assert sorted(join_(model)) == joined
+    for names in joined:
+        layers = [model.get_submodule(name) for name in names]
+        for one, other in pairwise(layers):
+            assert other.weight.data_ptr() == one.weight.data_ptr() + one.weight.nbytes
+            assert other.weight_scale.data_ptr() == one.weight_scale.data_ptr() + one.weight_scale.nbytes
+    if kept:
+        assert {name: bits(x) for name, x in model.state_dict().items()} == kept
+
+
+def test_layers_go_on_and_moving_twice_moves_once():
+    model, x = Holder((128, K), (64, K)), wide(3, K)
+    before = bits(model(x))
+    join_(model)
+    assert bits(model(x)) == before
+    places = [layer.weight.data_ptr() for layer in model.children()]
+    assert join_(model) == (("l0", "l1"),)
+    assert [layer.weight.data_ptr() for layer in model.children()] == places
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    assert bits(copy.deepcopy(model)(x)) == before
+
+
+def test_a_weight_that_another_module_holds_stays():
+    model = Holder((128, K), (64, K), (64, K))
+    model.other = nn.Module()
+    model.other.weight = model.l1.weight
+    assert join_(model) == (("l0", "l2"),)
+    assert model.other.weight is model.l1.weight
+
+
+def arguments(layers, x):
+    options = [1, -1] if layers[0].scheme == "channel" else [1, 128]
+    group = list(layers[0].weight_group_shape)
+    return (
+        x,
+        [one.weight for one in layers],
+        [one.weight_scale for one in layers],
+        options,
+        None,
+        None,
+        True,
+        False,
+        None,
+        group,
+    )
+
+
+@pytest.mark.parametrize("scheme", ["channel", "block"])
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("shape", [(K,), (1, K), (5, K), (2, 3, K)], ids=str)
+def test_the_operator(shape, apart, scheme):
+    model, x = Holder((128, K), (256, K), scheme=scheme), wide(*shape)
+    if not apart:
+        join_(model)
+    layers = list(model.children())
+    made = LINEAR_JOINED(*arguments(layers, x))
+    assert bits(made) == bits(torch.cat([layer(x) for layer in layers], -1))
+    layers[1].weight_scale.mul_(2)  # in place: what is kept of the memory is not of its values
+    assert bits(LINEAR_JOINED(*arguments(layers, x))) == bits(torch.cat([layer(x) for layer in layers], -1))
+    for layer in layers:  # one is elsewhere now
+        layer.weight = nn.Parameter(layer.weight.detach().view(torch.uint8).clone().view(layer.weight.dtype), False)
+    assert bits(LINEAR_JOINED(*arguments(layers, x))) == bits(torch.cat([layer(x) for layer in layers], -1))
+
+
+def test_memory_of_joined_weights_goes_with_the_model():
+    model, x = Holder((128, K), (64, K)), wide(3, K)
+    join_(model)
+    layers, before = list(model.children()), len(JOINTS)
+    LINEAR_JOINED(*arguments(layers, x))
+    memory = StorageWeakRef(layers[0].weight.untyped_storage())
+    assert len(JOINTS) == before + 2
+    model._apply(torch.Tensor.clone)  # as any move: the parameters stay, and their memory is new
+    assert len(JOINTS) == before
+    assert memory.expired()
+    LINEAR_JOINED(*arguments(layers, x))
+    join_(model)
+    LINEAR_JOINED(*arguments(layers, x))
+    assert len(JOINTS) == before + 2
+    del model, layers
+    gc.collect()
+    assert len(JOINTS) == before
+
+
+def test_opcheck():
+    layers = list(Holder((128, K), (64, K)).children())
+    tests = "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"
+    done = torch.library.opcheck(LINEAR_JOINED, arguments(layers, wide(5, K)), test_utils=tests)
+    assert done == dict.fromkeys(tests, "SUCCESS")
+
+
+class Attention(nn.Module):
+    """Layers of one input whose results go different ways, in another order than they are made."""
+
+    def __init__(self, scheme):
+        super().__init__()
+        self.layers = Holder((256, WIDTH), (128, WIDTH), (128, WIDTH), scheme=scheme)
+        self.o = Holder((WIDTH, 256), scheme=scheme)
+
+    def forward(self, x):
+        x = nn.functional.rms_norm(x, (WIDTH,))
+        q, k, v = self.layers(x)
+        q = nn.functional.silu(q).view(*x.shape[:-1], 2, 128).transpose(0, 1).reshape(*x.shape[:-1], 256)
+        (y,) = self.o(q + torch.cat((torch.tanh(v) * k, k), -1))
+        return y
+
+
+@pytest.mark.parametrize("scheme", ["channel", "block"])
+@pytest.mark.parametrize("way", ["joined", "moved", "dynamic"])
+def test_a_compiled_model_has_one_product(way, scheme):
+    from torch._inductor.utils import run_and_get_code
+
+    torch._dynamo.reset()
+    model, x = Attention(scheme), wide(2, WIDTH)
+    with torch.no_grad():
+        plain = torch.compile(model, fullgraph=True)(x)
+        torch._dynamo.reset()
+        compiled = torch.compile(model, fullgraph=True, dynamic=way == "dynamic", options=compile_options(model))
+        found, (code,) = run_and_get_code(compiled, x)
+        assert torch.equal(found, plain)
+        assert code.count("linear_joined.default(") == code.count("fp8core.linear.default(") == 1
+        if way == "moved":
+            model._apply(torch.Tensor.clone)  # as any move
+            assert not follow([layer.weight for layer in model.layers.children()])
+            assert torch.equal(compiled(x), plain)
+        assert (plain - model(x)).norm() < 0.05 * plain.norm()
+
+
+def test_layers_that_differ_have_products_of_their_own():
+    from torch._inductor.utils import run_and_get_code
+
+    torch._dynamo.reset()
+    model = Holder((128, K), (64, K), bias=(1,))
+    model.l2 = Holder((64, K), scheme="block").l0
+    with torch.no_grad():
+        compiled = torch.compile(model, fullgraph=True, options=compile_options(model))
+        found, (code,) = run_and_get_code(compiled, wide(3, K))
+        assert bits(found) == bits(model(wide(3, K)))
+    assert "linear_joined" not in code
+
+
+def test_a_model_quantized_whole():
+    model = nn.Sequential(nn.Linear(K, 64, bias=False, dtype=torch.bfloat16), nn.Linear(K, 64, bias=False))
+    quantize_model_(model)
+    assert join_(model) == (("0", "1"),)
