@@ -3,7 +3,7 @@
 // Persistent and warp-specialised: one warpgroup of a block loads, through a ring of STAGES k-blocks of 128, and the
 // others multiply. A tile is 64 * GROUPS * M_SLICES rows x COLUMNS channels, of which each of GROUPS warpgroups has
 // every GROUPS-th 64 rows. Results are staged in shared memory; TMA stores them, and the next tile's epilogue awaits
-// that. The next tile's first products are issued before, where registers allow, so that the tensor cores do not wait.
+// that. A warpgroup with two slices stores one while the other, or the next tile's first, is multiplied.
 //
 // Scales that change along k join every 128 of it, in fp32: a warpgroup scales and adds (promotes) its products while
 // its next ones, or the other warpgroup's, are multiplied. The order of a sum is that of k: equal rows get equal bits,
@@ -11,11 +11,12 @@
 //
 // Constants, -DFP8_<name>: GROUPS, M_SLICES 1 or 2; COLUMNS, a multiple of 32 that wgmma has; STAGES; A_TYPE,
 // B_TYPE the formats; SCALES (tiled_layout.cuh); OUT, BIAS: 0 fp32, 1 fp16, 2 bf16, OUT also 3 + a format, BIAS also
-// -1 for none; SCALE_TILES whether TMA loads the 1x128 scales of a; AMAX whether the largest |value| is found; STORE_TILES whether TMA stores the result; BUFFERS of a
-// warpgroup's staging.
+// -1 for none; SCALE_TILES whether TMA loads the 1x128 scales of a; AMAX whether the largest |value| is found;
+// STORE_TILES whether TMA stores the result; BUFFERS of a warpgroup's staging.
 //
-// The caller owes: maps of uint8: boxes of COLUMNS (weight) and a tile's (a) rows x 128 columns, 128-byte swizzle,
-// zeros out of bounds; of the scales of a, as words, a row of a box of a tile's rows; of out, as bytes, 64 rows x piece_bytes, swizzled by as many; scale strides in elements, 0
+// The caller owes: maps of uint8: boxes of COLUMNS (weight) and a tile's (a, at most m rounded up to 8) rows x 128
+// columns, 128-byte swizzle, zeros out of bounds; of the scales of a, as words, a row of a box of a tile's rows; of
+// out, as bytes, 64 rows x piece_bytes, swizzled by as many; scale strides in elements, 0
 // where broadcast; of dynamic shared memory STAGES * (weight_bytes + a_bytes) + the buffers + 1,024. `prefetch_weight`:
 // the weight may be read before the kernel before has ended; if not, dependents start only after the wait, as in
 // sm90_decode. amax has to be 0 before the launch.
@@ -78,10 +79,10 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
         if (warp == 0 && !prefetch_weight) grid_dependency_launch();
         if (warp == 0 && lane == 0)
             load_tiles<C, C::weight_bytes, true>(&weight_map, ring, &scale_map, 0, pipeline, tiles, k_blocks,
-                                                 m <= FEW_ROWS ? EVICT_FIRST : EVICT_NORMAL);
+                                                 C::weight_bytes, m <= FEW_ROWS ? EVICT_FIRST : EVICT_NORMAL);
         if (warp == 1 && lane == 0)
             load_tiles<C, C::a_bytes, false>(&a_map, a_ring, &scale_map, shared_address(stage_scales), pipeline, tiles,
-                                             k_blocks, EVICT_NORMAL);
+                                             k_blocks, least(C::rows, (m + 7) & ~7) * BLOCK_K, EVICT_NORMAL);
         if (warp > 1) {
             const ScaleGrid of_a = {scale_a, scale_a_row, scale_a_k}, of_b = {scale_b, scale_b_row, scale_b_k};
             load_scales<C>(stage_scales, vectors, origins, pipeline, vector_pipeline, of_a, of_b, epilogue, tiles, m, n,

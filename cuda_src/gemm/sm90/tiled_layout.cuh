@@ -27,8 +27,8 @@ struct TiledLayout : Config {
     static constexpr bool overlapped = Config::m_slices == 1 && Config::columns <= most_overlapped;
     static constexpr bool along_k = Config::scales >= SCALES_BLOCK, promoted = Config::scales != SCALES_CHAIN;
     // Whether a tile's first products are issued before the tile before is stored: where a warpgroup has two slices. It
-    // stores one while the other is multiplied. Promoted products are apart from the sums, chains need a set of sums that
-    // the tile does not use; what else a thread holds decides whether there is room.
+    // stores one while the other is multiplied. Promoted products are apart from the sums, chains need a set of sums
+    // that the tile does not use; what else a thread holds decides whether there is room.
     static constexpr bool ahead = Config::m_slices == 2 && !Config::accumulates && Config::activation == 0 &&
                                   (promoted ? Config::scales != SCALES_GROUP : Config::amax == 0);
     // Sums of 64 rows that a thread has. Promoted ones stay where they are; chains move on: the next tile's first slice
@@ -60,11 +60,12 @@ struct TiledLayout : Config {
     using Tiles = PersistentTiles<rows, Config::columns, 32 / (Config::groups * Config::m_slices), Config::accumulates>;
 };
 
-// A thread: the tiles of one operand, so many bytes of a stage; beside those of a their scales, where TMA loads them.
+// A thread: the tiles of one operand, so many bytes of a stage, of which boxes have ``box_bytes``; beside those of a
+// their scales, where TMA loads them.
 template <class C, int bytes, bool of_weight>
 DEVICE void load_tiles(const TensorMap* map, unsigned ring, const TensorMap* scale_map, unsigned stage_scales,
                        const PipelineBarriers<C::stages>& pipeline, typename C::Tiles tiles, int k_blocks,
-                       word64 policy) {
+                       int box_bytes, word64 policy) {
     constexpr bool scales = !of_weight && C::scale_tiles;
     for (Ring<C::stages> at(0); tiles.more(); tiles.next()) {
         const TileOrigin origin = tiles.origin();
@@ -72,7 +73,7 @@ DEVICE void load_tiles(const TensorMap* map, unsigned ring, const TensorMap* sca
         for (int k_block = 0; k_block < k_blocks; ++k_block, at.advance(1)) {
             pipeline.wait_empty(at);
             const unsigned full = pipeline.full(at);
-            barrier_expect(full, bytes + (scales ? 4 * C::rows : 0));
+            barrier_expect(full, box_bytes + (scales ? 4 * C::rows : 0));
             tile_load(ring + at.stage * bytes, map, k_block * BLOCK_K, of_weight ? origin.column : origin.row, full,
                       policy);
             if constexpr (scales)

@@ -212,8 +212,8 @@ struct TileMath {
         alternate<former, true>(at, more, store);
     }
 
-    // With two sets, of one slice: the next products are multiplied while this warpgroup adds, and the other warpgroup's
-    // while it stores.
+    // With two sets, of one slice: the next products are multiplied while this warpgroup adds, and the other
+    // warpgroup's while it stores.
     template <int former, class Store>
     DEVICE void overlapped(Place& at, int k_blocks, const Store& store) {
         float other[C::sums];
@@ -271,10 +271,10 @@ struct TileMath {
             begin_chains<0>(at, false);
         }
     }
-    // Multiplies a tile; store(Constant<slice>()) is called when a slice's sums are complete, or once, of the WHOLE tile.
-    // Where C::ahead, its first products are issued already, and those of the next are before it is stored. After the last
-    // tile (not ``more``) what the ring holds is multiplied and not used: under a condition ptxas would await products
-    // where its ways meet.
+    // Multiplies a tile; store(Constant<slice>()) is called when a slice's sums are complete, or once, of the WHOLE
+    // tile. Where C::ahead, its first products are issued already, and those of the next are before it is stored. After
+    // the last tile (not ``more``) what the ring holds is multiplied and not used: under a condition ptxas would await
+    // products where its ways meet.
     template <int turn, class Store>
     DEVICE void run(Place& at, int k_blocks, TileOrigin origin, bool more, const Store& store) {
         if constexpr (C::promoted) {

@@ -1,5 +1,5 @@
-// The results of a tile: a warpgroup rounds its rows into buffers of its own in shared memory, and stores them from there.
-// What is added to them of the result's memory comes into these buffers before: by TMA while the tile is multiplied.
+// The results of a tile: a warpgroup rounds its rows into buffers of its own in shared memory, and stores them from
+// there. What is added to them of the result's memory comes into these buffers before: by TMA while the tile is multiplied.
 #pragma once
 #include "../../ptx/transpose.cuh"
 #include "tiled_layout.cuh"
@@ -141,10 +141,10 @@ struct TileStore {
         }
     }
 
-    // Pieces FIRST to END of the warpgroup's slices, which are ``slice_step`` rows apart from ``first_row`` on, in rounds of
-    // as many pieces as there are buffers. The stores of a round are awaited by the next that has its buffers, which may
-    // be that of another tile. A kernel that accumulates stores all pieces at once, and has called `load_round` for the
-    // first of them.
+    // Pieces FIRST to END of the warpgroup's slices, which are ``slice_step`` rows apart from ``first_row`` on, in
+    // rounds of as many pieces as there are buffers. The stores of a round are awaited by the next that has its
+    // buffers, which may be that of another tile. A kernel that accumulates stores all pieces at once, and has called
+    // `load_round` for the first of them.
     template <int FIRST = 0, int END = C::m_slices * C::pieces, class Value>
     DEVICE void tile(const Value& value, int first_row, int slice_step, int first_column) {
         constexpr int many = END - FIRST < C::buffers ? END - FIRST : C::buffers;

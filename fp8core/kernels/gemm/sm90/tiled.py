@@ -114,7 +114,8 @@ def tiled(problem: ScaledMm, tile: Tile | None = None) -> Matmul:
     blocks = min(tile.tiles(problem.m, problem.n), problem.target.multiprocessors)
     numbers = TiledArgs(b"", b"", b"", b"", CommonArgs.of(problem), 0, 0, problem.beta)
     multiply = launcher.bind_args((blocks, 1, 1), numbers)
-    a_maps = tensor_maps(problem.m, problem.k, problem.lda, tile.rows)
+    # Rows outside of a would be filled with zeros, which takes TMA longer than to load as many: they keep their bytes.
+    a_maps = tensor_maps(problem.m, problem.k, problem.lda, min(tile.rows, ceil_div(problem.m, 8) * 8))
     b_maps = tensor_maps(problem.n, problem.k, problem.ldb, tile.columns)
     out_maps: Maps = NO_MAPS
     scale_maps: Maps = {0: bytes(128)}
