@@ -9,13 +9,14 @@ from fp8core.kernels.gemm.mma.decode import SM89_DECODE
 from fp8core.kernels.gemm.realigned import realigned
 from fp8core.kernels.gemm.sm90 import decode_cost
 from fp8core.kernels.gemm.sm90.decode import SM90_DECODE, config_for
+from fp8core.kernels.gemm.sm90.decode_config import MOST_ROWS
 from fp8core.kernels.gemm.sm90.decode_unaligned import SM90_DECODE_UNALIGNED
 from fp8core.kernels.gemm.sm90.tiled import SM90_TILED
 from fp8core.kernels.gemm.sm90.tiled_cost import us as by_tiles
 from fp8core.problem import ScaledMm
 from fp8core.table import Requirement, Table
 
-ALWAYS_FASTER: Final = 16
+ALWAYS_FASTER: Final = 32
 """Up to so many rows no kernel was measured to be faster than sm90_decode: then nothing is compared."""
 MARGIN: Final = 1.04
 """How many times the estimate of sm90_tiled that of sm90_decode may be: beside a quantization it overlaps more, and its
@@ -23,7 +24,8 @@ sums are more exact."""
 
 
 def _decode_pays(p: ScaledMm) -> bool:
-    if p.m <= ALWAYS_FASTER or p.batch_invariant or SM90_TILED.refusal(p) is not None:
+    few = p.m <= ALWAYS_FASTER or p.m > MOST_ROWS  # of more rows another requirement speaks
+    if few or p.batch_invariant or SM90_TILED.refusal(p) is not None:
         return True
     return decode_cost.us(p, config_for) <= MARGIN * by_tiles(p)
 

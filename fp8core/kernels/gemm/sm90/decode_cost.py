@@ -1,4 +1,4 @@
-"""How long sm90_decode takes for a product: constants fitted to an H200 (experiments/2026-11-choice).
+"""How long sm90_decode takes for 33 to 64 rows: constants fitted to an H200 (experiments/2026-11-choice).
 
 Layouts are chosen by estimates of their own (`decode_config`, `decode_rows_config`), which need not be comparable with
 other kernels; these are.
@@ -12,9 +12,9 @@ from fp8core.kernels.encodings import ceil_div
 from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K, MOST_ROWS, DecodeConfig, width
 from fp8core.problem import ITEMSIZE, ScaledMm
 
-BYTES_A_US: Final = 4.37e6
+BYTES_A_US: Final = 4.32e6
 """From memory."""
-OVERLAP: Final = 5.4
+OVERLAP: Final = 4.3
 """The exponent of the norm that joins the times of the memory and of the multiprocessors: the greater hides most."""
 
 
@@ -35,13 +35,9 @@ class Fitted(NamedTuple):
     """What each product takes before and behind the weight's stream."""
 
 
-FITTED: Final[dict[int, Fitted]] = {
-    16: Fitted(0.020, 0.090, 0.010, 0.0, 0.034, 0.819),
-    32: Fitted(0.127, 0.013, 0.008, 0.344, 0.050, 1.195),
-    64: Fitted(0.144, 0.080, 0.002, 0.303, 0.281, 1.934),
-}
-"""Of tiles with channels on the M side of `wgmma`, by the most rows."""
-ROWS: Final = Fitted(0.147, 0.008, 0.0, 1.035, 0.267, 1.462)
+CHANNELS_FIRST: Final = Fitted(0.126, 0.006, 0.002, 0.266, 0.352, 1.747)
+"""Of tiles with channels on the M side of `wgmma`."""
+ROWS: Final = Fitted(0.117, 0.008, 0.0, 1.235, 0.245, 1.743)
 """Of tiles with rows on the M side."""
 
 
@@ -49,7 +45,7 @@ def _launch_us(p: ScaledMm, config: DecodeConfig) -> float:
     """Return the estimate of one launch."""
     rows_first = config.warpgroup_channels > 64
     side = MOST_ROWS if rows_first else width(p.m)
-    fitted = ROWS if rows_first else next(fitted for most, fitted in FITTED.items() if p.m <= most)
+    fitted = ROWS if rows_first else CHANNELS_FIRST
     k_block = fitted.k_block + fitted.zeros * (side - p.m) / config.multicast_tiles
     if p.scale_a == "group":
         k_block += fitted.blockwise
@@ -64,11 +60,5 @@ def _launch_us(p: ScaledMm, config: DecodeConfig) -> float:
 
 @lru_cache(8192)
 def us(problem: ScaledMm, layout: Callable[[ScaledMm], DecodeConfig]) -> float:
-    """Return the estimated microseconds of ``problem``, whose launches of up to 64 rows ``layout`` lays out."""
-    panels, rest = divmod(problem.m, MOST_ROWS)
-    found = 0.0
-    for rows, number in ((MOST_ROWS, panels), (rest, 1)):
-        if rows and number:
-            part = problem._replace(m=rows)
-            found += number * _launch_us(part, layout(part))
-    return found
+    """Return the estimated microseconds of a launch for ``problem``, which ``layout`` lays out."""
+    return _launch_us(problem, layout(problem))

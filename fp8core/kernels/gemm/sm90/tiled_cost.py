@@ -57,35 +57,34 @@ def scales_of(problem: ScaledMm) -> Scales:
     return "chain" if problem.use_fast_accum else "promoted"
 
 
-START_US: Final = 1.92
+START_US: Final = 0.69
 """Of a product: from its launch to the first k-block."""
-BYTES_A_US: Final = 4.32e6
+FILL_US: Final = 6.74e-3
+"""Of a product, for each row of its first k-block."""
+BYTES_A_US: Final = 4.2e6
 """From memory."""
-OVERLAP: Final = 2.59
+OVERLAP: Final = 2.94
 """The exponent of the norm that joins the times of the memory and of the multiprocessors: the greater hides most."""
-CHAIN_US: Final = 1.704e-5
-PROMOTED_US: Final = 1.538e-5
+CHAIN_US: Final = 1.614e-5
+PROMOTED_US: Final = 1.417e-5
 """Of a multiprocessor, for one result of a tile and a k-block: in one chain over k, or added up in fp32."""
-CHAIN_K_BLOCK_US: Final = 0.0195
-PROMOTED_K_BLOCK_US: Final = 0.0774
+CHAIN_K_BLOCK_US: Final = 0.0286
+PROMOTED_K_BLOCK_US: Final = 0.0882
 """More of a k-block, whatever the tile."""
-LOAD_US: Final = 0.022e-3
+LOAD_US: Final = 0.02e-3
 """Of a multiprocessor, for a row of a k-block that it loads alone."""
-SHARED_LOAD_US: Final = 0.317e-3
+SHARED_LOAD_US: Final = 0.331e-3
 """More of that where all multiprocessors load; of some of them, a part of it."""
-UNALIGNED: Final = 1.031
+UNALIGNED: Final = 0.878
 """The part by which loads take longer where rows do not begin at multiples of 128 bytes."""
-ZEROS: Final = 4.88
+ZEROS: Final = 4.98
 """How many rows more each row counts for that a tile has beyond those of a, and that TMA fills with zeros."""
-END_US: Final = 0.0
-RESULT_US: Final = 4.51e-5
-"""Of a tile's end, and for each of its results."""
-UNALIGNED_SCALES: Final = 1.0
-"""What a k-block takes more where scales of neighbouring rows cannot be loaded four at a time."""
-CHAIN_HEAT: Final = 0.115
-PROMOTED_HEAT: Final = 0.145
+RESULT_US: Final = 3.09e-5
+"""Of a tile\'s end, for each of its results."""
+CHAIN_HEAT: Final = 0.141
+PROMOTED_HEAT: Final = 0.178
 """What a k-block takes more in a product of many waves, as the clock falls; of a few of them, a part of it."""
-WHOLE_WAVES: Final = 0.809
+WHOLE_WAVES: Final = 0.789
 """By which part the time grows with whole waves; by the rest it grows with tiles."""
 
 
@@ -99,28 +98,22 @@ class Cost(NamedTuple):
 
 
 COSTS: Final[dict[Tile, Cost]] = {
-    Tile(256, 128): Cost(1.073, 1.121),
-    Tile(128, 192): Cost(1.027, 1.039),
-    Tile(128, 160): Cost(1.005, 0.979),
-    Tile(128, 128): Cost(0.882, 0.933),
-    Tile(128, 96): Cost(0.995, 0.924),
-    Tile(128, 64): Cost(1.153, 0.852),
-    Tile(64, 128): Cost(0.914, 0.914),
-    Tile(64, 96): Cost(0.998, 0.96),
-    Tile(64, 64): Cost(0.942, 1.026),
-    Tile(64, 32): Cost(1.041, 2.286),
-    Tile(128, 256): Cost(0, 1.095),
-    Tile(64, 256): Cost(0, 1.041),
-    Tile(64, 192): Cost(0, 0.949),
+    Tile(256, 128): Cost(1.114, 1.132),
+    Tile(128, 192): Cost(1.048, 1.037),
+    Tile(128, 160): Cost(1.019, 0.989),
+    Tile(128, 128): Cost(0.873, 0.931),
+    Tile(128, 96): Cost(0.987, 0.939),
+    Tile(128, 64): Cost(1.127, 0.832),
+    Tile(64, 128): Cost(0.869, 0.89),
+    Tile(64, 96): Cost(0.982, 0.96),
+    Tile(64, 64): Cost(0.916, 1.058),
+    Tile(64, 32): Cost(1.08, 2.36),
+    Tile(128, 256): Cost(0, 1.108),
+    Tile(64, 256): Cost(0, 1.03),
+    Tile(64, 192): Cost(0, 0.921),
 }
 TILES: Final = tuple(COSTS)
 """What kernels are compiled for; of equals the first is taken."""
-
-
-def wide_scales(problem: ScaledMm) -> bool:
-    """Return whether 1x128 scales of neighbouring rows are loaded four at a time."""
-    rows, k_blocks = problem.scale_a_strides
-    return rows == 1 and k_blocks % 4 == 0
 
 
 def tiles(problem: ScaledMm) -> tuple[Tile, ...]:
@@ -143,12 +136,10 @@ def us(problem: ScaledMm, tile: Tile | None = None) -> float:
     else:
         k_block += results * PROMOTED_US * cost.promoted + PROMOTED_K_BLOCK_US
     k_block *= 1 + (CHAIN_HEAT if scales_of(p) == "chain" else PROMOTED_HEAT) * (1 - 1 / waves)
-    if p.scale_a == "group" and not wide_scales(p):
-        k_block *= UNALIGNED_SCALES
     rounds = WHOLE_WAVES * waves + (1 - WHOLE_WAVES) * max(1.0, share)
-    busy = rounds * (ceil_div(p.k, BLOCK_K) * k_block + END_US + RESULT_US * results)
+    busy = rounds * (ceil_div(p.k, BLOCK_K) * k_block + RESULT_US * results)
     memory = (p.m * p.k + p.n * p.k + p.m * p.n * ITEMSIZE[p.out]) / BYTES_A_US
-    found: float = START_US + (memory**OVERLAP + busy**OVERLAP) ** (1 / OVERLAP)
+    found: float = START_US + FILL_US * (tile.rows + tile.columns) + (memory**OVERLAP + busy**OVERLAP) ** (1 / OVERLAP)
     return found
 
 
