@@ -16,7 +16,7 @@ from fp8core.kernels.gemm.requirements import (
 from fp8core.kernels.gemm.sm90.decode import CommonArgs
 from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K
 from fp8core.kernels.gemm.sm90.tensor_maps import WordMaps, shared_maps, tensor_maps
-from fp8core.kernels.gemm.sm90.tiled_cost import Scales, Tile, by_cost, fastest, scales_of, us, wide_scales
+from fp8core.kernels.gemm.sm90.tiled_cost import Scales, Tile, by_cost, fastest, scales_of, us
 from fp8core.kernels.requirements import CUDA, aligned, supports
 from fp8core.problem import ITEMSIZE, WIDE, ScaledMm
 from fp8core.runtime import jit
@@ -75,7 +75,9 @@ LEAST_STAGES: Final = 3
 
 def loads_scale_tiles(problem: ScaledMm) -> bool:
     """Return whether TMA loads 1x128 scales of a: those of neighbouring rows are neighbours in memory, and aligned."""
-    return scales_of(problem) == "block" and wide_scales(problem) and problem.vectors_alignment % 16 == 0
+    rows, k_blocks = problem.scale_a_strides
+    neighbours = rows == 1 and k_blocks % 4 == 0 and problem.vectors_alignment % 16 == 0
+    return scales_of(problem) == "block" and neighbours
 
 
 def tiled(problem: ScaledMm, tile: Tile | None = None) -> Matmul:
