@@ -30,6 +30,8 @@ struct PersistentTiles {
           at((int)block_x()) {}
     DEVICE bool more() const { return at < down * across; }
     DEVICE void next() { at += (int)grid_x(); }
+    // How many are left.
+    DEVICE int count() const { return (down * across - at + (int)grid_x() - 1) / (int)grid_x(); }
     DEVICE TileOrigin origin() const {
         const int first = at / (abreast * across) * abreast;
         const int high = least(abreast, down - first), within = at - first * across;

@@ -22,12 +22,18 @@ DEVICE void tile_load_shared(unsigned destination, const TensorMap* map, int col
                  "l"(map), "r"(column), "r"(row), "r"(barrier), "h"((unsigned short)blocks)
                  : "memory");
 }
-// The same as the first, for what is read once: evict-first in L2.
-DEVICE void tile_load_once(unsigned destination, const TensorMap* map, int column, int row, unsigned barrier) {
+// The same as the first, with a policy of L2.
+constexpr word64 EVICT_NORMAL = 0x1000000000000000ull, EVICT_FIRST = 0x12F0000000000000ull;
+DEVICE void tile_load(unsigned destination, const TensorMap* map, int column, int row, unsigned barrier,
+                      word64 policy) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
                  "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(destination),
-                 "l"(map), "r"(column), "r"(row), "r"(barrier), "l"(0x12F0000000000000ull)
+                 "l"(map), "r"(column), "r"(row), "r"(barrier), "l"(policy)
                  : "memory");
+}
+// Of what is read once.
+DEVICE void tile_load_once(unsigned destination, const TensorMap* map, int column, int row, unsigned barrier) {
+    tile_load(destination, map, column, row, barrier, EVICT_FIRST);
 }
 
 // ---- stores: a thread's, in groups, whose sources may be written again when they are read
@@ -43,7 +49,6 @@ template <int PENDING>
 DEVICE void stores_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
 }
-DEVICE void stores_done() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 // ---- cp.async: a thread's copies count once at a barrier when they are in
 

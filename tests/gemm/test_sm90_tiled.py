@@ -41,7 +41,7 @@ def test_a_layout_fits_into_shared_memory(modes, bias, out):
         layout = tiled.Layout.of(asked, tile)
         assert layout.stages >= 3, tile
         assert tile.columns * ITEMSIZE[out] % layout.piece_bytes == 0
-        words = tile.rows + (tile.columns if modes == GROUP else 4) if along_k else 1
+        words = tile.rows + (tile.columns if modes == GROUP else 32) if along_k else 1
         vectors = 2 * ((tile.columns if bias else 1) if along_k else tile.rows + 2 * tile.columns)
         fixed = layout.stages * (4 * words + 16) + 4 * vectors + 32
         ring = layout.stages * tile.stage_bytes
@@ -105,8 +105,9 @@ class Tiled(Case):
 @pytest.mark.parametrize("modes", MODES, ids="-".join)
 @pytest.mark.parametrize("tile", tiled_cost.TILES, ids=lambda tile: "x".join(map(str, tile)))
 def test_every_tile(tile, modes):
-    """Ragged ends of m, n and k; a tile, several of them, and more than the device holds at a time."""
-    for m, n, k in ((3, 136, 16), (65, 8, 100), (77, 1001, 1000), (300, 1000, 616), (600, 8192, 384)):
+    """Ragged ends of m, n and k; a tile, several of them, and three or more of a block, of one, two and three k-blocks."""
+    many = ((1500, 8192, 384), (1500, 8200, 256), (1500, 8193, 112))
+    for m, n, k in ((3, 136, 16), (65, 8, 100), (77, 1001, 1000), (300, 1000, 616), *many):
         case = Tiled(m, n, k, modes, gap=16 * (m % 2), seed=m)
         if tile not in tiled_cost.tiles(case.problem):
             pytest.skip("this tile's sums and scales together are more than the registers hold")

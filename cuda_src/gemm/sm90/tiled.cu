@@ -3,7 +3,7 @@
 // Persistent and warp-specialised: one warpgroup of a block loads, through a ring of STAGES k-blocks of 128, and the
 // others multiply. A tile is 64 * GROUPS * M_SLICES rows x COLUMNS channels, of which each of GROUPS warpgroups has
 // every GROUPS-th 64 rows. Results are staged in shared memory; TMA stores them, and the next tile's epilogue awaits
-// that.
+// that. A warpgroup with two slices stores one while the other, or the next tile's first, is multiplied.
 //
 // Scales that change along k join every 128 of it, in fp32: a warpgroup scales and adds (promotes) its products while
 // its next ones, or the other warpgroup's, are multiplied. The order of a sum is that of k: equal rows get equal bits,
@@ -11,11 +11,12 @@
 //
 // Constants, -DFP8_<name>: GROUPS, M_SLICES 1 or 2; COLUMNS, a multiple of 32 that wgmma has; STAGES; A_TYPE,
 // B_TYPE the formats; SCALES (tiled_layout.cuh); OUT, BIAS: 0 fp32, 1 fp16, 2 bf16, OUT also 3 + a format, BIAS also
-// -1 for none; AMAX whether the largest |value| is found; STORE_TILES whether TMA stores the result; BUFFERS of a
-// warpgroup's staging.
+// -1 for none; SCALE_TILES whether TMA loads the 1x128 scales of a; AMAX whether the largest |value| is found;
+// STORE_TILES whether TMA stores the result; BUFFERS of a warpgroup's staging.
 //
-// The caller owes: maps of uint8: boxes of COLUMNS (weight) and a tile's (a) rows x 128 columns, 128-byte swizzle,
-// zeros out of bounds; of out, as bytes, 64 rows x piece_bytes, swizzled by as many; scale strides in elements, 0
+// The caller owes: maps of uint8: boxes of COLUMNS (weight) and a tile's (a, at most m rounded up to 8) rows x 128
+// columns, 128-byte swizzle, zeros out of bounds; of the scales of a, as words, a row of a box of a tile's rows; of
+// out, as bytes, 64 rows x piece_bytes, swizzled by as many; scale strides in elements, 0
 // where broadcast; of dynamic shared memory STAGES * (weight_bytes + a_bytes) + the buffers + 1,024. `prefetch_weight`:
 // the weight may be read before the kernel before has ended; if not, dependents start only after the wait, as in
 // sm90_decode. amax has to be 0 before the launch.
@@ -25,7 +26,7 @@
 // How the kernel is compiled: all -D names of this source, which are read here alone.
 struct Config {
     static constexpr int groups = FP8_GROUPS, m_slices = FP8_M_SLICES, columns = FP8_COLUMNS, stages = FP8_STAGES,
-                         scales = FP8_SCALES;
+                         scales = FP8_SCALES, scale_tiles = FP8_SCALE_TILES;
     static constexpr int a_type = FP8_A_TYPE, b_type = FP8_B_TYPE, out_type = FP8_OUT, bias_type = FP8_BIAS,
                          amax = FP8_AMAX;
     static constexpr int activation = FP8_ACTIVATION, accumulates = FP8_ACCUMULATES;
@@ -33,15 +34,19 @@ struct Config {
 };
 using C = TiledLayout<Config>;
 
+// Up to so many rows the weight is read once, and is the first that leaves L2: what is read again stays.
+constexpr int FEW_ROWS = 1024;
+
 extern "C" __global__ void __launch_bounds__(C::threads, 1)
     sm90_tiled(const __grid_constant__ TensorMap weight_map, const __grid_constant__ TensorMap a_map,
-               const __grid_constant__ TensorMap out_map, const float* __restrict__ scale_a, long long scale_a_row,
-               long long scale_a_k, const float* __restrict__ scale_b, long long scale_b_row, long long scale_b_k,
+               const __grid_constant__ TensorMap out_map, const __grid_constant__ TensorMap scale_map,
+               const float* __restrict__ scale_a, long long scale_a_row, long long scale_a_k,
+               const float* __restrict__ scale_b, long long scale_b_row, long long scale_b_k,
                const void* __restrict__ bias, void* out, long long ldo, int m, int n, int k_blocks, int prefetch_weight,
                const float* out_scale, float* amax, float beta) {
     extern __shared__ char dynamic[];
     __shared__ alignas(8) word64 barriers[2 * C::stages], vector_barriers[4 + (C::accumulates ? C::groups : 0)];
-    __shared__ alignas(16) float stage_scales[C::stages][C::stage_scales];
+    __shared__ alignas(128) float stage_scales[C::stages][C::stage_scales];
     __shared__ alignas(8) float vectors[2][C::vectors];
     __shared__ TileOrigin origins[2];
 
@@ -53,12 +58,10 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
                    staging = a_ring + C::stages * C::a_bytes;
     const PipelineBarriers<C::stages> pipeline = {shared_address(barriers)};
     const PipelineBarriers<2> vector_pipeline = {shared_address(vector_barriers)};
-    C::Tiles tiles(m, n);
     Epilogue<C::out_type, C::bias_type> epilogue(bias, nullptr);
 
     if (threadIdx.x == 0) {
-        // The threads that load; the warps that multiply.
-        pipeline.init(2 + (C::along_k ? C::vector_threads : 0), C::math_warps);
+        pipeline.init(C::loaders, C::math_warps);
         vector_pipeline.init(C::vector_threads, C::math_warps);
         if constexpr (C::accumulates)
             for (int i = 0; i < C::groups; ++i) barrier_init(shared_address(vector_barriers + 4 + i), 1);
@@ -66,14 +69,20 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
         map_prefetch(&weight_map);
         map_prefetch(&a_map);
         if (C::store_tiles) map_prefetch(&out_map);
+        if (C::scale_tiles) map_prefetch(&scale_map);
     }
     __syncthreads();
     if (warp < 4) {
+        const C::Tiles tiles(m, n);
         if constexpr (C::threads > 256) registers_give<C::loader_registers>();
         if (warp > 0 || !prefetch_weight) grid_dependency_wait();
         if (warp == 0 && !prefetch_weight) grid_dependency_launch();
-        if (warp == 0 && lane == 0) load_tiles<C, C::weight_bytes, true>(&weight_map, ring, pipeline, tiles, k_blocks);
-        if (warp == 1 && lane == 0) load_tiles<C, C::a_bytes, false>(&a_map, a_ring, pipeline, tiles, k_blocks);
+        if (warp == 0 && lane == 0)
+            load_tiles<C, C::weight_bytes, true>(&weight_map, ring, &scale_map, 0, pipeline, tiles, k_blocks,
+                                                 C::weight_bytes, m <= FEW_ROWS ? EVICT_FIRST : EVICT_NORMAL);
+        if (warp == 1 && lane == 0)
+            load_tiles<C, C::a_bytes, false>(&a_map, a_ring, &scale_map, shared_address(stage_scales), pipeline, tiles,
+                                             k_blocks, least(C::rows, (m + 7) & ~7) * BLOCK_K, EVICT_NORMAL);
         if (warp > 1) {
             const ScaleGrid of_a = {scale_a, scale_a_row, scale_a_k}, of_b = {scale_b, scale_b_row, scale_b_k};
             load_scales<C>(stage_scales, vectors, origins, pipeline, vector_pipeline, of_a, of_b, epilogue, tiles, m, n,
@@ -85,46 +94,58 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
     grid_dependency_wait();
 
     const int group = warp / 4 - 1;
-    TileMath<C> math = {{}, pipeline, stage_scales, ring, a_ring, group, warp % 4, lane};
+    TileMath<C> math = {{}, {}, {}, pipeline, stage_scales, ring, a_ring, group, warp % 4, lane};
     TileStore<C> store = {
         &out_map, out, ldo, m, n, warp / 4, warp % 4, lane, staging + group * (C::buffers * C::buffer_bytes)};
     if constexpr (C::accumulates) store.addend_full = shared_address(vector_barriers + 4 + group);
     const Ending<C::out_type, C::activation, C::accumulates> ending = {beta};
     epilogue = {bias, out_scale};  // which the launch before may have written
     float largest = 0.0f;
+    Ring<C::stages> at(0);
     Ring<2> vectors_at(0);
-    for (Ring<C::stages> at(0); tiles.more(); tiles.next()) {
+    int tiles_left = C::Tiles(m, n).count();
+    const auto make_tile = [&](auto turn) {
         vector_pipeline.wait_full(vectors_at);
         const TileOrigin origin = {__shfl_sync(0xffffffffu, origins[vectors_at.stage].row, 0),
                                    __shfl_sync(0xffffffffu, origins[vectors_at.stage].column, 0)};
-        if constexpr (C::accumulates)
-            store.load_round(0, origin.row + math.slice_row(0), math.slice_row(1) - math.slice_row(0), origin.column);
-        math.run(at, k_blocks, origin);
-
+        --tiles_left;
+        const int first_row = origin.row + math.slice_row(0), slice_step = math.slice_row(1) - math.slice_row(0);
+        if constexpr (C::accumulates) store.load_round(0, first_row, slice_step, origin.column);
         const float* const of_tile = vectors[vectors_at.stage];
-        float scales_a[C::m_slices][2];
-        if constexpr (!C::along_k)
-#pragma unroll
-            for (int i = 0; i < 2 * C::m_slices; ++i)
-                scales_a[i / 2][i % 2] = of_tile[math.slice_row(i / 2) + math.lane_row() + i % 2 * 8];
-        const auto value = [&](int slice, int i, float addend) {
-            const int channel = i / 4 * 8 + lane % 4 * 2 + i % 2;
-            float sum = math.sums[slice][i];
+        const auto store_slice = [&](auto of) {
+            constexpr int chosen = decltype(of)::value, pieces = C::pieces;
+            constexpr int from = chosen == WHOLE ? 0 : chosen, end = chosen == WHOLE ? C::m_slices : chosen + 1;
+            [[maybe_unused]] float scales_a[C::m_slices][2];
             if constexpr (!C::along_k)
-                sum = epilogue.scaled(sum, scales_a[slice][i / 2 % 2], of_tile[C::channel_scales_at + channel]);
-            if constexpr (C::bias_type >= 0) sum = epilogue.biased(sum, of_tile[C::bias_at + channel]);
-            sum = ending.of(sum, addend);
-            if constexpr (C::amax)
-                if (origin.row + math.slice_row(slice) + math.lane_row() + i / 2 % 2 * 8 < m &&
-                    origin.column + channel < n)
-                    largest = maximum(largest, magnitude(sum));
-            return C::out_type > BFLOAT16 ? sum * epilogue.reciprocal : sum;
+#pragma unroll
+                for (int i = 2 * from; i < 2 * end; ++i)
+                    scales_a[i / 2][i % 2] = of_tile[math.slice_row(i / 2) + math.lane_row() + i % 2 * 8];
+            const auto value = [&](int slice, int i, float addend) {
+                [[maybe_unused]] const int channel = i / 4 * 8 + lane % 4 * 2 + i % 2;
+                float sum = math.sums[math.set_of(decltype(turn)::value, slice)][i];
+                if constexpr (!C::along_k)
+                    sum = epilogue.scaled(sum, scales_a[slice][i / 2 % 2], of_tile[C::channel_scales_at + channel]);
+                if constexpr (C::bias_type >= 0) sum = epilogue.biased(sum, of_tile[C::bias_at + channel]);
+                sum = ending.of(sum, addend);
+                if constexpr (C::amax)
+                    if (origin.row + math.slice_row(slice) + math.lane_row() + i / 2 % 2 * 8 < m &&
+                        origin.column + channel < n)
+                        largest = maximum(largest, magnitude(sum));
+                return C::out_type > BFLOAT16 ? sum * epilogue.reciprocal : sum;
+            };
+            store.template tile<from * pieces, end * pieces>(value, first_row, slice_step, origin.column);
         };
-        store.tile(value, origin.row + math.slice_row(0), math.slice_row(1) - math.slice_row(0), origin.column);
+        math.template run<decltype(turn)::value>(at, k_blocks, origin, tiles_left > 0, store_slice);
+        if (tiles_left == 0) return false;
         __syncwarp();
         if (lane == 0) vector_pipeline.release(vectors_at);
         vectors_at.advance(1);
-    }
+        return true;
+    };
+    math.begin_tiles(at);
+    while (make_tile(Constant<0>()) && (C::turns < 2 || make_tile(Constant<1 % C::turns>())) &&
+           (C::turns < 3 || make_tile(Constant<2 % C::turns>())));
+    product_wait<0>();  // what was issued after the last tile
     if constexpr (C::amax) publish_amax(largest, amax);
-    if (C::store_tiles && threadIdx.x % 128 == 0) stores_done();
+    if (C::store_tiles && threadIdx.x % 128 == 0) stores_read<0>();
 }

@@ -8,6 +8,12 @@
 // with 128x128 or 1x128 of the weight.
 constexpr int SCALES_CHAIN = 0, SCALES_PROMOTED = 1, SCALES_BLOCK = 2, SCALES_GROUP = 3;
 
+// A number that is an argument.
+template <int n>
+struct Constant {
+    static constexpr int value = n;
+};
+
 // What follows from Config of tiled.cu.
 template <class Config>
 struct TiledLayout : Config {
@@ -19,17 +25,29 @@ struct TiledLayout : Config {
     // Whether registers hold two sets of products beside the sums (and, of 1x128 scales of the weight, beside those).
     static constexpr int most_overlapped = Config::scales == SCALES_GROUP && Config::groups == 2 ? 96 : 128;
     static constexpr bool overlapped = Config::m_slices == 1 && Config::columns <= most_overlapped;
-    static constexpr bool along_k = Config::scales >= SCALES_BLOCK;
+    static constexpr bool along_k = Config::scales >= SCALES_BLOCK, promoted = Config::scales != SCALES_CHAIN;
+    // Whether a tile's first products are issued before the tile before is stored: where a warpgroup has two slices. It
+    // stores one while the other is multiplied. Promoted products are apart from the sums, chains need a set of sums
+    // that the tile does not use; what else a thread holds decides whether there is room.
+    static constexpr bool ahead = Config::m_slices == 2 && !Config::accumulates && Config::activation == 0 &&
+                                  (promoted ? Config::scales != SCALES_GROUP : Config::amax == 0);
+    // Sums of 64 rows that a thread has. Promoted ones stay where they are; chains move on: the next tile's first slice
+    // begins in the set that this one does not use.
+    static constexpr int sets = Config::m_slices + (ahead && !promoted);
+    static constexpr int turns = ahead && !promoted ? sets : 1;  // after so many tiles each slice is where it was
     static constexpr int scale_rows = Config::scales == SCALES_GROUP ? 1 : BLOCK_K;
     // Of a k-block: a's rows, then the weight's, of which a tile can have two.
-    static constexpr int stage_scales = along_k ? rows + (scale_rows == 1 ? Config::columns : 4) : 1;
+    static constexpr int stage_scales = along_k ? rows + (scale_rows == 1 ? Config::columns : 32) : 1;
+    static constexpr int vector_threads = 64;
+    // How many arrive at a k-block's full barrier: the threads that load the operands, and those of its scales.
+    static constexpr int loaders = 2 + (!along_k ? 0 : Config::scale_tiles ? 1 : vector_threads);
     // Of a tile, where there are any: scales of its rows, of its channels, and the bias.
     static constexpr bool has_vectors = !along_k || Config::bias_type >= 0;
     static constexpr int vectors = has_vectors ? (along_k ? 0 : rows + Config::columns) + Config::columns : 1;
     static constexpr int channel_scales_at = rows, bias_at = along_k ? 0 : rows + Config::columns;
-    static constexpr int vector_threads = 64;
-    // Of a thread; together what a multiprocessor has. Loading many scales takes more than 40.
-    static constexpr int loader_registers = along_k ? 56 : 40, math_registers = along_k ? 224 : 232;
+    // Of a thread; together what a multiprocessor has. Loading scales one by one takes more than 40.
+    static constexpr bool many_scales = along_k && !Config::scale_tiles;
+    static constexpr int loader_registers = many_scales ? 56 : 40, math_registers = many_scales ? 224 : 232;
 
     // The result of a slice is staged in pieces of so many bytes a row, which is a swizzle of TMA.
     static constexpr int item = Config::out_type == FLOAT32 ? 4 : Config::out_type > BFLOAT16 ? 1 : 2;
@@ -42,18 +60,46 @@ struct TiledLayout : Config {
     using Tiles = PersistentTiles<rows, Config::columns, 32 / (Config::groups * Config::m_slices), Config::accumulates>;
 };
 
-// A thread: the tiles of one operand, so many bytes of a stage.
+// A thread: the tiles of one operand, so many bytes of a stage, of which boxes have ``box_bytes``; beside those of a
+// their scales, where TMA loads them.
 template <class C, int bytes, bool of_weight>
-DEVICE void load_tiles(const TensorMap* map, unsigned ring, const PipelineBarriers<C::stages>& pipeline,
-                       typename C::Tiles tiles, int k_blocks) {
+DEVICE void load_tiles(const TensorMap* map, unsigned ring, const TensorMap* scale_map, unsigned stage_scales,
+                       const PipelineBarriers<C::stages>& pipeline, typename C::Tiles tiles, int k_blocks,
+                       int box_bytes, word64 policy) {
+    constexpr bool scales = !of_weight && C::scale_tiles;
     for (Ring<C::stages> at(0); tiles.more(); tiles.next()) {
         const TileOrigin origin = tiles.origin();
 #pragma unroll 1
         for (int k_block = 0; k_block < k_blocks; ++k_block, at.advance(1)) {
             pipeline.wait_empty(at);
-            barrier_expect(pipeline.full(at), bytes);
-            tile_load(ring + at.stage * bytes, map, k_block * BLOCK_K, of_weight ? origin.column : origin.row,
-                      pipeline.full(at));
+            const unsigned full = pipeline.full(at);
+            barrier_expect(full, box_bytes + (scales ? 4 * C::rows : 0));
+            tile_load(ring + at.stage * bytes, map, k_block * BLOCK_K, of_weight ? origin.column : origin.row, full,
+                      policy);
+            if constexpr (scales)
+                tile_load(stage_scales + at.stage * (4 * C::stage_scales), scale_map, origin.row, k_block, full);
+        }
+    }
+}
+
+// A warp: the weight's scales where TMA loads those of a, of 32 k-blocks at a time.
+template <class C>
+DEVICE void load_weight_scales(float (&stage_scales)[C::stages][C::stage_scales],
+                               const PipelineBarriers<C::stages>& pipeline, Ring<C::stages>& at, const ScaleGrid& of_b,
+                               TileOrigin origin, int n, int k_blocks, int lane) {
+    const long long first = origin.column / BLOCK_K * of_b.row,
+                    second = min(origin.column + BLOCK_K, n - 1) / BLOCK_K * of_b.row;
+    float2 scales = {};
+#pragma unroll 1
+    for (int k_block = 0; k_block < k_blocks; ++k_block, at.advance(1)) {
+        if (k_block % 32 == 0 && k_block + lane < k_blocks) {
+            const float* const from = of_b.scales + (k_block + lane) * of_b.col;
+            scales = make_float2(from[first], from[second]);
+        }
+        pipeline.wait_empty(at);
+        if (lane == k_block % 32) {
+            *(float2*)(stage_scales[at.stage] + C::rows) = scales;
+            barrier_arrive(pipeline.full(at));
         }
     }
 }
@@ -108,26 +154,6 @@ DEVICE void load_each_scale(float (&stage_scales)[C::stages][C::stage_scales],
         words_arrive(pipeline.full(at));
     }
 }
-// The same where those of a are neighbours along its rows: four at a time. Two threads have the weight's.
-template <class C>
-DEVICE void load_wide_scales(float (&stage_scales)[C::stages][C::stage_scales],
-                             const PipelineBarriers<C::stages>& pipeline, Ring<C::stages>& at, const ScaleGrid& of_a,
-                             const ScaleGrid& of_b, TileOrigin origin, int m, int n, int k_blocks, int thread) {
-    const int bytes = max(0, min(16, 4 * (m - origin.row - 4 * thread)));
-    const float* from_a = of_a.scales + (bytes ? origin.row + 4 * thread : 0);
-    const float* from_b = of_b.scales + min(origin.column + thread * BLOCK_K, n - 1) / BLOCK_K * of_b.row;
-#pragma unroll 1
-    for (int left = k_blocks; left > 0; --left, at.advance(1)) {
-        pipeline.wait_empty(at);
-        float* const to = stage_scales[at.stage];
-        if (thread < C::rows / 4) vector_copy(shared_address(to + 4 * thread), from_a, bytes);
-        if (thread < 2) word_copy(shared_address(to + C::rows + thread), from_b);
-        from_a += of_a.col;
-        from_b += of_b.col;
-        words_arrive(pipeline.full(at));
-    }
-}
-
 // vector_threads threads: the scales of each k-block and the vectors of each tile.
 template <class C>
 DEVICE void load_scales(float (&stage_scales)[C::stages][C::stage_scales], float (&vectors)[2][C::vectors],
@@ -142,11 +168,11 @@ DEVICE void load_scales(float (&stage_scales)[C::stages][C::stage_scales], float
             load_vectors<C>(vectors, origins, vector_pipeline, vectors_at, of_a, of_b, epilogue, origin, m, n, thread);
             vectors_at.advance(1);
         }
-        if constexpr (C::along_k) {
-            if (C::scale_rows > 1 && of_a.row == 1 && of_a.col % 4 == 0 && (word64)of_a.scales % 16 == 0)
-                load_wide_scales<C>(stage_scales, pipeline, at, of_a, of_b, origin, m, n, k_blocks, thread);
-            else load_each_scale<C>(stage_scales, pipeline, at, of_a, of_b, origin, m, n, k_blocks, thread);
+        if constexpr (C::scale_tiles) {
+            if (thread < 32) load_weight_scales<C>(stage_scales, pipeline, at, of_b, origin, n, k_blocks, thread);
+        } else if constexpr (C::along_k) {
+            load_each_scale<C>(stage_scales, pipeline, at, of_a, of_b, origin, m, n, k_blocks, thread);
         }
     }
-    if (C::along_k) words_wait();
+    if (C::along_k && !C::scale_tiles) words_wait();
 }

@@ -9,11 +9,20 @@ DEVICE word64 descriptor_of(unsigned low) {
     return made;
 }
 
+constexpr int WHOLE = -1;  // in the place of a slice: all of them
+
 template <class C>
 struct TileMath {
     using Place = Ring<C::stages>;
     using StageScales = float[C::stages][C::stage_scales];
-    float sums[C::m_slices][C::sums];
+    // Of a k-block: what a thread needs of its scales.
+    struct Scales {
+        float a[C::m_slices][2], first_b, second_b;
+    };
+    float sums[C::sets][C::sums];
+    // Of the k-block that was begun last: products that will be promoted, and scales.
+    float products[C::promoted ? C::sums : 1];
+    Scales scales;
 
     const PipelineBarriers<C::stages> pipeline;
     const StageScales& stage_scales;
@@ -24,13 +33,13 @@ struct TileMath {
     DEVICE int slice_row(int slice) const { return (C::groups * slice + group) * 64; }
     DEVICE int lane_row() const { return warp * 16 + lane / 4; }
 
-    // Low words of descriptors: of a slice of a, and of the weight from a channel on.
+    // Low words of descriptors: of a slice of a, and of the weight.
     DEVICE unsigned a_at(const Place& at, int slice) const {
         return (unsigned)tile_descriptor(a_ring + group * 64 * BLOCK_K) + at.stage * (C::a_bytes / 16) +
                slice * (C::groups * 64 * BLOCK_K / 16);
     }
-    DEVICE unsigned weight_at(const Place& at, int channel) const {
-        return (unsigned)tile_descriptor(ring) + at.stage * (C::weight_bytes / 16) + channel * (BLOCK_K / 16);
+    DEVICE unsigned weight_at(const Place& at) const {
+        return (unsigned)tile_descriptor(ring) + at.stage * (C::weight_bytes / 16);
     }
     DEVICE void issue(float (&into)[C::sums], unsigned a, unsigned w, bool keep) const {
 #pragma unroll
@@ -43,38 +52,71 @@ struct TileMath {
         if (lane == 0) pipeline.release(at);
     }
 
+    // Issues a k-block's products of a slice as a group.
+    DEVICE void begin(float (&into)[C::sums], unsigned a, unsigned w, bool keep) const {
+        registers_fence(into);
+        product_begin();
+        issue(into, a, w, keep);
+        product_commit();
+    }
+    DEVICE void begin(float (&into)[C::sums], const Place& at, int slice, bool keep) const {
+        begin(into, a_at(at, slice), weight_at(at), keep);
+    }
+    // Awaits all groups but the last PENDING, of which one multiplied into these registers.
+    template <int PENDING, int count>
+    DEVICE static void end(float (&registers)[count]) {
+        product_wait<PENDING>();
+        registers_fence(registers);
+    }
+
     // ---- one chain of sums over k
 
+    // Where a slice's sums are, in one of the turns that tiles take; slice -1 is the set that is free.
+    DEVICE static constexpr int set_of(int turn, int slice) {
+        return C::promoted ? slice : (turn * (C::sets - 1) + slice + C::sets) % C::sets;
+    }
+    template <int turn>
+    DEVICE void begin_chains(const Place& at, bool keep) {
+#pragma unroll
+        for (int slice = 0; slice < C::m_slices; ++slice) begin(sums[set_of(turn, slice)], at, slice, keep);
+    }
     // A stage is free when the products of the next are issued and its own are done.
-    DEVICE void chain(Place& at, int k_blocks) {
+    template <int turn, class Store>
+    DEVICE void chain(Place& at, int k_blocks, bool more, const Store& store) {
+        if constexpr (!C::ahead) {
+            pipeline.wait_full(at);
+            begin_chains<turn>(at, false);
+        }
         Place before = at;
 #pragma unroll 1
-        for (int k_block = 0; k_block < k_blocks; ++k_block) {
-            pipeline.wait_full(at);
-#pragma unroll
-            for (int slice = 0; slice < C::m_slices; ++slice) registers_fence(sums[slice]);
-            product_begin();
-#pragma unroll
-            for (int slice = 0; slice < C::m_slices; ++slice)
-                issue(sums[slice], a_at(at, slice), weight_at(at, 0), k_block > 0);
-            product_commit();
-            product_wait<1>();
-            if (k_block > 0) release(before);
-            before = at;
+        for (int left = k_blocks; left > 1; --left) {
             at.advance(1);
+            pipeline.wait_full(at);
+            begin_chains<turn>(at, true);
+            product_wait<C::m_slices>();
+            release(before);
+            before = at;
         }
+        // All are awaited: while any is in flight ptxas lets no sums be read.
         product_wait<0>();
 #pragma unroll
-        for (int slice = 0; slice < C::m_slices; ++slice) registers_fence(sums[slice]);
+        for (int slice = 0; slice < C::m_slices; ++slice) registers_fence(sums[set_of(turn, slice)]);
         release(before);
+        at.advance(1);
+        if constexpr (C::ahead) {
+            constexpr int next = (turn + 1) % C::turns;
+            if (more) pipeline.wait_full(at);
+            begin(sums[set_of(next, 0)], at, 0, false);
+            store(Constant<0>());
+            begin(sums[set_of(next, 1)], at, 1, false);
+            store(Constant<1>());
+        } else {
+            store(Constant<WHOLE>());
+        }
     }
 
     // ---- sums that are promoted in fp32 every 128 of k
 
-    // What a thread needs of a k-block's scales.
-    struct Scales {
-        float a[C::m_slices][2], first_b, second_b;
-    };
     DEVICE Scales await(const Place& at) const {
         pipeline.wait_full(at);
         Scales read = {};
@@ -92,137 +134,154 @@ struct TileMath {
     }
     DEVICE void clear() {
 #pragma unroll
-        for (int i = 0; i < C::m_slices * C::sums; ++i) sums[i / C::sums][i % C::sums] = 0.0f;
+        for (int i = 0; i < C::sets * C::sums; ++i) sums[i / C::sums][i % C::sums] = 0.0f;
     }
 
-    // Adds the scaled products of a k-block to the sums from the ``first`` on. ``former`` channels have the first scale
-    // of the weight.
-    template <int former, int count>
-    DEVICE void promote(float (&into)[C::sums], int first, const float (&products)[count], const float (&a)[2],
+    DEVICE void begin_promoted(const Place& at) {
+        scales = await(at);
+        begin(products, at, 0, false);
+    }
+
+    // Adds the scaled products of a k-block to a slice's sums. ``former`` channels have the first scale of the weight.
+    template <int former>
+    DEVICE void promote(float (&into)[C::sums], const float (&of_block)[C::sums], const float (&a)[2],
                         const Scales& scales, const Place& here) {
         const float of_first[2] = {a[0] * scales.first_b, a[1] * scales.first_b};
         const float of_second[2] = {a[0] * scales.second_b, a[1] * scales.second_b};
 #pragma unroll
-        for (int i = 0; i < count; i += 4) {
-            const int channel = (first + i) / 4 * 8;
-            float* const to = into + first + i;
+        for (int i = 0; i < C::sums; i += 4) {
+            const int channel = i / 4 * 8;
             float2 b = {};
             if constexpr (C::scales == SCALES_GROUP)
                 b = *(const float2*)(stage_scales[here.stage] + C::rows + channel + lane % 4 * 2);
 #pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                const float product = products[i + j];
-                if constexpr (C::scales == SCALES_PROMOTED) to[j] += product;
+            for (int j = i; j < i + 4; ++j) {
+                const int half = j % 4 / 2;
+                if constexpr (C::scales == SCALES_PROMOTED) into[j] += of_block[j];
                 else if constexpr (C::scales == SCALES_GROUP)
-                    to[j] = fma_flushing(a[j / 2], (j % 2 ? b.y : b.x) * product, to[j]);
-                else to[j] = fma_flushing(channel < former ? of_first[j / 2] : of_second[j / 2], product, to[j]);
+                    into[j] = fma_flushing(a[half], (j % 2 ? b.y : b.x) * of_block[j], into[j]);
+                else into[j] = fma_flushing(channel < former ? of_first[half] : of_second[half], of_block[j], into[j]);
             }
         }
         registers_fence(into);  // no product may be read when its registers are multiplied into again
     }
-
-    DEVICE void begin(float (&products)[C::sums], unsigned a, unsigned w) const {
-        registers_fence(products);
-        product_begin();
-        issue(products, a, w, false);
-        product_commit();
-    }
-    DEVICE void begin(float (&products)[C::sums], const Place& at, int slice) const {
-        begin(products, a_at(at, slice), weight_at(at, 0));
-    }
-    // Waits for products of which PENDING groups are younger, and adds them. The last ones of a k-block release it,
-    // as soon as its scales are read.
-    template <int former, int PENDING>
-    DEVICE void finish(float (&products)[C::sums], const Place& here, const Scales& scales, int slice) {
-        const bool last = slice == C::m_slices - 1;
-        product_wait<PENDING>();
-        registers_fence(products);
+    // Adds complete products. The last ones of a k-block release it, as soon as its scales are read.
+    template <int former, int slice>
+    DEVICE void add(const float (&of_block)[C::sums], const Place& here, const Scales& of_here) {
+        constexpr bool last = slice == C::m_slices - 1;
         if (last && C::scales != SCALES_GROUP) release(here);
-        promote<former>(sums[slice], 0, products, scales.a[slice], scales, here);
+        promote<former>(sums[slice], of_block, of_here.a[slice], of_here, here);
         if (last && C::scales == SCALES_GROUP) release(here);
+    }
+    // The same of products of which PENDING groups are younger.
+    template <int former, int PENDING, int slice>
+    DEVICE void finish(float (&of_block)[C::sums], const Place& here, const Scales& of_here) {
+        end<PENDING>(of_block);
+        add<former, slice>(of_block, here, of_here);
     }
 
     // With one set of products: one warpgroup adds while the other's are multiplied. The next k-block is awaited, and
     // its scales are read, while this one's last products are multiplied.
-    template <int former>
-    DEVICE void alternating(Place& at, int k_blocks) {
-        float products[C::sums];
-        Scales scales = await(at);
-        unsigned a = a_at(at, 0), w = weight_at(at, 0);
-#pragma unroll(C::scales == SCALES_GROUP ? 1 : 4)
-        for (int left = k_blocks; left > 0; --left) {
-            const Place here = at;
+    template <int former, bool last, class Store>
+    DEVICE void alternate(Place& at, bool more, const Store& store) {
+        const Place here = at;
+        if constexpr (C::m_slices == 2) {
+            finish<former, 0, 0>(products, here, scales);
+            begin(products, here, 1, false);
+            if constexpr (last && C::ahead) store(Constant<0>());
+        }
+        at.advance(1);
+        if constexpr (last && !C::ahead) {
+            finish<former, 0, C::m_slices - 1>(products, here, scales);
+            store(Constant<WHOLE>());
+        } else {
             Scales next = scales;
-#pragma unroll
-            for (int slice = 0; slice < C::m_slices; ++slice) {
-                begin(products, a + slice * (C::groups * 64 * BLOCK_K / 16), w);
-                if (slice == C::m_slices - 1) {
-                    at.advance(1);
-                    // Now, not where the next products wait for it.
-                    a = a_at(at, 0), w = weight_at(at, 0);
-                    if (left > 1) next = await(at);
-                }
-                finish<former, 0>(products, here, scales, slice);
-            }
+            const unsigned a = a_at(at, 0), w = weight_at(at);  // now, not where the next products wait for them
+            if (!last || more) next = await(at);
+            finish<former, 0, C::m_slices - 1>(products, here, scales);
             scales = next;
+            begin(products, a, w, false);
+            if constexpr (last) store(Constant<1>());
         }
     }
+    template <int former, class Store>
+    DEVICE void alternating(Place& at, int k_blocks, bool more, const Store& store) {
+        if constexpr (!C::ahead) begin_promoted(at);
+#pragma unroll(C::scales == SCALES_GROUP ? 1 : 4)
+        for (int left = k_blocks; left > 1; --left) alternate<former, false>(at, true, store);
+        alternate<former, true>(at, more, store);
+    }
 
-    // With two sets, of one slice: the next products are multiplied while this warpgroup adds.
-    template <int former>
-    DEVICE void overlapped(Place& at, int k_blocks) {
-        float even[C::sums], odd[C::sums];
-        Scales scales = await(at);
-        begin(even, at, 0);
-        int left = k_blocks;
+    // With two sets, of one slice: the next products are multiplied while this warpgroup adds, and the other
+    // warpgroup's while it stores.
+    template <int former, class Store>
+    DEVICE void overlapped(Place& at, int k_blocks, const Store& store) {
+        float other[C::sums];
         const auto step = [&](float (&now)[C::sums], float (&then)[C::sums]) {
             const Place here = at;
             at.advance(1);
             const Scales next = await(at);
-            begin(then, at, 0);
-            finish<former, 1>(now, here, scales, 0);
+            begin(then, at, 0, false);
+            finish<former, 1, 0>(now, here, scales);
             scales = next;
         };
+        begin_promoted(at);
+        int left = k_blocks;
 #pragma unroll 1
-        while (left > 2) {
-            step(even, odd);
-            --left;
-            step(odd, even);
-            --left;
+        for (; left > 2; left -= 2) {
+            step(products, other);
+            step(other, products);
         }
         if (left == 2) {
-            step(even, odd);
-            finish<former, 0>(odd, at, scales, 0);
+            step(products, other);
+            finish<former, 0, 0>(other, at, scales);
         } else {
-            finish<former, 0>(even, at, scales, 0);
+            finish<former, 0, 0>(products, at, scales);
         }
         at.advance(1);
+        store(Constant<WHOLE>());
     }
 
     // The case of where the weight's scale changes in the tile, so that no sum has to choose.
     static constexpr bool one_scale = C::scales != SCALES_BLOCK || 128 % C::columns == 0;
     static constexpr int seam_step = one_scale ? C::columns : C::columns % 64 == 0 ? 64 : 32;
-    template <int former = seam_step>
-    DEVICE void promoted(int seam, Place& at, int k_blocks) {
+    template <int former = seam_step, class Store>
+    DEVICE void by_seam(int seam, Place& at, int k_blocks, bool more, const Store& store) {
         if constexpr (former < 128 && former < C::columns) {
-            if (seam == former) by_sets<former>(at, k_blocks);
-            else promoted<former + seam_step>(seam, at, k_blocks);
+            if (seam == former) by_sets<former>(at, k_blocks, more, store);
+            else by_seam<former + seam_step>(seam, at, k_blocks, more, store);
         } else {
-            by_sets<former>(at, k_blocks);
+            by_sets<former>(at, k_blocks, more, store);
         }
     }
-    template <int former>
-    DEVICE void by_sets(Place& at, int k_blocks) {
-        if constexpr (C::overlapped) overlapped<former>(at, k_blocks);
-        else alternating<former>(at, k_blocks);
+    template <int former, class Store>
+    DEVICE void by_sets(Place& at, int k_blocks, bool more, const Store& store) {
+        if constexpr (C::overlapped) overlapped<former>(at, k_blocks, store);
+        else alternating<former>(at, k_blocks, more, store);
     }
 
-    DEVICE void run(Place& at, int k_blocks, TileOrigin origin) {
-        if constexpr (C::scales == SCALES_CHAIN) {
-            chain(at, k_blocks);
-        } else {
+    // ---- a block's tiles
+
+    // Issues the first products of the first tile, unless each tile does itself.
+    DEVICE void begin_tiles(const Place& at) {
+        if constexpr (C::ahead && C::promoted) {
+            begin_promoted(at);
+        } else if constexpr (C::ahead) {
+            pipeline.wait_full(at);
+            begin_chains<0>(at, false);
+        }
+    }
+    // Multiplies a tile; store(Constant<slice>()) is called when a slice's sums are complete, or once, of the WHOLE
+    // tile. Where C::ahead, its first products are issued already, and those of the next are before it is stored. After
+    // the last tile (not ``more``) what the ring holds is multiplied and not used: under a condition ptxas would await
+    // products where its ways meet.
+    template <int turn, class Store>
+    DEVICE void run(Place& at, int k_blocks, TileOrigin origin, bool more, const Store& store) {
+        if constexpr (C::promoted) {
             clear();
-            promoted(128 - origin.column % 128, at, k_blocks);
+            by_seam(128 - origin.column % 128, at, k_blocks, more, store);
+        } else {
+            chain<turn>(at, k_blocks, more, store);
         }
     }
 };

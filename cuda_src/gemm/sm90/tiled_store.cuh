@@ -1,5 +1,5 @@
-// The results of a tile: a warpgroup rounds its rows into buffers of its own in shared memory, and stores them from there.
-// What is added to them of the result's memory comes into these buffers before: by TMA while the tile is multiplied.
+// The results of a tile: a warpgroup rounds its rows into buffers of its own in shared memory, and stores them from
+// there. What is added to them of the result's memory comes into these buffers before: by TMA while the tile is multiplied.
 #pragma once
 #include "../../ptx/transpose.cuh"
 #include "tiled_layout.cuh"
@@ -29,6 +29,7 @@ struct TileStore {
     unsigned addend_full = 0;  // a barrier of this warpgroup, where the kernel accumulates
     int addend_parity = 0;
 
+    DEVICE unsigned buffer_of(int piece) const { return buffers + piece % C::buffers * C::buffer_bytes; }
     // Where 16 bytes of a row of a buffer are: swizzled as TMA has them.
     DEVICE static unsigned place(int row, int vector) {
         constexpr int vectors = C::piece_bytes / 16;
@@ -140,13 +141,17 @@ struct TileStore {
         }
     }
 
-    // The warpgroup's slices, ``slice_step`` rows apart from ``first_row`` on, in rounds of as many pieces as there are
-    // buffers. The stores of a round are awaited by the next, which may be that of another tile. A kernel that
-    // accumulates has called `load_round` for the first.
-    template <class Value>
+    // Pieces FIRST to END of the warpgroup's slices, which are ``slice_step`` rows apart from ``first_row`` on, in
+    // rounds of as many pieces as there are buffers. The stores of a round are awaited by the next that has its
+    // buffers, which may be that of another tile. A kernel that accumulates stores all pieces at once, and has called
+    // `load_round` for the first of them.
+    template <int FIRST = 0, int END = C::m_slices * C::pieces, class Value>
     DEVICE void tile(const Value& value, int first_row, int slice_step, int first_column) {
+        constexpr int many = END - FIRST < C::buffers ? END - FIRST : C::buffers;
+        static_assert((END - FIRST) % many == 0 && C::buffers % many == 0, "a round has the same buffers in each tile");
+        static_assert(!C::accumulates || many == C::buffers, "all buffers are loaded at a time");
 #pragma unroll
-        for (int round = 0; round < C::m_slices * C::pieces; round += C::buffers) {
+        for (int round = FIRST; round < END; round += many) {
             if constexpr (C::accumulates) {
                 if (C::store_tiles) {
                     if (round > 0) load_round(round, first_row, slice_step, first_column);
@@ -162,14 +167,13 @@ struct TileStore {
                     __syncwarp();
                 }
             } else if (C::store_tiles) {
-                if (warp == 0 && lane == 0) stores_read<0>();
+                if (warp == 0 && lane == 0) stores_read<C::buffers / many - 1>();
                 threads_sync(barrier, 128);
             }
 #pragma unroll
-            for (int i = 0; i < C::buffers; ++i) {
+            for (int i = 0; i < many; ++i) {
                 const int slice = (round + i) / C::pieces, piece = (round + i) % C::pieces;
-                stage(buffers + i * C::buffer_bytes + warp * (16 * C::piece_bytes), value, slice,
-                      piece * C::piece_columns / 2);
+                stage(buffer_of(round + i) + warp * (16 * C::piece_bytes), value, slice, piece * C::piece_columns / 2);
             }
             if (C::store_tiles) {
                 writes_fence();
@@ -178,10 +182,10 @@ struct TileStore {
                 __syncwarp();
             }
 #pragma unroll
-            for (int i = 0; i < C::buffers; ++i) {
+            for (int i = 0; i < many; ++i) {
                 const int row = first_row + (round + i) / C::pieces * slice_step;
                 const int column = first_column + (round + i) % C::pieces * C::piece_columns;
-                const unsigned buffer = buffers + i * C::buffer_bytes;
+                const unsigned buffer = buffer_of(round + i);
                 if (!C::store_tiles) store_elements(buffer + warp * (16 * C::piece_bytes), row + warp * 16, column);
                 else if (warp == 0 && lane == 0 && row < m && column < n)
                     tile_store(map, buffer, column * C::item, row);

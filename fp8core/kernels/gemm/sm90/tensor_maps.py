@@ -50,6 +50,16 @@ class TensorMaps(dict[int, bytes]):
         return encode(pointer, *self._geometry)
 
 
+class WordMaps(TensorMaps):
+    """The same of 32-bit words: columns and boxes are counted in them, strides in bytes."""
+
+    __slots__ = ()
+
+    def make(self, pointer: int) -> bytes:
+        """Return the map of the words at ``pointer``."""
+        return encode(pointer, *self._geometry, item=4)
+
+
 def tensor_maps(rows: int, columns: int, stride: int, box_rows: int, box_columns: int = BLOCK_K) -> TensorMaps:
     """Return the maps of uint8 ``[rows, columns]`` as `encode` makes them: one dictionary for all who ask for these."""
     return shared_maps(TensorMaps, rows, columns, stride, box_rows, box_columns)
@@ -64,11 +74,14 @@ def shared_maps(kind: type[TensorMaps], *geometry: int) -> TensorMaps:
         return found
 
 
-def encode(pointer: int, rows: int, columns: int, stride: int, box_rows: int, box_columns: int = BLOCK_K) -> bytes:
-    """Return the tensor map of uint8 ``[rows, columns]`` in boxes of ``box_rows`` x ``box_columns`` bytes.
+def encode(
+    pointer: int, rows: int, columns: int, stride: int, box_rows: int, box_columns: int = BLOCK_K, item: int = 1
+) -> bytes:
+    """Return the tensor map of ``[rows, columns]`` items of 1 byte (or 4) in boxes of ``box_rows`` x ``box_columns``.
 
-    A box is swizzled by as many bytes as its rows have (32, 64 or 128). What it has outside the tensor is zero when it
-    is loaded, and left out when it is stored. Rows are ``stride`` bytes apart, a multiple of 16, as the address is.
+    A box of bytes is swizzled by as many as its rows have (32, 64 or 128), one of words is not. What it has outside the
+    tensor is zero when it is loaded, and left out when it is stored. Rows are ``stride`` bytes apart, a multiple of 16,
+    as the address is.
 
     Raises:
         BackendError: the driver refuses; the message holds its status and the geometry.
@@ -76,10 +89,11 @@ def encode(pointer: int, rows: int, columns: int, stride: int, box_rows: int, bo
     memory = ctypes.create_string_buffer(128 + 64)
     address = ceil_div(ctypes.addressof(memory), 64) * 64
     uint64, uint32 = ctypes.c_uint64, ctypes.c_uint32
-    uint8, no_interleave, promote_128, zeros = 0, 0, 2, 0  # promoting to 256 is 3 % slower
+    dtype = {1: 0, 4: 2}[item]  # uint8 and uint32
+    no_interleave, promote_128, zeros = 0, 2, 0  # promoting to 256 is 3 % slower
     arguments = (
         ctypes.c_void_p(address),
-        uint8,
+        dtype,
         2,
         ctypes.c_void_p(pointer),
         (uint64 * 2)(columns, rows),
@@ -87,7 +101,7 @@ def encode(pointer: int, rows: int, columns: int, stride: int, box_rows: int, bo
         (uint32 * 2)(box_columns, box_rows),
         (uint32 * 2)(1, 1),
         no_interleave,
-        SWIZZLE[box_columns],
+        SWIZZLE[box_columns] if item == 1 else 0,
         promote_128,
         zeros,
     )
@@ -95,5 +109,5 @@ def encode(pointer: int, rows: int, columns: int, stride: int, box_rows: int, bo
     status = encoder(*arguments)
     if status:
         status = device.retry_with_context(status, device.current(), encoder, *arguments)
-    device.check(status, "cuTensorMapEncodeTiled", f"uint8 [{rows}, {columns}] with rows {stride} apart")
+    device.check(status, "cuTensorMapEncodeTiled", f"uint{8 * item} [{rows}, {columns}] with rows {stride} apart")
     return ctypes.string_at(address, 128)

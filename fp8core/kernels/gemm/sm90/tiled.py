@@ -2,7 +2,7 @@
 
 from typing import Final, NamedTuple
 
-from fp8core.kernels.encodings import FORMAT, RESULT, TYPE
+from fp8core.kernels.encodings import FORMAT, RESULT, TYPE, ceil_div
 from fp8core.kernels.gemm.args import Maps, Matmul, ending, ready
 from fp8core.kernels.gemm.generic import plan_clear_amax
 from fp8core.kernels.gemm.requirements import (
@@ -14,7 +14,8 @@ from fp8core.kernels.gemm.requirements import (
     WHOLE_WORDS,
 )
 from fp8core.kernels.gemm.sm90.decode import CommonArgs
-from fp8core.kernels.gemm.sm90.tensor_maps import tensor_maps
+from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K
+from fp8core.kernels.gemm.sm90.tensor_maps import WordMaps, shared_maps, tensor_maps
 from fp8core.kernels.gemm.sm90.tiled_cost import Scales, Tile, by_cost, fastest, scales_of, us
 from fp8core.kernels.requirements import CUDA, aligned, supports
 from fp8core.problem import ITEMSIZE, WIDE, ScaledMm
@@ -33,6 +34,7 @@ class TiledArgs(NamedTuple):
     weight_map: TensorMap
     a_map: TensorMap
     out_map: TensorMap
+    scale_map: TensorMap
     common: CommonArgs
     out_scale: Pointer
     amax: Pointer
@@ -56,9 +58,9 @@ class Layout(NamedTuple):
         scales, row_bytes = scales_of(problem), tile.columns * ITEMSIZE[problem.out]
         along_k = scales in ("block", "group")
         piece = next(size for size in (128, 64, 32) if row_bytes % size == 0)
-        words = tile.rows + (tile.columns if scales == "group" else 4) if along_k else 1
+        words = tile.rows + (tile.columns if scales == "group" else 32) if along_k else 1
         vectors = (0 if along_k else tile.rows + tile.columns) + (tile.columns if not along_k or problem.bias else 1)
-        left = problem.target.shared_bytes - 1024 - 4 * 2 * vectors - 96
+        left = problem.target.shared_bytes - 1024 - 4 * 2 * vectors - 224
         pieces = tile.m_slices * row_bytes // piece
         for buffers in (number for number in range(pieces, 0, -1) if pieces % number == 0):
             staging = tile.groups * buffers * STAGED_ROWS * piece
@@ -71,6 +73,13 @@ class Layout(NamedTuple):
 LEAST_STAGES: Final = 3
 
 
+def loads_scale_tiles(problem: ScaledMm) -> bool:
+    """Return whether TMA loads 1x128 scales of a: those of neighbouring rows are neighbours in memory, and aligned."""
+    rows, k_blocks = problem.scale_a_strides
+    neighbours = rows == 1 and k_blocks % 4 == 0 and problem.vectors_alignment % 16 == 0
+    return scales_of(problem) == "block" and neighbours
+
+
 def tiled(problem: ScaledMm, tile: Tile | None = None) -> Matmul:
     """Return one launch for any number of rows: ``round(scale_a * (scale_b * acc) + bias)``.
 
@@ -78,7 +87,7 @@ def tiled(problem: ScaledMm, tile: Tile | None = None) -> Matmul:
     """
     tile = tile or fastest(problem)
     layout, item = Layout.of(problem, tile), ITEMSIZE[problem.out]
-    stores_tiles = problem.ldo * item % 16 == 0
+    stores_tiles, scale_tiles = problem.ldo * item % 16 == 0, loads_scale_tiles(problem)
     launcher = jit.prepare(
         problem.target,
         "gemm/sm90/tiled",
@@ -91,6 +100,7 @@ def tiled(problem: ScaledMm, tile: Tile | None = None) -> Matmul:
             "FP8_A_TYPE": FORMAT[problem.a],
             "FP8_B_TYPE": FORMAT[problem.b],
             "FP8_SCALES": SCALES[scales_of(problem)],
+            "FP8_SCALE_TILES": int(scale_tiles),
             "FP8_OUT": RESULT[problem.out],
             "FP8_BIAS": TYPE[problem.bias] if problem.bias else -1,
             "FP8_AMAX": int(problem.amax),
@@ -104,17 +114,35 @@ def tiled(problem: ScaledMm, tile: Tile | None = None) -> Matmul:
         programmatic=True,
     )
     blocks = min(tile.tiles(problem.m, problem.n), problem.target.multiprocessors)
-    multiply = launcher.bind_args((blocks, 1, 1), TiledArgs(b"", b"", b"", CommonArgs.of(problem), 0, 0, problem.beta))
-    a_maps = tensor_maps(problem.m, problem.k, problem.lda, tile.rows)
+    numbers = TiledArgs(b"", b"", b"", b"", CommonArgs.of(problem), 0, 0, problem.beta)
+    multiply = launcher.bind_args((blocks, 1, 1), numbers)
+    # Rows outside of a would be filled with zeros, which takes TMA longer than to load as many: they keep their bytes.
+    a_maps = tensor_maps(problem.m, problem.k, problem.lda, min(tile.rows, ceil_div(problem.m, 8) * 8))
     b_maps = tensor_maps(problem.n, problem.k, problem.ldb, tile.columns)
     out_maps: Maps = NO_MAPS
+    scale_maps: Maps = {0: bytes(128)}
     if stores_tiles:
         out_maps = tensor_maps(problem.m, problem.n * item, problem.ldo * item, STAGED_ROWS, layout.piece_bytes)
+    if scale_tiles:
+        apart = 4 * problem.scale_a_strides[1]
+        scale_maps = shared_maps(WordMaps, ceil_div(problem.k, BLOCK_K), problem.m, apart, 1, tile.rows)
 
     def launch(
         stream: int, a: int, b: int, scale_a: int, scale_b: int, bias: int, out: int, out_scale: int, amax: int, _: int
     ) -> None:
-        multiply(stream, b_maps[b], a_maps[a], out_maps[out], scale_a, scale_b, bias, out, out_scale, amax)
+        multiply(
+            stream,
+            b_maps[b],
+            a_maps[a],
+            out_maps[out],
+            scale_maps[scale_a if scale_tiles else 0],
+            scale_a,
+            scale_b,
+            bias,
+            out,
+            out_scale,
+            amax,
+        )
 
     if not problem.amax:
         return ready(launch, prefetches_weight=True)
