@@ -228,6 +228,13 @@ DEVICE void post_relaxed(word64* p, word64 v) { *static_cast<volatile word64*>(p
 DEVICE void pause() { emulation_yield(); }
 #endif
 DEVICE unsigned atomic_max(unsigned* p, unsigned v) { return atomicMax(p, v); }
+// Fetches a line to L2, where it cannot become stale: allowed before the preceding kernel has ended. And the address is
+// computed by then, which ptxas would else put off until it is needed.
+DEVICE void prefetch_to_l2(const void* p) {
+#if FP8CORE_PTX
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+#endif
+}
 
 // ---- threads together --------------------------------------------------------------------------------
 

@@ -167,6 +167,7 @@ DEVICE bool warp_all(bool x) { return warp_max(x ? 0u : 1u) == 0u; }
 DEVICE void grid_dependency_launch() {}
 DEVICE void grid_dependency_wait() {}
 DEVICE void issue_loads() {}
+DEVICE void prefetch_to_l2(const void*) {}
 DEVICE void tx_barrier_open(word64*, int) {}
 DEVICE void cluster_arrive() {}
 DEVICE void cluster_wait() {}

@@ -120,7 +120,8 @@ DEVICE bool ordinary_divisor(float amax, float eps, Divisor& divisor) {
     return is_ordinary(bounded);
 }
 
-// One part of a row, from first_col on. Constructed before the first barrier, so that given scales are loaded by then.
+// One part of a row, from first_col on. `load_given` comes before the first barrier, behind the wait for the preceding
+// kernel.
 template <class Producer, int FORMAT, int MODE, int GROUP_ROWS, int GROUP_COLS, int SCALE_FORMAT, int ALIGNED,
           int VECTORS, class Team>
 struct Quantizer {
@@ -128,6 +129,10 @@ struct Quantizer {
     static constexpr bool KEPT = VECTORS > 0, ONE_GIVEN = MODE == STATIC && GROUP_COLS < 0;
     using Raw = typename Producer::Raw;
     const Destination& to;
+    // Of a group: its lanes, and the vectors whose scales they share the work on.
+    static constexpr int LANES = MODE == GROUP ? GROUP_COLS / VECTOR : 1,
+                         WISHED = power_of_two_from(UNROLLED < 4 ? UNROLLED : 4), EACH = WISHED <= LANES ? WISHED : 1,
+                         SHARES = (UNROLLED + EACH - 1) / EACH;
     long long row, scale_row;
     int first_col, cols;
     float upper, given;
@@ -135,8 +140,24 @@ struct Quantizer {
     DEVICE Quantizer(const Destination& to, long long row, int first_col, int cols)
         : to(to), row(row), first_col(first_col), cols(cols), upper(to.upper_value), given(0.0f) {
         scale_row = (GROUP_ROWS < 0 ? 0 : row / (GROUP_ROWS < 0 ? 1 : GROUP_ROWS)) * to.scale_row_stride;
+    }
+    DEVICE void load_given() {
         if (MODE == TOKEN && to.upper != nullptr) upper = minimum(upper, *to.upper);
         if constexpr (ONE_GIVEN) given = load_scale<SCALE_FORMAT>(to.scale, scale_row);
+    }
+    // For rows so few that what lies between the last barrier and the stores counts: where they go.
+    DEVICE void touch_outputs() const {
+        if (is_inside<ALIGNED>(col_of(0), cols)) prefetch_to_l2(codes_at(col_of(0)));
+        if constexpr (MODE == GROUP) {
+            if (member() < EACH && is_inside<ALIGNED>(col_of(member()), cols)) prefetch_to_l2(scale_at(0));
+        }
+    }
+    DEVICE byte* codes_at(int col) const { return to.data + row * to.data_stride + col; }
+    DEVICE int member() const { return int(lane()) % LANES; }
+    // The scale of one of the vectors from `begin` on, by the lane that stores it.
+    DEVICE byte* scale_at(int begin) const {
+        const long long group = col_of(begin + member()) / GROUP_COLS;
+        return static_cast<byte*>(to.scale) + (scale_row + group * to.scale_col_stride) * SCALE_BYTES<SCALE_FORMAT>;
     }
 
     DEVICE int passes() const {
@@ -159,8 +180,7 @@ struct Quantizer {
     DEVICE void finish(int pass, float (&y)[VECTOR], const Divisor& divisor) const {
         const int col = col_of(pass), valid = valid_at<ALIGNED, VECTOR>(col, cols);
         const auto codes = encode_scaled<FORMAT, MODE, SCALE_FORMAT, CAREFUL != 0>(y, divisor);
-        if (is_inside<ALIGNED>(col, cols))
-            codes.template store_to<ALIGNED != UNALIGNED>(to.data + row * to.data_stride + col, valid);
+        if (is_inside<ALIGNED>(col, cols)) codes.template store_to<ALIGNED != UNALIGNED>(codes_at(col), valid);
     }
     // Calls `rest(careful)`, with a Constant.
     template <class Rest>
@@ -240,9 +260,7 @@ struct Quantizer {
 
     // The lanes of a group share the work on the scales of EACH vectors, and then a warp takes one of two branches.
     DEVICE void groups(const Producer& producer, const Raw* raw) const {
-        constexpr int LANES = GROUP_COLS / VECTOR, WISHED = power_of_two_from(UNROLLED < 4 ? UNROLLED : 4);
-        constexpr int EACH = WISHED <= LANES ? WISHED : 1, SHARES = (UNROLLED + EACH - 1) / EACH;
-        const int member = int(lane()) % LANES, first = int(lane()) - member, count = passes();
+        const int first = int(lane()) - member(), count = passes();
 #pragma unroll SHARES
         for (int begin = 0; begin < count; begin += EACH) {
             float y[EACH][VECTOR];
@@ -260,9 +278,8 @@ struct Quantizer {
             // A separate branch: inside the other one it makes ptxas delay a norm's loads.
             if (__builtin_expect(!quick, 0))
                 mine.scale = rounded_scale<SCALE_FORMAT>(scale_of<MODE, FORMAT>(amax_bits, 0.0f, to.eps));
-            const int group = col_of(begin + member) / GROUP_COLS;
-            if (member < EACH && is_there(member) && is_inside<ALIGNED>(group * GROUP_COLS, cols))
-                store_scale<SCALE_FORMAT>(to.scale, scale_row + group * to.scale_col_stride, mine.scale);
+            if (member() < EACH && is_there(member()) && is_inside<ALIGNED>(col_of(begin + member()), cols))
+                store_scale<SCALE_FORMAT>(scale_at(begin), 0, mine.scale);
             in_one_way(quick, [&](auto careful) {
 #pragma unroll
                 for (int i = 0; i < EACH; ++i) {

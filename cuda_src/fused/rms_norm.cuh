@@ -1,9 +1,11 @@
 // quantize(rms_norm(x [+ residual]) * weight), one row a team, kept in registers: x as it is in memory, sums in fp32.
 //   h = x, or, with a residual, RN(x + residual) in fp32; residual becomes h rounded to its type
-//   r = RN(1 / RN(sqrt(RN(sum(h * h) * RN(1 / cols)) + epsilon))), y = RN(RN(h * r) * weight)
+//   r = RN(1 / RN(sqrt(RN(sum(h * h) * inverse_cols) + epsilon))), y = RN(RN(h * r) * weight), inverse_cols = RN(1 / cols)
 // ROUND: h * r and its product with the weight are rounded to x's type, as a kernel that stores them would; with MODE
 // STATIC h is, too: vLLM's kernels with a given scale norm what they store, those that find it the fp32 sum.
 // The sum's order is that of the team; all else is defined by producer.cuh.
+// FEW: rows are so few that each multiprocessor has one block or none, and latencies count: what is going to be loaded is
+// brought to L2 while the preceding kernel runs, and x is loaded first, since the sum waits for it.
 // The caller owes, where ALIGNED: rows of x, residual and data and the weight begin at multiples of VECTOR elements.
 #pragma once
 #include "producer.cuh"
@@ -39,6 +41,12 @@ struct NormProducer {
     }
     DEVICE void load_weight(int col, int cols, Raw& raw) const {
         raw.weight.template load_from<ALIGNED != UNALIGNED>(weight, col, valid_at<ALIGNED, VECTOR>(col, cols));
+    }
+    DEVICE void prefetch(int col, int cols) const {
+        if (!is_inside<ALIGNED>(col, cols)) return;
+        prefetch_to_l2(static_cast<const char*>(weight) + col * SIZE_OF<W>);
+        prefetch_to_l2(static_cast<const char*>(x) + col * SIZE_OF<X>);
+        if constexpr (RESIDUAL != 0) prefetch_to_l2(static_cast<const char*>(residual) + col * SIZE_OF<X>);
     }
     // h of the inputs.
     DEVICE static Values<H, VECTOR> sum_of(const Inputs& inputs) {
@@ -85,9 +93,9 @@ struct NormProducer {
 };
 
 template <int X, int W, int FORMAT, int RESIDUAL, int ROUND, int MODE, int GROUP_ROWS, int GROUP_COLS, int SCALE_FORMAT,
-          int ALIGNED, int VECTORS, class Team>
+          int ALIGNED, int VECTORS, int FEW, class Team>
 DEVICE void rms_norm_row(const void* x, long long x_stride, void* residual, long long residual_stride,
-                         const void* weight, float epsilon, int cols, const Destination& to) {
+                         const void* weight, float epsilon, int cols, float inverse_cols, const Destination& to) {
     using Producer = NormProducer<X, W, RESIDUAL, ROUND, MODE, ALIGNED>;
     constexpr int VECTOR = Producer::VECTOR, THREADS = Team::BLOCK_THREADS, UNROLLED = VECTORS > 0 ? VECTORS : 1;
     constexpr bool KEPT = VECTORS > 0;
@@ -99,16 +107,29 @@ DEVICE void rms_norm_row(const void* x, long long x_stride, void* residual, long
     typename Producer::Raw raw[UNROLLED];
     typename Producer::Inputs inputs[UNROLLED];
 
+    Quantizer<Producer, FORMAT, MODE, GROUP_ROWS, GROUP_COLS, SCALE_FORMAT, ALIGNED, VECTORS, Team> quantize(
+        to, row, first_col, cols);
     grid_dependency_launch();
+    if constexpr (FEW && KEPT) {
+#pragma unroll
+        for (int pass = 0; pass < VECTORS; ++pass) producer.prefetch(quantize.col_of(pass), cols);
+        quantize.touch_outputs();
+    }
     team.start();
     grid_dependency_wait();
-    const Quantizer<Producer, FORMAT, MODE, GROUP_ROWS, GROUP_COLS, SCALE_FORMAT, ALIGNED, VECTORS, Team> quantize(
-        to, row, first_col, cols);
+    quantize.load_given();
+    if constexpr (FEW) {
+#pragma unroll
+        for (int pass = 0; pass < VECTORS; ++pass) producer.load_inputs(quantize.col_of(pass), cols, inputs[pass]);
+        issue_loads();
+    }
 #pragma unroll
     for (int pass = 0; pass < VECTORS; ++pass) producer.load_weight(quantize.col_of(pass), cols, raw[pass]);
     issue_loads();
+    if constexpr (!FEW) {
 #pragma unroll
-    for (int pass = 0; pass < VECTORS; ++pass) producer.load_inputs(quantize.col_of(pass), cols, inputs[pass]);
+        for (int pass = 0; pass < VECTORS; ++pass) producer.load_inputs(quantize.col_of(pass), cols, inputs[pass]);
+    }
     const int passes = quantize.passes();
     float sum = 0.0f;
 #pragma unroll UNROLLED
@@ -122,16 +143,21 @@ DEVICE void rms_norm_row(const void* x, long long x_stride, void* residual, long
         for (int i = 0; i < VECTOR; ++i) part = fma_flushing(raw[at].h.get(i), raw[at].h.get(i), part);
         sum += part;
     }
-    producer.factor = reciprocal_root(row_sum(team, sum) * reciprocal_ordinary(static_cast<float>(cols)) + epsilon);
+    producer.factor = reciprocal_root(row_sum(team, sum) * inverse_cols + epsilon);
     quantize(team, producer, raw);
 }
 
+#if FP8_FEW
+KERNEL_ALONE(FP8_THREADS)
+#else
 KERNEL(FP8_THREADS)
+#endif
 rms_norm_quant(const void* x, long long x_stride, const void* weight, void* residual, long long residual_stride,
                float epsilon, byte* data, long long data_stride, void* scale, long long scale_row_stride,
-               long long scale_col_stride, const float* upper, float upper_value, float eps, int cols) {
+               long long scale_col_stride, const float* upper, float upper_value, float eps, int cols,
+               float inverse_cols) {
     rms_norm_row<FP8_X, FP8_W, FP8_FORMAT, FP8_RESIDUAL, FP8_ROUND, FP8_MODE, FP8_GROUP_ROWS, FP8_GROUP_COLS,
-                 FP8_SCALE_FORMAT, FP8_ALIGNED, FP8_VECTORS, RowTeam<FP8_THREADS, FP8_BLOCKS>>(
-        x, x_stride, residual, residual_stride, weight, epsilon, cols,
+                 FP8_SCALE_FORMAT, FP8_ALIGNED, FP8_VECTORS, FP8_FEW, RowTeam<FP8_THREADS, FP8_BLOCKS>>(
+        x, x_stride, residual, residual_stride, weight, epsilon, cols, inverse_cols,
         {data, data_stride, scale, scale_row_stride, scale_col_stride, upper, upper_value, eps});
 }

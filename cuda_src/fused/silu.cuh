@@ -82,9 +82,10 @@ DEVICE void silu_tile(const void* x, long long x_stride, long long rows, int col
     grid_dependency_launch();
     if (row >= rows) return;
     if constexpr (MODE == TOKEN) team.start();
-    grid_dependency_wait();
-    const Quantizer<Producer, FORMAT, MODE, GROUP_ROWS, GROUP_COLS, SCALE_FORMAT, ALIGNED, VECTORS, Team> quantize(
+    Quantizer<Producer, FORMAT, MODE, GROUP_ROWS, GROUP_COLS, SCALE_FORMAT, ALIGNED, VECTORS, Team> quantize(
         to, row, first_col, cols);
+    grid_dependency_wait();
+    quantize.load_given();
     typename Producer::Raw raw[VECTORS > 0 ? VECTORS : 1];
     // Where a block has one tile, other blocks hide the latency.
     constexpr bool UP_FIRST = MODE == TOKEN && (VECTORS > 1 || Team::BLOCKS > 1);

@@ -1,6 +1,7 @@
 """`Fp8Linear` for JAX: a linear layer with a frozen FP8 weight, as a pytree."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Self
 
 import jax
@@ -10,7 +11,8 @@ from fp8core.core.scale_shapes import WEIGHT_GROUPS, known_group
 from fp8core.core.specs import group
 from fp8core.interop import scalar
 from fp8core.ops import Quantized, linear, quantize
-from fp8core.problem import PER_CHANNEL, PER_TOKEN
+from fp8core.ops.quantized import quantized
+from fp8core.problem import PER_CHANNEL, PER_TOKEN, GroupShape
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,19 +118,25 @@ class Fp8Linear:
         Raises:
             ShapeError, DTypeError, LayoutError, ScaleError: as for `fp8core.linear`.
         """
-        quantized = isinstance(x, Quantized)
-        weight = Quantized(_frozen(self.weight), _frozen(self.weight_scale), self.weight_group_shape)
+        ready = isinstance(x, Quantized)
+        weight = quantized(_frozen(self.weight), _frozen(self.weight_scale), _weight_group(self.weight_group_shape))
         made: Any = linear(
             x,
             weight,
             bias=self.bias,
-            input_scale=None if quantized or self.input_scale is None else _frozen(self.input_scale),
+            input_scale=None if ready or self.input_scale is None else _frozen(self.input_scale),
             group_shape=self.group_shape,
             out_dtype=self.out_dtype,
             use_fast_accum=self.use_fast_accum,
             batch_invariant=self.batch_invariant,
         )
         return made
+
+
+@lru_cache
+def _weight_group(shape: tuple[int, int]) -> GroupShape:
+    """Return a group shape, checked once and not at every call."""
+    return group(shape, "weight_group_shape")
 
 
 def _frozen(x: Any) -> Any:

@@ -62,7 +62,7 @@ CHOICES = [
     (problem(alignment=8), "realigned"),
     (problem(k=4104), "realigned"),
     (problem(k=0), "generic_decode"),
-    (problem(n=250), "realigned"),
+    (problem(n=250), "sm90_decode_unaligned"),
     (problem(target=HOST), "host"),
 ]
 

@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import fp8core.torch  # noqa: E402 - after the skips
-from bench import goals, hf_decoder, results, timing  # noqa: E402
+from bench import goals, hf_decoder, results, timing, torch_chain  # noqa: E402
 
 
 @pytest.fixture
@@ -64,3 +64,12 @@ def test_what_is_wrong_has_no_time(small):
     models, _ = small
     models["fp8core"].layers[0].mlp.down_proj.weight_scale.mul_(100)
     assert all(record["us"] == {} for record in hf_decoder.measure(1, models))
+
+
+@torch.no_grad()
+def test_the_chains_compute_the_same(monkeypatch):
+    for name, value in {"DEVICE": "cpu", "WIDTH": 64, "LAYERS": 2}.items():
+        monkeypatch.setattr(torch_chain, name, value)
+    x = torch.randn(5, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    ours, theirs = (model(x).float() for model in torch_chain.chains().values())
+    assert hf_decoder.distance(theirs, ours) < 0.02

@@ -9,6 +9,7 @@ from torch import nn  # noqa: E402 - after the skip
 import fp8core.torch  # noqa: E402
 from fp8core.torch import compile_options, quantize_model_  # noqa: E402
 from fp8core.torch.compiling import together  # noqa: E402
+from fp8core.torch.joints import JOINTS  # noqa: E402
 from pytorch.cases import wide  # noqa: E402
 
 LINEAR = torch.ops.fp8core.linear.default
@@ -131,3 +132,21 @@ def test_launched_early_in_a_graph_with_other_inputs(rows, join):
             graph.replay()
             found.append(result.clone())
         assert all(torch.equal(one, wanted) for one, wanted in zip(found, alone * 5, strict=True))
+
+
+@pytest.mark.models
+def test_what_reduce_overhead_does_with_these_options():
+    from torch._dynamo.utils import counters
+
+    model = nn.Sequential(*[Attention("cuda") for _ in range(2)])
+    with torch.inference_mode():
+        options = {**compile_options(model), "triton.cudagraphs": True}
+        compiled = torch.compile(model, fullgraph=True, options=options)
+        counters.clear()
+        for seed in range(6):
+            x = wide(3, WIDTH, seed=seed).cuda()
+            torch.compiler.cudagraph_mark_step_begin()
+            wanted = model(x)
+            assert (compiled(x) - wanted).norm() < len(model) * 0.05 * wanted.norm()
+        assert not counters["inductor"]["cudagraph_skips"]
+    assert len(JOINTS) > 0

@@ -98,6 +98,18 @@ def test_a_weight_that_another_module_holds_stays():
     assert model.other.weight is model.l1.weight
 
 
+def test_parameters_of_other_classes_stay():
+    """As those that FSDP shards."""
+
+    class Sharded(torch.Tensor):
+        pass
+
+    model = Holder((128, K), (64, K), (64, K))
+    model.l1.weight = nn.Parameter(model.l1.weight.detach().as_subclass(Sharded), requires_grad=False)
+    assert join_(model) == (("l0", "l2"),)
+    assert type(model.l1.weight.data) is Sharded
+
+
 def arguments(layers, x):
     options = [1, -1] if layers[0].scheme == "channel" else [1, 128]
     group = list(layers[0].weight_group_shape)
@@ -174,8 +186,9 @@ class Attention(nn.Module):
         return y
 
 
-@pytest.mark.parametrize("scheme", ["channel", "block"])
-@pytest.mark.parametrize("way", ["joined", "moved", "dynamic"])
+@pytest.mark.parametrize(
+    ("way", "scheme"), [("joined", "channel"), ("joined", "block"), ("moved", "channel"), ("dynamic", "channel")]
+)
 def test_a_compiled_model_has_one_product(way, scheme):
     from torch._inductor.utils import run_and_get_code
 

@@ -22,6 +22,8 @@ class ProducerConfig(NamedTuple):
     threads: int
     vectors: int
     blocks: int = 1
+    few: bool = False
+    """Each multiprocessor has one block or none: latencies count, and registers do not."""
 
 
 FEW, SOME, MANY = range(3)
@@ -42,8 +44,6 @@ CLUSTER_THREADS: Final = 256
 """The most of a block that shares its row."""
 SHARED_BYTES: Final = {STATIC: 12 << 10, TOKEN: 12 << 10, GROUP: 8 << 10}
 """By the mode: rows of at least this much input are shared by clusters; a multiprocessor takes only so much at a time.
-
-A residual does not count where a scale spans the row: the second exchange costs what it would gain.
 """
 SHARED_VECTORS: Final = 512
 """As long as there are at most this many vectors a multiprocessor; a row counts as 1,024 at least."""
@@ -74,20 +74,20 @@ def row_config(problem: Problem, number: int) -> ProducerConfig:
     for vectors in range(wanted, max(MOST_THREADS) + 1):
         threads = ceil_div(ceil_div(units, vectors), THREADS_STEP) * THREADS_STEP
         if threads <= MOST_THREADS[vectors]:
-            return ProducerConfig(threads, ceil_div(units, threads))
+            return ProducerConfig(threads, ceil_div(units, threads), few=number == FEW)
     return ProducerConfig(MOST_THREADS[1], 0)
 
 
 def cluster_config(problem: Problem) -> ProducerConfig | None:
     """Return the blocks of a cluster that share a row, on the device where it was measured, if that is worth it."""
     kind, mode = kind_of(problem), mode_of(problem)
-    inputs = 1 if kind == "norm" or (kind == "add" and mode == TOKEN) else 2
+    inputs = 1 if kind == "norm" else 2
     if problem.target[:2] != ("cuda", 90) or problem.cols * ITEMSIZE[problem.x] * inputs < SHARED_BYTES[mode]:
         return None
     units = ceil_div(problem.cols, vector_of(problem))
     vectors = 1 if units <= 512 else 2
     threads = ceil_div(ceil_div(units, CLUSTER * vectors), problem.target.warp) * problem.target.warp
-    return ProducerConfig(threads, vectors, CLUSTER) if threads <= CLUSTER_THREADS else None
+    return ProducerConfig(threads, vectors, CLUSTER, few=True) if threads <= CLUSTER_THREADS else None
 
 
 def mode_of(problem: Problem) -> int:

@@ -93,7 +93,7 @@ def plan_producer(
     source: Source,
     kind: type[Numbers],
     grid: Callable[[int, int], jit.Grid],
-    constants: Mapping[str, int] | None = None,
+    constants: Callable[[ProducerConfig], Mapping[str, int]] = lambda _: {},
 ) -> Plan[Numbers]:
     """Return the plan of a producer.
 
@@ -110,7 +110,7 @@ def plan_producer(
             problem.target,
             source.name,
             source.entry,
-            {**constants_of(problem, config), **(constants or {})},
+            {**constants_of(problem, config), **constants(config)},
             source.args,
             block=config.threads,
             cluster=config.blocks,
@@ -123,7 +123,7 @@ def plan_producer(
         if not numbers.rows:
             return nothing
         launcher, blocks = chosen(numbers.rows)
-        given = arguments(source.args, numbers, cols=problem.cols)
+        given = arguments(source.args, numbers, cols=problem.cols, inverse_cols=1.0 / max(problem.cols, 1))
         return launcher.bind_args(grid(numbers.rows, blocks), given) if blocks else nothing
 
     return Plan(kind, bind)

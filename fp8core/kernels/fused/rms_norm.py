@@ -4,6 +4,7 @@ from typing import Final, NamedTuple
 
 from fp8core import host
 from fp8core.kernels.encodings import TYPE
+from fp8core.kernels.fused.configs import ProducerConfig
 from fp8core.kernels.fused.prepare import SCALED_BY_ROWS, SUPPORTED, Source, plan_producer
 from fp8core.kernels.requirements import platform
 from fp8core.problem import NormQuantize
@@ -30,12 +31,16 @@ class RmsNormArgs(NamedTuple):
     upper_value: Float32
     eps: Float32
     cols: Int32
+    inverse_cols: Float32
 
 
 def plan_norm_quantize(problem: NormQuantize) -> Plan[RmsNormNumbers]:
     """Return the plan of `NORM_QUANTIZE`."""
     kernel = Source("fused/rms_norm", "rms_norm_quant", RmsNormArgs)
-    constants = {"FP8_W": TYPE[problem.weight], "FP8_RESIDUAL": int(problem.residual)}
+
+    def constants(config: ProducerConfig) -> dict[str, int]:
+        return {"FP8_W": TYPE[problem.weight], "FP8_RESIDUAL": int(problem.residual), "FP8_FEW": int(config.few)}
+
     return plan_producer(problem, kernel, RmsNormNumbers, lambda rows, blocks: (rows * blocks, 1, 1), constants)
 
 

@@ -73,12 +73,6 @@ def config_for(problem: ScaledMm) -> DecodeConfig:
     if problem.m >= FEWEST_ROWS and not problem.batch_invariant and problem.scale_b != "group":
         config = full_config(problem.n, problem.k, problem.target, blocks)
         return config if problem.prefetch_weight else without_prefetch(config, problem.target)
-    return narrow_config(problem)
-
-
-def narrow_config(problem: ScaledMm) -> DecodeConfig:
-    """Return how a product is laid out with the rows of a on wgmma's N side."""
-    blocks = problem.scale_a == "group"
     # The order of a sum must not depend on m where it is asked not to: nor then may the config.
     side = MOST_ROWS if problem.batch_invariant else width(problem.m)
     config = cheapest(problem.n, problem.k, cost_model(side, blocks), problem.target)

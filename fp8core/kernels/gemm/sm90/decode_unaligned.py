@@ -19,8 +19,17 @@ from fp8core.kernels.gemm.requirements import (
     WHOLE_WORDS,
     WIDE_RESULT,
 )
-from fp8core.kernels.gemm.sm90.decode import CommonArgs, launcher_for, narrow_config
-from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K, MOST_ROWS, DecodeConfig, width, without_multicast
+from fp8core.kernels.gemm.sm90.decode import CommonArgs, launcher_for
+from fp8core.kernels.gemm.sm90.decode_config import (
+    BLOCK_K,
+    MOST_ROWS,
+    CostModel,
+    DecodeConfig,
+    cheapest,
+    cost_model,
+    width,
+    without_prefetch,
+)
 from fp8core.kernels.gemm.sm90.tensor_maps import TensorMaps, encode, shared_maps, tensor_maps
 from fp8core.kernels.requirements import CUDA, supports
 from fp8core.problem import ScaledMm
@@ -30,6 +39,10 @@ from fp8core.table import Kernel, Launch, Requirement
 
 ALIGNMENT: Final = 16
 """Bytes that TMA reads from multiples of, and the most maps of a weight."""
+MOST_COPIED: Final = 1 << 30
+"""Bytes of all copies of a at most: the memory that a call takes beside its result."""
+SMALL, LARGE = 64, 128
+"""Channels of the tiles of sm90_decode."""
 THREADS: Final = 256
 BLOCKS_A_MULTIPROCESSOR: Final = 8
 
@@ -46,7 +59,6 @@ class ShiftArgs(NamedTuple):
     k: Int32
     ld: Int32
     copy_rows: Int32
-    phases: Int32
 
 
 class UnalignedArgs(NamedTuple):
@@ -90,15 +102,33 @@ def plan_shift(p: ScaledMm, ld: int) -> Launch:
     """Return ``launch(stream, a, copies, b)``: a for each residue of b's rows, in rows of ``ld`` codes."""
     count = phases_of(p.ldb)
     launcher = jit.prepare(p.target, "gemm/sm90/shift", "shift_codes", {}, ShiftArgs, block=THREADS, programmatic=True)
-    blocks = ceil_div(count * p.m * ld // ALIGNMENT, THREADS)
-    most = p.target.multiprocessors * BLOCKS_A_MULTIPROCESSOR
-    args = ShiftArgs(0, p.lda, 0, 0, p.ldb, p.m, p.k, ld, width(p.m), count)
-    return launcher.bind_args((min(blocks, most), 1, 1), args)
+    blocks = ceil_div(p.m * ld // ALIGNMENT, THREADS)
+    most = ceil_div(p.target.multiprocessors * BLOCKS_A_MULTIPROCESSOR, count)
+    args = ShiftArgs(0, p.lda, 0, 0, p.ldb, p.m, p.k, ld, width(p.m))
+    return launcher.bind_args((min(blocks, most), count, 1), args)
+
+
+def layout(problem: ScaledMm) -> DecodeConfig:
+    """Return how a product is laid out on the multiprocessors: as `sm90_decode`, for the channels that its tiles hold.
+
+    Tiles that are not full are as many as there are residues: where large tiles would hold more channels so than small
+    ones, these are taken.
+    """
+    count, model = phases_of(problem.ldb), cost_model(width(problem.m), False)
+    n, most = (ceil_div(problem.n, count * side) * count * side for side in (SMALL, LARGE))
+    config = cheapest(n, problem.k, alone(model, LARGE if most == n else SMALL), problem.target)
+    return config if problem.prefetch_weight else without_prefetch(config, problem.target)
+
+
+def alone(model: CostModel, most: int) -> CostModel:
+    """Return a cost model with those candidates whose tiles have at most so many channels and an a of their own."""
+    configs = tuple(c for c in model.configs if SMALL * c.m_warpgroups <= most and c.multicast_tiles == 1)
+    return model._replace(configs=configs, small=alone(model.small, most) if model.small else None)
 
 
 def plan_unaligned(problem: ScaledMm, config: DecodeConfig | None = None) -> Matmul:
     """Return the product as `sm90_decode` does, after the launch that copies a."""
-    config = config or without_multicast(narrow_config(problem), problem.n)
+    config = config or layout(problem)
     count, side = phases_of(problem.ldb), width(problem.m)
     ld = ceil_div(problem.k + ALIGNMENT - 1, BLOCK_K) * BLOCK_K
     launcher, grid = launcher_for(problem, config, UnalignedArgs, phases=count)
@@ -119,7 +149,10 @@ UNALIGNED: Final = Requirement(
     lambda p: any(number % ALIGNMENT for number in (max(p.alignment, p.codes_alignment), p.lda, p.ldb)),
     "is for rows of codes that are not aligned to 16 bytes",
 )
-SOME_K: Final = Requirement(lambda p: 0 < p.k < 1 << 30, "needs k from 1 to 2**30, got k={p.k}")
+SOME_K: Final = Requirement(
+    lambda p: p.k > 0 and phases_of(p.ldb) * MOST_ROWS * p.k < MOST_COPIED,
+    f"needs k > 0 and copies of a of less than {MOST_COPIED} bytes, got k={{p.k}} ldb={{p.ldb}}",
+)
 FEW_ROWS: Final = Requirement(lambda p: p.m <= MOST_ROWS, f"needs at most {MOST_ROWS} rows, got m={{p.m}}")
 ANY_ORDER: Final = Requirement(
     lambda p: not p.batch_invariant, "not batch-invariant: more rows than it takes get their sums in another order"
