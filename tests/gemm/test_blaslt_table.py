@@ -59,10 +59,10 @@ CHOICES = [
     (problem("group x block", vectors_alignment=4), "cublaslt_relayout"),
     (problem(out="float8_e4m3fn", out_scale=True, amax=True, vectors_alignment=4), "cublaslt_epilogue"),
     (problem(batch_invariant=True), "generic_decode"),
-    (problem(alignment=8), "realigned"),
+    (problem(alignment=8), "sm90_decode_unaligned"),
     (problem(k=4104), "realigned"),
     (problem(k=0), "generic_decode"),
-    (problem(n=250), "sm90_decode_unaligned"),
+    (problem(n=250), "realigned"),
     (problem(target=HOST), "host"),
 ]
 
