@@ -48,6 +48,7 @@ def measure(name: str, m: int, weights: list[Weights], loaded: baselines.Loaded)
             wrong[variant] = f"error {error_of:.1e}"
     memory.reset()
     replays, least = (7, 4) if floor > LONG_US else (timing.REPLAYS, 16)
+    timing.rest()
     times = timing.compare(calls, replays, least)
     return {
         "bench": "layer",

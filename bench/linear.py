@@ -115,6 +115,7 @@ def case(m: int, n: int, k: int, loaded: baselines.Loaded) -> dict[str, object]:
     if loaded.vllm is not None:
         variants["vllm"] = [partial(vllm, loaded.vllm, x, layer) for layer in layers]
     bad = [name for name, calls in variants.items() if wrong(calls[0](), x, layers[0])]
+    timing.rest()
     times = timing.compare({name: calls for name, calls in variants.items() if name not in bad})
     floor = Roofline(n * k + 2 * m * k + 2 * m * n, 2 * m * n * k).floor()
     return {

@@ -26,8 +26,9 @@
 // PHASES: of how many residues of channels there are maps, 0 where one is enough; else a_map is of as many copies of a, of
 // WIDTH rows each, shifted by the offsets of the maps, with zeros before and behind, and k_blocks are those of a copy.
 //
-// The caller owes: maps of uint8, boxes of 64 * M_WARPGROUPS (weight) and WIDTH / MULTICAST_TILES (a) rows x 128
-// columns, 128-byte swizzle, zeros out of bounds; scale strides in elements, 0 where broadcast; at least SPLIT_K
+// The caller owes: maps of uint8, boxes of 64 * M_WARPGROUPS (weight) and m, with copies WIDTH, or WIDTH /
+// MULTICAST_TILES of several (a), rows x 128 columns, 128-byte swizzle, zeros out of bounds; scale strides in
+// elements, 0 where broadcast; at least SPLIT_K
 // k-blocks, a first tile for every cluster; of dynamic shared memory ring_bytes, 1,024 and (SPLIT_K * K_WARPGROUPS -
 // 1) * units / SPLIT_K * unit_bytes for the reduction.
 #include "decode_load.cuh"

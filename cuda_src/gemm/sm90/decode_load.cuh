@@ -87,11 +87,13 @@ DEVICE void load_weight(const Map* map, unsigned ring, const PipelineBarriers<C:
 
 // One warp, which also initializes the reduction's barriers: reduce_full, reduce_empty of so many `arrivals`, and
 // a_requested after them.
-// Where the block quantizes a itself (a_vectors) it loads nothing, else some rows of each chunk for all multicast
-// peers.
+// Where the block quantizes a itself (a_vectors) it loads nothing, else the `rows` of each chunk that there are, or for
+// multicast peers its part of them: TMA takes longer to fill a row with zeros than to load it, and what is left in
+// the other rows of a stage reaches no row of the result.
 template <class C>
 DEVICE void load_a(const TensorMap* map, unsigned ring, const PipelineBarriers<C::a_stages>& pipeline,
-                   unsigned reduce_full, int arrivals, KBlockIterator& k_iter, int rank, int multicast_rank, int lane) {
+                   unsigned reduce_full, int arrivals, KBlockIterator& k_iter, int rank, int multicast_rank, int rows,
+                   int lane) {
     if (lane == 0) {
         if (!C::a_vectors) {
             map_prefetch(map);
@@ -110,9 +112,10 @@ DEVICE void load_a(const TensorMap* map, unsigned ring, const PipelineBarriers<C
         if (lane == 0) {
             if (C::prefetch_chunks) barrier_arrive(reduce_full + 16);
             const int row = multicast_rank * (C::width / C::multicast_tiles);
+            const int bytes = C::multicast_tiles > 1 || C::phases > 0 ? C::a_bytes : rows * BLOCK_K;
             for (Ring<C::a_stages> at(0); k_iter.more(); k_iter.next(), at.advance(1)) {
                 pipeline.wait_empty(at);
-                barrier_expect(pipeline.full(at), C::a_bytes);
+                barrier_expect(pipeline.full(at), bytes);
                 const unsigned to = ring + at.stage * C::a_bytes + row * BLOCK_K;
                 if (C::multicast_tiles > 1)
                     tile_load_shared(to, map, k_iter.k_block * BLOCK_K, row, pipeline.full(at),
@@ -205,7 +208,7 @@ struct DecodeBlock {
         }
         if (warp == C::consumers / 32 + 1) {
             load_a<C>(a_map, a_ring, a_pipeline, reduce_full, storing_warps * C::split_k, k_iter, rank,
-                      first / C::split_k, lane);
+                      first / C::split_k, m, lane);
             return true;
         }
         threads_sync(1, C::threads);

@@ -12,7 +12,7 @@
 // Constants, -DFP8_<name>: CHANNELS, a multiple of 8 from 72 to 128; SPLIT_K 1 to 8; MULTICAST_TILES; STAGES, A_STAGES; A_TYPE, B_TYPE, OUT, BIAS,
 // PREFETCH_CHUNKS as in decode.cu; BLOCKWISE 1: scales of a 1x128, of the weight 128x128.
 //
-// The caller owes: maps of uint8, boxes of CHANNELS (weight) and 64 / MULTICAST_TILES (a) rows x 128 columns, 128-byte
+// The caller owes: maps of uint8, boxes of CHANNELS (weight) and m, or 64 / MULTICAST_TILES of several (a), rows x 128 columns, 128-byte
 // swizzle, zeros out of bounds; scale strides in elements, 0 where broadcast; at least SPLIT_K k-blocks, a first tile for
 // every cluster; of dynamic shared memory ring_bytes, 1,024 and (SPLIT_K - 1) * MOST_UNITS * unit_bytes.
 #include "decode_load.cuh"
@@ -31,44 +31,71 @@ struct Config {
 };
 using C = DecodeLayout<Config>;
 
-// Of the units of 8 channels that the blocks of a cluster share among them.
+// Units of 8 channels, which the blocks of a cluster share among them: in pairs where there are enough, as a pair of a
+// row fills a sector of 32 bytes.
 constexpr int UNITS = C::units, WARP_UNIT_BYTES = 32 * (int)sizeof(float4);
-constexpr int owner_of(int unit) { return unit * C::split_k / UNITS; }
-constexpr int first_unit_of(int rank) { return (rank * UNITS + C::split_k - 1) / C::split_k; }
-constexpr int MOST_UNITS = (UNITS + C::split_k - 1) / C::split_k;
+constexpr int PAIR = UNITS >= 4 * C::split_k ? 2 : 1, PAIRS = (UNITS + PAIR - 1) / PAIR;
+constexpr int owner_of(int unit) { return unit / PAIR * C::split_k / PAIRS; }
+constexpr int first_unit_of(int rank) {
+    const int unit = (rank * PAIRS + C::split_k - 1) / C::split_k * PAIR;
+    return unit < UNITS ? unit : UNITS;
+}
+constexpr int MOST_UNITS = (PAIRS + C::split_k - 1) / C::split_k * PAIR;
 // Where in its owner's buffer a unit of a warp of another block lies.
 DEVICE int slot_of(int place, int unit, int warp) {
     return ((place * MOST_UNITS + unit - first_unit_of(owner_of(unit))) * 4 + warp) * WARP_UNIT_BYTES;
 }
 
-// Rounds and stores what a warp has of a unit: of the rows ``row`` and ``row`` + 8 of a lane two channels each.
-DEVICE void store_unit(const float (&values)[4], void* to, long long ldo, int row, int channel, int m, int n,
-                       int lane) {
+// Rounds and stores what a warp has of up to two units: of the rows ``row`` and ``row`` + 8 of a lane two channels of
+// each, from ``channel`` on.
+template <int count>
+DEVICE void store_units(const float (&values)[4 * count], void* to, long long ldo, int row, int channel, int m, int n,
+                        int lane) {
     using Out = typename Result<C::out_type>::Element;
     Out* const out = static_cast<Out*>(to);
-    const int first = channel + lane % 4 * 2;
     if constexpr (C::out_type == FLOAT32) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
-            if (row + i / 2 * 8 < m && first + i % 2 < n) out[(row + i / 2 * 8) * ldo + first + i % 2] = values[i];
+        for (int i = 0; i < 4 * count; ++i) {
+            const int here = row + i / 2 % 2 * 8, at = channel + i / 4 * 8 + lane % 4 * 2 + i % 2;
+            if (here < m && at < n) out[here * ldo + at] = values[i];
+        }
     } else {
-        const unsigned pairs[2] = {hardware_round_pair<C::out_type>(values[0], values[1]),
-                                   hardware_round_pair<C::out_type>(values[2], values[3])};
-        if (channel + 8 <= n && alignment_of(to, ldo) % 8 == 0) {
-            // Of two neighbours one stores four channels of the first row, the other of the second.
-            const bool odd = lane & 1;
-            const unsigned other = __shfl_xor_sync(0xffffffffu, odd ? pairs[0] : pairs[1], 1);
-            const int here = row + 8 * odd;
-            if (here < m)
-                *(uint2*)(out + here * ldo + channel + lane % 4 / 2 * 4) =
-                    odd ? make_uint2(other, pairs[1]) : make_uint2(pairs[0], other);
-            return;
+        unsigned pairs[2 * count];
+#pragma unroll
+        for (int i = 0; i < 2 * count; ++i)
+            pairs[i] = hardware_round_pair<C::out_type>(values[2 * i], values[2 * i + 1]);
+        const unsigned alignment = alignment_of(to, ldo);
+        if constexpr (count == 2) {
+            if (channel + 16 <= n && alignment % 16 == 0) {
+                // Of four neighbours each stores eight channels: of a row and a unit.
+                quad_transpose(pairs[0], pairs[1], pairs[2], pairs[3], lane);
+                const int here = row + lane % 2 * 8;
+                if (here < m)
+                    *(uint4*)(out + here * ldo + channel + lane % 4 / 2 * 8) =
+                        make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+                return;
+            }
         }
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            Out* const here = out + (row + 8 * half) * ldo + first;
-            if (row + 8 * half < m && first < n) here[0] = (Out)pairs[half];
-            if (row + 8 * half < m && first + 1 < n) here[1] = (Out)(pairs[half] >> 16);
+        for (int unit = 0; unit < count; ++unit) {
+            const unsigned upper = pairs[2 * unit], lower = pairs[2 * unit + 1];
+            const int begin = channel + 8 * unit;
+            if (begin + 8 <= n && alignment % 8 == 0) {
+                // Of two neighbours one stores four channels of the first row, the other of the second.
+                const bool odd = lane & 1;
+                const unsigned other = __shfl_xor_sync(0xffffffffu, odd ? upper : lower, 1);
+                const int here = row + 8 * odd;
+                if (here < m)
+                    *(uint2*)(out + here * ldo + begin + lane % 4 / 2 * 4) =
+                        odd ? make_uint2(other, lower) : make_uint2(upper, other);
+                continue;
+            }
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int first = begin + lane % 4 * 2, here = row + 8 * half;
+                if (here < m && first < n) out[here * ldo + first] = (Out)pairs[2 * unit + half];
+                if (here < m && first + 1 < n) out[here * ldo + first + 1] = (Out)(pairs[2 * unit + half] >> 16);
+            }
         }
     }
 }
@@ -230,14 +257,12 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
                 remote_arrive(cluster_address(block.reduce_empty, first + lane));
         }
 
-#pragma unroll
-        for (int unit = 0; unit < UNITS; ++unit) {
-            if (ranks > 1 && owner_of(unit) != rank) continue;
+        // What a lane has of the channels from `unit` on, scaled and biased.
+        const auto finished = [&](int unit, float* values) {
             const int at = unit * 8 + lane % 4 * 2;
             float2 scales = make_float2(1.0f, 1.0f), biases = make_float2(0.0f, 0.0f);
             if (!C::blockwise) scales = *(const float2*)&channel_scales[turn][at];
             if (C::bias_type >= 0) biases = *(const float2*)&channel_biases[turn][at];
-            float values[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 values[i] = sums[4 * unit + i];
@@ -246,7 +271,20 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
                 values[i] = epilogue.biased(values[i], i % 2 ? biases.y : biases.x);
                 values[i] = ending.of(values[i], addends.number(4 * unit + i));
             }
-            store_unit(values, out, ldo, row, channel + unit * 8, m, n, lane);
+        };
+#pragma unroll
+        for (int unit = 0; unit < UNITS; unit += PAIR) {
+            if (ranks > 1 && owner_of(unit) != rank) continue;
+            if (PAIR == 2 && unit + 1 < UNITS) {
+                float values[8];
+                finished(unit, values);
+                finished(unit + 1, values + 4);
+                store_units<2>(values, out, ldo, row, channel + unit * 8, m, n, lane);
+            } else {
+                float values[4];
+                finished(unit, values);
+                store_units<1>(values, out, ldo, row, channel + unit * 8, m, n, lane);
+            }
         }
     }
 }

@@ -15,7 +15,8 @@ PRODUCER_BYTES: Final = 4096
 
 def plan_overlapped(problem: Linear) -> Matmul:
     """Return the product, laid out for the quantization that goes before it."""
-    return decode(problem.product, for_linear(config_for(problem.product)))
+    product = problem.product
+    return decode(product, for_linear(config_for(product), product.n * product.k))
 
 
 def plan_behind_producer(problem: ScaledMm) -> Matmul:

@@ -145,7 +145,9 @@ def decode(problem: ScaledMm, config: DecodeConfig | None = None) -> Matmul:
     launcher, grid = launcher_for(problem, config, Sm90Args)
     launch = launcher.bind_args(grid, Sm90Args(b"", b"", CommonArgs.of(problem), problem.beta))
     weight_maps = tensor_maps(problem.n, problem.k, problem.ldb, config.tile)
-    a_maps = tensor_maps(problem.m, problem.k, problem.lda, a_side(problem, config) // config.multicast_tiles)
+    tiles = config.multicast_tiles
+    rows = a_side(problem, config) // tiles if tiles > 1 else problem.m
+    a_maps = tensor_maps(problem.m, problem.k, problem.lda, rows)
     return ready_kernel(launch, a_maps=a_maps, b_maps=weight_maps)
 
 

@@ -73,13 +73,12 @@ class CostModel(NamedTuple):
     small_rings: float = 0.0
 
 
-_ABOVE_16: Final = CostModel((), 0.02, 12)
+_ABOVE_16: Final = CostModel((), 0.02, 12, hidden_tiles=1, exposed_us=0.05)
 _FULL: Final = CostModel((), 0.61, 12, reduce_warpgroup_us=0.61)
 _CONFIGS_32: Final = (
     TileConfig(1, 2, 1, 0.165, 4.3),
     TileConfig(1, 1, 2, 0.168, 1.5),
     TileConfig(2, 1, 1, 0.158, 1.8, a_stages=8),
-    TileConfig(2, 1, 1, 0.15, 1.8, multicast_tiles=2, a_stages=8),
 )
 _CONFIGS_64: Final = (
     TileConfig(1, 1, 1, 0.227, 1.5),
@@ -112,7 +111,7 @@ def cost_model(width_: int, blockwise: bool) -> CostModel:
 def _limited_if_small(model: CostModel) -> CostModel:
     """Return a model of more than 16 rows: small weights were measured with a limited prefetch, without multicast."""
     configs = tuple(c._replace(limit_prefetch=True) for c in model.configs if c.multicast_tiles == 1)
-    return model._replace(small=model._replace(configs=configs), small_rings=1.25)
+    return model._replace(small=model._replace(configs=configs, exposed_us=0.0), small_rings=1.25)
 
 
 class DecodeConfig(NamedTuple):
@@ -144,6 +143,13 @@ class DecodeConfig(NamedTuple):
     def tile(self) -> int:
         """Channels of a tile."""
         return self.warpgroup_channels * self.m_warpgroups
+
+    @property
+    def own_units(self) -> int:
+        """Units of 8 channels of a tile that a block completes at most; sm90_decode_rows deals them out in pairs."""
+        units = self.tile // 8
+        dealt = 2 if self.warpgroup_channels > 64 and units >= 4 * self.split_k else 1
+        return ceil_div(ceil_div(units, dealt), self.split_k) * dealt
 
 
 def width(m: int) -> int:
@@ -212,6 +218,8 @@ PREFETCH_BYTES: Final = 40 << 10
 """Of the weight, in flight on a multiprocessor until a has been requested: more would not come sooner."""
 QUANTIZER_BYTES: Final = 2048
 """Of shared memory for a block that quantizes: 1,024 that the system keeps, and its own."""
+LARGE_BYTES: Final = 300e6
+"""Of a weight, from which room for two such blocks and a prefetch without limit were faster (tile-widths)."""
 
 
 def limit_prefetch(config: DecodeConfig) -> DecodeConfig:
@@ -234,12 +242,14 @@ def without_prefetch(config: DecodeConfig, target: Target) -> DecodeConfig:
     return config._replace(ctas_per_sm=ctas_per_sm, a_stages=config.a_stages * config.ctas_per_sm // ctas_per_sm)
 
 
-def for_linear(config: DecodeConfig) -> DecodeConfig:
+def for_linear(config: DecodeConfig, weight_bytes: int = 0) -> DecodeConfig:
     """Return the config where quantizations and products alternate, as in linear layers.
 
     A quantization is ready to start when its predecessor ends if it finds room beside it, and both it and the product
     get their rows soon if not all of the ring stands before them in the memory's queue.
     """
+    if weight_bytes > LARGE_BYTES:
+        return config._replace(spare_bytes=2 * QUANTIZER_BYTES)
     return limit_prefetch(config)._replace(spare_bytes=QUANTIZER_BYTES)
 
 
@@ -256,8 +266,7 @@ def dynamic_bytes(config: DecodeConfig, side: int, scale_rows: int, stages_: int
 def ring_bytes(config: DecodeConfig, side: int, stages_: int) -> int:
     """Return the dynamic shared memory that a block needs: both rings, the reduction's buffers, and for aligning."""
     rings = stages_ * config.tile * BLOCK_K + config.a_stages * side * BLOCK_K
-    units = ceil_div(config.tile // 8, config.split_k)
-    return rings + (config.split_k * config.k_warpgroups - 1) * units * 8 * side * 4 + 1024
+    return rings + (config.split_k * config.k_warpgroups - 1) * config.own_units * 8 * side * 4 + 1024
 
 
 def fixed_bytes(config: DecodeConfig, side: int, scale_rows: int, stages_: int) -> int:
