@@ -57,34 +57,34 @@ def scales_of(problem: ScaledMm) -> Scales:
     return "chain" if problem.use_fast_accum else "promoted"
 
 
-START_US: Final = 0.69
+START_US: Final = 0.76
 """Of a product: from its launch to the first k-block."""
-FILL_US: Final = 6.74e-3
+FILL_US: Final = 6.78e-3
 """Of a product, for each row of its first k-block."""
-BYTES_A_US: Final = 4.2e6
+BYTES_A_US: Final = 4.24e6
 """From memory."""
-OVERLAP: Final = 2.94
+OVERLAP: Final = 3.53
 """The exponent of the norm that joins the times of the memory and of the multiprocessors: the greater hides most."""
-CHAIN_US: Final = 1.614e-5
-PROMOTED_US: Final = 1.417e-5
+CHAIN_US: Final = 1.656e-5
+PROMOTED_US: Final = 1.386e-5
 """Of a multiprocessor, for one result of a tile and a k-block: in one chain over k, or added up in fp32."""
-CHAIN_K_BLOCK_US: Final = 0.0286
-PROMOTED_K_BLOCK_US: Final = 0.0882
+CHAIN_K_BLOCK_US: Final = 0.0268
+PROMOTED_K_BLOCK_US: Final = 0.1273
 """More of a k-block, whatever the tile."""
-LOAD_US: Final = 0.02e-3
+LOAD_US: Final = 0.025e-3
 """Of a multiprocessor, for a row of a k-block that it loads alone."""
-SHARED_LOAD_US: Final = 0.331e-3
+SHARED_LOAD_US: Final = 0.293e-3
 """More of that where all multiprocessors load; of some of them, a part of it."""
-UNALIGNED: Final = 0.878
+UNALIGNED: Final = 1.198
 """The part by which loads take longer where rows do not begin at multiples of 128 bytes."""
-ZEROS: Final = 4.98
-"""How many rows more each row counts for that a tile has beyond those of a, and that TMA fills with zeros."""
-RESULT_US: Final = 3.09e-5
+LOADED_ROWS: Final = 8
+"""Rows of a are loaded in multiples of so many, and no more of them than a has."""
+RESULT_US: Final = 2.08e-5
 """Of a tile\'s end, for each of its results."""
-CHAIN_HEAT: Final = 0.141
-PROMOTED_HEAT: Final = 0.178
+CHAIN_HEAT: Final = 0.182
+PROMOTED_HEAT: Final = 0.164
 """What a k-block takes more in a product of many waves, as the clock falls; of a few of them, a part of it."""
-WHOLE_WAVES: Final = 0.789
+WHOLE_WAVES: Final = 0.779
 """By which part the time grows with whole waves; by the rest it grows with tiles."""
 
 
@@ -98,19 +98,19 @@ class Cost(NamedTuple):
 
 
 COSTS: Final[dict[Tile, Cost]] = {
-    Tile(256, 128): Cost(1.114, 1.132),
-    Tile(128, 192): Cost(1.048, 1.037),
-    Tile(128, 160): Cost(1.019, 0.989),
-    Tile(128, 128): Cost(0.873, 0.931),
-    Tile(128, 96): Cost(0.987, 0.939),
-    Tile(128, 64): Cost(1.127, 0.832),
-    Tile(64, 128): Cost(0.869, 0.89),
-    Tile(64, 96): Cost(0.982, 0.96),
-    Tile(64, 64): Cost(0.916, 1.058),
-    Tile(64, 32): Cost(1.08, 2.36),
-    Tile(128, 256): Cost(0, 1.108),
-    Tile(64, 256): Cost(0, 1.03),
-    Tile(64, 192): Cost(0, 0.921),
+    Tile(256, 128): Cost(1.163, 1.084),
+    Tile(128, 192): Cost(1.045, 1.013),
+    Tile(128, 160): Cost(1.053, 0.997),
+    Tile(128, 128): Cost(0.841, 0.933),
+    Tile(128, 96): Cost(0.954, 0.97),
+    Tile(128, 64): Cost(1.124, 0.839),
+    Tile(64, 128): Cost(0.85, 0.895),
+    Tile(64, 96): Cost(0.988, 0.963),
+    Tile(64, 64): Cost(0.92, 1.056),
+    Tile(64, 32): Cost(1.092, 2.273),
+    Tile(128, 256): Cost(0, 1.092),
+    Tile(64, 256): Cost(0, 1.065),
+    Tile(64, 192): Cost(0, 0.941),
 }
 TILES: Final = tuple(COSTS)
 """What kernels are compiled for; of equals the first is taken."""
@@ -135,7 +135,7 @@ def us(problem: ScaledMm, tile: Tile | None = None) -> float:
         return min(us(p, each) for each in tiles(p))
     cost, results, waves = COSTS[tile], tile.rows * tile.columns, tile.waves(p.m, p.n, p.target)
     share = tile.tiles(p.m, p.n) / p.target.multiprocessors
-    rows = tile.rows + tile.columns + ZEROS * max(0, tile.rows - p.m)
+    rows = tile.columns + min(tile.rows, ceil_div(p.m, LOADED_ROWS) * LOADED_ROWS)
     k_block = (LOAD_US + SHARED_LOAD_US * share / waves) * rows * (1 + UNALIGNED if p.k % BLOCK_K else 1)
     if scales_of(p) == "chain":
         k_block += results * CHAIN_US * cost.chain + CHAIN_K_BLOCK_US
