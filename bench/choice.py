@@ -79,7 +79,6 @@ def about(p: ScaledMm, choice: Choice) -> dict[str, Any]:
         **other,
         "waves": round(offer.waves, 3),
         "workspace": offer.workspace_bytes,
-        "place": offer.place,
     }
 
 
@@ -147,6 +146,7 @@ def main() -> None:
     parser.add_argument("--list", choices=LISTS, default=LISTS[0], help="which products")
     parser.add_argument("--half", choices=PARTS, help="this half of them only")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
+    parser.add_argument("--least", type=int, default=1, help="leave out products of fewer rows")
     parser.add_argument("--skip", type=int, default=0, help="leave out so many products at the beginning of the list")
     parser.add_argument("--count", type=int, default=None, help="time so many products, and leave out those after them")
     parser.add_argument("--seconds", type=float, default=600.0, help="start no further product after so long")
@@ -168,7 +168,8 @@ def main() -> None:
         )
     begun = time.monotonic()
     every = cases(arguments.list, arguments.modes)
-    wanted = [case for case in every if arguments.half in (None, case.half)][arguments.skip :][: arguments.count]
+    some = [case for case in every if arguments.half in (None, case.half) and case.m >= arguments.least]
+    wanted = some[arguments.skip :][: arguments.count]
     with wide() if arguments.wide else nullcontext():
         compile_ahead([case.problem(0) for case in wanted])
     print(f"{len(wanted)} products, compiled after {time.monotonic() - begun:.1f} s", flush=True)
@@ -188,7 +189,7 @@ def main() -> None:
 
 def said(arguments: argparse.Namespace) -> Iterator[str]:
     """Give the words of a command line that asks for the same products."""
-    for name in ("list", "half", "modes", "skip", "count", "seconds", "turns"):
+    for name in ("list", "half", "modes", "least", "skip", "count", "seconds", "turns"):
         value = getattr(arguments, name)
         if value is not None:
             yield from (f"--{name}", *(value if name == "modes" else [f"{value}"]))

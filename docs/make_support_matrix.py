@@ -48,6 +48,8 @@ Every operation runs on every device of these tables, some of them by a fallback
 """
 LEGEND = f"""- `kernel`? runs if the vendor's library on the device offers an algorithm, which only the device can tell;
   otherwise the kernel after it runs.
+- `sm90_tiled` on sm_90: where cuBLASLt has an algorithm that is estimated to be faster for the product, that one runs,
+  mostly with scales per tensor, token or channel. Which it has, only the device can tell.
 - {MARK} {UNPROVEN}.
 - `generic_decode` and `generic_mma` multiply codes by FP8 instructions of a warp on sm_89, sm_120, gfx942, gfx950,
   gfx1200 and gfx1201, where these have one for both formats; on the others, and in other formats, they multiply 16-bit
@@ -55,9 +57,9 @@ LEGEND = f"""- `kernel`? runs if the vendor's library on the device offers an al
 - sm_100 multiplies block scales that are powers of two in hardware (MXFP8), which no kernel here uses: products take
   scales in fp32, and whether these are powers of two is known on the device alone, when the kernel has been chosen.
 """
-README_LEGEND = f"""*own*: a kernel of fp8core for it · *library*: cuBLASLt or hipBLASLt where it has an algorithm, else
-the fallback · *fallback*: takes anything · {MARK} {UNPROVEN}.
-By device and kernel: [Kernels](docs/reference/kernels.md).
+README_LEGEND = f"""*own*: a kernel of fp8core for it (on sm_90 the library's at many rows, where it is estimated to
+be faster) · *library*: cuBLASLt or hipBLASLt where it has an algorithm, else the fallback · *fallback*: takes anything
+· {MARK} {UNPROVEN}. By device and kernel: [Kernels](docs/reference/kernels.md).
 """
 
 Ask = Callable[[Target], Explanation]

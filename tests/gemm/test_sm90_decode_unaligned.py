@@ -153,8 +153,8 @@ def operands():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("m", [1, 8, 9, 17, 33, 64])
-@pytest.mark.parametrize("k", [1, 15, 113, 130, 1001, 3001, 4100])
+@pytest.mark.parametrize("m", [1, 9, 33, 64])
+@pytest.mark.parametrize("k", [15, 130, 1001, 4100])
 def test_results_at_every_residue_of_addresses_and_strides(operands, m, k):
     for i in range(4):
         out, bias = ("bfloat16", "float32", "float16")[i % 3], ("", "float32")[i % 2]

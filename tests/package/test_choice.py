@@ -7,8 +7,12 @@ import pytest
 
 from bench import choice_records
 from bench.choice_cases import LISTS, MODES, Case, cases
-from bench.choice_records import WORST_GOAL, chosen_today, gains_today, part, read
+from bench.choice_records import WORST_GOAL, chosen_today, estimate, gains_today, part, read
+from support.bench_runs import python
 
+FEW, WORST = 0.05, 0.20
+"""The part of the products at which tuning gains more than `WORST_GOAL`, and what it gains at most: estimates of the
+fastest candidates are off by 5 % (one standard deviation), and two runs of the same one by up to 7 % (99 of 100)."""
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results" / "choice"
 
 
@@ -40,9 +44,29 @@ def test_no_weight_of_the_blind_half_was_fitted_to(records):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_tuning_gains_little_on_the_half_that_nothing_was_fitted_to(judged, mode):
-    own = [(record, gain) for record, gain in judged if (part(record), record["mode"]) == ("judge", mode)]
-    assert median(gain for _, gain in own) <= choice_records.MEDIAN_GOAL
-    assert {key(record): gain for record, gain in own if gain > WORST_GOAL} == {}
+    own = [gain for record, gain in judged if (part(record), record["mode"]) == ("judge", mode)]
+    assert median(own) <= choice_records.MEDIAN_GOAL
+    assert sum(gain > WORST_GOAL for gain in own) <= FEW * len(own)
+    assert max(own) <= WORST
+
+
+def test_what_the_choice_costs_is_written_down():
+    run = python("docs/make_choice.py", "--check")
+    assert run.returncode == 0, run.stderr + "run python docs/make_choice.py"
+
+
+@pytest.mark.parametrize("kernel", ["cublaslt", "sm90_tiled"])
+def test_estimates_are_near_what_was_measured_of_the_fastest(records, kernel):
+    off = []
+    for record in records:
+        least = min(sum(row["us"]) for row in record["rows"])
+        own = [row for row in record["rows"] if row["kernel"] == kernel and sum(row["us"]) <= 1.1 * least]
+        if part(record) == "judge" and record["m"] > 64 and own:
+            pairs = [(estimate(record, row), sum(row["us"]) / 2) for row in own]
+            off += [abs(guess / us - 1) for guess, us in pairs if guess is not None]
+    assert len(off) >= 100
+    assert median(off) <= 0.06
+    assert sorted(off)[len(off) * 9 // 10] <= 0.15
 
 
 def test_what_is_judged_is_what_the_table_chooses(judged):

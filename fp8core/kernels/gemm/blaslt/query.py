@@ -33,8 +33,6 @@ class Candidate(NamedTuple):
 
     us: float | None = None
     """How long it is estimated to take, where a model was fitted, on Hopper, and knows the tile."""
-    place: int = 0
-    """Where the library has it among all that it offers, on Hopper."""
 
     @property
     def name(self) -> str:
@@ -126,10 +124,7 @@ def heuristic(library: Library, handle: int, product: Product) -> tuple[Candidat
     )
     work = work_of(product)
     times = [us(work, Config.of(library, one.algorithm), one.workspace_bytes) for one in able]
-    estimated = (
-        one._replace(us=time if math.isfinite(time) else None, place=place)
-        for place, (one, time) in enumerate(zip(able, times, strict=True))
-    )
+    estimated = (one._replace(us=time if math.isfinite(time) else None) for one, time in zip(able, times, strict=True))
     return tuple(sorted(estimated, key=lambda one: math.inf if one.us is None else one.us))
 
 

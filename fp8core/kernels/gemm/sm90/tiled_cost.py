@@ -116,6 +116,12 @@ TILES: Final = tuple(COSTS)
 """What kernels are compiled for; of equals the first is taken."""
 
 
+def wide_scales(problem: ScaledMm) -> bool:
+    """Return whether 1x128 scales of neighbouring rows are loaded four at a time."""
+    rows, k_blocks = problem.scale_a_strides
+    return rows == 1 and k_blocks % 4 == 0
+
+
 def tiles(problem: ScaledMm) -> tuple[Tile, ...]:
     """Return those that a product's sums, products and scales leave registers for."""
     chain = scales_of(problem) == "chain"
