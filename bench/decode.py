@@ -41,7 +41,7 @@ FAR: Final = 4e-3
 """A relative error that is a mistake."""
 FEW: Final = 64
 LONG: Final = 100e6
-"""Rows, and bytes of a product: up to and from there its time shows the clock that a check in float64 leaves behind."""
+"""Rows and bytes of a product: up to, and from there, its time tells what clock a check in float64 has left."""
 
 Call = Callable[["Operands"], torch.Tensor]
 
