@@ -289,7 +289,9 @@ struct Quantizer {
             // A separate branch: inside the other one it makes ptxas delay a norm's loads.
             if (__builtin_expect(!quick, 0))
                 mine.scale = rounded_scale<SCALE_FORMAT>(scale_of<MODE, FORMAT>(amax_bits, 0.0f, to.eps));
-            if (member() < EACH && is_there(member()) && is_inside<ALIGNED>(col_of(begin + member()), cols))
+            // By the group's first column: that of this lane may lie behind the row where the group is not whole.
+            const int first_of_group = col_of(begin + member()) / GROUP_COLS * GROUP_COLS;
+            if (member() < EACH && is_there(member()) && is_inside<ALIGNED>(first_of_group, cols))
                 store_scale<SCALE_FORMAT>(scale_at(begin), 0, mine.scale);
             in_one_way(quick, [&](auto careful) {
 #pragma unroll

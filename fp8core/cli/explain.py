@@ -53,7 +53,7 @@ def explain(
     console.print(f"[bold]{m} x {n} x {k}[/] on {target or place}: {operands}", highlight=False)
     console.print(verdicts(explanation, str(place), target or str(place)))
     if _doubtful(explanation):
-        console.print("* unless a kernel above it that is unknown turns out to be able on the device", highlight=False)
+        console.print("* unless the device has an unknown one that comes first or is estimated faster", highlight=False)
     if not proven(place):
         console.print(f"[yellow]The kernels of {target or place} are {UNPROVEN}.[/]", highlight=False)
 
@@ -76,6 +76,10 @@ def verdicts(explanation: "Explanation", place: str, shown: str) -> Table:
 
 
 def _doubtful(explanation: "Explanation") -> bool:
-    """Return whether a kernel before the chosen one may be able."""
+    """Return whether a kernel that only the device knows may run: one before the chosen one, or beside its estimate."""
     statuses = [verdict.status for verdict in explanation.verdicts]
-    return "chosen" in statuses and "unknown" in statuses[: statuses.index("chosen")]
+    if "chosen" not in statuses:
+        return False
+    at = statuses.index("chosen")
+    compared = explanation.verdicts[at].reason.startswith("estimated")
+    return "unknown" in (statuses if compared else statuses[:at])

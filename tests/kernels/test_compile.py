@@ -167,7 +167,7 @@ def test_hopper_products_use_the_fp8_tensor_cores():
     products = [
         (use, binary)
         for use, binary in (*binaries(hopper, "scaled_mm"), *binaries(hopper, "tiles"))
-        if use.source.startswith("gemm/sm90/")
+        if use.source.startswith("gemm/sm90/") and use.entry != "shift_codes"  # which copies
     ]
     assert products
     for use, text in disassembled(hopper, products):

@@ -101,7 +101,7 @@ def test_both_e5m2_runs_nowhere():
 
 def test_odd_shapes_go_to_another_row():
     got = SCALED_MM.explain(example_product(H200, m=10, n=4097, k=4104))
-    assert got.chosen == "generic_decode"
+    assert got.chosen == "sm90_decode_unaligned"
     reasons = {v.kernel: v.reason for v in got.verdicts}
     assert "16" in reasons["cublaslt"]
 
