@@ -150,6 +150,7 @@ def measure(case: Case, x: Any, weight: Any) -> Iterator[dict[str, Any]]:
     """Give a record for every kernel that can run a product, by dtype of the result and use_fast_accum."""
     import torch
 
+    from bench.decode import Operands, launched
     from fp8core.kernels.gemm.table import SCALED_MM
 
     q = quantized(case.mode, x, weight)
@@ -158,13 +159,10 @@ def measure(case: Case, x: Any, weight: Any) -> Iterator[dict[str, Any]]:
         result = torch.empty(case.m, case.n, device="cuda", dtype=getattr(torch, p.out))
         rounded, first = relative(exact.to(result.dtype), exact), SCALED_MM.choice(p)
         for choice in (c for c in SCALED_MM.candidates(p) if not c.algorithm and not c.kernel.startswith(FALLBACKS)):
-            launch = SCALED_MM.planned(p, choice)
-            scratch = torch.empty(launch.scratch_bytes + 256, dtype=torch.uint8, device="cuda")
+            run = launched(SCALED_MM.planned(p, choice))
             result.fill_(float("nan"))
-            places = (one.data_ptr() for one in (q.a, q.b, q.scale_a, q.scale_b))
-            stream = torch.cuda.current_stream().cuda_stream
             try:
-                launch(stream, *places, 0, result.data_ptr(), 0, 0, -(-scratch.data_ptr() // 256) * 256)
+                run(Operands(q.a, q.b, q.scale_a, q.scale_b, result))
             except Fp8Error as error:
                 print(f"{choice.kernel} does not run {case}: {error}", flush=True)
                 continue

@@ -11,6 +11,7 @@ the plain product in float32, before anything is timed.
 import argparse
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +21,7 @@ from rich.table import Table
 from torch.nn import functional
 
 import fp8core
-from bench import results, timing
+from bench import decode, results, timing
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.explain import explain_product
 from fp8core.problem import ScaledMm
@@ -67,15 +68,11 @@ class Operands:
 
     def calls(self, row: Kernel, activation: str, beta: float) -> list[Callable[[], torch.Tensor]]:
         """Return the calls of a row, one for each weight."""
-        plan = row.plan(self.problem._replace(activation=activation, beta=beta))
-        scratch = torch.empty(plan.scratch_bytes + 256, dtype=torch.uint8, device="cuda")
-
-        def call(weight: fp8core.Quantized, out: torch.Tensor) -> torch.Tensor:
-            places = (x.data_ptr() for x in (self.a.data, weight.data, self.a.scale, weight.scale))
-            plan(timing.stream(), *places, 0, out.data_ptr(), 0, 0, -(-scratch.data_ptr() // 256) * 256)
-            return out
-
-        return [lambda w=w, out=out: call(w, out) for w, out in zip(self.weights, self.out, strict=True)]
+        run = decode.launched(row.plan(self.problem._replace(activation=activation, beta=beta)))
+        return [
+            partial(run, decode.Operands(self.a.data, w.data, self.a.scale, w.scale, out))
+            for w, out in zip(self.weights, self.out, strict=True)
+        ]
 
     def wrong(self, calls: list[Callable[[], torch.Tensor]], activation: str, beta: float) -> bool:
         """Return whether a first result is far from torch's."""

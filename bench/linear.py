@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 import fp8core
-from bench import baselines, results, timing
+from bench import baselines, decode, results, timing
 from bench.roofline import Roofline
 from fp8core.core.scaling import EPS
 from fp8core.kernels.gemm.table import SCALED_MM
@@ -83,14 +83,7 @@ def product_alone(layer: fp8core.Fp8Linear, x: torch.Tensor) -> Callable[[], tor
     product = SCALED_MM.plan(problem_of(layer, x).product)
     data, scale = fp8core.quantize(x)
     out = torch.empty(len(x), len(layer.weight), dtype=x.dtype, device="cuda")
-    scratch = torch.empty(product.scratch_bytes + 256, dtype=torch.uint8, device="cuda")
-
-    def run() -> torch.Tensor:
-        places = data.data_ptr(), layer.weight.data_ptr(), scale.data_ptr(), layer.weight_scale.data_ptr()
-        product(timing.stream(), *places, 0, out.data_ptr(), 0, 0, -(-scratch.data_ptr() // 256) * 256)
-        return out
-
-    return run
+    return partial(decode.launched(product), decode.Operands(data, layer.weight, scale, layer.weight_scale, out))
 
 
 def wrong(got: torch.Tensor, x: torch.Tensor, layer: fp8core.Fp8Linear) -> bool:
