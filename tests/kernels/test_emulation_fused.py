@@ -52,7 +52,18 @@ MODES = [
     (CUDA, "float16", FN, GROUP_128, False, "float32", "mn", False, 9, 384),
     (CUDA, "float32", FN, GROUP_128, False, "ue8m0", "k", False, 9, 300),
     (CUDA, "bfloat16", FN, GROUP_128, False, "ue8m0_bytes", "mn", False, 9, 256),
-    (CUDA, "bfloat16", FN, GROUP_128, False, "float32", "k", False, 2, 4104),  # two vectors a thread; the last group has one
+    (
+        CUDA,
+        "bfloat16",
+        FN,
+        GROUP_128,
+        False,
+        "float32",
+        "k",
+        False,
+        2,
+        4104,
+    ),  # two vectors a thread; the last group has one
     (CUDA, "bfloat16", "float8_e5m2", PER_TOKEN, False, "float32", "k", True, 5, 1000),
     (CUDA, "float32", FN, PER_TOKEN, False, "float32", "k", False, 3, 13000),
     (HIP_64, "bfloat16", FNUZ, PER_TOKEN, False, "float32", "k", False, 9, 136),

@@ -1,6 +1,7 @@
 """`python -m tests.soak --seconds 600 --report FILE`: the soak in one process, without pytest; 1 on any wrong number."""
 
 import argparse
+import faulthandler
 import sys
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from soak.session import Budget, Session, WrongNumber, written
 
 
 def main() -> int:
-    """Soak one engine after another and print the counts."""
+    """Soak one engine after another and print the counts; a crash prints where each thread was."""
+    faulthandler.enable()
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument(
         "--engine", action="append", help="numpy, torch-cpu, cupy, torch-cuda; both of a GPU if left out"
