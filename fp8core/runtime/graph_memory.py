@@ -36,12 +36,12 @@ class _Arena:
         _retain(graph, self._gone)
 
     def gone(self) -> bool:
-        """Return, once, whether the graph and its executables are destroyed; what they used may be freed then."""
-        if _libc().sem_trywait(self._gone):
-            return False
-        _libc().sem_destroy(self._gone)
-        _libc().free(self._gone)
-        return True
+        """Return whether the graph and its executables are destroyed; what they used may be freed then."""
+        if self._gone and not _libc().sem_trywait(self._gone):
+            semaphore, self._gone = self._gone, 0  # before it is freed: what interrupts a sweep leaves the arena there
+            _libc().sem_destroy(semaphore)
+            _libc().free(semaphore)
+        return not self._gone
 
 
 _ARENAS: Final[dict[int, _Arena]] = {}

@@ -1,7 +1,7 @@
 """`Linear`: ``torch.nn.Linear`` with a frozen FP8 weight."""
 
 from collections.abc import Callable
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from fp8core.torch.joints import JOINTS
 INPUTS: Final = {PER_CHANNEL: PER_TOKEN, PER_TENSOR: PER_TENSOR, BLOCK_128: GROUP_128}
 """How inputs are quantized beside weights of these groups, where their scale is not given."""
 SCALES: Final = "weight_scale", "input_scale"
+Layer = TypeVar("Layer", bound="Linear")
 Prepared = tuple[Any, Any, Any, Any, Callable[[Any], Any]]
 """Parameters, and the call of the layer that was made of them; others make a new one."""
 
@@ -119,19 +120,15 @@ class Linear(nn.Linear):
             batch_invariant: as for the class.
         """
         source, bias = linear.weight.detach(), linear._parameters["bias"]
-        made = cls(
-            linear.in_features,
-            linear.out_features,
-            bias is not None,
-            "meta",
-            None if bias is None else bias.dtype,
+        made = without_values(
+            cls,
+            linear,
             scheme=scheme,
             static=input_scale is not None,
             weight_dtype=weight_dtype,
             use_fast_accum=use_fast_accum,
             batch_invariant=batch_invariant,
         )
-        made.train(linear.training)
         if source.is_meta:
             return made
         q = quantize(source.contiguous(), dtype=weight_dtype, group_shape=made.weight_group_shape)
@@ -293,6 +290,15 @@ class Linear(nn.Linear):
         """Return what `repr` says of the layer."""
         static = ", static" if self.input_scale is not None else ""
         return f"{super().extra_repr()}, scheme={self.scheme}, weight={dtype_name(self.weight.dtype)}{static}"
+
+
+def without_values(kind: type[Layer], linear: nn.Linear, **options: Any) -> Layer:
+    """Return a layer of the class in the place of another: of its extents, on the meta device, with no values yet."""
+    bias = linear._parameters["bias"]
+    dtype = None if bias is None else bias.dtype
+    made = kind(linear.in_features, linear.out_features, bias is not None, "meta", dtype, **options)
+    made.train(linear.training)
+    return made
 
 
 class StraightThrough(torch.autograd.Function):
