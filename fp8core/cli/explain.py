@@ -53,6 +53,10 @@ def explain(
     console.print(verdicts(explanation, str(place), target or str(place)))
     if _doubtful(explanation):
         console.print("* unless the device has an unknown one that comes first or is estimated faster", highlight=False)
+    if explanation.chosen is None:
+        able = {verdict.status for verdict in explanation.verdicts} - {"unable"}
+        refused = "the call raises UnsupportedProblemError" + (", unless the device has an unknown one" if able else "")
+        console.print(f"No kernel is able: {refused}.", highlight=False)
     if not proven(place):
         console.print(f"[yellow]The kernels of {target or place} are {UNPROVEN}.[/]", highlight=False)
 

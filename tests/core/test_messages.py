@@ -34,6 +34,11 @@ def applied(x=X, weight=CODES.T, weight_scale=SCALE, **options):
 
 
 SAID = {
+    "a bias of neither dtype": (
+        lambda: fp8core.linear(X, CODES, SCALE, bias=np.ones(256, np.float16)),
+        fp8core.DTypeError,
+        "bias needs float32, got float16",
+    ),
     "groups of a beside channels": (
         lambda: fp8core.scaled_mm_nt(*GROUPED[:1], CODES, GROUPED.scale, SCALE),
         fp8core.ShapeError,

@@ -99,8 +99,12 @@ def test_what_beta_adds_to_is_returned(donated):
     assert same(added(a, w, given), (wanted, amax))
     assert same(jax.jit(added, donate_argnums=(2,) if donated else ())(a, w, given), (wanted, amax))
     assert given.is_deleted() == donated
-    with pytest.raises(LayoutError, match="out needs to be writable"):
+    with pytest.raises(LayoutError, match=r"out needs .*: leave it out, or with beta take fp8core\.jax\.scaled_mm_nt,"):
         fp8core.scaled_mm_nt(a, w, beta=1.0, out=jnp.zeros((5, N), jnp.bfloat16))
+    with pytest.raises(LayoutError, match=r"amax needs .*: take fp8core\.jax\.scaled_mm_nt, which returns it"):
+        fp8core.scaled_mm_nt(a, w, amax=jnp.zeros(1))
+    with pytest.raises(LayoutError, match=r"out needs to be writable, .* written to: leave it out$"):
+        fp8core.linear(jnp.ones((5, K)), w, out=jnp.zeros((5, N)))
     with pytest.raises(LayoutError, match="beta needs an out"):
         jax.jit(lambda a, w: fp8core.scaled_mm_nt(a, w, beta=1.0))(a, w)
 
