@@ -99,6 +99,13 @@ SUBJECTS: Final[dict[str, Subject]] = {
         short=_arguments("--modes row --shapes 2112x7168 --m 384"),
         deep_gemm=True,
     ),
+    "ending": Subject(
+        "bench.ending",
+        "what an activation and beta cost a product",
+        arguments=_arguments("--shapes 14336x4096"),
+        short=_arguments("--shapes 14336x4096 --m 16 512 --modes row"),
+        baselines=False,
+    ),
     "invariance": Subject(
         "bench.invariance",
         "products without and with batch_invariant",

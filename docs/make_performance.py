@@ -112,7 +112,7 @@ def _cuda(version: int) -> str:
 def faults(found: Results) -> list[str]:
     """Return what was not timed because its output failed the check, and what did not run."""
     lines = []
-    for kind in ("quantize", "odd", "fused", "weights", "decode", "invariance", "layer", "against"):
+    for kind in ("quantize", "odd", "fused", "weights", "decode", "ending", "invariance", "layer", "against"):
         for r in getattr(found, kind):
             wrong = r.get("wrong") or {}
             named = {"fp8core": wrong} if isinstance(wrong, str) else wrong
@@ -164,6 +164,7 @@ def page(shown: rules.Shown, pictures: Sequence[str]) -> str:
             many,
             tables.products(many) if many else [],
         ),
+        ("How products end", [], found.ending, tables.ending(found) if found.ending else []),
         ("Batch invariance", [], found.invariance, tables.invariance(found) if found.invariance else []),
         ("Host time", [], [*found.calls, *found.overhead], tables.calls(found)),
         ("The host engine", [], found.engine, tables.engine(found) if found.engine else []),

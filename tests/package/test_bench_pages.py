@@ -210,6 +210,13 @@ def test_the_page_states_what_batch_invariance_costs(sample, make_performance):
     )
 
 
+def test_the_page_has_what_ends_products(sample, make_performance):
+    text = make_performance.page(sample, [])
+    assert "| per token x per channel | 512x4096x8192 | `cublaslt` | 48.00 * | - | 59.00 | 60.00 |" in text
+    assert "| per token x per channel | 512x4096x8192 | `sm90_tiled` | - | 64.00 * | - | - |" in text
+    assert "- sm90_tiled plain, row 512x4096x8192: far from torch's" in text
+
+
 FIGURE = re.compile(r"\d ?(?:us|µs|μs|[GT]B/s|TFLOP(?:/s|S)?)\b|\d ?(?:x|times) (?:faster|slower|as fast|as long)")
 NOT_MEASURED_HERE = ("docs/performance/", "docs/dev/experiments/", "docs/decisions/", "docs/results/")
 """The generated pages and their method, dated notebooks and decisions, raw results."""
