@@ -79,9 +79,11 @@ def scratch(nbytes: int, target: Target, stream: int) -> int:
 def sweep() -> None:
     """Free the memory of the graphs that are gone; every request does so before it allocates."""
     with _LOCK:
-        gone = [number for number, arena in _ARENAS.items() if arena.gone()]
-        owners = [_ARENAS.pop(number).owners for number in gone]
-    del owners
+        # A collection of garbage may sweep within: an arena is dropped by whoever comes first.
+        gone = [(number, arena) for number, arena in list(_ARENAS.items()) if arena.gone()]
+        for number, _ in gone:
+            _ARENAS.pop(number, None)
+    del gone
 
 
 def _arena_of(stream: int) -> _Arena:
