@@ -14,8 +14,12 @@ from soak.session import Budget, Session, WrongNumber, written
 
 
 def main() -> int:
-    """Soak one engine after another and print the counts, also when asked to end; a crash prints where threads were."""
+    """Soak one engine after another and print the counts, also when asked to end.
+
+    Where each thread was is printed then, and in a crash.
+    """
     faulthandler.enable()
+    faulthandler.register(signal.SIGTERM, chain=True)
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument(
         "--engine", action="append", help="numpy, torch-cpu, cupy, torch-cuda; both of a GPU if left out"
@@ -32,7 +36,9 @@ def main() -> int:
         there = machine(name)
         session = Session(there, given.seed, Budget(given.steps, given.seconds / len(names), given.threads))
         print(f"{name}: made ready in {time.monotonic() - began:.0f} s", flush=True)
+        faulthandler.unregister(signal.SIGTERM)
         signal.signal(signal.SIGTERM, lambda *_, session=session: setattr(session, "stopped", True))
+        faulthandler.register(signal.SIGTERM, chain=True)
         try:
             counts = session.run()
         except WrongNumber as wrong:
