@@ -192,6 +192,12 @@ def main() -> None:
         extract(demo.model_folder(asked.model) or demo.fetch_model())
         return
     records: list[dict[str, Any]] = []
+
+    def keep(found: Iterator[dict[str, Any]]) -> None:
+        some = list(found)
+        results.append(asked.json, *some)
+        records.extend(some)
+
     layers = list(real(asked.model))
     compile_ahead(
         [p for mode in MODES for m in ROWS for k in asked.k for p in problems(Case(mode, "", m, CHANNELS, k))]
@@ -201,10 +207,9 @@ def main() -> None:
             for k in asked.k:
                 for m in ROWS:
                     case = Case(mode, data, m, CHANNELS, k)
-                    records += measure(case, *made(case))
+                    keep(measure(case, *made(case)))
         for name, x, weight in layers:
-            records += measure(Case(mode, name, x.shape[0], *weight.shape), x, weight)
-    results.append(asked.json, *records)
+            keep(measure(Case(mode, name, x.shape[0], *weight.shape), x, weight))
     worst: dict[tuple[str, str, bool, str], float] = {}
     for r in records:
         key = r["mode"], r["kernel"], r["fast"], r["out"]

@@ -13,7 +13,6 @@ import argparse
 import math
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 import torch
@@ -22,7 +21,7 @@ from rich.table import Table
 from torch.nn import functional
 
 import fp8core
-from bench import decode, results, timing
+from bench import decode, log, timing
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.explain import explain_product
 from fp8core.problem import ScaledMm
@@ -120,11 +119,12 @@ def case(mode: str, m: int, n: int, k: int) -> dict[str, object]:
 def main() -> None:
     """Time the cases, print a table, and append JSON lines if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="append one JSON object a case to this file")
+    log.options(parser)
     parser.add_argument("--shapes", nargs="+", default=SHAPES)
     parser.add_argument("--m", nargs="+", type=int, default=ROWS)
     parser.add_argument("--modes", nargs="+", choices=MODES, default=("row", "block"))
     chosen = parser.parse_args()
+    there = log.Log(chosen)
     for mode in chosen.modes:
         table = Table(title=f"{mode} scales, microseconds", title_justify="left")
         for name in ("m", "n x k", "row", *ENDINGS, "silu behind", "add behind"):
@@ -132,8 +132,10 @@ def main() -> None:
         for shape in chosen.shapes:
             n, k = map(int, shape.split("x"))
             for m in chosen.m:
+                if there.has({"bench": "ending", "mode": mode, "m": m, "n": n, "k": k}):
+                    continue
                 record = case(mode, m, n, k)
-                results.append(chosen.json, record)
+                there.append(record)
                 spent = {name: f"{time['median']:.2f}" for name, time in record["us"].items()}
                 behind = spent.pop("torch silu"), spent.pop("torch add")
                 for row in dict.fromkeys(name.split()[0] for name in spent):

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 import fp8core
-from bench import baselines, decoder, results, timing
+from bench import baselines, decoder, log, results, timing
 from bench.decoder import MODELS, Memory, Weights
 
 ROWS: Final = (1, 4, 16, 64, 256, 1024, 4096)
@@ -64,19 +64,23 @@ def main() -> None:
     """Time the layers, print a table, and append JSON lines if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--baselines", type=Path, help="a folder with the library of vLLM")
-    parser.add_argument("--json", type=Path, help="append one JSON object a case to this file")
+    log.options(parser)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--m", nargs="+", type=int, default=ROWS)
     chosen = parser.parse_args()
+    there = log.Log(chosen)
     loaded = baselines.load(chosen.baselines)
     names = tuple(results.LAYER)
     table = Table("model", "m", "floor us", *names, "of the floor", title=torch.cuda.get_device_name())
     for name in chosen.models:
+        rows = [m for m in chosen.m if not there.has({"bench": "layer", "model": name, "m": m})]
+        if not rows:
+            continue
         copies = timing.copies(MODELS[name].weight_bytes, least=2)
         weights = [Weights(MODELS[name], wide=True) for _ in range(copies)]
-        for m in chosen.m:
+        for m in rows:
             record = measure(name, m, weights, loaded)
-            results.append(chosen.json, record)
+            there.append(record)
             cells = [f"{us:.2f}" if (us := results.us(record, x)) else record["wrong"].get(x, "-") for x in names]
             mine = results.us(record, "plain")
             share = "-" if mine is None else f"{mine / record['floor_us']:.3f}"

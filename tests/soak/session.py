@@ -39,6 +39,8 @@ class Session:
         self.weights = Weights(machine)
         self.counts: Counter[str] = Counter()
         self.failures: list[BaseException] = []
+        self.stopped = False
+        """Whether the threads are to end with the step that they are at."""
         self.free_bytes: int | None = None
         """The least of the device's memory that was seen free."""
         self._lock = threading.Lock()
@@ -62,7 +64,9 @@ class Session:
 
     def goes_on(self, step: int) -> bool:
         """Return whether a thread has more to do."""
-        return not self.failures and (step < self.budget.steps or time.monotonic() < self.end)
+        if self.failures or self.stopped:
+            return False
+        return step < self.budget.steps or time.monotonic() < self.end
 
     def saw(self, free_bytes: int) -> None:
         """Note how much of the device's memory is free: other processes take their part, too."""
