@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from bench import results
-from bench.choice import FALLBACKS, compile_ahead
+from bench.choice import compile_ahead
 from fp8core import demo
 from fp8core.errors import CheckpointError, Fp8Error
 
@@ -146,6 +146,13 @@ def problems(case: Case) -> Iterator[Any]:
             yield explain_product(case.m, case.n, case.k, **keywords).problem
 
 
+def choices(p: Any) -> list[Any]:
+    """Return every row that is able to run a product, with its first algorithm."""
+    from fp8core.kernels.gemm.table import SCALED_MM
+
+    return [choice for choice in SCALED_MM.candidates(p) if not choice.algorithm]
+
+
 def measure(case: Case, x: Any, weight: Any) -> Iterator[dict[str, Any]]:
     """Give a record for every kernel that can run a product, by dtype of the result and use_fast_accum."""
     import torch
@@ -158,7 +165,7 @@ def measure(case: Case, x: Any, weight: Any) -> Iterator[dict[str, Any]]:
     for p in problems(case):
         result = torch.empty(case.m, case.n, device="cuda", dtype=getattr(torch, p.out))
         rounded, first = relative(exact.to(result.dtype), exact), SCALED_MM.choice(p)
-        for choice in (c for c in SCALED_MM.candidates(p) if not c.algorithm and not c.kernel.startswith(FALLBACKS)):
+        for choice in choices(p):
             run = launched(SCALED_MM.planned(p, choice))
             result.fill_(float("nan"))
             try:
@@ -194,7 +201,8 @@ def main() -> None:
     records: list[dict[str, Any]] = []
     layers = list(real(asked.model))
     compile_ahead(
-        [p for mode in MODES for m in ROWS for k in asked.k for p in problems(Case(mode, "", m, CHANNELS, k))]
+        [p for mode in MODES for m in ROWS for k in asked.k for p in problems(Case(mode, "", m, CHANNELS, k))],
+        choices,
     )
     for mode in MODES:
         for data in asked.data:
