@@ -11,7 +11,7 @@ noise does not count as a gain of tuning. With --judge files of such records are
 import argparse
 import shlex
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -121,9 +121,9 @@ def _name(p: ScaledMm, choice: Choice) -> str:
     return SCALED_MM.kernel(choice.kernel).algorithms(p)[choice.algorithm]
 
 
-def compile_ahead(problems: Sequence[ScaledMm], choices: Callable[[ScaledMm], list[Choice]] = candidates) -> None:
+def compile_ahead(problems: Sequence[ScaledMm]) -> None:
     """Compile the kernels of our own on all cores."""
-    pairs = [(p, c) for p in problems for c in choices(p) if "blaslt" not in c.kernel]
+    pairs = [(p, c) for p in problems for c in candidates(p) if "blaslt" not in c.kernel]
     with ThreadPoolExecutor(32) as pool:
         list(pool.map(lambda pair: SCALED_MM.planned(*pair), pairs))
 
