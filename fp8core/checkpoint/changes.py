@@ -133,10 +133,10 @@ def _of_scales(layer: Layer, goal: Goal, old: NDArray[np.float32]) -> Iterator[s
             yield f"scales times {factor:g} are no float32"
 
 
-def _said(granularity: str, group_shape: GroupShape | None) -> str:
+def _said(granularity: Granularity | None, group_shape: GroupShape | None) -> str:
     """Return what one scale is of; of blocks and groups with their size."""
     if group_shape is None or granularity not in ("block", "group"):
-        return granularity
+        return str(granularity)
     return f"{granularity} of {group_shape.rows}x{group_shape.cols}"
 
 
