@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from bench import decoder, layer  # noqa: E402 - they need torch
+from bench import decoder, layer, timing  # noqa: E402 - they need torch
 
 MODELS = {"tokens": decoder.Model(256, 384, 256, 512), "blocks": decoder.Model(256, 384, 640, 512, blocks=True)}
 """Attention gives the second one more columns than its q, k and v have."""
@@ -125,3 +125,12 @@ def test_the_floor_counts_every_weight_once_and_every_launch():
         two.bytes - one.bytes for one, two in zip(launches, model.rooflines(2), strict=True)
     )
     assert model.floor(4096) > sum(launch.flops for launch in model.rooflines(4096)) / 1.55e15 * 1e6
+
+
+@pytest.mark.parametrize(
+    ("times", "found"),
+    [([3.0], (3.0, None, None)), ([1.0, 2.0], (1.5, 0.75, 2.25)), ([4.0, 1.0, 2.0], (2.0, 1.0, 4.0))],
+)
+def test_one_replay_has_a_time_and_no_spread(times, found):
+    assert tuple(timing.spread(times)) == found
+    assert str(timing.spread(times)) == f"{found[0]:.2f}"
