@@ -87,8 +87,9 @@ SUBJECTS: Final[dict[str, Subject]] = {
     ),
     "ending": Subject(
         "bench.ending",
-        "an activation and beta at the end of a product",
-        short=_arguments("--shapes 4096x4096 --m 16 --modes row"),
+        "what an activation and beta cost a product",
+        arguments=_arguments("--shapes 14336x4096"),
+        short=_arguments("--shapes 14336x4096 --m 16 512 --modes row"),
         baselines=False,
         goes_on=True,
     ),
