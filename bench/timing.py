@@ -103,6 +103,6 @@ def compare(variants: Mapping[str, Sequence[Call]], replays: int = REPLAYS, leas
 
 
 def spread(times: list[float]) -> Timing:
-    """Return the median of times, and their quartiles: of one time, that time."""
-    low, _, high = quantiles(times, n=4) if len(times) > 1 else times * 3
+    """Return the median of times, and their quartiles."""
+    low, _, high = quantiles(times, n=4)
     return Timing(median(times), low, high)

@@ -182,12 +182,6 @@ def test_lines_of_subjects_are_collected_and_a_failure_is_told(tmp_path, capsys)
     assert "host: FAILED with status 3" in capsys.readouterr().out
 
 
-def test_one_replay_has_a_time_without_a_spread():
-    timing = pytest.importorskip("bench.timing", reason="needs torch")
-    assert timing.spread([2.0]) == (2.0, 2.0, 2.0)
-    assert timing.spread([1.0, 2.0, 3.0]) == (2.0, 1.0, 3.0)
-
-
 def test_what_a_limit_stopped_goes_on(tmp_path, capsys):
     out, records = tmp_path / "out.jsonl", [product("row", m, 9.0, 15.0) for m in (1, 4, 8)]
     line = [sys.executable, "-c", "import signal; signal.pause()"]
