@@ -28,8 +28,7 @@ class KeepAlive:
     __slots__ = ("capsule", "ordinal", "releases", "stream", "stream_owner")
 
     def __init__(self, capsule: Any, stream: int, ordinal: int) -> None:
-        self.capsule = capsule
-        self.ordinal = ordinal
+        self.capsule, self.stream, self.ordinal = capsule, stream, ordinal
         self.releases = releases()
         self.releases.start()  # a destructor could not
         self.read_on(stream, None)

@@ -129,26 +129,40 @@ class Exchange(Framework):
         status = self._allocate(ctypes.byref(prototype), ctypes.byref(made), None, _SET_ERROR(tell))
         if status or not made.value:
             raise BackendError(f"{self.name} cannot allocate {shape} of {dtype} on {target}: {'; '.join(errors)}")
-        tensor = dlpack.ManagedVersioned.from_address(made.value).tensor
+        managed = dlpack.ManagedVersioned.from_address(made.value)
+        tensor = managed.tensor
         _permute(tensor, order)
         pointer = (tensor.data or 0) + tensor.byte_offset
         array = ctypes.c_void_p()
-        _succeeded(self._to_object(made, ctypes.byref(array)), "managed_tensor_to_py_object")
+        try:
+            _succeeded(self._to_object(made, ctypes.byref(array)), "managed_tensor_to_py_object")
+        except BaseException:
+            _delete(managed, made.value)
+            raise
         return Result(pointer, _taken(array))
 
 
 class _Held:
     """A managed tensor of the exchange table; its deleter is called once."""
 
+    _address = 0
+
     def __init__(self, from_object: Callable[..., int], x: Any) -> None:
         address = ctypes.c_void_p()
         _succeeded(from_object(x, ctypes.byref(address)), "managed_tensor_from_py_object")
-        self._address = address.value or 0
+        if not address.value:
+            raise BufferError("managed_tensor_from_py_object gave no tensor")
+        self._address = address.value
         self.managed = dlpack.ManagedVersioned.from_address(self._address)
 
     def __del__(self) -> None:
-        if self.managed.deleter:
-            _DELETER(self.managed.deleter)(self._address)
+        if self._address:
+            _delete(self.managed, self._address)
+
+
+def _delete(managed: dlpack.ManagedVersioned, address: int) -> None:
+    if managed.deleter:
+        _DELETER(managed.deleter)(address)
 
 
 def _succeeded(status: int, call: str) -> None:

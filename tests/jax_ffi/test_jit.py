@@ -264,6 +264,31 @@ def test_a_frame_of_another_version_is_refused():
         assert struct.unpack_from("24xiiI", metadata.raw) == wanted
 
 
+def test_an_error_of_xla_is_given_back_while_what_says_so_is_there():
+    import ctypes
+    import struct
+
+    function = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
+    others, taken = [], []
+
+    @function
+    def no_stream(arguments):
+        return 0xABC
+
+    @function
+    def destroy(arguments):
+        others.extend(ctypes.create_string_buffer(b"\xff" * size) for size in range(8, 64) for _ in range(50))
+        taken.append(struct.unpack("QQQ", ctypes.string_at(arguments, 24)))
+        return 0
+
+    api = ctypes.create_string_buffer(256)
+    for at, one in ((64, destroy), (80, no_stream)):
+        struct.pack_into("Q", api, at, ctypes.cast(one, ctypes.c_void_p).value)
+    with pytest.raises(fp8core.BackendError, match="XLA needs to know the stream"):
+        frames.stream(ctypes.addressof(api), 0x1000)
+    assert taken == [(24, 0, 0xABC)]
+
+
 def test_options_become_plain():
     class Many(int):
         pass
