@@ -1,6 +1,6 @@
 """`Linear`: ``torch.nn.Linear`` with a frozen FP8 weight."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Self
 
 import torch
@@ -9,7 +9,7 @@ from torch.compiler import is_compiling
 
 from fp8core.checkpoint.schemes import SCHEMES, scheme_of
 from fp8core.core.specs import flag
-from fp8core.errors import ScaleError
+from fp8core.errors import LayoutError, ScaleError
 from fp8core.interop import dtype_name
 from fp8core.ops import Fp8Linear, Quantized, dequantize, linear, quantize
 from fp8core.problem import BLOCK_128, FORMATS, GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, GroupShape
@@ -188,7 +188,10 @@ class Linear(nn.Linear):
                     parameter.fill_(value)
 
     def forward(self, input: Any) -> Tensor:  # noqa: A002 - as nn.Linear calls it
-        """Return ``input @ weight.T + bias`` for ``[..., k]`` of float32, float16 or bfloat16, or a `Quantized`."""
+        """Return ``input @ weight.T + bias`` for ``[..., k]`` of float32, float16 or bfloat16, or a `Quantized`.
+
+        An input whose rows cannot be read as they lie, such as a transposed one, is copied first, as nn.Linear does.
+        """
         if torch.is_grad_enabled() and not isinstance(input, Quantized):
             bias = self._parameters["bias"]
             if input.requires_grad or (bias is not None and bias.requires_grad):
@@ -208,10 +211,17 @@ class Linear(nn.Linear):
             or kept[3] is not own["input_scale"]
         ):
             kept = self._prepare()
-        result: Tensor = kept[4](x)
+        try:
+            result: Tensor = kept[4](x)
+        except LayoutError:
+            if not isinstance(x, Tensor) or x.is_contiguous():
+                raise
+            result = kept[4](x.contiguous())
         return result
 
     def _traced(self, x: Any) -> Tensor:
+        if isinstance(x, Tensor) and x.dim() and not _is_read_by_rows(x.shape, x.stride()):
+            x = x.contiguous()
         made: Tensor = linear(
             x,
             Quantized(self.weight, self.weight_scale, self.weight_group_shape),
@@ -293,6 +303,12 @@ class Linear(nn.Linear):
         """Return what `repr` says of the layer."""
         static = ", static" if self.input_scale is not None else ""
         return f"{super().extra_repr()}, scheme={self.scheme}, weight={dtype_name(self.weight.dtype)}{static}"
+
+
+def _is_read_by_rows(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Return whether rows are contiguous and equally far apart, whatever the leading axes."""
+    apart = zip(strides[:-2], strides[1:-1], shape[1:-1], strict=True)
+    return strides[-1] == 1 and all(outer == inner * extent for outer, inner, extent in apart)
 
 
 class StraightThrough(torch.autograd.Function):
