@@ -305,12 +305,6 @@ class Linear(nn.Linear):
         return f"{super().extra_repr()}, scheme={self.scheme}, weight={dtype_name(self.weight.dtype)}{static}"
 
 
-def _is_read_by_rows(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Return whether rows are contiguous and equally far apart, whatever the leading axes."""
-    apart = zip(strides[:-2], strides[1:-1], shape[1:-1], strict=True)
-    return strides[-1] == 1 and all(outer == inner * extent for outer, inner, extent in apart)
-
-
 class StraightThrough(torch.autograd.Function):
     """The product of a layer, with the gradient that the dequantized weight would give."""
 
@@ -338,3 +332,9 @@ class StraightThrough(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             of_bias = grad.reshape(-1, grad.shape[-1]).sum(0).to(ctx.layer.bias.dtype)
         return of_x, of_bias, None
+
+
+def _is_read_by_rows(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Return whether rows are contiguous and equally far apart, whatever the leading axes."""
+    apart = zip(strides[:-2], strides[1:-1], shape[1:-1], strict=True)
+    return strides[-1] == 1 and all(outer == inner * extent for outer, inner, extent in apart)
