@@ -1,6 +1,6 @@
 """`Linear`: ``torch.nn.Linear`` with a frozen FP8 weight."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final, Self
 
 import torch
@@ -334,7 +334,7 @@ class StraightThrough(torch.autograd.Function):
         return of_x, of_bias, None
 
 
-def _is_read_by_rows(shape: Sequence[int], strides: Sequence[int]) -> bool:
+def _is_read_by_rows(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     """Return whether rows are contiguous and equally far apart, whatever the leading axes."""
     apart = zip(strides[:-2], strides[1:-1], shape[1:-1], strict=True)
     return strides[-1] == 1 and all(outer == inner * extent for outer, inner, extent in apart)
