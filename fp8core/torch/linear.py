@@ -11,7 +11,9 @@ from fp8core.checkpoint.schemes import SCHEMES, scheme_of
 from fp8core.core.specs import flag
 from fp8core.errors import LayoutError, ScaleError
 from fp8core.interop import dtype_name
-from fp8core.ops import Fp8Linear, Quantized, dequantize, linear, quantize
+from fp8core.ops import Fp8Linear, Quantized, dequantize, linear
+from fp8core.ops.layer import QUANTIZE_WEIGHT_CALLS
+from fp8core.ops.quantize import quantize_by
 from fp8core.problem import BLOCK_128, FORMATS, GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, GroupShape
 from fp8core.torch.joints import JOINTS
 
@@ -134,7 +136,7 @@ class Linear(nn.Linear):
         made.train(linear.training)
         if source.is_meta:
             return made
-        q = quantize(source.contiguous(), dtype=weight_dtype, group_shape=made.weight_group_shape)
+        q = quantize_by(QUANTIZE_WEIGHT_CALLS, source.contiguous(), weight_dtype, made.weight_group_shape)
         made.weight = nn.Parameter(q.data, requires_grad=False)
         made.weight_scale = nn.Parameter(q.scale, requires_grad=False)
         if bias is not None:

@@ -284,6 +284,8 @@ def test_a_weight_that_is_not_fp8_is_refused():
 def test_refusals(options, error, words):
     with pytest.raises(error, match=words):
         Linear(K, N, **options)
+    with pytest.raises(DTypeError, match="weight needs an array of float32, float16, bfloat16"):
+        Linear.from_linear(nn.Linear(4, 4, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("weight_dtype", ["float8_e5m2", torch.float8_e4m3fnuz])
