@@ -9,9 +9,11 @@ from torch.compiler import is_compiling
 
 from fp8core.checkpoint.schemes import SCHEMES, scheme_of
 from fp8core.core.specs import flag
-from fp8core.errors import ScaleError
+from fp8core.errors import LayoutError, ScaleError
 from fp8core.interop import dtype_name
-from fp8core.ops import Fp8Linear, Quantized, dequantize, linear, quantize
+from fp8core.ops import Fp8Linear, Quantized, dequantize, linear
+from fp8core.ops.layer import QUANTIZE_WEIGHT_CALLS
+from fp8core.ops.quantize import quantize_by
 from fp8core.problem import BLOCK_128, FORMATS, GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, GroupShape
 from fp8core.torch.joints import JOINTS
 
@@ -131,7 +133,7 @@ class Linear(nn.Linear):
         )
         if source.is_meta:
             return made
-        q = quantize(source.contiguous(), dtype=weight_dtype, group_shape=made.weight_group_shape)
+        q = quantize_by(QUANTIZE_WEIGHT_CALLS, source.contiguous(), weight_dtype, made.weight_group_shape)
         made.weight = nn.Parameter(q.data, requires_grad=False)
         made.weight_scale = nn.Parameter(q.scale, requires_grad=False)
         if bias is not None:
@@ -185,7 +187,10 @@ class Linear(nn.Linear):
                     parameter.fill_(value)
 
     def forward(self, input: Any) -> Tensor:  # noqa: A002 - as nn.Linear calls it
-        """Return ``input @ weight.T + bias`` for ``[..., k]`` of float32, float16 or bfloat16, or a `Quantized`."""
+        """Return ``input @ weight.T + bias`` for ``[..., k]`` of float32, float16 or bfloat16, or a `Quantized`.
+
+        An input whose rows cannot be read as they lie, such as a transposed one, is copied first, as nn.Linear does.
+        """
         if torch.is_grad_enabled() and not isinstance(input, Quantized):
             bias = self._parameters["bias"]
             if input.requires_grad or (bias is not None and bias.requires_grad):
@@ -205,10 +210,17 @@ class Linear(nn.Linear):
             or kept[3] is not own["input_scale"]
         ):
             kept = self._prepare()
-        result: Tensor = kept[4](x)
+        try:
+            result: Tensor = kept[4](x)
+        except LayoutError:
+            if not isinstance(x, Tensor) or x.is_contiguous():
+                raise
+            result = kept[4](x.contiguous())
         return result
 
     def _traced(self, x: Any) -> Tensor:
+        if isinstance(x, Tensor) and x.dim() and not _is_read_by_rows(x.shape, x.stride()):
+            x = x.contiguous()
         made: Tensor = linear(
             x,
             Quantized(self.weight, self.weight_scale, self.weight_group_shape),
@@ -328,3 +340,9 @@ class StraightThrough(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             of_bias = grad.reshape(-1, grad.shape[-1]).sum(0).to(ctx.layer.bias.dtype)
         return of_x, of_bias, None
+
+
+def _is_read_by_rows(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Return whether rows are contiguous and equally far apart, whatever the leading axes."""
+    apart = zip(strides[:-2], strides[1:-1], shape[1:-1], strict=True)
+    return strides[-1] == 1 and all(outer == inner * extent for outer, inner, extent in apart)
