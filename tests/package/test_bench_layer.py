@@ -105,6 +105,27 @@ def test_a_wrong_or_missing_kernel_is_named_and_not_timed(small):
     assert small[0].keys() == {"preallocated", "plain", "torch"}
 
 
+@pytest.mark.parametrize("model", MODELS)
+def test_the_calls_of_a_layer_are_all_of_it(small, monkeypatch, model):
+    times = [1.0, 3.5, 4.0, 7.0, 9.0, 9.5, 12.0]
+    ran = {}
+
+    def compare(calls, least):
+        for name, of_layers in calls.items():
+            memory.reset()
+            ran[name] = of_layers[0]()
+        return dict(zip(calls, map(layer.timing.Timing._make, [(t, t, t) for t in times]), strict=True))
+
+    weights, memory = [decoder.Weights(MODELS[model], wide=False)], decoder.Memory(MODELS[model], 3)
+    monkeypatch.setattr(layer, "Memory", lambda *_: memory)
+    monkeypatch.setattr(layer.timing, "compare", compare)
+    assert layer.added(model, 3, weights) == [1.0, 2.5, 0.5, 3.0, 2.0, 0.5, 2.5]
+    memory.reset()
+    assert torch.equal(ran["7"], decoder.plain(weights[0], memory))
+    assert ran["5"].shape == (3, 1024)
+    assert sum(MODELS[model].call_floors(3)) == pytest.approx(MODELS[model].floor(3))
+
+
 def test_layers_share_memory_and_leave_it_as_given():
     memory = decoder.Memory.__new__(decoder.Memory)
     memory.x, memory.given = torch.ones(2, 2), torch.zeros(2, 2)
