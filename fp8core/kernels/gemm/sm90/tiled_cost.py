@@ -22,9 +22,16 @@ class Tile(NamedTuple):
     """64, 128 or 256."""
     columns: int
     """Channels."""
+    cluster: int = 1
+    """Tiles of the same channels whose blocks load the weight for each other."""
 
     def __str__(self) -> str:
-        return f"{self.rows}x{self.columns}"
+        return f"{self.rows}x{self.columns}{f'/{self.cluster}' if self.cluster > 1 else ''}"
+
+    @property
+    def plain(self) -> "Tile":
+        """Return the same without a cluster."""
+        return self._replace(cluster=1)
 
     @property
     def groups(self) -> int:
@@ -42,8 +49,8 @@ class Tile(NamedTuple):
         return (self.rows + self.columns) * BLOCK_K
 
     def tiles(self, m: int, n: int) -> int:
-        """Return the tiles of a result."""
-        return ceil_div(m, self.rows) * ceil_div(n, self.columns)
+        """Return the tiles of a result, with those that clusters make twice."""
+        return ceil_div(m, self.rows * self.cluster) * self.cluster * ceil_div(n, self.columns)
 
     def waves(self, m: int, n: int, target: Target) -> int:
         """Return how many tiles the busiest multiprocessor has."""
@@ -69,7 +76,7 @@ CHAIN_US: Final = 1.656e-5
 PROMOTED_US: Final = 1.386e-5
 """Of a multiprocessor, for one result of a tile and a k-block: in one chain over k, or added up in fp32."""
 CHAIN_K_BLOCK_US: Final = 0.0268
-PROMOTED_K_BLOCK_US: Final = 0.1273
+PROMOTED_K_BLOCK_US: Final = 0.095
 """More of a k-block, whatever the tile."""
 LOAD_US: Final = 0.025e-3
 """Of a multiprocessor, for a row of a k-block that it loads alone."""
@@ -98,21 +105,22 @@ class Cost(NamedTuple):
 
 
 COSTS: Final[dict[Tile, Cost]] = {
-    Tile(256, 128): Cost(1.163, 1.084),
-    Tile(128, 192): Cost(1.045, 1.013),
-    Tile(128, 160): Cost(1.053, 0.997),
-    Tile(128, 128): Cost(0.841, 0.933),
-    Tile(128, 96): Cost(0.954, 0.97),
-    Tile(128, 64): Cost(1.124, 0.839),
-    Tile(64, 128): Cost(0.85, 0.895),
-    Tile(64, 96): Cost(0.988, 0.963),
-    Tile(64, 64): Cost(0.92, 1.056),
-    Tile(64, 32): Cost(1.092, 2.273),
+    Tile(256, 128): Cost(1.271, 1.084),
+    Tile(128, 192): Cost(1.116, 1.013),
+    Tile(128, 160): Cost(1.084, 0.997),
+    Tile(128, 144): Cost(0.988, 0.98),
+    Tile(128, 128): Cost(0.938, 0.933),
+    Tile(128, 96): Cost(0.926, 0.97),
+    Tile(128, 64): Cost(0.79, 0.839),
+    Tile(64, 128): Cost(0.805, 0.895),
+    Tile(64, 96): Cost(0.767, 0.963),
+    Tile(64, 64): Cost(0.699, 1.056),
+    Tile(64, 32): Cost(1.048, 2.273),
     Tile(128, 256): Cost(0, 1.092),
     Tile(64, 256): Cost(0, 1.065),
     Tile(64, 192): Cost(0, 0.941),
 }
-TILES: Final = tuple(COSTS)
+TILES: Final = (*COSTS, Tile(64, 64, 2), Tile(64, 128, 2))
 """What kernels are compiled for; of equals the first is taken."""
 
 
@@ -124,8 +132,19 @@ def wide_scales(problem: ScaledMm) -> bool:
 
 def tiles(problem: ScaledMm) -> tuple[Tile, ...]:
     """Return those that a product's sums, products and scales leave registers for."""
-    chain = scales_of(problem) == "chain"
-    return tuple(tile for tile in TILES if chain or COSTS[tile].promoted)
+    scales = scales_of(problem)
+    ends = bool(problem.activation) or problem.beta != 0 or problem.amax
+    most = 128 * 160 if scales == "group" and ends else 256 * 128
+    together = 1 if problem.beta else 2  # clusters make some tiles twice
+    piece = 16 if ITEMSIZE[problem.out] > 1 else 32  # channels, whose results are stored together
+    return tuple(
+        tile
+        for tile in TILES
+        if (scales == "chain" or COSTS[tile.plain].promoted)
+        and tile.columns % piece == 0
+        and tile.rows * tile.columns <= most
+        and tile.cluster <= together
+    )
 
 
 def us(problem: ScaledMm, tile: Tile | None = None) -> float:
@@ -133,9 +152,9 @@ def us(problem: ScaledMm, tile: Tile | None = None) -> float:
     p = problem
     if tile is None:
         return min(us(p, each) for each in tiles(p))
-    cost, results, waves = COSTS[tile], tile.rows * tile.columns, tile.waves(p.m, p.n, p.target)
+    cost, results, waves = COSTS[tile.plain], tile.rows * tile.columns, tile.waves(p.m, p.n, p.target)
     share = tile.tiles(p.m, p.n) / p.target.multiprocessors
-    rows = tile.columns + min(tile.rows, ceil_div(p.m, LOADED_ROWS) * LOADED_ROWS)
+    rows = tile.columns / tile.cluster + min(tile.rows, ceil_div(p.m, LOADED_ROWS) * LOADED_ROWS)
     k_block = (LOAD_US + SHARED_LOAD_US * share / waves) * rows * (1 + UNALIGNED if p.k % BLOCK_K else 1)
     if scales_of(p) == "chain":
         k_block += results * CHAIN_US * cost.chain + CHAIN_K_BLOCK_US
