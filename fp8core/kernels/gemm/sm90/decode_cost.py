@@ -43,9 +43,8 @@ ROWS: Final = Fitted(0.117, 0.008, 0.0, 1.235, 0.245, 1.743)
 
 def _launch_us(p: ScaledMm, config: DecodeConfig) -> float:
     """Return the estimate of one launch."""
-    rows_first = config.warpgroup_channels > 64
-    side = MOST_ROWS if rows_first else width(p.m)
-    fitted = ROWS if rows_first else CHANNELS_FIRST
+    side = MOST_ROWS if config.rows_first else width(p.m)
+    fitted = ROWS if config.rows_first else CHANNELS_FIRST
     k_block = fitted.k_block + fitted.zeros * (side - p.m) / config.multicast_tiles
     if p.scale_a == "group":
         k_block += fitted.blockwise
