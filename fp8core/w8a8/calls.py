@@ -76,9 +76,13 @@ def scaled_fp8_quant(
 def _product(
     qinput: Any, weight: Any, out_dtype: Any, scale_a: Any, scale_b: Any, bias: Any, output_shape: Sequence[int]
 ) -> Any:
-    rows = math.prod(output_shape[:-1])
+    shape = tuple(output_shape)
+    rows = math.prod(shape[:-1])
+    most, n = len(qinput), weight.shape[-1]
+    if not 0 <= rows <= most or shape[-1:] != (n,):
+        raise ShapeError(f"output_shape needs at most {most} rows of {n} columns, got {shape}")
     result = product_by(PRODUCT, qinput[:rows], weight, _rows_of(scale_a, rows), scale_b, bias, out_dtype)
-    return result.reshape(tuple(output_shape))
+    return result.reshape(shape)
 
 
 def _rows_of(scale: Any, rows: int) -> Any:

@@ -39,6 +39,16 @@ SAID = {
         fp8core.ShapeError,
         "needs shape (), (1,) or (1, 1) per tensor, (1, 256), (256,) or (256, 1) per channel, (2, 2) for blocks",
     ),
+    "an output_shape of more rows than there are": (
+        lambda: of_w8a8(output_shape=(5, 256)),
+        fp8core.ShapeError,
+        "output_shape needs at most 4 rows of 256 columns, got (5, 256)",
+    ),
+    "an output_shape of other columns": (
+        lambda: of_w8a8(output_shape=(2, 2, 255)),
+        fp8core.ShapeError,
+        "output_shape needs at most 4 rows of 256 columns, got (2, 2, 255)",
+    ),
     "a bias of neither dtype": (
         lambda: fp8core.linear(X, CODES, SCALE, bias=np.ones(256, np.float16)),
         fp8core.DTypeError,
