@@ -143,6 +143,7 @@ def test_blocks_by_the_number_of_rows(cols, scaling, multiprocessors):
         ("norm", 128, 2048, (256, 1, 1), True),
         ("norm", 133, 2048, (256, 1, 1), False),
         ("norm", 1024, 8192, (512, 2, 1), False),
+        ("silu", 1, 3584, (128, 1, 4), True),
         ("silu", 16, 3584, (448, 1, 1), True),
         ("silu", 16, 4096, (128, 1, 4), True),
         ("silu", 1024, 3584, (256, 2, 1), False),

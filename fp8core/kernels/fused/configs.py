@@ -47,10 +47,11 @@ SINGLE_THREADS: Final = 224
 SHARED_BYTES: Final = {STATIC: 12 << 10, TOKEN: 8 << 10, GROUP: 8 << 10}
 """By the mode: rows of at least this much input are shared by clusters; a multiprocessor takes only so much at a time.
 """
-SILU_SHARED_BYTES: Final = 16 << 10
-"""The same for SiLU: up to there a block has a vector of a row for each thread."""
 SHARED_VECTORS: Final = 512
 """As long as there are at most this many vectors a multiprocessor; a row counts as 1,024 at least."""
+SILU_BYTES: Final = 16 << 10
+"""Of SiLU's input below which only a single row is shared: alone a cluster is faster by 0.1 us, between products slower
+by 0.5 (experiments/2026-11-between-launches)."""
 
 TILE: Final = (ProducerConfig(128, 1), ProducerConfig(256, 1))
 """Blocks of silu where no scale spans the row, for fewer rows and for `MANY`."""
@@ -86,13 +87,19 @@ def cluster_config(problem: Problem) -> ProducerConfig | None:
     """Return the blocks of a cluster that share a row, on the device where it was measured, if that is worth it."""
     kind, mode = kind_of(problem), mode_of(problem)
     inputs = 1 if kind == "norm" else 2
-    least = SILU_SHARED_BYTES if kind == "silu" else SHARED_BYTES[mode]
-    if problem.target[:2] != ("cuda", 90) or problem.cols * ITEMSIZE[problem.x] * inputs < least:
+    if problem.target[:2] != ("cuda", 90) or problem.cols * ITEMSIZE[problem.x] * inputs < SHARED_BYTES[mode]:
         return None
     units = ceil_div(problem.cols, vector_of(problem))
     vectors = 1 if units <= CLUSTER * SINGLE_THREADS else 2
     threads = ceil_div(ceil_div(units, CLUSTER * vectors), problem.target.warp) * problem.target.warp
     return ProducerConfig(threads, vectors, CLUSTER, few=True) if threads <= CLUSTER_THREADS else None
+
+
+def most_shared(problem: Problem) -> int:
+    """Return up to how many rows are shared by the blocks of `cluster_config`."""
+    if isinstance(problem, SiluQuantize) and 2 * problem.cols * ITEMSIZE[problem.x] < SILU_BYTES:
+        return 1
+    return problem.target.multiprocessors * SHARED_VECTORS // max(ceil_div(problem.cols, vector_of(problem)), 1024)
 
 
 def foresees(problem: NormQuantize, config: ProducerConfig) -> bool:

@@ -14,7 +14,6 @@ from fp8core.kernels.encodings import FORMAT, SCALE_FORMAT, TYPE, ceil_div
 from fp8core.kernels.fused.configs import (
     FEW,
     MANY,
-    SHARED_VECTORS,
     SOME,
     SOME_ROWS,
     TILE,
@@ -23,6 +22,7 @@ from fp8core.kernels.fused.configs import (
     ProducerConfig,
     cluster_config,
     mode_of,
+    most_shared,
     row_config,
     vector_of,
 )
@@ -61,7 +61,7 @@ def by_rows(
     few, units = problem.target.multiprocessors, ceil_div(problem.cols, vector_of(problem))
     tiles = isinstance(problem, SiluQuantize) and mode_of(problem) != TOKEN
     shared = None if tiles else cluster_config(problem)
-    most_shared = few * SHARED_VECTORS // max(units, 1024) if shared else 0
+    together = most_shared(problem) if shared else 0
 
     @cache
     def ready(number: int | None) -> tuple[jit.Launcher, int]:
@@ -72,7 +72,7 @@ def by_rows(
         return prepare(config), config.blocks
 
     def chosen(rows: int) -> tuple[jit.Launcher, int]:
-        return ready(None if rows <= most_shared else FEW if rows <= few else SOME if rows <= few * SOME_ROWS else MANY)
+        return ready(None if rows <= together else FEW if rows <= few else SOME if rows <= few * SOME_ROWS else MANY)
 
     return chosen
 

@@ -17,21 +17,21 @@ FEWEST_A_STAGES: Final = 6
 
 def plan_overlapped(problem: Linear) -> Matmul:
     """Return the product, laid out for the quantization that goes before it."""
-    product = problem.product
-    return decode(product, beside_small_kernels(product, for_linear(config_for(product), product.n * product.k)))
+    return decode(problem.product, behind_quantization(problem.product))
 
 
-def beside_small_kernels(problem: ScaledMm, config: DecodeConfig) -> DecodeConfig:
-    """Return a layout, of 64 rows with room for the blocks of a norm and as much of the weight in flight as without.
+def behind_quantization(problem: ScaledMm) -> DecodeConfig:
+    """Return the layout of a product that a quantization goes before.
 
-    That is taken from what is in flight of a, which is nearer. The small kernels of so many rows have so many blocks
-    that those without room start when the product has ended, and the next product's only after them
-    (experiments/2026-11-decoder-layer).
+    That of 64 rows has room for all blocks of a quantization or a norm, taken from what is in flight of a, which is
+    nearer than the weight: blocks without room start when the product has ended, and the next product's only after
+    them (experiments/2026-11-between-launches).
     """
+    config = config_for(problem)
     if a_side(problem, config) < MOST_ROWS:
-        return config
+        return for_linear(config, problem.n * problem.k)
     a_stages = max(config.a_stages - 2, min(config.a_stages, FEWEST_A_STAGES))
-    return config._replace(spare_bytes=PRODUCER_BYTES, a_stages=a_stages)
+    return for_linear(config)._replace(spare_bytes=PRODUCER_BYTES, a_stages=a_stages)
 
 
 def plan_behind_producer(problem: ScaledMm) -> Matmul:
@@ -41,8 +41,7 @@ def plan_behind_producer(problem: ScaledMm) -> Matmul:
     those of the product alone.
     """
     if problem.m <= MOST_ROWS and SCALED_MM.choice(problem) == Choice(SM90_DECODE.name):
-        config = for_linear(config_for(problem))._replace(spare_bytes=PRODUCER_BYTES)
-        return decode(problem, beside_small_kernels(problem, config))
+        return decode(problem, for_linear(config_for(problem))._replace(spare_bytes=PRODUCER_BYTES))
     plan: Matmul = SCALED_MM.plan(problem)
     return plan
 
