@@ -15,6 +15,8 @@ from fp8core.problem import ITEMSIZE, ScaledMm
 
 BYTES_A_US: Final = 4.32e6
 """From memory."""
+LINE_BYTES: Final = 128
+"""Of the cache: estimates of small weights are fitted to rows that begin at multiples of it."""
 OVERLAP: Final = 4.3
 """The exponent of the norm that joins the times of the memory and of the multiprocessors: the greater hides most."""
 
@@ -62,6 +64,7 @@ def _launch_us(p: ScaledMm, config: DecodeConfig) -> float:
 def us(problem: ScaledMm, layout: Callable[[ScaledMm], DecodeConfig]) -> float:
     """Return the estimated microseconds of a launch for ``problem``, which ``layout`` lays out."""
     config = layout(problem)
-    if config.rows_first and problem.m >= FEWEST_ROWS and problem.n * problem.k < SMALL_BYTES:
+    small = problem.n * problem.k < SMALL_BYTES and problem.ldb % LINE_BYTES == 0
+    if config.rows_first and problem.m >= FEWEST_ROWS and small:
         return estimate(problem.n, problem.k, config, problem.target, problem.scale_a == "group")
     return _launch_us(problem, config)
