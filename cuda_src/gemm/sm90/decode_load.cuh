@@ -134,9 +134,8 @@ DEVICE void load_a(const TensorMap* map, unsigned ring, const PipelineBarriers<C
 template <class C>
 DEVICE void load_scales(StageScales<C>& stage_scales, const PipelineBarriers<C::a_stages>& pipeline,
                         const ScaleGrid& of_a, const ScaleGrid& of_b, KBlockIterator& k_iter, int m, int n, int lane) {
-    grid_dependency_wait();
     Ring<C::a_stages> at(0);
-    for (; lane < C::scale_lanes && k_iter.more(); k_iter.tile += k_iter.step) {
+    for (bool waited = false; lane < C::scale_lanes && k_iter.more(); k_iter.tile += k_iter.step) {
         constexpr int words = (C::scales + 31) / 32;  // of a lane
         const float* from[words];
         long long step[words];  // to the next chunk
@@ -149,6 +148,8 @@ DEVICE void load_scales(StageScales<C>& stage_scales, const PipelineBarriers<C::
             step[i] = place < C::width ? of_a.col : of_b.col;
             from[i] += k_iter.first_k_block * step[i];
         }
+        if (!waited) grid_dependency_wait();
+        waited = true;
         for (int left = k_iter.k_blocks; left > 0; --left, at.advance(1)) {
             pipeline.wait_empty(at);
 #pragma unroll

@@ -1,7 +1,7 @@
 """How long sm90_decode takes for 33 to 64 rows: constants fitted to an H200 (experiments/2026-11-choice).
 
 Layouts are chosen by estimates of their own (`decode_config`, `decode_rows_config`), which need not be comparable with
-other kernels; these are.
+other kernels; these are, and those of small weights by rows.
 """
 
 from collections.abc import Callable
@@ -10,10 +10,13 @@ from typing import Final, NamedTuple
 
 from fp8core.kernels.encodings import ceil_div
 from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K, MOST_ROWS, DecodeConfig, width
+from fp8core.kernels.gemm.sm90.decode_rows_config import FEWEST_ROWS, SMALL_BYTES, estimate
 from fp8core.problem import ITEMSIZE, ScaledMm
 
 BYTES_A_US: Final = 4.32e6
 """From memory."""
+LINE_BYTES: Final = 128
+"""Of the cache: estimates of small weights are fitted to rows that begin at multiples of it."""
 OVERLAP: Final = 4.3
 """The exponent of the norm that joins the times of the memory and of the multiprocessors: the greater hides most."""
 
@@ -60,4 +63,8 @@ def _launch_us(p: ScaledMm, config: DecodeConfig) -> float:
 @lru_cache(8192)
 def us(problem: ScaledMm, layout: Callable[[ScaledMm], DecodeConfig]) -> float:
     """Return the estimated microseconds of a launch for ``problem``, which ``layout`` lays out."""
-    return _launch_us(problem, layout(problem))
+    config = layout(problem)
+    small = problem.n * problem.k < SMALL_BYTES and problem.ldb % LINE_BYTES == 0
+    if config.rows_first and problem.m >= FEWEST_ROWS and small:
+        return estimate(problem.n, problem.k, config, problem.target, problem.scale_a == "group")
+    return _launch_us(problem, config)

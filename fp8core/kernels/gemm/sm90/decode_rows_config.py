@@ -1,7 +1,7 @@
 """Which kernel multiplies 33 to 64 rows on a Hopper GPU, and how it is laid out: the least of fitted estimates.
 
-All constants are fitted to sweeps on an H200: those of large weights to 34 of them (experiments/2026-11-tile-widths),
-those of small ones to 16, half of them by more layouts (experiments/2026-11-small-weights).
+All constants are fitted to sweeps on an H200 (experiments/2026-11-tile-widths); those of small weights have tiles and
+constants of their own (experiments/2026-11-small-weights).
 """
 
 from collections.abc import Iterator
@@ -26,16 +26,20 @@ FEWEST_ROWS: Final = 33
 """Of a, for its side of 64 to be used: the kernel costs as much with fewer, and the other one less."""
 LEAST: Final = 512
 """Channels and columns of k: of less, no layout was measured, and `cheapest` gives one of sm90_decode."""
-SHORT_K: Final = 3584
-SHORT_CHANNELS: Final = 8192
-"""Of more channels, up to this k, the layouts of `cheapest` were faster than those that are estimated to be."""
+LEAST_CHANNELS: Final = 1280
+LEAST_K: Final = 3584
+"""For less, of weights that are not small, sm90_decode was at least as fast, laid out as `cheapest` says."""
 CHANNELS: Final = range(64, 129, 8)
 """Of a tile of sm90_decode_rows: as many as let the tiles of all blocks come out even."""
 SMALLEST_TILE: Final = 64
 """It is for small weights: its channels have one scale of the weight, and its products are the shortest."""
 A_STAGES: Final = 8
-SMALL_BYTES: Final = 64e6
-"""Of the weight, up to which a limited prefetch was faster, and constants of their own hold."""
+SMALL_BYTES: Final = 16e6
+"""Of a small weight, to which constants of their own were fitted."""
+LIMITED_BYTES: Final = 64e6
+"""Of the weight, up to which a limited prefetch was faster."""
+OCCUPIED_US: Final = 1.5
+"""Of a product up to there that has a block on every multiprocessor: its successor's blocks start the later."""
 SHARPNESS: Final = 6.0
 """Of the maximum of two times that overlap: what is nearly as long as the other still costs something."""
 
@@ -113,7 +117,7 @@ SMALL_CHANNELS_FIRST: Final = {
         *(0.1136, 0.0003, 0.1625, 1.5612, 4.234e6, 0.1758, 0.0638, 0.02), traffic=0.03, occupied=0.1387, crowded=0.3995
     ),
 }
-"""The same of weights up to `SMALL_BYTES`: fitted to 16 of them (experiments/2026-11-small-weights)."""
+"""The same of small weights (experiments/2026-11-small-weights)."""
 
 
 def estimate(n: int, k: int, config: DecodeConfig, target: Target, blockwise: bool) -> float:
@@ -125,7 +129,8 @@ def estimate(n: int, k: int, config: DecodeConfig, target: Target, blockwise: bo
         fitted = SMALL_ROWS_BLOCKWISE if small else ROWS_BLOCKWISE
     else:
         fitted = SMALL_ROWS if small else ROWS
-    return fitted.us(n, k, config, target)
+    occupied = 0.0 if small or n * k >= LIMITED_BYTES else OCCUPIED_US
+    return fitted.us(n, k, config, target) + occupied * config.cluster * config.clusters / target.multiprocessors
 
 
 def layouts(n: int, k: int, target: Target, blockwise: bool) -> Iterator[DecodeConfig]:
@@ -146,7 +151,7 @@ def layouts(n: int, k: int, target: Target, blockwise: bool) -> Iterator[DecodeC
         config = DecodeConfig(
             split_k, clusters, *warpgroups, 1, a_stages, warpgroup_channels=channels, rows_first=rows_first
         )
-        yield limit_prefetch(config) if small else config
+        yield limit_prefetch(config) if n * k < LIMITED_BYTES else config
 
 
 @cache
@@ -155,7 +160,7 @@ def full_config(n: int, k: int, target: Target, blockwise: bool) -> DecodeConfig
 
     ``blockwise``: scales of 1x128 x 128x128.
     """
-    if min(n, k) < LEAST or (k < SHORT_K and n > SHORT_CHANNELS):
+    if min(n, k) < LEAST or (n * k >= SMALL_BYTES and (k < LEAST_K or n < LEAST_CHANNELS)):
         return cheapest(n, k, cost_model(MOST_ROWS, blockwise), target)
 
     def price(config: DecodeConfig) -> tuple[float, int]:
