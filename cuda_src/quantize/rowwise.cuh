@@ -66,7 +66,11 @@ quantize_rowwise(QUANTIZE_PARAMETERS) {
         if constexpr (EARLY && TILE_ROWS == 1) {
             from[r] = computed_here(from[r]), into[r] = computed_here(into[r]);
             if (MODE != STATIC) scale_to[r] = computed_here(scale_to[r]);
-            if (first_row < rows && count_of(r, 0) > 0) prefetch_to_l2(from[r]), prefetch_to_l2(into[r]);
+#pragma unroll
+            for (int v = 0; v < VECTORS; ++v) {
+                if (first_row < rows && count_of(r, v) > 0)
+                    prefetch_to_l2(from[r] + v * (TEAM * 8 * ITEM)), prefetch_to_l2(into[r] + v * (TEAM * 8));
+            }
         }
     }
     auto load_from = [&](int r, int v) {

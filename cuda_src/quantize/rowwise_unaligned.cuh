@@ -55,11 +55,17 @@ quantize_rowwise_unaligned(QUANTIZE_PARAMETERS) {
         return {source, codes + ahead, {8 - ahead, end < 8 ? end : 8}, rest / 8, rest % 8};
     };
     Run only = run_of(0);
+    // Of one row, how many vectors there are to load from this thread's first one on.
+    int to_load = first_row < rows ? only.vecs - static_cast<int>(member) : 0;
     if constexpr (EARLY && TILE_ROWS == 1) {
         only.x = computed_here(only.x), only.data = computed_here(only.data);
         bounds.end = computed_here(bounds.end);
-        if (first_row < rows && static_cast<int>(member) < only.vecs)
-            prefetch_to_l2(only.x + member * (8 * ITEM)), prefetch_to_l2(only.data + member * 8);
+        to_load = static_cast<int>(computed_here(static_cast<unsigned>(to_load)));
+#pragma unroll
+        for (int v = 0; v < VECTORS; ++v) {
+            const int at = member + v * TEAM;
+            if (v * TEAM < to_load) prefetch_to_l2(only.x + at * (8 * ITEM)), prefetch_to_l2(only.data + at * 8);
+        }
     }
 
     struct Piece {  // The place of a vector, and which of its elements are the tile's.
@@ -91,7 +97,16 @@ quantize_rowwise_unaligned(QUANTIZE_PARAMETERS) {
         return {run.x + at * (8 * ITEM), run.data + at * 8, r < TILE_ROWS ? slice : Slice{0, 0}, first_row + r < rows};
     };
 
+    const long long scale_row = MODE != STATIC ? tile_row : GROUP_ROWS < 0 ? 0 : tile_row / GROUP_ROWS;
+    const long long scale_col = GROUP_COLS < 0 ? 0 : tile * scale_col_stride;
+    void* const row_scales = static_cast<byte*>(scales) + scale_row * scale_row_stride * SCALE_BYTES<SCALE_FORMAT>;
     grid_dependency_wait();
+
+    // (Before the vecs: what follows the last whole one of a row may be waited for where it is loaded.)
+    float scale = 1.0f;  // of rows that pad
+    float upper = upper_value;
+    if (MODE == STATIC && first_row < rows) scale = load_scale<SCALE_FORMAT>(row_scales, scale_col);
+    if (MODE == TOKEN && upper_address) upper = minimum(upper, *upper_address);
 
     Vec8<INPUT> vecs[VECTORS], ends[ENDS];
     const auto load_vecs = [&](auto load) {
@@ -99,7 +114,7 @@ quantize_rowwise_unaligned(QUANTIZE_PARAMETERS) {
         for (int v = 0; v < VECTORS; ++v) {
             const Piece piece = vec_at(v);
             vecs[v] = empty_vec8<INPUT>();
-            if (piece.reads && piece.slice.any()) vecs[v] = load(piece.x);
+            if (TILE_ROWS == 1 ? v * TEAM < to_load : piece.reads && piece.slice.any()) vecs[v] = load(piece.x);
         }
     };
     if (TILE_ROWS == 1 && off_of(only.x) == 0) {
@@ -115,16 +130,8 @@ quantize_rowwise_unaligned(QUANTIZE_PARAMETERS) {
         if (piece.reads && piece.slice.any()) ends[e] = load_slice<INPUT>(piece.x, piece.slice, bounds);
     }
 
-    const long long scale_row = MODE != STATIC ? tile_row : GROUP_ROWS < 0 ? 0 : tile_row / GROUP_ROWS;
-    const long long scale_col = GROUP_COLS < 0 ? 0 : tile * scale_col_stride;
-    void* const row_scales = static_cast<byte*>(scales) + scale_row * scale_row_stride * SCALE_BYTES<SCALE_FORMAT>;
-    float scale = 1.0f;  // of rows that pad
     bool bounded = false;
-    if constexpr (MODE == STATIC) {
-        if (first_row < rows) scale = load_scale<SCALE_FORMAT>(row_scales, scale_col);
-    } else {
-        float upper = upper_value;
-        if (MODE == TOKEN && upper_address) upper = minimum(upper, *upper_address);
+    if constexpr (MODE != STATIC) {
         AbsMax<INPUT> largest;
 #pragma unroll
         for (int v = 0; v < VECTORS; ++v) largest.update(vecs[v]);
@@ -157,6 +164,8 @@ quantize_rowwise_unaligned(QUANTIZE_PARAMETERS) {
 #pragma unroll
     for (int e = 0; e < ENDS; ++e) {
         Piece piece = end_at(e);
+        // Of few elements many warps have no end.
+        if (EARLY && TEAM <= WARP && warp_all(!piece.slice.any())) continue;
         Vector8 end_codes = {0, 0};
         const bool wanted = TEAM <= WARP || piece.slice.any();  // Most warps of a block have no end.
         if (wanted && (TILE_ROWS == 1 || piece.reads)) end_codes = encode_vec8<INPUT, FORMAT, MODE>(ends[e], divisor);

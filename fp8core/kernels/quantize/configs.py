@@ -120,7 +120,9 @@ def _unaligned(problem: Quantize, tile: Tile, total: int, rows: int) -> RowwiseC
     if slim and tile.rows == 1 and total > WARP_TEAM and few(problem, rows):
         return _block(problem, total, max(1, ceil_div(total, MOST_THREADS)))
     if narrow:
-        team = min(power_of_two(ceil_div(total, WARP_TEAM_VECS)), WARP_TEAM)
+        groups = tile.rows == 1 and problem.group_shape.cols > 0 and not problem.static
+        each = 1 if groups and rows <= FEW_ROWS and few(problem, rows) else WARP_TEAM_VECS
+        team = min(power_of_two(ceil_div(total, each)), WARP_TEAM)
         return RowwiseConfig(UNALIGNED_THREADS, team, ceil_div(total, team), 1, 1)
     vecs = 2 if problem.static else 3 if total <= 3072 else 6
     return _block(problem, total, max(vecs, ceil_div(total, MOST_THREADS)))
