@@ -78,8 +78,9 @@ def _product(
 ) -> Any:
     shape = tuple(output_shape)
     rows = math.prod(shape[:-1])
-    most, n = len(qinput), weight.shape[-1]
-    if not 0 <= rows <= most or shape[-1:] != (n,):
+    most, n = qinput.shape[0], weight.shape[-1]
+    known = isinstance(rows, int) and isinstance(most, int)  # symbols of torch.export are not, and would be bounded
+    if (known and not 0 <= rows <= most) or shape[-1:] != (n,):
         raise ShapeError(f"output_shape needs at most {most} rows of {n} columns, got {shape}")
     result = product_by(PRODUCT, qinput[:rows], weight, _rows_of(scale_a, rows), scale_b, bias, out_dtype)
     return result.reshape(shape)
