@@ -77,6 +77,17 @@ DEVICE void load_scale_tile(const TensorMap* map, unsigned stage_scales, const P
     tile_load(stage_scales + at.stage * (4 * C::stage_scales), map, row, k_block, pipeline.full(at));
 }
 
+// The same of all k-blocks of a tile, by a thread that does nothing else.
+template <class C>
+DEVICE void load_scale_tiles(const TensorMap* map, unsigned stage_scales, const PipelineBarriers<C::stages>& pipeline,
+                             Ring<C::stages>& at, int row, int k_blocks) {
+#pragma unroll 1
+    for (int k_block = 0; k_block < k_blocks; ++k_block, at.advance(1)) {
+        pipeline.wait_empty(at);
+        load_scale_tile<C>(map, stage_scales, pipeline, at, row, k_block);
+    }
+}
+
 // A thread: the tiles of one operand, so many bytes of a stage, of which ``rows`` come; with those of a their scales,
 // where TMA loads them, or only how many bytes of them are to come. The weight's rows are loaded by all blocks of a
 // cluster, a part each for all.
@@ -190,13 +201,8 @@ DEVICE void load_scales(float (&stage_scales)[C::stages][C::stage_scales], float
         __syncwarp();
         if constexpr (C::scale_tiles) {
             if (thread < 32) load_weight_scales<C>(stage_scales, pipeline, at, of_b, origin, n, k_blocks, thread);
-            if (C::scales_apart && thread >= 32 && elected()) {
-#pragma unroll 1
-                for (int k_block = 0; k_block < k_blocks; ++k_block, at.advance(1)) {
-                    pipeline.wait_empty(at);
-                    load_scale_tile<C>(scale_map, shared_address(stage_scales), pipeline, at, origin.row, k_block);
-                }
-            }
+            else if (C::scales_apart && elected())
+                load_scale_tiles<C>(scale_map, shared_address(stage_scales), pipeline, at, origin.row, k_blocks);
         } else if constexpr (C::along_k) {
             load_each_scale<C>(stage_scales, pipeline, at, of_a, of_b, origin, m, n, k_blocks, thread);
         }
