@@ -2,11 +2,14 @@
 
     python -m bench.odd_products [--json FILE]
 
-n and k of a neighbour are the next multiples of 16. Weights rotate over more memory than L2 holds.
+n and k of a neighbour are the next multiples of 16. The two are interleaved, their weights rotate over more memory than
+L2 holds.
 """
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 import torch
@@ -16,6 +19,7 @@ from rich.table import Table
 from bench import results
 from bench.roofline import BANDWIDTH
 from fp8core import timing
+from fp8core.kernels.gemm.args import Matmul
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.explain import example_product
 from fp8core.problem import Granularity, ScaledMm
@@ -24,15 +28,15 @@ from fp8core.runtime import device
 STEP: Final = 16
 ROW: Final[tuple[Granularity, Granularity]] = ("row", "row")
 BLOCK: Final[tuple[Granularity, Granularity]] = ("group", "block")
+GROUP: Final[tuple[Granularity, Granularity]] = ("group", "group")
+FEW: Final = (1, 7, 16, 32, 64)
+MANY: Final = (100, 300, 2000)
 SHAPES: Final = (
-    *((m, 5000, 4100, ROW) for m in (1, 7, 16, 32, 64, 100, 300)),
-    *((m, 5000, 4101, ROW) for m in (1, 7, 16, 32, 64)),
-    *((m, 12345, 4096, ROW) for m in (7, 64, 100, 2000)),
-    *((m, 8192, 8193, ROW) for m in (16, 64)),
-    *((m, 5001, 16384, ROW) for m in (16, 64)),
-    *((m, 28672, 4097, ROW) for m in (16, 64)),
-    *((m, 5000, 4100, BLOCK) for m in (7, 64)),
-    *((2000, 4096, k, scales) for k in (4100, 4101) for scales in (ROW, BLOCK)),
+    *((m, n, k, scales) for scales in (ROW, BLOCK) for n, k in ((5000, 4100), (5000, 4101)) for m in FEW),
+    *((m, n, k, scales) for scales in (ROW, BLOCK) for n, k in ((8192, 8193), (28672, 4097)) for m in (16, 32, 64)),
+    *((m, n, k, scales) for scales in (ROW, BLOCK) for n, k in ((12345, 4096), (5001, 16384)) for m in (1, 16, 32, 64)),
+    *((m, n, k, GROUP) for n, k in ((5000, 4101), (12345, 4096)) for m in (1, 16, 64)),
+    *((m, n, k, scales) for scales in (ROW, BLOCK, GROUP) for n, k in ((5000, 4101), (12345, 4096)) for m in MANY),
 )
 
 
@@ -46,26 +50,52 @@ def problem(m: int, n: int, k: int, scales: tuple[Granularity, Granularity]) -> 
     return example_product(device.target(0), *scales, m=m, n=n, k=k)._replace(prefetch_weight=True, **aligned)
 
 
-def time(p: ScaledMm) -> tuple[str, float]:
-    """Return the row that the table chooses, and its microseconds."""
+def chosen(p: ScaledMm) -> tuple[str, Matmul]:
+    """Return the row that the table chooses, and its plan."""
     choice = SCALED_MM.choice(p)
     assert choice is not None
-    return choice.kernel, timing.times(p, [SCALED_MM.planned(p, choice)])[0]
+    return choice.kernel, SCALED_MM.planned(p, choice)
+
+
+def times(pairs: dict[str, tuple[ScaledMm, Matmul]]) -> dict[str, float]:
+    """Return the microseconds of each product, interleaved with the others."""
+    cuda = device.cupy().cuda
+    stream, begin, end = cuda.Stream(non_blocking=True), cuda.Event(), cuda.Event()
+    operands = {name: timing.Operands(p, launch.scratch_bytes) for name, (p, launch) in pairs.items()}
+    cuda.runtime.deviceSynchronize()  # what fills them is on another stream
+
+    def elapsed(run: Callable[[], object], rounds: int) -> float:
+        begin.record(stream)
+        for _ in range(rounds):
+            run()
+        end.record(stream)
+        end.synchronize()
+        return float(cuda.get_elapsed_time(begin, end)) / rounds
+
+    runs, calls = {}, {}
+    for name, made in operands.items():
+        made.run(pairs[name][1], stream.ptr, made.weights[0])
+        calls[name] = timing.calls_of(made)
+        runs[name] = timing.recorded(made, pairs[name][1], stream, calls[name])
+    found = timing.interleaved(runs, elapsed)
+    return {name: 1e3 * median(ms) / calls[name] for name, ms in found.items()}
 
 
 def measure(m: int, n: int, k: int, scales: tuple[Granularity, Granularity]) -> dict[str, Any]:
     """Return one record: a shape and its neighbour, with the row that each is given and its time."""
     near = -(-n // STEP) * STEP, -(-k // STEP) * STEP
-    (kernel, us), (other, other_us) = (time(problem(m, *size, scales)) for size in ((n, k), near))
+    problems = {"odd": problem(m, n, k, scales), "near": problem(m, *near, scales)}
+    rows = {name: chosen(p) for name, p in problems.items()}
+    us = times({name: (p, rows[name][1]) for name, p in problems.items()})
     return {
         "bench": "odd_products",
         "shape": f"{m}x{n}x{k}",
         "scales": " x ".join(scales),
-        "kernel": kernel,
-        "us": us,
+        "kernel": rows["odd"][0],
+        "us": us["odd"],
         "neighbour": f"{m}x{near[0]}x{near[1]}",
-        "neighbour_kernel": other,
-        "neighbour_us": other_us,
+        "neighbour_kernel": rows["near"][0],
+        "neighbour_us": us["near"],
         "floor_us": (n * k + m * k + 2 * m * n) / BANDWIDTH * 1e6,
     }
 
@@ -74,13 +104,13 @@ def main() -> None:
     """Time the shapes, print a table, and write JSON lines if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="append one line a shape to this file")
-    chosen = parser.parse_args()
+    options = parser.parse_args()
     table = Table(title=torch.cuda.get_device_name(0))
     for column in ("m x n x k", "scales", "kernel", "us", "neighbour's", "its us", "ratio", "memory's us"):
         table.add_column(column, justify="right")
     for shape in SHAPES:
         r = measure(*shape)
-        results.append(chosen.json, r)
+        results.append(options.json, r)
         times = (
             f"{r['us']:.2f}",
             r["neighbour_kernel"],

@@ -41,6 +41,11 @@ DEVICE void registers_fence(float (&registers)[COUNT]) {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 }
+template <int ROWS, int COUNT>
+DEVICE void registers_fence(unsigned (&registers)[ROWS][COUNT]) {
+#pragma unroll
+    for (int i = 0; i < ROWS * COUNT; ++i) asm volatile("" : "+r"(registers[i / COUNT][i % COUNT])::"memory");
+}
 
 // Thread t of the 128 holds of row (t / 32) * 16 + (t % 32) / 4 + 8 * half the columns 8 * j + t % 4 * 2 + {0, 1}
 // in d[4 * j + 2 * half + {0, 1}].
@@ -122,12 +127,46 @@ DEVICE void product_issue(float (&d)[sums], word64 w, word64 a, int keep) {
         WGMMA_OF("e4m3.e4m3");
     }
 }
+
+// The same with 64 rows of w in registers: a thread has of rows (t / 32) * 16 + (t % 32) / 4 + {0, 8} the columns
+// t % 4 * 4 + {0, ..., 3} in w[0] and w[1], and those 16 columns on in w[2] and w[3].
+// clang-format off
+#define WGMMA_W(n, types, registers, w0, w1, w2, w3, a_at, keep_at, ...)                                              \
+    asm volatile("{\n\t.reg .pred keep;\n\tsetp.ne.b32 keep, " keep_at ", 0;\n\t"                                     \
+                 "wgmma.mma_async.sync.aligned.m64n" n "k32.f32." types " {" registers "}, {" WGMMA_R4(w0, w1, w2, w3) \
+                 "}, " a_at ", keep, 1, 1;\n\t}"                                                                      \
+                 : __VA_ARGS__                                                                                         \
+                 : "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]), "l"(a), "r"(keep)                                       \
+                 : "memory")
+#define WGMMA_W_OF(types)                                                                                              \
+    if constexpr (n == 8) WGMMA_W("8", types, WGMMA_R4(0, 1, 2, 3), 4, 5, 6, 7, "%8", "%9", WGMMA_D4(0));              \
+    else if constexpr (n == 16) WGMMA_W("16", types, WGMMA_R8, 8, 9, 10, 11, "%12", "%13", WGMMA_D8(0));               \
+    else if constexpr (n == 32) WGMMA_W("32", types, WGMMA_R16, 16, 17, 18, 19, "%20", "%21", WGMMA_D16(0));           \
+    else WGMMA_W("64", types, WGMMA_R32, 32, 33, 34, 35, "%36", "%37", WGMMA_D32(0))
+// clang-format on
+template <int w_format, int a_format, int sums, int n = 2 * sums>
+DEVICE void product_issue(float (&d)[sums], const unsigned (&w)[4], word64 a, int keep) {
+    static_assert(n == 8 || n == 16 || n == 32 || n == 64, "an N of wgmma that is listed above");
+    if constexpr (w_format == E5M2) {
+        WGMMA_W_OF("e5m2.e4m3");
+    } else if constexpr (a_format == E5M2) {
+        WGMMA_W_OF("e4m3.e5m2");
+    } else {
+        WGMMA_W_OF("e4m3.e4m3");
+    }
+}
+
+// The columns of w that a step of 32 multiplies.
+DEVICE word64 columns_of(word64 w, int step) { return w + 2 * step; }
+DEVICE auto columns_of(const unsigned (&w)[4][4], int step) -> const unsigned (&)[4] { return w[step]; }
+
 // The same of the 128 columns of a k-block, as one committed group that starts from 0.
-template <int w_format, int a_format, int sums>
-DEVICE void product_of_block(float (&d)[sums], word64 w, word64 a) {
+template <int w_format, int a_format, int sums, class Weight>
+DEVICE void product_of_block(float (&d)[sums], const Weight& w, word64 a) {
     registers_fence(d);
     product_begin();
 #pragma unroll
-    for (int step = 0; step < 4; ++step) product_issue<w_format, a_format>(d, w + 2 * step, a + 2 * step, step > 0);
+    for (int step = 0; step < 4; ++step)
+        product_issue<w_format, a_format>(d, columns_of(w, step), a + 2 * step, step > 0);
     product_commit();
 }

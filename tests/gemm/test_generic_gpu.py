@@ -86,9 +86,9 @@ class Operands:
             *(amax, fast, False, lda, ldb, ldo, min(codes_at, out_at)),
         )._replace(codes_alignment=codes_at, out_alignment=out_at)
 
-    def run(self, plan):
-        """Return the result's bytes; what lies around and between its rows has to stay as it was."""
-        p, size = self.problem, ITEMSIZE[self.problem.out]
+    def run(self, plan, m=None):
+        """Return the result's bytes, of the first ``m`` rows; what lies around them has to stay as it was."""
+        p, size = self.problem._replace(m=m or self.problem.m), ITEMSIZE[self.problem.out]
         self.storage[...] = POISON
         scratch = cp.full(plan.scratch_bytes + 1, POISON, cp.uint8)
         at = [x.data.ptr if x is not None else 0 for x in (self.scale_a, self.scale_b, self.bias)]

@@ -1,33 +1,32 @@
 """Products of few rows with a weight at any address on Hopper: its maps, which problems the row takes, and results."""
 
 import struct
+from copy import copy
+from itertools import product
 
 import numpy as np
 import pytest
 
-from fp8core.kernels.gemm.sm90 import decode_unaligned
+from fp8core.kernels.gemm.sm90 import decode_unaligned as module
+from fp8core.kernels.gemm.sm90.decode import config_for, decode
 from fp8core.kernels.gemm.sm90.decode_config import clusters_at_once
 from fp8core.kernels.gemm.sm90.decode_unaligned import (
     SM90_DECODE_UNALIGNED,
     UnalignedMaps,
+    decode_unaligned,
     layout,
     phases_of,
-    plan_shift,
     plan_unaligned,
 )
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.explain import example_product
-from support.emulation import CUDA
-from support.emulation.fixtures import emulation_session, emulator  # noqa: F401
-from support.emulation.memory import POISON
-from support.emulation.running import matrix
 from support.problems import on
 
 FN, E5M2 = "float8_e4m3fn", "float8_e5m2"
 
 
-def problem(m, n, k, *, alignment=1, **changes):
-    made = example_product(on(90), "row", "row", m=m, n=n, k=k)
+def problem(m, n, k, *, alignment=1, scales=("row", "row"), **changes):
+    made = example_product(on(90), *scales, m=m, n=n, k=k)
     return made._replace(lda=k, ldb=k, alignment=alignment, codes_alignment=alignment, out_alignment=16, **changes)
 
 
@@ -49,14 +48,14 @@ def test_maps_cover_every_row_and_end_with_it(monkeypatch, rows, columns, stride
         made.append(geometry)
         return bytes([len(made)]) * 128
 
-    monkeypatch.setattr(decode_unaligned, "encode", encode)
-    packed = UnalignedMaps(rows, columns, stride, tile, 128).make(pointer)
+    monkeypatch.setattr(module, "encode", encode)
+    packed = UnalignedMaps(rows, columns, stride, tile, 144).make(pointer)
     assert len(packed) == 16 * 128 + 16 * 4
     offsets, count, found = struct.unpack("16i", packed[2048:]), phases_of(stride), []
     for first in range(min(count, rows)):
         address, of_residue, width, step, *box = made[packed[128 * first] - 1]
         assert address % 16 == step % 16 == 0
-        assert box == [tile, 128]
+        assert box == [tile, 144]
         assert address + offsets[first] == pointer + first * stride
         assert width - offsets[first] == columns
         assert 0 <= offsets[first] < 16
@@ -66,25 +65,52 @@ def test_maps_cover_every_row_and_end_with_it(monkeypatch, rows, columns, stride
     assert sorted(found) == list(range(rows))
 
 
+@pytest.mark.parametrize("scales", [("row", "row"), ("group", "block"), ("group", "group")], ids="-".join)
 @pytest.mark.parametrize("m", [1, 16, 32, 64])
 @pytest.mark.parametrize("k", [4097, 4098, 4100, 4104])
 @pytest.mark.parametrize("n", [5, 1003, 5000, 12345, 57344])
-def test_every_cluster_has_as_many_tiles(m, n, k):
+def test_every_cluster_has_as_many_tiles(m, n, k, scales):
     """As far as they can: no cluster takes a second tile where others could take it."""
     for early in (False, True):
-        p = problem(m, n, k, prefetch_weight=early)
+        p = problem(m, n, k, scales=scales, prefetch_weight=early)
         config, count = layout(p), phases_of(k)
-        tiles = count * -(-n // (count * config.tile))
+        tiles = -(-count * -(-n // (count * config.tile)) // config.multicast_tiles)
         most = clusters_at_once(p.target)[config.cluster] * config.ctas_per_sm
-        assert config.multicast_tiles == 1
+        assert config.phases == count
+        assert 8 * config.multicast_tiles <= max(m, 8)
         assert config.clusters <= tiles
         assert -(-tiles // config.clusters) == -(-tiles // min(tiles, most))
 
 
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("scales", [("row", "row"), ("group", "block"), ("group", "group")], ids="-".join)
+@pytest.mark.parametrize(("n", "k"), [(5000, 4101), (1003, 8200), (57344, 8194), (64, 100)])
+def test_the_order_of_a_batch_invariant_sum_does_not_depend_on_m(n, k, scales, early):
+    orders = set()
+    for m in range(1, 65):
+        config = layout(problem(m, n, k, scales=scales, prefetch_weight=early, batch_invariant=True))
+        orders.add((config.split_k, config.k_warpgroups, config.tile))
+    assert len(orders) == 1
+
+
+@pytest.mark.parametrize("scales", [("row", "row"), ("group", "block")], ids="-".join)
+@pytest.mark.parametrize(("n", "k"), [(5000, 4101), (1003, 8200), (57344, 8194), (7000, 1000), (64, 100)])
+def test_a_row_that_is_aligned_by_chance_gets_the_same_bits(n, k, scales):
+    """The weight's rows are aligned, those of a are or are not: sm90_decode takes the first, both sum alike."""
+    for m in (1, 9, 64):
+        near = problem(m, n, k, scales=scales, batch_invariant=True, alignment=16)._replace(ldb=8208, lda=8208)
+        far = near._replace(lda=8209, alignment=1, codes_alignment=1)
+        assert SCALED_MM.explain(near).chosen == "sm90_decode"
+        assert SCALED_MM.explain(far).chosen == "sm90_decode_unaligned"
+        assert layout(far)._replace(phases=0) == config_for(near)
+
+
 def test_few_rows_at_any_address_choose_it():
-    for m in (1, 16, 64):
-        for k in (1, 4100, 4101):
-            assert SCALED_MM.explain(problem(m, 5000, k)).chosen == "sm90_decode_unaligned"
+    for m, k, scales in product((1, 16, 64), (1, 4100, 4101), (("tensor", "row"), ("group", "block"))):
+        assert SCALED_MM.explain(problem(m, 5000, k, scales=scales)).chosen == "sm90_decode_unaligned"
+    for m in (16, 640):
+        invariant = problem(m, 5000, 4101, batch_invariant=True)
+        assert SCALED_MM.explain(invariant).chosen == "sm90_decode_unaligned"
     assert SCALED_MM.explain(problem(16, 5000, 4096, alignment=16)).chosen == "sm90_decode"
 
 
@@ -101,41 +127,17 @@ def test_a_weight_of_odd_k_in_aligned_rows_is_not_copied(m, kernel, k):
     [
         ({"target": on(100)}, "needs wgmma"),
         ({"a": "float8_e4m3fnuz"}, "multiplies e4m3fn"),
-        ({"scale_a": "group", "scale_b": "block"}, "takes scales per tensor or row in any mix"),
+        ({"scale_a": "group"}, "takes scales per tensor or row in any mix, or 1x128 with"),
         ({"scale_dtype": "float8_e8m0fnu"}, "scales of float32"),
         ({"out": FN}, "gives float32, float16 or bfloat16"),
         ({"k": 0}, "needs k > 0"),
-        ({"k": 1 << 23, "ldb": (1 << 23) + 1}, "copies of a of less than 1073741824 bytes, got k=8388608"),
-        ({"m": 65}, "needs at most 64 rows, got m=65"),
-        ({"batch_invariant": True}, "not batch-invariant"),
+        ({"m": 65}, "needs at most 64 rows or batch_invariant, got m=65"),
         ({"vectors_alignment": 2}, "addresses divisible by 4"),
         ({"lda": 4112, "ldb": 4112, "alignment": 16}, "is for rows of codes that are not aligned to 16 bytes"),
     ],
 )
 def test_what_it_cannot_do_is_said(changes, words):
     assert words in str(SM90_DECODE_UNALIGNED.refusal(problem(16, 5000, 4100)._replace(**changes)))
-
-
-@pytest.mark.parametrize(
-    ("m", "k", "ldb", "gap", "at_a", "at_b"),
-    [(5, 130, 131, 3, 1, 0), (1, 1, 2, 0, 0, 13), (9, 113, 116, 0, 15, 4), (3, 33, 40, 15, 8, 1), (2, 16, 16, 1, 0, 7)],
-)
-def test_copies_of_a_begin_as_far_behind_a_multiple_as_the_rows_of_b(emulator, m, k, ldb, gap, at_a, at_b):
-    """Zeros before and behind, nothing else is written, and nothing beside a is read: b is not."""
-    codes = np.random.default_rng(k).integers(0, 256, (m, k), np.uint8)
-    count, ld, rows, address = phases_of(ldb), 256, 16 if m > 8 else 8, (1 << 20) + at_b
-    with emulator.watch() as memory:
-        a = matrix(memory, codes, k + gap, offset=at_a)
-        copies = memory.empty((count, rows, ld), np.uint8)
-        plan_shift(problem(m, 64, k, target=CUDA)._replace(lda=a.stride, ldb=ldb), ld)(
-            0, a.pointer, copies.ctypes.data, address
-        )
-    for i, copy in enumerate(copies):
-        want = np.zeros((m, ld), np.uint8)
-        offset = (address + i * ldb) % 16
-        want[:, offset : offset + k] = codes
-        np.testing.assert_array_equal(copy[:m], want)
-        assert (copy[m:] == POISON).all()
 
 
 # ---- on the device
@@ -152,24 +154,74 @@ def operands():
     return Operands
 
 
+MODES = (("row", "row"), ("group", "block"), ("tensor", "row"), ("group", "group"), ("row", "tensor"))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("m", [1, 9, 33, 64])
 @pytest.mark.parametrize("k", [15, 130, 1001, 4100])
 def test_results_at_every_residue_of_addresses_and_strides(operands, m, k):
-    for i in range(4):
-        out, bias = ("bfloat16", "float32", "float16")[i % 3], ("", "float32")[i % 2]
-        n, modes = (1003, 5, 2570)[(i + m) % 3], (("row", "row"), ("tensor", "row"), ("row", "tensor"))[i % 3]
-        a, b = ((FN, FN), (E5M2, FN), (FN, E5M2))[i % 3]
+    for i in ((m + k) % 3, (m + k + 1) % 3):
+        out, bias = ("bfloat16", "float32", "float16")[i], ("", "float32")[i % 2]
+        n, modes = (1003, 5, 2570)[(i + m) % 3], MODES[(2 * i + m + k) % 5]
+        a, b = ((FN, FN), (E5M2, FN), (FN, E5M2))[i]
         made = operands((m, n, k), modes, (5 * i, 4 * i + (k + m) % 16, i % 2), out, bias, a, b)
         if SM90_DECODE_UNALIGNED.refusal(made.problem) is None:
             made.check(plan_unaligned(made.problem), CUT_OFF)
 
 
+def aligned(made):
+    """Return the operands with the same codes in aligned rows, among NaN."""
+    import cupy
+
+    p, even = made.problem, copy(made)
+    ld = -(-p.k // 16) * 16
+    for name, at, rows, stride in (("a", made.offsets[0], p.m, p.lda), ("b", made.offsets[1], p.n, p.ldb)):
+        codes = cupy.full((rows, ld), 0x7F, np.uint8)
+        codes[:, : p.k] = getattr(made, name)[at : at + rows * stride].reshape(rows, stride)[:, : p.k]
+        setattr(even, name, codes)
+    even.offsets, even.problem = (0, 0, made.offsets[2]), p._replace(lda=ld, ldb=ld, alignment=16, codes_alignment=16)
+    return even
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize(("n", "k"), [(100, 77), (2100, 4100)])
-def test_nan_and_infinity_stay_in_their_row_and_channel(operands, n, k):
+@pytest.mark.parametrize(
+    ("m", "n", "k", "gap", "modes"),
+    [
+        (40, 2100, 4096, 0, ("row", "row")),
+        (8, 17001, 1001, 0, ("row", "row")),
+        (40, 2100, 1001, 0, ("group", "block")),
+        (64, 9000, 1002, 2, ("group", "group")),
+        (64, 17000, 1001, 1, ("group", "block")),
+    ],
+)
+def test_bits_are_those_of_aligned_operands(operands, m, n, k, gap, modes):
+    """In the same layout: whatever is before and behind a row's codes, each is multiplied in its place."""
+    odd = operands((m, n, k), modes, (3, 1 + gap, 0))
+    even = aligned(odd)
+    config = layout(odd.problem)
+    tiles = -(-n // config.tile)
+    got = odd.run(decode_unaligned(odd.problem, config))
+    config = config._replace(phases=0, clusters=min(config.clusters, tiles // config.multicast_tiles))
+    np.testing.assert_array_equal(got, even.run(decode(even.problem, config)))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("modes", [("row", "row"), ("group", "block")], ids="-".join)
+def test_a_row_has_its_bits_in_any_batch(operands, modes):
+    made = operands((150, 1003, 777), modes, (0, 0, 0))
+    rows = [
+        made.run(plan_unaligned(made.problem._replace(m=m, batch_invariant=True)), m)[: min(m, 7)] for m in (150, 64, 7)
+    ]
+    np.testing.assert_array_equal(rows[0], rows[1])
+    np.testing.assert_array_equal(rows[0], rows[2])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("n", "k", "modes"), [(100, 77, ("row", "row")), (2100, 4100, ("group", "block"))])
+def test_nan_and_infinity_stay_in_their_row_and_channel(operands, n, k, modes):
     """Rows lie without gaps: what precedes a row's first code is the row before."""
-    made = operands((5, n, k), ("row", "row"), (0, 0, 0), "float32", b=E5M2)
+    made = operands((5, n, k), modes, (0, 0, 0), "float32", b=E5M2)
     made.b.reshape(-1)[3 * k : 4 * k] = 0x7F
     made.b.reshape(-1)[50 * k : 51 * k] = 0x7C
     made.a.reshape(-1)[2 * k : 3 * k] = 0x7F

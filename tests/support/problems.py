@@ -207,7 +207,9 @@ def scaled_mm(target: Target) -> Iterator[ScaledMm]:
             *("", False, False, True, False, 4096, 4096, 4096, 16),
         )
     for m in (16, 64, 300):  # of any alignment
-        for scale_a, scale_b in (("row", "row"), ("group", "block")):
+        for scale_a, scale_b in (("row", "row"), ("group", "block"), ("group", "group"))[
+            : 3 if target.arch == 90 else 2
+        ]:
             yield ScaledMm(
                 *(target, m, 4097, 4097, e4m3, e4m3, "bfloat16", scale_a, scale_b, *scales[scale_a, scale_b]),
                 *("", False, False, m != 300, False, 4097, 4097, 4097, 1),

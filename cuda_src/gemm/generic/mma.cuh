@@ -82,6 +82,17 @@ DEVICE Fragment fragment(const Chunk* tile, int slab, int first_row) {
     return result;
 }
 
+// Calls `visit` with each of a lane's sums: the tile's row and column in the warp's, and the place among the tile's.
+template <class Visit>
+DEVICE void for_each_sum(const Visit& visit) {
+#pragma unroll
+    for (int i = 0; i < WARP_ROWS; ++i)
+#pragma unroll
+        for (int j = 0; j < WARP_COLS; ++j)
+#pragma unroll
+            for (int e = 0; e < SUMS; ++e) visit(i, j, e);
+}
+
 KERNEL_ALONE(THREADS)
 generic_mma(MATMUL_PARAMETERS, const float* out_scale, float* amax, float beta) {
     DYNAMIC_SHARED(shared);
@@ -145,41 +156,31 @@ generic_mma(MATMUL_PARAMETERS, const float* out_scale, float* amax, float beta) 
             const float* const scales_a = scale_a + block * scale_a_k;
             const float* const scales_b =
                 scale_b + block * scale_b_k + (B_BLOCK ? first_col / BLOCK_K * scale_b_row : 0);
-#pragma unroll
-            for (int i = 0; i < WARP_ROWS; ++i)
-#pragma unroll
-                for (int j = 0; j < WARP_COLS; ++j)
-#pragma unroll
-                    for (int e = 0; e < SUMS; ++e) {
-                        float& part = partial[i][j].of[e];
-                        if constexpr (BLOCKED) {
-                            const float across = scales_a[row_of(i, e) * scale_a_row];
-                            const float along = scales_b[B_BLOCK ? 0 : col_of(j, e) * scale_b_row];
-                            acc[i][j].of[e] += across * (along * part);
-                        } else {
-                            acc[i][j].of[e] += part;
-                        }
-                        part = 0.0f;
-                    }
+            for_each_sum([&](int i, int j, int e) {
+                float& part = partial[i][j].of[e];
+                if constexpr (BLOCKED) {
+                    const float across = scales_a[row_of(i, e) * scale_a_row];
+                    const float along = scales_b[B_BLOCK ? 0 : col_of(j, e) * scale_b_row];
+                    acc[i][j].of[e] += across * (along * part);
+                } else {
+                    acc[i][j].of[e] += part;
+                }
+                part = 0.0f;
+            });
         }
     }
 
     const Epilogue<FP8_OUT, FP8_BIAS> finish(bias, out_scale);
     const Ending<FP8_OUT, FP8_ACTIVATION, FP8_ACCUMULATES> end = {beta};
     float largest = 0.0f;
-#pragma unroll
-    for (int i = 0; i < WARP_ROWS; ++i)
-#pragma unroll
-        for (int j = 0; j < WARP_COLS; ++j)
-#pragma unroll
-            for (int e = 0; e < SUMS; ++e) {
-                const int row = row0 + i * MMA_SIDE + sum_row(e), col = col0 + j * MMA_SIDE + sum_column(e);
-                if (row >= m || col >= n) continue;
-                const float across = BLOCKED ? 1.0f : scale_a[row * scale_a_row];
-                const float along = BLOCKED ? 1.0f : scale_b[col * scale_b_row];
-                const float value = end.of(finish.value(acc[i][j].of[e], across, along, col), out, row * ldo + col);
-                finish.store(out, row * ldo + col, value);
-                if (AMAX) largest = maximum(largest, magnitude(value));
-            }
+    for_each_sum([&](int i, int j, int e) {
+        const int row = row0 + i * MMA_SIDE + sum_row(e), col = col0 + j * MMA_SIDE + sum_column(e);
+        if (row >= m || col >= n) return;
+        const float across = BLOCKED ? 1.0f : scale_a[row * scale_a_row];
+        const float along = BLOCKED ? 1.0f : scale_b[col * scale_b_row];
+        const float value = end.of(finish.value(acc[i][j].of[e], across, along, col), out, row * ldo + col);
+        finish.store(out, row * ldo + col, value);
+        if (AMAX) largest = maximum(largest, magnitude(value));
+    });
     if (AMAX) publish_amax(largest, amax);
 }

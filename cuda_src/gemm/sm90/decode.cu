@@ -12,7 +12,8 @@
 //
 // Before the kernel that it follows has ended it reads only the weight, its scales and the bias, and those only if
 // `prefetch_weight` (a PDL prologue). If not, it lets its own dependents start only after its wait.
-// With PHASES the weight's rows begin at any address, and a tile has every PHASES-th channel (phases.cuh).
+// With PHASES the weight's rows begin at any address, a tile has every PHASES-th channel, and wgmma takes the weight from
+// registers (phases.cuh).
 // The rows of a can come in 16 bits instead, and then every block quantizes them for itself (quantize_rows.cuh).
 //
 // Constants, -DFP8_<name>: WIDTH 8, 16, 32, 64; SPLIT_K 1, 2, 4, 8; MULTICAST_TILES of a cluster, up to WIDTH / 8;
@@ -23,12 +24,11 @@
 // A_INPUT, A_MODE of quantize_rows, and A_STAGES k-blocks are all of a block. The tensor cores sum a k-block with
 // fewer bits than fp32 has, so every one is added (promoted) in fp32.
 //
-// PHASES: of how many residues of channels there are maps, 0 where one is enough; else a_map is of as many copies of a, of
-// WIDTH rows each, shifted by the offsets of the maps, with zeros before and behind, and k_blocks are those of a copy.
+// PHASES: of how many residues of channels there are maps, 0 where one map has them all.
 //
-// The caller owes: maps of uint8, boxes of 64 * M_WARPGROUPS (weight) and m, with copies WIDTH, or WIDTH /
-// MULTICAST_TILES of several (a), rows x 128 columns, 128-byte swizzle, zeros out of bounds; scale strides in
-// elements, 0 where broadcast; at least SPLIT_K
+// The caller owes: maps of uint8, boxes of 64 * M_WARPGROUPS (weight) and m, or WIDTH / MULTICAST_TILES of several (a),
+// rows x 128 columns, 128-byte swizzle, but with PHASES 144 columns of the weight without swizzle; zeros out of bounds;
+// scale strides in elements, 0 where broadcast; at least SPLIT_K
 // k-blocks, a first tile for every cluster; of dynamic shared memory ring_bytes, 1,024 and (SPLIT_K * K_WARPGROUPS -
 // 1) * units / SPLIT_K * unit_bytes for the reduction.
 #include "decode_load.cuh"
@@ -143,14 +143,15 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
         float sums[C::sums], products[2][C::sums];
 #pragma unroll
         for (int i = 0; i < C::sums; ++i) sums[i] = products[0][i] = products[1][i] = 0.0f;
-        const auto issue_mma = [&](float (&d)[C::sums]) {
-            block.pipeline.wait_full(next);
+        const auto issue_mma = [&](float (&d)[C::sums], auto& w) {
+            if (C::phases == 0) block.pipeline.wait_full(next);
             if (!C::a_vectors) block.a_pipeline.wait_full(a_next);
-            const word64 w = tile_descriptor(block.ring + next.stage * C::weight_bytes + m_warpgroup * 64 * BLOCK_K);
+            if constexpr (C::phases == 0)
+                w.place(block.ring + next.stage * C::weight_bytes + m_warpgroup * 64 * BLOCK_K);
             const word64 a = tile_descriptor(block.a_ring + a_next.stage * C::a_bytes);
-            next.advance(C::k_warpgroups);
+            if (C::phases == 0) next.advance(C::k_warpgroups);
             a_next.advance(C::k_warpgroups);
-            product_of_block<C::b_type, C::a_type>(d, w, a);
+            product_of_block<C::b_type, C::a_type>(d, w.codes, a);
         };
         // Adds the products of the oldest k-block; the last has none behind it.
         const auto promote = [&](float (&d)[C::sums], bool last) {
@@ -160,11 +161,12 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
                 const float* const scales = stage_scales.of[a_oldest.stage];
 #pragma unroll
                 for (int half = 0; half < 2; ++half)
-                    scales_b[half] = scales[C::width + ((unit0 + half) * 8 + lane / 4) / C::scale_rows];
+                    scales_b[half] =
+                        scales[C::width + ((unit0 + half) * 8 + lane / 4) * (C::span / C::tile) / C::scale_rows];
 #pragma unroll
                 for (int j = 0; j < C::width / 8; ++j) {
                     scales_a[j] = *(const float2*)&scales[8 * j + lane % 4 * 2];
-                    if (C::scale_rows > 1)
+                    if (C::halves_alike)
                         scales_a[j] = make_float2(scales_a[j].x * scales_b[0], scales_a[j].y * scales_b[0]);
                 }
             }
@@ -172,47 +174,92 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
             else product_wait<1>();
             registers_fence(d);
             __syncwarp();
-            if (lane == 0) block.pipeline.release(oldest);
+            if (C::phases == 0 && lane == 0) block.pipeline.release(oldest);
             if (!C::a_vectors && C::multicast_tiles == 1 && lane == 0) block.a_pipeline.release(a_oldest);
             if (!C::a_vectors && C::multicast_tiles > 1 && lane < C::multicast_tiles && a_releases > 0)
                 remote_arrive(cluster_address(block.a_pipeline.empty(a_oldest), lane * ranks + rank));
             a_releases -= C::k_warpgroups;
             oldest.advance(C::k_warpgroups);
             a_oldest.advance(C::k_warpgroups);
+            if (C::phases && C::blockwise && C::scale_rows == 1) {  // in place: there are no registers for both
+#pragma unroll
+                for (int i = 0; i < C::sums; ++i) d[i] *= scales_b[i >> 1 & 1];
+                registers_fence(d);
+            }
 #pragma unroll
             for (int i = 0; i < C::sums; ++i) {
-                if constexpr (C::blockwise)
-                    sums[i] = fma_flushing(i & 1 ? scales_a[i / 4].y : scales_a[i / 4].x,
-                                           C::scale_rows > 1 ? d[i] : scales_b[i >> 1 & 1] * d[i], sums[i]);
-                else sums[i] += d[i];
+                if constexpr (C::blockwise) {
+                    const float across = i & 1 ? scales_a[i / 4].y : scales_a[i / 4].x, along = scales_b[i >> 1 & 1];
+                    if constexpr (C::halves_alike) sums[i] = fma_flushing(across, d[i], sums[i]);
+                    else if constexpr (C::scale_rows > 1) sums[i] = fma_flushing(across * along, d[i], sums[i]);
+                    else sums[i] = fma_flushing(across, C::phases ? d[i] : along * d[i], sums[i]);
+                } else {
+                    sums[i] += d[i];
+                }
             }
+            if (C::phases) registers_fence(sums);  // before the next products, or the compiler serializes (C7514)
         };
-        // Two k-blocks an iteration: issue, issue the next, promote the first. If the loop contains its own prologue
-        // and epilogue, or is in a function of its own, the compiler serializes the products (ptxas C7517).
+#if FP8_PHASES
+        // While a k-block is multiplied, the weight's next one is loaded and aligned, where registers hold both.
+        constexpr bool ahead = !C::blockwise || (C::width < 64 && C::ctas_per_sm < 3);
+        const auto load = [&](auto& w) {
+            const unsigned stage = next.stage * C::weight_bytes + m_warpgroup * 64 * C::Tile::Weight::COLUMNS;
+            block.pipeline.wait_full(next);
+            w.load(dynamic + (block.ring - shared_address(dynamic)) + stage, C::Tile::offset(weight_map, k_iter.tile));
+            registers_fence(w.codes);
+            __syncwarp();
+            if (lane == 0) block.pipeline.release(next);
+            next.advance(C::k_warpgroups);
+        };
         if (next_k_block < k_iter.k_blocks) {
-            if (C::phases && k_iter.first_k_block + next_k_block == 0) {
-                block.pipeline.wait_full(next);
-                char* const rows = dynamic + (block.ring - shared_address(dynamic)) + next.stage * C::weight_bytes;
-                C::Tile::clear_before(rows + m_warpgroup * 64 * BLOCK_K, weight_map, k_iter.tile, 8 + warpgroup);
-            }
-            issue_mma(products[0]);
+            typename C::Tile::Weight w[2];
+            load(w[0]);
 #pragma unroll 1
             for (next_k_block += C::k_warpgroups; next_k_block + C::k_warpgroups < k_iter.k_blocks;
                  next_k_block += 2 * C::k_warpgroups) {
-                issue_mma(products[1]);
+                issue_mma(products[0], w[0]);
+                if (ahead) load(w[1]);
+                promote(products[0], true);
+                if (!ahead) load(w[1]);
+                issue_mma(products[0], w[1]);
+                if (ahead) load(w[0]);
+                promote(products[0], true);
+                if (!ahead) load(w[0]);
+            }
+            issue_mma(products[0], w[0]);
+            if (next_k_block < k_iter.k_blocks) {
+                next_k_block += C::k_warpgroups;
+                if (ahead) load(w[1]);
+                promote(products[0], true);
+                if (!ahead) load(w[1]);
+                issue_mma(products[0], w[1]);
+            }
+            promote(products[0], true);
+        }
+#else
+        if (next_k_block < k_iter.k_blocks) {
+            // Two k-blocks an iteration: issue, issue the next, promote the first. If the loop contains its own
+            // prologue and epilogue, or is in a function of its own, the compiler serializes the products (ptxas C7517).
+            typename C::Tile::Weight w;
+            issue_mma(products[0], w);
+#pragma unroll 1
+            for (next_k_block += C::k_warpgroups; next_k_block + C::k_warpgroups < k_iter.k_blocks;
+                 next_k_block += 2 * C::k_warpgroups) {
+                issue_mma(products[1], w);
                 promote(products[0], false);
-                issue_mma(products[0]);
+                issue_mma(products[0], w);
                 promote(products[1], false);
             }
             if (next_k_block < k_iter.k_blocks) {
                 next_k_block += C::k_warpgroups;
-                issue_mma(products[1]);
+                issue_mma(products[1], w);
                 promote(products[0], false);
                 promote(products[1], true);
             } else {
                 promote(products[0], true);
             }
         }
+#endif
         next_k_block -= k_iter.k_blocks;
 
         if (iteration == 0) {

@@ -19,19 +19,20 @@ struct DecodeLayout : Config {
     static constexpr int tile = Config::warpgroup_channels * Config::m_warpgroups;
     static constexpr int warpgroups = Config::m_warpgroups * Config::k_warpgroups, consumers = warpgroups * 128;
     static constexpr int threads = consumers + 64 + 32 * Config::blockwise;
-    static constexpr int weight_bytes = tile * BLOCK_K, a_bytes = Config::width * BLOCK_K;  // of a stage
-    static constexpr int ring_bytes = Config::stages * weight_bytes + Config::a_stages * a_bytes;
-    static constexpr int units = tile / 8;  // of 8 channels, in a tile
     using Tile = PhasedTile<Config::phases, tile>;
+    static constexpr int weight_bytes = tile * Tile::Weight::COLUMNS, a_bytes = Config::width * BLOCK_K;  // of a stage
+    static constexpr int ring_bytes = Config::stages * weight_bytes + Config::a_stages * a_bytes;
+    static constexpr int units = tile / 8;                                   // of 8 channels, in a tile
     static constexpr int together = Config::multicast_tiles * Tile::phases;  // tiles of neighbouring channels
-    static_assert(Config::phases == 0 || (Config::multicast_tiles == 1 && Config::a_vectors + Config::blockwise == 0),
-                  "each tile has an a of its own, and its k-blocks are none of the scales'");
     static constexpr int unit_bytes = 8 * Config::width * 4;
     // Of a thread.
     static constexpr int sums = Config::warpgroup_channels * Config::width / 128;
     // Scales of the weight that a tile has of a k-block: one more where its channels lie across their borders.
-    static constexpr bool across = tile % Config::scale_rows && Config::scale_rows % tile;
-    static constexpr int weight_scales = (tile + Config::scale_rows - 1) / Config::scale_rows + across;
+    static constexpr int span = Config::scale_rows > 1 ? tile * Tile::phases : tile;  // scaled as so many neighbours
+    // Whether the channels of a warp's two units, 8 * phases apart, share one.
+    static constexpr bool halves_alike = Config::scale_rows >= 16 * Tile::phases;
+    static constexpr bool across = span % Config::scale_rows && Config::scale_rows % span;
+    static constexpr int weight_scales = (span + Config::scale_rows - 1) / Config::scale_rows + across;
     // Of a k-block: a's rows, then the weight's.
     static constexpr int scales = Config::width + weight_scales;
     static constexpr int scale_lanes = scales < 32 ? scales : 32;
@@ -112,7 +113,7 @@ DEVICE void load_a(const TensorMap* map, unsigned ring, const PipelineBarriers<C
         if (lane == 0) {
             if (C::prefetch_chunks) barrier_arrive(reduce_full + 16);
             const int row = multicast_rank * (C::width / C::multicast_tiles);
-            const int bytes = C::multicast_tiles > 1 || C::phases > 0 ? C::a_bytes : rows * BLOCK_K;
+            const int bytes = C::multicast_tiles > 1 ? C::a_bytes : rows * BLOCK_K;
             for (Ring<C::a_stages> at(0); k_iter.more(); k_iter.next(), at.advance(1)) {
                 pipeline.wait_empty(at);
                 barrier_expect(pipeline.full(at), bytes);
@@ -120,9 +121,7 @@ DEVICE void load_a(const TensorMap* map, unsigned ring, const PipelineBarriers<C
                 if (C::multicast_tiles > 1)
                     tile_load_shared(to, map, k_iter.k_block * BLOCK_K, row, pipeline.full(at),
                                      C::multicast_mask << rank);
-                else
-                    tile_load(to, map, k_iter.k_block * BLOCK_K, k_iter.tile % C::Tile::phases * C::width,
-                              pipeline.full(at));
+                else tile_load(to, map, k_iter.k_block * BLOCK_K, row, pipeline.full(at));
             }
         }
     }
@@ -141,8 +140,11 @@ DEVICE void load_scales(StageScales<C>& stage_scales, const PipelineBarriers<C::
         long long step[words];  // to the next chunk
 #pragma unroll
         for (int i = 0; i < words; ++i) {
-            const int place = lane + 32 * i,
-                      channel = min(k_iter.tile * C::tile + (place - C::width) * C::scale_rows, n - 1);
+            const int place = lane + 32 * i, ordinal = place - C::width;
+            const int channel =
+                min(C::scale_rows > 1 ? k_iter.tile / C::Tile::phases * C::span + ordinal * C::scale_rows
+                                      : C::Tile::channel(k_iter.tile, ordinal),
+                    n - 1);
             from[i] = place < C::width ? of_a.scales + min(place, m - 1) * of_a.row
                                        : of_b.scales + channel / C::scale_rows * of_b.row;
             step[i] = place < C::width ? of_a.col : of_b.col;

@@ -1,6 +1,6 @@
 // Weights whose rows begin at any address, by TMA, which reads from multiples of 16 bytes: the rows of each residue modulo
 // `phases` lie a multiple of 16 bytes apart, and all begin equally far behind such a multiple. A tile has rows of one
-// residue, and is multiplied by rows of a that begin as far behind theirs (shift.cu).
+// residue. Its boxes have 16 columns more than a k-block, and a thread aligns what it multiplies in its registers.
 #pragma once
 #include "../pipeline.cuh"
 
@@ -11,10 +11,44 @@ struct alignas(64) PhasedMaps {
     int offset[16];
 };
 
+// 64 rows of a k-block of the weight as wgmma takes them: where they lie, in swizzled rows.
+struct PlacedWeight {
+    static constexpr int COLUMNS = BLOCK_K;  // of a box
+    word64 codes;
+
+    DEVICE void place(unsigned address) { codes = tile_descriptor(address); }
+};
+
+// The same in registers: of each row the codes behind the first `offset`. All words of a warp lie in different banks.
+struct LoadedWeight {
+    static constexpr int COLUMNS = BLOCK_K + 16;
+    unsigned codes[4][4];
+
+    DEVICE void load(const char* rows, int offset) {
+        const int thread = (int)threadIdx.x % 128, row = thread / 32 * 16 + thread % 32 / 4;
+        const char* const from = rows + row * COLUMNS + thread % 4 * 4 + (offset & ~3);
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+            const unsigned* const words = (const unsigned*)(from + i / 4 * 32 + i % 4 / 2 * 16 + i % 2 * 8 * COLUMNS);
+            codes[i / 4][i % 4] = __funnelshift_r(words[0], words[1], offset % 4 * 8);
+        }
+    }
+};
+
+template <bool loaded>
+struct WeightOf {
+    using Type = PlacedWeight;
+};
+template <>
+struct WeightOf<true> {
+    using Type = LoadedWeight;
+};
+
 // Which channels a tile of SIZE has. Without phases they are neighbours.
 template <int PHASES, int SIZE>
 struct PhasedTile {
     static constexpr int phases = PHASES > 0 ? PHASES : 1;
+    using Weight = typename WeightOf<(PHASES > 0)>::Type;
 
     DEVICE static int channel(int tile, int place) { return (tile / phases * SIZE + place) * phases + tile % phases; }
 
@@ -28,20 +62,5 @@ struct PhasedTile {
         tile_load_once(to, &maps->of[tile % phases], column, tile / phases * SIZE, barrier);
     }
 
-    // Clears what precedes the first codes of 64 rows in their first k-block, by the warpgroup that multiplies them: it
-    // may be NaN, which zeros of a would not cancel.
-    DEVICE static void clear_before(char*, const TensorMap&, int, int) {}
-    DEVICE static void clear_before(char* rows, const PhasedMaps& maps, int tile, int barrier) {
-        const int row = (int)threadIdx.x % 128, offset = maps.offset[tile % phases];
-        if (row < 64) {
-            unsigned* const words = (unsigned*)(rows + row * BLOCK_K + row % 8 * 16);  // swizzled
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const int bytes = offset - 4 * i;
-                if (bytes > 0) words[i] = bytes >= 4 ? 0 : words[i] & 0xffffffffu << 8 * bytes;
-            }
-        }
-        writes_fence();
-        threads_sync(barrier, 128);
-    }
+    DEVICE static int offset(const PhasedMaps& maps, int tile) { return maps.offset[tile % phases]; }
 };

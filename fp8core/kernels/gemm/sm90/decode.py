@@ -3,7 +3,7 @@
 Everything that a launch needs follows from plain arithmetic on the problem (`decode_config`), but for the tensor maps.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from fp8core.kernels.encodings import FORMAT, TYPE, ceil_div
@@ -87,12 +87,9 @@ def a_side(problem: ScaledMm, config: DecodeConfig) -> int:
 
 
 def launcher_for(
-    problem: ScaledMm, config: DecodeConfig, args: type, quantizer: Mapping[str, int] | None = None, phases: int = 0
+    problem: ScaledMm, config: DecodeConfig, args: type, quantizer: Mapping[str, int] | None = None
 ) -> tuple[jit.Launcher, jit.Grid]:
-    """Return the compiled kernel and its grid.
-
-    ``quantizer`` has its constants where a comes in 16 bits; channels of so many ``phases`` have maps of their own.
-    """
+    """Return the compiled kernel and its grid; ``quantizer`` has its constants where a comes in 16 bits."""
     side, scale_rows = a_side(problem, config), SCALE_ROWS.get(problem.scale_b, 0)
     blockwise, depth = problem.scale_a == "group", stages(config, side, scale_rows, problem.target)
     name, layout = "decode_rows", {"FP8_CHANNELS": config.warpgroup_channels}
@@ -105,7 +102,7 @@ def launcher_for(
                 "FP8_K_WARPGROUPS": config.k_warpgroups,
                 "FP8_CTAS_PER_SM": config.ctas_per_sm,
                 "FP8_SCALE_ROWS": scale_rows or BLOCK,
-                "FP8_PHASES": phases,
+                "FP8_PHASES": config.phases,
                 **(quantizer or {"FP8_A_VECTORS": 0, "FP8_A_ROWS": 0, "FP8_A_INPUT": 0, "FP8_A_MODE": 0}),
             },
         )
@@ -151,11 +148,11 @@ def decode(problem: ScaledMm, config: DecodeConfig | None = None) -> Matmul:
     return ready_kernel(launch, a_maps=a_maps, b_maps=weight_maps)
 
 
-def panels(problem: ScaledMm) -> Matmul:
-    """Return launches of 64 rows, each row with the bits that it has alone; every launch reads the weight."""
+def panels(problem: ScaledMm, plan: Callable[[ScaledMm], Matmul] = decode) -> Matmul:
+    """Return launches of 64 rows by a plan, each row with the bits that it has alone; every launch reads the weight."""
     full, rest = divmod(problem.m, MOST_ROWS)
     sizes = [MOST_ROWS] * full + [rest] * (rest > 0)
-    plans = {rows: decode(problem._replace(m=rows)) for rows in set(sizes)}
+    plans = {rows: plan(problem._replace(m=rows)) for rows in set(sizes)}
     launches = [(MOST_ROWS * i, plans[rows]) for i, rows in enumerate(sizes)]
     a_row, scale_row, out_row = problem.lda, 4 * problem.scale_a_strides[0], problem.ldo * ITEMSIZE[problem.out]
 
@@ -164,7 +161,8 @@ def panels(problem: ScaledMm) -> Matmul:
             places = (a + row * a_row, b, scale_a + row * scale_row, scale_b, bias, out + row * out_row)
             panel(stream, *places, *others)
 
-    return ready(launch, prefetches_weight=True)
+    scratch_bytes = max(plan.scratch_bytes for plan in plans.values())
+    return ready(launch, scratch_bytes=scratch_bytes, prefetches_weight=True)
 
 
 def plan_decode(problem: ScaledMm) -> Matmul:

@@ -136,6 +136,9 @@ class DecodeConfig(NamedTuple):
     rows_first: bool = False
     """Whether the rows of a are on wgmma's M side (sm90_decode_rows)."""
 
+    phases: int = 0
+    """Residues of channels with tensor maps of their own, for a weight at any address; 0: one map has all."""
+
     @property
     def cluster(self) -> int:
         """Blocks of a cluster."""
@@ -145,6 +148,15 @@ class DecodeConfig(NamedTuple):
     def tile(self) -> int:
         """Channels of a tile."""
         return self.warpgroup_channels * self.m_warpgroups
+
+    @property
+    def weight_columns(self) -> int:
+        """Columns of k in a box of the weight: those of a k-block, and where rows are aligned in registers 16 more."""
+        return BLOCK_K + 16 * (self.phases > 0)
+
+    def weight_scales(self, scale_rows: int) -> int:
+        """Return how many scales a tile has of a k-block, each of ``scale_rows`` channels, or one more."""
+        return ceil_div(self.tile * max(1, self.phases), scale_rows) if scale_rows > 1 else self.tile
 
     @property
     def own_units(self) -> int:
@@ -267,7 +279,7 @@ def dynamic_bytes(config: DecodeConfig, side: int, scale_rows: int, stages_: int
 
 def ring_bytes(config: DecodeConfig, side: int, stages_: int) -> int:
     """Return the dynamic shared memory that a block needs: both rings, the reduction's buffers, and for aligning."""
-    rings = stages_ * config.tile * BLOCK_K + config.a_stages * side * BLOCK_K
+    rings = stages_ * config.tile * config.weight_columns + config.a_stages * side * BLOCK_K
     return rings + (config.split_k * config.k_warpgroups - 1) * config.own_units * 8 * side * 4 + 1024
 
 
@@ -277,7 +289,7 @@ def fixed_bytes(config: DecodeConfig, side: int, scale_rows: int, stages_: int) 
     ``scale_rows`` channels share a scale of the weight; 0 where there is one a row or tensor.
     """
     barriers = 8 * (2 * stages_ + 2 * config.a_stages + 3)
-    scales = 4 * config.a_stages * (side + ceil_div(config.tile, scale_rows) + 1) if scale_rows else 0
+    scales = 4 * config.a_stages * (side + config.weight_scales(scale_rows) + 1) if scale_rows else 0
     of_channels = 16 * config.tile if config.rows_first else 0
     return barriers + scales + of_channels + 4 * side + 64
 

@@ -79,9 +79,9 @@ def encode(
 ) -> bytes:
     """Return the tensor map of ``[rows, columns]`` items of 1 byte (or 4) in boxes of ``box_rows`` x ``box_columns``.
 
-    A box of bytes is swizzled by as many as its rows have (32, 64 or 128), one of words is not. What it has outside the
-    tensor is zero when it is loaded, and left out when it is stored. Rows are ``stride`` bytes apart, a multiple of 16,
-    as the address is.
+    A box of bytes is swizzled by as many as its rows have (32, 64 or 128); others, and boxes of words, are not. What a
+    box has outside the tensor is zero when it is loaded, and left out when it is stored. Rows are ``stride`` bytes
+    apart, a multiple of 16, as the address is.
 
     Raises:
         BackendError: the driver refuses; the message holds its status and the geometry.
@@ -101,7 +101,7 @@ def encode(
         (uint32 * 2)(box_columns, box_rows),
         (uint32 * 2)(1, 1),
         no_interleave,
-        SWIZZLE[box_columns] if item == 1 else 0,
+        SWIZZLE.get(box_columns, 0) if item == 1 else 0,
         promote_128,
         zeros,
     )
