@@ -76,9 +76,10 @@ def scaled_fp8_quant(
 def _product(
     qinput: Any, weight: Any, out_dtype: Any, scale_a: Any, scale_b: Any, bias: Any, output_shape: Sequence[int]
 ) -> Any:
-    shape = tuple(output_shape)
-    rows = math.prod(shape[:-1])
-    most, n = qinput.shape[0], weight.shape[-1]
+    shape: tuple[Any, ...] = tuple(output_shape)
+    rows: Any = math.prod(shape[:-1])
+    most: Any = qinput.shape[0]
+    n = weight.shape[-1]
     known = isinstance(rows, int) and isinstance(most, int)  # symbols of torch.export are not, and would be bounded
     if (known and not 0 <= rows <= most) or shape[-1:] != (n,):
         raise ShapeError(f"output_shape needs at most {most} rows of {n} columns, got {shape}")
