@@ -85,7 +85,7 @@ def about(p: ScaledMm, choice: Choice) -> dict[str, Any]:
 def measure(case: Case, how: timing.Sampling, *, more: bool) -> dict[str, Any]:
     """Return one record: a case, and the times and the kind of each candidate."""
     p = case.problem(0)
-    if 2 * p.m * p.n * p.k > LARGE:
+    if case.operations > LARGE:
         how = how._replace(turns=how.turns // 2)
     narrow = [(choice.kernel, _name(p, choice)) for choice in candidates(p)]
     with wide() if more else nullcontext():
@@ -147,6 +147,7 @@ def main() -> None:
     parser.add_argument("--half", choices=PARTS, help="this half of them only")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--least", type=int, default=1, help="leave out products of fewer rows")
+    parser.add_argument("--most", type=float, default=0.0, help="leave out products of more operations, if not 0")
     parser.add_argument("--skip", type=int, default=0, help="leave out so many products at the beginning of the list")
     parser.add_argument("--count", type=int, default=None, help="time so many products, and leave out those after them")
     parser.add_argument("--seconds", type=float, default=600.0, help="start no further product after so long")
@@ -169,6 +170,8 @@ def main() -> None:
     begun = time.monotonic()
     every = cases(arguments.list, arguments.modes)
     some = [case for case in every if arguments.half in (None, case.half) and case.m >= arguments.least]
+    if arguments.most:
+        some = [case for case in some if case.operations <= arguments.most]
     wanted = some[arguments.skip :][: arguments.count]
     with wide() if arguments.wide else nullcontext():
         compile_ahead([case.problem(0) for case in wanted])
@@ -189,7 +192,7 @@ def main() -> None:
 
 def said(arguments: argparse.Namespace) -> Iterator[str]:
     """Give the words of a command line that asks for the same products."""
-    for name in ("list", "half", "modes", "least", "skip", "count", "seconds", "turns"):
+    for name in ("list", "half", "modes", "least", "most", "skip", "count", "seconds", "turns"):
         value = getattr(arguments, name)
         if value is not None:
             yield from (f"--{name}", *(value if name == "modes" else [f"{value}"]))

@@ -32,8 +32,8 @@ def read(files: Iterable[Path]) -> list[Record]:
 
 
 def part(record: Record) -> str:
-    """Return what a record is for: "judge", of the blind half of the fresh list, or "fit"."""
-    return "judge" if record.get("list") == "fresh" and record["half"] == "judge" else "fit"
+    """Return what a record is for: "judge", of the blind half of the second list, or "fit"."""
+    return "judge" if record.get("list") == "second" and record["half"] == "judge" else "fit"
 
 
 def gain(us: Sequence[Sequence[float]], chosen: int | None) -> float:
