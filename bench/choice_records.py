@@ -7,7 +7,7 @@ from statistics import median, quantiles
 from typing import Any, Final
 
 from bench.choice_cases import MODES, Case
-from fp8core.kernels.gemm.blaslt import ordering
+from fp8core.kernels.gemm.blaslt import corrections, ordering
 from fp8core.kernels.gemm.blaslt.rows import RELAYOUT_US
 from fp8core.kernels.gemm.sm90 import tiled_cost
 from fp8core.kernels.gemm.table import SCALED_MM
@@ -79,10 +79,19 @@ def estimate(record: Record, row: Record) -> float | None:
         return SCALED_MM.kernel(row["kernel"]).us(problem_of(record))
     if not row["channels"]:
         return None
-    config = ordering.Config(*(row[name] for name in ordering.Config._fields))
-    work = ordering.Work(record["m"], record["n"], record["k"], record["mode"] == "block", 2, MEASURED.multiprocessors)
     more = RELAYOUT_US if row["kernel"].endswith("_relayout") else 0.0
-    return ordering.us(work, config, row["workspace"]) + more
+    return corrections.corrected_us(work_of(record), config_of(row), row["workspace"]) + more
+
+
+def work_of(record: Record) -> ordering.Work:
+    """Return what the time of a record's product depends on."""
+    m, n, k, mode = (record[name] for name in ("m", "n", "k", "mode"))
+    return ordering.Work(m, n, k, mode == "row", mode == "block", 2, MEASURED.multiprocessors)
+
+
+def config_of(row: Record) -> ordering.Config:
+    """Return what a record says of an algorithm of the library."""
+    return ordering.Config(*(row[name] for name in ordering.Config._fields))
 
 
 def still(record: Record) -> Record:

@@ -41,7 +41,11 @@ ROWS: Final = Fitted(0.117, 0.008, 0.0, 1.235, 0.245, 1.743)
 """Of tiles with rows on the M side."""
 
 
-def _launch_us(p: ScaledMm, config: DecodeConfig) -> float:
+FITTED: Final = ("BYTES_A_US", "OVERLAP")
+"""Beside the numbers of `CHANNELS_FIRST` and `ROWS`, the names of those that `python -m bench.fit_estimates` finds."""
+
+
+def launch_us(p: ScaledMm, config: DecodeConfig) -> float:
     """Return the estimate of one launch."""
     rows_first = config.warpgroup_channels > 64
     side = MOST_ROWS if rows_first else width(p.m)
@@ -61,4 +65,4 @@ def _launch_us(p: ScaledMm, config: DecodeConfig) -> float:
 @lru_cache(8192)
 def us(problem: ScaledMm, layout: Callable[[ScaledMm], DecodeConfig]) -> float:
     """Return the estimated microseconds of a launch for ``problem``, which ``layout`` lays out."""
-    return _launch_us(problem, layout(problem))
+    return launch_us(problem, layout(problem))
