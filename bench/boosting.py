@@ -1,6 +1,6 @@
-"""Boosted decision trees: each asks the same few questions of every row, and is fitted to what those before it leave.
+"""Boosted decision trees: each asks all rows the same few questions and is fitted to what those before it leave.
 
-A tree of depth d is d pairs of a feature and a threshold, and 2 ** d leaves: little to store, and few steps to evaluate.
+A tree of depth d is d pairs of a feature and a threshold, and 2 ** d leaves: little to store, quickly evaluated.
 """
 
 import random

@@ -9,6 +9,7 @@ noise does not count as a gain of tuning. With --judge files of such records are
 """
 
 import argparse
+import math
 import shlex
 import time
 from collections.abc import Iterator, Sequence
@@ -32,6 +33,8 @@ from fp8core.table import Choice
 SAMPLING: Final = timing.Sampling(turns=8, stretch_ms=0.4, span_us=300.0, hopeless=CLOSE)
 FALLBACKS: Final = ("generic", "realigned")
 """How the names of rows begin that are for products that no other row takes."""
+ODD: Final = (*FALLBACKS, "sm90_decode_unaligned", "cublaslt_pad_m", "cublaslt_split_m")
+"""The same of those that the list "odd" is for."""
 MOST_PANELS: Final = 128
 """More rows than that are not tried with kernels of few rows."""
 LARGE: Final = 1e12
@@ -40,9 +43,14 @@ WIDE: Final = 6
 """How many tiles are timed with --wide. (Asking the library for 32 algorithms in place of 8 gave no more of 221.)"""
 
 
-def candidates(p: ScaledMm) -> list[Choice]:
-    """Return what may run a product, the choice without tuning first; what is hopeless is left out."""
+def candidates(p: ScaledMm, odd: bool = False) -> list[Choice]:
+    """Return what may run a product, the choice without tuning first; what is hopeless is left out.
+
+    ``odd``: of the kernels alone that take what others do not.
+    """
     found = SCALED_MM.candidates(p)
+    if odd:
+        return [c for c in found if c.kernel.startswith(ODD) and (p.m <= MOST_PANELS or c.kernel != "generic_decode")]
     hopeless = FALLBACKS if p.m <= MOST_PANELS else (*FALLBACKS, "sm90_decode")
     if any(choice.kernel == "cublaslt" for choice in found):
         hopeless = (*hopeless, "cublaslt_relayout", "cublaslt_epilogue")  # the same, and launches beside it
@@ -82,14 +90,14 @@ def about(p: ScaledMm, choice: Choice) -> dict[str, Any]:
     }
 
 
-def measure(case: Case, how: timing.Sampling, *, more: bool) -> dict[str, Any]:
+def measure(case: Case, how: timing.Sampling, *, more: bool, odd: bool = False) -> dict[str, Any]:
     """Return one record: a case, and the times and the kind of each candidate."""
     p = case.problem(0)
     if case.operations > LARGE:
         how = how._replace(turns=how.turns // 2)
-    narrow = [(choice.kernel, _name(p, choice)) for choice in candidates(p)]
+    narrow = [(choice.kernel, _name(p, choice)) for choice in candidates(p, odd)]
     with wide() if more else nullcontext():
-        choices = candidates(p)
+        choices = candidates(p, odd)
         names = [(choice.kernel, _name(p, choice)) for choice in choices]
         taken = timing.samples(p, [SCALED_MM.planned(p, choice) for choice in choices], how)
         rows = [
@@ -121,9 +129,9 @@ def _name(p: ScaledMm, choice: Choice) -> str:
     return SCALED_MM.kernel(choice.kernel).algorithms(p)[choice.algorithm]
 
 
-def compile_ahead(problems: Sequence[ScaledMm]) -> None:
+def compile_ahead(problems: Sequence[ScaledMm], odd: bool = False) -> None:
     """Compile the kernels of our own on all cores."""
-    pairs = [(p, c) for p in problems for c in candidates(p) if "blaslt" not in c.kernel]
+    pairs = [(p, c) for p in problems for c in candidates(p, odd) if "blaslt" not in c.kernel]
     with ThreadPoolExecutor(32) as pool:
         list(pool.map(lambda pair: SCALED_MM.planned(*pair), pairs))
 
@@ -172,17 +180,18 @@ def main() -> None:
     some = [case for case in every if arguments.half in (None, case.half) and case.m >= arguments.least]
     if arguments.most:
         some = [case for case in some if case.operations <= arguments.most]
+    odd = arguments.list == "odd"
     wanted = some[arguments.skip :][: arguments.count]
     with wide() if arguments.wide else nullcontext():
-        compile_ahead([case.problem(0) for case in wanted])
+        compile_ahead([case.problem(0) for case in wanted], odd)
     print(f"{len(wanted)} products, compiled after {time.monotonic() - begun:.1f} s", flush=True)
     records: list[dict[str, Any]] = []
-    how = SAMPLING._replace(turns=arguments.turns)
+    how = SAMPLING._replace(turns=arguments.turns, hopeless=math.inf if odd else SAMPLING.hopeless)
     for case in wanted:
         if time.monotonic() - begun > arguments.seconds:
             print(f"stopped after {len(records)} of {len(wanted)} products", flush=True)
             break
-        records.append({**measure(case, how, more=arguments.wide), "list": arguments.list})
+        records.append({**measure(case, how, more=arguments.wide, odd=odd), "list": arguments.list})
         results.append(arguments.json, records[-1])
     if alone:
         seconds = round(time.monotonic() - begun, 1)

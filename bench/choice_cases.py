@@ -3,6 +3,7 @@
 "models" has layers of real models, a few numbers of rows each. "fresh" and "second" have layers of other models and
 ones like them, of sizes and numbers of rows that chance took, odd ones among them. The half "judge" of "second" is
 blind: nothing is fitted to it, and no rule is changed for one of its products. None of its weights is in another list.
+"odd" has few products, for the times of kernels that take what others do not.
 """
 
 import hashlib
@@ -69,7 +70,9 @@ ROWS_A_WEIGHT: Final = 4
 MOST_OPERATIONS: Final = 4e12
 """Larger products are left out: they take milliseconds."""
 MOST_ROWS: Final = 16384
-LISTS: Final = "models", "fresh", "second"
+ODD_SHAPES: Final = "4096x4096", "5000x4100", "12345x4096", "1537x7168", "14336x4101"
+ODD_ROWS: Final = 1, 8, 33, 64, 301, 2001
+LISTS: Final = "models", "fresh", "second", "odd"
 
 
 class Drawn(NamedTuple):
@@ -123,6 +126,9 @@ def number(text: str) -> int:
 
 def cases(which: str = "models", modes: Iterable[str] = tuple(MODES)) -> list[Case]:
     """Return a list of products, in an order that does not depend on their shapes."""
+    if which == "odd":
+        weights = [tuple(map(int, shape.split("x"))) for shape in ODD_SHAPES]
+        return [Case(mode, m, n, k) for n, k in weights for mode in ("row", "block") if mode in modes for m in ODD_ROWS]
     found = list(_models(modes)) if which == "models" else [c for c in _drawn(DRAWN[which]) if c.mode in set(modes)]
     return sorted(found, key=lambda case: number(str(case)))
 

@@ -3,10 +3,10 @@
     python -m bench.fit_estimates [--check] [--write] [--only NAME ...] [RECORDS ...]
 
 Records are those of `bench.choice`, without its blind half: docs/results/choice if none are named. The lines of
-`blaslt/ordering.py`, `sm90/tiled_cost.py` and `sm90/decode_cost.py` that hold constants are printed, and with --write put
-in their places; so are the trees of `blaslt/corrections.json`, for what the first of them cannot say. The search begins at
-what the sources contain. With --check the exit status says whether they are current: the trees the same, and the constants
-nearly as good as what it finds.
+`blaslt/ordering.py`, `sm90/tiled_cost.py` and `sm90/decode_cost.py` that hold constants are printed, and with --write
+put in their places; so are the trees of `blaslt/corrections.json`, for what the first of them cannot say. The search
+begins at what the sources contain. With --check the exit status says whether they are current: the trees the same, and
+the constants nearly as good as what it finds.
 """
 
 import argparse
@@ -199,7 +199,7 @@ def lines_of_layouts() -> Iterator[str]:
 
 
 class Model(NamedTuple):
-    """What is fitted: the module that has its numbers, which they are, what they are fitted to, and the lines of them."""
+    """What is fitted: the module of its numbers, which they are, what they are fitted to, and the lines of them."""
 
     module: ModuleType
     constants: Callable[[], Iterator[Constant]]

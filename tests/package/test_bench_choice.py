@@ -5,15 +5,17 @@ from unittest.mock import Mock
 import pytest
 
 from bench import choice
-from bench.choice_cases import LISTS, MODES, MOST_OPERATIONS, Case, cases, number
+from bench.choice_cases import DRAWN, MODES, MOST_OPERATIONS, Case, cases, number
 from bench.choice_records import CLOSE, gain, gains
 from fp8core import timing
 from fp8core.runtime import jit
 from support.blaslt_fixtures import built, stub  # noqa: F401
 from support.blaslt_tools import H200
 
+JUDGED = ("models", *DRAWN)
 
-@pytest.mark.parametrize("which", LISTS)
+
+@pytest.mark.parametrize("which", JUDGED)
 def test_a_list_has_enough_products_of_every_kind_in_both_halves(which):
     found = cases(which)
     assert len(found) == len(set(found)) >= 400
@@ -28,11 +30,12 @@ def test_a_list_has_enough_products_of_every_kind_in_both_halves(which):
     assert max(2 * c.m * c.n * c.k for c in found) <= MOST_OPERATIONS
 
 
-def test_the_fresh_list_shares_no_weight_with_the_other_one():
-    models, fresh = ({(case.n, case.k) for case in cases(which)} for which in LISTS)
-    assert not models & fresh
-    assert any(n % 8 for n, _ in fresh)
-    assert any(k % 128 for _, k in fresh)
+def test_lists_share_no_weight():
+    models, *drawn = ({(case.n, case.k) for case in cases(which)} for which in JUDGED)
+    for number_, weights in enumerate(drawn):
+        assert not weights & set.union(models, *drawn[:number_])
+        assert any(n % 8 for n, _ in weights)
+        assert any(k % 128 for _, k in weights)
 
 
 def test_the_order_is_the_same_everywhere():

@@ -1,7 +1,7 @@
 """What times of cuBLASLt's algorithms differ from their estimates by: decision trees, for one GPU and library.
 
-`ordering.us` is off by what its terms cannot say, in a way that depends on the tile, the cluster and how full the device
-is (experiments/2026-11-choice). `corrections.json` is written by `python -m bench.fit_estimates --write`.
+`ordering.us` is off by what its terms cannot say, in a way that depends on the tile, the cluster and how full the
+device is (experiments/2026-11-choice). `corrections.json` is written by `python -m bench.fit_estimates --write`.
 """
 
 import json
