@@ -1,0 +1,111 @@
+"""How long kernels take on Hopper that are for what no other takes, roughly: what `explain` says of them.
+
+Their places in the table decide between them, and not these estimates. The constants are fitted to an H200 by
+`python -m bench.fit_estimates`.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from fp8core.features import features
+from fp8core.kernels.encodings import ceil_div
+from fp8core.kernels.gemm import generic, realigned
+from fp8core.kernels.gemm.blaslt.mapping import FOUR
+from fp8core.kernels.gemm.sm90 import decode_cost, tiled_cost
+from fp8core.kernels.gemm.sm90.decode import config_for
+from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K, MOST_ROWS, width
+from fp8core.kernels.gemm.sm90.decode_unaligned import ALIGNMENT
+from fp8core.problem import ITEMSIZE, ScaledMm
+
+START_US: Final = 3.0
+"""Of a launch that does not begin beside the one before it."""
+PASS_BYTES_A_US: Final = 3e6
+"""Of a weight, as generic_decode reads it for every panel of rows."""
+PASS_ROW: Final = 0.005
+"""More of that, for every row of a panel."""
+PASS_UNALIGNED: Final = 1.5
+"""Times as long where rows of codes are not aligned."""
+PRODUCT_US: Final = 8e-7
+"""Of a multiprocessor, for one product of 128 of k by generic_mma, in millionths."""
+MMA_UNALIGNED: Final = 1.5
+"""Times as long where rows of codes are not aligned."""
+COPY_US: Final = 3.0
+"""Of the launches of realigned beside the product."""
+COPIED_BYTES_A_US: Final = 2.5e6
+"""Of what they read and write."""
+SHIFTED_US: Final = 3.0
+"""Of what sm90_decode_unaligned does before the product."""
+SHIFTED_ROW_US: Final = 1e-6
+"""More of it, for a code of a."""
+SHIFTED: Final = 1.2
+"""Times as long as sm90_decode it takes for the product."""
+PAD_US: Final = 4.0
+"""Of the launches of cublaslt_pad_m beside the product."""
+SPLIT_M_US: Final = 3.0
+"""Of the launch of cublaslt_split_m before its products."""
+EPILOGUE_US: Final = 1.25
+"""Of the launch of cublaslt_epilogue after the product."""
+FITTED: Final = (
+    *("START_US", "PASS_BYTES_A_US", "PASS_ROW", "PASS_UNALIGNED", "PRODUCT_US", "MMA_UNALIGNED", "COPY_US"),
+    *("COPIED_BYTES_A_US", "SHIFTED_US", "SHIFTED_ROW_US", "SHIFTED", "PAD_US", "SPLIT_M_US", "EPILOGUE_US"),
+)
+"""The names of the numbers above that `python -m bench.fit_estimates` finds."""
+
+Estimate = Callable[[ScaledMm], float | None]
+
+
+def on_hopper(us: Callable[[ScaledMm], float]) -> Estimate:
+    """Return an estimate that is None on GPUs that nothing was fitted to."""
+    return lambda p: us(p) if "wgmma" in features(p.target) and p.k and p.n else None
+
+
+def decode_us(p: ScaledMm) -> float:
+    """Return the estimate of sm90_decode: of as many launches as there are panels of 64 rows."""
+    panels, last = divmod(p.m, MOST_ROWS)
+    sizes = [MOST_ROWS] * panels + [last] * (last > 0)
+    return sum(decode_cost.us(p._replace(m=rows), config_for) for rows in sizes[:1]) * len(sizes)
+
+
+def generic_decode_us(p: ScaledMm) -> float:
+    """Return the estimate of generic_decode: every panel of rows reads the weight."""
+    side = generic.layout(p).side
+    passes = ceil_div(p.m, side) * (1 + PASS_ROW * side) * p.n * p.k / PASS_BYTES_A_US
+    return START_US + passes * (1.0 if generic.is_aligned(p) else PASS_UNALIGNED)
+
+
+def generic_mma_us(p: ScaledMm) -> float:
+    """Return the estimate of generic_mma: tiles in rounds over the device."""
+    tile = generic.tile(p)
+    rounds = ceil_div(tile.blocks(p.m, p.n), p.target.multiprocessors)
+    products = rounds * tile.rows * tile.cols * ceil_div(p.k, BLOCK_K) * PRODUCT_US * 1e2
+    return START_US + products * (1.0 if generic.is_aligned(p) else MMA_UNALIGNED)
+
+
+def realigned_us(p: ScaledMm) -> float:
+    """Return the estimate of realigned: of its copies, and of a kernel of this library between them."""
+    most = realigned.inner(p)
+    moved = 2 * (p.m + p.n) * most.k if realigned.copies_codes(p) else 0
+    moved += 2 * p.m * p.n * ITEMSIZE[p.out] if realigned.copies_out(p) else 0
+    product = decode_us(most) if p.m <= MOST_ROWS else tiled_cost.us(most)
+    return COPY_US + moved / COPIED_BYTES_A_US + product
+
+
+def unaligned_us(p: ScaledMm) -> float:
+    """Return the estimate of sm90_decode_unaligned: of sm90_decode, and of what goes before it."""
+    most = p._replace(k=ceil_div(p.k, ALIGNMENT) * ALIGNMENT)
+    return SHIFTED_US + SHIFTED_ROW_US * width(p.m) * p.k + SHIFTED * decode_us(most)
+
+
+def pad_m_us(p: ScaledMm, library_us: float) -> float:
+    """Return the estimate of cublaslt_pad_m, whose product takes the library ``library_us``."""
+    return PAD_US + 2 * p.m * (p.k + p.n * ITEMSIZE[p.out]) / COPIED_BYTES_A_US + library_us
+
+
+def split_m_us(p: ScaledMm, library_us: float) -> float:
+    """Return the estimate of cublaslt_split_m, whose first rows take the library ``library_us``."""
+    return SPLIT_M_US + library_us + decode_us(p._replace(m=p.m % FOUR))
+
+
+def epilogue_us(p: ScaledMm, library_us: float) -> float:
+    """Return the estimate of cublaslt_epilogue, whose product in fp32 takes the library ``library_us``."""
+    return EPILOGUE_US + p.m * p.n * (4 + ITEMSIZE[p.out]) / COPIED_BYTES_A_US + library_us
