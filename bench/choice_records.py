@@ -72,15 +72,19 @@ def problem_of(record: Record) -> ScaledMm:
 def estimate(record: Record, row: Record) -> float | None:
     """Return the estimate of a candidate, as far as the record says enough."""
     if row["kernel"] == "sm90_tiled":
-        shape = row.get("name")
-        tile = tiled_cost.Tile(*map(int, shape.split("x"))) if shape else None
-        return tiled_cost.us(problem_of(record), tile) if tile in tiled_cost.COSTS else None
+        tile = tile_of(row)
+        return None if tile is None else tiled_cost.us(problem_of(record), tile)
     if row["kernel"] not in ("cublaslt", "cublaslt_relayout"):
         return SCALED_MM.kernel(row["kernel"]).us(problem_of(record))
     if not row["channels"]:
         return None
     more = RELAYOUT_US if row["kernel"].endswith("_relayout") else 0.0
     return corrections.corrected_us(work_of(record), config_of(row), row["workspace"]) + more
+
+
+def tile_of(row: Record) -> tiled_cost.Tile | None:
+    """Return the tile of sm90_tiled that a record names, or None if there is none of that name."""
+    return next((tile for tile in tiled_cost.COSTS if str(tile) == row.get("name")), None)
 
 
 def work_of(record: Record) -> ordering.Work:

@@ -23,7 +23,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from bench import boosting
-from bench.choice_records import Record, config_of, part, problem_of, work_of
+from bench.choice_records import Record, config_of, part, problem_of, tile_of, work_of
 from fp8core.kernels.gemm.blaslt import corrections, ordering
 from fp8core.kernels.gemm.sm90 import decode_cost, tiled_cost
 from fp8core.kernels.gemm.sm90.decode import config_for
@@ -117,8 +117,8 @@ def of_tiles(records: Iterable[tuple[str, Record]]) -> list[Sample]:
     found = []
     for file, record in records:
         for row, weight in rows_of(record, "sm90_tiled", CONSTANTS_FALL):
-            tile = tiled_cost.Tile(*map(int, row["name"].split("x"))) if row.get("name") else None
-            if tile in tiled_cost.COSTS and (file.endswith(NO_ZEROS) or record["m"] >= tile.rows):
+            tile = tile_of(row)
+            if tile is not None and (file.endswith(NO_ZEROS) or record["m"] >= tile.rows):
                 p = problem_of(record)
                 found.append(Sample(lambda p=p, tile=tile: tiled_cost.us(p, tile), mean_us(row), weight))  # type: ignore[misc]
     return found
