@@ -27,6 +27,8 @@ from bench.choice_records import Record, config_of, part, problem_of, tile_of, w
 from fp8core.kernels.gemm.blaslt import corrections, ordering
 from fp8core.kernels.gemm.sm90 import decode_cost, tiled_cost
 from fp8core.kernels.gemm.sm90.decode import config_for
+from fp8core.kernels.gemm.sm90.decode_config import MOST_ROWS
+from fp8core.kernels.gemm.sm90.decode_rows_config import FEWEST_ROWS
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 RUNS: Final = ROOT / "docs" / "results" / "choice"
@@ -41,9 +43,9 @@ STEPS: Final = 30
 GAIN: Final = 0.005
 """The part of the loss that a search may still gain where constants are current."""
 DIGITS: Final = 4
-LAST_DECODE: Final = ("h200-8", "h200-9")
+LAST_DECODE: Final = ("h200-7", "h200-judge-3", "h200-8", "h200-9")
 """Files from which times of sm90_decode are taken: it had other layouts before."""
-NO_ZEROS: Final = ("h200-7", "h200-judge-3", *LAST_DECODE)
+NO_ZEROS: Final = ("h200-7", "h200-judge-3", "h200-8", "h200-9")
 """Files in which tiles of sm90_tiled that a does not fill take what they take now; in others these are left out."""
 
 
@@ -125,11 +127,11 @@ def of_tiles(records: Iterable[tuple[str, Record]]) -> list[Sample]:
 
 
 def of_decode(records: Iterable[tuple[str, Record]]) -> list[Sample]:
-    """Return the times of sm90_decode where it is compared with other kernels."""
+    """Return the times of sm90_decode."""
     found = []
     for file, record in records:
         for row, weight in rows_of(record, "sm90_decode", 0.0):
-            if 32 < record["m"] <= decode_cost.MOST_ROWS and file.endswith(LAST_DECODE):
+            if record["m"] < FEWEST_ROWS or (record["m"] <= MOST_ROWS and file.endswith(LAST_DECODE)):
                 p = problem_of(record)
                 config = config_for(p)
                 found.append(Sample(lambda p=p, c=config: decode_cost.launch_us(p, c), mean_us(row), weight))  # type: ignore[misc]
@@ -163,9 +165,12 @@ def of_costs() -> Iterator[Constant]:
 def of_layouts() -> Iterator[Constant]:
     """Give the numbers of `decode_cost`."""
     yield from globals_of(decode_cost, decode_cost.FITTED)
-    for name in ("CHANNELS_FIRST", "ROWS"):
-        put = lambda value, name=name: vars(decode_cost).__setitem__(name, value)  # noqa: E731
-        yield from fields_of(lambda name=name: vars(decode_cost)[name], put)  # type: ignore[misc]
+    yield from fields_of(lambda: decode_cost.ROWS, lambda rows: vars(decode_cost).__setitem__("ROWS", rows))
+    for side in decode_cost.CHANNELS_FIRST:
+        yield from fields_of(
+            lambda side=side: decode_cost.CHANNELS_FIRST[side],  # type: ignore[misc]
+            lambda fitted, side=side: decode_cost.CHANNELS_FIRST.__setitem__(side, fitted),  # type: ignore[misc]
+        )
 
 
 def number(value: float) -> str:
@@ -194,8 +199,9 @@ def lines_of_costs() -> Iterator[str]:
 def lines_of_layouts() -> Iterator[str]:
     """Give those of `decode_cost`."""
     yield from lines_of_globals(decode_cost, decode_cost.FITTED)
-    for name in ("CHANNELS_FIRST", "ROWS"):
-        yield f"{name}: Final = Fitted({numbers(vars(decode_cost)[name])})"
+    yield f"ROWS: Final = Fitted({numbers(decode_cost.ROWS)})"
+    for side, fitted in decode_cost.CHANNELS_FIRST.items():
+        yield f"    {side}: Fitted({numbers(fitted)}),"
 
 
 class Model(NamedTuple):
@@ -224,7 +230,7 @@ def put_in_place(model: Model) -> None:
     source = Path(str(model.module.__file__))
     text = source.read_text(encoding="utf-8")
     for line in model.lines():
-        begin = line[: re.search(r"= |: Cost", line).end()]  # type: ignore[union-attr]
+        begin = line[: re.search(r"= |: [CF]", line).end()]  # type: ignore[union-attr]
         text, count = re.subn(rf"^{re.escape(begin)}.*$", lambda _, line=line: line, text, flags=re.MULTILINE)
         if count != 1:
             raise ValueError(f"{source} has {count} lines that begin with {begin!r}")

@@ -1,4 +1,4 @@
-"""How long sm90_decode takes for 33 to 64 rows: constants fitted to an H200 (experiments/2026-11-choice).
+"""How long sm90_decode takes: constants fitted to an H200 by `python -m bench.fit_estimates`.
 
 Layouts are chosen by estimates of their own (`decode_config`, `decode_rows_config`), which need not be comparable with
 other kernels; these are.
@@ -9,12 +9,12 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from fp8core.kernels.encodings import ceil_div
-from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K, MOST_ROWS, DecodeConfig, width
+from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K, DecodeConfig, width
 from fp8core.problem import ITEMSIZE, ScaledMm
 
-BYTES_A_US: Final = 4.32e6
+BYTES_A_US: Final = 4.42e6
 """From memory."""
-OVERLAP: Final = 4.3
+OVERLAP: Final = 4.143
 """The exponent of the norm that joins the times of the memory and of the multiprocessors: the greater hides most."""
 
 
@@ -25,8 +25,6 @@ class Fitted(NamedTuple):
     """Of a block, for 64 channels of a k-block."""
     blockwise: float
     """More of that with scales that change along k."""
-    zeros: float
-    """More of that for every row that the side of a has beyond those of a, which TMA fills with zeros."""
     tile: float
     """Of a block, for the end of a tile."""
     reduce: float
@@ -35,24 +33,23 @@ class Fitted(NamedTuple):
     """What each product takes before and behind the weight's stream."""
 
 
-CHANNELS_FIRST: Final = Fitted(0.126, 0.006, 0.002, 0.266, 0.352, 1.747)
-"""Of tiles with channels on the M side of `wgmma`."""
-ROWS: Final = Fitted(0.117, 0.008, 0.0, 1.235, 0.245, 1.743)
+CHANNELS_FIRST: Final = {
+    8: Fitted(0.01429, 0.05799, 1.048, 0.04128, 0.846),
+    16: Fitted(0.01232, 0.06274, 1.296, 0.09256, 0.8805),
+    32: Fitted(0.1293, 0.0285, 0.07404, 0.2036, 1.227),
+    64: Fitted(0.1741, 0.03157, 0.2889, 0.3941, 1.6),
+}
+"""Of tiles with channels on the M side of `wgmma`, by its N side."""
+ROWS: Final = Fitted(0.1489, 0.05641, 0.2964, 0.05693, 2.297)
 """Of tiles with rows on the M side."""
-
-
 FITTED: Final = ("BYTES_A_US", "OVERLAP")
 """Beside the numbers of `CHANNELS_FIRST` and `ROWS`, the names of those that `python -m bench.fit_estimates` finds."""
 
 
 def launch_us(p: ScaledMm, config: DecodeConfig) -> float:
     """Return the estimate of one launch."""
-    rows_first = config.warpgroup_channels > 64
-    side = MOST_ROWS if rows_first else width(p.m)
-    fitted = ROWS if rows_first else CHANNELS_FIRST
-    k_block = fitted.k_block + fitted.zeros * (side - p.m) / config.multicast_tiles
-    if p.scale_a == "group":
-        k_block += fitted.blockwise
+    fitted = ROWS if config.warpgroup_channels > 64 else CHANNELS_FIRST[width(p.m)]
+    k_block = fitted.k_block + (fitted.blockwise if p.scale_a == "group" else 0.0)
     blocks = ceil_div(config.cluster * config.clusters, p.target.multiprocessors)
     part = ceil_div(ceil_div(p.k, BLOCK_K), config.split_k)
     rounds = ceil_div(ceil_div(p.n, config.tile * config.multicast_tiles), config.clusters)
