@@ -3,8 +3,8 @@
     python -m bench.fit_estimates [--check] [--write] [--only NAME ...] [RECORDS ...]
 
 Records are those of `bench.choice`, without its blind half: docs/results/choice if none are named. The lines of
-`blaslt/ordering.py`, `sm90/tiled_cost.py` and `sm90/decode_cost.py` that hold constants are printed, and with --write
-put in their places; so are the trees of `blaslt/corrections.json`, for what the first of them cannot say. The search
+`ordering`, `tiled_cost`, `decode_cost` and `fallback_cost` that hold constants are printed, and with --write put in
+their places; so are the trees of `blaslt/corrections.json`, for what the first of them cannot say. The search
 begins at what the sources contain. With --check the exit status says whether they are current: the trees the same, and
 the constants nearly as good as what it finds.
 """
@@ -14,7 +14,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, NamedTuple
@@ -23,38 +23,33 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from bench import boosting
-from bench.choice_records import Record, config_of, part, problem_of, tile_of, work_of
+from bench.choice_records import Record
+from bench.fit_samples import (
+    CONSTANTS_FALL,
+    TREES_FALL,
+    Sample,
+    of_decode,
+    of_fallbacks,
+    of_library,
+    of_tiles,
+    offers,
+    records_of,
+)
+from fp8core.kernels.gemm import fallback_cost
 from fp8core.kernels.gemm.blaslt import corrections, ordering
 from fp8core.kernels.gemm.sm90 import decode_cost, tiled_cost
-from fp8core.kernels.gemm.sm90.decode import config_for
-from fp8core.kernels.gemm.sm90.decode_config import MOST_ROWS
-from fp8core.kernels.gemm.sm90.decode_rows_config import FEWEST_ROWS
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 RUNS: Final = ROOT / "docs" / "results" / "choice"
 CORRECTIONS: Final = ROOT / "fp8core" / "kernels" / "gemm" / "blaslt" / corrections.FILE
 ERROR: Final = 0.04
 """Of the logarithm of a time; from here on an error counts linearly, not by its square."""
-CONSTANTS_FALL, TREES_FALL = 6.0, 2.0
-"""How fast the weight of a candidate falls as it is slower than the fastest of its product and kernel."""
 PRIOR: Final = 0.02
 """How much of an error a constant counts as when its logarithm moves by 1 from where the search begins."""
 STEPS: Final = 30
 GAIN: Final = 0.005
 """The part of the loss that a search may still gain where constants are current."""
 DIGITS: Final = 4
-LAST_DECODE: Final = ("h200-7", "h200-judge-3", "h200-8", "h200-9")
-"""Files from which times of sm90_decode are taken: it had other layouts before."""
-NO_ZEROS: Final = ("h200-7", "h200-judge-3", "h200-8", "h200-9")
-"""Files in which tiles of sm90_tiled that a does not fill take what they take now; in others these are left out."""
-
-
-class Sample(NamedTuple):
-    """What was measured, with what asks for its estimate."""
-
-    ask: Callable[[], float]
-    us: float
-    weight: float
 
 
 class Constant(NamedTuple):
@@ -62,80 +57,6 @@ class Constant(NamedTuple):
 
     value: float
     put: Callable[[float], None]
-
-
-def records_of(files: Sequence[Path]) -> Iterator[tuple[str, Record]]:
-    """Give the name of its file and each record that is not blind, as often as it was measured."""
-    for file in files:
-        for line in file.read_text(encoding="utf-8").splitlines():
-            record = json.loads(line)
-            if record["bench"] == "choice" and part(record) == "fit":
-                yield file.stem, record
-
-
-def mean_us(row: Record) -> float:
-    """Return the time of a candidate."""
-    return float(sum(row["us"])) / len(row["us"])
-
-
-def rows_of(record: Record, kernel: str, fall: float) -> Iterator[tuple[Record, float]]:
-    """Give the candidates of a kernel and their weights."""
-    rows = [row for row in record["rows"] if row["kernel"] == kernel]
-    least = min(map(mean_us, rows), default=0.0)
-    yield from ((row, math.exp(-fall * (mean_us(row) / least - 1))) for row in rows)
-
-
-class Offer(NamedTuple):
-    """An algorithm of the library for a product, as a key of its measurements."""
-
-    work: ordering.Work
-    config: ordering.Config
-    workspace: int
-
-
-def offers(records: Iterable[tuple[str, Record]], fall: float) -> dict[Offer, tuple[float, float]]:
-    """Return the mean time and weight of each algorithm of each product."""
-    found: dict[Offer, list[tuple[float, float]]] = {}
-    for _, record in records:
-        for row, weight in rows_of(record, "cublaslt", fall):
-            if row["channels"]:
-                key = Offer(work_of(record), config_of(row), row["workspace"])
-                found.setdefault(key, []).append((mean_us(row), weight))
-    return {
-        key: (sum(us for us, _ in all_) / len(all_), sum(w for _, w in all_) / len(all_)) for key, all_ in found.items()
-    }
-
-
-def of_library(records: Iterable[tuple[str, Record]]) -> list[Sample]:
-    """Return the times of cuBLASLt's algorithms."""
-    return [
-        Sample(lambda key=key: ordering.us(*key), us, weight)  # type: ignore[misc]
-        for key, (us, weight) in offers(records, CONSTANTS_FALL).items()
-    ]
-
-
-def of_tiles(records: Iterable[tuple[str, Record]]) -> list[Sample]:
-    """Return the times of sm90_tiled's tiles."""
-    found = []
-    for file, record in records:
-        for row, weight in rows_of(record, "sm90_tiled", CONSTANTS_FALL):
-            tile = tile_of(row)
-            if tile is not None and (file.endswith(NO_ZEROS) or record["m"] >= tile.rows):
-                p = problem_of(record)
-                found.append(Sample(lambda p=p, tile=tile: tiled_cost.us(p, tile), mean_us(row), weight))  # type: ignore[misc]
-    return found
-
-
-def of_decode(records: Iterable[tuple[str, Record]]) -> list[Sample]:
-    """Return the times of sm90_decode."""
-    found = []
-    for file, record in records:
-        for row, weight in rows_of(record, "sm90_decode", 0.0):
-            if record["m"] < FEWEST_ROWS or (record["m"] <= MOST_ROWS and file.endswith(LAST_DECODE)):
-                p = problem_of(record)
-                config = config_for(p)
-                found.append(Sample(lambda p=p, c=config: decode_cost.launch_us(p, c), mean_us(row), weight))  # type: ignore[misc]
-    return found
 
 
 def globals_of(module: ModuleType, names: Iterable[str]) -> Iterator[Constant]:
@@ -222,6 +143,12 @@ MODELS: Final = {
     ),
     "tiled_cost": Model(tiled_cost, of_costs, of_tiles, lines_of_costs),
     "decode_cost": Model(decode_cost, of_layouts, of_decode, lines_of_layouts),
+    "fallback_cost": Model(
+        fallback_cost,
+        lambda: globals_of(fallback_cost, fallback_cost.FITTED),
+        of_fallbacks,
+        lambda: lines_of_globals(fallback_cost, fallback_cost.FITTED),
+    ),
 }
 
 
@@ -230,7 +157,7 @@ def put_in_place(model: Model) -> None:
     source = Path(str(model.module.__file__))
     text = source.read_text(encoding="utf-8")
     for line in model.lines():
-        begin = line[: re.search(r"= |: [CF]", line).end()]  # type: ignore[union-attr]
+        begin = line[: re.search(r"Final = |: (?=Cost|Fitted)", line).end()]  # type: ignore[union-attr]
         text, count = re.subn(rf"^{re.escape(begin)}.*$", lambda _, line=line: line, text, flags=re.MULTILINE)
         if count != 1:
             raise ValueError(f"{source} has {count} lines that begin with {begin!r}")
@@ -280,7 +207,7 @@ def search(model: Model, samples: list[Sample], steps: int = STEPS) -> Fit:
         constant.put(rounded(float(value)))
     near = roots > math.exp(-CONSTANTS_FALL * 0.15 / 2)
     last = np.log([sample.ask() for sample in samples]) - wanted
-    return Fit(1 - after / before, float(np.std(last[near])))
+    return Fit(1 - after / before if before else 0.0, float(np.std(last[near])))
 
 
 def grown(records: list[tuple[str, Record]]) -> list[tuple[list[tuple[str, float]], list[int]]]:

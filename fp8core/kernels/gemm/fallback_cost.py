@@ -25,8 +25,8 @@ PASS_ROW: Final = 0.005
 """More of that, for every row of a panel."""
 PASS_UNALIGNED: Final = 1.5
 """Times as long where rows of codes are not aligned."""
-PRODUCT_US: Final = 8e-7
-"""Of a multiprocessor, for one product of 128 of k by generic_mma, in millionths."""
+PRODUCT_US: Final = 8e-5
+"""Of a multiprocessor, for one result and 128 of k by generic_mma."""
 MMA_UNALIGNED: Final = 1.5
 """Times as long where rows of codes are not aligned."""
 COPY_US: Final = 3.0
@@ -77,7 +77,7 @@ def generic_mma_us(p: ScaledMm) -> float:
     """Return the estimate of generic_mma: tiles in rounds over the device."""
     tile = generic.tile(p)
     rounds = ceil_div(tile.blocks(p.m, p.n), p.target.multiprocessors)
-    products = rounds * tile.rows * tile.cols * ceil_div(p.k, BLOCK_K) * PRODUCT_US * 1e2
+    products = rounds * tile.rows * tile.cols * ceil_div(p.k, BLOCK_K) * PRODUCT_US
     return START_US + products * (1.0 if generic.is_aligned(p) else MMA_UNALIGNED)
 
 
