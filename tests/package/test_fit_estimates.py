@@ -1,5 +1,6 @@
 """How estimates are fitted: trees, searches, the lines of the sources, and that these are what the records give."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -104,8 +105,7 @@ def test_numbers_are_as_sources_have_them(value, want):
 @pytest.mark.parametrize("name", fit_estimates.MODELS)
 def test_the_lines_of_a_model_are_those_of_its_source(name):
     made = fit_estimates.MODELS[name]
-    with open(made.module.__file__, encoding="utf-8") as source:
-        lines = source.read().splitlines()
+    lines = Path(made.module.__file__).read_text(encoding="utf-8").splitlines()
     assert [line for line in made.lines() if line not in lines] == []
     assert all(isinstance(constant, Constant) and constant.value > 0 for constant in made.constants())
 

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 from fp8core.kernels.encodings import ceil_div
 from fp8core.kernels.gemm.blaslt.ordering import (
     MEASURED_VERSIONS,
+    SECTOR,
     Config,
     Work,
     counts_tiles,
@@ -62,6 +63,7 @@ class Features(NamedTuple):
     result_rate: float
     product_rate: float
     stage: float
+    unaligned: float
 
 
 def features(work: Work, config: Config, workspace_bytes: int, estimate: float) -> Features:
@@ -100,6 +102,7 @@ def features(work: Work, config: Config, workspace_bytes: int, estimate: float) 
         result_rate=log(m * n / estimate),
         product_rate=log(m * n * k / estimate),
         stage=channels + tokens,
+        unaligned=float(bool(k % BLOCK) + bool(k % SECTOR)),
     )
 
 

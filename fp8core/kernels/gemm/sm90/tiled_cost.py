@@ -57,34 +57,38 @@ def scales_of(problem: ScaledMm) -> Scales:
     return "chain" if problem.use_fast_accum else "promoted"
 
 
-START_US: Final = 0.7528
+START_US: Final = 0.7821
 """Of a product: from its launch to the first k-block."""
-FILL_US: Final = 0.006764
+FILL_US: Final = 0.006839
 """Of a product, for each row of its first k-block."""
-BYTES_A_US: Final = 4.174e6
+BYTES_A_US: Final = 4.178e6
 """From memory."""
-OVERLAP: Final = 3.001
+OVERLAP: Final = 2.963
 """The exponent of the norm that joins the times of the memory and of the multiprocessors: the greater hides most."""
-CHAIN_US: Final = 1.164e-5
-PROMOTED_US: Final = 1.025e-5
+CHAIN_US: Final = 9.686e-6
+PROMOTED_US: Final = 9.282e-6
 """Of a multiprocessor, for one result of a tile and a k-block: in one chain over k, or added up in fp32."""
-CHAIN_K_BLOCK_US: Final = 0.01773
-PROMOTED_K_BLOCK_US: Final = 0.08389
+CHAIN_K_BLOCK_US: Final = 0.0116
+PROMOTED_K_BLOCK_US: Final = 0.06588
 """More of a k-block, whatever the tile."""
-LOAD_US: Final = 0.0004544
+LOAD_US: Final = 0.000601
 """Of a multiprocessor, for a row of a k-block that it loads alone."""
-SHARED_LOAD_US: Final = 0.0002293
+SHARED_LOAD_US: Final = 0.0002327
 """More of that where all multiprocessors load; of some of them, a part of it."""
-UNALIGNED: Final = 0.4782
-"""The part by which loads take longer where rows do not begin at multiples of 128 bytes."""
+UNALIGNED: Final = 0.656
+"""The part by which loads take longer where rows do not begin at multiples of `SECTOR` bytes."""
+SECTORS: Final = 0.1085
+"""The same where they do, but not at multiples of 128."""
+SECTOR: Final = 32
+"""Bytes that L2 reads together."""
 LOADED_ROWS: Final = 8
 """Rows of a are loaded in multiples of so many, and no more of them than a has."""
-RESULT_US: Final = 2.908e-5
+RESULT_US: Final = 2.773e-5
 """Of a tile\'s end, for each of its results."""
-CHAIN_HEAT: Final = 0.1724
-PROMOTED_HEAT: Final = 0.2121
+CHAIN_HEAT: Final = 0.1769
+PROMOTED_HEAT: Final = 0.2048
 """What a k-block takes more in a product of many waves, as the clock falls; of a few of them, a part of it."""
-WHOLE_WAVES: Final = 0.7506
+WHOLE_WAVES: Final = 0.7839
 """By which part the time grows with whole waves; by the rest it grows with tiles."""
 
 
@@ -98,19 +102,19 @@ class Cost(NamedTuple):
 
 
 COSTS: Final[dict[Tile, Cost]] = {
-    Tile(256, 128): Cost(1.167, 1.203),
-    Tile(128, 192): Cost(1.009, 1.068),
-    Tile(128, 160): Cost(0.9434, 0.9967),
-    Tile(128, 128): Cost(0.6863, 0.8732),
-    Tile(128, 96): Cost(0.7803, 0.7972),
-    Tile(128, 64): Cost(0.8733, 0.4749),
-    Tile(64, 128): Cost(0.4599, 0.5628),
-    Tile(64, 96): Cost(0.6378, 0.6678),
-    Tile(64, 64): Cost(0.8603, 0.6628),
-    Tile(64, 32): Cost(2.498, 2.383),
-    Tile(128, 256): Cost(0, 1.19),
-    Tile(64, 256): Cost(0, 0.8667),
-    Tile(64, 192): Cost(0, 0.6872),
+    Tile(256, 128): Cost(1.16, 1.272),
+    Tile(128, 192): Cost(0.9829, 1.097),
+    Tile(128, 160): Cost(0.9077, 1.005),
+    Tile(128, 128): Cost(0.6346, 0.8396),
+    Tile(128, 96): Cost(0.7262, 0.7258),
+    Tile(128, 64): Cost(0.8306, 0.2794),
+    Tile(64, 128): Cost(0.3563, 0.3828),
+    Tile(64, 96): Cost(0.5807, 0.4948),
+    Tile(64, 64): Cost(0.8991, 0.4561),
+    Tile(64, 32): Cost(3.023, 2.416),
+    Tile(128, 256): Cost(0, 1.251),
+    Tile(64, 256): Cost(0, 0.7662),
+    Tile(64, 192): Cost(0, 0.5505),
 }
 TILES: Final = tuple(COSTS)
 """What kernels are compiled for; of equals the first is taken."""
@@ -118,8 +122,8 @@ TILES: Final = tuple(COSTS)
 
 FITTED: Final = (
     *("START_US", "FILL_US", "BYTES_A_US", "OVERLAP", "CHAIN_US", "PROMOTED_US", "CHAIN_K_BLOCK_US"),
-    *("PROMOTED_K_BLOCK_US", "LOAD_US", "SHARED_LOAD_US", "UNALIGNED", "RESULT_US", "CHAIN_HEAT", "PROMOTED_HEAT"),
-    *("WHOLE_WAVES",),
+    *("PROMOTED_K_BLOCK_US", "LOAD_US", "SHARED_LOAD_US", "UNALIGNED", "SECTORS", "RESULT_US", "CHAIN_HEAT"),
+    *("PROMOTED_HEAT", "WHOLE_WAVES"),
 )
 """Beside those of `COSTS`, the names of the numbers that `python -m bench.fit_estimates` finds."""
 
@@ -144,7 +148,9 @@ def us(problem: ScaledMm, tile: Tile | None = None) -> float:
     cost, results, waves = COSTS[tile], tile.rows * tile.columns, tile.waves(p.m, p.n, p.target)
     share = tile.tiles(p.m, p.n) / p.target.multiprocessors
     rows = tile.columns + min(tile.rows, ceil_div(p.m, LOADED_ROWS) * LOADED_ROWS)
-    k_block = (LOAD_US + SHARED_LOAD_US * share / waves) * rows * (1 + UNALIGNED if p.k % BLOCK_K else 1)
+    k_block = (LOAD_US + SHARED_LOAD_US * share / waves) * rows
+    if p.k % BLOCK_K:
+        k_block *= 1 + (UNALIGNED if p.k % SECTOR else SECTORS)
     if scales_of(p) == "chain":
         k_block += results * CHAIN_US * cost.chain + CHAIN_K_BLOCK_US
     else:
