@@ -1,6 +1,6 @@
 """The products that the choice without tuning is fitted to and judged on: lists that depend on nothing but themselves.
 
-"models" has layers of real models, a few numbers of rows each. "fresh" and "second" have layers of other models and
+"models" has layers of real models, a few numbers of rows each. "fresh", "second" and "third" have layers of other models and
 ones like them, of sizes and numbers of rows that chance took, odd ones among them. The half "judge" of "second" is
 blind: nothing is fitted to it, and no rule is changed for one of its products. None of its weights is in another list.
 "odd" has few products, for the times of kernels that take what others do not.
@@ -72,7 +72,7 @@ MOST_OPERATIONS: Final = 4e12
 MOST_ROWS: Final = 16384
 ODD_SHAPES: Final = "4096x4096", "5000x4100", "12345x4096", "1537x7168", "14336x4101"
 ODD_ROWS: Final = 1, 8, 33, 64, 301, 2001
-LISTS: Final = "models", "fresh", "second", "odd"
+LISTS: Final = "models", "fresh", "second", "third", "odd"
 
 
 class Drawn(NamedTuple):
@@ -90,7 +90,8 @@ class Drawn(NamedTuple):
 
 FRESH: Final = Drawn("fresh", FRESH_SHAPES, 480)
 SECOND: Final = Drawn("second", SECOND_SHAPES, 600, (FRESH,))
-DRAWN: Final = {made.name: made for made in (FRESH, SECOND)}
+THIRD: Final = Drawn("third", FRESH_SHAPES | SECOND_SHAPES, 600, (FRESH, SECOND))
+DRAWN: Final = {made.name: made for made in (FRESH, SECOND, THIRD)}
 
 
 class Case(NamedTuple):

@@ -17,33 +17,33 @@ from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K, MOST_ROWS, width
 from fp8core.kernels.gemm.sm90.decode_unaligned import ALIGNMENT
 from fp8core.problem import ITEMSIZE, ScaledMm
 
-START_US: Final = 3.0
+START_US: Final = 6.256
 """Of a launch that does not begin beside the one before it."""
-PASS_BYTES_A_US: Final = 3e6
+PASS_BYTES_A_US: Final = 6.75e6
 """Of a weight, as generic_decode reads it for every panel of rows."""
-PASS_ROW: Final = 0.005
+PASS_ROW: Final = 0.06554
 """More of that, for every row of a panel."""
-PASS_UNALIGNED: Final = 1.5
+PASS_UNALIGNED: Final = 2.499
 """Times as long where rows of codes are not aligned."""
-PRODUCT_US: Final = 8e-5
+PRODUCT_US: Final = 0.0002836
 """Of a multiprocessor, for one result and 128 of k by generic_mma."""
-MMA_UNALIGNED: Final = 1.5
+MMA_UNALIGNED: Final = 1.089
 """Times as long where rows of codes are not aligned."""
-COPY_US: Final = 3.0
+COPY_US: Final = 7.861
 """Of the launches of realigned beside the product."""
-COPIED_BYTES_A_US: Final = 2.5e6
+COPIED_BYTES_A_US: Final = 4.333e6
 """Of what they read and write."""
-SHIFTED_US: Final = 3.0
+SHIFTED_US: Final = 1.358
 """Of what sm90_decode_unaligned does before the product."""
-SHIFTED_ROW_US: Final = 1e-6
+SHIFTED_ROW_US: Final = 9.945e-7
 """More of it, for a code of a."""
-SHIFTED: Final = 1.2
+SHIFTED: Final = 1.08
 """Times as long as sm90_decode it takes for the product."""
-PAD_US: Final = 4.0
+PAD_US: Final = 3.574
 """Of the launches of cublaslt_pad_m beside the product."""
-SPLIT_M_US: Final = 3.0
+SPLIT_M_US: Final = 4.091
 """Of the launch of cublaslt_split_m before its products."""
-EPILOGUE_US: Final = 1.25
+EPILOGUE_US: Final = 3.898
 """Of the launch of cublaslt_epilogue after the product."""
 FITTED: Final = (
     *("START_US", "PASS_BYTES_A_US", "PASS_ROW", "PASS_UNALIGNED", "PRODUCT_US", "MMA_UNALIGNED", "COPY_US"),

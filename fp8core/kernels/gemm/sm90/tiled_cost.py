@@ -57,38 +57,38 @@ def scales_of(problem: ScaledMm) -> Scales:
     return "chain" if problem.use_fast_accum else "promoted"
 
 
-START_US: Final = 0.7821
+START_US: Final = 1.064
 """Of a product: from its launch to the first k-block."""
-FILL_US: Final = 0.006839
+FILL_US: Final = 0.005656
 """Of a product, for each row of its first k-block."""
-BYTES_A_US: Final = 4.178e6
+BYTES_A_US: Final = 4.236e6
 """From memory."""
-OVERLAP: Final = 2.963
+OVERLAP: Final = 2.948
 """The exponent of the norm that joins the times of the memory and of the multiprocessors: the greater hides most."""
-CHAIN_US: Final = 9.686e-6
-PROMOTED_US: Final = 9.282e-6
+CHAIN_US: Final = 9.023e-6
+PROMOTED_US: Final = 9.036e-6
 """Of a multiprocessor, for one result of a tile and a k-block: in one chain over k, or added up in fp32."""
-CHAIN_K_BLOCK_US: Final = 0.0116
-PROMOTED_K_BLOCK_US: Final = 0.06588
+CHAIN_K_BLOCK_US: Final = 0.009885
+PROMOTED_K_BLOCK_US: Final = 0.06086
 """More of a k-block, whatever the tile."""
-LOAD_US: Final = 0.000601
+LOAD_US: Final = 0.0006132
 """Of a multiprocessor, for a row of a k-block that it loads alone."""
-SHARED_LOAD_US: Final = 0.0002327
+SHARED_LOAD_US: Final = 0.0002365
 """More of that where all multiprocessors load; of some of them, a part of it."""
-UNALIGNED: Final = 0.656
+UNALIGNED: Final = 0.6448
 """The part by which loads take longer where rows do not begin at multiples of `SECTOR` bytes."""
-SECTORS: Final = 0.1085
+SECTORS: Final = 0.1063
 """The same where they do, but not at multiples of 128."""
 SECTOR: Final = 32
 """Bytes that L2 reads together."""
 LOADED_ROWS: Final = 8
 """Rows of a are loaded in multiples of so many, and no more of them than a has."""
-RESULT_US: Final = 2.773e-5
+RESULT_US: Final = 2.672e-5
 """Of a tile\'s end, for each of its results."""
-CHAIN_HEAT: Final = 0.1769
-PROMOTED_HEAT: Final = 0.2048
+CHAIN_HEAT: Final = 0.1821
+PROMOTED_HEAT: Final = 0.2102
 """What a k-block takes more in a product of many waves, as the clock falls; of a few of them, a part of it."""
-WHOLE_WAVES: Final = 0.7839
+WHOLE_WAVES: Final = 0.7558
 """By which part the time grows with whole waves; by the rest it grows with tiles."""
 
 
@@ -102,19 +102,19 @@ class Cost(NamedTuple):
 
 
 COSTS: Final[dict[Tile, Cost]] = {
-    Tile(256, 128): Cost(1.16, 1.272),
-    Tile(128, 192): Cost(0.9829, 1.097),
-    Tile(128, 160): Cost(0.9077, 1.005),
-    Tile(128, 128): Cost(0.6346, 0.8396),
-    Tile(128, 96): Cost(0.7262, 0.7258),
-    Tile(128, 64): Cost(0.8306, 0.2794),
-    Tile(64, 128): Cost(0.3563, 0.3828),
-    Tile(64, 96): Cost(0.5807, 0.4948),
-    Tile(64, 64): Cost(0.8991, 0.4561),
-    Tile(64, 32): Cost(3.023, 2.416),
-    Tile(128, 256): Cost(0, 1.251),
-    Tile(64, 256): Cost(0, 0.7662),
-    Tile(64, 192): Cost(0, 0.5505),
+    Tile(256, 128): Cost(1.18, 1.348),
+    Tile(128, 192): Cost(0.9933, 1.151),
+    Tile(128, 160): Cost(0.9221, 1.053),
+    Tile(128, 128): Cost(0.6431, 0.8762),
+    Tile(128, 96): Cost(0.733, 0.748),
+    Tile(128, 64): Cost(0.8602, 0.2696),
+    Tile(64, 128): Cost(0.3751, 0.3651),
+    Tile(64, 96): Cost(0.5942, 0.4664),
+    Tile(64, 64): Cost(0.8473, 0.4003),
+    Tile(64, 32): Cost(2.619, 2.114),
+    Tile(128, 256): Cost(0, 1.328),
+    Tile(64, 256): Cost(0, 0.7954),
+    Tile(64, 192): Cost(0, 0.5573),
 }
 TILES: Final = tuple(COSTS)
 """What kernels are compiled for; of equals the first is taken."""
