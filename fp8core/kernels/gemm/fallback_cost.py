@@ -17,37 +17,46 @@ from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K, MOST_ROWS, width
 from fp8core.kernels.gemm.sm90.decode_unaligned import ALIGNMENT
 from fp8core.problem import ITEMSIZE, ScaledMm
 
-START_US: Final = 6.256
-"""Of a launch that does not begin beside the one before it."""
-PASS_BYTES_A_US: Final = 6.75e6
+PASS_START_US: Final = 6.408
+"""Of generic_decode, beside the weight's stream."""
+PASS_BYTES_A_US: Final = 4.661e7
 """Of a weight, as generic_decode reads it for every panel of rows."""
-PASS_ROW: Final = 0.06554
+PASS_ROW: Final = 0.4923
 """More of that, for every row of a panel."""
-PASS_UNALIGNED: Final = 2.499
+PASS_UNALIGNED: Final = 2.739
 """Times as long where rows of codes are not aligned."""
-PRODUCT_US: Final = 0.0002836
-"""Of a multiprocessor, for one result and 128 of k by generic_mma."""
-MMA_UNALIGNED: Final = 1.089
+PASS_BLOCKWISE: Final = 1.344
+"""Times as long with scales that change along k."""
+TILE_START_US: Final = 15.95
+"""Of generic_mma, beside its tiles."""
+TILE_K_BLOCK_US: Final = 0.4616
+"""Of a tile of generic_mma, for 128 of k."""
+PRODUCT_US: Final = 0.0001222
+"""More of that, for each of its results."""
+TILE_UNALIGNED: Final = 1.299
 """Times as long where rows of codes are not aligned."""
-COPY_US: Final = 7.861
+TILE_BLOCKWISE: Final = 1.163
+"""Times as long with scales that change along k."""
+COPY_US: Final = 7.873
 """Of the launches of realigned beside the product."""
-COPIED_BYTES_A_US: Final = 4.333e6
+COPIED_BYTES_A_US: Final = 4.335e6
 """Of what they read and write."""
-SHIFTED_US: Final = 1.358
+SHIFTED_US: Final = 0.1503
 """Of what sm90_decode_unaligned does before the product."""
-SHIFTED_ROW_US: Final = 9.945e-7
+SHIFTED_ROW_US: Final = 1.292e-6
 """More of it, for a code of a."""
-SHIFTED: Final = 1.08
+SHIFTED: Final = 1.217
 """Times as long as sm90_decode it takes for the product."""
 PAD_US: Final = 3.574
 """Of the launches of cublaslt_pad_m beside the product."""
-SPLIT_M_US: Final = 4.091
+SPLIT_M_US: Final = 4.092
 """Of the launch of cublaslt_split_m before its products."""
-EPILOGUE_US: Final = 3.898
+EPILOGUE_US: Final = 3.899
 """Of the launch of cublaslt_epilogue after the product."""
 FITTED: Final = (
-    *("START_US", "PASS_BYTES_A_US", "PASS_ROW", "PASS_UNALIGNED", "PRODUCT_US", "MMA_UNALIGNED", "COPY_US"),
-    *("COPIED_BYTES_A_US", "SHIFTED_US", "SHIFTED_ROW_US", "SHIFTED", "PAD_US", "SPLIT_M_US", "EPILOGUE_US"),
+    *("PASS_START_US", "PASS_BYTES_A_US", "PASS_ROW", "PASS_UNALIGNED", "PASS_BLOCKWISE", "TILE_START_US"),
+    *("TILE_K_BLOCK_US", "PRODUCT_US", "TILE_UNALIGNED", "TILE_BLOCKWISE", "COPY_US", "COPIED_BYTES_A_US"),
+    *("SHIFTED_US", "SHIFTED_ROW_US", "SHIFTED", "PAD_US", "SPLIT_M_US", "EPILOGUE_US"),
 )
 """The names of the numbers above that `python -m bench.fit_estimates` finds."""
 
@@ -70,15 +79,17 @@ def generic_decode_us(p: ScaledMm) -> float:
     """Return the estimate of generic_decode: every panel of rows reads the weight."""
     side = generic.layout(p).side
     passes = ceil_div(p.m, side) * (1 + PASS_ROW * side) * p.n * p.k / PASS_BYTES_A_US
-    return START_US + passes * (1.0 if generic.is_aligned(p) else PASS_UNALIGNED)
+    slower = (1.0 if generic.is_aligned(p) else PASS_UNALIGNED) * (PASS_BLOCKWISE if generic.is_blocked(p) else 1.0)
+    return PASS_START_US + passes * slower
 
 
 def generic_mma_us(p: ScaledMm) -> float:
     """Return the estimate of generic_mma: tiles in rounds over the device."""
     tile = generic.tile(p)
     rounds = ceil_div(tile.blocks(p.m, p.n), p.target.multiprocessors)
-    products = rounds * tile.rows * tile.cols * ceil_div(p.k, BLOCK_K) * PRODUCT_US
-    return START_US + products * (1.0 if generic.is_aligned(p) else MMA_UNALIGNED)
+    products = rounds * ceil_div(p.k, BLOCK_K) * (TILE_K_BLOCK_US + tile.rows * tile.cols * PRODUCT_US)
+    slower = (1.0 if generic.is_aligned(p) else TILE_UNALIGNED) * (TILE_BLOCKWISE if generic.is_blocked(p) else 1.0)
+    return TILE_START_US + products * slower
 
 
 def realigned_us(p: ScaledMm) -> float:
