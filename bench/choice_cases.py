@@ -1,8 +1,9 @@
 """The products that the choice without tuning is fitted to and judged on: lists that depend on nothing but themselves.
 
-"models" has layers of real models, a few numbers of rows each. "fresh", "second" and "third" have layers of other models and
-ones like them, of sizes and numbers of rows that chance took, odd ones among them. The half "judge" of "second" is
-blind: nothing is fitted to it, and no rule is changed for one of its products. None of its weights is in another list.
+"models" has layers of real models, a few numbers of rows each. "fresh", "second" and "third" have layers of other
+models and ones like them, of sizes and numbers of rows that chance took, odd ones among them. The half "judge" of
+"second" is blind: nothing is fitted to it, and no rule is changed for one of its products. None of its weights is in
+another list.
 "odd" has few products, for the times of kernels that take what others do not.
 """
 
