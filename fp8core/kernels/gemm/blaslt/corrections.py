@@ -64,6 +64,10 @@ class Features(NamedTuple):
     product_rate: float
     stage: float
     unaligned: float
+    delivered_rate: float
+    weight_rate: float
+    token_rate: float
+    k_alignment: float
 
 
 def features(work: Work, config: Config, workspace_bytes: int, estimate: float) -> Features:
@@ -103,6 +107,10 @@ def features(work: Work, config: Config, workspace_bytes: int, estimate: float) 
         product_rate=log(m * n * k / estimate),
         stage=channels + tokens,
         unaligned=float(bool(k % BLOCK) + bool(k % SECTOR)),
+        delivered_rate=log(blocks * k_blocks * (channels + tokens) / estimate),
+        weight_rate=log(blocks * k_blocks * channels / along_m / estimate),
+        token_rate=log(blocks * k_blocks * tokens / along_n / estimate),
+        k_alignment=min(k & -k, 8192),
     )
 
 
