@@ -65,9 +65,6 @@ class Features(NamedTuple):
     stage: float
     unaligned: float
     delivered_rate: float
-    weight_rate: float
-    token_rate: float
-    k_alignment: float
 
 
 def features(work: Work, config: Config, workspace_bytes: int, estimate: float) -> Features:
@@ -108,9 +105,6 @@ def features(work: Work, config: Config, workspace_bytes: int, estimate: float) 
         stage=channels + tokens,
         unaligned=float(bool(k % BLOCK) + bool(k % SECTOR)),
         delivered_rate=log(blocks * k_blocks * (channels + tokens) / estimate),
-        weight_rate=log(blocks * k_blocks * channels / along_m / estimate),
-        token_rate=log(blocks * k_blocks * tokens / along_n / estimate),
-        k_alignment=min(k & -k, 8192),
     )
 
 

@@ -15,53 +15,53 @@ from fp8core.problem import BLOCK
 
 MEASURED_VERSIONS: Final = range(130100, 130200)
 """Of cuBLASLt, whose algorithms were timed."""
-LAUNCH_US: Final = 3.235
+LAUNCH_US: Final = 3.224
 """Of a launch and of filling the pipelines, when weights come from memory."""
-PRODUCT_US: Final = 1.879e-5
+PRODUCT_US: Final = 1.884e-5
 """Of a multiprocessor, for one result of a tile and a k-block of 128."""
-BLOCKWISE: Final = 1.034
+BLOCKWISE: Final = 1.035
 """Times as much with scales that change along k."""
 COOPERATIVE: Final = 1.091
 """Times as much for a k-block of a tile that all consumers of a block share: nothing is multiplied while it ends."""
-LOAD_US: Final = 0.0005646
+LOAD_US: Final = 0.0006124
 """Of a multiprocessor, for a row of 128 codes that it loads while all of them load. Blocks of a cluster share what they
 have in common."""
-DELIVERY_US: Final = 0.0006268
+DELIVERY_US: Final = 0.0005992
 """More of that, for a row that comes into its shared memory, whoever loads it."""
-UNALIGNED: Final = 0.5139
+UNALIGNED: Final = 0.5051
 """The part by which loads take longer where rows do not begin at multiples of `SECTOR` bytes."""
-SECTORS: Final = 0.2292
+SECTORS: Final = 0.2255
 """The same where they do, but not at multiples of 128."""
 SECTOR: Final = 32
 """Bytes that L2 reads together."""
-ZEROS: Final = 10.9
+ZEROS: Final = 2.812
 """How many rows more each row counts for that a tile has beyond those of a, and that TMA fills with zeros."""
-SHARED_US: Final = 0.0003621
+SHARED_US: Final = 0.0003606
 """Of a multiprocessor, for a row of 128 codes that `wgmma` reads from shared memory, or that is written there."""
-K_BLOCK_US: Final = 0.004774
+K_BLOCK_US: Final = 0.00431
 """Of a k-block, whatever the tile."""
-ROUND_US: Final = 0.2858
+ROUND_US: Final = 0.3013
 """Of a tile's end, whatever its size."""
-RESULT_US: Final = 1.997e-5
-VECTOR_RESULT_US: Final = 1.994e-5
-BLOCKWISE_RESULT_US: Final = 4.124e-5
+RESULT_US: Final = 1.977e-5
+VECTOR_RESULT_US: Final = 1.995e-5
+BLOCKWISE_RESULT_US: Final = 4.083e-5
 """Of a tile's end, for one result, and more of it with vectors of scales and with scales that change along k."""
-BESIDE: Final = 4.177
+BESIDE: Final = 4.123
 """Times as long a tile's end takes while another tile is multiplied."""
-HEAT: Final = 0.219
-BLOCKWISE_HEAT: Final = 0.2338
+HEAT: Final = 0.2167
+BLOCKWISE_HEAT: Final = 0.2304
 """What a k-block takes more in a product of many rounds, as the clock falls; of a few of them, a part of it."""
-WHOLE_ROUNDS: Final = 0.7127
+WHOLE_ROUNDS: Final = 0.7139
 """By which part the time grows with whole rounds; by the rest it grows with tiles."""
-BYTES_A_US: Final = 4.159e6
+BYTES_A_US: Final = 4.15e6
 """From memory."""
-OVERLAP: Final = 3.879
+OVERLAP: Final = 3.882
 """The exponent of the norm that joins the times of the memory, of the loads and of the multiprocessors: the greatest
 hides most."""
-COUNTER_US: Final = 1.941
+COUNTER_US: Final = 1.936
 """Of clearing a counter of tiles, a workspace of a few bytes, before the launch."""
 COUNTER_BYTES: Final = 64
-SPLIT_US: Final = 2.512
+SPLIT_US: Final = 2.513
 PARTIAL_US: Final = 2.64e-6
 """Of adding up the parts of a k that is split, and for one number of one part."""
 FITTED: Final = (
@@ -170,8 +170,9 @@ def us(work: Work, config: Config, workspace_bytes: int) -> float:
         busy = rounds_paid * (products + end)
     else:  # one tile ends while the other is multiplied
         busy = (rounds_paid - 1) * max(products, (products + BESIDE * end) / 2) + products + end
-    rows = channels / along_m + (tokens + ZEROS * max(0, tokens - work.m)) / along_n
-    loads = blocks * k_blocks * (rows * LOAD_US + (channels + tokens) * DELIVERY_US) / work.multiprocessors
+    zeros = ZEROS * max(0, tokens - work.m)
+    rows = channels / along_m + tokens / along_n
+    loads = blocks * k_blocks * (rows * LOAD_US + (channels + tokens + zeros) * DELIVERY_US) / work.multiprocessors
     if work.k % BLOCK:
         loads *= 1 + (UNALIGNED if work.k % SECTOR else SECTORS)
     memory = moved_bytes(work) / BYTES_A_US
