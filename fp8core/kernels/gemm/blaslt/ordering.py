@@ -15,7 +15,7 @@ from fp8core.problem import BLOCK
 
 MEASURED_VERSIONS: Final = range(130100, 130200)
 """Of cuBLASLt, whose algorithms were timed."""
-LAUNCH_US: Final = 3.224
+LAUNCH_US: Final = 3.222
 """Of a launch and of filling the pipelines, when weights come from memory."""
 PRODUCT_US: Final = 1.884e-5
 """Of a multiprocessor, for one result of a tile and a k-block of 128."""
@@ -23,7 +23,7 @@ BLOCKWISE: Final = 1.035
 """Times as much with scales that change along k."""
 COOPERATIVE: Final = 1.091
 """Times as much for a k-block of a tile that all consumers of a block share: nothing is multiplied while it ends."""
-LOAD_US: Final = 0.0006124
+LOAD_US: Final = 0.0006125
 """Of a multiprocessor, for a row of 128 codes that it loads while all of them load. Blocks of a cluster share what they
 have in common."""
 DELIVERY_US: Final = 0.0005992
@@ -34,11 +34,11 @@ SECTORS: Final = 0.2255
 """The same where they do, but not at multiples of 128."""
 SECTOR: Final = 32
 """Bytes that L2 reads together."""
-ZEROS: Final = 2.812
+ZEROS: Final = 2.811
 """How many rows more each row counts for that a tile has beyond those of a, and that TMA fills with zeros."""
-SHARED_US: Final = 0.0003606
+SHARED_US: Final = 0.0003617
 """Of a multiprocessor, for a row of 128 codes that `wgmma` reads from shared memory, or that is written there."""
-K_BLOCK_US: Final = 0.00431
+K_BLOCK_US: Final = 0.004309
 """Of a k-block, whatever the tile."""
 ROUND_US: Final = 0.3013
 """Of a tile's end, whatever its size."""
@@ -48,14 +48,14 @@ BLOCKWISE_RESULT_US: Final = 4.083e-5
 """Of a tile's end, for one result, and more of it with vectors of scales and with scales that change along k."""
 BESIDE: Final = 4.123
 """Times as long a tile's end takes while another tile is multiplied."""
-HEAT: Final = 0.2167
+HEAT: Final = 0.2169
 BLOCKWISE_HEAT: Final = 0.2304
 """What a k-block takes more in a product of many rounds, as the clock falls; of a few of them, a part of it."""
-WHOLE_ROUNDS: Final = 0.7139
+WHOLE_ROUNDS: Final = 0.7141
 """By which part the time grows with whole rounds; by the rest it grows with tiles."""
 BYTES_A_US: Final = 4.15e6
 """From memory."""
-OVERLAP: Final = 3.882
+OVERLAP: Final = 3.885
 """The exponent of the norm that joins the times of the memory, of the loads and of the multiprocessors: the greatest
 hides most."""
 COUNTER_US: Final = 1.936
