@@ -43,14 +43,14 @@ WIDE: Final = 6
 """How many tiles are timed with --wide. (Asking the library for 32 algorithms in place of 8 gave no more of 221.)"""
 
 
-def candidates(p: ScaledMm, odd: bool = False) -> list[Choice]:
+def candidates(p: ScaledMm, only: tuple[str, ...] = ()) -> list[Choice]:
     """Return what may run a product, the choice without tuning first; what is hopeless is left out.
 
-    ``odd``: of the kernels alone that take what others do not.
+    ``only``: what the names of kernels begin with, where not all are asked for.
     """
     found = SCALED_MM.candidates(p)
-    if odd:
-        return [c for c in found if c.kernel.startswith(ODD) and (p.m <= MOST_PANELS or c.kernel != "generic_decode")]
+    if only:
+        return [c for c in found if c.kernel.startswith(only) and (p.m <= MOST_PANELS or c.kernel != "generic_decode")]
     hopeless = FALLBACKS if p.m <= MOST_PANELS else (*FALLBACKS, "sm90_decode")
     if any(choice.kernel == "cublaslt" for choice in found):
         hopeless = (*hopeless, "cublaslt_relayout", "cublaslt_epilogue")  # the same, and launches beside it
@@ -90,14 +90,14 @@ def about(p: ScaledMm, choice: Choice) -> dict[str, Any]:
     }
 
 
-def measure(case: Case, how: timing.Sampling, *, more: bool, odd: bool = False) -> dict[str, Any]:
+def measure(case: Case, how: timing.Sampling, *, more: bool, only: tuple[str, ...] = ()) -> dict[str, Any]:
     """Return one record: a case, and the times and the kind of each candidate."""
     p = case.problem(0)
     if case.operations > LARGE:
         how = how._replace(turns=how.turns // 2)
-    narrow = [(choice.kernel, _name(p, choice)) for choice in candidates(p, odd)]
+    narrow = [(choice.kernel, _name(p, choice)) for choice in candidates(p, only)]
     with wide() if more else nullcontext():
-        choices = candidates(p, odd)
+        choices = candidates(p, only)
         names = [(choice.kernel, _name(p, choice)) for choice in choices]
         taken = timing.samples(p, [SCALED_MM.planned(p, choice) for choice in choices], how)
         rows = [
@@ -120,6 +120,7 @@ def measure(case: Case, how: timing.Sampling, *, more: bool, odd: bool = False) 
             narrow[0][0],
             next((c.algorithm for c, name in zip(choices, names, strict=True) if name == narrow[0]), 0),
         ],
+        "only": list(only),
         "far": [name for name, us in zip(names, taken, strict=True) if not us],
         "rows": rows,
     }
@@ -129,9 +130,9 @@ def _name(p: ScaledMm, choice: Choice) -> str:
     return SCALED_MM.kernel(choice.kernel).algorithms(p)[choice.algorithm]
 
 
-def compile_ahead(problems: Sequence[ScaledMm], odd: bool = False) -> None:
+def compile_ahead(problems: Sequence[ScaledMm], only: tuple[str, ...] = ()) -> None:
     """Compile the kernels of our own on all cores."""
-    pairs = [(p, c) for p in problems for c in candidates(p, odd) if "blaslt" not in c.kernel]
+    pairs = [(p, c) for p in problems for c in candidates(p, only) if "blaslt" not in c.kernel]
     with ThreadPoolExecutor(32) as pool:
         list(pool.map(lambda pair: SCALED_MM.planned(*pair), pairs))
 
@@ -160,6 +161,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=None, help="time so many products, and leave out those after them")
     parser.add_argument("--seconds", type=float, default=600.0, help="start no further product after so long")
     parser.add_argument("--turns", type=int, default=SAMPLING.turns, help="timed turns of each candidate")
+    parser.add_argument("--kernels", nargs="+", help="of all kernels those alone whose names begin so")
     parser.add_argument("--wide", action="store_true", help="more tiles than tune times")
     parser.add_argument("--judge", type=Path, nargs="+", help="files of such records, to judge without timing anything")
     arguments = parser.parse_args()
@@ -180,18 +182,18 @@ def main() -> None:
     some = [case for case in every if arguments.half in (None, case.half) and case.m >= arguments.least]
     if arguments.most:
         some = [case for case in some if case.operations <= arguments.most]
-    odd = arguments.list == "odd"
+    only = tuple(arguments.kernels or (ODD if arguments.list == "odd" else ()))
     wanted = some[arguments.skip :][: arguments.count]
     with wide() if arguments.wide else nullcontext():
-        compile_ahead([case.problem(0) for case in wanted], odd)
+        compile_ahead([case.problem(0) for case in wanted], only)
     print(f"{len(wanted)} products, compiled after {time.monotonic() - begun:.1f} s", flush=True)
     records: list[dict[str, Any]] = []
-    how = SAMPLING._replace(turns=arguments.turns, hopeless=math.inf if odd else SAMPLING.hopeless)
+    how = SAMPLING._replace(turns=arguments.turns, hopeless=math.inf if only == ODD else SAMPLING.hopeless)
     for case in wanted:
         if time.monotonic() - begun > arguments.seconds:
             print(f"stopped after {len(records)} of {len(wanted)} products", flush=True)
             break
-        records.append({**measure(case, how, more=arguments.wide, odd=odd), "list": arguments.list})
+        records.append({**measure(case, how, more=arguments.wide, only=only), "list": arguments.list})
         results.append(arguments.json, records[-1])
     if alone:
         seconds = round(time.monotonic() - begun, 1)
@@ -201,10 +203,10 @@ def main() -> None:
 
 def said(arguments: argparse.Namespace) -> Iterator[str]:
     """Give the words of a command line that asks for the same products."""
-    for name in ("list", "half", "modes", "least", "most", "skip", "count", "seconds", "turns"):
+    for name in ("list", "half", "modes", "least", "most", "skip", "count", "seconds", "turns", "kernels"):
         value = getattr(arguments, name)
         if value is not None:
-            yield from (f"--{name}", *(value if name == "modes" else [f"{value}"]))
+            yield from (f"--{name}", *(value if isinstance(value, list) else [f"{value}"]))
     if arguments.wide:
         yield "--wide"
 

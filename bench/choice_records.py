@@ -25,15 +25,25 @@ PARTS: Final = "fit", "judge"
 
 
 def read(files: Iterable[Path]) -> list[Record]:
-    """Return the records of files; of two about one product the later one."""
+    """Return the records of files; of two about one product and the same kernels the later one."""
     lines = (line for file in files for line in file.read_text(encoding="utf-8").splitlines())
     found = (record for record in map(json.loads, lines) if record["bench"] == "choice")
-    return list({tuple(record[name] for name in Case._fields): record for record in found}.values())
+    return list({(*key(record), *record.get("only", ())): record for record in found}.values())
+
+
+def key(record: Record) -> tuple[str | int, ...]:
+    """Return what product a record is of."""
+    return tuple(record[name] for name in Case._fields)
 
 
 def part(record: Record) -> str:
     """Return what a record is for: "judge", of the blind half of the second list, or "fit"."""
     return "judge" if record.get("list") == "second" and record["half"] == "judge" else "fit"
+
+
+def whole(record: Record) -> bool:
+    """Return whether all kernels were timed, as far as they are not hopeless."""
+    return not record.get("only") and record.get("list") != "odd"
 
 
 def gain(us: Sequence[Sequence[float]], chosen: int | None) -> float:
@@ -50,7 +60,7 @@ def gain(us: Sequence[Sequence[float]], chosen: int | None) -> float:
 
 def gains(records: Iterable[Record]) -> Iterator[tuple[Record, float]]:
     """Give each record and what tuning gains, as measured: the choice is the one of the time of the measurement."""
-    for record in records:
+    for record in filter(whole, records):
         names = [[row["kernel"], row["algorithm"]] for row in record["rows"]]
         if record["first"] in names:
             yield record, gain([row["us"] for row in record["rows"]], names.index(record["first"]))
@@ -58,7 +68,7 @@ def gains(records: Iterable[Record]) -> Iterator[tuple[Record, float]]:
 
 def gains_today(records: Iterable[Record]) -> Iterator[tuple[Record, float]]:
     """Give each record and what tuning gains, if the table chose as this checkout does: on any machine."""
-    for record in map(still, records):
+    for record in map(still, filter(whole, records)):
         kernel, row = chosen_today(record) if record["rows"] else (None, None)
         if row is not None or any(far == kernel for far, _ in record.get("far", ())):
             yield record, gain([row["us"] for row in record["rows"]], row)
@@ -66,7 +76,7 @@ def gains_today(records: Iterable[Record]) -> Iterator[tuple[Record, float]]:
 
 def problem_of(record: Record) -> ScaledMm:
     """Return the product that a record is of, where it was measured."""
-    return Case(*(record[name] for name in Case._fields)).problem(MEASURED)
+    return Case(*key(record)).problem(MEASURED)  # type: ignore[arg-type]
 
 
 def estimate(record: Record, row: Record) -> float | None:
