@@ -22,13 +22,21 @@ MEDIAN_GOAL, WORST_GOAL = 0.03, 0.10
 CLOSE: Final = 1.6
 """Candidates that take this many times the least at first sight are not timed closer."""
 PARTS: Final = "fit", "judge"
+WITH_ZEROS: Final = (*(f"h200-{number}" for number in range(1, 7)), "judge-1", "judge-2")
+"""Files of before sm90_tiled loaded no rows beyond those of a."""
 
 
 def read(files: Iterable[Path]) -> list[Record]:
     """Return the records of files; of two about one product and the same kernels the later one."""
-    lines = (line for file in files for line in file.read_text(encoding="utf-8").splitlines())
-    found = (record for record in map(json.loads, lines) if record["bench"] == "choice")
-    return list({(*key(record), *record.get("only", ())): record for record in found}.values())
+    return list({(*key(record), *record.get("only", ())): record for record in every(files)}.values())
+
+
+def every(files: Iterable[Path]) -> Iterator[Record]:
+    """Give the records of files, each with the name of its file."""
+    for file in files:
+        for record in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
+            if record["bench"] == "choice":
+                yield {**record, "file": file.stem}
 
 
 def key(record: Record) -> tuple[str | int, ...]:
@@ -109,9 +117,15 @@ def config_of(row: Record) -> ordering.Config:
 
 
 def still(record: Record) -> Record:
-    """Return a record without rows that the table of this checkout does not have."""
+    """Return a record without rows that the table of this checkout does not have, or that take other times in it."""
     names = {kernel.name for kernel in SCALED_MM.kernels}
-    return {**record, "rows": [row for row in record["rows"] if row["kernel"] in names]}
+    return {**record, "rows": [row for row in record["rows"] if row["kernel"] in names and is_of_today(record, row)]}
+
+
+def is_of_today(record: Record, row: Record) -> bool:
+    """Return whether a time is of the kernel as it is: before, a tile that a does not fill was filled with zeros."""
+    tile = tile_of(row) if row["kernel"] == "sm90_tiled" else None
+    return tile is None or record["m"] >= tile.rows or not record["file"].endswith(WITH_ZEROS)
 
 
 def chosen_today(record: Record) -> tuple[str | None, int | None]:

@@ -130,7 +130,7 @@ class Model(NamedTuple):
 
     module: ModuleType
     constants: Callable[[], Iterator[Constant]]
-    samples: Callable[[Iterable[tuple[str, Record]]], list[Sample]]
+    samples: Callable[[Iterable[Record]], list[Sample]]
     lines: Callable[[], Iterator[str]]
 
 
@@ -210,7 +210,7 @@ def search(model: Model, samples: list[Sample], steps: int = STEPS) -> Fit:
     return Fit(1 - after / before if before else 0.0, float(np.std(last[near])))
 
 
-def grown(records: list[tuple[str, Record]]) -> list[tuple[list[tuple[str, float]], list[int]]]:
+def grown(records: list[Record]) -> list[tuple[list[tuple[str, float]], list[int]]]:
     """Return the trees, with the names of their features."""
     measured = offers(records, TREES_FALL)
     estimates = [ordering.us(*key) for key in measured]

@@ -1,12 +1,11 @@
 """What the estimates are fitted to: measured times of each kernel, with what asks for the estimate of each."""
 
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from bench.choice_records import Record, config_of, part, problem_of, tile_of, work_of
+from bench.choice_records import Record, config_of, every, is_of_today, part, problem_of, tile_of, work_of
 from fp8core.kernels.encodings import ceil_div
 from fp8core.kernels.gemm import fallback_cost
 from fp8core.kernels.gemm.blaslt import ordering
@@ -21,8 +20,6 @@ CONSTANTS_FALL, TREES_FALL = 6.0, 2.0
 """How fast the weight of a candidate falls as it is slower than the fastest of its product and kernel."""
 LAST_DECODE: Final = ("h200-7", "h200-judge-3", "h200-8", "h200-9")
 """Files from which times of sm90_decode are taken: it had other layouts before."""
-NO_ZEROS: Final = ("h200-7", "h200-judge-3", "h200-8", "h200-9")
-"""Files in which tiles of sm90_tiled that a does not fill take what they take now; in others these are left out."""
 
 
 class Sample(NamedTuple):
@@ -33,13 +30,9 @@ class Sample(NamedTuple):
     weight: float
 
 
-def records_of(files: Sequence[Path]) -> Iterator[tuple[str, Record]]:
-    """Give the name of its file and each record that is not blind, as often as it was measured."""
-    for file in files:
-        for line in file.read_text(encoding="utf-8").splitlines():
-            record = json.loads(line)
-            if record["bench"] == "choice" and part(record) == "fit":
-                yield file.stem, record
+def records_of(files: Sequence[Path]) -> Iterator[Record]:
+    """Give each record that is not blind, as often as it was measured."""
+    yield from (record for record in every(files) if part(record) == "fit")
 
 
 def mean_us(row: Record) -> float:
@@ -62,10 +55,10 @@ class Offer(NamedTuple):
     workspace: int
 
 
-def offers(records: Iterable[tuple[str, Record]], fall: float) -> dict[Offer, tuple[float, float]]:
+def offers(records: Iterable[Record], fall: float) -> dict[Offer, tuple[float, float]]:
     """Return the mean time and weight of each algorithm of each product."""
     found: dict[Offer, list[tuple[float, float]]] = {}
-    for _, record in records:
+    for record in records:
         for row, weight in rows_of(record, "cublaslt", fall):
             if row["channels"]:
                 key = Offer(work_of(record), config_of(row), row["workspace"])
@@ -75,7 +68,7 @@ def offers(records: Iterable[tuple[str, Record]], fall: float) -> dict[Offer, tu
     }
 
 
-def of_library(records: Iterable[tuple[str, Record]]) -> list[Sample]:
+def of_library(records: Iterable[Record]) -> list[Sample]:
     """Return the times of cuBLASLt's algorithms."""
     return [
         Sample(lambda key=key: ordering.us(*key), us, weight)  # type: ignore[misc]
@@ -83,24 +76,24 @@ def of_library(records: Iterable[tuple[str, Record]]) -> list[Sample]:
     ]
 
 
-def of_tiles(records: Iterable[tuple[str, Record]]) -> list[Sample]:
+def of_tiles(records: Iterable[Record]) -> list[Sample]:
     """Return the times of sm90_tiled's tiles."""
     found = []
-    for file, record in records:
+    for record in records:
         for row, weight in rows_of(record, "sm90_tiled", CONSTANTS_FALL):
             tile = tile_of(row)
-            if tile is not None and (file.endswith(NO_ZEROS) or record["m"] >= tile.rows):
+            if tile is not None and is_of_today(record, row):
                 p = problem_of(record)
                 found.append(Sample(lambda p=p, tile=tile: tiled_cost.us(p, tile), mean_us(row), weight))  # type: ignore[misc]
     return found
 
 
-def of_decode(records: Iterable[tuple[str, Record]]) -> list[Sample]:
+def of_decode(records: Iterable[Record]) -> list[Sample]:
     """Return the times of sm90_decode."""
     found = []
-    for file, record in records:
+    for record in records:
         for row, weight in rows_of(record, "sm90_decode", 0.0):
-            if record["m"] < FEWEST_ROWS or (record["m"] <= MOST_ROWS and file.endswith(LAST_DECODE)):
+            if record["m"] < FEWEST_ROWS or (record["m"] <= MOST_ROWS and record["file"].endswith(LAST_DECODE)):
                 p = problem_of(record)
                 config = config_for(p)
                 found.append(Sample(lambda p=p, c=config: decode_cost.launch_us(p, c), mean_us(row), weight))  # type: ignore[misc]
@@ -133,10 +126,10 @@ def library_us(record: Record, kernel: str) -> float:
     return min(ordering.us(work._replace(m=FOUR * whole), config, 0) for config in BLOCK_TILES)
 
 
-def of_fallbacks(records: Iterable[tuple[str, Record]]) -> list[Sample]:
+def of_fallbacks(records: Iterable[Record]) -> list[Sample]:
     """Return the times of kernels that take what others do not."""
     found = []
-    for _, record in records:
+    for record in records:
         for name, us in FALLBACKS.items():
             for row, _ in rows_of(record, name, 0.0):
                 p = problem_of(record)
