@@ -33,8 +33,10 @@ from fp8core.table import Choice
 SAMPLING: Final = timing.Sampling(turns=8, stretch_ms=0.4, span_us=300.0, hopeless=CLOSE)
 FALLBACKS: Final = ("generic", "realigned")
 """How the names of rows begin that are for products that no other row takes."""
-ODD: Final = (*FALLBACKS, "sm90_decode_unaligned", "cublaslt_pad_m", "cublaslt_split_m")
-"""The same of those that the list "odd" is for."""
+ODD: Final = (
+    *("realigned", "generic_decode", "generic_mma", "sm90_decode_unaligned", "cublaslt_pad_m", "cublaslt_split_m"),
+)
+"""The kernels that the list "odd" is for."""
 MOST_PANELS: Final = 128
 """More rows than that are not tried with kernels of few rows."""
 LARGE: Final = 1e12
@@ -46,11 +48,11 @@ WIDE: Final = 6
 def candidates(p: ScaledMm, only: tuple[str, ...] = ()) -> list[Choice]:
     """Return what may run a product, the choice without tuning first; what is hopeless is left out.
 
-    ``only``: what the names of kernels begin with, where not all are asked for.
+    ``only``: the kernels that are asked for, if not all.
     """
     found = SCALED_MM.candidates(p)
     if only:
-        return [c for c in found if c.kernel.startswith(only) and (p.m <= MOST_PANELS or c.kernel != "generic_decode")]
+        return [c for c in found if c.kernel in only and (p.m <= MOST_PANELS or c.kernel != "generic_decode")]
     hopeless = FALLBACKS if p.m <= MOST_PANELS else (*FALLBACKS, "sm90_decode")
     if any(choice.kernel == "cublaslt" for choice in found):
         hopeless = (*hopeless, "cublaslt_relayout", "cublaslt_epilogue")  # the same, and launches beside it
@@ -161,7 +163,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=None, help="time so many products, and leave out those after them")
     parser.add_argument("--seconds", type=float, default=600.0, help="start no further product after so long")
     parser.add_argument("--turns", type=int, default=SAMPLING.turns, help="timed turns of each candidate")
-    parser.add_argument("--kernels", nargs="+", help="of all kernels those alone whose names begin so")
+    parser.add_argument("--kernels", nargs="+", help="of all kernels these alone")
     parser.add_argument("--wide", action="store_true", help="more tiles than tune times")
     parser.add_argument("--judge", type=Path, nargs="+", help="files of such records, to judge without timing anything")
     arguments = parser.parse_args()
@@ -193,6 +195,8 @@ def main() -> None:
         if time.monotonic() - begun > arguments.seconds:
             print(f"stopped after {len(records)} of {len(wanted)} products", flush=True)
             break
+        if not candidates(case.problem(0), only):
+            continue
         records.append({**measure(case, how, more=arguments.wide, only=only), "list": arguments.list})
         results.append(arguments.json, records[-1])
     if alone:

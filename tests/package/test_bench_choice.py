@@ -78,6 +78,16 @@ def test_a_wide_record_has_more_than_tune_times_and_says_so(stub, monkeypatch):
     assert few["first"] == more["first"]
 
 
+def test_some_kernels_alone_are_timed_and_not_judged(stub, monkeypatch):
+    monkeypatch.setattr(jit, "prepare", lambda *_, **__: Mock())
+    monkeypatch.setattr(timing, "samples", samples)
+    case = Case("block", 64, 512, 1024)
+    record = choice.measure(case, choice.SAMPLING, more=False, only=("sm90_tiled", "sm90_decode"))
+    assert {row["kernel"] for row in record["rows"]} | {kernel for kernel, _ in record["far"]} == set(record["only"])
+    assert list(gains([record])) == []
+    assert choice.candidates(Case("block", 63, 512, 1024).problem(H200), ("cublaslt",)) == []  # 4 does not divide it
+
+
 def test_a_gain_is_judged_by_other_times_than_it_was_found_by():
     assert gain([(2.0, 2.0), (1.0, 1.0)], 0) == 1.0
     assert gain([(2.0, 2.0), (1.0, 1.0)], 1) == 0.0
