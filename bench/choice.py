@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from bench import results
 from bench.__main__ import machine
-from bench.choice_cases import LISTS, MODES, Case, cases
+from bench.choice_cases import LISTS, MODES, MOST_ROWS, Case, cases
 from bench.choice_records import CLOSE, PARTS, gains, gains_today, noise, read, report
 from fp8core import timing
 from fp8core.kernels.gemm.blaslt import library, mapping, ordering, query
@@ -158,6 +158,7 @@ def main() -> None:
     parser.add_argument("--half", choices=PARTS, help="this half of them only")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--least", type=int, default=1, help="leave out products of fewer rows")
+    parser.add_argument("--up-to", type=int, default=MOST_ROWS, help="leave out products of more rows")
     parser.add_argument("--most", type=float, default=0.0, help="leave out products of more operations, if not 0")
     parser.add_argument("--skip", type=int, default=0, help="leave out so many products at the beginning of the list")
     parser.add_argument("--count", type=int, default=None, help="time so many products, and leave out those after them")
@@ -181,7 +182,8 @@ def main() -> None:
         )
     begun = time.monotonic()
     every = cases(arguments.list, arguments.modes)
-    some = [case for case in every if arguments.half in (None, case.half) and case.m >= arguments.least]
+    rows = range(arguments.least, arguments.up_to + 1)
+    some = [case for case in every if arguments.half in (None, case.half) and case.m in rows]
     if arguments.most:
         some = [case for case in some if case.operations <= arguments.most]
     only = tuple(arguments.kernels or (ODD if arguments.list == "odd" else ()))
@@ -207,10 +209,10 @@ def main() -> None:
 
 def said(arguments: argparse.Namespace) -> Iterator[str]:
     """Give the words of a command line that asks for the same products."""
-    for name in ("list", "half", "modes", "least", "most", "skip", "count", "seconds", "turns", "kernels"):
+    for name in ("list", "half", "modes", "least", "up_to", "most", "skip", "count", "seconds", "turns", "kernels"):
         value = getattr(arguments, name)
         if value is not None:
-            yield from (f"--{name}", *(value if isinstance(value, list) else [f"{value}"]))
+            yield from (f"--{name.replace('_', '-')}", *(value if isinstance(value, list) else [f"{value}"]))
     if arguments.wide:
         yield "--wide"
 
