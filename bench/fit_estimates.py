@@ -114,7 +114,8 @@ def lines_of_costs() -> Iterator[str]:
     """Give those of `tiled_cost`."""
     yield from lines_of_globals(tiled_cost, tiled_cost.FITTED)
     for tile, cost in tiled_cost.COSTS.items():
-        yield f"    Tile({', '.join(map(str, tile))}): Cost({numbers(cost)}),"
+        given = [value for name, value in tile._asdict().items() if tile._field_defaults.get(name) != value]
+        yield f"    Tile({', '.join(map(str, given))}): Cost({numbers(cost)}),"
 
 
 def lines_of_layouts() -> Iterator[str]:
