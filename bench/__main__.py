@@ -1,17 +1,23 @@
 """Run benchmarks, each in a process of its own, and collect their JSON lines in one file.
 
     python -m bench [SUBJECT ...] [--baselines FOLDER] [--out FILE] [--deep-gemm] [--compile] [--short] [--plan]
+    python -m bench [SUBJECT ...] --seconds 500 --each 200 --out FILE, and the same with --go-on until all is there
     python -m bench [host] --against CHECKOUT [--out FILE] [--short] [--plan]
 
 Without subjects, all of them; what cannot run here is skipped with the reason. The file gets a line about the machine,
 and after each subject's lines one about how it went. Without --out it is a new file in docs/results, named by date and
-device. With --against, public calls of this checkout and of another are timed in turns, on the GPU and on the host.
+device. What a limit of seconds stops keeps its lines; with --go-on a run leaves out what the file has: subjects that
+ended well, and of stopped ones the cases, where they have many. With --against, public calls of this checkout and of
+another are timed in turns, on the GPU and on the host.
 """
 
 import argparse
+import math
+import os
 import platform
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -20,10 +26,11 @@ from datetime import UTC, datetime
 from importlib import metadata, util
 from itertools import count
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NoReturn
 
 import fp8core
 from bench import results
+from bench.subjects import AGAINST, SUBJECTS, Subject
 from fp8core.runtime import device
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -31,122 +38,7 @@ RUNS: Final = ROOT / "docs" / "results"
 PACKAGES: Final = ("torch", "cupy-cuda13x", "cupy-cuda12x", "nvidia-cublas", "nvidia-cuda-nvrtc", "numpy", "ml_dtypes")
 
 
-class Subject(NamedTuple):
-    """A benchmark: its module, its arguments, those of its short form, and what it understands and needs."""
-
-    module: str
-    what: str
-    arguments: tuple[str, ...] = ()
-    short: tuple[str, ...] = ()
-    baselines: bool = True
-    gpu: bool = True
-    compiles: bool = False
-    deep_gemm: bool = False
-    framework: str = "torch"
-    """Whose arrays it times on a GPU."""
-
-
-def _arguments(text: str) -> tuple[str, ...]:
-    return tuple(text.split())
-
-
-SUBJECTS: Final[dict[str, Subject]] = {
-    "quantize": Subject(
-        "bench.quantize",
-        "quantization beside a copy of as many bytes",
-        short=_arguments("--shapes 1x4096 4096x4096"),
-        compiles=True,
-    ),
-    "odd": Subject(
-        "bench.odd", "quantization of odd shapes", short=_arguments("--modes token --types bfloat16"), baselines=False
-    ),
-    "fused": Subject(
-        "bench.fused", "RMS norm and SiLU with quantization", short=_arguments("--shapes 1x4096 4096x4096")
-    ),
-    "weights": Subject(
-        "bench.weights", "what is done to weights", short=_arguments("--shapes 6144x4096"), baselines=False
-    ),
-    "decode": Subject(
-        "bench.decode",
-        "products of few rows",
-        arguments=_arguments("--modes tensor row block"),
-        short=_arguments("--modes row --shapes 6144x4096 --m 1 16"),
-    ),
-    "crossover": Subject(
-        "bench.decode",
-        "products by their rows, from one kernel to the next",
-        arguments=_arguments(
-            "--modes row block --shapes 4096x4096 8192x8192 --m 1 2 3 4 7 8 16 17 32 48 64 65 96 128 192 256"
-        ),
-        short=_arguments("--modes row --shapes 4096x4096 --m 32 64 128"),
-    ),
-    "products": Subject(
-        "bench.decode",
-        "products of many rows",
-        arguments=_arguments(
-            "--modes tensor row block --shapes 6144x4096 28672x4096 8192x8192 7168x16384 --m 512 4096 --replays 10"
-        ),
-        short=_arguments("--modes row --shapes 6144x4096 --m 512"),
-        deep_gemm=True,
-    ),
-    "models": Subject(
-        "bench.decode",
-        "products of many rows in DeepSeek-V3, Qwen3-32B and Llama",
-        arguments=_arguments(
-            "--modes row block --m 128 384 1024 4096 --replays 6 --shapes 2112x7168 24576x1536 4096x7168 7168x2048"
-            " 36864x7168 10240x5120 5120x8192 5120x25600 4096x14336"
-        ),
-        short=_arguments("--modes row --shapes 2112x7168 --m 384"),
-        deep_gemm=True,
-    ),
-    "invariance": Subject(
-        "bench.invariance",
-        "products without and with batch_invariant",
-        short=_arguments("--modes row --shapes 4096x4096 --m 16"),
-        baselines=False,
-    ),
-    "linear": Subject(
-        "bench.linear", "whole linear layers of few rows", short=_arguments("--shapes 4096x4096 --m 1 16")
-    ),
-    "layer": Subject(
-        "bench.layer",
-        "the linear path of decoder layers, on the GPU",
-        short=_arguments("--models Llama-8B --m 1"),
-    ),
-    "jax_layer": Subject(
-        "bench.jax_layer",
-        "decoder layers of Llama 8B under jax.jit",
-        short=_arguments("--m 1"),
-        baselines=False,
-        framework="jax",
-    ),
-    "hf_decoder": Subject(
-        "bench.hf_decoder",
-        "four layers of Qwen3-8B in transformers, one token, in a graph and eager",
-        short=_arguments("--layers 1 --batch 1"),
-        baselines=False,
-    ),
-    "choice": Subject(
-        "bench.choice",
-        "every candidate of many products, beside the choice without tuning",
-        short=_arguments("--modes row --seconds 5"),
-        baselines=False,
-    ),
-    "accuracy": Subject(
-        "bench.accuracy", "the error of every kernel of products by k", short=_arguments("--k 512"), baselines=False
-    ),
-    "first_call": Subject("bench.first_call", "the first call of a fresh process", baselines=False),
-    "host": Subject("bench.host", "host time of each public function", gpu=False),
-    "engine": Subject(
-        "bench.engine", "the host engine", short=_arguments("--rows 256 --cols 1024"), baselines=False, gpu=False
-    ),
-}
-AGAINST: Final = Subject(
-    "bench.against", "public calls of two checkouts", short=_arguments("--short"), baselines=False, gpu=False
-)
-
-
-def command(subject: Subject, out: Path, asked: argparse.Namespace) -> list[str]:
+def command(name: str, subject: Subject, out: Path, asked: argparse.Namespace) -> list[str]:
     """Return the command line of a subject's process."""
     arguments = subject.short if asked.short else subject.arguments
     line = [sys.executable, "-m", subject.module, *arguments, "--json", str(out)]
@@ -155,6 +47,8 @@ def command(subject: Subject, out: Path, asked: argparse.Namespace) -> list[str]
         line += ["--deep-gemm"] if subject.deep_gemm and asked.deep_gemm else []
     if subject.compiles and asked.compile:
         line += ["--compile"]
+    if subject.goes_on and asked.go_on:
+        line += ["--go-on", name]
     if subject is AGAINST:
         line += [str(asked.against.resolve()), *(["--kinds", "host"] if asked.subjects else [])]
     return line
@@ -174,7 +68,8 @@ def said(asked: argparse.Namespace) -> str:
     words = ["python", "-m", "bench", *asked.subjects]
     words += ["--against", asked.against.resolve().name] if asked.against else []
     words += ["--baselines", "BASELINES"] if asked.baselines else []
-    words += [f"--{name.replace('_', '-')}" for name in ("deep_gemm", "compile", "short") if getattr(asked, name)]
+    flags = ("deep_gemm", "compile", "short", "go_on")
+    words += [f"--{name.replace('_', '-')}" for name in flags if getattr(asked, name)]
     words += ["--note", asked.note] if asked.note else []
     return shlex.join(words)
 
@@ -203,6 +98,7 @@ def machine(asked: argparse.Namespace) -> dict[str, Any]:
         "started": f"{now:%Y-%m-%dT%H:%M:%SZ}",
         "command": said(asked),
         "short": asked.short,
+        "goes_on": asked.go_on,
         "cpu": _cpu(),
         "python": platform.python_version(),
         "fp8core": fp8core.__version__,
@@ -235,23 +131,59 @@ def _cpu() -> str:
     return next(named, platform.processor() or platform.machine())
 
 
-def run(subjects: Mapping[str, Subject], out: Path, line_of: Mapping[str, list[str]]) -> bool:
-    """Run the subjects, tell what is skipped or fails, and return whether none failed."""
-    well = True
+def run(
+    subjects: Mapping[str, Subject], out: Path, line_of: Mapping[str, list[str]], seconds: float, each: float
+) -> bool:
+    """Run the subjects, tell what is skipped, stopped or fails, and return whether none was stopped or failed.
+
+    Args:
+        subjects: by name.
+        out: where their records go.
+        line_of: the command line of each.
+        seconds: how long they may take together.
+        each: how long each may take.
+    """
+    well, end = True, time.monotonic() + seconds
     for name, subject in subjects.items():
         why = obstacle(subject)
         if why:
             print(f"{name}: skipped, {why}", flush=True)
             results.append(out, {"bench": "subject", "subject": name, "skipped": why})
             continue
-        print(f"{name}: {shlex.join(line_of[name])}", flush=True)
         start = time.monotonic()
-        status = subprocess.run(line_of[name], cwd=ROOT, check=False).returncode
-        seconds = round(time.monotonic() - start, 1)
-        results.append(out, {"bench": "subject", "subject": name, "status": status, "seconds": seconds})
-        print(f"{name}: {'done' if not status else f'FAILED with status {status}'} after {seconds} s", flush=True)
-        well = well and not status
+        if start >= end:
+            print(f"{name}: not begun, the {seconds:g} s are over", flush=True)
+            well = False
+            continue
+        print(f"{name}: {shlex.join(line_of[name])}", flush=True)
+        record: dict[str, Any] = {"bench": "subject", "subject": name, "status": None}
+        try:
+            record["status"] = waited(line_of[name], min(each, end - start))
+        finally:  # also where this process is asked to end
+            record["seconds"] = round(time.monotonic() - start, 1)
+            results.append(out, record)
+        status = record["status"]
+        how = "STOPPED" if status is None else f"FAILED with status {status}" if status else "done"
+        print(f"{name}: {how} after {record['seconds']} s", flush=True)
+        well = well and status == 0
     return well
+
+
+def waited(line: list[str], seconds: float) -> int | None:
+    """Return the status of a command, or None where it was stopped after so many seconds, with all that it started."""
+    process = subprocess.Popen(line, cwd=ROOT, start_new_session=True)
+    try:
+        return process.wait(None if seconds == math.inf else seconds)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _ended(number: int, _: object) -> NoReturn:
+    sys.exit(128 + number)
 
 
 def main() -> int:
@@ -274,11 +206,16 @@ def main() -> int:
     parser.add_argument("--short", action="store_true", help="a few cases of each, to see that it works")
     parser.add_argument("--compile", action="store_true", help="torch.compile too, which takes minutes")
     parser.add_argument("--note", default="", help="what else a reader should know, as the versions of the baselines")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="stop after so long")
+    parser.add_argument(
+        "--each", type=float, default=math.inf, metavar="SECONDS", help="stop each subject after so long"
+    )
+    parser.add_argument("--go-on", action="store_true", help="leave out what the file of --out has already")
     parser.add_argument("--plan", action="store_true", help="print the commands and what is skipped; run nothing")
     asked = parser.parse_args()
     out = asked.out.resolve() if asked.out else new_file(RUNS)
     subjects = chosen(asked, parser)
-    lines = {name: command(subject, out, asked) for name, subject in subjects.items()}
+    lines = {name: command(name, subject, out, asked) for name, subject in subjects.items()}
     if asked.plan:
         for name, subject in subjects.items():
             why = obstacle(subject)
@@ -286,7 +223,8 @@ def main() -> int:
         return 0
     out.parent.mkdir(parents=True, exist_ok=True)
     results.append(out, machine(asked))
-    well = run(subjects, out, lines)
+    signal.signal(signal.SIGTERM, _ended)
+    well = run(subjects, out, lines, asked.seconds, asked.each)
     print(f"results: {out}\npictures: {shlex.join(['python', '-m', 'bench.plot', str(out)])}")
     return 0 if well else 1
 
@@ -301,6 +239,15 @@ def chosen(asked: argparse.Namespace, parser: argparse.ArgumentParser) -> dict[s
         folder = getattr(asked, option)
         if folder and not folder.is_dir():
             parser.error(f"--{option} needs a folder, got {folder}")
+    if asked.go_on:
+        if not asked.out or not asked.out.is_file():
+            parser.error(f"--go-on needs --out with the file of an earlier run, got {asked.out}")
+        runs = results.runs(asked.out)
+        there = runs[-1].machine.get("device") if runs else None
+        if device.count() and there not in (None, _device()):
+            parser.error(f"--go-on needs the GPU that {asked.out} is of, {there}, got {_device()}")
+        done = results.finished(runs)
+        names = [name for name in names if name not in done]
     if not asked.against:
         return {name: SUBJECTS[name] for name in names}
     if not (asked.against / "fp8core").is_dir():

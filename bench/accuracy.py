@@ -11,14 +11,14 @@ of the demo's encoder, which runs in fp32 for that; --extract does this alone, f
 """
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from bench import results
-from bench.choice import FALLBACKS, compile_ahead
 from fp8core import demo
 from fp8core.errors import CheckpointError, Fp8Error
 
@@ -146,6 +146,22 @@ def problems(case: Case) -> Iterator[Any]:
             yield explain_product(case.m, case.n, case.k, **keywords).problem
 
 
+def choices(p: Any) -> list[Any]:
+    """Return every row that is able to run a product, with its first algorithm."""
+    from fp8core.kernels.gemm.table import SCALED_MM
+
+    return [choice for choice in SCALED_MM.candidates(p) if not choice.algorithm]
+
+
+def compile_all(problems: Sequence[Any]) -> None:
+    """Compile the kernels of our own, some at a time."""
+    from fp8core.kernels.gemm.table import SCALED_MM
+
+    pairs = [(p, choice) for p in problems for choice in choices(p) if "blaslt" not in choice.kernel]
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda pair: SCALED_MM.planned(*pair), pairs))
+
+
 def measure(case: Case, x: Any, weight: Any) -> Iterator[dict[str, Any]]:
     """Give a record for every kernel that can run a product, by dtype of the result and use_fast_accum."""
     import torch
@@ -158,7 +174,7 @@ def measure(case: Case, x: Any, weight: Any) -> Iterator[dict[str, Any]]:
     for p in problems(case):
         result = torch.empty(case.m, case.n, device="cuda", dtype=getattr(torch, p.out))
         rounded, first = relative(exact.to(result.dtype), exact), SCALED_MM.choice(p)
-        for choice in (c for c in SCALED_MM.candidates(p) if not c.algorithm and not c.kernel.startswith(FALLBACKS)):
+        for choice in choices(p):
             run = launched(SCALED_MM.planned(p, choice))
             result.fill_(float("nan"))
             try:
@@ -192,19 +208,22 @@ def main() -> None:
         extract(demo.model_folder(asked.model) or demo.fetch_model())
         return
     records: list[dict[str, Any]] = []
+
+    def keep(found: Iterator[dict[str, Any]]) -> None:
+        some = list(found)
+        results.append(asked.json, *some)
+        records.extend(some)
+
     layers = list(real(asked.model))
-    compile_ahead(
-        [p for mode in MODES for m in ROWS for k in asked.k for p in problems(Case(mode, "", m, CHANNELS, k))]
-    )
+    compile_all([p for mode in MODES for m in ROWS for k in asked.k for p in problems(Case(mode, "", m, CHANNELS, k))])
     for mode in MODES:
         for data in asked.data:
             for k in asked.k:
                 for m in ROWS:
                     case = Case(mode, data, m, CHANNELS, k)
-                    records += measure(case, *made(case))
+                    keep(measure(case, *made(case)))
         for name, x, weight in layers:
-            records += measure(Case(mode, name, x.shape[0], *weight.shape), x, weight)
-    results.append(asked.json, *records)
+            keep(measure(Case(mode, name, x.shape[0], *weight.shape), x, weight))
     worst: dict[tuple[str, str, bool, str], float] = {}
     for r in records:
         key = r["mode"], r["kernel"], r["fast"], r["out"]

@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench import baselines, block_baselines, results, timing
+from bench import baselines, block_baselines, log, results, timing
 from bench.roofline import Roofline
 from fp8core.errors import Fp8Error
 from fp8core.kernels.gemm.table import SCALED_MM
@@ -223,12 +223,13 @@ def main() -> None:
     parser.add_argument(
         "--deep-gemm", action="store_true", help="what that folder has for 1x128 scales too; compiles for a while"
     )
-    parser.add_argument("--json", type=Path, help="append one line a case to this file")
+    log.options(parser)
     parser.add_argument("--modes", nargs="+", choices=MODES, default=["row", "block"])
     parser.add_argument("--shapes", nargs="+", default=SHAPES)
     parser.add_argument("--m", nargs="+", type=int, default=[1, 16, 64])
     parser.add_argument("--replays", type=int, default=timing.REPLAYS)
     arguments = parser.parse_args()
+    there = log.Log(arguments)
     asked = arguments.deep_gemm and arguments.baselines
     blocks = dict(block_baselines.load(arguments.baselines)) if asked else {}
     loaded = baselines.load(arguments.baselines)
@@ -239,16 +240,18 @@ def main() -> None:
     for shape in arguments.shapes:
         n, k = map(int, shape.split("x"))
         for mode in arguments.modes:
-            for m in arguments.m:
-                record = measure(Case(mode, m, n, k), loaded, blocks, arguments.replays)
-                results.append(arguments.json, record)
+            for case in (Case(mode, m, n, k) for m in arguments.m):
+                if there.has(case._asdict()):
+                    continue
+                record = measure(case, loaded, blocks, arguments.replays)
+                there.append(record)
                 cells = [
                     f"{record['us'][name]['median']:.2f}" if name in record["us"] else record["wrong"].get(name, "-")
                     for name in names
                 ]
                 mine = results.own(record) or float("nan")
                 floor = record["floor_us"]
-                table.add_row(mode, f"{m}x{n}x{k}", f"{floor:.2f}", *cells, f"{mine - floor:+.2f}")
+                table.add_row(mode, f"{case.m}x{n}x{k}", f"{floor:.2f}", *cells, f"{mine - floor:+.2f}")
         torch.cuda.empty_cache()
     console.print(table)
 

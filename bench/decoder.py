@@ -5,7 +5,9 @@ is left out: the output projection takes the first columns of q, k, v where they
 and a given tensor where they are fewer.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -51,6 +53,11 @@ class Model(NamedTuple):
         products = [Roofline(n * k + m * k + 2 * m * n, 2 * m * n * k) for n, k in self.sizes.values()]
         norm = Roofline(7 * m * self.hidden + 2 * self.hidden)
         return [norm, norm, Roofline(3 * m * self.attention), Roofline(5 * m * self.mlp), *products]
+
+    def call_floors(self, m: int) -> list[float]:
+        """Return the floors of `CALLS` in microseconds."""
+        norm, _, quantize, silu, qkv, o, gate_up, down = (launch.floor() for launch in self.rooflines(m))
+        return [norm, qkv, quantize + o, norm, gate_up, silu, down]
 
     def floor(self, m: int) -> float:
         """Return the sum of the launches' floors in microseconds."""
@@ -110,29 +117,36 @@ class Memory:
 Layer = Callable[[Weights, Memory], torch.Tensor]
 
 
-def plain(w: Weights, a: Memory) -> torch.Tensor:
-    """Run the layer with memory that the library allocates."""
-    return _ours(w, a, dict.fromkeys(w.layers), dict.fromkeys(w.layers))
+CALLS: Final = ("norm", "qkv", "quantize, o", "norm", "gate_up", "silu", "down")
+"""The calls of a layer, in their order: the third is two launches."""
+
+
+def plain(w: Weights, a: Memory, count: int = len(CALLS)) -> torch.Tensor:
+    """Run the layer, or its first ``count`` calls, with memory that the library allocates."""
+    calls = _ours(w, a, dict.fromkeys(w.layers), dict.fromkeys(w.layers))
+    last: torch.Tensor = deque(islice(calls, count), maxlen=1)[0]
+    return last
 
 
 def preallocated(w: Weights, a: Memory) -> torch.Tensor:
     """Run the layer with given memory."""
-    return _ours(w, a, {name: (a.data[name], a.scale[name]) for name in w.layers}, a.out)
+    into = {name: (a.data[name], a.scale[name]) for name in w.layers}
+    last: torch.Tensor = deque(_ours(w, a, into, a.out), maxlen=1)[0]
+    return last
 
 
-def _ours(w: Weights, a: Memory, into: Mapping[str, Any], out: Mapping[str, Any]) -> torch.Tensor:
+def _ours(w: Weights, a: Memory, into: Mapping[str, Any], out: Mapping[str, Any]) -> Iterator[Any]:
+    """Make the calls of the layer, each when its result is asked for."""
     group: GroupShape = w.layers["qkv"].group_shape
     how: dict[str, Any] = {"group_shape": group, "scale_layout": "mn" if group == GROUP_128 else "k"}
     residual, (first, second) = a.residual, w.norms
-    x = fp8core.rms_norm_quant(a.x, first, EPSILON, residual=residual, out=into["qkv"], **how)
-    attended = a.into_attention(w.layers["qkv"](x, out=out["qkv"]))
-    o = w.layers["o"](attended, out=out["o"])
-    h = fp8core.rms_norm_quant(o, second, EPSILON, residual=residual, out=into["gate_up"], **how)
-    gate_up = w.layers["gate_up"](h, out=out["gate_up"])
-    found: torch.Tensor = w.layers["down"](
-        fp8core.silu_and_mul_quant(gate_up, out=into["down"], **how), out=out["down"]
-    )
-    return found
+    yield (x := fp8core.rms_norm_quant(a.x, first, EPSILON, residual=residual, out=into["qkv"], **how))
+    yield (qkv := w.layers["qkv"](x, out=out["qkv"]))
+    yield (o := w.layers["o"](a.into_attention(qkv), out=out["o"]))
+    yield (h := fp8core.rms_norm_quant(o, second, EPSILON, residual=residual, out=into["gate_up"], **how))
+    yield (gate_up := w.layers["gate_up"](h, out=out["gate_up"]))
+    yield (y := fp8core.silu_and_mul_quant(gate_up, out=into["down"], **how))
+    yield w.layers["down"](y, out=out["down"])
 
 
 def vllm(ops: Any, w: Weights, a: Memory) -> torch.Tensor:

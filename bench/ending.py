@@ -1,5 +1,6 @@
 """What an activation and beta cost a product, inside a CUDA graph: each beside the plain product, by each row.
 
+    python -m bench ending
     python -m bench.ending [--json FILE] [--shapes 14336x4096] [--m 16 64 512 4096] [--modes row block]
 
 A shape is n x k; results are bfloat16; weights rotate over more memory than L2 holds, and so do results that are added
@@ -12,7 +13,6 @@ import argparse
 import math
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 import torch
@@ -21,7 +21,7 @@ from rich.table import Table
 from torch.nn import functional
 
 import fp8core
-from bench import decode, results, timing
+from bench import decode, log, timing
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.explain import explain_product
 from fp8core.problem import ScaledMm
@@ -83,25 +83,20 @@ class Operands:
 
 def able(problem: ScaledMm) -> list[Kernel]:
     """Return the rows that are made for a product."""
-    few = problem.m <= 64
-    rows = {"sm90_decode"} if few else {"sm90_tiled"}
-    return [
-        row
-        for row in SCALED_MM.kernels
-        if (row.name in rows or (row.name == "cublaslt" and not few)) and row.refusal(problem) is None
-    ]
+    names = ("sm90_decode",) if problem.m <= 64 else ("sm90_tiled", "cublaslt", "cublaslt_epilogue")
+    return [row for row in SCALED_MM.kernels if row.name in names and row.refusal(problem) is None]
 
 
 def case(mode: str, m: int, n: int, k: int) -> dict[str, object]:
     """Return the record of one shape."""
-    made, variants, bad, chosen = Operands(mode, m, n, k), {}, [], {}
+    made, variants, wrong, chosen = Operands(mode, m, n, k), {}, {}, {}
     for ending, (activation, beta) in ENDINGS.items():
         asked = made.problem._replace(activation=activation, beta=beta)
         chosen[ending] = SCALED_MM.choice(asked).kernel
         for row in able(asked):
             calls = made.calls(row, activation, beta)
             if made.wrong(calls, activation, beta):
-                bad.append(f"{row.name} {ending}")
+                wrong[f"{row.name} {ending}"] = "far from torch's"
             else:
                 variants[f"{row.name} {ending}"] = calls
     plain = made.calls(SCALED_MM.kernel(chosen["plain"]), "", 0.0)
@@ -117,18 +112,19 @@ def case(mode: str, m: int, n: int, k: int) -> dict[str, object]:
         "k": k,
         "chosen": chosen,
         "us": {name: spent._asdict() for name, spent in times.items()},
-        "wrong": bad,
+        "wrong": wrong,
     }
 
 
 def main() -> None:
     """Time the cases, print a table, and append JSON lines if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="append one JSON object a case to this file")
+    log.options(parser)
     parser.add_argument("--shapes", nargs="+", default=SHAPES)
     parser.add_argument("--m", nargs="+", type=int, default=ROWS)
     parser.add_argument("--modes", nargs="+", choices=MODES, default=("row", "block"))
     chosen = parser.parse_args()
+    there = log.Log(chosen)
     for mode in chosen.modes:
         table = Table(title=f"{mode} scales, microseconds", title_justify="left")
         for name in ("m", "n x k", "row", *ENDINGS, "silu behind", "add behind"):
@@ -136,8 +132,10 @@ def main() -> None:
         for shape in chosen.shapes:
             n, k = map(int, shape.split("x"))
             for m in chosen.m:
+                if there.has({"bench": "ending", "mode": mode, "m": m, "n": n, "k": k}):
+                    continue
                 record = case(mode, m, n, k)
-                results.append(chosen.json, record)
+                there.append(record)
                 spent = {name: f"{time['median']:.2f}" for name, time in record["us"].items()}
                 behind = spent.pop("torch silu"), spent.pop("torch add")
                 for row in dict.fromkeys(name.split()[0] for name in spent):
@@ -146,7 +144,7 @@ def main() -> None:
                     got = [time + star for time, star in zip(got, stars, strict=True)]
                     table.add_row(str(m), shape, row, *got, *(behind if row == record["chosen"]["plain"] else ()))
                 if record["wrong"]:
-                    table.add_row(str(m), shape, f"wrong: {record['wrong']}")
+                    table.add_row(str(m), shape, f"wrong: {', '.join(record['wrong'])}")
         Console(width=140).print(table)
 
 

@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench import baselines, results, timing
+from bench import baselines, log, timing
 from bench.roofline import Roofline
 from fp8core.kernels.fused import NORM_QUANTIZE, SILU_QUANTIZE
 from fp8core.problem import GROUP_128, PER_TENSOR, PER_TOKEN, GroupShape, NormQuantize, SiluQuantize
@@ -173,20 +173,24 @@ def main() -> None:
     """Time the cases, print a table, and write JSON lines if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--baselines", type=Path, help="a folder with the libraries of vLLM and SGLang")
-    parser.add_argument("--json", type=Path, help="append one line a case to this file")
+    log.options(parser)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--shapes", nargs="+", default=SHAPES)
     chosen = parser.parse_args()
+    there = log.Log(chosen)
     loaded = baselines.load(chosen.baselines)
     names = ("copy", "fp8core", "vllm")
     table = Table("kind", "mode", "shape", "floor us", *names, "of copy", title=torch.cuda.get_device_name(0))
     for kind in chosen.kinds:
         for mode in chosen.modes:
             for shape in chosen.shapes:
-                record = measure(Case(kind, mode, *map(int, shape.split("x"))), loaded)
+                case = Case(kind, mode, *map(int, shape.split("x")))
+                if there.has(case._asdict()):
+                    continue
+                record = measure(case, loaded)
                 torch.cuda.empty_cache()
-                results.append(chosen.json, record)
+                there.append(record)
                 times, wrong = record["us"], record["wrong"]
                 cells = [f"{times[n]['median']:.2f}" if n in times else wrong.get(n, "-") for n in names]
                 share = times["copy"]["median"] / times["fp8core"]["median"] if "fp8core" in times else float("nan")

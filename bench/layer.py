@@ -1,12 +1,16 @@
 """The linear path of decoder layers inside a CUDA graph, beside the sum of its launches' floors, vLLM and torch.
 
     python -m bench.layer [--baselines FOLDER] [--json FILE] [--models Llama-8B] [--m 1 16 64]
+    python -m bench.layer --calls [--models Llama-70B/8] [--m 16 64]
 
 Residual and RMS norm; q, k and v; the output projection; residual and RMS norm; gate and up; SiLU and down (see
 `bench.decoder`). Scales are per token x per channel, of DeepSeek-V3 1x128 x 128x128. Weights rotate over more memory
 than L2 holds; layers share the memory of what they compute. "plain" lets the library allocate and passes
 `Quantized` on, "preallocated" gives every result memory, vLLM's kernels write to given memory, and torch multiplies in
 bfloat16. Every variant is checked against float64 arithmetic before it is timed.
+
+With --calls it times the layer's first call, the first two, and so on, and prints how much each adds: what a call costs
+where it stands, with what it hides of the calls beside it.
 """
 
 import argparse
@@ -18,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 import fp8core
-from bench import baselines, decoder, results, timing
+from bench import baselines, decoder, log, results, timing
 from bench.decoder import MODELS, Memory, Weights
 
 ROWS: Final = (1, 4, 16, 64, 256, 1024, 4096)
@@ -60,23 +64,57 @@ def measure(name: str, m: int, weights: list[Weights], loaded: baselines.Loaded)
     }
 
 
+def added(name: str, m: int, weights: list[Weights]) -> list[float]:
+    """Return by how many microseconds each of `decoder.CALLS` makes the layer longer than the calls before it."""
+    memory = Memory(MODELS[name], m)
+    first = {
+        str(count): [lambda count=count, w=w: decoder.plain(w, memory, count) for w in weights]  # type: ignore[misc]
+        for count in range(1, len(decoder.CALLS) + 1)
+    }
+    timing.rest()
+    times = [spent.median for spent in timing.compare(first, least=16).values()]
+    return [time - before for time, before in zip(times, [0.0, *times], strict=False)]
+
+
+def print_calls(models: list[str], rows: list[int]) -> None:
+    """Time the calls of layers, and print a table with their floors."""
+    table = Table("model", "m", *decoder.CALLS, "all", title=torch.cuda.get_device_name())
+    for name in models:
+        weights = [Weights(MODELS[name], wide=False) for _ in range(timing.copies(MODELS[name].weight_bytes, least=2))]
+        for m in rows:
+            times, floors = added(name, m, weights), MODELS[name].call_floors(m)
+            cells = [f"{time:.2f} ({floor:.2f})" for time, floor in zip(times, floors, strict=True)]
+            table.add_row(name, str(m), *cells, f"{sum(times):.2f} ({sum(floors):.2f})")
+        del weights
+        torch.cuda.empty_cache()
+    Console(width=150).print(table)
+
+
 def main() -> None:
     """Time the layers, print a table, and append JSON lines if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--baselines", type=Path, help="a folder with the library of vLLM")
-    parser.add_argument("--json", type=Path, help="append one JSON object a case to this file")
+    log.options(parser)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--m", nargs="+", type=int, default=ROWS)
+    parser.add_argument("--calls", action="store_true", help="what each call adds, of this library alone")
     chosen = parser.parse_args()
+    if chosen.calls:
+        print_calls(chosen.models, chosen.m)
+        return
+    there = log.Log(chosen)
     loaded = baselines.load(chosen.baselines)
     names = tuple(results.LAYER)
     table = Table("model", "m", "floor us", *names, "of the floor", title=torch.cuda.get_device_name())
     for name in chosen.models:
+        rows = [m for m in chosen.m if not there.has({"bench": "layer", "model": name, "m": m})]
+        if not rows:
+            continue
         copies = timing.copies(MODELS[name].weight_bytes, least=2)
         weights = [Weights(MODELS[name], wide=True) for _ in range(copies)]
-        for m in chosen.m:
+        for m in rows:
             record = measure(name, m, weights, loaded)
-            results.append(chosen.json, record)
+            there.append(record)
             cells = [f"{us:.2f}" if (us := results.us(record, x)) else record["wrong"].get(x, "-") for x in names]
             mine = results.us(record, "plain")
             share = "-" if mine is None else f"{mine / record['floor_us']:.3f}"

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 import fp8core
-from bench import baselines, decode, results, timing
+from bench import baselines, decode, log, timing
 from bench.roofline import Roofline
 from fp8core.core.scaling import EPS
 from fp8core.kernels.gemm.table import SCALED_MM
@@ -126,16 +126,19 @@ def main() -> None:
     """Time the cases, print a table, and append JSON lines if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--baselines", type=Path, help="a folder with the libraries of vLLM and SGLang")
-    parser.add_argument("--json", type=Path, help="append one JSON object a case to this file")
+    log.options(parser)
     parser.add_argument("--shapes", nargs="+", default=SHAPES)
     parser.add_argument("--m", nargs="+", type=int, default=ROWS)
     chosen = parser.parse_args()
+    there = log.Log(chosen)
     loaded = baselines.load(chosen.baselines)
     names = ("fp8core", *(row.name for row in LINEAR.kernels), "product", "vllm")
     table = Table("m x n x k", "floor us", *names, "above the floor", title=torch.cuda.get_device_name())
     for shape in chosen.shapes:
         n, k = (int(size) for size in shape.split("x"))
         for m in chosen.m:
+            if there.has({"bench": "linear", "m": m, "n": n, "k": k}):
+                continue
             record = case(m, n, k, loaded)
             spent = {name: found["median"] for name, found in record["us"].items()}
             cells = [
@@ -143,7 +146,7 @@ def main() -> None:
             ]
             above = f"{spent['fp8core'] - record['floor_us']:+.2f}" if "fp8core" in spent else ""
             table.add_row(f"{m} x {n} x {k}", f"{record['floor_us']:.1f}", *cells, above)
-            results.append(chosen.json, record)
+            there.append(record)
     Console().print(table)
 
 

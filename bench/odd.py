@@ -8,14 +8,13 @@ arithmetic before they are timed. Buffers rotate over more memory than L2 holds;
 
 import argparse
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench import results, timing
+from bench import log, timing
 from bench.quantize import MODES, Case, check, ours
 from bench.results import neighbour_time
 from bench.roofline import Roofline
@@ -79,19 +78,22 @@ def measure(mode: str, x_type: str, odd: tuple[int, int], near: tuple[int, int])
 def main() -> None:
     """Time the cases, print a table, and write JSON lines if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="append one line a case to this file")
+    log.options(parser)
     parser.add_argument("--modes", nargs="+", choices=MODES, default=["static", "tensor", "token", "1x128"])
     parser.add_argument("--types", nargs="+", choices=TYPES, default=TYPES)
     chosen = parser.parse_args()
+    there = log.Log(chosen)
     table = Table(title=torch.cuda.get_device_name(0))
     for column in ("mode", "from", "shape", "neighbour", "us", "neighbour's us", "ratio by bytes"):
         table.add_column(column, justify="right")
     for mode in chosen.modes:
         for x_type in chosen.types:
             for odd, near in SHAPES.items():
+                if there.has({"mode": mode, "x": x_type, "rows": odd[0], "cols": odd[1]}):
+                    continue
                 record = measure(mode, x_type, odd, near)
                 torch.cuda.empty_cache()
-                results.append(chosen.json, record)
+                there.append(record)
                 table.add_row(mode, x_type, f"{odd[0]}x{odd[1]}", record["neighbour"], *cells(record))
     Console(width=150).print(table)
 

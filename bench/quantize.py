@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 import fp8core
-from bench import baselines, results, timing
+from bench import baselines, log, timing
 from bench.baselines import Baseline, Result
 from bench.roofline import Roofline
 from fp8core.kernels.quantize import QUANTIZE
@@ -144,11 +144,12 @@ def measure(case: Case, loaded: baselines.Loaded, compile_too: bool) -> dict[str
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--baselines", type=Path, help="a folder with the libraries of vLLM and SGLang")
-    parser.add_argument("--json", type=Path, help="append one line a case to this file")
+    log.options(parser)
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--shapes", nargs="+", default=SHAPES)
     parser.add_argument("--compile", action="store_true", help="time torch.compile too (it compiles for a while)")
     arguments = parser.parse_args()
+    there = log.Log(arguments)
     loaded = baselines.load(arguments.baselines)
     console, table = Console(width=150), Table(title=torch.cuda.get_device_name(0))
     names = ["copy", "fp8core", "vllm", "sgl", "triton", *(["torch.compile"] if arguments.compile else [])]
@@ -157,9 +158,11 @@ def main() -> None:
     for mode in arguments.modes:
         for shape in arguments.shapes:
             rows, cols = map(int, shape.split("x"))
+            if there.has({"mode": mode, "rows": rows, "cols": cols}):
+                continue
             record = measure(Case(mode, rows, cols), loaded, arguments.compile)
             torch.cuda.empty_cache()
-            results.append(arguments.json, record)
+            there.append(record)
             table.add_row(*row_of(record, names))
     console.print(table)
 

@@ -1,7 +1,8 @@
 """What a benchmark writes: JSON lines, read as records by kind. Times are microseconds if not said otherwise.
 
 A file has one or more runs. A run begins with a line about the machine; the lines of a subject end with one about how
-it went. A line says its kind in "bench"; those of quantize, fused, weights and decode are known by their fields.
+it went, without a status where it was stopped. A run that goes on with such a subject has the rest of its lines.
+A line says its kind in "bench"; those of quantize, fused, weights and decode are known by their fields.
 """
 
 import json
@@ -139,7 +140,7 @@ class Run(NamedTuple):
 
     file: str
     machine: Record
-    parts: Sequence[Part]
+    parts: list[Part]
 
 
 def kind_of(record: Record) -> str:
@@ -155,6 +156,12 @@ def kind_of(record: Record) -> str:
         if named is None and keys and all(key in record for key in keys):
             return kind
     raise ValueError(f"a line needs to be of a known benchmark, got one with {sorted(record)}")
+
+
+def key_of(record: Record) -> tuple[Any, ...]:
+    """Return the kind of a record, and what distinguishes it among those of its kind."""
+    kind = kind_of(record)
+    return kind, *(record[key] for key in _KEYS[kind])
 
 
 def append(path: Path | None, *records: Record) -> None:
@@ -184,6 +191,8 @@ def _record(line: str) -> Record:
 def runs(path: Path) -> list[Run]:
     """Return the runs of a file, in the order in which they were made.
 
+    What a stopped subject left is among the records of the run that went on with it.
+
     Raises:
         ValueError: a line of no benchmark known here.
     """
@@ -206,8 +215,31 @@ def runs(path: Path) -> list[Run]:
             if found[-1].machine.get("format", 1) < FORMAT:
                 record["subject"] = FORMER_SUBJECTS.get(record["subject"], record["subject"])
             parts[-1] = Part(record["subject"], record.get("status"), records)
+            if found[-1].machine.get("goes_on"):
+                _join(found, record["subject"])
             records = []
     return found
+
+
+def _join(found: Sequence[Run], subject: str) -> None:
+    """Move what earlier runs left of a subject to the last part of the last run."""
+    last = found[-1].parts[-1]
+    for other in found[:-1]:
+        for part in [part for part in other.parts if part.subject == subject and part.status is None]:
+            other.parts.remove(part)
+            last = last._replace(records=[*part.records, *last.records])
+    found[-1].parts[-1] = last
+
+
+def stopped(runs: Iterable[Run]) -> dict[str, Sequence[Record]]:
+    """Return the records of the subjects that were stopped and have not been finished since."""
+    latest = {part.subject: part for run in runs for part in run.parts}
+    return {name: part.records for name, part in latest.items() if name and part.status is None}
+
+
+def finished(runs: Iterable[Run]) -> set[str]:
+    """Return the subjects that ended well."""
+    return {part.subject for run in runs for part in run.parts if part.status == 0}
 
 
 def collect(runs: Iterable[Run]) -> Results:
@@ -224,8 +256,8 @@ def collect(runs: Iterable[Run]) -> Results:
             about |= {**run.machine, "commands": [*about["commands"], run.machine["command"]]}
             gpus |= {run.machine["device"]} if "device" in run.machine else set()
         for record in (record for part in run.parts for record in part.records):
-            kind = kind_of(record)
-            found[kind][tuple(record[key] for key in _KEYS[kind])] = record
+            kind, *key = key_of(record)
+            found[kind][tuple(key)] = record
     if len(gpus) > 1:
         raise ValueError(f"results to compare need to be of one GPU, got {', '.join(sorted(gpus))}")
     del found["machine"]

@@ -9,6 +9,10 @@ from bench.results import BASELINES, BLOCK, DECODE, LABELS, LIBRARY, MODES, PROD
 INVARIANCE: Final = """With `batch_invariant=True` a row has the same bits for any m: the parts of k and their order
 are those of 64 rows, and more than 64 rows are products of 64 each, every one of which reads the weight."""
 
+ENDING: Final = """What ends a product, in the same launch, for all the rows of fp8core's table that were timed; results
+are bfloat16, beta is 1. "Behind" is a kernel of PyTorch that is launched behind the plain product: it reads a rounded
+result and rounds again. A star marks what a call without tuning gets."""
+
 LAYER: Final = """The linear path of decoder layers: residuals, RMS norms, SiLU, quantization and the four products,
 with weights that come from memory; per token x per channel, of DeepSeek-V3 1x128 x 128x128. The floor is the sum of
 the launches' floors. Plain calls let the library allocate results and pass them on; the last column is their time as a
@@ -77,6 +81,24 @@ def invariance(found: Results) -> list[str]:
     head = ["scales", "free", "invariant", "m x n x k", "floor", "free, us", "invariant, us", "more"]
     said = claims.invariance(found.invariance)
     return [*INVARIANCE.splitlines(), *([f"{said}."] if said else []), "", *table(head, rows, words=3)]
+
+
+def ending(found: Results) -> list[str]:
+    """Return a table of products with what ends them, a line for each row that can, beside PyTorch's kernels."""
+    rows = []
+    for r in found.ending:
+        endings = list(r["chosen"])
+        timed = dict.fromkeys(name.split()[0] for name in r["us"] if not name.startswith("torch "))
+        for row in timed:
+            stars = [" *" if r["chosen"][ending] == row else "" for ending in endings]
+            times = [us(r, f"{row} {ending}") for ending in endings]
+            cells = [number(time) + (star if time else "") for time, star in zip(times, stars, strict=True)]
+            plain = row == r["chosen"]["plain"]
+            behind = [number(us(r, f"torch {kernel}") if plain else None) for kernel in ("silu", "add")]
+            rows.append([PRODUCTS[r["mode"]], results.shape(r), f"`{row}`", *cells, *behind])
+    names = list(found.ending[0]["chosen"]) if found.ending else []
+    head = ["scales", "m x n x k", "kernel", *names, "silu behind", "add behind"]
+    return [*ENDING.splitlines(), "", *table(head, rows, words=3)]
 
 
 def layer(found: Results) -> list[str]:

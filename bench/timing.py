@@ -24,11 +24,14 @@ REST_S: Final = 0.3
 
 
 class Timing(NamedTuple):
-    """Microseconds a call: the median of the replays, and the quarters of them that were faster and slower."""
+    """Microseconds a call: the median of the replays, and the quarters of them that were faster and slower.
+
+    One replay has no spread: `low` and `high` are None.
+    """
 
     median: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
 
     def __str__(self) -> str:
         return f"{self.median:.2f}"
@@ -104,5 +107,5 @@ def compare(variants: Mapping[str, Sequence[Call]], replays: int = REPLAYS, leas
 
 def spread(times: list[float]) -> Timing:
     """Return the median of times, and their quartiles."""
-    low, _, high = quantiles(times, n=4)
+    low, _, high = quantiles(times, n=4) if len(times) > 1 else (None, None, None)
     return Timing(median(times), low, high)

@@ -243,7 +243,8 @@ DEVICE float shuffle_xor(float x, int mask) { return __shfl_xor_sync(0xffffffffu
 DEVICE unsigned shuffle_xor(unsigned x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
 DEVICE unsigned shuffle_from(unsigned x, unsigned source) { return __shfl_sync(0xffffffffu, x, source); }
 DEVICE float shuffle_from(float x, unsigned source) { return __shfl_sync(0xffffffffu, x, source); }
-// The largest x of the warp, in every lane.
+// The largest x of the warp, in every lane: by one instruction, or by shuffles.
+constexpr bool WARP_MAX_IS_FAST = FP8CORE_PTX >= 800 || FP8CORE_PTX == 0;
 DEVICE unsigned warp_max(unsigned x) {
 #if FP8CORE_PTX >= 800
     return __reduce_max_sync(0xffffffffu, x);
@@ -254,6 +255,25 @@ DEVICE unsigned warp_max(unsigned x) {
     }
     return x;
 #endif
+}
+// x, which stays in registers from here on. ptxas would compute an address where it is used, behind the last barrier, and
+// reads its special registers again for that; it knows nothing of what a shuffle gives. Every lane of the warp calls it. A
+// pointer is one to global memory, or null.
+DEVICE unsigned computed_here(unsigned x) {
+#if FP8CORE_PTX
+    asm volatile("shfl.sync.idx.b32 %0, %0, %1, 31, 0xffffffff;" : "+r"(x) : "r"(lane()));
+#endif
+    return x;
+}
+template <class T>
+DEVICE T* computed_here(T* p) {
+#if FP8CORE_PTX
+    const word64 bits = reinterpret_cast<word64>(p);
+    const word64 high = computed_here(static_cast<unsigned>(bits >> 32));
+    p = reinterpret_cast<T*>(high << 32 | computed_here(static_cast<unsigned>(bits)));
+    __builtin_assume(__isGlobal(p));
+#endif
+    return p;
 }
 DEVICE bool warp_all(bool x) { return __all_sync(0xffffffffu, x) != 0; }
 

@@ -40,26 +40,50 @@ named by the date and the GPU, and the last writes this page from those files. `
 subjects, `--plan` what would run."""
 
 
-def goal_row(judged: Judged) -> list[str]:
-    """Return a goal as a line of the table: what, bound, whence, verdict, and the case nearest to it or beyond."""
+def goal_row(judged: Judged, by_run: Sequence[Results]) -> list[str]:
+    """Return a goal as a line: what, bound, whence, verdict, the case nearest to it or beyond, and the runs."""
     goal, checks = judged
     if not checks:
-        return [goal.what, goal.bound, goal.source, "not measured", "-"]
+        return [goal.what, goal.bound, goal.source, "not measured", "-", "-"]
     met = sum(check.met for check in checks)
     worst = max(checks, key=lambda check: check.used)
-    verdict = "met" if met == len(checks) else "**not met**"
-    return [goal.what, goal.bound, goal.source, f"{verdict}, {met} of {len(checks)}", f"{worst.text} ({worst.case})"]
+    verdict = f"{'met' if met == len(checks) else '**not met**'}, {met} of {len(checks)}"
+    of = [str(at) for at, own in enumerate(by_run, 1) if any(goal.checks(own, goal.threshold))]
+    return [goal.what, goal.bound, goal.source, verdict, f"{worst.text} ({worst.case})", ", ".join(of)]
+
+
+def each_run(shown: rules.Shown) -> list[Results]:
+    """Return what the page shows of each run alone."""
+    kept = {id(record) for records in shown.found[1:] for record in records}
+    return [
+        results.collect(
+            [run._replace(parts=[p._replace(records=[r for r in p.records if id(r) in kept]) for p in run.parts])]
+        )
+        for run in shown.runs
+    ]
+
+
+def whence(records: Sequence[Record], shown: rules.Shown, by_run: Sequence[Results]) -> list[str]:
+    """Return the paragraph that says of which runs a table's records are."""
+    named = {id(record) for record in records}
+    of = [
+        f"[{at}](#runs), {rules.started(run).replace('T', ' ').replace('Z', ' UTC')}"
+        for at, (run, own) in enumerate(zip(shown.runs, by_run, strict=True), 1)
+        if any(id(record) in named for kind in own[1:] for record in kind)
+    ]
+    return [f"Run {'; '.join(of)}.", ""] if of else []
 
 
 def runs(shown: rules.Shown) -> list[str]:
     """Return which runs the page is made of, and what of them it does not show."""
     rows = []
-    for run in shown.runs:
+    for at, run in enumerate(shown.runs, 1):
         file = f"[{run.file}](../results/{run.file})"
         command = run.machine["command"] if run.machine.get("format", 1) > 1 else "-"
-        rows.append([file, ", ".join(part.subject for part in run.parts), f"`{command}`" if command != "-" else "-"])
+        subjects = ", ".join(part.subject for part in run.parts)
+        rows.append([str(at), file, subjects, f"`{command}`" if command != "-" else "-"])
     lines = [*rules.LATEST.splitlines(), ""]
-    lines += tables.table(["run", "subjects", "command"], rows, words=3)
+    lines += tables.table(["run", "file", "subjects", "command"], rows, words=4)
     counted = [[rule.name, rule.why, str(shown.left_out[rule.name])] for rule in rules.RULES]
     return lines + tables.table(["left out", "why", "lines"], counted, words=2)
 
@@ -88,7 +112,7 @@ def _cuda(version: int) -> str:
 def faults(found: Results) -> list[str]:
     """Return what was not timed because its output failed the check, and what did not run."""
     lines = []
-    for kind in ("quantize", "odd", "fused", "weights", "decode", "invariance", "layer", "against"):
+    for kind in ("quantize", "odd", "fused", "weights", "decode", "ending", "invariance", "layer", "against"):
         for r in getattr(found, kind):
             wrong = r.get("wrong") or {}
             named = {"fp8core": wrong} if isinstance(wrong, str) else wrong
@@ -107,42 +131,59 @@ def page(shown: rules.Shown, pictures: Sequence[str]) -> str:
     found = shown.found
     few = [r for r in found.decode if r["m"] <= 64]
     many = [r for r in found.decode if r["m"] > 64]
-    sections: list[tuple[str, Sequence[str], Sequence[str]]] = [
-        ("Decoder layer", ["decoder-layer"], tables.layer(found) if found.layer else []),
-        ("Quantization", ["quantize"], _of(found.quantize, "groups", lambda r: MODES.get(r["mode"], r["mode"]))),
-        ("Quantization of odd sizes", [], tables.odd(found.odd) if found.odd else []),
+    by_run = each_run(shown)
+    sections: list[tuple[str, Sequence[str], Sequence[Record], Sequence[str]]] = [
+        ("Decoder layer", ["decoder-layer"], found.layer, tables.layer(found) if found.layer else []),
+        (
+            "Quantization",
+            ["quantize"],
+            found.quantize,
+            _of(found.quantize, "groups", lambda r: MODES.get(r["mode"], r["mode"])),
+        ),
+        ("Quantization of odd sizes", [], found.odd, tables.odd(found.odd) if found.odd else []),
         (
             "Fused producers",
             ["fused"],
+            found.fused,
             _of(
                 found.fused,
                 "producer",
                 lambda r: f"{KINDS.get(r['kind'], r['kind'])}, {MODES.get(r['mode'], r['mode'])}",
             ),
         ),
-        ("Weights", [], _of(found.weights, "kernel", lambda r: r["case"])),
-        ("Products of up to 64 rows", [f"products-{mode}" for mode in PRODUCTS], tables.products(few) if few else []),
+        ("Weights", [], found.weights, _of(found.weights, "kernel", lambda r: r["case"])),
+        (
+            "Products of up to 64 rows",
+            [f"products-{mode}" for mode in PRODUCTS],
+            few,
+            tables.products(few) if few else [],
+        ),
         (
             "Products of more rows, and where one kernel takes over",
             ["crossover"],
+            many,
             tables.products(many) if many else [],
         ),
-        ("Batch invariance", [], tables.invariance(found) if found.invariance else []),
-        ("Host time", [], tables.calls(found)),
-        ("The host engine", [], tables.engine(found) if found.engine else []),
-        ("Beside an older checkout", [], tables.against(found) if found.against else []),
-        ("Not timed", [], [*faults(found), ""] if faults(found) else []),
-        ("Runs", [], runs(shown)),
-        ("How to measure it again", [], REPRODUCE.splitlines()),
+        ("How products end", [], found.ending, tables.ending(found) if found.ending else []),
+        ("Batch invariance", [], found.invariance, tables.invariance(found) if found.invariance else []),
+        ("Host time", [], [*found.calls, *found.overhead], tables.calls(found)),
+        ("The host engine", [], found.engine, tables.engine(found) if found.engine else []),
+        ("Beside an older checkout", [], found.against, tables.against(found) if found.against else []),
+        ("Not timed", [], [], [*faults(found), ""] if faults(found) else []),
+        ("Runs", [], [], runs(shown)),
+        ("How to measure it again", [], [], REPRODUCE.splitlines()),
     ]
     lines = ["# Performance", "", *HOW.splitlines(), "", *machine(found), "## Goals", ""]
-    lines += ["The last column is the case that comes nearest to the bound, or goes furthest beyond it.", ""]
-    head = ["what", "goal", "compared with", "verdict", "hardest case"]
-    lines += tables.table(head, [goal_row(judged) for judged in judge(found)], words=5)
-    for title, images, body in sections:
+    lines += [
+        "The hardest case comes nearest to the bound, or goes furthest beyond it. [Runs](#runs) has the runs' files.",
+        "",
+    ]
+    head = ["what", "goal", "compared with", "verdict", "hardest case", "run"]
+    lines += tables.table(head, [goal_row(judged, by_run) for judged in judge(found)], words=6)
+    for title, images, records, body in sections:
         shown_here = [f"![{title}](../images/{name}.png)\n" for name in images if name in pictures]
         if body:
-            lines += [f"## {title}", "", *shown_here, *body]
+            lines += [f"## {title}", "", *whence(records, shown, by_run), *shown_here, *body]
     return "\n".join(lines) + "\n"
 
 

@@ -154,6 +154,7 @@ DEVICE unsigned shuffle_xor(unsigned x, int mask) { return from_lane(x, lane() ^
 DEVICE float shuffle_xor(float x, int mask) { return float_of(shuffle_xor(bits_of(x), mask)); }
 DEVICE unsigned shuffle_from(unsigned x, unsigned source) { return from_lane(x, source); }
 DEVICE float shuffle_from(float x, unsigned source) { return float_of(from_lane(bits_of(x), source)); }
+constexpr bool WARP_MAX_IS_FAST = false;
 DEVICE unsigned warp_max(unsigned x) {
     for (int mask = WARP / 2; mask > 0; mask /= 2) {
         const unsigned other = shuffle_xor(x, mask);
@@ -168,11 +169,21 @@ DEVICE void grid_dependency_launch() {}
 DEVICE void grid_dependency_wait() {}
 DEVICE void issue_loads() {}
 DEVICE void prefetch_to_l2(const void*) {}
+DEVICE unsigned computed_here(unsigned x) { return x; }
+template <class T>
+DEVICE T* computed_here(T* p) {
+    return p;
+}
 DEVICE void tx_barrier_open(word64*, int) {}
 DEVICE void cluster_arrive() {}
 DEVICE void cluster_wait() {}
 DEVICE void dsmem_store(unsigned*, unsigned, word64*, unsigned) {}
 DEVICE void tx_barrier_wait(word64*) {}
+struct RemotePlace {
+    RemotePlace() = default;
+    DEVICE RemotePlace(unsigned*, word64*, unsigned) {}
+    DEVICE void store(unsigned, int, int) const {}
+};
 
 // ---- FP8 by instructions -----------------------------------------------------------------------------
 

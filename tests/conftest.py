@@ -3,6 +3,7 @@ or models need a GPU, multigpu two."""
 
 import argparse
 import ctypes
+import gc
 import os
 import random
 import re
@@ -11,12 +12,15 @@ from typing import Any
 
 import pytest
 
-from support.engines import MAKERS
-from support.receipt import Receipt
-from support.warm import Warm
-
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 """JAX would take three quarters of a GPU's memory, of which CuPy and torch may hold more than the rest by then."""
+if WORKERS := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // WORKERS)))
+    """Each worker has its part of the cores: torch's threads wait for each other by spinning, in every small product."""
+
+from support.engines import MAKERS  # noqa: E402 - NumPy and torch read the number when they are loaded
+from support.receipt import Receipt  # noqa: E402
+from support.warm import Warm  # noqa: E402
 
 DRIVERS = (
     ("libcuda.so.1", "cuInit", "cuDeviceGetCount"),
@@ -108,6 +112,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kind, _, seed = config.option.order.partition(":")
     if kind == "random":
         random.Random(int(seed)).shuffle(items)
+
+
+def pytest_collection_finish() -> None:
+    """Set aside what lives to the end, modules and tests: each collection of a test, and each of CuPy's where memory is
+    short, would walk 800,000 objects, for half a second."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

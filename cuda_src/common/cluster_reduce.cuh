@@ -20,12 +20,13 @@ DEVICE float warp_sum(float x) {
 }
 
 // Up to this many words each thread reads all of them: vector loads are faster than a second round of shuffles.
-constexpr int MOST_READ = 16;
+constexpr int MOST_READ = 16, MOST_READ_OF_CLUSTER = 32;
 
 template <class Team>
 DEVICE float sum_of_words(const unsigned* words) {
     const float* sums = reinterpret_cast<const float*>(words);
-    if constexpr (Team::WORDS <= MOST_READ) return combined<Team::WORDS>(sums, [](float a, float b) { return a + b; });
+    constexpr int MOST = Team::BLOCKS > 1 ? MOST_READ_OF_CLUSTER : MOST_READ;
+    if constexpr (Team::WORDS <= MOST) return combined<Team::WORDS>(sums, [](float a, float b) { return a + b; });
     return warp_sum(lane() < Team::WORDS ? sums[lane()] : 0.0f);
 }
 template <class Team>
@@ -75,11 +76,14 @@ struct ClusterTeam {
     static_assert(WORDS <= WARP, "a warp reads the words of all");
     unsigned* words;
     word64* barriers;
+    RemotePlace to;  // of the first exchange
 
     DEVICE void start() {
         SHARED alignas(16) unsigned memory[(first + 1) * WORDS];
         SHARED word64 barrier[PLACES];
         words = memory, barriers = barrier;
+        const unsigned from = block_x() % BLOCKS * WARPS + thread_x() / WARP, which = lane() / BLOCKS;
+        to = RemotePlace(&memory[(which < first ? which : 0) * WORDS + from], &barrier[0], lane() % BLOCKS);
         if (thread_x() < WARP) {
             tx_barrier_open(&barrier[0], 4 * WORDS * first);
             tx_barrier_open(&barrier[1], 4 * WORDS);
@@ -93,12 +97,10 @@ struct ClusterTeam {
         constexpr int COUNT = 1 + sizeof...(more);
         static_assert(COUNT == (place == 0 ? first : 1), "as many words as the exchange has");
         static_assert(COUNT * BLOCKS <= WARP, "a lane stores one word");
-        unsigned* const gathered = words + place * first * WORDS;
-        const unsigned from = block_x() % BLOCKS * WARPS + thread_x() / WARP, which = lane() / BLOCKS;
-        if (which < COUNT)
-            dsmem_store(&gathered[which * WORDS + from], chosen(which, x, more...), &barriers[place], lane() % BLOCKS);
+        const unsigned which = lane() / BLOCKS;
+        if (which < COUNT) to.store(chosen(which, x, more...), place * first * WORDS, place);
         tx_barrier_wait(&barriers[place]);
-        return gathered;
+        return words + place * first * WORDS;
     }
 };
 

@@ -1,5 +1,7 @@
-// Grid-wide maximum: every thread of a launch receives the largest magnitude of all blocks. begin() once, early, then
-// largest() once, by all threads. Magnitudes are bits of non-negative fp32 numbers.
+// Grid-wide maximum: every thread of a launch receives the largest magnitude of all blocks. begin() once, then largest()
+// once, by all threads. Without a resident grid begin() touches no memory that is not the launch's own, so it comes before
+// the wait for the preceding kernel: no load has to arrive before a cluster's blocks have met. Magnitudes are bits of
+// non-negative fp32 numbers.
 #pragma once
 #include "reduce.cuh"
 

@@ -124,7 +124,7 @@ DEVICE bool ordinary_divisor(float amax, float eps, Divisor& divisor) {
 // One part of a row, from first_col on. `load_given` comes before the first barrier, behind the wait for the preceding
 // kernel.
 template <class Producer, int FORMAT, int MODE, int GROUP_ROWS, int GROUP_COLS, int SCALE_FORMAT, int ALIGNED,
-          int VECTORS, class Team>
+          int VECTORS, class Team, bool EARLY = false>
 struct Quantizer {
     static constexpr int VECTOR = Producer::VECTOR, THREADS = Team::BLOCK_THREADS, UNROLLED = VECTORS > 0 ? VECTORS : 1;
     static constexpr bool KEPT = VECTORS > 0, ONE_GIVEN = MODE == STATIC && GROUP_COLS < 0;
@@ -146,20 +146,40 @@ struct Quantizer {
         if (MODE == TOKEN && to.upper != nullptr) upper = minimum(upper, *to.upper);
         if constexpr (ONE_GIVEN) given = load_scale<SCALE_FORMAT>(to.scale, scale_row);
     }
-    // For rows so few that what lies between the last barrier and the stores counts: where they go.
-    DEVICE void touch_outputs() const {
-        if (is_inside<ALIGNED>(col_of(0), cols)) prefetch_to_l2(codes_at(col_of(0)));
+    // Scales are stored for EACH vectors by as many lanes, or, AT_ONCE, for all of them by the first lane of a group.
+    static constexpr bool AT_ONCE = EARLY && WARP_MAX_IS_FAST && 2 * LANES >= WARP && UNROLLED <= 4;
+    static constexpr int STORES = AT_ONCE ? UNROLLED : SHARES;
+    DEVICE static bool is_there(int pass) { return !KEPT || pass < VECTORS; }
+    DEVICE int pass_of(int store) const { return AT_ONCE ? store : store * EACH + member(); }
+    // Whether this lane does. By the group's first column: that of this lane may lie behind the row where the group is not
+    // whole.
+    DEVICE bool stores_scale(int store) const {
+        const int pass = pass_of(store), first_of_group = col_of(pass) / GROUP_COLS * GROUP_COLS;
+        return member() < (AT_ONCE ? 1 : EACH) && is_there(pass) && is_inside<ALIGNED>(first_of_group, cols);
+    }
+    DEVICE byte* scale_at(int store) const {
+        const long long group = col_of(pass_of(store)) / GROUP_COLS;
+        return static_cast<byte*>(to.scale) + (scale_row + group * to.scale_col_stride) * SCALE_BYTES<SCALE_FORMAT>;
+    }
+    // EARLY, for rows so few that what lies between the last barrier and the stores counts: where they go.
+    byte *codes_to, *scales_to[STORES];
+    DEVICE void touch_outputs() {
+        codes_to = computed_here(codes_at(col_of(0)));
+        if (is_inside<ALIGNED>(col_of(0), cols)) prefetch_to_l2(codes_to);
         if constexpr (MODE == GROUP) {
-            if (member() < EACH && is_inside<ALIGNED>(col_of(member()), cols)) prefetch_to_l2(scale_at(0));
+#pragma unroll
+            for (int i = 0; i < STORES; ++i) {
+                scales_to[i] = computed_here(stores_scale(i) ? scale_at(i) : nullptr);
+                if (scales_to[i] != nullptr) prefetch_to_l2(scales_to[i]);
+            }
         }
+    }
+    DEVICE void put_scale(int store, float scale) const {
+        byte* const place = EARLY ? scales_to[store] : scale_at(store);
+        if (EARLY ? place != nullptr : stores_scale(store)) store_scale<SCALE_FORMAT>(place, 0, scale);
     }
     DEVICE byte* codes_at(int col) const { return to.data + row * to.data_stride + col; }
     DEVICE int member() const { return int(lane()) % LANES; }
-    // The scale of one of the vectors from `begin` on, by the lane that stores it.
-    DEVICE byte* scale_at(int begin) const {
-        const long long group = col_of(begin + member()) / GROUP_COLS;
-        return static_cast<byte*>(to.scale) + (scale_row + group * to.scale_col_stride) * SCALE_BYTES<SCALE_FORMAT>;
-    }
 
     DEVICE int passes() const {
         return KEPT ? VECTORS : (cols - first_col + THREADS * VECTOR - 1) / (THREADS * VECTOR);
@@ -181,7 +201,8 @@ struct Quantizer {
     DEVICE void finish(int pass, float (&y)[VECTOR], const Divisor& divisor) const {
         const int col = col_of(pass), valid = valid_at<ALIGNED, VECTOR>(col, cols);
         const auto codes = encode_scaled<FORMAT, MODE, SCALE_FORMAT, CAREFUL != 0>(y, divisor);
-        if (is_inside<ALIGNED>(col, cols)) codes.template store_to<ALIGNED != UNALIGNED>(codes_at(col), valid);
+        byte* const place = EARLY ? codes_to + pass * (THREADS * VECTOR) : codes_at(col);
+        if (is_inside<ALIGNED>(col, cols)) codes.template store_to<ALIGNED != UNALIGNED>(place, valid);
     }
     // Calls `rest(careful)`, with a Constant.
     template <class Rest>
@@ -196,6 +217,7 @@ struct Quantizer {
         if constexpr (MODE == TOKEN) token(team, producer, raw, foreseen);
         else if constexpr (ONE_GIVEN) one_given(producer, raw);
         else if constexpr (MODE == STATIC) given_groups(producer, raw);
+        else if constexpr (AT_ONCE) groups_at_once(producer, raw);
         else groups(producer, raw);
     }
 
@@ -276,11 +298,10 @@ struct Quantizer {
         for (int begin = 0; begin < count; begin += EACH) {
             float y[EACH][VECTOR];
             unsigned amax[EACH];
-            const auto is_there = [&](int i) { return !KEPT || begin + i < VECTORS; };
 #pragma unroll
             for (int i = 0; i < EACH; ++i) {
-                if (is_there(i)) produce(producer, raw, begin + i, y[i]);
-                amax[i] = is_there(i) ? bits_of(amax_of(y[i])) : 0u;
+                if (is_there(begin + i)) produce(producer, raw, begin + i, y[i]);
+                amax[i] = is_there(begin + i) ? bits_of(amax_of(y[i])) : 0u;
             }
             const unsigned amax_bits = team_max_each<LANES>(amax);
             Divisor mine;
@@ -289,18 +310,47 @@ struct Quantizer {
             // A separate branch: inside the other one it makes ptxas delay a norm's loads.
             if (__builtin_expect(!quick, 0))
                 mine.scale = rounded_scale<SCALE_FORMAT>(scale_of<MODE, FORMAT>(amax_bits, 0.0f, to.eps));
-            // By the group's first column: that of this lane may lie behind the row where the group is not whole.
-            const int first_of_group = col_of(begin + member()) / GROUP_COLS * GROUP_COLS;
-            if (member() < EACH && is_there(member()) && is_inside<ALIGNED>(first_of_group, cols))
-                store_scale<SCALE_FORMAT>(scale_at(begin), 0, mine.scale);
+            put_scale(begin / EACH, mine.scale);
             in_one_way(quick, [&](auto careful) {
 #pragma unroll
                 for (int i = 0; i < EACH; ++i) {
                     const auto from = [&](float x) { return EACH == 1 ? x : shuffle_from(x, unsigned(first + i)); };
                     const Divisor divisor{from(mine.scale), from(mine.reciprocal), true};
-                    if (is_there(i)) finish<decltype(careful)::VALUE>(begin + i, y[i], divisor);
+                    if (is_there(begin + i)) finish<decltype(careful)::VALUE>(begin + i, y[i], divisor);
                 }
             });
         }
+    }
+
+    // The same where one instruction finds the largest of a warp: each lane has the divisors of all its vectors at once.
+    DEVICE void groups_at_once(const Producer& producer, const Raw* raw) const {
+        float y[UNROLLED][VECTOR];
+        float scales[UNROLLED], reciprocals[UNROLLED];
+        unsigned amax[UNROLLED];
+        bool ordinary = true;
+#pragma unroll
+        for (int i = 0; i < UNROLLED; ++i) {
+            produce(producer, raw, i, y[i]);
+            amax[i] = wide_team_max<LANES>(bits_of(amax_of(y[i])));
+        }
+#pragma unroll
+        for (int i = 0; i < UNROLLED; ++i) {
+            Divisor divisor;
+            ordinary &= ordinary_divisor<FORMAT, MODE, SCALE_FORMAT>(float_of(amax[i]), to.eps, divisor);
+            scales[i] = divisor.scale, reciprocals[i] = divisor.reciprocal;
+        }
+        const bool quick = warp_all(ordinary);
+        if (__builtin_expect(!quick, 0)) {
+#pragma unroll
+            for (int i = 0; i < UNROLLED; ++i)
+                scales[i] = rounded_scale<SCALE_FORMAT>(scale_of<MODE, FORMAT>(amax[i], 0.0f, to.eps));
+        }
+#pragma unroll
+        for (int i = 0; i < UNROLLED; ++i) put_scale(i, scales[i]);
+        in_one_way(quick, [&](auto careful) {
+#pragma unroll
+            for (int i = 0; i < UNROLLED; ++i)
+                finish<decltype(careful)::VALUE>(i, y[i], Divisor{scales[i], reciprocals[i], true});
+        });
     }
 };

@@ -14,9 +14,10 @@
 
 // RN(1 / RN(sqrt(x))). From 2**-100 to 2**100 by the steps of sqrt.rn and rcp.rn without their tests of the range.
 DEVICE float reciprocal_root(float x) {
-    if (__builtin_expect(!(x >= 0x1p-100f && x <= 0x1p100f), 0)) return reciprocal_exact(sqrt_exact(x));
     const float near = rsqrt_fast(x), product = x * near;
-    return reciprocal_ordinary(fma_flushing(fma_flushing(-product, product, x), 0.5f * near, product));
+    float found = reciprocal_ordinary(fma_flushing(fma_flushing(-product, product, x), 0.5f * near, product));
+    if (__builtin_expect(!(x >= 0x1p-100f && x <= 0x1p100f), 0)) found = reciprocal_exact(sqrt_exact(x));
+    return found;
 }
 
 template <int X, int W, int RESIDUAL, int ROUND, int MODE, int ALIGNED>
@@ -43,6 +44,12 @@ struct NormProducer {
     }
     DEVICE void load_weight(int col, int cols, Raw& raw) const {
         raw.weight.template load_from<ALIGNED != UNALIGNED>(weight, col, valid_at<ALIGNED, VECTOR>(col, cols));
+    }
+    // From here on columns are counted from `col` on.
+    DEVICE void begin_at(int col) {
+        x = computed_here(static_cast<const char*>(x) + col * SIZE_OF<X>);
+        weight = computed_here(static_cast<const char*>(weight) + col * SIZE_OF<W>);
+        if constexpr (RESIDUAL != 0) residual = computed_here(static_cast<char*>(residual) + col * SIZE_OF<X>);
     }
     DEVICE void prefetch(int col, int cols) const {
         if (!is_inside<ALIGNED>(col, cols)) return;
@@ -109,37 +116,41 @@ DEVICE void rms_norm_row(const void* x, long long x_stride, void* residual, long
     typename Producer::Raw raw[UNROLLED];
     typename Producer::Inputs inputs[UNROLLED];
 
-    Quantizer<Producer, FORMAT, MODE, GROUP_ROWS, GROUP_COLS, SCALE_FORMAT, ALIGNED, VECTORS, Team> quantize(
-        to, row, first_col, cols);
+    Quantizer<Producer, FORMAT, MODE, GROUP_ROWS, GROUP_COLS, SCALE_FORMAT, ALIGNED, VECTORS, Team, FEW && KEPT>
+        quantize(to, row, first_col, cols);
     grid_dependency_launch();
     if constexpr (FEW && KEPT) {
 #pragma unroll
         for (int pass = 0; pass < VECTORS; ++pass) producer.prefetch(quantize.col_of(pass), cols);
+        producer.begin_at(quantize.col_of(0));
         quantize.touch_outputs();
     }
+    // Where a thread's inputs are, and how far the row goes on.
+    const int origin = FEW && KEPT ? quantize.col_of(0) : 0, left = cols - origin;
+    const auto at_of = [&](int pass) { return FEW && KEPT ? pass * (THREADS * VECTOR) : quantize.col_of(pass); };
     team.start();
     grid_dependency_wait();
     quantize.load_given();
     if constexpr (FEW) {
 #pragma unroll
-        for (int pass = 0; pass < VECTORS; ++pass) producer.load_inputs(quantize.col_of(pass), cols, inputs[pass]);
+        for (int pass = 0; pass < VECTORS; ++pass) producer.load_inputs(at_of(pass), left, inputs[pass]);
         issue_loads();
     }
 #pragma unroll
-    for (int pass = 0; pass < VECTORS; ++pass) producer.load_weight(quantize.col_of(pass), cols, raw[pass]);
+    for (int pass = 0; pass < VECTORS; ++pass) producer.load_weight(at_of(pass), left, raw[pass]);
     issue_loads();
     if constexpr (!FEW) {
 #pragma unroll
-        for (int pass = 0; pass < VECTORS; ++pass) producer.load_inputs(quantize.col_of(pass), cols, inputs[pass]);
+        for (int pass = 0; pass < VECTORS; ++pass) producer.load_inputs(at_of(pass), left, inputs[pass]);
     }
     const int passes = quantize.passes();
     float sum = 0.0f;
 #pragma unroll UNROLLED
     for (int pass = 0; pass < passes; ++pass) {
-        const int at = KEPT ? pass : 0, col = quantize.col_of(pass);
-        if constexpr (!KEPT) producer.load_inputs(col, cols, inputs[at]);
+        const int at = KEPT ? pass : 0, col = at_of(pass);
+        if constexpr (!KEPT) producer.load_inputs(col, left, inputs[at]);
         raw[at].h = producer.sum_of(inputs[at]);
-        if constexpr (KEPT) producer.store_inputs(col, cols, raw[at]);
+        if constexpr (KEPT) producer.store_inputs(col, left, raw[at]);
         float part = 0.0f;
 #pragma unroll
         for (int i = 0; i < VECTOR; ++i) part = fma_flushing(raw[at].h.get(i), raw[at].h.get(i), part);

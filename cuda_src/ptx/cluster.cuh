@@ -46,6 +46,28 @@ DEVICE void dsmem_store(unsigned* place, unsigned x, word64* barrier, unsigned r
     emulation_dsmem_store(place, x, rank);
 #endif
 }
+// `place` and a barrier of block `rank`, found before they are needed. Every lane of a warp makes one.
+struct RemotePlace {
+#if FP8CORE_PTX >= 900
+    unsigned place, barrier;
+    RemotePlace() = default;
+    DEVICE RemotePlace(unsigned* p, word64* its_barrier, unsigned rank)
+        : place(computed_here(cluster_address(shared_address(p), rank))),
+          barrier(computed_here(cluster_address(shared_address(its_barrier), rank))) {}
+    // Stores x so many words further on, and counts it at a barrier so many further on.
+    DEVICE void store(unsigned x, int words, int barriers) const {
+        asm volatile(
+            "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(place + 4 * words),
+            "r"(x), "r"(barrier + 8 * barriers)
+            : "memory");
+    }
+#else
+    unsigned *place, rank;
+    RemotePlace() = default;
+    DEVICE RemotePlace(unsigned* place, word64*, unsigned rank) : place(place), rank(rank) {}
+    DEVICE void store(unsigned x, int words, int) const { dsmem_store(place + words, x, nullptr, rank); }
+#endif
+};
 // All expected bytes have arrived.
 DEVICE void tx_barrier_wait(word64* barrier) {
 #if FP8CORE_PTX >= 900

@@ -92,6 +92,7 @@ quantize_tensorwise(QUANTIZE_PARAMETERS) {
 
     GridMax<THREADS, CLUSTER> grid_max;
     grid_dependency_launch();
+    if constexpr (CLUSTER > 0) grid_max.begin();
     grid_dependency_wait();
 
     Vec8<INPUT> kept[KEPT], passing[CHUNK];
@@ -102,7 +103,7 @@ quantize_tensorwise(QUANTIZE_PARAMETERS) {
 #pragma unroll
         for (int v = 0; v < KEPT; ++v) kept[v] = load(v * step, false, true);
     }
-    grid_max.begin();
+    if constexpr (CLUSTER == 0) grid_max.begin();
 
     // What does not fill CHUNK iterations of every thread is done one iteration at a time.
     AbsMax<INPUT> largest;

@@ -9,11 +9,12 @@ from fp8core.checkpoint.layers import Layer, Tensor
 from fp8core.checkpoint.quantizing import Plan, Summary, plan_checkpoint, quantize_checkpoint
 from fp8core.checkpoint.reader import Checkpoint, open_checkpoint, open_files
 from fp8core.checkpoint.running import Progress
-from fp8core.checkpoint.schemes import SCHEMES, SchemeName
+from fp8core.checkpoint.schemes import SCHEMES
 from fp8core.checkpoint.source import Extra
 from fp8core.checkpoint.tuning import tune_checkpoint
 from fp8core.checkpoint.verdicts import Verdict
 from fp8core.checkpoint.verifying import Verification, verify_checkpoint
+from fp8core.problem import SchemeName
 
 __all__ = [
     "SCHEMES",

@@ -116,7 +116,8 @@ def _of_scales(layer: Layer, goal: Goal, old: NDArray[np.float32]) -> Iterator[s
     largest = regrouped(old, layer.group_shape, goal.group_shape, layer.matrix_shape, np.max)
     smallest = regrouped(old, layer.group_shape, goal.group_shape, layer.matrix_shape, np.min)
     if not np.array_equal(largest, smallest):
-        yield f"one scale per {layer.granularity} becomes one per {goal.granularity}"
+        before, after = (_said(one.granularity, one.group_shape) for one in (layer, goal))
+        yield f"one scale per {before} becomes one per {after}"
     if goal.scale_format != "float32" and not _powers_of_two(largest):
         yield "scales become powers of two"
     elif goal.scale_format == "ue8m0_bytes" and (largest < LEAST_E8M0).any():
@@ -130,6 +131,13 @@ def _of_scales(layer: Layer, goal: Goal, old: NDArray[np.float32]) -> Iterator[s
     with np.errstate(over="ignore"):
         if not (largest * factor / factor == largest).all():
             yield f"scales times {factor:g} are no float32"
+
+
+def _said(granularity: Granularity | None, group_shape: GroupShape | None) -> str:
+    """Return what one scale is of; of blocks and groups with their size."""
+    if group_shape is None or granularity not in ("block", "group"):
+        return str(granularity)
+    return f"{granularity} of {group_shape.rows}x{group_shape.cols}"
 
 
 def _scale_name(layer: Layer) -> str:

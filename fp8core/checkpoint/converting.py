@@ -6,15 +6,12 @@ from typing import Any, NamedTuple
 
 from fp8core.checkpoint import experts
 from fp8core.checkpoint.changes import Change
-from fp8core.checkpoint.outputs import (
-    Target,
-)
 from fp8core.checkpoint.planning import Planned
 from fp8core.checkpoint.reader import Checkpoint, checkpoint_of
 from fp8core.checkpoint.running import Progress, check, run
 from fp8core.checkpoint.source import scan
 from fp8core.errors import CheckpointError
-from fp8core.problem import ScaleFormat
+from fp8core.problem import ConversionName, ScaleFormat
 
 
 class Conversion(NamedTuple):
@@ -52,7 +49,7 @@ def plan_conversion(
     source: str | os.PathLike[str],
     target: str | os.PathLike[str] | None = None,
     *,
-    to: Target,
+    to: ConversionName,
     scales: ScaleFormat = "float32",
     e4m3: str | None = None,
     block_shape: tuple[int, int] | None = None,
@@ -98,7 +95,7 @@ def convert_checkpoint(
     source: str | os.PathLike[str],
     target: str | os.PathLike[str],
     *,
-    to: Target,
+    to: ConversionName,
     scales: ScaleFormat = "float32",
     e4m3: str | None = None,
     block_shape: tuple[int, int] | None = None,

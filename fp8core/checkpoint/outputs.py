@@ -13,18 +13,6 @@ from fp8core.errors import CheckpointError
 from fp8core.problem import BLOCK_128, PER_CHANNEL, PER_TENSOR, GroupShape
 
 OutputName = Literal["compressed-tensors", "deepseek", "modelopt", "comfyui"]
-Target = Literal[
-    "bf16",
-    "channel",
-    "block",
-    "tensor",
-    "mxfp8",
-    "deepseek",
-    "compressed-tensors",
-    "modelopt",
-    "modelopt-mxfp8",
-    "comfyui",
-]
 
 GROUPS: Final[Mapping[str, tuple[Granularity, GroupShape]]] = {
     "channel": ("channel", PER_CHANNEL),

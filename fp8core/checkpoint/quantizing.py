@@ -9,12 +9,13 @@ import numpy as np
 
 from fp8core.checkpoint import experts
 from fp8core.checkpoint.running import Progress, Work, check, run
-from fp8core.checkpoint.schemes import MXFP8, Scheme, SchemeName, quantization_config, scheme_to_write
+from fp8core.checkpoint.schemes import MXFP8, Scheme, quantization_config, scheme_to_write
 from fp8core.checkpoint.selection import module_of, selection
 from fp8core.checkpoint.source import CONFIG, INDEX, RECORD, Extra, Source, open_source
 from fp8core.checkpoint.verdicts import Verdict, verdicts_of
 from fp8core.checkpoint.writing import Shard, index_of, json_bytes, version
 from fp8core.errors import CheckpointError
+from fp8core.problem import SchemeName
 
 
 class Plan(NamedTuple):

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from fp8core.checkpoint.kinds import numbered, tower_of
 from fp8core.errors import CheckpointError
@@ -13,7 +13,6 @@ GROUP_MX: Final = GroupShape(1, 32)
 """Of MXFP8."""
 OUTSIDE_OF_LAYERS: Final = r"re:(?!(.*\.)?\d+(\.|$))"
 """Matches the names of modules that have no number among their parts."""
-SchemeName = Literal["channel", "tensor", "block", "static", "mxfp8"]
 
 
 class Scheme(NamedTuple):

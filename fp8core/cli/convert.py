@@ -15,29 +15,17 @@ from fp8core.cli.rewriting import (
     rewrite,
 )
 from fp8core.cli.terminal import console, count, line, size, starred, table
+from fp8core.problem import ConversionName
 
 if TYPE_CHECKING:
     from fp8core.checkpoint import Change, Conversion
-
-To = Literal[
-    "bf16",
-    "channel",
-    "block",
-    "tensor",
-    "mxfp8",
-    "deepseek",
-    "compressed-tensors",
-    "modelopt",
-    "modelopt-mxfp8",
-    "comfyui",
-]
 
 
 def convert(
     source: SourceArgument,
     target: TargetArgument = None,
     to: Annotated[
-        To,
+        ConversionName,
         typer.Option(
             help="bf16; or one scale per channel, 128x128 block, tensor or group of 1x32 (as compressed-tensors); or a "
             "format, which keeps the layers' scales where it can."

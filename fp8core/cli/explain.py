@@ -7,13 +7,12 @@ from rich.table import Table
 
 from fp8core.cli.targets import TARGETS, UNPROVEN, proven, target_named
 from fp8core.cli.terminal import console
-from fp8core.problem import native_e4m3
+from fp8core.problem import Fp8Name, native_e4m3
 
 if TYPE_CHECKING:
     from fp8core.table import Explanation
 
-Dtype = Literal["float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"]
-Out = Literal["bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"]
+Out = Literal["bfloat16", "float16", "float32", Fp8Name]
 STYLES: Final = {
     "chosen": "bold green",
     "able": "green",
@@ -27,8 +26,8 @@ def explain(
     m: Annotated[int, typer.Argument(min=1, help="Rows of a: tokens.")],
     n: Annotated[int, typer.Argument(min=1, help="Output channels.")],
     k: Annotated[int, typer.Argument(min=1, help="The shared axis.")],
-    a: Annotated[Dtype | None, typer.Option(help="The format of a; by default the device's E4M3.")] = None,
-    b: Annotated[Dtype | None, typer.Option(help="The format of b; by default the device's E4M3.")] = None,
+    a: Annotated[Fp8Name | None, typer.Option(help="The format of a; by default the device's E4M3.")] = None,
+    b: Annotated[Fp8Name | None, typer.Option(help="The format of b; by default the device's E4M3.")] = None,
     out: Annotated[Out, typer.Option(help="The dtype of the result.")] = "bfloat16",
     scale_a: Annotated[
         Literal["tensor", "row", "group"], typer.Option(help="One scale of a per tensor, token or 1x128.")
@@ -54,6 +53,10 @@ def explain(
     console.print(verdicts(explanation, str(place), target or str(place)))
     if _doubtful(explanation):
         console.print("* unless the device has an unknown one that comes first or is estimated faster", highlight=False)
+    if explanation.chosen is None:
+        able = {verdict.status for verdict in explanation.verdicts} - {"unable"}
+        refused = "the call raises UnsupportedProblemError" + (", unless the device has an unknown one" if able else "")
+        console.print(f"No kernel is able: {refused}.", highlight=False)
     if not proven(place):
         console.print(f"[yellow]The kernels of {target or place} are {UNPROVEN}.[/]", highlight=False)
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -15,6 +15,7 @@ from fp8core.cli.rewriting import (
     rewrite,
 )
 from fp8core.cli.terminal import console, count, line, starred, table
+from fp8core.problem import SchemeName
 
 if TYPE_CHECKING:
     from fp8core.checkpoint import Plan, Summary, Verdict
@@ -26,7 +27,7 @@ def quantize(
     source: SourceArgument,
     target: TargetArgument = None,
     scheme: Annotated[
-        Literal["channel", "tensor", "block", "static", "mxfp8"],
+        SchemeName,
         typer.Option(
             help="One scale per output channel, tensor or 128x128 block; static is tensor with given scales of inputs; "
             "mxfp8 is an exponent per 1x32."

@@ -50,7 +50,7 @@ def tune(
     from fp8core.errors import UnsupportedProblemError
     from fp8core.kernels.gemm.table import SCALED_MM
     from fp8core.runtime import device
-    from fp8core.tuning.files import tunings_file
+    from fp8core.tuning.files import check_writable, tunings_file
     from fp8core.tuning.shapes import layer_product, tuned
 
     SCALED_MM.before = None  # what $FP8CORE_TUNINGS names is read below, if it is there
@@ -63,10 +63,11 @@ def tune(
         weights = count(sum(map(len, layers.values())), "weight")
         _say(f"{model}: {weights} of {count(len(layers), 'shape')}, {count(len(some), 'number')} of rows each")
     if device.count() == 0:
-        raise UnsupportedProblemError(f"tune chooses among kernels of a GPU, and here is none: {device.why_none()}")
+        raise UnsupportedProblemError(f"tune needs a GPU, whose kernels it times, got none: {device.why_none()}")
     asked = [layer_product(shape, scheme, dtype) for shape in listed]
     products = list(dict.fromkeys([*asked, *products_of(layers, some, dtype)]))
     file = out or tunings_file()
+    check_writable(file)
     with warnings_as_lines():
         known = set() if again else _known(file)
     wanted = [product for product in products if product not in known]

@@ -113,22 +113,22 @@ class Operation:
         try:
             call = calls[key]
         except (KeyError, TypeError):  # a call of a new kind, or options that cannot be hashed
-            return self._general(operands, options, None, weights, (calls, key))
-        work = call.stream()
-        arrays: Any = operands
-        if call.new:
-            arrays = list(operands)
+            unknown = calls, key
+        else:
+            work = call.stream()
+            arrays: Any = list(operands) if call.new else operands
             for at, allocate in call.new:
                 addresses[at], arrays[at] = allocate(None)
-        if (call.given or (call.may_overwrite and watched.starts)) and call.places(addresses) not in call.examined:
-            call.regions.examine(self.operands, addresses, work)
-        if call.plain is not None:
-            call.plain(work, *addresses)
-        else:
-            self._launch(call, work, addresses, None, weights)
-        if call.wrote is not None:
-            call.wrote(call.written(operands))
-        return arrays, call.note
+            if (call.given or (call.may_overwrite and watched.starts)) and call.places(addresses) not in call.examined:
+                call.regions.examine(self.operands, addresses, work)
+            if call.plain is not None:
+                call.plain(work, *addresses)
+            else:
+                self._launch(call, work, addresses, None, weights)
+            if call.wrote is not None:
+                call.wrote(call.written(operands))
+            return arrays, call.note
+        return self._general(operands, options, None, weights, unknown)  # outside of except: no KeyError in tracebacks
 
     def forget(self) -> None:
         """Let every call be planned anew, as what runs a problem has changed."""

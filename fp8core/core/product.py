@@ -188,7 +188,8 @@ def _check_bias(bias: TensorSpec, n: int, out: str) -> None:
     if bias.shape != (n,) or (n > 1 and bias.strides != (1,)):
         raise ShapeError(f"bias needs {n} contiguous elements, got shape {bias.shape} with strides {bias.strides}")
     if bias.dtype != "float32" and (bias.dtype != out or bias.dtype not in WIDE):
-        raise DTypeError(f"bias needs the dtype of the result, {out}, or float32, got {bias.dtype}")
+        own = f"the dtype of the result, {out}, or " if out in WIDE and out != "float32" else ""
+        raise DTypeError(f"bias needs {own}float32, got {bias.dtype}")
 
 
 def _check_out_scale(scale: TensorSpec | None, out: str) -> None:

@@ -216,10 +216,11 @@ def _weight(x: TensorSpec, n: int, k: int, *, stored: bool, grouped: bool, known
     wanted = [(n, 1), (blocks, groups), (n, groups)] if stored else [(1, n), (groups, blocks), (groups, n)]
     able = f"{wanted[1]} for blocks of {BLOCK}x{BLOCK} or {wanted[2]} for groups of 1x{BLOCK}"
     if not grouped or groups == 1:
-        able = f"(), (1,) or (1, 1) per tensor, {wanted[0]} or ({n},) per channel, {able}"
+        channels = f"{wanted[0]} or ({n},)" if stored else f"{wanted[0]}, ({n},) or ({n}, 1)"
+        able = f"(), (1,) or (1, 1) per tensor, {channels} per channel, {able}"
     raise ShapeError(
         f"{x.name} for n={n}, k={k} needs shape {able}{', beside groups of a,' if grouped else ','} "
-        f"in the orientation of {'the stored weight [n, k]' if stored else 'b [k, n]'}, got {shape}"
+        f"in the orientation {'of the stored weight [n, k]' if stored else '[k, n]'}, got {shape}"
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 from fp8core.errors import LayoutError
 from fp8core.interop.dlpack import contiguous
 from fp8core.interop.dlpack_capsule import Borrowing, KeepAlive
-from fp8core.interop.tensor import TensorView, bytes_spanned, check_aligned, in_elements, refused_dtype
+from fp8core.interop.tensor import TensorView, bytes_spanned, check_aligned, check_memory, in_elements, refused_dtype
 from fp8core.problem import ITEMSIZE
 from fp8core.runtime import device, streams
 
@@ -43,7 +43,7 @@ class CudaArray(Borrowing):
             pointer, shape, typestr = offer["data"][0] or 0, tuple(offer["shape"]), offer["typestr"]
         except REFUSALS as error:
             kind = f"{type(x).__module__}.{type(x).__qualname__}"
-            raise LayoutError(f"{name} ({kind}) does not offer __cuda_array_interface__: {error!r}") from error
+            raise LayoutError(f"{name} needs an array with __cuda_array_interface__, got {kind}: {error!r}") from error
         if offer.get("mask") is not None:
             raise LayoutError(f"{name} needs a plain array, got a masked one, whose mask would be lost")
         if offer.get("stream") == 0:
@@ -54,6 +54,7 @@ class CudaArray(Borrowing):
         itemsize = int(typestr[2:])
         given = offer.get("strides")
         strides = contiguous(shape) if given is None else in_elements(tuple(given), itemsize, name)
+        check_memory(pointer, shape, name)
         check_aligned(pointer, dtype, name)
         ordinal = device.current() if not pointer else ordinal_of(pointer)
         held = Lent(x, device.stream(ordinal), ordinal, offer.get("stream"))

@@ -7,7 +7,7 @@ from typing import Any
 
 from fp8core.errors import DeviceError, LayoutError
 from fp8core.interop import cupy_arrays, dlpack, numpy_arrays
-from fp8core.interop.tensor import Framework, Result, TensorView, check_aligned, refused_dtype
+from fp8core.interop.tensor import Framework, Result, TensorView, check_aligned, check_memory, refused_dtype
 from fp8core.problem import HOST, Target
 from fp8core.runtime import device, streams
 from fp8core.runtime.releases import releases
@@ -28,8 +28,7 @@ class KeepAlive:
     __slots__ = ("capsule", "ordinal", "releases", "stream", "stream_owner")
 
     def __init__(self, capsule: Any, stream: int, ordinal: int) -> None:
-        self.capsule = capsule
-        self.ordinal = ordinal
+        self.capsule, self.stream, self.ordinal = capsule, stream, ordinal
         self.releases = releases()
         self.releases.start()  # a destructor could not
         self.read_on(stream, None)
@@ -112,9 +111,10 @@ class Foreign(Borrowing):
             if isinstance(error, DeviceError):
                 raise
             kind_of = f"{type(x).__module__}.{type(x).__qualname__}"
-            raise LayoutError(f"{name} ({kind_of}) does not export itself by DLPack: {error}") from error
+            raise LayoutError(f"{name} needs an array that exports itself by DLPack, got {kind_of}: {error}") from error
         if found.dtype not in dlpack.CODES:
             raise refused_dtype(name, found.dtype)
+        check_memory(found.pointer, found.shape, name)
         check_aligned(found.pointer, found.dtype, name)
         return TensorView(found.pointer, found.dtype, found.shape, found.strides, target, self, x, held)
 
@@ -130,7 +130,7 @@ class Foreign(Borrowing):
         try:
             capsule = export(x, None)
         except REFUSALS as error:
-            raise LayoutError(f"{name} needs to be writable, and does not export itself by DLPack: {error}") from error
+            raise LayoutError(f"{name} needs a writable array that exports itself by DLPack, got {error}") from error
         if dlpack.read(capsule).read_only:
             raise LayoutError(f"{name} needs to be writable, got a read-only {type(x).__name__}")
 

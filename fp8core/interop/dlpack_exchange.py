@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from fp8core.errors import BackendError, DeviceError, LayoutError
 from fp8core.interop import dlpack
-from fp8core.interop.tensor import Framework, Result, TensorView, check_aligned, refused_dtype
+from fp8core.interop.tensor import Framework, Result, TensorView, check_aligned, check_memory, refused_dtype
 from fp8core.problem import HOST, Target
 from fp8core.runtime import device
 
@@ -71,9 +71,11 @@ class Exchange(Framework):
         try:
             found, held = self._content(x)
         except (BufferError, RuntimeError, ValueError, TypeError) as error:
-            raise LayoutError(f"{name} ({type(x).__qualname__}) does not export itself by DLPack: {error}") from error
+            kind_of = f"{type(x).__module__}.{type(x).__qualname__}"
+            raise LayoutError(f"{name} needs an array that exports itself by DLPack, got {kind_of}: {error}") from error
         if found.dtype not in dlpack.CODES:
             raise refused_dtype(name, found.dtype)
+        check_memory(found.pointer, found.shape, name)
         check_aligned(found.pointer, found.dtype, name)
         if found.device_type in dlpack.HOST_DEVICES:
             target = HOST
@@ -127,26 +129,40 @@ class Exchange(Framework):
         status = self._allocate(ctypes.byref(prototype), ctypes.byref(made), None, _SET_ERROR(tell))
         if status or not made.value:
             raise BackendError(f"{self.name} cannot allocate {shape} of {dtype} on {target}: {'; '.join(errors)}")
-        tensor = dlpack.ManagedVersioned.from_address(made.value).tensor
+        managed = dlpack.ManagedVersioned.from_address(made.value)
+        tensor = managed.tensor
         _permute(tensor, order)
         pointer = (tensor.data or 0) + tensor.byte_offset
         array = ctypes.c_void_p()
-        _succeeded(self._to_object(made, ctypes.byref(array)), "managed_tensor_to_py_object")
+        try:
+            _succeeded(self._to_object(made, ctypes.byref(array)), "managed_tensor_to_py_object")
+        except BaseException:
+            _delete(managed, made.value)
+            raise
         return Result(pointer, _taken(array))
 
 
 class _Held:
     """A managed tensor of the exchange table; its deleter is called once."""
 
+    _address = 0
+
     def __init__(self, from_object: Callable[..., int], x: Any) -> None:
         address = ctypes.c_void_p()
         _succeeded(from_object(x, ctypes.byref(address)), "managed_tensor_from_py_object")
-        self._address = address.value or 0
+        if not address.value:
+            raise BufferError("managed_tensor_from_py_object gave no tensor")
+        self._address = address.value
         self.managed = dlpack.ManagedVersioned.from_address(self._address)
 
     def __del__(self) -> None:
-        if self.managed.deleter:
-            _DELETER(self.managed.deleter)(self._address)
+        if self._address:
+            _delete(self.managed, self._address)
+
+
+def _delete(managed: dlpack.ManagedVersioned, address: int) -> None:
+    if managed.deleter:
+        _DELETER(managed.deleter)(address)
 
 
 def _succeeded(status: int, call: str) -> None:

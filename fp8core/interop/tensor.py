@@ -231,6 +231,16 @@ def in_elements(strides: tuple[int, ...], itemsize: int, name: str) -> tuple[int
     return tuple(stride // itemsize for stride in strides)
 
 
+def check_memory(pointer: int, shape: tuple[int, ...], name: str) -> None:
+    """Refuse an array with elements and without memory: an exporter's null pointer, or a storage that was freed.
+
+    Raises:
+        LayoutError: the address is 0.
+    """
+    if not pointer and all(shape):
+        raise LayoutError(f"{name} needs memory, got address 0 for shape {shape}")
+
+
 def check_aligned(pointer: int, dtype: str, name: str) -> None:
     """Refuse an address at which a GPU cannot load or store an element.
 

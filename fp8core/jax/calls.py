@@ -174,8 +174,10 @@ def known(
     if stream is not None:
         return stand_in(operation, operands, options, stream)
     try:  # a number among operands has no dtype, and options may be what cannot be hashed
-        kind = _EAGER[_key(operation, operands, options)]
-    except (KeyError, AttributeError, TypeError):
+        kind = _EAGER.get(_key(operation, operands, options))
+    except (AttributeError, TypeError):
+        kind = None
+    if kind is None:
         return stand_in(operation, operands, options, stream)
     arrays = list(operands)
     for at, result in zip(kind.results, _eager(kind, arrays, operation), strict=True):
@@ -200,26 +202,34 @@ def _check_places(operation: Operation, operands: tuple[Any, ...], arrays: Seque
     """Refuse an array that a result would be written into."""
     for at in kind.results:
         if arrays[at] is not None and type(operands[at]) is not Place:
-            raise LayoutError(_NO_PLACE.format(operation.operands[at], kind.call.name))
+            name, call = operation.operands[at], kind.call.name
+            way = _INSTEAD.get((call, name), "leave it out").format(call)
+            raise LayoutError(f"{name} needs to be writable, got an array of JAX, which cannot be written to: {way}")
 
 
-_NO_PLACE: Final = (
-    "{} needs to be writable, got an array of JAX, which cannot be written to: leave it out, or if it is a residual,"
-    " an amax or what beta multiplies take fp8core.jax.{}, which returns it"
-)
+_RETURNS: Final = "take fp8core.jax.{}, which returns it"
+_INSTEAD: Final = {
+    ("rms_norm_quant", "residual"): _RETURNS,
+    **{(product, "amax"): _RETURNS for product in ("scaled_mm", "scaled_mm_nt")},
+    **{(product, "out"): f"leave it out, or with beta {_RETURNS}" for product in ("scaled_mm", "scaled_mm_nt")},
+}
+"""What to do about a result of a function that cannot be written, where that is not to leave it out."""
 
 
 def _kind(operation: Operation, options: Any, arrays: Sequence[Any]) -> Kind:
     kinds = tuple([None if x is None else (x.shape, x.dtype) for x in arrays])
     key = operation, options, times_forgotten(), kinds
     try:
-        return _KINDS[key]
-    except KeyError:
-        if len(_KINDS) >= CALLS_KEPT:
-            _KINDS.clear()
-        return _KINDS.setdefault(key, Kind(operation, options, arrays))
+        found, hashable = _KINDS.get(key), True
     except TypeError:  # options that cannot be hashed
-        return Kind(operation, options, arrays)
+        found, hashable = None, False
+    if found is None:
+        found = Kind(operation, options, arrays)
+        if hashable:
+            if len(_KINDS) >= CALLS_KEPT:
+                _KINDS.clear()
+            found = _KINDS.setdefault(key, found)
+    return found
 
 
 def _arrays(operation: Operation, operands: tuple[Any, ...], tracing: bool) -> list[Any] | None:

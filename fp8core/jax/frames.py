@@ -146,6 +146,7 @@ def _asked(api: int, at: int, context: int, size: int) -> int:
     arguments = ctypes.create_string_buffer(_ASK.pack(size, 0, context, 0), _ASK.size)
     failed = _function(api, at)(ctypes.addressof(arguments))
     if failed:
-        _function(api, _ERROR_DESTROY)(ctypes.addressof(ctypes.create_string_buffer(_ASK.pack(24, 0, failed, 0))))
+        taken = ctypes.create_string_buffer(_ASK.pack(24, 0, failed, 0))  # named, for it has to outlive the call
+        _function(api, _ERROR_DESTROY)(ctypes.addressof(taken))
         raise BackendError("XLA needs to know the stream and the device of a call, got an error")
     return int(_WORD(arguments, 24)[0])

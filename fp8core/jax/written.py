@@ -78,7 +78,8 @@ def scaled_mm(a: Any, b: Any, scale_a: Any = None, scale_b: Any = None, **keywor
         b: FP8 ``[k, n]`` or a `Quantized`, as ``q.T`` of a weight.
         scale_a: as for `fp8core.scaled_mm`.
         scale_b: as for `fp8core.scaled_mm`.
-        **keywords: as for `fp8core.scaled_mm`.
+        **keywords: as for `fp8core.scaled_mm`. With a ``beta``, ``out`` is what is multiplied by it and added; it
+            stays as it is, but inside of ``jax.jit`` the result takes its memory where nothing else needs it.
 
     Returns:
         The result, and its amax as float32 ``[1]``.
@@ -105,7 +106,8 @@ def scaled_mm_nt(
         weight: FP8 ``[n, k]`` or a `Quantized`.
         scale_a: as for `fp8core.scaled_mm_nt`.
         scale_b: as for `fp8core.scaled_mm_nt`.
-        **keywords: as for `fp8core.scaled_mm_nt`.
+        **keywords: as for `fp8core.scaled_mm_nt`. With a ``beta``, ``out`` is what is multiplied by it and added; it
+            stays as it is, but inside of ``jax.jit`` the result takes its memory where nothing else needs it.
 
     Returns:
         The result, and its amax as float32 ``[1]``.

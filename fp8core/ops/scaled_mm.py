@@ -83,7 +83,8 @@ def scaled_mm(
         out_scale: a number, or float32 of one: data are the clamped, rounded ``value * (1 / out_scale)``.
         amax: a float32 array of one that receives the largest magnitude of the result before it is rounded (with an
             FP8 out_dtype, before ``1 / out_scale``).
-        use_fast_accum: let the tensor cores accumulate with fewer bits: a relative error of about 3e-3, not 2e-3.
+        use_fast_accum: let kernels accumulate with fewer bits: a relative error of up to 4e-3 for k up to 16,384, and
+            more beyond, in place of 2e-3 at any k (docs/performance/accuracy.md).
         batch_invariant: give a row the same bits whatever m is.
         out: an array ``[..., m, n]`` of out_dtype for the result. beta needs one, of float32, float16 or bfloat16.
         stream: the stream to launch on; by default the one that the framework of a works on.

@@ -13,6 +13,8 @@ several kernels take is declared once. From it follow the layout of a launch's m
 from collections.abc import Iterator
 from typing import Annotated, Any, Final, get_args, get_type_hints
 
+from fp8core.errors import UnsupportedProblemError
+
 Pointer = Annotated[int, "P"]
 """The address of device memory: the only kind of parameter that differs from launch to launch of a bound kernel."""
 Int32 = Annotated[int, "i"]
@@ -54,11 +56,17 @@ def fields(args: type) -> dict[str, str]:
 
 
 def numbers(args: Any) -> tuple[Any, ...]:
-    """Return the values of an instance that do not vary from launch to launch, arrays flattened, in their order."""
+    """Return the values of an instance that do not vary from launch to launch, arrays flattened, in their order.
+
+    Raises:
+        UnsupportedProblemError: an extent is too large for kernels, which count it in 32 bits.
+    """
     found: list[Any] = []
-    for (_, item), value in zip(fields(type(args)).items(), values(args), strict=True):
+    for (name, item), value in zip(fields(type(args)).items(), values(args), strict=True):
         if item[-1] in VARYING:
             continue
+        if item == "i" and value >= 1 << 31:
+            raise UnsupportedProblemError(f"{name} needs to be below 2**31 on a GPU, got {value:,}")
         found.extend(value if item.startswith("*") else (value,))
     return tuple(found)
 

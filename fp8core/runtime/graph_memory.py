@@ -36,12 +36,12 @@ class _Arena:
         _retain(graph, self._gone)
 
     def gone(self) -> bool:
-        """Return, once, whether the graph and its executables are destroyed; what they used may be freed then."""
-        if _libc().sem_trywait(self._gone):
-            return False
-        _libc().sem_destroy(self._gone)
-        _libc().free(self._gone)
-        return True
+        """Return whether the graph and its executables are destroyed; what they used may be freed then."""
+        if self._gone and not _libc().sem_trywait(self._gone):
+            semaphore, self._gone = self._gone, 0  # before it is freed: what interrupts a sweep leaves the arena there
+            _libc().sem_destroy(semaphore)
+            _libc().free(semaphore)
+        return not self._gone
 
 
 _ARENAS: Final[dict[int, _Arena]] = {}
@@ -79,9 +79,11 @@ def scratch(nbytes: int, target: Target, stream: int) -> int:
 def sweep() -> None:
     """Free the memory of the graphs that are gone; every request does so before it allocates."""
     with _LOCK:
-        gone = [number for number, arena in _ARENAS.items() if arena.gone()]
-        owners = [_ARENAS.pop(number).owners for number in gone]
-    del owners
+        # A collection of garbage may sweep within: an arena is dropped by whoever comes first.
+        gone = [(number, arena) for number, arena in list(_ARENAS.items()) if arena.gone()]
+        for number, _ in gone:
+            _ARENAS.pop(number, None)
+    del gone
 
 
 def _arena_of(stream: int) -> _Arena:

@@ -1,7 +1,7 @@
 """`Linear`: ``torch.nn.Linear`` with a frozen FP8 weight."""
 
 from collections.abc import Callable
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -9,15 +9,18 @@ from torch.compiler import is_compiling
 
 from fp8core.checkpoint.schemes import SCHEMES, scheme_of
 from fp8core.core.specs import flag
-from fp8core.errors import ScaleError
+from fp8core.errors import LayoutError, ScaleError
 from fp8core.interop import dtype_name
-from fp8core.ops import Fp8Linear, Quantized, dequantize, linear, quantize
+from fp8core.ops import Fp8Linear, Quantized, dequantize, linear
+from fp8core.ops.layer import QUANTIZE_WEIGHT_CALLS
+from fp8core.ops.quantize import quantize_by
 from fp8core.problem import BLOCK_128, FORMATS, GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, GroupShape
 from fp8core.torch.joints import JOINTS
 
 INPUTS: Final = {PER_CHANNEL: PER_TOKEN, PER_TENSOR: PER_TENSOR, BLOCK_128: GROUP_128}
 """How inputs are quantized beside weights of these groups, where their scale is not given."""
 SCALES: Final = "weight_scale", "input_scale"
+Layer = TypeVar("Layer", bound="Linear")
 Prepared = tuple[Any, Any, Any, Any, Callable[[Any], Any]]
 """Parameters, and the call of the layer that was made of them; others make a new one."""
 
@@ -119,22 +122,18 @@ class Linear(nn.Linear):
             batch_invariant: as for the class.
         """
         source, bias = linear.weight.detach(), linear._parameters["bias"]
-        made = cls(
-            linear.in_features,
-            linear.out_features,
-            bias is not None,
-            "meta",
-            None if bias is None else bias.dtype,
+        made = without_values(
+            cls,
+            linear,
             scheme=scheme,
             static=input_scale is not None,
             weight_dtype=weight_dtype,
             use_fast_accum=use_fast_accum,
             batch_invariant=batch_invariant,
         )
-        made.train(linear.training)
         if source.is_meta:
             return made
-        q = quantize(source.contiguous(), dtype=weight_dtype, group_shape=made.weight_group_shape)
+        q = quantize_by(QUANTIZE_WEIGHT_CALLS, source.contiguous(), weight_dtype, made.weight_group_shape)
         made.weight = nn.Parameter(q.data, requires_grad=False)
         made.weight_scale = nn.Parameter(q.scale, requires_grad=False)
         if bias is not None:
@@ -188,7 +187,10 @@ class Linear(nn.Linear):
                     parameter.fill_(value)
 
     def forward(self, input: Any) -> Tensor:  # noqa: A002 - as nn.Linear calls it
-        """Return ``input @ weight.T + bias`` for ``[..., k]`` of float32, float16 or bfloat16, or a `Quantized`."""
+        """Return ``input @ weight.T + bias`` for ``[..., k]`` of float32, float16 or bfloat16, or a `Quantized`.
+
+        An input whose rows cannot be read as they lie, such as a transposed one, is copied first, as nn.Linear does.
+        """
         if torch.is_grad_enabled() and not isinstance(input, Quantized):
             bias = self._parameters["bias"]
             if input.requires_grad or (bias is not None and bias.requires_grad):
@@ -208,10 +210,17 @@ class Linear(nn.Linear):
             or kept[3] is not own["input_scale"]
         ):
             kept = self._prepare()
-        result: Tensor = kept[4](x)
+        try:
+            result: Tensor = kept[4](x)
+        except LayoutError:
+            if not isinstance(x, Tensor) or x.is_contiguous():
+                raise
+            result = kept[4](x.contiguous())
         return result
 
     def _traced(self, x: Any) -> Tensor:
+        if isinstance(x, Tensor) and x.dim() and not _is_read_by_rows(x.shape, x.stride()):
+            x = x.contiguous()
         made: Tensor = linear(
             x,
             Quantized(self.weight, self.weight_scale, self.weight_group_shape),
@@ -295,6 +304,15 @@ class Linear(nn.Linear):
         return f"{super().extra_repr()}, scheme={self.scheme}, weight={dtype_name(self.weight.dtype)}{static}"
 
 
+def without_values(kind: type[Layer], linear: nn.Linear, **options: Any) -> Layer:
+    """Return a layer of the class in the place of another: of its extents, on the meta device, with no values yet."""
+    bias = linear._parameters["bias"]
+    dtype = None if bias is None else bias.dtype
+    made = kind(linear.in_features, linear.out_features, bias is not None, "meta", dtype, **options)
+    made.train(linear.training)
+    return made
+
+
 class StraightThrough(torch.autograd.Function):
     """The product of a layer, with the gradient that the dequantized weight would give."""
 
@@ -322,3 +340,9 @@ class StraightThrough(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             of_bias = grad.reshape(-1, grad.shape[-1]).sum(0).to(ctx.layer.bias.dtype)
         return of_x, of_bias, None
+
+
+def _is_read_by_rows(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Return whether rows are contiguous and equally far apart, whatever the leading axes."""
+    apart = zip(strides[:-2], strides[1:-1], shape[1:-1], strict=True)
+    return strides[-1] == 1 and all(outer == inner * extent for outer, inner, extent in apart)

@@ -9,6 +9,7 @@ from fp8core.checkpoint import Layer
 from fp8core.checkpoint.files import DTYPES
 from fp8core.errors import CheckpointError, DeviceError
 from fp8core.torch import Linear
+from fp8core.torch.linear import without_values
 
 
 class Stored(NamedTuple):
@@ -81,19 +82,8 @@ def waiting(layer: Layer, linear: nn.Linear, options: dict[str, bool]) -> Linear
     if layer.weight.shape != (linear.out_features, linear.in_features):
         wanted = [linear.out_features, linear.in_features]
         raise CheckpointError(f"{layer.weight.name} needs the shape {wanted}, got {list(layer.weight.shape)}")
-    bias = linear._parameters["bias"]
-    made = Linear(
-        linear.in_features,
-        linear.out_features,
-        bias is not None,
-        "meta",
-        None if bias is None else bias.dtype,
-        scheme=scheme,
-        static=layer.input_scale is not None,
-        weight_dtype=layer.dtype,
-        **options,
-    )
-    made.train(linear.training)
+    static = layer.input_scale is not None
+    made = without_values(Linear, linear, scheme=scheme, static=static, weight_dtype=layer.dtype, **options)
     initialized(made)
     stored = {"weight_scale": Stored(_leaf(layer, layer.scale), layer.scale.dtype, layer.scale.shape, layer.widths)}
     if layer.input_scale is not None:

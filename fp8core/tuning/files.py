@@ -21,15 +21,18 @@ from fp8core.tuning.values import APPLIED, Machine, Tuning, applied, machine
 FILE_VARIABLE: Final = "FP8CORE_TUNINGS"
 LARGEST: Final = 256 << 20
 """Bytes of a file; a line has one to three thousand."""
+_BEGINNING: Final = b'{"check":'
+"""Of each line."""
 _SHOWN: Final = "GPU", "driver", "BLAS library", "fp8core", "kernels"
 """What the fields of a `Machine` are called."""
 
 
 class Contents(NamedTuple):
-    """What a file holds: tunings of any machine, and how many lines are none."""
+    """What a file holds: tunings of any machine, how many lines are none, and whether nothing in it ever was one."""
 
     tunings: list[Tuning]
     damaged: int
+    strange: bool
 
 
 def tunings_file() -> Path:
@@ -53,6 +56,7 @@ def save_tunings(path: str | os.PathLike[str] | None = None, tunings: Iterable[T
 
     Raises:
         OSError: the file cannot be read or written. It is as it was.
+        TuningError: the file is one of something else. It is as it was.
 
     Warns:
         RuntimeWarning: the file held lines that are damaged; they are gone.
@@ -67,18 +71,33 @@ def save_tunings(path: str | os.PathLike[str] | None = None, tunings: Iterable[T
     """
     given = tunings_file() if path is None else Path(path)
     fresh = list(APPLIED.values()) if tunings is None else list(tunings)
+    with _opened(given) as (file, before):
+        kept = {tuning.key: tuning for tuning in (*before.tunings, *fresh)}
+        _write(file, "".join(f"{tuning.to_json()}\n" for tuning in kept.values()))
+    if before.damaged:
+        _warn(f"{given} held {_lines(before.damaged)} that are no tunings: they are gone")
+    return given
+
+
+def check_writable(path: Path) -> None:
+    """Raise what would keep `save_tunings` from writing a file, before hours are spent on what it is to hold."""
+    with _opened(path):
+        pass
+
+
+@contextmanager
+def _opened(given: Path) -> Iterator[tuple[Path, Contents]]:
+    """Give the file itself, its lock held, and what it holds; raises OSError, or TuningError if that is strange."""
     file = Path(os.path.realpath(given))
     file.parent.mkdir(parents=True, exist_ok=True)
     with _alone(file):
         try:
             before = _read(file)
         except FileNotFoundError:
-            before = Contents([], 0)
-        kept = {tuning.key: tuning for tuning in (*before.tunings, *fresh)}
-        _write(file, "".join(f"{tuning.to_json()}\n" for tuning in kept.values()))
-    if before.damaged:
-        _warn(f"{given} held {_lines(before.damaged)} that are no tunings: they are gone")
-    return given
+            before = Contents([], 0, strange=False)
+        if before.strange:
+            raise TuningError(f"path needs a file of tunings, or none, got {given}, which holds something else")
+        yield file, before
 
 
 def load_tunings(path: str | os.PathLike[str] | None = None) -> tuple[Tuning, ...]:
@@ -142,14 +161,14 @@ def _read(file: Path) -> Contents:
         data = opened.read(LARGEST + 1)
     if len(data) > LARGEST:
         raise OSError(errno.EFBIG, f"more than {LARGEST:,} bytes", str(file))
-    tunings, damaged = [], 0
-    for line in data.splitlines():
-        if line.strip():
-            try:
-                tunings.append(Tuning.from_json(line.decode()))
-            except (TuningError, UnicodeDecodeError):
-                damaged += 1
-    return Contents(tunings, damaged)
+    tunings, damaged = [], []
+    for line in filter(bytes.strip, data.splitlines()):
+        try:
+            tunings.append(Tuning.from_json(line.decode()))
+        except (TuningError, UnicodeDecodeError):
+            damaged.append(line)
+    strange = bool(damaged) and not tunings and not any(line.startswith(_BEGINNING) for line in damaged)
+    return Contents(tunings, len(damaged), strange)
 
 
 def _write(file: Path, text: str) -> None:

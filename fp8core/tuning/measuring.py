@@ -55,7 +55,7 @@ def tune(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Tuning:
         >>> layer = fp8core.Fp8Linear.from_weight(np.ones((4, 32), np.float32))
         >>> fp8core.tune(layer, np.ones((1, 32), np.float32))
         Traceback (most recent call last):
-        fp8core.errors.UnsupportedProblemError: tune chooses among kernels of a GPU, got arrays on the host
+        fp8core.errors.UnsupportedProblemError: tune needs a GPU, whose kernels it times, got the host
     """
     if function not in (scaled_mm, scaled_mm_nt, linear) and not isinstance(function, Fp8Linear):
         raise TypeError(
@@ -93,7 +93,7 @@ def refuse_captures(operands: Sequence[Any] = ()) -> None:
 def timed(problem: ScaledMm, times: Stopwatch) -> Tuning:
     """Return what ``times`` says of the candidates of a problem."""
     if problem.target.platform == "host":
-        raise UnsupportedProblemError("tune chooses among kernels of a GPU, got arrays on the host")
+        raise UnsupportedProblemError("tune needs a GPU, whose kernels it times, got the host")
     if problem.batch_invariant:
         raise UnsupportedProblemError("a batch-invariant product has the same kernel for every m, so it is not tuned")
     choices = SCALED_MM.candidates(problem)

@@ -5,7 +5,7 @@ neighbours, and takes and gives arrays of any framework. Weights are ``[k, n]`` 
 names' users pass them. A scale of one number may be a Python or NumPy number. Formulas, dtypes and errors are those of
 `fp8core.quantize` and `fp8core.scaled_mm`; errors name the operands by the names that they have here.
 
-Names and signatures are those of ``vllm/model_executor/layers/quantization/utils/w8a8_utils.py`` and
+Names and signatures are those of ``vllm/model_executor/layers/quantization/utils/w8a8_utils.py`` of vLLM 0.9 and of
 ``vllm/_custom_ops.py`` (``scaled_fp8_quant``).
 """
 

@@ -151,11 +151,11 @@ def test_convert_refuses_what_loses_and_lists_it(fp8core_, tmp_path, source):
     assert (code, out) == (1, "")
     assert err == (
         "error: converting model.layers.0.mlp.down_proj.weight needs lossy (--lossy), for its codes have to be made anew: "
-        "one scale per block becomes one per channel (2 more weights likewise: see --dry-run or plan_conversion)\n"
+        "one scale per block of 128x128 becomes one per channel (2 more weights likewise: see --dry-run or plan_conversion)\n"
     )
     code, out, err = fp8core_(*arguments, "--dry-run")
     assert (code, err) == (1, "")
-    assert f"anew\t{Q}.weight\tone scale per block becomes one per channel\n" in out
+    assert f"anew\t{Q}.weight\tone scale per block of 128x128 becomes one per channel\n" in out
     assert out.endswith("3 FP8 weights: 3 need --lossy: nothing would be written\n")
     code, out, _ = fp8core_(*arguments, "--dry-run", "--lossy")
     assert code == 0
@@ -170,7 +170,7 @@ def test_a_dry_run_on_a_terminal_is_a_table(capsys, monkeypatch, source):
     with pytest.raises(convert.typer.Exit):
         convert.convert(source, to="tensor", dry_run=True)
     cells = rows(capsys.readouterr().out)
-    assert [row[1:] for row in cells] == [["1", "made anew: one scale per block becomes one per tensor"]] * 3
+    assert [row[1:] for row in cells] == [["1", "made anew: one scale per block of 128x128 becomes one per tensor"]] * 3
     assert cells[2][0] == "model.layers.*.self_attn.q_proj.weight"
 
 

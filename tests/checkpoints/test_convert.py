@@ -1,10 +1,6 @@
 """`convert_checkpoint`: bfloat16 to the bit, codes that stay where they can, and what is refused where they cannot."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -431,57 +427,3 @@ def test_what_quantize_writes_is_converted_there_and_back(tmp_path):
         assert json.loads(three.with_suffix(".config.json").read_text()) == json.loads(
             one.with_suffix(".config.json").read_text()
         )
-
-
-PEAK = r"""
-import re, sys
-from fp8core.checkpoint import convert_checkpoint, verify_checkpoint
-source, target, to = sys.argv[1:]
-if to == "verify":
-    assert not verify_checkpoint(source).faults
-else:
-    convert_checkpoint(source, target, to=to, lossy=True)
-wrong = [name for name in ("torch", "jax", "cupy", "transformers") if name in sys.modules]
-assert not wrong, wrong
-print(1024 * int(re.search(r"VmHWM:\s+(\d+) kB", open("/proc/self/status").read())[1]))
-"""
-
-
-@pytest.fixture(scope="module")
-def large(tmp_path_factory):
-    """An FP8 file of 403 MB in two weights."""
-    path = tmp_path_factory.mktemp("large") / "in.safetensors"
-    n, k = 24576, 8192
-    header, end = {}, 0
-    for layer in range(2):
-        name = f"model.layers.{layer}.mlp.up_proj.weight"
-        header[name] = {"dtype": "F8_E4M3", "shape": [n, k], "data_offsets": [end, end + n * k]}
-        end += n * k
-        scales = 4 * (n // 128) * (k // 128)
-        header[f"{name}_scale_inv"] = {
-            "dtype": "F32", "shape": [n // 128, k // 128], "data_offsets": [end, end + scales]
-        }  # fmt: skip
-        end += scales
-    text = json.dumps(header).encode()
-    generator = np.random.default_rng(0)
-    codes = (generator.standard_normal((1024, k)) * 60).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for _ in range(2):
-            for _ in range(n // len(codes)):
-                file.write(codes.data)
-            file.write((generator.random(n * k // 128**2, np.float32) / 1000 + 1e-4).data)
-    yield path
-    path.unlink()
-
-
-@pytest.mark.parametrize("to", ["bf16", "channel", "block", "tensor", "verify"])
-def test_memory_does_not_grow_with_the_file_and_no_framework_is_imported(tmp_path, large, to):
-    target = tmp_path / "out.safetensors"
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
-    command = [sys.executable, "-c", PEAK, str(large), str(target), to]
-    run = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert run.returncode == 0, run.stderr
-    target.unlink(missing_ok=True)
-    assert large.stat().st_size > 402e6
-    assert int(run.stdout) < 300e6

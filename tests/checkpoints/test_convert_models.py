@@ -11,16 +11,9 @@ transformers = pytest.importorskip("transformers")
 
 from support import checkpoint_formats as written  # noqa: E402
 from support.checkpoint_formats import FORMATS, write_format  # noqa: E402
+from support.models import llama  # noqa: E402
 
 TOKENS = torch.arange(48).reshape(2, 24)
-
-
-def llama():
-    config = transformers.LlamaConfig(
-        vocab_size=128, hidden_size=256, intermediate_size=384, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, tie_word_embeddings=False,
-    )  # fmt: skip
-    return transformers.LlamaForCausalLM(config)
 
 
 def qwen3():

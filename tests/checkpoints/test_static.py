@@ -109,13 +109,9 @@ def test_calibrated_scales_give_the_file_of_the_model_that_torch_quantized_and_i
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     import fp8core.torch
+    from support import models
 
-    config = transformers.LlamaConfig(
-        vocab_size=128, hidden_size=256, intermediate_size=384, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, tie_word_embeddings=False,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = transformers.LlamaForCausalLM(config).eval()
+    model = models.llama()
     model.save_pretrained(tmp_path / "in")
     tokens = torch.arange(48).reshape(2, 24)
     with torch.no_grad():

@@ -34,6 +34,16 @@ def applied(x=X, weight=CODES.T, weight_scale=SCALE, **options):
 
 
 SAID = {
+    "channels of w8a8, which may stand or lie": (
+        lambda: of_w8a8(scale_b=fresh_scale((255, 1))),
+        fp8core.ShapeError,
+        "needs shape (), (1,) or (1, 1) per tensor, (1, 256), (256,) or (256, 1) per channel, (2, 2) for blocks",
+    ),
+    "a bias of neither dtype": (
+        lambda: fp8core.linear(X, CODES, SCALE, bias=np.ones(256, np.float16)),
+        fp8core.DTypeError,
+        "bias needs float32, got float16",
+    ),
     "groups of a beside channels": (
         lambda: fp8core.scaled_mm_nt(*GROUPED[:1], CODES, GROUPED.scale, SCALE),
         fp8core.ShapeError,

@@ -260,3 +260,26 @@ def test_device_sources_end_in_both(emulator, name, plan, target, e4m3):
             held = before.astype(WIDE[out])
             got = run(plain._replace(out=out, activation=activation or "", beta=beta), held)
             near(got, ended(value, held, activation, beta), out)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("target", [CUDA, HIP_64], ids=["cuda", "hip"])
+def test_an_activation_of_the_device_sources_is_near_float64(emulator, target, activation):
+    """Of accumulators of all magnitudes up to 12, and of what is not ordinary. (A GPU's exp2 adds 2 ulp, its 1 / x one.)"""
+    magnitudes = np.geomspace(2.0**-40, 12, 4000)
+    x = np.concatenate([magnitudes, -magnitudes, [0, 1e30, math.inf, -1e30, -math.inf, math.nan]]).astype(np.float32)
+    with emulator.watch() as memory:
+        left, one = memory.array(x[None]), memory.array(np.ones(1, np.float32))
+        problem = ScaledMm(
+            *(target, 1, x.size, 16, FN, FN, "float32", "tensor", "tensor", (0, 0), (0, 0), ""),
+            *(False, False, True, False, 16, 16, x.size, 16),
+        )
+        result = empty(memory, (1, x.size), np.float32, x.size)
+        scales = one.ctypes.data, one.ctypes.data
+        launch = plan_end(problem._replace(activation=activation))
+        launch(0, left.ctypes.data, *scales, 0, result.pointer, 0, 0)
+        got = result.values[0].copy()
+    want = reference.activated(x[:-6], activation)
+    assert (np.abs(got[:-6] - want) <= FORMULA * np.abs(want) + 1e-35).all()
+    assert got[-6:-2].tolist() == [0, np.float32(1e30), math.inf, 0]
+    assert np.isnan(got[-2:]).all()

@@ -373,13 +373,30 @@ def test_the_tables_other_way_of_reading_holds_and_lets_go(table):
     assert x.data_ptr()
 
 
+def test_a_table_that_fails_leaves_nothing_behind(table, monkeypatch):
+    torch = pytest.importorskip("torch")
+    fails = dlpack_exchange.Exchange(torch.Tensor)
+    ignored, deleted, delete = [], [], dlpack_exchange._delete
+    monkeypatch.setattr(sys, "unraisablehook", ignored.append)
+    monkeypatch.setattr(dlpack_exchange, "_delete", lambda *made: (deleted.append(made), delete(*made)))
+    fails._read, fails._from_object = None, lambda x, out: -1
+    with pytest.raises(LayoutError, match="managed_tensor_from_py_object failed with -1"):
+        fails.view(torch.zeros(3), "x")
+    fails._to_object = lambda made, out: -1
+    with pytest.raises(BufferError, match="managed_tensor_to_py_object failed with -1"):
+        fails.empty((3,), "float32", HOST)
+    gc.collect()
+    assert not ignored
+    assert len(deleted) == 1
+
+
 def test_the_table_refuses_gaps_and_what_it_does_not_know(table):
     torch = pytest.importorskip("torch")
     with pytest.raises(LayoutError, match="have no gaps"):
         table.empty((4, 6), "float32", HOST, (8, 1))
     with pytest.raises(DTypeError, match=r"scale needs an array of .*float64"):
         table.view(torch.zeros(3, dtype=torch.float64), "scale")
-    with pytest.raises(LayoutError, match=r"x .*does not export itself by DLPack"):
+    with pytest.raises(LayoutError, match=r"x needs an array that exports itself by DLPack, got torch\.Tensor: "):
         table.view(torch.zeros(3).to_sparse(), "x")
 
 

@@ -332,8 +332,24 @@ def test_an_exporter_that_fails_is_named():
         def __dlpack__(self, **options):
             raise BufferError("nothing here")
 
-    with pytest.raises(LayoutError, match=r"x \(.*Broken\) does not export itself by DLPack: nothing here"):
+    with pytest.raises(
+        LayoutError, match=r"x needs an array that exports itself by DLPack, got .*Broken: nothing here"
+    ):
         interop.view(Broken(np.zeros(3, np.uint8), "uint8"), "x")
+
+
+def test_an_exporter_of_a_null_pointer_is_refused():
+    class Null(Exporter):
+        def __dlpack__(self, **options):
+            from fp8core.interop import dlpack
+
+            capsule = super().__dlpack__(**options)
+            dlpack.managed(capsule).tensor.data = None
+            return capsule
+
+    with pytest.raises(LayoutError, match=r"x needs memory, got address 0 for shape \(3,\)"):
+        interop.view(Null(np.zeros(3, np.uint8), "uint8"), "x")
+    assert interop.view(Null(np.zeros(0, np.uint8), "uint8"), "x").shape == (0,)
 
 
 def test_destinations_must_be_writable():

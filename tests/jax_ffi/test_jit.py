@@ -99,8 +99,12 @@ def test_what_beta_adds_to_is_returned(donated):
     assert same(added(a, w, given), (wanted, amax))
     assert same(jax.jit(added, donate_argnums=(2,) if donated else ())(a, w, given), (wanted, amax))
     assert given.is_deleted() == donated
-    with pytest.raises(LayoutError, match="out needs to be writable"):
+    with pytest.raises(LayoutError, match=r"out needs .*: leave it out, or with beta take fp8core\.jax\.scaled_mm_nt,"):
         fp8core.scaled_mm_nt(a, w, beta=1.0, out=jnp.zeros((5, N), jnp.bfloat16))
+    with pytest.raises(LayoutError, match=r"amax needs .*: take fp8core\.jax\.scaled_mm_nt, which returns it"):
+        fp8core.scaled_mm_nt(a, w, amax=jnp.zeros(1))
+    with pytest.raises(LayoutError, match=r"out needs to be writable, .* written to: leave it out$"):
+        fp8core.linear(jnp.ones((5, K)), w, out=jnp.zeros((5, N)))
     with pytest.raises(LayoutError, match="beta needs an out"):
         jax.jit(lambda a, w: fp8core.scaled_mm_nt(a, w, beta=1.0))(a, w)
 
@@ -258,6 +262,31 @@ def test_a_frame_of_another_version_is_refused():
         api = ctypes.create_string_buffer(struct.pack("32xii", *version))
         assert frames.answered(ctypes.addressof(extension), ctypes.addressof(api), frames.COMMAND_BUFFERS)
         assert struct.unpack_from("24xiiI", metadata.raw) == wanted
+
+
+def test_an_error_of_xla_is_given_back_while_what_says_so_is_there():
+    import ctypes
+    import struct
+
+    function = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
+    others, taken = [], []
+
+    @function
+    def no_stream(arguments):
+        return 0xABC
+
+    @function
+    def destroy(arguments):
+        others.extend(ctypes.create_string_buffer(b"\xff" * size) for size in range(8, 64) for _ in range(50))
+        taken.append(struct.unpack("QQQ", ctypes.string_at(arguments, 24)))
+        return 0
+
+    api = ctypes.create_string_buffer(256)
+    for at, one in ((64, destroy), (80, no_stream)):
+        struct.pack_into("Q", api, at, ctypes.cast(one, ctypes.c_void_p).value)
+    with pytest.raises(fp8core.BackendError, match="XLA needs to know the stream"):
+        frames.stream(ctypes.addressof(api), 0x1000)
+    assert taken == [(24, 0, 0xABC)]
 
 
 def test_options_become_plain():

@@ -1,7 +1,7 @@
 """Every kernel compiles for every architecture as the plans ask for it, into registers, to the instructions meant."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import NamedTuple
@@ -89,16 +89,26 @@ def uses(target: Target, operation: str) -> dict[Request, Use]:
     return found
 
 
-def binaries(target: Target, operation: str) -> list[tuple[Use, compilers.Binary]]:
-    """Return the kernels of an operation, compiled; skips the test when the compiler is missing."""
-    reason = compilers.missing(target.platform)
-    if reason:
-        pytest.skip(reason)
-    wanted = uses(target, operation)
-    with ThreadPoolExecutor(2) as pool:
-        return list(
-            zip(wanted.values(), pool.map(lambda request: compilers.compiled(target, request), wanted), strict=True)
-        )
+Kernels = list[tuple[Use, compilers.Binary]]
+
+
+@pytest.fixture
+def binaries(request: pytest.FixtureRequest) -> Callable[[Target, str], Kernels]:
+    """Return what compiles the kernels of an operation; it skips the test when the compiler is missing."""
+    cache = request.config.cache
+    assert cache is not None
+    folder = cache.mkdir("binaries")
+
+    def compile_all(target: Target, operation: str) -> Kernels:
+        reason = compilers.missing(target.platform)
+        if reason:
+            pytest.skip(reason)
+        wanted = uses(target, operation)
+        with ThreadPoolExecutor(2) as pool:
+            made = pool.map(lambda one: compilers.compiled(target, one, folder), wanted)
+            return list(zip(wanted.values(), made, strict=True))
+
+    return compile_all
 
 
 def disassembled(target: Target, kernels: Iterable[tuple[Use, compilers.Binary]]) -> list[tuple[Use, str]]:
@@ -115,7 +125,7 @@ def name(target: Target) -> str:
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("target", TARGETS, ids=name)
-def test_kernels_compile_and_stay_in_registers(target, operation):
+def test_kernels_compile_and_stay_in_registers(target, operation, binaries):
     kernels = binaries(target, operation)
     assert kernels or operation in ("tiles", "linear"), "no row of the table is able"
     for use, binary in kernels:
@@ -138,7 +148,7 @@ def test_every_source_is_asked_for(platform):
 
 
 @pytest.mark.parametrize("target", [t for t in TARGETS if t.platform == "cuda" and t.arch >= 89], ids=name)
-def test_codes_are_made_by_the_conversion_instruction(target):
+def test_codes_are_made_by_the_conversion_instruction(target, binaries):
     """In each source, for each input, format and mode; shapes of tiles and of groups make codes in the same place."""
     parts = ("FP8_INPUT", "FP8_FORMAT", "FP8_MODE")
     kernels = {
@@ -152,7 +162,7 @@ def test_codes_are_made_by_the_conversion_instruction(target):
 
 
 @pytest.mark.parametrize("target", [t for t in TARGETS if t.arch in (0x942, 0x950, 0x1200, 0x1201)], ids=name)
-def test_amd_codes_are_made_by_the_conversion_instruction(target):
+def test_amd_codes_are_made_by_the_conversion_instruction(target, binaries):
     own = (1, 3) if target.arch == 0x942 else (0, 2)
     for use, binary in binaries(target, "quantize"):
         if use.constants.get("FP8_FORMAT") in own:
@@ -162,7 +172,7 @@ def test_amd_codes_are_made_by_the_conversion_instruction(target):
             assert re.search(r"v_med3_(num_)?f32", text), use
 
 
-def test_hopper_products_use_the_fp8_tensor_cores():
+def test_hopper_products_use_the_fp8_tensor_cores(binaries):
     hopper = next(t for t in TARGETS if t.arch == 90)
     products = [
         (use, binary)
@@ -175,7 +185,7 @@ def test_hopper_products_use_the_fp8_tensor_cores():
 
 
 @pytest.mark.parametrize("target", [t for t in TARGETS if t.arch in (89, 120)], ids=name)
-def test_products_of_few_rows_use_the_fp8_instruction_and_stream_the_weight(target):
+def test_products_of_few_rows_use_the_fp8_instruction_and_stream_the_weight(target, binaries):
     products = [(use, binary) for use, binary in binaries(target, "scaled_mm") if use.source == "gemm/mma/decode"]
     words = {0: "E4M3", 2: "E5M2"}
     mixes, tiles = set(), set()
@@ -202,10 +212,16 @@ OF_A_WARP = {
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=name)
-def test_products_of_anything_use_fp8_instructions_where_a_warp_has_them(target):
-    products = [(u, b) for u, b in binaries(target, "scaled_mm") if u.entry in ("generic_decode", "generic_mma")]
+def test_products_of_anything_use_fp8_instructions_where_a_warp_has_them(target, binaries):
+    """In each source, for each mix of formats and way of reading them; scales and results are made behind the sums."""
+    parts = ("FP8_A", "FP8_B", "FP8_DIRECT", "FP8_SIDE")
+    products = {
+        (use.entry, *map(use.constants.get, parts)): (use, binary)
+        for use, binary in binaries(target, "scaled_mm")
+        if use.entry in ("generic_decode", "generic_mma")
+    }
     used = set()
-    for use, text in disassembled(target, products):
+    for use, text in disassembled(target, products.values()):
         found = set(re.findall(r"\b[A-Z]MMA\b", text))
         found |= {a + b for a, b in re.findall(r"v_(mfma|wmma)_f32_16x16x\d+_?[bf][fp](8|16)", text)}
         assert len(found) == 1, (use, found)
@@ -215,7 +231,7 @@ def test_products_of_anything_use_fp8_instructions_where_a_warp_has_them(target)
 
 
 @pytest.mark.parametrize("target", [t for t in TARGETS if t.arch in (0x942, 0x950, 0x1200, 0x1201)], ids=name)
-def test_amd_products_of_few_rows_use_the_matrix_instructions_and_stream_the_weight(target):
+def test_amd_products_of_few_rows_use_the_matrix_instructions_and_stream_the_weight(target, binaries):
     products = [(use, binary) for use, binary in binaries(target, "scaled_mm") if use.source == "gemm/decode"]
     words = {0: "fp8", 1: "fp8", 2: "bf8", 3: "bf8"}
     instruction, hint = ("v_mfma_f32_16x16x32", " nt") if target.warp == 64 else ("v_wmma_f32_16x16x16", "TH_LOAD_NT")

@@ -125,6 +125,27 @@ def test_damaged_lines_are_gone_after_the_next_save(stub, tmp_path):
     assert path.read_text().splitlines() == [one.to_json() for one in found]
 
 
+@pytest.mark.parametrize("text", ["a thesis\n", "[]", "\0" * 9])
+def test_a_file_of_something_else_is_never_written(stub, tmp_path, text):
+    path = tmp_path / "x"
+    path.write_text(text)
+    for write in (lambda: save_tunings(path, []), lambda: files.check_writable(path)):
+        with pytest.raises(
+            TuningError, match=f"path needs a file of tunings, or none, got {path}, which holds something"
+        ):
+            write()
+    assert path.read_text() == text
+
+
+def test_a_file_without_a_whole_line_is_still_one_of_tunings(stub, tmp_path):
+    found = written(tmp_path / "y")
+    path = tmp_path / "x"
+    path.write_text(found[0].to_json()[:-9])
+    with pytest.warns(RuntimeWarning, match="held 1 line that are no tunings"):
+        save_tunings(path, found)
+    assert path.read_text() == (tmp_path / "y").read_text()
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -319,7 +340,7 @@ def test_what_is_no_shape_is_refused(shape):
 
 def test_without_a_gpu_there_is_nothing_to_choose_from(monkeypatch):
     monkeypatch.setattr(device, "count", lambda: 0)
-    with pytest.raises(UnsupportedProblemError, match="tune chooses among kernels of a GPU, got arrays on the host"):
+    with pytest.raises(UnsupportedProblemError, match="tune needs a GPU, whose kernels it times, got the host"):
         tune_shapes([(1, 16, 16)])
 
 

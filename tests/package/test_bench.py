@@ -1,7 +1,9 @@
 """The benchmarks' plumbing on results that are made up: plans, collection, goals. No time is asserted."""
 
+import argparse
 import ast
 import json
+import math
 import shlex
 import sys
 import zipfile
@@ -9,9 +11,9 @@ import zipfile
 import pytest
 
 from bench import __main__ as bench
-from bench import claims, fetch, goals, results
+from bench import claims, fetch, goals, log, results, rules
 from fp8core.runtime import device
-from support.bench_runs import ROOT, SAMPLE, python, quantized, written
+from support.bench_runs import ROOT, SAMPLE, product, python, quantized, written
 
 
 @pytest.fixture
@@ -20,7 +22,7 @@ def sample(tmp_path):
 
 
 def test_records_are_told_apart_and_the_later_one_counts(sample, tmp_path):
-    assert [len(kind) for kind in sample[1:]] == [2, 4, 3, 1, 2, 9, 2, 2, 0, 4, 5, 1, 1, 2, 0, 0, 0, 0, 0]
+    assert [len(kind) for kind in sample[1:]] == [2, 4, 3, 1, 2, 9, 2, 2, 0, 4, 5, 1, 1, 2, 0, 0, 0, 0, 1]
     path = written(tmp_path / "twice.jsonl", [quantized("token", 1, 4096, t, 1.0) for t in (3.0, 2.0)])
     assert [results.us(r, "fp8core") for r in results.read(path).quantize] == [2.0]
 
@@ -108,12 +110,13 @@ def test_subjects_are_given_only_flags_that_they_have():
         text = (ROOT / (subject.module.replace(".", "/") + ".py")).read_text(encoding="utf-8")
         calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
         known = {c.args[0].value for c in calls if getattr(c.func, "attr", "") == "add_argument"}
+        known |= {"--json", "--go-on"} if "log.options(parser)" in text else set()
         given = {word for word in (*subject.arguments, *subject.short) if word.startswith("--")} | {"--json"}
-        given |= {flag for flag in ("--baselines", "--compile", "--deep-gemm") if getattr(subject, FIELDS[flag])}
+        given |= {flag for flag, field in FIELDS.items() if getattr(subject, field)}
         assert given <= known, name
 
 
-FIELDS = {"--baselines": "baselines", "--compile": "compiles", "--deep-gemm": "deep_gemm"}
+FIELDS = {"--baselines": "baselines", "--compile": "compiles", "--deep-gemm": "deep_gemm", "--go-on": "goes_on"}
 
 
 @pytest.mark.skipif(device.count() > 0, reason="it would run")
@@ -172,11 +175,45 @@ def test_lines_of_subjects_are_collected_and_a_failure_is_told(tmp_path, capsys)
         "host": [sys.executable, "-c", "raise SystemExit(3)"],
     }
     results.append(out, SAMPLE[0])
-    assert not bench.run({name: bench.SUBJECTS[name] for name in lines}, out, lines)
+    assert not bench.run({name: bench.SUBJECTS[name] for name in lines}, out, lines, math.inf, math.inf)
     found = results.read(out)
     assert len(found.engine) == 1
     assert [(r["subject"], r["status"]) for r in found.subject] == [("engine", 0), ("host", 3)]
     assert "host: FAILED with status 3" in capsys.readouterr().out
+
+
+def test_what_a_limit_stopped_goes_on(tmp_path, capsys):
+    out, records = tmp_path / "out.jsonl", [product("row", m, 9.0, 15.0) for m in (1, 4, 8)]
+    line = [sys.executable, "-c", "import signal; signal.pause()"]
+    engine = bench.SUBJECTS["engine"]
+    results.append(out, SAMPLE[0], *records[:2])  # of which the last two are the subject's
+    assert not bench.run({"decode": engine}, out, {"decode": line}, math.inf, 0.1)
+    assert not bench.run({"host": engine}, out, {"host": line}, 0.0, math.inf)
+    said = capsys.readouterr().out
+    assert "decode: STOPPED" in said
+    assert "host: not begun" in said
+    assert (list(results.stopped(results.runs(out))), results.finished(results.runs(out))) == (["decode"], set())
+    results.append(out, {**SAMPLE[0], "goes_on": True})
+    cases = [{name: r[name] for name in ("mode", "m", "n", "k")} for r in records]
+    for subject, left_out in (("decode", [True, True, False]), ("models", [False] * 3), (None, [False] * 3)):
+        there = log.Log(argparse.Namespace(json=out, go_on=subject))
+        assert [there.has(case) for case in cases] == left_out
+    there.append(records[2])
+    results.append(out, {"bench": "subject", "subject": "decode", "status": 0})
+    first, second = results.runs(out)
+    assert not first.parts
+    assert [r.get("m") for r in second.parts[0].records] == [1, 4, None, 8, None]
+    assert results.finished([second]) == {"decode"}
+    assert [r["m"] for r in rules.select([first, second]).found.decode] == [1, 4, 8]
+
+
+def test_a_run_goes_on_with_its_own_file_and_leaves_out_what_is_there(tmp_path):
+    out = tmp_path / "out.jsonl"
+    assert "--go-on needs --out with the file of an earlier run" in python("-m", "bench", "--go-on", "--plan").stderr
+    end = {"bench": "subject", "subject": "quantize", "status": 0}
+    out.write_text("".join(json.dumps(line) + "\n" for line in ({"bench": "machine", "command": "c"}, end)))
+    run = python("-m", "bench", "quantize", "engine", "--go-on", "--plan", "--out", out)
+    assert [line.split(":")[0] for line in run.stdout.splitlines()] == ["engine"]
 
 
 def test_baselines_are_taken_out_of_wheels(tmp_path, monkeypatch, capsys):

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from bench import decoder, layer  # noqa: E402 - they need torch
+from bench import decoder, layer, timing  # noqa: E402 - they need torch
 
 MODELS = {"tokens": decoder.Model(256, 384, 256, 512), "blocks": decoder.Model(256, 384, 640, 512, blocks=True)}
 """Attention gives the second one more columns than its q, k and v have."""
@@ -105,6 +105,27 @@ def test_a_wrong_or_missing_kernel_is_named_and_not_timed(small):
     assert small[0].keys() == {"preallocated", "plain", "torch"}
 
 
+@pytest.mark.parametrize("model", MODELS)
+def test_the_calls_of_a_layer_are_all_of_it(small, monkeypatch, model):
+    times = [1.0, 3.5, 4.0, 7.0, 9.0, 9.5, 12.0]
+    ran = {}
+
+    def compare(calls, least):
+        for name, of_layers in calls.items():
+            memory.reset()
+            ran[name] = of_layers[0]()
+        return dict(zip(calls, map(layer.timing.Timing._make, [(t, t, t) for t in times]), strict=True))
+
+    weights, memory = [decoder.Weights(MODELS[model], wide=False)], decoder.Memory(MODELS[model], 3)
+    monkeypatch.setattr(layer, "Memory", lambda *_: memory)
+    monkeypatch.setattr(layer.timing, "compare", compare)
+    assert layer.added(model, 3, weights) == [1.0, 2.5, 0.5, 3.0, 2.0, 0.5, 2.5]
+    memory.reset()
+    assert torch.equal(ran["7"], decoder.plain(weights[0], memory))
+    assert ran["5"].shape == (3, 1024)
+    assert sum(MODELS[model].call_floors(3)) == pytest.approx(MODELS[model].floor(3))
+
+
 def test_layers_share_memory_and_leave_it_as_given():
     memory = decoder.Memory.__new__(decoder.Memory)
     memory.x, memory.given = torch.ones(2, 2), torch.zeros(2, 2)
@@ -125,3 +146,12 @@ def test_the_floor_counts_every_weight_once_and_every_launch():
         two.bytes - one.bytes for one, two in zip(launches, model.rooflines(2), strict=True)
     )
     assert model.floor(4096) > sum(launch.flops for launch in model.rooflines(4096)) / 1.55e15 * 1e6
+
+
+@pytest.mark.parametrize(
+    ("times", "found"),
+    [([3.0], (3.0, None, None)), ([1.0, 2.0], (1.5, 0.75, 2.25)), ([4.0, 1.0, 2.0], (2.0, 1.0, 4.0))],
+)
+def test_one_replay_has_a_time_and_no_spread(times, found):
+    assert tuple(timing.spread(times)) == found
+    assert str(timing.spread(times)) == f"{found[0]:.2f}"

@@ -134,6 +134,27 @@ def test_the_page_says_what_was_measured_and_what_was_not(sample, make_performan
     assert set(re.findall(r"images/([\w-]+)\.png", text)) == set(plot.drawable(sample.found))
 
 
+def test_each_table_and_goal_names_the_runs_that_it_shows(tmp_path, make_performance):
+    linear = {"bench": "linear", "m": 16, "n": 8, "k": 8, "floor_us": 8.0, "us": timing(fp8core=9.0, product=9.0)}
+    early = [quantized("token", 1, 4096, 2.0, 1.0), next(r for r in SAMPLE if results.kind_of(r) == "odd")]
+    subjects = [("08", early), ("09", [quantized("token", 1, 4096, 1.0, 1.0)]), ("10", [linear])]
+    runs = []
+    for hour, records in subjects:
+        machine = {**H200, "started": f"2026-11-21T{hour}:00:00Z"}
+        parts = [line for r in records for line in (r, ENDED | {"subject": results.kind_of(r)})]
+        runs += results.runs(written(tmp_path / f"{hour}.jsonl", [machine, *parts]))
+    text = make_performance.page(rules.select(runs), [])
+    said = dict(re.findall(r"^## (.*)\n\n(Run .*)$", text, re.MULTILINE))
+    assert said == {
+        "Quantization": "Run [2](#runs), 2026-11-21 09:00:00 UTC.",
+        "Quantization of odd sizes": "Run [1](#runs), 2026-11-21 08:00:00 UTC.",
+    }
+    goals = {line.split(" | ")[0]: line.split(" | ")[-1] for line in text.splitlines() if line.startswith("| ")}
+    assert goals["| linear in a graph, m ≤ 16"] == "3 |"
+    assert goals["| any quantization of one token"] == "2 |"
+    assert "| 1 | [08.jsonl](../results/08.jsonl) | odd |" in text
+
+
 @pytest.mark.parametrize(
     ("without", "picture", "said"),
     [
@@ -187,6 +208,13 @@ def test_the_page_states_what_batch_invariance_costs(sample, make_performance):
     assert "Batch invariance" not in make_performance.page(
         sample._replace(found=sample.found._replace(invariance=[])), []
     )
+
+
+def test_the_page_has_what_ends_products(sample, make_performance):
+    text = make_performance.page(sample, [])
+    assert "| per token x per channel | 512x4096x8192 | `cublaslt` | 48.00 * | - | 59.00 | 60.00 |" in text
+    assert "| per token x per channel | 512x4096x8192 | `sm90_tiled` | - | 64.00 * | - | - |" in text
+    assert "- sm90_tiled plain, row 512x4096x8192: far from torch's" in text
 
 
 FIGURE = re.compile(r"\d ?(?:us|µs|μs|[GT]B/s|TFLOP(?:/s|S)?)\b|\d ?(?:x|times) (?:faster|slower|as fast|as long)")

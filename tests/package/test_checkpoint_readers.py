@@ -44,12 +44,9 @@ def test_compressed_tensors_reads_the_config_and_decompresses_the_weight(tmp_pat
 @pytest.mark.parametrize("scheme", GROUPS)
 def test_transformers_loads_the_folder_and_gives_nearly_the_same_logits(tmp_path, scheme):
     transformers = pytest.importorskip("transformers")
-    config = transformers.LlamaConfig(
-        vocab_size=128, hidden_size=256, intermediate_size=384, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, tie_word_embeddings=False,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = transformers.LlamaForCausalLM(config).eval()
+    from support import models
+
+    model = models.llama()
     model.save_pretrained(tmp_path / "in")
     summary = quantize_checkpoint(tmp_path / "in", tmp_path / "out", scheme=scheme)
     assert len(summary.quantized) == 14

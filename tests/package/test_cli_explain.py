@@ -75,3 +75,10 @@ def test_it_agrees_with_the_api_on_every_shape(fp8core_, scale_a, scale_b, exten
             fp8core.scaled_mm_nt(*operands)
     else:
         fp8core.scaled_mm_nt(*operands)
+
+
+def test_it_says_that_no_kernel_is_able(fp8core_):
+    e5m2 = ("--a", "float8_e5m2", "--b", "float8_e5m2", "--target", "sm_90")
+    _, out, _ = fp8core_("explain", 16, 256, 256, *e5m2)
+    assert "No kernel is able: the call raises UnsupportedProblemError.\n" in out
+    assert "No kernel" not in fp8core_("explain", 16, 256, 256, "--target", "sm_90")[1]

@@ -81,6 +81,19 @@ def test_the_layers_of_a_model_are_tuned_for_each_number_of_rows(fp8core_, tmp_p
     assert {one.scales for one in found} == {("tensor", "tensor")}
 
 
+@pytest.mark.parametrize(
+    ("out", "said"),
+    [("thesis", "which holds something else"), ("folder", "Is a directory"), ("thesis/x", "File exists")],
+)
+def test_where_the_file_cannot_be_written_nothing_is_timed(fp8core_, monkeypatch, tmp_path, out, said):
+    monkeypatch.setattr(timing, "times", None)
+    (tmp_path / "thesis").write_text("of three years")
+    (tmp_path / "folder").mkdir()
+    code, _, log = fp8core_("tune", "--shapes", "96x512x1024", "--out", tmp_path / out)
+    assert (code, said in log) == (1, True), log
+    assert (tmp_path / "thesis").read_text() == "of three years"
+
+
 def test_an_interrupt_keeps_what_is_done(fp8core_, monkeypatch, tmp_path):
     done = []
 
@@ -154,7 +167,7 @@ def test_without_a_gpu_it_says_so(fp8core_, monkeypatch):
     monkeypatch.setattr(device, "count", lambda: 0)
     monkeypatch.setattr(device, "why_none", lambda: "no driver")
     code, _, err = fp8core_("tune", "--shapes", "1x16x16")
-    assert (code, err) == (1, "error: tune chooses among kernels of a GPU, and here is none: no driver\n")
+    assert (code, err) == (1, "error: tune needs a GPU, whose kernels it times, got none: no driver\n")
     assert not SCALED_MM.preferred
 
 

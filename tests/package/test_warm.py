@@ -1,5 +1,6 @@
 """What compiles ahead of a GPU suite, with a compiler that only counts: no GPU takes part."""
 
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -48,9 +49,12 @@ def test_a_line_is_the_kernel_that_a_launcher_loads(compiled):
 
 def test_lines_that_are_stale_are_counted_and_no_more(compiled):
     lines = [LINE, LINE, "gone gone A=1", f"{NAME} entry REFUSED=1", NAME, "", f"{NAME} x broken"]
-    good, bad, threads = warm.ahead(H200, lines)
-    assert (good, bad) == (1, 5)
-    assert threads >= 1
+    assert warm.ahead(H200, lines, ThreadPoolExecutor) == (1, 5)
+
+
+def test_a_process_of_its_own_finds_what_it_compiles():
+    with warm.processes() as pool:
+        assert pool.submit(warm.compiled_ahead, H200, "gone gone A=1").result() is False
 
 
 def test_without_a_list_the_known_problems_are_planned_elsewhere():
@@ -75,7 +79,7 @@ def test_what_a_whole_run_asked_for_is_written_beside_the_receipt(compiled, tmp_
     (tmp_path / receipt.RESULTS / warm.LIST).write_text(f"{LINE}\n")
     monkeypatch.setenv("FP8CORE_RECEIPT_DIR", str(tmp_path / "journal"))
     real = jit.compile_request
-    plugin = warm.Warm(config, written)
+    plugin = warm.Warm(config, written, ThreadPoolExecutor)
     try:
         plugin.pytest_runtestloop(SimpleNamespace(items=["a test"]))
         assert len(compiled) == 1

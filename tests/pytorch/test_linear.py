@@ -68,6 +68,25 @@ def test_the_state_is_that_of_compressed_tensors(scheme, input_scale):
     assert all(x.dtype == torch.float32 for name, x in state.items() if name.endswith("scale"))
 
 
+@pytest.mark.parametrize(
+    "strided",
+    [lambda x: x.transpose(0, 2).contiguous().transpose(0, 2), lambda x: torch.cat([x, x], 1)[:, : x.shape[1]]],
+    ids=["transposed", "rows apart"],
+)
+@pytest.mark.parametrize("grad", [False, True])
+def test_an_input_may_lie_in_any_way(strided, grad):
+    layer = Linear.from_linear(nn.Linear(64, 32))
+    x = torch.randn(3, 4, 64)
+    wanted, lying = layer(x), strided(x)[...].detach().requires_grad_(grad)
+    assert not lying.is_contiguous()
+    assert torch.equal(layer(lying), wanted)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(lying), wanted)
+    if grad:
+        layer(lying).sum().backward()
+        assert lying.grad.shape == x.shape
+
+
 def test_a_producer_s_result_is_taken_as_it_is():
     layer = quantized("channel", None)
     q = fp8core.quantize(wide(5, K))
@@ -265,6 +284,8 @@ def test_a_weight_that_is_not_fp8_is_refused():
 def test_refusals(options, error, words):
     with pytest.raises(error, match=words):
         Linear(K, N, **options)
+    with pytest.raises(DTypeError, match="weight needs an array of float32, float16, bfloat16"):
+        Linear.from_linear(nn.Linear(4, 4, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("weight_dtype", ["float8_e5m2", torch.float8_e4m3fnuz])

@@ -7,6 +7,7 @@ from unittest import mock
 
 import pytest
 
+from fp8core.errors import UnsupportedProblemError
 from fp8core.kernels.fused.rms_norm import RmsNormArgs
 from fp8core.kernels.fused.silu import SiluArgs
 from fp8core.kernels.quantize.prepare import QuantizeArgs
@@ -147,3 +148,10 @@ def test_numbers_become_the_arguments_of_their_names(kind):
     known = {**numbers._asdict(), **others}
     for name, item in args.fields(declared).items():
         assert getattr(given, name) == (0 if item == "P" else known[name])
+
+
+def test_an_extent_that_32_bits_do_not_hold_is_refused():
+    fits = DequantizeArgs(0, 1, 0, 1, 1, 0, 1, 1 << 40, (1 << 31) - 1, 1)
+    assert args.numbers(fits)[-3:-1] == (1 << 40, (1 << 31) - 1)
+    with pytest.raises(UnsupportedProblemError, match=r"cols needs to be below 2\*\*31 on a GPU, got 2,147,483,648"):
+        args.numbers(fits._replace(cols=1 << 31))

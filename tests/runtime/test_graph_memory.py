@@ -191,6 +191,42 @@ def test_memory_is_freed_with_its_graph_and_not_before(driver, pool):
     assert len(graph_memory._ARENAS) == 1
 
 
+def test_a_sweep_that_was_interrupted_is_made_again(driver, pool):
+    """Between the question whether a graph is gone and what follows from it."""
+    driver.captures = {0x7000: (1, 0xAA)}
+    graph_memory.scratch(1000, TARGET, 0x7000)
+    (arena,) = graph_memory._ARENAS.values()
+    assert not arena.gone()
+    driver.destroy(0xAA)
+    assert arena.gone()
+    assert arena.gone(), "the semaphore was freed with the first answer"
+    del arena
+    graph_memory.sweep()
+    assert pool.used() == 0
+    assert not graph_memory._ARENAS
+
+
+def test_a_sweep_may_begin_within_another(driver, pool, monkeypatch):
+    """As a collection of garbage within it may: both drop what they find, and neither fails."""
+    driver.captures = {0x7000: (1, 0xAA), 0x8000: (2, 0xBB)}
+    graph_memory.scratch(1000, TARGET, 0x7000)
+    graph_memory.scratch(10, TARGET, 0x8000)
+    asked = graph_memory._Arena.gone
+
+    def gone(arena):
+        monkeypatch.setattr(graph_memory._Arena, "gone", asked)
+        answer = asked(arena)
+        graph_memory.sweep()
+        return answer
+
+    monkeypatch.setattr(graph_memory._Arena, "gone", gone)
+    driver.destroy(0xAA)
+    driver.destroy(0xBB)
+    graph_memory.sweep()
+    assert pool.used() == 0
+    assert not graph_memory._ARENAS
+
+
 def test_numbers_have_memory_of_their_own(driver, pool):
     driver.captures = {0x7000: (1, 0xAA)}
     addresses = [graph_memory.allocate(4, TARGET, 0x7000) for _ in range(3)]

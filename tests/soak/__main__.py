@@ -2,7 +2,9 @@
 
 import argparse
 import faulthandler
+import signal
 import sys
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # what pytest's pythonpath does for the tests
@@ -12,8 +14,12 @@ from soak.session import Budget, Session, WrongNumber, written
 
 
 def main() -> int:
-    """Soak one engine after another and print the counts; a crash prints where each thread was."""
+    """Soak one engine after another and print the counts, also when asked to end.
+
+    Where each thread was is printed then, and in a crash.
+    """
     faulthandler.enable()
+    faulthandler.register(signal.SIGTERM, chain=True)
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument(
         "--engine", action="append", help="numpy, torch-cpu, cupy, torch-cuda; both of a GPU if left out"
@@ -26,13 +32,21 @@ def main() -> int:
     given = parser.parse_args()
     names = given.engine or ["torch-cuda", "cupy"]
     for name in names:
+        began = time.monotonic()
         there = machine(name)
+        session = Session(there, given.seed, Budget(given.steps, given.seconds / len(names), given.threads))
+        print(f"{name}: made ready in {time.monotonic() - began:.0f} s", flush=True)
+        faulthandler.unregister(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, lambda *_, session=session: setattr(session, "stopped", True))
+        faulthandler.register(signal.SIGTERM, chain=True)
         try:
-            counts = Session(there, given.seed, Budget(given.steps, given.seconds / len(names), given.threads)).run()
+            counts = session.run()
         except WrongNumber as wrong:
             print(wrong, file=sys.stderr)
             return 1
-        print(written(given.report, there, given.seed, counts))
+        print(written(given.report, there, given.seed, counts), flush=True)
+        if session.stopped:
+            break
     return 0
 
 

@@ -85,6 +85,7 @@ class GpuActor(Actor):
 
     def __init__(self, session: Session, number: int) -> None:
         super().__init__(session, number)
+        others()  # frameworks start before the threads do: loading libraries beside launches is not what is asked here
         self.scenarios += [(self.graph, 1), (self.explicit_stream, 2), (self.mixed, 1), (self.foreign_out, 1)]
         if number == 0:
             self.scenarios.append((self.green_context, 1))
@@ -168,6 +169,7 @@ class GpuActor(Actor):
                 self.compare(raw, untouched, "bystander of a replay")
         self.settle()
         m.synchronize()
+        self.session.saw(m.free_bytes())
 
     def _captured(self, calls: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
         """Return what ``calls`` gave inside a capture, and its replay on the current stream."""

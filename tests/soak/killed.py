@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fp8core.checkpoint import convert_checkpoint, quantize_checkpoint
-from fp8core.checkpoint.outputs import Target
+from fp8core.problem import ConversionName
 from fp8core.runtime import kernel_cache
 
 OLD, NEW = b"\x7fELF the old kernel" * 99, b"\x7fELF the new kernel" * 77
@@ -107,7 +107,7 @@ def convert(source: str, target: str) -> None:
     place = Path(target)
     beside = place.with_suffix(".config.json") if place.suffix else place
 
-    def write(to: Target) -> None:
+    def write(to: ConversionName) -> None:
         def progress(*_: Any) -> None:
             sys.audit("progress", str(place))
 

@@ -65,6 +65,10 @@ class Machine:
     def synchronize(self) -> None:
         """Wait for the device."""
 
+    def free_bytes(self) -> int:
+        """Return how much of the device's memory nobody has taken."""
+        raise NotImplementedError(f"{self.name} has no device")
+
     def churn(self, rng: np.random.Generator) -> Any:
         """Take memory, fill it, and let most of it go, so that what comes next gets what others had."""
         taken = [self.memory(int(n)) for n in rng.integers(1, 1 << 14, 6)]
@@ -119,6 +123,9 @@ class TorchMachine(Machine):
         if self.gpu:
             self.torch.cuda.synchronize()
 
+    def free_bytes(self):
+        return self.torch.cuda.mem_get_info()[0]
+
 
 class CupyMachine(Machine):
     """CuPy."""
@@ -169,6 +176,9 @@ class CupyMachine(Machine):
 
     def synchronize(self):
         self.cupy.cuda.Device().synchronize()
+
+    def free_bytes(self):
+        return self.cupy.cuda.runtime.memGetInfo()[0]
 
 
 def installed(names: tuple[str, ...]) -> dict[str, Any]:

@@ -39,6 +39,10 @@ class Session:
         self.weights = Weights(machine)
         self.counts: Counter[str] = Counter()
         self.failures: list[BaseException] = []
+        self.stopped = False
+        """Whether the threads are to end with the step that they are at."""
+        self.free_bytes: int | None = None
+        """The least of the device's memory that was seen free."""
         self._lock = threading.Lock()
         self.end = time.monotonic() + budget.seconds
         machine.synchronize()
@@ -54,11 +58,20 @@ class Session:
         if self.failures:
             raise self.failures[0]
         self.counts["threads"] += len(threads)
+        if self.free_bytes is not None:
+            self.counts["MiB free at least"] = self.free_bytes >> 20
         return self.counts
 
     def goes_on(self, step: int) -> bool:
         """Return whether a thread has more to do."""
-        return not self.failures and (step < self.budget.steps or time.monotonic() < self.end)
+        if self.failures or self.stopped:
+            return False
+        return step < self.budget.steps or time.monotonic() < self.end
+
+    def saw(self, free_bytes: int) -> None:
+        """Note how much of the device's memory is free: other processes take their part, too."""
+        with self._lock:
+            self.free_bytes = free_bytes if self.free_bytes is None else min(free_bytes, self.free_bytes)
 
     def add(self, counts: Counter[str]) -> None:
         """Add a thread's counts."""

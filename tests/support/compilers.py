@@ -1,6 +1,8 @@
 """The compilers of device code, without a device: NVRTC by ctypes, and clang for AMD GPUs."""
 
 import ctypes
+import hashlib
+import json
 import os
 import re
 import shutil
@@ -49,9 +51,36 @@ def missing(platform: str) -> str | None:
 
 
 @cache
-def compiled(target: Target, request: Request) -> Binary:
-    """Return what ``request`` becomes on ``target``; raises CompileError."""
-    return _cuda(request) if target.platform == "cuda" else _hip(target, request)
+def compiled(target: Target, request: Request, folder: Path | None = None) -> Binary:
+    """Return what ``request`` becomes on ``target``; raises CompileError.
+
+    It is kept in a folder, if there is one, by all that it is made from: processes of one run have a part of the tests
+    each, and ask for the same kernels.
+    """
+    if folder is None:
+        return _cuda(request) if target.platform == "cuda" else _hip(target, request)
+    parts = (target.platform, target.arch, request.text, request.options, request.entry, _versions(target.platform))
+    path = folder / hashlib.sha256(repr(parts).encode()).hexdigest()
+    try:
+        numbers, _, code = path.read_bytes().partition(b"\n")
+        return Binary(*json.loads(numbers), code)
+    except FileNotFoundError:
+        made = compiled(target, request)
+        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
+            file.write(json.dumps(made[:3]).encode() + b"\n" + made.code)
+        Path(file.name).replace(path)
+        return made
+
+
+@cache
+def _versions(platform: str) -> str:
+    """Return what made and read the kernels of a platform."""
+    if platform == "hip":
+        return subprocess.run((str(CLANG), "--version"), capture_output=True, text=True, check=True).stdout
+    found = ctypes.c_int(), ctypes.c_int()
+    _nvrtc().nvrtcVersion(*map(ctypes.byref, found))
+    tool = subprocess.run((_tool("cuobjdump"), "--version"), capture_output=True, text=True, check=True).stdout
+    return f"NVRTC {found[0].value}.{found[1].value} {Path(_nvrtc()._name).stat().st_size} {tool}"
 
 
 @cache

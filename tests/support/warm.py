@@ -1,5 +1,8 @@
 """Kernels compiled before the first test of a GPU suite, by all cores: the tests ask for them one after the other.
 
+Each core has a process of its own, since NVRTC lets threads of one process through large parts of a compilation one at
+a time.
+
 What the last whole run asked for is in docs/results/gpu-suite-kernels.txt, a kernel a line: its source, its entry and its
 constants. Without it the problems that the compilation tests know are planned, in another process. Either list only says
 what to compile ahead: a kernel that is missing is compiled when a test asks for it, one that is not needed any more costs
@@ -12,8 +15,12 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -87,11 +94,18 @@ class Nothing(SimpleNamespace):
     bind_args = bind
 
 
+def processes() -> Executor:
+    """Return a process for each core; none is forked, for a context of CUDA does not survive that."""
+    return ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn"))
+
+
 class Warm:
     """A plugin that compiles ahead, and writes down what the run asked for."""
 
-    def __init__(self, config: pytest.Config, written: receipt.Receipt) -> None:
-        self.config, self.written = config, written
+    def __init__(
+        self, config: pytest.Config, written: receipt.Receipt, workers: Callable[[], Executor] = processes
+    ) -> None:
+        self.config, self.written, self.workers = config, written, workers
         self.asked: dict[str, None] = {}
         folder = os.environ.get("FP8CORE_RECEIPT_DIR")
         self.journal = Path(folder) / LIST if folder else None
@@ -114,10 +128,9 @@ class Warm:
     def pytest_runtestloop(self, session: pytest.Session) -> None:
         if self.written.asked_whole() and session.items and device.count():
             began, target = time.monotonic(), device.target(0)
-            good, bad, threads = ahead(target, listed(self.written.root) or planned_elsewhere(target))
-            self.say(
-                f"compiled ahead: {good} kernels by {threads} threads in {time.monotonic() - began:.1f} s, {bad} refused"
-            )
+            lines = listed(self.written.root) or planned_elsewhere(target)
+            good, bad = ahead(target, lines, self.workers)
+            self.say(f"compiled ahead: {good} kernels in {time.monotonic() - began:.1f} s, {bad} refused")
         jit.compile_request = self.compile_request
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -140,10 +153,10 @@ def listed(root: Path) -> list[str]:
         return []
 
 
-def ahead(target: Target, lines: Iterable[str]) -> tuple[int, int, int]:
-    """Compile the kernels of lines by all cores; return how many went well, how many not, and the threads."""
-    threads, unique = os.cpu_count() or 1, list(dict.fromkeys(lines))
-    outcomes = [compiled_ahead(target, line) for line in unique[:1]]  # alone, as it loads the compiler
-    with ThreadPoolExecutor(threads) as pool:
-        outcomes += pool.map(lambda line: compiled_ahead(target, line), unique[1:])
-    return sum(outcomes), len(outcomes) - sum(outcomes), threads
+def ahead(target: Target, lines: Iterable[str], workers: Callable[[], Executor] = processes) -> tuple[int, int]:
+    """Compile the kernels of lines by all cores; return how many went well, and how many not."""
+    unique, good = list(dict.fromkeys(lines)), 0
+    with workers() as pool, suppress(BrokenProcessPool):  # what is missing then is compiled when a test asks for it
+        for fine in pool.map(partial(compiled_ahead, target), unique):
+            good += fine
+    return good, len(unique) - good

@@ -42,7 +42,9 @@ MOST_THREADS: Final = {1: 1024, 2: 1024, 3: 1024, 4: 512, 5: 512, 6: 512, 7: 512
 CLUSTER: Final = 4
 CLUSTER_THREADS: Final = 256
 """The most of a block that shares its row."""
-SHARED_BYTES: Final = {STATIC: 12 << 10, TOKEN: 12 << 10, GROUP: 8 << 10}
+SINGLE_THREADS: Final = 224
+"""Up to so many of them each has one vector: 5,120, 6,144 and 7,168 columns of 16 bits are whole blocks then."""
+SHARED_BYTES: Final = {STATIC: 12 << 10, TOKEN: 8 << 10, GROUP: 8 << 10}
 """By the mode: rows of at least this much input are shared by clusters; a multiprocessor takes only so much at a time.
 """
 SHARED_VECTORS: Final = 512
@@ -85,7 +87,7 @@ def cluster_config(problem: Problem) -> ProducerConfig | None:
     if problem.target[:2] != ("cuda", 90) or problem.cols * ITEMSIZE[problem.x] * inputs < SHARED_BYTES[mode]:
         return None
     units = ceil_div(problem.cols, vector_of(problem))
-    vectors = 1 if units <= 512 else 2
+    vectors = 1 if units <= CLUSTER * SINGLE_THREADS else 2
     threads = ceil_div(ceil_div(units, CLUSTER * vectors), problem.target.warp) * problem.target.warp
     return ProducerConfig(threads, vectors, CLUSTER, few=True) if threads <= CLUSTER_THREADS else None
 
