@@ -330,7 +330,7 @@ ROWS = (1, 2, 3, 4, 7, 8, 9, 16, 17, 31, 32, 33, 48, 63, 64)
 @pytest.mark.parametrize("modes", MODES)
 @pytest.mark.parametrize("m", ROWS)
 def test_rows_and_modes(m, modes):
-    Case(m, 1000 + 8 * m, 1024 + 16 * m, modes, gap=16 * (m % 3), seed=m).check()
+    Case(m, 1000 + 8 * m, 1024 + 16 * m, modes, gap=16 * (m % 3), seed=m // 4 + (m % 4 == 0)).check()
 
 
 @pytest.mark.gpu

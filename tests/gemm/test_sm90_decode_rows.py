@@ -15,7 +15,7 @@ MODES = [*itertools.product(("tensor", "row"), repeat=2), ("group", "block")]
 
 def layout(split, tiles=1, clusters=2, a_stages=4, channels=128):
     return decode_config.DecodeConfig(
-        split, clusters, 1, 1, 1, a_stages, multicast_tiles=tiles, warpgroup_channels=channels
+        split, clusters, 1, 1, 1, a_stages, multicast_tiles=tiles, warpgroup_channels=channels, rows_first=True
     )
 
 
@@ -44,7 +44,7 @@ def test_layouts_in_every_mode(chosen, modes):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("channels", range(72, 129, 8))
+@pytest.mark.parametrize("channels", [64, 72, 80, 104, 120, 128])
 def test_tiles_of_every_width(channels):
     """Their blocks of scales begin anywhere in a tile, and so does the end of the channels."""
     for n, shape in itertools.product((1500, 1001), ((1, 1), (3, 1), (2, 4))):
@@ -116,14 +116,18 @@ BLOCKS = {"scale_a": "group", "scale_b": "block"}
         (64, 57344, 8192, BLOCKS, 128, 2),
         (64, 8192, 8192, BLOCKS, 128, 2),
         (64, 8192, 8192, {"scale_a": "group", "scale_b": "group"}, 64, 1),
+        (64, 1024, 4096, {}, 64, 4),
         (64, 1024, 4096, BLOCKS, 64, 4),
-        (64, 8192, 1024, BLOCKS, 64, 1),
+        (64, 2112, 7168, BLOCKS, 64, 3),
+        (64, 24576, 1536, BLOCKS, 64, 1),
+        (64, 1024, 384, BLOCKS, 64, 1),
     ],
 )
 def test_it_is_chosen_where_it_was_measured_to_be_faster(m, n, k, fields, channels, split):
     made = problem(m, n, k, **fields)
     chosen = sm90_decode.config_for(made)
     assert (chosen.warpgroup_channels, chosen.split_k) == (channels, split)
+    assert chosen.rows_first == (channels > 64 or (n, k) in ((1024, 4096), (2112, 7168)))
     assert sm90_decode.config_for(made._replace(prefetch_weight=False))._replace(
         ctas_per_sm=0, a_stages=0
     ) == chosen._replace(ctas_per_sm=0, a_stages=0)
@@ -150,11 +154,11 @@ def test_every_layout_that_is_compared_covers_the_product(n, k, multiprocessors)
 def test_what_is_chosen_by_the_table(n, k, modes):
     for m in (33, 64):
         case = Case(m, n, k, modes, seed=m)
-        assert sm90_decode.config_for(case.problem).warpgroup_channels > 64
+        assert sm90_decode.config_for(case.problem).rows_first
         case.check()
     case.check_a_written_weight()
 
 
 def test_batch_invariant_products_keep_their_kernel():
     for m, (n, k) in itertools.product((1, 17, 33, 64), ((13312, 16384), (5376, 21504), (28672, 4096))):
-        assert sm90_decode.config_for(problem(m, n, k, batch_invariant=True)).warpgroup_channels == 64
+        assert not sm90_decode.config_for(problem(m, n, k, batch_invariant=True)).rows_first

@@ -9,7 +9,7 @@
 // are stored into the owner's reduction buffer (DSMEM) and added in the order of their numbers, so equal inputs give
 // equal bits. What comes before the wait, and how blocks share what they load of a, is as in decode.cu.
 //
-// Constants, -DFP8_<name>: CHANNELS, a multiple of 8 from 72 to 128; SPLIT_K 1 to 8; MULTICAST_TILES; STAGES, A_STAGES; A_TYPE, B_TYPE, OUT, BIAS,
+// Constants, -DFP8_<name>: CHANNELS, a multiple of 8 from 64 to 128; SPLIT_K 1 to 8; MULTICAST_TILES; STAGES, A_STAGES; A_TYPE, B_TYPE, OUT, BIAS,
 // PREFETCH_CHUNKS as in decode.cu; BLOCKWISE 1: scales of a 1x128, of the weight 128x128.
 //
 // The caller owes: maps of uint8, boxes of CHANNELS (weight) and m, or 64 / MULTICAST_TILES of several (a), rows x 128 columns, 128-byte

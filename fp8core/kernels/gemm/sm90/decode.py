@@ -83,7 +83,7 @@ def config_for(problem: ScaledMm) -> DecodeConfig:
 
 def a_side(problem: ScaledMm, config: DecodeConfig) -> int:
     """Return the side of wgmma that holds the rows of a: its M side has 64 of them, its N side as few as are enough."""
-    return width(problem.m) if config.warpgroup_channels == 64 else MOST_ROWS
+    return MOST_ROWS if config.rows_first else width(problem.m)
 
 
 def launcher_for(
@@ -96,7 +96,7 @@ def launcher_for(
     side, scale_rows = a_side(problem, config), SCALE_ROWS.get(problem.scale_b, 0)
     blockwise, depth = problem.scale_a == "group", stages(config, side, scale_rows, problem.target)
     name, layout = "decode_rows", {"FP8_CHANNELS": config.warpgroup_channels}
-    if config.warpgroup_channels == 64:
+    if not config.rows_first:
         name, layout = (
             "decode",
             {

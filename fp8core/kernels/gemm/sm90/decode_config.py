@@ -132,7 +132,9 @@ class DecodeConfig(NamedTuple):
     multicast_tiles: int = 1
     """Tiles that a cluster has at a time: the blocks of one part of k share what they load of a, eight rows or more."""
     warpgroup_channels: int = 64
-    """Channels of a tile that a warpgroup has: 64 on wgmma's M side, or 128 on its N side (sm90_decode_rows)."""
+    """Channels of a tile that a warpgroup has: 64 on wgmma's M side, 64 to 128 on its N side."""
+    rows_first: bool = False
+    """Whether the rows of a are on wgmma's M side (sm90_decode_rows)."""
 
     @property
     def cluster(self) -> int:
@@ -148,7 +150,7 @@ class DecodeConfig(NamedTuple):
     def own_units(self) -> int:
         """Units of 8 channels of a tile that a block completes at most; sm90_decode_rows deals them out in pairs."""
         units = self.tile // 8
-        dealt = 2 if self.warpgroup_channels > 64 and units >= 4 * self.split_k else 1
+        dealt = 2 if self.rows_first and units >= 4 * self.split_k else 1
         return ceil_div(ceil_div(units, dealt), self.split_k) * dealt
 
 
@@ -276,7 +278,7 @@ def fixed_bytes(config: DecodeConfig, side: int, scale_rows: int, stages_: int) 
     """
     barriers = 8 * (2 * stages_ + 2 * config.a_stages + 3)
     scales = 4 * config.a_stages * (side + ceil_div(config.tile, scale_rows) + 1) if scale_rows else 0
-    of_channels = 16 * config.tile if config.warpgroup_channels > 64 else 0
+    of_channels = 16 * config.tile if config.rows_first else 0
     return barriers + scales + of_channels + 4 * side + 64
 
 

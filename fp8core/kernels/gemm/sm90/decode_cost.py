@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from fp8core.kernels.encodings import ceil_div
 from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K, DecodeConfig, width
+from fp8core.kernels.gemm.sm90.decode_rows_config import FEWEST_ROWS, LEAST, SMALL_BYTES, estimate
 from fp8core.problem import ITEMSIZE, ScaledMm
 
 BYTES_A_US: Final = 4.414e6
@@ -48,7 +49,9 @@ FITTED: Final = ("BYTES_A_US", "OVERLAP")
 
 def launch_us(p: ScaledMm, config: DecodeConfig) -> float:
     """Return the estimate of one launch."""
-    fitted = ROWS if config.warpgroup_channels > 64 else CHANNELS_FIRST[width(p.m)]
+    if p.m >= FEWEST_ROWS and p.k >= LEAST and p.n * p.k < SMALL_BYTES:
+        return estimate(p.n, p.k, config, p.target, p.scale_a == "group")
+    fitted = ROWS if config.rows_first else CHANNELS_FIRST[width(p.m)]
     k_block = fitted.k_block + (fitted.blockwise if p.scale_a == "group" else 0.0)
     blocks = ceil_div(config.cluster * config.clusters, p.target.multiprocessors)
     part = ceil_div(ceil_div(p.k, BLOCK_K), config.split_k)

@@ -1,6 +1,7 @@
 """Which kernel multiplies 33 to 64 rows on a Hopper GPU, and how it is laid out: the least of fitted estimates.
 
-All constants are fitted to one sweep on an H200 over 34 weights (experiments/2026-11-tile-widths).
+All constants are fitted to sweeps on an H200: those of large weights to 34 of them (experiments/2026-11-tile-widths),
+those of small ones to 16, half of them by more layouts (experiments/2026-11-small-weights).
 """
 
 from collections.abc import Iterator
@@ -23,16 +24,18 @@ from fp8core.problem import BLOCK, Target
 
 FEWEST_ROWS: Final = 33
 """Of a, for its side of 64 to be used: the kernel costs as much with fewer, and the other one less."""
-LEAST_CHANNELS: Final = 1280
-LEAST_K: Final = 3584
-"""For less, sm90_decode was at least as fast, laid out as `cheapest` says."""
-CHANNELS: Final = range(72, 129, 8)
-"""Of a tile: as many as let the tiles of all blocks come out even."""
+LEAST: Final = 512
+"""Channels and columns of k: of less, no layout was measured, and `cheapest` gives one of sm90_decode."""
+SHORT_K: Final = 3584
+SHORT_CHANNELS: Final = 8192
+"""Of more channels, up to this k, the layouts of `cheapest` were faster than those that are estimated to be."""
+CHANNELS: Final = range(64, 129, 8)
+"""Of a tile of sm90_decode_rows: as many as let the tiles of all blocks come out even."""
+SMALLEST_TILE: Final = 64
+"""It is for small weights: its channels have one scale of the weight, and its products are the shortest."""
 A_STAGES: Final = 8
-LIMITED_BYTES: Final = 64e6
-"""Of the weight, up to which a limited prefetch was faster."""
-OCCUPIED_US: Final = 1.5
-"""Of a product up to there that has a block on every multiprocessor: its successor's blocks start the later."""
+SMALL_BYTES: Final = 64e6
+"""Of the weight, up to which a limited prefetch was faster, and constants of their own hold."""
 SHARPNESS: Final = 6.0
 """Of the maximum of two times that overlap: what is nearly as long as the other still costs something."""
 
@@ -60,21 +63,27 @@ class Fitted(NamedTuple):
     """More of it where a tile's channels have two scales."""
     traffic: float = 0.0
     """The part of the memory's time that loads of a for every 64 channels cost."""
+    borders: float = 0.0
+    """Of a product where a tile's channels have two scales, beside what its k-blocks take."""
+    occupied: float = 0.0
+    """Of a product that has a block on every multiprocessor: its successor's blocks start the later."""
+    crowded: float = 0.0
+    """More of that, for every multiprocessor beyond half of them: with half each product finds room beside another."""
 
     def us(self, n: int, k: int, config: DecodeConfig, target: Target) -> float:
         """Return the estimate of a product of 64 rows."""
         part, tiles = ceil_div(ceil_div(k, BLOCK_K), config.split_k), ceil_div(n, config.tile)
         others, turns = config.split_k - 1, ceil_div(tiles, config.clusters)
-        k_block = config.tile / 64 * self.channels + self.k_block
-        if config.tile % BLOCK and BLOCK % config.tile:
-            k_block += self.across
+        across = config.tile % BLOCK > 0 and BLOCK % config.tile > 0
+        k_block = config.tile / 64 * self.channels + self.k_block + across * self.across
         busiest = turns * (part * k_block + self.tile + self.exchange * others)
         share = turns * config.tile * part * BLOCK_K * target.multiprocessors / (n * k)
         memory = n * k / self.bytes_a_us * (1 + self.uneven * max(0.0, share - 1))
         memory *= 1 + self.traffic * 64 / config.tile
         longest: float = (memory**SHARPNESS + busiest**SHARPNESS) ** (1 / SHARPNESS)
         blocks = config.cluster * config.clusters / target.multiprocessors
-        return longest + self.reduce * others + self.rest + OCCUPIED_US * blocks * (n * k < LIMITED_BYTES)
+        beside = self.occupied * blocks + self.crowded * max(0.0, blocks - 0.5) + across * self.borders
+        return longest + self.reduce * others + self.rest + beside
 
 
 ROWS: Final = Fitted(0.1136, 0.0011, 0.1913, 1.927, 4.4e6, 0.156, k_block=0.029, traffic=0.0332)
@@ -87,14 +96,35 @@ CHANNELS_FIRST: Final = {
     (2, 1): Fitted(0.1717, 0.0, 0.2449, 1.263, 4.47e6, 0.3061, 0.008),
 }
 """sm90_decode with a scale a row or tensor, by warpgroups of different channels and of the same."""
+SMALL_ROWS: Final = Fitted(
+    0.1121, 0.0001, 0.1593, 1.4626, 4.307e6, 0.1995, 0.092, traffic=0.0149, occupied=0.4688, crowded=0.4231
+)
+SMALL_ROWS_BLOCKWISE: Final = Fitted(
+    *(0.1254, 0.745, 0.172, 1.0343, 4.23e6, 0.1988, 0.0007, 0.0201, 0.0606, 0.0034, 0.1587, 0.1012, 2.154)
+)
+SMALL_CHANNELS_FIRST: Final = {
+    (1, 1): Fitted(
+        *(0.1374, 0.0022, 0.2047, 1.5768, 4.433e6, 0.1844, 0.0574, 0.02), traffic=0.03, occupied=0.4135, crowded=0.3618
+    ),
+    (1, 2): Fitted(
+        *(0.0174, 0.0037, 0.6918, 1.6366, 4.244e6, 0.2243, 0.0009, 0.02), traffic=0.03, occupied=0.0293, crowded=0.0688
+    ),
+    (2, 1): Fitted(
+        *(0.1136, 0.0003, 0.1625, 1.5612, 4.234e6, 0.1758, 0.0638, 0.02), traffic=0.03, occupied=0.1387, crowded=0.3995
+    ),
+}
+"""The same of weights up to `SMALL_BYTES`: fitted to 16 of them (experiments/2026-11-small-weights)."""
 
 
 def estimate(n: int, k: int, config: DecodeConfig, target: Target, blockwise: bool) -> float:
     """Return the microseconds of a product of 64 rows laid out so."""
-    if config.warpgroup_channels == 64:
-        fitted = CHANNELS_FIRST[config.m_warpgroups, config.k_warpgroups]
+    small = n * k < SMALL_BYTES
+    if not config.rows_first:
+        fitted = (SMALL_CHANNELS_FIRST if small else CHANNELS_FIRST)[config.m_warpgroups, config.k_warpgroups]
+    elif blockwise:
+        fitted = SMALL_ROWS_BLOCKWISE if small else ROWS_BLOCKWISE
     else:
-        fitted = ROWS_BLOCKWISE if blockwise else ROWS
+        fitted = SMALL_ROWS if small else ROWS
     return fitted.us(n, k, config, target)
 
 
@@ -103,15 +133,20 @@ def layouts(n: int, k: int, target: Target, blockwise: bool) -> Iterator[DecodeC
 
     It promotes a k-block with two scales a thread, the other kernel with one a row.
     """
-    kinds = [(channels, (1, 1), A_STAGES) for channels in CHANNELS]
+    small = n * k < SMALL_BYTES
+    kinds = [(True, channels, (1, 1), A_STAGES) for channels in CHANNELS if small or channels > SMALLEST_TILE]
     if not blockwise:
-        kinds += [(64, warpgroups, A_STAGES if warpgroups[0] == 2 else 12) for warpgroups in CHANNELS_FIRST]
-    for (channels, warpgroups, a_stages), (split_k, most) in product(kinds, clusters_at_once(target).items()):
-        if split_k > ceil_div(k, BLOCK_K) or not most or (channels == 64 and split_k not in POWERS):
+        kinds += [(False, 64, warpgroups, A_STAGES if warpgroups[0] == 2 else 12) for warpgroups in CHANNELS_FIRST]
+    for (rows_first, channels, warpgroups, a_stages), (split_k, most) in product(
+        kinds, clusters_at_once(target).items()
+    ):
+        if split_k > ceil_div(k, BLOCK_K) or not most or not (rows_first or split_k in POWERS):
             continue
         clusters = min(ceil_div(n, channels * warpgroups[0]), most)
-        config = DecodeConfig(split_k, clusters, *warpgroups, 1, a_stages, warpgroup_channels=channels)
-        yield limit_prefetch(config) if n * k < LIMITED_BYTES else config
+        config = DecodeConfig(
+            split_k, clusters, *warpgroups, 1, a_stages, warpgroup_channels=channels, rows_first=rows_first
+        )
+        yield limit_prefetch(config) if small else config
 
 
 @cache
@@ -120,7 +155,7 @@ def full_config(n: int, k: int, target: Target, blockwise: bool) -> DecodeConfig
 
     ``blockwise``: scales of 1x128 x 128x128.
     """
-    if k < LEAST_K or n < LEAST_CHANNELS:
+    if min(n, k) < LEAST or (k < SHORT_K and n > SHORT_CHANNELS):
         return cheapest(n, k, cost_model(MOST_ROWS, blockwise), target)
 
     def price(config: DecodeConfig) -> tuple[float, int]:
