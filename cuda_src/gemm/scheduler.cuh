@@ -19,23 +19,33 @@ DEVICE TileOrigin dense_tile(int row_tiles) {
 // last row, or up to 3 later, at a multiple of 4: rows that two tiles have get equal bits from both, and TMA is spared
 // rows outside of a tensor, which it takes longer to fill with zeros than to load. Not so if tiles are to be `apart`, as
 // what is added to a result is to be added once.
-template <int rows, int columns, int abreast, bool apart = false>
+//
+// A cluster of blocks has tiles of the same columns. Where the result has no more rows for one of them, it makes the
+// last rows' tile once more, to the same bits.
+template <int rows, int columns, int abreast, bool apart = false, int cluster = 1>
 struct PersistentTiles {
-    int down, across, last_row, at;
+    static_assert(cluster == 1 || !apart, "a cluster makes some tiles twice");
+    int down, across, last_row, at;  // down and at in clusters
 
     DEVICE PersistentTiles(int m, int n)
-        : down((m + rows - 1) / rows),
+        : down((m + cluster * rows - 1) / (cluster * rows)),
           across((n + columns - 1) / columns),
           last_row(m > rows ? (apart ? m : (m - rows + 3) & ~3) : 0),
-          at((int)block_x()) {}
+          at((int)block_x() / cluster) {}
     DEVICE bool more() const { return at < down * across; }
-    DEVICE void next() { at += (int)grid_x(); }
+    DEVICE void next() { at += (int)grid_x() / cluster; }
     // How many are left.
-    DEVICE int count() const { return (down * across - at + (int)grid_x() - 1) / (int)grid_x(); }
+    DEVICE int count() const {
+        const int step = (int)grid_x() / cluster;
+        return (down * across - at + step - 1) / step;
+    }
+    // This block's place in a cluster.
+    DEVICE static int rank() { return (int)block_x() % cluster; }
     DEVICE TileOrigin origin() const {
-        const int first = at / (abreast * across) * abreast;
-        const int high = least(abreast, down - first), within = at - first * across;
-        return {least((first + within % high) * rows, last_row), within / high * columns};
+        constexpr int together = abreast / cluster;
+        const int first = at / (together * across) * together;
+        const int high = least(together, down - first), within = at - first * across;
+        return {least(((first + within % high) * cluster + rank()) * rows, last_row), within / high * columns};
     }
 };
 

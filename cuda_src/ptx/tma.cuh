@@ -7,6 +7,14 @@ struct alignas(64) TensorMap {
     char bytes[128];
 };
 
+// Of a warp: true in one lane, which the compiler knows to be one. Where it only knows that a lane's number is 0, each
+// copy by TMA becomes a loop over the lanes that might differ.
+DEVICE bool elected() {
+    unsigned chosen;
+    asm volatile("{\n\t.reg .pred one;\n\telect.sync _|one, 0xffffffff;\n\tselp.u32 %0, 1, 0, one;\n\t}"
+                 : "=r"(chosen));
+    return chosen;
+}
 DEVICE void map_prefetch(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 DEVICE void tile_load(unsigned destination, const TensorMap* map, int column, int row, unsigned barrier) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
@@ -29,6 +37,14 @@ DEVICE void tile_load(unsigned destination, const TensorMap* map, int column, in
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
                  "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(destination),
                  "l"(map), "r"(column), "r"(row), "r"(barrier), "l"(policy)
+                 : "memory");
+}
+// The second, with a policy of L2.
+DEVICE void tile_load_shared(unsigned destination, const TensorMap* map, int column, int row, unsigned barrier,
+                             int blocks, word64 policy) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
+                 ".L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5, %6;" ::"r"(destination),
+                 "l"(map), "r"(column), "r"(row), "r"(barrier), "h"((unsigned short)blocks), "l"(policy)
                  : "memory");
 }
 // Of what is read once.

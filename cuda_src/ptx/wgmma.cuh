@@ -64,9 +64,8 @@ DEVICE void registers_fence(float (&registers)[COUNT]) {
 #define WGMMA_R56 WGMMA_R52 ", " WGMMA_R4(52, 53, 54, 55)
 #define WGMMA_R60 WGMMA_R56 ", " WGMMA_R4(56, 57, 58, 59)
 #define WGMMA_R64 WGMMA_R60 ", " WGMMA_R4(60, 61, 62, 63)
-#define WGMMA_R80                                                                                                     \
-    WGMMA_R64 ", " WGMMA_R4(64, 65, 66, 67) ", " WGMMA_R4(68, 69, 70, 71) ", " WGMMA_R4(72, 73, 74, 75) ", "       \
-        WGMMA_R4(76, 77, 78, 79)
+#define WGMMA_R72 WGMMA_R64 ", " WGMMA_R4(64, 65, 66, 67) ", " WGMMA_R4(68, 69, 70, 71)
+#define WGMMA_R80 WGMMA_R72 ", " WGMMA_R4(72, 73, 74, 75) ", " WGMMA_R4(76, 77, 78, 79)
 #define WGMMA_R96                                                                                                     \
     WGMMA_R80 ", " WGMMA_R4(80, 81, 82, 83) ", " WGMMA_R4(84, 85, 86, 87) ", " WGMMA_R4(88, 89, 90, 91) ", "       \
         WGMMA_R4(92, 93, 94, 95)
@@ -99,6 +98,8 @@ DEVICE void registers_fence(float (&registers)[COUNT]) {
     else if constexpr (n == 120) WGMMA("120", types, WGMMA_R60, "%60", "%61", "%62", WGMMA_D32(0), WGMMA_D16(32), WGMMA_D8(48), \
                                        WGMMA_D4(56));                                                                  \
     else if constexpr (n == 128) WGMMA("128", types, WGMMA_R64, "%64", "%65", "%66", WGMMA_D32(0), WGMMA_D32(32));     \
+    else if constexpr (n == 144) WGMMA("144", types, WGMMA_R72, "%72", "%73", "%74", WGMMA_D32(0), WGMMA_D32(32),      \
+                                       WGMMA_D8(64));                                                                  \
     else if constexpr (n == 160) WGMMA("160", types, WGMMA_R80, "%80", "%81", "%82", WGMMA_D32(0), WGMMA_D32(32),      \
                                        WGMMA_D16(64));                                                                 \
     else if constexpr (n == 192) WGMMA("192", types, WGMMA_R96, "%96", "%97", "%98", WGMMA_D32(0), WGMMA_D32(32),      \
@@ -110,8 +111,8 @@ DEVICE void registers_fence(float (&registers)[COUNT]) {
 // d = (keep ? d : 0) + w * a^T of the formats, 32 columns of the tiles of two descriptors.
 template <int w_format, int a_format, int sums, int n = 2 * sums>
 DEVICE void product_issue(float (&d)[sums], word64 w, word64 a, int keep) {
-    static_assert(n == 8 || n == 16 || n == 32 || n == 48 || (n >= 64 && n <= 128 && n % 8 == 0) || n == 160 ||
-                      n == 192 || n == 256,
+    static_assert(n == 8 || n == 16 || n == 32 || n == 48 || (n >= 64 && n <= 128 && n % 8 == 0) || n == 144 ||
+                      n == 160 || n == 192 || n == 256,
                   "an N of wgmma that is listed above");
     if constexpr (w_format == E5M2) {
         WGMMA_OF("e5m2.e4m3");

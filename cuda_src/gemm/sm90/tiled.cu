@@ -9,14 +9,15 @@
 // its next ones, or the other warpgroup's, are multiplied. The order of a sum is that of k: equal rows get equal bits,
 // by any tile, in any batch.
 //
-// Constants, -DFP8_<name>: GROUPS, M_SLICES 1 or 2; COLUMNS, a multiple of 32 that wgmma has; STAGES; A_TYPE,
+// Constants, -DFP8_<name>: GROUPS, M_SLICES 1 or 2; COLUMNS, a multiple of 16 that wgmma has; STAGES; A_TYPE,
 // B_TYPE the formats; SCALES (tiled_layout.cuh); OUT, BIAS: 0 fp32, 1 fp16, 2 bf16, OUT also 3 + a format, BIAS also
 // -1 for none; SCALE_TILES whether TMA loads the 1x128 scales of a; AMAX whether the largest |value| is found;
-// STORE_TILES whether TMA stores the result; BUFFERS of a warpgroup's staging.
+// STORE_TILES whether TMA stores the result; BUFFERS of a warpgroup's staging; CLUSTER blocks whose tiles have the same
+// channels, and which load the weight for each other.
 //
-// The caller owes: maps of uint8: boxes of COLUMNS (weight) and a tile's (a, at most m rounded up to 8) rows x 128
-// columns, 128-byte swizzle, zeros out of bounds; of the scales of a, as words, a row of a box of a tile's rows; of
-// out, as bytes, 64 rows x piece_bytes, swizzled by as many; scale strides in elements, 0
+// The caller owes: maps of uint8: boxes of COLUMNS / CLUSTER (weight) and a tile's (a, at most m rounded up to 8) rows x
+// 128 columns, 128-byte swizzle, zeros out of bounds; of the scales of a, as words, a row of a box of a tile's rows; of
+// out, as bytes, 64 rows x piece_bytes, swizzled by as many; a grid of whole clusters; scale strides in elements, 0
 // where broadcast; of dynamic shared memory STAGES * (weight_bytes + a_bytes) + the buffers + 1,024. `prefetch_weight`:
 // the weight may be read before the kernel before has ended; if not, dependents start only after the wait, as in
 // sm90_decode. amax has to be 0 before the launch.
@@ -31,6 +32,7 @@ struct Config {
                          amax = FP8_AMAX;
     static constexpr int activation = FP8_ACTIVATION, accumulates = FP8_ACCUMULATES;
     static constexpr int store_tiles = FP8_STORE_TILES, buffers = FP8_BUFFERS;
+    static constexpr int cluster = FP8_CLUSTER;
 };
 using C = TiledLayout<Config>;
 
@@ -60,33 +62,52 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
     const PipelineBarriers<2> vector_pipeline = {shared_address(vector_barriers)};
     Epilogue<C::out_type, C::bias_type> epilogue(bias, nullptr);
 
-    if (threadIdx.x == 0) {
-        pipeline.init(C::loaders, C::math_warps);
-        vector_pipeline.init(C::vector_threads, C::math_warps);
-        if constexpr (C::accumulates)
-            for (int i = 0; i < C::groups; ++i) barrier_init(shared_address(vector_barriers + 4 + i), 1);
-        barrier_init_fence();
-        map_prefetch(&weight_map);
-        map_prefetch(&a_map);
-        if (C::store_tiles) map_prefetch(&out_map);
-        if (C::scale_tiles) map_prefetch(&scale_map);
+    // Divisions are made before what is awaited, not behind it.
+    const C::Tiles tiles(m, n);
+    TileOrigin first = {};
+    const auto find_first = [&] {
+        first = tiles.origin();
+        asm volatile("" : "+r"(first.row), "+r"(first.column));
+    };
+    if (lane == 0) {  // each warp something, as their order would be a time
+        if (warp == 0) {
+            map_prefetch(&weight_map);
+        } else if (warp == 1) {
+            map_prefetch(&a_map);
+            if (C::scale_tiles) map_prefetch(&scale_map);
+            if (C::store_tiles) map_prefetch(&out_map);
+        } else if (warp == 2) {
+            pipeline.init(C::loaders, C::math_warps * C::cluster);
+            barrier_init_fence();
+        } else if (warp == 3) {
+            vector_pipeline.init(C::vector_threads, C::math_warps);
+            if constexpr (C::accumulates)
+                for (int i = 0; i < C::groups; ++i) barrier_init(shared_address(vector_barriers + 4 + i), 1);
+            barrier_init_fence();
+        }
     }
-    __syncthreads();
+    if (warp < 2) find_first();
+    if constexpr (C::cluster > 1) {  // whose blocks have initialized their barriers
+        cluster_arrive();
+        cluster_wait();
+    } else {
+        __syncthreads();
+    }
     if (warp < 4) {
-        const C::Tiles tiles(m, n);
+        if (warp > 1) find_first();
         if constexpr (C::threads > 256) registers_give<C::loader_registers>();
         if (warp > 0 || !prefetch_weight) grid_dependency_wait();
         if (warp == 0 && !prefetch_weight) grid_dependency_launch();
-        if (warp == 0 && lane == 0)
-            load_tiles<C, C::weight_bytes, true>(&weight_map, ring, &scale_map, 0, pipeline, tiles, k_blocks,
-                                                 C::weight_bytes, m <= FEW_ROWS ? EVICT_FIRST : EVICT_NORMAL);
-        if (warp == 1 && lane == 0)
+        if (warp == 0 && elected())
+            load_tiles<C, C::weight_bytes, true>(&weight_map, ring, nullptr, 0, pipeline, tiles, first, k_blocks,
+                                                 C::columns, m <= FEW_ROWS ? EVICT_FIRST : EVICT_NORMAL);
+        if (warp == 1 && elected())
             load_tiles<C, C::a_bytes, false>(&a_map, a_ring, &scale_map, shared_address(stage_scales), pipeline, tiles,
-                                             k_blocks, least(C::rows, (m + 7) & ~7) * BLOCK_K, EVICT_NORMAL);
+                                             first, k_blocks, least(C::rows, (m + 7) & ~7), EVICT_NORMAL);
         if (warp > 1) {
             const ScaleGrid of_a = {scale_a, scale_a_row, scale_a_k}, of_b = {scale_b, scale_b_row, scale_b_k};
-            load_scales<C>(stage_scales, vectors, origins, pipeline, vector_pipeline, of_a, of_b, epilogue, tiles, m, n,
-                           k_blocks, (int)threadIdx.x - 64);
+            load_scales<C>(stage_scales, vectors, origins, pipeline, vector_pipeline, &scale_map, of_a, of_b, epilogue,
+                           tiles, first, m, n, k_blocks, (int)threadIdx.x - 64);
         }
         return;
     }
@@ -103,18 +124,25 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
     float largest = 0.0f;
     Ring<C::stages> at(0);
     Ring<2> vectors_at(0);
-    int tiles_left = C::Tiles(m, n).count();
+    int tiles_left = tiles.count();
     const auto make_tile = [&](auto turn) {
-        vector_pipeline.wait_full(vectors_at);
-        const TileOrigin origin = {__shfl_sync(0xffffffffu, origins[vectors_at.stage].row, 0),
-                                   __shfl_sync(0xffffffffu, origins[vectors_at.stage].column, 0)};
+        TileOrigin origin = {};
+        const auto await_vectors = [&] {
+            vector_pipeline.wait_full(vectors_at);
+            origin = {__shfl_sync(0xffffffffu, origins[vectors_at.stage].row, 0),
+                      __shfl_sync(0xffffffffu, origins[vectors_at.stage].column, 0)};
+        };
+        constexpr bool early = C::along_k || C::accumulates;  // else where a tile lies does not matter until its end
+        if constexpr (early) await_vectors();
         --tiles_left;
-        const int first_row = origin.row + math.slice_row(0), slice_step = math.slice_row(1) - math.slice_row(0);
-        if constexpr (C::accumulates) store.load_round(0, first_row, slice_step, origin.column);
+        const int slice_step = math.slice_row(1) - math.slice_row(0);
+        if constexpr (C::accumulates) store.load_round(0, origin.row + math.slice_row(0), slice_step, origin.column);
         const float* const of_tile = vectors[vectors_at.stage];
         const auto store_slice = [&](auto of) {
             constexpr int chosen = decltype(of)::value, pieces = C::pieces;
             constexpr int from = chosen == WHOLE ? 0 : chosen, end = chosen == WHOLE ? C::m_slices : chosen + 1;
+            if (C::cluster > 1 && end == C::m_slices && tiles_left == 0) cluster_arrive();  // this warp's last release
+            if constexpr (!early && from == 0) await_vectors();
             [[maybe_unused]] float scales_a[C::m_slices][2];
             if constexpr (!C::along_k)
 #pragma unroll
@@ -133,6 +161,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
                         largest = maximum(largest, magnitude(sum));
                 return C::out_type > BFLOAT16 ? sum * epilogue.reciprocal : sum;
             };
+            const int first_row = origin.row + math.slice_row(0);
             store.template tile<from * pieces, end * pieces>(value, first_row, slice_step, origin.column);
         };
         math.template run<decltype(turn)::value>(at, k_blocks, origin, tiles_left > 0, store_slice);
@@ -145,7 +174,8 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
     math.begin_tiles(at);
     while (make_tile(Constant<0>()) && (C::turns < 2 || make_tile(Constant<1 % C::turns>())) &&
            (C::turns < 3 || make_tile(Constant<2 % C::turns>())));
-    product_wait<0>();  // what was issued after the last tile
+    product_wait<0>();                   // what was issued after the last tile
+    if (C::cluster > 1) cluster_wait();  // blocks that are at an end get no more arrivals
     if constexpr (C::amax) publish_amax(largest, amax);
     if (C::store_tiles && threadIdx.x % 128 == 0) stores_read<0>();
 }

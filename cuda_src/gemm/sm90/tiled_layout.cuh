@@ -3,6 +3,7 @@
 #include "../pipeline.cuh"
 #include "../scheduler.cuh"
 #include "../epilogue.cuh"
+#include "../../ptx/cluster.cuh"
 
 // Of a product: scales that do not change along k, by one chain of sums over k or promoted every 128; or 1x128 of a
 // with 128x128 or 1x128 of the weight.
@@ -22,19 +23,27 @@ struct TiledLayout : Config {
     static constexpr int threads = 128 + 128 * Config::groups;
     static constexpr int a_bytes = rows * BLOCK_K, weight_bytes = Config::columns * BLOCK_K;  // of a stage
     static constexpr int sums = Config::columns / 2;  // of a thread, in 64 rows of a tile
-    // Whether registers hold two sets of products beside the sums (and, of 1x128 scales of the weight, beside those).
+    // Whether a warpgroup has two sets of products: where registers hold them beside the sums (and beside 1x128 scales of
+    // the weight), and where the next products are worth more than what they take from the addition of the last.
+    static constexpr int least_overlapped = Config::scales == SCALES_GROUP ? 0 : Config::groups == 2 ? 128 : 96;
     static constexpr int most_overlapped = Config::scales == SCALES_GROUP && Config::groups == 2 ? 96 : 128;
-    static constexpr bool overlapped = Config::m_slices == 1 && Config::columns <= most_overlapped;
+    static constexpr bool overlapped =
+        Config::m_slices == 1 && Config::columns >= least_overlapped && Config::columns <= most_overlapped;
     static constexpr bool along_k = Config::scales >= SCALES_BLOCK, promoted = Config::scales != SCALES_CHAIN;
     // Whether a tile's first products are issued before the tile before is stored: where a warpgroup has two slices. It
     // stores one while the other is multiplied. Promoted products are apart from the sums, chains need a set of sums
-    // that the tile does not use; what else a thread holds decides whether there is room.
-    static constexpr bool ahead = Config::m_slices == 2 && !Config::accumulates && Config::activation == 0 &&
-                                  (promoted ? Config::scales != SCALES_GROUP : Config::amax == 0);
+    // that the tile does not use; what else a thread holds decides whether there is room. (Chains under a
+    // GELU wait for each other: by 30 % where it was measured.)
+    static constexpr bool ahead =
+        Config::m_slices == 2 && !Config::accumulates &&
+        (promoted ? Config::scales != SCALES_GROUP
+                  : Config::amax == 0 && (Config::activation == 0 || Config::activation == SILU));
     // Sums of 64 rows that a thread has. Promoted ones stay where they are; chains move on: the next tile's first slice
     // begins in the set that this one does not use.
     static constexpr int sets = Config::m_slices + (ahead && !promoted);
     static constexpr int turns = ahead && !promoted ? sets : 1;  // after so many tiles each slice is where it was
+    // Whether a thread of its own loads the scales of a: where a k-block takes hardly longer than to ask for it.
+    static constexpr bool scales_apart = Config::scale_tiles && Config::groups == 1;
     static constexpr int scale_rows = Config::scales == SCALES_GROUP ? 1 : BLOCK_K;
     // Of a k-block: a's rows, then the weight's, of which a tile can have two.
     static constexpr int stage_scales = along_k ? rows + (scale_rows == 1 ? Config::columns : 32) : 1;
@@ -56,28 +65,40 @@ struct TiledLayout : Config {
     static constexpr int piece_columns = piece_bytes / item, pieces = row_bytes / piece_bytes;  // of a slice
     static constexpr int buffer_bytes = 64 * piece_bytes;
     static_assert(Config::m_slices * pieces % Config::buffers == 0, "rounds of staging are alike");
-    static_assert(Config::columns % 32 == 0, "whole words of the weight's swizzle");
-    using Tiles = PersistentTiles<rows, Config::columns, 32 / (Config::groups * Config::m_slices), Config::accumulates>;
+    static_assert(row_bytes % 32 == 0, "whole pieces of a row");
+    using Tiles = PersistentTiles<rows, Config::columns, 32 / (Config::groups * Config::m_slices), Config::accumulates,
+                                  Config::cluster>;
 };
 
-// A thread: the tiles of one operand, so many bytes of a stage, of which boxes have ``box_bytes``; beside those of a
-// their scales, where TMA loads them.
+// A thread: the scales of a k-block of a tile's rows.
+template <class C>
+DEVICE void load_scale_tile(const TensorMap* map, unsigned stage_scales, const PipelineBarriers<C::stages>& pipeline,
+                            const Ring<C::stages>& at, int row, int k_block) {
+    tile_load(stage_scales + at.stage * (4 * C::stage_scales), map, row, k_block, pipeline.full(at));
+}
+
+// A thread: the tiles of one operand, so many bytes of a stage, of which ``rows`` come; with those of a their scales,
+// where TMA loads them, or only how many bytes of them are to come. The weight's rows are loaded by all blocks of a
+// cluster, a part each for all.
 template <class C, int bytes, bool of_weight>
 DEVICE void load_tiles(const TensorMap* map, unsigned ring, const TensorMap* scale_map, unsigned stage_scales,
-                       const PipelineBarriers<C::stages>& pipeline, typename C::Tiles tiles, int k_blocks,
-                       int box_bytes, word64 policy) {
-    constexpr bool scales = !of_weight && C::scale_tiles;
-    for (Ring<C::stages> at(0); tiles.more(); tiles.next()) {
-        const TileOrigin origin = tiles.origin();
+                       const PipelineBarriers<C::stages>& pipeline, typename C::Tiles tiles, TileOrigin origin,
+                       int k_blocks, int rows, word64 policy) {
+    constexpr bool scales = !of_weight && C::scale_tiles, shared = of_weight && C::cluster > 1;
+    const int part = shared ? rows / C::cluster * tiles.rank() : 0;
+    ring += part * BLOCK_K;
+    for (Ring<C::stages> at(0); tiles.more(); tiles.next(), origin = tiles.origin()) {
+        const int row = (of_weight ? origin.column : origin.row) + part;
 #pragma unroll 1
         for (int k_block = 0; k_block < k_blocks; ++k_block, at.advance(1)) {
             pipeline.wait_empty(at);
-            const unsigned full = pipeline.full(at);
-            barrier_expect(full, box_bytes + (scales ? 4 * C::rows : 0));
-            tile_load(ring + at.stage * bytes, map, k_block * BLOCK_K, of_weight ? origin.column : origin.row, full,
-                      policy);
-            if constexpr (scales)
-                tile_load(stage_scales + at.stage * (4 * C::stage_scales), scale_map, origin.row, k_block, full);
+            const unsigned full = pipeline.full(at), to = ring + at.stage * bytes;
+            barrier_expect(full, rows * BLOCK_K + (scales ? 4 * C::rows : 0));
+            if constexpr (shared)
+                tile_load_shared(to, map, k_block * BLOCK_K, row, full, (1 << C::cluster) - 1, policy);
+            else tile_load(to, map, k_block * BLOCK_K, row, full, policy);
+            if constexpr (scales && !C::scales_apart)
+                load_scale_tile<C>(scale_map, stage_scales, pipeline, at, origin.row, k_block);
         }
     }
 }
@@ -145,10 +166,11 @@ DEVICE void load_each_scale(float (&stage_scales)[C::stages][C::stage_scales],
 #pragma unroll 1
     for (int left = k_blocks; left > 0; --left, at.advance(1)) {
         pipeline.wait_empty(at);
+        const unsigned to = shared_address(stage_scales[at.stage]) + 4 * thread;
 #pragma unroll
         for (int i = 0; i < words; ++i) {
             const int place = thread + C::vector_threads * i;
-            if (place < C::stage_scales) word_copy(shared_address(&stage_scales[at.stage][place]), from[i]);
+            if (place < C::stage_scales) word_copy(to + 4 * C::vector_threads * i, from[i]);
             from[i] += place < C::rows ? of_a.col : of_b.col;
         }
         words_arrive(pipeline.full(at));
@@ -158,18 +180,23 @@ DEVICE void load_each_scale(float (&stage_scales)[C::stages][C::stage_scales],
 template <class C>
 DEVICE void load_scales(float (&stage_scales)[C::stages][C::stage_scales], float (&vectors)[2][C::vectors],
                         TileOrigin (&origins)[2], const PipelineBarriers<C::stages>& pipeline,
-                        const PipelineBarriers<2>& vector_pipeline, const ScaleGrid& of_a, const ScaleGrid& of_b,
-                        const Epilogue<C::out_type, C::bias_type>& epilogue, typename C::Tiles tiles, int m, int n,
-                        int k_blocks, int thread) {
+                        const PipelineBarriers<2>& vector_pipeline, const TensorMap* scale_map, const ScaleGrid& of_a,
+                        const ScaleGrid& of_b, const Epilogue<C::out_type, C::bias_type>& epilogue,
+                        typename C::Tiles tiles, TileOrigin origin, int m, int n, int k_blocks, int thread) {
     Ring<2> vectors_at(0);
-    for (Ring<C::stages> at(0); tiles.more(); tiles.next()) {
-        const TileOrigin origin = tiles.origin();
-        {
-            load_vectors<C>(vectors, origins, vector_pipeline, vectors_at, of_a, of_b, epilogue, origin, m, n, thread);
-            vectors_at.advance(1);
-        }
+    for (Ring<C::stages> at(0); tiles.more(); tiles.next(), origin = tiles.origin()) {
+        load_vectors<C>(vectors, origins, vector_pipeline, vectors_at, of_a, of_b, epilogue, origin, m, n, thread);
+        vectors_at.advance(1);
+        __syncwarp();
         if constexpr (C::scale_tiles) {
             if (thread < 32) load_weight_scales<C>(stage_scales, pipeline, at, of_b, origin, n, k_blocks, thread);
+            if (C::scales_apart && thread >= 32 && elected()) {
+#pragma unroll 1
+                for (int k_block = 0; k_block < k_blocks; ++k_block, at.advance(1)) {
+                    pipeline.wait_empty(at);
+                    load_scale_tile<C>(scale_map, shared_address(stage_scales), pipeline, at, origin.row, k_block);
+                }
+            }
         } else if constexpr (C::along_k) {
             load_each_scale<C>(stage_scales, pipeline, at, of_a, of_b, origin, m, n, k_blocks, thread);
         }

@@ -47,9 +47,14 @@ struct TileMath {
             product_issue<C::a_type, C::b_type>(into, descriptor_of(a + 2 * step), descriptor_of(w + 2 * step),
                                                 keep || step > 0);
     }
+    // To all blocks that load into this stage.
     DEVICE void release(const Place& at) const {
         __syncwarp();
-        if (lane == 0) pipeline.release(at);
+        if constexpr (C::cluster > 1) {
+            if (lane < C::cluster) remote_arrive(cluster_address(pipeline.empty(at), lane));
+        } else if (lane == 0) {
+            pipeline.release(at);
+        }
     }
 
     // Issues a k-block's products of a slice as a group.
@@ -207,7 +212,7 @@ struct TileMath {
     template <int former, class Store>
     DEVICE void alternating(Place& at, int k_blocks, bool more, const Store& store) {
         if constexpr (!C::ahead) begin_promoted(at);
-#pragma unroll(C::scales == SCALES_GROUP ? 1 : 4)
+#pragma unroll(C::scales == SCALES_GROUP ? 1 : seam_step == 16 ? 2 : 4)
         for (int left = k_blocks; left > 1; --left) alternate<former, false>(at, true, store);
         alternate<former, true>(at, more, store);
     }
@@ -244,7 +249,10 @@ struct TileMath {
 
     // The case of where the weight's scale changes in the tile, so that no sum has to choose.
     static constexpr bool one_scale = C::scales != SCALES_BLOCK || 128 % C::columns == 0;
-    static constexpr int seam_step = one_scale ? C::columns : C::columns % 64 == 0 ? 64 : 32;
+    static constexpr int seam_step = one_scale              ? C::columns
+                                     : C::columns % 64 == 0 ? 64
+                                     : C::columns % 32 == 0 ? 32
+                                                            : 16;
     template <int former = seam_step, class Store>
     DEVICE void by_seam(int seam, Place& at, int k_blocks, bool more, const Store& store) {
         if constexpr (former < 128 && former < C::columns) {

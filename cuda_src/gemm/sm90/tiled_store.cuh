@@ -92,32 +92,27 @@ struct TileStore {
         }
     }
 
-    // Stores this warp's 16 rows of a piece, from ``row`` and ``column`` of the result on, element by element.
-    DEVICE void store_elements(unsigned buffer, int row, int column) const {
+    // Moves this warp's 16 rows of a piece element by element: into the result, from ``row`` and ``column`` on, or from it.
+    template <bool into_result>
+    DEVICE void move_elements(unsigned buffer, int row, int column) const {
 #pragma unroll 4
         for (int i = lane; i < 16 * C::piece_columns; i += 32) {
             const int down = i / C::piece_columns, across = i % C::piece_columns;
-            const unsigned from = buffer + place(down, across * C::item / 16) + across * C::item % 16;
+            const unsigned at = buffer + place(down, across * C::item / 16) + across * C::item % 16;
             if (row + down >= m || column + across >= n) continue;
-            unsigned element;
-            if constexpr (C::item == 4) asm volatile("ld.shared.u32 %0, [%1];" : "=r"(element) : "r"(from) : "memory");
-            else if constexpr (C::item == 2)
-                asm volatile("ld.shared.u16 %0, [%1];" : "=r"(element) : "r"(from) : "memory");
-            else asm volatile("ld.shared.u8 %0, [%1];" : "=r"(element) : "r"(from) : "memory");
-            static_cast<Out*>(out)[(row + down) * ldo + column + across] = (Out)element;
-        }
-    }
-
-    // The same the other way round.
-    DEVICE void load_elements(unsigned buffer, int row, int column) const {
-#pragma unroll 4
-        for (int i = lane; i < 16 * C::piece_columns; i += 32) {
-            const int down = i / C::piece_columns, across = i % C::piece_columns;
-            const unsigned to = buffer + place(down, across * C::item / 16) + across * C::item % 16;
-            if (row + down >= m || column + across >= n) continue;
-            const unsigned element = static_cast<const Out*>(out)[(row + down) * ldo + column + across];
-            if constexpr (C::item == 4) asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(element) : "memory");
-            else asm volatile("st.shared.u16 [%0], %1;" ::"r"(to), "h"((unsigned short)element) : "memory");
+            Out& there = static_cast<Out*>(out)[(row + down) * ldo + column + across];
+            if constexpr (!into_result) {
+                if constexpr (C::item == 4) asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(there) : "memory");
+                else asm volatile("st.shared.u16 [%0], %1;" ::"r"(at), "h"(there) : "memory");
+            } else if constexpr (C::item == 4) {
+                asm volatile("ld.shared.u32 %0, [%1];" : "=r"(there) : "r"(at) : "memory");
+            } else if constexpr (C::item == 2) {
+                asm volatile("ld.shared.u16 %0, [%1];" : "=h"(there) : "r"(at) : "memory");
+            } else {
+                unsigned element;
+                asm volatile("ld.shared.u8 %0, [%1];" : "=r"(element) : "r"(at) : "memory");
+                there = (Out)element;
+            }
         }
     }
 
@@ -162,7 +157,7 @@ struct TileStore {
                     for (int i = 0; i < C::buffers; ++i) {
                         const int row = first_row + (round + i) / C::pieces * slice_step + warp * 16;
                         const int column = first_column + (round + i) % C::pieces * C::piece_columns;
-                        load_elements(buffers + i * C::buffer_bytes + warp * (16 * C::piece_bytes), row, column);
+                        move_elements<false>(buffers + i * C::buffer_bytes + warp * (16 * C::piece_bytes), row, column);
                     }
                     __syncwarp();
                 }
@@ -186,7 +181,8 @@ struct TileStore {
                 const int row = first_row + (round + i) / C::pieces * slice_step;
                 const int column = first_column + (round + i) % C::pieces * C::piece_columns;
                 const unsigned buffer = buffer_of(round + i);
-                if (!C::store_tiles) store_elements(buffer + warp * (16 * C::piece_bytes), row + warp * 16, column);
+                if (!C::store_tiles)
+                    move_elements<true>(buffer + warp * (16 * C::piece_bytes), row + warp * 16, column);
                 else if (warp == 0 && lane == 0 && row < m && column < n)
                     tile_store(map, buffer, column * C::item, row);
             }

@@ -107,18 +107,20 @@ def tiled(problem: ScaledMm, tile: Tile | None = None) -> Matmul:
             **ending(problem),
             "FP8_STORE_TILES": int(stores_tiles),
             "FP8_BUFFERS": layout.buffers,
+            "FP8_CLUSTER": tile.cluster,
         },
         TiledArgs,
         block=128 * (1 + tile.groups),
         shared_bytes=layout.dynamic_bytes,
         programmatic=True,
+        cluster=tile.cluster,
     )
-    blocks = min(tile.tiles(problem.m, problem.n), problem.target.multiprocessors)
+    most = max(1, problem.target.multiprocessors // tile.cluster) * tile.cluster
     numbers = TiledArgs(b"", b"", b"", b"", CommonArgs.of(problem), 0, 0, problem.beta)
-    multiply = launcher.bind_args((blocks, 1, 1), numbers)
+    multiply = launcher.bind_args((min(tile.tiles(problem.m, problem.n), most), 1, 1), numbers)
     # Rows outside of a would be filled with zeros, which takes TMA longer than to load as many: they keep their bytes.
     a_maps = tensor_maps(problem.m, problem.k, problem.lda, min(tile.rows, ceil_div(problem.m, 8) * 8))
-    b_maps = tensor_maps(problem.n, problem.k, problem.ldb, tile.columns)
+    b_maps = tensor_maps(problem.n, problem.k, problem.ldb, tile.columns // tile.cluster)
     out_maps: Maps = NO_MAPS
     scale_maps: Maps = {0: bytes(128)}
     if stores_tiles:

@@ -22,9 +22,16 @@ class Tile(NamedTuple):
     """64, 128 or 256."""
     columns: int
     """Channels."""
+    cluster: int = 1
+    """Tiles of the same channels whose blocks load the weight for each other."""
 
     def __str__(self) -> str:
-        return f"{self.rows}x{self.columns}"
+        return f"{self.rows}x{self.columns}{f'/{self.cluster}' if self.cluster > 1 else ''}"
+
+    @property
+    def plain(self) -> "Tile":
+        """Return the same without a cluster."""
+        return self._replace(cluster=1)
 
     @property
     def groups(self) -> int:
@@ -42,8 +49,8 @@ class Tile(NamedTuple):
         return (self.rows + self.columns) * BLOCK_K
 
     def tiles(self, m: int, n: int) -> int:
-        """Return the tiles of a result."""
-        return ceil_div(m, self.rows) * ceil_div(n, self.columns)
+        """Return the tiles of a result, with those that clusters make twice."""
+        return ceil_div(m, self.rows * self.cluster) * self.cluster * ceil_div(n, self.columns)
 
     def waves(self, m: int, n: int, target: Target) -> int:
         """Return how many tiles the busiest multiprocessor has."""
@@ -69,7 +76,7 @@ CHAIN_US: Final = 8.945e-6
 PROMOTED_US: Final = 9.01e-6
 """Of a multiprocessor, for one result of a tile and a k-block: in one chain over k, or added up in fp32."""
 CHAIN_K_BLOCK_US: Final = 0.009715
-PROMOTED_K_BLOCK_US: Final = 0.06045
+PROMOTED_K_BLOCK_US: Final = 0.045
 """More of a k-block, whatever the tile."""
 LOAD_US: Final = 0.0006165
 """Of a multiprocessor, for a row of a k-block that it loads alone."""
@@ -105,6 +112,7 @@ COSTS: Final[dict[Tile, Cost]] = {
     Tile(256, 128): Cost(1.181, 1.356),
     Tile(128, 192): Cost(0.9933, 1.158),
     Tile(128, 160): Cost(0.9219, 1.058),
+    Tile(128, 144): Cost(0.77, 0.96),
     Tile(128, 128): Cost(0.6421, 0.8793),
     Tile(128, 96): Cost(0.7322, 0.7494),
     Tile(128, 64): Cost(0.8601, 0.2657),
@@ -116,7 +124,7 @@ COSTS: Final[dict[Tile, Cost]] = {
     Tile(64, 256): Cost(0, 0.7964),
     Tile(64, 192): Cost(0, 0.5561),
 }
-TILES: Final = tuple(COSTS)
+TILES: Final = (*COSTS, Tile(64, 64, 2), Tile(64, 128, 2))
 """What kernels are compiled for; of equals the first is taken."""
 
 
@@ -136,8 +144,19 @@ def wide_scales(problem: ScaledMm) -> bool:
 
 def tiles(problem: ScaledMm) -> tuple[Tile, ...]:
     """Return those that a product's sums, products and scales leave registers for."""
-    chain = scales_of(problem) == "chain"
-    return tuple(tile for tile in TILES if chain or COSTS[tile].promoted)
+    scales = scales_of(problem)
+    ends = bool(problem.activation) or problem.beta != 0 or problem.amax
+    most = 128 * 160 if scales == "group" and ends else 256 * 128
+    together = 1 if problem.beta else 2  # clusters make some tiles twice
+    piece = 16 if ITEMSIZE[problem.out] > 1 else 32  # channels, whose results are stored together
+    return tuple(
+        tile
+        for tile in TILES
+        if (scales == "chain" or COSTS[tile.plain].promoted)
+        and tile.columns % piece == 0
+        and tile.rows * tile.columns <= most
+        and tile.cluster <= together
+    )
 
 
 def us(problem: ScaledMm, tile: Tile | None = None) -> float:
@@ -145,9 +164,9 @@ def us(problem: ScaledMm, tile: Tile | None = None) -> float:
     p = problem
     if tile is None:
         return min(us(p, each) for each in tiles(p))
-    cost, results, waves = COSTS[tile], tile.rows * tile.columns, tile.waves(p.m, p.n, p.target)
+    cost, results, waves = COSTS[tile.plain], tile.rows * tile.columns, tile.waves(p.m, p.n, p.target)
     share = tile.tiles(p.m, p.n) / p.target.multiprocessors
-    rows = tile.columns + min(tile.rows, ceil_div(p.m, LOADED_ROWS) * LOADED_ROWS)
+    rows = tile.columns / tile.cluster + min(tile.rows, ceil_div(p.m, LOADED_ROWS) * LOADED_ROWS)
     k_block = (LOAD_US + SHARED_LOAD_US * share / waves) * rows
     if p.k % BLOCK_K:
         k_block *= 1 + (UNALIGNED if p.k % SECTOR else SECTORS)
