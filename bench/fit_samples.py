@@ -89,9 +89,9 @@ def of_tiles(records: Iterable[Record]) -> list[Sample]:
             tile = tile_of(row)
             if tile is not None and is_of_today(record, row):
                 p = problem_of(record)
-                if tile.waves(p.m, p.n, p.target) <= FEW_WAVES and not record["file"].endswith(TODAY):
-                    weight *= OLD
-                found.append(Sample(lambda p=p, tile=tile: tiled_cost.us(p, tile), mean_us(row), weight))  # type: ignore[misc]
+                old = tile.waves(p.m, p.n, p.target) <= FEW_WAVES and not record["file"].endswith(TODAY)
+                counts = OLD * weight if old else weight
+                found.append(Sample(lambda p=p, tile=tile: tiled_cost.us(p, tile), mean_us(row), counts))  # type: ignore[misc]
     return found
 
 
