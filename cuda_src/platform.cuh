@@ -270,8 +270,7 @@ DEVICE T* computed_here(T* p) {
 #if FP8CORE_PTX
     const word64 bits = reinterpret_cast<word64>(p);
     const word64 high = computed_here(static_cast<unsigned>(bits >> 32));
-    p = reinterpret_cast<T*>(high << 32 | computed_here(static_cast<unsigned>(bits)));
-    __builtin_assume(__isGlobal(p));
+    p = static_cast<T*>(__cvta_global_to_generic(high << 32 | computed_here(static_cast<unsigned>(bits))));
 #endif
     return p;
 }

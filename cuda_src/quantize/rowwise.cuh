@@ -10,6 +10,8 @@
 //   CLUSTER                 blocks of a cluster that shares a token, so that more multiprocessors have a part; else 1;
 //   TILE_ROWS, TILE_VECS  the tile, of a token as much as the team can hold; MODE STATIC: a piece of a row;
 //   DOWN                    1: neighbouring teams are one below another, in the order of scales, not side by side;
+//   EARLY                   1: elements are so few that the time from the wait for the preceding kernel to the loads counts:
+//                           addresses are computed before it;
 //   TAIL                    0: cols is a multiple of what a block spans; 1: of 8; 2: of neither;
 //   GROUP_ROWS, GROUP_COLS  of a given scale (MODE STATIC), -1 for all.
 // The caller owes: TEAM is THREADS * CLUSTER (then REPEAT is 1), or a power of two up to WARP, or MODE is STATIC;
@@ -17,7 +19,7 @@
 // strides of rows are multiples of ALIGNMENT, 8 or 16 (rowwise_unaligned.cuh has less); the grid is (tile columns /
 // (TEAMS_X * REPEAT), tile rows / teams along the rows), both rounded up, the rows' over y and z.
 #pragma once
-constexpr int ALIGNMENT = FP8_ALIGNMENT, CLUSTER = FP8_CLUSTER, DOWN = FP8_DOWN, FORMAT = FP8_FORMAT,
+constexpr int ALIGNMENT = FP8_ALIGNMENT, CLUSTER = FP8_CLUSTER, DOWN = FP8_DOWN, EARLY = FP8_EARLY, FORMAT = FP8_FORMAT,
               GROUP_COLS = FP8_GROUP_COLS, GROUP_ROWS = FP8_GROUP_ROWS, INPUT = FP8_INPUT, MODE = FP8_MODE,
               REPEAT = FP8_REPEAT, SCALE_FORMAT = FP8_SCALE_FORMAT, TAIL = FP8_TAIL, TEAM = FP8_TEAM,
               TEAMS_X = FP8_TEAMS_X, THREADS = FP8_THREADS, TILE_ROWS = FP8_TILE_ROWS, TILE_VECS = FP8_TILE_VECS,
@@ -27,6 +29,7 @@ constexpr int ALIGNMENT = FP8_ALIGNMENT, CLUSTER = FP8_CLUSTER, DOWN = FP8_DOWN,
 
 KERNEL(THREADS)
 quantize_rowwise(QUANTIZE_PARAMETERS) {
+    grid_dependency_launch();
     constexpr int TEAMS_Y = THREADS * CLUSTER / TEAM / TEAMS_X, ITEM = SIZE_OF<INPUT>;
     constexpr bool FULL = TEAM * VECTORS == TILE_ROWS * TILE_VECS;
     const unsigned thread = block_x() % CLUSTER * THREADS + thread_x(), team = thread / TEAM, member = thread % TEAM;
@@ -44,20 +47,36 @@ quantize_rowwise(QUANTIZE_PARAMETERS) {
     };
     auto tile_col = [&](int r) { return (first_tile + r * TEAMS_X) * (TILE_VECS * 8); };
     auto col_of = [&](int r, int v) { return tile_col(r) + slot_of(v) * 8; };
-    auto place_of = [&](int r, int v, long long stride) {
-        // Of one row, the vecs of a thread are a constant apart.
-        if (TILE_ROWS == 1) return first_row * stride + col_of(r, 0) + v * (TEAM * 8);
-        return row_of(v) * stride + col_of(r, v);
-    };
     auto count_of = [&](int r, int v) {
         if (!FULL && member + v * TEAM >= TILE_ROWS * TILE_VECS) return 0;
         if (TAIL == 0) return 8;
         const int left = static_cast<int>(cols) - tile_col(r) - slot_of(v) * 8;
         return left < 8 ? left : 8;
     };
+    // Of one row, the vecs of a thread are a constant apart, from here on.
+    const byte* from[REPEAT];
+    byte *into[REPEAT], *scale_to[REPEAT];
+    const long long scale_row = MODE != STATIC ? tile_row : GROUP_ROWS < 0 ? 0 : tile_row / GROUP_ROWS;
+    byte* const row_scales = static_cast<byte*>(scales) + scale_row * scale_row_stride * SCALE_BYTES<SCALE_FORMAT>;
+#pragma unroll
+    for (int r = 0; r < REPEAT; ++r) {
+        from[r] = x + (first_row * x_stride + col_of(r, 0)) * ITEM;
+        into[r] = data + first_row * data_stride + col_of(r, 0);
+        scale_to[r] = row_scales + (first_tile + r * TEAMS_X) * scale_col_stride * SCALE_BYTES<SCALE_FORMAT>;
+        if constexpr (EARLY && TILE_ROWS == 1) {
+            from[r] = computed_here(from[r]), into[r] = computed_here(into[r]);
+            if (MODE != STATIC) scale_to[r] = computed_here(scale_to[r]);
+            if (first_row < rows && count_of(r, 0) > 0) prefetch_to_l2(from[r]), prefetch_to_l2(into[r]);
+        }
+    }
+    auto load_from = [&](int r, int v) {
+        return TILE_ROWS == 1 ? from[r] + v * (TEAM * 8 * ITEM) : x + (row_of(v) * x_stride + col_of(r, v)) * ITEM;
+    };
+    auto store_to = [&](int r, int v) {
+        return TILE_ROWS == 1 ? into[r] + v * (TEAM * 8) : data + row_of(v) * data_stride + col_of(r, v);
+    };
 
     RowTeam<(TEAM > WARP ? THREADS : WARP), CLUSTER> row_team;
-    grid_dependency_launch();
     if constexpr (CLUSTER > 1) row_team.start();
     grid_dependency_wait();
 
@@ -67,7 +86,7 @@ quantize_rowwise(QUANTIZE_PARAMETERS) {
 #pragma unroll
         for (int v = 0; v < VECTORS; ++v) {
             const int count = row_of(v) < rows ? count_of(r, v) : 0;
-            const byte* const p = x + place_of(r, v, x_stride) * ITEM;
+            const byte* const p = load_from(r, v);
             vecs[r][v] = empty_vec8<INPUT>();
             if (count <= 0) continue;
             if (TAIL < 2 || count == 8) vecs[r][v] = load_vec8<INPUT, ALIGNMENT>(p);
@@ -81,8 +100,6 @@ quantize_rowwise(QUANTIZE_PARAMETERS) {
 #pragma unroll
     for (int r = 0; r < REPEAT; ++r) {
         Divisor divisor;
-        const long long scale_row = MODE != STATIC ? tile_row : GROUP_ROWS < 0 ? 0 : tile_row / GROUP_ROWS;
-        void* const row_scales = static_cast<byte*>(scales) + scale_row * scale_row_stride * SCALE_BYTES<SCALE_FORMAT>;
         if constexpr (MODE == STATIC) {
             if (GROUP_COLS < 0 && tile_row < rows) divisor = prepared<MODE>(load_scale<SCALE_FORMAT>(row_scales, 0));
         } else {
@@ -98,10 +115,8 @@ quantize_rowwise(QUANTIZE_PARAMETERS) {
             const float scale = rounded_scale<SCALE_FORMAT>(scale_of<MODE, FORMAT>(amax_bits, upper, eps));
             divisor = prepared<MODE>(scale, MODE == TOKEN && upper < float_of(amax_bits));
             const bool in_cols = MODE == TOKEN || TAIL == 0 || tile_col(r) < cols;
-            if (member == 0 && first_row < rows_padded && in_cols) {
-                const long long index = (first_tile + r * TEAMS_X) * scale_col_stride;
-                store_scale<SCALE_FORMAT>(row_scales, index, first_row < rows ? scale : 1.0f);
-            }
+            if (member == 0 && first_row < rows_padded && in_cols)
+                store_scale<SCALE_FORMAT>(scale_to[r], 0, first_row < rows ? scale : 1.0f);
         }
         Vector8 codes[VECTORS];
 #pragma unroll
@@ -119,7 +134,7 @@ quantize_rowwise(QUANTIZE_PARAMETERS) {
         for (int v = 0; v < VECTORS; ++v) {
             const int count = row_of(v) < rows_padded ? count_of(r, v) : 0;
             if (count <= 0) continue;
-            byte* const p = data + place_of(r, v, data_stride);
+            byte* const p = store_to(r, v);
             if (TAIL < 2 || count == 8) {
                 store_vec8<ALIGNMENT>(p, codes[v]);
             } else {

@@ -12,20 +12,22 @@
 // Constants: INPUT FORMAT MODE SCALE_FORMAT THREADS TEAM VECTORS, and
 //   TILE_ROWS, TILE_VECS  the tile, of a token as much as the team can hold; MODE STATIC: a piece of a row;
 //   ACROSS                  tiles side by side, of which the last one has what is left;
+//   EARLY                   as rowwise.cuh has it;
 //   GROUP_ROWS, GROUP_COLS  of a given scale (MODE STATIC), -1 for all.
 // The caller owes: TEAM is THREADS or a power of two up to WARP; TEAM * VECTORS is at least TILE_ROWS * TILE_VECS;
 // elements of x are at multiples of their size; the group of a given scale is a tile, or has all columns; the grid is
 // (ACROSS, tile rows / TEAMS rounded up, over y and z), and where y * z is 1 no more over x than the tiles need.
 #pragma once
-constexpr int ACROSS = FP8_ACROSS, ALIGNMENT = FP8_ALIGNMENT, FORMAT = FP8_FORMAT, GROUP_COLS = FP8_GROUP_COLS,
-              GROUP_ROWS = FP8_GROUP_ROWS, INPUT = FP8_INPUT, MODE = FP8_MODE, SCALE_FORMAT = FP8_SCALE_FORMAT,
-              TEAM = FP8_TEAM, THREADS = FP8_THREADS, TILE_ROWS = FP8_TILE_ROWS, TILE_VECS = FP8_TILE_VECS,
-              VECTORS = FP8_VECTORS;
+constexpr int ACROSS = FP8_ACROSS, ALIGNMENT = FP8_ALIGNMENT, EARLY = FP8_EARLY, FORMAT = FP8_FORMAT,
+              GROUP_COLS = FP8_GROUP_COLS, GROUP_ROWS = FP8_GROUP_ROWS, INPUT = FP8_INPUT, MODE = FP8_MODE,
+              SCALE_FORMAT = FP8_SCALE_FORMAT, TEAM = FP8_TEAM, THREADS = FP8_THREADS, TILE_ROWS = FP8_TILE_ROWS,
+              TILE_VECS = FP8_TILE_VECS, VECTORS = FP8_VECTORS;
 #include "../common/tail.cuh"
 #include "../common/reduce.cuh"
 
 KERNEL(THREADS)
 quantize_rowwise_unaligned(QUANTIZE_PARAMETERS) {
+    grid_dependency_launch();
     constexpr int ITEM = SIZE_OF<INPUT>, TEAMS = THREADS / TEAM, WIDTH = TILE_VECS * 8;
     constexpr int ENDS = (2 * TILE_ROWS + TEAM - 1) / TEAM;
     constexpr bool SHARES = TILE_ROWS == 1 && ACROSS > 1 && TEAM > 1 && TEAM < WARP;
@@ -33,7 +35,7 @@ quantize_rowwise_unaligned(QUANTIZE_PARAMETERS) {
     const int tile = place % ACROSS, tile_col = tile * WIDTH;
     const long long rows_before = (static_cast<long long>(block_z()) * grid_y() + block_y()) * TEAMS;
     const long long tile_row = rows_before + place / ACROSS, first_row = tile_row * TILE_ROWS;
-    const Bounds bounds = {x, x + ((rows - 1) * x_stride + cols) * ITEM};
+    Bounds bounds = {x, x + ((rows - 1) * x_stride + cols) * ITEM};
 
     struct Run {  // A row of the tile:
         const byte* x;
@@ -52,7 +54,13 @@ quantize_rowwise_unaligned(QUANTIZE_PARAMETERS) {
         const byte* const source = x + (row * x_stride + tile_col + ahead) * ITEM;
         return {source, codes + ahead, {8 - ahead, end < 8 ? end : 8}, rest / 8, rest % 8};
     };
-    const Run only = run_of(0);
+    Run only = run_of(0);
+    if constexpr (EARLY && TILE_ROWS == 1) {
+        only.x = computed_here(only.x), only.data = computed_here(only.data);
+        bounds.end = computed_here(bounds.end);
+        if (first_row < rows && static_cast<int>(member) < only.vecs)
+            prefetch_to_l2(only.x + member * (8 * ITEM)), prefetch_to_l2(only.data + member * 8);
+    }
 
     struct Piece {  // The place of a vector, and which of its elements are the tile's.
         const byte* x;
@@ -83,7 +91,6 @@ quantize_rowwise_unaligned(QUANTIZE_PARAMETERS) {
         return {run.x + at * (8 * ITEM), run.data + at * 8, r < TILE_ROWS ? slice : Slice{0, 0}, first_row + r < rows};
     };
 
-    grid_dependency_launch();
     grid_dependency_wait();
 
     Vec8<INPUT> vecs[VECTORS], ends[ENDS];

@@ -15,6 +15,8 @@ Module = Any
 _OPT_IN_ABOVE: Final = 48 * 1024
 """CUDA gives a block this much shared memory unasked; more has to be allowed function by function."""
 _ALLOWING: Final = threading.Lock()
+_ALL: Final = 100
+"""Of a multiprocessor's shared memory, in percent."""
 
 
 class Function(NamedTuple):
@@ -135,8 +137,16 @@ def _placed(code: bytes, name: str, where: Target) -> Module:
     return module
 
 
-def function(module: Module, entry: str, shared_bytes: int = 0) -> Function:
+def function(module: Module, entry: str, shared_bytes: int = 0, *, all_shared: bool = False) -> Function:
     """Return a module's kernel, allowed to ask for ``shared_bytes`` of dynamic shared memory.
+
+    Args:
+        module: what it is in.
+        entry: its name.
+        shared_bytes: of a block.
+        all_shared: on CUDA, prefer multiprocessors with as much shared memory as there is. A multiprocessor divides its
+            memory between shared memory and L1 anew only when it has no block; one that is set up for a kernel of
+            little shared memory takes no block of the next kernel that needs more until it has ended all of its own.
 
     Raises:
         BackendError: the module has no such entry, or the device not so much shared memory.
@@ -149,6 +159,8 @@ def function(module: Module, entry: str, shared_bytes: int = 0) -> Function:
             with _ALLOWING:  # a plan with less must not take from one with more
                 if driver.funcGetAttribute(most, address) < shared_bytes:
                     driver.funcSetAttribute(address, most, shared_bytes)
+        if all_shared and device.platform() == "cuda":
+            driver.funcSetAttribute(address, driver.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, _ALL)
     except RuntimeError as error:
         raise BackendError(f"kernel {entry} with {shared_bytes} bytes of shared memory: {error}") from error
     return Function(address, module)

@@ -131,8 +131,8 @@ def target(ordinal: int) -> Target:
     """
     if not 0 <= ordinal < count():
         reason = why_none()
-        has = f"there are {count()} devices" if reason is None else f"there is none: {reason}"
-        raise DeviceError(f"device {ordinal} cannot be used: {has}")
+        needed = f"the ordinal of a GPU, below {count()}" if reason is None else f"a GPU, and there is none ({reason})"
+        raise DeviceError(f"device needs {needed}, got {ordinal}")
     runtime = cupy().cuda.runtime
     if platform() == "hip":
         # HIP numbers its attributes differently from release to release; the properties are named.

@@ -59,10 +59,13 @@ def standard_options(target: Target) -> tuple[str, ...]:
 
 
 @cache
-def _function(target: Target, source: str, entry: str, constants: Constants, shared_bytes: int) -> compiler.Function:
+def _function(
+    target: Target, source: str, entry: str, constants: Constants, shared_bytes: int, all_shared: bool
+) -> compiler.Function:
     request = compile_request(target, source, entry, dict(constants))
     with device.on(target.device):
-        return compiler.function(compiler.load(request.text, request.options), request.entry, shared_bytes)
+        module = compiler.load(request.text, request.options)
+        return compiler.function(module, request.entry, shared_bytes, all_shared=all_shared)
 
 
 @cache
@@ -272,6 +275,7 @@ def prepare(
     cluster: int = 1,
     programmatic: bool = False,
     cooperative: bool = False,
+    all_shared: bool = False,
     **extents: int,
 ) -> Launcher:
     """Return ``entry`` of ``source`` compiled for ``target`` with ``constants``, ready to launch.
@@ -287,9 +291,10 @@ def prepare(
         cluster: blocks of a cluster along x.
         programmatic: let the kernel begin before its predecessor on the stream has ended.
         cooperative: all blocks are resident at once, or the launch fails.
+        all_shared: leave multiprocessors ready for kernels that need all shared memory (`compiler.function`).
         **extents: how many numbers each array among the arguments holds.
     """
-    function = _function(target, source, entry, tuple(constants.items()), shared_bytes)
+    function = _function(target, source, entry, tuple(constants.items()), shared_bytes, all_shared)
     attributes = b""
     if cluster > 1:
         attributes += ATTRIBUTE.pack(CLUSTER_DIMENSION, cluster, 1, 1)

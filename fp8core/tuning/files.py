@@ -141,7 +141,7 @@ def load_tunings(path: str | os.PathLike[str] | None = None) -> tuple[Tuning, ..
     if found.tunings and not useful:
         reasons.append(_why_none(found.tunings))
     if reasons:
-        _warn(f"tunings in {given} are not used: {'; '.join(reasons)}")
+        _warn(f"{'some ' if useful else ''}tunings in {given} are not used: {'; '.join(reasons)}")
     return tuple(tuning for tuning, _ in useful)
 
 

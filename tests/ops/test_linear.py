@@ -12,7 +12,7 @@ from fp8core.kernels.gemm.sm90.decode import config_for, decode
 from fp8core.kernels.gemm.sm90.decode_config import for_linear
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.kernels.linear.fused import MOST_ELEMENTS, fused_config, plan_fused, row_teams, vectors
-from fp8core.kernels.linear.overlapped import plan_behind_producer
+from fp8core.kernels.linear.overlapped import PRODUCER_BYTES, plan_behind_producer, plan_overlapped
 from fp8core.kernels.linear.table import LINEAR
 from fp8core.problem import Linear, Quantize, ScaledMm, Target
 from fp8core.runtime import jit
@@ -126,8 +126,38 @@ def test_a_product_behind_a_producer_leaves_room_and_has_the_bits_of_the_product
     (behind, rest), (other, everything) = found
     assert 0 < behind["FP8_PREFETCH_CHUNKS"] < behind["FP8_STAGES"]
     assert rest < everything or behind["FP8_STAGES"] < other["FP8_STAGES"]
-    free = dict.fromkeys(("FP8_PREFETCH_CHUNKS", "FP8_STAGES"), 0)
+    free = dict.fromkeys(("FP8_PREFETCH_CHUNKS", "FP8_STAGES", "FP8_A_STAGES"), 0)
     assert {**behind, **free} == {**other, **free}
+
+
+@pytest.mark.parametrize(
+    "shape", [(7168, 8192), (8192, 3584), (57344, 8192), (6144, 4096), (8192, 1024), (13312, 16384)]
+)
+@pytest.mark.parametrize("m", [16, 64])
+def test_room_for_many_blocks_of_small_kernels_costs_nothing_of_the_weight_in_flight(m, shape, monkeypatch):
+    found = []
+
+    def prepare(target, source, entry, constants, arguments, **launch):
+        found.append((constants, launch))
+        return Recorder(entry, [])
+
+    monkeypatch.setattr(jit, "prepare", prepare)
+    layer = problem(m, *shape)
+    plan_overlapped(layer)
+    plan_behind_producer(layer.product)
+    decode(layer.product)
+    *beside, (alone, _) = found
+    config = config_for(layer.product)
+    for constants, launch in beside:
+        stages = constants["FP8_A_STAGES"]
+        if m <= 32:
+            assert stages == alone["FP8_A_STAGES"]
+            continue
+        assert min(6, alone["FP8_A_STAGES"]) <= stages <= alone["FP8_A_STAGES"]
+        assert constants["FP8_STAGES"] >= alone["FP8_STAGES"]
+        static = decode_config.fixed_bytes(config._replace(a_stages=stages), 64, 0, constants["FP8_STAGES"])
+        block = launch["shared_bytes"] + static + 1024
+        assert config.ctas_per_sm * block + PRODUCER_BYTES <= H200.shared_bytes + 1024
 
 
 def test_a_product_of_another_kernel_is_planned_as_ever(monkeypatch):

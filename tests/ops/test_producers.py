@@ -9,12 +9,15 @@ import fp8core
 from fp8core import GROUP_128, PER_TENSOR, PER_TOKEN
 from fp8core.core import operation
 from fp8core.kernels.fused import plan_norm_quantize, plan_silu_quantize
-from fp8core.problem import NormQuantize, SiluQuantize
-from fp8core.runtime import device
+from fp8core.problem import NormQuantize, SiluQuantize, Target
+from fp8core.runtime import device, jit
+from fp8core.runtime.plans import RmsNormNumbers, SiluNumbers
 from support import reference
 from support.engines import BOTH, MAKERS, WIDE, assert_same_bytes, engines, fresh, fresh_scale
 from support.launches import whole
+from support.recorder import Recorder
 
+H200 = Target("cuda", 90, 0, 132, 32, 227 << 10)
 SHAPES = ((1, 4096), (7, 576), (3, 1024), (130, 256), (2, 5136), (5, 8192))
 SCALINGS = {
     "static": {"group_shape": PER_TENSOR, "scale": True},
@@ -130,6 +133,42 @@ def test_blocks_by_the_number_of_rows(cols, scaling, multiprocessors):
     silu = whole(plan_silu_quantize(SiluQuantize(target, "bfloat16", "float8_e4m3fn", *form, False, cols, 16)))
     got = results(lambda out: silu(0, both.data.ptr, 2 * cols, *out))
     near(got, reference.silu(engine.numpy(x)) * exact[1], scaling)
+
+
+@pytest.mark.parametrize(
+    ("producer", "rows", "cols", "block", "all_shared"),
+    [
+        ("norm", 16, 8192, (128, 2, 4), True),
+        ("norm", 66, 8192, (128, 2, 4), True),
+        ("norm", 128, 2048, (256, 1, 1), True),
+        ("norm", 133, 2048, (256, 1, 1), False),
+        ("norm", 1024, 8192, (512, 2, 1), False),
+        ("silu", 16, 3584, (448, 1, 1), True),
+        ("silu", 16, 4096, (128, 1, 4), True),
+        ("silu", 1024, 3584, (256, 2, 1), False),
+        ("silu", 16, 1024, (128, 1, 1), False),
+    ],
+)
+def test_kernels_of_few_rows_leave_multiprocessors_as_products_need_them(
+    producer, rows, cols, block, all_shared, monkeypatch
+):
+    """But not a kernel that is also that of many rows, as SiLU's of 1,024 columns is."""
+    found = []
+
+    def prepare(target, source, entry, constants, arguments, **launch):
+        found.append((tuple(constants[f"FP8_{name}"] for name in ("THREADS", "VECTORS", "BLOCKS")), launch))
+        return Recorder(entry, [])
+
+    monkeypatch.setattr(jit, "prepare", prepare)
+    form = (PER_TOKEN, False, "float32", "k", *((True,) if producer == "norm" else ()), False, cols, 16)
+    if producer == "norm":
+        plan = plan_norm_quantize(NormQuantize(H200, "bfloat16", "bfloat16", "float8_e4m3fn", *form))
+        plan.bind(RmsNormNumbers(cols, cols, 1e-5, cols, 1, 0, rows, 1.0, 1e-10))
+    else:
+        plan = plan_silu_quantize(SiluQuantize(H200, "bfloat16", "float8_e4m3fn", *form))
+        plan.bind(SiluNumbers(2 * cols, cols, 1, 0, rows, 1.0, 1e-10))
+    [(got, launch)] = found
+    assert (got, launch["all_shared"], launch["block"]) == (block, all_shared, block[0])
 
 
 @engines("numpy", "torch-cpu", "cupy", "torch-cuda")

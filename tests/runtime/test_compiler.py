@@ -203,3 +203,41 @@ def test_a_compile_error_holds_the_log_and_the_options():
 @pytest.mark.usefixtures("nvrtc")
 def test_the_compilers_version_is_known():
     assert any(letter.isdigit() for letter in compiler.version())
+
+
+class Driver:
+    """A driver that keeps what functions are told."""
+
+    CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
+    CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT = 9
+
+    def __init__(self):
+        self.told = {}
+
+    def funcGetAttribute(self, attribute, address):
+        return self.told.get((address, attribute), 0)
+
+    def funcSetAttribute(self, address, attribute, value):
+        self.told[address, attribute] = value
+
+
+@pytest.mark.parametrize(
+    ("platform", "shared_bytes", "all_shared", "told"),
+    [
+        ("cuda", 0, False, {}),
+        ("cuda", 48 << 10, False, {}),
+        ("cuda", 200 << 10, False, {8: 200 << 10}),
+        ("cuda", 0, True, {9: 100}),
+        ("cuda", 200 << 10, True, {8: 200 << 10, 9: 100}),
+        ("hip", 60 << 10, True, {}),
+    ],
+)
+def test_a_function_is_told_what_shared_memory_it_may_ask_for_and_is_to_leave(
+    machine, monkeypatch, platform, shared_bytes, all_shared, told
+):
+    driver = machine.cuda.driver = Driver()
+    monkeypatch.setattr(device, "platform", lambda: platform)
+    module = compiler.Modules().load("text", ())
+    found = compiler.function(module, "f", shared_bytes, all_shared=all_shared)
+    assert found == compiler.Function(0xABC0, module)
+    assert driver.told == {(0xABC0, attribute): value for attribute, value in told.items()}

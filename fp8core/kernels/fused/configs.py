@@ -47,6 +47,8 @@ SINGLE_THREADS: Final = 224
 SHARED_BYTES: Final = {STATIC: 12 << 10, TOKEN: 8 << 10, GROUP: 8 << 10}
 """By the mode: rows of at least this much input are shared by clusters; a multiprocessor takes only so much at a time.
 """
+SILU_SHARED_BYTES: Final = 16 << 10
+"""The same for SiLU: up to there a block has a vector of a row for each thread."""
 SHARED_VECTORS: Final = 512
 """As long as there are at most this many vectors a multiprocessor; a row counts as 1,024 at least."""
 
@@ -84,7 +86,8 @@ def cluster_config(problem: Problem) -> ProducerConfig | None:
     """Return the blocks of a cluster that share a row, on the device where it was measured, if that is worth it."""
     kind, mode = kind_of(problem), mode_of(problem)
     inputs = 1 if kind == "norm" else 2
-    if problem.target[:2] != ("cuda", 90) or problem.cols * ITEMSIZE[problem.x] * inputs < SHARED_BYTES[mode]:
+    least = SILU_SHARED_BYTES if kind == "silu" else SHARED_BYTES[mode]
+    if problem.target[:2] != ("cuda", 90) or problem.cols * ITEMSIZE[problem.x] * inputs < least:
         return None
     units = ceil_div(problem.cols, vector_of(problem))
     vectors = 1 if units <= CLUSTER * SINGLE_THREADS else 2

@@ -105,16 +105,22 @@ def plan_producer(
         constants: what the kernel is compiled with beside `constants_of`.
     """
 
+    def compiled_with(config: ProducerConfig) -> dict[str, int]:
+        return {**constants_of(problem, config), **constants(config)}
+
     def prepare(config: ProducerConfig) -> jit.Launcher:
+        # Of few rows the kernel stands between products, which need all shared memory; with many it needs the L1.
+        between_products = config.few and compiled_with(config) != compiled_with(row_config(problem, MANY))
         return jit.prepare(
             problem.target,
             source.name,
             source.entry,
-            {**constants_of(problem, config), **constants(config)},
+            compiled_with(config),
             source.args,
             block=config.threads,
             cluster=config.blocks,
             programmatic=True,
+            all_shared=between_products,
         )
 
     chosen = by_rows(problem, prepare)

@@ -3,20 +3,35 @@
 from typing import Final
 
 from fp8core.kernels.gemm.args import Matmul
-from fp8core.kernels.gemm.sm90.decode import SM90_DECODE, config_for, decode
-from fp8core.kernels.gemm.sm90.decode_config import MOST_ROWS, for_linear
+from fp8core.kernels.gemm.sm90.decode import SM90_DECODE, a_side, config_for, decode
+from fp8core.kernels.gemm.sm90.decode_config import MOST_ROWS, DecodeConfig, for_linear
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.problem import Linear, ScaledMm
 from fp8core.table import Choice, Refusal, Requirement, Unknown
 
 PRODUCER_BYTES: Final = 4096
-"""Of shared memory for a block of a norm or SiLU: 1,024 that the system keeps, and its own."""
+"""Of shared memory for the blocks of a norm or SiLU: 1,024 of each that the system keeps, and its own."""
+FEWEST_A_STAGES: Final = 6
+"""k-blocks of a in flight, of 64 rows, that are enough where the weight is ahead of them."""
 
 
 def plan_overlapped(problem: Linear) -> Matmul:
     """Return the product, laid out for the quantization that goes before it."""
     product = problem.product
-    return decode(product, for_linear(config_for(product), product.n * product.k))
+    return decode(product, beside_small_kernels(product, for_linear(config_for(product), product.n * product.k)))
+
+
+def beside_small_kernels(problem: ScaledMm, config: DecodeConfig) -> DecodeConfig:
+    """Return a layout, of 64 rows with room for the blocks of a norm and as much of the weight in flight as without.
+
+    That is taken from what is in flight of a, which is nearer. The small kernels of so many rows have so many blocks
+    that those without room start when the product has ended, and the next product's only after them
+    (experiments/2026-11-decoder-layer).
+    """
+    if a_side(problem, config) < MOST_ROWS:
+        return config
+    a_stages = max(config.a_stages - 2, min(config.a_stages, FEWEST_A_STAGES))
+    return config._replace(spare_bytes=PRODUCER_BYTES, a_stages=a_stages)
 
 
 def plan_behind_producer(problem: ScaledMm) -> Matmul:
@@ -26,7 +41,8 @@ def plan_behind_producer(problem: ScaledMm) -> Matmul:
     those of the product alone.
     """
     if problem.m <= MOST_ROWS and SCALED_MM.choice(problem) == Choice(SM90_DECODE.name):
-        return decode(problem, for_linear(config_for(problem))._replace(spare_bytes=PRODUCER_BYTES))
+        config = for_linear(config_for(problem))._replace(spare_bytes=PRODUCER_BYTES)
+        return decode(problem, beside_small_kernels(problem, config))
     plan: Matmul = SCALED_MM.plan(problem)
     return plan
 

@@ -84,18 +84,23 @@ def tile_of(problem: Quantize, rows: int = MANY_ROWS) -> Tile:
     return Tile(height, row if group.cols < 0 else group.cols // VEC8)
 
 
+def few(problem: Quantize, rows: int) -> bool:
+    """Return whether up to ``rows`` rows leave a part of the device idle, so that latencies count."""
+    return rows * problem.cols <= FEW
+
+
 def rowwise_config(problem: Quantize, tile: Tile, rows: int = MANY_ROWS) -> RowwiseConfig:
     """Return the block for ``tile`` where there are up to ``rows`` rows, as sweeps on an H200 have it."""
-    total, few = vecs_of(problem, tile), rows * problem.cols <= FEW
+    total, idle = vecs_of(problem, tile), few(problem, rows)
     if unaligned(problem):
         return _unaligned(problem, tile, total, rows)
     shared = cluster_config(problem, total) if rows == SHARED_ROWS else None
     if shared:
         return shared
-    each = 1 if few else WARP_TEAM_VECS
+    each = 1 if idle else WARP_TEAM_VECS
     if total <= WARP_TEAM * each:
-        return _teams(problem, tile, total, min(each, 2), few)
-    if few and (tile.rows == 1 or rows <= FEW_ROWS):
+        return _teams(problem, tile, total, min(each, 2), idle)
+    if idle and (tile.rows == 1 or rows <= FEW_ROWS):
         slim = tile.rows > 1 or (rows > FEW_ROWS and total > 512)
         vecs = max(1 if slim else 2, ceil_div(total, MOST_THREADS))
     elif tile.rows > 1:
@@ -112,7 +117,7 @@ def _unaligned(problem: Quantize, tile: Tile, total: int, rows: int) -> RowwiseC
     """
     narrow = total <= WARP_TEAM * WARP_TEAM_VECS
     slim = narrow or (problem.static and rows <= FEW_ROWS and ITEMSIZE[problem.x] == 2)
-    if slim and tile.rows == 1 and total > WARP_TEAM and rows * problem.cols <= FEW:
+    if slim and tile.rows == 1 and total > WARP_TEAM and few(problem, rows):
         return _block(problem, total, max(1, ceil_div(total, MOST_THREADS)))
     if narrow:
         team = min(power_of_two(ceil_div(total, WARP_TEAM_VECS)), WARP_TEAM)
@@ -142,11 +147,11 @@ def cluster_config(problem: Quantize, total: int) -> RowwiseConfig | None:
     return RowwiseConfig(threads, threads * blocks, vecs, 1, 1, blocks)
 
 
-def _teams(problem: Quantize, tile: Tile, total: int, each: int, few: bool) -> RowwiseConfig:
+def _teams(problem: Quantize, tile: Tile, total: int, each: int, idle: bool) -> RowwiseConfig:
     """Return blocks of teams, each of them a part of a warp, whose threads hold up to ``each`` vectors if they can."""
     team = min(power_of_two(ceil_div(total, each)), WARP_TEAM)
     vecs, tiles = ceil_div(total, team), max(ceil_div(problem.cols, tile.vecs * VEC8), 1)
-    if few or tiles == 1:
+    if idle or tiles == 1:
         # As many teams side by side as cover the row by equal blocks.
         most = TEAMS_THREADS // team
         teams_x = ceil_div(tiles, ceil_div(tiles, most))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import cache
 
 from fp8core.kernels.encodings import ceil_div
-from fp8core.kernels.quantize.configs import VEC8, Tile, row_bounds, rowwise_config, tile_of
+from fp8core.kernels.quantize.configs import VEC8, Tile, few, row_bounds, rowwise_config, tile_of
 from fp8core.kernels.quantize.prepare import Chosen, folded, plan_of, prepare
 from fp8core.problem import Quantize
 from fp8core.runtime.plans import Plan, QuantizeNumbers
@@ -45,6 +45,7 @@ def _configured(problem: Quantize, most_rows: int) -> Callable[[int], Chosen]:
         "FP8_TEAMS_X": config.teams_x,
         "FP8_CLUSTER": config.blocks,
         "FP8_DOWN": int(problem.scale_layout == "mn"),
+        "FP8_EARLY": int(few(problem, most_rows)),
         "FP8_TILE_ROWS": tile.rows,
         "FP8_TILE_VECS": tile.vecs,
         "FP8_TAIL": 2 if cols % VEC8 else 1 if cols % span or not cols else 0,

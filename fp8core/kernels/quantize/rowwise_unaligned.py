@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from fp8core.kernels.encodings import ceil_div
-from fp8core.kernels.quantize.configs import VEC8, Tile, rowwise_config, tile_of
+from fp8core.kernels.quantize.configs import VEC8, Tile, few, rowwise_config, tile_of
 from fp8core.kernels.quantize.prepare import Chosen, folded, prepare
 from fp8core.kernels.quantize.rowwise import by_rows
 from fp8core.problem import Quantize
@@ -30,6 +30,7 @@ def _configured(problem: Quantize, most_rows: int) -> Callable[[int], Chosen]:
     constants = {
         "FP8_TEAM": config.team,
         "FP8_VECTORS": ceil_div(tile.rows * tile.vecs, config.team),
+        "FP8_EARLY": int(few(problem, most_rows)),
         "FP8_TILE_ROWS": tile.rows,
         "FP8_TILE_VECS": tile.vecs,
         "FP8_ACROSS": across,

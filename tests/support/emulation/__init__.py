@@ -129,6 +129,7 @@ class Emulator:
         cluster: int = 1,
         programmatic: bool = False,
         cooperative: bool = False,
+        all_shared: bool = False,
         **extents: int,
     ) -> "Launcher":
         """Return a launcher as `jit.prepare` does; its addresses are the host's."""
