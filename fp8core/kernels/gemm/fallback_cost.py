@@ -21,7 +21,7 @@ PASS_START_US: Final = 6.41
 """Of generic_decode, beside the weight's stream."""
 PASS_BYTES_A_US: Final = 4.697e7
 """Of a weight, as generic_decode reads it for every panel of rows."""
-PASS_ROW: Final = 0.496
+PASS_ROW: Final = 0.4961
 """More of that, for every row of a panel."""
 PASS_UNALIGNED: Final = 2.74
 """Times as long where rows of codes are not aligned."""
@@ -37,21 +37,21 @@ TILE_UNALIGNED: Final = 1.299
 """Times as long where rows of codes are not aligned."""
 TILE_BLOCKWISE: Final = 1.163
 """Times as long with scales that change along k."""
-COPY_US: Final = 7.911
+COPY_US: Final = 8.533
 """Of the launches of realigned beside the product."""
-COPIED_BYTES_A_US: Final = 4.363e6
+COPIED_BYTES_A_US: Final = 4.342e6
 """Of what they read and write."""
-SHIFTED_US: Final = 0.08367
+SHIFTED_US: Final = 0.04671
 """Of what sm90_decode_unaligned does before the product."""
-SHIFTED_ROW_US: Final = 1.39e-6
+SHIFTED_ROW_US: Final = 7.894e-6
 """More of it, for a code of a."""
-SHIFTED: Final = 1.225
+SHIFTED: Final = 1.203
 """Times as long as sm90_decode it takes for the product."""
-PAD_US: Final = 3.53
+PAD_US: Final = 3.524
 """Of the launches of cublaslt_pad_m beside the product."""
-SPLIT_M_US: Final = 4.024
+SPLIT_M_US: Final = 4.023
 """Of the launch of cublaslt_split_m before its products."""
-EPILOGUE_US: Final = 3.929
+EPILOGUE_US: Final = 3.928
 """Of the launch of cublaslt_epilogue after the product."""
 FITTED: Final = (
     *("PASS_START_US", "PASS_BYTES_A_US", "PASS_ROW", "PASS_UNALIGNED", "PASS_BLOCKWISE", "TILE_START_US"),

@@ -30,7 +30,7 @@ DELIVERY_US: Final = 0.000608
 """More of that, for a row that comes into its shared memory, whoever loads it."""
 UNALIGNED: Final = 0.5344
 """The part by which loads take longer where rows do not begin at multiples of `SECTOR` bytes."""
-SECTORS: Final = 0.2425
+SECTORS: Final = 0.2426
 """The same where they do, but not at multiples of 128."""
 SECTOR: Final = 32
 """Bytes that L2 reads together."""
@@ -38,13 +38,13 @@ ZEROS: Final = 2.634
 """How many rows more each row counts for that a tile has beyond those of a, and that TMA fills with zeros."""
 SHARED_US: Final = 0.0003692
 """Of a multiprocessor, for a row of 128 codes that `wgmma` reads from shared memory, or that is written there."""
-K_BLOCK_US: Final = 0.005083
+K_BLOCK_US: Final = 0.005109
 """Of a k-block, whatever the tile."""
-ROUND_US: Final = 0.3108
+ROUND_US: Final = 0.3107
 """Of a tile's end, whatever its size."""
-RESULT_US: Final = 2.025e-5
-VECTOR_RESULT_US: Final = 1.786e-5
-BLOCKWISE_RESULT_US: Final = 3.831e-5
+RESULT_US: Final = 2.026e-5
+VECTOR_RESULT_US: Final = 1.785e-5
+BLOCKWISE_RESULT_US: Final = 3.83e-5
 """Of a tile's end, for one result, and more of it with vectors of scales and with scales that change along k."""
 BESIDE: Final = 4.091
 """Times as long a tile's end takes while another tile is multiplied."""

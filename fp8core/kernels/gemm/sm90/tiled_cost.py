@@ -64,38 +64,38 @@ def scales_of(problem: ScaledMm) -> Scales:
     return "chain" if problem.use_fast_accum else "promoted"
 
 
-START_US: Final = 1.066
+START_US: Final = 1.056
 """Of a product: from its launch to the first k-block."""
-FILL_US: Final = 0.005647
+FILL_US: Final = 0.005498
 """Of a product, for each row of its first k-block."""
-BYTES_A_US: Final = 4.236e6
+BYTES_A_US: Final = 4.227e6
 """From memory."""
-OVERLAP: Final = 2.947
+OVERLAP: Final = 3.003
 """The exponent of the norm that joins the times of the memory and of the multiprocessors: the greater hides most."""
-CHAIN_US: Final = 8.945e-6
-PROMOTED_US: Final = 9.01e-6
+CHAIN_US: Final = 9.268e-6
+PROMOTED_US: Final = 9.422e-6
 """Of a multiprocessor, for one result of a tile and a k-block: in one chain over k, or added up in fp32."""
-CHAIN_K_BLOCK_US: Final = 0.009715
-PROMOTED_K_BLOCK_US: Final = 0.045
+CHAIN_K_BLOCK_US: Final = 0.01063
+PROMOTED_K_BLOCK_US: Final = 0.05646
 """More of a k-block, whatever the tile."""
-LOAD_US: Final = 0.0006165
+LOAD_US: Final = 0.0006453
 """Of a multiprocessor, for a row of a k-block that it loads alone."""
-SHARED_LOAD_US: Final = 0.0002364
+SHARED_LOAD_US: Final = 0.0001884
 """More of that where all multiprocessors load; of some of them, a part of it."""
-UNALIGNED: Final = 0.6422
+UNALIGNED: Final = 0.6018
 """The part by which loads take longer where rows do not begin at multiples of `SECTOR` bytes."""
-SECTORS: Final = 0.1059
+SECTORS: Final = 0.09368
 """The same where they do, but not at multiples of 128."""
 SECTOR: Final = 32
 """Bytes that L2 reads together."""
 LOADED_ROWS: Final = 8
 """Rows of a are loaded in multiples of so many, and no more of them than a has."""
-RESULT_US: Final = 2.673e-5
+RESULT_US: Final = 2.759e-5
 """Of a tile\'s end, for each of its results."""
-CHAIN_HEAT: Final = 0.1821
-PROMOTED_HEAT: Final = 0.2101
+CHAIN_HEAT: Final = 0.1894
+PROMOTED_HEAT: Final = 0.2282
 """What a k-block takes more in a product of many waves, as the clock falls; of a few of them, a part of it."""
-WHOLE_WAVES: Final = 0.7558
+WHOLE_WAVES: Final = 0.7329
 """By which part the time grows with whole waves; by the rest it grows with tiles."""
 
 
@@ -109,20 +109,20 @@ class Cost(NamedTuple):
 
 
 COSTS: Final[dict[Tile, Cost]] = {
-    Tile(256, 128): Cost(1.181, 1.356),
-    Tile(128, 192): Cost(0.9933, 1.158),
-    Tile(128, 160): Cost(0.9219, 1.058),
+    Tile(256, 128): Cost(1.143, 1.308),
+    Tile(128, 192): Cost(0.966, 1.127),
+    Tile(128, 160): Cost(0.9031, 1.041),
     Tile(128, 144): Cost(0.77, 0.96),
-    Tile(128, 128): Cost(0.6421, 0.8793),
-    Tile(128, 96): Cost(0.7322, 0.7494),
-    Tile(128, 64): Cost(0.8601, 0.2657),
-    Tile(64, 128): Cost(0.3731, 0.3618),
-    Tile(64, 96): Cost(0.5936, 0.4637),
-    Tile(64, 64): Cost(0.8487, 0.3963),
-    Tile(64, 32): Cost(2.631, 2.123),
-    Tile(128, 256): Cost(0, 1.336),
-    Tile(64, 256): Cost(0, 0.7964),
-    Tile(64, 192): Cost(0, 0.5561),
+    Tile(128, 128): Cost(0.6431, 0.8625),
+    Tile(128, 96): Cost(0.7424, 0.772),
+    Tile(128, 64): Cost(0.7756, 0.2869),
+    Tile(64, 128): Cost(0.4039, 0.3706),
+    Tile(64, 96): Cost(0.5949, 0.4818),
+    Tile(64, 64): Cost(0.9518, 0.4171),
+    Tile(64, 32): Cost(2.674, 2.135),
+    Tile(128, 256): Cost(0, 1.296),
+    Tile(64, 256): Cost(0, 0.7778),
+    Tile(64, 192): Cost(0, 0.5432),
 }
 TILES: Final = (*COSTS, Tile(64, 64, 2), Tile(64, 128, 2))
 """What kernels are compiled for; of equals the first is taken."""
