@@ -174,7 +174,14 @@ def main() -> None:
     alone = arguments.json is not None and not arguments.json.exists()
     if alone:  # else `python -m bench` writes the lines about the run
         asked = argparse.Namespace(
-            subjects=["choice"], against=None, baselines=None, deep_gemm=False, compile=False, short=False, note=""
+            subjects=["choice"],
+            against=None,
+            baselines=None,
+            deep_gemm=False,
+            compile=False,
+            short=False,
+            note="",
+            go_on=False,
         )
         results.append(
             arguments.json,

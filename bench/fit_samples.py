@@ -21,7 +21,7 @@ CONSTANTS_FALL, TREES_FALL = 6.0, 2.0
 LAST_DECODE: Final = ("h200-7", "h200-judge-3", "h200-8", "h200-10")
 """Files from which times of sm90_decode are taken from `FEWEST_ROWS` on: it had other layouts before. Those for small
 weights have estimates of their own."""
-TODAY: Final = ("h200-10", "h200-11")
+TODAY: Final = ("h200-10", "h200-11", "h200-tiles")
 """Files of sm90_tiled as it is. Before, its loads took longer, which showed where tiles were few."""
 FEW_WAVES, OLD = 2, 0.2
 """Up to so many waves an old time has such a part of its weight."""

@@ -38,7 +38,7 @@ ZEROS: Final = 2.634
 """How many rows more each row counts for that a tile has beyond those of a, and that TMA fills with zeros."""
 SHARED_US: Final = 0.0003692
 """Of a multiprocessor, for a row of 128 codes that `wgmma` reads from shared memory, or that is written there."""
-K_BLOCK_US: Final = 0.005109
+K_BLOCK_US: Final = 0.005111
 """Of a k-block, whatever the tile."""
 ROUND_US: Final = 0.3107
 """Of a tile's end, whatever its size."""

@@ -64,38 +64,38 @@ def scales_of(problem: ScaledMm) -> Scales:
     return "chain" if problem.use_fast_accum else "promoted"
 
 
-START_US: Final = 1.056
+START_US: Final = 0.9952
 """Of a product: from its launch to the first k-block."""
-FILL_US: Final = 0.005498
+FILL_US: Final = 0.005764
 """Of a product, for each row of its first k-block."""
-BYTES_A_US: Final = 4.227e6
+BYTES_A_US: Final = 4.255e6
 """From memory."""
-OVERLAP: Final = 3.003
+OVERLAP: Final = 3.006
 """The exponent of the norm that joins the times of the memory and of the multiprocessors: the greater hides most."""
-CHAIN_US: Final = 9.268e-6
-PROMOTED_US: Final = 9.422e-6
+CHAIN_US: Final = 1.504e-5
+PROMOTED_US: Final = 1.288e-5
 """Of a multiprocessor, for one result of a tile and a k-block: in one chain over k, or added up in fp32."""
-CHAIN_K_BLOCK_US: Final = 0.01063
-PROMOTED_K_BLOCK_US: Final = 0.05646
+CHAIN_K_BLOCK_US: Final = 0.02337
+PROMOTED_K_BLOCK_US: Final = 0.08046
 """More of a k-block, whatever the tile."""
-LOAD_US: Final = 0.0006453
+LOAD_US: Final = 0.0002582
 """Of a multiprocessor, for a row of a k-block that it loads alone."""
-SHARED_LOAD_US: Final = 0.0001884
+SHARED_LOAD_US: Final = 0.0001817
 """More of that where all multiprocessors load; of some of them, a part of it."""
-UNALIGNED: Final = 0.6018
+UNALIGNED: Final = 1.139
 """The part by which loads take longer where rows do not begin at multiples of `SECTOR` bytes."""
-SECTORS: Final = 0.09368
+SECTORS: Final = 0.1763
 """The same where they do, but not at multiples of 128."""
 SECTOR: Final = 32
 """Bytes that L2 reads together."""
 LOADED_ROWS: Final = 8
 """Rows of a are loaded in multiples of so many, and no more of them than a has."""
-RESULT_US: Final = 2.759e-5
+RESULT_US: Final = 2.766e-5
 """Of a tile\'s end, for each of its results."""
-CHAIN_HEAT: Final = 0.1894
-PROMOTED_HEAT: Final = 0.2282
+CHAIN_HEAT: Final = 0.1998
+PROMOTED_HEAT: Final = 0.2546
 """What a k-block takes more in a product of many waves, as the clock falls; of a few of them, a part of it."""
-WHOLE_WAVES: Final = 0.7329
+WHOLE_WAVES: Final = 0.751
 """By which part the time grows with whole waves; by the rest it grows with tiles."""
 
 
@@ -109,20 +109,20 @@ class Cost(NamedTuple):
 
 
 COSTS: Final[dict[Tile, Cost]] = {
-    Tile(256, 128): Cost(1.143, 1.308),
-    Tile(128, 192): Cost(0.966, 1.127),
-    Tile(128, 160): Cost(0.9031, 1.041),
-    Tile(128, 144): Cost(0.77, 0.96),
-    Tile(128, 128): Cost(0.6431, 0.8625),
-    Tile(128, 96): Cost(0.7424, 0.772),
-    Tile(128, 64): Cost(0.7756, 0.2869),
-    Tile(64, 128): Cost(0.4039, 0.3706),
-    Tile(64, 96): Cost(0.5949, 0.4818),
-    Tile(64, 64): Cost(0.9518, 0.4171),
-    Tile(64, 32): Cost(2.674, 2.135),
-    Tile(128, 256): Cost(0, 1.296),
-    Tile(64, 256): Cost(0, 0.7778),
-    Tile(64, 192): Cost(0, 0.5432),
+    Tile(256, 128): Cost(1.108, 1.074),
+    Tile(128, 192): Cost(0.9919, 0.9889),
+    Tile(128, 160): Cost(0.9655, 0.9551),
+    Tile(128, 144): Cost(0.938, 0.9276),
+    Tile(128, 128): Cost(0.7975, 0.8758),
+    Tile(128, 96): Cost(0.8903, 0.8665),
+    Tile(128, 64): Cost(0.7383, 0.6698),
+    Tile(64, 128): Cost(0.7391, 0.7364),
+    Tile(64, 96): Cost(0.8485, 0.8268),
+    Tile(64, 64): Cost(0.9258, 0.8582),
+    Tile(64, 32): Cost(1.936, 2.081),
+    Tile(128, 256): Cost(0, 1.067),
+    Tile(64, 256): Cost(0, 0.9256),
+    Tile(64, 192): Cost(0, 0.7993),
 }
 TILES: Final = (*COSTS, Tile(64, 64, 2), Tile(64, 128, 2))
 """What kernels are compiled for; of equals the first is taken."""
