@@ -147,7 +147,8 @@ def tiles(problem: ScaledMm) -> tuple[Tile, ...]:
     scales = scales_of(problem)
     ends = bool(problem.activation) or problem.beta != 0 or problem.amax
     most = 128 * 160 if scales == "group" and ends else 256 * 128
-    together = 1 if problem.beta else 2  # clusters make some tiles twice
+    # Clusters make some tiles twice; and not where a warpgroup has no register to spare.
+    together = 1 if problem.beta or scales == "group" else 2
     piece = 16 if ITEMSIZE[problem.out] > 1 else 32  # channels, whose results are stored together
     return tuple(
         tile
