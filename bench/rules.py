@@ -11,6 +11,10 @@ GPU: Final = "NVIDIA H200"
 """What docs/performance is about."""
 
 
+WHOLE: Final = frozenset((("accuracy", "2026-11-22T22:24:32Z"),))
+"""Subjects that failed when all of their records were written, and when their runs began: docs/results/README.md."""
+
+
 class Rule(NamedTuple):
     """A reason to leave out records of a run."""
 
@@ -33,7 +37,7 @@ RULES: Final = (
     Rule(
         "unfinished subjects",
         "without a line that says that a subject ended well, a part of its cases may be missing",
-        lambda _run, part, _record: part.status != 0,
+        lambda run, part, _record: part.status != 0 and (part.subject, run.machine.get("started")) not in WHOLE,
     ),
     Rule(
         "tensors timed as rows",

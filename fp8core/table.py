@@ -1,5 +1,6 @@
 """Tables of kernels: what each needs, which one a problem gets, and why the others are not it."""
 
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from threading import RLock
@@ -176,6 +177,12 @@ class Table(Generic[P]):
         self._lock = RLock()
         self.before: Callable[[], object] | None = None
         """Called once, before anything is chosen: what was tuned in another process may be read then."""
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forked)
+
+    def _forked(self) -> None:
+        """Begin with a free lock in the child of a fork, where no thread is left that could release the parent's."""
+        self._lock = RLock()
 
     def __len__(self) -> int:
         return len(self._plans)

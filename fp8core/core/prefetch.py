@@ -14,6 +14,7 @@ and inside a graph capture, where nothing has run yet and a replay waits for wha
 known, or was written, within the same capture.
 """
 
+import os
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
@@ -57,6 +58,12 @@ class _Watched:
         """Of the ranges by their starts: these, and the largest end so far. Lists that are never changed in place."""
         self._most = 0
         """With more ranges than these, those that no history has any more are left out."""
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forked)
+
+    def _forked(self) -> None:
+        """Begin with a free lock in the child of a fork, where no thread is left that could release the parent's."""
+        self.lock = Lock()
 
     def add(self, history: "WeightHistory") -> None:
         """Watch the ranges of ``history``, which may be watched already with others.

@@ -1,5 +1,9 @@
 """Tables of kernels: requirements, preferences and what nobody can tell, apart from one another."""
 
+import os
+import subprocess
+import sys
+import textwrap
 from typing import NamedTuple
 
 import pytest
@@ -146,3 +150,38 @@ def test_what_is_expected_is_looked_for_when_the_problem_is_met():
     t.prefer(Problem(10), Choice("decode"))
     t.expect(Problem(10), "library", "y")  # what comes last counts
     assert t.plan(Problem(10)) == ("library", Problem(10), 1)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork")
+@pytest.mark.parametrize(
+    ("held", "taken"),
+    [
+        ("QUANTIZE._lock", "QUANTIZE.before = lambda: None; QUANTIZE.tuned(None)"),
+        ("WATCHED.lock", "WATCHED.lock.acquire()"),
+    ],
+)
+def test_a_child_is_not_kept_by_a_thread_of_its_parent(held, taken):
+    program = f"""
+        import os, threading, warnings
+        from fp8core.core.prefetch import WATCHED
+        from fp8core.kernels.quantize.table import QUANTIZE
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of any fork beside threads
+        holds, end = threading.Event(), threading.Event()
+        def hold():
+            with {held}:
+                holds.set()
+                end.wait()
+        thread = threading.Thread(target=hold)
+        thread.start()
+        holds.wait()
+        child = os.fork()
+        if child == 0:
+            {taken}
+            os._exit(7)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        end.set()
+        thread.join()
+    """
+    line = (sys.executable, "-c", textwrap.dedent(program))
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "7\n", "")
