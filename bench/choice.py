@@ -9,6 +9,7 @@ noise does not count as a gain of tuning. With --judge files of such records are
 """
 
 import argparse
+import math
 import shlex
 import time
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,7 @@ from typing import Any, Final
 
 from bench import results
 from bench.__main__ import machine
-from bench.choice_cases import LISTS, MODES, Case, cases
+from bench.choice_cases import LISTS, MODES, MOST_ROWS, Case, cases
 from bench.choice_records import CLOSE, PARTS, gains, gains_today, noise, read, report
 from fp8core import timing
 from fp8core.kernels.gemm.blaslt import library, mapping, ordering, query
@@ -32,6 +33,10 @@ from fp8core.table import Choice
 SAMPLING: Final = timing.Sampling(turns=8, stretch_ms=0.4, span_us=300.0, hopeless=CLOSE)
 FALLBACKS: Final = ("generic", "realigned")
 """How the names of rows begin that are for products that no other row takes."""
+ODD: Final = (
+    *("realigned", "generic_decode", "generic_mma", "sm90_decode_unaligned", "cublaslt_pad_m", "cublaslt_split_m"),
+)
+"""The kernels that the list "odd" is for."""
 MOST_PANELS: Final = 128
 """More rows than that are not tried with kernels of few rows."""
 LARGE: Final = 1e12
@@ -40,9 +45,14 @@ WIDE: Final = 6
 """How many tiles are timed with --wide. (Asking the library for 32 algorithms in place of 8 gave no more of 221.)"""
 
 
-def candidates(p: ScaledMm) -> list[Choice]:
-    """Return what may run a product, the choice without tuning first; what is hopeless is left out."""
+def candidates(p: ScaledMm, only: tuple[str, ...] = ()) -> list[Choice]:
+    """Return what may run a product, the choice without tuning first; what is hopeless is left out.
+
+    ``only``: the kernels that are asked for, if not all.
+    """
     found = SCALED_MM.candidates(p)
+    if only:
+        return [c for c in found if c.kernel in only and (p.m <= MOST_PANELS or c.kernel != "generic_decode")]
     hopeless = FALLBACKS if p.m <= MOST_PANELS else (*FALLBACKS, "sm90_decode")
     if any(choice.kernel == "cublaslt" for choice in found):
         hopeless = (*hopeless, "cublaslt_relayout", "cublaslt_epilogue")  # the same, and launches beside it
@@ -82,14 +92,14 @@ def about(p: ScaledMm, choice: Choice) -> dict[str, Any]:
     }
 
 
-def measure(case: Case, how: timing.Sampling, *, more: bool) -> dict[str, Any]:
+def measure(case: Case, how: timing.Sampling, *, more: bool, only: tuple[str, ...] = ()) -> dict[str, Any]:
     """Return one record: a case, and the times and the kind of each candidate."""
     p = case.problem(0)
-    if 2 * p.m * p.n * p.k > LARGE:
+    if case.operations > LARGE:
         how = how._replace(turns=how.turns // 2)
-    narrow = [(choice.kernel, _name(p, choice)) for choice in candidates(p)]
+    narrow = [(choice.kernel, _name(p, choice)) for choice in candidates(p, only)]
     with wide() if more else nullcontext():
-        choices = candidates(p)
+        choices = candidates(p, only)
         names = [(choice.kernel, _name(p, choice)) for choice in choices]
         taken = timing.samples(p, [SCALED_MM.planned(p, choice) for choice in choices], how)
         rows = [
@@ -112,6 +122,7 @@ def measure(case: Case, how: timing.Sampling, *, more: bool) -> dict[str, Any]:
             narrow[0][0],
             next((c.algorithm for c, name in zip(choices, names, strict=True) if name == narrow[0]), 0),
         ],
+        "only": list(only),
         "far": [name for name, us in zip(names, taken, strict=True) if not us],
         "rows": rows,
     }
@@ -121,9 +132,9 @@ def _name(p: ScaledMm, choice: Choice) -> str:
     return SCALED_MM.kernel(choice.kernel).algorithms(p)[choice.algorithm]
 
 
-def compile_ahead(problems: Sequence[ScaledMm]) -> None:
+def compile_ahead(problems: Sequence[ScaledMm], only: tuple[str, ...] = ()) -> None:
     """Compile the kernels of our own on all cores."""
-    pairs = [(p, c) for p in problems for c in candidates(p) if "blaslt" not in c.kernel]
+    pairs = [(p, c) for p in problems for c in candidates(p, only) if "blaslt" not in c.kernel]
     with ThreadPoolExecutor(32) as pool:
         list(pool.map(lambda pair: SCALED_MM.planned(*pair), pairs))
 
@@ -147,10 +158,13 @@ def main() -> None:
     parser.add_argument("--half", choices=PARTS, help="this half of them only")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--least", type=int, default=1, help="leave out products of fewer rows")
+    parser.add_argument("--up-to", type=int, default=MOST_ROWS, help="leave out products of more rows")
+    parser.add_argument("--most", type=float, default=0.0, help="leave out products of more operations, if not 0")
     parser.add_argument("--skip", type=int, default=0, help="leave out so many products at the beginning of the list")
     parser.add_argument("--count", type=int, default=None, help="time so many products, and leave out those after them")
     parser.add_argument("--seconds", type=float, default=600.0, help="start no further product after so long")
     parser.add_argument("--turns", type=int, default=SAMPLING.turns, help="timed turns of each candidate")
+    parser.add_argument("--kernels", nargs="+", help="of all kernels these alone")
     parser.add_argument("--wide", action="store_true", help="more tiles than tune times")
     parser.add_argument("--judge", type=Path, nargs="+", help="files of such records, to judge without timing anything")
     arguments = parser.parse_args()
@@ -160,7 +174,14 @@ def main() -> None:
     alone = arguments.json is not None and not arguments.json.exists()
     if alone:  # else `python -m bench` writes the lines about the run
         asked = argparse.Namespace(
-            subjects=["choice"], against=None, baselines=None, deep_gemm=False, compile=False, short=False, note=""
+            subjects=["choice"],
+            against=None,
+            baselines=None,
+            deep_gemm=False,
+            compile=False,
+            short=False,
+            note="",
+            go_on=False,
         )
         results.append(
             arguments.json,
@@ -168,18 +189,24 @@ def main() -> None:
         )
     begun = time.monotonic()
     every = cases(arguments.list, arguments.modes)
-    some = [case for case in every if arguments.half in (None, case.half) and case.m >= arguments.least]
+    rows = range(arguments.least, arguments.up_to + 1)
+    some = [case for case in every if arguments.half in (None, case.half) and case.m in rows]
+    if arguments.most:
+        some = [case for case in some if case.operations <= arguments.most]
+    only = tuple(arguments.kernels or (ODD if arguments.list == "odd" else ()))
     wanted = some[arguments.skip :][: arguments.count]
     with wide() if arguments.wide else nullcontext():
-        compile_ahead([case.problem(0) for case in wanted])
+        compile_ahead([case.problem(0) for case in wanted], only)
     print(f"{len(wanted)} products, compiled after {time.monotonic() - begun:.1f} s", flush=True)
     records: list[dict[str, Any]] = []
-    how = SAMPLING._replace(turns=arguments.turns)
+    how = SAMPLING._replace(turns=arguments.turns, hopeless=math.inf if only == ODD else SAMPLING.hopeless)
     for case in wanted:
         if time.monotonic() - begun > arguments.seconds:
             print(f"stopped after {len(records)} of {len(wanted)} products", flush=True)
             break
-        records.append({**measure(case, how, more=arguments.wide), "list": arguments.list})
+        if not candidates(case.problem(0), only):
+            continue
+        records.append({**measure(case, how, more=arguments.wide, only=only), "list": arguments.list})
         results.append(arguments.json, records[-1])
     if alone:
         seconds = round(time.monotonic() - begun, 1)
@@ -189,10 +216,10 @@ def main() -> None:
 
 def said(arguments: argparse.Namespace) -> Iterator[str]:
     """Give the words of a command line that asks for the same products."""
-    for name in ("list", "half", "modes", "least", "skip", "count", "seconds", "turns"):
+    for name in ("list", "half", "modes", "least", "up_to", "most", "skip", "count", "seconds", "turns", "kernels"):
         value = getattr(arguments, name)
         if value is not None:
-            yield from (f"--{name}", *(value if name == "modes" else [f"{value}"]))
+            yield from (f"--{name.replace('_', '-')}", *(value if isinstance(value, list) else [f"{value}"]))
     if arguments.wide:
         yield "--wide"
 

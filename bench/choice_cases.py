@@ -1,8 +1,10 @@
 """The products that the choice without tuning is fitted to and judged on: lists that depend on nothing but themselves.
 
-"models" has layers of real models, a few numbers of rows each. "fresh" has layers of other models and ones like them,
-of sizes and numbers of rows that chance took, odd ones among them. Its half "judge" is blind: nothing is fitted to it,
-and no rule is changed for one of its products.
+"models" has layers of real models, a few numbers of rows each. "fresh", "second" and "third" have layers of other
+models and ones like them, of sizes and numbers of rows that chance took, odd ones among them. The half "judge" of
+"second" is blind: nothing is fitted to it, and no rule is changed for one of its products. None of its weights is in
+another list.
+"odd" has few products, for the times of kernels that take what others do not.
 """
 
 import hashlib
@@ -41,6 +43,20 @@ FRESH_SHAPES: Final[dict[str, tuple[str, ...]]] = {
     "FLUX.1": ("9216x3072", "12288x3072", "3072x12288", "21504x3072", "3072x15360"),
     "ViT": ("4608x1536", "1152x4304", "4304x1152"),
 }
+SECOND_SHAPES: Final[dict[str, tuple[str, ...]]] = {
+    "Llama 1B": ("3072x2048", "2048x2048", "16384x2048", "2048x8192"),
+    "Llama 4 Scout": ("7168x5120", "16384x5120", "5120x8192"),
+    "GLM-4.5": ("14336x5120", "5120x12288", "24576x5120"),
+    "Yi 34B": ("9216x7168", "7168x7168", "40960x7168", "7168x20480"),
+    "Command R+": ("14336x12288", "12288x12288", "67584x12288", "12288x33792"),
+    "OLMo 2 32B": ("55296x5120", "5120x27648"),
+    "Gemma 3 12B": ("8192x3840", "3840x4096", "30720x3840", "3840x15360"),
+    "Gemma 3 4B": ("4096x2560", "2560x2048", "20480x2560", "2560x10240"),
+    "Falcon 180B / 8": ("2320x14848", "14848x1856", "7424x14848", "14848x7424"),
+    "Kimi K2 / 8": ("3072x1536", "2048x512", "1536x7168", "7168x1024"),
+    "Stable Diffusion 3.5": ("7296x2432", "9728x2432", "2432x9728", "2432x2432"),
+    "Wan 14B": ("15360x5120", "13824x5120", "5120x13824"),
+}
 ROWS: Final = (
     *(1, 3, 8, 16, 24, 33, 48, 64, 72, 96, 128, 160, 200, 256, 300, 384),
     *(512, 768, 1000, 1024, 1536, 2048, 3000, 4096, 8192, 16384),
@@ -54,10 +70,29 @@ ROWS_A_WEIGHT: Final = 4
 """Numbers of rows of each weight and mode."""
 MOST_OPERATIONS: Final = 4e12
 """Larger products are left out: they take milliseconds."""
-FRESH: Final = 480
-"""Products of the list "fresh"."""
 MOST_ROWS: Final = 16384
-LISTS: Final = "models", "fresh"
+ODD_SHAPES: Final = "4096x4096", "5000x4100", "12345x4096", "1537x7168", "14336x4101"
+ODD_ROWS: Final = 1, 8, 33, 64, 301, 2001
+LISTS: Final = "models", "fresh", "second", "third", "odd"
+
+
+class Drawn(NamedTuple):
+    """A list that chance took."""
+
+    name: str
+    """What chance begins with."""
+    shapes: dict[str, tuple[str, ...]]
+    """What its weights are like."""
+    number: int
+    """Of its products."""
+    others: tuple["Drawn", ...] = ()
+    """The lists that none of its weights is in, beside "models"."""
+
+
+FRESH: Final = Drawn("fresh", FRESH_SHAPES, 480)
+SECOND: Final = Drawn("second", SECOND_SHAPES, 600, (FRESH,))
+THIRD: Final = Drawn("third", FRESH_SHAPES | SECOND_SHAPES, 600, (FRESH, SECOND))
+DRAWN: Final = {made.name: made for made in (FRESH, SECOND, THIRD)}
 
 
 class Case(NamedTuple):
@@ -72,6 +107,11 @@ class Case(NamedTuple):
     def half(self) -> str:
         """Which half of its list it is in, by its weight: "fit" or "judge"."""
         return ("fit", "judge")[number(f"{self.n}x{self.k}") % 2]
+
+    @property
+    def operations(self) -> int:
+        """Return its multiplications and additions."""
+        return 2 * self.m * self.n * self.k
 
     def problem(self, target: int | str | Target | None = None) -> ScaledMm:
         """Return the case as the table of kernels has it."""
@@ -88,7 +128,10 @@ def number(text: str) -> int:
 
 def cases(which: str = "models", modes: Iterable[str] = tuple(MODES)) -> list[Case]:
     """Return a list of products, in an order that does not depend on their shapes."""
-    found = list(_models(modes)) if which == "models" else [case for case in _fresh() if case.mode in set(modes)]
+    if which == "odd":
+        weights = [tuple(map(int, shape.split("x"))) for shape in ODD_SHAPES]
+        return [Case(mode, m, n, k) for n, k in weights for mode in ("row", "block") if mode in modes for m in ODD_ROWS]
+    found = list(_models(modes)) if which == "models" else [c for c in _drawn(DRAWN[which]) if c.mode in set(modes)]
     return sorted(found, key=lambda case: number(str(case)))
 
 
@@ -105,12 +148,13 @@ def _models(modes: Iterable[str]) -> Iterator[Case]:
             yield from (Case(mode, m, n, k) for m in some)
 
 
-def _fresh() -> list[Case]:
+def _drawn(made: Drawn) -> list[Case]:
     """Return products of weights of which half are as models have them, and half are changed at random."""
-    chance, modes = random.Random("fresh"), list(MODES)
-    shapes, found = _weights(FRESH_SHAPES), dict[Case, None]()
+    chance, modes = random.Random(made.name), list(MODES)
+    shapes, found = _weights(made.shapes), dict[Case, None]()
     known = {tuple(map(int, shape.split("x"))) for shape in _weights(SHAPES)}
-    while len(found) < FRESH:
+    known |= {(case.n, case.k) for other in made.others for case in _drawn(other)}
+    while len(found) < made.number:
         n, k = map(int, chance.choice(shapes).split("x"))
         if chance.random() < 0.5:
             n = _near(chance, n, chance.choice((8, 64, 128)))

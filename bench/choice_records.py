@@ -7,7 +7,7 @@ from statistics import median, quantiles
 from typing import Any, Final
 
 from bench.choice_cases import MODES, Case
-from fp8core.kernels.gemm.blaslt import ordering
+from fp8core.kernels.gemm.blaslt import corrections, ordering
 from fp8core.kernels.gemm.blaslt.rows import RELAYOUT_US
 from fp8core.kernels.gemm.sm90 import tiled_cost
 from fp8core.kernels.gemm.table import SCALED_MM
@@ -22,18 +22,36 @@ MEDIAN_GOAL, WORST_GOAL = 0.03, 0.10
 CLOSE: Final = 1.6
 """Candidates that take this many times the least at first sight are not timed closer."""
 PARTS: Final = "fit", "judge"
+WITH_ZEROS: Final = (*(f"h200-{number}" for number in range(1, 7)), "judge-1", "judge-2")
+"""Files of before sm90_tiled loaded no rows beyond those of a."""
 
 
 def read(files: Iterable[Path]) -> list[Record]:
-    """Return the records of files; of two about one product the later one."""
-    lines = (line for file in files for line in file.read_text(encoding="utf-8").splitlines())
-    found = (record for record in map(json.loads, lines) if record["bench"] == "choice")
-    return list({tuple(record[name] for name in Case._fields): record for record in found}.values())
+    """Return the records of files; of two about one product and the same kernels the later one."""
+    return list({(*key(record), *record.get("only", ())): record for record in every(files)}.values())
+
+
+def every(files: Iterable[Path]) -> Iterator[Record]:
+    """Give the records of files, each with the name of its file."""
+    for file in files:
+        for record in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
+            if record["bench"] == "choice":
+                yield {**record, "file": file.stem}
+
+
+def key(record: Record) -> tuple[str | int, ...]:
+    """Return what product a record is of."""
+    return tuple(record[name] for name in Case._fields)
 
 
 def part(record: Record) -> str:
-    """Return what a record is for: "judge", of the blind half of the fresh list, or "fit"."""
-    return "judge" if record.get("list") == "fresh" and record["half"] == "judge" else "fit"
+    """Return what a record is for: "judge", of the blind half of the second list, or "fit"."""
+    return "judge" if record.get("list") == "second" and record["half"] == "judge" else "fit"
+
+
+def whole(record: Record) -> bool:
+    """Return whether all kernels were timed, as far as they are not hopeless."""
+    return not record.get("only") and record.get("list") != "odd"
 
 
 def gain(us: Sequence[Sequence[float]], chosen: int | None) -> float:
@@ -50,7 +68,7 @@ def gain(us: Sequence[Sequence[float]], chosen: int | None) -> float:
 
 def gains(records: Iterable[Record]) -> Iterator[tuple[Record, float]]:
     """Give each record and what tuning gains, as measured: the choice is the one of the time of the measurement."""
-    for record in records:
+    for record in filter(whole, records):
         names = [[row["kernel"], row["algorithm"]] for row in record["rows"]]
         if record["first"] in names:
             yield record, gain([row["us"] for row in record["rows"]], names.index(record["first"]))
@@ -58,7 +76,7 @@ def gains(records: Iterable[Record]) -> Iterator[tuple[Record, float]]:
 
 def gains_today(records: Iterable[Record]) -> Iterator[tuple[Record, float]]:
     """Give each record and what tuning gains, if the table chose as this checkout does: on any machine."""
-    for record in map(still, records):
+    for record in map(still, filter(whole, records)):
         kernel, row = chosen_today(record) if record["rows"] else (None, None)
         if row is not None or any(far == kernel for far, _ in record.get("far", ())):
             yield record, gain([row["us"] for row in record["rows"]], row)
@@ -66,29 +84,48 @@ def gains_today(records: Iterable[Record]) -> Iterator[tuple[Record, float]]:
 
 def problem_of(record: Record) -> ScaledMm:
     """Return the product that a record is of, where it was measured."""
-    return Case(*(record[name] for name in Case._fields)).problem(MEASURED)
+    return Case(*key(record)).problem(MEASURED)  # type: ignore[arg-type]
 
 
 def estimate(record: Record, row: Record) -> float | None:
     """Return the estimate of a candidate, as far as the record says enough."""
     if row["kernel"] == "sm90_tiled":
-        shape = row.get("name")
-        tile = tiled_cost.Tile(*map(int, shape.split("x"))) if shape else None
-        return tiled_cost.us(problem_of(record), tile) if tile in tiled_cost.COSTS else None
+        tile = tile_of(row)
+        return None if tile is None else tiled_cost.us(problem_of(record), tile)
     if row["kernel"] not in ("cublaslt", "cublaslt_relayout"):
         return SCALED_MM.kernel(row["kernel"]).us(problem_of(record))
     if not row["channels"]:
         return None
-    config = ordering.Config(*(row[name] for name in ordering.Config._fields))
-    work = ordering.Work(record["m"], record["n"], record["k"], record["mode"] == "block", 2, MEASURED.multiprocessors)
     more = RELAYOUT_US if row["kernel"].endswith("_relayout") else 0.0
-    return ordering.us(work, config, row["workspace"]) + more
+    return corrections.corrected_us(work_of(record), config_of(row), row["workspace"]) + more
+
+
+def tile_of(row: Record) -> tiled_cost.Tile | None:
+    """Return the tile of sm90_tiled that a record names, or None if there is none of that name."""
+    return next((tile for tile in tiled_cost.TILES if str(tile) == row.get("name")), None)
+
+
+def work_of(record: Record) -> ordering.Work:
+    """Return what the time of a record's product depends on."""
+    m, n, k, mode = (record[name] for name in ("m", "n", "k", "mode"))
+    return ordering.Work(m, n, k, mode == "row", mode == "block", 2, MEASURED.multiprocessors)
+
+
+def config_of(row: Record) -> ordering.Config:
+    """Return what a record says of an algorithm of the library."""
+    return ordering.Config(*(row[name] for name in ordering.Config._fields))
 
 
 def still(record: Record) -> Record:
-    """Return a record without rows that the table of this checkout does not have."""
+    """Return a record without rows that the table of this checkout does not have, or that take other times in it."""
     names = {kernel.name for kernel in SCALED_MM.kernels}
-    return {**record, "rows": [row for row in record["rows"] if row["kernel"] in names]}
+    return {**record, "rows": [row for row in record["rows"] if row["kernel"] in names and is_of_today(record, row)]}
+
+
+def is_of_today(record: Record, row: Record) -> bool:
+    """Return whether a time is of the kernel as it is: before, a tile that a does not fill was filled with zeros."""
+    tile = tile_of(row) if row["kernel"] == "sm90_tiled" else None
+    return tile is None or record["m"] >= tile.rows or not record["file"].endswith(WITH_ZEROS)
 
 
 def chosen_today(record: Record) -> tuple[str | None, int | None]:

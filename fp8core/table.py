@@ -80,6 +80,8 @@ class Kernel(NamedTuple):
     in another process which one is meant. The first is the default."""
     us: Callable[[Any], float | None] = no_estimate
     """How many microseconds an able kernel is estimated to take for a problem; None where no model knows."""
+    rough: Callable[[Any], float | None] = no_estimate
+    """The same for `explain` alone, of a kernel whose place in the table says more than an estimate."""
     note: str = ""
     """What `explain` says of it where it is able: when something else runs."""
 
@@ -332,13 +334,14 @@ class Table(Generic[P]):
             if refusal is not None:
                 return Verdict(kernel.name, "unknown" if isinstance(refusal, Unknown) else "unable", refusal)
             us = kernel.us(problem)
-            estimate = "" if us is None else f"estimated {us:.1f} us"
+            shown = kernel.rough(problem) if us is None else us
+            estimate = "" if shown is None else f"estimated {shown:.1f} us"
             if choice is not None and kernel.name == choice.kernel:
                 said = f"tuned, algorithm {tuned.algorithm}" if tuned else estimate
                 return Verdict(kernel.name, "chosen", "; ".join(filter(None, (said, kernel.note))))
             reservation = kernel.reservation(problem)
             if reservation is not None:
-                return Verdict(kernel.name, "not preferred", reservation)
+                return Verdict(kernel.name, "not preferred", "; ".join(filter(None, (estimate, reservation))))
             if first is not None and least is not None and us is not None and kernel is not first:
                 return Verdict(kernel.name, "not preferred", f"{estimate}, {first.name} {least:.1f} us")
             return Verdict(kernel.name, "able", "; ".join(filter(None, (estimate, kernel.note))))

@@ -2,15 +2,17 @@
 
 import re
 import sys
-from math import inf
+from math import exp, inf
 from pathlib import Path
 
 import pytest
 
-from fp8core.kernels.gemm.blaslt import query
+from fp8core.kernels.gemm.blaslt import corrections, query
+from fp8core.kernels.gemm.blaslt.corrections import corrected_us
 from fp8core.kernels.gemm.blaslt.library import find
 from fp8core.kernels.gemm.blaslt.mapping import product
 from fp8core.kernels.gemm.blaslt.ordering import CLUSTERS, COUNTER_US, Config, Work, tiles, us
+from fp8core.runtime import device
 from support.blaslt_fixtures import built, stub  # noqa: F401
 from support.blaslt_tools import BLACKWELL, MI300, forget, pretend, problem
 
@@ -43,10 +45,10 @@ TILE_64X80, TILE_128X128, TILE_256X128, TILE_176X128, TILE_512X512 = 318, 20, 24
 @pytest.mark.parametrize(
     ("tile", "cluster", "want"),
     [
-        (TILE_64X80, 2, (64, 80, 1, 1, 1)),
-        (TILE_64X80, 7, (64, 80, 1, 4, 2)),
-        (TILE_256X128, 5, (256, 128, 1, 1, 2)),
-        (TILE_512X512, 3, (0, 0, 1, 2, 1)),  # a number that the rule does not know
+        (TILE_64X80, 2, (64, 80, 1, 1, 1, 1)),
+        (TILE_64X80, 7, (64, 80, 1, 4, 2, 1)),
+        (TILE_256X128, 5, (256, 128, 1, 1, 2, 1)),
+        (TILE_512X512, 3, (0, 0, 1, 2, 1, 1)),  # a number that the rule does not know
     ],
 )
 def test_an_algorithm_says_its_tile_and_its_cluster(stub, tile, cluster, want):
@@ -54,8 +56,18 @@ def test_an_algorithm_says_its_tile_and_its_cluster(stub, tile, cluster, want):
     assert Config.of(find("cuda"), bytes([1]) * 64) == want
 
 
+def test_a_custom_option_is_believed_in_versions_whose_algorithms_were_measured(stub):
+    stub.tile(1, TILE_176X128, 5)
+    stub.version(130200)
+    unknown = Config.of(find("cuda"), bytes([1]) * 64)
+    assert (unknown.custom, unknown.channels_first, unknown.cooperative) == (None, False, False)
+    known = [unknown._replace(custom=custom) for custom in range(8)]
+    assert [config.channels_first for config in known] == [False, True] * 4
+    assert [config.cooperative for config in known] == [False] * 4 + [True] * 4
+
+
 def work(m, n, k, *, blockwise=False):
-    return Work(m, n, k, blockwise, out_bytes=2, multiprocessors=132)
+    return Work(m, n, k, False, blockwise, out_bytes=2, multiprocessors=132)
 
 
 @pytest.mark.parametrize(
@@ -83,6 +95,7 @@ def test_what_is_more_work_takes_longer():
     assert us(base, config, 4) == pytest.approx(time + COUNTER_US)
     for more in (base._replace(m=640), base._replace(n=16384), base._replace(k=16384), base._replace(blockwise=True)):
         assert us(more, config, 0) > time
+    assert us(base._replace(vectors=True), config, 0) > time
     assert us(base._replace(multiprocessors=66), config, 0) > 1.5 * time
     assert us(base, config._replace(cluster_channels=1), 0) > time  # its blocks share fewer loads
     assert us(base, config._replace(channels=0, tokens=0), 0) == inf
@@ -103,6 +116,37 @@ def test_offers_on_hopper_are_in_the_order_of_their_estimates(stub):
     times = [offer.us for offer in offers[:-1]]
     assert times == sorted(times)
     assert len(set(times)) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "corrected"),
+    [("NVIDIA H200", 130100, True), ("NVIDIA H200", 130200, False), ("NVIDIA H100 80GB HBM3", 130100, False)],
+)
+def test_estimates_are_corrected_for_the_gpu_and_the_library_that_were_measured(
+    stub, monkeypatch, name, version, corrected
+):
+    monkeypatch.setattr(device, "name", lambda ordinal: name)
+    stub.version(version)
+    p = problem(m=4096, n=6144, ldo=6144)
+    stub.tile(1, TILE_256X128, 5)
+    stub.tile(2, TILE_176X128, 5)
+    wanted = corrected_us if corrected else us
+    for offer in query.algorithms(product(p)):
+        config = Config.of(find("cuda"), offer.algorithm)
+        assert offer.us == wanted(query.work_of(product(p)), config, offer.workspace_bytes)
+
+
+def test_a_correction_is_the_sum_of_the_leaves_that_a_product_comes_to(monkeypatch):
+    asked = corrections.Features(*range(len(corrections.Features._fields)))
+    grown = (([(3, 2.5), (5, 5.0)], [1, 2, 3000, 5]), ([(0, -1.0)], [0, 700]))
+    monkeypatch.setattr(corrections, "trees", lambda: grown)
+    assert corrections.factor(asked) == pytest.approx(exp(0.037))
+
+
+def test_corrections_are_small_against_the_estimates():
+    for m, n, k in ((96, 1280, 8192), (1024, 2112, 7168), (300, 32768, 512), (9000, 6144, 4096)):
+        for config in (Config(128, 128, 1, 2, 1, 1), Config(64, 256, 1, 1, 2, 2), Config(192, 176, 1, 1, 2, 7)):
+            assert 0.7 < corrected_us(work(m, n, k), config, 0) / us(work(m, n, k), config, 0) < 1.4
 
 
 def test_equal_estimates_leave_the_library_its_order(stub):

@@ -5,15 +5,17 @@ from unittest.mock import Mock
 import pytest
 
 from bench import choice
-from bench.choice_cases import LISTS, MODES, MOST_OPERATIONS, Case, cases, number
+from bench.choice_cases import DRAWN, MODES, MOST_OPERATIONS, Case, cases, number
 from bench.choice_records import CLOSE, gain, gains
 from fp8core import timing
 from fp8core.runtime import jit
 from support.blaslt_fixtures import built, stub  # noqa: F401
 from support.blaslt_tools import H200
 
+JUDGED = ("models", *DRAWN)
 
-@pytest.mark.parametrize("which", LISTS)
+
+@pytest.mark.parametrize("which", JUDGED)
 def test_a_list_has_enough_products_of_every_kind_in_both_halves(which):
     found = cases(which)
     assert len(found) == len(set(found)) >= 400
@@ -28,11 +30,12 @@ def test_a_list_has_enough_products_of_every_kind_in_both_halves(which):
     assert max(2 * c.m * c.n * c.k for c in found) <= MOST_OPERATIONS
 
 
-def test_the_fresh_list_shares_no_weight_with_the_other_one():
-    models, fresh = ({(case.n, case.k) for case in cases(which)} for which in LISTS)
-    assert not models & fresh
-    assert any(n % 8 for n, _ in fresh)
-    assert any(k % 128 for _, k in fresh)
+def test_lists_share_no_weight():
+    models, *drawn = ({(case.n, case.k) for case in cases(which)} for which in JUDGED)
+    for number_, weights in enumerate(drawn):
+        assert not weights & set.union(models, *drawn[:number_])
+        assert any(n % 8 for n, _ in weights)
+        assert any(k % 128 for _, k in weights)
 
 
 def test_the_order_is_the_same_everywhere():
@@ -73,6 +76,16 @@ def test_a_wide_record_has_more_than_tune_times_and_says_so(stub, monkeypatch):
     assert names[0] < names[1]
     assert {(row["kernel"], row["name"]) for row in more["rows"] if row["tuned"]} == names[0]
     assert few["first"] == more["first"]
+
+
+def test_some_kernels_alone_are_timed_and_not_judged(stub, monkeypatch):
+    monkeypatch.setattr(jit, "prepare", lambda *_, **__: Mock())
+    monkeypatch.setattr(timing, "samples", samples)
+    case = Case("block", 64, 512, 1024)
+    record = choice.measure(case, choice.SAMPLING, more=False, only=("sm90_tiled", "sm90_decode"))
+    assert {row["kernel"] for row in record["rows"]} | {kernel for kernel, _ in record["far"]} == set(record["only"])
+    assert list(gains([record])) == []
+    assert choice.candidates(Case("block", 63, 512, 1024).problem(H200), ("cublaslt",)) == []  # 4 does not divide it
 
 
 def test_a_gain_is_judged_by_other_times_than_it_was_found_by():

@@ -6,13 +6,15 @@ from statistics import median
 import pytest
 
 from bench import choice_records
-from bench.choice_cases import LISTS, MODES, Case, cases
-from bench.choice_records import WORST_GOAL, chosen_today, estimate, gains_today, part, read
+from bench.choice_cases import LISTS, MODES, cases
+from bench.choice_records import WORST_GOAL, chosen_today, estimate, gains_today, key, part, read
 from support.bench_runs import python
 
-FEW, WORST = 0.05, 0.20
+FEW, WORST = 0.02, 0.12
 """The part of the products at which tuning gains more than `WORST_GOAL`, and what it gains at most: estimates of the
-fastest candidates are off by 5 % (one standard deviation), and two runs of the same one by up to 7 % (99 of 100)."""
+fastest candidates are off by 5 % (one standard deviation), and two runs of the same one by up to 9 % (99 of 100)."""
+MOST_OF_THEM = 0.05
+"""What it gains at most at nine of ten."""
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results" / "choice"
 
 
@@ -26,15 +28,12 @@ def judged(records):
     return list(gains_today(records))
 
 
-def key(record):
-    return tuple(record[name] for name in Case._fields)
-
-
 def test_both_parts_are_those_of_the_lists_and_large_enough(records):
     known = {name: {tuple(case): case.half for case in cases(name)} for name in LISTS}
-    for record in records:
+    for record in (record for record in records if record.get("list") != "tiles"):
         assert known[record.get("list", "models")][key(record)] == record["half"]
-    assert min(sum(part(r) == which for r in records) for which in choice_records.PARTS) >= 200
+    assert sum(part(record) == "fit" for record in records) >= 1000
+    assert sum(part(record) == "judge" for record in records) >= 50
 
 
 def test_no_weight_of_the_blind_half_was_fitted_to(records):
@@ -42,12 +41,13 @@ def test_no_weight_of_the_blind_half_was_fitted_to(records):
     assert not weights["fit"] & weights["judge"]
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["all", *MODES])
 def test_tuning_gains_little_on_the_half_that_nothing_was_fitted_to(judged, mode):
-    own = [gain for record, gain in judged if (part(record), record["mode"]) == ("judge", mode)]
+    own = sorted(gain for record, gain in judged if part(record) == "judge" and mode in ("all", record["mode"]))
     assert median(own) <= choice_records.MEDIAN_GOAL
-    assert sum(gain > WORST_GOAL for gain in own) <= FEW * len(own)
-    assert max(own) <= WORST
+    assert own[len(own) * 9 // 10] <= MOST_OF_THEM + 0.02 * (mode != "all")
+    assert own[-1] <= WORST
+    assert mode != "all" or sum(gain > WORST_GOAL for gain in own) <= FEW * len(own)
 
 
 def test_what_the_choice_costs_is_written_down():
@@ -64,12 +64,15 @@ def test_estimates_are_near_what_was_measured_of_the_fastest(records, kernel):
         if part(record) == "judge" and record["m"] > 64 and own:
             pairs = [(estimate(record, row), sum(row["us"]) / 2) for row in own]
             off += [abs(guess / us - 1) for guess, us in pairs if guess is not None]
-    assert len(off) >= 100
-    assert median(off) <= 0.06
-    assert sorted(off)[len(off) * 9 // 10] <= 0.15
+    assert len(off) >= 40
+    assert median(off) <= 0.05
+    assert sorted(off)[len(off) * 9 // 10] <= 0.12
 
 
-def test_what_is_judged_is_what_the_table_chooses(judged):
+def test_what_is_judged_is_what_the_table_chooses(records, judged):
     """Rows and algorithms are found by their records: where the tree has changed since, some would be missing."""
-    assert sum(part(record) == "judge" for record, _ in judged) >= 200
+    blind = [record for record in records if part(record) == "judge"]
+    assert sum(part(record) == "judge" for record, _ in judged) >= 0.7 * len(
+        blind
+    )  # since they were timed sm90_tiled and sm90_decode got other tiles
     assert {chosen_today(record)[0] for record, _ in judged} >= {"sm90_decode", "sm90_tiled", "cublaslt"}

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
+from fp8core.kernels.gemm.blaslt import corrections
 from fp8core.kernels.gemm.blaslt import library as blaslt_library
 from fp8core.kernels.gemm.blaslt import query as blaslt_heuristic
 from fp8core.kernels.gemm.table import SCALED_MM
@@ -143,6 +144,7 @@ def forget() -> None:
     blaslt_library.find.cache_clear()
     blaslt_heuristic._ask.cache_clear()
     blaslt_heuristic.absence.cache_clear()
+    corrections.applies.cache_clear()
 
 
 def pretend(monkeypatch, stub: Stub, targets: tuple[Target, ...]) -> None:
@@ -153,6 +155,7 @@ def pretend(monkeypatch, stub: Stub, targets: tuple[Target, ...]) -> None:
     stub.reset()
     monkeypatch.setattr(blaslt_library, "candidates", lambda dialect: iter([str(stub.path)]))
     monkeypatch.setattr(device, "count", lambda: len(targets))
+    monkeypatch.setattr(device, "name", lambda ordinal: "stub")
     monkeypatch.setattr(device, "target", lambda ordinal: targets[ordinal])
     monkeypatch.setattr(device, "current", lambda: 0)
     monkeypatch.setattr(device, "current_getter", lambda: device.current)

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from fp8core.kernels.gemm import fallback_cost
 from fp8core.kernels.gemm.amd.decode import GFX9_DECODE
 from fp8core.kernels.gemm.blaslt.rows import CUBLASLT_ROWS, HIPBLASLT_ROWS
 from fp8core.kernels.gemm.generic import GENERIC_DECODE, GENERIC_MMA, HOST
@@ -18,7 +19,7 @@ from fp8core.table import Requirement, Table
 
 ALWAYS_FASTER: Final = 32
 """Up to so many rows no kernel was measured to be faster than sm90_decode: then nothing is compared."""
-MARGIN: Final = 1.04
+MARGIN: Final = 1.05
 """How many times the estimate of sm90_tiled that of sm90_decode may be: beside a quantization it overlaps more, and its
 sums are more exact."""
 
@@ -33,11 +34,20 @@ def _decode_pays(p: ScaledMm) -> bool:
 DECODE_PAYS: Final = Requirement(
     _decode_pays, "estimated to take longer than sm90_tiled, with m={p.m} n={p.n} k={p.k} and scale_a per {p.scale_a}"
 )
-DECODE: Final = SM90_DECODE._replace(prefers=(*SM90_DECODE.prefers, DECODE_PAYS))
+DECODE: Final = SM90_DECODE._replace(
+    prefers=(*SM90_DECODE.prefers, DECODE_PAYS), rough=fallback_cost.on_hopper(fallback_cost.decode_us)
+)
 ALIGNED: Final = (DECODE, SM90_TILED, SM89_DECODE, *CUBLASLT_ROWS, GFX9_DECODE, *HIPBLASLT_ROWS)
 """Rows that need operands in aligned rows."""
-REALIGNED: Final = realigned(ALIGNED)
-SCALED_MM: Final = Table(
-    "scaled_mm", ScaledMm, *ALIGNED, SM90_DECODE_UNALIGNED, REALIGNED, GENERIC_DECODE, GENERIC_MMA, HOST
+UNALIGNED: Final = tuple(
+    kernel._replace(rough=fallback_cost.on_hopper(us))
+    for kernel, us in (
+        (SM90_DECODE_UNALIGNED, fallback_cost.unaligned_us),
+        (realigned(ALIGNED), fallback_cost.realigned_us),
+        (GENERIC_DECODE, fallback_cost.generic_decode_us),
+        (GENERIC_MMA, fallback_cost.generic_mma_us),
+    )
 )
+"""Rows that do not."""
+SCALED_MM: Final = Table("scaled_mm", ScaledMm, *ALIGNED, *UNALIGNED, HOST)
 """The rows of `scaled_mm`; a plan is a `fp8core.kernels.gemm.args.Matmul`."""

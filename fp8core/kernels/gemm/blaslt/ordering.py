@@ -1,7 +1,7 @@
 """How long an algorithm of cuBLASLt is likely to take on Hopper, judged by its tile, its cluster and its workspace.
 
-The constants are fitted to products of `bench/choice_cases.py`, on an H200, and judged on others
-(tests/package/test_choice.py; experiments/2026-11-choice).
+The constants are fitted by `python -m bench.fit_estimates` to products of `bench/choice_cases.py`, on an H200, and
+judged on others (tests/package/test_choice.py; experiments/2026-11-choice).
 """
 
 import ctypes
@@ -13,57 +13,67 @@ from fp8core.kernels.encodings import ceil_div
 from fp8core.kernels.gemm.blaslt.library import Library
 from fp8core.problem import BLOCK
 
-LAUNCH_US: Final = 2.7
+MEASURED_VERSIONS: Final = range(130100, 130200)
+"""Of cuBLASLt, whose algorithms were timed."""
+LAUNCH_US: Final = 3.244
 """Of a launch and of filling the pipelines, when weights come from memory."""
-PRODUCT_US: Final = 2.055e-5
+PRODUCT_US: Final = 1.865e-5
 """Of a multiprocessor, for one result of a tile and a k-block of 128."""
-BLOCKWISE: Final = 1.029
+BLOCKWISE: Final = 1.046
 """Times as much with scales that change along k."""
-LARGE_TILE: Final = 192 * 128
-"""From here on a tile takes all consumers of a block, so that nothing is multiplied while it is written out."""
-LARGE: Final = 1.143
-LARGE_BLOCKWISE: Final = 1.179
-"""Times as much for such a tile."""
-LOAD_US: Final = 1.339e-3
-"""Of a multiprocessor, for a row of 128 codes that it loads. Blocks of a cluster share what they have in common."""
-UNALIGNED: Final = 0.611
-"""The part by which loads take longer where rows do not begin at multiples of 128 bytes."""
-ZEROS: Final = 2.3
+COOPERATIVE: Final = 1.091
+"""Times as much for a k-block of a tile that all consumers of a block share: nothing is multiplied while it ends."""
+LOAD_US: Final = 0.000602
+"""Of a multiprocessor, for a row of 128 codes that it loads while all of them load. Blocks of a cluster share what they
+have in common."""
+DELIVERY_US: Final = 0.000608
+"""More of that, for a row that comes into its shared memory, whoever loads it."""
+UNALIGNED: Final = 0.5344
+"""The part by which loads take longer where rows do not begin at multiples of `SECTOR` bytes."""
+SECTORS: Final = 0.2426
+"""The same where they do, but not at multiples of 128."""
+SECTOR: Final = 32
+"""Bytes that L2 reads together."""
+ZEROS: Final = 2.634
 """How many rows more each row counts for that a tile has beyond those of a, and that TMA fills with zeros."""
-HIDDEN: Final = 0.875
-"""The part of the lesser of products and loads that the greater one hides."""
-SHARED_US: Final = 0.342e-3
+SHARED_US: Final = 0.0003692
 """Of a multiprocessor, for a row of 128 codes that `wgmma` reads from shared memory, or that is written there."""
-SWAPPED: Final = 1.107
-"""Times as much where tokens are on its M side."""
-SHARED_WEIGHT_US: Final = 0.0139
-"""Of a k-block whose weight is loaded for several blocks: they wait for one another."""
-ROUND_US: Final = 0.398
-"""Of a round: of filling a pipeline anew."""
-RESULT_US: Final = 1.87e-5
-BLOCKWISE_RESULT_US: Final = 4.18e-5
-"""Of a tile's end, for one result, and more of it with scales that change along k."""
-HEAT: Final = 0.014
-BLOCKWISE_HEAT: Final = 0.196
+K_BLOCK_US: Final = 0.005111
+"""Of a k-block, whatever the tile."""
+ROUND_US: Final = 0.3107
+"""Of a tile's end, whatever its size."""
+RESULT_US: Final = 2.026e-5
+VECTOR_RESULT_US: Final = 1.785e-5
+BLOCKWISE_RESULT_US: Final = 3.83e-5
+"""Of a tile's end, for one result, and more of it with vectors of scales and with scales that change along k."""
+BESIDE: Final = 4.091
+"""Times as long a tile's end takes while another tile is multiplied."""
+HEAT: Final = 0.2268
+BLOCKWISE_HEAT: Final = 0.2242
 """What a k-block takes more in a product of many rounds, as the clock falls; of a few of them, a part of it."""
-WHOLE_ROUNDS: Final = 0.77
+WHOLE_ROUNDS: Final = 0.7296
 """By which part the time grows with whole rounds; by the rest it grows with tiles."""
-BYTES_A_US: Final = 4.18e6
+BYTES_A_US: Final = 4.144e6
 """From memory."""
-OVERLAP: Final = 3.7
-"""The exponent of the norm that joins the times of the memory and of the multiprocessors: the greater hides most."""
-NARROW: Final = 128
-PAIRED: Final = 1.081
-"""Times as much for one round of tiles of fewer than `NARROW` channels whose blocks share tokens in pairs: what holds
-them up is not known."""
-COUNTER_US: Final = 4.26
+OVERLAP: Final = 3.926
+"""The exponent of the norm that joins the times of the memory, of the loads and of the multiprocessors: the greatest
+hides most."""
+COUNTER_US: Final = 1.964
 """Of clearing a counter of tiles, a workspace of a few bytes, before the launch."""
 COUNTER_BYTES: Final = 64
-SPLIT_US: Final = 2.87
-PARTIAL_US: Final = 2.61e-6
+SPLIT_US: Final = 2.43
+PARTIAL_US: Final = 2.737e-6
 """Of adding up the parts of a k that is split, and for one number of one part."""
+FITTED: Final = (
+    *("LAUNCH_US", "PRODUCT_US", "BLOCKWISE", "COOPERATIVE", "LOAD_US", "DELIVERY_US", "UNALIGNED", "SECTORS", "ZEROS"),
+    *("SHARED_US", "K_BLOCK_US", "ROUND_US", "RESULT_US", "VECTOR_RESULT_US", "BLOCKWISE_RESULT_US", "BESIDE", "HEAT"),
+    *("BLOCKWISE_HEAT", "WHOLE_ROUNDS", "BYTES_A_US", "OVERLAP", "COUNTER_US", "SPLIT_US", "PARTIAL_US"),
+)
+"""The names of the numbers above that `python -m bench.fit_estimates` finds."""
 WGMMA_M: Final = 64
-"""The M side of `wgmma`, which has the tile's channels, or its tokens if the channels are no multiple of it."""
+"""The M side of `wgmma`."""
+LARGE_TILE: Final = 192 * 128
+"""From here on a tile takes all consumers of a block, where the library does not say it."""
 
 _NAMED: Final = (
     "8x8 8x16 16x8 8x32 16x16 32x8 8x64 16x32 32x16 64x8 32x32 32x64 64x32 32x128 64x64 128x32 64x128 128x64 "
@@ -75,7 +85,7 @@ _SMALL_CLUSTERS: Final = (1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (4, 2), (1, 4),
 _LARGE_CLUSTERS: Final = (8, 1), (1, 8), (8, 2), (2, 8), (16, 1), (1, 16)
 CLUSTERS: Final = dict(enumerate((*_SMALL_CLUSTERS, *_LARGE_CLUSTERS), 2))
 """cublasLtClusterShape_t: blocks along the channels, and along the tokens."""
-_TILE_ID, _SPLITK_NUM, _CLUSTER_SHAPE_ID = (1, 4), (2, 4), (8, 2)
+_TILE_ID, _SPLITK_NUM, _CUSTOM_OPTION, _CLUSTER_SHAPE_ID = (1, 4), (2, 4), (5, 4), (8, 2)
 """Of cublasLtMatmulAlgoConfigAttributes_t, with their bytes."""
 
 
@@ -99,13 +109,28 @@ class Config(NamedTuple):
     split_k: int
     cluster_channels: int
     cluster_tokens: int
+    custom: int | None = None
+    """The library's custom option, where its meaning is known. Bit 0: channels are on the M side of `wgmma`, else
+    tokens; bit 2: all consumers of a block share a tile, else they alternate."""
 
     @classmethod
     def of(cls, library: Library, algorithm: bytes) -> "Config":
         """Return what the library says of one of its algorithms."""
         tile = tiles().get(attribute(library, algorithm, _TILE_ID), (0, 0))
         cluster = CLUSTERS.get(attribute(library, algorithm, _CLUSTER_SHAPE_ID), (1, 1))
-        return cls(*tile, max(1, attribute(library, algorithm, _SPLITK_NUM)), *cluster)
+        split = max(1, attribute(library, algorithm, _SPLITK_NUM))
+        custom = attribute(library, algorithm, _CUSTOM_OPTION) if library.version in MEASURED_VERSIONS else None
+        return cls(*tile, split, *cluster, custom)
+
+    @property
+    def channels_first(self) -> bool:
+        """Whether channels are on the M side of `wgmma`."""
+        return self.channels % WGMMA_M == 0 if self.custom is None else bool(self.custom & 1)
+
+    @property
+    def cooperative(self) -> bool:
+        """Whether all consumers of a block share a tile."""
+        return self.channels * self.tokens >= LARGE_TILE if self.custom is None else bool(self.custom & 4)
 
 
 class Work(NamedTuple):
@@ -114,6 +139,8 @@ class Work(NamedTuple):
     m: int
     n: int
     k: int
+    vectors: bool
+    """Whether rows and channels have scales of their own."""
     blockwise: bool
     """Whether scales change along k."""
     out_bytes: int
@@ -124,48 +151,69 @@ class Work(NamedTuple):
 def us(work: Work, config: Config, workspace_bytes: int) -> float:
     """Return the microseconds that an algorithm is likely to take; infinite for a tile that is not known.
 
-    A tile takes as long for a k-block as its products, its loads or its reads of shared memory, whichever is longest.
-    Tiles come in rounds over the device, and all of it takes no less than the memory needs.
+    A tile takes as long for a k-block as its products or its reads of shared memory, whichever is longer. Tiles come in
+    rounds over the device, and all of it takes no less than the memory and the loads need.
     """
-    channels, tokens, split_k, along_n, along_m = config
+    channels, tokens, split_k, along_n, along_m = config[:5]
     if not channels:
         return math.inf
-    whole_n = ceil_div(ceil_div(work.n, channels), along_n) * along_n
-    whole_m = ceil_div(ceil_div(work.m, tokens), along_m) * along_m
-    share = whole_n * whole_m * split_k / work.multiprocessors
+    blocks = _blocks(work, config)
+    share = blocks / work.multiprocessors
     rounds = math.ceil(share)
-    k_block = _k_block_us(work, config) * (1 + (BLOCKWISE_HEAT if work.blockwise else HEAT) * (1 - 1 / rounds))
-    end = channels * tokens * (RESULT_US + (BLOCKWISE_RESULT_US if work.blockwise else 0.0))
     k_blocks = ceil_div(ceil_div(work.k, split_k), BLOCK)
-    busy = (WHOLE_ROUNDS * rounds + (1 - WHOLE_ROUNDS) * max(1.0, share)) * (k_blocks * k_block + ROUND_US + end)
-    moved = work.n * work.k + work.m * work.k + work.out_bytes * work.m * work.n
-    memory = moved / BYTES_A_US
-    slower = PAIRED if rounds == 1 and channels < NARROW and (along_n, along_m) == (2, 1) else 1.0
-    found = LAUNCH_US + slower * float((memory**OVERLAP + busy**OVERLAP) ** (1 / OVERLAP))
-    if 0 < workspace_bytes <= COUNTER_BYTES:
+    heat = 1 + (BLOCKWISE_HEAT if work.blockwise else HEAT) * (1 - 1 / rounds)
+    products = k_blocks * _k_block_us(work, config) * heat
+    result = RESULT_US + (BLOCKWISE_RESULT_US if work.blockwise else VECTOR_RESULT_US if work.vectors else 0.0)
+    end = ROUND_US + channels * tokens * result
+    rounds_paid = WHOLE_ROUNDS * rounds + (1 - WHOLE_ROUNDS) * max(1.0, share)
+    if config.cooperative:
+        busy = rounds_paid * (products + end)
+    else:  # one tile ends while the other is multiplied
+        busy = (rounds_paid - 1) * max(products, (products + BESIDE * end) / 2) + products + end
+    zeros = ZEROS * max(0, tokens - work.m)
+    rows = channels / along_m + tokens / along_n
+    loads = blocks * k_blocks * (rows * LOAD_US + (channels + tokens + zeros) * DELIVERY_US) / work.multiprocessors
+    if work.k % BLOCK:
+        loads *= 1 + (UNALIGNED if work.k % SECTOR else SECTORS)
+    memory = moved_bytes(work) / BYTES_A_US
+    found = LAUNCH_US + float((memory**OVERLAP + busy**OVERLAP + loads**OVERLAP) ** (1 / OVERLAP))
+    if counts_tiles(workspace_bytes):
         found += COUNTER_US
     if split_k > 1:
         found += SPLIT_US + PARTIAL_US * work.m * work.n * split_k
     return found
 
 
+def counts_tiles(workspace_bytes: int) -> bool:
+    """Return whether a workspace is a counter of tiles."""
+    return 0 < workspace_bytes <= COUNTER_BYTES
+
+
+def moved_bytes(work: Work) -> int:
+    """Return the bytes of the operands and of the result."""
+    return work.n * work.k + work.m * work.k + work.out_bytes * work.m * work.n
+
+
+def whole_tiles(work: Work, config: Config) -> tuple[int, int]:
+    """Return the tiles along the channels and along the tokens: whole clusters."""
+    channels, tokens, _, along_n, along_m = config[:5]
+    along = ceil_div(ceil_div(work.n, channels), along_n) * along_n
+    return along, ceil_div(ceil_div(work.m, tokens), along_m) * along_m
+
+
+def _blocks(work: Work, config: Config) -> int:
+    whole_n, whole_m = whole_tiles(work, config)
+    return whole_n * whole_m * config.split_k
+
+
 def _k_block_us(work: Work, config: Config) -> float:
     """Return what a tile takes for a k-block, if nothing else were going on."""
-    channels, tokens, _, along_n, along_m = config
-    products = channels * tokens * PRODUCT_US * (BLOCKWISE if work.blockwise else 1.0)
-    if channels * tokens >= LARGE_TILE:
-        products *= LARGE_BLOCKWISE if work.blockwise else LARGE
-    zeros = ZEROS * max(0, tokens - work.m)
-    loads = LOAD_US * (channels / along_m + (tokens + zeros) / along_n)
-    if work.k % BLOCK:
-        loads *= 1 + UNALIGNED
-    swapped = channels % WGMMA_M != 0
-    rows, columns = (tokens, channels) if swapped else (channels, tokens)
-    shared = SHARED_US * (ceil_div(rows, WGMMA_M) * (WGMMA_M + columns) + rows + columns)
-    if swapped:
-        shared *= SWAPPED
-    longest = max(products, loads, shared) + (1 - HIDDEN) * min(products, loads)
-    return longest + (SHARED_WEIGHT_US if along_m > 1 else 0.0)
+    channels, tokens = config[:2]
+    rows, columns = (channels, tokens) if config.channels_first else (tokens, channels)
+    slices = ceil_div(rows, WGMMA_M)
+    products = slices * WGMMA_M * columns * PRODUCT_US * (BLOCKWISE if work.blockwise else 1.0)
+    shared = SHARED_US * (slices * (WGMMA_M + columns) + rows + columns)
+    return (max(products, shared) + K_BLOCK_US) * (COOPERATIVE if config.cooperative else 1.0)
 
 
 def attribute(library: Library, algorithm: bytes, which: tuple[int, int]) -> int:

@@ -8,15 +8,16 @@ from typing import Final, NamedTuple
 
 from fp8core.errors import BackendError
 from fp8core.features import features
+from fp8core.kernels.gemm.blaslt.corrections import applies, corrected_us
 from fp8core.kernels.gemm.blaslt.descriptors import MODES, Layouts, Product, describe, pointers_of
 from fp8core.kernels.gemm.blaslt.library import Handle, Library, find
-from fp8core.kernels.gemm.blaslt.ordering import COUNTER_BYTES, Config, Work, us
+from fp8core.kernels.gemm.blaslt.ordering import COUNTER_BYTES, MEASURED_VERSIONS, Config, Work, us
 from fp8core.problem import ITEMSIZE, Target
 from fp8core.runtime import device
 from fp8core.table import PLANS_KEPT, Refusal, Unknown
 
 CANDIDATES_ASKED: Final = 8
-COUNTERS_OPTIONAL: Final = range(130100, 130200)
+COUNTERS_OPTIONAL: Final = MEASURED_VERSIONS
 """Versions of cuBLASLt that check an algorithm for vectors of scales as needing a counter of tiles, and run it without
 one: all 165 that were tried on an H200, to the same bits (experiments/2026-11-choice)."""
 SOME_ADDRESS: Final = 4096
@@ -123,16 +124,17 @@ def heuristic(library: Library, handle: int, product: Product) -> tuple[Candidat
         *(candidate for candidate in dict.fromkeys(others) if candidate not in own and query.takes(candidate)),
     )
     work = work_of(product)
-    times = [us(work, Config.of(library, one.algorithm), one.workspace_bytes) for one in able]
+    estimate = corrected_us if applies(product.target, library.version) else us
+    times = [estimate(work, Config.of(library, one.algorithm), one.workspace_bytes) for one in able]
     estimated = (one._replace(us=time if math.isfinite(time) else None) for one, time in zip(able, times, strict=True))
     return tuple(sorted(estimated, key=lambda one: math.inf if one.us is None else one.us))
 
 
 def work_of(product: Product) -> Work:
     """Return what the time of a product depends on."""
-    blockwise = product.scales.startswith("group")
+    blockwise, vectors = product.scales.startswith("group"), product.scales == "row"
     out_bytes, multiprocessors = ITEMSIZE[product.out], product.target.multiprocessors
-    return Work(product.m, product.n, product.k, blockwise, out_bytes, multiprocessors)
+    return Work(product.m, product.n, product.k, vectors, blockwise, out_bytes, multiprocessors)
 
 
 class HeuristicQuery:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Final
 
+from fp8core.kernels.gemm import fallback_cost
 from fp8core.kernels.gemm.args import Matmul
 from fp8core.kernels.gemm.blaslt import matmul, query
 from fp8core.kernels.gemm.blaslt.descriptors import Product
@@ -21,6 +22,7 @@ from fp8core.kernels.gemm.blaslt.mapping import (
 from fp8core.kernels.gemm.blaslt.pad_m import MOST_PADDED, padded_product, plan_pad_m
 from fp8core.kernels.gemm.blaslt.relayout import plan_relayout
 from fp8core.kernels.gemm.blaslt.split_m import first_rows, last_rows, plan_split_m
+from fp8core.kernels.gemm.fallback_cost import Estimate
 from fp8core.kernels.gemm.requirements import AMD_FORMATS, FLOAT32_SCALES, NOT_BOTH_E5M2, OCP, ROW_SCALES, TENSOR_CORES
 from fp8core.kernels.gemm.sm90.decode import SM90_DECODE
 from fp8core.kernels.requirements import CUDA, HIP, aligned, supports
@@ -54,6 +56,16 @@ def accumulations(p: ScaledMm) -> tuple[str, ...]:
 
 RELAYOUT_US: Final = 1.25
 """Of a launch of ours before the library's that copies little."""
+
+
+def beside(us: Callable[[ScaledMm, float], float], make: Callable[[ScaledMm], Product]) -> Estimate:
+    """Return the estimate of a product of the library and of what ``us`` adds to it, or None."""
+
+    def rough(p: ScaledMm) -> float | None:
+        found = query.algorithms(make(p))[0].us
+        return None if found is None else us(p, found)
+
+    return rough
 
 
 def estimate(p: ScaledMm) -> float | None:
@@ -189,14 +201,29 @@ def _of_both(
     return (
         Kernel(name, (*own, *_DIRECT), plan_direct, algorithms=algorithms, us=estimate),
         Kernel(relayout, (*own, *_RELAYOUT), plan_relayout, algorithms=algorithms, us=relayout_estimate),
-        Kernel(epilogue, (*target, *_EPILOGUE), plan_epilogue, algorithms=accumulations),
+        Kernel(
+            epilogue,
+            (*target, *_EPILOGUE),
+            plan_epilogue,
+            algorithms=accumulations,
+            rough=beside(fallback_cost.epilogue_us, accumulation),
+        ),
     )
 
 
 CUBLASLT, CUBLASLT_RELAYOUT, CUBLASLT_EPILOGUE = _of_both("cublaslt", _CUDA, (VECTOR_SCALES_ON_SM90,))
 CUBLASLT_PAD_M: Final = Kernel(
-    "cublaslt_pad_m", (*_RAGGED, DENSE, ALIGNED_BIAS, offered(padded_product)), plan_pad_m, (FEW_TO_PAD,)
+    "cublaslt_pad_m",
+    (*_RAGGED, DENSE, ALIGNED_BIAS, offered(padded_product)),
+    plan_pad_m,
+    (FEW_TO_PAD,),
+    rough=beside(fallback_cost.pad_m_us, padded_product),
 )
-CUBLASLT_SPLIT_M: Final = Kernel("cublaslt_split_m", (*_RAGGED, DECODES_LAST_ROWS, offered(first_rows)), plan_split_m)
+CUBLASLT_SPLIT_M: Final = Kernel(
+    "cublaslt_split_m",
+    (*_RAGGED, DECODES_LAST_ROWS, offered(first_rows)),
+    plan_split_m,
+    rough=beside(fallback_cost.split_m_us, first_rows),
+)
 CUBLASLT_ROWS: Final = (CUBLASLT, CUBLASLT_RELAYOUT, CUBLASLT_PAD_M, CUBLASLT_SPLIT_M, CUBLASLT_EPILOGUE)
 HIPBLASLT_ROWS: Final = _of_both("hipblaslt", _HIP, (AMD_ROW_RESULT, AMD_SATURATION))

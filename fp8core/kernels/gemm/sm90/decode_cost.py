@@ -1,4 +1,4 @@
-"""How long sm90_decode takes for 33 to 64 rows: constants fitted to an H200 (experiments/2026-11-choice).
+"""How long sm90_decode takes: constants fitted to an H200 by `python -m bench.fit_estimates`.
 
 Layouts are chosen by estimates of their own (`decode_config`, `decode_rows_config`), which need not be comparable with
 other kernels; these are, and those of small weights by rows.
@@ -9,15 +9,15 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from fp8core.kernels.encodings import ceil_div
-from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K, MOST_ROWS, DecodeConfig, width
+from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K, DecodeConfig, width
 from fp8core.kernels.gemm.sm90.decode_rows_config import FEWEST_ROWS, SMALL_BYTES, estimate
 from fp8core.problem import ITEMSIZE, ScaledMm
 
-BYTES_A_US: Final = 4.32e6
+BYTES_A_US: Final = 4.415e6
 """From memory."""
 LINE_BYTES: Final = 128
 """Of the cache: estimates of small weights are fitted to rows that begin at multiples of it."""
-OVERLAP: Final = 4.3
+OVERLAP: Final = 4.576
 """The exponent of the norm that joins the times of the memory and of the multiprocessors: the greater hides most."""
 
 
@@ -28,8 +28,6 @@ class Fitted(NamedTuple):
     """Of a block, for 64 channels of a k-block."""
     blockwise: float
     """More of that with scales that change along k."""
-    zeros: float
-    """More of that for every row that the side of a has beyond those of a, which TMA fills with zeros."""
     tile: float
     """Of a block, for the end of a tile."""
     reduce: float
@@ -38,19 +36,26 @@ class Fitted(NamedTuple):
     """What each product takes before and behind the weight's stream."""
 
 
-CHANNELS_FIRST: Final = Fitted(0.126, 0.006, 0.002, 0.266, 0.352, 1.747)
-"""Of tiles with channels on the M side of `wgmma`."""
-ROWS: Final = Fitted(0.117, 0.008, 0.0, 1.235, 0.245, 1.743)
+CHANNELS_FIRST: Final = {
+    8: Fitted(0.01112, 0.06295, 1.092, 0.04111, 0.8509),
+    16: Fitted(0.001396, 0.07342, 1.402, 0.09392, 0.8817),
+    32: Fitted(0.1358, 0.02836, 0.006872, 0.2065, 1.244),
+    64: Fitted(0.08588, 0.03677, 0.1558, 0.1629, 3.669),
+}
+"""Of tiles with channels on the M side of `wgmma`, by its N side."""
+ROWS: Final = Fitted(0.004564, 0.04711, 8.394, 0.01155, 2.787)
 """Of tiles with rows on the M side."""
+FITTED: Final = ("BYTES_A_US", "OVERLAP")
+"""Beside the numbers of `CHANNELS_FIRST` and `ROWS`, the names of those that `python -m bench.fit_estimates` finds."""
 
 
-def _launch_us(p: ScaledMm, config: DecodeConfig) -> float:
+def launch_us(p: ScaledMm, config: DecodeConfig) -> float:
     """Return the estimate of one launch."""
-    side = MOST_ROWS if config.rows_first else width(p.m)
-    fitted = ROWS if config.rows_first else CHANNELS_FIRST
-    k_block = fitted.k_block + fitted.zeros * (side - p.m) / config.multicast_tiles
-    if p.scale_a == "group":
-        k_block += fitted.blockwise
+    small = p.n * p.k < SMALL_BYTES and p.ldb % LINE_BYTES == 0
+    if config.rows_first and p.m >= FEWEST_ROWS and small:
+        return estimate(p.n, p.k, config, p.target, p.scale_a == "group")
+    fitted = ROWS if config.rows_first else CHANNELS_FIRST[width(p.m)]
+    k_block = fitted.k_block + (fitted.blockwise if p.scale_a == "group" else 0.0)
     blocks = ceil_div(config.cluster * config.clusters, p.target.multiprocessors)
     part = ceil_div(ceil_div(p.k, BLOCK_K), config.split_k)
     rounds = ceil_div(ceil_div(p.n, config.tile * config.multicast_tiles), config.clusters)
@@ -63,8 +68,4 @@ def _launch_us(p: ScaledMm, config: DecodeConfig) -> float:
 @lru_cache(8192)
 def us(problem: ScaledMm, layout: Callable[[ScaledMm], DecodeConfig]) -> float:
     """Return the estimated microseconds of a launch for ``problem``, which ``layout`` lays out."""
-    config = layout(problem)
-    small = problem.n * problem.k < SMALL_BYTES and problem.ldb % LINE_BYTES == 0
-    if config.rows_first and problem.m >= FEWEST_ROWS and small:
-        return estimate(problem.n, problem.k, config, problem.target, problem.scale_a == "group")
-    return _launch_us(problem, config)
+    return launch_us(problem, layout(problem))

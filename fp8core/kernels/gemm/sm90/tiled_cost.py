@@ -64,34 +64,38 @@ def scales_of(problem: ScaledMm) -> Scales:
     return "chain" if problem.use_fast_accum else "promoted"
 
 
-START_US: Final = 0.76
+START_US: Final = 0.9952
 """Of a product: from its launch to the first k-block."""
-FILL_US: Final = 6.78e-3
+FILL_US: Final = 0.005764
 """Of a product, for each row of its first k-block."""
-BYTES_A_US: Final = 4.24e6
+BYTES_A_US: Final = 4.255e6
 """From memory."""
-OVERLAP: Final = 3.53
+OVERLAP: Final = 3.006
 """The exponent of the norm that joins the times of the memory and of the multiprocessors: the greater hides most."""
-CHAIN_US: Final = 1.656e-5
-PROMOTED_US: Final = 1.386e-5
+CHAIN_US: Final = 1.504e-5
+PROMOTED_US: Final = 1.288e-5
 """Of a multiprocessor, for one result of a tile and a k-block: in one chain over k, or added up in fp32."""
-CHAIN_K_BLOCK_US: Final = 0.0268
-PROMOTED_K_BLOCK_US: Final = 0.095
+CHAIN_K_BLOCK_US: Final = 0.02337
+PROMOTED_K_BLOCK_US: Final = 0.08046
 """More of a k-block, whatever the tile."""
-LOAD_US: Final = 0.025e-3
+LOAD_US: Final = 0.0002582
 """Of a multiprocessor, for a row of a k-block that it loads alone."""
-SHARED_LOAD_US: Final = 0.293e-3
+SHARED_LOAD_US: Final = 0.0001817
 """More of that where all multiprocessors load; of some of them, a part of it."""
-UNALIGNED: Final = 1.198
-"""The part by which loads take longer where rows do not begin at multiples of 128 bytes."""
+UNALIGNED: Final = 1.139
+"""The part by which loads take longer where rows do not begin at multiples of `SECTOR` bytes."""
+SECTORS: Final = 0.1763
+"""The same where they do, but not at multiples of 128."""
+SECTOR: Final = 32
+"""Bytes that L2 reads together."""
 LOADED_ROWS: Final = 8
 """Rows of a are loaded in multiples of so many, and no more of them than a has."""
-RESULT_US: Final = 2.08e-5
+RESULT_US: Final = 2.766e-5
 """Of a tile\'s end, for each of its results."""
-CHAIN_HEAT: Final = 0.182
-PROMOTED_HEAT: Final = 0.164
+CHAIN_HEAT: Final = 0.1998
+PROMOTED_HEAT: Final = 0.2546
 """What a k-block takes more in a product of many waves, as the clock falls; of a few of them, a part of it."""
-WHOLE_WAVES: Final = 0.779
+WHOLE_WAVES: Final = 0.751
 """By which part the time grows with whole waves; by the rest it grows with tiles."""
 
 
@@ -105,23 +109,31 @@ class Cost(NamedTuple):
 
 
 COSTS: Final[dict[Tile, Cost]] = {
-    Tile(256, 128): Cost(1.271, 1.084),
-    Tile(128, 192): Cost(1.116, 1.013),
-    Tile(128, 160): Cost(1.084, 0.997),
-    Tile(128, 144): Cost(0.988, 0.98),
-    Tile(128, 128): Cost(0.938, 0.933),
-    Tile(128, 96): Cost(0.926, 0.97),
-    Tile(128, 64): Cost(0.79, 0.839),
-    Tile(64, 128): Cost(0.805, 0.895),
-    Tile(64, 96): Cost(0.767, 0.963),
-    Tile(64, 64): Cost(0.699, 1.056),
-    Tile(64, 32): Cost(1.048, 2.273),
-    Tile(128, 256): Cost(0, 1.092),
-    Tile(64, 256): Cost(0, 1.065),
-    Tile(64, 192): Cost(0, 0.941),
+    Tile(256, 128): Cost(1.108, 1.074),
+    Tile(128, 192): Cost(0.9919, 0.9889),
+    Tile(128, 160): Cost(0.9655, 0.9551),
+    Tile(128, 144): Cost(0.938, 0.9276),
+    Tile(128, 128): Cost(0.7975, 0.8758),
+    Tile(128, 96): Cost(0.8903, 0.8665),
+    Tile(128, 64): Cost(0.7383, 0.6698),
+    Tile(64, 128): Cost(0.7391, 0.7364),
+    Tile(64, 96): Cost(0.8485, 0.8268),
+    Tile(64, 64): Cost(0.9258, 0.8582),
+    Tile(64, 32): Cost(1.936, 2.081),
+    Tile(128, 256): Cost(0, 1.067),
+    Tile(64, 256): Cost(0, 0.9256),
+    Tile(64, 192): Cost(0, 0.7993),
 }
 TILES: Final = (*COSTS, Tile(64, 64, 2), Tile(64, 128, 2))
 """What kernels are compiled for; of equals the first is taken."""
+
+
+FITTED: Final = (
+    *("START_US", "FILL_US", "BYTES_A_US", "OVERLAP", "CHAIN_US", "PROMOTED_US", "CHAIN_K_BLOCK_US"),
+    *("PROMOTED_K_BLOCK_US", "LOAD_US", "SHARED_LOAD_US", "UNALIGNED", "SECTORS", "RESULT_US", "CHAIN_HEAT"),
+    *("PROMOTED_HEAT", "WHOLE_WAVES"),
+)
+"""Beside those of `COSTS`, the names of the numbers that `python -m bench.fit_estimates` finds."""
 
 
 def wide_scales(problem: ScaledMm) -> bool:
@@ -156,7 +168,9 @@ def us(problem: ScaledMm, tile: Tile | None = None) -> float:
     cost, results, waves = COSTS[tile.plain], tile.rows * tile.columns, tile.waves(p.m, p.n, p.target)
     share = tile.tiles(p.m, p.n) / p.target.multiprocessors
     rows = tile.columns / tile.cluster + min(tile.rows, ceil_div(p.m, LOADED_ROWS) * LOADED_ROWS)
-    k_block = (LOAD_US + SHARED_LOAD_US * share / waves) * rows * (1 + UNALIGNED if p.k % BLOCK_K else 1)
+    k_block = (LOAD_US + SHARED_LOAD_US * share / waves) * rows
+    if p.k % BLOCK_K:
+        k_block *= 1 + (UNALIGNED if p.k % SECTOR else SECTORS)
     if scales_of(p) == "chain":
         k_block += results * CHAIN_US * cost.chain + CHAIN_K_BLOCK_US
     else:

@@ -1,0 +1,90 @@
+"""Boosted decision trees: each asks all rows the same few questions and is fitted to what those before it leave.
+
+A tree of depth d is d pairs of a feature and a threshold, and 2 ** d leaves: little to store, quickly evaluated.
+"""
+
+import random
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Numbers = NDArray[np.int64]
+Tree = tuple[list[tuple[int, float]], list[int]]
+"""Pairs of a feature's number and a threshold, and the leaves in units of `How.unit`."""
+BINS: Final = 32
+
+
+class How(NamedTuple):
+    """How trees are fitted."""
+
+    trees: int = 120
+    depth: int = 5
+    rate: float = 0.15
+    """The part of what is left that a tree takes."""
+    prior: float = 5.0
+    """The weight of a row of 0 that each leaf has beside its own."""
+    rows: float = 0.6
+    """The part of the rows that a tree sees."""
+    columns: float = 0.5
+    """The part of the features that it may ask for."""
+    most: float = 0.5
+    """What is left counts so much at most."""
+    unit: float = 1e-5
+    """Leaves are rounded to multiples of this."""
+
+
+def thresholds(column: Floats) -> Floats:
+    """Return at most `BINS` - 1 values between which a feature is told apart, to six digits."""
+    values = np.unique(column)
+    if len(values) > BINS:
+        values = np.unique(np.quantile(column, np.linspace(0, 1, BINS + 1)[1:-1], method="lower"))
+    else:
+        values = (values[1:] + values[:-1]) / 2
+    return np.unique([float(f"{value:.6g}") for value in values])
+
+
+def fit(asked: Floats, wanted: Floats, weights: Floats, how: How | None = None) -> list[Tree]:
+    """Return trees whose sum is near what is ``wanted``: ``asked`` has a row of features for each of it.
+
+    The same rows give the same trees: what is left out of each follows from a seed.
+    """
+    how, chance = how or How(), random.Random(0)
+    edges = [thresholds(column) for column in asked.T]
+    codes = np.stack([np.searchsorted(edge, column) for edge, column in zip(edges, asked.T, strict=True)])
+    sums, made = np.zeros(len(wanted)), list[Tree]()
+    for _ in range(how.trees):
+        left = np.clip(wanted - sums, -how.most, how.most)
+        seen = weights * np.array([chance.random() < how.rows for _ in wanted])
+        columns = [c for c in chance.sample(range(len(edges)), round(how.columns * len(edges))) if len(edges[c])]
+        leaf: Numbers = np.zeros(len(wanted), dtype=np.int64)
+        cuts = list[tuple[int, float]]()
+        for _ in range(how.depth):
+            column, at = _best(codes, columns, edges, leaf, seen, left, how)
+            leaf = 2 * leaf + (codes[column] > at)
+            cuts.append((column, float(edges[column][at])))
+        totals = np.bincount(leaf, seen * left, 1 << how.depth)
+        counts = np.bincount(leaf, seen, 1 << how.depth)
+        leaves = np.rint(how.rate * totals / (counts + how.prior) / how.unit)
+        sums = sums + how.unit * leaves[leaf]
+        made.append((cuts, [int(value) for value in leaves]))
+    return made
+
+
+def _best(
+    codes: Numbers, columns: list[int], edges: list[Floats], leaf: Numbers, seen: Floats, left: Floats, how: How
+) -> tuple[int, int]:
+    """Return the feature and the number of the threshold that explain most, asked of all leaves alike."""
+    best, gain = (columns[0], 0), -1.0
+    size = (int(leaf.max()) + 1) * BINS
+    for column in columns:
+        places = leaf * BINS + codes[column]
+        totals: Any = np.bincount(places, seen * left, size).reshape(-1, BINS).cumsum(1)
+        counts: Any = np.bincount(places, seen, size).reshape(-1, BINS).cumsum(1)
+        above, more = totals[:, -1:] - totals, counts[:, -1:] - counts
+        gains = (totals**2 / (counts + how.prior) + above**2 / (more + how.prior)).sum(0)[: len(edges[column])]
+        at = int(np.argmax(gains))
+        if gains[at] > gain:
+            best, gain = (column, at), float(gains[at])
+    return best

@@ -1,0 +1,263 @@
+"""Fit what the choice without tuning goes by to measured times, and print it: the constants that the sources contain.
+
+    python -m bench.fit_estimates [--check] [--write] [--only NAME ...] [RECORDS ...]
+
+Records are those of `bench.choice`, without its blind half: docs/results/choice if none are named. The lines of
+`ordering`, `tiled_cost`, `decode_cost` and `fallback_cost` that hold constants are printed, and with --write put in
+their places; so are the trees of `blaslt/corrections.json`, for what the first of them cannot say. The search
+begins at what the sources contain. With --check the exit status says whether they are current: the trees the same, and
+the constants nearly as good as what it finds.
+"""
+
+import argparse
+import json
+import math
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from bench import boosting
+from bench.choice_records import Record
+from bench.fit_samples import (
+    CONSTANTS_FALL,
+    TREES_FALL,
+    Sample,
+    of_decode,
+    of_fallbacks,
+    of_library,
+    of_tiles,
+    offers,
+    records_of,
+)
+from fp8core.kernels.gemm import fallback_cost
+from fp8core.kernels.gemm.blaslt import corrections, ordering
+from fp8core.kernels.gemm.sm90 import decode_cost, tiled_cost
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+RUNS: Final = ROOT / "docs" / "results" / "choice"
+CORRECTIONS: Final = ROOT / "fp8core" / "kernels" / "gemm" / "blaslt" / corrections.FILE
+ERROR: Final = 0.04
+"""Of the logarithm of a time; from here on an error counts linearly, not by its square."""
+PRIOR: Final = 0.02
+"""How much of an error a constant counts as when its logarithm moves by 1 from where the search begins."""
+STEPS: Final = 30
+GAIN: Final = 0.005
+"""The part of the loss that a search may still gain where constants are current."""
+DIGITS: Final = 4
+
+
+class Constant(NamedTuple):
+    """A number of a source."""
+
+    value: float
+    put: Callable[[float], None]
+
+
+def globals_of(module: ModuleType, names: Iterable[str]) -> Iterator[Constant]:
+    """Give numbers of a module by their names."""
+    for name in names:
+        yield Constant(vars(module)[name], lambda value, name=name: vars(module).__setitem__(name, value))  # type: ignore[misc]
+
+
+def fields_of(read: Callable[[], Any], write: Callable[[Any], None]) -> Iterator[Constant]:
+    """Give the numbers of a named tuple but for those that are 0."""
+    for field in read()._fields:
+        if getattr(read(), field):
+            put = lambda value, field=field: write(read()._replace(**{field: value}))  # noqa: E731
+            yield Constant(getattr(read(), field), put)
+
+
+def of_costs() -> Iterator[Constant]:
+    """Give the numbers of `tiled_cost`."""
+    yield from globals_of(tiled_cost, tiled_cost.FITTED)
+    for tile in tiled_cost.COSTS:
+        yield from fields_of(
+            lambda tile=tile: tiled_cost.COSTS[tile],  # type: ignore[misc]
+            lambda cost, tile=tile: tiled_cost.COSTS.__setitem__(tile, cost),  # type: ignore[misc]
+        )
+
+
+def of_layouts() -> Iterator[Constant]:
+    """Give the numbers of `decode_cost`."""
+    yield from globals_of(decode_cost, decode_cost.FITTED)
+    yield from fields_of(lambda: decode_cost.ROWS, lambda rows: vars(decode_cost).__setitem__("ROWS", rows))
+    for side in decode_cost.CHANNELS_FIRST:
+        yield from fields_of(
+            lambda side=side: decode_cost.CHANNELS_FIRST[side],  # type: ignore[misc]
+            lambda fitted, side=side: decode_cost.CHANNELS_FIRST.__setitem__(side, fitted),  # type: ignore[misc]
+        )
+
+
+def number(value: float) -> str:
+    """Return a number as a source has it."""
+    return re.sub(r"e([+-])0*", lambda sign: "e" + sign[1].strip("+"), f"{value:.{DIGITS}g}")
+
+
+def numbers(values: Iterable[float]) -> str:
+    """Return numbers as arguments."""
+    return ", ".join(map(number, values))
+
+
+def lines_of_globals(module: ModuleType, names: Iterable[str]) -> Iterator[str]:
+    """Give the lines of a source that hold numbers."""
+    for name in names:
+        yield f"{name}: Final = {number(vars(module)[name])}"
+
+
+def lines_of_costs() -> Iterator[str]:
+    """Give those of `tiled_cost`."""
+    yield from lines_of_globals(tiled_cost, tiled_cost.FITTED)
+    for tile, cost in tiled_cost.COSTS.items():
+        given = [value for name, value in tile._asdict().items() if tile._field_defaults.get(name) != value]
+        yield f"    Tile({', '.join(map(str, given))}): Cost({numbers(cost)}),"
+
+
+def lines_of_layouts() -> Iterator[str]:
+    """Give those of `decode_cost`."""
+    yield from lines_of_globals(decode_cost, decode_cost.FITTED)
+    yield f"ROWS: Final = Fitted({numbers(decode_cost.ROWS)})"
+    for side, fitted in decode_cost.CHANNELS_FIRST.items():
+        yield f"    {side}: Fitted({numbers(fitted)}),"
+
+
+class Model(NamedTuple):
+    """What is fitted: the module of its numbers, which they are, what they are fitted to, and the lines of them."""
+
+    module: ModuleType
+    constants: Callable[[], Iterator[Constant]]
+    samples: Callable[[Iterable[Record]], list[Sample]]
+    lines: Callable[[], Iterator[str]]
+
+
+MODELS: Final = {
+    "ordering": Model(
+        ordering,
+        lambda: globals_of(ordering, ordering.FITTED),
+        of_library,
+        lambda: lines_of_globals(ordering, ordering.FITTED),
+    ),
+    "tiled_cost": Model(tiled_cost, of_costs, of_tiles, lines_of_costs),
+    "decode_cost": Model(decode_cost, of_layouts, of_decode, lines_of_layouts),
+    "fallback_cost": Model(
+        fallback_cost,
+        lambda: globals_of(fallback_cost, fallback_cost.FITTED),
+        of_fallbacks,
+        lambda: lines_of_globals(fallback_cost, fallback_cost.FITTED),
+    ),
+}
+
+
+def put_in_place(model: Model) -> None:
+    """Write the lines of a model into its source, each in the place of the one that begins alike."""
+    source = Path(str(model.module.__file__))
+    text = source.read_text(encoding="utf-8")
+    for line in model.lines():
+        begin = line[: re.search(r"Final = |: (?=Cost|Fitted)", line).end()]  # type: ignore[union-attr]
+        text, count = re.subn(rf"^{re.escape(begin)}.*$", lambda _, line=line: line, text, flags=re.MULTILINE)
+        if count != 1:
+            raise ValueError(f"{source} has {count} lines that begin with {begin!r}")
+    source.write_text(text, encoding="utf-8")
+
+
+def rounded(value: float) -> float:
+    """Return a number as it stands in a source."""
+    return float(f"{value:.{DIGITS}g}")
+
+
+class Fit(NamedTuple):
+    """What a search found."""
+
+    gained: float
+    """The part of the loss at the sources' values that it gained."""
+    error: float
+    """The standard deviation of the logarithm of the times of candidates near the fastest."""
+
+
+def search(model: Model, samples: list[Sample], steps: int = STEPS) -> Fit:
+    """Return the constants with the least loss, and leave them in place."""
+    constants = list(model.constants())
+    start = np.array([constant.value for constant in constants])
+    roots = np.sqrt([sample.weight for sample in samples])
+    wanted = np.log([sample.us for sample in samples])
+
+    def errors(moved: boosting.Floats) -> boosting.Floats:
+        for constant, value in zip(constants, start * np.exp(moved), strict=True):
+            constant.put(float(value))
+        return np.log([sample.ask() for sample in samples]) - wanted
+
+    def loss(moved: boosting.Floats) -> float:
+        scaled = np.concatenate([roots * errors(moved), PRIOR * moved]) / ERROR
+        return float(np.sum(np.sqrt(1 + scaled**2) - 1))
+
+    found = least_squares(
+        lambda moved: np.concatenate([roots * errors(moved), PRIOR * moved]),
+        np.zeros(len(start)),
+        loss="soft_l1",
+        f_scale=ERROR,
+        max_nfev=steps,
+        bounds=(-3, 3),
+    )
+    before, after = loss(np.zeros(len(start))), loss(found.x)
+    for constant, value in zip(constants, start * np.exp(found.x), strict=True):
+        constant.put(rounded(float(value)))
+    near = roots > math.exp(-CONSTANTS_FALL * 0.15 / 2)
+    last = np.log([sample.ask() for sample in samples]) - wanted
+    return Fit(1 - after / before if before else 0.0, float(np.std(last[near])))
+
+
+def grown(records: list[Record]) -> list[tuple[list[tuple[str, float]], list[int]]]:
+    """Return the trees, with the names of their features."""
+    measured = offers(records, TREES_FALL)
+    estimates = [ordering.us(*key) for key in measured]
+    asked = np.array([corrections.features(*key, us) for key, us in zip(measured, estimates, strict=True)])
+    wanted = np.log([us for us, _ in measured.values()]) - np.log(estimates)
+    names = corrections.Features._fields
+    trees = boosting.fit(asked, wanted, np.array([weight for _, weight in measured.values()]))
+    return [([(names[number], above) for number, above in cuts], leaves) for cuts, leaves in trees]
+
+
+def written(trees: list[tuple[list[tuple[str, float]], list[int]]]) -> str:
+    """Return the file of the trees."""
+    lines = ",\n".join(f"  {json.dumps([cuts, leaves], separators=(',', ':'))}" for cuts, leaves in trees)
+    about = json.dumps({"device": corrections.DEVICE, "made by": "python -m bench.fit_estimates --write"})
+    return f'{about[:-1]}, "trees": [\n{lines}\n]}}\n'
+
+
+def main() -> int:
+    """Fit, print, and with --check tell whether the sources are current."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("records", type=Path, nargs="*", help="files of records; else those in docs/results/choice")
+    parser.add_argument("--check", action="store_true", help="exit with 1 where the sources are not current")
+    parser.add_argument("--write", action="store_true", help="put what was found into the sources")
+    parser.add_argument("--only", nargs="+", choices=(*MODELS, "trees"), default=(*MODELS, "trees"))
+    parser.add_argument("--steps", type=int, default=STEPS, help="of a search for constants")
+    arguments = parser.parse_args()
+    records = list(records_of(arguments.records or sorted(RUNS.glob("*.jsonl"))))
+    old = False
+    if "trees" in arguments.only and arguments.check:  # before constants move
+        old = written(grown(records)) != CORRECTIONS.read_text(encoding="utf-8")
+        print(f"trees are {'old' if old else 'current'}", flush=True)
+    for name in (name for name in MODELS if name in arguments.only):
+        samples = MODELS[name].samples(records)
+        found = search(MODELS[name], samples, arguments.steps)
+        print(f"{name}: {len(samples)} times, error {found.error:.2%}, loss {-found.gained:+.2%}")
+        print(*MODELS[name].lines(), sep="\n", flush=True)
+        if arguments.write:
+            put_in_place(MODELS[name])
+        old = old or found.gained > GAIN
+    if "trees" in arguments.only and not arguments.check:
+        text = written(grown(records))
+        print(f"{corrections.FILE}: {len(text)} bytes")
+        if arguments.write:
+            CORRECTIONS.write_text(text, encoding="utf-8")
+    return int(old and arguments.check)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

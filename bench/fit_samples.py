@@ -1,0 +1,149 @@
+"""What the estimates are fitted to: measured times of each kernel, with what asks for the estimate of each."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from bench.choice_records import Record, config_of, every, is_of_today, part, problem_of, tile_of, work_of
+from fp8core.kernels.encodings import ceil_div
+from fp8core.kernels.gemm import fallback_cost
+from fp8core.kernels.gemm.blaslt import ordering
+from fp8core.kernels.gemm.blaslt.mapping import FOUR
+from fp8core.kernels.gemm.sm90 import decode_cost, tiled_cost
+from fp8core.kernels.gemm.sm90.decode import config_for
+from fp8core.kernels.gemm.sm90.decode_config import MOST_ROWS
+from fp8core.kernels.gemm.sm90.decode_rows_config import FEWEST_ROWS, SMALL_BYTES
+from fp8core.problem import ScaledMm
+
+CONSTANTS_FALL, TREES_FALL = 6.0, 2.0
+"""How fast the weight of a candidate falls as it is slower than the fastest of its product and kernel."""
+LAST_DECODE: Final = ("h200-7", "h200-judge-3", "h200-8", "h200-10")
+"""Files from which times of sm90_decode are taken from `FEWEST_ROWS` on: it had other layouts before. Those for small
+weights have estimates of their own."""
+TODAY: Final = ("h200-10", "h200-11", "h200-tiles")
+"""Files of sm90_tiled as it is. Before, its loads took longer, which showed where tiles were few."""
+FEW_WAVES, OLD = 2, 0.2
+"""Up to so many waves an old time has such a part of its weight."""
+
+
+class Sample(NamedTuple):
+    """What was measured, with what asks for its estimate."""
+
+    ask: Callable[[], float]
+    us: float
+    weight: float
+
+
+def records_of(files: Sequence[Path]) -> Iterator[Record]:
+    """Give each record that is not blind, as often as it was measured."""
+    yield from (record for record in every(files) if part(record) == "fit")
+
+
+def mean_us(row: Record) -> float:
+    """Return the time of a candidate."""
+    return float(sum(row["us"])) / len(row["us"])
+
+
+def rows_of(record: Record, kernel: str, fall: float) -> Iterator[tuple[Record, float]]:
+    """Give the candidates of a kernel and their weights."""
+    rows = [row for row in record["rows"] if row["kernel"] == kernel]
+    least = min(map(mean_us, rows), default=0.0)
+    yield from ((row, math.exp(-fall * (mean_us(row) / least - 1))) for row in rows)
+
+
+class Offer(NamedTuple):
+    """An algorithm of the library for a product, as a key of its measurements."""
+
+    work: ordering.Work
+    config: ordering.Config
+    workspace: int
+
+
+def offers(records: Iterable[Record], fall: float) -> dict[Offer, tuple[float, float]]:
+    """Return the mean time and weight of each algorithm of each product."""
+    found: dict[Offer, list[tuple[float, float]]] = {}
+    for record in records:
+        for row, weight in rows_of(record, "cublaslt", fall):
+            if row["channels"]:
+                key = Offer(work_of(record), config_of(row), row["workspace"])
+                found.setdefault(key, []).append((mean_us(row), weight))
+    return {
+        key: (sum(us for us, _ in all_) / len(all_), sum(w for _, w in all_) / len(all_)) for key, all_ in found.items()
+    }
+
+
+def of_library(records: Iterable[Record]) -> list[Sample]:
+    """Return the times of cuBLASLt's algorithms."""
+    return [
+        Sample(lambda key=key: ordering.us(*key), us, weight)  # type: ignore[misc]
+        for key, (us, weight) in offers(records, CONSTANTS_FALL).items()
+    ]
+
+
+def of_tiles(records: Iterable[Record]) -> list[Sample]:
+    """Return the times of sm90_tiled's tiles."""
+    found = []
+    for record in records:
+        for row, weight in rows_of(record, "sm90_tiled", CONSTANTS_FALL):
+            tile = tile_of(row)
+            if tile is not None and is_of_today(record, row):
+                p = problem_of(record)
+                old = tile.waves(p.m, p.n, p.target) <= FEW_WAVES and not record["file"].endswith(TODAY)
+                counts = OLD * weight if old else weight
+                found.append(Sample(lambda p=p, tile=tile: tiled_cost.us(p, tile), mean_us(row), counts))  # type: ignore[misc]
+    return found
+
+
+def of_decode(records: Iterable[Record]) -> list[Sample]:
+    """Return the times of sm90_decode."""
+    found = []
+    for record in records:
+        for row, weight in rows_of(record, "sm90_decode", 0.0):
+            known = record["file"].endswith(LAST_DECODE) and record["n"] * record["k"] >= SMALL_BYTES
+            if record["m"] < FEWEST_ROWS or (record["m"] <= MOST_ROWS and known):
+                p = problem_of(record)
+                config = config_for(p)
+                found.append(Sample(lambda p=p, c=config: decode_cost.launch_us(p, c), mean_us(row), weight))  # type: ignore[misc]
+    return found
+
+
+FALLBACKS: Final[dict[str, Callable[[ScaledMm], float]]] = {
+    "sm90_decode_unaligned": fallback_cost.unaligned_us,
+    "realigned": fallback_cost.realigned_us,
+    "generic_decode": fallback_cost.generic_decode_us,
+    "generic_mma": fallback_cost.generic_mma_us,
+}
+BESIDE: Final[dict[str, Callable[[ScaledMm, float], float]]] = {
+    "cublaslt_pad_m": fallback_cost.pad_m_us,
+    "cublaslt_split_m": fallback_cost.split_m_us,
+    "cublaslt_epilogue": fallback_cost.epilogue_us,
+}
+BLOCK_TILES: Final = tuple(ordering.Config(128, 128, 1, *cluster, 4) for cluster in ((2, 1), (4, 1), (4, 2)))
+"""The algorithms that the library has for scales that change along k: most of them."""
+
+
+def library_us(record: Record, kernel: str) -> float:
+    """Return the estimate of the library's product that a kernel adds to."""
+    work = work_of(record)
+    if kernel == "cublaslt_epilogue":
+        rows = [row for row in record["rows"] if row["kernel"] == kernel and row["channels"]]
+        work = work._replace(vectors=False, out_bytes=4)
+        return min(ordering.us(work, config_of(row), row["workspace"]) for row in rows)
+    whole = ceil_div(work.m, FOUR) if kernel == "cublaslt_pad_m" else work.m // FOUR
+    return min(ordering.us(work._replace(m=FOUR * whole), config, 0) for config in BLOCK_TILES)
+
+
+def of_fallbacks(records: Iterable[Record]) -> list[Sample]:
+    """Return the times of kernels that take what others do not."""
+    found = []
+    for record in records:
+        for name, us in FALLBACKS.items():
+            for row, _ in rows_of(record, name, 0.0):
+                p = problem_of(record)
+                found.append(Sample(lambda p=p, us=us: us(p), mean_us(row), 1.0))  # type: ignore[misc]
+        for name, beside in BESIDE.items():
+            for row, weight in rows_of(record, name, CONSTANTS_FALL):
+                p, least = problem_of(record), library_us(record, name)
+                found.append(Sample(lambda p=p, us=beside, least=least: us(p, least), mean_us(row), weight))  # type: ignore[misc]
+    return found

@@ -1,0 +1,122 @@
+"""How long kernels take on Hopper that are for what no other takes, roughly: what `explain` says of them.
+
+Their places in the table decide between them, and not these estimates. The constants are fitted to an H200 by
+`python -m bench.fit_estimates`.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from fp8core.features import features
+from fp8core.kernels.encodings import ceil_div
+from fp8core.kernels.gemm import generic, realigned
+from fp8core.kernels.gemm.blaslt.mapping import FOUR
+from fp8core.kernels.gemm.sm90 import decode_cost, tiled_cost
+from fp8core.kernels.gemm.sm90.decode import config_for
+from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K, MOST_ROWS, width
+from fp8core.kernels.gemm.sm90.decode_unaligned import ALIGNMENT
+from fp8core.problem import ITEMSIZE, ScaledMm
+
+PASS_START_US: Final = 6.41
+"""Of generic_decode, beside the weight's stream."""
+PASS_BYTES_A_US: Final = 4.697e7
+"""Of a weight, as generic_decode reads it for every panel of rows."""
+PASS_ROW: Final = 0.4961
+"""More of that, for every row of a panel."""
+PASS_UNALIGNED: Final = 2.74
+"""Times as long where rows of codes are not aligned."""
+PASS_BLOCKWISE: Final = 1.344
+"""Times as long with scales that change along k."""
+TILE_START_US: Final = 15.95
+"""Of generic_mma, beside its tiles."""
+TILE_K_BLOCK_US: Final = 0.4616
+"""Of a tile of generic_mma, for 128 of k."""
+PRODUCT_US: Final = 0.0001222
+"""More of that, for each of its results."""
+TILE_UNALIGNED: Final = 1.299
+"""Times as long where rows of codes are not aligned."""
+TILE_BLOCKWISE: Final = 1.163
+"""Times as long with scales that change along k."""
+COPY_US: Final = 8.097
+"""Of the launches of realigned beside the product."""
+COPIED_BYTES_A_US: Final = 4.328e6
+"""Of what they read and write."""
+SHIFTED_US: Final = 0.0324
+"""Of what sm90_decode_unaligned does before the product."""
+SHIFTED_ROW_US: Final = 7.914e-6
+"""More of it, for a code of a."""
+SHIFTED: Final = 1.204
+"""Times as long as sm90_decode it takes for the product."""
+PAD_US: Final = 3.521
+"""Of the launches of cublaslt_pad_m beside the product."""
+SPLIT_M_US: Final = 4.028
+"""Of the launch of cublaslt_split_m before its products."""
+EPILOGUE_US: Final = 3.928
+"""Of the launch of cublaslt_epilogue after the product."""
+FITTED: Final = (
+    *("PASS_START_US", "PASS_BYTES_A_US", "PASS_ROW", "PASS_UNALIGNED", "PASS_BLOCKWISE", "TILE_START_US"),
+    *("TILE_K_BLOCK_US", "PRODUCT_US", "TILE_UNALIGNED", "TILE_BLOCKWISE", "COPY_US", "COPIED_BYTES_A_US"),
+    *("SHIFTED_US", "SHIFTED_ROW_US", "SHIFTED", "PAD_US", "SPLIT_M_US", "EPILOGUE_US"),
+)
+"""The names of the numbers above that `python -m bench.fit_estimates` finds."""
+
+Estimate = Callable[[ScaledMm], float | None]
+
+
+def on_hopper(us: Callable[[ScaledMm], float]) -> Estimate:
+    """Return an estimate that is None on GPUs that nothing was fitted to."""
+    return lambda p: us(p) if "wgmma" in features(p.target) and p.k and p.n else None
+
+
+def decode_us(p: ScaledMm) -> float:
+    """Return the estimate of sm90_decode: of as many launches as there are panels of 64 rows."""
+    panels, last = divmod(p.m, MOST_ROWS)
+    sizes = [MOST_ROWS] * panels + [last] * (last > 0)
+    return sum(decode_cost.us(p._replace(m=rows), config_for) for rows in sizes[:1]) * len(sizes)
+
+
+def generic_decode_us(p: ScaledMm) -> float:
+    """Return the estimate of generic_decode: every panel of rows reads the weight."""
+    side = generic.layout(p).side
+    passes = ceil_div(p.m, side) * (1 + PASS_ROW * side) * p.n * p.k / PASS_BYTES_A_US
+    slower = (1.0 if generic.is_aligned(p) else PASS_UNALIGNED) * (PASS_BLOCKWISE if generic.is_blocked(p) else 1.0)
+    return PASS_START_US + passes * slower
+
+
+def generic_mma_us(p: ScaledMm) -> float:
+    """Return the estimate of generic_mma: tiles in rounds over the device."""
+    tile = generic.tile(p)
+    rounds = ceil_div(tile.blocks(p.m, p.n), p.target.multiprocessors)
+    products = rounds * ceil_div(p.k, BLOCK_K) * (TILE_K_BLOCK_US + tile.rows * tile.cols * PRODUCT_US)
+    slower = (1.0 if generic.is_aligned(p) else TILE_UNALIGNED) * (TILE_BLOCKWISE if generic.is_blocked(p) else 1.0)
+    return TILE_START_US + products * slower
+
+
+def realigned_us(p: ScaledMm) -> float:
+    """Return the estimate of realigned: of its copies, and of a kernel of this library between them."""
+    most = realigned.inner(p)
+    moved = 2 * (p.m + p.n) * most.k if realigned.copies_codes(p) else 0
+    moved += 2 * p.m * p.n * ITEMSIZE[p.out] if realigned.copies_out(p) else 0
+    product = decode_us(most) if p.m <= MOST_ROWS else tiled_cost.us(most)
+    return COPY_US + moved / COPIED_BYTES_A_US + product
+
+
+def unaligned_us(p: ScaledMm) -> float:
+    """Return the estimate of sm90_decode_unaligned: of sm90_decode, and of what goes before it."""
+    most = p._replace(k=ceil_div(p.k, ALIGNMENT) * ALIGNMENT)
+    return SHIFTED_US + SHIFTED_ROW_US * width(p.m) * p.k + SHIFTED * decode_us(most)
+
+
+def pad_m_us(p: ScaledMm, library_us: float) -> float:
+    """Return the estimate of cublaslt_pad_m, whose product takes the library ``library_us``."""
+    return PAD_US + 2 * p.m * (p.k + p.n * ITEMSIZE[p.out]) / COPIED_BYTES_A_US + library_us
+
+
+def split_m_us(p: ScaledMm, library_us: float) -> float:
+    """Return the estimate of cublaslt_split_m, whose first rows take the library ``library_us``."""
+    return SPLIT_M_US + library_us + decode_us(p._replace(m=p.m % FOUR))
+
+
+def epilogue_us(p: ScaledMm, library_us: float) -> float:
+    """Return the estimate of cublaslt_epilogue, whose product in fp32 takes the library ``library_us``."""
+    return EPILOGUE_US + p.m * p.n * (4 + ITEMSIZE[p.out]) / COPIED_BYTES_A_US + library_us

@@ -1,0 +1,115 @@
+"""How estimates are fitted: trees, searches, the lines of the sources, and that these are what the records give."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from bench import boosting, fit_estimates
+from bench.fit_estimates import Constant, Model, Sample, number, put_in_place, search
+from support.bench_runs import python
+
+
+@pytest.fixture
+def rows():
+    chance = np.random.default_rng(0)
+    asked = chance.normal(size=(2000, 4))
+    wanted = np.where(asked[:, 1] > 0.3, 0.2, -0.1) * (asked[:, 3] > 0)
+    return asked, wanted
+
+
+def sums(trees, asked):
+    found = np.zeros(len(asked))
+    for cuts, leaves in trees:
+        leaf = np.zeros(len(asked), dtype=int)
+        for column, above in cuts:
+            leaf = 2 * leaf + (asked[:, column] > above)
+        found += 1e-5 * np.array(leaves)[leaf]
+    return found
+
+
+def test_trees_come_near_what_two_features_decide_together(rows):
+    asked, wanted = rows
+    trees = boosting.fit(asked, wanted, np.ones(len(wanted)))
+    assert np.abs(sums(trees, asked) - wanted).mean() < 0.02
+    fresh = np.random.default_rng(1).normal(size=(500, 4))
+    want = np.where(fresh[:, 1] > 0.3, 0.2, -0.1) * (fresh[:, 3] > 0)
+    assert np.abs(sums(trees, fresh) - want).mean() < 0.03
+
+
+def test_the_same_rows_give_the_same_trees(rows):
+    asked, wanted = rows
+    how = boosting.How(trees=5)
+    first, again = (boosting.fit(asked, wanted, np.ones(len(wanted)), how) for _ in range(2))
+    assert first == again
+    other = boosting.fit(asked, wanted, np.linspace(0.1, 1, len(wanted)), how)
+    assert other != first
+
+
+def test_rows_without_weight_do_not_count(rows):
+    asked, wanted = rows
+    weights = (asked[:, 0] > 0).astype(float)
+    changed = np.where(weights > 0, wanted, 7.0)
+    how = boosting.How(trees=5)
+    assert boosting.fit(asked, wanted, weights, how) == boosting.fit(asked, changed, weights, how)
+
+
+def model(module, samples=lambda _: []):
+    constants = lambda: fit_estimates.globals_of(module, ("START", "RATE"))  # noqa: E731
+    return Model(module, constants, samples, lambda: fit_estimates.lines_of_globals(module, ("START", "RATE")))
+
+
+def test_a_search_finds_what_times_were_made_of():
+    module = SimpleNamespace(START=1.0, RATE=1.0)
+    samples = [Sample(lambda x=x: module.START + module.RATE * x, 3.0 + 0.5 * x, 1.0) for x in range(1, 60)]
+    found = search(model(module), samples)
+    assert pytest.approx(3.0, rel=0.02) == module.START
+    assert pytest.approx(0.5, rel=0.02) == module.RATE
+    assert found.gained > 0.9
+    assert found.error < 0.01
+
+
+def test_one_time_that_is_far_off_moves_little():
+    module = SimpleNamespace(START=3.0, RATE=0.5)
+    samples = [Sample(lambda x=x: module.START + module.RATE * x, 3.0 + 0.5 * x, 1.0) for x in range(1, 60)]
+    search(model(module), [*samples, samples[30]._replace(us=100.0)])
+    assert pytest.approx(3.0, rel=0.05) == module.START
+
+
+def test_lines_are_put_in_the_places_of_those_that_begin_alike(tmp_path):
+    source = tmp_path / "costs.py"
+    source.write_text(
+        'START: Final = 1.0\n"""Of a launch."""\nSTART_OF_ALL = 2\nRATE: Final = 9e-05\n', encoding="utf-8"
+    )
+    put_in_place(model(SimpleNamespace(START=3.125, RATE=2.5e-5, __file__=str(source))))
+    want = 'START: Final = 3.125\n"""Of a launch."""\nSTART_OF_ALL = 2\nRATE: Final = 2.5e-5\n'
+    assert source.read_text(encoding="utf-8") == want
+
+
+def test_a_line_that_is_not_there_is_no_place(tmp_path):
+    source = tmp_path / "costs.py"
+    source.write_text("START: Final = 1.0\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="has 0 lines that begin with 'RATE: Final = '"):
+        put_in_place(model(SimpleNamespace(START=3.0, RATE=2.0, __file__=str(source))))
+
+
+@pytest.mark.parametrize(
+    ("value", "want"), [(1.5, "1.5"), (4.2e6, "4.2e6"), (1.66e-5, "1.66e-5"), (0.00036, "0.00036")]
+)
+def test_numbers_are_as_sources_have_them(value, want):
+    assert number(value) == want
+    assert float(number(value)) == value
+
+
+@pytest.mark.parametrize("name", fit_estimates.MODELS)
+def test_the_lines_of_a_model_are_those_of_its_source(name):
+    made = fit_estimates.MODELS[name]
+    lines = Path(made.module.__file__).read_text(encoding="utf-8").splitlines()
+    assert [line for line in made.lines() if line not in lines] == []
+    assert all(isinstance(constant, Constant) and constant.value > 0 for constant in made.constants())
+
+
+def test_the_sources_are_what_the_records_give():
+    run = python("-m", "bench.fit_estimates", "--check", "--steps", "6")
+    assert run.returncode == 0, run.stdout + run.stderr + "run python -m bench.fit_estimates --write"
