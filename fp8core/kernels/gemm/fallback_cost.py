@@ -11,10 +11,10 @@ from fp8core.features import features
 from fp8core.kernels.encodings import ceil_div
 from fp8core.kernels.gemm import generic, realigned
 from fp8core.kernels.gemm.blaslt.mapping import FOUR
+from fp8core.kernels.gemm.realigned import ALIGNMENT
 from fp8core.kernels.gemm.sm90 import decode_cost, tiled_cost
 from fp8core.kernels.gemm.sm90.decode import config_for
 from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K, MOST_ROWS, width
-from fp8core.kernels.gemm.sm90.decode_unaligned import ALIGNMENT
 from fp8core.problem import ITEMSIZE, ScaledMm
 
 PASS_START_US: Final = 6.41
