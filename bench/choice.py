@@ -41,7 +41,7 @@ MOST_PANELS: Final = 128
 """More rows than that are not tried with kernels of few rows."""
 LARGE: Final = 1e12
 """Operations from which a product is timed in half as many turns."""
-WIDE: Final = 6
+TILES_TIMED: Final = 6
 """How many tiles are timed with --wide. (Asking the library for 32 algorithms in place of 8 gave no more of 221.)"""
 
 
@@ -64,7 +64,7 @@ def candidates(p: ScaledMm, only: tuple[str, ...] = ()) -> list[Choice]:
 def wide() -> Iterator[None]:
     """Let more tiles be candidates than `fp8core.tune` times."""
     kept = vars(tiled)["ALGORITHMS"]
-    vars(tiled)["ALGORITHMS"] = WIDE
+    vars(tiled)["ALGORITHMS"] = TILES_TIMED
     try:
         yield
     finally:

@@ -24,7 +24,7 @@ from fp8core.runtime.plans import DequantizeNumbers, NormalizeNumbers, Requantiz
 
 SHAPES: Final = ("6144x4096", "8192x8192", "28672x4096", "57344x8192")
 FP8: Final = "float8_e4m3fn"
-WIDE: Final = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+FLOATS: Final = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 class Case(NamedTuple):
@@ -58,13 +58,13 @@ def dequantize(rows: int, cols: int, out: str, group: GroupShape) -> Case:
 
     def want(q: torch.Tensor) -> torch.Tensor:
         spread = scale.repeat_interleave(height, 0).repeat_interleave(width, 1)
-        return (q.view(baselines.FP8).float() * spread).to(WIDE[out])
+        return (q.view(baselines.FP8).float() * spread).to(FLOATS[out])
 
-    size = rows * cols * (1 + WIDE[out].itemsize)
+    size = rows * cols * (1 + FLOATS[out].itemsize)
     return Case(
         f"dequantize to {out}, {shape[0]}x{shape[1]} scales",
         size,
-        lambda: (codes(rows, cols), torch.empty(rows, cols, dtype=WIDE[out], device="cuda")),
+        lambda: (codes(rows, cols), torch.empty(rows, cols, dtype=FLOATS[out], device="cuda")),
         run,
         want,
     )

@@ -53,7 +53,7 @@ FORMATS: Final[dict[str, Format]] = {
         Format("float8_e5m2fnuz", 57344.0, 57344.0, 2, 16, True, 0x80),
     )
 }
-WIDE: Final = ("float32", "float16", "bfloat16")
+HIGH_PRECISION: Final = ("float32", "float16", "bfloat16")
 """The formats that values are quantized from and given back in."""
 
 ITEMSIZE: Final[dict[str, int]] = {

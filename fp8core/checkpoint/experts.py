@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from fp8core.checkpoint.files import FP8, WIDE, Entry
+from fp8core.checkpoint.files import FLOATS, FP8, Entry
 from fp8core.checkpoint.granularity import grouping
 from fp8core.checkpoint.naming import STACKED, WEIGHT
 from fp8core.checkpoint.source import Source
@@ -80,7 +80,7 @@ def split_experts(source: Source) -> Source:
 
 def _stack(entry: Entry) -> Stack | None:
     module, _, part = entry.name.removesuffix(WEIGHT).rpartition(".")
-    codes = entry.dtype in FP8 or entry.dtype in WIDE
+    codes = entry.dtype in FP8 or entry.dtype in FLOATS
     if len(entry.shape) == 3 and codes and part in PARTS and module.rpartition(".")[2] == "experts":
         return Stack(entry, module, part)
     return None

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from fp8core.checkpoint import kinds
-from fp8core.checkpoint.files import FP8, WIDE
+from fp8core.checkpoint.files import FLOATS, FP8
 from fp8core.checkpoint.layers import Layer
 from fp8core.checkpoint.naming import WEIGHT, weight_of_scale
 from fp8core.checkpoint.reader import Checkpoint
@@ -48,7 +48,7 @@ def _left_over(checkpoint: Checkpoint) -> Iterator[Fault]:
         if name is None:
             continue
         weight = present.get(name)
-        if weight is not None and weight.dtype in WIDE:
+        if weight is not None and weight.dtype in FLOATS:
             yield Fault(tensor.name, "scale left over", f"the weight of the scale {tensor.name} is {weight.dtype}")
         elif weight is not None and weight.dtype in FP8:
             yield Fault(tensor.name, "scale left over", f"{name} has a second scale, {tensor.name}")
@@ -102,7 +102,7 @@ def _mismatch(checkpoint: Checkpoint, layer: Layer) -> str:
 
 def _not_ignored(checkpoint: Checkpoint) -> Iterator[Fault]:
     """Give linear layers that are not FP8 and that readers of compressed-tensors would take for it."""
-    tensors = [one for one in checkpoint.tensors() if one.dtype in WIDE and len(one.shape) == 2]
+    tensors = [one for one in checkpoint.tensors() if one.dtype in FLOATS and len(one.shape) == 2]
     modules = {one.name.removesuffix(WEIGHT): one for one in tensors if one.name.endswith(WEIGHT)}
     names = kinds.names_of([*modules, *checkpoint.layers], checkpoint.all_tensors, checkpoint.config)
     claim = checkpoint.claim

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fp8core.errors import CheckpointError
 
-WIDE: Final[Mapping[str, np.dtype[Any]]] = {
+FLOATS: Final[Mapping[str, np.dtype[Any]]] = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
@@ -28,7 +28,7 @@ FP8: Final[Mapping[str, str]] = {
 }
 """The FP8 dtypes of safetensors, and their names here."""
 DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
-    **WIDE,
+    **FLOATS,
     **{name: np.dtype(getattr(ml_dtypes, dtype)) for name, dtype in FP8.items()},
     "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
     **{f"{kind}{8 * size}": np.dtype(f"{kind.lower()}{size}") for kind in "IU" for size in (1, 2, 4, 8)},

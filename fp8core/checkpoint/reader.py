@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from fp8core.checkpoint import naming
 from fp8core.checkpoint.claims import MODELOPT_FILE, Claim, claim_of
-from fp8core.checkpoint.files import FP8, WIDE, Header, read_header
+from fp8core.checkpoint.files import FLOATS, FP8, Header, read_header
 from fp8core.checkpoint.granularity import E8M0, Grouping, grouping, matrices
 from fp8core.checkpoint.layers import Layer, Tensor
 from fp8core.checkpoint.naming import FormatName, belongings
@@ -19,7 +19,7 @@ from fp8core.checkpoint.source import Source, read_json, scan
 from fp8core.errors import CheckpointError
 from fp8core.problem import PER_TENSOR
 
-SCALES: Final = (*WIDE, *E8M0)
+SCALES: Final = (*FLOATS, *E8M0)
 
 
 class Checkpoint:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 from fp8core.checkpoint import kinds
-from fp8core.checkpoint.files import WIDE, Entry
+from fp8core.checkpoint.files import FLOATS, Entry
 from fp8core.checkpoint.schemes import Scheme
 from fp8core.checkpoint.selection import Selection, module_of
 from fp8core.problem import BLOCK_128
@@ -119,8 +119,8 @@ def _not_a_matrix(entry: Entry) -> str:
         return "experts in one tensor of 3 axes: compressed-tensors has no layer for it (split_experts makes some)"
     if len(entry.shape) != 2:
         return f"{len(entry.shape)}-D: {'a norm or bias' if len(entry.shape) < 2 else 'not a matrix'}"
-    if entry.dtype not in WIDE:
-        return f"{entry.dtype}: scheme needs one of {', '.join(WIDE)}"
+    if entry.dtype not in FLOATS:
+        return f"{entry.dtype}: scheme needs one of {', '.join(FLOATS)}"
     if not math.prod(entry.shape):
         return "no elements"
     if not entry.name.endswith(".weight"):

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from fp8core.checkpoint.faults import Fault, header_faults
-from fp8core.checkpoint.files import DTYPES, WIDE, Entry, read_rows
+from fp8core.checkpoint.files import DTYPES, FLOATS, Entry, read_rows
 from fp8core.checkpoint.layers import Layer, Tensor
 from fp8core.checkpoint.measuring import Measured, measure, scale_faults, suspicious
 from fp8core.checkpoint.reader import Checkpoint, checkpoint_of, open_checkpoint
@@ -81,7 +81,7 @@ def verify_checkpoint(
     faults += header_faults(checkpoint)
     scales = {name for layer in checkpoint.layers.values() for name in _scale_names(layer)} | {*checkpoint.kv_scales()}
     for name in scales:
-        if checkpoint.all_tensors[name].dtype in (*WIDE, "F8_E8M0", "U8"):
+        if checkpoint.all_tensors[name].dtype in (*FLOATS, "F8_E8M0", "U8"):
             faults += scale_faults(checkpoint.all_tensors[name])
     layers = [layer for layer in checkpoint.layers.values() if not layer.fault()]
     total = sum(layer.weight.nbytes for layer in layers) + (0 if other is None else other.source.nbytes)
@@ -139,7 +139,7 @@ def _differences(
         original = there.get(name)
         if original is None:
             yield Fault(name, "difference", f"{other.path} has no {name}")
-        elif original.shape != layer.weight.shape or original.dtype not in WIDE:
+        elif original.shape != layer.weight.shape or original.dtype not in FLOATS:
             said = f"{original.dtype} {list(original.shape)}"
             yield Fault(name, "difference", f"{name} needs an original of its shape, got {said} in {other.path}")
         elif not layer.fault():
@@ -150,7 +150,7 @@ def _differences(
                 yield Fault(name, "difference", text)
     for tensor in checkpoint.tensors():
         original = there.get(tensor.name)
-        if original is not None and original.dtype in WIDE:
+        if original is not None and original.dtype in FLOATS:
             text = _unlike(tensor, original)
             yield tensor.name, original.nbytes
             if text:
@@ -175,7 +175,7 @@ def relative_error(layer: Layer, original: Tensor) -> float:
 
 def _unlike(tensor: Tensor, original: Tensor) -> str:
     """Return how a tensor that is not FP8 differs from the original; empty where it does not."""
-    if tensor.dtype not in WIDE or tensor.shape != original.shape:
+    if tensor.dtype not in FLOATS or tensor.shape != original.shape:
         return f"is {tensor.dtype} {list(tensor.shape)}, and {original.dtype} {list(original.shape)}"
     if not tensor.elements:
         return ""

@@ -7,9 +7,9 @@ from fp8core.core.scale_shapes import Reading
 from fp8core.core.specs import TensorSpec
 from fp8core.errors import DTypeError, LayoutError, ScaleError, ShapeError
 from fp8core.interop import dtype_name, scalar
-from fp8core.problem import FORMATS, WIDE, Activation, GroupShape, ScaledMm
+from fp8core.problem import FORMATS, HIGH_PRECISION, Activation, GroupShape, ScaledMm
 
-RESULTS: Final = (*WIDE, *FORMATS)
+RESULTS: Final = (*HIGH_PRECISION, *FORMATS)
 """The dtypes of results."""
 
 
@@ -174,7 +174,7 @@ def checked_beta(beta: Any, out: TensorSpec | None, dtype: str) -> float:
     if not abs(number) <= LARGEST:
         raise ScaleError(f"beta needs a finite number that float32 holds, got {beta}")
     if number and dtype in FORMATS:
-        raise DTypeError(f"beta needs an out of {', '.join(WIDE)}, got {dtype}")
+        raise DTypeError(f"beta needs an out of {', '.join(HIGH_PRECISION)}, got {dtype}")
     if number and out is None:
         raise LayoutError(f"beta needs an out, whose values are added, got beta={number} and no out")
     return number
@@ -187,8 +187,8 @@ LARGEST: Final = (2.0 - 2.0**-23) * 2.0**127
 def _check_bias(bias: TensorSpec, n: int, out: str) -> None:
     if bias.shape != (n,) or (n > 1 and bias.strides != (1,)):
         raise ShapeError(f"bias needs {n} contiguous elements, got shape {bias.shape} with strides {bias.strides}")
-    if bias.dtype != "float32" and (bias.dtype != out or bias.dtype not in WIDE):
-        own = f"the dtype of the result, {out}, or " if out in WIDE and out != "float32" else ""
+    if bias.dtype != "float32" and (bias.dtype != out or bias.dtype not in HIGH_PRECISION):
+        own = f"the dtype of the result, {out}, or " if out in HIGH_PRECISION and out != "float32" else ""
         raise DTypeError(f"bias needs {own}float32, got {bias.dtype}")
 
 

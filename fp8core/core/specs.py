@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from fp8core.errors import DeviceError, DTypeError, LayoutError, ShapeError
 from fp8core.interop import TensorView, scalar
-from fp8core.problem import FORMATS, ITEMSIZE, WIDE, GroupShape, Target
+from fp8core.problem import FORMATS, HIGH_PRECISION, ITEMSIZE, GroupShape, Target
 
 ALIGNMENT = 32
 """Addresses are told apart by what they leave when divided by this: no kernel asks for more."""
@@ -148,8 +148,8 @@ def is_fp8(x: TensorSpec) -> None:
 
 def is_wide(x: TensorSpec) -> None:
     """Refuse what is not one of the formats that are quantized from."""
-    if x.dtype not in WIDE:
-        raise DTypeError(f"{x.name} needs {', '.join(WIDE)}, got {x.dtype}")
+    if x.dtype not in HIGH_PRECISION:
+        raise DTypeError(f"{x.name} needs {', '.join(HIGH_PRECISION)}, got {x.dtype}")
 
 
 def required(x: TensorSpec | None, name: str) -> TensorSpec:

@@ -2,13 +2,13 @@
 
 from typing import Final
 
-from fp8core.problem import FORMATS, WIDE, Activation
+from fp8core.problem import FORMATS, HIGH_PRECISION, Activation
 
 FORMAT: Final = {"float8_e4m3fn": 0, "float8_e4m3fnuz": 1, "float8_e5m2": 2, "float8_e5m2fnuz": 3}
 """The template argument FORMAT."""
 TYPE: Final = {"float32": 0, "float16": 1, "bfloat16": 2}
 """The template argument INPUT (or OUT, BIAS) of a high-precision dtype."""
-RESULT: Final = {**{name: TYPE[name] for name in WIDE}, **{name: 3 + FORMAT[name] for name in FORMATS}}
+RESULT: Final = {**{name: TYPE[name] for name in HIGH_PRECISION}, **{name: 3 + FORMAT[name] for name in FORMATS}}
 """The template argument of a result, high-precision or FP8."""
 ACTIVATION: Final[dict[Activation, int]] = {"": 0, "gelu": 1, "gelu_tanh": 2, "silu": 3}
 """The template argument ACTIVATION."""

@@ -13,7 +13,7 @@ from fp8core.interop import Operand, ScaleOperand, dtype_name, eager_only
 from fp8core.interop.float8 import Float8Array
 from fp8core.kernels.weights import DEQUANTIZE
 from fp8core.ops.quantized import Quantized, parts
-from fp8core.problem import FORMATS, ITEMSIZE, PER_TENSOR, WIDE, Dequantize, GroupShape
+from fp8core.problem import FORMATS, HIGH_PRECISION, ITEMSIZE, PER_TENSOR, Dequantize, GroupShape
 from fp8core.runtime.plans import DequantizeNumbers
 from fp8core.types import ArrayT, DequantizeKeywords, NumpyArray, Scale, StreamKeyword, Untyped
 
@@ -85,7 +85,7 @@ def _describe_dequantize(operands: Sequence[TensorSpec | None], options: tuple[A
     specs.same_device(q, scale)
     group = scale_shapes.implied_group(scale, q) if options[0] is None else specs.group(options[0])
     group, strides = scale_shapes.of_groups(scale, group, q)
-    wide = dtype_name(options[1], "dtype", WIDE)
+    wide = dtype_name(options[1], "dtype", HIGH_PRECISION)
     stride, out_at = at.cols, specs.ALIGNMENT
     if out is not None:
         specs.same_device(q, out)
@@ -117,7 +117,9 @@ def _dequantize_problem(
 
 
 DEQUANTIZE_CALLS: Final = Operation(
-    (Operand("q", *FORMATS), ScaleOperand("scale", *SCALES), Operand("out", *WIDE)), _describe_dequantize, numbers=(1,)
+    (Operand("q", *FORMATS), ScaleOperand("scale", *SCALES), Operand("out", *HIGH_PRECISION)),
+    _describe_dequantize,
+    numbers=(1,),
 )
 
 

@@ -13,7 +13,7 @@ from fp8core.interop import Framework, Operand, TensorView, dlpack, dtype_name
 from fp8core.interop.tensor import bytes_spanned, fill_number
 from fp8core.ops.linear import ARRAYS, LinearOptions, input_format, result_dtype
 from fp8core.ops.linear_scratch import COMPUTED
-from fp8core.problem import BLOCK, FORMATS, GROUP_128, PER_TENSOR, PER_TOKEN, WIDE, GroupShape, Target
+from fp8core.problem import BLOCK, FORMATS, GROUP_128, HIGH_PRECISION, PER_TENSOR, PER_TOKEN, GroupShape, Target
 
 
 def _array_of(number: float, framework: Framework, target: Target) -> Any:
@@ -102,7 +102,7 @@ def check_product(options: LinearOptions, weight: TensorSpec, scale: TensorSpec,
     x = TensorSpec("x", input_format(weight.dtype), (2, k), (k, 1), target)
     groups = {PER_TENSOR: (1,), PER_TOKEN: (2, 1), GROUP_128: (2, -(-k // BLOCK))}[options.group_shape]
     x_scale = TensorSpec(COMPUTED, "float32", groups, (1,) * len(groups), target)
-    own = "bfloat16" if bias is None or bias.dtype not in WIDE else bias.dtype
+    own = "bfloat16" if bias is None or bias.dtype not in HIGH_PRECISION else bias.dtype
     product_of(
         x,
         weight,
@@ -122,7 +122,7 @@ def specs_before_quantizing(
     weight: Any, bias: Any, input_scale: Any, dtype: Any, group: GroupShape
 ) -> tuple[TensorSpec | None, ...]:
     """Return the specs that `read_layer` will give of a weight yet to be quantized; numbers are left out."""
-    at = spec_of(interop.view(weight, Operand("weight", *WIDE)), "weight")
+    at = spec_of(interop.view(weight, Operand("weight", *HIGH_PRECISION)), "weight")
     is_wide(at)
     n, k = two_axes(at)
     given = bias, None if interop.scalar(input_scale) is not None else input_scale

@@ -5,7 +5,7 @@ from typing import Any
 from fp8core import interop
 from fp8core.interop import Operand, dtype_name
 from fp8core.ops.linear_scratch import ROW_ALIGNMENT
-from fp8core.problem import FORMATS, WIDE
+from fp8core.problem import FORMATS, HIGH_PRECISION
 
 
 def aligned_rows(weight: Any, dtype: Any) -> Any:
@@ -13,7 +13,7 @@ def aligned_rows(weight: Any, dtype: Any) -> Any:
 
     None where rows without gaps do, on the host, and for frameworks whose arrays have no gaps.
     """
-    at = interop.view(weight, Operand("weight", *WIDE))
+    at = interop.view(weight, Operand("weight", *HIGH_PRECISION))
     n, k = at.shape
     if k % ROW_ALIGNMENT == 0 or at.target.platform == "host" or at.framework.immutable:
         return None

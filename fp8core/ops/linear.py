@@ -19,7 +19,7 @@ from fp8core.kernels.linear.table import LINEAR, explain_linear
 from fp8core.ops.linear_scratch import codes_in_scratch, scratch_of, steps_launch
 from fp8core.ops.quantize import quantize_problem
 from fp8core.ops.quantized import Quantized, parts
-from fp8core.problem import FORMATS, PER_TOKEN, WIDE, GroupShape, Linear, ScaledMm
+from fp8core.problem import FORMATS, HIGH_PRECISION, PER_TOKEN, GroupShape, Linear, ScaledMm
 from fp8core.types import Array, ArrayT, LinearKeywords, NumpyArray, Scale, Untyped
 
 OUT: Final = 6
@@ -137,7 +137,7 @@ def activation_group(group_shape: Any) -> GroupShape:
 
 def result_dtype(out_dtype: Any, own: str) -> str:
     """Return the dtype of results, which is one of those that inputs are quantized from; None is ``own``."""
-    return own if out_dtype is None else dtype_name(out_dtype, "out_dtype", WIDE)
+    return own if out_dtype is None else dtype_name(out_dtype, "out_dtype", HIGH_PRECISION)
 
 
 INPUT_FORMAT: Final = {"float8_e5m2": "float8_e4m3fn", "float8_e5m2fnuz": "float8_e4m3fnuz"}
@@ -279,12 +279,17 @@ def _describe_both(
 ARRAYS: Final = (
     Operand("weight", *FORMATS),
     ScaleOperand("weight_scale", "float32"),
-    Operand("bias", *WIDE),
+    Operand("bias", *HIGH_PRECISION),
     ScaleOperand("input_scale", "float32"),
 )
 """What a layer keeps."""
 LINEAR_CALLS: Final = Operation(
-    (Operand("x", *WIDE, *FORMATS), *ARRAYS, ScaleOperand("scale_ub", "float32"), Operand("out", *WIDE)),
+    (
+        Operand("x", *HIGH_PRECISION, *FORMATS),
+        *ARRAYS,
+        ScaleOperand("scale_ub", "float32"),
+        Operand("out", *HIGH_PRECISION),
+    ),
     _describe,
     scratch=True,
     numbers=(2, 4),

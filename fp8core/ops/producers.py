@@ -13,7 +13,7 @@ from fp8core.interop import Operand, ScaleOperand, eager_only, scalar
 from fp8core.interop.float8 import Float8Array
 from fp8core.kernels.fused import NORM_QUANTIZE, SILU_QUANTIZE
 from fp8core.ops.quantized import Quantized, quantized
-from fp8core.problem import FORMATS, PER_TOKEN, WIDE, NormQuantize, ScaleFormat, ScaleLayout, SiluQuantize
+from fp8core.problem import FORMATS, HIGH_PRECISION, PER_TOKEN, NormQuantize, ScaleFormat, ScaleLayout, SiluQuantize
 from fp8core.runtime.plans import RmsNormNumbers, SiluNumbers
 from fp8core.types import Array, ArrayT, CupyT, NormKeywords, NumpyArray, SiluKeywords, Untyped
 
@@ -274,9 +274,12 @@ def _describe_silu(operands: Sequence[TensorSpec | None], options: tuple[Any, ..
     return Described(_results(shape, how, 1), plan, lambda: SILU_QUANTIZE.explain(problem), how.group_shape)
 
 
-_X: Final = Operand("x", *WIDE)
+_X: Final = Operand("x", *HIGH_PRECISION)
 _SCALED: Final = Operand("out", *FORMATS), ScaleOperand("scale", *SCALES), ScaleOperand("scale_ub", "float32")
 NORM_CALLS: Final = Operation(
-    (_X, Operand("weight", *WIDE), Operand("residual", *WIDE), *_SCALED), _describe_norm, numbers=(4,), returned=(4,)
+    (_X, Operand("weight", *HIGH_PRECISION), Operand("residual", *HIGH_PRECISION), *_SCALED),
+    _describe_norm,
+    numbers=(4,),
+    returned=(4,),
 )
 SILU_CALLS: Final = Operation((_X, *_SCALED), _describe_silu, numbers=(2,), returned=(2,))

@@ -23,7 +23,7 @@ from fp8core.interop import Operand, ScaleOperand, eager_only
 from fp8core.interop.float8 import Float8Array
 from fp8core.kernels.quantize import QUANTIZE
 from fp8core.ops.quantized import Quantized, quantized
-from fp8core.problem import FORMATS, PER_TENSOR, PER_TOKEN, WIDE, Quantize, ScaleFormat, ScaleLayout
+from fp8core.problem import FORMATS, HIGH_PRECISION, PER_TENSOR, PER_TOKEN, Quantize, ScaleFormat, ScaleLayout
 from fp8core.runtime.plans import QuantizeNumbers
 from fp8core.types import ArrayT, CupyT, NumpyArray, QuantizeKeywords, Untyped
 
@@ -177,7 +177,12 @@ def quantize_problem(
 
 def quantize_operation(x: str = "x", out: str = "out", scale: str = "scale", scale_ub: str = "scale_ub") -> Operation:
     """Return a quantization whose errors call its operands so."""
-    names = Operand(x, *WIDE), Operand(out, *FORMATS), ScaleOperand(scale, *SCALES), ScaleOperand(scale_ub, "float32")
+    names = (
+        Operand(x, *HIGH_PRECISION),
+        Operand(out, *FORMATS),
+        ScaleOperand(scale, *SCALES),
+        ScaleOperand(scale_ub, "float32"),
+    )
     return Operation(names, _describe_quantize, numbers=(SCALE,), returned=(SCALE,))
 
 

@@ -14,7 +14,7 @@ from fp8core.interop.float8 import Float8Array
 from fp8core.kernels.gemm.generic import plan_clear_amax
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.quantized import Quantized, parts
-from fp8core.problem import FORMATS, WIDE, GroupShape
+from fp8core.problem import FORMATS, HIGH_PRECISION, GroupShape
 from fp8core.types import Array, ArrayT, NumpyArray, ProductKeywords, Scale
 
 OUT, AMAX = 5, 7
@@ -259,7 +259,7 @@ def product_operation(
         Operand(b, *FORMATS),
         ScaleOperand(scale_a, "float32"),
         ScaleOperand(scale_b, "float32"),
-        Operand("bias", *WIDE),
+        Operand("bias", *HIGH_PRECISION),
         Operand("out", *RESULTS),
         ScaleOperand("out_scale", "float32"),
         Operand("amax", "float32"),

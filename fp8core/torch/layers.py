@@ -7,7 +7,7 @@ from torch import nn
 
 from fp8core.checkpoint import kinds
 from fp8core.checkpoint.selection import Selection, selection
-from fp8core.problem import WIDE
+from fp8core.problem import HIGH_PRECISION
 from fp8core.torch.linear import Linear
 
 READ_WEIGHTS: Final = nn.MultiheadAttention, nn.TransformerEncoderLayer
@@ -107,7 +107,7 @@ def _reason_to_keep(name: str, places: list[Place], chosen: _Chosen, shared: dic
         return f"its weight is that of {others[0].removesuffix('.weight')}, too"
     if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks:
         return "it has hooks"
-    if str(weight.dtype).removeprefix("torch.") not in WIDE:
+    if str(weight.dtype).removeprefix("torch.") not in HIGH_PRECISION:
         return f"its weight is {weight.dtype}"
     if not weight.numel():
         return "its weight has no elements"

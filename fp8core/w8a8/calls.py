@@ -9,7 +9,7 @@ from fp8core.core import specs
 from fp8core.errors import ShapeError
 from fp8core.ops.quantize import quantize_by, quantize_operation
 from fp8core.ops.scaled_mm import product_by, product_operation
-from fp8core.problem import FORMATS, PER_TENSOR, PER_TOKEN, WIDE, native_e4m3
+from fp8core.problem import FORMATS, HIGH_PRECISION, PER_TENSOR, PER_TOKEN, native_e4m3
 from fp8core.types import Array, DType, Scale, WideDType
 
 QUANTIZE: Final = quantize_operation("input", "output")
@@ -17,8 +17,8 @@ QUANTIZE_INPUT: Final = quantize_operation("input", "output", "input_scale", "in
 PRODUCT: Final = product_operation("qinput", "weight", stored=False)
 APPLY: Final = product_operation("input", "weight", "input_scale", "weight_scale", stored=False)
 """Errors call the operands by vLLM's names."""
-INPUT: Final = interop.Operand("input", *WIDE)
-ANY_INPUT: Final = interop.Operand("input", *WIDE, *FORMATS)
+INPUT: Final = interop.Operand("input", *HIGH_PRECISION)
+ANY_INPUT: Final = interop.Operand("input", *HIGH_PRECISION, *FORMATS)
 OUTPUT: Final = interop.Operand("output", *FORMATS)
 WEIGHT: Final = interop.Operand("weight", *FORMATS)
 

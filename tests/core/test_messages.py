@@ -11,7 +11,7 @@ X, WEIGHT = fresh((4, 256), "float32"), fresh((256, 256), "float32")
 CODES, SCALE = fresh_fp8((256, 256)), fresh_scale((256, 1))
 GROUPED = fp8core.quantize(X, group_shape=GROUP_128)
 HALF = np.ones(1, np.float16)
-WIDE = "float32, float16, bfloat16"
+FLOATS = "float32, float16, bfloat16"
 FP8 = "float8_e4m3fn, float8_e4m3fnuz, float8_e5m2, float8_e5m2fnuz"
 
 
@@ -101,7 +101,7 @@ SAID = {
     "x of float64": (
         lambda: fp8core.quantize(X.astype(np.float64)),
         fp8core.DTypeError,
-        f"x needs an array of {WIDE}, got float64",
+        f"x needs an array of {FLOATS}, got float64",
     ),
     "a scale of float64": (
         lambda: fp8core.quantize(X, scale=np.ones(1)),
@@ -111,7 +111,7 @@ SAID = {
     "a bias of float64": (
         lambda: fp8core.scaled_mm_nt(CODES, CODES, 1.0, 1.0, bias=np.ones(256)),
         fp8core.DTypeError,
-        f"bias needs an array of {WIDE}, got float64",
+        f"bias needs an array of {FLOATS}, got float64",
     ),
     "amax of float64": (
         lambda: fp8core.scaled_mm_nt(CODES, CODES, 1.0, 1.0, amax=np.ones(1)),
@@ -126,17 +126,17 @@ SAID = {
     "out_dtype of a layer": (
         lambda: fp8core.linear(X, CODES, SCALE, out_dtype="float8_e5m2"),
         fp8core.DTypeError,
-        f"out_dtype needs one of {WIDE}, or a framework's dtype of that name, got 'float8_e5m2'",
+        f"out_dtype needs one of {FLOATS}, or a framework's dtype of that name, got 'float8_e5m2'",
     ),
     "the weight of from_weight": (
         lambda: Fp8Linear.from_weight(WEIGHT.astype(np.float64)),
         fp8core.DTypeError,
-        f"weight needs an array of {WIDE}, got float64",
+        f"weight needs an array of {FLOATS}, got float64",
     ),
     "the weight of from_weight, FP8": (
         lambda: Fp8Linear.from_weight(CODES),
         fp8core.DTypeError,
-        f"weight needs {WIDE}, got float8_e4m3fn",
+        f"weight needs {FLOATS}, got float8_e4m3fn",
     ),
     "the scale of a layer": (
         lambda: Fp8Linear(CODES, fresh_scale((7, 1))),
@@ -151,12 +151,12 @@ SAID = {
     "w8a8: x": (
         lambda: w8a8.scaled_fp8_quant(X.astype(np.float64)),
         fp8core.DTypeError,
-        f"input needs an array of {WIDE}, got float64",
+        f"input needs an array of {FLOATS}, got float64",
     ),
     "w8a8: x, with a place": (
         lambda: w8a8.scaled_fp8_quant(X.astype(np.float64), output=CODES),
         fp8core.DTypeError,
-        f"input needs an array of {WIDE}, got float64",
+        f"input needs an array of {FLOATS}, got float64",
     ),
     "w8a8: the place": (
         lambda: w8a8.scaled_fp8_quant(X, output=CODES),

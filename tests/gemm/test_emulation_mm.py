@@ -10,7 +10,7 @@ from fp8core.problem import FORMATS, HOST, ScaledMm
 from support import reference
 from support.emulation import CUDA, HIP_32, HIP_64
 from support.emulation.fixtures import emulation_session, emulator  # noqa: F401
-from support.emulation.running import WIDE, empty, same_bytes
+from support.emulation.running import FLOATS, empty, same_bytes
 
 FN, FNUZ, E5M2 = "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2"
 BOUND = {"bfloat16": 2.0e-3, "float16": 3.0e-4, "float32": 2.0e-6}
@@ -49,10 +49,10 @@ def test_rescale_rounds_once(emulator, target, m, n, out, scale_a, scale_b, bias
     acc = np.random.default_rng(0).standard_normal((m, n)).astype(np.float32) * 100
     given_a, strides_a, _ = scales_for(scale_a, m, 1, 2)
     given_b, strides_b, _ = scales_for(scale_b, n, 1, 3)
-    addend = np.random.default_rng(4).standard_normal(n).astype(WIDE[bias]) if bias else np.zeros(n, np.float32)
+    addend = np.random.default_rng(4).standard_normal(n).astype(FLOATS[bias]) if bias else np.zeros(n, np.float32)
     want = given_a * (given_b.T * acc) + addend.astype(np.float32)
     with emulator.watch() as memory:
-        given, result = memory.array(acc), empty(memory, (m, n), WIDE.get(out, np.uint8), n + 1)
+        given, result = memory.array(acc), empty(memory, (m, n), FLOATS.get(out, np.uint8), n + 1)
         scale_left, scale_right, added = memory.array(given_a), memory.array(given_b), memory.array(addend)
         out_scale = memory.array(np.array([0.37], np.float32))
         largest = memory.empty((1,), np.float32)
@@ -68,7 +68,7 @@ def test_rescale_rounds_once(emulator, target, m, n, out, scale_a, scale_b, bias
             want_codes = reference.encode(want * (np.float32(1) / np.float32(0.37)), out)
             same_bytes(result.values, want_codes, "rescale")
         else:
-            same_bytes(result.values, want.astype(WIDE[out]), "rescale")
+            same_bytes(result.values, want.astype(FLOATS[out]), "rescale")
         if amax:
             assert largest[0] == np.abs(want).max()
 

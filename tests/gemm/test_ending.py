@@ -21,7 +21,7 @@ from fp8core.problem import GROUP_128, ScaledMm
 from support import reference
 from support.emulation import CUDA, HIP_32, HIP_64
 from support.emulation.fixtures import emulation_session, emulator  # noqa: F401
-from support.emulation.running import WIDE, empty, matrix
+from support.emulation.running import FLOATS, empty, matrix
 from support.problems import TARGETS
 
 ENDINGS = [("gelu", 0.0), ("gelu_tanh", -0.5), ("silu", 2.0), (None, 1.0)]
@@ -73,11 +73,11 @@ def operands(m=5, n=7, k=200):
     return quantize(x), quantize(weight), rng.standard_normal(n).astype(np.float32)
 
 
-@pytest.mark.parametrize("out", WIDE)
+@pytest.mark.parametrize("out", FLOATS)
 @pytest.mark.parametrize(("activation", "beta"), ENDINGS)
 def test_a_product_ends_in_both(activation, beta, out):
     a, weight, bias = operands()
-    dtype = WIDE[out]
+    dtype = FLOATS[out]
     before = (np.random.default_rng(1).standard_normal((5, 7)) * 3).astype(dtype)
     plain = scaled_mm_nt(a, weight, bias=bias, out_dtype="float32")
     want = ended(plain, before, activation, beta)
@@ -243,7 +243,7 @@ def test_device_sources_end_in_both(emulator, name, plan, target, e4m3):
         )
 
         def run(problem, before):
-            result = empty(memory, (m, n), WIDE[problem.out], problem.ldo)
+            result = empty(memory, (m, n), FLOATS[problem.out], problem.ldo)
             result.values[...] = before
             given = (scale.ctypes.data for scale in (*scales, bias))
             if right is None:
@@ -257,7 +257,7 @@ def test_device_sources_end_in_both(emulator, name, plan, target, e4m3):
         value = run(plain, before)
         assert np.abs(value).max() > 4
         for out, (activation, beta) in zip(("bfloat16", "float16", "float32", "float32"), ENDINGS, strict=True):
-            held = before.astype(WIDE[out])
+            held = before.astype(FLOATS[out])
             got = run(plain._replace(out=out, activation=activation or "", beta=beta), held)
             near(got, ended(value, held, activation, beta), out)
 

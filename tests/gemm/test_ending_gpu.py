@@ -12,7 +12,7 @@ from fp8core.problem import ITEMSIZE
 from gemm.test_ending import ENDINGS, FORMULA, ROUNDING, ended
 from gemm.test_generic_gpu import FN, OUT_SCALE, POISON, SPECIFIED, Operands
 from support import reference
-from support.emulation.running import WIDE
+from support.emulation.running import FLOATS
 
 pytestmark = pytest.mark.gpu
 cp = pytest.importorskip("cupy")
@@ -31,7 +31,7 @@ class Ended:
         made.magnitude *= factor
         self.value = made.want.get()
         values = np.random.default_rng(m).standard_normal((m, n)) * 2
-        self.before = values.astype(WIDE[out]) if out in WIDE else np.zeros((m, n), np.uint8)
+        self.before = values.astype(FLOATS[out]) if out in FLOATS else np.zeros((m, n), np.uint8)
 
     def run(self, plan, problem):
         """Return the result, having looked at what lies around and between its rows."""
@@ -49,7 +49,7 @@ class Ended:
         assert (made.storage[:begin] == POISON).all()
         assert (made.storage[end:] == POISON).all()
         assert (rows[:, p.n * size :] == POISON).all()
-        return cp.ascontiguousarray(rows[:, : p.n * size]).get().view(WIDE.get(p.out, np.uint8))
+        return cp.ascontiguousarray(rows[:, : p.n * size]).get().view(FLOATS.get(p.out, np.uint8))
 
     def check(self, kernel, activation, beta, plan=None):
         """Check a kernel against float64, and against its own plain product: its end alone is exact to its rounding."""

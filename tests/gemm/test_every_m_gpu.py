@@ -7,7 +7,7 @@ import pytest
 import fp8core
 from fp8core.kernels.gemm.sm90 import decode_config
 from fp8core.kernels.gemm.table import SCALED_MM
-from fp8core.problem import WIDE
+from fp8core.problem import HIGH_PRECISION
 from gemm.test_sm90_decode import MODES, SMALL, Case
 from ops.test_product import MODES as PRODUCTS
 from ops.test_product import operands
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.gpu
 
 N, K = 500, 616
 """Neither whole tiles of 64 channels nor whole chunks of 128 of k."""
-FORMS = [(out, bias) for out in WIDE for bias in dict.fromkeys(("", out, "float32"))]
+FORMS = [(out, bias) for out in HIGH_PRECISION for bias in dict.fromkeys(("", out, "float32"))]
 
 
 def sizes(side):

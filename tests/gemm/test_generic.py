@@ -16,7 +16,7 @@ from support import reference
 from support.emulation import CUDA, HIP_32, HIP_64
 from support.emulation.fixtures import emulation_session, emulator  # noqa: F401
 from support.emulation.products import ROUNDING, SUMS, codes
-from support.emulation.running import WIDE, empty, matrix
+from support.emulation.running import FLOATS, empty, matrix
 from support.problems import TARGETS
 
 FN, FNUZ, E5M2, E5M2FNUZ = "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"
@@ -68,7 +68,7 @@ class Product:
         self.codes = codes(m, k, a, 0), codes(n, k, b, 1)
         given_a, strides_a, self.each_a = scales_for(case.scale_a, m, k, 2)
         given_b, strides_b, self.each_b = scales_for(case.scale_b, n, k, 3)
-        addend = (np.random.default_rng(4).standard_normal(n) * 100).astype(WIDE[case.bias]) if case.bias else None
+        addend = (np.random.default_rng(4).standard_normal(n) * 100).astype(FLOATS[case.bias]) if case.bias else None
         self.dtypes, self.addend = (a, b), addend
         odd_gap = case.gaps + bool(case.gaps) if case.gaps % 16 else case.gaps
         at_a, at_b, at_out = case.offsets
@@ -93,7 +93,7 @@ class Product:
     def __call__(self, plan, *options):
         """Return what a launch writes, and the amax; it fails if anything else is written."""
         case, p = self.case, self.problem
-        dtype = WIDE.get(case.out, np.dtype(np.uint8))
+        dtype = FLOATS.get(case.out, np.dtype(np.uint8))
         result = empty(self.memory, (case.m, case.n), dtype, p.ldo, offset=self.at_out * dtype.itemsize)
         amax = self.memory.empty((1,), np.float32)
         launch = plan(p, *options)

@@ -8,7 +8,7 @@ from fp8core.problem import GROUP_128, PER_TENSOR, PER_TOKEN, GroupShape, NormQu
 from support import reference
 from support.emulation import CUDA, HIP_32, HIP_64
 from support.emulation.fixtures import emulation_session, emulator  # noqa: F401
-from support.emulation.running import WIDE, alignment, empty, matrix, plans, teasing
+from support.emulation.running import FLOATS, alignment, empty, matrix, plans, teasing
 
 FN, FNUZ = "float8_e4m3fn", "float8_e4m3fnuz"
 EPSILON = 1e-6
@@ -112,7 +112,7 @@ class Results:
 
 
 def round_to(values: np.ndarray, dtype: str, rounded: bool) -> np.ndarray:
-    return values.astype(np.float32).astype(WIDE[dtype]).astype(np.float64) if rounded else values
+    return values.astype(np.float32).astype(FLOATS[dtype]).astype(np.float64) if rounded else values
 
 
 @modes
@@ -121,7 +121,7 @@ def test_norm_then_quantize(
     emulator, target, x, data, group_shape, static, scale_format, layout, rounded, rows, cols, with_residual
 ):
     given = teasing(rows, cols, x, 0, special=False)
-    weight = np.random.default_rng(1).uniform(0.5, 1.5, cols).astype(WIDE[x])
+    weight = np.random.default_rng(1).uniform(0.5, 1.5, cols).astype(FLOATS[x])
     other = teasing(rows, cols, x, 2, special=False)
     normed_from, updated = reference.add(given, other, rounded and static) if with_residual else (given, None)
     with emulator.watch() as memory:
@@ -189,7 +189,7 @@ def test_a_largest_value_that_is_foreseen_is_the_one_that_is_found(emulator, mon
         x[:], residual[:] = 0.0, 0.0
     if kind == "NaN and infinities":
         x[0, 3], x[1, 4], residual[2, 5], weight[6] = np.nan, np.inf, -np.inf, np.nan
-    wide = WIDE["bfloat16"]
+    wide = FLOATS["bfloat16"]
     given = (x * np.float32(x_scale)).astype(wide), (weight * np.float32(w_scale)).astype(wide)
     added = (residual * np.float32(x_scale)).astype(wide)
     with emulator.watch() as memory:

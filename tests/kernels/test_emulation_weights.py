@@ -19,7 +19,7 @@ from fp8core.problem import (
 from support import reference
 from support.emulation import CUDA, HIP_32, HIP_64
 from support.emulation.fixtures import emulation_session, emulator  # noqa: F401
-from support.emulation.running import WIDE, alignment, empty, matrix, plans, same_bytes
+from support.emulation.running import FLOATS, alignment, empty, matrix, plans, same_bytes
 
 FN, FNUZ, E5M2, E5M2FNUZ = "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"
 TARGETS = pytest.mark.parametrize("target", [CUDA, HIP_64, HIP_32], ids=lambda t: str(t).split()[0])
@@ -54,9 +54,9 @@ def test_dequantize_is_the_oracle_bit_for_bit(emulator, target, q, out, group_sh
     bytes_ = random.integers(115, 130, shape).astype(np.uint8)
     numbers = np.exp2(bytes_.astype(np.float32) - 127) if e8m0 else random.uniform(-2, 2, shape).astype(np.float32)
     with np.errstate(over="ignore"):
-        want = reference.dequantize(values, q, numbers, group_shape).astype(WIDE[out])
+        want = reference.dequantize(values, q, numbers, group_shape).astype(FLOATS[out])
     with emulator.watch() as memory:
-        source, result = matrix(memory, values, cols + gap), empty(memory, (rows, cols), WIDE[out], cols + gap)
+        source, result = matrix(memory, values, cols + gap), empty(memory, (rows, cols), FLOATS[out], cols + gap)
         scale = memory.array(bytes_ if e8m0 else numbers)
         strides = [0 if extent == 1 else s // scale.itemsize for extent, s in zip(shape, scale.strides, strict=True)]
         aligned = alignment(source, result)

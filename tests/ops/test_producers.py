@@ -13,7 +13,7 @@ from fp8core.problem import NormQuantize, SiluQuantize, Target
 from fp8core.runtime import device, jit
 from fp8core.runtime.plans import RmsNormNumbers, SiluNumbers
 from support import reference
-from support.engines import BOTH, MAKERS, WIDE, assert_same_bytes, engines, fresh, fresh_scale
+from support.engines import BOTH, FLOATS, MAKERS, assert_same_bytes, engines, fresh, fresh_scale
 from support.launches import whole
 from support.recorder import Recorder
 
@@ -70,7 +70,7 @@ def near(got, exact, scaling):
 
 
 @engines(*BOTH)
-@pytest.mark.parametrize("x_dtype", WIDE)
+@pytest.mark.parametrize("x_dtype", FLOATS)
 @pytest.mark.parametrize("scaling", SCALINGS)
 @pytest.mark.parametrize("residual", [False, True])
 def test_rms_norm_quant(engine, residual, scaling, x_dtype):
@@ -91,7 +91,7 @@ def test_rms_norm_quant(engine, residual, scaling, x_dtype):
 
 
 @engines(*BOTH)
-@pytest.mark.parametrize("x_dtype", WIDE)
+@pytest.mark.parametrize("x_dtype", FLOATS)
 @pytest.mark.parametrize("scaling", SCALINGS)
 def test_silu_and_mul_quant(engine, scaling, x_dtype):
     for rows, cols in SHAPES:
@@ -233,8 +233,8 @@ def test_rounding_in_between_as_static_kernels_of_vllm_do(engine, x_dtype):
     got = fp8core.silu_and_mul_quant(
         engine.array(x), group_shape=PER_TENSOR, scale=engine.array(scale), round_intermediate=True
     )
-    rounded = reference.silu(x[:, :512]).astype(np.float32).astype(WIDE[x_dtype])
-    product = (rounded.astype(np.float32) * x[:, 512:].astype(np.float32)).astype(WIDE[x_dtype])
+    rounded = reference.silu(x[:, :512]).astype(np.float32).astype(FLOATS[x_dtype])
+    product = (rounded.astype(np.float32) * x[:, 512:].astype(np.float32)).astype(FLOATS[x_dtype])
     want = reference.quantize(product, group_shape=(-1, -1), scale=scale)
     assert (engine.codes(got.data) != want.codes).mean() < 2e-3
 

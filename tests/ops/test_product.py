@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import fp8core
 from fp8core import BLOCK_128, GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN
 from support import reference
-from support.engines import BOTH, WIDE, engines, fresh, fresh_fp8, fresh_scale
+from support.engines import BOTH, FLOATS, engines, fresh, fresh_fp8, fresh_scale
 
 EXACT, FAST = 2.0e-3, 3.0e-3
 """Bounds of the relative Frobenius error of a bfloat16 result, without and with fast accumulation (spec, section 5)."""
@@ -65,7 +65,7 @@ def test_every_mode_and_shape(engine, shape, mode, fast):
 
 @engines(*BOTH)
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("out", WIDE)
+@pytest.mark.parametrize("out", FLOATS)
 @pytest.mark.parametrize("bias_dtype", [None, "out", "float32"])
 @pytest.mark.parametrize("m", [3, 96])
 def test_bias_on_every_path(engine, mode, out, bias_dtype, m):
@@ -82,7 +82,7 @@ def test_bias_on_every_path(engine, mode, out, bias_dtype, m):
         use_fast_accum=False,
     )
     want = exact if bias is None else exact + bias.astype(np.float64)
-    assert engine.numpy(got).dtype == WIDE[out]
+    assert engine.numpy(got).dtype == FLOATS[out]
     assert reference.relative_error(engine.numpy(got), want) <= EXACT
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import fp8core
 from fp8core import BLOCK_128, GROUP_128, PER_TENSOR, PER_TOKEN
 from support import reference
-from support.engines import BOTH, FP8, WIDE, assert_same_bytes, engines, fresh, fresh_fp8, fresh_scale, rng
+from support.engines import BOTH, FLOATS, FP8, assert_same_bytes, engines, fresh, fresh_fp8, fresh_scale, rng
 
 SHAPES = ((1, 4096), (7, 576), (3, 1025), (16, 128), (130, 257), (1, 1), (5, 16384), (2, 5137))
 GROUPS = (PER_TENSOR, PER_TOKEN, (-1, 1), (1, 64), GROUP_128, (1, 256), BLOCK_128, (1, 1), (3, 7), (2, -1), (-1, 16))
@@ -50,7 +50,7 @@ def test_many_rows(engine, group_shape, shape, x_dtype):
 
 
 @engines(*BOTH)
-@pytest.mark.parametrize("x_dtype", WIDE)
+@pytest.mark.parametrize("x_dtype", FLOATS)
 @pytest.mark.parametrize("shape", [(17, 1032), (33, 8192), (64, 2051), (64, 8200), (64, 18944)], ids=str)
 def test_a_few_dozen_tokens(engine, shape, x_dtype):
     """As clusters share them, on a device that has any."""
@@ -62,7 +62,7 @@ def test_a_few_dozen_tokens(engine, shape, x_dtype):
 
 
 @engines(*BOTH)
-@pytest.mark.parametrize("x_dtype", WIDE)
+@pytest.mark.parametrize("x_dtype", FLOATS)
 @pytest.mark.parametrize("dtype", FP8)
 @pytest.mark.parametrize("group_shape", [PER_TENSOR, PER_TOKEN, GROUP_128, BLOCK_128], ids=str)
 def test_every_format_from_every_input(engine, dtype, x_dtype, group_shape):
@@ -86,7 +86,7 @@ def test_scales_that_are_powers_of_two(engine, group_shape, scale_format):
 
 @engines(*BOTH)
 @pytest.mark.parametrize("group_shape", [PER_TENSOR, PER_TOKEN, (-1, 1), GROUP_128, BLOCK_128, (3, 7)], ids=str)
-@pytest.mark.parametrize("x_dtype", WIDE)
+@pytest.mark.parametrize("x_dtype", FLOATS)
 def test_static_multiplies_by_the_rounded_reciprocal(engine, group_shape, x_dtype):
     x = fresh((37, 321), x_dtype)
     scale = fresh_scale(fp8core.GroupShape(*group_shape).scale_shape(37, 321))
@@ -113,7 +113,7 @@ def test_every_framework_gets_its_own_arrays_back(engine):
 @pytest.mark.parametrize("dtype", FP8)
 @pytest.mark.parametrize("wide", ["bfloat16", "float16"])
 def test_all_65536_inputs_of_16_bits(engine, dtype, wide):
-    x = np.arange(65536, dtype=np.uint16).view(WIDE[wide]).reshape(256, 256)
+    x = np.arange(65536, dtype=np.uint16).view(FLOATS[wide]).reshape(256, 256)
     for value in (1.0, 0.37):
         scale = np.array([value], np.float32)
         got = fp8core.quantize(engine.array(x), dtype=dtype, group_shape=PER_TENSOR, scale=engine.array(scale))
@@ -122,12 +122,12 @@ def test_all_65536_inputs_of_16_bits(engine, dtype, wide):
 
 @engines(*BOTH)
 @pytest.mark.parametrize("dtype", FP8)
-@pytest.mark.parametrize("wide", WIDE)
+@pytest.mark.parametrize("wide", FLOATS)
 def test_all_256_codes_dequantize(engine, dtype, wide):
     codes = np.arange(256, dtype=np.uint8).reshape(2, 128).view(FP8[dtype])
     scale = np.array([[0.3], [1e-5]], np.float32)
     got = engine.numpy(fp8core.dequantize(engine.array(codes), engine.array(scale), dtype=wide))
-    want = reference.dequantize(codes.view(np.uint8), dtype, scale, (1, -1)).astype(WIDE[wide])
+    want = reference.dequantize(codes.view(np.uint8), dtype, scale, (1, -1)).astype(FLOATS[wide])
     nan = np.isnan(want.astype(np.float32))
     np.testing.assert_array_equal(np.isnan(got.astype(np.float32)), nan)
     assert_same_bytes(np.where(nan, 0, got), np.where(nan, 0, want))
@@ -215,7 +215,7 @@ def test_rows_further_apart_than_their_length(engine, group_shape):
 
 @engines(*BOTH)
 @pytest.mark.parametrize("gap", [0, 24, 3])
-@pytest.mark.parametrize("x_dtype", WIDE)
+@pytest.mark.parametrize("x_dtype", FLOATS)
 @pytest.mark.parametrize("dtype", FP8)
 def test_one_scale_of_a_matrix_that_all_multiprocessors_share(engine, dtype, x_dtype, gap):
     wide = fresh((300, 1000 + gap), x_dtype, spread=2)
@@ -320,13 +320,13 @@ def test_given_memory_receives_the_result_and_nothing_beside_it(engine, group_sh
     cols=st.integers(1, 300),
     group=st.tuples(st.sampled_from([-1, 1, 2, 128]), st.sampled_from([-1, 1, 16, 128])),
     dtype=st.sampled_from(sorted(FP8)),
-    wide=st.sampled_from(sorted(WIDE)),
+    wide=st.sampled_from(sorted(FLOATS)),
     exponent=st.integers(-80, 60),
 )
 def test_any_shape_group_and_dtype(rows, cols, group, dtype, wide, exponent):
     x = (rng(rows, cols, exponent).standard_normal((rows, cols)) * 2.0**exponent).astype(np.float32)
     with np.errstate(over="ignore"):
-        x = x.astype(WIDE[wide])
+        x = x.astype(FLOATS[wide])
     got = fp8core.quantize(x, dtype=dtype, group_shape=group)
     want = reference.quantize(x, dtype, group)
     assert_same_bytes(got.data.view(np.uint8), want.codes)
@@ -335,12 +335,12 @@ def test_any_shape_group_and_dtype(rows, cols, group, dtype, wide, exponent):
 
 @engines(*BOTH)
 @pytest.mark.parametrize("group_shape", [PER_TENSOR, PER_TOKEN, (-1, 1), GROUP_128, BLOCK_128, (5, 60)], ids=str)
-@pytest.mark.parametrize("wide", WIDE)
+@pytest.mark.parametrize("wide", FLOATS)
 def test_dequantize_rounds_once(engine, group_shape, wide):
     codes = fresh_fp8((70, 300))
     scale = fresh_scale(fp8core.GroupShape(*group_shape).scale_shape(70, 300), low=1e-23, high=1e-3)
     got = fp8core.dequantize(engine.array(codes), engine.array(scale), group_shape=group_shape, dtype=wide)
-    want = reference.dequantize(codes.view(np.uint8), "float8_e4m3fn", scale, tuple(group_shape)).astype(WIDE[wide])
+    want = reference.dequantize(codes.view(np.uint8), "float8_e4m3fn", scale, tuple(group_shape)).astype(FLOATS[wide])
     assert_same_bytes(engine.numpy(got), want)
 
 
@@ -352,7 +352,7 @@ def test_dequantize_rounds_once(engine, group_shape, wide):
     after=st.integers(0, 9),
     step=st.integers(1, 3),
     group=st.sampled_from([PER_TENSOR, PER_TOKEN, (-1, 1), (1, 16), GROUP_128, BLOCK_128]),
-    wide=st.sampled_from(sorted(WIDE)),
+    wide=st.sampled_from(sorted(FLOATS)),
 )
 def test_any_strides(rows, cols, before, after, step, group, wide):
     whole = fresh((rows * step, before + cols + after), wide)

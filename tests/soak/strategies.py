@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fp8core import BLOCK_128, GROUP_128, PER_TENSOR, PER_TOKEN
 from soak.arena import Arena, Layout, Place, numpy_dtype
-from support.engines import FP8, WIDE
+from support.engines import FLOATS, FP8
 
 ORDINARY = 100
 """The examples of hypothesis' own profile: the numbers in `examples` are for it, others are that much more or less."""
@@ -77,7 +77,7 @@ def numbers(shape: tuple[int, ...], dtype: str, flavour: str, seed: int) -> np.n
         for value in (np.nan, np.inf, -np.inf, -0.0, 1e-40, 3e38, 2.0**-126):
             x.reshape(-1)[rng.integers(x.size)] = value
     with np.errstate(all="ignore"):
-        return x.astype(WIDE[dtype])
+        return x.astype(FLOATS[dtype])
 
 
 def codes(shape: tuple[int, ...], dtype: str, flavour: str, seed: int) -> np.ndarray:
@@ -97,7 +97,7 @@ seeds = st.integers(0, 2**16)
 flavours = st.sampled_from(("ordinary", "ordinary", "special", "zeros", "tiny"))
 fp8 = st.sampled_from(tuple(FP8))
 e4m3 = st.sampled_from(("float8_e4m3fn", "float8_e4m3fnuz"))
-wide = st.sampled_from(tuple(WIDE))
+wide = st.sampled_from(tuple(FLOATS))
 layouts = st.builds(
     lambda *at: Layout("rows", *at), st.sampled_from((0, 0, 1, 3, 8, 16)), st.sampled_from((0, 0, 1, 4, 5, 8))
 )

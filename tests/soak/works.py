@@ -12,7 +12,7 @@ from soak.arena import POISON, Place, numpy_dtype
 from soak.machines import Machine
 from soak.product_cases import bounded
 from support import reference
-from support.engines import WIDE, assert_same_bytes
+from support.engines import FLOATS, assert_same_bytes
 
 GUARD = 512
 NATIVE = numpy_dtype("float8_e4m3fn")
@@ -56,7 +56,7 @@ class Work(NamedTuple):
 def _values(seed: tuple[int, ...], shape: tuple[int, ...], dtype: str = "bfloat16") -> np.ndarray:
     rng = np.random.default_rng(seed)
     away_from_zero = np.sign(rng.standard_normal(shape)) * rng.uniform(0.1, 2.0, shape)  # no code is -0
-    return (away_from_zero * np.exp2(rng.integers(-2, 3, (*shape[:-1], 1)))).astype(np.float32).astype(WIDE[dtype])
+    return (away_from_zero * np.exp2(rng.integers(-2, 3, (*shape[:-1], 1)))).astype(np.float32).astype(FLOATS[dtype])
 
 
 @cache

@@ -6,13 +6,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from fp8core.problem import HIGH_PRECISION
+
 FP8 = {
     "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
     "float8_e4m3fnuz": ml_dtypes.float8_e4m3fnuz,
     "float8_e5m2": ml_dtypes.float8_e5m2,
     "float8_e5m2fnuz": ml_dtypes.float8_e5m2fnuz,
 }
-WIDE = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+FLOATS = {name: np.dtype(getattr(ml_dtypes if name == "bfloat16" else np, name)) for name in HIGH_PRECISION}
 
 
 class NumpyEngine:
@@ -131,7 +133,7 @@ def fresh(shape: tuple[int, ...], dtype: str = "bfloat16", *, spread: float = 4.
     """Return random values whose magnitudes vary by powers of two, in ``dtype``."""
     generator = rng(shape, dtype, spread)
     values = generator.standard_normal(shape) * np.exp2(generator.uniform(-spread, spread, shape))
-    return values.astype(np.float32).astype(WIDE[dtype])
+    return values.astype(np.float32).astype(FLOATS[dtype])
 
 
 def fresh_fp8(shape: tuple[int, ...], dtype: str = "float8_e4m3fn", *, salt: int = 0) -> np.ndarray:

@@ -17,9 +17,9 @@ from fp8core.problem import (
     BLOCK_128,
     FORMATS,
     GROUP_128,
+    HIGH_PRECISION,
     PER_TENSOR,
     PER_TOKEN,
-    WIDE,
     AllClose,
     Dequantize,
     Expand,
@@ -133,7 +133,7 @@ def silu_quantize(target: Target) -> Iterator[SiluQuantize]:
 
 
 def dequantize(target: Target) -> Iterator[Dequantize]:
-    for wide in WIDE:
+    for wide in HIGH_PRECISION:
         yield Dequantize(target, native(target), wide, PER_TOKEN, "float32", 4096, 16)
     for shape in (PER_TENSOR, GROUP_128, BLOCK_128, PER_COLUMN) if target.arch in THOROUGH else (BLOCK_128,):
         yield Dequantize(target, native(target), "bfloat16", shape, "float32", 4096, 16)

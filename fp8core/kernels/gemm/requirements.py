@@ -5,7 +5,7 @@ from typing import Final
 
 from fp8core.features import features
 from fp8core.kernels.encodings import ceil_div
-from fp8core.problem import ITEMSIZE, WIDE, ScaledMm, native_e4m3
+from fp8core.problem import HIGH_PRECISION, ITEMSIZE, ScaledMm, native_e4m3
 from fp8core.runtime import limits
 from fp8core.table import Refusal, Requirement
 
@@ -44,7 +44,7 @@ FLOAT32_SCALES: Final = Requirement(
     lambda p: p.scale_dtype == "float32", "takes scales of float32, got {p.scale_dtype}"
 )
 WIDE_RESULT: Final = Requirement(
-    lambda p: p.out in WIDE and not p.out_scale and not p.amax,
+    lambda p: p.out in HIGH_PRECISION and not p.out_scale and not p.amax,
     "gives float32, float16 or bfloat16 without out_scale and amax, got {p.out}",
 )
 STRIDES_OF_16: Final = Requirement(

@@ -8,7 +8,7 @@ import numpy as np
 from fp8core.problem import Granularity, ScaledMm, Target
 from fp8core.table import Kernel
 from support import reference
-from support.emulation.running import WIDE, empty, matrix
+from support.emulation.running import FLOATS, empty, matrix
 
 ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24}
 """The largest relative error of one rounding."""
@@ -57,7 +57,7 @@ class EmulatedProduct:
     ) -> None:
         (m, n, k), (a, b, out) = shape, dtypes
         codes_a, codes_b = codes(m, k, a, 0), codes(n, k, b, 1)
-        addend = (np.random.default_rng(4).standard_normal(n) * 100).astype(WIDE[bias]) if bias else None
+        addend = (np.random.default_rng(4).standard_normal(n) * 100).astype(FLOATS[bias]) if bias else None
         numbers = reference.decode(codes_a, a), reference.decode(codes_b, b).T, scale_a.each, scale_b.each.T
         self.want = reference.scaled_mm(*numbers, addend)
         self.magnitude = reference.scaled_mm(*map(np.abs, numbers))
@@ -72,7 +72,7 @@ class EmulatedProduct:
 
     def __call__(self) -> np.ndarray:
         """Return what a launch writes; it fails if anything else is written."""
-        result = empty(self.memory, self.shape, WIDE[self.out], self.problem.ldo)
+        result = empty(self.memory, self.shape, FLOATS[self.out], self.problem.ldo)
         assert self.kernel.refusal(self.problem) is None
         type(self).plan(self.problem)(
             *(0, self.left.pointer, self.right.pointer, *(scale.ctypes.data for scale in self.scales)),

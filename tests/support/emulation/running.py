@@ -3,16 +3,14 @@
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 import pytest
 
 from fp8core.runtime.plans import Plan
 from fp8core.table import Launch, Table
 from support.emulation import Memory
+from support.engines import FLOATS
 from support.launches import whole
-
-WIDE = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
 
 class Matrix(NamedTuple):
@@ -87,7 +85,7 @@ def teasing(rows: int, cols: int, dtype: str, seed: int, *, special: bool = True
         x[5, cols - 1] = -np.inf
         x[6] *= np.float32(2.0**-127) if dtype == "float32" else np.float32(2.0**-10)
     with np.errstate(over="ignore"):
-        return x.astype(WIDE[dtype])
+        return x.astype(FLOATS[dtype])
 
 
 def same_bytes(got: np.ndarray, want: np.ndarray, what: str) -> None:

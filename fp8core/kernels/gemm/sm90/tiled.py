@@ -18,7 +18,7 @@ from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K
 from fp8core.kernels.gemm.sm90.tensor_maps import WordMaps, shared_maps, tensor_maps
 from fp8core.kernels.gemm.sm90.tiled_cost import Scales, Tile, by_cost, fastest, scales_of, us
 from fp8core.kernels.requirements import CUDA, aligned, supports
-from fp8core.problem import ITEMSIZE, WIDE, ScaledMm
+from fp8core.problem import HIGH_PRECISION, ITEMSIZE, ScaledMm
 from fp8core.runtime import jit
 from fp8core.runtime.args import Float32, Pointer, TensorMap
 from fp8core.table import Kernel, Requirement
@@ -180,7 +180,7 @@ def plan_tiled(problem: ScaledMm, algorithm: int = 0) -> Matmul:
 
 
 OCP_RESULT: Final = Requirement(
-    lambda p: p.out in WIDE or p.out in OCP,
+    lambda p: p.out in HIGH_PRECISION or p.out in OCP,
     "gives float32, float16, bfloat16, e4m3fn or e5m2, got {p.out}",
 )
 ANY_ORDER: Final = Requirement(
