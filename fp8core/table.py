@@ -334,8 +334,8 @@ class Table(Generic[P]):
             if refusal is not None:
                 return Verdict(kernel.name, "unknown" if isinstance(refusal, Unknown) else "unable", refusal)
             us = kernel.us(problem)
-            shown = kernel.rough(problem) if us is None else us
-            estimate = "" if shown is None else f"estimated {shown:.1f} us"
+            word, shown = ("estimated", us) if us is not None else ("roughly", kernel.rough(problem))
+            estimate = "" if shown is None else f"{word} {shown:.1f} us"
             if choice is not None and kernel.name == choice.kernel:
                 said = f"tuned, algorithm {tuned.algorithm}" if tuned else estimate
                 return Verdict(kernel.name, "chosen", "; ".join(filter(None, (said, kernel.note))))

@@ -17,7 +17,7 @@ BYTES_A_US: Final = 4.415e6
 """From memory."""
 LINE_BYTES: Final = 128
 """Of the cache: estimates of small weights are fitted to rows that begin at multiples of it."""
-OVERLAP: Final = 4.576
+OVERLAP: Final = 4.116
 """The exponent of the norm that joins the times of the memory and of the multiprocessors: the greater hides most."""
 
 
@@ -37,13 +37,13 @@ class Fitted(NamedTuple):
 
 
 CHANNELS_FIRST: Final = {
-    8: Fitted(0.01112, 0.06295, 1.092, 0.04111, 0.8509),
-    16: Fitted(0.001396, 0.07342, 1.402, 0.09392, 0.8817),
-    32: Fitted(0.1358, 0.02836, 0.006872, 0.2065, 1.244),
-    64: Fitted(0.08588, 0.03677, 0.1558, 0.1629, 3.669),
+    8: Fitted(0.007336, 0.06108, 1.102, 0.04136, 0.842),
+    16: Fitted(0.001239, 0.06945, 1.365, 0.0934, 0.876),
+    32: Fitted(0.1289, 0.02937, 0.006235, 0.204, 1.243),
+    64: Fitted(0.1517, 0.02712, 0.6131, 0.1571, 1.848),
 }
 """Of tiles with channels on the M side of `wgmma`, by its N side."""
-ROWS: Final = Fitted(0.004564, 0.04711, 8.394, 0.01155, 2.787)
+ROWS: Final = Fitted(0.004521, 0.1146, 2.018, 0.00799, 2.875)
 """Of tiles with rows on the M side."""
 FITTED: Final = ("BYTES_A_US", "OVERLAP")
 """Beside the numbers of `CHANNELS_FIRST` and `ROWS`, the names of those that `python -m bench.fit_estimates` finds."""

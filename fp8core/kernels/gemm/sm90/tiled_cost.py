@@ -72,19 +72,19 @@ BYTES_A_US: Final = 4.255e6
 """From memory."""
 OVERLAP: Final = 3.006
 """The exponent of the norm that joins the times of the memory and of the multiprocessors: the greater hides most."""
-CHAIN_US: Final = 1.504e-5
+CHAIN_US: Final = 1.505e-5
 PROMOTED_US: Final = 1.288e-5
 """Of a multiprocessor, for one result of a tile and a k-block: in one chain over k, or added up in fp32."""
 CHAIN_K_BLOCK_US: Final = 0.02337
-PROMOTED_K_BLOCK_US: Final = 0.08046
+PROMOTED_K_BLOCK_US: Final = 0.08047
 """More of a k-block, whatever the tile."""
-LOAD_US: Final = 0.0002582
+LOAD_US: Final = 0.000258
 """Of a multiprocessor, for a row of a k-block that it loads alone."""
 SHARED_LOAD_US: Final = 0.0001817
 """More of that where all multiprocessors load; of some of them, a part of it."""
-UNALIGNED: Final = 1.139
+UNALIGNED: Final = 1.14
 """The part by which loads take longer where rows do not begin at multiples of `SECTOR` bytes."""
-SECTORS: Final = 0.1763
+SECTORS: Final = 0.1764
 """The same where they do, but not at multiples of 128."""
 SECTOR: Final = 32
 """Bytes that L2 reads together."""
@@ -110,16 +110,16 @@ class Cost(NamedTuple):
 
 COSTS: Final[dict[Tile, Cost]] = {
     Tile(256, 128): Cost(1.108, 1.074),
-    Tile(128, 192): Cost(0.9919, 0.9889),
-    Tile(128, 160): Cost(0.9655, 0.9551),
+    Tile(128, 192): Cost(0.9919, 0.9888),
+    Tile(128, 160): Cost(0.9655, 0.955),
     Tile(128, 144): Cost(0.938, 0.9276),
-    Tile(128, 128): Cost(0.7975, 0.8758),
+    Tile(128, 128): Cost(0.7976, 0.8758),
     Tile(128, 96): Cost(0.8903, 0.8665),
-    Tile(128, 64): Cost(0.7383, 0.6698),
-    Tile(64, 128): Cost(0.7391, 0.7364),
-    Tile(64, 96): Cost(0.8485, 0.8268),
-    Tile(64, 64): Cost(0.9258, 0.8582),
-    Tile(64, 32): Cost(1.936, 2.081),
+    Tile(128, 64): Cost(0.7384, 0.6699),
+    Tile(64, 128): Cost(0.7392, 0.7365),
+    Tile(64, 96): Cost(0.8486, 0.8269),
+    Tile(64, 64): Cost(0.9259, 0.8584),
+    Tile(64, 32): Cost(1.935, 2.081),
     Tile(128, 256): Cost(0, 1.067),
     Tile(64, 256): Cost(0, 0.9256),
     Tile(64, 192): Cost(0, 0.7993),
