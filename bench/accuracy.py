@@ -11,14 +11,14 @@ of the demo's encoder, which runs in fp32 for that; --extract does this alone, f
 """
 
 import argparse
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from bench import results
+from bench.choice import compile_ahead
 from fp8core import demo
 from fp8core.errors import CheckpointError, Fp8Error
 
@@ -153,15 +153,6 @@ def choices(p: Any) -> list[Any]:
     return [choice for choice in SCALED_MM.candidates(p) if not choice.algorithm]
 
 
-def compile_all(problems: Sequence[Any]) -> None:
-    """Compile the kernels of our own, some at a time."""
-    from fp8core.kernels.gemm.table import SCALED_MM
-
-    pairs = [(p, choice) for p in problems for choice in choices(p) if "blaslt" not in choice.kernel]
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda pair: SCALED_MM.planned(*pair), pairs))
-
-
 def measure(case: Case, x: Any, weight: Any) -> Iterator[dict[str, Any]]:
     """Give a record for every kernel that can run a product, by dtype of the result and use_fast_accum."""
     import torch
@@ -215,7 +206,8 @@ def main() -> None:
         records.extend(some)
 
     layers = list(real(asked.model))
-    compile_all([p for mode in MODES for m in ROWS for k in asked.k for p in problems(Case(mode, "", m, CHANNELS, k))])
+    shapes = (Case(mode, "", m, CHANNELS, k) for mode in MODES for m in ROWS for k in asked.k)
+    compile_ahead((p, choice) for case in shapes for p in problems(case) for choice in choices(p))
     for mode in MODES:
         for data in asked.data:
             for k in asked.k:

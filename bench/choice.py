@@ -12,7 +12,7 @@ import argparse
 import math
 import shlex
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -132,11 +132,11 @@ def _name(p: ScaledMm, choice: Choice) -> str:
     return SCALED_MM.kernel(choice.kernel).algorithms(p)[choice.algorithm]
 
 
-def compile_ahead(problems: Sequence[ScaledMm], only: tuple[str, ...] = ()) -> None:
-    """Compile the kernels of our own on all cores."""
-    pairs = [(p, c) for p in problems for c in candidates(p, only) if "blaslt" not in c.kernel]
+def compile_ahead(pairs: Iterable[tuple[ScaledMm, Choice]]) -> None:
+    """Compile what runs products, some at a time, but for what a library brings."""
+    own = [pair for pair in pairs if "blaslt" not in pair[1].kernel]
     with ThreadPoolExecutor(32) as pool:
-        list(pool.map(lambda pair: SCALED_MM.planned(*pair), pairs))
+        list(pool.map(lambda pair: SCALED_MM.planned(*pair), own))
 
 
 def judge(files: Sequence[Path]) -> None:
@@ -196,7 +196,7 @@ def main() -> None:
     only = tuple(arguments.kernels or (ODD if arguments.list == "odd" else ()))
     wanted = some[arguments.skip :][: arguments.count]
     with wide() if arguments.wide else nullcontext():
-        compile_ahead([case.problem(0) for case in wanted], only)
+        compile_ahead((p, c) for p in (case.problem(0) for case in wanted) for c in candidates(p, only))
     print(f"{len(wanted)} products, compiled after {time.monotonic() - begun:.1f} s", flush=True)
     records: list[dict[str, Any]] = []
     how = SAMPLING._replace(turns=arguments.turns, hopeless=math.inf if only == ODD else SAMPLING.hopeless)
