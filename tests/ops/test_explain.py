@@ -255,10 +255,10 @@ def test_a_product_of_extents_is_explained_as_the_call_is_made(a, b, m, k, out):
     options = {"out_dtype": out, "out_scale": 1.0 if out != "bfloat16" else None}
     refused = refusal(lambda: fp8core.scaled_mm_nt(x, weight, **options))
     if refused is not None:
-        assert refusal(lambda: explain_product(m, 256, k, scale_a=a, scale_b=b, out=out)) == refused
+        assert refusal(lambda: explain_product(m, 256, k, scale_a=a, scale_b=b, out_dtype=out)) == refused
         return
     for target in ("host", "sm_90", "gfx942"):
-        got = explain_product(m, 256, k, scale_a=a, scale_b=b, out=out, a=x.dtype, b=weight.dtype, target=target)
+        got = explain_product(m, 256, k, scale_a=a, scale_b=b, out_dtype=out, a=x.dtype, b=weight.dtype, target=target)
         want = fp8core.explain(fp8core.scaled_mm_nt, x, weight, target=target, **options)
         assert got.problem == want.problem
         assert got == want
