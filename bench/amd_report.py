@@ -69,7 +69,8 @@ STEPS: Final = (
     _tests(
         "interop",
         "devices, compiler, launches, streams, arrays of frameworks",
-        *("-m", "gpu", "tests/interop/test_frameworks_gpu.py", "-x"),
+        *("-m", "gpu", "tests/interop/test_frameworks_gpu.py", "tests/interop/test_streams_of_frameworks_gpu.py"),
+        *("tests/runtime/test_kernels_gpu.py", "-x"),
     ),
     _tests(
         "conversions",

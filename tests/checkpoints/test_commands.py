@@ -7,7 +7,7 @@ from rich.console import Console
 
 from fp8core.checkpoint.naming import TITLES
 from fp8core.cli import terminal
-from package.test_checkpoint import left_in
+from support.checkpoints import left_in
 from support.command_line import rows, runner
 
 torch = pytest.importorskip("torch")

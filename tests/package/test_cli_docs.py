@@ -12,7 +12,7 @@ import pytest
 import typer.main
 
 from fp8core.cli import app
-from package.test_checkpoint import normal, write
+from support.checkpoints import normal, write
 from support.command_line import runner
 
 ROOT = Path(__file__).resolve().parents[2]

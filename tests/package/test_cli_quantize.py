@@ -13,7 +13,7 @@ from rich.console import Console
 
 from fp8core import cli
 from fp8core.cli import terminal
-from package.test_checkpoint import left_in, model, normal, read, write
+from support.checkpoints import left_in, model, normal, read, write
 from support.command_line import rows, runner
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -4,12 +4,19 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 
 import fp8core
 from fp8core import BLOCK_128, GROUP_128, PER_TENSOR
 
 N, K = 64, 256
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> None:
+    """Forget what was compiled before each test of the modules that import this."""
+    torch._dynamo.reset()
 
 
 def wide(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> torch.Tensor:
