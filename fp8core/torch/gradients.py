@@ -1,21 +1,30 @@
 """The gradients of a layer: those that its dequantized weight would give."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from fp8core.ops import dequantize
+from fp8core.problem import GroupShape
 
-if TYPE_CHECKING:
-    from fp8core.torch.linear import Linear
+
+class Layer(Protocol):
+    """What the gradients need of a layer."""
+
+    @property
+    def weight_group_shape(self) -> GroupShape:
+        """The groups of the weight's scales."""
+
+    def product(self, x: Any) -> Tensor:
+        """Return the layer's product, without gradients."""
 
 
 class StraightThrough(torch.autograd.Function):
     """The product of a layer, with the gradient that the dequantized weight would give."""
 
     @staticmethod
-    def forward(x: Tensor, bias: Tensor | None, layer: "Linear") -> Tensor:
+    def forward(x: Tensor, bias: Tensor | None, layer: Layer) -> Tensor:
         """Return the layer's product."""
         del bias  # it is the layer's, and here for its gradient
         return layer.product(x)

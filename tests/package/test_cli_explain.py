@@ -9,16 +9,14 @@ import pytest
 import fp8core
 from fp8core.errors import Fp8Error
 from fp8core.problem import BLOCK_128, FORMATS, GROUP_128, PER_CHANNEL, PER_TENSOR
-from support.command_line import rows, runner
+from support.command_line import (
+    fp8core_,  # noqa: F401
+    rows,
+)
 
 GROUPS = {"tensor": PER_TENSOR, "row": PER_CHANNEL, "group": GROUP_128, "block": BLOCK_128}
 OUTS = ("bfloat16", "float16", "float32", *FORMATS)
 EXTENTS = [(4, 256, 384), (4, 256, 128), (1, 256, 384), (4, 1, 384), (1, 1, 128), (4, 200, 200), (130, 130, 136)]
-
-
-@pytest.fixture
-def fp8core_(capsys, monkeypatch):
-    return runner(capsys, monkeypatch)
 
 
 def said(call):

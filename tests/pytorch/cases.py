@@ -1,5 +1,6 @@
 """Calls of every public function, as torch would meet them in a model."""
 
+import io
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -23,6 +24,14 @@ def wide(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> tor
     """Return values that differ from each other, and from those of other seeds."""
     generator = torch.Generator().manual_seed(math.prod(shape) + seed)
     return torch.randn(*shape, generator=generator, dtype=torch.float32).to(dtype)
+
+
+def saved(layer: Any) -> Any:
+    """Return a layer as it comes back from a file."""
+    file = io.BytesIO()
+    torch.save(layer, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
 
 
 def poisoned(*shape: int, dtype: torch.dtype) -> torch.Tensor:

@@ -4,7 +4,6 @@ On the CPU codes are packed; here its devices are treated as those of a GPU are.
 """
 
 import copy
-import io
 import pickle
 
 import pytest
@@ -17,7 +16,7 @@ import fp8core  # noqa: E402
 from fp8core.errors import LayoutError  # noqa: E402
 from fp8core.torch import Linear, aligned, quantize_model_  # noqa: E402
 from fp8core.torch.joining import join_  # noqa: E402
-from pytorch.cases import bits, wide  # noqa: E402
+from pytorch.cases import bits, saved, wide  # noqa: E402
 
 N, K = 24, 250
 schemes = pytest.mark.parametrize("scheme", ["channel", "tensor", "block"])
@@ -48,13 +47,6 @@ def gaps(packed, monkeypatch):
 
 def with_gaps(layer):
     return layer.weight.shape == (N, K) and layer.weight.stride() == (256, 1) and type(layer.weight) is nn.Parameter
-
-
-def saved(layer):
-    file = io.BytesIO()
-    torch.save(layer, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
 
 
 def from_empty(layer):
