@@ -46,3 +46,16 @@ def test_calls_before_the_import_change_nothing():
         print(torch.equal(torch.compile(f, backend="eager", fullgraph=True)(x), before))
     """
     assert run(program) == ["True"]
+
+
+@pytest.mark.parametrize("first", ["import torch._dynamo", "pass"])
+def test_what_a_graph_refuses_runs_beside_it_whenever_torch_compile_is_loaded(first):
+    program = f"""
+        import torch
+        {first}
+        import fp8core.torch
+        x = torch.randn(5, 64)
+        call = lambda x: fp8core.quantize(x * 2, stream=0).scale
+        print(torch.equal(torch.compile(call, backend="eager")(x), call(x)))
+    """
+    assert run(program) == ["True"]
