@@ -227,7 +227,7 @@ class Linear(nn.Linear):
         return result
 
     def _traced(self, x: Any) -> Tensor:
-        if is_exporting() and not self.weight.is_contiguous():
+        if _exporting() and not self.weight.is_contiguous():
             stride, k = self.weight.stride(0), self.in_features
             raise LayoutError(
                 f"weight needs rows without gaps in torch.export, whose files lose them, got rows {stride} bytes apart "
@@ -334,6 +334,14 @@ def without_values(kind: type[Layer], linear: nn.Linear, **options: Any) -> Laye
     made = kind(linear.in_features, linear.out_features, bias is not None, "meta", dtype, **options)
     made.train(linear.training)
     return made
+
+
+def _exporting() -> bool:
+    """Return whether torch.export traces. In graphs of torch 2.11, ``is_exporting`` itself is always true."""
+    return is_exporting()
+
+
+_exporting._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as torch.compiler.assume_constant_result
 
 
 def _is_read_by_rows(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:

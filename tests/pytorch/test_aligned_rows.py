@@ -145,8 +145,14 @@ def exported(layer):
 def test_layers_are_exported_where_rows_are_packed(gaps, tmp_path):
     """Files of torch.export have no room for gaps where weights are copied to the CPU to be saved."""
     layer = Linear.from_linear(original())
-    with pytest.raises(LayoutError, match=r"weight needs rows without gaps in torch\.export, .* for k = 250"):
+    said = r"weight needs rows without gaps in torch\.export, .* for k = 250"
+    with pytest.raises(LayoutError, match=said):
         exported(layer)
+    with pytest.raises(Exception, match=said):
+        torch.export.export(nn.Sequential(layer), (wide(5, K),), strict=True)
+    torch._dynamo.reset()
+    with torch.inference_mode():
+        assert bits(torch.compile(layer, fullgraph=True, backend="eager")(wide(7, K))) == bits(layer(wide(7, K)))
     program = exported(gaps["channel"])
     torch.export.save(program, tmp_path / "layer.pt2")
     for one in (program, torch.export.load(tmp_path / "layer.pt2")):
