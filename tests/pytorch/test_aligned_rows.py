@@ -10,12 +10,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402 - after the skip
+from functorch.compile import make_boxed_func  # noqa: E402 - after the skip
+from torch import nn  # noqa: E402
+from torch._dynamo.backends.common import aot_autograd  # noqa: E402
 
 import fp8core  # noqa: E402
 from fp8core.errors import LayoutError  # noqa: E402
 from fp8core.torch import Linear, aligned, quantize_model_  # noqa: E402
-from fp8core.torch.joining import join_  # noqa: E402
+from fp8core.torch.compiling import joined  # noqa: E402
+from fp8core.torch.joining import LINEAR, LINEAR_JOINED, join_  # noqa: E402
 from pytorch.cases import bits, saved, wide  # noqa: E402
 
 N, K = 24, 250
@@ -164,6 +167,22 @@ def test_such_layers_are_not_joined(gaps):
     quantize_model_(model)
     assert join_(model) == (("2", "3"),)
     assert model[0].weight.stride() == (256, 1)
+    operators = []
+
+    def compiler(module, inputs):
+        joined(module.graph)
+        operators.extend(node.target for node in module.graph.nodes if node.target in (LINEAR, LINEAR_JOINED))
+        module.recompile()
+        return make_boxed_func(module.forward)
+
+    def call(x):
+        y = x[:, :K]
+        return model[0](y), model[2](x), model[1](y), model[3](x)
+
+    with torch.no_grad():
+        got = torch.compile(call, fullgraph=True, backend=aot_autograd(fw_compiler=compiler))(wide(5, 256))
+        assert bits(got) == bits(call(wide(5, 256)))
+    assert sorted(map(str, operators)) == sorted(map(str, (LINEAR, LINEAR, LINEAR_JOINED)))
 
 
 def test_sharded_and_empty_weights_are_left_alone(gaps):
