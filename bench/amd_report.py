@@ -80,7 +80,7 @@ STEPS: Final = (
     _tests(
         "products",
         "matrix instructions and their layouts, hipBLASLt",
-        *("-m", "gpu", "tests/kernels/test_amd.py", "tests/ops/test_product.py"),
+        *("-m", "gpu", "tests/kernels/test_amd.py", "tests/ops/test_product.py", "tests/ops/test_product_shapes.py"),
     ),
     _tests(
         "graphs",

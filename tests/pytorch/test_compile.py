@@ -10,14 +10,13 @@ from torch._dynamo.testing import CompileCounter  # noqa: E402
 
 import fp8core.torch  # noqa: E402 - after the skip
 from fp8core import w8a8  # noqa: E402
-from fp8core.problem import Target  # noqa: E402
 from fp8core.runtime import device  # noqa: E402
 from fp8core.torch.operators import OVERLOADS  # noqa: E402
 from pytorch.cases import CASES, K, bits, fresh_dynamo, weight, wide  # noqa: E402, F401
+from support.targets import H200  # noqa: E402
 
 ROWS = 1, 5, 16
 FUSED = weight((-1, -1))
-H200 = Target("cuda", 90, 0, 132, 32, 232448)
 WITH_FP8_INPUTS = "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"
 """What opcheck can do where an input is FP8: its test of the schema adds inputs up."""
 
