@@ -291,9 +291,9 @@ def float32_number(number: Any, name: str) -> float | None:
     if value is None:
         return None
     try:
-        struct.pack("<f", value)
+        held = struct.unpack("<f", struct.pack("<f", value))[0]
     except OverflowError:
-        value = math.inf
-    if math.isinf(value) and number not in (math.inf, -math.inf):
+        held = math.inf
+    if (math.isinf(held) and number not in (math.inf, -math.inf)) or (not held and number):
         raise ScaleError(f"{name} needs a number that float32 holds, got {number}")
     return value

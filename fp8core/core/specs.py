@@ -16,6 +16,10 @@ ALIGNMENT = 32
 """Addresses are told apart by what they leave when divided by this: no kernel asks for more."""
 
 
+LARGEST = (2.0 - 2.0**-23) * 2.0**127
+"""The largest finite number of float32."""
+
+
 class TensorSpec(NamedTuple):
     """An array without its memory."""
 
@@ -113,6 +117,23 @@ def check_written(x: TensorSpec, shape: tuple[int, ...], dtype: str) -> None:
         raise DTypeError(f"{x.name} needs {dtype}, got {x.dtype}")
     if x.shape != shape:
         raise ShapeError(f"{x.name} needs shape {shape}, got {x.shape}")
+
+
+def no_element_twice(x: TensorSpec, strides: tuple[int, int]) -> None:
+    """Refuse a result of one or more axes, folded to two with these strides, some of whose elements are one."""
+    rows, cols = math.prod(x.shape[:-1]), x.shape[-1]
+    apart, step = map(abs, strides)
+    if not rows * cols:
+        return
+    if apart and step:  # i * apart == j * step first where both are the least common multiple
+        common = math.gcd(apart, step)
+        twice = step // common < rows and apart // common < cols
+    else:
+        twice = (rows > 1 and not apart) or (cols > 1 and not step)
+    if twice:
+        raise LayoutError(
+            f"{x.name} needs elements that do not overlap, got shape {x.shape} with strides {x.strides} (elements)"
+        )
 
 
 def contiguous_count(x: TensorSpec) -> int:
