@@ -7,7 +7,6 @@ launch with the addresses of their own operands.
 """
 
 import math
-import struct
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, ClassVar, Final
 from weakref import WeakSet
@@ -281,6 +280,12 @@ def times_forgotten() -> int:
     return _forgotten
 
 
+BEYOND_FLOAT32: Final = 2.0**128 - 2.0**103
+"""Numbers from here on are rounded to infinity; `torch.compile` traces their comparison, which it cannot of `struct`."""
+BELOW_FLOAT32: Final = 2.0**-150
+"""Numbers up to this are rounded to zero."""
+
+
 def float32_number(number: Any, name: str) -> float | None:
     """Return a number in the place of an operand; None of what is no number.
 
@@ -290,10 +295,7 @@ def float32_number(number: Any, name: str) -> float | None:
     value = interop.scalar(number)
     if value is None:
         return None
-    try:
-        held = struct.unpack("<f", struct.pack("<f", value))[0]
-    except OverflowError:
-        held = math.inf
-    if (math.isinf(held) and number not in (math.inf, -math.inf)) or (not held and number):
+    size = abs(value)
+    if (size >= BEYOND_FLOAT32 and number not in (math.inf, -math.inf)) or (size <= BELOW_FLOAT32 and number):
         raise ScaleError(f"{name} needs a number that float32 holds, got {number}")
     return value
