@@ -281,7 +281,7 @@ def times_forgotten() -> int:
 
 
 BEYOND_FLOAT32: Final = 2.0**128 - 2.0**103
-"""Numbers from here on are rounded to infinity; `torch.compile` traces their comparison, which it cannot of `struct`."""
+"""Numbers from here on are rounded to infinity. (`torch.compile` traces a comparison, and no call of `struct`.)"""
 BELOW_FLOAT32: Final = 2.0**-150
 """Numbers up to this are rounded to zero."""
 
