@@ -162,6 +162,11 @@ WEIGHTS = {
         "add up to the 8 rows",
     ),
     "too few scales": (lambda w, s: fp8core.requantize_with_max_scale(w, s, [2, 2, 4]), fp8core.ScaleError, "3 shards"),
+    "no scale": (
+        lambda w, s: fp8core.requantize_with_max_scale(w[:0], s[:0], []),
+        fp8core.ScaleError,
+        "weight_scale needs at least one scale",
+    ),
     "negative width": (lambda w, s: fp8core.requantize_with_max_scale(w, s, [9, -1]), fp8core.ShapeError, "at least 0"),
     "not FP8": (lambda w, s: fp8core.requantize_with_max_scale(fresh((8, 4)), s, [4, 4]), fp8core.DTypeError, "weight"),
     "fnuz already": (
