@@ -16,7 +16,7 @@ from fp8core.core import prefetch
 from fp8core.core.calls import Call, CallCache, Calls, Described
 from fp8core.core.explaining import ExplainRequest
 from fp8core.core.signature import offsets
-from fp8core.core.specs import TensorSpec, spec_of
+from fp8core.core.specs import TensorSpec, in_float32, spec_of
 from fp8core.errors import DTypeError, ScaleError
 from fp8core.interop import Framework, TensorView, eager_only
 from fp8core.interop.tensor import fill_number
@@ -280,12 +280,6 @@ def times_forgotten() -> int:
     return _forgotten
 
 
-BEYOND_FLOAT32: Final = 2.0**128 - 2.0**103
-"""Numbers from here on are rounded to infinity. (`torch.compile` traces a comparison, and no call of `struct`.)"""
-BELOW_FLOAT32: Final = 2.0**-150
-"""Numbers up to this are rounded to zero."""
-
-
 def float32_number(number: Any, name: str) -> float | None:
     """Return a number in the place of an operand; None of what is no number.
 
@@ -295,7 +289,7 @@ def float32_number(number: Any, name: str) -> float | None:
     value = interop.scalar(number)
     if value is None:
         return None
-    size = abs(value)
-    if (size >= BEYOND_FLOAT32 and number not in (math.inf, -math.inf)) or (size <= BELOW_FLOAT32 and number):
+    became = (abs(value) == math.inf and number not in (math.inf, -math.inf)) or (not value and number)
+    if became or not in_float32(value):
         raise ScaleError(f"{name} needs a number that float32 holds, got {number}")
     return value

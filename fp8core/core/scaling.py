@@ -146,7 +146,7 @@ def _upper(value: Any, operand: TensorSpec | None, group: GroupShape, x: TensorS
             f"scale_ub needs group_shape {tuple(PER_TOKEN)}, as it bounds amax per token, got {tuple(group)}"
         )
     if operand is None:
-        if not (0 < value <= specs.LARGEST or value == math.inf):
+        if not value > 0 or not specs.in_float32(value):
             raise ScaleError(f"scale_ub needs a positive number that float32 holds, or infinity, got {value}")
         return float(value)
     scale_shapes.is_scale(operand)

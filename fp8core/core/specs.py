@@ -18,6 +18,10 @@ ALIGNMENT = 32
 
 LARGEST = (2.0 - 2.0**-23) * 2.0**127
 """The largest finite number of float32."""
+BEYOND = 2.0**128 - 2.0**103
+"""Numbers from here on are rounded to infinity in float32. (`torch.compile` traces a comparison, and no `struct`.)"""
+BELOW = 2.0**-150
+"""Numbers up to this are rounded to zero."""
 
 
 class TensorSpec(NamedTuple):
@@ -187,6 +191,12 @@ def group(group_shape: object, name: str = "group_shape") -> GroupShape:
     if len(sides) != 2 or any(side is None or not (side == -1 or side > 0) for side in sides):
         raise ShapeError(f"{name} needs a pair of whole numbers, each positive or -1, got {group_shape!r}")
     return GroupShape(*map(int, pair))
+
+
+def in_float32(number: float) -> bool:
+    """Return whether float32 holds a number, rounded, but not as zero or infinity if it is neither."""
+    size = abs(number)
+    return not (BEYOND <= size < math.inf or 0 < size <= BELOW)
 
 
 def flag(x: Any, name: str) -> bool:

@@ -48,6 +48,7 @@ QUANTIZE = {
     "out of the wrong shape": (lambda: {"out": fresh_fp8((4, 65))}, fp8core.ShapeError, r"out needs shape \(4, 64\)"),
     "out of the wrong dtype": (lambda: {"out": fresh_fp8((4, 64), "float8_e5m2")}, fp8core.DTypeError, "out needs"),
     "scale_ub that float32 does not hold": (lambda: {"scale_ub": 1e39}, fp8core.ScaleError, "scale_ub needs .*float32"),
+    "scale_ub that float32 has as zero": (lambda: {"scale_ub": 1e-60}, fp8core.ScaleError, "scale_ub needs .*float32"),
     "eps that float32 does not hold": (
         lambda: {"eps": 1e39, "group_shape": GROUP_128},
         fp8core.ScaleError,
@@ -117,6 +118,11 @@ PRODUCT = {
     "out_scale without FP8": (lambda: {"out_scale": ONE}, fp8core.ScaleError, "out_scale"),
     "out of the wrong shape": (lambda: {"out": fresh((4, 33))}, fp8core.ShapeError, r"out needs shape \(4, 32\)"),
     "out of the wrong dtype": (lambda: {"out": fresh((4, 32), "float16")}, fp8core.DTypeError, "out needs bfloat16"),
+    "beta that float32 has as zero": (
+        lambda: {"beta": 1e-60, "out": fresh((4, 32))},
+        fp8core.ScaleError,
+        "beta needs a finite number that float32 holds",
+    ),
     "amax of two": (lambda: {"amax": np.ones(2, np.float32)}, fp8core.ShapeError, "amax"),
 }
 
