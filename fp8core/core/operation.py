@@ -7,7 +7,6 @@ launch with the addresses of their own operands.
 """
 
 import math
-import struct
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, ClassVar, Final
 from weakref import WeakSet
@@ -17,7 +16,7 @@ from fp8core.core import prefetch
 from fp8core.core.calls import Call, CallCache, Calls, Described
 from fp8core.core.explaining import ExplainRequest
 from fp8core.core.signature import offsets
-from fp8core.core.specs import TensorSpec, spec_of
+from fp8core.core.specs import TensorSpec, in_float32, spec_of
 from fp8core.errors import DTypeError, ScaleError
 from fp8core.interop import Framework, TensorView, eager_only
 from fp8core.interop.tensor import fill_number
@@ -290,10 +289,7 @@ def float32_number(number: Any, name: str) -> float | None:
     value = interop.scalar(number)
     if value is None:
         return None
-    try:
-        struct.pack("<f", value)
-    except OverflowError:
-        value = math.inf
-    if math.isinf(value) and number not in (math.inf, -math.inf):
+    became = (abs(value) == math.inf and number not in (math.inf, -math.inf)) or (not value and number)
+    if became or not in_float32(value):
         raise ScaleError(f"{name} needs a number that float32 holds, got {number}")
     return value

@@ -212,6 +212,15 @@ def bytes_spanned(shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) 
     return (sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)) + 1) * ITEMSIZE[dtype]
 
 
+def bytes_reached(shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> tuple[int, int]:
+    """Return where elements begin and end, in bytes from the first one's address: it may be the last in memory."""
+    if 0 in shape:
+        return 0, 0
+    reach = [(extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)]
+    itemsize = ITEMSIZE[dtype]
+    return sum(r for r in reach if r < 0) * itemsize, (sum(r for r in reach if r > 0) + 1) * itemsize
+
+
 def strides_or_contiguous(shape: tuple[int, ...], strides: tuple[int, ...] | None) -> tuple[int, ...]:
     """Return ``strides``, or those of a row-major array."""
     return dlpack.contiguous(shape) if strides is None else strides
