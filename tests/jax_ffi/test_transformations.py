@@ -10,14 +10,7 @@ import fp8core  # noqa: E402 - after the skip
 import fp8core.jax  # noqa: E402
 from fp8core import BLOCK_128, GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, Quantized  # noqa: E402
 from fp8core.errors import ScaleError, UnsupportedProblemError  # noqa: E402
-from jax_ffi.cases import CASES, K, N, near, same, weight, wide  # noqa: E402
-
-
-@pytest.fixture(autouse=True)
-def cpu():
-    """Run on JAX's CPU, also where there is a GPU."""
-    with jax.default_device(jax.devices("cpu")[0]):
-        yield
+from jax_ffi.cases import CASES, K, N, cpu, near, same, weight, wide  # noqa: E402, F401
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
