@@ -16,7 +16,7 @@ class Layer(Protocol):
     def weight_group_shape(self) -> GroupShape:
         """The groups of the weight's scales."""
 
-    def product(self, x: Any) -> Tensor:
+    def _product(self, x: Any) -> Tensor:
         """Return the layer's product, without gradients."""
 
 
@@ -27,7 +27,7 @@ class StraightThrough(torch.autograd.Function):
     def forward(x: Tensor, bias: Tensor | None, layer: Layer) -> Tensor:
         """Return the layer's product."""
         del bias  # it is the layer's, and here for its gradient
-        return layer.product(x)
+        return layer._product(x)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -206,9 +206,9 @@ class Linear(nn.Linear):
             if input.requires_grad or (bias is not None and bias.requires_grad):
                 made: Tensor = StraightThrough.apply(input, bias, self)  # type: ignore[no-untyped-call]
                 return made
-        return self.product(input)
+        return self._product(input)
 
-    def product(self, x: Any) -> Tensor:
+    def _product(self, x: Any) -> Tensor:
         """Return what `forward` does, without gradients."""
         if is_compiling():
             return self._traced(x)
