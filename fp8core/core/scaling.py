@@ -30,9 +30,9 @@ def split(out: Any, scale: Any) -> tuple[Any, Any]:
         return out, scale
     if len(out) != 2:
         raise ShapeError(f"out needs an array for the data, or a pair for data and scale, got {len(out)} items")
-    data, kept = out
     if scale is None:
-        return data, kept
+        return out
+    data, kept = out
     if kept is not None and kept is not scale:
         raise ScaleError("out needs no scale when the scale is given")
     return data, scale

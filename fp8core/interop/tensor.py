@@ -108,6 +108,8 @@ class Framework(ABC):
     """The address of an array, of a framework that has a `guard`."""
     blocked: Callable[[], object] = bool
     """Whether guards must not be asked now; of a framework that has them."""
+    unguarded: str = ""
+    """The attribute that is true of arrays of which guards must not be asked; of a framework that has them."""
 
     def guard(self, operands: tuple[Any, ...]) -> Callable[..., bool]:
         """Return a function that tells whether as many others have the signatures of ``operands``; no is safe."""
