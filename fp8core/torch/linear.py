@@ -22,6 +22,8 @@ from fp8core.torch.joints import JOINTS
 INPUTS: Final = {PER_CHANNEL: PER_TOKEN, PER_TENSOR: PER_TENSOR, BLOCK_128: GROUP_128}
 """How inputs are quantized beside weights of these groups, where their scale is not given."""
 SCALES: Final = "weight_scale", "input_scale"
+OPTIONS: Final = "scheme", "use_fast_accum", "batch_invariant"
+"""What a layer is prepared with beside its parameters."""
 Layer = TypeVar("Layer", bound="Linear")
 Prepared = tuple[Any, Any, Any, Any, Callable[[Any], Any]]
 """Parameters, and the call of the layer that was made of them; others make a new one."""
@@ -146,7 +148,8 @@ class Linear(nn.Linear):
         if bias is not None:
             made.bias = nn.Parameter(bias.detach(), requires_grad=False)
         if input_scale is not None:
-            made.input_scale = nn.Parameter(torch.full((1,), input_scale, device=source.device), requires_grad=False)
+            scale = torch.full((1,), input_scale, dtype=torch.float32, device=source.device)  # whatever torch's default
+            made.input_scale = nn.Parameter(scale, requires_grad=False)
         return made
 
     def to_linear(self, dtype: torch.dtype | None = None) -> nn.Linear:
@@ -260,6 +263,11 @@ class Linear(nn.Linear):
         )
         self._prepared = weight, scale, bias, input_scale, layer.__call__
         return self._prepared
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in OPTIONS:
+            self.__dict__["_prepared"] = None  # it was made with the former one
+        super().__setattr__(name, value)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move and cast the parameters, codes and scales as integers, which no cast of a module touches."""

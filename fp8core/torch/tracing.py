@@ -10,11 +10,10 @@ from typing import Any, Final
 import torch
 
 from fp8core import interop, ops
-from fp8core.core.operation import Interned, Operation
+from fp8core.core.operation import Interned, Operation, float32_number
 from fp8core.core.scale_shapes import is_one_number
 from fp8core.core.specs import group
 from fp8core.errors import DeviceError, LayoutError
-from fp8core.interop import scalar
 from fp8core.interop.eager import skip_frames, stand_in, traceable
 from fp8core.ops import all_close
 from fp8core.ops.quantize import quantize_by
@@ -78,7 +77,7 @@ def _stand_in(entry: Entry) -> Callable[[tuple[Any, ...], Any, object], tuple[Se
             options = options.options
         arrays = list(operands)
         for at in operation.numbers:
-            arrays[at] = _array(arrays[at], operands[0])
+            arrays[at] = _array(arrays[at], operands[0], operation.operands[at])
         in_place = False
         for result, source in same:
             if arrays[result] is arrays[source]:
@@ -106,9 +105,9 @@ def _refused_derivative(name: str) -> str | None:
 _refused_derivative._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as torch.compiler.assume_constant_result
 
 
-def _array(x: Any, first: torch.Tensor) -> Any:
+def _array(x: Any, first: torch.Tensor, name: str) -> Any:
     """Return a number as an array beside the first operand, and all else as it is."""
-    number = None if x is None or isinstance(x, torch.Tensor) else scalar(x)
+    number = None if x is None or isinstance(x, torch.Tensor) else float32_number(x, name)
     return x if number is None else torch.full((1,), number, dtype=torch.float32, device=first.device)
 
 

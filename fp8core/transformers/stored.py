@@ -102,7 +102,7 @@ def waiting(layer: Layer, linear: nn.Linear, options: dict[str, bool]) -> Linear
 
 def initialized(layer: Linear) -> None:
     """Keep transformers from giving a layer random weights, which it has for no FP8."""
-    layer._is_hf_initialized = True  # type: ignore[assignment]
+    layer._is_hf_initialized = True
 
 
 def carry(module: nn.Module, name: str, tensor: Any) -> None:

@@ -239,3 +239,23 @@ def test_compiled_functions_break_at_a_call_and_nothing_of_it_is_traced():
         print(all(torch.equal(compiled(x).scale, fp8core.quantize(x).scale) for _ in range(3)))
     """
     assert run(program) == ["True"] * 10
+
+
+@pytest.mark.parametrize("place", [0, 2])  # torch makes no nested tensors of FP8
+def test_nested_tensors_of_the_size_of_others_are_refused(place):
+    program = """
+        import sys, torch, fp8core
+        place = int(sys.argv[1])
+        x = torch.ones(5, 64)
+        operands = [x, torch.empty(5, 64, dtype=torch.float8_e4m3fn), torch.empty(5, 1)]
+        for _ in range(3):
+            fp8core.quantize(operands[0], out=tuple(operands[1:]))
+        parts = [operands[place][:2].clone(), operands[place][2:].clone()]
+        operands[place] = torch.nested.nested_tensor(parts)
+        assert operands[place].nbytes == sum(part.nbytes for part in parts)
+        try:
+            fp8core.quantize(operands[0], out=tuple(operands[1:]))
+        except fp8core.errors.LayoutError:
+            print("refused")
+        """
+    assert run(program, str(place)) == ["refused"]

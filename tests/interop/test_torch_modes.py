@@ -9,6 +9,7 @@ from fp8core import interop
 from fp8core.core import signature
 from fp8core.errors import LayoutError
 from fp8core.problem import HOST
+from support.probe import Probe
 from support.torch_tensors import matrix, run, torch_framework
 
 torch = pytest.importorskip("torch")
@@ -148,23 +149,23 @@ def test_an_allocator_gives_no_fake_memory(strides, lenient):
         kept(None)
 
 
-def test_guards_hold_outside_of_modes_only(mode):
+def test_shortcuts_hold_outside_of_modes_only(mode):
     x = matrix()
-    read = signature.recognizer((x, None), torch_framework())
+    run = Probe(2).shortcut(x, None)
     answers = []
-    inside(mode, lambda: answers.append(read(x, None)), x)
+    inside(mode, lambda: answers.append(run(x, None)), x)
     assert answers == [None]
-    assert read(x, None)[0] == [x.data_ptr(), 0]
+    assert run(x, None)[1] == [x.data_ptr(), 0]
 
 
-def test_a_guard_takes_one_tensor_in_two_places():
+def test_a_shortcut_takes_one_tensor_in_two_places():
     x, y = matrix(), matrix()
-    read = signature.recognizer((x, None, y, x), torch_framework())
-    assert read(x, None, y, x)[0] == [x.data_ptr(), 0, y.data_ptr(), x.data_ptr()]
-    assert read(y, None, x, y)[0] == [y.data_ptr(), 0, x.data_ptr(), y.data_ptr()]
-    assert read(x, None, y, y) is None
-    assert read(x, None, y, matrix()) is None
-    assert read(x, x, y, x) is None
+    run = Probe(4).shortcut(x, None, y, x)
+    assert run(x, None, y, x)[1] == [x.data_ptr(), 0, y.data_ptr(), x.data_ptr()]
+    assert run(y, None, x, y)[1] == [y.data_ptr(), 0, x.data_ptr(), y.data_ptr()]
+    assert run(x, None, y, y) is None
+    assert run(x, None, y, matrix()) is None
+    assert run(x, x, y, x) is None
 
 
 def test_tensors_that_leave_a_transform_are_refused():
