@@ -1,5 +1,6 @@
 """Owners that say when they are dropped, and streams that pass when they are told to."""
 
+import gc
 import threading
 import weakref
 
@@ -26,6 +27,12 @@ def _freed(freed, early, stream, ticket):
     if stream is not None and stream.done < ticket:
         early.append(ticket)
     freed.set()
+
+
+def owners():
+    """Return all owners that live after a collection: those that other tests keep for good, too."""
+    gc.collect()
+    return [thing for thing in gc.get_objects() if type(thing) is Owner]
 
 
 class Stream:
