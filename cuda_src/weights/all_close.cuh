@@ -8,12 +8,16 @@ DEVICE void all_close_block(const float* x, long long count, int* result) {
     SHARED unsigned apart[THREADS / WARP];
     grid_dependency_launch();
     grid_dependency_wait();
-    const float first = count > 0 ? x[0] : 0.0f;
-    const float allowed = minimum(multiply_exact(1e-5f, magnitude(first)), LARGEST_FLOAT);
+    // Magnitudes are compared by their bits, as comparisons of floats take subnormal ones for equal.
+    const auto absolute = [](float value) { return bits_of(value) & 0x7fffffffu; };
+    const unsigned first = count > 0 ? bits_of(x[0]) : 0u;
+    const unsigned part = absolute(multiply_exact(1e-5f, float_of(first)));
+    const unsigned allowed = part < bits_of(LARGEST_FLOAT) ? part : bits_of(LARGEST_FLOAT);
+    const bool infinite = absolute(float_of(first)) == 0x7f800000u;
     bool close = true;
     for (long long i = thread_x(); i < count; i += THREADS) {
-        const float difference = magnitude(fma_exact(x[i], 1.0f, -first));
-        close = close && (x[i] == first || difference <= allowed);
+        const unsigned difference = absolute(fma_exact(x[i], 1.0f, float_of(first ^ 0x80000000u)));
+        close = close && (difference <= allowed || (infinite && bits_of(x[i]) == first));
     }
     const unsigned warp_apart = warp_max(close ? 0u : 1u);
     if (lane() == 0) apart[thread_x() / WARP] = warp_apart;

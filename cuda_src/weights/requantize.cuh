@@ -21,13 +21,14 @@ struct Decision {
 
 template <int CAPACITY>
 DEVICE Decision decide_scale(const float* scales, int count) {
-    float largest = float_of(0xff800000u);  // -Inf
-    unsigned unset = 0, nan = 0;
+    // In the order of their values, which the maximum of floats takes subnormal ones out of: it gives 0 for them.
+    unsigned highest = 0, unset = 0, nan = 0;
     const auto consider = [&](int i) {
         const float scale = scales[i];
+        const unsigned bits = bits_of(scale), order = bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u);
         unset |= i > 0 && scale <= -448.0f;
         nan |= scale != scale;
-        largest = maximum(largest, scale);
+        highest = order > highest ? order : highest;
     };
     if constexpr (CAPACITY <= 8) {
 #pragma unroll
@@ -36,13 +37,15 @@ DEVICE Decision decide_scale(const float* scales, int count) {
         for (int i = lane(); i < count; i += WARP) consider(i);
 #pragma unroll
         for (int mask = WARP / 2; mask > 0; mask /= 2) {
-            largest = maximum(largest, shuffle_xor(largest, mask));
+            const unsigned other = shuffle_xor(highest, mask);
+            highest = other > highest ? other : highest;
             unset |= shuffle_xor(unset, mask);
             nan |= shuffle_xor(nan, mask);
         }
     }
     if (count == 1 || unset) return {scales[0], false};
     if (nan) return {float_of(0x7fc00000u), false};
+    const float largest = float_of(highest ^ (highest >> 31 ? 0x80000000u : 0xffffffffu));
     return {largest, magnitude(largest) >= SMALLEST_NORMAL && magnitude(largest) <= LARGEST_FLOAT};
 }
 

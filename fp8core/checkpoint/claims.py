@@ -131,9 +131,18 @@ def _patterns(value: Any) -> tuple[str, ...]:
 
 
 def _pair(value: Any) -> GroupShape | None:
-    if isinstance(value, list) and len(value) == 2 and all(isinstance(size, int) for size in value):
+    if isinstance(value, list) and len(value) == 2 and all(map(_is_side, value)):
         return GroupShape(*value)
     return None
+
+
+def _is_side(value: Any) -> bool:
+    """Return whether a configuration's value is a side of a group shape; -1 spans the axis."""
+    return isinstance(value, int) and (value > 0 or value == -1)
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _fp8(found: Mapping[str, Any], file: str) -> Claim:
@@ -161,13 +170,13 @@ def _compressed_tensors(found: Mapping[str, Any], file: str) -> Claim:
     weights, activations = [], []
     for group in groups.values() if isinstance(groups, dict) else ():
         if isinstance(group, dict):
-            weights.append(group.get("weights") or {})
-            activations.append(group.get("input_activations") or {})
+            weights.append(_fields(group.get("weights")))
+            activations.append(_fields(group.get("input_activations")))
     granularities = frozenset(
         _STRATEGIES[strategy] for one in weights if (strategy := str(one.get("strategy"))) in _STRATEGIES
     )
     shapes = {_pair(one.get("block_structure")) for one in weights if one.get("strategy") == "block"}
-    shapes |= {GroupShape(1, one["group_size"]) for one in weights if isinstance(one.get("group_size"), int)}
+    shapes |= {GroupShape(1, one["group_size"]) for one in weights if _is_side(one.get("group_size"))}
     dynamic = {bool(one.get("dynamic")) for one in activations if one}
     cache = found.get("kv_cache_scheme")
     return Claim(

@@ -146,23 +146,27 @@ def _names(folder: Path) -> list[str]:
 
 def _weight_map(index: Path, tell: Tell) -> dict[str, str]:
     """Return the index, without what it says wrongly of files: that is told."""
-    said: dict[str, list[str]] = {}
+    repeating: list[tuple[dict[str, Any], list[tuple[str, Any]]]] = []  # objects that name something twice
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        for name, value in pairs:
-            said.setdefault(name, []).append(value)
-        return dict(pairs)
+        made = dict(pairs)
+        if len(made) < len(pairs):
+            repeating.append((made, pairs))
+        return made
 
     weight_map = _json(index, unique).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index} has no weight_map")
+    said: dict[str, list[str]] = {}
+    for name, value in next((pairs for made, pairs in repeating if made is weight_map), ()):
+        said.setdefault(name, []).append(str(value))
     good: dict[str, str] = {}
     for tensor, file in weight_map.items():
         if not isinstance(file, str):
             raise CheckpointError(f"weight_map of {index} needs names of files, got {file!r} for {tensor}")
-        if len(said[tensor]) > 1:
-            files = " and ".join(map(str, dict.fromkeys(said[tensor])))
-            tell(tensor, f"{index} names {tensor} {len(said[tensor])} times, in {files}")
+        files = said.get(tensor, ())
+        if len(files) > 1:
+            tell(tensor, f"{index} names {tensor} {len(files)} times, in {' and '.join(dict.fromkeys(files))}")
         if Path(file).name != file or not (index.parent / file).is_file():
             tell(tensor, f"{index} names the file {file!r}, which is not there")
         else:

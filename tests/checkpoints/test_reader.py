@@ -179,6 +179,31 @@ def test_a_block_size_of_the_configuration_counts_where_it_fits(tmp_path):
     assert (layer.granularity, layer.group_shape) == ("block", (128, 64))
 
 
+def _groups(weights):
+    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights}}}
+
+
+@pytest.mark.parametrize(
+    "claimed",
+    [
+        {"quant_method": "fp8", "weight_block_size": [0, 128]},
+        {"quant_method": "fp8", "weight_block_size": [128, -2]},
+        {"quant_method": "fp8", "weight_block_size": [128, 128.0]},
+        _groups({"strategy": "block", "block_structure": [0, 0]}),
+        _groups({"strategy": "group", "group_size": 0}),
+        _groups(8),
+    ],
+    ids=str,
+)
+def test_a_block_size_that_is_none_counts_for_nothing(tmp_path, claimed):
+    write(
+        tmp_path / "model.safetensors", {"a.weight": fp8(256, 256), "a.weight_scale_inv": np.ones((2, 2), np.float32)}
+    )
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": claimed}))
+    (layer,) = open_checkpoint(tmp_path).layers.values()
+    assert (layer.granularity, layer.group_shape) == ("block", (128, 128))
+
+
 def test_a_norm_named_scale_is_no_scale_of_a_weight(tmp_path):
     write(tmp_path / "model.safetensors", {"norm.scale": normal(8), "norm.weight": normal(4, 8)})
     assert not open_checkpoint(tmp_path).layers

@@ -54,6 +54,20 @@ def test_requantize_with_max_scale(engine, case, dtype, cols):
     assert_same_bytes(engine.codes(in_place), same)
 
 
+@engines("numpy", "torch-cpu", "cupy", "torch-cuda")
+@pytest.mark.parametrize("scales", [[1e-41, 1e-40], [-1e-40, -1e-39], [0.0, 1e-45], [1e-41] * 9 + [1e-40]], ids=str)
+def test_scales_below_the_least_normal_number_are_told_apart(engine, scales):
+    """GPUs compare subnormal numbers as zeros where they are told to. (XLA tells its threads on the CPU, too.)"""
+    given = np.array(scales, np.float32)
+    weight = fresh_fp8((len(scales), 32))
+    kept = engine.array(weight.copy())
+    largest, _ = fp8core.requantize_with_max_scale(kept, engine.array(given), [1] * len(scales))
+    assert engine.numpy(largest).tobytes() == given.max().tobytes()
+    assert_same_bytes(engine.codes(kept), weight.view(np.uint8))
+    assert not fp8core.all_close_1d(engine.array(given))
+    assert fp8core.all_close_1d(engine.array(np.repeat(given[-1:], 3)))
+
+
 @engines(*BOTH)
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)], ids=str)
 def test_a_single_scale_on_reload_leaves_nothing_to_do(engine, shape):

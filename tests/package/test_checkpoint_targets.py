@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fp8core.checkpoint import plan_checkpoint, quantize_checkpoint, replacing, writing
+from fp8core.checkpoint import open_checkpoint, plan_checkpoint, quantize_checkpoint, replacing, writing
 from fp8core.errors import CheckpointError
 from support.checkpoints import left_in, model, normal, read, write
 
@@ -184,6 +184,16 @@ def test_a_weight_map_of_other_things_than_names_is_a_plain_message(tmp_path, so
     (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a.weight": value}}))
     with pytest.raises(CheckpointError, match=r"weight_map of .* needs names of files, got .* for a\.weight"):
         quantize_checkpoint(source, tmp_path / "out")
+
+
+def test_a_name_counts_as_repeated_where_the_weight_map_has_it_twice(tmp_path):
+    write(tmp_path / "model.safetensors", {"a.weight": normal(4, 4)})
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text('{"metadata": {"a.weight": [1]}, "weight_map": {"a.weight": "model.safetensors"}}')
+    assert [tensor.name for tensor in open_checkpoint(tmp_path).tensors()] == ["a.weight"]
+    index.write_text('{"weight_map": {"a.weight": [1], "a.weight": "model.safetensors"}}')
+    with pytest.raises(CheckpointError, match=r"names a\.weight 2 times, in \[1\] and model\.safetensors"):
+        open_checkpoint(tmp_path)
 
 
 def test_two_tensors_of_one_name_without_an_index_are_refused(tmp_path):
