@@ -175,13 +175,13 @@ class CallCache:
         return addresses, *known
 
     def shorten(self, options: Hashable, size: int, make: "Callable[[], Shortcut | None]") -> None:
-        """Keep the shortcut that ``make`` gives, while there are few for these options and this size."""
+        """Keep the shortcut that ``make`` gives before others, while there are few for these options and this size."""
         by_size = self.shortcuts.setdefault(options, {})
         known = by_size.get(size, ())
         if len(known) < SHORTCUTS_PER_SIZE:
             made = make()
             if made is not None:
-                by_size[size] = *known, made
+                by_size[size] = made, *known
 
     def keep(self, call: Call, calls: Calls, key: Hashable) -> None:
         """Keep a call among those of its signature; one whose options cannot be hashed is described each time."""
