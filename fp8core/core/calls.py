@@ -124,8 +124,12 @@ class Call:
         elif self.allocate_scratch is None:
             launch(work, *addresses, 0)
         else:
-            at, _held = self.allocate_scratch(work, pool)  # held until the launch has been made
-            launch(work, *addresses, at)
+            at, held = self.allocate_scratch(work, pool)  # held until the launch has been made
+            try:
+                launch(work, *addresses, at)
+            finally:
+                if callable(held):
+                    held(at)
         if waits is not None:
             waits.waited(work, addresses, self.regions.spans)
 
