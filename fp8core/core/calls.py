@@ -124,8 +124,12 @@ class Call:
         elif self.allocate_scratch is None:
             launch(work, *addresses, 0)
         else:
-            at, _held = self.allocate_scratch(work, pool)  # held until the launch has been made
-            launch(work, *addresses, at)
+            at, held = self.allocate_scratch(work, pool)  # held until the launch has been made
+            try:
+                launch(work, *addresses, at)
+            finally:
+                if callable(held):
+                    held(at)
         if waits is not None:
             waits.waited(work, addresses, self.regions.spans)
 
@@ -175,13 +179,13 @@ class CallCache:
         return addresses, *known
 
     def shorten(self, options: Hashable, size: int, make: "Callable[[], Shortcut | None]") -> None:
-        """Keep the shortcut that ``make`` gives, while there are few for these options and this size."""
+        """Keep the shortcut that ``make`` gives before others, while there are few for these options and this size."""
         by_size = self.shortcuts.setdefault(options, {})
         known = by_size.get(size, ())
         if len(known) < SHORTCUTS_PER_SIZE:
             made = make()
             if made is not None:
-                by_size[size] = *known, made
+                by_size[size] = made, *known
 
     def keep(self, call: Call, calls: Calls, key: Hashable) -> None:
         """Keep a call among those of its signature; one whose options cannot be hashed is described each time."""

@@ -82,18 +82,28 @@ def scratch_allocator(
     """Return a function that allocates a call's scratch; None where no scratch is needed.
 
     It is given the call's stream, and once more where that is not the framework's own current one. Memory that a graph
-    uses has to live as long as the graph does: while the stream is captured, it is the graph's.
+    uses has to live as long as the graph does: while the stream is captured, it is the graph's. It returns an address
+    and what holds the memory: an array, or of memory without one a function to be called once the launch has been made.
     """
     if not nbytes:
         return None
     allocate = framework.scratch_allocator(nbytes, target)
     if target.platform == "host":
         return lambda _stream, pool: allocate(pool)
-    capturing = device.capturing
+    capturing, bare = device.capturing, framework.bare_memory(target)
 
     def scratch(stream: int, pool: int | None) -> tuple[int, Any]:
         if capturing(stream):
             return graph_memory.scratch(nbytes, target, stream), None
         return allocate(pool)
 
-    return scratch
+    if bare is None:
+        return scratch
+    take, give = bare
+
+    def bare_scratch(stream: int, _pool: int | None) -> tuple[int, Any]:
+        if capturing(stream):
+            return graph_memory.scratch(nbytes, target, stream), None
+        return take(nbytes, stream), give
+
+    return bare_scratch

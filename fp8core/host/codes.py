@@ -5,7 +5,7 @@ folded into the last bit of the upper one (rounding to odd), after which the upp
 of every number that has at most six bits of mantissa, and so of every midpoint between two FP8 values.
 """
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import Final
 
 import ml_dtypes
@@ -15,6 +15,8 @@ from fp8core.host.memory import Array, Codes, Floats, Workspace
 from fp8core.host.tiles import tiles
 from fp8core.problem import FORMATS, PER_TENSOR
 
+WORTH_PAIRS: Final = 1 << 19
+"""From this many codes on, it is faster to make a table of pairs of them than to look each up."""
 SMALLEST_NORMAL: Final = np.float32(2.0**-126)
 ONE: Final = np.float32(1.0)
 
@@ -58,8 +60,21 @@ def look_up(table: Array, index: Array, out: Array, work: Workspace) -> None:
         out[...] = np.take(table, places, mode="wrap")
 
 
+@lru_cache(maxsize=8)
+def _pairs(table: bytes, itemsize: int) -> Array:
+    """Return the pairs of numbers of all 65,536 pairs of codes, each pair as one number; read-only."""
+    numbers = np.frombuffer(table, f"u{itemsize}")
+    codes = np.arange(1 << 16, dtype=np.uint16).view(np.uint8)
+    pairs = numbers[codes].view(f"u{2 * itemsize}")
+    pairs.flags.writeable = False
+    return pairs
+
+
 def replace(codes: Array, table: Array, out: Array, work: Workspace) -> None:
     """Write ``table[codes]`` of whole matrices to ``out``, which may be the memory of ``codes``."""
+    if codes.itemsize == 1 and codes.size >= WORTH_PAIRS and codes.shape[1] % 2 == 0:
+        table = _pairs(table.tobytes(), table.itemsize)
+        codes, out = codes.view(np.uint16), out.view(table.dtype)
     for tile in tiles(codes.shape, PER_TENSOR):
         look_up(table, codes[tile.rows, tile.cols], out[tile.rows, tile.cols], work)
 

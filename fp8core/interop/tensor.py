@@ -122,6 +122,14 @@ class Framework(ABC):
         """Return a function that allocates the same array again and again; it takes what `empty` takes as stream."""
         return lambda stream: self.empty(shape, dtype, target, strides, stream)
 
+    def bare_memory(self, target: Target) -> tuple[Callable[[int, int], int], Callable[[int], object]] | None:
+        """Return what allocates memory without an array, given bytes and a stream, and what frees it; None without.
+
+        Such memory is at a multiple of 256 bytes, and goes to later requests on its stream as soon as it is freed.
+        """
+        del target
+        return None
+
     def scratch(self, nbytes: int, target: Target, stream: int | None = None) -> Result:
         """Return ``nbytes`` of memory at a multiple of 256 bytes, alive as long as the result is."""
         array = self.empty((nbytes + 255,), "uint8", target, None, stream)

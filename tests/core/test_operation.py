@@ -2,17 +2,19 @@
 
 import gc
 import tracemalloc
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 
 import fp8core
 from fp8core import PER_TENSOR, LayoutError
-from fp8core.core import calls
+from fp8core.core import calls, memory
 from fp8core.core.calls import Described, NewArray, Planned
 from fp8core.core.explaining import explanation_of
 from fp8core.core.operation import Operation
 from fp8core.ops.linear import LINEAR_CALLS
+from fp8core.problem import Target
 from support.engines import fresh, fresh_fp8, fresh_scale
 
 torch = pytest.importorskip("torch")
@@ -218,3 +220,42 @@ def test_scales_of_one_call_are_not_those_of_another():
     for value in (0.5, 2.0, 0.5):
         scale = torch.from_numpy(fresh_scale((1,))) * 0 + value
         assert torch.equal(fp8core.dequantize(a, scale), a.float() * value)
+
+
+class Bare:
+    """A framework that gives memory without arrays."""
+
+    def __init__(self):
+        self.taken, self.given = [], []
+
+    def scratch_allocator(self, nbytes, target):
+        return lambda pool: pytest.fail("an array was allocated")
+
+    def bare_memory(self, target):
+        def take(nbytes, stream):
+            self.taken.append((nbytes, stream))
+            return 4096
+
+        return take, self.given.append
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("captured", [False, True])
+def test_memory_without_an_array_is_freed_once_the_launch_has_been_made(monkeypatch, captured, fails):
+    monkeypatch.setattr(memory.device, "capturing", lambda stream: captured)
+    monkeypatch.setattr(memory.graph_memory, "scratch", lambda nbytes, target, stream: 8192)
+    framework, seen = Bare(), []
+
+    def launch(*arguments):
+        seen.append((*arguments, list(framework.given)))
+        if fails:
+            raise fp8core.BackendError("launching needs a device, got none")
+
+    call = object.__new__(calls.Call)
+    call.launch, call.can_prefetch, call._scratch = launch, False, True
+    call.allocate_scratch = memory.scratch_allocator(100, framework, Target("cuda", 90, 0, 132, 32, 227 << 10))
+    with pytest.raises(fp8core.BackendError) if fails else nullcontext():
+        call.run(5, [64, 128], None, None)
+    assert seen == [(5, 64, 128, 8192 if captured else 4096, [])]
+    assert framework.taken == ([] if captured else [(100, 5)])
+    assert framework.given == ([] if captured else [4096])
