@@ -63,6 +63,28 @@ DEVICE Divisor prepared(float scale, bool bounded = false) {
             mode == TENSOR || (absolute >= 0x1p-60f && absolute <= 0x1p60f && !bounded)};
 }
 
+// Magnitudes whose quotient by MAXIMUM, and that quotient's reciprocal, can neither over- nor underflow.
+DEVICE bool is_ordinary(float amax) { return amax >= 0x1p-40f && amax <= 0x1p60f; }
+
+// amax / MAXIMUM for an ordinary amax: the product with the reciprocal, put right by the remainder. For every mantissa
+// this is the rounded quotient.
+template <int FORMAT>
+DEVICE float over_maximum(float amax) {
+    constexpr float MAXIMUM = Format<FORMAT>::MAXIMUM, RECIPROCAL = 1.0f / MAXIMUM;
+    const float near = amax * RECIPROCAL;
+    return fma_flushing(fma_flushing(near, -MAXIMUM, amax), RECIPROCAL, near);
+}
+
+// The divisor of values up to amax; false where its scale has to be computed, and applied, by the careful path.
+template <int FORMAT, int MODE, int SCALE_FORMAT>
+DEVICE bool ordinary_divisor(float amax, float eps, Divisor& divisor) {
+    constexpr float LEAST = 1.0f / (Format<FORMAT>::MAXIMUM * 512.0f);
+    const float bounded = MODE == TOKEN ? amax : maximum(amax, eps), quotient = over_maximum<FORMAT>(bounded);
+    const float scale = rounded_scale<SCALE_FORMAT>(MODE == TOKEN ? maximum(quotient, LEAST) : quotient);
+    divisor = {scale, reciprocal_ordinary(scale), true};
+    return is_ordinary(bounded);
+}
+
 // The value that is clamped and rounded to a code: x / scale, or x * RN(1 / scale), correctly rounded. careful: as it
 // is written; else the fast path, which gives the same for an ordinary divisor: a quotient is the reciprocal's product
 // corrected by its remainder, which fma forms exactly. (A remainder that is flushed as subnormal belongs to a quotient

@@ -11,6 +11,17 @@ struct Slice {
     DEVICE bool has(int i) const { return begin <= i && i < end; }
 };
 
+// The elements before `begin`, 1 to 7, become zeros.
+template <int input>
+DEVICE void cut_before(Vec8<input>& vec, int begin) {
+    if constexpr (input == FLOAT32) {
+        for (int i = 0; i < 7; ++i) vec.words[i] = i < begin ? 0u : vec.words[i];
+    } else {
+        const unsigned odd = begin % 2 ? 0xffff0000u : ~0u;
+        for (int i = 0; i < 4; ++i) vec.words[i] &= i < begin / 2 ? 0u : i == begin / 2 ? odd : ~0u;
+    }
+}
+
 // Memory that may be read.
 struct Bounds {
     const byte *begin, *end;
@@ -80,6 +91,29 @@ DEVICE void store_slice(byte* p, Vector8 codes, const Slice& slice) {
     for (int i = 0; i < 8; ++i) {
         if (slice.has(i)) p[i] = static_cast<byte>((i < 4 ? codes.x : codes.y) >> 8 * (i % 4));
     }
+}
+
+// The first `count` codes, 1 to 8, in stores of 8, 4, 2 and 1 of them.
+DEVICE void store_first(byte* p, Vector8 codes, int count) {
+    if (count == 8) return store8(p, codes);
+    if (count & 4) store4(p, codes.x);
+    unsigned rest = count & 4 ? codes.y : codes.x;
+    byte* const after = p + (count & 4);
+    if (count & 2) {
+        *reinterpret_cast<unsigned short*>(after) = static_cast<unsigned short>(rest);
+        rest >>= 16;
+    }
+    if (count & 1) after[count & 2] = static_cast<byte>(rest);
+}
+
+// The last `count` codes, 1 to 7, where they are in the vector at p.
+DEVICE void store_last(byte* p, Vector8 codes, int count) {
+    const unsigned upper = count & 4 ? codes.x : codes.y;  // of the codes before those of the store of 4
+    byte* const half = p + (count & 4 ? 0 : 4);
+    if (count & 4) store4(p + 4, codes.y);
+    if (count & 2) *reinterpret_cast<unsigned short*>(half + 2) = static_cast<unsigned short>(upper >> 16);
+    const int at = count & 2 ? 1 : 3;
+    if (count & 1) half[at] = static_cast<byte>(upper >> 8 * at);
 }
 
 // The lane's `distance` before this one, where there is such a lane. Every lane of the warp calls it.

@@ -36,18 +36,6 @@ DEVICE float amax_of(const float (&y)[VECTOR]) {
     return amax;
 }
 
-// Magnitudes whose quotient by MAXIMUM, and that quotient's reciprocal, can neither over- nor underflow.
-DEVICE bool is_ordinary(float amax) { return amax >= 0x1p-40f && amax <= 0x1p60f; }
-
-// amax / MAXIMUM for an ordinary amax: the product with the reciprocal, put right by the remainder. For every mantissa
-// this is the rounded quotient.
-template <int FORMAT>
-DEVICE float over_maximum(float amax) {
-    constexpr float MAXIMUM = Format<FORMAT>::MAXIMUM, RECIPROCAL = 1.0f / MAXIMUM;
-    const float near = amax * RECIPROCAL;
-    return fma_flushing(fma_flushing(near, -MAXIMUM, amax), RECIPROCAL, near);
-}
-
 // The largest of x[i] over a team, in the team's lanes whose number is i modulo COUNT: a power of two up to the team.
 template <int TEAM, int COUNT>
 DEVICE unsigned team_max_each(unsigned (&x)[COUNT]) {
@@ -110,16 +98,6 @@ struct Destination {
     const float* upper;  // null without one
     float upper_value, eps;
 };
-
-// The divisor of values up to amax; false where its scale has to be computed, and applied, by the careful path.
-template <int FORMAT, int MODE, int SCALE_FORMAT>
-DEVICE bool ordinary_divisor(float amax, float eps, Divisor& divisor) {
-    constexpr float LEAST = 1.0f / (Format<FORMAT>::MAXIMUM * 512.0f);
-    const float bounded = MODE == TOKEN ? amax : maximum(amax, eps), quotient = over_maximum<FORMAT>(bounded);
-    const float scale = rounded_scale<SCALE_FORMAT>(MODE == TOKEN ? maximum(quotient, LEAST) : quotient);
-    divisor = {scale, reciprocal_ordinary(scale), true};
-    return is_ordinary(bounded);
-}
 
 // One part of a row, from first_col on. `load_given` comes before the first barrier, behind the wait for the preceding
 // kernel.

@@ -45,14 +45,21 @@ struct SiluProducer {
     struct Raw {
         Values<X, VECTOR> gate, up;
     };
-    const char* row;
-    long long up_offset;  // in bytes
+    const char *gate, *up;
 
+    // From here on columns are counted from `col` on.
+    DEVICE void begin_at(int col) {
+        gate = computed_here(gate + col * SIZE_OF<X>), up = computed_here(up + col * SIZE_OF<X>);
+    }
+    DEVICE void prefetch(int col, int cols) const {
+        if (!is_inside<ALIGNED>(col, cols)) return;
+        prefetch_to_l2(gate + col * SIZE_OF<X>), prefetch_to_l2(up + col * SIZE_OF<X>);
+    }
     DEVICE void load_gate(int col, int cols, Raw& raw) const {
-        raw.gate.template load_from<ALIGNED != UNALIGNED>(row, col, valid_at<ALIGNED, VECTOR>(col, cols));
+        raw.gate.template load_from<ALIGNED != UNALIGNED>(gate, col, valid_at<ALIGNED, VECTOR>(col, cols));
     }
     DEVICE void load_up(int col, int cols, Raw& raw) const {
-        raw.up.template load_from<ALIGNED != UNALIGNED>(row + up_offset, col, valid_at<ALIGNED, VECTOR>(col, cols));
+        raw.up.template load_from<ALIGNED != UNALIGNED>(up, col, valid_at<ALIGNED, VECTOR>(col, cols));
     }
     DEVICE void load(int col, int cols, Raw& raw) const {
         load_gate(col, cols, raw);
@@ -69,45 +76,63 @@ struct SiluProducer {
     }
 };
 
+// FEW, for rows so few that latencies count: addresses are computed, and what is read and written is brought to L2, before
+// the preceding kernel has ended.
 template <int X, int FORMAT, int ROUND, int MODE, int GROUP_ROWS, int GROUP_COLS, int SCALE_FORMAT, int ALIGNED,
-          int VECTORS, class Team>
+          int VECTORS, int FEW, class Team>
 DEVICE void silu_tile(const void* x, long long x_stride, long long rows, int cols, const Destination& to) {
     using Producer = SiluProducer<X, ROUND, ALIGNED>;
     constexpr int VECTOR = Producer::VECTOR, THREADS = Team::BLOCK_THREADS;
+    constexpr bool EARLY = FEW && VECTORS > 0;
     Team team;
     const long long row = static_cast<long long>(block_z()) * grid_y() + block_y();
     const int first_col = int(block_x()) * (THREADS * VECTOR * VECTORS);
-    const Producer producer{static_cast<const char*>(x) + row * x_stride * SIZE_OF<X>,
-                            static_cast<long long>(cols) * SIZE_OF<X>};
+    const char* const begin = static_cast<const char*>(x) + row * x_stride * SIZE_OF<X>;
+    Producer producer{begin, begin + static_cast<long long>(cols) * SIZE_OF<X>};
     grid_dependency_launch();
     if (row >= rows) return;
-    if constexpr (MODE == TOKEN) team.start();
-    Quantizer<Producer, FORMAT, MODE, GROUP_ROWS, GROUP_COLS, SCALE_FORMAT, ALIGNED, VECTORS, Team> quantize(
+    Quantizer<Producer, FORMAT, MODE, GROUP_ROWS, GROUP_COLS, SCALE_FORMAT, ALIGNED, VECTORS, Team, EARLY> quantize(
         to, row, first_col, cols);
+    if constexpr (EARLY) {
+#pragma unroll
+        for (int pass = 0; pass < VECTORS; ++pass) producer.prefetch(quantize.col_of(pass), cols);
+        producer.begin_at(quantize.col_of(0));
+        quantize.touch_outputs();
+    }
+    // Where a thread's inputs are, and how far the row goes on.
+    const int left = cols - (EARLY ? quantize.col_of(0) : 0);
+    const auto at_of = [&](int pass) { return EARLY ? pass * (THREADS * VECTOR) : quantize.col_of(pass); };
+    if constexpr (MODE == TOKEN) team.start();
     grid_dependency_wait();
     quantize.load_given();
     typename Producer::Raw raw[VECTORS > 0 ? VECTORS : 1];
     // Where a block has one tile, other blocks hide the latency.
-    constexpr bool UP_FIRST = MODE == TOKEN && (VECTORS > 1 || Team::BLOCKS > 1);
+    constexpr bool UP_FIRST = EARLY || (MODE == TOKEN && (VECTORS > 1 || Team::BLOCKS > 1));
 #pragma unroll
     for (int pass = 0; pass < VECTORS; ++pass) {
-        if constexpr (!UP_FIRST) producer.load_gate(quantize.col_of(pass), cols, raw[pass]);
-        producer.load_up(quantize.col_of(pass), cols, raw[pass]);
+        if constexpr (!UP_FIRST) producer.load_gate(at_of(pass), left, raw[pass]);
+        producer.load_up(at_of(pass), left, raw[pass]);
     }
     if constexpr (UP_FIRST) {
         issue_loads();
 #pragma unroll
-        for (int pass = 0; pass < VECTORS; ++pass) producer.load_gate(quantize.col_of(pass), cols, raw[pass]);
+        for (int pass = 0; pass < VECTORS; ++pass) producer.load_gate(at_of(pass), left, raw[pass]);
+        // Else the last gates would be loaded behind the arithmetic of the first ones.
+        if constexpr (EARLY) issue_loads();
     }
     quantize(team, producer, raw);
 }
 
+#if FP8_FEW
+KERNEL_ALONE(FP8_THREADS)
+#else
 KERNEL(FP8_THREADS)
+#endif
 silu_and_mul_quant(const void* x, long long x_stride, byte* data, long long data_stride, void* scale,
                    long long scale_row_stride, long long scale_col_stride, const float* upper, float upper_value,
                    float eps, long long rows, int cols) {
     silu_tile<FP8_X, FP8_FORMAT, FP8_ROUND, FP8_MODE, FP8_GROUP_ROWS, FP8_GROUP_COLS, FP8_SCALE_FORMAT, FP8_ALIGNED,
-              FP8_VECTORS, RowTeam<FP8_THREADS, FP8_BLOCKS>>(
+              FP8_VECTORS, FP8_FEW, RowTeam<FP8_THREADS, FP8_BLOCKS>>(
         x, x_stride, rows, cols,
         {data, data_stride, scale, scale_row_stride, scale_col_stride, upper, upper_value, eps});
 }

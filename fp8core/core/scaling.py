@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Collection
+from ctypes import c_float
 from typing import Any, Final, NamedTuple
 
 from fp8core.core import scale_shapes, specs
@@ -97,18 +98,12 @@ def scaling(
     """
     name = dtype_name(options.dtype, "dtype", FORMATS)
     group = specs.group(options.group_shape)
-    scale_format, layout, eps = options.scale_format, options.scale_layout, options.eps
+    scale_format, layout = options.scale_format, options.scale_layout
     if not _one_of(scale_format, SCALE_DTYPE):
         raise ScaleError(f"scale_format needs one of {', '.join(SCALE_DTYPE)}, got {scale_format!r}")
     if not _one_of(layout, ("k", "mn")):
         raise LayoutError(f"scale_layout needs 'k' or 'mn', got {layout!r}")
-    least = FORMATS[name].maximum * 2.0**-126
-    eps = scalar(eps)
-    if eps is None or not least <= eps <= specs.LARGEST:
-        raise ScaleError(
-            f"eps needs a number that float32 holds of at least {least:.3g}, so that no scale is subnormal, "
-            f"got {options.eps!r}"
-        )
+    eps = _eps(options, FORMATS[name].maximum * 2.0**-126, group)
     result = x._replace(shape=shape, strides=dlpack.row_major(shape))
     at = specs.matrix(result)
     if options.given:
@@ -136,6 +131,24 @@ def scaling(
 
 def _one_of(value: Any, known: Collection[str]) -> bool:
     return isinstance(value, str) and value in known
+
+
+def _eps(options: ScaleOptions, least: float, group: GroupShape) -> float:
+    eps = scalar(options.eps)
+    if eps is None or not least <= eps <= specs.LARGEST:
+        raise ScaleError(
+            f"eps needs a number that float32 holds of at least {least:.3g}, so that no scale is subnormal, "
+            f"got {options.eps!r}"
+        )
+    if c_float(eps).value != c_float(EPS).value:
+        if options.given:
+            raise ScaleError(f"eps needs to be left out where a scale is given, got {options.eps!r}")
+        if group in (PER_TENSOR, PER_TOKEN):
+            raise ScaleError(
+                "eps needs a group_shape of groups or blocks, as the scales of tokens and tensors have a least value of"
+                f" their own, got {options.eps!r} for {tuple(group)}"
+            )
+    return eps
 
 
 def _upper(value: Any, operand: TensorSpec | None, group: GroupShape, x: TensorSpec) -> float:

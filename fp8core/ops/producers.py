@@ -67,7 +67,7 @@ def rms_norm_quant(
         scale_ub: an upper bound of amax, per token.
         scale_format: as for `quantize`.
         scale_layout: as for `quantize`.
-        eps: the least amax of a group, as for `quantize`.
+        eps: the least amax of a group, as for `quantize` (that of the norm is ``epsilon``).
         round_intermediate: round the norm to x's dtype first, and with a given scale the sum with the residual, too, as
             vLLM's static kernels do.
         out: an FP8 array for the data, or a pair of arrays for data and scale.

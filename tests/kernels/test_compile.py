@@ -33,6 +33,7 @@ REGISTERS = {
     "rms_norm_quant": 128,
     "normalize": 48,
     "quantize_rowwise_unaligned": 104,
+    "quantize_groups_unaligned": 80,
     "quantize_elementwise": 64,
     "quantize_tensorwise": 128,
     "quantize_rowwise": 104,

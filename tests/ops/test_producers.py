@@ -147,13 +147,15 @@ def test_blocks_by_the_number_of_rows(cols, scaling, multiprocessors):
         ("silu", 16, 3584, (448, 1, 1), True),
         ("silu", 16, 4096, (128, 1, 4), True),
         ("silu", 1024, 3584, (256, 2, 1), False),
-        ("silu", 16, 1024, (128, 1, 1), False),
+        ("silu", 16, 8192, (256, 1, 4), True),
+        ("silu", 16, 14336, (224, 2, 4), True),
+        ("silu", 16, 1024, (128, 1, 1), True),
+        ("silu", 133, 1024, (128, 1, 1), False),
     ],
 )
 def test_kernels_of_few_rows_leave_multiprocessors_as_products_need_them(
     producer, rows, cols, block, all_shared, monkeypatch
 ):
-    """But not a kernel that is also that of many rows, as SiLU's of 1,024 columns is."""
     found = []
 
     def prepare(target, source, entry, constants, arguments, **launch):

@@ -101,7 +101,7 @@ def quantize(draw: Draw, arena: Arena, engine: Any) -> Case:
         of_scales = "float8_e8m0fnu" if options["scale_format"] == "ue8m0_bytes" else "float32"
         if tuple(group) == tuple(PER_TOKEN) and draw(st.booleans()):
             options["scale_ub"] = naive["scale_ub"] = draw(st.sampled_from((0.5, 1.5, 100.0)))
-        elif draw(st.booleans()):
+        elif tuple(group) not in (tuple(PER_TOKEN), tuple(PER_TENSOR)) and draw(st.booleans()):
             options["eps"] = naive["eps"] = draw(st.sampled_from((1e-10, 1e-3, 1)))
     shaped = None if of_scales is None else scale_shape(group, out_shape)
     options["out"], written = _outs(draw, arena, out_shape, dtype, None if shaped is None else (shaped, of_scales))

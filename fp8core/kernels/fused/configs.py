@@ -42,7 +42,7 @@ MOST_THREADS: Final = {1: 1024, 2: 1024, 3: 1024, 4: 512, 5: 512, 6: 512, 7: 512
 CLUSTER: Final = 4
 CLUSTER_THREADS: Final = 256
 """The most of a block that shares its row."""
-SINGLE_THREADS: Final = 224
+SINGLE_THREADS: Final = {"norm": 224, "add": 224, "silu": 256}
 """Up to so many of them each has one vector: 5,120, 6,144 and 7,168 columns of 16 bits are whole blocks then."""
 SHARED_BYTES: Final = {STATIC: 12 << 10, TOKEN: 8 << 10, GROUP: 8 << 10}
 """By the mode: rows of at least this much input are shared by clusters; a multiprocessor takes only so much at a time.
@@ -50,11 +50,13 @@ SHARED_BYTES: Final = {STATIC: 12 << 10, TOKEN: 8 << 10, GROUP: 8 << 10}
 SHARED_VECTORS: Final = 512
 """As long as there are at most this many vectors a multiprocessor; a row counts as 1,024 at least."""
 SILU_BYTES: Final = 16 << 10
-"""Of SiLU's input below which only a single row is shared: alone a cluster is faster by 0.1 us, between products slower
+"""Of SiLU's input below which only a single row is shared: alone a cluster is faster by 0.2 us, between products slower
 by 0.5 (experiments/2026-11-between-launches)."""
 
-TILE: Final = (ProducerConfig(128, 1), ProducerConfig(256, 1))
-"""Blocks of silu where no scale spans the row, for fewer rows and for `MANY`."""
+TILE: Final = (ProducerConfig(128, 1, few=True), ProducerConfig(128, 1), ProducerConfig(256, 1))
+"""Blocks of silu where no scale spans the row, for `FEW`, `SOME` and `MANY` rows."""
+TILES: Final = 8
+"""Of a multiprocessor, up to which few rows of them are few: else memory is what counts."""
 
 Problem = NormQuantize | SiluQuantize
 
@@ -90,7 +92,7 @@ def cluster_config(problem: Problem) -> ProducerConfig | None:
     if problem.target[:2] != ("cuda", 90) or problem.cols * ITEMSIZE[problem.x] * inputs < SHARED_BYTES[mode]:
         return None
     units = ceil_div(problem.cols, vector_of(problem))
-    vectors = 1 if units <= CLUSTER * SINGLE_THREADS else 2
+    vectors = 1 if units <= CLUSTER * SINGLE_THREADS[kind] else 2
     threads = ceil_div(ceil_div(units, CLUSTER * vectors), problem.target.warp) * problem.target.warp
     return ProducerConfig(threads, vectors, CLUSTER, few=True) if threads <= CLUSTER_THREADS else None
 

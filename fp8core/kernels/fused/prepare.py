@@ -17,6 +17,7 @@ from fp8core.kernels.fused.configs import (
     SOME,
     SOME_ROWS,
     TILE,
+    TILES,
     TOKEN,
     Problem,
     ProducerConfig,
@@ -62,17 +63,20 @@ def by_rows(
     tiles = isinstance(problem, SiluQuantize) and mode_of(problem) != TOKEN
     shared = None if tiles else cluster_config(problem)
     together = most_shared(problem) if shared else 0
+    few_rows = min(few, few * TILES // max(ceil_div(units, TILE[FEW].threads), 1)) if tiles else few
 
     @cache
     def ready(number: int | None) -> tuple[jit.Launcher, int]:
         if tiles:
-            config = TILE[number == MANY]
+            config = TILE[number or FEW]
             return prepare(config), ceil_div(units, config.threads * config.vectors)
         config = shared if shared and number is None else row_config(problem, number or FEW)
         return prepare(config), config.blocks
 
     def chosen(rows: int) -> tuple[jit.Launcher, int]:
-        return ready(None if rows <= together else FEW if rows <= few else SOME if rows <= few * SOME_ROWS else MANY)
+        if rows <= together:
+            return ready(None)
+        return ready(FEW if rows <= few_rows else SOME if rows <= few * SOME_ROWS else MANY)
 
     return chosen
 
@@ -93,7 +97,7 @@ def plan_producer(
     source: Source,
     kind: type[Numbers],
     grid: Callable[[int, int], jit.Grid],
-    constants: Callable[[ProducerConfig], Mapping[str, int]] = lambda _: {},
+    constants: Callable[[ProducerConfig], Mapping[str, int]],
 ) -> Plan[Numbers]:
     """Return the plan of a producer.
 
@@ -102,25 +106,22 @@ def plan_producer(
         source: its kernel.
         kind: the numbers of its launches.
         grid: of so many rows, and so many blocks for each.
-        constants: what the kernel is compiled with beside `constants_of`.
+        constants: what the kernel is compiled with beside `constants_of`, with which kernels of few rows differ from
+            those of many.
     """
 
-    def compiled_with(config: ProducerConfig) -> dict[str, int]:
-        return {**constants_of(problem, config), **constants(config)}
-
     def prepare(config: ProducerConfig) -> jit.Launcher:
-        # Of few rows the kernel stands between products, which need all shared memory; with many it needs the L1.
-        between_products = config.few and compiled_with(config) != compiled_with(row_config(problem, MANY))
         return jit.prepare(
             problem.target,
             source.name,
             source.entry,
-            compiled_with(config),
+            {**constants_of(problem, config), **constants(config)},
             source.args,
             block=config.threads,
             cluster=config.blocks,
             programmatic=True,
-            all_shared=between_products,
+            # Of few rows the kernel stands between products, which need all shared memory; with many it needs the L1.
+            all_shared=config.few,
         )
 
     chosen = by_rows(problem, prepare)

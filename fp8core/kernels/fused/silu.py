@@ -4,6 +4,7 @@ from typing import Final, NamedTuple
 
 from fp8core import host
 from fp8core.kernels.encodings import ceil_div
+from fp8core.kernels.fused.configs import ProducerConfig
 from fp8core.kernels.fused.prepare import SCALED_BY_ROWS, SUPPORTED, Source, plan_producer
 from fp8core.kernels.requirements import platform
 from fp8core.problem import SiluQuantize
@@ -39,7 +40,10 @@ def plan_silu_quantize(problem: SiluQuantize) -> Plan[SiluNumbers]:
     def grid(rows: int, blocks: int) -> jit.Grid:
         return blocks, min(rows, MOST_GRID_ROWS), ceil_div(rows, MOST_GRID_ROWS)
 
-    return plan_producer(problem, Source("fused/silu", "silu_and_mul_quant", SiluArgs), SiluNumbers, grid)
+    def constants(config: ProducerConfig) -> dict[str, int]:
+        return {"FP8_FEW": int(config.few)}
+
+    return plan_producer(problem, Source("fused/silu", "silu_and_mul_quant", SiluArgs), SiluNumbers, grid, constants)
 
 
 SILU_QUANTIZE: Final = Table(

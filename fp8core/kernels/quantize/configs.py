@@ -14,6 +14,8 @@ TEAMS_THREADS: Final = 256
 """Threads of a block of several teams, at most."""
 UNALIGNED_THREADS: Final = 128
 """Threads of a block of several teams where rows begin at any element."""
+SMALL: Final = 1 << 19
+"""Elements up to which half as many are faster for groups of a power of two."""
 TEAMS_X: Final = 4
 """Teams side by side, of a block with many rows of groups: 8 groups, 1,024 columns of 128."""
 WARP_TEAM: Final = 32
@@ -84,6 +86,11 @@ def tile_of(problem: Quantize, rows: int = MANY_ROWS) -> Tile:
     return Tile(height, row if group.cols < 0 else group.cols // VEC8)
 
 
+def has_groups(problem: Quantize) -> bool:
+    """Return whether scales are found for parts of rows."""
+    return not problem.static and problem.group_shape.rows == 1 and problem.group_shape.cols > 0
+
+
 def few(problem: Quantize, rows: int) -> bool:
     """Return whether up to ``rows`` rows leave a part of the device idle, so that latencies count."""
     return rows * problem.cols <= FEW
@@ -120,10 +127,11 @@ def _unaligned(problem: Quantize, tile: Tile, total: int, rows: int) -> RowwiseC
     if slim and tile.rows == 1 and total > WARP_TEAM and few(problem, rows):
         return _block(problem, total, max(1, ceil_div(total, MOST_THREADS)))
     if narrow:
-        groups = tile.rows == 1 and problem.group_shape.cols > 0 and not problem.static
-        each = 1 if groups and rows <= FEW_ROWS and few(problem, rows) else WARP_TEAM_VECS
-        team = min(power_of_two(ceil_div(total, each)), WARP_TEAM)
-        return RowwiseConfig(UNALIGNED_THREADS, team, ceil_div(total, team), 1, 1)
+        whole = has_groups(problem) and total == power_of_two(total)
+        early = few(problem, rows) and (whole or (has_groups(problem) and rows <= FEW_ROWS))
+        team = min(power_of_two(ceil_div(total, 1 if early else WARP_TEAM_VECS)), WARP_TEAM)
+        threads = UNALIGNED_THREADS // (2 if whole and rows * problem.cols <= SMALL else 1)
+        return RowwiseConfig(threads, team, ceil_div(total, team), 1, 1)
     vecs = 2 if problem.static else 3 if total <= 3072 else 6
     return _block(problem, total, max(vecs, ceil_div(total, MOST_THREADS)))
 
@@ -163,7 +171,9 @@ def _teams(problem: Quantize, tile: Tile, total: int, each: int, idle: bool) -> 
 
 def row_bounds(problem: Quantize) -> tuple[int, ...]:
     """Return, in ascending order, up to how many rows kernels have configurations of their own."""
-    return tuple(sorted({FEW_ROWS, SHARED_ROWS, FEW // max(problem.cols, 1), MANY_ROWS}))
+    cols = max(problem.cols, 1)
+    small = {SMALL // cols} if unaligned(problem) and has_groups(problem) else set()
+    return tuple(sorted({FEW_ROWS, SHARED_ROWS, FEW // cols, MANY_ROWS} | small))
 
 
 def fits(problem: Quantize) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from fp8core.kernels.encodings import ceil_div
-from fp8core.kernels.quantize.configs import VEC8, Tile, few, rowwise_config, tile_of
+from fp8core.kernels.quantize.configs import VEC8, Tile, few, has_groups, rowwise_config, tile_of
 from fp8core.kernels.quantize.prepare import Chosen, folded, prepare
 from fp8core.kernels.quantize.rowwise import by_rows
 from fp8core.problem import Quantize
@@ -11,7 +11,7 @@ from fp8core.runtime.plans import Plan, QuantizeNumbers
 
 
 def plan_rowwise_unaligned(problem: Quantize) -> Plan[QuantizeNumbers]:
-    """Return the plan of cuda_src/quantize/rowwise_unaligned.cuh."""
+    """Return the plan of cuda_src/quantize/rowwise_unaligned.cuh, and of groups_unaligned.cuh for few elements."""
     return by_rows(problem, _configured)
 
 
@@ -35,7 +35,8 @@ def _configured(problem: Quantize, most_rows: int) -> Callable[[int], Chosen]:
         "FP8_TILE_VECS": tile.vecs,
         "FP8_ACROSS": across,
     }
-    run = prepare(problem, "rowwise_unaligned", config.threads, constants)
+    slim = has_groups(problem) and few(problem, most_rows) and config.team * config.vecs == tile.vecs
+    run = prepare(problem, "groups_unaligned" if slim else "rowwise_unaligned", config.threads, constants)
     without_groups = not problem.cols and problem.group_shape.cols > 0  # so without scales, too
 
     def sized(rows: int) -> Chosen:
