@@ -36,7 +36,8 @@ struct Config {
 };
 using C = TiledLayout<Config>;
 
-// Up to so many rows the weight is read once, and is the first that leaves L2: what is read again stays.
+// Up to so many rows the weight is read once, and is the first that leaves L2: what is read again stays. Not where the
+// result, two bytes each, is as large as the weight: measured 3 % slower (1024x24576x1536).
 constexpr int FEW_ROWS = 1024;
 
 extern "C" __global__ void __launch_bounds__(C::threads, 1)
@@ -99,8 +100,9 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
         if (warp > 0 || !prefetch_weight) grid_dependency_wait();
         if (warp == 0 && !prefetch_weight) grid_dependency_launch();
         if (warp == 0 && elected())
-            load_tiles<C, C::weight_bytes, true>(&weight_map, ring, nullptr, 0, pipeline, tiles, first, k_blocks,
-                                                 C::columns, m <= FEW_ROWS ? EVICT_FIRST : EVICT_NORMAL);
+            load_tiles<C, C::weight_bytes, true>(
+                &weight_map, ring, nullptr, 0, pipeline, tiles, first, k_blocks, C::columns,
+                m <= FEW_ROWS && 2 * m < k_blocks * BLOCK_K ? EVICT_FIRST : EVICT_NORMAL);
         if (warp == 1 && elected())
             load_tiles<C, C::a_bytes, false>(&a_map, a_ring, &scale_map, shared_address(stage_scales), pipeline, tiles,
                                              first, k_blocks, least(C::rows, (m + 7) & ~7), EVICT_NORMAL);
