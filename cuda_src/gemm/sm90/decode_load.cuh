@@ -66,7 +66,7 @@ DEVICE void load_weight(const Map* map, unsigned ring, const PipelineBarriers<C:
         grid_dependency_wait();
         grid_dependency_launch();
     }
-    if (lane == 0) {
+    if (elected()) {
         bool limited = C::prefetch_chunks > 0;
         for (int issued = 0; k_iter.more(); ++issued) {
             pipeline.wait_empty(at);
@@ -110,7 +110,7 @@ DEVICE void load_a(const TensorMap* map, unsigned ring, const PipelineBarriers<C
     if (C::multicast_tiles > 1) cluster_wait();  // they have initialized their barriers
     if (!C::a_vectors) {
         grid_dependency_wait();
-        if (lane == 0) {
+        if (elected()) {
             if (C::prefetch_chunks) barrier_arrive(reduce_full + 16);
             const int row = multicast_rank * (C::width / C::multicast_tiles);
             const int bytes = C::multicast_tiles > 1 ? C::a_bytes : rows * BLOCK_K;
