@@ -48,8 +48,8 @@ WIDE_RESULT: Final = Requirement(
     "gives float32, float16 or bfloat16 without out_scale and amax, got {p.out}",
 )
 STRIDES_OF_16: Final = Requirement(
-    lambda p: 0 < p.k < 1 << 31 and p.lda % 16 == 0 and p.ldb % 16 == 0,
-    "needs k (above 0, below 2**31) and lda and ldb that are multiples of 16, got k={p.k} lda={p.lda} ldb={p.ldb}",
+    lambda p: p.k > 0 and p.lda % 16 == 0 and p.ldb % 16 == 0,
+    "needs k > 0 and lda and ldb that are multiples of 16, got k={p.k} lda={p.lda} ldb={p.ldb}",
 )
 CODES_AT_16: Final = Requirement(
     lambda p: max(p.alignment, p.codes_alignment) % 16 == 0,
