@@ -30,11 +30,11 @@ def behind_quantization(problem: ScaledMm) -> DecodeConfig:
     nearer than the weight: blocks without room start when the product has ended, and the next product's only after
     them (experiments/2026-11-between-launches).
     """
-    config = config_for(problem)
+    config = for_linear(config_for(problem), problem.n * problem.k)
     if a_side(problem, config) < MOST_ROWS:
-        return for_linear(config, problem.n * problem.k)
+        return config
     a_stages = max(config.a_stages - 2, min(config.a_stages, FEWEST_A_STAGES))
-    return for_linear(config)._replace(spare_bytes=PRODUCER_BYTES, a_stages=a_stages)
+    return config._replace(spare_bytes=PRODUCER_BYTES, a_stages=a_stages)
 
 
 def behind_producer(problem: ScaledMm) -> DecodeConfig:

@@ -241,7 +241,7 @@ PREFETCH_BYTES: Final = 40 << 10
 QUANTIZER_BYTES: Final = 2048
 """Of shared memory for a block that quantizes: 1,024 that the system keeps, and its own."""
 LARGE_BYTES: Final = 300e6
-"""Of a weight, from which room for two such blocks and a prefetch without limit were faster (tile-widths)."""
+"""Of a weight, from which room for two such blocks, and twice as much of it asked for into L2, were faster."""
 
 
 def limit_prefetch(config: DecodeConfig) -> DecodeConfig:
@@ -270,9 +270,10 @@ def for_linear(config: DecodeConfig, weight_bytes: int = 0) -> DecodeConfig:
     A quantization is ready to start when its predecessor ends if it finds room beside it, and both it and the product
     get their rows soon if not all of the ring stands before them in the memory's queue.
     """
+    config = limit_prefetch(config)
     if weight_bytes > LARGE_BYTES:
-        return config._replace(spare_bytes=2 * QUANTIZER_BYTES)
-    return limit_prefetch(config)._replace(spare_bytes=QUANTIZER_BYTES)
+        return config._replace(spare_bytes=2 * QUANTIZER_BYTES, ahead_bytes=2 * config.ahead_bytes)
+    return config._replace(spare_bytes=QUANTIZER_BYTES)
 
 
 def dynamic_bytes(config: DecodeConfig, side: int, scale_rows: int, stages_: int, target: Target) -> int:
