@@ -20,9 +20,9 @@
 // M_WARPGROUPS, K_WARPGROUPS; STAGES and A_STAGES multiples of K_WARPGROUPS; CTAS_PER_SM; A_TYPE, B_TYPE the formats; BLOCKWISE 1:
 // a's scales are 1x128 and the weight's cover SCALE_ROWS (128 or 1) x 128; 0: one a tensor or row; OUT, BIAS: 0 fp32,
 // 1 fp16, 2 bf16, -1 none. PREFETCH_CHUNKS: k-blocks of the weight in flight until a has been requested, 0: as many
-// as fit. A_VECTORS: vectors of 8 elements of x that a thread quantizes, 0 where a comes as codes; else A_ROWS,
-// A_INPUT, A_MODE of quantize_rows, and A_STAGES k-blocks are all of a block. The tensor cores sum a k-block with
-// fewer bits than fp32 has, so every one is added (promoted) in fp32.
+// as fit. AHEAD_CHUNKS: those that a block asks for into L2 beyond its ring. A_VECTORS: vectors of 8 elements of x that a
+// thread quantizes, 0 where a comes as codes; else A_ROWS, A_INPUT, A_MODE of quantize_rows, and A_STAGES k-blocks are
+// all of a block. The tensor cores sum a k-block with fewer bits than fp32 has, so every one is added (promoted) in fp32.
 //
 // PHASES: of how many residues of channels there are maps, 0 where one map has them all.
 //
@@ -31,7 +31,7 @@
 // scale strides in elements, 0 where broadcast; at least SPLIT_K
 // k-blocks, a first tile for every cluster; of dynamic shared memory ring_bytes, 1,024 and (SPLIT_K * K_WARPGROUPS -
 // 1) * units / SPLIT_K * unit_bytes for the reduction.
-#include "decode_load.cuh"
+#include "decode_block.cuh"
 #include "decode_epilogue.cuh"
 #include "quantize_rows.cuh"
 
@@ -41,16 +41,16 @@ struct Config {
     static constexpr int width = FP8_WIDTH, split_k = FP8_SPLIT_K, multicast_tiles = FP8_MULTICAST_TILES;
     static constexpr int warpgroup_channels = 64, m_warpgroups = FP8_M_WARPGROUPS, k_warpgroups = FP8_K_WARPGROUPS,
                          ctas_per_sm = FP8_CTAS_PER_SM;
-    static constexpr int stages = FP8_STAGES, a_stages = FP8_A_STAGES, prefetch_chunks = FP8_PREFETCH_CHUNKS;
+    static constexpr int stages = FP8_STAGES, a_stages = FP8_A_STAGES, prefetch_chunks = FP8_PREFETCH_CHUNKS,
+                         ahead_chunks = FP8_AHEAD_CHUNKS;
     static constexpr int a_type = FP8_A_TYPE, b_type = FP8_B_TYPE, out_type = FP8_OUT, bias_type = FP8_BIAS;
     static constexpr int activation = FP8_ACTIVATION, accumulates = FP8_ACCUMULATES;
     static constexpr int blockwise = FP8_BLOCKWISE, scale_rows = FP8_SCALE_ROWS;
     static constexpr int phases = FP8_PHASES;
+    static constexpr bool elects = true;
     static constexpr int a_vectors = FP8_A_VECTORS, a_rows = FP8_A_ROWS, a_input = FP8_A_INPUT, a_mode = FP8_A_MODE;
 };
 using C = DecodeLayout<Config>;
-using Part = UnitOf<C::width>;
-using Piece = Part::Piece;
 
 extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_decode(
 #if FP8_PHASES
@@ -67,9 +67,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
     long long scale_b_row, long long scale_b_k, const void* __restrict__ bias, void* out, long long ldo, int m, int n,
     int k_blocks, int prefetch_weight, float beta) {
     extern __shared__ char dynamic[];
-    __shared__ alignas(8) word64 barriers[DecodeBlock<C>::barriers];
     __shared__ float row_scales[C::width];
-    __shared__ StageScales<C> stage_scales;  // if blockwise
 #if FP8_A_VECTORS
     const TensorMap* const codes = nullptr;
     const WideRows rows_of_x = {x, x_stride, m, x_vecs};
@@ -83,41 +81,27 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
     // that precedes it on the stream has ended. So it does that after its wait (in load_weight).
     if (prefetch_weight) grid_dependency_launch();
 
-    constexpr int ranks = C::split_k, units = C::units / ranks;
-    constexpr int storing_warps = units > 1 ? units / 2 : 1;  // of a block, for its part of the tile
-    DecodeBlock<C> block(dynamic, barriers, n, k_blocks);
+    DecodeBlock<C> block(dynamic, n, k_blocks);
     const ScaleGrid of_a = {scale_a, scale_a_row, scale_a_k}, of_b = {scale_b, scale_b_row, scale_b_k};
-    if (block.loads(&weight_map, codes, stage_scales, of_a, of_b, m, n, storing_warps, prefetch_weight)) return;
-    const int warp = block.warp, lane = block.lane, rank = block.rank, first = block.first;
+    if (block.loads(&weight_map, codes, of_a, of_b, m, n, WarpUnits<C>::storing_warps, prefetch_weight)) return;
+    const int lane = block.lane;
     KBlockIterator& k_iter = block.k_iter;
-
-    const int warpgroup = C::warpgroups > 1 ? warp / 4 : 0, quarter = warp % 4;
-    const int m_warpgroup = warpgroup / C::k_warpgroups, k_warpgroup = warpgroup % C::k_warpgroups;
-    // A warp's registers hold two units of channels, those of lane / 4 and of lane / 4 + 8, for these blocks.
-    const int unit0 = m_warpgroup * 8 + quarter * 2;
-    const int owners[2] = {unit0 / units, (unit0 + 1) / units};
-    const bool owned[2] = {owners[0] == rank, owners[1] == rank}, in_epilogue = owned[0] || owned[1];
-    const bool leader = k_warpgroup == 0 && unit0 == (rank * units & ~1) && lane == 0;
-    Ring<C::stages> next(k_warpgroup), oldest(k_warpgroup);  // to be multiplied, and to be released
-    Ring<C::a_stages> a_next(k_warpgroup), a_oldest(k_warpgroup);
+    const WarpUnits<C> own(block);
+    Places<C> at(k_iter, own.k_warpgroup);
     const Epilogue<C::out_type, C::bias_type> epilogue(bias, nullptr);
     const Ending<C::out_type, C::activation, C::accumulates> ending = {beta};
     float row_scale = 0.0f;
-    // k-blocks of a whose stage is loaded again: when this block releases the others, a multicast peer may have ended.
-    const int iterations = (k_iter.tiles - k_iter.tile + k_iter.step - 1) / k_iter.step;
-    int a_releases = iterations * k_iter.k_blocks - C::a_stages - k_warpgroup;
-    int next_k_block = k_warpgroup;  // k-blocks to pass over before this warpgroup's next
+    int next_k_block = own.k_warpgroup;  // k-blocks to pass over before this warpgroup's next
 
     for (int iteration = 0; k_iter.tile < k_iter.tiles; ++iteration, k_iter.tile += k_iter.step) {
         float channel_scales[2] = {1.0f, 1.0f}, channel_biases[2] = {0.0f, 0.0f};
-        if (k_warpgroup == 0 && in_epilogue) {
+        if (own.completes()) {
             for (int half = 0; half < 2; ++half) {
-                const int bounded = min(C::Tile::channel(k_iter.tile, unit0 * 8 + lane / 4 + 8 * half), n - 1);
+                const int bounded = min(own.channel(k_iter.tile, half), n - 1);
                 if (!C::blockwise) channel_scales[half] = scale_b[bounded * scale_b_row];
                 channel_biases[half] = epilogue.bias_of(bounded);
             }
-            if (ranks > 1 && leader)
-                barrier_expect(block.reduce_full, (ranks - 1) * C::k_warpgroups * units * C::unit_bytes);
+            own.expect_others();
         }
         if (iteration == 0) {
             grid_dependency_wait();
@@ -134,23 +118,24 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
 #pragma unroll
         for (int i = 0; i < C::sums; ++i) {
             const int half = i / 2 % 2, row = i / 4 * 8 + lane % 4 * 2 + i % 2;
-            const int here = C::Tile::channel(k_iter.tile, unit0 * 8 + lane / 4 + 8 * half);
-            addends.load(i, out, row * ldo + here, k_warpgroup == 0 && owned[half] && row < m && here < n);
+            const int here = own.channel(k_iter.tile, half);
+            addends.load(i, out, row * ldo + here, own.completes(half) && row < m && here < n);
         }
-        if (C::a_vectors) a_next = Ring<C::a_stages>(next_k_block);  // all of the block's k-blocks are there, and stay
+        if (C::a_vectors)
+            at.a_next = Ring<C::a_stages>(next_k_block);  // all of the block's k-blocks are there, and stay
 
         // Two sets of products alternate: while the tensor cores are busy with one, the other is scaled and added.
         float sums[C::sums], products[2][C::sums];
 #pragma unroll
         for (int i = 0; i < C::sums; ++i) sums[i] = products[0][i] = products[1][i] = 0.0f;
         const auto issue_mma = [&](float (&d)[C::sums], auto& w) {
-            if (C::phases == 0) block.pipeline.wait_full(next);
-            if (!C::a_vectors) block.a_pipeline.wait_full(a_next);
+            if (C::phases == 0) block.pipeline.wait_full(at.next);
+            if (!C::a_vectors) block.a_pipeline.wait_full(at.a_next);
             if constexpr (C::phases == 0)
-                w.place(block.ring + next.stage * C::weight_bytes + m_warpgroup * 64 * BLOCK_K);
-            const word64 a = tile_descriptor(block.a_ring + a_next.stage * C::a_bytes);
-            if (C::phases == 0) next.advance(C::k_warpgroups);
-            a_next.advance(C::k_warpgroups);
+                w.place(block.ring + at.next.stage * C::weight_bytes + own.m_warpgroup * 64 * BLOCK_K);
+            const word64 a = tile_descriptor(block.a_ring + at.a_next.stage * C::a_bytes);
+            if (C::phases == 0) at.next.advance(C::k_warpgroups);
+            at.a_next.advance(C::k_warpgroups);
             product_of_block<C::b_type, C::a_type>(d, w.codes, a);
         };
         // Adds the products of the oldest k-block; the last has none behind it.
@@ -158,11 +143,11 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
             float scales_b[2];
             float2 scales_a[C::width / 8];
             if constexpr (C::blockwise) {
-                const float* const scales = stage_scales.of[a_oldest.stage];
+                const float* const scales = block.stage_scales().of[at.a_oldest.stage];
 #pragma unroll
                 for (int half = 0; half < 2; ++half)
                     scales_b[half] =
-                        scales[C::width + ((unit0 + half) * 8 + lane / 4) * (C::span / C::tile) / C::scale_rows];
+                        scales[C::width + ((own.unit + half) * 8 + lane / 4) * (C::span / C::tile) / C::scale_rows];
 #pragma unroll
                 for (int j = 0; j < C::width / 8; ++j) {
                     scales_a[j] = *(const float2*)&scales[8 * j + lane % 4 * 2];
@@ -173,14 +158,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
             if (last) product_wait<0>();
             else product_wait<1>();
             registers_fence(d);
-            __syncwarp();
-            if (C::phases == 0 && lane == 0) block.pipeline.release(oldest);
-            if (!C::a_vectors && C::multicast_tiles == 1 && lane == 0) block.a_pipeline.release(a_oldest);
-            if (!C::a_vectors && C::multicast_tiles > 1 && lane < C::multicast_tiles && a_releases > 0)
-                remote_arrive(cluster_address(block.a_pipeline.empty(a_oldest), lane * ranks + rank));
-            a_releases -= C::k_warpgroups;
-            oldest.advance(C::k_warpgroups);
-            a_oldest.advance(C::k_warpgroups);
+            at.release(block);
             if (C::phases && C::blockwise && C::scale_rows == 1) {  // in place: there are no registers for both
 #pragma unroll
                 for (int i = 0; i < C::sums; ++i) d[i] *= scales_b[i >> 1 & 1];
@@ -203,13 +181,13 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
         // While a k-block is multiplied, the weight's next one is loaded and aligned, where registers hold both.
         constexpr bool ahead = !C::blockwise || (C::width < 64 && C::ctas_per_sm < 3);
         const auto load = [&](auto& w) {
-            const unsigned stage = next.stage * C::weight_bytes + m_warpgroup * 64 * C::Tile::Weight::COLUMNS;
-            block.pipeline.wait_full(next);
+            const unsigned stage = at.next.stage * C::weight_bytes + own.m_warpgroup * 64 * C::Tile::Weight::COLUMNS;
+            block.pipeline.wait_full(at.next);
             w.load(dynamic + (block.ring - shared_address(dynamic)) + stage, C::Tile::offset(weight_map, k_iter.tile));
             registers_fence(w.codes);
             __syncwarp();
-            if (lane == 0) block.pipeline.release(next);
-            next.advance(C::k_warpgroups);
+            if (lane == 0) block.pipeline.release(at.next);
+            at.next.advance(C::k_warpgroups);
         };
         if (next_k_block < k_iter.k_blocks) {
             typename C::Tile::Weight w[2];
@@ -268,50 +246,10 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
                 threads_sync(2, C::consumers);
             }
             if (C::cluster > 1) cluster_wait();  // the other blocks have initialized their barriers
-        } else if (C::k_warpgroups > 1 || ranks > 1) {
+        } else if (C::k_warpgroups > 1 || C::split_k > 1) {
             barrier_wait(block.reduce_empty, (iteration - 1) & 1);
         }
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int owner = owners[half], unit = unit0 + half - owner * units;
-            if (k_warpgroup == 0 && owned[half]) continue;
-            const int source = rank * C::k_warpgroups + k_warpgroup;
-            const int place = source - (source > owner * C::k_warpgroups);
-            const int slot = (place * units + unit) * C::unit_bytes + lane * (int)sizeof(Piece);
-            if (owned[half]) {
-#pragma unroll
-                for (int i = 0; i < Part::pieces; ++i)
-                    ((Piece*)(block.reduce_buf + slot))[32 * i] = Part::get(sums, half, i);
-            } else {
-                const unsigned there = cluster_address(shared_address(block.reduce_buf) + slot, first + owner);
-                const unsigned barrier = cluster_address(block.reduce_full, first + owner);
-#pragma unroll
-                for (int i = 0; i < Part::pieces; ++i)
-                    remote_store(there + i * 32 * (int)sizeof(Piece), Part::get(sums, half, i), barrier);
-            }
-        }
-        if (C::k_warpgroups > 1 && k_warpgroup != 0) threads_arrive(3 + m_warpgroup, 128 * C::k_warpgroups);
-        if (k_warpgroup != 0) continue;
-        if (C::k_warpgroups > 1) threads_sync(3 + m_warpgroup, 128 * C::k_warpgroups);
-        if (!in_epilogue) continue;
-
-        if (ranks > 1) barrier_wait(block.reduce_full, iteration & 1);
-#pragma unroll(C::width > 16 ? 1 : 16)
-        for (int place = 0; place < ranks * C::k_warpgroups - 1; ++place) {
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                if (!owned[half]) continue;
-                const int unit = place * units + unit0 + half - rank * units;
-                const Piece* slot = (const Piece*)(block.reduce_buf + unit * C::unit_bytes) + lane;
-#pragma unroll
-                for (int i = 0; i < Part::pieces; ++i) Part::add(sums, half, i, slot[32 * i]);
-            }
-        }
-        __syncwarp();
-        if (k_iter.tile + k_iter.step < k_iter.tiles && lane < ranks) {
-            if (ranks > 1) remote_arrive(cluster_address(block.reduce_empty, first + lane));
-            else barrier_arrive(block.reduce_empty);
-        }
+        if (!own.reduce(sums, iteration & 1)) continue;
 
         // All numbers first, then all stores: interleaved, they would wait for each other.
 #pragma unroll
@@ -326,6 +264,6 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
                 value = ending.of(value, addends.number(4 * j + i));
             }
         }
-        store_part<C>(sums, owned, out, ldo, k_iter.tile, unit0 * 8, m, n, lane);
+        store_part<C>(sums, own.owned, out, ldo, k_iter.tile, own.unit * 8, m, n, lane);
     }
 }

@@ -1,7 +1,9 @@
-// The sums of a warp, 16 channels x width rows: how they are exchanged between blocks and stored.
+// The sums of a warp: how they are exchanged between blocks and stored.
 //
-// A lane has of row 8 * j + lane % 4 * 2 + {0, 1} the channels lane / 4 + 8 * half in sums[4 * j + 2 * half + {0, 1}].
+// Of sm90_decode, 16 channels x width rows. A lane has of row 8 * j + lane % 4 * 2 + {0, 1} the channels lane / 4 + 8 *
+// half in sums[4 * j + 2 * half + {0, 1}].
 #pragma once
+#include "decode_block.cuh"
 #include "../../ptx/transpose.cuh"
 #include "../epilogue.cuh"
 
@@ -32,6 +34,92 @@ struct UnitOf<8> {
     DEVICE static void add(float (&sums)[4], int half, int, Piece other) {
         sums[2 * half] += other.x;
         sums[2 * half + 1] += other.y;
+    }
+};
+
+// A warp's part of a tile: two units of 8 channels, those of lane / 4 and of lane / 4 + 8, each completed by one block.
+template <class C>
+struct WarpUnits {
+    static constexpr int ranks = C::split_k, units = C::units / ranks;  // of a tile that a block completes
+    static constexpr int storing_warps = units > 1 ? units / 2 : 1;     // of a block
+    using Part = UnitOf<C::width>;
+    using Piece = typename Part::Piece;
+
+    const DecodeBlock<C>& block;
+    int m_warpgroup, k_warpgroup, unit;
+    int owners[2];
+    bool owned[2];
+
+    DEVICE explicit WarpUnits(const DecodeBlock<C>& of) : block(of) {
+        const int warpgroup = C::warpgroups > 1 ? block.warp / 4 : 0;
+        m_warpgroup = warpgroup / C::k_warpgroups;
+        k_warpgroup = warpgroup % C::k_warpgroups;
+        unit = m_warpgroup * 8 + block.warp % 4 * 2;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            owners[half] = (unit + half) / units;
+            owned[half] = owners[half] == block.rank;
+        }
+    }
+    DEVICE int channel(int tile, int half) const {
+        return C::Tile::channel(tile, unit * 8 + block.lane / 4 + 8 * half);
+    }
+    // Whether the warp completes a unit, or one of the two.
+    DEVICE bool completes(int half) const { return k_warpgroup == 0 && owned[half]; }
+    DEVICE bool completes() const { return k_warpgroup == 0 && (owned[0] || owned[1]); }
+
+    // Of the warps that complete units, one thread announces what the other blocks will send.
+    DEVICE void expect_others() const {
+        if (ranks > 1 && unit == (block.rank * units & ~1) && block.lane == 0)
+            barrier_expect(block.reduce_full, (ranks - 1) * C::k_warpgroups * units * C::unit_bytes);
+    }
+
+    // Sends the warp's sums to where they are completed, and adds to those that it completes what all blocks and
+    // warpgroups have, in the order of their numbers. Returns whether it completes any. `turn` is the parity of the tile.
+    DEVICE bool reduce(float (&sums)[C::sums], int turn) const {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            if (completes(half)) continue;
+            const int owner = owners[half], source = block.rank * C::k_warpgroups + k_warpgroup;
+            const int place = source - (source > owner * C::k_warpgroups);
+            const int slot =
+                (place * units + unit + half - owner * units) * C::unit_bytes + block.lane * (int)sizeof(Piece);
+            if (owned[half]) {
+#pragma unroll
+                for (int i = 0; i < Part::pieces; ++i)
+                    ((Piece*)(block.reduce_buf + slot))[32 * i] = Part::get(sums, half, i);
+            } else {
+                const unsigned there = cluster_address(shared_address(block.reduce_buf) + slot, block.first + owner);
+                const unsigned barrier = cluster_address(block.reduce_full, block.first + owner);
+#pragma unroll
+                for (int i = 0; i < Part::pieces; ++i)
+                    remote_store(there + i * 32 * (int)sizeof(Piece), Part::get(sums, half, i), barrier);
+            }
+        }
+        if (C::k_warpgroups > 1 && k_warpgroup != 0) threads_arrive(3 + m_warpgroup, 128 * C::k_warpgroups);
+        if (k_warpgroup != 0) return false;
+        if (C::k_warpgroups > 1) threads_sync(3 + m_warpgroup, 128 * C::k_warpgroups);
+        if (!completes()) return false;
+
+        if (ranks > 1) barrier_wait(block.reduce_full, turn);
+#pragma unroll(C::width > 16 ? 1 : 16)
+        for (int place = 0; place < ranks * C::k_warpgroups - 1; ++place) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                if (!owned[half]) continue;
+                const int from = place * units + unit + half - block.rank * units;
+                const Piece* slot = (const Piece*)(block.reduce_buf + from * C::unit_bytes) + block.lane;
+#pragma unroll
+                for (int i = 0; i < Part::pieces; ++i) Part::add(sums, half, i, slot[32 * i]);
+            }
+        }
+        __syncwarp();
+        const KBlockIterator& k_iter = block.k_iter;
+        if (k_iter.tile + k_iter.step < k_iter.tiles && block.lane < ranks) {
+            if (ranks > 1) remote_arrive(cluster_address(block.reduce_empty, block.first + block.lane));
+            else barrier_arrive(block.reduce_empty);
+        }
+        return true;
     }
 };
 
@@ -84,6 +172,60 @@ DEVICE void store_part(const float (&sums)[C::sums], const bool (&owned)[2], voi
         else {
             if (past > 0) here[0] = (Out)pairs[i];
             if (past > 1) here[1] = (Out)(pairs[i] >> 16);
+        }
+    }
+}
+
+// Of sm90_decode_rows: rounds and stores what a warp has of up to two units: of the rows ``row`` and ``row`` + 8 of a lane two channels of
+// each, from ``channel`` on.
+template <class C, int count>
+DEVICE void store_units(const float (&values)[4 * count], void* to, long long ldo, int row, int channel, int m, int n,
+                        int lane) {
+    using Out = typename Result<C::out_type>::Element;
+    Out* const out = static_cast<Out*>(to);
+    if constexpr (C::out_type == FLOAT32) {
+#pragma unroll
+        for (int i = 0; i < 4 * count; ++i) {
+            const int here = row + i / 2 % 2 * 8, at = channel + i / 4 * 8 + lane % 4 * 2 + i % 2;
+            if (here < m && at < n) out[here * ldo + at] = values[i];
+        }
+    } else {
+        unsigned pairs[2 * count];
+#pragma unroll
+        for (int i = 0; i < 2 * count; ++i)
+            pairs[i] = hardware_round_pair<C::out_type>(values[2 * i], values[2 * i + 1]);
+        const unsigned alignment = alignment_of(to, ldo);
+        if constexpr (count == 2) {
+            if (channel + 16 <= n && alignment % 16 == 0) {
+                // Of four neighbours each stores eight channels: of a row and a unit.
+                quad_transpose(pairs[0], pairs[1], pairs[2], pairs[3], lane);
+                const int here = row + lane % 2 * 8;
+                if (here < m)
+                    *(uint4*)(out + here * ldo + channel + lane % 4 / 2 * 8) =
+                        make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+                return;
+            }
+        }
+#pragma unroll
+        for (int unit = 0; unit < count; ++unit) {
+            const unsigned upper = pairs[2 * unit], lower = pairs[2 * unit + 1];
+            const int begin = channel + 8 * unit;
+            if (begin + 8 <= n && alignment % 8 == 0) {
+                // Of two neighbours one stores four channels of the first row, the other of the second.
+                const bool odd = lane & 1;
+                const unsigned other = __shfl_xor_sync(0xffffffffu, odd ? upper : lower, 1);
+                const int here = row + 8 * odd;
+                if (here < m)
+                    *(uint2*)(out + here * ldo + begin + lane % 4 / 2 * 4) =
+                        odd ? make_uint2(other, lower) : make_uint2(upper, other);
+                continue;
+            }
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int first = begin + lane % 4 * 2, here = row + 8 * half;
+                if (here < m && first < n) out[here * ldo + first] = (Out)pairs[2 * unit + half];
+                if (here < m && first + 1 < n) out[here * ldo + first + 1] = (Out)(pairs[2 * unit + half] >> 16);
+            }
         }
     }
 }

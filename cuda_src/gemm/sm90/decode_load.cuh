@@ -1,5 +1,5 @@
-// How the blocks of sm90_decode and sm90_decode_rows begin, and their producer warps, which load the weight, a, and
-// blocked scales. Each of these warps initializes its own ring's barriers.
+// The producer warps of sm90_decode and sm90_decode_rows, which load the weight, a, and blocked scales. Each of these
+// warps initializes its own ring's barriers.
 //
 // Instructions before the first load add to the latency of a launch: initialization by all lanes of a warp, or waits
 // for barriers that were never used, cost 0.7 us.
@@ -47,6 +47,14 @@ struct alignas(8) StageScales {
     float of[C::blockwise ? C::a_stages : 1][C::blockwise ? (C::scales + 1) & ~1 : 2];
 };
 
+// A thread, when its ring is full for the first time: asks for the next k-blocks of the weight into L2 while `empty`, the
+// barrier of the oldest stage, does not tell that it is free. Until the rows of a are there, memory would be idle.
+template <class C>
+DEVICE void ask_ahead(const TensorMap* map, KBlockIterator k_iter, unsigned empty) {
+    for (int left = C::ahead_chunks; left > 0 && k_iter.more() && !barrier_passed(empty, 0); --left, k_iter.next())
+        C::Tile::prefetch(map, k_iter.k_block * BLOCK_K, k_iter.tile);
+}
+
 // One warp, which also initializes the barrier `a_requested`. The prefetch is limited because a full ring, requested at
 // once, would be ahead of a in the memory's queue, and ahead of what a is made of.
 template <class C, class Map>
@@ -66,9 +74,11 @@ DEVICE void load_weight(const Map* map, unsigned ring, const PipelineBarriers<C:
         grid_dependency_wait();
         grid_dependency_launch();
     }
-    if (lane == 0) {
+    if (C::elects ? elected() : lane == 0) {
         bool limited = C::prefetch_chunks > 0;
         for (int issued = 0; k_iter.more(); ++issued) {
+            if constexpr (C::phases == 0 && C::ahead_chunks > 0)
+                if (issued == C::stages && prefetch_weight) ask_ahead<C>(map, k_iter, pipeline.empty(at));
             pipeline.wait_empty(at);
             if (limited && issued >= C::prefetch_chunks) {
                 limited = issued < C::stages;
@@ -110,7 +120,7 @@ DEVICE void load_a(const TensorMap* map, unsigned ring, const PipelineBarriers<C
     if (C::multicast_tiles > 1) cluster_wait();  // they have initialized their barriers
     if (!C::a_vectors) {
         grid_dependency_wait();
-        if (lane == 0) {
+        if (elected()) {
             if (C::prefetch_chunks) barrier_arrive(reduce_full + 16);
             const int row = multicast_rank * (C::width / C::multicast_tiles);
             const int bytes = C::multicast_tiles > 1 ? C::a_bytes : rows * BLOCK_K;
@@ -166,61 +176,3 @@ DEVICE void load_scales(StageScales<C>& stage_scales, const PipelineBarriers<C::
     words_wait();
     if (C::cluster > 1) cluster_wait();
 }
-
-// A block: its place in the cluster, where its rings, their barriers and the reduction's buffer lie, and its k-blocks.
-template <class C>
-struct DecodeBlock {
-    static constexpr int barriers = 2 * C::stages + 2 * C::a_stages + 3;
-    static constexpr int channels = C::tile * C::together;
-
-    int warp, lane;
-    int rank, first;  // among the blocks of its tile; in the cluster, of the tile's rank 0
-    unsigned ring, a_ring;
-    PipelineBarriers<C::stages> pipeline;
-    PipelineBarriers<C::a_stages> a_pipeline;
-    unsigned reduce_full, reduce_empty, a_requested;
-    char* reduce_buf;
-    KBlockIterator k_iter;
-
-    // After a shuffle the compiler knows that `warp` is equal in a warp, as blockIdx is, and computes descriptors once
-    // for all of it. Blocks that share loads of a have as many iterations, if need be with a tile past the end.
-    DEVICE DecodeBlock(char* dynamic, word64* barriers_at, int n, int k_blocks)
-        : warp(__shfl_sync(0xffffffffu, threadIdx.x / 32, 0)),
-          lane(threadIdx.x % 32),
-          rank((int)blockIdx.x % C::split_k),
-          first((int)blockIdx.x % C::cluster - rank),
-          ring((shared_address(dynamic) + 1023) & ~1023u),
-          a_ring(ring + C::stages * C::weight_bytes),
-          pipeline{shared_address(barriers_at)},
-          a_pipeline{shared_address(barriers_at + 2 * C::stages)},
-          reduce_full(shared_address(barriers_at + 2 * C::stages + 2 * C::a_stages)),
-          reduce_empty(reduce_full + 8),
-          a_requested(reduce_empty + 8),
-          reduce_buf(dynamic + (ring - shared_address(dynamic)) + C::ring_bytes),
-          k_iter((n + channels - 1) / channels * C::together, k_blocks, rank, C::split_k) {}
-
-    // Returns whether the thread is of a producer warp, whose work is done then. `storing_warps` of each block of a tile
-    // release its reduction buffers.
-    template <class Map>
-    DEVICE bool loads(const Map* weight_map, const TensorMap* a_map, StageScales<C>& stage_scales,
-                      const ScaleGrid& of_a, const ScaleGrid& of_b, int m, int n, int storing_warps,
-                      int prefetch_weight) {
-        if (warp == C::consumers / 32) {
-            load_weight<C>(weight_map, ring, pipeline, a_requested, k_iter, prefetch_weight, lane);
-            return true;
-        }
-        if (warp == C::consumers / 32 + 1) {
-            load_a<C>(a_map, a_ring, a_pipeline, reduce_full, storing_warps * C::split_k, k_iter, rank,
-                      first / C::split_k, m, lane);
-            return true;
-        }
-        threads_sync(1, C::threads);
-        if (C::cluster > 1) cluster_arrive();
-        if (!prefetch_weight) grid_dependency_wait();
-        if (C::blockwise && warp == C::consumers / 32 + 2) {
-            load_scales<C>(stage_scales, a_pipeline, of_a, of_b, k_iter, m, n, lane);
-            return true;
-        }
-        return false;
-    }
-};

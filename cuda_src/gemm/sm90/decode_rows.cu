@@ -4,18 +4,20 @@
 // a from shared memory once for up to 128 channels, not for 64, a thread has scales of two rows, not of all, and an
 // epilogue stores rows as it has them (experiments/2026-11-rows-on-the-m-side).
 //
-// A tile is CHANNELS channels, which one warpgroup multiplies: as many as make the tiles of all blocks come out even. k is split over the SPLIT_K blocks of a cluster that share a
-// tile, in k-blocks of 128. They complete parts of the tile that are as equal as units of 8 channels allow: partial sums
-// are stored into the owner's reduction buffer (DSMEM) and added in the order of their numbers, so equal inputs give
-// equal bits. What comes before the wait, and how blocks share what they load of a, is as in decode.cu.
+// A tile is CHANNELS channels, which one warpgroup multiplies: as many as make the tiles of all blocks come out even.
+// k is split over the SPLIT_K blocks of a cluster that share a tile, in k-blocks of 128. They complete parts of the
+// tile that are as equal as units of 8 channels allow: partial sums are stored into the owner's reduction buffer
+// (DSMEM) and added in the order of their numbers, so equal inputs give equal bits. What comes before the wait, and how
+// blocks share what they load of a, is as in decode.cu.
 //
-// Constants, -DFP8_<name>: CHANNELS, a multiple of 8 from 64 to 128; SPLIT_K 1 to 8; MULTICAST_TILES; STAGES, A_STAGES; A_TYPE, B_TYPE, OUT, BIAS,
-// PREFETCH_CHUNKS as in decode.cu; BLOCKWISE 1: scales of a 1x128, of the weight 128x128.
+// Constants, -DFP8_<name>: CHANNELS, a multiple of 8 from 64 to 128; SPLIT_K 1 to 8; MULTICAST_TILES; STAGES, A_STAGES;
+// A_TYPE, B_TYPE, OUT, BIAS, PREFETCH_CHUNKS, AHEAD_CHUNKS as in decode.cu; BLOCKWISE 1: scales of a 1x128, of the
+// weight 128x128.
 //
-// The caller owes: maps of uint8, boxes of CHANNELS (weight) and m, or 64 / MULTICAST_TILES of several (a), rows x 128 columns, 128-byte
-// swizzle, zeros out of bounds; scale strides in elements, 0 where broadcast; at least SPLIT_K k-blocks, a first tile for
-// every cluster; of dynamic shared memory ring_bytes, 1,024 and (SPLIT_K - 1) * MOST_UNITS * unit_bytes.
-#include "decode_load.cuh"
+// The caller owes: maps of uint8, boxes of CHANNELS (weight) and m, or 64 / MULTICAST_TILES of several (a), rows x 128
+// columns, 128-byte swizzle, zeros out of bounds; scale strides in elements, 0 where broadcast; at least SPLIT_K
+// k-blocks, a first tile for every cluster; of dynamic shared memory ring_bytes, 1,024 and (SPLIT_K - 1) * MOST_UNITS
+// * unit_bytes.
 #include "decode_epilogue.cuh"
 
 // How the kernel is compiled: all -D names of this source, which are read here alone.
@@ -23,8 +25,12 @@ struct Config {
     static constexpr int width = 64, warpgroup_channels = FP8_CHANNELS, m_warpgroups = 1, k_warpgroups = 1,
                          a_vectors = 0;
     static constexpr int phases = 0;
+    // Small weights, which have tiles of 64 channels, are slower by 0.3 to 0.5 us where their loads follow each other as
+    // fast as they can (experiments/2026-11-ahead-of-the-ring).
+    static constexpr bool elects = FP8_CHANNELS > 64;
     static constexpr int split_k = FP8_SPLIT_K, multicast_tiles = FP8_MULTICAST_TILES;
-    static constexpr int stages = FP8_STAGES, a_stages = FP8_A_STAGES, prefetch_chunks = FP8_PREFETCH_CHUNKS;
+    static constexpr int stages = FP8_STAGES, a_stages = FP8_A_STAGES, prefetch_chunks = FP8_PREFETCH_CHUNKS,
+                         ahead_chunks = FP8_AHEAD_CHUNKS;
     static constexpr int a_type = FP8_A_TYPE, b_type = FP8_B_TYPE, out_type = FP8_OUT, bias_type = FP8_BIAS;
     static constexpr int activation = FP8_ACTIVATION, accumulates = FP8_ACCUMULATES;
     static constexpr int blockwise = FP8_BLOCKWISE, scale_rows = BLOCK_K;
@@ -46,60 +52,6 @@ DEVICE int slot_of(int place, int unit, int warp) {
     return ((place * MOST_UNITS + unit - first_unit_of(owner_of(unit))) * 4 + warp) * WARP_UNIT_BYTES;
 }
 
-// Rounds and stores what a warp has of up to two units: of the rows ``row`` and ``row`` + 8 of a lane two channels of
-// each, from ``channel`` on.
-template <int count>
-DEVICE void store_units(const float (&values)[4 * count], void* to, long long ldo, int row, int channel, int m, int n,
-                        int lane) {
-    using Out = typename Result<C::out_type>::Element;
-    Out* const out = static_cast<Out*>(to);
-    if constexpr (C::out_type == FLOAT32) {
-#pragma unroll
-        for (int i = 0; i < 4 * count; ++i) {
-            const int here = row + i / 2 % 2 * 8, at = channel + i / 4 * 8 + lane % 4 * 2 + i % 2;
-            if (here < m && at < n) out[here * ldo + at] = values[i];
-        }
-    } else {
-        unsigned pairs[2 * count];
-#pragma unroll
-        for (int i = 0; i < 2 * count; ++i)
-            pairs[i] = hardware_round_pair<C::out_type>(values[2 * i], values[2 * i + 1]);
-        const unsigned alignment = alignment_of(to, ldo);
-        if constexpr (count == 2) {
-            if (channel + 16 <= n && alignment % 16 == 0) {
-                // Of four neighbours each stores eight channels: of a row and a unit.
-                quad_transpose(pairs[0], pairs[1], pairs[2], pairs[3], lane);
-                const int here = row + lane % 2 * 8;
-                if (here < m)
-                    *(uint4*)(out + here * ldo + channel + lane % 4 / 2 * 8) =
-                        make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
-                return;
-            }
-        }
-#pragma unroll
-        for (int unit = 0; unit < count; ++unit) {
-            const unsigned upper = pairs[2 * unit], lower = pairs[2 * unit + 1];
-            const int begin = channel + 8 * unit;
-            if (begin + 8 <= n && alignment % 8 == 0) {
-                // Of two neighbours one stores four channels of the first row, the other of the second.
-                const bool odd = lane & 1;
-                const unsigned other = __shfl_xor_sync(0xffffffffu, odd ? upper : lower, 1);
-                const int here = row + 8 * odd;
-                if (here < m)
-                    *(uint2*)(out + here * ldo + begin + lane % 4 / 2 * 4) =
-                        odd ? make_uint2(other, lower) : make_uint2(upper, other);
-                continue;
-            }
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const int first = begin + lane % 4 * 2, here = row + 8 * half;
-                if (here < m && first < n) out[here * ldo + first] = (Out)pairs[2 * unit + half];
-                if (here < m && first + 1 < n) out[here * ldo + first + 1] = (Out)(pairs[2 * unit + half] >> 16);
-            }
-        }
-    }
-}
-
 extern "C" __global__ void __launch_bounds__(C::threads, 1)
     sm90_decode_rows(const __grid_constant__ TensorMap weight_map, const __grid_constant__ TensorMap a_map,
                      const float* scale_a, long long scale_a_row, long long scale_a_k,
@@ -107,8 +59,6 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
                      const void* __restrict__ bias, void* out, long long ldo, int m, int n, int k_blocks,
                      int prefetch_weight, float beta) {
     extern __shared__ char dynamic[];
-    __shared__ alignas(8) word64 barriers[DecodeBlock<C>::barriers];
-    __shared__ StageScales<C> stage_scales;  // if blockwise
     // Of a tile and of the next one.
     __shared__ alignas(8) float channel_scales[2][C::tile], channel_biases[2][C::tile];
 
@@ -116,21 +66,17 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
 
     constexpr int ranks = C::split_k;
     const int active = min((m + 15) / 16, 4);  // warps that have rows of a
-    DecodeBlock<C> block(dynamic, barriers, n, k_blocks);
+    DecodeBlock<C> block(dynamic, n, k_blocks);
     const ScaleGrid of_a = {scale_a, scale_a_row, scale_a_k}, of_b = {scale_b, scale_b_row, scale_b_k};
-    if (block.loads(&weight_map, &a_map, stage_scales, of_a, of_b, m, n, active, prefetch_weight)) return;
+    if (block.loads(&weight_map, &a_map, of_a, of_b, m, n, active, prefetch_weight)) return;
     const int warp = block.warp, lane = block.lane, rank = block.rank, first = block.first;
     KBlockIterator& k_iter = block.k_iter;
 
     const int row = warp * 16 + lane / 4;
-    Ring<C::stages> next(0), oldest(0);  // to be multiplied, and to be released
-    Ring<C::a_stages> a_next(0), a_oldest(0);
+    Places<C> at(k_iter, 0);
     const Epilogue<C::out_type, C::bias_type> epilogue(bias, nullptr);
     const Ending<C::out_type, C::activation, C::accumulates> ending = {beta};
     float row_scales[2] = {1.0f, 1.0f};
-    // k-blocks of a whose stage is loaded again: when this block releases the others, a multicast peer may have ended.
-    const int iterations = (k_iter.tiles - k_iter.tile + k_iter.step - 1) / k_iter.step;
-    int a_releases = iterations * k_iter.k_blocks - C::a_stages;
 
     for (int iteration = 0; k_iter.tile < k_iter.tiles; ++iteration, k_iter.tile += k_iter.step) {
         const int channel = k_iter.tile * C::tile, own = min(channel + (int)threadIdx.x, n - 1);
@@ -153,17 +99,17 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
 #pragma unroll
         for (int i = 0; i < C::sums; ++i) sums[i] = products[0][i] = products[1][i] = 0.0f;
         const auto issue_mma = [&](float (&d)[C::sums]) {
-            block.pipeline.wait_full(next);
-            block.a_pipeline.wait_full(a_next);
-            const word64 w = tile_descriptor(block.ring + next.stage * C::weight_bytes);
-            const word64 a = tile_descriptor(block.a_ring + a_next.stage * C::a_bytes);
-            next.advance(1);
-            a_next.advance(1);
+            block.pipeline.wait_full(at.next);
+            block.a_pipeline.wait_full(at.a_next);
+            const word64 w = tile_descriptor(block.ring + at.next.stage * C::weight_bytes);
+            const word64 a = tile_descriptor(block.a_ring + at.a_next.stage * C::a_bytes);
+            at.next.advance(1);
+            at.a_next.advance(1);
             product_of_block<C::a_type, C::b_type>(d, a, w);
         };
         // Adds the products of the oldest k-block; the last has none behind it.
         const auto promote = [&](float (&d)[C::sums], bool last) {
-            const float* const scales = stage_scales.of[C::blockwise ? a_oldest.stage : 0];
+            const float* const scales = block.stage_scales().of[C::blockwise ? at.a_oldest.stage : 0];
             // Scales of the lane's rows times the weight's, and those that hold from the border on.
             float scales_a[2] = {1.0f, 1.0f}, beyond[2] = {1.0f, 1.0f};
             if constexpr (C::blockwise) {
@@ -177,14 +123,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
             if (last) product_wait<0>();
             else product_wait<1>();
             registers_fence(d);
-            __syncwarp();
-            if (lane == 0) block.pipeline.release(oldest);
-            if (C::multicast_tiles == 1 && lane == 0) block.a_pipeline.release(a_oldest);
-            if (C::multicast_tiles > 1 && lane < C::multicast_tiles && a_releases > 0)
-                remote_arrive(cluster_address(block.a_pipeline.empty(a_oldest), lane * ranks + rank));
-            --a_releases;
-            oldest.advance(1);
-            a_oldest.advance(1);
+            at.release(block);
 #pragma unroll
             for (int i = 0; i < C::sums; ++i) {
                 if constexpr (C::blockwise)
@@ -279,11 +218,11 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
                 float values[8];
                 finished(unit, values);
                 finished(unit + 1, values + 4);
-                store_units<2>(values, out, ldo, row, channel + unit * 8, m, n, lane);
+                store_units<C, 2>(values, out, ldo, row, channel + unit * 8, m, n, lane);
             } else {
                 float values[4];
                 finished(unit, values);
-                store_units<1>(values, out, ldo, row, channel + unit * 8, m, n, lane);
+                store_units<C, 1>(values, out, ldo, row, channel + unit * 8, m, n, lane);
             }
         }
     }

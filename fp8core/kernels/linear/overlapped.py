@@ -11,6 +11,9 @@ from fp8core.table import Choice, Refusal, Requirement, Unknown
 
 PRODUCER_BYTES: Final = 4096
 """Of shared memory for the blocks of a norm or SiLU: 1,024 of each that the system keeps, and its own."""
+MOST_ROWS_AHEAD: Final = 16
+"""Of a product behind a norm or SiLU, for it to ask for its weight beyond its ring: with more the small kernels, which
+read more, take longer than that gains (experiments/2026-11-ahead-of-the-ring)."""
 FEWEST_A_STAGES: Final = 6
 """k-blocks of a in flight, of 64 rows, that are enough where the weight is ahead of them."""
 
@@ -27,11 +30,17 @@ def behind_quantization(problem: ScaledMm) -> DecodeConfig:
     nearer than the weight: blocks without room start when the product has ended, and the next product's only after
     them (experiments/2026-11-between-launches).
     """
-    config = config_for(problem)
+    config = for_linear(config_for(problem), problem.n * problem.k)
     if a_side(problem, config) < MOST_ROWS:
-        return for_linear(config, problem.n * problem.k)
+        return config
     a_stages = max(config.a_stages - 2, min(config.a_stages, FEWEST_A_STAGES))
-    return for_linear(config)._replace(spare_bytes=PRODUCER_BYTES, a_stages=a_stages)
+    return config._replace(spare_bytes=PRODUCER_BYTES, a_stages=a_stages)
+
+
+def behind_producer(problem: ScaledMm) -> DecodeConfig:
+    """Return the layout of a product that a norm or SiLU goes before."""
+    config = for_linear(config_for(problem))._replace(spare_bytes=PRODUCER_BYTES)
+    return config if problem.m <= MOST_ROWS_AHEAD else config._replace(ahead_bytes=0)
 
 
 def plan_behind_producer(problem: ScaledMm) -> Matmul:
@@ -41,7 +50,7 @@ def plan_behind_producer(problem: ScaledMm) -> Matmul:
     those of the product alone.
     """
     if problem.m <= MOST_ROWS and SCALED_MM.choice(problem) == Choice(SM90_DECODE.name):
-        return decode(problem, for_linear(config_for(problem))._replace(spare_bytes=PRODUCER_BYTES))
+        return decode(problem, behind_producer(problem))
     plan: Matmul = SCALED_MM.plan(problem)
     return plan
 

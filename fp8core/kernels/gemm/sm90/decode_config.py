@@ -138,6 +138,9 @@ class DecodeConfig(NamedTuple):
 
     phases: int = 0
     """Residues of channels with tensor maps of their own, for a weight at any address; 0: one map has all."""
+    ahead_bytes: int = 64 << 10
+    """Of the weight, on a multiprocessor, asked for into L2 when the ring is full and a is not there yet
+    (experiments/2026-11-ahead-of-the-ring)."""
 
     @property
     def cluster(self) -> int:
@@ -153,6 +156,11 @@ class DecodeConfig(NamedTuple):
     def weight_columns(self) -> int:
         """Columns of k in a box of the weight: those of a k-block, and where rows are aligned in registers 16 more."""
         return BLOCK_K + 16 * (self.phases > 0)
+
+    @property
+    def ahead_chunks(self) -> int:
+        """k-blocks that a block asks for into L2."""
+        return self.ahead_bytes // (self.tile * BLOCK_K * self.ctas_per_sm)
 
     def weight_scales(self, scale_rows: int) -> int:
         """Return how many scales a tile has of a k-block, each of ``scale_rows`` channels, or one more."""
@@ -233,7 +241,7 @@ PREFETCH_BYTES: Final = 40 << 10
 QUANTIZER_BYTES: Final = 2048
 """Of shared memory for a block that quantizes: 1,024 that the system keeps, and its own."""
 LARGE_BYTES: Final = 300e6
-"""Of a weight, from which room for two such blocks and a prefetch without limit were faster (tile-widths)."""
+"""Of a weight, from which room for two such blocks, and twice as much of it asked for into L2, were faster."""
 
 
 def limit_prefetch(config: DecodeConfig) -> DecodeConfig:
@@ -262,9 +270,10 @@ def for_linear(config: DecodeConfig, weight_bytes: int = 0) -> DecodeConfig:
     A quantization is ready to start when its predecessor ends if it finds room beside it, and both it and the product
     get their rows soon if not all of the ring stands before them in the memory's queue.
     """
+    config = limit_prefetch(config)
     if weight_bytes > LARGE_BYTES:
-        return config._replace(spare_bytes=2 * QUANTIZER_BYTES)
-    return limit_prefetch(config)._replace(spare_bytes=QUANTIZER_BYTES)
+        return config._replace(spare_bytes=2 * QUANTIZER_BYTES, ahead_bytes=2 * config.ahead_bytes)
+    return config._replace(spare_bytes=QUANTIZER_BYTES)
 
 
 def dynamic_bytes(config: DecodeConfig, side: int, scale_rows: int, stages_: int, target: Target) -> int:
