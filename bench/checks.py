@@ -138,11 +138,13 @@ def in_programs(found: Results, bound: float, *names: str) -> Iterator[Check]:
 
 
 def beside_product(found: Results, bound: float, least: int, most: int) -> Iterator[Check]:
-    """Check what linear layers of some rows take more than their product alone."""
+    """Check what linear layers of some rows take more than their product alone: in the same turns, if that was kept."""
     for r in found.linear:
         time, product = us(r, "fp8core"), us(r, "product")
         if least <= r["m"] <= most and time and product:
-            yield Check(shape(r), (time - product) / bound, f"{time - product:+.2f} us")
+            paired = r.get("more_us")
+            more = paired["median"] if paired else time - product
+            yield Check(shape(r), more / bound, f"{more:+.2f} us")
 
 
 def decoder_layers(

@@ -87,7 +87,12 @@ def elapsed(replay: Call, rounds: int) -> float:
 
 
 def compare(variants: Mapping[str, Sequence[Call]], replays: int = REPLAYS, least: int = 64) -> dict[str, Timing]:
-    """Return the time of one call of each variant.
+    """Return the time of one call of each variant, as `turns` takes them."""
+    return {name: spread(times) for name, times in turns(variants, replays, least).items()}
+
+
+def turns(variants: Mapping[str, Sequence[Call]], replays: int = REPLAYS, least: int = 64) -> dict[str, list[float]]:
+    """Return the microseconds of one call of each variant in each turn.
 
     Args:
         variants: by name, the calls of one variant, one for each set of buffers that it rotates over. They are warmed
@@ -102,7 +107,7 @@ def compare(variants: Mapping[str, Sequence[Call]], replays: int = REPLAYS, leas
     graphs = {name: capture(calls, least) for name, calls in variants.items()}
     runs = {name: graph.replay for name, (graph, _) in graphs.items()}
     found = interleaved(runs, elapsed, replays, SPAN_US / 1e3)
-    return {name: spread([1e3 * ms / graphs[name][1] for ms in times]) for name, times in found.items()}
+    return {name: [1e3 * ms / graphs[name][1] for ms in times] for name, times in found.items()}
 
 
 def spread(times: list[float]) -> Timing:

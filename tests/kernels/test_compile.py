@@ -181,6 +181,10 @@ def test_hopper_products_use_the_fp8_tensor_cores(binaries):
     assert products
     for use, text in disassembled(hopper, products):
         assert "QGMMA" in text, use
+        # Copies by TMA are one thread's, which the compiler has to know: else each becomes a loop over lanes.
+        assert "UTMALDG" in text, use
+        if use.constants.get("FP8_CHANNELS") != 64:  # the loads of its weight are not to follow each other as fast
+            assert not re.search(r"UTMALDG.*\n.*BRA\.U\.ANY", text), use
 
 
 @pytest.mark.parametrize("target", [t for t in TARGETS if t.arch in (89, 120)], ids=name)

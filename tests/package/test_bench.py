@@ -13,7 +13,7 @@ import pytest
 from bench import __main__ as bench
 from bench import claims, fetch, goals, log, results, rules
 from fp8core.runtime import device
-from support.bench_runs import ROOT, SAMPLE, product, python, quantized, written
+from support.bench_runs import ROOT, SAMPLE, product, python, quantized, timing, written
 
 
 @pytest.fixture
@@ -244,3 +244,11 @@ def test_a_wheel_without_the_library_is_refused(tmp_path):
         archive.writestr("other.so", "")
     with pytest.raises(ValueError, match=r"some.whl needs one file .*, got \[\]"):
         fetch.take(tmp_path / "some.whl", fetch.LIBRARIES[0], tmp_path)
+
+
+@pytest.mark.parametrize(("paired", "met"), [(None, False), ({"median": 1.9, "low": 1.5, "high": 2.1}, True)])
+def test_a_layer_is_judged_beside_its_product_turn_by_turn_if_that_was_kept(tmp_path, paired, met):
+    record = {"bench": "linear", "m": 64, "n": 8, "k": 8, "floor_us": 8.0, "us": timing(fp8core=12.4, product=9.0)}
+    found = results.read(written(tmp_path / "linear.jsonl", [{**record, "more_us": paired}]))
+    of_layer = {goal.what: checks for goal, checks in goals.judge(found)}["the same, m = 17 to 64"]
+    assert [check.met for check in of_layer] == [met]

@@ -20,9 +20,9 @@
 // M_WARPGROUPS, K_WARPGROUPS; STAGES and A_STAGES multiples of K_WARPGROUPS; CTAS_PER_SM; A_TYPE, B_TYPE the formats; BLOCKWISE 1:
 // a's scales are 1x128 and the weight's cover SCALE_ROWS (128 or 1) x 128; 0: one a tensor or row; OUT, BIAS: 0 fp32,
 // 1 fp16, 2 bf16, -1 none. PREFETCH_CHUNKS: k-blocks of the weight in flight until a has been requested, 0: as many
-// as fit. A_VECTORS: vectors of 8 elements of x that a thread quantizes, 0 where a comes as codes; else A_ROWS,
-// A_INPUT, A_MODE of quantize_rows, and A_STAGES k-blocks are all of a block. The tensor cores sum a k-block with
-// fewer bits than fp32 has, so every one is added (promoted) in fp32.
+// as fit. AHEAD_CHUNKS: those that a block asks for into L2 beyond its ring. A_VECTORS: vectors of 8 elements of x that a
+// thread quantizes, 0 where a comes as codes; else A_ROWS, A_INPUT, A_MODE of quantize_rows, and A_STAGES k-blocks are
+// all of a block. The tensor cores sum a k-block with fewer bits than fp32 has, so every one is added (promoted) in fp32.
 //
 // PHASES: of how many residues of channels there are maps, 0 where one map has them all.
 //
@@ -41,11 +41,13 @@ struct Config {
     static constexpr int width = FP8_WIDTH, split_k = FP8_SPLIT_K, multicast_tiles = FP8_MULTICAST_TILES;
     static constexpr int warpgroup_channels = 64, m_warpgroups = FP8_M_WARPGROUPS, k_warpgroups = FP8_K_WARPGROUPS,
                          ctas_per_sm = FP8_CTAS_PER_SM;
-    static constexpr int stages = FP8_STAGES, a_stages = FP8_A_STAGES, prefetch_chunks = FP8_PREFETCH_CHUNKS;
+    static constexpr int stages = FP8_STAGES, a_stages = FP8_A_STAGES, prefetch_chunks = FP8_PREFETCH_CHUNKS,
+                         ahead_chunks = FP8_AHEAD_CHUNKS;
     static constexpr int a_type = FP8_A_TYPE, b_type = FP8_B_TYPE, out_type = FP8_OUT, bias_type = FP8_BIAS;
     static constexpr int activation = FP8_ACTIVATION, accumulates = FP8_ACCUMULATES;
     static constexpr int blockwise = FP8_BLOCKWISE, scale_rows = FP8_SCALE_ROWS;
     static constexpr int phases = FP8_PHASES, amax = FP8_AMAX;
+    static constexpr bool elects = true;
     static constexpr int a_vectors = FP8_A_VECTORS, a_rows = FP8_A_ROWS, a_input = FP8_A_INPUT, a_mode = FP8_A_MODE;
 };
 using C = DecodeLayout<Config>;

@@ -47,6 +47,14 @@ struct alignas(8) StageScales {
     float of[C::blockwise ? C::a_stages : 1][C::blockwise ? (C::scales + 1) & ~1 : 2];
 };
 
+// A thread, when its ring is full for the first time: asks for the next k-blocks of the weight into L2 while `empty`, the
+// barrier of the oldest stage, does not tell that it is free. Until the rows of a are there, memory would be idle.
+template <class C>
+DEVICE void ask_ahead(const TensorMap* map, KBlockIterator k_iter, unsigned empty) {
+    for (int left = C::ahead_chunks; left > 0 && k_iter.more() && !barrier_passed(empty, 0); --left, k_iter.next())
+        C::Tile::prefetch(map, k_iter.k_block * BLOCK_K, k_iter.tile);
+}
+
 // One warp, which also initializes the barrier `a_requested`. The prefetch is limited because a full ring, requested at
 // once, would be ahead of a in the memory's queue, and ahead of what a is made of.
 template <class C, class Map>
@@ -66,9 +74,11 @@ DEVICE void load_weight(const Map* map, unsigned ring, const PipelineBarriers<C:
         grid_dependency_wait();
         grid_dependency_launch();
     }
-    if (elected()) {
+    if (C::elects ? elected() : lane == 0) {
         bool limited = C::prefetch_chunks > 0;
         for (int issued = 0; k_iter.more(); ++issued) {
+            if constexpr (C::phases == 0 && C::ahead_chunks > 0)
+                if (issued == C::stages && prefetch_weight) ask_ahead<C>(map, k_iter, pipeline.empty(at));
             pipeline.wait_empty(at);
             if (limited && issued >= C::prefetch_chunks) {
                 limited = issued < C::stages;

@@ -62,5 +62,7 @@ struct PhasedTile {
         tile_load_once(to, &maps->of[tile % phases], column, tile / phases * SIZE, barrier);
     }
 
+    DEVICE static void prefetch(const TensorMap* map, int column, int tile) { tile_prefetch(map, column, tile * SIZE); }
+
     DEVICE static int offset(const PhasedMaps& maps, int tile) { return maps.offset[tile % phases]; }
 };

@@ -11,6 +11,9 @@ from fp8core.table import Choice, Refusal, Requirement, Unknown
 
 PRODUCER_BYTES: Final = 4096
 """Of shared memory for the blocks of a norm or SiLU: 1,024 of each that the system keeps, and its own."""
+MOST_ROWS_AHEAD: Final = 16
+"""Of a product behind a norm or SiLU, for it to ask for its weight beyond its ring: with more the small kernels, which
+read more, take longer than that gains (experiments/2026-11-ahead-of-the-ring)."""
 FEWEST_A_STAGES: Final = 6
 """k-blocks of a in flight, of 64 rows, that are enough where the weight is ahead of them."""
 
@@ -34,6 +37,12 @@ def behind_quantization(problem: ScaledMm) -> DecodeConfig:
     return for_linear(config)._replace(spare_bytes=PRODUCER_BYTES, a_stages=a_stages)
 
 
+def behind_producer(problem: ScaledMm) -> DecodeConfig:
+    """Return the layout of a product that a norm or SiLU goes before."""
+    config = for_linear(config_for(problem))._replace(spare_bytes=PRODUCER_BYTES)
+    return config if problem.m <= MOST_ROWS_AHEAD else config._replace(ahead_bytes=0)
+
+
 def plan_behind_producer(problem: ScaledMm) -> Matmul:
     """Return the product of codes that are made right before it by a norm, say, laid out for that kernel and the next.
 
@@ -41,7 +50,7 @@ def plan_behind_producer(problem: ScaledMm) -> Matmul:
     those of the product alone.
     """
     if problem.m <= MOST_ROWS and SCALED_MM.choice(problem) == Choice(SM90_DECODE.name):
-        return decode(problem, for_linear(config_for(problem))._replace(spare_bytes=PRODUCER_BYTES))
+        return decode(problem, behind_producer(problem))
     plan: Matmul = SCALED_MM.plan(problem)
     return plan
 

@@ -124,6 +124,7 @@ def launcher_for(
             "FP8_OUT": RESULT[problem.out],
             "FP8_BIAS": TYPE[problem.bias] if problem.bias else -1,
             "FP8_PREFETCH_CHUNKS": config.prefetch_chunks,
+            "FP8_AHEAD_CHUNKS": config.ahead_chunks,
             **ending(problem),
         },
         args,

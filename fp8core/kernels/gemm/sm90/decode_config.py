@@ -138,6 +138,9 @@ class DecodeConfig(NamedTuple):
 
     phases: int = 0
     """Residues of channels with tensor maps of their own, for a weight at any address; 0: one map has all."""
+    ahead_bytes: int = 64 << 10
+    """Of the weight, on a multiprocessor, asked for into L2 when the ring is full and a is not there yet
+    (experiments/2026-11-ahead-of-the-ring)."""
 
     @property
     def cluster(self) -> int:
@@ -153,6 +156,11 @@ class DecodeConfig(NamedTuple):
     def weight_columns(self) -> int:
         """Columns of k in a box of the weight: those of a k-block, and where rows are aligned in registers 16 more."""
         return BLOCK_K + 16 * (self.phases > 0)
+
+    @property
+    def ahead_chunks(self) -> int:
+        """k-blocks that a block asks for into L2."""
+        return self.ahead_bytes // (self.tile * BLOCK_K * self.ctas_per_sm)
 
     def weight_scales(self, scale_rows: int) -> int:
         """Return how many scales a tile has of a k-block, each of ``scale_rows`` channels, or one more."""
