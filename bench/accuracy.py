@@ -142,7 +142,7 @@ def problems(case: Case) -> Iterator[Any]:
     modes: Any = {"tensor": ("tensor", "tensor"), "row": ("row", "row"), "block": ("group", "block")}[case.mode]
     for out in OUTS:
         for fast in (True, False):
-            keywords: Any = {"out": out, "scale_a": modes[0], "scale_b": modes[1], "use_fast_accum": fast}
+            keywords: Any = {"out_dtype": out, "scale_a": modes[0], "scale_b": modes[1], "use_fast_accum": fast}
             yield explain_product(case.m, case.n, case.k, **keywords).problem
 
 

@@ -69,7 +69,8 @@ STEPS: Final = (
     _tests(
         "interop",
         "devices, compiler, launches, streams, arrays of frameworks",
-        *("-m", "gpu", "tests/interop/test_frameworks_gpu.py", "-x"),
+        *("-m", "gpu", "tests/interop/test_frameworks_gpu.py", "tests/interop/test_streams_of_frameworks_gpu.py"),
+        *("tests/runtime/test_kernels_gpu.py", "-x"),
     ),
     _tests(
         "conversions",
@@ -79,7 +80,7 @@ STEPS: Final = (
     _tests(
         "products",
         "matrix instructions and their layouts, hipBLASLt",
-        *("-m", "gpu", "tests/kernels/test_amd.py", "tests/ops/test_product.py"),
+        *("-m", "gpu", "tests/kernels/test_amd.py", "tests/ops/test_product.py", "tests/ops/test_product_shapes.py"),
     ),
     _tests(
         "graphs",

@@ -9,7 +9,8 @@ rotate over more memory than L2 holds; variants are interleaved.
 
 import argparse
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -178,23 +179,20 @@ def main() -> None:
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--shapes", nargs="+", default=SHAPES)
     chosen = parser.parse_args()
-    there = log.Log(chosen)
     loaded = baselines.load(chosen.baselines)
     names = ("copy", "fp8core", "vllm")
     table = Table("kind", "mode", "shape", "floor us", *names, "of copy", title=torch.cuda.get_device_name(0))
-    for kind in chosen.kinds:
-        for mode in chosen.modes:
-            for shape in chosen.shapes:
-                case = Case(kind, mode, *map(int, shape.split("x")))
-                if there.has(case._asdict()):
-                    continue
-                record = measure(case, loaded)
-                torch.cuda.empty_cache()
-                there.append(record)
-                times, wrong = record["us"], record["wrong"]
-                cells = [f"{times[n]['median']:.2f}" if n in times else wrong.get(n, "-") for n in names]
-                share = times["copy"]["median"] / times["fp8core"]["median"] if "fp8core" in times else float("nan")
-                table.add_row(kind, mode, shape, f"{record['floor_us']:.2f}", *cells, f"{share:.2f}")
+    cases = [
+        Case(kind, mode, *map(int, shape.split("x")))
+        for kind, mode, shape in product(chosen.kinds, chosen.modes, chosen.shapes)
+    ]
+    for case, record in log.Log(chosen).measured(cases, Case._asdict, partial(measure, loaded=loaded)):
+        torch.cuda.empty_cache()
+        times, wrong = record["us"], record["wrong"]
+        cells = [f"{times[n]['median']:.2f}" if n in times else wrong.get(n, "-") for n in names]
+        share = times["copy"]["median"] / times["fp8core"]["median"] if "fp8core" in times else float("nan")
+        shape = f"{case.rows}x{case.cols}"
+        table.add_row(case.kind, case.mode, shape, f"{record['floor_us']:.2f}", *cells, f"{share:.2f}")
     Console(width=150).print(table)
 
 

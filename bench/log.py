@@ -1,10 +1,14 @@
 """Where the records of a benchmark go, and which of its cases are there: a run that was stopped can go on."""
 
 import argparse
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from bench import results
 from bench.results import Record
+
+Case = TypeVar("Case")
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -30,3 +34,20 @@ class Log:
     def append(self, *records: Record) -> None:
         """Add a line for each record."""
         results.append(self._path, *records)
+
+    def measured(
+        self, cases: Iterable[Case], key: Callable[[Case], Record], measure: Callable[[Case], Record]
+    ) -> Iterator[tuple[Case, Record]]:
+        """Measure the cases that no earlier run left, and yield each with its record once that is in the file.
+
+        Args:
+            cases: what to measure, in this order.
+            key: returns the fields of a case's record that tell it from others.
+            measure: returns the record.
+        """
+        for case in cases:
+            if self.has(key(case)):
+                continue
+            record = measure(case)
+            self.append(record)
+            yield case, record

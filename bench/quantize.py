@@ -8,7 +8,8 @@ only for codes one step away). Inputs and outputs rotate over more memory than L
 
 import argparse
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -53,6 +54,10 @@ class Case(NamedTuple):
         """What is read of an element and the byte written, and the scales."""
         scale_rows, scale_cols = MODES[self.mode].scale_shape(self.rows, self.cols)
         return Roofline((ITEMSIZE[self.x] + 1) * self.rows * self.cols + 4 * scale_rows * scale_cols)
+
+    def key(self) -> dict[str, object]:
+        """Return the fields of a record that tell the case from others."""
+        return {"mode": self.mode, "rows": self.rows, "cols": self.cols}
 
     def inputs(self) -> list[torch.Tensor]:
         """Return matrices to rotate over, of sizes that differ from row to row."""
@@ -132,9 +137,7 @@ def measure(case: Case, loaded: baselines.Loaded, compile_too: bool) -> dict[str
     calls["copy"] = [baselines.copy(case.roofline.bytes) for _ in inputs]
     times = timing.compare(calls, least=min(64, max(4, len(inputs))))
     return {
-        "mode": case.mode,
-        "rows": case.rows,
-        "cols": case.cols,
+        **case.key(),
         "floor_us": case.roofline.floor(),
         "us": {name: time._asdict() for name, time in times.items()},
         "wrong": wrong,
@@ -149,21 +152,16 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", default=SHAPES)
     parser.add_argument("--compile", action="store_true", help="time torch.compile too (it compiles for a while)")
     arguments = parser.parse_args()
-    there = log.Log(arguments)
     loaded = baselines.load(arguments.baselines)
     console, table = Console(width=150), Table(title=torch.cuda.get_device_name(0))
     names = ["copy", "fp8core", "vllm", "sgl", "triton", *(["torch.compile"] if arguments.compile else [])]
     for column in ("mode", "shape", "floor us", *names, "of floor", "of copy"):
         table.add_column(column, justify="right")
-    for mode in arguments.modes:
-        for shape in arguments.shapes:
-            rows, cols = map(int, shape.split("x"))
-            if there.has({"mode": mode, "rows": rows, "cols": cols}):
-                continue
-            record = measure(Case(mode, rows, cols), loaded, arguments.compile)
-            torch.cuda.empty_cache()
-            there.append(record)
-            table.add_row(*row_of(record, names))
+    cases = [Case(mode, *map(int, shape.split("x"))) for mode, shape in product(arguments.modes, arguments.shapes)]
+    measuring = partial(measure, loaded=loaded, compile_too=arguments.compile)
+    for _, record in log.Log(arguments).measured(cases, Case.key, measuring):
+        torch.cuda.empty_cache()
+        table.add_row(*row_of(record, names))
     console.print(table)
 
 

@@ -261,4 +261,6 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python examples/minilm.py MODEL_FOLDER")
     main(Path(sys.argv[1]))

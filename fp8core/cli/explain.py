@@ -8,6 +8,7 @@ from rich.table import Table
 from fp8core.cli.targets import TARGETS, UNPROVEN, proven, target_named
 from fp8core.cli.terminal import console
 from fp8core.problem import Fp8Name, native_e4m3
+from fp8core.types import ActivationName, WideName
 
 if TYPE_CHECKING:
     from fp8core.table import Explanation
@@ -36,19 +37,51 @@ def explain(
         Literal["tensor", "row", "group", "block"],
         typer.Option(help="One scale of b per tensor, output channel, 1x128 or 128x128."),
     ] = "row",
+    bias: Annotated[WideName | None, typer.Option(help="The dtype of a bias; by default there is none.")] = None,
+    activation: Annotated[ActivationName | None, typer.Option(help="What is applied to the result.")] = None,
+    beta: Annotated[float, typer.Option(help="The factor of what the result holds before, which is added.")] = 0,
+    amax: Annotated[bool, typer.Option("--amax", help="Ask for the largest magnitude of the result, too.")] = False,
+    no_fast_accum: Annotated[
+        bool, typer.Option("--no-fast-accum", help="Keep kernels from accumulating with fewer bits.")
+    ] = False,
+    batch_invariant: Annotated[
+        bool, typer.Option("--batch-invariant", help="Give a row the same bits whatever M is.")
+    ] = False,
     target: Annotated[
         str | None, typer.Option(help=f"The device: host, {', '.join(TARGETS)}; by default this one.")
     ] = None,
 ) -> None:
     """Say which kernel a scaled matrix product would run on, and why not on the others. Nothing runs."""
-    from fp8core.ops.explain import explain_product, target_of
+    from fp8core.ops.explain import ArraySpec, explain_product, target_of
 
     place = target_of(None) if target is None else target_named(target)
     native = native_e4m3(place)
     explanation = explain_product(
-        m, n, k, a=a or native, b=b or native, out=out, scale_a=scale_a, scale_b=scale_b, target=place
+        *(m, n, k),
+        a=a or native,
+        b=b or native,
+        out_dtype=out,
+        scale_a=scale_a,
+        scale_b=scale_b,
+        target=place,
+        bias=ArraySpec((n,), bias) if bias else None,
+        activation=activation,
+        beta=beta,
+        out=ArraySpec((m, n), out) if beta else None,
+        amax=ArraySpec((1,), "float32") if amax else None,
+        use_fast_accum=not no_fast_accum,
+        batch_invariant=batch_invariant,
     )
-    operands = f"{a or native} x {b or native} -> {out}, scales per {scale_a} and {scale_b}"
+    said = {
+        f"bias {bias}": bias,
+        str(activation): activation,
+        f"beta {beta:g}": beta,
+        "amax": amax,
+        "no fast accumulation": no_fast_accum,
+        "batch invariant": batch_invariant,
+    }
+    how = ", ".join((f"scales per {scale_a} and {scale_b}", *(words for words, there in said.items() if there)))
+    operands = f"{a or native} x {b or native} -> {out}, {how}"
     console.print(f"[bold]{m} x {n} x {k}[/] on {target or place}: {operands}", highlight=False)
     console.print(verdicts(explanation, str(place), target or str(place)))
     if _doubtful(explanation):

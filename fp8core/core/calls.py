@@ -5,14 +5,17 @@ Nothing here holds an address: a cached call serves all operands of the same spe
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from operator import itemgetter
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fp8core.core import prefetch
 from fp8core.core.memory import Regions, scratch_allocator
-from fp8core.core.signature import Read, low_bits, recognizer, signature
+from fp8core.core.signature import signature
 from fp8core.core.specs import TensorSpec
 from fp8core.interop import Allocator, Framework, framework_of
 from fp8core.table import Explanation
+
+if TYPE_CHECKING:
+    from fp8core.core.shortcuts import Shortcut
 
 Launch = Callable[..., None]
 """Called with the stream, the addresses of all operands in the operation's order (0 of None), and, where the operation
@@ -20,8 +23,8 @@ has one, that of the scratch."""
 
 CALLS_KEPT: Final = 4096
 """Of one operation, a few kilobytes each: a server meets a new m with every batch, and past this many starts anew."""
-GUARDS_PER_SIZE: Final = 8
-"""For one size of the first operand: a model's weights that take the same input."""
+SHORTCUTS_PER_SIZE: Final = 8
+"""For equal options and one size of the first operand: a model's weights that take the same input."""
 
 
 class NewArray(NamedTuple):
@@ -91,6 +94,8 @@ class Call:
         self.can_prefetch = planned.prefetching is not None
         self.plain = None if scratch or self.can_prefetch else self.launch
         """The launch, where it takes the addresses of operands and nothing else."""
+        self._scratch = scratch
+        """Whether launches are given the address of a scratch."""
 
     def prefetching(self) -> Launch:
         """Return the launch that reads the weight early, made when it is first wanted."""
@@ -98,6 +103,31 @@ class Call:
             assert self._make_prefetching is not None
             self.early = self._make_prefetching()
         return self.early
+
+    def run(self, work: int, addresses: list[int], pool: int | None, weights: "prefetch.WeightHistory | None") -> None:
+        """Make the call's launch, which reads the weight early where that is safe, with a scratch where it needs one.
+
+        Args:
+            work: the stream.
+            addresses: of all operands in the operation's order, 0 of None.
+            pool: the stream once more where it is not the framework's own current one.
+            weights: what is known of the weight.
+        """
+        launch = self.launch
+        if launch is None:
+            return
+        waits = weights if self.can_prefetch else None
+        if waits is not None and waits.may_prefetch(work, addresses):
+            launch, waits = self.early or self.prefetching(), None
+        if not self._scratch:
+            launch(work, *addresses)
+        elif self.allocate_scratch is None:
+            launch(work, *addresses, 0)
+        else:
+            at, _held = self.allocate_scratch(work, pool)  # held until the launch has been made
+            launch(work, *addresses, at)
+        if waits is not None:
+            waits.waited(work, addresses, self.regions.spans)
 
 
 def _tuple_of(places: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
@@ -111,12 +141,16 @@ Calls = dict[Hashable, Call]
 """Of one signature: by options and offsets."""
 
 
+NONE: Final[Mapping[int, tuple["Shortcut", ...]]] = {}
+"""The shortcuts of options that were not met before."""
+
+
 class CallCache:
-    """The calls of one operation: by signature and options for repeated ones, by specs for all."""
+    """The calls of one operation: by shortcuts, else by signature and options, and all of them by specs."""
 
     def __init__(self) -> None:
-        self.guards: dict[int, tuple[tuple[Read, Calls], ...]] = {}
-        """By the size in bytes of the first operand: what recognizes a signature, and the calls of it."""
+        self.shortcuts: dict[Hashable, dict[int, tuple[Shortcut, ...]]] = {}
+        """By options and the size in bytes of the first operand."""
         self.by_specs: dict[Hashable, Call] = {}
         self._by_number: dict[int, tuple[Calls, Framework | None]] = {}
         """With the framework of the operands if it has guards."""
@@ -125,32 +159,29 @@ class CallCache:
     def __len__(self) -> int:
         return self._count + len(self.by_specs)
 
-    def unguarded(self, operands: Sequence[Any]) -> tuple[tuple[list[int], int] | None, Calls]:
-        """Return what a `Read` returns, and the calls, of operands that no guard recognizes; from now on one may.
+    def of_signature(self, operands: Sequence[Any]) -> tuple[list[int], Calls, Framework | None] | None:
+        """Return the addresses of operands, the calls of their signature, and their framework if it has guards.
 
         None where operands have to be viewed each time.
         """
         addresses, number = signature(operands)
         if number is None:
-            return None, {}
+            return None
         known = self._by_number.get(number)
         if known is None:
             framework = framework_of(type(operands[0]))
             guarding = None if framework is None or framework.address is None else framework
             known = self._by_number.setdefault(number, ({}, guarding))
-        calls, guarding = known
-        if guarding is not None:
-            self._guard(operands, guarding, calls)
-        return (addresses, low_bits(addresses)), calls
+        return addresses, *known
 
-    def _guard(self, operands: Sequence[Any], framework: Framework, calls: Calls) -> None:
-        """Let calls be found by a guard made of operands, while there are few of one size."""
-        size = operands[0].nbytes
-        known = self.guards.get(size, ())
-        if len(known) < GUARDS_PER_SIZE:
-            read = recognizer(operands, framework)
-            if read is not None:
-                self.guards[size] = *known, (read, calls)
+    def shorten(self, options: Hashable, size: int, make: "Callable[[], Shortcut | None]") -> None:
+        """Keep the shortcut that ``make`` gives, while there are few for these options and this size."""
+        by_size = self.shortcuts.setdefault(options, {})
+        known = by_size.get(size, ())
+        if len(known) < SHORTCUTS_PER_SIZE:
+            made = make()
+            if made is not None:
+                by_size[size] = *known, made
 
     def keep(self, call: Call, calls: Calls, key: Hashable) -> None:
         """Keep a call among those of its signature; one whose options cannot be hashed is described each time."""

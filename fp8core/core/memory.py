@@ -9,7 +9,7 @@ from fp8core.core.specs import TensorSpec
 from fp8core.errors import LayoutError
 from fp8core.interop import Framework
 from fp8core.interop.overlap import share_memory
-from fp8core.interop.tensor import bytes_spanned
+from fp8core.interop.tensor import bytes_reached
 from fp8core.problem import Target
 from fp8core.runtime import device, graph_memory
 
@@ -25,8 +25,9 @@ class Regions:
     ) -> None:
         arrays: list[Any] = [spec or results.get(at) for at, spec in enumerate(specs)]
         self._layouts = [None if x is None else (x.shape, _strides(x), x.dtype) for x in arrays]
-        self.spans = [0 if layout is None else bytes_spanned(*layout) for layout in self._layouts]
-        self.spans_of_results = [(at, self.spans[at]) for at in results if self.spans[at]]
+        self.spans = [(0, 0) if layout is None else bytes_reached(*layout) for layout in self._layouts]
+        """Of each operand, in bytes from its address."""
+        self.spans_of_results = [(at, *self.spans[at]) for at in results if any(self.spans[at])]
         self._in_place = in_place
         self._given = tuple(at for at in results if specs[at] is not None)
         self.places: Callable[[Sequence[int]], Any] = tuple if self._given else itemgetter(*results)
@@ -53,14 +54,15 @@ class Regions:
         if stream is None:
             return
         version = prefetch.version()
-        written = [(addresses[at], addresses[at] + span) for at, span in self.spans_of_results]
+        written = [(addresses[at] + start, addresses[at] + end) for at, start, end in self.spans_of_results]
         if not prefetch.overwrites(written, stream):  # else it is to be noted each time
             prefetch.remember(self, self.places(addresses), version)
 
     def _share(self, at: int, other: int, addresses: list[int]) -> bool:
         a, b = addresses[at], addresses[other]
         one, two = self._layouts[at], self._layouts[other]
-        if one is None or two is None or not (a < b + self.spans[other] and b < a + self.spans[at]):
+        (start, end), (other_start, other_end) = self.spans[at], self.spans[other]
+        if one is None or two is None or not (a + start < b + other_end and b + other_start < a + end):
             return False
         if a == b and (at, other) in self._in_place and one[:2] == two[:2]:
             return False

@@ -7,17 +7,18 @@ launch with the addresses of their own operands.
 """
 
 import math
-import struct
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any, ClassVar, Final
 from weakref import WeakSet
 
 from fp8core import interop
 from fp8core.core import prefetch
-from fp8core.core.calls import Call, CallCache, Calls, Described
+from fp8core.core.calls import NONE, Call, CallCache, Calls, Described
 from fp8core.core.explaining import ExplainRequest
+from fp8core.core.shortcuts import shortcut
 from fp8core.core.signature import offsets
-from fp8core.core.specs import TensorSpec, spec_of
+from fp8core.core.specs import TensorSpec, in_float32, spec_of
 from fp8core.errors import DTypeError, ScaleError
 from fp8core.interop import Framework, TensorView, eager_only
 from fp8core.interop.tensor import fill_number
@@ -96,39 +97,47 @@ class Operation:
             return self._general(operands, options, stream, weights)
         cache = self.cache
         try:
-            guards = cache.guards[operands[0].nbytes]
-        except (KeyError, AttributeError, TypeError, RuntimeError):  # not met before, or no array: `view` has the words
-            guards = ()
-        for read, of_signature in guards:
-            found = read(*operands)
-            if found is not None:
-                calls = of_signature
-                break
-        else:
-            found, calls = (None, {}) if type(operands[0]) in self.stand_ins_of else cache.unguarded(operands)
-            if found is None:
-                return self._general(operands, options, None, weights)
-        addresses, bits = found
-        key = options, bits and offsets(addresses)
+            shortcuts = cache.shortcuts.get(options, NONE).get(operands[0].nbytes, ())
+        except (AttributeError, TypeError, RuntimeError):  # no array, or options that cannot be hashed
+            shortcuts = ()
+        for run in shortcuts:
+            made = run(operands, weights)
+            if made is not None:
+                return made
+        found = None if type(operands[0]) in self.stand_ins_of else cache.of_signature(operands)
+        if found is None:
+            return self._general(operands, options, None, weights)
+        addresses, calls, guarding = found
+        key = options, offsets(addresses)
         try:
             call = calls[key]
         except (KeyError, TypeError):  # a call of a new kind, or options that cannot be hashed
             unknown = calls, key
         else:
-            work = call.stream()
-            arrays: Any = list(operands) if call.new else operands
-            for at, allocate in call.new:
-                addresses[at], arrays[at] = allocate(None)
-            if (call.given or (call.may_overwrite and watched.starts)) and call.places(addresses) not in call.examined:
-                call.regions.examine(self.operands, addresses, work)
-            if call.plain is not None:
-                call.plain(work, *addresses)
-            else:
-                self._launch(call, work, addresses, None, weights)
-            if call.wrote is not None:
-                call.wrote(call.written(operands))
-            return arrays, call.note
+            if guarding is not None:
+                make = partial(shortcut, self.operands, operands, tuple(addresses), call, guarding)
+                cache.shorten(options, operands[0].nbytes, make)
+            return self._repeated(call, operands, addresses, weights)
         return self._general(operands, options, None, weights, unknown)  # outside of except: no KeyError in tracebacks
+
+    def _repeated(
+        self,
+        call: Call,
+        operands: tuple[Any, ...],
+        addresses: list[int],
+        weights: "prefetch.WeightHistory | None",
+    ) -> tuple[Sequence[Any], Any]:
+        """Run a call that is planned, as a shortcut does."""
+        work = call.stream()
+        arrays: Any = list(operands) if call.new else operands
+        for at, allocate in call.new:
+            addresses[at], arrays[at] = allocate(None)
+        if (call.given or (call.may_overwrite and watched.starts)) and call.places(addresses) not in call.examined:
+            call.regions.examine(self.operands, addresses, work)
+        call.run(work, addresses, None, weights)
+        if call.wrote is not None:
+            call.wrote(call.written(operands))
+        return arrays, call.note
 
     def forget(self) -> None:
         """Let every call be planned anew, as what runs a problem has changed."""
@@ -136,31 +145,6 @@ class Operation:
 
     def __len__(self) -> int:
         return len(self.cache)
-
-    def _launch(
-        self,
-        call: Call,
-        work: int,
-        addresses: list[int],
-        pool: int | None,
-        weights: "prefetch.WeightHistory | None",
-    ) -> None:
-        """Make a call's launch, which reads the weight early where that is safe, with a scratch where it needs one."""
-        launch = call.launch
-        if launch is None:
-            return
-        waits = weights if call.can_prefetch else None
-        if waits is not None and waits.may_prefetch(work, addresses):
-            launch, waits = call.early or call.prefetching(), None
-        if not self.scratch:
-            launch(work, *addresses)
-        elif call.allocate_scratch is None:
-            launch(work, *addresses, 0)
-        else:
-            at, _held = call.allocate_scratch(work, pool)  # held until the launch has been made
-            launch(work, *addresses, at)
-        if waits is not None:
-            waits.waited(work, addresses, call.regions.spans)
 
     def _general(
         self,
@@ -206,7 +190,7 @@ class Operation:
             addresses[at], arrays[at] = allocate(pool)
         call.regions.examine(self.operands, addresses, work)
         interop.order_before(work, present, stream)
-        self._launch(call, work, addresses, pool, weights)
+        call.run(work, addresses, pool, weights)
         interop.order_after(work, present, stream)
         interop.wrote(operands[at] for at in call.given)
         if framework.wraps:
@@ -290,10 +274,7 @@ def float32_number(number: Any, name: str) -> float | None:
     value = interop.scalar(number)
     if value is None:
         return None
-    try:
-        struct.pack("<f", value)
-    except OverflowError:
-        value = math.inf
-    if math.isinf(value) and number not in (math.inf, -math.inf):
+    became = (abs(value) == math.inf and number not in (math.inf, -math.inf)) or (not value and number)
+    if became or not in_float32(value):
         raise ScaleError(f"{name} needs a number that float32 holds, got {number}")
     return value

@@ -16,6 +16,7 @@ known, or was written, within the same capture.
 
 import os
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Sequence
 from itertools import accumulate
 from threading import Lock
@@ -33,6 +34,8 @@ PLACES_KEPT: Final = 256
 """Sets of places that are remembered for one kind of call."""
 SPARE: Final = 64
 """Ranges that are added before all are looked at."""
+CAPTURES_KEPT: Final = 16
+"""Captures that are remembered of a weight; as many may be under way at a time."""
 PER_THREAD: Final = 2
 """The stream of the calling thread, whichever that is: nothing that happened on it says anything of the next call."""
 
@@ -118,8 +121,9 @@ class WeightHistory:
         self._waited_with: dict[int, tuple[int, int, int]] = {}
         """By stream: the addresses with which a launch there waited."""
         self._known_in = 0
-        self._written_in = 0
-        """The captures in which the addresses became known, and were last written by a kernel of the library."""
+        """The capture in which the addresses became known."""
+        self._written_in: deque[int] = deque(maxlen=CAPTURES_KEPT)
+        """The captures in which kernels of the library wrote there."""
 
     def may_prefetch(self, stream: int, addresses: Sequence[int]) -> bool:
         """Return whether a launch on ``stream`` may read the weight at these addresses of a layer's operands early."""
@@ -127,24 +131,31 @@ class WeightHistory:
         if self._waited_with.get(stream) == places:
             return True
         number = capture_of(stream)
-        return bool(number) and self._places == places and number not in (self._known_in, self._written_in)
+        return bool(number) and self._places == places and number not in (self._known_in, *self._written_in)
 
-    def waited(self, stream: int, addresses: Sequence[int], spans: Sequence[int]) -> None:
-        """Note that a launch on ``stream`` has waited for all that precedes it; in a capture it has not run."""
+    def waited(self, stream: int, addresses: Sequence[int], spans: Sequence[Range]) -> None:
+        """Note that a launch on ``stream`` has waited for all that precedes it; in a capture it has not run.
+
+        Args:
+            stream: its stream.
+            addresses: of a layer's operands.
+            spans: where each of them begins and ends, in bytes from its address.
+        """
         places = addresses[WEIGHT], addresses[SCALE], addresses[BIAS]
         number = capture_of(stream)
         self.know(addresses, spans, number)
         if not number and stream != PER_THREAD:
             self._waited_with[stream] = places
 
-    def know(self, addresses: Sequence[int], spans: Sequence[int], number: int) -> None:
+    def know(self, addresses: Sequence[int], spans: Sequence[Range], number: int) -> None:
         """Watch the memory at these addresses; ``number`` is that of the capture under way, or 0."""
         places = addresses[WEIGHT], addresses[SCALE], addresses[BIAS]
         if self._places == places:
             return
         self._waited_with.clear()
         self._places, self._known_in = places, number
-        self.ranges = tuple((addresses[at], addresses[at] + spans[at]) for at in (WEIGHT, SCALE, BIAS) if spans[at])
+        reached = [(addresses[at], *spans[at]) for at in (WEIGHT, SCALE, BIAS)]
+        self.ranges = tuple((at + start, at + end) for at, start, end in reached if start < end)
         WATCHED.add(self)
 
     def overwritten(self, ranges: Sequence[Range], number: int) -> bool:
@@ -152,7 +163,8 @@ class WeightHistory:
         if not any(a < end and start < b for a, b in ranges for start, end in self.ranges):
             return False
         self._waited_with.clear()
-        self._written_in = number or self._written_in
+        if number and number not in self._written_in:
+            self._written_in.append(number)
         return True
 
 

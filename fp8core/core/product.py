@@ -171,17 +171,13 @@ def checked_beta(beta: Any, out: TensorSpec | None, dtype: str) -> float:
     number = scalar(beta)
     if number is None:
         raise DTypeError(f"beta needs a number, got {type(beta).__name__}")
-    if not abs(number) <= LARGEST:
+    if not abs(number) <= specs.LARGEST or not specs.in_float32(number):
         raise ScaleError(f"beta needs a finite number that float32 holds, got {beta}")
     if number and dtype in FORMATS:
         raise DTypeError(f"beta needs an out of {', '.join(HIGH_PRECISION)}, got {dtype}")
     if number and out is None:
         raise LayoutError(f"beta needs an out, whose values are added, got beta={number} and no out")
     return number
-
-
-LARGEST: Final = (2.0 - 2.0**-23) * 2.0**127
-"""Of float32."""
 
 
 def _check_bias(bias: TensorSpec, n: int, out: str) -> None:

@@ -30,9 +30,9 @@ def split(out: Any, scale: Any) -> tuple[Any, Any]:
         return out, scale
     if len(out) != 2:
         raise ShapeError(f"out needs an array for the data, or a pair for data and scale, got {len(out)} items")
-    data, kept = out
     if scale is None:
-        return data, kept
+        return out
+    data, kept = out
     if kept is not None and kept is not scale:
         raise ScaleError("out needs no scale when the scale is given")
     return data, scale
@@ -104,9 +104,10 @@ def scaling(
         raise LayoutError(f"scale_layout needs 'k' or 'mn', got {layout!r}")
     least = FORMATS[name].maximum * 2.0**-126
     eps = scalar(eps)
-    if eps is None or not least <= eps < math.inf:
+    if eps is None or not least <= eps <= specs.LARGEST:
         raise ScaleError(
-            f"eps needs a number of at least {least:.3g}, so that no scale is subnormal, got {options.eps!r}"
+            f"eps needs a number that float32 holds of at least {least:.3g}, so that no scale is subnormal, "
+            f"got {options.eps!r}"
         )
     result = x._replace(shape=shape, strides=dlpack.row_major(shape))
     at = specs.matrix(result)
@@ -127,6 +128,7 @@ def scaling(
         specs.same_device(x, scale)
         specs.check_written(scale, wanted, SCALE_DTYPE[scale_format])
         strides = specs.folded(scale)[1] if len(wanted) > 1 else scale.strides[-1], scale.strides[-1]
+        specs.no_element_twice(scale, strides)
     if group == PER_TENSOR:
         strides = (0, 0)
     return Scaling(name, group, False, strides, wanted, scale_format, layout, upper, eps)
@@ -144,8 +146,8 @@ def _upper(value: Any, operand: TensorSpec | None, group: GroupShape, x: TensorS
             f"scale_ub needs group_shape {tuple(PER_TOKEN)}, as it bounds amax per token, got {tuple(group)}"
         )
     if operand is None:
-        if not value > 0:
-            raise ScaleError(f"scale_ub needs a positive number, got {value}")
+        if not value > 0 or not specs.in_float32(value):
+            raise ScaleError(f"scale_ub needs a positive number that float32 holds, or infinity, got {value}")
         return float(value)
     scale_shapes.is_scale(operand)
     scale_shapes.one_number(operand)

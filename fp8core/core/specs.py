@@ -16,6 +16,14 @@ ALIGNMENT = 32
 """Addresses are told apart by what they leave when divided by this: no kernel asks for more."""
 
 
+LARGEST = (2.0 - 2.0**-23) * 2.0**127
+"""The largest finite number of float32."""
+BEYOND = 2.0**128 - 2.0**103
+"""Numbers from here on are rounded to infinity in float32. (`torch.compile` traces a comparison, and no `struct`.)"""
+BELOW = 2.0**-150
+"""Numbers up to this are rounded to zero."""
+
+
 class TensorSpec(NamedTuple):
     """An array without its memory."""
 
@@ -115,6 +123,23 @@ def check_written(x: TensorSpec, shape: tuple[int, ...], dtype: str) -> None:
         raise ShapeError(f"{x.name} needs shape {shape}, got {x.shape}")
 
 
+def no_element_twice(x: TensorSpec, strides: tuple[int, int]) -> None:
+    """Refuse a result of one or more axes, folded to two with these strides, some of whose elements are one."""
+    rows, cols = math.prod(x.shape[:-1]), x.shape[-1]
+    apart, step = map(abs, strides)
+    if not rows * cols:
+        return
+    if apart and step:  # i * apart == j * step first where both are the least common multiple
+        common = math.gcd(apart, step)
+        twice = step // common < rows and apart // common < cols
+    else:
+        twice = (rows > 1 and not apart) or (cols > 1 and not step)
+    if twice:
+        raise LayoutError(
+            f"{x.name} needs elements that do not overlap, got shape {x.shape} with strides {x.strides} (elements)"
+        )
+
+
 def contiguous_count(x: TensorSpec) -> int:
     """Return the number of elements of an array that lies in memory without gaps."""
     count = 1
@@ -166,6 +191,12 @@ def group(group_shape: object, name: str = "group_shape") -> GroupShape:
     if len(sides) != 2 or any(side is None or not (side == -1 or side > 0) for side in sides):
         raise ShapeError(f"{name} needs a pair of whole numbers, each positive or -1, got {group_shape!r}")
     return GroupShape(*map(int, pair))
+
+
+def in_float32(number: float) -> bool:
+    """Return whether float32 holds a number, rounded, but not as zero or infinity if it is neither."""
+    size = abs(number)
+    return not (BEYOND <= size < math.inf or 0 < size <= BELOW)
 
 
 def flag(x: Any, name: str) -> bool:

@@ -53,9 +53,9 @@ def look_up(table: Array, index: Array, out: Array, work: Workspace) -> None:
     places = work.index[: index.size].reshape(index.shape)
     places[...] = index
     if out.flags.c_contiguous:
-        np.take(table, places, mode="clip", out=out)  # "clip" is the one mode that writes to out without a buffer
+        np.take(table, places, mode="wrap", out=out)  # "clip" is the one mode that writes to out without a buffer
     else:
-        out[...] = np.take(table, places, mode="clip")
+        out[...] = np.take(table, places, mode="wrap")
 
 
 def replace(codes: Array, table: Array, out: Array, work: Workspace) -> None:

@@ -48,7 +48,6 @@ class Workspace:
 
     def __init__(self, size: int) -> None:
         self.wide = np.empty(size, np.float32)
-        self.values = np.empty(size, np.float32)
         self.bits = np.empty(size, np.uint32)
         self.index = np.empty(size, np.intp)
         self.codes = np.empty(size, np.uint8)

@@ -1,12 +1,15 @@
 """A matrix cut into tiles that fit a workspace and never split a group's columns unevenly."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from fp8core.host.memory import CHUNK, Array, Floats
 from fp8core.problem import GroupShape
+
+PANEL: Final = 4 * CHUNK
+"""Elements whose scales are found before they are converted: they are read again from a cache."""
 
 
 class Tile(NamedTuple):
@@ -64,12 +67,12 @@ def tiles(shape: tuple[int, int], group_shape: GroupShape) -> Iterator[Tile]:
 
 
 def panels(shape: tuple[int, int], group_rows: int) -> Iterator[tuple[slice, slice]]:
-    """Yield consecutive rows of a matrix, whole groups of them and about `CHUNK` elements, and their scales' rows."""
+    """Yield consecutive rows of a matrix, whole groups of them and some tiles, and their scales' rows."""
     rows, cols = shape
     if group_rows < 0:
         yield slice(0, rows), slice(0, 1)
         return
-    at_once = max(CHUNK // max(group_rows * cols, 1), 1)
+    at_once = max(PANEL // max(group_rows * cols, 1), 1)
     for group in range(0, -(-rows // group_rows), at_once):
         stop = min((group + at_once) * group_rows, rows)
         yield slice(group * group_rows, stop), slice(group, -(-stop // group_rows))

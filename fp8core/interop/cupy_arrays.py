@@ -8,7 +8,16 @@ import numpy as np
 
 from fp8core.interop import numpy_arrays
 from fp8core.interop.float8 import DTYPES, Float8Array
-from fp8core.interop.tensor import Allocator, Framework, Result, TensorView, bytes_spanned, check_aligned, in_elements
+from fp8core.interop.tensor import (
+    Allocator,
+    Framework,
+    Result,
+    TensorView,
+    bytes_spanned,
+    check_aligned,
+    check_memory,
+    in_elements,
+)
 from fp8core.problem import ITEMSIZE, Target
 from fp8core.runtime import device
 
@@ -27,15 +36,17 @@ class Cupy(Framework):
         memory = x.data
         strides = in_elements(x.strides, x.itemsize, name)
         dtype = numpy_arrays.dtype_of(x.dtype, name)
+        check_memory(memory.ptr, x.shape, name)
         check_aligned(memory.ptr, dtype, name)
         return TensorView(memory.ptr, dtype, x.shape, strides, device.target(memory.device_id), self, x)
 
     def signature(self, x: Any) -> tuple[int, Any]:
         """Return the address of a cupy.ndarray and what `view` asks of it."""
         memory = x.data
-        if memory.ptr % x.itemsize:
+        pointer: int = memory.ptr
+        if not pointer or pointer % x.itemsize:  # `view` has the words
             return 0, None
-        return memory.ptr, (x.dtype, x.shape, x.strides, memory.device_id)
+        return pointer, (x.dtype, x.shape, x.strides, memory.device_id)
 
     def stream(self, target: Target) -> int:
         """Return CuPy's current stream on the device of ``target``."""

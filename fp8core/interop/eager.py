@@ -62,6 +62,9 @@ def skip_frames() -> None:
         frames.set_code_exec_strategy(code, strategy(getattr(frames.FrameAction, action), frames.FrameAction.SKIP))
 
 
+skip_frames._dynamo_marked_constant = True  # type: ignore[attr-defined]  # a trace that meets a call of it makes the call
+
+
 class _Reason(str):
     """The reason that torch.compile gives for a break: when it is read, torch.compile is loaded and at a call."""
 

@@ -108,6 +108,8 @@ class Framework(ABC):
     """The address of an array, of a framework that has a `guard`."""
     blocked: Callable[[], object] = bool
     """Whether guards must not be asked now; of a framework that has them."""
+    unguarded: str = ""
+    """The attribute that is true of arrays of which guards must not be asked; of a framework that has them."""
 
     def guard(self, operands: tuple[Any, ...]) -> Callable[..., bool]:
         """Return a function that tells whether as many others have the signatures of ``operands``; no is safe."""
@@ -210,6 +212,15 @@ def bytes_spanned(shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) 
     if 0 in shape:
         return 0
     return (sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)) + 1) * ITEMSIZE[dtype]
+
+
+def bytes_reached(shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> tuple[int, int]:
+    """Return where elements begin and end, in bytes from the first one's address: it may be the last in memory."""
+    if 0 in shape:
+        return 0, 0
+    reach = [(extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)]
+    itemsize = ITEMSIZE[dtype]
+    return sum(r for r in reach if r < 0) * itemsize, (sum(r for r in reach if r > 0) + 1) * itemsize
 
 
 def strides_or_contiguous(shape: tuple[int, ...], strides: tuple[int, ...] | None) -> tuple[int, ...]:

@@ -13,6 +13,10 @@ Examples:
     [[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]]
 """
 
+from fp8core.interop.oldest import require
+
+require("jax")
+
 from fp8core.jax.install import install
 from fp8core.jax.linear import Fp8Linear
 from fp8core.jax.written import all_close_1d, rms_norm_quant, scaled_mm, scaled_mm_nt

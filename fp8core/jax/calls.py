@@ -107,10 +107,22 @@ class Kind:
         self.run = jitted(self.call)
 
 
-_KINDS: Final[dict[Any, Kind]] = {}
+class _Kept(dict[Any, Kind]):
+    """Kinds of calls by what tells them apart; with `CALLS_KEPT` of them it starts anew."""
+
+    def keep(self, key: Any, kind: Kind) -> Kind:
+        """Return the kind that is kept under a key: this one, or that of a thread that came first."""
+        if len(self) >= CALLS_KEPT:
+            self.clear()
+        with suppress(TypeError):  # options that cannot be hashed
+            kind = self.setdefault(key, kind)
+        return kind
 
 
-class _Kinds(dict[type, str]):
+_KINDS: Final = _Kept()
+
+
+class _KindOf(dict[type, str]):
     """What a type is to JAX: "tracer", "array", or "" for what is none of its."""
 
     def __missing__(self, kind: type) -> str:
@@ -121,10 +133,8 @@ class _Kinds(dict[type, str]):
         return found
 
 
-_KIND_OF: Final = _Kinds()
-
-
-_EAGER: Final[dict[Any, Kind]] = {}
+_KIND_OF: Final = _KindOf()
+_EAGER: Final = _Kept()
 """Kinds of calls whose operands are all arrays of JAX, by what is quickest to ask."""
 
 
@@ -156,7 +166,7 @@ def stand_in(
     _check_places(operation, operands, arrays, kind)
     made = bind(kind.call, *[x for x in arrays if x is not None]) if tracing else _eager(kind, arrays, operation)
     if not tracing and all(map(is_, arrays, operands)):
-        _keep(_key(operation, operands, options), kind)
+        _EAGER.keep(_key(operation, operands, options), kind)
     for at, result in zip(kind.results, made, strict=True):
         arrays[at] = result
         if type(operands[at]) is Place:
@@ -191,13 +201,6 @@ def _key(operation: Operation, operands: tuple[Any, ...], options: Any) -> Any:
     return operation, options, times_forgotten(), *kinds
 
 
-def _keep(key: Any, kind: Kind) -> None:
-    if len(_EAGER) >= CALLS_KEPT:
-        _EAGER.clear()
-    with suppress(TypeError):  # options that cannot be hashed
-        _EAGER[key] = kind
-
-
 def _check_places(operation: Operation, operands: tuple[Any, ...], arrays: Sequence[Any], kind: Kind) -> None:
     """Refuse an array that a result would be written into."""
     for at in kind.results:
@@ -219,17 +222,11 @@ _INSTEAD: Final = {
 def _kind(operation: Operation, options: Any, arrays: Sequence[Any]) -> Kind:
     kinds = tuple([None if x is None else (x.shape, x.dtype) for x in arrays])
     key = operation, options, times_forgotten(), kinds
-    try:
-        found, hashable = _KINDS.get(key), True
-    except TypeError:  # options that cannot be hashed
-        found, hashable = None, False
-    if found is None:
-        found = Kind(operation, options, arrays)
-        if hashable:
-            if len(_KINDS) >= CALLS_KEPT:
-                _KINDS.clear()
-            found = _KINDS.setdefault(key, found)
-    return found
+    with suppress(TypeError):  # options that cannot be hashed
+        found = _KINDS.get(key)
+        if found is not None:
+            return found
+    return _KINDS.keep(key, Kind(operation, options, arrays))
 
 
 def _arrays(operation: Operation, operands: tuple[Any, ...], tracing: bool) -> list[Any] | None:

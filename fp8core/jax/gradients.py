@@ -64,16 +64,20 @@ def _product_batched(arrays: Sequence[Any], axes: Sequence[Any], *, group: Group
     return jax.lax.map(lambda one: PRODUCT.bind(*one, group=group), each), 0
 
 
-def _group_of(call: CallOf, weight: Any, scale: Any) -> GroupShape:
-    """Return the groups of a weight's scale, as `linear` has read them."""
+def _scale_of(call: CallOf, weight: Any, scale: Any) -> tuple[Any, GroupShape]:
+    """Return a weight's scale in the weight's orientation, and its groups, as `linear` has read them."""
     known = LinearOptions(*call.options).weight_group
     if known is not None:
-        return GroupShape(*known)
-    if all(extent == 1 for extent in scale.shape):
-        return PER_TENSOR
-    if len(scale.shape) == 1 or scale.shape[1] == 1:
-        return PER_CHANNEL
-    return BLOCK_128 if scale.shape[0] == -(-weight.shape[0] // BLOCK) else GROUP_128
+        return scale, GroupShape(*known)
+    (n, k), shape = weight.shape, scale.shape
+    if all(extent == 1 for extent in shape):
+        return scale, PER_TENSOR
+    if len(shape) == 1 or shape == (n, 1):
+        return scale, PER_CHANNEL
+    if shape == (n, -(-k // BLOCK)):
+        return scale, GROUP_128
+    blocks = -(-n // BLOCK), -(-k // BLOCK)
+    return (scale if shape == blocks else scale.T), BLOCK_128  # a block's along one axis are taken turned, too
 
 
 def _frozen(tangents: Sequence[Any], names: Sequence[str]) -> None:
@@ -112,8 +116,8 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: CallOf, jaxpr
     out = made[0]
     parts = []
     if type(of[X]) is not ad.Zero:
-        group = _group_of(call, given[WEIGHT], given[WEIGHT_SCALE])
-        parts.append(PRODUCT.bind(of[X], given[WEIGHT], given[WEIGHT_SCALE], group=group).astype(out.dtype))
+        scale, group = _scale_of(call, given[WEIGHT], given[WEIGHT_SCALE])
+        parts.append(PRODUCT.bind(of[X], given[WEIGHT], scale, group=group).astype(out.dtype))
     if BIAS in of and type(of[BIAS]) is not ad.Zero:
         parts.append(jnp.broadcast_to(of[BIAS].astype(out.dtype), out.shape))
     return made, [sum(parts[1:], parts[0])]

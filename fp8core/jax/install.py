@@ -1,7 +1,7 @@
 """What `import fp8core.jax` does, once in a process."""
 
 from functools import cache
-from typing import Any, Final
+from typing import Any
 
 import jax
 
@@ -10,19 +10,10 @@ from fp8core.jax import batching, gradients, handler
 from fp8core.jax.calls import stand_in
 from fp8core.ops.quantized import Quantized, quantized
 
-OLDEST: Final = (0, 10, 2)
-"""The first release of JAX that the tests ran with."""
-
 
 @cache
 def install() -> None:
-    """Give the handlers to XLA, once, and let calls on arrays of JAX become programs of it.
-
-    Raises:
-        ImportError: this JAX is older than any that the handlers were tested with.
-    """
-    if jax.__version_info__ < OLDEST:
-        raise ImportError(f"fp8core.jax needs JAX {'.'.join(map(str, OLDEST))} or later, got {jax.__version__}")
+    """Give the handlers to XLA, once, and let calls on arrays of JAX become programs of it."""
     for platform in handler.ALL.values():
         platform.register()
     batching.install()

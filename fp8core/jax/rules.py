@@ -185,6 +185,9 @@ def _product(
     if not _one(scale):
         if scale[across] != n:
             channels = factors.groups("n", n, BLOCK)
+            if len(channels) > 1 and scale[across] != factors.sizes["n"]:  # blocks along the other axis, which lie
+                factors.whole.add("n")
+                channels = ("n",)
         if scale[across] == n or len(channels) > 1:
             made[scale_b] = (*made[scale_b][:across], channels[:1], *made[scale_b][across + 1 :])
     factors.whole.add("k")

@@ -122,7 +122,7 @@ def explain_product(
     *,
     a: Fp8Name | None = None,
     b: Fp8Name | None = None,
-    out: DType = "bfloat16",
+    out_dtype: DType = "bfloat16",
     scale_a: Granularity = "row",
     scale_b: Granularity = "row",
     target: int | str | Target | None = None,
@@ -136,11 +136,11 @@ def explain_product(
         k: the shared axis.
         a: the format of a; None is the target's E4M3.
         b: the format of the weight; None is the target's E4M3.
-        out: the dtype of the result; an FP8 one has a scale.
+        out_dtype: the dtype of the result; an FP8 one has a scale.
         scale_a: "tensor", "row" (one for each token) or "group" (1x128, as ``scale_layout="mn"`` stores them).
         scale_b: "tensor", "row" (one for each output channel), "group" (1x128) or "block" (128x128).
         target: as for `explain`.
-        **keywords: of `fp8core.scaled_mm_nt`.
+        **keywords: of `fp8core.scaled_mm_nt`, with an `ArraySpec` for each array.
 
     Raises:
         Fp8Error: what the product itself would refuse, as a pair of scales that does not go together.
@@ -155,9 +155,9 @@ def explain_product(
     group_strides = (1, m) if scale_a == "group" else None
     left = _quantized_spec(m, k, a or native, _GROUPS[scale_a], group_strides)
     right = _quantized_spec(n, k, b or native, _GROUPS[scale_b], None)
-    if out in FORMATS:
+    if out_dtype in FORMATS:
         keywords.setdefault("out_scale", 1.0)
-    return explain(scaled_mm_nt, left, right, target=place, out_dtype=out, **keywords)
+    return explain(scaled_mm_nt, left, right, target=place, out_dtype=out_dtype, **keywords)
 
 
 def _quantized_spec(

@@ -203,8 +203,8 @@ class Fp8Linear:
     @weight.setter
     def weight(self, weight: object) -> None:
         if isinstance(weight, Quantized):
-            self._options = self._options._replace(weight_group=weight.group_shape)
-            self._put(weight=weight.data, weight_scale=weight.scale)
+            options = self._options._replace(weight_group=weight.group_shape)
+            self._put(options, weight=weight.data, weight_scale=weight.scale)
         else:
             self._put(weight=weight)
 
@@ -235,11 +235,13 @@ class Fp8Linear:
     def input_scale(self, scale: object) -> None:
         self._put(input_scale=scale)
 
-    def _put(self, **changed: Any) -> None:
-        """Take new arrays, after checking the layer that they make; the history of its weight begins anew."""
+    def _put(self, options: LinearOptions | None = None, /, **changed: Any) -> None:
+        """Take new arrays and options, after checking the layer that they make; its weight's history begins anew."""
+        options = self._options if options is None else options
         arrays = {**dict(zip(ARRAYS, getattr(self, "_arrays", (None,) * 4), strict=True)), **changed}
         layer = read_layer(**arrays)
-        check_layer(self._options, layer.specs)
+        check_layer(options, layer.specs)
+        self._options = options
         self._take(layer)
 
     def _take(self, layer: Read) -> None:

@@ -10,7 +10,7 @@ from fp8core.core.scale_shapes import is_one_number, is_scale, of_array
 from fp8core.core.specs import TensorSpec, is_fp8, is_wide, same_device, spec_of
 from fp8core.errors import ScaleError, ShapeError
 from fp8core.interop import Framework, Operand, TensorView, dlpack, dtype_name
-from fp8core.interop.tensor import bytes_spanned, fill_number
+from fp8core.interop.tensor import bytes_reached, fill_number
 from fp8core.ops.linear import ARRAYS, LinearOptions, input_format, result_dtype
 from fp8core.ops.linear_scratch import COMPUTED
 from fp8core.problem import BLOCK, FORMATS, GROUP_128, HIGH_PRECISION, PER_TENSOR, PER_TOKEN, GroupShape, Target
@@ -91,7 +91,8 @@ def history_of(layer: Read) -> WeightHistory:
     assert first is not None
     if first.target.platform != "host":
         addresses = [0, *(0 if view is None else view.pointer for view in layer.views)]
-        spans = [0, *(0 if s is None else bytes_spanned(s.shape, s.strides, s.dtype) for s in layer.specs)]
+        reached = ((0, 0) if s is None else bytes_reached(s.shape, s.strides, s.dtype) for s in layer.specs)
+        spans = [(0, 0), *reached]
         history.know(addresses, spans, capture_of(first.framework.stream(first.target)))
     return history
 

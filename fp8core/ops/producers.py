@@ -159,8 +159,8 @@ def _describe_norm(operands: Sequence[TensorSpec | None], options: tuple[Any, ..
 def epsilon_of(epsilon: Any) -> float:
     """Return what is added to a mean square, which has to be a number of at least 0."""
     number = scalar(epsilon)
-    if number is None or not number >= 0:
-        raise ShapeError(f"epsilon needs a number of at least 0, got {epsilon!r}")
+    if number is None or not 0 <= number <= specs.LARGEST or not specs.in_float32(number):
+        raise ShapeError(f"epsilon needs a finite number of at least 0 that float32 holds, got {epsilon!r}")
     return number
 
 

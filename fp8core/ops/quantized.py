@@ -4,7 +4,7 @@ from typing import Any, Generic, NamedTuple, Self
 
 from fp8core.core import specs
 from fp8core.errors import ScaleError
-from fp8core.interop import dtype_name
+from fp8core.interop import dtype_name, scalar
 from fp8core.interop.tensor import new_tuple
 from fp8core.problem import GroupShape
 from fp8core.types import Array, ArrayT_co, DataT_co, Stream, WideDType
@@ -40,12 +40,18 @@ class Quantized(_Pair[DataT_co, ArrayT_co]):
         True
     """
 
-    group_shape: GroupShape | None
+    group_shape: GroupShape | None = None
 
     def __new__(cls, data: DataT_co, scale: ArrayT_co, group_shape: tuple[int, int] | None = None) -> Self:
         """Make a pair; data and scale are unchecked until the pair is used."""
         made: Self = new_tuple(cls, (data, scale))
         made.group_shape = None if group_shape is None else specs.group(group_shape)
+        return made
+
+    def _replace(self, /, **fields: Any) -> Self:
+        """Return a pair with other data or another scale of the same groups."""
+        made = super()._replace(**fields)
+        made.group_shape = self.group_shape
         return made
 
     @property
@@ -71,8 +77,9 @@ class Quantized(_Pair[DataT_co, ArrayT_co]):
         """
         data: Any = self.data
         scale: Any = self.scale
+        turned = scale if scalar(scale) is not None else scale.T
         group = None if self.group_shape is None else GroupShape(self.group_shape.cols, self.group_shape.rows)
-        return quantized(data.T, scale.T, group)
+        return quantized(data.T, turned, group)
 
     def dequantize(
         self, dtype: WideDType = "float32", *, out: Array | None = None, stream: Stream | None = None

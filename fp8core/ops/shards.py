@@ -108,6 +108,8 @@ def _describe_requantize(operands: Sequence[TensorSpec | None], widths: tuple[in
     specs.is_fp8(weight)
     at = specs.matrix(weight)
     count = _shard_count(scale, widths)
+    if not count:
+        raise ScaleError(f"{scale.name} needs at least one scale, the largest of which is the result, got none")
     specs.same_device(weight, scale, out)
     if sum(widths) != at.rows:
         raise ShapeError(f"logical_widths needs to add up to the {at.rows} rows of weight, got {list(widths)}")

@@ -1,6 +1,7 @@
 """The run-time compiler: a flattened source in, a loaded module and the addresses of its kernels out."""
 
 import threading
+from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from typing import Any, Final, NamedTuple
@@ -28,13 +29,17 @@ class Function(NamedTuple):
 
 @cache
 def version() -> str:
-    """Return the name and version of the run-time compiler, without loading it where a wheel's metadata tell."""
+    """Return the name and version of the run-time compiler, without loading it where a wheel's metadata tell.
+
+    Of two wheels both are named: which one is loaded is CuPy's affair.
+    """
     if device.platform() == "cuda":
+        found = []
         for wheel in ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12"):
-            try:
-                return f"{wheel} {metadata.version(wheel)}"
-            except metadata.PackageNotFoundError:
-                continue
+            with suppress(metadata.PackageNotFoundError):
+                found.append(f"{wheel} {metadata.version(wheel)}")
+        if found:
+            return ", ".join(found)
     try:
         cuda = device.cupy().cuda
         named = f"{device.platform()}rtc {cuda.nvrtc.getVersion()}"

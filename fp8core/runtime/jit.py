@@ -88,7 +88,7 @@ def _launch_function(platform: Platform, cooperative: bool = False) -> Callable[
 class Frame:
     """The memory of one launch in flight on a thread: arguments that vary, the configuration, the other arguments."""
 
-    __slots__ = ("_pointers", "arguments", "configuration", "write")
+    __slots__ = ("_pointers", "arguments", "configuration", "stream", "write")
 
     def __init__(self, bound: "Bound") -> None:
         room = ctypes.create_string_buffer(len(bound.image) + ALIGNMENT)
@@ -98,6 +98,8 @@ class Frame:
         memory[:] = bound.image
         self.configuration = memory[bound.middle : bound.middle + CONFIGURATION.size].cast("Q")
         """As words."""
+        self.stream = 0
+        """The one in the configuration."""
         self.write = partial(bound.variable.pack_into, memory, 0)
         """Takes what each launch writes anew."""
         self._pointers = (ctypes.c_void_p * max(len(bound.offsets), 1))(*(address + at for at in bound.offsets))
@@ -149,7 +151,8 @@ class Bound:
             frame = self._pool.pop()
         except IndexError:
             frame = Frame(self)
-        frame.configuration[STREAM] = stream
+        if frame.stream != stream:
+            frame.configuration[STREAM] = frame.stream = stream
         frame.write(*arguments)
         status = self._launch(*frame.arguments)
         if status:

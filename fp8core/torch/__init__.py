@@ -15,6 +15,10 @@ Examples:
     torch.Size([1, 8])
 """
 
+from fp8core.interop.oldest import require
+
+require("torch")
+
 from fp8core.torch.calibration import calibrate
 from fp8core.torch.compiling import compile_options
 from fp8core.torch.linear import Linear

@@ -77,7 +77,8 @@ def joined(graph: torch.fx.Graph) -> None:
         alike: dict[Any, list[Any]] = {}
         for node in sorted(group, key=lambda node: inputs.get(node.args[1], 0)):
             weight, scale = node.args[1].meta["val"], node.args[2].meta["val"]
-            if all(one is None for one in node.args[3:ARRAYS]) and scale.ndim == weight.ndim:
+            packed = scale.ndim == weight.ndim and weight.is_contiguous()
+            if packed and all(one is None for one in node.args[3:ARRAYS]):
                 key = weight.dtype, weight.shape[1], scale.shape[1], repr(node.args[ARRAYS:])
                 alike.setdefault(key, []).append(node)
         for several in alike.values():

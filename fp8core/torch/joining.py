@@ -59,7 +59,8 @@ def _groups(layers: Sequence[Linear]) -> Iterator[list[Linear]]:
         weight = layer.weight
         own = layer._parameters
         lonely = layer.scheme == "tensor" or own["bias"] is not None or own["input_scale"] is not None
-        if not lonely and not weight.is_meta and weight.numel() and _plain(weight) and _plain(layer.weight_scale):
+        usual = _plain(weight) and _plain(layer.weight_scale) and not weight.is_meta
+        if usual and not lonely and weight.numel() and weight.is_contiguous():  # with gaps, no next one follows
             alike.setdefault((layer.in_features, layer.scheme, weight.dtype, weight.device), []).append(layer)
     for several in alike.values():
         yield from runs(several, lambda layer: (layer.weight, layer.weight_scale))

@@ -5,7 +5,7 @@ from typing import Any, Final, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_exporting
 
 from fp8core.checkpoint.schemes import SCHEMES, scheme_of
 from fp8core.core.specs import flag
@@ -15,11 +15,15 @@ from fp8core.ops import Fp8Linear, Quantized, dequantize, linear
 from fp8core.ops.layer import QUANTIZE_WEIGHT_CALLS
 from fp8core.ops.quantize import quantize_by
 from fp8core.problem import BLOCK_128, FORMATS, GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, GroupShape
+from fp8core.torch.aligned import align_rows_, empty_codes
+from fp8core.torch.gradients import StraightThrough
 from fp8core.torch.joints import JOINTS
 
 INPUTS: Final = {PER_CHANNEL: PER_TOKEN, PER_TENSOR: PER_TENSOR, BLOCK_128: GROUP_128}
 """How inputs are quantized beside weights of these groups, where their scale is not given."""
 SCALES: Final = "weight_scale", "input_scale"
+OPTIONS: Final = "scheme", "use_fast_accum", "batch_invariant"
+"""What a layer is prepared with beside its parameters."""
 Layer = TypeVar("Layer", bound="Linear")
 Prepared = tuple[Any, Any, Any, Any, Callable[[Any], Any]]
 """Parameters, and the call of the layer that was made of them; others make a new one."""
@@ -32,6 +36,10 @@ class Linear(nn.Linear):
     ``[n, 1]``, ``[1]`` or ``[ceil(n / 128), ceil(k / 128)]``; ``input_scale`` float32 ``[1]``; ``bias`` ``[n]``. All
     are parameters that do not require grad. Moving the layer moves them; casting it (``.half()``, ``.to(dtype)``) casts
     the bias alone.
+
+    On a GPU the rows of ``weight`` begin at multiples of 16 bytes, as products need to be fast: if k is no multiple of
+    16, there are gaps between them, and ``weight`` is not contiguous. ``state_dict`` gives a copy without gaps. (Such
+    layers are exported on the CPU, as files of torch.export lose the gaps.)
 
     Gradients flow to the input, straight through its quantization, as ``grad @ dequantize(weight)``; and to the bias,
     if it is made to require them. There are none for the weight.
@@ -93,7 +101,7 @@ class Linear(nn.Linear):
             made = nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False) if wanted else None
             self.register_parameter(name, made)
 
-        add("weight", (out_features, in_features), codes)
+        self.weight = nn.Parameter(empty_codes(out_features, in_features, codes, device), requires_grad=False)
         add("weight_scale", self.scale_shape, torch.float32)
         add("input_scale", (1,), torch.float32, static)
         add("bias", (out_features,), dtype, bias)
@@ -133,13 +141,15 @@ class Linear(nn.Linear):
         )
         if source.is_meta:
             return made
-        q = quantize_by(QUANTIZE_WEIGHT_CALLS, source.contiguous(), weight_dtype, made.weight_group_shape)
+        codes = empty_codes(made.out_features, made.in_features, made.weight.dtype, source.device)
+        q = quantize_by(QUANTIZE_WEIGHT_CALLS, source.contiguous(), weight_dtype, made.weight_group_shape, out=codes)
         made.weight = nn.Parameter(q.data, requires_grad=False)
         made.weight_scale = nn.Parameter(q.scale, requires_grad=False)
         if bias is not None:
             made.bias = nn.Parameter(bias.detach(), requires_grad=False)
         if input_scale is not None:
-            made.input_scale = nn.Parameter(torch.full((1,), input_scale, device=source.device), requires_grad=False)
+            scale = torch.full((1,), input_scale, dtype=torch.float32, device=source.device)  # whatever torch's default
+            made.input_scale = nn.Parameter(scale, requires_grad=False)
         return made
 
     def to_linear(self, dtype: torch.dtype | None = None) -> nn.Linear:
@@ -199,6 +209,7 @@ class Linear(nn.Linear):
         return self._product(input)
 
     def _product(self, x: Any) -> Tensor:
+        """Return what `forward` does, without gradients."""
         if is_compiling():
             return self._traced(x)
         own, kept = self._parameters, self._prepared
@@ -219,6 +230,12 @@ class Linear(nn.Linear):
         return result
 
     def _traced(self, x: Any) -> Tensor:
+        if _exporting() and not self.weight.is_contiguous():
+            stride, k = self.weight.stride(0), self.in_features
+            raise LayoutError(
+                f"weight needs rows without gaps in torch.export, whose files lose them, got rows {stride} bytes apart "
+                f"for k = {k}: export the model on the CPU"
+            )
         if isinstance(x, Tensor) and x.dim() and not _is_read_by_rows(x.shape, x.stride()):
             x = x.contiguous()
         made: Tensor = linear(
@@ -247,6 +264,11 @@ class Linear(nn.Linear):
         self._prepared = weight, scale, bias, input_scale, layer.__call__
         return self._prepared
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in OPTIONS:
+            self.__dict__["_prepared"] = None  # it was made with the former one
+        super().__setattr__(name, value)
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move and cast the parameters, codes and scales as integers, which no cast of a module touches."""
         self._prepared = None
@@ -264,7 +286,14 @@ class Linear(nn.Linear):
             return there.view(x.dtype)
 
         super()._apply(moved, recurse)  # type: ignore[no-untyped-call]
+        align_rows_(self.weight)
         return self
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """Give a weight without gaps between its rows, as files and other programs have it."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if not keep_vars:
+            destination[prefix + "weight"] = destination[prefix + "weight"].contiguous()
 
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, local: Any, strict: Any, missing: Any, unexpected: Any, errors: list[str]
@@ -281,6 +310,7 @@ class Linear(nn.Linear):
                 scale = scale.to(torch.float32)
                 state_dict[prefix + name] = scale.reshape(own.shape) if scale.numel() == own.numel() == 1 else scale
         super()._load_from_state_dict(state_dict, prefix, local, strict, missing, unexpected, errors)
+        align_rows_(self.weight)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy is made of: codes as bytes, as pickle does not know FP8 tensors; no calls prepared."""
@@ -297,6 +327,7 @@ class Linear(nn.Linear):
         codes = state.pop("_codes")
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self.weight = nn.Parameter(self.weight.detach().view(codes), requires_grad=False)
+        align_rows_(self.weight)
 
     def extra_repr(self) -> str:
         """Return what `repr` says of the layer."""
@@ -313,33 +344,12 @@ def without_values(kind: type[Layer], linear: nn.Linear, **options: Any) -> Laye
     return made
 
 
-class StraightThrough(torch.autograd.Function):
-    """The product of a layer, with the gradient that the dequantized weight would give."""
+def _exporting() -> bool:
+    """Return whether torch.export traces. In graphs of torch 2.11, ``is_exporting`` itself is always true."""
+    return is_exporting()
 
-    @staticmethod
-    def forward(x: Tensor, bias: Tensor | None, layer: Linear) -> Tensor:
-        """Return the layer's product."""
-        del bias  # it is the layer's, and here for its gradient
-        return layer._product(x)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Keep what the gradients need; on its own, so that torch.func can differentiate."""
-        del output
-        ctx.layer = inputs[2]
-        ctx.save_for_backward(ctx.layer.weight, ctx.layer.weight_scale)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        """Return the gradients of x and the bias."""
-        weight, scale = ctx.saved_tensors
-        of_x = of_bias = None
-        if ctx.needs_input_grad[0]:
-            group = ctx.layer.weight_group_shape
-            of_x = grad @ dequantize(weight, scale, group_shape=group, dtype=grad.dtype)
-        if ctx.needs_input_grad[1]:
-            of_bias = grad.reshape(-1, grad.shape[-1]).sum(0).to(ctx.layer.bias.dtype)
-        return of_x, of_bias, None
+_exporting._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as torch.compiler.assume_constant_result
 
 
 def _is_read_by_rows(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:

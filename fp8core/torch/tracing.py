@@ -8,15 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
-from torch.torch_version import TorchVersion
 
 from fp8core import interop, ops
-from fp8core.core.operation import Interned, Operation
+from fp8core.core.operation import Interned, Operation, float32_number
 from fp8core.core.scale_shapes import is_one_number
 from fp8core.core.specs import group
 from fp8core.errors import DeviceError, LayoutError
-from fp8core.interop import scalar
-from fp8core.interop.eager import stand_in, traceable
+from fp8core.interop.eager import skip_frames, stand_in, traceable
 from fp8core.ops import all_close
 from fp8core.ops.quantize import quantize_by
 from fp8core.ops.scaled_mm import product_by
@@ -25,8 +23,6 @@ from fp8core.torch.forms import ENTRIES, Entry, Form
 from fp8core.torch.operators import OVERLOADS, declared
 from fp8core.w8a8 import calls
 
-OLDEST: Final = "2.11"
-"""The first release of torch that the tests ran with."""
 FUNCTIONS: Final = (
     ops.quantize,
     ops.dequantize,
@@ -81,7 +77,7 @@ def _stand_in(entry: Entry) -> Callable[[tuple[Any, ...], Any, object], tuple[Se
             options = options.options
         arrays = list(operands)
         for at in operation.numbers:
-            arrays[at] = _array(arrays[at], operands[0])
+            arrays[at] = _array(arrays[at], operands[0], operation.operands[at])
         in_place = False
         for result, source in same:
             if arrays[result] is arrays[source]:
@@ -109,9 +105,9 @@ def _refused_derivative(name: str) -> str | None:
 _refused_derivative._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as torch.compiler.assume_constant_result
 
 
-def _array(x: Any, first: torch.Tensor) -> Any:
+def _array(x: Any, first: torch.Tensor, name: str) -> Any:
     """Return a number as an array beside the first operand, and all else as it is."""
-    number = None if x is None or isinstance(x, torch.Tensor) else scalar(x)
+    number = None if x is None or isinstance(x, torch.Tensor) else float32_number(x, name)
     return x if number is None else torch.full((1,), number, dtype=torch.float32, device=first.device)
 
 
@@ -137,6 +133,7 @@ def _traced_call(
     self: Operation, operands: tuple[Any, ...], options: Any, stream: object = None, weights: object = None
 ) -> tuple[Sequence[Any], Any]:
     """Stand in for `Operation.__call__`: this is what torch.compile inlines."""
+    skip_frames()  # of calls that are refused here, and then run beside the graph
     del weights
     assert self.traced is not None
     return self.traced(operands, options, stream)
@@ -178,13 +175,7 @@ def _read_without_dynamo(flag: Any) -> bool | None:
 
 
 def install() -> None:
-    """Let torch trace the public functions, from now on.
-
-    Raises:
-        ImportError: this torch is older than any that the stand-ins were tested with.
-    """
-    if TorchVersion(torch.__version__) < TorchVersion(OLDEST):
-        raise ImportError(f"fp8core.torch needs torch {OLDEST} or later, got {torch.__version__}")
+    """Let torch trace the public functions, from now on."""
     for entry in ENTRIES:
         for operation in (entry.operation, *OTHERS.get(entry.name, ())):
             operation.traced = _stand_in(entry)

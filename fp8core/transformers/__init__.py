@@ -8,6 +8,10 @@ Examples:
     'channel'
 """
 
+from fp8core.interop.oldest import require
+
+require("transformers")
+
 from fp8core.transformers.config import Fp8CoreConfig
 from fp8core.transformers.converting import convert_, split_experts_
 from fp8core.transformers.experts import Experts

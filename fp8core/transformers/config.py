@@ -20,7 +20,7 @@ class Fp8CoreConfig(QuantizationConfigMixin):  # type: ignore[misc]
     compressed-tensors, as `fp8core quantize` writes it.
 
     Args:
-        scheme: "channel" (weights per channel, inputs per token), "tensor" (both per tensor) or "block" (weights by
+        scheme: "channel" (weights per channel, inputs per token), "tensor" (both per tensor), "block" (weights by
             blocks of 128x128, inputs by groups of 1x128) or "static" ("tensor" with input_scales).
         include: which layers, by glob patterns or, after ``re:``, regular expressions over the checkpoint's names of
             modules. Without it all linear layers, as `fp8core quantize` knows them.

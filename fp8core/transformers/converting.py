@@ -11,6 +11,7 @@ from fp8core.errors import CheckpointError
 from fp8core.interop import dtype_name
 from fp8core.problem import BLOCK_128, FORMATS
 from fp8core.torch import Linear
+from fp8core.torch.aligned import align_rows_
 from fp8core.transformers.config import METHOD, Fp8CoreConfig
 from fp8core.transformers.experts import DOWN, GATED, PLAIN, Experts, Layout, fits, layout_of
 from fp8core.transformers.names import has, transforms_of
@@ -189,6 +190,7 @@ def _made(
     )
     stored = {"weight_scale": Stored(scale_name, safetensors_dtype(scale.dtype), shape)}
     made.weight = nn.Parameter(codes, requires_grad=False)
+    align_rows_(made.weight)
     wide = stored["weight_scale"].canonical(scale, made.scale_shape)
     made.weight_scale = nn.Parameter(wide, requires_grad=False)
     if input_scale is not None:

@@ -9,6 +9,7 @@ from fp8core.checkpoint import Layer
 from fp8core.checkpoint.files import DTYPES
 from fp8core.errors import CheckpointError, DeviceError
 from fp8core.torch import Linear
+from fp8core.torch.aligned import align_rows_
 from fp8core.torch.linear import without_values
 
 
@@ -101,7 +102,7 @@ def waiting(layer: Layer, linear: nn.Linear, options: dict[str, bool]) -> Linear
 
 def initialized(layer: Linear) -> None:
     """Keep transformers from giving a layer random weights, which it has for no FP8."""
-    layer._is_hf_initialized = True  # type: ignore[assignment]
+    layer._is_hf_initialized = True
 
 
 def carry(module: nn.Module, name: str, tensor: Any) -> None:
@@ -110,7 +111,7 @@ def carry(module: nn.Module, name: str, tensor: Any) -> None:
 
 
 def complete(name: str, layer: Linear) -> None:
-    """Give a layer its scales from what was loaded under the file's names; freeze it.
+    """Give a layer its scales from what was loaded under the file's names, and aligned rows; freeze it.
 
     Raises:
         DeviceError: the layer was not loaded to a device.
@@ -125,6 +126,7 @@ def complete(name: str, layer: Linear) -> None:
         made = stored[role].canonical(loaded, shape)
         layer.register_parameter(role, nn.Parameter(made, requires_grad=False))
     layer.requires_grad_(False)
+    align_rows_(layer.weight)
     bias = layer._parameters["bias"]
     if bias is not None and not getattr(bias, "_is_hf_initialized", False):
         bias.zero_()  # the file has none, of which transformers tells

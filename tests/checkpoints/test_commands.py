@@ -7,8 +7,11 @@ from rich.console import Console
 
 from fp8core.checkpoint.naming import TITLES
 from fp8core.cli import terminal
-from package.test_checkpoint import left_in
-from support.command_line import rows, runner
+from support.checkpoints import left_in
+from support.command_line import (
+    fp8core_,  # noqa: F401
+    rows,
+)
 
 torch = pytest.importorskip("torch")
 from safetensors.torch import load_file, save_file  # noqa: E402
@@ -17,11 +20,6 @@ from support import checkpoint_formats as written  # noqa: E402
 from support.checkpoint_formats import FORMATS, small_state, write_format  # noqa: E402
 
 Q = "model.layers.0.self_attn.q_proj"
-
-
-@pytest.fixture
-def fp8core_(capsys, monkeypatch):
-    return runner(capsys, monkeypatch)
 
 
 @pytest.fixture

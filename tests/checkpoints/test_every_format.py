@@ -5,7 +5,9 @@ import json
 import pytest
 
 from fp8core.checkpoint import open_checkpoint
-from support.command_line import runner
+from support.command_line import (
+    fp8core_,  # noqa: F401
+)
 
 torch = pytest.importorskip("torch")
 from safetensors.torch import load_file, save_file  # noqa: E402
@@ -14,11 +16,6 @@ from support.checkpoint_formats import FORMATS, small_state, write_format  # noq
 
 Q = "model.layers.0.self_attn.q_proj"
 ALL = pytest.mark.parametrize("writer", FORMATS, ids=lambda writer: writer.__name__)
-
-
-@pytest.fixture
-def fp8core_(capsys, monkeypatch):
-    return runner(capsys, monkeypatch)
 
 
 def bytes_of(scale):

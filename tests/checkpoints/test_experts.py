@@ -17,7 +17,7 @@ from fp8core.checkpoint.experts import split_experts
 from fp8core.checkpoint.reader import checkpoint_of
 from fp8core.checkpoint.source import scan
 from fp8core.errors import CheckpointError
-from package.test_checkpoint import left_in, normal, read, write
+from support.checkpoints import left_in, normal, read, write
 
 torch = pytest.importorskip("torch")
 from safetensors.torch import load_file, save_file  # noqa: E402

@@ -9,7 +9,7 @@ import pytest
 
 from fp8core.checkpoint import open_checkpoint, open_files
 from fp8core.errors import CheckpointError
-from package.test_checkpoint import normal, write
+from support.checkpoints import normal, write
 
 torch = pytest.importorskip("torch")
 from support.checkpoint_formats import FORMATS, small_state, write_format  # noqa: E402

@@ -7,7 +7,7 @@ import pytest
 
 from fp8core.checkpoint import plan_checkpoint, quantize_checkpoint, verify_checkpoint
 from fp8core.errors import CheckpointError
-from package.test_checkpoint import left_in, normal, read, write
+from support.checkpoints import left_in, normal, read, write
 from support.command_line import runner
 
 MODULES = [f"model.layers.{layer}.{part}" for layer in range(2) for part in ("self_attn.o_proj", "mlp.down_proj")]

@@ -281,7 +281,7 @@ def test_progress_ends_with_all_bytes(tmp_path):
 
 
 def test_scales_of_zero_weights_and_fnuz_nan(tmp_path):
-    from package.test_checkpoint import write
+    from support.checkpoints import write
 
     codes = np.zeros((4, 8), np.uint8).view(ml_dtypes.float8_e4m3fn)
     write(tmp_path / "model.safetensors", {"a.weight": codes, "a.weight_scale": np.ones((4, 1), np.float32)})

@@ -10,7 +10,7 @@ from fp8core.core.prefetch import WeightHistory
 from fp8core.problem import Target
 from fp8core.runtime import capture, device
 
-PLACES, SPANS = [0, 0x1000, 0x3000, 0x4000], [0, 0x1000, 0x40, 0x20]
+PLACES, SPANS = [0, 0x1000, 0x3000, 0x4000], [(0, 0), (0, 0x1000), (0, 0x40), (0, 0x20)]
 MOVED = [0, 0x9000, 0x3000, 0x4000]
 WEIGHT, SCALE, BIAS = (0x1000, 0x2000), (0x3000, 0x3040), (0x4000, 0x4020)
 
@@ -87,6 +87,27 @@ def test_what_becomes_known_or_is_written_in_a_capture_waits_in_it_and_not_in_th
     assert history.may_prefetch(7, MOVED)
 
 
+def test_captures_under_way_at_a_time_each_wait_for_what_they_write(history, captures):
+    captures.update({7: 1, 8: 2})
+    for stream in (7, 8):
+        assert prefetch.overwrites([WEIGHT], stream)
+    assert not history.may_prefetch(7, PLACES)
+    assert not history.may_prefetch(8, PLACES)
+    captures[9] = 3
+    assert history.may_prefetch(9, PLACES)
+
+
+def test_a_reversed_scale_is_watched_where_it_lies(captures):
+    """Its address is that of its last element in memory."""
+    history = WeightHistory()
+    history.know(PLACES, [(0, 0), (0, 0x1000), (-0x3C, 4), (0, 0x20)], 0)
+    history.waited(7, PLACES, SPANS)
+    assert not prefetch.overwrites([(0x3004, 0x3040)], 7)
+    assert history.may_prefetch(7, PLACES)
+    assert prefetch.overwrites([(0x2FC4, 0x2FC8)], 7)
+    assert not history.may_prefetch(7, PLACES)
+
+
 def test_a_capture_settles_nothing(history, captures):
     captures[7] = 1
     history.waited(7, PLACES, SPANS)
@@ -107,7 +128,7 @@ def test_what_is_written_in_a_capture_waits_afterwards_too(history, captures):
 def test_ranges_of_several_layers_are_found(history):
     tied, other = WeightHistory(), WeightHistory()
     tied.know(PLACES, SPANS, 0)
-    other.know([0, 0x100000, 0, 0], [0, 0x100000, 0, 0], 0)
+    other.know([0, 0x100000, 0, 0], [(0, 0), (0, 0x100000), (0, 0), (0, 0)], 0)
     for each, places in ((history, PLACES), (tied, PLACES), (other, [0, 0x100000, 0, 0])):
         each.waited(7, places, SPANS)
     version = prefetch.version()
@@ -139,7 +160,8 @@ def test_what_is_watched_is_found_among_many_that_overlap_come_and_go(captures, 
         history = chance.choice(living) if living and chance.random() < 0.2 else WeightHistory()
         places = [0, *(chance.randrange(1, 1 << 14) for _ in range(3))]
         most = watched._most
-        history.know(places, [0, chance.choice((0, 300)), chance.randrange(1, 60), chance.choice((0, 8))], 0)
+        ends = [0, chance.choice((0, 300)), chance.randrange(1, 60), chance.choice((0, 8))]
+        history.know(places, [(0, end) for end in ends], 0)
         looked_at_all += watched._most != most
         if history not in living:
             living.append(history)
@@ -162,7 +184,7 @@ def test_ranges_that_nobody_has_are_left_out_in_the_end(captures, monkeypatch):
     watched = prefetch._Watched()
     monkeypatch.setattr(prefetch, "WATCHED", watched)
     for at in range(1000):
-        WeightHistory().know([0, 1000 + 10 * at, 0, 0], [0, 5, 0, 0], 0)
+        WeightHistory().know([0, 1000 + 10 * at, 0, 0], [(0, 0), (0, 5), (0, 0), (0, 0)], 0)
     assert len(watched.starts) <= prefetch.SPARE + 1
     assert not watched.touches((1000, 1005))
     assert watched.touches((1000 + 10 * 999, 1000 + 10 * 999 + 1))

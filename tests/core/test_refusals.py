@@ -11,6 +11,11 @@ from support.engines import BOTH, engines, fresh, fresh_fp8, fresh_scale
 ONE = np.ones(1, np.float32)
 
 
+def windows(shape, strides):
+    """Return a float32 array some of whose elements may be one."""
+    return np.lib.stride_tricks.as_strided(np.ones(64, np.float32), shape, [4 * stride for stride in strides])
+
+
 def product(**changes):
     """Return the arguments of a good product, with changes."""
     return {
@@ -42,8 +47,36 @@ QUANTIZE = {
     "scale_layout unknown": (lambda: {"scale_layout": "nm"}, fp8core.LayoutError, "scale_layout"),
     "out of the wrong shape": (lambda: {"out": fresh_fp8((4, 65))}, fp8core.ShapeError, r"out needs shape \(4, 64\)"),
     "out of the wrong dtype": (lambda: {"out": fresh_fp8((4, 64), "float8_e5m2")}, fp8core.DTypeError, "out needs"),
+    "scale_ub that float32 does not hold": (lambda: {"scale_ub": 1e39}, fp8core.ScaleError, "scale_ub needs .*float32"),
+    "scale_ub that float32 has as zero": (lambda: {"scale_ub": 1e-60}, fp8core.ScaleError, "scale_ub needs .*float32"),
+    "eps that float32 does not hold": (
+        lambda: {"eps": 1e39, "group_shape": GROUP_128},
+        fp8core.ScaleError,
+        "eps needs",
+    ),
+    "scale that float32 has as zero": (
+        lambda: {"scale": 1e-60},
+        fp8core.ScaleError,
+        "scale needs a number that float32",
+    ),
+    "one place for all scales": (
+        lambda: {"out": (None, windows((4, 1), (0, 1)))},
+        fp8core.LayoutError,
+        r"scale needs elements that do not overlap, got shape \(4, 1\)",
+    ),
+    "places that groups share": (
+        lambda: {"out": (None, windows((4, 4), (3, 1))), "group_shape": (1, 16)},
+        fp8core.LayoutError,
+        "scale needs elements that do not overlap",
+    ),
     "rows_padded of three axes": (lambda: {"x": fresh((2, 2, 8)), "rows_padded": 9}, fp8core.ShapeError, "rows_padded"),
 }
+
+
+@pytest.mark.parametrize("epsilon", [-1e-6, float("nan"), float("inf"), 1e39, None, "1e-6", True], ids=repr)
+def test_a_norm_refuses_what_it_cannot_add(epsilon):
+    with pytest.raises(fp8core.ShapeError, match="epsilon needs a finite number"):
+        fp8core.rms_norm_quant(fresh((2, 64)), fresh((64,)), epsilon)
 
 
 @pytest.mark.parametrize("case", QUANTIZE)
@@ -85,6 +118,11 @@ PRODUCT = {
     "out_scale without FP8": (lambda: {"out_scale": ONE}, fp8core.ScaleError, "out_scale"),
     "out of the wrong shape": (lambda: {"out": fresh((4, 33))}, fp8core.ShapeError, r"out needs shape \(4, 32\)"),
     "out of the wrong dtype": (lambda: {"out": fresh((4, 32), "float16")}, fp8core.DTypeError, "out needs bfloat16"),
+    "beta that float32 has as zero": (
+        lambda: {"beta": 1e-60, "out": fresh((4, 32))},
+        fp8core.ScaleError,
+        "beta needs a finite number that float32 holds",
+    ),
     "amax of two": (lambda: {"amax": np.ones(2, np.float32)}, fp8core.ShapeError, "amax"),
 }
 
@@ -130,6 +168,11 @@ WEIGHTS = {
         "add up to the 8 rows",
     ),
     "too few scales": (lambda w, s: fp8core.requantize_with_max_scale(w, s, [2, 2, 4]), fp8core.ScaleError, "3 shards"),
+    "no scale": (
+        lambda w, s: fp8core.requantize_with_max_scale(w[:0], s[:0], []),
+        fp8core.ScaleError,
+        "weight_scale needs at least one scale",
+    ),
     "negative width": (lambda w, s: fp8core.requantize_with_max_scale(w, s, [9, -1]), fp8core.ShapeError, "at least 0"),
     "not FP8": (lambda w, s: fp8core.requantize_with_max_scale(fresh((8, 4)), s, [4, 4]), fp8core.DTypeError, "weight"),
     "fnuz already": (

@@ -9,9 +9,10 @@ import pytest
 import fp8core
 from fp8core import interop
 from fp8core.core import signature
-from fp8core.core.calls import GUARDS_PER_SIZE, CallCache
+from fp8core.core.calls import SHORTCUTS_PER_SIZE, CallCache
 from fp8core.errors import LayoutError
 from fp8core.interop import torch_tensors
+from support.probe import Probe
 
 torch = pytest.importorskip("torch")
 
@@ -20,32 +21,24 @@ def matrix(rows=4, cols=32, dtype=torch.bfloat16):
     return torch.arange(rows * cols, dtype=torch.float32).reshape(rows, cols).to(dtype)
 
 
-_CACHE = CallCache()
-
-
 @pytest.fixture(autouse=True)
-def cache(monkeypatch):
-    """The calls of one operation, which `number` asks as a call does."""
-    made = CallCache()
-    monkeypatch.setattr(sys.modules[__name__], "_CACHE", made)
+def probes(monkeypatch):
+    """Probes by how many operands they take, which `number` asks."""
+    made = {}
+    monkeypatch.setattr(sys.modules[__name__], "_PROBES", made)
     return made
 
 
-def found_by(*operands):
-    """Return the addresses and the calls that operands find: by a guard, else by their signature."""
-    size = getattr(operands[0], "nbytes", None)
-    for read, calls in _CACHE.guards.get(size, ()):
-        found = read(*operands)
-        if found is not None:
-            return found[0], calls
-    found, calls = _CACHE.unguarded(operands)
-    return (None, None) if found is None else (found[0], calls)
+_PROBES: dict[int, Probe] = {}
+
+
+def probe(count):
+    return _PROBES.setdefault(count, Probe(count))
 
 
 def number(*operands):
-    """Return what is equal for operands of equal signature, and None where they have to be viewed each time."""
-    calls = found_by(*operands)[1]
-    return None if calls is None else id(calls)
+    """Return what is equal for operands of equal signature."""
+    return probe(len(operands))(*operands)[0]
 
 
 CHANGES = {
@@ -74,14 +67,12 @@ def test_torch_has_the_guards_that_signatures_are_recognized_by():
     assert interop.framework_of(torch.Tensor).address is torch.Tensor.data_ptr
 
 
-def test_without_guards_signatures_are_read_one_by_one(monkeypatch, cache):
+def test_without_guards_signatures_are_read_one_by_one(monkeypatch, probes):
+    monkeypatch.setattr(interop.framework_of(torch.Tensor), "address", None)
     pair = matrix(3), matrix(5)
     before = number(*pair)
-    monkeypatch.setattr(interop.framework_of(torch.Tensor), "address", None)
-    cache.guards.clear()
-    cache._by_number.clear()
-    assert [number(*pair) for _ in range(2)] == [before, before]
-    assert not cache.guards
+    assert [number(*pair) for _ in range(3)] == [before] * 3
+    assert not probes[2].shortcuts(pair[0])
 
 
 @pytest.mark.parametrize("guards", [None, object(), lambda *_, **__: pytest.fail, int])
@@ -110,8 +101,8 @@ def test_an_operand_left_out_counts():
     x, y = matrix(), matrix()
     found = {number(x, None, None), number(x, y, None), number(x, None, y), number(x, y, y)}
     assert len(found) == 4
-    assert found_by(x, None, y)[0] == [x.data_ptr(), 0, y.data_ptr()]
-    assert found_by(x, None, y)[0] == [x.data_ptr(), 0, y.data_ptr()]
+    for _ in range(4):
+        assert probe(3)(x, None, y)[1] == [x.data_ptr(), 0, y.data_ptr()]
 
 
 def test_modes_of_torch_do_not_change_signatures():
@@ -132,25 +123,48 @@ def test_memory_that_was_taken_away_is_refused():
         fp8core.quantize(x)
 
 
-def test_more_weights_than_guards_are_kept_for_one_input(cache):
+def test_more_weights_than_shortcuts_are_kept_for_one_input():
     x = matrix(2, 32)
-    weights = [matrix(rows) for rows in range(1, GUARDS_PER_SIZE + 4)]
-    numbers = [number(x, w) for w in weights]
+    weights = [matrix(rows) for rows in range(1, SHORTCUTS_PER_SIZE + 4)]
+    numbers = [[number(x, w) for _ in range(3)][-1] for w in weights]
     assert len(set(numbers)) == len(weights)
     assert [number(x, w) for w in weights] == numbers
-    assert len(cache.guards[x.nbytes]) == GUARDS_PER_SIZE
+    assert len(probe(2).shortcuts(x)) == SHORTCUTS_PER_SIZE
 
 
 @pytest.mark.parametrize("offsets", [(0, 0), (2, 0), (0, 8), (16, 48)])
-def test_a_guard_reads_addresses_and_their_low_bits(offsets, cache):
+def test_a_shortcut_takes_operands_of_its_offsets(offsets):
     memory = [torch.zeros(256, dtype=torch.uint8) for _ in offsets]
-    x, y = (m[-m.data_ptr() % 64 + at :][:128].view(torch.float16) for m, at in zip(memory, offsets, strict=True))
+    starts = [-m.data_ptr() % 64 for m in memory]
+
+    def at(*places):
+        return [m[start + at :][:128].view(torch.float16) for m, start, at in zip(memory, starts, places, strict=True)]
+
+    x, y = at(*offsets)
+    run = probe(4).shortcut(x, None, y, None)
     for _ in range(2):
-        assert found_by(x, None, y, None)[0] == [x.data_ptr(), 0, y.data_ptr(), 0]
-    ((read, _calls),) = cache.guards[x.nbytes]
-    assert read(x, None, y, None) == ([x.data_ptr(), 0, y.data_ptr(), 0], (offsets[0] | offsets[1]) & 31)
-    assert read(x, y, None, None) is None
-    assert read(x, None, y, y) is None
+        assert run(x, None, y, None)[1] == [x.data_ptr(), 0, y.data_ptr(), 0]
+    assert run(x, y, None, None) is None
+    assert run(x, None, y, y) is None
+    for changed in ((4, 0), (0, 4), (4, 4), (16, 16)):
+        z, w = at(*[one ^ other for one, other in zip(offsets, changed, strict=True)])
+        assert run(z, None, w, None) is None
+        assert probe(4)(z, None, w, None)[1] == [z.data_ptr(), 0, w.data_ptr(), 0]
+    z, _ = at(offsets[0] ^ 32, 0)  # another multiple of the alignment further
+    assert run(z, None, y, None)[1] == [z.data_ptr(), 0, y.data_ptr(), 0]
+
+
+def test_a_shortcut_examines_where_results_are_given():
+    x = matrix(4, 32)
+    data, scale = (torch.from_numpy(part) for part in (np.zeros((4, 32), np.uint8), np.zeros((4, 1), np.float32)))
+    out = data.view(torch.float8_e4m3fn), scale
+    for _ in range(3):
+        fp8core.quantize(x, out=out)
+    inside = x.view(torch.float8_e4m3fn)[:, :32].as_strided((4, 32), (32, 1))
+    before = x.clone()
+    with pytest.raises(LayoutError, match="overlaps x"):
+        fp8core.quantize(x, out=(inside, scale))
+    assert torch.equal(x, before)
 
 
 def test_results_follow_the_values_and_not_the_call_before():
@@ -161,7 +175,7 @@ def test_results_follow_the_values_and_not_the_call_before():
 
 
 def test_operands_of_two_frameworks_are_viewed_each_time():
-    assert number(matrix(), np.ones(3)) is None
+    assert CallCache().of_signature((matrix(), np.ones(3))) is None
 
 
 def test_operands_of_two_frameworks_that_have_signatures_are_viewed_each_time(monkeypatch):
@@ -171,5 +185,6 @@ def test_operands_of_two_frameworks_that_have_signatures_are_viewed_each_time(mo
     monkeypatch.setitem(signature._READERS, Other, lambda _: (64, "as ever"))
     frameworks = {torch.Tensor: interop.framework_of(torch.Tensor), Other: Other}
     monkeypatch.setattr(signature, "framework_of", frameworks.get)
-    assert number(Other()) == number(Other()) is not None
-    assert [number(*pair) for pair in [(matrix(), Other()), (Other(), matrix())] for _ in range(2)] == [None] * 4
+    cache = CallCache()
+    assert cache.of_signature((Other(),))[1] is cache.of_signature((Other(),))[1]
+    assert [cache.of_signature(pair) for pair in [(matrix(), Other()), (Other(), matrix())] * 2] == [None] * 4

@@ -9,9 +9,9 @@ from fp8core.kernels.gemm.sm90 import decode_config
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.problem import HIGH_PRECISION
 from gemm.test_sm90_decode import MODES, SMALL, Case
-from ops.test_product import MODES as PRODUCTS
-from ops.test_product import operands
 from support.engines import CupyEngine
+from support.products import MODES as PRODUCTS
+from support.products import operands
 
 pytestmark = pytest.mark.gpu
 

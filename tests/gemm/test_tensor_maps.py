@@ -6,7 +6,9 @@ import threading
 import pytest
 
 from fp8core.kernels.gemm.sm90 import tensor_maps as maps
+from fp8core.kernels.gemm.sm90 import tiled
 from fp8core.kernels.gemm.sm90.tensor_maps import TensorMaps, tensor_maps
+from gemm.test_sm90_decode import problem
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +52,17 @@ def test_a_geometry_goes_with_its_last_plan():
     del plan
     gc.collect()
     assert len(maps._SHARED) == before
+
+
+@pytest.mark.parametrize(
+    ("strides", "mapped"),
+    [((1, 400), True), ((1, 0), True), ((1, -400), False), ((1, 402), False), ((-1, 400), False), ((7, 1), False)],
+    ids=str,
+)
+def test_a_map_of_scales_needs_rows_in_ascending_order(strides, mapped):
+    """Its strides are unsigned: k-blocks that lie in descending order, as a reversed array has them, are loaded."""
+    asked = problem(400, 512, 1024, scale_a="group", scale_b="block", scale_a_strides=strides, vectors_alignment=16)
+    assert tiled.loads_scale_tiles(asked) == mapped
 
 
 def test_threads_get_right_maps_while_others_clear_them(monkeypatch):

@@ -11,6 +11,7 @@ from fp8core.interop import order_after, order_before
 from fp8core.interop.float8 import Float8Array
 from fp8core.runtime import capture, device, graph_memory, streams
 from fp8core.runtime.releases import releases
+from support.gpu_arrays import torch  # noqa: F401
 
 pytestmark = pytest.mark.gpu
 
@@ -32,14 +33,6 @@ def cupy():
     if device.platform() == "hip":
         pytest.skip("CuPy does not capture on ROCm")
     return module
-
-
-@pytest.fixture
-def torch():
-    torch = pytest.importorskip("torch")
-    if not torch.cuda.is_available():
-        pytest.skip("this torch has no GPU")
-    return torch
 
 
 @pytest.fixture

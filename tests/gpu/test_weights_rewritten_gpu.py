@@ -210,6 +210,9 @@ def test_misaligned_elements_are_refused(torch, engine):
     scale = cp.ndarray((1,), cp.float32, base.data + 1)
     with pytest.raises(fp8core.LayoutError, match="scale needs"):
         fp8core.quantize(cp.asarray(x.float()), scale=scale)
+    nowhere = cp.cuda.MemoryPointer(cp.cuda.UnownedMemory(0, 4, None, 0), 0)
+    with pytest.raises(fp8core.LayoutError, match="scale needs memory, got address 0"):
+        fp8core.quantize(cp.asarray(x.float()), scale=cp.ndarray((1,), cp.float32, nowhere))
 
 
 @pytest.mark.parametrize("shape", [(0, 8), (4, 0), (0, 0)])

@@ -165,6 +165,20 @@ def test_corners(source, group_shape, dtype, corner):
                 assert_same(mine, theirs)
 
 
+@pytest.mark.parametrize("group_shape", [(-1, -1), (1, -1), (1, 128), (128, 128), (-1, 1), (3, 7)])
+@pytest.mark.parametrize(("source", "bits"), [("float32", 0x7F91E354), ("bfloat16", 0x7F91), ("float16", 0x7C91)])
+def test_signaling_nan_is_nan_like_any_other(source, bits, group_shape):
+    quiet = fresh(40, 300, source)
+    places = np.random.default_rng(3).random(quiet.shape) < 0.1
+    quiet[places] = np.nan
+    signaling = quiet.copy()
+    signaling.view(f"u{quiet.itemsize}")[places] = bits
+    for mine, theirs in zip(
+        quantize(signaling, "float8_e4m3fn", group_shape), quantize(quiet, "float8_e4m3fn", group_shape), strict=True
+    ):
+        assert_same(mine, theirs)
+
+
 def test_negative_underflow_is_minus_zero_in_fn_and_zero_in_fnuz():
     x, one = np.array([[-1e-30, -1e-40, -0.0]], np.float32), np.ones((1, 1), np.float32)
     got = [quantize(x, dtype, (-1, -1), scale=one)[0].tolist() for dtype in FP8]

@@ -1,10 +1,9 @@
-"""Float8Array over bytes of the host: views of it, its export under its own dtype, and DLPack read by ctypes."""
+"""Float8Array over bytes of the host: views of it, and its export under its own dtype."""
 
 import copy
 import gc
 import pickle
 import sys
-import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import ml_dtypes
@@ -13,16 +12,10 @@ import pytest
 
 from fp8core import interop
 from fp8core.errors import DTypeError, LayoutError
-from fp8core.interop import dlpack, dlpack_exchange
+from fp8core.interop import dlpack
 from fp8core.interop.float8 import DTYPES, Float8Array
-from fp8core.problem import HOST, ITEMSIZE
-
-
-def codes(shape=(8, 16)):
-    """Return bytes at an address that JAX takes over."""
-    array = interop.view(np.zeros(1, np.uint8), "x").framework.empty(shape, "uint8", HOST).array
-    array[...] = np.arange(array.size, dtype=np.uint8).reshape(shape)
-    return array
+from fp8core.problem import HOST
+from support.host_arrays import codes
 
 
 def address(x) -> int:
@@ -254,160 +247,3 @@ def test_threads_can_export_the_same_array():
     gc.collect()
     assert set(pointers) == {held.ctypes.data}
     assert sys.getrefcount(held) == before
-
-
-# DLPack
-
-
-def test_a_consumed_capsule_is_refused():
-    torch = pytest.importorskip("torch")
-    capsule = codes().__dlpack__()
-    torch.from_dlpack(capsule)
-    with pytest.raises(BufferError, match="a DLPack capsule is needed, got one named b'used_dltensor"):
-        dlpack.read(capsule)
-
-
-def test_another_major_version_is_refused():
-    capsule = codes().__dlpack__(max_version=(1, 0))
-    dlpack.managed(capsule).major = 2
-    try:
-        with pytest.raises(BufferError, match=r"DLPack 2\.0 is not known"):
-            dlpack.read(capsule)
-    finally:
-        dlpack.ManagedVersioned.from_address(dlpack._address(capsule, b"dltensor_versioned")).major = 1
-
-
-def test_left_out_strides_are_those_of_a_contiguous_array():
-    capsule = codes((2, 3, 4)).__dlpack__()
-    tensor = dlpack.managed(capsule).tensor
-    strides = tensor.strides
-    tensor.strides = None
-    assert dlpack.read(capsule).strides == (12, 4, 1)
-    tensor.strides = strides
-
-
-def test_an_offset_in_bytes_counts():
-    held = codes()
-    capsule = held.__dlpack__()
-    dlpack.managed(capsule).tensor.byte_offset = 48
-    assert dlpack.read(capsule).pointer == held.ctypes.data + 48
-
-
-def test_only_equally_wide_elements_can_be_renamed():
-    with pytest.raises(BufferError, match="8 bits cannot be called bfloat16"):
-        dlpack.retag(codes().__dlpack__(), "bfloat16")
-
-
-def test_vectors_and_unknown_codes_are_named():
-    capsule = codes().__dlpack__()
-    tensor = dlpack.managed(capsule).tensor
-    tensor.lanes = 4
-    assert dlpack.read(capsule).dtype == "uint8 x 4"
-    tensor.lanes, tensor.code = 1, 77
-    assert dlpack.read(capsule).dtype == "type code 77 of bits 8"
-
-
-# the exchange table, offered by torch: here it stands for a framework that is not known
-
-
-@pytest.fixture
-def table():
-    torch = pytest.importorskip("torch")
-    if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
-        pytest.skip("this torch is older than 2.10")
-    return dlpack_exchange.framework(torch.Tensor)
-
-
-@pytest.mark.parametrize("dtype", ITEMSIZE)
-def test_an_array_is_read_through_the_table(table, dtype):
-    torch = pytest.importorskip("torch")
-    x = torch.zeros(4, 6, dtype=getattr(torch, dtype))[1:3, 2:]
-    seen = table.view(x, "x")
-    assert seen[:5] == (x.data_ptr(), dtype, (2, 4), (6, 1), HOST)
-    assert seen.framework.name == "torch"
-    assert table.stream(HOST) == 0
-
-
-@pytest.mark.parametrize("dtype", ITEMSIZE)
-@pytest.mark.parametrize(
-    ("shape", "strides"),
-    [((), None), ((0, 3), None), ((4, 6), None), ((4, 6), (1, 4)), ((2, 3, 4), (4, 8, 1)), ((5, 1), (1, 5))],
-)
-def test_the_table_allocates(table, dtype, shape, strides):
-    result = table.empty(shape, dtype, HOST, strides)
-    given = table.wrap(result.array)
-    assert str(given.dtype) == f"torch.{dtype}"
-    assert tuple(given.shape) == shape
-    assert given.data_ptr() == result.pointer
-    if strides:
-        assert all(have == want for have, want, n in zip(given.stride(), strides, shape, strict=True) if n > 1)
-    else:
-        assert given.is_contiguous()
-
-
-def test_the_table_leaves_no_references_behind(table):
-    torch = pytest.importorskip("torch")
-    x = torch.zeros(4, 6)
-    table.view(x, "x")
-    before = sys.getrefcount(x)
-    for _ in range(100):
-        table.view(x, "x")
-    assert sys.getrefcount(x) == before
-    given = table.wrap(table.empty((3,), "float32", HOST).array)
-    alive = weakref.ref(given)
-    del given
-    gc.collect()
-    assert alive() is None
-
-
-def test_the_tables_other_way_of_reading_holds_and_lets_go(table):
-    torch = pytest.importorskip("torch")
-    x = torch.zeros(4, 6)
-    fewer = dlpack_exchange.Exchange(torch.Tensor)
-    fewer._read = None
-    seen = fewer.view(x, "x")
-    assert seen[:4] == (x.data_ptr(), "float32", (4, 6), (6, 1))
-    assert seen.held is not None
-    del seen
-    gc.collect()
-    assert x.data_ptr()
-
-
-def test_a_table_that_fails_leaves_nothing_behind(table, monkeypatch):
-    torch = pytest.importorskip("torch")
-    fails = dlpack_exchange.Exchange(torch.Tensor)
-    ignored, deleted, delete = [], [], dlpack_exchange._delete
-    monkeypatch.setattr(sys, "unraisablehook", ignored.append)
-    monkeypatch.setattr(dlpack_exchange, "_delete", lambda *made: (deleted.append(made), delete(*made)))
-    fails._read, fails._from_object = None, lambda x, out: -1
-    with pytest.raises(LayoutError, match="managed_tensor_from_py_object failed with -1"):
-        fails.view(torch.zeros(3), "x")
-    fails._to_object = lambda made, out: -1
-    with pytest.raises(BufferError, match="managed_tensor_to_py_object failed with -1"):
-        fails.empty((3,), "float32", HOST)
-    gc.collect()
-    assert not ignored
-    assert len(deleted) == 1
-
-
-def test_the_table_refuses_gaps_and_what_it_does_not_know(table):
-    torch = pytest.importorskip("torch")
-    with pytest.raises(LayoutError, match="have no gaps"):
-        table.empty((4, 6), "float32", HOST, (8, 1))
-    with pytest.raises(DTypeError, match=r"scale needs an array of .*float64"):
-        table.view(torch.zeros(3, dtype=torch.float64), "scale")
-    with pytest.raises(LayoutError, match=r"x needs an array that exports itself by DLPack, got torch\.Tensor: "):
-        table.view(torch.zeros(3).to_sparse(), "x")
-
-
-def test_a_type_that_offers_the_table_is_read_through_it():
-    torch = pytest.importorskip("torch")
-
-    class Unknown:
-        __dlpack_c_exchange_api__ = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
-
-    if Unknown.__dlpack_c_exchange_api__ is None:
-        pytest.skip("this torch is older than 2.10")
-    framework = interop.framework_of(Unknown)
-    assert isinstance(framework, dlpack_exchange.Exchange)
-    assert framework.name == __name__.partition(".")[0]

@@ -9,6 +9,7 @@ import fp8core
 from fp8core import Float8Array, interop
 from fp8core.errors import LayoutError
 from fp8core.runtime import device
+from support.gpu_arrays import cupy  # noqa: F401
 
 pytestmark = pytest.mark.gpu
 
@@ -21,11 +22,6 @@ SLOW = 'extern "C" __global__ void slow(float* p, float value, long long cycles)
 """)
 CYCLES = 200_000_000
 """About a tenth of a second."""
-
-
-@pytest.fixture
-def cupy():
-    return device.cupy()
 
 
 class OfNumba:

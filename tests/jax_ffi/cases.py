@@ -1,17 +1,26 @@
 """Calls of every public function, as JAX would meet them in a model; arrays are NumPy's, for JAX and the host alike."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
+import pytest
 
 import fp8core
 from fp8core import BLOCK_128, GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, Quantized, w8a8
 
 N, K = 256, 512
 BF16 = ml_dtypes.bfloat16
+
+
+@pytest.fixture(autouse=True)
+def cpu() -> Iterator[None]:
+    """Run the tests of a module that imports this on JAX's CPU, also where there is a GPU."""
+    jax = pytest.importorskip("jax")
+    with jax.default_device(jax.devices("cpu")[0]):
+        yield
 
 
 def wide(*shape: int, dtype: Any = BF16, seed: int = 0) -> np.ndarray:

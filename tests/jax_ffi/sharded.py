@@ -69,6 +69,11 @@ def products(kind, mesh):
         a, w = fp8core.quantize(wide(16, K), group_shape=GROUP_128), weight(BLOCK_128, n)
         made = jax.jit(fp8core.scaled_mm_nt)(jax.tree.map(lambda x: put(mesh, x, "a"), a), w)
         check(f"{kind} {n} channels", made, fp8core.scaled_mm_nt(a, w), alike=near)
+    for k in (100, 128):  # blocks along one axis only, which may lie: one for each 128 channels, beside each other
+        x, w = wide(16, k), weight(BLOCK_128, 256, k)
+        lying = put(mesh, w.data, "b"), w.scale.reshape(1, 2)
+        made = jax.jit(lambda x, w, scale: fp8core.linear(x, w, scale, group_shape=GROUP_128))(x, *lying)
+        check(f"{kind} blocks that lie, k = {k}", made, fp8core.linear(x, w, group_shape=GROUP_128), alike=near)
     a, w = fp8core.quantize(wide(16, 256), group_shape=GROUP_128), weight(BLOCK_128, 2, 256)
     turned = lambda a, w: fp8core.scaled_mm(a, w.T)  # noqa: E731 - its scale of b has the shape [n, 1] of channels
     made = jax.jit(turned)(a, Quantized(put(mesh, w.data, "b"), w.scale, BLOCK_128))

@@ -14,16 +14,9 @@ from fp8core.errors import ShapeError  # noqa: E402
 from fp8core.jax import handler, programs  # noqa: E402
 from fp8core.jax.scratch import most_scratch  # noqa: E402
 from fp8core.problem import HOST  # noqa: E402
-from jax_ffi.cases import K, N, same, weight, wide  # noqa: E402
+from jax_ffi.cases import K, N, cpu, same, weight, wide  # noqa: E402, F401
 
 CHECKS = [export.DisabledSafetyCheck.custom_call("fp8core")]
-
-
-@pytest.fixture(autouse=True)
-def cpu():
-    """Run on JAX's CPU, also where there is a GPU."""
-    with jax.default_device(jax.devices("cpu")[0]):
-        yield
 
 
 def exported(function, *shapes, platforms=("cpu",)):

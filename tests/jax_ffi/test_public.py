@@ -10,7 +10,7 @@ import fp8core  # noqa: E402 - after the skip
 import fp8core.jax  # noqa: E402
 from fp8core import w8a8  # noqa: E402
 from fp8core.errors import LayoutError  # noqa: E402
-from jax_ffi.cases import CASES, K, same, weight, wide  # noqa: E402
+from jax_ffi.cases import CASES, K, cpu, same, weight, wide  # noqa: E402, F401
 
 COMPUTES = {
     "convert_to_channelwise": "expand",
@@ -40,13 +40,6 @@ WITHOUT_ARRAYS = {
 """They take no arrays, so that it does not matter who traces."""
 HERE = {"all_close_1d", "explain", "tune"}
 """Those of the tests below."""
-
-
-@pytest.fixture(autouse=True)
-def cpu():
-    """Run on JAX's CPU, also where there is a GPU."""
-    with jax.default_device(jax.devices("cpu")[0]):
-        yield
 
 
 def test_every_public_function_is_met():

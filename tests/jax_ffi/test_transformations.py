@@ -10,14 +10,8 @@ import fp8core  # noqa: E402 - after the skip
 import fp8core.jax  # noqa: E402
 from fp8core import BLOCK_128, GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, Quantized  # noqa: E402
 from fp8core.errors import ScaleError, UnsupportedProblemError  # noqa: E402
-from jax_ffi.cases import CASES, K, N, near, same, weight, wide  # noqa: E402
-
-
-@pytest.fixture(autouse=True)
-def cpu():
-    """Run on JAX's CPU, also where there is a GPU."""
-    with jax.default_device(jax.devices("cpu")[0]):
-        yield
+from jax_ffi.cases import CASES, K, N, cpu, near, same, weight, wide  # noqa: E402, F401
+from support.engines import fresh, fresh_fp8, fresh_scale  # noqa: E402
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -99,6 +93,33 @@ def test_the_gradient_of_linear_is_that_of_the_dequantized_weight(groups):
     np.testing.assert_allclose(forward, (wanted[0] * x).sum() + (wanted[1] * bias).sum(), rtol=1e-4)
     batched = jax.vmap(jax.grad(loss), (0, None))(x, bias)
     np.testing.assert_allclose(batched[1], jax.grad(loss)(x[1:], bias)[0], rtol=1e-4, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "shape"),
+    [
+        (256, 128, (2, 1)),
+        (256, 100, (2, 1)),
+        (256, 128, (1, 2)),
+        (128, 256, (2, 1)),
+        (128, 256, (1, 2)),
+        (256, 256, (2, 2)),
+        (64, 256, (64, 2)),
+        (64, 100, (64, 1)),
+        (64, 256, (64,)),
+    ],
+    ids=str,
+)
+def test_the_gradient_reads_a_scale_as_the_product_does(n, k, shape):
+    """Of blocks there may be one along an axis, and those along the other stand or lie."""
+    weight, scale, x = fresh_fp8((n, k)), fresh_scale(shape), fresh((3, k), "float32")
+    options = {"group_shape": PER_TOKEN if shape in ((n,), (n, 1)) else GROUP_128}
+    operands = jnp.asarray(weight), jnp.asarray(scale)
+    got = jax.grad(lambda x: fp8core.linear(x, *operands, **options).sum())(jnp.asarray(x))
+    rows = scale.reshape(n, -1) if n in shape else np.repeat(scale.reshape(-(-n // 128), -1), 128, 0)[:n]
+    each = rows if rows.shape[1] == 1 else np.repeat(rows, 128, 1)[:, :k]
+    want = (weight.astype(np.float64) * each).sum(0)
+    np.testing.assert_allclose(got, np.broadcast_to(want, (3, k)), rtol=1e-4, atol=1e-3 * np.abs(want).max())
 
 
 def test_the_backward_pass_keeps_the_codes_and_no_copy_of_the_weight():

@@ -14,8 +14,8 @@ from fp8core import interop
 from fp8core.cli import UNPROVEN, app, proven, target_named
 from fp8core.problem import native_e4m3
 from fp8core.runtime import sources
-from ops.test_product import EXACT, operands
 from support.engines import BOTH, engines, fresh, rng
+from support.products import EXACT, operands
 from support.reference import relative_error
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,6 +13,7 @@ from fp8core.problem import Target
 from fp8core.runtime import jit, sources
 from fp8core.runtime.jit import Request
 from support import compilers
+from support.kept import kept_folder
 from support.problems import OPERATIONS, TARGETS
 
 REGISTERS = {
@@ -94,9 +95,7 @@ Kernels = list[tuple[Use, compilers.Binary]]
 @pytest.fixture
 def binaries(request: pytest.FixtureRequest) -> Callable[[Target, str], Kernels]:
     """Return what compiles the kernels of an operation; it skips the test when the compiler is missing."""
-    cache = request.config.cache
-    assert cache is not None
-    folder = cache.mkdir("binaries")
+    folder = kept_folder(request, "binaries")
 
     def compile_all(target: Target, operation: str) -> Kernels:
         reason = compilers.missing(target.platform)

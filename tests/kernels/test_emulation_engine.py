@@ -2,6 +2,10 @@
 
 import ctypes
 import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -207,3 +211,28 @@ def test_the_emulated_grid_is_one_that_a_device_takes(run):
     with pytest.raises(EmulationError, match="no device takes the grid"):
         run("void kernel() {}", grid=0)
     assert emulation.CUDA.warp == 32
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_what_is_compiled_is_kept_where_pytest_keeps_things(tmp_path, kept):
+    (tmp_path / "test_folder.py").write_text(
+        textwrap.dedent("""
+            from support.kept import kept_folder
+
+            def test(request):
+                (kept_folder(request, "binaries") / "made").touch()
+        """)
+    )
+    line = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        *(() if kept else ("-p", "no:cacheprovider")),
+        f"--rootdir={tmp_path}",
+    ]
+    options = ["-o", f"pythonpath={Path(emulation.__file__).parents[2]}", f"--basetemp={tmp_path / 'temporary'}"]
+    run = subprocess.run([*line, *options, tmp_path], capture_output=True, text=True, cwd=tmp_path)
+    assert run.returncode == 0, run.stdout + run.stderr
+    (made,) = tmp_path.rglob("made")
+    assert (".pytest_cache" in made.parts) == kept

@@ -1,21 +1,14 @@
 """`explain` and `capabilities`: the same rows that calls are planned with, on any target, without a device."""
 
-import ml_dtypes
 import numpy as np
 import pytest
 
 import fp8core
-from fp8core import PER_CHANNEL, ArraySpec, Target
+from fp8core import ArraySpec
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.explain import example_product, explain_product
-from fp8core.ops.targets import target_of
 from support.engines import fresh, fresh_fp8, fresh_scale
-
-H200 = Target("cuda", 90, 0, 132, 32, 232_448)
-ADA = Target("cuda", 89, 0, 128, 32, 101_376)
-AMPERE = Target("cuda", 80, 0, 108, 32, 166_912)
-MI300 = Target("hip", 0x942, 0, 304, 64, 65_536)
-MI250 = Target("hip", 0x90A, 0, 104, 64, 65_536)
+from support.targets import ADA, AMPERE, H200, MI250, MI300
 
 
 def test_nothing_runs_and_exactly_one_kernel_is_chosen():
@@ -118,121 +111,6 @@ def test_capabilities_name_the_kernel_or_the_reason():
     assert not fp8core.capabilities(AMPERE)["scaled_mm_per_tensor"].able
 
 
-SPEC = ArraySpec((16, 4096), "bfloat16")
-CODES = ArraySpec((16, 4096), "float8_e4m3fn")
-PER_ROW = ArraySpec((16, 1), "float32")
-ONE = ArraySpec((1,), "float32")
-WEIGHT = fp8core.Quantized(ArraySpec((8192, 4096), "float8_e4m3fn"), ArraySpec((8192, 1), "float32"), PER_CHANNEL)
-WITHOUT_ARRAYS = {
-    "quantize": (fp8core.quantize, (SPEC,), {"group_shape": (1, 128)}, "Quantize"),
-    "quantize, given": (fp8core.quantize, (SPEC,), {"scale": ONE, "out": CODES}, "Quantize"),
-    "dequantize": (fp8core.dequantize, (CODES, PER_ROW), {}, "Dequantize"),
-    "per_tensor_dequantize": (fp8core.per_tensor_dequantize, (CODES, 0.5), {}, "Dequantize"),
-    "rms_norm_quant": (
-        fp8core.rms_norm_quant,
-        (SPEC, ArraySpec((4096,), "bfloat16"), 1e-6),
-        {"residual": SPEC},
-        "NormQuantize",
-    ),
-    "silu_and_mul_quant": (fp8core.silu_and_mul_quant, (SPEC,), {}, "SiluQuantize"),
-    "scaled_mm": (fp8core.scaled_mm, (CODES, WEIGHT.data.T, PER_ROW, WEIGHT.scale.T), {}, "ScaledMm"),
-    "scaled_mm_nt": (fp8core.scaled_mm_nt, (CODES, WEIGHT.data, 1.0, 2.0), {"amax": ONE}, "ScaledMm"),
-    "scaled_mm, Quantized": (fp8core.scaled_mm, (fp8core.Quantized(CODES, PER_ROW), WEIGHT.T), {}, "ScaledMm"),
-    "linear": (fp8core.linear, (SPEC, WEIGHT), {"bias": ArraySpec((8192,), "float32")}, "ScaledMm"),
-    "linear of FP8": (fp8core.linear, (CODES, WEIGHT), {"input_scale": 1.0}, "ScaledMm"),
-    "requantize_with_max_scale": (fp8core.requantize_with_max_scale, (CODES, ONE, [8, 8]), {}, "Requantize"),
-    "convert_to_channelwise": (fp8core.convert_to_channelwise, (ONE, [8, 8]), {}, "Expand"),
-    "normalize": (fp8core.normalize_e4m3fn_to_e4m3fnuz, (CODES, ONE, None), {}, "Normalize"),
-    "all_close_1d": (fp8core.all_close_1d, (ONE,), {}, "AllClose"),
-}
-
-
-@pytest.mark.parametrize("name", ["host", "sm_80", "sm_90", "sm_100", "gfx942", "gfx950"])
-@pytest.mark.parametrize("case", WITHOUT_ARRAYS)
-def test_calls_without_arrays_are_explained_for_any_target(case, name):
-    function, args, kwargs, problem = WITHOUT_ARRAYS[case]
-    got = fp8core.explain(function, *args, target=name, **kwargs)
-    assert type(got.problem).__name__ == problem
-    assert str(got.problem.target) == name
-    assert [v.status for v in got.verdicts].count("chosen") == 1
-    assert got.short.endswith(f"{problem}: {got.chosen}")
-    assert f"{name} (device" not in str(got)
-
-
-def array_of(spec):
-    """Return a NumPy array as a spec says."""
-    if isinstance(spec, fp8core.Quantized):
-        return fp8core.Quantized(array_of(spec.data), array_of(spec.scale), spec.group_shape)
-    if not isinstance(spec, ArraySpec):
-        return spec
-    dtype = np.dtype(getattr(ml_dtypes, spec.dtype, spec.dtype))
-    least = np.ones(spec.shape[::-1], dtype).T if spec.strides != ArraySpec(spec.shape, spec.dtype).strides else None
-    return np.ones(spec.shape, dtype) if least is None else least
-
-
-@pytest.mark.parametrize("name", ["host", "sm_90", "gfx942"])
-@pytest.mark.parametrize("case", WITHOUT_ARRAYS)
-def test_arrays_are_explained_as_their_specs_are(case, name):
-    function, args, kwargs, _ = WITHOUT_ARRAYS[case]
-    arrays = [array_of(x) for x in args]
-    given = {key: array_of(x) for key, x in kwargs.items()}
-    assert str(fp8core.explain(function, *arrays, target=name, **given)) == str(
-        fp8core.explain(function, *args, target=name, **kwargs)
-    )
-
-
-def without_memory(kind, x):
-    """Return what frameworks have for a shape and a dtype without memory, and what is none of these as it is."""
-    if isinstance(x, fp8core.Quantized):
-        return fp8core.Quantized(without_memory(kind, x.data), without_memory(kind, x.scale), x.group_shape)
-    if not isinstance(x, ArraySpec):
-        return x
-    if kind == "jax":
-        jax = pytest.importorskip("jax")
-        return jax.ShapeDtypeStruct(x.shape, x.dtype) if x.strides == ArraySpec(x.shape, x.dtype).strides else x
-    torch = pytest.importorskip("torch")
-    dtype = getattr(torch, x.dtype)
-    if kind == "meta":
-        return torch.empty_strided(x.shape, x.strides, dtype=dtype, device="meta")
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    with FakeTensorMode():
-        return torch.empty_strided(x.shape, x.strides, dtype=dtype, device="cpu")
-
-
-@pytest.mark.parametrize("kind", ["jax", "meta", "fake"])
-@pytest.mark.parametrize("case", WITHOUT_ARRAYS)
-def test_arrays_without_memory_are_explained_as_specs_are(case, kind):
-    function, args, kwargs, _ = WITHOUT_ARRAYS[case]
-    given = [without_memory(kind, x) for x in args]
-    options = {key: without_memory(kind, x) for key, x in kwargs.items()}
-    for target in ("host", "sm_90", "gfx942", None):
-        assert str(fp8core.explain(function, *given, target=target, **options)) == str(
-            fp8core.explain(function, *args, target=target, **kwargs)
-        )
-
-
-def test_memory_that_is_there_is_looked_at():
-    torch = pytest.importorskip("torch")
-    x = torch.zeros(65, 64)[:, 1:33]  # not aligned
-    assert fp8core.explain(fp8core.quantize, x, target="sm_90").chosen == "rowwise_unaligned"
-
-
-@pytest.mark.parametrize("dtype", ["float64", "int32"])
-def test_arrays_without_memory_of_other_dtypes_are_refused(dtype):
-    torch = pytest.importorskip("torch")
-    x = torch.empty(4, 64, dtype=getattr(torch, dtype), device="meta")
-    with pytest.raises(fp8core.DTypeError, match=r"x needs one of .*got"):
-        fp8core.explain(fp8core.quantize, x, target="sm_90")
-
-
-def test_symbols_are_no_extents():
-    jax = pytest.importorskip("jax")
-    shape = jax.export.symbolic_shape("b, 64")
-    with pytest.raises(fp8core.ShapeError, match="x needs extents that are numbers, got shape"):
-        fp8core.explain(fp8core.quantize, jax.ShapeDtypeStruct(shape, "float32"), target="sm_90")
-
-
 def refusal(call):
     """Return kind and words of the error that a call raises, or None."""
     try:
@@ -255,10 +133,10 @@ def test_a_product_of_extents_is_explained_as_the_call_is_made(a, b, m, k, out):
     options = {"out_dtype": out, "out_scale": 1.0 if out != "bfloat16" else None}
     refused = refusal(lambda: fp8core.scaled_mm_nt(x, weight, **options))
     if refused is not None:
-        assert refusal(lambda: explain_product(m, 256, k, scale_a=a, scale_b=b, out=out)) == refused
+        assert refusal(lambda: explain_product(m, 256, k, scale_a=a, scale_b=b, out_dtype=out)) == refused
         return
     for target in ("host", "sm_90", "gfx942"):
-        got = explain_product(m, 256, k, scale_a=a, scale_b=b, out=out, a=x.dtype, b=weight.dtype, target=target)
+        got = explain_product(m, 256, k, scale_a=a, scale_b=b, out_dtype=out, a=x.dtype, b=weight.dtype, target=target)
         want = fp8core.explain(fp8core.scaled_mm_nt, x, weight, target=target, **options)
         assert got.problem == want.problem
         assert got == want
@@ -282,62 +160,3 @@ def test_a_layer_is_explained_for_any_target():
     got = fp8core.explain(layer, ArraySpec((4, 64), "bfloat16"), target="sm_90")
     assert str(got.problem.quantize.target) == "sm_90"
     assert got.short == "Linear: fused"
-
-
-def test_a_target_of_one_s_own():
-    for target, name in ((H200, "sm_90 (device 0)"), (H200._replace(device=-1), "sm_90"), (MI250, "gfx90a (device 0)")):
-        assert str(fp8core.explain(fp8core.quantize, SPEC, target=target).problem.target) == name
-
-
-@pytest.mark.parametrize("target", ["sm_91", "cuda", 5, "SM_90"])
-def test_what_is_no_target(target, monkeypatch):
-    monkeypatch.setattr("fp8core.runtime.device.count", lambda: 0)
-    monkeypatch.setattr("fp8core.runtime.device.why_none", lambda: "there is none")
-    with pytest.raises(fp8core.DeviceError, match=r"^target needs .*, got "):
-        fp8core.explain(fp8core.quantize, SPEC, target=target)
-    with pytest.raises(fp8core.DeviceError, match=r"^device needs .*, got "):
-        fp8core.capabilities(target)
-
-
-def test_a_named_target_is_the_one_of_this_machine_if_there_is_one(monkeypatch):
-    here = [H200._replace(multiprocessors=78), H200._replace(device=1)]
-    monkeypatch.setattr("fp8core.runtime.device.count", lambda: 2)
-    monkeypatch.setattr("fp8core.runtime.device.target", here.__getitem__)
-    assert target_of("sm_90") == here[0]
-    assert target_of("sm_89").device == -1
-
-
-def test_specs_are_refused_where_a_call_is_made():
-    with pytest.raises(fp8core.DTypeError, match="x needs an array that offers DLPack"):
-        fp8core.quantize(SPEC)
-
-
-def test_alignment_and_strides_of_a_spec_count():
-    rows = ArraySpec((16, 64), "float32", strides=(65, 1), alignment=4)
-    assert fp8core.explain(fp8core.quantize, rows, target="sm_90").chosen == "rowwise_unaligned"
-    assert fp8core.explain(fp8core.quantize, ArraySpec((16, 64), "float32"), target="sm_90").chosen == "rowwise"
-    assert repr(rows) == "ArraySpec((16, 64), 'float32', strides=(65, 1), alignment=4)"
-    assert repr(ArraySpec([2, 3], np.float32).T) == "ArraySpec((3, 2), 'float32', strides=(1, 3))"
-    with pytest.raises(fp8core.LayoutError, match="x needs rows in ascending order"):
-        fp8core.explain(fp8core.quantize, ArraySpec((4, 8), "float32", strides=(-8, 1)), target="sm_90")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "options", "error"),
-    [
-        (((2, -1), "float32"), {}, fp8core.ShapeError),
-        (((2, 1.5), "float32"), {}, fp8core.ShapeError),
-        ((16, "float32"), {}, fp8core.ShapeError),
-        (("16", "float32"), {}, fp8core.ShapeError),
-        (((2, 2), "float64"), {}, fp8core.DTypeError),
-        (((2, 2), "float32"), {"strides": (2,)}, fp8core.LayoutError),
-        (((2, 2), "float32"), {"strides": "21"}, fp8core.LayoutError),
-        (((2, 2), "float32"), {"alignment": 2}, fp8core.LayoutError),
-        (((2, 2), "float32"), {"alignment": 24}, fp8core.LayoutError),
-        (((2, 2), "float32"), {"alignment": "16"}, fp8core.LayoutError),
-    ],
-    ids=str,
-)
-def test_what_is_no_spec(arguments, options, error):
-    with pytest.raises(error, match=r"needs .*, got "):
-        ArraySpec(*arguments, **options)

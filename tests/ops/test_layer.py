@@ -198,7 +198,11 @@ def test_an_assignment_that_makes_no_layer_is_refused_and_changes_nothing():
     for name, value in (("weight", WEIGHT[:4]), ("weight", None), ("weight_scale", fresh_scale((3,))), ("bias", SCALE)):
         with pytest.raises(fp8core.Fp8Error):
             setattr(layer, name, value)
+    with pytest.raises(fp8core.ScaleError):
+        layer.weight = fp8core.quantize(fresh((8, 256)), group_shape=BLOCK_128)
     assert layer.weight is WEIGHT
+    np.testing.assert_array_equal(layer(x), want)
+    layer.bias = np.zeros(8, np.float32)  # beside scales that are still those of channels
     np.testing.assert_array_equal(layer(x), want)
 
 

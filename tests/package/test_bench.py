@@ -198,7 +198,12 @@ def test_what_a_limit_stopped_goes_on(tmp_path, capsys):
     for subject, left_out in (("decode", [True, True, False]), ("models", [False] * 3), (None, [False] * 3)):
         there = log.Log(argparse.Namespace(json=out, go_on=subject))
         assert [there.has(case) for case in cases] == left_out
-    there.append(records[2])
+    before = out.read_text()
+    of_case = dict(zip((case["m"] for case in cases), records, strict=True))
+    there = log.Log(argparse.Namespace(json=out, go_on="decode"))
+    measured = there.measured(cases, dict, lambda case: of_case[case["m"]])
+    assert out.read_text() == before, "a case is measured when it is asked for"
+    assert list(measured) == [(cases[2], records[2])]
     results.append(out, {"bench": "subject", "subject": "decode", "status": 0})
     first, second = results.runs(out)
     assert not first.parts

@@ -1,100 +1,30 @@
-"""fp8core.checkpoint: what is written, what is refused, and what is left when a run does not end well."""
+"""What `quantize_checkpoint` writes: the reference's bits, and all else as it was."""
 
-import errno
 import json
 import math
-import os
-import re
-import resource
-import subprocess
-import sys
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
-import safetensors
 
 import fp8core
-from fp8core.checkpoint import files, quantize_checkpoint, writing
+from fp8core.checkpoint import files, quantize_checkpoint
 from fp8core.errors import CheckpointError
 from support import reference
-
-NAMES = {
-    np.dtype(np.float32): "F32",
-    np.dtype(np.float16): "F16",
-    np.dtype(ml_dtypes.bfloat16): "BF16",
-    np.dtype(np.float64): "F64",
-    np.dtype(np.int64): "I64",
-    np.dtype(np.uint8): "U8",
-    np.dtype(ml_dtypes.float8_e4m3fn): "F8_E4M3",
-}
-DTYPES = {name: dtype for dtype, name in NAMES.items()}
-GROUPS = {"channel": (1, -1), "tensor": (-1, -1), "block": (128, 128)}
-
-
-def write(path, tensors, metadata=None):
-    """Write a safetensors file by hand: the library's NumPy front knows no float8."""
-    header, end = {"__metadata__": metadata} if metadata else {}, 0
-    for name, array in tensors.items():
-        header[name] = {"dtype": NAMES[array.dtype], "shape": array.shape, "data_offsets": [end, end + array.nbytes]}
-        end += array.nbytes
-    text = json.dumps(header).encode()
-    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(array.tobytes() for array in tensors.values()))
-    return path
-
-
-def read(path):
-    """Read a safetensors file with the library."""
-    found = safetensors.deserialize(path.read_bytes())
-    return {name: np.frombuffer(t["data"], DTYPES[t["dtype"]]).reshape(t["shape"]) for name, t in found}
-
-
-def normal(*shape, dtype=np.float32, seed=0):
-    return (np.random.default_rng(seed).standard_normal(shape) / 16).astype(dtype)
-
-
-def model(dtype=np.float32):
-    """A checkpoint with one of everything."""
-    return {
-        "model.embed_tokens.weight": normal(50, 128, dtype=dtype),
-        "model.layers.0.self_attn.q_proj.weight": normal(96, 128, dtype=dtype, seed=1),
-        "model.layers.0.self_attn.q_proj.bias": normal(96, dtype=dtype, seed=2),
-        "model.layers.0.mlp.down_proj.weight": normal(200, 256, dtype=dtype, seed=3),
-        "model.layers.0.mlp.gate.weight": normal(8, 128, dtype=dtype, seed=4),
-        "model.layers.0.mlp.experts.weight": normal(2, 32, 128, dtype=dtype, seed=5),
-        "model.layers.0.input_layernorm.weight": normal(128, dtype=dtype, seed=6),
-        "model.steps.weight": np.arange(6).reshape(2, 3),
-        "model.empty.weight": np.zeros((0, 128), dtype),
-        "lm_head.weight": normal(50, 128, dtype=dtype, seed=7),
-    }
-
-
-LINEARS = {"model.layers.0.self_attn.q_proj.weight", "model.layers.0.mlp.down_proj.weight"}
-
-
-def is_ignored(module, summary):
-    """Whether readers take a module of this name for one that is not quantized."""
-    return any(
-        re.match(one[3:], module) if one.startswith("re:") else one == module
-        for one in summary.quantization_config["ignore"]
-    )
-
-
-@pytest.fixture
-def source(tmp_path):
-    (tmp_path / "in").mkdir()
-    return write(tmp_path / "in" / "model.safetensors", model(), {"format": "pt", "note": "ours"})
-
-
-@pytest.fixture
-def target(tmp_path):
-    (tmp_path / "out").mkdir()
-    return tmp_path / "out" / "fp8.safetensors"
-
-
-def left_in(folder):
-    return sorted(p.name for p in folder.iterdir())
+from support.checkpoints import (  # noqa: F401
+    DTYPES,
+    GROUPS,
+    LINEARS,
+    is_ignored,
+    left_in,
+    model,
+    normal,
+    read,
+    shards,
+    source,
+    target,
+    write,
+)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
@@ -154,23 +84,6 @@ def test_patterns_choose_the_layers_and_the_config_names_those_left_out(source, 
     assert summary.config_file == target.with_suffix(".config.json")
 
 
-def shards(folder):
-    """A folder with two shards, their index, a config and other files."""
-    folder.mkdir()
-    names = list(model())
-    files = {"model-00001-of-00002.safetensors": names[:3], "model-00002-of-00002.safetensors": names[3:]}
-    for file, held in files.items():
-        write(folder / file, {name: model()[name] for name in held})
-    weight_map = {name: file for file, held in files.items() for name in held}
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "hidden_size": 96}))
-    (folder / "tokenizer.json").write_text("{}")
-    (folder / "pytorch_model.bin").write_bytes(b"not copied")
-    (folder / "1_Pooling").mkdir()
-    (folder / "1_Pooling" / "config.json").write_text("{}")
-    return folder
-
-
 @pytest.mark.parametrize("given", [".", "model.safetensors.index.json"])
 def test_a_folder_of_shards_becomes_a_folder_of_shards(tmp_path, given):
     source = shards(tmp_path / "in")
@@ -216,199 +129,6 @@ def test_a_file_is_replaced_only_by_force(source, target):
     assert target.read_bytes() == b"precious"
     quantize_checkpoint(source, target, force=True)
     assert len(read(target)) == len(model()) + 2
-
-
-def changed(**tensors):
-    return lambda path: write(path, model() | {name.replace("__", "."): t for name, t in tensors.items()})
-
-
-def truncated(path):
-    path.write_bytes(path.read_bytes()[:-100])
-
-
-def not_finite(value):
-    weight = normal(4, 128)
-    weight[2, 5] = value
-    return changed(model__layers__1__layer__weight=weight)
-
-
-DAMAGE = {
-    "truncated data": (truncated, "not a complete safetensors file"),
-    "truncated header": (lambda path: path.write_bytes(path.read_bytes()[:60]), "not a complete safetensors file"),
-    "trailing bytes": (lambda path: path.write_bytes(path.read_bytes() + b"xx"), "not a complete safetensors file"),
-    "foreign": (lambda path: path.write_text("PK\x03\x04 a zip, say, and not what it should be"), "not a complete"),
-    "empty": (lambda path: path.write_bytes(b""), "not a complete safetensors file"),
-    "missing": (Path.unlink, "cannot read .*: No such file"),
-    "fp8 already": (changed(a__weight=np.zeros((4, 4), ml_dtypes.float8_e4m3fn)), "quantized already"),
-    "scaled already": (changed(a__weight=normal(4, 4), a__weight_scale=normal(4, 1)), "quantized already"),
-    "nothing to do": (lambda path: write(path, {"a.bias": normal(4)}), "has no weight to quantize"),
-    "NaN": (not_finite(np.nan), r"layer\.weight of .* needs finite values"),
-    "Inf": (not_finite(-np.inf), r"layer\.weight of .* needs finite values"),
-}
-
-
-@pytest.mark.parametrize("scheme", GROUPS)
-@pytest.mark.parametrize("damage", DAMAGE)
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_a_bad_source_is_refused_and_nothing_is_left(source, target, damage, scheme):
-    spoil, message = DAMAGE[damage]
-    spoil(source)
-    with pytest.raises(CheckpointError, match=message):
-        quantize_checkpoint(source, target, scheme=scheme)
-    assert left_in(target.parent) == []
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"scheme": "nvfp4"}, "scheme needs one of channel, tensor, block, static, mxfp8, got 'nvfp4'"),
-        ({"include": ["re:("]}, "include needs regular expressions, got 're:\\('"),
-        ({"exclude": ["*"]}, "has no weight to quantize"),
-    ],
-)
-def test_bad_arguments_are_refused(source, target, arguments, message):
-    with pytest.raises(CheckpointError, match=message):
-        quantize_checkpoint(source, target, **arguments)
-    assert left_in(target.parent) == []
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("in/model.safetensors", "needs to be outside of the source"),
-        ("nowhere/fp8.safetensors", "there is no folder"),
-        ("out/fp8.bin", r"needs to end in \.safetensors"),
-    ],
-)
-def test_bad_targets_are_refused(tmp_path, source, target, name, message):
-    with pytest.raises(CheckpointError, match=message):
-        quantize_checkpoint(source, tmp_path / name, force=True)
-    assert left_in(source.parent) == ["model.safetensors"]
-
-
-def test_a_folder_that_holds_other_things_is_not_replaced(tmp_path, source):
-    (tmp_path / "home").mkdir()
-    (tmp_path / "home" / "letter.txt").write_text("dear")
-    with pytest.raises(CheckpointError, match=r"fp8core did not write it .* it holds letter\.txt"):
-        quantize_checkpoint(source.parent, tmp_path / "home", force=True)
-    with pytest.raises(CheckpointError, match="needs to be outside"):
-        quantize_checkpoint(source.parent, tmp_path, force=True)
-    assert (tmp_path / "home" / "letter.txt").read_text() == "dear"
-
-
-@pytest.mark.parametrize(
-    ("index", "message"),
-    [
-        ("{", "is not JSON"),
-        ("[]", "needs a JSON object, got list"),
-        ("{}", "has no weight_map"),
-        ('{"weight_map": {"a": "../in/model-00001-of-00002.safetensors"}}', "which is not there"),
-        ('{"weight_map": {"a": "absent.safetensors"}}', "which is not there"),
-        ('{"weight_map": {"a.weight": "model-00001-of-00002.safetensors"}}', r"says that a\.weight is in .* not"),
-    ],
-)
-def test_a_bad_index_is_refused(tmp_path, index, message):
-    source = shards(tmp_path / "in")
-    (source / "model.safetensors.index.json").write_text(index)
-    with pytest.raises(CheckpointError, match=message):
-        quantize_checkpoint(source, tmp_path / "out")
-    assert left_in(tmp_path) == ["in"]
-
-
-def test_a_folder_whose_config_says_that_it_is_quantized_is_refused(tmp_path):
-    source = shards(tmp_path / "in")
-    (source / "config.json").write_text('{"quantization_config": {}}')
-    with pytest.raises(CheckpointError, match="quantized already: its config"):
-        quantize_checkpoint(source, tmp_path / "out")
-
-
-def full(*_):
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-@pytest.mark.parametrize("folder", [False, True])
-@pytest.mark.parametrize("where", ["reserving", "writing"])
-def test_a_full_disk_is_a_plain_message_and_leaves_nothing(tmp_path, source, target, monkeypatch, where, folder):
-    if where == "reserving":
-        monkeypatch.setattr(os, "posix_fallocate", full)
-    else:
-        monkeypatch.setattr(writing, "put", full)
-    given, wanted = (source.parent, tmp_path / "fp8") if folder else (source, target)
-    with pytest.raises(
-        CheckpointError,
-        match=r"no room on the disk \(.*\) for [\d,]+ bytes; [\d,]+ are free after cleaning up; nothing",
-    ):
-        quantize_checkpoint(given, wanted)
-    assert left_in(target.parent) == []
-    assert left_in(tmp_path) == ["in", "out"]
-
-
-def test_too_little_room_is_seen_before_anything_is_written(source, target, monkeypatch):
-    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 1000}))
-    with pytest.raises(CheckpointError, match="no room on the disk"):
-        quantize_checkpoint(source, target)
-    assert left_in(target.parent) == []
-
-
-def test_a_file_size_limit_of_the_system_is_a_plain_message(source, target):
-    code = "import sys; from fp8core.cli import main; sys.argv[0] = 'fp8core'; main()"
-
-    def limit():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-
-    run = subprocess.run(
-        [sys.executable, "-B", "-c", code, "quantize", str(source), str(target)],
-        preexec_fn=limit,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 1
-    assert run.stderr.startswith(f"error: cannot write {target}: File too large")
-    assert "Traceback" not in run.stderr
-    assert left_in(target.parent) == []
-
-
-def test_a_folder_that_cannot_be_written_is_a_plain_message(source, target, monkeypatch):
-    opened = Path.open
-
-    def refusing(path, mode="r", **kwargs):
-        if "x" in mode:
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        return opened(path, mode, **kwargs)
-
-    monkeypatch.setattr(Path, "open", refusing)  # and not by chmod: root writes wherever it likes
-    with pytest.raises(CheckpointError, match=rf"cannot write {target}: Permission denied; nothing was left behind"):
-        quantize_checkpoint(source, target)
-
-
-@pytest.mark.parametrize("before", [None, b"precious"])
-def test_an_interrupted_run_leaves_what_was_there(source, target, before):
-    if before is not None:
-        target.write_bytes(before)
-
-    def stop(name, done, total):
-        if done > total / 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        quantize_checkpoint(source, target, force=True, progress=stop)
-    assert left_in(target.parent) == ([] if before is None else [target.name])
-    assert before is None or target.read_bytes() == before
-
-
-def test_an_interrupted_folder_leaves_the_old_one(tmp_path, source):
-    target = tmp_path / "fp8"
-    quantize_checkpoint(source.parent, target)
-    before = (target / "model.safetensors").read_bytes()
-
-    def stop(name, done, total):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        quantize_checkpoint(source.parent, target, scheme="tensor", force=True, progress=stop)
-    assert (target / "model.safetensors").read_bytes() == before
-    assert left_in(tmp_path) == ["fp8", "in"]
 
 
 def test_progress_counts_every_byte_of_the_source(source, target):

@@ -8,27 +8,8 @@ import pytest
 from fp8core.checkpoint import plan_checkpoint, quantize_checkpoint
 from fp8core.checkpoint.kinds import LINEAR, kind_of, names_of
 from fp8core.errors import CheckpointError
-from package.test_checkpoint import is_ignored, left_in, normal, read, write
-
-L = "model.layers.0."
-
-
-def folder(path, tensors, **config):
-    """A checkpoint of matrices of these names."""
-    path.mkdir()
-    arrays = {name: normal(*shape) for name, shape in tensors.items()}
-    write(path / "model.safetensors", arrays)
-    if config:
-        (path / "config.json").write_text(json.dumps(config))
-    return path
-
-
-def statuses(source, **arguments):
-    return {verdict.module: verdict.status for verdict in plan_checkpoint(source, **arguments).verdicts}
-
-
-def reasons(source, **arguments):
-    return {verdict.module: verdict.reason for verdict in plan_checkpoint(source, **arguments).verdicts}
+from support.checkpoints import is_ignored, left_in
+from support.planned import MLP, L, folder, reasons, statuses
 
 
 @pytest.mark.parametrize(
@@ -178,101 +159,6 @@ def test_experts_that_stay_are_ignored_by_the_names_that_vllm_asks_for(tmp_path,
 def test_heads_that_no_checkpoint_stores_are_ignored_too(tmp_path, name):
     source = folder(tmp_path / "in", {f"{L}mlp.up_proj.weight": (64, 64)})
     assert is_ignored(name, plan_checkpoint(source))
-
-
-QKV = tuple(f"{L}self_attn.{part}_proj" for part in "qkv")
-MLP = tuple(f"{L}mlp.{part}_proj" for part in ("gate", "up", "down"))
-EXPERTS = tuple(f"{L}mlp.experts.{number}.{part}_proj" for number in (0, 1) for part in ("gate", "up", "down"))
-
-
-@pytest.mark.parametrize(
-    ("exclude", "refused"),
-    [
-        ("*q_proj", "k_proj"),
-        ("*self_attn.v_proj", "q_proj"),
-        (f"{L}mlp.up_proj", "gate_proj"),
-        ("*.experts.1.down_proj", "gate_proj"),
-        ("*.experts.0.*", "gate_proj"),
-    ],
-)
-def test_layers_that_vllm_joins_are_quantized_all_or_none(tmp_path, exclude, refused):
-    source = folder(tmp_path / "in", {f"{name}.weight": (64, 64) for name in (*QKV, *MLP, *EXPERTS)})
-    with pytest.raises(CheckpointError, match=rf"{refused}\.weight: vLLM joins .* is excluded by"):
-        quantize_checkpoint(source, tmp_path / "out", exclude=[exclude])
-    plan = plan_checkpoint(source, exclude=[exclude])
-    assert {verdict.status for verdict in plan.verdicts} == {"quantized", "kept", "refused"}
-    assert left_in(tmp_path) == ["in"]
-
-
-@pytest.mark.parametrize(
-    "exclude", [["*self_attn.*"], ["*mlp.gate_proj", "*mlp.up_proj"], ["*.mlp.down_proj"], ["*.experts.*"]]
-)
-def test_all_parts_or_a_layer_of_its_own_may_be_left_out(tmp_path, exclude):
-    source = folder(tmp_path / "in", {f"{name}.weight": (64, 64) for name in (*QKV, *MLP, *EXPERTS)})
-    assert set(statuses(source, exclude=exclude).values()) == {"quantized", "kept"}
-
-
-@pytest.mark.parametrize(
-    ("shapes", "kept"),
-    [
-        ({QKV[0]: (128, 576)}, {QKV[0]}),
-        ({QKV[0]: (64, 128), QKV[1]: (128, 128), QKV[2]: (128, 128)}, set(QKV)),  # q is not whole blocks of rows
-        ({QKV[0]: (128, 128), QKV[1]: (128, 128), QKV[2]: (64, 128)}, set()),  # the last one need not be
-        ({MLP[0]: (128, 128), MLP[1]: (128, 200)}, set(MLP[:2])),
-        ({MLP[2]: (200, 128)}, set()),
-    ],
-)
-def test_a_block_scheme_keeps_what_readers_have_no_blocks_for(tmp_path, shapes, kept):
-    shapes = {f"{name}.weight": shape for name, shape in shapes.items()}
-    source = folder(tmp_path / "in", {f"{L}self_attn.o_proj.weight": (128, 256), **shapes})
-    found = statuses(source, scheme="block")
-    assert {module for module, status in found.items() if status == "kept"} == kept
-    assert all("multiples of 128" in reasons(source, scheme="block")[module] for module in kept)
-    assert set(statuses(source, scheme="channel").values()) == {"quantized"}
-
-
-def test_nothing_but_columns_that_blocks_do_not_divide_is_refused(tmp_path):
-    source = folder(tmp_path / "in", {f"{name}.weight": (576, 576) for name in QKV})
-    with pytest.raises(
-        CheckpointError, match="no weight to quantize: scheme block needs k in multiples of 128, got 576"
-    ):
-        quantize_checkpoint(source, tmp_path / "out", scheme="block")
-
-
-@pytest.mark.parametrize(
-    ("operand", "pattern", "message"),
-    [
-        (
-            "exclude",
-            "q_proj",
-            r"exclude needs patterns .*got 'q_proj', which matches none; '\*q_proj' matches 1, as model",
-        ),
-        ("exclude", "re:self_attn", r"got 're:self_attn', which matches none; 're:\.\*self_attn' matches 3"),
-        ("include", "*.gate_prj", r"include needs patterns .* close to it are gate_proj"),
-        ("exclude", "nothing_like_it_at_all", "which matches none$"),
-    ],
-)
-def test_a_pattern_that_matches_nothing_is_refused(tmp_path, operand, pattern, message):
-    source = folder(tmp_path / "in", {f"{name}.weight": (64, 64) for name in (*QKV, *MLP)})
-    with pytest.raises(CheckpointError, match=message):
-        quantize_checkpoint(source, tmp_path / "out", **{operand: [pattern]})
-    assert left_in(tmp_path) == ["in"]
-
-
-def test_lm_head_may_be_excluded_where_it_is_not_stored(tmp_path):
-    source = folder(tmp_path / "in", {f"{MLP[2]}.weight": (64, 64)})
-    assert quantize_checkpoint(source, tmp_path / "out", exclude=["lm_head"]).quantized == (f"{MLP[2]}.weight",)
-
-
-def test_a_plan_writes_nothing_and_says_what_is_written_then(tmp_path):
-    source = folder(tmp_path / "in", {f"{name}.weight": (64, 64) for name in (*QKV, "lm_head")})
-    plan = plan_checkpoint(source, tmp_path / "out", scheme="tensor")
-    assert left_in(tmp_path) == ["in"]
-    summary = quantize_checkpoint(source, tmp_path / "out", scheme="tensor")
-    assert summary.plan == plan
-    found = read(tmp_path / "out" / "model.safetensors")
-    assert {name.removesuffix("_scale") for name in found if name.endswith("_scale")} == set(summary.quantized)
-    assert plan.bytes_after == (tmp_path / "out" / "model.safetensors").stat().st_size
 
 
 # One of each family: layers with other names, mixtures, encoders, decoders, towers, state spaces. All of the 1,114

@@ -8,7 +8,7 @@ import pytest
 from fp8core.checkpoint import quantize_checkpoint
 from fp8core.checkpoint.schemes import SCHEMES
 from fp8core.errors import CheckpointError
-from package.test_checkpoint import GROUPS, normal, write
+from support.checkpoints import GROUPS, normal, write
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("compressed_tensors", reason="compressed-tensors is not installed (extra frameworks)")

@@ -14,7 +14,7 @@ import pytest
 
 from fp8core.checkpoint import plan_checkpoint, quantize_checkpoint, replacing, writing
 from fp8core.errors import CheckpointError
-from package.test_checkpoint import left_in, model, normal, read, write
+from support.checkpoints import left_in, model, normal, read, write
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,14 +9,12 @@ import pytest
 
 import fp8core
 from fp8core.runtime import device
-from support.command_line import row, runner
+from support.command_line import (
+    fp8core_,  # noqa: F401
+    row,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture
-def fp8core_(capsys, monkeypatch):
-    return runner(capsys, monkeypatch)
 
 
 @pytest.mark.parametrize("arguments", [("explain", "16", "64", "64"), ("--help",), ("--version",), ("info",)])

@@ -8,22 +8,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import typer.main
 
 from fp8core.cli import app
-from package.test_checkpoint import normal, write
-from support.command_line import runner
+from support.checkpoints import normal, write
+from support.command_line import (
+    fp8core_,  # noqa: F401
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 CONVERT = ROOT / "docs" / "how-to" / "convert-a-checkpoint.md"
 HOW_TO = ROOT / "docs" / "how-to" / "quantize-a-checkpoint.md"
 PARTS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.gate_proj")
-
-
-@pytest.fixture
-def fp8core_(capsys, monkeypatch):
-    return runner(capsys, monkeypatch)
 
 
 def test_the_reference_of_the_command_line_is_current():

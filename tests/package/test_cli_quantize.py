@@ -13,16 +13,15 @@ from rich.console import Console
 
 from fp8core import cli
 from fp8core.cli import terminal
-from package.test_checkpoint import left_in, model, normal, read, write
-from support.command_line import rows, runner
+from support.checkpoints import left_in, model, normal, read, write
+from support.command_line import (
+    fp8core_,  # noqa: F401
+    rows,
+    runner,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 Q_PROJ = "model.layers.0.self_attn.q_proj"
-
-
-@pytest.fixture
-def fp8core_(capsys, monkeypatch):
-    return runner(capsys, monkeypatch)
 
 
 @pytest.fixture

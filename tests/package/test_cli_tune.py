@@ -16,8 +16,8 @@ from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.tuning import load_tunings, measuring, shapes
 from fp8core.tuning.files import load_named
 from ops.test_tuning import stub  # noqa: F401
-from package.test_checkpoint import model, normal, write
 from support.blaslt_fixtures import built  # noqa: F401
+from support.checkpoints import model, normal, write
 from support.command_line import rows, runner
 
 

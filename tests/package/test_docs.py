@@ -85,9 +85,14 @@ on_gpu = with_parts([part for part in PARTS if any(needs_gpu for _, needs_gpu in
 
 
 @on_cpu
-def test_the_code_of_a_page_runs(part, tmp_path, monkeypatch):
+def test_the_code_of_a_page_runs_and_prints_what_it_says(part, tmp_path, monkeypatch, capsys):
+    """What a line with ``print`` says behind ``#``, up to a semicolon, is printed."""
     monkeypatch.chdir(tmp_path)
     part.run(gpu=False)
+    printed = capsys.readouterr().out.splitlines()
+    code = "".join(text for text, needs_gpu in part.blocks if not needs_gpu)
+    for said in re.findall(r"^ *print\(.*\)  # ([^;\n]*)", code, re.MULTILINE):
+        assert said in printed
 
 
 @pytest.mark.gpu

@@ -1,9 +1,11 @@
 """Calls of every public function, as torch would meet them in a model."""
 
+import io
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 
 import fp8core
@@ -12,10 +14,24 @@ from fp8core import BLOCK_128, GROUP_128, PER_TENSOR
 N, K = 64, 256
 
 
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> None:
+    """Forget what was compiled before each test of the modules that import this."""
+    torch._dynamo.reset()
+
+
 def wide(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> torch.Tensor:
     """Return values that differ from each other, and from those of other seeds."""
     generator = torch.Generator().manual_seed(math.prod(shape) + seed)
     return torch.randn(*shape, generator=generator, dtype=torch.float32).to(dtype)
+
+
+def saved(layer: Any) -> Any:
+    """Return a layer as it comes back from a file."""
+    file = io.BytesIO()
+    torch.save(layer, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
 
 
 def poisoned(*shape: int, dtype: torch.dtype) -> torch.Tensor:

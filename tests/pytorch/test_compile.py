@@ -1,9 +1,6 @@
 """torch.compile of every public function: one graph, and the bits of eager calls."""
 
 import inspect
-import subprocess
-import sys
-import textwrap
 
 import pytest
 
@@ -13,23 +10,15 @@ from torch._dynamo.testing import CompileCounter  # noqa: E402
 
 import fp8core.torch  # noqa: E402 - after the skip
 from fp8core import w8a8  # noqa: E402
-from fp8core.errors import DeviceError, LayoutError, ScaleError  # noqa: E402
-from fp8core.problem import Target  # noqa: E402
 from fp8core.runtime import device  # noqa: E402
 from fp8core.torch.operators import OVERLOADS  # noqa: E402
-from pytorch.cases import CASES, K, bits, weight, wide  # noqa: E402
+from pytorch.cases import CASES, K, bits, fresh_dynamo, weight, wide  # noqa: E402, F401
+from support.targets import H200  # noqa: E402
 
 ROWS = 1, 5, 16
-NARROW = weight((1, -1), k=128)
 FUSED = weight((-1, -1))
-H200 = Target("cuda", 90, 0, 132, 32, 232448)
 WITH_FP8_INPUTS = "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"
 """What opcheck can do where an input is FP8: its test of the schema adds inputs up."""
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo():
-    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("dynamic", [None, True, False], ids=lambda x: f"dynamic={x}")
@@ -127,59 +116,6 @@ def test_dynamic_rows_are_compiled_once():
     assert counter.frame_count == 1
 
 
-@pytest.mark.parametrize(
-    ("function", "error", "words"),
-    [
-        (lambda x: fp8core.quantize(x, scale_ub=1.0, group_shape=(1, 128)), ScaleError, "scale_ub needs group_shape"),
-        (lambda x: fp8core.quantize(x, group_shape=(0, 3)), fp8core.ShapeError, "group_shape needs a pair"),
-        (lambda x: fp8core.quantize(x.double()), fp8core.DTypeError, "x needs an array of float32, float16, bfloat16"),
-        (lambda x: fp8core.linear(x, NARROW), fp8core.ShapeError, "must share k"),
-    ],
-)
-def test_refusals_keep_their_words(function, error, words):
-    x = wide(5, K)
-    with pytest.raises(error, match=words):
-        function(x)
-    with pytest.raises(Exception, match=words) as caught:
-        torch.compile(function, fullgraph=True, backend="eager")(x)
-    assert not isinstance(caught.value, AssertionError)
-
-
-def test_a_stream_is_refused_in_a_graph_and_taken_beside_it():
-    def on_stream(x):
-        return fp8core.quantize(x * 2, stream=0).scale
-
-    x = wide(5, K)
-    with pytest.raises(Exception, match="stream needs to be left out while torch traces"):
-        torch.compile(on_stream, fullgraph=True, backend="eager")(x)
-    torch._dynamo.reset()
-    assert bits(torch.compile(on_stream, backend="eager")(x)) == bits(on_stream(x))
-    assert issubclass(DeviceError, ValueError)
-
-
-def test_vmap_in_a_graph_is_a_call_for_each_and_refused_beside_it():
-    w = weight((1, -1))
-    x = torch.stack([wide(5, K, seed=seed) for seed in range(3)])
-    mapped = torch.vmap(lambda one: fp8core.linear(one, w))
-    got = torch.compile(mapped, fullgraph=True, backend="aot_eager")(x)
-    assert bits(got) == bits(torch.stack([fp8core.linear(one, w) for one in x]))
-    with pytest.raises(LayoutError, match=r"x needs memory of its own, got a Tensor inside torch.func's vmap"):
-        mapped(x)
-
-
-@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacrev, torch.func.jacfwd])
-@pytest.mark.parametrize("kind", ["function", "layer"])
-def test_derivatives_of_torch_func_are_refused_and_not_zero(transform, kind):
-    w = weight((1, -1))
-    layer = fp8core.torch.Linear.from_linear(torch.nn.Linear(K, 8, dtype=torch.bfloat16))
-    call = layer if kind == "layer" else lambda x: fp8core.linear(x, w)
-    derivative = transform(lambda x: call(x).float().sum())
-    with pytest.raises(Exception, match=r"x needs to be outside of torch.func's (grad|jvp)"):
-        torch.compile(derivative, fullgraph=True, backend="eager")(wide(1, K))
-    with pytest.raises((LayoutError, RuntimeError)):
-        derivative(wide(1, K))
-
-
 EQUAL, DIFFERENT = torch.full((3,), 0.5), torch.tensor([0.5, 0.5, 1.0])
 
 
@@ -262,54 +198,6 @@ def test_results_never_require_grad_and_writes_are_noticed():
             square.sum().backward()
 
 
-def run(program):
-    """Run a program alone, and return what it prints."""
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
-
-
-def test_what_imports_load():
-    program = """
-        import sys
-        import fp8core
-        print("torch" in sys.modules)
-        import fp8core.torch
-        print("torch._dynamo" in sys.modules)
-    """
-    assert run(program) == ["False", "False"]
-
-
-@pytest.mark.parametrize("before", ["pass", "torch.compile(lambda x: fp8core.quantize(x * 2), backend='eager')(x)"])
-def test_a_function_itself_is_compiled(before):
-    """Torch leaves frames alone by their code: what it was told before has to be taken back."""
-    program = f"""
-        import torch, torch._dynamo, fp8core
-        x = torch.ones(2, 32)
-        {before}
-        fp8core.quantize(x)
-        import fp8core.torch
-        torch._dynamo.reset()
-        compiled = torch.compile(fp8core.quantize, backend="aot_eager", fullgraph=True)
-        print(torch.equal(compiled(x).scale, fp8core.quantize(x).scale))
-    """
-    assert run(program) == ["True"]
-
-
-def test_calls_before_the_import_change_nothing():
-    program = """
-        import torch, fp8core
-        def f(x):
-            return fp8core.quantize(x * 2).scale
-        x = torch.ones(2, 32)
-        before = torch.compile(f, backend="eager")(x)  # breaks the graph
-        import fp8core.torch
-        torch._dynamo.reset()
-        print(torch.equal(torch.compile(f, backend="eager", fullgraph=True)(x), before))
-    """
-    assert run(program) == ["True"]
-
-
 def test_fake_kernels_describe_calls_on_a_gpu_that_is_not_there(monkeypatch):
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -376,11 +264,3 @@ def test_the_names_of_vllm_are_exported(strict):
     rows = torch.export.Dim("rows", min=2, max=19)
     program = torch.export.export(Step(), (wide(5, K),), dynamic_shapes=({0: rows},), strict=strict)
     assert bits(program.module()(wide(7, K))) == bits(names_of_vllm(wide(7, K)))
-
-
-def test_an_older_torch_is_refused(monkeypatch):
-    from fp8core.torch import tracing
-
-    monkeypatch.setattr(torch, "__version__", "2.10.1+cpu")
-    with pytest.raises(ImportError, match=r"fp8core.torch needs torch 2.11 or later, got 2.10.1\+cpu"):
-        tracing.install()

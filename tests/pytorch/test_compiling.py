@@ -10,15 +10,10 @@ import fp8core.torch  # noqa: E402
 from fp8core.torch import compile_options, quantize_model_  # noqa: E402
 from fp8core.torch.compiling import together  # noqa: E402
 from fp8core.torch.joints import JOINTS  # noqa: E402
-from pytorch.cases import wide  # noqa: E402
+from pytorch.cases import fresh_dynamo, wide  # noqa: E402, F401
 
 LINEAR = torch.ops.fp8core.linear.default
 WIDTH = 512
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo():
-    torch._dynamo.reset()
 
 
 def graph_of(*steps):

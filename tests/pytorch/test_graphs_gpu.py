@@ -8,16 +8,11 @@ from torch import nn  # noqa: E402 - after the skip
 
 import fp8core  # noqa: E402
 from fp8core.torch import quantize_model_, warm_up  # noqa: E402
-from pytorch.cases import CASES, bits, wide  # noqa: E402
+from pytorch.cases import CASES, bits, fresh_dynamo, wide  # noqa: E402, F401
 
 pytestmark = pytest.mark.gpu
 
 WIDTH = 512
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo():
-    torch._dynamo.reset()
 
 
 class Layer(nn.Module):

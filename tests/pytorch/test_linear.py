@@ -1,7 +1,6 @@
 """The module: its bits, its gradients, and what survives casting, moving, copying, saving and loading."""
 
 import copy
-import io
 import pickle
 
 import pytest
@@ -14,7 +13,7 @@ import fp8core  # noqa: E402
 from fp8core.errors import CheckpointError, DTypeError, ScaleError  # noqa: E402
 from fp8core.problem import BLOCK_128, GROUP_128, PER_TENSOR, PER_TOKEN  # noqa: E402
 from fp8core.torch import Linear  # noqa: E402
-from pytorch.cases import K, N, bits, wide  # noqa: E402
+from pytorch.cases import K, N, bits, saved, wide  # noqa: E402
 
 KINDS = ("channel", None), ("tensor", None), ("block", None), ("channel", 0.03), ("tensor", 0.03)
 WEIGHT_GROUPS = {"channel": PER_TOKEN, "tensor": PER_TENSOR, "block": BLOCK_128}
@@ -201,13 +200,6 @@ def test_casts_leave_codes_and_scales(scheme, input_scale, cast):
     q = fp8core.quantize(original().weight, group_shape=WEIGHT_GROUPS[scheme])
     group = INPUT_GROUPS[scheme] if input_scale is None else PER_TENSOR
     assert bits(y) == bits(fp8core.linear(x, q, bias=layer.bias, input_scale=input_scale, group_shape=group))
-
-
-def saved(layer):
-    file = io.BytesIO()
-    torch.save(layer, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, saved, lambda layer: pickle.loads(pickle.dumps(layer))])

@@ -4,6 +4,7 @@ import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from importlib import metadata
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -198,6 +199,20 @@ def test_a_compile_error_holds_the_log_and_the_options():
         '"missing" is undefined',
     ):
         assert part in text, text
+
+
+@pytest.mark.parametrize("wheels", [{"": "13.0.1"}, {"-cu12": "12.8.93"}, {"": "13.0.1", "-cu12": "12.9.86"}], ids=str)
+def test_every_wheel_that_may_be_loaded_is_in_the_name_of_a_kernel(monkeypatch, wheels):
+    def version_of(wheel):
+        try:
+            return wheels[wheel.removeprefix("nvidia-cuda-nvrtc")]
+        except KeyError:
+            raise metadata.PackageNotFoundError(wheel) from None
+
+    monkeypatch.setattr(metadata, "version", version_of)
+    monkeypatch.setattr(device, "platform", lambda: "cuda")
+    named = compiler.version.__wrapped__()
+    assert all(version in named for version in wheels.values())
 
 
 @pytest.mark.usefixtures("nvrtc")

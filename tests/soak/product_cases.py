@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 import numpy as np
+from hypothesis import assume
 from hypothesis import strategies as st
 
 import fp8core
@@ -86,6 +87,8 @@ def scaled_mm(draw: Draw, arena: Arena, engine: Any, *, stored: bool = True) -> 
     leading = (m,) if draw(st.booleans()) else (1, m)
     of_a = _scale_of_a(draw(st.sampled_from(("tensor", "0-d", "1x1", "row", "flat row", "group", "group"))), m, k)
     of_b = _scale_of_b(draw(st.sampled_from(("tensor", "1x1", "row", "flat row", "group", "block", "block"))), n, k)
+    # Beside scales of a per token [n, 1] is one a channel, also where blocks of b [k, n] have that shape.
+    assume(stored or of_a.grouped or not of_b.grouped or of_b.shape != (1, n))
     a_dtype, b_dtype = draw(st.sampled_from((("float8_e4m3fn",) * 2, ("float8_e4m3fn", "float8_e5m2"))))
     a, b = codes((m, k), a_dtype, "ordinary", draw(seeds)), codes((n, k), b_dtype, "ordinary", draw(seeds))
     scale_a, scale_b = scales(of_a.shape, draw(seeds)), scales(of_b.shape, draw(seeds))

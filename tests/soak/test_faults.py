@@ -18,13 +18,13 @@ from fp8core.core.operation import forget
 from fp8core.errors import BackendError
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.runtime import kernel_cache
-from ops.test_tuning import stub  # noqa: F401
 from soak import killed
 from soak.nonsense import GOOD
 from soak.test_fuzz import engine_of
 from soak.test_fuzz_wrong import bytes_of, crossed
 from support.blaslt_fixtures import built  # noqa: F401
 from support.blaslt_tools import problem
+from support.tuning_stub import stub  # noqa: F401
 
 MOST = 60
 """Allocations of one call, at most."""

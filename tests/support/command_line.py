@@ -43,3 +43,8 @@ def rows(text):
             else:
                 found[-1] = [f"{old} {new}".strip() for old, new in zip(found[-1], cells, strict=True)]
     return found
+
+
+@pytest.fixture
+def fp8core_(capsys, monkeypatch):
+    return runner(capsys, monkeypatch)

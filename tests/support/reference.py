@@ -143,7 +143,8 @@ def _quantize(x, dtype, group_shape, scale, scale_ub, scale_format, eps, rows_pa
                 s = np.float32(np.broadcast_to(scale, grid)[i, j])
                 scaled[where] = group * (np.float32(1) / s)
             else:
-                amax = np.fmax.reduce(np.abs(group), axis=None, initial=np.float32(0))
+                # not np.fmax, which signaling NaN lead astray
+                amax = np.max(np.abs(group), initial=np.float32(0), where=~np.isnan(group))
                 if group_shape == (-1, -1):
                     s = np.fmax(amax / largest, SMALLEST_NORMAL)
                 elif group_shape == (1, -1):

@@ -6,6 +6,7 @@ import pytest
 
 from fp8core.runtime import jit
 from support.emulation import COMPILER, Emulator
+from support.kept import kept_folder
 
 
 @pytest.fixture(scope="session")
@@ -13,9 +14,7 @@ def emulation_session(request: pytest.FixtureRequest) -> Emulator:
     """Return the emulator of the session; what it compiles is kept in pytest's cache under a hash of the text."""
     if COMPILER is None:
         pytest.skip("the emulation of kernels needs g++, which is not installed")
-    cache = request.config.cache
-    assert cache is not None
-    return Emulator(cache.mkdir("emulation"))
+    return Emulator(kept_folder(request, "emulation"))
 
 
 @pytest.fixture

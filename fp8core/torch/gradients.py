@@ -1,0 +1,49 @@
+"""The gradients of a layer: those that its dequantized weight would give."""
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fp8core.ops import dequantize
+from fp8core.problem import GroupShape
+
+
+class Layer(Protocol):
+    """What the gradients need of a layer."""
+
+    @property
+    def weight_group_shape(self) -> GroupShape:
+        """The groups of the weight's scales."""
+
+    def _product(self, x: Any) -> Tensor:
+        """Return the layer's product, without gradients."""
+
+
+class StraightThrough(torch.autograd.Function):
+    """The product of a layer, with the gradient that the dequantized weight would give."""
+
+    @staticmethod
+    def forward(x: Tensor, bias: Tensor | None, layer: Layer) -> Tensor:
+        """Return the layer's product."""
+        del bias  # it is the layer's, and here for its gradient
+        return layer._product(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Keep what the gradients need; on its own, so that torch.func can differentiate."""
+        del output
+        ctx.layer = inputs[2]
+        ctx.save_for_backward(ctx.layer.weight, ctx.layer.weight_scale)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        """Return the gradients of x and the bias."""
+        weight, scale = ctx.saved_tensors
+        of_x = of_bias = None
+        if ctx.needs_input_grad[0]:
+            group = ctx.layer.weight_group_shape
+            of_x = grad @ dequantize(weight, scale, group_shape=group, dtype=grad.dtype)
+        if ctx.needs_input_grad[1]:
+            of_bias = grad.reshape(-1, grad.shape[-1]).sum(0).to(ctx.layer.bias.dtype)
+        return of_x, of_bias, None

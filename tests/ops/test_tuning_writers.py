@@ -1,0 +1,154 @@
+"""Files of tunings that several processes write, that a writer was killed in, or whose disk is full; and shapes to tune."""
+
+import multiprocessing
+import os
+import signal
+import stat
+from pathlib import Path
+
+import pytest
+
+import fp8core
+from fp8core import tuning
+from fp8core.errors import Fp8Error, ShapeError, TuningError, UnsupportedProblemError
+from fp8core.kernels.gemm.table import SCALED_MM
+from fp8core.ops.explain import ArraySpec
+from fp8core.problem import BLOCK_128, GROUP_128
+from fp8core.runtime import device
+from fp8core.tuning import files, save_tunings, timed, tune_shapes
+from fp8core.tuning.measuring import product_of
+from fp8core.tuning.shapes import layer_product, tuned
+from support.blaslt_fixtures import built  # noqa: F401
+from support.blaslt_tools import problem
+from support.tuning_stub import PROBLEM, saying, stub  # noqa: F401
+from support.tunings import SECOND, written
+
+
+def add_many(path, lines):
+    found = [tuning.Tuning.from_json(line) for line in lines]
+    for one in found:
+        save_tunings(path, [one])
+
+
+def test_processes_that_write_at_the_same_time_lose_nothing(stub, tmp_path):
+    path, lines = tmp_path / "x", [timed(PROBLEM._replace(m=100 + i), SECOND).to_json() for i in range(60)]
+    context = multiprocessing.get_context("spawn")
+    writers = [context.Process(target=add_many, args=(path, lines[i::3])) for i in range(3)]
+    for writer in writers:
+        writer.start()
+    read = 0
+    while any(writer.is_alive() for writer in writers):
+        if path.exists():
+            contents = files._read(path)  # whole at any time
+            assert not contents.damaged
+            assert len(contents.tunings) >= read
+            read = len(contents.tunings)
+    for writer in writers:
+        writer.join()
+    assert [writer.exitcode for writer in writers] == [0] * 3
+    assert sorted(path.read_text().splitlines()) == sorted(lines)
+    assert {one.name for one in tmp_path.iterdir()} == {"x", "x.lock"}
+
+
+def killed_while_writing(path, line, step):
+    """Save a tuning, and be killed before or behind the step that shows it to readers."""
+    replace_ = Path.replace
+
+    def killed(self, target):
+        if step == "behind":
+            replace_(self, target)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    Path.replace = killed
+    save_tunings(path, [tuning.Tuning.from_json(line)])
+
+
+@pytest.mark.parametrize(("step", "lines"), [("before", 3), ("behind", 4)])
+def test_a_writer_that_is_killed_leaves_a_whole_file_and_no_lock(stub, tmp_path, step, lines):
+    path = tmp_path / "x"
+    found, new = written(path), timed(PROBLEM._replace(m=200), SECOND)
+    writer = multiprocessing.get_context("spawn").Process(target=killed_while_writing, args=(path, new.to_json(), step))
+    writer.start()
+    writer.join()
+    assert writer.exitcode == -signal.SIGKILL
+    contents = files._read(path)
+    assert (len(contents.tunings), contents.damaged) == (lines, 0)
+    left = {one.name for one in tmp_path.iterdir()} - {"x", "x.lock"}
+    assert len(left) == (step == "before")
+    (tmp_path / ".x.y").touch()  # of somebody else
+    save_tunings(path, [new])  # does not wait for the one that is gone, and takes away what it left
+    assert path.read_text().splitlines() == [one.to_json() for one in (*found, new)]
+    assert {one.name for one in tmp_path.iterdir()} == {"x", "x.lock", ".x.y"}
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_write_that_fails_leaves_the_file_as_it_was(stub, monkeypatch, tmp_path, step):
+    path = tmp_path / "x"
+    written(path)
+    before = path.read_bytes()
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(*((os, "fsync") if step == "fsync" else (Path, "replace")), fail)
+    with pytest.raises(OSError, match="No space left"):
+        save_tunings(path, [timed(PROBLEM, saying(1.0))])
+    assert path.read_bytes() == before
+    assert {one.name for one in tmp_path.iterdir()} == {"x", "x.lock"}
+
+
+def test_a_link_stays_a_link_and_a_file_can_be_shared(stub, tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "real")
+    written(link)
+    assert link.is_symlink()
+    assert (tmp_path / "real").is_file()
+    mask = os.umask(0o022)
+    os.umask(mask)
+    assert stat.S_IMODE((tmp_path / "real").stat().st_mode) == 0o666 & ~mask
+
+
+def test_shapes_are_the_products_of_layers(stub):
+    spec = ArraySpec((64, 8192), "float8_e4m3fn"), ArraySpec((64, 1), "float32")
+    weight = fp8core.Quantized(*spec, (1, -1))
+    asked = fp8core.explain(fp8core.linear, ArraySpec((300, 8192), "bfloat16"), weight, target=0)
+    product = layer_product((300, 64, 8192), "channel", "bfloat16")
+    assert product == product_of(asked.problem)._replace(prefetch_weight=True)
+    block = layer_product((300, 256, 8192), "block", "float16", bias=True)
+    assert (block.scale_a, block.scale_b, block.bias, block.out) == ("group", "block", "float16", "float16")
+    tensor = layer_product((1, 256, 8192), "tensor", "bfloat16")
+    assert (tensor.scale_a, tensor.scale_b, tensor.alignment) == ("tensor", "tensor", 16)
+    assert tuple(reversed(tuning.shapes.SCHEMES["block"])) == (BLOCK_128, GROUP_128)
+
+
+def test_each_of_several_shapes_is_tuned_once_and_told(stub, monkeypatch):
+    monkeypatch.setattr(tuning.shapes, "refuse_captures", lambda: None)
+    told = []
+    products = [layer_product((m, 512, 1024), "channel", "bfloat16") for m in (96, 97, 96)]
+    found = tuned(products, lambda *args: told.append(args), SECOND)
+    assert [one.m for one in found] == [96, 97]
+    assert told == [(found[0], 1, 2), (found[1], 2, 2)]
+    assert SCALED_MM.choice(products[1]) == ("cublaslt", 1)
+
+
+@pytest.mark.parametrize("shape", [(1, 2), (1, 2, 3, 4), (0, 16, 16), (1.5, 16, 16), (-1, 16, 16)])
+def test_what_is_no_shape_is_refused(shape):
+    with pytest.raises(ShapeError, match=r"shapes needs triples \(m, n, k\) of numbers from 1, got "):
+        tune_shapes([shape])
+
+
+def test_without_a_gpu_there_is_nothing_to_choose_from(monkeypatch):
+    monkeypatch.setattr(device, "count", lambda: 0)
+    with pytest.raises(UnsupportedProblemError, match="tune needs a GPU, whose kernels it times, got the host"):
+        tune_shapes([(1, 16, 16)])
+
+
+def test_a_capture_is_refused(stub, monkeypatch):
+    stub.captured.add(5)
+    monkeypatch.setattr(
+        tuning.measuring.device.cupy().cuda, "get_current_stream", lambda: type("S", (), {"ptr": 5}), raising=False
+    )
+    with pytest.raises(TuningError, match="needs streams that are not being captured"):
+        tuned([PROBLEM], None, SECOND)
+    assert issubclass(TuningError, Fp8Error)
+    assert problem(m=96) == PROBLEM

@@ -1,0 +1,65 @@
+"""What a graph refuses, in the words of ordinary calls."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+
+import fp8core.torch  # noqa: E402 - after the skip
+from fp8core.errors import DeviceError, LayoutError, ScaleError  # noqa: E402
+from pytorch.cases import K, bits, fresh_dynamo, weight, wide  # noqa: E402, F401
+
+NARROW = weight((1, -1), k=128)
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "words"),
+    [
+        (lambda x: fp8core.quantize(x, scale_ub=1.0, group_shape=(1, 128)), ScaleError, "scale_ub needs group_shape"),
+        (lambda x: fp8core.quantize(x, group_shape=(0, 3)), fp8core.ShapeError, "group_shape needs a pair"),
+        (lambda x: fp8core.quantize(x.double()), fp8core.DTypeError, "x needs an array of float32, float16, bfloat16"),
+        (lambda x: fp8core.linear(x, NARROW), fp8core.ShapeError, "must share k"),
+    ],
+)
+def test_refusals_keep_their_words(function, error, words):
+    x = wide(5, K)
+    with pytest.raises(error, match=words):
+        function(x)
+    with pytest.raises(Exception, match=words) as caught:
+        torch.compile(function, fullgraph=True, backend="eager")(x)
+    assert not isinstance(caught.value, AssertionError)
+
+
+def test_a_stream_is_refused_in_a_graph_and_taken_beside_it():
+    def on_stream(x):
+        return fp8core.quantize(x * 2, stream=0).scale
+
+    x = wide(5, K)
+    with pytest.raises(Exception, match="stream needs to be left out while torch traces"):
+        torch.compile(on_stream, fullgraph=True, backend="eager")(x)
+    torch._dynamo.reset()
+    assert bits(torch.compile(on_stream, backend="eager")(x)) == bits(on_stream(x))
+    assert issubclass(DeviceError, ValueError)
+
+
+def test_vmap_in_a_graph_is_a_call_for_each_and_refused_beside_it():
+    w = weight((1, -1))
+    x = torch.stack([wide(5, K, seed=seed) for seed in range(3)])
+    mapped = torch.vmap(lambda one: fp8core.linear(one, w))
+    got = torch.compile(mapped, fullgraph=True, backend="aot_eager")(x)
+    assert bits(got) == bits(torch.stack([fp8core.linear(one, w) for one in x]))
+    with pytest.raises(LayoutError, match=r"x needs memory of its own, got a Tensor inside torch.func's vmap"):
+        mapped(x)
+
+
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacrev, torch.func.jacfwd])
+@pytest.mark.parametrize("kind", ["function", "layer"])
+def test_derivatives_of_torch_func_are_refused_and_not_zero(transform, kind):
+    w = weight((1, -1))
+    layer = fp8core.torch.Linear.from_linear(torch.nn.Linear(K, 8, dtype=torch.bfloat16))
+    call = layer if kind == "layer" else lambda x: fp8core.linear(x, w)
+    derivative = transform(lambda x: call(x).float().sum())
+    with pytest.raises(Exception, match=r"x needs to be outside of torch.func's (grad|jvp)"):
+        torch.compile(derivative, fullgraph=True, backend="eager")(wide(1, K))
+    with pytest.raises((LayoutError, RuntimeError)):
+        derivative(wide(1, K))

@@ -1,0 +1,62 @@
+"""What a layer and a traced call take beside tensors: options that change, numbers, and torch's default dtype."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402 - after the skip
+
+import fp8core  # noqa: E402
+from fp8core.errors import DTypeError, ScaleError  # noqa: E402
+from fp8core.ops.linear import LINEAR_CALLS  # noqa: E402
+from fp8core.torch import Linear  # noqa: E402
+
+
+@pytest.mark.parametrize("name", ["batch_invariant", "use_fast_accum"])
+def test_an_option_that_is_changed_counts_from_the_next_call_on(name, monkeypatch):
+    layer, x, seen = Linear.from_linear(nn.Linear(64, 32, bias=False)), torch.randn(5, 64), []
+
+    def described(specs, options, describe=LINEAR_CALLS.describe):
+        seen.append(dict(options._asdict())[name])
+        return describe(specs, options)
+
+    LINEAR_CALLS.forget()
+    layer(x)
+    monkeypatch.setattr(LINEAR_CALLS, "describe", described)
+    changed = not getattr(layer, name)
+    setattr(layer, name, changed)
+    layer(x)
+    assert seen == [changed]
+    setattr(layer, name, "yes")
+    with pytest.raises(DTypeError, match=f"{name} needs True or False"):
+        layer(x)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_torch_s_default_dtype_is_that_of_no_scale(dtype):
+    linear, x = nn.Linear(64, 32), torch.randn(5, 64)
+    want = Linear.from_linear(linear, input_scale=0.5)(x)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        layer = Linear.from_linear(linear, input_scale=0.5)
+        assert {name: p.dtype for name, p in layer.named_parameters() if "scale" in name} == {
+            "weight_scale": torch.float32,
+            "input_scale": torch.float32,
+        }
+        assert torch.equal(layer(x), want)
+    finally:
+        torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("number", [1e39, -1e39, 1e-60])
+def test_a_number_that_float32_does_not_hold_is_refused_in_a_graph_too(number):
+    run = torch.compile(lambda x: fp8core.quantize(x, scale=number).scale, backend="eager")
+    with pytest.raises(ScaleError, match="scale needs a number that float32 holds"):
+        run(torch.randn(5, 64))
+
+
+@pytest.mark.parametrize("number", [0.0, 1e-45, float("inf")])
+def test_any_other_number_is_taken_in_a_graph(number):
+    run = torch.compile(lambda x: fp8core.quantize(x, scale=number).scale, backend="eager", fullgraph=True)
+    assert run(torch.randn(5, 64)).item() == torch.tensor(number).item()

@@ -1,0 +1,126 @@
+"""Memory that JAX gave back, and capsules of DLPack: kept until the stream has passed."""
+
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+
+from fp8core.interop import dlpack_capsule, jax_arrays
+from fp8core.runtime import capture, device, streams
+from support.releases import SECONDS, Owner, Stream, _freed, kept  # noqa: F401
+
+# memory of JAX
+
+
+def test_memory_that_jax_gave_back_waits_for_an_operation_that_began_later(kept):
+    fence = Stream()
+    begun = threading.Semaphore(0)
+
+    def begin():
+        begun.release()
+        return fence.query(fence.submit())
+
+    first, second = Owner(), Owner()
+    signs = first.freed, second.freed
+    loan = jax_arrays.Loan(first, kept, begin)
+    other = jax_arrays.Loan(second, kept, begin)
+    del first, second
+    assert fence.submitted == 0
+    del loan
+    assert begun.acquire(timeout=SECONDS)
+    assert fence.was_asked(3)
+    del other  # after the operation began: it needs another
+    assert fence.was_asked(3)
+    assert fence.submitted == 1
+    assert not any(sign.is_set() for sign in signs)
+    fence.done = 1
+    assert signs[0].wait(SECONDS)
+    assert begun.acquire(timeout=SECONDS)
+    assert not signs[1].is_set()
+    fence.done = 2
+    assert signs[1].wait(SECONDS)
+
+
+def test_an_operation_that_cannot_begin_keeps_the_memory(kept, caplog):
+    def begin():
+        raise RuntimeError("backend is gone")
+
+    owner = Owner()
+    freed = owner.freed
+    kept.after(owner, begin)
+    del owner
+    assert kept.wait(SECONDS)
+    assert not freed.is_set()
+    assert "backend is gone" in caplog.text
+
+
+def test_threads_that_take_and_give_back_memory_free_nothing_early(kept):
+    """What a pool hands out is in use on a compute stream that runs behind; what comes back must not be freed before."""
+    compute, early = Stream(), []
+
+    def begin():
+        return compute.query(compute.submit())
+
+    def work(_):
+        for _ in range(200):
+            memory = Owner(compute)  # an operation reads it
+            weakref.finalize(memory, _freed, threading.Event(), early, compute, memory.ticket)
+            loan = jax_arrays.Loan(memory, kept, begin)
+            del memory, loan
+            compute.advance(20)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+    running = threading.Event()
+
+    def run_on():
+        while not running.wait(0.0005):
+            compute.advance(0)
+
+    thread = threading.Thread(target=run_on)
+    thread.start()
+    try:
+        assert kept.wait(SECONDS)
+    finally:
+        running.set()
+        thread.join()
+    assert not early
+
+
+# capsules
+
+
+def test_a_capsule_is_kept_from_the_end_of_its_view_until_the_stream_has_passed(kept, monkeypatch):
+    stream = Stream()
+    monkeypatch.setattr(dlpack_capsule, "releases", lambda: kept)
+    monkeypatch.setattr(device, "current_stream", lambda ordinal: object())
+    monkeypatch.setattr(streams, "event_query", lambda pointer, ordinal: stream.query(stream.submit()))
+    monkeypatch.setattr(capture, "exchange", lambda mode: None)
+    monkeypatch.setattr(device, "bind", lambda ordinal: None)
+    capsule = Owner()
+    freed = capsule.freed
+    held = dlpack_capsule.KeepAlive(capsule, 0x7000, 0)
+    del capsule
+    assert stream.submitted == 0
+    del held
+    assert stream.was_asked(3)
+    assert not freed.is_set()
+    stream.done = 1
+    assert freed.wait(SECONDS)
+
+
+def test_a_capsule_whose_stream_cannot_be_asked_about_is_kept(kept, monkeypatch, caplog):
+    def broken(pointer, ordinal):
+        raise RuntimeError("cudaErrorStreamCaptureImplicit")
+
+    monkeypatch.setattr(dlpack_capsule, "releases", lambda: kept)
+    monkeypatch.setattr(device, "current_stream", lambda ordinal: object())
+    monkeypatch.setattr(streams, "event_query", broken)
+    monkeypatch.setattr(capture, "exchange", lambda mode: None)
+    monkeypatch.setattr(device, "bind", lambda ordinal: None)
+    capsule = Owner()
+    freed = capsule.freed
+    held = dlpack_capsule.KeepAlive(capsule, 0x7000, 0)
+    del capsule, held
+    assert kept.wait(SECONDS)
+    assert not freed.is_set()
+    assert "cudaErrorStreamCaptureImplicit" in caplog.text
