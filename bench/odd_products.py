@@ -22,32 +22,51 @@ from fp8core import timing
 from fp8core.kernels.gemm.args import Matmul
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.explain import example_product
-from fp8core.problem import Granularity, ScaledMm
+from fp8core.problem import ITEMSIZE, Granularity, ScaledMm
 from fp8core.runtime import device
 
 STEP: Final = 16
 ROW: Final[tuple[Granularity, Granularity]] = ("row", "row")
 BLOCK: Final[tuple[Granularity, Granularity]] = ("group", "block")
 GROUP: Final[tuple[Granularity, Granularity]] = ("group", "group")
+WIDE: Final = "bfloat16"
+CODES: Final = "float8_e4m3fn"
 FEW: Final = (1, 7, 16, 32, 64)
 MANY: Final = (100, 300, 2000)
-SHAPES: Final = (
+HIGH_PRECISION: Final = (
     *((m, n, k, scales) for scales in (ROW, BLOCK) for n, k in ((5000, 4100), (5000, 4101)) for m in FEW),
     *((m, n, k, scales) for scales in (ROW, BLOCK) for n, k in ((8192, 8193), (28672, 4097)) for m in (16, 32, 64)),
     *((m, n, k, scales) for scales in (ROW, BLOCK) for n, k in ((12345, 4096), (5001, 16384)) for m in (1, 16, 32, 64)),
     *((m, n, k, GROUP) for n, k in ((5000, 4101), (12345, 4096)) for m in (1, 16, 64)),
     *((m, n, k, scales) for scales in (ROW, BLOCK, GROUP) for n, k in ((5000, 4101), (12345, 4096)) for m in MANY),
 )
+SHAPES: Final = (
+    *((*shape, WIDE) for shape in HIGH_PRECISION),
+    *(
+        (m, n, k, scales, CODES)
+        for scales in (ROW, BLOCK)
+        for n, k in ((5000, 4101), (5001, 4096))
+        for m in (1, 16, 64)
+    ),
+)
+"""m, n, k, scales and the dtype of the result."""
 
 
-def problem(m: int, n: int, k: int, scales: tuple[Granularity, Granularity]) -> ScaledMm:
+def problem(m: int, n: int, k: int, scales: tuple[Granularity, Granularity], out: str = WIDE) -> ScaledMm:
     """Return the product of contiguous matrices that begin at multiples of 16 bytes."""
+    row_bytes = n * ITEMSIZE[out]
 
     def alignment(*strides: int) -> int:
         return min(STEP, *(stride & -stride for stride in strides))
 
-    aligned = {"codes_alignment": alignment(k), "out_alignment": alignment(2 * n), "alignment": alignment(k, 2 * n)}
-    return example_product(device.target(0), *scales, m=m, n=n, k=k)._replace(prefetch_weight=True, **aligned)
+    return example_product(device.target(0), *scales, m=m, n=n, k=k)._replace(
+        out=out,
+        out_scale=out == CODES,
+        prefetch_weight=True,
+        alignment=alignment(k, row_bytes),
+        codes_alignment=alignment(k),
+        out_alignment=alignment(row_bytes),
+    )
 
 
 def chosen(p: ScaledMm) -> tuple[str, Matmul]:
@@ -81,22 +100,23 @@ def times(pairs: dict[str, tuple[ScaledMm, Matmul]]) -> dict[str, float]:
     return {name: 1e3 * median(ms) / calls[name] for name, ms in found.items()}
 
 
-def measure(m: int, n: int, k: int, scales: tuple[Granularity, Granularity]) -> dict[str, Any]:
+def measure(m: int, n: int, k: int, scales: tuple[Granularity, Granularity], out: str = WIDE) -> dict[str, Any]:
     """Return one record: a shape and its neighbour, with the row that each is given and its time."""
     near = -(-n // STEP) * STEP, -(-k // STEP) * STEP
-    problems = {"odd": problem(m, n, k, scales), "near": problem(m, *near, scales)}
+    problems = {"odd": problem(m, n, k, scales, out), "near": problem(m, *near, scales, out)}
     rows = {name: chosen(p) for name, p in problems.items()}
     us = times({name: (p, rows[name][1]) for name, p in problems.items()})
     return {
         "bench": "odd_products",
         "shape": f"{m}x{n}x{k}",
         "scales": " x ".join(scales),
+        "out": out,
         "kernel": rows["odd"][0],
         "us": us["odd"],
         "neighbour": f"{m}x{near[0]}x{near[1]}",
         "neighbour_kernel": rows["near"][0],
         "neighbour_us": us["near"],
-        "floor_us": (n * k + m * k + 2 * m * n) / BANDWIDTH * 1e6,
+        "floor_us": (n * k + m * k + ITEMSIZE[out] * m * n) / BANDWIDTH * 1e6,
     }
 
 
@@ -106,7 +126,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="append one line a shape to this file")
     options = parser.parse_args()
     table = Table(title=torch.cuda.get_device_name(0))
-    for column in ("m x n x k", "scales", "kernel", "us", "neighbour's", "its us", "ratio", "memory's us"):
+    for column in ("m x n x k", "scales", "out", "kernel", "us", "neighbour's", "its us", "ratio", "memory's us"):
         table.add_column(column, justify="right")
     for shape in SHAPES:
         r = measure(*shape)
@@ -117,8 +137,8 @@ def main() -> None:
             f"{r['neighbour_us']:.2f}",
             f"{r['us'] / r['neighbour_us']:.2f}",
         )
-        table.add_row(r["shape"], r["scales"], r["kernel"], *times, f"{r['floor_us']:.1f}")
-    Console(width=150).print(table)
+        table.add_row(r["shape"], r["scales"], r["out"], r["kernel"], *times, f"{r['floor_us']:.1f}")
+    Console(width=165).print(table)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import pytest
 
+from fp8core.kernels.gemm.requirements import MOST_COUNTED
 from fp8core.kernels.gemm.sm90.decode import SM90_DECODE
 from fp8core.kernels.gemm.sm90.tiled import SM90_TILED
 from fp8core.kernels.gemm.table import SCALED_MM
@@ -29,6 +30,20 @@ def test_no_row_takes_scales_of_another_dtype(target, scales):
         refusal = row.refusal(other)
         assert refusal is not None, row.name
         assert not isinstance(refusal, Unknown), row.name
+
+
+@pytest.mark.parametrize("extent", ["m", "n", "k"])
+@pytest.mark.parametrize("target", TARGETS, ids=str)
+def test_no_kernel_takes_extents_past_which_it_cannot_count(target, extent):
+    """Some count in 32 bits to the end of their last tile: past 2**31 results would be written anywhere."""
+    sizes = {"m": 1, "n": 16, "k": 16, extent: MOST_COUNTED}
+    counted = example_product(target, "row", "row", **sizes)
+    past = example_product(target, "row", "row", **sizes | {extent: MOST_COUNTED + 16})
+    able = [row for row in SCALED_MM.kernels if row.refusal(counted) is None]
+    assert able
+    for row in able:
+        assert f"needs m, n and k of at most {MOST_COUNTED}, got m={past.m}" in row.refusal(past), row.name
+    assert SCALED_MM.choice(past) is None
 
 
 @pytest.mark.parametrize(("name", "arch", "rows"), DECODE_ROWS)

@@ -131,6 +131,8 @@ def test_smaller_devices_get_fewer_clusters():
         ({"scale_a": "group", "scale_b": "row"}, "1x128"),
         ({"alignment": 1, "codes_alignment": 8, "out_alignment": 16}, "a and b at addresses and in rows aligned to 16"),
         ({"alignment": 1, "codes_alignment": 16}, "divisible by the size of its elements, got bfloat16 aligned to 1"),
+        ({"n": (1 << 31) - 5}, "needs m, n and k of at most 2147418112, got m=16 n=2147483643"),
+        ({"k": 1 << 32}, "needs m, n and k of at most 2147418112"),
     ],
 )
 def test_it_says_what_it_cannot_do(fields, words):

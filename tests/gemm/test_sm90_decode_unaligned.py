@@ -106,6 +106,11 @@ def test_a_row_that_is_aligned_by_chance_gets_the_same_bits(n, k, scales):
 
 
 def test_few_rows_at_any_address_choose_it():
+    codes = {"out": FN, "out_scale": True}
+    for m, k, n in ((1, 4101, 5000), (64, 4100, 5001), (16, 4096, 5001)):
+        own = 16 if k % 16 == 0 else 1
+        p = problem(m, n, k, **codes)._replace(codes_alignment=own, out_alignment=1, amax=m > 1)
+        assert SCALED_MM.explain(p).chosen == "sm90_decode_unaligned"
     for m, k, scales in product((1, 16, 64), (1, 4100, 4101), (("tensor", "row"), ("group", "block"))):
         assert SCALED_MM.explain(problem(m, 5000, k, scales=scales)).chosen == "sm90_decode_unaligned"
     for m in (16, 640):
@@ -129,11 +134,15 @@ def test_a_weight_of_odd_k_in_aligned_rows_is_not_copied(m, kernel, k):
         ({"a": "float8_e4m3fnuz"}, "multiplies e4m3fn"),
         ({"scale_a": "group"}, "takes scales per tensor or row in any mix, or 1x128 with"),
         ({"scale_dtype": "float8_e8m0fnu"}, "scales of float32"),
-        ({"out": FN}, "gives float32, float16 or bfloat16"),
+        ({"out": "float8_e4m3fnuz"}, "gives float32, float16, bfloat16, e4m3fn or e5m2"),
         ({"k": 0}, "needs k > 0"),
         ({"m": 65}, "needs at most 64 rows or batch_invariant, got m=65"),
+        ({"m": 65, "batch_invariant": True, "amax": True}, "takes no amax of more than one launch, got m=65"),
         ({"vectors_alignment": 2}, "addresses divisible by 4"),
-        ({"lda": 4112, "ldb": 4112, "alignment": 16}, "is for rows of codes that are not aligned to 16 bytes"),
+        (
+            {"lda": 4112, "ldb": 4112, "alignment": 16},
+            "is for rows of codes, given or to be written, that are not aligned to 16 bytes",
+        ),
     ],
 )
 def test_what_it_cannot_do_is_said(changes, words):
@@ -162,10 +171,10 @@ MODES = (("row", "row"), ("group", "block"), ("tensor", "row"), ("group", "group
 @pytest.mark.parametrize("k", [15, 130, 1001, 4100])
 def test_results_at_every_residue_of_addresses_and_strides(operands, m, k):
     for i in ((m + k) % 3, (m + k + 1) % 3):
-        out, bias = ("bfloat16", "float32", "float16")[i], ("", "float32")[i % 2]
+        out, bias = ("bfloat16", "float32", FN)[i], ("", "float32")[i % 2]
         n, modes = (1003, 5, 2570)[(i + m) % 3], MODES[(2 * i + m + k) % 5]
         a, b = ((FN, FN), (E5M2, FN), (FN, E5M2))[i]
-        made = operands((m, n, k), modes, (5 * i, 4 * i + (k + m) % 16, i % 2), out, bias, a, b)
+        made = operands((m, n, k), modes, (5 * i, 4 * i + (k + m) % 16, i % 2), out, bias, a, b, amax=out == FN)
         if SM90_DECODE_UNALIGNED.refusal(made.problem) is None:
             made.check(plan_unaligned(made.problem), CUT_OFF)
 

@@ -13,7 +13,7 @@
 // Before the kernel that it follows has ended it reads only the weight, its scales and the bias, and those only if
 // `prefetch_weight` (a PDL prologue). If not, it lets its own dependents start only after its wait.
 // With PHASES the weight's rows begin at any address, a tile has every PHASES-th channel, and wgmma takes the weight from
-// registers (phases.cuh).
+// registers (phases.cuh). Results may be FP8 then, OUT 3 + the format; with AMAX amax has to be 0 before the launch.
 // The rows of a can come in 16 bits instead, and then every block quantizes them for itself (quantize_rows.cuh).
 //
 // Constants, -DFP8_<name>: WIDTH 8, 16, 32, 64; SPLIT_K 1, 2, 4, 8; MULTICAST_TILES of a cluster, up to WIDTH / 8;
@@ -46,7 +46,7 @@ struct Config {
     static constexpr int a_type = FP8_A_TYPE, b_type = FP8_B_TYPE, out_type = FP8_OUT, bias_type = FP8_BIAS;
     static constexpr int activation = FP8_ACTIVATION, accumulates = FP8_ACCUMULATES;
     static constexpr int blockwise = FP8_BLOCKWISE, scale_rows = FP8_SCALE_ROWS;
-    static constexpr int phases = FP8_PHASES;
+    static constexpr int phases = FP8_PHASES, amax = FP8_AMAX;
     static constexpr bool elects = true;
     static constexpr int a_vectors = FP8_A_VECTORS, a_rows = FP8_A_ROWS, a_input = FP8_A_INPUT, a_mode = FP8_A_MODE;
 };
@@ -65,7 +65,11 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
 #endif
     const float* scale_a, long long scale_a_row, long long scale_a_k, const float* __restrict__ scale_b,
     long long scale_b_row, long long scale_b_k, const void* __restrict__ bias, void* out, long long ldo, int m, int n,
-    int k_blocks, int prefetch_weight, float beta) {
+    int k_blocks, int prefetch_weight,
+#if FP8_PHASES
+    const float* out_scale, float* amax,
+#endif
+    float beta) {
     extern __shared__ char dynamic[];
     __shared__ float row_scales[C::width];
 #if FP8_A_VECTORS
@@ -83,14 +87,17 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
 
     DecodeBlock<C> block(dynamic, n, k_blocks);
     const ScaleGrid of_a = {scale_a, scale_a_row, scale_a_k}, of_b = {scale_b, scale_b_row, scale_b_k};
+#if !FP8_PHASES
+    constexpr float *out_scale = nullptr, *amax = nullptr;
+#endif
     if (block.loads(&weight_map, codes, of_a, of_b, m, n, WarpUnits<C>::storing_warps, prefetch_weight)) return;
     const int lane = block.lane;
     KBlockIterator& k_iter = block.k_iter;
     const WarpUnits<C> own(block);
     Places<C> at(k_iter, own.k_warpgroup);
-    const Epilogue<C::out_type, C::bias_type> epilogue(bias, nullptr);
+    Epilogue<C::out_type, C::bias_type> epilogue(bias, nullptr);
     const Ending<C::out_type, C::activation, C::accumulates> ending = {beta};
-    float row_scale = 0.0f;
+    float row_scale = 0.0f, largest = 0.0f;
     int next_k_block = own.k_warpgroup;  // k-blocks to pass over before this warpgroup's next
 
     for (int iteration = 0; k_iter.tile < k_iter.tiles; ++iteration, k_iter.tile += k_iter.step) {
@@ -105,6 +112,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
         }
         if (iteration == 0) {
             grid_dependency_wait();
+            if constexpr (C::out_type > BFLOAT16) epilogue = {bias, out_scale};  // which the launch before may write
             if constexpr (C::a_vectors > 0) {
                 quantize_rows<C::consumers, C::a_rows, C::a_vectors, C::width, C::a_input, C::a_type, C::a_mode>(
                     dynamic + (block.a_ring - shared_address(dynamic)), row_scales, rows_of_x,
@@ -262,8 +270,18 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
                 if (!C::blockwise) value = epilogue.scaled(value, i & 1 ? rows.y : rows.x, channel_scales[i / 2]);
                 value = epilogue.biased(value, channel_biases[i / 2]);
                 value = ending.of(value, addends.number(4 * j + i));
+                if constexpr (C::amax) {
+                    const int row = j * 8 + lane % 4 * 2 + i % 2;
+                    if (own.owned[i / 2] && row < m && own.channel(k_iter.tile, i / 2) < n)
+                        largest = maximum(largest, magnitude(value));
+                }
+                if constexpr (C::out_type > BFLOAT16) value *= epilogue.reciprocal;
             }
         }
-        store_part<C>(sums, own.owned, out, ldo, k_iter.tile, own.unit * 8, m, n, lane);
+        const int place = own.unit * 8;
+        if constexpr (C::phases == 0 && (C::out_type == FLOAT16 || C::out_type == BFLOAT16))
+            store_pairs<C>(sums, own.owned, out, ldo, C::Tile::channel(k_iter.tile, place), m, n, lane);
+        else store_each<C>(sums, own.owned, out, ldo, k_iter.tile, place, m, n, lane);
     }
+    if constexpr (C::amax) publish_amax(largest, amax);
 }

@@ -127,22 +127,27 @@ struct WarpUnits {
 // some bytes may be stored where the number is divisible by as many.
 DEVICE unsigned alignment_of(const void* to, long long ldo) { return (unsigned)(size_t)to | 2 * (unsigned)ldo; }
 
-// Rounds and stores the 16 channels at a place of a tile, of each eight only if they are ``owned``.
+// Stores the 16 channels at a place of a tile, of each eight only if they are ``owned``: each result for itself, as
+// float32, rounded to 16 bits or encoded.
 template <class C>
-DEVICE void store_part(const float (&sums)[C::sums], const bool (&owned)[2], void* to, long long ldo, int tile,
+DEVICE void store_each(const float (&sums)[C::sums], const bool (&owned)[2], void* to, long long ldo, int tile,
                        int place, int m, int n, int lane) {
+#pragma unroll
+    for (int i = 0; i < C::sums; ++i) {
+        const int row = i / 4 * 8 + lane % 4 * 2 + i % 2, half = i / 2 % 2;
+        const int channel = C::Tile::channel(tile, place + lane / 4 + 8 * half);
+        if (!owned[half] || row >= m || channel >= n) continue;
+        if constexpr (C::out_type <= BFLOAT16) store_element<C::out_type>(to, row * ldo + channel, sums[i]);
+        else static_cast<byte*>(to)[row * ldo + channel] = encode<C::out_type - 3>(sums[i]);
+    }
+}
+
+// The same of neighbouring channels from ``base`` on, rounded to 16 bits.
+template <class C>
+DEVICE void store_pairs(const float (&sums)[C::sums], const bool (&owned)[2], void* to, long long ldo, int base, int m,
+                        int n, int lane) {
     using Out = typename Result<C::out_type>::Element;
     Out* const out = static_cast<Out*>(to);
-    if constexpr (C::out_type == FLOAT32 || C::phases > 0) {
-#pragma unroll
-        for (int i = 0; i < C::sums; ++i) {
-            const int row = i / 4 * 8 + lane % 4 * 2 + i % 2, half = i / 2 % 2;
-            const int channel = C::Tile::channel(tile, place + lane / 4 + 8 * half);
-            if (owned[half] && row < m && channel < n) store_element<C::out_type>(to, row * ldo + channel, sums[i]);
-        }
-        return;
-    }
-    const int base = C::Tile::channel(tile, place);
     unsigned pairs[C::sums / 2];
 #pragma unroll
     for (int i = 0; i < C::sums / 2; ++i)

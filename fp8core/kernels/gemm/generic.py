@@ -14,6 +14,7 @@ from fp8core.kernels.encodings import FORMAT, RESULT, TYPE, ceil_div, power_of_t
 from fp8core.kernels.gemm.args import Matmul, MatmulArgs, ending, ready
 from fp8core.kernels.gemm.requirements import (
     AMD_FORMATS,
+    COUNTABLE,
     FLOAT32_SCALES,
     NOT_BOTH_E5M2,
     OCP_FORMATS,
@@ -253,7 +254,7 @@ def _ready(p: ScaledMm, multiply: Launch) -> Matmul:
     return ready(launch)
 
 
-_ANY: Final = (platform("cuda", "hip"), NOT_BOTH_E5M2, FLOAT32_SCALES)
+_ANY: Final = (platform("cuda", "hip"), NOT_BOTH_E5M2, FLOAT32_SCALES, COUNTABLE)
 GENERIC_DECODE: Final = Kernel(
     "generic_decode", (*_ANY, grid_fits(decode_grid)), plan_decode, (few_rows(MOST_ROWS, "estimated"),)
 )

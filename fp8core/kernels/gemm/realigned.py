@@ -9,7 +9,8 @@ from typing import Final, NamedTuple
 
 from fp8core.kernels.encodings import ceil_div
 from fp8core.kernels.gemm.args import Matmul, ready
-from fp8core.kernels.gemm.generic import plan_decode
+from fp8core.kernels.gemm.generic import MOST_ROWS, plan_decode
+from fp8core.kernels.gemm.requirements import COUNTABLE
 from fp8core.problem import BLOCK, ITEMSIZE, ScaledMm, Target
 from fp8core.runtime import jit
 from fp8core.runtime.args import Int32, Int64, Pointer
@@ -178,8 +179,10 @@ FEW_COPIES: Final = Requirement(
     lambda p: not copies_codes(p) or (p.m + p.n) * aligned(p.k) < MOST_COPIED,
     f"copies a and b of less than {MOST_COPIED} bytes, got m={{p.m}} n={{p.n}} k={{p.k}}",
 )
-MANY_ROWS: Final = 16
+FEW_ROWS: Final = 16
 """Up to so many rows `generic_decode` was measured to be as fast as copies (experiments/2026-11-any-shape)."""
+SMALL_WEIGHT: Final = 1 << 24
+"""Below so many codes it is as fast for every number of rows that it reads the weight once for."""
 
 
 def realigned(kernels: tuple[Kernel, ...]) -> Kernel:
@@ -200,8 +203,18 @@ def realigned(kernels: tuple[Kernel, ...]) -> Kernel:
         return made
 
     many = Requirement(
-        lambda p: p.m > MANY_ROWS,
-        f"slower for few rows, as it copies the weight or the result: preferred for m > {MANY_ROWS}; got m={{p.m}}",
+        lambda p: p.m > (MOST_ROWS if p.n * p.k < SMALL_WEIGHT else FEW_ROWS),
+        f"slower for few rows, as it copies the weight or the result: preferred for m > {FEW_ROWS}, or with a weight of"
+        f" less than {SMALL_WEIGHT} codes m > {MOST_ROWS}; got m={{p.m}} n={{p.n}} k={{p.k}}",
     )
-    requires = (UNALIGNED, SOME_OF_ALL, ONE_LAUNCH_AMAX, RESULT_IN_PLACE, ANY_ORDER, FEW_COPIES, Requirement.of(check))
+    requires = (
+        UNALIGNED,
+        COUNTABLE,
+        SOME_OF_ALL,
+        ONE_LAUNCH_AMAX,
+        RESULT_IN_PLACE,
+        ANY_ORDER,
+        FEW_COPIES,
+        Requirement.of(check),
+    )
     return Kernel("realigned", requires, plan, (many,))

@@ -68,6 +68,13 @@ WHOLE_WORDS: Final = Requirement(
     "needs scales and bias at addresses divisible by 4, got {p.vectors_alignment}",
 )
 
+MOST_COUNTED: Final = (1 << 31) - (1 << 16)
+"""Kernels count rows, channels and k in 32 bits, past their ends up to what all their blocks take at a time."""
+COUNTABLE: Final = Requirement(
+    lambda p: max(p.m, p.n, p.k) <= MOST_COUNTED,
+    f"needs m, n and k of at most {MOST_COUNTED}, got m={{p.m}} n={{p.n}} k={{p.k}}",
+)
+
 
 def few_rows(rows: int, known: str = "measured") -> Requirement:
     """Prefer up to ``rows`` rows, for which a kernel reads the weight once; ``known``: measured or estimated."""

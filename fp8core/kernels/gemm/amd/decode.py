@@ -9,6 +9,7 @@ from fp8core.kernels.encodings import FORMAT, RESULT, TYPE, ceil_div, power_of_t
 from fp8core.kernels.gemm.args import Matmul, MatmulArgs, MatmulBetaArgs, ending, ready_kernel
 from fp8core.kernels.gemm.requirements import (
     AMD_FORMATS,
+    COUNTABLE,
     FLOAT32_SCALES,
     NOT_BOTH_E5M2,
     ROW_SCALES,
@@ -80,6 +81,7 @@ GFX9_DECODE: Final = Kernel(
         WIDE_RESULT,
         aligned(16),
         STEPS_OF_16,
+        COUNTABLE,
         block_count(SIDE, SIDE),
         grid_fits(grid),
     ),

@@ -9,6 +9,7 @@ from typing import Final
 from fp8core.kernels.encodings import FORMAT, TYPE, ceil_div, power_of_two
 from fp8core.kernels.gemm.args import Matmul, MatmulArgs, MatmulBetaArgs, ending, ready_kernel
 from fp8core.kernels.gemm.requirements import (
+    COUNTABLE,
     FLOAT32_SCALES,
     OCP_FORMATS,
     ROW_OR_BLOCK_SCALES,
@@ -92,6 +93,7 @@ SM89_DECODE: Final = Kernel(
         WIDE_RESULT,
         aligned(16),
         STEPS_OF_16,
+        COUNTABLE,
         WHOLE_WORDS,
         block_count(SIDES[-1], CHANNELS),
     ),

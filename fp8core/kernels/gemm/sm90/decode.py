@@ -6,10 +6,11 @@ Everything that a launch needs follows from plain arithmetic on the problem (`de
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
-from fp8core.kernels.encodings import FORMAT, TYPE, ceil_div
+from fp8core.kernels.encodings import FORMAT, RESULT, TYPE, ceil_div
 from fp8core.kernels.gemm.args import Matmul, ScaledArgs, ending, ready, ready_kernel
 from fp8core.kernels.gemm.requirements import (
     CODES_AT_16,
+    COUNTABLE,
     FLOAT32_SCALES,
     OCP_FORMATS,
     ROW_OR_BLOCK_SCALES,
@@ -103,6 +104,7 @@ def launcher_for(
                 "FP8_CTAS_PER_SM": config.ctas_per_sm,
                 "FP8_SCALE_ROWS": scale_rows or BLOCK,
                 "FP8_PHASES": config.phases,
+                "FP8_AMAX": int(problem.amax),
                 **(quantizer or {"FP8_A_VECTORS": 0, "FP8_A_ROWS": 0, "FP8_A_INPUT": 0, "FP8_A_MODE": 0}),
             },
         )
@@ -119,7 +121,7 @@ def launcher_for(
             "FP8_A_TYPE": FORMAT[problem.a],
             "FP8_B_TYPE": FORMAT[problem.b],
             "FP8_BLOCKWISE": int(blockwise),
-            "FP8_OUT": TYPE[problem.out],
+            "FP8_OUT": RESULT[problem.out],
             "FP8_BIAS": TYPE[problem.bias] if problem.bias else -1,
             "FP8_PREFETCH_CHUNKS": config.prefetch_chunks,
             "FP8_AHEAD_CHUNKS": config.ahead_chunks,
@@ -182,6 +184,7 @@ SM90_DECODE: Final = Kernel(
         WIDE_RESULT,
         CODES_AT_16,
         STRIDES_OF_16,
+        COUNTABLE,
         WHOLE_ELEMENTS,
         WHOLE_WORDS,
     ),

@@ -6,19 +6,22 @@ in their registers (``cuda_src/gemm/sm90/phases.cuh``). The weight is read as it
 """
 
 import struct
+from collections.abc import Mapping
 from math import gcd
 from typing import Final, NamedTuple
 
 from fp8core.kernels.encodings import ceil_div
-from fp8core.kernels.gemm.args import Matmul, ready, ready_kernel
+from fp8core.kernels.gemm.args import Matmul, ready
+from fp8core.kernels.gemm.generic import plan_clear_amax
 from fp8core.kernels.gemm.realigned import ALIGNMENT, aligned, plan_realign
 from fp8core.kernels.gemm.requirements import (
+    COUNTABLE,
     FLOAT32_SCALES,
+    OCP,
     OCP_FORMATS,
     ROW_OR_BLOCK_SCALES,
     WHOLE_ELEMENTS,
     WHOLE_WORDS,
-    WIDE_RESULT,
 )
 from fp8core.kernels.gemm.sm90.decode import CommonArgs, launcher_for, panels
 from fp8core.kernels.gemm.sm90.decode_config import (
@@ -32,13 +35,31 @@ from fp8core.kernels.gemm.sm90.decode_config import (
     without_prefetch,
 )
 from fp8core.kernels.gemm.sm90.tensor_maps import TensorMaps, encode, shared_maps, tensor_maps
+from fp8core.kernels.gemm.sm90.tiled import OCP_RESULT
 from fp8core.kernels.requirements import CUDA, supports
 from fp8core.problem import ScaledMm
-from fp8core.runtime.args import Float32, PhasedMaps, TensorMap
+from fp8core.runtime.args import Float32, PhasedMaps, Pointer, TensorMap
 from fp8core.table import Kernel, Requirement
 
-SMALL, LARGE = 64, 128
-"""Channels of the tiles of sm90_decode."""
+CHANNELS: Final = 64
+"""Of the smallest tiles."""
+
+
+class Loaded(NamedTuple):
+    """What a `TileConfig` costs whose loads TMA takes longer for than the memory does."""
+
+    k_block_us: float
+    tile_us: float
+
+
+LOADED: Final = {
+    (1, 1, 1): Loaded(0.5, 2.1),
+    (1, 2, 1): Loaded(0.46, 2.1),
+    (2, 1, 1): Loaded(0.4, 3.2),
+    (2, 1, 2): Loaded(0.37, 3.2),
+}
+"""Of 64 rows of a, by warpgroups that have other channels, those that alternate over k, and tiles of a cluster: set by
+a sweep on an H200 (experiments/2026-11-unaligned-weights)."""
 
 
 class UnalignedArgs(NamedTuple):
@@ -47,6 +68,8 @@ class UnalignedArgs(NamedTuple):
     weight_map: PhasedMaps
     a_map: TensorMap
     common: CommonArgs
+    out_scale: Pointer
+    amax: Pointer
     beta: Float32
 
 
@@ -81,28 +104,39 @@ class UnalignedMaps(TensorMaps):
 def layout(problem: ScaledMm) -> DecodeConfig:
     """Return how a product is laid out on the multiprocessors: as `sm90_decode`, for the channels that its tiles hold.
 
-    Tiles that are not full are as many as there are residues: where large tiles would hold more channels so than small
-    ones, these are taken. With one residue the layout is that of `sm90_decode`, so that a row that is aligned by chance
-    gets the same bits from it.
+    With one residue the layout is that of `sm90_decode`, so that a row that is aligned by chance gets the same bits.
     """
     count = phases_of(problem.ldb)
     # The order of a sum must not depend on m where it is asked not to: nor then may the config.
-    model = cost_model(MOST_ROWS if problem.batch_invariant else width(problem.m), problem.scale_a == "group")
-    n, most = problem.n, LARGE
+    side = MOST_ROWS if problem.batch_invariant else width(problem.m)
+    model, n = cost_model(side, problem.scale_a == "group"), problem.n
     if count > 1:
-        n, in_large = (ceil_div(n, count * side) * count * side for side in (SMALL, LARGE))
-        most = LARGE if in_large == n else SMALL
-    config = cheapest(n, problem.k, limited(model, most), problem.target)
+        n = in_tiles(n, count, CHANNELS)
+        model = of_residues(model, n, count, LOADED if side == MOST_ROWS else {})
+    config = cheapest(n, problem.k, model, problem.target)
     if width(problem.m) < 8 * config.multicast_tiles:
         config = without_multicast(config, n)
     config = config._replace(phases=count)
     return config if problem.prefetch_weight else without_prefetch(config, problem.target)
 
 
-def limited(model: CostModel, most: int) -> CostModel:
-    """Return a cost model with those candidates whose tiles have at most so many channels."""
-    configs = tuple(c for c in model.configs if SMALL * c.m_warpgroups <= most)
-    return model._replace(configs=configs, small=limited(model.small, most) if model.small else None)
+def in_tiles(n: int, count: int, channels: int) -> int:
+    """Return the channels that tiles of so many hold, each of one of ``count`` residues, which are not all full."""
+    return ceil_div(n, count * channels) * count * channels
+
+
+def of_residues(model: CostModel, n: int, count: int, loaded: Mapping[tuple[int, int, int], Loaded]) -> CostModel:
+    """Return a cost model for tiles of one residue: of those candidates that hold no more than ``n`` channels.
+
+    ``loaded`` has what some cost in place of what the model says.
+    """
+    configs = []
+    for config in model.configs:
+        tile = config.m_warpgroups, config.k_warpgroups, config.multicast_tiles
+        if in_tiles(n, count, CHANNELS * config.m_warpgroups * config.multicast_tiles) == n:
+            configs.append(config._replace(**loaded[tile]._asdict()) if tile in loaded else config)
+    small = of_residues(model.small, n, count, loaded) if model.small else None
+    return model._replace(configs=tuple(configs), small=small)
 
 
 def copies_a(p: ScaledMm) -> bool:
@@ -114,22 +148,37 @@ def decode_unaligned(problem: ScaledMm, config: DecodeConfig | None = None) -> M
     """Return the product of up to 64 rows, with the bits of `sm90_decode` in the same layout of aligned operands."""
     config = config or layout(problem)
     launcher, grid = launcher_for(problem, config, UnalignedArgs)
-    multiply = launcher.bind_args(grid, UnalignedArgs(b"", b"", CommonArgs.of(problem), problem.beta))
+    numbers = UnalignedArgs(b"", b"", CommonArgs.of(problem), 0, 0, problem.beta)
+    multiply = launcher.bind_args(grid, numbers)
     b_maps = shared_maps(UnalignedMaps, problem.n, problem.k, problem.ldb, config.tile, config.weight_columns)
     tiles = config.multicast_tiles
     rows = width(problem.m) // tiles if tiles > 1 else problem.m
-    if not copies_a(problem):
-        a_maps = tensor_maps(problem.m, problem.k, problem.lda, rows)
-        return ready_kernel(multiply, a_maps=a_maps, b_maps=b_maps)
-    ld = aligned(problem.k)
-    copy, a_maps = plan_realign(problem._replace(n=0)), tensor_maps(problem.m, ld, ld, rows)
+    copies = copies_a(problem)
+    ld = aligned(problem.k) if copies else problem.lda
+    copy = plan_realign(problem._replace(n=0)) if copies else None
+    clear = plan_clear_amax(problem.target) if problem.amax else None
+    a_maps = tensor_maps(problem.m, ld if copies else problem.k, ld, rows)
 
-    def launch(stream: int, a: int, b: int, scale_a: int, scale_b: int, bias: int, out: int, *others: int) -> None:
-        copied = others[-1]
-        copy(stream, a, copied, 0, 0)
-        multiply(stream, b_maps[b], a_maps[copied], scale_a, scale_b, bias, out)
+    def launch(
+        stream: int,
+        a: int,
+        b: int,
+        scale_a: int,
+        scale_b: int,
+        bias: int,
+        out: int,
+        out_scale: int,
+        amax: int,
+        scratch: int,
+    ) -> None:
+        if clear is not None:
+            clear(stream, amax)
+        if copy is not None:
+            copy(stream, a, scratch, 0, 0)
+            a = scratch
+        multiply(stream, b_maps[b], a_maps[a], scale_a, scale_b, bias, out, out_scale, amax)
 
-    return ready(launch, scratch_bytes=problem.m * ld, prefetches_weight=True)
+    return ready(launch, scratch_bytes=problem.m * ld if copies else 0, prefetches_weight=True)
 
 
 def plan_unaligned(problem: ScaledMm) -> Matmul:
@@ -138,13 +187,19 @@ def plan_unaligned(problem: ScaledMm) -> Matmul:
 
 
 UNALIGNED: Final = Requirement(
-    lambda p: any(number % ALIGNMENT for number in (max(p.alignment, p.codes_alignment), p.lda, p.ldb)),
-    "is for rows of codes that are not aligned to 16 bytes",
+    lambda p: (
+        any(number % ALIGNMENT for number in (max(p.alignment, p.codes_alignment), p.lda, p.ldb))
+        or (p.out in OCP and bool(p.alignment % ALIGNMENT))
+    ),
+    "is for rows of codes, given or to be written, that are not aligned to 16 bytes",
 )
 SOME_K: Final = Requirement(lambda p: p.k > 0, "needs k > 0, got k={p.k}")
 FEW_ROWS: Final = Requirement(
     lambda p: p.m <= MOST_ROWS or p.batch_invariant,
     f"needs at most {MOST_ROWS} rows or batch_invariant, got m={{p.m}}",
+)
+ONE_LAUNCH_AMAX: Final = Requirement(
+    lambda p: p.m <= MOST_ROWS or not p.amax, "takes no amax of more than one launch, got m={p.m}"
 )
 
 SM90_DECODE_UNALIGNED: Final = Kernel(
@@ -156,9 +211,11 @@ SM90_DECODE_UNALIGNED: Final = Kernel(
         OCP_FORMATS,
         ROW_OR_BLOCK_SCALES,
         FLOAT32_SCALES,
-        WIDE_RESULT,
+        OCP_RESULT,
         SOME_K,
+        COUNTABLE,
         FEW_ROWS,
+        ONE_LAUNCH_AMAX,
         WHOLE_ELEMENTS,
         WHOLE_WORDS,
     ),

@@ -6,6 +6,7 @@ from fp8core.kernels.encodings import FORMAT, RESULT, TYPE, ceil_div
 from fp8core.kernels.gemm.args import Maps, Matmul, ending, ready
 from fp8core.kernels.gemm.generic import plan_clear_amax
 from fp8core.kernels.gemm.requirements import (
+    COUNTABLE,
     FLOAT32_SCALES,
     OCP,
     OCP_FORMATS,
@@ -200,6 +201,7 @@ SM90_TILED: Final = Kernel(
         OCP_RESULT,
         aligned(16),
         STRIDES_OF_16,
+        COUNTABLE,
         WHOLE_WORDS,
     ),
     plan_tiled,
