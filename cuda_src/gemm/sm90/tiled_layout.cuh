@@ -22,7 +22,8 @@ struct TiledLayout : Config {
     static constexpr int math_warps = 4 * Config::groups;                // of a tile
     static constexpr int threads = 128 + 128 * Config::groups;
     static constexpr int a_bytes = rows * BLOCK_K, weight_bytes = Config::columns * BLOCK_K;  // of a stage
-    static constexpr int sums = Config::columns / 2;  // of a thread, in 64 rows of a tile
+    static constexpr int ahead_k_blocks = (64 << 10) / weight_bytes;  // of the weight, which are asked into L2
+    static constexpr int sums = Config::columns / 2;                  // of a thread, in 64 rows of a tile
     // Whether a warpgroup has two sets of products: where registers hold them beside the sums (and beside 1x128 scales of
     // the weight), and where the next products are worth more than what they take from the addition of the last.
     static constexpr int least_overlapped = Config::scales == SCALES_GROUP ? 0 : Config::groups == 2 ? 128 : 96;
@@ -88,6 +89,15 @@ DEVICE void load_scale_tiles(const TensorMap* map, unsigned stage_scales, const 
     }
 }
 
+// A thread whose ring is full for the first time: asks for the next k-blocks of the weight into L2 if `empty`, the barrier
+// of the oldest stage, does not tell that it is free. Until a is there, memory would be idle.
+template <class C>
+DEVICE void ask_ahead(const TensorMap* map, int k_block, int k_blocks, int row, unsigned empty) {
+    if (barrier_passed(empty, 0)) return;
+    for (int end = least(k_blocks, k_block + C::ahead_k_blocks); k_block < end; ++k_block)
+        tile_prefetch(map, k_block * BLOCK_K, row);
+}
+
 // A thread: the tiles of one operand, so many bytes of a stage, of which ``rows`` come; with those of a their scales,
 // where TMA loads them, or only how many bytes of them are to come. The weight's rows are loaded by all blocks of a
 // cluster, a part each for all.
@@ -98,10 +108,13 @@ DEVICE void load_tiles(const TensorMap* map, unsigned ring, const TensorMap* sca
     constexpr bool scales = !of_weight && C::scale_tiles, shared = of_weight && C::cluster > 1;
     const int part = shared ? rows / C::cluster * tiles.rank() : 0;
     ring += part * BLOCK_K;
-    for (Ring<C::stages> at(0); tiles.more(); tiles.next(), origin = tiles.origin()) {
+    [[maybe_unused]] int full_at = C::stages;  // of the first tile
+    for (Ring<C::stages> at(0); tiles.more(); tiles.next(), origin = tiles.origin(), full_at = -1) {
         const int row = (of_weight ? origin.column : origin.row) + part;
 #pragma unroll 1
         for (int k_block = 0; k_block < k_blocks; ++k_block, at.advance(1)) {
+            if constexpr (of_weight)
+                if (k_block == full_at) ask_ahead<C>(map, k_block, k_blocks, row, pipeline.empty(at));
             pipeline.wait_empty(at);
             const unsigned full = pipeline.full(at), to = ring + at.stage * bytes;
             barrier_expect(full, rows * BLOCK_K + (scales ? 4 * C::rows : 0));
