@@ -11,9 +11,12 @@ from fp8core.table import Choice, Refusal, Requirement, Unknown
 
 PRODUCER_BYTES: Final = 4096
 """Of shared memory for the blocks of a norm or SiLU: 1,024 of each that the system keeps, and its own."""
-MOST_ROWS_AHEAD: Final = 16
-"""Of a product behind a norm or SiLU, for it to ask for its weight beyond its ring: with more the small kernels, which
-read more, take longer than that gains (experiments/2026-11-ahead-of-the-ring)."""
+MOST_ROWS_AHEAD: Final = 32
+"""Of a product behind a norm or SiLU, for it to ask for as much beyond its ring as others: with more rows the small
+kernels move more, and what is asked for stands before them (experiments/2026-11-ahead-of-the-ring)."""
+FEW_AHEAD: Final = 32 << 10
+MOST_BYTES_AHEAD: Final = 200e6
+"""With more rows: what is asked for then, of weights up to so many bytes, and of larger ones nothing."""
 FEWEST_A_STAGES: Final = 6
 """k-blocks of a in flight, of 64 rows, that are enough where the weight is ahead of them."""
 
@@ -40,7 +43,9 @@ def behind_quantization(problem: ScaledMm) -> DecodeConfig:
 def behind_producer(problem: ScaledMm) -> DecodeConfig:
     """Return the layout of a product that a norm or SiLU goes before."""
     config = for_linear(config_for(problem))._replace(spare_bytes=PRODUCER_BYTES)
-    return config if problem.m <= MOST_ROWS_AHEAD else config._replace(ahead_bytes=0)
+    if problem.m <= MOST_ROWS_AHEAD:
+        return config
+    return config._replace(ahead_bytes=FEW_AHEAD if problem.n * problem.k <= MOST_BYTES_AHEAD else 0)
 
 
 def plan_behind_producer(problem: ScaledMm) -> Matmul:

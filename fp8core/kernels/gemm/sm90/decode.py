@@ -21,6 +21,7 @@ from fp8core.kernels.gemm.requirements import (
     few_rows,
 )
 from fp8core.kernels.gemm.sm90.decode_config import (
+    AHEAD_FROM,
     BLOCK_K,
     MOST_ROWS,
     DecodeConfig,
@@ -124,7 +125,7 @@ def launcher_for(
             "FP8_OUT": RESULT[problem.out],
             "FP8_BIAS": TYPE[problem.bias] if problem.bias else -1,
             "FP8_PREFETCH_CHUNKS": config.prefetch_chunks,
-            "FP8_AHEAD_CHUNKS": config.ahead_chunks,
+            "FP8_AHEAD_CHUNKS": config.ahead_chunks if problem.n * problem.k >= AHEAD_FROM else 0,
             **ending(problem),
         },
         args,

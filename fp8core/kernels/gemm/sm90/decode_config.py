@@ -236,6 +236,8 @@ def without_multicast(config: DecodeConfig, n: int) -> DecodeConfig:
     )
 
 
+AHEAD_FROM: Final = 48e6
+"""Of the weight: smaller ones, of which the rings hold much, were not faster with some of it asked for into L2."""
 PREFETCH_BYTES: Final = 40 << 10
 """Of the weight, in flight on a multiprocessor until a has been requested: more would not come sooner."""
 QUANTIZER_BYTES: Final = 2048
