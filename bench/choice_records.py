@@ -4,9 +4,9 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from bench.choice_cases import MODES, Case
+from bench.choice_cases import BLIND, MODES, Case
 from fp8core.kernels.gemm.blaslt import corrections, ordering
 from fp8core.kernels.gemm.blaslt.rows import RELAYOUT_US
 from fp8core.kernels.gemm.sm90 import tiled_cost
@@ -45,8 +45,8 @@ def key(record: Record) -> tuple[str | int, ...]:
 
 
 def part(record: Record) -> str:
-    """Return what a record is for: "judge", of the blind half of the second list, or "fit"."""
-    return "judge" if record.get("list") == "second" and record["half"] == "judge" else "fit"
+    """Return what a record is for: "judge", of the blind half of a list, or "fit"."""
+    return "judge" if record.get("list") in BLIND and record["half"] == "judge" else "fit"
 
 
 def whole(record: Record) -> bool:
@@ -77,9 +77,9 @@ def gains(records: Iterable[Record]) -> Iterator[tuple[Record, float]]:
 def gains_today(records: Iterable[Record]) -> Iterator[tuple[Record, float]]:
     """Give each record and what tuning gains, if the table chose as this checkout does: on any machine."""
     for record in map(still, filter(whole, records)):
-        kernel, row = chosen_today(record) if record["rows"] else (None, None)
-        if row is not None or any(far == kernel for far, _ in record.get("far", ())):
-            yield record, gain([row["us"] for row in record["rows"]], row)
+        chosen = chosen_today(record) if record["rows"] else None
+        if chosen is not None and (chosen.row is not None or [chosen.kernel, chosen.name] in record.get("far", ())):
+            yield record, gain([row["us"] for row in record["rows"]], chosen.row)
 
 
 def problem_of(record: Record) -> ScaledMm:
@@ -128,8 +128,18 @@ def is_of_today(record: Record, row: Record) -> bool:
     return tile is None or record["m"] >= tile.rows or not record["file"].endswith(WITH_ZEROS)
 
 
-def chosen_today(record: Record) -> tuple[str | None, int | None]:
-    """Return the kernel that the table of this checkout chooses, and its row of a record, or None if it has none."""
+class Chosen(NamedTuple):
+    """What the table chooses."""
+
+    kernel: str
+    name: str
+    """Of the algorithm, as far as it is known where it was not measured."""
+    row: int | None
+    """Of the record, or None where it was not timed to the end."""
+
+
+def chosen_today(record: Record) -> Chosen | None:
+    """Return what the table of this checkout chooses for a record's product, or None if there is nothing."""
     rows = record["rows"]
     problem = problem_of(record)
     best: dict[str, int] = {}
@@ -154,11 +164,12 @@ def chosen_today(record: Record) -> tuple[str | None, int | None]:
     ]
     choice = Table("measured", ScaledMm, *able).choice(problem)
     if choice is None:
-        return None, None
+        return None
     row = best.get(choice.kernel)
-    if choice.kernel == "sm90_tiled" and row is not None and rows[row].get("name"):
-        row = next((i for i, one in enumerate(rows) if one.get("name") == str(tiled_cost.fastest(problem))), None)
-    return choice.kernel, row
+    if choice.kernel != "sm90_tiled" or (row is not None and not rows[row].get("name")):
+        return Chosen(choice.kernel, "", row)
+    name = str(tiled_cost.fastest(problem))
+    return Chosen(choice.kernel, name, next((i for i, one in enumerate(rows) if one.get("name") == name), None))
 
 
 def report(found: Iterable[tuple[Record, float]]) -> None:
