@@ -15,8 +15,9 @@ from fp8core.problem import ScaledMm, Target
 from fp8core.table import Kernel, Table, no_estimate
 
 Record = dict[str, Any]
-MEASURED: Final = Target("cuda", 90, 0, 132, 32, 227 << 10)
-"""The H200 that records in docs/results are of."""
+MEASURED: Final = "NVIDIA H200"
+"""The model of GPU that the constants are fitted to."""
+H200: Final = Target("cuda", 90, 0, 132, 32, 227 << 10)
 MEDIAN_GOAL, WORST_GOAL = 0.03, 0.10
 """What tuning may gain: at the median and at worst."""
 CLOSE: Final = 1.6
@@ -27,16 +28,19 @@ WITH_ZEROS: Final = (*(f"h200-{number}" for number in range(1, 7)), "judge-1", "
 
 
 def read(files: Iterable[Path]) -> list[Record]:
-    """Return the records of files; of two about one product and the same kernels the later one."""
-    return list({(*key(record), *record.get("only", ())): record for record in every(files)}.values())
+    """Return the records of files; of two about one product, GPU and the same kernels the later one."""
+    return list({(record["gpu"], *key(record), *record.get("only", ())): record for record in every(files)}.values())
 
 
 def every(files: Iterable[Path]) -> Iterator[Record]:
-    """Give the records of files, each with the name of its file."""
+    """Give the records of files, each with the name of its file and what its machine was."""
     for file in files:
+        machine: Record = {}
         for record in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
-            if record["bench"] == "choice":
-                yield {**record, "file": file.stem}
+            if record["bench"] == "machine":
+                machine = {"gpu": record["device"], "multiprocessors": record["multiprocessors"], "file": file.stem}
+            elif record["bench"] == "choice":
+                yield {**record, **machine}
 
 
 def key(record: Record) -> tuple[str | int, ...]:
@@ -84,7 +88,8 @@ def gains_today(records: Iterable[Record]) -> Iterator[tuple[Record, float]]:
 
 def problem_of(record: Record) -> ScaledMm:
     """Return the product that a record is of, where it was measured."""
-    return Case(*key(record)).problem(MEASURED)  # type: ignore[arg-type]
+    target = H200._replace(multiprocessors=record["multiprocessors"])
+    return Case(*key(record)).problem(target)  # type: ignore[arg-type]
 
 
 def estimate(record: Record, row: Record) -> float | None:
@@ -97,7 +102,7 @@ def estimate(record: Record, row: Record) -> float | None:
     if not row["channels"]:
         return None
     more = RELAYOUT_US if row["kernel"].endswith("_relayout") else 0.0
-    return corrections.corrected_us(work_of(record), config_of(row), row["workspace"]) + more
+    return corrections.corrected_us(work_of(record), config_of(row), row["workspace"], record["gpu"]) + more
 
 
 def tile_of(row: Record) -> tiled_cost.Tile | None:
@@ -108,7 +113,7 @@ def tile_of(row: Record) -> tiled_cost.Tile | None:
 def work_of(record: Record) -> ordering.Work:
     """Return what the time of a record's product depends on."""
     m, n, k, mode = (record[name] for name in ("m", "n", "k", "mode"))
-    return ordering.Work(m, n, k, mode == "row", mode == "block", 2, MEASURED.multiprocessors)
+    return ordering.Work(m, n, k, mode == "row", mode == "block", 2, record["multiprocessors"])
 
 
 def config_of(row: Record) -> ordering.Config:
