@@ -23,13 +23,19 @@ MEDIAN_GOAL, WORST_GOAL = 0.03, 0.10
 CLOSE: Final = 1.6
 """Candidates that take this many times the least at first sight are not timed closer."""
 PARTS: Final = "fit", "judge"
-WITH_ZEROS: Final = (*(f"h200-{number}" for number in range(1, 7)), "judge-1", "judge-2")
-"""Files of before sm90_tiled loaded no rows beyond those of a."""
+CHANGED: Final = {"sm90_tiled": "2026-11-22T22:10", "sm90_decode": "2026-11-22T19:00"}
+"""Since when kernels of this library take the time that they take. Who makes one faster or slower writes the time of
+the first run with it here: what was measured of it before counts no more."""
 
 
 def read(files: Iterable[Path]) -> list[Record]:
     """Return the records of files; of two about one product, GPU and the same kernels the later one."""
-    return list({(record["gpu"], *key(record), *record.get("only", ())): record for record in every(files)}.values())
+    return latest(every(files))
+
+
+def latest(records: Iterable[Record]) -> list[Record]:
+    """Return records without those of which a later one is about the same."""
+    return list({(one["device"], *key(one), *one.get("only", ())): one for one in records}.values())
 
 
 def every(files: Iterable[Path]) -> Iterator[Record]:
@@ -38,9 +44,9 @@ def every(files: Iterable[Path]) -> Iterator[Record]:
         machine: Record = {}
         for record in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
             if record["bench"] == "machine":
-                machine = {"gpu": record["device"], "multiprocessors": record["multiprocessors"], "file": file.stem}
+                machine = {name: record[name] for name in ("device", "multiprocessors", "started")}
             elif record["bench"] == "choice":
-                yield {**record, **machine}
+                yield {**record, **machine, "file": file.stem}
 
 
 def key(record: Record) -> tuple[str | int, ...]:
@@ -102,7 +108,7 @@ def estimate(record: Record, row: Record) -> float | None:
     if not row["channels"]:
         return None
     more = RELAYOUT_US if row["kernel"].endswith("_relayout") else 0.0
-    return corrections.corrected_us(work_of(record), config_of(row), row["workspace"], record["gpu"]) + more
+    return corrections.corrected_us(work_of(record), config_of(row), row["workspace"], record["device"]) + more
 
 
 def tile_of(row: Record) -> tiled_cost.Tile | None:
@@ -128,9 +134,8 @@ def still(record: Record) -> Record:
 
 
 def is_of_today(record: Record, row: Record) -> bool:
-    """Return whether a time is of the kernel as it is: before, a tile that a does not fill was filled with zeros."""
-    tile = tile_of(row) if row["kernel"] == "sm90_tiled" else None
-    return tile is None or record["m"] >= tile.rows or not record["file"].endswith(WITH_ZEROS)
+    """Return whether a time is of the kernel as it is."""
+    return str(record["started"]) >= CHANGED.get(row["kernel"], "")
 
 
 class Chosen(NamedTuple):

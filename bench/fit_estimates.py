@@ -1,6 +1,6 @@
 """Fit what the choice without tuning goes by to measured times, and print it: the constants that the sources contain.
 
-    python -m bench.fit_estimates [--check] [--write] [--only NAME ...] [--gpu NAME] [RECORDS ...]
+    python -m bench.fit_estimates [--check] [--write] [--only NAME ...] [--gpu NAME] [--cross PARTS] [RECORDS ...]
 
 Records are those of `bench.choice`, without its blind half: docs/results/choice if none are named. The lines of
 `ordering`, `tiled_cost`, `decode_cost` and `fallback_cost` that hold constants are printed, and with --write put in
@@ -24,7 +24,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from bench import boosting
-from bench.choice_records import MEASURED, Record
+from bench.choice_records import MEASURED, Record, report
 from bench.fit_samples import (
     CONSTANTS_FALL,
     TREES_FALL,
@@ -245,12 +245,18 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="put what was found into the sources")
     parser.add_argument("--only", nargs="+", choices=(*MODELS, "trees"), default=(*MODELS, "trees"))
     parser.add_argument("--steps", type=int, default=STEPS, help="of a search for constants")
+    parser.add_argument("--cross", type=int, default=0, help="into so many parts: fit to all but one, choose for that")
     parser.add_argument("--gpu", default=MEASURED, help="the model of GPU whose times are fitted to")
     arguments = parser.parse_args()
     files = arguments.records or sorted(RUNS.glob("*.jsonl"))
-    records = [record for record in records_of(files) if record["gpu"] == arguments.gpu]
+    records = [record for record in records_of(files) if record["device"] == arguments.gpu]
     if not records:
         parser.error(f"no record is of {arguments.gpu!r}")
+    if arguments.cross:
+        from bench import cross  # which fits by this module
+
+        report(cross.crossed(records, arguments.cross, arguments.steps))
+        return 0
     old = False
     if "trees" in arguments.only and arguments.check:  # before constants move
         old = written(grown(records), arguments.gpu) != CORRECTIONS.read_text(encoding="utf-8")

@@ -6,6 +6,7 @@ device is (experiments/2026-11-choice). `corrections.json` is written by `python
 
 import json
 import math
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
 from typing import Any, Final, NamedTuple
@@ -107,13 +108,18 @@ def features(work: Work, config: Config, workspace_bytes: int, estimate: float) 
 
 
 @cache
-def trees() -> dict[str, tuple[Tree, ...]]:
+def trees() -> Mapping[str, tuple[Tree, ...]]:
     """Return the trees of the file by the names of the GPU models whose times were measured."""
     found: dict[str, Any] = json.loads(resources.files(__package__).joinpath(FILE).read_text(encoding="utf-8"))
+    return read(found["trees"])
+
+
+def read(named: Mapping[str, Sequence[Any]]) -> Mapping[str, tuple[Tree, ...]]:
+    """Return trees that ask for features by their names as ones that ask for them by their numbers."""
     names = {name: number for number, name in enumerate(Features._fields)}
     return {
         gpu: tuple(([(names[name], above) for name, above in cuts], leaves) for cuts, leaves in grown)
-        for gpu, grown in found["trees"].items()
+        for gpu, grown in named.items()
     }
 
 
