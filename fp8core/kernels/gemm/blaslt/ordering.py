@@ -15,54 +15,54 @@ from fp8core.problem import BLOCK
 
 MEASURED_VERSIONS: Final = range(130100, 130200)
 """Of cuBLASLt, whose algorithms were timed."""
-LAUNCH_US: Final = 3.244
+LAUNCH_US: Final = 3.246
 """Of a launch and of filling the pipelines, when weights come from memory."""
-PRODUCT_US: Final = 1.865e-5
+PRODUCT_US: Final = 1.864e-5
 """Of a multiprocessor, for one result of a tile and a k-block of 128."""
-BLOCKWISE: Final = 1.046
+BLOCKWISE: Final = 1.042
 """Times as much with scales that change along k."""
 COOPERATIVE: Final = 1.091
 """Times as much for a k-block of a tile that all consumers of a block share: nothing is multiplied while it ends."""
-LOAD_US: Final = 0.000602
+LOAD_US: Final = 0.0006035
 """Of a multiprocessor, for a row of 128 codes that it loads while all of them load. Blocks of a cluster share what they
 have in common."""
-DELIVERY_US: Final = 0.000608
+DELIVERY_US: Final = 0.0006061
 """More of that, for a row that comes into its shared memory, whoever loads it."""
-UNALIGNED: Final = 0.5344
+UNALIGNED: Final = 0.534
 """The part by which loads take longer where rows do not begin at multiples of `SECTOR` bytes."""
-SECTORS: Final = 0.2426
+SECTORS: Final = 0.2414
 """The same where they do, but not at multiples of 128."""
 SECTOR: Final = 32
 """Bytes that L2 reads together."""
-ZEROS: Final = 2.634
+ZEROS: Final = 2.646
 """How many rows more each row counts for that a tile has beyond those of a, and that TMA fills with zeros."""
-SHARED_US: Final = 0.0003692
+SHARED_US: Final = 0.0003686
 """Of a multiprocessor, for a row of 128 codes that `wgmma` reads from shared memory, or that is written there."""
-K_BLOCK_US: Final = 0.005111
+K_BLOCK_US: Final = 0.005776
 """Of a k-block, whatever the tile."""
-ROUND_US: Final = 0.3107
+ROUND_US: Final = 0.2792
 """Of a tile's end, whatever its size."""
-RESULT_US: Final = 2.026e-5
-VECTOR_RESULT_US: Final = 1.785e-5
-BLOCKWISE_RESULT_US: Final = 3.83e-5
+RESULT_US: Final = 2.141e-5
+VECTOR_RESULT_US: Final = 1.766e-5
+BLOCKWISE_RESULT_US: Final = 4.02e-5
 """Of a tile's end, for one result, and more of it with vectors of scales and with scales that change along k."""
-BESIDE: Final = 4.091
+BESIDE: Final = 4.169
 """Times as long a tile's end takes while another tile is multiplied."""
-HEAT: Final = 0.2268
-BLOCKWISE_HEAT: Final = 0.2242
+HEAT: Final = 0.2249
+BLOCKWISE_HEAT: Final = 0.2285
 """What a k-block takes more in a product of many rounds, as the clock falls; of a few of them, a part of it."""
-WHOLE_ROUNDS: Final = 0.7296
+WHOLE_ROUNDS: Final = 0.7261
 """By which part the time grows with whole rounds; by the rest it grows with tiles."""
 BYTES_A_US: Final = 4.144e6
 """From memory."""
-OVERLAP: Final = 3.926
+OVERLAP: Final = 3.925
 """The exponent of the norm that joins the times of the memory, of the loads and of the multiprocessors: the greatest
 hides most."""
-COUNTER_US: Final = 1.964
+COUNTER_US: Final = 1.996
 """Of clearing a counter of tiles, a workspace of a few bytes, before the launch."""
 COUNTER_BYTES: Final = 64
-SPLIT_US: Final = 2.43
-PARTIAL_US: Final = 2.737e-6
+SPLIT_US: Final = 2.433
+PARTIAL_US: Final = 2.733e-6
 """Of adding up the parts of a k that is split, and for one number of one part."""
 FITTED: Final = (
     *("LAUNCH_US", "PRODUCT_US", "BLOCKWISE", "COOPERATIVE", "LOAD_US", "DELIVERY_US", "UNALIGNED", "SECTORS", "ZEROS"),

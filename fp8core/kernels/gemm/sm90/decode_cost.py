@@ -13,11 +13,11 @@ from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K, DecodeConfig, width
 from fp8core.kernels.gemm.sm90.decode_rows_config import FEWEST_ROWS, SMALL_BYTES, estimate
 from fp8core.problem import ITEMSIZE, ScaledMm
 
-BYTES_A_US: Final = 4.415e6
+BYTES_A_US: Final = 4.326e6
 """From memory."""
 LINE_BYTES: Final = 128
 """Of the cache: estimates of small weights are fitted to rows that begin at multiples of it."""
-OVERLAP: Final = 4.116
+OVERLAP: Final = 1.842
 """The exponent of the norm that joins the times of the memory and of the multiprocessors: the greater hides most."""
 
 
@@ -40,10 +40,10 @@ CHANNELS_FIRST: Final = {
     8: Fitted(0.007336, 0.06108, 1.102, 0.04136, 0.842),
     16: Fitted(0.001239, 0.06945, 1.365, 0.0934, 0.876),
     32: Fitted(0.1289, 0.02937, 0.006235, 0.204, 1.243),
-    64: Fitted(0.1517, 0.02712, 0.6131, 0.1571, 1.848),
+    64: Fitted(0.03676, 0.03894, 1.418, 0.3083, 1.36),
 }
 """Of tiles with channels on the M side of `wgmma`, by its N side."""
-ROWS: Final = Fitted(0.004521, 0.1146, 2.018, 0.00799, 2.875)
+ROWS: Final = Fitted(0.003741, 0.04348, 1.068, 0.007786, 2.524)
 """Of tiles with rows on the M side."""
 FITTED: Final = ("BYTES_A_US", "OVERLAP")
 """Beside the numbers of `CHANNELS_FIRST` and `ROWS`, the names of those that `python -m bench.fit_estimates` finds."""

@@ -29,11 +29,6 @@ class Tile(NamedTuple):
         return f"{self.rows}x{self.columns}{f'/{self.cluster}' if self.cluster > 1 else ''}"
 
     @property
-    def plain(self) -> "Tile":
-        """Return the same without a cluster."""
-        return self._replace(cluster=1)
-
-    @property
     def groups(self) -> int:
         """Return how many warpgroups have a tile: each every other 64 rows of it, or all."""
         return 1 if self.rows == 64 else 2
@@ -64,38 +59,38 @@ def scales_of(problem: ScaledMm) -> Scales:
     return "chain" if problem.use_fast_accum else "promoted"
 
 
-START_US: Final = 0.9952
+START_US: Final = 1.126
 """Of a product: from its launch to the first k-block."""
-FILL_US: Final = 0.005764
+FILL_US: Final = 0.002958
 """Of a product, for each row of its first k-block."""
-BYTES_A_US: Final = 4.255e6
+BYTES_A_US: Final = 4.502e6
 """From memory."""
-OVERLAP: Final = 3.006
+OVERLAP: Final = 2.751
 """The exponent of the norm that joins the times of the memory and of the multiprocessors: the greater hides most."""
-CHAIN_US: Final = 1.505e-5
-PROMOTED_US: Final = 1.288e-5
+CHAIN_US: Final = 1.079e-5
+PROMOTED_US: Final = 1.141e-5
 """Of a multiprocessor, for one result of a tile and a k-block: in one chain over k, or added up in fp32."""
-CHAIN_K_BLOCK_US: Final = 0.02337
-PROMOTED_K_BLOCK_US: Final = 0.08047
+CHAIN_K_BLOCK_US: Final = 0.01767
+PROMOTED_K_BLOCK_US: Final = 0.04653
 """More of a k-block, whatever the tile."""
-LOAD_US: Final = 0.000258
+LOAD_US: Final = 0.0003859
 """Of a multiprocessor, for a row of a k-block that it loads alone."""
-SHARED_LOAD_US: Final = 0.0001817
+SHARED_LOAD_US: Final = 0.0003221
 """More of that where all multiprocessors load; of some of them, a part of it."""
-UNALIGNED: Final = 1.14
+UNALIGNED: Final = 0.7669
 """The part by which loads take longer where rows do not begin at multiples of `SECTOR` bytes."""
-SECTORS: Final = 0.1764
+SECTORS: Final = 0.2737
 """The same where they do, but not at multiples of 128."""
 SECTOR: Final = 32
 """Bytes that L2 reads together."""
 LOADED_ROWS: Final = 8
 """Rows of a are loaded in multiples of so many, and no more of them than a has."""
-RESULT_US: Final = 2.766e-5
+RESULT_US: Final = 4.335e-5
 """Of a tile\'s end, for each of its results."""
-CHAIN_HEAT: Final = 0.1998
-PROMOTED_HEAT: Final = 0.2546
+CHAIN_HEAT: Final = 0.162
+PROMOTED_HEAT: Final = 0.1488
 """What a k-block takes more in a product of many waves, as the clock falls; of a few of them, a part of it."""
-WHOLE_WAVES: Final = 0.751
+WHOLE_WAVES: Final = 0.6847
 """By which part the time grows with whole waves; by the rest it grows with tiles."""
 
 
@@ -109,22 +104,24 @@ class Cost(NamedTuple):
 
 
 COSTS: Final[dict[Tile, Cost]] = {
-    Tile(256, 128): Cost(1.108, 1.074),
-    Tile(128, 192): Cost(0.9919, 0.9888),
-    Tile(128, 160): Cost(0.9655, 0.955),
-    Tile(128, 144): Cost(0.938, 0.9276),
-    Tile(128, 128): Cost(0.7976, 0.8758),
-    Tile(128, 96): Cost(0.8903, 0.8665),
-    Tile(128, 64): Cost(0.7384, 0.6699),
-    Tile(64, 128): Cost(0.7392, 0.7365),
-    Tile(64, 96): Cost(0.8486, 0.8269),
-    Tile(64, 64): Cost(0.9259, 0.8584),
-    Tile(64, 32): Cost(1.935, 2.081),
-    Tile(128, 256): Cost(0, 1.067),
-    Tile(64, 256): Cost(0, 0.9256),
-    Tile(64, 192): Cost(0, 0.7993),
+    Tile(256, 128): Cost(1.17, 1.223),
+    Tile(128, 192): Cost(1.001, 1.059),
+    Tile(128, 160): Cost(1.054, 0.9818),
+    Tile(128, 144): Cost(1.034, 0.9714),
+    Tile(128, 128): Cost(0.8172, 0.8388),
+    Tile(128, 96): Cost(0.8524, 0.6933),
+    Tile(128, 64): Cost(0.6298, 0.4439),
+    Tile(64, 128): Cost(0.6512, 0.5991),
+    Tile(64, 96): Cost(0.7933, 0.6833),
+    Tile(64, 64): Cost(0.6834, 0.6941),
+    Tile(64, 32): Cost(1.667, 2.38),
+    Tile(128, 256): Cost(0, 1.156),
+    Tile(64, 256): Cost(0, 0.8736),
+    Tile(64, 192): Cost(0, 0.6695),
+    Tile(64, 64, 2): Cost(1.216, 1.245),
+    Tile(64, 128, 2): Cost(0.8873, 1.027),
 }
-TILES: Final = (*COSTS, Tile(64, 64, 2), Tile(64, 128, 2))
+TILES: Final = tuple(COSTS)
 """What kernels are compiled for; of equals the first is taken."""
 
 
@@ -153,7 +150,7 @@ def tiles(problem: ScaledMm) -> tuple[Tile, ...]:
     return tuple(
         tile
         for tile in TILES
-        if (scales == "chain" or COSTS[tile.plain].promoted)
+        if (scales == "chain" or COSTS[tile].promoted)
         and tile.columns % piece == 0
         and tile.rows * tile.columns <= most
         and tile.cluster <= together
@@ -165,7 +162,7 @@ def us(problem: ScaledMm, tile: Tile | None = None) -> float:
     p = problem
     if tile is None:
         return min(us(p, each) for each in tiles(p))
-    cost, results, waves = COSTS[tile.plain], tile.rows * tile.columns, tile.waves(p.m, p.n, p.target)
+    cost, results, waves = COSTS[tile], tile.rows * tile.columns, tile.waves(p.m, p.n, p.target)
     share = tile.tiles(p.m, p.n) / p.target.multiprocessors
     rows = tile.columns / tile.cluster + min(tile.rows, ceil_div(p.m, LOADED_ROWS) * LOADED_ROWS)
     k_block = (LOAD_US + SHARED_LOAD_US * share / waves) * rows
