@@ -99,7 +99,12 @@ FRESH: Final = Drawn("fresh", FRESH_SHAPES, 480)
 SECOND: Final = Drawn("second", SECOND_SHAPES, 600, (FRESH,))
 THIRD: Final = Drawn("third", FRESH_SHAPES | SECOND_SHAPES, 600, (FRESH, SECOND))
 BORDER: Final = Drawn("border", THIRD.shapes, 480, (FRESH, SECOND, THIRD), (33, 64), (6e6, 40e6))
-FOURTH: Final = Drawn("fourth", THIRD.shapes, 600, (FRESH, SECOND, THIRD, BORDER), (33, 4096))
+TRANSPOSED: Final = {
+    f"{name}, transposed": tuple("x".join(reversed(shape.split("x"))) for shape in shapes)
+    for name, shapes in THIRD.shapes.items()
+}
+"""Weights as long along k as models have them along n."""
+FOURTH: Final = Drawn("fourth", THIRD.shapes | TRANSPOSED, 600, (FRESH, SECOND, THIRD, BORDER), (33, 4096))
 DRAWN: Final = {made.name: made for made in (FRESH, SECOND, THIRD, BORDER, FOURTH)}
 
 
