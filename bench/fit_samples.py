@@ -13,7 +13,6 @@ from fp8core.kernels.gemm.blaslt.mapping import FOUR
 from fp8core.kernels.gemm.sm90 import decode_cost, tiled_cost
 from fp8core.kernels.gemm.sm90.decode import config_for
 from fp8core.kernels.gemm.sm90.decode_config import MOST_ROWS
-from fp8core.kernels.gemm.sm90.decode_rows_config import FEWEST_ROWS, SMALL_BYTES
 from fp8core.problem import ScaledMm
 
 CONSTANTS_FALL, TREES_FALL = 6.0, 2.0
@@ -91,11 +90,11 @@ def of_decode(records: Iterable[Record]) -> list[Sample]:
     found = []
     for record in records:
         for row, weight in rows_of(record, "sm90_decode", 0.0):
-            few = record["m"] < FEWEST_ROWS or (record["m"] <= MOST_ROWS and record["n"] * record["k"] >= SMALL_BYTES)
-            if few and is_of_today(record, row):
+            if record["m"] <= MOST_ROWS and is_of_today(record, row):
                 p = problem_of(record)
                 config = config_for(p)
-                found.append(Sample(lambda p=p, c=config: decode_cost.launch_us(p, c), mean_us(row), weight))  # type: ignore[misc]
+                if not decode_cost.is_small(p, config):
+                    found.append(Sample(lambda p=p, c=config: decode_cost.launch_us(p, c), mean_us(row), weight))  # type: ignore[misc]
     return found
 
 

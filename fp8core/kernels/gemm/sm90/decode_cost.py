@@ -13,11 +13,17 @@ from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K, DecodeConfig, width
 from fp8core.kernels.gemm.sm90.decode_rows_config import FEWEST_ROWS, SMALL_BYTES, estimate
 from fp8core.problem import ITEMSIZE, ScaledMm
 
-BYTES_A_US: Final = 4.326e6
+BYTES_A_US: Final = 4.377e6
 """From memory."""
 LINE_BYTES: Final = 128
 """Of the cache: estimates of small weights are fitted to rows that begin at multiples of it."""
-OVERLAP: Final = 1.842
+UNALIGNED: Final = 0.2603
+"""The part by which the weight's stream takes longer where rows do not begin at multiples of `SECTOR` bytes."""
+SECTORS: Final = 0.02355
+"""The same where they do, but not at multiples of `LINE_BYTES`."""
+SECTOR: Final = 32
+"""Bytes that L2 reads together."""
+OVERLAP: Final = 5.149
 """The exponent of the norm that joins the times of the memory and of the multiprocessors: the greater hides most."""
 
 
@@ -37,22 +43,27 @@ class Fitted(NamedTuple):
 
 
 CHANNELS_FIRST: Final = {
-    8: Fitted(0.007336, 0.06108, 1.102, 0.04136, 0.842),
-    16: Fitted(0.001239, 0.06945, 1.365, 0.0934, 0.876),
-    32: Fitted(0.1289, 0.02937, 0.006235, 0.204, 1.243),
-    64: Fitted(0.03676, 0.03894, 1.418, 0.3083, 1.36),
+    8: Fitted(0.005896, 0.02124, 0.4642, 0.03771, 0.7331),
+    16: Fitted(0.001137, 0.03799, 1.659, 0.04482, 0.8303),
+    32: Fitted(0.1413, 0.02339, 0.005432, 0.08665, 1.104),
+    64: Fitted(0.1859, 0.03659, 0.357, 0.4737, 0.9693),
 }
 """Of tiles with channels on the M side of `wgmma`, by its N side."""
-ROWS: Final = Fitted(0.003741, 0.04348, 1.068, 0.007786, 2.524)
+ROWS: Final = Fitted(0.002549, 0.01619, 0.2679, 0.1283, 2.313)
 """Of tiles with rows on the M side."""
-FITTED: Final = ("BYTES_A_US", "OVERLAP")
+FITTED: Final = ("BYTES_A_US", "UNALIGNED", "SECTORS", "OVERLAP")
 """Beside the numbers of `CHANNELS_FIRST` and `ROWS`, the names of those that `python -m bench.fit_estimates` finds."""
+
+
+def is_small(p: ScaledMm, config: DecodeConfig) -> bool:
+    """Return whether a product has the estimate of small weights by rows."""
+    small = p.n * p.k < SMALL_BYTES and p.ldb % LINE_BYTES == 0
+    return config.rows_first and p.m >= FEWEST_ROWS and small
 
 
 def launch_us(p: ScaledMm, config: DecodeConfig) -> float:
     """Return the estimate of one launch."""
-    small = p.n * p.k < SMALL_BYTES and p.ldb % LINE_BYTES == 0
-    if config.rows_first and p.m >= FEWEST_ROWS and small:
+    if is_small(p, config):
         return estimate(p.n, p.k, config, p.target, p.scale_a == "group")
     fitted = ROWS if config.rows_first else CHANNELS_FIRST[width(p.m)]
     k_block = fitted.k_block + (fitted.blockwise if p.scale_a == "group" else 0.0)
@@ -62,6 +73,8 @@ def launch_us(p: ScaledMm, config: DecodeConfig) -> float:
     busy = rounds * (part * k_block * blocks * config.tile / 64 + fitted.tile)
     memory = (p.n * p.k + p.m * p.k + ITEMSIZE[p.out] * p.m * p.n) / BYTES_A_US
     streamed: float = (memory**OVERLAP + busy**OVERLAP) ** (1 / OVERLAP)
+    if p.ldb % LINE_BYTES:
+        streamed *= 1 + (UNALIGNED if p.ldb % SECTOR else SECTORS)
     return fitted.rest + streamed + fitted.reduce * (config.split_k + config.k_warpgroups - 2)
 
 

@@ -59,38 +59,40 @@ def scales_of(problem: ScaledMm) -> Scales:
     return "chain" if problem.use_fast_accum else "promoted"
 
 
-START_US: Final = 1.126
+START_US: Final = 1.373
 """Of a product: from its launch to the first k-block."""
-FILL_US: Final = 0.002958
+FILL_US: Final = 0.00174
 """Of a product, for each row of its first k-block."""
-BYTES_A_US: Final = 4.502e6
+BYTES_A_US: Final = 4.446e6
 """From memory."""
-OVERLAP: Final = 2.751
+OVERLAP: Final = 3.061
 """The exponent of the norm that joins the times of the memory and of the multiprocessors: the greater hides most."""
-CHAIN_US: Final = 1.079e-5
-PROMOTED_US: Final = 1.141e-5
+CHAIN_US: Final = 1.185e-5
+PROMOTED_US: Final = 1.181e-5
 """Of a multiprocessor, for one result of a tile and a k-block: in one chain over k, or added up in fp32."""
-CHAIN_K_BLOCK_US: Final = 0.01767
-PROMOTED_K_BLOCK_US: Final = 0.04653
+CHAIN_K_BLOCK_US: Final = 0.01669
+PROMOTED_K_BLOCK_US: Final = 0.05402
 """More of a k-block, whatever the tile."""
-LOAD_US: Final = 0.0003859
+LOAD_US: Final = 0.000227
 """Of a multiprocessor, for a row of a k-block that it loads alone."""
-SHARED_LOAD_US: Final = 0.0003221
+SHARED_LOAD_US: Final = 0.0003701
 """More of that where all multiprocessors load; of some of them, a part of it."""
-UNALIGNED: Final = 0.7669
+UNALIGNED: Final = 0.999
 """The part by which loads take longer where rows do not begin at multiples of `SECTOR` bytes."""
-SECTORS: Final = 0.2737
+SECTORS: Final = 0.2627
 """The same where they do, but not at multiples of 128."""
 SECTOR: Final = 32
 """Bytes that L2 reads together."""
 LOADED_ROWS: Final = 8
 """Rows of a are loaded in multiples of so many, and no more of them than a has."""
-RESULT_US: Final = 4.335e-5
+RESULT_US: Final = 6.785e-5
 """Of a tile\'s end, for each of its results."""
-CHAIN_HEAT: Final = 0.162
-PROMOTED_HEAT: Final = 0.1488
-"""What a k-block takes more in a product of many waves, as the clock falls; of a few of them, a part of it."""
-WHOLE_WAVES: Final = 0.6847
+CHAIN_HEAT: Final = 0.2651
+PROMOTED_HEAT: Final = 0.2209
+"""What a k-block takes more in a product that takes long, as the clock falls."""
+HOT_US: Final = 70.68
+"""Of k-blocks in a row, after which half of that shows."""
+WHOLE_WAVES: Final = 0.885
 """By which part the time grows with whole waves; by the rest it grows with tiles."""
 
 
@@ -104,22 +106,22 @@ class Cost(NamedTuple):
 
 
 COSTS: Final[dict[Tile, Cost]] = {
-    Tile(256, 128): Cost(1.17, 1.223),
-    Tile(128, 192): Cost(1.001, 1.059),
-    Tile(128, 160): Cost(1.054, 0.9818),
-    Tile(128, 144): Cost(1.034, 0.9714),
-    Tile(128, 128): Cost(0.8172, 0.8388),
-    Tile(128, 96): Cost(0.8524, 0.6933),
-    Tile(128, 64): Cost(0.6298, 0.4439),
-    Tile(64, 128): Cost(0.6512, 0.5991),
-    Tile(64, 96): Cost(0.7933, 0.6833),
-    Tile(64, 64): Cost(0.6834, 0.6941),
-    Tile(64, 32): Cost(1.667, 2.38),
-    Tile(128, 256): Cost(0, 1.156),
-    Tile(64, 256): Cost(0, 0.8736),
-    Tile(64, 192): Cost(0, 0.6695),
-    Tile(64, 64, 2): Cost(1.216, 1.245),
-    Tile(64, 128, 2): Cost(0.8873, 1.027),
+    Tile(256, 128): Cost(1.088, 1.072),
+    Tile(128, 192): Cost(0.9373, 0.9686),
+    Tile(128, 160): Cost(0.9921, 0.9252),
+    Tile(128, 144): Cost(0.9585, 0.9278),
+    Tile(128, 128): Cost(0.8056, 0.8237),
+    Tile(128, 96): Cost(0.8517, 0.7491),
+    Tile(128, 64): Cost(0.8029, 0.6505),
+    Tile(64, 128): Cost(0.6629, 0.7077),
+    Tile(64, 96): Cost(0.758, 0.7692),
+    Tile(64, 64): Cost(0.8539, 0.8446),
+    Tile(64, 32): Cost(1.479, 1.488),
+    Tile(128, 256): Cost(0, 1.053),
+    Tile(64, 256): Cost(0, 0.8427),
+    Tile(64, 192): Cost(0, 0.7621),
+    Tile(64, 64, 2): Cost(1.229, 1.145),
+    Tile(64, 128, 2): Cost(0.8861, 1.037),
 }
 TILES: Final = tuple(COSTS)
 """What kernels are compiled for; of equals the first is taken."""
@@ -128,7 +130,7 @@ TILES: Final = tuple(COSTS)
 FITTED: Final = (
     *("START_US", "FILL_US", "BYTES_A_US", "OVERLAP", "CHAIN_US", "PROMOTED_US", "CHAIN_K_BLOCK_US"),
     *("PROMOTED_K_BLOCK_US", "LOAD_US", "SHARED_LOAD_US", "UNALIGNED", "SECTORS", "RESULT_US", "CHAIN_HEAT"),
-    *("PROMOTED_HEAT", "WHOLE_WAVES"),
+    *("PROMOTED_HEAT", "HOT_US", "WHOLE_WAVES"),
 )
 """Beside those of `COSTS`, the names of the numbers that `python -m bench.fit_estimates` finds."""
 
@@ -172,9 +174,10 @@ def us(problem: ScaledMm, tile: Tile | None = None) -> float:
         k_block += results * CHAIN_US * cost.chain + CHAIN_K_BLOCK_US
     else:
         k_block += results * PROMOTED_US * cost.promoted + PROMOTED_K_BLOCK_US
-    k_block *= 1 + (CHAIN_HEAT if scales_of(p) == "chain" else PROMOTED_HEAT) * (1 - 1 / waves)
     rounds = WHOLE_WAVES * waves + (1 - WHOLE_WAVES) * max(1.0, share)
-    busy = rounds * (ceil_div(p.k, BLOCK_K) * k_block + RESULT_US * results)
+    cool = rounds * ceil_div(p.k, BLOCK_K) * k_block
+    heat = (CHAIN_HEAT if scales_of(p) == "chain" else PROMOTED_HEAT) * cool / (cool + HOT_US)
+    busy = cool * (1 + heat) + rounds * RESULT_US * results
     memory = (p.m * p.k + p.n * p.k + p.m * p.n * ITEMSIZE[p.out]) / BYTES_A_US
     found: float = START_US + FILL_US * (tile.rows + tile.columns) + (memory**OVERLAP + busy**OVERLAP) ** (1 / OVERLAP)
     return found
