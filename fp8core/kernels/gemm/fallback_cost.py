@@ -17,47 +17,47 @@ from fp8core.kernels.gemm.sm90.decode import config_for
 from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K, MOST_ROWS, width
 from fp8core.problem import ITEMSIZE, ScaledMm
 
-PASS_START_US: Final = 3.9
+PASS_START_US: Final = 3.777
 """Of generic_decode, beside its passes over the weight."""
-PASS_BYTES_A_US: Final = 2.323e7
+PASS_BYTES_A_US: Final = 2.596e7
 """Of a weight, as generic_decode reads it for every panel of rows."""
-PASS_ROW: Final = 0.2791
+PASS_ROW: Final = 0.3026
 """More of that, for every row of a panel."""
-CODE_US: Final = 0.002442
+CODE_US: Final = 0.002272
 """Of a warp of generic_decode, for 1 of its part of k: a pass takes no less, however small the weight."""
-CODE_ROW_US: Final = 0.0001568
+CODE_ROW_US: Final = 0.000155
 """More of that, for every row of a panel."""
-PASS_OVERLAP: Final = 6.961
+PASS_OVERLAP: Final = 7.828
 """The exponent of the norm that joins the two."""
-PASS_UNALIGNED: Final = 2.49
+PASS_UNALIGNED: Final = 2.559
 """Times as long where rows of codes are not aligned."""
-PASS_BLOCKWISE: Final = 1.232
+PASS_BLOCKWISE: Final = 1.271
 """Times as long with scales that change along k."""
-TILE_START_US: Final = 15.95
+TILE_START_US: Final = 17.44
 """Of generic_mma, beside its tiles."""
-TILE_K_BLOCK_US: Final = 0.4616
+TILE_K_BLOCK_US: Final = 0.4424
 """Of a tile of generic_mma, for 128 of k."""
-PRODUCT_US: Final = 0.0001222
+PRODUCT_US: Final = 0.0001215
 """More of that, for each of its results."""
-TILE_UNALIGNED: Final = 1.299
+TILE_UNALIGNED: Final = 1.306
 """Times as long where rows of codes are not aligned."""
-TILE_BLOCKWISE: Final = 1.163
+TILE_BLOCKWISE: Final = 1.177
 """Times as long with scales that change along k."""
-COPY_US: Final = 0.02823
+COPY_US: Final = 0.009054
 """Of the launches of realigned beside the product."""
-COPIED_BYTES_A_US: Final = 3.682e6
+COPIED_BYTES_A_US: Final = 3.877e6
 """Of what they read and write."""
-SHIFTED_US: Final = 0.01648
+SHIFTED_US: Final = 0.01118
 """Of what sm90_decode_unaligned does before the product."""
-SHIFTED_ROW_US: Final = 2.983e-6
+SHIFTED_ROW_US: Final = 1.188e-5
 """More of it, for a code of a."""
-SHIFTED: Final = 1.008
+SHIFTED: Final = 0.9662
 """Times as long as sm90_decode it takes for the product."""
-PAD_US: Final = 3.463
+PAD_US: Final = 3.501
 """Of the launches of cublaslt_pad_m beside the product."""
-SPLIT_M_US: Final = 4.325
+SPLIT_M_US: Final = 4.278
 """Of the launch of cublaslt_split_m before its products."""
-EPILOGUE_US: Final = 3.939
+EPILOGUE_US: Final = 3.94
 """Of the launch of cublaslt_epilogue after the product."""
 FITTED: Final = (
     *("PASS_START_US", "PASS_BYTES_A_US", "PASS_ROW", "CODE_US", "CODE_ROW_US", "PASS_OVERLAP", "PASS_UNALIGNED"),

@@ -13,17 +13,17 @@ from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K, DecodeConfig, width
 from fp8core.kernels.gemm.sm90.decode_rows_config import FEWEST_ROWS, SMALL_BYTES, estimate
 from fp8core.problem import ITEMSIZE, ScaledMm
 
-BYTES_A_US: Final = 4.377e6
+BYTES_A_US: Final = 4.565e6
 """From memory."""
 LINE_BYTES: Final = 128
 """Of the cache: estimates of small weights are fitted to rows that begin at multiples of it."""
-UNALIGNED: Final = 0.2603
+UNALIGNED: Final = 0.3985
 """The part by which the weight's stream takes longer where rows do not begin at multiples of `SECTOR` bytes."""
-SECTORS: Final = 0.02355
+SECTORS: Final = 0.07932
 """The same where they do, but not at multiples of `LINE_BYTES`."""
 SECTOR: Final = 32
 """Bytes that L2 reads together."""
-OVERLAP: Final = 5.149
+OVERLAP: Final = 3.363
 """The exponent of the norm that joins the times of the memory and of the multiprocessors: the greater hides most."""
 
 
@@ -43,13 +43,13 @@ class Fitted(NamedTuple):
 
 
 CHANNELS_FIRST: Final = {
-    8: Fitted(0.005896, 0.02124, 0.4642, 0.03771, 0.7331),
-    16: Fitted(0.001137, 0.03799, 1.659, 0.04482, 0.8303),
-    32: Fitted(0.1413, 0.02339, 0.005432, 0.08665, 1.104),
-    64: Fitted(0.1859, 0.03659, 0.357, 0.4737, 0.9693),
+    8: Fitted(0.005114, 0.02961, 0.3849, 0.008894, 0.8648),
+    16: Fitted(0.00108, 0.04051, 1.26, 0.05631, 0.8273),
+    32: Fitted(0.09035, 0.03049, 0.005367, 0.1031, 1.319),
+    64: Fitted(0.1463, 0.03717, 0.8976, 0.5198, 0.6794),
 }
 """Of tiles with channels on the M side of `wgmma`, by its N side."""
-ROWS: Final = Fitted(0.002549, 0.01619, 0.2679, 0.1283, 2.313)
+ROWS: Final = Fitted(0.002461, 0.014, 0.2166, 0.09091, 2.415)
 """Of tiles with rows on the M side."""
 FITTED: Final = ("BYTES_A_US", "UNALIGNED", "SECTORS", "OVERLAP")
 """Beside the numbers of `CHANNELS_FIRST` and `ROWS`, the names of those that `python -m bench.fit_estimates` finds."""

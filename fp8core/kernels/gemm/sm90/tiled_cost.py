@@ -59,40 +59,40 @@ def scales_of(problem: ScaledMm) -> Scales:
     return "chain" if problem.use_fast_accum else "promoted"
 
 
-START_US: Final = 1.373
+START_US: Final = 1.421
 """Of a product: from its launch to the first k-block."""
-FILL_US: Final = 0.00174
+FILL_US: Final = 0.001504
 """Of a product, for each row of its first k-block."""
-BYTES_A_US: Final = 4.446e6
+BYTES_A_US: Final = 4.52e6
 """From memory."""
-OVERLAP: Final = 3.061
+OVERLAP: Final = 3.034
 """The exponent of the norm that joins the times of the memory and of the multiprocessors: the greater hides most."""
-CHAIN_US: Final = 1.185e-5
-PROMOTED_US: Final = 1.181e-5
+CHAIN_US: Final = 1.225e-5
+PROMOTED_US: Final = 1.211e-5
 """Of a multiprocessor, for one result of a tile and a k-block: in one chain over k, or added up in fp32."""
-CHAIN_K_BLOCK_US: Final = 0.01669
-PROMOTED_K_BLOCK_US: Final = 0.05402
+CHAIN_K_BLOCK_US: Final = 0.01689
+PROMOTED_K_BLOCK_US: Final = 0.05243
 """More of a k-block, whatever the tile."""
-LOAD_US: Final = 0.000227
+LOAD_US: Final = 0.000212
 """Of a multiprocessor, for a row of a k-block that it loads alone."""
 SHARED_LOAD_US: Final = 0.0003701
 """More of that where all multiprocessors load; of some of them, a part of it."""
-UNALIGNED: Final = 0.999
+UNALIGNED: Final = 1.085
 """The part by which loads take longer where rows do not begin at multiples of `SECTOR` bytes."""
-SECTORS: Final = 0.2627
+SECTORS: Final = 0.2809
 """The same where they do, but not at multiples of 128."""
 SECTOR: Final = 32
 """Bytes that L2 reads together."""
 LOADED_ROWS: Final = 8
 """Rows of a are loaded in multiples of so many, and no more of them than a has."""
-RESULT_US: Final = 6.785e-5
+RESULT_US: Final = 6.718e-5
 """Of a tile\'s end, for each of its results."""
-CHAIN_HEAT: Final = 0.2651
-PROMOTED_HEAT: Final = 0.2209
+CHAIN_HEAT: Final = 0.2489
+PROMOTED_HEAT: Final = 0.2103
 """What a k-block takes more in a product that takes long, as the clock falls."""
-HOT_US: Final = 70.68
+HOT_US: Final = 68.1
 """Of k-blocks in a row, after which half of that shows."""
-WHOLE_WAVES: Final = 0.885
+WHOLE_WAVES: Final = 0.881
 """By which part the time grows with whole waves; by the rest it grows with tiles."""
 
 
@@ -106,22 +106,22 @@ class Cost(NamedTuple):
 
 
 COSTS: Final[dict[Tile, Cost]] = {
-    Tile(256, 128): Cost(1.088, 1.072),
-    Tile(128, 192): Cost(0.9373, 0.9686),
-    Tile(128, 160): Cost(0.9921, 0.9252),
-    Tile(128, 144): Cost(0.9585, 0.9278),
-    Tile(128, 128): Cost(0.8056, 0.8237),
-    Tile(128, 96): Cost(0.8517, 0.7491),
-    Tile(128, 64): Cost(0.8029, 0.6505),
-    Tile(64, 128): Cost(0.6629, 0.7077),
-    Tile(64, 96): Cost(0.758, 0.7692),
-    Tile(64, 64): Cost(0.8539, 0.8446),
-    Tile(64, 32): Cost(1.479, 1.488),
-    Tile(128, 256): Cost(0, 1.053),
-    Tile(64, 256): Cost(0, 0.8427),
-    Tile(64, 192): Cost(0, 0.7621),
-    Tile(64, 64, 2): Cost(1.229, 1.145),
-    Tile(64, 128, 2): Cost(0.8861, 1.037),
+    Tile(256, 128): Cost(1.089, 1.058),
+    Tile(128, 192): Cost(0.9423, 0.961),
+    Tile(128, 160): Cost(0.9955, 0.9209),
+    Tile(128, 144): Cost(0.9634, 0.9249),
+    Tile(128, 128): Cost(0.819, 0.8253),
+    Tile(128, 96): Cost(0.8693, 0.7557),
+    Tile(128, 64): Cost(0.8341, 0.6705),
+    Tile(64, 128): Cost(0.6615, 0.7204),
+    Tile(64, 96): Cost(0.7233, 0.7849),
+    Tile(64, 64): Cost(0.8751, 0.8404),
+    Tile(64, 32): Cost(1.449, 1.491),
+    Tile(128, 256): Cost(0, 1.045),
+    Tile(64, 256): Cost(0, 0.8491),
+    Tile(64, 192): Cost(0, 0.7747),
+    Tile(64, 64, 2): Cost(1.185, 1.124),
+    Tile(64, 128, 2): Cost(0.9006, 1.026),
 }
 TILES: Final = tuple(COSTS)
 """What kernels are compiled for; of equals the first is taken."""
