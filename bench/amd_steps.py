@@ -6,6 +6,7 @@ python -m bench.amd_steps STEP
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module, util
 from pathlib import Path
 from statistics import median
@@ -240,7 +241,7 @@ def cold() -> None:
 def resident() -> None:
     """Time quantization per tensor by each able kernel."""
     cupy, target = device.cupy(), device.target(0)
-    begin, end, stream = cupy.cuda.Event(), cupy.cuda.Event(), cupy.cuda.Stream(non_blocking=True)
+    watch = timing.Stopwatch()
     for rows in (1, 64, 4096):
         p = Quantize(target, "float16", native_e4m3(target), PER_TENSOR, False, "float32", "k", 8192, 16)
         x = cupy.ones((rows, 8192), cupy.float16)
@@ -248,14 +249,8 @@ def resident() -> None:
         numbers = QuantizeNumbers(8192, 8192, 0, 0, rows, rows, float("inf"), 1e-10)
         for choice in QUANTIZE.candidates(p):
             launch = QUANTIZE.planned(p, choice).bind(numbers)
-            times = []
-            for _ in range(20):
-                begin.record(stream)
-                for _ in range(50):
-                    launch(stream.ptr, x.data.ptr, data.data.ptr, scale.data.ptr, 0)
-                end.record(stream)
-                end.synchronize()
-                times.append(float(cupy.cuda.get_elapsed_time(begin, end)) / 50)
+            run = partial(launch, watch.stream.ptr, x.data.ptr, data.data.ptr, scale.data.ptr, 0)
+            times = [watch.elapsed(run, 50) for _ in range(20)]
             print(f"{rows} x 8192: {1e3 * median(times):.2f} us {choice.kernel}", flush=True)
 
 

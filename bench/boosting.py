@@ -19,8 +19,8 @@ BINS: Final = 32
 class How(NamedTuple):
     """How trees are fitted."""
 
-    trees: int = 120
-    depth: int = 5
+    trees: int = 200
+    depth: int = 4
     rate: float = 0.15
     """The part of what is left that a tree takes."""
     prior: float = 5.0

@@ -1,9 +1,9 @@
 """The products that the choice without tuning is fitted to and judged on: lists that depend on nothing but themselves.
 
-"models" has layers of real models, a few numbers of rows each. "fresh", "second" and "third" have layers of other
-models and ones like them, of sizes and numbers of rows that chance took, odd ones among them. The half "judge" of
-"second" is blind: nothing is fitted to it, and no rule is changed for one of its products. None of its weights is in
-another list.
+"models" has layers of real models, a few numbers of rows each. "fresh", "second", "third" and "fourth" have layers of
+other models and ones like them, of sizes and numbers of rows that chance took, odd ones among them; "border" has small
+weights on both sides of where their layouts change. The half "judge" of "second" and "border" is blind: nothing is
+fitted to it, and no rule is changed for one of its products. None of its weights is in another list.
 "odd" has few products, for the times of kernels that take what others do not.
 """
 
@@ -73,7 +73,9 @@ MOST_OPERATIONS: Final = 4e12
 MOST_ROWS: Final = 16384
 ODD_SHAPES: Final = "4096x4096", "5000x4100", "12345x4096", "1537x7168", "14336x4101"
 ODD_ROWS: Final = 1, 8, 33, 64, 301, 2001
-LISTS: Final = "models", "fresh", "second", "third", "odd"
+LISTS: Final = "models", "fresh", "second", "third", "fourth", "border", "odd"
+BLIND: Final = "second", "border"
+"""Lists whose half "judge" is blind."""
 
 
 class Drawn(NamedTuple):
@@ -87,12 +89,23 @@ class Drawn(NamedTuple):
     """Of its products."""
     others: tuple["Drawn", ...] = ()
     """The lists that none of its weights is in, beside "models"."""
+    rows: tuple[int, int] = (1, MOST_ROWS)
+    """The least and the most that its products have."""
+    weight_bytes: tuple[float, float] = (0.0, math.inf)
+    """The same of the bytes of its weights."""
 
 
 FRESH: Final = Drawn("fresh", FRESH_SHAPES, 480)
 SECOND: Final = Drawn("second", SECOND_SHAPES, 600, (FRESH,))
 THIRD: Final = Drawn("third", FRESH_SHAPES | SECOND_SHAPES, 600, (FRESH, SECOND))
-DRAWN: Final = {made.name: made for made in (FRESH, SECOND, THIRD)}
+BORDER: Final = Drawn("border", THIRD.shapes, 480, (FRESH, SECOND, THIRD), (33, 64), (6e6, 40e6))
+TRANSPOSED: Final = {
+    f"{name}, transposed": tuple("x".join(reversed(shape.split("x"))) for shape in shapes)
+    for name, shapes in THIRD.shapes.items()
+}
+"""Weights as long along k as models have them along n."""
+FOURTH: Final = Drawn("fourth", THIRD.shapes | TRANSPOSED, 600, (FRESH, SECOND, THIRD, BORDER), (33, 4096))
+DRAWN: Final = {made.name: made for made in (FRESH, SECOND, THIRD, BORDER, FOURTH)}
 
 
 class Case(NamedTuple):
@@ -160,10 +173,11 @@ def _drawn(made: Drawn) -> list[Case]:
             n = _near(chance, n, chance.choice((8, 64, 128)))
             k = _near(chance, k, chance.choice((16, 128, 128)))
         n += chance.randrange(1, 8) if chance.random() < 0.06 else 0
-        m = round(math.exp(chance.uniform(0, math.log(MOST_ROWS))))
+        m = round(math.exp(chance.uniform(*map(math.log, made.rows))))
         if chance.random() < 0.4:
             m = -(-m // 8) * 8 if m < 512 else -(-m // 128) * 128
-        if 2 * m * n * k <= MOST_OPERATIONS and (n, k) not in known:
+        least, most = made.weight_bytes
+        if 2 * m * n * k <= MOST_OPERATIONS and (n, k) not in known and least <= n * k <= most:
             found[Case(modes[len(found) % len(modes)], m, n, k)] = None
     return list(found)
 

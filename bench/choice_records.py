@@ -4,9 +4,9 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from bench.choice_cases import MODES, Case
+from bench.choice_cases import BLIND, MODES, Case
 from fp8core.kernels.gemm.blaslt import corrections, ordering
 from fp8core.kernels.gemm.blaslt.rows import RELAYOUT_US
 from fp8core.kernels.gemm.sm90 import tiled_cost
@@ -15,28 +15,38 @@ from fp8core.problem import ScaledMm, Target
 from fp8core.table import Kernel, Table, no_estimate
 
 Record = dict[str, Any]
-MEASURED: Final = Target("cuda", 90, 0, 132, 32, 227 << 10)
-"""The H200 that records in docs/results are of."""
+MEASURED: Final = "NVIDIA H200"
+"""The model of GPU that the constants are fitted to."""
+H200: Final = Target("cuda", 90, 0, 132, 32, 227 << 10)
 MEDIAN_GOAL, WORST_GOAL = 0.03, 0.10
 """What tuning may gain: at the median and at worst."""
 CLOSE: Final = 1.6
 """Candidates that take this many times the least at first sight are not timed closer."""
 PARTS: Final = "fit", "judge"
-WITH_ZEROS: Final = (*(f"h200-{number}" for number in range(1, 7)), "judge-1", "judge-2")
-"""Files of before sm90_tiled loaded no rows beyond those of a."""
+CHANGED: Final = {"sm90_tiled": "2026-11-22T22:10", "sm90_decode": "2026-11-23T01:20"}
+"""Since when kernels of this library take the time that they take. Who makes one faster or slower writes the time of
+the first run with it here: what was measured of it before counts no more."""
 
 
 def read(files: Iterable[Path]) -> list[Record]:
-    """Return the records of files; of two about one product and the same kernels the later one."""
-    return list({(*key(record), *record.get("only", ())): record for record in every(files)}.values())
+    """Return the records of files; of two about one product, GPU and the same kernels the later one."""
+    return latest(every(files))
+
+
+def latest(records: Iterable[Record]) -> list[Record]:
+    """Return records without those of which a later one is about the same."""
+    return list({(one["device"], *key(one), *one.get("only", ())): one for one in records}.values())
 
 
 def every(files: Iterable[Path]) -> Iterator[Record]:
-    """Give the records of files, each with the name of its file."""
+    """Give the records of files, each with the name of its file and what its machine was."""
     for file in files:
+        machine: Record = {}
         for record in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
-            if record["bench"] == "choice":
-                yield {**record, "file": file.stem}
+            if record["bench"] == "machine":
+                machine = {name: record[name] for name in ("device", "multiprocessors", "started")}
+            elif record["bench"] == "choice":
+                yield {**record, **machine, "file": file.stem}
 
 
 def key(record: Record) -> tuple[str | int, ...]:
@@ -45,8 +55,8 @@ def key(record: Record) -> tuple[str | int, ...]:
 
 
 def part(record: Record) -> str:
-    """Return what a record is for: "judge", of the blind half of the second list, or "fit"."""
-    return "judge" if record.get("list") == "second" and record["half"] == "judge" else "fit"
+    """Return what a record is for: "judge", of the blind half of a list, or "fit"."""
+    return "judge" if record.get("list") in BLIND and record["half"] == "judge" else "fit"
 
 
 def whole(record: Record) -> bool:
@@ -77,14 +87,15 @@ def gains(records: Iterable[Record]) -> Iterator[tuple[Record, float]]:
 def gains_today(records: Iterable[Record]) -> Iterator[tuple[Record, float]]:
     """Give each record and what tuning gains, if the table chose as this checkout does: on any machine."""
     for record in map(still, filter(whole, records)):
-        kernel, row = chosen_today(record) if record["rows"] else (None, None)
-        if row is not None or any(far == kernel for far, _ in record.get("far", ())):
-            yield record, gain([row["us"] for row in record["rows"]], row)
+        chosen = chosen_today(record) if record["rows"] else None
+        if chosen is not None and (chosen.row is not None or [chosen.kernel, chosen.name] in record.get("far", ())):
+            yield record, gain([row["us"] for row in record["rows"]], chosen.row)
 
 
 def problem_of(record: Record) -> ScaledMm:
     """Return the product that a record is of, where it was measured."""
-    return Case(*key(record)).problem(MEASURED)  # type: ignore[arg-type]
+    target = H200._replace(multiprocessors=record["multiprocessors"])
+    return Case(*key(record)).problem(target)  # type: ignore[arg-type]
 
 
 def estimate(record: Record, row: Record) -> float | None:
@@ -97,7 +108,7 @@ def estimate(record: Record, row: Record) -> float | None:
     if not row["channels"]:
         return None
     more = RELAYOUT_US if row["kernel"].endswith("_relayout") else 0.0
-    return corrections.corrected_us(work_of(record), config_of(row), row["workspace"]) + more
+    return corrections.corrected_us(work_of(record), config_of(row), row["workspace"], record["device"]) + more
 
 
 def tile_of(row: Record) -> tiled_cost.Tile | None:
@@ -108,7 +119,7 @@ def tile_of(row: Record) -> tiled_cost.Tile | None:
 def work_of(record: Record) -> ordering.Work:
     """Return what the time of a record's product depends on."""
     m, n, k, mode = (record[name] for name in ("m", "n", "k", "mode"))
-    return ordering.Work(m, n, k, mode == "row", mode == "block", 2, MEASURED.multiprocessors)
+    return ordering.Work(m, n, k, mode == "row", mode == "block", 2, record["multiprocessors"])
 
 
 def config_of(row: Record) -> ordering.Config:
@@ -123,13 +134,22 @@ def still(record: Record) -> Record:
 
 
 def is_of_today(record: Record, row: Record) -> bool:
-    """Return whether a time is of the kernel as it is: before, a tile that a does not fill was filled with zeros."""
-    tile = tile_of(row) if row["kernel"] == "sm90_tiled" else None
-    return tile is None or record["m"] >= tile.rows or not record["file"].endswith(WITH_ZEROS)
+    """Return whether a time is of the kernel as it is."""
+    return str(record["started"]) >= CHANGED.get(row["kernel"], "")
 
 
-def chosen_today(record: Record) -> tuple[str | None, int | None]:
-    """Return the kernel that the table of this checkout chooses, and its row of a record, or None if it has none."""
+class Chosen(NamedTuple):
+    """What the table chooses."""
+
+    kernel: str
+    name: str
+    """Of the algorithm, as far as it is known where it was not measured."""
+    row: int | None
+    """Of the record, or None where it was not timed to the end."""
+
+
+def chosen_today(record: Record) -> Chosen | None:
+    """Return what the table of this checkout chooses for a record's product, or None if there is nothing."""
     rows = record["rows"]
     problem = problem_of(record)
     best: dict[str, int] = {}
@@ -154,11 +174,12 @@ def chosen_today(record: Record) -> tuple[str | None, int | None]:
     ]
     choice = Table("measured", ScaledMm, *able).choice(problem)
     if choice is None:
-        return None, None
+        return None
     row = best.get(choice.kernel)
-    if choice.kernel == "sm90_tiled" and row is not None and rows[row].get("name"):
-        row = next((i for i, one in enumerate(rows) if one.get("name") == str(tiled_cost.fastest(problem))), None)
-    return choice.kernel, row
+    if choice.kernel != "sm90_tiled" or (row is not None and not rows[row].get("name")):
+        return Chosen(choice.kernel, "", row)
+    name = str(tiled_cost.fastest(problem))
+    return Chosen(choice.kernel, name, next((i for i, one in enumerate(rows) if one.get("name") == name), None))
 
 
 def report(found: Iterable[tuple[Record, float]]) -> None:

@@ -1,12 +1,13 @@
 """Fit what the choice without tuning goes by to measured times, and print it: the constants that the sources contain.
 
-    python -m bench.fit_estimates [--check] [--write] [--only NAME ...] [RECORDS ...]
+    python -m bench.fit_estimates [--check] [--write] [--only NAME ...] [--gpu NAME] [--cross PARTS] [RECORDS ...]
 
 Records are those of `bench.choice`, without its blind half: docs/results/choice if none are named. The lines of
 `ordering`, `tiled_cost`, `decode_cost` and `fallback_cost` that hold constants are printed, and with --write put in
 their places; so are the trees of `blaslt/corrections.json`, for what the first of them cannot say. The search
 begins at what the sources contain. With --check the exit status says whether they are current: the trees the same, and
-the constants nearly as good as what it finds.
+the constants nearly as good as what it finds. Constants are of an H200; for another model of GPU, by its name, there
+are trees alone (docs/dev/fitting-estimates.md).
 """
 
 import argparse
@@ -23,7 +24,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from bench import boosting
-from bench.choice_records import Record
+from bench.choice_records import MEASURED, Record, report
 from bench.fit_samples import (
     CONSTANTS_FALL,
     TREES_FALL,
@@ -211,7 +212,11 @@ def search(model: Model, samples: list[Sample], steps: int = STEPS) -> Fit:
     return Fit(1 - after / before if before else 0.0, float(np.std(last[near])))
 
 
-def grown(records: list[Record]) -> list[tuple[list[tuple[str, float]], list[int]]]:
+Grown = tuple[list[tuple[str, float]], list[int]]
+"""A tree with the names of its features."""
+
+
+def grown(records: list[Record]) -> list[Grown]:
     """Return the trees, with the names of their features."""
     measured = offers(records, TREES_FALL)
     estimates = [ordering.us(*key) for key in measured]
@@ -222,11 +227,14 @@ def grown(records: list[Record]) -> list[tuple[list[tuple[str, float]], list[int
     return [([(names[number], above) for number, above in cuts], leaves) for cuts, leaves in trees]
 
 
-def written(trees: list[tuple[list[tuple[str, float]], list[int]]]) -> str:
-    """Return the file of the trees."""
-    lines = ",\n".join(f"  {json.dumps([cuts, leaves], separators=(',', ':'))}" for cuts, leaves in trees)
-    about = json.dumps({"device": corrections.DEVICE, "made by": "python -m bench.fit_estimates --write"})
-    return f'{about[:-1]}, "trees": [\n{lines}\n]}}\n'
+def written(trees: list[Grown], gpu: str) -> str:
+    """Return the file of the trees, with those of other models of GPU as they are."""
+    known: dict[str, Any] = json.loads(CORRECTIONS.read_text(encoding="utf-8"))["trees"]
+    parts = []
+    for name, all_ in sorted({**known, gpu: trees}.items()):
+        lines = ",\n".join(f"  {json.dumps(tree, separators=(',', ':'))}" for tree in all_)
+        parts.append(f"{json.dumps(name)}: [\n{lines}\n]")
+    return f'{{"made by": "python -m bench.fit_estimates --write", "trees": {{\n{",".join(parts)}}}}}\n'
 
 
 def main() -> int:
@@ -237,13 +245,23 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="put what was found into the sources")
     parser.add_argument("--only", nargs="+", choices=(*MODELS, "trees"), default=(*MODELS, "trees"))
     parser.add_argument("--steps", type=int, default=STEPS, help="of a search for constants")
+    parser.add_argument("--cross", type=int, default=0, help="into so many parts: fit to all but one, choose for that")
+    parser.add_argument("--gpu", default=MEASURED, help="the model of GPU whose times are fitted to")
     arguments = parser.parse_args()
-    records = list(records_of(arguments.records or sorted(RUNS.glob("*.jsonl"))))
+    files = arguments.records or sorted(RUNS.glob("*.jsonl"))
+    records = [record for record in records_of(files) if record["device"] == arguments.gpu]
+    if not records:
+        parser.error(f"no record is of {arguments.gpu!r}")
+    if arguments.cross:
+        from bench import cross  # which fits by this module
+
+        report(cross.crossed(records, arguments.cross, arguments.steps))
+        return 0
     old = False
     if "trees" in arguments.only and arguments.check:  # before constants move
-        old = written(grown(records)) != CORRECTIONS.read_text(encoding="utf-8")
+        old = written(grown(records), arguments.gpu) != CORRECTIONS.read_text(encoding="utf-8")
         print(f"trees are {'old' if old else 'current'}", flush=True)
-    for name in (name for name in MODELS if name in arguments.only):
+    for name in (name for name in MODELS if name in arguments.only and arguments.gpu == MEASURED):
         samples = MODELS[name].samples(records)
         found = search(MODELS[name], samples, arguments.steps)
         print(f"{name}: {len(samples)} times, error {found.error:.2%}, loss {-found.gained:+.2%}")
@@ -252,7 +270,7 @@ def main() -> int:
             put_in_place(MODELS[name])
         old = old or found.gained > GAIN
     if "trees" in arguments.only and not arguments.check:
-        text = written(grown(records))
+        text = written(grown(records), arguments.gpu)
         print(f"{corrections.FILE}: {len(text)} bytes")
         if arguments.write:
             CORRECTIONS.write_text(text, encoding="utf-8")

@@ -13,18 +13,10 @@ from fp8core.kernels.gemm.blaslt.mapping import FOUR
 from fp8core.kernels.gemm.sm90 import decode_cost, tiled_cost
 from fp8core.kernels.gemm.sm90.decode import config_for
 from fp8core.kernels.gemm.sm90.decode_config import MOST_ROWS
-from fp8core.kernels.gemm.sm90.decode_rows_config import FEWEST_ROWS, SMALL_BYTES
 from fp8core.problem import ScaledMm
 
 CONSTANTS_FALL, TREES_FALL = 6.0, 2.0
 """How fast the weight of a candidate falls as it is slower than the fastest of its product and kernel."""
-LAST_DECODE: Final = ("h200-7", "h200-judge-3", "h200-8", "h200-10")
-"""Files from which times of sm90_decode are taken from `FEWEST_ROWS` on: it had other layouts before. Those for small
-weights have estimates of their own."""
-TODAY: Final = ("h200-10", "h200-11", "h200-tiles")
-"""Files of sm90_tiled as it is. Before, its loads took longer, which showed where tiles were few."""
-FEW_WAVES, OLD = 2, 0.2
-"""Up to so many waves an old time has such a part of its weight."""
 
 
 class Sample(NamedTuple):
@@ -89,22 +81,20 @@ def of_tiles(records: Iterable[Record]) -> list[Sample]:
             tile = tile_of(row)
             if tile is not None and is_of_today(record, row):
                 p = problem_of(record)
-                old = tile.waves(p.m, p.n, p.target) <= FEW_WAVES and not record["file"].endswith(TODAY)
-                counts = OLD * weight if old else weight
-                found.append(Sample(lambda p=p, tile=tile: tiled_cost.us(p, tile), mean_us(row), counts))  # type: ignore[misc]
+                found.append(Sample(lambda p=p, tile=tile: tiled_cost.us(p, tile), mean_us(row), weight))  # type: ignore[misc]
     return found
 
 
 def of_decode(records: Iterable[Record]) -> list[Sample]:
-    """Return the times of sm90_decode."""
+    """Return the times of sm90_decode, but for small weights, whose estimates are of another fit."""
     found = []
     for record in records:
         for row, weight in rows_of(record, "sm90_decode", 0.0):
-            known = record["file"].endswith(LAST_DECODE) and record["n"] * record["k"] >= SMALL_BYTES
-            if record["m"] < FEWEST_ROWS or (record["m"] <= MOST_ROWS and known):
+            if record["m"] <= MOST_ROWS and is_of_today(record, row):
                 p = problem_of(record)
                 config = config_for(p)
-                found.append(Sample(lambda p=p, c=config: decode_cost.launch_us(p, c), mean_us(row), weight))  # type: ignore[misc]
+                if not decode_cost.is_small(p, config):
+                    found.append(Sample(lambda p=p, c=config: decode_cost.launch_us(p, c), mean_us(row), weight))  # type: ignore[misc]
     return found
 
 

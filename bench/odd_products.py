@@ -7,7 +7,6 @@ L2 holds.
 """
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -78,25 +77,14 @@ def chosen(p: ScaledMm) -> tuple[str, Matmul]:
 
 def times(pairs: dict[str, tuple[ScaledMm, Matmul]]) -> dict[str, float]:
     """Return the microseconds of each product, interleaved with the others."""
-    cuda = device.cupy().cuda
-    stream, begin, end = cuda.Stream(non_blocking=True), cuda.Event(), cuda.Event()
     operands = {name: timing.Operands(p, launch.scratch_bytes) for name, (p, launch) in pairs.items()}
-    cuda.runtime.deviceSynchronize()  # what fills them is on another stream
-
-    def elapsed(run: Callable[[], object], rounds: int) -> float:
-        begin.record(stream)
-        for _ in range(rounds):
-            run()
-        end.record(stream)
-        end.synchronize()
-        return float(cuda.get_elapsed_time(begin, end)) / rounds
-
-    runs, calls = {}, {}
+    device.cupy().cuda.runtime.deviceSynchronize()  # what fills them is on another stream
+    watch, runs, calls = timing.Stopwatch(), {}, {}
     for name, made in operands.items():
-        made.run(pairs[name][1], stream.ptr, made.weights[0])
+        made.run(pairs[name][1], watch.stream.ptr, made.weights[0])
         calls[name] = timing.calls_of(made)
-        runs[name] = timing.recorded(made, pairs[name][1], stream, calls[name])
-    found = timing.interleaved(runs, elapsed)
+        runs[name] = timing.recorded(made, pairs[name][1], watch.stream, calls[name])
+    found = timing.interleaved(runs, watch.elapsed)
     return {name: 1e3 * median(ms) / calls[name] for name, ms in found.items()}
 
 

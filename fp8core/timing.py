@@ -135,6 +135,24 @@ class Operands:
         launch(stream, self._a, weight, *self._vectors, *self._results)
 
 
+class Stopwatch:
+    """A stream of its own on CuPy's current device, and a pair of events that time what runs on it."""
+
+    def __init__(self) -> None:
+        cuda = device.cupy().cuda
+        self.stream = cuda.Stream(non_blocking=True)
+        self._begin, self._end = cuda.Event(), cuda.Event()
+
+    def elapsed(self, run: Run, rounds: int = 1) -> float:
+        """Return the milliseconds of a run, made so many times in a row."""
+        self._begin.record(self.stream)
+        for _ in range(rounds):
+            run()
+        self._end.record(self.stream)
+        self._end.synchronize()
+        return float(device.cupy().cuda.get_elapsed_time(self._begin, self._end)) / rounds
+
+
 class Sampling(NamedTuple):
     """How closely launches are timed."""
 
@@ -156,34 +174,24 @@ def samples(p: ScaledMm, launches: Sequence[Matmul], how: Sampling | None = None
 
     Weights come from memory, what else is read most likely from L2.
     """
-    how, cuda = how or Sampling(), device.cupy().cuda
+    how = how or Sampling()
     with device.on(p.target.device):
         operands = Operands(p, max(launch.scratch_bytes for launch in launches))
-        cuda.runtime.deviceSynchronize()  # what fills them is on another stream
-        stream = cuda.Stream(non_blocking=True)
-        begin, end = cuda.Event(), cuda.Event()
-
-        def elapsed(run: Run, rounds: int = 1) -> float:
-            begin.record(stream)
-            for _ in range(rounds):
-                run()
-            end.record(stream)
-            end.synchronize()
-            return float(cuda.get_elapsed_time(begin, end)) / rounds
-
+        device.cupy().cuda.runtime.deviceSynchronize()  # what fills them is on another stream
+        watch = Stopwatch()
         first: dict[int, float] = {}
         for i, launch in enumerate(launches):
-            once = partial(operands.run, launch, stream.ptr, operands.weights[0])
+            once = partial(operands.run, launch, watch.stream.ptr, operands.weights[0])
             try:
                 once()
             except BackendError:  # what a library offers it may still refuse to run
                 continue
-            first[i] = min(elapsed(once) for _ in range(2))
+            first[i] = min(watch.elapsed(once) for _ in range(2))
         least = min(first.values(), default=0.0)
         close = how.hopeless * max(LAUNCH_MS, least)
         calls = calls_of(operands, how.span_us / max(1e3 * least, 1.0))
-        runs = {i: recorded(operands, launches[i], stream, calls) for i, ms in first.items() if ms <= close}
-        found = interleaved(runs, elapsed, how.turns, how.stretch_ms)
+        runs = {i: recorded(operands, launches[i], watch.stream, calls) for i, ms in first.items() if ms <= close}
+        found = interleaved(runs, watch.elapsed, how.turns, how.stretch_ms)
         return [[1e3 * ms / calls for ms in found.get(i, ())] for i in range(len(launches))]
 
 

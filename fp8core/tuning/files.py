@@ -89,15 +89,21 @@ def check_writable(path: Path) -> None:
 def _opened(given: Path) -> Iterator[tuple[Path, Contents]]:
     """Give the file itself, its lock held, and what it holds; raises OSError, or TuningError if that is strange."""
     file = Path(os.path.realpath(given))
+    _accepted(file, given)  # before a folder or a lock is made beside a file that is refused
     file.parent.mkdir(parents=True, exist_ok=True)
     with _alone(file):
-        try:
-            before = _read(file)
-        except FileNotFoundError:
-            before = Contents([], 0, strange=False)
-        if before.strange:
-            raise TuningError(f"path needs a file of tunings, or none, got {given}, which holds something else")
-        yield file, before
+        yield file, _accepted(file, given)
+
+
+def _accepted(file: Path, given: Path) -> Contents:
+    """Return what a file holds, nothing if it is missing; raises OSError, or TuningError if that is strange."""
+    try:
+        found = _read(file)
+    except FileNotFoundError:
+        return Contents([], 0, strange=False)
+    if found.strange:
+        raise TuningError(f"path needs a file of tunings, or none, got {given}, which holds something else")
+    return found
 
 
 def load_tunings(path: str | os.PathLike[str] | None = None) -> tuple[Tuning, ...]:

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from functools import partial
 from math import exp, inf
 from pathlib import Path
 
@@ -130,7 +131,7 @@ def test_estimates_are_corrected_for_the_gpu_and_the_library_that_were_measured(
     p = problem(m=4096, n=6144, ldo=6144)
     stub.tile(1, TILE_256X128, 5)
     stub.tile(2, TILE_176X128, 5)
-    wanted = corrected_us if corrected else us
+    wanted = partial(corrected_us, gpu=name) if corrected else us
     for offer in query.algorithms(product(p)):
         config = Config.of(find("cuda"), offer.algorithm)
         assert offer.us == wanted(query.work_of(product(p)), config, offer.workspace_bytes)
@@ -139,14 +140,15 @@ def test_estimates_are_corrected_for_the_gpu_and_the_library_that_were_measured(
 def test_a_correction_is_the_sum_of_the_leaves_that_a_product_comes_to(monkeypatch):
     asked = corrections.Features(*range(len(corrections.Features._fields)))
     grown = (([(3, 2.5), (5, 5.0)], [1, 2, 3000, 5]), ([(0, -1.0)], [0, 700]))
-    monkeypatch.setattr(corrections, "trees", lambda: grown)
-    assert corrections.factor(asked) == pytest.approx(exp(0.037))
+    monkeypatch.setattr(corrections, "trees", lambda: {"a GPU": grown})
+    assert corrections.factor(asked, "a GPU") == pytest.approx(exp(0.037))
+    assert corrections.factor(asked, "another") == 1.0
 
 
 def test_corrections_are_small_against_the_estimates():
     for m, n, k in ((96, 1280, 8192), (1024, 2112, 7168), (300, 32768, 512), (9000, 6144, 4096)):
         for config in (Config(128, 128, 1, 2, 1, 1), Config(64, 256, 1, 1, 2, 2), Config(192, 176, 1, 1, 2, 7)):
-            assert 0.7 < corrected_us(work(m, n, k), config, 0) / us(work(m, n, k), config, 0) < 1.4
+            assert 0.7 < corrected_us(work(m, n, k), config, 0, "NVIDIA H200") / us(work(m, n, k), config, 0) < 1.4
 
 
 def test_equal_estimates_leave_the_library_its_order(stub):

@@ -62,7 +62,8 @@ CHOICES = [
     (problem(alignment=8), "sm90_decode_unaligned"),
     (problem(k=4104), "realigned"),
     (problem(k=0), "generic_decode"),
-    (problem(n=250), "realigned"),
+    (problem(n=250), "generic_decode"),
+    (problem(m=96, n=250), "realigned"),
     (problem(target=HOST), "host"),
 ]
 

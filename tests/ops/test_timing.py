@@ -29,6 +29,27 @@ def test_turns_interleave_and_stretches_last():
     assert len({tuple(name for name, _ in asked[i : i + 2]) for i in range(0, len(asked), 2)}) == 2
 
 
+def test_a_stopwatch_times_all_rounds_and_tells_the_time_of_one(monkeypatch):
+    seen = []
+
+    class Event:
+        def record(self, stream):
+            seen.append((self, stream))
+
+        def synchronize(self):
+            seen.append((self, "waited"))
+
+    def between(begin, end):
+        assert [event for event, _ in seen if event is not None] == [begin, end, end]
+        return 6.0
+
+    cuda = SimpleNamespace(Stream=lambda non_blocking: ("stream", non_blocking), Event=Event, get_elapsed_time=between)
+    monkeypatch.setattr(device, "cupy", lambda: SimpleNamespace(cuda=cuda))
+    watch = timing.Stopwatch()
+    assert watch.elapsed(lambda: seen.append((None, "run")), 3) == 2.0
+    assert [what for _, what in seen] == [("stream", True), *["run"] * 3, ("stream", True), "waited"]
+
+
 class CaptureError(Exception):
     pass
 

@@ -1,5 +1,8 @@
 """The benchmark of the choice: its lists of products, what it records, and how gains are judged; without a GPU."""
 
+import json
+import sys
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -86,6 +89,30 @@ def test_some_kernels_alone_are_timed_and_not_judged(stub, monkeypatch):
     assert {row["kernel"] for row in record["rows"]} | {kernel for kernel, _ in record["far"]} == set(record["only"])
     assert list(gains([record])) == []
     assert choice.candidates(Case("block", 63, 512, 1024).problem(H200), ("cublaslt",)) == []  # 4 does not divide it
+
+
+@pytest.mark.parametrize(
+    ("asked", "times"),
+    [
+        ("--list second --half judge --skip 56 --count 2 --wide --turns 6", 6),
+        ("--list border --kernels sm90_decode sm90_tiled --count 2", choice.SAMPLING.turns),
+        ("--list odd --count 3 --turns 4", 4),
+    ],
+)
+def test_a_run_writes_its_machine_its_products_and_its_end(stub, monkeypatch, tmp_path, asked, times):
+    stub.tile(1, 318, 3)
+    monkeypatch.setattr(jit, "prepare", lambda *_, **__: Mock())
+    monkeypatch.setattr(timing, "samples", lambda p, launches, how: [[float(how.turns)] * how.turns for _ in launches])
+    monkeypatch.setattr("bench.__main__.device", SimpleNamespace(count=lambda: 0))
+    problem = Case.problem
+    monkeypatch.setattr(Case, "problem", lambda case, target=None: problem(case, H200))
+    monkeypatch.setattr(sys, "argv", ["choice", *asked.split(), "--json", str(tmp_path / "x")])
+    choice.main()
+    machine, *products, end = map(json.loads, (tmp_path / "x").read_text().splitlines())
+    assert set(asked.split()) <= set(machine["command"].split())
+    assert [one["bench"] for one in products] == ["choice"] * (3 if "odd" in asked else 2)
+    assert {us for one in products for row in one["rows"] for us in row["us"]} <= {times, times // 2}
+    assert (end["bench"], end["status"]) == ("subject", 0)
 
 
 def test_a_gain_is_judged_by_other_times_than_it_was_found_by():

@@ -11,9 +11,9 @@ from bench.choice_cases import LISTS, MODES, cases
 from bench.choice_records import WORST_GOAL, chosen_today, estimate, gains_today, key, part, read
 from support.bench_runs import python
 
-FEW, WORST = 0.02, 0.12
-"""The part of the products at which tuning gains more than `WORST_GOAL`, and what it gains at most: estimates of the
-fastest candidates are off by 5 % (one standard deviation), and two runs of the same one by up to 9 % (99 of 100)."""
+FEW, WORST = 0.025, 0.25
+"""The part of the products at which tuning gains more than `WORST_GOAL`, and what it gains at most: the goal is not met.
+Estimates of the fastest candidates are off by 5 % (one standard deviation)."""
 MOST_OF_THEM = 0.05
 """What it gains at most at nine of ten."""
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results" / "choice"
@@ -34,7 +34,7 @@ def test_both_parts_are_those_of_the_lists_and_large_enough(records):
     for record in (record for record in records if record.get("list") != "tiles"):
         assert known[record.get("list", "models")][key(record)] == record["half"]
     assert sum(part(record) == "fit" for record in records) >= 1000
-    assert sum(part(record) == "judge" for record in records) >= 50
+    assert sum(part(record) == "judge" for record in records) >= 200
 
 
 def test_no_weight_of_the_blind_half_was_fitted_to(records):
@@ -79,4 +79,4 @@ def test_what_is_judged_is_what_the_table_chooses(records, judged):
     assert sum(part(record) == "judge" for record, _ in judged) >= 0.7 * len(
         blind
     )  # since they were timed sm90_tiled and sm90_decode got other tiles
-    assert {chosen_today(record)[0] for record, _ in judged} >= {"sm90_decode", "sm90_tiled", "cublaslt"}
+    assert {chosen_today(record).kernel for record, _ in judged} >= {"sm90_decode", "sm90_tiled", "cublaslt"}

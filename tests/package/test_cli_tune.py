@@ -83,7 +83,7 @@ def test_the_layers_of_a_model_are_tuned_for_each_number_of_rows(fp8core_, tmp_p
 
 @pytest.mark.parametrize(
     ("out", "said"),
-    [("thesis", "which holds something else"), ("folder", "Is a directory"), ("thesis/x", "File exists")],
+    [("thesis", "which holds something else"), ("folder", "Is a directory"), ("thesis/x", "Not a directory")],
 )
 def test_where_the_file_cannot_be_written_nothing_is_timed(fp8core_, monkeypatch, tmp_path, out, said):
     monkeypatch.setattr(timing, "times", None)
@@ -92,6 +92,7 @@ def test_where_the_file_cannot_be_written_nothing_is_timed(fp8core_, monkeypatch
     code, _, log = fp8core_("tune", "--shapes", "96x512x1024", "--out", tmp_path / out)
     assert (code, said in log) == (1, True), log
     assert (tmp_path / "thesis").read_text() == "of three years"
+    assert {one.name for one in tmp_path.rglob("*")} == {"thesis", "folder"}  # and no lock
 
 
 def test_an_interrupt_keeps_what_is_done(fp8core_, monkeypatch, tmp_path):

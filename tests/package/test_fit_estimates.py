@@ -6,8 +6,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from bench import boosting, fit_estimates
+from bench import boosting, cross, fit_estimates
+from bench.choice_records import MEASURED, key
 from bench.fit_estimates import Constant, Model, Sample, number, put_in_place, search
+from fp8core.kernels.gemm.blaslt import corrections
 from support.bench_runs import python
 
 
@@ -108,6 +110,38 @@ def test_the_lines_of_a_model_are_those_of_its_source(name):
     lines = Path(made.module.__file__).read_text(encoding="utf-8").splitlines()
     assert [line for line in made.lines() if line not in lines] == []
     assert all(isinstance(constant, Constant) and constant.value > 0 for constant in made.constants())
+
+
+def constants():
+    return [one.value for name in cross.DECIDING for one in fit_estimates.MODELS[name].constants()]
+
+
+def test_weights_are_judged_by_a_fit_that_has_not_seen_them(monkeypatch):
+    records = list(fit_estimates.records_of(sorted(fit_estimates.RUNS.glob("*.jsonl"))))[::12]
+    seen, search_ = [], fit_estimates.search
+    before, trees = constants(), corrections.trees
+    monkeypatch.setattr(fit_estimates, "search", lambda *asked: seen.append(constants()) or search_(*asked))
+    grown = fit_estimates.grown
+    fits = []
+    monkeypatch.setattr(fit_estimates, "grown", lambda some: fits.append(list(map(key, some))) or grown(some))
+    for record, _ in cross.crossed(records, 2, 4):
+        assert constants() != before
+        assert corrections.trees() != trees()
+        assert (record["n"], record["k"]) not in {(n, k) for _, _, n, k in fits[-1]}
+    assert len(fits) == 2
+    assert sorted(fits[0] + fits[1]) == sorted(map(key, records))
+    assert seen[0] == seen[len(cross.DECIDING)] == before  # each search begins at what the sources contain
+    assert (constants(), corrections.trees) == (before, trees)
+
+
+def test_trees_of_another_gpu_stay_as_they_are(monkeypatch, tmp_path):
+    monkeypatch.setattr(fit_estimates, "CORRECTIONS", tmp_path / "trees.json")
+    (tmp_path / "trees.json").write_text('{"trees": {"another": [[[["m", 1.5]], [1, 2]]]}}')
+    text = fit_estimates.written([([("k", 0.5)], [3, 4])], MEASURED)
+    (tmp_path / "trees.json").write_text(text)
+    assert fit_estimates.written([([("k", 0.5)], [3, 4])], MEASURED) == text
+    want = {"another": [[[["m", 1.5]], [1, 2]]], MEASURED: [[[["k", 0.5]], [3, 4]]]}
+    assert fit_estimates.json.loads(text)["trees"] == want
 
 
 def test_the_sources_are_what_the_records_give():

@@ -144,7 +144,7 @@ def forget() -> None:
     blaslt_library.find.cache_clear()
     blaslt_heuristic._ask.cache_clear()
     blaslt_heuristic.absence.cache_clear()
-    corrections.applies.cache_clear()
+    corrections.gpu_of.cache_clear()
 
 
 def pretend(monkeypatch, stub: Stub, targets: tuple[Target, ...]) -> None:

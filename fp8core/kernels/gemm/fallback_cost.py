@@ -1,7 +1,7 @@
 """How long kernels take on Hopper that are for what no other takes, roughly: what `explain` says of them.
 
-Their places in the table decide between them, and not these estimates. The constants are fitted to an H200 by
-`python -m bench.fit_estimates`.
+Their places in the table decide between them, but for two pairs (`table.py`): copies beside generic_decode, and beside
+panels of sm90_decode. The constants are fitted to an H200 by `python -m bench.fit_estimates`.
 """
 
 from collections.abc import Callable
@@ -17,44 +17,51 @@ from fp8core.kernels.gemm.sm90.decode import config_for
 from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K, MOST_ROWS, width
 from fp8core.problem import ITEMSIZE, ScaledMm
 
-PASS_START_US: Final = 6.41
-"""Of generic_decode, beside the weight's stream."""
-PASS_BYTES_A_US: Final = 4.697e7
+PASS_START_US: Final = 3.777
+"""Of generic_decode, beside its passes over the weight."""
+PASS_BYTES_A_US: Final = 2.596e7
 """Of a weight, as generic_decode reads it for every panel of rows."""
-PASS_ROW: Final = 0.4961
+PASS_ROW: Final = 0.3026
 """More of that, for every row of a panel."""
-PASS_UNALIGNED: Final = 2.74
+CODE_US: Final = 0.002272
+"""Of a warp of generic_decode, for 1 of its part of k: a pass takes no less, however small the weight."""
+CODE_ROW_US: Final = 0.000155
+"""More of that, for every row of a panel."""
+PASS_OVERLAP: Final = 7.828
+"""The exponent of the norm that joins the two."""
+PASS_UNALIGNED: Final = 2.559
 """Times as long where rows of codes are not aligned."""
-PASS_BLOCKWISE: Final = 1.344
+PASS_BLOCKWISE: Final = 1.271
 """Times as long with scales that change along k."""
-TILE_START_US: Final = 15.95
+TILE_START_US: Final = 17.44
 """Of generic_mma, beside its tiles."""
-TILE_K_BLOCK_US: Final = 0.4616
+TILE_K_BLOCK_US: Final = 0.4424
 """Of a tile of generic_mma, for 128 of k."""
-PRODUCT_US: Final = 0.0001222
+PRODUCT_US: Final = 0.0001215
 """More of that, for each of its results."""
-TILE_UNALIGNED: Final = 1.299
+TILE_UNALIGNED: Final = 1.306
 """Times as long where rows of codes are not aligned."""
-TILE_BLOCKWISE: Final = 1.163
+TILE_BLOCKWISE: Final = 1.177
 """Times as long with scales that change along k."""
-COPY_US: Final = 8.073
+COPY_US: Final = 0.009054
 """Of the launches of realigned beside the product."""
-COPIED_BYTES_A_US: Final = 4.361e6
+COPIED_BYTES_A_US: Final = 3.877e6
 """Of what they read and write."""
-SHIFTED_US: Final = 0.02975
+SHIFTED_US: Final = 0.01118
 """Of what sm90_decode_unaligned does before the product."""
-SHIFTED_ROW_US: Final = 2.911e-6
+SHIFTED_ROW_US: Final = 1.188e-5
 """More of it, for a code of a."""
-SHIFTED: Final = 1.223
+SHIFTED: Final = 0.9662
 """Times as long as sm90_decode it takes for the product."""
-PAD_US: Final = 3.529
+PAD_US: Final = 3.501
 """Of the launches of cublaslt_pad_m beside the product."""
-SPLIT_M_US: Final = 4.025
+SPLIT_M_US: Final = 4.278
 """Of the launch of cublaslt_split_m before its products."""
-EPILOGUE_US: Final = 3.928
+EPILOGUE_US: Final = 3.94
 """Of the launch of cublaslt_epilogue after the product."""
 FITTED: Final = (
-    *("PASS_START_US", "PASS_BYTES_A_US", "PASS_ROW", "PASS_UNALIGNED", "PASS_BLOCKWISE", "TILE_START_US"),
+    *("PASS_START_US", "PASS_BYTES_A_US", "PASS_ROW", "CODE_US", "CODE_ROW_US", "PASS_OVERLAP", "PASS_UNALIGNED"),
+    *("PASS_BLOCKWISE", "TILE_START_US"),
     *("TILE_K_BLOCK_US", "PRODUCT_US", "TILE_UNALIGNED", "TILE_BLOCKWISE", "COPY_US", "COPIED_BYTES_A_US"),
     *("SHIFTED_US", "SHIFTED_ROW_US", "SHIFTED", "PAD_US", "SPLIT_M_US", "EPILOGUE_US"),
 )
@@ -77,10 +84,12 @@ def decode_us(p: ScaledMm) -> float:
 
 def generic_decode_us(p: ScaledMm) -> float:
     """Return the estimate of generic_decode: every panel of rows reads the weight."""
-    side = generic.layout(p).side
-    passes = ceil_div(p.m, side) * (1 + PASS_ROW * side) * p.n * p.k / PASS_BYTES_A_US
+    shape = generic.layout(p)
+    passes = ceil_div(p.m, shape.side) * (1 + PASS_ROW * shape.side) * p.n * p.k / PASS_BYTES_A_US
+    codes = ceil_div(p.k, shape.warps) * (CODE_US + CODE_ROW_US * shape.side)
     slower = (1.0 if generic.is_aligned(p) else PASS_UNALIGNED) * (PASS_BLOCKWISE if generic.is_blocked(p) else 1.0)
-    return PASS_START_US + passes * slower
+    found: float = PASS_START_US + slower * (passes**PASS_OVERLAP + codes**PASS_OVERLAP) ** (1 / PASS_OVERLAP)
+    return found
 
 
 def generic_mma_us(p: ScaledMm) -> float:
@@ -93,12 +102,12 @@ def generic_mma_us(p: ScaledMm) -> float:
 
 
 def realigned_us(p: ScaledMm) -> float:
-    """Return the estimate of realigned: of its copies, and of a kernel of this library between them."""
-    most = realigned.inner(p)
+    """Return the estimate of realigned: of its copies, of a kernel of this library between them, and of the rest."""
+    most, last = realigned.inner(p), realigned.rest(p)
     moved = 2 * (p.m + p.n) * most.k if realigned.copies_codes(p) else 0
     moved += 2 * p.m * p.n * ITEMSIZE[p.out] if realigned.copies_out(p) else 0
     product = decode_us(most) if p.m <= MOST_ROWS else tiled_cost.us(most)
-    return COPY_US + moved / COPIED_BYTES_A_US + product
+    return COPY_US + moved / COPIED_BYTES_A_US + product + (generic_decode_us(last) if last.n else 0.0)
 
 
 def unaligned_us(p: ScaledMm) -> float:

@@ -1,4 +1,4 @@
-"""What times of cuBLASLt's algorithms differ from their estimates by: decision trees, for one GPU and library.
+"""What times of cuBLASLt's algorithms differ from their estimates by: decision trees, for a model of GPU and a library.
 
 `ordering.us` is off by what its terms cannot say, in a way that depends on the tile, the cluster and how full the
 device is (experiments/2026-11-choice). `corrections.json` is written by `python -m bench.fit_estimates --write`.
@@ -6,6 +6,7 @@ device is (experiments/2026-11-choice). `corrections.json` is written by `python
 
 import json
 import math
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
 from typing import Any, Final, NamedTuple
@@ -25,8 +26,6 @@ from fp8core.problem import BLOCK, Target
 from fp8core.runtime import device
 
 FILE: Final = "corrections.json"
-DEVICE: Final = "NVIDIA H200"
-"""Whose times were measured."""
 LEAF: Final = 1e-5
 """Leaves are whole multiples of this, of the logarithm of a time."""
 
@@ -109,17 +108,25 @@ def features(work: Work, config: Config, workspace_bytes: int, estimate: float) 
 
 
 @cache
-def trees() -> tuple[Tree, ...]:
-    """Return the trees of the file."""
+def trees() -> Mapping[str, tuple[Tree, ...]]:
+    """Return the trees of the file by the names of the GPU models whose times were measured."""
     found: dict[str, Any] = json.loads(resources.files(__package__).joinpath(FILE).read_text(encoding="utf-8"))
+    return read(found["trees"])
+
+
+def read(named: Mapping[str, Sequence[Any]]) -> Mapping[str, tuple[Tree, ...]]:
+    """Return trees that ask for features by their names as ones that ask for them by their numbers."""
     names = {name: number for number, name in enumerate(Features._fields)}
-    return tuple(([(names[name], above) for name, above in cuts], leaves) for cuts, leaves in found["trees"])
+    return {
+        gpu: tuple(([(names[name], above) for name, above in cuts], leaves) for cuts, leaves in grown)
+        for gpu, grown in named.items()
+    }
 
 
-def factor(asked: Features) -> float:
-    """Return how many times its estimate a product takes."""
+def factor(asked: Features, gpu: str) -> float:
+    """Return how many times its estimate a product takes on a model of GPU: 1 on one that was not measured."""
     total = 0
-    for cuts, leaves in trees():
+    for cuts, leaves in trees().get(gpu, ()):
         leaf = 0
         for number, above in cuts:
             leaf = 2 * leaf + (asked[number] > above)
@@ -127,13 +134,16 @@ def factor(asked: Features) -> float:
     return math.exp(LEAF * total)
 
 
-def corrected_us(work: Work, config: Config, workspace_bytes: int) -> float:
-    """Return the microseconds that an algorithm takes on the GPU and by the library that were measured."""
+def corrected_us(work: Work, config: Config, workspace_bytes: int, gpu: str) -> float:
+    """Return the microseconds that an algorithm takes on a model of GPU, by the library that was measured."""
     estimate = us(work, config, workspace_bytes)
-    return estimate * factor(features(work, config, workspace_bytes, estimate)) if config.channels else estimate
+    if not config.channels:
+        return estimate
+    return estimate * factor(features(work, config, workspace_bytes, estimate), gpu)
 
 
 @cache
-def applies(target: Target, version: int | None) -> bool:
-    """Return whether a GPU and a library are those that were measured."""
-    return version in MEASURED_VERSIONS and device.name(target.device) == DEVICE
+def gpu_of(target: Target, version: int | None) -> str | None:
+    """Return the name of a GPU if it and a version of the library are among those that were measured."""
+    name = device.name(target.device) if version in MEASURED_VERSIONS else None
+    return name if name in trees() else None

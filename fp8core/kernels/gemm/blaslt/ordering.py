@@ -15,59 +15,61 @@ from fp8core.problem import BLOCK
 
 MEASURED_VERSIONS: Final = range(130100, 130200)
 """Of cuBLASLt, whose algorithms were timed."""
-LAUNCH_US: Final = 3.244
+LAUNCH_US: Final = 3.199
 """Of a launch and of filling the pipelines, when weights come from memory."""
-PRODUCT_US: Final = 1.865e-5
+PRODUCT_US: Final = 1.598e-5
 """Of a multiprocessor, for one result of a tile and a k-block of 128."""
-BLOCKWISE: Final = 1.046
+BLOCKWISE: Final = 1.092
 """Times as much with scales that change along k."""
-COOPERATIVE: Final = 1.091
+COOPERATIVE: Final = 1.053
 """Times as much for a k-block of a tile that all consumers of a block share: nothing is multiplied while it ends."""
-LOAD_US: Final = 0.000602
+LOAD_US: Final = 0.0007199
 """Of a multiprocessor, for a row of 128 codes that it loads while all of them load. Blocks of a cluster share what they
 have in common."""
-DELIVERY_US: Final = 0.000608
+DELIVERY_US: Final = 0.000561
 """More of that, for a row that comes into its shared memory, whoever loads it."""
-UNALIGNED: Final = 0.5344
+UNALIGNED: Final = 0.5285
 """The part by which loads take longer where rows do not begin at multiples of `SECTOR` bytes."""
-SECTORS: Final = 0.2426
+SECTORS: Final = 0.2312
 """The same where they do, but not at multiples of 128."""
 SECTOR: Final = 32
 """Bytes that L2 reads together."""
-ZEROS: Final = 2.634
+ZEROS: Final = 2.774
 """How many rows more each row counts for that a tile has beyond those of a, and that TMA fills with zeros."""
-SHARED_US: Final = 0.0003692
+SHARED_US: Final = 0.0003069
 """Of a multiprocessor, for a row of 128 codes that `wgmma` reads from shared memory, or that is written there."""
-K_BLOCK_US: Final = 0.005111
+K_BLOCK_US: Final = 0.01287
 """Of a k-block, whatever the tile."""
-ROUND_US: Final = 0.3107
+ROUND_US: Final = 0.4005
 """Of a tile's end, whatever its size."""
-RESULT_US: Final = 2.026e-5
-VECTOR_RESULT_US: Final = 1.785e-5
-BLOCKWISE_RESULT_US: Final = 3.83e-5
+RESULT_US: Final = 5.614e-5
+VECTOR_RESULT_US: Final = 1.217e-5
+BLOCKWISE_RESULT_US: Final = 1.3e-5
 """Of a tile's end, for one result, and more of it with vectors of scales and with scales that change along k."""
-BESIDE: Final = 4.091
+BESIDE: Final = 2.611
 """Times as long a tile's end takes while another tile is multiplied."""
-HEAT: Final = 0.2268
-BLOCKWISE_HEAT: Final = 0.2242
+HEAT: Final = 0.4324
+BLOCKWISE_HEAT: Final = 0.3786
 """What a k-block takes more in a product of many rounds, as the clock falls; of a few of them, a part of it."""
-WHOLE_ROUNDS: Final = 0.7296
+HOT_US: Final = 46.94
+"""Of k-blocks in a row, after which half of HEAT shows."""
+WHOLE_ROUNDS: Final = 0.9714
 """By which part the time grows with whole rounds; by the rest it grows with tiles."""
-BYTES_A_US: Final = 4.144e6
+BYTES_A_US: Final = 4.152e6
 """From memory."""
-OVERLAP: Final = 3.926
+OVERLAP: Final = 3.92
 """The exponent of the norm that joins the times of the memory, of the loads and of the multiprocessors: the greatest
 hides most."""
-COUNTER_US: Final = 1.964
+COUNTER_US: Final = 2.936
 """Of clearing a counter of tiles, a workspace of a few bytes, before the launch."""
 COUNTER_BYTES: Final = 64
-SPLIT_US: Final = 2.43
-PARTIAL_US: Final = 2.737e-6
+SPLIT_US: Final = 2.523
+PARTIAL_US: Final = 2.593e-6
 """Of adding up the parts of a k that is split, and for one number of one part."""
 FITTED: Final = (
     *("LAUNCH_US", "PRODUCT_US", "BLOCKWISE", "COOPERATIVE", "LOAD_US", "DELIVERY_US", "UNALIGNED", "SECTORS", "ZEROS"),
     *("SHARED_US", "K_BLOCK_US", "ROUND_US", "RESULT_US", "VECTOR_RESULT_US", "BLOCKWISE_RESULT_US", "BESIDE", "HEAT"),
-    *("BLOCKWISE_HEAT", "WHOLE_ROUNDS", "BYTES_A_US", "OVERLAP", "COUNTER_US", "SPLIT_US", "PARTIAL_US"),
+    *("BLOCKWISE_HEAT", "HOT_US", "WHOLE_ROUNDS", "BYTES_A_US", "OVERLAP", "COUNTER_US", "SPLIT_US", "PARTIAL_US"),
 )
 """The names of the numbers above that `python -m bench.fit_estimates` finds."""
 WGMMA_M: Final = 64
@@ -161,11 +163,12 @@ def us(work: Work, config: Config, workspace_bytes: int) -> float:
     share = blocks / work.multiprocessors
     rounds = math.ceil(share)
     k_blocks = ceil_div(ceil_div(work.k, split_k), BLOCK)
-    heat = 1 + (BLOCKWISE_HEAT if work.blockwise else HEAT) * (1 - 1 / rounds)
-    products = k_blocks * _k_block_us(work, config) * heat
+    rounds_paid = WHOLE_ROUNDS * rounds + (1 - WHOLE_ROUNDS) * max(1.0, share)
+    cool = rounds_paid * k_blocks * _k_block_us(work, config)
+    heat = (BLOCKWISE_HEAT if work.blockwise else HEAT) * cool / (cool + HOT_US)
+    products = k_blocks * _k_block_us(work, config) * (1 + heat)
     result = RESULT_US + (BLOCKWISE_RESULT_US if work.blockwise else VECTOR_RESULT_US if work.vectors else 0.0)
     end = ROUND_US + channels * tokens * result
-    rounds_paid = WHOLE_ROUNDS * rounds + (1 - WHOLE_ROUNDS) * max(1.0, share)
     if config.cooperative:
         busy = rounds_paid * (products + end)
     else:  # one tile ends while the other is multiplied

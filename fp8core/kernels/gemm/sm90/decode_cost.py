@@ -13,11 +13,17 @@ from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K, DecodeConfig, width
 from fp8core.kernels.gemm.sm90.decode_rows_config import FEWEST_ROWS, SMALL_BYTES, estimate
 from fp8core.problem import ITEMSIZE, ScaledMm
 
-BYTES_A_US: Final = 4.415e6
+BYTES_A_US: Final = 4.565e6
 """From memory."""
 LINE_BYTES: Final = 128
 """Of the cache: estimates of small weights are fitted to rows that begin at multiples of it."""
-OVERLAP: Final = 4.116
+UNALIGNED: Final = 0.3985
+"""The part by which the weight's stream takes longer where rows do not begin at multiples of `SECTOR` bytes."""
+SECTORS: Final = 0.07932
+"""The same where they do, but not at multiples of `LINE_BYTES`."""
+SECTOR: Final = 32
+"""Bytes that L2 reads together."""
+OVERLAP: Final = 3.363
 """The exponent of the norm that joins the times of the memory and of the multiprocessors: the greater hides most."""
 
 
@@ -37,22 +43,27 @@ class Fitted(NamedTuple):
 
 
 CHANNELS_FIRST: Final = {
-    8: Fitted(0.007336, 0.06108, 1.102, 0.04136, 0.842),
-    16: Fitted(0.001239, 0.06945, 1.365, 0.0934, 0.876),
-    32: Fitted(0.1289, 0.02937, 0.006235, 0.204, 1.243),
-    64: Fitted(0.1517, 0.02712, 0.6131, 0.1571, 1.848),
+    8: Fitted(0.005114, 0.02961, 0.3849, 0.008894, 0.8648),
+    16: Fitted(0.00108, 0.04051, 1.26, 0.05631, 0.8273),
+    32: Fitted(0.09035, 0.03049, 0.005367, 0.1031, 1.319),
+    64: Fitted(0.1463, 0.03717, 0.8976, 0.5198, 0.6794),
 }
 """Of tiles with channels on the M side of `wgmma`, by its N side."""
-ROWS: Final = Fitted(0.004521, 0.1146, 2.018, 0.00799, 2.875)
+ROWS: Final = Fitted(0.002461, 0.014, 0.2166, 0.09091, 2.415)
 """Of tiles with rows on the M side."""
-FITTED: Final = ("BYTES_A_US", "OVERLAP")
+FITTED: Final = ("BYTES_A_US", "UNALIGNED", "SECTORS", "OVERLAP")
 """Beside the numbers of `CHANNELS_FIRST` and `ROWS`, the names of those that `python -m bench.fit_estimates` finds."""
+
+
+def is_small(p: ScaledMm, config: DecodeConfig) -> bool:
+    """Return whether a product has the estimate of small weights by rows."""
+    small = p.n * p.k < SMALL_BYTES and p.ldb % LINE_BYTES == 0
+    return config.rows_first and p.m >= FEWEST_ROWS and small
 
 
 def launch_us(p: ScaledMm, config: DecodeConfig) -> float:
     """Return the estimate of one launch."""
-    small = p.n * p.k < SMALL_BYTES and p.ldb % LINE_BYTES == 0
-    if config.rows_first and p.m >= FEWEST_ROWS and small:
+    if is_small(p, config):
         return estimate(p.n, p.k, config, p.target, p.scale_a == "group")
     fitted = ROWS if config.rows_first else CHANNELS_FIRST[width(p.m)]
     k_block = fitted.k_block + (fitted.blockwise if p.scale_a == "group" else 0.0)
@@ -62,6 +73,8 @@ def launch_us(p: ScaledMm, config: DecodeConfig) -> float:
     busy = rounds * (part * k_block * blocks * config.tile / 64 + fitted.tile)
     memory = (p.n * p.k + p.m * p.k + ITEMSIZE[p.out] * p.m * p.n) / BYTES_A_US
     streamed: float = (memory**OVERLAP + busy**OVERLAP) ** (1 / OVERLAP)
+    if p.ldb % LINE_BYTES:
+        streamed *= 1 + (UNALIGNED if p.ldb % SECTOR else SECTORS)
     return fitted.rest + streamed + fitted.reduce * (config.split_k + config.k_warpgroups - 2)
 
 

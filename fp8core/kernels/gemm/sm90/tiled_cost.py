@@ -29,11 +29,6 @@ class Tile(NamedTuple):
         return f"{self.rows}x{self.columns}{f'/{self.cluster}' if self.cluster > 1 else ''}"
 
     @property
-    def plain(self) -> "Tile":
-        """Return the same without a cluster."""
-        return self._replace(cluster=1)
-
-    @property
     def groups(self) -> int:
         """Return how many warpgroups have a tile: each every other 64 rows of it, or all."""
         return 1 if self.rows == 64 else 2
@@ -64,38 +59,40 @@ def scales_of(problem: ScaledMm) -> Scales:
     return "chain" if problem.use_fast_accum else "promoted"
 
 
-START_US: Final = 0.9952
+START_US: Final = 1.421
 """Of a product: from its launch to the first k-block."""
-FILL_US: Final = 0.005764
+FILL_US: Final = 0.001504
 """Of a product, for each row of its first k-block."""
-BYTES_A_US: Final = 4.255e6
+BYTES_A_US: Final = 4.52e6
 """From memory."""
-OVERLAP: Final = 3.006
+OVERLAP: Final = 3.034
 """The exponent of the norm that joins the times of the memory and of the multiprocessors: the greater hides most."""
-CHAIN_US: Final = 1.505e-5
-PROMOTED_US: Final = 1.288e-5
+CHAIN_US: Final = 1.225e-5
+PROMOTED_US: Final = 1.211e-5
 """Of a multiprocessor, for one result of a tile and a k-block: in one chain over k, or added up in fp32."""
-CHAIN_K_BLOCK_US: Final = 0.02337
-PROMOTED_K_BLOCK_US: Final = 0.08047
+CHAIN_K_BLOCK_US: Final = 0.01689
+PROMOTED_K_BLOCK_US: Final = 0.05243
 """More of a k-block, whatever the tile."""
-LOAD_US: Final = 0.000258
+LOAD_US: Final = 0.000212
 """Of a multiprocessor, for a row of a k-block that it loads alone."""
-SHARED_LOAD_US: Final = 0.0001817
+SHARED_LOAD_US: Final = 0.0003701
 """More of that where all multiprocessors load; of some of them, a part of it."""
-UNALIGNED: Final = 1.14
+UNALIGNED: Final = 1.085
 """The part by which loads take longer where rows do not begin at multiples of `SECTOR` bytes."""
-SECTORS: Final = 0.1764
+SECTORS: Final = 0.2809
 """The same where they do, but not at multiples of 128."""
 SECTOR: Final = 32
 """Bytes that L2 reads together."""
 LOADED_ROWS: Final = 8
 """Rows of a are loaded in multiples of so many, and no more of them than a has."""
-RESULT_US: Final = 2.766e-5
+RESULT_US: Final = 6.718e-5
 """Of a tile\'s end, for each of its results."""
-CHAIN_HEAT: Final = 0.1998
-PROMOTED_HEAT: Final = 0.2546
-"""What a k-block takes more in a product of many waves, as the clock falls; of a few of them, a part of it."""
-WHOLE_WAVES: Final = 0.751
+CHAIN_HEAT: Final = 0.2489
+PROMOTED_HEAT: Final = 0.2103
+"""What a k-block takes more in a product that takes long, as the clock falls."""
+HOT_US: Final = 68.1
+"""Of k-blocks in a row, after which half of that shows."""
+WHOLE_WAVES: Final = 0.881
 """By which part the time grows with whole waves; by the rest it grows with tiles."""
 
 
@@ -109,29 +106,31 @@ class Cost(NamedTuple):
 
 
 COSTS: Final[dict[Tile, Cost]] = {
-    Tile(256, 128): Cost(1.108, 1.074),
-    Tile(128, 192): Cost(0.9919, 0.9888),
-    Tile(128, 160): Cost(0.9655, 0.955),
-    Tile(128, 144): Cost(0.938, 0.9276),
-    Tile(128, 128): Cost(0.7976, 0.8758),
-    Tile(128, 96): Cost(0.8903, 0.8665),
-    Tile(128, 64): Cost(0.7384, 0.6699),
-    Tile(64, 128): Cost(0.7392, 0.7365),
-    Tile(64, 96): Cost(0.8486, 0.8269),
-    Tile(64, 64): Cost(0.9259, 0.8584),
-    Tile(64, 32): Cost(1.935, 2.081),
-    Tile(128, 256): Cost(0, 1.067),
-    Tile(64, 256): Cost(0, 0.9256),
-    Tile(64, 192): Cost(0, 0.7993),
+    Tile(256, 128): Cost(1.089, 1.058),
+    Tile(128, 192): Cost(0.9423, 0.961),
+    Tile(128, 160): Cost(0.9955, 0.9209),
+    Tile(128, 144): Cost(0.9634, 0.9249),
+    Tile(128, 128): Cost(0.819, 0.8253),
+    Tile(128, 96): Cost(0.8693, 0.7557),
+    Tile(128, 64): Cost(0.8341, 0.6705),
+    Tile(64, 128): Cost(0.6615, 0.7204),
+    Tile(64, 96): Cost(0.7233, 0.7849),
+    Tile(64, 64): Cost(0.8751, 0.8404),
+    Tile(64, 32): Cost(1.449, 1.491),
+    Tile(128, 256): Cost(0, 1.045),
+    Tile(64, 256): Cost(0, 0.8491),
+    Tile(64, 192): Cost(0, 0.7747),
+    Tile(64, 64, 2): Cost(1.185, 1.124),
+    Tile(64, 128, 2): Cost(0.9006, 1.026),
 }
-TILES: Final = (*COSTS, Tile(64, 64, 2), Tile(64, 128, 2))
+TILES: Final = tuple(COSTS)
 """What kernels are compiled for; of equals the first is taken."""
 
 
 FITTED: Final = (
     *("START_US", "FILL_US", "BYTES_A_US", "OVERLAP", "CHAIN_US", "PROMOTED_US", "CHAIN_K_BLOCK_US"),
     *("PROMOTED_K_BLOCK_US", "LOAD_US", "SHARED_LOAD_US", "UNALIGNED", "SECTORS", "RESULT_US", "CHAIN_HEAT"),
-    *("PROMOTED_HEAT", "WHOLE_WAVES"),
+    *("PROMOTED_HEAT", "HOT_US", "WHOLE_WAVES"),
 )
 """Beside those of `COSTS`, the names of the numbers that `python -m bench.fit_estimates` finds."""
 
@@ -153,7 +152,7 @@ def tiles(problem: ScaledMm) -> tuple[Tile, ...]:
     return tuple(
         tile
         for tile in TILES
-        if (scales == "chain" or COSTS[tile.plain].promoted)
+        if (scales == "chain" or COSTS[tile].promoted)
         and tile.columns % piece == 0
         and tile.rows * tile.columns <= most
         and tile.cluster <= together
@@ -165,7 +164,7 @@ def us(problem: ScaledMm, tile: Tile | None = None) -> float:
     p = problem
     if tile is None:
         return min(us(p, each) for each in tiles(p))
-    cost, results, waves = COSTS[tile.plain], tile.rows * tile.columns, tile.waves(p.m, p.n, p.target)
+    cost, results, waves = COSTS[tile], tile.rows * tile.columns, tile.waves(p.m, p.n, p.target)
     share = tile.tiles(p.m, p.n) / p.target.multiprocessors
     rows = tile.columns / tile.cluster + min(tile.rows, ceil_div(p.m, LOADED_ROWS) * LOADED_ROWS)
     k_block = (LOAD_US + SHARED_LOAD_US * share / waves) * rows
@@ -175,9 +174,10 @@ def us(problem: ScaledMm, tile: Tile | None = None) -> float:
         k_block += results * CHAIN_US * cost.chain + CHAIN_K_BLOCK_US
     else:
         k_block += results * PROMOTED_US * cost.promoted + PROMOTED_K_BLOCK_US
-    k_block *= 1 + (CHAIN_HEAT if scales_of(p) == "chain" else PROMOTED_HEAT) * (1 - 1 / waves)
     rounds = WHOLE_WAVES * waves + (1 - WHOLE_WAVES) * max(1.0, share)
-    busy = rounds * (ceil_div(p.k, BLOCK_K) * k_block + RESULT_US * results)
+    cool = rounds * ceil_div(p.k, BLOCK_K) * k_block
+    heat = (CHAIN_HEAT if scales_of(p) == "chain" else PROMOTED_HEAT) * cool / (cool + HOT_US)
+    busy = cool * (1 + heat) + rounds * RESULT_US * results
     memory = (p.m * p.k + p.n * p.k + p.m * p.n * ITEMSIZE[p.out]) / BYTES_A_US
     found: float = START_US + FILL_US * (tile.rows + tile.columns) + (memory**OVERLAP + busy**OVERLAP) ** (1 / OVERLAP)
     return found

@@ -1,0 +1,54 @@
+"""What the choice loses on products whose weights the fit of the estimates has not seen."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from bench import fit_estimates
+from bench.choice_cases import number
+from bench.choice_records import Record, gains_today, latest
+from fp8core.kernels.gemm.blaslt import corrections
+from fp8core.kernels.gemm.sm90 import decode_cost, tiled_cost
+
+DECIDING: Final = "ordering", "tiled_cost", "decode_cost"
+"""The models that choose."""
+
+
+def part_of(record: Record, parts: int) -> int:
+    """Return which of so many parts a record is in, by its weight."""
+    return number(f"cross {record['n']}x{record['k']}") % parts
+
+
+@contextmanager
+def fitted(records: Sequence[Record], steps: int) -> Iterator[None]:
+    """Let the constants and the trees be those of some records meanwhile."""
+    models = [fit_estimates.MODELS[name] for name in DECIDING]
+    before = [constant for model in models for constant in model.constants()]
+    trees = corrections.trees
+    try:
+        for model in models:
+            fit_estimates.search(model, model.samples(records), steps)
+        gpu = records[0]["device"]
+        grown = corrections.read({gpu: fit_estimates.grown(list(records))})
+        vars(corrections)["trees"] = lambda: grown
+        forget()
+        yield
+    finally:
+        for constant in before:
+            constant.put(constant.value)
+        vars(corrections)["trees"] = trees
+        forget()
+
+
+def forget() -> None:
+    """Empty the memories of estimates that were made by other constants."""
+    tiled_cost.by_cost.cache_clear()
+    decode_cost.us.cache_clear()
+
+
+def crossed(records: Sequence[Record], parts: int, steps: int) -> Iterator[tuple[Record, float]]:
+    """Give each record with what is lost by estimates that were fitted to the other parts."""
+    for number_ in range(parts):
+        others = [record for record in records if part_of(record, parts) != number_]
+        with fitted(others, steps):
+            yield from gains_today(latest(record for record in records if part_of(record, parts) == number_))
