@@ -51,6 +51,8 @@ STEPS: Final = 30
 GAIN: Final = 0.005
 """The part of the loss that a search may still gain where constants are current."""
 DIGITS: Final = 4
+BY_ROWS: Final = "ROWS", "SMALL_ROWS"
+"""Names of the constants of layouts of `sm90_decode` with rows on the M side."""
 
 
 class Constant(NamedTuple):
@@ -87,7 +89,11 @@ def of_costs() -> Iterator[Constant]:
 def of_layouts() -> Iterator[Constant]:
     """Give the numbers of `decode_cost`."""
     yield from globals_of(decode_cost, decode_cost.FITTED)
-    yield from fields_of(lambda: decode_cost.ROWS, lambda rows: vars(decode_cost).__setitem__("ROWS", rows))
+    for name in BY_ROWS:
+        yield from fields_of(
+            lambda name=name: vars(decode_cost)[name],  # type: ignore[misc]
+            lambda fitted, name=name: vars(decode_cost).__setitem__(name, fitted),  # type: ignore[misc]
+        )
     for side in decode_cost.CHANNELS_FIRST:
         yield from fields_of(
             lambda side=side: decode_cost.CHANNELS_FIRST[side],  # type: ignore[misc]
@@ -122,7 +128,8 @@ def lines_of_costs() -> Iterator[str]:
 def lines_of_layouts() -> Iterator[str]:
     """Give those of `decode_cost`."""
     yield from lines_of_globals(decode_cost, decode_cost.FITTED)
-    yield f"ROWS: Final = Fitted({numbers(decode_cost.ROWS)})"
+    for name in BY_ROWS:
+        yield f"{name}: Final = Fitted({numbers(vars(decode_cost)[name])})"
     for side, fitted in decode_cost.CHANNELS_FIRST.items():
         yield f"    {side}: Fitted({numbers(fitted)}),"
 

@@ -86,15 +86,14 @@ def of_tiles(records: Iterable[Record]) -> list[Sample]:
 
 
 def of_decode(records: Iterable[Record]) -> list[Sample]:
-    """Return the times of sm90_decode, but for small weights, whose estimates are of another fit."""
+    """Return the times of sm90_decode."""
     found = []
     for record in records:
         for row, weight in rows_of(record, "sm90_decode", 0.0):
             if record["m"] <= MOST_ROWS and is_of_today(record, row):
                 p = problem_of(record)
                 config = config_for(p)
-                if not decode_cost.is_small(p, config):
-                    found.append(Sample(lambda p=p, c=config: decode_cost.launch_us(p, c), mean_us(row), weight))  # type: ignore[misc]
+                found.append(Sample(lambda p=p, c=config: decode_cost.launch_us(p, c), mean_us(row), weight))  # type: ignore[misc]
     return found
 
 

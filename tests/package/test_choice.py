@@ -11,7 +11,7 @@ from bench.choice_cases import LISTS, MODES, cases
 from bench.choice_records import WORST_GOAL, chosen_today, estimate, gains_today, key, part, read
 from support.bench_runs import python
 
-FEW, WORST = 0.025, 0.25
+FEW, WORST = 0.02, 0.25
 """The part of the products at which tuning gains more than `WORST_GOAL`, and what it gains at most: the goal is not met.
 Estimates of the fastest candidates are off by 5 % (one standard deviation)."""
 MOST_OF_THEM = 0.05

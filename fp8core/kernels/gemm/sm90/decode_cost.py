@@ -1,7 +1,7 @@
 """How long sm90_decode takes: constants fitted to an H200 by `python -m bench.fit_estimates`.
 
 Layouts are chosen by estimates of their own (`decode_config`, `decode_rows_config`), which need not be comparable with
-other kernels; these are, and those of small weights by rows.
+other kernels; these are.
 """
 
 from collections.abc import Callable
@@ -10,20 +10,26 @@ from typing import Final, NamedTuple
 
 from fp8core.kernels.encodings import ceil_div
 from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K, DecodeConfig, width
-from fp8core.kernels.gemm.sm90.decode_rows_config import FEWEST_ROWS, SMALL_BYTES, estimate
+from fp8core.kernels.gemm.sm90.decode_rows_config import SMALL_BYTES
 from fp8core.problem import ITEMSIZE, ScaledMm
 
-BYTES_A_US: Final = 4.565e6
+BYTES_A_US: Final = 4.587e6
 """From memory."""
 LINE_BYTES: Final = 128
-"""Of the cache: estimates of small weights are fitted to rows that begin at multiples of it."""
-UNALIGNED: Final = 0.3985
-"""The part by which the weight's stream takes longer where rows do not begin at multiples of `SECTOR` bytes."""
-SECTORS: Final = 0.07932
-"""The same where they do, but not at multiples of `LINE_BYTES`."""
+"""Of the cache."""
+UNALIGNED: Final = 0.2908
+"""The part by which the memory takes longer where rows do not begin at multiples of `SECTOR` bytes."""
+BUSY_UNALIGNED: Final = 0.6232
+"""The part by which multiprocessors take longer there."""
+SECTORS: Final = 0.08872
+"""The part by which both do where rows begin at multiples of `SECTOR`, but not of `LINE_BYTES`."""
 SECTOR: Final = 32
 """Bytes that L2 reads together."""
-OVERLAP: Final = 3.363
+ODD_RESULT_US: Final = 1.655e-6
+"""Of a product, for each result where rows of them do not begin at multiples of `PIECE` bytes."""
+PIECE: Final = 16
+"""Bytes that are stored together."""
+OVERLAP: Final = 3.03
 """The exponent of the norm that joins the times of the memory and of the multiprocessors: the greater hides most."""
 
 
@@ -43,39 +49,37 @@ class Fitted(NamedTuple):
 
 
 CHANNELS_FIRST: Final = {
-    8: Fitted(0.005114, 0.02961, 0.3849, 0.008894, 0.8648),
-    16: Fitted(0.00108, 0.04051, 1.26, 0.05631, 0.8273),
-    32: Fitted(0.09035, 0.03049, 0.005367, 0.1031, 1.319),
-    64: Fitted(0.1463, 0.03717, 0.8976, 0.5198, 0.6794),
+    8: Fitted(0.004122, 0.0412, 0.2668, 0.005688, 0.8919),
+    16: Fitted(0.001009, 0.04057, 1.149, 0.05703, 0.8455),
+    32: Fitted(0.08413, 0.02635, 0.005285, 0.102, 1.331),
+    64: Fitted(0.1398, 0.02842, 0.7382, 0.4528, 0.7416),
 }
 """Of tiles with channels on the M side of `wgmma`, by its N side."""
-ROWS: Final = Fitted(0.002461, 0.014, 0.2166, 0.09091, 2.415)
+ROWS: Final = Fitted(0.002397, 0.01225, 0.2108, 0.03595, 2.661)
 """Of tiles with rows on the M side."""
-FITTED: Final = ("BYTES_A_US", "UNALIGNED", "SECTORS", "OVERLAP")
-"""Beside the numbers of `CHANNELS_FIRST` and `ROWS`, the names of those that `python -m bench.fit_estimates` finds."""
-
-
-def is_small(p: ScaledMm, config: DecodeConfig) -> bool:
-    """Return whether a product has the estimate of small weights by rows."""
-    small = p.n * p.k < SMALL_BYTES and p.ldb % LINE_BYTES == 0
-    return config.rows_first and p.m >= FEWEST_ROWS and small
+SMALL_ROWS: Final = Fitted(0.1174, 0.005343, 0.1559, 0.3319, 1.676)
+"""The same of weights of fewer than `SMALL_BYTES`."""
+FITTED: Final = ("BYTES_A_US", "UNALIGNED", "BUSY_UNALIGNED", "SECTORS", "ODD_RESULT_US", "OVERLAP")
+"""Beside the numbers of `CHANNELS_FIRST`, `ROWS` and `SMALL_ROWS`, those that `python -m bench.fit_estimates` finds."""
 
 
 def launch_us(p: ScaledMm, config: DecodeConfig) -> float:
     """Return the estimate of one launch."""
-    if is_small(p, config):
-        return estimate(p.n, p.k, config, p.target, p.scale_a == "group")
-    fitted = ROWS if config.rows_first else CHANNELS_FIRST[width(p.m)]
+    odd = ODD_RESULT_US * p.m * p.n if p.ldo * ITEMSIZE[p.out] % PIECE else 0.0
+    by_rows = SMALL_ROWS if p.n * p.k < SMALL_BYTES else ROWS
+    fitted = by_rows if config.rows_first else CHANNELS_FIRST[width(p.m)]
     k_block = fitted.k_block + (fitted.blockwise if p.scale_a == "group" else 0.0)
     blocks = ceil_div(config.cluster * config.clusters, p.target.multiprocessors)
     part = ceil_div(ceil_div(p.k, BLOCK_K), config.split_k)
     rounds = ceil_div(ceil_div(p.n, config.tile * config.multicast_tiles), config.clusters)
     busy = rounds * (part * k_block * blocks * config.tile / 64 + fitted.tile)
     memory = (p.n * p.k + p.m * p.k + ITEMSIZE[p.out] * p.m * p.n) / BYTES_A_US
+    if p.ldb % SECTOR:
+        memory, busy = memory * (1 + UNALIGNED), busy * (1 + BUSY_UNALIGNED)
+    elif p.ldb % LINE_BYTES:
+        memory, busy = memory * (1 + SECTORS), busy * (1 + SECTORS)
     streamed: float = (memory**OVERLAP + busy**OVERLAP) ** (1 / OVERLAP)
-    if p.ldb % LINE_BYTES:
-        streamed *= 1 + (UNALIGNED if p.ldb % SECTOR else SECTORS)
-    return fitted.rest + streamed + fitted.reduce * (config.split_k + config.k_warpgroups - 2)
+    return fitted.rest + odd + streamed + fitted.reduce * (config.split_k + config.k_warpgroups - 2)
 
 
 @lru_cache(8192)

@@ -59,40 +59,44 @@ def scales_of(problem: ScaledMm) -> Scales:
     return "chain" if problem.use_fast_accum else "promoted"
 
 
-START_US: Final = 1.421
+START_US: Final = 1.341
 """Of a product: from its launch to the first k-block."""
-FILL_US: Final = 0.001504
+FILL_US: Final = 0.002006
 """Of a product, for each row of its first k-block."""
-BYTES_A_US: Final = 4.52e6
+BYTES_A_US: Final = 4.466e6
 """From memory."""
-OVERLAP: Final = 3.034
+OVERLAP: Final = 3.285
 """The exponent of the norm that joins the times of the memory and of the multiprocessors: the greater hides most."""
-CHAIN_US: Final = 1.225e-5
-PROMOTED_US: Final = 1.211e-5
+CHAIN_US: Final = 1.281e-5
+PROMOTED_US: Final = 1.24e-5
 """Of a multiprocessor, for one result of a tile and a k-block: in one chain over k, or added up in fp32."""
-CHAIN_K_BLOCK_US: Final = 0.01689
-PROMOTED_K_BLOCK_US: Final = 0.05243
+CHAIN_K_BLOCK_US: Final = 0.01746
+PROMOTED_K_BLOCK_US: Final = 0.05529
 """More of a k-block, whatever the tile."""
-LOAD_US: Final = 0.000212
+LOAD_US: Final = 0.0001785
 """Of a multiprocessor, for a row of a k-block that it loads alone."""
-SHARED_LOAD_US: Final = 0.0003701
+SHARED_LOAD_US: Final = 0.0003792
 """More of that where all multiprocessors load; of some of them, a part of it."""
-UNALIGNED: Final = 1.085
+UNALIGNED: Final = 0.9719
 """The part by which loads take longer where rows do not begin at multiples of `SECTOR` bytes."""
-SECTORS: Final = 0.2809
-"""The same where they do, but not at multiples of 128."""
+CROSSING_US: Final = 2.689e-5
+"""Of L2 there, for a row of a k-block, which lies in two lines: of all multiprocessors, with one tile along m."""
+MEMORY_UNALIGNED: Final = 0.2646
+"""The part by which the memory takes longer there."""
+SECTORS: Final = 0.2979
+"""The part by which loads take longer where rows begin at multiples of `SECTOR`, but not of 128."""
 SECTOR: Final = 32
 """Bytes that L2 reads together."""
 LOADED_ROWS: Final = 8
 """Rows of a are loaded in multiples of so many, and no more of them than a has."""
-RESULT_US: Final = 6.718e-5
+RESULT_US: Final = 6.658e-5
 """Of a tile\'s end, for each of its results."""
-CHAIN_HEAT: Final = 0.2489
-PROMOTED_HEAT: Final = 0.2103
+CHAIN_HEAT: Final = 0.2676
+PROMOTED_HEAT: Final = 0.241
 """What a k-block takes more in a product that takes long, as the clock falls."""
-HOT_US: Final = 68.1
+HOT_US: Final = 76.84
 """Of k-blocks in a row, after which half of that shows."""
-WHOLE_WAVES: Final = 0.881
+WHOLE_WAVES: Final = 0.8996
 """By which part the time grows with whole waves; by the rest it grows with tiles."""
 
 
@@ -106,22 +110,22 @@ class Cost(NamedTuple):
 
 
 COSTS: Final[dict[Tile, Cost]] = {
-    Tile(256, 128): Cost(1.089, 1.058),
-    Tile(128, 192): Cost(0.9423, 0.961),
-    Tile(128, 160): Cost(0.9955, 0.9209),
-    Tile(128, 144): Cost(0.9634, 0.9249),
-    Tile(128, 128): Cost(0.819, 0.8253),
-    Tile(128, 96): Cost(0.8693, 0.7557),
-    Tile(128, 64): Cost(0.8341, 0.6705),
-    Tile(64, 128): Cost(0.6615, 0.7204),
-    Tile(64, 96): Cost(0.7233, 0.7849),
-    Tile(64, 64): Cost(0.8751, 0.8404),
-    Tile(64, 32): Cost(1.449, 1.491),
-    Tile(128, 256): Cost(0, 1.045),
-    Tile(64, 256): Cost(0, 0.8491),
-    Tile(64, 192): Cost(0, 0.7747),
-    Tile(64, 64, 2): Cost(1.185, 1.124),
-    Tile(64, 128, 2): Cost(0.9006, 1.026),
+    Tile(256, 128): Cost(1.065, 1.038),
+    Tile(128, 192): Cost(0.9312, 0.947),
+    Tile(128, 160): Cost(0.9912, 0.9074),
+    Tile(128, 144): Cost(0.9607, 0.9116),
+    Tile(128, 128): Cost(0.8109, 0.8177),
+    Tile(128, 96): Cost(0.8589, 0.7557),
+    Tile(128, 64): Cost(0.8422, 0.6794),
+    Tile(64, 128): Cost(0.6838, 0.7359),
+    Tile(64, 96): Cost(0.7594, 0.8049),
+    Tile(64, 64): Cost(0.8857, 0.8777),
+    Tile(64, 32): Cost(1.453, 1.547),
+    Tile(128, 256): Cost(0, 1.017),
+    Tile(64, 256): Cost(0, 0.85),
+    Tile(64, 192): Cost(0, 0.7814),
+    Tile(64, 64, 2): Cost(1.168, 1.131),
+    Tile(64, 128, 2): Cost(0.8973, 1.013),
 }
 TILES: Final = tuple(COSTS)
 """What kernels are compiled for; of equals the first is taken."""
@@ -129,8 +133,9 @@ TILES: Final = tuple(COSTS)
 
 FITTED: Final = (
     *("START_US", "FILL_US", "BYTES_A_US", "OVERLAP", "CHAIN_US", "PROMOTED_US", "CHAIN_K_BLOCK_US"),
-    *("PROMOTED_K_BLOCK_US", "LOAD_US", "SHARED_LOAD_US", "UNALIGNED", "SECTORS", "RESULT_US", "CHAIN_HEAT"),
-    *("PROMOTED_HEAT", "HOT_US", "WHOLE_WAVES"),
+    *("PROMOTED_K_BLOCK_US", "LOAD_US", "SHARED_LOAD_US", "UNALIGNED", "CROSSING_US"),
+    *("MEMORY_UNALIGNED", "SECTORS", "RESULT_US", "CHAIN_HEAT", "PROMOTED_HEAT", "HOT_US"),
+    "WHOLE_WAVES",
 )
 """Beside those of `COSTS`, the names of the numbers that `python -m bench.fit_estimates` finds."""
 
@@ -167,20 +172,24 @@ def us(problem: ScaledMm, tile: Tile | None = None) -> float:
     cost, results, waves = COSTS[tile], tile.rows * tile.columns, tile.waves(p.m, p.n, p.target)
     share = tile.tiles(p.m, p.n) / p.target.multiprocessors
     rows = tile.columns / tile.cluster + min(tile.rows, ceil_div(p.m, LOADED_ROWS) * LOADED_ROWS)
-    k_block = (LOAD_US + SHARED_LOAD_US * share / waves) * rows
-    if p.k % BLOCK_K:
-        k_block *= 1 + (UNALIGNED if p.k % SECTOR else SECTORS)
+    k_block, k_blocks = (LOAD_US + SHARED_LOAD_US * share / waves) * rows, ceil_div(p.k, BLOCK_K)
+    memory, crossing = (p.m * p.k + p.n * p.k + p.m * p.n * ITEMSIZE[p.out]) / BYTES_A_US, 0.0
+    if p.k % SECTOR:
+        k_block, memory = k_block * (1 + UNALIGNED), memory * (1 + MEMORY_UNALIGNED)
+        if p.m <= tile.rows:
+            crossing = CROSSING_US * tile.tiles(p.m, p.n) * rows * k_blocks
+    elif p.k % BLOCK_K:
+        k_block *= 1 + SECTORS
     if scales_of(p) == "chain":
         k_block += results * CHAIN_US * cost.chain + CHAIN_K_BLOCK_US
     else:
         k_block += results * PROMOTED_US * cost.promoted + PROMOTED_K_BLOCK_US
     rounds = WHOLE_WAVES * waves + (1 - WHOLE_WAVES) * max(1.0, share)
-    cool = rounds * ceil_div(p.k, BLOCK_K) * k_block
+    cool = rounds * k_blocks * k_block
     heat = (CHAIN_HEAT if scales_of(p) == "chain" else PROMOTED_HEAT) * cool / (cool + HOT_US)
     busy = cool * (1 + heat) + rounds * RESULT_US * results
-    memory = (p.m * p.k + p.n * p.k + p.m * p.n * ITEMSIZE[p.out]) / BYTES_A_US
-    found: float = START_US + FILL_US * (tile.rows + tile.columns) + (memory**OVERLAP + busy**OVERLAP) ** (1 / OVERLAP)
-    return found
+    together: float = (memory**OVERLAP + busy**OVERLAP) ** (1 / OVERLAP)
+    return START_US + FILL_US * (tile.rows + tile.columns) + max(together, crossing)
 
 
 @lru_cache(8192)
