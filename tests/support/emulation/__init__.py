@@ -192,8 +192,8 @@ class Emulator:
             key.update(header.read_bytes())
         path = self.folder / f"{name}-{key.hexdigest()[:24]}{suffix}"
         if not path.exists():
-            made = self.folder / f"{path.name}-{os.getpid()}"
-            source = made.with_suffix(".cpp" if suffix == ".so" else ".hpp")
+            own = f"{path.stem}-{os.getpid()}"  # other processes may be compiling the same
+            made, source = self.folder / own, self.folder / f"{own}.{'cpp' if suffix == '.so' else 'hpp'}"
             source.write_text(text)
             command = [COMPILER, str(source), *flags, "-o", str(made), *libraries]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
