@@ -73,7 +73,6 @@ MOST_OPERATIONS: Final = 4e12
 MOST_ROWS: Final = 16384
 ODD_SHAPES: Final = "4096x4096", "5000x4100", "12345x4096", "1537x7168", "14336x4101"
 ODD_ROWS: Final = 1, 8, 33, 64, 301, 2001
-LISTS: Final = "models", "fresh", "second", "third", "fourth", "border", "odd"
 BLIND: Final = "second", "border"
 """Lists whose half "judge" is blind."""
 
@@ -105,7 +104,8 @@ TRANSPOSED: Final = {
 }
 """Weights as long along k as models have them along n."""
 FOURTH: Final = Drawn("fourth", THIRD.shapes | TRANSPOSED, 600, (FRESH, SECOND, THIRD, BORDER), (33, 4096))
-DRAWN: Final = {made.name: made for made in (FRESH, SECOND, THIRD, BORDER, FOURTH)}
+DRAWN: Final = {made.name: made for made in (FRESH, SECOND, THIRD, FOURTH, BORDER)}
+LISTS: Final = ("models", *DRAWN, "odd")
 
 
 class Case(NamedTuple):
