@@ -75,7 +75,7 @@ STEPS: Final = (
     _tests(
         "conversions",
         "FP8 conversions: all 65,536 inputs, bit for bit, with -0.0 and numbers that underflow",
-        *("-m", "gpu", "tests/ops/test_quantize.py", "-x"),
+        *("-m", "gpu", "tests/ops/test_quantize_values.py", "tests/ops/test_quantize.py", "-x"),
     ),
     _tests(
         "products",
