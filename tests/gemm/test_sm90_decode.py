@@ -8,7 +8,7 @@ import pytest
 
 from fp8core.kernels.gemm.blaslt.moves import NOTHING, plan_moves
 from fp8core.kernels.gemm.sm90 import decode as sm90_decode
-from fp8core.kernels.gemm.sm90 import decode_config, tensor_maps
+from fp8core.kernels.gemm.sm90 import decode_channels_config, decode_config, tensor_maps
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.problem import ITEMSIZE, ScaledMm, Target
 from fp8core.runtime import device, jit
@@ -70,7 +70,7 @@ def test_the_narrow_side_holds_m_and_is_one_that_is_compiled(m):
 @pytest.mark.parametrize(("shape", "side", "scale_rows"), CONFIGS)
 def test_a_layout_covers_the_product_and_fits(shape, side, scale_rows):
     n, k = shape
-    plan = decode_config.cheapest(n, k, decode_config.cost_model(side, scale_rows > 0), H200)
+    plan = decode_channels_config.cheapest(n, k, decode_channels_config.cost_model(side, scale_rows > 0), H200)
     tiles, chunks = -(-n // plan.tile), -(-k // decode_config.BLOCK_K)
     most = decode_config.CLUSTERS[plan.cluster] * plan.ctas_per_sm
     assert 1 <= plan.clusters <= min(-(-tiles // plan.multicast_tiles), most)
@@ -98,7 +98,10 @@ def test_a_layout_covers_the_product_and_fits(shape, side, scale_rows):
 
 @pytest.mark.parametrize(("shape", "side"), [*itertools.product(SHAPES, decode_config.WIDTHS)])
 def test_small_weights_ask_for_little_before_the_predecessor_ends(shape, side):
-    plan, bytes_ = decode_config.cheapest(*shape, decode_config.cost_model(side, False), H200), shape[0] * shape[1]
+    plan, bytes_ = (
+        decode_channels_config.cheapest(*shape, decode_channels_config.cost_model(side, False), H200),
+        shape[0] * shape[1],
+    )
     if side <= 16:
         assert (plan.prefetch_chunks > 0) == (plan.ctas_per_sm > 1)
         assert plan.ctas_per_sm > 1 or bytes_ > 40e6
@@ -120,7 +123,7 @@ def test_when_the_weight_is_read_changes_no_order_of_sums(shape, m):
 def test_smaller_devices_get_fewer_clusters():
     small = H200._replace(multiprocessors=114)
     assert all(decode_config.clusters_at_once(small)[blocks] * blocks <= 114 for blocks in decode_config.CLUSTERS)
-    plan = decode_config.cheapest(28672, 4096, decode_config.cost_model(16, False), small)
+    plan = decode_channels_config.cheapest(28672, 4096, decode_channels_config.cost_model(16, False), small)
     assert plan.clusters <= decode_config.clusters_at_once(small)[plan.split_k] * plan.ctas_per_sm
 
 

@@ -7,7 +7,7 @@ import pytest
 import fp8core
 from fp8core import GROUP_128, PER_TENSOR, PER_TOKEN
 from fp8core.core.scaling import EPS
-from fp8core.kernels.gemm.sm90 import decode_config
+from fp8core.kernels.gemm.sm90 import decode_channels_config, decode_config
 from fp8core.kernels.gemm.sm90.decode import config_for, decode
 from fp8core.kernels.gemm.sm90.decode_config import for_linear
 from fp8core.kernels.gemm.table import SCALED_MM
@@ -102,7 +102,7 @@ def test_it_says_why_it_takes_two_launches(shape, fields, words, instead):
 
 def test_in_a_chain_there_is_room_for_the_quantization_and_for_what_it_asks():
     for (n, k), side in itertools.product(((4096, 4096), (6144, 4096), (7168, 16384)), decode_config.WIDTHS):
-        plan = decode_config.cheapest(n, k, decode_config.cost_model(side, False), H200)
+        plan = decode_channels_config.cheapest(n, k, decode_channels_config.cost_model(side, False), H200)
         behind = for_linear(plan)
         depth = decode_config.stages(behind, side, 0, H200)
         assert 0 < behind.prefetch_chunks < depth
