@@ -142,6 +142,7 @@ OPERATIONS: dict[str, tuple[Ask, ...]] = {
 """The rows of the README's table, each of one or several problems."""
 FAMILIES: dict[str, tuple[str, ...]] = {
     "H100, H200": ("sm_90",),
+    "A100, RTX 30": ("sm_80", "sm_86"),
     "L4, RTX 40, RTX 50": ("sm_89", "sm_120"),
     "B200": ("sm_100",),
     "MI300, MI350": ("gfx942", "gfx950"),
