@@ -28,7 +28,7 @@ class Quantized(_Pair[DataT_co, ArrayT_co]):
             two arrays. What needs it then asks for ``group_shape=``.
 
     Raises:
-        ShapeError: group_shape is no pair of whole numbers, each positive or -1. Data and scale are checked when the
+        ShapeError: group_shape is not a pair of whole numbers, each positive or -1. Data and scale are checked when the
             pair is used.
 
     Examples:
