@@ -189,9 +189,7 @@ def group(group_shape: object, name: str = "group_shape") -> GroupShape:
     pair = tuple(group_shape) if isinstance(group_shape, tuple | list) else ()
     sides = [whole_number(side) for side in pair]
     if len(sides) != 2 or any(side is None or not (side == -1 or 0 < side < 1 << 31) for side in sides):
-        raise ShapeError(
-            f"{name} needs a pair of whole numbers, each positive and below 2**31, or -1, got {group_shape!r}"
-        )
+        raise ShapeError(f"{name} needs a pair of whole numbers, each -1 or 1 to 2**31 - 1, got {group_shape!r}")
     return GroupShape(*map(int, pair))
 
 

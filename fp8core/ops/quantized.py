@@ -28,7 +28,7 @@ class Quantized(_Pair[DataT_co, ArrayT_co]):
             two arrays. What needs it then asks for ``group_shape=``.
 
     Raises:
-        ShapeError: group_shape is no pair of whole numbers, each positive and below 2**31, or -1. Data and scale are
+        ShapeError: group_shape is no pair of whole numbers, each -1 or 1 to 2**31 - 1. Data and scale are
             checked when the pair is used.
 
     Examples:
