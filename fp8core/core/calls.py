@@ -116,9 +116,11 @@ class Call:
         launch = self.launch
         if launch is None:
             return
-        waits = weights if self.can_prefetch else None
-        if waits is not None and waits.may_prefetch(work, addresses):
-            launch, waits = self.early or self.prefetching(), None
+        waits, writes = weights if self.can_prefetch else None, 0
+        if waits is not None:
+            writes = waits.writes
+            if waits.may_prefetch(work, addresses):
+                launch, waits = self.early or self.prefetching(), None
         if not self._scratch:
             launch(work, *addresses)
         elif self.allocate_scratch is None:
@@ -131,7 +133,7 @@ class Call:
                 if callable(held):
                     held(at)
         if waits is not None:
-            waits.waited(work, addresses, self.regions.spans)
+            waits.waited(work, addresses, self.regions.spans, writes)
 
 
 def _tuple_of(places: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:

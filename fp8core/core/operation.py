@@ -112,12 +112,15 @@ class Operation:
         try:
             call = calls[key]
         except (KeyError, TypeError):  # a call of a new kind, or options that cannot be hashed
-            unknown = calls, key
+            unknown: tuple[Calls, Hashable] | None = calls, key
         else:
             if guarding is not None:
                 make = partial(shortcut, self.operands, operands, tuple(addresses), call, guarding)
                 cache.shorten(options, operands[0].nbytes, make)
-            return self._repeated(call, operands, addresses, weights)
+            made = self._repeated(call, operands, addresses, weights)
+            if made is not None:
+                return made
+            unknown = None
         return self._general(operands, options, None, weights, unknown)  # outside of except: no KeyError in tracebacks
 
     def _repeated(
@@ -126,14 +129,17 @@ class Operation:
         operands: tuple[Any, ...],
         addresses: list[int],
         weights: "prefetch.WeightHistory | None",
-    ) -> tuple[Sequence[Any], Any]:
-        """Run a call that is planned, as a shortcut does."""
+    ) -> tuple[Sequence[Any], Any] | None:
+        """Run a call that is planned, as a shortcut does; None of one that writes to a weight that is read early."""
         work = call.stream()
         arrays: Any = list(operands) if call.new else operands
         for at, allocate in call.new:
             addresses[at], arrays[at] = allocate(None)
         if (call.given or (call.may_overwrite and watched.starts)) and call.places(addresses) not in call.examined:
-            call.regions.examine(self.operands, addresses, work)
+            found = call.regions.examine(self.operands, addresses, work)
+            if found:
+                prefetch.wrote(found)
+                return None
         call.run(work, addresses, None, weights)
         if call.wrote is not None:
             call.wrote(call.written(operands))
@@ -188,9 +194,12 @@ class Operation:
                     held.append(number)
         for at, allocate in call.new:
             addresses[at], arrays[at] = allocate(pool)
-        call.regions.examine(self.operands, addresses, work)
-        interop.order_before(work, present, stream)
-        call.run(work, addresses, pool, weights)
+        overwritten = call.regions.examine(self.operands, addresses, work)
+        try:
+            interop.order_before(work, present, stream)
+            call.run(work, addresses, pool, weights)
+        finally:
+            prefetch.wrote(overwritten)
         interop.order_after(work, present, stream)
         interop.wrote(operands[at] for at in call.given)
         if framework.wraps:

@@ -75,8 +75,10 @@ def shortcut(
     )
 
     def examine(addresses: list[int], stream: int) -> bool:
-        call.regions.examine(names, addresses, stream)
-        return True
+        """Return whether the call may be made here: not if it writes to a weight that is read early."""
+        found = call.regions.examine(names, addresses, stream)
+        prefetch.wrote(found)
+        return not found
 
     made: Shortcut = _written(kind)(
         framework.blocked,
@@ -138,9 +140,10 @@ def _written(kind: _Kind) -> Callable[..., Shortcut]:
             *(f"                a{i}, x{i} = new{i}(None)" for i in kind.new),
         ]
         if kind.given or kind.overwriting:
+            first = "" if kind.given else "watched.starts and "
             lines += [
-                f"                if {'' if kind.given else 'watched.starts and '}{where} not in examined:",
-                f"                    {examining}",
+                f"                if {first}{where} not in examined and not {examining}:",
+                "                    return None",
             ]
     else:  # addresses that were examined fit
         lines += [f"            if {where} in examined or ({fitting} and {examining}):"]
