@@ -118,9 +118,10 @@ class Call:
             return
         waits, writes = weights if self.can_prefetch else None, 0
         if waits is not None:
-            writes = waits.writes
             if waits.may_prefetch(work, addresses):
                 launch, waits = self.early or self.prefetching(), None
+            else:
+                writes = waits.writes
         if not self._scratch:
             launch(work, *addresses)
         elif self.allocate_scratch is None:
