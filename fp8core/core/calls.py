@@ -116,12 +116,11 @@ class Call:
         launch = self.launch
         if launch is None:
             return
-        waits, writes = weights if self.can_prefetch else None, 0
+        waits, writes, early = weights if self.can_prefetch else None, 0, False
         if waits is not None:
-            if waits.may_prefetch(work, addresses):
-                launch, waits = self.early or self.prefetching(), None
-            else:
-                writes = waits.writes
+            writes, early = waits.writes, waits.may_prefetch(work, addresses)
+            if early:
+                launch = self.early or self.prefetching()
         if not self._scratch:
             launch(work, *addresses)
         elif self.allocate_scratch is None:
@@ -134,7 +133,10 @@ class Call:
                 if callable(held):
                     held(at)
         if waits is not None:
-            waits.waited(work, addresses, self.regions.spans, writes)
+            if not early:
+                waits.waited(work, addresses, self.regions.spans, writes)
+            elif waits.writing or waits.writes != writes:  # by another thread: what it launched may be before this
+                self.run(work, addresses, pool, None)  # once more, and late
 
 
 def _tuple_of(places: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:

@@ -125,7 +125,7 @@ class WeightHistory:
         """The capture in which the addresses became known."""
         self._written_in: deque[int] = deque(maxlen=CAPTURES_KEPT)
         """The captures in which kernels of the library wrote there."""
-        self._writing = 0
+        self.writing = 0
         """Calls of the library that are about to launch what writes there: a launch that waits may come before it."""
         self.writes = 0
         """Counts the beginnings and the ends of such calls."""
@@ -152,7 +152,7 @@ class WeightHistory:
         self.know(addresses, spans, number)
         if not number and stream != PER_THREAD:
             self._waited_with[stream] = places
-            if self._writing or self.writes != writes:  # asked last: who begins to write counts first, and forgets then
+            if self.writing or self.writes != writes:  # asked last: who begins to write counts first, and forgets then
                 self._waited_with.pop(stream, None)
 
     def know(self, addresses: Sequence[int], spans: Sequence[Range], number: int) -> None:
@@ -171,7 +171,7 @@ class WeightHistory:
         if not any(a < end and start < b for a, b in ranges for start, end in self.ranges):
             return False
         with WATCHED.lock:
-            self._writing += 1
+            self.writing += 1
             self.writes += 1
         self._waited_with.clear()
         if number and number not in self._written_in:
@@ -181,7 +181,7 @@ class WeightHistory:
     def wrote(self) -> None:
         """Note that what `overwritten` announced has been launched, or will not be."""
         with WATCHED.lock:
-            self._writing -= 1
+            self.writing -= 1
             self.writes += 1
 
 
