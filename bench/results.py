@@ -257,6 +257,7 @@ def collect(runs: Iterable[Run]) -> Results:
             gpus |= {run.machine["device"]} if "device" in run.machine else set()
         for record in (record for part in run.parts for record in part.records):
             kind, *key = key_of(record)
+            record["date"] = run.machine.get("date")
             found[kind][tuple(key)] = record
     if len(gpus) > 1:
         raise ValueError(f"results to compare need to be of one GPU, got {', '.join(sorted(gpus))}")
@@ -271,6 +272,11 @@ def read(path: Path) -> Results:
         ValueError: a line of no benchmark known here, or lines from different GPUs.
     """
     return collect(runs(path))
+
+
+def dates(records: Iterable[Record]) -> str:
+    """Return the days on which records were measured."""
+    return " and ".join(sorted({str(record["date"]) for record in records if record.get("date")}))
 
 
 def us(record: Record, name: str) -> float | None:

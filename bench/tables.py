@@ -10,7 +10,7 @@ INVARIANCE: Final = """With `batch_invariant=True` a row has the same bits for a
 are those of 64 rows, and more than 64 rows are products of 64 each, every one of which reads the weight."""
 
 ENDING: Final = """What ends a product, in the same launch, for all the rows of fp8core's table that were timed; results
-are bfloat16, beta is 1. "Behind" is a kernel of PyTorch that is launched behind the plain product: it reads a rounded
+are bfloat16, beta is 1. "After" is a kernel of PyTorch that is launched after the plain product: it reads a rounded
 result and rounds again. A star marks what a call without tuning gets."""
 
 LAYER: Final = """The linear path of decoder layers: residuals, RMS norms, SiLU, quantization and the four products,
@@ -97,7 +97,7 @@ def ending(found: Results) -> list[str]:
             behind = [number(us(r, f"torch {kernel}") if plain else None) for kernel in ("silu", "add")]
             rows.append([PRODUCTS[r["mode"]], results.shape(r), f"`{row}`", *cells, *behind])
     names = list(found.ending[0]["chosen"]) if found.ending else []
-    head = ["scales", "m x n x k", "kernel", *names, "silu behind", "add behind"]
+    head = ["scales", "m x n x k", "kernel", *names, "silu after", "add after"]
     return [*ENDING.splitlines(), "", *table(head, rows, words=3)]
 
 

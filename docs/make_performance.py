@@ -26,6 +26,12 @@ HOW: Final = """Times are microseconds a call, medians of interleaved variants; 
 and warm, what the floor and the copy are, and how to measure all of it again. Compare within a table: machines differ
 by more than kernels do."""
 
+WORDS: Final = {
+    "decoder-layer": """The linear path is a decoder layer without its attention, and m the number of tokens. The
+floor is the least time that memory at 4.3 TB/s and the tensor cores allow.""",
+}
+"""What the words of a claim mean, for those who read the README alone."""
+
 REPRODUCE: Final = """```console
 $ python3 -m venv .venv
 $ .venv/bin/pip install --editable '.[cuda13,test,demo]' 'torch==2.11.0'
@@ -203,12 +209,14 @@ def section(found: Results, pictures: Sequence[str]) -> str:
     if shown is None:
         return ""
     name, claim = shown
-    where = ", ".join(str(part) for part in (found.device, found.machine.get("date")) if part)
+    drawn = {"decoder-layer": found.layer, "products-row": few, "quantize": found.quantize}[name]
+    where = ", ".join(part for part in (found.device, results.dates(drawn)) if part)
     return "\n".join(
         [
             "## Performance",
             "",
             f"{claim} (one {where}).",
+            *WORDS.get(name, "").splitlines(),
             "",
             f"![{claim}](docs/images/{name}.png)",
             "",

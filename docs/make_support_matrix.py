@@ -43,7 +43,9 @@ uses. [`explain`](api.md#fp8core.explain) and `fp8core explain` say it for a cal
 [vocabulary](../dev/vocabulary.md#names-that-explain-and-the-support-matrix-print) what each name stands for.
 
 Every operation runs on every device of these tables, some of them by a fallback that takes anything
-(`elementwise`, `generic_decode`, `generic_mma`).
+(`elementwise`, `generic_decode`, `generic_mma`). `fp8core info` names the architecture of a GPU: A100 is sm_80, RTX 30
+sm_86, L4, L40S and RTX 40 sm_89, H100 and H200 sm_90, B200 sm_100, RTX 50 sm_120; MI200 is gfx90a, MI300 gfx942, MI350
+gfx950, RX 7900 gfx1100, RX 9070 gfx1201.
 
 """
 LEGEND = f"""- `kernel`? runs if the vendor's library on the device offers an algorithm, which only the device can tell;
@@ -142,6 +144,7 @@ OPERATIONS: dict[str, tuple[Ask, ...]] = {
 """The rows of the README's table, each of one or several problems."""
 FAMILIES: dict[str, tuple[str, ...]] = {
     "H100, H200": ("sm_90",),
+    "A100, RTX 30": ("sm_80", "sm_86"),
     "L4, RTX 40, RTX 50": ("sm_89", "sm_120"),
     "B200": ("sm_100",),
     "MI300, MI350": ("gfx942", "gfx950"),

@@ -3,6 +3,7 @@
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from textwrap import fill
 from threading import RLock
 from types import MappingProxyType
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
@@ -12,6 +13,8 @@ from fp8core.errors import UnsupportedProblemError
 Launch = Callable[..., None]
 P = TypeVar("P", bound=tuple[Any, ...])
 
+COLUMNS = 100
+"""How wide the text of an explanation's problem is."""
 PLANS_KEPT = 8192
 """A server meets a new m with every batch: past this many plans a table starts anew."""
 
@@ -155,13 +158,18 @@ class Explanation(NamedTuple):
         return "\n".join([*map(str, self.before), _with_fields(self.problem), *lines])
 
 
-def _with_fields(value: Any) -> str:
-    """Return a problem with its fields, those of problems in it, too, as short as their own strings are."""
-    names = getattr(value, "_fields", None)
-    if names is None or "__str__" in vars(type(value)):
-        return str(value)
-    fields = ", ".join(f"{name}={_with_fields(field)}" for name, field in zip(names, value, strict=True))
-    return f"{type(value).__name__}({fields})"
+def _with_fields(problem: Any) -> str:
+    """Return a problem with its fields, in lines that a terminal shows whole."""
+    fields = ", ".join(f"{name}={_field(value)}" for name, value in problem._asdict().items())
+    text = f"{type(problem).__name__}({fields})"
+    return fill(text, COLUMNS, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+
+
+def _field(value: Any) -> str:
+    """Return a field as text; of a problem in a problem its name, as its own explanation comes before."""
+    if hasattr(value, "target"):
+        return f"{type(value).__name__}(…)"
+    return str(value) or "none"
 
 
 class Table(Generic[P]):

@@ -61,6 +61,7 @@ def draw(found: Results, folder: Path) -> Path:
         figure,
         "Fast accumulation in one chain loses accuracy with k, sums of 128 do not",
         found,
+        found.accuracy,
         "Error of bfloat16 products of random data against float64.",
     )
     figure.subplots_adjust(left=0.06, right=0.985, top=0.78, bottom=0.14, wspace=0.05)

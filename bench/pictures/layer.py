@@ -9,7 +9,6 @@ from bench.results import LAYER, Record, Results
 
 COLOURS: Final = {
     "plain": style.COLOURS["fp8core"],
-    "preallocated": "#56B4E9",
     "vllm": style.COLOURS["vllm"],
     "torch": style.COLOURS["torch"],
 }
@@ -31,7 +30,7 @@ def draw(found: Results, folder: Path) -> Path:
     records = timed(found)
     models = list(dict.fromkeys(r["model"] for r in found.layer if r in records))
     down = -(-len(models) // ACROSS)
-    height = 0.85 + 2.05 * down
+    height = 1.05 + 2.05 * down
     figure, panels = plt.subplots(down, ACROSS, figsize=(style.WIDTH, height), squeeze=False)
     for place, axes in enumerate(panels.flat):
         if place >= len(models):
@@ -47,13 +46,12 @@ def draw(found: Results, folder: Path) -> Path:
         rows = [r["m"] for r in of_model]
         axes.set_xticks(rows, [str(m) for m in rows])
         axes.minorticks_off()
-        axes.set(ylim=(0.9, MOST * 1.02), title=models[place])
+        axes.set(ylim=(0.9, MOST * 1.02), title=models[place], xlabel="rows m" if place >= len(models) - ACROSS else "")
+        axes.set_ylabel("" if place % ACROSS else "time / floor")
     names = results.names(records, tuple(COLOURS))
     lines = [plt.Line2D([], [], color=COLOURS[name], linewidth=2.0) for name in names]
     figure.legend(lines, [LAYER[name] for name in names], loc="lower center", ncols=4, fontsize=7.5)
-    under = (
-        f"Norms, SiLU, quantization, four products in a CUDA graph: time / floor by rows; above {MOST:g} at {MOST:g}"
-    )
-    style.title(figure, claims.layer(found), found, under)
-    figure.subplots_adjust(left=0.05, right=0.985, top=1 - 0.75 / height, bottom=0.5 / height, hspace=0.35, wspace=0.12)
+    under = f"Norms, SiLU, quantization and products in a CUDA graph; longer times are drawn at {MOST:g}"
+    style.title(figure, claims.layer(found), found, records, under)
+    figure.subplots_adjust(left=0.06, right=0.985, top=1 - 0.75 / height, bottom=0.72 / height, hspace=0.35, wspace=0.1)
     return style.save(figure, folder / "decoder-layer.png")

@@ -74,14 +74,15 @@ def draw(found: Results, folder: Path, mode: str) -> Path:
         figure,
         claims.products(records),
         found,
-        f"{PRODUCTS[mode]} scales; a shape is n x k; the floor is the bytes at 4.3 TB/s",
+        records,
+        f"Scales {PRODUCTS[mode]}; a shape is n x k; the floor is the bytes at 4.3 TB/s",
     )
     height = figure.get_size_inches()[1]
     others = ", ".join(LABELS[name] for name in results.names(records, BASELINES))
     key = [
         (DECODE, "fp8core kernel"),
         (LIBRARY, LABELS[LIBRARY]),
-        *([("baseline", f"best of {others}")] if others else []),
+        *([("baseline", f"best of {others}" if "," in others else others)] if others else []),
     ]
     for x, (name, label) in zip((0.012, 0.21, 0.32), key, strict=False):
         figure.text(x, 1 - 0.68 / height, f"■ {label}", color=style.COLOURS[name], fontsize=8.5, weight="bold")
@@ -124,7 +125,8 @@ def crossover(found: Results, folder: Path) -> Path:
             axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.set(xlabel="rows m" if axes in grid[-1] else "", ylabel="us" if axes in grid[:, 0] else "")
         style.end_labels(axes, ends)
-    style.title(figure, claims.crossover(panels), found, "Time of one product by its rows.")
+    drawn = [r for _, records in panels for r in records]
+    style.title(figure, claims.crossover(panels), found, drawn, "Time of one product by its rows.")
     height = figure.get_size_inches()[1]
     figure.subplots_adjust(left=0.06, right=0.87, top=1 - 0.8 / height, bottom=0.42 / height, wspace=0.42, hspace=0.4)
     return style.save(figure, folder / "crossover.png")

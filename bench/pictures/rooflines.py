@@ -46,9 +46,9 @@ def _rooflines(panels: Sequence[tuple[str, Sequence[Record]]], columns: int, fou
         _roofline(axes, records, title)
     for axes in grid[:, 0]:
         axes.set_ylabel("TB/s")
-    style.title(
-        figure, claim, found, "TB/s read and written against the bytes that a call has to move; bfloat16 to e4m3fn"
-    )
+    drawn = [r for _, records in panels for r in records]
+    under = "TB/s read and written against the bytes that a call has to move; bfloat16 to e4m3fn"
+    style.title(figure, claim, found, drawn, under)
     height = figure.get_size_inches()[1]
     figure.subplots_adjust(left=0.05, right=0.915, top=1 - 0.85 / height, bottom=0.3 / height, wspace=0.36, hspace=0.42)
     return figure

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from bench.results import DECODE, LABELS, LIBRARY, Results
+from bench.results import DECODE, LABELS, LIBRARY, Record, Results, dates
 
 COLOURS: Final = {
     "fp8core": "#0072B2",
@@ -25,7 +25,11 @@ COLOURS: Final = {
 """Of Okabe and Ito, which colour-blind readers can tell apart."""
 WIDTH: Final = 8.6
 """Inches, at 150 dots each: as wide as a README shows, twice as fine."""
+LETTERS: Final = 100
+"""How many letters of a title fit beside each other; longer titles are smaller."""
 
+LETTER, LINE = 0.025, 0.1
+"""Of a line's name: about how wide a letter is and how high a line, as parts of the axes."""
 OURS: Final = ("fp8core", DECODE, LIBRARY)
 STYLE: Final = {
     "font.size": 8.5,
@@ -43,11 +47,12 @@ STYLE: Final = {
 }
 
 
-def title(figure: Any, claim: str, found: Results, under: str = "") -> None:
-    """Write what a figure shows, and below it what was measured, when, and how to read it."""
+def title(figure: Any, claim: str, found: Results, records: Iterable[Record], under: str) -> None:
+    """Write what a figure shows, and below it on what and when its records were measured, and how to read it."""
     height = figure.get_size_inches()[1]
-    figure.suptitle(claim, x=0.012, y=1 - 0.08 / height, ha="left", va="top", fontsize=10, weight="bold")
-    where = ", ".join(str(part) for part in (found.device, found.machine.get("date")) if part)
+    size = min(10, 10 * LETTERS / len(claim))
+    figure.suptitle(claim, x=0.012, y=1 - 0.08 / height, ha="left", va="top", fontsize=size, weight="bold")
+    where = ", ".join(part for part in (found.device, dates(records)) if part)
     figure.text(0.012, 1 - 0.32 / height, f"{where}. {under}", ha="left", va="top", fontsize=8.5, color="#555555")
 
 
@@ -58,16 +63,20 @@ def save(figure: Any, path: Path) -> Path:
 
 
 def end_labels(axes: Any, ends: Iterable[tuple[str, float, float]]) -> None:
-    """Write each line's name right of its end (name, x, y), apart from the others at the same x, in its colour."""
-    taken: dict[float, float] = {}
+    """Write each line's name right of its end (name, x, y), apart from the others, in its colour."""
+    taken: list[tuple[float, float, float]] = []
     to_axes = axes.transData + axes.transAxes.inverted()
     for name, x, y in sorted(ends, key=lambda end: end[2]):
-        right, height = to_axes.transform((x, y))
-        at = max(height, taken.get(x, -1) + 0.1)
-        taken[x] = at
+        shown = LABELS.get(name, name)
+        left, at = to_axes.transform((x, y))
+        right = left + LETTER * len(shown)
+        for first, last, height in taken:  # from the lowest to the highest
+            if first < right and left < last and abs(at - height) < LINE:
+                at = height + LINE
+        taken = sorted([*taken, (left, right, at)], key=lambda place: place[2])
         weight = "bold" if name in OURS else "normal"
         axes.text(
-            *(right + 0.025, at, LABELS.get(name, name)),
+            *(left + 0.025, at, shown),
             transform=axes.transAxes,
             color=COLOURS[name],
             fontsize=7.5,

@@ -97,7 +97,7 @@ def change_of(layer: Layer, goal: Goal) -> Change:
     Codes stay where every new group lies in old ones of one scale, and scales have the wanted form already.
 
     Raises:
-        CheckpointError: the layer cannot be read, or has scales that are no positive numbers.
+        CheckpointError: the layer cannot be read, or has scales that are not positive numbers.
     """
     reasons: dict[str, None] = {}
     for index in range(layer.experts or 1):

@@ -126,7 +126,7 @@ def convert_checkpoint(
         block_shape: the rows and columns of a block, of "block" and "deepseek"; by default the source's where all
             layers have the same, else 128x128. Codes stay where blocks become parts of what they were.
         split_experts: as for `quantize_checkpoint`; formats other than bf16 and deepseek have no other way for them.
-        unscaled: as for `open_checkpoint`. Of such tensors those that are no matrices become bfloat16.
+        unscaled: as for `open_checkpoint`. Of such tensors those that are not matrices become bfloat16.
         lossy: allow codes to be made anew; `Conversion.errors` tells what that added.
         force: as for `quantize_checkpoint`.
         progress: as for `quantize_checkpoint`.

@@ -161,7 +161,7 @@ def quantize_checkpoint(
 
     Raises:
         CheckpointError: the source cannot be read, is damaged, is quantized already, holds nothing to quantize or a
-            weight that is not finite; input_scales lack a module, name another one, or are no positive numbers; a
+            weight that is not finite; input_scales lack a module, name another one, or are not positive numbers; a
             pattern matches nothing, names what readers cannot take as FP8, or parts layers that vLLM joins; the target
             exists, or cannot be written. Nothing is left behind.
 

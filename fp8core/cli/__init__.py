@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from inspect import getdoc
 from typing import Annotated, NoReturn
 
 import typer
@@ -20,6 +21,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # its tables break values in the middle where a terminal has 80 columns
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (
@@ -33,7 +35,7 @@ for command in (
     demo.demo,
     bench.bench,
 ):
-    app.command()(command)
+    app.command(short_help=getdoc(command))(command)  # a help that is no short one is cut off in the list of commands
 
 
 def main() -> None:

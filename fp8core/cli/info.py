@@ -28,7 +28,7 @@ def info() -> None:
         shared = f"{target.shared_bytes // 1024} KiB of shared memory a block"
         console.print(f"[bold]{target}[/]: {target.multiprocessors} multiprocessors, warps of {target.warp}, {shared}")
     if not targets:
-        console.print("[bold]No GPU[/]: the host engine runs everything on NumPy arrays.")
+        console.print("[bold]No GPU[/]: the host engine runs everything, on arrays of NumPy, torch and JAX.")
         console.print(f"  {device.why_none()}", style="dim", markup=False, highlight=False)
     for target in targets or [HOST]:
         features = table(f"What {target} can do", "feature", "able", "kernel, or why not")
@@ -36,7 +36,8 @@ def info() -> None:
             features.add_row(feature, "[green]yes[/]" if able else "[yellow]no[/]", reason.replace("; ", "\n"))
         console.print(features)
         if not proven(target):
-            console.print(f"[yellow]The kernels of {target} are {UNPROVEN}.[/] (docs/how-to/amd.md)", highlight=False)
+            where = " (docs/how-to/amd.md)" if target.platform == "hip" else ""
+            console.print(f"[yellow]The kernels of {target} are {UNPROVEN}.[/]{where}", highlight=False)
     packages = table("Packages", "package", "version")
     for name in PACKAGES:
         version = _installed(name)

@@ -25,7 +25,8 @@ class ArraySpec:
     Raises:
         ShapeError: the shape does not consist of whole numbers of at least 0.
         DTypeError: the dtype is none that arrays of a call have.
-        LayoutError: there is not one stride for each axis, or the alignment is no power of two or less than an element.
+        LayoutError: there is not one stride for each axis; or the alignment is not a power of two, or less than an
+            element.
 
     Examples:
         >>> import fp8core

@@ -164,7 +164,7 @@ def checked_beta(beta: Any, out: TensorSpec | None, dtype: str) -> float:
     """Return the factor of what ``out`` holds before.
 
     Raises:
-        DTypeError: it is no number, or results of ``dtype`` are not added to.
+        DTypeError: it is not a number, or results of ``dtype`` are not added to.
         ScaleError: it is not finite in float32.
         LayoutError: there is nothing to be added.
     """

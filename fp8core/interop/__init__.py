@@ -54,7 +54,7 @@ def view(x: Any, name: str, *, written: bool = False) -> TensorView:
         written: the operand is a destination.
 
     Raises:
-        DTypeError: it is no array, or its dtype is none of ours or not in the machine's byte order.
+        DTypeError: it is not an array, or its dtype is none of ours or not in the machine's byte order.
         LayoutError: it has no strided memory of its own, or is a destination and cannot be written to.
         DeviceError: it lies on a device that kernels cannot be launched on.
     """

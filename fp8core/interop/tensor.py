@@ -240,7 +240,7 @@ def in_elements(strides: tuple[int, ...], itemsize: int, name: str) -> tuple[int
     """Return strides given in bytes in elements.
 
     Raises:
-        LayoutError: they are no multiples of an element, as in a field of a structured array.
+        LayoutError: they are not multiples of an element, as in a field of a structured array.
     """
     if itemsize == 1:
         return strides
@@ -264,7 +264,7 @@ def check_aligned(pointer: int, dtype: str, name: str) -> None:
     """Refuse an address at which a GPU cannot load or store an element.
 
     Raises:
-        LayoutError: it is no multiple of the element's size.
+        LayoutError: it is not a multiple of the element's size.
     """
     itemsize = ITEMSIZE[dtype]
     if pointer % itemsize:

@@ -89,7 +89,7 @@ def explain(
 
     Raises:
         TypeError: the function is none of fp8core's that choose among kernels, or does not take the arguments.
-        DeviceError: there is no such target, or stream is none.
+        DeviceError: there is no such target, or stream is not a stream.
         Fp8Error: what the call itself would refuse of shapes, dtypes, strides, scales and options. Memory is not looked
             at: an ``out`` that overlaps another operand or is read-only is refused by the call alone.
 
@@ -184,7 +184,7 @@ class Capability(NamedTuple):
 def capabilities(device: int | str | Target | None = None) -> Mapping[str, Capability]:
     """Return what runs on a device on kernels made for it: feature -> (able, the kernel or why not).
 
-    Products that are not able here still run, on the kernel that dequantizes and multiplies.
+    Products that are not able here still run, on a fallback that takes any shape, format and mix of scales.
 
     Args:
         device: the ordinal of a GPU, a name as "sm_90", a target, or None for the current GPU (the host where there is

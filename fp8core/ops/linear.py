@@ -87,7 +87,8 @@ def linear(
         x: float32, float16 or bfloat16 ``[..., k]``; or FP8, as a `Quantized` or together with input_scale.
         weight: FP8 ``[n, k]`` as it is stored, rows contiguous, or a `Quantized`.
         weight_scale: a number, or float32 in the weight's orientation: one number, ``[n, 1]`` or ``[n]`` per channel,
-            or ``[ceil(n / 128), ceil(k / 128)]`` for blocks of 128x128, which need group_shape (1, 128).
+            or ``[ceil(n / 128), ceil(k / 128)]`` for blocks of 128x128 or ``[n, ceil(k / 128)]`` for groups of 1x128,
+            both of which need group_shape (1, 128).
         bias: ``[n]`` in out_dtype or float32.
         activation: None, "gelu", "gelu_tanh" or "silu", as for `scaled_mm`.
         input_scale: the scale of x: given for static quantization, and always for an array of FP8.

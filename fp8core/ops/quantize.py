@@ -79,7 +79,8 @@ def quantize(
         scale_format: "ue8m0" rounds scales up to powers of two, "ue8m0_bytes" gives these as float8_e8m0fnu
             (OCP Microscaling Formats 1.0).
         scale_layout: "mn" stores the scales of ``[m, k]`` as ``[k / g][m]``, as block-scaled products want them.
-        eps: the least amax of groups and blocks; tokens, the tensor and given scales take none but the default.
+        eps: the least amax of groups and blocks, 1e-10 by default; tokens, the tensor and given scales take none but
+            that.
         rows_padded: give at least so many rows; the added ones hold zeros and scale 1.
         out: an FP8 array for the data, or a pair of arrays for data and scale.
         stream: the stream to launch on; by default the one that the framework of x works on. It waits for the work

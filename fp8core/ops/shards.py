@@ -62,7 +62,7 @@ def requantize_with_max_scale(
         The scale as a 0-d float32 array, and the weight (``out`` when given).
 
     Raises:
-        ShapeError: the widths are no whole numbers, or do not add up to the rows.
+        ShapeError: the widths are not whole numbers, or do not add up to the rows.
         ScaleError: neither one scale nor one for each shard.
         DTypeError, LayoutError, DeviceError: before anything is launched or written.
 
@@ -156,7 +156,7 @@ def convert_to_channelwise(weight_scale: object, logical_widths: Sequence[int], 
 
     Raises:
         ScaleError: neither one scale nor one for each shard.
-        ShapeError: the widths are no whole numbers.
+        ShapeError: the widths are not whole numbers.
         DTypeError, LayoutError, DeviceError: before anything is launched.
 
     Examples:

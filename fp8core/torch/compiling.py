@@ -23,7 +23,7 @@ def compile_options(model: torch.nn.Module | None = None) -> dict[str, Any]:
     Add ``{"triton.cudagraphs": True}`` for what ``mode="reduce-overhead"`` does.
 
     Args:
-        model: where it is given, the weights of its layers that may have one input are moved behind each other, in
+        model: where it is given, the weights of its layers that may have one input are moved next to each other, in
             place, without changing them. It needs to be where it will run: moved afterwards, they lie apart again.
 
     Examples:

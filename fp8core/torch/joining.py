@@ -28,7 +28,7 @@ _NONE: Final = (None,) * (ARRAYS - 3)
 
 
 def join_(model: nn.Module) -> tuple[tuple[str, ...], ...]:
-    """Move the weights of layers that may have one input behind each other, in place; values stay the same.
+    """Move the weights of layers that may have one input next to each other, in place; values stay the same.
 
     These are the `Linear` layers that one module holds, of the same extent k, without biases and static scales, per
     channel or by blocks; up to four of them. Their weights are there twice while they are moved.

@@ -74,7 +74,7 @@ def sorted_layers(model: nn.Module, include: Sequence[str] | None, exclude: Sequ
     """Return which linear layers of a model are to be FP8.
 
     Raises:
-        CheckpointError: a regular expression is none, or a pattern matches no layer.
+        CheckpointError: a regular expression is not valid, or a pattern matches no layer.
     """
     found = Sorted({}, {})
     chosen, shared = _choice_of(model, include, exclude), _shared_weights(model)

@@ -37,9 +37,9 @@ class Linear(nn.Linear):
     are parameters that do not require grad. Moving the layer moves them; casting it (``.half()``, ``.to(dtype)``) casts
     the bias alone.
 
-    On a GPU the rows of ``weight`` begin at multiples of 16 bytes, as products need to be fast: if k is no multiple of
-    16, there are gaps between them, and ``weight`` is not contiguous. ``state_dict`` gives a copy without gaps. (Such
-    layers are exported on the CPU, as files of torch.export lose the gaps.)
+    On a GPU the rows of ``weight`` begin at multiples of 16 bytes, as products need to be fast: if k is not a multiple
+    of 16, there are gaps between them, and ``weight`` is not contiguous. ``state_dict`` gives a copy without gaps.
+    (Such layers are exported on the CPU, as files of torch.export lose the gaps.)
 
     Gradients flow to the input, straight through its quantization, as ``grad @ dequantize(weight)``; and to the bias,
     if it is made to require them. There are none for the weight.
@@ -60,7 +60,7 @@ class Linear(nn.Linear):
     Raises:
         CheckpointError: there is no such scheme.
         ScaleError: blocks with a static scale.
-        DTypeError: weight_dtype is no FP8 format.
+        DTypeError: weight_dtype is not an FP8 format.
 
     Examples:
         >>> import torch, fp8core.torch

@@ -58,9 +58,9 @@ def quantize_model_(
         batch_invariant: as for `Linear`.
 
     Raises:
-        CheckpointError: there is no such scheme, a regular expression is none, or a pattern matches no layer.
+        CheckpointError: there is no such scheme, a regular expression is not valid, or a pattern matches no layer.
         LayoutError: model is itself a linear layer, which nothing holds.
-        ScaleError: input_scales name something else than layers to be quantized, or are no positive numbers. Nothing
+        ScaleError: input_scales name something else than layers to be quantized, or are not positive numbers. Nothing
             has been replaced then.
 
     Examples:

@@ -170,8 +170,8 @@ REFUSALS = [
         "cublaslt",
         "the library takes 1x128 scales of rows that are a multiple of 4, got m=67",
     ),
-    (problem("group x block", m=3), "cublaslt_pad_m", "is for more rows than 4 and no multiple of it, got m=3"),
-    (problem("group x block", m=64), "cublaslt_split_m", "is for more rows than 4 and no multiple of it, got m=64"),
+    (problem("group x block", m=3), "cublaslt_pad_m", "is for m > 4 that is not a multiple of 4, got m=3"),
+    (problem("group x block", m=64), "cublaslt_split_m", "is for m > 4 that is not a multiple of 4, got m=64"),
     (
         problem("group x block", m=67, lda=4112),
         "cublaslt_pad_m",

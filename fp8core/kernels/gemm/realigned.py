@@ -165,7 +165,7 @@ def plan_realigned(p: ScaledMm, plan: Callable[[ScaledMm], Matmul]) -> Matmul:
 
 UNALIGNED: Final = Requirement(
     lambda p: copies_codes(p) or copies_out(p),
-    "is for k, addresses or rows that are no multiples of 16 bytes, or n that is none of 8",
+    "is for k, addresses or rows that are not multiples of 16 bytes, or n that is not a multiple of 8",
 )
 SOME_OF_ALL: Final = Requirement(lambda p: p.k > 0 and p.n >= CHANNELS, "needs k > 0 and n >= 8, got k={p.k} n={p.n}")
 ONE_LAUNCH_AMAX: Final = Requirement(lambda p: not p.amax, "takes no amax, as two launches share the result")

@@ -157,7 +157,7 @@ FOURS_OF_CHANNELS: Final = Requirement(
 )
 RAGGED: Final = Requirement(
     lambda p: p.m > FOUR and p.m % FOUR != 0,
-    f"is for more rows than {FOUR} and no multiple of it, got m={{p.m}}",
+    f"is for m > {FOUR} that is not a multiple of {FOUR}, got m={{p.m}}",
 )
 FEW_TO_PAD: Final = Requirement(
     lambda p: p.m <= MOST_PADDED,
