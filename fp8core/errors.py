@@ -21,7 +21,7 @@ class ShapeError(Fp8Error, ValueError):
         >>> import numpy as np, fp8core
         >>> fp8core.quantize(np.ones((2, 4), np.float32), group_shape=(1, 0))
         Traceback (most recent call last):
-        fp8core.errors.ShapeError: group_shape needs a pair of whole numbers, each positive or -1, got (1, 0)
+        fp8core.errors.ShapeError: group_shape needs a pair of whole numbers, each -1 or 1 to 2**31 - 1, got (1, 0)
     """
 
 

@@ -113,9 +113,11 @@ class Call:
         launch = self.launch
         if launch is None:
             return
-        waits = weights if self.can_prefetch else None
-        if waits is not None and waits.may_prefetch(work, addresses):
-            launch, waits = self.early or self.prefetching(), None
+        waits, writes, early = weights if self.can_prefetch else None, 0, False
+        if waits is not None:
+            writes, early = waits.writes, waits.may_prefetch(work, addresses)
+            if early:
+                launch = self.early or self.prefetching()
         if not self._scratch:
             launch(work, *addresses)
         elif self.allocate_scratch is None:
@@ -128,7 +130,10 @@ class Call:
                 if callable(held):
                     held(at)
         if waits is not None:
-            waits.waited(work, addresses, self.regions.spans)
+            if not early:
+                waits.waited(work, addresses, self.regions.spans, writes)
+            elif waits.writing or waits.writes != writes:  # by another thread: what it launched may be before this
+                self.run(work, addresses, pool, None)  # once more, and late
 
 
 Calls = dict[Hashable, tuple[Call, "Repeat"]]

@@ -36,8 +36,10 @@ class Regions:
         """Places that are in order, until another weight may be read early."""
         prefetch.invalidates(self)
 
-    def examine(self, names: Sequence[str], addresses: list[int], stream: int | None) -> None:
-        """Refuse results in memory of another operand, and note what is written over weights that are read early.
+    def examine(self, names: Sequence[str], addresses: list[int], stream: int | None) -> list["prefetch.WeightHistory"]:
+        """Refuse results in memory of another operand, and return the weights that are read early and written over.
+
+        Those are to be given to `prefetch.wrote` once the launch has been made.
 
         Args:
             names: of the operands.
@@ -52,11 +54,13 @@ class Regions:
                 if other != at and (other not in self._given or other > at) and self._share(at, other, addresses):
                     raise LayoutError(f"{names[at]} needs memory of its own, got an array that overlaps {names[other]}")
         if stream is None:
-            return
+            return []
         version = prefetch.version()
         written = [(addresses[at] + start, addresses[at] + end) for at, start, end in self.spans_of_results]
-        if not prefetch.overwrites(written, stream):  # else it is to be noted each time
+        found = prefetch.overwrites(written, stream)
+        if not found:  # else it is to be noted each time
             prefetch.remember(self, self.places(addresses), version)
+        return found
 
     def _share(self, at: int, other: int, addresses: list[int]) -> bool:
         a, b = addresses[at], addresses[other]

@@ -169,9 +169,12 @@ class Operation:
                     held.append(number)
         for at, allocate in call.new:
             addresses[at], arrays[at] = allocate(pool)
-        call.regions.examine(self.operands, addresses, work)
-        interop.order_before(work, present, stream)
-        call.run(work, addresses, pool, weights)
+        overwritten = call.regions.examine(self.operands, addresses, work)
+        try:
+            interop.order_before(work, present, stream)
+            call.run(work, addresses, pool, weights)
+        finally:
+            prefetch.wrote(overwritten)
         interop.order_after(work, present, stream)
         interop.wrote(operands[at] for at in call.given)
         if framework.wraps:

@@ -8,7 +8,8 @@ a weight and lets its successor begin before it has ended cannot be seen from he
 be read early on a stream
 
 - after one launch there that did not (`WeightHistory.waited`), with the same addresses,
-- unless the library's own kernels have written to that memory since (`overwrites`), which they may still be doing;
+- unless the library's own kernels have written to that memory since (`overwrites`), which they may still be doing, or
+  another thread is about to launch one that will;
 
 and inside a graph capture, where nothing has run yet and a replay waits for what precedes it, unless the weight became
 known, or was written, within the same capture.
@@ -124,6 +125,10 @@ class WeightHistory:
         """The capture in which the addresses became known."""
         self._written_in: deque[int] = deque(maxlen=CAPTURES_KEPT)
         """The captures in which kernels of the library wrote there."""
+        self.writing = 0
+        """Calls of the library that are about to launch what writes there: a launch that waits may come before it."""
+        self.writes = 0
+        """Counts the beginnings and the ends of such calls."""
 
     def may_prefetch(self, stream: int, addresses: Sequence[int]) -> bool:
         """Return whether a launch on ``stream`` may read the weight at these addresses of a layer's operands early."""
@@ -133,19 +138,22 @@ class WeightHistory:
         number = capture_of(stream)
         return bool(number) and self._places == places and number not in (self._known_in, *self._written_in)
 
-    def waited(self, stream: int, addresses: Sequence[int], spans: Sequence[Range]) -> None:
+    def waited(self, stream: int, addresses: Sequence[int], spans: Sequence[Range], writes: int) -> None:
         """Note that a launch on ``stream`` has waited for all that precedes it; in a capture it has not run.
 
         Args:
             stream: its stream.
             addresses: of a layer's operands.
             spans: where each of them begins and ends, in bytes from its address.
+            writes: the count of writes before the launch. What another thread launches meanwhile may be behind it.
         """
         places = addresses[WEIGHT], addresses[SCALE], addresses[BIAS]
         number = capture_of(stream)
         self.know(addresses, spans, number)
         if not number and stream != PER_THREAD:
             self._waited_with[stream] = places
+            if self.writing or self.writes != writes:  # asked last: who begins to write counts first, and forgets then
+                self._waited_with.pop(stream, None)
 
     def know(self, addresses: Sequence[int], spans: Sequence[Range], number: int) -> None:
         """Watch the memory at these addresses; ``number`` is that of the capture under way, or 0."""
@@ -159,13 +167,22 @@ class WeightHistory:
         WATCHED.add(self)
 
     def overwritten(self, ranges: Sequence[Range], number: int) -> bool:
-        """Forget what waited if one of ``ranges`` is the layer's, and return whether one is."""
+        """Forget what waited if one of ``ranges`` is the layer's, and return whether one is: `wrote` is to follow."""
         if not any(a < end and start < b for a, b in ranges for start, end in self.ranges):
             return False
+        with WATCHED.lock:
+            self.writing += 1
+            self.writes += 1
         self._waited_with.clear()
         if number and number not in self._written_in:
             self._written_in.append(number)
         return True
+
+    def wrote(self) -> None:
+        """Note that what `overwritten` announced has been launched, or will not be."""
+        with WATCHED.lock:
+            self.writing -= 1
+            self.writes += 1
 
 
 def capture_of(stream: int) -> int:
@@ -199,17 +216,24 @@ def version() -> int:
     return WATCHED.version
 
 
-def overwrites(written: Sequence[Range], stream: int) -> bool:
-    """Return whether a launch of the library writes to a weight that may be read early; it is read late the next time.
+def overwrites(written: Sequence[Range], stream: int) -> list[WeightHistory]:
+    """Return the weights that may be read early and that a launch of the library writes to; they are read late now.
+
+    Those that are found are to be given to `wrote` once the launch has been made.
 
     Args:
         written: the memory that the launch writes.
         stream: the stream that it is about to be made on.
     """
     if not WATCHED.starts or not any(WATCHED.touches(one) for one in written):
-        return False
+        return []
     number = capture_of(stream)
     with WATCHED.lock:
         histories = list(WATCHED.histories)
-    found = [history.overwritten(written, number) for history in histories]
-    return any(found)
+    return [history for history in histories if history.overwritten(written, number)]
+
+
+def wrote(found: Sequence[WeightHistory]) -> None:
+    """End what `overwrites` began: the launch has been made, or has failed."""
+    for history in found:
+        history.wrote()

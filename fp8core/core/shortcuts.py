@@ -109,8 +109,15 @@ def _kind(call: Call, same: tuple[int | None, ...], guarded: _Guarded | None) ->
 def _bound(names: Sequence[str], call: Call, kind: _Kind, *recognizing: Any) -> Callable[..., Any]:
     """Return the function of a kind for one call, given what its guard is made of."""
 
-    def examine(addresses: list[int], stream: int) -> bool:
-        call.regions.examine(names, addresses, stream)
+    def examine(addresses: list[int], stream: int, weights: "prefetch.WeightHistory | None") -> bool:
+        """Return whether the launch has been made here: that of a call that writes to a weight that is read early."""
+        found = call.regions.examine(names, addresses, stream)
+        if not found:
+            return False
+        try:
+            call.run(stream, addresses, None, weights)
+        finally:
+            prefetch.wrote(found)
         return True
 
     return _written(kind)(
@@ -180,18 +187,24 @@ def _making(kind: _Kind, fits: list[str]) -> str:
     ]
     places = addresses if kind.given else [addresses[i] for i in kind.new]
     where = _tuple(places) if kind.given or len(places) > 1 else "".join(places)
-    examining = f"examine([{', '.join(addresses)}], work)"
-    lines = [f"a{i}, x{i} = new{i}(None)" for i in kind.new]
-    if kind.new:
-        condition = " and ".join(fits)
-        if kind.given or kind.overwriting:
-            lines += [f"if {'' if kind.given else 'watched.starts and '}{where} not in examined:", f"    {examining}"]
-    else:  # addresses that were examined fit
-        condition = f"{where} in examined or ({' and '.join([*fits, examining])})"
-    lines += [
+    elsewhere = f"examine([{', '.join(addresses)}], work, weights)"
+    launching = (
         f"launch(work, {', '.join(addresses)})"
         if kind.plain
-        else f"launch(work, [{', '.join(addresses)}], None, weights)",
+        else f"launch(work, [{', '.join(addresses)}], None, weights)"
+    )
+    lines = [f"a{i}, x{i} = new{i}(None)" for i in kind.new]
+    known = f"{where} in examined"
+    if kind.new:
+        condition = " and ".join(fits)
+        known = known if kind.given else f"not watched.starts or {known}"
+    else:  # addresses that were examined fit
+        condition = f"(known := {known}) or ({' and '.join(fits)})" if fits else ""
+        known = "known" if fits else known
+    if kind.given or kind.overwriting:
+        launching = f"if {known} or not {elsewhere}:\n    {launching}"
+    lines += [
+        launching,
         *([f"wrote({_tuple([f'x{i}' for i in kind.given])})"] if kind.counted else []),
         f"return {_tuple([f'x{i}' for i in range(len(kind.same))]) if kind.new else 'operands'}, note",
     ]

@@ -185,11 +185,11 @@ def required(x: TensorSpec | None, name: str) -> TensorSpec:
 
 
 def group(group_shape: object, name: str = "group_shape") -> GroupShape:
-    """Return a group shape: a pair of whole numbers, each of them positive or -1."""
+    """Return a group shape: a pair of whole numbers, each of them positive, and what kernels have as an int, or -1."""
     pair = tuple(group_shape) if isinstance(group_shape, tuple | list) else ()
     sides = [whole_number(side) for side in pair]
-    if len(sides) != 2 or any(side is None or not (side == -1 or side > 0) for side in sides):
-        raise ShapeError(f"{name} needs a pair of whole numbers, each positive or -1, got {group_shape!r}")
+    if len(sides) != 2 or any(side is None or not (side == -1 or 0 < side < 1 << 31) for side in sides):
+        raise ShapeError(f"{name} needs a pair of whole numbers, each -1 or 1 to 2**31 - 1, got {group_shape!r}")
     return GroupShape(*map(int, pair))
 
 

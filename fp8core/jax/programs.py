@@ -209,13 +209,18 @@ class Prepared:
             bits |= address
         if bits % ALIGNMENT and self.target.platform != "host":
             raise LayoutError(f"arrays in a program of JAX need addresses at multiples of {ALIGNMENT}, got {bits:#x}")
+        overwritten: list[prefetch.WeightHistory] = []
         if self._watched and prefetch.WATCHED.starts:
-            prefetch.overwrites([(addresses[at], addresses[at] + size) for at, size in self._spans], stream)
+            written = [(addresses[at], addresses[at] + size) for at, size in self._spans]
+            overwritten = prefetch.overwrites(written, stream)
         addresses.append(0)
-        if self.takes_scratch:
-            launch(stream, *self._pick(addresses), scratch)
-        else:
-            launch(stream, *self._pick(addresses))
+        try:
+            if self.takes_scratch:
+                launch(stream, *self._pick(addresses), scratch)
+            else:
+                launch(stream, *self._pick(addresses))
+        finally:
+            prefetch.wrote(overwritten)
 
 
 def _bytes(array: NewArray) -> int:

@@ -28,8 +28,8 @@ class Quantized(_Pair[DataT_co, ArrayT_co]):
             two arrays. What needs it then asks for ``group_shape=``.
 
     Raises:
-        ShapeError: group_shape is not a pair of whole numbers, each positive or -1. Data and scale are checked when the
-            pair is used.
+        ShapeError: group_shape is not a pair of whole numbers, each -1 or 1 to 2**31 - 1. Data and scale are checked
+            when the pair is used.
 
     Examples:
         >>> import numpy as np, fp8core

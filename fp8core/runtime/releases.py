@@ -8,7 +8,6 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable
-from functools import cache
 from typing import Any, Final, NamedTuple
 
 from fp8core.runtime import capture, device, streams
@@ -39,11 +38,13 @@ class Releases:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._ended = False
         self._new()
+        if hasattr(os, "register_at_fork"):  # here, as a fork may come while the thread is being started
+            os.register_at_fork(after_in_child=self._forked)
 
     def _new(self) -> None:
+        self._lock = threading.Lock()
         self._inbox: queue.SimpleQueue[_Item | threading.Event | None] = queue.SimpleQueue()
         self._keeper = _Keeper()
         self._thread: threading.Thread | None = None
@@ -62,8 +63,6 @@ class Releases:
             thread.start()
             self._thread = thread
             atexit.register(self._stop)
-            if hasattr(os, "register_at_fork"):
-                os.register_at_fork(after_in_child=self._forked)
 
     def keep(self, owner: object, stream: int, ordinal: int) -> None:
         """Keep ``owner`` until a stream of device ``ordinal`` has come past this point.
@@ -114,12 +113,14 @@ class Releases:
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
     def _forked(self) -> None:
-        """Begin anew in the child of a fork, where neither the thread nor what it keeps can be used."""
-        if self._thread is not None:
-            _LEAKED.extend((self._inbox, self._keeper))
-            self._lock = threading.Lock()
-            self._new()
-            atexit.unregister(self._stop)
+        """Begin anew in the child of a fork, where neither the thread nor what it keeps can be used.
+
+        Whatever the parent was about to do: it may have been starting the thread, with the lock taken, or have put
+        owners into the queue before it.
+        """
+        _LEAKED.extend((self._inbox, self._keeper))
+        self._new()
+        atexit.unregister(self._stop)
 
 
 class _Keeper:
@@ -218,7 +219,9 @@ def _run(inbox: queue.SimpleQueue[Any], keeper: _Keeper) -> None:
                 empty.pop().set()
 
 
-@cache
+_OF_PROCESS: Final = Releases()  # made here, as threads that ask for it at a time must not get one each
+
+
 def releases() -> Releases:
     """Return the queue of this process."""
-    return Releases()
+    return _OF_PROCESS

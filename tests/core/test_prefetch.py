@@ -31,41 +31,74 @@ def history(captures):
     return made
 
 
+def written_over(ranges, stream):
+    """Return whether a launch of the library that writes there, and that has been made, wrote over a weight."""
+    found = prefetch.overwrites(ranges, stream)
+    prefetch.wrote(found)
+    return bool(found)
+
+
 def test_the_first_launch_on_each_stream_waits(history):
     for stream in (7, 8):
         assert not history.may_prefetch(stream, PLACES)
-        history.waited(stream, PLACES, SPANS)
+        history.waited(stream, PLACES, SPANS, history.writes)
         assert history.may_prefetch(stream, PLACES)
 
 
 def test_the_stream_of_a_thread_is_no_stream_to_rely_on(history):
-    history.waited(prefetch.PER_THREAD, PLACES, SPANS)
+    history.waited(prefetch.PER_THREAD, PLACES, SPANS, history.writes)
     assert not history.may_prefetch(prefetch.PER_THREAD, PLACES)
 
 
 @pytest.mark.parametrize("place", [1, 2, 3])
 def test_another_address_waits_and_so_does_the_way_back(history, place):
-    history.waited(7, PLACES, SPANS)
+    history.waited(7, PLACES, SPANS, history.writes)
     moved = [at + 0x10 * (i == place) for i, at in enumerate(PLACES)]
     assert not history.may_prefetch(7, moved)
-    history.waited(7, moved, SPANS)
+    history.waited(7, moved, SPANS, history.writes)
     assert history.may_prefetch(7, moved)
     assert not history.may_prefetch(7, PLACES)
 
 
 @pytest.mark.parametrize("written", [WEIGHT, SCALE, BIAS, (0x1FFF, 0x2000), (0, 0x1001), (0x4010, 0x9000)], ids=str)
 def test_what_the_library_writes_is_waited_for_once(history, written):
-    history.waited(7, PLACES, SPANS)
-    assert prefetch.overwrites([written], 9)
+    history.waited(7, PLACES, SPANS, history.writes)
+    assert written_over([written], 9)
     assert not history.may_prefetch(7, PLACES)
-    history.waited(7, PLACES, SPANS)
+    history.waited(7, PLACES, SPANS, history.writes)
+    assert history.may_prefetch(7, PLACES)
+
+
+def test_a_launch_of_another_thread_may_come_before_the_write_that_has_been_announced(history):
+    """What waits on the stream before the writing kernel says nothing of what comes after it."""
+    before = history.writes
+    found = prefetch.overwrites([WEIGHT], 7)
+    history.waited(7, PLACES, SPANS, before)  # launched before the announcement
+    assert not history.may_prefetch(7, PLACES)
+    within = history.writes
+    history.waited(7, PLACES, SPANS, within)
+    assert not history.may_prefetch(7, PLACES)
+    prefetch.wrote(found)
+    history.waited(7, PLACES, SPANS, within)  # launched before the writing kernel, noted after it
+    assert not history.may_prefetch(7, PLACES)
+    history.waited(7, PLACES, SPANS, history.writes)
+    assert history.may_prefetch(7, PLACES)
+
+
+def test_of_two_threads_that_write_the_last_one_counts(history):
+    first, second = (prefetch.overwrites([WEIGHT], stream) for stream in (7, 8))
+    prefetch.wrote(first)
+    history.waited(7, PLACES, SPANS, history.writes)
+    assert not history.may_prefetch(7, PLACES)
+    prefetch.wrote(second)
+    history.waited(7, PLACES, SPANS, history.writes)
     assert history.may_prefetch(7, PLACES)
 
 
 @pytest.mark.parametrize("written", [(0, 0x1000), (0x2000, 0x3000), (0x3040, 0x4000), (0x4020, 0x5000)], ids=str)
 def test_what_is_written_beside_a_weight_is_not(history, written):
-    history.waited(7, PLACES, SPANS)
-    assert not prefetch.overwrites([written], 7)
+    history.waited(7, PLACES, SPANS, history.writes)
+    assert not written_over([written], 7)
     assert history.may_prefetch(7, PLACES)
 
 
@@ -77,11 +110,11 @@ def test_a_capture_reads_early_what_was_known_before_it(history, captures):
 
 def test_what_becomes_known_or_is_written_in_a_capture_waits_in_it_and_not_in_the_next(history, captures):
     captures[7] = 1
-    history.waited(7, MOVED, SPANS)
+    history.waited(7, MOVED, SPANS, history.writes)
     assert not history.may_prefetch(7, MOVED)
     captures[7] = 2
     assert history.may_prefetch(7, MOVED)
-    assert prefetch.overwrites([(0x9000, 0x9001)], 7)
+    assert written_over([(0x9000, 0x9001)], 7)
     assert not history.may_prefetch(7, MOVED)
     captures[7] = 3
     assert history.may_prefetch(7, MOVED)
@@ -90,7 +123,7 @@ def test_what_becomes_known_or_is_written_in_a_capture_waits_in_it_and_not_in_th
 def test_captures_under_way_at_a_time_each_wait_for_what_they_write(history, captures):
     captures.update({7: 1, 8: 2})
     for stream in (7, 8):
-        assert prefetch.overwrites([WEIGHT], stream)
+        assert written_over([WEIGHT], stream)
     assert not history.may_prefetch(7, PLACES)
     assert not history.may_prefetch(8, PLACES)
     captures[9] = 3
@@ -101,25 +134,25 @@ def test_a_reversed_scale_is_watched_where_it_lies(captures):
     """Its address is that of its last element in memory."""
     history = WeightHistory()
     history.know(PLACES, [(0, 0), (0, 0x1000), (-0x3C, 4), (0, 0x20)], 0)
-    history.waited(7, PLACES, SPANS)
-    assert not prefetch.overwrites([(0x3004, 0x3040)], 7)
+    history.waited(7, PLACES, SPANS, history.writes)
+    assert not written_over([(0x3004, 0x3040)], 7)
     assert history.may_prefetch(7, PLACES)
-    assert prefetch.overwrites([(0x2FC4, 0x2FC8)], 7)
+    assert written_over([(0x2FC4, 0x2FC8)], 7)
     assert not history.may_prefetch(7, PLACES)
 
 
 def test_a_capture_settles_nothing(history, captures):
     captures[7] = 1
-    history.waited(7, PLACES, SPANS)
+    history.waited(7, PLACES, SPANS, history.writes)
     del captures[7]
     assert not history.may_prefetch(7, PLACES)
 
 
 def test_what_is_written_in_a_capture_waits_afterwards_too(history, captures):
-    history.waited(7, PLACES, SPANS)
+    history.waited(7, PLACES, SPANS, history.writes)
     captures[7] = 1
     assert history.may_prefetch(7, PLACES)
-    assert prefetch.overwrites([WEIGHT], 7)
+    assert written_over([WEIGHT], 7)
     assert not history.may_prefetch(7, PLACES)
     del captures[7]
     assert not history.may_prefetch(7, PLACES)
@@ -130,9 +163,9 @@ def test_ranges_of_several_layers_are_found(history):
     tied.know(PLACES, SPANS, 0)
     other.know([0, 0x100000, 0, 0], [(0, 0), (0, 0x100000), (0, 0), (0, 0)], 0)
     for each, places in ((history, PLACES), (tied, PLACES), (other, [0, 0x100000, 0, 0])):
-        each.waited(7, places, SPANS)
+        each.waited(7, places, SPANS, each.writes)
     version = prefetch.version()
-    assert prefetch.overwrites([(0x1800, 0x1801)], 7)
+    assert written_over([(0x1800, 0x1801)], 7)
     assert not history.may_prefetch(7, PLACES)
     assert not tied.may_prefetch(7, PLACES)
     assert other.may_prefetch(7, [0, 0x100000, 0, 0])

@@ -37,6 +37,8 @@ QUANTIZE = {
     "dtype is no FP8": (lambda: {"dtype": "float16"}, fp8core.DTypeError, "dtype"),
     "dtype is unknown": (lambda: {"dtype": "float7"}, fp8core.DTypeError, "float7"),
     "group of zero": (lambda: {"group_shape": (0, 128)}, fp8core.ShapeError, "group_shape"),
+    "group of more rows than an int": (lambda: {"group_shape": (2**32 + 2, 64)}, fp8core.ShapeError, r"1 to 2\*\*31"),
+    "group of more columns than an int": (lambda: {"group_shape": (1, 2**31)}, fp8core.ShapeError, r"1 to 2\*\*31"),
     "scale of the wrong shape": (lambda: {"scale": np.ones((3, 1), np.float32)}, fp8core.ShapeError, r"\(4, 1\)"),
     "scale of the wrong dtype": (lambda: {"scale": np.ones(1, np.float16)}, fp8core.DTypeError, "scale needs float32"),
     "scale_ub with a given scale": (lambda: {"scale": ONE, "scale_ub": 1.0}, fp8core.ScaleError, "scale_ub"),

@@ -185,6 +185,43 @@ def test_a_child_begins_anew_and_leaves_alone_what_the_parent_keeps():
     assert run(program) == ["freed", "childs", "child", "True", "freed", "parents", "parent", "True"]
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork")
+def test_a_child_of_a_fork_while_the_thread_is_being_started_has_a_free_lock_and_a_queue_of_its_own():
+    program = """
+        import os, signal, sys, threading, warnings
+        from fp8core.runtime.releases import releases
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of any fork beside threads
+        class Memory:
+            def __init__(self, name): self.name = name
+            def __del__(self): print("freed", self.name, flush=True)
+        starting, forked, plain = threading.Event(), threading.Event(), threading.Thread
+        class Held(plain):
+            def start(self):
+                starting.set()
+                forked.wait(30)
+                super().start()
+        queue = releases()
+        queue.add(Memory("parents"), lambda: True)
+        starter = threading.Thread(target=queue.start)
+        threading.Thread = Held
+        starter.start()
+        starting.wait(30)
+        threading.Thread = plain
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            queue.start()
+            queue.add(Memory("childs"), lambda: True)
+            print("child", queue.wait(10), flush=True)
+            sys.exit(0)
+        print("ended", os.waitpid(child, 0)[1], flush=True)
+        forked.set()
+        print("parent", queue.wait(30), flush=True)
+    """
+    wanted = "freed childs child True ended 0 freed parents parent True"
+    assert run(program) == wanted.split()
+
+
 def test_nothing_runs_until_something_is_kept():
     program = """
         import threading
