@@ -9,7 +9,7 @@ from torch.compiler import is_compiling, is_exporting
 
 from fp8core.checkpoint.schemes import SCHEMES, scheme_of
 from fp8core.core.specs import flag
-from fp8core.errors import LayoutError, ScaleError
+from fp8core.errors import DTypeError, LayoutError, ScaleError
 from fp8core.interop import dtype_name
 from fp8core.ops import Fp8Linear, Quantized, dequantize, linear
 from fp8core.ops.layer import QUANTIZE_WEIGHT_CALLS
@@ -22,6 +22,7 @@ from fp8core.torch.gradients import BothModes, StraightThrough
 
 INPUTS: Final = {PER_CHANNEL: PER_TOKEN, PER_TENSOR: PER_TENSOR, BLOCK_128: GROUP_128}
 """How inputs are quantized beside weights of these groups, where their scale is not given."""
+CODES: Final = frozenset(getattr(torch, name) for name in FORMATS)
 OPTIONS: Final = "scheme", "use_fast_accum", "batch_invariant"
 """What a layer is prepared with beside its parameters."""
 Layer = TypeVar("Layer", bound="Linear")
@@ -200,6 +201,11 @@ class Linear(FrozenLinear):
         Inside torch.autocast an input is cast to its dtype first, as nn.Linear's is.
         """
         if isinstance(input, Tensor):
+            if input.dtype in CODES:
+                raise DTypeError(
+                    f"input needs float32, float16, bfloat16 or a Quantized, got {dtype_name(input.dtype)} without its "
+                    "scale: a model that casts inputs to weight.dtype needs this layer left as it was (exclude)"
+                )
             if any_autocast():
                 input = as_autocast(input)  # noqa: A001
             bias = self._parameters["bias"]

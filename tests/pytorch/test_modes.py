@@ -17,6 +17,13 @@ def layers(dtype=torch.float32, **options):
     return Linear.from_linear(wide, **options), wide
 
 
+@pytest.fixture(autouse=True)
+def no_graphs_left():
+    """Leave no graphs behind: they count against a limit of torch's."""
+    yield
+    torch._dynamo.reset()
+
+
 def run_eagerly(layer):
     return layer
 
@@ -107,3 +114,13 @@ def test_what_a_loader_has_cast_is_named_when_the_layer_is_moved(name):
     parameter.data = parameter.data.to(torch.bfloat16)
     with pytest.raises(DTypeError, match=f"{name} needs .*, got bfloat16"):
         layer.to("cpu")
+
+
+@ways
+@pytest.mark.parametrize("options", [{}, {"scheme": "tensor", "input_scale": 0.5}], ids=["dynamic", "static"])
+def test_codes_without_a_scale_are_refused(options, way):
+    """As of a model that casts inputs to the weight's dtype: they are no codes of the layer's scale."""
+    layer, _ = layers(**options)
+    x = torch.randn(5, 64).to(layer.weight.dtype)
+    with pytest.raises(Exception, match=r"input needs .* or a Quantized, got float8_e4m3fn without its scale"):
+        way(layer)(x)
