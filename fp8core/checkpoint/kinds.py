@@ -64,6 +64,7 @@ RULES: Final = (
     ),
     Rule(CAST, ("fc2",), ("seamless_m4t*", "nllb-moe")),
     Rule(CAST, ("project_q",), ("wav2vec2*", "unispeech*")),
+    Rule(ATTENTION, tuple(f"attention.{part}_proj" for part in ("q", "k", "v", "out")), ("wavlm",)),
     Rule(SPECIAL, ("attention.output", "feed_forward.value"), ("rwkv",)),  # whose weights it divides in place
     Rule(SCAN, ("mixer.*",), ("mamba", "mamba2", "falcon_mamba")),
     Rule(SPECIAL, ("lm_head",), ("idefics",)),
@@ -72,6 +73,7 @@ RULES: Final = (
     ),
     Rule(ROUTER, ("expert_gate", "moe_gate", "gating", "gate_network*", "weights_proj")),
     Rule(HEAD, ("*lm_head", "lm_head.*", "embed_out", "lm_loss", "logits_proj", "proj_out", "vocab_projector")),
+    Rule(HEAD, ("unembed*",)),
     Rule(HEAD, ("score", "score.*", "classifier", "classifier.*", "pre_classifier", "classification_head.*")),
     Rule(HEAD, ("qa_outputs", "cls.*", "predictions.*", "*_predictions.*", "pooler", "pooler.*", "heads.*")),
     Rule(EMBEDDING, ("shared", "wte", "wpe", "*embed", "*embeds", "*embed_in", "*embed_tokens", "*embed_positions")),

@@ -64,6 +64,7 @@ def test_a_name_tells_what_a_module_is(module, kind):
         ("kosmos-2.5", "vision_model.encoder.layer.0.mlp.wo"),
         ("nllb-moe", "model.encoder.layers.0.ffn.fc2"),
         ("seamless_m4t_v2", "text_decoder.layers.0.ffn.fc2"),
+        ("wavlm", "encoder.layers.0.attention.q_proj"),
         ("rwkv", "rwkv.blocks.0.attention.output"),
         ("deepseek_v32", f"{L}self_attn.indexer.weights_proj"),
     ],
