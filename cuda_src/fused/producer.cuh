@@ -10,84 +10,8 @@
 //      GROUP   scale = max(amax, eps) / MAX of 1 x GROUP_COLS, y / scale
 // The caller owes: GROUP_COLS / VECTOR is a power of two up to WARP in GROUP, a whole number in STATIC.
 #pragma once
-#include "../common/cluster_reduce.cuh"
 #include "foreseen.cuh"
-#include "../common/values.cuh"
-
-// ALIGNED: the alignment of rows. UNALIGNED: aligned to their elements only. VECTORS_AND_TAIL: whole vectors, of which
-// the last may be cut by the row's end. WHOLE: the row is a whole number of blocks' parts.
-constexpr int UNALIGNED = 0, VECTORS_AND_TAIL = 1, WHOLE = 2;
-
-template <int ALIGNED>
-DEVICE bool is_inside(int col, int cols) {
-    return ALIGNED == WHOLE || col < cols;
-}
-// How many of the VECTOR elements from col on there are: 0 or less behind the end.
-template <int ALIGNED, int VECTOR>
-DEVICE int valid_at(int col, int cols) {
-    return ALIGNED == WHOLE ? VECTOR : cols - col;
-}
-
-template <int VECTOR>
-DEVICE float amax_of(const float (&y)[VECTOR]) {
-    float amax = 0.0f;
-#pragma unroll
-    for (int i = 0; i < VECTOR; ++i) amax = maximum(amax, magnitude(y[i]));
-    return amax;
-}
-
-// The largest of x[i] over a team, in the team's lanes whose number is i modulo COUNT: a power of two up to the team.
-template <int TEAM, int COUNT>
-DEVICE unsigned team_max_each(unsigned (&x)[COUNT]) {
-#pragma unroll
-    for (int mask = 1; mask < COUNT; mask *= 2) {
-        const bool odd = (lane() & mask) != 0;
-#pragma unroll
-        for (int i = 0; i < COUNT / mask; i += 2) {
-            const unsigned mine = odd ? x[i + 1] : x[i], other = shuffle_xor(odd ? x[i] : x[i + 1], mask);
-            x[i / 2] = mine > other ? mine : other;
-        }
-    }
-#pragma unroll
-    for (int mask = COUNT; mask < TEAM; mask *= 2) {
-        const unsigned other = shuffle_xor(x[0], mask);
-        x[0] = x[0] > other ? x[0] : other;
-    }
-    return x[0];
-}
-
-template <int value>
-struct Constant {
-    static constexpr int VALUE = value;
-};
-
-constexpr int power_of_two_from(int count) { return count <= 1 ? 1 : 2 * power_of_two_from((count + 1) / 2); }
-
-// Values over their scale, as codes. Not careful, for an ordinary divisor: value_of's steps, where a remainder that
-// counts as zero belongs to a quotient that no code but 0 is near; a power of two needs no remainder.
-template <int FORMAT, int MODE, int SCALE_FORMAT, bool CAREFUL, int VECTOR>
-DEVICE Codes<FORMAT, VECTOR> encode_scaled(float (&values)[VECTOR], const Divisor& divisor) {
-    constexpr bool PRODUCT = MODE == STATIC || SCALE_FORMAT != SCALE_FLOAT32;
-    if constexpr (CAREFUL) {
-        // Unrolled, these would be most instructions of a group's kernel, so there they are a loop.
-        constexpr int AT_ONCE = MODE == GROUP ? 1 : VECTOR;
-#pragma unroll AT_ONCE
-        for (int count = 0; count < VECTOR; ++count) {
-            const float value = value_of<MODE, true>(values[0], divisor);
-#pragma unroll
-            for (int i = 1; i < VECTOR; ++i) values[i - 1] = values[i];
-            values[VECTOR - 1] = value;
-        }
-    } else {
-#pragma unroll
-        for (int i = 0; i < VECTOR; ++i) {
-            const float near = values[i] * divisor.reciprocal;
-            const float rest = fma_flushing(near, divisor.scale, -values[i]);
-            values[i] = PRODUCT ? near : fma_flushing(rest, -divisor.reciprocal, near);
-        }
-    }
-    return Codes<FORMAT, VECTOR>::encoded(values);
-}
+#include "scaled_codes.cuh"
 
 // The address of a block's part of a row, and those of its codes and scales.
 struct Destination {

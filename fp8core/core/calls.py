@@ -4,7 +4,6 @@ Nothing here holds an address: a cached call serves all operands of the same spe
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fp8core.core import prefetch
@@ -15,7 +14,7 @@ from fp8core.interop import Allocator, Framework, framework_of
 from fp8core.table import Explanation
 
 if TYPE_CHECKING:
-    from fp8core.core.shortcuts import Shortcut
+    from fp8core.core.shortcuts import Repeat, Shortcut
 
 Launch = Callable[..., None]
 """Called with the stream, the addresses of all operands in the operation's order (0 of None), and, where the operation
@@ -82,11 +81,9 @@ class Call:
         """The places of the caller's arrays that are written."""
         self.stream = framework.stream_getter(target)
         self.wrote = framework.wrote if self.given else None
-        self.written = _tuple_of(self.given)
-        """Picks them among the operands."""
         self.allocate_scratch = scratch_allocator(planned.scratch_bytes, framework, target)
         self.regions = Regions(specs, described.results, in_place)
-        self.examined, self.places = self.regions.examined, self.regions.places
+        self.examined = self.regions.examined
         self.may_overwrite = prefetch.applies(target)
         self._make_prefetching = planned.prefetching
         self.early: Launch | None = None
@@ -134,14 +131,7 @@ class Call:
             waits.waited(work, addresses, self.regions.spans)
 
 
-def _tuple_of(places: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
-    """Return what picks the items at these places of a tuple, always as a tuple."""
-    return (
-        itemgetter(*places) if len(places) > 1 else itemgetter(slice(places[0], places[0] + 1) if places else slice(0))
-    )
-
-
-Calls = dict[Hashable, Call]
+Calls = dict[Hashable, tuple[Call, "Repeat"]]
 """Of one signature: by options and offsets."""
 
 
@@ -187,10 +177,10 @@ class CallCache:
             if made is not None:
                 by_size[size] = made, *known
 
-    def keep(self, call: Call, calls: Calls, key: Hashable) -> None:
-        """Keep a call among those of its signature; one whose options cannot be hashed is described each time."""
+    def keep(self, call: Call, repeat: "Repeat", calls: Calls, key: Hashable) -> None:
+        """Keep a call and its repeat among those of its signature; with options without a hash each is described."""
         try:
-            calls[key] = call
+            calls[key] = call, repeat
         except TypeError:
             return
         self._count += 1

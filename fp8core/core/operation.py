@@ -16,7 +16,7 @@ from fp8core import interop
 from fp8core.core import prefetch
 from fp8core.core.calls import NONE, Call, CallCache, Calls, Described
 from fp8core.core.explaining import ExplainRequest
-from fp8core.core.shortcuts import shortcut
+from fp8core.core.shortcuts import repeat, shortcut
 from fp8core.core.signature import offsets
 from fp8core.core.specs import TensorSpec, in_float32, spec_of
 from fp8core.errors import DTypeError, ScaleError
@@ -110,34 +110,15 @@ class Operation:
         addresses, calls, guarding = found
         key = options, offsets(addresses)
         try:
-            call = calls[key]
+            call, repeated = calls[key]
         except (KeyError, TypeError):  # a call of a new kind, or options that cannot be hashed
             unknown = calls, key
         else:
             if guarding is not None:
                 make = partial(shortcut, self.operands, operands, tuple(addresses), call, guarding)
                 cache.shorten(options, operands[0].nbytes, make)
-            return self._repeated(call, operands, addresses, weights)
+            return repeated(operands, addresses, weights)
         return self._general(operands, options, None, weights, unknown)  # outside of except: no KeyError in tracebacks
-
-    def _repeated(
-        self,
-        call: Call,
-        operands: tuple[Any, ...],
-        addresses: list[int],
-        weights: "prefetch.WeightHistory | None",
-    ) -> tuple[Sequence[Any], Any]:
-        """Run a call that is planned, as a shortcut does."""
-        work = call.stream()
-        arrays: Any = list(operands) if call.new else operands
-        for at, allocate in call.new:
-            addresses[at], arrays[at] = allocate(None)
-        if (call.given or (call.may_overwrite and watched.starts)) and call.places(addresses) not in call.examined:
-            call.regions.examine(self.operands, addresses, work)
-        call.run(work, addresses, None, weights)
-        if call.wrote is not None:
-            call.wrote(call.written(operands))
-        return arrays, call.note
 
     def forget(self) -> None:
         """Let every call be planned anew, as what runs a problem has changed."""
@@ -198,7 +179,7 @@ class Operation:
                 if arrays[at] is not operands[at]:
                     arrays[at] = framework.wrap(arrays[at], work)
         if among is not None:
-            cache.keep(call, *among)
+            cache.keep(call, repeat(self.operands, operands, call), *among)
         return arrays, call.note
 
     def _made_instead(
@@ -247,7 +228,6 @@ class Operation:
         return call
 
 
-watched: Final = prefetch.WATCHED
 _ALL: Final[WeakSet[Operation]] = WeakSet()
 _forgotten = 0
 

@@ -1,12 +1,14 @@
-"""Shortcuts: a repeated call as one function without loops, found by options and size and recognized by a guard.
+"""Repeated calls as functions that are written for one kind of call, and the guards that recognize such calls at once.
 
 A function that is written for one kind of call (how many operands, which are left out, which results are new) takes a
 third less of Python's time than one for all kinds: it builds no list, unpacks no tuple into a call, and asks nothing
-whose answer is known.
+whose answer is known. A `Repeat` is given operands that are known to be of its kind, with their addresses. A
+`Shortcut`, found by options and size, asks a guard whether they are.
 """
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from textwrap import indent
 from typing import Any, NamedTuple
 
 from fp8core.core import prefetch
@@ -14,20 +16,29 @@ from fp8core.core.calls import Call
 from fp8core.core.signature import OFFSETS, offsets
 from fp8core.interop import Framework
 
+Repeat = Callable[[tuple[Any, ...], list[int], "prefetch.WeightHistory | None"], tuple[Sequence[Any], Any]]
+"""Takes operands of a planned call's specs, their addresses (0 of None) and what is known of the weight, and returns
+what a call of the operation does: it has been made."""
 Shortcut = Callable[[tuple[Any, ...], "prefetch.WeightHistory | None"], tuple[Sequence[Any], Any] | None]
-"""Takes operands and what is known of the weight, and returns what a call of the operation does: it has been made. None
-unless the operands have the signatures, and their addresses the alignments, that it was written for."""
+"""The same without addresses. None unless the operands have the signatures, and their addresses the alignments, that it
+was written for."""
 
 
-class _Kind(NamedTuple):
-    """What the text of a shortcut depends on."""
+class _Guarded(NamedTuple):
+    """What the text of a shortcut depends on beside that of a repeated call."""
 
     unguarded: str
     """The attribute of arrays of which guards must not be asked."""
-    same: tuple[int | None, ...]
-    """For each operand None if it is left out, else the first place of the same array: a guard takes each once."""
     aligned: bool
     """Whether all addresses are multiples of `ALIGNMENT`."""
+
+
+class _Kind(NamedTuple):
+    """What the text of a repeated call depends on."""
+
+    same: tuple[int | None, ...]
+    """For each operand None if it is left out, else its place; in a shortcut the first place of the same array, for a
+    guard takes each once."""
     new: tuple[int, ...]
     given: tuple[int, ...]
     """The places of the caller's arrays that are written."""
@@ -37,6 +48,21 @@ class _Kind(NamedTuple):
     """Whether the launch takes the addresses of operands and nothing else."""
     counted: bool
     """Whether the framework is told what was written."""
+    guarded: _Guarded | None
+    """None where operands are known to be of the kind."""
+
+
+def repeat(names: Sequence[str], operands: Sequence[Any], call: Call) -> Repeat:
+    """Return what makes a planned call for operands of the same specs as these.
+
+    Args:
+        names: what errors call each operand.
+        operands: of the call.
+        call: what they were planned to be.
+    """
+    same = tuple([None if x is None else at for at, x in enumerate(operands)])
+    made: Repeat = _bound(names, call, _kind(call, same, None), None, None, None, None)
+    return made
 
 
 def shortcut(
@@ -53,8 +79,8 @@ def shortcut(
     Args:
         names: what errors call each operand.
         operands: of a call that is planned, all of a framework with guards.
-        addresses: of them.
-        call: what serves it.
+        addresses: theirs.
+        call: what they were planned to be.
         framework: theirs.
     """
     first = {id(x): at for at, x in reversed(list(enumerate(operands)))}
@@ -63,26 +89,32 @@ def shortcut(
     guard = framework.guard(tuple([operands[at] for i, at in enumerate(same) if i == at]))
     if framework.blocked() or not guard(*[operands[at] for i, at in enumerate(same) if i == at]):
         return None
-    kind = _Kind(
-        framework.unguarded,
+    kind = _kind(call, same, _Guarded(framework.unguarded, apart is None))
+    made: Shortcut = _bound(names, call, kind, framework.blocked, guard, framework.address, apart)
+    return made
+
+
+def _kind(call: Call, same: tuple[int | None, ...], guarded: _Guarded | None) -> _Kind:
+    return _Kind(
         same,
-        apart is None,
         tuple([at for at, _ in call.new]),
         call.given,
         call.may_overwrite,
         call.plain is not None,
         call.wrote is not None,
+        guarded,
     )
+
+
+def _bound(names: Sequence[str], call: Call, kind: _Kind, *recognizing: Any) -> Callable[..., Any]:
+    """Return the function of a kind for one call, given what its guard is made of."""
 
     def examine(addresses: list[int], stream: int) -> bool:
         call.regions.examine(names, addresses, stream)
         return True
 
-    made: Shortcut = _written(kind)(
-        framework.blocked,
-        guard,
-        framework.address,
-        apart,
+    return _written(kind)(
+        *recognizing,
         call.stream,
         [allocate for _, allocate in call.new],
         call.examined,
@@ -92,70 +124,79 @@ def shortcut(
         call.wrote,
         call.note,
     )
-    return made
 
 
 @cache
-def _written(kind: _Kind) -> Callable[..., Shortcut]:
-    """Return what makes shortcuts of a kind."""
-    same, count = kind.same, len(kind.same)
-    there = [i for i in range(count) if same[i] == i]
-    differ = [f"x{i} is not {'None' if at is None else f'x{at}'}" for i, at in enumerate(same) if at != i]
-    differ += [f"x{i} is None" for i in there]
-    addresses = [
-        "0" if at is None and i not in kind.new else f"a{i if at is None else at}" for i, at in enumerate(same)
-    ]
-    fits = [f"a{i}" for i in there]  # an address of 0 is memory that was taken away, which `view` refuses
-    if kind.aligned:
-        fits.append(f"not ({' | '.join(fits)}) & {OFFSETS}")
-    else:
-        fits += [f"a{i} & {OFFSETS} == apart[{i}]" for i in there]
-    fitting = " and ".join(fits)
-    others = " or ".join(f"x{i}.{kind.unguarded}" for i in there)
-    present = ", ".join(f"x{i}" for i in there)
-    places = addresses if kind.given else [addresses[i] for i in kind.new]
-    where = _tuple(places) if kind.given or len(places) > 1 else "".join(places)
-    examining = f"examine([{', '.join(addresses)}], work)"
+def _written(kind: _Kind) -> Callable[..., Callable[..., Any]]:
+    """Return what makes functions of a kind."""
+    xs = _tuple([f"x{i}" for i in range(len(kind.same))])
     lines = [
         "def bind(blocked, holds, address, apart, stream, new, examined, examine, watched, launch, wrote, note):",
         *([f"    {_tuple([f'new{i}' for i in kind.new])} = new"] if kind.new else []),
-        "    def run(operands, weights):",
-        f"        {_tuple([f'x{i}' for i in range(count)])} = operands",
-        f"        if {' or '.join([*differ, 'blocked()'])}:",
-        "            return None",
-        "        try:",
-        f"            if {others}:",
-        "                return None",
-        "        except AttributeError:",  # a number, or an array of another framework
-        "            return None",
-        f"        if holds({present}):",
-        *(f"            a{i} = address(x{i})" for i in there),
-        "            work = stream()",
     ]
-    if kind.new:
+    if kind.guarded is None:
         lines += [
-            f"            if {fitting}:",
-            *(f"                a{i}, x{i} = new{i}(None)" for i in kind.new),
+            "    def run(operands, addresses, weights):",
+            f"        {xs} = operands",
+            f"        {_tuple([f'a{i}' for i in range(len(kind.same))])} = addresses",
+            "        work = stream()",
+            indent(_making(kind, []), 8 * " "),
         ]
-        if kind.given or kind.overwriting:
-            lines += [
-                f"                if {'' if kind.given else 'watched.starts and '}{where} not in examined:",
-                f"                    {examining}",
-            ]
-    else:  # addresses that were examined fit
-        lines += [f"            if {where} in examined or ({fitting} and {examining}):"]
-    lines += [
-        f"                launch(work, {', '.join(addresses)})"
-        if kind.plain
-        else f"                launch(work, [{', '.join(addresses)}], None, weights)",
-        *([f"                wrote({_tuple([f'x{i}' for i in kind.given])})"] if kind.counted else []),
-        f"                return {_tuple([f'x{i}' for i in range(count)]) if kind.new else 'operands'}, note",
-        "    return run",
-    ]
+    else:
+        there = [i for i, at in enumerate(kind.same) if i == at]
+        differ = [f"x{i} is not {'None' if at is None else f'x{at}'}" for i, at in enumerate(kind.same) if at != i]
+        differ += [f"x{i} is None" for i in there]
+        fits = [f"a{i}" for i in there]  # an address of 0 is memory that was taken away, which `view` refuses
+        if kind.guarded.aligned:
+            fits.append(f"not ({' | '.join(fits)}) & {OFFSETS}")
+        else:
+            fits += [f"a{i} & {OFFSETS} == apart[{i}]" for i in there]
+        lines += [
+            "    def run(operands, weights):",
+            f"        {xs} = operands",
+            f"        if {' or '.join([*differ, 'blocked()'])}:",
+            "            return None",
+            "        try:",
+            f"            if {' or '.join(f'x{i}.{kind.guarded.unguarded}' for i in there)}:",
+            "                return None",
+            "        except AttributeError:",  # a number, or an array of another framework
+            "            return None",
+            f"        if holds({', '.join(f'x{i}' for i in there)}):",
+            *(f"            a{i} = address(x{i})" for i in there),
+            "            work = stream()",
+            indent(_making(kind, fits), 12 * " "),
+        ]
+    lines.append("    return run")
     space: dict[str, Any] = {}
     exec("\n".join(lines), space)
-    bind: Callable[..., Shortcut] = space["bind"]
+    bind: Callable[..., Callable[..., Any]] = space["bind"]
     return bind
+
+
+def _making(kind: _Kind, fits: list[str]) -> str:
+    """Return the text that makes a call, if its addresses fit: allocate, examine, launch, tell what was written."""
+    addresses = [
+        "0" if at is None and i not in kind.new else f"a{i if at is None else at}" for i, at in enumerate(kind.same)
+    ]
+    places = addresses if kind.given else [addresses[i] for i in kind.new]
+    where = _tuple(places) if kind.given or len(places) > 1 else "".join(places)
+    examining = f"examine([{', '.join(addresses)}], work)"
+    lines = [f"a{i}, x{i} = new{i}(None)" for i in kind.new]
+    if kind.new:
+        condition = " and ".join(fits)
+        if kind.given or kind.overwriting:
+            lines += [f"if {'' if kind.given else 'watched.starts and '}{where} not in examined:", f"    {examining}"]
+    else:  # addresses that were examined fit
+        condition = f"{where} in examined or ({' and '.join([*fits, examining])})"
+    lines += [
+        f"launch(work, {', '.join(addresses)})"
+        if kind.plain
+        else f"launch(work, [{', '.join(addresses)}], None, weights)",
+        *([f"wrote({_tuple([f'x{i}' for i in kind.given])})"] if kind.counted else []),
+        f"return {_tuple([f'x{i}' for i in range(len(kind.same))]) if kind.new else 'operands'}, note",
+    ]
+    text = "\n".join(lines)
+    return f"if {condition}:\n{indent(text, 4 * ' ')}" if condition else text
 
 
 def _tuple(items: Sequence[str]) -> str:

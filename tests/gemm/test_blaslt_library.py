@@ -15,8 +15,9 @@ from fp8core.kernels.gemm.blaslt.library import Handle, Library
 from fp8core.kernels.gemm.blaslt.mapping import product
 from fp8core.kernels.gemm.blaslt.places import candidates
 from fp8core.runtime import device
-from gemm.test_blaslt import AMAX, BIAS, CUDA, OUT_SCALE, SCALE_A, SCALE_B
+from gemm.test_blaslt import CUDA
 from support.blaslt_fixtures import built, hip_stub, stub  # noqa: F401
+from support.blaslt_launches import AMAX, BIAS, OUT_SCALE, SCALE_A, SCALE_B
 from support.blaslt_tools import H200, forget, problem
 
 

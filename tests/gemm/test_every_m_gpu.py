@@ -8,10 +8,10 @@ import fp8core
 from fp8core.kernels.gemm.sm90 import decode_config
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.problem import HIGH_PRECISION
-from gemm.test_sm90_decode import MODES, SMALL, Case
 from support.engines import CupyEngine
 from support.products import MODES as PRODUCTS
 from support.products import operands
+from support.sm90_products import MODES, SMALL, Case
 
 pytestmark = pytest.mark.gpu
 

@@ -3,7 +3,7 @@
 import pytest
 
 from fp8core.kernels.gemm.table import SCALED_MM
-from gemm.test_blaslt_gpu import EXACT, case, error, launch, result
+from support.gpu_products import EXACT, case, error, launch, result
 
 pytestmark = pytest.mark.gpu
 

@@ -5,7 +5,7 @@ import pytest
 from fp8core.kernels.gemm.mma.decode import plan_decode
 from fp8core.problem import ITEMSIZE
 from fp8core.runtime import device
-from gemm.test_sm90_decode import MODES, Case
+from support.sm90_products import MODES, Case
 
 pytestmark = pytest.mark.gpu
 

@@ -7,7 +7,7 @@ import pytest
 from fp8core.kernels.gemm.sm90 import tiled, tiled_cost
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.problem import ITEMSIZE
-from gemm.test_sm90_decode import H200, SMALL, Case, problem
+from support.sm90_products import H200, SMALL, Case, problem
 
 ROW = tiled.SM90_TILED
 BLOCK, GROUP = ("group", "block"), ("group", "group")

@@ -8,7 +8,7 @@ import pytest
 from fp8core.kernels.gemm.sm90 import tensor_maps as maps
 from fp8core.kernels.gemm.sm90 import tiled
 from fp8core.kernels.gemm.sm90.tensor_maps import TensorMaps, tensor_maps
-from gemm.test_sm90_decode import problem
+from support.sm90_products import problem
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,8 @@ from fp8core.runtime import jit, sources
 from fp8core.runtime.jit import Request
 from support import compilers
 from support.kept import kept_folder
-from support.problems import OPERATIONS, TARGETS
+from support.plans import OPERATIONS
+from support.problems import TARGETS
 
 REGISTERS = {
     "all_close": 64,

@@ -14,7 +14,8 @@ import pytest
 from kernels.test_compile import uses
 from support import compilers
 from support.compilers import CompileError, HipRtc
-from support.problems import OPERATIONS, TARGETS
+from support.plans import OPERATIONS
+from support.problems import TARGETS
 
 HIP = [target for target in TARGETS if target.platform == "hip"]
 

@@ -1,7 +1,8 @@
 """Cases that went wrong elsewhere (spec, section 7) and have no better place, each by its name.
 
 The others are where their operation is tested: sliced inputs, shapes of scales, bias, padding rows, odd shapes and
-special values in test_quantize.py, test_product.py and test_product_shapes.py; shards, marks and reloads in test_weights.py.
+special values in test_quantize.py, test_quantize_values.py, test_product.py and test_product_shapes.py; shards, marks and
+reloads in test_weights.py.
 """
 
 import threading

@@ -16,8 +16,8 @@ from fp8core.errors import TuningError
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.kernels.linear.table import LINEAR
 from fp8core.tuning import values
-from gemm.test_blaslt_gpu import EXACT, FAST, case, check, cp, e4m3, error, launch, result
 from support.engines import fresh
+from support.gpu_products import EXACT, FAST, case, check, cp, e4m3, error, launch, result
 
 pytestmark = pytest.mark.gpu
 

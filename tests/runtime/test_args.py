@@ -17,7 +17,8 @@ from fp8core.kernels.weights.expand import ExpandArgs
 from fp8core.kernels.weights.fnuz import NormalizeArgs
 from fp8core.kernels.weights.requantize import RequantizeArgs
 from fp8core.runtime import args, jit, plans, sources
-from support.problems import OPERATIONS, TARGETS
+from support.plans import OPERATIONS
+from support.problems import TARGETS
 
 PLATFORMS = ("cuda", "hip")
 

@@ -30,7 +30,7 @@ import pytest
 from fp8core.errors import BackendError
 from fp8core.problem import Target
 from fp8core.runtime import compiler, device, jit, kernel_cache
-from support import problems, receipt
+from support import plans, receipt
 
 LIST = "gpu-suite-kernels.txt"
 
@@ -56,7 +56,7 @@ def compiled_ahead(target: Target, line: str) -> bool:
 
 
 def planned(target: Target) -> list[str]:
-    """Return lines for the kernels of `support.problems`, which are planned and not compiled.
+    """Return lines for the kernels of `support.plans`, which are planned and not compiled.
 
     Tables keep such plans, which launch nothing: a process that plans them is good for nothing else.
     """
@@ -67,7 +67,7 @@ def planned(target: Target) -> list[str]:
         return Nothing()
 
     jit.prepare = prepare
-    for operation in problems.OPERATIONS.values():
+    for operation in plans.OPERATIONS.values():
         for plan in operation(target):
             plan()
     return list(lines)

@@ -33,7 +33,7 @@ from fp8core.runtime.plans import Plan, RmsNormNumbers, SiluNumbers, arguments, 
 from fp8core.table import Launch, Requirement
 
 UNALIGNED, VECTORS_AND_TAIL, WHOLE = range(3)
-"""How rows are laid out, in cuda_src/fused/producer.cuh."""
+"""How rows are laid out, in cuda_src/fused/scaled_codes.cuh."""
 
 
 def constants_of(problem: Problem, config: ProducerConfig) -> dict[str, int]:

@@ -20,13 +20,12 @@ from fp8core.kernels.gemm.requirements import (
     WIDE_RESULT,
     few_rows,
 )
+from fp8core.kernels.gemm.sm90.decode_channels_config import cheapest, cost_model
 from fp8core.kernels.gemm.sm90.decode_config import (
     AHEAD_FROM,
     BLOCK_K,
     MOST_ROWS,
     DecodeConfig,
-    cheapest,
-    cost_model,
     dynamic_bytes,
     stages,
     width,

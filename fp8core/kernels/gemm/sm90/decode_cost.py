@@ -1,7 +1,7 @@
 """How long sm90_decode takes: constants fitted to an H200 by `python -m bench.fit_estimates`.
 
-Layouts are chosen by estimates of their own (`decode_config`, `decode_rows_config`), which need not be comparable with
-other kernels; these are.
+Layouts are chosen by estimates of their own (`decode_channels_config`, `decode_rows_config`), which need not be
+comparable with other kernels; these are.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,8 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from fp8core.kernels.encodings import ceil_div
-from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K, DecodeConfig, width
+from fp8core.kernels.gemm.overlap import overlapped_us
+from fp8core.kernels.gemm.sm90.decode_config import DecodeConfig, width
 from fp8core.kernels.gemm.sm90.decode_rows_config import SMALL_BYTES
 from fp8core.problem import ITEMSIZE, ScaledMm
 
@@ -70,16 +71,14 @@ def launch_us(p: ScaledMm, config: DecodeConfig) -> float:
     fitted = by_rows if config.rows_first else CHANNELS_FIRST[width(p.m)]
     k_block = fitted.k_block + (fitted.blockwise if p.scale_a == "group" else 0.0)
     blocks = ceil_div(config.cluster * config.clusters, p.target.multiprocessors)
-    part = ceil_div(ceil_div(p.k, BLOCK_K), config.split_k)
-    rounds = ceil_div(ceil_div(p.n, config.tile * config.multicast_tiles), config.clusters)
-    busy = rounds * (part * k_block * blocks * config.tile / 64 + fitted.tile)
+    busy = config.busiest_us(p.n, p.k, k_block * blocks * config.tile / 64, fitted.tile)
     memory = (p.n * p.k + p.m * p.k + ITEMSIZE[p.out] * p.m * p.n) / BYTES_A_US
     if p.ldb % SECTOR:
         memory, busy = memory * (1 + UNALIGNED), busy * (1 + BUSY_UNALIGNED)
     elif p.ldb % LINE_BYTES:
         memory, busy = memory * (1 + SECTORS), busy * (1 + SECTORS)
-    streamed: float = (memory**OVERLAP + busy**OVERLAP) ** (1 / OVERLAP)
-    return fitted.rest + odd + streamed + fitted.reduce * (config.split_k + config.k_warpgroups - 2)
+    others = config.split_k + config.k_warpgroups - 2
+    return fitted.rest + odd + overlapped_us(OVERLAP, memory, busy) + fitted.reduce * others
 
 
 @lru_cache(8192)

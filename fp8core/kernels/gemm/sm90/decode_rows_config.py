@@ -10,14 +10,13 @@ from itertools import product
 from typing import Final, NamedTuple
 
 from fp8core.kernels.encodings import ceil_div
+from fp8core.kernels.gemm.overlap import overlapped_us
+from fp8core.kernels.gemm.sm90.decode_channels_config import POWERS, cheapest, cost_model
 from fp8core.kernels.gemm.sm90.decode_config import (
     BLOCK_K,
     MOST_ROWS,
-    POWERS,
     DecodeConfig,
-    cheapest,
     clusters_at_once,
-    cost_model,
     limit_prefetch,
 )
 from fp8core.problem import BLOCK, Target
@@ -76,18 +75,16 @@ class Fitted(NamedTuple):
 
     def us(self, n: int, k: int, config: DecodeConfig, target: Target) -> float:
         """Return the estimate of a product of 64 rows."""
-        part, tiles = ceil_div(ceil_div(k, BLOCK_K), config.split_k), ceil_div(n, config.tile)
-        others, turns = config.split_k - 1, ceil_div(tiles, config.clusters)
+        others = config.split_k - 1
         across = config.tile % BLOCK > 0 and BLOCK % config.tile > 0
         k_block = config.tile / 64 * self.channels + self.k_block + across * self.across
-        busiest = turns * (part * k_block + self.tile + self.exchange * others)
-        share = turns * config.tile * part * BLOCK_K * target.multiprocessors / (n * k)
+        busiest = config.busiest_us(n, k, k_block, self.tile + self.exchange * others)
+        share = config.turns(n) * config.tile * config.part(k) * BLOCK_K * target.multiprocessors / (n * k)
         memory = n * k / self.bytes_a_us * (1 + self.uneven * max(0.0, share - 1))
         memory *= 1 + self.traffic * 64 / config.tile
-        longest: float = (memory**SHARPNESS + busiest**SHARPNESS) ** (1 / SHARPNESS)
         blocks = config.cluster * config.clusters / target.multiprocessors
         beside = self.occupied * blocks + self.crowded * max(0.0, blocks - 0.5) + across * self.borders
-        return longest + self.reduce * others + self.rest + beside
+        return overlapped_us(SHARPNESS, memory, busiest) + self.reduce * others + self.rest + beside
 
 
 ROWS: Final = Fitted(0.1136, 0.0011, 0.1913, 1.927, 4.4e6, 0.156, k_block=0.029, traffic=0.0332)

@@ -24,12 +24,10 @@ from fp8core.kernels.gemm.requirements import (
     WHOLE_WORDS,
 )
 from fp8core.kernels.gemm.sm90.decode import CommonArgs, launcher_for, panels
+from fp8core.kernels.gemm.sm90.decode_channels_config import CostModel, cheapest, cost_model
 from fp8core.kernels.gemm.sm90.decode_config import (
     MOST_ROWS,
-    CostModel,
     DecodeConfig,
-    cheapest,
-    cost_model,
     width,
     without_multicast,
     without_prefetch,

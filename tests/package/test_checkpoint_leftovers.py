@@ -1,0 +1,118 @@
+"""What killed runs leave beside a target, who is writing it, and what is taken back after a failure."""
+
+import fcntl
+import os
+import warnings
+from pathlib import Path
+
+import pytest
+
+from fp8core.checkpoint import plan_checkpoint, quantize_checkpoint, replacing
+from fp8core.errors import CheckpointError
+from support.checkpoint_folders import scheme_in, source  # noqa: F401
+from support.checkpoints import left_in
+
+HIDDEN = ".out.0123abcd.fp8core"
+
+
+def leftover(tmp_path, name=HIDDEN):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "model.safetensors").write_bytes(b"half")
+    return tmp_path / name
+
+
+def test_what_a_killed_run_left_is_named_and_removed(tmp_path, source):
+    left = leftover(tmp_path)
+    with pytest.warns(RuntimeWarning, match=rf"{left} was left by a run that was killed: the next one removes it"):
+        plan_checkpoint(source, tmp_path / "out")
+    assert left.exists()
+    with pytest.warns(RuntimeWarning, match=rf"{left} was left by a run that was killed: removed") as caught:
+        quantize_checkpoint(source, tmp_path / "out")
+    assert caught[0].filename == __file__  # whose line is shown with it
+    assert left_in(tmp_path) == ["in", "out"]
+
+
+@pytest.mark.parametrize("name", [".out.safetensors.0123abcd.fp8core", ".out.config.json.0123abcd.fp8core"])
+def test_a_file_that_a_killed_run_left_is_removed(tmp_path, source, name):
+    (tmp_path / name).write_bytes(b"half")
+    with pytest.warns(RuntimeWarning, match="removed"):
+        quantize_checkpoint(source / "model.safetensors", tmp_path / "out.safetensors")
+    assert left_in(tmp_path) == ["in", "out.config.json", "out.safetensors"]
+
+
+@pytest.mark.parametrize("name", [".out.0123abcd.tmp", ".out.0123.fp8core", ".other.0123abcd.fp8core", "out.fp8core"])
+def test_names_that_are_not_its_own_are_left_alone(tmp_path, source, name):
+    left = leftover(tmp_path, name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        quantize_checkpoint(source, tmp_path / "out")
+    assert left.exists()
+
+
+def test_a_target_that_another_run_is_writing_is_refused(tmp_path, source):
+    left = leftover(tmp_path)
+    handle = os.open(left, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    with pytest.raises(CheckpointError, match=rf"another run is writing it, under the name {left}"):
+        quantize_checkpoint(source, tmp_path / "out")
+    os.close(handle)
+    assert left_in(tmp_path) == [HIDDEN, "in"]
+
+
+def test_what_is_being_written_is_locked(tmp_path, source):
+    seen = []
+
+    def look(*_):
+        seen.extend(replacing.leftovers(tmp_path / "out"))
+
+    quantize_checkpoint(source, tmp_path / "out", progress=look)
+    assert seen
+    assert all(left.busy for left in seen)
+
+
+def test_a_folder_that_had_made_way_is_named_and_kept(tmp_path, source):
+    old = leftover(tmp_path, ".out.0123abcd.fp8core-old")
+    with pytest.warns(RuntimeWarning, match=rf"{old} is what .*out was before a killed run: rename it to have it back"):
+        quantize_checkpoint(source, tmp_path / "out")
+    assert old.exists()
+    with pytest.warns(RuntimeWarning, match="removed"):  # the target is there by now
+        quantize_checkpoint(source, tmp_path / "out", force=True)
+    assert left_in(tmp_path) == ["in", "out"]
+
+
+def test_an_old_folder_that_cannot_be_removed_is_no_failure_to_write(tmp_path, source, monkeypatch):
+    target = tmp_path / "out"
+    quantize_checkpoint(source, target)
+    removing = replacing.shutil.rmtree
+
+    def refusing(path, *rest, **keywords):
+        if Path(path).name.endswith(".fp8core"):
+            raise PermissionError(13, "Permission denied", str(path))
+        removing(path, *rest, **keywords)
+
+    monkeypatch.setattr(replacing.shutil, "rmtree", refusing)
+    with pytest.raises(CheckpointError, match=r"Permission denied; .*out is the new one; .*\.fp8core was left behind"):
+        quantize_checkpoint(source, target, scheme="tensor", force=True)
+    assert scheme_in(target) == "tensor"
+
+
+def test_a_configuration_is_taken_back_where_the_weights_cannot_appear(tmp_path, source, monkeypatch):
+    target = tmp_path / "out.safetensors"
+    quantize_checkpoint(source / "model.safetensors", target)
+    before = {name: (tmp_path / name).read_bytes() for name in ("out.safetensors", "out.config.json")}
+    replace = Path.replace
+
+    def refusing(path, other):
+        if other.suffix == ".safetensors":
+            raise OSError(16, "Device or resource busy")
+        return replace(path, other)
+
+    monkeypatch.setattr(Path, "replace", refusing)
+    with pytest.raises(CheckpointError, match=r"resource busy; .* is as it was; nothing was left behind"):
+        quantize_checkpoint(source / "model.safetensors", target, scheme="tensor", force=True)
+    assert {name: (tmp_path / name).read_bytes() for name in before} == before
+    target.unlink()
+    (tmp_path / "out.config.json").unlink()
+    with pytest.raises(CheckpointError, match="nothing was left behind"):
+        quantize_checkpoint(source / "model.safetensors", target)
+    assert left_in(tmp_path) == ["in"]

@@ -1,0 +1,116 @@
+"""Which files of a folder belong to a checkpoint, which are copied, and what may not be read."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from fp8core.checkpoint import open_checkpoint, quantize_checkpoint
+from fp8core.errors import CheckpointError
+from support.checkpoint_folders import source  # noqa: F401
+from support.checkpoints import left_in, model, normal, write
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_weights_in_subfolders_are_copied_and_other_forms_are_left_out_by_name(tmp_path, source):
+    (source / "2_Dense").mkdir()
+    write(source / "2_Dense" / "model.safetensors", {"linear.weight": normal(32, 32)})
+    (source / "2_Dense" / "pytorch_model.bin").write_bytes(b"dense")
+    (source / "onnx").mkdir()
+    (source / "onnx" / "model.onnx").write_bytes(b"onnx")
+    (source / "latest").symlink_to(source / "2_Dense")
+    for name in ("consolidated.safetensors", "pytorch_model.bin", "model.gguf", "tf_model.h5", ".gitattributes"):
+        (source / name).write_bytes(b"big")
+    (source / "pytorch_model.bin.index.json").write_text("{}")
+    write(source / "model.fp16.safetensors", model())
+    write(source / "mtp.safetensors", {"mtp.0.proj.weight": normal(32, 32)})
+    summary = quantize_checkpoint(source, tmp_path / "out")
+    extras = {extra.name: (extra.copied, extra.reason) for extra in summary.plan.extras}
+    assert {name for name, (copied, _) in extras.items() if not copied} == {
+        *("consolidated.safetensors", "pytorch_model.bin", "model.gguf", "tf_model.h5", ".gitattributes", "onnx/"),
+        *("pytorch_model.bin.index.json", "model.fp16.safetensors", "latest/"),
+    }
+    assert all(reason for copied, reason in extras.values() if not copied)
+    assert extras["2_Dense/model.safetensors"] == (True, "in a subfolder")
+    assert extras["mtp.safetensors"] == (True, "not in the index")
+    assert extras["tokenizer.json"] == (True, "")
+    for name in ("2_Dense/model.safetensors", "2_Dense/pytorch_model.bin", "mtp.safetensors", "tokenizer.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (source / name).read_bytes()
+    assert left_in(tmp_path / "out") == [
+        *("2_Dense", "config.json", "fp8core.json", "model.safetensors", "mtp.safetensors", "tokenizer.json")
+    ]
+    quantize_checkpoint(source, tmp_path / "out", force=True)  # all of it is known to be ours
+
+
+def test_a_folder_whose_weights_are_all_below_names_where(tmp_path):
+    (tmp_path / "in" / "unet").mkdir(parents=True)
+    write(tmp_path / "in" / "unet" / "model.safetensors", {"a.weight": normal(4, 4)})
+    with pytest.raises(CheckpointError, match="holds no safetensors file; there are some in unet: give one of these"):
+        quantize_checkpoint(tmp_path / "in", tmp_path / "out")
+
+
+@pytest.mark.parametrize("value", [3, None, ["a"], {"a": 1}])
+def test_a_weight_map_of_other_things_than_names_is_a_plain_message(tmp_path, source, value):
+    (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a.weight": value}}))
+    with pytest.raises(CheckpointError, match=r"weight_map of .* needs names of files, got .* for a\.weight"):
+        quantize_checkpoint(source, tmp_path / "out")
+
+
+def test_a_name_counts_as_repeated_where_the_weight_map_has_it_twice(tmp_path):
+    write(tmp_path / "model.safetensors", {"a.weight": normal(4, 4)})
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text('{"metadata": {"a.weight": [1]}, "weight_map": {"a.weight": "model.safetensors"}}')
+    assert [tensor.name for tensor in open_checkpoint(tmp_path).tensors()] == ["a.weight"]
+    index.write_text('{"weight_map": {"a.weight": [1], "a.weight": "model.safetensors"}}')
+    with pytest.raises(CheckpointError, match=r"names a\.weight 2 times, in \[1\] and model\.safetensors"):
+        open_checkpoint(tmp_path)
+
+
+def test_two_tensors_of_one_name_without_an_index_are_refused(tmp_path):
+    (tmp_path / "in").mkdir()
+    for name in ("a", "b"):
+        write(tmp_path / "in" / f"{name}.safetensors", {"x.weight": normal(4, 4)})
+    with pytest.raises(
+        CheckpointError, match=r"one tensor of each name, got x\.weight in a\.safetensors and b\.safetensors"
+    ):
+        quantize_checkpoint(tmp_path / "in", tmp_path / "out")
+
+
+UNREADABLE = """
+import os, sys, tempfile
+from fp8core.checkpoint import quantize_checkpoint
+from fp8core.errors import CheckpointError
+if os.geteuid() == 0:  # whom no permission holds back
+    with tempfile.TemporaryDirectory() as folder:  # imports all that is needed, from where others may not read
+        quantize_checkpoint(sys.argv[1], folder + "/out")
+    os.setegid(65534)
+    os.seteuid(65534)
+try:
+    quantize_checkpoint(sys.argv[1], sys.argv[2])
+except CheckpointError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("closed", ["in/model.safetensors", "in/config.json", "in", "."])
+def test_what_may_not_be_read_or_written_says_so(source, closed):
+    with tempfile.TemporaryDirectory() as name:  # pytest's folders are closed to the user that root becomes
+        folder = Path(name)
+        shutil.copytree(source, folder / "in")
+        folder.chmod(0o755)
+        (folder / closed).chmod(0 if closed != "." else 0o555)
+        command = [sys.executable, "-c", UNREADABLE, str(folder / "in"), str(folder / "out")]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        run = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        (folder / closed).chmod(0o755)
+        assert (run.returncode, run.stderr) == (0, "")
+        verb, what = ("write", folder / "out") if closed == "." else ("read", folder / closed)
+        assert run.stdout.startswith(f"cannot {verb} {what}")
+        assert "Permission denied" in run.stdout
+        assert left_in(folder) == ["in"]

@@ -1,0 +1,121 @@
+"""Plans of every kernel for the problems that ask for it in every way it is compiled, made without a device."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from fp8core.kernels.fused import NORM_QUANTIZE, SILU_QUANTIZE
+from fp8core.kernels.gemm.blaslt.epilogue import plan_end
+from fp8core.kernels.gemm.blaslt.moves import NOTHING, plan_moves
+from fp8core.kernels.gemm.sm90.tiled import SM90_TILED, tiled
+from fp8core.kernels.gemm.sm90.tiled_cost import tiles
+from fp8core.kernels.gemm.table import SCALED_MM
+from fp8core.kernels.linear.table import LINEAR
+from fp8core.kernels.quantize import QUANTIZE
+from fp8core.kernels.weights import ALL_CLOSE, DEQUANTIZE, EXPAND, NORMALIZE, REQUANTIZE
+from fp8core.problem import Target
+from fp8core.runtime.plans import Plan as Prepared
+from fp8core.table import Launch, Table
+from support.launches import whole
+from support.problems import (
+    all_close,
+    dequantize,
+    expand,
+    linear,
+    norm_quantize,
+    normalize,
+    quantize,
+    requantize,
+    scaled_mm,
+    silu_quantize,
+)
+
+Plan = Callable[[], object]
+
+
+def of_table(table: Table[Any], problems: Callable[[Target], Iterator[Any]]) -> Callable[[Target], Iterator[Plan]]:
+    """Return what makes the plans of every able kernel of ``table``, the preferred one and the others."""
+
+    def plans(target: Target) -> Iterator[Plan]:
+        for problem in problems(target):
+            for kernel in table.kernels:
+                if kernel.refusal(problem) is None:
+                    yield partial(kernel.plan, problem)
+
+    return plans
+
+
+SIZES = (1, 32, 1000, 1 << 20)
+"""Rows for one block, for a cluster, for a device that holds all of them and for one that does not."""
+
+
+def quantize_plans(target: Target) -> Iterator[Plan]:
+    """Plans of `QUANTIZE` that are launched as well: some are compiled by what the rows turn out to be."""
+
+    def launched(plan: Callable[[], Launch], cols: int) -> None:
+        launch = plan()
+        launch = whole(launch) if isinstance(launch, Prepared) else launch
+        flat, gaps = ((rows, cols) for rows in SIZES), ((rows, cols + 16) for rows in SIZES)
+        for rows, stride in (*flat, *gaps):
+            launch(0, 256, stride, 256, stride, 256, 0, 0, rows, rows, 0, float("inf"), 1e-10)
+
+    for problem in quantize(target):
+        for plan in of_table(QUANTIZE, lambda _, problem=problem: iter((problem,)))(target):
+            yield partial(launched, plan, problem.cols)
+
+
+def by_rows(
+    table: Table[Any], problems: Callable[[Target], Iterator[Any]], inputs: tuple[float, ...]
+) -> Callable[[Target], Iterator[Plan]]:
+    """Plans of a fused producer, launched as well: its kernels are compiled by how many rows there turn out to be."""
+
+    def launched(plan: Callable[[], Launch], target: Target) -> None:
+        launch, some = plan(), target.multiprocessors
+        launch = whole(launch) if isinstance(launch, Prepared) else launch
+        for rows in (1, some, 2 * some, 8 * some):
+            launch(0, *inputs, 256, 256, 256, 0, 0, rows, 0, float("inf"), 1e-10)
+
+    def plans(target: Target) -> Iterator[Plan]:
+        for plan in of_table(table, problems)(target):
+            yield partial(launched, plan, target)
+
+    return plans
+
+
+def arrange(target: Target) -> Iterator[Plan]:
+    yield partial(plan_moves, target, (NOTHING, NOTHING, NOTHING))
+
+
+def rescale(target: Target) -> Iterator[Plan]:
+    """What follows a library's product: on machines without the library no row of the table asks for it."""
+    for problem in scaled_mm(target):
+        if "group" not in (problem.scale_a, problem.scale_b):
+            yield partial(plan_end, problem)
+
+
+def by_tiles(target: Target) -> Iterator[Plan]:
+    """Every tile of a product of many rows, as no few problems would ask for them."""
+    if target.arch != 90:
+        return
+    for problem in scaled_mm(target):
+        if problem.m == 300 and SM90_TILED.refusal(problem) is None:
+            for tile in tiles(problem):
+                yield partial(tiled, problem, tile)
+
+
+OPERATIONS: dict[str, Callable[[Target], Iterator[Plan]]] = {
+    "quantize": quantize_plans,
+    "norm_quantize": by_rows(NORM_QUANTIZE, norm_quantize, (*(256,) * 5, 1e-6)),
+    "silu_quantize": by_rows(SILU_QUANTIZE, silu_quantize, (256, 256)),
+    "dequantize": of_table(DEQUANTIZE, dequantize),
+    "requantize": of_table(REQUANTIZE, requantize),
+    "normalize": of_table(NORMALIZE, normalize),
+    "all_close": of_table(ALL_CLOSE, all_close),
+    "expand": of_table(EXPAND, expand),
+    "scaled_mm": of_table(SCALED_MM, scaled_mm),
+    "tiles": by_tiles,
+    "linear": of_table(LINEAR, linear),
+    "arrange_scales": arrange,
+    "rescale": rescale,
+}
+"""For each operation, what makes all the plans to try on a target."""
