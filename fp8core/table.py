@@ -2,10 +2,9 @@
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from textwrap import fill
 from threading import RLock
-from types import MappingProxyType
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from fp8core.errors import UnsupportedProblemError
@@ -325,11 +324,6 @@ class Table(Generic[P]):
         self._expected.pop(problem, None)
         self._tuned[problem] = choice
         self._plans.pop(problem, None)
-
-    @property
-    def preferred(self) -> Mapping[P, Choice]:
-        """The choices made by `prefer`."""
-        return MappingProxyType(self._tuned)
 
     def explain(self, problem: P) -> Explanation:
         """Return what the table says of ``problem``; nothing is compiled and nothing runs."""

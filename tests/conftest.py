@@ -8,6 +8,7 @@ import os
 import random
 import re
 import secrets
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -114,11 +115,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         random.Random(int(seed)).shuffle(items)
 
 
-def pytest_collection_finish() -> None:
-    """Set aside what lives to the end, modules and tests: each collection of a test, and each of CuPy's where memory is
-    short, would walk 800,000 objects, for half a second."""
+def set_aside() -> None:
+    """Set aside what lives to the end, as modules and tests do, from the collections of tests and of CuPy: each would walk
+    a million objects."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_collection_finish() -> None:
+    set_aside()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Set aside what the tests of a file have loaded, once the last of them is over."""
+    result = yield
+    if nextitem is not None and nextitem.path != item.path:
+        set_aside()
+    return result
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """The linear layers of a checkpoint, as what can be tuned: their shapes and their scales."""
 
 import os
-from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from fp8core.checkpoint import Layer, open_checkpoint, plan_checkpoint
@@ -25,13 +24,7 @@ class LayerShape(NamedTuple):
     bias: bool = False
 
 
-def layers_of(
-    source: str | os.PathLike[str],
-    scheme: Scaled = "channel",
-    *,
-    include: Sequence[str] | None = None,
-    exclude: Sequence[str] = (),
-) -> dict[LayerShape, list[str]]:
+def layers_of(source: str | os.PathLike[str], scheme: Scaled = "channel") -> dict[LayerShape, list[str]]:
     """Return the different linear layers of a safetensors file or folder, each with the names of its weights.
 
     Of a checkpoint in high precision they are those that `quantize_checkpoint` would quantize; of one in FP8 all of its
@@ -40,8 +33,6 @@ def layers_of(
     Args:
         source: a safetensors file, or a folder of them.
         scheme: how the layers would be scaled, where they are not FP8 yet.
-        include: patterns of modules, as for `quantize_checkpoint`; of a checkpoint in high precision.
-        exclude: patterns of modules to leave out, likewise.
 
     Raises:
         CheckpointError: the source cannot be read, or has no such layer.
@@ -66,8 +57,7 @@ def layers_of(
     for layer in checkpoint.layers.values():
         add(layer.weight.name, *layer.matrix_shape, _scaled(layer))
     if not found:
-        plan = plan_checkpoint(source, scheme=scheme, include=include, exclude=exclude)
-        for verdict in plan.verdicts:
+        for verdict in plan_checkpoint(source, scheme=scheme).verdicts:
             if verdict.status == "quantized":
                 n, k = verdict.shape[-2:]
                 add(verdict.tensor, n, k, scheme)

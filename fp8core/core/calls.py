@@ -4,7 +4,7 @@ Nothing here holds an address: a cached call serves all operands of the same spe
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from fp8core.core import prefetch
 from fp8core.core.memory import Regions, scratch_allocator
@@ -13,12 +13,16 @@ from fp8core.core.specs import TensorSpec
 from fp8core.interop import Allocator, Framework, framework_of
 from fp8core.table import Explanation
 
-if TYPE_CHECKING:
-    from fp8core.core.shortcuts import Repeat, Shortcut
-
 Launch = Callable[..., None]
 """Called with the stream, the addresses of all operands in the operation's order (0 of None), and, where the operation
 has one, that of the scratch."""
+
+Repeat = Callable[[tuple[Any, ...], list[int], "prefetch.WeightHistory | None"], tuple[Sequence[Any], Any]]
+"""Takes operands of a planned call's specs, their addresses (0 of None) and what is known of the weight, and returns
+what a call of the operation does: it has been made."""
+Shortcut = Callable[[tuple[Any, ...], "prefetch.WeightHistory | None"], tuple[Sequence[Any], Any] | None]
+"""The same without addresses. None unless the operands have the signatures, and their addresses the alignments, that it
+was written for."""
 
 CALLS_KEPT: Final = 4096
 """Of one operation, a few kilobytes each: a server meets a new m with every batch, and past this many starts anew."""
@@ -136,11 +140,11 @@ class Call:
                 self.run(work, addresses, pool, None)  # once more, and late
 
 
-Calls = dict[Hashable, tuple[Call, "Repeat"]]
+Calls = dict[Hashable, tuple[Call, Repeat]]
 """Of one signature: by options and offsets."""
 
 
-NONE: Final[Mapping[int, tuple["Shortcut", ...]]] = {}
+NONE: Final[Mapping[int, tuple[Shortcut, ...]]] = {}
 """The shortcuts of options that were not met before."""
 
 
@@ -173,7 +177,7 @@ class CallCache:
             known = self._by_number.setdefault(number, ({}, guarding))
         return addresses, *known
 
-    def shorten(self, options: Hashable, size: int, make: "Callable[[], Shortcut | None]") -> None:
+    def shorten(self, options: Hashable, size: int, make: Callable[[], Shortcut | None]) -> None:
         """Keep the shortcut that ``make`` gives before others, while there are few for these options and this size."""
         by_size = self.shortcuts.setdefault(options, {})
         known = by_size.get(size, ())
@@ -182,7 +186,7 @@ class CallCache:
             if made is not None:
                 by_size[size] = made, *known
 
-    def keep(self, call: Call, repeat: "Repeat", calls: Calls, key: Hashable) -> None:
+    def keep(self, call: Call, repeat: Repeat, calls: Calls, key: Hashable) -> None:
         """Keep a call and its repeat among those of its signature; with options without a hash each is described."""
         try:
             calls[key] = call, repeat

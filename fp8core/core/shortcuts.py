@@ -12,16 +12,9 @@ from textwrap import indent
 from typing import Any, NamedTuple
 
 from fp8core.core import prefetch
-from fp8core.core.calls import Call
+from fp8core.core.calls import Call, Repeat, Shortcut
 from fp8core.core.signature import OFFSETS, offsets
 from fp8core.interop import Framework
-
-Repeat = Callable[[tuple[Any, ...], list[int], "prefetch.WeightHistory | None"], tuple[Sequence[Any], Any]]
-"""Takes operands of a planned call's specs, their addresses (0 of None) and what is known of the weight, and returns
-what a call of the operation does: it has been made."""
-Shortcut = Callable[[tuple[Any, ...], "prefetch.WeightHistory | None"], tuple[Sequence[Any], Any] | None]
-"""The same without addresses. None unless the operands have the signatures, and their addresses the alignments, that it
-was written for."""
 
 
 class _Guarded(NamedTuple):

@@ -17,11 +17,6 @@ BOUND = {"bfloat16": 2.0e-3, "float16": 3.0e-4, "float32": 2.0e-6}
 """Relative Frobenius error: the rounding of the result, or fp32's for 300 additions."""
 
 
-def finite_codes(rows, cols, dtype, seed):
-    values = np.random.default_rng(seed).standard_normal((rows, cols)).astype(np.float32) * 8
-    return reference.encode(values, dtype)
-
-
 def scales_for(granularity, rows, k, seed):
     """Return scales of rows x blocks of k, their strides as the problem has them, and one scale an element."""
     random = np.random.default_rng(seed)

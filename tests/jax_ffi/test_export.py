@@ -23,11 +23,6 @@ def exported(function, *shapes, platforms=("cpu",)):
     return export.export(jax.jit(function), disabled_checks=CHECKS, platforms=platforms)(*shapes)
 
 
-def shape_of(x, **extents):
-    """Return what stands for an array, where some of its extents are symbols."""
-    return jax.ShapeDtypeStruct([extents.get(str(n), n) for n in x.shape], x.dtype)
-
-
 def _linear(groups):
     return lambda x, data, scale: fp8core.linear(x, Quantized(data, scale, groups[0]), group_shape=groups[1])
 

@@ -126,7 +126,7 @@ def test_a_tuning_of_another_machine_is_refused(stub, change):
     foreign = replace(found, machine=found.machine._replace(**change))
     with pytest.raises(TuningError, match=r"the tuning is of Machine\(.*, and here is "):
         Tuning.from_json(foreign.to_json()).apply()
-    assert not SCALED_MM.preferred
+    assert not SCALED_MM._tuned
 
 
 def test_an_algorithm_is_found_by_its_name_wherever_it_stands(stub):

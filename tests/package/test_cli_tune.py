@@ -169,7 +169,7 @@ def test_without_a_gpu_it_says_so(fp8core_, monkeypatch):
     monkeypatch.setattr(device, "why_none", lambda: "no driver")
     code, _, err = fp8core_("tune", "--shapes", "1x16x16")
     assert (code, err) == (1, "error: tune needs a GPU, whose kernels it times, got none: no driver\n")
-    assert not SCALED_MM.preferred
+    assert not SCALED_MM._tuned
 
 
 @pytest.mark.parametrize("scheme", ["channel", "tensor", "block"])

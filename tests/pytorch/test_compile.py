@@ -25,7 +25,8 @@ WITH_FP8_INPUTS = "test_autograd_registration", "test_faketensor", "test_aot_dis
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_one_graph_and_the_bits_of_eager_calls(case, dynamic):
     compiled = torch.compile(case.function, fullgraph=True, dynamic=dynamic, backend="aot_eager")
-    for m in ROWS:
+    # False compiles for each number of rows anew, and None does so for the first of them.
+    for m in ROWS[1:2] if dynamic is False else ROWS:
         eager_inputs, inputs = case.inputs(m), case.inputs(m)
         assert bits(compiled(*inputs)) == bits(case.function(*eager_inputs))
         assert bits(inputs) == bits(eager_inputs), "what was written in place"

@@ -144,7 +144,7 @@ def test_an_interrupted_stopwatch_changes_nothing(stub, error):
         with pytest.raises(error):
             tuning.timed(p, times).apply()
         assert SCALED_MM.choice(p) == before
-        assert not SCALED_MM.preferred
+        assert not SCALED_MM._tuned
     tuning.timed(p, lambda p, launches: [9.0, 1.0] + [9.0] * (len(launches) - 2)).apply()
     assert SCALED_MM.choice(p) == SCALED_MM.candidates(p)[1]
 

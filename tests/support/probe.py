@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from fp8core.core.calls import Described, NewArray, Planned
+from fp8core.core.calls import Described, NewArray, Planned, Shortcut
 from fp8core.core.operation import Operation
-from fp8core.core.shortcuts import Shortcut
 
 
 class Probe:
