@@ -22,6 +22,9 @@ Prepared = tuple[Any, Any, Any, Any, Callable[[Any], Any]]
 class FrozenLinear(nn.Linear):
     """A linear layer whose weight is FP8 with scales in float32; it says nothing of how it is called."""
 
+    compute_dtype: torch.dtype
+    """The dtype that inputs are meant to have, which is cast with the model; PEFT gives it to adapters."""
+
     weight_scale: nn.Parameter
     input_scale: nn.Parameter | None
     _prepared: Prepared | None
@@ -35,6 +38,7 @@ class FrozenLinear(nn.Linear):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move and cast the parameters, codes and scales as integers, which no cast of a module touches."""
         self._prepared = None
+        device = self.weight.device
         kept: list[Tensor] = []
         for name, dtypes in KEPT.items():
             x = self._parameters.get(name)
@@ -55,6 +59,7 @@ class FrozenLinear(nn.Linear):
             return there.view(x.dtype)
 
         super()._apply(moved, recurse)  # type: ignore[no-untyped-call]
+        self.compute_dtype = fn(torch.empty(0, dtype=self.compute_dtype, device=device)).dtype
         align_rows_(self.weight)
         return self
 

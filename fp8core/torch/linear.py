@@ -50,7 +50,7 @@ class Linear(FrozenLinear):
         out_features: n.
         bias: whether there is one.
         device: where the parameters lie.
-        dtype: the dtype of the bias.
+        dtype: the dtype of the bias, and that which inputs are meant to have (`compute_dtype`).
         scheme: "channel" (weights per channel, inputs per token), "tensor" (both per tensor) or "block" (weights by
             blocks of 128x128, inputs by groups of 1x128).
         static: whether the scale of inputs is given, as `input_scale`: one number. Not with "block".
@@ -91,6 +91,7 @@ class Linear(FrozenLinear):
         if static and group == BLOCK_128:
             raise ScaleError("static needs the scheme channel or tensor, as blocks go with groups of inputs, got block")
         self.in_features, self.out_features, self.scheme = in_features, out_features, scheme
+        self.compute_dtype = torch.get_default_dtype() if dtype is None else dtype
         self.use_fast_accum = flag(use_fast_accum, "use_fast_accum")
         self.batch_invariant = flag(batch_invariant, "batch_invariant")
         codes = getattr(torch, dtype_name(weight_dtype, "weight_dtype", FORMATS))
@@ -151,10 +152,10 @@ class Linear(FrozenLinear):
         return made
 
     def to_linear(self, dtype: torch.dtype | None = None) -> nn.Linear:
-        """Return a layer with the dequantized weight, in ``dtype``: by default that of the bias, else bfloat16."""
+        """Return a layer with the dequantized weight, in ``dtype``: by default that which inputs are meant to have."""
         bias = self._parameters["bias"]
-        own = torch.bfloat16 if bias is None else bias.dtype
-        made = nn.Linear(self.in_features, self.out_features, False, "meta", own if dtype is None else dtype)
+        own = self.compute_dtype if dtype is None else dtype
+        made = nn.Linear(self.in_features, self.out_features, False, "meta", own)
         made.train(self.training)
         if self.weight.is_meta:
             weight = torch.empty_like(self.weight, dtype=made.weight.dtype)
@@ -290,9 +291,10 @@ class Linear(FrozenLinear):
 
 def without_values(kind: type[Layer], linear: nn.Linear, **options: Any) -> Layer:
     """Return a layer of the class in the place of another: of its extents, on the meta device, with no values yet."""
-    bias = linear._parameters["bias"]
-    dtype = None if bias is None else bias.dtype
+    bias, own = linear._parameters["bias"], linear.weight.dtype
+    dtype = own if bias is None else bias.dtype
     made = kind(linear.in_features, linear.out_features, bias is not None, "meta", dtype, **options)
+    made.compute_dtype = own
     made.train(linear.training)
     return made
 

@@ -100,7 +100,7 @@ def dequantize_model_(model: nn.Module, dtype: torch.dtype | None = None) -> tup
 
     Args:
         model: holds the layers.
-        dtype: of weights and biases; by default that of each layer's bias, else bfloat16.
+        dtype: of weights and biases; by default that which each layer's inputs are meant to have.
 
     Returns:
         The names of the layers.
@@ -166,7 +166,7 @@ def quantization_config(model: nn.Module) -> dict[str, Any]:
     return schemes.quantization_config(known.with_static_activations() if static else known, others, layers)
 
 
-def warm_up(model: nn.Module, rows: Iterable[int] = (1, 16), dtype: torch.dtype = torch.bfloat16) -> None:
+def warm_up(model: nn.Module, rows: Iterable[int] = (1, 16), dtype: torch.dtype | None = None) -> None:
     """Call every `Linear` of a model with zeros of so many rows, so that its kernels are compiled and loaded.
 
     The first call of a kind compiles and loads kernels, which must not happen while a stream is captured into a graph.
@@ -174,7 +174,7 @@ def warm_up(model: nn.Module, rows: Iterable[int] = (1, 16), dtype: torch.dtype 
     Args:
         model: a model, or a `Linear` itself.
         rows: how many rows, or tokens, calls will have.
-        dtype: of the inputs.
+        dtype: of the inputs; by default that of the weights that each layer was made of (`Linear.compute_dtype`).
 
     Examples:
         >>> import torch, fp8core.torch
@@ -186,5 +186,6 @@ def warm_up(model: nn.Module, rows: Iterable[int] = (1, 16), dtype: torch.dtype 
     with torch.no_grad():
         for layer in model.modules():
             if isinstance(layer, Linear):
+                own = layer.compute_dtype if dtype is None else dtype
                 for m in sizes:
-                    layer(torch.zeros(m, layer.in_features, dtype=dtype, device=layer.weight.device))
+                    layer(torch.zeros(m, layer.in_features, dtype=own, device=layer.weight.device))
