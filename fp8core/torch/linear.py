@@ -5,7 +5,7 @@ from typing import Any, Final, Self, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
-from torch.compiler import is_compiling, is_exporting
+from torch.compiler import is_compiling
 
 from fp8core.checkpoint.schemes import SCHEMES, scheme_of
 from fp8core.core.specs import flag
@@ -15,8 +15,8 @@ from fp8core.ops import Fp8Linear, Quantized, dequantize, linear
 from fp8core.ops.layer import QUANTIZE_WEIGHT_CALLS
 from fp8core.ops.quantize import quantize_by
 from fp8core.problem import BLOCK_128, FORMATS, GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, GroupShape
-from fp8core.torch.aligned import empty_codes
-from fp8core.torch.autocast import any_autocast, as_autocast
+from fp8core.torch.aligned import empty_codes, is_read_by_rows, refuse_gaps_in_exports
+from fp8core.torch.autocast import any_autocast, as_autocast, bias_of_autocast
 from fp8core.torch.frozen import FrozenLinear, Prepared
 from fp8core.torch.gradients import BothModes, StraightThrough
 
@@ -241,21 +241,21 @@ class Linear(FrozenLinear):
             if not isinstance(x, Tensor) or x.is_contiguous():
                 raise
             result = kept[4](x.contiguous())
+        except DTypeError:
+            bias = own["bias"]
+            if not any_autocast() or bias_of_autocast(bias, x) is bias:
+                raise
+            result = self._traced(x)
         return result
 
     def _traced(self, x: Any) -> Tensor:
-        if _exporting() and not self.weight.is_contiguous():
-            stride, k = self.weight.stride(0), self.in_features
-            raise LayoutError(
-                f"weight needs rows without gaps in torch.export, whose files lose them, got rows {stride} bytes apart "
-                f"for k = {k}: export the model on the CPU"
-            )
-        if isinstance(x, Tensor) and x.dim() and not _is_read_by_rows(x.shape, x.stride()):
+        refuse_gaps_in_exports(self.weight)
+        if isinstance(x, Tensor) and x.dim() and not is_read_by_rows(x.shape, x.stride()):
             x = x.contiguous()
         made: Tensor = linear(
             x,
             Quantized(self.weight, self.weight_scale, self.weight_group_shape),
-            bias=self.bias,
+            bias=bias_of_autocast(self.bias, x) if any_autocast() else self.bias,
             input_scale=None if isinstance(x, Quantized) else self.input_scale,
             group_shape=self.group_shape,
             use_fast_accum=self.use_fast_accum,
@@ -297,17 +297,3 @@ def without_values(kind: type[Layer], linear: nn.Linear, **options: Any) -> Laye
     made.compute_dtype = own
     made.train(linear.training)
     return made
-
-
-def _exporting() -> bool:
-    """Return whether torch.export traces. In graphs of torch 2.11, ``is_exporting`` itself is always true."""
-    return is_exporting()
-
-
-_exporting._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as torch.compiler.assume_constant_result
-
-
-def _is_read_by_rows(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Return whether rows are contiguous and equally far apart, whatever the leading axes."""
-    apart = zip(strides[:-2], strides[1:-1], shape[1:-1], strict=True)
-    return strides[-1] == 1 and all(outer == inner * extent for outer, inner, extent in apart)
