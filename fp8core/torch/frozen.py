@@ -10,7 +10,7 @@ from fp8core.errors import DTypeError, LayoutError
 from fp8core.interop import dtype_name
 from fp8core.problem import FORMATS
 from fp8core.torch.aligned import align_rows_
-from fp8core.torch.joints import JOINTS
+from fp8core.torch.joints import JOINTS, alone
 
 SCALES: Final = "weight_scale", "input_scale"
 KEPT: Final = {"weight": tuple(FORMATS), **dict.fromkeys(SCALES, ("float32",))}
@@ -64,10 +64,11 @@ class FrozenLinear(nn.Linear):
         return self
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        """Give a weight without gaps between its rows, as files and other programs have it."""
+        """Give tensors that share no storage, and rows without gaps, as files and other programs have them."""
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        if not keep_vars:
-            destination[prefix + "weight"] = destination[prefix + "weight"].contiguous()
+        for key in [f"{prefix}{name}" for name in KEPT]:
+            if not keep_vars and key in destination:
+                destination[key] = alone(destination[key])
 
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, local: Any, strict: Any, missing: Any, unexpected: Any, errors: list[str]
