@@ -11,6 +11,7 @@ from transformers.quantizers.auto import register_quantizer
 from transformers.quantizers.base import HfQuantizer
 
 from fp8core.checkpoint import open_files, plan_checkpoint
+from fp8core.checkpoint.naming import other_quantization
 from fp8core.errors import CheckpointError, DeviceError
 from fp8core.torch import Linear, dequantize_model_
 from fp8core.transformers.config import METHOD, Fp8CoreConfig
@@ -77,6 +78,9 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
         if not checkpoint.layers:
             method = (config.source or {}).get("quant_method")
             raise CheckpointError(f"{files[0].parent} needs FP8 weights, got none; its quant_method is {method}")
+        other = other_quantization(checkpoint.all_tensors)
+        if other is not None:
+            raise CheckpointError(f"{files[0].parent} needs FP8 weights alone, got {other[0]}, which is of {other[1]}")
         weights = {layer.weight.name: layer for layer in checkpoint.layers.values()}
         names = self._names(model, checkpoint.all_tensors, set(weights))
         modules = dict(model.named_modules())
