@@ -8,8 +8,8 @@ from torch import nn
 
 from fp8core.checkpoint import schemes
 from fp8core.checkpoint.schemes import scheme_of
-from fp8core.errors import CheckpointError, LayoutError, ScaleError
-from fp8core.torch.layers import layers_of, sorted_layers
+from fp8core.errors import CheckpointError, DeviceError, LayoutError, ScaleError
+from fp8core.torch.layers import is_offloaded, layers_of, sorted_layers
 from fp8core.torch.linear import Linear
 
 
@@ -42,8 +42,9 @@ def quantize_model_(
     """Replace linear layers of a model by `Linear`, in place.
 
     Layers are replaced one after the other, so that the memory of one weight is needed beside the model. What is not
-    ``torch.nn.Linear`` itself stays: subclasses, tied weights, layers with hooks, and layers whose weights
-    ``torch.nn.MultiheadAttention`` or ``TransformerEncoderLayer`` read themselves.
+    ``torch.nn.Linear`` itself stays: subclasses, tied weights, layers with hooks or another forward, layers that
+    accelerate has offloaded, and layers whose weights ``torch.nn.MultiheadAttention`` or ``TransformerEncoderLayer``
+    read themselves.
 
     Args:
         model: holds the layers; it may be on any device, the meta device, too.
@@ -107,6 +108,7 @@ def dequantize_model_(model: nn.Module, dtype: torch.dtype | None = None) -> tup
 
     Raises:
         LayoutError: model is itself a layer, which nothing holds.
+        DeviceError: accelerate has offloaded a layer. Nothing has been replaced then.
 
     Examples:
         >>> import torch, fp8core.torch
@@ -117,8 +119,11 @@ def dequantize_model_(model: nn.Module, dtype: torch.dtype | None = None) -> tup
     """
     if isinstance(model, Linear):
         raise LayoutError("model needs to hold its layers, got a layer alone: its to_linear dequantizes it")
-    names = []
-    for name, places in list(layers_of(model)):
+    names, found = [], list(layers_of(model))
+    for name, places in found:
+        if is_offloaded(places[0].layer) and isinstance(places[0].layer, Linear):
+            raise DeviceError(f"model needs its weights in memory, got {name} offloaded by accelerate")
+    for name, places in found:
         layer = places[0].layer
         if isinstance(layer, Linear):
             made = layer.to_linear(dtype)
@@ -176,6 +181,9 @@ def warm_up(model: nn.Module, rows: Iterable[int] = (1, 16), dtype: torch.dtype 
         rows: how many rows, or tokens, calls will have.
         dtype: of the inputs; by default that of the weights that each layer was made of (`Linear.compute_dtype`).
 
+    Raises:
+        DeviceError: a layer has no memory, as one that accelerate has offloaded.
+
     Examples:
         >>> import torch, fp8core.torch
         >>> model = torch.nn.Sequential(torch.nn.Linear(32, 8, dtype=torch.bfloat16))
@@ -184,8 +192,10 @@ def warm_up(model: nn.Module, rows: Iterable[int] = (1, 16), dtype: torch.dtype 
     """
     sizes = tuple(rows)
     with torch.no_grad():
-        for layer in model.modules():
+        for name, layer in model.named_modules():
             if isinstance(layer, Linear):
+                if layer.weight.is_meta:
+                    raise DeviceError(f"model needs its weights in memory, got {name or 'it'} on the meta device")
                 own = layer.compute_dtype if dtype is None else dtype
                 for m in sizes:
                     layer(torch.zeros(m, layer.in_features, dtype=own, device=layer.weight.device))
