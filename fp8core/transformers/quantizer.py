@@ -1,5 +1,6 @@
 """The quantizer that transformers asks while it loads a model: which layers are FP8, and how they get there."""
 
+import copy
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,8 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
     quantization_config: Fp8CoreConfig
 
     def __init__(self, quantization_config: Fp8CoreConfig, **kwargs: Any) -> None:
-        super().__init__(quantization_config, **kwargs)
+        # A copy, as the caller may use it for other models, and it will say what was done to this one.
+        super().__init__(copy.copy(quantization_config), **kwargs)
         self._unstacked: frozenset[str] = frozenset()
         """Patterns of transformers' converters that would stack experts which stay apart here."""
         self._chosen: dict[str, float | None] = {}
