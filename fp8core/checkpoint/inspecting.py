@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from fp8core.checkpoint.claims import Claim
 from fp8core.checkpoint.faults import Fault, header_faults
 from fp8core.checkpoint.layers import Layer, Tensor
-from fp8core.checkpoint.naming import TITLES
+from fp8core.checkpoint.naming import TITLES, other_quantization
 from fp8core.checkpoint.reader import Checkpoint
 
 
@@ -109,7 +109,7 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
     return Inspection(
         path=str(checkpoint.path),
         format=checkpoint.format,
-        title=TITLES[checkpoint.format],
+        title=_title(checkpoint),
         claim=checkpoint.claim,
         files=len(checkpoint.source.headers),
         nbytes=checkpoint.source.nbytes,
@@ -135,6 +135,16 @@ def _activations(layer: Layer) -> str:
     if layer.input_scale is not None:
         return "static"
     return "dynamic, bounded" if layer.input_scale_ub is not None else "dynamic"
+
+
+def _title(checkpoint: Checkpoint) -> str:
+    """Return the format as people call it; of another quantization, which one."""
+    other = other_quantization(checkpoint.all_tensors)
+    if checkpoint.layers:
+        return TITLES[checkpoint.format] + ("" if other is None else f", some weights {other[1]}")
+    if other is not None:
+        return f"no FP8, but {other[1]}"
+    return "no FP8 weights" if checkpoint.claim.file else TITLES[checkpoint.format]
 
 
 def _layer_kinds(layers: Iterable[Layer]) -> Iterable[Kind]:

@@ -7,7 +7,7 @@ compressed-tensors; TensorRT Model Optimizer (ModelOpt); vLLM's loaders, with th
 QUANTIZATION.md.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final, Literal, NamedTuple
 
 Role = Literal["scale", "input_scale", "input_scale_ub", "marker"]
@@ -82,6 +82,18 @@ KV_SCALES: Final[Mapping[str, str]] = {
 PART_OF_MODELOPT: Final = (".k_proj.k_scale", ".v_proj.v_scale", ".k_proj.output_scale", ".v_proj.output_scale")
 
 
+OTHERS: Final[Mapping[str, str]] = {
+    ".qweight": "GPTQ or AWQ",
+    ".weight_packed": "packed integers of compressed-tensors",
+    ".weight_scale_2": "NVFP4",
+    ".weight_global_scale": "NVFP4",
+    ".weight.absmax": "bitsandbytes",
+    ".SCB": "bitsandbytes",
+    "_blocks": "MXFP4",
+}
+"""What other quantizations call tensors, by the end of their names; MXFP4's blocks have ``_scales`` beside them."""
+
+
 class Belongings(NamedTuple):
     """The names of what belongs to one weight."""
 
@@ -129,6 +141,17 @@ def weight_of_scale(scale: str) -> str | None:
         if scale.endswith(suffix):
             return scale.removesuffix(suffix) + WEIGHT
     return scale.removesuffix("_scale_inv") if scale.endswith("_scale_inv") else None
+
+
+def other_quantization(names: Collection[str]) -> tuple[str, str] | None:
+    """Return a tensor of another quantization than FP8 and what that is, or None (of a set, or what is as fast)."""
+    endings = tuple(OTHERS)
+    for name in names:
+        if name.endswith(endings):
+            suffix = next(one for one in endings if name.endswith(one))
+            if suffix != "_blocks" or name.removesuffix(suffix) + "_scales" in names:
+                return name, OTHERS[suffix]
+    return None
 
 
 def kv_scale(tensor: str) -> str | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from fp8core.checkpoint.files import Entry, Header, read_header
+from fp8core.checkpoint.naming import other_quantization
 from fp8core.errors import CheckpointError
 
 INDEX: Final = "model.safetensors.index.json"
@@ -263,6 +264,9 @@ def _reason(name: str, table: Mapping[str, tuple[str, ...]]) -> str:
 
 def _refuse_quantized(source: Source) -> None:
     names = {entry.name for entry in source.entries}
+    other = other_quantization(names)
+    if other is not None:
+        raise CheckpointError(f"{source.path} is quantized already: {other[0]} is of {other[1]}")
     for entry in source.entries:
         if entry.dtype.startswith("F8_"):
             raise CheckpointError(f"{source.path} is quantized already: {entry.name} is {entry.dtype}")

@@ -1,10 +1,12 @@
-"""Memory for FP8 weights of layers, in which rows begin where products of any k are fast."""
+"""How rows lie in memory: those of FP8 weights, which begin where products of any k are fast, and those of inputs."""
 
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_exporting
 
+from fp8core.errors import LayoutError
 from fp8core.ops.linear_scratch import ROW_ALIGNMENT
 
 PACKED_ON: Final = ("cpu", "meta")
@@ -31,3 +33,31 @@ def align_rows_(weight: Tensor) -> None:
     made = empty_codes(n, k, weight.dtype, weight.device)
     made.view(torch.uint8).copy_(weight.detach().view(torch.uint8))
     weight.data = made
+
+
+def refuse_gaps_in_exports(weight: Tensor) -> None:
+    """Refuse a weight with gaps between its rows where torch.export traces.
+
+    Raises:
+        LayoutError: torch.export traces, and there are gaps.
+    """
+    if _exporting() and not weight.is_contiguous():
+        stride, k = weight.stride(0), weight.shape[1]
+        raise LayoutError(
+            f"weight needs rows without gaps in torch.export, whose files lose them, got rows {stride} bytes apart "
+            f"for k = {k}: export the model on the CPU"
+        )
+
+
+def _exporting() -> bool:
+    """Return whether torch.export traces. In graphs of torch 2.11, ``is_exporting`` itself is always true."""
+    return is_exporting()
+
+
+_exporting._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as torch.compiler.assume_constant_result
+
+
+def is_read_by_rows(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Return whether rows are contiguous and equally far apart, whatever the leading axes."""
+    apart = zip(strides[:-2], strides[1:-1], shape[1:-1], strict=True)
+    return strides[-1] == 1 and all(outer == inner * extent for outer, inner, extent in apart)

@@ -17,3 +17,10 @@ def as_autocast(x: Tensor) -> Tensor:
     if x.dtype not in CAST or not torch.is_autocast_enabled(kind):
         return x
     return x.to(torch.get_autocast_dtype(kind))
+
+
+def bias_of_autocast(bias: Tensor | None, x: object) -> Tensor | None:
+    """Return a bias for the results of an input that autocast has cast: in float32 as it is, else in their dtype."""
+    if bias is None or not isinstance(x, Tensor) or x.dtype not in CAST or bias.dtype in (torch.float32, x.dtype):
+        return bias
+    return bias.to(x.dtype)

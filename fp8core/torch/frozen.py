@@ -10,7 +10,7 @@ from fp8core.errors import DTypeError, LayoutError
 from fp8core.interop import dtype_name
 from fp8core.problem import FORMATS
 from fp8core.torch.aligned import align_rows_
-from fp8core.torch.joints import JOINTS
+from fp8core.torch.joints import JOINTS, alone
 
 SCALES: Final = "weight_scale", "input_scale"
 KEPT: Final = {"weight": tuple(FORMATS), **dict.fromkeys(SCALES, ("float32",))}
@@ -21,6 +21,9 @@ Prepared = tuple[Any, Any, Any, Any, Callable[[Any], Any]]
 
 class FrozenLinear(nn.Linear):
     """A linear layer whose weight is FP8 with scales in float32; it says nothing of how it is called."""
+
+    compute_dtype: torch.dtype
+    """The dtype that inputs are meant to have, which is cast with the model; PEFT gives it to adapters."""
 
     weight_scale: nn.Parameter
     input_scale: nn.Parameter | None
@@ -35,6 +38,7 @@ class FrozenLinear(nn.Linear):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move and cast the parameters, codes and scales as integers, which no cast of a module touches."""
         self._prepared = None
+        device = self.weight.device
         kept: list[Tensor] = []
         for name, dtypes in KEPT.items():
             x = self._parameters.get(name)
@@ -55,14 +59,16 @@ class FrozenLinear(nn.Linear):
             return there.view(x.dtype)
 
         super()._apply(moved, recurse)  # type: ignore[no-untyped-call]
+        self.compute_dtype = fn(torch.empty(0, dtype=self.compute_dtype, device=device)).dtype
         align_rows_(self.weight)
         return self
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        """Give a weight without gaps between its rows, as files and other programs have it."""
+        """Give tensors that share no storage, and rows without gaps, as files and other programs have them."""
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        if not keep_vars:
-            destination[prefix + "weight"] = destination[prefix + "weight"].contiguous()
+        for key in [f"{prefix}{name}" for name in KEPT]:
+            if not keep_vars and key in destination:
+                destination[key] = alone(destination[key])
 
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, local: Any, strict: Any, missing: Any, unexpected: Any, errors: list[str]

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
+import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -41,6 +42,23 @@ def follow(parts: Sequence[Tensor]) -> bool:
             return False
         at += part.nbytes
     return True
+
+
+def alone(part: Tensor) -> Tensor:
+    """Return a tensor whose storage has nothing else, over the same memory; a copy where there are gaps in it.
+
+    What saves tensors takes those of one storage for one: accelerate stores the first alone, safetensors refuses them.
+    """
+    if not part.is_contiguous():
+        return part.contiguous()
+    if type(part) is not Tensor or part.is_meta or not part.numel():
+        return part
+    storage = part.untyped_storage()
+    if storage.nbytes() == part.nbytes:
+        return part
+    begin = part.storage_offset() * part.itemsize
+    made = torch.empty(0, dtype=part.dtype, device=part.device)
+    return made.set_(storage[begin : begin + part.nbytes], 0, part.shape, part.stride())
 
 
 JOINTS: Final = Joints()

@@ -16,6 +16,15 @@ _LINEAR: Final = kinds.LINEAR, kinds.CONV1D, kinds.MAYBE_CONV1D
 """Names that say nothing against a layer: what may be a Conv1D in a file is known to be none here."""
 
 
+HOOK: Final = "_hf_hook"
+"""Where accelerate keeps the hook by which it wraps a module's forward."""
+
+
+def is_offloaded(layer: nn.Linear) -> bool:
+    """Return whether accelerate keeps a layer's weight elsewhere, and brings it for each call."""
+    return layer.weight.is_meta and hasattr(layer, HOOK)
+
+
 class Place(NamedTuple):
     """Where a module is held."""
 
@@ -107,6 +116,10 @@ def _reason_to_keep(name: str, places: list[Place], chosen: _Chosen, shared: dic
         return f"its weight is that of {others[0].removesuffix('.weight')}, too"
     if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks:
         return "it has hooks"
+    if is_offloaded(layer):
+        return "accelerate has offloaded its weight: quantize first, dispatch then"
+    if "forward" in vars(layer) and not hasattr(layer, HOOK):
+        return "its forward is not that of torch.nn"
     if str(weight.dtype).removeprefix("torch.") not in HIGH_PRECISION:
         return f"its weight is {weight.dtype}"
     if not weight.numel():

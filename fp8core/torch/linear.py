@@ -5,7 +5,7 @@ from typing import Any, Final, Self, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
-from torch.compiler import is_compiling, is_exporting
+from torch.compiler import is_compiling
 
 from fp8core.checkpoint.schemes import SCHEMES, scheme_of
 from fp8core.core.specs import flag
@@ -15,8 +15,8 @@ from fp8core.ops import Fp8Linear, Quantized, dequantize, linear
 from fp8core.ops.layer import QUANTIZE_WEIGHT_CALLS
 from fp8core.ops.quantize import quantize_by
 from fp8core.problem import BLOCK_128, FORMATS, GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, GroupShape
-from fp8core.torch.aligned import empty_codes
-from fp8core.torch.autocast import any_autocast, as_autocast
+from fp8core.torch.aligned import empty_codes, is_read_by_rows, refuse_gaps_in_exports
+from fp8core.torch.autocast import any_autocast, as_autocast, bias_of_autocast
 from fp8core.torch.frozen import FrozenLinear, Prepared
 from fp8core.torch.gradients import BothModes, StraightThrough
 
@@ -50,7 +50,7 @@ class Linear(FrozenLinear):
         out_features: n.
         bias: whether there is one.
         device: where the parameters lie.
-        dtype: the dtype of the bias.
+        dtype: the dtype of the bias, and that which inputs are meant to have (`compute_dtype`).
         scheme: "channel" (weights per channel, inputs per token), "tensor" (both per tensor) or "block" (weights by
             blocks of 128x128, inputs by groups of 1x128).
         static: whether the scale of inputs is given, as `input_scale`: one number. Not with "block".
@@ -91,6 +91,7 @@ class Linear(FrozenLinear):
         if static and group == BLOCK_128:
             raise ScaleError("static needs the scheme channel or tensor, as blocks go with groups of inputs, got block")
         self.in_features, self.out_features, self.scheme = in_features, out_features, scheme
+        self.compute_dtype = torch.get_default_dtype() if dtype is None else dtype
         self.use_fast_accum = flag(use_fast_accum, "use_fast_accum")
         self.batch_invariant = flag(batch_invariant, "batch_invariant")
         codes = getattr(torch, dtype_name(weight_dtype, "weight_dtype", FORMATS))
@@ -151,10 +152,10 @@ class Linear(FrozenLinear):
         return made
 
     def to_linear(self, dtype: torch.dtype | None = None) -> nn.Linear:
-        """Return a layer with the dequantized weight, in ``dtype``: by default that of the bias, else bfloat16."""
+        """Return a layer with the dequantized weight, in ``dtype``: by default that which inputs are meant to have."""
         bias = self._parameters["bias"]
-        own = torch.bfloat16 if bias is None else bias.dtype
-        made = nn.Linear(self.in_features, self.out_features, False, "meta", own if dtype is None else dtype)
+        own = self.compute_dtype if dtype is None else dtype
+        made = nn.Linear(self.in_features, self.out_features, False, "meta", own)
         made.train(self.training)
         if self.weight.is_meta:
             weight = torch.empty_like(self.weight, dtype=made.weight.dtype)
@@ -240,21 +241,21 @@ class Linear(FrozenLinear):
             if not isinstance(x, Tensor) or x.is_contiguous():
                 raise
             result = kept[4](x.contiguous())
+        except DTypeError:
+            bias = own["bias"]
+            if not any_autocast() or bias_of_autocast(bias, x) is bias:
+                raise
+            result = self._traced(x)
         return result
 
     def _traced(self, x: Any) -> Tensor:
-        if _exporting() and not self.weight.is_contiguous():
-            stride, k = self.weight.stride(0), self.in_features
-            raise LayoutError(
-                f"weight needs rows without gaps in torch.export, whose files lose them, got rows {stride} bytes apart "
-                f"for k = {k}: export the model on the CPU"
-            )
-        if isinstance(x, Tensor) and x.dim() and not _is_read_by_rows(x.shape, x.stride()):
+        refuse_gaps_in_exports(self.weight)
+        if isinstance(x, Tensor) and x.dim() and not is_read_by_rows(x.shape, x.stride()):
             x = x.contiguous()
         made: Tensor = linear(
             x,
             Quantized(self.weight, self.weight_scale, self.weight_group_shape),
-            bias=self.bias,
+            bias=bias_of_autocast(self.bias, x) if any_autocast() else self.bias,
             input_scale=None if isinstance(x, Quantized) else self.input_scale,
             group_shape=self.group_shape,
             use_fast_accum=self.use_fast_accum,
@@ -290,22 +291,9 @@ class Linear(FrozenLinear):
 
 def without_values(kind: type[Layer], linear: nn.Linear, **options: Any) -> Layer:
     """Return a layer of the class in the place of another: of its extents, on the meta device, with no values yet."""
-    bias = linear._parameters["bias"]
-    dtype = None if bias is None else bias.dtype
+    bias, own = linear._parameters["bias"], linear.weight.dtype
+    dtype = own if bias is None else bias.dtype
     made = kind(linear.in_features, linear.out_features, bias is not None, "meta", dtype, **options)
+    made.compute_dtype = own
     made.train(linear.training)
     return made
-
-
-def _exporting() -> bool:
-    """Return whether torch.export traces. In graphs of torch 2.11, ``is_exporting`` itself is always true."""
-    return is_exporting()
-
-
-_exporting._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as torch.compiler.assume_constant_result
-
-
-def _is_read_by_rows(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Return whether rows are contiguous and equally far apart, whatever the leading axes."""
-    apart = zip(strides[:-2], strides[1:-1], shape[1:-1], strict=True)
-    return strides[-1] == 1 and all(outer == inner * extent for outer, inner, extent in apart)

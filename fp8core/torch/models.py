@@ -8,8 +8,8 @@ from torch import nn
 
 from fp8core.checkpoint import schemes
 from fp8core.checkpoint.schemes import scheme_of
-from fp8core.errors import CheckpointError, LayoutError, ScaleError
-from fp8core.torch.layers import layers_of, sorted_layers
+from fp8core.errors import CheckpointError, DeviceError, LayoutError, ScaleError
+from fp8core.torch.layers import is_offloaded, layers_of, sorted_layers
 from fp8core.torch.linear import Linear
 
 
@@ -42,8 +42,9 @@ def quantize_model_(
     """Replace linear layers of a model by `Linear`, in place.
 
     Layers are replaced one after the other, so that the memory of one weight is needed beside the model. What is not
-    ``torch.nn.Linear`` itself stays: subclasses, tied weights, layers with hooks, and layers whose weights
-    ``torch.nn.MultiheadAttention`` or ``TransformerEncoderLayer`` read themselves.
+    ``torch.nn.Linear`` itself stays: subclasses, tied weights, layers with hooks or another forward, layers that
+    accelerate has offloaded, and layers whose weights ``torch.nn.MultiheadAttention`` or ``TransformerEncoderLayer``
+    read themselves.
 
     Args:
         model: holds the layers; it may be on any device, the meta device, too.
@@ -100,13 +101,14 @@ def dequantize_model_(model: nn.Module, dtype: torch.dtype | None = None) -> tup
 
     Args:
         model: holds the layers.
-        dtype: of weights and biases; by default that of each layer's bias, else bfloat16.
+        dtype: of weights and biases; by default that which each layer's inputs are meant to have.
 
     Returns:
         The names of the layers.
 
     Raises:
         LayoutError: model is itself a layer, which nothing holds.
+        DeviceError: accelerate has offloaded a layer. Nothing has been replaced then.
 
     Examples:
         >>> import torch, fp8core.torch
@@ -117,8 +119,11 @@ def dequantize_model_(model: nn.Module, dtype: torch.dtype | None = None) -> tup
     """
     if isinstance(model, Linear):
         raise LayoutError("model needs to hold its layers, got a layer alone: its to_linear dequantizes it")
-    names = []
-    for name, places in list(layers_of(model)):
+    names, found = [], list(layers_of(model))
+    for name, places in found:
+        if is_offloaded(places[0].layer) and isinstance(places[0].layer, Linear):
+            raise DeviceError(f"model needs its weights in memory, got {name} offloaded by accelerate")
+    for name, places in found:
         layer = places[0].layer
         if isinstance(layer, Linear):
             made = layer.to_linear(dtype)
@@ -166,7 +171,7 @@ def quantization_config(model: nn.Module) -> dict[str, Any]:
     return schemes.quantization_config(known.with_static_activations() if static else known, others, layers)
 
 
-def warm_up(model: nn.Module, rows: Iterable[int] = (1, 16), dtype: torch.dtype = torch.bfloat16) -> None:
+def warm_up(model: nn.Module, rows: Iterable[int] = (1, 16), dtype: torch.dtype | None = None) -> None:
     """Call every `Linear` of a model with zeros of so many rows, so that its kernels are compiled and loaded.
 
     The first call of a kind compiles and loads kernels, which must not happen while a stream is captured into a graph.
@@ -174,7 +179,10 @@ def warm_up(model: nn.Module, rows: Iterable[int] = (1, 16), dtype: torch.dtype 
     Args:
         model: a model, or a `Linear` itself.
         rows: how many rows, or tokens, calls will have.
-        dtype: of the inputs.
+        dtype: of the inputs; by default that of the weights that each layer was made of (`Linear.compute_dtype`).
+
+    Raises:
+        DeviceError: a layer has no memory, as one that accelerate has offloaded.
 
     Examples:
         >>> import torch, fp8core.torch
@@ -184,7 +192,10 @@ def warm_up(model: nn.Module, rows: Iterable[int] = (1, 16), dtype: torch.dtype 
     """
     sizes = tuple(rows)
     with torch.no_grad():
-        for layer in model.modules():
+        for name, layer in model.named_modules():
             if isinstance(layer, Linear):
+                if layer.weight.is_meta:
+                    raise DeviceError(f"model needs its weights in memory, got {name or 'it'} on the meta device")
+                own = layer.compute_dtype if dtype is None else dtype
                 for m in sizes:
-                    layer(torch.zeros(m, layer.in_features, dtype=dtype, device=layer.weight.device))
+                    layer(torch.zeros(m, layer.in_features, dtype=own, device=layer.weight.device))

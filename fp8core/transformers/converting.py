@@ -69,6 +69,8 @@ def convert_(model: Any) -> tuple[str, ...]:
                     converted.append(f"{name}.{at}.{projection}")
             unstacked.update(layout.patterns)
             model.set_submodule(name, experts)
+    for name in converted:
+        model.get_submodule(name).compute_dtype = model.dtype
     if converted:
         _take_over(model, unstacked)
     return tuple(converted)

@@ -1,5 +1,6 @@
 """The quantizer that transformers asks while it loads a model: which layers are FP8, and how they get there."""
 
+import copy
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from transformers.quantizers.auto import register_quantizer
 from transformers.quantizers.base import HfQuantizer
 
 from fp8core.checkpoint import open_files, plan_checkpoint
+from fp8core.checkpoint.naming import other_quantization
 from fp8core.errors import CheckpointError, DeviceError
 from fp8core.torch import Linear, dequantize_model_
 from fp8core.transformers.config import METHOD, Fp8CoreConfig
@@ -40,7 +42,8 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
     quantization_config: Fp8CoreConfig
 
     def __init__(self, quantization_config: Fp8CoreConfig, **kwargs: Any) -> None:
-        super().__init__(quantization_config, **kwargs)
+        # A copy, as the caller may use it for other models, and it will say what was done to this one.
+        super().__init__(copy.copy(quantization_config), **kwargs)
         self._unstacked: frozenset[str] = frozenset()
         """Patterns of transformers' converters that would stack experts which stay apart here."""
         self._chosen: dict[str, float | None] = {}
@@ -77,6 +80,9 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
         if not checkpoint.layers:
             method = (config.source or {}).get("quant_method")
             raise CheckpointError(f"{files[0].parent} needs FP8 weights, got none; its quant_method is {method}")
+        other = other_quantization(checkpoint.all_tensors)
+        if other is not None:
+            raise CheckpointError(f"{files[0].parent} needs FP8 weights alone, got {other[0]}, which is of {other[1]}")
         weights = {layer.weight.name: layer for layer in checkpoint.layers.values()}
         names = self._names(model, checkpoint.all_tensors, set(weights))
         modules = dict(model.named_modules())

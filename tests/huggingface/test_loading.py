@@ -9,8 +9,8 @@ transformers = pytest.importorskip("transformers")
 
 from fp8core.errors import DeviceError  # noqa: E402 - after the skips
 from fp8core.torch import Linear  # noqa: E402
-from fp8core.transformers import config_for, from_pretrained  # noqa: E402
-from huggingface.cases import TOKENS, logits, written  # noqa: E402
+from fp8core.transformers import Fp8CoreConfig, config_for, from_pretrained  # noqa: E402
+from huggingface.cases import TOKENS, config_of, logits, written  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -73,3 +73,19 @@ def test_a_folder_in_the_folder(folders, name, tmp_path):
 def test_layers_are_not_spread_over_processes(folders, name, spread):
     with pytest.raises(DeviceError, match=f"needs whole layers in each process, got {next(iter(spread))}"):
         from_pretrained(folders / name, **spread)
+
+
+def test_one_configuration_serves_several_models(folders, tmp_path):
+    """What is said of one model when it is saved is not what was done to the next."""
+    asked = Fp8CoreConfig("channel")
+    before = asked.to_dict()
+    first = from_pretrained(folders / "wide", quantization_config=asked)
+    written("qwen3", tmp_path / "other")
+    from_pretrained(tmp_path / "other", quantization_config=asked)
+    asked.scheme = "tensor"  # nor what the caller makes of it
+    assert from_pretrained(folders / "wide", quantization_config=asked).model.layers[0].mlp.up_proj.scheme == "tensor"
+    asked.scheme = "channel"
+    assert asked.to_dict() == before
+    first.save_pretrained(tmp_path / "saved")
+    assert config_of(tmp_path / "saved") == config_of(folders / "fp8")
+    assert torch.equal(logits(from_pretrained(tmp_path / "saved")), logits(first))

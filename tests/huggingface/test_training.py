@@ -112,3 +112,18 @@ def test_the_trainer_takes_it(tmp_path):
     assert changed
     assert all("lora" in name for name in changed)
     assert sum(isinstance(module, Linear) for module in model.modules()) == 14
+
+
+def test_adapters_of_a_bare_layer_have_the_model_s_dtype(tmp_path):
+    """PEFT gives them the base's dtype: FP8 has no arithmetic, and rounds what they begin with."""
+    written("qwen3", tmp_path / "base")
+    config = peft.LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False)
+    model = from_pretrained(tmp_path / "base")
+    model.add_adapter(config)
+    adapters = {name: x for name, x in model.named_parameters() if "lora" in name}
+    assert {x.dtype for x in adapters.values()} == {torch.bfloat16}
+    found = logits(model)
+    model.save_pretrained(tmp_path / "adapter")
+    again = from_pretrained(tmp_path / "base")
+    again.load_adapter(tmp_path / "adapter")
+    assert torch.equal(logits(again), found)

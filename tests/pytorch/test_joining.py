@@ -225,3 +225,38 @@ def test_a_model_quantized_whole():
     model = nn.Sequential(nn.Linear(K, 64, bias=False, dtype=torch.bfloat16), nn.Linear(K, 64, bias=False))
     quantize_model_(model)
     assert join_(model) == (("0", "1"),)
+
+
+def test_a_state_has_storages_of_its_own_over_the_same_memory(tmp_path):
+    """Others tell tensors apart by their storages: accelerate kept the first of those joined, safetensors refused."""
+    save_model = pytest.importorskip("safetensors.torch").save_model
+    load_model = pytest.importorskip("safetensors.torch").load_model
+    model, x = Holder((128, K), (64, K), (5, K)), wide(3, K)
+    before = bits(model(x))
+    assert join_(model)
+    state = model.state_dict()
+    for name, tensor in state.items():
+        assert tensor.untyped_storage().nbytes() == tensor.nbytes, name
+        assert tensor.data_ptr() == model.get_parameter(name).data_ptr(), name
+    torch.save(model.l1.state_dict(), tmp_path / "one.pt")
+    assert (tmp_path / "one.pt").stat().st_size < 128 * K
+    save_model(model, tmp_path / "model.safetensors")
+    again = Holder((128, K), (64, K), (5, K))
+    for parameter in again.parameters():
+        parameter.view(torch.uint8).zero_()
+    load_model(again, tmp_path / "model.safetensors")
+    assert bits(again(x)) == before
+    del model
+    gc.collect()
+    again.load_state_dict(state, assign=True)  # the memory lasts as long as the state
+    assert bits(again(x)) == before
+
+
+def test_accelerate_saves_all_layers(tmp_path):
+    accelerate = pytest.importorskip("accelerate")
+    safetensors = pytest.importorskip("safetensors.torch")
+    model = Holder((128, K), (64, K))
+    assert join_(model)
+    accelerate.Accelerator(cpu=True).save_model(model, tmp_path)
+    saved = safetensors.load_file(tmp_path / "model.safetensors")
+    assert {name: bits(x) for name, x in saved.items()} == {name: bits(x) for name, x in model.state_dict().items()}

@@ -36,7 +36,7 @@ ways = pytest.mark.parametrize("way", [run_eagerly, compiled])
 
 
 @ways
-@pytest.mark.parametrize("own", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("own", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("given", [torch.float32, torch.float16, torch.bfloat16])
 def test_autocast_casts_inputs_as_it_does_for_torch_s_own_layers(own, given, way):
     layer, wide = layers(own)
@@ -44,6 +44,8 @@ def test_autocast_casts_inputs_as_it_does_for_torch_s_own_layers(own, given, way
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found, wanted = way(layer)(x), wide(x)
     assert found.dtype == wanted.dtype == torch.bfloat16
+    if own == torch.float16:
+        layer.bfloat16()  # a bias in 16 bits is cast, too
     assert torch.equal(found, layer(x.bfloat16()))
 
 

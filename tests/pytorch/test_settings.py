@@ -1,5 +1,7 @@
 """What a layer and a traced call take beside tensors: options that change, numbers, and torch's default dtype."""
 
+import copy
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -9,7 +11,7 @@ from torch import nn  # noqa: E402 - after the skip
 import fp8core  # noqa: E402
 from fp8core.errors import DTypeError, ScaleError  # noqa: E402
 from fp8core.ops.linear import LINEAR_CALLS  # noqa: E402
-from fp8core.torch import Linear  # noqa: E402
+from fp8core.torch import Linear, quantize_model_, warm_up  # noqa: E402
 
 
 @pytest.mark.parametrize("name", ["batch_invariant", "use_fast_accum"])
@@ -60,3 +62,36 @@ def test_a_number_that_float32_does_not_hold_is_refused_in_a_graph_too(number):
 def test_any_other_number_is_taken_in_a_graph(number):
     run = torch.compile(lambda x: fp8core.quantize(x, scale=number).scale, backend="eager", fullgraph=True)
     assert run(torch.randn(5, 64)).item() == torch.tensor(number).item()
+
+
+WIDE = [torch.float32, torch.float16, torch.bfloat16]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", WIDE)
+def test_a_layer_knows_the_dtype_of_the_model_it_came_from(dtype, bias):
+    linear = nn.Linear(64, 32, bias, dtype=dtype)
+    layer = Linear.from_linear(linear)
+    with torch.device("meta"):
+        waiting = Linear.from_linear(nn.Linear(64, 32, bias, dtype=dtype))
+    made = {"quantized": layer, "copied": copy.deepcopy(layer), "from meta": waiting.to_empty(device="cpu")}
+    made["constructed"] = Linear(64, 32, bias, dtype=dtype)
+    for one in made.values():
+        assert one.compute_dtype == dtype
+        assert {parameter.dtype for parameter in one.to_linear().parameters()} == {dtype}
+        for cast in WIDE:
+            assert one.to(cast).compute_dtype == cast
+            assert one.to_linear()(torch.ones(2, 64, dtype=cast)).dtype == cast
+    assert layer.compute_dtype == torch.bfloat16  # the last of them
+
+
+@pytest.mark.parametrize("dtype", WIDE)
+def test_layers_are_warmed_up_with_inputs_of_their_dtype(dtype):
+    model, seen = nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 8, bias=False)).to(dtype), []
+    quantize_model_(model)
+    for layer in model:
+        layer.register_forward_pre_hook(lambda _, args: seen.append(args[0].dtype))
+    warm_up(model, rows=[1])
+    assert seen == [dtype] * 2
+    warm_up(model.half(), rows=[1], dtype=torch.float16)
+    assert seen[2:] == [torch.float16] * 2

@@ -1,0 +1,86 @@
+"""Checkpoints with weights of other quantizations, alone or beside FP8: they are named, and nothing half is written."""
+
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from fp8core.checkpoint import convert_checkpoint, plan_conversion, quantize_checkpoint
+from fp8core.errors import CheckpointError
+from support.checkpoints import left_in, normal, write
+from support.command_line import (
+    fp8core_,  # noqa: F401
+)
+
+UP, DOWN, OUT = (f"layers.0.{part}_proj" for part in ("mlp.up", "mlp.down", "self_attn.o"))
+BYTES, CODES = np.zeros((64, 32), np.uint8), np.ones((64, 64), ml_dtypes.float8_e4m3fn)
+GROUPS = np.ones((64, 4), ml_dtypes.float8_e4m3fn)
+ONE = np.ones((), np.float32)
+OTHERS = {
+    "GPTQ or AWQ": {f"{UP}.qweight": np.zeros((8, 64), np.uint8), f"{UP}.scales": np.ones((1, 64), np.float16)},
+    "packed integers of compressed-tensors": {f"{UP}.weight_packed": np.zeros((64, 8), np.uint8)},
+    "NVFP4": {f"{UP}.weight": BYTES, f"{UP}.weight_scale": GROUPS, f"{UP}.weight_scale_2": ONE},
+    "bitsandbytes": {f"{UP}.weight": BYTES.reshape(-1, 1), f"{UP}.weight.absmax": np.ones(64, np.float32)},
+    "MXFP4": {f"{UP}_blocks": np.zeros((2, 64, 2, 16), np.uint8), f"{UP}_scales": np.zeros((2, 64, 2), np.uint8)},
+}
+every = pytest.mark.parametrize("what", OTHERS)
+
+
+def folder(path, tensors, **config):
+    path.mkdir()
+    write(path / "model.safetensors", tensors)
+    (path / "config.json").write_text(json.dumps({"model_type": "llama", **config}))
+    return path
+
+
+@every
+def test_what_is_quantized_otherwise_is_not_quantized_in_part(tmp_path, what, fp8core_):
+    source = folder(tmp_path / "in", {**OTHERS[what], f"{OUT}.weight": normal(64, 64)})
+    with pytest.raises(CheckpointError, match=r"in is quantized already: layers\.0\..* is "):
+        quantize_checkpoint(source, tmp_path / "out")
+    assert left_in(tmp_path) == ["in"]
+    status, out, _ = fp8core_("inspect", source)
+    assert (status, out.splitlines()[0].split(", 1 file")[0]) == (0, f"{source}: no FP8, but {what}")
+
+
+@every
+@pytest.mark.parametrize("to", ["bf16", "channel"])
+def test_fp8_beside_it_is_not_converted_alone(tmp_path, what, to, fp8core_):
+    fp8 = {f"{DOWN}.weight": CODES, f"{DOWN}.weight_scale": ONE}
+    source = folder(tmp_path / "in", {**OTHERS[what], **fp8})
+    for convert in (convert_checkpoint, plan_conversion):
+        with pytest.raises(CheckpointError, match=rf"all of its quantized weights in FP8, got .*, which is of {what}"):
+            convert(source, tmp_path / "out", to=to)
+    assert left_in(tmp_path) == ["in"]
+    assert f", some weights {what}, 1 file" in fp8core_("inspect", source)[1]
+
+
+def test_a_method_without_fp8_is_named(tmp_path, fp8core_):
+    source = folder(tmp_path / "in", {f"{OUT}.weight": normal(64, 64)}, quantization_config={"quant_method": "torchao"})
+    with pytest.raises(CheckpointError, match=r"to be converted, got none: config\.json says torchao"):
+        convert_checkpoint(source, tmp_path / "out", to="bf16")
+    assert fp8core_("inspect", source)[1].startswith(f"{source}: no FP8 weights, 1 file")
+
+
+def test_blocks_without_scales_are_any_tensor(tmp_path):
+    source = folder(
+        tmp_path / "in", {"layers.0.attn_blocks": np.ones((4, 4), np.float32), f"{OUT}.weight": normal(64, 64)}
+    )
+    assert quantize_checkpoint(source, tmp_path / "out").quantized == (f"{OUT}.weight",)
+
+
+@every
+def test_transformers_models_need_fp8_alone(tmp_path, what):
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    from transformers import LlamaConfig
+
+    from fp8core.transformers import from_pretrained
+
+    fp8 = {f"model.{DOWN}.weight": CODES, f"model.{DOWN}.weight_scale": ONE}
+    source = folder(tmp_path / "in", {f"model.{name}": x for name, x in OTHERS[what].items()} | fp8)
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    LlamaConfig(**sizes, vocab_size=64, quantization_config={"quant_method": "modelopt"}).save_pretrained(source)
+    with pytest.raises(CheckpointError, match=f"needs FP8 weights alone, got .*, which is of {what}"):
+        from_pretrained(source)

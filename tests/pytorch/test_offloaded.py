@@ -1,0 +1,68 @@
+"""Models that accelerate has dispatched, and layers whose forward somebody has replaced."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+accelerate = pytest.importorskip("accelerate")
+
+from torch import nn  # noqa: E402 - after the skips
+
+from fp8core.errors import DeviceError  # noqa: E402
+from fp8core.torch import Linear, dequantize_model_, quantize_model_, warm_up  # noqa: E402
+from pytorch.cases import bits  # noqa: E402
+
+
+@pytest.fixture
+def model():
+    return nn.Sequential(nn.Linear(64, 32), nn.SiLU(), nn.Linear(32, 16)).eval()
+
+
+def offloaded(model, tmp_path, where):
+    if where == "cpu":
+        return accelerate.cpu_offload(model, execution_device="cpu")
+    return accelerate.disk_offload(model, tmp_path, execution_device="cpu")
+
+
+both = pytest.mark.parametrize("where", ["cpu", "disk"])
+
+
+@both
+def test_an_offloaded_model_stays_as_it_is(model, tmp_path, where):
+    x = torch.randn(3, 64)
+    wanted = model(x)
+    offloaded(model, tmp_path, where)
+    report = quantize_model_(model)
+    assert report.quantized == ()
+    assert set(report.kept.values()) == {"accelerate has offloaded its weight: quantize first, dispatch then"}
+    assert torch.equal(model(x), wanted)
+
+
+@both
+def test_quantized_layers_may_be_offloaded_and_are_not_dequantized_then(model, tmp_path, where):
+    x = torch.randn(3, 64)
+    quantize_model_(model)
+    wanted = bits(model(x))
+    offloaded(model, tmp_path, where)
+    for _ in range(2):
+        assert bits(model(x)) == wanted
+    for refused in (dequantize_model_, warm_up):
+        with pytest.raises(DeviceError, match="model needs its weights in memory, got 0 "):
+            refused(model)
+    assert bits(model(x)) == wanted
+    assert isinstance(model[0], Linear)
+
+
+def test_a_dispatched_model_is_quantized_where_it_is(model):
+    x, places = torch.randn(3, 64), {"0": "cpu", "1": "cpu", "2": "cpu"}
+    wanted = model(x)
+    accelerate.dispatch_model(model, places, main_device="cpu", force_hooks=True)
+    assert quantize_model_(model).quantized == ("0", "2")
+    found = model(x)
+    assert 0 < (found - wanted).norm() < 0.1 * wanted.norm()
+
+
+def test_a_layer_with_a_forward_of_its_own_stays(model):
+    forward = model[0].forward
+    model[0].forward = lambda x: 100 * forward(x)
+    report = quantize_model_(model)
+    assert (report.quantized, report.kept) == (("2",), {"0": "its forward is not that of torch.nn"})
