@@ -31,8 +31,8 @@ HEAD = """# Command line
 
 `fp8core`, or `python -m fp8core`. `-h` and `--help` explain a command, `--version` prints the version.
 
-Errors are one line on standard error, `error: …`, and warnings `warning: …`. Tables fit the terminal; in a log they
-have 80 columns, or as many as `COLUMNS` says.
+Errors are one line on standard error, `error: …`, and warnings `warning: …`. Tables fit the terminal; in a file
+or a pipe a row is one line, unless `COLUMNS` says how many columns there are.
 
 | exit status | meaning |
 | --- | --- |

@@ -1,4 +1,7 @@
-"""The short benchmark of the command line: a few public functions, on the device at hand."""
+"""The short benchmark of the command line: a few public functions, on the device at hand.
+
+A GPU has two times: that of a call as Python makes it, again and again, and that of its kernels alone, in a graph.
+"""
 
 import time
 from collections.abc import Callable, Iterator
@@ -8,20 +11,22 @@ from typing import Any, Final, NamedTuple
 import ml_dtypes
 import numpy as np
 
+from fp8core import timing
 from fp8core.ops import dequantize, quantize, scaled_mm_nt
 from fp8core.ops.explain import explain, target_of
 from fp8core.problem import BLOCK_128, GROUP_128, PER_TENSOR, PER_TOKEN, native_e4m3
 from fp8core.runtime import device
 
 IN_A_ROW: Final = 20
-"""GPU calls between two synchronisations, so that waiting for the device is not what is timed."""
+"""GPU calls between two synchronisations or in a graph, so that waiting for the device is not what is timed."""
 
 
 class Timing(NamedTuple):
-    """Seconds a call."""
+    """Seconds a call, as medians."""
 
-    best: float
-    median: float
+    call: float
+    gpu: float | None
+    """Of its kernels in a graph, operands in L2 where they fit; None on the host."""
 
 
 class Case(NamedTuple):
@@ -34,8 +39,9 @@ class Case(NamedTuple):
     unit: str
 
     def rate(self, timing: Timing) -> str:
-        """Return the work done in a second of the best run."""
-        return f"{self.work / timing.best / 1e9:,.1f} G{self.unit}/s"
+        """Return the work done in a second, of a GPU by its kernels' time."""
+        rate = self.work / (timing.gpu or timing.call)
+        return f"{rate / 1e12:,.3g} T{self.unit}/s" if rate >= 1e12 else f"{rate / 1e9:,.3g} G{self.unit}/s"
 
 
 def place() -> str:
@@ -75,16 +81,31 @@ def _case(name: str, work: float, unit: str, function: Callable[..., object], *a
 
 def timed(case: Case, seconds: float) -> Timing:
     """Return how long a call takes, measured for about ``seconds`` after one call that makes everything ready."""
-    repeats = IN_A_ROW if device.count() else 1
-    synchronize = device.cupy().cuda.get_current_stream().synchronize if device.count() else lambda: None
-    case.call()
-    synchronize()
+    if not device.count():
+        case.call()
+        return Timing(_called(case.call, seconds, 1, lambda: None), None)
+    device.cupy().cuda.runtime.deviceSynchronize()  # what fills the operands is on another stream
+    watch = timing.Stopwatch()
+    with watch.stream:
+        case.call()
+        call = _called(case.call, seconds / 2, IN_A_ROW, watch.stream.synchronize)
+        run = timing.graph_of(watch.stream, lambda: _repeat(case.call, IN_A_ROW))
+        found = timing.interleaved({"graph": run}, watch.elapsed, stretch_ms=1e3 * seconds / 2 / timing.TURNS)
+    return Timing(call, median(found["graph"]) / 1e3 / IN_A_ROW)
+
+
+def _called(call: Callable[[], object], seconds: float, repeats: int, synchronize: Callable[[], object]) -> float:
+    """Return the seconds of a call by the host's clock."""
     times: list[float] = []
     end = time.perf_counter() + seconds
     while not times or time.perf_counter() < end:
         start = time.perf_counter()
-        for _ in range(repeats):
-            case.call()
+        _repeat(call, repeats)
         synchronize()
         times.append((time.perf_counter() - start) / repeats)
-    return Timing(min(times), median(times))
+    return median(times)
+
+
+def _repeat(call: Callable[[], object], repeats: int) -> None:
+    for _ in range(repeats):
+        call()

@@ -202,16 +202,21 @@ def calls_of(operands: Operands, wanted: float = 0.0) -> int:
 
 
 def recorded(operands: Operands, launch: Matmul, stream: Any, number: int) -> Run:
-    """Return a run of a graph of so many calls.
-
-    On ROCm, for which CuPy has no graphs, it is one of the driver's. Where that does not record them, as a library may
-    not, it is the calls themselves: then times of short ones hold the host's share.
-    """
+    """Return a run of a graph of so many calls, each with the next weight."""
 
     def calls() -> None:
         for i in range(number):
             operands.run(launch, stream.ptr, operands.weights[i % len(operands.weights)])
 
+    return graph_of(stream, calls)
+
+
+def graph_of(stream: Any, calls: Run) -> Run:
+    """Return a run of a graph of what ``calls`` launches on a CuPy stream.
+
+    On ROCm, for which CuPy has no graphs, it is one of the driver's. Where that does not record them, as a library may
+    not, it is the calls themselves: then times of short ones hold the host's share.
+    """
     if device.platform() == "hip":
         try:
             return partial(hip_graphs.HipGraph(stream.ptr, calls).launch, stream.ptr)

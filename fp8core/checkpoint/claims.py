@@ -6,7 +6,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from fp8core.checkpoint.granularity import Granularity
 from fp8core.checkpoint.naming import METADATA, FormatName
-from fp8core.checkpoint.selection import matches
+from fp8core.checkpoint.selection import check_pattern, matches
 from fp8core.problem import BLOCK_128, PER_CHANNEL, PER_TENSOR, GroupShape
 
 Activations = Literal["static", "dynamic"]
@@ -81,6 +81,9 @@ def claim_of(config: Mapping[str, Any], modelopt: Mapping[str, Any], headers: It
         config: config.json, or nothing.
         modelopt: hf_quant_config.json, or nothing; it counts where config.json says nothing.
         headers: the metadata of the safetensors files.
+
+    Raises:
+        CheckpointError: a pattern is a regular expression that does not compile.
     """
     found, file = _section(config), "config.json"
     if found is None and isinstance(modelopt.get("quantization"), dict):
@@ -127,7 +130,10 @@ def _of_headers(headers: Iterable[Mapping[str, str]]) -> Claim:
 
 
 def _patterns(value: Any) -> tuple[str, ...]:
-    return tuple(map(str, value)) if isinstance(value, list) else ()
+    found = tuple(map(str, value)) if isinstance(value, list) else ()
+    for one in found:
+        check_pattern(one, "the configuration's list of modules that are not quantized")
+    return found
 
 
 def _pair(value: Any) -> GroupShape | None:

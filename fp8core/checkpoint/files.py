@@ -2,6 +2,7 @@
 
 import json
 import math
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
@@ -78,6 +79,8 @@ def read_header(path: Path) -> Header:
         CheckpointError: the file cannot be read, is not a safetensors file, or is shorter or longer than it says.
     """
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # of a FIFO, opening waits for a writer
+            raise CheckpointError(f"cannot read {path}: it is not a plain file")
         # Opened by Python first: the library reports every failure to open as a missing file.
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")

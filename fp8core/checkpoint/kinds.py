@@ -31,6 +31,7 @@ ROUTER: Final = Kind("router or gate", "readers have no place for its scale")
 SCAN: Final = Kind("state space layer", "readers read its weight without its scale")
 ATTENTION: Final = Kind("torch.nn.MultiheadAttention", "readers read its weight without its scale")
 SPECIAL: Final = Kind("special linear layer", "readers have no FP8 layer for it")
+CAST: Final = Kind("layer that decides its input's dtype", "transformers casts its input to the weight's dtype")
 HEAD: Final = Kind("head or pooler", "vLLM has no place for its scale", able=True)
 TOWER: Final = Kind("tower or projector of images or sound", "vLLM has no place for the scales of many", able=True)
 OUTSIDE: Final = Kind("outside of the layers", "embeddings, heads and poolers are there", able=True)
@@ -56,13 +57,23 @@ RULES: Final = (
     Rule(MAYBE_CONV1D, _CONV1D, ("",)),
     Rule(SPECIAL, ("*",), ("ibert",)),
     Rule(SPECIAL, ("o_a_proj",), ("deepseek_v4",)),
+    Rule(
+        CAST,
+        ("wo",),
+        ("t5", "mt5", "umt5", "longt5", "switch_transformers", "udop", "pop2piano", "pix2struct*", "kosmos-2.5*"),
+    ),
+    Rule(CAST, ("fc2",), ("seamless_m4t*", "nllb-moe")),
+    Rule(CAST, ("project_q",), ("wav2vec2*", "unispeech*")),
+    Rule(ATTENTION, tuple(f"attention.{part}_proj" for part in ("q", "k", "v", "out")), ("wavlm",)),
+    Rule(SPECIAL, ("attention.output", "feed_forward.value"), ("rwkv",)),  # whose weights it divides in place
     Rule(SCAN, ("mixer.*",), ("mamba", "mamba2", "falcon_mamba")),
     Rule(SPECIAL, ("lm_head",), ("idefics",)),
     Rule(
         ROUTER, ("gate", "gate.*", "*router", "*router.*", "router_mlp.*", "shared_expert_gate", "shared_experts_gate")
     ),
-    Rule(ROUTER, ("expert_gate", "moe_gate", "gating", "gate_network*")),
+    Rule(ROUTER, ("expert_gate", "moe_gate", "gating", "gate_network*", "weights_proj")),
     Rule(HEAD, ("*lm_head", "lm_head.*", "embed_out", "lm_loss", "logits_proj", "proj_out", "vocab_projector")),
+    Rule(HEAD, ("unembed*",)),
     Rule(HEAD, ("score", "score.*", "classifier", "classifier.*", "pre_classifier", "classification_head.*")),
     Rule(HEAD, ("qa_outputs", "cls.*", "predictions.*", "*_predictions.*", "pooler", "pooler.*", "heads.*")),
     Rule(EMBEDDING, ("shared", "wte", "wpe", "*embed", "*embeds", "*embed_in", "*embed_tokens", "*embed_positions")),

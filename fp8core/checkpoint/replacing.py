@@ -6,7 +6,6 @@ its run lives. So a later run can tell what a killed one left from what another 
 
 import ctypes
 import errno
-import fcntl
 import os
 import re
 import secrets
@@ -17,12 +16,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
+from fp8core.runtime.locks import lock, try_lock
+
 SUFFIX: Final = ".fp8core"
 """How the hidden name of what is being written ends."""
 OLD: Final = ".fp8core-old"
 """How the hidden name of a folder ends that has made way, where two names cannot be exchanged in one step."""
-NO_LOCKS: Final = (errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-"""What file systems say that lock nothing."""
+UNABLE: Final = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
+"""What file systems say that cannot do what not every one can."""
 _AT_FDCWD: Final = -100
 _RENAME_EXCHANGE: Final = 2
 """Of Linux: <fcntl.h> and <linux/fs.h>."""
@@ -95,15 +96,18 @@ def reserve(file: BinaryIO, nbytes: int) -> None:
         try:
             os.posix_fallocate(file.fileno(), 0, nbytes)
         except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS):
+            if error.errno not in UNABLE:
                 raise
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder last, where the system can."""
+    """Make the names in a folder last, where the file system can."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
+    except OSError as error:
+        if error.errno not in UNABLE:
+            raise
     finally:
         os.close(handle)
 
@@ -141,7 +145,7 @@ def exchange(one: Path, other: Path) -> bool:
     if rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
         return True
     number = ctypes.get_errno()
-    if number in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+    if number in UNABLE:
         return False
     raise OSError(number, os.strerror(number), os.fspath(other))
 
@@ -157,7 +161,7 @@ def remove(left: Leftover) -> bool:
     """Remove a leftover and return True, or False where a run holds it; raises OSError as the system does."""
     handle = os.open(left.path, os.O_RDONLY | os.O_NOFOLLOW)
     try:
-        if not _locks(handle):
+        if not try_lock(handle):
             return False
         if left.path.is_dir():
             shutil.rmtree(left.path)
@@ -178,24 +182,9 @@ def _lock(handle: int, path: Path) -> None:
     Raises:
         BlockingIOError: another run took it for a leftover, in the moment between its making and this.
     """
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)  # others hold it for a moment only, to see whether it is locked
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
-            raise
+    lock(handle)  # others hold it for a moment only, to see whether it is locked
     if not path.exists():
         raise BlockingIOError(errno.EAGAIN, f"another run removed {path} when it was new; run again", str(path))
-
-
-def _locks(handle: int) -> bool:
-    """Lock an open file or folder, and return whether nobody else holds it; False where the system cannot tell."""
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in (errno.EWOULDBLOCK, *NO_LOCKS):
-            return False
-        raise
-    return True
 
 
 def _busy(path: Path) -> bool:
@@ -204,6 +193,6 @@ def _busy(path: Path) -> bool:
     except OSError:  # gone meanwhile, or not ours to open
         return True
     try:
-        return not _locks(handle)
+        return not try_lock(handle)
     finally:
         os.close(handle)

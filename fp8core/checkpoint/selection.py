@@ -37,17 +37,26 @@ def selection(include: Sequence[str] | None, exclude: Sequence[str], modules: It
     modules = set(modules)
     for operand, patterns in (("include", include or ()), ("exclude", exclude)):
         for pattern in patterns:
-            if pattern.startswith("re:"):
-                try:
-                    re.compile(pattern[3:])
-                except re.error as error:
-                    raise CheckpointError(f"{operand} needs regular expressions, got {pattern!r}: {error}") from error
+            check_pattern(pattern, operand)
             if not any(matches(module, pattern) for module in (*modules, ALWAYS_KNOWN)):
                 raise CheckpointError(
                     f"{operand} needs patterns that match a module, got {pattern!r}, which matches none"
                     f"{_meant(pattern, modules)}"
                 )
     return Selection(None if include is None else tuple(include), tuple(exclude))
+
+
+def check_pattern(pattern: str, operand: str) -> None:
+    """Refuse a regular expression that does not compile.
+
+    Raises:
+        CheckpointError: it does not.
+    """
+    if pattern.startswith("re:"):
+        try:
+            re.compile(pattern[3:])
+        except re.error as error:
+            raise CheckpointError(f"{operand} needs regular expressions, got {pattern!r}: {error}") from error
 
 
 def module_of(entry: Entry) -> str:

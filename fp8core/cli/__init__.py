@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from inspect import getdoc
+from io import TextIOWrapper
 from typing import Annotated, NoReturn
 
 import typer
@@ -44,6 +45,8 @@ def main() -> None:
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP, and so do we
             signal.signal(number, _stop)
+    if isinstance(sys.stdout, TextIOWrapper):  # a name that its encoding lacks is shown by its code
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         try:
             app()

@@ -6,6 +6,7 @@ import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn
 
 from fp8core.cli.terminal import console, count, errors, table
+from fp8core.runtime import device
 
 
 def bench(
@@ -17,7 +18,7 @@ def bench(
     from fp8core import bench as work
 
     times = table(f"{count(tokens, 'token')}, weight {width} x {width}, {work.place()}", "operation", "kernel")
-    for heading in ("best", "median", "rate"):
+    for heading in ("a call", "on the GPU", "rate"):
         times.add_column(heading, justify="right")
     columns = SpinnerColumn(), TextColumn("timing {task.description}")
     with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:
@@ -25,6 +26,8 @@ def bench(
         for case in work.cases(tokens, width):
             progress.update(task, description=case.name)
             timing = work.timed(case, seconds)
-            shown = (f"{seconds * 1e6:,.1f} us" for seconds in timing)
+            shown = ("-" if one is None else f"{one * 1e6:,.1f} us" for one in timing)
             times.add_row(case.name, case.kernel, *shown, case.rate(timing))
     console.print(times)
+    if device.count():
+        console.print("A call is timed as Python makes it, the GPU in a graph. Operands are in L2 where they fit.")

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich.markup import escape
 
 from fp8core.cli.rewriting import (
     DryRunOption,
@@ -125,7 +126,7 @@ def _show_plan(planned: "Conversion", *, lossy: bool) -> None:
         made.add_column("number", justify="right")
         made.add_column("codes", overflow="fold")
         for (name, becomes, style), number in Counter(_rows(planned.changes)).items():
-            made.add_row(name, f"{number:,}", becomes, style=style)
+            made.add_row(escape(name), f"{number:,}", escape(becomes), style=style)
         console.print(made)
     else:
         for change in planned.changes:

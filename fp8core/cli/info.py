@@ -25,8 +25,7 @@ def info() -> None:
     unused = f", which is not used: {refusal}" if refusal else ""
     console.print(f"Compiled kernels are kept in {kernel_cache.folder()}{unused}\n", highlight=False, soft_wrap=True)
     for target in targets:
-        shared = f"{target.shared_bytes // 1024} KiB of shared memory a block"
-        console.print(f"[bold]{target}[/]: {target.multiprocessors} multiprocessors, warps of {target.warp}, {shared}")
+        console.print(f"[bold]{target}[/]: {device.name(target.device)}, {target.multiprocessors} multiprocessors")
     if not targets:
         console.print("[bold]No GPU[/]: the host engine runs everything, on arrays of NumPy, torch and JAX.")
         console.print(f"  {device.why_none()}", style="dim", markup=False, highlight=False)

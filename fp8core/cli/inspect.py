@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
 from fp8core.cli.terminal import console, count, line, size, starred, table
 
@@ -58,7 +59,7 @@ def _table(what: str, kinds: "Iterable[Kind]", *columns: str) -> None:
     made.add_column("for example", overflow="fold")
     for kind in kinds:
         cells = (kind.what, kind.scales, kind.activations)[: len(columns)]
-        made.add_row(f"{kind.number:,}", *cells, size(kind.nbytes), starred(kind.example))
+        made.add_row(f"{kind.number:,}", *cells, size(kind.nbytes), escape(starred(kind.example)))
     console.print(made)
 
 

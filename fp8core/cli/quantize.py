@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
+from rich.markup import escape
 
 from fp8core.cli.rewriting import (
     DryRunOption,
@@ -130,7 +131,8 @@ def _show_plan(plan: "Plan") -> None:
             made.add_column(heading, overflow="fold")
         for (name, dtype, shape, status, reason), number in Counter(map(_row, plan.verdicts)).items():
             becomes = "FP8" if status == "quantized" else f"{status}: {reason}"
-            made.add_row(name, str(number), dtype, shape, becomes, style=STYLES[status])
+            cells = name, str(number), dtype, shape, becomes
+            made.add_row(*map(escape, cells), style=STYLES[status])
         console.print(made)
     else:
         for verdict in plan.verdicts:

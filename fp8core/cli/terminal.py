@@ -1,15 +1,28 @@
 """What the commands share on the terminal: where they print, how a table looks, how counts are said."""
 
+import os
 import re
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Final, TextIO
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-console = Console()
+AS_WIDE_AS_NEEDED: Final = 10_000
+
+
+def _width(stream: TextIO | None) -> int | None:
+    """Return the columns that tables may take; None where the terminal, or COLUMNS, says it."""
+    watched = stream is not None and stream.isatty()
+    return None if watched or "COLUMNS" in os.environ else AS_WIDE_AS_NEEDED
+
+
+console = Console(width=_width(sys.stdout))
 errors = Console(stderr=True)
 LINE_EVERY = 1 << 30
 """Where nobody watches a bar, a line of progress is printed after at least so many bytes, and at most ten in all."""
@@ -17,7 +30,7 @@ LINE_EVERY = 1 << 30
 
 def table(title: str | None, *columns: str) -> Table:
     """Return a table with its heading at the left."""
-    made = Table(title=title, title_justify="left", title_style="bold")
+    made = Table(title=None if title is None else escape(title), title_justify="left", title_style="bold")
     for column in columns:
         made.add_column(column)
     return made

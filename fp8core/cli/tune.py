@@ -125,7 +125,7 @@ class Kept:
         """Save the rest, and say what the file has."""
         self._write()
         if self.found:
-            _say(f"{count(len(self.found), 'product')} tuned; {self._file} has them")
+            _say(f"{count(len(self.found), 'product')} tuned, kept in {self._file}")
 
     def _write(self) -> None:
         from fp8core.tuning import save_tunings

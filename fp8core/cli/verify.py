@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
 from fp8core.cli.terminal import Bar, console, count, line, table
 
@@ -59,7 +60,7 @@ def _faults(faults: "tuple[Fault, ...]") -> None:
     made.add_column("fault", style="red", no_wrap=True)
     made.add_column("what is wrong", overflow="fold")
     for fault in faults[:MOST]:
-        made.add_row(fault.kind, fault.text)
+        made.add_row(fault.kind, escape(fault.text))
     console.print(made)
     if len(faults) > MOST:
         line(f"and {len(faults) - MOST:,} more: all are printed where the output is no terminal")

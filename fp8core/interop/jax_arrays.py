@@ -79,7 +79,7 @@ class Jax(Foreign):
         else:
             there = next(iter(x.sharding.device_set))
         target = HOST if there.platform == "cpu" else device.target(there.local_hardware_id)
-        return numpy_arrays.dtype_of(np.dtype(x.dtype), name), target
+        return numpy_arrays.dtype_of(x.dtype, name), target
 
     def empty(
         self,

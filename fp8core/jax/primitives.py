@@ -88,7 +88,7 @@ def _described(
             specs.append(None)
             continue
         aval, shape = next(given)
-        dtype = numpy_arrays.dtype_of(np.dtype(aval.dtype), name)
+        dtype = numpy_arrays.dtype_of(aval.dtype, name)
         specs.append(TensorSpec(name, dtype, shape, strides_of(shape, placed[at]), HOST, ALIGNMENT))
     described = operation.describe(specs, call.options)
     results = tuple(sorted(described.results))

@@ -47,3 +47,23 @@ class StraightThrough(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             of_bias = grad.reshape(-1, grad.shape[-1]).sum(0).to(ctx.layer.bias.dtype)
         return of_x, of_bias, None
+
+
+class BothModes(StraightThrough):
+    """The same with derivatives in forward mode, too, which torch.compile does not take."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Keep what the gradients of both modes need."""
+        StraightThrough.setup_context(ctx, inputs, output)
+        ctx.save_for_forward(ctx.layer.weight, ctx.layer.weight_scale)
+
+    @staticmethod
+    def jvp(ctx: Any, of_x: Tensor | None, of_bias: Tensor | None, _: None) -> Tensor | None:
+        """Return the derivative in the direction of those of x and the bias, in forward mode."""
+        weight, scale = ctx.saved_tensors
+        made = of_bias
+        if of_x is not None:
+            wide: Tensor = dequantize(weight, scale, group_shape=ctx.layer.weight_group_shape, dtype=of_x.dtype)
+            made = of_x @ wide.T if of_bias is None else of_x @ wide.T + of_bias
+        return made

@@ -1,36 +1,37 @@
 """`Linear`: ``torch.nn.Linear`` with a frozen FP8 weight."""
 
-from collections.abc import Callable
 from typing import Any, Final, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.compiler import is_compiling, is_exporting
 
 from fp8core.checkpoint.schemes import SCHEMES, scheme_of
 from fp8core.core.specs import flag
-from fp8core.errors import LayoutError, ScaleError
+from fp8core.errors import DTypeError, LayoutError, ScaleError
 from fp8core.interop import dtype_name
 from fp8core.ops import Fp8Linear, Quantized, dequantize, linear
 from fp8core.ops.layer import QUANTIZE_WEIGHT_CALLS
 from fp8core.ops.quantize import quantize_by
 from fp8core.problem import BLOCK_128, FORMATS, GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, GroupShape
-from fp8core.torch.aligned import align_rows_, empty_codes
-from fp8core.torch.gradients import StraightThrough
-from fp8core.torch.joints import JOINTS
+from fp8core.torch.aligned import empty_codes
+from fp8core.torch.autocast import any_autocast, as_autocast
+from fp8core.torch.frozen import FrozenLinear, Prepared
+from fp8core.torch.gradients import BothModes, StraightThrough
 
 INPUTS: Final = {PER_CHANNEL: PER_TOKEN, PER_TENSOR: PER_TENSOR, BLOCK_128: GROUP_128}
 """How inputs are quantized beside weights of these groups, where their scale is not given."""
-SCALES: Final = "weight_scale", "input_scale"
+CODES: Final = frozenset(getattr(torch, name) for name in FORMATS)
 OPTIONS: Final = "scheme", "use_fast_accum", "batch_invariant"
 """What a layer is prepared with beside its parameters."""
 Layer = TypeVar("Layer", bound="Linear")
-Prepared = tuple[Any, Any, Any, Any, Callable[[Any], Any]]
-"""Parameters, and the call of the layer that was made of them; others make a new one."""
 
 
-class Linear(nn.Linear):
+class Linear(FrozenLinear):
     """A linear layer with a frozen FP8 weight: inputs are quantized, results have the dtype of the input.
+
+    Inside torch.autocast inputs are cast first, as those of ``torch.nn.Linear`` are, and results have its dtype.
 
     Its state has the names and shapes of compressed-tensors: ``weight`` FP8 ``[n, k]``; ``weight_scale`` float32
     ``[n, 1]``, ``[1]`` or ``[ceil(n / 128), ceil(k / 128)]``; ``input_scale`` float32 ``[1]``; ``bias`` ``[n]``. All
@@ -70,9 +71,6 @@ class Linear(nn.Linear):
         >>> layer(torch.ones(2, 32)).shape
         torch.Size([2, 4])
     """
-
-    weight_scale: nn.Parameter
-    input_scale: nn.Parameter | None
 
     def __init__(
         self,
@@ -200,11 +198,26 @@ class Linear(nn.Linear):
         """Return ``input @ weight.T + bias`` for ``[..., k]`` of float32, float16 or bfloat16, or a `Quantized`.
 
         An input whose rows cannot be read as they lie, such as a transposed one, is copied first, as nn.Linear does.
+        Inside torch.autocast an input is cast to its dtype first, as nn.Linear's is.
         """
-        if torch.is_grad_enabled() and not isinstance(input, Quantized):
+        if isinstance(input, Tensor):
+            if input.dtype in CODES:
+                raise DTypeError(
+                    f"input needs float32, float16, bfloat16 or a Quantized, got {dtype_name(input.dtype)} without its "
+                    "scale: a model that casts inputs to weight.dtype needs this layer left as it was (exclude)"
+                )
+            if any_autocast():
+                input = as_autocast(input)  # noqa: A001
             bias = self._parameters["bias"]
-            if input.requires_grad or (bias is not None and bias.requires_grad):
-                made: Tensor = StraightThrough.apply(input, bias, self)  # type: ignore[no-untyped-call]
+            trained = torch.is_grad_enabled() and (input.requires_grad or (bias is not None and bias.requires_grad))
+            forward_mode = forward_ad._current_level >= 0
+            if forward_mode and is_compiling():
+                raise LayoutError(
+                    "x needs to be outside of torch.func's jvp and of dual levels while torch.compile traces"
+                )
+            if trained or forward_mode:
+                function = BothModes if forward_mode else StraightThrough
+                made: Tensor = function.apply(input, bias, self)  # type: ignore[no-untyped-call]
                 return made
         return self._product(input)
 
@@ -268,66 +281,6 @@ class Linear(nn.Linear):
         if name in OPTIONS:
             self.__dict__["_prepared"] = None  # it was made with the former one
         super().__setattr__(name, value)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move and cast the parameters, codes and scales as integers, which no cast of a module touches."""
-        self._prepared = None
-        kept = [x for x in (self.weight, self.weight_scale, self.input_scale) if x is not None]
-        for x in kept:
-            JOINTS.forget(x)
-
-        def moved(x: Tensor) -> Tensor:
-            if not any(x is one for one in kept):
-                return fn(x)
-            numbers = x.detach().view(torch.uint8 if x.itemsize == 1 else torch.int32)
-            there = fn(numbers)
-            if there.dtype != numbers.dtype:  # as `Module.type` casts integers, too
-                there = numbers.to(there.device)
-            return there.view(x.dtype)
-
-        super()._apply(moved, recurse)  # type: ignore[no-untyped-call]
-        align_rows_(self.weight)
-        return self
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        """Give a weight without gaps between its rows, as files and other programs have it."""
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        if not keep_vars:
-            destination[prefix + "weight"] = destination[prefix + "weight"].contiguous()
-
-    def _load_from_state_dict(
-        self, state_dict: Any, prefix: str, local: Any, strict: Any, missing: Any, unexpected: Any, errors: list[str]
-    ) -> None:
-        """Refuse a weight that is not FP8, whose cast would lose its scale; scales of bf16 or of shape () are taken."""
-        self._prepared = None
-        weight = state_dict.get(prefix + "weight")
-        if weight is not None and weight.dtype != self.weight.dtype:
-            errors.append(f"{prefix}weight needs {self.weight.dtype}, got {weight.dtype}: load first, quantize then")
-            return
-        for name in SCALES:
-            scale, own = state_dict.get(prefix + name), getattr(self, name)
-            if scale is not None and own is not None:
-                scale = scale.to(torch.float32)
-                state_dict[prefix + name] = scale.reshape(own.shape) if scale.numel() == own.numel() == 1 else scale
-        super()._load_from_state_dict(state_dict, prefix, local, strict, missing, unexpected, errors)
-        align_rows_(self.weight)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy is made of: codes as bytes, as pickle does not know FP8 tensors; no calls prepared."""
-        codes = self.weight.dtype
-        weight = nn.Parameter(self.weight.detach().view(torch.uint8), requires_grad=False)
-        return {
-            **self.__dict__,
-            "_parameters": {**self._parameters, "weight": weight},
-            "_prepared": None,
-            "_codes": codes,
-        }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        codes = state.pop("_codes")
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self.weight = nn.Parameter(self.weight.detach().view(codes), requires_grad=False)
-        align_rows_(self.weight)
 
     def extra_repr(self) -> str:
         """Return what `repr` says of the layer."""

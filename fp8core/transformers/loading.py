@@ -1,24 +1,26 @@
 """`from_pretrained` and `config_for`: FP8 checkpoints of any format, and others that are quantized on the way."""
 
+import copy
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from transformers.utils import cached_file
 
 from fp8core.checkpoint import open_checkpoint
 from fp8core.checkpoint.claims import MODELOPT_FILE
-from fp8core.errors import CheckpointError
+from fp8core.errors import CheckpointError, DeviceError
 from fp8core.transformers.config import METHOD, Fp8CoreConfig
 
-HUB: Final = (
-    *("cache_dir", "force_download", "proxies", "token", "revision", "local_files_only", "subfolder"),
-    "trust_remote_code",
-)
+PLACES: Final = ("cache_dir", "force_download", "proxies", "token", "revision", "local_files_only", "subfolder")
 """Keyword arguments that say where a checkpoint is."""
+SHARED: Final = (*PLACES, "trust_remote_code", "code_revision", "dtype", "torch_dtype")
+"""Those that a configuration takes and a model takes, too."""
+PARALLEL: Final = ("tp_plan", "tp_size", "distributed_config", "device_mesh")
+"""Those that spread a model's layers over processes."""
 
 
 def from_pretrained(path: str | os.PathLike[str], auto: Any = AutoModelForCausalLM, **kwargs: Any) -> Any:
@@ -31,9 +33,11 @@ def from_pretrained(path: str | os.PathLike[str], auto: Any = AutoModelForCausal
         path: a folder, or the name of a repository.
         auto: the class that loads it, as ``AutoModelForCausalLM``, ``AutoModel`` or a model's own class.
         **kwargs: what the class's from_pretrained takes: device_map, dtype, revision, and for a checkpoint that is not
-            FP8 quantization_config, an `Fp8CoreConfig`.
+            FP8 quantization_config, an `Fp8CoreConfig`. Those that the configuration has, as num_labels, change it.
+            Not tp_plan and others that spread layers over processes.
 
     Raises:
+        DeviceError: layers are to be spread over processes, or offloaded.
         CheckpointError: quantization_config is given for a checkpoint that is quantized; its weights are not FP8, or
             scaled in a way that no layer here has; the model has no linear layer for one of them; or a file cannot be
             read.
@@ -50,10 +54,15 @@ def from_pretrained(path: str | os.PathLike[str], auto: Any = AutoModelForCausal
         >>> model.model.layers[0].mlp.up_proj
         Linear(in_features=32, out_features=64, bias=False, scheme=channel, weight=float8_e4m3fn)
     """
+    spread = [name for name in PARALLEL if kwargs.get(name) is not None]
+    if spread:
+        raise DeviceError(f"a model in FP8 needs whole layers in each process, got {spread[0]}")
     asked = kwargs.pop("quantization_config", None)
     config = kwargs.pop("config", None)
-    if config is None:
-        config = config_for(path, **{name: kwargs[name] for name in HUB if name in kwargs})
+    if isinstance(config, PreTrainedConfig):
+        config = _in_charge(copy.deepcopy(config), path, kwargs)
+    else:
+        config, kwargs = _configured(path if config is None else config, path, kwargs)
     quantized = getattr(config, "quantization_config", None)
     if quantized is None:
         return auto.from_pretrained(path, config=config, quantization_config=asked or Fp8CoreConfig(), **kwargs)
@@ -87,9 +96,27 @@ def config_for(path: str | os.PathLike[str], **kwargs: Any) -> Any:
         ...     config_for(folder).quantization_config["quant_method"]
         'fp8core'
     """
-    config = AutoConfig.from_pretrained(path, **kwargs)
+    return _configured(path, path, kwargs)[0]
+
+
+def _configured(place: Any, path: str | os.PathLike[str], kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return what `config_for` does, and the keyword arguments that a model takes: those that it does not have.
+
+    Args:
+        place: where the configuration is.
+        path: where the weights are.
+        kwargs: of both.
+    """
+    own = {name: value for name, value in kwargs.items() if name not in ("dtype", "torch_dtype") or value != "auto"}
+    config, others = AutoConfig.from_pretrained(place, **{**own, "return_unused_kwargs": True})
+    shared = {name: kwargs[name] for name in SHARED if name in kwargs}
+    return _in_charge(config, path, kwargs), {**others, **shared}
+
+
+def _in_charge(config: Any, path: str | os.PathLike[str], kwargs: Mapping[str, Any]) -> Any:
+    """Put `Fp8CoreConfig` in charge of a checkpoint that is quantized."""
     source = _taken_from(config) or _modelopt(path, kwargs)
-    if source is None and not _is_fp8(path):
+    if source is None and not _is_fp8(path, kwargs.get("subfolder") or ""):
         return config
     if source is None or source.get("quant_method") != METHOD:
         source = {"quant_method": METHOD, "source": source}
@@ -110,7 +137,7 @@ def _taken_from(config: Any) -> dict[str, Any] | None:
 
 def _modelopt(path: str | os.PathLike[str], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the content of hf_quant_config.json in the form that ModelOpt gives it in config.json."""
-    places = {name: value for name, value in kwargs.items() if name in HUB and name != "trust_remote_code"}
+    places = {name: value for name, value in kwargs.items() if name in PLACES}
     file = cached_file(path, MODELOPT_FILE, _raise_exceptions_for_missing_entries=False, **places)
     if file is None:
         return None
@@ -118,7 +145,7 @@ def _modelopt(path: str | os.PathLike[str], kwargs: Mapping[str, Any]) -> dict[s
     return {"quant_method": "modelopt", "producer": content.get("producer"), **content["quantization"]}
 
 
-def _is_fp8(path: str | os.PathLike[str]) -> bool:
+def _is_fp8(path: str | os.PathLike[str], subfolder: str) -> bool:
     """Return whether the weights in a folder are FP8, whatever its configuration does not say."""
-    folder = Path(path)
+    folder = Path(path, subfolder)
     return any(folder.glob("*.safetensors")) and bool(open_checkpoint(folder).layers)

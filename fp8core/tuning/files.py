@@ -16,6 +16,7 @@ import platformdirs
 from fp8core.errors import TuningError
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.runtime import device
+from fp8core.runtime.locks import lock
 from fp8core.tuning.values import APPLIED, Machine, Tuning, applied, machine
 
 FILE_VARIABLE: Final = "FP8CORE_TUNINGS"
@@ -198,15 +199,13 @@ def _write(file: Path, text: str) -> None:
 
 @contextmanager
 def _alone(file: Path) -> Iterator[None]:
-    """Hold the lock of a file: that of an empty file beside it, which stays."""
-    import fcntl
-
-    lock = os.open(file.with_name(f"{file.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    """Hold the lock of a file, where the file system has locks: that of an empty file beside it, which stays."""
+    beside = os.open(file.with_name(f"{file.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock(beside)
         yield
     finally:
-        os.close(lock)  # which gives the lock back
+        os.close(beside)  # which gives the lock back
 
 
 def _why_none(tunings: list[Tuning]) -> str:

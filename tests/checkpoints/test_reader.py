@@ -7,12 +7,12 @@ import sys
 import numpy as np
 import pytest
 
-from fp8core.checkpoint import open_checkpoint, open_files
+from fp8core.checkpoint import inspect_checkpoint, open_checkpoint, open_files, verify_checkpoint
 from fp8core.errors import CheckpointError
 from support.checkpoints import normal, write
 
 torch = pytest.importorskip("torch")
-from support.checkpoint_formats import FORMATS, small_state, write_format  # noqa: E402
+from support.checkpoint_formats import FORMATS, modelopt, small_state, write_format  # noqa: E402
 
 ALL = pytest.mark.parametrize("writer", FORMATS, ids=lambda writer: writer.__name__)
 
@@ -248,3 +248,14 @@ print(layer.granularity)
 
 def test_small_state_has_blocks_that_are_not_whole():
     assert {tuple(one.shape) for name, one in small_state().items() if "proj.weight" in name} == {(300, 200)}
+
+
+@pytest.mark.parametrize("ask", [inspect_checkpoint, verify_checkpoint], ids=["inspect", "verify"])
+def test_a_pattern_of_the_configuration_that_does_not_compile_is_named(tmp_path, ask):
+    write_format(modelopt, tmp_path / "model")
+    place = tmp_path / "model" / "hf_quant_config.json"
+    content = json.loads(place.read_text())
+    content["quantization"]["exclude_modules"] = ["lm_head", "re:("]
+    place.write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=r"not quantized needs regular expressions, got 're:\(': missing \)"):
+        ask(open_checkpoint(tmp_path / "model") if ask is inspect_checkpoint else tmp_path / "model")

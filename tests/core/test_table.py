@@ -6,10 +6,12 @@ import sys
 import textwrap
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 
+import fp8core
 from fp8core.errors import UnsupportedProblemError
-from fp8core.table import Choice, Kernel, Refusal, Requirement, Table, Unknown
+from fp8core.table import COLUMNS, Choice, Kernel, Refusal, Requirement, Table, Unknown
 
 
 class Problem(NamedTuple):
@@ -185,3 +187,12 @@ def test_a_child_is_not_kept_by_a_thread_of_its_parent(held, taken):
     line = (sys.executable, "-c", textwrap.dedent(program))
     done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "7\n", "")
+
+
+def test_the_problems_of_an_explanation_are_told_once_and_in_lines_that_a_terminal_holds():
+    layer = fp8core.Fp8Linear.from_weight(np.ones((64, 128), np.float32))
+    text = str(fp8core.explain(layer, np.ones((2, 128), np.float32)))
+    assert text.count("ScaledMm(target=") == text.count("Quantize(target=") == 1
+    assert "Linear(quantize=Quantize(…), product=ScaledMm(…), " in text
+    assert "bias=none, " in text
+    assert max(len(line) for line in text.splitlines() if "unable" not in line) <= COLUMNS

@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from safetensors.torch import save_file  # noqa: E402
-from transformers import AutoModelForCausalLM  # noqa: E402 - after the skips
+from transformers import AutoModelForCausalLM, T5Config, T5EncoderModel  # noqa: E402 - after the skips
 
 import fp8core.torch  # noqa: E402
 from fp8core.checkpoint import plan_checkpoint, quantize_checkpoint  # noqa: E402
@@ -158,3 +158,17 @@ def test_what_is_refused(tmp_path):
     (tmp_path / "wide" / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"needs safetensors files, got \['pytorch_model.bin'\]"):
         from_pretrained(tmp_path / "wide")
+
+
+def test_t5_keeps_the_layers_that_decide_the_dtype_of_their_input():
+    config = T5Config(d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4, vocab_size=96)
+    torch.manual_seed(0)
+    model = T5EncoderModel(config).to(torch.bfloat16).eval()
+    tokens = torch.arange(12)[None]
+    with torch.no_grad():
+        wanted = model(tokens).last_hidden_state
+        report = fp8core.torch.quantize_model_(model)
+        found = model(tokens).last_hidden_state
+    assert sorted({name.rpartition(".")[2] for name in report.quantized}) == ["k", "o", "q", "v", "wi"]
+    assert {name.rpartition(".")[2] for name in report.kept} == {"wo"}
+    assert 0.001 < distance(found, wanted) < 0.15

@@ -158,6 +158,10 @@ def test_what_is_refused_of_eager_calls():
         fp8core.quantize(x, out=x.astype(jnp.float8_e4m3fn))
     with pytest.raises(ScaleError, match="scale needs a number that float32 holds"):
         fp8core.quantize(x, scale=1e300)
+    key = jax.random.key(0)  # of an extended dtype, which NumPy does not know
+    for call in (fp8core.quantize, jax.jit(fp8core.quantize)):
+        with pytest.raises(DTypeError, match=r"x needs an array of .*, got key<fry>"):
+            call(key)
     assert fp8core.all_close_1d(jnp.ones(3)) is True
 
 

@@ -114,9 +114,8 @@ def binaries(request: pytest.FixtureRequest) -> Callable[[Target, str], Kernels]
 def disassembled(target: Target, kernels: Iterable[tuple[Use, compilers.Binary]]) -> list[tuple[Use, str]]:
     """Return the instructions of kernels."""
     chosen = list(kernels)
-    with ThreadPoolExecutor(2) as pool:
-        texts = pool.map(lambda kernel: compilers.instructions(target, kernel[1]), chosen)
-        return [(use, text) for (use, _), text in zip(chosen, texts, strict=True)]
+    texts = compilers.instructions(target, [binary for _, binary in chosen])
+    return [(use, text) for (use, _), text in zip(chosen, texts, strict=True)]
 
 
 def name(target: Target) -> str:
@@ -164,9 +163,8 @@ def test_codes_are_made_by_the_conversion_instruction(target, binaries):
 @pytest.mark.parametrize("target", [t for t in TARGETS if t.arch in (0x942, 0x950, 0x1200, 0x1201)], ids=name)
 def test_amd_codes_are_made_by_the_conversion_instruction(target, binaries):
     own = (1, 3) if target.arch == 0x942 else (0, 2)
-    for use, binary in binaries(target, "quantize"):
+    for use, text in disassembled(target, binaries(target, "quantize")):
         if use.constants.get("FP8_FORMAT") in own:
-            text = compilers.instructions(target, binary)
             assert re.search(r"v_cvt_pk_(fp8|bf8)_f32", text), use
             # What overflows would follow a bit of the mode register: it is clamped before.
             assert re.search(r"v_med3_(num_)?f32", text), use
@@ -240,8 +238,7 @@ def test_amd_products_of_few_rows_use_the_matrix_instructions_and_stream_the_wei
     words = {0: "fp8", 1: "fp8", 2: "bf8", 3: "bf8"}
     instruction, hint = ("v_mfma_f32_16x16x32", " nt") if target.warp == 64 else ("v_wmma_f32_16x16x16", "TH_LOAD_NT")
     mixes = set()
-    for use, binary in products:
-        text = compilers.instructions(target, binary)
+    for use, text in disassembled(target, products):
         mix = f"{words[int(use.constants['FP8_B'])]}_{words[int(use.constants['FP8_A'])]}"
         assert set(re.findall(r"v_(?:mfma|wmma)\w+", text)) == {f"{instruction}_{mix}"}, use
         wide = re.findall(r"global_load_(?:dwordx4|b128).*", text)

@@ -1,5 +1,7 @@
 """Files of tunings that several processes write, that a writer was killed in, or whose disk is full; and shapes to tune."""
 
+import errno
+import fcntl
 import multiprocessing
 import os
 import signal
@@ -48,6 +50,16 @@ def test_processes_that_write_at_the_same_time_lose_nothing(stub, tmp_path):
     assert [writer.exitcode for writer in writers] == [0] * 3
     assert sorted(path.read_text().splitlines()) == sorted(lines)
     assert {one.name for one in tmp_path.iterdir()} == {"x", "x.lock"}
+
+
+def test_a_file_system_without_locks_is_written_to(stub, tmp_path, monkeypatch):
+    def no_locks(*_):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    one = timed(PROBLEM, SECOND)
+    save_tunings(tmp_path / "x", [one])
+    assert (tmp_path / "x").read_text() == f"{one.to_json()}\n"
 
 
 def killed_while_writing(path, line, step):

@@ -20,6 +20,16 @@ def test_public_calls_are_captured_and_replayed(name):
         assert served.answer({"do": "drop"}) == {}
 
 
+def test_the_short_benchmark_has_the_time_of_a_call_and_of_its_kernels():
+    from fp8core import bench
+
+    case = next(bench.cases(16, 256))
+    timing = bench.timed(case, 0.02)
+    assert timing.call > 0
+    assert timing.gpu > 0
+    assert case.kernel == "tensorwise"
+
+
 def test_a_small_decoder_layer_is_right_and_timed(monkeypatch):
     from types import SimpleNamespace
 

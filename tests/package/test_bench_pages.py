@@ -119,6 +119,18 @@ def test_pictures_are_drawn_of_what_there_is(sample, tmp_path):
     assert plot.draw(sample.found._replace(quantize=[], fused=[], decode=[], layer=[]), tmp_path) == []
 
 
+def test_records_have_the_day_of_their_own_run(tmp_path):
+    """So that a picture says when its lines were measured, whatever was measured since."""
+    early = run_of(tmp_path, "a.jsonl", 3.0, date="2026-11-21", started="2026-11-21T08:00:00Z")
+    odd = next(r for r in SAMPLE if results.kind_of(r) == "odd")
+    machine = {**H200, "date": "2026-11-22", "started": "2026-11-22T08:00:00Z"}
+    late = results.runs(written(tmp_path / "b.jsonl", [machine, odd, ENDED | {"subject": "odd"}]))
+    found = rules.select([*late, *early]).found
+    assert results.dates(found.quantize) == "2026-11-21"
+    assert results.dates(found.odd) == "2026-11-22"
+    assert results.dates([*found.odd, *found.quantize]) == "2026-11-21 and 2026-11-22"
+
+
 def test_the_page_says_what_was_measured_and_what_was_not(sample, make_performance):
     text = make_performance.page(sample, plot.drawable(sample.found))
     for said in ("NVIDIA H200", "**not met**, 1 of 2", "| not measured |", "`python -m bench --note 'made up'`"):

@@ -56,6 +56,24 @@ def test_a_name_tells_what_a_module_is(module, kind):
     assert kind in kind_of(module, (64, 64), names).name
 
 
+@pytest.mark.parametrize(
+    ("model_type", "module"),
+    [
+        ("t5", "encoder.block.0.layer.1.DenseReluDense.wo"),
+        ("switch_transformers", "encoder.block.1.layer.1.mlp.experts.expert_0.wo"),
+        ("kosmos-2.5", "vision_model.encoder.layer.0.mlp.wo"),
+        ("nllb-moe", "model.encoder.layers.0.ffn.fc2"),
+        ("seamless_m4t_v2", "text_decoder.layers.0.ffn.fc2"),
+        ("wavlm", "encoder.layers.0.attention.q_proj"),
+        ("rwkv", "rwkv.blocks.0.attention.output"),
+        ("deepseek_v32", f"{L}self_attn.indexer.weights_proj"),
+    ],
+)
+def test_a_layer_whose_weight_the_model_itself_asks_stays(model_type, module):
+    names = names_of([module], [], {"model_type": model_type})
+    assert not kind_of(module, (64, 64), names).able
+
+
 def test_what_stays_is_named_with_its_reason_and_ignored_by_readers(tmp_path):
     names = ["shared.weight", "lm_head.weight", f"{L}mlp.gate.weight", f"{L}mlp.shared_expert_gate.weight", "x.weight"]
     source = folder(tmp_path / "in", dict.fromkeys([*names, f"{L}mlp.up_proj.weight"], (64, 64)))

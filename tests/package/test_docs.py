@@ -190,6 +190,19 @@ def leads_somewhere(target, anchor):
     return not anchor or (target.suffix == ".md" and anchor in headings(target.read_text(encoding="utf-8")))
 
 
+FROZEN = ("docs/dev/experiments/", "CHANGELOG.md", "docs/results/")
+"""Pages that tell of files as they were."""
+FOLDERS = sorted({path.name for at in ("", "fp8core") for path in (ROOT / at).iterdir() if path.is_dir()} - {".venv"})
+IN_WHEELS = ("fp8core/_examples/minilm.py", "fp8core/_sources")
+
+
+@pytest.mark.parametrize("page", [page for page in EVERYTHING if not name(page).startswith(FROZEN)], ids=name)
+def test_files_that_a_page_names_are_there(page):
+    named = re.findall(rf"`((?:{'|'.join(map(re.escape, FOLDERS))})/[\w/.-]+)`", page.read_text(encoding="utf-8"))
+    absent = [path for path in named if not any((ROOT / at / path).exists() for at in ("", "fp8core", "docs"))]
+    assert [path for path in absent if path not in IN_WHEELS and "DATE" not in path] == []
+
+
 MODULES = {"fp8core": fp8core, "fp8core.checkpoint": checkpoint, "fp8core.w8a8": w8a8}
 OPTIONAL = ("torch", "transformers", "jax")
 """Parts of the package that import a framework of this name."""

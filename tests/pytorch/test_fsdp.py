@@ -1,4 +1,4 @@
-"""FSDP2 over two processes of the CPU: FP8 parameters are sharded, and results have the bits of one process."""
+"""FSDP2 over two processes of the CPU: FP8 parameters are sharded, and results have the bits of one process; and DDP."""
 
 import os
 import subprocess
@@ -43,6 +43,13 @@ PROGRAM = """
         x = wide(5, 128, seed=seed + 10 * rank)
         with torch.no_grad():
             print(bits(sharded(x)) == bits(whole(x)))
+
+    trained = nn.Sequential(nn.Linear(128, 128, dtype=torch.bfloat16), *model())
+    replicated = nn.parallel.DistributedDataParallel(trained, init_sync=False)
+    replicated(wide(5, 128, seed=20 + rank)).float().sum().backward()
+    found = [torch.empty(128, 128, dtype=torch.bfloat16) for _ in range(2)]
+    dist.all_gather(found, trained[0].weight.grad)
+    print(bool(found[0].any()), torch.equal(*found))
     dist.barrier()  # neither leaves while the other still reads
     dist.destroy_process_group()
     sys.stdout.flush()
@@ -52,7 +59,7 @@ PROGRAM = """
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no distributed package")
 @pytest.mark.skipif(sys.platform != "linux", reason="the loopback interface has another name")
-def test_fsdp_shards_codes_and_keeps_the_bits(tmp_path):
+def test_fsdp_shards_codes_and_keeps_the_bits_and_ddp_trains_what_is_before_them(tmp_path):
     program = [sys.executable, "-c", textwrap.dedent(PROGRAM)]
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}  # whatever this machine's name resolves to
     ranks = [
@@ -69,7 +76,7 @@ def test_fsdp_shards_codes_and_keeps_the_bits(tmp_path):
         for rank in ranks:
             out, err = rank.communicate(timeout=240)
             assert rank.returncode == 0, out + err[-4000:]
-            assert out.split() == ["True"] * 6, err[-4000:]
+            assert out.split() == ["True"] * 8, err[-4000:]
     finally:
         for rank in ranks:
             rank.kill()

@@ -6,14 +6,19 @@ import json
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
+from bisect import bisect_right
+from collections.abc import Sequence
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
 from fp8core.problem import Target
+from fp8core.runtime import jit
 from fp8core.runtime.jit import Request
 
 CLANG = next((found for name in ("clang-22", "clang") if (found := shutil.which(name))), None)
@@ -235,9 +240,38 @@ def hiprtc() -> HipRtc | None:
     return None
 
 
-def instructions(target: Target, binary: Binary) -> str:
-    """Return the SASS or the AMD assembly of a kernel."""
-    return _inspected(binary.code, "nvdisasm", "-c", "-ndf") if target.platform == "cuda" else binary.code.decode()
+def instructions(target: Target, binaries: Sequence[Binary]) -> list[str]:
+    """Return the SASS or the AMD assembly of each kernel.
+
+    nvdisasm takes as long to start as to read a hundred kernels: it reads the machine code of all of them at once.
+    """
+    if target.platform == "hip":
+        return [binary.code.decode() for binary in binaries]
+    texts = [_machine_code(binary.code) for binary in binaries]
+    architecture = next(option for option in jit.standard_options(target) if option.startswith("-arch=sm_"))
+    raw = ("--binary", architecture.replace("-arch=sm_", "SM"), "--no-dataflow")
+    listing = _inspected(b"".join(texts), "nvdisasm", *raw)
+    lines = [
+        (int(found[1], 16), found[0]) for found in re.finditer(r"^\s*/\*([0-9a-f]{4,})\*/.*$", listing, re.MULTILINE)
+    ]
+    ends = list(accumulate(map(len, texts)))
+    parts: list[list[str]] = [[] for _ in binaries]
+    for address, line in lines:
+        parts[bisect_right(ends, address)].append(line)
+    return ["\n".join(part) for part in parts]
+
+
+def _machine_code(cubin: bytes) -> bytes:
+    """Return the instructions of all functions in a cubin, which is a 64-bit ELF file."""
+    (headers,) = struct.unpack_from("<Q", cubin, 0x28)
+    size, count, of_names = struct.unpack_from("<HHH", cubin, 0x3A)
+    sections = [struct.unpack_from("<IIQQQQ", cubin, headers + number * size) for number in range(count)]
+    names = sections[of_names][4]
+    return b"".join(
+        cubin[offset : offset + length]
+        for name, *_, offset, length in sections
+        if cubin.startswith(b".text.", names + name)
+    )
 
 
 def _inspected(code: bytes, tool: str, *options: str) -> str:

@@ -30,8 +30,9 @@ FLAGS = (
     *("--param=asan-stack=0", "--param=asan-globals=1"),
     "-fsanitize=alignment,bounds,shift,signed-integer-overflow,integer-divide-by-zero",
 )
-LINKED = ("-shared", "-nodefaultlibs", "-lm", "-lc", "-lgcc")
-"""Flags of a kernel's library; the engine has the hooks that libubsan would bring."""
+LINKED = ("-shared", "-nostdlib", "-lgcc")
+"""Flags of a kernel's library: the engine has the hooks that libubsan would bring, and brings the system's libraries."""
+ENGINE_LINKED = ("-Wl,--no-as-needed", "-lm", "-lc")
 SHARED = re.compile(
     r"(?P<extern>\bextern\s+)?(?<!define )\b(?:__shared__|SHARED)\s+"
     r"(?P<type>(?:(?:alignas|__align__)\s*\([^)]*\)\s*)?[^;\[\]()#]+?)"
@@ -102,7 +103,10 @@ class Emulator:
         self._kernels: dict[str, Kernel] = {}
         self._includes: dict[str, str] = {}
         engine = self._build(
-            "engine", (HERE / "engine.cpp").read_text(), ("-O2", "-std=c++17", "-shared", "-fPIC", f"-I{HERE}")
+            "engine",
+            (HERE / "engine.cpp").read_text(),
+            ("-O2", "-std=c++17", "-shared", "-fPIC", f"-I{HERE}"),
+            ENGINE_LINKED,
         )
         self._engine_path = engine
         self._engine = ctypes.CDLL(str(engine))

@@ -2,10 +2,13 @@
 #pragma once
 #include "engine.h"
 
+// C's own <math.h>: what C++ adds to it is most of what every kernel would read.
+#define _GLIBCXX_INCLUDE_NEXT_C_HEADERS
 #include <math.h>
+#undef _GLIBCXX_INCLUDE_NEXT_C_HEADERS
 #include <string.h>
-#include <tuple>
 #include <type_traits>
+#include <utility>
 
 // GNU attributes may stand where kernels write them, after __shared__; the standard's may not.
 #define alignas(n) __attribute__((aligned(n)))
@@ -15,7 +18,7 @@
 #define __host__
 #define __shared__ static
 #define __constant__ static const
-#define __forceinline__ inline __attribute__((always_inline))
+#define __forceinline__ inline
 #define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
 #define __grid_constant__
@@ -264,3 +267,6 @@ int emulated_parameters(void (*)(A...), char *kinds, uint32_t *sizes) {
 // ---- HIP
 
 #include "amd.h"
+
+// What devices have to inline takes the compiler twice as long here, and saves nothing.
+#define always_inline

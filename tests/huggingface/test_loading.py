@@ -1,0 +1,75 @@
+"""What else from_pretrained takes: arguments of the configuration, configurations, folders in folders."""
+
+import shutil
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from fp8core.errors import DeviceError  # noqa: E402 - after the skips
+from fp8core.torch import Linear  # noqa: E402
+from fp8core.transformers import config_for, from_pretrained  # noqa: E402
+from huggingface.cases import TOKENS, logits, written  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A checkpoint in bfloat16, and one in FP8."""
+    root = tmp_path_factory.mktemp("models")
+    written("llama", root / "wide")
+    from_pretrained(root / "wide").save_pretrained(root / "fp8")
+    return root
+
+
+both = pytest.mark.parametrize("name", ["wide", "fp8"])
+
+
+def is_fp8(model):
+    return type(model.model.layers[0].mlp.up_proj) is Linear
+
+
+@both
+def test_arguments_of_the_configuration_change_it(folders, name):
+    classes = transformers.AutoModelForSequenceClassification, transformers.LlamaForSequenceClassification
+    for auto in classes:
+        model = from_pretrained(folders / name, auto=auto, num_labels=3, pad_token_id=0, dtype=torch.float16)
+        assert is_fp8(model)
+        assert model.dtype == torch.float16
+        assert model(TOKENS).logits.shape == (2, 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, "float16", "auto", None])
+def test_the_dtype_is_the_model_s(folders, dtype):
+    for name in ("wide", "fp8"):
+        model = from_pretrained(folders / name, dtype=dtype)
+        assert model.dtype == (torch.float16 if dtype in (torch.float16, "float16") else torch.bfloat16)
+        assert is_fp8(model)
+
+
+@pytest.mark.parametrize("given", ["object", "folder", "config_for"])
+@both
+def test_a_configuration_may_be_given(folders, name, given):
+    config = {
+        "object": transformers.AutoConfig.from_pretrained,
+        "folder": str,
+        "config_for": config_for,
+    }[given](folders / name)
+    before = config if isinstance(config, str) else config.to_dict()
+    model = from_pretrained(folders / name, config=config)
+    assert is_fp8(model)
+    assert torch.equal(logits(model), logits(from_pretrained(folders / name)))
+    assert before == (config if isinstance(config, str) else config.to_dict())
+
+
+@both
+def test_a_folder_in_the_folder(folders, name, tmp_path):
+    shutil.copytree(folders / name, tmp_path / "all" / "inner")
+    assert is_fp8(from_pretrained(tmp_path / "all", subfolder="inner"))
+
+
+@both
+@pytest.mark.parametrize("spread", [{"tp_plan": "auto"}, {"tp_size": 2}])
+def test_layers_are_not_spread_over_processes(folders, name, spread):
+    with pytest.raises(DeviceError, match=f"needs whole layers in each process, got {next(iter(spread))}"):
+        from_pretrained(folders / name, **spread)

@@ -1,0 +1,83 @@
+"""Names that mean something to the terminal: brackets, letters its encoding lacks, and rows longer than 80 columns."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from fp8core.cli import convert, inspect, quantize, verify
+from support.checkpoints import normal, write
+from support.command_line import (
+    fp8core_,  # noqa: F401
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+ODD = "layers.0.a[/b].[red]up_proj.weight"
+LONG = f"model.layers.0.{'.'.join(['inner'] * 20)}.up_proj.weight"
+
+
+@pytest.fixture(params=["terminal", "pipe"])
+def shown(request, monkeypatch, fp8core_):
+    """The command line, with tables as a terminal shows them, or as they are in a pipe."""
+    if request.param == "terminal":
+        for command in (convert, inspect, quantize, verify):
+            monkeypatch.setattr(command, "console", Console(force_terminal=True, width=200, color_system=None))
+    return fp8core_
+
+
+def test_brackets_in_names_are_shown(shown, tmp_path):
+    folder = tmp_path / "models[bold]"
+    folder.mkdir()
+    source = write(folder / "in[red].safetensors", {ODD: normal(128, 256)})
+    target, wide = folder / "out[red].safetensors", folder / "wide[red].safetensors"
+    for arguments in (
+        ("inspect", source),
+        ("quantize", source, "--dry-run"),
+        ("quantize", source, target),
+        ("inspect", target),
+        ("verify", target, "--against", source),
+        ("convert", target, wide, "--to", "tensor", "--dry-run", "--lossy"),
+        ("convert", target, wide, "--to", "bf16"),
+    ):
+        status, out, err = shown(*arguments)
+        assert (status, err) == (0, ""), arguments
+        assert "[red]" in out or "[/" in out, arguments
+
+
+def test_faults_name_their_tensors(shown, tmp_path):
+    codes = np.full((4, 4), 0x7F, np.uint8)
+    import ml_dtypes
+
+    tensors = {ODD: codes.view(ml_dtypes.float8_e4m3fn), f"{ODD}_scale": np.ones(1, np.float32)}
+    status, out, _ = shown("verify", write(tmp_path / "in.safetensors", tensors))
+    assert status == 1
+    assert ODD in out
+
+
+def piped(*arguments, **environment):
+    """Run a command whose output is a pipe, as bytes."""
+    without = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "FORCE_COLOR")}
+    run = subprocess.run(
+        [sys.executable, "-m", "fp8core", *map(str, arguments)], capture_output=True, check=False,
+        env={**without, "PYTHONPATH": str(ROOT), **environment},
+    )  # fmt: skip
+    return run.returncode, run.stdout, run.stderr
+
+
+def test_letters_that_the_output_cannot_show_are_codes(tmp_path):
+    source = write(tmp_path / "modèle.safetensors", {"layers.0.模.weight": normal(64, 64)})
+    status, out, err = piped("inspect", source, PYTHONIOENCODING="latin-1")
+    assert (status, err) == (0, b"")
+    assert "modèle.safetensors: not quantized".encode("latin-1") in out
+    assert rb"layers.*.\u6a21.weight" in out
+
+
+def test_a_row_is_one_line_in_a_pipe(tmp_path):
+    source = write(tmp_path / "in.safetensors", {LONG: normal(64, 64)})
+    name = LONG.replace("0", "*").encode()
+    assert name in piped("inspect", source)[1]
+    assert name not in piped("inspect", source, COLUMNS="60")[1]

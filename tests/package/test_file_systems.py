@@ -1,0 +1,58 @@
+"""Checkpoints on file systems that cannot do what others can, and sources that are no files."""
+
+import errno
+import fcntl
+import os
+import stat
+
+import pytest
+
+from fp8core.checkpoint import quantize_checkpoint
+from fp8core.errors import CheckpointError
+from support.checkpoints import left_in, model, write
+
+
+@pytest.fixture
+def source(tmp_path):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    write(folder / "model.safetensors", model())
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    return folder
+
+
+def refusing(call, number, where=lambda *_: True):
+    """Return a system call that says ``number`` where it is asked for something."""
+
+    def refused(*arguments):
+        if where(*arguments):
+            raise OSError(number, os.strerror(number))
+        return call(*arguments)
+
+    return refused
+
+
+def is_folder(handle):
+    return stat.S_ISDIR(os.fstat(handle).st_mode)
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_file_systems_without_locks_and_that_sync_no_folders_are_written_to(tmp_path, source, monkeypatch, number):
+    monkeypatch.setattr(fcntl, "flock", refusing(fcntl.flock, number))
+    monkeypatch.setattr(os, "fsync", refusing(os.fsync, number, is_folder))
+    for _ in range(2):
+        quantize_checkpoint(source, tmp_path / "out", force=True)
+        quantize_checkpoint(source / "model.safetensors", tmp_path / "out.safetensors", force=True)
+    assert left_in(tmp_path) == ["in", "out", "out.config.json", "out.safetensors"]
+
+
+def test_a_folder_that_cannot_be_synced_for_another_reason_is_told(tmp_path, source, monkeypatch):
+    monkeypatch.setattr(os, "fsync", refusing(os.fsync, errno.EIO, is_folder))
+    with pytest.raises(CheckpointError, match="Input/output error"):
+        quantize_checkpoint(source, tmp_path / "out")
+
+
+def test_a_source_that_is_no_plain_file_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "in.safetensors")
+    with pytest.raises(CheckpointError, match=r"cannot read .*in\.safetensors: it is not a plain file"):
+        quantize_checkpoint(tmp_path / "in.safetensors", tmp_path / "out.safetensors")

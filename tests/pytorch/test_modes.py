@@ -1,0 +1,126 @@
+"""Layers inside torch's modes: autocast, forward-mode derivatives; and in modules that copy them at every call."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402 - after the skip
+from torch.autograd import forward_ad  # noqa: E402
+
+from fp8core.errors import DTypeError, LayoutError  # noqa: E402
+from fp8core.torch import Linear  # noqa: E402
+
+
+def layers(dtype=torch.float32, **options):
+    """A layer in FP8, and the one it was made of."""
+    wide = nn.Linear(64, 32, dtype=dtype)
+    return Linear.from_linear(wide, **options), wide
+
+
+@pytest.fixture(autouse=True)
+def no_graphs_left():
+    """Leave no graphs behind: they count against a limit of torch's."""
+    yield
+    torch._dynamo.reset()
+
+
+def run_eagerly(layer):
+    return layer
+
+
+def compiled(layer):
+    return torch.compile(layer, backend="aot_eager", fullgraph=True)
+
+
+ways = pytest.mark.parametrize("way", [run_eagerly, compiled])
+
+
+@ways
+@pytest.mark.parametrize("own", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("given", [torch.float32, torch.float16, torch.bfloat16])
+def test_autocast_casts_inputs_as_it_does_for_torch_s_own_layers(own, given, way):
+    layer, wide = layers(own)
+    x = torch.randn(5, 64).to(given)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found, wanted = way(layer)(x), wide(x)
+    assert found.dtype == wanted.dtype == torch.bfloat16
+    assert torch.equal(found, layer(x.bfloat16()))
+
+
+def test_gradients_inside_autocast_have_the_input_s_dtype():
+    layer, _ = layers(torch.bfloat16)
+    x = torch.randn(5, 64, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        result = layer(x)
+    result.float().sum().backward()
+    assert x.grad.dtype == torch.float32
+    wanted = torch.ones(5, 32, dtype=torch.bfloat16) @ layer.dequantized(torch.bfloat16)
+    assert torch.equal(x.grad, wanted.float())
+
+
+def test_autocast_that_is_off_or_of_another_device_changes_nothing():
+    layer, _ = layers()
+    x = torch.randn(5, 64)
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.autocast("cpu", enabled=False):
+        assert torch.equal(layer(x), layer(x.clone()))
+        assert layer(x).dtype == torch.float32
+
+
+@pytest.mark.parametrize("of", ["x", "bias", "both"])
+@pytest.mark.parametrize("scheme", ["channel", "block"])
+def test_forward_mode_gives_what_backward_gives(scheme, of):
+    layer, _ = layers(scheme=scheme)
+    x, direction, weights = torch.randn(5, 64), torch.randn(5, 64), torch.randn(5, 32)
+    of_bias = torch.randn(32)
+    want = torch.zeros(())
+    layer.bias.requires_grad_()
+    leaf = x.clone().requires_grad_()
+    (layer(leaf) * weights).sum().backward()
+    if of != "bias":
+        want = want + (leaf.grad * direction).sum()
+    if of != "x":
+        want = want + (layer.bias.grad * of_bias).sum()
+    bias = layer.bias.detach()
+    with forward_ad.dual_level():
+        given = x if of == "bias" else forward_ad.make_dual(x, direction)
+        own = {} if of == "x" else {"bias": forward_ad.make_dual(bias, of_bias)}
+        result = forward_ad.unpack_dual(torch.func.functional_call(layer, own, (given,)))
+        assert torch.equal(result.primal, layer(x).detach())
+        assert torch.allclose((result.tangent * weights).sum(), want, rtol=1e-3, atol=1e-3)
+
+
+def test_forward_mode_of_a_compiled_layer_is_refused():
+    layer, _ = layers()
+    x = torch.randn(5, 64)
+    with forward_ad.dual_level(), pytest.raises(Exception, match=r"x needs to be outside of .* dual levels"):
+        compiled(layer)(forward_ad.make_dual(x, x))
+
+
+def test_data_parallel_is_refused_in_words():
+    with pytest.raises(LayoutError, match="use DistributedDataParallel"):
+        layers()[0]._replicate_for_data_parallel()
+
+
+def test_an_array_of_another_framework_meets_the_layer_as_it_meets_the_functions():
+    layer, _ = layers()
+    x = torch.randn(5, 64)
+    assert (layer(x.numpy()) == layer(x).numpy()).all()
+
+
+@pytest.mark.parametrize("name", ["weight", "weight_scale", "input_scale"])
+def test_what_a_loader_has_cast_is_named_when_the_layer_is_moved(name):
+    layer, _ = layers(input_scale=0.5)
+    parameter = getattr(layer, name)
+    parameter.data = parameter.data.to(torch.bfloat16)
+    with pytest.raises(DTypeError, match=f"{name} needs .*, got bfloat16"):
+        layer.to("cpu")
+
+
+@ways
+@pytest.mark.parametrize("options", [{}, {"scheme": "tensor", "input_scale": 0.5}], ids=["dynamic", "static"])
+def test_codes_without_a_scale_are_refused(options, way):
+    """As of a model that casts inputs to the weight's dtype: they are no codes of the layer's scale."""
+    layer, _ = layers(**options)
+    x = torch.randn(5, 64).to(layer.weight.dtype)
+    with pytest.raises(Exception, match=r"input needs .* or a Quantized, got float8_e4m3fn without its scale"):
+        way(layer)(x)
