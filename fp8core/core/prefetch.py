@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import accumulate
 from operator import itemgetter
-from threading import Lock
+from threading import RLock
 from typing import Any, Final, Protocol
 from weakref import ReferenceType, WeakSet, ref
 
@@ -52,7 +52,7 @@ class _Watched:
     """The memory of all weights that may be read early."""
 
     def __init__(self) -> None:
-        self.lock = Lock()
+        self.lock = RLock()  # a collection of garbage within may come back here
         self.version = 0
         """Counts the changes of what is watched."""
         self.histories: WeakSet[WeightHistory] = WeakSet()
@@ -70,7 +70,7 @@ class _Watched:
 
     def _forked(self) -> None:
         """Begin with a free lock in the child of a fork, where no thread is left that could release the parent's."""
-        self.lock = Lock()
+        self.lock = RLock()
 
     def add(self, history: "WeightHistory") -> None:
         """Watch the ranges of ``history``, which may be watched already with others.
@@ -83,8 +83,9 @@ class _Watched:
             if len(self.starts) + len(history.ranges) > self._most:
                 owned = [(start, end, ref(each)) for each in self.histories for start, end in each.ranges]
                 owned.sort(key=itemgetter(0))
-                self.starts, self._owners = [start for start, _, _ in owned], [owner for _, _, owner in owned]
-                self._reach = list(accumulate((end for _, end, _ in owned), max))
+                starts, owners = [start for start, _, _ in owned], [owner for _, _, owner in owned]
+                reach = list(accumulate((end for _, end, _ in owned), max))
+                self.starts, self._reach, self._owners = starts, reach, owners
                 self._most = 2 * len(owned) + SPARE
             else:
                 for start, end in history.ranges:

@@ -1,6 +1,7 @@
 """When a weight may be read before the predecessor on the stream has ended: only if nothing can still be writing it."""
 
 import random
+import threading
 from itertools import accumulate
 
 import pytest
@@ -235,3 +236,24 @@ def test_a_write_asks_no_weights_but_those_that_it_reaches(captures, monkeypatch
     found = prefetch.overwrites([(150_000, 150_010), (149_950, 151_001)], 7)
     assert set(found) == set(asked) == {histories[149], histories[150]}
     assert len(asked) == 2
+
+
+def test_a_destructor_amid_a_change_of_what_is_watched_may_make_calls(captures, monkeypatch):
+    """A collection of garbage may begin anywhere, and end in a call of the library."""
+    watched = prefetch._Watched()
+    monkeypatch.setattr(prefetch, "WATCHED", watched)
+    found = []
+
+    class Examined(set):
+        def clear(self):
+            found.append(prefetch.overwrites([WEIGHT], 7))  # as a destructor would
+
+    examiner = type("Examiner", (), {})()
+    examiner.examined = Examined()
+    prefetch.invalidates(examiner)
+    made = WeightHistory()
+    thread = threading.Thread(target=made.know, args=(PLACES, SPANS, 0), daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert found == [[made]]
