@@ -20,9 +20,10 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from itertools import accumulate
-from threading import Lock
+from operator import itemgetter
+from threading import RLock
 from typing import Any, Final, Protocol
-from weakref import WeakSet
+from weakref import ReferenceType, WeakSet, ref
 
 from fp8core.problem import Target
 from fp8core.runtime import capture, device
@@ -51,15 +52,17 @@ class _Watched:
     """The memory of all weights that may be read early."""
 
     def __init__(self) -> None:
-        self.lock = Lock()
+        self.lock = RLock()  # a collection of garbage within may come back here
         self.version = 0
         """Counts the changes of what is watched."""
         self.histories: WeakSet[WeightHistory] = WeakSet()
         self.examiners: WeakSet[Examiner] = WeakSet()
         self.starts: list[int] = []
-        """Empty until a weight may be read early."""
-        self._index: tuple[list[int], list[int]] = ([], [])
-        """Of the ranges by their starts: these, and the largest end so far. Lists that are never changed in place."""
+        """Of all ranges, in order; empty until a weight may be read early."""
+        self._reach: list[int] = []
+        """For each range the largest end of it and those before it."""
+        self._owners: list[ReferenceType[WeightHistory]] = []
+        """Whose each range is, or was."""
         self._most = 0
         """With more ranges than these, those that no history has any more are left out."""
         if hasattr(os, "register_at_fork"):
@@ -67,7 +70,7 @@ class _Watched:
 
     def _forked(self) -> None:
         """Begin with a free lock in the child of a fork, where no thread is left that could release the parent's."""
-        self.lock = Lock()
+        self.lock = RLock()
 
     def add(self, history: "WeightHistory") -> None:
         """Watch the ranges of ``history``, which may be watched already with others.
@@ -78,36 +81,43 @@ class _Watched:
         with self.lock:
             self.histories.add(history)
             if len(self.starts) + len(history.ranges) > self._most:
-                ranges = sorted(one for each in self.histories for one in each.ranges)
-                starts = [start for start, _ in ranges]
-                ends = list(accumulate((end for _, end in ranges), max))
-                self._most = 2 * len(ranges) + SPARE
+                owned = [(start, end, ref(each)) for each in self.histories for start, end in each.ranges]
+                owned.sort(key=itemgetter(0))
+                starts, owners = [start for start, _, _ in owned], [owner for _, _, owner in owned]
+                reach = list(accumulate((end for _, end, _ in owned), max))
+                self.starts, self._reach, self._owners = starts, reach, owners
+                self._most = 2 * len(owned) + SPARE
             else:
-                starts, ends = map(list, self._index)
                 for start, end in history.ranges:
-                    _insert(starts, ends, start, end)
-            self._index, self.starts = (starts, ends), starts
+                    self._insert(start, end, ref(history))
             self.version += 1
             for examiner in list(self.examiners):
                 examiner.examined.clear()
 
-    def touches(self, written: Range) -> bool:
-        """Return whether a range may overlap one that is watched."""
-        starts, ends = self._index
-        before = bisect_left(starts, written[1])  # ranges that start before its end
-        return before > 0 and ends[before - 1] > written[0]
+    def _insert(self, start: int, end: int, owner: "ReferenceType[WeightHistory]") -> None:
+        """Insert a range among others in the order of their starts."""
+        at, reach = bisect_left(self.starts, start), self._reach
+        most = max(end, reach[at - 1]) if at else end
+        self.starts.insert(at, start)
+        self._owners.insert(at, owner)
+        reach.insert(at, most)
+        for behind in range(at + 1, len(reach)):
+            if reach[behind] >= most:
+                break
+            reach[behind] = most
 
-
-def _insert(starts: list[int], ends: list[int], start: int, end: int) -> None:
-    """Insert a range among others in the order of their starts; ``ends`` are the largest so far."""
-    at = bisect_left(starts, start)
-    reach = max(end, ends[at - 1]) if at else end
-    starts.insert(at, start)
-    ends.insert(at, reach)
-    for behind in range(at + 1, len(ends)):
-        if ends[behind] >= reach:
-            break
-        ends[behind] = reach
+    def among(self, written: Sequence[Range]) -> list["WeightHistory"]:
+        """Return the histories that have, or had, a range which may overlap one of some others."""
+        found: dict[WeightHistory, None] = {}
+        with self.lock:
+            for start, end in written:
+                at = bisect_left(self.starts, end)  # ranges that start before its end
+                while at and self._reach[at - 1] > start:
+                    at -= 1
+                    history = self._owners[at]()
+                    if history is not None:
+                        found[history] = None
+        return list(found)
 
 
 WATCHED: Final = _Watched()
@@ -225,11 +235,10 @@ def overwrites(written: Sequence[Range], stream: int) -> list[WeightHistory]:
         written: the memory that the launch writes.
         stream: the stream that it is about to be made on.
     """
-    if not WATCHED.starts or not any(WATCHED.touches(one) for one in written):
+    histories = WATCHED.among(written) if WATCHED.starts else []
+    if not histories:
         return []
     number = capture_of(stream)
-    with WATCHED.lock:
-        histories = list(WATCHED.histories)
     return [history for history in histories if history.overwritten(written, number)]
 
 

@@ -11,7 +11,7 @@ from fp8core.core.specs import flag, group
 from fp8core.errors import LayoutError
 from fp8core.interop import eager_only
 from fp8core.interop.float8 import Float8Array
-from fp8core.ops.layer_checks import Read, check_layer, history_of, read_layer, specs_before_quantizing
+from fp8core.ops.layer_checks import State, check_layer, history_of, read_layer, specs_before_quantizing
 from fp8core.ops.layer_weight import aligned_rows
 from fp8core.ops.linear import ARRAYS, LINEAR_CALLS, OUT, LinearOptions, activation_group
 from fp8core.ops.quantize import quantize_by, quantize_operation
@@ -72,13 +72,13 @@ class Fp8Linear:
         use_fast_accum: bool = True,
         batch_invariant: bool = False,
     ) -> None:
-        self._options = _options(group_shape, out_dtype, use_fast_accum, batch_invariant, activation)
+        options = _options(group_shape, out_dtype, use_fast_accum, batch_invariant, activation)
         if weight_scale is None or isinstance(weight, Quantized):
             data, scale, known = parts(weight, weight_scale, "weight", "weight_scale")
-            self._options = self._options._replace(weight_group=known)
+            options = options._replace(weight_group=known)
         else:
             data, scale = weight, weight_scale
-        self._put(weight=data, weight_scale=scale, bias=bias, input_scale=input_scale)
+        self._take(options, data, scale, bias, input_scale)
 
     @classmethod
     def from_weight(
@@ -126,10 +126,10 @@ class Fp8Linear:
         known_group(weight_group, WEIGHT_GROUPS, "weight_group_shape")
         made = cls.__new__(cls)
         options = _options(group_shape, out_dtype, use_fast_accum, batch_invariant, activation)
-        made._options = options._replace(weight_group=weight_group)
-        check_layer(made._options, specs_before_quantizing(weight, bias, input_scale, dtype, weight_group))
+        options = options._replace(weight_group=weight_group)
+        check_layer(options, specs_before_quantizing(weight, bias, input_scale, dtype, weight_group))
         quantized = quantize_by(QUANTIZE_WEIGHT_CALLS, weight, dtype, weight_group, out=aligned_rows(weight, dtype))
-        made._take(read_layer(*quantized, bias, input_scale))
+        made._take(options, *quantized, bias, input_scale)
         return made
 
     @overload
@@ -155,17 +155,17 @@ class Fp8Linear:
         Raises:
             ShapeError, DTypeError, LayoutError, ScaleError, DeviceError: as for `linear`.
         """
-        weight, weight_scale, bias, input_scale = self._arrays
-        options = self._interned
+        state = self._state
+        (weight, weight_scale, bias, input_scale), options, by_group, history, _, _ = state
         if type(x) is Quantized:
-            options = self._by_group.get(x.group_shape) or self._taking(x.group_shape)
+            options = by_group.get(x.group_shape) or self._taking(state, x.group_shape)
             x, input_scale = x
         operands = x, weight, weight_scale, bias, input_scale, None, out
-        return LINEAR_CALLS(operands, options, stream, self._history)[0][OUT]
+        return LINEAR_CALLS(operands, options, stream, history)[0][OUT]
 
-    def _taking(self, group: GroupShape | None) -> Interned:
+    def _taking(self, state: State, group: GroupShape | None) -> Interned:
         """Return the options of a call whose x comes quantized by ``group``."""
-        made = self._by_group[group] = LINEAR_CALLS.interned(self._options._replace(x_group=group))
+        made = state.by_group[group] = LINEAR_CALLS.interned(state.options._replace(x_group=group))
         return made
 
     def explain(self, x: object, *, out: object = None) -> Explanation:
@@ -182,28 +182,28 @@ class Fp8Linear:
     @property
     def in_features(self) -> int:
         """The extent k of inputs' last axis."""
-        return self._shape[1]
+        return self._state.shape[1]
 
     @property
     def out_features(self) -> int:
         """The extent n of results' last axis."""
-        return self._shape[0]
+        return self._state.shape[0]
 
     @property
     def group_shape(self) -> GroupShape:
         """How inputs are quantized."""
-        shape: GroupShape = self._options.group_shape
+        shape: GroupShape = self._state.options.group_shape
         return shape
 
     @property
     def weight(self) -> Any:
         """FP8 ``[n, k]``; a `Quantized` may be assigned, which brings its scale."""
-        return self._arrays[0]
+        return self._state.arrays[0]
 
     @weight.setter
     def weight(self, weight: object) -> None:
         if isinstance(weight, Quantized):
-            options = self._options._replace(weight_group=weight.group_shape)
+            options = self._state.options._replace(weight_group=weight.group_shape)
             self._put(options, weight=weight.data, weight_scale=weight.scale)
         else:
             self._put(weight=weight)
@@ -211,7 +211,7 @@ class Fp8Linear:
     @property
     def weight_scale(self) -> Any:
         """The scale of the weight, float32."""
-        return self._arrays[1]
+        return self._state.arrays[1]
 
     @weight_scale.setter
     def weight_scale(self, scale: object) -> None:
@@ -220,7 +220,7 @@ class Fp8Linear:
     @property
     def bias(self) -> Any:
         """``[n]`` in the results' dtype or float32, or None."""
-        return self._arrays[2]
+        return self._state.arrays[2]
 
     @bias.setter
     def bias(self, bias: object) -> None:
@@ -229,53 +229,49 @@ class Fp8Linear:
     @property
     def input_scale(self) -> Any:
         """The given scale of inputs, float32, or None."""
-        return self._arrays[3]
+        return self._state.arrays[3]
 
     @input_scale.setter
     def input_scale(self, scale: object) -> None:
         self._put(input_scale=scale)
 
     def _put(self, options: LinearOptions | None = None, /, **changed: Any) -> None:
-        """Take new arrays and options, after checking the layer that they make; its weight's history begins anew."""
-        options = self._options if options is None else options
-        arrays = {**dict(zip(ARRAYS, getattr(self, "_arrays", (None,) * 4), strict=True)), **changed}
-        layer = read_layer(**arrays)
-        check_layer(options, layer.specs)
-        self._options = options
-        self._take(layer)
+        """Take new arrays, and with them new options, in the place of others."""
+        state = self._state
+        arrays = {**dict(zip(ARRAYS, state.arrays, strict=True)), **changed}
+        self._take(state.options if options is None else options, **arrays)
 
-    def _take(self, layer: Read) -> None:
-        self._interned = LINEAR_CALLS.interned(self._options)
-        self._by_group: dict[GroupShape | None, Interned] = {}
-        self._arrays: tuple[Any, ...] = layer.arrays
-        self._shape: tuple[int, int] = tuple(layer.arrays[0].shape)
-        self._history = history_of(layer)
+    def _take(self, options: LinearOptions, weight: Any, weight_scale: Any, bias: Any, input_scale: Any) -> None:
+        """Take arrays after checking the layer that they make; its weight's history begins anew."""
+        layer = read_layer(weight, weight_scale, bias, input_scale)
+        check_layer(options, layer.specs)
+        n, k = layer.arrays[0].shape
+        self._state = State(layer.arrays, LINEAR_CALLS.interned(options), {}, history_of(layer), options, (n, k))
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy is made of: its arrays and options; where they lie is the copy's own affair.
 
         FP8 travels as bytes with the name of its dtype: not every pickle knows a framework's FP8 arrays.
         """
-        weight, *others = self._arrays
+        weight, *others = self._state.arrays
         name = interop.dtype_name(weight.dtype)
         try:
             weight = interop.reinterpret(weight, "uint8")
         except LayoutError:  # JAX, whose arrays have one dtype for life
             name = ""
-        return {"arrays": (weight, *others), "dtype": name, "options": tuple(self._options)}
+        return {"arrays": (weight, *others), "dtype": name, "options": tuple(self._state.options)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         weight, *others = state["arrays"]
         if state["dtype"]:
             weight = interop.reinterpret(weight, state["dtype"])
-        self._options = LinearOptions(*state["options"])
-        self._put(**dict(zip(ARRAYS, (weight, *others), strict=True)))
+        self._take(LinearOptions(*state["options"]), weight, *others)
 
     def __repr__(self) -> str:
-        weight, scale, bias, input_scale = self._arrays
+        weight, scale, bias, input_scale = self._state.arrays
         x = {PER_TOKEN: "per token", PER_TENSOR: "per tensor", GROUP_128: "by groups of 1x128"}[self.group_shape]
         static = ", static" if input_scale is not None else ""
-        activation = f", activation={self._options.activation}" if self._options.activation else ""
+        activation = f", activation={self._state.options.activation}" if self._state.options.activation else ""
         return (
             f"Fp8Linear(in_features={self.in_features}, out_features={self.out_features}, bias={bias is not None}, "
             f"weight={interop.dtype_name(weight.dtype)}, weight_scale={tuple(scale.shape)}, x {x}{static}{activation})"

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from fp8core import interop
+from fp8core.core.operation import Interned
 from fp8core.core.prefetch import WeightHistory, capture_of
 from fp8core.core.product import product_of
 from fp8core.core.scale_shapes import is_one_number, is_scale, of_array
@@ -47,6 +48,20 @@ class Read(NamedTuple):
     arrays: tuple[Any, ...]
     views: tuple[TensorView | None, ...]
     specs: tuple[TensorSpec | None, ...]
+
+
+class State(NamedTuple):
+    """All that a call reads of a layer, at once: another thread may be assigning arrays."""
+
+    arrays: tuple[Any, ...]
+    """In the order of `ARRAYS`."""
+    interned: Interned
+    by_group: dict[GroupShape | None, Interned]
+    """The options of calls whose x comes quantized."""
+    history: WeightHistory
+    options: LinearOptions
+    shape: tuple[int, int]
+    """Of the weight, n and k."""
 
 
 def read_layer(weight: Any, weight_scale: Any, bias: Any, input_scale: Any) -> Read:

@@ -16,6 +16,7 @@ from fp8core.core.specs import group
 from fp8core.errors import DeviceError, LayoutError
 from fp8core.interop.eager import skip_frames, stand_in, traceable
 from fp8core.ops import all_close
+from fp8core.ops.layer_checks import State
 from fp8core.ops.quantize import quantize_by
 from fp8core.ops.scaled_mm import product_by
 from fp8core.problem import PER_TENSOR, GroupShape
@@ -150,9 +151,10 @@ def _traced_read(x: object, flag: torch.Tensor, stream: object) -> Any:
     return flag.view(torch.int32).item() != 0
 
 
-def _traced_taking(self: ops.Fp8Linear, group_shape: GroupShape | None) -> Any:
+def _traced_taking(self: ops.Fp8Linear, state: State, group_shape: GroupShape | None) -> Any:
     """Stand in for `Fp8Linear._taking`, which keeps what it makes: a trace must not change a layer."""
-    return self._options._replace(x_group=group_shape)
+    del self
+    return state.options._replace(x_group=group_shape)
 
 
 def _tracing() -> bool:

@@ -1,6 +1,7 @@
 """When a weight may be read before the predecessor on the stream has ended: only if nothing can still be writing it."""
 
 import random
+import threading
 from itertools import accumulate
 
 import pytest
@@ -198,18 +199,17 @@ def test_what_is_watched_is_found_among_many_that_overlap_come_and_go(captures, 
         looked_at_all += watched._most != most
         if history not in living:
             living.append(history)
-        ranges = [one for each in living for one in each.ranges]
-        starts, ends = watched._index
-        assert starts == sorted(starts)
-        assert ends == list(accumulate(ends, max))
-        assert len(starts) == len(ends) <= 2 * (3 * 600)
+        assert watched.starts == sorted(watched.starts)
+        assert watched._reach == list(accumulate(watched._reach, max))
+        assert len(watched.starts) == len(watched._reach) == len(watched._owners) <= 2 * (3 * 600)
         for _ in range(4):
             start = chance.randrange(1 << 14)
             written = start, start + chance.randrange(1, 80)
-            if any(a < written[1] and written[0] < b for a, b in ranges):
-                assert watched.touches(written), (step, written)
-        assert not watched.touches((1 << 15, 1 << 16))
-        assert not watched.touches((0, 1))
+            wanted = {one for one in living if any(a < written[1] and written[0] < b for a, b in one.ranges)}
+            found = watched.among([(1 << 15, 1 << 16), written])
+            assert wanted <= set(found), (step, written)
+            assert len(set(found)) == len(found)
+        assert not watched.among([(1 << 15, 1 << 16), (0, 1)])
     assert looked_at_all < 40
 
 
@@ -219,5 +219,41 @@ def test_ranges_that_nobody_has_are_left_out_in_the_end(captures, monkeypatch):
     for at in range(1000):
         WeightHistory().know([0, 1000 + 10 * at, 0, 0], [(0, 0), (0, 5), (0, 0), (0, 0)], 0)
     assert len(watched.starts) <= prefetch.SPARE + 1
-    assert not watched.touches((1000, 1005))
-    assert watched.touches((1000 + 10 * 999, 1000 + 10 * 999 + 1))
+    assert not watched.among([(1000, 1005)])
+    last = WeightHistory()
+    last.know([0, 1000 + 10 * 1000, 0, 0], [(0, 0), (0, 5), (0, 0), (0, 0)], 0)
+    assert watched.among([(1000 + 10 * 1000, 1000 + 10 * 1000 + 1)]) == [last]
+
+
+def test_a_write_asks_no_weights_but_those_that_it_reaches(captures, monkeypatch):
+    """Or a refresh of all weights would take time with the square of their number."""
+    monkeypatch.setattr(prefetch, "WATCHED", prefetch._Watched())
+    asked, plain = [], WeightHistory.overwritten
+    monkeypatch.setattr(WeightHistory, "overwritten", lambda self, *given: asked.append(self) or plain(self, *given))
+    histories = [WeightHistory() for _ in range(300)]
+    for at, history in enumerate(histories):
+        history.know([0, 1000 * (1 + at), 0, 0], [(0, 0), (0, 900), (0, 0), (0, 0)], 0)
+    found = prefetch.overwrites([(150_000, 150_010), (149_950, 151_001)], 7)
+    assert set(found) == set(asked) == {histories[149], histories[150]}
+    assert len(asked) == 2
+
+
+def test_a_destructor_amid_a_change_of_what_is_watched_may_make_calls(captures, monkeypatch):
+    """A collection of garbage may begin anywhere, and end in a call of the library."""
+    watched = prefetch._Watched()
+    monkeypatch.setattr(prefetch, "WATCHED", watched)
+    found = []
+
+    class Examined(set):
+        def clear(self):
+            found.append(prefetch.overwrites([WEIGHT], 7))  # as a destructor would
+
+    examiner = type("Examiner", (), {})()
+    examiner.examined = Examined()
+    prefetch.invalidates(examiner)
+    made = WeightHistory()
+    thread = threading.Thread(target=made.know, args=(PLACES, SPANS, 0), daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert found == [[made]]

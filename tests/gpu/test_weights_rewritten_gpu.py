@@ -1,5 +1,9 @@
 """Weights that change between calls: a product never reads what was there before, whoever wrote it and wherever."""
 
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
@@ -145,6 +149,39 @@ def test_a_fresh_weight_in_the_place_of_an_old_one_is_not_read_too_early(torch):
         wrong += not torch.equal(bits(y), bits(expected(layer, x)))
         del q, new, place
     assert wrong == 0
+
+
+def test_a_weight_that_another_thread_rewrites_on_the_same_stream_is_read_whole(torch):
+    """Each result is that of one weight: threads change places as often as they can, between decision and launch, too."""
+    layer, group = layer_of(torch, "channel", 2048, 4096)
+    x = fp8core.quantize(torch.randn(4, 4096, device="cuda", dtype=torch.bfloat16))
+    news = [torch.randn(2048, 4096, device="cuda", dtype=torch.bfloat16) * (1 + i) for i in range(2)]
+    wants = []
+    for new in news:
+        fp8core.quantize(new, group_shape=group, out=(layer.weight, layer.weight_scale))
+        wants.append(expected(layer, x))
+    ended = threading.Event()
+
+    def rewrite():
+        while not ended.is_set():
+            for new in news:
+                fp8core.quantize(new, group_shape=group, out=(layer.weight, layer.weight_scale))
+            torch.cuda.current_stream().synchronize()
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            writer = pool.submit(rewrite)
+            try:
+                results = [layer(x) for _ in range(600)]
+            finally:
+                ended.set()
+            writer.result()
+    finally:
+        sys.setswitchinterval(interval)
+    torn = sum(not any(torch.equal(bits(y), bits(want)) for want in wants) for y in results)
+    assert torn == 0
 
 
 OFFSETS = [(0, 0), (8, 0), (0, 8), (8, 8), (2, 0), (0, 2)]

@@ -3,12 +3,14 @@
 import copy
 import io
 import pickle
+import sys
 
 import numpy as np
 import pytest
 
 import fp8core
 from fp8core import BLOCK_128, GROUP_128, PER_TENSOR, PER_TOKEN, Fp8Linear
+from fp8core.ops import layer as layer_module
 from support.engines import engines, fresh, fresh_fp8, fresh_scale
 
 HOSTS = engines("numpy", "torch-cpu", "jax-cpu", "cupy", "torch-cuda")
@@ -204,6 +206,33 @@ def test_an_assignment_that_makes_no_layer_is_refused_and_changes_nothing():
     np.testing.assert_array_equal(layer(x), want)
     layer.bias = np.zeros(8, np.float32)  # beside scales that are still those of channels
     np.testing.assert_array_equal(layer(x), want)
+
+
+def test_a_call_of_another_thread_amid_an_assignment_is_one_of_the_layer_before_or_after():
+    """Here at each line of it: groups, arrays and history change together."""
+    x = fresh((3, 256))
+    weights = [fp8core.quantize(fresh((256, 256)), group_shape=group) for group in (GROUP_128, BLOCK_128)]
+    wants = [Fp8Linear(weight, group_shape=GROUP_128)(x) for weight in weights]
+    layer, seen = Fp8Linear(weights[0], group_shape=GROUP_128), []
+
+    def amid(frame, event, _):
+        if frame.f_code.co_filename != layer_module.__file__:
+            return None
+        if event == "line":
+            seen.append(layer(x))  # nothing is traced within
+        return amid
+
+    before = sys.gettrace()
+    sys.settrace(amid)
+    try:
+        layer.weight = weights[1]
+    finally:
+        sys.settrace(before)
+    seen.append(layer(x))
+    which = [next(i for i, want in enumerate(wants) if np.array_equal(y, want)) for y in seen]
+    assert which == sorted(which)
+    assert which[0] == 0
+    assert which[-1] == 1
 
 
 @pytest.mark.parametrize("dtype", ["float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"])

@@ -161,9 +161,9 @@ def test_layers_in_a_graph():
     compiled = torch.compile(through, fullgraph=True, backend="aot_eager")
     for m in ROWS:
         got = compiled(wide(m, K))
-        assert not layer._by_group, "a trace changed the layer"
+        assert not layer._state.by_group, "a trace changed the layer"
         assert bits(got) == bits(through(wide(m, K)))
-        layer._by_group.clear()
+        layer._state.by_group.clear()
 
 
 def test_inductor_gives_the_bits_of_eager_calls_and_copies_no_residual():
