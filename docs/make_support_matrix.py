@@ -59,9 +59,13 @@ LEGEND = f"""- `kernel`? runs if the vendor's library on the device offers an al
 - sm_100 multiplies block scales that are powers of two in hardware (MXFP8), which no kernel here uses: products take
   scales in fp32, and whether these are powers of two is known on the device alone, when the kernel has been chosen.
 """
-README_LEGEND = f"""*own*: a kernel of fp8core for it (on sm_90 the library's at many rows, where it is estimated to
-be faster) · *library*: cuBLASLt or hipBLASLt where it has an algorithm, else the fallback · *fallback*: takes anything
-· {MARK} {UNPROVEN}. By device and kernel: [Kernels](docs/reference/kernels.md).
+README_LEGEND = f"""- *own*: a kernel of fp8core for it; on H100 and H200 with many rows the library's,
+  where that is estimated to be faster.
+- *library*: cuBLASLt or hipBLASLt where it has an algorithm, else the fallback.
+- *fallback*: a kernel that takes anything, and is slower.
+- {MARK} {UNPROVEN}.
+
+By device and kernel: [Kernels](docs/reference/kernels.md).
 """
 
 Ask = Callable[[Target], Explanation]
