@@ -89,6 +89,8 @@ CASES = [
     Case(HIP_32, "float32", FN, GroupShape(4, -1), 10, 90),
     Case(CUDA, "float32", FN, GroupShape(1, 1), 4, 9),
     Case(CUDA, "bfloat16", FN, GroupShape(1, 16384), 2, 16391, static=True),
+    Case(CUDA, "bfloat16", FN, GroupShape(1, 512), 9, 1031),
+    Case(CUDA, "float32", FN, GroupShape(1, 4096), 9, 1001),
 ]
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from fp8core.kernels.encodings import ceil_div
-from fp8core.kernels.quantize.configs import VEC8, Tile, few, has_groups, rowwise_config, tile_of
+from fp8core.kernels.quantize.configs import VEC8, WARP_TEAM, Tile, few, has_groups, rowwise_config, tile_of
 from fp8core.kernels.quantize.prepare import Chosen, folded, prepare
 from fp8core.kernels.quantize.rowwise import by_rows
 from fp8core.problem import Quantize
@@ -35,7 +35,8 @@ def _configured(problem: Quantize, most_rows: int) -> Callable[[int], Chosen]:
         "FP8_TILE_VECS": tile.vecs,
         "FP8_ACROSS": across,
     }
-    slim = has_groups(problem) and few(problem, most_rows) and config.team * config.vecs == tile.vecs
+    in_warps = config.team <= WARP_TEAM and config.team * config.vecs == tile.vecs
+    slim = in_warps and has_groups(problem) and few(problem, most_rows)
     run = prepare(problem, "groups_unaligned" if slim else "rowwise_unaligned", config.threads, constants)
     without_groups = not problem.cols and problem.group_shape.cols > 0  # so without scales, too
 
