@@ -1,9 +1,10 @@
 """`Linear`: ``torch.nn.Linear`` with a frozen FP8 weight."""
 
+from functools import partial
 from typing import Any, Final, Self, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, is_grad_enabled, nn
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
@@ -16,13 +17,12 @@ from fp8core.ops.layer import QUANTIZE_WEIGHT_CALLS
 from fp8core.ops.quantize import quantize_by
 from fp8core.problem import BLOCK_128, FORMATS, GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, GroupShape
 from fp8core.torch.aligned import empty_codes, is_read_by_rows, refuse_gaps_in_exports
-from fp8core.torch.autocast import any_autocast, as_autocast, bias_of_autocast
 from fp8core.torch.frozen import FrozenLinear, Prepared
 from fp8core.torch.gradients import BothModes, StraightThrough
+from fp8core.torch.input_dtypes import any_autocast, as_autocast, bias_of_autocast, refuse_codes
 
 INPUTS: Final = {PER_CHANNEL: PER_TOKEN, PER_TENSOR: PER_TENSOR, BLOCK_128: GROUP_128}
 """How inputs are quantized beside weights of these groups, where their scale is not given."""
-CODES: Final = frozenset(getattr(torch, name) for name in FORMATS)
 OPTIONS: Final = "scheme", "use_fast_accum", "batch_invariant"
 """What a layer is prepared with beside its parameters."""
 Layer = TypeVar("Layer", bound="Linear")
@@ -201,21 +201,16 @@ class Linear(FrozenLinear):
         An input whose rows cannot be read as they lie, such as a transposed one, is copied first, as nn.Linear does.
         Inside torch.autocast an input is cast to its dtype first, as nn.Linear's is.
         """
-        if isinstance(input, Tensor):
-            if input.dtype in CODES:
-                raise DTypeError(
-                    f"input needs float32, float16, bfloat16 or a Quantized, got {dtype_name(input.dtype)} without its "
-                    "scale: a model that casts inputs to weight.dtype needs this layer left as it was (exclude)"
-                )
-            if any_autocast():
-                input = as_autocast(input)  # noqa: A001
-            bias = self._parameters["bias"]
-            trained = torch.is_grad_enabled() and (input.requires_grad or (bias is not None and bias.requires_grad))
-            forward_mode = forward_ad._current_level >= 0
+        if any_autocast():
+            input = as_autocast(input)  # noqa: A001
+        forward_mode = forward_ad._current_level >= 0
+        if (forward_mode or is_grad_enabled()) and isinstance(input, Tensor):
             if forward_mode and is_compiling():
                 raise LayoutError(
-                    "x needs to be outside of torch.func's jvp and of dual levels while torch.compile traces"
+                    "x needs to be outside of torch.func's jvp and dual levels while torch.compile traces"
                 )
+            bias = self._parameters["bias"]
+            trained = is_grad_enabled() and (input.requires_grad or (bias is not None and bias.requires_grad))
             if trained or forward_mode:
                 function = BothModes if forward_mode else StraightThrough
                 made: Tensor = function.apply(input, bias, self)  # type: ignore[no-untyped-call]
@@ -246,9 +241,13 @@ class Linear(FrozenLinear):
             if not any_autocast() or bias_of_autocast(bias, x) is bias:
                 raise
             result = self._traced(x)
+        except ScaleError:
+            refuse_codes(x)
+            raise
         return result
 
     def _traced(self, x: Any) -> Tensor:
+        refuse_codes(x)
         refuse_gaps_in_exports(self.weight)
         if isinstance(x, Tensor) and x.dim() and not is_read_by_rows(x.shape, x.stride()):
             x = x.contiguous()
@@ -275,7 +274,8 @@ class Linear(FrozenLinear):
             use_fast_accum=self.use_fast_accum,
             batch_invariant=self.batch_invariant,
         )
-        self._prepared = weight, scale, bias, input_scale, layer.__call__
+        call = layer.__call__ if input_scale is None else partial(_of_values, layer)  # which would take any codes
+        self._prepared = weight, scale, bias, input_scale, call
         return self._prepared
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -287,6 +287,11 @@ class Linear(FrozenLinear):
         """Return what `repr` says of the layer."""
         static = ", static" if self.input_scale is not None else ""
         return f"{super().extra_repr()}, scheme={self.scheme}, weight={dtype_name(self.weight.dtype)}{static}"
+
+
+def _of_values(layer: Fp8Linear, x: Any) -> Any:
+    refuse_codes(x)
+    return layer(x)
 
 
 def without_values(kind: type[Layer], linear: nn.Linear, **options: Any) -> Layer:

@@ -1,0 +1,47 @@
+"""The dtypes of what goes into a linear layer: those that torch.autocast asks for, and FP8, which needs its scale."""
+
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+import torch
+from torch import Tensor
+
+from fp8core.errors import DTypeError
+from fp8core.interop import dtype_name
+from fp8core.problem import FORMATS
+
+T = TypeVar("T")
+CODES: Final = frozenset(getattr(torch, name) for name in FORMATS)
+CAST: Final = (torch.float32, torch.float16, torch.bfloat16)
+"""What autocast casts: not float64, nor numbers that are no floats."""
+any_autocast: Final[Callable[[], bool]] = torch._C._is_any_autocast_enabled
+
+
+def as_autocast(x: T) -> T | Tensor:
+    """Return the input of a linear layer in the dtype that autocast gives it, if it does for the device of x."""
+    if not isinstance(x, Tensor):
+        return x
+    kind = x.device.type
+    if x.dtype not in CAST or not torch.is_autocast_enabled(kind):
+        return x
+    return x.to(torch.get_autocast_dtype(kind))
+
+
+def bias_of_autocast(bias: Tensor | None, x: object) -> Tensor | None:
+    """Return a bias for the results of an input that autocast has cast: in float32 as it is, else in their dtype."""
+    if bias is None or not isinstance(x, Tensor) or x.dtype not in CAST or bias.dtype in (torch.float32, x.dtype):
+        return bias
+    return bias.to(x.dtype)
+
+
+def refuse_codes(x: object) -> None:
+    """Refuse a tensor of FP8 as the input of a layer: its values were cast, and no scale says what they stand for.
+
+    Raises:
+        DTypeError: it is one.
+    """
+    if isinstance(x, Tensor) and x.dtype in CODES:
+        raise DTypeError(
+            f"input needs float32, float16, bfloat16 or a Quantized, got {dtype_name(x.dtype)} without its scale: "
+            "a model that casts inputs to weight.dtype needs this layer left as it was (exclude)"
+        )
