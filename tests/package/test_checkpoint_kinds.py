@@ -71,7 +71,7 @@ def test_a_name_tells_what_a_module_is(module, kind):
 )
 def test_a_layer_whose_weight_the_model_itself_asks_stays(model_type, module):
     names = names_of([module], [], {"model_type": model_type})
-    assert not kind_of(module, (64, 64), names).able
+    assert kind_of(module, (64, 64), names) is not LINEAR
 
 
 def test_what_stays_is_named_with_its_reason_and_ignored_by_readers(tmp_path):
