@@ -75,7 +75,10 @@ def capture(calls: Sequence[Call], least: int = 64) -> tuple[torch.cuda.CUDAGrap
 
 
 def elapsed(replay: Call, rounds: int) -> float:
-    """Return the milliseconds of a replay, made so many times in a row."""
+    """Return the milliseconds of a replay, made so many times in a row.
+
+    `fp8core.timing.Stopwatch` does not serve here: `bench.served` times older checkouts, whose fp8core has none.
+    """
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
     begin.record()
