@@ -5,11 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from fp8core.checkpoint import experts
 from fp8core.checkpoint.running import Progress, Work, check, run
-from fp8core.checkpoint.schemes import MXFP8, Scheme, quantization_config, scheme_to_write
+from fp8core.checkpoint.schemes import MXFP8, Scheme, quantization_config, scheme_to_write, static_scale
 from fp8core.checkpoint.selection import module_of, selection
 from fp8core.checkpoint.source import CONFIG, INDEX, RECORD, Extra, Source, open_source
 from fp8core.checkpoint.verdicts import Verdict, verdicts_of
@@ -237,12 +235,10 @@ def _checked(input_scales: Mapping[str, float] | None, scheme: Scheme) -> dict[s
         raise CheckpointError(f"input_scales needs to be given with scheme static and with no other, got {got}")
     scales: dict[str, float] = {}
     for module, given in (input_scales or {}).items():
-        number = type(given) is not bool and isinstance(given, int | float | np.floating)
-        with np.errstate(over="ignore"):
-            scale = np.float32(given) if number else np.float32(0)
-        if not 0 < scale < np.inf:
+        scale = static_scale(given)
+        if scale is None:
             raise CheckpointError(f"input_scales needs numbers above 0 that float32 has, got {given!r} for {module}")
-        scales[module] = float(scale)
+        scales[module] = scale
     return scales
 
 

@@ -4,6 +4,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
+import numpy as np
+
 from fp8core.checkpoint.kinds import numbered, tower_of
 from fp8core.errors import CheckpointError
 from fp8core.problem import BLOCK_128, PER_CHANNEL, PER_TENSOR, GroupShape, ScaleFormat
@@ -139,3 +141,12 @@ def _from_its_layer(module: str) -> str | None:
     parts = module.split(".")
     first = next((at for at, part in enumerate(parts) if part.isdigit()), 0)
     return ".".join(parts[first - 1 :]) if first else None
+
+
+def static_scale(given: object) -> float | None:
+    """Return the scale of a layer's inputs as float32 has it, or None of what is no number above 0 there."""
+    if type(given) is bool or not isinstance(given, int | float | np.floating):
+        return None
+    with np.errstate(over="ignore", under="ignore"):
+        scale = np.float32(given)
+    return float(scale) if 0 < scale < np.inf else None

@@ -1,7 +1,7 @@
 """`FrozenLinear`: the parameters of an FP8 layer, and how they are moved, cast, saved, loaded and copied."""
 
 from collections.abc import Callable
-from typing import Any, Final, NoReturn, Self
+from typing import Any, Final, NoReturn, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from fp8core.torch.joints import JOINTS, alone
 SCALES: Final = "weight_scale", "input_scale"
 KEPT: Final = {"weight": tuple(FORMATS), **dict.fromkeys(SCALES, ("float32",))}
 """What no cast of a module changes, and the dtypes that it has."""
+Layer = TypeVar("Layer", bound="FrozenLinear")
 Prepared = tuple[Any, Any, Any, Any, Callable[[Any], Any]]
 """Parameters, and the call of the layer that was made of them; others make a new one."""
 
@@ -103,3 +104,13 @@ class FrozenLinear(nn.Linear):
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self.weight = nn.Parameter(self.weight.detach().view(codes), requires_grad=False)
         align_rows_(self.weight)
+
+
+def without_values(kind: type[Layer], linear: nn.Linear, **options: Any) -> Layer:
+    """Return a layer of the class in the place of another: of its extents, on the meta device, with no values yet."""
+    bias, own = linear._parameters["bias"], linear.weight.dtype
+    dtype = own if bias is None else bias.dtype
+    made = kind(linear.in_features, linear.out_features, bias is not None, "meta", dtype, **options)
+    made.compute_dtype = own
+    made.train(linear.training)
+    return made

@@ -1,14 +1,14 @@
 """`Linear`: ``torch.nn.Linear`` with a frozen FP8 weight."""
 
 from functools import partial
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self
 
 import torch
 from torch import Tensor, is_grad_enabled, nn
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
-from fp8core.checkpoint.schemes import SCHEMES, scheme_of
+from fp8core.checkpoint.schemes import SCHEMES, scheme_of, static_scale
 from fp8core.core.specs import flag
 from fp8core.errors import DTypeError, LayoutError, ScaleError
 from fp8core.interop import dtype_name
@@ -17,7 +17,7 @@ from fp8core.ops.layer import QUANTIZE_WEIGHT_CALLS
 from fp8core.ops.quantize import quantize_by
 from fp8core.problem import BLOCK_128, FORMATS, GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, GroupShape
 from fp8core.torch.aligned import empty_codes, is_read_by_rows, refuse_gaps_in_exports
-from fp8core.torch.frozen import FrozenLinear, Prepared
+from fp8core.torch.frozen import FrozenLinear, Prepared, without_values
 from fp8core.torch.gradients import BothModes, StraightThrough
 from fp8core.torch.input_dtypes import any_autocast, as_autocast, bias_of_autocast, refuse_codes
 
@@ -25,7 +25,6 @@ INPUTS: Final = {PER_CHANNEL: PER_TOKEN, PER_TENSOR: PER_TENSOR, BLOCK_128: GROU
 """How inputs are quantized beside weights of these groups, where their scale is not given."""
 OPTIONS: Final = "scheme", "use_fast_accum", "batch_invariant"
 """What a layer is prepared with beside its parameters."""
-Layer = TypeVar("Layer", bound="Linear")
 
 
 class Linear(FrozenLinear):
@@ -127,7 +126,12 @@ class Linear(FrozenLinear):
             weight_dtype: as for the class.
             use_fast_accum: as for the class.
             batch_invariant: as for the class.
+
+        Raises:
+            ScaleError: input_scale is no number above 0 that float32 has, or the scheme has none.
         """
+        if input_scale is not None and static_scale(input_scale) is None:
+            raise ScaleError(f"input_scale needs a number above 0 that float32 has, got {input_scale!r}")
         source, bias = linear.weight.detach(), linear._parameters["bias"]
         made = without_values(
             cls,
@@ -292,13 +296,3 @@ class Linear(FrozenLinear):
 def _of_values(layer: Fp8Linear, x: Any) -> Any:
     refuse_codes(x)
     return layer(x)
-
-
-def without_values(kind: type[Layer], linear: nn.Linear, **options: Any) -> Layer:
-    """Return a layer of the class in the place of another: of its extents, on the meta device, with no values yet."""
-    bias, own = linear._parameters["bias"], linear.weight.dtype
-    dtype = own if bias is None else bias.dtype
-    made = kind(linear.in_features, linear.out_features, bias is not None, "meta", dtype, **options)
-    made.compute_dtype = own
-    made.train(linear.training)
-    return made

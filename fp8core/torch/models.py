@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fp8core.checkpoint import schemes
-from fp8core.checkpoint.schemes import scheme_of
+from fp8core.checkpoint.schemes import scheme_of, static_scale
 from fp8core.errors import CheckpointError, DeviceError, LayoutError, ScaleError
 from fp8core.torch.layers import is_offloaded, layers_of, sorted_layers
 from fp8core.torch.linear import Linear
@@ -85,8 +85,8 @@ def quantize_model_(
         if name not in found.chosen:
             reason = found.kept.get(name, "the model has no such layer")
             raise ScaleError(f"input_scales needs layers to be quantized, got {name!r}: {reason}")
-        if not 0 < scale < float("inf"):
-            raise ScaleError(f"input_scales needs positive numbers, got {scale} for {name!r}")
+        if static_scale(scale) is None:
+            raise ScaleError(f"input_scales needs numbers above 0 that float32 has, got {scale!r} for {name!r}")
     quantized = tuple(found.chosen)
     for name in quantized:
         places = found.chosen.pop(name)

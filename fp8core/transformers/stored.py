@@ -10,7 +10,7 @@ from fp8core.checkpoint.files import DTYPES
 from fp8core.errors import CheckpointError, DeviceError
 from fp8core.torch import Linear
 from fp8core.torch.aligned import align_rows_
-from fp8core.torch.linear import without_values
+from fp8core.torch.frozen import without_values
 
 
 class Stored(NamedTuple):

@@ -231,7 +231,7 @@ def test_inputs_that_are_not_finite_are_named():
     [
         ({"input_scales": {"lm_head": 1.0}}, ScaleError, r"got 'lm_head': its name says head or pooler"),
         ({"input_scales": {"third": 1.0}}, ScaleError, "got 'third': the model has no such layer"),
-        ({"input_scales": {"first.up": 0.0}}, ScaleError, "positive numbers, got 0.0 for 'first.up'"),
+        ({"input_scales": {"first.up": 0.0}}, ScaleError, "numbers above 0 that float32 has, got 0.0 for 'first.up'"),
         ({"input_scales": {"first.up": 1.0}, "scheme": "block"}, ScaleError, "static needs the scheme"),
         ({"scheme": "token"}, CheckpointError, "scheme needs one of"),
     ],
