@@ -194,6 +194,47 @@ def test_a_launch_that_reads_early_is_made_again_if_a_write_has_come_since_that_
             prefetch.wrote(pending)
 
 
+def test_a_weight_is_watched_before_its_first_launch(monkeypatch):
+    """A write of another thread right after that launch is announced, though the layer was not known before."""
+    monkeypatch.setattr(device, "capturing", lambda stream: False)
+    history, weight, made = WeightHistory(), at(0), []
+
+    def late(*_):
+        made.append("late")
+        if len(made) == 1:
+            prefetch.wrote(prefetch.overwrites([(weight.data_ptr(), weight.data_ptr() + 1)], 0))
+
+    result = {4: NewArray((8,), "float32")}
+    planned = Planned(late, prefetching=lambda: lambda *_: made.append("early"))
+    operation = Operation(
+        ("x", "weight", "scale", "bias", "out"), lambda *_: Described(result, lambda: planned, lambda: "said")
+    )
+    for _ in range(3):
+        operation((at(0), weight, None, None, None), None, None, history)
+    assert made == ["late", "late", "early"]
+
+
+@pytest.mark.parametrize(("stream", "recorded"), [(0, ["early", "late"]), (8, ["early"])])
+def test_a_capture_records_a_launch_again_only_if_the_capture_has_the_write(monkeypatch, stream, recorded):
+    """A write of a stream that is not captured does not concern the replays, which would make both launches."""
+    monkeypatch.setattr(prefetch, "capture_of", lambda of: 3 if of == 0 else 0)
+    history, weight, made = WeightHistory(), at(0), []
+    places, spans = [0, weight.data_ptr(), 0, 0], [(0, 0), (0, weight.nbytes), (0, 0), (0, 0)]
+
+    def early(*_):
+        made.append("early")
+        prefetch.wrote(prefetch.overwrites([(weight.data_ptr(), weight.data_ptr() + 1)], stream))
+
+    result = {4: NewArray((8,), "float32")}
+    planned = Planned(lambda *_: made.append("late"), prefetching=lambda: early)
+    operation = Operation(
+        ("x", "weight", "scale", "bias", "out"), lambda *_: Described(result, lambda: planned, lambda: "said")
+    )
+    history.know(places, spans, 0)
+    operation((at(0), weight, None, None, None), None, None, history)
+    assert made == recorded
+
+
 def test_what_is_written_in_place_has_a_new_version():
     x = torch.from_numpy(fresh((4, 64), "float32"))
     out = fp8core.quantize(x)
