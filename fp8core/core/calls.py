@@ -122,6 +122,8 @@ class Call:
             writes, early = waits.writes, waits.may_prefetch(work, addresses)
             if early:
                 launch = self.early or self.prefetching()
+            else:
+                waits.watch(work, addresses, self.regions.spans)
         if not self._scratch:
             launch(work, *addresses)
         elif self.allocate_scratch is None:
@@ -136,7 +138,7 @@ class Call:
         if waits is not None:
             if not early:
                 waits.waited(work, addresses, self.regions.spans, writes)
-            elif waits.writing or waits.writes != writes:  # by another thread: what it launched may be before this
+            elif (waits.writing or waits.writes != writes) and waits.overtaken(work):  # by a launch of another thread
                 self.run(work, addresses, pool, None)  # once more, and late
 
 

@@ -9,7 +9,8 @@ be read early on a stream
 
 - after one launch there that did not (`WeightHistory.waited`), with the same addresses,
 - unless the library's own kernels have written to that memory since (`overwrites`), which they may still be doing, or
-  another thread is about to launch one that will;
+  another thread is about to launch one that will (a launch that reads early and finds this out once it has been made
+  is made again, late);
 
 and inside a graph capture, where nothing has run yet and a replay waits for what precedes it, unless the weight became
 known, or was written, within the same capture.
@@ -65,6 +66,8 @@ class _Watched:
         """Whose each range is, or was."""
         self._most = 0
         """With more ranges than these, those that no history has any more are left out."""
+        self._whole = True
+        """False amid a change of these lists, and after one that an exception has ended, as Ctrl-C may."""
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._forked)
 
@@ -80,7 +83,9 @@ class _Watched:
         """
         with self.lock:
             self.histories.add(history)
-            if len(self.starts) + len(history.ranges) > self._most:
+            anew = not self._whole or len(self.starts) + len(history.ranges) > self._most
+            self._whole = False
+            if anew:
                 owned = [(start, end, ref(each)) for each in self.histories for start, end in each.ranges]
                 owned.sort(key=itemgetter(0))
                 starts, owners = [start for start, _, _ in owned], [owner for _, _, owner in owned]
@@ -90,6 +95,7 @@ class _Watched:
             else:
                 for start, end in history.ranges:
                     self._insert(start, end, ref(history))
+            self._whole = True
             self.version += 1
             for examiner in list(self.examiners):
                 examiner.examined.clear()
@@ -110,6 +116,8 @@ class _Watched:
         """Return the histories that have, or had, a range which may overlap one of some others."""
         found: dict[WeightHistory, None] = {}
         with self.lock:
+            if not self._whole:
+                return list(self.histories)
             for start, end in written:
                 at = bisect_left(self.starts, end)  # ranges that start before its end
                 while at and self._reach[at - 1] > start:
@@ -128,9 +136,10 @@ class WeightHistory:
 
     def __init__(self) -> None:
         self.ranges: tuple[Range, ...] = ()
-        self._places: tuple[int, int, int] = (0, 0, 0)
-        self._waited_with: dict[int, tuple[int, int, int]] = {}
-        """By stream: the addresses with which a launch there waited."""
+        self._places: tuple[int, ...] = ()
+        """The addresses whose memory is watched."""
+        self._waited_with: dict[int, tuple[int, ...]] = {}
+        """By stream: the addresses with which a launch there waited, and the count of writes before it."""
         self._known_in = 0
         """The capture in which the addresses became known."""
         self._written_in: deque[int] = deque(maxlen=CAPTURES_KEPT)
@@ -142,11 +151,26 @@ class WeightHistory:
 
     def may_prefetch(self, stream: int, addresses: Sequence[int]) -> bool:
         """Return whether a launch on ``stream`` may read the weight at these addresses of a layer's operands early."""
-        places = addresses[WEIGHT], addresses[SCALE], addresses[BIAS]
-        if self._waited_with.get(stream) == places:
+        weight, scale, bias = addresses[WEIGHT], addresses[SCALE], addresses[BIAS]
+        if self._waited_with.get(stream) == (weight, scale, bias, self.writes):
             return True
         number = capture_of(stream)
-        return bool(number) and self._places == places and number not in (self._known_in, *self._written_in)
+        if not number or self._places != (weight, scale, bias):
+            return False
+        return number != self._known_in and number not in self._written_in
+
+    def overtaken(self, stream: int) -> bool:
+        """Return whether a launch that reads early may follow one that writes, where a write began meanwhile.
+
+        A launch in a capture follows those of the same capture only: others do not concern its replays.
+        """
+        number = capture_of(stream)
+        return not number or number in self._written_in
+
+    def watch(self, stream: int, addresses: Sequence[int], spans: Sequence[Range]) -> None:
+        """Watch the memory at these addresses before a launch waits: what writes there later on is announced."""
+        if self._places != (addresses[WEIGHT], addresses[SCALE], addresses[BIAS]):
+            self.know(addresses, spans, capture_of(stream))
 
     def waited(self, stream: int, addresses: Sequence[int], spans: Sequence[Range], writes: int) -> None:
         """Note that a launch on ``stream`` has waited for all that precedes it; in a capture it has not run.
@@ -158,23 +182,27 @@ class WeightHistory:
             writes: the count of writes before the launch. What another thread launches meanwhile may be behind it.
         """
         places = addresses[WEIGHT], addresses[SCALE], addresses[BIAS]
-        number = capture_of(stream)
-        self.know(addresses, spans, number)
-        if not number and stream != PER_THREAD:
-            self._waited_with[stream] = places
-            if self.writing or self.writes != writes:  # asked last: who begins to write counts first, and forgets then
-                self._waited_with.pop(stream, None)
+        if self._places != places:
+            self.know(addresses, spans, capture_of(stream))
+        if stream == PER_THREAD or self.writing or capture_of(stream):
+            return
+        with WATCHED.lock:
+            if self._places == places:  # or else another thread has moved the layer
+                self._waited_with[stream] = *places, writes  # which says nothing once a write has begun or ended
 
     def know(self, addresses: Sequence[int], spans: Sequence[Range], number: int) -> None:
         """Watch the memory at these addresses; ``number`` is that of the capture under way, or 0."""
         places = addresses[WEIGHT], addresses[SCALE], addresses[BIAS]
         if self._places == places:
             return
-        self._waited_with.clear()
-        self._places, self._known_in = places, number
         reached = [(addresses[at], *spans[at]) for at in (WEIGHT, SCALE, BIAS)]
-        self.ranges = tuple((at + start, at + end) for at, start, end in reached if start < end)
-        WATCHED.add(self)
+        with WATCHED.lock:
+            self._places = ()
+            self._waited_with.clear()
+            self.ranges = tuple((at + start, at + end) for at, start, end in reached if start < end)
+            WATCHED.add(self)
+            self._known_in = number
+            self._places = places  # at last: who finds these relies on being told of writes
 
     def overwritten(self, ranges: Sequence[Range], number: int) -> bool:
         """Forget what waited if one of ``ranges`` is the layer's, and return whether one is: `wrote` is to follow."""
@@ -191,8 +219,8 @@ class WeightHistory:
     def wrote(self) -> None:
         """Note that what `overwritten` announced has been launched, or will not be."""
         with WATCHED.lock:
+            self.writes += 1  # first: who finds nobody writing has to find this count
             self.writing -= 1
-            self.writes += 1
 
 
 def capture_of(stream: int) -> int:

@@ -9,14 +9,12 @@ import pytest
 
 import fp8core
 from fp8core import PER_TENSOR, LayoutError
-from fp8core.core import calls, memory, prefetch
+from fp8core.core import calls, memory
 from fp8core.core.calls import Described, NewArray, Planned
 from fp8core.core.explaining import explanation_of
 from fp8core.core.operation import Operation
-from fp8core.core.prefetch import WeightHistory
 from fp8core.ops.linear import LINEAR_CALLS
 from fp8core.problem import Target
-from fp8core.runtime import device
 from support.engines import fresh, fresh_fp8, fresh_scale
 
 torch = pytest.importorskip("torch")
@@ -140,58 +138,6 @@ def test_rows_between_the_rows_of_another_operand_are_memory_of_their_own():
     q, out = memory[:, :64].view(codes.dtype), memory[:, 64:].view(np.float16)
     fp8core.dequantize(q[:, :32], 0.5, dtype="float16", out=out)
     np.testing.assert_array_equal(out, (codes[:, :32].astype(np.float32) * np.float32(0.5)).astype(np.float16))
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_what_waits_on_the_stream_while_a_weight_is_about_to_be_written_is_not_relied_on(monkeypatch, fails):
-    """On the first call, on one of known signature, and on one that a guard recognizes."""
-    monkeypatch.setattr(device, "capturing", lambda stream: False)
-    history, weight = WeightHistory(), at(0)
-    places, spans = [0, weight.data_ptr(), 0, 0], [(0, 0), (0, weight.nbytes), (0, 0), (0, 0)]
-
-    def launch(*_):
-        history.waited(7, places, spans, history.writes)  # by another thread
-        if fails:
-            raise fp8core.BackendError("launching failed")
-
-    result = {1: NewArray((8,), "float32")}
-    operation = Operation(("x", "out"), lambda *_: Described(result, lambda: Planned(launch), lambda: "said"))
-    history.waited(7, places, spans, history.writes)
-    for _ in range(4):
-        assert history.may_prefetch(7, places)
-        with pytest.raises(fp8core.BackendError) if fails else nullcontext():
-            operation((at(0), weight), None)
-        assert not history.may_prefetch(7, places)
-        history.waited(7, places, spans, history.writes)
-
-
-@pytest.mark.parametrize("writes", ["nothing", "before the launch", "about to"])
-def test_a_launch_that_reads_early_is_made_again_if_a_write_has_come_since_that_was_decided(monkeypatch, writes):
-    """By another thread, between the decision and the launch: then the launch follows the writing kernel."""
-    monkeypatch.setattr(device, "capturing", lambda stream: False)
-    history, weight, made, pending = WeightHistory(), at(0), [], []
-    places, spans = [0, weight.data_ptr(), 0, 0], [(0, 0), (0, weight.nbytes), (0, 0), (0, 0)]
-
-    def early(*addresses):
-        made.append(("early", addresses))
-        if writes != "nothing":
-            pending[:] = prefetch.overwrites([(weight.data_ptr(), weight.data_ptr() + 1)], 0)
-            if writes == "before the launch":
-                prefetch.wrote(pending)
-
-    result = {4: NewArray((8,), "float32")}
-    planned = Planned(lambda *addresses: made.append(("late", addresses)), prefetching=lambda: early)
-    operation = Operation(
-        ("x", "weight", "scale", "bias", "out"), lambda *_: Described(result, lambda: planned, lambda: "said")
-    )
-    for _ in range(3):
-        made.clear()
-        history.waited(0, places, spans, history.writes)
-        operation((at(0), weight, None, None, None), None, None, history)
-        assert [which for which, _ in made] == ["early", *(["late"] if writes != "nothing" else [])]
-        assert len({addresses for _, addresses in made}) == 1
-        if writes == "about to":
-            prefetch.wrote(pending)
 
 
 def test_what_is_written_in_place_has_a_new_version():

@@ -2,6 +2,7 @@
 
 import random
 import threading
+from contextlib import nullcontext
 from itertools import accumulate
 
 import pytest
@@ -84,6 +85,47 @@ def test_a_launch_of_another_thread_may_come_before_the_write_that_has_been_anno
     assert not history.may_prefetch(7, PLACES)
     history.waited(7, PLACES, SPANS, history.writes)
     assert history.may_prefetch(7, PLACES)
+
+
+def test_what_waited_before_a_write_is_at_no_time_relied_on_after_it(captures, monkeypatch):
+    """Another thread may ask amid the noting, which is more than one step."""
+    monkeypatch.setattr(prefetch, "WATCHED", prefetch._Watched())
+    history = WeightHistory()
+    history.know(PLACES, SPANS, 0)
+    within, found = history.writes, []
+
+    class Noted(dict):
+        def __setitem__(self, stream, noted):
+            super().__setitem__(stream, noted)
+            found.append(history.may_prefetch(stream, PLACES))
+
+    history._waited_with = Noted()
+    written_over([WEIGHT], 7)
+    history.waited(7, PLACES, SPANS, within)  # launched before the writing kernel, noted after it
+    history.waited(7, PLACES, SPANS, history.writes)
+    assert found == [False, True]
+
+
+def test_what_waits_amid_the_end_of_a_write_is_not_relied_on_after_it(captures):
+    """The end of a write is two steps, between which another thread may note a launch that came before the write."""
+
+    class Ending(WeightHistory):
+        @property
+        def writing(self):
+            return self.calls
+
+        @writing.setter
+        def writing(self, calls):
+            ends, self.calls = calls < getattr(self, "calls", 0), calls
+            if ends:
+                self.waited(7, PLACES, SPANS, within)
+
+    history = Ending()
+    history.know(PLACES, SPANS, 0)
+    found = prefetch.overwrites([WEIGHT], 7)
+    within = history.writes
+    prefetch.wrote(found)
+    assert not history.may_prefetch(7, PLACES)
 
 
 def test_of_two_threads_that_write_the_last_one_counts(history):
@@ -236,6 +278,41 @@ def test_a_write_asks_no_weights_but_those_that_it_reaches(captures, monkeypatch
     found = prefetch.overwrites([(150_000, 150_010), (149_950, 151_001)], 7)
     assert set(found) == set(asked) == {histories[149], histories[150]}
     assert len(asked) == 2
+
+
+@pytest.mark.parametrize("which", ["starts", "_owners", "_reach"])
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_what_is_watched_is_found_amid_a_change_and_after_one_that_was_interrupted(
+    captures, monkeypatch, which, interrupted
+):
+    """By a destructor that a collection of garbage runs, and after Ctrl-C."""
+    watched = prefetch._Watched()
+    monkeypatch.setattr(prefetch, "WATCHED", watched)
+    histories = [WeightHistory() for _ in range(4)]
+    places = [[0, 1000 * at, 0, 0] for at in (2, 3, 4, 1)]
+    spans = [(0, 0), (0, 900), (0, 0), (0, 0)]
+    written = [(at, at + 1) for _, at, _, _ in places[:3]]
+    for history, at in zip(histories[:3], places, strict=False):
+        history.know(at, spans, 0)
+    found = []
+
+    class Changing(list):
+        def insert(self, at, one):
+            super().insert(at, one)
+            found.append(prefetch.overwrites(written, 7))
+            if interrupted:
+                raise KeyboardInterrupt
+
+    setattr(watched, which, Changing(getattr(watched, which)))
+    with pytest.raises(KeyboardInterrupt) if interrupted else nullcontext():
+        histories[3].know(places[3], spans, 0)
+    assert len(found) == 1
+    assert set(found[0]) >= set(histories[:3])
+    assert set(prefetch.overwrites(written, 7)) == set(histories[:3])
+    setattr(watched, which, list(getattr(watched, which)))
+    histories[3].know(places[3], spans, 0)
+    for history, at in zip(histories, places, strict=True):
+        assert prefetch.overwrites([(at[1], at[1] + 1)], 7) == [history]
 
 
 def test_a_destructor_amid_a_change_of_what_is_watched_may_make_calls(captures, monkeypatch):

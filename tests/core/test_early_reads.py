@@ -1,0 +1,118 @@
+"""Calls of layers whose weight may be read early, beside other threads that write to it: which launches are made."""
+
+from contextlib import nullcontext
+
+import pytest
+
+import fp8core
+from fp8core.core import prefetch
+from fp8core.core.calls import Described, NewArray, Planned
+from fp8core.core.operation import Operation
+from fp8core.core.prefetch import WeightHistory
+from fp8core.runtime import device
+
+torch = pytest.importorskip("torch")
+
+
+class Layer:
+    """A layer of nothing but a weight, whose calls note which launches they make."""
+
+    def __init__(self, late=lambda: None, early=lambda: None):
+        self.weight, self.history, self.made = torch.zeros(8), WeightHistory(), []
+        self.places = [0, self.weight.data_ptr(), 0, 0]
+        self.spans = [(0, 0), (0, self.weight.nbytes), (0, 0), (0, 0)]
+        planned = Planned(self.noted("late", late), prefetching=lambda: self.noted("early", early))
+        described = Described({4: NewArray((8,), "float32")}, lambda: planned, lambda: "said")
+        self.run = Operation(("x", "weight", "scale", "bias", "out"), lambda *_: described)
+
+    def noted(self, which, then):
+        def launch(*addresses):
+            self.made.append((which, addresses))
+            then()
+
+        return launch
+
+    def __call__(self):
+        self.run((torch.zeros(8), self.weight, None, None, None), None, None, self.history)
+
+    def waited(self, stream):
+        self.history.waited(stream, self.places, self.spans, self.history.writes)
+
+    def about_to_be_written(self, stream=0):
+        return prefetch.overwrites([(self.places[1], self.places[1] + 1)], stream)
+
+    def written(self, stream=0):
+        prefetch.wrote(self.about_to_be_written(stream))
+
+    @property
+    def launches(self):
+        return [which for which, _ in self.made]
+
+
+@pytest.fixture
+def no_capture(monkeypatch):
+    monkeypatch.setattr(device, "capturing", lambda stream: False)
+
+
+@pytest.mark.usefixtures("no_capture")
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_waits_on_the_stream_while_a_weight_is_about_to_be_written_is_not_relied_on(fails):
+    """On the first call, on one of known signature, and on one that a guard recognizes."""
+    layer = Layer()
+
+    def launch(*_):
+        layer.waited(7)  # by another thread
+        if fails:
+            raise fp8core.BackendError("launching failed")
+
+    result = {1: NewArray((8,), "float32")}
+    operation = Operation(("x", "out"), lambda *_: Described(result, lambda: Planned(launch), lambda: "said"))
+    layer.waited(7)
+    for _ in range(4):
+        assert layer.history.may_prefetch(7, layer.places)
+        with pytest.raises(fp8core.BackendError) if fails else nullcontext():
+            operation((torch.zeros(8), layer.weight), None)
+        assert not layer.history.may_prefetch(7, layer.places)
+        layer.waited(7)
+
+
+@pytest.mark.usefixtures("no_capture")
+@pytest.mark.parametrize("writes", ["nothing", "before the launch", "about to"])
+def test_a_launch_that_reads_early_is_made_again_if_a_write_has_come_since_that_was_decided(writes):
+    """By another thread, between the decision and the launch: then the launch follows the writing kernel."""
+    pending = []
+
+    def early():
+        if writes != "nothing":
+            pending[:] = layer.about_to_be_written()
+            if writes == "before the launch":
+                prefetch.wrote(pending)
+
+    layer = Layer(early=early)
+    for _ in range(3):
+        layer.made.clear()
+        layer.waited(0)
+        layer()
+        assert layer.launches == ["early", *(["late"] if writes != "nothing" else [])]
+        assert len({addresses for _, addresses in layer.made}) == 1
+        if writes == "about to":
+            prefetch.wrote(pending)
+
+
+@pytest.mark.usefixtures("no_capture")
+def test_a_weight_is_watched_before_its_first_launch():
+    """A write of another thread right after that launch is announced, though the layer was not known before."""
+    layer = Layer(late=lambda: layer.written() if len(layer.made) == 1 else None)
+    for _ in range(3):
+        layer()
+    assert layer.launches == ["late", "late", "early"]
+
+
+@pytest.mark.parametrize(("stream", "recorded"), [(0, ["early", "late"]), (8, ["early"])])
+def test_a_capture_records_a_launch_again_only_if_the_capture_has_the_write(monkeypatch, stream, recorded):
+    """A write of a stream that is not captured does not concern the replays, which would make both launches."""
+    monkeypatch.setattr(prefetch, "capture_of", lambda of: 3 if of == 0 else 0)
+    layer = Layer(early=lambda: layer.written(stream))
+    layer.history.know(layer.places, layer.spans, 0)
+    layer()
+    assert layer.launches == recorded
