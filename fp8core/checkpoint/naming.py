@@ -144,7 +144,11 @@ def weight_of_scale(scale: str) -> str | None:
 
 
 def other_quantization(names: Collection[str]) -> tuple[str, str] | None:
-    """Return a tensor of another quantization than FP8 and what that is, or None (of a set, or what is as fast)."""
+    """Return the name of a tensor of another quantization than FP8 and which that is, or None.
+
+    Args:
+        names: of all tensors, in a set or a mapping: names are looked up in it.
+    """
     endings = tuple(OTHERS)
     for name in names:
         if name.endswith(endings):

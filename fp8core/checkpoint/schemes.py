@@ -143,10 +143,15 @@ def _from_its_layer(module: str) -> str | None:
     return ".".join(parts[first - 1 :]) if first else None
 
 
-def static_scale(given: object) -> float | None:
+def static_scale(given: Any) -> float | None:
     """Return the scale of a layer's inputs as float32 has it, or None of what is no number above 0 there."""
-    if type(given) is bool or not isinstance(given, int | float | np.floating):
+    if getattr(given, "shape", None) == ():  # of NumPy or torch
+        given = given.item()
+    if type(given) is bool or not isinstance(given, int | float):
         return None
-    with np.errstate(over="ignore", under="ignore"):
-        scale = np.float32(given)
+    try:
+        with np.errstate(over="ignore", under="ignore"):
+            scale = np.float32(given)
+    except OverflowError:  # an integer beyond float64
+        return None
     return float(scale) if 0 < scale < np.inf else None

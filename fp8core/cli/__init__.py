@@ -36,7 +36,7 @@ for command in (
     demo.demo,
     bench.bench,
 ):
-    app.command(short_help=getdoc(command))(command)  # a help that is no short one is cut off in the list of commands
+    app.command(short_help=getdoc(command))(command)  # typer shortens longer ones in its list
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
-from fp8core.cli.terminal import console, errors
+from fp8core.cli.terminal import console, errors, line
 
 
 def demo(
@@ -37,4 +37,4 @@ def demo(
     work.show(report, console)
     if plot is not None:
         work.plot(report, plot)
-        console.print(f"Drawn: {plot}", soft_wrap=True)
+        line(f"Drawn: {plot}")

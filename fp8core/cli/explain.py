@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from fp8core.cli.targets import TARGETS, UNPROVEN, proven, target_named
@@ -105,9 +106,8 @@ def verdicts(explanation: "Explanation", place: str, shown: str) -> Table:
     made.add_column("reason")
     for verdict in explanation.verdicts:
         mark = " *" if verdict.status == "chosen" and _doubtful(explanation) else ""
-        made.add_row(
-            verdict.kernel, verdict.status + mark, verdict.reason.replace(place, shown), style=STYLES[verdict.status]
-        )
+        cells = verdict.kernel, verdict.status + mark, verdict.reason.replace(place, shown)
+        made.add_row(*map(escape, cells), style=STYLES[verdict.status])
     return made
 
 

@@ -3,9 +3,11 @@
 import sys
 from importlib import metadata
 
+from rich.markup import escape
+
 import fp8core
 from fp8core.cli.targets import UNPROVEN, proven
-from fp8core.cli.terminal import console, table
+from fp8core.cli.terminal import console, line, table
 from fp8core.problem import HOST
 from fp8core.runtime import device
 
@@ -23,16 +25,17 @@ def info() -> None:
     console.print(f"[bold]fp8core {fp8core.__version__}[/], Python {sys.version.split()[0]}", highlight=False)
     refusal = kernel_cache.refusal()
     unused = f", which is not used: {refusal}" if refusal else ""
-    console.print(f"Compiled kernels are kept in {kernel_cache.folder()}{unused}\n", highlight=False, soft_wrap=True)
+    line(f"Compiled kernels are kept in {kernel_cache.folder()}{unused}\n")
     for target in targets:
-        console.print(f"[bold]{target}[/]: {device.name(target.device)}, {target.multiprocessors} multiprocessors")
+        called = escape(device.name(target.device))
+        console.print(f"[bold]{target}[/]: {called}, {target.multiprocessors} multiprocessors")
     if not targets:
         console.print("[bold]No GPU[/]: the host engine runs everything, on arrays of NumPy, torch and JAX.")
-        console.print(f"  {device.why_none()}", style="dim", markup=False, highlight=False)
+        line(f"  {device.why_none()}", style="dim")
     for target in targets or [HOST]:
         features = table(f"What {target} can do", "feature", "able", "kernel, or why not")
         for feature, (able, reason) in fp8core.capabilities(target if targets else None).items():
-            features.add_row(feature, "[green]yes[/]" if able else "[yellow]no[/]", reason.replace("; ", "\n"))
+            features.add_row(feature, "[green]yes[/]" if able else "[yellow]no[/]", escape(reason.replace("; ", "\n")))
         console.print(features)
         if not proven(target):
             where = " (docs/how-to/amd.md)" if target.platform == "hip" else ""

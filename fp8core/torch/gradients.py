@@ -57,6 +57,7 @@ class BothModes(StraightThrough):
         """Keep what the gradients of both modes need."""
         StraightThrough.setup_context(ctx, inputs, output)
         ctx.save_for_forward(ctx.layer.weight, ctx.layer.weight_scale)
+        ctx.dtype = output.dtype
 
     @staticmethod
     def jvp(ctx: Any, of_x: Tensor | None, of_bias: Tensor | None, _: None) -> Tensor | None:
@@ -66,4 +67,4 @@ class BothModes(StraightThrough):
         if of_x is not None:
             wide: Tensor = dequantize(weight, scale, group_shape=ctx.layer.weight_group_shape, dtype=of_x.dtype)
             made = of_x @ wide.T if of_bias is None else of_x @ wide.T + of_bias
-        return made
+        return None if made is None else made.to(ctx.dtype)

@@ -1,7 +1,7 @@
 """The dtypes of what goes into a linear layer: those that torch.autocast asks for, and FP8, which needs its scale."""
 
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Final, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,19 +19,21 @@ any_autocast: Final[Callable[[], bool]] = torch._C._is_any_autocast_enabled
 
 def as_autocast(x: T) -> T | Tensor:
     """Return the input of a linear layer in the dtype that autocast gives it, if it does for the device of x."""
-    if not isinstance(x, Tensor):
-        return x
-    kind = x.device.type
-    if x.dtype not in CAST or not torch.is_autocast_enabled(kind):
-        return x
-    return x.to(torch.get_autocast_dtype(kind))
+    return x.to(torch.get_autocast_dtype(x.device.type)) if _is_cast(x) else x
 
 
 def bias_of_autocast(bias: Tensor | None, x: object) -> Tensor | None:
     """Return a bias for the results of an input that autocast has cast: in float32 as it is, else in their dtype."""
-    if bias is None or not isinstance(x, Tensor) or x.dtype not in CAST or bias.dtype in (torch.float32, x.dtype):
+    if bias is None or bias.dtype == torch.float32 or not _is_cast(x) or bias.dtype == x.dtype:
         return bias
     return bias.to(x.dtype)
+
+
+def _is_cast(x: object) -> TypeGuard[Tensor]:
+    """Return whether autocast casts an operand: where it is on for the operand's own device."""
+    if not any_autocast() or not isinstance(x, Tensor) or x.dtype not in CAST:
+        return False
+    return torch.is_autocast_enabled(x.device.type)
 
 
 def refuse_codes(x: object) -> None:

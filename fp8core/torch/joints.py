@@ -47,7 +47,8 @@ def follow(parts: Sequence[Tensor]) -> bool:
 def alone(part: Tensor) -> Tensor:
     """Return a tensor whose storage has nothing else, over the same memory; a copy where there are gaps in it.
 
-    What saves tensors takes those of one storage for one: accelerate stores the first alone, safetensors refuses them.
+    Programs that save tensors take those of one storage for the same tensor: accelerate stores only the first of them,
+    and safetensors refuses them.
     """
     if not part.is_contiguous():
         return part.contiguous()
@@ -57,8 +58,9 @@ def alone(part: Tensor) -> Tensor:
     if storage.nbytes() == part.nbytes:
         return part
     begin = part.storage_offset() * part.itemsize
-    made = torch.empty(0, dtype=part.dtype, device=part.device)
-    return made.set_(storage[begin : begin + part.nbytes], 0, part.shape, part.stride())
+    with torch.inference_mode(part.is_inference()):  # whatever mode the caller is in
+        made = torch.empty(0, dtype=part.dtype, device=part.device)
+        return made.set_(storage[begin : begin + part.nbytes], 0, part.shape, part.stride())
 
 
 JOINTS: Final = Joints()

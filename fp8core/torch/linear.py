@@ -130,14 +130,15 @@ class Linear(FrozenLinear):
         Raises:
             ScaleError: input_scale is no number above 0 that float32 has, or the scheme has none.
         """
-        if input_scale is not None and static_scale(input_scale) is None:
+        static = None if input_scale is None else static_scale(input_scale)
+        if input_scale is not None and static is None:
             raise ScaleError(f"input_scale needs a number above 0 that float32 has, got {input_scale!r}")
         source, bias = linear.weight.detach(), linear._parameters["bias"]
         made = without_values(
             cls,
             linear,
             scheme=scheme,
-            static=input_scale is not None,
+            static=static is not None,
             weight_dtype=weight_dtype,
             use_fast_accum=use_fast_accum,
             batch_invariant=batch_invariant,
@@ -150,8 +151,8 @@ class Linear(FrozenLinear):
         made.weight_scale = nn.Parameter(q.scale, requires_grad=False)
         if bias is not None:
             made.bias = nn.Parameter(bias.detach(), requires_grad=False)
-        if input_scale is not None:
-            scale = torch.full((1,), input_scale, dtype=torch.float32, device=source.device)  # whatever torch's default
+        if static is not None:
+            scale = torch.full((1,), static, dtype=torch.float32, device=source.device)  # whatever torch's default
             made.input_scale = nn.Parameter(scale, requires_grad=False)
         return made
 
@@ -239,10 +240,10 @@ class Linear(FrozenLinear):
         except LayoutError:
             if not isinstance(x, Tensor) or x.is_contiguous():
                 raise
-            result = kept[4](x.contiguous())
+            result = self._product(x.contiguous())
         except DTypeError:
             bias = own["bias"]
-            if not any_autocast() or bias_of_autocast(bias, x) is bias:
+            if bias_of_autocast(bias, x) is bias:
                 raise
             result = self._traced(x)
         except ScaleError:
@@ -258,7 +259,7 @@ class Linear(FrozenLinear):
         made: Tensor = linear(
             x,
             Quantized(self.weight, self.weight_scale, self.weight_group_shape),
-            bias=bias_of_autocast(self.bias, x) if any_autocast() else self.bias,
+            bias=bias_of_autocast(self.bias, x),
             input_scale=None if isinstance(x, Quantized) else self.input_scale,
             group_shape=self.group_shape,
             use_fast_accum=self.use_fast_accum,

@@ -195,7 +195,7 @@ def warm_up(model: nn.Module, rows: Iterable[int] = (1, 16), dtype: torch.dtype 
         for name, layer in model.named_modules():
             if isinstance(layer, Linear):
                 if layer.weight.is_meta:
-                    raise DeviceError(f"model needs its weights in memory, got {name or 'it'} on the meta device")
+                    raise DeviceError(f"model needs its weights in memory, got {name or 'a layer'} on the meta device")
                 own = layer.compute_dtype if dtype is None else dtype
                 for m in sizes:
                     layer(torch.zeros(m, layer.in_features, dtype=own, device=layer.weight.device))

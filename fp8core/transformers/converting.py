@@ -69,9 +69,10 @@ def convert_(model: Any) -> tuple[str, ...]:
                     converted.append(f"{name}.{at}.{projection}")
             unstacked.update(layout.patterns)
             model.set_submodule(name, experts)
-    for name in converted:
-        model.get_submodule(name).compute_dtype = model.dtype
     if converted:
+        dtype = _dtype(model)
+        for name in converted:
+            model.get_submodule(name).compute_dtype = dtype
         _take_over(model, unstacked)
     return tuple(converted)
 
@@ -124,6 +125,16 @@ def _roles(layout: Layout) -> tuple[tuple[str, tuple[str, ...]], ...]:
 
 def _is_fp8(codes: Tensor | None) -> bool:
     return codes is not None and codes.dtype in CODES
+
+
+def _dtype(model: nn.Module) -> torch.dtype:
+    """Return the dtype of what is not FP8 in a model, by the first of its parameters, as transformers does.
+
+    Its own ``model.dtype`` would be that of a weight in FP8, if such a one came first.
+    """
+    others = (module for module in model.modules() if not isinstance(module, Linear))
+    values = (x for module in others for x in module.parameters(recurse=False))
+    return next((x.dtype for x in values if x.is_floating_point()), torch.get_default_dtype())
 
 
 def _linear(name: str, module: nn.Linear) -> Linear:

@@ -95,6 +95,14 @@ def test_layers_of_other_methods(made_by, k):
     assert torch.equal(layer.dequantized(torch.float32), values)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_inputs_have_the_dtype_of_what_is_not_fp8_whatever_comes_first(dtype):
+    codes, scale, _ = channelwise()
+    model = nn.Sequential(of_fbgemm(codes, scale), nn.LayerNorm(48, dtype=dtype))
+    assert convert_(model) == ("0",)
+    assert model[0].compute_dtype == dtype
+
+
 def test_scales_that_no_layer_has():
     from transformers import LlamaConfig, LlamaModel
 

@@ -48,6 +48,20 @@ def test_brackets_in_names_are_shown(shown, tmp_path):
         assert "[red]" in out or "[/" in out, arguments
 
 
+def test_brackets_in_the_cache_folder_and_in_reasons_are_shown(fp8core_, tmp_path, monkeypatch):
+    from fp8core.cli.explain import verdicts
+    from fp8core.runtime import kernel_cache
+    from fp8core.table import Explanation, Verdict
+
+    monkeypatch.setattr(kernel_cache, "folder", lambda: tmp_path / "cache[red]")
+    assert f"kept in {tmp_path / 'cache[red]'}\n" in fp8core_("info")[1]
+    said = Explanation(None, (Verdict("generic", "unable", "needs a[m, k]"),))
+    console = Console(width=200, color_system=None)
+    with console.capture() as shown:
+        console.print(verdicts(said, "host", "host"))
+    assert "needs a[m, k]" in shown.get()
+
+
 def test_faults_name_their_tensors(shown, tmp_path):
     codes = np.full((4, 4), 0x7F, np.uint8)
     import ml_dtypes

@@ -252,6 +252,17 @@ def test_a_state_has_storages_of_its_own_over_the_same_memory(tmp_path):
     assert bits(again(x)) == before
 
 
+def test_a_state_taken_in_inference_mode_is_good_outside_of_it():
+    model = Holder((128, K), (64, K))
+    assert join_(model)
+    with torch.inference_mode():
+        state = model.state_dict()
+    assert not any(x.is_inference() for x in state.values())
+    model.load_state_dict(state, assign=True)
+    model.l1.weight_scale.fill_(2)
+    assert model.l1.weight_scale.eq(2).all()
+
+
 def test_accelerate_saves_all_layers(tmp_path):
     accelerate = pytest.importorskip("accelerate")
     safetensors = pytest.importorskip("safetensors.torch")

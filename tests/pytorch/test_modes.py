@@ -60,12 +60,32 @@ def test_gradients_inside_autocast_have_the_input_s_dtype():
     assert torch.equal(x.grad, wanted.float())
 
 
-def test_autocast_that_is_off_or_of_another_device_changes_nothing():
+@ways
+@pytest.mark.parametrize("trained", [False, True])
+def test_autocast_takes_inputs_that_are_copied_first_with_any_bias(trained, way):
+    layer, _ = layers(torch.float16)
+    x = torch.randn(64, 5).t().requires_grad_(trained)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = way(layer)(x)
+    assert torch.equal(found, layer.bfloat16()(x.detach().bfloat16()))
+
+
+@ways
+def test_autocast_that_is_off_or_of_another_device_changes_nothing(way):
     layer, _ = layers()
     x = torch.randn(5, 64)
+    wanted = layer(x)
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.autocast("cpu", enabled=False):
-        assert torch.equal(layer(x), layer(x.clone()))
-        assert layer(x).dtype == torch.float32
+        found = way(layer)(x)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, wanted)
+    torch.set_autocast_enabled("cuda", True)  # as torch.autocast does where there is a GPU
+    try:
+        assert torch.equal(way(layer)(x), wanted)
+        with pytest.raises(Exception, match="bias needs the dtype of the result, bfloat16, or float32, got float16"):
+            way(layer.half())(x.bfloat16())
+    finally:
+        torch.set_autocast_enabled("cuda", False)
 
 
 @pytest.mark.parametrize("of", ["x", "bias", "both"])
@@ -89,6 +109,17 @@ def test_forward_mode_gives_what_backward_gives(scheme, of):
         result = forward_ad.unpack_dual(torch.func.functional_call(layer, own, (given,)))
         assert torch.equal(result.primal, layer(x).detach())
         assert torch.allclose((result.tangent * weights).sum(), want, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("of", ["x", "bias", "both"])
+def test_forward_mode_gives_derivatives_of_the_result_s_dtype(of):
+    layer, _ = layers()  # whose bias is float32
+    x, bias = torch.randn(5, 64).bfloat16(), layer.bias.detach()
+    with forward_ad.dual_level():
+        given = x if of == "bias" else forward_ad.make_dual(x, torch.ones_like(x))
+        own = {} if of == "x" else {"bias": forward_ad.make_dual(bias, torch.ones_like(bias))}
+        result = forward_ad.unpack_dual(torch.func.functional_call(layer, own, (given,)))
+    assert result.primal.dtype == result.tangent.dtype == torch.bfloat16
 
 
 def test_forward_mode_of_a_compiled_layer_is_refused():

@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -97,7 +98,19 @@ def test_layers_are_warmed_up_with_inputs_of_their_dtype(dtype):
     assert seen[2:] == [torch.float16] * 2
 
 
-@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf"), 1e-60, 1e39, "0.5", True])
+@pytest.mark.parametrize("scale", [0.5, 2, np.float64(0.5), np.int64(2), np.array(0.5), torch.tensor(0.5)])
+def test_a_static_scale_is_a_number_of_python_numpy_or_torch(scale):
+    model = nn.Sequential(nn.Linear(64, 32))
+    wanted = Linear.from_linear(model[0], input_scale=float(scale)).input_scale
+    assert torch.equal(Linear.from_linear(model[0], input_scale=scale).input_scale, wanted)
+    quantize_model_(model, input_scales={"0": scale})
+    assert torch.equal(model[0].input_scale, wanted)
+
+
+NO_SCALES = [0.0, -1.0, float("nan"), float("inf"), 1e-60, 1e39, 10**400, "0.5", True, np.True_, torch.tensor(-1.0)]
+
+
+@pytest.mark.parametrize("scale", NO_SCALES)
 def test_a_static_scale_is_a_number_above_0_that_float32_has(scale):
     with pytest.raises(ScaleError, match="input_scale needs a number above 0 that float32 has, got"):
         Linear.from_linear(nn.Linear(64, 32), input_scale=scale)
