@@ -12,6 +12,7 @@ from fp8core.problem import FORMATS
 
 T = TypeVar("T")
 CODES: Final = frozenset(getattr(torch, name) for name in FORMATS)
+"""The dtypes of FP8."""
 CAST: Final = (torch.float32, torch.float16, torch.bfloat16)
 """What autocast casts: not float64, nor numbers that are no floats."""
 any_autocast: Final[Callable[[], bool]] = torch._C._is_any_autocast_enabled

@@ -9,16 +9,16 @@ from torch import Tensor, nn
 from fp8core.checkpoint.naming import NAMES
 from fp8core.errors import CheckpointError
 from fp8core.interop import dtype_name
-from fp8core.problem import BLOCK_128, FORMATS
+from fp8core.problem import BLOCK_128
 from fp8core.torch import Linear
 from fp8core.torch.aligned import align_rows_
+from fp8core.torch.input_dtypes import CODES
 from fp8core.transformers.config import METHOD, Fp8CoreConfig
 from fp8core.transformers.experts import DOWN, GATED, PLAIN, Experts, Layout, fits, layout_of
 from fp8core.transformers.names import has, transforms_of
 from fp8core.transformers.quantizer import Fp8CoreQuantizer
 from fp8core.transformers.stored import Stored, safetensors_dtype
 
-CODES: Final = frozenset(getattr(torch, name) for name in FORMATS)
 SCALES: Final = [one.suffix[1:] for one in NAMES if one.role == "scale"]
 INPUT_SCALES: Final = [one.suffix[1:] for one in NAMES if one.role == "input_scale"]
 OF_TRANSFORMERS: Final = "transformers.integrations."

@@ -9,16 +9,8 @@ import pytest
 
 from fp8core.checkpoint import quantize_checkpoint
 from fp8core.errors import CheckpointError
-from support.checkpoints import left_in, model, write
-
-
-@pytest.fixture
-def source(tmp_path):
-    folder = tmp_path / "in"
-    folder.mkdir()
-    write(folder / "model.safetensors", model())
-    (folder / "config.json").write_text('{"model_type": "llama"}')
-    return folder
+from support.checkpoint_folders import source  # noqa: F401
+from support.checkpoints import left_in
 
 
 def refusing(call, number, where=lambda *_: True):
