@@ -11,6 +11,7 @@ from fp8core.features import features
 from fp8core.kernels.encodings import ceil_div
 from fp8core.kernels.gemm import generic, realigned
 from fp8core.kernels.gemm.blaslt.mapping import FOUR
+from fp8core.kernels.gemm.overlap import overlapped_us
 from fp8core.kernels.gemm.realigned import ALIGNMENT
 from fp8core.kernels.gemm.sm90 import decode_cost, tiled_cost
 from fp8core.kernels.gemm.sm90.decode import config_for
@@ -88,8 +89,7 @@ def generic_decode_us(p: ScaledMm) -> float:
     passes = ceil_div(p.m, shape.side) * (1 + PASS_ROW * shape.side) * p.n * p.k / PASS_BYTES_A_US
     codes = ceil_div(p.k, shape.warps) * (CODE_US + CODE_ROW_US * shape.side)
     slower = (1.0 if generic.is_aligned(p) else PASS_UNALIGNED) * (PASS_BLOCKWISE if generic.is_blocked(p) else 1.0)
-    found: float = PASS_START_US + slower * (passes**PASS_OVERLAP + codes**PASS_OVERLAP) ** (1 / PASS_OVERLAP)
-    return found
+    return PASS_START_US + slower * overlapped_us(PASS_OVERLAP, passes, codes)
 
 
 def generic_mma_us(p: ScaledMm) -> float:

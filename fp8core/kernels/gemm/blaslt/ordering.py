@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from fp8core.kernels.encodings import ceil_div
 from fp8core.kernels.gemm.blaslt.library import Library
+from fp8core.kernels.gemm.overlap import overlapped_us
 from fp8core.problem import BLOCK
 
 MEASURED_VERSIONS: Final = range(130100, 130200)
@@ -179,7 +180,7 @@ def us(work: Work, config: Config, workspace_bytes: int) -> float:
     if work.k % BLOCK:
         loads *= 1 + (UNALIGNED if work.k % SECTOR else SECTORS)
     memory = moved_bytes(work) / BYTES_A_US
-    found = LAUNCH_US + float((memory**OVERLAP + busy**OVERLAP + loads**OVERLAP) ** (1 / OVERLAP))
+    found = LAUNCH_US + overlapped_us(OVERLAP, memory, busy, loads)
     if counts_tiles(workspace_bytes):
         found += COUNTER_US
     if split_k > 1:

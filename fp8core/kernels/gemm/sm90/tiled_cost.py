@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Final, Literal, NamedTuple
 
 from fp8core.kernels.encodings import ceil_div
+from fp8core.kernels.gemm.overlap import overlapped_us
 from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K
 from fp8core.problem import ITEMSIZE, ScaledMm, Target
 
@@ -188,8 +189,7 @@ def us(problem: ScaledMm, tile: Tile | None = None) -> float:
     cool = rounds * k_blocks * k_block
     heat = (CHAIN_HEAT if scales_of(p) == "chain" else PROMOTED_HEAT) * cool / (cool + HOT_US)
     busy = cool * (1 + heat) + rounds * RESULT_US * results
-    together: float = (memory**OVERLAP + busy**OVERLAP) ** (1 / OVERLAP)
-    return START_US + FILL_US * (tile.rows + tile.columns) + max(together, crossing)
+    return START_US + FILL_US * (tile.rows + tile.columns) + max(overlapped_us(OVERLAP, memory, busy), crossing)
 
 
 @lru_cache(8192)
