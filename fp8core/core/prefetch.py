@@ -181,9 +181,8 @@ class WeightHistory:
             spans: where each of them begins and ends, in bytes from its address.
             writes: the count of writes before the launch. What another thread launches meanwhile may be behind it.
         """
+        self.watch(stream, addresses, spans)
         places = addresses[WEIGHT], addresses[SCALE], addresses[BIAS]
-        if self._places != places:
-            self.know(addresses, spans, capture_of(stream))
         if stream == PER_THREAD or self.writing or capture_of(stream):
             return
         with WATCHED.lock:
