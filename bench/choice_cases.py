@@ -4,6 +4,7 @@
 other models and ones like them, of sizes and numbers of rows that chance took, odd ones among them; "border" has small
 weights on both sides of where their layouts change. The half "judge" of "second" and "border" is blind: nothing is
 fitted to it, and no rule is changed for one of its products. None of its weights is in another list.
+"few" has products of up to 64 rows alone.
 "odd" has few products, for the times of kernels that take what others do not.
 """
 
@@ -73,7 +74,7 @@ MOST_OPERATIONS: Final = 4e12
 MOST_ROWS: Final = 16384
 ODD_SHAPES: Final = "4096x4096", "5000x4100", "12345x4096", "1537x7168", "14336x4101"
 ODD_ROWS: Final = 1, 8, 33, 64, 301, 2001
-BLIND: Final = "second", "border"
+BLIND: Final = "second", "border", "few"
 """Lists whose half "judge" is blind."""
 
 
@@ -104,7 +105,8 @@ TRANSPOSED: Final = {
 }
 """Weights as long along k as models have them along n."""
 FOURTH: Final = Drawn("fourth", THIRD.shapes | TRANSPOSED, 600, (FRESH, SECOND, THIRD, BORDER), (33, 4096))
-DRAWN: Final = {made.name: made for made in (FRESH, SECOND, THIRD, FOURTH, BORDER)}
+FEW: Final = Drawn("few", FOURTH.shapes, 1600, (FRESH, SECOND, THIRD, FOURTH, BORDER), (4, 64))
+DRAWN: Final = {made.name: made for made in (FRESH, SECOND, THIRD, FOURTH, BORDER, FEW)}
 LISTS: Final = ("models", *DRAWN, "odd")
 
 
