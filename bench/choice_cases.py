@@ -2,9 +2,9 @@
 
 "models" has layers of real models, a few numbers of rows each. "fresh", "second", "third" and "fourth" have layers of
 other models and ones like them, of sizes and numbers of rows that chance took, odd ones among them; "border" has small
-weights on both sides of where their layouts change. The half "judge" of "second" and "border" is blind: nothing is
+weights on both sides of where their layouts change. "few" has products of up to 64 rows alone, "many" of more, and
+"between" of as many as several kernels may be fastest for. The half "judge" of "few" and "many" is blind: nothing is
 fitted to it, and no rule is changed for one of its products. None of its weights is in another list.
-"few" has products of up to 64 rows alone.
 "odd" has few products, for the times of kernels that take what others do not.
 """
 
@@ -12,6 +12,7 @@ import hashlib
 import math
 import random
 from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import Final, NamedTuple
 
 from fp8core.ops.explain import explain_product
@@ -74,7 +75,7 @@ MOST_OPERATIONS: Final = 4e12
 MOST_ROWS: Final = 16384
 ODD_SHAPES: Final = "4096x4096", "5000x4100", "12345x4096", "1537x7168", "14336x4101"
 ODD_ROWS: Final = 1, 8, 33, 64, 301, 2001
-BLIND: Final = "second", "border", "few"
+BLIND: Final = "second", "border", "few", "many"
 """Lists whose half "judge" is blind."""
 
 
@@ -106,7 +107,9 @@ TRANSPOSED: Final = {
 """Weights as long along k as models have them along n."""
 FOURTH: Final = Drawn("fourth", THIRD.shapes | TRANSPOSED, 600, (FRESH, SECOND, THIRD, BORDER), (33, 4096))
 FEW: Final = Drawn("few", FOURTH.shapes, 1600, (FRESH, SECOND, THIRD, FOURTH, BORDER), (4, 64))
-DRAWN: Final = {made.name: made for made in (FRESH, SECOND, THIRD, FOURTH, BORDER, FEW)}
+MANY: Final = Drawn("many", FEW.shapes, 1000, (*FEW.others, FEW), (65, 8192))
+BETWEEN: Final = Drawn("between", FEW.shapes, 1000, (*MANY.others, MANY), (12, 64), (1e6, 150e6))
+DRAWN: Final = {made.name: made for made in (FRESH, SECOND, THIRD, FOURTH, BORDER, FEW, MANY, BETWEEN)}
 LISTS: Final = ("models", *DRAWN, "odd")
 
 
@@ -146,7 +149,7 @@ def cases(which: str = "models", modes: Iterable[str] = tuple(MODES)) -> list[Ca
     if which == "odd":
         weights = [tuple(map(int, shape.split("x"))) for shape in ODD_SHAPES]
         return [Case(mode, m, n, k) for n, k in weights for mode in ("row", "block") if mode in modes for m in ODD_ROWS]
-    found = list(_models(modes)) if which == "models" else [c for c in _drawn(DRAWN[which]) if c.mode in set(modes)]
+    found = list(_models(modes)) if which == "models" else [c for c in _drawn(which) if c.mode in set(modes)]
     return sorted(found, key=lambda case: number(str(case)))
 
 
@@ -163,12 +166,13 @@ def _models(modes: Iterable[str]) -> Iterator[Case]:
             yield from (Case(mode, m, n, k) for m in some)
 
 
-def _drawn(made: Drawn) -> list[Case]:
+@cache
+def _drawn(name: str) -> tuple[Case, ...]:
     """Return products of weights of which half are as models have them, and half are changed at random."""
-    chance, modes = random.Random(made.name), list(MODES)
+    made, chance, modes = DRAWN[name], random.Random(name), list(MODES)
     shapes, found = _weights(made.shapes), dict[Case, None]()
     known = {tuple(map(int, shape.split("x"))) for shape in _weights(SHAPES)}
-    known |= {(case.n, case.k) for other in made.others for case in _drawn(other)}
+    known |= {(case.n, case.k) for other in made.others for case in _drawn(other.name)}
     while len(found) < made.number:
         n, k = map(int, chance.choice(shapes).split("x"))
         if chance.random() < 0.5:
@@ -181,7 +185,7 @@ def _drawn(made: Drawn) -> list[Case]:
         least, most = made.weight_bytes
         if 2 * m * n * k <= MOST_OPERATIONS and (n, k) not in known and least <= n * k <= most:
             found[Case(modes[len(found) % len(modes)], m, n, k)] = None
-    return list(found)
+    return tuple(found)
 
 
 def _near(chance: random.Random, size: int, multiple: int) -> int:
