@@ -31,7 +31,7 @@ class How(NamedTuple):
     """The part of the features that it may ask for."""
     most: float = 0.5
     """What is left counts so much at most."""
-    unit: float = 1e-5
+    unit: float = 1e-4
     """Leaves are rounded to multiples of this."""
 
 

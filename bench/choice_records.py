@@ -2,14 +2,17 @@
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, Final, NamedTuple
 
 from bench.choice_cases import BLIND, MODES, Case
-from fp8core.kernels.gemm.blaslt import corrections, ordering
+from fp8core.kernels.gemm import corrections
+from fp8core.kernels.gemm.blaslt import ordering
+from fp8core.kernels.gemm.blaslt.corrections import corrected_us
 from fp8core.kernels.gemm.blaslt.rows import RELAYOUT_US
-from fp8core.kernels.gemm.sm90 import tiled_cost
+from fp8core.kernels.gemm.sm90 import decode_cost, tiled_cost
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.problem import ScaledMm, Target
 from fp8core.table import Kernel, Table, no_estimate
@@ -87,7 +90,8 @@ def gains(records: Iterable[Record]) -> Iterator[tuple[Record, float]]:
 def gains_today(records: Iterable[Record]) -> Iterator[tuple[Record, float]]:
     """Give each record and what tuning gains, if the table chose as this checkout does: on any machine."""
     for record in map(still, filter(whole, records)):
-        chosen = chosen_today(record) if record["rows"] else None
+        with on(record["device"]):
+            chosen = chosen_today(record) if record["rows"] else None
         if chosen is not None and (chosen.row is not None or [chosen.kernel, chosen.name] in record.get("far", ())):
             yield record, gain([row["us"] for row in record["rows"]], chosen.row)
 
@@ -102,13 +106,35 @@ def estimate(record: Record, row: Record) -> float | None:
     """Return the estimate of a candidate, as far as the record says enough."""
     if row["kernel"] == "sm90_tiled":
         tile = tile_of(row)
-        return None if tile is None else tiled_cost.us(problem_of(record), tile)
+        if tile is None:
+            return None
+        p = problem_of(record)
+        return tiled_cost.corrected_us(p, tile, tiled_cost.us(p, tile), record["device"])
     if row["kernel"] not in ("cublaslt", "cublaslt_relayout"):
         return SCALED_MM.kernel(row["kernel"]).us(problem_of(record))
     if not row["channels"]:
         return None
     more = RELAYOUT_US if row["kernel"].endswith("_relayout") else 0.0
-    return corrections.corrected_us(work_of(record), config_of(row), row["workspace"], record["device"]) + more
+    return corrected_us(work_of(record), config_of(row), row["workspace"], record["device"]) + more
+
+
+@contextmanager
+def on(gpu: str) -> Iterator[None]:
+    """Let estimates be those for a model of GPU meanwhile, whatever this machine has."""
+    kept = corrections.gpu_of
+    vars(corrections)["gpu_of"] = lambda _: gpu
+    forget()
+    try:
+        yield
+    finally:
+        vars(corrections)["gpu_of"] = kept
+        forget()
+
+
+def forget() -> None:
+    """Empty the memories of estimates that were made by other numbers, or for another GPU."""
+    for kept in (corrections.trees_of, tiled_cost.ranking, decode_cost.us, decode_cost.corrected_us):
+        kept.cache_clear()
 
 
 def tile_of(row: Record) -> tiled_cost.Tile | None:
@@ -149,7 +175,10 @@ class Chosen(NamedTuple):
 
 
 def chosen_today(record: Record) -> Chosen | None:
-    """Return what the table of this checkout chooses for a record's product, or None if there is nothing."""
+    """Return what the table of this checkout chooses for a record's product, or None if there is nothing.
+
+    To be called while estimates are `on` the record's GPU.
+    """
     rows = record["rows"]
     problem = problem_of(record)
     best: dict[str, int] = {}

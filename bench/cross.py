@@ -6,9 +6,8 @@ from typing import Final
 
 from bench import fit_estimates
 from bench.choice_cases import number
-from bench.choice_records import Record, gains_today, latest
-from fp8core.kernels.gemm.blaslt import corrections
-from fp8core.kernels.gemm.sm90 import decode_cost, tiled_cost
+from bench.choice_records import Record, forget, gains_today, latest
+from fp8core.kernels.gemm import corrections
 
 DECIDING: Final = "ordering", "tiled_cost", "decode_cost"
 """The models that choose."""
@@ -29,7 +28,7 @@ def fitted(records: Sequence[Record], steps: int) -> Iterator[None]:
         for model in models:
             fit_estimates.search(model, model.samples(records), steps)
         gpu = records[0]["device"]
-        grown = corrections.read({gpu: fit_estimates.grown(list(records))})
+        grown = {gpu: fit_estimates.grown(list(records))}
         vars(corrections)["trees"] = lambda: grown
         forget()
         yield
@@ -38,12 +37,6 @@ def fitted(records: Sequence[Record], steps: int) -> Iterator[None]:
             constant.put(constant.value)
         vars(corrections)["trees"] = trees
         forget()
-
-
-def forget() -> None:
-    """Empty the memories of estimates that were made by other constants."""
-    tiled_cost.by_cost.cache_clear()
-    decode_cost.us.cache_clear()
 
 
 def crossed(records: Sequence[Record], parts: int, steps: int) -> Iterator[tuple[Record, float]]:

@@ -4,7 +4,7 @@
 
 Records are those of `bench.choice`, without its blind half: docs/results/choice if none are named. The lines of
 `ordering`, `tiled_cost`, `decode_cost` and `fallback_cost` that hold constants are printed, and with --write put in
-their places; so are the trees of `blaslt/corrections.json`, for what the first of them cannot say. The search
+their places; so are the trees of `corrections.json`, for what the first three cannot say. The search
 begins at what the sources contain. With --check the exit status says whether they are current: the trees the same, and
 the constants nearly as good as what it finds. Constants are of an H200; for another model of GPU, by its name, there
 are trees alone (docs/dev/fitting-estimates.md).
@@ -27,22 +27,24 @@ from bench import boosting
 from bench.choice_records import MEASURED, Record, report
 from bench.fit_samples import (
     CONSTANTS_FALL,
-    TREES_FALL,
+    Asked,
     Sample,
+    asked_of_decode,
+    asked_of_library,
+    asked_of_tiles,
     of_decode,
     of_fallbacks,
     of_library,
     of_tiles,
-    offers,
     records_of,
 )
-from fp8core.kernels.gemm import fallback_cost
-from fp8core.kernels.gemm.blaslt import corrections, ordering
+from fp8core.kernels.gemm import corrections, fallback_cost
+from fp8core.kernels.gemm.blaslt import ordering
 from fp8core.kernels.gemm.sm90 import decode_cost, tiled_cost
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 RUNS: Final = ROOT / "docs" / "results" / "choice"
-CORRECTIONS: Final = ROOT / "fp8core" / "kernels" / "gemm" / "blaslt" / corrections.FILE
+CORRECTIONS: Final = ROOT / "fp8core" / "kernels" / "gemm" / corrections.FILE
 ERROR: Final = 0.04
 """Of the logarithm of a time; from here on an error counts linearly, not by its square."""
 PRIOR: Final = 0.02
@@ -161,6 +163,16 @@ MODELS: Final = {
 }
 
 
+ASKED: Final[dict[str, Callable[[Iterable[Record]], Iterable[Asked]]]] = {
+    "cublaslt": asked_of_library,
+    "sm90_tiled": asked_of_tiles,
+    "sm90_decode": asked_of_decode,
+}
+"""What trees are fitted to, by the kernels that they are for."""
+FAR: Final = 0.7
+"""A time whose logarithm differs by more than this from its estimate's is a mishap of its run."""
+
+
 def put_in_place(model: Model) -> None:
     """Write the lines of a model into its source, each in the place of the one that begins alike."""
     source = Path(str(model.module.__file__))
@@ -219,29 +231,43 @@ def search(model: Model, samples: list[Sample], steps: int = STEPS) -> Fit:
     return Fit(1 - after / before if before else 0.0, float(np.std(last[near])))
 
 
-Grown = tuple[list[tuple[str, float]], list[int]]
-"""A tree with the names of its features."""
+Grown = dict[str, list[corrections.Raw]]
+"""Trees by the kernels that they are for, with the names of features."""
 
 
-def grown(records: list[Record]) -> list[Grown]:
-    """Return the trees, with the names of their features."""
-    measured = offers(records, TREES_FALL)
-    estimates = [ordering.us(*key) for key in measured]
-    asked = np.array([corrections.features(*key, us) for key, us in zip(measured, estimates, strict=True)])
-    wanted = np.log([us for us, _ in measured.values()]) - np.log(estimates)
-    names = corrections.Features._fields
-    trees = boosting.fit(asked, wanted, np.array([weight for _, weight in measured.values()]))
-    return [([(names[number], above) for number, above in cuts], leaves) for cuts, leaves in trees]
+def grown(records: list[Record]) -> Grown:
+    """Return the trees of each kernel that has some."""
+    return {kernel: trees(asked(records)) for kernel, asked in ASKED.items()}
 
 
-def written(trees: list[Grown], gpu: str) -> str:
+def trees(asked: Iterable[Asked]) -> list[corrections.Raw]:
+    """Return trees that are fitted to what times differ from their estimates by."""
+    some = [one for one in asked if abs(math.log(one.us / one.estimate)) <= FAR]
+    names = some[0].features._fields  # type: ignore[attr-defined]
+    wanted = np.array([math.log(one.us / one.estimate) for one in some])
+    made = boosting.fit(np.array([one.features for one in some]), wanted, np.array([one.weight for one in some]))
+    return [([(names[number], above) for number, above in cuts], leaves) for cuts, leaves in made]
+
+
+def written(made: Grown, gpu: str) -> str:
     """Return the file of the trees, with those of other models of GPU as they are."""
     known: dict[str, Any] = json.loads(CORRECTIONS.read_text(encoding="utf-8"))["trees"]
-    parts = []
-    for name, all_ in sorted({**known, gpu: trees}.items()):
-        lines = ",\n".join(f"  {json.dumps(tree, separators=(',', ':'))}" for tree in all_)
-        parts.append(f"{json.dumps(name)}: [\n{lines}\n]")
-    return f'{{"made by": "python -m bench.fit_estimates --write", "trees": {{\n{",".join(parts)}}}}}\n'
+
+    def text_of(kernels: Grown) -> str:
+        return members({kernel: lines_of(all_) for kernel, all_ in kernels.items()})
+
+    texts = members({name: text_of(kernels) for name, kernels in {**known, gpu: made}.items()})
+    return f'{{"made by": "python -m bench.fit_estimates --write", "trees": {texts}}}\n'
+
+
+def members(texts: dict[str, str]) -> str:
+    """Return an object as JSON whose values are, with a line for each."""
+    return "{\n" + ",\n".join(f"{json.dumps(name)}: {text}" for name, text in sorted(texts.items())) + "}"
+
+
+def lines_of(all_: Iterable[corrections.Raw]) -> str:
+    """Return trees as JSON, each in a line."""
+    return "[\n" + ",\n".join(json.dumps(tree, separators=(",", ":")) for tree in all_) + "]"
 
 
 def main() -> int:

@@ -9,6 +9,7 @@ from bench.choice_records import Record, config_of, every, is_of_today, part, pr
 from fp8core.kernels.encodings import ceil_div
 from fp8core.kernels.gemm import fallback_cost
 from fp8core.kernels.gemm.blaslt import ordering
+from fp8core.kernels.gemm.blaslt.corrections import features as library_features
 from fp8core.kernels.gemm.blaslt.mapping import FOUR
 from fp8core.kernels.gemm.sm90 import decode_cost, tiled_cost
 from fp8core.kernels.gemm.sm90.decode import config_for
@@ -65,6 +66,39 @@ def offers(records: Iterable[Record], fall: float) -> dict[Offer, tuple[float, f
     }
 
 
+class Asked(NamedTuple):
+    """What trees are fitted to."""
+
+    features: tuple[float, ...]
+    estimate: float
+    us: float
+    weight: float
+
+
+def asked_of_library(records: Iterable[Record]) -> Iterator[Asked]:
+    """Give the times of cuBLASLt's algorithms, with what is asked of each."""
+    for key, (us, weight) in offers(records, TREES_FALL).items():
+        estimate = ordering.us(*key)
+        yield Asked(library_features(*key, estimate), estimate, us, weight)
+
+
+def asked_of_tiles(records: Iterable[Record]) -> Iterator[Asked]:
+    """Give the times of sm90_tiled's tiles."""
+    for record, row, tile, weight in _tiles(records, TREES_FALL):
+        p = problem_of(record)
+        estimate = tiled_cost.us(p, tile)
+        yield Asked(tiled_cost.features(p, tile, estimate), estimate, mean_us(row), weight)
+
+
+def asked_of_decode(records: Iterable[Record]) -> Iterator[Asked]:
+    """Give the times of sm90_decode."""
+    for record, row in _decodes(records):
+        p = problem_of(record)
+        config = config_for(p)
+        estimate = decode_cost.launch_us(p, config)
+        yield Asked(decode_cost.features(p, config, estimate), estimate, mean_us(row), 1.0)
+
+
 def of_library(records: Iterable[Record]) -> list[Sample]:
     """Return the times of cuBLASLt's algorithms."""
     return [
@@ -73,27 +107,37 @@ def of_library(records: Iterable[Record]) -> list[Sample]:
     ]
 
 
+def _tiles(records: Iterable[Record], fall: float) -> Iterator[tuple[Record, Record, tiled_cost.Tile, float]]:
+    for record in records:
+        for row, weight in rows_of(record, "sm90_tiled", fall):
+            tile = tile_of(row)
+            if tile is not None and is_of_today(record, row):
+                yield record, row, tile, weight
+
+
 def of_tiles(records: Iterable[Record]) -> list[Sample]:
     """Return the times of sm90_tiled's tiles."""
     found = []
-    for record in records:
-        for row, weight in rows_of(record, "sm90_tiled", CONSTANTS_FALL):
-            tile = tile_of(row)
-            if tile is not None and is_of_today(record, row):
-                p = problem_of(record)
-                found.append(Sample(lambda p=p, tile=tile: tiled_cost.us(p, tile), mean_us(row), weight))  # type: ignore[misc]
+    for record, row, tile, weight in _tiles(records, CONSTANTS_FALL):
+        p = problem_of(record)
+        found.append(Sample(lambda p=p, tile=tile: tiled_cost.us(p, tile), mean_us(row), weight))  # type: ignore[misc]
     return found
+
+
+def _decodes(records: Iterable[Record]) -> Iterator[tuple[Record, Record]]:
+    for record in records:
+        for row, _ in rows_of(record, "sm90_decode", 0.0):
+            if record["m"] <= MOST_ROWS and is_of_today(record, row):
+                yield record, row
 
 
 def of_decode(records: Iterable[Record]) -> list[Sample]:
     """Return the times of sm90_decode."""
     found = []
-    for record in records:
-        for row, weight in rows_of(record, "sm90_decode", 0.0):
-            if record["m"] <= MOST_ROWS and is_of_today(record, row):
-                p = problem_of(record)
-                config = config_for(p)
-                found.append(Sample(lambda p=p, c=config: decode_cost.launch_us(p, c), mean_us(row), weight))  # type: ignore[misc]
+    for record, row in _decodes(records):
+        p = problem_of(record)
+        config = config_for(p)
+        found.append(Sample(lambda p=p, c=config: decode_cost.launch_us(p, c), mean_us(row), 1.0))  # type: ignore[misc]
     return found
 
 

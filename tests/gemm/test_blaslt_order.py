@@ -3,12 +3,12 @@
 import re
 import sys
 from functools import partial
-from math import exp, inf
+from math import inf
 from pathlib import Path
 
 import pytest
 
-from fp8core.kernels.gemm.blaslt import corrections, query
+from fp8core.kernels.gemm.blaslt import query
 from fp8core.kernels.gemm.blaslt.corrections import corrected_us
 from fp8core.kernels.gemm.blaslt.library import find
 from fp8core.kernels.gemm.blaslt.mapping import product
@@ -135,14 +135,6 @@ def test_estimates_are_corrected_for_the_gpu_and_the_library_that_were_measured(
     for offer in query.algorithms(product(p)):
         config = Config.of(find("cuda"), offer.algorithm)
         assert offer.us == wanted(query.work_of(product(p)), config, offer.workspace_bytes)
-
-
-def test_a_correction_is_the_sum_of_the_leaves_that_a_product_comes_to(monkeypatch):
-    asked = corrections.Features(*range(len(corrections.Features._fields)))
-    grown = (([(3, 2.5), (5, 5.0)], [1, 2, 3000, 5]), ([(0, -1.0)], [0, 700]))
-    monkeypatch.setattr(corrections, "trees", lambda: {"a GPU": grown})
-    assert corrections.factor(asked, "a GPU") == pytest.approx(exp(0.037))
-    assert corrections.factor(asked, "another") == 1.0
 
 
 def test_corrections_are_small_against_the_estimates():

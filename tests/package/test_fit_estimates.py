@@ -9,7 +9,7 @@ import pytest
 from bench import boosting, cross, fit_estimates
 from bench.choice_records import MEASURED, key
 from bench.fit_estimates import Constant, Model, Sample, number, put_in_place, search
-from fp8core.kernels.gemm.blaslt import corrections
+from fp8core.kernels.gemm import corrections
 from support.bench_runs import python
 
 

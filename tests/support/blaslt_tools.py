@@ -8,7 +8,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
-from fp8core.kernels.gemm.blaslt import corrections
+from fp8core.kernels.gemm import corrections
+from fp8core.kernels.gemm.blaslt import corrections as blaslt_corrections
 from fp8core.kernels.gemm.blaslt import library as blaslt_library
 from fp8core.kernels.gemm.blaslt import query as blaslt_heuristic
 from fp8core.kernels.gemm.table import SCALED_MM
@@ -144,6 +145,7 @@ def forget() -> None:
     blaslt_library.find.cache_clear()
     blaslt_heuristic._ask.cache_clear()
     blaslt_heuristic.absence.cache_clear()
+    blaslt_corrections.gpu_of.cache_clear()
     corrections.gpu_of.cache_clear()
 
 

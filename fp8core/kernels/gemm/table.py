@@ -14,22 +14,33 @@ from fp8core.kernels.gemm.sm90.decode import SM90_DECODE, config_for
 from fp8core.kernels.gemm.sm90.decode_config import MOST_ROWS
 from fp8core.kernels.gemm.sm90.decode_unaligned import SM90_DECODE_UNALIGNED
 from fp8core.kernels.gemm.sm90.tiled import SM90_TILED
-from fp8core.kernels.gemm.sm90.tiled_cost import us as by_tiles
+from fp8core.kernels.gemm.sm90.tiled_cost import least_us, us
 from fp8core.problem import ScaledMm
 from fp8core.table import Refusal, Requirement, Table, Unknown
 
-ALWAYS_FASTER: Final = 32
-"""Up to so many rows no kernel was measured to be faster than sm90_decode: then nothing is compared."""
-MARGIN: Final = 1.05
-"""How many times the estimate of sm90_tiled that of sm90_decode may be: beside a quantization it overlaps more, and its
-sums are more exact."""
+MANY: Final = 33
+"""From so many rows on sm90_decode is compared with the library, too: with fewer, no product was found that goes to the
+library, and to ask it takes longer than to choose."""
+
+
+SURELY_LESS: Final = 0.7
+"""How many times the estimate of sm90_tiled that of sm90_decode may be without corrections, which take longer."""
+
+
+def _alone(p: ScaledMm) -> bool:
+    """Return whether there is nothing to compare: no other kernel with an estimate, or no time."""
+    nothing = not (p.m and p.n and p.k)
+    return nothing or p.m > MOST_ROWS or p.batch_invariant or SM90_TILED.refusal(p) is not None
 
 
 def _decode_pays(p: ScaledMm) -> bool:
-    few = p.m <= ALWAYS_FASTER or p.m > MOST_ROWS  # of more rows another requirement speaks
-    if few or p.batch_invariant or SM90_TILED.refusal(p) is not None:
+    if _alone(p) or decode_cost.us(p, config_for) <= SURELY_LESS * us(p):
         return True
-    return decode_cost.us(p, config_for) <= MARGIN * by_tiles(p)
+    return decode_cost.corrected_us(p, config_for) <= least_us(p)
+
+
+def _decode_us(p: ScaledMm) -> float | None:
+    return None if p.m < MANY or _alone(p) else decode_cost.corrected_us(p, config_for)
 
 
 DECODE_PAYS: Final = Requirement(
@@ -48,7 +59,9 @@ def _few_rows(p: ScaledMm) -> Refusal | Unknown | None:
 
 
 DECODE: Final = SM90_DECODE._replace(
-    prefers=(Requirement.of(_few_rows), DECODE_PAYS), rough=fallback_cost.on_hopper(fallback_cost.decode_us)
+    prefers=(Requirement.of(_few_rows), DECODE_PAYS),
+    us=_decode_us,
+    rough=fallback_cost.on_hopper(fallback_cost.decode_us),
 )
 ALIGNED: Final = (DECODE, SM90_TILED, SM89_DECODE, *CUBLASLT_ROWS, GFX9_DECODE, *HIPBLASLT_ROWS)
 """Rows that need operands in aligned rows."""

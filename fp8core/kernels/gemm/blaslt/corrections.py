@@ -1,17 +1,11 @@
-"""What times of cuBLASLt's algorithms differ from their estimates by: decision trees, for a model of GPU and a library.
+"""What is asked of a product and an algorithm of cuBLASLt for its estimate to be corrected (`..corrections`)."""
 
-`ordering.us` is off by what its terms cannot say, in a way that depends on the tile, the cluster and how full the
-device is (experiments/2026-11-choice). `corrections.json` is written by `python -m bench.fit_estimates --write`.
-"""
-
-import json
 import math
-from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib import resources
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from fp8core.kernels.encodings import ceil_div
+from fp8core.kernels.gemm import corrections
 from fp8core.kernels.gemm.blaslt.ordering import (
     MEASURED_VERSIONS,
     SECTOR,
@@ -23,14 +17,9 @@ from fp8core.kernels.gemm.blaslt.ordering import (
     whole_tiles,
 )
 from fp8core.problem import BLOCK, Target
-from fp8core.runtime import device
 
-FILE: Final = "corrections.json"
-LEAF: Final = 1e-5
-"""Leaves are whole multiples of this, of the logarithm of a time."""
-
-Tree = tuple[list[tuple[int, float]], list[int]]
-"""Pairs of a feature's number and a threshold, one for each level, and a leaf for each answer to all of them."""
+KERNEL: Final = "cublaslt"
+"""The name of these trees."""
 
 
 class Features(NamedTuple):
@@ -107,43 +96,16 @@ def features(work: Work, config: Config, workspace_bytes: int, estimate: float) 
     )
 
 
-@cache
-def trees() -> Mapping[str, tuple[Tree, ...]]:
-    """Return the trees of the file by the names of the GPU models whose times were measured."""
-    found: dict[str, Any] = json.loads(resources.files(__package__).joinpath(FILE).read_text(encoding="utf-8"))
-    return read(found["trees"])
-
-
-def read(named: Mapping[str, Sequence[Any]]) -> Mapping[str, tuple[Tree, ...]]:
-    """Return trees that ask for features by their names as ones that ask for them by their numbers."""
-    names = {name: number for number, name in enumerate(Features._fields)}
-    return {
-        gpu: tuple(([(names[name], above) for name, above in cuts], leaves) for cuts, leaves in grown)
-        for gpu, grown in named.items()
-    }
-
-
-def factor(asked: Features, gpu: str) -> float:
-    """Return how many times its estimate a product takes on a model of GPU: 1 on one that was not measured."""
-    total = 0
-    for cuts, leaves in trees().get(gpu, ()):
-        leaf = 0
-        for number, above in cuts:
-            leaf = 2 * leaf + (asked[number] > above)
-        total += leaves[leaf]
-    return math.exp(LEAF * total)
-
-
-def corrected_us(work: Work, config: Config, workspace_bytes: int, gpu: str) -> float:
+def corrected_us(work: Work, config: Config, workspace_bytes: int, gpu: str | None) -> float:
     """Return the microseconds that an algorithm takes on a model of GPU, by the library that was measured."""
     estimate = us(work, config, workspace_bytes)
-    if not config.channels:
+    if gpu is None or not config.channels:
         return estimate
-    return estimate * factor(features(work, config, workspace_bytes, estimate), gpu)
+    asked = features(work, config, workspace_bytes, estimate)
+    return estimate * corrections.factor(KERNEL, asked, Features._fields, gpu)
 
 
 @cache
 def gpu_of(target: Target, version: int | None) -> str | None:
     """Return the name of a GPU if it and a version of the library are among those that were measured."""
-    name = device.name(target.device) if version in MEASURED_VERSIONS else None
-    return name if name in trees() else None
+    return corrections.gpu_of(target) if version in MEASURED_VERSIONS else None

@@ -3,7 +3,7 @@
 import ctypes
 import hashlib
 import math
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 from typing import Final, NamedTuple
 
 from fp8core.errors import BackendError
@@ -11,7 +11,7 @@ from fp8core.features import features
 from fp8core.kernels.gemm.blaslt.corrections import corrected_us, gpu_of
 from fp8core.kernels.gemm.blaslt.descriptors import MODES, Layouts, Product, describe, pointers_of
 from fp8core.kernels.gemm.blaslt.library import Handle, Library, find
-from fp8core.kernels.gemm.blaslt.ordering import COUNTER_BYTES, MEASURED_VERSIONS, Config, Work, us
+from fp8core.kernels.gemm.blaslt.ordering import COUNTER_BYTES, MEASURED_VERSIONS, Config, Work
 from fp8core.problem import ITEMSIZE, Target
 from fp8core.runtime import device
 from fp8core.table import PLANS_KEPT, Refusal, Unknown
@@ -124,8 +124,7 @@ def heuristic(library: Library, handle: int, product: Product) -> tuple[Candidat
         *(candidate for candidate in dict.fromkeys(others) if candidate not in own and query.takes(candidate)),
     )
     work, gpu = work_of(product), gpu_of(product.target, library.version)
-    estimate = us if gpu is None else partial(corrected_us, gpu=gpu)
-    times = [estimate(work, Config.of(library, one.algorithm), one.workspace_bytes) for one in able]
+    times = [corrected_us(work, Config.of(library, one.algorithm), one.workspace_bytes, gpu) for one in able]
     estimated = (one._replace(us=time if math.isfinite(time) else None) for one, time in zip(able, times, strict=True))
     return tuple(sorted(estimated, key=lambda one: math.inf if one.us is None else one.us))
 

@@ -4,33 +4,37 @@ Layouts are chosen by estimates of their own (`decode_channels_config`, `decode_
 comparable with other kernels; these are.
 """
 
+import math
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Final, NamedTuple
 
 from fp8core.kernels.encodings import ceil_div
+from fp8core.kernels.gemm import corrections
 from fp8core.kernels.gemm.overlap import overlapped_us
-from fp8core.kernels.gemm.sm90.decode_config import DecodeConfig, width
+from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K, DecodeConfig, width
 from fp8core.kernels.gemm.sm90.decode_rows_config import SMALL_BYTES
 from fp8core.problem import ITEMSIZE, ScaledMm
 
-BYTES_A_US: Final = 4.587e6
+KERNEL: Final = "sm90_decode"
+"""The name of its corrections."""
+BYTES_A_US: Final = 4.562e6
 """From memory."""
 LINE_BYTES: Final = 128
 """Of the cache."""
-UNALIGNED: Final = 0.2908
+UNALIGNED: Final = 0.1301
 """The part by which the memory takes longer where rows do not begin at multiples of `SECTOR` bytes."""
-BUSY_UNALIGNED: Final = 0.6232
+BUSY_UNALIGNED: Final = 0.4476
 """The part by which multiprocessors take longer there."""
-SECTORS: Final = 0.08872
+SECTORS: Final = 0.03982
 """The part by which both do where rows begin at multiples of `SECTOR`, but not of `LINE_BYTES`."""
 SECTOR: Final = 32
 """Bytes that L2 reads together."""
-ODD_RESULT_US: Final = 1.655e-6
+ODD_RESULT_US: Final = 2.272e-6
 """Of a product, for each result where rows of them do not begin at multiples of `PIECE` bytes."""
 PIECE: Final = 16
 """Bytes that are stored together."""
-OVERLAP: Final = 3.03
+OVERLAP: Final = 2.885
 """The exponent of the norm that joins the times of the memory and of the multiprocessors: the greater hides most."""
 
 
@@ -50,15 +54,15 @@ class Fitted(NamedTuple):
 
 
 CHANNELS_FIRST: Final = {
-    8: Fitted(0.004122, 0.0412, 0.2668, 0.005688, 0.8919),
-    16: Fitted(0.001009, 0.04057, 1.149, 0.05703, 0.8455),
-    32: Fitted(0.08413, 0.02635, 0.005285, 0.102, 1.331),
-    64: Fitted(0.1398, 0.02842, 0.7382, 0.4528, 0.7416),
+    8: Fitted(0.002364, 0.02097, 0.567, 0.03715, 0.9614),
+    16: Fitted(0.001199, 0.06644, 0.1951, 0.05435, 1.229),
+    32: Fitted(0.085, 0.02422, 0.004759, 0.1273, 1.466),
+    64: Fitted(0.1261, 0.03522, 0.9133, 0.5411, 0.7346),
 }
 """Of tiles with channels on the M side of `wgmma`, by its N side."""
-ROWS: Final = Fitted(0.002397, 0.01225, 0.2108, 0.03595, 2.661)
+ROWS: Final = Fitted(0.002642, 0.01711, 0.2014, 0.09856, 2.632)
 """Of tiles with rows on the M side."""
-SMALL_ROWS: Final = Fitted(0.1174, 0.005343, 0.1559, 0.3319, 1.676)
+SMALL_ROWS: Final = Fitted(0.128, 0.002945, 0.02289, 0.278, 1.632)
 """The same of weights of fewer than `SMALL_BYTES`."""
 FITTED: Final = ("BYTES_A_US", "UNALIGNED", "BUSY_UNALIGNED", "SECTORS", "ODD_RESULT_US", "OVERLAP")
 """Beside the numbers of `CHANNELS_FIRST`, `ROWS` and `SMALL_ROWS`, those that `python -m bench.fit_estimates` finds."""
@@ -81,7 +85,95 @@ def launch_us(p: ScaledMm, config: DecodeConfig) -> float:
     return fitted.rest + odd + overlapped_us(OVERLAP, memory, busy) + fitted.reduce * others
 
 
+class Features(NamedTuple):
+    """What is asked of a product and its layout to correct the estimate; large sizes as logarithms."""
+
+    m: float
+    n: float
+    k: float
+    scales: float
+    side: float
+    fill: float
+    rows_first: float
+    tile: float
+    clusters: float
+    split_k: float
+    k_warpgroups: float
+    blocks_a_multiprocessor: float
+    multicast_tiles: float
+    turns: float
+    part: float
+    share: float
+    idle: float
+    full: float
+    uneven: float
+    busiest: float
+    channel_padding: float
+    k_padding: float
+    k_rest: float
+    unaligned: float
+    odd: float
+    moved: float
+    estimate: float
+    memory_rate: float
+    stream_rate: float
+    product_rate: float
+    result_rate: float
+
+
+def features(p: ScaledMm, config: DecodeConfig, estimate: float) -> Features:
+    """Return them; rates are over the estimated time."""
+    log, side, turns, part = math.log, width(p.m), config.turns(p.n), config.part(p.k)
+    share = config.cluster * config.clusters / p.target.multiprocessors
+    moved = p.m * p.k + p.n * p.k + 2 * p.m * p.n
+    busiest = math.ceil(share) * turns * part * config.tile  # of the weight, channels times k-blocks
+    k_blocks = ceil_div(p.k, BLOCK_K)
+    return Features(
+        m=log(p.m),
+        n=log(p.n),
+        k=log(p.k),
+        scales=("tensor", "row", "group").index(p.scale_a),
+        side=side,
+        fill=p.m / side,
+        rows_first=config.rows_first,
+        tile=config.tile,
+        clusters=config.clusters,
+        split_k=config.split_k,
+        k_warpgroups=config.k_warpgroups,
+        blocks_a_multiprocessor=config.ctas_per_sm,
+        multicast_tiles=config.multicast_tiles,
+        turns=turns,
+        part=part,
+        share=share,
+        idle=math.ceil(share) - share,
+        full=ceil_div(p.n, config.tile * config.multicast_tiles) / (turns * config.clusters),
+        uneven=busiest * p.target.multiprocessors / (p.n * k_blocks),
+        busiest=log(busiest),
+        channel_padding=ceil_div(p.n, config.tile) * config.tile / p.n,
+        k_padding=part * config.split_k / k_blocks,
+        k_rest=p.k % BLOCK_K,
+        unaligned=bool(p.k % LINE_BYTES) + bool(p.k % SECTOR),
+        odd=p.ldo * ITEMSIZE[p.out] % PIECE != 0,
+        moved=log(moved),
+        estimate=log(estimate),
+        memory_rate=log(moved / estimate),
+        stream_rate=log(busiest / estimate),
+        product_rate=log(p.m * p.n * p.k / estimate),
+        result_rate=log(p.m * p.n / estimate),
+    )
+
+
 @lru_cache(8192)
 def us(problem: ScaledMm, layout: Callable[[ScaledMm], DecodeConfig]) -> float:
     """Return the estimated microseconds of a launch for ``problem``, which ``layout`` lays out."""
     return launch_us(problem, layout(problem))
+
+
+@lru_cache(8192)
+def corrected_us(problem: ScaledMm, layout: Callable[[ScaledMm], DecodeConfig]) -> float:
+    """Return the same, on a GPU that was measured corrected by its trees."""
+    estimate, gpu = us(problem, layout), corrections.gpu_of(problem.target)
+    if gpu is None or not (problem.m and problem.n and problem.k):
+        return estimate
+    asked = features(problem, layout(problem), estimate)
+    return estimate * corrections.factor(KERNEL, asked, Features._fields, gpu)

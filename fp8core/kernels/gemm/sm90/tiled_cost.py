@@ -3,14 +3,18 @@
 The constants are fitted to an H200 (experiments/2026-11-choice).
 """
 
+import math
 from functools import lru_cache
 from typing import Final, Literal, NamedTuple
 
 from fp8core.kernels.encodings import ceil_div
+from fp8core.kernels.gemm import corrections
 from fp8core.kernels.gemm.overlap import overlapped_us
 from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K
 from fp8core.problem import ITEMSIZE, ScaledMm, Target
 
+KERNEL: Final = "sm90_tiled"
+"""The name of its corrections."""
 Scales = Literal["chain", "promoted", "block", "group"]
 """Of a product: those that do not change along k, by one chain of sums over k or promoted every 128 of it; or 1x128 of
 a with 128x128 ("block") or 1x128 ("group") of the weight."""
@@ -60,44 +64,46 @@ def scales_of(problem: ScaledMm) -> Scales:
     return "chain" if problem.use_fast_accum else "promoted"
 
 
-START_US: Final = 1.341
+START_US: Final = 1.079
 """Of a product: from its launch to the first k-block."""
-FILL_US: Final = 0.002006
+FILL_US: Final = 0.003687
 """Of a product, for each row of its first k-block."""
-BYTES_A_US: Final = 4.466e6
+BYTES_A_US: Final = 4.453e6
 """From memory."""
-OVERLAP: Final = 3.285
+OVERLAP: Final = 3.956
 """The exponent of the norm that joins the times of the memory and of the multiprocessors: the greater hides most."""
-CHAIN_US: Final = 1.281e-5
-PROMOTED_US: Final = 1.24e-5
+CHAIN_US: Final = 1.469e-5
+PROMOTED_US: Final = 1.376e-5
 """Of a multiprocessor, for one result of a tile and a k-block: in one chain over k, or added up in fp32."""
-CHAIN_K_BLOCK_US: Final = 0.01746
-PROMOTED_K_BLOCK_US: Final = 0.05529
+CHAIN_K_BLOCK_US: Final = 0.02034
+PROMOTED_K_BLOCK_US: Final = 0.06476
 """More of a k-block, whatever the tile."""
-LOAD_US: Final = 0.0001785
+LOAD_US: Final = 8.488e-5
 """Of a multiprocessor, for a row of a k-block that it loads alone."""
-SHARED_LOAD_US: Final = 0.0003792
+SHARED_LOAD_US: Final = 0.0003978
 """More of that where all multiprocessors load; of some of them, a part of it."""
-UNALIGNED: Final = 0.9719
+UNALIGNED: Final = 1.364
 """The part by which loads take longer where rows do not begin at multiples of `SECTOR` bytes."""
-CROSSING_US: Final = 2.689e-5
+CROSSING_US: Final = 2.708e-5
 """Of L2 there, for a row of a k-block, which lies in two lines: of all multiprocessors, with one tile along m."""
-MEMORY_UNALIGNED: Final = 0.2646
+MEMORY_UNALIGNED: Final = 0.06476
 """The part by which the memory takes longer there."""
-SECTORS: Final = 0.2979
+SECTORS: Final = 0.3083
 """The part by which loads take longer where rows begin at multiples of `SECTOR`, but not of 128."""
 SECTOR: Final = 32
 """Bytes that L2 reads together."""
+PIECE: Final = 16
+"""Bytes of a row of the result by whose multiples TMA stores it."""
 LOADED_ROWS: Final = 8
 """Rows of a are loaded in multiples of so many, and no more of them than a has."""
-RESULT_US: Final = 6.658e-5
+RESULT_US: Final = 5.386e-5
 """Of a tile\'s end, for each of its results."""
-CHAIN_HEAT: Final = 0.2676
-PROMOTED_HEAT: Final = 0.241
+CHAIN_HEAT: Final = 0.243
+PROMOTED_HEAT: Final = 0.2622
 """What a k-block takes more in a product that takes long, as the clock falls."""
-HOT_US: Final = 76.84
+HOT_US: Final = 125
 """Of k-blocks in a row, after which half of that shows."""
-WHOLE_WAVES: Final = 0.8996
+WHOLE_WAVES: Final = 0.986
 """By which part the time grows with whole waves; by the rest it grows with tiles."""
 
 
@@ -111,22 +117,22 @@ class Cost(NamedTuple):
 
 
 COSTS: Final[dict[Tile, Cost]] = {
-    Tile(256, 128): Cost(1.065, 1.038),
-    Tile(128, 192): Cost(0.9312, 0.947),
-    Tile(128, 160): Cost(0.9912, 0.9074),
-    Tile(128, 144): Cost(0.9607, 0.9116),
-    Tile(128, 128): Cost(0.8109, 0.8177),
-    Tile(128, 96): Cost(0.8589, 0.7557),
-    Tile(128, 64): Cost(0.8422, 0.6794),
-    Tile(64, 128): Cost(0.6838, 0.7359),
-    Tile(64, 96): Cost(0.7594, 0.8049),
-    Tile(64, 64): Cost(0.8857, 0.8777),
-    Tile(64, 32): Cost(1.453, 1.547),
-    Tile(128, 256): Cost(0, 1.017),
-    Tile(64, 256): Cost(0, 0.85),
-    Tile(64, 192): Cost(0, 0.7814),
-    Tile(64, 64, 2): Cost(1.168, 1.131),
-    Tile(64, 128, 2): Cost(0.8973, 1.013),
+    Tile(256, 128): Cost(1.026, 1.013),
+    Tile(128, 192): Cost(0.9099, 0.9295),
+    Tile(128, 160): Cost(0.9437, 0.9106),
+    Tile(128, 144): Cost(0.9199, 0.9091),
+    Tile(128, 128): Cost(0.803, 0.8394),
+    Tile(128, 96): Cost(0.8459, 0.8088),
+    Tile(128, 64): Cost(0.8693, 0.7564),
+    Tile(64, 128): Cost(0.7438, 0.8051),
+    Tile(64, 96): Cost(0.88, 0.8301),
+    Tile(64, 64): Cost(0.9239, 0.9798),
+    Tile(64, 32): Cost(1.565, 1.746),
+    Tile(128, 256): Cost(0, 0.9969),
+    Tile(64, 256): Cost(0, 0.8541),
+    Tile(64, 192): Cost(0, 0.8256),
+    Tile(64, 64, 2): Cost(1.124, 1.172),
+    Tile(64, 128, 2): Cost(0.8556, 0.9701),
 }
 TILES: Final = tuple(COSTS)
 """What kernels are compiled for; of equals the first is taken."""
@@ -170,7 +176,7 @@ def us(problem: ScaledMm, tile: Tile | None = None) -> float:
     p = problem
     if tile is None:
         return min(us(p, each) for each in tiles(p))
-    cost, results, waves = COSTS[tile], tile.rows * tile.columns, tile.waves(p.m, p.n, p.target)
+    cost, results, waves = COSTS[tile], tile.rows * tile.columns, max(1, tile.waves(p.m, p.n, p.target))
     share = tile.tiles(p.m, p.n) / p.target.multiprocessors
     rows = tile.columns / tile.cluster + min(tile.rows, ceil_div(p.m, LOADED_ROWS) * LOADED_ROWS)
     k_block, k_blocks = (LOAD_US + SHARED_LOAD_US * share / waves) * rows, ceil_div(p.k, BLOCK_K)
@@ -192,12 +198,100 @@ def us(problem: ScaledMm, tile: Tile | None = None) -> float:
     return START_US + FILL_US * (tile.rows + tile.columns) + max(overlapped_us(OVERLAP, memory, busy), crossing)
 
 
+class Features(NamedTuple):
+    """What is asked of a product and a tile to correct the estimate; large sizes as logarithms."""
+
+    m: float
+    n: float
+    k: float
+    scales: float
+    rows: float
+    columns: float
+    cluster: float
+    share: float
+    idle: float
+    tiles_along_m: float
+    tiles_along_n: float
+    row_padding: float
+    channel_padding: float
+    moved: float
+    k_rest: float
+    unaligned: float
+    odd: float
+    estimate: float
+    memory_rate: float
+    product_rate: float
+    load_rate: float
+    result_rate: float
+
+
+def features(p: ScaledMm, tile: Tile, estimate: float) -> Features:
+    """Return them; rates are over the estimated time."""
+    along_m, along_n, log = (
+        ceil_div(p.m, tile.rows * tile.cluster) * tile.cluster,
+        ceil_div(p.n, tile.columns),
+        math.log,
+    )
+    share = along_m * along_n / p.target.multiprocessors
+    moved = p.m * p.k + p.n * p.k + 2 * p.m * p.n
+    loaded = along_m * along_n * ceil_div(p.k, BLOCK_K) * (tile.columns / tile.cluster + min(tile.rows, p.m))
+    return Features(
+        m=log(p.m),
+        n=log(p.n),
+        k=log(p.k),
+        scales=("tensor", "row", "group").index(p.scale_a),
+        rows=tile.rows,
+        columns=tile.columns,
+        cluster=tile.cluster,
+        share=share,
+        idle=math.ceil(share) - share,
+        tiles_along_m=along_m,
+        tiles_along_n=along_n,
+        row_padding=along_m * tile.rows / p.m,
+        channel_padding=along_n * tile.columns / p.n,
+        moved=log(moved),
+        k_rest=p.k % BLOCK_K,
+        unaligned=bool(p.k % BLOCK_K) + bool(p.k % SECTOR),
+        odd=p.ldo * ITEMSIZE[p.out] % PIECE != 0,
+        estimate=log(estimate),
+        memory_rate=log(moved / estimate),
+        product_rate=log(p.m * p.n * p.k / estimate),
+        load_rate=log(loaded / estimate),
+        result_rate=log(p.m * p.n / estimate),
+    )
+
+
+def corrected_us(problem: ScaledMm, tile: Tile, estimate: float, gpu: str) -> float:
+    """Return the estimate of a tile, corrected by what was measured on a model of GPU."""
+    return estimate * corrections.factor(KERNEL, features(problem, tile, estimate), Features._fields, gpu)
+
+
+NEAR: Final = 1.25
+"""How many times the least estimate one may be that is corrected: of others, none was found to be the fastest."""
+
+
 @lru_cache(8192)
+def ranking(problem: ScaledMm) -> tuple[tuple[float, Tile], ...]:
+    """Return the tiles that a product can have and their estimates, corrected where it counts, the fastest first."""
+    found = sorted(((us(problem, tile), tile) for tile in tiles(problem)), key=lambda one: one[0])
+    gpu = corrections.gpu_of(problem.target)
+    if gpu is not None and problem.m and problem.n and problem.k:
+        most = NEAR * found[0][0]
+        near = [(corrected_us(problem, tile, estimate, gpu), tile) for estimate, tile in found if estimate <= most]
+        found = sorted(near, key=lambda one: one[0]) + found[len(near) :]
+    return tuple(found)
+
+
 def by_cost(problem: ScaledMm) -> tuple[Tile, ...]:
     """Return the tiles that a product can have, the fastest first."""
-    return tuple(sorted(tiles(problem), key=lambda tile: us(problem, tile)))
+    return tuple(tile for _, tile in ranking(problem))
+
+
+def least_us(problem: ScaledMm) -> float:
+    """Return the corrected estimate of the fastest tile."""
+    return ranking(problem)[0][0]
 
 
 def fastest(problem: ScaledMm) -> Tile:
-    """Return the tile that takes the least time by `us`."""
-    return by_cost(problem)[0]
+    """Return the tile that takes the least time by `least_us`."""
+    return ranking(problem)[0][1]

@@ -1,0 +1,83 @@
+"""Estimates corrected by trees: which GPUs have some, and what becomes of an estimate and of the choice."""
+
+from math import exp
+
+import pytest
+
+from bench.choice_records import H200, on
+from fp8core.kernels.gemm import corrections
+from fp8core.kernels.gemm.sm90 import decode_cost, tiled_cost
+from fp8core.kernels.gemm.sm90.decode import config_for
+from fp8core.kernels.gemm.table import SCALED_MM
+from fp8core.ops.explain import explain_product
+from fp8core.runtime import device
+
+FIELDS = tuple("abcdef")
+GROWN = (
+    ([("d", 2.5), ("f", 5.0), ("a", -1.0), ("b", 0.5)], [*range(15), 300]),
+    ([("a", 9.0), ("a", -9.0), ("c", 1.0), ("e", 7.0)], [0, 0, 0, 0, 10, 20, 40, 80, *[0] * 8]),
+)
+"""Of the features 0, 1, 2 ... the answers of the first are yes, no, yes, yes, those of the second no, yes, yes, no."""
+
+
+@pytest.fixture
+def grown(monkeypatch):
+    monkeypatch.setattr(corrections, "trees", lambda: {"a GPU": {"a kernel": GROWN}})
+    corrections.trees_of.cache_clear()
+    corrections.gpu_of.cache_clear()
+    yield
+    corrections.trees_of.cache_clear()
+    corrections.gpu_of.cache_clear()
+
+
+def test_a_correction_is_the_sum_of_the_leaves_that_a_product_comes_to(grown):
+    asked = tuple(map(float, range(6)))
+    assert corrections.factor("a kernel", asked, FIELDS, "a GPU") == pytest.approx(exp(1e-4 * (11 + 40)))
+    for kernel, gpu in (("a kernel", "another"), ("another", "a GPU"), ("a kernel", None)):
+        assert corrections.factor(kernel, asked, FIELDS, gpu) == 1.0
+
+
+def test_a_feature_that_is_not_known_is_refused():
+    with pytest.raises(ValueError, match="not in tuple"):
+        corrections.read(GROWN, FIELDS[:3])
+
+
+@pytest.mark.parametrize(("name", "ordinal", "found"), [("a GPU", 0, "a GPU"), ("other", 0, None), ("a GPU", 1, None)])
+def test_only_gpus_of_this_machine_that_were_measured_have_corrections(grown, monkeypatch, name, ordinal, found):
+    monkeypatch.setattr(device, "count", lambda: 1)
+    monkeypatch.setattr(device, "name", lambda ordinal: name)
+    assert corrections.gpu_of(H200._replace(device=ordinal)) == found
+    assert corrections.gpu_of(H200._replace(device=-1)) is None
+
+
+def product(m, n=4096, k=4096, scale="row"):
+    return explain_product(m, n, k, scale_a=scale, scale_b=scale, target=H200).problem
+
+
+@pytest.mark.parametrize("m", [1, 17, 40, 300])
+def test_own_kernels_are_corrected_where_they_were_measured(m):
+    p = product(m)
+    formula = tiled_cost.us(p)
+    assert tiled_cost.least_us(p) == formula
+    with on("NVIDIA H200"):
+        corrected = tiled_cost.least_us(p)
+        assert 0.7 < corrected / formula < 1.4
+        assert corrected != formula
+        assert tiled_cost.fastest(p) == tiled_cost.by_cost(p)[0]
+        assert sorted(map(str, tiled_cost.by_cost(p))) == sorted(map(str, tiled_cost.tiles(p)))
+        if m <= 64:
+            assert 0.7 < decode_cost.corrected_us(p, config_for) / decode_cost.us(p, config_for) < 1.4
+    assert tiled_cost.least_us(p) == formula
+
+
+@pytest.mark.parametrize("gpu", ["NVIDIA H200", "another"])
+@pytest.mark.parametrize(("m", "n", "k"), [(0, 4096, 4096), (8, 0, 4096), (8, 4096, 0)])
+def test_empty_products_have_a_kernel_with_corrections_and_without(m, n, k, gpu):
+    with on(gpu):
+        assert SCALED_MM.choice(product(m, n, k)) is not None
+
+
+def test_the_order_of_a_sum_does_not_depend_on_estimates():
+    p = product(40, 10112, 6400)._replace(batch_invariant=True)
+    with on("NVIDIA H200"):
+        assert SCALED_MM.choice(p).kernel == "sm90_decode"
