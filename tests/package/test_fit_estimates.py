@@ -27,7 +27,7 @@ def sums(trees, asked):
         leaf = np.zeros(len(asked), dtype=int)
         for column, above in cuts:
             leaf = 2 * leaf + (asked[:, column] > above)
-        found += 1e-5 * np.array(leaves)[leaf]
+        found += boosting.How().unit * np.array(leaves)[leaf]
     return found
 
 
@@ -136,12 +136,12 @@ def test_weights_are_judged_by_a_fit_that_has_not_seen_them(monkeypatch):
 
 def test_trees_of_another_gpu_stay_as_they_are(monkeypatch, tmp_path):
     monkeypatch.setattr(fit_estimates, "CORRECTIONS", tmp_path / "trees.json")
-    (tmp_path / "trees.json").write_text('{"trees": {"another": [[[["m", 1.5]], [1, 2]]]}}')
-    text = fit_estimates.written([([("k", 0.5)], [3, 4])], MEASURED)
+    other, mine = {"sm90_tiled": [[[["m", 1.5]], [1, 2]]]}, {"sm90_decode": [[[["k", 0.5]], [3, 4]]], "cublaslt": []}
+    (tmp_path / "trees.json").write_text(fit_estimates.json.dumps({"trees": {"another": other}}))
+    text = fit_estimates.written(mine, MEASURED)
     (tmp_path / "trees.json").write_text(text)
-    assert fit_estimates.written([([("k", 0.5)], [3, 4])], MEASURED) == text
-    want = {"another": [[[["m", 1.5]], [1, 2]]], MEASURED: [[[["k", 0.5]], [3, 4]]]}
-    assert fit_estimates.json.loads(text)["trees"] == want
+    assert fit_estimates.written(mine, MEASURED) == text
+    assert fit_estimates.json.loads(text)["trees"] == {"another": other, MEASURED: mine}
 
 
 def test_the_sources_are_what_the_records_give():
