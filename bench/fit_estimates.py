@@ -163,12 +163,12 @@ MODELS: Final = {
 }
 
 
-ASKED: Final[dict[str, Callable[[Iterable[Record]], Iterable[Asked]]]] = {
-    "cublaslt": asked_of_library,
-    "sm90_tiled": asked_of_tiles,
-    "sm90_decode": asked_of_decode,
+ASKED: Final[dict[str, tuple[Callable[[Iterable[Record]], Iterable[Asked]], boosting.How]]] = {
+    "cublaslt": (asked_of_library, boosting.How()),
+    "sm90_tiled": (asked_of_tiles, boosting.How(trees=300, rows=1.0)),
+    "sm90_decode": (asked_of_decode, boosting.How()),
 }
-"""What trees are fitted to, by the kernels that they are for."""
+"""What trees are fitted to and how, by the kernels that they are for."""
 FAR: Final = 0.7
 """A time whose logarithm differs by more than this from its estimate's is a mishap of its run."""
 
@@ -237,15 +237,15 @@ Grown = dict[str, list[corrections.Raw]]
 
 def grown(records: list[Record]) -> Grown:
     """Return the trees of each kernel that has some."""
-    return {kernel: trees(asked(records)) for kernel, asked in ASKED.items()}
+    return {kernel: trees(asked(records), how) for kernel, (asked, how) in ASKED.items()}
 
 
-def trees(asked: Iterable[Asked]) -> list[corrections.Raw]:
+def trees(asked: Iterable[Asked], how: boosting.How) -> list[corrections.Raw]:
     """Return trees that are fitted to what times differ from their estimates by."""
     some = [one for one in asked if abs(math.log(one.us / one.estimate)) <= FAR]
     names = some[0].features._fields  # type: ignore[attr-defined]
     wanted = np.array([math.log(one.us / one.estimate) for one in some])
-    made = boosting.fit(np.array([one.features for one in some]), wanted, np.array([one.weight for one in some]))
+    made = boosting.fit(np.array([one.features for one in some]), wanted, np.array([one.weight for one in some]), how)
     return [([(names[number], above) for number, above in cuts], leaves) for cuts, leaves in made]
 
 

@@ -20,52 +20,52 @@ LAUNCH_US: Final = 3.253
 """Of a launch and of filling the pipelines, when weights come from memory."""
 PRODUCT_US: Final = 1.58e-5
 """Of a multiprocessor, for one result of a tile and a k-block of 128."""
-BLOCKWISE: Final = 1.033
+BLOCKWISE: Final = 1.031
 """Times as much with scales that change along k."""
-COOPERATIVE: Final = 1.069
+COOPERATIVE: Final = 1.072
 """Times as much for a k-block of a tile that all consumers of a block share: nothing is multiplied while it ends."""
-LOAD_US: Final = 0.0007804
+LOAD_US: Final = 0.0007898
 """Of a multiprocessor, for a row of 128 codes that it loads while all of them load. Blocks of a cluster share what they
 have in common."""
-DELIVERY_US: Final = 0.0005771
+DELIVERY_US: Final = 0.0005779
 """More of that, for a row that comes into its shared memory, whoever loads it."""
-UNALIGNED: Final = 0.4855
+UNALIGNED: Final = 0.479
 """The part by which loads take longer where rows do not begin at multiples of `SECTOR` bytes."""
-SECTORS: Final = 0.1921
+SECTORS: Final = 0.189
 """The same where they do, but not at multiples of 128."""
 SECTOR: Final = 32
 """Bytes that L2 reads together."""
-ZEROS: Final = 2.438
+ZEROS: Final = 2.39
 """How many rows more each row counts for that a tile has beyond those of a, and that TMA fills with zeros."""
-SHARED_US: Final = 0.0002929
+SHARED_US: Final = 0.0002927
 """Of a multiprocessor, for a row of 128 codes that `wgmma` reads from shared memory, or that is written there."""
-K_BLOCK_US: Final = 0.01804
+K_BLOCK_US: Final = 0.01847
 """Of a k-block, whatever the tile."""
-ROUND_US: Final = 0.3175
+ROUND_US: Final = 0.3192
 """Of a tile's end, whatever its size."""
-RESULT_US: Final = 5.675e-5
-VECTOR_RESULT_US: Final = 1.107e-5
-BLOCKWISE_RESULT_US: Final = 1.648e-5
+RESULT_US: Final = 5.62e-5
+VECTOR_RESULT_US: Final = 1.109e-5
+BLOCKWISE_RESULT_US: Final = 1.646e-5
 """Of a tile's end, for one result, and more of it with vectors of scales and with scales that change along k."""
-BESIDE: Final = 2.767
+BESIDE: Final = 2.766
 """Times as long a tile's end takes while another tile is multiplied."""
-HEAT: Final = 0.42
-BLOCKWISE_HEAT: Final = 0.4492
+HEAT: Final = 0.4154
+BLOCKWISE_HEAT: Final = 0.4515
 """What a k-block takes more in a product of many rounds, as the clock falls; of a few of them, a part of it."""
-HOT_US: Final = 53.33
+HOT_US: Final = 53.58
 """Of k-blocks in a row, after which half of HEAT shows."""
-WHOLE_ROUNDS: Final = 1.037
+WHOLE_ROUNDS: Final = 1.048
 """By which part the time grows with whole rounds; by the rest it grows with tiles."""
-BYTES_A_US: Final = 4.151e6
+BYTES_A_US: Final = 4.15e6
 """From memory."""
-OVERLAP: Final = 4.148
+OVERLAP: Final = 4.207
 """The exponent of the norm that joins the times of the memory, of the loads and of the multiprocessors: the greatest
 hides most."""
-COUNTER_US: Final = 2.805
+COUNTER_US: Final = 2.808
 """Of clearing a counter of tiles, a workspace of a few bytes, before the launch."""
 COUNTER_BYTES: Final = 64
-SPLIT_US: Final = 2.56
-PARTIAL_US: Final = 2.758e-6
+SPLIT_US: Final = 2.535
+PARTIAL_US: Final = 2.746e-6
 """Of adding up the parts of a k that is split, and for one number of one part."""
 FITTED: Final = (
     *("LAUNCH_US", "PRODUCT_US", "BLOCKWISE", "COOPERATIVE", "LOAD_US", "DELIVERY_US", "UNALIGNED", "SECTORS", "ZEROS"),

@@ -64,31 +64,31 @@ def scales_of(problem: ScaledMm) -> Scales:
     return "chain" if problem.use_fast_accum else "promoted"
 
 
-START_US: Final = 1.079
+START_US: Final = 1.063
 """Of a product: from its launch to the first k-block."""
-FILL_US: Final = 0.003687
+FILL_US: Final = 0.003739
 """Of a product, for each row of its first k-block."""
-BYTES_A_US: Final = 4.453e6
+BYTES_A_US: Final = 4.459e6
 """From memory."""
-OVERLAP: Final = 3.956
+OVERLAP: Final = 4.025
 """The exponent of the norm that joins the times of the memory and of the multiprocessors: the greater hides most."""
-CHAIN_US: Final = 1.469e-5
-PROMOTED_US: Final = 1.376e-5
+CHAIN_US: Final = 1.488e-5
+PROMOTED_US: Final = 1.384e-5
 """Of a multiprocessor, for one result of a tile and a k-block: in one chain over k, or added up in fp32."""
-CHAIN_K_BLOCK_US: Final = 0.02034
-PROMOTED_K_BLOCK_US: Final = 0.06476
+CHAIN_K_BLOCK_US: Final = 0.02043
+PROMOTED_K_BLOCK_US: Final = 0.06492
 """More of a k-block, whatever the tile."""
-LOAD_US: Final = 8.488e-5
+LOAD_US: Final = 7.987e-5
 """Of a multiprocessor, for a row of a k-block that it loads alone."""
-SHARED_LOAD_US: Final = 0.0003978
+SHARED_LOAD_US: Final = 0.000392
 """More of that where all multiprocessors load; of some of them, a part of it."""
-UNALIGNED: Final = 1.364
+UNALIGNED: Final = 1.382
 """The part by which loads take longer where rows do not begin at multiples of `SECTOR` bytes."""
-CROSSING_US: Final = 2.708e-5
+CROSSING_US: Final = 2.704e-5
 """Of L2 there, for a row of a k-block, which lies in two lines: of all multiprocessors, with one tile along m."""
-MEMORY_UNALIGNED: Final = 0.06476
+MEMORY_UNALIGNED: Final = 0.07598
 """The part by which the memory takes longer there."""
-SECTORS: Final = 0.3083
+SECTORS: Final = 0.3027
 """The part by which loads take longer where rows begin at multiples of `SECTOR`, but not of 128."""
 SECTOR: Final = 32
 """Bytes that L2 reads together."""
@@ -96,14 +96,14 @@ PIECE: Final = 16
 """Bytes of a row of the result by whose multiples TMA stores it."""
 LOADED_ROWS: Final = 8
 """Rows of a are loaded in multiples of so many, and no more of them than a has."""
-RESULT_US: Final = 5.386e-5
+RESULT_US: Final = 5.465e-5
 """Of a tile\'s end, for each of its results."""
-CHAIN_HEAT: Final = 0.243
-PROMOTED_HEAT: Final = 0.2622
+CHAIN_HEAT: Final = 0.2324
+PROMOTED_HEAT: Final = 0.2703
 """What a k-block takes more in a product that takes long, as the clock falls."""
-HOT_US: Final = 125
+HOT_US: Final = 125.7
 """Of k-blocks in a row, after which half of that shows."""
-WHOLE_WAVES: Final = 0.986
+WHOLE_WAVES: Final = 0.9958
 """By which part the time grows with whole waves; by the rest it grows with tiles."""
 
 
@@ -117,22 +117,22 @@ class Cost(NamedTuple):
 
 
 COSTS: Final[dict[Tile, Cost]] = {
-    Tile(256, 128): Cost(1.026, 1.013),
-    Tile(128, 192): Cost(0.9099, 0.9295),
-    Tile(128, 160): Cost(0.9437, 0.9106),
-    Tile(128, 144): Cost(0.9199, 0.9091),
-    Tile(128, 128): Cost(0.803, 0.8394),
-    Tile(128, 96): Cost(0.8459, 0.8088),
-    Tile(128, 64): Cost(0.8693, 0.7564),
-    Tile(64, 128): Cost(0.7438, 0.8051),
-    Tile(64, 96): Cost(0.88, 0.8301),
-    Tile(64, 64): Cost(0.9239, 0.9798),
-    Tile(64, 32): Cost(1.565, 1.746),
-    Tile(128, 256): Cost(0, 0.9969),
-    Tile(64, 256): Cost(0, 0.8541),
-    Tile(64, 192): Cost(0, 0.8256),
-    Tile(64, 64, 2): Cost(1.124, 1.172),
-    Tile(64, 128, 2): Cost(0.8556, 0.9701),
+    Tile(256, 128): Cost(1.018, 1.007),
+    Tile(128, 192): Cost(0.9076, 0.9291),
+    Tile(128, 160): Cost(0.9401, 0.9112),
+    Tile(128, 144): Cost(0.9173, 0.908),
+    Tile(128, 128): Cost(0.8026, 0.8413),
+    Tile(128, 96): Cost(0.8564, 0.8166),
+    Tile(128, 64): Cost(0.8888, 0.7604),
+    Tile(64, 128): Cost(0.7521, 0.8194),
+    Tile(64, 96): Cost(0.8841, 0.8333),
+    Tile(64, 64): Cost(0.9175, 0.9868),
+    Tile(64, 32): Cost(1.565, 1.738),
+    Tile(128, 256): Cost(0, 0.9914),
+    Tile(64, 256): Cost(0, 0.8547),
+    Tile(64, 192): Cost(0, 0.838),
+    Tile(64, 64, 2): Cost(1.112, 1.157),
+    Tile(64, 128, 2): Cost(0.8472, 0.9655),
 }
 TILES: Final = tuple(COSTS)
 """What kernels are compiled for; of equals the first is taken."""
@@ -210,14 +210,17 @@ class Features(NamedTuple):
     cluster: float
     share: float
     idle: float
+    fullness: float
     tiles_along_m: float
     tiles_along_n: float
     row_padding: float
     channel_padding: float
+    k_padding: float
     moved: float
+    operands: float
     k_rest: float
-    unaligned: float
-    odd: float
+    k_alignment: float
+    result_alignment: float
     estimate: float
     memory_rate: float
     product_rate: float
@@ -227,14 +230,11 @@ class Features(NamedTuple):
 
 def features(p: ScaledMm, tile: Tile, estimate: float) -> Features:
     """Return them; rates are over the estimated time."""
-    along_m, along_n, log = (
-        ceil_div(p.m, tile.rows * tile.cluster) * tile.cluster,
-        ceil_div(p.n, tile.columns),
-        math.log,
-    )
+    along_m, along_n = ceil_div(p.m, tile.rows * tile.cluster) * tile.cluster, ceil_div(p.n, tile.columns)
     share = along_m * along_n / p.target.multiprocessors
+    log, k_blocks = math.log, ceil_div(p.k, BLOCK_K)
     moved = p.m * p.k + p.n * p.k + 2 * p.m * p.n
-    loaded = along_m * along_n * ceil_div(p.k, BLOCK_K) * (tile.columns / tile.cluster + min(tile.rows, p.m))
+    loaded = along_m * along_n * k_blocks * (tile.columns / tile.cluster + min(tile.rows, p.m))
     return Features(
         m=log(p.m),
         n=log(p.n),
@@ -245,14 +245,17 @@ def features(p: ScaledMm, tile: Tile, estimate: float) -> Features:
         cluster=tile.cluster,
         share=share,
         idle=math.ceil(share) - share,
+        fullness=share / math.ceil(share),
         tiles_along_m=along_m,
         tiles_along_n=along_n,
         row_padding=along_m * tile.rows / p.m,
         channel_padding=along_n * tile.columns / p.n,
+        k_padding=k_blocks * BLOCK_K / p.k,
         moved=log(moved),
+        operands=log((p.m + p.n) * p.k),
         k_rest=p.k % BLOCK_K,
-        unaligned=bool(p.k % BLOCK_K) + bool(p.k % SECTOR),
-        odd=p.ldo * ITEMSIZE[p.out] % PIECE != 0,
+        k_alignment=math.gcd(p.k, BLOCK_K).bit_length(),
+        result_alignment=math.gcd(p.ldo * ITEMSIZE[p.out], PIECE).bit_length(),
         estimate=log(estimate),
         memory_rate=log(moved / estimate),
         product_rate=log(p.m * p.n * p.k / estimate),
