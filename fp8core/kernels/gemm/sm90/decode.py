@@ -36,7 +36,7 @@ from fp8core.kernels.gemm.sm90.decode_rows_config import FEWEST_ROWS, full_confi
 from fp8core.kernels.gemm.sm90.tensor_maps import tensor_maps
 from fp8core.kernels.requirements import CUDA, supports
 from fp8core.problem import BLOCK, ITEMSIZE, ScaledMm
-from fp8core.runtime import jit
+from fp8core.runtime import jit, launches
 from fp8core.runtime.args import Float32, Int32, TensorMap
 from fp8core.table import Kernel
 
@@ -89,7 +89,7 @@ def a_side(problem: ScaledMm, config: DecodeConfig) -> int:
 
 def launcher_for(
     problem: ScaledMm, config: DecodeConfig, args: type, quantizer: Mapping[str, int] | None = None
-) -> tuple[jit.Launcher, jit.Grid]:
+) -> tuple[launches.Launcher, launches.Grid]:
     """Return the compiled kernel and its grid; ``quantizer`` has its constants where a comes in 16 bits."""
     side, scale_rows = a_side(problem, config), SCALE_ROWS.get(problem.scale_b, 0)
     blockwise, depth = problem.scale_a == "group", stages(config, side, scale_rows, problem.target)
