@@ -9,7 +9,8 @@ from torch import nn
 from fp8core.checkpoint import schemes
 from fp8core.checkpoint.schemes import scheme_of, static_scale
 from fp8core.errors import CheckpointError, DeviceError, LayoutError, ScaleError
-from fp8core.torch.layers import is_offloaded, layers_of, sorted_layers
+from fp8core.torch.dispatched import Offloaded
+from fp8core.torch.layers import layers_of, replace, sorted_layers
 from fp8core.torch.linear import Linear
 
 
@@ -91,8 +92,7 @@ def quantize_model_(
     for name in quantized:
         places = found.chosen.pop(name)
         made = Linear.from_linear(places[0].layer, input_scale=scales.get(name), **options)
-        for place in places:
-            setattr(place.parent, place.attribute, made)
+        replace(places, made)
     return Report(quantized, found.kept)
 
 
@@ -119,16 +119,15 @@ def dequantize_model_(model: nn.Module, dtype: torch.dtype | None = None) -> tup
     """
     if isinstance(model, Linear):
         raise LayoutError("model needs to hold its layers, got a layer alone: its to_linear dequantizes it")
-    names, found = [], list(layers_of(model))
+    names, found, offloaded = [], list(layers_of(model)), Offloaded(model)
     for name, places in found:
-        if is_offloaded(places[0].layer) and isinstance(places[0].layer, Linear):
-            raise DeviceError(f"model needs its weights in memory, got {name} offloaded by accelerate")
+        if isinstance(places[0].layer, Linear):
+            offloaded.refuse(name, places[0].layer)
     for name, places in found:
         layer = places[0].layer
         if isinstance(layer, Linear):
             made = layer.to_linear(dtype)
-            for place in places:
-                setattr(place.parent, place.attribute, made)
+            replace(places, made)
             names.append(name)
     return tuple(names)
 
