@@ -1,4 +1,4 @@
-"""Models that accelerate has dispatched: the hooks that it wraps modules in, and the weights that it keeps elsewhere."""
+"""Models that accelerate has dispatched: hooks that it wraps modules in, and weights that it keeps elsewhere."""
 
 from functools import partial
 from typing import Any, Final
@@ -42,7 +42,7 @@ class Offloaded:
 
 
 def has_own_forward(module: nn.Module) -> bool:
-    """Return whether a module's forward is not that of its class, but for the hook that accelerate has wrapped it in."""
+    """Return whether a module's forward is not that of its class, hooks of accelerate aside."""
     forward = vars(module).get("forward")
     if hasattr(module, HOOK) and isinstance(forward, partial) and forward.func.__module__ == HOOKS:
         forward = vars(module).get(WRAPPED)
