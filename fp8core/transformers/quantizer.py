@@ -15,6 +15,7 @@ from fp8core.checkpoint import open_files, plan_checkpoint
 from fp8core.checkpoint.naming import other_quantization
 from fp8core.errors import CheckpointError, DeviceError
 from fp8core.torch import Linear, dequantize_model_
+from fp8core.transformers.apart import put_apart
 from fp8core.transformers.config import METHOD, Fp8CoreConfig, spread_over_processes
 from fp8core.transformers.experts import Experts, layouts_of
 from fp8core.transformers.names import WEIGHT, Names, has, transforms_of
@@ -91,6 +92,7 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
         if other is not None:
             raise CheckpointError(f"{files[0].parent} needs FP8 weights alone, got {other[0]}, which is of {other[1]}")
         weights = {layer.weight.name: layer for layer in checkpoint.layers.values()}
+        put_apart(model, checkpoint.all_tensors)
         names = self._names(model, checkpoint.all_tensors, set(weights))
         modules = dict(model.named_modules())
         for key, layer in weights.items():
@@ -117,6 +119,7 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
         config, excluded = self.quantization_config, list(self.quantization_config.exclude or ())
         scheme: Any = config.scheme
         present = open_files(files).all_tensors
+        put_apart(model, present)
         names: Names | None = None
         while True:
             plan = plan_checkpoint(

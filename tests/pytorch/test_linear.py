@@ -202,6 +202,17 @@ def test_casts_leave_codes_and_scales(scheme, input_scale, cast):
     assert bits(y) == bits(fp8core.linear(x, q, bias=layer.bias, input_scale=input_scale, group_shape=group))
 
 
+@pytest.mark.parametrize(("bias", "dtype"), [(True, torch.float16), (False, torch.bfloat16)])
+def test_a_pickle_of_layers_that_did_not_keep_their_dtype(bias, dtype):
+    """They took it for that of the bias, else for bfloat16."""
+    layer = Linear.from_linear(nn.Linear(K, N, bias, dtype=dtype))
+    del layer.__dict__["compute_dtype"]
+    again = pickle.loads(pickle.dumps(layer))
+    assert again.compute_dtype == dtype
+    assert again.to_linear().weight.dtype == dtype
+    assert again.half().compute_dtype == torch.float16
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, saved, lambda layer: pickle.loads(pickle.dumps(layer))])
 @kinds
 def test_copies_are_equal_and_their_own(scheme, input_scale, copied):
