@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
+import torch
 from torch import nn
 
 from fp8core.checkpoint import kinds
@@ -111,12 +112,16 @@ def _reason_to_keep(
     for place in places:
         if isinstance(place.parent, READ_WEIGHTS):
             return f"its {type(place.parent).__name__} reads the weight itself"
-    weight = layer.weight
+    if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks:
+        return "it has hooks"
+    weight = layer._parameters.get("weight")
+    if weight is None:
+        return "its weight is not a parameter"
+    if type(weight).__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl:
+        return f"its weight is a {type(weight).__name__}, not a tensor of its own: quantize first, shard then"
     others = [other for other in shared[id(weight)] if other != f"{name}.weight"]
     if others:
         return f"its weight is that of {others[0].removesuffix('.weight')}, too"
-    if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks:
-        return "it has hooks"
     if layer in offloaded:
         return "accelerate has offloaded its weight: quantize first, dispatch then"
     if has_own_forward(layer):

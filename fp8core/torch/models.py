@@ -43,9 +43,10 @@ def quantize_model_(
     """Replace linear layers of a model by `Linear`, in place.
 
     Layers are replaced one after the other, so that the memory of one weight is needed beside the model. What is not
-    ``torch.nn.Linear`` itself stays: subclasses, tied weights, layers with hooks or another forward, layers that
-    accelerate has offloaded, and layers whose weights ``torch.nn.MultiheadAttention`` or ``TransformerEncoderLayer``
-    read themselves.
+    ``torch.nn.Linear`` itself stays: subclasses, tied weights and sharded ones, layers with hooks or another forward,
+    layers that accelerate has offloaded, and layers whose weights ``torch.nn.MultiheadAttention`` or
+    ``TransformerEncoderLayer`` read themselves. Layers that accelerate has dispatched keep the hooks by which it brings
+    their inputs to their device.
 
     Args:
         model: holds the layers; it may be on any device, the meta device, too.
