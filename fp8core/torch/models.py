@@ -46,7 +46,7 @@ def quantize_model_(
     ``torch.nn.Linear`` itself stays: subclasses, tied weights and sharded ones, layers with hooks or another forward,
     layers that accelerate has offloaded, and layers whose weights ``torch.nn.MultiheadAttention`` or
     ``TransformerEncoderLayer`` read themselves. Layers that accelerate has dispatched keep the hooks by which it brings
-    their inputs to their device.
+    their inputs to their device. What saves the model has to be told that it is FP8: `quantization_config`.
 
     Args:
         model: holds the layers; it may be on any device, the meta device, too.
