@@ -35,8 +35,8 @@ SHARED_THREADS: Final = 128
 SHARED_VECS: Final = 1024
 """Of a token that two blocks share; more is for four, or for eight where registers of four do not hold it."""
 LONG_VECS: Final = 2048
-"""Of a token from which those of up to `FEW_ROWS` rows are shared, too: a block of `MOST_THREADS` for each would wait for
-multiprocessors of their own."""
+"""Of a token: longer ones of up to `FEW_ROWS` rows are shared, too. A block of `MOST_THREADS` would wait for a
+multiprocessor that a product has left."""
 
 
 class Tile(NamedTuple):

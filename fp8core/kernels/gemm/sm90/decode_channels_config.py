@@ -53,8 +53,8 @@ class CostModel(NamedTuple):
     refill_us: float = 0.0
     """Of a block, for every k-block that its ring does not hold from the start: only one that is used makes room."""
     sparse_us: float = 0.0
-    """Of a product, for each of these k-blocks, where its blocks take two thirds of the slots of three a multiprocessor or
-    less: as many of the next product's then load at the same time, and the last of them start late."""
+    """Of a product, for each of these k-blocks, where its blocks take up to two thirds of the slots of three a
+    multiprocessor: the next product's load at the same time then, and the last of those start late."""
     occupancy_us: float = 0.0
     """Penalty where this kernel occupies every block slot, so that the next kernel's blocks cannot be co-resident; 0 at
     half occupancy."""
