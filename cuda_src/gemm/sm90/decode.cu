@@ -20,7 +20,7 @@
 // M_WARPGROUPS, K_WARPGROUPS; STAGES and A_STAGES multiples of K_WARPGROUPS; CTAS_PER_SM; A_TYPE, B_TYPE the formats; BLOCKWISE 1:
 // a's scales are 1x128 and the weight's cover SCALE_ROWS (128 or 1) x 128; 0: one a tensor or row; OUT, BIAS: 0 fp32,
 // 1 fp16, 2 bf16, -1 none. PREFETCH_CHUNKS: k-blocks of the weight in flight until a has been requested, 0: as many
-// as fit. AHEAD_CHUNKS: those that a block asks for into L2 beyond its ring. A_VECTORS: vectors of 8 elements of x that a
+// as fit. AHEAD_CHUNKS: those that a block asks for into L2 beyond its ring. KEEPS_RESULT: whether the result is to stay in L2. A_VECTORS: vectors of 8 elements of x that a
 // thread quantizes, 0 where a comes as codes; else A_ROWS, A_INPUT, A_MODE of quantize_rows, and A_STAGES k-blocks are
 // all of a block. The tensor cores sum a k-block with fewer bits than fp32 has, so every one is added (promoted) in fp32.
 //
@@ -45,6 +45,7 @@ struct Config {
                          ahead_chunks = FP8_AHEAD_CHUNKS;
     static constexpr int a_type = FP8_A_TYPE, b_type = FP8_B_TYPE, out_type = FP8_OUT, bias_type = FP8_BIAS;
     static constexpr int activation = FP8_ACTIVATION, accumulates = FP8_ACCUMULATES;
+    static constexpr bool keeps_result = FP8_KEEPS_RESULT;
     static constexpr int blockwise = FP8_BLOCKWISE, scale_rows = FP8_SCALE_ROWS;
     static constexpr int phases = FP8_PHASES, amax = FP8_AMAX;
     static constexpr bool elects = true;
