@@ -19,10 +19,10 @@ from fp8core.kernels.gemm.requirements import (
     FLOAT32_SCALES,
     OCP,
     OCP_FORMATS,
-    ROW_OR_BLOCK_SCALES,
     WHOLE_ELEMENTS,
     WHOLE_WORDS,
 )
+from fp8core.kernels.gemm.scales import in_groups
 from fp8core.kernels.gemm.sm90.decode import CommonArgs, launcher_for, panels
 from fp8core.kernels.gemm.sm90.decode_channels_config import CostModel, cheapest, cost_model
 from fp8core.kernels.gemm.sm90.decode_config import (
@@ -104,6 +104,7 @@ def layout(problem: ScaledMm) -> DecodeConfig:
 
     With one residue the layout is that of `sm90_decode`, so that a row that is aligned by chance gets the same bits.
     """
+    problem = in_groups(problem)
     count = phases_of(problem.ldb)
     # The order of a sum must not depend on m where it is asked not to: nor then may the config.
     side = MOST_ROWS if problem.batch_invariant else width(problem.m)
@@ -144,6 +145,7 @@ def copies_a(p: ScaledMm) -> bool:
 
 def decode_unaligned(problem: ScaledMm, config: DecodeConfig | None = None) -> Matmul:
     """Return the product of up to 64 rows, with the bits of `sm90_decode` in the same layout of aligned operands."""
+    problem = in_groups(problem)
     config = config or layout(problem)
     launcher, grid = launcher_for(problem, config, UnalignedArgs)
     numbers = UnalignedArgs(b"", b"", CommonArgs.of(problem), 0, 0, problem.beta)
@@ -207,7 +209,6 @@ SM90_DECODE_UNALIGNED: Final = Kernel(
         supports("wgmma"),
         UNALIGNED,
         OCP_FORMATS,
-        ROW_OR_BLOCK_SCALES,
         FLOAT32_SCALES,
         OCP_RESULT,
         SOME_K,
