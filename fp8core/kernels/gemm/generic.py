@@ -114,7 +114,7 @@ def plan_clear_amax(target: Target) -> Launch:
     """Return ``launch(stream, amax)``, which writes 0.0: the amax of a product without rows or columns."""
     if target.platform == "host":
         return host.plan_clear_amax()
-    launcher = jit.prepare(target, "gemm/clear_amax", "clear_amax", {}, ClearArgs, block=1)
+    launcher = jit.prepare(target, "gemm/clear_amax", "clear_amax", {}, ClearArgs, block=1, programmatic=True)
     return launcher.bind_args((1, 1, 1), ClearArgs(0))
 
 
