@@ -20,7 +20,7 @@ MIXES = [
 ]
 
 
-@pytest.mark.parametrize("modes", itertools.product(("tensor", "row", "group"), ("tensor", "row", "group", "block")))
+@pytest.mark.parametrize("modes", [*itertools.product(("tensor", "row", "group"), ("tensor", "row", "group", "block"))])
 def test_scales_along_k_are_read_at_the_strides_that_they_have(modes):
     made = example_product(on(90), *modes)
     read = in_groups(made)

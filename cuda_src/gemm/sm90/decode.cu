@@ -14,15 +14,16 @@
 // `prefetch_weight` (a PDL prologue). If not, it lets its own dependents start only after its wait.
 // With PHASES the weight's rows begin at any address, a tile has every PHASES-th channel, and wgmma takes the weight from
 // registers (phases.cuh). Results may be FP8 then, OUT 3 + the format; with AMAX amax has to be 0 before the launch.
-// The rows of a can come in 16 bits instead, and then every block quantizes them for itself (quantize_rows.cuh).
+// The rows of a can come in 16 bits instead, and then every block quantizes them for itself (quantize_rows.cuh), or as
+// codes at any address, which every block aligns (loose_rows.cuh).
 //
 // Constants, -DFP8_<name>: WIDTH 8, 16, 32, 64; SPLIT_K 1, 2, 4, 8; MULTICAST_TILES of a cluster, up to WIDTH / 8;
 // M_WARPGROUPS, K_WARPGROUPS; STAGES and A_STAGES multiples of K_WARPGROUPS; CTAS_PER_SM; A_TYPE, B_TYPE the formats; BLOCKWISE 1:
 // a's scales are 1x128 and the weight's cover SCALE_ROWS (128 or 1) x 128; 0: one a tensor or row; OUT, BIAS: 0 fp32,
 // 1 fp16, 2 bf16, -1 none. PREFETCH_CHUNKS: k-blocks of the weight in flight until a has been requested, 0: as many
 // as fit. AHEAD_CHUNKS: those that a block asks for into L2 beyond its ring. A_VECTORS: vectors of 8 elements of x that a
-// thread quantizes, 0 where a comes as codes; else A_ROWS, A_INPUT, A_MODE of quantize_rows, and A_STAGES k-blocks are
-// all of a block. The tensor cores sum a k-block with fewer bits than fp32 has, so every one is added (promoted) in fp32.
+// thread quantizes, 0 where TMA loads codes; else A_ROWS, A_INPUT, A_MODE of quantize_rows, or A_INPUT
+// -1 and the BATCH of align_rows as A_ROWS, and A_STAGES k-blocks are all of a block. The tensor cores sum a k-block with fewer bits than fp32 has, so every one is added (promoted) in fp32.
 //
 // PHASES: of how many residues of channels there are maps, 0 where one map has them all.
 //
@@ -33,7 +34,7 @@
 // 1) * units / SPLIT_K * unit_bytes for the reduction.
 #include "decode_block.cuh"
 #include "decode_epilogue.cuh"
-#include "quantize_rows.cuh"
+#include "loose_rows.cuh"
 
 // How the kernel is compiled: all -D names of this source, which are read here and for the parameters that A_VECTORS
 // decides about.
@@ -113,10 +114,15 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
         if (iteration == 0) {
             grid_dependency_wait();
             if constexpr (C::out_type > BFLOAT16) epilogue = {bias, out_scale};  // which the launch before may write
+            char* const a_tiles = dynamic + (block.a_ring - shared_address(dynamic));
             if constexpr (C::a_vectors > 0) {
-                quantize_rows<C::consumers, C::a_rows, C::a_vectors, C::width, C::a_input, C::a_type, C::a_mode>(
-                    dynamic + (block.a_ring - shared_address(dynamic)), row_scales, rows_of_x,
-                    k_iter.first_k_block * (BLOCK_K / 8), k_iter.k_blocks * (BLOCK_K / 8), scale_a, scale_a_row, upper);
+                if constexpr (C::a_input < 0)
+                    align_rows<C::consumers, C::width, C::a_rows>(a_tiles, row_scales, rows_of_x, k_iter.first_k_block,
+                                                                  k_iter.k_blocks, scale_a, scale_a_row);
+                else
+                    quantize_rows<C::consumers, C::a_rows, C::a_vectors, C::width, C::a_input, C::a_type, C::a_mode>(
+                        a_tiles, row_scales, rows_of_x, k_iter.first_k_block * (BLOCK_K / 8),
+                        k_iter.k_blocks * (BLOCK_K / 8), scale_a, scale_a_row, upper);
                 if (C::prefetch_chunks && threadIdx.x == 0) barrier_arrive(block.a_requested);
             } else if (!C::blockwise && threadIdx.x < C::width) {
                 row_scale = scale_a[min((int)threadIdx.x, m - 1) * scale_a_row];

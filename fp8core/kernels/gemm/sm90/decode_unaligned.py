@@ -22,10 +22,11 @@ from fp8core.kernels.gemm.requirements import (
     WHOLE_ELEMENTS,
     WHOLE_WORDS,
 )
-from fp8core.kernels.gemm.scales import in_groups
+from fp8core.kernels.gemm.scales import in_groups, is_along_k
 from fp8core.kernels.gemm.sm90.decode import CommonArgs, launcher_for, panels
 from fp8core.kernels.gemm.sm90.decode_channels_config import CostModel, cheapest, cost_model
 from fp8core.kernels.gemm.sm90.decode_config import (
+    BLOCK_K,
     MOST_ROWS,
     DecodeConfig,
     width,
@@ -36,7 +37,7 @@ from fp8core.kernels.gemm.sm90.tensor_maps import TensorMaps, encode, shared_map
 from fp8core.kernels.gemm.sm90.tiled import OCP_RESULT
 from fp8core.kernels.requirements import CUDA, supports
 from fp8core.problem import ScaledMm
-from fp8core.runtime.args import Float32, PhasedMaps, Pointer, TensorMap
+from fp8core.runtime.args import Float32, Int32, Int64, PhasedMaps, Pointer, TensorMap
 from fp8core.table import Kernel, Requirement
 
 CHANNELS: Final = 64
@@ -69,6 +70,24 @@ class UnalignedArgs(NamedTuple):
     out_scale: Pointer
     amax: Pointer
     beta: Float32
+
+
+class LooseArgs(NamedTuple):
+    """The same where the threads that multiply align a: x_stride and x_vecs in codes."""
+
+    weight_map: PhasedMaps
+    x: Pointer
+    x_stride: Int64
+    x_vecs: Int32
+    upper: Float32
+    common: CommonArgs
+    out_scale: Pointer
+    amax: Pointer
+    beta: Float32
+
+
+LOOSE_BATCHES: Final = 2
+"""As often, at most, the threads of a block wait for codes of a that they align: a copy of a takes about as long."""
 
 
 def phases_of(stride: int) -> int:
@@ -143,10 +162,44 @@ def copies_a(p: ScaledMm) -> bool:
     return bool(p.lda % ALIGNMENT) or max(p.alignment, p.codes_alignment) < ALIGNMENT
 
 
+def aligns_a(p: ScaledMm, config: DecodeConfig) -> bool:
+    """Return whether each block aligns its own part of a: where its threads have few words of it each."""
+    words = p.m * config.part(p.k) * (BLOCK_K // ALIGNMENT)
+    threads = 128 * config.m_warpgroups * config.k_warpgroups
+    return not is_along_k(p) and words <= LOOSE_BATCHES * loose_batch(config) * threads
+
+
+def loose_batch(config: DecodeConfig) -> int:
+    """Return how many words a thread has on their way: as registers allow."""
+    return 2 if config.ctas_per_sm <= 2 else 1
+
+
+def decode_loose(problem: ScaledMm, config: DecodeConfig) -> Matmul:
+    """Return the product in one launch, whose blocks align what they multiply of a."""
+    config = without_multicast(config, problem.n) if config.multicast_tiles > 1 else config
+    config = config._replace(a_stages=config.part(problem.k))
+    constants = {"FP8_A_VECTORS": 1, "FP8_A_ROWS": loose_batch(config), "FP8_A_INPUT": -1, "FP8_A_MODE": 0}
+    launcher, grid = launcher_for(problem, config, LooseArgs, constants)
+    a = 0, problem.lda, problem.k, 0.0
+    multiply = launcher.bind_args(grid, LooseArgs(b"", *a, CommonArgs.of(problem), 0, 0, problem.beta))
+    b_maps = shared_maps(UnalignedMaps, problem.n, problem.k, problem.ldb, config.tile, config.weight_columns)
+    clear = plan_clear_amax(problem.target) if problem.amax else None
+
+    def launch(stream: int, a: int, b: int, *addresses: int) -> None:
+        *others, amax, _scratch = addresses
+        if clear is not None:
+            clear(stream, amax)
+        multiply(stream, b_maps[b], a, *others, amax)
+
+    return ready(launch, prefetches_weight=True)
+
+
 def decode_unaligned(problem: ScaledMm, config: DecodeConfig | None = None) -> Matmul:
     """Return the product of up to 64 rows, with the bits of `sm90_decode` in the same layout of aligned operands."""
     problem = in_groups(problem)
     config = config or layout(problem)
+    if copies_a(problem) and aligns_a(problem, config):
+        return decode_loose(problem, config)
     launcher, grid = launcher_for(problem, config, UnalignedArgs)
     numbers = UnalignedArgs(b"", b"", CommonArgs.of(problem), 0, 0, problem.beta)
     multiply = launcher.bind_args(grid, numbers)
