@@ -92,27 +92,42 @@ struct TileStore {
         }
     }
 
+    DEVICE static unsigned loaded(unsigned at) {
+        unsigned element;
+        if constexpr (C::item == 4) asm volatile("ld.shared.u32 %0, [%1];" : "=r"(element) : "r"(at) : "memory");
+        else if constexpr (C::item == 2) asm volatile("ld.shared.u16 %0, [%1];" : "=r"(element) : "r"(at) : "memory");
+        else asm volatile("ld.shared.u8 %0, [%1];" : "=r"(element) : "r"(at) : "memory");
+        return element;
+    }
+
     // Moves this warp's 16 rows of a piece element by element: into the result, from ``row`` and ``column`` on, or from it.
+    // A lane has several on their way.
     template <bool into_result>
     DEVICE void move_elements(unsigned buffer, int row, int column) const {
-#pragma unroll 4
-        for (int i = lane; i < 16 * C::piece_columns; i += 32) {
-            const int down = i / C::piece_columns, across = i % C::piece_columns;
-            const unsigned at = buffer + place(down, across * C::item / 16) + across * C::item % 16;
-            if (row + down >= m || column + across >= n) continue;
-            Out& there = static_cast<Out*>(out)[(row + down) * ldo + column + across];
-            if constexpr (!into_result) {
-                if constexpr (C::item == 4) asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(there) : "memory");
-                else asm volatile("st.shared.u16 [%0], %1;" ::"r"(at), "h"(there) : "memory");
-            } else if constexpr (C::item == 4) {
-                asm volatile("ld.shared.u32 %0, [%1];" : "=r"(there) : "r"(at) : "memory");
-            } else if constexpr (C::item == 2) {
-                asm volatile("ld.shared.u16 %0, [%1];" : "=h"(there) : "r"(at) : "memory");
-            } else {
-                unsigned element;
-                asm volatile("ld.shared.u8 %0, [%1];" : "=r"(element) : "r"(at) : "memory");
-                there = (Out)element;
-            }
+        constexpr int each = 16 * C::piece_columns / 32, batch = each < 8 ? each : 8;  // of a lane
+#pragma unroll 1
+        for (int begin = 0; begin < each; begin += batch) {
+            unsigned elements[batch];
+#pragma unroll
+            for (int pass = 0; pass < 2; ++pass)
+#pragma unroll
+                for (int i = 0; i < batch; ++i) {
+                    const int number = (begin + i) * 32 + lane;
+                    const int down = number / C::piece_columns, across = number % C::piece_columns;
+                    const unsigned at = buffer + place(down, across * C::item / 16) + across * C::item % 16;
+                    if (pass == 0 && into_result) elements[i] = loaded(at);
+                    if (row + down >= m || column + across >= n) continue;
+                    Out& there = static_cast<Out*>(out)[(row + down) * ldo + column + across];
+                    if (pass == 0) {
+                        if (!into_result) elements[i] = there;
+                    } else if (into_result) {
+                        there = (Out)elements[i];
+                    } else if constexpr (C::item == 4) {
+                        asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(elements[i]) : "memory");
+                    } else {
+                        asm volatile("st.shared.u16 [%0], %1;" ::"r"(at), "h"((unsigned short)elements[i]) : "memory");
+                    }
+                }
         }
     }
 
