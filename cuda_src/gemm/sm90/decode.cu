@@ -118,7 +118,8 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
             if constexpr (C::a_vectors > 0) {
                 if constexpr (C::a_input < 0)
                     align_rows<C::consumers, C::width, C::a_rows>(a_tiles, row_scales, rows_of_x, k_iter.first_k_block,
-                                                                  k_iter.k_blocks, scale_a, scale_a_row);
+                                                                  k_iter.k_blocks, C::blockwise ? nullptr : scale_a,
+                                                                  scale_a_row);
                 else
                     quantize_rows<C::consumers, C::a_rows, C::a_vectors, C::width, C::a_input, C::a_type, C::a_mode>(
                         a_tiles, row_scales, rows_of_x, k_iter.first_k_block * (BLOCK_K / 8),
@@ -135,8 +136,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
             const int here = own.channel(k_iter.tile, half);
             addends.load(i, out, row * ldo + here, own.completes(half) && row < m && here < n);
         }
-        if (C::a_vectors)
-            at.a_next = Ring<C::a_stages>(next_k_block);  // all of the block's k-blocks are there, and stay
+        if (C::a_vectors) at.codes = Ring<C::a_stages>(next_k_block);
 
         // Two sets of products alternate: while the tensor cores are busy with one, the other is scaled and added.
         float sums[C::sums], products[2][C::sums];
@@ -144,12 +144,13 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
         for (int i = 0; i < C::sums; ++i) sums[i] = products[0][i] = products[1][i] = 0.0f;
         const auto issue_mma = [&](float (&d)[C::sums], auto& w) {
             if (C::phases == 0) block.pipeline.wait_full(at.next);
-            if (!C::a_vectors) block.a_pipeline.wait_full(at.a_next);
+            if (C::streams_a) block.a_pipeline.wait_full(at.a_next);
             if constexpr (C::phases == 0)
                 w.place(block.ring + at.next.stage * C::weight_bytes + own.m_warpgroup * 64 * BLOCK_K);
-            const word64 a = tile_descriptor(block.a_ring + at.a_next.stage * C::a_bytes);
+            const word64 a = tile_descriptor(block.a_ring + (C::a_vectors ? at.codes : at.a_next).stage * C::a_bytes);
             if (C::phases == 0) at.next.advance(C::k_warpgroups);
             at.a_next.advance(C::k_warpgroups);
+            at.codes.advance(C::k_warpgroups);
             product_of_block<C::b_type, C::a_type>(d, w.codes, a);
         };
         // Adds the products of the oldest k-block; the last has none behind it.

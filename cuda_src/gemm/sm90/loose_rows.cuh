@@ -5,11 +5,11 @@
 
 // A block multiplies ``k_blocks`` k-blocks from ``first`` on: THREADS threads load their codes at once, and make them tiles
 // of SIDE rows x 128 columns, columns past the rows' end zero; rows past the last stay as they are. ``from.vecs`` counts
-// the codes of a row. ``scales`` receives one a row. A thread has the codes of BATCH words on their way.
+// the codes of a row. ``scales`` receives one a row if any are ``given``. A thread has the codes of BATCH words on their way.
 template <int THREADS, int SIDE, int BATCH>
 DEVICE void align_rows(char* tiles, float* scales, const WideRows& from, int first, int k_blocks, const float* given,
                        long long given_stride) {
-    if (threadIdx.x < SIDE) scales[threadIdx.x] = given[least((int)threadIdx.x, from.rows - 1) * given_stride];
+    if (given && threadIdx.x < SIDE) scales[threadIdx.x] = given[least((int)threadIdx.x, from.rows - 1) * given_stride];
     const byte* const end = end_of(from.x, from.stride, from.rows, from.vecs);
     const unsigned across = unsigned(k_blocks) * (BLOCK_K / PIECE), all = across * from.rows;
     const int skipped = first * BLOCK_K;

@@ -166,7 +166,8 @@ def aligns_a(p: ScaledMm, config: DecodeConfig) -> bool:
     """Return whether each block aligns its own part of a: where its threads have few words of it each."""
     words = p.m * config.part(p.k) * (BLOCK_K // ALIGNMENT)
     threads = 128 * config.m_warpgroups * config.k_warpgroups
-    return not is_along_k(p) and words <= LOOSE_BATCHES * loose_batch(config) * threads
+    room = not is_along_k(p) or width(p.m) <= 16  # in registers
+    return room and words <= LOOSE_BATCHES * loose_batch(config) * threads
 
 
 def loose_batch(config: DecodeConfig) -> int:
@@ -177,7 +178,8 @@ def loose_batch(config: DecodeConfig) -> int:
 def decode_loose(problem: ScaledMm, config: DecodeConfig) -> Matmul:
     """Return the product in one launch, whose blocks align what they multiply of a."""
     config = without_multicast(config, problem.n) if config.multicast_tiles > 1 else config
-    config = config._replace(a_stages=config.part(problem.k))
+    k_blocks = aligned(config.part(problem.k), config.k_warpgroups)
+    config = config._replace(a_stages=k_blocks)
     constants = {"FP8_A_VECTORS": 1, "FP8_A_ROWS": loose_batch(config), "FP8_A_INPUT": -1, "FP8_A_MODE": 0}
     launcher, grid = launcher_for(problem, config, LooseArgs, constants)
     a = 0, problem.lda, problem.k, 0.0
