@@ -1,5 +1,7 @@
 """Products of more than a few rows that are not aligned: copies in aligned rows, around a kernel that needs these.
 
+Where a kernel stores results at any address (sm90_tiled) only codes are copied.
+
 A copy of a and b costs two passes over them, one of the result as many over it; beside many products of each weight
 that is less than a kernel loses that loads rows at any address.
 """

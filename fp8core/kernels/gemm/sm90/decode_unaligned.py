@@ -2,7 +2,8 @@
 
 TMA reads from multiples of 16 bytes. The rows of each residue modulo 16, or less, begin equally far behind such a
 multiple: they have a map of their own, and a tile has rows of one residue, which the threads that multiply them align
-in their registers (``cuda_src/gemm/sm90/phases.cuh``). The weight is read as it lies; an unaligned a is copied first.
+in their registers (``cuda_src/gemm/sm90/phases.cuh``). The weight is read as it lies. A small unaligned a
+is aligned by each block for itself (``loose_rows.cuh``), a larger one copied first.
 """
 
 import struct
