@@ -3,6 +3,13 @@
 #include "quantize_rows.cuh"
 #include "../generic/codes.cuh"
 
+// Words of 16 bytes that have any of the ``left`` codes from the first on: read whole, as TMA reads the weight's.
+DEVICE void load_words(Pieces<false, 1>& pieces, const byte* from, int left) {
+    const int off = off_word(from);
+    pieces.words[0] = left > 0 ? load16(from - off) : Vector16{0, 0, 0, 0};
+    pieces.words[1] = left > PIECE - off ? load16(from - off + PIECE) : Vector16{0, 0, 0, 0};
+}
+
 // A block multiplies ``k_blocks`` k-blocks from ``first`` on: THREADS threads load their codes at once, and make them tiles
 // of SIDE rows x 128 columns, columns past the rows' end zero; rows past the last stay as they are. ``from.vecs`` counts
 // the codes of a row. ``scales`` receives one a row if any are ``given``. A thread has the codes of BATCH words on their way.
@@ -10,7 +17,6 @@ template <int THREADS, int SIDE, int BATCH>
 DEVICE void align_rows(char* tiles, float* scales, const WideRows& from, int first, int k_blocks, const float* given,
                        long long given_stride) {
     if (given && threadIdx.x < SIDE) scales[threadIdx.x] = given[least((int)threadIdx.x, from.rows - 1) * given_stride];
-    const byte* const end = end_of(from.x, from.stride, from.rows, from.vecs);
     const unsigned across = unsigned(k_blocks) * (BLOCK_K / PIECE), all = across * from.rows;
     const int skipped = first * BLOCK_K;
 #pragma unroll 1
@@ -22,8 +28,7 @@ DEVICE void align_rows(char* tiles, float* scales, const WideRows& from, int fir
 #pragma unroll
         for (int i = 0; i < BATCH; ++i) {
             rows[i] = (begin + i * THREADS) / across;
-            if (begin + i * THREADS < all)
-                pieces[i].template load<true>(code(i), from.vecs - skipped - column(i) * PIECE, from.x, end);
+            if (begin + i * THREADS < all) load_words(pieces[i], code(i), from.vecs - skipped - column(i) * PIECE);
         }
 #pragma unroll
         for (int i = 0; i < BATCH; ++i) {

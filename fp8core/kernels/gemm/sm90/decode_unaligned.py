@@ -168,12 +168,14 @@ def aligns_a(p: ScaledMm, config: DecodeConfig) -> bool:
     words = p.m * config.part(p.k) * (BLOCK_K // ALIGNMENT)
     threads = 128 * config.m_warpgroups * config.k_warpgroups
     room = not is_along_k(p) or width(p.m) <= 16  # in registers
-    return room and words <= LOOSE_BATCHES * loose_batch(config) * threads
+    return room and words <= LOOSE_BATCHES * loose_batch(p, config) * threads
 
 
-def loose_batch(config: DecodeConfig) -> int:
+def loose_batch(p: ScaledMm, config: DecodeConfig) -> int:
     """Return how many words a thread has on their way: as registers allow."""
-    return 2 if config.ctas_per_sm <= 2 else 1
+    if config.ctas_per_sm > 2:
+        return 1
+    return 2 if is_along_k(p) or width(p.m) > 16 else 4
 
 
 def decode_loose(problem: ScaledMm, config: DecodeConfig) -> Matmul:
@@ -181,7 +183,7 @@ def decode_loose(problem: ScaledMm, config: DecodeConfig) -> Matmul:
     config = without_multicast(config, problem.n) if config.multicast_tiles > 1 else config
     k_blocks = aligned(config.part(problem.k), config.k_warpgroups)
     config = config._replace(a_stages=k_blocks)
-    constants = {"FP8_A_VECTORS": 1, "FP8_A_ROWS": loose_batch(config), "FP8_A_INPUT": -1, "FP8_A_MODE": 0}
+    constants = {"FP8_A_VECTORS": 1, "FP8_A_ROWS": loose_batch(problem, config), "FP8_A_INPUT": -1, "FP8_A_MODE": 0}
     launcher, grid = launcher_for(problem, config, LooseArgs, constants)
     a = 0, problem.lda, problem.k, 0.0
     multiply = launcher.bind_args(grid, LooseArgs(b"", *a, CommonArgs.of(problem), 0, 0, problem.beta))

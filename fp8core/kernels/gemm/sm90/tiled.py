@@ -79,8 +79,7 @@ LEAST_STAGES: Final = 3
 def loads_scale_tiles(problem: ScaledMm) -> bool:
     """Return whether TMA loads 1x128 scales of a: those of neighbouring rows are neighbours in memory, and aligned."""
     rows, k_blocks = problem.scale_a_strides
-    ascending = k_blocks > 0 or (k_blocks == 0 and problem.k <= BLOCK_K)
-    neighbours = rows == 1 and ascending and k_blocks % 4 == 0 and problem.vectors_alignment % 16 == 0
+    neighbours = rows == 1 and k_blocks >= 0 and k_blocks % 4 == 0 and problem.vectors_alignment % 16 == 0
     return scales_of(problem) == "block" and neighbours
 
 
