@@ -141,7 +141,7 @@ def test_a_weight_of_odd_k_in_aligned_rows_is_not_copied(m, k):
         ({"vectors_alignment": 2}, "addresses divisible by 4"),
         (
             {"lda": 4112, "ldb": 4112, "alignment": 16},
-            "is for rows of codes, given or to be written, that are not aligned to 16 bytes",
+            "is for rows of codes that are not aligned to 16 bytes, FP8 results and amax",
         ),
     ],
 )

@@ -34,15 +34,22 @@ def _decode_pays(p: ScaledMm) -> bool:
 DECODE_PAYS: Final = Requirement(
     _decode_pays, "estimated to take longer than sm90_tiled, with m={p.m} n={p.n} k={p.k} and scale_a per {p.scale_a}"
 )
-STREAMED: Final = Requirement(
-    lambda p: p.m > ALWAYS_FASTER or SM90_DECODE_UNALIGNED.refusal(p) is not None,
-    "measured slower than sm90_decode_unaligned for few rows, got m={p.m}",
+
+
+def _tiles_pay(p: ScaledMm) -> bool:
+    if p.m > MOST_ROWS or SM90_DECODE_UNALIGNED.refusal(p) is not None:
+        return True
+    return p.m > ALWAYS_FASTER and by_tiles(p) <= fallback_cost.unaligned_us(p)
+
+
+TILES_PAY: Final = Requirement(
+    _tiles_pay, "estimated to take longer than sm90_decode_unaligned, with m={p.m} n={p.n} k={p.k}"
 )
 
 DECODE: Final = SM90_DECODE._replace(
     prefers=(*SM90_DECODE.prefers, DECODE_PAYS), rough=fallback_cost.on_hopper(fallback_cost.decode_us)
 )
-TILED: Final = SM90_TILED._replace(prefers=(STREAMED,))
+TILED: Final = SM90_TILED._replace(prefers=(TILES_PAY,))
 ALIGNED: Final = (DECODE, TILED, SM89_DECODE, *CUBLASLT_ROWS, GFX9_DECODE, *HIPBLASLT_ROWS)
 """Rows that need operands in aligned rows."""
 COPIES: Final = realigned(ALIGNED)

@@ -247,9 +247,10 @@ def plan_unaligned(problem: ScaledMm) -> Matmul:
 UNALIGNED: Final = Requirement(
     lambda p: (
         any(number % ALIGNMENT for number in (max(p.alignment, p.codes_alignment), p.lda, p.ldb))
-        or (p.out in OCP and bool(p.alignment % ALIGNMENT))
+        or p.out in OCP
+        or p.amax
     ),
-    "is for rows of codes, given or to be written, that are not aligned to 16 bytes",
+    "is for rows of codes that are not aligned to 16 bytes, FP8 results and amax",
 )
 SOME_K: Final = Requirement(lambda p: p.k > 0, "needs k > 0, got k={p.k}")
 FEW_ROWS: Final = Requirement(
