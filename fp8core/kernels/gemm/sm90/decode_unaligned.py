@@ -39,7 +39,7 @@ from fp8core.kernels.gemm.sm90.tiled import OCP_RESULT
 from fp8core.kernels.requirements import CUDA, supports
 from fp8core.problem import ScaledMm
 from fp8core.runtime.args import Float32, Int32, Int64, PhasedMaps, Pointer, TensorMap
-from fp8core.table import Kernel, Requirement
+from fp8core.table import Kernel, Launch, Requirement
 
 CHANNELS: Final = 64
 """Of the smallest tiles."""
@@ -178,44 +178,36 @@ def loose_batch(p: ScaledMm, config: DecodeConfig) -> int:
     return 2 if is_along_k(p) or width(p.m) > 16 else 4
 
 
-def decode_loose(problem: ScaledMm, config: DecodeConfig) -> Matmul:
-    """Return the product in one launch, whose blocks align what they multiply of a."""
+def aligning(problem: ScaledMm, config: DecodeConfig) -> Launch:
+    """Return the launch of a kernel whose blocks align what they multiply of a, which it takes by its address."""
     config = without_multicast(config, problem.n) if config.multicast_tiles > 1 else config
-    k_blocks = aligned(config.part(problem.k), config.k_warpgroups)
-    config = config._replace(a_stages=k_blocks)
+    config = config._replace(a_stages=aligned(config.part(problem.k), config.k_warpgroups))
     constants = {"FP8_A_VECTORS": 1, "FP8_A_ROWS": loose_batch(problem, config), "FP8_A_INPUT": -1, "FP8_A_MODE": 0}
     launcher, grid = launcher_for(problem, config, LooseArgs, constants)
     a = 0, problem.lda, problem.k, 0.0
-    multiply = launcher.bind_args(grid, LooseArgs(b"", *a, CommonArgs.of(problem), 0, 0, problem.beta))
-    b_maps = shared_maps(UnalignedMaps, problem.n, problem.k, problem.ldb, config.tile, config.weight_columns)
-    clear = plan_clear_amax(problem.target) if problem.amax else None
+    return launcher.bind_args(grid, LooseArgs(b"", *a, CommonArgs.of(problem), 0, 0, problem.beta))
 
-    def launch(stream: int, a: int, b: int, *addresses: int) -> None:
-        *others, amax, _scratch = addresses
-        if clear is not None:
-            clear(stream, amax)
-        multiply(stream, b_maps[b], a, *others, amax)
 
-    return ready(launch, prefetches_weight=True)
+def loading(problem: ScaledMm, config: DecodeConfig) -> Launch:
+    """Return the launch of a kernel that loads aligned rows of a by a tensor map."""
+    launcher, grid = launcher_for(problem, config, UnalignedArgs)
+    return launcher.bind_args(grid, UnalignedArgs(b"", b"", CommonArgs.of(problem), 0, 0, problem.beta))
 
 
 def decode_unaligned(problem: ScaledMm, config: DecodeConfig | None = None) -> Matmul:
     """Return the product of up to 64 rows, with the bits of `sm90_decode` in the same layout of aligned operands."""
     problem = in_groups(problem)
     config = config or layout(problem)
-    if copies_a(problem) and aligns_a(problem, config):
-        return decode_loose(problem, config)
-    launcher, grid = launcher_for(problem, config, UnalignedArgs)
-    numbers = UnalignedArgs(b"", b"", CommonArgs.of(problem), 0, 0, problem.beta)
-    multiply = launcher.bind_args(grid, numbers)
+    loose = copies_a(problem) and aligns_a(problem, config)
+    copies = copies_a(problem) and not loose
+    multiply = (aligning if loose else loading)(problem, config)
     b_maps = shared_maps(UnalignedMaps, problem.n, problem.k, problem.ldb, config.tile, config.weight_columns)
     tiles = config.multicast_tiles
     rows = width(problem.m) // tiles if tiles > 1 else problem.m
-    copies = copies_a(problem)
     ld = aligned(problem.k) if copies else problem.lda
     copy = plan_realign(problem._replace(n=0)) if copies else None
     clear = plan_clear_amax(problem.target) if problem.amax else None
-    a_maps = tensor_maps(problem.m, ld if copies else problem.k, ld, rows)
+    a_maps = None if loose else tensor_maps(problem.m, ld if copies else problem.k, ld, rows)
 
     def launch(
         stream: int,
@@ -234,7 +226,8 @@ def decode_unaligned(problem: ScaledMm, config: DecodeConfig | None = None) -> M
         if copy is not None:
             copy(stream, a, scratch, 0, 0)
             a = scratch
-        multiply(stream, b_maps[b], a_maps[a], scale_a, scale_b, bias, out, out_scale, amax)
+        given_a = a if a_maps is None else a_maps[a]
+        multiply(stream, b_maps[b], given_a, scale_a, scale_b, bias, out, out_scale, amax)
 
     return ready(launch, scratch_bytes=problem.m * ld if copies else 0, prefetches_weight=True)
 
