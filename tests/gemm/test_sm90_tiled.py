@@ -62,7 +62,8 @@ def test_tiles_cover_the_result(tile):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"scale_a": "group", "scale_b": "row"}, "1x128"),
+        ({"alignment": 1, "codes_alignment": 8, "out_alignment": 16}, "a and b at addresses and in rows aligned to 16"),
+        ({"alignment": 1, "codes_alignment": 16}, "divisible by the size of its elements, got bfloat16 aligned to 1"),
         ({"batch_invariant": True}, "batch"),
         ({"out": "float8_e4m3fnuz"}, "e4m3fn or e5m2"),
         ({"k": 1000, "lda": 1000}, "multiples of 16"),

@@ -13,13 +13,13 @@ from fp8core.kernels.gemm.requirements import (
     COUNTABLE,
     FLOAT32_SCALES,
     OCP_FORMATS,
-    ROW_OR_BLOCK_SCALES,
     STRIDES_OF_16,
     WHOLE_ELEMENTS,
     WHOLE_WORDS,
     WIDE_RESULT,
     few_rows,
 )
+from fp8core.kernels.gemm.scales import in_groups
 from fp8core.kernels.gemm.sm90.decode_channels_config import cheapest, cost_model
 from fp8core.kernels.gemm.sm90.decode_config import (
     AHEAD_FROM,
@@ -74,6 +74,7 @@ class Sm90Args(NamedTuple):
 
 def config_for(problem: ScaledMm) -> DecodeConfig:
     """Return how a product is laid out on the multiprocessors."""
+    problem = in_groups(problem)
     blocks = problem.scale_a == "group"
     if problem.m >= FEWEST_ROWS and not problem.batch_invariant and problem.scale_b != "group":
         config = full_config(problem.n, problem.k, problem.target, blocks)
@@ -146,6 +147,7 @@ def decode(problem: ScaledMm, config: DecodeConfig | None = None) -> Matmul:
 
     Scales that change along k join at every 128 of it.
     """
+    problem = in_groups(problem)
     config = config or config_for(problem)
     launcher, grid = launcher_for(problem, config, Sm90Args)
     launch = launcher.bind_args(grid, Sm90Args(b"", b"", CommonArgs.of(problem), problem.beta))
@@ -184,7 +186,6 @@ SM90_DECODE: Final = Kernel(
         CUDA,
         supports("wgmma"),
         OCP_FORMATS,
-        ROW_OR_BLOCK_SCALES,
         FLOAT32_SCALES,
         WIDE_RESULT,
         CODES_AT_16,

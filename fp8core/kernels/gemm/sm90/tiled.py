@@ -6,19 +6,21 @@ from fp8core.kernels.encodings import FORMAT, RESULT, TYPE, ceil_div
 from fp8core.kernels.gemm.args import Maps, Matmul, ending, ready
 from fp8core.kernels.gemm.generic import plan_clear_amax
 from fp8core.kernels.gemm.requirements import (
+    CODES_AT_16,
     COUNTABLE,
     FLOAT32_SCALES,
     OCP,
     OCP_FORMATS,
-    ROW_OR_BLOCK_SCALES,
     STRIDES_OF_16,
+    WHOLE_ELEMENTS,
     WHOLE_WORDS,
 )
+from fp8core.kernels.gemm.scales import in_groups
 from fp8core.kernels.gemm.sm90.decode import CommonArgs
 from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K
 from fp8core.kernels.gemm.sm90.tensor_maps import WordMaps, shared_maps, tensor_maps
-from fp8core.kernels.gemm.sm90.tiled_cost import Scales, Tile, by_cost, fastest, scales_of, us
-from fp8core.kernels.requirements import CUDA, aligned, supports
+from fp8core.kernels.gemm.sm90.tiled_cost import Scales, Tile, by_cost, fastest, scales_of, stores_tiles, us
+from fp8core.kernels.requirements import CUDA, supports
 from fp8core.problem import HIGH_PRECISION, ITEMSIZE, ScaledMm
 from fp8core.runtime import jit
 from fp8core.runtime.args import Float32, Pointer, TensorMap
@@ -86,9 +88,10 @@ def tiled(problem: ScaledMm, tile: Tile | None = None) -> Matmul:
 
     Scales that change along k join at every 128 of it.
     """
+    problem = in_groups(problem)
     tile = tile or fastest(problem)
     layout, item = Layout.of(problem, tile), ITEMSIZE[problem.out]
-    stores_tiles, scale_tiles = problem.ldo * item % 16 == 0, loads_scale_tiles(problem)
+    result_tiles, scale_tiles = stores_tiles(problem), loads_scale_tiles(problem)
     launcher = jit.prepare(
         problem.target,
         "gemm/sm90/tiled",
@@ -106,7 +109,7 @@ def tiled(problem: ScaledMm, tile: Tile | None = None) -> Matmul:
             "FP8_BIAS": TYPE[problem.bias] if problem.bias else -1,
             "FP8_AMAX": int(problem.amax),
             **ending(problem),
-            "FP8_STORE_TILES": int(stores_tiles),
+            "FP8_STORE_TILES": int(result_tiles),
             "FP8_BUFFERS": layout.buffers,
             "FP8_CLUSTER": tile.cluster,
         },
@@ -124,7 +127,7 @@ def tiled(problem: ScaledMm, tile: Tile | None = None) -> Matmul:
     b_maps = tensor_maps(problem.n, problem.k, problem.ldb, tile.columns // tile.cluster)
     out_maps: Maps = NO_MAPS
     scale_maps: Maps = {0: bytes(128)}
-    if stores_tiles:
+    if result_tiles:
         out_maps = tensor_maps(problem.m, problem.n * item, problem.ldo * item, STAGED_ROWS, layout.piece_bytes)
     if scale_tiles:
         apart = 4 * problem.scale_a_strides[1]
@@ -194,14 +197,14 @@ SM90_TILED: Final = Kernel(
     (
         CUDA,
         supports("wgmma"),
-        ROW_OR_BLOCK_SCALES,
         ANY_ORDER,
         OCP_FORMATS,
         FLOAT32_SCALES,
         OCP_RESULT,
-        aligned(16),
+        CODES_AT_16,
         STRIDES_OF_16,
         COUNTABLE,
+        WHOLE_ELEMENTS,
         WHOLE_WORDS,
     ),
     plan_tiled,

@@ -8,6 +8,7 @@ from typing import Final, Literal, NamedTuple
 
 from fp8core.kernels.encodings import ceil_div
 from fp8core.kernels.gemm.overlap import overlapped_us
+from fp8core.kernels.gemm.scales import WITHIN, is_along_k
 from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K
 from fp8core.problem import ITEMSIZE, ScaledMm, Target
 
@@ -55,8 +56,8 @@ class Tile(NamedTuple):
 
 def scales_of(problem: ScaledMm) -> Scales:
     """Return how the scales of a product enter."""
-    if problem.scale_a == "group":
-        return "block" if problem.scale_b == "block" else "group"
+    if is_along_k(problem):
+        return "block" if WITHIN[problem.scale_b] == "block" else "group"
     return "chain" if problem.use_fast_accum else "promoted"
 
 
@@ -92,6 +93,10 @@ LOADED_ROWS: Final = 8
 """Rows of a are loaded in multiples of so many, and no more of them than a has."""
 RESULT_US: Final = 6.658e-5
 """Of a tile\'s end, for each of its results."""
+SINGLE_US: Final = 6.5e-5
+"""More of that where results are stored one by one: where their rows do not begin at multiples of `PIECE` bytes."""
+PIECE: Final = 16
+"""Bytes that TMA stores at least."""
 CHAIN_HEAT: Final = 0.2676
 PROMOTED_HEAT: Final = 0.241
 """What a k-block takes more in a product that takes long, as the clock falls."""
@@ -147,11 +152,17 @@ def wide_scales(problem: ScaledMm) -> bool:
     return rows == 1 and k_blocks % 4 == 0
 
 
+def stores_tiles(problem: ScaledMm) -> bool:
+    """Return whether TMA stores the result: its address and its rows are aligned."""
+    at = max(problem.alignment, problem.out_alignment)
+    return at % PIECE == 0 and problem.ldo * ITEMSIZE[problem.out] % PIECE == 0
+
+
 def tiles(problem: ScaledMm) -> tuple[Tile, ...]:
     """Return those that a product's sums, products and scales leave registers for."""
     scales = scales_of(problem)
     ends = bool(problem.activation) or problem.beta != 0 or problem.amax
-    most = 128 * 160 if scales == "group" and ends else 256 * 128
+    most = 128 * 160 if scales == "group" and (ends or not stores_tiles(problem)) else 256 * 128
     # Clusters make some tiles twice; and not where a warpgroup has no register to spare.
     together = 1 if problem.beta or scales == "group" else 2
     piece = 16 if ITEMSIZE[problem.out] > 1 else 32  # channels, whose results are stored together
@@ -188,7 +199,8 @@ def us(problem: ScaledMm, tile: Tile | None = None) -> float:
     rounds = WHOLE_WAVES * waves + (1 - WHOLE_WAVES) * max(1.0, share)
     cool = rounds * k_blocks * k_block
     heat = (CHAIN_HEAT if scales_of(p) == "chain" else PROMOTED_HEAT) * cool / (cool + HOT_US)
-    busy = cool * (1 + heat) + rounds * RESULT_US * results
+    result = RESULT_US if stores_tiles(p) else RESULT_US + SINGLE_US
+    busy = cool * (1 + heat) + rounds * result * results
     return START_US + FILL_US * (tile.rows + tile.columns) + max(overlapped_us(OVERLAP, memory, busy), crossing)
 
 
