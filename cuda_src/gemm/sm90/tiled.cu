@@ -97,7 +97,8 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
     if (warp < 4) {
         if (warp > 1) find_first();
         if constexpr (C::threads > 256) registers_give<C::loader_registers>();
-        if (warp > 0 || !prefetch_weight) grid_dependency_wait();
+        // Early: the weight, and what else belongs to it.
+        if (!prefetch_weight || (warp != 0 && (warp != 2 || !C::scale_tiles))) grid_dependency_wait();
         if (warp == 0 && !prefetch_weight) grid_dependency_launch();
         if (warp == 0 && elected())
             load_tiles<C, C::weight_bytes, true>(
