@@ -117,6 +117,19 @@ def test_every_tile(tile, modes):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("tile", tiled_cost.TILES, ids=str)
+def test_scales_of_many_k_blocks_that_tma_loads(tile):
+    """Of one to five chunks of 32 k-blocks, for one tile of a block and for several."""
+    for m, n, k in ((300, 1001, 4240), (64, 136, 4096), (1500, 8200, 640), (516, 8193, 4112), (4, 200, 16400)):
+        case = Tiled(m, n, k, BLOCK, bias="float32" if m == 300 else "", seed=m + 1)
+        if tile not in tiled_cost.tiles(case.problem):
+            pytest.skip("this tile's sums and scales together are more than the registers hold")
+        assert tiled.loads_scale_tiles(case.problem)
+        case.tile = tile
+        case.check()
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("out", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("bias", ["", "bfloat16", "float16", "float32"])
 @pytest.mark.parametrize(("a", "b"), [("e4m3", "e4m3"), ("e5m2", "e4m3"), ("e4m3", "e5m2")])
