@@ -1,6 +1,7 @@
 """The row "sm90_tiled": its tiles and refusals anywhere, its products on an H100 or H200 against float64."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 
@@ -57,6 +58,25 @@ def test_tiles_cover_the_result(tile):
         assert tile.tiles(m, n) == (rows + rows % tile.cluster) * columns
         assert tile.waves(m, n, H200) * H200.multiprocessors >= tile.tiles(m, n)
         assert tile.groups * tile.m_slices * 64 == tile.rows
+
+
+@pytest.mark.parametrize("multiprocessors", [132, 131, 16])
+@pytest.mark.parametrize(("m", "n"), [(4096, 8192), (700, 28672), (256, 57344), (512, 8192), (1, 16)])
+def test_a_grid_is_of_whole_clusters_whose_blocks_all_have_tiles(monkeypatch, m, n, multiprocessors):
+    launched = []
+
+    def prepare(*_, cluster, **__):
+        return SimpleNamespace(bind_args=lambda grid, _: launched.append((grid, cluster)))
+
+    monkeypatch.setattr(tiled.jit, "prepare", prepare)
+    asked = scaled(m, n, 1024, BLOCK, target=H200._replace(multiprocessors=multiprocessors))
+    for tile in tiled_cost.tiles(asked):
+        tiled.tiled(asked, tile)
+        ((blocks, *rest), cluster) = launched.pop()
+        assert rest == [1, 1]
+        assert blocks % cluster == 0 < blocks <= tile.tiles(m, n)
+        assert blocks <= multiprocessors
+        assert cluster in (tile.cluster, 2)
 
 
 @pytest.mark.parametrize(

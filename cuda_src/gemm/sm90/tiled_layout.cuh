@@ -143,7 +143,8 @@ struct WeightScales {
     DEVICE void load(int column, int k_block) {
         if (k_block >= k_blocks) return;
         const float* const from = of_b.scales + k_block * of_b.col;
-        next = make_float2(from[column / BLOCK_K * of_b.row], from[least(column + BLOCK_K, n - 1) / BLOCK_K * of_b.row]);
+        next =
+            make_float2(from[column / BLOCK_K * of_b.row], from[least(column + BLOCK_K, n - 1) / BLOCK_K * of_b.row]);
     }
     // The k-blocks of a tile, and the first loads of the one that comes after it.
     DEVICE void store(Stages& stage_scales, const PipelineBarriers<C::stages>& pipeline, Ring<C::stages>& at,
