@@ -83,6 +83,16 @@ def loads_scale_tiles(problem: ScaledMm) -> bool:
     return scales_of(problem) == "block" and neighbours
 
 
+def side_by_side(problem: ScaledMm, tile: Tile) -> int:
+    """Return how many blocks are launched as a cluster: those that load for each other, or two that have several tiles.
+
+    Blocks of a cluster run on neighbouring multiprocessors, and two in a row have tiles of the same channels, which
+    neighbours read at less cost (experiments/2026-11-neighbours).
+    """
+    several = tile.tiles(problem.m, problem.n) > problem.target.multiprocessors and problem.m > tile.rows
+    return 2 if tile.cluster == 1 and several and scales_of(problem) == "block" else tile.cluster
+
+
 def tiled(problem: ScaledMm, tile: Tile | None = None) -> Matmul:
     """Return one launch for any number of rows: ``round(scale_a * (scale_b * acc) + bias)``.
 
@@ -92,6 +102,7 @@ def tiled(problem: ScaledMm, tile: Tile | None = None) -> Matmul:
     tile = tile or fastest(problem)
     layout, item = Layout.of(problem, tile), ITEMSIZE[problem.out]
     result_tiles, scale_tiles = stores_tiles(problem), loads_scale_tiles(problem)
+    cluster = side_by_side(problem, tile)
     launcher = jit.prepare(
         problem.target,
         "gemm/sm90/tiled",
@@ -117,11 +128,12 @@ def tiled(problem: ScaledMm, tile: Tile | None = None) -> Matmul:
         block=128 * (1 + tile.groups),
         shared_bytes=layout.dynamic_bytes,
         programmatic=True,
-        cluster=tile.cluster,
+        cluster=cluster,
     )
-    most = max(1, problem.target.multiprocessors // tile.cluster) * tile.cluster
+    most = max(1, problem.target.multiprocessors // cluster) * cluster
     numbers = TiledArgs(b"", b"", b"", b"", CommonArgs.of(problem), 0, 0, problem.beta)
-    multiply = launcher.bind_args((min(tile.tiles(problem.m, problem.n), most), 1, 1), numbers)
+    tiles = ceil_div(tile.tiles(problem.m, problem.n), cluster) * cluster
+    multiply = launcher.bind_args((min(tiles, most), 1, 1), numbers)
     # Rows outside of a would be filled with zeros, which takes TMA longer than to load as many: they keep their bytes.
     a_maps = tensor_maps(problem.m, problem.k, problem.lda, min(tile.rows, ceil_div(problem.m, 8) * 8))
     b_maps = tensor_maps(problem.n, problem.k, problem.ldb, tile.columns // tile.cluster)
