@@ -66,12 +66,14 @@ class Layout(NamedTuple):
         for buffers in (number for number in range(pieces, 0, -1) if pieces % number == 0):
             staging = tile.groups * buffers * STAGED_ROWS * piece
             stages = (left - staging) // (tile.stage_bytes + 4 * words + 16)
-            if stages >= LEAST_STAGES:
+            if stages >= (PINGPONG_STAGES if tile.pingpong else LEAST_STAGES):
                 break
         return cls(stages, piece, buffers, stages * tile.stage_bytes + staging + 1024)
 
 
 LEAST_STAGES: Final = 3
+PINGPONG_STAGES: Final = 4
+"""The least where a warpgroup's staged results may wait for memory: the other multiplies."""
 
 
 def loads_scale_tiles(problem: ScaledMm) -> bool:
@@ -96,6 +98,7 @@ def tiled(problem: ScaledMm, tile: Tile | None = None) -> Matmul:
         {
             "FP8_GROUPS": tile.groups,
             "FP8_M_SLICES": tile.m_slices,
+            "FP8_PINGPONG": int(tile.pingpong),
             "FP8_COLUMNS": tile.columns,
             "FP8_STAGES": layout.stages,
             "FP8_A_TYPE": FORMAT[problem.a],

@@ -25,19 +25,22 @@ class Tile(NamedTuple):
     """Channels."""
     cluster: int = 1
     """Tiles of the same channels whose blocks load the weight for each other."""
+    pingpong: bool = False
+    """Whether each of two warpgroups makes every other tile whole: one multiplies while the other stores."""
 
     def __str__(self) -> str:
-        return f"{self.rows}x{self.columns}{f'/{self.cluster}' if self.cluster > 1 else ''}"
+        own = "-pingpong" if self.pingpong else f"/{self.cluster}" if self.cluster > 1 else ""
+        return f"{self.rows}x{self.columns}{own}"
 
     @property
     def groups(self) -> int:
-        """Return how many warpgroups have a tile: each every other 64 rows of it, or all."""
-        return 1 if self.rows == 64 else 2
+        """Return how many warpgroups multiply."""
+        return 1 if self.rows == 64 and not self.pingpong else 2
 
     @property
     def m_slices(self) -> int:
-        """Return how many times 64 rows each of them has."""
-        return self.rows // (64 * self.groups)
+        """Return how many times 64 rows of a tile each of them has: of all, of every other 64 rows or of its own tile."""
+        return self.rows // (64 if self.pingpong else 64 * self.groups)
 
     @property
     def stage_bytes(self) -> int:
@@ -125,8 +128,12 @@ COSTS: Final[dict[Tile, Cost]] = {
     Tile(128, 256): Cost(0, 1.017),
     Tile(64, 256): Cost(0, 0.85),
     Tile(64, 192): Cost(0, 0.7814),
-    Tile(64, 64, 2): Cost(1.168, 1.131),
-    Tile(64, 128, 2): Cost(0.8973, 1.013),
+    Tile(64, 64, cluster=2): Cost(1.168, 1.131),
+    Tile(64, 128, cluster=2): Cost(0.8973, 1.013),
+    Tile(128, 192, pingpong=True): Cost(0, 1),
+    Tile(128, 160, pingpong=True): Cost(0, 1),
+    Tile(128, 128, pingpong=True): Cost(0, 1),
+    Tile(64, 256, pingpong=True): Cost(0, 1),
 }
 TILES: Final = tuple(COSTS)
 """What kernels are compiled for; of equals the first is taken."""
@@ -152,6 +159,7 @@ def tiles(problem: ScaledMm) -> tuple[Tile, ...]:
     scales = scales_of(problem)
     ends = bool(problem.activation) or problem.beta != 0 or problem.amax
     most = 128 * 160 if scales == "group" and ends else 256 * 128
+    most_alone = 128 * 128 if problem.amax else 128 * 192  # of a warpgroup
     # Clusters make some tiles twice; and not where a warpgroup has no register to spare.
     together = 1 if problem.beta or scales == "group" else 2
     piece = 16 if ITEMSIZE[problem.out] > 1 else 32  # channels, whose results are stored together
@@ -160,7 +168,7 @@ def tiles(problem: ScaledMm) -> tuple[Tile, ...]:
         for tile in TILES
         if (scales == "chain" or COSTS[tile].promoted)
         and tile.columns % piece == 0
-        and tile.rows * tile.columns <= most
+        and tile.rows * tile.columns <= (most_alone if tile.pingpong else most)
         and tile.cluster <= together
     )
 
@@ -188,7 +196,7 @@ def us(problem: ScaledMm, tile: Tile | None = None) -> float:
     rounds = WHOLE_WAVES * waves + (1 - WHOLE_WAVES) * max(1.0, share)
     cool = rounds * k_blocks * k_block
     heat = (CHAIN_HEAT if scales_of(p) == "chain" else PROMOTED_HEAT) * cool / (cool + HOT_US)
-    busy = cool * (1 + heat) + rounds * RESULT_US * results
+    busy = cool * (1 + heat) + (1 if tile.pingpong else rounds) * RESULT_US * results
     return START_US + FILL_US * (tile.rows + tile.columns) + max(overlapped_us(OVERLAP, memory, busy), crossing)
 
 
