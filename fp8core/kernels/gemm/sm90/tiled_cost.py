@@ -39,7 +39,7 @@ class Tile(NamedTuple):
 
     @property
     def m_slices(self) -> int:
-        """Return how many times 64 rows of a tile each of them has: of all, of every other 64 rows or of its own tile."""
+        """Return how many times 64 rows of a tile each of them has."""
         return self.rows // (64 if self.pingpong else 64 * self.groups)
 
     @property
