@@ -20,7 +20,8 @@ struct TileSequence {
     // Amid a tile: whether the block has a tile behind it, whosever it is.
     DEVICE bool followed() const { return left > 1 - step; }
 
-    // By named barriers: a wait for the other warpgroup's products to be issued, and what ends its wait.
+    // By named barriers: a wait for the other warpgroup's products to be issued, and what ends its wait. A warpgroup that
+    // did not wait could take the phase before the last of a full barrier, which has the same parity, for its own.
     DEVICE void await() const { threads_sync(barrier + group, threads); }
     DEVICE void pass() const { threads_arrive(barrier + 1 - group, threads); }
 };
