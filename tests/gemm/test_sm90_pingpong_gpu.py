@@ -32,7 +32,7 @@ def on(problem, multiprocessors):
 def ended(n, out, bias, amax=False):
     made = Ended((300, n, 272), ("row", "row"), (0, 0, 0), out, bias, amax=amax)
     made.made.problem = on(made.made.problem._replace(use_fast_accum=True), 5)
-    if tiled.SM90_TILED.refusal(made.made.problem) is not None:
+    if tiled.SM90_TILED.refusal(made.made.problem._replace(alignment=16)) is not None:  # odd n is for direct launches
         pytest.skip("the device has no wgmma")
     return made
 

@@ -9,7 +9,7 @@ from typing import Final, Literal, NamedTuple
 from fp8core.kernels.encodings import ceil_div
 from fp8core.kernels.gemm.overlap import overlapped_us
 from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K
-from fp8core.problem import ITEMSIZE, ScaledMm, Target
+from fp8core.problem import ITEMSIZE, Activation, ScaledMm, Target
 
 Scales = Literal["chain", "promoted", "block", "group"]
 """Of a product: those that do not change along k, by one chain of sums over k or promoted every 128 of it; or 1x128 of
@@ -95,6 +95,11 @@ LOADED_ROWS: Final = 8
 """Rows of a are loaded in multiples of so many, and no more of them than a has."""
 RESULT_US: Final = 6.658e-5
 """Of a tile\'s end, for each of its results."""
+HIDDEN: Final = 0.6753
+"""The part of it that is hidden where the other warpgroup multiplies: of all tiles of a multiprocessor but the last."""
+ACTIVATED: Final[dict[Activation, float]] = {"": 0, "gelu": 2.2, "gelu_tanh": 1.4, "silu": 1.6}
+ADDED: Final = 0.8
+"""The parts by which an activation and beta make it longer."""
 CHAIN_HEAT: Final = 0.2676
 PROMOTED_HEAT: Final = 0.241
 """What a k-block takes more in a product that takes long, as the clock falls."""
@@ -130,10 +135,10 @@ COSTS: Final[dict[Tile, Cost]] = {
     Tile(64, 192): Cost(0, 0.7814),
     Tile(64, 64, cluster=2): Cost(1.168, 1.131),
     Tile(64, 128, cluster=2): Cost(0.8973, 1.013),
-    Tile(128, 192, pingpong=True): Cost(0, 1),
-    Tile(128, 160, pingpong=True): Cost(0, 1),
-    Tile(128, 128, pingpong=True): Cost(0, 1),
-    Tile(64, 256, pingpong=True): Cost(0, 1),
+    Tile(128, 192, pingpong=True): Cost(0, 0.9781),
+    Tile(128, 160, pingpong=True): Cost(0, 0.9059),
+    Tile(128, 128, pingpong=True): Cost(0, 0.885),
+    Tile(64, 256, pingpong=True): Cost(0, 0.7263),
 }
 TILES: Final = tuple(COSTS)
 """What kernels are compiled for; of equals the first is taken."""
@@ -142,7 +147,7 @@ TILES: Final = tuple(COSTS)
 FITTED: Final = (
     *("START_US", "FILL_US", "BYTES_A_US", "OVERLAP", "CHAIN_US", "PROMOTED_US", "CHAIN_K_BLOCK_US"),
     *("PROMOTED_K_BLOCK_US", "LOAD_US", "SHARED_LOAD_US", "UNALIGNED", "CROSSING_US"),
-    *("MEMORY_UNALIGNED", "SECTORS", "RESULT_US", "CHAIN_HEAT", "PROMOTED_HEAT", "HOT_US"),
+    *("MEMORY_UNALIGNED", "SECTORS", "RESULT_US", "HIDDEN", "CHAIN_HEAT", "PROMOTED_HEAT", "HOT_US"),
     "WHOLE_WAVES",
 )
 """Beside those of `COSTS`, the names of the numbers that `python -m bench.fit_estimates` finds."""
@@ -196,7 +201,9 @@ def us(problem: ScaledMm, tile: Tile | None = None) -> float:
     rounds = WHOLE_WAVES * waves + (1 - WHOLE_WAVES) * max(1.0, share)
     cool = rounds * k_blocks * k_block
     heat = (CHAIN_HEAT if scales_of(p) == "chain" else PROMOTED_HEAT) * cool / (cool + HOT_US)
-    busy = cool * (1 + heat) + (1 if tile.pingpong else rounds) * RESULT_US * results
+    ends = 1 + (1 - HIDDEN) * (rounds - 1) if tile.pingpong else rounds
+    ends *= 1 + ACTIVATED[p.activation] + (ADDED if p.beta else 0)
+    busy = cool * (1 + heat) + ends * RESULT_US * results
     return START_US + FILL_US * (tile.rows + tile.columns) + max(overlapped_us(OVERLAP, memory, busy), crossing)
 
 
