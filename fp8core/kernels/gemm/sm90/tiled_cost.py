@@ -91,6 +91,8 @@ SECTORS: Final = 0.2979
 """The part by which loads take longer where rows begin at multiples of `SECTOR`, but not of 128."""
 SECTOR: Final = 32
 """Bytes that L2 reads together."""
+FEW_ROWS: Final = 64
+"""Up to so many there are no ping-pong tiles: nothing was measured of them."""
 LOADED_ROWS: Final = 8
 """Rows of a are loaded in multiples of so many, and no more of them than a has."""
 RESULT_US: Final = 6.658e-5
@@ -164,7 +166,8 @@ def tiles(problem: ScaledMm) -> tuple[Tile, ...]:
     scales = scales_of(problem)
     ends = bool(problem.activation) or problem.beta != 0 or problem.amax
     most = 128 * 160 if scales == "group" and ends else 256 * 128
-    most_alone = 128 * 128 if problem.amax else 128 * 192  # of a warpgroup
+    # Of a warpgroup; none where rows are so few that loads take the time, and not products.
+    most_alone = 0 if problem.m <= FEW_ROWS else 128 * 128 if problem.amax else 128 * 192
     # Clusters make some tiles twice; and not where a warpgroup has no register to spare.
     together = 1 if problem.beta or scales == "group" else 2
     piece = 16 if ITEMSIZE[problem.out] > 1 else 32  # channels, whose results are stored together
