@@ -10,9 +10,9 @@
 // its next ones, or the other warpgroup's, are multiplied. The order of a sum is that of k: equal rows get equal bits,
 // by any tile, in any batch.
 //
-// Constants, -DFP8_<name>: GROUPS, M_SLICES 1 or 2; PINGPONG 0 or 1; COLUMNS, a multiple of 16 that wgmma has; STAGES; A_TYPE,
-// B_TYPE the formats; SCALES (tiled_layout.cuh); OUT, BIAS: 0 fp32, 1 fp16, 2 bf16, OUT also 3 + a format, BIAS also
-// -1 for none; SCALE_TILES whether TMA loads the 1x128 scales of a; AMAX whether the largest |value| is found;
+// Constants, -DFP8_<name>: GROUPS, M_SLICES 1 or 2; PINGPONG 0 or 1; COLUMNS, a multiple of 16 that wgmma has; STAGES;
+// A_TYPE, B_TYPE the formats; SCALES (tiled_layout.cuh); OUT, BIAS: 0 fp32, 1 fp16, 2 bf16, OUT also 3 + a format, BIAS
+// also -1 for none; SCALE_TILES whether TMA loads the 1x128 scales of a; AMAX whether the largest |value| is found;
 // STORE_TILES whether TMA stores the result; BUFFERS of a warpgroup's staging; CLUSTER blocks whose tiles have the same
 // channels, and which load the weight for each other.
 //
@@ -118,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
     grid_dependency_wait();
 
     const int group = warp / 4 - 1;
-    TileMath<C> math = {{}, {}, {}, pipeline, stage_scales, ring, a_ring, group % C::crew, warp % 4, lane};
+    TileMath<C> math = {{}, {}, {}, pipeline, stage_scales, ring, a_ring, C::pingpong ? 0 : group, warp % 4, lane};
     TileStore<C> store = {
         &out_map, out, ldo, m, n, warp / 4, warp % 4, lane, staging + group * (C::buffers * C::buffer_bytes)};
     if constexpr (C::accumulates) store.addend_full = shared_address(vector_barriers + 4 + group);

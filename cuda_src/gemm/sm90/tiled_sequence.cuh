@@ -14,7 +14,7 @@ struct TileSequence {
         if (C::pingpong && group == 1) pass();
     }
     // Before the first and after each tile: whether this warpgroup makes another one.
-    DEVICE bool any() const { return left > 0; }
+    DEVICE bool any() const { return C::pingpong ? left > 0 : left != 0; }
     // At a tile's beginning: it counts no longer.
     DEVICE void take() { left -= step; }
     // Amid a tile: whether the block has a tile behind it, whosever it is.
