@@ -18,8 +18,9 @@ struct Constant {
 // What follows from Config of tiled.cu.
 template <class Config>
 struct TiledLayout : Config {
-    static constexpr int rows = 64 * Config::groups * Config::m_slices;  // of a tile
-    static constexpr int math_warps = 4 * Config::groups;                // of a tile
+    static constexpr int crew = Config::pingpong ? 1 : Config::groups;  // warpgroups that make a tile together
+    static constexpr int rows = 64 * crew * Config::m_slices;           // of a tile
+    static constexpr int math_warps = 4 * crew;                         // of a tile
     static constexpr int threads = 128 + 128 * Config::groups;
     static constexpr int a_bytes = rows * BLOCK_K, weight_bytes = Config::columns * BLOCK_K;  // of a stage
     static constexpr int ahead_k_blocks = (64 << 10) / weight_bytes;  // of the weight, which are asked into L2
@@ -36,7 +37,7 @@ struct TiledLayout : Config {
     // that the tile does not use; what else a thread holds decides whether there is room. (Chains under a
     // GELU wait for each other: by 30 % where it was measured.)
     static constexpr bool ahead =
-        Config::m_slices == 2 && !Config::accumulates &&
+        Config::m_slices == 2 && !Config::accumulates && !Config::pingpong &&
         (promoted ? Config::scales != SCALES_GROUP
                   : Config::amax == 0 && (Config::activation == 0 || Config::activation == SILU));
     // Sums of 64 rows that a thread has. Promoted ones stay where they are; chains move on: the next tile's first slice
@@ -67,8 +68,9 @@ struct TiledLayout : Config {
     static constexpr int buffer_bytes = 64 * piece_bytes;
     static_assert(Config::m_slices * pieces % Config::buffers == 0, "rounds of staging are alike");
     static_assert(row_bytes % 32 == 0, "whole pieces of a row");
-    using Tiles = PersistentTiles<rows, Config::columns, 32 / (Config::groups * Config::m_slices), Config::accumulates,
-                                  Config::cluster>;
+    using Tiles = PersistentTiles<rows, Config::columns, 32 / (rows / 64), Config::accumulates, Config::cluster>;
+    static_assert(!Config::pingpong || (Config::groups == 2 && Config::cluster == 1 && !promoted),
+                  "ping-pong: two warpgroups, chains of sums, no clusters");
 };
 
 // A thread: the scales of a k-block of a tile's rows.

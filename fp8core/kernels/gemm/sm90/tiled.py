@@ -65,15 +65,19 @@ class Layout(NamedTuple):
         vectors = (0 if along_k else tile.rows + tile.columns) + (tile.columns if not along_k or problem.bias else 1)
         left = problem.target.shared_bytes - 1024 - 4 * 2 * vectors - 224
         pieces = tile.m_slices * row_bytes // piece
+        waits = problem.beta != 0 or ITEMSIZE[problem.out] == 4  # for many pieces, or for what comes into each
+        least = PINGPONG_STAGES - waits if tile.pingpong else LEAST_STAGES
         for buffers in (number for number in range(pieces, 0, -1) if pieces % number == 0):
             staging = tile.groups * buffers * STAGED_ROWS * piece
             stages = (left - staging) // (tile.stage_bytes + 4 * words + 16)
-            if stages >= LEAST_STAGES:
+            if stages >= least:
                 break
         return cls(stages, piece, buffers, stages * tile.stage_bytes + staging + 1024)
 
 
 LEAST_STAGES: Final = 3
+PINGPONG_STAGES: Final = 5
+"""The least where a warpgroup that stores may wait for its buffers, as the other multiplies."""
 
 
 def loads_scale_tiles(problem: ScaledMm) -> bool:
@@ -110,6 +114,7 @@ def tiled(problem: ScaledMm, tile: Tile | None = None) -> Matmul:
         {
             "FP8_GROUPS": tile.groups,
             "FP8_M_SLICES": tile.m_slices,
+            "FP8_PINGPONG": int(tile.pingpong),
             "FP8_COLUMNS": tile.columns,
             "FP8_STAGES": layout.stages,
             "FP8_A_TYPE": FORMAT[problem.a],
