@@ -104,7 +104,7 @@ ACTIVATED: Final[dict[Activation, float]] = {"": 0, "gelu": 2.2, "gelu_tanh": 1.
 ADDED: Final = 0.8
 """The parts by which an activation and beta make it longer."""
 SINGLE_US: Final = 6.5e-5
-"""More of `RESULT_US` where results are stored one by one: where their rows do not begin at multiples of `PIECE` bytes."""
+"""More of `RESULT_US` where results are stored one by one: where rows do not begin at multiples of `PIECE` bytes."""
 PIECE: Final = 16
 """Bytes that TMA stores at least."""
 CHAIN_HEAT: Final = 0.2676
