@@ -24,7 +24,7 @@ from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.kernels.quantize import QUANTIZE
 from fp8core.ops.explain import example_product
 from fp8core.problem import FORMATS, Quantize, native_e4m3
-from fp8core.runtime import compiler, device, hip_graphs, jit, loaded
+from fp8core.runtime import compiler, device, hip_graphs, launches, loaded
 from fp8core.runtime.plans import QuantizeNumbers
 
 MEBIBYTE: Final = 1 << 20
@@ -168,7 +168,7 @@ def sticky() -> None:
     """Let a launch fail, and see whether others find its error."""
     target = device.target(0)
     try:
-        jit.Launcher(target, compiler.Function(0, None), "nothing", "P", (64, 1, 1), 0, b"")(0, (1, 1, 1), 0)
+        launches.Launcher(target, compiler.Function(0, None), "nothing", "P", (64, 1, 1), 0, b"")(0, (1, 1, 1), 0)
         print("a launch of no kernel did NOT fail")
     except Fp8Error as error:
         print(f"the launch failed as it should: {error}")

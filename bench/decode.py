@@ -212,7 +212,7 @@ def measure(
         **case._asdict(),
         "runs": runs,
         "floor_us": case.roofline.floor(),
-        "us": {name: time._asdict() for name, time in times.items()},
+        "us": timing.fields(times),
         "wrong": wrong,
     }
 

@@ -123,8 +123,10 @@ def lines_of_costs() -> Iterator[str]:
     """Give those of `tiled_cost`."""
     yield from lines_of_globals(tiled_cost, tiled_cost.FITTED)
     for tile, cost in tiled_cost.COSTS.items():
-        given = [value for name, value in tile._asdict().items() if tile._field_defaults.get(name) != value]
-        yield f"    Tile({', '.join(map(str, given))}): Cost({numbers(cost)}),"
+        fields = tile._asdict().items()
+        given = [f"{value}" for name, value in fields if name not in tile._field_defaults]
+        given += [f"{name}={value}" for name, value in fields if tile._field_defaults.get(name, value) != value]
+        yield f"    Tile({', '.join(given)}): Cost({numbers(cost)}),"
 
 
 def lines_of_layouts() -> Iterator[str]:

@@ -165,7 +165,7 @@ def measure(case: Case, loaded: baselines.Loaded) -> dict[str, Any]:
     return {
         **case._asdict(),
         "floor_us": case.roofline.floor(),
-        "us": {name: time._asdict() for name, time in times.items()},
+        "us": timing.fields(times),
         "wrong": wrong,
     }
 

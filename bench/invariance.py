@@ -72,7 +72,7 @@ def measure(case: decode.Case, replays: int) -> dict[str, Any]:
         **case._asdict(),
         "floor_us": case.roofline.floor(),
         "kernels": kernels,
-        "us": {name: time._asdict() for name, time in times.items()},
+        "us": timing.fields(times),
         "wrong": wrong,
     }
 

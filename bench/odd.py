@@ -72,7 +72,7 @@ def measure(mode: str, x_type: str, odd: tuple[int, int], near: tuple[int, int])
     if faults:
         return {**record, "wrong": faults}
     times = timing.compare({"fp8core": mine.calls, "neighbour": other.calls}, least=16)
-    return {**record, "us": {name: time._asdict() for name, time in times.items()}}
+    return {**record, "us": timing.fields(times)}
 
 
 def main() -> None:

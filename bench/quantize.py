@@ -139,7 +139,7 @@ def measure(case: Case, loaded: baselines.Loaded, compile_too: bool) -> dict[str
     return {
         **case.key(),
         "floor_us": case.roofline.floor(),
-        "us": {name: time._asdict() for name, time in times.items()},
+        "us": timing.fields(times),
         "wrong": wrong,
     }
 

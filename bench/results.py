@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from bench import former
 from bench.roofline import BANDWIDTH
 
 Record = dict[str, Any]
@@ -24,18 +25,6 @@ DECODE: Final = "sm90_decode"
 BLOCK: Final = "sm90_tiled"
 LIBRARY: Final = "cublaslt"
 """The rows of fp8core's table that the records of products name; the last one calls cuBLASLt."""
-FORMER_NAMES: Final = {
-    "hopper_decode": DECODE,
-    "hopper_block_mm": BLOCK,
-    "sm90_blockwise": BLOCK,
-    "hopper_linear": "fused",
-    "hopper_chained": "overlapped",
-    "two_launches": "sequential",
-}
-FORMER_KINDS: Final = {"host": "engine"}
-FORMER_SUBJECTS: Final = {"overhead": "host", "host": "engine"}
-FORMER_STEPS: Final = {"of it: looks of three": "of it: signature of three"}
-"""What rows, kinds of records, subjects and steps were called in runs of format 1."""
 BASELINES: Final = ("torch", "vllm", "sgl", "deep_gemm", "sgl_deep_gemm", "flashinfer")
 LABELS: Final = {
     "fp8core": "fp8core",
@@ -68,8 +57,6 @@ LAYER: Final = {
     "vllm": "vLLM's kernels",
     "torch": "torch, bfloat16",
 }
-FORMER_MODEL: Final = "Llama-8B"
-"""Of the decoder layers of runs whose lines name none."""
 KINDS: Final = {"norm": "RMS norm", "add+norm": "add + RMS norm", "silu": "SiLU · mul"}
 
 _KEYS: Final[dict[str, tuple[str, ...]]] = {
@@ -172,22 +159,6 @@ def append(path: Path | None, *records: Record) -> None:
         file.writelines(json.dumps(record) + "\n" for record in records)
 
 
-def _record(line: str) -> Record:
-    """Return the record of a line, in the names of today."""
-    for former, name in FORMER_NAMES.items():
-        line = line.replace(f'"{former}"', f'"{name}"')
-    record: Record = json.loads(line)
-    if "bench" in record:
-        record["bench"] = FORMER_KINDS.get(record["bench"], record["bench"])
-    if record.get("bench") == "layer":
-        record.setdefault("model", FORMER_MODEL)
-    if "step" in record:
-        record["step"] = FORMER_STEPS.get(record["step"], record["step"])
-    if "peers" in record:
-        record["baselines"] = record.pop("peers")
-    return record
-
-
 def runs(path: Path) -> list[Run]:
     """Return the runs of a file, in the order in which they were made.
 
@@ -200,7 +171,7 @@ def runs(path: Path) -> list[Run]:
     parts: list[Part] = []
     records: list[Record] = []
     for line in filter(str.strip, path.read_text(encoding="utf-8").splitlines()):
-        record = _record(line)
+        record = former.renamed(line)
         kind = kind_of(record)
         if kind == "machine" or not found:
             parts, records = [], []
@@ -213,7 +184,7 @@ def runs(path: Path) -> list[Run]:
         records.append(record)
         if kind == "subject":
             if found[-1].machine.get("format", 1) < FORMAT:
-                record["subject"] = FORMER_SUBJECTS.get(record["subject"], record["subject"])
+                record["subject"] = former.SUBJECTS.get(record["subject"], record["subject"])
             parts[-1] = Part(record["subject"], record.get("status"), records)
             if found[-1].machine.get("goes_on"):
                 _join(found, record["subject"])

@@ -94,6 +94,11 @@ def compare(variants: Mapping[str, Sequence[Call]], replays: int = REPLAYS, leas
     return {name: spread(times) for name, times in turns(variants, replays, least).items()}
 
 
+def fields(times: Mapping[str, Timing]) -> dict[str, dict[str, float | None]]:
+    """Return times as a record has them."""
+    return {name: time._asdict() for name, time in times.items()}
+
+
 def turns(variants: Mapping[str, Sequence[Call]], replays: int = REPLAYS, least: int = 64) -> dict[str, list[float]]:
     """Return the microseconds of one call of each variant in each turn.
 

@@ -140,7 +140,7 @@ def measure(case: Case, rows: int, cols: int) -> dict[str, Any]:
         "copy": [baselines.copy(case.bytes) for _ in sets],
     }
     times = timing.compare(calls, least=min(64, max(4, len(sets))))
-    return {**record, "us": {name: time._asdict() for name, time in times.items()}}
+    return {**record, "us": timing.fields(times)}
 
 
 def main() -> None:

@@ -31,7 +31,8 @@ DEVICE void tile_load_shared(unsigned destination, const TensorMap* map, int col
                  : "memory");
 }
 // The same as the first, with a policy of L2.
-constexpr word64 EVICT_NORMAL = 0x1000000000000000ull, EVICT_FIRST = 0x12F0000000000000ull;
+constexpr word64 EVICT_NORMAL = 0x1000000000000000ull, EVICT_FIRST = 0x12F0000000000000ull,
+                 EVICT_LAST = 0x14F0000000000000ull;
 DEVICE void tile_load(unsigned destination, const TensorMap* map, int column, int row, unsigned barrier,
                       word64 policy) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "

@@ -123,7 +123,7 @@ class Call:
             if early:
                 launch = self.early or self.prefetching()
             else:
-                waits.watch(work, addresses, self.regions.spans)
+                writes = waits.watch(work, addresses, self.regions.spans)
         if not self._scratch:
             launch(work, *addresses)
         elif self.allocate_scratch is None:

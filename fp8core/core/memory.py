@@ -36,7 +36,7 @@ class Regions:
         """Places that are in order, until another weight may be read early."""
         prefetch.invalidates(self)
 
-    def examine(self, names: Sequence[str], addresses: list[int], stream: int | None) -> list["prefetch.WeightHistory"]:
+    def examine(self, names: Sequence[str], addresses: list[int], stream: int | None) -> "prefetch.Announced":
         """Refuse results in memory of another operand, and return the weights that are read early and written over.
 
         Those are to be given to `prefetch.wrote` once the launch has been made.
@@ -54,7 +54,7 @@ class Regions:
                 if other != at and (other not in self._given or other > at) and self._share(at, other, addresses):
                     raise LayoutError(f"{names[at]} needs memory of its own, got an array that overlaps {names[other]}")
         if stream is None:
-            return []
+            return prefetch.NOTHING
         version = prefetch.version()
         written = [(addresses[at] + start, addresses[at] + end) for at, start, end in self.spans_of_results]
         found = prefetch.overwrites(written, stream)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final
 from weakref import WeakSet
 
 from fp8core import interop
-from fp8core.core import prefetch
+from fp8core.core import prefetch, under_way
 from fp8core.core.calls import NONE, Call, CallCache, Calls, Described
 from fp8core.core.explaining import ExplainRequest
 from fp8core.core.shortcuts import repeat, shortcut
@@ -169,8 +169,9 @@ class Operation:
                     held.append(number)
         for at, allocate in call.new:
             addresses[at], arrays[at] = allocate(pool)
-        overwritten = call.regions.examine(self.operands, addresses, work)
+        overwritten = prefetch.NOTHING
         try:
+            overwritten = call.regions.examine(self.operands, addresses, work)
             interop.order_before(work, present, stream)
             call.run(work, addresses, pool, weights)
         finally:
@@ -231,6 +232,7 @@ class Operation:
         return call
 
 
+under_way.makes_calls(Operation._general.__code__, writes=True)
 _ALL: Final[WeakSet[Operation]] = WeakSet()
 _forgotten = 0
 

@@ -10,7 +10,9 @@ be read early on a stream
 - after one launch there that did not (`WeightHistory.waited`), with the same addresses,
 - unless the library's own kernels have written to that memory since (`overwrites`), which they may still be doing, or
   another thread is about to launch one that will (a launch that reads early and finds this out once it has been made
-  is made again, late);
+  is made again, late),
+- and unless a call that writes to memory of its caller's was under way before that launch: it may have looked for
+  weights when this one was not watched yet, and be launched after it (`under_way`);
 
 and inside a graph capture, where nothing has run yet and a replay waits for what precedes it, unless the weight became
 known, or was written, within the same capture.
@@ -26,6 +28,7 @@ from threading import RLock
 from typing import Any, Final, Protocol
 from weakref import ReferenceType, WeakSet, ref
 
+from fp8core.core.under_way import amid_writes
 from fp8core.problem import Target
 from fp8core.runtime import capture, device
 
@@ -39,6 +42,8 @@ SPARE: Final = 64
 """Ranges that are added before all are looked at."""
 CAPTURES_KEPT: Final = 16
 """Captures that are remembered of a weight; as many may be under way at a time."""
+UNHEARD: Final = -1
+"""In the place of a count of writes: not all of them are known to be counted."""
 PER_THREAD: Final = 2
 """The stream of the calling thread, whichever that is: nothing that happened on it says anything of the next call."""
 
@@ -144,10 +149,12 @@ class WeightHistory:
         """The capture in which the addresses became known."""
         self._written_in: deque[int] = deque(maxlen=CAPTURES_KEPT)
         """The captures in which kernels of the library wrote there."""
-        self.writing = 0
+        self.writing: set[int] = set()
         """Calls of the library that are about to launch what writes there: a launch that waits may come before it."""
         self.writes = 0
         """Counts the beginnings and the ends of such calls."""
+        self._heard = False
+        """Whether every call that writes there now finds it watched."""
 
     def may_prefetch(self, stream: int, addresses: Sequence[int]) -> bool:
         """Return whether a launch on ``stream`` may read the weight at these addresses of a layer's operands early."""
@@ -167,10 +174,21 @@ class WeightHistory:
         number = capture_of(stream)
         return not number or number in self._written_in
 
-    def watch(self, stream: int, addresses: Sequence[int], spans: Sequence[Range]) -> None:
-        """Watch the memory at these addresses before a launch waits: what writes there later on is announced."""
+    def watch(self, stream: int, addresses: Sequence[int], spans: Sequence[Range]) -> int:
+        """Watch the memory at these addresses before a launch waits: what writes there later on is announced.
+
+        Returns:
+            The count of writes before the launch, for `waited`; `UNHEARD` if a call may still write unannounced.
+        """
         if self._places != (addresses[WEIGHT], addresses[SCALE], addresses[BIAS]):
             self.know(addresses, spans, capture_of(stream))
+        writes = self.writes
+        if not self._heard:
+            with WATCHED.lock:
+                self._heard = not amid_writes()
+                if not self._heard:
+                    return UNHEARD
+        return writes
 
     def waited(self, stream: int, addresses: Sequence[int], spans: Sequence[Range], writes: int) -> None:
         """Note that a launch on ``stream`` has waited for all that precedes it; in a capture it has not run.
@@ -179,7 +197,7 @@ class WeightHistory:
             stream: its stream.
             addresses: of a layer's operands.
             spans: where each of them begins and ends, in bytes from its address.
-            writes: the count of writes before the launch. What another thread launches meanwhile may be behind it.
+            writes: what `watch` returned before the launch. What another thread launches meanwhile may be behind it.
         """
         self.watch(stream, addresses, spans)
         places = addresses[WEIGHT], addresses[SCALE], addresses[BIAS]
@@ -197,29 +215,50 @@ class WeightHistory:
         reached = [(addresses[at], *spans[at]) for at in (WEIGHT, SCALE, BIAS)]
         with WATCHED.lock:
             self._places = ()
+            self._heard = False
             self._waited_with.clear()
             self.ranges = tuple((at + start, at + end) for at, start, end in reached if start < end)
             WATCHED.add(self)
             self._known_in = number
             self._places = places  # at last: who finds these relies on being told of writes
 
-    def overwritten(self, ranges: Sequence[Range], number: int) -> bool:
-        """Forget what waited if one of ``ranges`` is the layer's, and return whether one is: `wrote` is to follow."""
-        if not any(a < end and start < b for a, b in ranges for start, end in self.ranges):
-            return False
+    def reached_by(self, ranges: Sequence[Range]) -> bool:
+        """Return whether one of ``ranges`` overlaps the layer's."""
+        return any(a < end and start < b for a, b in ranges for start, end in self.ranges)
+
+    def overwritten(self, number: int, by: int) -> None:
+        """Forget what waited, as call ``by`` is about to write there in capture ``number``, or in none: 0."""
         with WATCHED.lock:
-            self.writing += 1
+            self.writing.add(by)
             self.writes += 1
         self._waited_with.clear()
         if number and number not in self._written_in:
             self._written_in.append(number)
-        return True
 
-    def wrote(self) -> None:
-        """Note that what `overwritten` announced has been launched, or will not be."""
+    def wrote(self, by: int) -> None:
+        """Note that what `overwritten` announced has been launched, or will not be. Once more does no harm."""
         with WATCHED.lock:
-            self.writes += 1  # first: who finds nobody writing has to find this count
-            self.writing -= 1
+            if by in self.writing:
+                self.writes += 1  # first: who finds nobody writing has to find this count
+                self.writing.discard(by)
+
+
+class Announced(list[WeightHistory]):
+    """The weights that a call is about to write over. It ends when that is told, or when nobody has it any more.
+
+    So a call that Ctrl-C ends anywhere between announcing and launching leaves no weight that is waited for ever after.
+    """
+
+    def end(self) -> None:
+        """Note that the call has been launched, or will not be."""
+        for history in self:
+            history.wrote(id(self))
+
+    __del__ = end
+
+
+NOTHING: Final = Announced()
+"""What a call announces that writes over no weight."""
 
 
 def capture_of(stream: int) -> int:
@@ -253,7 +292,7 @@ def version() -> int:
     return WATCHED.version
 
 
-def overwrites(written: Sequence[Range], stream: int) -> list[WeightHistory]:
+def overwrites(written: Sequence[Range], stream: int) -> Announced:
     """Return the weights that may be read early and that a launch of the library writes to; they are read late now.
 
     Those that are found are to be given to `wrote` once the launch has been made.
@@ -264,12 +303,15 @@ def overwrites(written: Sequence[Range], stream: int) -> list[WeightHistory]:
     """
     histories = WATCHED.among(written) if WATCHED.starts else []
     if not histories:
-        return []
-    number = capture_of(stream)
-    return [history for history in histories if history.overwritten(written, number)]
+        return NOTHING
+    found, number = Announced(), capture_of(stream)
+    for history in histories:
+        if history.reached_by(written):
+            found.append(history)
+            history.overwritten(number, id(found))
+    return found
 
 
-def wrote(found: Sequence[WeightHistory]) -> None:
+def wrote(found: Announced) -> None:
     """End what `overwrites` began: the launch has been made, or has failed."""
-    for history in found:
-        history.wrote()
+    found.end()

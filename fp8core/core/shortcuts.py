@@ -11,7 +11,7 @@ from functools import cache
 from textwrap import indent
 from typing import Any, NamedTuple
 
-from fp8core.core import prefetch
+from fp8core.core import prefetch, under_way
 from fp8core.core.calls import Call, Repeat, Shortcut
 from fp8core.core.signature import OFFSETS, offsets
 from fp8core.interop import Framework
@@ -113,7 +113,7 @@ def _bound(names: Sequence[str], call: Call, kind: _Kind, *recognizing: Any) -> 
             prefetch.wrote(found)
         return True
 
-    return _written(kind)(
+    made = _written(kind)(
         *recognizing,
         call.stream,
         [allocate for _, allocate in call.new],
@@ -124,6 +124,8 @@ def _bound(names: Sequence[str], call: Call, kind: _Kind, *recognizing: Any) -> 
         call.wrote,
         call.note,
     )
+    under_way.makes_calls(made.__code__, bool(kind.given))
+    return made
 
 
 @cache

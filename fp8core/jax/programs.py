@@ -209,7 +209,7 @@ class Prepared:
             bits |= address
         if bits % ALIGNMENT and self.target.platform != "host":
             raise LayoutError(f"arrays in a program of JAX need addresses at multiples of {ALIGNMENT}, got {bits:#x}")
-        overwritten: list[prefetch.WeightHistory] = []
+        overwritten = prefetch.NOTHING
         if self._watched and prefetch.WATCHED.starts:
             written = [(addresses[at], addresses[at] + size) for at, size in self._spans]
             overwritten = prefetch.overwrites(written, stream)

@@ -222,8 +222,12 @@ def _describe_product(
         if not product.m or not product.n:
             return Planned(None)
         run, multiply = launch(False)
-        early = (lambda: launch(True)[0]) if multiply.prefetches_weight else None
-        return Planned(run, multiply.scratch_bytes, early)
+
+        def prefetching() -> Launch:
+            early, behind = launch(True)  # of another choice, if a tuning has come since
+            return early if behind.scratch_bytes == multiply.scratch_bytes else run
+
+        return Planned(run, multiply.scratch_bytes, prefetching if multiply.prefetches_weight else None)
 
     return Described({OUT: NewArray(product.shape, product.out)}, plan, lambda: SCALED_MM.explain(problem(False)))
 

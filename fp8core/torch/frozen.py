@@ -103,6 +103,9 @@ class FrozenLinear(nn.Linear):
         codes = state.pop("_codes")
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self.weight = nn.Parameter(self.weight.detach().view(codes), requires_grad=False)
+        if "compute_dtype" not in state:  # pickled before layers kept it: what they took it for then
+            bias = self._parameters["bias"]
+            self.compute_dtype = torch.bfloat16 if bias is None else bias.dtype
         align_rows_(self.weight)
 
 

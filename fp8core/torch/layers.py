@@ -3,11 +3,13 @@
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
+import torch
 from torch import nn
 
 from fp8core.checkpoint import kinds
 from fp8core.checkpoint.selection import Selection, selection
 from fp8core.problem import HIGH_PRECISION
+from fp8core.torch.dispatched import Offloaded, has_own_forward, take_hook
 from fp8core.torch.linear import Linear
 
 READ_WEIGHTS: Final = nn.MultiheadAttention, nn.TransformerEncoderLayer
@@ -16,21 +18,19 @@ _LINEAR: Final = kinds.LINEAR, kinds.CONV1D, kinds.MAYBE_CONV1D
 """Names that say nothing against a layer: what may be a Conv1D in a file is known to be none here."""
 
 
-HOOK: Final = "_hf_hook"
-"""Where accelerate keeps the hook by which it wraps a module's forward."""
-
-
-def is_offloaded(layer: nn.Linear) -> bool:
-    """Return whether accelerate keeps a layer's weight elsewhere, and brings it for each call."""
-    return layer.weight.is_meta and hasattr(layer, HOOK)
-
-
 class Place(NamedTuple):
     """Where a module is held."""
 
     parent: nn.Module
     attribute: str
     layer: nn.Linear
+
+
+def replace(places: Sequence[Place], made: nn.Linear) -> None:
+    """Put a layer in all places of another, inside of the hook that accelerate may have wrapped that one in."""
+    take_hook(made, places[0].layer)
+    for place in places:
+        setattr(place.parent, place.attribute, made)
 
 
 def layers_of(model: nn.Module) -> Iterator[tuple[str, list[Place]]]:
@@ -86,9 +86,9 @@ def sorted_layers(model: nn.Module, include: Sequence[str] | None, exclude: Sequ
         CheckpointError: a regular expression is not valid, or a pattern matches no layer.
     """
     found = Sorted({}, {})
-    chosen, shared = _choice_of(model, include, exclude), _shared_weights(model)
+    chosen, shared, offloaded = _choice_of(model, include, exclude), _shared_weights(model), Offloaded(model)
     for name, places in layers_of(model):
-        reason = _reason_to_keep(name, places, chosen, shared)
+        reason = _reason_to_keep(name, places, chosen, shared, offloaded)
         if reason is None:
             found.chosen[name] = places
         else:
@@ -102,7 +102,9 @@ def _choice_of(model: nn.Module, include: Sequence[str] | None, exclude: Sequenc
     return _Chosen(patterns, kinds.names_of((), (), {"model_type": model_type}))
 
 
-def _reason_to_keep(name: str, places: list[Place], chosen: _Chosen, shared: dict[int, list[str]]) -> str | None:
+def _reason_to_keep(
+    name: str, places: list[Place], chosen: _Chosen, shared: dict[int, list[str]], offloaded: Offloaded
+) -> str | None:
     """Return why a layer stays as it is, or None."""
     layer, kind = places[0].layer, type(places[0].layer)
     if kind is not nn.Linear:
@@ -110,15 +112,19 @@ def _reason_to_keep(name: str, places: list[Place], chosen: _Chosen, shared: dic
     for place in places:
         if isinstance(place.parent, READ_WEIGHTS):
             return f"its {type(place.parent).__name__} reads the weight itself"
-    weight = layer.weight
+    if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks:
+        return "it has hooks"
+    weight = layer._parameters.get("weight")
+    if weight is None:
+        return "its weight is not a parameter"
+    if type(weight).__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl:
+        return f"its weight is a {type(weight).__name__}, not a tensor of its own: quantize first, shard then"
     others = [other for other in shared[id(weight)] if other != f"{name}.weight"]
     if others:
         return f"its weight is that of {others[0].removesuffix('.weight')}, too"
-    if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks:
-        return "it has hooks"
-    if is_offloaded(layer):
+    if layer in offloaded:
         return "accelerate has offloaded its weight: quantize first, dispatch then"
-    if "forward" in vars(layer) and not hasattr(layer, HOOK):
+    if has_own_forward(layer):
         return "its forward is not that of torch.nn"
     if str(weight.dtype).removeprefix("torch.") not in HIGH_PRECISION:
         return f"its weight is {weight.dtype}"

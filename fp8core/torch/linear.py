@@ -238,7 +238,7 @@ class Linear(FrozenLinear):
         try:
             result: Tensor = kept[4](x)
         except LayoutError:
-            if not isinstance(x, Tensor) or x.is_contiguous():
+            if not isinstance(x, Tensor) or x.layout != torch.strided or x.is_contiguous():
                 raise
             result = self._product(x.contiguous())
         except DTypeError:

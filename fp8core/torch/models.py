@@ -9,7 +9,8 @@ from torch import nn
 from fp8core.checkpoint import schemes
 from fp8core.checkpoint.schemes import scheme_of, static_scale
 from fp8core.errors import CheckpointError, DeviceError, LayoutError, ScaleError
-from fp8core.torch.layers import is_offloaded, layers_of, sorted_layers
+from fp8core.torch.dispatched import Offloaded
+from fp8core.torch.layers import layers_of, replace, sorted_layers
 from fp8core.torch.linear import Linear
 
 
@@ -42,9 +43,10 @@ def quantize_model_(
     """Replace linear layers of a model by `Linear`, in place.
 
     Layers are replaced one after the other, so that the memory of one weight is needed beside the model. What is not
-    ``torch.nn.Linear`` itself stays: subclasses, tied weights, layers with hooks or another forward, layers that
-    accelerate has offloaded, and layers whose weights ``torch.nn.MultiheadAttention`` or ``TransformerEncoderLayer``
-    read themselves.
+    ``torch.nn.Linear`` itself stays: subclasses, tied weights and sharded ones, layers with hooks or another forward,
+    layers that accelerate has offloaded, and layers whose weights ``torch.nn.MultiheadAttention`` or
+    ``TransformerEncoderLayer`` read themselves. Layers that accelerate has dispatched keep the hooks by which it brings
+    their inputs to their device. What saves the model has to be told that it is FP8: `quantization_config`.
 
     Args:
         model: holds the layers; it may be on any device, the meta device, too.
@@ -91,8 +93,7 @@ def quantize_model_(
     for name in quantized:
         places = found.chosen.pop(name)
         made = Linear.from_linear(places[0].layer, input_scale=scales.get(name), **options)
-        for place in places:
-            setattr(place.parent, place.attribute, made)
+        replace(places, made)
     return Report(quantized, found.kept)
 
 
@@ -119,16 +120,15 @@ def dequantize_model_(model: nn.Module, dtype: torch.dtype | None = None) -> tup
     """
     if isinstance(model, Linear):
         raise LayoutError("model needs to hold its layers, got a layer alone: its to_linear dequantizes it")
-    names, found = [], list(layers_of(model))
+    names, found, offloaded = [], list(layers_of(model)), Offloaded(model)
     for name, places in found:
-        if is_offloaded(places[0].layer) and isinstance(places[0].layer, Linear):
-            raise DeviceError(f"model needs its weights in memory, got {name} offloaded by accelerate")
+        if isinstance(places[0].layer, Linear):
+            offloaded.refuse(name, places[0].layer)
     for name, places in found:
         layer = places[0].layer
         if isinstance(layer, Linear):
             made = layer.to_linear(dtype)
-            for place in places:
-                setattr(place.parent, place.attribute, made)
+            replace(places, made)
             names.append(name)
     return tuple(names)
 

@@ -8,6 +8,7 @@ from transformers.quantizers.auto import register_quantization_config
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from fp8core.checkpoint.schemes import scheme_to_write
+from fp8core.errors import DeviceError
 
 METHOD: Final = "fp8core"
 
@@ -70,3 +71,11 @@ class Fp8CoreConfig(QuantizationConfigMixin):  # type: ignore[misc]
         """Return what belongs in config.json: the format's own configuration, once it is known."""
         own: dict[str, Any] = dict(self.__dict__)
         return copy.deepcopy(own if self.source is None else self.source)
+
+
+def spread_over_processes(got: str) -> DeviceError:
+    """Return the error of layers that are to be spread over processes, which FP8 layers here are not."""
+    return DeviceError(
+        f"a model in FP8 needs whole layers in each process, got {got}: leave it out and let device_map put layers on "
+        "several GPUs, or load the whole model in each process"
+    )

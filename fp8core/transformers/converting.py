@@ -12,6 +12,7 @@ from fp8core.interop import dtype_name
 from fp8core.problem import BLOCK_128
 from fp8core.torch import Linear
 from fp8core.torch.aligned import align_rows_
+from fp8core.torch.dispatched import Offloaded, take_hook
 from fp8core.torch.input_dtypes import CODES
 from fp8core.transformers.config import METHOD, Fp8CoreConfig
 from fp8core.transformers.experts import DOWN, GATED, PLAIN, Experts, Layout, fits, layout_of
@@ -38,6 +39,7 @@ def convert_(model: Any) -> tuple[str, ...]:
         The names of the layers.
 
     Raises:
+        DeviceError: accelerate has offloaded a layer. Nothing has been replaced then.
         CheckpointError: a layer's scales are neither per tensor, nor per channel, nor by blocks of 128x128; or experts
             are stored in a way that is not known. The layers before it have been replaced then.
 
@@ -49,13 +51,17 @@ def convert_(model: Any) -> tuple[str, ...]:
         ()
     """
     converted: list[str] = []
-    transforms = transforms_of(model)
+    transforms, modules = transforms_of(model), list(model.named_modules())
     unstacked: set[str] = set()
-    for name, module in list(model.named_modules()):
+    offloaded = Offloaded(model)
+    for name, module in modules:
+        if any(_is_fp8(module._parameters.get(one)) for one in ("weight", DOWN)):
+            offloaded.refuse(name, module)
+    for name, module in modules:
         codes = module._parameters.get("weight")
         stacked = module._parameters.get(DOWN)
         if isinstance(module, nn.Linear) and not isinstance(module, Linear) and _is_fp8(codes):
-            model.set_submodule(name, _linear(name, module))
+            _replace(model, name, module, _linear(name, module))
             converted.append(name)
         elif stacked is not None and stacked.ndim == 3 and _is_fp8(stacked):
             layout = layout_of(name, transforms)
@@ -68,7 +74,7 @@ def convert_(model: Any) -> tuple[str, ...]:
                     setattr(expert, projection, layer)
                     converted.append(f"{name}.{at}.{projection}")
             unstacked.update(layout.patterns)
-            model.set_submodule(name, experts)
+            _replace(model, name, module, experts)
     if converted:
         dtype = _dtype(model)
         for name in converted:
@@ -89,6 +95,9 @@ def split_experts_(model: Any) -> tuple[str, ...]:
     Returns:
         The names of the layers.
 
+    Raises:
+        DeviceError: accelerate has offloaded experts. Nothing has been replaced then.
+
     Examples:
         >>> from transformers import Qwen3MoeConfig, Qwen3MoeModel
         >>> from fp8core.transformers import split_experts_
@@ -98,13 +107,16 @@ def split_experts_(model: Any) -> tuple[str, ...]:
         ('layers.0.mlp.experts.0.gate_proj', 'layers.0.mlp.experts.0.up_proj', 'layers.0.mlp.experts.0.down_proj')
     """
     split: list[str] = []
-    transforms = transforms_of(model)
+    transforms, offloaded = transforms_of(model), Offloaded(model)
     unstacked: set[str] = set()
-    for name, module in list(model.named_modules()):
+    stacks: list[tuple[str, nn.Module, Layout]] = []
+    for name, module in model.named_modules():
         down = module._parameters.get(DOWN)
         layout = None if down is None or down.ndim != 3 or _is_fp8(down) else layout_of(name, transforms)
-        if layout is None or not fits(module, layout):
-            continue
+        if layout is not None and fits(module, layout):
+            offloaded.refuse(name, module)
+            stacks.append((name, module, layout))
+    for name, module, layout in stacks:
         values = dict(module.named_parameters(recurse=False))
         experts = Experts(module, layout)
         for role, parts in _roles(layout):
@@ -113,9 +125,15 @@ def split_experts_(model: Any) -> tuple[str, ...]:
                     expert.get_submodule(part).weight = nn.Parameter(rows, values[role].requires_grad)
         split += [f"{name}.{at}.{part}" for at in range(len(experts)) for part in (*layout.first, layout.down)]
         unstacked.update(layout.patterns)
-        model.set_submodule(name, experts)
+        _replace(model, name, module, experts)
     _keep_apart(model, unstacked)
     return tuple(split)
+
+
+def _replace(model: Any, name: str, module: nn.Module, made: nn.Module) -> None:
+    """Put a module in the place of another, inside of the hook that accelerate may have wrapped that one in."""
+    take_hook(made, module)
+    model.set_submodule(name, made)
 
 
 def _roles(layout: Layout) -> tuple[tuple[str, tuple[str, ...]], ...]:

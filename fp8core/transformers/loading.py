@@ -12,8 +12,8 @@ from transformers.utils import cached_file
 
 from fp8core.checkpoint import open_checkpoint
 from fp8core.checkpoint.claims import MODELOPT_FILE
-from fp8core.errors import CheckpointError, DeviceError
-from fp8core.transformers.config import METHOD, Fp8CoreConfig
+from fp8core.errors import CheckpointError
+from fp8core.transformers.config import METHOD, Fp8CoreConfig, spread_over_processes
 
 PLACES: Final = ("cache_dir", "force_download", "proxies", "token", "revision", "local_files_only", "subfolder")
 """Keyword arguments that say where a checkpoint is."""
@@ -56,7 +56,7 @@ def from_pretrained(path: str | os.PathLike[str], auto: Any = AutoModelForCausal
     """
     spread = [name for name in PARALLEL if kwargs.get(name) is not None]
     if spread:
-        raise DeviceError(f"a model in FP8 needs whole layers in each process, got {spread[0]}")
+        raise spread_over_processes(spread[0])
     asked = kwargs.pop("quantization_config", None)
     config = kwargs.pop("config", None)
     if isinstance(config, PreTrainedConfig):

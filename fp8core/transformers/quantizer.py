@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -15,10 +15,14 @@ from fp8core.checkpoint import open_files, plan_checkpoint
 from fp8core.checkpoint.naming import other_quantization
 from fp8core.errors import CheckpointError, DeviceError
 from fp8core.torch import Linear, dequantize_model_
-from fp8core.transformers.config import METHOD, Fp8CoreConfig
+from fp8core.transformers.apart import put_apart
+from fp8core.transformers.config import METHOD, Fp8CoreConfig, spread_over_processes
 from fp8core.transformers.experts import Experts, layouts_of
 from fp8core.transformers.names import WEIGHT, Names, has, transforms_of
 from fp8core.transformers.stored import as_stored, carry, complete, initialized, waiting
+
+SIZES: Final = "tp_size", "ep_size", "pp_size", "fsdp_size", "dp_replicate_size"
+"""How many processes share the layers of a model, in transformers' configuration of that."""
 
 
 @register_quantizer(METHOD)
@@ -64,6 +68,10 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
             raise DeviceError(f"device_map needs to keep FP8 layers on a device, got {places} on the disk")
 
     def _process_model_before_weight_loading(self, model: Any, checkpoint_files: Any = None, **_: Any) -> None:
+        spread = getattr(model.config, "distributed_config", None)  # there only while a model is spread, and not saved
+        for name in SIZES:
+            if (getattr(spread, name, None) or 1) > 1:
+                raise spread_over_processes(f"{name}={getattr(spread, name)}")
         files = [Path(file) for file in checkpoint_files or ()]
         if not files or any(file.suffix != ".safetensors" for file in files):
             raise CheckpointError(f"a model in FP8 needs safetensors files, got {[file.name for file in files]}")
@@ -84,6 +92,7 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
         if other is not None:
             raise CheckpointError(f"{files[0].parent} needs FP8 weights alone, got {other[0]}, which is of {other[1]}")
         weights = {layer.weight.name: layer for layer in checkpoint.layers.values()}
+        put_apart(model, checkpoint.all_tensors)
         names = self._names(model, checkpoint.all_tensors, set(weights))
         modules = dict(model.named_modules())
         for key, layer in weights.items():
@@ -110,6 +119,7 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
         config, excluded = self.quantization_config, list(self.quantization_config.exclude or ())
         scheme: Any = config.scheme
         present = open_files(files).all_tensors
+        put_apart(model, present)
         names: Names | None = None
         while True:
             plan = plan_checkpoint(

@@ -1,5 +1,8 @@
 """Calls of layers whose weight may be read early, beside other threads that write to it: which launches are made."""
 
+import gc
+import threading
+import weakref
 from contextlib import nullcontext
 
 import pytest
@@ -84,9 +87,9 @@ def test_a_launch_that_reads_early_is_made_again_if_a_write_has_come_since_that_
 
     def early():
         if writes != "nothing":
-            pending[:] = layer.about_to_be_written()
+            pending.append(layer.about_to_be_written())
             if writes == "before the launch":
-                prefetch.wrote(pending)
+                prefetch.wrote(pending.pop())
 
     layer = Layer(early=early)
     for _ in range(3):
@@ -96,7 +99,7 @@ def test_a_launch_that_reads_early_is_made_again_if_a_write_has_come_since_that_
         assert layer.launches == ["early", *(["late"] if writes != "nothing" else [])]
         assert len({addresses for _, addresses in layer.made}) == 1
         if writes == "about to":
-            prefetch.wrote(pending)
+            prefetch.wrote(pending.pop())
 
 
 @pytest.mark.usefixtures("no_capture")
@@ -106,6 +109,80 @@ def test_a_weight_is_watched_before_its_first_launch():
     for _ in range(3):
         layer()
     assert layer.launches == ["late", "late", "early"]
+
+
+def operation_that_writes(launch):
+    """An operation with one operand, into an array of the caller."""
+    result = {1: NewArray((8,), "float32")}
+    return Operation(("x", "out"), lambda *_: Described(result, lambda: Planned(launch), lambda: "said"))
+
+
+@pytest.mark.usefixtures("no_capture")
+@pytest.mark.parametrize("known", [0, 1, 2], ids=["first", "second", "guarded"])
+def test_a_layer_that_is_made_while_a_thread_is_past_its_look_for_weights_is_read_late_until_that_has_launched(known):
+    """The thread's kernel may come after the layer's first launch, and nothing announces it."""
+    looked, go_on, calls = threading.Event(), threading.Event(), []
+
+    def launch(*_):
+        calls.append(1)
+        if len(calls) > known:
+            looked.set()
+            assert go_on.wait(30)
+
+    write, out = operation_that_writes(launch), torch.zeros(8)
+    for _ in range(known):
+        write((torch.zeros(8), out), None)
+    layer = Layer()
+    layer.weight = out
+    layer.places[1] = out.data_ptr()
+    thread = threading.Thread(target=write, args=((torch.zeros(8), out), None), daemon=True)
+    thread.start()
+    assert looked.wait(30)
+    layer()
+    layer()
+    go_on.set()
+    thread.join(30)
+    assert not thread.is_alive()
+    for _ in range(2):
+        layer()
+    assert layer.launches == ["late", "late", "late", "early"]
+
+
+@pytest.mark.usefixtures("no_capture")
+@pytest.mark.parametrize("out", [None, torch.zeros(8)], ids=["new", "given"])
+def test_a_layer_s_own_call_is_none_that_it_waits_for(out):
+    layer = Layer()
+    for _ in range(3):
+        layer.run((torch.zeros(8), layer.weight, None, None, out), None, None, layer.history)
+    assert layer.launches == ["late", "early", "early"]
+
+
+@pytest.mark.usefixtures("no_capture")
+def test_a_layer_that_a_destructor_calls_amid_a_write_waits_for_the_write():
+    layer = Layer()
+    write = operation_that_writes(lambda *_: layer())
+    for _ in range(2):
+        write((torch.zeros(8), torch.zeros(8)), None)
+    for _ in range(2):
+        layer()
+    assert layer.launches == ["late", "late", "late", "early"]
+
+
+@pytest.mark.usefixtures("no_capture")
+def test_a_look_at_the_threads_keeps_nothing_alive():
+    """As a frame does that is among its own variables, with all that its callers have."""
+    layer = Layer()
+
+    def call():
+        kept = torch.zeros(8)
+        layer()
+        return weakref.ref(kept)
+
+    gc.disable()
+    try:
+        assert call()() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(("stream", "recorded"), [(0, ["early", "late"]), (8, ["early"])])

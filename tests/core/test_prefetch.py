@@ -106,26 +106,46 @@ def test_what_waited_before_a_write_is_at_no_time_relied_on_after_it(captures, m
     assert found == [False, True]
 
 
-def test_what_waits_amid_the_end_of_a_write_is_not_relied_on_after_it(captures):
+def test_what_waits_amid_the_end_of_a_write_is_not_relied_on_after_it(captures, monkeypatch):
     """The end of a write is two steps, between which another thread may note a launch that came before the write."""
+    monkeypatch.setattr(prefetch, "WATCHED", prefetch._Watched())
 
-    class Ending(WeightHistory):
-        @property
-        def writing(self):
-            return self.calls
+    class Calls(set):
+        def discard(self, call):
+            super().discard(call)
+            history.waited(7, PLACES, SPANS, within)
 
-        @writing.setter
-        def writing(self, calls):
-            ends, self.calls = calls < getattr(self, "calls", 0), calls
-            if ends:
-                self.waited(7, PLACES, SPANS, within)
-
-    history = Ending()
+    history = WeightHistory()
     history.know(PLACES, SPANS, 0)
+    history.writing = Calls()
     found = prefetch.overwrites([WEIGHT], 7)
     within = history.writes
     prefetch.wrote(found)
     assert not history.may_prefetch(7, PLACES)
+
+
+def test_a_write_that_is_given_up_between_announcing_and_launching_is_not_waited_for_ever_after(history):
+    """As Ctrl-C may end a call anywhere: nobody has what was announced then."""
+    history.waited(7, PLACES, SPANS, history.writes)
+    found = prefetch.overwrites([WEIGHT], 7)
+    assert history.writing
+    del found
+    assert not history.writing
+    assert not history.may_prefetch(7, PLACES)
+    history.waited(7, PLACES, SPANS, history.writes)
+    assert history.may_prefetch(7, PLACES)
+
+
+def test_the_end_of_a_write_that_is_told_twice_is_not_that_of_another(history):
+    first, second = (prefetch.overwrites([WEIGHT], 7) for _ in range(2))
+    prefetch.wrote(first)
+    writes = history.writes
+    prefetch.wrote(first)
+    del first
+    assert history.writes == writes
+    history.waited(7, PLACES, SPANS, writes)
+    assert not history.may_prefetch(7, PLACES)
+    prefetch.wrote(second)
 
 
 def test_of_two_threads_that_write_the_last_one_counts(history):

@@ -60,10 +60,10 @@ CHOICES = [
     (problem(out="float8_e4m3fn", out_scale=True, amax=True, vectors_alignment=4), "cublaslt_epilogue"),
     (problem(batch_invariant=True), "generic_decode"),
     (problem(alignment=8), "sm90_decode_unaligned"),
-    (problem(k=4104), "realigned"),
+    (problem(k=4104), "generic_decode"),
     (problem(k=0), "generic_decode"),
     (problem(n=250), "generic_decode"),
-    (problem(m=96, n=250), "realigned"),
+    (problem(m=96, n=250), "generic_mma"),
     (problem(target=HOST), "host"),
 ]
 

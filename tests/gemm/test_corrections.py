@@ -8,9 +8,10 @@ from bench.choice_records import H200, on
 from fp8core.kernels.gemm import corrections
 from fp8core.kernels.gemm.sm90 import decode_cost, tiled_cost
 from fp8core.kernels.gemm.sm90.decode import config_for
-from fp8core.kernels.gemm.table import SCALED_MM
+from fp8core.kernels.gemm.table import SCALED_MM, runs_decode_in_layers
 from fp8core.ops.explain import explain_product
 from fp8core.runtime import device
+from fp8core.table import Choice
 
 FIELDS = tuple("abcdef")
 GROWN = (
@@ -75,6 +76,32 @@ def test_own_kernels_are_corrected_where_they_were_measured(m):
 def test_empty_products_have_a_kernel_with_corrections_and_without(m, n, k, gpu):
     with on(gpu):
         assert SCALED_MM.choice(product(m, n, k)) is not None
+
+
+@pytest.mark.parametrize(("m", "kernel"), [(1, "sm90_decode"), (16, "sm90_decode"), (24, "sm90_tiled")])
+def test_formulas_alone_leave_few_rows_to_sm90_decode(monkeypatch, m, kernel):
+    monkeypatch.setattr(decode_cost, "corrected_us", lambda p, layout: 1.1 * tiled_cost.least_us(p))
+    assert SCALED_MM.choice(product(m, 10112, 6400)).kernel == kernel
+    with on("NVIDIA H200"):
+        assert SCALED_MM.choice(product(m, 10112, 6400)).kernel == "sm90_tiled"
+
+
+@pytest.mark.parametrize(("times", "kept"), [(1.04, True), (1.1, False)])
+def test_layers_keep_sm90_decode_where_it_takes_little_longer(monkeypatch, times, kept):
+    monkeypatch.setattr(decode_cost, "corrected_us", lambda p, layout: times * tiled_cost.least_us(p))
+    p = product(24, 10112, 6400)
+    with on("NVIDIA H200"):
+        assert SCALED_MM.choice(p).kernel == "sm90_tiled"
+        assert runs_decode_in_layers(p) is kept
+        assert runs_decode_in_layers(p._replace(m=16))
+        assert not runs_decode_in_layers(p._replace(m=65))
+
+
+def test_layers_run_what_was_tuned(monkeypatch):
+    p = product(8)
+    for kernel in ("sm90_tiled", "sm90_decode"):
+        monkeypatch.setitem(SCALED_MM._tuned, p, Choice(kernel))
+        assert runs_decode_in_layers(p) is (kernel == "sm90_decode")
 
 
 def test_the_order_of_a_sum_does_not_depend_on_estimates():

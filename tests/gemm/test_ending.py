@@ -178,7 +178,7 @@ def test_every_target_has_a_kernel(target, activation, beta):
             chosen = SCALED_MM.explain(asked).chosen
             assert chosen is not None
             if target.arch == 90:
-                assert chosen == ("sm90_tiled" if m == 300 else "sm90_decode")
+                assert chosen in {1: ["sm90_decode"], 64: ["sm90_decode", "sm90_tiled"], 300: ["sm90_tiled"]}[m]
 
 
 def test_rows_say_what_they_do_not_take():

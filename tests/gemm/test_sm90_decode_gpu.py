@@ -2,7 +2,7 @@
 
 import pytest
 
-from fp8core.kernels.gemm.sm90 import decode_config
+from fp8core.kernels.gemm.sm90 import decode, decode_config
 from support.sm90_products import MODES, OUTS, SMALL, Case
 
 pytestmark = pytest.mark.gpu
@@ -28,6 +28,13 @@ def test_ragged_shapes(n, k):
 def test_rows_of_the_result_at_any_of_its_elements(m, out):
     for n, ldo, shift in OUTS:
         Case(m, n, 1500, out=out, ldo=ldo, shift=shift, seed=ldo).check()
+
+
+@pytest.mark.parametrize("modes", [("row", "row"), ("group", "block")])
+@pytest.mark.parametrize(("m", "n"), [(16, 163_840), (32, 81_928), (64, 40_960), (61, 41_000), (64, 41_001)])
+def test_results_that_stay_in_the_cache(m, n, modes):
+    assert m * n * 2 >= decode.KEPT_FROM
+    Case(m, n, 256, modes, seed=m).check()
 
 
 @pytest.mark.parametrize("modes", [("row", "row"), ("group", "block")])

@@ -21,6 +21,7 @@ from fp8core.kernels.gemm.sm90.decode_unaligned import (
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.explain import example_product
 from support.problems import on
+from support.sm90_products import asked  # noqa: F401
 
 FN, E5M2 = "float8_e4m3fn", "float8_e5m2"
 
@@ -132,7 +133,6 @@ def test_a_weight_of_odd_k_in_aligned_rows_is_not_copied(m, k):
     [
         ({"target": on(100)}, "needs wgmma"),
         ({"a": "float8_e4m3fnuz"}, "multiplies e4m3fn"),
-        ({"scale_a": "group"}, "takes scales per tensor or row in any mix, or 1x128 with"),
         ({"scale_dtype": "float8_e8m0fnu"}, "scales of float32"),
         ({"out": "float8_e4m3fnuz"}, "gives float32, float16, bfloat16, e4m3fn or e5m2"),
         ({"k": 0}, "needs k > 0"),
@@ -141,12 +141,24 @@ def test_a_weight_of_odd_k_in_aligned_rows_is_not_copied(m, k):
         ({"vectors_alignment": 2}, "addresses divisible by 4"),
         (
             {"lda": 4112, "ldb": 4112, "alignment": 16},
-            "is for rows of codes, given or to be written, that are not aligned to 16 bytes",
+            "is for rows of codes that are not aligned to 16 bytes, FP8 results and amax",
         ),
     ],
 )
 def test_what_it_cannot_do_is_said(changes, words):
     assert words in str(SM90_DECODE_UNALIGNED.refusal(problem(16, 5000, 4100)._replace(**changes)))
+
+
+@pytest.mark.parametrize(("m", "k", "copies"), [(1, 4101, False), (16, 224, False), (16, 4101, True), (64, 4101, True)])
+@pytest.mark.parametrize("scales", [("row", "row"), ("group", "block"), ("row", "group")], ids="-".join)
+def test_few_rows_are_aligned_without_a_launch_before(asked, monkeypatch, m, k, copies, scales):
+    monkeypatch.setattr(module, "encode", lambda *_: bytes(128))
+    p = problem(m, 5000, k, scales=scales, amax=m == 1)
+    plan = plan_unaligned(p)
+    assert (plan.scratch_bytes > 0) == copies
+    plan(7, *range(16, 160, 16))
+    entries = ["clear_amax"] * p.amax + ["realign_codes"] * copies + ["sm90_decode"]
+    assert [entry for entry, _, _ in asked] == entries
 
 
 # ---- on the device
@@ -213,6 +225,30 @@ def test_bits_are_those_of_aligned_operands(operands, m, n, k, gap, modes):
     got = odd.run(decode_unaligned(odd.problem, config))
     config = config._replace(phases=0, clusters=min(config.clusters, tiles // config.multicast_tiles))
     np.testing.assert_array_equal(got, even.run(decode(even.problem, config)))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("modes", [("row", "row"), ("group", "block"), ("group", "row")], ids="-".join)
+@pytest.mark.parametrize(
+    ("m", "n", "k", "gaps"),
+    [
+        (1, 1003, 4101, (0, 0)),
+        (5, 9000, 777, (0, 0)),
+        (16, 333, 100, (1, 7)),
+        (16, 5000, 256, (15, 0)),
+        (9, 70, 5, (3, 1)),
+    ],
+)
+def test_rows_that_blocks_align_have_the_bits_of_copies(operands, monkeypatch, m, n, k, gaps, modes):
+    made = operands((m, n, k), modes, (*gaps, 1), "float32", "float32", amax=True)
+    assert module.aligns_a(made.problem, layout(made.problem))
+    plan = plan_unaligned(made.problem)
+    assert plan.scratch_bytes == 0
+    made.check(plan, CUT_OFF)
+    own, largest = made.run(plan), float(made.amax[0])
+    monkeypatch.setattr(module, "aligns_a", lambda *_: False)
+    np.testing.assert_array_equal(own, made.run(plan_unaligned(made.problem)))
+    assert largest == float(made.amax[0])
 
 
 @pytest.mark.gpu

@@ -1,6 +1,7 @@
 """The row "sm90_tiled": its tiles and refusals anywhere, its products on an H100 or H200 against float64."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 
@@ -56,13 +57,33 @@ def test_tiles_cover_the_result(tile):
         rows, columns = -(-m // tile.rows), -(-n // tile.columns)
         assert tile.tiles(m, n) == (rows + rows % tile.cluster) * columns
         assert tile.waves(m, n, H200) * H200.multiprocessors >= tile.tiles(m, n)
-        assert tile.groups * tile.m_slices * 64 == tile.rows
+        assert tile.groups * tile.m_slices * 64 == tile.rows * (2 if tile.pingpong else 1)
+
+
+@pytest.mark.parametrize("multiprocessors", [132, 131, 16])
+@pytest.mark.parametrize(("m", "n"), [(4096, 8192), (700, 28672), (256, 57344), (512, 8192), (1, 16)])
+def test_a_grid_is_of_whole_clusters_whose_blocks_all_have_tiles(monkeypatch, m, n, multiprocessors):
+    launched = []
+
+    def prepare(*_, cluster, **__):
+        return SimpleNamespace(bind_args=lambda grid, _: launched.append((grid, cluster)))
+
+    monkeypatch.setattr(tiled.jit, "prepare", prepare)
+    asked = scaled(m, n, 1024, BLOCK, target=H200._replace(multiprocessors=multiprocessors))
+    for tile in tiled_cost.tiles(asked):
+        tiled.tiled(asked, tile)
+        ((blocks, *rest), cluster) = launched.pop()
+        assert rest == [1, 1]
+        assert blocks % cluster == 0 < blocks < tile.tiles(m, n) + cluster
+        assert blocks <= multiprocessors
+        assert cluster in (tile.cluster, 2)
 
 
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"scale_a": "group", "scale_b": "row"}, "1x128"),
+        ({"alignment": 1, "codes_alignment": 8, "out_alignment": 16}, "a and b at addresses and in rows aligned to 16"),
+        ({"alignment": 1, "codes_alignment": 16}, "divisible by the size of its elements, got bfloat16 aligned to 1"),
         ({"batch_invariant": True}, "batch"),
         ({"out": "float8_e4m3fnuz"}, "e4m3fn or e5m2"),
         ({"k": 1000, "lda": 1000}, "multiples of 16"),
@@ -112,6 +133,19 @@ def test_every_tile(tile, modes):
         case = Tiled(m, n, k, modes, gap=16 * (m % 2), seed=m)
         if tile not in tiled_cost.tiles(case.problem):
             pytest.skip("this tile's sums and scales together are more than the registers hold")
+        case.tile = tile
+        case.check()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tile", tiled_cost.TILES, ids=str)
+def test_scales_of_many_k_blocks_that_tma_loads(tile):
+    """Of one to five chunks of 32 k-blocks, for one tile of a block and for several."""
+    for m, n, k in ((300, 1001, 4240), (64, 136, 4096), (1500, 8200, 640), (516, 8193, 4112), (4, 200, 16400)):
+        case = Tiled(m, n, k, BLOCK, bias="float32" if m == 300 else "", seed=m + 1)
+        if tile not in tiled_cost.tiles(case.problem):
+            pytest.skip("this tile's sums and scales together are more than the registers hold")
+        assert tiled.loads_scale_tiles(case.problem)
         case.tile = tile
         case.check()
 

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, GptOssConfig, GptOssForCausalLM  
 from transformers.integrations import compressed_tensors, fbgemm_fp8, finegrained_fp8  # noqa: E402
 from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQuantizer  # noqa: E402
 
-from fp8core.errors import CheckpointError  # noqa: E402
+from fp8core.errors import CheckpointError, DeviceError  # noqa: E402
 from fp8core.torch import Linear, calibrate, quantize_model_  # noqa: E402
 from fp8core.transformers import Experts, convert_, from_pretrained, split_experts_  # noqa: E402
 from huggingface import cases  # noqa: E402
@@ -153,3 +153,32 @@ def test_experts_that_stay_stacked():
         num_attention_heads=2, num_key_value_heads=2, head_dim=16,
     )  # fmt: skip
     assert split_experts_(GptOssForCausalLM(config)) == ()  # biases, and weights that are transposed
+
+
+@pytest.mark.parametrize("change", [convert_, split_experts_])
+def test_what_is_replaced_keeps_the_hook_that_brings_its_inputs(change):
+    """As accelerate gives it to the layers of a model on several devices."""
+    hooks = pytest.importorskip("accelerate.hooks")
+    model = random_model("qwen3_moe") if change is split_experts_ else nn.Sequential(of_fbgemm(*channelwise()[:2]))
+    name = "model.layers.0.mlp.experts" if change is split_experts_ else "0"
+    hook = hooks.ModelHook()
+    old = hooks.add_hook_to_module(model.get_submodule(name), hook)
+    assert change(model)
+    new = model.get_submodule(name)
+    assert new is not old
+    assert new._hf_hook is hook
+
+
+@pytest.mark.parametrize("change", [convert_, split_experts_])
+def test_what_accelerate_has_offloaded_is_refused_before_anything_is_replaced(change):
+    accelerate = pytest.importorskip("accelerate")
+    if change is split_experts_:
+        model, name = random_model("qwen3_moe"), "model.layers.0.mlp.experts"
+    else:
+        layers = [of_fbgemm(*channelwise()[:2]) for _ in range(2)]
+        model, name = nn.Sequential(*layers), "1"
+    accelerate.cpu_offload(model.get_submodule(name), execution_device="cpu")
+    before = list(model.modules())
+    with pytest.raises(DeviceError, match=f"model needs its weights in memory, got {name} offloaded"):
+        change(model)
+    assert list(model.modules()) == before

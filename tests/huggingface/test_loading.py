@@ -1,6 +1,7 @@
 """What else from_pretrained takes: arguments of the configuration, configurations, folders in folders."""
 
 import shutil
+from types import SimpleNamespace
 
 import pytest
 
@@ -73,6 +74,16 @@ def test_a_folder_in_the_folder(folders, name, tmp_path):
 def test_layers_are_not_spread_over_processes(folders, name, spread):
     with pytest.raises(DeviceError, match=f"needs whole layers in each process, got {next(iter(spread))}"):
         from_pretrained(folders / name, **spread)
+
+
+@both
+def test_nor_by_transformers_own_from_pretrained(folders, name):
+    """Which leaves what it was told with the configuration while it loads the model, and not in files."""
+    config = config_for(folders / name)
+    config.distributed_config = SimpleNamespace(tp_size=2, fsdp_size=None)
+    asked = {} if name == "fp8" else {"quantization_config": Fp8CoreConfig()}
+    with pytest.raises(DeviceError, match="needs whole layers in each process, got tp_size=2: leave it out"):
+        transformers.AutoModelForCausalLM.from_pretrained(folders / name, config=config, **asked)
 
 
 def test_one_configuration_serves_several_models(folders, tmp_path):

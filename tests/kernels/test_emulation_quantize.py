@@ -189,6 +189,17 @@ def test_a_resident_grid_meets_again_and_again(emulator, target):
     assert emulator.launches.count("quantize_tensorwise") == 5
 
 
+@pytest.mark.parametrize(("rows", "cols", "x", "blocks"), [
+    (2, 16384, "bfloat16", 1), (2, 16389, "bfloat16", 4), (17, 16389, "float32", 8), (1, 32773, "bfloat16", 8),
+    (2, 65533, "float16", 8),
+])  # fmt: skip
+def test_a_long_token_belongs_to_one_cluster(emulator, rows, cols, x, blocks):
+    with mock.patch.object(jit, "prepare", wraps=emulator.prepare) as prepare:
+        run(emulator, Case(CUDA, x, FN, PER_TOKEN, rows, cols, upper=(0.0, 2.5), gap=-cols % 8), rows)
+    tokens = [call.kwargs for call in prepare.call_args_list if call.args[1] == "quantize/rowwise"]
+    assert [launch["cluster"] for launch in tokens] == [blocks]
+
+
 @pytest.mark.parametrize(("rows", "blocks"), [(3, 1), (7, 8), (14, 8), (30, 8), (60, 8), (120, 8)])
 @pytest.mark.parametrize("x", ["bfloat16", "float32"])
 def test_a_small_matrix_belongs_to_one_cluster(emulator, x, rows, blocks):

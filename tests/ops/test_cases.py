@@ -146,9 +146,9 @@ def test_two_threads_share_one_prepared_linear(engine):
 
 
 def test_a_grown_table_starts_anew(monkeypatch):
-    from fp8core import table
     from fp8core.core import calls
     from fp8core.kernels.gemm.table import SCALED_MM
+    from fp8core.table import table
 
     monkeypatch.setattr(table, "PLANS_KEPT", 4)
     monkeypatch.setattr(calls, "CALLS_KEPT", 4)

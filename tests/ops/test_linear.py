@@ -1,11 +1,15 @@
 """The ways to run a linear layer: which one a problem gets and why, and how its product is laid out."""
 
 import itertools
+from importlib import import_module
+from types import SimpleNamespace
 
 import pytest
 
 import fp8core
 from fp8core import GROUP_128, PER_TENSOR, PER_TOKEN
+from fp8core.core.specs import TensorSpec
+from fp8core.kernels.gemm.args import ready
 from fp8core.kernels.gemm.sm90 import decode_channels_config, decode_config
 from fp8core.kernels.gemm.sm90.decode import config_for, decode
 from fp8core.kernels.gemm.sm90.decode_config import for_linear
@@ -13,6 +17,7 @@ from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.kernels.linear.fused import MOST_ELEMENTS, fused_config, plan_fused, row_teams, vectors
 from fp8core.kernels.linear.overlapped import PRODUCER_BYTES, plan_behind_producer, plan_overlapped
 from fp8core.kernels.linear.table import LINEAR
+from fp8core.ops.linear import LinearOptions
 from fp8core.problem import Linear, Quantize
 from fp8core.runtime import jit
 from support.engines import fresh
@@ -159,3 +164,23 @@ def test_only_a_weight_that_may_be_is_prefetched(stable, asked):
     assert launch.prefetches_weight
     ((entry, stream, arguments),) = asked
     assert (entry, stream, arguments.x, arguments.prefetch_weight) == ("sm90_decode", 7, 16, stable)
+
+
+@pytest.mark.parametrize("needed", [64, 4096])
+def test_a_launch_that_reads_early_gets_no_scratch_that_is_too_small(monkeypatch, needed):
+    """A tuning may come between the two plans, and choose a kernel that needs more of it."""
+    made = []
+
+    def planned(name, scratch_bytes):
+        return lambda problem: ready(lambda *_: made.append(name), scratch_bytes=scratch_bytes, prefetches_weight=True)
+
+    module = import_module("fp8core.ops.linear")  # the package's attribute of this name is the function
+    monkeypatch.setattr(module, "SCALED_MM", SimpleNamespace(plan=planned("late", 64)))
+    monkeypatch.setattr(module, "plan_behind_producer", planned("early", needed))
+    x, weight = (TensorSpec(name, "float8_e4m3fn", (4, 64), (64, 1), H200) for name in ("x", "weight"))
+    scales = [TensorSpec(name, "float32", (4, 1), (1, 1), H200) for name in ("weight_scale", "input_scale")]
+    options = LinearOptions(PER_TOKEN, None, None, True, False)
+    described = module.LINEAR_CALLS.describe((x, weight, scales[0], None, scales[1], None, None), options)
+    plan = described.plan()
+    plan.prefetching()(0, *range(8))
+    assert (plan.scratch_bytes, made) == (64, ["early" if needed == 64 else "late"])

@@ -38,7 +38,11 @@ def test_many_rows(engine, group_shape, shape, x_dtype):
 
 @engines(*BOTH)
 @pytest.mark.parametrize("x_dtype", FLOATS)
-@pytest.mark.parametrize("shape", [(17, 1032), (33, 8192), (64, 2051), (64, 8200), (64, 18944)], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [(17, 1032), (33, 8192), (64, 2051), (64, 8200), (64, 18944), (16, 28672), (3, 53248), (64, 53248)],
+    ids=str,
+)
 def test_a_few_dozen_tokens(engine, shape, x_dtype):
     """As clusters share them, on a device that has any."""
     x = fresh(shape, x_dtype)

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-import fp8core
 from fp8core import demo
 from fp8core.errors import CheckpointError, DeviceError
+from fp8core.runtime import device
 from support.engines import fresh
 
 CONTENT = "FP8 keeps what a sentence says."
@@ -266,7 +266,7 @@ def test_a_folder_without_the_model_is_a_plain_message(tmp_path):
 
 
 def test_a_gpu_that_is_not_there_is_a_plain_message(folder):
-    if fp8core.demo.device.count():
+    if device.count():
         pytest.skip("there is a GPU")
     with pytest.raises(DeviceError, match="the demo cannot run on a GPU"):
         demo.compare(folder, "channel", "gpu", lambda _: None)

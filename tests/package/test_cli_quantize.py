@@ -1,5 +1,6 @@
 """`fp8core quantize`: what it prints, what it lists before, and what is there after it was stopped."""
 
+import importlib.util
 import json
 import os
 import re
@@ -249,7 +250,7 @@ def test_a_plot_without_matplotlib_is_refused_before_the_run(fp8core_, tmp_path,
     from fp8core import demo
 
     monkeypatch.setattr(demo, "compare", lambda *_: pytest.fail("it ran"))
-    monkeypatch.setattr(demo.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     code, _, err = fp8core_("demo", "--plot", tmp_path / "errors.png")
     assert (code, err) == (1, "error: --plot needs matplotlib, which is not installed: pip install matplotlib\n")
 

@@ -130,14 +130,15 @@ def test_the_page_of_platform_ops_names_each_op_once():
 
 @pytest.mark.parametrize("platform", ["cuda", "hip"])
 def test_the_page_of_platform_ops_has_what_the_headers_define(platform):
-    named, found = set(ops_in_the_page()), defined(f"{platform}_src/platform.cuh")
+    headers = [f"{platform}_src/{name}.cuh" for name in ("platform", "conversions")]
+    named, found = set(ops_in_the_page()), set().union(*map(defined, headers))
     if platform == "cuda":  # ops of clusters are in a header of their own, beside what only Hopper's kernels use
         clusters = {
             name for row in table_below("dev/platform-ops.md", "## Clusters") for name in re.findall(r"`(\w+)`", row[0])
         }
         found |= clusters & defined("cuda_src/ptx/cluster.cuh")
-    assert sorted(named - found) == [], f"docs/dev/platform-ops.md names ops that {platform}_src/platform.cuh lacks"
-    assert sorted(found - named) == [], f"ops of {platform}_src/platform.cuh that docs/dev/platform-ops.md lacks"
+    assert sorted(named - found) == [], f"docs/dev/platform-ops.md names ops that {headers} lack"
+    assert sorted(found - named) == [], f"ops of {headers} that docs/dev/platform-ops.md lacks"
 
 
 # ---- figures and paths in other pages --------------------------------------------------------------------------

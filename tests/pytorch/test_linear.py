@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402 - after the skip
 
 import fp8core  # noqa: E402
-from fp8core.errors import CheckpointError, DTypeError, ScaleError  # noqa: E402
+from fp8core.errors import CheckpointError, DTypeError, LayoutError, ScaleError  # noqa: E402
 from fp8core.problem import BLOCK_128, GROUP_128, PER_TENSOR, PER_TOKEN  # noqa: E402
 from fp8core.torch import Linear  # noqa: E402
 from pytorch.cases import K, N, bits, saved, wide  # noqa: E402
@@ -200,6 +200,23 @@ def test_casts_leave_codes_and_scales(scheme, input_scale, cast):
     q = fp8core.quantize(original().weight, group_shape=WEIGHT_GROUPS[scheme])
     group = INPUT_GROUPS[scheme] if input_scale is None else PER_TENSOR
     assert bits(y) == bits(fp8core.linear(x, q, bias=layer.bias, input_scale=input_scale, group_shape=group))
+
+
+@pytest.mark.parametrize("sparse", [torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr])
+def test_inputs_that_are_not_strided_are_refused_in_words(sparse):
+    with pytest.raises(LayoutError, match="x needs a strided tensor"):
+        Linear.from_linear(nn.Linear(K, N))(sparse(torch.ones(2, K)))
+
+
+@pytest.mark.parametrize(("bias", "dtype"), [(True, torch.float16), (False, torch.bfloat16)])
+def test_a_pickle_of_layers_that_did_not_keep_their_dtype(bias, dtype):
+    """They took it for that of the bias, else for bfloat16."""
+    layer = Linear.from_linear(nn.Linear(K, N, bias, dtype=dtype))
+    del layer.__dict__["compute_dtype"]
+    again = pickle.loads(pickle.dumps(layer))
+    assert again.compute_dtype == dtype
+    assert again.to_linear().weight.dtype == dtype
+    assert again.half().compute_dtype == torch.float16
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, saved, lambda layer: pickle.loads(pickle.dumps(layer))])

@@ -7,10 +7,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402 - after the skip
+from torch.nn.utils import prune  # noqa: E402
 
 import fp8core  # noqa: E402
 from fp8core.errors import CheckpointError, LayoutError, ScaleError  # noqa: E402
-from fp8core.torch import Linear, calibrate, dequantize_model_, quantize_model_, warm_up  # noqa: E402
+from fp8core.torch import Linear, Report, calibrate, dequantize_model_, quantize_model_, warm_up  # noqa: E402
 from pytorch.cases import bits, wide  # noqa: E402
 
 
@@ -75,6 +76,41 @@ def test_what_is_replaced_and_what_stays():
     assert {name for name, module in made.named_modules() if isinstance(module, Linear)} == set(report.quantized)
     assert made.again is made.second
     assert 0 < (got - exact).norm() < 0.1 * exact.norm()
+
+
+class Standing(torch.Tensor):
+    """A tensor that stands for others, as DTensor does, which fully_shard makes of weights."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise AssertionError(f"{func} was called")
+
+
+def standing(layer):
+    layer._parameters["weight"] = torch.Tensor._make_wrapper_subclass(Standing, layer.weight.shape)
+
+
+def without_parameter(layer):
+    weight = layer.weight.detach()
+    del layer.weight
+    layer.weight = weight
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (nn.utils.spectral_norm, "it has hooks"),
+        (lambda layer: prune.l1_unstructured(layer, "weight", 0.5), "it has hooks"),
+        (without_parameter, "its weight is not a parameter"),
+        (standing, "its weight is a Standing, not a tensor of its own: quantize first, shard then"),
+    ],
+    ids=["spectral_norm", "pruned", "tensor", "sharded"],
+)
+def test_layers_whose_weight_is_computed_or_no_parameter_stay(change, reason):
+    made = nn.Sequential(nn.Linear(32, 16), nn.Linear(16, 16))
+    change(made[0])
+    assert quantize_model_(made) == Report(("1",), {"0": reason})
+    made[1](torch.zeros(2, 16))
 
 
 def test_layers_keep_their_values():

@@ -52,6 +52,16 @@ def test_quantized_layers_may_be_offloaded_and_are_not_dequantized_then(model, t
     assert isinstance(model[0], Linear)
 
 
+class Counted(accelerate.hooks.ModelHook):
+    """A hook in the place of those that bring inputs to a layer's device, of which a test without GPUs has one."""
+
+    calls = 0
+
+    def pre_forward(self, module, *args, **kwargs):
+        self.calls += 1
+        return args, kwargs
+
+
 def test_a_dispatched_model_is_quantized_where_it_is(model):
     x, places = torch.randn(3, 64), {"0": "cpu", "1": "cpu", "2": "cpu"}
     wanted = model(x)
@@ -61,8 +71,39 @@ def test_a_dispatched_model_is_quantized_where_it_is(model):
     assert 0 < (found - wanted).norm() < 0.1 * wanted.norm()
 
 
-def test_a_layer_with_a_forward_of_its_own_stays(model):
+def test_layers_keep_the_hooks_that_bring_their_inputs(model):
+    x, hook = torch.randn(3, 64), Counted()
+    accelerate.hooks.add_hook_to_module(model[2], hook)
+    for change in (quantize_model_, dequantize_model_):
+        change(model)
+        before, wanted = hook.calls, bits(type(model[2]).forward(model[2], model[:2](x)))
+        assert bits(model(x)) == wanted
+        assert (model[2]._hf_hook, hook.calls) == (hook, before + 1)
+    accelerate.hooks.remove_hook_from_module(model[2])
+    assert bits(model(x)) == wanted
+
+
+class Pair(nn.Sequential):
+    """Layers that are brought and sent away by the hook of the module that holds them."""
+
+
+def test_layers_that_the_hook_of_a_parent_brings_stay_as_they_are():
+    model = nn.Sequential(Pair(nn.Linear(64, 32), nn.Linear(32, 64)), nn.Linear(64, 16)).eval()
+    x = torch.randn(3, 64)
+    wanted = model(x)
+    accelerate.cpu_offload(model, execution_device="cpu", preload_module_classes=["Pair"])
+    report = quantize_model_(model)
+    assert (report.quantized, list(report.kept)) == ((), ["0.0", "0.1", "1"])
+    assert torch.equal(model(x), wanted)
+
+
+@pytest.mark.parametrize("hooked", ["no", "before", "after"])
+def test_a_layer_with_a_forward_of_its_own_stays(model, hooked):
+    if hooked == "before":
+        accelerate.hooks.add_hook_to_module(model[0], Counted())
     forward = model[0].forward
     model[0].forward = lambda x: 100 * forward(x)
+    if hooked == "after":
+        accelerate.hooks.add_hook_to_module(model[0], Counted())
     report = quantize_model_(model)
     assert (report.quantized, report.kept) == (("2",), {"0": "its forward is not that of torch.nn"})

@@ -12,7 +12,7 @@ import pytest
 
 from fp8core.errors import BackendError
 from fp8core.problem import Target
-from fp8core.runtime import compiler, device, jit, sources
+from fp8core.runtime import compiler, device, jit, launches, sources
 from fp8core.runtime.args import Pointer
 
 
@@ -116,7 +116,7 @@ def test_nothing_is_kept_of_what_fails(machine, fault, threads):
 
 def test_a_failed_launcher_is_prepared_anew(machine, monkeypatch):
     monkeypatch.setattr(compiler, "load", compiler.Modules().load)
-    monkeypatch.setattr(jit, "_launch_function", lambda platform: lambda *arguments: 0)
+    monkeypatch.setattr(launches, "_launch_function", lambda platform: lambda *arguments: 0)
     monkeypatch.setattr(device, "count", lambda: 1)
     name, constants = sources.names("cuda")[0], {"ONLY_HERE": 1}
     machine.refuse_compile = True
@@ -146,10 +146,10 @@ def test_modules_of_devices_and_options_are_apart(machine, monkeypatch):
 
 
 def test_a_launch_keeps_its_module_loaded(machine, monkeypatch):
-    monkeypatch.setattr(jit, "_launch_function", lambda platform: lambda *arguments: 0)
+    monkeypatch.setattr(launches, "_launch_function", lambda platform: lambda *arguments: 0)
     monkeypatch.setattr(device, "count", lambda: 1)
     modules = compiler.Modules()
-    launcher = jit.Launcher(H200, compiler.function(modules.load("text", ()), "f"), "f", ["P"], (1, 1, 1), 0, b"")
+    launcher = launches.Launcher(H200, compiler.function(modules.load("text", ()), "f"), "f", ["P"], (1, 1, 1), 0, b"")
     bound = launcher.bind((1, 1, 1))
     del modules, launcher
     gc.collect()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fp8core.errors import BackendError
-from fp8core.runtime import compiler, device, jit, kernel_cache
+from fp8core.runtime import compiler, device, kernel_cache, launches
 from support.gpu_arrays import cupy  # noqa: F401
 
 pytestmark = pytest.mark.gpu
@@ -67,7 +67,7 @@ def test_launches_outlive_the_loader_of_their_module(cupy, options, tmp_path, mo
     target = device.target(device.current())
     loader = compiler.Modules()
     function = compiler.function(loader.load(KERNEL, (*options, "-DVALUE=44"), "kept"), "fill")
-    bound = jit.Launcher(target, function, "fill", ["P"], (32, 1, 1), 0, b"").bind((1, 1, 1))
+    bound = launches.Launcher(target, function, "fill", ["P"], (32, 1, 1), 0, b"").bind((1, 1, 1))
     del loader, function
     gc.collect()
     p = cupy.zeros(32, "uint8")

@@ -10,7 +10,7 @@ import pytest
 from fp8core.errors import BackendError
 from fp8core.kernels.quantize import QUANTIZE
 from fp8core.problem import PER_TENSOR, Quantize, Target
-from fp8core.runtime import compiler, device, jit, partitions, streams
+from fp8core.runtime import compiler, device, jit, launches, partitions, streams
 from fp8core.runtime.plans import QuantizeNumbers
 from support import compilers
 from support.rocm import HIP, MI300, PROPERTIES, PifArgs, cupy, launcher, libraries, rocm  # noqa: F401
@@ -117,7 +117,7 @@ def test_a_bound_launch_is_the_same_launch_each_time(rocm):
 
 
 def test_arguments_lie_where_their_kinds_want_them():
-    text, offsets, end = jit.lay_out(["i", "P", "128s", "512i", "q"], 56)
+    text, offsets, end = launches.lay_out(["i", "P", "128s", "512i", "q"], 56)
     assert (offsets, end) == ((56, 64, 128, 256, 2304), 2312)
     assert struct.calcsize(text) == end - 56
 
@@ -164,7 +164,7 @@ def test_a_captured_quantization_per_tensor_is_launched_by_another_row(rocm, mon
         ran.append(bound._launcher.entry)
         return partitions.LaunchError(reason, status)
 
-    monkeypatch.setattr(jit.HipBound, "_refused", refused)
+    monkeypatch.setattr(launches.HipBound, "_refused", refused)
     for captured in (0, 1):
         rocm.stub_set(0, captured)
         launch(0x7000, 0x1000, 0x2000, 0x3000, 0)
@@ -224,7 +224,7 @@ def test_what_rocm_7_brought_is_not_needed(rocm, libraries, monkeypatch):
 
 def test_a_driver_without_launches_is_refused_by_name(rocm, monkeypatch):
     monkeypatch.setattr(device, "driver", dict)
-    monkeypatch.setattr(jit, "device", SimpleNamespace(driver=lambda: ctypes.CDLL("libm.so.6")))
-    jit._launch_function.cache_clear()
+    monkeypatch.setattr(launches, "device", SimpleNamespace(driver=lambda: ctypes.CDLL("libm.so.6")))
+    launches._launch_function.cache_clear()
     with pytest.raises(BackendError, match="no hipModuleLaunchKernel: ROCm 5 or later is needed"):
-        jit._launch_function("hip")
+        launches._launch_function("hip")

@@ -81,7 +81,8 @@ def test_an_unknown_source_is_named():
 def test_a_hip_source_holds_no_word_of_cuda():
     for name in sources.names("hip"):
         text = sources.flatten("hip", name)
-        assert '#line 1 "cuda_src/platform.cuh"' not in text, f"hip_src/{name}.hip inlines the CUDA platform header"
+        for header in ("platform", "conversions"):
+            assert f'#line 1 "cuda_src/{header}.cuh"' not in text, f"hip_src/{name}.hip inlines a CUDA platform header"
 
 
 def test_the_digest_is_stable_between_processes():

@@ -10,7 +10,7 @@ import pytest
 import fp8core
 from fp8core import timing
 from fp8core.errors import BackendError
-from fp8core.runtime import compiler, device, jit, kernel_cache
+from fp8core.runtime import compiler, device, kernel_cache, launches
 from support import reference
 from support.engines import FP8, CupyEngine, TorchEngine, assert_same_bytes, fresh
 
@@ -120,8 +120,8 @@ class Launch:
 
 @pytest.fixture
 def launch(monkeypatch):
-    found = Launch(jit._launch_function("cuda"))
-    monkeypatch.setattr(jit, "_launch_function", lambda platform: found)
+    found = Launch(launches._launch_function("cuda"))
+    monkeypatch.setattr(launches, "_launch_function", lambda platform: found)
     yield found
     found.fails = lambda number: False
 

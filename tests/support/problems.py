@@ -198,6 +198,12 @@ def scaled_mm(target: Target) -> Iterator[ScaledMm]:
                 *(target, m, 4097, 4097, e4m3, e4m3, "bfloat16", scale_a, scale_b, *scales[scale_a, scale_b]),
                 *("", False, False, m != 300, False, 4097, 4097, 4097, 1),
             )._replace(out_alignment=2)
+    if target.arch == 90:  # results that are stored one by one
+        for modes, beta in ((("group", "group"), 0.0), (("row", "row"), 1.0)):
+            yield ScaledMm(
+                *(target, 300, 4097, 4096, e4m3, e4m3, "bfloat16", *modes, *scales[modes]),
+                *("", False, False, True, False, 4096, 4096, 4097, 2),
+            )._replace(codes_alignment=16, beta=beta)
     if target.arch in THOROUGH:  # that end in an activation and beta
         for m in (16, 64, 300):
             yield ScaledMm(

@@ -13,7 +13,7 @@ class Recorder:
         self._entry, self._launched = entry, launched
 
     def bind_args(self, grid: tuple[int, int, int], given: Any) -> Any:
-        """Return the launch that wants the stream and what varies, as `jit.Launcher.bind_args` does."""
+        """Return the launch that wants the stream and what varies, as `launches.Launcher.bind_args` does."""
         fields = args.fields(type(given))
         varying = [name for name, item in fields.items() if item[-1] in args.VARYING]
         numbers = dict(zip(fields, args.values(given), strict=True))

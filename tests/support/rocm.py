@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from fp8core.interop import dlpack_capsule
-from fp8core.runtime import compiler, device, jit, loaded
+from fp8core.runtime import compiler, device, launches, loaded
 from fp8core.runtime.args import Float32, Int32, Pointer
 from support.problems import TARGETS
 
@@ -131,7 +131,7 @@ def cupy(monkeypatch):
     )
     for function in CACHED:
         function.cache_clear()
-    jit._launch_function.cache_clear()
+    launches._launch_function.cache_clear()
     module = SimpleNamespace(cuda=cuda)
     monkeypatch.setattr(device, "cupy", lambda: module)
     monkeypatch.setattr(loaded, "MAPS", Path("/nowhere"))  # the stand-ins of this process are mapped, too
@@ -139,7 +139,7 @@ def cupy(monkeypatch):
     monkeypatch.undo()
     for function in CACHED:
         function.cache_clear()
-    jit._launch_function.cache_clear()
+    launches._launch_function.cache_clear()
 
 
 @pytest.fixture
@@ -162,4 +162,4 @@ class PifArgs(NamedTuple):
 
 def launcher(signature="Pif", cooperative=False):
     function = compiler.Function(0xABC0, None)
-    return jit.Launcher(MI300, function, "entry", signature, (256, 1, 1), 4096, b"", cooperative)
+    return launches.Launcher(MI300, function, "entry", signature, (256, 1, 1), 4096, b"", cooperative)

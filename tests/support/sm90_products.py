@@ -148,12 +148,14 @@ class Case:
         return storage
 
     def check_a_written_weight(self):
-        """Have kernels write the weight right before each launch."""
+        """Have kernels write the weight and its scales right before each launch."""
         self.problem = self.problem._replace(prefetch_weight=False)
-        first, weight = self.run(), self.b.copy()
+        first, kept = self.run(), [(x, x.copy()) for x in (self.b, self.scales[1])]
         for _ in range(20):
-            self.b.fill(0)
-            self.cp.copyto(self.b, weight)
+            for memory, _ in kept:
+                memory.fill(0)
+            for memory, right in kept:
+                self.cp.copyto(memory, right)
             assert bool((self.run() == first).all())
 
     def check_a_weight_written_by_a_kernel_that_does_not_wait(self):

@@ -2,6 +2,17 @@
 #pragma once
 #include "codes.cuh"
 
+// What of an aligned word lies from `first` on and before `end`, all bytes on their way at a time; the rest is zero.
+DEVICE Vector16 edge_word(const byte* word, const byte* first, const byte* end) {
+    unsigned bytes[PIECE], parts[4];
+#pragma unroll
+    for (int i = 0; i < PIECE; ++i) bytes[i] = word + i >= first && word + i < end ? word[i] : 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+        parts[i] = bytes[4 * i] | bytes[4 * i + 1] << 8 | bytes[4 * i + 2] << 16 | bytes[4 * i + 3] << 24;
+    return {parts[0], parts[1], parts[2], parts[3]};
+}
+
 // [rows, k] codes at any address and stride, and where rows of `ld` codes, zeros behind each, are to be: aligned to 16.
 struct Realigned {
     const byte* codes;
@@ -14,8 +25,10 @@ struct Realigned {
         const unsigned row = unit / across, piece = unit - row * across;
         const byte* const from = codes + row * stride + piece * PIECE;
         const int left = k - int(piece) * PIECE;
+        const byte *const end = end_of(codes, stride, rows, k), *const word = from - off_word(from);
         Pieces<false, 1> pieces;
-        pieces.load<true>(from, left, codes, end_of(codes, stride, rows, k));
+        if (word >= codes && word + 2 * PIECE <= end) pieces.load<false>(from, left, codes, end);
+        else pieces = {edge_word(word, codes, end), edge_word(word + PIECE, codes, end)};
         store16(out + static_cast<long long>(unit) * PIECE, pieces.codes(0, from, left));
     }
 };

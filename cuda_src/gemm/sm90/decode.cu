@@ -14,15 +14,17 @@
 // `prefetch_weight` (a PDL prologue). If not, it lets its own dependents start only after its wait.
 // With PHASES the weight's rows begin at any address, a tile has every PHASES-th channel, and wgmma takes the weight from
 // registers (phases.cuh). Results may be FP8 then, OUT 3 + the format; with AMAX amax has to be 0 before the launch.
-// The rows of a can come in 16 bits instead, and then every block quantizes them for itself (quantize_rows.cuh).
+// The rows of a can come in 16 bits instead, and then every block quantizes them for itself (quantize_rows.cuh), or as
+// codes at any address, which every block aligns (loose_rows.cuh).
 //
 // Constants, -DFP8_<name>: WIDTH 8, 16, 32, 64; SPLIT_K 1, 2, 4, 8; MULTICAST_TILES of a cluster, up to WIDTH / 8;
 // M_WARPGROUPS, K_WARPGROUPS; STAGES and A_STAGES multiples of K_WARPGROUPS; CTAS_PER_SM; A_TYPE, B_TYPE the formats; BLOCKWISE 1:
 // a's scales are 1x128 and the weight's cover SCALE_ROWS (128 or 1) x 128; 0: one a tensor or row; OUT, BIAS: 0 fp32,
 // 1 fp16, 2 bf16, -1 none. PREFETCH_CHUNKS: k-blocks of the weight in flight until a has been requested, 0: as many
-// as fit. AHEAD_CHUNKS: those that a block asks for into L2 beyond its ring. A_VECTORS: vectors of 8 elements of x that a
-// thread quantizes, 0 where a comes as codes; else A_ROWS, A_INPUT, A_MODE of quantize_rows, and A_STAGES k-blocks are
-// all of a block. The tensor cores sum a k-block with fewer bits than fp32 has, so every one is added (promoted) in fp32.
+// as fit. AHEAD_CHUNKS: those that a block asks for into L2 beyond its ring. KEEPS_RESULT: whether the result is to stay
+// in L2. A_VECTORS: vectors of 8 elements of x that a thread quantizes, 0 where TMA loads codes; else A_ROWS, A_INPUT,
+// A_MODE of quantize_rows, or A_INPUT -1 and the BATCH of align_rows as A_ROWS, and A_STAGES k-blocks are all of a block.
+// The tensor cores sum a k-block with fewer bits than fp32 has, so every one is added (promoted) in fp32.
 //
 // PHASES: of how many residues of channels there are maps, 0 where one map has them all.
 //
@@ -33,7 +35,7 @@
 // 1) * units / SPLIT_K * unit_bytes for the reduction.
 #include "decode_block.cuh"
 #include "decode_epilogue.cuh"
-#include "quantize_rows.cuh"
+#include "loose_rows.cuh"
 
 // How the kernel is compiled: all -D names of this source, which are read here and for the parameters that A_VECTORS
 // decides about.
@@ -45,6 +47,7 @@ struct Config {
                          ahead_chunks = FP8_AHEAD_CHUNKS;
     static constexpr int a_type = FP8_A_TYPE, b_type = FP8_B_TYPE, out_type = FP8_OUT, bias_type = FP8_BIAS;
     static constexpr int activation = FP8_ACTIVATION, accumulates = FP8_ACCUMULATES;
+    static constexpr bool keeps_result = FP8_KEEPS_RESULT;
     static constexpr int blockwise = FP8_BLOCKWISE, scale_rows = FP8_SCALE_ROWS;
     static constexpr int phases = FP8_PHASES, amax = FP8_AMAX;
     static constexpr bool elects = true;
@@ -113,10 +116,16 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
         if (iteration == 0) {
             grid_dependency_wait();
             if constexpr (C::out_type > BFLOAT16) epilogue = {bias, out_scale};  // which the launch before may write
+            char* const a_tiles = dynamic + (block.a_ring - shared_address(dynamic));
             if constexpr (C::a_vectors > 0) {
-                quantize_rows<C::consumers, C::a_rows, C::a_vectors, C::width, C::a_input, C::a_type, C::a_mode>(
-                    dynamic + (block.a_ring - shared_address(dynamic)), row_scales, rows_of_x,
-                    k_iter.first_k_block * (BLOCK_K / 8), k_iter.k_blocks * (BLOCK_K / 8), scale_a, scale_a_row, upper);
+                if constexpr (C::a_input < 0)
+                    align_rows<C::consumers, C::width, C::a_rows>(a_tiles, row_scales, rows_of_x, k_iter.first_k_block,
+                                                                  k_iter.k_blocks, C::blockwise ? nullptr : scale_a,
+                                                                  scale_a_row);
+                else
+                    quantize_rows<C::consumers, C::a_rows, C::a_vectors, C::width, C::a_input, C::a_type, C::a_mode>(
+                        a_tiles, row_scales, rows_of_x, k_iter.first_k_block * (BLOCK_K / 8),
+                        k_iter.k_blocks * (BLOCK_K / 8), scale_a, scale_a_row, upper);
                 if (C::prefetch_chunks && threadIdx.x == 0) barrier_arrive(block.a_requested);
             } else if (!C::blockwise && threadIdx.x < C::width) {
                 row_scale = scale_a[min((int)threadIdx.x, m - 1) * scale_a_row];
@@ -129,8 +138,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
             const int here = own.channel(k_iter.tile, half);
             addends.load(i, out, row * ldo + here, own.completes(half) && row < m && here < n);
         }
-        if (C::a_vectors)
-            at.a_next = Ring<C::a_stages>(next_k_block);  // all of the block's k-blocks are there, and stay
+        if (C::a_vectors) at.codes = Ring<C::a_stages>(next_k_block);
 
         // Two sets of products alternate: while the tensor cores are busy with one, the other is scaled and added.
         float sums[C::sums], products[2][C::sums];
@@ -138,12 +146,13 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
         for (int i = 0; i < C::sums; ++i) sums[i] = products[0][i] = products[1][i] = 0.0f;
         const auto issue_mma = [&](float (&d)[C::sums], auto& w) {
             if (C::phases == 0) block.pipeline.wait_full(at.next);
-            if (!C::a_vectors) block.a_pipeline.wait_full(at.a_next);
+            if (C::streams_a) block.a_pipeline.wait_full(at.a_next);
             if constexpr (C::phases == 0)
                 w.place(block.ring + at.next.stage * C::weight_bytes + own.m_warpgroup * 64 * BLOCK_K);
-            const word64 a = tile_descriptor(block.a_ring + at.a_next.stage * C::a_bytes);
+            const word64 a = tile_descriptor(block.a_ring + (C::a_vectors ? at.codes : at.a_next).stage * C::a_bytes);
             if (C::phases == 0) at.next.advance(C::k_warpgroups);
             at.a_next.advance(C::k_warpgroups);
+            at.codes.advance(C::k_warpgroups);
             product_of_block<C::b_type, C::a_type>(d, w.codes, a);
         };
         // Adds the products of the oldest k-block; the last has none behind it.

@@ -74,11 +74,13 @@ template <class C>
 struct Places {
     Ring<C::stages> next, oldest;
     Ring<C::a_stages> a_next, a_oldest;
+    Ring<C::a_stages>
+        codes;  // of a, where all of a block's k-blocks are there and stay: as a_next, but anew in each tile
     // k-blocks of a whose stage is loaded again: when this block releases the others, a multicast peer may have ended.
     int a_releases;
 
     DEVICE Places(const KBlockIterator& k_iter, int k_warpgroup)
-        : next(k_warpgroup), oldest(k_warpgroup), a_next(k_warpgroup), a_oldest(k_warpgroup) {
+        : next(k_warpgroup), oldest(k_warpgroup), a_next(k_warpgroup), a_oldest(k_warpgroup), codes(k_warpgroup) {
         const int iterations = (k_iter.tiles - k_iter.tile + k_iter.step - 1) / k_iter.step;
         a_releases = iterations * k_iter.k_blocks - C::a_stages - k_warpgroup;
     }
@@ -88,7 +90,7 @@ struct Places {
     DEVICE void release(const DecodeBlock<C>& block) {
         __syncwarp();
         if (C::phases == 0 && block.lane == 0) block.pipeline.release(oldest);
-        if (!C::a_vectors && C::multicast_tiles == 1 && block.lane == 0) block.a_pipeline.release(a_oldest);
+        if (C::streams_a && C::multicast_tiles == 1 && block.lane == 0) block.a_pipeline.release(a_oldest);
         if (!C::a_vectors && C::multicast_tiles > 1 && block.lane < C::multicast_tiles && a_releases > 0)
             remote_arrive(cluster_address(block.a_pipeline.empty(a_oldest), block.lane * C::split_k + block.rank));
         a_releases -= C::k_warpgroups;

@@ -123,6 +123,17 @@ struct WarpUnits {
     }
 };
 
+// Stores 16 bytes of a result, which stay in L2 for its reader if it `keeps` them: a weight that streams through drives
+// others out.
+template <bool keeps>
+DEVICE void store_result(void* to, uint4 v) {
+    if constexpr (keeps)
+        asm volatile("st.global.L2::cache_hint.v4.b32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(to), "r"(v.x), "r"(v.y),
+                     "r"(v.z), "r"(v.w), "l"(EVICT_LAST)
+                     : "memory");
+    else *(uint4*)to = v;
+}
+
 // Rows that begin at ``to``, ``ldo`` elements of 16 bits apart, by what the places of all have in common: vectors of
 // some bytes may be stored where the number is divisible by as many.
 DEVICE unsigned alignment_of(const void* to, long long ldo) { return (unsigned)(size_t)to | 2 * (unsigned)ldo; }
@@ -161,8 +172,8 @@ DEVICE void store_pairs(const float (&sums)[C::sums], const bool (&owned)[2], vo
             quad_transpose(pairs[i], pairs[i + 1], pairs[i + 2], pairs[i + 3], lane);
             const int row = i / 2 * 8 + lane % 4 / 2 * 8 + lane / 4;
             if (row < m)
-                *(uint4*)(out + row * ldo + base + lane % 2 * 8) =
-                    make_uint4(pairs[i], pairs[i + 1], pairs[i + 2], pairs[i + 3]);
+                store_result<C::keeps_result>(out + row * ldo + base + lane % 2 * 8,
+                                              make_uint4(pairs[i], pairs[i + 1], pairs[i + 2], pairs[i + 3]));
         }
         return;
     }
@@ -206,8 +217,8 @@ DEVICE void store_units(const float (&values)[4 * count], void* to, long long ld
                 quad_transpose(pairs[0], pairs[1], pairs[2], pairs[3], lane);
                 const int here = row + lane % 2 * 8;
                 if (here < m)
-                    *(uint4*)(out + here * ldo + channel + lane % 4 / 2 * 8) =
-                        make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+                    store_result<C::keeps_result>(out + here * ldo + channel + lane % 4 / 2 * 8,
+                                                  make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]));
                 return;
             }
         }

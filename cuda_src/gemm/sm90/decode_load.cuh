@@ -36,6 +36,8 @@ struct DecodeLayout : Config {
     // Of a k-block: a's rows, then the weight's.
     static constexpr int scales = Config::width + weight_scales;
     static constexpr int scale_lanes = scales < 32 ? scales : 32;
+    // Whether anything passes through the ring of a: the codes or their scales.
+    static constexpr bool streams_a = Config::a_vectors == 0 || Config::blockwise;
     static constexpr int cluster = Config::split_k * Config::multicast_tiles;
     // Every split_k-th block of a cluster: those of rank 0.
     static constexpr int multicast_mask = ((1 << cluster) - 1) / ((1 << Config::split_k) - 1);
@@ -108,8 +110,10 @@ DEVICE void load_a(const TensorMap* map, unsigned ring, const PipelineBarriers<C
     if (lane == 0) {
         if (!C::a_vectors) {
             map_prefetch(map);
-            pipeline.init(1 + C::blockwise * C::scale_lanes, 4 * C::m_warpgroups * C::multicast_tiles);
         }
+        if (C::streams_a)
+            pipeline.init((C::a_vectors == 0) + C::blockwise * C::scale_lanes,
+                          4 * C::m_warpgroups * C::multicast_tiles);
         barrier_init(reduce_full, 1);  // the others' bytes, announced
         barrier_init(reduce_full + 8, arrivals);
         barrier_init_fence();

@@ -11,7 +11,7 @@
 // blocks share what they load of a, is as in decode.cu.
 //
 // Constants, -DFP8_<name>: CHANNELS, a multiple of 8 from 64 to 128; SPLIT_K 1 to 8; MULTICAST_TILES; STAGES, A_STAGES;
-// A_TYPE, B_TYPE, OUT, BIAS, PREFETCH_CHUNKS, AHEAD_CHUNKS as in decode.cu; BLOCKWISE 1: scales of a 1x128, of the
+// A_TYPE, B_TYPE, OUT, BIAS, PREFETCH_CHUNKS, AHEAD_CHUNKS, KEEPS_RESULT as in decode.cu; BLOCKWISE 1: scales of a 1x128, of the
 // weight 128x128.
 //
 // The caller owes: maps of uint8, boxes of CHANNELS (weight) and m, or 64 / MULTICAST_TILES of several (a), rows x 128
@@ -33,6 +33,7 @@ struct Config {
                          ahead_chunks = FP8_AHEAD_CHUNKS;
     static constexpr int a_type = FP8_A_TYPE, b_type = FP8_B_TYPE, out_type = FP8_OUT, bias_type = FP8_BIAS;
     static constexpr int activation = FP8_ACTIVATION, accumulates = FP8_ACCUMULATES;
+    static constexpr bool keeps_result = FP8_KEEPS_RESULT;
     static constexpr int blockwise = FP8_BLOCKWISE, scale_rows = BLOCK_K;
 };
 using C = DecodeLayout<Config>;

@@ -3,21 +3,23 @@
 // Persistent and warp-specialised: one warpgroup of a block loads, through a ring of STAGES k-blocks of 128, and the
 // others multiply. A tile is 64 * GROUPS * M_SLICES rows x COLUMNS channels, of which each of GROUPS warpgroups has
 // every GROUPS-th 64 rows. Results are staged in shared memory; TMA stores them, and the next tile's epilogue awaits
-// that. A warpgroup with two slices stores one while the other, or the next tile's first, is multiplied.
+// that. A warpgroup with two slices stores one while the other, or the next tile's first, is multiplied. Where PINGPONG
+// is 1, a tile is 64 * M_SLICES rows, and one of two warpgroups makes it whole (tiled_sequence.cuh).
 //
 // Scales that change along k join every 128 of it, in fp32: a warpgroup scales and adds (promotes) its products while
 // its next ones, or the other warpgroup's, are multiplied. The order of a sum is that of k: equal rows get equal bits,
 // by any tile, in any batch.
 //
-// Constants, -DFP8_<name>: GROUPS, M_SLICES 1 or 2; COLUMNS, a multiple of 16 that wgmma has; STAGES; A_TYPE,
-// B_TYPE the formats; SCALES (tiled_layout.cuh); OUT, BIAS: 0 fp32, 1 fp16, 2 bf16, OUT also 3 + a format, BIAS also
-// -1 for none; SCALE_TILES whether TMA loads the 1x128 scales of a; AMAX whether the largest |value| is found;
+// Constants, -DFP8_<name>: GROUPS, M_SLICES 1 or 2; PINGPONG 0 or 1; COLUMNS, a multiple of 16 that wgmma has; STAGES;
+// A_TYPE, B_TYPE the formats; SCALES (tiled_layout.cuh); OUT, BIAS: 0 fp32, 1 fp16, 2 bf16, OUT also 3 + a format, BIAS
+// also -1 for none; SCALE_TILES whether TMA loads the 1x128 scales of a; AMAX whether the largest |value| is found;
 // STORE_TILES whether TMA stores the result; BUFFERS of a warpgroup's staging; CLUSTER blocks whose tiles have the same
 // channels, and which load the weight for each other.
 //
 // The caller owes: maps of uint8: boxes of COLUMNS / CLUSTER (weight) and a tile's (a, at most m rounded up to 8) rows x
 // 128 columns, 128-byte swizzle, zeros out of bounds; of the scales of a, as words, a row of a box of a tile's rows; of
-// out, as bytes, 64 rows x piece_bytes, swizzled by as many; a grid of whole clusters; scale strides in elements, 0
+// out, as bytes, 64 rows x piece_bytes, swizzled by as many; a grid of whole clusters, with
+// no more of them than have tiles; scale strides in elements, 0
 // where broadcast; of dynamic shared memory STAGES * (weight_bytes + a_bytes) + the buffers + 1,024. `prefetch_weight`:
 // the weight may be read before the kernel before has ended; if not, dependents start only after the wait, as in
 // sm90_decode. amax has to be 0 before the launch.
@@ -27,7 +29,7 @@
 // How the kernel is compiled: all -D names of this source, which are read here alone.
 struct Config {
     static constexpr int groups = FP8_GROUPS, m_slices = FP8_M_SLICES, columns = FP8_COLUMNS, stages = FP8_STAGES,
-                         scales = FP8_SCALES, scale_tiles = FP8_SCALE_TILES;
+                         scales = FP8_SCALES, scale_tiles = FP8_SCALE_TILES, pingpong = FP8_PINGPONG;
     static constexpr int a_type = FP8_A_TYPE, b_type = FP8_B_TYPE, out_type = FP8_OUT, bias_type = FP8_BIAS,
                          amax = FP8_AMAX;
     static constexpr int activation = FP8_ACTIVATION, accumulates = FP8_ACCUMULATES;
@@ -65,6 +67,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
 
     // Divisions are made before what is awaited, not behind it.
     const C::Tiles tiles(m, n);
+    if (C::cluster == 1 && !tiles.more()) return;  // the grid may be rounded up
     TileOrigin first = {};
     const auto find_first = [&] {
         first = tiles.origin();
@@ -97,7 +100,8 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
     if (warp < 4) {
         if (warp > 1) find_first();
         if constexpr (C::threads > 256) registers_give<C::loader_registers>();
-        if (warp > 0 || !prefetch_weight) grid_dependency_wait();
+        // Early: the weight, and what else belongs to it.
+        if (!prefetch_weight || (warp != 0 && (warp != 2 || !C::scale_tiles))) grid_dependency_wait();
         if (warp == 0 && !prefetch_weight) grid_dependency_launch();
         if (warp == 0 && elected())
             load_tiles<C, C::weight_bytes, true>(
@@ -117,16 +121,17 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
     grid_dependency_wait();
 
     const int group = warp / 4 - 1;
-    TileMath<C> math = {{}, {}, {}, pipeline, stage_scales, ring, a_ring, group, warp % 4, lane};
+    TileMath<C> math = {{}, {}, {}, pipeline, stage_scales, ring, a_ring, C::pingpong ? 0 : group, warp % 4, lane};
     TileStore<C> store = {
         &out_map, out, ldo, m, n, warp / 4, warp % 4, lane, staging + group * (C::buffers * C::buffer_bytes)};
     if constexpr (C::accumulates) store.addend_full = shared_address(vector_barriers + 4 + group);
     const Ending<C::out_type, C::activation, C::accumulates> ending = {beta};
     epilogue = {bias, out_scale};  // which the launch before may have written
     float largest = 0.0f;
+    TileSequence<C> sequence(group, tiles.count());
     Ring<C::stages> at(0);
-    Ring<2> vectors_at(0);
-    int tiles_left = tiles.count();
+    Ring<2> vectors_at(C::pingpong ? group : 0);
+    if (C::pingpong && group == 1) at.skip(k_blocks);
     const auto make_tile = [&](auto turn) {
         TileOrigin origin = {};
         const auto await_vectors = [&] {
@@ -136,14 +141,14 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
         };
         constexpr bool early = C::along_k || C::accumulates;  // else where a tile lies does not matter until its end
         if constexpr (early) await_vectors();
-        --tiles_left;
+        sequence.take();
         const int slice_step = math.slice_row(1) - math.slice_row(0);
         if constexpr (C::accumulates) store.load_round(0, origin.row + math.slice_row(0), slice_step, origin.column);
         const float* const of_tile = vectors[vectors_at.stage];
         const auto store_slice = [&](auto of) {
             constexpr int chosen = decltype(of)::value, pieces = C::pieces;
             constexpr int from = chosen == WHOLE ? 0 : chosen, end = chosen == WHOLE ? C::m_slices : chosen + 1;
-            if (C::cluster > 1 && end == C::m_slices && tiles_left == 0) cluster_arrive();  // this warp's last release
+            if (C::cluster > 1 && end == C::m_slices && !sequence.any()) cluster_arrive();  // this warp's last release
             if constexpr (!early && from == 0) await_vectors();
             [[maybe_unused]] float scales_a[C::m_slices][2];
             if constexpr (!C::along_k)
@@ -166,15 +171,16 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
             const int first_row = origin.row + math.slice_row(0);
             store.template tile<from * pieces, end * pieces>(value, first_row, slice_step, origin.column);
         };
-        math.template run<decltype(turn)::value>(at, k_blocks, origin, tiles_left > 0, store_slice);
-        if (tiles_left == 0) return false;
+        math.template run<decltype(turn)::value>(at, k_blocks, origin, sequence, store_slice);
+        if (!sequence.any()) return false;
         __syncwarp();
         if (lane == 0) vector_pipeline.release(vectors_at);
-        vectors_at.advance(1);
+        vectors_at.advance(sequence.step);
         return true;
     };
     math.begin_tiles(at);
-    while (make_tile(Constant<0>()) && (C::turns < 2 || make_tile(Constant<1 % C::turns>())) &&
+    while ((!C::pingpong || sequence.any()) && make_tile(Constant<0>()) &&
+           (C::turns < 2 || make_tile(Constant<1 % C::turns>())) &&
            (C::turns < 3 || make_tile(Constant<2 % C::turns>())));
     product_wait<0>();                   // what was issued after the last tile
     if (C::cluster > 1) cluster_wait();  // blocks that are at an end get no more arrivals

@@ -18,8 +18,9 @@ struct Constant {
 // What follows from Config of tiled.cu.
 template <class Config>
 struct TiledLayout : Config {
-    static constexpr int rows = 64 * Config::groups * Config::m_slices;  // of a tile
-    static constexpr int math_warps = 4 * Config::groups;                // of a tile
+    static constexpr int crew = Config::pingpong ? 1 : Config::groups;  // warpgroups that make a tile together
+    static constexpr int rows = 64 * crew * Config::m_slices;           // of a tile
+    static constexpr int math_warps = 4 * crew;                         // of a tile
     static constexpr int threads = 128 + 128 * Config::groups;
     static constexpr int a_bytes = rows * BLOCK_K, weight_bytes = Config::columns * BLOCK_K;  // of a stage
     static constexpr int ahead_k_blocks = (64 << 10) / weight_bytes;  // of the weight, which are asked into L2
@@ -36,7 +37,7 @@ struct TiledLayout : Config {
     // that the tile does not use; what else a thread holds decides whether there is room. (Chains under a
     // GELU wait for each other: by 30 % where it was measured.)
     static constexpr bool ahead =
-        Config::m_slices == 2 && !Config::accumulates &&
+        Config::m_slices == 2 && !Config::accumulates && !Config::pingpong &&
         (promoted ? Config::scales != SCALES_GROUP
                   : Config::amax == 0 && (Config::activation == 0 || Config::activation == SILU));
     // Sums of 64 rows that a thread has. Promoted ones stay where they are; chains move on: the next tile's first slice
@@ -67,8 +68,9 @@ struct TiledLayout : Config {
     static constexpr int buffer_bytes = 64 * piece_bytes;
     static_assert(Config::m_slices * pieces % Config::buffers == 0, "rounds of staging are alike");
     static_assert(row_bytes % 32 == 0, "whole pieces of a row");
-    using Tiles = PersistentTiles<rows, Config::columns, 32 / (Config::groups * Config::m_slices), Config::accumulates,
-                                  Config::cluster>;
+    using Tiles = PersistentTiles<rows, Config::columns, 32 / (rows / 64), Config::accumulates, Config::cluster>;
+    static_assert(!Config::pingpong || (Config::groups == 2 && Config::cluster == 1 && !promoted),
+                  "ping-pong: two warpgroups, chains of sums, no clusters");
 };
 
 // A thread: the scales of a k-block of a tile's rows.
@@ -127,27 +129,45 @@ DEVICE void load_tiles(const TensorMap* map, unsigned ring, const TensorMap* sca
     }
 }
 
-// A warp: the weight's scales where TMA loads those of a, of 32 k-blocks at a time.
+// A warp, where TMA loads the scales of a: those of the weight, a lane those of one of 32 k-blocks at a time, which it
+// loads while those before are used.
 template <class C>
-DEVICE void load_weight_scales(float (&stage_scales)[C::stages][C::stage_scales],
-                               const PipelineBarriers<C::stages>& pipeline, Ring<C::stages>& at, const ScaleGrid& of_b,
-                               TileOrigin origin, int n, int k_blocks, int lane) {
-    const long long first = origin.column / BLOCK_K * of_b.row,
-                    second = min(origin.column + BLOCK_K, n - 1) / BLOCK_K * of_b.row;
-    float2 scales = {};
+struct WeightScales {
+    using Stages = float[C::stages][C::stage_scales];
+    ScaleGrid of_b;
+    int n, k_blocks, lane;
+    float2 next;  // what is used next
+
+    DEVICE WeightScales(const ScaleGrid& of_b, TileOrigin origin, int n, int k_blocks, int lane)
+        : of_b(of_b), n(n), k_blocks(k_blocks), lane(lane), next() {
+        load(origin.column, lane);
+    }
+    DEVICE void load(int column, int k_block) {
+        if (k_block >= k_blocks) return;
+        const float* const from = of_b.scales + k_block * of_b.col;
+        next =
+            make_float2(from[column / BLOCK_K * of_b.row], from[least(column + BLOCK_K, n - 1) / BLOCK_K * of_b.row]);
+    }
+    // The k-blocks of a tile, and the first loads of the one that comes after it.
+    DEVICE void store(Stages& stage_scales, const PipelineBarriers<C::stages>& pipeline, Ring<C::stages>& at,
+                      TileOrigin origin, TileOrigin after) {
 #pragma unroll 1
-    for (int k_block = 0; k_block < k_blocks; ++k_block, at.advance(1)) {
-        if (k_block % 32 == 0 && k_block + lane < k_blocks) {
-            const float* const from = of_b.scales + (k_block + lane) * of_b.col;
-            scales = make_float2(from[first], from[second]);
-        }
-        pipeline.wait_empty(at);
-        if (lane == k_block % 32) {
-            *(float2*)(stage_scales[at.stage] + C::rows) = scales;
-            barrier_arrive(pipeline.full(at));
+        for (int first = 0; first < k_blocks; first += 32) {
+            const float2 scales = next;
+            const bool ends = first + 32 >= k_blocks;
+            load(ends ? after.column : origin.column, ends ? lane : first + 32 + lane);
+            const int end = least(k_blocks - first, 32);
+#pragma unroll 1
+            for (int i = 0; i < end; ++i, at.advance(1)) {
+                pipeline.wait_empty(at);
+                if (lane == i) {
+                    *(float2*)(stage_scales[at.stage] + C::rows) = scales;
+                    barrier_arrive(pipeline.full(at));
+                }
+            }
         }
     }
-}
+};
 
 // vector_threads threads: a tile's vectors, by ordinary loads, once those of the tile before the last are used.
 template <class C>
@@ -208,13 +228,29 @@ DEVICE void load_scales(float (&stage_scales)[C::stages][C::stage_scales], float
                         const ScaleGrid& of_b, const Epilogue<C::out_type, C::bias_type>& epilogue,
                         typename C::Tiles tiles, TileOrigin origin, int m, int n, int k_blocks, int thread) {
     Ring<2> vectors_at(0);
-    for (Ring<C::stages> at(0); tiles.more(); tiles.next(), origin = tiles.origin()) {
+    Ring<C::stages> at(0);
+    if constexpr (C::scale_tiles) {
+        if (thread < 32) {
+            WeightScales<C> weight_scales(of_b, origin, n, k_blocks, thread);
+            while (tiles.more()) {
+                load_vectors<C>(vectors, origins, vector_pipeline, vectors_at, of_a, of_b, epilogue, origin, m, n,
+                                thread);
+                vectors_at.advance(1);
+                __syncwarp();
+                tiles.next();
+                const TileOrigin after = tiles.more() ? tiles.origin() : origin;
+                weight_scales.store(stage_scales, pipeline, at, origin, after);
+                origin = after;
+            }
+            return;
+        }
+    }
+    for (; tiles.more(); tiles.next(), origin = tiles.origin()) {
         load_vectors<C>(vectors, origins, vector_pipeline, vectors_at, of_a, of_b, epilogue, origin, m, n, thread);
         vectors_at.advance(1);
         __syncwarp();
         if constexpr (C::scale_tiles) {
-            if (thread < 32) load_weight_scales<C>(stage_scales, pipeline, at, of_b, origin, n, k_blocks, thread);
-            else if (C::scales_apart && elected())
+            if (C::scales_apart && elected())
                 load_scale_tiles<C>(scale_map, shared_address(stage_scales), pipeline, at, origin.row, k_blocks);
         } else if constexpr (C::along_k) {
             load_each_scale<C>(stage_scales, pipeline, at, of_a, of_b, origin, m, n, k_blocks, thread);

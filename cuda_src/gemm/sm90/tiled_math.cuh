@@ -1,6 +1,6 @@
 // The sums of a tile, by a warpgroup that has m_slices slices of 64 rows of it.
 #pragma once
-#include "tiled_layout.cuh"
+#include "tiled_sequence.cuh"
 
 // The descriptor of a tile whose low word is given: in 32 bits it is moved by one addition.
 DEVICE word64 descriptor_of(unsigned low) {
@@ -27,16 +27,16 @@ struct TileMath {
     const PipelineBarriers<C::stages> pipeline;
     const StageScales& stage_scales;
     const unsigned ring, a_ring;
-    const int group, warp, lane;  // of the math warpgroups; of the warpgroup
+    const int group, warp, lane;  // of the warpgroups that make a tile; of the warpgroup
 
     // The first row of a slice in a tile, and a thread's row in the slice.
-    DEVICE int slice_row(int slice) const { return (C::groups * slice + group) * 64; }
+    DEVICE int slice_row(int slice) const { return (C::crew * slice + group) * 64; }
     DEVICE int lane_row() const { return warp * 16 + lane / 4; }
 
     // Low words of descriptors: of a slice of a, and of the weight.
     DEVICE unsigned a_at(const Place& at, int slice) const {
         return (unsigned)tile_descriptor(a_ring + group * 64 * BLOCK_K) + at.stage * (C::a_bytes / 16) +
-               slice * (C::groups * 64 * BLOCK_K / 16);
+               slice * (C::crew * 64 * BLOCK_K / 16);
     }
     DEVICE unsigned weight_at(const Place& at) const {
         return (unsigned)tile_descriptor(ring) + at.stage * (C::weight_bytes / 16);
@@ -87,8 +87,9 @@ struct TileMath {
     }
     // A stage is free when the products of the next are issued and its own are done.
     template <int turn, class Store>
-    DEVICE void chain(Place& at, int k_blocks, bool more, const Store& store) {
+    DEVICE void chain(Place& at, int k_blocks, const TileSequence<C>& sequence, const Store& store) {
         if constexpr (!C::ahead) {
+            if constexpr (C::pingpong) sequence.await();
             pipeline.wait_full(at);
             begin_chains<turn>(at, false);
         }
@@ -102,6 +103,7 @@ struct TileMath {
             release(before);
             before = at;
         }
+        if (C::pingpong && sequence.followed()) sequence.pass();
         // All are awaited: while any is in flight ptxas lets no sums be read.
         product_wait<0>();
 #pragma unroll
@@ -110,12 +112,13 @@ struct TileMath {
         at.advance(1);
         if constexpr (C::ahead) {
             constexpr int next = (turn + 1) % C::turns;
-            if (more) pipeline.wait_full(at);
+            if (sequence.followed()) pipeline.wait_full(at);
             begin(sums[set_of(next, 0)], at, 0, false);
             store(Constant<0>());
             begin(sums[set_of(next, 1)], at, 1, false);
             store(Constant<1>());
         } else {
+            if constexpr (C::pingpong) at.skip(k_blocks);
             store(Constant<WHOLE>());
         }
     }
@@ -281,15 +284,15 @@ struct TileMath {
     }
     // Multiplies a tile; store(Constant<slice>()) is called when a slice's sums are complete, or once, of the WHOLE
     // tile. Where C::ahead, its first products are issued already, and those of the next are before it is stored. After
-    // the last tile (not ``more``) what the ring holds is multiplied and not used: under a condition ptxas would await
-    // products where its ways meet.
+    // the last tile what the ring holds is multiplied and not used: under a condition ptxas would await products where
+    // its ways meet.
     template <int turn, class Store>
-    DEVICE void run(Place& at, int k_blocks, TileOrigin origin, bool more, const Store& store) {
+    DEVICE void run(Place& at, int k_blocks, TileOrigin origin, const TileSequence<C>& sequence, const Store& store) {
         if constexpr (C::promoted) {
             clear();
-            by_seam(128 - origin.column % 128, at, k_blocks, more, store);
+            by_seam(128 - origin.column % 128, at, k_blocks, sequence.followed(), store);
         } else {
-            chain<turn>(at, k_blocks, more, store);
+            chain<turn>(at, k_blocks, sequence, store);
         }
     }
 };

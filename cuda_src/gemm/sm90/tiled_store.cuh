@@ -92,27 +92,71 @@ struct TileStore {
         }
     }
 
-    // Moves this warp's 16 rows of a piece element by element: into the result, from ``row`` and ``column`` on, or from it.
-    template <bool into_result>
-    DEVICE void move_elements(unsigned buffer, int row, int column) const {
-#pragma unroll 4
-        for (int i = lane; i < 16 * C::piece_columns; i += 32) {
-            const int down = i / C::piece_columns, across = i % C::piece_columns;
-            const unsigned at = buffer + place(down, across * C::item / 16) + across * C::item % 16;
-            if (row + down >= m || column + across >= n) continue;
-            Out& there = static_cast<Out*>(out)[(row + down) * ldo + column + across];
-            if constexpr (!into_result) {
-                if constexpr (C::item == 4) asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(there) : "memory");
-                else asm volatile("st.shared.u16 [%0], %1;" ::"r"(at), "h"(there) : "memory");
-            } else if constexpr (C::item == 4) {
-                asm volatile("ld.shared.u32 %0, [%1];" : "=r"(there) : "r"(at) : "memory");
-            } else if constexpr (C::item == 2) {
-                asm volatile("ld.shared.u16 %0, [%1];" : "=h"(there) : "r"(at) : "memory");
-            } else {
-                unsigned element;
-                asm volatile("ld.shared.u8 %0, [%1];" : "=r"(element) : "r"(at) : "memory");
-                there = (Out)element;
+    DEVICE static unsigned loaded(unsigned at) {
+        unsigned word;
+        asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(at) : "memory");
+        return word;
+    }
+
+    // Stores those bytes of a word, whose first is the at-th of a row, that are among its ``bytes``.
+    DEVICE static void store_word(byte* to, unsigned word, int at, int bytes) {
+        if (at >= 0 && at + 4 <= bytes) {
+            *(unsigned*)to = word;
+            return;
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i += C::item)
+            if (at + i >= 0 && at + i < bytes) *(Out*)(to + i) = (Out)(word >> 8 * i);
+    }
+
+    // Stores this warp's 16 rows of a piece from ``row`` and ``column`` on, at any address: a lane has a word of several
+    // rows on their way, and joins the words of two lanes to one that is aligned in the result.
+    DEVICE void store_words(unsigned buffer, int row, int column) const {
+        constexpr int words = C::piece_bytes / 4, down = 32 / words, each = 16 / down, batch = 4;
+        const int word = lane % words, bytes = least(n - column, C::piece_columns) * C::item;
+#pragma unroll 1
+        for (int begin = 0; begin < each; begin += batch) {
+            unsigned here[batch];
+#pragma unroll
+            for (int i = 0; i < batch; ++i)
+                here[i] = loaded(buffer + place((begin + i) * down + lane / words, word / 4) + word % 4 * 4);
+#pragma unroll
+            for (int i = 0; i < batch; ++i) {
+                const int at = row + (begin + i) * down + lane / words;
+                byte* const to = static_cast<byte*>(out) + (at * ldo + column) * C::item;
+                const int off = C::item < 4 ? (int)(size_t)to & 3 : 0;
+                unsigned before = 0, last = 0;
+                if constexpr (C::item < 4) {
+                    before = __shfl_up_sync(0xffffffffu, here[i], 1, words);
+                    last = __shfl_sync(0xffffffffu, here[i], words - 1, words);
+                }
+                if (at >= m) continue;
+                store_word(to - off + 4 * word, __funnelshift_l(before, here[i], 8 * off), 4 * word - off, bytes);
+                if (off && word == 0)
+                    store_word(to - off + C::piece_bytes, last >> (32 - 8 * off), C::piece_bytes - off, bytes);
             }
+        }
+    }
+
+    // Loads the elements of the result that this warp's 16 rows of a piece are added to.
+    DEVICE void load_elements(unsigned buffer, int row, int column) const {
+        constexpr int each = 16 * C::piece_columns / 32, batch = each < 8 ? each : 8;  // of a lane; on their way
+#pragma unroll 1
+        for (int begin = 0; begin < each; begin += batch) {
+            unsigned elements[batch];
+#pragma unroll
+            for (int pass = 0; pass < 2; ++pass)
+#pragma unroll
+                for (int i = 0; i < batch; ++i) {
+                    const int number = (begin + i) * 32 + lane;
+                    const int down = number / C::piece_columns, across = number % C::piece_columns;
+                    if (row + down >= m || column + across >= n) continue;
+                    const unsigned at = buffer + place(down, across * C::item / 16) + across * C::item % 16;
+                    if (pass == 0) elements[i] = static_cast<const Out*>(out)[(row + down) * ldo + column + across];
+                    else if constexpr (C::item == 4)
+                        asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(elements[i]) : "memory");
+                    else asm volatile("st.shared.u16 [%0], %1;" ::"r"(at), "h"((unsigned short)elements[i]) : "memory");
+                }
         }
     }
 
@@ -157,7 +201,7 @@ struct TileStore {
                     for (int i = 0; i < C::buffers; ++i) {
                         const int row = first_row + (round + i) / C::pieces * slice_step + warp * 16;
                         const int column = first_column + (round + i) % C::pieces * C::piece_columns;
-                        move_elements<false>(buffers + i * C::buffer_bytes + warp * (16 * C::piece_bytes), row, column);
+                        load_elements(buffers + i * C::buffer_bytes + warp * (16 * C::piece_bytes), row, column);
                     }
                     __syncwarp();
                 }
@@ -181,8 +225,7 @@ struct TileStore {
                 const int row = first_row + (round + i) / C::pieces * slice_step;
                 const int column = first_column + (round + i) % C::pieces * C::piece_columns;
                 const unsigned buffer = buffer_of(round + i);
-                if (!C::store_tiles)
-                    move_elements<true>(buffer + warp * (16 * C::piece_bytes), row + warp * 16, column);
+                if (!C::store_tiles) store_words(buffer + warp * (16 * C::piece_bytes), row + warp * 16, column);
                 else if (warp == 0 && lane == 0 && row < m && column < n)
                     tile_store(map, buffer, column * C::item, row);
             }

@@ -28,7 +28,7 @@ from fp8core.kernels.fused.configs import (
     vector_of,
 )
 from fp8core.problem import SiluQuantize
-from fp8core.runtime import jit
+from fp8core.runtime import jit, launches
 from fp8core.runtime.plans import Plan, RmsNormNumbers, SiluNumbers, arguments, nothing
 from fp8core.table import Launch, Requirement
 
@@ -56,8 +56,8 @@ def constants_of(problem: Problem, config: ProducerConfig) -> dict[str, int]:
 
 
 def by_rows(
-    problem: Problem, prepare: Callable[[ProducerConfig], jit.Launcher]
-) -> Callable[[int], tuple[jit.Launcher, int]]:
+    problem: Problem, prepare: Callable[[ProducerConfig], launches.Launcher]
+) -> Callable[[int], tuple[launches.Launcher, int]]:
     """Return what gives, by the rows, the launcher (compiled when it is first asked for) and the blocks of a row."""
     few, units = problem.target.multiprocessors, ceil_div(problem.cols, vector_of(problem))
     tiles = isinstance(problem, SiluQuantize) and mode_of(problem) != TOKEN
@@ -66,14 +66,14 @@ def by_rows(
     few_rows = min(few, few * TILES // max(ceil_div(units, TILE[FEW].threads), 1)) if tiles else few
 
     @cache
-    def ready(number: int | None) -> tuple[jit.Launcher, int]:
+    def ready(number: int | None) -> tuple[launches.Launcher, int]:
         if tiles:
             config = TILE[number or FEW]
             return prepare(config), ceil_div(units, config.threads * config.vectors)
         config = shared if shared and number is None else row_config(problem, number or FEW)
         return prepare(config), config.blocks
 
-    def chosen(rows: int) -> tuple[jit.Launcher, int]:
+    def chosen(rows: int) -> tuple[launches.Launcher, int]:
         if rows <= together:
             return ready(None)
         return ready(FEW if rows <= few_rows else SOME if rows <= few * SOME_ROWS else MANY)
@@ -96,7 +96,7 @@ def plan_producer(
     problem: Problem,
     source: Source,
     kind: type[Numbers],
-    grid: Callable[[int, int], jit.Grid],
+    grid: Callable[[int, int], launches.Grid],
     constants: Callable[[ProducerConfig], Mapping[str, int]],
 ) -> Plan[Numbers]:
     """Return the plan of a producer.
@@ -110,7 +110,7 @@ def plan_producer(
             those of many.
     """
 
-    def prepare(config: ProducerConfig) -> jit.Launcher:
+    def prepare(config: ProducerConfig) -> launches.Launcher:
         return jit.prepare(
             problem.target,
             source.name,

@@ -8,7 +8,7 @@ from fp8core.kernels.fused.configs import ProducerConfig
 from fp8core.kernels.fused.prepare import SCALED_BY_ROWS, SUPPORTED, Source, plan_producer
 from fp8core.kernels.requirements import platform
 from fp8core.problem import SiluQuantize
-from fp8core.runtime import jit
+from fp8core.runtime import launches
 from fp8core.runtime.args import Float32, Int32, Int64, Pointer
 from fp8core.runtime.plans import Plan, SiluNumbers
 from fp8core.table import Kernel, Table
@@ -37,7 +37,7 @@ class SiluArgs(NamedTuple):
 def plan_silu_quantize(problem: SiluQuantize) -> Plan[SiluNumbers]:
     """Return the plan of `SILU_QUANTIZE`."""
 
-    def grid(rows: int, blocks: int) -> jit.Grid:
+    def grid(rows: int, blocks: int) -> launches.Grid:
         return blocks, min(rows, MOST_GRID_ROWS), ceil_div(rows, MOST_GRID_ROWS)
 
     def constants(config: ProducerConfig) -> dict[str, int]:

@@ -1,7 +1,6 @@
 """How long kernels take on Hopper that are for what no other takes, roughly: what `explain` says of them.
 
-Their places in the table decide between them, but for two pairs (`table.py`): copies beside generic_decode, and beside
-panels of sm90_decode. The constants are fitted to an H200 by `python -m bench.fit_estimates`.
+Their places in the table decide between them. The constants are fitted to an H200 by `python -m bench.fit_estimates`.
 """
 
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from fp8core.kernels.gemm import generic, realigned
 from fp8core.kernels.gemm.blaslt.mapping import FOUR
 from fp8core.kernels.gemm.overlap import overlapped_us
 from fp8core.kernels.gemm.realigned import ALIGNMENT
+from fp8core.kernels.gemm.scales import is_along_k
 from fp8core.kernels.gemm.sm90 import decode_cost, tiled_cost
 from fp8core.kernels.gemm.sm90.decode import config_for
 from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K, MOST_ROWS, width
@@ -88,7 +88,7 @@ def generic_decode_us(p: ScaledMm) -> float:
     shape = generic.layout(p)
     passes = ceil_div(p.m, shape.side) * (1 + PASS_ROW * shape.side) * p.n * p.k / PASS_BYTES_A_US
     codes = ceil_div(p.k, shape.warps) * (CODE_US + CODE_ROW_US * shape.side)
-    slower = (1.0 if generic.is_aligned(p) else PASS_UNALIGNED) * (PASS_BLOCKWISE if generic.is_blocked(p) else 1.0)
+    slower = (1.0 if generic.is_aligned(p) else PASS_UNALIGNED) * (PASS_BLOCKWISE if is_along_k(p) else 1.0)
     return PASS_START_US + slower * overlapped_us(PASS_OVERLAP, passes, codes)
 
 
@@ -97,7 +97,7 @@ def generic_mma_us(p: ScaledMm) -> float:
     tile = generic.tile(p)
     rounds = ceil_div(tile.blocks(p.m, p.n), p.target.multiprocessors)
     products = rounds * ceil_div(p.k, BLOCK_K) * (TILE_K_BLOCK_US + tile.rows * tile.cols * PRODUCT_US)
-    slower = (1.0 if generic.is_aligned(p) else TILE_UNALIGNED) * (TILE_BLOCKWISE if generic.is_blocked(p) else 1.0)
+    slower = (1.0 if generic.is_aligned(p) else TILE_UNALIGNED) * (TILE_BLOCKWISE if is_along_k(p) else 1.0)
     return TILE_START_US + products * slower
 
 

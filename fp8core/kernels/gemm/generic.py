@@ -21,6 +21,7 @@ from fp8core.kernels.gemm.requirements import (
     few_rows,
     grid_fits,
 )
+from fp8core.kernels.gemm.scales import is_along_k
 from fp8core.kernels.requirements import platform
 from fp8core.problem import BLOCK, ScaledMm, Target
 from fp8core.runtime import jit
@@ -86,14 +87,9 @@ def is_direct(p: ScaledMm) -> bool:
     return "fp8_mma" in features(p.target) and known.check(p) is None
 
 
-def is_blocked(p: ScaledMm) -> bool:
-    """Return whether scales change along k, or have one for 128 channels."""
-    return p.scale_a == "group" or p.scale_b in ("group", "block")
-
-
 def is_promoted(p: ScaledMm) -> bool:
     """Return whether a lane keeps two sums of each result."""
-    return is_blocked(p) or not p.use_fast_accum
+    return is_along_k(p) or not p.use_fast_accum
 
 
 def is_aligned(p: ScaledMm) -> bool:
@@ -118,7 +114,7 @@ def plan_clear_amax(target: Target) -> Launch:
     """Return ``launch(stream, amax)``, which writes 0.0: the amax of a product without rows or columns."""
     if target.platform == "host":
         return host.plan_clear_amax()
-    launcher = jit.prepare(target, "gemm/clear_amax", "clear_amax", {}, ClearArgs, block=1)
+    launcher = jit.prepare(target, "gemm/clear_amax", "clear_amax", {}, ClearArgs, block=1, programmatic=True)
     return launcher.bind_args((1, 1, 1), ClearArgs(0))
 
 
@@ -144,7 +140,7 @@ def constants(p: ScaledMm) -> dict[str, int]:
         "FP8_B": FORMAT[p.b],
         "FP8_OUT": RESULT[p.out],
         "FP8_BIAS": TYPE[p.bias] if p.bias else -1,
-        "FP8_BLOCKED": int(is_blocked(p)),
+        "FP8_BLOCKED": int(is_along_k(p)),
         "FP8_B_BLOCK": int(p.scale_b == "block"),
         "FP8_AMAX": int(p.amax),
         "FP8_ALIGNED": int(is_aligned(p)),

@@ -1,5 +1,7 @@
 """Products of more than a few rows that are not aligned: copies in aligned rows, around a kernel that needs these.
 
+Where a kernel stores results at any address (sm90_tiled) only codes are copied.
+
 A copy of a and b costs two passes over them, one of the result as many over it; beside many products of each weight
 that is less than a kernel loses that loads rows at any address.
 """
@@ -11,6 +13,7 @@ from fp8core.kernels.encodings import ceil_div
 from fp8core.kernels.gemm.args import Matmul, ready
 from fp8core.kernels.gemm.generic import MOST_ROWS, plan_decode
 from fp8core.kernels.gemm.requirements import COUNTABLE
+from fp8core.kernels.gemm.sm90.tiled import SM90_TILED
 from fp8core.problem import BLOCK, ITEMSIZE, ScaledMm, Target
 from fp8core.runtime import jit
 from fp8core.runtime.args import Int32, Int64, Pointer
@@ -68,19 +71,29 @@ def copies_codes(p: ScaledMm) -> bool:
 
 
 def copies_out(p: ScaledMm) -> bool:
-    """Return whether the result is copied."""
-    return bool(p.n % CHANNELS) or max(p.alignment, p.out_alignment) < ALIGNMENT
+    """Return whether the result is copied: where no kernel stores it at any address."""
+    odd = bool(p.n % CHANNELS) or max(p.alignment, p.out_alignment) < ALIGNMENT
+    return odd and SM90_TILED.refusal(in_place(p)) is not None
 
 
-def inner(p: ScaledMm) -> ScaledMm:
-    """Return the aligned problem whose product is most of that of ``p``."""
+def in_place(p: ScaledMm) -> ScaledMm:
+    """Return the problem of aligned copies of a and b, with the result where it belongs."""
     if copies_codes(p):
         k = aligned(p.k)
         p = p._replace(k=k, lda=k, ldb=k)
-    if copies_out(p):
-        n = p.n // CHANNELS * CHANNELS
-        p = p._replace(n=n, ldo=aligned(n))
-    return p._replace(alignment=ALIGNMENT, codes_alignment=ALIGNMENT, out_alignment=ALIGNMENT, prefetch_weight=False)
+    out_alignment = max(p.alignment, p.out_alignment)
+    return p._replace(
+        alignment=out_alignment, codes_alignment=ALIGNMENT, out_alignment=out_alignment, prefetch_weight=False
+    )
+
+
+def inner(p: ScaledMm) -> ScaledMm:
+    """Return the problem whose product is most of that of ``p``."""
+    most = in_place(p)
+    if not copies_out(p):
+        return most
+    n = p.n // CHANNELS * CHANNELS
+    return most._replace(n=n, ldo=aligned(n), alignment=ALIGNMENT, out_alignment=ALIGNMENT)
 
 
 def rest(p: ScaledMm) -> ScaledMm:
@@ -165,10 +178,15 @@ def plan_realigned(p: ScaledMm, plan: Callable[[ScaledMm], Matmul]) -> Matmul:
 
 UNALIGNED: Final = Requirement(
     lambda p: copies_codes(p) or copies_out(p),
-    "is for k, addresses or rows that are not multiples of 16 bytes, or n that is not a multiple of 8",
+    "is for k, addresses or rows that are not multiples of 16 bytes, or n that is not a multiple of 8, where no kernel"
+    " stores such rows",
 )
-SOME_OF_ALL: Final = Requirement(lambda p: p.k > 0 and p.n >= CHANNELS, "needs k > 0 and n >= 8, got k={p.k} n={p.n}")
-ONE_LAUNCH_AMAX: Final = Requirement(lambda p: not p.amax, "takes no amax, as two launches share the result")
+SOME_OF_ALL: Final = Requirement(
+    lambda p: p.k > 0 and (p.n >= CHANNELS or not copies_out(p)), "needs k > 0 and n >= 8, got k={p.k} n={p.n}"
+)
+ONE_LAUNCH_AMAX: Final = Requirement(
+    lambda p: not p.amax or not copies_out(p), "takes no amax where two launches share the result"
+)
 RESULT_IN_PLACE: Final = Requirement(
     lambda p: p.beta == 0 or not copies_out(p), "takes no beta where it copies the result, got {p.beta}"
 )

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 from fp8core.kernels.encodings import TYPE, ceil_div, power_of_two
 from fp8core.kernels.gemm.args import Matmul, ready_kernel
+from fp8core.kernels.gemm.requirements import ROW_SCALES
 from fp8core.kernels.gemm.sm90.decode import CommonArgs, config_for, launcher_for
 from fp8core.kernels.gemm.sm90.decode_config import (
     BLOCK_K,
@@ -83,8 +84,9 @@ SIXTEEN_BITS: Final = Requirement(
     "quantizes float16 and bfloat16 in rows aligned to 16 bytes, got {p.quantize.x} aligned to {p.quantize.alignment}",
 )
 TOKEN_SCALES: Final = Requirement(
-    lambda p: p.product.scale_a in ("tensor", "row") and (p.quantize.static or p.quantize.group_shape == PER_TOKEN),
-    "finds scales per token or takes given ones per tensor or token, got {p.quantize.group_shape}",
+    lambda p: ROW_SCALES.check(p.product) is None and (p.quantize.static or p.quantize.group_shape == PER_TOKEN),
+    "finds scales per token or takes given ones per tensor or token, beside a weight with one a tensor or channel, got"
+    " {p.quantize.group_shape} and scale_b per {p.product.scale_b}",
 )
 BOUND_BY_VALUE: Final = Requirement(lambda p: p.scale_ub is not None, "takes scale_ub as a number, got an array")
 FEW_ELEMENTS: Final = Requirement(

@@ -33,7 +33,10 @@ SHARED_ROWS: Final = 64
 SHARED_THREADS: Final = 128
 """Of such a block: with few registers it is co-resident with a product that still runs, and is ready when that ends."""
 SHARED_VECS: Final = 1024
-"""Of a token that two blocks share; more is for four."""
+"""Of a token that two blocks share; more is for four, or for eight where registers of four do not hold it."""
+LONG_VECS: Final = 2048
+"""Of a token: longer ones of up to `FEW_ROWS` rows are shared, too. A block of `MOST_THREADS` would wait for a
+multiprocessor that a product has left."""
 
 
 class Tile(NamedTuple):
@@ -101,7 +104,7 @@ def rowwise_config(problem: Quantize, tile: Tile, rows: int = MANY_ROWS) -> Roww
     total, idle = vecs_of(problem, tile), few(problem, rows)
     if unaligned(problem):
         return _unaligned(problem, tile, total, rows)
-    shared = cluster_config(problem, total) if rows == SHARED_ROWS else None
+    shared = cluster_config(problem, total) if rows == SHARED_ROWS or (rows <= FEW_ROWS and total > LONG_VECS) else None
     if shared:
         return shared
     each = 1 if idle else WARP_TEAM_VECS
@@ -149,7 +152,7 @@ def cluster_config(problem: Quantize, total: int) -> RowwiseConfig | None:
     tokens = problem.group_shape == PER_TOKEN and not problem.static
     if problem.target[:2] != ("cuda", 90) or not tokens or total <= WARP_TEAM * WARP_TEAM_VECS:
         return None
-    blocks = 2 if total <= SHARED_VECS else 4
+    blocks = 2 if total <= SHARED_VECS else 4 if total <= 4 * SHARED_THREADS * most_vecs(problem) else 8
     vecs = ceil_div(total, SHARED_THREADS * blocks)
     if vecs > most_vecs(problem):
         return None

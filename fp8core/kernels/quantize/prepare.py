@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 
 from fp8core.kernels.encodings import FORMAT, SCALE_FORMAT, TYPE, ceil_div
 from fp8core.problem import PER_TENSOR, PER_TOKEN, Quantize
-from fp8core.runtime import jit
+from fp8core.runtime import jit, launches
 from fp8core.runtime.args import Float32, Int64, Pointer
 from fp8core.runtime.plans import Plan, QuantizeNumbers, arguments, nothing
 from fp8core.table import Launch
@@ -49,7 +49,7 @@ def prepare(
     shared_bytes: int = 0,
     cluster: int = 1,
     cooperative: bool = False,
-) -> jit.Launcher:
+) -> launches.Launcher:
     """Return one of the kernels, compiled with ``constants`` and what all of them are compiled with."""
     common = {
         "FP8_INPUT": TYPE[problem.x],
@@ -75,7 +75,7 @@ def prepare(
     )
 
 
-Chosen = tuple[jit.Launcher, jit.Grid]
+Chosen = tuple[launches.Launcher, launches.Grid]
 
 
 def plan_of(cols: int, choose: Callable[[QuantizeNumbers], Chosen]) -> Plan[QuantizeNumbers]:

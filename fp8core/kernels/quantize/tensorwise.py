@@ -10,7 +10,7 @@ from fp8core.kernels.quantize.configs import VEC8, TensorwiseConfig, tensorwise_
 from fp8core.kernels.quantize.elementwise import plan_elementwise
 from fp8core.kernels.quantize.prepare import Chosen, plan_of, prepare
 from fp8core.problem import ITEMSIZE, Quantize
-from fp8core.runtime import jit, partitions
+from fp8core.runtime import launches, partitions
 from fp8core.runtime.plans import Plan, QuantizeNumbers
 from fp8core.table import Launch
 
@@ -24,7 +24,7 @@ def plan_tensorwise(problem: Quantize) -> Plan[QuantizeNumbers]:
     configs = {flat: tensorwise_configs(problem, flat) for flat in (False, True)}
 
     @cache
-    def run(config: TensorwiseConfig, flat: bool) -> jit.Launcher:
+    def run(config: TensorwiseConfig, flat: bool) -> launches.Launcher:
         constants = {
             "FP8_CLUSTER": config.cluster,
             "FP8_KEPT": config.kept,

@@ -240,7 +240,7 @@ class Emulator:
 
 
 class Launcher:
-    """A kernel with its block; called as `jit.Launcher` is."""
+    """A kernel with its block; called as `launches.Launcher` is."""
 
     def __init__(
         self,
@@ -297,7 +297,7 @@ class Launcher:
         self._emulator.launch(self._kernel, self.entry, launch)
 
     def bind(self, grid: tuple[int, int, int], *numbers: Any) -> Callable[..., None]:
-        """Return the launch that wants the stream and the addresses, as `jit.Launcher.bind` does."""
+        """Return the launch that wants the stream and the addresses, as `launches.Launcher.bind` does."""
 
         def bound(stream: int, *addresses: Any) -> None:
             rest, given = list(numbers), list(addresses)
@@ -310,7 +310,7 @@ class Launcher:
         return bound
 
     def bind_args(self, grid: tuple[int, int, int], given: Any) -> Callable[..., None]:
-        """Return `bind` with the numbers of ``given``, as `jit.Launcher.bind_args` does."""
+        """Return `bind` with the numbers of ``given``, as `launches.Launcher.bind_args` does."""
         return self.bind(grid, *args.numbers(given))
 
 

@@ -13,13 +13,13 @@ from fp8core.kernels.gemm.requirements import (
     COUNTABLE,
     FLOAT32_SCALES,
     OCP_FORMATS,
-    ROW_OR_BLOCK_SCALES,
     STRIDES_OF_16,
     WHOLE_ELEMENTS,
     WHOLE_WORDS,
     WIDE_RESULT,
     few_rows,
 )
+from fp8core.kernels.gemm.scales import in_groups
 from fp8core.kernels.gemm.sm90.decode_channels_config import cheapest, cost_model
 from fp8core.kernels.gemm.sm90.decode_config import (
     AHEAD_FROM,
@@ -36,12 +36,16 @@ from fp8core.kernels.gemm.sm90.decode_rows_config import FEWEST_ROWS, full_confi
 from fp8core.kernels.gemm.sm90.tensor_maps import tensor_maps
 from fp8core.kernels.requirements import CUDA, supports
 from fp8core.problem import BLOCK, ITEMSIZE, ScaledMm
-from fp8core.runtime import jit
+from fp8core.runtime import jit, launches
 from fp8core.runtime.args import Float32, Int32, TensorMap
 from fp8core.table import Kernel
 
 SCALE_ROWS: Final = {"block": BLOCK, "group": 1}
 """Channels that share a scale of the weight, where it changes along k."""
+
+
+KEPT_FROM: Final = 5e6
+"""Of a result: as large a one is asked to stay in L2, out of which the weight would drive it."""
 
 
 class CommonArgs(NamedTuple):
@@ -70,6 +74,7 @@ class Sm90Args(NamedTuple):
 
 def config_for(problem: ScaledMm) -> DecodeConfig:
     """Return how a product is laid out on the multiprocessors."""
+    problem = in_groups(problem)
     blocks = problem.scale_a == "group"
     if problem.m >= FEWEST_ROWS and not problem.batch_invariant and problem.scale_b != "group":
         config = full_config(problem.n, problem.k, problem.target, blocks)
@@ -89,7 +94,7 @@ def a_side(problem: ScaledMm, config: DecodeConfig) -> int:
 
 def launcher_for(
     problem: ScaledMm, config: DecodeConfig, args: type, quantizer: Mapping[str, int] | None = None
-) -> tuple[jit.Launcher, jit.Grid]:
+) -> tuple[launches.Launcher, launches.Grid]:
     """Return the compiled kernel and its grid; ``quantizer`` has its constants where a comes in 16 bits."""
     side, scale_rows = a_side(problem, config), SCALE_ROWS.get(problem.scale_b, 0)
     blockwise, depth = problem.scale_a == "group", stages(config, side, scale_rows, problem.target)
@@ -125,6 +130,7 @@ def launcher_for(
             "FP8_BIAS": TYPE[problem.bias] if problem.bias else -1,
             "FP8_PREFETCH_CHUNKS": config.prefetch_chunks,
             "FP8_AHEAD_CHUNKS": config.ahead_chunks if problem.n * problem.k >= AHEAD_FROM else 0,
+            "FP8_KEEPS_RESULT": int(problem.m * problem.n * ITEMSIZE[problem.out] >= KEPT_FROM),
             **ending(problem),
         },
         args,
@@ -141,6 +147,7 @@ def decode(problem: ScaledMm, config: DecodeConfig | None = None) -> Matmul:
 
     Scales that change along k join at every 128 of it.
     """
+    problem = in_groups(problem)
     config = config or config_for(problem)
     launcher, grid = launcher_for(problem, config, Sm90Args)
     launch = launcher.bind_args(grid, Sm90Args(b"", b"", CommonArgs.of(problem), problem.beta))
@@ -179,7 +186,6 @@ SM90_DECODE: Final = Kernel(
         CUDA,
         supports("wgmma"),
         OCP_FORMATS,
-        ROW_OR_BLOCK_SCALES,
         FLOAT32_SCALES,
         WIDE_RESULT,
         CODES_AT_16,

@@ -52,6 +52,9 @@ class CostModel(NamedTuple):
     k is split over a cluster they read as many places at a time as it has blocks, and lose less."""
     refill_us: float = 0.0
     """Of a block, for every k-block that its ring does not hold from the start: only one that is used makes room."""
+    sparse_us: float = 0.0
+    """Of a product, for each of these k-blocks, where its blocks take up to two thirds of the slots of three a
+    multiprocessor: the next product's load at the same time then, and the last of those start late."""
     occupancy_us: float = 0.0
     """Penalty where this kernel occupies every block slot, so that the next kernel's blocks cannot be co-resident; 0 at
     half occupancy."""
@@ -95,7 +98,7 @@ def cost_model(width_: int, blockwise: bool) -> CostModel:
     if width_ == 32:
         return _limited_if_small(_ABOVE_16._replace(configs=_CONFIGS_32))
     a_stages = 24 if width_ == 8 else 16
-    small = CostModel(_CONFIGS_16_SMALL, 0.01, a_stages, conflict=0.15, refill_us=0.3, occupancy_us=0.1)
+    small = CostModel(_CONFIGS_16_SMALL, 0.01, a_stages, conflict=0.15, refill_us=0.3, sparse_us=0.15, occupancy_us=0.1)
     return CostModel(_CONFIGS_16, 0.04, 16, hidden_tiles=4, exposed_us=0.01, small=small, small_rings=2.0)
 
 
@@ -111,11 +114,13 @@ def cost(n: int, k: int, model: CostModel, tile: TileConfig, config: DecodeConfi
     memory = n * k / WEIGHT_BYTES_A_US * (1 + model.conflict / config.split_k)
     k_block = config.m_warpgroups * config.ctas_per_sm * tile.k_block_us
     ring = WEIGHT_RING_BYTES / (config.ctas_per_sm * config.tile * BLOCK_K)
-    refill = model.refill_us * max(0.0, config.part(k) * tiles / config.clusters - ring)
-    busiest = config.busiest_us(n, k, k_block, tile.tile_us) + refill
+    refills = max(0.0, config.part(k) * tiles / config.clusters - ring)
+    busiest = config.busiest_us(n, k, k_block, tile.tile_us) + model.refill_us * refills
     reduction = (model.reduce_us + model.reduce_warpgroup_us * (config.k_warpgroups - 1)) * (config.split_k - 1)
     exposed = max(0.0, tiles * config.ctas_per_sm / config.clusters - model.hidden_tiles)
     reduction += model.exposed_us * exposed * (config.split_k - 1)
+    if config.ctas_per_sm > 2 and blocks <= 2 * target.multiprocessors:
+        reduction += model.sparse_us * refills
     occupied = 2 * blocks / (config.ctas_per_sm * target.multiprocessors) - 1
     return round(max(memory, busiest) + reduction + model.occupancy_us * max(0.0, occupied), 3), blocks
 

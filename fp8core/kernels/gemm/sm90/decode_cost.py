@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 from fp8core.kernels.encodings import ceil_div
 from fp8core.kernels.gemm import corrections
 from fp8core.kernels.gemm.overlap import overlapped_us
+from fp8core.kernels.gemm.scales import is_along_k
 from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K, DecodeConfig, width
 from fp8core.kernels.gemm.sm90.decode_rows_config import SMALL_BYTES
 from fp8core.problem import ITEMSIZE, ScaledMm
@@ -73,7 +74,7 @@ def launch_us(p: ScaledMm, config: DecodeConfig) -> float:
     odd = ODD_RESULT_US * p.m * p.n if p.ldo * ITEMSIZE[p.out] % PIECE else 0.0
     by_rows = SMALL_ROWS if p.n * p.k < SMALL_BYTES else ROWS
     fitted = by_rows if config.rows_first else CHANNELS_FIRST[width(p.m)]
-    k_block = fitted.k_block + (fitted.blockwise if p.scale_a == "group" else 0.0)
+    k_block = fitted.k_block + (fitted.blockwise if is_along_k(p) else 0.0)
     blocks = ceil_div(config.cluster * config.clusters, p.target.multiprocessors)
     busy = config.busiest_us(p.n, p.k, k_block * blocks * config.tile / 64, fitted.tile)
     memory = (p.n * p.k + p.m * p.k + ITEMSIZE[p.out] * p.m * p.n) / BYTES_A_US
@@ -132,7 +133,7 @@ def features(p: ScaledMm, config: DecodeConfig, estimate: float) -> Features:
         m=log(p.m),
         n=log(p.n),
         k=log(p.k),
-        scales=("tensor", "row", "group").index(p.scale_a),
+        scales=2 if is_along_k(p) else "row" in (p.scale_a, p.scale_b),
         side=side,
         fill=p.m / side,
         rows_first=config.rows_first,

@@ -39,6 +39,8 @@ LIMITED_BYTES: Final = 64e6
 """Of the weight, up to which a limited prefetch was faster."""
 OCCUPIED_US: Final = 1.5
 """Of a product up to there that has a block on every multiprocessor: its successor's blocks start the later."""
+SPLIT_US: Final = 0.3
+"""Of a product from there on, for every tile of a block but the first and every other block that has a part of k."""
 SHARPNESS: Final = 6.0
 """Of the maximum of two times that overlap: what is nearly as long as the other still costs something."""
 
@@ -126,8 +128,11 @@ def estimate(n: int, k: int, config: DecodeConfig, target: Target, blockwise: bo
         fitted = SMALL_ROWS_BLOCKWISE if small else ROWS_BLOCKWISE
     else:
         fitted = SMALL_ROWS if small else ROWS
-    occupied = 0.0 if small or n * k >= LIMITED_BYTES else OCCUPIED_US
-    return fitted.us(n, k, config, target) + occupied * config.cluster * config.clusters / target.multiprocessors
+    us = fitted.us(n, k, config, target)
+    if n * k >= LIMITED_BYTES:
+        return us + SPLIT_US * (config.turns(n) - 1) * (config.split_k - 1)
+    occupied = 0.0 if small else OCCUPIED_US
+    return us + occupied * config.cluster * config.clusters / target.multiprocessors
 
 
 def layouts(n: int, k: int, target: Target, blockwise: bool) -> Iterator[DecodeConfig]:

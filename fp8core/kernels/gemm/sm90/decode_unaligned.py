@@ -2,7 +2,8 @@
 
 TMA reads from multiples of 16 bytes. The rows of each residue modulo 16, or less, begin equally far behind such a
 multiple: they have a map of their own, and a tile has rows of one residue, which the threads that multiply them align
-in their registers (``cuda_src/gemm/sm90/phases.cuh``). The weight is read as it lies; an unaligned a is copied first.
+in their registers (``cuda_src/gemm/sm90/phases.cuh``). The weight is read as it lies. A small unaligned a
+is aligned by each block for itself (``loose_rows.cuh``), a larger one copied first.
 """
 
 import struct
@@ -19,13 +20,14 @@ from fp8core.kernels.gemm.requirements import (
     FLOAT32_SCALES,
     OCP,
     OCP_FORMATS,
-    ROW_OR_BLOCK_SCALES,
     WHOLE_ELEMENTS,
     WHOLE_WORDS,
 )
+from fp8core.kernels.gemm.scales import in_groups, is_along_k
 from fp8core.kernels.gemm.sm90.decode import CommonArgs, launcher_for, panels
 from fp8core.kernels.gemm.sm90.decode_channels_config import CostModel, cheapest, cost_model
 from fp8core.kernels.gemm.sm90.decode_config import (
+    BLOCK_K,
     MOST_ROWS,
     DecodeConfig,
     width,
@@ -36,8 +38,8 @@ from fp8core.kernels.gemm.sm90.tensor_maps import TensorMaps, encode, shared_map
 from fp8core.kernels.gemm.sm90.tiled import OCP_RESULT
 from fp8core.kernels.requirements import CUDA, supports
 from fp8core.problem import ScaledMm
-from fp8core.runtime.args import Float32, PhasedMaps, Pointer, TensorMap
-from fp8core.table import Kernel, Requirement
+from fp8core.runtime.args import Float32, Int32, Int64, PhasedMaps, Pointer, TensorMap
+from fp8core.table import Kernel, Launch, Requirement
 
 CHANNELS: Final = 64
 """Of the smallest tiles."""
@@ -69,6 +71,24 @@ class UnalignedArgs(NamedTuple):
     out_scale: Pointer
     amax: Pointer
     beta: Float32
+
+
+class LooseArgs(NamedTuple):
+    """The same where the threads that multiply align a: x_stride and x_vecs in codes."""
+
+    weight_map: PhasedMaps
+    x: Pointer
+    x_stride: Int64
+    x_vecs: Int32
+    upper: Float32
+    common: CommonArgs
+    out_scale: Pointer
+    amax: Pointer
+    beta: Float32
+
+
+LOOSE_BATCHES: Final = 2
+"""As often, at most, the threads of a block wait for codes of a that they align: a copy of a takes about as long."""
 
 
 def phases_of(stride: int) -> int:
@@ -104,6 +124,7 @@ def layout(problem: ScaledMm) -> DecodeConfig:
 
     With one residue the layout is that of `sm90_decode`, so that a row that is aligned by chance gets the same bits.
     """
+    problem = in_groups(problem)
     count = phases_of(problem.ldb)
     # The order of a sum must not depend on m where it is asked not to: nor then may the config.
     side = MOST_ROWS if problem.batch_invariant else width(problem.m)
@@ -142,20 +163,51 @@ def copies_a(p: ScaledMm) -> bool:
     return bool(p.lda % ALIGNMENT) or max(p.alignment, p.codes_alignment) < ALIGNMENT
 
 
+def aligns_a(p: ScaledMm, config: DecodeConfig) -> bool:
+    """Return whether each block aligns its own part of a: where its threads have few words of it each."""
+    words = p.m * config.part(p.k) * (BLOCK_K // ALIGNMENT)
+    threads = 128 * config.m_warpgroups * config.k_warpgroups
+    room = not is_along_k(p) or width(p.m) <= 16  # in registers
+    return room and words <= LOOSE_BATCHES * loose_batch(p, config) * threads
+
+
+def loose_batch(p: ScaledMm, config: DecodeConfig) -> int:
+    """Return how many words a thread has on their way: as registers allow."""
+    if config.ctas_per_sm > 2:
+        return 1
+    return 2 if is_along_k(p) or width(p.m) > 16 else 4
+
+
+def aligning(problem: ScaledMm, config: DecodeConfig) -> Launch:
+    """Return the launch of a kernel whose blocks align what they multiply of a, which it takes by its address."""
+    config = without_multicast(config, problem.n) if config.multicast_tiles > 1 else config
+    config = config._replace(a_stages=aligned(config.part(problem.k), config.k_warpgroups))
+    constants = {"FP8_A_VECTORS": 1, "FP8_A_ROWS": loose_batch(problem, config), "FP8_A_INPUT": -1, "FP8_A_MODE": 0}
+    launcher, grid = launcher_for(problem, config, LooseArgs, constants)
+    a = 0, problem.lda, problem.k, 0.0
+    return launcher.bind_args(grid, LooseArgs(b"", *a, CommonArgs.of(problem), 0, 0, problem.beta))
+
+
+def loading(problem: ScaledMm, config: DecodeConfig) -> Launch:
+    """Return the launch of a kernel that loads aligned rows of a by a tensor map."""
+    launcher, grid = launcher_for(problem, config, UnalignedArgs)
+    return launcher.bind_args(grid, UnalignedArgs(b"", b"", CommonArgs.of(problem), 0, 0, problem.beta))
+
+
 def decode_unaligned(problem: ScaledMm, config: DecodeConfig | None = None) -> Matmul:
     """Return the product of up to 64 rows, with the bits of `sm90_decode` in the same layout of aligned operands."""
+    problem = in_groups(problem)
     config = config or layout(problem)
-    launcher, grid = launcher_for(problem, config, UnalignedArgs)
-    numbers = UnalignedArgs(b"", b"", CommonArgs.of(problem), 0, 0, problem.beta)
-    multiply = launcher.bind_args(grid, numbers)
+    loose = copies_a(problem) and aligns_a(problem, config)
+    copies = copies_a(problem) and not loose
+    multiply = (aligning if loose else loading)(problem, config)
     b_maps = shared_maps(UnalignedMaps, problem.n, problem.k, problem.ldb, config.tile, config.weight_columns)
     tiles = config.multicast_tiles
     rows = width(problem.m) // tiles if tiles > 1 else problem.m
-    copies = copies_a(problem)
     ld = aligned(problem.k) if copies else problem.lda
     copy = plan_realign(problem._replace(n=0)) if copies else None
     clear = plan_clear_amax(problem.target) if problem.amax else None
-    a_maps = tensor_maps(problem.m, ld if copies else problem.k, ld, rows)
+    a_maps = None if loose else tensor_maps(problem.m, ld if copies else problem.k, ld, rows)
 
     def launch(
         stream: int,
@@ -174,7 +226,8 @@ def decode_unaligned(problem: ScaledMm, config: DecodeConfig | None = None) -> M
         if copy is not None:
             copy(stream, a, scratch, 0, 0)
             a = scratch
-        multiply(stream, b_maps[b], a_maps[a], scale_a, scale_b, bias, out, out_scale, amax)
+        given_a = a if a_maps is None else a_maps[a]
+        multiply(stream, b_maps[b], given_a, scale_a, scale_b, bias, out, out_scale, amax)
 
     return ready(launch, scratch_bytes=problem.m * ld if copies else 0, prefetches_weight=True)
 
@@ -187,9 +240,10 @@ def plan_unaligned(problem: ScaledMm) -> Matmul:
 UNALIGNED: Final = Requirement(
     lambda p: (
         any(number % ALIGNMENT for number in (max(p.alignment, p.codes_alignment), p.lda, p.ldb))
-        or (p.out in OCP and bool(p.alignment % ALIGNMENT))
+        or p.out in OCP
+        or p.amax
     ),
-    "is for rows of codes, given or to be written, that are not aligned to 16 bytes",
+    "is for rows of codes that are not aligned to 16 bytes, FP8 results and amax",
 )
 SOME_K: Final = Requirement(lambda p: p.k > 0, "needs k > 0, got k={p.k}")
 FEW_ROWS: Final = Requirement(
@@ -207,7 +261,6 @@ SM90_DECODE_UNALIGNED: Final = Kernel(
         supports("wgmma"),
         UNALIGNED,
         OCP_FORMATS,
-        ROW_OR_BLOCK_SCALES,
         FLOAT32_SCALES,
         OCP_RESULT,
         SOME_K,

@@ -6,19 +6,21 @@ from fp8core.kernels.encodings import FORMAT, RESULT, TYPE, ceil_div
 from fp8core.kernels.gemm.args import Maps, Matmul, ending, ready
 from fp8core.kernels.gemm.generic import plan_clear_amax
 from fp8core.kernels.gemm.requirements import (
+    CODES_AT_16,
     COUNTABLE,
     FLOAT32_SCALES,
     OCP,
     OCP_FORMATS,
-    ROW_OR_BLOCK_SCALES,
     STRIDES_OF_16,
+    WHOLE_ELEMENTS,
     WHOLE_WORDS,
 )
+from fp8core.kernels.gemm.scales import in_groups
 from fp8core.kernels.gemm.sm90.decode import CommonArgs
 from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K
 from fp8core.kernels.gemm.sm90.tensor_maps import WordMaps, shared_maps, tensor_maps
-from fp8core.kernels.gemm.sm90.tiled_cost import Scales, Tile, by_cost, fastest, least_us, scales_of
-from fp8core.kernels.requirements import CUDA, aligned, supports
+from fp8core.kernels.gemm.sm90.tiled_cost import Scales, Tile, by_cost, fastest, least_us, scales_of, stores_tiles
+from fp8core.kernels.requirements import CUDA, supports
 from fp8core.problem import HIGH_PRECISION, ITEMSIZE, ScaledMm
 from fp8core.runtime import jit
 from fp8core.runtime.args import Float32, Pointer, TensorMap
@@ -63,15 +65,19 @@ class Layout(NamedTuple):
         vectors = (0 if along_k else tile.rows + tile.columns) + (tile.columns if not along_k or problem.bias else 1)
         left = problem.target.shared_bytes - 1024 - 4 * 2 * vectors - 224
         pieces = tile.m_slices * row_bytes // piece
+        waits = problem.beta != 0 or ITEMSIZE[problem.out] == 4  # for many pieces, or for what comes into each
+        least = PINGPONG_STAGES - waits if tile.pingpong else LEAST_STAGES
         for buffers in (number for number in range(pieces, 0, -1) if pieces % number == 0):
             staging = tile.groups * buffers * STAGED_ROWS * piece
             stages = (left - staging) // (tile.stage_bytes + 4 * words + 16)
-            if stages >= LEAST_STAGES:
+            if stages >= least:
                 break
         return cls(stages, piece, buffers, stages * tile.stage_bytes + staging + 1024)
 
 
 LEAST_STAGES: Final = 3
+PINGPONG_STAGES: Final = 5
+"""The least where a warpgroup that stores may wait for its buffers, as the other multiplies."""
 
 
 def loads_scale_tiles(problem: ScaledMm) -> bool:
@@ -81,14 +87,26 @@ def loads_scale_tiles(problem: ScaledMm) -> bool:
     return scales_of(problem) == "block" and neighbours
 
 
+def side_by_side(problem: ScaledMm, tile: Tile) -> int:
+    """Return how many blocks are launched as a cluster: those that load for each other, or two that have several tiles.
+
+    Blocks of a cluster run on neighbouring multiprocessors, and two in a row have tiles of the same channels, which
+    neighbours read at less cost (experiments/2026-11-neighbours).
+    """
+    several = tile.tiles(problem.m, problem.n) > problem.target.multiprocessors and problem.m > tile.rows
+    return 2 if tile.cluster == 1 and several and scales_of(problem) == "block" else tile.cluster
+
+
 def tiled(problem: ScaledMm, tile: Tile | None = None) -> Matmul:
     """Return one launch for any number of rows: ``round(scale_a * (scale_b * acc) + bias)``.
 
     Scales that change along k join at every 128 of it.
     """
+    problem = in_groups(problem)
     tile = tile or fastest(problem)
     layout, item = Layout.of(problem, tile), ITEMSIZE[problem.out]
-    stores_tiles, scale_tiles = problem.ldo * item % 16 == 0, loads_scale_tiles(problem)
+    result_tiles, scale_tiles = stores_tiles(problem), loads_scale_tiles(problem)
+    cluster = side_by_side(problem, tile)
     launcher = jit.prepare(
         problem.target,
         "gemm/sm90/tiled",
@@ -96,6 +114,7 @@ def tiled(problem: ScaledMm, tile: Tile | None = None) -> Matmul:
         {
             "FP8_GROUPS": tile.groups,
             "FP8_M_SLICES": tile.m_slices,
+            "FP8_PINGPONG": int(tile.pingpong),
             "FP8_COLUMNS": tile.columns,
             "FP8_STAGES": layout.stages,
             "FP8_A_TYPE": FORMAT[problem.a],
@@ -106,7 +125,7 @@ def tiled(problem: ScaledMm, tile: Tile | None = None) -> Matmul:
             "FP8_BIAS": TYPE[problem.bias] if problem.bias else -1,
             "FP8_AMAX": int(problem.amax),
             **ending(problem),
-            "FP8_STORE_TILES": int(stores_tiles),
+            "FP8_STORE_TILES": int(result_tiles),
             "FP8_BUFFERS": layout.buffers,
             "FP8_CLUSTER": tile.cluster,
         },
@@ -114,17 +133,18 @@ def tiled(problem: ScaledMm, tile: Tile | None = None) -> Matmul:
         block=128 * (1 + tile.groups),
         shared_bytes=layout.dynamic_bytes,
         programmatic=True,
-        cluster=tile.cluster,
+        cluster=cluster,
     )
-    most = max(1, problem.target.multiprocessors // tile.cluster) * tile.cluster
+    most = max(1, problem.target.multiprocessors // cluster) * cluster
     numbers = TiledArgs(b"", b"", b"", b"", CommonArgs.of(problem), 0, 0, problem.beta)
-    multiply = launcher.bind_args((min(tile.tiles(problem.m, problem.n), most), 1, 1), numbers)
+    tiles = ceil_div(tile.tiles(problem.m, problem.n), cluster) * cluster
+    multiply = launcher.bind_args((min(tiles, most), 1, 1), numbers)
     # Rows outside of a would be filled with zeros, which takes TMA longer than to load as many: they keep their bytes.
     a_maps = tensor_maps(problem.m, problem.k, problem.lda, min(tile.rows, ceil_div(problem.m, 8) * 8))
     b_maps = tensor_maps(problem.n, problem.k, problem.ldb, tile.columns // tile.cluster)
     out_maps: Maps = NO_MAPS
     scale_maps: Maps = {0: bytes(128)}
-    if stores_tiles:
+    if result_tiles:
         out_maps = tensor_maps(problem.m, problem.n * item, problem.ldo * item, STAGED_ROWS, layout.piece_bytes)
     if scale_tiles:
         apart = 4 * problem.scale_a_strides[1]
@@ -194,14 +214,14 @@ SM90_TILED: Final = Kernel(
     (
         CUDA,
         supports("wgmma"),
-        ROW_OR_BLOCK_SCALES,
         ANY_ORDER,
         OCP_FORMATS,
         FLOAT32_SCALES,
         OCP_RESULT,
-        aligned(16),
+        CODES_AT_16,
         STRIDES_OF_16,
         COUNTABLE,
+        WHOLE_ELEMENTS,
         WHOLE_WORDS,
     ),
     plan_tiled,

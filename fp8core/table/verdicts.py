@@ -1,0 +1,107 @@
+"""Verdicts and explanations: what a table says of each of its kernels for a problem, as text."""
+
+from textwrap import fill
+from typing import Any, Literal, NamedTuple
+
+from fp8core.table.rows import Choice, Kernel, Unknown
+
+COLUMNS = 100
+"""How wide the text of an explanation's problem is."""
+
+Status = Literal["chosen", "able", "not preferred", "unable", "unknown"]
+
+
+class Verdict(NamedTuple):
+    """What a table says of one kernel for one problem.
+
+    Examples:
+        >>> import numpy as np, fp8core
+        >>> verdict = fp8core.explain(fp8core.quantize, np.ones((2, 32), np.float32)).verdicts[0]
+        >>> verdict.kernel, verdict.status
+        ('host', 'chosen')
+    """
+
+    kernel: str
+    status: Status
+    """"chosen", "able", "not preferred" (able, and measured or estimated to be slower than another), "unable" or
+    "unknown"."""
+    reason: str
+    """Why; empty where there is nothing to say."""
+
+    def __str__(self) -> str:
+        status = "able but not preferred" if self.status == "not preferred" else self.status
+        return f"{status}{': ' + self.reason if self.reason else ''}"
+
+
+class Explanation(NamedTuple):
+    """A problem, and every kernel of its table in the order of preference.
+
+    Examples:
+        >>> import numpy as np, fp8core
+        >>> told = fp8core.explain(fp8core.quantize, np.ones((2, 32), np.float32))
+        >>> told.chosen, told.short
+        ('host', 'Quantize: host')
+        >>> print(told)  # doctest: +ELLIPSIS
+        Quantize(target=host, x=float32, ...
+          host               chosen
+          rowwise            unable: ...
+    """
+
+    problem: Any
+    verdicts: tuple[Verdict, ...]
+    before: tuple["Explanation", ...] = ()
+    """The explanations of what the call runs first, as a linear layer quantizes its input."""
+
+    @property
+    def chosen(self) -> str | None:
+        """The name of the kernel that runs the problem, or None when none can."""
+        return next((v.kernel for v in self.verdicts if v.status == "chosen"), None)
+
+    @property
+    def short(self) -> str:
+        """What runs in each step, in a line: the problem and the kernel, or "none"."""
+        steps = (*self.before, self)
+        return ", ".join(f"{type(step.problem).__name__}: {step.chosen or 'none'}" for step in steps)
+
+    def __str__(self) -> str:
+        width = max(len(v.kernel) for v in self.verdicts)
+        lines = [f"  {v.kernel:<{width}}  {v}" for v in self.verdicts]
+        return "\n".join([*map(str, self.before), _with_fields(self.problem), *lines])
+
+
+def _with_fields(problem: Any) -> str:
+    """Return a problem with its fields, in lines that a terminal shows whole."""
+    fields = ", ".join(f"{name}={_field(value)}" for name, value in problem._asdict().items())
+    text = f"{type(problem).__name__}({fields})"
+    return fill(text, COLUMNS, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+
+
+def _field(value: Any) -> str:
+    """Return a field as text; of a problem in a problem its name, as its own explanation comes before."""
+    if hasattr(value, "target"):
+        return f"{type(value).__name__}(…)"
+    return str(value) or "none"
+
+
+def verdict(kernel: Kernel, problem: Any, chosen: Choice | None, tuned: bool, first: Kernel | None) -> Verdict:
+    """Return what is said of ``kernel``, where ``chosen`` runs ``problem`` and ``first`` would without tuning."""
+    refusal = kernel.refusal(problem)
+    if refusal is not None:
+        return Verdict(kernel.name, "unknown" if isinstance(refusal, Unknown) else "unable", refusal)
+    us = kernel.us(problem)
+    word, shown = ("estimated", us) if us is not None else ("roughly", kernel.rough(problem))
+    estimate = "" if shown is None else f"{word} {shown:.1f} us"
+    if chosen is not None and kernel.name == chosen.kernel:
+        said = f"tuned, algorithm {chosen.algorithm}" if tuned else estimate
+        return Verdict(kernel.name, "chosen", _joined(said, kernel.note))
+    reservation = kernel.reservation(problem)
+    if reservation is not None:
+        return Verdict(kernel.name, "not preferred", _joined(estimate, reservation))
+    least = first.us(problem) if first is not None else None
+    if first is not None and least is not None and us is not None and kernel is not first:
+        return Verdict(kernel.name, "not preferred", f"{estimate}, {first.name} {least:.1f} us")
+    return Verdict(kernel.name, "able", _joined(estimate, kernel.note))
+
+
+def _joined(*parts: str) -> str:
+    return "; ".join(filter(None, parts))
