@@ -162,7 +162,8 @@ def tiles(problem: ScaledMm) -> tuple[Tile, ...]:
     """Return those that a product's sums, products and scales leave registers for."""
     scales = scales_of(problem)
     ends = bool(problem.activation) or problem.beta != 0 or problem.amax
-    most = 128 * 160 if scales == "group" and (ends or not stores_tiles(problem)) else 256 * 128
+    singly = scales == "group" and not stores_tiles(problem)  # takes registers
+    most = 128 * 160 if singly or (scales == "group" and ends) else 256 * 128
     # Clusters make some tiles twice; and not where a warpgroup has no register to spare.
     together = 1 if problem.beta or scales == "group" else 2
     piece = 16 if ITEMSIZE[problem.out] > 1 else 32  # channels, whose results are stored together
@@ -173,6 +174,7 @@ def tiles(problem: ScaledMm) -> tuple[Tile, ...]:
         and tile.columns % piece == 0
         and tile.rows * tile.columns <= most
         and tile.cluster <= together
+        and not (singly and (tile.rows, tile.columns) == (64, 128))
     )
 
 
