@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import median
 from typing import Final, NamedTuple
 
-from bench.results import LIBRARY, Record, Results, best_baseline, own, shape, us, values
+from bench.labels import LIBRARY
+from bench.results import Record, Results, best_baseline, own, shape, us, values
 
 ON_CHIP: Final = 32 << 20
 """Bytes of input up to which a tensor is read from memory once even if its scale comes from all of it."""

@@ -5,7 +5,8 @@ from statistics import median
 from typing import Final
 
 from bench import results
-from bench.results import DECODE, LIBRARY, Record, Results
+from bench.labels import DECODE, LIBRARY
+from bench.results import Record, Results
 
 FEW: Final = 64
 """Rows that one launch of the decode kernel takes."""

@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench import baselines, block_baselines, log, results, timing
+from bench import baselines, block_baselines, labels, log, results, timing
 from bench.roofline import Roofline
 from fp8core.errors import Fp8Error
 from fp8core.kernels.gemm.table import SCALED_MM
@@ -35,7 +35,7 @@ MODES: Final[dict[str, tuple[Granularity, Granularity]]] = {
     "row": ("row", "row"),
     "block": ("group", "block"),
 }
-OURS: Final = (results.DECODE, results.BLOCK, results.LIBRARY)
+OURS: Final = (labels.DECODE, labels.BLOCK, labels.LIBRARY)
 """Rows of fp8core's table, by how their names begin: of each, the one that the table prefers."""
 FAR: Final = 4e-3
 """A relative error that is a mistake."""

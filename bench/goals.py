@@ -9,7 +9,8 @@ from typing import Final, NamedTuple
 
 from bench import checks
 from bench.checks import Check
-from bench.results import DECODE, LIBRARY, Record, Results, large, neighbour_time, us
+from bench.labels import DECODE, LIBRARY
+from bench.results import Record, Results, large, neighbour_time, us
 
 LATENCY: Final = 1.8
 """Microseconds that a maximum over the whole device takes beside a copy."""

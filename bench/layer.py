@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 import fp8core
-from bench import baselines, decoder, log, results, timing
+from bench import baselines, decoder, labels, log, results, timing
 from bench.decoder import MODELS, Memory, Weights
 
 ROWS: Final = (1, 4, 16, 64, 256, 1024, 4096)
@@ -37,7 +37,7 @@ def measure(name: str, m: int, weights: list[Weights], loaded: baselines.Loaded)
     """Return one record: the model, the rows, the floor, and each variant's time or what kept it from having one."""
     memory, floor = Memory(MODELS[name], m), MODELS[name].floor(m)
     calls, wrong = {}, {}
-    for variant, run in decoder.runs(tuple(results.LAYER), loaded.vllm).items():
+    for variant, run in decoder.runs(tuple(labels.LAYER), loaded.vllm).items():
         memory.reset()
         reference = decoder.want(weights[0], memory)
         try:
@@ -104,7 +104,7 @@ def main() -> None:
         return
     there = log.Log(chosen)
     loaded = baselines.load(chosen.baselines)
-    names = tuple(results.LAYER)
+    names = tuple(labels.LAYER)
     table = Table("model", "m", "floor us", *names, "of the floor", title=torch.cuda.get_device_name())
     for name in chosen.models:
         rows = [m for m in chosen.m if not there.has({"bench": "layer", "model": name, "m": m})]

@@ -2,9 +2,9 @@
 
     python -m bench.odd_drawn [--json FILE] [--count 60] [--seed 0] [--plan]
 
-Shapes, scales and endings are drawn from a fixed seed. A neighbour has the next multiples of 16 for n and k, 1x128
-scales with 1x128 or 128x128 where one scale changes along k, a bfloat16 result, no beta and no amax. The two are
-interleaved, their weights rotate over more memory than L2 holds. --plan says which kernels are chosen, on any machine.
+Shapes, scales and endings are drawn from a fixed seed. A neighbour has the next multiples of 16 for n and k, a
+bfloat16 result, no beta and no amax. The two are interleaved, their weights rotate over more memory than L2 holds. With
+--plan it says which kernels are chosen, on any machine.
 """
 
 import argparse
@@ -27,13 +27,17 @@ from fp8core.problem import BLOCK, ITEMSIZE, Activation, Granularity, ScaledMm, 
 COUNT: Final = 60
 FEW: Final = 64
 """Rows up to which a product streams its weight."""
+MANY: Final = 4096
 GOALS: Final = {True: 1.5, False: 2.5}
 """How many times its neighbour a product may take, by whether it has few rows."""
 MOST_OPERATIONS: Final = 4e11
 MOST_BYTES: Final = 120e6
 """Of a weight: larger products, and those of more operations, are drawn again."""
-A_SCALES: Final[tuple[Granularity, ...]] = ("tensor", "row", "group")
-B_SCALES: Final[tuple[Granularity, ...]] = ("tensor", "row", "group", "block")
+MODES: Final[tuple[tuple[Granularity, Granularity], ...]] = (
+    *(("tensor", "tensor"), ("tensor", "row"), ("row", "tensor"), ("row", "row")),
+    *(("group", "block"), ("group", "group")),
+)
+"""Scales of a and b that products take together."""
 CODES: Final = ("float8_e4m3fn", "float8_e5m2")
 OUTS: Final = ("bfloat16", "bfloat16", "bfloat16", "float16", "float32", *CODES)
 ACTIVATIONS: Final[tuple[Activation, ...]] = ("", "", "", "gelu", "silu")
@@ -61,16 +65,10 @@ class Drawn(NamedTuple):
         return f"{self.m}x{self.n}x{self.k}"
 
     @property
-    def mixed(self) -> bool:
-        """Whether one of the scales changes along k and the other does not, or has other rows than a library's."""
-        along_k = self.scale_b in ("group", "block")
-        return (self.scale_a == "group") != along_k
-
-    @property
     def odd(self) -> bool:
-        """Whether kernels for aligned rows, and scales and endings that all have, do not take it."""
+        """Whether it is not aligned, or ends in what not all kernels have."""
         ends = self.beta != 0 or self.amax or self.out in CODES
-        return bool(self.n % STEP or self.k % STEP or self.address < STEP or self.mixed or ends)
+        return bool(self.n % STEP or self.k % STEP or self.address < STEP or ends)
 
     @property
     def ending(self) -> str:
@@ -88,11 +86,8 @@ class Drawn(NamedTuple):
 
     def neighbour(self) -> "Drawn":
         """Return the next aligned product."""
-        along_k = self.scale_a == "group" or self.scale_b in ("group", "block")
-        scales: tuple[Granularity, Granularity] = (self.scale_a, self.scale_b)
-        if along_k:
-            scales = ("group", "group" if self.scale_b in ("row", "group") else "block")
         n, k = (math.ceil(extent / STEP) * STEP for extent in (self.n, self.k))
+        scales = self.scale_a, self.scale_b
         return Drawn(self.m, n, k, *scales, self.a, self.b, bias=self.bias, activation=self.activation)
 
     def problem(self, target: Target) -> ScaledMm:
@@ -142,14 +137,14 @@ def draws(seed: int = 0) -> Iterator[Drawn]:
     """Give products without end, the same ones for a seed: those that are odd, and not too large."""
     chance = random.Random(seed)
     while True:
-        m = round(math.exp(chance.uniform(0, math.log(FEW if chance.random() < 0.6 else 4096))))
+        least, most = (1, FEW) if chance.random() < 0.6 else (FEW, MANY)
+        m = round(math.exp(chance.uniform(math.log(least), math.log(most))))
         n, k = _extent(chance, 200, 16384), _extent(chance, 64, 16384)
         made = Drawn(
             m,
             n,
             k,
-            chance.choice(A_SCALES),
-            chance.choice(B_SCALES),
+            *chance.choice(MODES),
             b=CODES[chance.random() < 0.1],
             out=chance.choice(OUTS),
             bias=chance.choice(("", "", "bfloat16", "float32")),

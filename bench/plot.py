@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Final
 
 from bench import results
+from bench.labels import PRODUCTS
 from bench.pictures import layer, products, rooflines, style
-from bench.results import PRODUCTS, Results
+from bench.results import Results
 
 PICTURES: Final[dict[str, Callable[[Results, Path], Path]]] = {
     "decoder-layer": layer.draw,

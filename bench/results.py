@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from bench import former
+from bench.labels import BASELINES, BLOCK, DECODE, LABELS, LIBRARY
 from bench.roofline import BANDWIDTH
 
 Record = dict[str, Any]
@@ -20,44 +21,6 @@ FORMAT: Final = 2
 
 LARGE: Final = 100e6
 """Bytes from which on nothing but the memory counts."""
-
-DECODE: Final = "sm90_decode"
-BLOCK: Final = "sm90_tiled"
-LIBRARY: Final = "cublaslt"
-"""The rows of fp8core's table that the records of products name; the last one calls cuBLASLt."""
-BASELINES: Final = ("torch", "vllm", "sgl", "deep_gemm", "sgl_deep_gemm", "flashinfer")
-LABELS: Final = {
-    "fp8core": "fp8core",
-    DECODE: "fp8core kernel",
-    BLOCK: "fp8core kernel",
-    LIBRARY: "cuBLASLt",
-    "copy": "copy",
-    "vllm": "vLLM",
-    "sgl": "SGLang",
-    "torch": "torch",
-    "torch.compile": "torch.compile",
-    "triton": "Triton",
-    "neighbour": "neighbour",
-    "deep_gemm": "DeepGEMM",
-    "sgl_deep_gemm": "SGLang's DeepGEMM",
-    "flashinfer": "FlashInfer",
-}
-MODES: Final = {
-    "static": "static",
-    "tensor": "per tensor",
-    "token": "per token",
-    "1x128": "1x128",
-    "1x128 mn": "1x128, scales m-major",
-    "128x128": "128x128",
-}
-PRODUCTS: Final = {"tensor": "per tensor", "row": "per token x per channel", "block": "1x128 x 128x128"}
-LAYER: Final = {
-    "preallocated": "fp8core, given memory",
-    "plain": "fp8core, plain calls",
-    "vllm": "vLLM's kernels",
-    "torch": "torch, bfloat16",
-}
-KINDS: Final = {"norm": "RMS norm", "add+norm": "add + RMS norm", "silu": "SiLU · mul"}
 
 _KEYS: Final[dict[str, tuple[str, ...]]] = {
     "fused": ("kind", "mode", "rows", "cols"),

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from bench import claims, results
-from bench.results import BASELINES, BLOCK, DECODE, LABELS, LIBRARY, MODES, PRODUCTS, Record, Results, us
+from bench import claims, labels, results
+from bench.labels import BASELINES, BLOCK, DECODE, LABELS, LIBRARY, MODES, PRODUCTS
+from bench.results import Record, Results, us
 
 INVARIANCE: Final = """With `batch_invariant=True` a row has the same bits for any m: the parts of k and their order
 are those of 64 rows, and more than 64 rows are products of 64 each, every one of which reads the weight."""
@@ -106,11 +107,11 @@ def layer(found: Results) -> list[str]:
     rows = []
     for r in found.layer:
         plain = us(r, "plain")
-        times = [number(us(r, name)) for name in results.LAYER]
+        times = [number(us(r, name)) for name in labels.LAYER]
         rows.append(
             [r["model"], f"m = {r['m']}", number(r["floor_us"]), *times, number(plain and plain / r["floor_us"], 3)]
         )
-    head = ["model", "rows", "floor", *results.LAYER.values(), "of the floor"]
+    head = ["model", "rows", "floor", *labels.LAYER.values(), "of the floor"]
     return [*LAYER.splitlines(), "", *table(head, rows, words=2)]
 
 

@@ -13,7 +13,7 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from bench.choice_records import Record, gains_today, noise, part, read  # noqa: E402 - the repository is not installed
-from bench.results import PRODUCTS  # noqa: E402
+from bench.labels import PRODUCTS  # noqa: E402
 from bench.tables import table  # noqa: E402
 
 RUNS: Final = ROOT / "docs" / "results" / "choice"

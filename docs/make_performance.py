@@ -14,7 +14,8 @@ sys.path.insert(0, str(ROOT))
 
 from bench import claims, plot, results, rules, tables  # noqa: E402 - the repository is not installed
 from bench.goals import Judged, judge  # noqa: E402
-from bench.results import DECODE, KINDS, LABELS, MODES, PRODUCTS, Record, Results, us  # noqa: E402
+from bench.labels import DECODE, KINDS, LABELS, MODES, PRODUCTS  # noqa: E402
+from bench.results import Record, Results, us  # noqa: E402
 
 RUNS: Final = ROOT / "docs" / "results"
 PAGE: Final = ROOT / "docs" / "performance" / "index.md"

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from bench.labels import BLOCK, DECODE, LIBRARY
 from bench.pictures import style
-from bench.results import BLOCK, DECODE, LIBRARY, Record, Results
+from bench.results import Record, Results
 
 LINES: Final = (
     (LIBRARY, True, "-", style.COLOURS[LIBRARY], "cuBLASLt"),

@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Final
 
 from bench import claims, results
+from bench.labels import LAYER
 from bench.pictures import style
-from bench.results import LAYER, Record, Results
+from bench.results import Record, Results
 
 COLOURS: Final = {
     "plain": style.COLOURS["fp8core"],

@@ -7,8 +7,9 @@ from typing import Any, Final
 
 from bench import claims, results
 from bench.goals import PRODUCT_BOUNDS
+from bench.labels import BASELINES, DECODE, LABELS, LIBRARY, PRODUCTS
 from bench.pictures import style
-from bench.results import BASELINES, DECODE, LABELS, LIBRARY, PRODUCTS, Record, Results
+from bench.results import Record, Results
 
 MOST_ROWS: Final = 256
 """Of products by their rows."""

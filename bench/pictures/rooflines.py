@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import claims, results
+from bench import claims, labels, results
 from bench.pictures import style
 from bench.results import Record, Results
 
@@ -56,7 +56,7 @@ def _rooflines(panels: Sequence[tuple[str, Sequence[Record]]], columns: int, fou
 
 def quantize(found: Results, folder: Path) -> Path:
     """Draw quantization, a panel a mode."""
-    panels = [(label, [r for r in found.quantize if r["mode"] == mode]) for mode, label in results.MODES.items()]
+    panels = [(label, [r for r in found.quantize if r["mode"] == mode]) for mode, label in labels.MODES.items()]
     figure = _rooflines([p for p in panels if p[1]], 3, found, claims.quantize(found))
     return style.save(figure, folder / "quantize.png")
 
@@ -65,10 +65,10 @@ def fused(found: Results, folder: Path) -> Path:
     """Draw the fused producers, a panel a kind and mode."""
     panels = [
         (
-            f"{label}, {results.MODES.get(mode, mode)}",
+            f"{label}, {labels.MODES.get(mode, mode)}",
             [r for r in found.fused if (r["kind"], r["mode"]) == (kind, mode)],
         )
-        for kind, label in results.KINDS.items()
+        for kind, label in labels.KINDS.items()
         for mode in dict.fromkeys(r["mode"] for r in found.fused)
     ]
     figure = _rooflines([p for p in panels if p[1]], 3, found, claims.fused(found))

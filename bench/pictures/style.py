@@ -4,7 +4,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from bench.results import DECODE, LABELS, LIBRARY, Record, Results, dates
+from bench.labels import DECODE, LABELS, LIBRARY
+from bench.results import Record, Results, dates
 
 COLOURS: Final = {
     "fp8core": "#0072B2",

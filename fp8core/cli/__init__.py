@@ -5,6 +5,7 @@ import signal
 import sys
 from inspect import getdoc
 from io import TextIOWrapper
+from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
@@ -45,6 +46,9 @@ def main() -> None:
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP, and so do we
             signal.signal(number, _stop)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed, as cron and >&- do: the next file to be opened would be in its place
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115
     if isinstance(sys.stdout, TextIOWrapper):  # a name that its encoding lacks is shown by its code
         sys.stdout.reconfigure(errors="backslashreplace")
     try:

@@ -209,13 +209,13 @@ class Linear(FrozenLinear):
         if any_autocast():
             input = as_autocast(input)  # noqa: A001
         forward_mode = forward_ad._current_level >= 0
-        if (forward_mode or is_grad_enabled()) and isinstance(input, Tensor):
+        if (forward_mode or is_grad_enabled()) and isinstance(input, Tensor | Quantized):
             if forward_mode and is_compiling():
                 raise LayoutError(
                     "x needs to be outside of torch.func's jvp and dual levels while torch.compile traces"
                 )
-            bias = self._parameters["bias"]
-            trained = is_grad_enabled() and (input.requires_grad or (bias is not None and bias.requires_grad))
+            bias, of_input = self._parameters["bias"], isinstance(input, Tensor) and input.requires_grad
+            trained = is_grad_enabled() and (of_input or (bias is not None and bias.requires_grad))
             if trained or forward_mode:
                 function = BothModes if forward_mode else StraightThrough
                 made: Tensor = function.apply(input, bias, self)  # type: ignore[no-untyped-call]

@@ -27,6 +27,21 @@ def test_output_that_cannot_be_written_is_a_plain_message(arguments):
     assert (run.returncode, run.stderr) == (1, "error: cannot write the output: No space left on device\n")
 
 
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)], ids=str)
+@pytest.mark.parametrize(("arguments", "code"), [(("--version",), 0), (("inspect", "nothere"), 1)])
+def test_commands_run_where_standard_files_are_closed(closed, arguments, code):
+    """As cron and ``>&-`` close them: Python has None in their places then."""
+    command = [sys.executable, "-m", "fp8core", *arguments]
+    closing = " ".join(f"{number}>&-" for number in closed)
+    run = subprocess.run(
+        ["sh", "-c", f'"$@" {closing}', "sh", *command], capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert run.returncode == code
+    assert run.stdout == ("" if 1 in closed or code else f"fp8core {fp8core.__version__}\n")
+    assert run.stderr == ("" if 2 in closed or not code else "error: cannot read nothere: No such file or directory\n")
+
+
 def test_version(fp8core_):
     assert fp8core_("--version") == (0, f"fp8core {fp8core.__version__}\n", "")
 

@@ -118,6 +118,21 @@ def test_gradients_of_the_bias_where_it_is_made_to_require_them():
     torch.testing.assert_close(layer.bias.grad, exact.bias.grad, rtol=0.02, atol=0.02)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_bias_has_a_gradient_beside_inputs_that_are_quantized_already(compiled):
+    layer, x, grad = quantized("channel", None), wide(5, K), wide(5, N, seed=9)
+    layer.bias.requires_grad_()
+    q = fp8core.quantize(x)
+
+    def run(codes, scale):
+        return layer(fp8core.Quantized(codes, scale, q.group_shape))
+
+    y = (torch.compile(run, fullgraph=True, backend="aot_eager") if compiled else run)(*q)
+    assert bits(y) == bits(layer(x))
+    y.backward(grad)
+    assert torch.equal(layer.bias.grad, grad.sum(0))
+
+
 @kinds
 def test_compiled_bits_and_gradients(scheme, input_scale):
     torch._dynamo.reset()

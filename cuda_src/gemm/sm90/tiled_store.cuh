@@ -112,7 +112,8 @@ struct TileStore {
     // Stores this warp's 16 rows of a piece from ``row`` and ``column`` on, at any address: a lane has a word of several
     // rows on their way, and joins the words of two lanes to one that is aligned in the result.
     DEVICE void store_words(unsigned buffer, int row, int column) const {
-        constexpr int words = C::piece_bytes / 4, down = 32 / words, each = 16 / down, batch = 4;
+        constexpr int words = C::piece_bytes / 4, down = 32 / words, each = 16 / down;
+        constexpr int batch = C::scales == SCALES_GROUP ? 2 : 4;
         const int word = lane % words, bytes = least(n - column, C::piece_columns) * C::item;
 #pragma unroll 1
         for (int begin = 0; begin < each; begin += batch) {
@@ -124,16 +125,17 @@ struct TileStore {
             for (int i = 0; i < batch; ++i) {
                 const int at = row + (begin + i) * down + lane / words;
                 byte* const to = static_cast<byte*>(out) + (at * ldo + column) * C::item;
-                const int off = C::item < 4 ? (int)(size_t)to & 3 : 0;
-                unsigned before = 0, last = 0;
-                if constexpr (C::item < 4) {
-                    before = __shfl_up_sync(0xffffffffu, here[i], 1, words);
-                    last = __shfl_sync(0xffffffffu, here[i], words - 1, words);
+                if constexpr (C::item == 4) {
+                    if (at < m) store_word(to + 4 * word, here[i], 4 * word, bytes);
+                } else {
+                    const int off = (int)(size_t)to & 3;
+                    const unsigned before = __shfl_up_sync(0xffffffffu, here[i], 1, words),
+                                   last = __shfl_sync(0xffffffffu, here[i], words - 1, words);
+                    if (at >= m) continue;
+                    store_word(to - off + 4 * word, __funnelshift_l(before, here[i], 8 * off), 4 * word - off, bytes);
+                    if (off && word == 0)
+                        store_word(to - off + C::piece_bytes, last >> (32 - 8 * off), C::piece_bytes - off, bytes);
                 }
-                if (at >= m) continue;
-                store_word(to - off + 4 * word, __funnelshift_l(before, here[i], 8 * off), 4 * word - off, bytes);
-                if (off && word == 0)
-                    store_word(to - off + C::piece_bytes, last >> (32 - 8 * off), C::piece_bytes - off, bytes);
             }
         }
     }

@@ -180,7 +180,8 @@ def tiles(problem: ScaledMm) -> tuple[Tile, ...]:
     """Return those that a product's sums, products and scales leave registers for."""
     scales = scales_of(problem)
     ends = bool(problem.activation) or problem.beta != 0 or problem.amax
-    most = 128 * 160 if scales == "group" and (ends or not stores_tiles(problem)) else 256 * 128
+    singly = scales == "group" and not stores_tiles(problem)  # takes registers
+    most = 128 * 160 if singly or (scales == "group" and ends) else 256 * 128
     # Of a warpgroup; none where rows are so few that loads take the time, and not products.
     most_alone = 0 if problem.m <= FEW_ROWS else 128 * 128 if problem.amax else 128 * 192
     # Clusters make some tiles twice; and not where a warpgroup has no register to spare.
@@ -193,6 +194,7 @@ def tiles(problem: ScaledMm) -> tuple[Tile, ...]:
         and tile.columns % piece == 0
         and tile.rows * tile.columns <= (most_alone if tile.pingpong else most)
         and tile.cluster <= together
+        and not (singly and (tile.rows, tile.columns) == (64, 128))
     )
 
 

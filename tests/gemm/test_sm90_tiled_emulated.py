@@ -1,0 +1,106 @@
+"""sm90_tiled on the CPU: its loads, barriers and stores as the kernel has them, Hopper's instructions by hopper.h."""
+
+import re
+import shutil
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fp8core.kernels.gemm.sm90 import tensor_maps, tiled, tiled_cost
+from fp8core.problem import ScaledMm, Target
+from fp8core.runtime import sources
+from support import emulation, reference
+from support.emulation.fixtures import emulation_session, emulator  # noqa: F401
+from support.emulation.products import ROUNDING, SUMS, codes
+from support.emulation.running import FLOATS, empty, matrix
+
+HEADER = Path(emulation.__file__).with_name("hopper.h")
+OF_HOPPER = ("tma", "wgmma", "transpose")
+MAP = struct.Struct("=6q80x")
+SHAPE = (300, 336, 400)
+TILES = [
+    *(tile for tile in tiled_cost.TILES if tile.pingpong),
+    *(tiled_cost.Tile(rows, columns) for rows, columns in ((256, 128), (128, 192))),
+]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """Return the kernel's text with hopper.h in the place of PTX."""
+    folder = tmp_path_factory.mktemp("hopper")
+    shutil.copytree(sources.root() / "cuda_src", folder / "cuda_src")
+    own = folder / "cuda_src" / "ptx"
+    for name in OF_HOPPER:
+        (own / f"{name}.cuh").write_text('#pragma once\n#include "hopper.cuh"\n')
+    (own / "mbarrier.cuh").write_text("#pragma once\n")  # which platform.cuh includes
+    (own / "hopper.cuh").write_text(
+        HEADER.read_text().replace("#pragma once", '#pragma once\n#include "../platform.cuh"')
+    )
+    found = sources.flatten_file(folder, "cuda_src/gemm/sm90/tiled.cu")
+    found, count = re.subn(
+        r"DEVICE word64 descriptor_of\(unsigned low\) \{\n    word64 made;.*?\n\}\n", "", found, flags=re.DOTALL
+    )
+    assert count == 1
+    found, count = re.subn(r"hardware_round_pair(?=<C::out_type>)", "emulated_round_pair", found)
+    assert count == 1
+    # The emulation takes one variable a declaration.
+    return re.sub(r"(__shared__ alignas\(8\) word64) (barriers\[.*?\]), (vector_barriers.*?;)", r"\1 \2; \1 \3", found)
+
+
+@pytest.fixture
+def hopper(emulator, text, monkeypatch):
+    """Return the emulator, which compiles that text, and maps that it understands."""
+    monkeypatch.setattr(sources, "flatten", lambda platform, source: text)
+
+    def encode(pointer, rows, columns, stride, box_rows, box_columns=128, item=1):
+        assert item == 1
+        return MAP.pack(pointer, rows, columns, stride, box_rows, box_columns)
+
+    monkeypatch.setattr(tensor_maps, "encode", encode)
+    monkeypatch.setattr(tensor_maps, "_SHARED", {})
+    return emulator
+
+
+def product(memory, tile, multiprocessors, activation="", beta=0.0):
+    """Return what a launch writes, and what is expected of it: scales by row, a bias, and what out held before."""
+    m, n, k = SHAPE
+    target = Target("cuda", 90, 0, multiprocessors, 32, 227 << 10)
+    random = np.random.default_rng(7)
+    codes_a, codes_b = codes(m, k, "float8_e4m3fn", 0), codes(n, k, "float8_e4m3fn", 1)
+    scale_a, scale_b = (((random.random(size) + 0.5) / 64).astype(np.float32) for size in (m, n))
+    bias = random.standard_normal(n).astype(np.float32)
+    before = random.standard_normal((m, n)).astype(FLOATS["bfloat16"])
+    a, b = matrix(memory, codes_a, k), matrix(memory, codes_b, k)
+    out = empty(memory, (m, n), FLOATS["bfloat16"], n)
+    out.values[...] = before
+    problem = ScaledMm(
+        *(target, m, n, k, "float8_e4m3fn", "float8_e4m3fn", "bfloat16", "row", "row", (1, 0), (1, 0)),
+        *("float32", False, False, True, False, k, k, n, 16),
+    )._replace(activation=activation, beta=beta)
+    vectors = [memory.array(x) for x in (scale_a, scale_b, bias)]
+    launch = tiled.tiled(problem, tile)
+    launch(0, a.pointer, b.pointer, *(x.ctypes.data for x in vectors), out.pointer, 0, 0, 0)
+    numbers = reference.decode(codes_a, "float8_e4m3fn"), reference.decode(codes_b, "float8_e4m3fn").T
+    want = reference.scaled_mm(*numbers, scale_a[:, None], scale_b[None, :], bias)
+    value = want + beta * before.astype(np.float64)
+    magnitude = reference.scaled_mm(*map(np.abs, (*numbers, scale_a[:, None], scale_b[None, :])))
+    return out.values.astype(np.float64), value if not activation else reference.activated(value, activation), magnitude
+
+
+@pytest.mark.parametrize("multiprocessors", [1, 3, 132])
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_a_product_is_near_float64(hopper, tile, multiprocessors):
+    """Blocks of one tile, of some and of all; rows, channels and k that are no whole tiles."""
+    with hopper.watch() as memory:
+        got, want, magnitude = product(memory, tile, multiprocessors)
+    assert (np.abs(got - want) <= ROUNDING["bfloat16"] * np.abs(want) + SUMS * (magnitude + 1)).all()
+
+
+@pytest.mark.parametrize(("activation", "beta"), [("silu", 0.0), ("", -0.5), ("gelu_tanh", 1.0)])
+@pytest.mark.parametrize("tile", [TILES[0], TILES[-2]], ids=str)
+def test_ends(hopper, tile, activation, beta):
+    with hopper.watch() as memory:
+        got, want, magnitude = product(memory, tile, 2, activation, beta)
+    assert (np.abs(got - want) <= 1.01 * ROUNDING["bfloat16"] * np.abs(want) + SUMS * (magnitude + 9)).all()
