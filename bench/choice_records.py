@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, Final, NamedTuple
 
-from bench.choice_cases import BLIND, MODES, Case
+from bench.choice_cases import BLIND, MODES, MOST_ROWS, Case
 from fp8core.kernels.gemm import corrections
 from fp8core.kernels.gemm.blaslt import ordering
 from fp8core.kernels.gemm.blaslt.corrections import corrected_us
@@ -26,9 +26,28 @@ MEDIAN_GOAL, WORST_GOAL = 0.03, 0.10
 CLOSE: Final = 1.6
 """Candidates that take this many times the least at first sight are not timed closer."""
 PARTS: Final = "fit", "judge"
-CHANGED: Final = {"sm90_tiled": "2026-11-22T22:10", "sm90_decode": "2026-11-23T01:20"}
-"""Since when kernels of this library take the time that they take. Who makes one faster or slower writes the time of
-the first run with it here: what was measured of it before counts no more."""
+
+
+class Change(NamedTuple):
+    """Since when a kernel of this library takes the time that it takes."""
+
+    kernel: str
+    since: str
+    mode: str = ""
+    """Of scales, if it was one alone."""
+    up_to: int = MOST_ROWS
+    """Rows."""
+
+
+CHANGED: Final = (
+    Change("sm90_tiled", "2026-11-22T22:10"),
+    Change("sm90_tiled", "2026-11-23T07:30", "block", 64),
+    Change("sm90_decode", "2026-11-23T01:20"),
+    Change("sm90_decode_unaligned", "2026-11-23T07:30"),
+    Change("realigned", "2026-11-23T07:30"),
+)
+"""Who makes a kernel faster or slower writes the time of the first run with it here: what was measured of it before
+counts no more."""
 
 
 def read(files: Iterable[Path]) -> list[Record]:
@@ -161,7 +180,8 @@ def still(record: Record) -> Record:
 
 def is_of_today(record: Record, row: Record) -> bool:
     """Return whether a time is of the kernel as it is."""
-    return str(record["started"]) >= CHANGED.get(row["kernel"], "")
+    changes = (one for one in CHANGED if one.kernel == row["kernel"] and record["m"] <= one.up_to)
+    return all(str(record["started"]) >= one.since for one in changes if one.mode in ("", record["mode"]))
 
 
 class Chosen(NamedTuple):

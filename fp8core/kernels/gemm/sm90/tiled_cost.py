@@ -68,31 +68,31 @@ def scales_of(problem: ScaledMm) -> Scales:
     return "chain" if problem.use_fast_accum else "promoted"
 
 
-START_US: Final = 1.063
+START_US: Final = 1.07
 """Of a product: from its launch to the first k-block."""
-FILL_US: Final = 0.003739
+FILL_US: Final = 0.003968
 """Of a product, for each row of its first k-block."""
-BYTES_A_US: Final = 4.459e6
+BYTES_A_US: Final = 4.496e6
 """From memory."""
-OVERLAP: Final = 4.025
+OVERLAP: Final = 3.598
 """The exponent of the norm that joins the times of the memory and of the multiprocessors: the greater hides most."""
-CHAIN_US: Final = 1.488e-5
-PROMOTED_US: Final = 1.384e-5
+CHAIN_US: Final = 1.369e-5
+PROMOTED_US: Final = 1.35e-5
 """Of a multiprocessor, for one result of a tile and a k-block: in one chain over k, or added up in fp32."""
-CHAIN_K_BLOCK_US: Final = 0.02043
-PROMOTED_K_BLOCK_US: Final = 0.06492
+CHAIN_K_BLOCK_US: Final = 0.01901
+PROMOTED_K_BLOCK_US: Final = 0.05006
 """More of a k-block, whatever the tile."""
-LOAD_US: Final = 7.987e-5
+LOAD_US: Final = 0.0001637
 """Of a multiprocessor, for a row of a k-block that it loads alone."""
-SHARED_LOAD_US: Final = 0.000392
+SHARED_LOAD_US: Final = 0.0004127
 """More of that where all multiprocessors load; of some of them, a part of it."""
-UNALIGNED: Final = 1.382
+UNALIGNED: Final = 1.123
 """The part by which loads take longer where rows do not begin at multiples of `SECTOR` bytes."""
-CROSSING_US: Final = 2.704e-5
+CROSSING_US: Final = 2.683e-5
 """Of L2 there, for a row of a k-block, which lies in two lines: of all multiprocessors, with one tile along m."""
-MEMORY_UNALIGNED: Final = 0.07598
+MEMORY_UNALIGNED: Final = 0.0661
 """The part by which the memory takes longer there."""
-SECTORS: Final = 0.3027
+SECTORS: Final = 0.2512
 """The part by which loads take longer where rows begin at multiples of `SECTOR`, but not of 128."""
 SECTOR: Final = 32
 """Bytes that L2 reads together."""
@@ -100,9 +100,9 @@ FEW_ROWS: Final = 64
 """Up to so many there are no ping-pong tiles: nothing was measured of them."""
 LOADED_ROWS: Final = 8
 """Rows of a are loaded in multiples of so many, and no more of them than a has."""
-RESULT_US: Final = 5.465e-5
+RESULT_US: Final = 5.281e-5
 """Of a tile\'s end, for each of its results."""
-HIDDEN: Final = 0.6753
+HIDDEN: Final = 0.1858
 """The part of it that is hidden where the other warpgroup multiplies: of all tiles of a multiprocessor but the last."""
 ACTIVATED: Final[dict[Activation, float]] = {"": 0, "gelu": 2.2, "gelu_tanh": 1.4, "silu": 1.6}
 ADDED: Final = 0.8
@@ -111,12 +111,12 @@ SINGLE_US: Final = 6.5e-5
 """More of `RESULT_US` where results are stored one by one: where rows do not begin at multiples of `PIECE` bytes."""
 PIECE: Final = 16
 """Bytes that TMA stores at least."""
-CHAIN_HEAT: Final = 0.2324
-PROMOTED_HEAT: Final = 0.2703
+CHAIN_HEAT: Final = 0.2168
+PROMOTED_HEAT: Final = 0.2636
 """What a k-block takes more in a product that takes long, as the clock falls."""
-HOT_US: Final = 125.7
+HOT_US: Final = 157.4
 """Of k-blocks in a row, after which half of that shows."""
-WHOLE_WAVES: Final = 0.9958
+WHOLE_WAVES: Final = 0.9996
 """By which part the time grows with whole waves; by the rest it grows with tiles."""
 
 
@@ -130,26 +130,26 @@ class Cost(NamedTuple):
 
 
 COSTS: Final[dict[Tile, Cost]] = {
-    Tile(256, 128): Cost(1.018, 1.007),
-    Tile(128, 192): Cost(0.9076, 0.9291),
-    Tile(128, 160): Cost(0.9401, 0.9112),
-    Tile(128, 144): Cost(0.9173, 0.908),
-    Tile(128, 128): Cost(0.8026, 0.8413),
-    Tile(128, 96): Cost(0.8564, 0.8166),
-    Tile(128, 64): Cost(0.8888, 0.7604),
-    Tile(64, 128): Cost(0.7521, 0.8194),
-    Tile(64, 96): Cost(0.8841, 0.8333),
-    Tile(64, 64): Cost(0.9175, 0.9868),
-    Tile(64, 32): Cost(1.565, 1.738),
-    Tile(128, 256): Cost(0, 0.9914),
-    Tile(64, 256): Cost(0, 0.8547),
-    Tile(64, 192): Cost(0, 0.838),
-    Tile(64, 64, cluster=2): Cost(1.112, 1.157),
-    Tile(64, 128, cluster=2): Cost(0.8472, 0.9655),
-    Tile(128, 192, pingpong=True): Cost(0, 0.9781),
-    Tile(128, 160, pingpong=True): Cost(0, 0.9059),
-    Tile(128, 128, pingpong=True): Cost(0, 0.885),
-    Tile(64, 256, pingpong=True): Cost(0, 0.7263),
+    Tile(256, 128): Cost(1.021, 1.02),
+    Tile(128, 192): Cost(0.9091, 0.9473),
+    Tile(128, 160): Cost(0.9461, 0.9159),
+    Tile(128, 144): Cost(0.9265, 0.9083),
+    Tile(128, 128): Cost(0.8093, 0.8371),
+    Tile(128, 96): Cost(0.8744, 0.7906),
+    Tile(128, 64): Cost(0.8159, 0.7161),
+    Tile(64, 128): Cost(0.7304, 0.7454),
+    Tile(64, 96): Cost(0.8883, 0.7535),
+    Tile(64, 64): Cost(0.9259, 0.8946),
+    Tile(64, 32): Cost(1.237, 1.651),
+    Tile(128, 256): Cost(0, 1.01),
+    Tile(64, 256): Cost(0, 0.8156),
+    Tile(64, 192): Cost(0, 0.7841),
+    Tile(64, 64, cluster=2): Cost(1.311, 1.151),
+    Tile(64, 128, cluster=2): Cost(0.9024, 0.9582),
+    Tile(128, 192, pingpong=True): Cost(0, 0.9349),
+    Tile(128, 160, pingpong=True): Cost(0, 0.8902),
+    Tile(128, 128, pingpong=True): Cost(0, 0.8493),
+    Tile(64, 256, pingpong=True): Cost(0, 0.772),
 }
 TILES: Final = tuple(COSTS)
 """What kernels are compiled for; of equals the first is taken."""
