@@ -158,7 +158,7 @@ TILES: Final = tuple(COSTS)
 FITTED: Final = (
     *("START_US", "FILL_US", "BYTES_A_US", "OVERLAP", "CHAIN_US", "PROMOTED_US", "CHAIN_K_BLOCK_US"),
     *("PROMOTED_K_BLOCK_US", "LOAD_US", "SHARED_LOAD_US", "UNALIGNED", "CROSSING_US"),
-    *("MEMORY_UNALIGNED", "SECTORS", "RESULT_US", "HIDDEN", "CHAIN_HEAT", "PROMOTED_HEAT", "HOT_US"),
+    *("MEMORY_UNALIGNED", "SECTORS", "RESULT_US", "HIDDEN", "SINGLE_US", "CHAIN_HEAT", "PROMOTED_HEAT", "HOT_US"),
     "WHOLE_WAVES",
 )
 """Beside those of `COSTS`, the names of the numbers that `python -m bench.fit_estimates` finds."""
