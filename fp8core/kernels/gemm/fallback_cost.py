@@ -44,7 +44,7 @@ TILE_UNALIGNED: Final = 1.306
 """Times as long where rows of codes are not aligned."""
 TILE_BLOCKWISE: Final = 1.177
 """Times as long with scales that change along k."""
-COPY_US: Final = 0.006536
+COPY_US: Final = 1.5
 """Of the launches of realigned beside the product."""
 COPIED_BYTES_A_US: Final = 3.376e6
 """Of what they read and write."""

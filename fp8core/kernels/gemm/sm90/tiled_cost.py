@@ -93,8 +93,9 @@ LOADED_ROWS: Final = 8
 """Rows of a are loaded in multiples of so many, and no more of them than a has."""
 RESULT_US: Final = 6.658e-5
 """Of a tile\'s end, for each of its results."""
-SINGLE_US: Final = 6.5e-5
-"""More of that where results are stored one by one: where their rows do not begin at multiples of `PIECE` bytes."""
+SINGLE_US: Final = 1.3e-4
+"""More of that where threads store results: where their rows do not begin at multiples of `PIECE` bytes. By one product
+(experiments/2026-11-no-cliff), not fitted."""
 PIECE: Final = 16
 """Bytes that TMA stores at least."""
 CHAIN_HEAT: Final = 0.2676
