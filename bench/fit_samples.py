@@ -173,8 +173,9 @@ def of_fallbacks(records: Iterable[Record]) -> list[Sample]:
     for record in records:
         for name, us in FALLBACKS.items():
             for row, _ in rows_of(record, name, 0.0):
-                p = problem_of(record)
-                found.append(Sample(lambda p=p, us=us: us(p), mean_us(row), 1.0))  # type: ignore[misc]
+                if is_of_today(record, row):
+                    p = problem_of(record)
+                    found.append(Sample(lambda p=p, us=us: us(p), mean_us(row), 1.0))  # type: ignore[misc]
         for name, beside in BESIDE.items():
             for row, weight in rows_of(record, name, CONSTANTS_FALL):
                 p, least = problem_of(record), library_us(record, name)

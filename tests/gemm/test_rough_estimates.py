@@ -78,3 +78,11 @@ def test_no_result_of_odd_rows_is_copied(case):
     order = [kernel.name for kernel in SCALED_MM.ranking(case.problem(H200))]
     assert order[0] in ("sm90_decode", "sm90_tiled")
     assert "realigned" not in order
+
+
+@pytest.mark.parametrize(
+    ("ending", "chosen"), [({}, "realigned"), ({"beta": 1.0}, "sm90_tiled"), ({"amax": True}, "sm90_tiled")]
+)
+def test_many_odd_results_are_copied_where_they_may_be(ending, chosen):
+    many = Case("row", 2000, 12345, 4096).problem(H200)._replace(**ending)
+    assert next(SCALED_MM.ranking(many)).name == chosen

@@ -74,7 +74,7 @@ def test_a_grid_is_of_whole_clusters_whose_blocks_all_have_tiles(monkeypatch, m,
         tiled.tiled(asked, tile)
         ((blocks, *rest), cluster) = launched.pop()
         assert rest == [1, 1]
-        assert blocks % cluster == 0 < blocks < tile.tiles(m, n) + cluster
+        assert blocks % cluster == 0 < blocks <= tile.tiles(m, n)
         assert blocks <= multiprocessors
         assert cluster in (tile.cluster, 2)
 

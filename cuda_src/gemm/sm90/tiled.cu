@@ -18,11 +18,10 @@
 //
 // The caller owes: maps of uint8: boxes of COLUMNS / CLUSTER (weight) and a tile's (a, at most m rounded up to 8) rows x
 // 128 columns, 128-byte swizzle, zeros out of bounds; of the scales of a, as words, a row of a box of a tile's rows; of
-// out, as bytes, 64 rows x piece_bytes, swizzled by as many; a grid of whole clusters, with
-// no more of them than have tiles; scale strides in elements, 0
-// where broadcast; of dynamic shared memory STAGES * (weight_bytes + a_bytes) + the buffers + 1,024. `prefetch_weight`:
-// the weight may be read before the kernel before has ended; if not, dependents start only after the wait, as in
-// sm90_decode. amax has to be 0 before the launch.
+// out, as bytes, 64 rows x piece_bytes, swizzled by as many; a grid of whole clusters, whose blocks all have tiles; scale
+// strides in elements, 0 where broadcast; of dynamic shared memory STAGES * (weight_bytes + a_bytes) + the buffers +
+// 1,024. `prefetch_weight`: the weight, its scales and the bias may be read before the kernel before has ended; if not,
+// dependents start only after the wait, as in sm90_decode. amax has to be 0 before the launch.
 #include "tiled_math.cuh"
 #include "tiled_store.cuh"
 
@@ -67,7 +66,6 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
 
     // Divisions are made before what is awaited, not behind it.
     const C::Tiles tiles(m, n);
-    if (C::cluster == 1 && !tiles.more()) return;  // the grid may be rounded up
     TileOrigin first = {};
     const auto find_first = [&] {
         first = tiles.origin();
@@ -100,7 +98,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
     if (warp < 4) {
         if (warp > 1) find_first();
         if constexpr (C::threads > 256) registers_give<C::loader_registers>();
-        // Early: the weight, and what else belongs to it.
+        // Not the warps that load the weight, and its scales where they load nothing that is not the weight's.
         if (!prefetch_weight || (warp != 0 && (warp != 2 || !C::scale_tiles))) grid_dependency_wait();
         if (warp == 0 && !prefetch_weight) grid_dependency_launch();
         if (warp == 0 && elected())

@@ -137,8 +137,7 @@ def tiled(problem: ScaledMm, tile: Tile | None = None) -> Matmul:
     )
     most = max(1, problem.target.multiprocessors // cluster) * cluster
     numbers = TiledArgs(b"", b"", b"", b"", CommonArgs.of(problem), 0, 0, problem.beta)
-    tiles = ceil_div(tile.tiles(problem.m, problem.n), cluster) * cluster
-    multiply = launcher.bind_args((min(tiles, most), 1, 1), numbers)
+    multiply = launcher.bind_args((min(tile.tiles(problem.m, problem.n), most), 1, 1), numbers)
     # Rows outside of a would be filled with zeros, which takes TMA longer than to load as many: they keep their bytes.
     a_maps = tensor_maps(problem.m, problem.k, problem.lda, min(tile.rows, ceil_div(problem.m, 8) * 8))
     b_maps = tensor_maps(problem.n, problem.k, problem.ldb, tile.columns // tile.cluster)

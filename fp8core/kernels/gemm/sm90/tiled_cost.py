@@ -107,8 +107,9 @@ HIDDEN: Final = 0.1858
 ACTIVATED: Final[dict[Activation, float]] = {"": 0, "gelu": 2.2, "gelu_tanh": 1.4, "silu": 1.6}
 ADDED: Final = 0.8
 """The parts by which an activation and beta make it longer."""
-SINGLE_US: Final = 6.5e-5
-"""More of `RESULT_US` where results are stored one by one: where rows do not begin at multiples of `PIECE` bytes."""
+SINGLE_US: Final = 1.3e-4
+"""More of `RESULT_US` where threads store results: where their rows do not begin at multiples of `PIECE` bytes. By one
+product (experiments/2026-11-no-cliff), not fitted."""
 PIECE: Final = 16
 """Bytes that TMA stores at least."""
 CHAIN_HEAT: Final = 0.2168
