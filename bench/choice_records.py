@@ -15,7 +15,7 @@ from fp8core.kernels.gemm.blaslt.rows import RELAYOUT_US
 from fp8core.kernels.gemm.sm90 import decode_cost, tiled_cost
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.problem import ScaledMm, Target
-from fp8core.table import Kernel, Table, no_estimate
+from fp8core.table import Kernel, Table
 
 Record = dict[str, Any]
 MEASURED: Final = "NVIDIA H200"
@@ -218,7 +218,7 @@ def chosen_today(record: Record) -> Chosen | None:
     able = [
         measured(kernel) if kernel.name in best else kernel
         for kernel in SCALED_MM.kernels
-        if kernel.name in best or (kernel.us is not no_estimate and "blaslt" not in kernel.name)
+        if kernel.name in best or "blaslt" not in kernel.name
     ]
     choice = Table("measured", ScaledMm, *able).choice(problem)
     if choice is None:

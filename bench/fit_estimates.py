@@ -167,7 +167,7 @@ MODELS: Final = {
 
 ASKED: Final[dict[str, tuple[Callable[[Iterable[Record]], Iterable[Asked]], boosting.How]]] = {
     "cublaslt": (asked_of_library, boosting.How()),
-    "sm90_tiled": (asked_of_tiles, boosting.How(trees=300, rows=1.0)),
+    "sm90_tiled": (asked_of_tiles, boosting.How(trees=120, rate=0.3, rows=1.0)),
     "sm90_decode": (asked_of_decode, boosting.How()),
 }
 """What trees are fitted to and how, by the kernels that they are for."""

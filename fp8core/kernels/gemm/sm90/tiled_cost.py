@@ -302,7 +302,7 @@ def corrected_us(problem: ScaledMm, tile: Tile, estimate: float, gpu: str) -> fl
     return estimate * corrections.factor(KERNEL, features(problem, tile, estimate), Features._fields, gpu)
 
 
-NEAR: Final = 1.25
+NEAR: Final = 1.2
 """How many times the least estimate one may be that is corrected: of others, none was found to be the fastest."""
 
 
