@@ -3,7 +3,7 @@
 Nothing here holds an address: a cached call serves all operands of the same specs.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from fp8core.core import prefetch
@@ -97,6 +97,12 @@ class Call:
         """The launch, where it takes the addresses of operands and nothing else."""
         self._scratch = scratch
         """Whether launches are given the address of a scratch."""
+
+    def written(self, addresses: Mapping[int, int]) -> Iterator[tuple[int, int]]:
+        """Yield where the caller's arrays are that a call writes, given the addresses of its operands."""
+        for at, start, end in self.regions.spans_of_results:
+            if at in self.given:
+                yield addresses[at] + start, addresses[at] + end
 
     def prefetching(self) -> Launch:
         """Return the launch that reads the weight early, made when it is first wanted."""

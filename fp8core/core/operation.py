@@ -7,7 +7,7 @@ launch with the addresses of their own operands.
 """
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Final
 from weakref import WeakSet
@@ -232,7 +232,13 @@ class Operation:
         return call
 
 
-under_way.makes_calls(Operation._general.__code__, writes=True)
+def _given_to(variables: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
+    """Yield where the caller's arrays are that `Operation._general` writes, by its variables."""
+    call: Call = variables["call"]
+    return call.written(dict(enumerate(variables["addresses"])))
+
+
+under_way.makes_calls(Operation._general.__code__, _given_to)
 _ALL: Final[WeakSet[Operation]] = WeakSet()
 _forgotten = 0
 

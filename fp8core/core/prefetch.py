@@ -11,8 +11,8 @@ be read early on a stream
 - unless the library's own kernels have written to that memory since (`overwrites`), which they may still be doing, or
   another thread is about to launch one that will (a launch that reads early and finds this out once it has been made
   is made again, late),
-- and unless a call that writes to memory of its caller's was under way before that launch: it may have looked for
-  weights when this one was not watched yet, and be launched after it (`under_way`);
+- and unless a call that writes there was under way before that launch: it may have looked for weights when this one was
+  not watched yet, and be launched after it (`under_way`);
 
 and inside a graph capture, where nothing has run yet and a replay waits for what precedes it, unless the weight became
 known, or was written, within the same capture.
@@ -28,12 +28,10 @@ from threading import RLock
 from typing import Any, Final, Protocol
 from weakref import ReferenceType, WeakSet, ref
 
-from fp8core.core.under_way import amid_writes
+from fp8core.core.under_way import Range, amid_write
 from fp8core.problem import Target
 from fp8core.runtime import capture, device
 
-Range = tuple[int, int]
-"""The first address, and the one behind the last."""
 WEIGHT, SCALE, BIAS = 1, 2, 3
 """The places of what is read early among the operands of a linear layer."""
 PLACES_KEPT: Final = 256
@@ -185,7 +183,7 @@ class WeightHistory:
         writes = self.writes
         if not self._heard:
             with WATCHED.lock:
-                self._heard = not amid_writes()
+                self._heard = not amid_write(self.ranges)
                 if not self._heard:
                     return UNHEARD
         return writes

@@ -6,7 +6,7 @@ whose answer is known. A `Repeat` is given operands that are known to be of its 
 `Shortcut`, found by options and size, asks a guard whether they are.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from textwrap import indent
 from typing import Any, NamedTuple
@@ -113,6 +113,7 @@ def _bound(names: Sequence[str], call: Call, kind: _Kind, *recognizing: Any) -> 
             prefetch.wrote(found)
         return True
 
+    examine.call = call  # type: ignore[attr-defined]  # for `_given_to`
     made = _written(kind)(
         *recognizing,
         call.stream,
@@ -124,8 +125,14 @@ def _bound(names: Sequence[str], call: Call, kind: _Kind, *recognizing: Any) -> 
         call.wrote,
         call.note,
     )
-    under_way.makes_calls(made.__code__, bool(kind.given))
+    under_way.makes_calls(made.__code__, _given_to)
     return made
+
+
+def _given_to(variables: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
+    """Yield where the caller's arrays are that a repeated call writes, by the variables of its function."""
+    call: Call = variables["examine"].call
+    return call.written({at: variables[f"a{at}"] for at in call.given})
 
 
 @cache

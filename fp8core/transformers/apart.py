@@ -1,6 +1,6 @@
 """Experts that a checkpoint stores one by one, and that transformers has stacked and does not convert: Llama 4's."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import torch
@@ -30,14 +30,11 @@ def put_apart(model: Any, present: Iterable[str]) -> None:
         named = names.of(key)
         if not key.endswith(WEIGHT) or named.pattern is not None or named.name in names.parameters:
             continue
-        place = named.name
-        while place and place not in modules:
-            place = place.rpartition(".")[0]
-        holder = modules[place]
-        number = named.name.removeprefix(f"{place}.").partition(".")[0]
-        if not _is_stacked(holder) or not number.isdecimal():
+        places = (_stacked_in(name, modules) for name in names.possible(named.name))
+        place = next((one for one in places if one is not None), None)
+        if place is None:
             continue  # a layer that the model does not have; transformers tells
-        known = APART.get(type(holder).__name__)
+        known = APART.get(type(modules[place]).__name__)
         if known is None:
             raise CheckpointError(
                 f"{key} needs a layer of its own in {type(model).__name__}, got experts stacked in {place}"
@@ -47,5 +44,11 @@ def put_apart(model: Any, present: Iterable[str]) -> None:
         model.set_submodule(place, modules[place])
 
 
-def _is_stacked(module: nn.Module) -> bool:
-    return any(parameter.ndim == 3 for parameter in module.parameters(recurse=False))
+def _stacked_in(name: str, modules: Mapping[str, nn.Module]) -> str | None:
+    """Return the name of the module that has experts stacked, one of which has a weight of this name; None if none."""
+    place = name
+    while place not in modules:
+        place = place.rpartition(".")[0]
+    number = name.removeprefix(f"{place}.").partition(".")[0]
+    stacked = any(parameter.ndim == 3 for parameter in modules[place].parameters(recurse=False))
+    return place if stacked and number.isdecimal() else None

@@ -41,6 +41,10 @@ class Names:
         name, pattern = rename_source_key(key, self._renamings, self._converters, self._prefix, self.parameters)
         return Named(name) if pattern is None else Named(name, pattern, self._order[pattern])
 
+    def possible(self, name: str) -> tuple[str, ...]:
+        """Return what a tensor that the model does not have may be called in it, with and without its base's prefix."""
+        return name, name.removeprefix(f"{self._prefix}."), f"{self._prefix}.{name}"
+
     def of_all(self, keys: Iterable[str]) -> dict[str, Named]:
         """Return what tensors become, by their names, in the order in which transformers loads them."""
         return {key: self.of(key) for key in sorted(keys, key=dot_natural_key)}

@@ -158,14 +158,16 @@ def test_a_layer_s_own_call_is_none_that_it_waits_for(out):
 
 
 @pytest.mark.usefixtures("no_capture")
-def test_a_layer_that_a_destructor_calls_amid_a_write_waits_for_the_write():
+@pytest.mark.parametrize("there", [True, False])
+def test_a_layer_that_a_destructor_calls_amid_a_write_waits_for_the_write_if_it_is_one_there(there):
+    """A thread that writes elsewhere all the time keeps no layer from reading early."""
     layer = Layer()
-    write = operation_that_writes(lambda *_: layer())
+    write, out = operation_that_writes(lambda *_: layer()), torch.zeros(8)
     for _ in range(2):
-        write((torch.zeros(8), torch.zeros(8)), None)
+        write((torch.zeros(8), layer.weight if there else out), None)
     for _ in range(2):
         layer()
-    assert layer.launches == ["late", "late", "late", "early"]
+    assert layer.launches == ["late", *(["late", "late"] if there else ["early", "early"]), "early"]
 
 
 @pytest.mark.usefixtures("no_capture")

@@ -18,12 +18,14 @@ from support.emulation.running import FLOATS, empty, matrix
 
 HEADER = Path(emulation.__file__).with_name("hopper.h")
 OF_HOPPER = ("tma", "wgmma", "transpose")
-MAP = struct.Struct("=6q80x")
+MAP = struct.Struct("=7q72x")
 SHAPE = (300, 336, 400)
 TILES = [
     *(tile for tile in tiled_cost.TILES if tile.pingpong),
     *(tiled_cost.Tile(rows, columns) for rows, columns in ((256, 128), (128, 192))),
 ]
+
+BLOCK_TILES = [tiled_cost.Tile(rows, columns) for rows, columns in ((256, 128), (128, 192), (64, 96))]
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +57,7 @@ def hopper(emulator, text, monkeypatch):
     monkeypatch.setattr(sources, "flatten", lambda platform, source: text)
 
     def encode(pointer, rows, columns, stride, box_rows, box_columns=128, item=1):
-        assert item == 1
-        return MAP.pack(pointer, rows, columns, stride, box_rows, box_columns)
+        return MAP.pack(pointer, rows, columns * item, stride, box_rows, box_columns * item, item)
 
     monkeypatch.setattr(tensor_maps, "encode", encode)
     monkeypatch.setattr(tensor_maps, "_SHARED", {})
@@ -104,3 +105,30 @@ def test_ends(hopper, tile, activation, beta):
     with hopper.watch() as memory:
         got, want, magnitude = product(memory, tile, 2, activation, beta)
     assert (np.abs(got - want) <= 1.01 * ROUNDING["bfloat16"] * np.abs(want) + SUMS * (magnitude + 9)).all()
+
+
+@pytest.mark.parametrize(("multiprocessors", "early"), [(1, True), (4, False)])
+@pytest.mark.parametrize("tile", BLOCK_TILES, ids=str)
+def test_block_scales_of_more_k_blocks_than_a_warp_has_lanes(hopper, monkeypatch, tile, multiprocessors, early):
+    """TMA loads those of a; a warp loads those of the weight, some of which change within a tile."""
+    monkeypatch.setattr(tiled, "side_by_side", lambda *_: 1)  # hopper.h has the memory of one block at a time
+    m, n, k = 132, 200, 33 * 128 + 16
+    with hopper.watch() as memory:
+        random = np.random.default_rng(3)
+        codes_a, codes_b = codes(m, k, "float8_e4m3fn", 0), codes(n, k, "float8_e4m3fn", 1)
+        scale_a, scale_b = (((random.random(size) + 0.5) / 64).astype(np.float32) for size in ((34, m), (2, 34)))
+        a, b = matrix(memory, codes_a, k), matrix(memory, codes_b, k)
+        out = empty(memory, (m, n), FLOATS["bfloat16"], n)
+        problem = ScaledMm(
+            *(Target("cuda", 90, 0, multiprocessors, 32, 227 << 10), m, n, k, "float8_e4m3fn", "float8_e4m3fn"),
+            *("bfloat16", "group", "block", (1, m), (34, 1), "", False, False, True, False, k, k, n, 16),
+        )._replace(prefetch_weight=early)
+        assert tiled.loads_scale_tiles(problem)
+        vectors = [memory.array(x) for x in (scale_a, scale_b)]
+        tiled.tiled(problem, tile)(0, a.pointer, b.pointer, *(x.ctypes.data for x in vectors), 0, out.pointer, 0, 0, 0)
+        got = out.values.astype(np.float64)
+    wide_a = reference.decode(codes_a, "float8_e4m3fn") * np.repeat(scale_a.T.astype(np.float64), 128, 1)[:, :k]
+    spread = np.repeat(np.repeat(scale_b.astype(np.float64), 128, 0)[:n], 128, 1)[:, :k]
+    wide_b = reference.decode(codes_b, "float8_e4m3fn") * spread
+    want, magnitude = wide_a @ wide_b.T, np.abs(wide_a) @ np.abs(wide_b).T
+    assert (np.abs(got - want) <= ROUNDING["bfloat16"] * np.abs(want) + SUMS * magnitude).all()

@@ -10,7 +10,7 @@ from fp8core.errors import CheckpointError  # noqa: E402
 from fp8core.torch import Linear  # noqa: E402
 from fp8core.transformers import Fp8CoreConfig, from_pretrained  # noqa: E402
 from fp8core.transformers.apart import put_apart  # noqa: E402
-from huggingface.cases import distance, logits, random_model, tensors_of  # noqa: E402
+from huggingface.cases import TOKENS, distance, logits, random_model, tensors_of  # noqa: E402
 
 SIZES = {
     "hidden_size": 64, "intermediate_size": 32, "intermediate_size_mlp": 96, "num_hidden_layers": 2, "vocab_size": 256,
@@ -42,6 +42,25 @@ def test_experts_one_by_one_are_layers_of_their_own(folders, name, tmp_path):
     model.save_pretrained(tmp_path)
     assert tensors_of(tmp_path).keys() == tensors_of(folders / name).keys()
     assert torch.equal(logits(from_pretrained(tmp_path)), found)
+
+
+def test_experts_of_the_text_model_in_one_of_images(tmp_path):
+    """The text model's name is in all names then; it is loaded alone, too, by the class that loads models by default."""
+    vision = {
+        "hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
+        "patch_size": 14, "vision_output_dim": 32, "projector_input_dim": 32, "projector_output_dim": 32,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    config = transformers.Llama4Config(text_config=SIZES, vision_config=vision)
+    transformers.Llama4ForConditionalGeneration(config).to(torch.bfloat16).save_pretrained(tmp_path / "wide")
+    quantize_checkpoint(tmp_path / "wide", tmp_path / "fp8", split_experts=True)
+    found = [
+        from_pretrained(tmp_path / "fp8", auto)
+        for auto in (transformers.AutoModelForImageTextToText, transformers.AutoModelForCausalLM)
+    ]
+    assert [sum(isinstance(module, Linear) for module in model.modules()) for model in found] == [26, 26]
+    whole, text = (model(input_ids=TOKENS).logits for model in found)
+    assert torch.equal(whole, text)
 
 
 def test_experts_that_no_module_takes_one_by_one_are_refused():

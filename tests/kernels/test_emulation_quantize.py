@@ -190,7 +190,7 @@ def test_a_resident_grid_meets_again_and_again(emulator, target):
 
 
 @pytest.mark.parametrize(("rows", "cols", "x", "blocks"), [
-    (2, 16384, "bfloat16", 1), (2, 16389, "bfloat16", 4), (17, 16389, "float32", 8), (1, 32773, "bfloat16", 8),
+    (2, 16384, "bfloat16", 1), (2, 16389, "bfloat16", 4), (17, 16389, "float32", 8), (17, 16392, "bfloat16", 2), (1, 32773, "bfloat16", 8),
     (2, 65533, "float16", 8),
 ])  # fmt: skip
 def test_a_long_token_belongs_to_one_cluster(emulator, rows, cols, x, blocks):

@@ -15,7 +15,7 @@ from fp8core.kernels.gemm.sm90.decode import config_for, decode
 from fp8core.kernels.gemm.sm90.decode_config import for_linear
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.kernels.linear.fused import MOST_ELEMENTS, fused_config, plan_fused, row_teams, vectors
-from fp8core.kernels.linear.overlapped import PRODUCER_BYTES, plan_behind_producer, plan_overlapped
+from fp8core.kernels.linear.overlapped import KEPT_FROM, PRODUCER_BYTES, plan_behind_producer, plan_overlapped
 from fp8core.kernels.linear.table import LINEAR
 from fp8core.ops.linear import LinearOptions
 from fp8core.problem import Linear, Quantize
@@ -112,7 +112,9 @@ def test_a_product_behind_a_producer_leaves_room_and_has_the_bits_of_the_product
     assert rest < everything or behind["FP8_STAGES"] < other["FP8_STAGES"]
     assert (behind["FP8_AHEAD_CHUNKS"] < other["FP8_AHEAD_CHUNKS"]) == (m > 32)  # small kernels of more rows would wait
     assert behind["FP8_AHEAD_CHUNKS"] > 0
-    free = dict.fromkeys(("FP8_PREFETCH_CHUNKS", "FP8_AHEAD_CHUNKS", "FP8_STAGES"), 0)
+    assert not other["FP8_KEEPS_RESULT"]
+    assert behind["FP8_KEEPS_RESULT"] == (2 * m * 28672 >= KEPT_FROM)
+    free = dict.fromkeys(("FP8_PREFETCH_CHUNKS", "FP8_AHEAD_CHUNKS", "FP8_STAGES", "FP8_KEEPS_RESULT"), 0)
     assert {**behind, **free} == {**other, **free}
 
 

@@ -142,7 +142,8 @@ struct TileStore {
 
     // Loads the elements of the result that this warp's 16 rows of a piece are added to.
     DEVICE void load_elements(unsigned buffer, int row, int column) const {
-        constexpr int each = 16 * C::piece_columns / 32, batch = each < 8 ? each : 8;  // of a lane; on their way
+        // Of a lane; on their way. Ping-pong tiles of 192 columns leave registers for no more.
+        constexpr int each = 16 * C::piece_columns / 32, most = C::pingpong ? 4 : 8, batch = each < most ? each : most;
 #pragma unroll 1
         for (int begin = 0; begin < each; begin += batch) {
             unsigned elements[batch];

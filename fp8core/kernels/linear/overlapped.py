@@ -6,7 +6,7 @@ from fp8core.kernels.gemm.args import Matmul
 from fp8core.kernels.gemm.sm90.decode import SM90_DECODE, a_side, config_for, decode
 from fp8core.kernels.gemm.sm90.decode_config import MOST_ROWS, DecodeConfig, for_linear
 from fp8core.kernels.gemm.table import SCALED_MM, runs_decode_in_layers
-from fp8core.problem import Linear, ScaledMm
+from fp8core.problem import ITEMSIZE, Linear, ScaledMm
 from fp8core.table import Refusal, Requirement, Unknown
 
 PRODUCER_BYTES: Final = 4096
@@ -17,6 +17,9 @@ kernels move more, and what is asked for stands before them (experiments/2026-11
 FEW_AHEAD: Final = 32 << 10
 MOST_BYTES_AHEAD: Final = 200e6
 """With more rows: what is asked for then, of weights up to so many bytes, and of larger ones nothing."""
+KEPT_FROM: Final = 3e6
+"""Bytes of such a product's result, from which it stays in L2 for the kernel that reads it: some layers with smaller
+ones are slower so (experiments/2026-11-results-in-l2)."""
 FEWEST_A_STAGES: Final = 6
 """k-blocks of a in flight, of 64 rows, that are enough where the weight is ahead of them."""
 
@@ -42,7 +45,8 @@ def behind_quantization(problem: ScaledMm) -> DecodeConfig:
 
 def behind_producer(problem: ScaledMm) -> DecodeConfig:
     """Return the layout of a product that a norm or SiLU goes before."""
-    config = for_linear(config_for(problem))._replace(spare_bytes=PRODUCER_BYTES)
+    kept = problem.m * problem.n * ITEMSIZE[problem.out] >= KEPT_FROM
+    config = for_linear(config_for(problem))._replace(spare_bytes=PRODUCER_BYTES, keeps_result=kept)
     if problem.m <= MOST_ROWS_AHEAD:
         return config
     return config._replace(ahead_bytes=FEW_AHEAD if problem.n * problem.k <= MOST_BYTES_AHEAD else 0)

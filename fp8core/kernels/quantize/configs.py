@@ -33,10 +33,12 @@ SHARED_ROWS: Final = 64
 SHARED_THREADS: Final = 128
 """Of such a block: with few registers it is co-resident with a product that still runs, and is ready when that ends."""
 SHARED_VECS: Final = 1024
-"""Of a token that two blocks share; more is for four, or for eight where registers of four do not hold it."""
+"""Of a token that two blocks share; more is for four."""
 LONG_VECS: Final = 2048
 """Of a token: longer ones of up to `FEW_ROWS` rows are shared, too. A block of `MOST_THREADS` would wait for a
 multiprocessor that a product has left."""
+LONG_CLUSTERS: Final = (4, SHARED_THREADS), (8, SHARED_THREADS)
+"""Blocks that share a long token, and their threads: the first that hold it (experiments/2026-11-results-in-l2)."""
 
 
 class Tile(NamedTuple):
@@ -104,7 +106,7 @@ def rowwise_config(problem: Quantize, tile: Tile, rows: int = MANY_ROWS) -> Roww
     total, idle = vecs_of(problem, tile), few(problem, rows)
     if unaligned(problem):
         return _unaligned(problem, tile, total, rows)
-    shared = cluster_config(problem, total) if rows == SHARED_ROWS or (rows <= FEW_ROWS and total > LONG_VECS) else None
+    shared = cluster_config(problem, total, rows) if rows == SHARED_ROWS or total > LONG_VECS else None
     if shared:
         return shared
     each = 1 if idle else WARP_TEAM_VECS
@@ -147,17 +149,20 @@ def _block(problem: Quantize, total: int, vecs: int) -> RowwiseConfig:
     return RowwiseConfig(threads, threads, vecs, 1, 1)
 
 
-def cluster_config(problem: Quantize, total: int) -> RowwiseConfig | None:
+def cluster_config(problem: Quantize, total: int, rows: int) -> RowwiseConfig | None:
     """Return the blocks of a cluster that share a token, on the device where it was measured, if that is worth it."""
     tokens = problem.group_shape == PER_TOKEN and not problem.static
-    if problem.target[:2] != ("cuda", 90) or not tokens or total <= WARP_TEAM * WARP_TEAM_VECS:
+    if problem.target[:2] != ("cuda", 90) or not tokens or total <= WARP_TEAM * WARP_TEAM_VECS or rows > SHARED_ROWS:
         return None
-    blocks = 2 if total <= SHARED_VECS else 4 if total <= 4 * SHARED_THREADS * most_vecs(problem) else 8
-    vecs = ceil_div(total, SHARED_THREADS * blocks)
-    if vecs > most_vecs(problem):
-        return None
-    threads = ceil_div(ceil_div(total, vecs * blocks), problem.target.warp) * problem.target.warp
-    return RowwiseConfig(threads, threads * blocks, vecs, 1, 1, blocks)
+    shapes: tuple[tuple[int, int], ...] = ((2 if total <= SHARED_VECS else 4, SHARED_THREADS),)
+    if total > LONG_VECS:
+        shapes = LONG_CLUSTERS if rows <= FEW_ROWS else ((2, 2 * SHARED_THREADS), *LONG_CLUSTERS)
+    for blocks, most in shapes:
+        vecs = ceil_div(total, most * blocks)
+        if vecs <= most_vecs(problem):
+            threads = ceil_div(ceil_div(total, vecs * blocks), problem.target.warp) * problem.target.warp
+            return RowwiseConfig(threads, threads * blocks, vecs, 1, 1, blocks)
+    return None
 
 
 def _teams(problem: Quantize, tile: Tile, total: int, each: int, idle: bool) -> RowwiseConfig:

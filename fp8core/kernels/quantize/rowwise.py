@@ -45,7 +45,7 @@ def _configured(problem: Quantize, most_rows: int) -> Callable[[int], Chosen]:
         "FP8_TEAMS_X": config.teams_x,
         "FP8_CLUSTER": config.blocks,
         "FP8_DOWN": int(problem.scale_layout == "mn"),
-        "FP8_EARLY": int(few(problem, most_rows) or config.blocks > 1),
+        "FP8_EARLY": int(few(problem, most_rows)),
         "FP8_TILE_ROWS": tile.rows,
         "FP8_TILE_VECS": tile.vecs,
         "FP8_TAIL": 2 if cols % VEC8 else 1 if cols % span or not cols else 0,

@@ -80,7 +80,7 @@ DEVICE void registers_take() {}
 // ---- TMA: a map is what tests write into it
 
 struct alignas(64) TensorMap {
-    long long memory, rows, columns, stride, box_rows, box_columns, unused[10];
+    long long memory, rows, columns, stride, box_rows, box_columns, item, unused[9];  // columns in bytes; words are not swizzled
 };
 constexpr word64 EVICT_NORMAL = 0, EVICT_FIRST = 1;
 // Of the byte at an address in rows of so many bytes: where it is swizzled to.
@@ -91,11 +91,12 @@ DEVICE bool elected() { return emulation_thread()->lane == 0; }
 DEVICE void map_prefetch(const TensorMap*) {}
 DEVICE void tile_prefetch(const TensorMap*, int, int) {}
 UNCHECKED static void tile_load(unsigned to, const TensorMap* map, int column, int row, unsigned barrier, word64 = 0) {
+    column *= (int)map->item;
     for (int i = 0; i < map->box_rows; ++i)
         for (int j = 0; j < map->box_columns; ++j) {
             const bool inside = row + i < map->rows && column + j < map->columns;
             const unsigned at = to + i * (unsigned)map->box_columns + j;
-            *emulated_place(emulated_swizzle(at, (int)map->box_columns)) =
+            *emulated_place(map->item == 1 ? emulated_swizzle(at, (int)map->box_columns) : at) =
                 inside ? reinterpret_cast<const char*>(map->memory)[(row + i) * map->stride + column + j] : 0;
         }
     emulated_count(barrier_at(barrier), 0, -(int)(map->box_rows * map->box_columns));

@@ -91,6 +91,9 @@ EMULATED int __ffs(int x) { return __builtin_ffs(x); }
 EMULATED int __popc(unsigned x) { return __builtin_popcount(x); }
 EMULATED int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
 EMULATED unsigned __umulhi(unsigned x, unsigned y) { return static_cast<unsigned>(static_cast<uint64_t>(x) * y >> 32); }
+EMULATED unsigned __funnelshift_l(unsigned low, unsigned high, unsigned shift) {
+    return static_cast<unsigned>((static_cast<uint64_t>(high) << 32 | low) << (shift & 31) >> 32);
+}
 EMULATED unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
     return static_cast<unsigned>((static_cast<uint64_t>(high) << 32 | low) >> (shift & 31));
 }

@@ -44,10 +44,6 @@ SCALE_ROWS: Final = {"block": BLOCK, "group": 1}
 """Channels that share a scale of the weight, where it changes along k."""
 
 
-KEPT_FROM: Final = 5e6
-"""Of a result: as large a one is asked to stay in L2, out of which the weight would drive it."""
-
-
 class CommonArgs(NamedTuple):
     """Of sm90_decode and sm90_tiled, after the operands."""
 
@@ -130,7 +126,7 @@ def launcher_for(
             "FP8_BIAS": TYPE[problem.bias] if problem.bias else -1,
             "FP8_PREFETCH_CHUNKS": config.prefetch_chunks,
             "FP8_AHEAD_CHUNKS": config.ahead_chunks if problem.n * problem.k >= AHEAD_FROM else 0,
-            "FP8_KEEPS_RESULT": int(problem.m * problem.n * ITEMSIZE[problem.out] >= KEPT_FROM),
+            "FP8_KEEPS_RESULT": int(config.keeps_result),
             **ending(problem),
         },
         args,

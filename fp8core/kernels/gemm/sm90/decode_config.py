@@ -47,6 +47,8 @@ class DecodeConfig(NamedTuple):
     ahead_bytes: int = 64 << 10
     """Of the weight, on a multiprocessor, asked for into L2 when the ring is full and a is not there yet
     (experiments/2026-11-ahead-of-the-ring)."""
+    keeps_result: bool = False
+    """Whether the result is asked to stay in L2, out of which the weight would drive it."""
 
     @property
     def cluster(self) -> int:

@@ -40,7 +40,11 @@ LIMITED_BYTES: Final = 64e6
 OCCUPIED_US: Final = 1.5
 """Of a product up to there that has a block on every multiprocessor: its successor's blocks start the later."""
 SPLIT_US: Final = 0.3
-"""Of a product from there on, for every tile of a block but the first and every other block that has a part of k."""
+"""Of a product with a scale a row or tensor, for every tile of a block but the first and every other block that has a
+part of k: of weights from `SPLIT_FROM` bytes on with up to `SPLIT_K` columns. With 16,384 columns, or with blocked
+scales, whole k was slower (experiments/2026-11-results-in-l2)."""
+SPLIT_FROM: Final = 200e6
+SPLIT_K: Final = 8192
 SHARPNESS: Final = 6.0
 """Of the maximum of two times that overlap: what is nearly as long as the other still costs something."""
 
@@ -129,9 +133,9 @@ def estimate(n: int, k: int, config: DecodeConfig, target: Target, blockwise: bo
     else:
         fitted = SMALL_ROWS if small else ROWS
     us = fitted.us(n, k, config, target)
-    if n * k >= LIMITED_BYTES:
-        return us + SPLIT_US * (config.turns(n) - 1) * (config.split_k - 1)
-    occupied = 0.0 if small else OCCUPIED_US
+    if n * k >= SPLIT_FROM and k <= SPLIT_K and not blockwise:
+        us += SPLIT_US * (config.turns(n) - 1) * (config.split_k - 1)
+    occupied = 0.0 if small or n * k >= LIMITED_BYTES else OCCUPIED_US
     return us + occupied * config.cluster * config.clusters / target.multiprocessors
 
 

@@ -68,31 +68,31 @@ def scales_of(problem: ScaledMm) -> Scales:
     return "chain" if problem.use_fast_accum else "promoted"
 
 
-START_US: Final = 1.07
+START_US: Final = 1.309
 """Of a product: from its launch to the first k-block."""
-FILL_US: Final = 0.003974
+FILL_US: Final = 0.002208
 """Of a product, for each row of its first k-block."""
-BYTES_A_US: Final = 4.5e6
+BYTES_A_US: Final = 4.524e6
 """From memory."""
-OVERLAP: Final = 3.59
+OVERLAP: Final = 3.075
 """The exponent of the norm that joins the times of the memory and of the multiprocessors: the greater hides most."""
-CHAIN_US: Final = 1.37e-5
-PROMOTED_US: Final = 1.35e-5
+CHAIN_US: Final = 1.225e-5
+PROMOTED_US: Final = 1.178e-5
 """Of a multiprocessor, for one result of a tile and a k-block: in one chain over k, or added up in fp32."""
-CHAIN_K_BLOCK_US: Final = 0.01907
-PROMOTED_K_BLOCK_US: Final = 0.04988
+CHAIN_K_BLOCK_US: Final = 0.0166
+PROMOTED_K_BLOCK_US: Final = 0.0513
 """More of a k-block, whatever the tile."""
-LOAD_US: Final = 0.0001632
+LOAD_US: Final = 0.0002249
 """Of a multiprocessor, for a row of a k-block that it loads alone."""
-SHARED_LOAD_US: Final = 0.0004127
+SHARED_LOAD_US: Final = 0.0004005
 """More of that where all multiprocessors load; of some of them, a part of it."""
-UNALIGNED: Final = 1.126
+UNALIGNED: Final = 0.9376
 """The part by which loads take longer where rows do not begin at multiples of `SECTOR` bytes."""
-CROSSING_US: Final = 2.683e-5
+CROSSING_US: Final = 2.667e-5
 """Of L2 there, for a row of a k-block, which lies in two lines: of all multiprocessors, with one tile along m."""
-MEMORY_UNALIGNED: Final = 0.06576
+MEMORY_UNALIGNED: Final = 0.2988
 """The part by which the memory takes longer there."""
-SECTORS: Final = 0.2496
+SECTORS: Final = 0.2539
 """The part by which loads take longer where rows begin at multiples of `SECTOR`, but not of 128."""
 SECTOR: Final = 32
 """Bytes that L2 reads together."""
@@ -100,24 +100,25 @@ FEW_ROWS: Final = 64
 """Up to so many there are no ping-pong tiles: nothing was measured of them."""
 LOADED_ROWS: Final = 8
 """Rows of a are loaded in multiples of so many, and no more of them than a has."""
-RESULT_US: Final = 5.24e-5
+RESULT_US: Final = 6.596e-5
 """Of a tile\'s end, for each of its results."""
-HIDDEN: Final = 0.1773
-"""The part of it that is hidden where the other warpgroup multiplies: of all tiles of a multiprocessor but the last."""
-ACTIVATED: Final[dict[Activation, float]] = {"": 0, "gelu": 2.2, "gelu_tanh": 1.4, "silu": 1.6}
-ADDED: Final = 0.8
-"""The parts by which an activation and beta make it longer."""
-SINGLE_US: Final = 1.3e-4
-"""More of `RESULT_US` where threads store results: where their rows do not begin at multiples of `PIECE` bytes. By one
-product (experiments/2026-11-no-cliff), not fitted."""
+HIDDEN: Final = 0.8157
+"""The part of it that is hidden in ping-pong tiles but the last, where the other warpgroup's products take as long."""
+ALONE: Final = 2.398
+"""How many times as long it is by one warpgroup."""
+ELEMENTWISE: Final = 4.562
+"""The same where TMA does not store the result, but threads do."""
 PIECE: Final = 16
 """Bytes that TMA stores at least."""
-CHAIN_HEAT: Final = 0.2149
-PROMOTED_HEAT: Final = 0.2639
+ACTIVATED: Final[dict[Activation, float]] = {"": 0, "gelu": 1.87, "gelu_tanh": 1.5, "silu": 1.45}
+ADDED: Final = 1.0
+"""The parts by which an activation and beta make it longer."""
+CHAIN_HEAT: Final = 0.2636
+PROMOTED_HEAT: Final = 0.2441
 """What a k-block takes more in a product that takes long, as the clock falls."""
-HOT_US: Final = 154.4
+HOT_US: Final = 118.8
 """Of k-blocks in a row, after which half of that shows."""
-WHOLE_WAVES: Final = 1.002
+WHOLE_WAVES: Final = 0.9346
 """By which part the time grows with whole waves; by the rest it grows with tiles."""
 
 
@@ -131,26 +132,27 @@ class Cost(NamedTuple):
 
 
 COSTS: Final[dict[Tile, Cost]] = {
-    Tile(256, 128): Cost(1.019, 1.02),
-    Tile(128, 192): Cost(0.9076, 0.9466),
-    Tile(128, 160): Cost(0.9451, 0.9156),
-    Tile(128, 144): Cost(0.9258, 0.9074),
-    Tile(128, 128): Cost(0.8077, 0.837),
-    Tile(128, 96): Cost(0.8726, 0.7895),
-    Tile(128, 64): Cost(0.8122, 0.7149),
-    Tile(64, 128): Cost(0.7309, 0.7453),
-    Tile(64, 96): Cost(0.8886, 0.7533),
-    Tile(64, 64): Cost(0.9254, 0.894),
-    Tile(64, 32): Cost(1.233, 1.648),
-    Tile(128, 256): Cost(0, 1.01),
-    Tile(64, 256): Cost(0, 0.8159),
-    Tile(64, 192): Cost(0, 0.7839),
-    Tile(64, 64, cluster=2): Cost(1.311, 1.15),
-    Tile(64, 128, cluster=2): Cost(0.9021, 0.9574),
-    Tile(128, 192, pingpong=True): Cost(0, 0.9252),
-    Tile(128, 160, pingpong=True): Cost(0, 0.8822),
-    Tile(128, 128, pingpong=True): Cost(0, 0.8391),
-    Tile(64, 256, pingpong=True): Cost(0, 0.7638),
+    Tile(256, 128): Cost(1.097, 1.02),
+    Tile(128, 192): Cost(0.9418, 0.9513),
+    Tile(128, 160): Cost(1.002, 0.9129),
+    Tile(128, 144): Cost(0.9653, 0.9153),
+    Tile(128, 128): Cost(0.8096, 0.8284),
+    Tile(128, 96): Cost(0.8532, 0.7482),
+    Tile(128, 64): Cost(0.8167, 0.6521),
+    Tile(64, 128): Cost(0.6432, 0.7105),
+    Tile(64, 96): Cost(0.7116, 0.7618),
+    Tile(64, 64): Cost(0.8726, 0.8356),
+    Tile(64, 32): Cost(1.484, 1.49),
+    Tile(128, 256): Cost(0, 1.008),
+    Tile(64, 256): Cost(0, 0.8799),
+    Tile(64, 192): Cost(0, 0.7659),
+    Tile(64, 64, cluster=2): Cost(1.221, 1.16),
+    Tile(64, 128, cluster=2): Cost(0.9037, 1.012),
+    Tile(128, 192, pingpong=True): Cost(0, 0.9443),
+    Tile(128, 160, pingpong=True): Cost(0, 0.9104),
+    Tile(128, 144, pingpong=True): Cost(0, 0.877),
+    Tile(128, 128, pingpong=True): Cost(0, 0.8467),
+    Tile(64, 256, pingpong=True): Cost(0, 0.7189),
 }
 TILES: Final = tuple(COSTS)
 """What kernels are compiled for; of equals the first is taken."""
@@ -159,7 +161,17 @@ TILES: Final = tuple(COSTS)
 FITTED: Final = (
     *("START_US", "FILL_US", "BYTES_A_US", "OVERLAP", "CHAIN_US", "PROMOTED_US", "CHAIN_K_BLOCK_US"),
     *("PROMOTED_K_BLOCK_US", "LOAD_US", "SHARED_LOAD_US", "UNALIGNED", "CROSSING_US"),
-    *("MEMORY_UNALIGNED", "SECTORS", "RESULT_US", "HIDDEN", "CHAIN_HEAT", "PROMOTED_HEAT", "HOT_US"),
+    *(
+        "MEMORY_UNALIGNED",
+        "SECTORS",
+        "RESULT_US",
+        "HIDDEN",
+        "ALONE",
+        "ELEMENTWISE",
+        "CHAIN_HEAT",
+        "PROMOTED_HEAT",
+        "HOT_US",
+    ),
     "WHOLE_WAVES",
 )
 """Beside those of `COSTS`, the names of the numbers that `python -m bench.fit_estimates` finds."""
@@ -222,10 +234,15 @@ def us(problem: ScaledMm, tile: Tile | None = None) -> float:
     rounds = WHOLE_WAVES * waves + (1 - WHOLE_WAVES) * max(1.0, share)
     cool = rounds * k_blocks * k_block
     heat = (CHAIN_HEAT if scales_of(p) == "chain" else PROMOTED_HEAT) * cool / (cool + HOT_US)
-    result = RESULT_US if stores_tiles(p) else RESULT_US + SINGLE_US
-    ends = 1 + (1 - HIDDEN) * (rounds - 1) if tile.pingpong else rounds
-    ends *= 1 + ACTIVATED[p.activation] + (ADDED if p.beta else 0)
-    busy = cool * (1 + heat) + ends * result * results
+    end = RESULT_US * results * (1 + ACTIVATED[p.activation] + (ADDED if p.beta else 0))
+    if not stores_tiles(p):
+        end *= ELEMENTWISE
+    if tile.pingpong:
+        shown = max((1 - HIDDEN) * end, (ALONE * end - k_blocks * k_block) / 2)
+        ends = ALONE * end + (rounds - 1) * shown
+    else:
+        ends = rounds * end
+    busy = cool * (1 + heat) + ends
     return START_US + FILL_US * (tile.rows + tile.columns) + max(overlapped_us(OVERLAP, memory, busy), crossing)
 
 
