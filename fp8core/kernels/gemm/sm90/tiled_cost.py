@@ -68,31 +68,31 @@ def scales_of(problem: ScaledMm) -> Scales:
     return "chain" if problem.use_fast_accum else "promoted"
 
 
-START_US: Final = 1.309
+START_US: Final = 1.096
 """Of a product: from its launch to the first k-block."""
-FILL_US: Final = 0.002208
+FILL_US: Final = 0.00375
 """Of a product, for each row of its first k-block."""
-BYTES_A_US: Final = 4.524e6
+BYTES_A_US: Final = 4.499e6
 """From memory."""
-OVERLAP: Final = 3.075
+OVERLAP: Final = 3.579
 """The exponent of the norm that joins the times of the memory and of the multiprocessors: the greater hides most."""
-CHAIN_US: Final = 1.225e-5
-PROMOTED_US: Final = 1.178e-5
+CHAIN_US: Final = 1.375e-5
+PROMOTED_US: Final = 1.321e-5
 """Of a multiprocessor, for one result of a tile and a k-block: in one chain over k, or added up in fp32."""
-CHAIN_K_BLOCK_US: Final = 0.0166
-PROMOTED_K_BLOCK_US: Final = 0.0513
+CHAIN_K_BLOCK_US: Final = 0.01809
+PROMOTED_K_BLOCK_US: Final = 0.05093
 """More of a k-block, whatever the tile."""
-LOAD_US: Final = 0.0002249
+LOAD_US: Final = 0.0001645
 """Of a multiprocessor, for a row of a k-block that it loads alone."""
-SHARED_LOAD_US: Final = 0.0004005
+SHARED_LOAD_US: Final = 0.0004083
 """More of that where all multiprocessors load; of some of them, a part of it."""
-UNALIGNED: Final = 0.9376
+UNALIGNED: Final = 1.127
 """The part by which loads take longer where rows do not begin at multiples of `SECTOR` bytes."""
-CROSSING_US: Final = 2.667e-5
+CROSSING_US: Final = 2.685e-5
 """Of L2 there, for a row of a k-block, which lies in two lines: of all multiprocessors, with one tile along m."""
-MEMORY_UNALIGNED: Final = 0.2988
+MEMORY_UNALIGNED: Final = 0.06664
 """The part by which the memory takes longer there."""
-SECTORS: Final = 0.2539
+SECTORS: Final = 0.2458
 """The part by which loads take longer where rows begin at multiples of `SECTOR`, but not of 128."""
 SECTOR: Final = 32
 """Bytes that L2 reads together."""
@@ -100,25 +100,25 @@ FEW_ROWS: Final = 64
 """Up to so many there are no ping-pong tiles: nothing was measured of them."""
 LOADED_ROWS: Final = 8
 """Rows of a are loaded in multiples of so many, and no more of them than a has."""
-RESULT_US: Final = 6.596e-5
+RESULT_US: Final = 5.433e-5
 """Of a tile\'s end, for each of its results."""
-HIDDEN: Final = 0.8157
+HIDDEN: Final = 0.6213
 """The part of it that is hidden in ping-pong tiles but the last, where the other warpgroup's products take as long."""
-ALONE: Final = 2.398
+ALONE: Final = 1.977
 """How many times as long it is by one warpgroup."""
-ELEMENTWISE: Final = 4.562
+ELEMENTWISE: Final = 5.831
 """The same where TMA does not store the result, but threads do."""
 PIECE: Final = 16
 """Bytes that TMA stores at least."""
 ACTIVATED: Final[dict[Activation, float]] = {"": 0, "gelu": 1.87, "gelu_tanh": 1.5, "silu": 1.45}
 ADDED: Final = 1.0
 """The parts by which an activation and beta make it longer."""
-CHAIN_HEAT: Final = 0.2636
-PROMOTED_HEAT: Final = 0.2441
+CHAIN_HEAT: Final = 0.2279
+PROMOTED_HEAT: Final = 0.2691
 """What a k-block takes more in a product that takes long, as the clock falls."""
-HOT_US: Final = 118.8
+HOT_US: Final = 147.5
 """Of k-blocks in a row, after which half of that shows."""
-WHOLE_WAVES: Final = 0.9346
+WHOLE_WAVES: Final = 0.9922
 """By which part the time grows with whole waves; by the rest it grows with tiles."""
 
 
@@ -132,27 +132,27 @@ class Cost(NamedTuple):
 
 
 COSTS: Final[dict[Tile, Cost]] = {
-    Tile(256, 128): Cost(1.097, 1.02),
-    Tile(128, 192): Cost(0.9418, 0.9513),
-    Tile(128, 160): Cost(1.002, 0.9129),
-    Tile(128, 144): Cost(0.9653, 0.9153),
-    Tile(128, 128): Cost(0.8096, 0.8284),
-    Tile(128, 96): Cost(0.8532, 0.7482),
-    Tile(128, 64): Cost(0.8167, 0.6521),
-    Tile(64, 128): Cost(0.6432, 0.7105),
-    Tile(64, 96): Cost(0.7116, 0.7618),
-    Tile(64, 64): Cost(0.8726, 0.8356),
-    Tile(64, 32): Cost(1.484, 1.49),
-    Tile(128, 256): Cost(0, 1.008),
-    Tile(64, 256): Cost(0, 0.8799),
-    Tile(64, 192): Cost(0, 0.7659),
-    Tile(64, 64, cluster=2): Cost(1.221, 1.16),
-    Tile(64, 128, cluster=2): Cost(0.9037, 1.012),
-    Tile(128, 192, pingpong=True): Cost(0, 0.9443),
-    Tile(128, 160, pingpong=True): Cost(0, 0.9104),
+    Tile(256, 128): Cost(1.03, 1.008),
+    Tile(128, 192): Cost(0.917, 0.9324),
+    Tile(128, 160): Cost(0.9558, 0.9029),
+    Tile(128, 144): Cost(0.9362, 0.8954),
+    Tile(128, 128): Cost(0.8116, 0.8273),
+    Tile(128, 96): Cost(0.8782, 0.7831),
+    Tile(128, 64): Cost(0.8083, 0.7175),
+    Tile(64, 128): Cost(0.7339, 0.7484),
+    Tile(64, 96): Cost(0.8884, 0.7593),
+    Tile(64, 64): Cost(0.912, 0.9036),
+    Tile(64, 32): Cost(1.203, 1.669),
+    Tile(128, 256): Cost(0, 0.9962),
+    Tile(64, 256): Cost(0, 0.8134),
+    Tile(64, 192): Cost(0, 0.7831),
+    Tile(64, 64, cluster=2): Cost(1.313, 1.159),
+    Tile(64, 128, cluster=2): Cost(0.9075, 0.9587),
+    Tile(128, 192, pingpong=True): Cost(0, 0.9187),
+    Tile(128, 160, pingpong=True): Cost(0, 0.8843),
     Tile(128, 144, pingpong=True): Cost(0, 0.877),
-    Tile(128, 128, pingpong=True): Cost(0, 0.8467),
-    Tile(64, 256, pingpong=True): Cost(0, 0.7189),
+    Tile(128, 128, pingpong=True): Cost(0, 0.839),
+    Tile(64, 256, pingpong=True): Cost(0, 0.7533),
 }
 TILES: Final = tuple(COSTS)
 """What kernels are compiled for; of equals the first is taken."""
