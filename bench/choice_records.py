@@ -12,7 +12,7 @@ from fp8core.kernels.gemm import corrections
 from fp8core.kernels.gemm.blaslt import ordering
 from fp8core.kernels.gemm.blaslt.corrections import corrected_us
 from fp8core.kernels.gemm.blaslt.rows import RELAYOUT_US
-from fp8core.kernels.gemm.sm90 import decode_cost, tiled_cost
+from fp8core.kernels.gemm.sm90 import decode_cost, tiled_choice, tiled_cost
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.problem import ScaledMm, Target
 from fp8core.table import Kernel, Table
@@ -127,7 +127,7 @@ def estimate(record: Record, row: Record) -> float | None:
         if tile is None:
             return None
         p = problem_of(record)
-        return tiled_cost.corrected_us(p, tile, tiled_cost.us(p, tile), record["device"])
+        return tiled_choice.corrected_us(p, tile, tiled_cost.us(p, tile), record["device"])
     if row["kernel"] not in ("cublaslt", "cublaslt_relayout"):
         return SCALED_MM.kernel(row["kernel"]).us(problem_of(record))
     if not row["channels"]:
@@ -151,7 +151,7 @@ def on(gpu: str) -> Iterator[None]:
 
 def forget() -> None:
     """Empty the memories of estimates that were made by other numbers, or for another GPU."""
-    for kept in (corrections.trees_of, tiled_cost.ranking, decode_cost.us, decode_cost.corrected_us):
+    for kept in (corrections.trees_of, tiled_choice.ranking, decode_cost.us, decode_cost.corrected_us):
         kept.cache_clear()
 
 
@@ -226,7 +226,7 @@ def chosen_today(record: Record) -> Chosen | None:
     row = best.get(choice.kernel)
     if choice.kernel != "sm90_tiled" or (row is not None and not rows[row].get("name")):
         return Chosen(choice.kernel, "", row)
-    name = str(tiled_cost.fastest(problem))
+    name = str(tiled_choice.fastest(problem))
     return Chosen(choice.kernel, name, next((i for i, one in enumerate(rows) if one.get("name") == name), None))
 
 

@@ -11,7 +11,7 @@ from fp8core.kernels.gemm import fallback_cost
 from fp8core.kernels.gemm.blaslt import ordering
 from fp8core.kernels.gemm.blaslt.corrections import features as library_features
 from fp8core.kernels.gemm.blaslt.mapping import FOUR
-from fp8core.kernels.gemm.sm90 import decode_cost, tiled_cost
+from fp8core.kernels.gemm.sm90 import decode_cost, tiled_choice, tiled_cost
 from fp8core.kernels.gemm.sm90.decode import config_for
 from fp8core.kernels.gemm.sm90.decode_config import MOST_ROWS
 from fp8core.problem import ScaledMm
@@ -87,7 +87,7 @@ def asked_of_tiles(records: Iterable[Record]) -> Iterator[Asked]:
     for record, row, tile, weight in _tiles(records, TREES_FALL):
         p = problem_of(record)
         estimate = tiled_cost.us(p, tile)
-        yield Asked(tiled_cost.features(p, tile, estimate), estimate, mean_us(row), weight)
+        yield Asked(tiled_choice.features(p, tile, estimate), estimate, mean_us(row), weight)
 
 
 def asked_of_decode(records: Iterable[Record]) -> Iterator[Asked]:

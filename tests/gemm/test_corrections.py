@@ -6,7 +6,7 @@ import pytest
 
 from bench.choice_records import H200, on
 from fp8core.kernels.gemm import corrections, table
-from fp8core.kernels.gemm.sm90 import decode_cost, tiled_cost
+from fp8core.kernels.gemm.sm90 import decode_cost, tiled_choice, tiled_cost
 from fp8core.kernels.gemm.sm90.decode import config_for
 from fp8core.kernels.gemm.table import SCALED_MM, runs_decode_in_layers
 from fp8core.ops.explain import explain_product
@@ -59,16 +59,16 @@ def product(m, n=4096, k=4096, scale="row"):
 def test_own_kernels_are_corrected_where_they_were_measured(m):
     p = product(m)
     formula = tiled_cost.us(p)
-    assert tiled_cost.least_us(p) == formula
+    assert tiled_choice.least_us(p) == formula
     with on("NVIDIA H200"):
-        corrected = tiled_cost.least_us(p)
+        corrected = tiled_choice.least_us(p)
         assert 0.7 < corrected / formula < 1.4
         assert corrected != formula
-        assert tiled_cost.fastest(p) == tiled_cost.by_cost(p)[0]
-        assert sorted(map(str, tiled_cost.by_cost(p))) == sorted(map(str, tiled_cost.tiles(p)))
+        assert tiled_choice.fastest(p) == tiled_choice.by_cost(p)[0]
+        assert sorted(map(str, tiled_choice.by_cost(p))) == sorted(map(str, tiled_cost.tiles(p)))
         if m <= 64:
             assert 0.7 < decode_cost.corrected_us(p, config_for) / decode_cost.us(p, config_for) < 1.4
-    assert tiled_cost.least_us(p) == formula
+    assert tiled_choice.least_us(p) == formula
 
 
 @pytest.mark.parametrize("gpu", ["NVIDIA H200", "another"])

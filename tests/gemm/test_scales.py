@@ -6,7 +6,7 @@ import pytest
 
 from fp8core.kernels.gemm.scales import in_groups, is_along_k
 from fp8core.kernels.gemm.sm90 import decode as sm90_decode
-from fp8core.kernels.gemm.sm90 import decode_unaligned, tiled, tiled_cost
+from fp8core.kernels.gemm.sm90 import decode_unaligned, tiled, tiled_choice, tiled_cost
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.explain import example_product
 from fp8core.problem import BLOCK, ITEMSIZE
@@ -90,7 +90,7 @@ def test_few_rows(m, n, k, modes):
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 1000, 80), (64, 333, 1024), (300, 1001, 2000), (1500, 2056, 384)])
 def test_many_rows(m, n, k, modes):
     case = Case(m, n, k, modes, bias="float32", seed=m + n)
-    some = tiled_cost.by_cost(case.problem)[:3]
+    some = tiled_choice.by_cost(case.problem)[:3]
     check(case, [lambda p, tile=tile: tiled.tiled(p, tile) for tile in some])
 
 
@@ -105,7 +105,7 @@ def test_tiles_store_results_at_any_of_their_elements(n, ldo, shift, out, modes)
     )
     assert tiled.SM90_TILED.refusal(odd.problem) is None
     assert odd.problem.out_alignment < 16
-    for tile in tiled_cost.by_cost(odd.problem)[:4]:
+    for tile in tiled_choice.by_cost(odd.problem)[:4]:
         for case in (odd, even):
             case.launch = lambda _, tile=tile, case=case: tiled.tiled(case.problem, tile)
         odd.check()

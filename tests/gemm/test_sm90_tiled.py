@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fp8core.kernels.gemm.sm90 import tiled, tiled_cost
+from fp8core.kernels.gemm.sm90 import tiled, tiled_choice, tiled_cost
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.problem import ITEMSIZE
 from support.sm90_products import H200, SMALL, Case, problem
@@ -27,7 +27,7 @@ def scaled(m, n, k, modes, **fields):
 def test_the_chosen_tile_is_one_that_is_compiled(m, n, k, modes):
     for fast in (True, False):
         asked = scaled(m, n, k, modes, use_fast_accum=fast)
-        chosen = tiled_cost.fastest(asked)
+        chosen = tiled_choice.fastest(asked)
         assert chosen in tiled_cost.tiles(asked)
         assert tiled_cost.us(asked) == tiled_cost.us(asked, chosen) > 0
 

@@ -13,7 +13,8 @@ from fp8core.kernels.gemm.sm90.decode import SM90_DECODE, config_for
 from fp8core.kernels.gemm.sm90.decode_config import MOST_ROWS
 from fp8core.kernels.gemm.sm90.decode_unaligned import SM90_DECODE_UNALIGNED
 from fp8core.kernels.gemm.sm90.tiled import SM90_TILED
-from fp8core.kernels.gemm.sm90.tiled_cost import least_us, us
+from fp8core.kernels.gemm.sm90.tiled_choice import least_us
+from fp8core.kernels.gemm.sm90.tiled_cost import us
 from fp8core.problem import ScaledMm
 from fp8core.table import Choice, Requirement, Table
 

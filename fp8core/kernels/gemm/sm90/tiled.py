@@ -19,7 +19,8 @@ from fp8core.kernels.gemm.scales import in_groups
 from fp8core.kernels.gemm.sm90.decode import CommonArgs
 from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K
 from fp8core.kernels.gemm.sm90.tensor_maps import WordMaps, shared_maps, tensor_maps
-from fp8core.kernels.gemm.sm90.tiled_cost import Scales, Tile, by_cost, fastest, least_us, scales_of, stores_tiles
+from fp8core.kernels.gemm.sm90.tiled_choice import by_cost, fastest, least_us
+from fp8core.kernels.gemm.sm90.tiled_cost import Scales, Tile, scales_of, stores_tiles
 from fp8core.kernels.requirements import CUDA, supports
 from fp8core.problem import HIGH_PRECISION, ITEMSIZE, ScaledMm
 from fp8core.runtime import jit

@@ -1,0 +1,119 @@
+"""Which tile of sm90_tiled a product gets: by the formula of `tiled_cost`, corrected by trees where it was measured."""
+
+import math
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from fp8core.kernels.encodings import ceil_div
+from fp8core.kernels.gemm import corrections
+from fp8core.kernels.gemm.scales import is_along_k
+from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K
+from fp8core.kernels.gemm.sm90.tiled_cost import PIECE, Tile, tiles, us
+from fp8core.problem import ITEMSIZE, ScaledMm
+
+KERNEL: Final = "sm90_tiled"
+"""The name of these trees."""
+
+
+class Features(NamedTuple):
+    """What is asked of a product and a tile to correct the estimate; large sizes as logarithms."""
+
+    m: float
+    n: float
+    k: float
+    scales: float
+    rows: float
+    columns: float
+    cluster: float
+    pingpong: float
+    share: float
+    idle: float
+    fullness: float
+    tiles_along_m: float
+    tiles_along_n: float
+    row_padding: float
+    channel_padding: float
+    k_padding: float
+    moved: float
+    operands: float
+    k_rest: float
+    k_alignment: float
+    result_alignment: float
+    estimate: float
+    memory_rate: float
+    product_rate: float
+    load_rate: float
+    result_rate: float
+
+
+def features(p: ScaledMm, tile: Tile, estimate: float) -> Features:
+    """Return them; rates are over the estimated time."""
+    along_m, along_n = ceil_div(p.m, tile.rows * tile.cluster) * tile.cluster, ceil_div(p.n, tile.columns)
+    share = along_m * along_n / p.target.multiprocessors
+    log, k_blocks = math.log, ceil_div(p.k, BLOCK_K)
+    moved = p.m * p.k + p.n * p.k + 2 * p.m * p.n
+    loaded = along_m * along_n * k_blocks * (tile.columns / tile.cluster + min(tile.rows, p.m))
+    return Features(
+        m=log(p.m),
+        n=log(p.n),
+        k=log(p.k),
+        scales=2 if is_along_k(p) else "row" in (p.scale_a, p.scale_b),
+        rows=tile.rows,
+        columns=tile.columns,
+        cluster=tile.cluster,
+        pingpong=tile.pingpong,
+        share=share,
+        idle=math.ceil(share) - share,
+        fullness=share / math.ceil(share),
+        tiles_along_m=along_m,
+        tiles_along_n=along_n,
+        row_padding=along_m * tile.rows / p.m,
+        channel_padding=along_n * tile.columns / p.n,
+        k_padding=k_blocks * BLOCK_K / p.k,
+        moved=log(moved),
+        operands=log((p.m + p.n) * p.k),
+        k_rest=p.k % BLOCK_K,
+        k_alignment=math.gcd(p.k, BLOCK_K).bit_length(),
+        result_alignment=math.gcd(p.ldo * ITEMSIZE[p.out], PIECE).bit_length(),
+        estimate=log(estimate),
+        memory_rate=log(moved / estimate),
+        product_rate=log(p.m * p.n * p.k / estimate),
+        load_rate=log(loaded / estimate),
+        result_rate=log(p.m * p.n / estimate),
+    )
+
+
+def corrected_us(problem: ScaledMm, tile: Tile, estimate: float, gpu: str) -> float:
+    """Return the estimate of a tile, corrected by what was measured on a model of GPU."""
+    return estimate * corrections.factor(KERNEL, features(problem, tile, estimate), Features._fields, gpu)
+
+
+NEAR: Final = 1.2
+"""How many times the least estimate one may be that is corrected: of others, none was found to be the fastest."""
+
+
+@lru_cache(8192)
+def ranking(problem: ScaledMm) -> tuple[tuple[float, Tile], ...]:
+    """Return the tiles that a product can have and their estimates, corrected where it counts, the fastest first."""
+    found = sorted(((us(problem, tile), tile) for tile in tiles(problem)), key=lambda one: one[0])
+    gpu = corrections.gpu_of(problem.target)
+    if gpu is not None and problem.m and problem.n and problem.k:
+        most = NEAR * found[0][0]
+        near = [(corrected_us(problem, tile, estimate, gpu), tile) for estimate, tile in found if estimate <= most]
+        found = sorted(near, key=lambda one: one[0]) + found[len(near) :]
+    return tuple(found)
+
+
+def by_cost(problem: ScaledMm) -> tuple[Tile, ...]:
+    """Return the tiles that a product can have, the fastest first."""
+    return tuple(tile for _, tile in ranking(problem))
+
+
+def least_us(problem: ScaledMm) -> float:
+    """Return the corrected estimate of the fastest tile."""
+    return ranking(problem)[0][0]
+
+
+def fastest(problem: ScaledMm) -> Tile:
+    """Return the tile that takes the least time by `least_us`."""
+    return ranking(problem)[0][1]
