@@ -8,10 +8,9 @@ from bench.choice_records import H200, on
 from fp8core.kernels.gemm import corrections, table
 from fp8core.kernels.gemm.sm90 import decode_cost, tiled_choice, tiled_cost
 from fp8core.kernels.gemm.sm90.decode import config_for
-from fp8core.kernels.gemm.table import SCALED_MM, runs_decode_in_layers
+from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.explain import explain_product
 from fp8core.runtime import device
-from fp8core.table import Choice
 
 FIELDS = tuple("abcdef")
 GROWN = (
@@ -83,30 +82,22 @@ def sm90_decode_takes(times, monkeypatch):
     monkeypatch.setattr(table, "least_us", lambda p: decode_cost.corrected_us(p, config_for) / times)
 
 
-@pytest.mark.parametrize(("m", "kernel"), [(1, "sm90_decode"), (16, "sm90_decode"), (24, "sm90_tiled")])
-def test_formulas_alone_leave_few_rows_to_sm90_decode(monkeypatch, m, kernel):
-    sm90_decode_takes(1.1, monkeypatch)
-    assert SCALED_MM.choice(product(m, 10112, 6400)).kernel == kernel
-    with on("NVIDIA H200"):
-        assert SCALED_MM.choice(product(m, 10112, 6400)).kernel == "sm90_tiled"
-
-
-@pytest.mark.parametrize(("times", "kept"), [(1.04, True), (1.1, False)])
-def test_layers_keep_sm90_decode_where_it_takes_little_longer(monkeypatch, times, kept):
+@pytest.mark.parametrize(
+    ("m", "times", "alone", "corrected"),
+    [
+        (1, 1.2, "sm90_decode", "sm90_decode"),
+        (16, 1.2, "sm90_decode", "sm90_decode"),
+        (24, 1.1, "sm90_tiled", "sm90_tiled"),
+        (24, 1.03, "sm90_decode", "sm90_tiled"),
+        (24, 0.98, "sm90_decode", "sm90_decode"),
+    ],
+)
+def test_formulas_alone_leave_more_to_sm90_decode(monkeypatch, m, times, alone, corrected):
     sm90_decode_takes(times, monkeypatch)
-    p = product(24, 10112, 6400)
+    p = product(m, 10112, 6400)
+    assert SCALED_MM.choice(p).kernel == alone
     with on("NVIDIA H200"):
-        assert SCALED_MM.choice(p).kernel == "sm90_tiled"
-        assert runs_decode_in_layers(p) is kept
-        assert runs_decode_in_layers(p._replace(m=16))
-        assert not runs_decode_in_layers(p._replace(m=65))
-
-
-def test_layers_run_what_was_tuned(monkeypatch):
-    p = product(8)
-    for kernel in ("sm90_tiled", "sm90_decode"):
-        monkeypatch.setitem(SCALED_MM._tuned, p, Choice(kernel))
-        assert runs_decode_in_layers(p) is (kernel == "sm90_decode")
+        assert SCALED_MM.choice(p).kernel == corrected
 
 
 def test_the_order_of_a_sum_does_not_depend_on_estimates():

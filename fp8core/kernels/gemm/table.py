@@ -16,7 +16,7 @@ from fp8core.kernels.gemm.sm90.tiled import SM90_TILED
 from fp8core.kernels.gemm.sm90.tiled_choice import least_us
 from fp8core.kernels.gemm.sm90.tiled_cost import us
 from fp8core.problem import ScaledMm
-from fp8core.table import Choice, Requirement, Table
+from fp8core.table import Requirement, Table
 
 MANY: Final = 33
 """From so many rows on sm90_decode is compared with the library, too: with fewer, no product was found that goes to the
@@ -24,10 +24,11 @@ library, and to ask it takes longer than to choose."""
 SURELY_LESS: Final = 0.7
 """How many times the estimate of sm90_tiled that of sm90_decode may be without corrections, which take longer."""
 FEW: Final = 16
-"""Up to so many rows sm90_decode is taken without a comparison where formulas are alone, and in layers."""
+"""Up to so many rows nothing is compared: sm90_decode overlaps more with what goes before it in layers, is seldom slower
+alone, and is chosen at once."""
 MARGIN: Final = 1.06
-"""How many times the estimate of sm90_tiled that of sm90_decode may be there with more rows: formulas are off by 5 %,
-and in layers sm90_decode overlaps more with what goes before it."""
+"""How many times the estimate of sm90_tiled that of sm90_decode may be with more rows where formulas are alone: they are
+off by 5 %."""
 
 
 def _alone(p: ScaledMm) -> bool:
@@ -44,21 +45,7 @@ def _pays(p: ScaledMm, margin: float) -> bool:
 
 
 def _decode_pays(p: ScaledMm) -> bool:
-    if _alone(p):
-        return True
-    if corrections.gpu_of(p.target) is not None:
-        return _pays(p, 1.0)
-    return p.m <= FEW or _pays(p, MARGIN)
-
-
-def runs_decode_in_layers(p: ScaledMm) -> bool:
-    """Return whether sm90_decode, if able, runs a product right behind a quantization or a norm."""
-    if p.m > MOST_ROWS:
-        return False
-    chosen = SCALED_MM.tuned(p)
-    if chosen is not None:
-        return chosen == Choice(SM90_DECODE.name)
-    return _alone(p) or p.m <= FEW or _pays(p, MARGIN)
+    return _alone(p) or p.m <= FEW or _pays(p, MARGIN if corrections.gpu_of(p.target) is None else 1.0)
 
 
 def _decode_us(p: ScaledMm) -> float | None:
