@@ -24,11 +24,11 @@ library, and to ask it takes longer than to choose."""
 SURELY_LESS: Final = 0.7
 """How many times the estimate of sm90_tiled that of sm90_decode may be without corrections, which take longer."""
 FEW: Final = 16
-"""Up to so many rows nothing is compared: sm90_decode overlaps more with what goes before it in layers, is seldom slower
-alone, and is chosen at once."""
+"""Up to so many rows nothing is compared: sm90_decode overlaps more with what goes before it in layers, is seldom
+slower alone, and is chosen at once."""
 MARGIN: Final = 1.06
-"""How many times the estimate of sm90_tiled that of sm90_decode may be with more rows where formulas are alone: they are
-off by 5 %."""
+"""How many times the estimate of sm90_tiled that of sm90_decode may be with more rows where formulas are alone: they
+are off by 5 %."""
 
 
 def _alone(p: ScaledMm) -> bool:

@@ -5,9 +5,9 @@ from typing import Final
 from fp8core.kernels.gemm.args import Matmul
 from fp8core.kernels.gemm.sm90.decode import SM90_DECODE, a_side, config_for, decode
 from fp8core.kernels.gemm.sm90.decode_config import MOST_ROWS, DecodeConfig, for_linear
-from fp8core.kernels.gemm.table import SCALED_MM, runs_decode_in_layers
+from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.problem import ITEMSIZE, Linear, ScaledMm
-from fp8core.table import Refusal, Requirement, Unknown
+from fp8core.table import Choice, Refusal, Requirement, Unknown
 
 PRODUCER_BYTES: Final = 4096
 """Of shared memory for the blocks of a norm or SiLU: 1,024 of each that the system keeps, and its own."""
@@ -58,7 +58,7 @@ def plan_behind_producer(problem: ScaledMm) -> Matmul:
     As in layers that quantize: the small kernel between two products finds room beside the first of them. The bits are
     those of the product alone.
     """
-    if SM90_DECODE.refusal(problem) is None and runs_decode_in_layers(problem):
+    if problem.m <= MOST_ROWS and SCALED_MM.choice(problem) == Choice(SM90_DECODE.name):
         return decode(problem, behind_producer(problem))
     plan: Matmul = SCALED_MM.plan(problem)
     return plan
@@ -72,6 +72,6 @@ def _decode_refusal(problem: Linear) -> Refusal | Unknown | None:
 DECODE_RUNS: Final = Requirement.of(_decode_refusal)
 ONE_PANEL: Final = Requirement(lambda p: p.product.m <= MOST_ROWS, f"needs m <= {MOST_ROWS}, got m={{p.product.m}}")
 DECODE_CHOSEN: Final = Requirement(
-    lambda p: runs_decode_in_layers(p.product),
-    f"preferred where {SM90_DECODE.name} is tuned for the product or estimated to be fast enough",
+    lambda p: SCALED_MM.choice(p.product) == Choice(SM90_DECODE.name),
+    f"preferred where {SM90_DECODE.name} is the choice for the product",
 )
