@@ -100,6 +100,17 @@ def test_formulas_alone_leave_more_to_sm90_decode(monkeypatch, m, times, alone, 
         assert SCALED_MM.choice(p).kernel == corrected
 
 
+@pytest.mark.parametrize("scale", ["row", "tensor"])
+@pytest.mark.parametrize("m", [17, 24, 32, 33, 48, 64])
+def test_the_choice_does_not_depend_on_when_the_weight_may_be_read(m, scale):
+    with on("NVIDIA H200"):
+        for n, k in ((6080, 1280), (18816, 1232), (9216, 6912), (3840, 1792), (12288, 2048), (14592, 5776)):
+            p = product(m, n, k, scale)
+            now, early = (p._replace(prefetch_weight=early) for early in (False, True))
+            assert decode_cost.corrected_us(now, config_for) == decode_cost.corrected_us(early, config_for)
+            assert SCALED_MM.choice(now) == SCALED_MM.choice(early)
+
+
 def test_the_order_of_a_sum_does_not_depend_on_estimates():
     p = product(40, 10112, 6400)._replace(batch_invariant=True)
     with on("NVIDIA H200"):

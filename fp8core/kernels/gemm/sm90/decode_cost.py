@@ -172,7 +172,11 @@ def us(problem: ScaledMm, layout: Callable[[ScaledMm], DecodeConfig]) -> float:
 
 @lru_cache(8192)
 def corrected_us(problem: ScaledMm, layout: Callable[[ScaledMm], DecodeConfig]) -> float:
-    """Return the same, on a GPU that was measured corrected by its trees."""
+    """Return the same, on a GPU that was measured corrected by its trees.
+
+    It is that of a weight that may be read early, and so is the choice: a layer keeps its kernel and its bits.
+    """
+    problem = problem._replace(prefetch_weight=True)
     estimate, gpu = us(problem, layout), corrections.gpu_of(problem.target)
     if gpu is None or not (problem.m and problem.n and problem.k):
         return estimate
