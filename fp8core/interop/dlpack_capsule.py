@@ -1,8 +1,10 @@
 """Arrays that offer DLPack and nothing else: read through a capsule, ordered by the protocol's streams."""
 
+import os
 import sys
 from collections.abc import Callable
 from functools import cache, partial
+from threading import RLock
 from typing import Any
 
 from fp8core.errors import DeviceError, LayoutError
@@ -16,6 +18,46 @@ PER_THREAD = 2
 """The number that CUDA and HIP have for the default stream of the calling thread."""
 REFUSALS = (BufferError, RuntimeError, ValueError, TypeError, NotImplementedError)
 """What producers raise when they cannot export."""
+
+
+class _Turns:
+    """A lock that begins anew in the child of a fork, where no thread is left that could release the parent's."""
+
+    def __init__(self) -> None:
+        self.lock = RLock()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forked)
+
+    def _forked(self) -> None:
+        self.lock = RLock()
+
+
+_TURNS = _Turns()
+"""Capsules are made and dropped one after the other. XLA's plug-ins for GPUs keep the exports of an array in a vector
+without a lock, and JAX lets other threads run while it makes one: a capsule that one of them drops then loses an
+export, and the process ends when the array dies."""
+
+
+class Export:
+    """A capsule that nothing consumes, safe to read on a stream; versioned where its producer can."""
+
+    __slots__ = ("_capsule",)
+
+    def __init__(self, x: Any, stream: int | None) -> None:
+        with _TURNS.lock:
+            try:
+                self._capsule = x.__dlpack__(stream=stream, max_version=(1, 0))
+            except TypeError:  # producers from before DLPack 1.0 know no max_version
+                self._capsule = x.__dlpack__(stream=stream)
+
+    def read(self) -> dlpack.Content:
+        """Return what it holds."""
+        return dlpack.read(self._capsule)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_capsule") and not sys.is_finalizing():
+            with _TURNS.lock:
+                del self._capsule
 
 
 class KeepAlive:
@@ -93,20 +135,20 @@ class Foreign(Borrowing):
         """Return a view of ``x`` that work on ``stream`` (CuPy's current one if None) may read at once."""
         try:
             kind, ordinal = (int(part) for part in x.__dlpack_device__())
+            held: Export | KeepAlive
             if kind in dlpack.HOST_DEVICES:
-                capsule = export(x, None)
-                found = dlpack.read(capsule)
-                target, held = HOST, capsule
+                held = made = Export(x, None)
+                target = HOST
             elif kind in dlpack.GPU_DEVICES:
                 target = device.target(ordinal)
                 chosen = device.stream(ordinal) if stream is None else stream
                 with device.on(ordinal):  # JAX leaves the device that it worked on current
-                    capsule = export(x, in_protocol(chosen, target))
-                found = dlpack.read(capsule)
-                held = KeepAlive(capsule, chosen, ordinal)
+                    made = Export(x, in_protocol(chosen, target))
+                held = KeepAlive(made, chosen, ordinal)
             else:
                 where = dlpack.DEVICES.get(kind, f"DLPack type {kind}")
                 raise DeviceError(f"{name} needs memory of a CUDA or ROCm device or the CPU, got {where} {ordinal}")
+            found = made.read()
         except REFUSALS as error:
             if isinstance(error, DeviceError):
                 raise
@@ -122,25 +164,17 @@ class Foreign(Borrowing):
         """Let ``stream`` wait as the protocol has it: by another export."""
         if isinstance(view.held, KeepAlive) and view.held.stream != stream:
             with device.on(view.target.device):
-                export(view.owner, in_protocol(stream, view.target))
+                Export(view.owner, in_protocol(stream, view.target))
             view.held.read_on(stream, owner)
 
     def written(self, x: Any, name: str) -> None:
         """Raise LayoutError if ``x`` says that it is read-only, which only versioned capsules can."""
         try:
-            capsule = export(x, None)
+            made = Export(x, None)
         except REFUSALS as error:
             raise LayoutError(f"{name} needs a writable array that exports itself by DLPack, got {error}") from error
-        if dlpack.read(capsule).read_only:
+        if made.read().read_only:
             raise LayoutError(f"{name} needs to be writable, got a read-only {type(x).__name__}")
-
-
-def export(x: Any, stream: int | None) -> Any:
-    """Return a capsule of ``x``, versioned where its producer can, safe to read on ``stream``."""
-    try:
-        return x.__dlpack__(stream=stream, max_version=(1, 0))
-    except TypeError:  # producers from before DLPack 1.0 know no max_version
-        return x.__dlpack__(stream=stream)
 
 
 def in_protocol(stream: int, target: Target) -> int:

@@ -1,14 +1,16 @@
 """DLPack itself: capsules of older and unknown kinds, and the table of functions of its version 1.3."""
 
 import gc
+import os
 import sys
+import threading
 import weakref
 
 import pytest
 
 from fp8core import interop
 from fp8core.errors import DTypeError, LayoutError
-from fp8core.interop import dlpack, dlpack_exchange
+from fp8core.interop import dlpack, dlpack_capsule, dlpack_exchange
 from fp8core.problem import HOST, ITEMSIZE
 from support.host_arrays import codes
 
@@ -167,3 +169,57 @@ def test_a_type_that_offers_the_table_is_read_through_it():
     framework = interop.framework_of(Unknown)
     assert isinstance(framework, dlpack_exchange.Exchange)
     assert framework.name == __name__.partition(".")[0]
+
+
+class Producer:
+    """An array whose capsules say when they are made and dropped, and take as long to make as ``wait`` does."""
+
+    def __init__(self, found, wait=lambda: None):
+        self.found, self.wait = found, wait
+
+    def __dlpack__(self, **_):
+        self.wait()
+        self.found.append("made")
+        capsule = set()
+        weakref.finalize(capsule, self.found.append, "dropped")
+        return capsule
+
+
+def test_a_capsule_is_not_dropped_while_another_is_made():
+    """XLA's plug-ins for GPUs lose count of an array's exports otherwise, and end the process."""
+    found, making, go_on, dropped = [], threading.Event(), threading.Event(), threading.Event()
+    kept = [dlpack_capsule.Export(Producer(found), None)]
+
+    def wait():
+        making.set()
+        assert go_on.wait(30)
+
+    def drop():
+        kept.clear()
+        dropped.set()
+
+    maker = threading.Thread(target=lambda: kept.append(dlpack_capsule.Export(Producer(found, wait), None)))
+    maker.start()
+    assert making.wait(30)
+    dropper = threading.Thread(target=drop)
+    dropper.start()
+    dropped.wait(0.2)  # what goes wrong has had the time
+    go_on.set()
+    for thread in (maker, dropper):
+        thread.join(30)
+        assert not thread.is_alive()
+    assert found[:3] == ["made", "made", "dropped"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_capsules_are_made_in_the_child_of_a_fork_amid_an_export():
+    def wait():
+        child = os.fork()
+        if not child:
+            thread = threading.Thread(target=lambda: dlpack_capsule.Export(Producer([]), None), daemon=True)
+            thread.start()
+            thread.join(30)
+            os._exit(thread.is_alive())
+        assert os.waitpid(child, 0)[1] == 0
+
+    dlpack_capsule.Export(Producer([], wait), None)
