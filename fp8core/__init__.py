@@ -38,7 +38,7 @@ from fp8core.problem import BLOCK_128, GROUP_128, PER_CHANNEL, PER_TENSOR, PER_T
 from fp8core.table import Explanation, Verdict
 from fp8core.tuning import Tuning, load_tunings, save_tunings, tune, tune_shapes
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 __all__ = [
     "BLOCK_128",
