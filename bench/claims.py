@@ -104,9 +104,10 @@ def crossover(panels: Sequence[tuple[str, Sequence[Record]]]) -> str:
 def against(found: Results) -> str:
     """Return how the calls of two checkouts compare."""
     said = []
-    for kind, name in (("gpu", "GPU times"), ("host", "Host times")):
+    for kind, name in (("gpu", "GPU times"), ("host", "host times")):
         ratios = [r["ratio"] for r in found.against if r["kind"] == kind and "ratio" in r]
         if ratios:
             spread = f"{min(ratios):.3f} to {max(ratios):.3f}"
             said.append(f"{name} are {median(ratios):.3f} of those before (median of {len(ratios)} calls; {spread})")
-    return "; ".join(said)
+    text = "; ".join(said)
+    return text[:1].upper() + text[1:]

@@ -14,6 +14,9 @@ ENDING: Final = """What ends a product, in the same launch, for all the rows of 
 are bfloat16, beta is 1. "After" is a kernel of PyTorch that is launched after the plain product: it reads a rounded
 result and rounds again. A star marks what a call without tuning gets."""
 
+PRODUCT: Final = """`sm90_decode` and `sm90_tiled` are kernels of fp8core. The last column is the time above the floor of
+the kernel that a call gets; it is negative where memory is read faster than the floor's 4.3 TB/s."""
+
 LAYER: Final = """The linear path of decoder layers: residuals, RMS norms, SiLU, quantization and the four products,
 with weights that come from memory; per token x per channel, of DeepSeek-V3 1x128 x 128x128. The floor is the sum of
 the launches' floors. Plain calls let the library allocate results and pass them on; the last column is their time as a
@@ -63,12 +66,16 @@ def odd(records: Sequence[Record]) -> list[str]:
 def products(records: Sequence[Record]) -> list[str]:
     """Return a table of products."""
     names = results.names(records, (DECODE, BLOCK, LIBRARY, *BASELINES))
-    head = ["scales", "m x n x k", "floor", *(LABELS[name] for name in names), "above the floor"]
+    head = ["scales", "m x n x k", "floor", *(_own_name(name) for name in names), "above the floor"]
     rows = []
     for r in sorted(records, key=lambda r: (list(PRODUCTS).index(r["mode"]), r["n"] * r["k"], r["n"], r["m"])):
         mine = results.own(r)
         rows.append([PRODUCTS[r["mode"]], *timed(r, names), number(None if mine is None else mine - r["floor_us"])])
-    return table(head, rows)
+    return [*PRODUCT.splitlines(), "", *table(head, rows)]
+
+
+def _own_name(name: str) -> str:
+    return f"fp8core `{name}`" if name in (DECODE, BLOCK) else LABELS[name]
 
 
 def invariance(found: Results) -> list[str]:

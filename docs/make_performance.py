@@ -14,7 +14,7 @@ sys.path.insert(0, str(ROOT))
 
 from bench import claims, plot, results, rules, tables  # noqa: E402 - the repository is not installed
 from bench.goals import Judged, judge  # noqa: E402
-from bench.labels import DECODE, KINDS, LABELS, MODES, PRODUCTS  # noqa: E402
+from bench.labels import BLOCK, DECODE, KINDS, LABELS, MODES, PRODUCTS  # noqa: E402
 from bench.results import Record, Results, us  # noqa: E402
 
 RUNS: Final = ROOT / "docs" / "results"
@@ -25,7 +25,7 @@ BEGIN, END = "<!-- performance -->\n", "<!-- /performance -->\n"
 
 HOW: Final = """Times are microseconds a call, medians of interleaved variants; [method](method.md) says what is cold
 and warm, what the floor and the copy are, and how to measure all of it again. Compare within a table: machines differ
-by more than kernels do."""
+by more than kernels do. [Goals](#goals) says what was aimed at, and where that was missed."""
 
 WORDS: Final = {
     "decoder-layer": """The linear path is a decoder layer without its attention, and m the number of tokens. The
@@ -47,6 +47,11 @@ named by the date and the GPU, and the last writes this page from those files. `
 subjects, `--plan` what would run."""
 
 
+FAILED: Final = """A variant whose result fails the check has no time; "wrong" stands in its place. The error of a
+product is relative, against float64, and may be 4e-3: fast accumulation exceeds that where k is large
+([accuracy](accuracy.md))."""
+
+
 def goal_row(judged: Judged, by_run: Sequence[Results]) -> list[str]:
     """Return a goal as a line: what, bound, whence, verdict, the case nearest to it or beyond, and the runs."""
     goal, checks = judged
@@ -57,6 +62,13 @@ def goal_row(judged: Judged, by_run: Sequence[Results]) -> list[str]:
     verdict = f"{'met' if met == len(checks) else '**not met**'}, {met} of {len(checks)}"
     of = [str(at) for at, own in enumerate(by_run, 1) if any(goal.checks(own, goal.threshold))]
     return [goal.what, goal.bound, goal.source, verdict, f"{worst.text} ({worst.case})", ", ".join(of)]
+
+
+def goals(found: Results, by_run: Sequence[Results]) -> list[str]:
+    """Return what was aimed at, and what was reached."""
+    said = "The hardest case comes nearest to the bound, or goes furthest beyond it. [Runs](#runs) has the runs' files."
+    head = ["what", "goal", "compared with", "verdict", "hardest case", "run"]
+    return [said, "", *tables.table(head, [goal_row(judged, by_run) for judged in judge(found)], words=6)]
 
 
 def each_run(shown: rules.Shown) -> list[Results]:
@@ -118,14 +130,17 @@ def _cuda(version: int) -> str:
 
 def faults(found: Results) -> list[str]:
     """Return what was not timed because its output failed the check, and what did not run."""
-    lines = []
+    failed: dict[tuple[str, str], list[str]] = {}
     for kind in ("quantize", "odd", "fused", "weights", "decode", "ending", "invariance", "layer", "against"):
         for r in getattr(found, kind):
             wrong = r.get("wrong") or {}
             named = {"fp8core": wrong} if isinstance(wrong, str) else wrong
             where = " ".join(str(r[key]) for key in ("kind", "mode", "case") if key in r)
-            where = f"{where} {results.shape(r)}".strip()
-            lines += [f"- {LABELS.get(name, name)}, {where}: {why}" for name, why in named.items()]
+            for name, why in named.items():
+                shown = f"`{name}`" if name in (DECODE, BLOCK) else LABELS.get(name, name)
+                failed.setdefault((f"{where} {results.shape(r)}".strip(), why), []).append(shown)
+    rows = [[where, ", ".join(sorted(names)), why] for (where, why), names in failed.items()]
+    lines = [*FAILED.splitlines(), "", *tables.table(["case", "variants", "why"], rows, words=3)] if rows else []
     for r in found.subject:
         if r.get("skipped") or r.get("status"):
             why = f"skipped, {r['skipped']}" if r.get("skipped") else f"ended with status {r['status']}"
@@ -176,17 +191,12 @@ def page(shown: rules.Shown, pictures: Sequence[str]) -> str:
         ("Host time", [], [*found.calls, *found.overhead], tables.calls(found)),
         ("The host engine", [], found.engine, tables.engine(found) if found.engine else []),
         ("Beside an older checkout", [], found.against, tables.against(found) if found.against else []),
+        ("Goals", [], [], goals(found, by_run)),
         ("Not timed", [], [], [*faults(found), ""] if faults(found) else []),
         ("Runs", [], [], runs(shown)),
         ("How to measure it again", [], [], REPRODUCE.splitlines()),
     ]
-    lines = ["# Performance", "", *HOW.splitlines(), "", *machine(found), "## Goals", ""]
-    lines += [
-        "The hardest case comes nearest to the bound, or goes furthest beyond it. [Runs](#runs) has the runs' files.",
-        "",
-    ]
-    head = ["what", "goal", "compared with", "verdict", "hardest case", "run"]
-    lines += tables.table(head, [goal_row(judged, by_run) for judged in judge(found)], words=6)
+    lines = ["# Performance", "", *HOW.splitlines(), "", *machine(found)]
     for title, images, records, body in sections:
         shown_here = [f"![{title}](../images/{name}.png)\n" for name in images if name in pictures]
         if body:

@@ -21,8 +21,8 @@ def _bars(axes: Any, records: Sequence[Record], m: int, mode: str, limit: float)
     """Draw the time above the floor of each shape, three bars each, cut at ``limit``."""
     sides: tuple[tuple[str, Callable[[Record], float | None]], ...] = (
         (DECODE, lambda r: claims.above(r, DECODE)),
-        ("baseline", claims.above_baseline),
         (LIBRARY, lambda r: claims.above(r, LIBRARY)),
+        ("baseline", claims.above_baseline),
     )
     for place, record in enumerate(records):
         for offset, (name, of) in zip((-0.28, 0, 0.28), sides, strict=True):
@@ -85,7 +85,7 @@ def draw(found: Results, folder: Path, mode: str) -> Path:
         (LIBRARY, LABELS[LIBRARY]),
         *([("baseline", f"best of {others}" if "," in others else others)] if others else []),
     ]
-    for x, (name, label) in zip((0.012, 0.21, 0.32), key, strict=False):
+    for x, (name, label) in zip((0.012, 0.16, 0.26), key, strict=False):
         figure.text(x, 1 - 0.68 / height, f"■ {label}", color=style.COLOURS[name], fontsize=8.5, weight="bold")
     figure.subplots_adjust(left=0.122, right=0.985, top=1 - 1.12 / height, bottom=0.42 / height, wspace=0.08)
     return style.save(figure, folder / f"products-{mode}.png")

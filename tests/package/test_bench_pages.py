@@ -138,9 +138,9 @@ def test_the_page_says_what_was_measured_and_what_was_not(sample, make_performan
     assert "| per token | float32 | 8x1001 | 1.29 | 8x1000 | 1.00 | 1.29 |" in text
     assert "| Llama-8B | m = 16 | 50.00 | 72.00 | 73.00 | 86.00 | - | 1.460 |" in text
     assert "| quantize | GPU | 2.00 | 1.98 | 0.990 | 0.985 to 1.000 |" in text
-    assert "- SGLang, 1x128 8192x8192: codes differ by 3" in text
-    assert "- fp8core, requantize, 3 shards 64x64: differs" in text
-    assert "- before, host quantize: TypeError: no" in text
+    assert "| 1x128 8192x8192 | SGLang | codes differ by 3 |" in text
+    assert "| requantize, 3 shards 64x64 | fp8core | differs |" in text
+    assert "| host quantize | before | TypeError: no |" in text
     assert "- engine: skipped, made up" in text
     assert "| short runs | `--short` times a few cases of each subject, to see that it works | 7 |" in text
     assert set(re.findall(r"images/([\w-]+)\.png", text)) == set(plot.drawable(sample.found))
@@ -216,7 +216,7 @@ def test_the_page_states_what_batch_invariance_costs(sample, make_performance):
     assert "\nmore rows take 2.6 to 2.6 times as long.\n" in text
     assert "| cuBLASLt | fp8core kernel | 256x4096x8192 | 10.36 | 15.00 | 39.50 | 24.50 |" in text
     assert "| fp8core kernel | fp8core kernel | 16x4096x8192 | 7.96 | 9.00 | wrong | - |" in text
-    assert "- invariant, block 16x4096x8192: other bits" in text
+    assert "| block 16x4096x8192 | invariant | other bits |" in text
     assert "Batch invariance" not in make_performance.page(
         sample._replace(found=sample.found._replace(invariance=[])), []
     )
@@ -226,7 +226,7 @@ def test_the_page_has_what_ends_products(sample, make_performance):
     text = make_performance.page(sample, [])
     assert "| per token x per channel | 512x4096x8192 | `cublaslt` | 48.00 * | - | 59.00 | 60.00 |" in text
     assert "| per token x per channel | 512x4096x8192 | `sm90_tiled` | - | 64.00 * | - | - |" in text
-    assert "- sm90_tiled plain, row 512x4096x8192: far from torch's" in text
+    assert "| row 512x4096x8192 | sm90_tiled plain | far from torch's |" in text
 
 
 FIGURE = re.compile(r"\d ?(?:us|µs|μs|[GT]B/s|TFLOP(?:/s|S)?)\b|\d ?(?:x|times) (?:faster|slower|as fast|as long)")
