@@ -14,8 +14,8 @@ ENDING: Final = """What ends a product, in the same launch, for all the rows of 
 are bfloat16, beta is 1. "After" is a kernel of PyTorch that is launched after the plain product: it reads a rounded
 result and rounds again. A star marks what a call without tuning gets."""
 
-PRODUCT: Final = """`sm90_decode` and `sm90_tiled` are kernels of fp8core. The last column is the time above the floor of
-the kernel that a call gets; it is negative where memory is read faster than the floor's 4.3 TB/s."""
+PRODUCT: Final = """`sm90_decode` and `sm90_tiled` are kernels of fp8core. The last column is the time above the floor
+of the kernel that a call gets; it is negative where memory is read faster than the floor's 4.3 TB/s."""
 
 LAYER: Final = """The linear path of decoder layers: residuals, RMS norms, SiLU, quantization and the four products,
 with weights that come from memory; per token x per channel, of DeepSeek-V3 1x128 x 128x128. The floor is the sum of

@@ -23,10 +23,10 @@ ROWS: Final = (1, 16), (17, 64), (65, 512), (513, 16384)
 SAME: Final = 0.02
 """Up to which a difference does not count."""
 SECTION: Final = """\
-So much longer than the fastest candidate the choice without tuning takes, on an H200, at {number} products to which
-nothing was fitted: weights of other models and of sizes that chance took, 1 to 16,384 rows. At {share:.0%} of them
-tuning gains no more than {same:.0%}, the margin of `tune`. Two times of a candidate in one run lie apart by {half:.1%}
-at the median, and by {most:.1%} or less at nine of ten.
+How much longer a product takes without tuning than with the fastest candidate, on an H200. The {number} products took
+no part in fitting the choice: weights of other models and of random sizes, 1 to 16,384 rows. For {share:.0%} of them
+tuning gains no more than {same:.0%}, the margin of `tune`. Two times of one candidate in one run differ by {half:.1%}
+at the median, and for nine of ten candidates by no more than {most:.1%}.
 """
 
 

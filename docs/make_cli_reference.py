@@ -85,7 +85,7 @@ def values(kind: Any, about: Any) -> str:
     if get_origin(kind) is Literal:
         return ", ".join(f"`{one}`" for one in get_args(kind))
     if get_origin(kind) is list:
-        return "text, any number of times"
+        return "text"
     least = f" from {about.min}" if about.min is not None else ""
     named = {int: "number", float: "number", str: "text", Path: "path", bool: ""}
     return named[kind] + least

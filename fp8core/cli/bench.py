@@ -10,15 +10,16 @@ from fp8core.runtime import device
 
 
 def bench(
-    tokens: Annotated[int, typer.Option(min=1, help="Rows of the activations.")] = 256,
-    width: Annotated[int, typer.Option(min=16, help="n and k of a square weight.")] = 2048,
-    seconds: Annotated[float, typer.Option(min=0.01, help="How long to time each case.")] = 0.5,
+    tokens: Annotated[int, typer.Option(min=1, metavar="M", help="Rows of the activations.")] = 256,
+    width: Annotated[int, typer.Option(min=16, metavar="N", help="n and k of a square weight.")] = 2048,
+    seconds: Annotated[float, typer.Option(min=0.01, metavar="S", help="How long to time each case.")] = 0.5,
 ) -> None:
     """Time the main operations on this device, in short; `bench/` in the repository does it at length."""
     from fp8core import bench as work
 
     times = table(f"{count(tokens, 'token')}, weight {width} x {width}, {work.place()}", "operation", "kernel")
-    for heading in ("a call", "on the GPU", "rate"):
+    headings = ("a call", "on the GPU") if device.count() else ("a call",)
+    for heading in (*headings, "rate"):
         times.add_column(heading, justify="right")
     columns = SpinnerColumn(), TextColumn("timing {task.description}")
     with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:
@@ -26,7 +27,7 @@ def bench(
         for case in work.cases(tokens, width):
             progress.update(task, description=case.name)
             timing = work.timed(case, seconds)
-            shown = ("-" if one is None else f"{one * 1e6:,.1f} us" for one in timing)
+            shown = ("-" if one is None else f"{one * 1e6:,.1f} us" for one in timing[: len(headings)])
             times.add_row(case.name, case.kernel, *shown, case.rate(timing))
     console.print(times)
     if device.count():

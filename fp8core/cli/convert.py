@@ -28,8 +28,10 @@ def convert(
     to: Annotated[
         ConversionName,
         typer.Option(
-            help="bf16; or one scale per channel, 128x128 block, tensor or group of 1x32 (as compressed-tensors); or a "
-            "format, which keeps the layers' scales where it can."
+            metavar="FORM",
+            help="bf16; a granularity, as compressed-tensors: channel, tensor, block (128x128) or mxfp8 (1x32); or a "
+            "format, which keeps the layers' scales where it can: compressed-tensors, deepseek, modelopt, "
+            "modelopt-mxfp8 or comfyui.",
         ),
     ] = "bf16",
     scales: Annotated[
@@ -40,7 +42,10 @@ def convert(
     fnuz: Annotated[bool, typer.Option("--fnuz", help="Codes of MI300's e4m3fnuz.")] = False,
     block: Annotated[
         str | None,
-        typer.Option(help="Rows and columns of a block, as 64x128 (block and deepseek): smaller ones keep the codes."),
+        typer.Option(
+            metavar="RxC",
+            help="Rows and columns of a block, as 64x128 (block and deepseek): smaller ones keep the codes.",
+        ),
     ] = None,
     split_experts: SplitExpertsOption = False,
     unscaled: Annotated[

@@ -1,6 +1,6 @@
 """`fp8core explain`: which kernel a product gets, on any device."""
 
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal, get_args
 
 import typer
 from rich.markup import escape
@@ -14,6 +14,7 @@ from fp8core.types import ActivationName, WideName
 if TYPE_CHECKING:
     from fp8core.table import Explanation
 
+FORMATS: Final = ", ".join(get_args(Fp8Name))
 Out = Literal["bfloat16", "float16", "float32", Fp8Name]
 STYLES: Final = {
     "chosen": "bold green",
@@ -25,12 +26,17 @@ STYLES: Final = {
 
 
 def explain(
-    m: Annotated[int, typer.Argument(min=1, help="Rows of a: tokens.")],
-    n: Annotated[int, typer.Argument(min=1, help="Output channels.")],
-    k: Annotated[int, typer.Argument(min=1, help="The shared axis.")],
-    a: Annotated[Fp8Name | None, typer.Option(help="The format of a; by default the device's E4M3.")] = None,
-    b: Annotated[Fp8Name | None, typer.Option(help="The format of b; by default the device's E4M3.")] = None,
-    out: Annotated[Out, typer.Option(help="The dtype of the result.")] = "bfloat16",
+    m: Annotated[int, typer.Argument(min=1, metavar="M", help="Rows of a: tokens.")],
+    n: Annotated[int, typer.Argument(min=1, metavar="N", help="Output channels.")],
+    k: Annotated[int, typer.Argument(min=1, metavar="K", help="The shared axis.")],
+    a: Annotated[
+        Fp8Name | None,
+        typer.Option(metavar="FORMAT", help=f"The format of a: {FORMATS}; by default the device's E4M3."),
+    ] = None,
+    b: Annotated[Fp8Name | None, typer.Option(metavar="FORMAT", help="The format of b, likewise.")] = None,
+    out: Annotated[
+        Out, typer.Option(metavar="DTYPE", help="The dtype of the result: bfloat16, float16, float32 or a format.")
+    ] = "bfloat16",
     scale_a: Annotated[
         Literal["tensor", "row", "group"], typer.Option(help="One scale of a per tensor, token or 1x128.")
     ] = "row",
@@ -40,7 +46,9 @@ def explain(
     ] = "row",
     bias: Annotated[WideName | None, typer.Option(help="The dtype of a bias; by default there is none.")] = None,
     activation: Annotated[ActivationName | None, typer.Option(help="What is applied to the result.")] = None,
-    beta: Annotated[float, typer.Option(help="The factor of what the result holds before, which is added.")] = 0,
+    beta: Annotated[
+        float, typer.Option(metavar="NUMBER", help="What the result holds is multiplied by it and added.")
+    ] = 0,
     amax: Annotated[bool, typer.Option("--amax", help="Ask for the largest magnitude of the result, too.")] = False,
     no_fast_accum: Annotated[
         bool, typer.Option("--no-fast-accum", help="Keep kernels from accumulating with fewer bits.")
@@ -49,7 +57,8 @@ def explain(
         bool, typer.Option("--batch-invariant", help="Give a row the same bits whatever M is.")
     ] = False,
     target: Annotated[
-        str | None, typer.Option(help=f"The device: host, {', '.join(TARGETS)}; by default this one.")
+        str | None,
+        typer.Option(metavar="DEVICE", help=f"The device: host, {', '.join(TARGETS)}; by default this one."),
     ] = None,
 ) -> None:
     """Say which kernel a scaled matrix product would run on, and why not on the others. Nothing runs."""

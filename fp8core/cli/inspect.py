@@ -18,7 +18,9 @@ MOST_FAULTS = 10
 
 
 def inspect(
-    model: Annotated[Path, typer.Argument(help="A safetensors file, or a folder with one or with shards.")],
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="A safetensors file, or a folder with one or with shards.")
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show what a checkpoint holds: its format, its FP8 layers by kind of scale, and what its configuration claims."""

@@ -37,14 +37,17 @@ def quantize(
     include: Annotated[
         list[str] | None,
         typer.Option(
-            help="Modules to quantize: a glob over whole names, or re: and a regular expression. By default every "
-            "linear layer but heads, poolers, routers and towers of images and sound."
+            metavar="PATTERN",
+            help="Modules to quantize: a glob over whole names, or re: and a regular expression; any number of times. "
+            "By default every linear layer but heads, poolers, routers and towers of images and sound.",
         ),
     ] = None,
-    exclude: Annotated[list[str] | None, typer.Option(help="Modules to leave as they are, likewise.")] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option(metavar="PATTERN", help="Modules to leave as they are, likewise.")
+    ] = None,
     input_scales: Annotated[
         Path | None,
-        typer.Option(help="Of scheme static: a JSON file with the scale of each layer's input, by the layer's name."),
+        typer.Option(help="For scheme static: a JSON file with the scale of each layer's input, by the layer's name."),
     ] = None,
     split_experts: SplitExpertsOption = False,
     force: ForceOption = False,

@@ -8,9 +8,11 @@ import typer
 
 from fp8core.cli.terminal import Bar, interrupted, warnings_as_lines
 
-SourceArgument = Annotated[Path, typer.Argument(help="A safetensors file, or a folder with one or with shards.")]
+SourceArgument = Annotated[
+    Path, typer.Argument(metavar="SOURCE", help="A safetensors file, or a folder with one or with shards.")
+]
 TargetArgument = Annotated[
-    Path | None, typer.Argument(help="The new safetensors file, or for a folder the new folder.")
+    Path | None, typer.Argument(metavar="TARGET", help="The new safetensors file, or for a folder the new folder.")
 ]
 SplitExpertsOption = Annotated[
     bool, typer.Option("--split-experts", help="Write experts that are stacked in one tensor one by one.")

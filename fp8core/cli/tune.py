@@ -20,14 +20,17 @@ SAVED_AFTER: Final = 10.0
 
 def tune(
     model: Annotated[
-        Path | None, typer.Argument(help="A safetensors file or a folder of them, whose linear layers are tuned.")
+        Path | None,
+        typer.Argument(metavar="MODEL", help="A safetensors file or a folder of them, whose linear layers are tuned."),
     ] = None,
     shapes: Annotated[
         list[str] | None,
-        typer.Option(help="Products m x n x k: 1,16,64x4096x4096 is three of them. Any number of times."),
+        typer.Option(
+            metavar="MxNxK", help="Products m x n x k: 1,16,64x4096x4096 is three of them; any number of times."
+        ),
     ] = None,
     rows: Annotated[
-        str, typer.Option(help="Numbers of rows (m) of a model's layers: each is a product of its own.")
+        str, typer.Option(metavar="M,M", help="Numbers of rows (m) of a model's layers: each is a product of its own.")
     ] = "1,16,64,256,1024,4096",
     scheme: Annotated[
         Literal["channel", "tensor", "block"],

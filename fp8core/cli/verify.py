@@ -16,7 +16,9 @@ MOST = 50
 
 
 def verify(
-    model: Annotated[Path, typer.Argument(help="A safetensors file, or a folder with one or with shards.")],
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="A safetensors file, or a folder with one or with shards.")
+    ],
     against: Annotated[
         Path | None, typer.Option(help="The checkpoint that it was made from: weights have to be that within rounding.")
     ] = None,

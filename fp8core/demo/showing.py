@@ -3,6 +3,7 @@
 from textwrap import shorten
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from fp8core.demo.comparing import Report
@@ -39,11 +40,13 @@ def show(report: Report, console: Console) -> None:
         )
     console.print(table)
     for kernel, explanation in report.explanations.items():
+        if explanation.chosen == "host":  # arrays of NumPy leave no choice
+            continue
         console.print(f"\n[bold]Why {kernel}[/], in the first layer that it runs:")
-        width = max(len(verdict.kernel) for verdict in explanation.verdicts)
+        grid = Table.grid(padding=(0, 2), pad_edge=True)
         for verdict in explanation.verdicts:
-            reason = f": {verdict.reason}" if verdict.reason else ""
-            console.print(f"  {verdict.kernel:<{width}} {verdict.status}{reason}", markup=False, highlight=False)
+            grid.add_row(*map(escape, (verdict.kernel, verdict.status, verdict.reason)))
+        console.print(grid)
     saved = report.bytes_before / report.bytes_after
     console.print(
         f"\nLinear layers: {report.bytes_before:,} bytes in fp32, {report.bytes_after:,} in FP8 with their scales "

@@ -148,7 +148,7 @@ def test_the_bounds_of_host_memory_are_those_of_the_code():
     said = text("concepts/safety.md")
     assert f"{calls.CALLS_KEPT:,} calls of each operation" in said
     assert f"{tables.PLANS_KEPT:,} plans of each table" in said
-    assert f"{calls.SHORTCUTS_PER_SIZE} shortcuts for equal options and each size of a first operand" in said
+    assert f"{calls.SHORTCUTS_PER_SIZE} for equal options and each size of a first operand" in said
 
 
 def test_the_figures_about_tune_are_those_of_the_code():
