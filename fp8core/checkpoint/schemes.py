@@ -48,7 +48,7 @@ SCHEMES: Final[dict[str, Scheme]] = {
         {"strategy": "group", "group_size": 128},
     ),
 }
-
+"""How weights are scaled, and activations, in the words of compressed-tensors, by name."""
 
 STATIC: Final = SCHEMES["tensor"].with_static_activations()
 """One scale for each weight, and one that is given for the activations of each layer."""

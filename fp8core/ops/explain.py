@@ -83,9 +83,9 @@ def explain(
         **kwargs: the call's keyword arguments.
 
     Returns:
-        For each kernel a verdict: "chosen", "able", "not preferred" (able, and measured to be slower than another),
-        "unable" or "unknown" (only a library on the device can tell), with the reason. ``print`` it, or take ``.short``
-        for a line and ``.chosen`` for the name.
+        Explanation: a verdict on each kernel, with the reason: "chosen", "able", "not preferred" (able, and measured or
+            estimated to be slower than another), "unable" or "unknown" (only a library on the device can tell).
+            ``print`` it, or take ``.short`` for a line and ``.chosen`` for the name.
 
     Raises:
         TypeError: the function is none of fp8core's that choose among kernels, or does not take the arguments.

@@ -79,16 +79,16 @@ def quantize(
         scale_format: "ue8m0" rounds scales up to powers of two, "ue8m0_bytes" gives these as float8_e8m0fnu
             (OCP Microscaling Formats 1.0).
         scale_layout: "mn" stores the scales of ``[m, k]`` as ``[k / g][m]``, as block-scaled products want them.
-        eps: the least amax of groups and blocks, 1e-10 by default; tokens, the tensor and given scales take none but
-            that.
+        eps: the least amax of groups and blocks, 1e-10 by default. Per token, per tensor and with a given scale another
+            value is refused.
         rows_padded: give at least so many rows; the added ones hold zeros and scale 1.
         out: an FP8 array for the data, or a pair of arrays for data and scale.
         stream: the stream to launch on; by default the one that the framework of x works on. It waits for the work
             that x's framework has under way, and x may be dropped as soon as the call returns.
 
     Returns:
-        ``Quantized(data, scale)`` in the framework of x: data shaped like x; scale ``[1]`` per tensor, else with x's
-        leading axes, as in ``[..., 1]`` per token and ``[..., ceil(cols / g)]`` for groups of 1xg.
+        Quantized: ``data, scale`` in the framework of x. Data is shaped like x; the scale is ``[1]`` per tensor, else
+            with x's leading axes, as in ``[..., 1]`` per token and ``[..., ceil(cols / g)]`` for groups of 1xg.
 
     Raises:
         DTypeError: x or another array is of a dtype that the call does not take.

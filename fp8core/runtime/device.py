@@ -37,7 +37,7 @@ def cupy() -> Any:
     except ImportError as error:
         raise DeviceError(
             f"arrays on a GPU need CuPy, and import cupy says: {error} "
-            "(install the wheel for your CUDA or ROCm, as cupy-cuda13x or cupy-rocm-7-0)"
+            "(install fp8core with the extra cuda13, cuda12 or rocm7)"
         ) from error
     return module
 

@@ -46,7 +46,7 @@ def tune(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Tuning:
         Fp8Error: what the call itself would refuse.
 
     Returns:
-        The times, and what was chosen: ``print`` it.
+        Tuning: the times, and what was chosen. ``print`` it.
 
     Examples:
         ``tuning = fp8core.tune(layer, x)`` with arrays of a GPU. There is nothing to choose from on the host:

@@ -45,7 +45,7 @@ def scaled_fp8_quant(
         group_shape: groups of a given scale that has more than one number.
 
     Returns:
-        FP8 data of ``input``'s framework, and its scale: ``[1]`` per tensor, ``[m, 1]`` per token.
+        tuple: FP8 data in the framework of ``input``, and its scale, ``[1]`` per tensor and ``[m, 1]`` per token.
 
     Raises:
         DTypeError, ShapeError, LayoutError, ScaleError, DeviceError: before anything is launched or written.

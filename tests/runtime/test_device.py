@@ -70,7 +70,7 @@ def test_without_cupy_there_is_no_device_and_a_reason():
         from fp8core.runtime import device
         from fp8core.errors import DeviceError
         assert device.count() == 0
-        assert "need CuPy" in device.why_none() and "cupy-cuda13x" in device.why_none()
+        assert "need CuPy" in device.why_none() and "extra cuda13" in device.why_none()
         try:
             device.target(0)
         except DeviceError as error:
