@@ -33,7 +33,7 @@ ATTENTION: Final = Kind("torch.nn.MultiheadAttention", "readers read its weight 
 SPECIAL: Final = Kind("special linear layer", "readers have no FP8 layer for it")
 CAST: Final = Kind("layer that decides its input's dtype", "transformers casts it to the weight's dtype", able=True)
 HEAD: Final = Kind("head or pooler", "vLLM has no place for its scale", able=True)
-TOWER: Final = Kind("tower or projector of images or sound", "vLLM has no place for the scales of many", able=True)
+TOWER: Final = Kind("vision or audio tower or projector", "vLLM has no place for the scales of many", able=True)
 OUTSIDE: Final = Kind("outside of the layers", "embeddings, heads and poolers are there", able=True)
 
 

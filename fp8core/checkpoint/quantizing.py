@@ -134,7 +134,7 @@ def quantize_checkpoint(
     The new files appear whole or not at all, also when the run is interrupted.
 
     Chosen are the weights of linear layers, which config.json's model_type and the names of the modules tell
-    (`fp8core.checkpoint.kinds`): not embeddings, heads, poolers, routers, GPT-2's Conv1D, towers of images and sound,
+    (`fp8core.checkpoint.kinds`): not embeddings, heads, poolers, routers, GPT-2's Conv1D, vision and audio towers,
     nor what is outside of the numbered layers. Layers that vLLM joins, such as q_proj, k_proj and v_proj, are quantized
     all or not at all. `plan_checkpoint` tells what becomes of every tensor.
 

@@ -39,7 +39,7 @@ def quantize(
         typer.Option(
             metavar="PATTERN",
             help="Modules to quantize: a glob over whole names, or re: and a regular expression; any number of times. "
-            "By default every linear layer but heads, poolers, routers and towers of images and sound.",
+            "By default every linear layer but heads, poolers, routers and vision and audio towers.",
         ),
     ] = None,
     exclude: Annotated[

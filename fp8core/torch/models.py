@@ -52,7 +52,7 @@ def quantize_model_(
         model: holds the layers; it may be on any device, the meta device, too.
         scheme: as for `Linear`.
         include: which layers, by glob patterns or, after ``re:``, regular expressions over their names. Without it all
-            but those whose names say that they are embeddings, heads, routers, or towers of images or sound
+            but those whose names say that they are embeddings, heads, routers, or vision or audio towers
             (the table of `fp8core quantize`).
         exclude: patterns of layers to leave alone.
         input_scales: the scales of static quantization, by layer, as `calibrate` gives them; other layers are dynamic.
