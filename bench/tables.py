@@ -10,7 +10,7 @@ from bench.results import Record, Results, us
 INVARIANCE: Final = """With `batch_invariant=True` a row has the same bits for any m: the parts of k and their order
 are those of 64 rows, and more than 64 rows are products of 64 each, every one of which reads the weight."""
 
-ENDING: Final = """What ends a product, in the same launch, for all the rows of fp8core's table that were timed; results
+ENDING: Final = """Products with an activation or beta in the same launch, for every kernel that was timed; results
 are bfloat16, beta is 1. "After" is a kernel of PyTorch that is launched after the plain product: it reads a rounded
 result and rounds again. A star marks what a call without tuning gets."""
 

@@ -25,14 +25,14 @@ DEEP: Final = 21504
 INTRO: Final = """How far products are from exact ones, by kernel, scales, `use_fast_accum` and k.
 [Numerics](../concepts/numerics.md) has the formulas.
 
-Each number is the largest relative error over the numbers of rows that were run, in the Frobenius norm and in units of
-1e-3. It is that of the product alone: against float64, for the same FP8 codes and scales. Rounding an exact result to
-bfloat16 makes {rounded:.2f} of it. With the quantization of both operands the error is {share}; the tables at the end
+Each number is the largest relative error over the numbers of rows (m) that were run, in the Frobenius norm and in units
+of 1e-3. It is that of the product alone: against float64, for the same FP8 codes and scales. Rounding an exact result to
+bfloat16 alone gives {rounded:.2f}. With the quantization of both operands the error is {share}; the tables at the end
 have both.
 
 Data: `random` is normal; `outliers` has 0.5 % of the columns of a times 50, as some features of language models are."""
 HONOURED: Final = """`use_fast_accum=True` allows a kernel to keep fewer bits while it accumulates; `False` forbids it.
-Every row honours that, and none has to refuse it."""
+Every kernel honours that, and none has to refuse it."""
 ROWS: Final = (
     ("`sm90_decode`, `sm89_decode`", "tensor cores sum 128 of k, and fp32 adds these sums up", ""),
     ("`sm90_tiled`, `generic_…`, scales along k", "the same", ""),
@@ -48,15 +48,15 @@ ROWS: Final = (
         "its exact mode: other kernels",
     ),
     ("`cublaslt…`, scales along k", "exact, as the library has no fast mode there", ""),
-    ("every other row", "fp32", ""),
+    ("every other kernel", "fp32", ""),
 )
-"""Rows of the table, what they do with use_fast_accum, and what without, where it is not the same."""
+"""Kernels, what they do with use_fast_accum, and what without, where it is not the same."""
 
 
 def honoured() -> list[str]:
-    """Return a table of what each row does with use_fast_accum and without."""
+    """Return a table of what each kernel does with use_fast_accum and without."""
     rows = [[name, fast, exact or "the same bits"] for name, fast, exact in ROWS]
-    return table(["row", "`use_fast_accum=True`", "`False`"], rows, words=3)
+    return table(["kernel", "`use_fast_accum=True`", "`False`"], rows, words=3)
 
 
 def worst(records: Iterable[Record]) -> str:
@@ -77,7 +77,7 @@ def by_depth(records: Sequence[Record], out: str) -> list[str]:
             cells = tuple(worst(r for r in own if r["k"] == k) for k in depths)
             lines.setdefault((PRODUCTS[mode], data, *cells), []).append((kernel, fast))
     rows = [[mode, data, named(kernels), *cells] for (mode, data, *cells), kernels in lines.items()]
-    return table(["scales", "data", "rows", *(f"{k:,}" for k in depths)], rows, words=3)
+    return table(["scales", "data", "kernels", *(f"{k:,}" for k in depths)], rows, words=3)
 
 
 def named(kernels: Sequence[tuple[str, bool]]) -> str:
@@ -97,7 +97,7 @@ def real(records: Sequence[Record]) -> list[str]:
         case = f"`{r['data']}`", f"{r['m']}x{r['n']}x{r['k']}", PRODUCTS[r["mode"]], *errors
         lines.setdefault(case, []).append((r["kernel"], r["fast"]))
     rows = [[layer, shape, mode, named(kernels), *errors] for (layer, shape, mode, *errors), kernels in lines.items()]
-    return table(["layer", "m x n x k", "scales", "rows", "product alone", "with quantization"], rows, words=4)
+    return table(["layer", "m x n x k", "scales", "kernels", "product alone", "with quantization"], rows, words=4)
 
 
 def quantization(records: Sequence[Record]) -> list[str]:
@@ -142,14 +142,15 @@ def page(found: Results) -> str:
     lines += [
         "![Error by k](../images/accuracy.png)",
         "",
-        "## Which rows honour use_fast_accum",
+        "## Which kernels honour use_fast_accum",
         "",
         HONOURED,
         "",
         *honoured(),
     ]
     told = (
-        "`fast` and `exact` are with and without `use_fast_accum`; a row without either has the same error with both."
+        "Columns are k. `fast` and `exact` are with and without `use_fast_accum`; a kernel without either word has the\n"
+        "same error with both."
     )
     lines += ["## bfloat16 results", "", told, "", *by_depth(records, "bfloat16")]
     lines += ["## float32 results", "", "The error of accumulation alone.", "", *by_depth(records, "float32")]
