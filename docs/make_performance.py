@@ -181,7 +181,7 @@ def page(shown: rules.Shown, pictures: Sequence[str]) -> str:
             tables.products(few) if few else [],
         ),
         (
-            "Products of more rows, and where one kernel takes over",
+            "Products of more than 64 rows",
             ["crossover"],
             many,
             tables.products(many) if many else [],
