@@ -25,10 +25,10 @@ DEEP: Final = 21504
 INTRO: Final = """How far products are from exact ones, by kernel, scales, `use_fast_accum` and k.
 [Numerics](../concepts/numerics.md) has the formulas.
 
-Each number is the largest relative error over the numbers of rows (m) that were run, in the Frobenius norm and in units
-of 1e-3. It is that of the product alone: against float64, for the same FP8 codes and scales. Rounding an exact result to
-bfloat16 alone gives {rounded:.2f}. With the quantization of both operands the error is {share}; the tables at the end
-have both.
+Each number is the largest relative error over the numbers of rows (m) that were run, in the Frobenius norm and in
+units of 1e-3. It is that of the product alone: against float64, for the same FP8 codes and scales. Rounding an exact
+result to bfloat16 alone gives {rounded:.2f}. With the quantization of both operands the error is {share}; the tables
+at the end have both.
 
 Data: `random` is normal; `outliers` has 0.5 % of the columns of a times 50, as some features of language models are."""
 HONOURED: Final = """`use_fast_accum=True` allows a kernel to keep fewer bits while it accumulates; `False` forbids it.
@@ -149,8 +149,8 @@ def page(found: Results) -> str:
         *honoured(),
     ]
     told = (
-        "Columns are k. `fast` and `exact` are with and without `use_fast_accum`; a kernel without either word has the\n"
-        "same error with both."
+        "Columns are k. `fast` and `exact` are with and without `use_fast_accum`; a kernel without either word has\n"
+        "the same error with both."
     )
     lines += ["## bfloat16 results", "", told, "", *by_depth(records, "bfloat16")]
     lines += ["## float32 results", "", "The error of accumulation alone.", "", *by_depth(records, "float32")]
