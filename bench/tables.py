@@ -142,7 +142,7 @@ def against(found: Results) -> list[str]:
 
 def calls(found: Results) -> list[str]:
     """Return a table of the host times of whole calls, and one of the steps of interop."""
-    lines = table(["call on torch tensors", "whose", "us"], _steps(found.calls), words=2) if found.calls else []
+    lines = table(["call on torch tensors", "by", "us"], _steps(found.calls), words=2) if found.calls else []
     return lines + (
         table(["step of interop", "framework", "us"], _steps(found.overhead), words=2) if found.overhead else []
     )

@@ -47,6 +47,17 @@ named by the date and the GPU, and the last writes this page from those files. `
 subjects, `--plan` what would run."""
 
 
+ABOUT: Final = {
+    "Quantization": "bfloat16 to float8_e4m3fn. The last column is the speed as a part of the copy's.",
+    "Quantization of odd sizes": """Uneven numbers of rows and columns, each beside an even neighbour. The ratio is to
+the neighbour's time for as many bytes.""",
+    "Fused producers": "A norm or SiLU and the quantization behind it, in one launch; bfloat16 to float8_e4m3fn.",
+    "Weights": "What is done to a stored weight: dequantization, requantization, other formats and scales.",
+    "Host time": """How long a call keeps the CPU until it returns; nothing waits for the GPU. The second table has
+steps of which calls consist, for arrays of each framework.""",
+    "The host engine": "Arrays of NumPy on a CPU, beside a copy of as many bytes.",
+}
+"""What tables are about, where the table's own text does not say it."""
 FAILED: Final = """A variant whose result fails the check has no time; "wrong" stands in its place. The error of a
 product is relative, against float64, and may be 4e-3: fast accumulation exceeds that where k is large
 ([accuracy](accuracy.md))."""
@@ -200,7 +211,8 @@ def page(shown: rules.Shown, pictures: Sequence[str]) -> str:
     for title, images, records, body in sections:
         shown_here = [f"![{title}](../images/{name}.png)\n" for name in images if name in pictures]
         if body:
-            lines += [f"## {title}", "", *whence(records, shown, by_run), *shown_here, *body]
+            about = [*ABOUT[title].splitlines(), ""] if title in ABOUT else []
+            lines += [f"## {title}", "", *whence(records, shown, by_run), *about, *shown_here, *body]
     return "\n".join(lines) + "\n"
 
 
