@@ -34,12 +34,12 @@ class Regions:
         """What of all addresses tells whether they have been examined: each of them where the caller gives results."""
         self.examined: set[Any] = set()
         """Places that are in order, until another weight may be read early."""
-        prefetch.invalidates(self)
+        prefetch.WATCHED.invalidates(self)
 
     def examine(self, names: Sequence[str], addresses: list[int], stream: int | None) -> "prefetch.Announced":
         """Refuse results in memory of another operand, and return the weights that are read early and written over.
 
-        Those are to be given to `prefetch.wrote` once the launch has been made.
+        They are to be told their `end` once the launch has been made, or has failed.
 
         Args:
             names: of the operands.
@@ -55,11 +55,11 @@ class Regions:
                     raise LayoutError(f"{names[at]} needs memory of its own, got an array that overlaps {names[other]}")
         if stream is None:
             return prefetch.NOTHING
-        version = prefetch.version()
+        version = prefetch.WATCHED.version
         written = [(addresses[at] + start, addresses[at] + end) for at, start, end in self.spans_of_results]
         found = prefetch.overwrites(written, stream)
         if not found:  # else it is to be noted each time
-            prefetch.remember(self, self.places(addresses), version)
+            prefetch.WATCHED.remember(self, self.places(addresses), version)
         return found
 
     def _share(self, at: int, other: int, addresses: list[int]) -> bool:

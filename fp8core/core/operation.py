@@ -175,7 +175,7 @@ class Operation:
             interop.order_before(work, present, stream)
             call.run(work, addresses, pool, weights)
         finally:
-            prefetch.wrote(overwritten)
+            overwritten.end()
         interop.order_after(work, present, stream)
         interop.wrote(operands[at] for at in call.given)
         if framework.wraps:

@@ -110,7 +110,7 @@ def _bound(names: Sequence[str], call: Call, kind: _Kind, *recognizing: Any) -> 
         try:
             call.run(stream, addresses, None, weights)
         finally:
-            prefetch.wrote(found)
+            found.end()
         return True
 
     examine.call = call  # type: ignore[attr-defined]  # for `_given_to`

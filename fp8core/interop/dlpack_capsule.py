@@ -1,13 +1,12 @@
 """Arrays that offer DLPack and nothing else: read through a capsule, ordered by the protocol's streams."""
 
-import os
 import sys
 from collections.abc import Callable
 from functools import cache, partial
-from threading import RLock
 from typing import Any
 
 from fp8core.errors import DeviceError, LayoutError
+from fp8core.forks import ForkSafeLock
 from fp8core.interop import cupy_arrays, dlpack, numpy_arrays
 from fp8core.interop.tensor import Framework, Result, TensorView, check_aligned, check_memory, refused_dtype
 from fp8core.problem import HOST, Target
@@ -20,19 +19,7 @@ REFUSALS = (BufferError, RuntimeError, ValueError, TypeError, NotImplementedErro
 """What producers raise when they cannot export."""
 
 
-class _Turns:
-    """A lock that begins anew in the child of a fork, where no thread is left that could release the parent's."""
-
-    def __init__(self) -> None:
-        self.lock = RLock()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._forked)
-
-    def _forked(self) -> None:
-        self.lock = RLock()
-
-
-_TURNS = _Turns()
+_EXPORTING = ForkSafeLock()
 """Capsules are made and dropped one after the other. XLA's plug-ins for GPUs keep the exports of an array in a vector
 without a lock, and JAX lets other threads run while it makes one: a capsule that one of them drops then loses an
 export, and the process ends when the array dies."""
@@ -44,7 +31,7 @@ class Export:
     __slots__ = ("_capsule",)
 
     def __init__(self, x: Any, stream: int | None) -> None:
-        with _TURNS.lock:
+        with _EXPORTING.held:
             try:
                 self._capsule = x.__dlpack__(stream=stream, max_version=(1, 0))
             except TypeError:  # producers from before DLPack 1.0 know no max_version
@@ -56,7 +43,7 @@ class Export:
 
     def __del__(self) -> None:
         if hasattr(self, "_capsule") and not sys.is_finalizing():
-            with _TURNS.lock:
+            with _EXPORTING.held:
                 del self._capsule
 
 

@@ -40,8 +40,7 @@ class Releases:
     def __init__(self) -> None:
         self._ended = False
         self._new()
-        if hasattr(os, "register_at_fork"):  # here, as a fork may come while the thread is being started
-            os.register_at_fork(after_in_child=self._forked)
+        os.register_at_fork(after_in_child=self._forked)  # here: a fork may come while the thread is being started
 
     def _new(self) -> None:
         self._lock = threading.Lock()
