@@ -83,7 +83,7 @@ class Operation:
         operands: tuple[Any, ...],
         options: Any,
         stream: object = None,
-        weights: "prefetch.WeightHistory | None" = None,
+        weights: prefetch.WeightHistory | None = None,
     ) -> tuple[Sequence[Any], Any]:
         """Run the operation: return its operands with the results in their places, and the description's note.
 
@@ -115,7 +115,7 @@ class Operation:
             unknown = calls, key
         else:
             if guarding is not None:
-                make = partial(shortcut, self.operands, operands, tuple(addresses), call, guarding)
+                make = partial(shortcut, operands, tuple(addresses), call, guarding)
                 cache.shorten(options, operands[0].nbytes, make)
             return repeated(operands, addresses, weights)
         return self._general(operands, options, None, weights, unknown)  # outside of except: no KeyError in tracebacks
@@ -132,7 +132,7 @@ class Operation:
         operands: tuple[Any, ...],
         options: Any,
         stream: object,
-        weights: "prefetch.WeightHistory | None",
+        weights: prefetch.WeightHistory | None,
         among: tuple[Calls, Hashable] | None = None,
     ) -> tuple[Sequence[Any], Any]:
         """Run a call whose operands are viewed: the first of a kind, of several frameworks, or on a given stream."""
@@ -154,7 +154,7 @@ class Operation:
         work = interop.stream_of(first, stream)
         pool = None if stream is None else work
         arrays, addresses = list(operands), [0 if view is None else view.pointer for view in views]
-        call.regions.examine(self.operands, addresses, None)
+        call.regions.refuse_overlaps(addresses)
         held = []  # until the launch has been made
         for at in self.numbers:
             if specs[at] is not None and views[at] is None:
@@ -171,7 +171,7 @@ class Operation:
             addresses[at], arrays[at] = allocate(pool)
         overwritten = prefetch.NOTHING
         try:
-            overwritten = call.regions.examine(self.operands, addresses, work)
+            overwritten = call.regions.overwritten(addresses, work)
             interop.order_before(work, present, stream)
             call.run(work, addresses, pool, weights)
         finally:
@@ -183,7 +183,7 @@ class Operation:
                 if arrays[at] is not operands[at]:
                     arrays[at] = framework.wrap(arrays[at], work)
         if among is not None:
-            cache.keep(call, repeat(self.operands, operands, call), *among)
+            cache.keep(call, repeat(operands, call), *among)
         return arrays, call.note
 
     def _made_instead(
@@ -221,14 +221,16 @@ class Operation:
     ) -> Call:
         if cache.full:
             self.forget()
-        key = specs, options, id(framework)  # frameworks live as long as the process
+        key: Hashable = specs, options, id(framework)  # frameworks live as long as the process
         try:
             call = cache.by_specs.get(key)
         except TypeError:  # options that cannot be hashed
-            return Call(self.describe(specs, options), specs, framework, self.in_place, self.scratch)
+            call = key = None
         if call is None:
-            call = Call(self.describe(specs, options), specs, framework, self.in_place, self.scratch)
-            cache.by_specs[key] = call
+            described = self.describe(specs, options)
+            call = Call(self.operands, described, specs, framework, self.in_place, self.scratch)
+            if key is not None:
+                cache.by_specs[key] = call
         return call
 
 
