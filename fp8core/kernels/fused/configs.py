@@ -2,13 +2,9 @@
 
 from typing import Final, NamedTuple
 
-from fp8core.kernels.encodings import ceil_div
+from fp8core.kernels.encodings import GROUP, STATIC, TOKEN, ceil_div, mode_of
 from fp8core.problem import ITEMSIZE, NormQuantize, SiluQuantize
 
-STATIC: Final = 0
-TOKEN: Final = 2
-GROUP: Final = 3
-"""The modes of cuda_src/common/scale.cuh."""
 THREADS_STEP: Final = 64
 """Threads of a block are a multiple of this, a warp on any device."""
 
@@ -111,10 +107,3 @@ def foresees(problem: NormQuantize, config: ProducerConfig) -> bool:
     """
     able = mode_of(problem) == TOKEN and not problem.round_intermediate and ITEMSIZE[problem.weight] == 2
     return able and problem.residual and config.blocks > 1 and config.vectors == 1
-
-
-def mode_of(problem: Problem) -> int:
-    """Return the mode of a problem that `SUPPORTED` lets through."""
-    if problem.static:
-        return STATIC
-    return TOKEN if problem.group_shape.cols < 0 else GROUP
