@@ -33,8 +33,6 @@ CAPTURES_KEPT: Final = 16
 """Captures that are remembered of a weight; as many may be under way at a time."""
 UNHEARD: Final = -1
 """In the place of a count of writes: not all of them are known to be counted."""
-PER_THREAD: Final = 2
-"""The stream of the calling thread, whichever that is: nothing that happened on it says anything of the next call."""
 
 
 class WeightHistory:
@@ -102,7 +100,7 @@ class WeightHistory:
         """
         self.watch(stream, addresses, spans)
         places = addresses[WEIGHT], addresses[SCALE], addresses[BIAS]
-        if stream == PER_THREAD or self.writing or capture_of(stream):
+        if stream == device.PER_THREAD or self.writing or capture_of(stream):  # the next call's may be another stream
             return
         with WATCHED.lock.held:
             if self._places == places:  # or else another thread has moved the layer

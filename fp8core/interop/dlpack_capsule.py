@@ -13,8 +13,6 @@ from fp8core.problem import HOST, Target
 from fp8core.runtime import device, streams
 from fp8core.runtime.releases import releases
 
-PER_THREAD = 2
-"""The number that CUDA and HIP have for the default stream of the calling thread."""
 REFUSALS = (BufferError, RuntimeError, ValueError, TypeError, NotImplementedError)
 """What producers raise when they cannot export."""
 
@@ -172,7 +170,7 @@ def in_protocol(stream: int, target: Target) -> int:
     """
     if target.platform == "cuda":
         return stream or 1
-    if stream == PER_THREAD:
+    if stream == device.PER_THREAD:
         raise DeviceError(
             "stream needs a number that DLPack has, got the per-thread default stream (2), which it cannot name on ROCm"
         )

@@ -49,8 +49,8 @@ def test_the_first_launch_on_each_stream_waits(history):
 
 
 def test_the_stream_of_a_thread_is_no_stream_to_rely_on(history):
-    history.waited(prefetch.PER_THREAD, PLACES, SPANS, history.writes)
-    assert not history.may_prefetch(prefetch.PER_THREAD, PLACES)
+    history.waited(device.PER_THREAD, PLACES, SPANS, history.writes)
+    assert not history.may_prefetch(device.PER_THREAD, PLACES)
 
 
 @pytest.mark.parametrize("place", [1, 2, 3])
