@@ -23,6 +23,8 @@ ACTIVATION: Final[dict[Activation, int]] = {"": 0, "gelu": 1, "gelu_tanh": 2, "s
 """The template argument ACTIVATION."""
 SCALE_FORMAT: Final = {"float32": 0, "ue8m0": 1, "ue8m0_bytes": 2}
 """How scales are kept."""
+SCRATCH_ALIGNMENT: Final = 256
+"""Bytes that the scratch of a launch, and each part of one, begins at a multiple of."""
 STATIC, TENSOR, TOKEN, GROUP = range(4)
 """The template argument MODE: how a scale comes about, of which each has a formula of its own."""
 
@@ -37,6 +39,16 @@ def mode_of(problem: Quantize | NormQuantize | SiluQuantize) -> int:
 def ceil_div(count: int, size: int) -> int:
     """Return how many pieces of ``size`` cover ``count``."""
     return -(-count // size)
+
+
+def round_up(number: int, multiple: int) -> int:
+    """Return the least multiple of ``multiple`` that is not below ``number``."""
+    return -(-number // multiple) * multiple
+
+
+def scratch_part(nbytes: int) -> int:
+    """Return how many bytes of a scratch a part of ``nbytes`` takes, so that the next one is aligned as the first."""
+    return round_up(nbytes, SCRATCH_ALIGNMENT)
 
 
 def power_of_two(number: int) -> int:

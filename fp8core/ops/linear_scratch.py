@@ -8,11 +8,11 @@ from fp8core.core.calls import Launch, Planned
 from fp8core.core.scaling import ScaleOptions, Scaling, scaling
 from fp8core.core.specs import Matrix, TensorSpec
 from fp8core.interop import dlpack
+from fp8core.kernels.encodings import round_up, scratch_part
 from fp8core.kernels.linear.table import Steps
 from fp8core.problem import PER_TENSOR, GroupShape
 from fp8core.runtime.plans import QuantizeNumbers
 
-SCRATCH_ALIGNMENT: Final = 256
 ROW_ALIGNMENT: Final = 16
 """Bytes that rows of codes are a multiple of, so that kernels that need that run products of any k."""
 COMPUTED: Final = "the scale of x"
@@ -49,14 +49,14 @@ def codes_in_scratch(
     layout = "mn" if group.cols > 0 else "k"  # groups as block-scaled products want them
     asked = ScaleOptions(dtype, group, input_scale is not None, bound, "float32", layout)
     how = scaling(asked, x, x.shape, input_scale, upper)
-    stride = -(-at.cols // ROW_ALIGNMENT) * ROW_ALIGNMENT
+    stride = round_up(at.cols, ROW_ALIGNMENT)
     codes = TensorSpec("x", dtype, x.shape, (*dlpack.row_major((*x.shape[:-1], stride))[:-1], 1), x.target)
-    offset = -(-at.rows * stride // SCRATCH_ALIGNMENT) * SCRATCH_ALIGNMENT
+    offset = scratch_part(at.rows * stride)
     if input_scale is not None:
         return ScratchCodes(at, stride, how, x, codes, input_scale, None, offset)
     shape = (1,) if how.group_shape == PER_TENSOR else how.group_shape.scale_shape(at.rows, at.cols)
     scale = TensorSpec(COMPUTED, "float32", shape, how.strides[: len(shape)], x.target)
-    nbytes = -(-4 * how.computed() // SCRATCH_ALIGNMENT) * SCRATCH_ALIGNMENT
+    nbytes = scratch_part(4 * how.computed())
     return ScratchCodes(at, stride, how, x, codes, scale, offset, offset + nbytes)
 
 
