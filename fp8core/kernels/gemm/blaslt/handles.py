@@ -7,7 +7,7 @@ allocates and clears memory, which a capture cannot record.
 
 import ctypes
 from collections.abc import Callable
-from threading import Lock, get_ident
+from threading import Lock, RLock, get_ident
 from typing import TYPE_CHECKING, Final
 
 from fp8core.errors import BackendError
@@ -33,7 +33,7 @@ class Handles:
         self._of_device: dict[int, int] = {}
         self._of_stream: dict[int, dict[Key, int]] = {}
         self._spare: dict[int, int] = {}
-        self._lock = Lock()
+        self._lock = RLock()  # a collection of garbage within may come back here
         self._used: dict[int, Lock] = {}
 
     def of_device(self, ordinal: int) -> int:

@@ -18,7 +18,7 @@ MOST_MAPS: Final = 8192
 SWIZZLE: Final = {32: 1, 64: 2, 128: 3}
 """CUtensorMapSwizzle by the bytes of a box's row."""
 _SHARED: Final[WeakValueDictionary[tuple[object, ...], "TensorMaps"]] = WeakValueDictionary()
-_LOCK: Final = threading.Lock()
+_LOCK: Final = threading.RLock()  # a collection of garbage within may come back here
 """Of `_SHARED` and of what is added to the maps in it; a hit takes no lock."""
 
 
