@@ -170,7 +170,7 @@ Calls = dict[Hashable, tuple[Call, Repeat]]
 """Of one signature: by options and offsets."""
 
 
-NONE: Final[Mapping[int, tuple[Shortcut, ...]]] = {}
+NO_SHORTCUTS: Final[Mapping[int, tuple[Shortcut, ...]]] = {}
 """The shortcuts of options that were not met before."""
 
 

@@ -14,7 +14,7 @@ from weakref import WeakSet
 
 from fp8core import interop
 from fp8core.core import prefetch, under_way
-from fp8core.core.calls import NONE, Call, CallCache, Calls, Described
+from fp8core.core.calls import NO_SHORTCUTS, Call, CallCache, Calls, Described
 from fp8core.core.explaining import ExplainRequest
 from fp8core.core.shortcuts import repeat, shortcut
 from fp8core.core.signature import offsets
@@ -97,7 +97,7 @@ class Operation:
             return self._general(operands, options, stream, weights)
         cache = self.cache
         try:
-            shortcuts = cache.shortcuts.get(options, NONE).get(operands[0].nbytes, ())
+            shortcuts = cache.shortcuts.get(options, NO_SHORTCUTS).get(operands[0].nbytes, ())
         except (AttributeError, TypeError, RuntimeError):  # no array, or options that cannot be hashed
             shortcuts = ()
         for run in shortcuts:
