@@ -25,8 +25,9 @@ import fp8core
 from bench import results
 from fp8core import interop
 from fp8core.core import signature
-from fp8core.kernels.quantize import QUANTIZE, bind
+from fp8core.kernels.quantize import QUANTIZE
 from fp8core.runtime import device
+from fp8core.runtime.plans import QuantizeNumbers
 from fp8core.timing import interleaved
 
 if TYPE_CHECKING:
@@ -118,7 +119,8 @@ def parts(x: Any, data: Any, scale: Any) -> Iterator[Step]:
     """Yield what a repeated `quantize` of ``x`` into ``data`` and ``scale`` does, one by one."""
     seen = interop.view(x, "x")
     (rows, cols), target = seen.shape, seen.target
-    launch = bind(QUANTIZE.plan(fp8core.explain(fp8core.quantize, x).problem), cols, cols, 1, 1, rows, rows, inf, 1e-10)
+    plan = QUANTIZE.plan(fp8core.explain(fp8core.quantize, x).problem)
+    launch = plan.bind(QuantizeNumbers(cols, cols, 1, 1, rows, rows, inf, 1e-10))
     stream, (x_at, data_at, scale_at) = interop.stream_of(seen), signature.signature((x, data, scale))[0]
     recognize = None if seen.framework.address is None else seen.framework.guard((x, data, scale))
     key = "float8_e4m3fn", fp8core.PER_TOKEN, False, None, "float32", "k", 1e-10, None

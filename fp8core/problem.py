@@ -12,21 +12,6 @@ ScaleFormat = Literal["float32", "ue8m0", "ue8m0_bytes"]
 ScaleLayout = Literal["k", "mn"]
 Granularity = Literal["tensor", "row", "group", "block"]
 Activation = Literal["", "gelu", "gelu_tanh", "silu"]
-SchemeName = Literal["channel", "tensor", "block", "static", "mxfp8"]
-"""How a checkpoint can be quantized."""
-ConversionName = Literal[
-    "bf16",
-    "channel",
-    "block",
-    "tensor",
-    "mxfp8",
-    "deepseek",
-    "compressed-tensors",
-    "modelopt",
-    "modelopt-mxfp8",
-    "comfyui",
-]
-"""What an FP8 checkpoint can be converted to."""
 
 
 class Format(NamedTuple):

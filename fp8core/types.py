@@ -86,6 +86,21 @@ Scale: TypeAlias = Array | Number
 
 WideName = Literal["float32", "float16", "bfloat16"]
 ActivationName = Literal["gelu", "gelu_tanh", "silu"]
+SchemeName = Literal["channel", "tensor", "block", "static", "mxfp8"]
+"""How a checkpoint can be quantized."""
+ConversionName = Literal[
+    "bf16",
+    "channel",
+    "block",
+    "tensor",
+    "mxfp8",
+    "deepseek",
+    "compressed-tensors",
+    "modelopt",
+    "modelopt-mxfp8",
+    "comfyui",
+]
+"""What an FP8 checkpoint can be converted to."""
 
 
 class _DTypeObject(Protocol):

@@ -14,7 +14,7 @@ from fp8core.checkpoint.source import Extra
 from fp8core.checkpoint.tuning import tune_checkpoint
 from fp8core.checkpoint.verdicts import Verdict
 from fp8core.checkpoint.verifying import Verification, verify_checkpoint
-from fp8core.problem import SchemeName
+from fp8core.types import SchemeName
 
 __all__ = [
     "SCHEMES",

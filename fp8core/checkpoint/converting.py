@@ -11,7 +11,7 @@ from fp8core.checkpoint.reader import Checkpoint, checkpoint_of
 from fp8core.checkpoint.running import Progress, check, run
 from fp8core.checkpoint.source import scan
 from fp8core.errors import CheckpointError
-from fp8core.problem import ConversionName, ScaleFormat
+from fp8core.types import ConversionName, ScaleFormat
 
 
 class Conversion(NamedTuple):

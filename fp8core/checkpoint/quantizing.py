@@ -13,7 +13,7 @@ from fp8core.checkpoint.source import CONFIG, INDEX, RECORD, Extra, Source, open
 from fp8core.checkpoint.verdicts import Verdict, verdicts_of
 from fp8core.checkpoint.writing import Shard, index_of, json_bytes, version
 from fp8core.errors import CheckpointError
-from fp8core.problem import SchemeName
+from fp8core.types import SchemeName
 
 
 class Plan(NamedTuple):

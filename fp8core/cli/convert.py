@@ -16,7 +16,7 @@ from fp8core.cli.rewriting import (
     rewrite,
 )
 from fp8core.cli.terminal import console, count, line, size, starred, table
-from fp8core.problem import ConversionName
+from fp8core.types import ConversionName
 
 if TYPE_CHECKING:
     from fp8core.checkpoint import Change, Conversion

@@ -16,7 +16,7 @@ from fp8core.cli.rewriting import (
     rewrite,
 )
 from fp8core.cli.terminal import console, count, line, starred, table
-from fp8core.problem import SchemeName
+from fp8core.types import SchemeName
 
 if TYPE_CHECKING:
     from fp8core.checkpoint import Plan, Summary, Verdict

@@ -17,10 +17,10 @@ Launch = Callable[..., None]
 """Called with the stream, the addresses of all operands in the operation's order (0 of None), and, where the operation
 has one, that of the scratch."""
 
-Repeat = Callable[[tuple[Any, ...], list[int], "prefetch.WeightHistory | None"], tuple[Sequence[Any], Any]]
+Repeat = Callable[[tuple[Any, ...], list[int], prefetch.WeightHistory | None], tuple[Sequence[Any], Any]]
 """Takes operands of a planned call's specs, their addresses (0 of None) and what is known of the weight, and returns
 what a call of the operation does: it has been made."""
-Shortcut = Callable[[tuple[Any, ...], "prefetch.WeightHistory | None"], tuple[Sequence[Any], Any] | None]
+Shortcut = Callable[[tuple[Any, ...], prefetch.WeightHistory | None], tuple[Sequence[Any], Any] | None]
 """The same without addresses. None unless the operands have the signatures, and their addresses the alignments, that it
 was written for."""
 
@@ -65,6 +65,7 @@ class Call:
 
     def __init__(
         self,
+        names: Sequence[str],
         described: Described,
         specs: Sequence[TensorSpec | None],
         framework: Framework,
@@ -81,13 +82,11 @@ class Call:
             for at, new in described.results.items()
             if specs[at] is None
         )
-        self.given = tuple(at for at in described.results if specs[at] is not None)
-        """The places of the caller's arrays that are written."""
+        self.regions = Regions(names, specs, described.results, in_place)
+        self.given, self.examined = self.regions.given, self.regions.examined
         self.stream = framework.stream_getter(target)
         self.wrote = framework.wrote if self.given else None
         self.allocate_scratch = scratch_allocator(planned.scratch_bytes, framework, target)
-        self.regions = Regions(specs, described.results, in_place)
-        self.examined = self.regions.examined
         self.may_overwrite = prefetch.applies(target)
         self._make_prefetching = planned.prefetching
         self.early: Launch | None = None
@@ -111,7 +110,26 @@ class Call:
             self.early = self._make_prefetching()
         return self.early
 
-    def run(self, work: int, addresses: list[int], pool: int | None, weights: "prefetch.WeightHistory | None") -> None:
+    def examine(self, addresses: list[int], work: int, weights: prefetch.WeightHistory | None) -> bool:
+        """Look at where operands lie, and make the launch of a call that writes over a weight that is read early.
+
+        Returns:
+            Whether the launch has been made.
+
+        Raises:
+            LayoutError: a result of the caller shares memory with another operand.
+        """
+        self.regions.refuse_overlaps(addresses)
+        found = self.regions.overwritten(addresses, work)
+        if not found:
+            return False
+        try:
+            self.run(work, addresses, None, weights)
+        finally:
+            found.end()
+        return True
+
+    def run(self, work: int, addresses: list[int], pool: int | None, weights: prefetch.WeightHistory | None) -> None:
         """Make the call's launch, which reads the weight early where that is safe, with a scratch where it needs one.
 
         Args:
@@ -152,7 +170,7 @@ Calls = dict[Hashable, tuple[Call, Repeat]]
 """Of one signature: by options and offsets."""
 
 
-NONE: Final[Mapping[int, tuple[Shortcut, ...]]] = {}
+NO_SHORTCUTS: Final[Mapping[int, tuple[Shortcut, ...]]] = {}
 """The shortcuts of options that were not met before."""
 
 

@@ -9,7 +9,7 @@ from fp8core.core.specs import TensorSpec
 from fp8core.errors import LayoutError
 from fp8core.interop import Framework
 from fp8core.interop.overlap import share_memory
-from fp8core.interop.tensor import bytes_reached
+from fp8core.interop.tensor import bytes_reached, strides_or_contiguous
 from fp8core.problem import Target
 from fp8core.runtime import device, graph_memory
 
@@ -19,50 +19,48 @@ class Regions:
 
     def __init__(
         self,
+        names: Sequence[str],
         specs: Sequence[TensorSpec | None],
         results: Mapping[int, Any],
         in_place: tuple[tuple[int, int], ...],
     ) -> None:
         arrays: list[Any] = [spec or results.get(at) for at, spec in enumerate(specs)]
-        self._layouts = [None if x is None else (x.shape, _strides(x), x.dtype) for x in arrays]
+        self._layouts = [
+            None if x is None else (x.shape, strides_or_contiguous(x.shape, x.strides), x.dtype) for x in arrays
+        ]
         self.spans = [(0, 0) if layout is None else bytes_reached(*layout) for layout in self._layouts]
         """Of each operand, in bytes from its address."""
         self.spans_of_results = [(at, *self.spans[at]) for at in results if any(self.spans[at])]
-        self._in_place = in_place
-        self._given = tuple(at for at in results if specs[at] is not None)
-        self.places: Callable[[Sequence[int]], Any] = tuple if self._given else itemgetter(*results)
+        self._names, self._in_place = names, in_place
+        self.given = tuple(at for at in results if specs[at] is not None)
+        """The places of the caller's arrays that are written."""
+        self.places: Callable[[Sequence[int]], Any] = tuple if self.given else itemgetter(*results)
         """What of all addresses tells whether they have been examined: each of them where the caller gives results."""
         self.examined: set[Any] = set()
         """Places that are in order, until another weight may be read early."""
-        prefetch.invalidates(self)
+        prefetch.WATCHED.invalidates(self)
 
-    def examine(self, names: Sequence[str], addresses: list[int], stream: int | None) -> "prefetch.Announced":
-        """Refuse results in memory of another operand, and return the weights that are read early and written over.
-
-        Those are to be given to `prefetch.wrote` once the launch has been made.
-
-        Args:
-            names: of the operands.
-            addresses: of the operands and of results, where they are known.
-            stream: the stream of the launch; None where that is still to be looked at again.
-
-        Raises:
-            LayoutError: a result of the caller shares memory with another operand.
-        """
-        for at in self._given:
+    def refuse_overlaps(self, addresses: Sequence[int]) -> None:
+        """Raise LayoutError if a result of the caller shares memory with another operand."""
+        for at in self.given:
             for other in range(len(addresses)):
-                if other != at and (other not in self._given or other > at) and self._share(at, other, addresses):
-                    raise LayoutError(f"{names[at]} needs memory of its own, got an array that overlaps {names[other]}")
-        if stream is None:
-            return prefetch.NOTHING
-        version = prefetch.version()
+                if other != at and (other not in self.given or other > at) and self._share(at, other, addresses):
+                    name, others = self._names[at], self._names[other]
+                    raise LayoutError(f"{name} needs memory of its own, got an array that overlaps {others}")
+
+    def overwritten(self, addresses: Sequence[int], stream: int) -> prefetch.Announced:
+        """Return the weights that are read early and that a launch on ``stream`` is about to write over.
+
+        They are to be told their `end` once the launch has been made, or has failed.
+        """
+        version = prefetch.WATCHED.version
         written = [(addresses[at] + start, addresses[at] + end) for at, start, end in self.spans_of_results]
         found = prefetch.overwrites(written, stream)
         if not found:  # else it is to be noted each time
-            prefetch.remember(self, self.places(addresses), version)
+            prefetch.WATCHED.remember(self, self.places(addresses), version)
         return found
 
-    def _share(self, at: int, other: int, addresses: list[int]) -> bool:
+    def _share(self, at: int, other: int, addresses: Sequence[int]) -> bool:
         a, b = addresses[at], addresses[other]
         one, two = self._layouts[at], self._layouts[other]
         (start, end), (other_start, other_end) = self.spans[at], self.spans[other]
@@ -71,13 +69,6 @@ class Regions:
         if a == b and (at, other) in self._in_place and one[:2] == two[:2]:
             return False
         return share_memory((a, *one), (b, *two))
-
-
-def _strides(x: Any) -> tuple[int, ...]:
-    from fp8core.interop.dlpack import contiguous
-
-    strides: tuple[int, ...] | None = x.strides
-    return contiguous(x.shape) if strides is None else strides
 
 
 def scratch_allocator(

@@ -14,7 +14,7 @@ from weakref import WeakSet
 
 from fp8core import interop
 from fp8core.core import prefetch, under_way
-from fp8core.core.calls import NONE, Call, CallCache, Calls, Described
+from fp8core.core.calls import NO_SHORTCUTS, Call, CallCache, Calls, Described
 from fp8core.core.explaining import ExplainRequest
 from fp8core.core.shortcuts import repeat, shortcut
 from fp8core.core.signature import offsets
@@ -83,7 +83,7 @@ class Operation:
         operands: tuple[Any, ...],
         options: Any,
         stream: object = None,
-        weights: "prefetch.WeightHistory | None" = None,
+        weights: prefetch.WeightHistory | None = None,
     ) -> tuple[Sequence[Any], Any]:
         """Run the operation: return its operands with the results in their places, and the description's note.
 
@@ -97,7 +97,7 @@ class Operation:
             return self._general(operands, options, stream, weights)
         cache = self.cache
         try:
-            shortcuts = cache.shortcuts.get(options, NONE).get(operands[0].nbytes, ())
+            shortcuts = cache.shortcuts.get(options, NO_SHORTCUTS).get(operands[0].nbytes, ())
         except (AttributeError, TypeError, RuntimeError):  # no array, or options that cannot be hashed
             shortcuts = ()
         for run in shortcuts:
@@ -115,7 +115,7 @@ class Operation:
             unknown = calls, key
         else:
             if guarding is not None:
-                make = partial(shortcut, self.operands, operands, tuple(addresses), call, guarding)
+                make = partial(shortcut, operands, tuple(addresses), call, guarding)
                 cache.shorten(options, operands[0].nbytes, make)
             return repeated(operands, addresses, weights)
         return self._general(operands, options, None, weights, unknown)  # outside of except: no KeyError in tracebacks
@@ -132,7 +132,7 @@ class Operation:
         operands: tuple[Any, ...],
         options: Any,
         stream: object,
-        weights: "prefetch.WeightHistory | None",
+        weights: prefetch.WeightHistory | None,
         among: tuple[Calls, Hashable] | None = None,
     ) -> tuple[Sequence[Any], Any]:
         """Run a call whose operands are viewed: the first of a kind, of several frameworks, or on a given stream."""
@@ -154,7 +154,7 @@ class Operation:
         work = interop.stream_of(first, stream)
         pool = None if stream is None else work
         arrays, addresses = list(operands), [0 if view is None else view.pointer for view in views]
-        call.regions.examine(self.operands, addresses, None)
+        call.regions.refuse_overlaps(addresses)
         held = []  # until the launch has been made
         for at in self.numbers:
             if specs[at] is not None and views[at] is None:
@@ -171,11 +171,11 @@ class Operation:
             addresses[at], arrays[at] = allocate(pool)
         overwritten = prefetch.NOTHING
         try:
-            overwritten = call.regions.examine(self.operands, addresses, work)
+            overwritten = call.regions.overwritten(addresses, work)
             interop.order_before(work, present, stream)
             call.run(work, addresses, pool, weights)
         finally:
-            prefetch.wrote(overwritten)
+            overwritten.end()
         interop.order_after(work, present, stream)
         interop.wrote(operands[at] for at in call.given)
         if framework.wraps:
@@ -183,7 +183,7 @@ class Operation:
                 if arrays[at] is not operands[at]:
                     arrays[at] = framework.wrap(arrays[at], work)
         if among is not None:
-            cache.keep(call, repeat(self.operands, operands, call), *among)
+            cache.keep(call, repeat(operands, call), *among)
         return arrays, call.note
 
     def _made_instead(
@@ -221,14 +221,16 @@ class Operation:
     ) -> Call:
         if cache.full:
             self.forget()
-        key = specs, options, id(framework)  # frameworks live as long as the process
+        key: Hashable = specs, options, id(framework)  # frameworks live as long as the process
         try:
             call = cache.by_specs.get(key)
         except TypeError:  # options that cannot be hashed
-            return Call(self.describe(specs, options), specs, framework, self.in_place, self.scratch)
+            call = key = None
         if call is None:
-            call = Call(self.describe(specs, options), specs, framework, self.in_place, self.scratch)
-            cache.by_specs[key] = call
+            described = self.describe(specs, options)
+            call = Call(self.operands, described, specs, framework, self.in_place, self.scratch)
+            if key is not None:
+                cache.by_specs[key] = call
         return call
 
 

@@ -18,120 +18,21 @@ and inside a graph capture, where nothing has run yet and a replay waits for wha
 known, or was written, within the same capture.
 """
 
-import os
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
-from itertools import accumulate
-from operator import itemgetter
-from threading import RLock
-from typing import Any, Final, Protocol
-from weakref import ReferenceType, WeakSet, ref
+from typing import Final
 
 from fp8core.core.under_way import Range, amid_write
+from fp8core.core.watched import Watched
 from fp8core.problem import Target
 from fp8core.runtime import capture, device
 
 WEIGHT, SCALE, BIAS = 1, 2, 3
 """The places of what is read early among the operands of a linear layer."""
-PLACES_KEPT: Final = 256
-"""Sets of places that are remembered for one kind of call."""
-SPARE: Final = 64
-"""Ranges that are added before all are looked at."""
 CAPTURES_KEPT: Final = 16
 """Captures that are remembered of a weight; as many may be under way at a time."""
 UNHEARD: Final = -1
 """In the place of a count of writes: not all of them are known to be counted."""
-PER_THREAD: Final = 2
-"""The stream of the calling thread, whichever that is: nothing that happened on it says anything of the next call."""
-
-
-class Examiner(Protocol):
-    """What remembers the places of operands that write to no weight."""
-
-    examined: set[Any]
-
-
-class _Watched:
-    """The memory of all weights that may be read early."""
-
-    def __init__(self) -> None:
-        self.lock = RLock()  # a collection of garbage within may come back here
-        self.version = 0
-        """Counts the changes of what is watched."""
-        self.histories: WeakSet[WeightHistory] = WeakSet()
-        self.examiners: WeakSet[Examiner] = WeakSet()
-        self.starts: list[int] = []
-        """Of all ranges, in order; empty until a weight may be read early."""
-        self._reach: list[int] = []
-        """For each range the largest end of it and those before it."""
-        self._owners: list[ReferenceType[WeightHistory]] = []
-        """Whose each range is, or was."""
-        self._most = 0
-        """With more ranges than these, those that no history has any more are left out."""
-        self._whole = True
-        """False amid a change of these lists, and after one that an exception has ended, as Ctrl-C may."""
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._forked)
-
-    def _forked(self) -> None:
-        """Begin with a free lock in the child of a fork, where no thread is left that could release the parent's."""
-        self.lock = RLock()
-
-    def add(self, history: "WeightHistory") -> None:
-        """Watch the ranges of ``history``, which may be watched already with others.
-
-        Those others stay watched for a while: a mixture of experts has tens of thousands of weights, and looking at all
-        of them for each new one would take minutes.
-        """
-        with self.lock:
-            self.histories.add(history)
-            anew = not self._whole or len(self.starts) + len(history.ranges) > self._most
-            self._whole = False
-            if anew:
-                owned = [(start, end, ref(each)) for each in self.histories for start, end in each.ranges]
-                owned.sort(key=itemgetter(0))
-                starts, owners = [start for start, _, _ in owned], [owner for _, _, owner in owned]
-                reach = list(accumulate((end for _, end, _ in owned), max))
-                self.starts, self._reach, self._owners = starts, reach, owners
-                self._most = 2 * len(owned) + SPARE
-            else:
-                for start, end in history.ranges:
-                    self._insert(start, end, ref(history))
-            self._whole = True
-            self.version += 1
-            for examiner in list(self.examiners):
-                examiner.examined.clear()
-
-    def _insert(self, start: int, end: int, owner: "ReferenceType[WeightHistory]") -> None:
-        """Insert a range among others in the order of their starts."""
-        at, reach = bisect_left(self.starts, start), self._reach
-        most = max(end, reach[at - 1]) if at else end
-        self.starts.insert(at, start)
-        self._owners.insert(at, owner)
-        reach.insert(at, most)
-        for behind in range(at + 1, len(reach)):
-            if reach[behind] >= most:
-                break
-            reach[behind] = most
-
-    def among(self, written: Sequence[Range]) -> list["WeightHistory"]:
-        """Return the histories that have, or had, a range which may overlap one of some others."""
-        found: dict[WeightHistory, None] = {}
-        with self.lock:
-            if not self._whole:
-                return list(self.histories)
-            for start, end in written:
-                at = bisect_left(self.starts, end)  # ranges that start before its end
-                while at and self._reach[at - 1] > start:
-                    at -= 1
-                    history = self._owners[at]()
-                    if history is not None:
-                        found[history] = None
-        return list(found)
-
-
-WATCHED: Final = _Watched()
 
 
 class WeightHistory:
@@ -182,7 +83,7 @@ class WeightHistory:
             self.know(addresses, spans, capture_of(stream))
         writes = self.writes
         if not self._heard:
-            with WATCHED.lock:
+            with WATCHED.lock.held:
                 self._heard = not amid_write(self.ranges)
                 if not self._heard:
                     return UNHEARD
@@ -199,9 +100,9 @@ class WeightHistory:
         """
         self.watch(stream, addresses, spans)
         places = addresses[WEIGHT], addresses[SCALE], addresses[BIAS]
-        if stream == PER_THREAD or self.writing or capture_of(stream):
+        if stream == device.PER_THREAD or self.writing or capture_of(stream):  # the next call's may be another stream
             return
-        with WATCHED.lock:
+        with WATCHED.lock.held:
             if self._places == places:  # or else another thread has moved the layer
                 self._waited_with[stream] = *places, writes  # which says nothing once a write has begun or ended
 
@@ -211,7 +112,7 @@ class WeightHistory:
         if self._places == places:
             return
         reached = [(addresses[at], *spans[at]) for at in (WEIGHT, SCALE, BIAS)]
-        with WATCHED.lock:
+        with WATCHED.lock.held:
             self._places = ()
             self._heard = False
             self._waited_with.clear()
@@ -226,7 +127,7 @@ class WeightHistory:
 
     def overwritten(self, number: int, by: int) -> None:
         """Forget what waited, as call ``by`` is about to write there in capture ``number``, or in none: 0."""
-        with WATCHED.lock:
+        with WATCHED.lock.held:
             self.writing.add(by)
             self.writes += 1
         self._waited_with.clear()
@@ -235,10 +136,14 @@ class WeightHistory:
 
     def wrote(self, by: int) -> None:
         """Note that what `overwritten` announced has been launched, or will not be. Once more does no harm."""
-        with WATCHED.lock:
+        with WATCHED.lock.held:
             if by in self.writing:
                 self.writes += 1  # first: who finds nobody writing has to find this count
                 self.writing.discard(by)
+
+
+WATCHED: Final[Watched[WeightHistory]] = Watched()
+"""The memory of all weights that may be read early."""
 
 
 class Announced(list[WeightHistory]):
@@ -270,30 +175,10 @@ def applies(target: Target) -> bool:
     return target.platform == "cuda" and target.arch >= 90
 
 
-def invalidates(examiner: Examiner) -> None:
-    """Let ``examiner`` forget what it has examined whenever another weight may be read early."""
-    with WATCHED.lock:
-        WATCHED.examiners.add(examiner)
-
-
-def remember(examiner: Examiner, places: Any, version: int) -> None:
-    """Let ``examiner`` remember places that were in order at ``version``, unless weights have come since."""
-    with WATCHED.lock:
-        if WATCHED.version == version:
-            if len(examiner.examined) >= PLACES_KEPT:
-                examiner.examined.clear()
-            examiner.examined.add(places)
-
-
-def version() -> int:
-    """Return a number that changes with what is watched."""
-    return WATCHED.version
-
-
 def overwrites(written: Sequence[Range], stream: int) -> Announced:
     """Return the weights that may be read early and that a launch of the library writes to; they are read late now.
 
-    Those that are found are to be given to `wrote` once the launch has been made.
+    What is returned is to be told its `end` once the launch has been made, or has failed.
 
     Args:
         written: the memory that the launch writes.
@@ -308,8 +193,3 @@ def overwrites(written: Sequence[Range], stream: int) -> Announced:
             found.append(history)
             history.overwritten(number, id(found))
     return found
-
-
-def wrote(found: Announced) -> None:
-    """End what `overwrites` began: the launch has been made, or has failed."""
-    found.end()

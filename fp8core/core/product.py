@@ -7,7 +7,7 @@ from fp8core.core.scale_shapes import Reading
 from fp8core.core.specs import TensorSpec
 from fp8core.errors import DTypeError, LayoutError, ScaleError, ShapeError
 from fp8core.interop import dtype_name, scalar
-from fp8core.problem import FORMATS, HIGH_PRECISION, Activation, GroupShape, ScaledMm
+from fp8core.problem import FORMATS, HIGH_PRECISION, ITEMSIZE, Activation, GroupShape, ScaledMm
 
 RESULTS: Final = (*HIGH_PRECISION, *FORMATS)
 """The dtypes of results."""
@@ -43,10 +43,9 @@ class Product(NamedTuple):
     ) -> ScaledMm:
         """Return the problem with the result in ``out``, or in memory yet to be allocated."""
         ldo = self.n if out is None else specs.written(out, self.shape, self.out).stride
-        rows = TensorSpec("out", self.out, (), (), self.a.target) if out is None else out
         optional = (x.alignment for x in (self.bias, self.amax) if x is not None)
         codes_alignment = specs.alignment(self.a.alignment, self.b.alignment, self.lda, self.ldb)
-        out_alignment = specs.alignment(rows.alignment, ldo * rows.itemsize)
+        out_alignment = specs.alignment(specs.alignment_of(out), ldo * ITEMSIZE[self.out])
         return ScaledMm(
             target=self.a.target,
             m=self.m,
@@ -83,8 +82,8 @@ def product_of(
     scale_b: TensorSpec,
     bias: TensorSpec | None,
     out_dtype: Any,
-    out_scale: TensorSpec | None,
-    amax: TensorSpec | None,
+    out_scale: TensorSpec | None = None,
+    amax: TensorSpec | None = None,
     *,
     stored: bool,
     group_a: GroupShape | None = None,

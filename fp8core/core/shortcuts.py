@@ -45,21 +45,14 @@ class _Kind(NamedTuple):
     """None where operands are known to be of the kind."""
 
 
-def repeat(names: Sequence[str], operands: Sequence[Any], call: Call) -> Repeat:
-    """Return what makes a planned call for operands of the same specs as these.
-
-    Args:
-        names: what errors call each operand.
-        operands: of the call.
-        call: what they were planned to be.
-    """
+def repeat(operands: Sequence[Any], call: Call) -> Repeat:
+    """Return what makes ``call`` for operands of the same specs as these, which it was planned for."""
     same = tuple([None if x is None else at for at, x in enumerate(operands)])
-    made: Repeat = _bound(names, call, _kind(call, same, None), None, None, None, None)
+    made: Repeat = _bound(call, _kind(call, same, None), None, None, None, None)
     return made
 
 
 def shortcut(
-    names: Sequence[str],
     operands: tuple[Any, ...],
     addresses: Sequence[int],
     call: Call,
@@ -70,7 +63,6 @@ def shortcut(
     What is returned may say None of operands that are alike, and never recognizes others.
 
     Args:
-        names: what errors call each operand.
         operands: of a call that is planned, all of a framework with guards.
         addresses: theirs.
         call: what they were planned to be.
@@ -83,7 +75,7 @@ def shortcut(
     if framework.blocked() or not guard(*[operands[at] for i, at in enumerate(same) if i == at]):
         return None
     kind = _kind(call, same, _Guarded(framework.unguarded, apart is None))
-    made: Shortcut = _bound(names, call, kind, framework.blocked, guard, framework.address, apart)
+    made: Shortcut = _bound(call, kind, framework.blocked, guard, framework.address, apart)
     return made
 
 
@@ -99,27 +91,14 @@ def _kind(call: Call, same: tuple[int | None, ...], guarded: _Guarded | None) ->
     )
 
 
-def _bound(names: Sequence[str], call: Call, kind: _Kind, *recognizing: Any) -> Callable[..., Any]:
+def _bound(call: Call, kind: _Kind, *recognizing: Any) -> Callable[..., Any]:
     """Return the function of a kind for one call, given what its guard is made of."""
-
-    def examine(addresses: list[int], stream: int, weights: "prefetch.WeightHistory | None") -> bool:
-        """Return whether the launch has been made here: that of a call that writes to a weight that is read early."""
-        found = call.regions.examine(names, addresses, stream)
-        if not found:
-            return False
-        try:
-            call.run(stream, addresses, None, weights)
-        finally:
-            prefetch.wrote(found)
-        return True
-
-    examine.call = call  # type: ignore[attr-defined]  # for `_given_to`
     made = _written(kind)(
         *recognizing,
         call.stream,
         [allocate for _, allocate in call.new],
         call.examined,
-        examine,
+        call.examine,
         prefetch.WATCHED,
         call.plain or call.run,
         call.wrote,
@@ -131,7 +110,7 @@ def _bound(names: Sequence[str], call: Call, kind: _Kind, *recognizing: Any) -> 
 
 def _given_to(variables: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
     """Yield where the caller's arrays are that a repeated call writes, by the variables of its function."""
-    call: Call = variables["examine"].call
+    call: Call = variables["examine"].__self__
     return call.written({at: variables[f"a{at}"] for at in call.given})
 
 

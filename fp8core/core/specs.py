@@ -51,6 +51,11 @@ class Matrix(NamedTuple):
     stride: int
 
 
+def alignment_of(x: TensorSpec | None) -> int:
+    """Return the alignment of an array, or where it is None of one yet to be allocated."""
+    return ALIGNMENT if x is None else x.alignment
+
+
 def spec_of(view: TensorView, name: str) -> TensorSpec:
     """Return the spec of an array."""
     bits = view.pointer | ALIGNMENT
@@ -113,6 +118,21 @@ def written(x: TensorSpec, shape: tuple[int, ...], dtype: str) -> Matrix:
     if rows.rows > 1 and rows.stride < rows.cols:
         raise LayoutError(f"{x.name} needs rows that do not overlap, got strides {x.strides} (elements)")
     return rows
+
+
+def result_stride(given: TensorSpec | None, beside: TensorSpec, shape: tuple[int, ...], dtype: str) -> int:
+    """Return the elements from row to row of a result: of the caller's array, after checking it, or of a new one.
+
+    Args:
+        given: the caller's array; None without.
+        beside: an operand whose device it needs to be on.
+        shape: of the result, of at least one axis.
+        dtype: of the result.
+    """
+    if given is None:
+        return shape[-1]
+    same_device(beside, given)
+    return written(given, shape, dtype).stride
 
 
 def check_written(x: TensorSpec, shape: tuple[int, ...], dtype: str) -> None:

@@ -14,7 +14,7 @@ from fp8core.errors import DeviceError, DTypeError
 from fp8core.interop.eager import eager_only
 from fp8core.interop.float8 import Float8Array
 from fp8core.interop.frameworks import framework_of
-from fp8core.interop.names import Operand, ScaleOperand, dtype_name
+from fp8core.interop.names import Operand, ScaleOperand, dtype_name, type_name
 from fp8core.interop.ordering import order_after, order_before
 from fp8core.interop.scalars import scalar
 from fp8core.interop.tensor import Allocator, Framework, Result, TensorView
@@ -64,7 +64,7 @@ def view(x: Any, name: str, *, written: bool = False) -> TensorView:
         wanted = "a number or an array" if isinstance(name, ScaleOperand) else "an array"
         if x is None:
             raise DTypeError(f"{name} needs {wanted}, got None")
-        raise DTypeError(f"{name} needs {wanted} that offers DLPack, got {kind.__module__}.{kind.__qualname__}")
+        raise DTypeError(f"{name} needs {wanted} that offers DLPack, got {type_name(x)}")
     seen: TensorView = read(x, name)
     if written:
         seen.framework.written(_storage_of(x), name)

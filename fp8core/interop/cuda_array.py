@@ -6,6 +6,7 @@ from typing import Any, Final
 from fp8core.errors import LayoutError
 from fp8core.interop.dlpack import contiguous
 from fp8core.interop.dlpack_capsule import Borrowing, KeepAlive
+from fp8core.interop.names import type_name
 from fp8core.interop.tensor import TensorView, bytes_spanned, check_aligned, check_memory, in_elements, refused_dtype
 from fp8core.problem import ITEMSIZE
 from fp8core.runtime import device, streams
@@ -42,8 +43,8 @@ class CudaArray(Borrowing):
             offer = x.__cuda_array_interface__
             pointer, shape, typestr = offer["data"][0] or 0, tuple(offer["shape"]), offer["typestr"]
         except REFUSALS as error:
-            kind = f"{type(x).__module__}.{type(x).__qualname__}"
-            raise LayoutError(f"{name} needs an array with __cuda_array_interface__, got {kind}: {error!r}") from error
+            got = f"{type_name(x)}: {error!r}"
+            raise LayoutError(f"{name} needs an array with __cuda_array_interface__, got {got}") from error
         if offer.get("mask") is not None:
             raise LayoutError(f"{name} needs a plain array, got a masked one, whose mask would be lost")
         if offer.get("stream") == 0:

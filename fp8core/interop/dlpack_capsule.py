@@ -1,38 +1,24 @@
 """Arrays that offer DLPack and nothing else: read through a capsule, ordered by the protocol's streams."""
 
-import os
 import sys
 from collections.abc import Callable
 from functools import cache, partial
-from threading import RLock
 from typing import Any
 
 from fp8core.errors import DeviceError, LayoutError
+from fp8core.forks import ForkSafeLock
 from fp8core.interop import cupy_arrays, dlpack, numpy_arrays
+from fp8core.interop.names import type_name
 from fp8core.interop.tensor import Framework, Result, TensorView, check_aligned, check_memory, refused_dtype
 from fp8core.problem import HOST, Target
 from fp8core.runtime import device, streams
 from fp8core.runtime.releases import releases
 
-PER_THREAD = 2
-"""The number that CUDA and HIP have for the default stream of the calling thread."""
 REFUSALS = (BufferError, RuntimeError, ValueError, TypeError, NotImplementedError)
 """What producers raise when they cannot export."""
 
 
-class _Turns:
-    """A lock that begins anew in the child of a fork, where no thread is left that could release the parent's."""
-
-    def __init__(self) -> None:
-        self.lock = RLock()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._forked)
-
-    def _forked(self) -> None:
-        self.lock = RLock()
-
-
-_TURNS = _Turns()
+_EXPORTING = ForkSafeLock()
 """Capsules are made and dropped one after the other. XLA's plug-ins for GPUs keep the exports of an array in a vector
 without a lock, and JAX lets other threads run while it makes one: a capsule that one of them drops then loses an
 export, and the process ends when the array dies."""
@@ -44,7 +30,7 @@ class Export:
     __slots__ = ("_capsule",)
 
     def __init__(self, x: Any, stream: int | None) -> None:
-        with _TURNS.lock:
+        with _EXPORTING.held:
             try:
                 self._capsule = x.__dlpack__(stream=stream, max_version=(1, 0))
             except TypeError:  # producers from before DLPack 1.0 know no max_version
@@ -56,7 +42,7 @@ class Export:
 
     def __del__(self) -> None:
         if hasattr(self, "_capsule") and not sys.is_finalizing():
-            with _TURNS.lock:
+            with _EXPORTING.held:
                 del self._capsule
 
 
@@ -152,8 +138,8 @@ class Foreign(Borrowing):
         except REFUSALS as error:
             if isinstance(error, DeviceError):
                 raise
-            kind_of = f"{type(x).__module__}.{type(x).__qualname__}"
-            raise LayoutError(f"{name} needs an array that exports itself by DLPack, got {kind_of}: {error}") from error
+            got = f"{type_name(x)}: {error}"
+            raise LayoutError(f"{name} needs an array that exports itself by DLPack, got {got}") from error
         if found.dtype not in dlpack.CODES:
             raise refused_dtype(name, found.dtype)
         check_memory(found.pointer, found.shape, name)
@@ -185,7 +171,7 @@ def in_protocol(stream: int, target: Target) -> int:
     """
     if target.platform == "cuda":
         return stream or 1
-    if stream == PER_THREAD:
+    if stream == device.PER_THREAD:
         raise DeviceError(
             "stream needs a number that DLPack has, got the per-thread default stream (2), which it cannot name on ROCm"
         )

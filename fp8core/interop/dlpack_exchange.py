@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from fp8core.errors import BackendError, DeviceError, LayoutError
 from fp8core.interop import dlpack
+from fp8core.interop.names import type_name
 from fp8core.interop.tensor import Framework, Result, TensorView, check_aligned, check_memory, refused_dtype
 from fp8core.problem import HOST, Target
 from fp8core.runtime import device
@@ -71,8 +72,8 @@ class Exchange(Framework):
         try:
             found, held = self._content(x)
         except (BufferError, RuntimeError, ValueError, TypeError) as error:
-            kind_of = f"{type(x).__module__}.{type(x).__qualname__}"
-            raise LayoutError(f"{name} needs an array that exports itself by DLPack, got {kind_of}: {error}") from error
+            got = f"{type_name(x)}: {error}"
+            raise LayoutError(f"{name} needs an array that exports itself by DLPack, got {got}") from error
         if found.dtype not in dlpack.CODES:
             raise refused_dtype(name, found.dtype)
         check_memory(found.pointer, found.shape, name)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fp8core.errors import DTypeError, LayoutError
 from fp8core.interop import dlpack
 from fp8core.interop.frameworks import framework_of
+from fp8core.interop.names import type_name
 from fp8core.interop.scalars import scalar
 from fp8core.problem import FORMATS
 from fp8core.runtime import device
@@ -229,7 +230,7 @@ def _own(codes: Any) -> Any:
 
     framework = framework_of(type(codes))
     if framework is None:
-        raise DTypeError(f"codes needs an array of uint8, got {type(codes).__module__}.{type(codes).__qualname__}")
+        raise DTypeError(f"codes needs an array of uint8, got {type_name(codes)}")
     if framework.name in ("numpy", "cupy"):
         _KNOWN.add(type(codes))
         return codes

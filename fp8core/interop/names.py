@@ -1,4 +1,4 @@
-"""Dtypes by their names: whatever a framework calls ``float8_e4m3fn``, it is one string here."""
+"""Names of operands, types and dtypes: whatever a framework calls ``float8_e4m3fn``, it is one string here."""
 
 from collections.abc import Collection
 from typing import Any, Final, Self
@@ -26,6 +26,11 @@ class ScaleOperand(Operand):
     """An operand that may be a number, too."""
 
     __slots__ = ()
+
+
+def type_name(x: object) -> str:
+    """Return what errors call the type of an operand."""
+    return f"{type(x).__module__}.{type(x).__qualname__}"
 
 
 def dtype_name(dtype: Any, name: str = "dtype", among: Collection[str] = ITEMSIZE) -> str:

@@ -13,12 +13,12 @@ from fp8core.interop.tensor import (
     Framework,
     Result,
     TensorView,
+    bytes_spanned,
     check_aligned,
     in_elements,
     refused_dtype,
     strides_or_contiguous,
 )
-from fp8core.interop.tensor import bytes_spanned as spanned
 from fp8core.problem import HOST, ITEMSIZE, Target
 
 ALIGNMENT = 64
@@ -87,7 +87,7 @@ class Numpy(Framework):
     ) -> Result:
         """Return an uncleared NumPy array at a multiple of 64 bytes."""
         del target, stream
-        nbytes = spanned(shape, strides_or_contiguous(shape, strides), dtype)
+        nbytes = bytes_spanned(shape, strides_or_contiguous(shape, strides), dtype)
         array = memory(shape, dtypes()[dtype], strides, nbytes)
         return Result(array.ctypes.data, array)
 

@@ -17,6 +17,7 @@ from jax.sharding import NamedSharding
 from fp8core.core.explaining import ExplainRequest
 from fp8core.core.operation import Interned, Operation, float32_number, times_forgotten
 from fp8core.errors import DeviceError, LayoutError
+from fp8core.interop.names import type_name
 from fp8core.jax.primitives import CallOf, avals_of, traced
 from fp8core.jax.programs import NAMES, OPERATIONS, plain
 from fp8core.jax.rules import rule_of
@@ -241,10 +242,8 @@ def _arrays(operation: Operation, operands: tuple[Any, ...], tracing: bool) -> l
             elif not tracing:
                 return None
             elif not isinstance(array, np.ndarray):
-                name, kind = operation.operands[at], type(array)
-                raise LayoutError(
-                    f"{name} needs an array of JAX inside of jax.jit, got {kind.__module__}.{kind.__qualname__}"
-                )
+                name, got = operation.operands[at], type_name(array)
+                raise LayoutError(f"{name} needs an array of JAX inside of jax.jit, got {got}")
         arrays.append(array)
     return arrays
 

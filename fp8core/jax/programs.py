@@ -220,7 +220,7 @@ class Prepared:
             else:
                 launch(stream, *self._pick(addresses))
         finally:
-            prefetch.wrote(overwritten)
+            overwritten.end()
 
 
 def _bytes(array: NewArray) -> int:

@@ -2,7 +2,16 @@
 
 from typing import Final
 
-from fp8core.problem import FORMATS, HIGH_PRECISION, Activation
+from fp8core.problem import (
+    FORMATS,
+    HIGH_PRECISION,
+    PER_TENSOR,
+    PER_TOKEN,
+    Activation,
+    NormQuantize,
+    Quantize,
+    SiluQuantize,
+)
 
 FORMAT: Final = {"float8_e4m3fn": 0, "float8_e4m3fnuz": 1, "float8_e5m2": 2, "float8_e5m2fnuz": 3}
 """The template argument FORMAT."""
@@ -14,6 +23,17 @@ ACTIVATION: Final[dict[Activation, int]] = {"": 0, "gelu": 1, "gelu_tanh": 2, "s
 """The template argument ACTIVATION."""
 SCALE_FORMAT: Final = {"float32": 0, "ue8m0": 1, "ue8m0_bytes": 2}
 """How scales are kept."""
+SCRATCH_ALIGNMENT: Final = 256
+"""Bytes that the scratch of a launch, and each part of one, begins at a multiple of."""
+STATIC, TENSOR, TOKEN, GROUP = range(4)
+"""The template argument MODE: how a scale comes about, of which each has a formula of its own."""
+
+
+def mode_of(problem: Quantize | NormQuantize | SiluQuantize) -> int:
+    """Return the mode of a quantization."""
+    if problem.static:
+        return STATIC
+    return {PER_TENSOR: TENSOR, PER_TOKEN: TOKEN}.get(problem.group_shape, GROUP)
 
 
 def ceil_div(count: int, size: int) -> int:
@@ -21,12 +41,22 @@ def ceil_div(count: int, size: int) -> int:
     return -(-count // size)
 
 
+def round_up(number: int, multiple: int) -> int:
+    """Return the least multiple of ``multiple`` that is not below ``number``."""
+    return -(-number // multiple) * multiple
+
+
+def scratch_part(nbytes: int) -> int:
+    """Return how many bytes of a scratch a part of ``nbytes`` takes, so that the next one is aligned as the first."""
+    return round_up(nbytes, SCRATCH_ALIGNMENT)
+
+
 def power_of_two(number: int) -> int:
     """Return the least power of two that is not below ``number``."""
     return 1 << (number - 1).bit_length()
 
 
-def threads_across(units: int, most: int = 256) -> int:
+def threads_across(units: int, most: int) -> int:
     """Return how many threads, a power of two from 8 to ``most``, to lay along a row of ``units``: few of them idle."""
     across = most
     while across > 8 and (ceil_div(units, across) * across > units * 9 / 8):

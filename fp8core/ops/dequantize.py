@@ -7,13 +7,13 @@ from fp8core.core import scale_shapes, specs
 from fp8core.core.calls import Described, NewArray, Planned
 from fp8core.core.operation import Operation
 from fp8core.core.scaling import SCALES
-from fp8core.core.specs import Matrix, TensorSpec
+from fp8core.core.specs import TensorSpec
 from fp8core.errors import ScaleError
 from fp8core.interop import Operand, ScaleOperand, dtype_name, eager_only
 from fp8core.interop.float8 import Float8Array
 from fp8core.kernels.weights import DEQUANTIZE
 from fp8core.ops.quantized import Quantized, parts
-from fp8core.problem import FORMATS, HIGH_PRECISION, ITEMSIZE, PER_TENSOR, Dequantize, GroupShape
+from fp8core.problem import FORMATS, HIGH_PRECISION, ITEMSIZE, PER_TENSOR, Dequantize
 from fp8core.runtime.plans import DequantizeNumbers
 from fp8core.types import ArrayT, DequantizeKeywords, NumpyArray, Scale, StreamKeyword, Untyped
 
@@ -86,11 +86,17 @@ def _describe_dequantize(operands: Sequence[TensorSpec | None], options: tuple[A
     group = scale_shapes.implied_group(scale, q) if options[0] is None else specs.group(options[0])
     group, strides = scale_shapes.of_groups(scale, group, q)
     wide = dtype_name(options[1], "dtype", HIGH_PRECISION)
-    stride, out_at = at.cols, specs.ALIGNMENT
-    if out is not None:
-        specs.same_device(q, out)
-        stride, out_at = specs.written(out, q.shape, wide).stride, out.alignment
-    problem = _dequantize_problem(q, at, scale, group, wide, out_at, stride)
+    stride, size = specs.result_stride(out, q, q.shape, wide), ITEMSIZE[wide]
+    out_at = specs.alignment_of(out)
+    problem = Dequantize(
+        target=q.target,
+        q=q.dtype,
+        out=wide,
+        group_shape=group,
+        scale_format="ue8m0_bytes" if scale.dtype == "float8_e8m0fnu" else "float32",
+        cols=at.cols,
+        alignment=specs.alignment(out_at, stride * size, q.alignment * size, at.stride * size),
+    )
 
     def plan() -> Planned:
         if not at.rows * at.cols:
@@ -99,21 +105,6 @@ def _describe_dequantize(operands: Sequence[TensorSpec | None], options: tuple[A
         return Planned(DEQUANTIZE.plan(problem).bind(numbers))
 
     return Described({2: NewArray(q.shape, wide)}, plan, lambda: DEQUANTIZE.explain(problem))
-
-
-def _dequantize_problem(
-    q: TensorSpec, at: Matrix, scale: TensorSpec, group: GroupShape, wide: str, out_at: int, out_stride: int
-) -> Dequantize:
-    size = ITEMSIZE[wide]
-    return Dequantize(
-        target=q.target,
-        q=q.dtype,
-        out=wide,
-        group_shape=group,
-        scale_format="ue8m0_bytes" if scale.dtype == "float8_e8m0fnu" else "float32",
-        cols=at.cols,
-        alignment=specs.alignment(out_at, out_stride * size, q.alignment * size, at.stride * size),
-    )
 
 
 DEQUANTIZE_CALLS: Final = Operation(

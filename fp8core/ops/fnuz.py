@@ -134,8 +134,7 @@ def _describe_normalize(operands: Sequence[TensorSpec | None], formats: tuple[st
         specs.check_written(out, weight.shape, out.dtype)
         contiguous_count(out)
     counts = contiguous_count(scale), 0 if of_input is None else contiguous_count(of_input)
-    out_at = specs.ALIGNMENT if out is None else out.alignment
-    problem = Normalize(weight.target, old, specs.alignment(weight.alignment, out_at))
+    problem = Normalize(weight.target, old, specs.alignment(weight.alignment, specs.alignment_of(out)))
     results = {1: NewArray(weight.shape, new), 3: NewArray(scale.shape, "float32")}
     if of_input is not None:
         results[5] = NewArray(of_input.shape, "float32")

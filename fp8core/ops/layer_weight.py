@@ -4,6 +4,7 @@ from typing import Any
 
 from fp8core import interop
 from fp8core.interop import Operand, dtype_name
+from fp8core.kernels.encodings import round_up
 from fp8core.ops.linear_scratch import ROW_ALIGNMENT
 from fp8core.problem import FORMATS, HIGH_PRECISION
 
@@ -17,7 +18,7 @@ def aligned_rows(weight: Any, dtype: Any) -> Any:
     n, k = at.shape
     if k % ROW_ALIGNMENT == 0 or at.target.platform == "host" or at.framework.immutable:
         return None
-    stride = -(-k // ROW_ALIGNMENT) * ROW_ALIGNMENT
+    stride = round_up(k, ROW_ALIGNMENT)
     name, stream = dtype_name(dtype, "dtype", FORMATS), at.framework.stream(at.target)
     made = at.framework.empty((n, k), name, at.target, (stride, 1))
     return at.framework.wrap(made.array, stream)

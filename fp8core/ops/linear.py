@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, Unpack, overload
 
 from fp8core.core import specs
-from fp8core.core.calls import Described, Launch, NewArray, Planned
+from fp8core.core.calls import Described, NewArray, Planned
 from fp8core.core.operation import Operation
 from fp8core.core.product import known_activation, product_of
 from fp8core.core.scale_shapes import ACTIVATION_GROUPS, known_group
@@ -15,8 +15,8 @@ from fp8core.interop import Operand, ScaleOperand, dtype_name, eager_only
 from fp8core.interop.float8 import Float8Array
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.kernels.linear.overlapped import plan_behind_producer
-from fp8core.kernels.linear.table import LINEAR, explain_linear
-from fp8core.ops.linear_scratch import codes_in_scratch, scratch_of, steps_launch
+from fp8core.kernels.linear.table import LINEAR, Steps, explain_linear
+from fp8core.ops.linear_scratch import codes_in_scratch, planned
 from fp8core.ops.quantize import quantize_problem
 from fp8core.ops.quantized import Quantized, parts
 from fp8core.problem import FORMATS, HIGH_PRECISION, PER_TOKEN, GroupShape, Linear, ScaledMm
@@ -187,47 +187,21 @@ def _describe_product(
         weight_scale,
         bias,
         result_dtype(options.out_dtype, "bfloat16"),
-        None,
-        None,
         stored=True,
         group_a=options.x_group,
         group_b=options.weight_group,
     )
-
     activation = known_activation(options.activation)
 
     def problem(prefetch: bool) -> ScaledMm:
         asked = product.problem(options.use_fast_accum, options.batch_invariant, out, prefetch)
         return asked._replace(activation=activation)
 
-    def launch(prefetch: bool) -> tuple[Launch, Any]:
-        multiply = plan_behind_producer(problem(True)) if prefetch else SCALED_MM.plan(problem(False))
-
-        def run(
-            stream: int,
-            x_: int,
-            weight_: int,
-            scale_b: int,
-            bias_: int,
-            scale_a: int,
-            _upper: int,
-            out_: int,
-            scratch: int,
-        ) -> None:
-            multiply(stream, x_, weight_, scale_a, scale_b, bias_, out_, 0, 0, scratch)
-
-        return run, multiply
+    def steps(prefetch: bool) -> Steps:
+        return Steps(None, plan_behind_producer(problem(True)) if prefetch else SCALED_MM.plan(problem(False)))
 
     def plan() -> Planned:
-        if not product.m or not product.n:
-            return Planned(None)
-        run, multiply = launch(False)
-
-        def prefetching() -> Launch:
-            early, behind = launch(True)  # of another choice, if a tuning has come since
-            return early if behind.scratch_bytes == multiply.scratch_bytes else run
-
-        return Planned(run, multiply.scratch_bytes, prefetching if multiply.prefetches_weight else None)
+        return planned(steps, None) if product.m and product.n else Planned(None)
 
     return Described({OUT: NewArray(product.shape, product.out)}, plan, lambda: SCALED_MM.explain(problem(False)))
 
@@ -252,8 +226,6 @@ def _describe_both(
         weight_scale,
         bias,
         result_dtype(options.out_dtype, x.dtype),
-        None,
-        None,
         stored=True,
         group_a=None if q.how.given else q.how.group_shape,
         group_b=options.weight_group,
@@ -266,16 +238,7 @@ def _describe_both(
         return Linear(quantization, multiplied._replace(activation=activation), q.at.stride, limit)
 
     def plan() -> Planned:
-        if not product.m or not product.n:
-            return Planned(None)
-        steps = LINEAR.plan(problem(False))
-        run = steps_launch(steps, q)
-
-        def prefetching() -> Launch:
-            early = LINEAR.plan(problem(True))
-            return steps_launch(early, q) if scratch_of(early, q) == scratch_of(steps, q) else run
-
-        return Planned(run, scratch_of(steps, q), prefetching if steps.product.prefetches_weight else None)
+        return planned(lambda prefetch: LINEAR.plan(problem(prefetch)), q) if product.m and product.n else Planned(None)
 
     results = {OUT: NewArray(product.shape, product.out)}
     return Described(results, plan, lambda: explain_linear(problem(False)))

@@ -1,17 +1,18 @@
 """The launches of a linear layer: x is quantized into a scratch, and the product reads it there."""
 
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from fp8core.core import specs
-from fp8core.core.calls import Launch
+from fp8core.core.calls import Launch, Planned
 from fp8core.core.scaling import ScaleOptions, Scaling, scaling
 from fp8core.core.specs import Matrix, TensorSpec
 from fp8core.interop import dlpack
+from fp8core.kernels.encodings import round_up, scratch_part
 from fp8core.kernels.linear.table import Steps
 from fp8core.problem import PER_TENSOR, GroupShape
 from fp8core.runtime.plans import QuantizeNumbers
 
-SCRATCH_ALIGNMENT: Final = 256
 ROW_ALIGNMENT: Final = 16
 """Bytes that rows of codes are a multiple of, so that kernels that need that run products of any k."""
 COMPUTED: Final = "the scale of x"
@@ -48,27 +49,43 @@ def codes_in_scratch(
     layout = "mn" if group.cols > 0 else "k"  # groups as block-scaled products want them
     asked = ScaleOptions(dtype, group, input_scale is not None, bound, "float32", layout)
     how = scaling(asked, x, x.shape, input_scale, upper)
-    stride = -(-at.cols // ROW_ALIGNMENT) * ROW_ALIGNMENT
+    stride = round_up(at.cols, ROW_ALIGNMENT)
     codes = TensorSpec("x", dtype, x.shape, (*dlpack.row_major((*x.shape[:-1], stride))[:-1], 1), x.target)
-    offset = -(-at.rows * stride // SCRATCH_ALIGNMENT) * SCRATCH_ALIGNMENT
+    offset = scratch_part(at.rows * stride)
     if input_scale is not None:
         return ScratchCodes(at, stride, how, x, codes, input_scale, None, offset)
     shape = (1,) if how.group_shape == PER_TENSOR else how.group_shape.scale_shape(at.rows, at.cols)
     scale = TensorSpec(COMPUTED, "float32", shape, how.strides[: len(shape)], x.target)
-    nbytes = -(-4 * how.computed() // SCRATCH_ALIGNMENT) * SCRATCH_ALIGNMENT
+    nbytes = scratch_part(4 * how.computed())
     return ScratchCodes(at, stride, how, x, codes, scale, offset, offset + nbytes)
 
 
-def scratch_of(steps: Steps, q: ScratchCodes) -> int:
+def planned(steps_of: Callable[[bool], Steps], q: ScratchCodes | None) -> Planned:
+    """Return what runs a layer.
+
+    Args:
+        steps_of: returns the launches, given whether the product may read the weight early.
+        q: how x is quantized; None where it comes so.
+    """
+    steps = steps_of(False)
+    launch, nbytes = _launch(steps, q), _scratch_bytes(steps, q)
+
+    def prefetching() -> Launch:
+        early = steps_of(True)  # of another choice, if a tuning has come since
+        return _launch(early, q) if _scratch_bytes(early, q) == nbytes else launch
+
+    return Planned(launch, nbytes, prefetching if steps.product.prefetches_weight else None)
+
+
+def _scratch_bytes(steps: Steps, q: ScratchCodes | None) -> int:
     """Return the bytes of a layer's scratch: codes and scales, where there are any, and the product's."""
-    return steps.product.scratch_bytes + (0 if steps.quantize is None else q.bytes)
+    return steps.product.scratch_bytes + (0 if steps.quantize is None or q is None else q.bytes)
 
 
-def steps_launch(steps: Steps, q: ScratchCodes) -> Launch:
+def _launch(steps: Steps, q: ScratchCodes | None) -> Launch:
     """Return the launches of a layer as one: what is quantized lies at the beginning of the scratch."""
-    multiply, at, given = steps.product, q.at, q.scale_offset is None
-    scale_offset, behind = q.scale_offset or 0, q.bytes
-    if steps.quantize is None:
+    multiply = steps.product
+    if steps.quantize is None or q is None:
 
         def multiply_x(
             stream: int, x: int, weight: int, scale_b: int, bias: int, scale_a: int, _upper: int, out: int, scratch: int
@@ -77,7 +94,8 @@ def steps_launch(steps: Steps, q: ScratchCodes) -> Launch:
 
         return multiply_x
 
-    numbers = QuantizeNumbers(at.stride, q.stride, *q.how.strides, at.rows, at.rows, q.how.upper, q.how.eps)
+    given, scale_offset, behind = q.scale_offset is None, q.scale_offset or 0, q.bytes
+    numbers = QuantizeNumbers(q.at.stride, q.stride, *q.how.strides, q.at.rows, q.at.rows, q.how.upper, q.how.eps)
     quantize = steps.quantize.bind(numbers)
 
     def run(

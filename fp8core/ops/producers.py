@@ -119,7 +119,7 @@ def _describe_norm(operands: Sequence[TensorSpec | None], options: tuple[Any, ..
     specs.same_device(x, weight, residual)
     residual_stride = 0 if residual is None else specs.written(residual, x.shape, x.dtype).stride
     how = scaling(ScaleOptions(*scales), x, x.shape, scale, upper)
-    stride = _codes_stride(x, data, x.shape, how, at.cols)
+    stride = specs.result_stride(data, x, x.shape, how.dtype)
     addend = epsilon_of(epsilon)
     problem = NormQuantize(
         target=x.target,
@@ -139,7 +139,7 @@ def _describe_norm(operands: Sequence[TensorSpec | None], options: tuple[Any, ..
             0 if residual is None else residual.alignment,
             residual_stride * x.itemsize,
             weight.alignment * x.itemsize // weight.itemsize,
-            (specs.ALIGNMENT if data is None else data.alignment) * x.itemsize,
+            specs.alignment_of(data) * x.itemsize,
             stride * x.itemsize,
         ),
     )
@@ -162,13 +162,6 @@ def epsilon_of(epsilon: Any) -> float:
     if number is None or not 0 <= number <= specs.LARGEST or not specs.in_float32(number):
         raise ShapeError(f"epsilon needs a finite number of at least 0 that float32 holds, got {epsilon!r}")
     return number
-
-
-def _codes_stride(x: TensorSpec, data: TensorSpec | None, shape: tuple[int, ...], how: Scaling, cols: int) -> int:
-    if data is None:
-        return cols
-    specs.same_device(x, data)
-    return specs.written(data, shape, how.dtype).stride
 
 
 def _results(shape: tuple[int, ...], how: Scaling, data: int) -> dict[int, NewArray]:
@@ -249,9 +242,9 @@ def _describe_silu(operands: Sequence[TensorSpec | None], options: tuple[Any, ..
     cols = at.cols // 2
     shape = (*x.shape[:-1], cols)
     how = scaling(ScaleOptions(*options[:-1]), x, shape, scale, upper)
-    stride = _codes_stride(x, data, shape, how, cols)
+    stride = specs.result_stride(data, x, shape, how.dtype)
     size = x.itemsize
-    data_at = specs.ALIGNMENT if data is None else data.alignment
+    data_at = specs.alignment_of(data)
     problem = SiluQuantize(
         target=x.target,
         x=x.dtype,

@@ -120,10 +120,7 @@ def _describe_quantize(operands: Sequence[TensorSpec | None], options: tuple[Any
     at = specs.matrix(x)
     shape, rows = _padded(x, at, options[-1])
     how = scaling(ScaleOptions(*options[:-1]), x, shape, scale, upper)
-    stride = at.cols
-    if data is not None:
-        specs.same_device(x, data)
-        stride = specs.written(data, shape, how.dtype).stride
+    stride = specs.result_stride(data, x, shape, how.dtype)
     problem = quantize_problem(x, at, how, rows, data, stride)
     results = {DATA: NewArray(shape, how.dtype)}
     if not how.given:
@@ -159,7 +156,6 @@ def quantize_problem(
 
     Where one scale is found for a tensor without gaps, it is one long row: only its beginning counts.
     """
-    data_at = specs.ALIGNMENT if data is None else data.alignment
     strides = at.stride, data_stride
     if at.stride == data_stride == at.cols and rows == at.rows and not how.given and how.group_shape == PER_TENSOR:
         strides = (0, 0)
@@ -172,7 +168,7 @@ def quantize_problem(
         scale_format=how.scale_format,
         scale_layout=how.layout,
         cols=at.cols,
-        alignment=codes_alignment(x, strides[0], data_at, strides[1]),
+        alignment=codes_alignment(x, strides[0], specs.alignment_of(data), strides[1]),
     )
 
 

@@ -114,10 +114,8 @@ def _describe_requantize(operands: Sequence[TensorSpec | None], widths: tuple[in
     if sum(widths) != at.rows:
         raise ShapeError(f"logical_widths needs to add up to the {at.rows} rows of weight, got {list(widths)}")
     stride = at.cols if out is None else specs.written(out, weight.shape, weight.dtype).stride
-    out_at = specs.ALIGNMENT if out is None else out.alignment
-    problem = Requantize(
-        weight.target, weight.dtype, len(widths), at.cols, specs.alignment(weight.alignment, at.stride, out_at, stride)
-    )
+    alignment = specs.alignment(weight.alignment, at.stride, specs.alignment_of(out), stride)
+    problem = Requantize(weight.target, weight.dtype, len(widths), at.cols, alignment)
 
     def plan() -> Planned:
         return Planned(REQUANTIZE.plan(problem).bind(RequantizeNumbers(at.stride, count, widths, stride)))

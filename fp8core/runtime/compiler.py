@@ -15,7 +15,7 @@ Module = Any
 
 _OPT_IN_ABOVE: Final = 48 * 1024
 """CUDA gives a block this much shared memory unasked; more has to be allowed function by function."""
-_ALLOWING: Final = threading.Lock()
+_ALLOWING: Final = threading.RLock()  # a collection of garbage within may come back here, and to the locks of modules
 _ALL: Final = 100
 """Of a multiprocessor's shared memory, in percent."""
 
@@ -83,7 +83,7 @@ class Modules:
 
     def __init__(self) -> None:
         self._modules: dict[tuple[int, str, tuple[str, ...], str], Module] = {}
-        self._turns: dict[tuple[int, str, tuple[str, ...], str], threading.Lock] = {}
+        self._turns: dict[tuple[int, str, tuple[str, ...], str], threading.RLock] = {}
 
     def __len__(self) -> int:
         return len(self._modules)
@@ -101,7 +101,7 @@ class Modules:
         key = device.current(), text, options, name
         if key in self._modules:
             return self._modules[key]
-        turn = self._turns.setdefault(key, threading.Lock())
+        turn = self._turns.setdefault(key, threading.RLock())
         try:
             with turn:
                 if key not in self._modules:

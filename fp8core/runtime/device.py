@@ -15,9 +15,10 @@ _DRIVERS: Final[dict[str, tuple[str, ...]]] = {
     "hip": ("libamdhip64.so.7", "libamdhip64.so", "libamdhip64.so.6"),
 }
 
-
 LEGACY: Final = 1
 """cudaStreamLegacy: besides 0 the number of the default stream, which cannot be captured."""
+PER_THREAD: Final = 2
+"""cudaStreamPerThread and hipStreamPerThread: the number of as many streams as there are threads."""
 
 
 class _Survey(NamedTuple):

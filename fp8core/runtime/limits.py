@@ -5,7 +5,9 @@ from typing import Final
 from fp8core.problem import Target
 
 CUDA_BLOCKS: Final = (1 << 31) - 1
-"""The blocks of a grid along x; along y and z there are fewer than 2**16."""
+"""The blocks of a grid along x."""
+BLOCKS_ALONG_YZ: Final = (1 << 16) - 1
+"""The same along y, and along z; grids for HIP keep to it, too."""
 HIP_THREADS: Final = (1 << 32) - 1
 """The threads of a grid along each axis: a packet of the queue counts them in 32 bits. With more, hipModuleLaunchKernel
 answers hipErrorInvalidValue."""

@@ -19,8 +19,6 @@ _SM_RESOURCE: Final = 1
 _RESOURCE_BYTES: Final = 256
 """At least what a CUdevResource of any release takes (144); its count of multiprocessors stands at `_SM_COUNT`."""
 _SM_COUNT: Final = 96
-_SHARED_STREAMS: Final = 2
-"""0, 1 and 2 are no streams of one context, but the default ones of whatever context is current."""
 
 
 class LaunchError(BackendError):
@@ -36,7 +34,7 @@ def multiprocessors(stream: int) -> int | None:
 
     None where the driver cannot tell: before CUDA 12.5, on ROCm, and for the default streams.
     """
-    if stream <= _SHARED_STREAMS or device.platform() != "cuda":
+    if stream <= device.PER_THREAD or device.platform() != "cuda":  # a default one, of whatever context is current
         return None
     context, green = ctypes.c_void_p(), ctypes.c_void_p()
     resource = ctypes.create_string_buffer(_RESOURCE_BYTES)

@@ -40,8 +40,7 @@ class Releases:
     def __init__(self) -> None:
         self._ended = False
         self._new()
-        if hasattr(os, "register_at_fork"):  # here, as a fork may come while the thread is being started
-            os.register_at_fork(after_in_child=self._forked)
+        os.register_at_fork(after_in_child=self._forked)  # here: a fork may come while the thread is being started
 
     def _new(self) -> None:
         self._lock = threading.Lock()
@@ -88,13 +87,13 @@ class Releases:
         if passed is not None:
             self._inbox.put(_Item(owner, passed, None, ordinal, key))
 
-    def after(self, owner: object, begin: Callable[[], Callable[[], bool]], ordinal: int | None = None) -> None:
+    def after(self, owner: object, begin: Callable[[], Callable[[], bool]]) -> None:
         """Keep ``owner`` until an operation that starts after this call has ended.
 
         ``begin()`` starts one, on the thread, and returns the question whether it has ended. One is in flight for
         equal ``begin``, and stands for all owners that came before it started.
         """
-        self._inbox.put(_Item(owner, None, begin, ordinal, begin))
+        self._inbox.put(_Item(owner, None, begin, None, begin))
 
     def wait(self, seconds: float) -> bool:
         """Return whether all that was kept before this call has been dropped, after at most so many seconds."""
@@ -157,7 +156,6 @@ class _Keeper:
         for begin in [begin for begin in self._beginning if begin not in self._kept]:
             items = self._beginning.pop(begin)
             try:
-                self._use(items[0].ordinal)
                 passed = begin()
             except Exception as error:  # noqa: BLE001 - whatever it is, the memory may be in use
                 self._stick(items, error)

@@ -1,12 +1,11 @@
 """A table: the kernels of an operation, which of them a problem gets, and the plans made so far."""
 
-import os
 import warnings
 from collections.abc import Callable, Iterator
-from threading import RLock
 from typing import Any, Generic, TypeVar
 
 from fp8core.errors import UnsupportedProblemError
+from fp8core.forks import ForkSafeLock
 from fp8core.table.rows import Choice, Kernel, no_estimate
 from fp8core.table.verdicts import Explanation, verdict
 
@@ -26,15 +25,9 @@ class Table(Generic[P]):
         self._plans: dict[tuple[Any, ...], Any] = {}
         self._tuned: dict[P, Choice] = {}
         self._expected: dict[P, tuple[str, str]] = {}
-        self._lock = RLock()
+        self._lock = ForkSafeLock()
         self.before: Callable[[], object] | None = None
         """Called once, before anything is chosen: what was tuned in another process may be read then."""
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._forked)
-
-    def _forked(self) -> None:
-        """Begin with a free lock in the child of a fork, where no thread is left that could release the parent's."""
-        self._lock = RLock()
 
     def __len__(self) -> int:
         return len(self._plans)
@@ -79,12 +72,12 @@ class Table(Generic[P]):
     def tuned(self, problem: P) -> Choice | None:
         """Return what was tuned for ``problem``, in this process or in another one, or None."""
         if self.before is not None:
-            with self._lock:
+            with self._lock.held:
                 if self.before is not None:
                     self.before()
                     self.before = None
         if problem in self._expected:
-            with self._lock:  # or another thread would find neither what is expected nor what came of it
+            with self._lock.held:  # or another thread would find neither what is expected nor what came of it
                 self._meet(problem)
         return self._tuned.get(problem)
 

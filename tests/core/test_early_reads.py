@@ -45,7 +45,7 @@ class Layer:
         return prefetch.overwrites([(self.places[1], self.places[1] + 1)], stream)
 
     def written(self, stream=0):
-        prefetch.wrote(self.about_to_be_written(stream))
+        self.about_to_be_written(stream).end()
 
     @property
     def launches(self):
@@ -89,7 +89,7 @@ def test_a_launch_that_reads_early_is_made_again_if_a_write_has_come_since_that_
         if writes != "nothing":
             pending.append(layer.about_to_be_written())
             if writes == "before the launch":
-                prefetch.wrote(pending.pop())
+                pending.pop().end()
 
     layer = Layer(early=early)
     for _ in range(3):
@@ -99,7 +99,7 @@ def test_a_launch_that_reads_early_is_made_again_if_a_write_has_come_since_that_
         assert layer.launches == ["early", *(["late"] if writes != "nothing" else [])]
         assert len({addresses for _, addresses in layer.made}) == 1
         if writes == "about to":
-            prefetch.wrote(pending.pop())
+            pending.pop().end()
 
 
 @pytest.mark.usefixtures("no_capture")

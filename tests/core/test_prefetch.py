@@ -9,6 +9,7 @@ import pytest
 
 from fp8core.core import prefetch
 from fp8core.core.prefetch import WeightHistory
+from fp8core.core.watched import SPARE, Watched
 from fp8core.problem import Target
 from fp8core.runtime import capture, device
 
@@ -36,7 +37,7 @@ def history(captures):
 def written_over(ranges, stream):
     """Return whether a launch of the library that writes there, and that has been made, wrote over a weight."""
     found = prefetch.overwrites(ranges, stream)
-    prefetch.wrote(found)
+    found.end()
     return bool(found)
 
 
@@ -48,8 +49,8 @@ def test_the_first_launch_on_each_stream_waits(history):
 
 
 def test_the_stream_of_a_thread_is_no_stream_to_rely_on(history):
-    history.waited(prefetch.PER_THREAD, PLACES, SPANS, history.writes)
-    assert not history.may_prefetch(prefetch.PER_THREAD, PLACES)
+    history.waited(device.PER_THREAD, PLACES, SPANS, history.writes)
+    assert not history.may_prefetch(device.PER_THREAD, PLACES)
 
 
 @pytest.mark.parametrize("place", [1, 2, 3])
@@ -80,7 +81,7 @@ def test_a_launch_of_another_thread_may_come_before_the_write_that_has_been_anno
     within = history.writes
     history.waited(7, PLACES, SPANS, within)
     assert not history.may_prefetch(7, PLACES)
-    prefetch.wrote(found)
+    found.end()
     history.waited(7, PLACES, SPANS, within)  # launched before the writing kernel, noted after it
     assert not history.may_prefetch(7, PLACES)
     history.waited(7, PLACES, SPANS, history.writes)
@@ -89,7 +90,7 @@ def test_a_launch_of_another_thread_may_come_before_the_write_that_has_been_anno
 
 def test_what_waited_before_a_write_is_at_no_time_relied_on_after_it(captures, monkeypatch):
     """Another thread may ask amid the noting, which is more than one step."""
-    monkeypatch.setattr(prefetch, "WATCHED", prefetch._Watched())
+    monkeypatch.setattr(prefetch, "WATCHED", Watched())
     history = WeightHistory()
     history.know(PLACES, SPANS, 0)
     within, found = history.writes, []
@@ -108,7 +109,7 @@ def test_what_waited_before_a_write_is_at_no_time_relied_on_after_it(captures, m
 
 def test_what_waits_amid_the_end_of_a_write_is_not_relied_on_after_it(captures, monkeypatch):
     """The end of a write is two steps, between which another thread may note a launch that came before the write."""
-    monkeypatch.setattr(prefetch, "WATCHED", prefetch._Watched())
+    monkeypatch.setattr(prefetch, "WATCHED", Watched())
 
     class Calls(set):
         def discard(self, call):
@@ -120,7 +121,7 @@ def test_what_waits_amid_the_end_of_a_write_is_not_relied_on_after_it(captures, 
     history.writing = Calls()
     found = prefetch.overwrites([WEIGHT], 7)
     within = history.writes
-    prefetch.wrote(found)
+    found.end()
     assert not history.may_prefetch(7, PLACES)
 
 
@@ -138,22 +139,22 @@ def test_a_write_that_is_given_up_between_announcing_and_launching_is_not_waited
 
 def test_the_end_of_a_write_that_is_told_twice_is_not_that_of_another(history):
     first, second = (prefetch.overwrites([WEIGHT], 7) for _ in range(2))
-    prefetch.wrote(first)
+    first.end()
     writes = history.writes
-    prefetch.wrote(first)
+    first.end()
     del first
     assert history.writes == writes
     history.waited(7, PLACES, SPANS, writes)
     assert not history.may_prefetch(7, PLACES)
-    prefetch.wrote(second)
+    second.end()
 
 
 def test_of_two_threads_that_write_the_last_one_counts(history):
     first, second = (prefetch.overwrites([WEIGHT], stream) for stream in (7, 8))
-    prefetch.wrote(first)
+    first.end()
     history.waited(7, PLACES, SPANS, history.writes)
     assert not history.may_prefetch(7, PLACES)
-    prefetch.wrote(second)
+    second.end()
     history.waited(7, PLACES, SPANS, history.writes)
     assert history.may_prefetch(7, PLACES)
 
@@ -227,15 +228,15 @@ def test_ranges_of_several_layers_are_found(history):
     other.know([0, 0x100000, 0, 0], [(0, 0), (0, 0x100000), (0, 0), (0, 0)], 0)
     for each, places in ((history, PLACES), (tied, PLACES), (other, [0, 0x100000, 0, 0])):
         each.waited(7, places, SPANS, each.writes)
-    version = prefetch.version()
+    version = prefetch.WATCHED.version
     assert written_over([(0x1800, 0x1801)], 7)
     assert not history.may_prefetch(7, PLACES)
     assert not tied.may_prefetch(7, PLACES)
     assert other.may_prefetch(7, [0, 0x100000, 0, 0])
-    assert prefetch.version() == version
+    assert prefetch.WATCHED.version == version
     another = WeightHistory()
     another.know(MOVED, SPANS, 0)
-    assert prefetch.version() > version
+    assert prefetch.WATCHED.version > version
 
 
 def test_only_devices_with_programmatic_launches_are_concerned():
@@ -246,7 +247,7 @@ def test_only_devices_with_programmatic_launches_are_concerned():
 
 def test_what_is_watched_is_found_among_many_that_overlap_come_and_go(captures, monkeypatch):
     """Against all ranges of the living, looked at one by one; what the dead had may be found a while longer."""
-    watched = prefetch._Watched()
+    watched = Watched()
     monkeypatch.setattr(prefetch, "WATCHED", watched)
     chance = random.Random(5)
     living, looked_at_all = [], 0
@@ -276,11 +277,11 @@ def test_what_is_watched_is_found_among_many_that_overlap_come_and_go(captures, 
 
 
 def test_ranges_that_nobody_has_are_left_out_in_the_end(captures, monkeypatch):
-    watched = prefetch._Watched()
+    watched = Watched()
     monkeypatch.setattr(prefetch, "WATCHED", watched)
     for at in range(1000):
         WeightHistory().know([0, 1000 + 10 * at, 0, 0], [(0, 0), (0, 5), (0, 0), (0, 0)], 0)
-    assert len(watched.starts) <= prefetch.SPARE + 1
+    assert len(watched.starts) <= SPARE + 1
     assert not watched.among([(1000, 1005)])
     last = WeightHistory()
     last.know([0, 1000 + 10 * 1000, 0, 0], [(0, 0), (0, 5), (0, 0), (0, 0)], 0)
@@ -289,7 +290,7 @@ def test_ranges_that_nobody_has_are_left_out_in_the_end(captures, monkeypatch):
 
 def test_a_write_asks_no_weights_but_those_that_it_reaches(captures, monkeypatch):
     """Or a refresh of all weights would take time with the square of their number."""
-    monkeypatch.setattr(prefetch, "WATCHED", prefetch._Watched())
+    monkeypatch.setattr(prefetch, "WATCHED", Watched())
     asked, plain = [], WeightHistory.overwritten
     monkeypatch.setattr(WeightHistory, "overwritten", lambda self, *given: asked.append(self) or plain(self, *given))
     histories = [WeightHistory() for _ in range(300)]
@@ -306,7 +307,7 @@ def test_what_is_watched_is_found_amid_a_change_and_after_one_that_was_interrupt
     captures, monkeypatch, which, interrupted
 ):
     """By a destructor that a collection of garbage runs, and after Ctrl-C."""
-    watched = prefetch._Watched()
+    watched = Watched()
     monkeypatch.setattr(prefetch, "WATCHED", watched)
     histories = [WeightHistory() for _ in range(4)]
     places = [[0, 1000 * at, 0, 0] for at in (2, 3, 4, 1)]
@@ -337,7 +338,7 @@ def test_what_is_watched_is_found_amid_a_change_and_after_one_that_was_interrupt
 
 def test_a_destructor_amid_a_change_of_what_is_watched_may_make_calls(captures, monkeypatch):
     """A collection of garbage may begin anywhere, and end in a call of the library."""
-    watched = prefetch._Watched()
+    watched = Watched()
     monkeypatch.setattr(prefetch, "WATCHED", watched)
     found = []
 
@@ -347,7 +348,7 @@ def test_a_destructor_amid_a_change_of_what_is_watched_may_make_calls(captures, 
 
     examiner = type("Examiner", (), {})()
     examiner.examined = Examined()
-    prefetch.invalidates(examiner)
+    prefetch.WATCHED.invalidates(examiner)
     made = WeightHistory()
     thread = threading.Thread(target=made.know, args=(PLACES, SPANS, 0), daemon=True)
     thread.start()

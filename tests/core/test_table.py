@@ -158,8 +158,8 @@ def test_what_is_expected_is_looked_for_when_the_problem_is_met():
 @pytest.mark.parametrize(
     ("held", "taken"),
     [
-        ("QUANTIZE._lock", "QUANTIZE.before = lambda: None; QUANTIZE.tuned(None)"),
-        ("WATCHED.lock", "WATCHED.lock.acquire()"),
+        ("QUANTIZE._lock.held", "QUANTIZE.before = lambda: None; QUANTIZE.tuned(None)"),
+        ("WATCHED.lock.held", "WATCHED.lock.held.acquire()"),
     ],
 )
 def test_a_child_is_not_kept_by_a_thread_of_its_parent(held, taken):

@@ -7,6 +7,8 @@ import pytest
 
 from fp8core.errors import BackendError
 from fp8core.kernels.gemm.blaslt import matmul, query
+from fp8core.kernels.gemm.blaslt.handles import Handles
+from fp8core.kernels.gemm.blaslt.library import find
 from fp8core.kernels.gemm.blaslt.mapping import product
 from fp8core.runtime import device
 from support.blaslt_fixtures import built, hip_stub, stub  # noqa: F401
@@ -135,6 +137,24 @@ def test_failed_launch_names_the_problem_and_leaves_the_plan_usable(stub):
     stub.fail("", 0)
     launch(*ARGUMENTS[:5], 0, OUT, 0, 0, SCRATCH)
     assert len(stub.lines("MatmulDescCreate")) == 2
+
+
+def test_a_destructor_amid_the_making_of_a_handle_may_ask_for_another(stub, monkeypatch):
+    """A collection of garbage may begin anywhere, and end in a call of the library."""
+    found, made, ours = [], Handles._made, find("cuda").handles
+
+    def amid(self, ordinal):
+        if ordinal == 0:
+            found.append(self.of_device(1))
+        return made(self, ordinal)
+
+    monkeypatch.setattr(Handles, "_made", amid)
+    thread = threading.Thread(target=lambda: found.append(ours.of_device(0)), daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert found == [ours.of_device(1), ours.of_device(0)]
+    assert found[0] != found[1]
 
 
 def test_thread_without_a_context_gets_one(stub, monkeypatch):

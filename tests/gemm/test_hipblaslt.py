@@ -8,7 +8,7 @@ from fp8core.errors import BackendError
 from fp8core.kernels.gemm.blaslt import first_run, handles, library, matmul, places, query
 from fp8core.kernels.gemm.blaslt.dialects import HIPBLASLT
 from fp8core.kernels.gemm.blaslt.mapping import product
-from fp8core.runtime import loaded
+from fp8core.runtime import device, loaded
 from support.blaslt_fixtures import built, hip_stub  # noqa: F401
 from support.blaslt_tools import FIRST_RUN, MI300, MI350, forget, pretend, problem
 
@@ -63,14 +63,14 @@ def test_devices_have_handles_of_their_own(built, monkeypatch):
 
 def test_threads_have_handles_for_their_own_default_streams(hip_stub):
     launch = matmul.plan(OURS)
-    threads = [threading.Thread(target=multiply, args=(launch, handles.PER_THREAD)) for _ in range(3)]
+    threads = [threading.Thread(target=multiply, args=(launch, device.PER_THREAD)) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert {stream for _, stream in launches(hip_stub)} == {handles.PER_THREAD}
+    assert {stream for _, stream in launches(hip_stub)} == {device.PER_THREAD}
     known = library.find("hip").handles._of_stream[0]
-    assert {stream for stream, _ in known} == {handles.PER_THREAD}
+    assert {stream for stream, _ in known} == {device.PER_THREAD}
     assert len(set(known.values())) == len(known) == len({thread for _, thread in known})
 
 

@@ -65,6 +65,24 @@ def test_a_map_of_scales_needs_rows_in_ascending_order(strides, mapped):
     assert tiled.loads_scale_tiles(asked) == mapped
 
 
+def test_a_destructor_amid_the_making_of_maps_may_make_others():
+    """A collection of garbage may begin anywhere, and end in a call of the library."""
+    found = []
+
+    class Amid(TensorMaps):
+        __slots__ = ()
+
+        def __init__(self, *geometry):
+            super().__init__(*geometry)
+            found.append(tensor_maps(7, 256, 256, 64)[4096])
+
+    thread = threading.Thread(target=maps.shared_maps, args=(Amid, 9, 256, 256, 64, 128), daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert found == [repr((4096, 7, 256, 256, 64, 128)).encode()]
+
+
 def test_threads_get_right_maps_while_others_clear_them(monkeypatch):
     monkeypatch.setattr(maps, "MOST_MAPS", 20)
     wrong = []

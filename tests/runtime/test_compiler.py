@@ -128,6 +128,45 @@ def test_a_failed_launcher_is_prepared_anew(machine, monkeypatch):
     assert len(machine.compiled) == 3
 
 
+def test_a_destructor_amid_a_compilation_may_need_the_same_kernel(machine, monkeypatch):
+    """A collection of garbage may begin anywhere, and end in a call of the library."""
+    modules, compiled, found = compiler.Modules(), compiler.compile_text, []
+
+    def amid(*given):
+        if not found:
+            found.append(None)
+            found[0] = modules.load("text", ())
+        return compiled(*given)
+
+    monkeypatch.setattr(compiler, "compile_text", amid)
+    thread = threading.Thread(target=lambda: found.append(modules.load("text", ())), daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert found == [modules.load("text", ())] * 2
+
+
+def test_a_destructor_amid_allowing_shared_memory_may_need_another_kernel(machine):
+    module, found = machine.cuda.Module(), []
+
+    def attribute(which, address):
+        if not found:
+            found.append(None)
+            found[0] = compiler.function(module, "other", 1 << 16)
+        return 0
+
+    machine.cuda.driver = SimpleNamespace(
+        CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8,
+        funcGetAttribute=attribute,
+        funcSetAttribute=lambda *_: None,
+    )
+    thread = threading.Thread(target=lambda: found.append(compiler.function(module, "entry", 1 << 16)), daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert [each.address for each in found] == [0xABC0, 0xABC0]
+
+
 def test_threads_share_a_module_and_compile_others_beside_it(machine):
     modules = compiler.Modules()
     machine.at_work = threading.Barrier(2)  # broken unless two compile at once

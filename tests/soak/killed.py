@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from fp8core.checkpoint import convert_checkpoint, quantize_checkpoint
-from fp8core.problem import ConversionName
 from fp8core.runtime import kernel_cache
+from fp8core.types import ConversionName
 
 OLD, NEW = b"\x7fELF the old kernel" * 99, b"\x7fELF the new kernel" * 77
 EVENTS = ("open", "os.", "shutil.", "tempfile.", "pathlib.", "progress")

@@ -2,13 +2,9 @@
 
 from typing import Final, NamedTuple
 
-from fp8core.kernels.encodings import ceil_div
+from fp8core.kernels.encodings import GROUP, STATIC, TOKEN, ceil_div, mode_of, round_up
 from fp8core.problem import ITEMSIZE, NormQuantize, SiluQuantize
 
-STATIC: Final = 0
-TOKEN: Final = 2
-GROUP: Final = 3
-"""The modes of cuda_src/common/scale.cuh."""
 THREADS_STEP: Final = 64
 """Threads of a block are a multiple of this, a warp on any device."""
 
@@ -79,7 +75,7 @@ def row_config(problem: Problem, number: int) -> ProducerConfig:
         wanted = max(wanted, 2 if number == FEW else 4)
     wanted = min(wanted, max(units // LEAST_THREADS[number], 1))
     for vectors in range(wanted, max(MOST_THREADS) + 1):
-        threads = ceil_div(ceil_div(units, vectors), THREADS_STEP) * THREADS_STEP
+        threads = round_up(ceil_div(units, vectors), THREADS_STEP)
         if threads <= MOST_THREADS[vectors]:
             return ProducerConfig(threads, ceil_div(units, threads), few=number == FEW)
     return ProducerConfig(MOST_THREADS[1], 0)
@@ -93,7 +89,7 @@ def cluster_config(problem: Problem) -> ProducerConfig | None:
         return None
     units = ceil_div(problem.cols, vector_of(problem))
     vectors = 1 if units <= CLUSTER * SINGLE_THREADS[kind] else 2
-    threads = ceil_div(ceil_div(units, CLUSTER * vectors), problem.target.warp) * problem.target.warp
+    threads = round_up(ceil_div(units, CLUSTER * vectors), problem.target.warp)
     return ProducerConfig(threads, vectors, CLUSTER, few=True) if threads <= CLUSTER_THREADS else None
 
 
@@ -111,10 +107,3 @@ def foresees(problem: NormQuantize, config: ProducerConfig) -> bool:
     """
     able = mode_of(problem) == TOKEN and not problem.round_intermediate and ITEMSIZE[problem.weight] == 2
     return able and problem.residual and config.blocks > 1 and config.vectors == 1
-
-
-def mode_of(problem: Problem) -> int:
-    """Return the mode of a problem that `SUPPORTED` lets through."""
-    if problem.static:
-        return STATIC
-    return TOKEN if problem.group_shape.cols < 0 else GROUP

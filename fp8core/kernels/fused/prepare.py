@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Final, NamedTuple, TypeVar
 
-from fp8core.kernels.encodings import FORMAT, SCALE_FORMAT, TYPE, ceil_div
+from fp8core.kernels.encodings import FORMAT, SCALE_FORMAT, TOKEN, TYPE, ceil_div, mode_of
 from fp8core.kernels.fused.configs import (
     FEW,
     MANY,
@@ -18,11 +18,9 @@ from fp8core.kernels.fused.configs import (
     SOME_ROWS,
     TILE,
     TILES,
-    TOKEN,
     Problem,
     ProducerConfig,
     cluster_config,
-    mode_of,
     most_shared,
     row_config,
     vector_of,

@@ -8,13 +8,10 @@ from fp8core.kernels.fused.configs import ProducerConfig
 from fp8core.kernels.fused.prepare import SCALED_BY_ROWS, SUPPORTED, Source, plan_producer
 from fp8core.kernels.requirements import platform
 from fp8core.problem import SiluQuantize
-from fp8core.runtime import launches
+from fp8core.runtime import launches, limits
 from fp8core.runtime.args import Float32, Int32, Int64, Pointer
 from fp8core.runtime.plans import Plan, SiluNumbers
 from fp8core.table import Kernel, Table
-
-MOST_GRID_ROWS: Final = 65535
-"""Of the second axis of a grid."""
 
 
 class SiluArgs(NamedTuple):
@@ -38,7 +35,7 @@ def plan_silu_quantize(problem: SiluQuantize) -> Plan[SiluNumbers]:
     """Return the plan of `SILU_QUANTIZE`."""
 
     def grid(rows: int, blocks: int) -> launches.Grid:
-        return blocks, min(rows, MOST_GRID_ROWS), ceil_div(rows, MOST_GRID_ROWS)
+        return blocks, min(rows, limits.BLOCKS_ALONG_YZ), ceil_div(rows, limits.BLOCKS_ALONG_YZ)
 
     def constants(config: ProducerConfig) -> dict[str, int]:
         return {"FP8_FEW": int(config.few)}

@@ -9,7 +9,7 @@ that is less than a kernel loses that loads rows at any address.
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from fp8core.kernels.encodings import ceil_div
+from fp8core.kernels.encodings import ceil_div, round_up, scratch_part
 from fp8core.kernels.gemm.args import Matmul, ready
 from fp8core.kernels.gemm.generic import MOST_ROWS, plan_decode
 from fp8core.kernels.gemm.requirements import COUNTABLE
@@ -62,11 +62,6 @@ class CopyArgs(NamedTuple):
     column_tiles: Int32
 
 
-def aligned(number: int, multiple: int = ALIGNMENT) -> int:
-    """Return ``number`` rounded up to a multiple."""
-    return ceil_div(number, multiple) * multiple
-
-
 def copies_codes(p: ScaledMm) -> bool:
     """Return whether a and b are copied."""
     return bool(p.k % ALIGNMENT) or max(p.alignment, p.codes_alignment) < ALIGNMENT
@@ -83,7 +78,7 @@ def copies_out(p: ScaledMm) -> bool:
 def in_place(p: ScaledMm) -> ScaledMm:
     """Return the problem of aligned copies of a and b, with the result where it belongs."""
     if copies_codes(p):
-        k = aligned(p.k)
+        k = round_up(p.k, ALIGNMENT)
         p = p._replace(k=k, lda=k, ldb=k)
     out_alignment = max(p.alignment, p.out_alignment)
     return p._replace(
@@ -97,7 +92,7 @@ def inner(p: ScaledMm) -> ScaledMm:
     if not copies_out(p):
         return most
     n = p.n // CHANNELS * CHANNELS
-    return most._replace(n=n, ldo=aligned(n), alignment=ALIGNMENT, out_alignment=ALIGNMENT)
+    return most._replace(n=n, ldo=round_up(n, ALIGNMENT), alignment=ALIGNMENT, out_alignment=ALIGNMENT)
 
 
 def rest(p: ScaledMm) -> ScaledMm:
@@ -110,7 +105,7 @@ def rest(p: ScaledMm) -> ScaledMm:
 
 def plan_realign(p: ScaledMm) -> Launch:
     """Return ``launch(stream, a, copy_of_a, b, copy_of_b)``: rows of a multiple of 16 codes, filled by zeros."""
-    ld = aligned(p.k)
+    ld = round_up(p.k, ALIGNMENT)
     blocks = ceil_div((p.m + p.n) * ld // ALIGNMENT, THREADS)
     most = p.target.multiprocessors * BLOCKS_A_MULTIPROCESSOR
     launcher = jit.prepare(
@@ -154,9 +149,9 @@ def plan_realigned(p: ScaledMm, plan: Callable[[ScaledMm], Matmul]) -> Matmul:
     move = plan_realign(p) if copies_codes(p) else None
     copy = plan_copy(p.target, p.m, most.n, size, most.ldo, p.ldo) if copies_out(p) else None
     finish = plan_decode(last) if last.n else None
-    at_a = aligned(multiply.scratch_bytes, 256)
-    at_b = at_a + (aligned(p.m * most.k, 256) if move else 0)
-    at_out = at_b + (aligned(p.n * most.k, 256) if move else 0)
+    at_a = scratch_part(multiply.scratch_bytes)
+    at_b = at_a + (scratch_part(p.m * most.k) if move else 0)
+    at_out = at_b + (scratch_part(p.n * most.k) if move else 0)
     skip_b, skip_out = most.n * most.ldb, most.n * size
     skip_scale = 4 * p.scale_b_strides[0] * (most.n // BLOCK if p.scale_b == "block" else most.n)
     skip_bias = most.n * ITEMSIZE[p.bias] if p.bias else 0
@@ -176,7 +171,7 @@ def plan_realigned(p: ScaledMm, plan: Callable[[ScaledMm], Matmul]) -> Matmul:
         if copy is not None:
             copy(stream, result, out)
 
-    scratch_bytes = at_out + (aligned(p.m * most.ldo * size, 256) if copy else 0)
+    scratch_bytes = at_out + (scratch_part(p.m * most.ldo * size) if copy else 0)
     return ready(launch, scratch_bytes=scratch_bytes)
 
 
@@ -198,7 +193,7 @@ ANY_ORDER: Final = Requirement(
     lambda p: not p.batch_invariant, "not batch-invariant: it is chosen by m, and so are the kernels between the copies"
 )
 FEW_COPIES: Final = Requirement(
-    lambda p: not copies_codes(p) or (p.m + p.n) * aligned(p.k) < MOST_COPIED,
+    lambda p: not copies_codes(p) or (p.m + p.n) * round_up(p.k, ALIGNMENT) < MOST_COPIED,
     f"copies a and b of less than {MOST_COPIED} bytes, got m={{p.m}} n={{p.n}} k={{p.k}}",
 )
 FEW_ROWS: Final = 16

@@ -7,7 +7,7 @@ all of x: for more of it, a quantization goes before.
 
 from typing import Final, NamedTuple
 
-from fp8core.kernels.encodings import TYPE, ceil_div, power_of_two
+from fp8core.kernels.encodings import TYPE, ceil_div, mode_of, power_of_two
 from fp8core.kernels.gemm.args import Matmul, ready_kernel
 from fp8core.kernels.gemm.requirements import ROW_SCALES
 from fp8core.kernels.gemm.sm90.decode import CommonArgs, config_for, launcher_for
@@ -20,7 +20,6 @@ from fp8core.kernels.gemm.sm90.decode_config import (
     width,
 )
 from fp8core.kernels.gemm.sm90.tensor_maps import tensor_maps
-from fp8core.kernels.quantize import mode
 from fp8core.kernels.quantize.configs import VEC8
 from fp8core.problem import ITEMSIZE, PER_TOKEN, Linear
 from fp8core.runtime.args import Float32, Int32, Int64, Pointer, TensorMap
@@ -70,7 +69,7 @@ def plan_fused(problem: Linear) -> Matmul:
         "FP8_A_VECTORS": vectors(problem),
         "FP8_A_ROWS": row_teams(problem),
         "FP8_A_INPUT": TYPE[quantize.x],
-        "FP8_A_MODE": mode(quantize),
+        "FP8_A_MODE": mode_of(quantize),
     }
     launcher, grid = launcher_for(p, config, FusedArgs, quantizer)
     assert problem.scale_ub is not None

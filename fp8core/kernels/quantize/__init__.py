@@ -1,6 +1,5 @@
 """Quantization: FP8 data and scales."""
 
-from fp8core.kernels.quantize.prepare import mode
-from fp8core.kernels.quantize.table import QUANTIZE, bind
+from fp8core.kernels.quantize.table import QUANTIZE
 
-__all__ = ["QUANTIZE", "bind", "mode"]
+__all__ = ["QUANTIZE"]

@@ -5,7 +5,7 @@ The sweeps and measurements behind the numbers are in experiments/2026-11-quanti
 
 from typing import Final, NamedTuple
 
-from fp8core.kernels.encodings import ceil_div, power_of_two
+from fp8core.kernels.encodings import ceil_div, power_of_two, round_up
 from fp8core.problem import ITEMSIZE, PER_TOKEN, Quantize
 
 VEC8: Final = 8
@@ -143,9 +143,8 @@ def _unaligned(problem: Quantize, tile: Tile, total: int, rows: int) -> RowwiseC
 
 def _block(problem: Quantize, total: int, vecs: int) -> RowwiseConfig:
     """Return a block for a tile of ``total`` vectors of 8, up to ``vecs`` of them a thread."""
-    step = problem.target.warp
     vecs = min(vecs, most_vecs(problem))
-    threads = ceil_div(total, vecs * step) * step
+    threads = round_up(ceil_div(total, vecs), problem.target.warp)
     return RowwiseConfig(threads, threads, vecs, 1, 1)
 
 
@@ -160,7 +159,7 @@ def cluster_config(problem: Quantize, total: int, rows: int) -> RowwiseConfig | 
     for blocks, most in shapes:
         vecs = ceil_div(total, most * blocks)
         if vecs <= most_vecs(problem):
-            threads = ceil_div(ceil_div(total, vecs * blocks), problem.target.warp) * problem.target.warp
+            threads = round_up(ceil_div(total, vecs * blocks), problem.target.warp)
             return RowwiseConfig(threads, threads * blocks, vecs, 1, 1, blocks)
     return None
 

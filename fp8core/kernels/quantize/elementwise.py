@@ -3,8 +3,9 @@
 from typing import NamedTuple
 
 from fp8core.kernels.encodings import ceil_div
-from fp8core.kernels.quantize.prepare import MOST_BLOCKS_Y, Chosen, plan_of, prepare
+from fp8core.kernels.quantize.prepare import Chosen, plan_of, prepare
 from fp8core.problem import Quantize
+from fp8core.runtime import limits
 from fp8core.runtime.plans import Plan, QuantizeNumbers
 
 
@@ -34,7 +35,7 @@ def plan_elementwise(problem: Quantize) -> Plan[QuantizeNumbers]:
     cols, config = problem.cols, config_of(problem)
     constants = {"FP8_HEIGHT": config.height, "FP8_WIDTH": config.width, "FP8_GROUPS": config.groups}
     run = prepare(problem, "elementwise", config.threads, constants)
-    blocks_y = min(max(ceil_div(cols, config.width), 1), MOST_BLOCKS_Y) if config.width else 1
+    blocks_y = min(max(ceil_div(cols, config.width), 1), limits.BLOCKS_ALONG_YZ) if config.width else 1
 
     def choose(numbers: QuantizeNumbers) -> Chosen:
         blocks = 1 if config.height < 0 else ceil_div(numbers.rows_padded, config.height)

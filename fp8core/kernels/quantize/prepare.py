@@ -1,18 +1,14 @@
 """What the kernels of quantization share: their arguments, the constants of all, and how one is made ready."""
 
 from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-from fp8core.kernels.encodings import FORMAT, SCALE_FORMAT, TYPE, ceil_div
-from fp8core.problem import PER_TENSOR, PER_TOKEN, Quantize
-from fp8core.runtime import jit, launches
+from fp8core.kernels.encodings import FORMAT, SCALE_FORMAT, TYPE, ceil_div, mode_of
+from fp8core.problem import Quantize
+from fp8core.runtime import jit, launches, limits
 from fp8core.runtime.args import Float32, Int64, Pointer
 from fp8core.runtime.plans import Plan, QuantizeNumbers, arguments, nothing
 from fp8core.table import Launch
-
-MOST_BLOCKS_Y: Final = 65_535
-STATIC, TENSOR, TOKEN, GROUP = range(4)
-"""The modes of cuda_src/common/scale.cuh."""
 
 
 class QuantizeArgs(NamedTuple):
@@ -33,13 +29,6 @@ class QuantizeArgs(NamedTuple):
     cols: Int64
 
 
-def mode(problem: Quantize) -> int:
-    """Return how the scale comes about: each has a formula of its own."""
-    if problem.static:
-        return STATIC
-    return {PER_TENSOR: TENSOR, PER_TOKEN: TOKEN}.get(problem.group_shape, GROUP)
-
-
 def prepare(
     problem: Quantize,
     kernel: str,
@@ -54,7 +43,7 @@ def prepare(
     common = {
         "FP8_INPUT": TYPE[problem.x],
         "FP8_FORMAT": FORMAT[problem.data],
-        "FP8_MODE": mode(problem),
+        "FP8_MODE": mode_of(problem),
         "FP8_SCALE_FORMAT": SCALE_FORMAT[problem.scale_format],
         "FP8_GROUP_ROWS": problem.group_shape.rows,
         "FP8_GROUP_COLS": problem.group_shape.cols,
@@ -90,5 +79,5 @@ def plan_of(cols: int, choose: Callable[[QuantizeNumbers], Chosen]) -> Plan[Quan
 
 def folded(blocks: int) -> tuple[int, int]:
     """Return so many blocks of rows over y and z of a grid."""
-    folds = max(ceil_div(blocks, MOST_BLOCKS_Y), 1)
+    folds = max(ceil_div(blocks, limits.BLOCKS_ALONG_YZ), 1)
     return ceil_div(blocks, folds), folds

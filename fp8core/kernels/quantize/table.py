@@ -1,18 +1,17 @@
 """Which kernel quantizes a problem."""
 
-from typing import Any, Final
+from typing import Final
 
 from fp8core import host
+from fp8core.kernels.encodings import TENSOR, mode_of
 from fp8core.kernels.quantize.configs import VEC8, fits, one_block_a_multiprocessor, unaligned
 from fp8core.kernels.quantize.elementwise import plan_elementwise
-from fp8core.kernels.quantize.prepare import TENSOR, mode
 from fp8core.kernels.quantize.rowwise import plan_rowwise
 from fp8core.kernels.quantize.rowwise_unaligned import plan_rowwise_unaligned
 from fp8core.kernels.quantize.tensorwise import plan_tensorwise
 from fp8core.kernels.requirements import platform
 from fp8core.problem import PER_TOKEN, Quantize
-from fp8core.runtime.plans import QuantizeNumbers
-from fp8core.table import Kernel, Launch, Requirement, Table
+from fp8core.table import Kernel, Requirement, Table
 
 
 def _whole_vectors(problem: Quantize) -> bool:
@@ -58,7 +57,9 @@ QUANTIZE: Final = Table(
         "tensorwise",
         (
             ON_A_GPU,
-            Requirement(lambda p: mode(p) == TENSOR, "needs one scale found for the whole tensor, got {p.group_shape}"),
+            Requirement(
+                lambda p: mode_of(p) == TENSOR, "needs one scale found for the whole tensor, got {p.group_shape}"
+            ),
             Requirement(
                 one_block_a_multiprocessor,
                 "needs blocks sure to have a multiprocessor for themselves, got {p.target}",
@@ -70,10 +71,3 @@ QUANTIZE: Final = Table(
     Kernel("elementwise", (ON_A_GPU,), plan_elementwise),
 )
 """By preference: kernels that read everything once, one that may read a part twice, and the fallback."""
-
-
-def bind(plan: Any, *numbers: Any) -> Launch:
-    """Return the launch of a plan with its numbers, `QuantizeNumbers` or one by one."""
-    given = numbers[0] if len(numbers) == 1 else QuantizeNumbers(*numbers)
-    launch: Launch = plan.bind(given)
-    return launch

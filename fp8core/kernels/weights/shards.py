@@ -10,12 +10,9 @@ CAPACITIES: Final = (8, 64, 512)
 NO_END: Final = 2**31 - 1
 
 
-def shards_up_to(most: int) -> Requirement:
-    """Require at most ``most`` shards."""
-    return Requirement(lambda p: p.shards <= most, f"needs at most {most} shards, got {{p.shards}}")
-
-
-FEW_SHARDS: Final = shards_up_to(CAPACITIES[-1])
+FEW_SHARDS: Final = Requirement(
+    lambda p: p.shards <= CAPACITIES[-1], f"needs at most {CAPACITIES[-1]} shards, got {{p.shards}}"
+)
 
 
 def capacity_of(shards: int) -> int:

@@ -2,10 +2,10 @@
 
 from typing import Final, NamedTuple
 
-from fp8core.kernels.encodings import RESULT, TYPE, ceil_div
+from fp8core.kernels.encodings import RESULT, TYPE, ceil_div, scratch_part
 from fp8core.kernels.gemm.args import Matmul, ending, ready
 from fp8core.kernels.gemm.blaslt import matmul
-from fp8core.kernels.gemm.blaslt.mapping import accumulation, padded
+from fp8core.kernels.gemm.blaslt.mapping import accumulation
 from fp8core.kernels.gemm.generic import plan_clear_amax
 from fp8core.problem import ScaledMm
 from fp8core.runtime import jit
@@ -78,11 +78,11 @@ def plan_epilogue(p: ScaledMm, number: int = 0) -> Matmul:
     """Return the launches of the rows "cublaslt_epilogue" and "hipblaslt_epilogue"."""
     multiply = matmul.plan(accumulation(p), number)
     finish = plan_end(p)
-    at_product = padded(multiply.scratch_bytes)
+    at_product = scratch_part(multiply.scratch_bytes)
 
     def launch(stream: int, *addresses: int) -> None:
         a, b, scale_a, scale_b, bias, out, out_scale, amax, scratch = addresses
         multiply(stream, a, b, 0, 0, 0, scratch + at_product, 0, 0, scratch)
         finish(stream, scratch + at_product, scale_a, scale_b, bias, out, out_scale, amax)
 
-    return ready(launch, scratch_bytes=at_product + padded(4 * p.m * p.n))
+    return ready(launch, scratch_bytes=at_product + scratch_part(4 * p.m * p.n))

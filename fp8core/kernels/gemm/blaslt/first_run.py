@@ -5,6 +5,7 @@ Within a capture that could end the capture. And what a library offers it may re
 
 from typing import Final
 
+from fp8core.kernels.encodings import SCRATCH_ALIGNMENT, round_up, scratch_part
 from fp8core.kernels.gemm.args import Matmul
 from fp8core.kernels.gemm.blaslt.descriptors import Product
 from fp8core.problem import BLOCK, ITEMSIZE
@@ -34,17 +35,17 @@ def run(product: Product, launch: Matmul, known: dict[int, int], handle: int) ->
     Raises:
         BackendError: the library does not run what it offered.
     """
-    inputs, result, scratch = (-(-nbytes // 256) * 256 for nbytes in sizes(product, launch.scratch_bytes))
+    inputs, result, scratch = map(scratch_part, sizes(product, launch.scratch_bytes))
     if inputs + result + scratch > MOST_BYTES:
         return
     cuda = device.cupy().cuda
     with device.on(product.target.device), capture.relaxed():
         pool, stream = cuda.MemoryPool(), cuda.Stream(non_blocking=True)
         try:
-            memory = pool.malloc(inputs + result + scratch + 256)
+            memory = pool.malloc(inputs + result + scratch + SCRATCH_ALIGNMENT)
         except cuda.memory.OutOfMemoryError:  # the caller has what the product needs, and nothing for a first run
             return
-        at = -(-int(memory.ptr) // 256) * 256
+        at = round_up(int(memory.ptr), SCRATCH_ALIGNMENT)
         optional = (product.bias, product.out_scale, product.amax)
         bias, out_scale, amax = (at if given else 0 for given in optional)
         scales = (0, 0) if product.scales == "unit" else (at, at)

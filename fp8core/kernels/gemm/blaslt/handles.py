@@ -7,7 +7,7 @@ allocates and clears memory, which a capture cannot record.
 
 import ctypes
 from collections.abc import Callable
-from threading import Lock, get_ident
+from threading import Lock, RLock, get_ident
 from typing import TYPE_CHECKING, Final
 
 from fp8core.errors import BackendError
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 MOST_STREAMS: Final = 64
 """Of a device that can have handles; each one holds 26 MB of device memory."""
-PER_THREAD: Final = 2
-"""hipStreamPerThread: a number for as many streams as there are threads."""
 
 Key = tuple[int, int]
 
@@ -35,7 +33,7 @@ class Handles:
         self._of_device: dict[int, int] = {}
         self._of_stream: dict[int, dict[Key, int]] = {}
         self._spare: dict[int, int] = {}
-        self._lock = Lock()
+        self._lock = RLock()  # a collection of garbage within may come back here
         self._used: dict[int, Lock] = {}
 
     def of_device(self, ordinal: int) -> int:
@@ -53,7 +51,7 @@ class Handles:
         Raises:
             BackendError: `MOST_STREAMS` have one; or a captured stream has none, and there is no spare one.
         """
-        key = stream, get_ident() if stream == PER_THREAD else 0
+        key = stream, get_ident() if stream == device.PER_THREAD else 0
         with self._lock:
             known = self._of_stream.setdefault(ordinal, {})
             if key in known:

@@ -77,11 +77,6 @@ def modes(p: ScaledMm) -> tuple[ScaleMode, ScaleMode]:
     return MODES[SCALES[p.scale_a, p.scale_b]]
 
 
-def padded(nbytes: int) -> int:
-    """Return ``nbytes`` as a part of a scratch takes it, so that the next one is aligned."""
-    return -(-nbytes // 256) * 256
-
-
 NATIVE_BIAS: Final[dict[str, tuple[str, ...]]] = {
     "bfloat16": ("bfloat16",),
     "float16": ("float16",),

@@ -6,7 +6,6 @@ from typing import Final
 from fp8core.kernels.gemm.args import Matmul, ready
 from fp8core.kernels.gemm.blaslt import first_run
 from fp8core.kernels.gemm.blaslt.descriptors import Layouts, Operation, Product
-from fp8core.kernels.gemm.blaslt.handles import PER_THREAD
 from fp8core.kernels.gemm.blaslt.library import Library, find
 from fp8core.kernels.gemm.blaslt.query import algorithms
 from fp8core.runtime import device
@@ -45,7 +44,7 @@ def plan(product: Product, number: int = 0) -> Matmul:
 
     def handle_of(stream: int) -> int:
         found = library.handles.of_stream(ordinal, stream)
-        return of_stream.setdefault(stream, found) if stream != PER_THREAD else found
+        return of_stream.setdefault(stream, found) if stream != device.PER_THREAD else found
 
     def launch(stream: int, *addresses: int) -> None:
         a, b, scale_a, scale_b, bias, out, out_scale, amax, scratch = addresses

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from fp8core.kernels.encodings import round_up
 from fp8core.kernels.gemm.blaslt.dialects import ScaleMode
 from fp8core.problem import BLOCK, Target
 from fp8core.runtime import jit
@@ -93,7 +94,7 @@ def relayout_of(mode: ScaleMode, strides: tuple[int, int], rows: int, k: int) ->
         case "VEC128":  # the library wants the tokens, or the channels, next to each other
             return Relayout(strides[1], strides[0], blocks, rows, rows)
         case "BLK128x128":  # it wants the blocks of k next to each other, in rows of a multiple of four
-            return Relayout(strides[0], strides[1], -(-rows // BLOCK), blocks, -(-blocks // 4) * 4)
+            return Relayout(strides[0], strides[1], -(-rows // BLOCK), blocks, round_up(blocks, 4))
 
 
 def plan_moves(target: Target, places: tuple[Relayout, Relayout, Relayout], halves: int = 0) -> Move:

@@ -2,11 +2,11 @@
 
 from typing import Final
 
-from fp8core.kernels.encodings import ceil_div
+from fp8core.kernels.encodings import round_up, scratch_part
 from fp8core.kernels.gemm.args import Matmul, ready
 from fp8core.kernels.gemm.blaslt import matmul
 from fp8core.kernels.gemm.blaslt.descriptors import Product
-from fp8core.kernels.gemm.blaslt.mapping import FOUR, modes, padded, product, relayouts
+from fp8core.kernels.gemm.blaslt.mapping import FOUR, modes, product, relayouts
 from fp8core.kernels.gemm.blaslt.moves import NOTHING, plan_moves, relayout_of
 from fp8core.problem import ITEMSIZE, ScaledMm
 
@@ -16,7 +16,7 @@ MOST_PADDED: Final = 256
 
 def padded_product(p: ScaledMm) -> Product:
     """Return the product of ``p`` with rows up to a multiple of four, between dense copies of a and of the result."""
-    return product(p, ceil_div(p.m, FOUR) * FOUR)._replace(lda=p.k, ldo=p.n)
+    return product(p, round_up(p.m, FOUR))._replace(lda=p.k, ldo=p.n)
 
 
 def plan_pad_m(p: ScaledMm) -> Matmul:
@@ -31,10 +31,10 @@ def plan_pad_m(p: ScaledMm) -> Matmul:
     out_bytes = p.n * ITEMSIZE[p.out]
     move_in = plan_moves(p.target, (scales, second, NOTHING), p.m * p.k // 2)
     move_out = plan_moves(p.target, (NOTHING, NOTHING, NOTHING), p.m * out_bytes // 2)
-    at_scale_a = padded(multiply.scratch_bytes)
-    at_scale_b = at_scale_a + padded(scales.nbytes)
-    at_a = at_scale_b + padded(second.nbytes)
-    at_out = at_a + padded(rows * p.k)
+    at_scale_a = scratch_part(multiply.scratch_bytes)
+    at_scale_b = at_scale_a + scratch_part(scales.nbytes)
+    at_a = at_scale_b + scratch_part(second.nbytes)
+    at_out = at_a + scratch_part(rows * p.k)
     move_b = second is not NOTHING
 
     def launch(stream: int, *addresses: int) -> None:
@@ -46,4 +46,4 @@ def plan_pad_m(p: ScaledMm) -> Matmul:
         multiply(stream, copy_a, b, copy_scale_a, given_b, bias, copy_out, out_scale, amax, scratch)
         move_out(stream, (0, 0, 0), (0, 0, 0), (copy_out, out), (0, 0))
 
-    return ready(launch, scratch_bytes=at_out + padded(rows * out_bytes))
+    return ready(launch, scratch_bytes=at_out + scratch_part(rows * out_bytes))

@@ -1,8 +1,9 @@
 """A product of a library after one launch that brings scales, bias and 1 / out_scale into its form."""
 
+from fp8core.kernels.encodings import scratch_part
 from fp8core.kernels.gemm.args import Matmul, ready
 from fp8core.kernels.gemm.blaslt import matmul
-from fp8core.kernels.gemm.blaslt.mapping import moved_bias, padded, product, relayouts
+from fp8core.kernels.gemm.blaslt.mapping import moved_bias, product, relayouts
 from fp8core.kernels.gemm.blaslt.moves import NOTHING, plan_moves
 from fp8core.problem import ScaledMm
 
@@ -13,10 +14,10 @@ def plan_relayout(p: ScaledMm, number: int = 0) -> Matmul:
     first, second = relayouts(p)
     halves = moved_bias(p)
     move = plan_moves(p.target, (first, second, NOTHING), halves)
-    at_a = padded(multiply.scratch_bytes)
-    at_b = at_a + padded(first.nbytes)
-    at_bias = at_b + padded(second.nbytes)
-    at_out = at_bias + padded(2 * halves)
+    at_a = scratch_part(multiply.scratch_bytes)
+    at_b = at_a + scratch_part(first.nbytes)
+    at_bias = at_b + scratch_part(second.nbytes)
+    at_out = at_bias + scratch_part(2 * halves)
     move_a, move_b, inverted = first is not NOTHING, second is not NOTHING, p.out_scale
 
     def launch(stream: int, *addresses: int) -> None:
@@ -27,4 +28,4 @@ def plan_relayout(p: ScaledMm, number: int = 0) -> Matmul:
         given_bias, given_scale = copy if halves else bias, reciprocal if inverted else 0
         multiply(stream, a, b, given_a, given_b, given_bias, out, given_scale, amax, scratch)
 
-    return ready(launch, scratch_bytes=at_out + (padded(4) if inverted else 0))
+    return ready(launch, scratch_bytes=at_out + (scratch_part(4) if inverted else 0))

@@ -1,9 +1,10 @@
 """Block-scaled products of cuBLASLt where 4 does not divide the rows: the last one to three go to sm90_decode."""
 
+from fp8core.kernels.encodings import scratch_part
 from fp8core.kernels.gemm.args import Matmul, ready
 from fp8core.kernels.gemm.blaslt import matmul
 from fp8core.kernels.gemm.blaslt.descriptors import Product
-from fp8core.kernels.gemm.blaslt.mapping import FOUR, modes, moved_bias, padded, product, relayouts
+from fp8core.kernels.gemm.blaslt.mapping import FOUR, modes, moved_bias, product, relayouts
 from fp8core.kernels.gemm.blaslt.moves import NOTHING, plan_moves, relayout_of
 from fp8core.kernels.gemm.sm90.decode import decode
 from fp8core.problem import ITEMSIZE, ScaledMm
@@ -28,9 +29,9 @@ def plan_split_m(p: ScaledMm) -> Matmul:
     second = relayouts(p)[1]
     halves = moved_bias(p)
     move = plan_moves(p.target, (first, second, NOTHING), halves)
-    at_scale_a = padded(multiply.scratch_bytes)
-    at_scale_b = at_scale_a + padded(first.nbytes)
-    at_bias = at_scale_b + padded(second.nbytes)
+    at_scale_a = scratch_part(multiply.scratch_bytes)
+    at_scale_b = at_scale_a + scratch_part(first.nbytes)
+    at_bias = at_scale_b + scratch_part(second.nbytes)
     move_b = second is not NOTHING
     skip_a, skip_out, skip_scale = head * p.lda, head * p.ldo * ITEMSIZE[p.out], head * p.scale_a_strides[0] * 4
 
@@ -42,4 +43,4 @@ def plan_split_m(p: ScaledMm) -> Matmul:
         multiply(stream, a, b, copy_scale_a, given_b, given_bias, out, out_scale, amax, scratch)
         finish(stream, a + skip_a, b, scale_a + skip_scale, scale_b, given_bias, out + skip_out, 0, 0, 0)
 
-    return ready(launch, scratch_bytes=at_bias + padded(2 * halves), prefetches_weight=True)
+    return ready(launch, scratch_bytes=at_bias + scratch_part(2 * halves), prefetches_weight=True)

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from math import gcd
 from typing import Final, NamedTuple
 
-from fp8core.kernels.encodings import ceil_div
+from fp8core.kernels.encodings import ceil_div, round_up
 from fp8core.kernels.gemm.args import Matmul, ready
 from fp8core.kernels.gemm.generic import plan_clear_amax
-from fp8core.kernels.gemm.realigned import ALIGNMENT, aligned, plan_realign
+from fp8core.kernels.gemm.realigned import ALIGNMENT, plan_realign
 from fp8core.kernels.gemm.requirements import (
     COUNTABLE,
     FLOAT32_SCALES,
@@ -181,7 +181,7 @@ def loose_batch(p: ScaledMm, config: DecodeConfig) -> int:
 def aligning(problem: ScaledMm, config: DecodeConfig) -> Launch:
     """Return the launch of a kernel whose blocks align what they multiply of a, which it takes by its address."""
     config = without_multicast(config, problem.n) if config.multicast_tiles > 1 else config
-    config = config._replace(a_stages=aligned(config.part(problem.k), config.k_warpgroups))
+    config = config._replace(a_stages=round_up(config.part(problem.k), config.k_warpgroups))
     constants = {"FP8_A_VECTORS": 1, "FP8_A_ROWS": loose_batch(problem, config), "FP8_A_INPUT": -1, "FP8_A_MODE": 0}
     launcher, grid = launcher_for(problem, config, LooseArgs, constants)
     a = 0, problem.lda, problem.k, 0.0
@@ -204,7 +204,7 @@ def decode_unaligned(problem: ScaledMm, config: DecodeConfig | None = None) -> M
     b_maps = shared_maps(UnalignedMaps, problem.n, problem.k, problem.ldb, config.tile, config.weight_columns)
     tiles = config.multicast_tiles
     rows = width(problem.m) // tiles if tiles > 1 else problem.m
-    ld = aligned(problem.k) if copies else problem.lda
+    ld = round_up(problem.k, ALIGNMENT) if copies else problem.lda
     copy = plan_realign(problem._replace(n=0)) if copies else None
     clear = plan_clear_amax(problem.target) if problem.amax else None
     a_maps = None if loose else tensor_maps(problem.m, ld if copies else problem.k, ld, rows)

@@ -8,7 +8,7 @@ import threading
 from typing import ClassVar, Final
 from weakref import WeakValueDictionary
 
-from fp8core.kernels.encodings import ceil_div
+from fp8core.kernels.encodings import round_up
 from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K
 from fp8core.runtime import device
 
@@ -18,7 +18,7 @@ MOST_MAPS: Final = 8192
 SWIZZLE: Final = {32: 1, 64: 2, 128: 3}
 """CUtensorMapSwizzle by the bytes of a box's row."""
 _SHARED: Final[WeakValueDictionary[tuple[object, ...], "TensorMaps"]] = WeakValueDictionary()
-_LOCK: Final = threading.Lock()
+_LOCK: Final = threading.RLock()  # a collection of garbage within may come back here
 """Of `_SHARED` and of what is added to the maps in it; a hit takes no lock."""
 
 
@@ -87,7 +87,7 @@ def encode(
         BackendError: the driver refuses; the message holds its status and the geometry.
     """
     memory = ctypes.create_string_buffer(128 + 64)
-    address = ceil_div(ctypes.addressof(memory), 64) * 64
+    address = round_up(ctypes.addressof(memory), 64)
     uint64, uint32 = ctypes.c_uint64, ctypes.c_uint32
     dtype = {1: 0, 4: 2}[item]  # uint8 and uint32
     no_interleave, promote_128, zeros = 0, 2, 0  # promoting to 256 is 3 % slower

@@ -2,7 +2,7 @@
 
 from typing import Final, NamedTuple
 
-from fp8core.kernels.encodings import FORMAT, RESULT, TYPE, ceil_div
+from fp8core.kernels.encodings import FORMAT, RESULT, TYPE, ceil_div, round_up
 from fp8core.kernels.gemm.args import Maps, Matmul, ending, ready
 from fp8core.kernels.gemm.generic import plan_clear_amax
 from fp8core.kernels.gemm.requirements import (
@@ -140,7 +140,7 @@ def tiled(problem: ScaledMm, tile: Tile | None = None) -> Matmul:
     numbers = TiledArgs(b"", b"", b"", b"", CommonArgs.of(problem), 0, 0, problem.beta)
     multiply = launcher.bind_args((min(tile.tiles(problem.m, problem.n), most), 1, 1), numbers)
     # Rows outside of a would be filled with zeros, which takes TMA longer than to load as many: they keep their bytes.
-    a_maps = tensor_maps(problem.m, problem.k, problem.lda, min(tile.rows, ceil_div(problem.m, 8) * 8))
+    a_maps = tensor_maps(problem.m, problem.k, problem.lda, min(tile.rows, round_up(problem.m, 8)))
     b_maps = tensor_maps(problem.n, problem.k, problem.ldb, tile.columns // tile.cluster)
     out_maps: Maps = NO_MAPS
     scale_maps: Maps = {0: bytes(128)}
