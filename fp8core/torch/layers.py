@@ -114,11 +114,10 @@ def _reason_to_keep(
             return f"its {type(place.parent).__name__} reads the weight itself"
     if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks:
         return "it has hooks"
-    weight = layer._parameters.get("weight")
-    if weight is None:
-        return "its weight is not a parameter"
-    if type(weight).__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl:
-        return f"its weight is a {type(weight).__name__}, not a tensor of its own: quantize first, shard then"
+    reason = _unusual_parameter(layer)
+    if reason is not None:
+        return reason
+    weight = layer.weight
     others = [other for other in shared[id(weight)] if other != f"{name}.weight"]
     if others:
         return f"its weight is that of {others[0].removesuffix('.weight')}, too"
@@ -131,3 +130,15 @@ def _reason_to_keep(
     if not weight.numel():
         return "its weight has no elements"
     return chosen.reason_to_keep(name, tuple(weight.shape))
+
+
+def _unusual_parameter(layer: nn.Linear) -> str | None:
+    """Return what of a layer's weight and bias is not as torch.nn makes them, or None."""
+    weight = layer._parameters.get("weight")
+    if weight is None:
+        return "its weight is not a parameter"
+    if "bias" not in layer._parameters:
+        return "its bias is not a parameter"
+    if type(weight).__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl:
+        return f"its weight is a {type(weight).__name__}, not a tensor of its own: quantize first, shard then"
+    return None if weight.layout == torch.strided else f"its weight is {weight.layout}"

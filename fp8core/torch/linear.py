@@ -133,7 +133,7 @@ class Linear(FrozenLinear):
         static = None if input_scale is None else static_scale(input_scale)
         if input_scale is not None and static is None:
             raise ScaleError(f"input_scale needs a number above 0 that float32 has, got {input_scale!r}")
-        source, bias = linear.weight.detach(), linear._parameters["bias"]
+        source, bias = linear.weight.detach(), linear.bias
         made = without_values(
             cls,
             linear,

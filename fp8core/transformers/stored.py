@@ -39,8 +39,19 @@ class Stored(NamedTuple):
             numbers = numbers.reshape(-1).repeat_interleave(rows, output_size=sum(self.widths))
         return numbers.reshape(shape).contiguous()
 
+    def kept(self, scale: Tensor) -> Tensor | None:
+        """Return a layer's scale as the file had it, or in float32 where a 16-bit type would round what it is now.
+
+        None where the file's form cannot hold it: powers of two, or one number for several rows.
+        """
+        for one in (self, self._replace(dtype="F32")) if self.dtype in ("BF16", "F16") else (self,):
+            made = one.as_stored(scale)
+            if made.is_meta or torch.allclose(one.canonical(made, scale.shape), scale, 0, 0, equal_nan=True):
+                return made
+        return None
+
     def as_stored(self, scale: Tensor) -> Tensor:
-        """Return a layer's scale as the file had it."""
+        """Return a layer's scale in the file's form, rounded."""
         numbers = scale.detach()
         if self.widths:
             starts = [sum(self.widths[:at]) for at in range(len(self.widths))]
@@ -133,14 +144,22 @@ def complete(name: str, layer: Linear) -> None:
 
 
 def as_stored(model: nn.Module) -> dict[str, Any] | None:
-    """Return a model's state with scales as the files had them that it was loaded from; None if it has none such."""
+    """Return a model's state with scales as the files had them that it was loaded from; None if it has none such.
+
+    Raises:
+        CheckpointError: a scale was changed since, and its file's form cannot hold it.
+    """
     layers = {name: one for name, one in model.named_modules() if isinstance(one, Linear) and "stored" in one.__dict__}
     if not layers:
         return None
     state = model.state_dict()
     for name, layer in layers.items():
         for role, one in layer.__dict__["stored"].items():
-            state[f"{name}.{one.name}"] = one.as_stored(state.pop(f"{name}.{role}"))
+            made = one.kept(state.pop(f"{name}.{role}"))
+            if made is None:
+                form = f"{one.dtype}{list(one.shape)}"
+                raise CheckpointError(f"{name}.{role} needs numbers that {form} holds, as it was loaded, got others")
+            state[f"{name}.{one.name}"] = made
     return state
 
 

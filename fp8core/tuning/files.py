@@ -17,6 +17,7 @@ from fp8core.errors import TuningError
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.runtime import device
 from fp8core.runtime.locks import lock
+from fp8core.runtime.user_folders import WITHOUT_HOME, is_homeless, user_folder
 from fp8core.tuning.values import APPLIED, Machine, Tuning, applied, machine
 
 FILE_VARIABLE: Final = "FP8CORE_TUNINGS"
@@ -39,7 +40,7 @@ class Contents(NamedTuple):
 def tunings_file() -> Path:
     """Return the file that is meant where none is named: ``$FP8CORE_TUNINGS``, or one in the user's data folder."""
     named = os.environ.get(FILE_VARIABLE)
-    return Path(named) if named else platformdirs.user_data_path("fp8core", appauthor=False) / "tunings.jsonl"
+    return Path(named) if named else user_folder(platformdirs.user_data_path, ".local/share") / "tunings.jsonl"
 
 
 def save_tunings(path: str | os.PathLike[str] | None = None, tunings: Iterable[Tuning] | None = None) -> Path:
@@ -89,6 +90,8 @@ def check_writable(path: Path) -> None:
 @contextmanager
 def _opened(given: Path) -> Iterator[tuple[Path, Contents]]:
     """Give the file itself, its lock held, and what it holds; raises OSError, or TuningError if that is strange."""
+    if is_homeless(given):
+        raise FileNotFoundError(errno.ENOENT, WITHOUT_HOME, str(given))
     file = Path(os.path.realpath(given))
     _accepted(file, given)  # before a folder or a lock is made beside a file that is refused
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -136,7 +139,7 @@ def load_tunings(path: str | os.PathLike[str] | None = None) -> tuple[Tuning, ..
     try:
         found = _read(given)
     except FileNotFoundError:
-        if path is None and FILE_VARIABLE not in os.environ:
+        if path is None and not os.environ.get(FILE_VARIABLE):
             return ()
         raise
     useful = [(tuning, problems) for tuning in found.tunings if (problems := tuning.problems())]

@@ -8,10 +8,12 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from fp8core.errors import DeviceError  # noqa: E402 - after the skips
+from safetensors.torch import save_file  # noqa: E402 - after the skips
+
+from fp8core.errors import CheckpointError, DeviceError  # noqa: E402 - after the skips
 from fp8core.torch import Linear  # noqa: E402
 from fp8core.transformers import Fp8CoreConfig, config_for, from_pretrained  # noqa: E402
-from huggingface.cases import TOKENS, config_of, logits, written  # noqa: E402
+from huggingface.cases import TOKENS, config_of, logits, same, tensors_of, written  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -100,3 +102,25 @@ def test_one_configuration_serves_several_models(folders, tmp_path):
     first.save_pretrained(tmp_path / "saved")
     assert config_of(tmp_path / "saved") == config_of(folders / "fp8")
     assert torch.equal(logits(from_pretrained(tmp_path / "saved")), logits(first))
+
+
+@pytest.mark.parametrize(("dtype", "fits"), [(torch.bfloat16, True), (torch.float8_e8m0fnu, False)], ids=str)
+def test_scales_that_were_changed_are_saved_as_they_are_or_refused(folders, dtype, fits, tmp_path):
+    tensors = tensors_of(folders / "fp8")
+    scales = {name: x.to(dtype) for name, x in tensors.items() if name.endswith("weight_scale")}
+    shutil.copytree(folders / "fp8", tmp_path / "narrow")
+    save_file({**tensors, **scales}, tmp_path / "narrow" / "model.safetensors", {"format": "pt"})
+    model = from_pretrained(tmp_path / "narrow")
+    model.save_pretrained(tmp_path / "same")
+    assert all(same(tensors_of(tmp_path / "same")[name], x) for name, x in scales.items())
+    name = "model.layers.0.mlp.up_proj"
+    layer = model.get_submodule(name)
+    with torch.no_grad():
+        layer.weight_scale.mul_(1.001)
+    if not fits:
+        with pytest.raises(CheckpointError, match=rf"{name}.weight_scale needs numbers that F8_E8M0\[320, 1\] holds"):
+            model.save_pretrained(tmp_path / "changed")
+        return
+    model.save_pretrained(tmp_path / "changed")
+    assert torch.equal(tensors_of(tmp_path / "changed")[f"{name}.weight_scale"], layer.weight_scale)
+    assert torch.equal(logits(from_pretrained(tmp_path / "changed")), logits(model))

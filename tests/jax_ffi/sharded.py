@@ -116,6 +116,19 @@ def groups_of_rows(kind, mesh):
         )
 
 
+def groups_that_devices_cannot_share(kind, mesh):
+    """Two groups, or six, on an axis of four devices; and a scale for each column."""
+    four = jax.make_mesh((4,), ("all",), axis_types=mesh.axis_types[:1])
+    for group, k in ((GROUP_128, 256), (GROUP_128, 768), ((-1, 1), 256)):
+        x = wide(16, k)
+        call = lambda x, group=group: tuple(fp8core.quantize(x, group_shape=group))  # noqa: E731
+        check(f"{kind} {group} of {k}", jax.jit(call)(put(four, x, None, "all")), call(x))
+    x, w = wide(16, K), weight(BLOCK_128, 256)
+    call = lambda x, data, scale: fp8core.linear(x, Quantized(data, scale, BLOCK_128), group_shape=GROUP_128)  # noqa: E731
+    made = jax.jit(call)(x, put(four, w.data, "all"), put(four, w.scale))
+    check(f"{kind} two blocks", made, call(x, *w), alike=near)
+
+
 def ones(x):
     return (np if isinstance(x, np.ndarray) else jnp).ones(K, np.float32)
 
@@ -192,6 +205,7 @@ if __name__ == "__main__":
             products,
             rows_and_columns,
             groups_of_rows,
+            groups_that_devices_cannot_share,
             quantizations,
             by_hand,
             scanned_and_mapped,

@@ -166,6 +166,14 @@ def test_what_is_refused_of_eager_calls():
 
 
 @pytest.mark.usefixtures("cpu")
+def test_jax_debug_nans_names_the_call():
+    x = jnp.full((2, 64), jnp.inf)
+    with jax.debug_nans(True):
+        for call in (fp8core.quantize, jax.jit(fp8core.quantize)):
+            with pytest.raises(FloatingPointError, match="in quantize"):
+                call(x)
+
+
 def test_an_eager_call_is_described_once(monkeypatch):
     x = jnp.asarray(wide(7, K, dtype=np.float16))
     first = fp8core.quantize(x, group_shape=(1, 16))

@@ -177,6 +177,25 @@ def test_where_the_file_is(stub, monkeypatch, tmp_path):
         load_tunings(tmp_path)
 
 
+def test_without_a_home_folder_nothing_is_there_and_nothing_is_written(stub, monkeypatch, tmp_path):
+    def absent(*_, **__):
+        raise RuntimeError("could not determine the home directory")
+
+    monkeypatch.setattr("platformdirs.user_data_path", absent)
+    monkeypatch.chdir(tmp_path)
+    assert load_tunings() == ()
+    with pytest.raises(FileNotFoundError, match=r"HOME is not set.*: '~/\.local/share/fp8core/tunings\.jsonl'"):
+        save_tunings()
+    with pytest.raises(FileNotFoundError, match=r"was not expanded: '~/t\.jsonl'"):
+        save_tunings("~/t.jsonl")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_variable_that_is_empty_names_no_file(stub, monkeypatch):
+    monkeypatch.setenv(FILE_VARIABLE, "")
+    assert load_tunings() == ()
+
+
 def test_a_named_file_is_read_before_the_first_choice_and_never_again(stub, monkeypatch, tmp_path):
     path = tmp_path / "x"
     written(path)

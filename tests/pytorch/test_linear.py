@@ -118,6 +118,18 @@ def test_gradients_of_the_bias_where_it_is_made_to_require_them():
     torch.testing.assert_close(layer.bias.grad, exact.bias.grad, rtol=0.02, atol=0.02)
 
 
+def test_gradients_are_those_of_the_layer_that_was_called():
+    layer, grad, x = quantized("channel", None), wide(5, N, seed=9), wide(5, K).requires_grad_()
+    bias = layer.bias.requires_grad_()
+    wanted = grad @ layer.dequantized(torch.bfloat16)
+    y = layer(x)
+    other = quantized("block", None)
+    layer.scheme, layer.weight, layer.weight_scale, layer.bias = "block", other.weight, other.weight_scale, None
+    y.backward(grad)
+    assert torch.equal(x.grad, wanted)
+    assert torch.equal(bias.grad, grad.sum(0))
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 def test_the_bias_has_a_gradient_beside_inputs_that_are_quantized_already(compiled):
     layer, x, grad = quantized("channel", None), wide(5, K), wide(5, N, seed=9)

@@ -96,21 +96,40 @@ def without_parameter(layer):
     layer.weight = weight
 
 
+def with_a_buffer_as_bias(layer):
+    bias = layer.bias.detach()
+    del layer.bias
+    layer.register_buffer("bias", bias)
+
+
+def sparse(layer):
+    layer.weight = nn.Parameter(layer.weight.detach().to_sparse())
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
         (nn.utils.spectral_norm, "it has hooks"),
         (lambda layer: prune.l1_unstructured(layer, "weight", 0.5), "it has hooks"),
         (without_parameter, "its weight is not a parameter"),
+        (with_a_buffer_as_bias, "its bias is not a parameter"),
+        (sparse, "its weight is torch.sparse_coo"),
         (standing, "its weight is a Standing, not a tensor of its own: quantize first, shard then"),
     ],
-    ids=["spectral_norm", "pruned", "tensor", "sharded"],
+    ids=["spectral_norm", "pruned", "tensor", "buffer", "sparse", "sharded"],
 )
 def test_layers_whose_weight_is_computed_or_no_parameter_stay(change, reason):
     made = nn.Sequential(nn.Linear(32, 16), nn.Linear(16, 16))
     change(made[0])
     assert quantize_model_(made) == Report(("1",), {"0": reason})
     made[1](torch.zeros(2, 16))
+
+
+def test_a_bias_that_is_a_buffer_is_that_of_the_layer_alone():
+    linear = nn.Linear(32, 16)
+    wanted = Linear.from_linear(linear)(torch.ones(2, 32))
+    with_a_buffer_as_bias(linear)
+    assert torch.equal(Linear.from_linear(linear)(torch.ones(2, 32)), wanted)
 
 
 def test_layers_keep_their_values():

@@ -150,6 +150,26 @@ def test_the_folder_is_the_users_unless_chosen(monkeypatch):
     assert kernel_cache.folder() == Path("elsewhere")
 
 
+@pytest.mark.parametrize("raises", [True, False], ids=["raises", "tilde"])
+def test_without_a_home_folder_there_is_one_warning_and_no_folder(raises, monkeypatch, tmp_path):
+    """Releases of platformdirs differ in what they do for a user without a home folder."""
+
+    def found(*_, **__):
+        if raises:
+            raise RuntimeError("could not determine the home directory")
+        return Path("~/.cache/fp8core")
+
+    monkeypatch.delenv("FP8CORE_CACHE_DIR", raising=False)
+    monkeypatch.setattr("platformdirs.user_cache_path", found)
+    monkeypatch.chdir(tmp_path)
+    kernel_cache._warn.cache_clear()
+    with pytest.warns(RuntimeWarning, match=r"neither read from ~/\.cache/fp8core/kernels .*HOME is not set") as told:
+        made_anew("text")
+    assert len(told) == 1
+    assert "HOME is not set" in kernel_cache.refusal()
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_the_compiler_raises_is_raised(folder):
     def fail():
         raise BackendError("no")
