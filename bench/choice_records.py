@@ -3,6 +3,8 @@
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
+from itertools import groupby
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, Final, NamedTuple
@@ -107,17 +109,23 @@ def gains(records: Iterable[Record]) -> Iterator[tuple[Record, float]]:
 
 def gains_today(records: Iterable[Record]) -> Iterator[tuple[Record, float]]:
     """Give each record and what tuning gains, if the table chose as this checkout does: on any machine."""
-    for record in map(still, filter(whole, records)):
-        with on(record["device"]):
-            chosen = chosen_today(record) if record["rows"] else None
-        if chosen is not None and (chosen.row is not None or [chosen.kernel, chosen.name] in record.get("far", ())):
-            yield record, gain([row["us"] for row in record["rows"]], chosen.row)
+    for gpu, of_gpu in groupby(map(still, filter(whole, records)), key=lambda record: str(record["device"])):
+        with on(gpu):  # which forgets all estimates, and so not for each record
+            made = [(record, chosen_today(record)) for record in of_gpu if record["rows"]]
+        for record, chosen in made:
+            if chosen is not None and (chosen.row is not None or [chosen.kernel, chosen.name] in record.get("far", ())):
+                yield record, gain([row["us"] for row in record["rows"]], chosen.row)
 
 
 def problem_of(record: Record) -> ScaledMm:
     """Return the product that a record is of, where it was measured."""
-    target = H200._replace(multiprocessors=record["multiprocessors"])
-    return Case(*key(record)).problem(target)  # type: ignore[arg-type]
+    return problem(Case(*key(record)), H200._replace(multiprocessors=record["multiprocessors"]))  # type: ignore[arg-type]
+
+
+@cache
+def problem(case: Case, target: Target) -> ScaledMm:
+    """Return `Case.problem`, which asks the whole table, once for all that a record is asked."""
+    return case.problem(target)
 
 
 def estimate(record: Record, row: Record) -> float | None:

@@ -115,6 +115,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         random.Random(int(seed)).shuffle(items)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect tests without collections of garbage: nearly all that is made by then lives to the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def set_aside() -> None:
     """Set aside what lives to the end, as modules and tests do, from the collections of tests and of CuPy: each would walk
     a million objects."""

@@ -25,7 +25,7 @@ from support.emulation.memory import Memory
 HERE = Path(__file__).parent
 COMPILER = shutil.which("g++")
 FLAGS = (
-    *("-std=c++17", "-O1", "-gdwarf-4", "-g1", "-w", "-fPIC", "-fno-strict-aliasing", "-ffp-contract=off"),
+    *("-std=c++17", "-Og", "-gdwarf-4", "-g1", "-w", "-fPIC", "-fno-strict-aliasing", "-ffp-contract=off"),
     *("-fsanitize=kernel-address", "--param=asan-instrumentation-with-call-threshold=0"),
     *("--param=asan-stack=0", "--param=asan-globals=1"),
     "-fsanitize=alignment,bounds,shift,signed-integer-overflow,integer-divide-by-zero",
