@@ -1,24 +1,17 @@
 """sm90_tiled on the CPU: its loads, barriers and stores as the kernel has them, Hopper's instructions by hopper.h."""
 
-import re
-import shutil
-import struct
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from fp8core.kernels.gemm.sm90 import tensor_maps, tiled, tiled_cost
 from fp8core.problem import ScaledMm, Target
 from fp8core.runtime import sources
-from support import emulation, reference
+from support import reference
 from support.emulation.fixtures import emulation_session, emulator  # noqa: F401
+from support.emulation.hopper import encode_map, tiled_text
 from support.emulation.products import ROUNDING, SUMS, codes
 from support.emulation.running import FLOATS, empty, matrix
 
-HEADER = Path(emulation.__file__).with_name("hopper.h")
-OF_HOPPER = ("tma", "wgmma", "transpose")
-MAP = struct.Struct("=7q72x")
 SHAPE = (300, 336, 400)
 TILES = [
     *(tile for tile in tiled_cost.TILES if tile.pingpong),
@@ -31,35 +24,14 @@ BLOCK_TILES = [tiled_cost.Tile(rows, columns) for rows, columns in ((256, 128), 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
     """Return the kernel's text with hopper.h in the place of PTX."""
-    folder = tmp_path_factory.mktemp("hopper")
-    shutil.copytree(sources.root() / "cuda_src", folder / "cuda_src")
-    own = folder / "cuda_src" / "ptx"
-    for name in OF_HOPPER:
-        (own / f"{name}.cuh").write_text('#pragma once\n#include "hopper.cuh"\n')
-    (own / "mbarrier.cuh").write_text("#pragma once\n")  # which platform.cuh includes
-    (own / "hopper.cuh").write_text(
-        HEADER.read_text().replace("#pragma once", '#pragma once\n#include "../platform.cuh"')
-    )
-    found = sources.flatten_file(folder, "cuda_src/gemm/sm90/tiled.cu")
-    found, count = re.subn(
-        r"DEVICE word64 descriptor_of\(unsigned low\) \{\n    word64 made;.*?\n\}\n", "", found, flags=re.DOTALL
-    )
-    assert count == 1
-    found, count = re.subn(r"hardware_round_pair(?=<C::out_type>)", "emulated_round_pair", found)
-    assert count == 1
-    # The emulation takes one variable a declaration.
-    return re.sub(r"(__shared__ alignas\(8\) word64) (barriers\[.*?\]), (vector_barriers.*?;)", r"\1 \2; \1 \3", found)
+    return tiled_text(tmp_path_factory.mktemp("hopper"))
 
 
 @pytest.fixture
 def hopper(emulator, text, monkeypatch):
     """Return the emulator, which compiles that text, and maps that it understands."""
     monkeypatch.setattr(sources, "flatten", lambda platform, source: text)
-
-    def encode(pointer, rows, columns, stride, box_rows, box_columns=128, item=1):
-        return MAP.pack(pointer, rows, columns * item, stride, box_rows, box_columns * item, item)
-
-    monkeypatch.setattr(tensor_maps, "encode", encode)
+    monkeypatch.setattr(tensor_maps, "encode", encode_map)
     monkeypatch.setattr(tensor_maps, "_SHARED", {})
     return emulator
 
@@ -109,9 +81,8 @@ def test_ends(hopper, tile, activation, beta):
 
 @pytest.mark.parametrize(("multiprocessors", "early"), [(1, True), (4, False)])
 @pytest.mark.parametrize("tile", BLOCK_TILES, ids=str)
-def test_block_scales_of_more_k_blocks_than_a_warp_has_lanes(hopper, monkeypatch, tile, multiprocessors, early):
+def test_block_scales_of_more_k_blocks_than_a_warp_has_lanes(hopper, tile, multiprocessors, early):
     """TMA loads those of a; a warp loads those of the weight, some of which change within a tile."""
-    monkeypatch.setattr(tiled, "side_by_side", lambda *_: 1)  # hopper.h has the memory of one block at a time
     m, n, k = 132, 200, 33 * 128 + 16
     with hopper.watch() as memory:
         random = np.random.default_rng(3)
