@@ -13,6 +13,13 @@ MAP = struct.Struct("=7q72x")
 OPERANDS = re.compile(r'"=?[frh]"\(')
 Edit = tuple[str, str]
 """A regular expression that occurs once in the flat text, and what replaces it."""
+TILED: tuple[Edit, ...] = (
+    (r"DEVICE word64 descriptor_of\(unsigned low\) \{\n    word64 made;.*?\n\}\n", ""),
+    (r"hardware_round_pair(?=<C::out_type>)", "emulated_round_pair"),
+    # The emulation takes one variable a declaration.
+    (r"(__shared__ alignas\(8\) word64) (barriers\[.*?\]), (vector_barriers.*?;)", r"\1 \2; \1 \3"),
+)
+"""What sm90_tiled has of its own that the emulation does not."""
 
 
 def encode_map(
@@ -22,30 +29,29 @@ def encode_map(
     return MAP.pack(pointer, rows, columns * item, stride, box_rows, box_columns * item, item)
 
 
-def tiled_text(folder: Path, edits: Sequence[Edit] = ()) -> str:
-    """Return the flat text of gemm/sm90/tiled.cu; ``folder`` is an empty one.
+def hopper_text(folder: Path, name: str, edits: Sequence[Edit] = ()) -> str:
+    """Return the flat text of ``cuda_src/<name>``; ``folder`` is one without cuda_src, or with the file that is meant.
 
     Raises:
-        AssertionError: an edit, or what stands for assembly, did not find its place.
+        AssertionError: an edit did not find its place.
     """
-    shutil.copytree(sources.root() / "cuda_src", folder / "cuda_src")
+    shutil.copytree(sources.root() / "cuda_src", folder / "cuda_src", dirs_exist_ok=True)
     own = folder / "cuda_src" / "ptx"
-    for name in ("tma", "wgmma", "transpose"):
-        (own / f"{name}.cuh").write_text('#pragma once\n#include "hopper.cuh"\n')
+    for header in ("tma", "wgmma", "transpose"):
+        (own / f"{header}.cuh").write_text('#pragma once\n#include "hopper.cuh"\n')
     (own / "mbarrier.cuh").write_text("#pragma once\n")  # which platform.cuh includes
-    header = HEADER.read_text().replace("#pragma once", '#pragma once\n#include "../platform.cuh"')
-    (own / "hopper.cuh").write_text(header)
-    text = _shared_accesses(sources.flatten_file(folder, "cuda_src/gemm/sm90/tiled.cu"))
-    for pattern, replacement in (
-        (r"DEVICE word64 descriptor_of\(unsigned low\) \{\n    word64 made;.*?\n\}\n", ""),
-        (r"hardware_round_pair(?=<C::out_type>)", "emulated_round_pair"),
-        # The emulation takes one variable a declaration.
-        (r"(__shared__ alignas\(8\) word64) (barriers\[.*?\]), (vector_barriers.*?;)", r"\1 \2; \1 \3"),
-        *edits,
-    ):
+    words = HEADER.read_text().replace("#pragma once", '#pragma once\n#include "../platform.cuh"')
+    (own / "hopper.cuh").write_text(words)
+    text = _shared_accesses(sources.flatten_file(folder, f"cuda_src/{name}"))
+    for pattern, replacement in edits:
         text, count = re.subn(pattern, replacement, text, flags=re.DOTALL)
         assert count == 1, f"{pattern!r} occurs {count} times in the kernel's text"
     return text
+
+
+def tiled_text(folder: Path, edits: Sequence[Edit] = ()) -> str:
+    """Return the flat text of gemm/sm90/tiled.cu with ``edits``; ``folder`` is an empty one."""
+    return hopper_text(folder, "gemm/sm90/tiled.cu", (*TILED, *edits))
 
 
 def _shared_accesses(text: str) -> str:
