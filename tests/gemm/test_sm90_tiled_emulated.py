@@ -1,134 +1,151 @@
 """sm90_tiled on the CPU: its loads, barriers and stores as the kernel has them, Hopper's instructions by hopper.h."""
 
-import re
-import shutil
-import struct
-from pathlib import Path
-
-import numpy as np
 import pytest
 
-from fp8core.kernels.gemm.sm90 import tensor_maps, tiled, tiled_cost
-from fp8core.problem import ScaledMm, Target
+from fp8core.kernels.gemm.sm90 import tensor_maps
+from fp8core.kernels.gemm.sm90.tiled_cost import TILES, Tile
 from fp8core.runtime import sources
-from support import emulation, reference
+from support.emulation import EmulationError, Schedule
 from support.emulation.fixtures import emulation_session, emulator  # noqa: F401
-from support.emulation.products import ROUNDING, SUMS, codes
-from support.emulation.running import FLOATS, empty, matrix
+from support.emulation.hopper import encode_map, tiled_text
+from support.emulation.tiled_products import TiledProduct
 
-HEADER = Path(emulation.__file__).with_name("hopper.h")
-OF_HOPPER = ("tma", "wgmma", "transpose")
-MAP = struct.Struct("=7q72x")
-SHAPE = (300, 336, 400)
-TILES = [
-    *(tile for tile in tiled_cost.TILES if tile.pingpong),
-    *(tiled_cost.Tile(rows, columns) for rows, columns in ((256, 128), (128, 192))),
+PINGPONG = [tile for tile in TILES if tile.pingpong]
+SCHEDULES = [
+    Schedule("next", "at once"),
+    Schedule("first", "late", 1),
+    Schedule("last", "late", 2),
+    Schedule("groups", "at once"),
+    Schedule("groups", "late", 1),
+    Schedule("groups", "sometime", 3),
+    Schedule("any", "sometime", 4),
 ]
-
-BLOCK_TILES = [tiled_cost.Tile(rows, columns) for rows, columns in ((256, 128), (128, 192), (64, 96))]
+"""Loaders as far ahead or as late as can be, warpgroups that starve, copies at once, as late as can be and in between."""
+ONE_AFTER_ANOTHER = Schedule("groups", "at once", 2)
 
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
     """Return the kernel's text with hopper.h in the place of PTX."""
-    folder = tmp_path_factory.mktemp("hopper")
-    shutil.copytree(sources.root() / "cuda_src", folder / "cuda_src")
-    own = folder / "cuda_src" / "ptx"
-    for name in OF_HOPPER:
-        (own / f"{name}.cuh").write_text('#pragma once\n#include "hopper.cuh"\n')
-    (own / "mbarrier.cuh").write_text("#pragma once\n")  # which platform.cuh includes
-    (own / "hopper.cuh").write_text(
-        HEADER.read_text().replace("#pragma once", '#pragma once\n#include "../platform.cuh"')
-    )
-    found = sources.flatten_file(folder, "cuda_src/gemm/sm90/tiled.cu")
-    found, count = re.subn(
-        r"DEVICE word64 descriptor_of\(unsigned low\) \{\n    word64 made;.*?\n\}\n", "", found, flags=re.DOTALL
-    )
-    assert count == 1
-    found, count = re.subn(r"hardware_round_pair(?=<C::out_type>)", "emulated_round_pair", found)
-    assert count == 1
-    # The emulation takes one variable a declaration.
-    return re.sub(r"(__shared__ alignas\(8\) word64) (barriers\[.*?\]), (vector_barriers.*?;)", r"\1 \2; \1 \3", found)
+    return tiled_text(tmp_path_factory.mktemp("hopper"))
 
 
 @pytest.fixture
-def hopper(emulator, text, monkeypatch):
-    """Return the emulator, which compiles that text, and maps that it understands."""
-    monkeypatch.setattr(sources, "flatten", lambda platform, source: text)
-
-    def encode(pointer, rows, columns, stride, box_rows, box_columns=128, item=1):
-        return MAP.pack(pointer, rows, columns * item, stride, box_rows, box_columns * item, item)
-
-    monkeypatch.setattr(tensor_maps, "encode", encode)
+def launch(emulator, text, monkeypatch):
+    """Return what checks a product under a schedule, by the kernel or by another text of it."""
+    others = sources.flatten
+    monkeypatch.setattr(tensor_maps, "encode", encode_map)
     monkeypatch.setattr(tensor_maps, "_SHARED", {})
-    return emulator
+
+    def launch(product, schedule, text=text):
+        monkeypatch.setattr(
+            sources, "flatten", lambda platform, name: text if name == "gemm/sm90/tiled" else others(platform, name)
+        )
+        emulator.schedule = schedule
+        with emulator.watch() as memory:
+            product.check(memory)
+
+    return launch
 
 
-def product(memory, tile, multiprocessors, activation="", beta=0.0):
-    """Return what a launch writes, and what is expected of it: scales by row, a bias, and what out held before."""
-    m, n, k = SHAPE
-    target = Target("cuda", 90, 0, multiprocessors, 32, 227 << 10)
-    random = np.random.default_rng(7)
-    codes_a, codes_b = codes(m, k, "float8_e4m3fn", 0), codes(n, k, "float8_e4m3fn", 1)
-    scale_a, scale_b = (((random.random(size) + 0.5) / 64).astype(np.float32) for size in (m, n))
-    bias = random.standard_normal(n).astype(np.float32)
-    before = random.standard_normal((m, n)).astype(FLOATS["bfloat16"])
-    a, b = matrix(memory, codes_a, k), matrix(memory, codes_b, k)
-    out = empty(memory, (m, n), FLOATS["bfloat16"], n)
-    out.values[...] = before
-    problem = ScaledMm(
-        *(target, m, n, k, "float8_e4m3fn", "float8_e4m3fn", "bfloat16", "row", "row", (1, 0), (1, 0)),
-        *("float32", False, False, True, False, k, k, n, 16),
-    )._replace(activation=activation, beta=beta)
-    vectors = [memory.array(x) for x in (scale_a, scale_b, bias)]
-    launch = tiled.tiled(problem, tile)
-    launch(0, a.pointer, b.pointer, *(x.ctypes.data for x in vectors), out.pointer, 0, 0, 0)
-    numbers = reference.decode(codes_a, "float8_e4m3fn"), reference.decode(codes_b, "float8_e4m3fn").T
-    want = reference.scaled_mm(*numbers, scale_a[:, None], scale_b[None, :], bias)
-    value = want + beta * before.astype(np.float64)
-    magnitude = reference.scaled_mm(*map(np.abs, (*numbers, scale_a[:, None], scale_b[None, :])))
-    return out.values.astype(np.float64), value if not activation else reference.activated(value, activation), magnitude
-
-
-@pytest.mark.parametrize("multiprocessors", [1, 3, 132])
-@pytest.mark.parametrize("tile", TILES, ids=str)
-def test_a_product_is_near_float64(hopper, tile, multiprocessors):
+@pytest.mark.parametrize("tile", [*PINGPONG, Tile(256, 128), Tile(128, 192)], ids=str)
+def test_a_product_is_near_float64_under_any_schedule(launch, tile):
     """Blocks of one tile, of some and of all; rows, channels and k that are no whole tiles."""
-    with hopper.watch() as memory:
-        got, want, magnitude = product(memory, tile, multiprocessors)
-    assert (np.abs(got - want) <= ROUNDING["bfloat16"] * np.abs(want) + SUMS * (magnitude + 1)).all()
+    for multiprocessors in (1, 3, 132):
+        for schedule in SCHEDULES[multiprocessors % 3 :: 3]:
+            launch(TiledProduct(tile, multiprocessors=multiprocessors), schedule)
 
 
-@pytest.mark.parametrize(("activation", "beta"), [("silu", 0.0), ("", -0.5), ("gelu_tanh", 1.0)])
-@pytest.mark.parametrize("tile", [TILES[0], TILES[-2]], ids=str)
-def test_ends(hopper, tile, activation, beta):
-    with hopper.watch() as memory:
-        got, want, magnitude = product(memory, tile, 2, activation, beta)
-    assert (np.abs(got - want) <= 1.01 * ROUNDING["bfloat16"] * np.abs(want) + SUMS * (magnitude + 9)).all()
+@pytest.mark.parametrize(
+    "product",
+    [
+        TiledProduct(Tile(128, 192, pingpong=True), activation="silu"),
+        TiledProduct(Tile(128, 192, pingpong=True), multiprocessors=1, activation="gelu_tanh", beta=1.0),
+        TiledProduct(Tile(256, 128), multiprocessors=2, activation="silu"),
+        TiledProduct(Tile(256, 128), multiprocessors=2, beta=-0.5),
+        # A result that threads store: its rows are at odd addresses.
+        TiledProduct(Tile(128, 128, pingpong=True), (300, 335, 400), gap=1, beta=0.5),
+        TiledProduct(Tile(128, 128, pingpong=True), multiprocessors=1, amax=True),
+        # A k that is less than a k-block, and one that passes through the ring more than twice.
+        TiledProduct(Tile(64, 256, pingpong=True), (128, 300, 96), multiprocessors=1, out="float16"),
+        TiledProduct(Tile(64, 256, pingpong=True), (200, 300, 1680), multiprocessors=1, out="float16"),
+        TiledProduct(Tile(64, 64, cluster=2), (200, 200, 1680), multiprocessors=2, bias=""),
+        TiledProduct(Tile(64, 128), (200, 336, 1168), multiprocessors=1, scales="promoted"),
+        TiledProduct(Tile(64, 96), (200, 200, 1168), multiprocessors=1, scales="group", scale_tiles=False),
+    ],
+    ids=lambda product: f"{product.tile}-{product.scales}{product.shape[2]}{product.activation}{product.beta or ''}",
+)
+def test_ends_scales_and_clusters_under_any_schedule(launch, product):
+    for schedule in SCHEDULES[1::2]:
+        launch(product, schedule)
 
 
-@pytest.mark.parametrize(("multiprocessors", "early"), [(1, True), (4, False)])
-@pytest.mark.parametrize("tile", BLOCK_TILES, ids=str)
-def test_block_scales_of_more_k_blocks_than_a_warp_has_lanes(hopper, monkeypatch, tile, multiprocessors, early):
-    """TMA loads those of a; a warp loads those of the weight, some of which change within a tile."""
-    monkeypatch.setattr(tiled, "side_by_side", lambda *_: 1)  # hopper.h has the memory of one block at a time
-    m, n, k = 132, 200, 33 * 128 + 16
-    with hopper.watch() as memory:
-        random = np.random.default_rng(3)
-        codes_a, codes_b = codes(m, k, "float8_e4m3fn", 0), codes(n, k, "float8_e4m3fn", 1)
-        scale_a, scale_b = (((random.random(size) + 0.5) / 64).astype(np.float32) for size in ((34, m), (2, 34)))
-        a, b = matrix(memory, codes_a, k), matrix(memory, codes_b, k)
-        out = empty(memory, (m, n), FLOATS["bfloat16"], n)
-        problem = ScaledMm(
-            *(Target("cuda", 90, 0, multiprocessors, 32, 227 << 10), m, n, k, "float8_e4m3fn", "float8_e4m3fn"),
-            *("bfloat16", "group", "block", (1, m), (34, 1), "", False, False, True, False, k, k, n, 16),
-        )._replace(prefetch_weight=early)
-        assert tiled.loads_scale_tiles(problem)
-        vectors = [memory.array(x) for x in (scale_a, scale_b)]
-        tiled.tiled(problem, tile)(0, a.pointer, b.pointer, *(x.ctypes.data for x in vectors), 0, out.pointer, 0, 0, 0)
-        got = out.values.astype(np.float64)
-    wide_a = reference.decode(codes_a, "float8_e4m3fn") * np.repeat(scale_a.T.astype(np.float64), 128, 1)[:, :k]
-    spread = np.repeat(np.repeat(scale_b.astype(np.float64), 128, 0)[:n], 128, 1)[:, :k]
-    wide_b = reference.decode(codes_b, "float8_e4m3fn") * spread
-    want, magnitude = wide_a @ wide_b.T, np.abs(wide_a) @ np.abs(wide_b).T
-    assert (np.abs(got - want) <= ROUNDING["bfloat16"] * np.abs(want) + SUMS * magnitude).all()
+@pytest.mark.parametrize("tile", [Tile(256, 128), Tile(128, 192), Tile(64, 96)], ids=str)
+def test_block_scales_of_more_k_blocks_than_a_warp_has_lanes(launch, tile):
+    """TMA loads those of a; a warp loads those of the weight, some of which change within a tile. Blocks run in pairs."""
+    product = TiledProduct(tile, (132, 200, 33 * 128 + 16), scales="block", bias="")
+    for multiprocessors, schedule in ((1, ONE_AFTER_ANOTHER), (2, SCHEDULES[5]), (4, SCHEDULES[1])):
+        launch(product._replace(multiprocessors=multiprocessors, early=multiprocessors == 1), schedule)
+
+
+RING = TiledProduct(Tile(128, 128, pingpong=True), (300, 336, 1168), multiprocessors=1)
+BLOCKS = TiledProduct(Tile(128, 128), (300, 336, 1296), multiprocessors=1, scales="block", bias="")
+CLUSTER = TiledProduct(Tile(64, 64, cluster=2), (200, 200, 1680), multiprocessors=2, bias="")
+
+
+@pytest.mark.parametrize(
+    ("fault", "edit", "product", "schedule", "report"),
+    [
+        (
+            "a stage is released before its products are awaited",
+            (
+                r"product_wait<C::m_slices>\(\);(\s*)release\(before\);",
+                r"release(before);\1product_wait<C::m_slices>();",
+            ),
+            *(RING, SCHEDULES[1], "that a product of thread .* read"),
+        ),
+        (
+            "a warpgroup does not await its turn",
+            (r"if constexpr \(C::pingpong\) sequence\.await\(\);", ""),
+            *(RING, SCHEDULES[1], "that a product of thread .* read|completes two phases"),
+        ),
+        (
+            "no fence between threads' writes and TMA",
+            (r"writes_fence\(\);\s*threads_sync", "threads_sync"),
+            *(RING, SCHEDULES[0], "no fence.proxy.async stands between"),
+        ),
+        (
+            "a buffer is written while TMA reads it",
+            (r"if \(warp == 0 && lane == 0\) stores_read<C::buffers / many - 1>\(\);", ""),
+            *(RING, SCHEDULES[1], "that a store of TMA of thread .* still reads"),
+        ),
+        (
+            "the wrong parity of a barrier",
+            (r"at\.parity \^ 1\)", "at.parity)"),
+            *(RING, SCHEDULES[0], "race on shared memory|deadlock"),
+        ),
+        (
+            "one arrives less than there are warps",
+            (r"(pipeline\.init\(C::loaders, C::math_warps \* C::cluster)\);", r"\1 - 1);"),
+            *(RING, SCHEDULES[2], "nothing tells that it was awaited|completes two phases|more arrive"),
+        ),
+        (
+            "vectors are released before they are read",
+            (r"sequence\.take\(\);", "sequence.take(); if (lane == 0) vector_pipeline.release(vectors_at);"),
+            *(RING, SCHEDULES[0], "race on shared|more arrive|deadlock"),
+        ),
+        (
+            "a lane fills a stage that others still wait for",
+            (r"__syncwarp\(\);  // else the stage could be filled", "// "),
+            *(BLOCKS, ONE_AFTER_ANOTHER, "completes two phases while thread 7"),
+        ),
+        (
+            "a block ends while another one signals to it",
+            (r"if \(C::cluster > 1\) cluster_wait\(\);", ""),
+            *(CLUSTER, SCHEDULES[1], "of the cluster, which has ended"),
+        ),
+    ],
+)
+def test_a_fault_of_order_is_reported(launch, tmp_path, fault, edit, product, schedule, report):
+    with pytest.raises(EmulationError, match=report):
+        launch(product, schedule, tiled_text(tmp_path, (edit,)))

@@ -160,6 +160,7 @@ struct WeightScales {
 #pragma unroll 1
             for (int i = 0; i < end; ++i, at.advance(1)) {
                 pipeline.wait_empty(at);
+                __syncwarp();  // else the stage could be filled and freed again before every lane has seen it free
                 if (lane == i) {
                     *(float2*)(stage_scales[at.stage] + C::rows) = scales;
                     barrier_arrive(pipeline.full(at));

@@ -14,7 +14,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -39,6 +39,9 @@ SHARED = re.compile(
     r"\s*\b(?P<name>\w+)\s*(?P<extents>(?:\[[^;]*\])?)\s*;"
 )
 """A declaration of one shared variable."""
+WIDE = re.compile(r"(?:alignas|__align__)\s*\(\s*(\d+)\s*\)")
+MOST_ALIGNED = 64
+"""Bytes: variables of more alignment are not among those that GCC tells of."""
 DYNAMIC_SHARED = re.compile(r"^(\s*#\s*define\s+DYNAMIC_SHARED\(name\)).*$", re.MULTILINE)
 """The word of the platform headers for a block's dynamic shared memory."""
 EXT_VECTOR = re.compile(r"\b(\w+)\s*__attribute__\(\(ext_vector_type\((\d+)\)\)\)")
@@ -70,6 +73,7 @@ class Launch(ctypes.Structure):
         ("block", ctypes.c_uint32 * 3),
         ("shared_bytes", ctypes.c_uint32),
         ("warp", ctypes.c_uint32),
+        ("schedule", ctypes.c_uint32 * 3),
         ("together", ctypes.c_int32),
         ("flush_subnormals", ctypes.c_int32),
         ("arrays", ctypes.c_void_p),
@@ -78,6 +82,25 @@ class Launch(ctypes.Structure):
         ("report_bytes", ctypes.c_int32),
         ("site", ctypes.c_size_t),
     )
+
+
+class Schedule(NamedTuple):
+    """The order in which threads run, and when what is asynchronous happens (EmulatedSchedule of engine.h)."""
+
+    order: Literal["next", "first", "last", "groups", "any"] = "next"
+    """Of the threads that can run: the next one; always the first (a block's loaders are far ahead), or the last; 128
+    threads before 128 others, drawn by the seed; any."""
+    landing: Literal["at once", "late", "sometime"] = "at once"
+    """Whether copies land and stores read when they are asked for, when nothing else can go on, or in between."""
+    seed: int = 0
+
+    def numbers(self) -> tuple[int, int, int]:
+        """Return what the engine takes."""
+        orders, landings = ("next", "first", "last", "groups", "any"), ("at once", "late", "sometime")
+        return orders.index(self.order), landings.index(self.landing), self.seed
+
+    def __str__(self) -> str:
+        return f"{self.order}, {self.landing}, seed {self.seed}"
 
 
 class Kernel(NamedTuple):
@@ -97,6 +120,7 @@ class Emulator:
         self.folder = folder
         self.flush_subnormals: bool | None = None
         """Whether fp32 subnormals become zero; None for what the platform's compile options say."""
+        self.schedule = Schedule()
         self.watched: Memory | None = None
         self.launches: list[str] = []
         """The entries launched so far."""
@@ -217,9 +241,11 @@ class Emulator:
         watched = self.watched.arrays() if self.watched else []
         arrays = (Array * max(len(watched), 1))(*watched)
         launch.call, launch.report, launch.report_bytes = kernel.call, ctypes.addressof(report), len(report)
+        launch.schedule = self.schedule.numbers()
         launch.arrays, launch.array_count = ctypes.addressof(arrays), len(watched)
         if self._engine.emulation_launch(launch):
-            raise EmulationError(f"{name}: {report.value.decode()}{self._place(kernel, launch.site)}")
+            under = f" [schedule: {self.schedule}]" if self.schedule != Schedule() else ""
+            raise EmulationError(f"{name}: {report.value.decode()}{under}{self._place(kernel, launch.site)}")
 
     def _place(self, kernel: Kernel, site: int) -> str:
         base = next(
@@ -320,6 +346,13 @@ def _shared(declaration: re.Match[str]) -> str:
     if declaration["extern"]:
         return f"{kind} *const {name} = static_cast<{kind} *>(emulation_dynamic_shared());"
     hidden = f"{name}_emulated_shared"
+    if (wide := WIDE.match(kind)) and int(wide[1]) > MOST_ALIGNED:
+        type_ = f"{name}_emulated_type"
+        return (
+            f"typedef {kind[wide.end() :]} {type_}{extents}; "
+            f"static alignas({MOST_ALIGNED}) unsigned char {hidden}[sizeof({type_}) + {int(wide[1]) - MOST_ALIGNED}]; "
+            f"auto &{name} = emulated_aligned<{type_}, {wide[1]}>({hidden});"
+        )
     return f"static {kind} {hidden}{extents}; auto &{name} = emulated_variable({hidden});"
 
 

@@ -1,39 +1,29 @@
 // Runs kernels that were compiled as C++ (words.h): every thread of a block is a fiber, and one runs at a time until
 // it waits. Blocks run one after another, those of a cluster or of a cooperative grid together. Kernels are compiled with
-// -fsanitize=kernel-address, which calls hooks.h before every access; memory.h says what is checked.
+// -fsanitize=kernel-address, which calls hooks.h before every access; memory.h says what is checked, and of what Hopper
+// does beside its threads mbarriers.h, copies.h and tensor_cores.h.
 #include "hooks.h"
-#include "memory.h"
+#include "tensor_cores.h"
 
 #include <sys/mman.h>
 
 namespace {
 
 void keep(Block &block) {
-    size_t length = image->high - image->low;
-    block.shared.resize(length + launch->shared_bytes);
-    memcpy(block.shared.data(), reinterpret_cast<void *>(image->low), length);
-    memcpy(block.shared.data() + length, dynamic_memory, launch->shared_bytes);
+    const auto *variables = reinterpret_cast<unsigned char *>(image->low);
+    block.shared.assign(variables, variables + (image->high - image->low));
 }
 
-void bring(Block &block) {
-    size_t length = image->high - image->low;
+void bring_memory(Block &block) {
+    keep(*loaded);
     for (const Variable &v : image->shared)
         memcpy(reinterpret_cast<void *>(v.address), block.shared.data() + (v.address - image->low), v.bytes);
-    memcpy(dynamic_memory, block.shared.data() + length, launch->shared_bytes);
+    loaded = &block;
 }
 
 void poison() {
     for (const Variable &v : image->shared) memset(reinterpret_cast<void *>(v.address), POISON, v.bytes);
-    memset(dynamic_memory, POISON, launch->shared_bytes);
-}
-
-void resume(Thread *to) {
-    if (to->block != loaded) {
-        keep(*loaded);
-        bring(*to->block);
-        loaded = to->block;
-    }
-    current = to;
+    for (size_t b = 0; b < blocks.size(); b++) memset(dynamic_memory + b * dynamic_stride, POISON, launch->shared_bytes);
 }
 
 std::string span(const std::vector<unsigned> &numbers) {
@@ -50,7 +40,7 @@ std::string span(const std::vector<unsigned> &numbers) {
 
 [[noreturn]] void deadlock(const char *what) {
     for (Block &block : blocks) {
-        std::vector<unsigned> at[4];
+        std::vector<unsigned> at[EXITED + 1];
         for (unsigned i = 0; i < block.threads; i++) at[block.first[i].wait].push_back(i);
         if (at[EXITED].size() == block.threads) continue;
         for (unsigned i = 0; i < block.threads; i++)
@@ -58,39 +48,35 @@ std::string span(const std::vector<unsigned> &numbers) {
                 current = &block.first[i];
                 break;
             }
-        fail(current->site, "%s: threads %s wait at the block's barrier, %s in a collective of their warp, %s poll, %s have returned",
-             what, span(at[AT_BARRIER]).c_str(), span(at[AT_COLLECTIVE]).c_str(), span(at[RUNNABLE]).c_str(),
-             span(at[EXITED]).c_str());
+        fail(current->site, "%s: threads %s wait at the block's barrier, %s in a collective of their warp, %s at an mbarrier, "
+             "%s at a named barrier, %s at the cluster's, %s poll, %s have returned",
+             what, span(at[AT_BARRIER]).c_str(), span(at[AT_COLLECTIVE]).c_str(), span(at[AT_MBARRIER]).c_str(),
+             span(at[AT_NAMED]).c_str(), span(at[AT_CLUSTER]).c_str(), span(at[RUNNABLE]).c_str(), span(at[EXITED]).c_str());
     }
     leave();
 }
 
-// Resumes the next thread that can run.
-void next() {
-    Thread *from = current;
-    size_t count = threads.size(), i = from->index;
-    for (size_t n = 0; n < count; n++) {
-        i = i + 1 == count ? 0 : i + 1;
-        if (threads[i].wait == RUNNABLE) {
-            if (&threads[i] == from) return;
-            resume(&threads[i]);
-            emulation_switch(&from->stack_pointer, threads[i].stack_pointer);
-            return;
-        }
+void leave_cluster_round() {
+    if (--missing) return;
+    cluster_rounds++;
+    for (Thread &t : threads) {
+        missing += t.wait != EXITED;
+        if (t.wait == AT_CLUSTER) set_wait(t, RUNNABLE);
     }
-    if (exited == count) leave();
-    deadlock("deadlock");
+    idle = 0;
 }
 
 [[noreturn]] void thread_main() {
     launch->call(launch->arguments);
     if (overwrite.bytes) check_overwrite();
+    check_return();
     Thread *self = current;
-    self->wait = EXITED;
+    set_wait(*self, EXITED);
     self->warp->exited |= 1ull << self->known.lane;
     self->block->exited++;
     exited++;
     idle = 0;
+    if (self->cluster_rounds == cluster_rounds) leave_cluster_round();
     if (self->block->arrived) fail(0, "returned while threads of its block wait at a barrier");
     if (self->warp->waiting) {
         for (unsigned lane = 0; lane < launch->warp; lane++)
@@ -101,7 +87,7 @@ void next() {
                          static_cast<unsigned long long>(self->warp->waiting));
             }
     }
-    next();
+    wait_for_turn();
     __builtin_unreachable();
 }
 
@@ -112,7 +98,16 @@ void start_block(Block &block, size_t slot, EmulatedIndex at) {
     block.arrived = block.exited = block.votes = 0;
     block.bytes_received = block.cluster_arrived = 0;
     block.bytes_awaited = ~0u; // until it is said
-    block.first_epoch = block.epoch = ++epoch;
+    block.first_epoch = block.epoch = ++now;
+    block.dynamic = dynamic_memory + slot * dynamic_stride;
+    block.readers.clear();
+    block.free_readers.clear();
+    block.barriers.clear();
+    block.barriers.reserve(MOST_BARRIERS);  // threads that wait hold their addresses
+    for (Named &named : block.named) named.arrived = 0;
+    block.reads.clear();
+    block.reads_low = SIZE_MAX;
+    block.reads_high = 0;
     block.first = &threads[slot * count];
     block.warps.assign((count + warp - 1) / warp, Warp{});
     block.cells.resize(shared_length());
@@ -130,29 +125,41 @@ void start_block(Block &block, size_t slot, EmulatedIndex at) {
         if (t.known.lane == 0) t.warp->first = &t;
         t.index = static_cast<unsigned>(slot * count + i);
         t.number = static_cast<uint16_t>(i);
-        t.wait = RUNNABLE;
+        set_wait(t, RUNNABLE);
         t.site = 0;
+        t.awaited = nullptr;
+        t.cluster_rounds = t.products = t.stores = 0;
+        t.products_fenced = false;
+        t.issued.clear();
+        t.sums.clear();
+        t.copies.clear();
+        t.storing.clear();
+        if (clocked) clear(t.clock);
         t.stack_pointer = fresh_stack(stacks + (t.index + 1) * STACK, thread_main);
     }
 }
 
 void run_blocks() {
-    exited = 0;
+    exited = cluster_rounds = 0;
+    missing = static_cast<unsigned>(threads.size());
+    flights.clear();
     loaded = &blocks[0];
-    current = &threads[0];
-    emulation_switch(&main_pointer, threads[0].stack_pointer);
+    current = first_ready(0);
+    if (current->block != loaded) bring_memory(*current->block);
+    emulation_switch(&main_pointer, current->stack_pointer);
 }
 
-void ensure_memory(size_t fibers, size_t dynamic) {
+void ensure_memory(size_t fibers, size_t dynamic, size_t together) {
     if (fibers > stacks_count) {
         if (stacks) munmap(stacks, stacks_count * STACK);
         stacks = static_cast<unsigned char *>(
             mmap(nullptr, fibers * STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
         stacks_count = fibers;
     }
-    if (dynamic + GUARD > dynamic_capacity) {
+    dynamic_stride = (dynamic + GUARD + 4095) & ~size_t(4095);
+    if (together * dynamic_stride > dynamic_capacity) {
         if (dynamic_memory) munmap(dynamic_memory, dynamic_capacity);
-        dynamic_capacity = dynamic + GUARD;
+        dynamic_capacity = together * dynamic_stride;
         dynamic_memory = static_cast<unsigned char *>(
             mmap(nullptr, dynamic_capacity, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     }
@@ -169,15 +176,17 @@ int emulation_launch(EmulatedLaunch *asked) {
     overwrite.bytes = 0;
     idle = 0;
     last_array = 0;
-    if (epoch > UINT32_MAX / 2) {
-        // Cells remember epochs: begin anew with fresh ones.
-        epoch = 0;
+    clocked = false;
+    random_state = 0x9E3779B97F4A7C15ull * (asked->schedule.seed + 1);
+    if (now > INT32_MAX / 2) {
+        // Cells remember times: begin anew with fresh ones.
+        now = 0;
         blocks.clear();
     }
     const uint32_t *grid = asked->grid, *size = asked->block;
     size_t total = size_t(grid[0]) * grid[1] * grid[2], count = size_t(size[0]) * size[1] * size[2];
     size_t resident = asked->together ? asked->together : total;
-    ensure_memory(resident * count, asked->shared_bytes);
+    ensure_memory(resident * count, asked->shared_bytes, resident);
     threads.resize(resident * count);
     blocks.resize(resident);
     auto place = [&](size_t b) {
@@ -186,6 +195,7 @@ int emulation_launch(EmulatedLaunch *asked) {
     uint64_t saved = flush_subnormals(asked->flush_subnormals);
     for (size_t first = 0; first < total && !failed; first += resident) {
         poison();
+        order_threads();
         for (size_t b = 0; b < resident; b++) {
             start_block(blocks[b], b, place(first + b));
             if (resident > 1) keep(blocks[b]);
@@ -199,7 +209,7 @@ int emulation_launch(EmulatedLaunch *asked) {
 
 const EmulatedThread *emulation_thread() { return &current->known; }
 
-void *emulation_dynamic_shared() { return dynamic_memory; }
+void *emulation_dynamic_shared() { return current->block->dynamic; }
 
 unsigned emulation_barrier(int predicate, EmulatedVote vote) {
     Thread *self = current;
@@ -210,20 +220,24 @@ unsigned emulation_barrier(int predicate, EmulatedVote vote) {
     block.arrived++;
     block.votes += predicate != 0;
     if (block.arrived < block.threads) {
-        self->wait = AT_BARRIER;
-        next();
+        set_wait(*self, AT_BARRIER);
+        wait_for_turn();
         return static_cast<unsigned>(self->result);
     }
     unsigned result = vote == EMULATED_COUNT ? block.votes
                       : vote == EMULATED_AND ? block.votes == block.threads
                                              : block.votes != 0;
     block.arrived = block.votes = 0;
-    block.epoch = ++epoch;
+    block.epoch = ++now;
     idle = 0;
+    std::vector<Thread *> all;
     for (unsigned i = 0; i < block.threads; i++) {
-        block.first[i].wait = RUNNABLE;
+        set_wait(block.first[i], RUNNABLE);
         block.first[i].result = result;
+        all.push_back(&block.first[i]);
     }
+    if (clocked) meet(all);
+    give_way();
     return result;
 }
 
@@ -246,11 +260,12 @@ uint64_t emulation_collective(EmulatedCollective kind, uint64_t mask, uint64_t v
     for (unsigned i = 0; complete && i < launch->warp; i++)
         if (needed >> i & 1) complete = warp.first[i].kind == kind && warp.first[i].mask == needed;
     if (!complete) {
-        self->wait = AT_COLLECTIVE;
-        next();
+        set_wait(*self, AT_COLLECTIVE);
+        wait_for_turn();
         return self->result;
     }
     uint64_t ballot = 0;
+    std::vector<Thread *> met;
     for (unsigned i = 0; i < launch->warp; i++)
         if (needed >> i & 1 && warp.first[i].value) ballot |= 1ull << i;
     for (unsigned i = 0; i < launch->warp; i++) {
@@ -263,11 +278,14 @@ uint64_t emulation_collective(EmulatedCollective kind, uint64_t mask, uint64_t v
         } else {
             t.result = ballot;
         }
-        t.wait = RUNNABLE;
+        set_wait(t, RUNNABLE);
+        if (kind == EMULATED_SYNC) met.push_back(&t);
     }
-    if (kind == EMULATED_SYNC) warp.sync++;
+    if (kind == EMULATED_SYNC) warp.synced = ++now;
+    if (kind == EMULATED_SYNC && clocked) meet(met);
     warp.waiting &= ~needed;
     idle = 0;
+    give_way();
     return self->result;
 }
 
@@ -275,16 +293,27 @@ void emulation_yield() {
     current->site = SITE;
     if (overwrite.bytes) check_overwrite();
     if (++idle > 64 * threads.size() + 4096) deadlock("nothing moves any more");
-    next();
+    let_others_run();
 }
 
 void emulation_tx_barrier_open(int bytes) { current->block->bytes_awaited = static_cast<unsigned>(bytes); }
 
-void emulation_cluster_arrive() { current->block->cluster_arrived++; }
+void emulation_cluster_arrive() {
+    current->site = SITE;
+    if (overwrite.bytes) check_overwrite();
+    current->block->cluster_arrived++;
+    if (current->cluster_rounds > cluster_rounds) fail(SITE, "arrives twice at the cluster's barrier before the others are there");
+    current->cluster_rounds++;
+    leave_cluster_round();
+    give_way();
+}
 
 void emulation_cluster_wait() {
-    for (Block &block : blocks)
-        while (block.cluster_arrived < block.threads) emulation_yield();
+    current->site = SITE;
+    if (overwrite.bytes) check_overwrite();
+    if (current->cluster_rounds <= cluster_rounds) return;
+    set_wait(*current, AT_CLUSTER);
+    wait_for_turn();
 }
 
 void emulation_dsmem_store(unsigned *place, unsigned x, unsigned rank) {
@@ -296,7 +325,7 @@ void emulation_dsmem_store(unsigned *place, unsigned x, unsigned rank) {
     size_t index = address - image->low;
     memcpy(&to == loaded ? reinterpret_cast<unsigned char *>(place) : to.shared.data() + index, &x, sizeof x);
     for (size_t i = 0; i < sizeof x; i++) {
-        to.cells[index + i].write_epoch = to.epoch;
+        to.cells[index + i].written = now;
         to.cells[index + i].writer = NOBODY;
     }
     to.bytes_received += sizeof x;
@@ -307,7 +336,7 @@ void emulation_tx_barrier_wait() {
     Block &block = *current->block;
     while (block.bytes_received < block.bytes_awaited) emulation_yield();
     if (block.bytes_received > block.bytes_awaited) fail(SITE, "more bytes than the barrier awaits");
-    block.epoch = ++epoch;  // what came before is ordered before what comes now
+    block.epoch = ++now;  // what came before is ordered before what comes now
 }
 
 void emulation_atomic(const void *address, size_t bytes) {

@@ -24,11 +24,20 @@ struct EmulatedArray {
     int32_t writable;
 };
 
+// The order in which threads run, and when what is asynchronous happens; `seed` draws what is random.
+enum EmulatedOrder { EMULATED_NEXT, EMULATED_FIRST, EMULATED_LAST, EMULATED_GROUPS, EMULATED_ANY };
+enum EmulatedLanding { EMULATED_AT_ONCE, EMULATED_LATE, EMULATED_SOMETIME };
+struct EmulatedSchedule {
+    int32_t order, landing;
+    uint32_t seed;
+};
+
 struct EmulatedLaunch {
     void (*call)(void **arguments);
     void **arguments;
     uint32_t grid[3], block[3];
     uint32_t shared_bytes, warp;
+    EmulatedSchedule schedule;
     int32_t together;  // blocks that run at once: 1, a cluster's, which divide the grid, or 0 for all of a cooperative grid
     int32_t flush_subnormals;
     const EmulatedArray *arrays;
@@ -55,6 +64,31 @@ void emulation_cluster_arrive();
 void emulation_cluster_wait();
 void emulation_dsmem_store(unsigned *place, unsigned x, unsigned rank);
 void emulation_tx_barrier_wait();
+// The words of hopper.h. Addresses are numbers of 32 bits, as in PTX; of another block they have its rank + 1 on top.
+unsigned emulation_shared_address(const void *place);
+char *emulation_shared_place(unsigned address);
+unsigned emulation_loose_word(const char *place);  // which may be one that nobody wrote
+void emulation_mbarrier_init(unsigned barrier, int arrivals);
+void emulation_mbarrier_fence();
+void emulation_mbarrier_arrive(unsigned barrier, int bytes);
+bool emulation_mbarrier_passed(unsigned barrier, unsigned parity);
+void emulation_mbarrier_wait(unsigned barrier, unsigned parity);
+void emulation_named_barrier(int barrier, int threads, int waits);
+void emulation_proxy_fence();
+void emulation_tile_load(unsigned to, const void *map, int column, int row, unsigned barrier, int blocks);
+void emulation_tile_store(const void *map, unsigned from, int column, int row);
+void emulation_stores_commit();
+void emulation_stores_read(int pending);
+void emulation_word_copy(unsigned to, const void *from);
+void emulation_words_arrive(unsigned barrier);
+void emulation_words_wait();
+void emulation_products_fence();
+// What registers hold into which a product is under way: a NaN, which arithmetic keeps.
+constexpr uint32_t EMULATED_POISONED_SUM = 0x7FCBADAD;
+// d[64, 2 * sums] = (keep ? d : 0) + a * b^T of 32 columns of tiles at these addresses; formats: whether they are e5m2.
+void emulation_product(float *d, int sums, unsigned a, unsigned b, int keep, int a_format, int b_format);
+void emulation_products_commit();
+void emulation_products_wait(int pending);
 // Before an atomic operation on `bytes` at `address`.
 void emulation_atomic(const void *address, size_t bytes);
 [[noreturn]] void emulation_trap(const char *why);

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from fp8core.runtime import jit
-from support.emulation import COMPILER, Emulator
+from support.emulation import COMPILER, Emulator, Schedule
 from support.kept import kept_folder
 
 
@@ -22,5 +22,6 @@ def emulator(emulation_session: Emulator, monkeypatch: pytest.MonkeyPatch) -> It
     """Return the emulator, standing in for `jit.prepare` during the test."""
     monkeypatch.setattr(jit, "prepare", emulation_session.prepare)
     emulation_session.flush_subnormals = None
+    emulation_session.schedule = Schedule()
     emulation_session.launches.clear()
     return emulation_session

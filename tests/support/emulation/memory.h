@@ -2,7 +2,7 @@
 // memory for reads of what nobody wrote and for races between barriers. GCC leaves out a check of what the same thread
 // checked just before, so a race may be missed; none is reported that is not there.
 #pragma once
-#include "state.h"
+#include "clocks.h"
 
 #include <algorithm>
 #include <dlfcn.h>
@@ -28,7 +28,6 @@ void check_overwrite() {
 
 size_t shared_length() { return (image->high - image->low) + launch->shared_bytes; }
 
-
 const Variable *shared_variable(uintptr_t address) {
     const Variable *before = nullptr;
     for (const Variable &v : image->shared)
@@ -36,85 +35,110 @@ const Variable *shared_variable(uintptr_t address) {
     return before;
 }
 
-// Whether a __syncwarp stands between what `other` did at its warp's count `sync` and now.
-bool ordered(uint16_t other, uint32_t sync) {
-    return other < ATOMIC && other / launch->warp == current->number / launch->warp && sync < current->warp->sync;
+enum Access { READ, WRITE, UPDATE, LOOSE_READ };  // LOOSE_READ: of what nobody may have written
+
+// When the threads of a block read a byte that many read.
+std::vector<int32_t> &times_of_readers(Block &block, Cell &cell) {
+    if (cell.reader == MANY) return block.readers[cell.readers];
+    if (block.free_readers.empty()) {
+        block.free_readers.push_back(static_cast<uint32_t>(block.readers.size()));
+        block.readers.emplace_back();
+    }
+    const uint32_t place = block.free_readers.back();
+    block.free_readers.pop_back();
+    block.readers[place].assign(block.threads, 0);
+    block.readers[place][cell.reader] = static_cast<int32_t>(cell.read);
+    cell.reader = MANY;
+    cell.readers = place;
+    return block.readers[place];
 }
 
-enum Access { READ, WRITE, UPDATE };
+void note_read(Block &block, Cell &cell) {
+    const Thread &self = *current;
+    if (cell.read < (cell.reader == MANY ? block.first_epoch : block.epoch)) cell.reader = self.number;
+    if (cell.reader != self.number && clocked) {
+        times_of_readers(block, cell)[self.number] = static_cast<int32_t>(now);
+    } else if (cell.reader != self.number) {
+        const uint32_t warp = self.number / launch->warp;
+        if (cell.reader != NOBODY) cell.readers = cell.reader / launch->warp;
+        if (cell.readers != warp) cell.readers = ~0u;
+        cell.reader = NOBODY;
+    }
+    cell.read = now;
+}
+
+// Whether all who read a byte did so before what the current thread does now.
+bool reads_known(Block &block, Cell &cell) {
+    if (cell.read < block.first_epoch) return true;
+    if (cell.reader == MANY) {
+        const std::vector<int32_t> &times = block.readers[cell.readers];
+        for (unsigned i = 0; i < block.threads; i++)
+            if (times[i] && !known(block, static_cast<uint16_t>(i), static_cast<uint32_t>(times[i]))) return false;
+        block.free_readers.push_back(cell.readers);
+        cell.reader = current->number;
+        cell.read = 0;
+        return true;
+    }
+    if (&block == current->block && cell.read < block.epoch) return true;
+    if (cell.reader == NOBODY) return cell.readers == current->number / launch->warp && cell.read < current->warp->synced;
+    return known(block, cell.reader, cell.read);
+}
+
+// Reports products and stores of TMA that read these bytes, unless they were awaited before; forgets those.
+void check_async_reads(Block &block, size_t index, size_t bytes, uintptr_t site) {
+    if (index >= block.reads_high || index + bytes <= block.reads_low) return;
+    for (size_t i = 0; i < block.reads.size(); i++) {
+        AsyncRead &r = block.reads[i];
+        if (index >= r.end || index + bytes <= r.begin) continue;
+        if (!r.done) fail(site, "overwrites shared memory that %s of thread %u still reads", r.what, r.by->number);
+        if (!known(block, r.by->number, r.done))
+            fail(site, "overwrites shared memory that %s of thread %u read: nothing tells that it was awaited", r.what, r.by->number);
+        if (index <= r.begin) r.begin = std::min(index + bytes, r.end);
+        else if (index + bytes >= r.end) r.end = index;
+        if (r.begin == r.end) {
+            r = block.reads.back();
+            block.reads.pop_back();
+            i--;
+        }
+    }
+}
 
 void check_shared(unsigned char *memory, size_t offset, size_t index, size_t bytes, Access access, uintptr_t site,
                   const char *name) {
     Block &block = *current->block;
-    uint32_t now = block.epoch;
-    uint16_t self = access == UPDATE ? ATOMIC : current->number;
-    auto warp = static_cast<uint16_t>(current->number / launch->warp);
+    const bool reads = access == READ || access == LOOSE_READ;
+    if (!reads) check_async_reads(block, index, bytes, site);
     for (size_t i = 0; i < bytes; i++) {
         Cell &cell = block.cells[index + i];
-        if (access != WRITE && cell.write_epoch < block.first_epoch)
-            fail(site, "%s of shared %s at byte %zu, which nobody wrote", access == READ ? "read" : "atomic update", name,
-                 offset + i);
-        bool other_writer = cell.write_epoch == now && cell.writer != self && !ordered(cell.writer, cell.write_sync);
-        if (other_writer && access == WRITE) {
-            overwrite.bytes = bytes;  // allowed if it turns out to write the same
-            overwrite.name = name;
-            overwrite.site = site;
-            overwrite.where = memory;
-            memcpy(overwrite.before, memory, bytes);
-        } else if (other_writer) {
-            fail(site, "race on shared %s at byte %zu: %s what another thread wrote since the last barrier", name, offset + i,
-                 access == READ ? "reads" : "updates");
-        }
-        if (access == READ) {
-            if (cell.read_epoch != now) {
-                cell.read_epoch = now;
-                cell.reader = current->number;
-                cell.reader_warp = warp;
-                cell.many_warps = false;
-            } else if (cell.reader != current->number) {
-                cell.reader = NOBODY;
-                cell.many_warps |= cell.reader_warp != warp;
+        if (cell.written < block.first_epoch) {
+            if (access == READ || access == UPDATE)
+                fail(site, "%s of shared %s at byte %zu, which nobody wrote", reads ? "read" : "atomic update", name, offset + i);
+        } else if (cell.writer == IN_FLIGHT) {
+            fail(site, "%s shared %s at byte %zu, into which a copy is under way", reads ? "reads" : "writes", name, offset + i);
+        } else if (cell.writer == MBARRIER) {
+            fail(site, "%s shared %s at byte %zu, an mbarrier's", reads ? "reads" : "writes", name, offset + i);
+        } else if ((access != UPDATE || cell.writer != ATOMIC) && !known(block, cell.writer, cell.written)) {
+            if (access == WRITE) {
+                overwrite = {bytes, name, site, memory};  // allowed if it turns out to write the same
+                memcpy(overwrite.before, memory, bytes);
+            } else {
+                fail(site, "race on shared %s at byte %zu: %s what another thread wrote since the last barrier", name, offset + i,
+                     reads ? "reads" : "updates");
             }
-            cell.read_sync = current->warp->sync;
-        } else {
-            bool other_reader = cell.read_epoch == now && cell.reader != current->number;
-            bool in_order = !cell.many_warps && cell.reader_warp == warp && cell.read_sync < current->warp->sync;
-            if (other_reader && !in_order)
-                fail(site, "race on shared %s at byte %zu: overwrites what another thread read since the last barrier",
-                     name, offset + i);
-            cell.write_epoch = now;
-            cell.write_sync = current->warp->sync;
-            cell.writer = self;
         }
+        if (reads) {
+            note_read(block, cell);
+            continue;
+        }
+        if (!reads_known(block, cell))
+            fail(site, "race on shared %s at byte %zu: overwrites what another thread read since the last barrier", name, offset + i);
+        cell.written = now;
+        cell.writer = access == UPDATE ? ATOMIC : current->number;
     }
 }
 
-void check(uintptr_t address, size_t bytes, Access access, bool aligned, uintptr_t site) {
-    if (!current) return;  // the host's own start-up code
-    if (overwrite.bytes) check_overwrite();
-    uintptr_t stack = reinterpret_cast<uintptr_t>(stacks) + current->index * STACK;
-    if (address - stack < STACK || address - reinterpret_cast<uintptr_t>(&current->known) < sizeof current->known) return;
-    if (aligned && address % bytes)
-        fail(site, "misaligned %s of %zu bytes at %#zx", access == READ ? "read" : "write", bytes, address);
-    uintptr_t dynamic = reinterpret_cast<uintptr_t>(dynamic_memory);
-    size_t statics = image->high - image->low;
-    if (address - dynamic < dynamic_capacity) {
-        size_t offset = address - dynamic;
-        if (offset + bytes > launch->shared_bytes)
-            fail(site, "%s of %zu bytes at byte %zu of dynamic shared memory, which has %u",
-                 access == READ ? "read" : "write", bytes, offset, launch->shared_bytes);
-        check_shared(dynamic_memory + offset, offset, statics + offset, bytes, access, site, "dynamic memory");
-        return;
-    }
-    if (address - image->low < statics) {
-        const Variable *v = shared_variable(address);
-        size_t offset = address - v->address;
-        if (offset + bytes > v->bytes)
-            fail(site, "%s of %zu bytes at byte %zu of shared %s, which has %zu", access == READ ? "read" : "write", bytes,
-                 offset, v->name.c_str(), v->bytes);
-        check_shared(reinterpret_cast<unsigned char *>(address), offset, address - image->low, bytes, access, site, v->name.c_str());
-        return;
-    }
+// An access to global memory, or to a constant of the kernel's.
+void check_global(uintptr_t address, size_t bytes, Access access, uintptr_t site) {
     if (!launch->array_count) return;
     const EmulatedArray *arrays = launch->arrays;
     for (int i = 0; i < launch->array_count; i++) {
@@ -136,6 +160,35 @@ void check(uintptr_t address, size_t bytes, Access access, bool aligned, uintptr
     fail(site, "%s of %zu bytes at byte %zu of argument array %ld, which has %llu", access == READ ? "read" : "write", bytes,
          static_cast<size_t>(address - arrays[nearest].address), nearest,
          static_cast<unsigned long long>(arrays[nearest].bytes));
+}
+
+void check(uintptr_t address, size_t bytes, Access access, bool aligned, uintptr_t site) {
+    if (!current) return;  // the host's own start-up code
+    if (overwrite.bytes) check_overwrite();
+    uintptr_t stack = reinterpret_cast<uintptr_t>(stacks) + current->index * STACK;
+    if (address - stack < STACK || address - reinterpret_cast<uintptr_t>(&current->known) < sizeof current->known) return;
+    if (aligned && address % bytes)
+        fail(site, "misaligned %s of %zu bytes at %#zx", access == READ ? "read" : "write", bytes, address);
+    uintptr_t dynamic = reinterpret_cast<uintptr_t>(current->block->dynamic);
+    size_t statics = image->high - image->low;
+    if (address - dynamic < dynamic_stride) {
+        size_t offset = address - dynamic;
+        if (offset + bytes > launch->shared_bytes)
+            fail(site, "%s of %zu bytes at byte %zu of dynamic shared memory, which has %u",
+                 access == READ ? "read" : "write", bytes, offset, launch->shared_bytes);
+        check_shared(current->block->dynamic + offset, offset, statics + offset, bytes, access, site, "dynamic memory");
+        return;
+    }
+    if (address - image->low < statics) {
+        const Variable *v = shared_variable(address);
+        size_t offset = address - v->address;
+        if (offset + bytes > v->bytes)
+            fail(site, "%s of %zu bytes at byte %zu of shared %s, which has %zu", access == READ ? "read" : "write", bytes,
+                 offset, v->name.c_str(), v->bytes);
+        check_shared(reinterpret_cast<unsigned char *>(address), offset, address - image->low, bytes, access, site, v->name.c_str());
+        return;
+    }
+    check_global(address, bytes, access, site);
 }
 
 int find_segments(dl_phdr_info *info, size_t, void *found) {

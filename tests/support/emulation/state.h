@@ -15,7 +15,9 @@ namespace {
 constexpr size_t STACK = 96 << 10;
 constexpr size_t GUARD = 64 << 10;  // past the dynamic shared memory: what is touched there is reported
 constexpr unsigned char POISON = 0xFF;
-constexpr uint16_t NOBODY = 0xFFFF, ATOMIC = 0xFFFE;
+// In the place of a thread's number in its block: who wrote or read. From BY_BARRIER on: a copy that this mbarrier counts.
+constexpr uint16_t NOBODY = 0xFFFF, ATOMIC = 0xFFFE, IN_FLIGHT = 0xFFFD, MANY = 0xFFFC, MBARRIER = 0xFFFB, BY_BARRIER = 0x8000;
+constexpr size_t MOST_BARRIERS = 64;  // mbarriers of a block
 
 struct Variable {
     uintptr_t address;
@@ -23,31 +25,91 @@ struct Variable {
     std::string name;
 };
 
-// What is known of one byte of shared memory.
+// What is known of one byte of shared memory: who accessed it last, and when. Time is `now`, which counts what orders.
 struct Cell {
-    uint32_t write_epoch, write_sync;
-    uint32_t read_epoch, read_sync;
-    uint16_t writer, reader, reader_warp;
-    bool many_warps;
+    uint32_t written, read;
+    uint16_t writer, reader;
+    uint32_t readers;  // of MANY: their place in Block::readers, or without clocks their warp
 };
 
-enum Wait : uint8_t { RUNNABLE, AT_BARRIER, AT_COLLECTIVE, EXITED };
+enum Wait : uint8_t { RUNNABLE, AT_BARRIER, AT_COLLECTIVE, AT_MBARRIER, AT_NAMED, AT_CLUSTER, EXITED };
 
 struct Warp {
     uint64_t lanes, exited, waiting;
-    uint32_t sync;
+    uint32_t synced;  // when its last __syncwarp was
     struct Thread *first;
+};
+
+// A vector clock: until when the accesses of each thread, and of the copies of each mbarrier, are known; and of those,
+// which a proxy fence has shown to TMA and the tensor cores.
+struct Clock {
+    std::vector<int32_t> known, fenced;
+};
+
+struct Barrier {
+    unsigned address;
+    int expected, left;
+    long bytes;
+    uint32_t phase;  // phases that are complete
+    bool fenced;     // whether other proxies and blocks see that it is initialized
+    uint16_t slot;
+    struct Thread *initializer;
+    Clock arriving, passed;  // of the phase under way, of the last that is complete
+};
+
+struct Named {
+    unsigned threads, arrived;
+    std::vector<bool> who;  // has arrived
+    Clock arriving;
+};
+
+// Bytes of shared memory that a product or a store of TMA reads.
+struct AsyncRead {
+    size_t begin, end;
+    struct Thread *by;
+    const char *what;
+    uint32_t group, done;  // the group of the thread that it is of; when it was awaited, 0: not yet
 };
 
 struct Block {
     unsigned threads, arrived, exited, votes;
     unsigned bytes_awaited, bytes_received, cluster_arrived;  // bytes, bytes, threads
-    uint32_t first_epoch, epoch;
-    unsigned result;
+    uint32_t first_epoch, epoch;                              // times of its start and of its last barrier
     std::vector<Warp> warps;
     std::vector<Cell> cells;
-    std::vector<unsigned char> shared;  // while another block of a cooperative grid runs
+    std::vector<std::vector<int32_t>> readers;  // when each thread read a byte that many did
+    std::vector<uint32_t> free_readers;
+    std::vector<unsigned char> shared;  // its shared variables, while another block runs
+    unsigned char *dynamic;
+    std::vector<Barrier> barriers;
+    Named named[16];
+    std::vector<AsyncRead> reads;
+    size_t reads_low, reads_high;  // all of them are between
     struct Thread *first;
+};
+
+// Sums in registers that products are multiplied into: they are poisoned until these are awaited.
+struct Sums {
+    float *at;
+    std::vector<float> value;
+    unsigned pending;
+};
+struct Product {
+    float *into;
+    unsigned a, b;
+    int a_format, b_format, keep;
+    uint32_t group;
+};
+struct Copy {  // by cp.async
+    size_t to;
+    const unsigned char *from;
+};
+struct Store {  // by TMA
+    const long long *map;
+    unsigned from;
+    int column, row;
+    uint32_t group;
+    bool read;
 };
 
 struct Thread {
@@ -62,6 +124,15 @@ struct Thread {
     uint64_t mask, value, result;
     unsigned source;
     uintptr_t site;
+    Clock clock;
+    Barrier *awaited;  // AT_MBARRIER, and until it runs again
+    unsigned cluster_rounds;  // how often it arrived at the cluster's barrier
+    bool products_fenced;
+    uint32_t products, stores;  // groups that were committed
+    std::vector<Product> issued;
+    std::vector<Sums> sums;
+    std::vector<Copy> copies;
+    std::vector<Store> storing;
 };
 
 struct Segment {
@@ -84,15 +155,16 @@ std::vector<Thread> threads;
 std::vector<Block> blocks;
 Thread *current;
 Block *loaded;
-unsigned exited;
-uint32_t epoch;
+unsigned exited, cluster_rounds, missing;  // rounds of the cluster's barrier; threads that the one under way lacks
+uint32_t now;
+bool clocked;  // from the first mbarrier on, threads have clocks
 uint64_t idle;
 bool failed;
 void *main_pointer;
 unsigned char *stacks;
 size_t stacks_count;
 unsigned char *dynamic_memory;
-size_t dynamic_capacity;
+size_t dynamic_capacity, dynamic_stride;  // of all blocks, of one
 size_t last_array;
 
 [[noreturn]] void leave() {

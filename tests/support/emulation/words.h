@@ -41,6 +41,13 @@ EMULATED T &emulated_variable(T &variable) {
     return *pointer;
 }
 
+template <class T, size_t ALIGNMENT>
+EMULATED T &emulated_aligned(unsigned char *variable) {
+    uintptr_t address = (reinterpret_cast<uintptr_t>(variable) + ALIGNMENT - 1) & ~(ALIGNMENT - 1);
+    asm("" : "+r"(address));
+    return *reinterpret_cast<T *>(address);
+}
+
 EMULATED unsigned char *emulated_shared() { return static_cast<unsigned char *>(emulation_dynamic_shared()); }
 
 // ---- vectors

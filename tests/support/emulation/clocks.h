@@ -1,0 +1,66 @@
+// What a thread knows that has happened. Without mbarriers: what was before the block's last barrier, and before the last
+// __syncwarp of its own warp. With them each thread has a vector clock, which barriers of every kind carry on.
+#pragma once
+#include "state.h"
+
+namespace {
+
+size_t clock_length() { return (threads.size() + MOST_BARRIERS * blocks.size() + 15) & ~size_t(15); }
+size_t clock_index(const Block &block, uint16_t who) {
+    if (who < BY_BARRIER) return block.first->index + who;
+    return threads.size() + MOST_BARRIERS * static_cast<size_t>(&block - &blocks[0]) + (who - BY_BARRIER);
+}
+
+void clear(Clock &clock) {
+    clock.known.assign(clock_length(), 0);
+    clock.fenced.assign(clock_length(), 0);
+}
+__attribute__((optimize("O3"))) void join(std::vector<int32_t> &into, const std::vector<int32_t> &from) {
+    int32_t *x = into.data();
+    const int32_t *y = from.data();
+    for (size_t i = 0, n = into.size() & ~size_t(15); i < n; i++) x[i] = x[i] < y[i] ? y[i] : x[i];
+}
+void join(Clock &into, const Clock &from) {
+    join(into.known, from.known);
+    join(into.fenced, from.fenced);
+}
+
+// What the current thread did so far is known to whoever joins its clock from here on.
+void publish(Thread &t) { t.clock.known[t.index] = static_cast<int32_t>(now++); }
+
+void begin_clocks() {
+    if (clocked) return;
+    clocked = true;
+    for (Thread &t : threads) clear(t.clock);
+}
+
+// Some threads have met: each knows what any of them did.
+template <class Threads>
+void meet(const Threads &met) {
+    Clock all;
+    clear(all);
+    for (Thread *t : met) {
+        t->clock.known[t->index] = static_cast<int32_t>(now);
+        join(all, t->clock);
+    }
+    now++;
+    for (Thread *t : met) t->clock = all;
+}
+
+// Whether the current thread knows what one of a block (or a copy) did at a time.
+bool known(const Block &block, uint16_t who, uint32_t when) {
+    const Thread &self = *current;
+    const bool own = &block == self.block;
+    if (own && (when < block.epoch || who == self.number)) return true;
+    if (who >= MBARRIER) return false;
+    if (!clocked)
+        return own && who < BY_BARRIER && who / launch->warp == self.number / launch->warp && when < self.warp->synced;
+    return static_cast<uint32_t>(self.clock.known[clock_index(block, who)]) >= when;
+}
+// The same of what it is about to let TMA or the tensor cores access: writes of threads take a fence.proxy.async.
+bool known_to_proxy(const Block &block, uint16_t who, uint32_t when) {
+    if (who >= BY_BARRIER) return known(block, who, when);
+    return static_cast<uint32_t>(current->clock.fenced[clock_index(block, who)]) >= when;
+}
+
+}  // namespace

@@ -1,0 +1,249 @@
+// Copies that are under way: by TMA and cp.async. The bytes of a load belong to nobody from where it is asked for to where
+// it lands, and then to who awaits its mbarrier; those of a store may not be written until its reading is awaited. When
+// they land, and stores read, is the schedule's choice: at once, as late as can be, or in between.
+#pragma once
+#include "mbarriers.h"
+
+namespace {
+
+// What a test writes into a tensor map (hopper.h).
+struct Map {
+    long long memory, rows, columns, stride, box_rows, box_columns, item;  // columns in bytes
+};
+
+struct Flight {
+    Block *to;
+    unsigned address, barrier;  // in that block
+    Map map;
+    int column, row;  // column in bytes
+    std::vector<Copy> copies;  // of cp.async, in the place of a box
+    Thread *by;
+    uintptr_t site;
+};
+std::vector<Flight> flights;
+
+unsigned swizzled(unsigned address, long long row_bytes) {
+    return address ^ (address >> 7 & (static_cast<unsigned>(row_bytes) / 16 - 1)) << 4;
+}
+
+// The 16 bytes (or fewer) at a time of a box, with where they are in shared memory and in the tensor; `inside` of them are.
+template <class Visit>
+void each_part(const Map &map, unsigned address, int column, int row, const Visit &visit) {
+    for (long long i = 0; i < map.box_rows; i++)
+        for (long long j = 0; j < map.box_columns; j += 16) {
+            unsigned at = address + static_cast<unsigned>(i * map.box_columns + j);
+            if (map.item == 1) at = swizzled(at, map.box_columns);
+            const bool inside = row + i >= 0 && row + i < map.rows && column + j >= 0;
+            const long long left = inside ? std::min(16ll, map.columns - (column + j)) : 0;
+            visit(at, map.memory + (row + i) * map.stride + column + j, std::max(left, 0ll));
+        }
+}
+
+// Marks bytes that the current thread has copied into: an access like a write of its own, of another proxy.
+void begin_write(Block &block, size_t index, size_t bytes, uintptr_t site, bool proxy) {
+    check_async_reads(block, index, bytes, site);
+    for (size_t i = 0; i < bytes; i++) {
+        Cell &cell = block.cells[index + i];
+        if (cell.written >= block.first_epoch) {
+            if (cell.writer == IN_FLIGHT) fail(site, "copies into shared memory where another copy is under way");
+            if (cell.writer == MBARRIER) fail(site, "copies into an mbarrier");
+            if (!known(block, cell.writer, cell.written))
+                fail(site, "race on shared memory: copies over what another thread wrote since the last barrier");
+            if (proxy && !known_to_proxy(block, cell.writer, cell.written))
+                fail(site, "TMA writes what thread %u wrote: no fence.proxy.async stands between", cell.writer);
+        }
+        if (!reads_known(block, cell))
+            fail(site, "race on shared memory: copies over what another thread read since the last barrier");
+        cell.writer = IN_FLIGHT;
+        cell.written = now;
+    }
+    memset(memory_at(block, index), POISON, bytes);
+}
+
+void end_write(Block &block, size_t index, size_t bytes, uint16_t slot) {
+    for (size_t i = 0; i < bytes; i++) {
+        block.cells[index + i].writer = slot;
+        block.cells[index + i].written = now;
+    }
+}
+
+void land(size_t which) {
+    const Flight f = std::move(flights[which]);
+    flights.erase(flights.begin() + static_cast<long>(which));
+    Barrier *barrier = nullptr;
+    for (Barrier &b : f.to->barriers)
+        if (b.address == f.barrier) barrier = &b;
+    long bytes = 0;
+    if (f.copies.empty()) {
+        const size_t statics = image->high - image->low;
+        each_part(f.map, f.address, f.column, f.row, [&](unsigned at, long long from, long long inside) {
+            unsigned char part[16] = {};
+            memcpy(part, reinterpret_cast<const void *>(from), static_cast<size_t>(inside));
+            const size_t index = at < STATICS ? statics + at - DYNAMIC : at - variables_begin();
+            const size_t length = static_cast<size_t>(std::min(16ll, f.map.box_columns));
+            memcpy(memory_at(*f.to, index), part, length);
+            end_write(*f.to, index, length, barrier->slot);
+            bytes += static_cast<long>(length);
+        });
+    }
+    for (const Copy &c : f.copies) {
+        memcpy(memory_at(*f.to, c.to), c.from, 4);
+        end_write(*f.to, c.to, 4, barrier->slot);
+    }
+    count_bytes(*f.to, *barrier, bytes, bytes == 0, f.site);
+}
+
+bool land_one() {
+    if (flights.empty()) return false;
+    // Late ones in any order: what was asked for last may come first.
+    land(draw() % flights.size());
+    return true;
+}
+
+// Shared memory that is read until the thread awaits it.
+void begin_read(size_t begin, size_t end, const char *what, uint32_t group) {
+    Block &block = *current->block;
+    block.reads_low = std::min(block.reads_low, begin);
+    block.reads_high = std::max(block.reads_high, end);
+    for (AsyncRead &r : block.reads)
+        if (r.by == current && begin <= r.begin && r.end <= end) {
+            r = {begin, end, current, what, group, 0};
+            return;
+        }
+    block.reads.push_back({begin, end, current, what, group, 0});
+}
+void end_reads(const char *what, uint32_t group) {
+    for (AsyncRead &r : current->block->reads)
+        if (r.by == current && r.what == what && !r.done && r.group <= group) r.done = now;
+}
+
+// Reports bytes that the current thread may not give to TMA or the tensor cores yet.
+void check_proxy_read(const Block &block, size_t index, size_t bytes, bool loose, const char *what, uintptr_t site) {
+    for (size_t i = 0; i < bytes; i++) {
+        const Cell &cell = block.cells[index + i];
+        if (cell.written < block.first_epoch) {
+            if (!loose) fail(site, "%s reads shared memory that nobody wrote", what);
+        } else if (cell.writer == IN_FLIGHT) {
+            fail(site, "%s reads shared memory into which a copy is under way", what);
+        } else if (!known(block, cell.writer, cell.written)) {
+            fail(site, "race on shared memory: %s reads what was written since the last barrier", what);
+        } else if (!known_to_proxy(block, cell.writer, cell.written)) {
+            fail(site, "%s reads what thread %u wrote: no fence.proxy.async stands between", what, cell.writer);
+        }
+    }
+}
+
+constexpr const char *STORE = "a store of TMA";
+
+void read_store(Store &s) {
+    const Map &map = *reinterpret_cast<const Map *>(s.map);
+    each_part(map, s.from, s.column, s.row, [&](unsigned at, long long to, long long inside) {
+        const SharedPlace from = place_at(at, 16, current->site, STORE);
+        memcpy(reinterpret_cast<void *>(to), memory_at(*from.block, from.index), static_cast<size_t>(inside));
+    });
+    s.read = true;
+}
+
+// What a thread may not leave behind, and a block.
+void check_return() {
+    const Thread &t = *current;
+    if (!t.issued.empty()) fail(t.site, "returns while products are under way");
+    if (!t.storing.empty()) fail(t.site, "returns while stores of TMA read its shared memory");
+    if (!t.copies.empty()) fail(t.site, "returns with copies that nothing counts");
+}
+void check_end() {
+    if (!flights.empty()) fail(flights[0].site, "the block ends before this copy into its shared memory is awaited");
+    check_named_barriers();
+}
+
+}  // namespace
+
+extern "C" {
+
+void emulation_tile_load(unsigned to, const void *given, int column, int row, unsigned barrier, int to_blocks) {
+    current->site = SITE;
+    if (overwrite.bytes) check_overwrite();
+    const Map &map = *static_cast<const Map *>(given);
+    column *= static_cast<int>(map.item);
+    if (to % 128 || to >= OF_BLOCK) fail(SITE, "TMA loads to %#x, which is no multiple of 128 of this block", to);
+    each_part(map, to, column, row, [&](unsigned, long long from, long long inside) {
+        if (inside) check_global(static_cast<uintptr_t>(from), static_cast<size_t>(inside), READ, SITE);
+    });
+    const unsigned self = static_cast<unsigned>(current->block - &blocks[0]);
+    for (unsigned rank = 0; rank < blocks.size(); rank++) {
+        if (to_blocks ? !(to_blocks >> rank & 1) : rank != self) continue;
+        const unsigned other = (rank + 1) * OF_BLOCK;
+        const size_t bytes = static_cast<size_t>(map.box_rows * map.box_columns);
+        const SharedPlace at = place_at(other + to, bytes, SITE, "TMA loads");
+        if (!barrier_at(other + barrier, SITE).fenced) fail(SITE, "TMA counts at an mbarrier whose initialization was not fenced");
+        begin_write(*at.block, at.index, bytes, SITE, true);
+        flights.push_back({at.block, to, barrier, map, column, row, {}, current, SITE});
+        if (launch->schedule.landing == EMULATED_AT_ONCE) land(flights.size() - 1);
+    }
+    if (to_blocks >= 1 << blocks.size()) fail(SITE, "TMA loads to blocks %#x of a cluster of %zu", to_blocks, blocks.size());
+    give_way();
+}
+
+void emulation_tile_store(const void *given, unsigned from, int column, int row) {
+    Thread &self = *current;
+    self.site = SITE;
+    if (overwrite.bytes) check_overwrite();
+    const Map &map = *static_cast<const Map *>(given);
+    if (from % 128) fail(SITE, "TMA stores from %#x, which is no multiple of 128", from);
+    const size_t bytes = static_cast<size_t>(map.box_rows * map.box_columns);
+    const SharedPlace at = place_at(from, bytes, SITE, STORE);
+    each_part(map, from, column, row, [&](unsigned place, long long to, long long inside) {
+        if (inside) check_global(static_cast<uintptr_t>(to), static_cast<size_t>(inside), WRITE, SITE);
+        if (inside) check_proxy_read(*at.block, place_at(place, 16, SITE, STORE).index, static_cast<size_t>(inside), false, STORE, SITE);
+    });
+    begin_read(at.index, at.index + bytes, STORE, self.stores + 1);
+    self.storing.push_back({static_cast<const long long *>(given), from, column, row, self.stores + 1, false});
+    if (launch->schedule.landing == EMULATED_AT_ONCE) read_store(self.storing.back());
+}
+void emulation_stores_commit() {
+    current->stores++;
+    give_way();
+}
+void emulation_stores_read(int pending) {
+    Thread &self = *current;
+    self.site = SITE;
+    give_way();
+    if (static_cast<int64_t>(self.stores) <= pending) return;
+    const uint32_t group = self.stores - static_cast<uint32_t>(pending);
+    while (!self.storing.empty() && self.storing.front().group <= group) {
+        if (!self.storing.front().read) read_store(self.storing.front());
+        self.storing.erase(self.storing.begin());
+    }
+    end_reads(STORE, group);
+}
+
+void emulation_proxy_fence() {
+    if (overwrite.bytes) check_overwrite();
+    if (!clocked) return;
+    publish(*current);
+    join(current->clock.fenced, current->clock.known);
+}
+
+void emulation_word_copy(unsigned to, const void *from) {
+    const SharedPlace at = place_at(to, 4, SITE, "cp.async");
+    if (to % 4) fail(SITE, "cp.async to %#x, which is no multiple of 4", to);
+    check_global(reinterpret_cast<uintptr_t>(from), 4, READ, SITE);
+    begin_write(*at.block, at.index, 4, SITE, false);
+    current->copies.push_back({at.index, static_cast<const unsigned char *>(from)});
+}
+void emulation_words_arrive(unsigned barrier) {
+    current->site = SITE;
+    barrier_at(barrier, SITE);
+    flights.push_back({current->block, 0, barrier, {}, 0, 0, std::move(current->copies), current, SITE});
+    current->copies.clear();
+    if (launch->schedule.landing == EMULATED_AT_ONCE) land(flights.size() - 1);
+    give_way();
+}
+// Of this thread: it ends only when all that it copied is in.
+void emulation_words_wait() {
+    if (!current->copies.empty()) fail(SITE, "waits for words that no mbarrier counts");
+    for (size_t i = flights.size(); i-- > 0;)
+        if (flights[i].by == current && !flights[i].copies.empty()) land(i);
+}
+
+}  // extern "C"

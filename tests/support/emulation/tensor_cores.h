@@ -1,0 +1,127 @@
+// wgmma: products that a warpgroup issues, and awaits in groups. Each thread makes its own results, when it awaits them; the
+// operands of its warp may not be written until then, nor its sums be touched.
+//
+// Thread t of the 128 has of row (t / 32) * 16 + (t % 32) / 4 + 8 * half the columns 8 * j + t % 4 * 2 + {0, 1} in
+// d[4 * j + 2 * half + {0, 1}]; sums are float64 over 32 columns.
+#pragma once
+#include "copies.h"
+
+#include <cmath>
+
+namespace {
+
+constexpr const char *PRODUCT = "a product";
+
+// The numbers of e4m3fn and e5m2.
+struct Codes {
+    double of[2][256];
+    Codes() {
+        for (int e5m2 = 0; e5m2 < 2; e5m2++)
+            for (int code = 0; code < 256; code++) {
+                const int fraction = e5m2 ? 2 : 3, bias = e5m2 ? 15 : 7, rest = code & ((1 << fraction) - 1);
+                const int exponent = (code & 0x7F) >> fraction;
+                double size = exponent ? std::ldexp((1 << fraction) + rest, exponent - bias - fraction)
+                                       : std::ldexp(rest, 1 - bias - fraction);
+                if (e5m2 ? exponent == 31 : (code & 0x7F) == 0x7F) size = e5m2 && !rest ? INFINITY : NAN;
+                of[e5m2][code] = code & 0x80 ? -size : size;
+            }
+    }
+} const codes;
+
+void decode_row(double (&into)[32], unsigned address, int format) {
+    const Block &block = *current->block;
+    for (unsigned k = 0; k < 32; k += 16) {
+        const unsigned char *from = memory_at(block, image->high - image->low + swizzled(address + k, 128) - DYNAMIC);
+        for (unsigned i = 0; i < 16; i++) into[k + i] = codes.of[format][from[i]];
+    }
+}
+
+void multiply(const Product &p, std::vector<float> &sums) {
+    const unsigned thread = current->known.thread.x % 128, row = thread / 32 * 16 + thread % 32 / 4;
+    double a[2][32], b[32];
+    for (unsigned half = 0; half < 2; half++) decode_row(a[half], p.a + (row + half * 8) * 128, p.a_format);
+    for (unsigned i = 0; i < sums.size(); i += 4)
+        for (unsigned j = 0; j < 2; j++) {
+            decode_row(b, p.b + (i / 4 * 8 + thread % 4 * 2 + j) * 128, p.b_format);
+            double sum[2] = {};
+            for (unsigned k = 0; k < 32; k++)
+                for (unsigned half = 0; half < 2; half++) sum[half] += a[half][k] * b[k];
+            for (unsigned half = 0; half < 2; half++) {
+                float &d = sums[i + 2 * half + j];
+                d = static_cast<float>((p.keep ? d : 0.0f) + sum[half]);
+            }
+        }
+}
+
+// Of a warp's operands, by one of its lanes: whether they are there, and that they are read from now on.
+void begin_operand(unsigned address, unsigned rows, uintptr_t site) {
+    if (address + rows * 128 > DYNAMIC + launch->shared_bytes || address < DYNAMIC)
+        fail(site, "a product of %u rows at %#x, which are not all in dynamic shared memory", rows, address);
+    const Block &block = *current->block;
+    const size_t first = image->high - image->low - DYNAMIC;
+    for (unsigned row = 0; row < rows; row++)
+        for (unsigned k = 0; k < 32; k += 16)
+            check_proxy_read(block, first + swizzled(address + row * 128 + k, 128), 16, true, PRODUCT, site);
+    begin_read(first + address / 128 * 128, first + (address / 128 + rows) * 128, PRODUCT, current->products + 1);
+}
+
+void finish_product(Thread &t, const Product &p) {
+    for (Sums &s : t.sums)
+        if (s.at == p.into) {
+            multiply(p, s.value);
+            s.pending--;
+        }
+}
+
+void finish_products(uint32_t group, uintptr_t site) {
+    Thread &t = *current;
+    size_t done = 0;
+    while (done < t.issued.size() && t.issued[done].group <= group) finish_product(t, t.issued[done++]);
+    t.issued.erase(t.issued.begin(), t.issued.begin() + static_cast<long>(done));
+    for (Sums &s : t.sums) {
+        for (size_t i = 0; i < s.value.size(); i++)
+            if (memcmp(&s.at[i], &EMULATED_POISONED_SUM, sizeof EMULATED_POISONED_SUM)) fail(site, "writes sums into which a product is under way");
+        if (!s.pending) memcpy(s.at, s.value.data(), s.value.size() * sizeof(float));
+    }
+    t.sums.erase(std::remove_if(t.sums.begin(), t.sums.end(), [](const Sums &s) { return !s.pending; }), t.sums.end());
+    end_reads(PRODUCT, group);
+}
+
+}  // namespace
+
+extern "C" {
+
+void emulation_products_fence() { current->products_fenced = true; }
+
+void emulation_product(float *d, int sums, unsigned a, unsigned b, int keep, int a_format, int b_format) {
+    Thread &self = *current;
+    self.site = SITE;
+    if (overwrite.bytes) check_overwrite();
+    if (!self.products_fenced) fail(SITE, "a product whose registers no wgmma.fence orders after the last wait");
+    if (self.known.lane == 0) {
+        begin_operand(a + self.known.thread.x % 128 / 32 * 16 * 128, 16, SITE);
+        begin_operand(b, 2 * static_cast<unsigned>(sums), SITE);
+    }
+    auto into = std::find_if(self.sums.begin(), self.sums.end(), [&](const Sums &s) { return s.at == d; });
+    if (into == self.sums.end()) {
+        self.sums.push_back({d, std::vector<float>(d, d + sums), 0});
+        into = self.sums.end() - 1;
+        for (int i = 0; i < sums; i++) memcpy(d + i, &EMULATED_POISONED_SUM, sizeof EMULATED_POISONED_SUM);
+    }
+    into->pending++;
+    self.issued.push_back({d, a, b, a_format, b_format, keep, self.products + 1});
+}
+void emulation_products_commit() {
+    current->products++;
+    give_way();
+}
+void emulation_products_wait(int pending) {
+    Thread &self = *current;
+    self.site = SITE;
+    if (overwrite.bytes) check_overwrite();
+    give_way();
+    self.products_fenced = false;
+    if (static_cast<int64_t>(self.products) > pending) finish_products(self.products - static_cast<uint32_t>(pending), SITE);
+}
+
+}  // extern "C"
