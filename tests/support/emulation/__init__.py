@@ -14,13 +14,15 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fp8core.problem import Target
 from fp8core.runtime import args, jit
+from support.emulation.abi import Array, Launch, Schedule
 from support.emulation.memory import Memory
+from support.emulation.translating import as_cpp
 
 HERE = Path(__file__).parent
 COMPILER = shutil.which("g++")
@@ -33,19 +35,6 @@ FLAGS = (
 LINKED = ("-shared", "-nostdlib", "-lgcc")
 """Flags of a kernel's library: the engine has the hooks that libubsan would bring, and brings the system's libraries."""
 ENGINE_LINKED = ("-Wl,--no-as-needed", "-lm", "-lc")
-SHARED = re.compile(
-    r"(?P<extern>\bextern\s+)?(?<!define )\b(?:__shared__|SHARED)\s+"
-    r"(?P<type>(?:(?:alignas|__align__)\s*\([^)]*\)\s*)?[^;\[\]()#]+?)"
-    r"\s*\b(?P<name>\w+)\s*(?P<extents>(?:\[[^;]*\])?)\s*;"
-)
-"""A declaration of one shared variable."""
-WIDE = re.compile(r"(?:alignas|__align__)\s*\(\s*(\d+)\s*\)")
-MOST_ALIGNED = 64
-"""Bytes: variables of more alignment are not among those that GCC tells of."""
-DYNAMIC_SHARED = re.compile(r"^(\s*#\s*define\s+DYNAMIC_SHARED\(name\)).*$", re.MULTILINE)
-"""The word of the platform headers for a block's dynamic shared memory."""
-EXT_VECTOR = re.compile(r"\b(\w+)\s*__attribute__\(\(ext_vector_type\((\d+)\)\)\)")
-"""A vector type as clang has it and GCC has not."""
 CUDA = Target("cuda", 90, 0, 4, 32, 200_000)
 CUDA_80 = CUDA._replace(arch=80)
 HIP_64 = Target("hip", 0x942, 0, 4, 64, 65_536)
@@ -55,52 +44,6 @@ HIP_32 = Target("hip", 0x1201, 0, 4, 32, 65_536)
 
 class EmulationError(Exception):
     """What the engine reports: an access, a race or a barrier that is wrong, with where in the kernel."""
-
-
-class Array(ctypes.Structure):
-    """EmulatedArray of engine.h."""
-
-    _fields_ = (("address", ctypes.c_size_t), ("bytes", ctypes.c_uint64), ("writable", ctypes.c_int32))
-
-
-class Launch(ctypes.Structure):
-    """EmulatedLaunch of engine.h."""
-
-    _fields_ = (
-        ("call", ctypes.c_void_p),
-        ("arguments", ctypes.c_void_p),
-        ("grid", ctypes.c_uint32 * 3),
-        ("block", ctypes.c_uint32 * 3),
-        ("shared_bytes", ctypes.c_uint32),
-        ("warp", ctypes.c_uint32),
-        ("schedule", ctypes.c_uint32 * 3),
-        ("together", ctypes.c_int32),
-        ("flush_subnormals", ctypes.c_int32),
-        ("arrays", ctypes.c_void_p),
-        ("array_count", ctypes.c_int32),
-        ("report", ctypes.c_void_p),
-        ("report_bytes", ctypes.c_int32),
-        ("site", ctypes.c_size_t),
-    )
-
-
-class Schedule(NamedTuple):
-    """The order in which threads run, and when what is asynchronous happens (EmulatedSchedule of engine.h)."""
-
-    order: Literal["next", "first", "last", "groups", "any"] = "next"
-    """Of the threads that can run: the next one; always the first (a block's loaders are far ahead), or the last; 128
-    threads before 128 others, drawn by the seed; any."""
-    landing: Literal["at once", "late", "sometime"] = "at once"
-    """Whether copies land and stores read when they are asked for, when nothing else can go on, or in between."""
-    seed: int = 0
-
-    def numbers(self) -> tuple[int, int, int]:
-        """Return what the engine takes."""
-        orders, landings = ("next", "first", "last", "groups", "any"), ("at once", "late", "sometime")
-        return orders.index(self.order), landings.index(self.landing), self.seed
-
-    def __str__(self) -> str:
-        return f"{self.order}, {self.landing}, seed {self.seed}"
 
 
 class Kernel(NamedTuple):
@@ -178,18 +121,7 @@ class Emulator:
 
     def compile(self, text: str, defines: tuple[str, ...], entry: str, target: Target = CUDA) -> Kernel:
         """Return the kernel ``entry`` of a flat text; raises EmulationError with the compiler's words."""
-        lines = [re.sub(r"^-D(\w+)=?(.*)$", r"#define \1 \2", d) for d in defines]
-        text = DYNAMIC_SHARED.sub(r"\1 unsigned char *const name = emulated_shared()", text)
-        text = EXT_VECTOR.sub(r"EmulatedVector<\1, \2>", SHARED.sub(_shared, text))
-        whole = "\n".join(
-            (
-                f'#include "{self._words(target)}"',
-                "#define FP8CORE_EMULATION 1",
-                *lines,
-                # Names with internal linkage: the shared variables of templates become plain statics.
-                f"namespace {{\n{text}\n}}\nEMULATED_ENTRY({entry})\n",
-            )
-        )
+        whole = as_cpp(text, defines, entry, self._words(target))
         if whole not in self._kernels:
             path = self._build(entry, whole, (*FLAGS, *LINKED, f"-I{HERE}"), (str(self._engine_path),))
             library = ctypes.CDLL(str(path))
@@ -338,22 +270,6 @@ class Launcher:
     def bind_args(self, grid: tuple[int, int, int], given: Any) -> Callable[..., None]:
         """Return `bind` with the numbers of ``given``, as `launches.Launcher.bind_args` does."""
         return self.bind(grid, *args.numbers(given))
-
-
-def _shared(declaration: re.Match[str]) -> str:
-    """Return a shared variable's declaration for the emulation: accesses go by a pointer, which GCC instruments."""
-    kind, name, extents = declaration["type"], declaration["name"], declaration["extents"]
-    if declaration["extern"]:
-        return f"{kind} *const {name} = static_cast<{kind} *>(emulation_dynamic_shared());"
-    hidden = f"{name}_emulated_shared"
-    if (wide := WIDE.match(kind)) and int(wide[1]) > MOST_ALIGNED:
-        type_ = f"{name}_emulated_type"
-        return (
-            f"typedef {kind[wide.end() :]} {type_}{extents}; "
-            f"static alignas({MOST_ALIGNED}) unsigned char {hidden}[sizeof({type_}) + {int(wide[1]) - MOST_ALIGNED}]; "
-            f"auto &{name} = emulated_aligned<{type_}, {wide[1]}>({hidden});"
-        )
-    return f"static {kind} {hidden}{extents}; auto &{name} = emulated_variable({hidden});"
 
 
 def _kind(item: str) -> str:

@@ -1,7 +1,8 @@
 // Runs kernels that were compiled as C++ (words.h): every thread of a block is a fiber, and one runs at a time until
 // it waits. Blocks run one after another, those of a cluster or of a cooperative grid together. Kernels are compiled with
 // -fsanitize=kernel-address, which calls hooks.h before every access; memory.h says what is checked, and of what Hopper
-// does beside its threads mbarriers.h, copies.h and tensor_cores.h.
+// does beside its threads clusters.h, mbarriers.h, copies.h and tensor_cores.h.
+#include "clusters.h"
 #include "hooks.h"
 #include "tensor_cores.h"
 
@@ -54,16 +55,6 @@ std::string span(const std::vector<unsigned> &numbers) {
              span(at[AT_NAMED]).c_str(), span(at[AT_CLUSTER]).c_str(), span(at[RUNNABLE]).c_str(), span(at[EXITED]).c_str());
     }
     leave();
-}
-
-void leave_cluster_round() {
-    if (--missing) return;
-    cluster_rounds++;
-    for (Thread &t : threads) {
-        missing += t.wait != EXITED;
-        if (t.wait == AT_CLUSTER) set_wait(t, RUNNABLE);
-    }
-    idle = 0;
 }
 
 [[noreturn]] void thread_main() {
@@ -294,49 +285,6 @@ void emulation_yield() {
     if (overwrite.bytes) check_overwrite();
     if (++idle > 64 * threads.size() + 4096) deadlock("nothing moves any more");
     let_others_run();
-}
-
-void emulation_tx_barrier_open(int bytes) { current->block->bytes_awaited = static_cast<unsigned>(bytes); }
-
-void emulation_cluster_arrive() {
-    current->site = SITE;
-    if (overwrite.bytes) check_overwrite();
-    current->block->cluster_arrived++;
-    if (current->cluster_rounds > cluster_rounds) fail(SITE, "arrives twice at the cluster's barrier before the others are there");
-    current->cluster_rounds++;
-    leave_cluster_round();
-    give_way();
-}
-
-void emulation_cluster_wait() {
-    current->site = SITE;
-    if (overwrite.bytes) check_overwrite();
-    if (current->cluster_rounds <= cluster_rounds) return;
-    set_wait(*current, AT_CLUSTER);
-    wait_for_turn();
-}
-
-void emulation_dsmem_store(unsigned *place, unsigned x, unsigned rank) {
-    uintptr_t address = reinterpret_cast<uintptr_t>(place);
-    if (rank >= blocks.size()) fail(SITE, "stores to the shared memory of block %u of a cluster of %zu", rank, blocks.size());
-    if (address - image->low + sizeof x > image->high - image->low) fail(SITE, "a store to %#zx, which is not shared", address);
-    Block &to = blocks[rank];
-    if (to.cluster_arrived < to.threads) fail(SITE, "stores to the shared memory of block %u, which may not have begun", rank);
-    size_t index = address - image->low;
-    memcpy(&to == loaded ? reinterpret_cast<unsigned char *>(place) : to.shared.data() + index, &x, sizeof x);
-    for (size_t i = 0; i < sizeof x; i++) {
-        to.cells[index + i].written = now;
-        to.cells[index + i].writer = NOBODY;
-    }
-    to.bytes_received += sizeof x;
-    idle = 0;
-}
-
-void emulation_tx_barrier_wait() {
-    Block &block = *current->block;
-    while (block.bytes_received < block.bytes_awaited) emulation_yield();
-    if (block.bytes_received > block.bytes_awaited) fail(SITE, "more bytes than the barrier awaits");
-    block.epoch = ++now;  // what came before is ordered before what comes now
 }
 
 void emulation_atomic(const void *address, size_t bytes) {

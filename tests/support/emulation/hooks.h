@@ -14,7 +14,7 @@ struct SanitizedGlobal {
 
 void __asan_register_globals(SanitizedGlobal *globals, size_t count) {
     for (size_t i = 0; i < count; i++) {
-        // __init__.py declares a shared x as x_emulated_shared; other variables are the module's own.
+        // translating.py declares a shared x as x_emulated_shared; other variables are the module's own.
         std::string name = globals[i].name, mark = "_emulated_shared";
         if (name.size() <= mark.size() || name.compare(name.size() - mark.size(), mark.size(), mark)) continue;
         name.resize(name.size() - mark.size());
