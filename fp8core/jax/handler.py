@@ -2,7 +2,7 @@
 
 import ctypes
 from functools import cached_property
-from threading import Lock
+from threading import RLock
 from typing import Any, Final, NamedTuple
 
 import jax
@@ -46,7 +46,7 @@ class Platform:
         program that XLA has recorded with it must be recorded with the same launches again."""
         self._texts: dict[Problem, tuple[str, int]] = {}
         self._parsed: dict[bytes, tuple[Problem, int | None]] = {}
-        self._lock = Lock()
+        self._lock = RLock()  # a collection of garbage within may come back here
         self._instantiate = frames.HANDLER(self.instantiate)
         self._execute = frames.HANDLER(self.execute if name == "cpu" else self.launch)
 
@@ -126,7 +126,7 @@ class Platform:
                         f"the program needs {call.scratch_bytes} bytes of scratch on {call.target}, got {room}:"
                         " it was made for another device, compile it anew"
                     )
-                self.ready[key] = call
+                call = self.ready.setdefault(key, call)
         return call
 
     def _problem(self, text: bytes) -> tuple[Problem, int | None]:

@@ -27,7 +27,7 @@ class Fp8CoreConfig(QuantizationConfigMixin):  # type: ignore[misc]
             modules. Without it all linear layers, as `fp8core quantize` knows them.
         exclude: patterns of layers to leave as they are.
         input_scales: of scheme "static": the scale of each layer's inputs, as `fp8core.torch.calibrate` finds them.
-        use_fast_accum: as for `fp8core.scaled_mm`.
+        use_fast_accum: as for `fp8core.scaled_mm`. Neither this nor the next is saved.
         batch_invariant: as for `fp8core.scaled_mm`.
         source: of a checkpoint that is FP8 already: its own configuration, as `config_for` finds it.
         quant_method: "fp8core", as transformers writes it beside the others.

@@ -1,5 +1,7 @@
 """Every public function under jax.jit and eagerly: the bits of the host engine; what is refused, and with which words."""
 
+from threading import Thread
+
 import numpy as np
 import pytest
 
@@ -15,6 +17,8 @@ from fp8core.jax import calls, frames, handler, programs  # noqa: E402
 from jax_ffi.cases import BF16, CASES, K, N, same, weight, wide  # noqa: E402
 
 ROWS = 1, 5, 16
+OPTIONS = "float8_e4m3fn", (1, -1), False, float("inf"), "float32", "k", 1e-10, None
+"""Of a call of quantize."""
 
 
 @pytest.fixture
@@ -224,7 +228,7 @@ def test_a_text_says_all_of_a_problem():
     problem = programs.Problem(
         "quantize",
         (programs.Placed("bfloat16", (4, None), (1, 0)), None, None, None),
-        ("float8_e4m3fn", (1, -1), False, float("inf"), "float32", "k", 1e-10, None),
+        OPTIONS,
     )
     assert programs.parse(problem.text(12).encode()) == (problem, 12)
     assert not problem.fixed
@@ -323,3 +327,24 @@ def test_a_program_with_too_little_scratch_is_refused():
     text, scratch = platform.plan(problem)
     assert scratch >= 33 * K
     assert platform.prepared(text.encode(), 0).scratch_bytes == scratch
+
+
+def test_a_destructor_amid_a_plan_may_need_the_same(monkeypatch):
+    """A collection of garbage may begin anywhere, and end in a call of the library."""
+    placed = programs.Placed("float32", (21, K), (1, 0))
+    problem = programs.Problem("quantize", (placed, None, None, None), OPTIONS)
+    platform, plan, found = handler.Platform("cpu"), programs.Prepared, []
+
+    def amid(*given):
+        if not found:
+            found.append(None)
+            found[0] = platform.prepared(problem.text(0).encode(), 0)
+        return plan(*given)
+
+    monkeypatch.setattr(handler, "Prepared", amid)
+    thread = Thread(target=lambda: found.append(platform.prepared(problem.text(0).encode(), 0)), daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert len(found) == 2
+    assert found[0] is found[1] is platform.prepared(problem.text(0).encode(), 0)
