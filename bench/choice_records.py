@@ -159,7 +159,8 @@ def on(gpu: str) -> Iterator[None]:
 
 def forget() -> None:
     """Empty the memories of estimates that were made by other numbers, or for another GPU."""
-    for kept in (corrections.trees_of, tiled_choice.ranking, decode_cost.us, decode_cost.corrected_us):
+    choices = tiled_choice.by_formula, tiled_choice.ranking, decode_cost.us, decode_cost.corrected_us
+    for kept in (corrections.trees_of, *choices):
         kept.cache_clear()
 
 

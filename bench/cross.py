@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from bench import fit_estimates
+from bench import fit_estimates, fit_models
 from bench.choice_cases import number
 from bench.choice_records import Record, forget, gains_today, latest
 from fp8core.kernels.gemm import corrections
@@ -21,7 +21,7 @@ def part_of(record: Record, parts: int) -> int:
 @contextmanager
 def fitted(records: Sequence[Record], steps: int) -> Iterator[None]:
     """Let the constants and the trees be those of some records meanwhile."""
-    models = [fit_estimates.MODELS[name] for name in DECIDING]
+    models = [fit_models.MODELS[name] for name in DECIDING]
     before = [constant for model in models for constant in model.constants()]
     trees = corrections.trees
     try:

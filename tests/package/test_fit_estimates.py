@@ -6,9 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from bench import boosting, cross, fit_estimates
+from bench import boosting, cross, fit_estimates, fit_models
 from bench.choice_records import MEASURED, key
-from bench.fit_estimates import Constant, Model, Sample, number, put_in_place, search
+from bench.fit_estimates import search
+from bench.fit_models import Constant, Model, number, put_in_place
+from bench.fit_samples import Sample
 from fp8core.kernels.gemm import corrections
 from support.bench_runs import python
 
@@ -58,8 +60,8 @@ def test_rows_without_weight_do_not_count(rows):
 
 
 def model(module, samples=lambda _: []):
-    constants = lambda: fit_estimates.globals_of(module, ("START", "RATE"))  # noqa: E731
-    return Model(module, constants, samples, lambda: fit_estimates.lines_of_globals(module, ("START", "RATE")))
+    constants = lambda: fit_models.globals_of(module, ("START", "RATE"))  # noqa: E731
+    return Model(module, constants, samples, lambda: fit_models.lines_of_globals(module, ("START", "RATE")))
 
 
 def test_a_search_finds_what_times_were_made_of():
@@ -104,16 +106,16 @@ def test_numbers_are_as_sources_have_them(value, want):
     assert float(number(value)) == value
 
 
-@pytest.mark.parametrize("name", fit_estimates.MODELS)
+@pytest.mark.parametrize("name", fit_models.MODELS)
 def test_the_lines_of_a_model_are_those_of_its_source(name):
-    made = fit_estimates.MODELS[name]
+    made = fit_models.MODELS[name]
     lines = Path(made.module.__file__).read_text(encoding="utf-8").splitlines()
     assert [line for line in made.lines() if line not in lines] == []
     assert all(isinstance(constant, Constant) and constant.value > 0 for constant in made.constants())
 
 
 def constants():
-    return [one.value for name in cross.DECIDING for one in fit_estimates.MODELS[name].constants()]
+    return [one.value for name in cross.DECIDING for one in fit_models.MODELS[name].constants()]
 
 
 def test_weights_are_judged_by_a_fit_that_has_not_seen_them(monkeypatch):

@@ -13,7 +13,7 @@ from fp8core.kernels.gemm.sm90.decode import SM90_DECODE, config_for
 from fp8core.kernels.gemm.sm90.decode_config import MOST_ROWS
 from fp8core.kernels.gemm.sm90.decode_unaligned import SM90_DECODE_UNALIGNED
 from fp8core.kernels.gemm.sm90.tiled import SM90_TILED
-from fp8core.kernels.gemm.sm90.tiled_choice import least_us
+from fp8core.kernels.gemm.sm90.tiled_choice import by_formula, least_us
 from fp8core.kernels.gemm.sm90.tiled_cost import us
 from fp8core.problem import ScaledMm
 from fp8core.table import Requirement, Table
@@ -39,7 +39,7 @@ def _alone(p: ScaledMm) -> bool:
 
 def _pays(p: ScaledMm, margin: float) -> bool:
     """Return whether sm90_decode takes at most so many times as long as sm90_tiled."""
-    if decode_cost.us(p, config_for) <= SURELY_LESS * us(p):
+    if decode_cost.us(p, config_for) <= SURELY_LESS * by_formula(p)[0][0]:
         return True
     return decode_cost.corrected_us(p, config_for) <= margin * least_us(p)
 

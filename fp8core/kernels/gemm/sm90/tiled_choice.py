@@ -93,15 +93,21 @@ NEAR: Final = 1.2
 
 
 @lru_cache(8192)
+def by_formula(problem: ScaledMm) -> tuple[tuple[float, Tile], ...]:
+    """Return the tiles that a product can have and their estimates by the formula alone, the fastest first."""
+    return tuple(sorted(((us(problem, tile), tile) for tile in tiles(problem)), key=lambda one: one[0]))
+
+
+@lru_cache(8192)
 def ranking(problem: ScaledMm) -> tuple[tuple[float, Tile], ...]:
-    """Return the tiles that a product can have and their estimates, corrected where it counts, the fastest first."""
-    found = sorted(((us(problem, tile), tile) for tile in tiles(problem)), key=lambda one: one[0])
+    """Return the same with the estimates corrected where it counts."""
+    found = by_formula(problem)
     gpu = corrections.gpu_of(problem.target)
     if gpu is not None and problem.m and problem.n and problem.k:
         most = NEAR * found[0][0]
         near = [(corrected_us(problem, tile, estimate, gpu), tile) for estimate, tile in found if estimate <= most]
-        found = sorted(near, key=lambda one: one[0]) + found[len(near) :]
-    return tuple(found)
+        found = (*sorted(near, key=lambda one: one[0]), *found[len(near) :])
+    return found
 
 
 def by_cost(problem: ScaledMm) -> tuple[Tile, ...]:
