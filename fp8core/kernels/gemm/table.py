@@ -13,8 +13,7 @@ from fp8core.kernels.gemm.sm90.decode import SM90_DECODE, config_for
 from fp8core.kernels.gemm.sm90.decode_config import MOST_ROWS
 from fp8core.kernels.gemm.sm90.decode_unaligned import SM90_DECODE_UNALIGNED
 from fp8core.kernels.gemm.sm90.tiled import SM90_TILED
-from fp8core.kernels.gemm.sm90.tiled_choice import by_formula, least_us
-from fp8core.kernels.gemm.sm90.tiled_cost import us
+from fp8core.kernels.gemm.sm90.tiled_choice import formula_us, least_us
 from fp8core.problem import ScaledMm
 from fp8core.table import Requirement, Table
 
@@ -39,7 +38,7 @@ def _alone(p: ScaledMm) -> bool:
 
 def _pays(p: ScaledMm, margin: float) -> bool:
     """Return whether sm90_decode takes at most so many times as long as sm90_tiled."""
-    if decode_cost.us(p, config_for) <= SURELY_LESS * by_formula(p)[0][0]:
+    if decode_cost.us(p, config_for) <= SURELY_LESS * formula_us(p):
         return True
     return decode_cost.corrected_us(p, config_for) <= margin * least_us(p)
 
@@ -65,7 +64,7 @@ def _tiles_pay(p: ScaledMm) -> bool:
         return not copies_out(p)
     if SM90_DECODE_UNALIGNED.refusal(p) is not None:
         return True
-    return p.m >= MANY and us(p) <= fallback_cost.unaligned_us(p)
+    return p.m >= MANY and formula_us(p) <= fallback_cost.unaligned_us(p)
 
 
 TILES_PAY: Final = Requirement(

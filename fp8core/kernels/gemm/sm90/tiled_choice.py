@@ -115,6 +115,11 @@ def by_cost(problem: ScaledMm) -> tuple[Tile, ...]:
     return tuple(tile for _, tile in ranking(problem))
 
 
+def formula_us(problem: ScaledMm) -> float:
+    """Return the estimate of the fastest tile by the formula alone."""
+    return by_formula(problem)[0][0]
+
+
 def least_us(problem: ScaledMm) -> float:
     """Return the corrected estimate of the fastest tile."""
     return ranking(problem)[0][0]
