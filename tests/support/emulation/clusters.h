@@ -23,8 +23,7 @@ extern "C" {
 void emulation_tx_barrier_open(int bytes) { current->block->bytes_awaited = static_cast<unsigned>(bytes); }
 
 void emulation_cluster_arrive() {
-    current->site = SITE;
-    if (overwrite.bytes) check_overwrite();
+    enter(SITE);
     current->block->cluster_arrived++;
     if (current->cluster_rounds > cluster_rounds) fail(SITE, "arrives twice at the cluster's barrier before the others are there");
     current->cluster_rounds++;
@@ -33,8 +32,7 @@ void emulation_cluster_arrive() {
 }
 
 void emulation_cluster_wait() {
-    current->site = SITE;
-    if (overwrite.bytes) check_overwrite();
+    enter(SITE);
     if (current->cluster_rounds <= cluster_rounds) return;
     set_wait(*current, AT_CLUSTER);
     wait_for_turn();

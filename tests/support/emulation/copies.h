@@ -75,12 +75,10 @@ void land(size_t which) {
         if (b.address == f.barrier) barrier = &b;
     long bytes = 0;
     if (f.copies.empty()) {
-        const size_t statics = image->high - image->low;
         each_part(f.map, f.address, f.column, f.row, [&](unsigned at, long long from, long long inside) {
             unsigned char part[16] = {};
             memcpy(part, reinterpret_cast<const void *>(from), static_cast<size_t>(inside));
-            const size_t index = at < STATICS ? statics + at - DYNAMIC : at - variables_begin();
-            const size_t length = static_cast<size_t>(std::min(16ll, f.map.box_columns));
+            const size_t index = shared_index(at), length = static_cast<size_t>(std::min(16ll, f.map.box_columns));
             memcpy(memory_at(*f.to, index), part, length);
             end_write(*f.to, index, length, barrier->slot);
             bytes += static_cast<long>(length);
@@ -161,8 +159,7 @@ void check_end() {
 extern "C" {
 
 void emulation_tile_load(unsigned to, const void *given, int column, int row, unsigned barrier, int to_blocks) {
-    current->site = SITE;
-    if (overwrite.bytes) check_overwrite();
+    enter(SITE);
     const Map &map = *static_cast<const Map *>(given);
     column *= static_cast<int>(map.item);
     if (to % 128 || to >= OF_BLOCK) fail(SITE, "TMA loads to %#x, which is no multiple of 128 of this block", to);
@@ -186,8 +183,7 @@ void emulation_tile_load(unsigned to, const void *given, int column, int row, un
 
 void emulation_tile_store(const void *given, unsigned from, int column, int row) {
     Thread &self = *current;
-    self.site = SITE;
-    if (overwrite.bytes) check_overwrite();
+    enter(SITE);
     const Map &map = *static_cast<const Map *>(given);
     if (from % 128) fail(SITE, "TMA stores from %#x, which is no multiple of 128", from);
     const size_t bytes = static_cast<size_t>(map.box_rows * map.box_columns);

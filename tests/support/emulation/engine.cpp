@@ -205,8 +205,7 @@ void *emulation_dynamic_shared() { return current->block->dynamic; }
 unsigned emulation_barrier(int predicate, EmulatedVote vote) {
     Thread *self = current;
     Block &block = *self->block;
-    self->site = SITE;
-    if (overwrite.bytes) check_overwrite();
+    enter(SITE);
     if (block.exited) fail(self->site, "%u threads of the block returned before this barrier", block.exited);
     block.arrived++;
     block.votes += predicate != 0;
@@ -235,8 +234,7 @@ unsigned emulation_barrier(int predicate, EmulatedVote vote) {
 uint64_t emulation_collective(EmulatedCollective kind, uint64_t mask, uint64_t value, unsigned source) {
     Thread *self = current;
     Warp &warp = *self->warp;
-    self->site = SITE;
-    if (overwrite.bytes) check_overwrite();
+    enter(SITE);
     self->kind = kind;
     self->mask = mask & warp.lanes;
     self->value = value;
@@ -281,8 +279,7 @@ uint64_t emulation_collective(EmulatedCollective kind, uint64_t mask, uint64_t v
 }
 
 void emulation_yield() {
-    current->site = SITE;
-    if (overwrite.bytes) check_overwrite();
+    enter(SITE);
     if (++idle > 64 * threads.size() + 4096) deadlock("nothing moves any more");
     let_others_run();
 }

@@ -15,6 +15,11 @@ struct SharedPlace {
 
 unsigned variables_begin() { return STATICS + static_cast<unsigned>(image->low % 1024); }
 
+// Of an address in a block, the index of its cells.
+size_t shared_index(unsigned address) {
+    return address < STATICS ? image->high - image->low + address - DYNAMIC : address - variables_begin();
+}
+
 SharedPlace place_at(unsigned address, size_t bytes, uintptr_t site, const char *what) {
     Block *block = current->block;
     if (address >= OF_BLOCK) {
@@ -22,8 +27,7 @@ SharedPlace place_at(unsigned address, size_t bytes, uintptr_t site, const char 
         block = &blocks[address / OF_BLOCK - 1];
     }
     address %= OF_BLOCK;
-    const size_t statics = image->high - image->low;
-    const size_t index = address < STATICS ? statics + address - DYNAMIC : address - variables_begin();
+    const size_t statics = image->high - image->low, index = shared_index(address);
     if (address < STATICS ? address < DYNAMIC || index + bytes > shared_length() : index + bytes > statics)
         fail(site, "%s at %#x, %zu bytes that are not all in shared memory", what, address, bytes);
     if (block->exited == block->threads) fail(site, "%s in block %u of the cluster, which has ended", what, address / OF_BLOCK);
@@ -134,16 +138,14 @@ void emulation_mbarrier_fence() {
     for (Barrier &b : current->block->barriers) b.fenced |= b.initializer == current;
 }
 void emulation_mbarrier_arrive(unsigned address, int bytes) {
-    current->site = SITE;
-    if (overwrite.bytes) check_overwrite();
+    enter(SITE);
     arrive(barrier_at(address, SITE), bytes, SITE);
     give_way();
 }
 bool emulation_mbarrier_passed(unsigned address, unsigned parity) { return has_passed(barrier_at(address, SITE), parity); }
 void emulation_mbarrier_wait(unsigned address, unsigned parity) {
     Thread &self = *current;
-    self.site = SITE;
-    if (overwrite.bytes) check_overwrite();
+    enter(SITE);
     give_way();
     Barrier &b = barrier_at(address, SITE);
     if (address >= OF_BLOCK) fail(SITE, "waits at another block's mbarrier");
@@ -158,8 +160,7 @@ void emulation_mbarrier_wait(unsigned address, unsigned parity) {
 
 void emulation_named_barrier(int number, int count, int waits) {
     Thread &self = *current;
-    self.site = SITE;
-    if (overwrite.bytes) check_overwrite();
+    enter(SITE);
     begin_clocks();
     if (number < 1 || number > 15) fail(SITE, "the named barrier %d: there are 1 to 15", number);
     if (count < 1 || count % launch->warp || static_cast<unsigned>(count) > self.block->threads)

@@ -26,6 +26,12 @@ void check_overwrite() {
         fail(overwrite.site, "race on shared %s: two threads write different values without a barrier between", overwrite.name);
 }
 
+// Where every word of the emulation begins that a thread may wait in.
+void enter(uintptr_t site) {
+    current->site = site;
+    if (overwrite.bytes) check_overwrite();
+}
+
 size_t shared_length() { return (image->high - image->low) + launch->shared_bytes; }
 
 const Variable *shared_variable(uintptr_t address) {

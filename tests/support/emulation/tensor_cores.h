@@ -31,7 +31,7 @@ struct Codes {
 void decode_row(double (&into)[32], unsigned address, int format) {
     const Block &block = *current->block;
     for (unsigned k = 0; k < 32; k += 16) {
-        const unsigned char *from = memory_at(block, image->high - image->low + swizzled(address + k, 128) - DYNAMIC);
+        const unsigned char *from = memory_at(block, shared_index(swizzled(address + k, 128)));
         for (unsigned i = 0; i < 16; i++) into[k + i] = codes.of[format][from[i]];
     }
 }
@@ -58,11 +58,11 @@ void begin_operand(unsigned address, unsigned rows, uintptr_t site) {
     if (address + rows * 128 > DYNAMIC + launch->shared_bytes || address < DYNAMIC)
         fail(site, "a product of %u rows at %#x, which are not all in dynamic shared memory", rows, address);
     const Block &block = *current->block;
-    const size_t first = image->high - image->low - DYNAMIC;
     for (unsigned row = 0; row < rows; row++)
         for (unsigned k = 0; k < 32; k += 16)
-            check_proxy_read(block, first + swizzled(address + row * 128 + k, 128), 16, true, PRODUCT, site);
-    begin_read(first + address / 128 * 128, first + (address / 128 + rows) * 128, PRODUCT, current->products + 1);
+            check_proxy_read(block, shared_index(swizzled(address + row * 128 + k, 128)), 16, true, PRODUCT, site);
+    const size_t first = shared_index(address / 128 * 128);
+    begin_read(first, first + rows * 128, PRODUCT, current->products + 1);
 }
 
 void finish_product(Thread &t, const Product &p) {
@@ -95,8 +95,7 @@ void emulation_products_fence() { current->products_fenced = true; }
 
 void emulation_product(float *d, int sums, unsigned a, unsigned b, int keep, int a_format, int b_format) {
     Thread &self = *current;
-    self.site = SITE;
-    if (overwrite.bytes) check_overwrite();
+    enter(SITE);
     if (!self.products_fenced) fail(SITE, "a product whose registers no wgmma.fence orders after the last wait");
     if (self.known.lane == 0) {
         begin_operand(a + self.known.thread.x % 128 / 32 * 16 * 128, 16, SITE);
@@ -117,8 +116,7 @@ void emulation_products_commit() {
 }
 void emulation_products_wait(int pending) {
     Thread &self = *current;
-    self.site = SITE;
-    if (overwrite.bytes) check_overwrite();
+    enter(SITE);
     give_way();
     self.products_fenced = false;
     if (static_cast<int64_t>(self.products) > pending) finish_products(self.products - static_cast<uint32_t>(pending), SITE);
