@@ -1,7 +1,6 @@
 """When a weight may be read before the predecessor on the stream has ended: only if nothing can still be writing it."""
 
 import random
-import threading
 from contextlib import nullcontext
 from itertools import accumulate
 
@@ -12,6 +11,7 @@ from fp8core.core.prefetch import WeightHistory
 from fp8core.core.watched import SPARE, Watched
 from fp8core.problem import Target
 from fp8core.runtime import capture, device
+from support.threads import in_time
 
 PLACES, SPANS = [0, 0x1000, 0x3000, 0x4000], [(0, 0), (0, 0x1000), (0, 0x40), (0, 0x20)]
 MOVED = [0, 0x9000, 0x3000, 0x4000]
@@ -350,8 +350,5 @@ def test_a_destructor_amid_a_change_of_what_is_watched_may_make_calls(captures, 
     examiner.examined = Examined()
     prefetch.WATCHED.invalidates(examiner)
     made = WeightHistory()
-    thread = threading.Thread(target=made.know, args=(PLACES, SPANS, 0), daemon=True)
-    thread.start()
-    thread.join(30)
-    assert not thread.is_alive()
+    in_time(made.know, PLACES, SPANS, 0)
     assert found == [[made]]

@@ -25,6 +25,7 @@ from support.blaslt_launches import (
     launched,
 )
 from support.blaslt_tools import H200, forget, pretend, problem
+from support.threads import in_time
 
 
 def test_only_changed_addresses_are_written_again(stub):
@@ -149,10 +150,7 @@ def test_a_destructor_amid_the_making_of_a_handle_may_ask_for_another(stub, monk
         return made(self, ordinal)
 
     monkeypatch.setattr(Handles, "_made", amid)
-    thread = threading.Thread(target=lambda: found.append(ours.of_device(0)), daemon=True)
-    thread.start()
-    thread.join(30)
-    assert not thread.is_alive()
+    in_time(lambda: found.append(ours.of_device(0)))
     assert found == [ours.of_device(1), ours.of_device(0)]
     assert found[0] != found[1]
 

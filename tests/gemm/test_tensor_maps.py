@@ -9,6 +9,7 @@ from fp8core.kernels.gemm.sm90 import tensor_maps as maps
 from fp8core.kernels.gemm.sm90 import tiled
 from fp8core.kernels.gemm.sm90.tensor_maps import TensorMaps, tensor_maps
 from support.sm90_products import problem
+from support.threads import in_time
 
 
 @pytest.fixture(autouse=True)
@@ -76,10 +77,7 @@ def test_a_destructor_amid_the_making_of_maps_may_make_others():
             super().__init__(*geometry)
             found.append(tensor_maps(7, 256, 256, 64)[4096])
 
-    thread = threading.Thread(target=maps.shared_maps, args=(Amid, 9, 256, 256, 64, 128), daemon=True)
-    thread.start()
-    thread.join(30)
-    assert not thread.is_alive()
+    in_time(maps.shared_maps, Amid, 9, 256, 256, 64, 128)
     assert found == [repr((4096, 7, 256, 256, 64, 128)).encode()]
 
 

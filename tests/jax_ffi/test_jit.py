@@ -1,7 +1,5 @@
 """Every public function under jax.jit and eagerly: the bits of the host engine; what is refused, and with which words."""
 
-from threading import Thread
-
 import numpy as np
 import pytest
 
@@ -15,6 +13,7 @@ from fp8core.core import operation  # noqa: E402
 from fp8core.errors import DeviceError, DTypeError, LayoutError, ScaleError, ShapeError  # noqa: E402
 from fp8core.jax import calls, frames, handler, programs  # noqa: E402
 from jax_ffi.cases import BF16, CASES, K, N, same, weight, wide  # noqa: E402
+from support.threads import in_time  # noqa: E402
 
 ROWS = 1, 5, 16
 OPTIONS = "float8_e4m3fn", (1, -1), False, float("inf"), "float32", "k", 1e-10, None
@@ -342,9 +341,6 @@ def test_a_destructor_amid_a_plan_may_need_the_same(monkeypatch):
         return plan(*given)
 
     monkeypatch.setattr(handler, "Prepared", amid)
-    thread = Thread(target=lambda: found.append(platform.prepared(problem.text(0).encode(), 0)), daemon=True)
-    thread.start()
-    thread.join(30)
-    assert not thread.is_alive()
+    in_time(lambda: found.append(platform.prepared(problem.text(0).encode(), 0)))
     assert len(found) == 2
     assert found[0] is found[1] is platform.prepared(problem.text(0).encode(), 0)

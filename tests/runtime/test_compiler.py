@@ -14,6 +14,7 @@ from fp8core.errors import BackendError
 from fp8core.problem import Target
 from fp8core.runtime import compiler, device, jit, launches, sources
 from fp8core.runtime.args import Pointer
+from support.threads import in_time
 
 
 class OneArgs(NamedTuple):
@@ -139,10 +140,7 @@ def test_a_destructor_amid_a_compilation_may_need_the_same_kernel(machine, monke
         return compiled(*given)
 
     monkeypatch.setattr(compiler, "compile_text", amid)
-    thread = threading.Thread(target=lambda: found.append(modules.load("text", ())), daemon=True)
-    thread.start()
-    thread.join(30)
-    assert not thread.is_alive()
+    in_time(lambda: found.append(modules.load("text", ())))
     assert found == [modules.load("text", ())] * 2
 
 
@@ -160,10 +158,7 @@ def test_a_destructor_amid_allowing_shared_memory_may_need_another_kernel(machin
         funcGetAttribute=attribute,
         funcSetAttribute=lambda *_: None,
     )
-    thread = threading.Thread(target=lambda: found.append(compiler.function(module, "entry", 1 << 16)), daemon=True)
-    thread.start()
-    thread.join(30)
-    assert not thread.is_alive()
+    in_time(lambda: found.append(compiler.function(module, "entry", 1 << 16)))
     assert [each.address for each in found] == [0xABC0, 0xABC0]
 
 
