@@ -1,6 +1,7 @@
 """The report of a first run on an AMD GPU: written whole on a machine without one, whatever its steps do."""
 
 import os
+import select
 import subprocess
 import sys
 from pathlib import Path
@@ -18,20 +19,43 @@ from support.blaslt_tools import MI300
 
 ROOT = Path(__file__).resolve().parents[2]
 REAL = amd_steps._quantized
-FOREVER = "import subprocess, sys; subprocess.run(['tail', '-f', '/dev/null'])"
+LIMIT = 0.125  # seconds of a step that hangs
+FOREVER = """import subprocess
+started = subprocess.Popen(["tail", "-f", "/dev/null"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+open({!r}, "w").write(str(started.pid))
+started.wait()"""
 
 
 def python(name, code, minutes=1.0, **environment):
     return Step(name, f"decides {name}", (sys.executable, "-u", "-c", code), minutes, tuple(environment.items()))
 
 
-def test_every_step_is_recorded_whatever_the_others_do(tmp_path):
+@pytest.fixture
+def hanging(tmp_path, monkeypatch):
+    """The code of a step that hangs, whose limit begins when it does; with it, what it has started, as file descriptors
+    that can be read once that has ended."""
+    says, started = tmp_path / "says", []
+    os.mkfifo(says)
+
+    class Limited(subprocess.Popen):
+        def communicate(self, input=None, timeout=None):
+            if timeout == LIMIT:
+                started.append(os.pidfd_open(int(says.read_text())))
+            return super().communicate(input, timeout)
+
+    monkeypatch.setattr(subprocess, "Popen", Limited)
+    yield FOREVER.format(str(says)), started
+    for descriptor in started:
+        os.close(descriptor)
+
+
+def test_every_step_is_recorded_whatever_the_others_do(tmp_path, hanging):
     out = tmp_path / "report.txt"
     steps = [
         python("fails", "print('before'); raise SystemExit(3)"),
         python("dies", "import os; os.abort()"),
         Step("absent", "decides nothing", ("no-such-tool-of-rocm",)),
-        python("hangs", f"print('so far')\n{FOREVER}", minutes=0.02),
+        python("hangs", f"print('so far')\n{hanging[0]}", minutes=LIMIT / 60),
         python("speaks", "import os; print(os.environ['SAID'])", SAID="in its environment"),
     ]
     outcomes = write(out, steps)
@@ -42,16 +66,15 @@ def test_every_step_is_recorded_whatever_the_others_do(tmp_path):
     assert "$ SAID=in its environment" in text
     summary = text.split("==== summary\n")[1].splitlines()
     assert [line.split()[0] for line in summary] == [step.name for step in steps]
-    assert "after its limit of 0.02 min" in summary[3]
+    assert f"after its limit of {LIMIT / 60:g} min" in summary[3]
 
 
-def test_what_a_step_started_ends_with_it(tmp_path):
-    pid = tmp_path / "pid"
-    code = f"import subprocess\np = subprocess.Popen(['tail', '-f', '/dev/null'])\nopen({str(pid)!r}, 'w').write(str(p.pid))\np.wait()"
-    write(tmp_path / "report.txt", [python("hangs", code, minutes=0.05)])
-    if pid.exists():  # else the limit came before it
-        state = Path(f"/proc/{pid.read_text()}/stat")
-        assert not state.exists() or state.read_text().split()[2] == "Z"
+def test_what_a_step_started_ends_with_it(tmp_path, hanging):
+    code, started = hanging
+    write(tmp_path / "report.txt", [python("hangs", code, minutes=LIMIT / 60)])
+    ended, _, _ = select.select(started, [], [], 30)
+    assert ended == started
+    assert len(started) == 1
 
 
 def test_a_report_that_is_interrupted_says_what_was_not_run(tmp_path, monkeypatch):
