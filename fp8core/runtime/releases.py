@@ -43,25 +43,32 @@ class Releases:
         os.register_at_fork(after_in_child=self._forked)  # here: a fork may come while the thread is being started
 
     def _new(self) -> None:
-        self._lock = threading.Lock()
+        self._starting = threading.Lock()
         self._inbox: queue.SimpleQueue[_Item | threading.Event | None] = queue.SimpleQueue()
         self._keeper = _Keeper()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the thread if there is none: not in a destructor, as a thread cannot be started everywhere."""
-        if self._thread is None:
-            self._start()
+        """Start the thread if there is none: not in a destructor, as a thread cannot be started everywhere.
 
-    def _start(self) -> None:
-        with self._lock:
-            if self._ended or self._thread is not None:
-                return
-            arguments = (self._inbox, self._keeper)
-            thread = threading.Thread(target=_run, args=arguments, name="fp8core releases", daemon=True)
-            thread.start()
-            self._thread = thread
-            atexit.register(self._stop)
+        Whoever takes the lock starts it. Others do not wait: what they hand over waits for the thread, and one of them
+        may be a destructor that runs amid the start, by a collection of garbage in the same thread.
+        """
+        starting = self._starting  # a fork within makes another one
+        if not self._lacks_a_thread() or not starting.acquire(blocking=False):
+            return
+        try:
+            if self._lacks_a_thread():
+                arguments = (self._inbox, self._keeper)
+                thread = threading.Thread(target=_run, args=arguments, name="fp8core releases", daemon=True)
+                thread.start()
+                self._thread = thread
+                atexit.register(self._stop)
+        finally:
+            starting.release()
+
+    def _lacks_a_thread(self) -> bool:
+        return self._thread is None and not self._ended
 
     def keep(self, owner: object, stream: int, ordinal: int) -> None:
         """Keep ``owner`` until a stream of device ``ordinal`` has come past this point.
@@ -103,8 +110,8 @@ class Releases:
         return empty.wait(seconds)
 
     def _stop(self) -> None:
+        self._ended = True  # first: nobody is to start another one
         thread, self._thread = self._thread, None
-        self._ended = True
         if thread is not None:
             self._inbox.put(None)
             thread.join(STOP_SECONDS)
@@ -114,8 +121,8 @@ class Releases:
     def _forked(self) -> None:
         """Begin anew in the child of a fork, where neither the thread nor what it keeps can be used.
 
-        Whatever the parent was about to do: it may have been starting the thread, with the lock taken, or have put
-        owners into the queue before it.
+        Whatever the parent was about to do: it may have been starting the thread, or have put owners into the queue
+        before it.
         """
         _LEAKED.extend((self._inbox, self._keeper))
         self._new()

@@ -70,6 +70,8 @@ class Kernel(NamedTuple):
     in another process which one is meant. The first is the default."""
     us: Callable[[Any], float | None] = no_estimate
     """How many microseconds an able kernel is estimated to take for a problem; None where no model knows."""
+    compared: Callable[[Any], bool] = lambda _: True
+    """Where ``us`` knows, said at once: what ``refusal`` and ``us`` ask a library takes milliseconds."""
     rough: Callable[[Any], float | None] = no_estimate
     """The same for `explain` alone, of a kernel whose place in the table says more than an estimate."""
     note: str = ""

@@ -111,7 +111,7 @@ class Table(Generic[P]):
         unasked: list[Kernel] = []
         others: list[Kernel] = []
         for kernel in self.kernels:
-            if estimated and kernel.us is no_estimate:
+            if estimated and (kernel.us is no_estimate or not kernel.compared(problem)):
                 unasked.append(kernel)  # what it needs is not looked at before anybody wants to know: it can take long
                 continue
             if kernel.refusal(problem) is not None:

@@ -121,6 +121,24 @@ def test_of_those_that_have_an_estimate_the_least_is_chosen(problem, order):
     assert estimated().explain(problem).chosen == order[0]
 
 
+def test_a_row_is_not_asked_where_it_is_not_compared():
+    """What a library says takes long: a row that has no estimate for a problem says so first."""
+    asked = []
+    slow = Requirement.of(lambda p: asked.append(p.m))
+    t = Table(
+        "table",
+        Problem,
+        Kernel("own", (), lambda p: "own", us=lambda p: 2.0 * p.m),
+        Kernel(
+            "library", (slow,), lambda p: "library", us=lambda p: 10.0 if p.m > 8 else None, compared=lambda p: p.m > 8
+        ),
+    )
+    assert next(t.ranking(Problem(4))).name == "own"
+    assert asked == []
+    assert next(t.ranking(Problem(9))).name == "library"
+    assert asked == [9]
+
+
 def test_estimates_are_told():
     told = {v.kernel: str(v) for v in estimated().explain(Problem(30)).verdicts}
     assert told == {

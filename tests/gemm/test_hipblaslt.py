@@ -1,34 +1,17 @@
-"""What hipBLASLt has of its own: handles for streams, captures, code that is loaded late, and where it lies."""
+"""What hipBLASLt has of its own: handles for streams, captures, and where it lies."""
 
 import threading
 
 import pytest
 
 from fp8core.errors import BackendError
-from fp8core.kernels.gemm.blaslt import first_run, handles, library, matmul, places, query
+from fp8core.kernels.gemm.blaslt import handles, library, matmul, places, query
 from fp8core.kernels.gemm.blaslt.dialects import HIPBLASLT
 from fp8core.kernels.gemm.blaslt.mapping import product
 from fp8core.runtime import device, loaded
 from support.blaslt_fixtures import built, hip_stub  # noqa: F401
-from support.blaslt_tools import FIRST_RUN, MI300, MI350, forget, pretend, problem
-
-OURS = product(problem(target=MI300))
-ONE, TWO, THREE = 0x7000, 0x8000, 0x9000
-"""Streams."""
-
-
-def multiply(launch, stream):
-    launch(stream, *range(1000, 3000, 1000), 0, 0, 0, 5000, 0, 0, 9000)
-
-
-def launches(stub):
-    """Return (handle, stream) of each product but first runs."""
-    lines = (
-        dict(part.split("=", 1) for part in line.split() if "=" in part) | {"h": line.split()[1]}
-        for line in stub.lines("Matmul")
-    )
-    return [(line["h"], int(line["stream"])) for line in lines if int(line["stream"]) != FIRST_RUN]
-
+from support.blaslt_tools import MI300, MI350, forget, pretend, problem
+from support.hip_launches import ONE, OURS, THREE, TWO, launches, multiply
 
 # handles
 
@@ -125,55 +108,6 @@ def test_a_handle_that_cannot_be_made_is_named_and_asked_for_again(hip_stub):
     hip_stub.fail("", 0)
     multiply(launch, TWO)
     assert launches(hip_stub)[-1][1] == TWO
-
-
-# what is loaded late
-
-
-def test_a_product_runs_once_when_it_is_planned(hip_stub):
-    """Its first launch in a capture would load code there, which ends the capture."""
-    launch = matmul.plan(OURS)
-    multiply(launch, ONE)
-    other = matmul.plan(OURS, 1)
-    hip_stub.capturing(1)
-    hip_stub.captured.add(TWO)
-    multiply(other, TWO)
-    assert not [line for line in hip_stub.lines("Matmul") if "LOADED" in line]
-
-
-def test_a_first_run_has_memory_for_every_operand(hip_stub):
-    p = product(problem(target=MI300, out="float8_e5m2fnuz", bias="bfloat16", out_scale=True, amax=True))
-    made = matmul.plan(p)
-    assert hip_stub.cuda.allocated == [], "all of it is given back"
-    inputs, result, scratch = first_run.sizes(p, made.scratch_bytes)
-    assert inputs >= max(p.n * p.ldb, p.m * p.lda, 4 * p.n, 4 * p.m)
-    assert (result, scratch) == (p.m * p.ldo, made.scratch_bytes)
-    line = hip_stub.lines("Matmul")[-1]
-    for name in ("A", "B", "scale_A", "scale_B", "bias", "scale_D", "amax"):
-        assert f" {name}={FIRST_RUN}" in line
-    assert f" D={FIRST_RUN + inputs}" in line
-    assert f"workspace={FIRST_RUN + inputs + result}+" in line
-    assert f"stream={FIRST_RUN}" in line
-
-
-@pytest.mark.parametrize("reason", ["no memory", "too large"])
-def test_without_memory_there_is_no_first_run(hip_stub, monkeypatch, reason):
-    if reason == "no memory":
-        hip_stub.cuda.fails = True
-    else:
-        monkeypatch.setattr(first_run, "MOST_BYTES", 1000)
-    launch = matmul.plan(OURS)
-    assert hip_stub.lines("Matmul") == []
-    multiply(launch, ONE)
-    assert len(launches(hip_stub)) == 1
-
-
-def test_an_offer_that_does_not_run_is_known_when_it_is_planned(hip_stub):
-    query.algorithms(OURS)
-    hip_stub.fail("Matmul", 5)
-    with pytest.raises(BackendError, match="hipblasLtMatmul: HIPBLAS_STATUS_EXECUTION_FAILED"):
-        matmul.plan(OURS)
-    assert hip_stub.drained == ["drained"], "HIP's sticky error is for nobody else"
 
 
 # the result's type

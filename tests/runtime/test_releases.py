@@ -1,16 +1,10 @@
 """What outlives a call: never dropped early, by many threads neither, and dropped as soon as the device is done."""
 
 import gc
-import os
-import subprocess
-import sys
-import textwrap
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
-
-import pytest
 
 from fp8core.runtime import capture, device, releases, streams
 from support.releases import SECONDS, Owner, Stream, _freed, kept, owners  # noqa: F401
@@ -132,108 +126,6 @@ def test_the_thread_asks_on_the_device_and_does_not_disturb_captures(kept, monke
         kept.add(None, lambda: True, ordinal)
         assert kept.wait(SECONDS)
     assert seen == [("mode", 2), ("device", 1), ("device", 0)]
-
-
-# the end
-
-
-def run(program):
-    done = subprocess.run(
-        (sys.executable, "-c", textwrap.dedent(program)), capture_output=True, text=True, check=False, timeout=60
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout.split()
-
-
-def test_the_interpreter_ends_while_something_is_kept_and_does_not_free_it():
-    program = """
-        from fp8core.runtime.releases import releases
-        class Memory:
-            def __del__(self):
-                print("freed", flush=True)
-        queue = releases()
-        queue.start()
-        queue.add(Memory(), lambda: False)
-        queue.after(Memory(), lambda: (lambda: False))
-        print("end")
-    """
-    assert run(program) == ["end"]
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork")
-def test_a_child_begins_anew_and_leaves_alone_what_the_parent_keeps():
-    program = """
-        import os, sys, threading
-        from fp8core.runtime.releases import releases
-        class Memory:
-            def __init__(self, name): self.name = name
-            def __del__(self): print("freed", self.name, flush=True)
-        queue = releases()
-        done = threading.Event()
-        queue.start()
-        queue.add(Memory("parents"), done.is_set)
-        child = os.fork()
-        if child == 0:
-            queue.start()
-            queue.add(Memory("childs"), lambda: True)
-            print("child", queue.wait(30), flush=True)
-            sys.exit(0)
-        os.waitpid(child, 0)
-        done.set()
-        print("parent", queue.wait(30), flush=True)
-    """
-    assert run(program) == ["freed", "childs", "child", "True", "freed", "parents", "parent", "True"]
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork")
-def test_a_child_of_a_fork_while_the_thread_is_being_started_has_a_free_lock_and_a_queue_of_its_own():
-    program = """
-        import os, signal, sys, threading, warnings
-        from fp8core.runtime.releases import releases
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of any fork beside threads
-        class Memory:
-            def __init__(self, name): self.name = name
-            def __del__(self): print("freed", self.name, flush=True)
-        starting, forked, plain = threading.Event(), threading.Event(), threading.Thread
-        class Held(plain):
-            def start(self):
-                starting.set()
-                forked.wait(30)
-                super().start()
-        queue = releases()
-        queue.add(Memory("parents"), lambda: True)
-        starter = threading.Thread(target=queue.start)
-        threading.Thread = Held
-        starter.start()
-        starting.wait(30)
-        threading.Thread = plain
-        child = os.fork()
-        if child == 0:
-            signal.alarm(20)
-            queue.start()
-            queue.add(Memory("childs"), lambda: True)
-            print("child", queue.wait(10), flush=True)
-            sys.exit(0)
-        print("ended", os.waitpid(child, 0)[1], flush=True)
-        forked.set()
-        print("parent", queue.wait(30), flush=True)
-    """
-    wanted = "freed childs child True ended 0 freed parents parent True"
-    assert run(program) == wanted.split()
-
-
-def test_nothing_runs_until_something_is_kept():
-    program = """
-        import threading
-        from fp8core.runtime.releases import releases
-        import fp8core
-        releases()
-        print(threading.active_count())
-        releases().start()
-        releases().start()
-        print(threading.active_count())
-    """
-    assert run(program) == ["1", "2"]
 
 
 def test_a_kept_operand_gets_an_event_of_its_stream(monkeypatch):

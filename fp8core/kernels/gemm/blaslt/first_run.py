@@ -3,7 +3,7 @@
 Within a capture that could end the capture. And what a library offers it may refuse to run, which is known then.
 """
 
-from typing import Final
+from typing import Any, Final
 
 from fp8core.kernels.encodings import SCRATCH_ALIGNMENT, round_up, scratch_part
 from fp8core.kernels.gemm.args import Matmul
@@ -23,7 +23,7 @@ def sizes(product: Product, scratch_bytes: int) -> tuple[int, int, int]:
     return inputs, product.m * product.ldo * ITEMSIZE[product.out], scratch_bytes
 
 
-def run(product: Product, launch: Matmul, known: dict[int, int], handle: int) -> None:
+def run(product: Product, launch: Matmul, known: dict[int, int], handle: int, under_way: list[Any]) -> None:
     """Run a product once, on memory and a stream of its own, and wait for it.
 
     Args:
@@ -31,6 +31,8 @@ def run(product: Product, launch: Matmul, known: dict[int, int], handle: int) ->
         launch: the call; it looks up the handle of its stream in ``known``.
         known: takes ``handle`` for that stream meanwhile.
         handle: of the device, which one thread uses at a time.
+        under_way: the streams of first runs by this handle that the thread is amid: a collection of garbage within one
+            may end in another product. They are waited for, as two streams must not run by a handle at a time.
 
     Raises:
         BackendError: the library does not run what it offered.
@@ -50,9 +52,13 @@ def run(product: Product, launch: Matmul, known: dict[int, int], handle: int) ->
         bias, out_scale, amax = (at if given else 0 for given in optional)
         scales = (0, 0) if product.scales == "unit" else (at, at)
         known[stream.ptr] = handle
+        for earlier in under_way:
+            earlier.synchronize()
+        under_way.append(stream)
         try:
             launch(stream.ptr, at, at, *scales, bias, at + inputs, out_scale, amax, at + inputs + result)
         finally:
             stream.synchronize()
+            under_way.remove(stream)
             del known[stream.ptr], memory
             pool.free_all_blocks()

@@ -7,8 +7,8 @@ allocates and clears memory, which a capture cannot record.
 
 import ctypes
 from collections.abc import Callable
-from threading import Lock, RLock, get_ident
-from typing import TYPE_CHECKING, Final
+from threading import RLock, get_ident
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fp8core.errors import BackendError
 from fp8core.runtime import capture, device
@@ -20,6 +20,15 @@ MOST_STREAMS: Final = 64
 """Of a device that can have handles; each one holds 26 MB of device memory."""
 
 Key = tuple[int, int]
+
+
+class Turn(NamedTuple):
+    """Whose launches a handle is used by: those of one thread at a time, and one after the other."""
+
+    lock: RLock
+    """Held until the launch has ended. A collection of garbage within may come back to it, in the same thread."""
+    under_way: list[Any]
+    """The streams of the launches that the holder is amid, which the next one has to wait for."""
 
 
 class Handles:
@@ -34,7 +43,7 @@ class Handles:
         self._of_stream: dict[int, dict[Key, int]] = {}
         self._spare: dict[int, int] = {}
         self._lock = RLock()  # a collection of garbage within may come back here
-        self._used: dict[int, Lock] = {}
+        self._turns: dict[int, Turn] = {}
 
     def of_device(self, ordinal: int) -> int:
         """Return the handle of a device: that of every launch of cuBLASLt's, and of questions."""
@@ -73,10 +82,10 @@ class Handles:
                 self._spare[ordinal] = self._made(ordinal)
             return known[key]
 
-    def using(self, ordinal: int) -> Lock:
-        """Return the lock that whoever launches by the handle of a device holds until the launch has ended."""
+    def turn(self, ordinal: int) -> Turn:
+        """Return what whoever launches by the handle of a device holds until the launch has ended."""
         with self._lock:
-            return self._used.setdefault(ordinal, Lock())
+            return self._turns.setdefault(ordinal, Turn(RLock(), []))
 
     def keep_spare(self, ordinal: int) -> None:
         """Make the spare handle of a device if there is none: a stream that is captured may need it."""

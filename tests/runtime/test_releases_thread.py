@@ -1,0 +1,179 @@
+"""The thread that drops what the device is done with: started once, ended with the interpreter, begun anew in a child."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import pytest
+
+from fp8core.runtime import releases
+from support.releases import SECONDS, Owner
+
+
+class Starting:
+    """A queue whose thread was not started, the threads that are made for it, and what happens while one is."""
+
+    def __init__(self, monkeypatch):
+        self.made, self.amid = [], lambda: None
+
+        class Thread(threading.Thread):
+            def start(thread):
+                self.made.append(thread)
+                self.amid()
+                super().start()
+
+        self.queue = releases.Releases()
+        monkeypatch.setattr(releases, "threading", SimpleNamespace(Thread=Thread, Event=threading.Event))
+
+
+@pytest.fixture
+def starting(monkeypatch):
+    made = Starting(monkeypatch)
+    yield made
+    made.queue._stop()
+
+
+def test_a_destructor_amid_the_start_may_hand_over_an_owner(starting):
+    """A collection of garbage may begin anywhere, and end in a call of the library."""
+    owners = [Owner()]
+    freed = owners[0].freed
+
+    def amid():
+        starting.queue.start()
+        starting.queue.add(owners.pop(), lambda: True)
+
+    starting.amid = amid
+    starter = threading.Thread(target=starting.queue.start, daemon=True)
+    starter.start()
+    starter.join(SECONDS)
+    assert not starter.is_alive()
+    assert len(starting.made) == 1
+    assert freed.wait(SECONDS)
+
+
+def test_many_threads_start_one(starting):
+    together = threading.Barrier(8)
+
+    def start(_):
+        together.wait(SECONDS)
+        starting.queue.start()
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(start, range(8)))
+    assert starting.queue.wait(SECONDS)
+    assert len(starting.made) == 1
+
+
+def test_a_thread_that_could_not_be_started_is_started_by_the_next_call(starting):
+    def amid():
+        raise RuntimeError("can't start new thread")
+
+    starting.amid = amid
+    with pytest.raises(RuntimeError, match="can't start"):
+        starting.queue.start()
+    starting.amid = lambda: None
+    assert starting.queue.wait(SECONDS)
+    assert len(starting.made) == 2
+
+
+def run(program):
+    done = subprocess.run(
+        (sys.executable, "-c", textwrap.dedent(program)), capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.split()
+
+
+def test_the_interpreter_ends_while_something_is_kept_and_does_not_free_it():
+    program = """
+        from fp8core.runtime.releases import releases
+        class Memory:
+            def __del__(self):
+                print("freed", flush=True)
+        queue = releases()
+        queue.start()
+        queue.add(Memory(), lambda: False)
+        queue.after(Memory(), lambda: (lambda: False))
+        print("end")
+    """
+    assert run(program) == ["end"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork")
+def test_a_child_begins_anew_and_leaves_alone_what_the_parent_keeps():
+    program = """
+        import os, sys, threading
+        from fp8core.runtime.releases import releases
+        class Memory:
+            def __init__(self, name): self.name = name
+            def __del__(self): print("freed", self.name, flush=True)
+        queue = releases()
+        done = threading.Event()
+        queue.start()
+        queue.add(Memory("parents"), done.is_set)
+        child = os.fork()
+        if child == 0:
+            queue.start()
+            queue.add(Memory("childs"), lambda: True)
+            print("child", queue.wait(30), flush=True)
+            sys.exit(0)
+        os.waitpid(child, 0)
+        done.set()
+        print("parent", queue.wait(30), flush=True)
+    """
+    assert run(program) == ["freed", "childs", "child", "True", "freed", "parents", "parent", "True"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork")
+def test_a_child_of_a_fork_while_the_thread_is_being_started_has_a_queue_and_a_thread_of_its_own():
+    program = """
+        import os, signal, sys, threading, warnings
+        from fp8core.runtime.releases import releases
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of any fork beside threads
+        class Memory:
+            def __init__(self, name): self.name = name
+            def __del__(self): print("freed", self.name, flush=True)
+        starting, forked, plain = threading.Event(), threading.Event(), threading.Thread
+        class Held(plain):
+            def start(self):
+                starting.set()
+                forked.wait(30)
+                super().start()
+        queue = releases()
+        queue.add(Memory("parents"), lambda: True)
+        starter = threading.Thread(target=queue.start)
+        threading.Thread = Held
+        starter.start()
+        starting.wait(30)
+        threading.Thread = plain
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            queue.start()
+            queue.add(Memory("childs"), lambda: True)
+            print("child", queue.wait(10), flush=True)
+            sys.exit(0)
+        print("ended", os.waitpid(child, 0)[1], flush=True)
+        forked.set()
+        print("parent", queue.wait(30), flush=True)
+    """
+    wanted = "freed childs child True ended 0 freed parents parent True"
+    assert run(program) == wanted.split()
+
+
+def test_nothing_runs_until_something_is_kept():
+    program = """
+        import threading
+        from fp8core.runtime.releases import releases
+        import fp8core
+        releases()
+        print(threading.active_count())
+        releases().start()
+        releases().start()
+        print(threading.active_count())
+    """
+    assert run(program) == ["1", "2"]
