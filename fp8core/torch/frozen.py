@@ -1,10 +1,13 @@
 """`FrozenLinear`: the parameters of an FP8 layer, and how they are moved, cast, saved, loaded and copied."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any, Final, NoReturn, Self, TypeVar
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from fp8core.errors import DTypeError, LayoutError
 from fp8core.interop import dtype_name
@@ -88,25 +91,58 @@ class FrozenLinear(nn.Linear):
         super()._load_from_state_dict(state_dict, prefix, local, strict, missing, unexpected, errors)
         align_rows_(self.weight)
 
+    def __copy__(self) -> Self:
+        """Share the parameters, as modules do."""
+        made = type(self).__new__(type(self))
+        made.__dict__.update({**self.__dict__, "_parameters": dict(self._parameters), "_prepared": None})
+        return made
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Copy the parameters by themselves, so that those which others hold, too, stay one in a copied model."""
+        made = type(self).__new__(type(self))
+        memo[id(self)] = made
+        made.__dict__.update(deepcopy({**self.__dict__, "_prepared": None}, memo))
+        align_rows_(made.weight)
+        return made
+
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy is made of: codes as bytes, as pickle does not know FP8 tensors; no calls prepared."""
-        codes = self.weight.dtype
-        weight = nn.Parameter(self.weight.detach().view(torch.uint8), requires_grad=False)
+        """Return what a pickle holds: codes as bytes, as pickle does not know FP8 tensors; no calls prepared."""
         return {
             **self.__dict__,
-            "_parameters": {**self._parameters, "weight": weight},
+            "_parameters": {**self._parameters, "weight": _bytes_of(self.weight)},
             "_prepared": None,
-            "_codes": codes,
+            "_codes": self.weight.dtype,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         codes = state.pop("_codes")
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self.weight = nn.Parameter(self.weight.detach().view(codes), requires_grad=False)
+        self.weight.data = self.weight.data.view(codes)  # the same parameter: another layer may hold it
         if "compute_dtype" not in state:  # pickled before layers kept it: what they took it for then
             bias = self._parameters["bias"]
             self.compute_dtype = torch.bfloat16 if bias is None else bias.dtype
         align_rows_(self.weight)
+
+
+_BYTES: Final[Any] = WeakIdKeyDictionary()
+"""Weak references to the bytes of weights, as long as a pickle or somebody else holds them."""
+
+
+def _bytes_of(weight: Tensor) -> nn.Parameter:
+    """Return a weight's bytes as a parameter, the same for all layers that share it, so that it stays one in a pickle.
+
+    A parameter whose memory was replaced has others.
+    """
+    made = nn.Parameter(weight.detach().view(torch.uint8), requires_grad=False)
+    known: nn.Parameter | None = _BYTES.get(weight, lambda: None)()
+    if known is not None and _place(known) == _place(made):
+        return known
+    _BYTES[weight] = ref(made)
+    return made
+
+
+def _place(x: Tensor) -> tuple[Any, ...]:
+    return x.device, x.data_ptr(), x.shape, x.stride()
 
 
 def without_values(kind: type[Layer], linear: nn.Linear, **options: Any) -> Layer:

@@ -33,6 +33,11 @@ def replace(places: Sequence[Place], made: nn.Linear) -> None:
         setattr(place.parent, place.attribute, made)
 
 
+def has_hooks(layer: nn.Module) -> bool:
+    """Return whether functions of others are called with a layer or its state, which a new one would be without."""
+    return any(hooks for name, hooks in vars(layer).items() if name.endswith("_hooks"))
+
+
 def layers_of(model: nn.Module) -> Iterator[tuple[str, list[Place]]]:
     """Yield every linear layer by its first name, with all places that hold it."""
     places: dict[int, list[Place]] = {}
@@ -112,11 +117,13 @@ def _reason_to_keep(
     for place in places:
         if isinstance(place.parent, READ_WEIGHTS):
             return f"its {type(place.parent).__name__} reads the weight itself"
-    if layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks:
+    if has_hooks(layer):
         return "it has hooks"
     reason = _unusual_parameter(layer)
     if reason is not None:
         return reason
+    if layer._parameters.keys() | layer._buffers.keys() | layer._modules.keys() != {"weight", "bias"}:
+        return "it holds more than a weight and a bias"
     weight = layer.weight
     others = [other for other in shared[id(weight)] if other != f"{name}.weight"]
     if others:

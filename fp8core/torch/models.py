@@ -10,7 +10,7 @@ from fp8core.checkpoint import schemes
 from fp8core.checkpoint.schemes import scheme_of, static_scale
 from fp8core.errors import CheckpointError, DeviceError, LayoutError, ScaleError
 from fp8core.torch.dispatched import Offloaded
-from fp8core.torch.layers import layers_of, replace, sorted_layers
+from fp8core.torch.layers import has_hooks, layers_of, replace, sorted_layers
 from fp8core.torch.linear import Linear
 
 
@@ -43,10 +43,11 @@ def quantize_model_(
     """Replace linear layers of a model by `Linear`, in place.
 
     Layers are replaced one after the other, so that the memory of one weight is needed beside the model. What is not
-    ``torch.nn.Linear`` itself stays: subclasses, tied weights and sharded ones, layers with hooks or another forward,
-    layers that accelerate has offloaded, and layers whose weights ``torch.nn.MultiheadAttention`` or
-    ``TransformerEncoderLayer`` read themselves. Layers that accelerate has dispatched keep the hooks by which it brings
-    their inputs to their device. What saves the model has to be told that it is FP8: `quantization_config`.
+    ``torch.nn.Linear`` itself stays: subclasses, tied weights and sharded ones, layers with hooks (of calls or of
+    states), another forward, or more tensors than a weight and a bias, layers that accelerate has offloaded, and layers
+    whose weights ``torch.nn.MultiheadAttention`` or ``TransformerEncoderLayer`` read themselves. Layers that accelerate
+    has dispatched keep the hooks by which it brings their inputs to their device. What saves the model has to be told
+    that it is FP8: `quantization_config`.
 
     Args:
         model: holds the layers; it may be on any device, the meta device, too.
@@ -108,7 +109,8 @@ def dequantize_model_(model: nn.Module, dtype: torch.dtype | None = None) -> tup
         The names of the layers.
 
     Raises:
-        LayoutError: model is itself a layer, which nothing holds.
+        LayoutError: model is itself a layer, which nothing holds; or a layer has hooks, which would be lost. Nothing
+            has been replaced then.
         DeviceError: accelerate has offloaded a layer. Nothing has been replaced then.
 
     Examples:
@@ -124,6 +126,8 @@ def dequantize_model_(model: nn.Module, dtype: torch.dtype | None = None) -> tup
     for name, places in found:
         if isinstance(places[0].layer, Linear):
             offloaded.refuse(name, places[0].layer)
+            if has_hooks(places[0].layer):
+                raise LayoutError(f"model needs layers without hooks, got some on {name}: remove them first")
     for name, places in found:
         layer = places[0].layer
         if isinstance(layer, Linear):

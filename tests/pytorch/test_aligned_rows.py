@@ -119,6 +119,44 @@ def test_a_parameter_that_two_layers_share_stays_one(gaps):
     assert bits(both[1](wide(5, K))) == bits(both[0](wide(5, K)))
 
 
+@pytest.mark.parametrize("way", ["deepcopy", "pickle", "torch.save"])
+def test_a_parameter_that_two_layers_share_is_one_in_copies(gaps, way):
+    first = gaps["channel"]
+    second = Linear.from_linear(original())
+    second.weight, second.weight_scale = first.weight, first.weight_scale
+    both, held = nn.ModuleList([first, second]), []
+    for _ in range(2):  # the second time after the weight has moved to other memory, while somebody holds a state
+        made = WAYS[way](both)
+        assert made[0].weight is made[1].weight
+        assert made[0].weight is not first.weight
+        assert made[0].weight_scale is made[1].weight_scale
+        assert with_gaps(made[0])
+        with torch.no_grad():
+            made[0].weight.view(torch.uint8).zero_()
+        assert bits(made[1](wide(5, K))) == bits(made[1].bias.expand(5, N).contiguous())
+        assert first(wide(5, K)).any()
+        held.append(first.__getstate__())
+        first.weight.data = Linear.from_linear(original()).weight.data.clone(memory_format=torch.preserve_format)
+        both.to("cpu")
+
+
+def test_a_deep_copy_keeps_a_weight_that_another_module_holds():
+    layer, holder = Linear.from_linear(original()), nn.Module()
+    holder.weight = layer.weight
+    made = copy.deepcopy(nn.ModuleList([layer, holder]))
+    assert made[0].weight is made[1].weight
+    assert made[0].weight is not layer.weight
+
+
+def test_a_shallow_copy_shares_its_parameters():
+    layer, x = Linear.from_linear(original()), wide(5, K)
+    made = copy.copy(layer)
+    assert made.weight is layer.weight
+    assert bits(made(x)) == bits(layer(x))
+    made.weight = Linear.from_linear(original()).weight
+    assert made.weight is not layer.weight
+
+
 @schemes
 def test_what_is_written_in_place_is_seen(gaps, scheme):
     layer, x = Linear.from_linear(original(), scheme=scheme), wide(5, K)

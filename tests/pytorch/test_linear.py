@@ -1,4 +1,4 @@
-"""The module: its bits, its gradients, and what survives casting, moving, copying, saving and loading."""
+"""The module: its bits, and what survives casting, moving, copying, saving and loading."""
 
 import copy
 import pickle
@@ -11,37 +11,10 @@ from torch import nn  # noqa: E402 - after the skip
 
 import fp8core  # noqa: E402
 from fp8core.errors import CheckpointError, DTypeError, LayoutError, ScaleError  # noqa: E402
-from fp8core.problem import BLOCK_128, GROUP_128, PER_TENSOR, PER_TOKEN  # noqa: E402
+from fp8core.problem import PER_TENSOR  # noqa: E402
 from fp8core.torch import Linear  # noqa: E402
 from pytorch.cases import K, N, bits, saved, wide  # noqa: E402
-
-KINDS = ("channel", None), ("tensor", None), ("block", None), ("channel", 0.03), ("tensor", 0.03)
-WEIGHT_GROUPS = {"channel": PER_TOKEN, "tensor": PER_TENSOR, "block": BLOCK_128}
-INPUT_GROUPS = {"channel": PER_TOKEN, "tensor": PER_TENSOR, "block": GROUP_128}
-
-kinds = pytest.mark.parametrize(("scheme", "input_scale"), KINDS)
-
-
-def original(bias=True, dtype=torch.bfloat16, n=N, k=K):
-    made = nn.Linear(k, n, bias, dtype=dtype)
-    with torch.no_grad():
-        made.weight.copy_(wide(n, k, seed=1))
-        if bias:
-            made.bias.copy_(wide(n, seed=4))
-    return made
-
-
-def quantized(scheme, input_scale, **options):
-    return Linear.from_linear(original(**options), scheme=scheme, input_scale=input_scale)
-
-
-def expected(scheme, input_scale, x, bias=True):
-    """Return what the functions make of the original's weight."""
-    linear = original(bias, x.dtype)
-    q = fp8core.quantize(linear.weight, group_shape=WEIGHT_GROUPS[scheme])
-    group = INPUT_GROUPS[scheme] if input_scale is None else PER_TENSOR
-    added = None if linear.bias is None else linear.bias.detach()
-    return fp8core.linear(x.detach(), q, bias=added, input_scale=input_scale, group_shape=group)
+from pytorch.layers import INPUT_GROUPS, WEIGHT_GROUPS, expected, kinds, original, quantized  # noqa: E402
 
 
 @kinds
@@ -92,73 +65,6 @@ def test_a_producer_s_result_is_taken_as_it_is():
     assert bits(layer(q)) == bits(layer(wide(5, K)))
 
 
-@kinds
-def test_gradients_go_straight_through(scheme, input_scale):
-    layer, x, grad = quantized(scheme, input_scale), wide(5, K).requires_grad_(), wide(5, N, seed=9)
-    y = layer(x)
-    assert bits(y) == bits(expected(scheme, input_scale, x))
-    y.backward(grad)
-    weight = fp8core.dequantize(
-        layer.weight, layer.weight_scale, group_shape=WEIGHT_GROUPS[scheme], dtype=torch.bfloat16
-    )
-    assert torch.equal(x.grad, grad @ weight)
-    exact = original()
-    twin = wide(5, K).requires_grad_()
-    exact(twin).backward(grad)
-    assert torch.cosine_similarity(x.grad.float().flatten(), twin.grad.float().flatten(), 0) > 0.99
-    assert layer.weight.grad is None
-
-
-def test_gradients_of_the_bias_where_it_is_made_to_require_them():
-    layer, exact, grad = quantized("channel", None), original(), wide(2, 3, N, seed=9)
-    layer.bias.requires_grad_()
-    layer(wide(2, 3, K)).backward(grad)
-    exact(wide(2, 3, K)).backward(grad)
-    assert layer.bias.grad.dtype == torch.bfloat16
-    torch.testing.assert_close(layer.bias.grad, exact.bias.grad, rtol=0.02, atol=0.02)
-
-
-def test_gradients_are_those_of_the_layer_that_was_called():
-    layer, grad, x = quantized("channel", None), wide(5, N, seed=9), wide(5, K).requires_grad_()
-    bias = layer.bias.requires_grad_()
-    wanted = grad @ layer.dequantized(torch.bfloat16)
-    y = layer(x)
-    other = quantized("block", None)
-    layer.scheme, layer.weight, layer.weight_scale, layer.bias = "block", other.weight, other.weight_scale, None
-    y.backward(grad)
-    assert torch.equal(x.grad, wanted)
-    assert torch.equal(bias.grad, grad.sum(0))
-
-
-@pytest.mark.parametrize("compiled", [False, True])
-def test_the_bias_has_a_gradient_beside_inputs_that_are_quantized_already(compiled):
-    layer, x, grad = quantized("channel", None), wide(5, K), wide(5, N, seed=9)
-    layer.bias.requires_grad_()
-    q = fp8core.quantize(x)
-
-    def run(codes, scale):
-        return layer(fp8core.Quantized(codes, scale, q.group_shape))
-
-    y = (torch.compile(run, fullgraph=True, backend="aot_eager") if compiled else run)(*q)
-    assert bits(y) == bits(layer(x))
-    y.backward(grad)
-    assert torch.equal(layer.bias.grad, grad.sum(0))
-
-
-@kinds
-def test_compiled_bits_and_gradients(scheme, input_scale):
-    torch._dynamo.reset()
-    layer, grad = quantized(scheme, input_scale), wide(5, N, seed=9)
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    x, twin = wide(5, K).requires_grad_(), wide(5, K).requires_grad_()
-    assert bits(compiled(x)) == bits(layer(twin))
-    compiled(x).backward(grad)
-    layer(twin).backward(grad)
-    assert torch.equal(x.grad, twin.grad)
-    with torch.no_grad():
-        assert bits(compiled(wide(16, K))) == bits(layer(wide(16, K)))
-
-
 def test_layers_of_one_shape_share_a_graph():
     from torch._dynamo.testing import CompileCounter
 
@@ -168,37 +74,6 @@ def test_layers_of_one_shape_share_a_graph():
         layer = quantized("channel", None)
         torch.compile(layer, fullgraph=True, backend=counter)(wide(5, K))
     assert counter.frame_count == 1
-
-
-def test_lora_trains_on_a_frozen_base():
-    class Adapted(nn.Module):
-        def __init__(self, base):
-            super().__init__()
-            self.base = base
-            self.down, self.up = nn.Linear(K, 4, bias=False), nn.Linear(4, N, bias=False)
-            nn.init.zeros_(self.up.weight)
-
-        def forward(self, x):
-            return self.base(x) + self.up(self.down(x))
-
-    torch.manual_seed(0)
-    base = quantized("channel", None, dtype=torch.float32)
-    before = bits(list(base.parameters()))
-    model = nn.Sequential(nn.Linear(K, K), Adapted(base))
-    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=1e-2)
-    x, target = wide(32, K, dtype=torch.float32), wide(32, N, dtype=torch.float32, seed=5)
-    losses = []
-    for _ in range(20):
-        optimizer.zero_grad()
-        loss = nn.functional.mse_loss(model(x), target)
-        loss.backward()
-        for trained in (model[0].weight, model[1].up.weight):
-            assert trained.grad is not None
-            assert trained.grad.abs().sum() > 0
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0] / 2
-    assert bits(list(base.parameters())) == before
 
 
 CASTS = {

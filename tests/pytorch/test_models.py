@@ -1,6 +1,4 @@
-"""Whole models: which layers are replaced, why others are not, static scales, and the way back."""
-
-import math
+"""Whole models: which layers are replaced, why others are not, and the way back."""
 
 import pytest
 
@@ -11,50 +9,9 @@ from torch.nn.utils import prune  # noqa: E402
 
 import fp8core  # noqa: E402
 from fp8core.errors import CheckpointError, LayoutError, ScaleError  # noqa: E402
-from fp8core.torch import Linear, Report, calibrate, dequantize_model_, quantize_model_, warm_up  # noqa: E402
+from fp8core.torch import Linear, Report, dequantize_model_, quantize_model_, warm_up  # noqa: E402
 from pytorch.cases import bits, wide  # noqa: E402
-
-
-class Block(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
-        self.gate = nn.Linear(width, 4)
-
-    def forward(self, x):
-        return x + self.down(nn.functional.silu(self.up(x))) * self.gate(x).amax(-1, keepdim=True)
-
-
-class Model(nn.Module):
-    """A model with every kind of layer that has to stay as it is."""
-
-    def __init__(self, width=64):
-        super().__init__()
-        self.embed = nn.Embedding(16, width)
-        self.first, self.second = Block(width), Block(width)
-        self.again = self.second
-        self.attention = nn.MultiheadAttention(width, 2, batch_first=True)
-        self.wide = nn.Linear(width, width, dtype=torch.float64)
-        self.hooked = nn.Linear(width, width)
-        self.hooked.register_forward_hook(lambda *_: None)
-        self.unused = nn.Linear(width, width)
-        self.lm_head = nn.Linear(width, 16, bias=False)
-        self.twin = nn.Linear(width, 16, bias=False)
-        self.twin.weight = self.embed.weight
-
-    def forward(self, tokens):
-        x = self.again(self.first(self.embed(tokens)))
-        x = self.attention(x, x, x, need_weights=False)[0] + self.hooked(x)
-        return self.lm_head(x + self.wide(x.double()).float())
-
-
-def model():
-    torch.manual_seed(0)
-    return Model().eval()
-
-
-def tokens(seed=0):
-    return torch.randint(16, (2, 5), generator=torch.Generator().manual_seed(seed))
+from pytorch.models import Block, model, tokens  # noqa: E402
 
 
 def test_what_is_replaced_and_what_stays():
@@ -102,6 +59,10 @@ def with_a_buffer_as_bias(layer):
     layer.register_buffer("bias", bias)
 
 
+def ignore(*_):
+    return None
+
+
 def sparse(layer):
     layer.weight = nn.Parameter(layer.weight.detach().to_sparse())
 
@@ -114,11 +75,18 @@ def sparse(layer):
         (without_parameter, "its weight is not a parameter"),
         (with_a_buffer_as_bias, "its bias is not a parameter"),
         (sparse, "its weight is torch.sparse_coo"),
+        (lambda layer: layer.register_state_dict_pre_hook(ignore), "it has hooks"),
+        (lambda layer: layer.register_state_dict_post_hook(ignore), "it has hooks"),
+        (lambda layer: layer.register_load_state_dict_pre_hook(ignore), "it has hooks"),
+        (lambda layer: layer.register_load_state_dict_post_hook(ignore), "it has hooks"),
+        (lambda layer: layer.register_forward_hook(ignore), "it has hooks"),
+        (lambda layer: layer.register_full_backward_pre_hook(ignore), "it has hooks"),
+        (lambda layer: layer.register_buffer("mask", torch.ones(2)), "it holds more than a weight and a bias"),
+        (lambda layer: layer.add_module("observer", nn.Identity()), "it holds more than a weight and a bias"),
         (standing, "its weight is a Standing, not a tensor of its own: quantize first, shard then"),
     ],
-    ids=["spectral_norm", "pruned", "tensor", "buffer", "sparse", "sharded"],
 )
-def test_layers_whose_weight_is_computed_or_no_parameter_stay(change, reason):
+def test_layers_that_are_more_than_a_weight_and_a_bias_stay(change, reason):
     made = nn.Sequential(nn.Linear(32, 16), nn.Linear(16, 16))
     change(made[0])
     assert quantize_model_(made) == Report(("1",), {"0": reason})
@@ -184,103 +152,6 @@ def test_transformer_encoders_read_their_weights_themselves():
         assert made(wide(2, 3, 32, dtype=torch.float32)).shape == (2, 3, 32)
 
 
-def test_static_scales_from_runs():
-    made = model()
-    seen = {}
-
-    def keep(name):
-        def hook(_layer, args):
-            seen.setdefault(name, []).append(args[0].abs().max().item())
-
-        return hook
-
-    hooks = [
-        made.first.up.register_forward_pre_hook(keep("first.up")),
-        made.second.down.register_forward_pre_hook(keep("second.down")),
-    ]
-    batches = [tokens(1), (tokens(2),), {"tokens": tokens(3)}]
-    with torch.no_grad():
-        for batch in (tokens(1), tokens(2), tokens(3)):
-            made(batch)
-    for hook in hooks:
-        hook.remove()
-
-    scales = calibrate(made, batches)
-    assert set(scales) == {"first.up", "first.down", "second.up", "second.down"}  # `unused` saw nothing
-    for name, largest in seen.items():
-        assert scales[name] == max(largest) / 448
-    assert not any(module._forward_pre_hooks for module in made.modules())
-
-    layer = made.first.up
-    report = quantize_model_(made, input_scales=scales)
-    assert report.quantized == ("first.up", "first.down", "second.up", "second.down", "unused")
-    assert made.unused.input_scale is None
-    x = wide(5, 64, dtype=torch.float32)
-    q = fp8core.quantize(layer.weight)
-    assert bits(made.first.up(x)) == bits(
-        fp8core.linear(x, q, bias=layer.bias.detach(), input_scale=scales["first.up"], group_shape=fp8core.PER_TENSOR)
-    )
-
-
-@pytest.mark.parametrize("percentile", [1e-9, 50, 99, 99.9, 100])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-def test_a_percentile_is_the_magnitude_that_so_many_do_not_exceed(percentile, dtype):
-    made = nn.Sequential(nn.Linear(64, 8, dtype=dtype))
-    batches = [wide(rows, 64, dtype=dtype, seed=rows) * rows for rows in (3, 17, 1)]
-    batches.insert(1, batches[0][:0])  # an expert that gets no token
-    found = calibrate(made, batches, method="percentile", percentile=percentile)["0"] * 448
-    ordered = sorted(abs(x) for batch in batches for x in batch.flatten().tolist())
-    exact = ordered[max(math.ceil(len(ordered) * percentile / 100), 1) - 1]
-    assert exact <= found <= exact * (1 + 2**-7)
-    if dtype is torch.bfloat16:
-        assert found == pytest.approx(exact, rel=1e-12)
-
-
-def test_percentiles_of_zeros_and_of_nothing_are_left_out():
-    made = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
-    assert calibrate(made[:1], [torch.zeros(4, 8)], method="percentile") == {}
-    assert calibrate(made, [], method="percentile") == {}
-    mostly = torch.zeros(1000, 8)
-    mostly[0, 0] = 5
-    assert calibrate(made[:1], [mostly], method="percentile", percentile=99) == {}
-    assert calibrate(made[:1], [mostly], method="percentile", percentile=100) == {"0": 5 / 448}
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_percentiles_do_not_hide_what_is_not_finite(value):
-    made = nn.Sequential(nn.Linear(8, 8))
-    x = torch.ones(1000, 8)
-    x[3, 4] = value
-    with pytest.raises(ScaleError, match=r"calibrate needs finite inputs, got (nan|inf) in 0"):
-        calibrate(made, [x], method="percentile", percentile=50)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"method": "mean"}, "method needs one of max, percentile, got 'mean'"),
-        ({"method": "percentile", "percentile": 0}, "percentile needs a number above 0 and at most 100, got 0"),
-        ({"method": "percentile", "percentile": 100.1}, "got 100.1"),
-    ],
-)
-def test_methods_of_calibration_that_are_none(options, words):
-    with pytest.raises(ScaleError, match=words):
-        calibrate(nn.Sequential(nn.Linear(8, 8)), [torch.ones(1, 8)], **options)
-
-
-def test_calibrating_goes_away_when_the_model_fails():
-    made = model()
-    with pytest.raises(TypeError):
-        calibrate(made, [(1, 2, 3)])
-    assert not any(module._forward_pre_hooks for module in made.modules())
-
-
-def test_inputs_that_are_not_finite_are_named():
-    made = nn.Sequential(nn.Linear(8, 8))
-    with pytest.raises(ScaleError, match="calibrate needs finite inputs, got nan in 0"):
-        calibrate(made, [torch.full((1, 8), float("nan")), torch.ones(1, 8)])
-
-
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
@@ -316,6 +187,17 @@ def test_the_way_back():
         wanted = fp8core.dequantize(layer.weight, layer.weight_scale, group_shape=fp8core.PER_CHANNEL)
         assert torch.equal(back.weight, wanted)
     assert made.again is made.second
+
+
+def test_the_way_back_loses_no_hooks():
+    made = nn.Sequential(nn.Linear(32, 16), nn.Linear(16, 16))
+    quantize_model_(made)
+    hook = made[1].register_state_dict_post_hook(ignore)
+    with pytest.raises(LayoutError, match="model needs layers without hooks, got some on 1: remove them first"):
+        dequantize_model_(made)
+    assert isinstance(made[0], Linear)
+    hook.remove()
+    assert dequantize_model_(made) == ("0", "1")
 
 
 def test_models_on_the_meta_device():

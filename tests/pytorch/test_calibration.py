@@ -1,0 +1,112 @@
+"""Scales of static quantization from runs of a model: the largest magnitudes, and percentiles."""
+
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402 - after the skip
+
+import fp8core  # noqa: E402
+from fp8core.errors import ScaleError  # noqa: E402
+from fp8core.torch import calibrate, quantize_model_  # noqa: E402
+from pytorch.cases import bits, wide  # noqa: E402
+from pytorch.models import model, tokens  # noqa: E402
+
+
+def test_static_scales_from_runs():
+    made = model()
+    seen = {}
+
+    def keep(name):
+        def hook(_layer, args):
+            seen.setdefault(name, []).append(args[0].abs().max().item())
+
+        return hook
+
+    hooks = [
+        made.first.up.register_forward_pre_hook(keep("first.up")),
+        made.second.down.register_forward_pre_hook(keep("second.down")),
+    ]
+    batches = [tokens(1), (tokens(2),), {"tokens": tokens(3)}]
+    with torch.no_grad():
+        for batch in (tokens(1), tokens(2), tokens(3)):
+            made(batch)
+    for hook in hooks:
+        hook.remove()
+
+    scales = calibrate(made, batches)
+    assert set(scales) == {"first.up", "first.down", "second.up", "second.down"}  # `unused` saw nothing
+    for name, largest in seen.items():
+        assert scales[name] == max(largest) / 448
+    assert not any(module._forward_pre_hooks for module in made.modules())
+
+    layer = made.first.up
+    report = quantize_model_(made, input_scales=scales)
+    assert report.quantized == ("first.up", "first.down", "second.up", "second.down", "unused")
+    assert made.unused.input_scale is None
+    x = wide(5, 64, dtype=torch.float32)
+    q = fp8core.quantize(layer.weight)
+    assert bits(made.first.up(x)) == bits(
+        fp8core.linear(x, q, bias=layer.bias.detach(), input_scale=scales["first.up"], group_shape=fp8core.PER_TENSOR)
+    )
+
+
+@pytest.mark.parametrize("percentile", [1e-9, 50, 99, 99.9, 100])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_a_percentile_is_the_magnitude_that_so_many_do_not_exceed(percentile, dtype):
+    made = nn.Sequential(nn.Linear(64, 8, dtype=dtype))
+    batches = [wide(rows, 64, dtype=dtype, seed=rows) * rows for rows in (3, 17, 1)]
+    batches.insert(1, batches[0][:0])  # an expert that gets no token
+    found = calibrate(made, batches, method="percentile", percentile=percentile)["0"] * 448
+    ordered = sorted(abs(x) for batch in batches for x in batch.flatten().tolist())
+    exact = ordered[max(math.ceil(len(ordered) * percentile / 100), 1) - 1]
+    assert exact <= found <= exact * (1 + 2**-7)
+    if dtype is torch.bfloat16:
+        assert found == pytest.approx(exact, rel=1e-12)
+
+
+def test_percentiles_of_zeros_and_of_nothing_are_left_out():
+    made = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    assert calibrate(made[:1], [torch.zeros(4, 8)], method="percentile") == {}
+    assert calibrate(made, [], method="percentile") == {}
+    mostly = torch.zeros(1000, 8)
+    mostly[0, 0] = 5
+    assert calibrate(made[:1], [mostly], method="percentile", percentile=99) == {}
+    assert calibrate(made[:1], [mostly], method="percentile", percentile=100) == {"0": 5 / 448}
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_percentiles_do_not_hide_what_is_not_finite(value):
+    made = nn.Sequential(nn.Linear(8, 8))
+    x = torch.ones(1000, 8)
+    x[3, 4] = value
+    with pytest.raises(ScaleError, match=r"calibrate needs finite inputs, got (nan|inf) in 0"):
+        calibrate(made, [x], method="percentile", percentile=50)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"method": "mean"}, "method needs one of max, percentile, got 'mean'"),
+        ({"method": "percentile", "percentile": 0}, "percentile needs a number above 0 and at most 100, got 0"),
+        ({"method": "percentile", "percentile": 100.1}, "got 100.1"),
+    ],
+)
+def test_methods_of_calibration_that_are_none(options, words):
+    with pytest.raises(ScaleError, match=words):
+        calibrate(nn.Sequential(nn.Linear(8, 8)), [torch.ones(1, 8)], **options)
+
+
+def test_calibrating_goes_away_when_the_model_fails():
+    made = model()
+    with pytest.raises(TypeError):
+        calibrate(made, [(1, 2, 3)])
+    assert not any(module._forward_pre_hooks for module in made.modules())
+
+
+def test_inputs_that_are_not_finite_are_named():
+    made = nn.Sequential(nn.Linear(8, 8))
+    with pytest.raises(ScaleError, match="calibrate needs finite inputs, got nan in 0"):
+        calibrate(made, [torch.full((1, 8), float("nan")), torch.ones(1, 8)])
