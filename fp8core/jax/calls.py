@@ -77,9 +77,8 @@ def jitted(call: CallOf) -> Any:
 @lru_cache(CALLS_KEPT)
 def _program(call: CallOf, kinds: tuple[tuple[tuple[Any, ...], Any], ...], mesh: Any) -> Any:
     """Return the jaxpr of a call; ``mesh`` is that of the context, which JAX puts into it."""
-    del mesh
     avals = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in kinds]
-    return jax.make_jaxpr(partitioned(call, traced(call, avals), [shape for shape, _ in kinds]))(*avals)
+    return jax.make_jaxpr(partitioned(call, traced(call, avals), [shape for shape, _ in kinds], mesh))(*avals)
 
 
 def bind(call: CallOf, *arrays: Any) -> list[Any]:

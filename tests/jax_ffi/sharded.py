@@ -167,6 +167,21 @@ def by_hand(kind, mesh):
         check(f"{kind} shard_map {varying}", jax.jit(layer)(*arrays), wanted, collectives(layer, *arrays), alike=near)
 
 
+def partly_by_hand(kind, mesh):
+    """Over one of two axes: what the other one divides is gathered."""
+    x, w = wide(16, K), weight()
+    layer = jax.shard_map(
+        lambda x, data, scale: fp8core.linear(x, Quantized(data, scale, PER_CHANNEL)),
+        mesh=mesh,
+        in_specs=(P("a"), P(), P()),
+        out_specs=P("a"),
+        axis_names={"a"},
+    )
+    for other in (None, "b"):
+        given = put(mesh, x, "a", other), *(put(mesh, one, other) for one in w)
+        check(f"{kind} shard_map over one axis, {other}", jax.jit(layer)(*given), fp8core.linear(x, w), alike=near)
+
+
 def scanned_and_mapped(kind, mesh):
     """Rows that stay divided through layers that are scanned, and a batch that is."""
     each = [fp8core.quantize(wide(K, K, seed=seed) / 16) for seed in range(3)]
@@ -208,6 +223,7 @@ if __name__ == "__main__":
             groups_that_devices_cannot_share,
             quantizations,
             by_hand,
+            partly_by_hand,
             scanned_and_mapped,
             gradients,
         ):

@@ -32,7 +32,40 @@ def program(text, *arguments, **environment):
 def test_four_devices():
     lines = run(str(ROOT / "tests/jax_ffi/sharded.py"), XLA_FLAGS="--xla_force_host_platform_device_count=4")
     assert lines[-1] == "all"
-    assert len(lines) == 2 * (3 * 4 + 12 + 2 + 2 + 4 + 2 * 6 + 1 + 2 + 2 + 1) + 1
+    assert len(lines) == 2 * (3 * 4 + 12 + 2 + 2 + 4 + 2 * 6 + 1 + 2 + 2 + 2 + 1) + 1
+
+
+def test_rows_that_a_reshape_left_divided_over_parts_of_an_axis():
+    """Four devices share eight rows that became [2, 4]: a half of their axis divides each of the two."""
+    lines = program(
+        """
+        import jax, numpy as np
+        from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+        import fp8core, fp8core.jax
+        from jax_ffi.cases import K, near, same, weight, wide
+        from jax_ffi.sharded import collectives
+
+        devices, w = np.array(jax.devices()), weight()
+        four, twelve, two = Mesh(devices[:4], "a"), Mesh(devices, "a"), Mesh(devices.reshape(2, 6), ("b", "a"))
+        for mesh, over, rows, leading in (
+            *((four, "a", 8, leading) for leading in ((2, 4), (4, 2), (2, 2, 2), (1, 2, 4))),
+            *((twelve, "a", 24, leading) for leading in ((2, 12), (3, 8), (4, 6), (2, 3, 4), (3, 2, 4), (8, 3))),
+            *((two, ("a", "b"), 24, leading) for leading in ((2, 12), (3, 8), (6, 4), (4, 6))),
+        ):
+            x = wide(rows, K)
+            given = jax.device_put(x, NamedSharding(mesh, P(over)))
+            for options in ({}, {"group_shape": fp8core.GROUP_128}, {"group_shape": fp8core.PER_TENSOR}):
+                call = lambda x: tuple(fp8core.quantize(x.reshape(*leading, x.shape[1]), **options))
+                assert same(jax.jit(call)(given), call(x)), (leading, options)
+            call = lambda x: fp8core.linear(x.reshape(*leading, x.shape[1]), w).reshape(len(x), -1)
+            assert near(jax.jit(call)(given), call(x)), leading
+            print(f"{over} {leading}: {', '.join(collectives(call, given))}")
+        """,
+        XLA_FLAGS="--xla_force_host_platform_device_count=12",
+    )
+    gathered = [line for line in lines if not line.endswith(": ")]  # which no parts of their axes tell
+    assert gathered == ["a (8, 3): all-gather", "('a', 'b') (4, 6): all-gather"]
+    assert len(lines) == 14
 
 
 def test_what_imports_load():
