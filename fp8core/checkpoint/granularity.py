@@ -109,10 +109,16 @@ def shard_widths(name: str, n: int, shards: int, config: Mapping[str, Any]) -> t
         return (n // 2, n // 2) if n % 2 == 0 else None
     text = config.get("text_config")
     sizes = {**config, **(text if isinstance(text, dict) else {})}
-    heads, hidden = sizes.get("num_attention_heads"), sizes.get("hidden_size")
-    if not isinstance(heads, int) or not heads:
+    heads, hidden = (_count(sizes.get(key)) for key in ("num_attention_heads", "hidden_size"))
+    if not heads:
         return None
-    pairs = sizes.get("num_key_value_heads") or heads
-    size = sizes.get("head_dim") or (hidden // heads if isinstance(hidden, int) else 0)
+    given, head = sizes.get("num_key_value_heads"), sizes.get("head_dim")
+    pairs = _count(given) if given else heads
+    size = _count(head) if head else hidden // heads
     widths = heads * size, pairs * size, pairs * size
-    return widths if sum(widths) == n else None
+    return widths if all(widths) and sum(widths) == n else None
+
+
+def _count(value: object) -> int:
+    """Return a number of heads or elements that a configuration has for all layers, or 0, as of a list for each."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0

@@ -57,7 +57,7 @@ def run(work: Work, target: Path, *, force: bool, progress: Progress | None) -> 
     """Write new files in the place of the target: they appear whole or not at all.
 
     Raises:
-        CheckpointError: the target exists or cannot be written.
+        CheckpointError: the target exists, or does when all is written, or cannot be written.
     """
     source = work.source
     found = destination(source, target, force=force)
@@ -68,11 +68,18 @@ def run(work: Work, target: Path, *, force: bool, progress: Progress | None) -> 
     except OSError as error:
         raise CheckpointError(f"cannot write {found.given}: {error.strerror or error}") from error
     advance = _advance(progress, source)
+
+    def recheck() -> None:
+        """Refuse what would have been refused at the beginning, and what has come there since: the work takes long."""
+        destination(source, target, force=force)
+        if found.identity() != before:
+            raise CheckpointError(f"will not replace {found.given}: it came there while this run wrote")
+
     try:
         if source.is_folder:
-            write_folder(source, work.files, found, work.extras, work.documents, advance)
+            write_folder(source, work.files, found, work.extras, work.documents, advance, recheck)
         else:
-            write_file(work.files[0], found, work.beside, advance)
+            write_file(work.files[0], found, work.beside, advance, recheck)
     except OSError as error:
         raise unwritable(found, sum(one.size() for one in work.files), error, before) from error
     except (KeyboardInterrupt, SystemExit) as stop:

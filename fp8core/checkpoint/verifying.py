@@ -15,6 +15,7 @@ from fp8core.checkpoint.measuring import Measured, measure, scale_faults, suspic
 from fp8core.checkpoint.reader import Checkpoint, checkpoint_of, open_checkpoint
 from fp8core.checkpoint.source import INDEX, scan
 from fp8core.checkpoint.values import WIDEST, dequantized, rows_of_a_group
+from fp8core.errors import CheckpointError
 
 TOLERANCE: Final = {"F8_E4M3": 0.08, "F8_E4M3FNUZ": 0.08, "F8_E5M2": 0.15, "F8_E5M2FNUZ": 0.15}
 """The error of a whole weight, relative to it, above which it is another one: rounding adds 2.6 % (e4m3), twice 3.7."""
@@ -60,7 +61,8 @@ def verify_checkpoint(
         progress: as for `quantize_checkpoint`.
 
     Raises:
-        CheckpointError: a file cannot be read or is damaged, so that nothing can be told of the tensors.
+        CheckpointError: a file cannot be read or is damaged, so that nothing can be told of the tensors; or there is
+            nothing to be verified: no FP8 weight, no scale, and no configuration that claims some.
 
     Examples:
         >>> from tempfile import TemporaryDirectory
@@ -79,6 +81,8 @@ def verify_checkpoint(
     other = None if against is None else open_checkpoint(against)
     faults += _unlisted(checkpoint)
     faults += header_faults(checkpoint)
+    if not (checkpoint.layers or checkpoint.kv_scales() or faults):
+        raise CheckpointError(f"{checkpoint.path} needs FP8 weights to be verified, got none: quantize makes them")
     scales = {name for layer in checkpoint.layers.values() for name in _scale_names(layer)} | {*checkpoint.kv_scales()}
     for name in scales:
         if checkpoint.all_tensors[name].dtype in (*FLOATS, "F8_E8M0", "U8"):

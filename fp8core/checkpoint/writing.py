@@ -155,11 +155,22 @@ def json_bytes(value: dict[str, Any]) -> bytes:
     return (json.dumps(value, indent=2) + "\n").encode()
 
 
-def write_file(new: NewFile, found: Destination, config: dict[str, Any] | None, advance: Advance) -> None:
-    """Write the new file and, beside it, its configuration where it has one: both appear, or none."""
+def write_file(
+    new: NewFile, found: Destination, config: dict[str, Any] | None, advance: Advance, recheck: Callable[[], None]
+) -> None:
+    """Write the new file and, beside it, its configuration where it has one: both appear, or none.
+
+    Args:
+        new: the file.
+        found: the target.
+        config: the configuration, or None.
+        advance: see `Advance`.
+        recheck: called when all is written, and before anything is replaced; what it raises ends it there.
+    """
     if config is None:
         with pending_file(found.path, new.size()) as weights:
             new.write(weights.file, advance)
+            recheck()
             weights.appear()
         found.config_file.unlink(missing_ok=True)  # of the file that was replaced
         return
@@ -169,6 +180,7 @@ def write_file(new: NewFile, found: Destination, config: dict[str, Any] | None, 
         beside.file.write(text)
         weights = stack.enter_context(pending_file(found.path, new.size()))
         new.write(weights.file, advance)
+        recheck()
         _appear_together(beside, weights)
 
 
@@ -192,6 +204,7 @@ def write_folder(
     extras: Iterable[Extra],
     documents: Mapping[str, dict[str, Any]],
     advance: Advance,
+    recheck: Callable[[], None],
 ) -> None:
     """Write the new folder under another name, then let it take its own, replacing what had it.
 
@@ -202,6 +215,7 @@ def write_folder(
         extras: what else the source holds.
         documents: the JSON files to write: name -> content.
         advance: see `Advance`.
+        recheck: as for `write_file`.
     """
     with pending_folder(found.path) as folder:
         for extra in extras:
@@ -220,6 +234,7 @@ def write_folder(
             (folder / name).write_bytes(json_bytes(value))
             _flush(folder / name)
         sync_folder(folder)
+        recheck()
         take_name(folder, found.path)
 
 

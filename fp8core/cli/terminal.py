@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -17,13 +18,20 @@ AS_WIDE_AS_NEEDED: Final = 10_000
 
 
 def _width(stream: TextIO | None) -> int | None:
-    """Return the columns that tables may take; None where the terminal, or COLUMNS, says it."""
-    watched = stream is not None and stream.isatty()
-    return None if watched or "COLUMNS" in os.environ else AS_WIDE_AS_NEEDED
+    """Return the columns that tables may take; None where rich asks the terminal, or COLUMNS, itself.
+
+    It takes a COLUMNS of 0, as terminals without a size have it, for a width in which nothing is printed.
+    """
+    said = os.environ.get("COLUMNS", "")
+    if said.isdecimal() and int(said):
+        return None
+    if stream is None or not stream.isatty():
+        return AS_WIDE_AS_NEEDED
+    return shutil.get_terminal_size().columns if said else None
 
 
 console = Console(width=_width(sys.stdout))
-errors = Console(stderr=True)
+errors = Console(stderr=True, width=_width(sys.stderr))
 LINE_EVERY = 1 << 30
 """Where nobody watches a bar, a line of progress is printed after at least so many bytes, and at most ten in all."""
 

@@ -9,7 +9,7 @@ from rich.markup import escape
 from fp8core.cli.terminal import Bar, console, count, line, table
 
 if TYPE_CHECKING:
-    from fp8core.checkpoint import Fault, Verification
+    from fp8core.checkpoint import Checkpoint, Fault, Verification
 
 MOST = 50
 """So many faults are printed on a terminal; in a log all are."""
@@ -36,7 +36,7 @@ def verify(
 
 
 def _show(found: "Verification", model: Path, against: Path | None) -> None:
-    layers = count(len(found.checkpoint.layers), "FP8 layer")
+    places = _places(found.checkpoint)
     if found.errors:
         name, error = max(found.errors.items(), key=lambda item: item[1])
         mean = sum(found.errors.values()) / len(found.errors)
@@ -45,10 +45,18 @@ def _show(found: "Verification", model: Path, against: Path | None) -> None:
             f"at most by {100 * error:.2f} % ({name})."
         )
     if not found.faults:
-        line(f"{model}: no fault in {layers} ({found.checkpoint.format})", style="green")
+        line(f"{model}: no fault in {places} ({found.checkpoint.format})", style="green")
         return
     _faults(found.faults)
-    line(f"{model}: {count(len(found.faults), 'fault')} in {layers} ({found.checkpoint.format})", style="bold red")
+    line(f"{model}: {count(len(found.faults), 'fault')} in {places} ({found.checkpoint.format})", style="bold red")
+
+
+def _places(checkpoint: "Checkpoint") -> str:
+    """Return what faults were looked for in: the FP8 layers, or where there is none the scales of caches."""
+    scales = 0 if checkpoint.layers else len(checkpoint.kv_scales())
+    if scales:
+        return f"{count(scales, 'scale')} of cached keys and values, without an FP8 layer"
+    return count(len(checkpoint.layers), "FP8 layer")
 
 
 def _faults(faults: "tuple[Fault, ...]") -> None:

@@ -109,6 +109,31 @@ def test_verify_has_status_0_without_faults_and_1_with_them(fp8core_, source):
     ]
 
 
+def test_verify_refuses_what_has_nothing_to_verify(fp8core_, tmp_path):
+    path = tmp_path / "a.safetensors"
+    weight = torch.ones(64, 64)
+    save_file({"up.weight": weight}, path)
+    for more in ((), ("--against", path)):
+        code, out, err = fp8core_("verify", path, *more)
+        assert (code, out) == (1, "")
+        assert err == f"error: {path} needs FP8 weights to be verified, got none: quantize makes them\n"
+    save_file({"up.weight": weight, "up.weight_scale": torch.ones(64, 1)}, path)
+    code, out, err = fp8core_("verify", path)
+    assert (code, err) == (1, "")
+    assert out.splitlines()[-1] == f"{path}: 1 fault in 0 FP8 layers (unquantized)"
+
+
+def test_verify_looks_at_scales_of_caches_beside_weights_that_are_not_fp8(fp8core_, tmp_path):
+    path = tmp_path / "a.safetensors"
+    names = [f"model.layers.0.self_attn.{part}" for part in ("k_scale", "v_scale")]
+    for scale, status, said in ((0.5, 0, "no fault"), (-1.0, 1, "2 faults")):
+        save_file({"up.weight": torch.ones(64, 64), **{name: torch.full((1,), scale) for name in names}}, path)
+        code, out, err = fp8core_("verify", path)
+        assert (code, err) == (status, "")
+        where = "2 scales of cached keys and values, without an FP8 layer (unquantized)"
+        assert out.splitlines()[-1] == f"{path}: {said} in {where}"
+
+
 def test_verify_on_a_terminal_prints_a_table(capsys, monkeypatch, source):
     from fp8core.cli import verify
 

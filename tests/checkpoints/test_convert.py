@@ -8,6 +8,7 @@ import pytest
 from fp8core.checkpoint import (
     convert_checkpoint,
     files,
+    inspect_checkpoint,
     open_checkpoint,
     plan_conversion,
     quantize_checkpoint,
@@ -56,8 +57,9 @@ def test_bf16_is_code_times_scale_rounded_once_in_every_byte(tmp_path, writer):
     config = tmp_path / "bf16" / "config.json"
     assert not config.exists() or "quantization_config" not in json.loads(config.read_text())
     assert not (tmp_path / "bf16" / "hf_quant_config.json").exists()
-    assert open_checkpoint(tmp_path / "bf16").format == "unquantized"
-    assert not verify_checkpoint(tmp_path / "bf16").faults
+    wide_checkpoint = open_checkpoint(tmp_path / "bf16")
+    assert wide_checkpoint.format == "unquantized"
+    assert not inspect_checkpoint(wide_checkpoint).faults
 
 
 @pytest.mark.parametrize(("writer", "to"), CASES, ids=lambda one: getattr(one, "__name__", one))

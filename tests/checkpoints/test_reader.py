@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fp8core.checkpoint import inspect_checkpoint, open_checkpoint, open_files, verify_checkpoint
+from fp8core.checkpoint.granularity import shard_widths
 from fp8core.errors import CheckpointError
 from support.checkpoints import normal, write
 
@@ -259,3 +260,26 @@ def test_a_pattern_of_the_configuration_that_does_not_compile_is_named(tmp_path,
     place.write_text(json.dumps(content))
     with pytest.raises(CheckpointError, match=r"not quantized needs regular expressions, got 're:\(': missing \)"):
         ask(open_checkpoint(tmp_path / "model") if ask is inspect_checkpoint else tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("config", "widths"),
+    [
+        ({"num_attention_heads": 4, "num_key_value_heads": 1, "hidden_size": 64}, (64, 16, 16)),
+        ({"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 16, "hidden_size": 999}, (64, 16, 16)),
+        ({"text_config": {"num_attention_heads": 4, "num_key_value_heads": None, "hidden_size": 32}}, (32, 32, 32)),
+        ({"num_attention_heads": 4, "num_key_value_heads": 1, "hidden_size": 65}, (64, 16, 16)),
+        ({"num_attention_heads": [4, 8], "num_key_value_heads": 1, "hidden_size": 64}, None),
+        ({"num_attention_heads": 4, "num_key_value_heads": [1, 2], "hidden_size": 64}, None),
+        ({"num_attention_heads": 4, "num_key_value_heads": "1", "hidden_size": 64}, None),
+        ({"num_attention_heads": 6, "num_key_value_heads": [1], "head_dim": 16}, None),
+        ({"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": "16"}, None),
+        ({"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 16.0}, None),
+        ({"num_attention_heads": -4, "num_key_value_heads": 10, "head_dim": 6}, None),
+        ({"num_attention_heads": True, "hidden_size": 32}, None),
+        ({}, None),
+    ],
+)
+def test_the_rows_of_q_k_and_v_are_those_of_the_heads_or_not_known(config, widths):
+    """Some models have a list of heads, one number for each layer."""
+    assert shard_widths("a.qkv_proj.weight", 96, 3, config) == widths

@@ -93,7 +93,7 @@ def test_a_writer_that_is_killed_leaves_a_whole_file_and_no_lock(stub, tmp_path,
     assert {one.name for one in tmp_path.iterdir()} == {"x", "x.lock", ".x.y"}
 
 
-@pytest.mark.parametrize("step", ["fsync", "replace"])
+@pytest.mark.parametrize("step", ["open", "fsync", "replace"])
 def test_a_write_that_fails_leaves_the_file_as_it_was(stub, monkeypatch, tmp_path, step):
     path = tmp_path / "x"
     written(path)
@@ -102,9 +102,16 @@ def test_a_write_that_fails_leaves_the_file_as_it_was(stub, monkeypatch, tmp_pat
     def fail(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(*((os, "fsync") if step == "fsync" else (Path, "replace")), fail)
-    with pytest.raises(OSError, match="No space left"):
+    opened = os.open
+    fails = {
+        "open": (os, "open", lambda path, *how: fail() if ".x." in str(path) else opened(path, *how)),
+        "fsync": (os, "fsync", fail),
+        "replace": (Path, "replace", fail),
+    }
+    monkeypatch.setattr(*fails[step])
+    with pytest.raises(OSError, match="No space left") as refused:
         save_tunings(path, [timed(PROBLEM, saying(1.0))])
+    assert refused.value.filename == str(path)
     assert path.read_bytes() == before
     assert {one.name for one in tmp_path.iterdir()} == {"x", "x.lock"}
 

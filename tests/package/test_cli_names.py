@@ -1,6 +1,9 @@
-"""Names that mean something to the terminal: brackets, letters its encoding lacks, and rows longer than 80 columns."""
+"""Names that mean something to the terminal: brackets, letters its encoding lacks, and how wide tables are."""
 
+import contextlib
 import os
+import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -95,3 +98,33 @@ def test_a_row_is_one_line_in_a_pipe(tmp_path):
     name = LONG.replace("0", "*").encode()
     assert name in piped("inspect", source)[1]
     assert name not in piped("inspect", source, COLUMNS="60")[1]
+
+
+def test_columns_that_are_no_width_are_as_if_they_were_not_there(tmp_path):
+    source = write(tmp_path / "in.safetensors", {LONG: normal(64, 64)})
+    wanted = piped("inspect", source)
+    assert wanted[1].count(b"\n") == 6
+    for said in ("0", "00", "-5", "x", ""):
+        assert piped("inspect", source, COLUMNS=said) == wanted
+    missing = piped("inspect", tmp_path / "none.safetensors", COLUMNS="0")
+    assert missing == piped("inspect", tmp_path / "none.safetensors")
+    assert missing[2].count(b"\n") == 1
+
+
+def test_a_terminal_without_a_size_has_80_columns(tmp_path):
+    """As those of containers: its columns, which shells put into COLUMNS, are 0."""
+    source = write(tmp_path / "in.safetensors", {LONG: normal(64, 64)})
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "0", "TERM": "xterm"}
+    command = [sys.executable, "-m", "fp8core", "inspect", str(source)]
+    run = subprocess.run(command, stdin=theirs, stdout=theirs, stderr=theirs, check=False, env=environment)
+    os.close(theirs)
+    printed = b""
+    with contextlib.suppress(OSError):  # how Linux says that all has been read
+        while part := os.read(ours, 1 << 16):
+            printed += part
+    os.close(ours)
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", printed.decode()).splitlines()
+    assert run.returncode == 0, printed
+    assert max(len(line) for line in lines if line.startswith(("┏", "│"))) <= 80
+    assert any(line.startswith("│") for line in lines)

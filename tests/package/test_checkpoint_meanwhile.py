@@ -1,0 +1,75 @@
+"""What comes to a target while a checkpoint is written: it is not replaced, whoever put it there."""
+
+import re
+
+import pytest
+
+from fp8core.checkpoint import convert_checkpoint, quantize_checkpoint, verify_checkpoint
+from fp8core.errors import CheckpointError
+from support.checkpoint_folders import scheme_in, source  # noqa: F401
+from support.checkpoints import left_in
+
+
+def once(act):
+    """Return a callback for progress that does something the first time."""
+    todo = [act]
+
+    def progress(*_):
+        while todo:
+            todo.pop()()
+
+    return progress
+
+
+def granularities(target):
+    """Return how a checkpoint is scaled, by its tensors and by its configuration."""
+    found = verify_checkpoint(target)
+    assert not found.faults
+    return {layer.granularity for layer in found.checkpoint.layers.values()}
+
+
+@pytest.mark.parametrize("form", ["folder", "file"])
+def test_of_two_runs_that_began_at_once_the_first_to_end_wins(tmp_path, source, form, monkeypatch):
+    """Neither saw the other when it began."""
+    monkeypatch.setattr("fp8core.checkpoint.running.clear_leftovers", lambda *_, **__: None)
+    given, name = (source, "out") if form == "folder" else (source / "model.safetensors", "out.safetensors")
+    target = tmp_path / name
+    other = once(lambda: quantize_checkpoint(given, target, scheme="tensor"))
+    with pytest.raises(CheckpointError, match=rf"{re.escape(str(target))} exists: give another name, or force"):
+        quantize_checkpoint(given, target, scheme="block", progress=other)
+    assert granularities(target) == {"tensor"}
+    other = once(lambda: quantize_checkpoint(given, target, scheme="channel", force=True))
+    with pytest.raises(CheckpointError, match=rf"will not replace {re.escape(str(target))}: it came there while"):
+        quantize_checkpoint(given, target, scheme="block", force=True, progress=other)
+    assert granularities(target) == {"channel"}
+    assert left_in(tmp_path) == (["in", "out"] if form == "folder" else ["in", "out.config.json", "out.safetensors"])
+
+
+def test_a_strangers_folder_that_came_meanwhile_stays(tmp_path, source):
+    target = tmp_path / "out"
+
+    def strangers():
+        target.mkdir()
+        (target / "thesis.txt").write_text("years of work")
+
+    with pytest.raises(CheckpointError, match=r"will not replace .*fp8core did not write it"):
+        quantize_checkpoint(source, target, force=True, progress=once(strangers))
+    assert (target / "thesis.txt").read_text() == "years of work"
+    assert left_in(tmp_path) == ["in", "out"]
+
+
+def test_a_strangers_file_in_a_folder_that_is_replaced_stays(tmp_path, source):
+    target, again = tmp_path / "out", tmp_path / "again"
+    quantize_checkpoint(source, target)
+    note = target / "note.txt"
+    for run in (
+        lambda progress: quantize_checkpoint(source, target, force=True, progress=progress),
+        lambda progress: convert_checkpoint(again, target, to="bf16", force=True, progress=progress),
+    ):
+        if not again.exists():
+            quantize_checkpoint(source, again)
+        with pytest.raises(CheckpointError, match=r"holds note.txt, which fp8core did not write"):
+            run(once(lambda: note.write_text("kept")))
+        assert note.read_text() == "kept"
+        assert scheme_in(target) == "channel"
+        note.unlink()
