@@ -113,8 +113,8 @@ struct Addends<out_type, count, false> {
     DEVICE static float number(int) { return 0.0f; }
 };
 
-// One atomic a warp. Numbers that are not negative are ordered as their bits are.
+// One atomic a warp that has any number. Numbers that are not negative are ordered as their bits are.
 DEVICE void publish_amax(float amax, float* result) {
     const unsigned largest = warp_max(bits_of(amax));
-    if (lane() == 0) atomic_max(reinterpret_cast<unsigned*>(result), largest);
+    if (lane() == 0 && largest != 0) atomic_max(reinterpret_cast<unsigned*>(result), largest);
 }

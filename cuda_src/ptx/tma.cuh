@@ -87,5 +87,6 @@ DEVICE void words_arrive(unsigned barrier) {
 }
 DEVICE void words_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// Makes this thread's stores to shared memory visible to TMA and the tensor cores after a barrier.
-DEVICE void writes_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Puts this thread's accesses to shared memory before those of TMA and the tensor cores behind a barrier: its stores are
+// seen by then, and its loads are over.
+DEVICE void accesses_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

@@ -6,6 +6,8 @@ import pytest
 from fp8core.kernels.gemm.blaslt.epilogue import plan_end
 from fp8core.kernels.gemm.blaslt.moves import NOTHING, Relayout, plan_moves
 from fp8core.kernels.gemm.generic import plan_clear_amax
+from fp8core.kernels.gemm.realigned import plan_realign
+from fp8core.ops.explain import example_product
 from fp8core.problem import FORMATS, HOST, ScaledMm
 from support import reference
 from support.emulation import CUDA, HIP_32, HIP_64
@@ -101,6 +103,25 @@ def test_the_amax_of_an_empty_product_is_written(emulator, target):
         plan_clear_amax(target)(0, largest.ctypes.data)
         assert largest.tobytes() == bytes(4)
     assert emulator.launches == ["clear_amax"]
+
+
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("target", [CUDA, HIP_64, HIP_32], ids=str)
+def test_a_copy_in_aligned_rows_clears_an_amax(emulator, target, given):
+    p = example_product(target, "row", "row", m=5, n=0, k=37)._replace(lda=41)
+    codes = np.random.default_rng(0).integers(0, 256, (5, 41), np.uint8)
+    with emulator.watch() as memory:
+        a, copy, largest = (
+            memory.array(codes, offset=3),
+            memory.empty((5, 48), np.uint8),
+            memory.empty((1,), np.float32),
+        )
+        before = largest.tobytes()
+        plan_realign(p)(0, a.ctypes.data, copy.ctypes.data, 0, 0, largest.ctypes.data if given else 0)
+        assert (copy[:, :37] == codes[:, :37]).all()
+        assert (copy[:, 37:] == 0).all()
+        assert largest.tobytes() == (bytes(4) if given else before)
+    assert emulator.launches == ["realign_codes"]
 
 
 def test_the_amax_of_an_empty_product_is_written_on_the_host():

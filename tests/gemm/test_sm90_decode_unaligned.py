@@ -136,6 +136,8 @@ def test_a_weight_of_odd_k_in_aligned_rows_is_not_copied(m, k):
         ({"scale_dtype": "float8_e8m0fnu"}, "scales of float32"),
         ({"out": "float8_e4m3fnuz"}, "gives float32, float16, bfloat16, e4m3fn or e5m2"),
         ({"k": 0}, "needs k > 0"),
+        ({"scale_a": "group", "scale_b": "group"}, "wrong numbers, got scale_a per group and scale_b per group"),
+        ({"scale_a": "group", "scale_b": "row"}, "wrong numbers, got scale_a per group and scale_b per row"),
         ({"m": 65}, "needs at most 64 rows or batch_invariant, got m=65"),
         ({"m": 65, "batch_invariant": True, "amax": True}, "takes no amax of more than one launch, got m=65"),
         ({"vectors_alignment": 2}, "addresses divisible by 4"),
@@ -153,12 +155,14 @@ def test_what_it_cannot_do_is_said(changes, words):
 @pytest.mark.parametrize("scales", [("row", "row"), ("group", "block"), ("row", "group")], ids="-".join)
 def test_few_rows_are_aligned_without_a_launch_before(asked, monkeypatch, m, k, copies, scales):
     monkeypatch.setattr(module, "encode", lambda *_: bytes(128))
-    p = problem(m, 5000, k, scales=scales, amax=m == 1)
+    p = problem(m, 5000, k, scales=scales, amax=m in (1, 64))
     plan = plan_unaligned(p)
     assert (plan.scratch_bytes > 0) == copies
-    plan(7, *range(16, 160, 16))
-    entries = ["clear_amax"] * p.amax + ["realign_codes"] * copies + ["sm90_decode"]
+    plan(7, *range(16, 128, 16), 128 * p.amax, 144)
+    entries = ["realign_codes"] * copies + ["clear_amax"] * (p.amax and not copies) + ["sm90_decode"]
     assert [entry for entry, _, _ in asked] == entries
+    if copies:
+        assert asked[0][2][-1] == 128 * p.amax
 
 
 # ---- on the device

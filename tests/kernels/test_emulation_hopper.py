@@ -15,7 +15,7 @@ RIGHT = """
         multiply(sums, at);
         product_wait<0>();
         for (int i = t; i < 2048; i += 128) put(at + 8192, i, sums[0]);
-        writes_fence();
+        accesses_fence();
         threads_sync(1, 128);
         if (t == 0) {
             store(at + 8192);
@@ -50,14 +50,16 @@ WRONG = {
         if (t == 32) put(at, 0, 1);
         if (t == 0) load(at, full);""",
     "TMA writes what thread 0 wrote: no fence.proxy.async stands between": "if (t == 0) put(at, 0, 1), load(at, full);",
+    "TMA writes what thread 0 read: no fence.proxy.async stands between": """
+        if (t == 0) { load(at, full); barrier_wait(full, 0); get(at, 0); load(at, full); }""",
     "copies into shared memory where another copy is under way": "if (t == 0) load(at, full), load(at, full + 8);",
     "TMA loads to 0x810, which is no multiple of 128": "if (t == 0) load(at + 16, full);",
     "a store of TMA reads what thread 0 wrote: no fence.proxy.async": """
         if (t == 0) { for (int i = 0; i < 2048; ++i) put(at, i, 1); store(at); }""",
     "overwrites shared memory that a store of TMA of thread 0 still reads": """
-        if (t == 0) { for (int i = 0; i < 2048; ++i) put(at, i, 1); writes_fence(); store(at); put(at, 5, 2); }""",
+        if (t == 0) { for (int i = 0; i < 2048; ++i) put(at, i, 1); accesses_fence(); store(at); put(at, 5, 2); }""",
     "returns while stores of TMA read its shared memory": """
-        if (t == 0) { for (int i = 0; i < 2048; ++i) put(at, i, 1); writes_fence(); store(at); }""",
+        if (t == 0) { for (int i = 0; i < 2048; ++i) put(at, i, 1); accesses_fence(); store(at); }""",
     "the named barrier 0: there are 1 to 15": "threads_sync(0, 256);",
     "named barrier 2 is shared by 96 threads, and by 64": "if (t < 96) threads_sync(2, t < 64 ? 96 : 64);",
     "arrives twice at named barrier 2 before the others are there": "if (t < 32) { threads_arrive(2, 64); threads_arrive(2, 64); }",
@@ -102,6 +104,21 @@ WRONG = {
         float sums[8];
         if (t < 128) { multiply(sums, at); product_wait<0>(); }
         if (t == 128) load(at, full);""",
+    "writes registers that a product reads": """
+        if (t == 0) load(at, full);
+        barrier_wait(full, 0);
+        if (t >= 128) return;
+        float sums[8];
+        unsigned w[4] = {};
+        product_begin();
+        product_issue<E4M3FN, E4M3FN>(sums, w, tile_descriptor(at), 0);
+        product_commit();
+        w[2] = 1;
+        product_wait<0>();""",
+    "st.async into one block that is counted in another": """
+        if (t == 0) remote_store(cluster_address(at, 0), make_float2(1, 2), full);""",
+    "st.async of 8 bytes to 0x1000804, which is no multiple": """
+        if (t == 0) remote_store(cluster_address(at + 4, 0), make_float2(1, 2), cluster_address(full, 0));""",
     "TMA loads to blocks 0x2 of a cluster of 1": """
         if (t == 0) tile_load_shared(at, &in, 0, 0, full, 2);""",
 }

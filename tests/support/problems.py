@@ -204,6 +204,20 @@ def scaled_mm(target: Target) -> Iterator[ScaledMm]:
                 *(target, 300, 4097, 4096, e4m3, e4m3, "bfloat16", *modes, *scales[modes]),
                 *("", False, False, True, False, 4096, 4096, 4097, 2),
             )._replace(codes_alignment=16, beta=beta)
+        for m, n, k, modes in (  # of any alignment, that add to a result: in each layout of the kernel for few rows
+            (64, 448, 262, ("row", "row")),
+            (64, 5000, 515, ("group", "block")),
+            (30, 300, 515, ("group", "group")),
+            (12, 300, 1600, ("group", "group")),
+            (12, 5000, 8193, ("group", "group")),
+            (12, 5000, 8193, ("row", "row")),
+            (5, 5000, 8193, ("group", "block")),
+            (5, 300, 100, ("row", "row")),
+        ):
+            yield ScaledMm(
+                *(target, m, n, k, e4m3, e4m3, "float32", *modes, *scales[modes]),
+                *("float32", False, True, True, False, k, k, n, 1),
+            )._replace(out_alignment=4, activation="gelu", beta=1.0)
     if target.arch in THOROUGH:  # that end in an activation and beta
         for m in (16, 64, 300):
             yield ScaledMm(

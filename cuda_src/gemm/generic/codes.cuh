@@ -6,6 +6,22 @@ constexpr int PIECE = 16;
 
 DEVICE unsigned off_word(const byte* p) { return static_cast<unsigned>(reinterpret_cast<word64>(p)) % PIECE; }
 
+// 16 bytes of two vectors that follow each other in memory, from the off-th (of the first) on.
+DEVICE Vector16 joined(Vector16 low, Vector16 high, unsigned off) {
+    unsigned parts[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+    // (A choice between elements of an array would keep it in memory.)
+    const auto choose = [](bool first, unsigned a, unsigned b) { return first ? a : b; };
+#pragma unroll
+    for (int j = 0; j < 6; ++j) parts[j] = choose(off & 8, parts[j + 2], parts[j]);
+#pragma unroll
+    for (int j = 0; j < 5; ++j) parts[j] = choose(off & 4, parts[j + 1], parts[j]);
+    const unsigned shift = off % 4 * 8;
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+        parts[j] = static_cast<unsigned>((static_cast<word64>(parts[j + 1]) << 32 | parts[j]) >> shift);
+    return {parts[0], parts[1], parts[2], parts[3]};
+}
+
 // COUNT pieces of 16 codes next to each other, on their way from memory: as they lie there, in words of 16 bytes.
 template <bool ALIGNED, int COUNT>
 struct Pieces {
@@ -48,19 +64,8 @@ struct Pieces {
     // The i-th piece; `from` is the address of the first code, from which on `left` belong to the row. Others are zeros.
     DEVICE Vector16 codes(int i, const byte* from, int left) const {
         if constexpr (ALIGNED) return words[i];
-        const Vector16 low = words[i], high = words[WORDS == 1 ? 0 : i + 1];
-        const unsigned off = static_cast<unsigned>(reinterpret_cast<word64>(from));
-        unsigned parts[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-        // (A choice between elements of an array would keep it in memory.)
-        const auto choose = [](bool first, unsigned a, unsigned b) { return first ? a : b; };
-#pragma unroll
-        for (int j = 0; j < 6; ++j) parts[j] = choose(off & 8, parts[j + 2], parts[j]);
-#pragma unroll
-        for (int j = 0; j < 5; ++j) parts[j] = choose(off & 4, parts[j + 1], parts[j]);
-        const unsigned shift = off % 4 * 8;
-#pragma unroll
-        for (int j = 0; j < 4; ++j)
-            parts[j] = static_cast<unsigned>((static_cast<word64>(parts[j + 1]) << 32 | parts[j]) >> shift);
+        const Vector16 whole = joined(words[i], words[WORDS == 1 ? 0 : i + 1], off_word(from));
+        unsigned parts[4] = {whole.x, whole.y, whole.z, whole.w};
         if (left < PIECE * (i + 1)) {
 #pragma unroll
             for (int j = 0; j < 4; ++j) {

@@ -33,12 +33,14 @@ struct Realigned {
     }
 };
 
-// a and b; rows 0 of one that stays where it is. The caller owes: fewer than 2**31 pieces of 16 codes together.
+// a and b; rows 0 of one that stays where it is. An amax that a product is to find is `cleared` beside, or null. The caller
+// owes: fewer than 2**31 pieces of 16 codes together.
 KERNEL(256)
 realign_codes(const byte* a, long long lda, byte* out_a, int m, const byte* b, long long ldb, byte* out_b, int n, int k,
-              int ld) {
+              int ld, float* cleared) {
     grid_dependency_launch();
     grid_dependency_wait();
+    if (cleared && block_x() == 0 && thread_x() == 0) *cleared = 0.0f;
     const Realigned first{a, lda, out_a, m}, second{b, ldb, out_b, n};
     const unsigned across = unsigned(ld) / PIECE, middle = unsigned(m) * across, all = middle + unsigned(n) * across;
     for (unsigned i = block_x() * 256 + thread_x(); i < all; i += grid_x() * 256)

@@ -55,6 +55,11 @@ struct Config {
 };
 using C = DecodeLayout<Config>;
 
+// Whether what is added to results, and where they are, is loaded and computed behind the products, as the weight has the
+// registers before: but for few rows, whose numbers arrive while a tile is multiplied, as they do without PHASES.
+constexpr bool RESULT_ANEW = C::phases > 0 && C::accumulates;
+constexpr bool ADDENDS_EARLY = !RESULT_ANEW || (C::ctas_per_sm < 3 && C::width <= (C::blockwise ? 8 : 16));
+
 extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_decode(
 #if FP8_PHASES
     const __grid_constant__ PhasedMaps weight_map,
@@ -109,7 +114,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
             for (int half = 0; half < 2; ++half) {
                 const int bounded = min(own.channel(k_iter.tile, half), n - 1);
                 if (!C::blockwise) channel_scales[half] = scale_b[bounded * scale_b_row];
-                channel_biases[half] = epilogue.bias_of(bounded);
+                if (ADDENDS_EARLY) channel_biases[half] = epilogue.bias_of(bounded);
             }
             own.expect_others();
         }
@@ -131,13 +136,18 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
                 row_scale = scale_a[min((int)threadIdx.x, m - 1) * scale_a_row];
             }
         }
-        Addends<C::out_type, C::sums, C::accumulates> addends;  // arrive while the tile is multiplied
+        Addends<C::out_type, C::sums, C::accumulates> addends;
+        const auto load_addends = [&] {
+            const int first = own.channel(k_iter.tile, 0, RESULT_ANEW ? computed_anew(lane) : lane);
+            if (!ADDENDS_EARLY)
 #pragma unroll
-        for (int i = 0; i < C::sums; ++i) {
-            const int half = i / 2 % 2, row = i / 4 * 8 + lane % 4 * 2 + i % 2;
-            const int here = own.channel(k_iter.tile, half);
-            addends.load(i, out, row * ldo + here, own.completes(half) && row < m && here < n);
-        }
+                for (int half = 0; half < 2; ++half)
+                    channel_biases[half] = epilogue.bias_of(min(first + 8 * half * C::Tile::phases, n - 1));
+            const bool completed[2] = {own.completes(0), own.completes(1)};
+            each_element<C>(completed, RESULT_ANEW ? computed_anew(ldo) : ldo, first, m, n, lane,
+                            [&](int i, long long index, bool there) { addends.load(i, out, index, there); });
+        };
+        if (ADDENDS_EARLY) load_addends();
         if (C::a_vectors) at.codes = Ring<C::a_stages>(next_k_block);
 
         // Two sets of products alternate: while the tensor cores are busy with one, the other is scaled and added.
@@ -202,6 +212,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
             block.pipeline.wait_full(at.next);
             w.load(dynamic + (block.ring - shared_address(dynamic)) + stage, C::Tile::offset(weight_map, k_iter.tile));
             registers_fence(w.codes);
+            accesses_fence();  // or TMA may write what has not been read yet
             __syncwarp();
             if (lane == 0) block.pipeline.release(at.next);
             at.next.advance(C::k_warpgroups);
@@ -256,6 +267,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
         }
 #endif
         next_k_block -= k_iter.k_blocks;
+        if (!ADDENDS_EARLY) load_addends();
 
         if (iteration == 0) {
             if (!C::blockwise && !C::a_vectors) {
@@ -269,10 +281,11 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
         if (!own.reduce(sums, iteration & 1)) continue;
 
         // All numbers first, then all stores: interleaved, they would wait for each other.
+        const int place = own.unit * 8, of = RESULT_ANEW ? computed_anew(lane) : lane;
 #pragma unroll
         for (int j = 0; j < C::width / 8; ++j) {
             const float2 rows =
-                C::blockwise ? make_float2(1.0f, 1.0f) : *(const float2*)&row_scales[8 * j + lane % 4 * 2];
+                C::blockwise ? make_float2(1.0f, 1.0f) : *(const float2*)&row_scales[8 * j + of % 4 * 2];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 float& value = sums[4 * j + i];
@@ -280,17 +293,18 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
                 value = epilogue.biased(value, channel_biases[i / 2]);
                 value = ending.of(value, addends.number(4 * j + i));
                 if constexpr (C::amax) {
-                    const int row = j * 8 + lane % 4 * 2 + i % 2;
-                    if (own.owned[i / 2] && row < m && own.channel(k_iter.tile, i / 2) < n)
+                    const int row = j * 8 + of % 4 * 2 + i % 2;
+                    if (own.owned[i / 2] && row < m && own.channel(k_iter.tile, i / 2, of) < n)
                         largest = maximum(largest, magnitude(value));
                 }
                 if constexpr (C::out_type > BFLOAT16) value *= epilogue.reciprocal;
             }
         }
-        const int place = own.unit * 8;
         if constexpr (C::phases == 0 && (C::out_type == FLOAT16 || C::out_type == BFLOAT16))
-            store_pairs<C>(sums, own.owned, out, ldo, C::Tile::channel(k_iter.tile, place), m, n, lane);
-        else store_each<C>(sums, own.owned, out, ldo, k_iter.tile, place, m, n, lane);
+            store_pairs<C>(sums, own.owned, out, ldo, C::Tile::channel(k_iter.tile, place), m, n, of);
+        else
+            store_each<C>(sums, own.owned, out, RESULT_ANEW ? computed_anew(ldo) : ldo, own.channel(k_iter.tile, 0, of),
+                          m, n, of);
     }
     if constexpr (C::amax) publish_amax(largest, amax);
 }

@@ -61,8 +61,9 @@ struct WarpUnits {
             owned[half] = owners[half] == block.rank;
         }
     }
-    DEVICE int channel(int tile, int half) const {
-        return C::Tile::channel(tile, unit * 8 + block.lane / 4 + 8 * half);
+    DEVICE int channel(int tile, int half) const { return channel(tile, half, block.lane); }
+    DEVICE int channel(int tile, int half, int lane) const {
+        return C::Tile::channel(tile, unit * 8 + lane / 4 + 8 * half);
     }
     // Whether the warp completes a unit, or one of the two.
     DEVICE bool completes(int half) const { return k_warpgroup == 0 && owned[half]; }
@@ -123,6 +124,17 @@ struct WarpUnits {
     }
 };
 
+// x, of which nothing is known from before: what is computed with it is computed behind this, and not kept in registers
+// from where the same was computed before.
+DEVICE long long computed_anew(long long x) {
+    asm volatile("" : "+l"(x));
+    return x;
+}
+DEVICE int computed_anew(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 // Stores 16 bytes of a result, which stay in L2 for its reader if it `keeps` them: a weight that streams through drives
 // others out.
 template <bool keeps>
@@ -138,19 +150,34 @@ DEVICE void store_result(void* to, uint4 v) {
 // some bytes may be stored where the number is divisible by as many.
 DEVICE unsigned alignment_of(const void* to, long long ldo) { return (unsigned)(size_t)to | 2 * (unsigned)ldo; }
 
-// Stores the 16 channels at a place of a tile, of each eight only if they are ``owned``: each result for itself, as
-// float32, rounded to 16 bits or encoded.
-template <class C>
-DEVICE void store_each(const float (&sums)[C::sums], const bool (&owned)[2], void* to, long long ldo, int tile,
-                       int place, int m, int n, int lane) {
+// Calls visit(i, index, there) for each sum of a lane: which element of the result it is, and whether the result has it
+// and the warp ``owned`` its unit. ``first`` is the lane's channel of the first unit. Rows are found by additions.
+template <class C, class Visit>
+DEVICE void each_element(const bool (&owned)[2], long long ldo, int first, int m, int n, int lane, const Visit& visit) {
+    constexpr int apart = 8 * C::Tile::phases;  // channels of the two units
+    long long index = lane % 4 * 2 * ldo + first;
+    int left = m - lane % 4 * 2;
 #pragma unroll
-    for (int i = 0; i < C::sums; ++i) {
-        const int row = i / 4 * 8 + lane % 4 * 2 + i % 2, half = i / 2 % 2;
-        const int channel = C::Tile::channel(tile, place + lane / 4 + 8 * half);
-        if (!owned[half] || row >= m || channel >= n) continue;
-        if constexpr (C::out_type <= BFLOAT16) store_element<C::out_type>(to, row * ldo + channel, sums[i]);
-        else static_cast<byte*>(to)[row * ldo + channel] = encode<C::out_type - 3>(sums[i]);
-    }
+    for (int j = 0; j < C::width / 8; ++j, index += 8 * ldo, left -= 8)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            visit(4 * j + i, index + i % 2 * ldo + i / 2 * apart,
+                  owned[i / 2] && i % 2 < left && first + i / 2 * apart < n);
+}
+
+// Stores the 16 channels at a place of a tile, of each eight only if they are ``owned``: each result for itself, as
+// float32, rounded to 16 bits or encoded. ``first``: as above.
+template <class C>
+DEVICE void store_each(const float (&sums)[C::sums], const bool (&owned)[2], void* to, long long ldo, int first, int m,
+                       int n, int lane) {
+    each_element<C>(owned, ldo, first, m, n, lane, [&](int i, long long index, bool there) {
+        if constexpr (C::out_type <= BFLOAT16) {
+            if (there) store_element<C::out_type>(to, index, sums[i]);
+        } else {
+            const byte code = encode<C::out_type - 3>(sums[i]);
+            if (there) static_cast<byte*>(to)[index] = code;
+        }
+    });
 }
 
 // The same of neighbouring channels from ``base`` on, rounded to 16 bits.

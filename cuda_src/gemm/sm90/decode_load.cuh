@@ -14,6 +14,8 @@ struct DecodeLayout : Config {
     static_assert(Config::multicast_tiles <= Config::width / 8, "the swizzle of a tile repeats every 8 rows");
     static_assert(Config::stages % Config::k_warpgroups == 0, "a consumer comes back to its stage");
     static_assert(Config::a_stages % Config::k_warpgroups == 0 || Config::a_vectors > 0, "as in the other ring");
+    // Else a block might complete no channels of a warpgroup, and nothing would keep those that share them in step.
+    static_assert(Config::m_warpgroups == 1 || Config::k_warpgroups == 1 || Config::split_k == 1, "warpgroups meet");
     static_assert(Config::scale_rows == 1 || Config::scale_rows == BLOCK_K, "scales of 1x128 or 128x128");
 
     static constexpr int tile = Config::warpgroup_channels * Config::m_warpgroups;

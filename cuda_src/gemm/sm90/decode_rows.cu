@@ -159,7 +159,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
         if (!C::blockwise || C::bias_type >= 0) threads_sync(2, C::consumers);
         if (ranks > 1) {
             if (iteration == 0) cluster_wait();  // the other blocks have initialized their barriers
-            else barrier_wait(block.reduce_empty, turn ^ 1);
+            else if (warp < active) barrier_wait(block.reduce_empty, turn ^ 1);  // others need not be in step with it
         }
         if (warp >= active) continue;
         Addends<C::out_type, C::sums, C::accumulates> addends;  // arrive while partial sums are exchanged

@@ -38,6 +38,6 @@ DEVICE void align_rows(char* tiles, float* scales, const WideRows& from, int fir
                     pieces[i].codes(0, code(i), from.vecs - skipped - at * PIECE));
         }
     }
-    writes_fence();
+    accesses_fence();
     threads_sync(2, THREADS);
 }

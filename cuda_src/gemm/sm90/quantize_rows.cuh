@@ -71,6 +71,6 @@ DEVICE void quantize_rows(char* tiles, float* scales, const WideRows& from, int 
         if (vec_of(v) < from.vecs) codes = encode_vec8<INPUT, FORMAT, MODE>(loaded[v], divisor);
         store8(tiles + (own / 16 * SIDE + row) * 128 + unit * 16 + own % 2 * 8, codes);
     }
-    writes_fence();
+    accesses_fence();
     threads_sync(2, THREADS);
 }

@@ -3,6 +3,7 @@
 #pragma once
 #include "../../ptx/transpose.cuh"
 #include "tiled_layout.cuh"
+#include "../generic/codes.cuh"
 
 template <int bytes>
 struct ElementOf {
@@ -92,55 +93,118 @@ struct TileStore {
         }
     }
 
-    DEVICE static unsigned loaded(unsigned at) {
-        unsigned word;
-        asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(at) : "memory");
-        return word;
-    }
+    // ---- results that threads store, and load what they are added to, at any address
 
-    // Stores those bytes of a word, whose first is the at-th of a row, that are among its ``bytes``.
-    DEVICE static void store_word(byte* to, unsigned word, int at, int bytes) {
-        if (at >= 0 && at + 4 <= bytes) {
-            *(unsigned*)to = word;
-            return;
+    DEVICE static Vector16 loaded(unsigned at) {
+        Vector16 v;
+        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                     : "r"(at)
+                     : "memory");
+        return v;
+    }
+    DEVICE static unsigned loaded_element(unsigned at) {
+        unsigned element;
+        unsigned short half;
+        if constexpr (C::item == 4) {
+            asm volatile("ld.shared.u32 %0, [%1];" : "=r"(element) : "r"(at) : "memory");
+        } else if constexpr (C::item == 2) {
+            asm volatile("ld.shared.u16 %0, [%1];" : "=h"(half) : "r"(at) : "memory");
+            element = half;
+        } else {
+            asm volatile("ld.shared.u8 %0, [%1];" : "=h"(half) : "r"(at) : "memory");
+            element = half;
         }
-#pragma unroll
-        for (int i = 0; i < 4; i += C::item)
-            if (at + i >= 0 && at + i < bytes) *(Out*)(to + i) = (Out)(word >> 8 * i);
+        return element;
     }
 
-    // Stores this warp's 16 rows of a piece from ``row`` and ``column`` on, at any address: a lane has a word of several
-    // rows on their way, and joins the words of two lanes to one that is aligned in the result.
-    DEVICE void store_words(unsigned buffer, int row, int column) const {
-        constexpr int words = C::piece_bytes / 4, down = 32 / words, each = 16 / down;
-        constexpr int batch = C::scales == SCALES_GROUP ? 2 : 4;
-        const int word = lane % words, bytes = least(n - column, C::piece_columns) * C::item;
+    // A lane's place of 16 rows of a piece, where so many lanes share one.
+    static constexpr int vectors = C::piece_bytes / 16, rows_at_once = 32 / vectors;
+    DEVICE byte* row_of(int row, int column) const { return static_cast<byte*>(out) + (row * ldo + column) * C::item; }
+    DEVICE int bytes_from(int column) const { return least(n - column, C::piece_columns) * C::item; }
+
+    // Stores this warp's 16 rows of a piece from ``row`` and ``column`` on: vectors as they are aligned in the result,
+    // each from two of the buffer, a lane those of several rows at a time. What is left of a row is less than a vector
+    // before these and less than one behind them, together one unless the result ends in the piece: by elements.
+    DEVICE void store_rows(unsigned buffer, int row, int column) const {
+        constexpr int steps = 16 / rows_at_once, most = C::scales == SCALES_GROUP ? 1 : 2;
+        constexpr int batch = steps < most ? steps : most;
+        const int vector = lane % vectors, bytes = bytes_from(column);
+        if (bytes <= 0) return;
 #pragma unroll 1
-        for (int begin = 0; begin < each; begin += batch) {
-            unsigned here[batch];
-#pragma unroll
-            for (int i = 0; i < batch; ++i)
-                here[i] = loaded(buffer + place((begin + i) * down + lane / words, word / 4) + word % 4 * 4);
+        for (int begin = 0; begin < steps; begin += batch) {
+            Vector16 low[batch], high[batch];
 #pragma unroll
             for (int i = 0; i < batch; ++i) {
-                const int at = row + (begin + i) * down + lane / words;
-                byte* const to = static_cast<byte*>(out) + (at * ldo + column) * C::item;
-                if constexpr (C::item == 4) {
-                    if (at < m) store_word(to + 4 * word, here[i], 4 * word, bytes);
-                } else {
-                    const int off = (int)(size_t)to & 3;
-                    const unsigned before = __shfl_up_sync(0xffffffffu, here[i], 1, words),
-                                   last = __shfl_sync(0xffffffffu, here[i], words - 1, words);
-                    if (at >= m) continue;
-                    store_word(to - off + 4 * word, __funnelshift_l(before, here[i], 8 * off), 4 * word - off, bytes);
-                    if (off && word == 0)
-                        store_word(to - off + C::piece_bytes, last >> (32 - 8 * off), C::piece_bytes - off, bytes);
-                }
+                const int down = (begin + i) * rows_at_once + lane / vectors;
+                low[i] = loaded(buffer + place(down, vector));
+                high[i] = loaded(buffer + place(down, least(vector + 1, vectors - 1)));
+            }
+#pragma unroll
+            for (int i = 0; i < batch; ++i) {
+                const int at = row + (begin + i) * rows_at_once + lane / vectors;
+                byte* const to = row_of(at, column);
+                const int ahead = -(int)off_word(to) & 15;
+                if (at < m && ahead + 16 * vector + 16 <= bytes)
+                    store16(to + ahead + 16 * vector, joined(low[i], high[i], ahead));
+            }
+        }
+        constexpr int each = 16 / C::item, edges = 16 * each / 32, of_edges = edges < 4 ? edges : 4;
+#pragma unroll 1
+        for (int begin = 0; begin < (bytes < C::piece_bytes ? 2 : 1) * edges; begin += of_edges) {
+            unsigned elements[of_edges];
+            byte* to[of_edges];
+#pragma unroll
+            for (int i = 0; i < of_edges; ++i) {
+                const int number = (begin + i) * 32 + lane, down = number / each % 16;
+                byte* const first = row_of(row + down, column);
+                const int head = least(-(int)off_word(first) & 15, bytes);
+                int at = (number / (16 * each) * each + number % each) * C::item;
+                if (at >= head) at += (bytes - head) & ~15;
+                to[i] = row + down < m && at < bytes ? first + at : nullptr;
+                if (to[i]) elements[i] = loaded_element(buffer + place(down, at / 16) + at % 16);
+            }
+#pragma unroll
+            for (int i = 0; i < of_edges; ++i)
+                if (to[i]) *(Out*)to[i] = (Out)elements[i];
+        }
+    }
+
+    // Loads what this warp's 16 rows of a piece are added to: of the vectors of the result's memory the two that have each
+    // one of the buffer. By elements where the piece is at the result's beginning or end, outside of which nothing is read.
+    DEVICE void load_rows(unsigned buffer, int row, int column) const {
+        constexpr int steps = 16 / rows_at_once, most = C::pingpong || C::sums * C::m_slices > 64 ? 1 : 2;
+        constexpr int batch = steps < most ? steps : most;
+        const int vector = lane % vectors, bytes = bytes_from(column), last = least(row + 15, m - 1);
+        if ((row * ldo + column) * C::item < 15 || ((m - 1 - last) * ldo + n - column) * C::item < bytes + 15) {
+            load_elements(buffer, row, column);
+            return;
+        }
+#pragma unroll 1
+        for (int begin = 0; begin < steps; begin += batch) {
+            Vector16 low[batch], high[batch];
+            unsigned off[batch];
+#pragma unroll
+            for (int i = 0; i < batch; ++i) {
+                const byte* const from =
+                    row_of(least(row + (begin + i) * rows_at_once + lane / vectors, last), column) + 16 * vector;
+                off[i] = off_word(from);
+                low[i] = high[i] = Vector16{0, 0, 0, 0};
+                if (16 * vector < bytes) low[i] = load16(from - off[i]);
+                if (off[i] && 16 * vector + 16 - (int)off[i] < bytes) high[i] = load16(from - off[i] + 16);
+            }
+#pragma unroll
+            for (int i = 0; i < batch; ++i) {
+                const Vector16 v = joined(low[i], high[i], off[i]);
+                asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(
+                                 buffer + place((begin + i) * rows_at_once + lane / vectors, vector)),
+                             "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+                             : "memory");
             }
         }
     }
 
-    // Loads the elements of the result that this warp's 16 rows of a piece are added to.
+    // The same by elements; zeros where the result has none.
     DEVICE void load_elements(unsigned buffer, int row, int column) const {
         // Of a lane; on their way. Ping-pong tiles of 192 columns leave registers for no more.
         constexpr int each = 16 * C::piece_columns / 32, most = C::pingpong ? 4 : 8, batch = each < most ? each : most;
@@ -153,10 +217,12 @@ struct TileStore {
                 for (int i = 0; i < batch; ++i) {
                     const int number = (begin + i) * 32 + lane;
                     const int down = number / C::piece_columns, across = number % C::piece_columns;
-                    if (row + down >= m || column + across >= n) continue;
                     const unsigned at = buffer + place(down, across * C::item / 16) + across * C::item % 16;
-                    if (pass == 0) elements[i] = static_cast<const Out*>(out)[(row + down) * ldo + column + across];
-                    else if constexpr (C::item == 4)
+                    if (pass == 0) {
+                        elements[i] = 0;
+                        if (row + down < m && column + across < n)
+                            elements[i] = static_cast<const Out*>(out)[(row + down) * ldo + column + across];
+                    } else if constexpr (C::item == 4)
                         asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(elements[i]) : "memory");
                     else asm volatile("st.shared.u16 [%0], %1;" ::"r"(at), "h"((unsigned short)elements[i]) : "memory");
                 }
@@ -204,7 +270,9 @@ struct TileStore {
                     for (int i = 0; i < C::buffers; ++i) {
                         const int row = first_row + (round + i) / C::pieces * slice_step + warp * 16;
                         const int column = first_column + (round + i) % C::pieces * C::piece_columns;
-                        load_elements(buffers + i * C::buffer_bytes + warp * (16 * C::piece_bytes), row, column);
+                        const unsigned to = buffers + i * C::buffer_bytes + warp * (16 * C::piece_bytes);
+                        if constexpr (C::pingpong && C::columns > 128) load_elements(to, row, column);  // registers
+                        else load_rows(to, row, column);
                     }
                     __syncwarp();
                 }
@@ -218,7 +286,7 @@ struct TileStore {
                 stage(buffer_of(round + i) + warp * (16 * C::piece_bytes), value, slice, piece * C::piece_columns / 2);
             }
             if (C::store_tiles) {
-                writes_fence();
+                accesses_fence();
                 threads_sync(barrier, 128);
             } else {
                 __syncwarp();
@@ -228,7 +296,7 @@ struct TileStore {
                 const int row = first_row + (round + i) / C::pieces * slice_step;
                 const int column = first_column + (round + i) % C::pieces * C::piece_columns;
                 const unsigned buffer = buffer_of(round + i);
-                if (!C::store_tiles) store_words(buffer + warp * (16 * C::piece_bytes), row + warp * 16, column);
+                if (!C::store_tiles) store_rows(buffer + warp * (16 * C::piece_bytes), row + warp * 16, column);
                 else if (warp == 0 && lane == 0 && row < m && column < n)
                     tile_store(map, buffer, column * C::item, row);
             }

@@ -48,6 +48,7 @@ class RealignArgs(NamedTuple):
     n: Int32
     k: Int32
     ld: Int32
+    cleared: Pointer
 
 
 class CopyArgs(NamedTuple):
@@ -104,7 +105,10 @@ def rest(p: ScaledMm) -> ScaledMm:
 
 
 def plan_realign(p: ScaledMm) -> Launch:
-    """Return ``launch(stream, a, copy_of_a, b, copy_of_b)``: rows of a multiple of 16 codes, filled by zeros."""
+    """Return ``launch(stream, a, copy_of_a, b, copy_of_b, cleared)``: rows of a multiple of 16 codes, filled by zeros.
+
+    ``cleared`` is the address of an amax that becomes 0, or 0.
+    """
     ld = round_up(p.k, ALIGNMENT)
     blocks = ceil_div((p.m + p.n) * ld // ALIGNMENT, THREADS)
     most = p.target.multiprocessors * BLOCKS_A_MULTIPROCESSOR
@@ -117,7 +121,7 @@ def plan_realign(p: ScaledMm) -> Launch:
         block=THREADS,
         programmatic=True,
     )
-    args = RealignArgs(0, p.lda, 0, p.m, 0, p.ldb, 0, p.n, p.k, ld)
+    args = RealignArgs(0, p.lda, 0, p.m, 0, p.ldb, 0, p.n, p.k, ld, 0)
     return launcher.bind_args((min(blocks, most), 1, 1), args)
 
 
@@ -159,7 +163,7 @@ def plan_realigned(p: ScaledMm, plan: Callable[[ScaledMm], Matmul]) -> Matmul:
     def launch(stream: int, *addresses: int) -> None:
         a, b, scale_a, scale_b, bias, out, out_scale, amax, scratch = addresses
         if move is not None:
-            move(stream, a, scratch + at_a, b, scratch + at_b)
+            move(stream, a, scratch + at_a, b, scratch + at_b, 0)
             a, b = scratch + at_a, scratch + at_b
         result = out if copy is None else scratch + at_out
         multiply(stream, a, b, scale_a, scale_b, bias, result, out_scale, amax, scratch)

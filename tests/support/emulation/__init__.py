@@ -64,6 +64,8 @@ class Emulator:
         self.flush_subnormals: bool | None = None
         """Whether fp32 subnormals become zero; None for what the platform's compile options say."""
         self.schedule = Schedule()
+        self.reads_need_fences = True
+        """Whether TMA may only write what threads have read after a ``fence.proxy.async`` of theirs."""
         self.watched: Memory | None = None
         self.launches: list[str] = []
         """The entries launched so far."""
@@ -173,7 +175,7 @@ class Emulator:
         watched = self.watched.arrays() if self.watched else []
         arrays = (Array * max(len(watched), 1))(*watched)
         launch.call, launch.report, launch.report_bytes = kernel.call, ctypes.addressof(report), len(report)
-        launch.schedule = self.schedule.numbers()
+        launch.schedule, launch.reads_need_fences = self.schedule.numbers(), self.reads_need_fences
         launch.arrays, launch.array_count = ctypes.addressof(arrays), len(watched)
         if self._engine.emulation_launch(launch):
             under = f" [schedule: {self.schedule}]" if self.schedule != Schedule() else ""

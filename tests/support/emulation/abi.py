@@ -23,6 +23,7 @@ class Launch(ctypes.Structure):
         ("schedule", ctypes.c_uint32 * 3),
         ("together", ctypes.c_int32),
         ("flush_subnormals", ctypes.c_int32),
+        ("reads_need_fences", ctypes.c_int32),
         ("arrays", ctypes.c_void_p),
         ("array_count", ctypes.c_int32),
         ("report", ctypes.c_void_p),

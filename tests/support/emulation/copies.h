@@ -8,7 +8,7 @@ namespace {
 
 // What a test writes into a tensor map (hopper.h).
 struct Map {
-    long long memory, rows, columns, stride, box_rows, box_columns, item;  // columns in bytes
+    long long memory, rows, columns, stride, box_rows, box_columns, item, swizzled;  // columns in bytes
 };
 
 struct Flight {
@@ -19,6 +19,7 @@ struct Flight {
     std::vector<Copy> copies;  // of cp.async, in the place of a box
     Thread *by;
     uintptr_t site;
+    std::vector<unsigned char> stored;  // by st.async, in the place of a box
 };
 std::vector<Flight> flights;
 
@@ -32,7 +33,7 @@ void each_part(const Map &map, unsigned address, int column, int row, const Visi
     for (long long i = 0; i < map.box_rows; i++)
         for (long long j = 0; j < map.box_columns; j += 16) {
             unsigned at = address + static_cast<unsigned>(i * map.box_columns + j);
-            if (map.item == 1) at = swizzled(at, map.box_columns);
+            if (map.swizzled) at = swizzled(at, map.box_columns);
             const bool inside = row + i >= 0 && row + i < map.rows && column + j >= 0;
             const long long left = inside ? std::min(16ll, map.columns - (column + j)) : 0;
             visit(at, map.memory + (row + i) * map.stride + column + j, std::max(left, 0ll));
@@ -52,8 +53,10 @@ void begin_write(Block &block, size_t index, size_t bytes, uintptr_t site, bool 
             if (proxy && !known_to_proxy(block, cell.writer, cell.written))
                 fail(site, "TMA writes what thread %u wrote: no fence.proxy.async stands between", cell.writer);
         }
+        const int reader = proxy && launch->reads_need_fences ? reader_without_fence(block, cell) : -1;
         if (!reads_known(block, cell))
             fail(site, "race on shared memory: copies over what another thread read since the last barrier");
+        if (reader >= 0) fail(site, "TMA writes what thread %d read: no fence.proxy.async stands between", reader);
         cell.writer = IN_FLIGHT;
         cell.written = now;
     }
@@ -74,7 +77,12 @@ void land(size_t which) {
     for (Barrier &b : f.to->barriers)
         if (b.address == f.barrier) barrier = &b;
     long bytes = 0;
-    if (f.copies.empty()) {
+    if (!f.stored.empty()) {
+        const size_t index = shared_index(f.address);
+        memcpy(memory_at(*f.to, index), f.stored.data(), f.stored.size());
+        end_write(*f.to, index, f.stored.size(), barrier->slot);
+        bytes = static_cast<long>(f.stored.size());
+    } else if (f.copies.empty()) {
         each_part(f.map, f.address, f.column, f.row, [&](unsigned at, long long from, long long inside) {
             unsigned char part[16] = {};
             memcpy(part, reinterpret_cast<const void *>(from), static_cast<size_t>(inside));
@@ -232,6 +240,19 @@ void emulation_words_arrive(unsigned barrier) {
     barrier_at(barrier, SITE);
     flights.push_back({current->block, 0, barrier, {}, 0, 0, std::move(current->copies), current, SITE});
     current->copies.clear();
+    if (launch->schedule.landing == EMULATED_AT_ONCE) land(flights.size() - 1);
+    give_way();
+}
+void emulation_remote_store(unsigned to, const void *values, int bytes, unsigned barrier) {
+    enter(SITE);
+    if (to % static_cast<unsigned>(bytes)) fail(SITE, "st.async of %d bytes to %#x, which is no multiple", bytes, to);
+    if (to / OF_BLOCK != barrier / OF_BLOCK) fail(SITE, "st.async into one block that is counted in another");
+    const SharedPlace at = place_at(to, static_cast<size_t>(bytes), SITE, "st.async");
+    const Barrier &b = barrier_at(barrier, SITE);
+    if (at.block != current->block && !b.fenced) fail(SITE, "st.async counts at an mbarrier whose initialization was not fenced");
+    begin_write(*at.block, at.index, static_cast<size_t>(bytes), SITE, false);
+    const auto *from = static_cast<const unsigned char *>(values);
+    flights.push_back({at.block, to % OF_BLOCK, barrier % OF_BLOCK, {}, 0, 0, {}, current, SITE, {from, from + bytes}});
     if (launch->schedule.landing == EMULATED_AT_ONCE) land(flights.size() - 1);
     give_way();
 }

@@ -40,6 +40,7 @@ struct EmulatedLaunch {
     EmulatedSchedule schedule;
     int32_t together;  // blocks that run at once: 1, a cluster's, which divide the grid, or 0 for all of a cooperative grid
     int32_t flush_subnormals;
+    int32_t reads_need_fences;  // fence.proxy.async after threads' reads, before TMA writes there
     const EmulatedArray *arrays;
     int32_t array_count;  // 0: global memory is not checked
     char *report;
@@ -82,11 +83,14 @@ void emulation_stores_read(int pending);
 void emulation_word_copy(unsigned to, const void *from);
 void emulation_words_arrive(unsigned barrier);
 void emulation_words_wait();
+void emulation_remote_store(unsigned to, const void *values, int bytes, unsigned barrier);
 void emulation_products_fence();
 // What registers hold into which a product is under way: a NaN, which arithmetic keeps.
 constexpr uint32_t EMULATED_POISONED_SUM = 0x7FCBADAD;
 // d[64, 2 * sums] = (keep ? d : 0) + a * b^T of 32 columns of tiles at these addresses; formats: whether they are e5m2.
 void emulation_product(float *d, int sums, unsigned a, unsigned b, int keep, int a_format, int b_format);
+// The same with a in registers, w of this thread; rows: of its two rows all 32 columns.
+void emulation_product_of_rows(float *d, int sums, const unsigned *w, const unsigned *rows, unsigned b, int keep, int a_format, int b_format);
 void emulation_products_commit();
 void emulation_products_wait(int pending);
 // Before an atomic operation on `bytes` at `address`.

@@ -23,5 +23,6 @@ def emulator(emulation_session: Emulator, monkeypatch: pytest.MonkeyPatch) -> It
     monkeypatch.setattr(jit, "prepare", emulation_session.prepare)
     emulation_session.flush_subnormals = None
     emulation_session.schedule = Schedule()
+    emulation_session.reads_need_fences = True
     emulation_session.launches.clear()
     return emulation_session

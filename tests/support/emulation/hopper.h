@@ -27,14 +27,17 @@ DEVICE void registers_take() {}
 // ---- TMA: a map is what tests write into it
 
 struct alignas(64) TensorMap {
-    long long memory, rows, columns, stride, box_rows, box_columns, item, unused[9];  // columns in bytes; words are not swizzled
+    long long memory, rows, columns, stride, box_rows, box_columns, item, swizzled, unused[8];  // columns in bytes
 };
-constexpr word64 EVICT_NORMAL = 0, EVICT_FIRST = 1;
+constexpr word64 EVICT_NORMAL = 0, EVICT_FIRST = 1, EVICT_LAST = 2;
 DEVICE bool elected() { return emulation_thread()->lane == 0; }
 DEVICE void map_prefetch(const TensorMap*) {}
 DEVICE void tile_prefetch(const TensorMap*, int, int) {}
 DEVICE void tile_load(unsigned to, const TensorMap* map, int column, int row, unsigned barrier, word64 = 0) {
     emulation_tile_load(to, map, column, row, barrier, 0);
+}
+DEVICE void tile_load_once(unsigned to, const TensorMap* map, int column, int row, unsigned barrier) {
+    tile_load(to, map, column, row, barrier);
 }
 DEVICE void tile_load_shared(unsigned to, const TensorMap* map, int column, int row, unsigned barrier, int blocks,
                              word64 = 0) {
@@ -48,10 +51,14 @@ template <int PENDING>
 DEVICE void stores_read() {
     emulation_stores_read(PENDING);
 }
-DEVICE void writes_fence() { emulation_proxy_fence(); }
+DEVICE void accesses_fence() { emulation_proxy_fence(); }
 DEVICE void word_copy(unsigned to, const void* from) { emulation_word_copy(to, from); }
 DEVICE void words_arrive(unsigned barrier) { emulation_words_arrive(barrier); }
 DEVICE void words_wait() { emulation_words_wait(); }
+template <class Floats>
+DEVICE void remote_store(unsigned to, Floats values, unsigned barrier) {
+    emulation_remote_store(to, &values, sizeof values, barrier);
+}
 
 // ---- wgmma
 
@@ -65,10 +72,23 @@ DEVICE void product_wait() {
 }
 template <int COUNT>
 DEVICE void registers_fence(float (&)[COUNT]) {}
+template <int ROWS, int COUNT>
+DEVICE void registers_fence(unsigned (&)[ROWS][COUNT]) {}
 template <int a_format, int b_format, int sums>
 DEVICE void product_issue(float (&d)[sums], word64 a, word64 b, int keep) {
     emulation_product(d, sums, (unsigned)(a & 0x3FFF) * 16, (unsigned)(b & 0x3FFF) * 16, keep, a_format == E5M2,
                       b_format == E5M2);
+}
+
+// With 64 rows of w in registers: four neighbours of a warp have two rows between them, four columns of each in a register.
+template <int w_format, int a_format, int sums>
+DEVICE void product_issue(float (&d)[sums], const unsigned (&w)[4], word64 a, int keep) {
+    unsigned rows[2][8];
+    for (int i = 0; i < 8; ++i)
+        for (int half = 0; half < 2; ++half)
+            rows[half][i] = __shfl_sync(0xffffffffu, w[i / 4 * 2 + half], emulation_thread()->lane / 4 * 4 + i % 4);
+    emulation_product_of_rows(d, sums, w, &rows[0][0], (unsigned)(a & 0x3FFF) * 16, keep, w_format == E5M2,
+                              a_format == E5M2);
 }
 
 // ---- shared memory by its address, and matrices
@@ -97,6 +117,16 @@ DEVICE void matrices_load(unsigned place, unsigned& a, unsigned& b, unsigned& c,
 DEVICE void matrices_store(unsigned place, unsigned a, unsigned b, unsigned c, unsigned d) {
     const unsigned pairs[4] = {a, b, c, d};
     for (int i = 0; i < 4; ++i) __builtin_memcpy(matrices_place(place, i), &pairs[i], 4);
+}
+// Transposes an 8x8 matrix of which a lane has the columns 2 * (lane % 4) + {0, 1} of row lane / 4.
+DEVICE unsigned warp_transpose(unsigned pair) {
+    const int row = emulation_thread()->lane / 4, column = emulation_thread()->lane % 4 * 2;
+    unsigned both = 0;
+    for (int i = 0; i < 2; ++i) {
+        const unsigned found = __shfl_sync(0xffffffffu, pair, (column + i) * 4 + row / 2);
+        both |= (found >> row % 2 * 16 & 0xFFFF) << 16 * i;
+    }
+    return both;
 }
 // Rounds two numbers to 16 bits each.
 template <int output>

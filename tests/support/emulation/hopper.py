@@ -1,32 +1,82 @@
-"""The text of sm90_tiled for the emulation: hopper.h in the place of PTX, and C++ for what it has of assembly itself."""
+"""The texts of sm90_tiled and sm90_decode for the emulation: hopper.h in the place of PTX, and C++ for what they have of
+assembly themselves."""
 
 import re
 import shutil
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from fp8core.kernels.gemm.sm90 import decode_unaligned, tensor_maps
 from fp8core.runtime import sources
+from support.emulation import Emulator, Schedule
 
 HEADER = Path(__file__).with_name("hopper.h")
-MAP = struct.Struct("=7q72x")
+MAP = struct.Struct("=8q64x")
 OPERANDS = re.compile(r'"=?[frh]"\(')
 Edit = tuple[str, str]
 """A regular expression that occurs once in the flat text, and what replaces it."""
 TILED: tuple[Edit, ...] = (
     (r"DEVICE word64 descriptor_of\(unsigned low\) \{\n    word64 made;.*?\n\}\n", ""),
     (r"hardware_round_pair(?=<C::out_type>)", "emulated_round_pair"),
-    # The emulation takes one variable a declaration.
+    # One variable a declaration.
     (r"(__shared__ alignas\(8\) word64) (barriers\[.*?\]), (vector_barriers.*?;)", r"\1 \2; \1 \3"),
 )
 """What sm90_tiled has of its own that the emulation does not."""
+ROUNDS_OF_DECODE: tuple[Edit, ...] = (
+    (r"hardware_round_pair(?=<C::out_type>\(sums)", "emulated_round_pair"),
+    (r"hardware_round_pair(?=<C::out_type>\(values)", "emulated_round_pair"),
+)
+DECODE: dict[str, tuple[Edit, ...]] = {
+    "decode": ROUNDS_OF_DECODE,
+    "decode_rows": (
+        *ROUNDS_OF_DECODE,
+        (r"(__shared__ alignas\(8\) float) (channel_scales\[.*?\]), (channel_biases.*?;)", r"\1 \2; \1 \3"),
+    ),
+}
+"""The same of sm90_decode and sm90_decode_rows."""
+WITHOUT_ASSEMBLY = {"wgmma": ("columns_of", "product_of_block"), "transpose": ("quad_transpose",)}
+"""Of the headers that hopper.h replaces, the functions that are written in others."""
+
+
+SCHEDULES = [
+    Schedule("next", "at once"),
+    Schedule("first", "late", 1),
+    Schedule("last", "late", 2),
+    Schedule("groups", "at once"),
+    Schedule("groups", "late", 1),
+    Schedule("groups", "sometime", 3),
+    Schedule("any", "sometime", 4),
+]
+"""Loaders as far ahead or as late as can be, warps that starve, copies at once, as late as can be and in between."""
+
+
+def launching(emulator: Emulator, texts: Mapping[str, str], patch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return what checks a product under a schedule, by these texts of kernels, or by another one of the first."""
+    others = sources.flatten
+    for module in (tensor_maps, decode_unaligned):
+        patch.setattr(module, "encode", encode_map)
+    patch.setattr(tensor_maps, "_SHARED", {})
+
+    def launch(product: Any, schedule: Schedule, text: str = "") -> None:
+        own = {**texts, next(iter(texts)): text} if text else texts
+        patch.setattr(sources, "flatten", lambda platform, name: own[name] if name in own else others(platform, name))
+        emulator.schedule = schedule
+        with emulator.watch() as memory:
+            product.check(memory)
+
+    return launch
 
 
 def encode_map(
     pointer: int, rows: int, columns: int, stride: int, box_rows: int, box_columns: int = 128, item: int = 1
 ) -> bytes:
     """Return a tensor map that hopper.h understands, in the place of `tensor_maps.encode`."""
-    return MAP.pack(pointer, rows, columns * item, stride, box_rows, box_columns * item, item)
+    swizzled = item == 1 and box_columns in tensor_maps.SWIZZLE
+    return MAP.pack(pointer, rows, columns * item, stride, box_rows, box_columns * item, item, swizzled)
 
 
 def hopper_text(folder: Path, name: str, edits: Sequence[Edit] = ()) -> str:
@@ -38,7 +88,8 @@ def hopper_text(folder: Path, name: str, edits: Sequence[Edit] = ()) -> str:
     shutil.copytree(sources.root() / "cuda_src", folder / "cuda_src", dirs_exist_ok=True)
     own = folder / "cuda_src" / "ptx"
     for header in ("tma", "wgmma", "transpose"):
-        (own / f"{header}.cuh").write_text('#pragma once\n#include "hopper.cuh"\n')
+        kept = "".join(_functions((own / f"{header}.cuh").read_text(), WITHOUT_ASSEMBLY.get(header, ())))
+        (own / f"{header}.cuh").write_text(f'#pragma once\n#include "hopper.cuh"\n{kept}')
     (own / "mbarrier.cuh").write_text("#pragma once\n")  # which platform.cuh includes
     words = HEADER.read_text().replace("#pragma once", '#pragma once\n#include "../platform.cuh"')
     (own / "hopper.cuh").write_text(words)
@@ -52,6 +103,20 @@ def hopper_text(folder: Path, name: str, edits: Sequence[Edit] = ()) -> str:
 def tiled_text(folder: Path, edits: Sequence[Edit] = ()) -> str:
     """Return the flat text of gemm/sm90/tiled.cu with ``edits``; ``folder`` is an empty one."""
     return hopper_text(folder, "gemm/sm90/tiled.cu", (*TILED, *edits))
+
+
+def decode_text(folder: Path, name: str = "decode", edits: Sequence[Edit] = ()) -> str:
+    """Return the same of decode.cu, or decode_rows.cu."""
+    return hopper_text(folder, f"gemm/sm90/{name}.cu", (*DECODE[name], *edits))
+
+
+def _functions(text: str, names: Sequence[str]) -> Iterator[str]:
+    """Yield the text of functions with these names, of each at least one."""
+    for name in names:
+        whole = rf"^(?:template <[^\n]*>\n)?DEVICE [^\n;]*\b{name}\((?:[^\n]*\}}\n|.*?^\}}\n)"
+        found = re.findall(whole, text, re.DOTALL | re.MULTILINE)
+        assert found, f"no {name} in the text"
+        yield from found
 
 
 def _shared_accesses(text: str) -> str:

@@ -142,7 +142,10 @@ void emulation_mbarrier_arrive(unsigned address, int bytes) {
     arrive(barrier_at(address, SITE), bytes, SITE);
     give_way();
 }
-bool emulation_mbarrier_passed(unsigned address, unsigned parity) { return has_passed(barrier_at(address, SITE), parity); }
+bool emulation_mbarrier_passed(unsigned address, unsigned parity) {
+    if (!has_passed(barrier_at(address, SITE), parity)) emulation_yield();
+    return has_passed(barrier_at(address, SITE), parity);
+}
 void emulation_mbarrier_wait(unsigned address, unsigned parity) {
     Thread &self = *current;
     enter(SITE);

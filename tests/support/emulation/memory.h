@@ -73,6 +73,19 @@ void note_read(Block &block, Cell &cell) {
     cell.read = now;
 }
 
+// A thread that read a byte, before what the current thread has TMA do now, without a fence.proxy.async since; or -1.
+int reader_without_fence(const Block &block, const Cell &cell) {
+    if (cell.read < block.first_epoch || cell.reader == NOBODY) return -1;
+    const auto fenced = [&](unsigned who, int32_t when) {
+        return current->clock.fenced[clock_index(block, static_cast<uint16_t>(who))] >= when;
+    };
+    if (cell.reader != MANY) return fenced(cell.reader, static_cast<int32_t>(cell.read)) ? -1 : cell.reader;
+    const std::vector<int32_t> &times = block.readers[cell.readers];
+    for (unsigned i = 0; i < block.threads; i++)
+        if (times[i] && !fenced(i, times[i])) return static_cast<int>(i);
+    return -1;
+}
+
 // Whether all who read a byte did so before what the current thread does now.
 bool reads_known(Block &block, Cell &cell) {
     if (cell.read < block.first_epoch) return true;

@@ -17,7 +17,7 @@ constexpr size_t GUARD = 64 << 10;  // past the dynamic shared memory: what is t
 constexpr unsigned char POISON = 0xFF;
 // In the place of a thread's number in its block: who wrote or read. From BY_BARRIER on: a copy that this mbarrier counts.
 constexpr uint16_t NOBODY = 0xFFFF, ATOMIC = 0xFFFE, IN_FLIGHT = 0xFFFD, MANY = 0xFFFC, MBARRIER = 0xFFFB, BY_BARRIER = 0x8000;
-constexpr size_t MOST_BARRIERS = 64;  // mbarriers of a block
+constexpr size_t MOST_BARRIERS = 128;  // mbarriers of a block
 
 struct Variable {
     uintptr_t address;
@@ -99,6 +99,9 @@ struct Product {
     unsigned a, b;
     int a_format, b_format, keep;
     uint32_t group;
+    const unsigned *w;    // registers in the place of a, or null: they may not change until the product is awaited
+    unsigned held[4];     // what they were
+    unsigned char rows[2][32];
 };
 struct Copy {  // by cp.async
     size_t to;

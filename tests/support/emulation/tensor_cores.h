@@ -39,7 +39,10 @@ void decode_row(double (&into)[32], unsigned address, int format) {
 void multiply(const Product &p, std::vector<float> &sums) {
     const unsigned thread = current->known.thread.x % 128, row = thread / 32 * 16 + thread % 32 / 4;
     double a[2][32], b[32];
-    for (unsigned half = 0; half < 2; half++) decode_row(a[half], p.a + (row + half * 8) * 128, p.a_format);
+    for (unsigned half = 0; half < 2; half++)
+        if (!p.w) decode_row(a[half], p.a + (row + half * 8) * 128, p.a_format);
+        else
+            for (unsigned k = 0; k < 32; k++) a[half][k] = codes.of[p.a_format][p.rows[half][k]];
     for (unsigned i = 0; i < sums.size(); i += 4)
         for (unsigned j = 0; j < 2; j++) {
             decode_row(b, p.b + (i / 4 * 8 + thread % 4 * 2 + j) * 128, p.b_format);
@@ -65,7 +68,8 @@ void begin_operand(unsigned address, unsigned rows, uintptr_t site) {
     begin_read(first, first + rows * 128, PRODUCT, current->products + 1);
 }
 
-void finish_product(Thread &t, const Product &p) {
+void finish_product(Thread &t, const Product &p, uintptr_t site) {
+    if (p.w && memcmp(p.w, p.held, sizeof p.held)) fail(site, "writes registers that a product reads");
     for (Sums &s : t.sums)
         if (s.at == p.into) {
             multiply(p, s.value);
@@ -76,7 +80,7 @@ void finish_product(Thread &t, const Product &p) {
 void finish_products(uint32_t group, uintptr_t site) {
     Thread &t = *current;
     size_t done = 0;
-    while (done < t.issued.size() && t.issued[done].group <= group) finish_product(t, t.issued[done++]);
+    while (done < t.issued.size() && t.issued[done].group <= group) finish_product(t, t.issued[done++], site);
     t.issued.erase(t.issued.begin(), t.issued.begin() + static_cast<long>(done));
     for (Sums &s : t.sums) {
         for (size_t i = 0; i < s.value.size(); i++)
@@ -87,20 +91,12 @@ void finish_products(uint32_t group, uintptr_t site) {
     end_reads(PRODUCT, group);
 }
 
-}  // namespace
-
-extern "C" {
-
-void emulation_products_fence() { current->products_fenced = true; }
-
-void emulation_product(float *d, int sums, unsigned a, unsigned b, int keep, int a_format, int b_format) {
+void issue(int sums, Product made, uintptr_t site) {
     Thread &self = *current;
-    enter(SITE);
-    if (!self.products_fenced) fail(SITE, "a product whose registers no wgmma.fence orders after the last wait");
-    if (self.known.lane == 0) {
-        begin_operand(a + self.known.thread.x % 128 / 32 * 16 * 128, 16, SITE);
-        begin_operand(b, 2 * static_cast<unsigned>(sums), SITE);
-    }
+    float *const d = made.into;
+    enter(site);
+    if (!self.products_fenced) fail(site, "a product whose registers no wgmma.fence orders after the last wait");
+    if (self.known.lane == 0) begin_operand(made.b, 2 * static_cast<unsigned>(sums), site);
     auto into = std::find_if(self.sums.begin(), self.sums.end(), [&](const Sums &s) { return s.at == d; });
     if (into == self.sums.end()) {
         self.sums.push_back({d, std::vector<float>(d, d + sums), 0});
@@ -108,7 +104,27 @@ void emulation_product(float *d, int sums, unsigned a, unsigned b, int keep, int
         for (int i = 0; i < sums; i++) memcpy(d + i, &EMULATED_POISONED_SUM, sizeof EMULATED_POISONED_SUM);
     }
     into->pending++;
-    self.issued.push_back({d, a, b, a_format, b_format, keep, self.products + 1});
+    made.group = self.products + 1;
+    self.issued.push_back(made);
+}
+
+}  // namespace
+
+extern "C" {
+
+void emulation_products_fence() { current->products_fenced = true; }
+
+void emulation_product(float *d, int sums, unsigned a, unsigned b, int keep, int a_format, int b_format) {
+    enter(SITE);
+    if (current->known.lane == 0) begin_operand(a + current->known.thread.x % 128 / 32 * 16 * 128, 16, SITE);
+    issue(sums, {d, a, b, a_format, b_format, keep}, SITE);
+}
+void emulation_product_of_rows(float *d, int sums, const unsigned *w, const unsigned *rows, unsigned b, int keep, int a_format,
+                               int b_format) {
+    Product made = {d, 0, b, a_format, b_format, keep, 0, w};
+    memcpy(made.held, w, sizeof made.held);
+    memcpy(made.rows, rows, sizeof made.rows);
+    issue(sums, made, SITE);
 }
 void emulation_products_commit() {
     current->products++;

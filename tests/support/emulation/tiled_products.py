@@ -7,14 +7,12 @@ import numpy as np
 from fp8core.kernels.gemm.sm90 import tiled
 from fp8core.kernels.gemm.sm90.tiled_cost import Scales, Tile
 from fp8core.problem import Activation, ScaledMm, Target
-from support import reference
 from support.emulation.memory import Memory
-from support.emulation.products import ROUNDING, SUMS, codes
-from support.emulation.running import FLOATS, empty, matrix
+from support.emulation.products import codes
+from support.emulation.results import Result
+from support.emulation.running import FLOATS, matrix
 
 E4M3FN = "float8_e4m3fn"
-LATER = 9
-"""What an activation and what is added may be off by, in units of the rounding of a sum near 1."""
 
 
 class TiledProduct(NamedTuple):
@@ -31,6 +29,8 @@ class TiledProduct(NamedTuple):
     amax: bool = False
     gap: int = 0
     """Elements between the result's rows; an odd one keeps TMA from storing it."""
+    offset: int = 0
+    """Bytes of the result's address past an aligned one."""
     early: bool = False
     """Whether the weight may be read before the kernel before has ended."""
     scale_tiles: bool = True
@@ -60,35 +60,22 @@ class TiledProduct(NamedTuple):
             *(Target("cuda", 90, 0, self.multiprocessors, 32, 227 << 10), m, n, k, E4M3FN, E4M3FN, self.out),
             *(("group", "block" if self.scales == "block" else "group") if along_k else ("row", "row")),
             *(strides_a, (k_blocks, 1) if along_k else (1, 0), self.bias, False, self.amax),
-            *(self.scales != "promoted", False, k, k, n + self.gap, 1 if self.gap % 8 else 16),
+            *(self.scales != "promoted", False, k, k, n + self.gap, 1 if self.gap % 8 or self.offset else 16),
         )._replace(activation=self.activation, beta=self.beta, prefetch_weight=self.early)
         assert tiled.scales_of(problem) == self.scales
         addend = random.standard_normal(n).astype(FLOATS[self.bias]) if self.bias else None
-        before = random.standard_normal((m, n)).astype(FLOATS[self.out])
+        result = Result(memory, random, (m, n), self.out, self.gap, self.offset)
         a, b = matrix(memory, codes_a, k), matrix(memory, codes_b, k)
-        out = empty(memory, (m, n), FLOATS[self.out], n + self.gap)
-        out.values[...] = before
-        largest = memory.array(np.full(1, np.nan, np.float32), writable=True)
         vectors = [memory.array(x).ctypes.data if x is not None else 0 for x in (scale_a, scale_b, addend)]
         pointers: list[Any] = [
             a.pointer,
             b.pointer,
             *vectors,
-            out.pointer,
+            result.out.pointer,
             0,
-            largest.ctypes.data if self.amax else 0,
+            result.amax.ctypes.data if self.amax else 0,
             0,
         ]
         tiled.tiled(problem, self.tile)(0, *pointers)
-
-        numbers = reference.decode(codes_a, E4M3FN), reference.decode(codes_b, E4M3FN).T
-        want = reference.scaled_mm(*numbers, wide_a, wide_b.T, addend) + self.beta * before.astype(np.float64)
-        magnitude = reference.scaled_mm(*map(np.abs, (*numbers, wide_a, wide_b.T)))
-        if self.activation:
-            want = reference.activated(want, self.activation)
-        got = out.values.astype(np.float64)
-        error = SUMS * (magnitude + LATER)
-        assert (np.abs(got - want) <= 1.01 * ROUNDING[self.out] * np.abs(want) + error).all()
-        assert (out.gap.view(np.uint8) == 0xA5).all()
-        if self.amax:
-            assert abs(largest[0] - np.abs(want).max()) <= error.max()
+        ending = {"activation": self.activation, "beta": self.beta, "amax": self.amax}
+        result.check((codes_a, codes_b), (wide_a, wide_b), addend, **ending)

@@ -31,6 +31,7 @@ from fp8core.kernels.gemm.sm90.decode_config import (
     MOST_ROWS,
     DecodeConfig,
     width,
+    with_registers,
     without_multicast,
     without_prefetch,
 )
@@ -136,6 +137,8 @@ def layout(problem: ScaledMm) -> DecodeConfig:
     if width(problem.m) < 8 * config.multicast_tiles:
         config = without_multicast(config, n)
     config = config._replace(phases=count)
+    if width(problem.m) == 16 and (problem.scale_b == "group" or problem.beta):
+        config = with_registers(config, problem.target)
     return config if problem.prefetch_weight else without_prefetch(config, problem.target)
 
 
@@ -206,7 +209,7 @@ def decode_unaligned(problem: ScaledMm, config: DecodeConfig | None = None) -> M
     rows = width(problem.m) // tiles if tiles > 1 else problem.m
     ld = round_up(problem.k, ALIGNMENT) if copies else problem.lda
     copy = plan_realign(problem._replace(n=0)) if copies else None
-    clear = plan_clear_amax(problem.target) if problem.amax else None
+    clear = plan_clear_amax(problem.target) if problem.amax and copy is None else None
     a_maps = None if loose else tensor_maps(problem.m, ld if copies else problem.k, ld, rows)
 
     def launch(
@@ -224,7 +227,7 @@ def decode_unaligned(problem: ScaledMm, config: DecodeConfig | None = None) -> M
         if clear is not None:
             clear(stream, amax)
         if copy is not None:
-            copy(stream, a, scratch, 0, 0)
+            copy(stream, a, scratch, 0, 0, amax)
             a = scratch
         given_a = a if a_maps is None else a_maps[a]
         multiply(stream, b_maps[b], given_a, scale_a, scale_b, bias, out, out_scale, amax)
@@ -245,6 +248,11 @@ UNALIGNED: Final = Requirement(
     ),
     "is for rows of codes that are not aligned to 16 bytes, FP8 results and amax",
 )
+NO_SCALES_OF_CHANNELS: Final = Requirement(
+    lambda p: in_groups(p).scale_b != "group",
+    "takes no scale of each channel along k, with which it gave wrong numbers, got scale_a per {p.scale_a} and scale_b"
+    " per {p.scale_b}",
+)
 SOME_K: Final = Requirement(lambda p: p.k > 0, "needs k > 0, got k={p.k}")
 FEW_ROWS: Final = Requirement(
     lambda p: p.m <= MOST_ROWS or p.batch_invariant,
@@ -260,6 +268,7 @@ SM90_DECODE_UNALIGNED: Final = Kernel(
         CUDA,
         supports("wgmma"),
         UNALIGNED,
+        NO_SCALES_OF_CHANNELS,
         OCP_FORMATS,
         FLOAT32_SCALES,
         OCP_RESULT,
