@@ -4,6 +4,7 @@ A tree of depth d is d pairs of a feature and a threshold, and 2 ** d leaves: li
 """
 
 import random
+from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -33,6 +34,8 @@ class How(NamedTuple):
     """What is left counts so much at most."""
     unit: float = 1e-4
     """Leaves are rounded to multiples of this."""
+    greatest: int = 10_000
+    """Leaves have so many units at most."""
 
 
 def thresholds(column: Floats) -> Floats:
@@ -56,32 +59,52 @@ def fit(asked: Floats, wanted: Floats, weights: Floats, how: How | None = None) 
     sums, made = np.zeros(len(wanted)), list[Tree]()
     for _ in range(how.trees):
         left = np.clip(wanted - sums, -how.most, how.most)
-        seen = weights * np.array([chance.random() < how.rows for _ in wanted])
+        seen = np.flatnonzero(weights * np.array([chance.random() < how.rows for _ in wanted]))
         columns = [c for c in chance.sample(range(len(edges)), round(how.columns * len(edges))) if len(edges[c])]
-        leaf: Numbers = np.zeros(len(wanted), dtype=np.int64)
-        cuts = list[tuple[int, float]]()
+        own = Seen(codes[:, seen], weights[seen], weights[seen] * left[seen])
+        leaf: Numbers = np.zeros(len(seen), dtype=np.int64)
+        cuts, places = list[tuple[int, float]](), np.zeros(len(wanted), dtype=np.int64)
         for _ in range(how.depth):
-            column, at = _best(codes, columns, edges, leaf, seen, left, how)
-            leaf = 2 * leaf + (codes[column] > at)
+            column, at = _best(own, columns, edges, leaf, how)
+            leaf = 2 * leaf + (own.codes[column] > at)
+            places = 2 * places + (codes[column] > at)
             cuts.append((column, float(edges[column][at])))
-        totals = np.bincount(leaf, seen * left, 1 << how.depth)
-        counts = np.bincount(leaf, seen, 1 << how.depth)
-        leaves = np.rint(how.rate * totals / (counts + how.prior) / how.unit)
-        sums = sums + how.unit * leaves[leaf]
+        totals = np.bincount(leaf, own.wanted, 1 << how.depth)
+        counts = np.bincount(leaf, own.weights, 1 << how.depth)
+        leaves = np.clip(np.rint(how.rate * totals / (counts + how.prior) / how.unit), -how.greatest, how.greatest)
+        sums = sums + how.unit * leaves[places]
         made.append((cuts, [int(value) for value in leaves]))
     return made
 
 
-def _best(
-    codes: Numbers, columns: list[int], edges: list[Floats], leaf: Numbers, seen: Floats, left: Floats, how: How
-) -> tuple[int, int]:
+def sums(trees: Iterable[Tree], asked: Floats, how: How) -> Floats:
+    """Return what trees say of rows of features."""
+    found = np.zeros(len(asked))
+    for cuts, leaves in trees:
+        places: Numbers = np.zeros(len(asked), dtype=np.int64)
+        for column, above in cuts:
+            places = 2 * places + (asked[:, column] > above)
+        found += how.unit * np.array(leaves)[places]
+    return found
+
+
+class Seen(NamedTuple):
+    """The rows that a tree sees."""
+
+    codes: Numbers
+    weights: Floats
+    wanted: Floats
+    """What is left of each, times its weight."""
+
+
+def _best(own: Seen, columns: list[int], edges: list[Floats], leaf: Numbers, how: How) -> tuple[int, int]:
     """Return the feature and the number of the threshold that explain most, asked of all leaves alike."""
     best, gain = (columns[0], 0), -1.0
     size = (int(leaf.max()) + 1) * BINS
     for column in columns:
-        places = leaf * BINS + codes[column]
-        totals: Any = np.bincount(places, seen * left, size).reshape(-1, BINS).cumsum(1)
-        counts: Any = np.bincount(places, seen, size).reshape(-1, BINS).cumsum(1)
+        places = leaf * BINS + own.codes[column]
+        totals: Any = np.bincount(places, own.wanted, size).reshape(-1, BINS).cumsum(1)
+        counts: Any = np.bincount(places, own.weights, size).reshape(-1, BINS).cumsum(1)
         above, more = totals[:, -1:] - totals, counts[:, -1:] - counts
         gains = (totals**2 / (counts + how.prior) + above**2 / (more + how.prior)).sum(0)[: len(edges[column])]
         at = int(np.argmax(gains))

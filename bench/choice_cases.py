@@ -3,8 +3,8 @@
 "models" has layers of real models, a few numbers of rows each. "fresh", "second", "third" and "fourth" have layers of
 other models and ones like them, of sizes and numbers of rows that chance took, odd ones among them; "border" has small
 weights on both sides of where their layouts change. "few" has products of up to 64 rows alone, "many" of more, and
-"between" of as many as several kernels may be fastest for. The half "judge" of "few" and "many" is blind: nothing is
-fitted to it, and no rule is changed for one of its products. None of its weights is in another list.
+"between" of as many as several kernels may be fastest for, and "fifth" of any number. The half "judge" of "fifth" is
+blind: nothing is fitted to it, and no rule is changed for one of its products. None of its weights is in another list.
 "odd" has few products, for the times of kernels that take what others do not.
 """
 
@@ -75,7 +75,7 @@ MOST_OPERATIONS: Final = 4e12
 MOST_ROWS: Final = 16384
 ODD_SHAPES: Final = "4096x4096", "5000x4100", "12345x4096", "1537x7168", "14336x4101"
 ODD_ROWS: Final = 1, 8, 33, 64, 301, 2001
-BLIND: Final = "few", "many"
+BLIND: Final = ("fifth",)
 """Lists whose half "judge" is blind."""
 
 
@@ -109,7 +109,8 @@ FOURTH: Final = Drawn("fourth", THIRD.shapes | TRANSPOSED, 600, (FRESH, SECOND, 
 FEW: Final = Drawn("few", FOURTH.shapes, 1600, (FRESH, SECOND, THIRD, FOURTH, BORDER), (4, 64))
 MANY: Final = Drawn("many", FEW.shapes, 1000, (*FEW.others, FEW), (65, 8192))
 BETWEEN: Final = Drawn("between", FEW.shapes, 1000, (*MANY.others, MANY), (12, 64), (1e6, 150e6))
-DRAWN: Final = {made.name: made for made in (FRESH, SECOND, THIRD, FOURTH, BORDER, FEW, MANY, BETWEEN)}
+FIFTH: Final = Drawn("fifth", FEW.shapes, 3600, (*BETWEEN.others, BETWEEN), (4, 8192))
+DRAWN: Final = {made.name: made for made in (FRESH, SECOND, THIRD, FOURTH, BORDER, FEW, MANY, BETWEEN, FIFTH)}
 LISTS: Final = ("models", *DRAWN, "odd")
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from bench import fit_estimates, fit_models
+from bench import fit_estimates, fit_models, fit_trees
 from bench.choice_cases import number
 from bench.choice_records import Record, forget, gains_today, latest
 from fp8core.kernels.gemm import corrections
@@ -28,7 +28,7 @@ def fitted(records: Sequence[Record], steps: int) -> Iterator[None]:
         for model in models:
             fit_estimates.search(model, model.samples(records), steps)
         gpu = records[0]["device"]
-        grown = {gpu: fit_estimates.grown(list(records))}
+        grown = {gpu: fit_trees.grown(records)}
         vars(corrections)["trees"] = lambda: grown
         forget()
         yield

@@ -11,33 +11,22 @@ are trees alone (docs/dev/fitting-estimates.md).
 """
 
 import argparse
-import json
 import math
 import sys
-from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from scipy.optimize import least_squares
 
 from bench import boosting
-from bench.choice_records import MEASURED, Record, report
+from bench.choice_records import MEASURED, report
 from bench.fit_models import MODELS, Model, put_in_place, rounded
-from bench.fit_samples import (
-    CONSTANTS_FALL,
-    Asked,
-    Sample,
-    asked_of_decode,
-    asked_of_library,
-    asked_of_tiles,
-    records_of,
-)
-from fp8core.kernels.gemm import corrections
+from bench.fit_samples import CONSTANTS_FALL, Sample, records_of
+from bench.fit_trees import CORRECTIONS, grown, written
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 RUNS: Final = ROOT / "docs" / "results" / "choice"
-CORRECTIONS: Final = ROOT / "fp8core" / "kernels" / "gemm" / corrections.FILE
 ERROR: Final = 0.04
 """Of the logarithm of a time; from here on an error counts linearly, not by its square."""
 PRIOR: Final = 0.02
@@ -45,16 +34,6 @@ PRIOR: Final = 0.02
 STEPS: Final = 30
 GAIN: Final = 0.005
 """The part of the loss that a search may still gain where constants are current."""
-
-
-ASKED: Final[dict[str, tuple[Callable[[Iterable[Record]], Iterable[Asked]], boosting.How]]] = {
-    "cublaslt": (asked_of_library, boosting.How()),
-    "sm90_tiled": (asked_of_tiles, boosting.How(trees=120, rate=0.3, rows=1.0)),
-    "sm90_decode": (asked_of_decode, boosting.How()),
-}
-"""What trees are fitted to and how, by the kernels that they are for."""
-FAR: Final = 0.7
-"""A time whose logarithm differs by more than this from its estimate's is a mishap of its run."""
 
 
 class Fit(NamedTuple):
@@ -98,45 +77,6 @@ def search(model: Model, samples: list[Sample], steps: int = STEPS) -> Fit:
     return Fit(1 - after / before if before else 0.0, float(np.std(last[near])))
 
 
-Grown = dict[str, list[corrections.Raw]]
-"""Trees by the kernels that they are for, with the names of features."""
-
-
-def grown(records: list[Record]) -> Grown:
-    """Return the trees of each kernel that has some."""
-    return {kernel: trees(asked(records), how) for kernel, (asked, how) in ASKED.items()}
-
-
-def trees(asked: Iterable[Asked], how: boosting.How) -> list[corrections.Raw]:
-    """Return trees that are fitted to what times differ from their estimates by."""
-    some = [one for one in asked if abs(math.log(one.us / one.estimate)) <= FAR]
-    names = some[0].features._fields  # type: ignore[attr-defined]
-    wanted = np.array([math.log(one.us / one.estimate) for one in some])
-    made = boosting.fit(np.array([one.features for one in some]), wanted, np.array([one.weight for one in some]), how)
-    return [([(names[number], above) for number, above in cuts], leaves) for cuts, leaves in made]
-
-
-def written(made: Grown, gpu: str) -> str:
-    """Return the file of the trees, with those of other models of GPU as they are."""
-    known: dict[str, Any] = json.loads(CORRECTIONS.read_text(encoding="utf-8"))["trees"]
-
-    def text_of(kernels: Grown) -> str:
-        return members({kernel: lines_of(all_) for kernel, all_ in kernels.items()})
-
-    texts = members({name: text_of(kernels) for name, kernels in {**known, gpu: made}.items()})
-    return f'{{"made by": "python -m bench.fit_estimates --write", "trees": {texts}}}\n'
-
-
-def members(texts: dict[str, str]) -> str:
-    """Return an object as JSON whose values are, with a line for each."""
-    return "{\n" + ",\n".join(f"{json.dumps(name)}: {text}" for name, text in sorted(texts.items())) + "}"
-
-
-def lines_of(all_: Iterable[corrections.Raw]) -> str:
-    """Return trees as JSON, each in a line."""
-    return "[\n" + ",\n".join(json.dumps(tree, separators=(",", ":")) for tree in all_) + "]"
-
-
 def main() -> int:
     """Fit, print, and with --check tell whether the sources are current."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -171,7 +111,7 @@ def main() -> int:
         old = old or found.gained > GAIN
     if "trees" in arguments.only and not arguments.check:
         text = written(grown(records), arguments.gpu)
-        print(f"{corrections.FILE}: {len(text)} bytes")
+        print(f"{CORRECTIONS.name}: {len(text)} bytes")
         if arguments.write:
             CORRECTIONS.write_text(text, encoding="utf-8")
     return int(old and arguments.check)

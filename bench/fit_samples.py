@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from bench.choice_records import Record, config_of, every, is_of_today, part, problem_of, tile_of, work_of
+from bench.choice_records import BLOCK_TILES, Record, config_of, every, is_of_today, part, problem_of, tile_of, work_of
 from fp8core.kernels.encodings import ceil_div
 from fp8core.kernels.gemm import fallback_cost
 from fp8core.kernels.gemm.blaslt import ordering
@@ -53,14 +53,18 @@ class Offer(NamedTuple):
     workspace: int
 
 
-def offers(records: Iterable[Record], fall: float) -> dict[Offer, tuple[float, float]]:
-    """Return the mean time and weight of each algorithm of each product."""
-    found: dict[Offer, list[tuple[float, float]]] = {}
+def _offers(records: Iterable[Record], fall: float) -> Iterator[tuple[Record, Record, Offer, float]]:
     for record in records:
         for row, weight in rows_of(record, "cublaslt", fall):
             if row["channels"]:
-                key = Offer(work_of(record), config_of(row), row["workspace"])
-                found.setdefault(key, []).append((mean_us(row), weight))
+                yield record, row, Offer(work_of(record), config_of(row), row["workspace"]), weight
+
+
+def offers(records: Iterable[Record]) -> dict[Offer, tuple[float, float]]:
+    """Return the mean time and weight of each algorithm of each product."""
+    found: dict[Offer, list[tuple[float, float]]] = {}
+    for _, row, key, weight in _offers(records, CONSTANTS_FALL):
+        found.setdefault(key, []).append((mean_us(row), weight))
     return {
         key: (sum(us for us, _ in all_) / len(all_), sum(w for _, w in all_) / len(all_)) for key, all_ in found.items()
     }
@@ -69,6 +73,8 @@ def offers(records: Iterable[Record], fall: float) -> dict[Offer, tuple[float, f
 class Asked(NamedTuple):
     """What trees are fitted to."""
 
+    product: int
+    """A number that times of one product and one run share."""
     features: tuple[float, ...]
     estimate: float
     us: float
@@ -77,9 +83,9 @@ class Asked(NamedTuple):
 
 def asked_of_library(records: Iterable[Record]) -> Iterator[Asked]:
     """Give the times of cuBLASLt's algorithms, with what is asked of each."""
-    for key, (us, weight) in offers(records, TREES_FALL).items():
+    for record, row, key, weight in _offers(records, TREES_FALL):
         estimate = ordering.us(*key)
-        yield Asked(library_features(*key, estimate), estimate, us, weight)
+        yield Asked(id(record), library_features(*key, estimate), estimate, mean_us(row), weight)
 
 
 def asked_of_tiles(records: Iterable[Record]) -> Iterator[Asked]:
@@ -87,7 +93,7 @@ def asked_of_tiles(records: Iterable[Record]) -> Iterator[Asked]:
     for record, row, tile, weight in _tiles(records, TREES_FALL):
         p = problem_of(record)
         estimate = tiled_cost.us(p, tile)
-        yield Asked(tiled_choice.features(p, tile, estimate), estimate, mean_us(row), weight)
+        yield Asked(id(record), tiled_choice.features(p, tile, estimate), estimate, mean_us(row), weight)
 
 
 def asked_of_decode(records: Iterable[Record]) -> Iterator[Asked]:
@@ -96,14 +102,14 @@ def asked_of_decode(records: Iterable[Record]) -> Iterator[Asked]:
         p = problem_of(record)
         config = config_for(p)
         estimate = decode_cost.launch_us(p, config)
-        yield Asked(decode_cost.features(p, config, estimate), estimate, mean_us(row), 1.0)
+        yield Asked(id(record), decode_cost.features(p, config, estimate), estimate, mean_us(row), 1.0)
 
 
 def of_library(records: Iterable[Record]) -> list[Sample]:
     """Return the times of cuBLASLt's algorithms."""
     return [
         Sample(lambda key=key: ordering.us(*key), us, weight)  # type: ignore[misc]
-        for key, (us, weight) in offers(records, CONSTANTS_FALL).items()
+        for key, (us, weight) in offers(records).items()
     ]
 
 
@@ -152,8 +158,6 @@ BESIDE: Final[dict[str, Callable[[ScaledMm, float], float]]] = {
     "cublaslt_split_m": fallback_cost.split_m_us,
     "cublaslt_epilogue": fallback_cost.epilogue_us,
 }
-BLOCK_TILES: Final = tuple(ordering.Config(128, 128, 1, *cluster, 4) for cluster in ((2, 1), (4, 1), (4, 2)))
-"""The algorithms that the library has for scales that change along k: most of them."""
 
 
 def library_us(record: Record, kernel: str) -> float:

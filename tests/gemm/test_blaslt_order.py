@@ -121,7 +121,10 @@ def test_offers_on_hopper_are_in_the_order_of_their_estimates(stub):
 
 @pytest.mark.parametrize(
     ("name", "version", "corrected"),
-    [("NVIDIA H200", 130100, True), ("NVIDIA H200", 130200, False), ("NVIDIA H100 80GB HBM3", 130100, False)],
+    [
+        *(("NVIDIA H200", 130100, True), ("NVIDIA H200", 130200, False)),
+        *(("NVIDIA H100 80GB HBM3", 130100, True), ("NVIDIA GH200 480GB", 130100, False)),
+    ],
 )
 def test_estimates_are_corrected_for_the_gpu_and_the_library_that_were_measured(
     stub, monkeypatch, name, version, corrected

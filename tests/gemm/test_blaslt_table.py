@@ -1,8 +1,12 @@
 """The rows of the product: which is chosen, and what the others say."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from fp8core.errors import UnsupportedProblemError
+from fp8core.kernels.gemm.blaslt import query
+from fp8core.kernels.gemm.blaslt.rows import CUBLASLT_PAD_M
 from fp8core.kernels.gemm.sm90.decode import SM90_DECODE
 from fp8core.kernels.gemm.sm90.tiled import SM90_TILED
 from fp8core.kernels.gemm.table import SCALED_MM
@@ -228,6 +232,16 @@ def test_padding_many_rows_is_able_and_not_preferred(stub):
     assert verdict.status == "not preferred"
     assert "preferred up to 256 rows" in verdict.reason
     assert verdict.reason.endswith("got m=257")
+
+
+@pytest.mark.parametrize(("k", "compared"), [(4112, True), (4128, False), (4096, False)])
+def test_padding_rows_is_compared_where_codes_begin_between_sectors(monkeypatch, k, compared):
+    monkeypatch.setattr(query, "algorithms", lambda product: [SimpleNamespace(us=50.0)])
+    p = problem("group x block", m=257, k=k, lda=k, ldb=k)
+    assert CUBLASLT_PAD_M.compared(p) == compared
+    assert (CUBLASLT_PAD_M.reservation(p) is None) == compared
+    assert CUBLASLT_PAD_M.rough(p) > 50.0
+    assert CUBLASLT_PAD_M.us(p) == (CUBLASLT_PAD_M.rough(p) if compared else None)
 
 
 @pytest.mark.parametrize("target", [H200, MI350, HOST])

@@ -1,6 +1,7 @@
 """Estimates corrected by trees: which GPUs have some, and what becomes of an estimate and of the choice."""
 
 from math import exp
+from random import Random
 
 import pytest
 
@@ -13,33 +14,65 @@ from fp8core.ops.explain import explain_product
 from fp8core.runtime import device
 
 FIELDS = tuple("abcdef")
-GROWN = (
-    ([("d", 2.5), ("f", 5.0), ("a", -1.0), ("b", 0.5)], [*range(15), 300]),
-    ([("a", 9.0), ("a", -9.0), ("c", 1.0), ("e", 7.0)], [0, 0, 0, 0, 10, 20, 40, 80, *[0] * 8]),
+THRESHOLDS = {"a": [-9.0, -1.0, 9.0], "b": [0.5], "c": [1.0], "d": [2.5], "e": [7.0], "f": [5.0]}
+TREES = (
+    ("d0 f0 a1 b0", [*range(15), 45]),
+    ("a2 a0 c0 e0", [0, 0, 0, 0, 10, 20, -40, 30, *[0] * 8]),
 )
 """Of the features 0, 1, 2 ... the answers of the first are yes, no, yes, yes, those of the second no, yes, yes, no."""
+
+
+def line(questions, leaves):
+    """Return a tree as the file has it: features and their thresholds by number, and what its leaves are."""
+    places = [place for feature, above in questions.split() for place in ("abcdef".index(feature), int(above))]
+    return "".join(corrections.DIGITS[place] for place in [*places, *(leaf + 45 for leaf in leaves)])
+
+
+GROWN = corrections.Grown(THRESHOLDS, 4, [line(*tree) for tree in TREES])
 
 
 @pytest.fixture
 def grown(monkeypatch):
     monkeypatch.setattr(corrections, "trees", lambda: {"a GPU": {"a kernel": GROWN}})
-    corrections.trees_of.cache_clear()
+    corrections.forest_of.cache_clear()
     corrections.gpu_of.cache_clear()
     yield
-    corrections.trees_of.cache_clear()
+    corrections.forest_of.cache_clear()
     corrections.gpu_of.cache_clear()
 
 
 def test_a_correction_is_the_sum_of_the_leaves_that_a_product_comes_to(grown):
     asked = tuple(map(float, range(6)))
-    assert corrections.factor("a kernel", asked, FIELDS, "a GPU") == pytest.approx(exp(1e-4 * (11 + 40)))
+    assert corrections.factor("a kernel", asked, FIELDS, "a GPU") == pytest.approx(exp(corrections.LEAF * (11 - 40)))
     for kernel, gpu in (("a kernel", "another"), ("another", "a GPU"), ("a kernel", None)):
         assert corrections.factor(kernel, asked, FIELDS, gpu) == 1.0
 
 
 def test_a_feature_that_is_not_known_is_refused():
     with pytest.raises(ValueError, match="not in tuple"):
-        corrections.read(GROWN, FIELDS[:3])
+        corrections.forest(GROWN, FIELDS[:3])
+
+
+@pytest.mark.parametrize("kernel", ["cublaslt", "sm90_tiled", "sm90_decode"])
+def test_trees_are_walked_question_by_question(kernel):
+    """All trees at once, by the places of values among thresholds, give what a walk through each gives."""
+    grown = corrections.trees()["NVIDIA H200"][kernel]
+    names = tuple(grown.thresholds)
+    forest, digits = corrections.forest(grown, names), {digit: place for place, digit in enumerate(corrections.DIGITS)}
+    chance = Random(kernel)
+    for _ in range(30):
+        asked = tuple(chance.choice([*values, values[0] - 1, values[-1] + 1]) for values in grown.thresholds.values())
+        total = 0
+        for tree in grown.trees:
+            places, leaf = [digits[digit] for digit in tree], 0
+            for feature, above in batched(places[: 2 * grown.questions]):
+                leaf = 2 * leaf + (asked[feature] > grown.thresholds[names[feature]][above])
+            total += places[2 * grown.questions + leaf] - corrections.MOST
+        assert forest.sum_of(asked) == total
+
+
+def batched(values):
+    return zip(values[::2], values[1::2], strict=True)
 
 
 @pytest.mark.parametrize(("name", "ordinal", "found"), [("a GPU", 0, "a GPU"), ("other", 0, None), ("a GPU", 1, None)])

@@ -11,11 +11,12 @@ from bench.choice_cases import LISTS, MODES, cases
 from bench.choice_records import WORST_GOAL, chosen_today, estimate, gains_today, key, part, read
 from support.bench_runs import python
 
-FEW, WORST = 0.02, 0.21
+FEW, WORST = 0.01, 0.19
 """The part of the products at which tuning gains more than `WORST_GOAL`, and what it gains at most: the goal is not met.
-Up to 64 rows 3 of 805 lose more, with more rows 8 of 170: kernels have ping-pong tiles and odd results of which the fit
-has few times."""
-MOST_OF_THEM = 0.05
+Of 568 blind products four lose more, three of them with more than 64 rows; the worst has 9, where nothing is compared."""
+WORST_OF_MANY = 0.12
+"""What it gains at most with more than 64 rows."""
+MOST_OF_THEM = 0.03
 """What it gains at most at nine of ten."""
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results" / "choice"
 
@@ -47,9 +48,13 @@ def test_no_weight_of_the_blind_half_was_fitted_to(records):
 def test_tuning_gains_little_on_the_half_that_nothing_was_fitted_to(judged, mode):
     own = sorted(gain for record, gain in judged if part(record) == "judge" and mode in ("all", record["mode"]))
     assert median(own) <= choice_records.MEDIAN_GOAL
-    assert own[len(own) * 9 // 10] <= MOST_OF_THEM + 0.03 * (mode != "all")
+    assert own[len(own) * 9 // 10] <= MOST_OF_THEM
     assert own[-1] <= WORST
     assert mode != "all" or sum(gain > WORST_GOAL for gain in own) <= FEW * len(own)
+
+
+def test_tuning_gains_little_with_many_rows(judged):
+    assert max(gain for record, gain in judged if part(record) == "judge" and record["m"] > 64) <= WORST_OF_MANY
 
 
 def test_what_the_choice_costs_is_written_down():
@@ -77,7 +82,5 @@ def test_estimates_are_near_what_was_measured_of_the_fastest(records, kernel):
 def test_what_is_judged_is_what_the_table_chooses(records, judged):
     """Rows and algorithms are found by their records: where the tree has changed since, some would be missing."""
     blind = [record for record in records if part(record) == "judge"]
-    assert sum(part(record) == "judge" for record, _ in judged) >= 0.7 * len(
-        blind
-    )  # since they were timed sm90_tiled and sm90_decode got other tiles
+    assert sum(part(record) == "judge" for record, _ in judged) >= 0.9 * len(blind)
     assert {chosen_today(record).kernel for record, _ in judged} >= {"sm90_decode", "sm90_tiled", "cublaslt"}

@@ -1,12 +1,13 @@
 """How estimates are fitted: trees, searches, the lines of the sources, and that these are what the records give."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from bench import boosting, cross, fit_estimates, fit_models
+from bench import boosting, cross, fit_estimates, fit_models, fit_trees
 from bench.choice_records import MEASURED, key
 from bench.fit_estimates import search
 from bench.fit_models import Constant, Model, number, put_in_place
@@ -23,23 +24,13 @@ def rows():
     return asked, wanted
 
 
-def sums(trees, asked):
-    found = np.zeros(len(asked))
-    for cuts, leaves in trees:
-        leaf = np.zeros(len(asked), dtype=int)
-        for column, above in cuts:
-            leaf = 2 * leaf + (asked[:, column] > above)
-        found += boosting.How().unit * np.array(leaves)[leaf]
-    return found
-
-
 def test_trees_come_near_what_two_features_decide_together(rows):
     asked, wanted = rows
     trees = boosting.fit(asked, wanted, np.ones(len(wanted)))
-    assert np.abs(sums(trees, asked) - wanted).mean() < 0.02
+    assert np.abs(boosting.sums(trees, asked, boosting.How()) - wanted).mean() < 0.02
     fresh = np.random.default_rng(1).normal(size=(500, 4))
     want = np.where(fresh[:, 1] > 0.3, 0.2, -0.1) * (fresh[:, 3] > 0)
-    assert np.abs(sums(trees, fresh) - want).mean() < 0.03
+    assert np.abs(boosting.sums(trees, fresh, boosting.How()) - want).mean() < 0.03
 
 
 def test_the_same_rows_give_the_same_trees(rows):
@@ -123,9 +114,9 @@ def test_weights_are_judged_by_a_fit_that_has_not_seen_them(monkeypatch):
     seen, search_ = [], fit_estimates.search
     before, trees = constants(), corrections.trees
     monkeypatch.setattr(fit_estimates, "search", lambda *asked: seen.append(constants()) or search_(*asked))
-    grown = fit_estimates.grown
+    grown = fit_trees.grown
     fits = []
-    monkeypatch.setattr(fit_estimates, "grown", lambda some: fits.append(list(map(key, some))) or grown(some))
+    monkeypatch.setattr(fit_trees, "grown", lambda some: fits.append(list(map(key, some))) or grown(some))
     for record, _ in cross.crossed(records, 2, 4):
         assert constants() != before
         assert corrections.trees() != trees()
@@ -136,14 +127,49 @@ def test_weights_are_judged_by_a_fit_that_has_not_seen_them(monkeypatch):
     assert (constants(), corrections.trees) == (before, trees)
 
 
+TREES = ([([(1, 0.5), (0, 2.5)], [1, -2, 3, 0]), ([(1, 0.5), (1, 1.5)], [0, 45, -45, 7])], ("n", "k", "m"))
+"""Of two features of three, and their names."""
+
+
+def test_trees_are_packed_with_the_thresholds_that_they_ask_for():
+    grown = fit_trees.packed(*TREES)
+    assert grown.thresholds == {"k": [0.5, 1.5], "n": [2.5]}
+    assert grown.questions == 2
+    digits = corrections.DIGITS
+    first = [0, 0, 1, 0, *(45 + leaf for leaf in (1, -2, 3, 0))]
+    assert grown.trees[0] == "".join(digits[digit] for digit in first)
+    forest = corrections.forest(grown, ("m", "k", "n"))
+    for k, n in ((0.5, 2.5), (0.6, 2.0), (1.6, 3.0), (0.0, 3.0)):
+        want = [
+            leaves[2 * (row[0] > cut) + (row[1] > other)]
+            for row, cut, other, leaves in (((k, n), 0.5, 2.5, [1, -2, 3, 0]), ((k, k), 0.5, 1.5, [0, 45, -45, 7]))
+        ]
+        assert forest.sum_of((9.0, k, n)) == sum(want)
+
+
 def test_trees_of_another_gpu_stay_as_they_are(monkeypatch, tmp_path):
-    monkeypatch.setattr(fit_estimates, "CORRECTIONS", tmp_path / "trees.json")
-    other, mine = {"sm90_tiled": [[[["m", 1.5]], [1, 2]]]}, {"sm90_decode": [[[["k", 0.5]], [3, 4]]], "cublaslt": []}
-    (tmp_path / "trees.json").write_text(fit_estimates.json.dumps({"trees": {"another": other}}))
-    text = fit_estimates.written(mine, MEASURED)
+    monkeypatch.setattr(fit_trees, "CORRECTIONS", tmp_path / "trees.json")
+    other, mine = {"sm90_tiled": fit_trees.packed(*TREES)}, {"sm90_decode": fit_trees.packed(*TREES)}
+    (tmp_path / "trees.json").write_text('{"trees": {}}')
+    (tmp_path / "trees.json").write_text(fit_trees.written(other, "another"))
+    text = fit_trees.written(mine, MEASURED)
     (tmp_path / "trees.json").write_text(text)
-    assert fit_estimates.written(mine, MEASURED) == text
-    assert fit_estimates.json.loads(text)["trees"] == {"another": other, MEASURED: mine}
+    assert fit_trees.written(mine, MEASURED) == text
+    found = json.loads(text)["trees"]
+    assert {gpu: list(kernels) for gpu, kernels in found.items()} == {"another": [*other], MEASURED: [*mine]}
+    assert corrections.Grown(**found["another"]["sm90_tiled"]) == other["sm90_tiled"]
+
+
+def test_what_all_candidates_of_a_product_have_in_common_is_no_tree_of_any():
+    """Every other product took 20 % longer than estimated, by both kernels, and no feature tells which."""
+    chance, products = np.random.default_rng(0), np.repeat(np.arange(60), 4)
+
+    def times():
+        features, one = chance.normal(size=(len(products), 2)), np.ones(len(products))
+        return fit_trees.Times(("m", "n"), features, 0.2 * (products % 2), one, one, products)
+
+    alike = fit_trees.shared([times(), times()])
+    assert alike[1::2].mean() - alike[::2].mean() == pytest.approx(0.2, rel=0.1)
 
 
 def test_the_sources_are_what_the_records_give():

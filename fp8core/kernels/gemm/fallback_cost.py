@@ -26,9 +26,9 @@ PASS_ROW: Final = 0.2485
 """More of that, for every row of a panel."""
 CODE_US: Final = 0.003811
 """Of a warp of generic_decode, for 1 of its part of k: a pass takes no less, however small the weight."""
-CODE_ROW_US: Final = 0.000145
+CODE_ROW_US: Final = 0.0001451
 """More of that, for every row of a panel."""
-PASS_OVERLAP: Final = 9.133
+PASS_OVERLAP: Final = 9.151
 """The exponent of the norm that joins the two."""
 PASS_UNALIGNED: Final = 2.401
 """Times as long where rows of codes are not aligned."""
@@ -46,19 +46,19 @@ TILE_BLOCKWISE: Final = 1.177
 """Times as long with scales that change along k."""
 COPY_US: Final = 10.92
 """Of the launches of realigned beside the product."""
-COPIED_BYTES_A_US: Final = 3.426e6
+COPIED_BYTES_A_US: Final = 3.463e6
 """Of what they read and write."""
-SHIFTED_US: Final = 0.005019
+SHIFTED_US: Final = 0.004116
 """Of what sm90_decode_unaligned does before the product."""
-SHIFTED_ROW_US: Final = 9.429e-6
+SHIFTED_ROW_US: Final = 9.315e-6
 """More of it, for a code of a."""
-SHIFTED: Final = 1.151
+SHIFTED: Final = 1.164
 """Times as long as sm90_decode it takes for the product."""
-PAD_US: Final = 3.382
+PAD_US: Final = 3.475
 """Of the launches of cublaslt_pad_m beside the product."""
-SPLIT_M_US: Final = 3.559
+SPLIT_M_US: Final = 3.532
 """Of the launch of cublaslt_split_m before its products."""
-EPILOGUE_US: Final = 3.879
+EPILOGUE_US: Final = 3.807
 """Of the launch of cublaslt_epilogue after the product."""
 FITTED: Final = (
     *("PASS_START_US", "PASS_BYTES_A_US", "PASS_ROW", "CODE_US", "CODE_ROW_US", "PASS_OVERLAP", "PASS_UNALIGNED"),

@@ -8,7 +8,6 @@ from fp8core.kernels.encodings import ceil_div
 from fp8core.kernels.gemm import corrections
 from fp8core.kernels.gemm.blaslt.ordering import (
     MEASURED_VERSIONS,
-    SECTOR,
     Config,
     Work,
     counts_tiles,
@@ -16,14 +15,23 @@ from fp8core.kernels.gemm.blaslt.ordering import (
     us,
     whole_tiles,
 )
+from fp8core.kernels.gemm.sm90.decode_config import CLUSTERS, MEASURED_MULTIPROCESSORS
 from fp8core.problem import BLOCK, Target
 
 KERNEL: Final = "cublaslt"
 """The name of these trees."""
+HELD: Final = {
+    cluster: cluster * count / MEASURED_MULTIPROCESSORS for cluster, count in CLUSTERS.items() if cluster <= 4
+}
+"""The part of the multiprocessors that blocks of clusters of a size run on at a time; of larger ones that of 4."""
 
 
 class Features(NamedTuple):
-    """What the trees ask of a product and an algorithm."""
+    """What the trees ask of a product and an algorithm.
+
+    What begins with "busiest" is of the multiprocessor with the most tiles, with "held" of as many of them as clusters
+    of the algorithm's size find room on; "crossing" of rows in two lines each, where 128 does not divide k.
+    """
 
     m: float
     n: float
@@ -51,8 +59,18 @@ class Features(NamedTuple):
     result_rate: float
     product_rate: float
     stage: float
-    unaligned: float
+    k_alignment: float
     delivered_rate: float
+    cluster: float
+    fullness: float
+    held: float
+    held_rounds: float
+    held_fullness: float
+    busiest: float
+    busiest_rate: float
+    busiest_load_rate: float
+    weight_rate: float
+    crossing_rate: float
 
 
 def features(work: Work, config: Config, workspace_bytes: int, estimate: float) -> Features:
@@ -64,6 +82,9 @@ def features(work: Work, config: Config, workspace_bytes: int, estimate: float) 
     share = blocks / work.multiprocessors
     moved, k_blocks = moved_bytes(work), ceil_div(ceil_div(k, split_k), BLOCK)
     loaded = blocks * k_blocks * (channels / along_m + tokens / along_n)
+    cluster, rounds = along_n * along_m, math.ceil(share)
+    held = share / HELD.get(cluster, HELD[4])
+    delivered_rate = log(blocks * k_blocks * (channels + tokens) / estimate)
     return Features(
         m=log(m),
         n=log(n),
@@ -79,7 +100,7 @@ def features(work: Work, config: Config, workspace_bytes: int, estimate: float) 
         custom=config.custom or 0,
         counter=float(counts_tiles(workspace_bytes)),
         share=share,
-        idle=math.ceil(share) - share,
+        idle=rounds - share,
         moved=log(moved),
         row_padding=whole_m * tokens / m,
         channel_padding=whole_n * channels / n,
@@ -91,8 +112,18 @@ def features(work: Work, config: Config, workspace_bytes: int, estimate: float) 
         result_rate=log(m * n / estimate),
         product_rate=log(m * n * k / estimate),
         stage=channels + tokens,
-        unaligned=float(bool(k % BLOCK) + bool(k % SECTOR)),
-        delivered_rate=log(blocks * k_blocks * (channels + tokens) / estimate),
+        k_alignment=math.gcd(k, BLOCK).bit_length(),
+        delivered_rate=delivered_rate,
+        cluster=cluster,
+        fullness=share / rounds,
+        held=held,
+        held_rounds=math.ceil(held),
+        held_fullness=held / math.ceil(held),
+        busiest=log(rounds * k_blocks),
+        busiest_rate=log(rounds * k_blocks * channels * tokens / estimate),
+        busiest_load_rate=log(rounds * k_blocks * (channels + tokens) / estimate),
+        weight_rate=log(n * k / estimate),
+        crossing_rate=delivered_rate if k % BLOCK else 0,
     )
 
 

@@ -16,56 +16,56 @@ from fp8core.problem import BLOCK
 
 MEASURED_VERSIONS: Final = range(130100, 130200)
 """Of cuBLASLt, whose algorithms were timed."""
-LAUNCH_US: Final = 3.253
+LAUNCH_US: Final = 3.293
 """Of a launch and of filling the pipelines, when weights come from memory."""
-PRODUCT_US: Final = 1.58e-5
+PRODUCT_US: Final = 1.551e-5
 """Of a multiprocessor, for one result of a tile and a k-block of 128."""
-BLOCKWISE: Final = 1.031
+BLOCKWISE: Final = 1.003
 """Times as much with scales that change along k."""
-COOPERATIVE: Final = 1.072
+COOPERATIVE: Final = 1.077
 """Times as much for a k-block of a tile that all consumers of a block share: nothing is multiplied while it ends."""
-LOAD_US: Final = 0.0007898
+LOAD_US: Final = 0.0008108
 """Of a multiprocessor, for a row of 128 codes that it loads while all of them load. Blocks of a cluster share what they
 have in common."""
-DELIVERY_US: Final = 0.0005779
+DELIVERY_US: Final = 0.0005902
 """More of that, for a row that comes into its shared memory, whoever loads it."""
-UNALIGNED: Final = 0.479
+UNALIGNED: Final = 0.4399
 """The part by which loads take longer where rows do not begin at multiples of `SECTOR` bytes."""
-SECTORS: Final = 0.189
+SECTORS: Final = 0.1635
 """The same where they do, but not at multiples of 128."""
 SECTOR: Final = 32
 """Bytes that L2 reads together."""
-ZEROS: Final = 2.39
+ZEROS: Final = 2.273
 """How many rows more each row counts for that a tile has beyond those of a, and that TMA fills with zeros."""
-SHARED_US: Final = 0.0002927
+SHARED_US: Final = 0.0002874
 """Of a multiprocessor, for a row of 128 codes that `wgmma` reads from shared memory, or that is written there."""
-K_BLOCK_US: Final = 0.01847
+K_BLOCK_US: Final = 0.02146
 """Of a k-block, whatever the tile."""
-ROUND_US: Final = 0.3192
+ROUND_US: Final = 0.2379
 """Of a tile's end, whatever its size."""
-RESULT_US: Final = 5.62e-5
-VECTOR_RESULT_US: Final = 1.109e-5
-BLOCKWISE_RESULT_US: Final = 1.646e-5
+RESULT_US: Final = 6.236e-5
+VECTOR_RESULT_US: Final = 1.062e-5
+BLOCKWISE_RESULT_US: Final = 2.056e-5
 """Of a tile's end, for one result, and more of it with vectors of scales and with scales that change along k."""
-BESIDE: Final = 2.766
+BESIDE: Final = 2.692
 """Times as long a tile's end takes while another tile is multiplied."""
-HEAT: Final = 0.4154
-BLOCKWISE_HEAT: Final = 0.4515
+HEAT: Final = 0.4316
+BLOCKWISE_HEAT: Final = 0.5085
 """What a k-block takes more in a product of many rounds, as the clock falls; of a few of them, a part of it."""
-HOT_US: Final = 53.58
+HOT_US: Final = 54.96
 """Of k-blocks in a row, after which half of HEAT shows."""
-WHOLE_ROUNDS: Final = 1.048
+WHOLE_ROUNDS: Final = 1.071
 """By which part the time grows with whole rounds; by the rest it grows with tiles."""
-BYTES_A_US: Final = 4.15e6
+BYTES_A_US: Final = 4.14e6
 """From memory."""
-OVERLAP: Final = 4.207
+OVERLAP: Final = 4.37
 """The exponent of the norm that joins the times of the memory, of the loads and of the multiprocessors: the greatest
 hides most."""
-COUNTER_US: Final = 2.808
+COUNTER_US: Final = 2.651
 """Of clearing a counter of tiles, a workspace of a few bytes, before the launch."""
 COUNTER_BYTES: Final = 64
-SPLIT_US: Final = 2.535
-PARTIAL_US: Final = 2.746e-6
+SPLIT_US: Final = 2.623
+PARTIAL_US: Final = 2.56e-6
 """Of adding up the parts of a k that is split, and for one number of one part."""
 FITTED: Final = (
     *("LAUNCH_US", "PRODUCT_US", "BLOCKWISE", "COOPERATIVE", "LOAD_US", "DELIVERY_US", "UNALIGNED", "SECTORS", "ZEROS"),

@@ -86,6 +86,10 @@ class DecodeConfig(NamedTuple):
         """Return the microseconds of the busiest block, by those of a k-block and of a tile's end."""
         return self.turns(n) * (self.part(k) * k_block_us + tile_us)
 
+    def of_fewer(self, ctas_per_sm: int) -> "DecodeConfig":
+        """Return the config with so many blocks a multiprocessor: all of them have as many k-blocks of a in flight."""
+        return self._replace(ctas_per_sm=ctas_per_sm, a_stages=self.a_stages * self.ctas_per_sm // ctas_per_sm)
+
     @property
     def own_units(self) -> int:
         """Units of 8 channels of a tile that a block completes at most; sm90_decode_rows deals them out in pairs."""
@@ -138,7 +142,19 @@ def without_prefetch(config: DecodeConfig, target: Target) -> DecodeConfig:
     ctas_per_sm = max(2, ceil_div(config.clusters, clusters_at_once(target)[config.cluster]))
     if ctas_per_sm >= config.ctas_per_sm:
         return config
-    return config._replace(ctas_per_sm=ctas_per_sm, a_stages=config.a_stages * config.ctas_per_sm // ctas_per_sm)
+    return config.of_fewer(ctas_per_sm)
+
+
+def with_registers(config: DecodeConfig, target: Target) -> DecodeConfig:
+    """Return the config, with the same order of sums, with at most two blocks a multiprocessor.
+
+    Threads of three lack registers for 9 to 16 rows at any address with a scale of each channel along k, or where the
+    result is added to.
+    """
+    if config.ctas_per_sm <= 2:
+        return config
+    clusters = min(config.clusters, 2 * clusters_at_once(target)[config.cluster])
+    return config.of_fewer(2)._replace(clusters=clusters)
 
 
 def for_linear(config: DecodeConfig, weight_bytes: int = 0) -> DecodeConfig:

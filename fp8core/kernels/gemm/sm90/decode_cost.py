@@ -19,23 +19,23 @@ from fp8core.problem import ITEMSIZE, ScaledMm
 
 KERNEL: Final = "sm90_decode"
 """The name of its corrections."""
-BYTES_A_US: Final = 4.569e6
+BYTES_A_US: Final = 4.576e6
 """From memory."""
 LINE_BYTES: Final = 128
 """Of the cache."""
-UNALIGNED: Final = 0.1239
+UNALIGNED: Final = 0.1069
 """The part by which the memory takes longer where rows do not begin at multiples of `SECTOR` bytes."""
-BUSY_UNALIGNED: Final = 0.3983
+BUSY_UNALIGNED: Final = 0.3517
 """The part by which multiprocessors take longer there."""
-SECTORS: Final = 0.04115
+SECTORS: Final = 0.03816
 """The part by which both do where rows begin at multiples of `SECTOR`, but not of `LINE_BYTES`."""
 SECTOR: Final = 32
 """Bytes that L2 reads together."""
-ODD_RESULT_US: Final = 2.136e-6
+ODD_RESULT_US: Final = 2.335e-6
 """Of a product, for each result where rows of them do not begin at multiples of `PIECE` bytes."""
 PIECE: Final = 16
 """Bytes that are stored together."""
-OVERLAP: Final = 2.704
+OVERLAP: Final = 2.864
 """The exponent of the norm that joins the times of the memory and of the multiprocessors: the greater hides most."""
 
 
@@ -55,15 +55,15 @@ class Fitted(NamedTuple):
 
 
 CHANNELS_FIRST: Final = {
-    8: Fitted(0.0007308, 0.02527, 0.5443, 0.03651, 0.9765),
-    16: Fitted(0.002645, 0.06543, 0.1636, 0.05644, 1.215),
-    32: Fitted(0.08142, 0.01904, 0.002354, 0.1355, 1.48),
-    64: Fitted(0.126, 0.03592, 0.9823, 0.5221, 0.5676),
+    8: Fitted(0.0007525, 0.03986, 0.4496, 0.04479, 0.9792),
+    16: Fitted(0.05313, 0.02758, 0.2539, 0.05317, 1.144),
+    32: Fitted(0.09329, 0.01763, 0.002232, 0.1407, 1.421),
+    64: Fitted(0.1327, 0.03466, 0.7875, 0.4976, 0.733),
 }
 """Of tiles with channels on the M side of `wgmma`, by its N side."""
-ROWS: Final = Fitted(0.004234, 0.05979, 0.02141, 0.09915, 2.591)
+ROWS: Final = Fitted(0.004831, 0.07841, 0.01347, 0.09633, 2.579)
 """Of tiles with rows on the M side."""
-SMALL_ROWS: Final = Fitted(0.1389, 0.0007097, 0.001985, 0.2182, 1.592)
+SMALL_ROWS: Final = Fitted(0.152, 0.005466, 0.001514, 0.1898, 1.574)
 """The same of weights of fewer than `SMALL_BYTES`."""
 FITTED: Final = ("BYTES_A_US", "UNALIGNED", "BUSY_UNALIGNED", "SECTORS", "ODD_RESULT_US", "OVERLAP")
 """Beside the numbers of `CHANNELS_FIRST`, `ROWS` and `SMALL_ROWS`, those that `python -m bench.fit_estimates` finds."""
@@ -120,6 +120,9 @@ class Features(NamedTuple):
     stream_rate: float
     product_rate: float
     result_rate: float
+    weight_rate: float
+    results: float
+    odd_rate: float
 
 
 def features(p: ScaledMm, config: DecodeConfig, estimate: float) -> Features:
@@ -128,7 +131,7 @@ def features(p: ScaledMm, config: DecodeConfig, estimate: float) -> Features:
     share = config.cluster * config.clusters / p.target.multiprocessors
     moved = p.m * p.k + p.n * p.k + 2 * p.m * p.n
     busiest = math.ceil(share) * turns * part * config.tile  # of the weight, channels times k-blocks
-    k_blocks = ceil_div(p.k, BLOCK_K)
+    k_blocks, result_alignment = ceil_div(p.k, BLOCK_K), math.gcd(p.ldo * ITEMSIZE[p.out], PIECE)
     return Features(
         m=log(p.m),
         n=log(p.n),
@@ -154,13 +157,16 @@ def features(p: ScaledMm, config: DecodeConfig, estimate: float) -> Features:
         k_padding=part * config.split_k / k_blocks,
         k_rest=p.k % BLOCK_K,
         k_alignment=math.gcd(p.k, LINE_BYTES).bit_length(),
-        result_alignment=math.gcd(p.ldo * ITEMSIZE[p.out], PIECE).bit_length(),
+        result_alignment=result_alignment.bit_length(),
         moved=log(moved),
         estimate=log(estimate),
         memory_rate=log(moved / estimate),
         stream_rate=log(busiest / estimate),
         product_rate=log(p.m * p.n * p.k / estimate),
         result_rate=log(p.m * p.n / estimate),
+        weight_rate=log(p.n * p.k / estimate),
+        results=log(p.m * p.n),
+        odd_rate=log(p.m * p.n / estimate) if result_alignment < PIECE else 0,
     )
 
 

@@ -8,7 +8,7 @@ from fp8core.kernels.encodings import ceil_div
 from fp8core.kernels.gemm import corrections
 from fp8core.kernels.gemm.scales import is_along_k
 from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K
-from fp8core.kernels.gemm.sm90.tiled_cost import PIECE, Tile, tiles, us
+from fp8core.kernels.gemm.sm90.tiled_cost import LOADED_ROWS, PIECE, Tile, tiles, us
 from fp8core.problem import ITEMSIZE, ScaledMm
 
 KERNEL: Final = "sm90_tiled"
@@ -16,7 +16,11 @@ KERNEL: Final = "sm90_tiled"
 
 
 class Features(NamedTuple):
-    """What is asked of a product and a tile to correct the estimate; large sizes as logarithms."""
+    """What is asked of a product and a tile to correct the estimate; large sizes as logarithms.
+
+    What begins with "busiest" is of the multiprocessor with the most tiles; "crossing" of rows in two lines each, where
+    128 does not divide k; "odd" of results that TMA does not store.
+    """
 
     m: float
     n: float
@@ -44,6 +48,13 @@ class Features(NamedTuple):
     product_rate: float
     load_rate: float
     result_rate: float
+    weight_rate: float
+    results: float
+    busiest: float
+    busiest_rate: float
+    busiest_load_rate: float
+    crossing_rate: float
+    odd_rate: float
 
 
 def features(p: ScaledMm, tile: Tile, estimate: float) -> Features:
@@ -53,6 +64,9 @@ def features(p: ScaledMm, tile: Tile, estimate: float) -> Features:
     log, k_blocks = math.log, ceil_div(p.k, BLOCK_K)
     moved = p.m * p.k + p.n * p.k + 2 * p.m * p.n
     loaded = along_m * along_n * k_blocks * (tile.columns / tile.cluster + min(tile.rows, p.m))
+    rows = tile.columns / tile.cluster + min(tile.rows, ceil_div(p.m, LOADED_ROWS) * LOADED_ROWS)
+    waves, results = math.ceil(share), tile.rows * tile.columns
+    result_alignment = math.gcd(p.ldo * ITEMSIZE[p.out], PIECE)
     return Features(
         m=log(p.m),
         n=log(p.n),
@@ -63,8 +77,8 @@ def features(p: ScaledMm, tile: Tile, estimate: float) -> Features:
         cluster=tile.cluster,
         pingpong=tile.pingpong,
         share=share,
-        idle=math.ceil(share) - share,
-        fullness=share / math.ceil(share),
+        idle=waves - share,
+        fullness=share / waves,
         tiles_along_m=along_m,
         tiles_along_n=along_n,
         row_padding=along_m * tile.rows / p.m,
@@ -74,12 +88,19 @@ def features(p: ScaledMm, tile: Tile, estimate: float) -> Features:
         operands=log((p.m + p.n) * p.k),
         k_rest=p.k % BLOCK_K,
         k_alignment=math.gcd(p.k, BLOCK_K).bit_length(),
-        result_alignment=math.gcd(p.ldo * ITEMSIZE[p.out], PIECE).bit_length(),
+        result_alignment=result_alignment.bit_length(),
         estimate=log(estimate),
         memory_rate=log(moved / estimate),
         product_rate=log(p.m * p.n * p.k / estimate),
         load_rate=log(loaded / estimate),
         result_rate=log(p.m * p.n / estimate),
+        weight_rate=log(p.n * p.k / estimate),
+        results=results,
+        busiest=log(waves * k_blocks),
+        busiest_rate=log(waves * k_blocks * results / estimate),
+        busiest_load_rate=log(waves * k_blocks * rows / estimate),
+        crossing_rate=log(along_m * along_n * k_blocks * rows / estimate) if p.k % BLOCK_K else 0,
+        odd_rate=log(waves * results / estimate) if result_alignment < PIECE else 0,
     )
 
 

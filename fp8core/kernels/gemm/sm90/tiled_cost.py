@@ -63,57 +63,65 @@ def scales_of(problem: ScaledMm) -> Scales:
     return "chain" if problem.use_fast_accum else "promoted"
 
 
-START_US: Final = 1.096
+START_US: Final = 1.085
 """Of a product: from its launch to the first k-block."""
-FILL_US: Final = 0.00375
+FILL_US: Final = 0.003911
 """Of a product, for each row of its first k-block."""
-BYTES_A_US: Final = 4.499e6
+BYTES_A_US: Final = 4.507e6
 """From memory."""
-OVERLAP: Final = 3.579
-"""The exponent of the norm that joins the times of the memory and of the multiprocessors: the greater hides most."""
-CHAIN_US: Final = 1.375e-5
-PROMOTED_US: Final = 1.321e-5
+OVERLAP: Final = 3.811
+"""The exponent of the norm that joins the times of the memory, of the multiprocessors and of lines that L2 is asked for
+beside their own: the greatest hides most."""
+CHAIN_US: Final = 1.565e-5
+PROMOTED_US: Final = 1.452e-5
 """Of a multiprocessor, for one result of a tile and a k-block: in one chain over k, or added up in fp32."""
-CHAIN_K_BLOCK_US: Final = 0.01809
-PROMOTED_K_BLOCK_US: Final = 0.05093
+CHAIN_K_BLOCK_US: Final = 0.01982
+PROMOTED_K_BLOCK_US: Final = 0.05739
 """More of a k-block, whatever the tile."""
-LOAD_US: Final = 0.0001645
+LOAD_US: Final = 3.646e-5
 """Of a multiprocessor, for a row of a k-block that it loads alone."""
-SHARED_LOAD_US: Final = 0.0004083
+SHARED_LOAD_US: Final = 0.0004086
 """More of that where all multiprocessors load; of some of them, a part of it."""
-UNALIGNED: Final = 1.127
-"""The part by which loads take longer where rows do not begin at multiples of `SECTOR` bytes."""
-CROSSING_US: Final = 2.685e-5
-"""Of L2 there, for a row of a k-block, which lies in two lines: of all multiprocessors, with one tile along m."""
-MEMORY_UNALIGNED: Final = 0.06664
-"""The part by which the memory takes longer there."""
-SECTORS: Final = 0.2458
-"""The part by which loads take longer where rows begin at multiples of `SECTOR`, but not of 128."""
+CROSSING_US: Final = 0.0008951
+"""Of a multiprocessor, for a row of a k-block that lies in two lines, for each of which L2 is asked: where rows begin
+at multiples of 16 bytes. It hides products, or is hidden."""
+SHARED_CROSSING_US: Final = 0.001537
+"""More of that where all multiprocessors ask; of some of them, a part of it."""
+AT_32: Final = 0.5812
+AT_64: Final = 0.4878
+"""The parts of both where rows begin at multiples of 32 or 64 bytes: fewer of them lie in two lines."""
+MEMORY_UNALIGNED: Final = 0.05655
+"""The part by which the memory takes longer where rows do not begin at multiples of `SECTOR` bytes."""
 SECTOR: Final = 32
 """Bytes that L2 reads together."""
 FEW_ROWS: Final = 64
 """Up to so many there are no ping-pong tiles: nothing was measured of them."""
 LOADED_ROWS: Final = 8
 """Rows of a are loaded in multiples of so many, and no more of them than a has."""
-RESULT_US: Final = 5.433e-5
+RESULT_US: Final = 5.35e-5
 """Of a tile\'s end, for each of its results."""
-HIDDEN: Final = 0.6213
+HIDDEN: Final = 0.607
 """The part of it that is hidden in ping-pong tiles but the last, where the other warpgroup's products take as long."""
-ALONE: Final = 1.977
+ALONE: Final = 2.045
 """How many times as long it is by one warpgroup."""
-ELEMENTWISE: Final = 5.831
+ELEMENTWISE: Final = 4.325
 """The same where TMA does not store the result, but threads do."""
+BY_ONE: Final = 1.706
+"""How many times as long that is in tiles of 64 rows, which one warpgroup stores."""
+BETWEEN_WORDS: Final = 0.3851
+"""The part by which it is longer where rows of the result begin between words of four bytes."""
+WORD: Final = 4
 PIECE: Final = 16
 """Bytes that TMA stores at least."""
 ACTIVATED: Final[dict[Activation, float]] = {"": 0, "gelu": 1.87, "gelu_tanh": 1.5, "silu": 1.45}
 ADDED: Final = 1.0
 """The parts by which an activation and beta make it longer."""
-CHAIN_HEAT: Final = 0.2279
-PROMOTED_HEAT: Final = 0.2691
+CHAIN_HEAT: Final = 0.2644
+PROMOTED_HEAT: Final = 0.3058
 """What a k-block takes more in a product that takes long, as the clock falls."""
-HOT_US: Final = 147.5
+HOT_US: Final = 149.4
 """Of k-blocks in a row, after which half of that shows."""
-WHOLE_WAVES: Final = 0.9922
+WHOLE_WAVES: Final = 1.021
 """By which part the time grows with whole waves; by the rest it grows with tiles."""
 
 
@@ -127,27 +135,27 @@ class Cost(NamedTuple):
 
 
 COSTS: Final[dict[Tile, Cost]] = {
-    Tile(256, 128): Cost(1.03, 1.008),
-    Tile(128, 192): Cost(0.917, 0.9324),
-    Tile(128, 160): Cost(0.9558, 0.9029),
-    Tile(128, 144): Cost(0.9362, 0.8954),
-    Tile(128, 128): Cost(0.8116, 0.8273),
-    Tile(128, 96): Cost(0.8782, 0.7831),
-    Tile(128, 64): Cost(0.8083, 0.7175),
-    Tile(64, 128): Cost(0.7339, 0.7484),
-    Tile(64, 96): Cost(0.8884, 0.7593),
-    Tile(64, 64): Cost(0.912, 0.9036),
-    Tile(64, 32): Cost(1.203, 1.669),
-    Tile(128, 256): Cost(0, 0.9962),
-    Tile(64, 256): Cost(0, 0.8134),
-    Tile(64, 192): Cost(0, 0.7831),
-    Tile(64, 64, cluster=2): Cost(1.313, 1.159),
-    Tile(64, 128, cluster=2): Cost(0.9075, 0.9587),
-    Tile(128, 192, pingpong=True): Cost(0, 0.9187),
-    Tile(128, 160, pingpong=True): Cost(0, 0.8843),
-    Tile(128, 144, pingpong=True): Cost(0, 0.877),
-    Tile(128, 128, pingpong=True): Cost(0, 0.839),
-    Tile(64, 256, pingpong=True): Cost(0, 0.7533),
+    Tile(256, 128): Cost(0.9989, 0.9779),
+    Tile(128, 192): Cost(0.9048, 0.9065),
+    Tile(128, 160): Cost(0.9433, 0.8807),
+    Tile(128, 144): Cost(0.9311, 0.8766),
+    Tile(128, 128): Cost(0.8136, 0.8256),
+    Tile(128, 96): Cost(0.8845, 0.7987),
+    Tile(128, 64): Cost(0.8325, 0.7612),
+    Tile(64, 128): Cost(0.7817, 0.8166),
+    Tile(64, 96): Cost(0.9272, 0.8304),
+    Tile(64, 64): Cost(0.9468, 0.9901),
+    Tile(64, 32): Cost(1.226, 1.745),
+    Tile(128, 256): Cost(0, 0.952),
+    Tile(64, 256): Cost(0, 0.8465),
+    Tile(64, 192): Cost(0, 0.8208),
+    Tile(64, 64, cluster=2): Cost(1.287, 1.164),
+    Tile(64, 128, cluster=2): Cost(0.8871, 0.9339),
+    Tile(128, 192, pingpong=True): Cost(0, 0.8829),
+    Tile(128, 160, pingpong=True): Cost(0, 0.8565),
+    Tile(128, 144, pingpong=True): Cost(0, 0.8425),
+    Tile(128, 128, pingpong=True): Cost(0, 0.8091),
+    Tile(64, 256, pingpong=True): Cost(0, 0.7532),
 }
 TILES: Final = tuple(COSTS)
 """What kernels are compiled for; of equals the first is taken."""
@@ -155,8 +163,8 @@ TILES: Final = tuple(COSTS)
 
 FITTED: Final = (
     *("START_US", "FILL_US", "BYTES_A_US", "OVERLAP", "CHAIN_US", "PROMOTED_US", "CHAIN_K_BLOCK_US"),
-    *("PROMOTED_K_BLOCK_US", "LOAD_US", "SHARED_LOAD_US", "UNALIGNED", "CROSSING_US"),
-    *("MEMORY_UNALIGNED", "SECTORS", "RESULT_US", "HIDDEN", "ALONE", "ELEMENTWISE"),
+    *("PROMOTED_K_BLOCK_US", "LOAD_US", "SHARED_LOAD_US", "CROSSING_US", "SHARED_CROSSING_US", "AT_32", "AT_64"),
+    *("MEMORY_UNALIGNED", "RESULT_US", "HIDDEN", "ALONE", "ELEMENTWISE", "BY_ONE", "BETWEEN_WORDS"),
     *("CHAIN_HEAT", "PROMOTED_HEAT", "HOT_US", "WHOLE_WAVES"),
 )
 """Beside those of `COSTS`, the names of the numbers that `python -m bench.fit_estimates` finds."""
@@ -181,7 +189,8 @@ def tiles(problem: ScaledMm) -> tuple[Tile, ...]:
     singly = scales == "group" and not stores_tiles(problem)  # takes registers
     most = 128 * 160 if singly or (scales == "group" and ends) else 256 * 128
     # Of a warpgroup; none where rows are so few that loads take the time, and not products.
-    most_alone = 0 if problem.m <= FEW_ROWS else 128 * 128 if problem.amax else 128 * 192
+    loads = problem.beta != 0 and not stores_tiles(problem)  # what it adds to: takes registers, too
+    most_alone = 0 if problem.m <= FEW_ROWS else 128 * 128 if problem.amax else 128 * 160 if loads else 128 * 192
     # Clusters make some tiles twice; and not where a warpgroup has no register to spare.
     together = 1 if problem.beta or scales == "group" else 2
     piece = 16 if ITEMSIZE[problem.out] > 1 else 32  # channels, whose results are stored together
@@ -206,12 +215,12 @@ def us(problem: ScaledMm, tile: Tile | None = None) -> float:
     rows = tile.columns / tile.cluster + min(tile.rows, ceil_div(p.m, LOADED_ROWS) * LOADED_ROWS)
     k_block, k_blocks = (LOAD_US + SHARED_LOAD_US * share / waves) * rows, ceil_div(p.k, BLOCK_K)
     memory, crossing = (p.m * p.k + p.n * p.k + p.m * p.n * ITEMSIZE[p.out]) / BYTES_A_US, 0.0
-    if p.k % SECTOR:
-        k_block, memory = k_block * (1 + UNALIGNED), memory * (1 + MEMORY_UNALIGNED)
-        if p.m <= tile.rows:
-            crossing = CROSSING_US * tile.tiles(p.m, p.n) * rows * k_blocks
-    elif p.k % BLOCK_K:
-        k_block *= 1 + SECTORS
+    if p.k % BLOCK_K:
+        crossing = (CROSSING_US * waves + SHARED_CROSSING_US * share) * rows * k_blocks
+        if p.k % SECTOR:
+            memory *= 1 + MEMORY_UNALIGNED
+        else:
+            crossing *= AT_32 if p.k % (2 * SECTOR) else AT_64
     if scales_of(p) == "chain":
         k_block += results * CHAIN_US * cost.chain + CHAIN_K_BLOCK_US
     else:
@@ -221,11 +230,12 @@ def us(problem: ScaledMm, tile: Tile | None = None) -> float:
     heat = (CHAIN_HEAT if scales_of(p) == "chain" else PROMOTED_HEAT) * cool / (cool + HOT_US)
     end = RESULT_US * results * (1 + ACTIVATED[p.activation] + (ADDED if p.beta else 0))
     if not stores_tiles(p):
-        end *= ELEMENTWISE
+        between = p.ldo * ITEMSIZE[p.out] % WORD > 0
+        end *= ELEMENTWISE * (BY_ONE if tile.groups == 1 else 1) * (1 + BETWEEN_WORDS * between)
     if tile.pingpong:
         shown = max((1 - HIDDEN) * end, (ALONE * end - k_blocks * k_block) / 2)
         ends = ALONE * end + (rounds - 1) * shown
     else:
         ends = rounds * end
     busy = cool * (1 + heat) + ends
-    return START_US + FILL_US * (tile.rows + tile.columns) + max(overlapped_us(OVERLAP, memory, busy), crossing)
+    return START_US + FILL_US * (tile.rows + tile.columns) + overlapped_us(OVERLAP, memory, busy, crossing)

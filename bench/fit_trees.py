@@ -1,0 +1,139 @@
+"""The trees that correct the estimates, fitted to what times differ from them by, and the file that holds them.
+
+All candidates of a product that were timed in one run take longer or shorter together: the clock, and what the formulas
+do not know of the product itself. No choice depends on that. So each product of a run has a number of its own, which is
+fitted beside the trees of all kernels, and trees are fitted to what is left: how candidates of a product differ.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from bench import boosting
+from bench.boosting import Floats
+from bench.choice_records import Record
+from bench.fit_samples import Asked, asked_of_decode, asked_of_library, asked_of_tiles
+from fp8core.kernels.gemm import corrections
+from fp8core.kernels.gemm.corrections import DIGITS, Grown
+
+CORRECTIONS: Final = Path(corrections.__file__).with_name(corrections.FILE)
+FEW: Final = boosting.How(trees=200, depth=4, rate=0.15, unit=corrections.LEAF, greatest=corrections.MOST)
+MANY: Final = FEW._replace(trees=400, depth=6, rate=0.12)
+ASKED: Final[dict[str, tuple[Callable[[Iterable[Record]], Iterable[Asked]], boosting.How]]] = {
+    "cublaslt": (asked_of_library, MANY),
+    "sm90_tiled": (asked_of_tiles, MANY),
+    "sm90_decode": (asked_of_decode, FEW),
+}
+"""What trees are fitted to and how, by the kernels that they are for."""
+ROUGH: Final = FEW._replace(trees=100, rate=0.3)
+"""The trees beside which the numbers of products are fitted."""
+ROUNDS: Final = 2
+"""How often they are."""
+FAR: Final = 0.7
+"""A time whose logarithm differs by more than this from its estimate's is a mishap of its run."""
+NEAR_FALL: Final = 8.0
+"""How fast a candidate counts less for the number of its product, as it is slower than the fastest of all kernels."""
+OF_NONE: Final = 0.3
+"""The weight that a product's number has to be 0, beside 1 of the fastest candidate."""
+
+
+class Times(NamedTuple):
+    """What the trees of a kernel are fitted to, a row a time."""
+
+    names: tuple[str, ...]
+    features: Floats
+    left: Floats
+    """The logarithm of the time over its estimate."""
+    us: Floats
+    weights: Floats
+    products: boosting.Numbers
+
+
+def times_of(all_: Sequence[Iterable[Asked]]) -> list[Times]:
+    """Return the times of kernels, without mishaps; products of a run are numbered from 0 on."""
+    kept = [[one for one in asked if abs(math.log(one.us / one.estimate)) <= FAR] for asked in all_]
+    known = dict.fromkeys(one.product for some in kept for one in some)
+    number = {product: place for place, product in enumerate(known)}
+    return [
+        Times(
+            some[0].features._fields,  # type: ignore[attr-defined]
+            np.array([one.features for one in some], dtype=np.float64),
+            np.array([math.log(one.us / one.estimate) for one in some]),
+            np.array([one.us for one in some]),
+            np.array([one.weight for one in some]),
+            np.array([number[one.product] for one in some]),
+        )
+        for some in kept
+    ]
+
+
+def shared(times: Sequence[Times]) -> Floats:
+    """Return by how much all candidates of each product are slower than trees that are fitted beside it say."""
+    products = np.concatenate([some.products for some in times])
+    us = np.concatenate([some.us for some in times])
+    least = np.full(products.max() + 1, np.inf)
+    np.minimum.at(least, products, us)
+    # Not NumPy's exp: its last bit depends on the processor, and the trees on that.
+    near = np.array([math.exp(-NEAR_FALL * slower) for slower in us / least[products] - 1])
+    counts, found = np.bincount(products, near), np.zeros(len(least))
+    for _ in range(ROUNDS):
+        left = []
+        for some in times:
+            trees = boosting.fit(some.features, some.left - found[some.products], some.weights, ROUGH)
+            left.append(some.left - boosting.sums(trees, some.features, ROUGH))
+        found = np.bincount(products, near * np.concatenate(left)) / (counts + OF_NONE)
+    return found
+
+
+def grown(records: Sequence[Record]) -> dict[str, Grown]:
+    """Return the trees of each kernel that has some."""
+    times = times_of([asked(records) for asked, _ in ASKED.values()])
+    alike = shared(times)
+    return {
+        kernel: packed(boosting.fit(some.features, some.left - alike[some.products], some.weights, how), some.names)
+        for (kernel, (_, how)), some in zip(ASKED.items(), times, strict=True)
+    }
+
+
+def packed(trees: Sequence[boosting.Tree], names: Sequence[str]) -> Grown:
+    """Return trees as the file has them."""
+    asked: dict[int, set[float]] = {}
+    for cuts, _ in trees:
+        for column, above in cuts:
+            asked.setdefault(column, set()).add(above)
+    columns = sorted(asked, key=lambda column: names[column])  # as in the file
+    thresholds = {column: sorted(asked[column]) for column in columns}
+    lines = []
+    for cuts, leaves in trees:
+        digits = [place for column, above in cuts for place in (columns.index(column), thresholds[column].index(above))]
+        digits += [corrections.MOST + leaf for leaf in leaves]
+        lines.append("".join(DIGITS[digit] for digit in digits))
+    return Grown({names[column]: thresholds[column] for column in columns}, len(trees[0][0]), lines)
+
+
+def written(made: dict[str, Grown], gpu: str) -> str:
+    """Return the file of the trees, with those of other models of GPU as they are."""
+    known: dict[str, Any] = json.loads(CORRECTIONS.read_text(encoding="utf-8"))["trees"]
+    mine = {kernel: some._asdict() for kernel, some in made.items()}
+
+    def text_of(kernels: dict[str, Any]) -> str:
+        return members({kernel: text_of_trees(**some) for kernel, some in kernels.items()})
+
+    texts = members({name: text_of(kernels) for name, kernels in {**known, gpu: mine}.items()})
+    return f'{{"made by": "python -m bench.fit_estimates --write", "trees": {texts}}}\n'
+
+
+def text_of_trees(thresholds: dict[str, Sequence[float]], questions: int, trees: Sequence[str]) -> str:
+    """Return the trees of a kernel as JSON, each in a line, as are the thresholds of each feature."""
+    asked = members({name: json.dumps(values, separators=(",", ":")) for name, values in thresholds.items()})
+    lines = "[\n" + ",\n".join(map(json.dumps, trees)) + "]"
+    return f'{{"thresholds": {asked},\n"questions": {questions}, "trees": {lines}}}'
+
+
+def members(texts: dict[str, str]) -> str:
+    """Return an object as JSON whose values are, with a line for each."""
+    return "{\n" + ",\n".join(f"{json.dumps(name)}: {text}" for name, text in sorted(texts.items())) + "}"
