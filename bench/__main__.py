@@ -23,13 +23,14 @@ import sys
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from importlib import metadata, util
+from importlib import metadata
 from itertools import count
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import fp8core
 from bench import results
+from bench.needs import missing
 from bench.subjects import AGAINST, SUBJECTS, Subject
 from fp8core.runtime import device
 
@@ -56,11 +57,7 @@ def command(name: str, subject: Subject, out: Path, asked: argparse.Namespace) -
 
 def obstacle(subject: Subject) -> str | None:
     """Return why a subject cannot run here, or None when it can."""
-    if not subject.gpu:
-        return None
-    if not device.count():
-        return f"needs a GPU: {device.why_none()}"
-    return None if util.find_spec(subject.framework) else f"needs {subject.framework}, which is not installed"
+    return missing(subject.framework) if subject.gpu else None
 
 
 def said(asked: argparse.Namespace) -> str:

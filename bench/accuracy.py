@@ -19,6 +19,7 @@ import numpy as np
 
 from bench import results
 from bench.choice import compile_ahead
+from bench.needs import require_gpu
 from fp8core import demo
 from fp8core.errors import CheckpointError, Fp8Error
 
@@ -198,6 +199,7 @@ def main() -> None:
     if asked.extract:
         extract(demo.model_folder(asked.model) or demo.fetch_model())
         return
+    require_gpu(parser)
     records: list[dict[str, Any]] = []
 
     def keep(found: Iterator[dict[str, Any]]) -> None:

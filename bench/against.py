@@ -2,14 +2,16 @@
 
     python -m bench.against CHECKOUT [--json FILE] [--kinds gpu host] [--short] [--dry-run]
 
-Each checkout runs in a process of its own, one at a time; every turn takes the two in random order. On the GPU weights,
-inputs and results rotate over more memory than L2 holds. A ratio is the median over the turns of this checkout's time
-by the other's. Only public functions are called, so the other may be any version from 0.1 on. --dry-run makes every
-call once in both and times nothing; without a GPU it runs them on the host engine.
+Each checkout runs in a process of its own, one at a time and both on one core, for two cores of a machine may differ by
+half; every turn takes the two in random order. On the GPU weights, inputs and results rotate over more memory than L2
+holds. A ratio is the median over the turns of this checkout's time by the other's. Only public functions are called, so
+the other may be any version from 0.1 on. --dry-run makes every call once in both and times nothing; without a GPU it
+runs them on the host engine.
 """
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -70,6 +72,12 @@ class Checkout:
         if "error" in answer:
             raise RuntimeError(f"{self.path}: {answer['error']}")
         return float(answer["ms"])
+
+
+def share_a_core() -> None:
+    """Keep this process and those that it starts from now on on one core, where the system can."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 
 
 @contextmanager
@@ -135,6 +143,7 @@ def main() -> int:
     chosen = parser.parse_args()
     gpu_times = calls.DEVICE == "cuda" or chosen.dry_run
     failed = False
+    share_a_core()
     with started({"before": chosen.checkout.resolve(), "now": ROOT}) as sides:
         for kind in chosen.kinds:
             if kind == "gpu" and not gpu_times:

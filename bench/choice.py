@@ -21,10 +21,11 @@ from typing import Any, Final
 
 from bench import results
 from bench.__main__ import machine
+from bench.algorithms import described, name_of
 from bench.choice_cases import LISTS, MODES, MOST_ROWS, Case, cases
 from bench.choice_records import CLOSE, PARTS, gains, gains_today, noise, read, report
+from bench.needs import require_gpu
 from fp8core import timing
-from fp8core.kernels.gemm.blaslt import library, mapping, ordering, query
 from fp8core.kernels.gemm.sm90 import tiled
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.problem import ScaledMm
@@ -56,7 +57,7 @@ def candidates(p: ScaledMm, only: tuple[str, ...] = ()) -> list[Choice]:
     hopeless = FALLBACKS if p.m <= MOST_PANELS else (*FALLBACKS, "sm90_decode")
     if any(choice.kernel == "cublaslt" for choice in found):
         hopeless = (*hopeless, "cublaslt_relayout", "cublaslt_epilogue")  # the same, and launches beside it
-    some = [choice for choice in found if not choice.kernel.startswith(hopeless)]
+    some = [choice for choice in found if choice is found[0] or not choice.kernel.startswith(hopeless)]
     return some or [choice for choice in found if p.m <= MOST_PANELS or choice.kernel != "generic_decode"]
 
 
@@ -71,47 +72,23 @@ def wide() -> Iterator[None]:
         vars(tiled)["ALGORITHMS"] = kept
 
 
-_ATTRIBUTES: Final = {"id": (0, 4), "custom": (5, 4), "stages": (6, 4), "inner": (7, 2), "reduction": (3, 4)}
-
-
-def about(p: ScaledMm, choice: Choice) -> dict[str, Any]:
-    """Return what is known of an algorithm of the library; nothing of other kernels."""
-    if choice.kernel not in ("cublaslt", "cublaslt_relayout", "cublaslt_epilogue"):
-        return {}
-    product = mapping.accumulation(p) if choice.kernel.endswith("epilogue") else mapping.product(p)
-    offer = query.algorithms(product)[choice.algorithm]
-    found = library.find("cuda")
-    assert isinstance(found, library.Library)
-    config = ordering.Config.of(found, offer.algorithm)
-    other = {name: ordering.attribute(found, offer.algorithm, at) for name, at in _ATTRIBUTES.items()}
-    return {
-        **config._asdict(),
-        **other,
-        "waves": round(offer.waves, 3),
-        "workspace": offer.workspace_bytes,
-    }
-
-
 def measure(case: Case, how: timing.Sampling, *, more: bool, only: tuple[str, ...] = ()) -> dict[str, Any]:
     """Return one record: a case, and the times and the kind of each candidate."""
     p = case.problem(0)
     if case.operations > LARGE:
         how = how._replace(turns=how.turns // 2)
-    narrow = [(choice.kernel, _name(p, choice)) for choice in candidates(p, only)]
+    narrow = [(choice.kernel, name_of(p, choice)) for choice in candidates(p, only)]
     with wide() if more else nullcontext():
         choices = candidates(p, only)
-        names = [(choice.kernel, _name(p, choice)) for choice in choices]
+        names = [(choice.kernel, name_of(p, choice)) for choice in choices]
         taken = timing.samples(p, [SCALED_MM.planned(p, choice) for choice in choices], how)
         rows = [
             {
-                "kernel": kernel,
-                "algorithm": choice.algorithm,
-                "name": name,
-                "tuned": (kernel, name) in narrow,
+                **described(p, choice),
+                "tuned": name in narrow,
                 "us": [round(median(us[turn::2]), 3) for turn in range(2)],
-                **about(p, choice),
             }
-            for choice, (kernel, name), us in zip(choices, names, taken, strict=True)
+            for choice, name, us in zip(choices, names, taken, strict=True)
             if us
         ]
     return {
@@ -126,10 +103,6 @@ def measure(case: Case, how: timing.Sampling, *, more: bool, only: tuple[str, ..
         "far": [name for name, us in zip(names, taken, strict=True) if not us],
         "rows": rows,
     }
-
-
-def _name(p: ScaledMm, choice: Choice) -> str:
-    return SCALED_MM.kernel(choice.kernel).algorithms(p)[choice.algorithm]
 
 
 def compile_ahead(pairs: Iterable[tuple[ScaledMm, Choice]]) -> None:
@@ -171,6 +144,7 @@ def main() -> None:
     if arguments.judge:
         judge(arguments.judge)
         return
+    require_gpu(parser, "cupy")
     alone = arguments.json is not None and not arguments.json.exists()
     if alone:  # else `python -m bench` writes the lines about the run
         asked = argparse.Namespace(

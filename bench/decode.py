@@ -2,9 +2,10 @@
 
     python -m bench.decode [--baselines FOLDER] [--json FILE] [--modes row block] [--shapes 6144x4096] [--m 1 16 64]
 
-A shape is n x k. Graphs of 64 calls; weights rotate over more memory than L2 holds, activations stay
-warm. Every variant's output is checked against float64 before it is timed. Scales: "tensor" one each, "row" per token
-x per channel, "block" 1x128 x 128x128 (m-major, as the baselines take them).
+A shape is n x k. Graphs of 64 calls; weights rotate over more memory than L2 holds, activations stay warm. Every
+variant's output is checked against float64 before it is timed. Records say which tile or algorithm ran, as those of
+`bench.choice` do. Scales: "tensor" one each, "row" per token x per channel, "block" 1x128 x 128x128 (m-major, as the
+baselines take them).
 """
 
 import argparse
@@ -18,11 +19,14 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import baselines, block_baselines, labels, log, results, timing
+from bench.algorithms import described
+from bench.needs import require_gpu
 from bench.roofline import Roofline
 from fp8core.errors import Fp8Error
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.problem import Granularity, ScaledMm
 from fp8core.runtime import device
+from fp8core.table import Choice, Kernel
 
 SHAPES: Final = (
     *("6144x4096", "4096x4096", "28672x4096", "4096x14336", "8192x8192", "7168x16384", "2112x7168"),
@@ -127,17 +131,16 @@ def want(case: Case, o: Operands) -> torch.Tensor:
     return a @ weight.T
 
 
-def rows(case: Case) -> tuple[str, dict[str, Call]]:
-    """Return what runs the case without tuning, and by name each of `OURS` that is preferred or is that one."""
-    problem = case.problem()
+def rows(problem: ScaledMm) -> dict[str, Kernel]:
+    """Return what runs a problem without tuning, and by name each of `OURS` that is preferred or is that one."""
     ranking = list(SCALED_MM.ranking(problem))
     wanted = [kernel for kernel in ranking if kernel is ranking[0] or kernel.reservation(problem) is None]
-    found: dict[str, Call] = {}
+    found: dict[str, Kernel] = {}
     for kernel in wanted:
         name = next((name for name in OURS if kernel.name.startswith(name)), kernel.name)
         if name not in found and (name in OURS or kernel is ranking[0]):
-            found[name] = launched(kernel.plan(problem))
-    return next(iter(found)), found
+            found[name] = kernel
+    return found
 
 
 def launched(launch: Any) -> Call:
@@ -191,8 +194,10 @@ def measure(
     reference = want(case, operands[0])
     calls: dict[str, list[Callable[[], object]]] = {}
     wrong: dict[str, str] = {}
-    runs, own = rows(case)
-    for name, run in (*own.items(), *variants(case, loaded, blocks)):
+    problem = case.problem()
+    own = rows(problem)
+    runs = {name: launched(kernel.plan(problem)) for name, kernel in own.items()}
+    for name, run in (*runs.items(), *variants(case, loaded, blocks)):
         operands[0].out.fill_(float("nan"))
         try:
             result = run(operands[0]).double()
@@ -210,7 +215,8 @@ def measure(
     times = timing.compare(calls, replays)
     return {
         **case._asdict(),
-        "runs": runs,
+        "runs": next(iter(own)),
+        "ran": {name: described(problem, Choice(kernel.name)) for name, kernel in own.items()},
         "floor_us": case.roofline.floor(),
         "us": timing.fields(times),
         "wrong": wrong,
@@ -229,6 +235,7 @@ def main() -> None:
     parser.add_argument("--m", nargs="+", type=int, default=[1, 16, 64])
     parser.add_argument("--replays", type=int, default=timing.REPLAYS)
     arguments = parser.parse_args()
+    require_gpu(parser)
     there = log.Log(arguments)
     asked = arguments.deep_gemm and arguments.baselines
     blocks = dict(block_baselines.load(arguments.baselines)) if asked else {}

@@ -22,6 +22,7 @@ from torch.nn import functional
 
 import fp8core
 from bench import decode, log, timing
+from bench.needs import require_gpu
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.explain import explain_product
 from fp8core.problem import ScaledMm
@@ -124,6 +125,7 @@ def main() -> None:
     parser.add_argument("--m", nargs="+", type=int, default=ROWS)
     parser.add_argument("--modes", nargs="+", choices=MODES, default=("row", "block"))
     chosen = parser.parse_args()
+    require_gpu(parser)
     there = log.Log(chosen)
     for mode in chosen.modes:
         table = Table(title=f"{mode} scales, microseconds", title_justify="left")

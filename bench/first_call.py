@@ -14,6 +14,7 @@ from statistics import median
 from typing import Final
 
 from bench import results
+from bench.needs import require_gpu
 
 PROCESS: Final = """
 import time
@@ -42,6 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="append a JSON object to this file")
     chosen = parser.parse_args()
+    require_gpu(parser)
     cold = seconds()
     warm = median(seconds() for _ in range(PROCESSES))
     print(f"first call: {warm:.3f} s with cached kernels, {cold:.3f} s in the process before")

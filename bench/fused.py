@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import baselines, log, timing
+from bench.needs import require_gpu
 from bench.roofline import Roofline
 from fp8core.kernels.fused import NORM_QUANTIZE, SILU_QUANTIZE
 from fp8core.problem import GROUP_128, PER_TENSOR, PER_TOKEN, GroupShape, NormQuantize, SiluQuantize
@@ -179,6 +180,7 @@ def main() -> None:
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--shapes", nargs="+", default=SHAPES)
     chosen = parser.parse_args()
+    require_gpu(parser)
     loaded = baselines.load(chosen.baselines)
     names = ("copy", "fp8core", "vllm")
     table = Table("kind", "mode", "shape", "floor us", *names, "of copy", title=torch.cuda.get_device_name(0))

@@ -20,6 +20,7 @@ from rich.table import Table
 
 import fp8core.torch
 from bench import results, timing
+from bench.needs import require_gpu
 from fp8core.timing import interleaved
 
 HIDDEN: Final = 4096
@@ -105,6 +106,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--batch", nargs="+", type=int, default=(1, 16), help="sequences, with one token each")
     chosen = parser.parse_args()
+    require_gpu(parser)
     models = {"bf16": decoder(chosen.layers), "fp8core": decoder(chosen.layers)}
     fp8core.torch.quantize_model_(models["fp8core"])
     title = f"{chosen.layers} layers of Qwen3-8B in transformers, {torch.cuda.get_device_name()}, us"

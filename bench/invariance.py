@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import decode, results, timing
+from bench.needs import require_gpu
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.problem import ScaledMm
 
@@ -86,6 +87,7 @@ def main() -> None:
     parser.add_argument("--m", nargs="+", type=int, default=ROWS)
     parser.add_argument("--replays", type=int, default=timing.REPLAYS)
     arguments = parser.parse_args()
+    require_gpu(parser)
     table = Table("mode", "m x n x k", "floor us", "free", "us", "invariant", "us", title=torch.cuda.get_device_name())
     for shape in arguments.shapes:
         n, k = map(int, shape.split("x"))

@@ -23,6 +23,7 @@ from rich.table import Table
 import fp8core
 import fp8core.jax
 from bench import results
+from bench.needs import require_gpu
 
 HIDDEN: Final = 4096
 QKV: Final = 6144
@@ -144,6 +145,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="append one JSON object a case to this file")
     parser.add_argument("--m", nargs="+", type=int, default=(1, 16, 64))
     chosen = parser.parse_args()
+    require_gpu(parser, "jax")
     place = jax.devices()[0].device_kind
     table = Table("m", "bf16 us", "fp8 us", "of bf16", "error", title=f"decoder layer of Llama 8B under jit, {place}")
     for m in chosen.m:

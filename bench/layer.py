@@ -24,6 +24,7 @@ from rich.table import Table
 import fp8core
 from bench import baselines, decoder, labels, log, results, timing
 from bench.decoder import MODELS, Memory, Weights
+from bench.needs import require_gpu
 
 ROWS: Final = (1, 4, 16, 64, 256, 1024, 4096)
 FAR: Final = 0.1
@@ -99,6 +100,7 @@ def main() -> None:
     parser.add_argument("--m", nargs="+", type=int, default=ROWS)
     parser.add_argument("--calls", action="store_true", help="what each call adds, of this library alone")
     chosen = parser.parse_args()
+    require_gpu(parser)
     if chosen.calls:
         print_calls(chosen.models, chosen.m)
         return

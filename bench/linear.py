@@ -21,6 +21,7 @@ from rich.table import Table
 
 import fp8core
 from bench import baselines, decode, log, timing
+from bench.needs import require_gpu
 from bench.roofline import Roofline
 from fp8core.core.scaling import EPS
 from fp8core.kernels.gemm.table import SCALED_MM
@@ -133,6 +134,7 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", default=SHAPES)
     parser.add_argument("--m", nargs="+", type=int, default=ROWS)
     chosen = parser.parse_args()
+    require_gpu(parser)
     there = log.Log(chosen)
     loaded = baselines.load(chosen.baselines)
     names = ("fp8core", *(row.name for row in LINEAR.kernels), "product", "vllm")

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import log, timing
+from bench.needs import require_gpu
 from bench.quantize import MODES, Case, check, ours
 from bench.results import neighbour_time
 from bench.roofline import Roofline
@@ -82,6 +83,7 @@ def main() -> None:
     parser.add_argument("--modes", nargs="+", choices=MODES, default=["static", "tensor", "token", "1x128"])
     parser.add_argument("--types", nargs="+", choices=TYPES, default=TYPES)
     chosen = parser.parse_args()
+    require_gpu(parser)
     there = log.Log(chosen)
     table = Table(title=torch.cuda.get_device_name(0))
     for column in ("mode", "from", "shape", "neighbour", "us", "neighbour's us", "ratio by bytes"):

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import results
+from bench.needs import require_gpu
 from bench.odd_products import STEP, chosen, times
 from bench.roofline import BANDWIDTH
 from fp8core.kernels.gemm.table import SCALED_MM
@@ -218,6 +219,7 @@ def main() -> None:
         for made in cases:
             print(made, f"{made.scale_a} x {made.scale_b}", made.ending, planned(made, target), sep="\t")
         return
+    require_gpu(parser)
     from fp8core.runtime import device
 
     records, table = [], Table(title=device.cupy().cuda.runtime.getDeviceProperties(0)["name"].decode())

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import results
+from bench.needs import require_gpu
 from bench.roofline import BANDWIDTH
 from fp8core import timing
 from fp8core.kernels.gemm.args import Matmul
@@ -113,6 +114,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="append one line a shape to this file")
     options = parser.parse_args()
+    require_gpu(parser)
     table = Table(title=torch.cuda.get_device_name(0))
     for column in ("m x n x k", "scales", "out", "kernel", "us", "neighbour's", "its us", "ratio", "memory's us"):
         table.add_column(column, justify="right")

@@ -20,6 +20,7 @@ from rich.table import Table
 import fp8core
 from bench import baselines, log, timing
 from bench.baselines import Baseline, Result
+from bench.needs import require_gpu
 from bench.roofline import Roofline
 from fp8core.kernels.quantize import QUANTIZE
 from fp8core.problem import BLOCK_128, GROUP_128, ITEMSIZE, PER_TENSOR, PER_TOKEN, GroupShape
@@ -152,6 +153,7 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", default=SHAPES)
     parser.add_argument("--compile", action="store_true", help="time torch.compile too (it compiles for a while)")
     arguments = parser.parse_args()
+    require_gpu(parser)
     loaded = baselines.load(arguments.baselines)
     console, table = Console(width=150), Table(title=torch.cuda.get_device_name(0))
     names = ["copy", "fp8core", "vllm", "sgl", "triton", *(["torch.compile"] if arguments.compile else [])]

@@ -129,6 +129,7 @@ SUBJECTS: Final[dict[str, Subject]] = {
         "every candidate of many products, beside the choice without tuning",
         short=_arguments("--modes row --seconds 5"),
         baselines=False,
+        framework="cupy",
     ),
     "accuracy": Subject(
         "bench.accuracy",

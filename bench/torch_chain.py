@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import fp8core.torch
 from bench import timing
+from bench.needs import require_gpu
 from fp8core.timing import interleaved
 
 WIDTH: Final = 4096
@@ -73,6 +74,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--m", nargs="+", type=int, default=(1, 16, 128))
     chosen = parser.parse_args()
+    require_gpu(parser)
     models = chains()
     table = Table("m", *models, "ratio", title=f"us a layer of {WIDTH}x{WIDTH}, {torch.cuda.get_device_name()}")
     for m in chosen.m:

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import baselines, results, timing
+from bench.needs import require_gpu
 from bench.roofline import Roofline
 from fp8core.kernels.weights import DEQUANTIZE, NORMALIZE, REQUANTIZE
 from fp8core.problem import BLOCK_128, PER_CHANNEL, Dequantize, GroupShape, Normalize, Requantize
@@ -149,6 +150,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="append one line a case to this file")
     parser.add_argument("--shapes", nargs="+", default=SHAPES)
     chosen = parser.parse_args()
+    require_gpu(parser)
     table = Table("kernel", "shape", "floor us", "copy", "fp8core", "of copy", title=torch.cuda.get_device_name(0))
     for shape in chosen.shapes:
         rows, cols = map(int, shape.split("x"))

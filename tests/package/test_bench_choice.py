@@ -7,11 +7,15 @@ from unittest.mock import Mock
 
 import pytest
 
-from bench import choice
+pytest.importorskip("torch")
+
+from bench import choice, decode
+from bench.algorithms import described
 from bench.choice_cases import DRAWN, MODES, MOST_OPERATIONS, Case, cases, number
 from bench.choice_records import CLOSE, gain, gains
 from fp8core import timing
 from fp8core.runtime import jit
+from fp8core.table import Choice
 from support.blaslt_fixtures import built, stub  # noqa: F401
 from support.blaslt_tools import H200
 
@@ -70,6 +74,25 @@ def test_a_record_has_each_candidate_with_what_is_known_of_it(stub, monkeypatch,
     assert all("x" in row["name"] for row in record["rows"] if row["kernel"] == "sm90_tiled")
 
 
+@pytest.mark.parametrize(("mode", "m"), [("tensor", 16), ("row", 300), ("block", 1024)])
+def test_products_beside_others_are_recorded_by_the_names_of_the_choice(stub, monkeypatch, mode, m):
+    """So that a time of `python -m bench products` is compared to the estimates."""
+    stub.tile(1, 318, 3)
+    monkeypatch.setattr(jit, "prepare", lambda *_, **__: Mock())
+    monkeypatch.setattr(timing, "samples", lambda p, launches, how: [[1.0, 2.0]] * len(launches))
+    monkeypatch.setattr(decode.device, "target", lambda _: H200)
+    known = choice.measure(Case(mode, m, 4096, 4096), choice.SAMPLING, more=False)["rows"]
+    problem = decode.Case(mode, m, 4096, 4096).problem()
+    own = decode.rows(problem)
+    assert len(own) >= 2
+    for kernel in own.values():
+        ran = described(problem, Choice(kernel.name))
+        [same] = [row for row in known if (row["kernel"], row["algorithm"]) == (kernel.name, 0)]
+        assert same.items() >= ran.items()
+        assert ("tokens" in ran) == kernel.name.startswith("cublaslt")
+        assert "x" in ran["name"] or kernel.name != "sm90_tiled"
+
+
 def test_a_wide_record_has_more_than_tune_times_and_says_so(stub, monkeypatch):
     monkeypatch.setattr(jit, "prepare", lambda *_, **__: Mock())
     monkeypatch.setattr(timing, "samples", samples)
@@ -104,6 +127,7 @@ def test_a_run_writes_its_machine_its_products_and_its_end(stub, monkeypatch, tm
     monkeypatch.setattr(jit, "prepare", lambda *_, **__: Mock())
     monkeypatch.setattr(timing, "samples", lambda p, launches, how: [[float(how.turns)] * how.turns for _ in launches])
     monkeypatch.setattr("bench.__main__.device", SimpleNamespace(count=lambda: 0))
+    monkeypatch.setattr(choice, "require_gpu", lambda *_: None)
     problem = Case.problem
     monkeypatch.setattr(Case, "problem", lambda case, target=None: problem(case, H200))
     monkeypatch.setattr(sys, "argv", ["choice", *asked.split(), "--json", str(tmp_path / "x")])
