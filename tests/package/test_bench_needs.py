@@ -11,7 +11,9 @@ from bench.subjects import SUBJECTS
 
 pytest.importorskip("torch")
 MODULES = {subject.module: subject.framework for subject in SUBJECTS.values() if subject.gpu}
-MODULES |= dict.fromkeys(("bench.odd_drawn", "bench.odd_products", "bench.torch_chain"), "torch")
+MODULES |= dict.fromkeys(("bench.odd_drawn", "bench.odd_products", "bench.torch_chain"), "torch") | {
+    "bench.repeats": "cupy"
+}
 
 
 @pytest.mark.parametrize("name", MODULES)

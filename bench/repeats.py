@@ -1,0 +1,164 @@
+"""Whether a product has the same bits however often it runs, whatever other kernels left in shared memory before it.
+
+    python -m bench.repeats [--shapes MxNxK ...] [--scales A B] [--out DTYPE] [--address BYTES] [--kernel NAME]
+                            [--runs 300] [--json FILE]
+
+Codes are random, scales are 1. Before each run all shared memory is filled: with 0x7E7E7E7E, which is 8e37 as a scale
+and 448 as a code, with NaN, or with zeros. Without --kernel each of our kernels that takes the product runs; with it
+that one does, also where the table refuses it.
+"""
+
+import argparse
+import re
+from collections import Counter
+from collections.abc import Iterator
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from bench import results
+from bench.needs import require_gpu
+from bench.odd_drawn import OUTS, Drawn
+from fp8core import timing
+from fp8core.kernels.gemm.args import Matmul
+from fp8core.kernels.gemm.table import SCALED_MM
+from fp8core.problem import ITEMSIZE, ScaledMm, Target
+from fp8core.runtime import device
+
+SHAPES: Final = ((1, 4400, 11360), (5, 4400, 11360), (12, 4400, 11360), (1, 4400, 11361), (64, 4400, 11361))
+"""Rows, channels and k, of which one of few rows and long k went wrong (experiments/2026-11-no-cliff)."""
+RUNS: Final = 300
+WORDS: Final = (0x7E7E7E7E, 0xFFFFFFFF, 0)
+FILL: Final = """extern "C" __global__ void fill(unsigned word, int words) {
+    extern __shared__ volatile unsigned memory[];
+    for (int i = threadIdx.x; i < words; i += blockDim.x) {
+        memory[i] = word;
+    }
+}
+"""
+THREADS: Final = 1024
+
+
+class Repeats(NamedTuple):
+    """What runs of one product by one kernel gave."""
+
+    counts: list[int]
+    """How often each result came, the most frequent one first."""
+    wrong: list[int]
+    """Of each of the others, how many elements differ from the most frequent result's."""
+
+
+def kernels(p: ScaledMm) -> Iterator[str]:
+    """Give our own kernels that take a product."""
+    for kernel in SCALED_MM.kernels:
+        if not kernel.name.startswith(("cublaslt", "hipblaslt")) and kernel.refusal(p) is None:
+            yield kernel.name
+
+
+def repeats(p: ScaledMm, kernel: str, runs: int = RUNS) -> Repeats:
+    """Run a product again and again, and return how often each result came.
+
+    Args:
+        p: the product; its device must be there.
+        kernel: a row of the table, which may refuse the product.
+        runs: how many.
+    """
+    cupy = device.cupy()
+    with device.on(p.target.device):
+        plan = SCALED_MM.kernel(kernel).plan(p)
+        operands, stream = timing.Operands(p, plan.scratch_bytes), cupy.cuda.Stream(non_blocking=True)
+        cupy.cuda.runtime.deviceSynchronize()  # what fills them is on another stream
+        seen: Counter[bytes] = Counter()
+        for word in islice(cycle(WORDS), runs):
+            fill(stream, word)
+            seen[_result(p, plan, operands, stream)] += 1
+    found = [np.frombuffer(result, f"V{ITEMSIZE[p.out]}") for result, _ in seen.most_common()]
+    return Repeats([count for _, count in seen.most_common()], [int((one != found[0]).sum()) for one in found[1:]])
+
+
+def fill(stream: Any, word: int) -> None:
+    """Fill the shared memory of all multiprocessors of CuPy's current device with a word, on one of its streams."""
+    cupy = device.cupy()
+    attributes = cupy.cuda.Device().attributes
+    size = attributes["MaxSharedMemoryPerBlockOptin"]  # no two blocks of it fit on a multiprocessor
+    kernel = cupy.RawKernel(FILL, "fill")
+    kernel.max_dynamic_shared_size_bytes = size
+    grid, given = (attributes["MultiProcessorCount"],), (np.uint32(word), np.int32(size // 4))
+    with stream:
+        kernel(grid, (THREADS,), given, shared_mem=size)
+
+
+def _result(p: ScaledMm, plan: Matmul, operands: timing.Operands, stream: Any) -> bytes:
+    """Return the bytes of a run's result, in memory that was poisoned before."""
+    cupy, nbytes, places = device.cupy(), p.m * p.ldo * ITEMSIZE[p.out], list[int]()
+
+    def launch(stream: int, *given: int) -> None:
+        places.append(given[5])
+        cupy.cuda.runtime.memsetAsync(given[5], 0xA5, nbytes, stream)
+        plan(stream, *given)
+
+    operands.run(launch, stream.ptr, operands.weights[0])
+    host = np.empty(nbytes, np.uint8)
+    copied = host.ctypes.data, places[0], nbytes, cupy.cuda.runtime.memcpyDeviceToHost, stream.ptr
+    cupy.cuda.runtime.memcpyAsync(*copied)
+    stream.synchronize()
+    return host.tobytes()
+
+
+def measure(made: Drawn, target: Target, asked: str | None, runs: int) -> Iterator[dict[str, Any]]:
+    """Give one record a kernel."""
+    p = made.problem(target)
+    for kernel in kernels(p) if asked is None else (asked,):
+        found = repeats(p, kernel, runs)
+        yield {
+            "bench": "repeats",
+            "shape": str(made),
+            "scales": f"{made.scale_a} x {made.scale_b}",
+            "ending": made.ending,
+            "kernel": kernel,
+            "runs": runs,
+            "results": len(found.counts),
+            "counts": found.counts[:16],
+            "wrong": found.wrong[:16],
+        }
+
+
+def shape(text: str) -> tuple[int, int, int]:
+    """Return the extents that ``MxNxK`` says."""
+    found = re.fullmatch(r"(\d+)x(\d+)x(\d+)", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"a shape is MxNxK, got {text}")
+    m, n, k = (int(number) for number in found.groups())
+    return m, n, k
+
+
+def main() -> None:
+    """Run the products, print a table, and write JSON lines if asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", nargs="+", type=shape, default=SHAPES, metavar="MxNxK")
+    parser.add_argument("--scales", nargs=2, default=("group", "group"), metavar=("A", "B"), help="granularities")
+    parser.add_argument("--out", default="float32", choices=sorted(set(OUTS)), help="the dtype of the results")
+    parser.add_argument("--address", type=int, default=1, help="addresses of operands are multiples of it, up to 16")
+    parser.add_argument("--kernel", help="a row of the table, which may refuse the products")
+    parser.add_argument("--runs", type=int, default=RUNS)
+    parser.add_argument("--json", type=Path, help="append one line a product and kernel to this file")
+    options = parser.parse_args()
+    require_gpu(parser, "cupy")
+    table = Table(title=device.cupy().cuda.runtime.getDeviceProperties(0)["name"].decode())
+    for column in ("m x n x k", "scales", "ending", "kernel", "runs", "results", "elements that differ"):
+        table.add_column(column, justify="right")
+    for extents in options.shapes:
+        made = Drawn(*extents, *options.scales, out=options.out, address=options.address)
+        for r in measure(made, device.target(0), options.kernel, options.runs):
+            results.append(options.json, r)
+            names = (r["shape"], r["scales"], r["ending"], r["kernel"])
+            table.add_row(*names, str(r["runs"]), str(r["results"]), ", ".join(map(str, r["wrong"])) or "-")
+    Console(width=180).print(table)
+
+
+if __name__ == "__main__":
+    main()
