@@ -4,10 +4,12 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from fp8core.checkpoint import kinds
+from fp8core.checkpoint.claims import Claim
 from fp8core.checkpoint.files import FLOATS, FP8
 from fp8core.checkpoint.layers import Layer
 from fp8core.checkpoint.naming import WEIGHT, weight_of_scale
 from fp8core.checkpoint.reader import Checkpoint
+from fp8core.problem import PER_CHANNEL, PER_TENSOR
 
 FaultKind = Literal[
     "index", "scale missing", "scale shape", "scale left over", "config", "scale value", "NaN code", "scale inverted",
@@ -88,7 +90,7 @@ def _mismatch(checkpoint: Checkpoint, layer: Layer) -> str:
         return ""
     granularity = "tensor" if layer.granularity == "shard" else layer.granularity
     wanted = " or ".join(sorted(claim.granularities))
-    if claim.granularities and granularity not in claim.granularities:
+    if claim.granularities and granularity not in claim.granularities and not _same_groups(claim, layer):
         return f"{claim.file} says one scale per {wanted}, but {name} has one per {layer.granularity}"
     if claim.group_shape is not None and granularity in ("block", "group") and layer.group_shape != claim.group_shape:
         said, found = ("x".join(map(str, shape or ())) for shape in (claim.group_shape, layer.group_shape))
@@ -98,6 +100,13 @@ def _mismatch(checkpoint: Checkpoint, layer: Layer) -> str:
     if claim.activations == "dynamic" and layer.input_scale is not None:
         return f"{claim.file} says that scales of activations are dynamic, but there is {layer.input_scale.name}"
     return ""
+
+
+def _same_groups(claim: Claim, layer: Layer) -> bool:
+    """Return whether scales lie as claimed under another name, as one per channel does of a weight of one row."""
+    groups = {"tensor": PER_TENSOR, "channel": PER_CHANNEL, "block": claim.group_shape, "group": claim.group_shape}
+    found = (groups.get(one) for one in claim.granularities)
+    return any(one is not None and one.scale_shape(*layer.matrix_shape) == layer.scale_shape[-2:] for one in found)
 
 
 def _not_ignored(checkpoint: Checkpoint) -> Iterator[Fault]:

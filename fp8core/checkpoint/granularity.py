@@ -58,21 +58,15 @@ def grouping(
         config: config.json, which tells the sizes of fused attention layers.
     """
     experts, n, k = matrices(name, weight)
-    numbers = math.prod(scale)
-    fits_claim = claimed is not None and numbers == math.prod(claimed.scale_shape(n, k))
-    if numbers == 1 and not fits_claim:
-        return Grouping("tensor", PER_TENSOR, (1, 1))
-    if experts is not None:
+    if experts is not None and math.prod(scale) != 1:
         if not scale or scale[0] != experts:
             return None
         scale = scale[1:]
-        numbers = math.prod(scale)
-        if numbers == 1 and not fits_claim:
-            return Grouping("tensor", PER_TENSOR, (1, 1))
-    if len(scale) == 4 and scale[1] == scale[3] == 1:  # ModelOpt's FP8_PB_WO: [n blocks, 1, k blocks, 1]
-        scale = (scale[0], scale[2])
-    if len(scale) > 2 and all(size == 1 for size in scale[1:]):
-        scale = scale[:1]
+    scale, numbers = _without_ones(scale), math.prod(scale)
+    if claimed is not None and min(claimed) > 0 and claimed.scale_shape(n, k) == scale:
+        return _of_blocks(claimed, scale)
+    if numbers == 1:
+        return Grouping("tensor", PER_TENSOR, (1, 1))
     if scale in ((n,), (n, 1)):
         return Grouping("channel", PER_CHANNEL, (n, 1))
     if scale in ((numbers,), (numbers, 1)):
@@ -86,6 +80,15 @@ def grouping(
     return _blocks(n, k, (scale[0], scale[1]), dtype, claimed)
 
 
+def _without_ones(scale: Shape) -> Shape:
+    """Return a scale's shape without axes of one element that say nothing; of one number (1, 1)."""
+    if math.prod(scale) == 1:
+        return 1, 1
+    if len(scale) == 4 and scale[1] == scale[3] == 1:  # ModelOpt's FP8_PB_WO: [n blocks, 1, k blocks, 1]
+        return scale[0], scale[2]
+    return scale[:1] if len(scale) > 2 and all(size == 1 for size in scale[1:]) else scale
+
+
 def _blocks(n: int, k: int, scale: tuple[int, int], dtype: str, claimed: GroupShape | None) -> Grouping | None:
     sizes = (32, *SIZES) if dtype in E8M0 else SIZES
     groups = [GroupShape(1, size) for size in sizes]
@@ -93,8 +96,12 @@ def _blocks(n: int, k: int, scale: tuple[int, int], dtype: str, claimed: GroupSh
     wanted = [claimed] if claimed is not None else []
     for one in (*wanted, *(groups + blocks if scale[0] == n else blocks + groups)):
         if one.scale_shape(n, k) == scale:
-            return Grouping("group" if one.rows == 1 else "block", one, scale)
+            return _of_blocks(one, scale)
     return None
+
+
+def _of_blocks(one: GroupShape, scale: tuple[int, int]) -> Grouping:
+    return Grouping("group" if one.rows == 1 else "block", one, scale)
 
 
 def shard_widths(name: str, n: int, shards: int, config: Mapping[str, Any]) -> tuple[int, ...] | None:
