@@ -38,7 +38,8 @@ def granularity_for(
 ) -> tuple[Granularity, GroupShape]:
     """Return the granularity of all layers in the new checkpoint.
 
-    Where the target is a format that has several, it is the one that the layers have, so that the codes stay.
+    Where the target is a format that has several, it is the one that the layers have, so that the codes stay. Blocks of
+    ModelOpt are 128x128: its configuration has no word for others.
     """
     if block_shape is not None:
         return "block", block_shape
@@ -58,10 +59,9 @@ def granularity_for(
             found = GROUPS["tensor"]
         else:
             found = GROUPS["channel"]
-    shapes = {layer.group_shape for layer in layers}
-    if found[0] == "block" and len(shapes) == 1 and all(layer.granularity == "block" for layer in layers):
-        shape = shapes.pop()
-        assert shape is not None
+    shapes = {layer.group_shape if layer.granularity == "block" else None for layer in layers}
+    shape = shapes.pop() if len(shapes) == 1 else None
+    if found[0] == "block" and target != "modelopt" and shape is not None:
         return "block", shape
     return found
 

@@ -61,6 +61,19 @@ def test_blocks_across_old_ones_are_made_anew(tmp_path):
     assert not verify_checkpoint(tmp_path / "out").faults
 
 
+def test_modelopt_which_has_no_word_for_their_size_gets_those_of_128(tmp_path):
+    write_format(written.deepseek, tmp_path / "in")
+    convert_checkpoint(tmp_path / "in", tmp_path / "fine", to="deepseek", block_shape=(64, 64))
+    assert not convert_checkpoint(tmp_path / "fine", tmp_path / "back", to="modelopt").lossy
+    convert_checkpoint(tmp_path / "in", tmp_path / "other", to="deepseek", block_shape=(96, 96), lossy=True)
+    with pytest.raises(CheckpointError, match="needs lossy"):
+        convert_checkpoint(tmp_path / "other", tmp_path / "out", to="modelopt")
+    convert_checkpoint(tmp_path / "other", tmp_path / "out", to="modelopt", lossy=True)
+    for folder in ("back", "out"):
+        assert {layer.group_shape for layer in open_checkpoint(tmp_path / folder).layers.values()} == {(128, 128)}
+        assert not verify_checkpoint(tmp_path / folder).faults
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
