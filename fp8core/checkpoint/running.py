@@ -72,7 +72,7 @@ def run(work: Work, target: Path, *, force: bool, progress: Progress | None) -> 
     def recheck() -> None:
         """Refuse what would have been refused at the beginning, and what has come there since: the work takes long."""
         destination(source, target, force=force)
-        if found.identity() != before:
+        if found.identity() not in (before, None):
             raise CheckpointError(f"will not replace {found.given}: it came there while this run wrote")
 
     try:

@@ -1,6 +1,7 @@
 """What comes to a target while a checkpoint is written: it is not replaced, whoever put it there."""
 
 import re
+import shutil
 
 import pytest
 
@@ -41,6 +42,17 @@ def test_of_two_runs_that_began_at_once_the_first_to_end_wins(tmp_path, source, 
     other = once(lambda: quantize_checkpoint(given, target, scheme="channel", force=True))
     with pytest.raises(CheckpointError, match=rf"will not replace {re.escape(str(target))}: it came there while"):
         quantize_checkpoint(given, target, scheme="block", force=True, progress=other)
+    assert granularities(target) == {"channel"}
+    assert left_in(tmp_path) == (["in", "out"] if form == "folder" else ["in", "out.config.json", "out.safetensors"])
+
+
+@pytest.mark.parametrize("form", ["folder", "file"])
+def test_what_was_to_be_replaced_may_be_gone(tmp_path, source, form):
+    given, name = (source, "out") if form == "folder" else (source / "model.safetensors", "out.safetensors")
+    target = tmp_path / name
+    quantize_checkpoint(given, target, scheme="tensor")
+    gone = once(lambda: shutil.rmtree(target) if form == "folder" else target.unlink())
+    quantize_checkpoint(given, target, scheme="channel", force=True, progress=gone)
     assert granularities(target) == {"channel"}
     assert left_in(tmp_path) == (["in", "out"] if form == "folder" else ["in", "out.config.json", "out.safetensors"])
 
