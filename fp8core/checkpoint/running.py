@@ -11,7 +11,7 @@ from fp8core.checkpoint.target import (
     destination,
     refuse_without_room,
     state,
-    unwritable,
+    unfinished,
 )
 from fp8core.checkpoint.writing import Advance, NewFile, json_bytes, write_file, write_folder
 from fp8core.errors import CheckpointError
@@ -81,7 +81,7 @@ def run(work: Work, target: Path, *, force: bool, progress: Progress | None) -> 
         else:
             write_file(work.files[0], found, work.beside, advance, recheck)
     except OSError as error:
-        raise unwritable(found, sum(one.size() for one in work.files), error, before) from error
+        raise unfinished(source, found, sum(one.size() for one in work.files), error, before) from error
     except (KeyboardInterrupt, SystemExit) as stop:
         stop.add_note(state(found, before))
         raise

@@ -210,7 +210,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def _json(path: Path, pairs: Callable[[list[tuple[str, Any]]], dict[str, Any]] | None = None) -> dict[str, Any]:
     try:
         value = json.loads(path.read_bytes(), object_pairs_hook=pairs)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} needs a JSON object, got {type(value).__name__}")
@@ -273,5 +273,5 @@ def _refuse_quantized(source: Source) -> None:
         scales = names & {f"{entry.name}_scale", f"{entry.name}_scale_inv"}
         if scales:
             raise CheckpointError(f"{source.path} is quantized already: {entry.name} has a scale, {min(scales)}")
-    if source.is_folder and "quantization_config" in source.config:
+    if source.is_folder and source.config.get("quantization_config") is not None:
         raise CheckpointError(f"{source.path} is quantized already: its config.json has a quantization_config")

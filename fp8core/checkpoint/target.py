@@ -158,13 +158,16 @@ def _warn(text: str) -> None:
     warnings.warn(text, RuntimeWarning, stacklevel=5)  # the line that called a public function
 
 
-def unwritable(found: Destination, nbytes: int, error: OSError, before: Identity) -> CheckpointError:
+def unfinished(source: Source, found: Destination, nbytes: int, error: OSError, before: Identity) -> CheckpointError:
     """Return the refusal for a failed write: why, how much room was needed, and what is there now."""
     reason = error.strerror or str(error)
+    what = f"write {found.given}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         free = shutil.disk_usage(found.path.parent).free
         reason = f"no room on the disk ({reason}) for {nbytes:,} bytes; {free:,} are free after cleaning up"
-    return CheckpointError(f"cannot write {found.given}: {reason}; {state(found, before)}")
+    elif isinstance(error.filename, str | os.PathLike) and error.filename2 is None:  # there are two of a copy
+        what = f"read {error.filename}" if Path(error.filename).is_relative_to(source.path) else what
+    return CheckpointError(f"cannot {what}: {reason}; {state(found, before)}")
 
 
 def state(found: Destination, before: Identity) -> str:

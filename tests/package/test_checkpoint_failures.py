@@ -1,7 +1,9 @@
 """What `quantize_checkpoint` refuses, and what is left when a run does not end well: nothing."""
 
 import errno
+import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -99,6 +101,7 @@ def test_a_folder_that_holds_other_things_is_not_replaced(tmp_path, source):
     [
         ("{", "is not JSON"),
         ("[]", "needs a JSON object, got list"),
+        ("[" * 100_000, "is not JSON: maximum recursion depth"),
         ("{}", "has no weight_map"),
         ('{"weight_map": {"a": "../in/model-00001-of-00002.safetensors"}}', "which is not there"),
         ('{"weight_map": {"a": "absent.safetensors"}}', "which is not there"),
@@ -118,6 +121,22 @@ def test_a_folder_whose_config_says_that_it_is_quantized_is_refused(tmp_path):
     (source / "config.json").write_text('{"quantization_config": {}}')
     with pytest.raises(CheckpointError, match="quantized already: its config"):
         quantize_checkpoint(source, tmp_path / "out")
+
+
+def test_a_config_that_says_with_null_that_it_is_not_is_taken(tmp_path):
+    source = shards(tmp_path / "in")
+    (source / "config.json").write_text('{"model_type": "llama", "quantization_config": null}')
+    summary = quantize_checkpoint(source, tmp_path / "out")
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert written == {"model_type": "llama", "quantization_config": summary.quantization_config}
+
+
+def test_a_source_that_is_taken_away_is_named(tmp_path):
+    source = shards(tmp_path / "in")
+    second = source / "model-00002-of-00002.safetensors"
+    with pytest.raises(CheckpointError, match=rf"cannot read {re.escape(str(second))}: No such file or directory; not"):
+        quantize_checkpoint(source, tmp_path / "out", progress=lambda *_: second.unlink(missing_ok=True))
+    assert left_in(tmp_path) == ["in"]
 
 
 def full(*_):

@@ -98,12 +98,12 @@ except CheckpointError as error:
 """
 
 
-@pytest.mark.parametrize("closed", ["in/model.safetensors", "in/config.json", "in", "."])
+@pytest.mark.parametrize("closed", ["in/model.safetensors", "in/config.json", "in/tokenizer.json", "in", "."])
 def test_what_may_not_be_read_or_written_says_so(source, closed):
     with tempfile.TemporaryDirectory() as name:  # pytest's folders are closed to the user that root becomes
         folder = Path(name)
         shutil.copytree(source, folder / "in")
-        folder.chmod(0o755)
+        folder.chmod(0o777)
         (folder / closed).chmod(0 if closed != "." else 0o555)
         command = [sys.executable, "-c", UNREADABLE, str(folder / "in"), str(folder / "out")]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
