@@ -51,7 +51,8 @@ def verify_checkpoint(
     Looked for are: a wrong index; FP8 weights without a scale or with one whose shape fits nothing; scales without a
     weight; scales that are not finite, zero or negative; codes that are NaN or infinite; a configuration that says
     something else than the tensors; scales that are probably inverted, squared, or raised to powers of two while the
-    codes stayed. Some rows of a tensor are in memory at a time.
+    codes stayed. That is told from the numbers, and not of weights that are those of ``against``. Some rows of a tensor
+    are in memory at a time.
 
     Args:
         path: as for `open_checkpoint`.
@@ -101,15 +102,18 @@ def verify_checkpoint(
             if progress is not None:
                 progress(layer.weight.name, done, total)
     faults += _nan_codes(measured)
-    faults += suspicious(measured)
+    different: list[Fault] = []
     if other is not None:
         for step in _differences(checkpoint, other, errors):
             if isinstance(step, Fault):
-                faults.append(step)
+                different.append(step)
                 continue
             done += step[1]
             if progress is not None:
                 progress(step[0], min(done, total), total)
+    right = errors.keys() - {fault.tensor for fault in different}
+    faults += [fault for fault in suspicious(measured) if fault.tensor not in right]
+    faults += different
     return Verification(checkpoint, tuple(dict.fromkeys(faults)), errors)
 
 

@@ -149,6 +149,16 @@ def test_one_decayed_weight_of_many_is_no_fault_but_half_of_them_are(tmp_path):
     assert [kind for kind, _ in told(2)] == ["scale squared"] * 2
 
 
+def test_what_is_the_original_is_not_suspected(tmp_path):
+    save_file({name: one * 1e-4 for name, one in small_state().items()}, tmp_path / "tiny.safetensors")
+    quantize_checkpoint(tmp_path / "tiny.safetensors", tmp_path / "fp8.safetensors")
+    assert {kind for kind, _ in found(tmp_path / "fp8.safetensors")} == {"scale squared"}
+    assert not found(tmp_path / "fp8.safetensors", against=tmp_path / "tiny.safetensors")
+    save_file(small_state(), tmp_path / "usual.safetensors")
+    against = found(tmp_path / "fp8.safetensors", against=tmp_path / "usual.safetensors")
+    assert {kind for kind, _ in against} == {"scale squared", "difference"}
+
+
 def test_the_configuration_is_compared_with_the_tensors(tmp_path):
     folder = tmp_path / "model"
     write_format(written.ct_channel, folder)
