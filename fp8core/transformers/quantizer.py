@@ -14,6 +14,8 @@ from transformers.quantizers.base import HfQuantizer
 from fp8core.checkpoint import open_files, plan_checkpoint
 from fp8core.checkpoint.naming import other_quantization
 from fp8core.errors import CheckpointError, DeviceError
+from fp8core.interop import dtype_name
+from fp8core.problem import HIGH_PRECISION
 from fp8core.torch import Linear, dequantize_model_
 from fp8core.transformers.apart import put_apart
 from fp8core.transformers.config import METHOD, Fp8CoreConfig, spread_over_processes
@@ -210,8 +212,11 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
                 )
         return as_stored(model), {}
 
-    def _dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:
-        dequantize_model_(model, dtype)
+    def _dequantize(self, model: Any, dtype: torch.dtype | str | None = None) -> Any:
+        if isinstance(dtype, str):  # as save_pretrained leaves config.dtype, which is the default
+            dequantize_model_(model, getattr(torch, dtype_name(dtype, "dtype", HIGH_PRECISION)))
+        else:
+            dequantize_model_(model, dtype)
         return model
 
     def is_serializable(self) -> bool:

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, T5Config, T5EncoderModel  # noqa:
 
 import fp8core.torch  # noqa: E402
 from fp8core.checkpoint import plan_checkpoint, quantize_checkpoint  # noqa: E402
-from fp8core.errors import CheckpointError, DeviceError  # noqa: E402
+from fp8core.errors import CheckpointError, DeviceError, DTypeError  # noqa: E402
 from fp8core.torch import Linear  # noqa: E402
 from fp8core.transformers import Experts, Fp8CoreConfig, from_pretrained  # noqa: E402
 from huggingface.cases import TOKENS, config_of, distance, logits, random_model, same, tensors_of, written  # noqa: E402
@@ -102,6 +102,9 @@ def test_dequantized_again(tmp_path):
     wanted = written("qwen3_moe", tmp_path)
     model = from_pretrained(tmp_path)
     found = logits(model)
+    model.save_pretrained(tmp_path / "fp8")  # which makes a name of the configuration's dtype
+    with pytest.raises(DTypeError, match="dtype needs one of float32, float16, bfloat16"):
+        model.dequantize("float8_e5m2")
     model.dequantize()
     assert not any(isinstance(module, Linear) for module in model.modules())
     assert 0.001 < distance(logits(model), wanted) < 0.15
