@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -61,6 +62,15 @@ class Header(NamedTuple):
     path: Path
     metadata: dict[str, str]
     entries: dict[str, Entry]
+    state: tuple[int, int]
+    """Of the file when it was read: its length, and when it was last written."""
+
+    def changed(self) -> bool:
+        """Return whether the file is another one now; one that is gone was read before, or cannot be read."""
+        try:
+            return _state(self.path.stat()) != self.state
+        except FileNotFoundError:
+            return False
 
 
 class Piece(NamedTuple):
@@ -83,6 +93,7 @@ def read_header(path: Path) -> Header:
             raise CheckpointError(f"cannot read {path}: it is not a plain file")
         # Opened by Python first: the library reports every failure to open as a missing file.
         with path.open("rb") as file:
+            state = _state(os.fstat(file.fileno()))
             size = int.from_bytes(file.read(8), "little")
             # The library checks the header, the offsets and the length of the file; it does not tell the offsets.
             with safetensors.safe_open(path, framework="numpy"):
@@ -97,7 +108,11 @@ def read_header(path: Path) -> Header:
     for name, tensor in described.items():
         begin, end = tensor["data_offsets"]
         entries[name] = Entry(name, tensor["dtype"], tuple(tensor["shape"]), 8 + size + begin, end - begin)
-    return Header(path, metadata, entries)
+    return Header(path, metadata, entries, state)
+
+
+def _state(found: os.stat_result) -> tuple[int, int]:
+    return found.st_size, found.st_mtime_ns
 
 
 def read_rows(

@@ -57,7 +57,7 @@ def run(work: Work, target: Path, *, force: bool, progress: Progress | None) -> 
     """Write new files in the place of the target: they appear whole or not at all.
 
     Raises:
-        CheckpointError: the target exists, or does when all is written, or cannot be written.
+        CheckpointError: the target exists, or does when all is written, or cannot be written; the source has changed.
     """
     source = work.source
     found = destination(source, target, force=force)
@@ -70,7 +70,8 @@ def run(work: Work, target: Path, *, force: bool, progress: Progress | None) -> 
     advance = _advance(progress, source)
 
     def recheck() -> None:
-        """Refuse what would have been refused at the beginning, and what has come there since: the work takes long."""
+        """Refuse what would have been refused at the beginning, and what has changed since: the work takes long."""
+        source.refuse_changed()
         destination(source, target, force=force)
         if found.identity() not in (before, None):
             raise CheckpointError(f"will not replace {found.given}: it came there while this run wrote")

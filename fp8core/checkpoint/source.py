@@ -85,6 +85,16 @@ class Source(NamedTuple):
         """The bytes of the files with the weights."""
         return sum(header.path.stat().st_size for header in self.headers)
 
+    def refuse_changed(self) -> None:
+        """Refuse what was read of files that are other ones now: it may be numbers at the places of others.
+
+        Raises:
+            CheckpointError: a file was written since its header was read.
+        """
+        for header in self.headers:
+            if header.changed():
+                raise CheckpointError(f"cannot read {header.path}: it was written while this run read it")
+
 
 Tell = Callable[[str, str], None]
 """Called with a tensor's name and what is wrong with its place in the index."""

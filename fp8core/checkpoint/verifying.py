@@ -62,8 +62,8 @@ def verify_checkpoint(
         progress: as for `quantize_checkpoint`.
 
     Raises:
-        CheckpointError: a file cannot be read or is damaged, so that nothing can be told of the tensors; or there is
-            nothing to be verified: no FP8 weight, no scale, and no configuration that claims some.
+        CheckpointError: a file cannot be read, is damaged or changes, so that nothing can be told of the tensors; or
+            there is nothing to be verified: no FP8 weight, no scale, and no configuration that claims some.
 
     Examples:
         >>> from tempfile import TemporaryDirectory
@@ -114,6 +114,7 @@ def verify_checkpoint(
     right = errors.keys() - {fault.tensor for fault in different}
     faults += [fault for fault in suspicious(measured) if fault.tensor not in right]
     faults += different
+    checkpoint.source.refuse_changed()
     return Verification(checkpoint, tuple(dict.fromkeys(faults)), errors)
 
 
@@ -163,6 +164,7 @@ def _differences(
             yield tensor.name, original.nbytes
             if text:
                 yield Fault(tensor.name, "difference", f"{tensor.name} {text} in {other.path}")
+    other.source.refuse_changed()
 
 
 def relative_error(layer: Layer, original: Tensor) -> float:

@@ -1,5 +1,6 @@
 """What comes to a target while a checkpoint is written: it is not replaced, whoever put it there."""
 
+import os
 import re
 import shutil
 
@@ -8,7 +9,7 @@ import pytest
 from fp8core.checkpoint import convert_checkpoint, quantize_checkpoint, verify_checkpoint
 from fp8core.errors import CheckpointError
 from support.checkpoint_folders import scheme_in, source  # noqa: F401
-from support.checkpoints import left_in
+from support.checkpoints import left_in, shards
 
 
 def once(act):
@@ -85,3 +86,22 @@ def test_a_strangers_file_in_a_folder_that_is_replaced_stays(tmp_path, source):
         assert note.read_text() == "kept"
         assert scheme_in(target) == "channel"
         note.unlink()
+
+
+@pytest.mark.parametrize("run", [quantize_checkpoint, verify_checkpoint])
+def test_a_source_that_is_written_meanwhile_is_not_taken_for_what_it_was(tmp_path, run):
+    source, out = shards(tmp_path / "in"), tmp_path / "out"
+    second = source / "model-00002-of-00002.safetensors"
+    if run is verify_checkpoint:
+        quantize_checkpoint(source, out)
+        second, source = out / second.name, out
+    content = second.read_bytes()
+    begin = 8 + int.from_bytes(content[:8], "little")
+
+    def rewritten():
+        second.write_bytes(content[:begin] + bytes(len(content) - begin))
+        os.utime(second, (1, 1))  # file systems may count time in milliseconds
+
+    with pytest.raises(CheckpointError, match=rf"cannot read {re.escape(str(second))}: it was written while this run"):
+        run(source, *([] if run is verify_checkpoint else [out]), progress=once(rewritten))
+    assert left_in(tmp_path) == (["in", "out"] if run is verify_checkpoint else ["in"])
