@@ -144,7 +144,7 @@ def _pair(value: Any) -> GroupShape | None:
 
 def _is_side(value: Any) -> bool:
     """Return whether a configuration's value is a side of a group shape; -1 spans the axis."""
-    return isinstance(value, int) and (value > 0 or value == -1)
+    return type(value) is int and (0 < value < 1 << 31 or value == -1)
 
 
 def _fields(value: Any) -> dict[str, Any]:

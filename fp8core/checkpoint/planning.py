@@ -239,8 +239,8 @@ def _blocks(block_shape: Sequence[int] | None, to: str) -> GroupShape | None:
         return None
     if to not in ("block", "deepseek"):
         raise CheckpointError(f"block_shape needs to be left out for {to}, which block and deepseek have, got one")
-    if len(block_shape) != 2 or any(type(size) is not int or size < 1 for size in block_shape):
-        raise CheckpointError(f"block_shape needs a pair of whole numbers above 0, got {block_shape!r}")
+    if len(block_shape) != 2 or any(type(size) is not int or not 0 < size < 1 << 31 for size in block_shape):
+        raise CheckpointError(f"block_shape needs a pair of whole numbers from 1 to 2**31 - 1, got {block_shape!r}")
     return GroupShape(*block_shape)
 
 

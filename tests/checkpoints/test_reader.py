@@ -205,6 +205,16 @@ def test_a_block_size_that_is_none_counts_for_nothing(tmp_path, claimed):
     assert (layer.granularity, layer.group_shape) == ("block", (128, 128))
 
 
+@pytest.mark.parametrize(("sides", "scale"), [([128, 1 << 31], (2, 1)), ([True, 96], (256, 3))])
+def test_nor_do_sides_that_no_group_has(tmp_path, sides, scale):
+    tensors = {"a.weight": fp8(256, 256), "a.weight_scale_inv": np.ones(scale, np.float32)}
+    write(tmp_path / "model.safetensors", tensors)
+    claimed = {"quant_method": "fp8", "weight_block_size": sides}
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": claimed}))
+    (layer,) = open_checkpoint(tmp_path).layers.values()
+    assert layer.fault()
+
+
 def test_a_norm_named_scale_is_no_scale_of_a_weight(tmp_path):
     write(tmp_path / "model.safetensors", {"norm.scale": normal(8), "norm.weight": normal(4, 8)})
     assert not open_checkpoint(tmp_path).layers
