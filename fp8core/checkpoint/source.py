@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from fp8core.checkpoint.files import Entry, Header, read_header
-from fp8core.checkpoint.naming import other_quantization
+from fp8core.checkpoint.naming import WEIGHT, other_quantization
 from fp8core.errors import CheckpointError
 
 INDEX: Final = "model.safetensors.index.json"
@@ -280,7 +280,10 @@ def _refuse_quantized(source: Source) -> None:
     for entry in source.entries:
         if entry.dtype.startswith("F8_"):
             raise CheckpointError(f"{source.path} is quantized already: {entry.name} is {entry.dtype}")
-        scales = names & {f"{entry.name}_scale", f"{entry.name}_scale_inv"}
+        beside = {f"{entry.name}_scale", f"{entry.name}_scale_inv"}
+        if entry.name.endswith(WEIGHT) and len(entry.shape) == 2:  # of norms it could be something else
+            beside.add(f"{entry.name.removesuffix(WEIGHT)}.input_scale")
+        scales = names & beside
         if scales:
             raise CheckpointError(f"{source.path} is quantized already: {entry.name} has a scale, {min(scales)}")
     if source.is_folder and source.config.get("quantization_config") is not None:

@@ -56,6 +56,16 @@ def test_fp8_beside_it_is_not_converted_alone(tmp_path, what, to, fp8core_):
     assert f", some weights {what}, 1 file" in fp8core_("inspect", source)[1]
 
 
+@pytest.mark.parametrize("scheme", [{"scheme": "channel"}, {"scheme": "static", "input_scales": {OUT: 0.5}}], ids=str)
+def test_a_wide_weight_with_a_scale_of_its_inputs_is_refused(tmp_path, scheme):
+    """The new scale would have its name."""
+    tensors = {f"{OUT}.weight": normal(64, 64), f"{OUT}.input_scale": ONE}
+    with pytest.raises(CheckpointError, match=rf"quantized already: {OUT}.weight has a scale, {OUT}.input_scale"):
+        quantize_checkpoint(folder(tmp_path / "in", tensors), tmp_path / "out", **scheme)
+    norm = {f"{OUT}.weight": normal(64, 64), "layers.0.norm.weight": normal(64), "layers.0.norm.input_scale": ONE}
+    assert quantize_checkpoint(folder(tmp_path / "norm", norm), tmp_path / "out", **scheme).quantized
+
+
 def test_a_method_without_fp8_is_named(tmp_path, fp8core_):
     source = folder(tmp_path / "in", {f"{OUT}.weight": normal(64, 64)}, quantization_config={"quant_method": "torchao"})
     with pytest.raises(CheckpointError, match=r"to be converted, got none: config\.json says torchao"):
