@@ -1,7 +1,9 @@
 """Static scales of inputs, found by running a model that is not yet quantized."""
 
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, Literal, Protocol
 
 import torch
@@ -81,7 +83,7 @@ def calibrate(
     the model's device until all batches have run.
 
     Args:
-        model: runs without gradients, in the mode (training or not) that it is in.
+        model: runs without gradients, in the mode (training or not) that it is in; compiled parts run eagerly.
         batches: what the model is called with: a tuple is its arguments, a mapping its keyword arguments, all else its
             one argument.
         include: as for `quantize_model_`.
@@ -124,7 +126,7 @@ def calibrate(
         places[0].layer.register_forward_pre_hook(watch(name), with_kwargs=True) for name, places in watched.items()
     ]
     try:
-        with torch.no_grad():
+        with torch.no_grad(), _eagerly():
             for batch in batches:
                 _call(model, batch)
     finally:
@@ -135,6 +137,11 @@ def calibrate(
         if not bound < float("inf"):
             raise ScaleError(f"calibrate needs finite inputs, got {bound} in {name}")
     return {name: bound / maximum for name, bound in bounds.items() if bound}
+
+
+def _eagerly() -> AbstractContextManager[Any]:
+    """Return the context in which what torch.compile has made runs as it was written: graphs have no later hooks."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def _call(model: nn.Module, batch: Any) -> None:

@@ -99,6 +99,21 @@ def test_methods_of_calibration_that_are_none(options, words):
         calibrate(nn.Sequential(nn.Linear(8, 8)), [torch.ones(1, 8)], **options)
 
 
+def test_a_compiled_model_that_has_run_is_calibrated_like_any_other():
+    torch._dynamo.reset()
+    made, x = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8)), torch.randn(5, 32)
+    wanted = calibrate(made, [x])
+    assert wanted.keys() == {"0", "2"}
+    compiled = torch.compile(made, backend="eager")
+    with torch.no_grad():
+        compiled(x)
+    assert calibrate(compiled, [x]) == {f"_orig_mod.{name}": scale for name, scale in wanted.items()}
+    made.compile(backend="eager")
+    with torch.no_grad():
+        made(x)
+    assert calibrate(made, [x]) == wanted
+
+
 def test_calibrating_goes_away_when_the_model_fails():
     made = model()
     with pytest.raises(TypeError):
