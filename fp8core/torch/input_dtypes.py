@@ -32,7 +32,7 @@ def bias_of_autocast(bias: Tensor | None, x: object) -> Tensor | None:
 
 def _is_cast(x: object) -> TypeGuard[Tensor]:
     """Return whether autocast casts an operand: where it is on for the operand's own device."""
-    if not any_autocast() or not isinstance(x, Tensor) or x.dtype not in CAST:
+    if not any_autocast() or not isinstance(x, Tensor) or x.dtype not in CAST or x.is_meta:  # which has no autocast
         return False
     return torch.is_autocast_enabled(x.device.type)
 

@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402 - after the skip
 from torch.autograd import forward_ad  # noqa: E402
 
-from fp8core.errors import DTypeError, LayoutError  # noqa: E402
+from fp8core.errors import DeviceError, DTypeError, LayoutError  # noqa: E402
 from fp8core.torch import Linear  # noqa: E402
 
 
@@ -86,6 +86,14 @@ def test_autocast_that_is_off_or_of_another_device_changes_nothing(way):
             way(layer.half())(x.bfloat16())
     finally:
         torch.set_autocast_enabled("cuda", False)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_an_input_without_memory_is_refused_inside_autocast_as_outside(device):
+    layer, _ = layers()
+    x = torch.randn(5, 64, device="meta")
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(DeviceError, match=r"needs memory of .* got meta"):
+        layer.to(device)(x)
 
 
 @pytest.mark.parametrize("of", ["x", "bias", "both"])
