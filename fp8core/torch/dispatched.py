@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any, Final
 
-from torch import nn
+from torch import Tensor, nn
 
 from fp8core.errors import DeviceError
 
@@ -56,6 +56,19 @@ def take_hook(made: nn.Module, module: nn.Module) -> None:
         from accelerate.hooks import add_hook_to_module  # it is there, as the hook is its
 
         add_hook_to_module(made, hook)
+
+
+def offloaded_value(model: nn.Module, name: str) -> Tensor | None:
+    """Return what accelerate keeps elsewhere of a parameter, by the hook of its module or of a parent; None if none."""
+    place = name
+    while place:
+        place = place.rpartition(".")[0]
+        for hook in _hooks(model.get_submodule(place)):
+            values = getattr(hook, "weights_map", None)
+            if values is not None:
+                value: Tensor = values[name.removeprefix(f"{place}.")]
+                return value
+    return None
 
 
 def _hooks(module: nn.Module) -> tuple[Any, ...]:

@@ -10,6 +10,7 @@ from fp8core.checkpoint.files import DTYPES
 from fp8core.errors import CheckpointError, DeviceError
 from fp8core.torch import Linear
 from fp8core.torch.aligned import align_rows_
+from fp8core.torch.dispatched import offloaded_value
 from fp8core.torch.frozen import without_values
 
 
@@ -155,7 +156,9 @@ def as_stored(model: nn.Module) -> dict[str, Any] | None:
     state = model.state_dict()
     for name, layer in layers.items():
         for role, one in layer.__dict__["stored"].items():
-            made = one.kept(state.pop(f"{name}.{role}"))
+            scale = state.pop(f"{name}.{role}")
+            kept = offloaded_value(model, f"{name}.{role}") if scale.is_meta else None
+            made = one.kept(scale if kept is None else kept)
             if made is None:
                 form = f"{one.dtype}{list(one.shape)}"
                 raise CheckpointError(f"{name}.{role} needs numbers that {form} holds, as it was loaded, got others")

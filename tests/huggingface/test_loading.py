@@ -10,7 +10,8 @@ transformers = pytest.importorskip("transformers")
 
 from safetensors.torch import save_file  # noqa: E402 - after the skips
 
-from fp8core.errors import CheckpointError, DeviceError  # noqa: E402 - after the skips
+from fp8core.checkpoint import convert_checkpoint  # noqa: E402
+from fp8core.errors import CheckpointError, DeviceError  # noqa: E402
 from fp8core.torch import Linear  # noqa: E402
 from fp8core.transformers import Fp8CoreConfig, config_for, from_pretrained  # noqa: E402
 from huggingface.cases import TOKENS, config_of, logits, same, tensors_of, written  # noqa: E402
@@ -124,3 +125,17 @@ def test_scales_that_were_changed_are_saved_as_they_are_or_refused(folders, dtyp
     model.save_pretrained(tmp_path / "changed")
     assert torch.equal(tensors_of(tmp_path / "changed")[f"{name}.weight_scale"], layer.weight_scale)
     assert torch.equal(logits(from_pretrained(tmp_path / "changed")), logits(model))
+
+
+@pytest.mark.parametrize("to", ["compressed-tensors", "deepseek", "modelopt"])
+def test_what_accelerate_has_offloaded_is_saved_as_it_was(folders, to, tmp_path):
+    accelerate = pytest.importorskip("accelerate")
+    convert_checkpoint(folders / "fp8", tmp_path / "in", to=to, lossy=True)
+    model = from_pretrained(tmp_path / "in")
+    accelerate.cpu_offload(model, execution_device="cpu")
+    model.hf_device_map = {"model.layers.0": "cpu", "model.layers.1": 0}  # as from_pretrained does where there is a GPU
+    with pytest.warns(UserWarning, match="save a model with offloaded modules"):
+        model.save_pretrained(tmp_path / "out")
+    before, after = tensors_of(tmp_path / "in"), tensors_of(tmp_path / "out")
+    assert before.keys() == after.keys()
+    assert all(same(x, after[name]) for name, x in before.items())
