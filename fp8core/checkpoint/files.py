@@ -68,7 +68,7 @@ class Header(NamedTuple):
     def changed(self) -> bool:
         """Return whether the file is another one now; one that is gone was read before, or cannot be read."""
         try:
-            return _state(self.path.stat()) != self.state
+            return state_of(self.path.stat()) != self.state
         except FileNotFoundError:
             return False
 
@@ -93,7 +93,7 @@ def read_header(path: Path) -> Header:
             raise CheckpointError(f"cannot read {path}: it is not a plain file")
         # Opened by Python first: the library reports every failure to open as a missing file.
         with path.open("rb") as file:
-            state = _state(os.fstat(file.fileno()))
+            state = state_of(os.fstat(file.fileno()))
             size = int.from_bytes(file.read(8), "little")
             # The library checks the header, the offsets and the length of the file; it does not tell the offsets.
             with safetensors.safe_open(path, framework="numpy"):
@@ -111,7 +111,8 @@ def read_header(path: Path) -> Header:
     return Header(path, metadata, entries, state)
 
 
-def _state(found: os.stat_result) -> tuple[int, int]:
+def state_of(found: os.stat_result) -> tuple[int, int]:
+    """Return what changes when a file is written or replaced: its length, and when it was last written, in ns."""
     return found.st_size, found.st_mtime_ns
 
 

@@ -1,6 +1,7 @@
 """Tensors and FP8 layers as the headers describe them; numbers are read when they are asked for."""
 
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from fp8core.checkpoint.files import DTYPES, FP8, Entry
+from fp8core.checkpoint.files import DTYPES, FP8, Entry, state_of
 from fp8core.checkpoint.granularity import E8M0, Granularity, matrices
 from fp8core.checkpoint.naming import FormatName
 from fp8core.errors import CheckpointError
@@ -26,7 +27,7 @@ class Tensor(NamedTuple):
 
         >>> from fp8core.checkpoint import Tensor
         >>> Tensor._fields
-        ('name', 'dtype', 'shape', 'begin', 'nbytes', 'path', 'pitch')
+        ('name', 'dtype', 'shape', 'begin', 'nbytes', 'path', 'state', 'pitch')
     """
 
     name: str
@@ -38,6 +39,8 @@ class Tensor(NamedTuple):
     nbytes: int
     path: Path
     """The file."""
+    state: tuple[int, int]
+    """Of the file when its header was read: its length, and when it was last written, in ns."""
     pitch: int = 0
     """Of a matrix whose transpose is stored: the elements from one of its columns to the next. 0 where rows are."""
 
@@ -55,7 +58,8 @@ class Tensor(NamedTuple):
         """Return the numbers: a read-only array over a mapping of the file, in a dtype of NumPy or ml_dtypes.
 
         Raises:
-            CheckpointError: the file cannot be read, or NumPy has no such dtype.
+            CheckpointError: the file cannot be read, or is another one since its header was read; or NumPy has no such
+                dtype.
         """
         dtype = DTYPES.get(self.dtype)
         if dtype is None:
@@ -65,9 +69,13 @@ class Tensor(NamedTuple):
         rows, cols = self.shape if self.pitch else (0, 0)
         span = ((cols - 1) * self.pitch + rows) * dtype.itemsize if self.pitch else self.nbytes
         try:
-            mapped = np.memmap(self.path, np.uint8, "r", self.begin, (span,))
+            with self.path.open("rb") as file:
+                state = state_of(os.fstat(file.fileno()))
+                mapped = np.memmap(file, np.uint8, "r", self.begin, (span,))
         except (OSError, ValueError) as error:
             raise CheckpointError(f"cannot read {self.name} of {self.path}: {error}") from error
+        if state != self.state:  # where the header said, other numbers may be
+            raise CheckpointError(f"cannot read {self.path}: it was written since it was opened")
         stored: NDArray[Any] = np.asarray(mapped).view(dtype)
         if not self.pitch:
             return stored.reshape(self.shape)

@@ -70,7 +70,7 @@ class Checkpoint:
         for header in self.source.headers:
             for entry in header.entries.values():
                 if self.source.weight_map.get(entry.name, header.path.name) == header.path.name:
-                    found[entry.name] = Tensor(*entry[:5], header.path, entry.pitch)
+                    found[entry.name] = Tensor(*entry[:5], header.path, header.state, entry.pitch)
         return found
 
     @cached_property

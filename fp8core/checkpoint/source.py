@@ -93,7 +93,7 @@ class Source(NamedTuple):
         """
         for header in self.headers:
             if header.changed():
-                raise CheckpointError(f"cannot read {header.path}: it was written while this run read it")
+                raise CheckpointError(f"cannot read {header.path}: it was written since it was opened")
 
 
 Tell = Callable[[str, str], None]

@@ -1,6 +1,7 @@
 """`open_checkpoint`: every format, written by other code, is named and read right, from its headers."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -255,6 +256,30 @@ print(layer.granularity)
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout == "block\n"
+
+
+def test_a_file_that_is_another_one_since_is_refused(tmp_path):
+    """What was read before stays; the header that is known says where other numbers are now."""
+    file = tmp_path / "model.safetensors"
+    write(file, {"up.weight": fp8(64, 32), "up.weight_scale": np.full((64, 1), 0.5, np.float32)})
+    (layer,) = open_checkpoint(file).layers.values()
+    before, codes = layer.scales(), layer.weight.read()
+    assert (before == 0.5).all()
+    other = tmp_path / "other"
+    write(other, {"up.weight": fp8(64, 32), "up.weight_scale": np.full((64, 1), 0.25, np.float32)})
+    assert other.stat().st_size == file.stat().st_size
+    written = file.stat().st_mtime_ns + 1_000_000  # as coarse as the file system's clock may be
+    os.utime(other, ns=(written, written))
+    other.replace(file)
+    for read in (layer.scales, layer.weight.read):
+        with pytest.raises(
+            CheckpointError, match=r"cannot read .*model.safetensors: it was written since it was opened"
+        ):
+            read()
+    assert (before == 0.5).all()
+    np.testing.assert_array_equal(codes.view(np.uint8), fp8(64, 32).view(np.uint8))
+    (layer,) = open_checkpoint(file).layers.values()
+    assert (layer.scales() == 0.25).all()
 
 
 def test_small_state_has_blocks_that_are_not_whole():
