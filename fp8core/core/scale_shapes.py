@@ -214,10 +214,14 @@ def _weight(x: TensorSpec, n: int, k: int, *, stored: bool, grouped: bool, known
     elif shape == (n,) and known in (None, "row"):
         return Reading("row", (x.strides[0], 0))
     wanted = [(n, 1), (blocks, groups), (n, groups)] if stored else [(1, n), (groups, blocks), (groups, n)]
-    able = f"{wanted[1]} for blocks of {BLOCK}x{BLOCK} or {wanted[2]} for groups of 1x{BLOCK}"
-    if not grouped or groups == 1:
-        channels = f"{wanted[0]} or ({n},)" if stored else f"{wanted[0]}, ({n},) or ({n}, 1)"
-        able = f"(), (1,) or (1, 1) per tensor, {channels} per channel, {able}"
+    kinds = {
+        "tensor": "(), (1,) or (1, 1) per tensor",
+        "row": (f"{wanted[0]} or ({n},)" if stored else f"{wanted[0]}, ({n},) or ({n}, 1)") + " per channel",
+        "block": f"{wanted[1]} for blocks of {BLOCK}x{BLOCK}",
+        "group": f"{wanted[2]} for groups of 1x{BLOCK}",
+    }
+    *others, last = [kinds[known]] if known else list(kinds.values())[2 if grouped and groups > 1 else 0 :]
+    able = f"{', '.join(others)} or {last}" if others else last
     raise ShapeError(
         f"{x.name} for n={n}, k={k} needs shape {able}{', beside groups of a,' if grouped else ','} "
         f"in the orientation {'of the stored weight [n, k]' if stored else '[k, n]'}, got {shape}"

@@ -126,9 +126,17 @@ def _address(capsule: Any, name: bytes) -> int:
 
 
 def content(tensor: Tensor, *, read_only: bool = False) -> Content:
-    """Return what ``tensor`` says; strides that it leaves out are those of a contiguous array."""
+    """Return what ``tensor`` says; strides that it leaves out are those of a contiguous array.
+
+    Raises:
+        BufferError: it has no shape, or one with a negative extent.
+    """
     ndim = tensor.ndim
+    if ndim < 0 or (ndim and not tensor.shape):
+        raise BufferError(f"a shape is needed, got none for {ndim} axes")
     shape = tuple(tensor.shape[:ndim]) if ndim else ()
+    if any(extent < 0 for extent in shape):
+        raise BufferError(f"extents of at least 0 are needed, got shape {shape}")
     strides = tuple(tensor.strides[:ndim]) if ndim and tensor.strides else contiguous(shape)
     dtype = NAMES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
     if dtype is None:

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any
+from typing import Any, Final
 
 from fp8core.errors import DeviceError, LayoutError
 from fp8core.forks import ForkSafeLock
@@ -22,6 +22,10 @@ _EXPORTING = ForkSafeLock()
 """Capsules are made and dropped one after the other. XLA's plug-ins for GPUs keep the exports of an array in a vector
 without a lock, and JAX lets other threads run while it makes one: a capsule that one of them drops then loses an
 export, and the process ends when the array dies."""
+
+
+_ELSEWHERE: Final = {True: (dlpack.CUDA, dlpack.ROCM), False: (dlpack.CPU,)}
+"""The devices whose memory the host (True) and GPUs cannot reach."""
 
 
 class Export:
@@ -135,6 +139,11 @@ class Foreign(Borrowing):
                 where = dlpack.DEVICES.get(kind, f"DLPack type {kind}")
                 raise DeviceError(f"{name} needs memory of a CUDA or ROCm device or the CPU, got {where} {ordinal}")
             found = made.read()
+            if found.device_type in _ELSEWHERE[target is HOST]:
+                raise BufferError(
+                    f"it says that it is on {dlpack.DEVICES[kind]}, and exports memory of "
+                    f"{dlpack.DEVICES[found.device_type]}"
+                )
         except REFUSALS as error:
             if isinstance(error, DeviceError):
                 raise

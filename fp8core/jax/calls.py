@@ -146,10 +146,13 @@ def stand_in(
     """Make a call on arrays of JAX; None leaves calls of other arrays, and of several frameworks, to their own way.
 
     Raises:
-        DeviceError: the operands are on several devices, or a stream is given while JAX traces.
-        LayoutError: an operand was deleted, cannot be written to, or is no array of JAX while JAX traces.
+        DeviceError: the operands are on several devices, or a stream is given while JAX traces, or to `fp8core.jax`.
+        LayoutError: an operand was deleted, cannot be written to, or is no array of JAX while JAX traces, or in a call
+            of `fp8core.jax`.
     """
     tracing = "tracer" in [_KIND_OF[type(x)] for x in operands]
+    if not tracing and Place in map(type, operands):
+        _refuse_others(operation, operands, stream)
     if operation not in NAMES or isinstance(stream, ExplainRequest) or not (tracing or _KIND_OF[type(operands[0])]):
         return None
     if stream is not None:
@@ -177,6 +180,17 @@ def stand_in(
         if type(arrays[at]) is np.ndarray:  # a number, which the caller gets back as an array
             arrays[at] = jnp.asarray(arrays[at]) if tracing else _beside(arrays[at], arrays[0])
     return arrays, kind.note
+
+
+def _refuse_others(operation: Operation, operands: tuple[Any, ...], stream: object) -> None:
+    """Refuse what a function of `fp8core.jax` cannot be given: only programs of JAX return arrays in its places."""
+    for at, (x, name) in enumerate(zip(operands, operation.operands, strict=True)):
+        array = x.array if type(x) is Place else x
+        number = at in operation.numbers and float32_number(array, name) is not None
+        if array is not None and not number and not _KIND_OF[type(array)]:
+            raise LayoutError(f"{name} needs an array of JAX, got {type_name(array)}")
+    if stream is not None:
+        raise DeviceError("stream needs to be left out, as the functions of fp8core.jax are programs of JAX")
 
 
 def known(

@@ -5,7 +5,7 @@ collective is needed between.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, permutations, product
+from itertools import chain, product
 from math import prod
 from typing import Any
 
@@ -78,15 +78,18 @@ def _spec(sharding: Sharding, rank: int, mesh: Mesh) -> PartitionSpec | None:
 
 def _finer(mesh: Mesh) -> Iterator[Mesh]:
     """Yield meshes of the same devices with an axis for each prime factor of an axis, in every order of these."""
-    orders = [sorted(set(permutations(_primes(extent)))) for extent in mesh.shape.values()]
-    for sizes in product(*orders):
+    for sizes in product(*map(_orders, mesh.shape.values())):
         names = [f"{name}.{at}" for name, of in zip(mesh.axis_names, sizes, strict=True) for at in range(len(of))]
         yield Mesh(mesh.devices.reshape([size for of in sizes for size in of]), names)
 
 
-def _primes(number: int) -> tuple[int, ...]:
-    least = next((factor for factor in range(2, number) if number % factor == 0), number)
-    return (number,) if least == number else (least, *_primes(number // least))
+def _orders(number: int) -> list[tuple[int, ...]]:
+    """Return the prime factors of a number in every order, each order once."""
+    if number == 1:
+        return [()]
+    factors = [factor for factor in range(2, number + 1) if number % factor == 0]
+    primes = [factor for factor in factors if all(factor % other for other in factors if other < factor)]
+    return [(prime, *rest) for prime in primes for rest in _orders(number // prime)]
 
 
 def partitioned(call: CallOf, known: Traced, shapes: Sequence[tuple[Any, ...]], context: Any) -> Callable[..., Any]:

@@ -104,7 +104,7 @@ def explain(
         >>> fp8core.explain(fp8core.linear, x, weight, target="sm_90").short
         'Quantize: rowwise, Linear: overlapped, ScaledMm: sm90_decode'
     """
-    if function not in _EXPLAINED and not isinstance(function, Fp8Linear):
+    if not isinstance(function, Fp8Linear) and not any(function is known for known in _EXPLAINED):
         known = ", ".join(known.__name__ for known in _EXPLAINED)
         raise TypeError(f"explain needs one of {known} or an Fp8Linear, got {function!r}")
     place = None if target is None else target_of(target, "target")

@@ -1,11 +1,12 @@
 """`tune_shapes`: products of linear layers tuned by their shapes alone."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Final, Literal
 
 from fp8core import timing
 from fp8core.core.explaining import ArraySpec
-from fp8core.errors import ShapeError, UnsupportedProblemError
+from fp8core.core.specs import whole_number
+from fp8core.errors import ScaleError, ShapeError, UnsupportedProblemError
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.explain import explain
 from fp8core.ops.linear import linear
@@ -52,6 +53,7 @@ def tune_shapes(
 
     Raises:
         ShapeError: a shape has not three positive numbers.
+        ScaleError: the scheme is another.
         TuningError: CuPy's current stream is being captured into a graph.
         UnsupportedProblemError: there is no GPU, or no kernel can run a product.
 
@@ -76,11 +78,15 @@ def layer_product(
 
     Raises:
         ShapeError: the shape has not three positive numbers.
+        ScaleError: the scheme is another.
     """
-    extents: Sequence[Any] = shape
-    if len(extents) != 3 or not all(isinstance(extent, int) and extent > 0 for extent in extents):
+    given: Any = shape
+    extents = [whole_number(extent) or 0 for extent in given] if isinstance(given, Iterable) else []
+    if len(extents) != 3 or min(extents) < 1:
         raise ShapeError(f"shapes needs triples (m, n, k) of numbers from 1, got {shape!r}")
-    m, n, k = shape
+    if scheme not in tuple(SCHEMES):  # which asks nothing for its hash
+        raise ScaleError(f"scheme needs one of {', '.join(SCHEMES)}, got {scheme!r}")
+    m, n, k = extents
     target = target_of(device, "device")
     of_x, of_weight = SCHEMES[scheme]
     scale_shape = (1,) if of_weight == PER_TENSOR else of_weight.scale_shape(n, k)

@@ -193,7 +193,7 @@ class Tuning:
             timed = tuple(Timed(*one) for one in found["timed"])
             kernel, algorithm, name = found["chosen"]
             return cls(Machine(**found["machine"]), time_of(kernel, algorithm, name, timed), timed, ScaledMm(**fields))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
             raise TuningError(f"not a tuning: {error!r} in {text[:80]!r}") from error
 
 

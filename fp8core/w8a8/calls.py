@@ -21,6 +21,7 @@ INPUT: Final = interop.Operand("input", *HIGH_PRECISION)
 ANY_INPUT: Final = interop.Operand("input", *HIGH_PRECISION, *FORMATS)
 OUTPUT: Final = interop.Operand("output", *FORMATS)
 WEIGHT: Final = interop.Operand("weight", *FORMATS)
+QINPUT: Final = interop.Operand("qinput", *FORMATS)
 
 
 @interop.eager_only
@@ -76,15 +77,38 @@ def scaled_fp8_quant(
 def _product(
     qinput: Any, weight: Any, out_dtype: Any, scale_a: Any, scale_b: Any, bias: Any, output_shape: Sequence[int]
 ) -> Any:
-    shape: tuple[Any, ...] = tuple(output_shape)
+    most, n = (_extent(x, at, name) for x, at, name in ((qinput, 0, QINPUT), (weight, -1, WEIGHT)))
+    shape = _extents(output_shape)
     rows: Any = math.prod(shape[:-1])
-    most: Any = qinput.shape[0]
-    n = weight.shape[-1]
     known = isinstance(rows, int) and isinstance(most, int)  # symbols of torch.export are not, and would be bounded
-    if (known and not 0 <= rows <= most) or shape[-1:] != (n,):
+    if (known and rows > most) or shape[-1:] != (n,):
         raise ShapeError(f"output_shape needs at most {most} rows of {n} columns, got {shape}")
     result = product_by(PRODUCT, qinput[:rows], weight, _rows_of(scale_a, rows), scale_b, bias, out_dtype)
     return result.reshape(shape)
+
+
+def _extent(x: Any, axis: int, name: interop.Operand) -> Any:
+    """Return an extent of an operand, which may be a symbol."""
+    if not getattr(x, "shape", ()):
+        interop.declared(x, name)  # refuses what is no array
+        raise ShapeError(f"{name} needs two axes, got a 0-d array")
+    return x.shape[axis]
+
+
+def _extents(output_shape: Any) -> tuple[Any, ...]:
+    """Return a shape whose extents are ints, or symbols of a tracer."""
+    try:
+        shape = tuple([n if type(n) is int or _symbol(n) else specs.extent(n) for n in output_shape])
+    except TypeError as error:
+        raise ShapeError(f"output_shape needs whole numbers, got {output_shape!r}") from error
+    if any(isinstance(n, int) and n < 0 for n in shape):
+        raise ShapeError(f"output_shape needs extents of at least 0, got {shape}")
+    return shape
+
+
+def _symbol(extent: Any) -> bool:
+    """Return whether an extent is one that torch.export or jax.export does not know yet."""
+    return type(extent).__module__.partition(".")[0] in ("torch", "jax") and not hasattr(extent, "dtype")
 
 
 def _rows_of(scale: Any, rows: int) -> Any:

@@ -62,6 +62,14 @@ SAID = {
             "of a, in the orientation of the stored weight [n, k], got (256, 1)"
         ),
     ),
+    "one number in the place of a layer's channels": (
+        lambda: setattr(fp8core.Fp8Linear.from_weight(X), "weight_scale", 0.5),
+        fp8core.ShapeError,
+        (
+            "weight_scale for n=4, k=256 needs shape (4, 1) or (4,) per channel, in the orientation of the stored weight "
+            "[n, k], got (1,)"
+        ),
+    ),
     "a Quantized by groups beside channels": (
         lambda: fp8core.linear(GROUPED, fp8core.Quantized(CODES, SCALE, PER_TOKEN)),
         fp8core.ScaleError,

@@ -1,5 +1,7 @@
 """The table of products as a whole: what several of its rows have in common."""
 
+from itertools import product
+
 import pytest
 
 from fp8core.kernels.gemm.requirements import MOST_COUNTED
@@ -88,3 +90,16 @@ def test_only_the_kernel_of_many_rows_gives_codes_and_an_amax_on_sm_90(changes):
     problem = example_product(on(90), "group", "block", m=64)._replace(**changes)
     assert "out_scale and amax" in SM90_DECODE.refusal(problem)
     assert SM90_TILED.refusal(problem) is None
+
+
+@pytest.mark.parametrize("scales", SCALES, ids="-".join)
+@pytest.mark.parametrize("nothing", ["m", "n", "k"])
+@pytest.mark.parametrize("target", [*TARGETS, HOST], ids=str)
+def test_a_product_of_nothing_is_explained(target, nothing, scales):
+    """Estimates divide by the extents of products, and choose among tiles of their results."""
+    for m in (1, 16, 33, 64, 65, 300):
+        for n, k, amax in product((4096, 4097), (1040, 1025), (False, True)):
+            empty = example_product(target, *scales, **{"m": m, "n": n, "k": k, nothing: 0})._replace(amax=amax)
+            told = SCALED_MM.explain(empty)
+            assert told.chosen
+            assert str(told)

@@ -1,5 +1,6 @@
 """Arrays, streams and dtypes that cannot be read: refused by the operand's name."""
 
+import ctypes
 import warnings
 
 import ml_dtypes
@@ -8,6 +9,7 @@ import pytest
 
 from fp8core import interop
 from fp8core.errors import DeviceError, DTypeError, LayoutError
+from fp8core.interop import dlpack
 from fp8core.problem import ITEMSIZE
 from support.host_arrays import MAKERS, Exporter, framework, jax_array, numpy_array, numpy_dtype, torch_array  # noqa: F401
 
@@ -108,18 +110,44 @@ def test_an_exporter_that_fails_is_named():
         interop.view(Broken(np.zeros(3, np.uint8), "uint8"), "x")
 
 
+class Liar(Exporter):
+    """An exporter of capsules that say something else."""
+
+    def __init__(self, extent, **said):
+        super().__init__(np.zeros(extent, np.uint8), "uint8")
+        self.said = said
+
+    def __dlpack__(self, **options):
+        capsule = super().__dlpack__(**options)
+        tensor = dlpack.managed(capsule).tensor
+        for name, value in self.said.items():
+            setattr(tensor, name, value)
+        return capsule
+
+
 def test_an_exporter_of_a_null_pointer_is_refused():
-    class Null(Exporter):
-        def __dlpack__(self, **options):
-            from fp8core.interop import dlpack
-
-            capsule = super().__dlpack__(**options)
-            dlpack.managed(capsule).tensor.data = None
-            return capsule
-
     with pytest.raises(LayoutError, match=r"x needs memory, got address 0 for shape \(3,\)"):
-        interop.view(Null(np.zeros(3, np.uint8), "uint8"), "x")
-    assert interop.view(Null(np.zeros(0, np.uint8), "uint8"), "x").shape == (0,)
+        interop.view(Liar(3, data=None), "x")
+    assert interop.view(Liar(0, data=None), "x").shape == (0,)
+
+
+NEGATIVE = (ctypes.c_int64 * 1)(-3)
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"device_type": dlpack.CUDA}, "it says that it is on CPU, and exports memory of CUDA"),
+        ({"device_type": dlpack.ROCM}, "it says that it is on CPU, and exports memory of ROCm"),
+        ({"shape": None}, "a shape is needed, got none for 1 axes"),
+        ({"ndim": -1}, "a shape is needed, got none for -1 axes"),
+        ({"shape": NEGATIVE}, r"extents of at least 0 are needed, got shape \(-3,\)"),
+    ],
+    ids=["CUDA", "ROCm", "no shape", "no axes", "negative"],
+)
+def test_a_capsule_that_cannot_be_true_is_refused(said, message):
+    with pytest.raises(LayoutError, match=f"x needs an array that exports itself by DLPack, got .*Liar: {message}"):
+        interop.view(Liar(3, **said), "x")
 
 
 def test_destinations_must_be_writable():

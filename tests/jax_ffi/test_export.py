@@ -9,7 +9,7 @@ export = pytest.importorskip("jax.export")
 
 import fp8core  # noqa: E402 - after the skip
 import fp8core.jax  # noqa: E402
-from fp8core import BLOCK_128, GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, Quantized  # noqa: E402
+from fp8core import BLOCK_128, GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, Quantized, w8a8  # noqa: E402
 from fp8core.errors import ShapeError  # noqa: E402
 from fp8core.jax import handler, programs  # noqa: E402
 from fp8core.jax.scratch import most_scratch  # noqa: E402
@@ -62,6 +62,19 @@ def test_every_extent_of_a_layer_is_open():
     for shape, of_weight in (((2, 3, 64), 24), ((1, 1, 33), 7), ((3, 5, 512), 256)):
         x, w = wide(*shape, dtype=np.float16), weight(n=of_weight, k=shape[-1])
         assert same(made.call(x, *w), fp8core.linear(x, w))
+
+
+def test_a_product_by_the_names_of_vllm_has_open_rows():
+    def product(a, w):
+        return w8a8.cutlass_w8a8_scaled_mm(
+            qinput=a, weight=w.T, out_dtype="float32", scale_a=0.5, scale_b=2.0, bias=None, output_shape=(a.shape[0], N)
+        )
+
+    w, (rows,) = weight()[0], export.symbolic_shape("rows")
+    made = exported(product, jax.ShapeDtypeStruct((rows, K), jnp.float8_e4m3fn), w)
+    for m in (1, 5):
+        codes = fp8core.quantize(wide(m, K)).data
+        assert same(made.call(codes, w), product(codes, w))
 
 
 def test_symbols_that_results_follow_from_are_refused():

@@ -165,6 +165,35 @@ def test_what_is_refused_of_eager_calls():
 
 
 @pytest.mark.usefixtures("cpu")
+@pytest.mark.parametrize(
+    ("words", "call"),
+    [
+        ("x", lambda x, q: fp8core.jax.rms_norm_quant(np.asarray(x), x[0], 1e-6, residual=x)),
+        ("weight", lambda x, q: fp8core.jax.rms_norm_quant(x, np.asarray(x[0]), 1e-6, residual=x)),
+        ("residual", lambda x, q: fp8core.jax.rms_norm_quant(x, x[0], 1e-6, residual=np.asarray(x))),
+        ("a", lambda x, q: fp8core.jax.scaled_mm(np.asarray(q.data), q.data.T, 0.5, 0.5)),
+        ("weight", lambda x, q: fp8core.jax.scaled_mm_nt(q.data, [[1.0]], 0.5, 0.5)),
+        ("bias", lambda x, q: fp8core.jax.scaled_mm_nt(q, q, bias=np.ones(4, np.float32))),
+        ("out", lambda x, q: fp8core.jax.scaled_mm_nt(q, q, beta=1.0, out=np.ones((4, 4), np.float32))),
+        ("x", lambda x, q: fp8core.jax.all_close_1d(np.ones(3, np.float32))),
+    ],
+)
+def test_other_arrays_given_to_functions_of_jax_are_named(words, call):
+    x = jnp.asarray(wide(4, K, dtype=np.float32))
+    with pytest.raises(LayoutError, match=f"^{words} needs an array of JAX, got "):
+        call(x, fp8core.quantize(x))
+
+
+@pytest.mark.usefixtures("cpu")
+def test_functions_of_jax_take_no_stream():
+    q = fp8core.quantize(jnp.ones((4, K)))
+    with pytest.raises(DeviceError, match=r"stream needs to be left out, as the functions of fp8core\.jax"):
+        fp8core.jax.scaled_mm_nt(q, q, stream=0)
+    with pytest.raises(DTypeError, match="x needs an array, got None"):
+        fp8core.jax.all_close_1d(None)
+
+
+@pytest.mark.usefixtures("cpu")
 def test_jax_debug_nans_names_the_call():
     x = jnp.full((2, 64), jnp.inf)
     with jax.debug_nans(True):

@@ -173,7 +173,8 @@ def test_what_is_not_tuned(stub, p, said):
 
 def test_tune_takes_calls_with_a_product():
     x, weight = np.ones((4, 64), np.float32), np.ones((8, 64), np.float32)
-    with pytest.raises(TypeError, match="tune needs an operation with a product"):
-        fp8core.tune(fp8core.quantize, x)
+    for other in (fp8core.quantize, x, [x]):
+        with pytest.raises(TypeError, match="tune needs an operation with a product"):
+            fp8core.tune(other, x)
     with pytest.raises(UnsupportedProblemError, match="got the host"):
         fp8core.tune(fp8core.Fp8Linear.from_weight(weight), x)

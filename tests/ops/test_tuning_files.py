@@ -73,6 +73,7 @@ def test_a_new_tuning_replaces_that_of_the_same_product_and_no_other(stub, tmp_p
         (lambda text: text[:-9], 1),
         (lambda text: text.replace('"m": 97', '"m": 98'), 1),
         (lambda text: "garbage\n" + text, 1),
+        (lambda text: text + "[" * 100_000, 1),
         (lambda text: text.replace('"chosen"', '"taken"'), 3),
         (lambda text: "\udcff\n" + text + "[]\n\n{}\nnull\n7\n", 5),
         (lambda text: "\udcff" * 100, 1),

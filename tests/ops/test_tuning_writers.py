@@ -8,11 +8,12 @@ import signal
 import stat
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import fp8core
 from fp8core import tuning
-from fp8core.errors import Fp8Error, ShapeError, TuningError, UnsupportedProblemError
+from fp8core.errors import Fp8Error, ScaleError, ShapeError, TuningError, UnsupportedProblemError
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.explain import ArraySpec
 from fp8core.problem import BLOCK_128, GROUP_128
@@ -150,10 +151,22 @@ def test_each_of_several_shapes_is_tuned_once_and_told(stub, monkeypatch):
     assert SCALED_MM.choice(products[1]) == ("cublaslt", 1)
 
 
-@pytest.mark.parametrize("shape", [(1, 2), (1, 2, 3, 4), (0, 16, 16), (1.5, 16, 16), (-1, 16, 16)])
+@pytest.mark.parametrize("shape", [(1, 2), (1, 2, 3, 4), (0, 16, 16), (1.5, 16, 16), (-1, 16, 16), 5, None, "123"])
 def test_what_is_no_shape_is_refused(shape):
     with pytest.raises(ShapeError, match=r"shapes needs triples \(m, n, k\) of numbers from 1, got "):
         tune_shapes([shape])
+
+
+def test_extents_may_be_numbers_of_numpy():
+    counted = layer_product(np.array([96, 512, 1024]), "channel", "bfloat16")
+    assert counted == layer_product((96, 512, 1024), "channel", "bfloat16")
+    assert [type(extent) for extent in (counted.m, counted.n, counted.k)] == [int] * 3
+
+
+@pytest.mark.parametrize("scheme", ["static", "", None, ["block"]])
+def test_another_scheme_is_refused(scheme):
+    with pytest.raises(ScaleError, match="scheme needs one of channel, tensor, block, got "):
+        tune_shapes([(1, 16, 16)], scheme=scheme)
 
 
 def test_without_a_gpu_there_is_nothing_to_choose_from(monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 
 import fp8core
 from fp8core import w8a8
-from fp8core.errors import Fp8Error, ScaleError
+from fp8core.errors import DTypeError, Fp8Error, ScaleError, ShapeError
 from support import reference
 from support.engines import assert_same_bytes, engines, fresh, fresh_fp8, fresh_scale
 
@@ -218,6 +218,37 @@ def test_a_number_that_is_no_float32_is_refused(number):
 def test_what_is_no_number_and_no_array_is_refused(wrong):
     with pytest.raises(Fp8Error, match="scale"):
         w8a8.per_tensor_dequantize(fresh_fp8((2, 16)), wrong)
+
+
+def product_of_four_rows(shape=(4, 32), **operands):
+    """Call a product of four rows by vLLM's names."""
+    given = {"qinput": fresh_fp8((4, 128)), "weight": fresh_fp8((32, 128)).T, "scale_a": 1.0, "scale_b": 1.0}
+    return w8a8.cutlass_w8a8_scaled_mm(**given | operands, out_dtype="float32", bias=None, output_shape=shape)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        *[(np.int64(-1), 32), np.array([-1, 32]), (-2, -2, 32), (np.int64(5), 32), (4, 31), (np.int32(-4), -1, 32)],
+        *[(2.5, 32), (float("nan"), 32), ("4", 32), 128, None, ()],
+    ],
+    ids=str,
+)
+def test_a_shape_that_the_product_does_not_have_is_refused(shape):
+    with pytest.raises(ShapeError, match="output_shape needs "):
+        product_of_four_rows(shape)
+
+
+@pytest.mark.parametrize("shape", [[4, 32], (np.int64(4), 32), np.array([2, 2, 32]), (np.int8(1), 4, 32)], ids=str)
+def test_extents_of_a_shape_may_be_numbers_of_numpy(shape):
+    assert product_of_four_rows(shape).shape == tuple(shape)
+
+
+@pytest.mark.parametrize("name", ["qinput", "weight"])
+@pytest.mark.parametrize("wrong", [None, [[1.0]], 1.0, np.zeros((), ml_dtypes.float8_e4m3fn)], ids=repr)
+def test_an_operand_without_rows_is_refused_by_name(name, wrong):
+    with pytest.raises((DTypeError, ShapeError), match=f"{name} needs "):
+        product_of_four_rows(**{name: wrong})
 
 
 @pytest.mark.gpu

@@ -30,10 +30,14 @@ MARGIN: Final = 1.06
 are off by 5 %."""
 
 
+def _takes_no_time(p: ScaledMm) -> bool:
+    """Return whether there is nothing to multiply, and so nothing to estimate."""
+    return not (p.m and p.n and p.k)
+
+
 def _alone(p: ScaledMm) -> bool:
     """Return whether there is nothing to compare: no other kernel with an estimate, or no time."""
-    nothing = not (p.m and p.n and p.k)
-    return nothing or p.m > MOST_ROWS or p.batch_invariant or SM90_TILED.refusal(p) is not None
+    return _takes_no_time(p) or p.m > MOST_ROWS or p.batch_invariant or SM90_TILED.refusal(p) is not None
 
 
 def _pays(p: ScaledMm, margin: float) -> bool:
@@ -62,7 +66,7 @@ DECODE_PAYS: Final = Requirement(
 def _tiles_pay(p: ScaledMm) -> bool:
     if p.m > MOST_ROWS:
         return not copies_out(p)
-    if SM90_DECODE_UNALIGNED.refusal(p) is not None:
+    if _takes_no_time(p) or SM90_DECODE_UNALIGNED.refusal(p) is not None:
         return True
     return p.m >= MANY and formula_us(p) <= fallback_cost.unaligned_us(p)
 
