@@ -1,5 +1,7 @@
 """The text of the fused producers on the CPU: the unfused sequence, within what the order of a sum may change."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -12,6 +14,8 @@ from support.emulation.running import FLOATS, alignment, empty, matrix, plans, t
 
 FN, FNUZ = "float8_e4m3fn", "float8_e4m3fnuz"
 EPSILON = 1e-6
+SIX = CUDA._replace(multiprocessors=6)
+"""Three long rows are shared by clusters."""
 
 
 def step(codes: np.ndarray, dtype: str) -> np.ndarray:
@@ -66,6 +70,14 @@ MODES = [
     ),  # two vectors a thread; the last group has one
     (CUDA, "bfloat16", "float8_e5m2", PER_TOKEN, False, "float32", "k", True, 5, 1000),
     (CUDA, "float32", FN, PER_TOKEN, False, "float32", "k", False, 3, 13000),
+    (CUDA, "bfloat16", FN, PER_TOKEN, False, "float32", "k", False, 2, 6144),  # clusters, of whole parts of a row
+    (CUDA, "float16", FN, PER_TOKEN, False, "ue8m0", "k", False, 1, 8200),  # and of others
+    (CUDA, "bfloat16", FN, PER_TENSOR, True, "float32", "k", True, 2, 6152),
+    (CUDA, "bfloat16", FN, GROUP_128, False, "float32", "mn", False, 2, 6144),
+    (CUDA, "bfloat16", FN, PER_TOKEN, False, "float32", "k", False, 17, 1024),  # whole parts, of many rows
+    (CUDA, "float32", FN, PER_TOKEN, False, "float32", "k", False, 2, 16389),  # read again for each pass
+    (HIP_64, "float32", FNUZ, GROUP_128, False, "float32", "k", False, 2, 16388),
+    (HIP_64, "float16", FNUZ, GroupShape(1, 32), False, "float32", "k", False, 9, 1024),
     (HIP_64, "bfloat16", FNUZ, PER_TOKEN, False, "float32", "k", False, 9, 136),
     (HIP_64, "bfloat16", FNUZ, GROUP_128, False, "float32", "k", False, 9, 384),
     (HIP_64, "bfloat16", FNUZ, PER_TOKEN, True, "float32", "k", False, 9, 136),
@@ -115,13 +127,11 @@ def round_to(values: np.ndarray, dtype: str, rounded: bool) -> np.ndarray:
     return values.astype(np.float32).astype(FLOATS[dtype]).astype(np.float64) if rounded else values
 
 
-@modes
-@pytest.mark.parametrize("with_residual", [False, True])
-def test_norm_then_quantize(
-    emulator, target, x, data, group_shape, static, scale_format, layout, rounded, rows, cols, with_residual
-):
+def check_norm(emulator, mode, with_residual, w):
+    """Launch a norm of ``mode`` with a weight of the dtype ``w``, and assert that it is the unfused sequence."""
+    target, x, data, group_shape, static, scale_format, layout, rounded, rows, cols = mode
     given = teasing(rows, cols, x, 0, special=False)
-    weight = np.random.default_rng(1).uniform(0.5, 1.5, cols).astype(FLOATS[x])
+    weight = np.random.default_rng(1).uniform(0.5, 1.5, cols).astype(FLOATS[w])
     other = teasing(rows, cols, x, 2, special=False)
     normed_from, updated = reference.add(given, other, rounded and static) if with_residual else (given, None)
     with emulator.watch() as memory:
@@ -130,8 +140,8 @@ def test_norm_then_quantize(
         results = Results(memory, group_shape, static, scale_format, layout, rows, cols, 16)
         operands = [source, results.data, *([residual] if residual else [])]
         problem = NormQuantize(
-            *(target, x, x, data, group_shape, static, scale_format, layout, with_residual, rounded, cols),
-            alignment(*operands),
+            *(target, x, w, data, group_shape, static, scale_format, layout, with_residual, rounded, cols),
+            min(alignment(*operands), 16 * given.itemsize // weight.itemsize),
         )
         for kernel, launch in plans(NORM_QUANTIZE, problem):
             held = (residual.pointer, residual.stride) if residual else (0, 0)
@@ -143,14 +153,29 @@ def test_norm_then_quantize(
             near(kernel, results, values, data, rounded)
 
 
+@modes
+@pytest.mark.parametrize("with_residual", [False, True])
+def test_norm_then_quantize(
+    emulator, target, x, data, group_shape, static, scale_format, layout, rounded, rows, cols, with_residual
+):
+    mode = target, x, data, group_shape, static, scale_format, layout, rounded, rows, cols
+    check_norm(emulator, mode, with_residual, x)
+
+
+@pytest.mark.parametrize(("x", "w"), tuple(itertools.permutations(FLOATS, 2)))
+@pytest.mark.parametrize(("target", "data", "rows", "cols"), [(CUDA, FN, 2, 6144), (HIP_64, FNUZ, 9, 1000)], ids=str)
+def test_a_weight_of_another_dtype(emulator, target, data, rows, cols, x, w):
+    check_norm(emulator, (target, x, data, PER_TOKEN, False, "float32", "k", False, rows, cols), True, w)
+
+
 def normed(memory, x, weight, residual, foreseen, monkeypatch):
-    """Return codes, scales and residual of a norm per token by a block that foresees the largest value, or does not."""
+    """Return codes, scales and residual of a norm per token whose team foresees the largest value, or does not."""
     monkeypatch.setattr(rms_norm, "foresees", lambda *_: foreseen)
     rows, cols = x.shape
     source, added = matrix(memory, x), matrix(memory, residual, writable=True)
     results, scaled_by = Results(memory, PER_TOKEN, False, "float32", "k", rows, cols, 0), memory.array(weight)
     problem = NormQuantize(
-        *(CUDA, "bfloat16", "bfloat16", FN, PER_TOKEN, False, "float32", "k", True, False, cols),
+        *(SIX, "bfloat16", "bfloat16", FN, PER_TOKEN, False, "float32", "k", True, False, cols),
         alignment(source, added, results.data),
     )
     ((_, launch),) = plans(NORM_QUANTIZE, problem)
@@ -172,8 +197,10 @@ def normed(memory, x, weight, residual, foreseen, monkeypatch):
         (1, 1, "NaN and infinities"),
     ],
 )
-def test_a_largest_value_that_is_foreseen_is_the_one_that_is_found(emulator, monkeypatch, x_scale, w_scale, kind):
-    rows, cols = 40, 1000
+@pytest.mark.parametrize(("rows", "cols"), [(40, 1000), (3, 6144)], ids=["block", "cluster"])
+def test_a_largest_value_that_is_foreseen_is_the_one_that_is_found(
+    emulator, monkeypatch, x_scale, w_scale, kind, rows, cols
+):
     random = np.random.default_rng(cols)
     x, residual = random.standard_normal((2, rows, cols)).astype(np.float32)
     weight = random.uniform(0.5, 1.5, cols).astype(np.float32)
