@@ -7,6 +7,7 @@ import pytest
 
 from fp8core.kernels.fused import NORM_QUANTIZE, SILU_QUANTIZE, rms_norm
 from fp8core.problem import GROUP_128, PER_TENSOR, PER_TOKEN, GroupShape, NormQuantize, SiluQuantize
+from fp8core.runtime import limits
 from support import reference
 from support.emulation import CUDA, HIP_32, HIP_64
 from support.emulation.fixtures import emulation_session, emulator  # noqa: F401
@@ -77,6 +78,7 @@ MODES = [
     (CUDA, "bfloat16", FN, PER_TOKEN, False, "float32", "k", False, 17, 1024),  # whole parts, of many rows
     (CUDA, "float32", FN, PER_TOKEN, False, "float32", "k", False, 2, 16389),  # read again for each pass
     (HIP_64, "float32", FNUZ, GROUP_128, False, "float32", "k", False, 2, 16388),
+    (HIP_64, "bfloat16", FNUZ, GROUP_128, False, "float32", "k", False, 2, 4104),  # a second lane has the last scale
     (HIP_64, "float16", FNUZ, GroupShape(1, 32), False, "float32", "k", False, 9, 1024),
     (HIP_64, "bfloat16", FNUZ, PER_TOKEN, False, "float32", "k", False, 9, 136),
     (HIP_64, "bfloat16", FNUZ, GROUP_128, False, "float32", "k", False, 9, 384),
@@ -190,6 +192,7 @@ def normed(memory, x, weight, residual, foreseen, monkeypatch):
         (1, 1, "random"),
         (1, 1, "equal products"),
         (1, 1, "products that differ by an ulp"),
+        (1, 1, "products whose values are in another order"),
         (2.0**-120, 1, "random"),
         (2.0**100, 1, "random"),
         (2.0**-100, 2.0**100, "random"),
@@ -212,6 +215,16 @@ def test_a_largest_value_that_is_foreseen_is_the_one_that_is_found(
         x[:, ::7], residual[:, ::7], weight[::7] = 256.0, 2.0**-8, 128.0
         x[:, 3::7], residual[:, 3::7], weight[3::7] = 128.0, 2.0**-9, 256.0
         x[:, 5::7], residual[:, 5::7], weight[5::7] = 128.0, 2.0**-7, 256.0
+    if kind == "products whose values are in another order":
+        ones, wide = np.arange(128, 256) / 128, FLOATS["bfloat16"]
+        h = (131 / ones).astype(wide).astype(np.float32)
+        rest = (131 / ones - h).astype(wide).astype(np.float32)
+        product, largest = (h + rest) * ones.astype(np.float32), np.float32(131 + 2.0**-16)
+        near = np.flatnonzero((product < largest) & (product > largest * (1 - 2.0**-22)))
+        near = np.array([np.flatnonzero(product == largest)[0], *near])
+        at = np.arange(len(near)) * (cols // len(near))
+        x *= np.linspace(0, 15, rows)[:, None]  # so that the factor differs
+        x[:, at], residual[:, at], weight[at] = h[near], rest[near], ones[near]
     if kind == "zeros":
         x[:], residual[:] = 0.0, 0.0
     if kind == "NaN and infinities":
@@ -242,10 +255,9 @@ def test_rounded_activations_of_float16_are_those_of_the_formula(emulator, targe
             assert results.data.values.tobytes() == want.tobytes(), kernel
 
 
-@modes
-def test_silu_and_mul_then_quantize(
-    emulator, target, x, data, group_shape, static, scale_format, layout, rounded, rows, cols
-):
+def check_silu(emulator, mode):
+    """Launch SiLU times up of ``mode``, and assert that it is the unfused sequence."""
+    target, x, data, group_shape, static, scale_format, layout, rounded, rows, cols = mode
     given = teasing(rows, 2 * cols, x, 0, special=False)
     gate, up = given[:, :cols], given[:, cols:]
     activated = round_to(reference.silu(gate), x, rounded)
@@ -261,3 +273,16 @@ def test_silu_and_mul_then_quantize(
         for kernel, launch in plans(SILU_QUANTIZE, problem):
             launch(0, source.pointer, source.stride, *results.arguments)
             near(kernel, results, values, data, rounded)
+
+
+@modes
+def test_silu_and_mul_then_quantize(
+    emulator, target, x, data, group_shape, static, scale_format, layout, rounded, rows, cols
+):
+    check_silu(emulator, (target, x, data, group_shape, static, scale_format, layout, rounded, rows, cols))
+
+
+@pytest.mark.parametrize("group_shape", [PER_TOKEN, GROUP_128], ids=str)
+def test_rows_beyond_the_blocks_along_y_go_on_along_z(emulator, monkeypatch, group_shape):
+    monkeypatch.setattr(limits, "BLOCKS_ALONG_YZ", 2)
+    check_silu(emulator, (CUDA, "bfloat16", FN, group_shape, False, "float32", "k", False, 9, 1160))
