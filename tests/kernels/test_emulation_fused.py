@@ -33,7 +33,7 @@ def near(kernel, results, values, dtype, rounded):
     """Assert that codes are the oracle's of ``values``, but for a few that lie on a tie; scales within 8 ulp."""
     codes, scale, given = results.data.values, results.seen, results.given
     group_shape, scale_format = results.group_shape, results.scale_format
-    want = reference.quantize(values.astype(np.float32), dtype, group_shape, given, None, scale_format)
+    want = reference.quantize(values.astype(np.float32), dtype, group_shape, given, results.bound, scale_format)
     if given is None and scale_format == "float32":
         error = np.abs(scale / want.scale - 1)
         assert np.nanmax(error) <= (2.0**-7 if rounded else 8 * 2.0**-23), f"{kernel}: scales"
@@ -97,8 +97,11 @@ modes = pytest.mark.parametrize(
 class Results:
     """Poisoned results of a producer, and the scale where it is given."""
 
-    def __init__(self, memory, group_shape, static, scale_format, layout, rows, cols, gap):
+    def __init__(self, memory, group_shape, static, scale_format, layout, rows, cols, gap, upper=(0.0, float("inf"))):
+        on_device, in_arguments = upper
         self.group_shape, self.scale_format = group_shape, scale_format
+        self.bound = min((b for b in upper if 0 < b < float("inf")), default=None)
+        self.upper = memory.array(np.float32([on_device]))
         self.shape = group_shape.scale_shape(rows, cols)
         self.given = np.random.default_rng(9).uniform(0.01, 0.05, self.shape).astype(np.float32) if static else None
         self.data = empty(memory, (rows, cols), np.uint8, cols + gap)
@@ -119,8 +122,8 @@ class Results:
             self.scale.ctypes.data,
             *self.strides,
             rows,
-            0,
-            float("inf"),
+            self.upper.ctypes.data if on_device else 0,
+            in_arguments,
             1e-10,
         )
 
@@ -129,7 +132,7 @@ def round_to(values: np.ndarray, dtype: str, rounded: bool) -> np.ndarray:
     return values.astype(np.float32).astype(FLOATS[dtype]).astype(np.float64) if rounded else values
 
 
-def check_norm(emulator, mode, with_residual, w):
+def check_norm(emulator, mode, with_residual, w, **bounds):
     """Launch a norm of ``mode`` with a weight of the dtype ``w``, and assert that it is the unfused sequence."""
     target, x, data, group_shape, static, scale_format, layout, rounded, rows, cols = mode
     given = teasing(rows, cols, x, 0, special=False)
@@ -139,7 +142,7 @@ def check_norm(emulator, mode, with_residual, w):
     with emulator.watch() as memory:
         source, scaled_by = matrix(memory, given, cols + 8), memory.array(weight)
         residual = matrix(memory, other, cols + 16, writable=True) if with_residual else None
-        results = Results(memory, group_shape, static, scale_format, layout, rows, cols, 16)
+        results = Results(memory, group_shape, static, scale_format, layout, rows, cols, 16, **bounds)
         operands = [source, results.data, *([residual] if residual else [])]
         problem = NormQuantize(
             *(target, x, w, data, group_shape, static, scale_format, layout, with_residual, rounded, cols),
@@ -255,7 +258,7 @@ def test_rounded_activations_of_float16_are_those_of_the_formula(emulator, targe
             assert results.data.values.tobytes() == want.tobytes(), kernel
 
 
-def check_silu(emulator, mode):
+def check_silu(emulator, mode, **bounds):
     """Launch SiLU times up of ``mode``, and assert that it is the unfused sequence."""
     target, x, data, group_shape, static, scale_format, layout, rounded, rows, cols = mode
     given = teasing(rows, 2 * cols, x, 0, special=False)
@@ -265,7 +268,7 @@ def check_silu(emulator, mode):
         values = round_to(activated * up.astype(np.float64), x, rounded)
     with emulator.watch() as memory:
         source = matrix(memory, given, 2 * cols + 8)
-        results = Results(memory, group_shape, static, scale_format, layout, rows, cols, 16)
+        results = Results(memory, group_shape, static, scale_format, layout, rows, cols, 16, **bounds)
         aligned = alignment(source, results.data)
         while cols * source.buffer.itemsize % aligned:
             aligned //= 2
@@ -286,3 +289,11 @@ def test_silu_and_mul_then_quantize(
 def test_rows_beyond_the_blocks_along_y_go_on_along_z(emulator, monkeypatch, group_shape):
     monkeypatch.setattr(limits, "BLOCKS_ALONG_YZ", 2)
     check_silu(emulator, (CUDA, "bfloat16", FN, group_shape, False, "float32", "k", False, 9, 1160))
+
+
+@pytest.mark.parametrize("upper", [(0.0, 0.5), (0.25, float("inf")), (0.5, 0.25)])
+@pytest.mark.parametrize(("target", "data", "rows", "cols"), [(CUDA, FN, 2, 6144), (HIP_64, FNUZ, 9, 1000)], ids=str)
+def test_a_bound_of_amax_cuts_the_scale(emulator, target, data, rows, cols, upper):
+    mode = (target, "bfloat16", data, PER_TOKEN, False, "float32", "k", False, rows, cols)
+    check_norm(emulator, mode, True, "bfloat16", upper=upper)
+    check_silu(emulator, mode, upper=upper)

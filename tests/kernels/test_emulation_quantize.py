@@ -70,6 +70,10 @@ CASES = [
     Case(CUDA, "bfloat16", FN, GroupShape(1, 16384), 2, 16391, static=True),
     Case(CUDA, "bfloat16", FN, GroupShape(1, 512), 9, 1031),
     Case(CUDA, "float32", FN, GroupShape(1, 4096), 9, 1001),
+    Case(CUDA, "bfloat16", FN, BLOCK_128, 200, 300, gap=4, more=8),
+    Case(CUDA, "float32", FN, GroupShape(3, 40), 40, 131, gap=1, more=1),
+    Case(HIP_64, "bfloat16", FNUZ, PER_TENSOR, 33, 200, gap=8, more=16),
+    Case(CUDA, "bfloat16", FN, PER_TOKEN, 11, 1031, more=3),
 ]
 
 

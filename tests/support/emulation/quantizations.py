@@ -23,6 +23,9 @@ class Case(NamedTuple):
     scale_format: ScaleFormat = "float32"
     scale_layout: ScaleLayout = "k"
     gap: int = 0
+    """Elements between rows of x, and codes between those of the codes."""
+    more: int = 0
+    """Codes between rows of these, beside `gap`."""
     offset: int = 0
     padded: int = 0
     upper: tuple[float, float] = (0.0, float("inf"))
@@ -52,7 +55,7 @@ def run(emulator: Any, case: Case, seed: int = 0, special: bool = True, eps: flo
     want = reference.quantize(x, case.data, case.group_shape, given, bound, case.scale_format, eps, total)
     with emulator.watch() as memory:
         source = matrix(memory, x, case.cols + case.gap, offset=case.offset)
-        data = empty(memory, (total, case.cols), np.uint8, case.cols + case.gap)
+        data = empty(memory, (total, case.cols), np.uint8, case.cols + case.gap + case.more)
         scale_type = np.uint8 if case.scale_format == "ue8m0_bytes" else np.float32
         stored = shape[::-1] if case.scale_layout == "mn" else shape
         scale = memory.array(given) if given is not None else memory.empty(stored, scale_type)
