@@ -66,6 +66,21 @@ def test_dequantize_is_the_oracle_bit_for_bit(emulator, target, q, out, group_sh
             same_bytes(result.values, want, kernel)
 
 
+@pytest.mark.parametrize("target", [HIP_64, HIP_32], ids=lambda t: str(t).split()[0])
+def test_a_scale_below_the_normal_numbers_is_zero_on_amd(emulator, target):
+    values = np.arange(256, dtype=np.uint8).reshape(1, 256)
+    want = reference.decode(values, FN) * np.float32(0)
+    with emulator.watch() as memory:
+        source, scale, result = (
+            matrix(memory, values),
+            memory.array(np.zeros(1, np.uint8)),
+            empty(memory, (1, 256), "f4"),
+        )
+        ((_, launch),) = plans(DEQUANTIZE, Dequantize(target, FN, "float32", PER_TENSOR, "ue8m0_bytes", 256, 16))
+        launch(0, source.pointer, 256, scale.ctypes.data, 0, 0, result.pointer, 256, 1)
+    same_bytes(result.values, want, "zeros")
+
+
 UNSET = float(np.finfo(np.float32).min)
 
 
