@@ -16,7 +16,7 @@ DEVICE void tx_barrier_open(word64* barrier, int bytes) {
     __syncwarp();
     if (lane() == 0) barrier_expect(shared_address(barrier), bytes);
 #elif defined(FP8CORE_EMULATION)
-    if (lane() == 0) emulation_tx_barrier_open(bytes);
+    if (lane() == 0) emulation_tx_barrier_open(barrier, bytes);
 #endif
 }
 // Orders nothing but the opening of the barrier. A launch without clusters must not call it: both words are barrier 0
@@ -43,7 +43,7 @@ DEVICE void dsmem_store(unsigned* place, unsigned x, word64* barrier, unsigned r
                  "r"(x), "r"(cluster_address(shared_address(barrier), rank))
                  : "memory");
 #elif defined(FP8CORE_EMULATION)
-    emulation_dsmem_store(place, x, rank);
+    emulation_dsmem_store(place, x, barrier, rank);
 #endif
 }
 // `place` and a barrier of block `rank`, found before they are needed. Every lane of a warp makes one.
@@ -62,10 +62,14 @@ struct RemotePlace {
             : "memory");
     }
 #else
-    unsigned *place, rank;
+    unsigned* place;
+    word64* barrier;
+    unsigned rank;
     RemotePlace() = default;
-    DEVICE RemotePlace(unsigned* place, word64*, unsigned rank) : place(place), rank(rank) {}
-    DEVICE void store(unsigned x, int words, int) const { dsmem_store(place + words, x, nullptr, rank); }
+    DEVICE RemotePlace(unsigned* p, word64* its_barrier, unsigned r) : place(p), barrier(its_barrier), rank(r) {}
+    DEVICE void store(unsigned x, int words, int barriers) const {
+        dsmem_store(place + words, x, barrier + barriers, rank);
+    }
 #endif
 };
 // All expected bytes have arrived.
@@ -73,7 +77,7 @@ DEVICE void tx_barrier_wait(word64* barrier) {
 #if FP8CORE_PTX >= 900
     barrier_wait(shared_address(barrier), 0);
 #elif defined(FP8CORE_EMULATION)
-    emulation_tx_barrier_wait();
+    emulation_tx_barrier_wait(barrier);
 #endif
 }
 

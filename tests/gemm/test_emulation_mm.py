@@ -6,13 +6,13 @@ import pytest
 from fp8core.kernels.gemm.blaslt.epilogue import plan_end
 from fp8core.kernels.gemm.blaslt.moves import NOTHING, Relayout, plan_moves
 from fp8core.kernels.gemm.generic import plan_clear_amax
-from fp8core.kernels.gemm.realigned import plan_realign
+from fp8core.kernels.gemm.realigned import plan_copy, plan_realign
 from fp8core.ops.explain import example_product
 from fp8core.problem import FORMATS, HOST, ScaledMm
 from support import reference
 from support.emulation import CUDA, HIP_32, HIP_64
 from support.emulation.fixtures import emulation_session, emulator  # noqa: F401
-from support.emulation.running import FLOATS, empty, same_bytes
+from support.emulation.running import FLOATS, empty, matrix, same_bytes
 
 FN, FNUZ, E5M2 = "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2"
 BOUND = {"bfloat16": 2.0e-3, "float16": 3.0e-4, "float32": 2.0e-6}
@@ -122,6 +122,21 @@ def test_a_copy_in_aligned_rows_clears_an_amax(emulator, target, given):
         assert (copy[:, 37:] == 0).all()
         assert largest.tobytes() == (bytes(4) if given else before)
     assert emulator.launches == ["realign_codes"]
+
+
+@pytest.mark.parametrize("itemsize", [1, 2, 4])
+@pytest.mark.parametrize("target", [CUDA, HIP_64], ids=str)
+def test_a_few_blocks_copy_many_rows_of_many_columns(emulator, target, itemsize):
+    rows, columns = 70, 2050
+    random = np.random.default_rng(itemsize)
+    values = random.integers(0, 256, (rows, columns * itemsize), np.uint8).view(f"u{itemsize}")
+    with emulator.watch() as memory:
+        source = matrix(memory, values, columns + 3, offset=itemsize)
+        out = empty(memory, values.shape, values.dtype, columns + 5, offset=itemsize)
+        strides = source.stride, out.stride
+        plan_copy(target._replace(multiprocessors=1), rows, columns, itemsize, *strides)(0, source.pointer, out.pointer)
+        assert (out.values == values).all()
+        assert (out.gap.view(np.uint8) == 0xA5).all()
 
 
 def test_the_amax_of_an_empty_product_is_written_on_the_host():

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from fp8core.kernels.gemm.generic import GENERIC_MMA, is_direct, plan_decode, plan_mma, tiles_of
+from fp8core.kernels.gemm.generic import GENERIC_MMA, Layout, is_direct, layout, plan_decode, plan_mma, tiles_of
 from fp8core.kernels.gemm.realigned import realigned
 from fp8core.kernels.gemm.requirements import STEPS_OF_16
 from fp8core.kernels.requirements import aligned
@@ -157,6 +157,25 @@ def test_a_product_is_near_float64(emulator, target, e4m3, case):
         for shape in tiles_of(product.problem):
             product.check(plan_mma, shape)
     assert {"generic_decode", "generic_mma"} <= set(emulator.launches)
+
+
+ONE = [(on._replace(multiprocessors=1), e4m3) for on, e4m3 in (*THOROUGH, (CUDA_89, FN))]
+"""A device that 40 channels fill, so that a block of few rows has two tiles of 16 channels."""
+WIDE = [
+    (Case(9, 100, 272, gaps=16), Layout(16, 2, 4)),
+    (Case(16, 49, 1040, "group", "block", "float32", "float32", offsets=(16, 0, 1)), Layout(16, 2, 4)),
+    (Case(3, 40, 144, "group", "group"), Layout(16, 2, 2)),
+    (Case(20, 16, 1041, "tensor", "row", "float16", gaps=3), Layout(32, 1, 8)),
+]
+
+
+@pytest.mark.parametrize(("target", "e4m3"), ONE, ids=lambda x: str(x).split()[0])
+@pytest.mark.parametrize(("case", "blocks"), WIDE, ids=[f"{c.m}x{c.n}x{c.k}" for c, _ in WIDE])
+def test_blocks_of_two_tiles_and_of_eight_warps(emulator, target, e4m3, case, blocks):
+    with emulator.watch() as memory:
+        product = Product(memory, target, case, e4m3, e4m3)
+        assert layout(product.problem) == blocks
+        product.check(plan_decode)
 
 
 FP8_INSTRUCTIONS = [(CUDA_89, FN, E5M2), (HIP_64, FNUZ, E5M2FNUZ), (HIP_950, FN, E5M2), (HIP_32, FN, E5M2)]

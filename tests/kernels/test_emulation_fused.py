@@ -1,10 +1,13 @@
 """The text of the fused producers on the CPU: the unfused sequence, within what the order of a sum may change."""
 
+import itertools
+
 import numpy as np
 import pytest
 
 from fp8core.kernels.fused import NORM_QUANTIZE, SILU_QUANTIZE, rms_norm
 from fp8core.problem import GROUP_128, PER_TENSOR, PER_TOKEN, GroupShape, NormQuantize, SiluQuantize
+from fp8core.runtime import limits
 from support import reference
 from support.emulation import CUDA, HIP_32, HIP_64
 from support.emulation.fixtures import emulation_session, emulator  # noqa: F401
@@ -12,6 +15,8 @@ from support.emulation.running import FLOATS, alignment, empty, matrix, plans, t
 
 FN, FNUZ = "float8_e4m3fn", "float8_e4m3fnuz"
 EPSILON = 1e-6
+SIX = CUDA._replace(multiprocessors=6)
+"""Three long rows are shared by clusters."""
 
 
 def step(codes: np.ndarray, dtype: str) -> np.ndarray:
@@ -28,7 +33,7 @@ def near(kernel, results, values, dtype, rounded):
     """Assert that codes are the oracle's of ``values``, but for a few that lie on a tie; scales within 8 ulp."""
     codes, scale, given = results.data.values, results.seen, results.given
     group_shape, scale_format = results.group_shape, results.scale_format
-    want = reference.quantize(values.astype(np.float32), dtype, group_shape, given, None, scale_format)
+    want = reference.quantize(values.astype(np.float32), dtype, group_shape, given, results.bound, scale_format)
     if given is None and scale_format == "float32":
         error = np.abs(scale / want.scale - 1)
         assert np.nanmax(error) <= (2.0**-7 if rounded else 8 * 2.0**-23), f"{kernel}: scales"
@@ -66,6 +71,15 @@ MODES = [
     ),  # two vectors a thread; the last group has one
     (CUDA, "bfloat16", "float8_e5m2", PER_TOKEN, False, "float32", "k", True, 5, 1000),
     (CUDA, "float32", FN, PER_TOKEN, False, "float32", "k", False, 3, 13000),
+    (CUDA, "bfloat16", FN, PER_TOKEN, False, "float32", "k", False, 2, 6144),  # clusters, of whole parts of a row
+    (CUDA, "float16", FN, PER_TOKEN, False, "ue8m0", "k", False, 1, 8200),  # and of others
+    (CUDA, "bfloat16", FN, PER_TENSOR, True, "float32", "k", True, 2, 6152),
+    (CUDA, "bfloat16", FN, GROUP_128, False, "float32", "mn", False, 2, 6144),
+    (CUDA, "bfloat16", FN, PER_TOKEN, False, "float32", "k", False, 17, 1024),  # whole parts, of many rows
+    (CUDA, "float32", FN, PER_TOKEN, False, "float32", "k", False, 2, 16389),  # read again for each pass
+    (HIP_64, "float32", FNUZ, GROUP_128, False, "float32", "k", False, 2, 16388),
+    (HIP_64, "bfloat16", FNUZ, GROUP_128, False, "float32", "k", False, 2, 4104),  # a second lane has the last scale
+    (HIP_64, "float16", FNUZ, GroupShape(1, 32), False, "float32", "k", False, 9, 1024),
     (HIP_64, "bfloat16", FNUZ, PER_TOKEN, False, "float32", "k", False, 9, 136),
     (HIP_64, "bfloat16", FNUZ, GROUP_128, False, "float32", "k", False, 9, 384),
     (HIP_64, "bfloat16", FNUZ, PER_TOKEN, True, "float32", "k", False, 9, 136),
@@ -83,8 +97,11 @@ modes = pytest.mark.parametrize(
 class Results:
     """Poisoned results of a producer, and the scale where it is given."""
 
-    def __init__(self, memory, group_shape, static, scale_format, layout, rows, cols, gap):
+    def __init__(self, memory, group_shape, static, scale_format, layout, rows, cols, gap, upper=(0.0, float("inf"))):
+        on_device, in_arguments = upper
         self.group_shape, self.scale_format = group_shape, scale_format
+        self.bound = min((b for b in upper if 0 < b < float("inf")), default=None)
+        self.upper = memory.array(np.float32([on_device]))
         self.shape = group_shape.scale_shape(rows, cols)
         self.given = np.random.default_rng(9).uniform(0.01, 0.05, self.shape).astype(np.float32) if static else None
         self.data = empty(memory, (rows, cols), np.uint8, cols + gap)
@@ -105,8 +122,8 @@ class Results:
             self.scale.ctypes.data,
             *self.strides,
             rows,
-            0,
-            float("inf"),
+            self.upper.ctypes.data if on_device else 0,
+            in_arguments,
             1e-10,
         )
 
@@ -115,23 +132,21 @@ def round_to(values: np.ndarray, dtype: str, rounded: bool) -> np.ndarray:
     return values.astype(np.float32).astype(FLOATS[dtype]).astype(np.float64) if rounded else values
 
 
-@modes
-@pytest.mark.parametrize("with_residual", [False, True])
-def test_norm_then_quantize(
-    emulator, target, x, data, group_shape, static, scale_format, layout, rounded, rows, cols, with_residual
-):
+def check_norm(emulator, mode, with_residual, w, **bounds):
+    """Launch a norm of ``mode`` with a weight of the dtype ``w``, and assert that it is the unfused sequence."""
+    target, x, data, group_shape, static, scale_format, layout, rounded, rows, cols = mode
     given = teasing(rows, cols, x, 0, special=False)
-    weight = np.random.default_rng(1).uniform(0.5, 1.5, cols).astype(FLOATS[x])
+    weight = np.random.default_rng(1).uniform(0.5, 1.5, cols).astype(FLOATS[w])
     other = teasing(rows, cols, x, 2, special=False)
     normed_from, updated = reference.add(given, other, rounded and static) if with_residual else (given, None)
     with emulator.watch() as memory:
         source, scaled_by = matrix(memory, given, cols + 8), memory.array(weight)
         residual = matrix(memory, other, cols + 16, writable=True) if with_residual else None
-        results = Results(memory, group_shape, static, scale_format, layout, rows, cols, 16)
+        results = Results(memory, group_shape, static, scale_format, layout, rows, cols, 16, **bounds)
         operands = [source, results.data, *([residual] if residual else [])]
         problem = NormQuantize(
-            *(target, x, x, data, group_shape, static, scale_format, layout, with_residual, rounded, cols),
-            alignment(*operands),
+            *(target, x, w, data, group_shape, static, scale_format, layout, with_residual, rounded, cols),
+            min(alignment(*operands), 16 * given.itemsize // weight.itemsize),
         )
         for kernel, launch in plans(NORM_QUANTIZE, problem):
             held = (residual.pointer, residual.stride) if residual else (0, 0)
@@ -143,14 +158,29 @@ def test_norm_then_quantize(
             near(kernel, results, values, data, rounded)
 
 
+@modes
+@pytest.mark.parametrize("with_residual", [False, True])
+def test_norm_then_quantize(
+    emulator, target, x, data, group_shape, static, scale_format, layout, rounded, rows, cols, with_residual
+):
+    mode = target, x, data, group_shape, static, scale_format, layout, rounded, rows, cols
+    check_norm(emulator, mode, with_residual, x)
+
+
+@pytest.mark.parametrize(("x", "w"), tuple(itertools.permutations(FLOATS, 2)))
+@pytest.mark.parametrize(("target", "data", "rows", "cols"), [(CUDA, FN, 2, 6144), (HIP_64, FNUZ, 9, 1000)], ids=str)
+def test_a_weight_of_another_dtype(emulator, target, data, rows, cols, x, w):
+    check_norm(emulator, (target, x, data, PER_TOKEN, False, "float32", "k", False, rows, cols), True, w)
+
+
 def normed(memory, x, weight, residual, foreseen, monkeypatch):
-    """Return codes, scales and residual of a norm per token by a block that foresees the largest value, or does not."""
+    """Return codes, scales and residual of a norm per token whose team foresees the largest value, or does not."""
     monkeypatch.setattr(rms_norm, "foresees", lambda *_: foreseen)
     rows, cols = x.shape
     source, added = matrix(memory, x), matrix(memory, residual, writable=True)
     results, scaled_by = Results(memory, PER_TOKEN, False, "float32", "k", rows, cols, 0), memory.array(weight)
     problem = NormQuantize(
-        *(CUDA, "bfloat16", "bfloat16", FN, PER_TOKEN, False, "float32", "k", True, False, cols),
+        *(SIX, "bfloat16", "bfloat16", FN, PER_TOKEN, False, "float32", "k", True, False, cols),
         alignment(source, added, results.data),
     )
     ((_, launch),) = plans(NORM_QUANTIZE, problem)
@@ -165,6 +195,7 @@ def normed(memory, x, weight, residual, foreseen, monkeypatch):
         (1, 1, "random"),
         (1, 1, "equal products"),
         (1, 1, "products that differ by an ulp"),
+        (1, 1, "products whose values are in another order"),
         (2.0**-120, 1, "random"),
         (2.0**100, 1, "random"),
         (2.0**-100, 2.0**100, "random"),
@@ -172,8 +203,10 @@ def normed(memory, x, weight, residual, foreseen, monkeypatch):
         (1, 1, "NaN and infinities"),
     ],
 )
-def test_a_largest_value_that_is_foreseen_is_the_one_that_is_found(emulator, monkeypatch, x_scale, w_scale, kind):
-    rows, cols = 40, 1000
+@pytest.mark.parametrize(("rows", "cols"), [(40, 1000), (3, 6144)], ids=["block", "cluster"])
+def test_a_largest_value_that_is_foreseen_is_the_one_that_is_found(
+    emulator, monkeypatch, x_scale, w_scale, kind, rows, cols
+):
     random = np.random.default_rng(cols)
     x, residual = random.standard_normal((2, rows, cols)).astype(np.float32)
     weight = random.uniform(0.5, 1.5, cols).astype(np.float32)
@@ -185,6 +218,16 @@ def test_a_largest_value_that_is_foreseen_is_the_one_that_is_found(emulator, mon
         x[:, ::7], residual[:, ::7], weight[::7] = 256.0, 2.0**-8, 128.0
         x[:, 3::7], residual[:, 3::7], weight[3::7] = 128.0, 2.0**-9, 256.0
         x[:, 5::7], residual[:, 5::7], weight[5::7] = 128.0, 2.0**-7, 256.0
+    if kind == "products whose values are in another order":
+        ones, wide = np.arange(128, 256) / 128, FLOATS["bfloat16"]
+        h = (131 / ones).astype(wide).astype(np.float32)
+        rest = (131 / ones - h).astype(wide).astype(np.float32)
+        product, largest = (h + rest) * ones.astype(np.float32), np.float32(131 + 2.0**-16)
+        near = np.flatnonzero((product < largest) & (product > largest * (1 - 2.0**-22)))
+        near = np.array([np.flatnonzero(product == largest)[0], *near])
+        at = np.arange(len(near)) * (cols // len(near))
+        x *= np.linspace(0, 15, rows)[:, None]  # so that the factor differs
+        x[:, at], residual[:, at], weight[at] = h[near], rest[near], ones[near]
     if kind == "zeros":
         x[:], residual[:] = 0.0, 0.0
     if kind == "NaN and infinities":
@@ -215,10 +258,9 @@ def test_rounded_activations_of_float16_are_those_of_the_formula(emulator, targe
             assert results.data.values.tobytes() == want.tobytes(), kernel
 
 
-@modes
-def test_silu_and_mul_then_quantize(
-    emulator, target, x, data, group_shape, static, scale_format, layout, rounded, rows, cols
-):
+def check_silu(emulator, mode, **bounds):
+    """Launch SiLU times up of ``mode``, and assert that it is the unfused sequence."""
+    target, x, data, group_shape, static, scale_format, layout, rounded, rows, cols = mode
     given = teasing(rows, 2 * cols, x, 0, special=False)
     gate, up = given[:, :cols], given[:, cols:]
     activated = round_to(reference.silu(gate), x, rounded)
@@ -226,7 +268,7 @@ def test_silu_and_mul_then_quantize(
         values = round_to(activated * up.astype(np.float64), x, rounded)
     with emulator.watch() as memory:
         source = matrix(memory, given, 2 * cols + 8)
-        results = Results(memory, group_shape, static, scale_format, layout, rows, cols, 16)
+        results = Results(memory, group_shape, static, scale_format, layout, rows, cols, 16, **bounds)
         aligned = alignment(source, results.data)
         while cols * source.buffer.itemsize % aligned:
             aligned //= 2
@@ -234,3 +276,24 @@ def test_silu_and_mul_then_quantize(
         for kernel, launch in plans(SILU_QUANTIZE, problem):
             launch(0, source.pointer, source.stride, *results.arguments)
             near(kernel, results, values, data, rounded)
+
+
+@modes
+def test_silu_and_mul_then_quantize(
+    emulator, target, x, data, group_shape, static, scale_format, layout, rounded, rows, cols
+):
+    check_silu(emulator, (target, x, data, group_shape, static, scale_format, layout, rounded, rows, cols))
+
+
+@pytest.mark.parametrize("group_shape", [PER_TOKEN, GROUP_128], ids=str)
+def test_rows_beyond_the_blocks_along_y_go_on_along_z(emulator, monkeypatch, group_shape):
+    monkeypatch.setattr(limits, "BLOCKS_ALONG_YZ", 2)
+    check_silu(emulator, (CUDA, "bfloat16", FN, group_shape, False, "float32", "k", False, 9, 1160))
+
+
+@pytest.mark.parametrize("upper", [(0.0, 0.5), (0.25, float("inf")), (0.5, 0.25)])
+@pytest.mark.parametrize(("target", "data", "rows", "cols"), [(CUDA, FN, 2, 6144), (HIP_64, FNUZ, 9, 1000)], ids=str)
+def test_a_bound_of_amax_cuts_the_scale(emulator, target, data, rows, cols, upper):
+    mode = (target, "bfloat16", data, PER_TOKEN, False, "float32", "k", False, rows, cols)
+    check_norm(emulator, mode, True, "bfloat16", upper=upper)
+    check_silu(emulator, mode, upper=upper)

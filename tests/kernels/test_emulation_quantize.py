@@ -1,6 +1,5 @@
 """The quantization kernels' text on the CPU, bit for bit against the naive oracle."""
 
-from typing import NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -14,38 +13,18 @@ from fp8core.problem import (
     PER_TOKEN,
     GroupShape,
     Quantize,
-    ScaleFormat,
-    ScaleLayout,
     Target,
 )
-from fp8core.runtime import jit
+from fp8core.runtime import jit, limits
 from support import reference
 from support.emulation import CUDA, CUDA_80, HIP_32, HIP_64, EmulationError
 from support.emulation.fixtures import emulation_session, emulator  # noqa: F401
-from support.emulation.running import alignment, empty, matrix, plans, same_bytes, teasing
+from support.emulation.quantizations import Case, run
+from support.emulation.running import empty, matrix, plans, same_bytes
 
 FN, FNUZ, E5M2, E5M2FNUZ = "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"
 PER_COLUMN = GroupShape(-1, 1)
 HIP_90A = HIP_64._replace(arch=0x90A)
-
-
-class Case(NamedTuple):
-    """One launch: the problem, and how its operands lie."""
-
-    target: Target
-    x: str
-    data: str
-    group_shape: GroupShape
-    rows: int
-    cols: int
-    static: bool = False
-    scale_format: ScaleFormat = "float32"
-    scale_layout: ScaleLayout = "k"
-    gap: int = 0
-    offset: int = 0
-    padded: int = 0
-    upper: tuple[float, float] = (0.0, float("inf"))
-    """An upper bound on the device (0: none) and one in the arguments."""
 
 
 CASES = [
@@ -91,6 +70,10 @@ CASES = [
     Case(CUDA, "bfloat16", FN, GroupShape(1, 16384), 2, 16391, static=True),
     Case(CUDA, "bfloat16", FN, GroupShape(1, 512), 9, 1031),
     Case(CUDA, "float32", FN, GroupShape(1, 4096), 9, 1001),
+    Case(CUDA, "bfloat16", FN, BLOCK_128, 200, 300, gap=4, more=8),
+    Case(CUDA, "float32", FN, GroupShape(3, 40), 40, 131, gap=1, more=1),
+    Case(HIP_64, "bfloat16", FNUZ, PER_TENSOR, 33, 200, gap=8, more=16),
+    Case(CUDA, "bfloat16", FN, PER_TOKEN, 11, 1031, more=3),
 ]
 
 
@@ -104,53 +87,6 @@ def name(case: Case) -> str:
     return f"{str(case.target).split()[0]}-{case.x}-{case.data[7:]}-{shape}-{case.rows}x{case.cols}" + "".join(
         f"-{e}" for e in extras
     )
-
-
-def run(emulator, case: Case, seed: int = 0, special: bool = True, eps: float = 1e-10, size: float = 1) -> None:
-    x = teasing(case.rows, case.cols, case.x, seed, special=special)
-    if size != 1:
-        x = (np.clip(x, -4, 4) * size).astype(x.dtype)
-    total = max(case.rows, case.padded)
-    shape = case.group_shape.scale_shape(total, case.cols)
-    random = np.random.default_rng(seed + 1)
-    given = np.exp2(random.uniform(-6, 3, shape)).astype(np.float32) if case.static else None
-    on_device, in_arguments = case.upper
-    bound = min([b for b in case.upper if b and np.isfinite(b)], default=None)
-    want = reference.quantize(x, case.data, case.group_shape, given, bound, case.scale_format, eps, total)
-    with emulator.watch() as memory:
-        source = matrix(memory, x, case.cols + case.gap, offset=case.offset)
-        data = empty(memory, (total, case.cols), np.uint8, case.cols + case.gap)
-        scale_type = np.uint8 if case.scale_format == "ue8m0_bytes" else np.float32
-        stored = shape[::-1] if case.scale_layout == "mn" else shape
-        scale = memory.array(given) if given is not None else memory.empty(stored, scale_type)
-        seen = scale.T if case.scale_layout == "mn" else scale
-        strides = [
-            0 if extent == 1 else s // scale.itemsize for extent, s in zip(seen.shape, seen.strides, strict=True)
-        ]
-        upper = memory.array(np.array([on_device], np.float32)) if on_device else None
-        problem = Quantize(
-            *(case.target, case.x, case.data, case.group_shape, case.static, case.scale_format, case.scale_layout),
-            *(case.cols, alignment(source, data)),
-        )
-        for kernel, launch in plans(QUANTIZE, problem):
-            launch(
-                *(
-                    0,
-                    source.pointer,
-                    source.stride,
-                    data.pointer,
-                    data.stride,
-                    scale.ctypes.data,
-                    *strides,
-                    case.rows,
-                    total,
-                ),
-                *(upper.ctypes.data if upper is not None else 0, in_arguments, eps),
-            )
-            same_bytes(data.values, want.codes, f"{kernel}: data")
-            if not case.static:
-                same_bytes(seen, want.scale, f"{kernel}: scale")
-            assert (data.gap == 0xA5).all(), f"{kernel}: wrote between the rows"
 
 
 @pytest.fixture(params=["few", "shared", "some", "many"])
@@ -309,3 +245,32 @@ def test_rows_that_begin_anywhere(emulator, target, x, group_shape, static, shap
     for rows, cols, gap, offset in lies:
         run(emulator, Case(target, x, FN, group_shape, rows, cols, static, gap=gap, offset=offset, padded=rows + 1))
     run(emulator, Case(target, x, FN, group_shape, 2, 4600, static, gap=1))
+
+
+@pytest.mark.parametrize("target", [CUDA, HIP_64], ids=name_of)
+@pytest.mark.parametrize("gap", [4, 1])
+@pytest.mark.parametrize(
+    ("group_shape", "static", "rows", "cols"),
+    [
+        (PER_TOKEN, False, 9, 1100),
+        (PER_TOKEN, True, 41, 1100),
+        (GROUP_128, False, 41, 1100),
+        (GROUP_128, True, 41, 1100),
+        (BLOCK_128, False, 900, 44),
+        (PER_COLUMN, False, 9, 300),
+    ],
+    ids=str,
+)
+def test_a_grid_s_axes_are_short(emulator, monkeypatch, target, gap, group_shape, static, rows, cols):
+    """Rows beyond the blocks along y go on along z, and columns beyond them to the same blocks."""
+    monkeypatch.setattr(limits, "BLOCKS_ALONG_YZ", 2)
+    run(emulator, Case(target, "bfloat16", FN, group_shape, rows, cols, static, gap=gap, padded=rows + 1))
+
+
+@pytest.mark.parametrize(
+    ("x", "cols"), [("float16", 8), ("float32", 16), ("bfloat16", 32), ("float16", 64), ("float32", 256)]
+)
+def test_groups_of_every_team_begin_anywhere(emulator, x, cols):
+    for rows, elements, gap, offset in ((9, 261, 0, 0), (3, 3 * cols - 1, 2, 4), (5, cols + 1, 1, 12)):
+        case = Case(CUDA, x, E5M2, GroupShape(1, cols), rows, elements, gap=gap, offset=offset, padded=rows + 2)
+        run(emulator, case._replace(scale_format="ue8m0" if rows == 5 else "float32"))

@@ -66,6 +66,21 @@ def test_dequantize_is_the_oracle_bit_for_bit(emulator, target, q, out, group_sh
             same_bytes(result.values, want, kernel)
 
 
+@pytest.mark.parametrize("target", [HIP_64, HIP_32], ids=lambda t: str(t).split()[0])
+def test_a_scale_below_the_normal_numbers_is_zero_on_amd(emulator, target):
+    values = np.arange(256, dtype=np.uint8).reshape(1, 256)
+    want = reference.decode(values, FN) * np.float32(0)
+    with emulator.watch() as memory:
+        source, scale, result = (
+            matrix(memory, values),
+            memory.array(np.zeros(1, np.uint8)),
+            empty(memory, (1, 256), "f4"),
+        )
+        ((_, launch),) = plans(DEQUANTIZE, Dequantize(target, FN, "float32", PER_TENSOR, "ue8m0_bytes", 256, 16))
+        launch(0, source.pointer, 256, scale.ctypes.data, 0, 0, result.pointer, 256, 1)
+    same_bytes(result.values, want, "zeros")
+
+
 UNSET = float(np.finfo(np.float32).min)
 
 
@@ -108,6 +123,29 @@ def test_requantize_is_the_oracle_bit_for_bit(emulator, target, widths, scales, 
             )
             same_bytes(result.values, want, kernel)
             same_bytes(max_scale, np.array([largest], np.float32), f"{kernel}: max_scale")
+
+
+@TARGETS
+@pytest.mark.parametrize("dtype", [E5M2, E5M2FNUZ])
+@pytest.mark.parametrize("shards", [40, 130])
+def test_the_scale_of_every_shard_counts(emulator, target, dtype, shards):
+    """The largest one, the mark "unset" and NaN, where lanes of a warp look at several scales."""
+    weight, widths, stride = codes(2 * shards, 37), (2,) * shards, 41
+    for place in (0, 1, 31, 32, shards - 1):
+        for one in (2.5, UNSET, float("nan")):
+            given = np.linspace(0.5, 1.5, shards, dtype=np.float32)
+            given[place] = one
+            largest, want = (np.nan, weight) if np.isnan(one) else reference.requantize(weight, dtype, given, widths)
+            with emulator.watch() as memory:
+                source = matrix(memory, weight, stride, offset=3)
+                result = empty(memory, weight.shape, np.uint8, stride)
+                scale, max_scale = memory.array(given), memory.empty((1,), np.float32)
+                ((_, launch),) = plans(REQUANTIZE, Requantize(target, dtype, shards, 37, 1))
+                operands = source.pointer, stride, scale.ctypes.data, shards, widths, result.pointer, stride
+                launch(0, *operands, max_scale.ctypes.data)
+                same_bytes(result.values, want, f"{one} at {place}")
+                same_bytes(max_scale, np.array([largest], np.float32), f"{one} at {place}: max_scale")
+                assert (result.gap == 0xA5).all()
 
 
 @TARGETS

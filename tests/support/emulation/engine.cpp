@@ -87,8 +87,6 @@ void start_block(Block &block, size_t slot, EmulatedIndex at) {
     unsigned count = size[0] * size[1] * size[2], warp = launch->warp;
     block.threads = count;
     block.arrived = block.exited = block.votes = 0;
-    block.bytes_received = block.cluster_arrived = 0;
-    block.bytes_awaited = ~0u; // until it is said
     block.first_epoch = block.epoch = ++now;
     block.dynamic = dynamic_memory + slot * dynamic_stride;
     block.readers.clear();
@@ -120,7 +118,7 @@ void start_block(Block &block, size_t slot, EmulatedIndex at) {
         t.site = 0;
         t.awaited = nullptr;
         t.cluster_rounds = t.products = t.stores = 0;
-        t.products_fenced = false;
+        t.products_fenced = t.cluster_waited = false;
         t.issued.clear();
         t.sums.clear();
         t.copies.clear();

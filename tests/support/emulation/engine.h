@@ -60,11 +60,11 @@ uint64_t emulation_collective(EmulatedCollective kind, uint64_t mask, uint64_t v
 // Lets other threads run: for loops that poll memory.
 void emulation_yield();
 // The words of cuda_src/ptx/cluster.cuh: the blocks that run together are a cluster.
-void emulation_tx_barrier_open(int bytes);
+void emulation_tx_barrier_open(const void *barrier, int bytes);
 void emulation_cluster_arrive();
 void emulation_cluster_wait();
-void emulation_dsmem_store(unsigned *place, unsigned x, unsigned rank);
-void emulation_tx_barrier_wait();
+void emulation_dsmem_store(const void *place, unsigned x, const void *barrier, unsigned rank);
+void emulation_tx_barrier_wait(const void *barrier);
 // The words of hopper.h. Addresses are numbers of 32 bits, as in PTX; of another block they have its rank + 1 on top.
 unsigned emulation_shared_address(const void *place);
 char *emulation_shared_place(unsigned address);

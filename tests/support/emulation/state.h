@@ -73,7 +73,6 @@ struct AsyncRead {
 
 struct Block {
     unsigned threads, arrived, exited, votes;
-    unsigned bytes_awaited, bytes_received, cluster_arrived;  // bytes, bytes, threads
     uint32_t first_epoch, epoch;                              // times of its start and of its last barrier
     std::vector<Warp> warps;
     std::vector<Cell> cells;
@@ -130,6 +129,7 @@ struct Thread {
     Clock clock;
     Barrier *awaited;  // AT_MBARRIER, and until it runs again
     unsigned cluster_rounds;  // how often it arrived at the cluster's barrier
+    bool cluster_waited;      // ever
     bool products_fenced;
     uint32_t products, stores;  // groups that were committed
     std::vector<Product> issued;
