@@ -8,6 +8,7 @@ import os
 import random
 import re
 import secrets
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -143,6 +144,14 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if nextitem is not None and nextitem.path != item.path:
         set_aside()
     return result
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Let each test draw the same numbers of torch whatever a worker has run before: that is another with each run."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.default_generator.manual_seed(0)
 
 
 @pytest.fixture
