@@ -20,6 +20,10 @@ if WORKERS := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // WORKERS)))
     """Each worker has its part of the cores: torch's threads wait for each other by spinning, in every small product."""
 
+TERMINAL = "COLUMNS LINES TERM COLORTERM FORCE_COLOR NO_COLOR PY_COLORS GITHUB_ACTIONS TTY_COMPATIBLE TTY_INTERACTIVE"
+for name in TERMINAL.split():  # of whoever runs the tests: rich and typer would write for it in place of the tests' own
+    os.environ.pop(name, None)
+
 from support.engines import MAKERS  # noqa: E402 - NumPy and torch read the number when they are loaded
 from support.receipt import Receipt  # noqa: E402
 from support.warm import Warm  # noqa: E402
