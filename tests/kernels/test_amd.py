@@ -82,7 +82,7 @@ def test_the_command_line_says_what_never_ran(target, ran):
 
 
 def test_every_amd_row_of_the_support_matrix_is_marked():
-    text = (ROOT / "docs" / "reference" / "kernels.md").read_text()
+    text = (ROOT / "docs" / "reference" / "kernels.md").read_text(encoding="utf-8")
     rows = [line for line in text.splitlines() if line.startswith("| gfx")]
     assert rows
     assert all(line.split("|")[1].strip().endswith("†") for line in rows)
@@ -90,7 +90,7 @@ def test_every_amd_row_of_the_support_matrix_is_marked():
 
 
 def test_the_page_has_every_step_of_the_report():
-    text = (ROOT / "docs" / "how-to" / "amd.md").read_text()
+    text = (ROOT / "docs" / "how-to" / "amd.md").read_text(encoding="utf-8")
     section = text[text.index("## What the steps decide") : text.index("## What to know")]
     rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
     named = [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
@@ -99,6 +99,6 @@ def test_the_page_has_every_step_of_the_report():
 
 
 def test_every_hip_source_is_in_the_table_of_what_stands_behind_it():
-    text = (ROOT / "docs" / "how-to" / "amd.md").read_text()
+    text = (ROOT / "docs" / "how-to" / "amd.md").read_text(encoding="utf-8")
     missing = [name for name in sources.names("hip") if f"`{name}`" not in text]
     assert not missing

@@ -7,6 +7,8 @@ import math
 import shlex
 import sys
 import zipfile
+from datetime import datetime
+from types import SimpleNamespace
 
 import pytest
 
@@ -144,8 +146,11 @@ def test_the_plan_names_commands_and_what_cannot_be_meant_is_refused(tmp_path):
         assert error in python("-m", "bench", "--plan", *words).stderr
 
 
-def test_a_run_gets_a_file_of_its_own(tmp_path):
+def test_a_run_gets_a_file_of_its_own(tmp_path, monkeypatch):
+    now = SimpleNamespace(now=lambda zone: datetime(2026, 1, 31, 23, 59, 59, tzinfo=zone))  # no midnight comes between
+    monkeypatch.setattr(bench, "datetime", now)
     first = bench.new_file(tmp_path)
+    assert first.name.startswith("2026-01-31-")
     assert first.suffix == ".jsonl"
     first.touch()
     second = bench.new_file(tmp_path)

@@ -105,12 +105,12 @@ def test_what_may_not_be_read_or_written_says_so(source, closed):
         shutil.copytree(source, folder / "in")
         folder.chmod(0o777)
         (folder / closed).chmod(0 if closed != "." else 0o555)
-        command = [sys.executable, "-c", UNREADABLE, str(folder / "in"), str(folder / "out")]
+        command = [sys.executable, "-c", UNREADABLE, "in", "out"]  # relative: the folders above may be closed, too
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        run = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        run = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=folder)
         (folder / closed).chmod(0o755)
         assert (run.returncode, run.stderr) == (0, "")
-        verb, what = ("write", folder / "out") if closed == "." else ("read", folder / closed)
+        verb, what = ("write", "out") if closed == "." else ("read", closed)
         assert run.stdout.startswith(f"cannot {verb} {what}")
         assert "Permission denied" in run.stdout
         assert left_in(folder) == ["in"]

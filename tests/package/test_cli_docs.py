@@ -30,7 +30,7 @@ def test_the_reference_of_the_command_line_is_current():
 
 
 def test_the_reference_has_every_option_that_typer_knows():
-    page = (ROOT / "docs" / "reference" / "cli.md").read_text()
+    page = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
     sections = {section.split("\n", 1)[0]: section for section in page.split("\n## ")[1:]}
     commands = typer.main.get_command(app).commands
     assert set(sections) == set(commands)
@@ -49,7 +49,7 @@ def test_the_commands_of_the_how_to_work(fp8core_, tmp_path, monkeypatch):
     (tmp_path / "model" / "config.json").write_text('{"model_type": "llama"}')
     modules = [f"model.layers.{layer}.{part}" for layer in range(2) for part in PARTS]
     (tmp_path / "scales.json").write_text(json.dumps(dict.fromkeys(modules, 0.013)))
-    blocks = re.findall(r"```console\n(.*?)```", HOW_TO.read_text(), re.DOTALL)
+    blocks = re.findall(r"```console\n(.*?)```", HOW_TO.read_text(encoding="utf-8"), re.DOTALL)
     commands = [shlex.split(line, comments=True) for block in blocks for line in block.splitlines()]
     assert len(commands) == 6
     counts = []
@@ -59,7 +59,7 @@ def test_the_commands_of_the_how_to_work(fp8core_, tmp_path, monkeypatch):
         assert (code, err) == (0, ""), arguments
         counts.append(re.search(r"^(\d+) (?:weights are FP8|quantized)", out, re.MULTILINE)[1])
     assert counts == ["12", "12", "4", "6", "12", "12"]
-    assert json.loads((tmp_path / "model-fp8" / "fp8core.json").read_text())["scheme"] == "tensor"
+    assert json.loads((tmp_path / "model-fp8" / "fp8core.json").read_text(encoding="utf-8"))["scheme"] == "tensor"
 
 
 def test_the_commands_about_fp8_checkpoints_work(fp8core_, tmp_path, monkeypatch):
@@ -71,7 +71,7 @@ def test_the_commands_about_fp8_checkpoints_work(fp8core_, tmp_path, monkeypatch
     for arguments in (("model-block", "--scheme", "block"), ("model-tensor", "--scheme", "tensor")):
         assert fp8core_("quantize", "model", *arguments)[0] == 0
     assert fp8core_("convert", "model-block", "model-fp8", "--to", "deepseek")[0] == 0
-    blocks = re.findall(r"```console\n(.*?)```", CONVERT.read_text(), re.DOTALL)
+    blocks = re.findall(r"```console\n(.*?)```", CONVERT.read_text(encoding="utf-8"), re.DOTALL)
     commands = [shlex.split(line, comments=True) for block in blocks for line in block.splitlines()]
     assert len(commands) == 13
     for prompt, name, *arguments in commands:
@@ -91,12 +91,12 @@ def test_the_commands_about_fp8_checkpoints_work(fp8core_, tmp_path, monkeypatch
 
 
 def test_the_snippets_about_fp8_checkpoints_run(capsys):
-    for snippet in re.findall(r"```python\n(.*?)```", CONVERT.read_text(), re.DOTALL):
+    for snippet in re.findall(r"```python\n(.*?)```", CONVERT.read_text(encoding="utf-8"), re.DOTALL):
         exec(snippet, {})
     assert capsys.readouterr().out == "compressed-tensors channel F8_E4M3 (256, 1)\n"
 
 
 def test_the_snippets_of_the_how_to_run(capsys):
-    for snippet in re.findall(r"```python\n(.*?)```", HOW_TO.read_text(), re.DOTALL):
+    for snippet in re.findall(r"```python\n(.*?)```", HOW_TO.read_text(encoding="utf-8"), re.DOTALL):
         exec(snippet, {})
     assert "quantized model.layers.0.mlp.down_proj.weight linear layer" in capsys.readouterr().out

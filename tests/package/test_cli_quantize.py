@@ -149,6 +149,7 @@ def test_progress_in_a_log_is_a_line_now_and_then(fp8core_, tmp_path, source, mo
 
 SLOWLY = """
 import signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which a runner of the tests may ignore, and its processes with it
 if "nohup" in sys.argv:
     sys.argv.remove("nohup")
     signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -147,6 +147,7 @@ def test_the_operator(shape, apart, scheme):
 def test_memory_of_joined_weights_goes_with_the_model():
     model, x = Holder((128, K), (64, K)), wide(3, K)
     join_(model)
+    gc.collect()  # models of other tests
     layers, before = list(model.children()), len(JOINTS)
     LINEAR_JOINED(*arguments(layers, x))
     memory = StorageWeakRef(layers[0].weight.untyped_storage())

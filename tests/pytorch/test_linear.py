@@ -17,6 +17,12 @@ from pytorch.cases import K, N, bits, saved, wide  # noqa: E402
 from pytorch.layers import INPUT_GROUPS, WEIGHT_GROUPS, expected, kinds, original, quantized  # noqa: E402
 
 
+@pytest.mark.parametrize("turn", range(2))
+def test_a_test_draws_its_own_numbers_whatever_was_drawn_before(turn):
+    """As the suite sees to: else workers that share it would draw others with each run."""
+    assert torch.equal(torch.randn(5), torch.randn(5, generator=torch.Generator().manual_seed(0)))
+
+
 @kinds
 @pytest.mark.parametrize("bias", [True, False])
 def test_the_bits_of_the_functions(scheme, input_scale, bias):

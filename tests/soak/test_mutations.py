@@ -1,5 +1,8 @@
 """The suite itself: with a fault planted into the package the soak, or the fuzz, has to say so."""
 
+import threading
+from collections import Counter
+
 import numpy as np
 import pytest
 
@@ -74,13 +77,13 @@ def _users_of(function):
 
 
 def test_a_result_that_is_left_unwritten(monkeypatch, only_good_moves):
-    """One call in fifty that launches nothing."""
-    made, asked = Session(machine("numpy"), 5, BUDGET), []
+    """Of each thread's calls into given memory one in twenty that launches nothing: the same ones however threads run."""
+    made, asked = Session(machine("numpy"), 5, BUDGET), Counter()
     quantize = fp8core.quantize
 
     def forgetful(x, *, out=None, **options):
-        asked.append(0)
-        if len(asked) % 50 == 0 and out is not None:
+        asked[threading.current_thread().name] += out is not None
+        if out is not None and asked[threading.current_thread().name] % 20 == 0:
             return quantize(x, **options)
         return quantize(x, out=out, **options)
 

@@ -1,0 +1,22 @@
+"""The model of the demo: a fixture that test modules import."""
+
+import os
+
+import pytest
+
+from fp8core import demo
+from fp8core.errors import CheckpointError
+
+
+@pytest.fixture(scope="session")
+def folder():
+    """The model's folder; fetched where it is not installed."""
+    found = demo.model_folder()
+    if found is not None:
+        return found
+    try:
+        return demo.fetch_model()
+    except CheckpointError as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(f"the model cannot be fetched: {error}")
