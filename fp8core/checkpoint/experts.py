@@ -54,7 +54,8 @@ def split_experts(source: Source) -> Source:
 
     Raises:
         CheckpointError: there are none; config.json does not tell the hidden size, or that does not tell rows from
-            columns; or they have biases, gate and up that alternate, or scales whose halves do not belong to these.
+            columns; or they have biases, gate and up that alternate, or scales whose halves do not belong to these;
+            or a tensor has the name of one that is split off.
     """
     stacks = {
         entry.name: stack
@@ -66,10 +67,14 @@ def split_experts(source: Source) -> Source:
         raise CheckpointError(f"split_experts needs experts in tensors of 3 axes, got none in {source.path}")
     stacks = _oriented(source, stacks)
     headers, files = [], dict(source.weight_map)
+    origins = {entry.name: "" for entry in source.entries}  # of each name the tensor that it is split off from
     for header in source.headers:
         entries: dict[str, Entry] = {}
         for entry in header.entries.values():
             made = list(_split(entry, stacks))
+            for one in made:
+                if origins.setdefault(one.name, entry.name) != entry.name:
+                    raise CheckpointError(f"split_experts makes {one.name} of {entry.name}, and there is one already")
             entries |= {one.name: one for one in made or [entry]}
             if made and entry.name in files:
                 file = files.pop(entry.name)

@@ -212,6 +212,16 @@ WRONG = [
     (lambda tensors: tensors, {"hidden_size": 64}, "needs an axis of the hidden size, 64, "),
     (square, None, "needs shapes that tell rows from columns, got squares of 192"),
     (lambda tensors: tensors | {f"{EXPERTS}.gate_up_proj_bias": normal(E, 2)}, None, "experts without biases"),
+    (
+        lambda tensors: tensors | {f"{EXPERTS}.1.up_proj.weight": normal(INNER, HIDDEN)},
+        None,
+        r"makes .*experts\.1\.up_proj\.weight of .*gate_up_proj, and there is one already",
+    ),
+    (
+        lambda tensors: tensors | {f"{EXPERTS}.up_proj": normal(E, INNER, HIDDEN)},
+        None,
+        r"makes .*experts\.0\.up_proj\.weight of .*, and there is one already",
+    ),
     (lambda tensors: {"a.weight": normal(4, 8)}, None, "needs experts in tensors of 3 axes, got none"),
 ]
 
