@@ -1,4 +1,4 @@
-"""What MkDocs lacks: folders in the nav, and links to files of the repository that are not pages of the site.
+"""What MkDocs lacks: folders in the nav, lists without an empty line above, and links to files that are not pages.
 
 A link in a page is right as it stands in the repository. Where it leads to a file outside of docs/, to a program or to
 a folder, the site gets a page that shows the file or lists the folder, and the link leads there.
@@ -20,6 +20,8 @@ SHOWN = "source/"
 """Where in the site files of the repository are shown."""
 FENCED = re.compile(r"(^```.*?^```)", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
+LIST_IN_PARAGRAPH = re.compile(r"((?:\A|\n\n) *(?!- )[^\s][^\n]*(?:\n(?!- )[^\n]+)*\n)(?=- )")
+"""A list without an empty line above: a list in the repository, and part of the paragraph for Python-Markdown."""
 NEEDS_GPU = re.compile(r"^```python gpu$", re.MULTILINE)
 """How a page marks code that runs on a GPU alone: tests read it, and readers of the site get a title."""
 LOADED = re.compile(r"<(?:script|img|iframe|source)\b[^>]*\bsrc=\"?(?:https?:)?//|<link\b[^>]*\bhref=\"?(?:https?:)?//")
@@ -47,14 +49,17 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Let each link lead to where its target is in the site."""
+    """Let each link lead to where its target is in the site, and each list be one."""
     here = PurePosixPath(page.file.src_uri).parent
 
     def moved(found: re.Match[str]) -> str:
         path = _target(page.file, found[1])
         return found[0] if path is None else os.path.relpath(_uri(path), here) + (found[2] or "")
 
-    parts = (part if part.startswith("```") else LINK.sub(moved, part) for part in FENCED.split(markdown))
+    def mended(part: str) -> str:
+        return part if part.startswith("```") else LIST_IN_PARAGRAPH.sub(r"\1\n", LINK.sub(moved, part))
+
+    parts = map(mended, FENCED.split(markdown))
     return NEEDS_GPU.sub('```python title="Needs a GPU"', "".join(parts))
 
 

@@ -38,6 +38,22 @@ def test_links_lead_to_where_the_site_has_the_target(text):
     assert HOOKS.on_page_markdown(text, page("concepts/safety.md")) == MOVED[text]
 
 
+LISTS = {
+    "text\n- one\n- two": "text\n\n- one\n- two",
+    "- one\n\n  text\n  more\n- two": "- one\n\n  text\n  more\n\n- two",
+    "text\n\n- one\n  more\n- two": "text\n\n- one\n  more\n- two",
+    "    - one\n- two": "    - one\n- two",
+    "text\n- 1\n\ntext\n- 2\n": "text\n\n- 1\n\ntext\n\n- 2\n",
+    "```text\nx\n- 1\n```": "```text\nx\n- 1\n```",
+    "1 -\n2 - 1": "1 -\n2 - 1",
+}
+
+
+@pytest.mark.parametrize("text", LISTS)
+def test_a_list_may_follow_a_paragraph_directly_as_in_the_repository(text):
+    assert HOOKS.on_page_markdown(text, page("concepts/safety.md")) == LISTS[text]
+
+
 def test_links_of_a_shown_page_are_those_of_its_place_in_the_repository():
     text = HOOKS.on_page_markdown("[a](docs/dev/design.md) [b](LICENSE)", page("source/CONTRIBUTING.md.md"))
     assert text == "[a](../dev/design.md) [b](LICENSE.md)"
