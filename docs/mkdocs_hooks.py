@@ -24,7 +24,11 @@ LIST_IN_PARAGRAPH = re.compile(r"((?:\A|\n\n) *(?!- )[^\s][^\n]*(?:\n(?!- )[^\n]
 """A list without an empty line above: a list in the repository, and part of the paragraph for Python-Markdown."""
 NEEDS_GPU = re.compile(r"^```python gpu$", re.MULTILINE)
 """How a page marks code that runs on a GPU alone: tests read it, and readers of the site get a title."""
-LOADED = re.compile(r"<(?:script|img|iframe|source)\b[^>]*\bsrc=\"?(?:https?:)?//|<link\b[^>]*\bhref=\"?(?:https?:)?//")
+LOADED = re.compile(
+    r"<(?:script|img|iframe|source)\b[^>]*\bsrc=\"?(?:https?:)?//"
+    r"|<link\b(?![^>]*\brel=\"?canonical\b)[^>]*\bhref=\"?(?:https?:)?//"
+)
+"""A canonical link, which pages have under `mkdocs serve`, is the page's own address: nothing is loaded."""
 LANGUAGES = {".cu": "cuda", ".cuh": "cuda", ".hip": "cuda", ".def": "c", ".py": "python", ".toml": "toml", "": "bash"}
 
 

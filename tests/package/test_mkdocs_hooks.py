@@ -76,6 +76,12 @@ def test_a_page_that_loads_something_from_another_host_is_refused(output):
     HOOKS.on_post_page('<script src="assets/x.js"><a href="https://host/">', page("index.md"))
 
 
+def test_a_page_may_name_its_own_address_as_under_mkdocs_serve():
+    HOOKS.on_post_page(
+        '<head><link rel="canonical" href="http://127.0.0.1:8000/"><link href="x.css">', page("index.md")
+    )
+
+
 def test_the_reference_finds_what_python_finds():
     griffe = pytest.importorskip("griffe", reason="mkdocstrings is not installed (extra docs)")
     extensions = griffe.load_extensions(ROOT / "docs" / "griffe_extension.py")
