@@ -71,10 +71,8 @@ class Torch(Framework):
             pointer = x.data_ptr()
             strides = x.stride()
         except (RuntimeError, NotImplementedError) as error:
-            reason = str(error).splitlines()[0]
-            raise LayoutError(
-                f"{name} needs a strided tensor with memory of its own, got {x.layout}: {reason}"
-            ) from error
+            got = "a nested tensor" if x.is_nested else f"{x.layout}: {str(error).splitlines()[0]}"
+            raise LayoutError(f"{name} needs a strided tensor with memory of its own, got {got}") from error
         dtype, target = self.declared(x, name)
         if not pointer and (x.numel() or self._modes.functional(x)):
             raise LayoutError(

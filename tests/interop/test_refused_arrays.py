@@ -20,8 +20,11 @@ def test_tensors_without_plain_memory_are_refused_by_name():
 
     with FakeTensorMode():
         fake = torch.ones(3, 4)
+    with warnings.catch_warnings(action="ignore"):
+        nested = torch.nested.as_nested_tensor([torch.ones(3, 4)])
     for x, message in (
         (torch.ones(3, 4).to_sparse(), "weight needs a strided tensor with memory of its own, got torch.sparse_coo"),
+        (nested, "with memory of its own, got a nested tensor$"),
         (fake, "weight needs memory of its own, got a FakeTensor"),
         (torch.complex(torch.ones(3, 4), torch.ones(3, 4)).conj().imag, "negative bit"),
     ):
