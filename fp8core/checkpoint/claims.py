@@ -74,18 +74,24 @@ class Claim(NamedTuple):
 NOTHING: Final = Claim(None, "", "")
 
 
-def claim_of(config: Mapping[str, Any], modelopt: Mapping[str, Any], headers: Iterable[Mapping[str, str]]) -> Claim:
+def claim_of(
+    config: Mapping[str, Any],
+    modelopt: Mapping[str, Any],
+    headers: Iterable[Mapping[str, str]],
+    file: str = "config.json",
+) -> Claim:
     """Return what is claimed.
 
     Args:
         config: config.json, or nothing.
         modelopt: hf_quant_config.json, or nothing; it counts where config.json says nothing.
         headers: the metadata of the safetensors files.
+        file: the name of the file that has config's quantization_config.
 
     Raises:
         CheckpointError: a pattern is a regular expression that does not compile.
     """
-    found, file = _section(config), "config.json"
+    found = section(config)
     if found is None and isinstance(modelopt.get("quantization"), dict):
         found, file = {**modelopt["quantization"], "quant_method": "modelopt"}, MODELOPT_FILE
     if found is None:
@@ -102,7 +108,8 @@ def claim_of(config: Mapping[str, Any], modelopt: Mapping[str, Any], headers: It
     return readers[known](found, file) if known in readers else Claim(known, file, method)
 
 
-def _section(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def section(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the part of a config.json that says how the weights are quantized, or None."""
     text = config.get("text_config")
     for place in (config, text if isinstance(text, dict) else {}):
         for name in ("quantization_config", "compression_config"):

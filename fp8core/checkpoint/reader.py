@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from fp8core.checkpoint import naming
-from fp8core.checkpoint.claims import MODELOPT_FILE, Claim, claim_of
+from fp8core.checkpoint.claims import MODELOPT_FILE, Claim, claim_of, section
 from fp8core.checkpoint.files import FLOATS, FP8, Header, read_header
 from fp8core.checkpoint.granularity import E8M0, Grouping, grouping, matrices
 from fp8core.checkpoint.layers import Layer, Tensor
 from fp8core.checkpoint.naming import FormatName, belongings
-from fp8core.checkpoint.source import Source, read_json, scan
+from fp8core.checkpoint.source import CONFIG, Source, read_json, scan
 from fp8core.errors import CheckpointError
 from fp8core.problem import PER_TENSOR
 
@@ -185,11 +185,13 @@ def checkpoint_of(source: Source, *, unscaled: bool = False) -> Checkpoint:
     if source.is_folder:
         claim = claim_of(source.config, read_json(source.path / MODELOPT_FILE), headers)
         return Checkpoint(source, claim, unscaled=unscaled)
-    beside = read_json(source.path.with_suffix(".config.json"))
+    own = source.path.with_suffix(".config.json")
+    beside = read_json(own)
     alone = source.path.name == "model.safetensors"
     config = {**source.config, **beside} if beside else source.config
     modelopt = read_json(source.path.parent / MODELOPT_FILE) if alone else {}
-    claim = claim_of(config if beside or alone else {}, modelopt, headers)
+    file = CONFIG if section(beside) is None else own.name
+    claim = claim_of(config if beside or alone else {}, modelopt, headers, file)
     return Checkpoint(source._replace(config=config), claim, unscaled=unscaled)
 
 

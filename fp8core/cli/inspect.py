@@ -44,7 +44,8 @@ def _show(found: "Inspection") -> None:
     if found.kv_scales:
         line(f"{count(found.kv_scales, 'scale')} of cached keys and values")
     if found.layers and not found.faults:
-        line("The headers and the configuration agree; `fp8core verify` looks at the numbers, too.")
+        seen = "The headers and the configuration agree" if found.claim.file else "The headers show no fault"
+        line(f"{seen}; `fp8core verify` looks at the numbers, too.")
     for fault in found.faults[:MOST_FAULTS]:
         line(f"{fault.kind}: {fault.text}", style="yellow")
     if len(found.faults) > MOST_FAULTS:

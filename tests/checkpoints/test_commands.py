@@ -89,6 +89,19 @@ def test_inspect_of_an_unquantized_file_claims_nothing(fp8core_, tmp_path):
     assert "says" not in out
 
 
+def test_inspect_of_a_file_names_the_configuration_beside_it(fp8core_, tmp_path):
+    save_file(small_state(), tmp_path / "a.safetensors")
+    assert fp8core_("quantize", tmp_path / "a.safetensors", tmp_path / "b.safetensors")[0] == 0
+    (tmp_path / "config.json").write_text("{}")
+    lines = fp8core_("inspect", tmp_path / "b.safetensors")[1].splitlines()
+    assert lines[1].startswith("b.config.json says: float-quantized, one scale per channel, ")
+    assert lines[-1].startswith("The headers and the configuration agree; ")
+    (tmp_path / "b.config.json").replace(tmp_path / "elsewhere.json")
+    lines = fp8core_("inspect", tmp_path / "b.safetensors")[1].splitlines()
+    assert lines[1].startswith("No configuration says ")
+    assert lines[-1] == "The headers show no fault; `fp8core verify` looks at the numbers, too."
+
+
 def test_inspect_json_is_one_object(fp8core_, source):
     code, out, err = fp8core_("inspect", source, "--json")
     assert (code, err) == (0, "")
