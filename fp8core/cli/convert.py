@@ -101,8 +101,8 @@ def _show(done: "Conversion") -> None:
     else:
         made, kept = len(done.lossy), layers - len(done.lossy)
         if kept:
-            have, their = ("has", "its") if kept == 1 else ("have", "their")
-            line(f"{count(kept, 'FP8 weight')} {have} {their} old codes, and stand for the same numbers.")
+            have, stand = ("has its", "stands") if kept == 1 else ("have their", "stand")
+            line(f"{count(kept, 'FP8 weight')} {have} old codes, and {stand} for the same numbers.")
         if made:
             name, worst = max(done.errors.items(), key=lambda item: item[1])
             mean = sum(done.errors.values()) / len(done.errors)

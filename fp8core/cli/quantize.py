@@ -38,8 +38,8 @@ def quantize(
         list[str] | None,
         typer.Option(
             metavar="PATTERN",
-            help="Modules to quantize: a glob over whole names, or re: and a regular expression; any number of times. "
-            "By default every linear layer but heads, poolers, routers and vision and audio towers.",
+            help="Modules to quantize, and no others: a glob over whole names, or re: and a regular expression; any "
+            "number of times. By default every linear layer but heads, poolers, routers and vision and audio towers.",
         ),
     ] = None,
     exclude: Annotated[

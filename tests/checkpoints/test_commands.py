@@ -165,6 +165,13 @@ def test_verify_against_the_original_says_how_far_it_is(fp8core_, tmp_path, sour
     assert out.startswith(f"Relative to {tmp_path}/bf16.safetensors, FP8 weights differ by 2.6")
 
 
+def test_convert_counts_one_weight_as_one(fp8core_, tmp_path):
+    save_file({"layers.0.up_proj.weight": torch.randn(64, 64)}, tmp_path / "a.safetensors")
+    assert fp8core_("quantize", tmp_path / "a.safetensors", tmp_path / "b.safetensors", "--scheme", "tensor")[0] == 0
+    _, out, _ = fp8core_("convert", tmp_path / "b.safetensors", tmp_path / "c.safetensors", "--to", "channel")
+    assert "\n1 FP8 weight has its old codes, and stands for the same numbers.\n" in out
+
+
 def test_convert_says_what_it_did(fp8core_, tmp_path, source):
     code, out, err = fp8core_("convert", source, tmp_path / "block", "--to", "block")
     assert (code, err) == (0, "")

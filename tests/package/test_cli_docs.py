@@ -45,20 +45,21 @@ def test_the_commands_of_the_how_to_work(fp8core_, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tensors = {f"model.layers.{layer}.{part}.weight": normal(128, 128) for layer in range(2) for part in PARTS}
     (tmp_path / "model").mkdir()
-    write(tmp_path / "model" / "model.safetensors", tensors | {"model.embed_tokens.weight": normal(100, 128)})
+    others = {name: normal(100, 128) for name in ("model.embed_tokens.weight", "lm_head.weight")}
+    write(tmp_path / "model" / "model.safetensors", tensors | others)
     (tmp_path / "model" / "config.json").write_text('{"model_type": "llama"}')
     modules = [f"model.layers.{layer}.{part}" for layer in range(2) for part in PARTS]
     (tmp_path / "scales.json").write_text(json.dumps(dict.fromkeys(modules, 0.013)))
     blocks = re.findall(r"```console\n(.*?)```", HOW_TO.read_text(encoding="utf-8"), re.DOTALL)
     commands = [shlex.split(line, comments=True) for block in blocks for line in block.splitlines()]
-    assert len(commands) == 6
+    assert len(commands) == 7
     counts = []
     for prompt, name, *arguments in commands:
         assert (prompt, name) == ("$", "fp8core")
         code, out, err = fp8core_(*arguments)
         assert (code, err) == (0, ""), arguments
         counts.append(re.search(r"^(\d+) (?:weights are FP8|quantized)", out, re.MULTILINE)[1])
-    assert counts == ["12", "12", "4", "6", "12", "12"]
+    assert counts == ["12", "12", "4", "6", "13", "12", "12"]
     assert json.loads((tmp_path / "model-fp8" / "fp8core.json").read_text(encoding="utf-8"))["scheme"] == "tensor"
 
 
