@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from fp8core.core.operation import Operation
-from fp8core.jax import batching, gradients, handler
+from fp8core.jax import batching, ending, gradients, handler
 from fp8core.jax.calls import stand_in
 from fp8core.ops.quantized import Quantized, quantized
 
@@ -16,6 +16,7 @@ def install() -> None:
     """Give the handlers to XLA, once, and let calls on arrays of JAX become programs of it."""
     for platform in handler.ALL.values():
         platform.register()
+    ending.register()
     batching.install()
     gradients.install()
     jax.tree_util.register_pytree_with_keys(Quantized, _with_keys, _unflatten, _flatten)
