@@ -144,12 +144,12 @@ def _patterns(value: Any) -> tuple[str, ...]:
 
 
 def _pair(value: Any) -> GroupShape | None:
-    if isinstance(value, list) and len(value) == 2 and all(map(_is_side, value)):
+    if isinstance(value, list) and len(value) == 2 and all(map(is_side, value)):
         return GroupShape(*value)
     return None
 
 
-def _is_side(value: Any) -> bool:
+def is_side(value: Any) -> bool:
     """Return whether a configuration's value is a side of a group shape; -1 spans the axis."""
     return type(value) is int and (0 < value < 1 << 31 or value == -1)
 
@@ -189,7 +189,7 @@ def _compressed_tensors(found: Mapping[str, Any], file: str) -> Claim:
         _STRATEGIES[strategy] for one in weights if (strategy := str(one.get("strategy"))) in _STRATEGIES
     )
     shapes = {_pair(one.get("block_structure")) for one in weights if one.get("strategy") == "block"}
-    shapes |= {GroupShape(1, one["group_size"]) for one in weights if _is_side(one.get("group_size"))}
+    shapes |= {GroupShape(1, one["group_size"]) for one in weights if is_side(one.get("group_size"))}
     dynamic = {bool(one.get("dynamic")) for one in activations if one}
     cache = found.get("kv_cache_scheme")
     return Claim(

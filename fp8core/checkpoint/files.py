@@ -5,6 +5,7 @@ import math
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 
@@ -65,12 +66,14 @@ class Header(NamedTuple):
     state: tuple[int, int]
     """Of the file when it was read: its length, and when it was last written."""
 
-    def changed(self) -> bool:
-        """Return whether the file is another one now; one that is gone was read before, or cannot be read."""
-        try:
-            return state_of(self.path.stat()) != self.state
-        except FileNotFoundError:
-            return False
+    def refuse_changed(self) -> None:
+        """Refuse what was read of a file that is another one now; one that is gone was read before, or cannot be read.
+
+        Raises:
+            CheckpointError: it was written since.
+        """
+        with suppress(FileNotFoundError):
+            refuse_another(self.path, state_of(self.path.stat()), self.state)
 
 
 class Piece(NamedTuple):
@@ -114,6 +117,16 @@ def read_header(path: Path) -> Header:
 def state_of(found: os.stat_result) -> tuple[int, int]:
     """Return what changes when a file is written or replaced: its length, and when it was last written, in ns."""
     return found.st_size, found.st_mtime_ns
+
+
+def refuse_another(path: Path, now: tuple[int, int], opened: tuple[int, int]) -> None:
+    """Refuse a file whose header tells where its numbers were, and not where they are.
+
+    Raises:
+        CheckpointError: its state is another one than when its header was read.
+    """
+    if now != opened:
+        raise CheckpointError(f"cannot read {path}: it was written since it was opened")
 
 
 def read_rows(

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from fp8core.checkpoint.files import DTYPES, FP8, Entry, state_of
+from fp8core.checkpoint.files import DTYPES, FP8, Entry, refuse_another, state_of
 from fp8core.checkpoint.granularity import E8M0, Granularity, matrices
 from fp8core.checkpoint.naming import FormatName
 from fp8core.errors import CheckpointError
@@ -74,8 +74,7 @@ class Tensor(NamedTuple):
                 mapped = np.memmap(file, np.uint8, "r", self.begin, (span,))
         except (OSError, ValueError) as error:
             raise CheckpointError(f"cannot read {self.name} of {self.path}: {error}") from error
-        if state != self.state:  # where the header said, other numbers may be
-            raise CheckpointError(f"cannot read {self.path}: it was written since it was opened")
+        refuse_another(self.path, state, self.state)
         stored: NDArray[Any] = np.asarray(mapped).view(dtype)
         if not self.pitch:
             return stored.reshape(self.shape)

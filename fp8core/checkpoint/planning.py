@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from fp8core.checkpoint.changes import Change, Error, Goal, change_of
-from fp8core.checkpoint.claims import MODELOPT_FILE
+from fp8core.checkpoint.claims import MODELOPT_FILE, is_side
 from fp8core.checkpoint.files import Header
 from fp8core.checkpoint.layers import Layer, Tensor, as_float32
 from fp8core.checkpoint.naming import MARKER, METADATA, other_quantization
@@ -239,7 +239,7 @@ def _blocks(block_shape: Sequence[int] | None, to: str) -> GroupShape | None:
         return None
     if to not in ("block", "deepseek"):
         raise CheckpointError(f"block_shape needs to be left out for {to}, which block and deepseek have, got one")
-    if len(block_shape) != 2 or any(type(size) is not int or not 0 < size < 1 << 31 for size in block_shape):
+    if len(block_shape) != 2 or any(not is_side(size) or size < 0 for size in block_shape):
         raise CheckpointError(f"block_shape needs a pair of whole numbers from 1 to 2**31 - 1, got {block_shape!r}")
     return GroupShape(*block_shape)
 

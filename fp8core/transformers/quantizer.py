@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import nn
@@ -214,9 +214,8 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
 
     def _dequantize(self, model: Any, dtype: torch.dtype | str | None = None) -> Any:
         if isinstance(dtype, str):  # as save_pretrained leaves config.dtype, which is the default
-            dequantize_model_(model, getattr(torch, dtype_name(dtype, "dtype", HIGH_PRECISION)))
-        else:
-            dequantize_model_(model, dtype)
+            dtype = cast("torch.dtype", getattr(torch, dtype_name(dtype, "dtype", HIGH_PRECISION)))
+        dequantize_model_(model, dtype)
         return model
 
     def is_serializable(self) -> bool:
