@@ -79,6 +79,9 @@ def test_so_is_one_at_any_address(launch, name):
 
 FIRST = ALIGNED["rows"]
 GROUPS, AHEAD = UNALIGNED["groups"], UNALIGNED["groups-ahead"]
+RELEASED = r"if \(block\.lane == 0\) block\.pipeline\.release\(oldest\);(.*?)"
+"""What gives up a stage of the weight, and the text from there on."""
+RELEASES = " __syncwarp(); if (lane == 0) block.pipeline.release(at.next);"
 
 
 @pytest.mark.parametrize(
@@ -86,12 +89,12 @@ GROUPS, AHEAD = UNALIGNED["groups"], UNALIGNED["groups-ahead"]
     [
         (
             "a stage of the weight is released before it is in registers",
-            (r"w\.load\((.*?)\);(\s*registers_fence\(w\.codes\);.*?at\.next\);)", r"\2 w.load(\1);"),
+            (RELEASED + r"(block\.pipeline\.wait_full\(at\.next\);)(?=\s*w\.load)", r"\1\2" + RELEASES),
             *(GROUPS, SCHEDULES[1], "copies over what another thread read|copy is under way|nobody wrote"),
         ),
         (
-            "no fence between the loads of the weight and TMA",
-            (r"accesses_fence\(\);  // or TMA", "//"),
+            "a stage of the weight is released right behind the loads of its rows",
+            (RELEASED + r"(registers_fence\(w\.codes\);)", r"\1\2" + RELEASES),
             *(GROUPS, SCHEDULES[0], "TMA writes what thread .* read: no fence.proxy.async"),
         ),
         (

@@ -136,8 +136,6 @@ def test_a_weight_of_odd_k_in_aligned_rows_is_not_copied(m, k):
         ({"scale_dtype": "float8_e8m0fnu"}, "scales of float32"),
         ({"out": "float8_e4m3fnuz"}, "gives float32, float16, bfloat16, e4m3fn or e5m2"),
         ({"k": 0}, "needs k > 0"),
-        ({"scale_a": "group", "scale_b": "group"}, "wrong numbers, got scale_a per group and scale_b per group"),
-        ({"scale_a": "group", "scale_b": "row"}, "wrong numbers, got scale_a per group and scale_b per row"),
         ({"m": 65}, "needs at most 64 rows or batch_invariant, got m=65"),
         ({"m": 65, "batch_invariant": True, "amax": True}, "takes no amax of more than one launch, got m=65"),
         ({"vectors_alignment": 2}, "addresses divisible by 4"),

@@ -212,9 +212,6 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
             block.pipeline.wait_full(at.next);
             w.load(dynamic + (block.ring - shared_address(dynamic)) + stage, C::Tile::offset(weight_map, k_iter.tile));
             registers_fence(w.codes);
-            accesses_fence();  // or TMA may write what has not been read yet
-            __syncwarp();
-            if (lane == 0) block.pipeline.release(at.next);
             at.next.advance(C::k_warpgroups);
         };
         if (next_k_block < k_iter.k_blocks) {

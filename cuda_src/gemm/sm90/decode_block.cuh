@@ -85,11 +85,12 @@ struct Places {
         a_releases = iterations * k_iter.k_blocks - C::a_stages - k_warpgroup;
     }
 
-    // Of a warp: gives up the stages of the oldest k-block. A weight in registers has given up its own before, and rows
-    // that the block quantized stay.
+    // Of a warp: gives up the stages of the oldest k-block, whose products are awaited; rows that the block quantized stay.
+    // A weight in registers has its stage until then, too: an arrival right behind the loads may overtake them, and TMA
+    // would write what has not been read yet. A product has its registers.
     DEVICE void release(const DecodeBlock<C>& block) {
         __syncwarp();
-        if (C::phases == 0 && block.lane == 0) block.pipeline.release(oldest);
+        if (block.lane == 0) block.pipeline.release(oldest);
         if (C::streams_a && C::multicast_tiles == 1 && block.lane == 0) block.a_pipeline.release(a_oldest);
         if (!C::a_vectors && C::multicast_tiles > 1 && block.lane < C::multicast_tiles && a_releases > 0)
             remote_arrive(cluster_address(block.a_pipeline.empty(a_oldest), block.lane * C::split_k + block.rank));

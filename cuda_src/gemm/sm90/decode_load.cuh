@@ -13,6 +13,7 @@ struct DecodeLayout : Config {
     static_assert(Config::split_k * Config::multicast_tiles <= 8, "a portable cluster");
     static_assert(Config::multicast_tiles <= Config::width / 8, "the swizzle of a tile repeats every 8 rows");
     static_assert(Config::stages % Config::k_warpgroups == 0, "a consumer comes back to its stage");
+    static_assert(Config::stages >= 2 * Config::k_warpgroups, "a consumer awaits a k-block before it gives one up");
     static_assert(Config::a_stages % Config::k_warpgroups == 0 || Config::a_vectors > 0, "as in the other ring");
     // Else a block might complete no channels of a warpgroup, and nothing would keep those that share them in step.
     static_assert(Config::m_warpgroups == 1 || Config::k_warpgroups == 1 || Config::split_k == 1, "warpgroups meet");

@@ -14,6 +14,7 @@ size_t clock_index(const Block &block, uint16_t who) {
 void clear(Clock &clock) {
     clock.known.assign(clock_length(), 0);
     clock.fenced.assign(clock_length(), 0);
+    clock.used.assign(clock_length(), 0);
 }
 __attribute__((optimize("O3"))) void join(std::vector<int32_t> &into, const std::vector<int32_t> &from) {
     int32_t *x = into.data();
@@ -23,6 +24,7 @@ __attribute__((optimize("O3"))) void join(std::vector<int32_t> &into, const std:
 void join(Clock &into, const Clock &from) {
     join(into.known, from.known);
     join(into.fenced, from.fenced);
+    join(into.used, from.used);
 }
 
 // What the current thread did so far is known to whoever joins its clock from here on.

@@ -226,6 +226,7 @@ void emulation_proxy_fence() {
     if (!clocked) return;
     publish(*current);
     join(current->clock.fenced, current->clock.known);
+    join(current->clock.used, current->clock.known);
 }
 
 void emulation_word_copy(unsigned to, const void *from) {

@@ -73,16 +73,17 @@ void note_read(Block &block, Cell &cell) {
     cell.read = now;
 }
 
-// A thread that read a byte, before what the current thread has TMA do now, without a fence.proxy.async since; or -1.
+// A thread that read a byte, before what the current thread has TMA do now, and since then neither had a fence.proxy.async nor
+// awaited a product of its registers; or -1.
 int reader_without_fence(const Block &block, const Cell &cell) {
     if (cell.read < block.first_epoch || cell.reader == NOBODY) return -1;
-    const auto fenced = [&](unsigned who, int32_t when) {
-        return current->clock.fenced[clock_index(block, static_cast<uint16_t>(who))] >= when;
+    const auto over = [&](unsigned who, int32_t when) {
+        return current->clock.used[clock_index(block, static_cast<uint16_t>(who))] >= when;
     };
-    if (cell.reader != MANY) return fenced(cell.reader, static_cast<int32_t>(cell.read)) ? -1 : cell.reader;
+    if (cell.reader != MANY) return over(cell.reader, static_cast<int32_t>(cell.read)) ? -1 : cell.reader;
     const std::vector<int32_t> &times = block.readers[cell.readers];
     for (unsigned i = 0; i < block.threads; i++)
-        if (times[i] && !fenced(i, times[i])) return static_cast<int>(i);
+        if (times[i] && !over(i, times[i])) return static_cast<int>(i);
     return -1;
 }
 

@@ -40,10 +40,10 @@ struct Warp {
     struct Thread *first;
 };
 
-// A vector clock: until when the accesses of each thread, and of the copies of each mbarrier, are known; and of those,
-// which a proxy fence has shown to TMA and the tensor cores.
+// A vector clock: until when the accesses of each thread, and of the copies of each mbarrier, are known; of those, which a
+// proxy fence has shown to TMA and the tensor cores; and which reads are over, as what was read went through the tensor cores.
 struct Clock {
-    std::vector<int32_t> known, fenced;
+    std::vector<int32_t> known, fenced, used;
 };
 
 struct Barrier {
@@ -99,6 +99,7 @@ struct Product {
     int a_format, b_format, keep;
     uint32_t group;
     const unsigned *w;    // registers in the place of a, or null: they may not change until the product is awaited
+    uint32_t began;       // of a product of registers: when it was issued
     unsigned held[4];     // what they were
     unsigned char rows[2][32];
 };

@@ -70,6 +70,7 @@ void begin_operand(unsigned address, unsigned rows, uintptr_t site) {
 
 void finish_product(Thread &t, const Product &p, uintptr_t site) {
     if (p.w && memcmp(p.w, p.held, sizeof p.held)) fail(site, "writes registers that a product reads");
+    if (p.w && clocked) t.clock.used[t.index] = std::max(t.clock.used[t.index], static_cast<int32_t>(p.began));
     for (Sums &s : t.sums)
         if (s.at == p.into) {
             multiply(p, s.value);
@@ -124,6 +125,7 @@ void emulation_product_of_rows(float *d, int sums, const unsigned *w, const unsi
     Product made = {d, 0, b, a_format, b_format, keep, 0, w};
     memcpy(made.held, w, sizeof made.held);
     memcpy(made.rows, rows, sizeof made.rows);
+    made.began = now++;
     issue(sums, made, SITE);
 }
 void emulation_products_commit() {

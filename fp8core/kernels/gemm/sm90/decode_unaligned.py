@@ -248,11 +248,6 @@ UNALIGNED: Final = Requirement(
     ),
     "is for rows of codes that are not aligned to 16 bytes, FP8 results and amax",
 )
-NO_SCALES_OF_CHANNELS: Final = Requirement(
-    lambda p: in_groups(p).scale_b != "group",
-    "takes no scale of each channel along k, with which it gave wrong numbers, got scale_a per {p.scale_a} and scale_b"
-    " per {p.scale_b}",
-)
 SOME_K: Final = Requirement(lambda p: p.k > 0, "needs k > 0, got k={p.k}")
 FEW_ROWS: Final = Requirement(
     lambda p: p.m <= MOST_ROWS or p.batch_invariant,
@@ -268,7 +263,6 @@ SM90_DECODE_UNALIGNED: Final = Kernel(
         CUDA,
         supports("wgmma"),
         UNALIGNED,
-        NO_SCALES_OF_CHANNELS,
         OCP_FORMATS,
         FLOAT32_SCALES,
         OCP_RESULT,
