@@ -67,7 +67,7 @@ DEVICE void load_weight(const Map* map, unsigned ring, const PipelineBarriers<C:
                         unsigned a_requested, KBlockIterator& k_iter, int prefetch_weight, int lane) {
     Ring<C::stages> at(0);
     if (lane == 0) {
-        C::Tile::prefetch(map);
+        C::Tile::prefetch(map, k_iter.tile);
         pipeline.init(1, 4 * C::m_warpgroups);
         if (C::prefetch_chunks) barrier_init(a_requested, 1);
         barrier_init_fence();

@@ -52,8 +52,8 @@ struct PhasedTile {
 
     DEVICE static int channel(int tile, int place) { return (tile / phases * SIZE + place) * phases + tile % phases; }
 
-    DEVICE static void prefetch(const TensorMap* map) { map_prefetch(map); }
-    DEVICE static void prefetch(const PhasedMaps* maps) { map_prefetch(&maps->of[0]); }
+    DEVICE static void prefetch(const TensorMap* map, int) { map_prefetch(map); }
+    DEVICE static void prefetch(const PhasedMaps* maps, int tile) { map_prefetch(&maps->of[tile % phases]); }
 
     DEVICE static void load(unsigned to, const TensorMap* map, int column, int tile, unsigned barrier) {
         tile_load_once(to, map, column, tile * SIZE, barrier);
