@@ -48,7 +48,8 @@ CHANGED: Final = (
     Change("sm90_tiled", "2026-11-22T22:10"),
     Change("sm90_tiled", "2026-11-23T07:30", "block", 64),
     Change("sm90_decode", "2026-11-23T01:20"),
-    Change("realigned", "2026-11-23T07:42"),
+    Change("realigned", "2026-11-24T00:00"),
+    Change("sm90_decode_unaligned", "2026-11-24T00:00"),
 )
 """Who makes a kernel faster or slower writes the time of the first run with it here: what was measured of it before
 counts no more."""

@@ -142,11 +142,14 @@ DEVICE void product_issue(float (&d)[sums], word64 w, word64 a, int keep) {
     if constexpr (n == 8) WGMMA_W("8", types, WGMMA_R4(0, 1, 2, 3), 4, 5, 6, 7, "%8", "%9", WGMMA_D4(0));              \
     else if constexpr (n == 16) WGMMA_W("16", types, WGMMA_R8, 8, 9, 10, 11, "%12", "%13", WGMMA_D8(0));               \
     else if constexpr (n == 32) WGMMA_W("32", types, WGMMA_R16, 16, 17, 18, 19, "%20", "%21", WGMMA_D16(0));           \
-    else WGMMA_W("64", types, WGMMA_R32, 32, 33, 34, 35, "%36", "%37", WGMMA_D32(0))
+    else if constexpr (n == 64) WGMMA_W("64", types, WGMMA_R32, 32, 33, 34, 35, "%36", "%37", WGMMA_D32(0));           \
+    else if constexpr (n == 96) WGMMA_W("96", types, WGMMA_R48, 48, 49, 50, 51, "%52", "%53", WGMMA_D32(0),            \
+                                        WGMMA_D16(32));                                                                \
+    else WGMMA_W("128", types, WGMMA_R64, 64, 65, 66, 67, "%68", "%69", WGMMA_D32(0), WGMMA_D32(32))
 // clang-format on
 template <int w_format, int a_format, int sums, int n = 2 * sums>
 DEVICE void product_issue(float (&d)[sums], const unsigned (&w)[4], word64 a, int keep) {
-    static_assert(n == 8 || n == 16 || n == 32 || n == 64, "an N of wgmma that is listed above");
+    static_assert(n == 8 || n == 16 || n == 32 || n == 64 || n == 96 || n == 128, "an N of wgmma that is listed above");
     if constexpr (w_format == E5M2) {
         WGMMA_W_OF("e5m2.e4m3");
     } else if constexpr (a_format == E5M2) {

@@ -12,6 +12,8 @@ from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.runtime import device
 from support.problems import on
 
+EXTENTS = [(1, 4400, 11360), (12, 2100, 11361), (40, 4400, 11360), (120, 2100, 11361), (300, 1100, 11360)]
+
 
 def test_our_own_kernels_run_that_take_a_product():
     found = list(repeats.kernels(Drawn(5, 4400, 11360, "group", "group", address=1).problem(on(90))))
@@ -48,7 +50,7 @@ def test_a_shape_that_is_none_is_refused(capsys, monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.parametrize("address", [16, 1])
 @pytest.mark.parametrize("scales", [*dict.fromkeys(MODES)], ids="-".join)
-@pytest.mark.parametrize("extents", [(1, 4400, 11360), (12, 2100, 11361), (40, 4400, 11360), (300, 1100, 11360)])
+@pytest.mark.parametrize("extents", EXTENTS)
 def test_a_product_has_its_bits_over_any_shared_memory(extents, scales, address):
     p = Drawn(*extents, *scales, out="float32", address=address).problem(device.target(0))
     names = list(repeats.kernels(p))

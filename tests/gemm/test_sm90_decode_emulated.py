@@ -62,6 +62,9 @@ UNALIGNED = {
     "copied": DecodeProduct(laid_out(m_warpgroups=2, ctas_per_sm=1, phases=8), (40, 1100, 514), out="float8_e4m3fn", amax=True),
     "copied-shared": DecodeProduct(laid_out(multicast_tiles=2, phases=2), (64, 520, 1000), ("group", "group"), offsets=(0, 8, 0)),
     "amax": DecodeProduct(laid_out(phases=1), SHAPE, out="float32", bias="float32", beta=0.5, amax=True),
+    "more-rows": DecodeProduct(laid_out(a_stages=6, ctas_per_sm=1, phases=16), (90, 1100, 515), offsets=(1, 3, 2)),
+    "most-rows": DecodeProduct(laid_out(4, a_stages=6, ctas_per_sm=1, phases=8), (128, 600, 1030), ("group", "block"), bias="float32", activation="gelu"),
+    "most-rows-groups": DecodeProduct(laid_out(8, a_stages=6, ctas_per_sm=1, phases=1), (101, 190, 3200), ("group", "group"), offsets=(1, 1, 0), out="float8_e4m3fn", amax=True),
 }  # fmt: skip
 
 

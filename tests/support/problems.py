@@ -205,6 +205,10 @@ def scaled_mm(target: Target) -> Iterator[ScaledMm]:
                 *("", False, False, True, False, 4096, 4096, 4097, 2),
             )._replace(codes_alignment=16, beta=beta)
         for m, n, k, modes in (  # of any alignment, that add to a result: in each layout of the kernel for few rows
+            (128, 4975, 11869, ("row", "row")),
+            (128, 4975, 11869, ("group", "block")),
+            (128, 4975, 11869, ("group", "group")),
+            (96, 451, 262, ("group", "group")),
             (64, 448, 262, ("row", "row")),
             (64, 5000, 515, ("group", "block")),
             (30, 300, 515, ("group", "group")),

@@ -17,8 +17,8 @@
 // The rows of a can come in 16 bits instead, and then every block quantizes them for itself (quantize_rows.cuh), or as
 // codes at any address, which every block aligns (loose_rows.cuh).
 //
-// Constants, -DFP8_<name>: WIDTH 8, 16, 32, 64; SPLIT_K 1, 2, 4, 8; MULTICAST_TILES of a cluster, up to WIDTH / 8;
-// M_WARPGROUPS, K_WARPGROUPS; STAGES and A_STAGES multiples of K_WARPGROUPS; CTAS_PER_SM; A_TYPE, B_TYPE the formats; BLOCKWISE 1:
+// Constants, -DFP8_<name>: WIDTH 8, 16, 32, 64, with PHASES 96 and 128, too; SPLIT_K 1, 2, 4, 8; MULTICAST_TILES of a
+// cluster, up to WIDTH / 8; M_WARPGROUPS, K_WARPGROUPS; STAGES and A_STAGES multiples of K_WARPGROUPS; CTAS_PER_SM; A_TYPE, B_TYPE the formats; BLOCKWISE 1:
 // a's scales are 1x128 and the weight's cover SCALE_ROWS (128 or 1) x 128; 0: one a tensor or row; OUT, BIAS: 0 fp32,
 // 1 fp16, 2 bf16, -1 none. PREFETCH_CHUNKS: k-blocks of the weight in flight until a has been requested, 0: as many
 // as fit. AHEAD_CHUNKS: those that a block asks for into L2 beyond its ring. KEEPS_RESULT: whether the result is to stay

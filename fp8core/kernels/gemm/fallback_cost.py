@@ -13,7 +13,7 @@ from fp8core.kernels.gemm.blaslt.mapping import FOUR
 from fp8core.kernels.gemm.overlap import overlapped_us
 from fp8core.kernels.gemm.realigned import ALIGNMENT
 from fp8core.kernels.gemm.scales import is_along_k
-from fp8core.kernels.gemm.sm90 import decode_cost, tiled_cost
+from fp8core.kernels.gemm.sm90 import decode_cost, decode_unaligned, decode_wide_config, tiled_cost
 from fp8core.kernels.gemm.sm90.decode import config_for
 from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K, MOST_ROWS, width
 from fp8core.problem import ITEMSIZE, ScaledMm
@@ -44,7 +44,7 @@ TILE_UNALIGNED: Final = 1.306
 """Times as long where rows of codes are not aligned."""
 TILE_BLOCKWISE: Final = 1.177
 """Times as long with scales that change along k."""
-COPY_US: Final = 10.92
+COPY_US: Final = 0.9
 """Of the launches of realigned beside the product."""
 COPIED_BYTES_A_US: Final = 3.463e6
 """Of what they read and write."""
@@ -111,7 +111,9 @@ def realigned_us(p: ScaledMm) -> float:
 
 
 def unaligned_us(p: ScaledMm) -> float:
-    """Return the estimate of sm90_decode_unaligned: of sm90_decode, and of what precedes 64 rows of it."""
+    """Return the estimate of sm90_decode_unaligned: of sm90_decode and what precedes it; more rows have their own."""
+    if p.m > MOST_ROWS and not p.batch_invariant:
+        return decode_wide_config.us(decode_unaligned.wide(p), decode_unaligned.layout(p))
     most = p._replace(k=ceil_div(p.k, ALIGNMENT) * ALIGNMENT)
     panel, panels = min(p.m, MOST_ROWS), ceil_div(p.m, MOST_ROWS)
     return panels * (SHIFTED_US + SHIFTED_ROW_US * width(panel) * p.k) + SHIFTED * decode_us(most)

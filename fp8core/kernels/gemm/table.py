@@ -7,7 +7,7 @@ from fp8core.kernels.gemm.amd.decode import GFX9_DECODE
 from fp8core.kernels.gemm.blaslt.rows import CUBLASLT_ROWS, HIPBLASLT_ROWS
 from fp8core.kernels.gemm.generic import GENERIC_DECODE, GENERIC_MMA, HOST
 from fp8core.kernels.gemm.mma.decode import SM89_DECODE
-from fp8core.kernels.gemm.realigned import copies_out, realigned
+from fp8core.kernels.gemm.realigned import copies_codes, copies_out, realigned
 from fp8core.kernels.gemm.sm90 import decode_cost
 from fp8core.kernels.gemm.sm90.decode import SM90_DECODE, config_for
 from fp8core.kernels.gemm.sm90.decode_config import MOST_ROWS
@@ -87,10 +87,20 @@ ALIGNED: Final = (DECODE, TILED, SM89_DECODE, *CUBLASLT_ROWS, GFX9_DECODE, *HIPB
 """Rows that need operands in aligned rows."""
 COPIES: Final = realigned(ALIGNED)
 
+
+def _one_pass_pays(p: ScaledMm) -> bool:
+    if p.m <= MOST_ROWS or COPIES.refusal(p) is not None:
+        return True
+    return copies_codes(p) and fallback_cost.unaligned_us(p) <= fallback_cost.realigned_us(p)
+
+
+ONE_PASS_PAYS: Final = Requirement(
+    _one_pass_pays, "estimated to take longer than copies of what is unaligned, with m={p.m} n={p.n} k={p.k}"
+)
 UNALIGNED: Final = tuple(
     kernel._replace(rough=fallback_cost.on_hopper(us))
     for kernel, us in (
-        (SM90_DECODE_UNALIGNED, fallback_cost.unaligned_us),
+        (SM90_DECODE_UNALIGNED._replace(prefers=(ONE_PASS_PAYS,)), fallback_cost.unaligned_us),
         (COPIES, fallback_cost.realigned_us),
         (GENERIC_DECODE, fallback_cost.generic_decode_us),
         (GENERIC_MMA, fallback_cost.generic_mma_us),

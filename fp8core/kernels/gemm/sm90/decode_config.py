@@ -12,6 +12,8 @@ MOST_ROWS: Final = 64
 """Rows of a that one launch takes."""
 WIDTHS: Final = (8, 16, 32, 64)
 """The N sides of wgmma that kernels are compiled for: the rows of a, padded. (Its M side holds output channels.)"""
+MORE_WIDTHS: Final = (96, 128)
+"""The same of more rows, where the weight is at any address: to align it takes as long for few."""
 BLOCK_K: Final = BLOCK
 """Columns of k in a stage of a ring: a k-block."""
 MEASURED_MULTIPROCESSORS: Final = 132
@@ -100,7 +102,7 @@ class DecodeConfig(NamedTuple):
 
 def width(m: int) -> int:
     """Return the N side of wgmma that holds ``m`` rows."""
-    return next(side for side in WIDTHS if side >= m)
+    return next(side for side in (*WIDTHS, *MORE_WIDTHS) if side >= m)
 
 
 def clusters_at_once(target: Target) -> dict[int, int]:

@@ -24,6 +24,7 @@ from fp8core.kernels.gemm.requirements import (
     WHOLE_WORDS,
 )
 from fp8core.kernels.gemm.scales import in_groups, is_along_k
+from fp8core.kernels.gemm.sm90 import decode_wide_config
 from fp8core.kernels.gemm.sm90.decode import CommonArgs, launcher_for, panels
 from fp8core.kernels.gemm.sm90.decode_channels_config import CostModel, cheapest, cost_model
 from fp8core.kernels.gemm.sm90.decode_config import (
@@ -127,6 +128,9 @@ def layout(problem: ScaledMm) -> DecodeConfig:
     """
     problem = in_groups(problem)
     count = phases_of(problem.ldb)
+    if problem.m > MOST_ROWS:
+        config = decode_wide_config.cheapest(wide(problem), problem.target)
+        return config if problem.prefetch_weight else without_prefetch(config, problem.target)
     # The order of a sum must not depend on m where it is asked not to: nor then may the config.
     side = MOST_ROWS if problem.batch_invariant else width(problem.m)
     model, n = cost_model(side, problem.scale_a == "group"), problem.n
@@ -140,6 +144,14 @@ def layout(problem: ScaledMm) -> DecodeConfig:
     if width(problem.m) == 16 and (problem.scale_b == "group" or problem.beta):
         config = with_registers(config, problem.target)
     return config if problem.prefetch_weight else without_prefetch(config, problem.target)
+
+
+def wide(p: ScaledMm) -> decode_wide_config.Wide:
+    """Return what the layout of more than 64 rows depends on."""
+    count, p = phases_of(p.ldb), in_groups(p)
+    return decode_wide_config.Wide(
+        p.m, in_tiles(p.n, count, CHANNELS), p.k, width(p.m), count, blockwise=p.scale_a == "group"
+    )
 
 
 def in_tiles(n: int, count: int, channels: int) -> int:
@@ -170,7 +182,7 @@ def aligns_a(p: ScaledMm, config: DecodeConfig) -> bool:
     """Return whether each block aligns its own part of a: where its threads have few words of it each."""
     words = p.m * config.part(p.k) * (BLOCK_K // ALIGNMENT)
     threads = 128 * config.m_warpgroups * config.k_warpgroups
-    room = not is_along_k(p) or width(p.m) <= 16  # in registers
+    room = width(p.m) <= (16 if is_along_k(p) else MOST_ROWS)  # in registers
     return room and words <= LOOSE_BATCHES * loose_batch(p, config) * threads
 
 
@@ -198,7 +210,7 @@ def loading(problem: ScaledMm, config: DecodeConfig) -> Launch:
 
 
 def decode_unaligned(problem: ScaledMm, config: DecodeConfig | None = None) -> Matmul:
-    """Return the product of up to 64 rows, with the bits of `sm90_decode` in the same layout of aligned operands."""
+    """Return the product of up to 128 rows; with up to 64 it has the bits of `sm90_decode` in the same layout."""
     problem = in_groups(problem)
     config = config or layout(problem)
     loose = copies_a(problem) and aligns_a(problem, config)
@@ -237,7 +249,8 @@ def decode_unaligned(problem: ScaledMm, config: DecodeConfig | None = None) -> M
 
 def plan_unaligned(problem: ScaledMm) -> Matmul:
     """Return the launches of the row "sm90_decode_unaligned"."""
-    return decode_unaligned(problem) if problem.m <= MOST_ROWS else panels(problem, decode_unaligned)
+    most = MOST_ROWS if problem.batch_invariant else decode_wide_config.MOST_ROWS
+    return decode_unaligned(problem) if problem.m <= most else panels(problem, decode_unaligned)
 
 
 UNALIGNED: Final = Requirement(
@@ -250,11 +263,12 @@ UNALIGNED: Final = Requirement(
 )
 SOME_K: Final = Requirement(lambda p: p.k > 0, "needs k > 0, got k={p.k}")
 FEW_ROWS: Final = Requirement(
-    lambda p: p.m <= MOST_ROWS or p.batch_invariant,
-    f"needs at most {MOST_ROWS} rows or batch_invariant, got m={{p.m}}",
+    lambda p: p.m <= decode_wide_config.MOST_ROWS or p.batch_invariant,
+    f"needs at most {decode_wide_config.MOST_ROWS} rows or batch_invariant, got m={{p.m}}",
 )
 ONE_LAUNCH_AMAX: Final = Requirement(
-    lambda p: p.m <= MOST_ROWS or not p.amax, "takes no amax of more than one launch, got m={p.m}"
+    lambda p: p.m <= MOST_ROWS or not (p.amax and p.batch_invariant),
+    "takes no amax of more than one launch, got m={p.m} and batch_invariant",
 )
 
 SM90_DECODE_UNALIGNED: Final = Kernel(

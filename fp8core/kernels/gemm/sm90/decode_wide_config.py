@@ -1,0 +1,75 @@
+"""How `sm90_decode_unaligned` is laid out for 65 to 128 rows, and how long it takes: the config of least cost.
+
+A block has one warpgroup, since two would lack registers, with 64 channels of one residue. In a row of the result these
+lie up to 16 elements apart, so that most stores have a sector to themselves: with a short k they take longest.
+"""
+
+from functools import cache
+from typing import Final, NamedTuple
+
+from fp8core.kernels.encodings import ceil_div
+from fp8core.kernels.gemm.overlap import overlapped_us
+from fp8core.kernels.gemm.sm90.decode_channels_config import POWERS, WEIGHT_BYTES_A_US, WEIGHT_RING_BYTES
+from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K, DecodeConfig, clusters_at_once, limit_prefetch
+from fp8core.problem import Target
+
+MOST_ROWS: Final = 128
+CHANNELS: Final = 64
+A_STAGES: Final = 6
+MOST_PHASES: Final = 16
+
+
+class Costs(NamedTuple):
+    """Microseconds, set by a sweep on an H200 (experiments/2026-11-no-cliff)."""
+
+    start_us: float
+    k_block_us: dict[tuple[int, bool], float]
+    """Of a block, by the N side of wgmma and by whether scales change along k."""
+    tile_us: float
+    """Of a block, beside its k-blocks."""
+    reduce_us: float
+    """Of a product, for every block that k is split over but the first."""
+    result_us: float
+    """Of a result whose sector has 16 residues."""
+    overlap: float
+    """The exponent of the norm that joins the products and the stores."""
+
+
+COSTS: Final = Costs(
+    2.75, {(96, False): 0.302, (128, False): 0.396, (96, True): 0.406, (128, True): 0.497}, 1.28, 0.205, 1.1e-5, 1.29
+)
+
+
+class Wide(NamedTuple):
+    """A product of so many rows."""
+
+    m: int
+    n: int
+    """Channels that tiles of one residue hold."""
+    k: int
+    side: int
+    phases: int
+    blockwise: bool
+
+
+def us(product: Wide, config: DecodeConfig) -> float:
+    """Return the microseconds of a product in a layout."""
+    k_block = COSTS.k_block_us[product.side, product.blockwise]
+    busiest = config.busiest_us(product.n, product.k, k_block, COSTS.tile_us)
+    memory = product.n * product.k / WEIGHT_BYTES_A_US
+    stores = product.m * product.n * product.phases / MOST_PHASES * COSTS.result_us
+    joined = overlapped_us(COSTS.overlap, max(memory, busiest), stores)
+    return COSTS.start_us + joined + COSTS.reduce_us * (config.split_k - 1)
+
+
+@cache
+def cheapest(product: Wide, target: Target) -> DecodeConfig:
+    """Return the config of least cost; of equals the one that splits k least."""
+    found = []
+    for split_k, most in clusters_at_once(target).items():
+        clusters = min(ceil_div(product.n, CHANNELS), most)
+        if split_k in POWERS and split_k <= ceil_div(product.k, BLOCK_K) and clusters:
+            found.append(DecodeConfig(split_k, clusters, 1, 1, 1, A_STAGES, phases=product.phases))
+    config = min(found, key=lambda one: us(product, one))
+    small = product.n * product.k <= 1.25 * target.multiprocessors * WEIGHT_RING_BYTES
+    return limit_prefetch(config) if small else config
