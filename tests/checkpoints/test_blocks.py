@@ -82,6 +82,8 @@ def test_modelopt_which_has_no_word_for_their_size_gets_those_of_128(tmp_path):
         ({"to": "block", "block_shape": (0, 128)}, "block_shape needs a pair of whole numbers from 1 to 2"),
         ({"to": "block", "block_shape": (True, 128)}, "block_shape needs a pair of whole numbers from 1 to 2"),
         ({"to": "block", "block_shape": (1, 10**20)}, "block_shape needs a pair of whole numbers from 1 to 2"),
+        ({"to": "block", "block_shape": 128}, "block_shape needs a pair of whole numbers from 1 to 2"),
+        ({"to": "block", "e4m3": ["fn"]}, r"e4m3 needs one of fn, fnuz, got \['fn'\]"),
     ],
 )
 def test_what_is_refused(tmp_path, options, words):

@@ -171,10 +171,10 @@ SAID = {
         fp8core.ShapeError,
         "output needs shape (4, 256), got (256, 256)",
     ),
-    "w8a8: padding": (
-        lambda: w8a8.scaled_fp8_quant(X, num_token_padding=20.5),
+    "w8a8: padding of three axes": (
+        lambda: w8a8.scaled_fp8_quant(X[None], num_token_padding=20),
         fp8core.ShapeError,
-        "num_token_padding needs a whole number, got 20.5",
+        "input needs two axes to be padded to 20 rows, got shape (1, 4, 256)",
     ),
     "w8a8: the weight of a product": (
         lambda: of_w8a8(weight=CODES),
@@ -257,7 +257,16 @@ NUMBERS = {
         fp8core.ShapeError,
         ["a", None, -1.0, [1], float("nan")],
     ),
-    "rows_padded": (lambda n: fp8core.quantize(X, rows_padded=n), fp8core.ShapeError, [20.5, "a", [8]]),
+    "rows_padded": (
+        lambda n: fp8core.quantize(X, rows_padded=n),
+        fp8core.ShapeError,
+        [20.5, "a", [8], 1 << 31, 10**20],
+    ),
+    "num_token_padding": (
+        lambda n: w8a8.scaled_fp8_quant(X, num_token_padding=n),
+        fp8core.ShapeError,
+        [20.5, "a", [8], 1 << 31, 10**20],
+    ),
     "logical_widths": (
         lambda n: fp8core.requantize_with_max_scale(CODES.copy(), 1.0, n),
         fp8core.ShapeError,

@@ -62,6 +62,7 @@ def test_a_bad_source_is_refused_and_nothing_is_left(source, target, damage, sch
     ("arguments", "message"),
     [
         ({"scheme": "nvfp4"}, "scheme needs one of channel, tensor, block, static, mxfp8, got 'nvfp4'"),
+        ({"scheme": ["fp8"]}, r"scheme needs one of channel, tensor, block, static, mxfp8, got \['fp8'\]"),
         ({"include": ["re:("]}, "include needs regular expressions, got 're:\\('"),
         ({"exclude": ["*"]}, "has no weight to quantize"),
     ],

@@ -194,6 +194,7 @@ def test_a_weight_that_is_not_fp8_is_refused():
     ("options", "error", "words"),
     [
         ({"scheme": "row"}, CheckpointError, "scheme needs one of"),
+        ({"scheme": ["row"]}, CheckpointError, "scheme needs one of"),
         ({"scheme": "block", "static": True}, ScaleError, "static needs the scheme channel or tensor"),
         ({"weight_dtype": torch.float16}, DTypeError, "weight_dtype needs one of"),
     ],

@@ -76,7 +76,9 @@ ANY_SCALES = {k: v for k, v in NO_SCALES.items() if not k.startswith(("of", "emp
 NO_GROUPS = _values(
     128, "token", (1,), (1, 2, 3), (0, 128), (-2, 1), (1.5, 128), ("1", 128), (1, None), (1, NAN), {}, ((1, 2), 3)
 )
-NO_STREAMS = _values("text", 1.5, -1, 1 << 64, True, [0], (0,), 1j, {}, np.int32(-1)) | {"object()": _made(object())}
+NO_STREAMS = _values("text", 1.5, -1, 1 << 64, True, [0], (0,), 1j, {}, np.int32(-1), np.ones(2, int)) | {
+    "object()": _made(object())
+}
 NONSENSE: dict[str, dict[str, Callable[[Any], Any]]] = {
     "high": {
         **NO_ARRAYS,
@@ -125,7 +127,7 @@ NONSENSE: dict[str, dict[str, Callable[[Any], Any]]] = {
     "bound": _values("a", -1.0, 0.0, NAN, [1.0], 1j, np.ones(2, np.float32), np.ones(1, np.int32)),
     "format": _values("e4m3", "", 3, [], None, b"float32"),
     "layout": _values("nm", "", 3, [], None),
-    "rows": _values(20.5, "20", [20], 1j, NAN),
+    "rows": _values(20.5, "20", [20], 1j, NAN, 1 << 31, 10**20),
     "widths": _values(None, 3, "44", [N - 0.5, 0.5], [str(N)], [N + 1, -1], [None, N], [NAN]),
     "widths of rows": _values(
         None, 3, "44", [N - 0.5, 0.5], [str(N)], [N + 1, -1], [None, N], [NAN], [N - 1], [], [1 << 70]
