@@ -227,7 +227,7 @@ def test_what_is_said(case):
     assert words in str(caught.value)
 
 
-NO_PAIR = [128, "token", (1, 2, 3), (1.5, 2), (0, 1), ("a", "b"), (1,), Ellipsis, None]
+NO_PAIR = [128, "token", (1, 2, 3), (1.5, 2), (0, 1), ("a", "b"), (1,), [[1], 2], {}, Ellipsis, None]
 GROUPS = {
     "quantize": lambda g: fp8core.quantize(X, group_shape=g),
     "rms_norm_quant": lambda g: fp8core.rms_norm_quant(X, X[0], 1e-6, group_shape=g),
@@ -248,6 +248,11 @@ def test_what_is_no_group_shape(function, group_shape):
         return
     with pytest.raises(fp8core.ShapeError, match="group_shape needs a pair of whole numbers, each -1 or 1 to 2"):
         GROUPS[function](group_shape)
+
+
+@pytest.mark.parametrize("function", GROUPS)
+def test_a_group_shape_may_be_a_list(function):
+    assert GROUPS[function]([1, -1]) is not None
 
 
 NUMBERS = {
