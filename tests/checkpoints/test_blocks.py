@@ -12,6 +12,7 @@ from safetensors.torch import load_file  # noqa: E402
 
 from support import checkpoint_formats as written  # noqa: E402
 from support.checkpoint_formats import small_state, write_format  # noqa: E402
+from support.converted import numbers_of  # noqa: E402
 
 RANKS = 4
 
@@ -51,6 +52,24 @@ def test_columns_likewise_and_back(tmp_path):
     assert not back.lossy
     for name, one in load_file(tmp_path / "back" / "model.safetensors").items():
         assert torch.equal(one, out.tensors[name]), name
+
+
+@pytest.mark.parametrize("to", ["deepseek", "block"])
+@pytest.mark.parametrize("writer", [written.ct_channel, written.ct_mxfp8])
+def test_blocks_of_one_row_stay_blocks(tmp_path, writer, to):
+    """As their configuration calls them; scales alone would be those of groups."""
+    out = write_format(writer, tmp_path / "in", small_state(256, 384))
+    assert not convert_checkpoint(tmp_path / "in", tmp_path / "rows", to=to, block_shape=(1, 32)).lossy
+    opened = open_checkpoint(tmp_path / "rows")
+    assert {(layer.granularity, layer.group_shape) for layer in opened.layers.values()} == {("block", (1, 32))}
+    assert opened.claim.group_shape == (1, 32)
+    assert not verify_checkpoint(tmp_path / "rows").faults
+    for again in ("deepseek", "block", "compressed-tensors"):
+        assert not convert_checkpoint(tmp_path / "rows", tmp_path / again, to=again).lossy
+        assert {layer.group_shape for layer in open_checkpoint(tmp_path / again).layers.values()} == {(1, 32)}
+        found = numbers_of(tmp_path / again)
+        assert found.keys() == out.expected.keys()
+        assert all(torch.equal(found[name], wide) for name, wide in out.expected.items())
 
 
 def test_blocks_across_old_ones_are_made_anew(tmp_path):
