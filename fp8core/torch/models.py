@@ -76,6 +76,8 @@ def quantize_model_(
     """
     if isinstance(model, nn.Linear):
         raise LayoutError("model needs to hold its layers, got a layer alone: Linear.from_linear quantizes it")
+    if not isinstance(input_scales, Mapping | None):
+        raise ScaleError(f"input_scales needs a mapping of layers to numbers, got {input_scales!r}")
     scales = dict(input_scales or {})
     options: dict[str, Any] = {
         "scheme": scheme,
