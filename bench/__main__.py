@@ -6,9 +6,9 @@
 
 Without subjects, all of them; what cannot run here is skipped with the reason. The file gets a line about the machine,
 and after each subject's lines one about how it went. Without --out it is a new file in docs/results, named by date and
-device. What a limit of seconds stops keeps its lines; with --go-on a run leaves out what the file has: subjects that
-ended well, and of stopped ones the cases, where they have many. With --against, public calls of this checkout and of
-another are timed in turns, on the GPU and on the host.
+device; where nothing can run there is none, and the status is 2. What a limit of seconds stops keeps its lines; with
+--go-on a run leaves out what the file has: subjects that ended well, and of stopped ones the cases, where they have
+many. With --against, public calls of this checkout and of another are timed in turns, on the GPU and on the host.
 """
 
 import argparse
@@ -218,6 +218,8 @@ def main() -> int:
             why = obstacle(subject)
             print(f"{name}: skipped, {why}" if why else f"{name}: {shlex.join(lines[name])}")
         return 0
+    if not asked.out and subjects and all(map(obstacle, subjects.values())):
+        parser.exit(2, "".join(f"{name}: skipped, {obstacle(subject)}\n" for name, subject in subjects.items()))
     out.parent.mkdir(parents=True, exist_ok=True)
     results.append(out, machine(asked))
     signal.signal(signal.SIGTERM, _ended)

@@ -45,7 +45,14 @@ def matrices(name: str, shape: Shape) -> Matrices:
 
 
 def grouping(
-    name: str, weight: Shape, scale: Shape, dtype: str, claimed: GroupShape | None, config: Mapping[str, Any]
+    name: str,
+    weight: Shape,
+    scale: Shape,
+    dtype: str,
+    claimed: GroupShape | None,
+    config: Mapping[str, Any],
+    *,
+    blocks: bool = False,
 ) -> Grouping | None:
     """Return how a scale lies over a weight, or None where its shape fits no granularity.
 
@@ -56,6 +63,7 @@ def grouping(
         dtype: the scale's, in safetensors' words.
         claimed: the blocks that the configuration names: they count where they fit.
         config: config.json, which tells the sizes of fused attention layers.
+        blocks: whether the configuration calls them blocks, and those of one row not groups.
     """
     experts, n, k = matrices(name, weight)
     if experts is not None and math.prod(scale) != 1:
@@ -64,7 +72,7 @@ def grouping(
         scale = scale[1:]
     scale, numbers = _without_ones(scale), math.prod(scale)
     if claimed is not None and min(claimed) > 0 and claimed.scale_shape(n, k) == scale:
-        return _of_blocks(claimed, scale)
+        return Grouping("block" if blocks else _name_of(claimed), claimed, scale)
     if numbers == 1:
         return Grouping("tensor", PER_TENSOR, (1, 1))
     if scale in ((n,), (n, 1)):
@@ -96,12 +104,12 @@ def _blocks(n: int, k: int, scale: tuple[int, int], dtype: str, claimed: GroupSh
     wanted = [claimed] if claimed is not None else []
     for one in (*wanted, *(groups + blocks if scale[0] == n else blocks + groups)):
         if one.scale_shape(n, k) == scale:
-            return _of_blocks(one, scale)
+            return Grouping(_name_of(one), one, scale)
     return None
 
 
-def _of_blocks(one: GroupShape, scale: tuple[int, int]) -> Grouping:
-    return Grouping("group" if one.rows == 1 else "block", one, scale)
+def _name_of(one: GroupShape) -> Granularity:
+    return "group" if one.rows == 1 else "block"
 
 
 def shard_widths(name: str, n: int, shards: int, config: Mapping[str, Any]) -> tuple[int, ...] | None:

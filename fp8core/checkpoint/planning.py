@@ -212,7 +212,7 @@ def _check_options(checkpoint: Checkpoint, to: str, scales: str, e4m3: str | Non
         raise CheckpointError(f"to needs one of {', '.join(TARGETS)}, got {to!r}")
     if scales not in SCALE_FORMATS:
         raise CheckpointError(f"scales needs one of {', '.join(SCALE_FORMATS)}, got {scales!r}")
-    if e4m3 is not None and e4m3 not in E4M3:
+    if e4m3 is not None and e4m3 not in tuple(E4M3):
         raise CheckpointError(f"e4m3 needs one of {', '.join(E4M3)}, got {e4m3!r}")
     if to == "bf16" and (scales != "float32" or e4m3 is not None):
         raise CheckpointError("to needs an FP8 format where scales or e4m3 are given, got 'bf16'")
@@ -239,9 +239,10 @@ def _blocks(block_shape: Sequence[int] | None, to: str) -> GroupShape | None:
         return None
     if to not in ("block", "deepseek"):
         raise CheckpointError(f"block_shape needs to be left out for {to}, which block and deepseek have, got one")
-    if len(block_shape) != 2 or any(not is_side(size) or size < 0 for size in block_shape):
+    sides = block_shape if isinstance(block_shape, tuple | list) else ()
+    if len(sides) != 2 or any(not is_side(size) or size < 0 for size in sides):
         raise CheckpointError(f"block_shape needs a pair of whole numbers from 1 to 2**31 - 1, got {block_shape!r}")
-    return GroupShape(*block_shape)
+    return GroupShape(*sides)
 
 
 def _without_quantization(config: dict[str, Any]) -> dict[str, Any]:

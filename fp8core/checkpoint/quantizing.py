@@ -230,6 +230,8 @@ def _planned(
 
 def _checked(input_scales: Mapping[str, float] | None, scheme: Scheme) -> dict[str, float]:
     """Return the scales of activations as Python numbers, after refusing those that are none."""
+    if not isinstance(input_scales, Mapping | None):
+        raise CheckpointError(f"input_scales needs a mapping of layers to numbers, got {input_scales!r}")
     if (input_scales is not None) != scheme.static:
         got = "none" if input_scales is None else f"{len(input_scales):,} scales for another scheme"
         raise CheckpointError(f"input_scales needs to be given with scheme static and with no other, got {got}")

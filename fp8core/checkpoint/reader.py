@@ -110,7 +110,13 @@ class Checkpoint:
                 how = Grouping("tensor", PER_TENSOR, (1, 1))
             elif scale is not None and scale.dtype in SCALES:
                 how = grouping(
-                    weight.name, weight.shape, scale.shape, scale.dtype, self.claim.group_shape, self.source.config
+                    weight.name,
+                    weight.shape,
+                    scale.shape,
+                    scale.dtype,
+                    self.claim.group_shape,
+                    self.source.config,
+                    blocks=self.claim.granularities == {"block"},
                 )
             experts = matrices(weight.name, weight.shape).experts
             module = naming.module_of_weight(weight.name)

@@ -64,14 +64,14 @@ def scheme_to_write(name: str, others: Mapping[str, Scheme] = {}) -> Scheme:
         CheckpointError: the name is none of a scheme.
     """
     known = {**SCHEMES, "static": STATIC, **others}
-    if name not in known:
+    if name not in tuple(known):  # which asks nothing for its hash
         raise CheckpointError(f"scheme needs one of {', '.join(known)}, got {name!r}")
     return known[name]
 
 
 def scheme_of(name: str) -> Scheme:
     """Return the scheme of a name; raises CheckpointError for a name that is none."""
-    if name not in SCHEMES:
+    if name not in tuple(SCHEMES):  # which asks nothing for its hash
         raise CheckpointError(f"scheme needs one of {', '.join(SCHEMES)}, got {name!r}")
     return SCHEMES[name]
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fp8core.checkpoint.files import Entry
 from fp8core.errors import CheckpointError
@@ -32,10 +32,12 @@ def selection(include: Sequence[str] | None, exclude: Sequence[str], modules: It
     """Return the selection among the modules of a checkpoint or model.
 
     Raises:
-        CheckpointError: a regular expression does not compile, or a pattern matches no module.
+        CheckpointError: there is no list of patterns, a regular expression does not compile, or a pattern matches no
+            module.
     """
     modules = set(modules)
-    for operand, patterns in (("include", include or ()), ("exclude", exclude)):
+    picked = Selection(None if include is None else _listed(include, "include"), _listed(exclude, "exclude"))
+    for operand, patterns in (("include", picked.include or ()), ("exclude", picked.exclude)):
         for pattern in patterns:
             check_pattern(pattern, operand)
             if not any(matches(module, pattern) for module in (*modules, ALWAYS_KNOWN)):
@@ -43,7 +45,15 @@ def selection(include: Sequence[str] | None, exclude: Sequence[str], modules: It
                     f"{operand} needs patterns that match a module, got {pattern!r}, which matches none"
                     f"{_meant(pattern, modules)}"
                 )
-    return Selection(None if include is None else tuple(include), tuple(exclude))
+    return picked
+
+
+def _listed(patterns: Any, operand: str) -> tuple[str, ...]:
+    """Return patterns, of which text alone would be as many as it has letters."""
+    listed = tuple(patterns) if isinstance(patterns, Iterable) and not isinstance(patterns, str) else (None,)
+    if not all(isinstance(pattern, str) for pattern in listed):
+        raise CheckpointError(f"{operand} needs a list of patterns, got {patterns!r}")
+    return listed
 
 
 def check_pattern(pattern: str, operand: str) -> None:

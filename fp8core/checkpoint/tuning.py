@@ -5,6 +5,8 @@ from collections.abc import Iterable, Sequence
 from typing import Final, Literal
 
 from fp8core.checkpoint.linear_shapes import LayerShape, Scaled, layers_of
+from fp8core.core.specs import whole_numbers
+from fp8core.errors import ShapeError
 from fp8core.problem import ScaledMm, Target
 from fp8core.tuning import Tuning
 from fp8core.tuning.shapes import Told, layer_product, tuned
@@ -56,9 +58,16 @@ def tune_checkpoint(
 def products_of(
     layers: Iterable[LayerShape], rows: Sequence[int], dtype: str, *, device: int | str | Target | None = None
 ) -> list[ScaledMm]:
-    """Return the products of layers for numbers of rows."""
+    """Return the products of layers for numbers of rows.
+
+    Raises:
+        ShapeError: a number of rows is not positive.
+    """
+    numbers = whole_numbers(rows)
+    if numbers is None or any(m < 1 for m in numbers):
+        raise ShapeError(f"rows needs whole numbers of at least 1, got {rows!r}")
     return [
         layer_product((m, layer.n, layer.k), layer.scheme, dtype, bias=layer.bias, device=device)
         for layer in layers
-        for m in rows
+        for m in numbers
     ]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fp8core.core.specs import ALIGNMENT, TensorSpec, whole_number
+from fp8core.core.specs import ALIGNMENT, TensorSpec, whole_number, whole_numbers
 from fp8core.errors import LayoutError, ShapeError
 from fp8core.interop import TensorView, dtype_name, stream_address
 from fp8core.interop.dlpack import contiguous
@@ -52,10 +52,10 @@ class ArraySpec:
         alignment: int = ALIGNMENT,
     ) -> None:
         self.dtype = dtype_name(dtype)
-        extents = _whole_numbers(shape)
+        extents = _listed(shape)
         if extents is None or any(extent < 0 for extent in extents):
             raise ShapeError(f"shape needs whole numbers of at least 0, got {shape!r}")
-        steps = contiguous(extents) if strides is None else _whole_numbers(strides)
+        steps = contiguous(extents) if strides is None else _listed(strides)
         if steps is None or len(steps) != len(extents):
             raise LayoutError(f"strides needs a whole number for each of {len(extents)} axes, got {strides!r}")
         self.shape, self.strides = extents, steps
@@ -77,9 +77,8 @@ class ArraySpec:
         return f"ArraySpec({self.shape}, {self.dtype!r}{strides}{alignment})"
 
 
-def _whole_numbers(given: Any) -> tuple[int, ...] | None:
-    numbers = [whole_number(one) for one in given] if isinstance(given, tuple | list) else [None]
-    return None if None in numbers else tuple(map(int, given))
+def _listed(given: Any) -> tuple[int, ...] | None:
+    return whole_numbers(given) if isinstance(given, tuple | list) else None
 
 
 class ExplainRequest:

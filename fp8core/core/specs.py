@@ -213,6 +213,22 @@ def group(group_shape: object, name: str = "group_shape") -> GroupShape:
     return GroupShape(*map(int, pair))
 
 
+def count(number: object, name: str) -> int:
+    """Return how many elements an axis has: a whole number of at most 31 bits."""
+    extent = whole_number(number)
+    if extent is None or not 0 <= extent < 1 << 31:
+        raise ShapeError(f"{name} needs a whole number from 0 to 2**31 - 1, got {number!r}")
+    return extent
+
+
+def least_rows(number: object, name: str) -> int:
+    """Return how many rows a result is to have at least: a whole number of at most 31 bits."""
+    rows = whole_number(number)
+    if rows is None or rows >= 1 << 31:
+        raise ShapeError(f"{name} needs a whole number, at most 2**31 - 1, got {number!r}")
+    return rows
+
+
 def in_float32(number: float) -> bool:
     """Return whether float32 holds a number, rounded, but not as zero or infinity if it is neither."""
     size = abs(number)
@@ -231,6 +247,15 @@ def extent(x: Any) -> int:
     """Return a whole number, also one in an array of one; raises TypeError for all else."""
     number = whole_number(x)
     return operator.index(x) if number is None else number
+
+
+def whole_numbers(x: Any) -> tuple[int, ...] | None:
+    """Return whole numbers as ints, or None of what has another one among them, or that cannot be gone through."""
+    try:
+        given = tuple(x)
+    except TypeError:
+        return None
+    return None if None in map(whole_number, given) else tuple(map(int, given))
 
 
 def whole_number(x: Any) -> int | None:

@@ -119,10 +119,11 @@ def stream_address(stream: Any) -> int:
     elif not integral:
         address = next((at for name in ("ptr", "cuda_stream") if (at := getattr(stream, name, None)) is not None), None)
     if hasattr(type(address), "__index__") and not isinstance(address, bool):
-        number = index(address)
-        if not 0 <= number < 1 << 64:
-            raise DeviceError(f"stream needs an address, 0 or more, got {number}")
-        return number
+        with suppress(TypeError):  # an array of several numbers has it, too
+            number = index(address)
+            if not 0 <= number < 1 << 64:
+                raise DeviceError(f"stream needs an address, 0 or more, got {number}")
+            return number
     raise DeviceError(
         f"stream needs an address or an object with __cuda_stream__, .ptr or .cuda_stream, got {type(stream).__name__}"
     )

@@ -1,8 +1,7 @@
 """`Fp8Linear` for JAX: a linear layer with a frozen FP8 weight, as a pytree."""
 
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import jax
 import numpy as np
@@ -38,7 +37,8 @@ class Fp8Linear:
         batch_invariant: as for `fp8core.scaled_mm`.
 
     Raises:
-        Fp8Error: a call raises what `fp8core.linear` does. Nothing is checked when a layer is made: its leaves may be
+        ShapeError: weight_group_shape or group_shape is not a pair of whole numbers, each -1 or 1 to 2**31 - 1.
+        Fp8Error: a call raises what `fp8core.linear` does. No array is checked when a layer is made: its leaves may be
             whatever a transformation puts there.
 
     Examples:
@@ -59,6 +59,13 @@ class Fp8Linear:
     out_dtype: Any = None
     use_fast_accum: bool = True
     batch_invariant: bool = False
+
+    def __post_init__(self) -> None:
+        """Keep group shapes as values that can be hashed and compared, as a pytree's static parts have to be."""
+        for name in ("weight_group_shape", "group_shape"):
+            given = getattr(self, name)
+            if type(given) is not GroupShape:  # transformations make layers of those that they took apart
+                object.__setattr__(self, name, group(given, name))
 
     @classmethod
     def from_weight(
@@ -100,7 +107,7 @@ class Fp8Linear:
             bias,
             input_scale if number is None else jax.numpy.full(1, number, np.float32),
             weight_group,
-            group(group_shape),
+            group_shape,
             out_dtype,
             use_fast_accum,
             batch_invariant,
@@ -119,7 +126,8 @@ class Fp8Linear:
             ShapeError, DTypeError, LayoutError, ScaleError: as for `fp8core.linear`.
         """
         ready = isinstance(x, Quantized)
-        weight = quantized(_frozen(self.weight), _frozen(self.weight_scale), _weight_group(self.weight_group_shape))
+        weight_group = cast("GroupShape", self.weight_group_shape)
+        weight = quantized(_frozen(self.weight), _frozen(self.weight_scale), weight_group)
         made: Any = linear(
             x,
             weight,
@@ -131,12 +139,6 @@ class Fp8Linear:
             batch_invariant=self.batch_invariant,
         )
         return made
-
-
-@lru_cache
-def _weight_group(shape: tuple[int, int]) -> GroupShape:
-    """Return a group shape, checked once and not at every call."""
-    return group(shape, "weight_group_shape")
 
 
 def _frozen(x: Any) -> Any:

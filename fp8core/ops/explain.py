@@ -163,8 +163,9 @@ def explain_product(
 def _quantized_spec(
     rows: int, k: int, dtype: str, group: GroupShape, strides: tuple[int, int] | None
 ) -> Quantized[ArraySpec, ArraySpec]:
-    shape = (1,) if group == PER_TENSOR else group.scale_shape(rows, k)
-    return Quantized(ArraySpec((rows, k), dtype), ArraySpec(shape, "float32", strides=strides), group)
+    data = ArraySpec((rows, k), dtype)
+    shape = (1,) if group == PER_TENSOR else group.scale_shape(*data.shape)
+    return Quantized(data, ArraySpec(shape, "float32", strides=strides), group)
 
 
 class Capability(NamedTuple):

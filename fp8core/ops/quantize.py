@@ -81,7 +81,7 @@ def quantize(
         scale_layout: "mn" stores the scales of ``[m, k]`` as ``[k / g][m]``, as block-scaled products want them.
         eps: the least amax of groups and blocks, 1e-10 by default. Per token, per tensor and with a given scale another
             value is refused.
-        rows_padded: give at least so many rows; the added ones hold zeros and scale 1.
+        rows_padded: give at least so many rows, at most 2**31 - 1; the added ones hold zeros and scale 1.
         out: an FP8 array for the data, or a pair of arrays for data and scale.
         stream: the stream to launch on; by default the one that the framework of x works on. It waits for the work
             that x's framework has under way, and x may be dropped as soon as the call returns.
@@ -139,13 +139,11 @@ def _padded(x: TensorSpec, at: Matrix, rows_padded: Any) -> tuple[tuple[int, ...
     """Return the shape of the codes of ``x``, and their rows."""
     if rows_padded is None:
         return x.shape, at.rows
-    wanted = specs.whole_number(rows_padded)
-    if wanted is None:
-        raise ShapeError(f"rows_padded needs a whole number, got {rows_padded!r}")
+    wanted = specs.least_rows(rows_padded, "rows_padded")
     if wanted <= at.rows:
         return x.shape, at.rows
     if len(x.shape) != 2:
-        raise ShapeError(f"rows_padded needs x with two axes, got shape {x.shape}")
+        raise ShapeError(f"{x.name} needs two axes to be padded to {wanted} rows, got shape {x.shape}")
     return (wanted, at.cols), wanted
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fp8core.errors import ScaleError
-from fp8core.interop import dtype_name
+from fp8core.interop import dtype_name, scalar
 from fp8core.ops.linear import input_format
 from fp8core.problem import FORMATS
 from fp8core.torch.layers import sorted_layers
@@ -108,13 +108,14 @@ def calibrate(
     """
     if method not in ("max", "percentile"):
         raise ScaleError(f"method needs one of max, percentile, got {method!r}")
-    if not 0 < percentile <= 100:
+    percent = scalar(percentile)
+    if percent is None or not 0 < percent <= 100:
         raise ScaleError(f"percentile needs a number above 0 and at most 100, got {percentile!r}")
     maximum = FORMATS[input_format(dtype_name(weight_dtype, "weight_dtype", FORMATS))].maximum
     seen: dict[str, _Magnitudes] = {}
 
     def watch(name: str) -> Any:
-        seen[name] = _Largest() if method == "max" else _Percentile(percentile)
+        seen[name] = _Largest() if method == "max" else _Percentile(percent)
 
         def before(_layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             seen[name].add(args[0] if args else kwargs["input"])

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from fp8core.errors import DTypeError, LayoutError
+from fp8core.forks import ForkSafeLock
 from fp8core.interop import dtype_name
 from fp8core.problem import FORMATS
 from fp8core.torch.aligned import align_rows_
@@ -126,6 +127,8 @@ class FrozenLinear(nn.Linear):
 
 _BYTES: Final[Any] = WeakIdKeyDictionary()
 """Weak references to the bytes of weights, as long as a pickle or somebody else holds them."""
+_LOCK: Final = ForkSafeLock()
+"""Of `_BYTES`: threads that pickle layers of one weight at the same time have to find the same bytes, too."""
 
 
 def _bytes_of(weight: Tensor) -> nn.Parameter:
@@ -134,10 +137,11 @@ def _bytes_of(weight: Tensor) -> nn.Parameter:
     A parameter whose memory was replaced has others.
     """
     made = nn.Parameter(weight.detach().view(torch.uint8), requires_grad=False)
-    known: nn.Parameter | None = _BYTES.get(weight, lambda: None)()
-    if known is not None and _place(known) == _place(made):
-        return known
-    _BYTES[weight] = ref(made)
+    with _LOCK.held:
+        known: nn.Parameter | None = _BYTES.get(weight, lambda: None)()
+        if known is not None and _place(known) == _place(made):
+            return known
+        _BYTES[weight] = ref(made)
     return made
 
 

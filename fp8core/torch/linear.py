@@ -9,7 +9,7 @@ from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from fp8core.checkpoint.schemes import SCHEMES, scheme_of, static_scale
-from fp8core.core.specs import flag
+from fp8core.core.specs import count, flag
 from fp8core.errors import DTypeError, LayoutError, ScaleError
 from fp8core.interop import dtype_name
 from fp8core.ops import Fp8Linear, Quantized, dequantize, linear
@@ -59,6 +59,7 @@ class Linear(FrozenLinear):
 
     Raises:
         CheckpointError: there is no such scheme.
+        ShapeError: in_features or out_features is no whole number from 0 to 2**31 - 1.
         ScaleError: blocks with a static scale.
         DTypeError: weight_dtype is not an FP8 format.
 
@@ -89,7 +90,9 @@ class Linear(FrozenLinear):
         group = scheme_of(scheme).group_shape
         if static and group == BLOCK_128:
             raise ScaleError("static needs the scheme channel or tensor, as blocks go with groups of inputs, got block")
-        self.in_features, self.out_features, self.scheme = in_features, out_features, scheme
+        self.in_features = count(in_features, "in_features")
+        self.out_features = count(out_features, "out_features")
+        self.scheme = scheme
         self.compute_dtype = torch.get_default_dtype() if dtype is None else dtype
         self.use_fast_accum = flag(use_fast_accum, "use_fast_accum")
         self.batch_invariant = flag(batch_invariant, "batch_invariant")
@@ -99,10 +102,10 @@ class Linear(FrozenLinear):
             made = nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False) if wanted else None
             self.register_parameter(name, made)
 
-        self.weight = nn.Parameter(empty_codes(out_features, in_features, codes, device), requires_grad=False)
+        self.weight = nn.Parameter(empty_codes(self.out_features, self.in_features, codes, device), requires_grad=False)
         add("weight_scale", self.scale_shape, torch.float32)
         add("input_scale", (1,), torch.float32, static)
-        add("bias", (out_features,), dtype, bias)
+        add("bias", (self.out_features,), dtype, bias)
         self._prepared: Prepared | None = None
         self.reset_parameters()
 

@@ -8,7 +8,8 @@ from torch import nn
 
 from fp8core.checkpoint import schemes
 from fp8core.checkpoint.schemes import scheme_of, static_scale
-from fp8core.errors import CheckpointError, DeviceError, LayoutError, ScaleError
+from fp8core.core.specs import whole_numbers
+from fp8core.errors import CheckpointError, DeviceError, LayoutError, ScaleError, ShapeError
 from fp8core.torch.dispatched import Offloaded
 from fp8core.torch.layers import has_hooks, layers_of, replace, sorted_layers
 from fp8core.torch.linear import Linear
@@ -75,6 +76,8 @@ def quantize_model_(
     """
     if isinstance(model, nn.Linear):
         raise LayoutError("model needs to hold its layers, got a layer alone: Linear.from_linear quantizes it")
+    if not isinstance(input_scales, Mapping | None):
+        raise ScaleError(f"input_scales needs a mapping of layers to numbers, got {input_scales!r}")
     scales = dict(input_scales or {})
     options: dict[str, Any] = {
         "scheme": scheme,
@@ -186,6 +189,7 @@ def warm_up(model: nn.Module, rows: Iterable[int] = (1, 16), dtype: torch.dtype 
         dtype: of the inputs; by default that of the weights that each layer was made of (`Linear.compute_dtype`).
 
     Raises:
+        ShapeError: rows are not whole numbers from 0 to 2**31 - 1.
         DeviceError: a layer has no memory, as one that accelerate has offloaded.
 
     Examples:
@@ -194,7 +198,9 @@ def warm_up(model: nn.Module, rows: Iterable[int] = (1, 16), dtype: torch.dtype 
         >>> report = fp8core.torch.quantize_model_(model)
         >>> fp8core.torch.warm_up(model, rows=[1, 16])
     """
-    sizes = tuple(rows)
+    sizes = whole_numbers(rows)
+    if sizes is None or any(not 0 <= m < 1 << 31 for m in sizes):
+        raise ShapeError(f"rows needs whole numbers from 0 to 2**31 - 1, got {rows!r}")
     with torch.no_grad():
         for name, layer in model.named_modules():
             if isinstance(layer, Linear):

@@ -5,7 +5,7 @@ from typing import Any, Final, Literal
 
 from fp8core import timing
 from fp8core.core.explaining import ArraySpec
-from fp8core.core.specs import whole_number
+from fp8core.core.specs import whole_numbers
 from fp8core.errors import ScaleError, ShapeError, UnsupportedProblemError
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.explain import explain
@@ -63,7 +63,11 @@ def tune_shapes(
         Traceback (most recent call last):
         fp8core.errors.ShapeError: shapes needs triples (m, n, k) of numbers from 1, got (16, 4096)
     """
-    return tuned([layer_product(shape, scheme, dtype, bias=bias, device=device) for shape in shapes], progress)
+    try:
+        listed = tuple(shapes)
+    except TypeError as error:
+        raise _no_triples(shapes) from error
+    return tuned([layer_product(shape, scheme, dtype, bias=bias, device=device) for shape in listed], progress)
 
 
 def layer_product(
@@ -80,10 +84,9 @@ def layer_product(
         ShapeError: the shape has not three positive numbers.
         ScaleError: the scheme is another.
     """
-    given: Any = shape
-    extents = [whole_number(extent) or 0 for extent in given] if isinstance(given, Iterable) else []
-    if len(extents) != 3 or min(extents) < 1:
-        raise ShapeError(f"shapes needs triples (m, n, k) of numbers from 1, got {shape!r}")
+    extents = whole_numbers(shape)
+    if extents is None or len(extents) != 3 or min(extents) < 1:
+        raise _no_triples(shape)
     if scheme not in tuple(SCHEMES):  # which asks nothing for its hash
         raise ScaleError(f"scheme needs one of {', '.join(SCHEMES)}, got {scheme!r}")
     m, n, k = extents
@@ -91,9 +94,13 @@ def layer_product(
     of_x, of_weight = SCHEMES[scheme]
     scale_shape = (1,) if of_weight == PER_TENSOR else of_weight.scale_shape(n, k)
     weight = Quantized(ArraySpec((n, k), native_e4m3(target)), ArraySpec(scale_shape, "float32"), of_weight)
-    given = {"bias": ArraySpec((n,), dtype)} if bias else {}
+    given: dict[str, Any] = {"bias": ArraySpec((n,), dtype)} if bias else {}
     asked = explain(linear, ArraySpec((m, k), dtype), weight, group_shape=of_x, target=target, **given)
     return product_of(asked.problem)._replace(prefetch_weight=True)
+
+
+def _no_triples(got: object) -> ShapeError:
+    return ShapeError(f"shapes needs triples (m, n, k) of numbers from 1, got {got!r}")
 
 
 def tuned(products: Iterable[ScaledMm], progress: Told | None, times: Stopwatch | None = None) -> tuple[Tuning, ...]:

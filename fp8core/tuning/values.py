@@ -17,6 +17,7 @@ from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.kernels.linear.table import LINEAR
 from fp8core.problem import Granularity, ScaledMm, Target
 from fp8core.runtime import device, sources
+from fp8core.tuning.typed import typed
 
 
 class Machine(NamedTuple):
@@ -43,6 +44,16 @@ class Timed(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.kernel}{f' algorithm {self.algorithm}' if self.algorithm else ''}: {self.us:.2f} us"
+
+
+class Line(NamedTuple):
+    """What a line of JSON holds beside its checksum."""
+
+    machine: Machine
+    problem: ScaledMm
+    chosen: tuple[str, int, str]
+    """The kernel, the algorithm and its name."""
+    timed: tuple[Timed, ...]
 
 
 @dataclass(frozen=True, repr=False)
@@ -181,20 +192,22 @@ class Tuning:
         Raises:
             TuningError: the text is not such a line, is damaged, or comes from a version whose lines have other fields.
         """
+        if not isinstance(text, str):
+            raise TuningError(f"not a tuning: text needs a line of JSON, got {type(text).__name__}")
         try:
             found = json.loads(text)
+            if not isinstance(found, dict) or "check" not in found:
+                raise ValueError("it has no checksum")
             if found.pop("check") != checksum(found):
                 raise ValueError("its checksum is another")
-            fields = found["problem"] | {
-                "target": Target(**found["problem"]["target"]),
-                "scale_a_strides": tuple(found["problem"]["scale_a_strides"]),
-                "scale_b_strides": tuple(found["problem"]["scale_b_strides"]),
-            }
-            timed = tuple(Timed(*one) for one in found["timed"])
-            kernel, algorithm, name = found["chosen"]
-            return cls(Machine(**found["machine"]), time_of(kernel, algorithm, name, timed), timed, ScaledMm(**fields))
-        except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
-            raise TuningError(f"not a tuning: {error!r} in {text[:80]!r}") from error
+            line: Line = typed(Line, found, "a line")
+        except RecursionError as error:
+            raise TuningError(f"not a tuning: nested too deep in {text[:80]!r}") from error
+        except json.JSONDecodeError as error:
+            raise TuningError(f"not a tuning: no JSON ({error}) in {text[:80]!r}") from error
+        except ValueError as error:
+            raise TuningError(f"not a tuning: {error} in {text[:80]!r}") from error
+        return cls(line.machine, time_of(*line.chosen, line.timed), line.timed, line.problem)
 
 
 APPLIED: Final[dict[tuple[Machine, ScaledMm], Tuning]] = {}

@@ -39,7 +39,7 @@ def scaled_fp8_quant(
     Args:
         input: float32, float16 or bfloat16 ``[m, k]``.
         scale: a given scale, a number or a float32 array; without it the scale is dynamic.
-        num_token_padding: give at least so many rows.
+        num_token_padding: give at least so many rows, at most 2**31 - 1.
         scale_ub: an upper bound of amax, per token only; per tensor it has no meaning and is ignored.
         use_per_token_if_dynamic: one scale for each token instead of one for the tensor, when the scale is dynamic.
         output: an FP8 array for the data; otherwise it is of the device's own E4M3.
@@ -58,8 +58,7 @@ def scaled_fp8_quant(
         >>> data.shape, scale.tolist()
         ((4, 2), [1.0])
     """
-    if num_token_padding is not None and specs.whole_number(num_token_padding) is None:
-        raise ShapeError(f"num_token_padding needs a whole number, got {num_token_padding!r}")
+    rows = None if num_token_padding is None else specs.least_rows(num_token_padding, "num_token_padding")
     dynamic = PER_TOKEN if use_per_token_if_dynamic else PER_TENSOR
     shape = group_shape if group_shape is not None else (dynamic if scale is None else PER_TOKEN)
     return quantize_by(
@@ -69,7 +68,7 @@ def scaled_fp8_quant(
         shape,
         scale=scale,
         scale_ub=scale_ub if scale is None and shape == PER_TOKEN else None,
-        rows_padded=num_token_padding,
+        rows_padded=rows,
         out=output,
     )
 

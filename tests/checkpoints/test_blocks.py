@@ -12,6 +12,7 @@ from safetensors.torch import load_file  # noqa: E402
 
 from support import checkpoint_formats as written  # noqa: E402
 from support.checkpoint_formats import small_state, write_format  # noqa: E402
+from support.converted import numbers_of  # noqa: E402
 
 RANKS = 4
 
@@ -53,6 +54,24 @@ def test_columns_likewise_and_back(tmp_path):
         assert torch.equal(one, out.tensors[name]), name
 
 
+@pytest.mark.parametrize("to", ["deepseek", "block"])
+@pytest.mark.parametrize("writer", [written.ct_channel, written.ct_mxfp8])
+def test_blocks_of_one_row_stay_blocks(tmp_path, writer, to):
+    """As their configuration calls them; scales alone would be those of groups."""
+    out = write_format(writer, tmp_path / "in", small_state(256, 384))
+    assert not convert_checkpoint(tmp_path / "in", tmp_path / "rows", to=to, block_shape=(1, 32)).lossy
+    opened = open_checkpoint(tmp_path / "rows")
+    assert {(layer.granularity, layer.group_shape) for layer in opened.layers.values()} == {("block", (1, 32))}
+    assert opened.claim.group_shape == (1, 32)
+    assert not verify_checkpoint(tmp_path / "rows").faults
+    for again in ("deepseek", "block", "compressed-tensors"):
+        assert not convert_checkpoint(tmp_path / "rows", tmp_path / again, to=again).lossy
+        assert {layer.group_shape for layer in open_checkpoint(tmp_path / again).layers.values()} == {(1, 32)}
+        found = numbers_of(tmp_path / again)
+        assert found.keys() == out.expected.keys()
+        assert all(torch.equal(found[name], wide) for name, wide in out.expected.items())
+
+
 def test_blocks_across_old_ones_are_made_anew(tmp_path):
     write_format(written.deepseek, tmp_path / "in")
     assert len(plan_conversion(tmp_path / "in", to="block", block_shape=(96, 128)).lossy) == 3
@@ -82,6 +101,8 @@ def test_modelopt_which_has_no_word_for_their_size_gets_those_of_128(tmp_path):
         ({"to": "block", "block_shape": (0, 128)}, "block_shape needs a pair of whole numbers from 1 to 2"),
         ({"to": "block", "block_shape": (True, 128)}, "block_shape needs a pair of whole numbers from 1 to 2"),
         ({"to": "block", "block_shape": (1, 10**20)}, "block_shape needs a pair of whole numbers from 1 to 2"),
+        ({"to": "block", "block_shape": 128}, "block_shape needs a pair of whole numbers from 1 to 2"),
+        ({"to": "block", "e4m3": ["fn"]}, r"e4m3 needs one of fn, fnuz, got \['fn'\]"),
     ],
 )
 def test_what_is_refused(tmp_path, options, words):

@@ -74,7 +74,11 @@ QUANTIZE = {
         fp8core.LayoutError,
         "scale needs elements that do not overlap",
     ),
-    "rows_padded of three axes": (lambda: {"x": fresh((2, 2, 8)), "rows_padded": 9}, fp8core.ShapeError, "rows_padded"),
+    "rows_padded of three axes": (
+        lambda: {"x": fresh((2, 2, 8)), "rows_padded": 9},
+        fp8core.ShapeError,
+        "x needs two axes to be padded to 9 rows",
+    ),
 }
 
 

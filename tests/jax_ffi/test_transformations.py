@@ -9,7 +9,7 @@ jnp = jax.numpy
 import fp8core  # noqa: E402 - after the skip
 import fp8core.jax  # noqa: E402
 from fp8core import BLOCK_128, GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, Quantized  # noqa: E402
-from fp8core.errors import ScaleError, UnsupportedProblemError  # noqa: E402
+from fp8core.errors import ScaleError, ShapeError, UnsupportedProblemError  # noqa: E402
 from jax_ffi.cases import CASES, K, N, cpu, near, same, weight, wide  # noqa: E402, F401
 from support.engines import fresh, fresh_fp8, fresh_scale  # noqa: E402
 
@@ -186,3 +186,24 @@ def test_a_layer_is_a_pytree_that_calls_linear(groups):
 def test_a_layer_needs_groups_that_products_have():
     with pytest.raises(ScaleError, match="weight_group_shape"):
         fp8core.jax.Fp8Linear.from_weight(jnp.ones((4, 32)), weight_group_shape=(2, 2))
+
+
+@pytest.mark.parametrize(
+    "pair", [list, tuple, lambda sides: tuple(map(np.int64, sides))], ids=["list", "tuple", "numpy"]
+)
+def test_a_layer_takes_group_shapes_as_functions_do(pair):
+    w, x = weight(BLOCK_128), jnp.asarray(wide(5, K))
+    layer = fp8core.jax.Fp8Linear(*w, weight_group_shape=pair(BLOCK_128), group_shape=pair(GROUP_128))
+    named = fp8core.jax.Fp8Linear(*w, weight_group_shape=BLOCK_128, group_shape=GROUP_128)
+    assert jax.tree.structure(layer) == jax.tree.structure(named)
+    assert hash(jax.tree.structure(layer)) == hash(jax.tree.structure(named))
+    wanted = fp8core.linear(x, w, group_shape=GROUP_128)
+    assert same(layer(x), wanted)
+    assert same(jax.jit(lambda layer, x: layer(x))(layer, x), wanted)
+
+
+@pytest.mark.parametrize("name", ["weight_group_shape", "group_shape"])
+@pytest.mark.parametrize("shape", [128, None, {}, [1, "128"], [[1], 128], np.array([1, 128])], ids=repr)
+def test_a_layer_refuses_what_is_no_group_shape(name, shape):
+    with pytest.raises(ShapeError, match=f"^{name} needs a pair of whole numbers, each -1 or 1 to 2"):
+        fp8core.jax.Fp8Linear(*weight(), **{name: shape})

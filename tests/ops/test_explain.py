@@ -143,6 +143,13 @@ def test_a_product_of_extents_is_explained_as_the_call_is_made(a, b, m, k, out):
         assert got == want
 
 
+@pytest.mark.parametrize("extent", [-1, 1.5, "16", None, [16]], ids=repr)
+@pytest.mark.parametrize("name", ["m", "n", "k"])
+def test_extents_of_a_product_are_whole_numbers(name, extent):
+    with pytest.raises(fp8core.ShapeError, match="shape needs whole numbers of at least 0, got "):
+        explain_product(**{"m": 16, "n": 256, "k": 128, name: extent})
+
+
 @pytest.mark.parametrize("stream", ["default", -1, 1.5, Ellipsis], ids=repr)
 def test_a_stream_that_is_none_is_refused_as_the_call_refuses_it(stream):
     x = fresh((4, 64))

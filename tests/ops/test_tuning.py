@@ -1,8 +1,11 @@
 """Tuning without a GPU: made-up times, a recording library, and what calls get afterwards."""
 
+import json
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -12,7 +15,8 @@ from fp8core.errors import TuningError, UnsupportedProblemError
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.problem import HOST
 from fp8core.table import Choice
-from fp8core.tuning import MARGIN, Tuning, timed
+from fp8core.tuning import MARGIN, Timed, Tuning, timed
+from fp8core.tuning.values import checksum
 from support.blaslt_fixtures import built  # noqa: F401
 from support.blaslt_tools import H200, problem
 from support.tuning_stub import FAR, PROBLEM, saying, stub  # noqa: F401
@@ -97,6 +101,23 @@ def test_a_line_of_json_is_the_same_tuning(stub):
     assert isinstance(Tuning.from_json(found.to_json())._problem.scale_a_strides, tuple)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"beta": 2, "out": np.ones((96, 512), ml_dtypes.bfloat16)},
+        {"activation": "silu", "use_fast_accum": 0, "batch_invariant": np.True_},
+        {"out_dtype": "float8_e4m3fn", "out_scale": 2, "amax": np.ones(1, np.float32)},
+        {"bias": np.ones(512, np.float32), "out_dtype": "float32"},
+    ],
+    ids=["beta", "flags", "float8", "bias"],
+)
+def test_whatever_a_call_asks_for_comes_back_from_json(stub, options):
+    x, weight = (fp8core.quantize(np.ones((rows, 1024), np.float32)) for rows in (96, 512))
+    asked = fp8core.explain(fp8core.scaled_mm_nt, x, weight, target=H200, **options).problem
+    found = Tuning(timed(PROBLEM, saying(9.0)).machine, Timed("cublaslt", 0, 1), (Timed("cublaslt", 0, 1),), asked)
+    assert Tuning.from_json(found.to_json()) == found
+
+
 def test_a_tuning_is_readable_and_shows_no_numbers_of_kernels(stub):
     found, p = timed(PROBLEM, saying(9.0, 5.0)), PROBLEM
     assert (found.m, found.n, found.k) == (p.m, p.n, p.k)
@@ -116,6 +137,78 @@ def test_a_tuning_is_readable_and_shows_no_numbers_of_kernels(stub):
 def test_what_is_no_tuning_is_refused(stub, damage):
     with pytest.raises(TuningError, match="not a tuning"):
         Tuning.from_json(damage(timed(PROBLEM, saying(1.0)).to_json()))
+
+
+NO_LINES = {
+    "": r"no JSON \(Expecting value.*\) in ''$",
+    '{"check": "0", ': r"no JSON \(Expecting property name",
+    "{}": "it has no checksum in '{}'$",
+    "[]": "it has no checksum in '\\[\\]'$",
+    "null": "it has no checksum",
+    '"text"': "it has no checksum",
+    '{"check": 1}': "its checksum is another",
+    "[" * 100_000: "nested too deep in '\\[",
+    '{"check":' * 100_000: "nested too deep",
+    "1" * 5000: "Exceeds the limit",
+}
+
+
+@pytest.mark.parametrize("text", NO_LINES, ids=lambda text: text[:20])
+def test_text_that_is_no_tuning_is_refused_in_words(text):
+    with pytest.raises(TuningError, match=f"^not a tuning: {NO_LINES[text]}"):
+        Tuning.from_json(text)
+
+
+@pytest.mark.parametrize("given", [None, 5, b"{}", {}, []], ids=repr)
+def test_what_is_no_text_is_no_tuning(given):
+    with pytest.raises(TuningError, match=f"text needs a line of JSON, got {type(given).__name__}"):
+        Tuning.from_json(given)
+
+
+def changed(line, path, value):
+    """Return a line whose field at a path is another, or gone where that is None, with the right checksum."""
+    fields = json.loads(line)
+    del fields["check"]
+    at = fields
+    for name in path[:-1]:
+        at = at[name]
+    at[path[-1]] = value
+    if value is None:
+        del at[path[-1]]
+    return json.dumps({"check": checksum(fields)} | fields)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        (["machine"], None, "a line needs the fields machine, problem, chosen, timed and no others, got"),
+        (["more"], 1, "a line needs the fields"),
+        (["machine"], [], "machine needs the fields gpu, driver, library, fp8core, sources and no others, got"),
+        (["machine", "gpu"], ["NVIDIA H200"], "gpu needs text, got"),
+        (["machine", "driver"], True, "driver needs a whole number, got True"),
+        (["problem"], 5, "problem needs the fields target, m, n, k"),
+        (["problem", "beta"], None, "problem needs the fields"),
+        (["problem", "m"], 96.0, "m needs a whole number, got 96.0"),
+        (["problem", "m"], {}, "m needs a whole number, got {}"),
+        (["problem", "beta"], "1", "beta needs a number, got '1'"),
+        (["problem", "out_scale"], 1, "out_scale needs true or false, got 1"),
+        (["problem", "scale_a"], "rows", "scale_a needs one of 'tensor', 'row', 'group', 'block', got 'rows'"),
+        (["problem", "scale_a"], [], "scale_a needs one of"),
+        (["problem", "scale_a_strides"], [1], "scale_a_strides needs a list of 2, got"),
+        (["problem", "target", "platform"], "tpu", "platform needs one of 'cuda', 'hip', 'host', got 'tpu'"),
+        (["chosen"], ["cublaslt", 0], "chosen needs a list of 3, got"),
+        (["chosen", 1], "0", "chosen needs a whole number, got '0'"),
+        (["timed"], {}, "timed needs a list, got {}"),
+        (["timed", 0], ["cublaslt", 0], "timed needs the fields kernel, algorithm, us, name and no others, got"),
+        (["timed", 0], ["cublaslt", 0, 5.0, "", ""], "timed needs the fields"),
+        (["timed", 0, 2], "5", "us needs a number, got '5'"),
+    ],
+)
+def test_fields_of_other_types_are_refused_by_their_names(stub, path, value, words):
+    line = timed(PROBLEM, saying(9.0, 5.0)).to_json()
+    with pytest.raises(TuningError, match=f"^not a tuning: {re.escape(words)}.* in "):
+        Tuning.from_json(changed(line, path, value))
+    assert Tuning.from_json(changed(line, ["problem", "m"], 97)).m == 97  # a line that is right is taken
 
 
 @pytest.mark.parametrize(

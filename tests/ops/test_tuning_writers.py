@@ -151,10 +151,18 @@ def test_each_of_several_shapes_is_tuned_once_and_told(stub, monkeypatch):
     assert SCALED_MM.choice(products[1]) == ("cublaslt", 1)
 
 
-@pytest.mark.parametrize("shape", [(1, 2), (1, 2, 3, 4), (0, 16, 16), (1.5, 16, 16), (-1, 16, 16), 5, None, "123"])
+@pytest.mark.parametrize(
+    "shape", [(1, 2), (1, 2, 3, 4), (0, 16, 16), (1.5, 16, 16), (-1, 16, 16), 5, None, "123", np.array(5)]
+)
 def test_what_is_no_shape_is_refused(shape):
     with pytest.raises(ShapeError, match=r"shapes needs triples \(m, n, k\) of numbers from 1, got "):
         tune_shapes([shape])
+
+
+@pytest.mark.parametrize("shapes", [5, None, 10**20, np.array(5)], ids=repr)
+def test_what_holds_no_shapes_is_refused(shapes):
+    with pytest.raises(ShapeError, match=r"shapes needs triples \(m, n, k\) of numbers from 1, got "):
+        tune_shapes(shapes)
 
 
 def test_extents_may_be_numbers_of_numpy():

@@ -132,6 +132,17 @@ def test_what_cannot_run_here_is_skipped_with_the_reason(tmp_path):
     assert [(r["subject"], "GPU" in r["skipped"]) for r in found.subject] == [("quantize", True), ("decode", True)]
 
 
+def test_a_run_of_nothing_begins_no_file_among_the_results(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(bench, "RUNS", tmp_path)
+    monkeypatch.setattr(bench, "missing", lambda framework: f"needs {framework}")
+    monkeypatch.setattr(sys, "argv", ["bench", "ending", "jax_layer"])
+    with pytest.raises(SystemExit) as left:
+        bench.main()
+    assert left.value.code == 2
+    assert capsys.readouterr() == ("", "ending: skipped, needs torch\njax_layer: skipped, needs jax\n")
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_plan_names_commands_and_what_cannot_be_meant_is_refused(tmp_path):
     run = python("-m", "bench", "engine", "--short", "--plan", "--out", tmp_path / "out.jsonl")
     assert run.returncode == 0, run.stderr

@@ -62,7 +62,13 @@ def test_a_bad_source_is_refused_and_nothing_is_left(source, target, damage, sch
     ("arguments", "message"),
     [
         ({"scheme": "nvfp4"}, "scheme needs one of channel, tensor, block, static, mxfp8, got 'nvfp4'"),
+        ({"scheme": ["fp8"]}, r"scheme needs one of channel, tensor, block, static, mxfp8, got \['fp8'\]"),
         ({"include": ["re:("]}, "include needs regular expressions, got 're:\\('"),
+        ({"include": 5}, "include needs a list of patterns, got 5"),
+        ({"exclude": "*"}, r"exclude needs a list of patterns, got '\*'"),
+        ({"exclude": None}, "exclude needs a list of patterns, got None"),
+        ({"exclude": [5]}, r"exclude needs a list of patterns, got \[5\]"),
+        ({"input_scales": 0.5, "scheme": "static"}, "input_scales needs a mapping of layers to numbers, got 0.5"),
         ({"exclude": ["*"]}, "has no weight to quantize"),
     ],
 )

@@ -11,7 +11,7 @@ from fp8core import timing
 from fp8core.checkpoint import quantize_checkpoint, tune_checkpoint
 from fp8core.checkpoint.linear_shapes import LayerShape, layers_of
 from fp8core.cli import tune
-from fp8core.errors import CheckpointError
+from fp8core.errors import CheckpointError, ShapeError
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.tuning import load_tunings, measuring, shapes
 from fp8core.tuning.files import load_named
@@ -197,3 +197,10 @@ def test_layers_of_other_makes_and_of_none(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match="holds no safetensors file"):
         layers_of(tmp_path / "empty")
+
+
+@pytest.mark.parametrize("count", [16, None, "16", [0], [-1], [1.5], [None], np.array(16)], ids=repr)
+def test_rows_of_a_checkpoint_are_whole_numbers(tmp_path, count):
+    write(tmp_path / "in.safetensors", model())
+    with pytest.raises(ShapeError, match="rows needs whole numbers of at least 1, got "):
+        tune_checkpoint(tmp_path / "in.safetensors", count)

@@ -2,17 +2,20 @@
 
 import copy
 import pickle
+import threading
+from types import SimpleNamespace
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402 - after the skip
+from torch.utils.weak import WeakIdKeyDictionary  # noqa: E402
 
 import fp8core  # noqa: E402
 from fp8core.errors import CheckpointError, DTypeError, LayoutError, ScaleError  # noqa: E402
 from fp8core.problem import PER_TENSOR  # noqa: E402
-from fp8core.torch import Linear  # noqa: E402
+from fp8core.torch import Linear, frozen  # noqa: E402
 from pytorch.cases import K, N, bits, saved, wide  # noqa: E402
 from pytorch.layers import INPUT_GROUPS, WEIGHT_GROUPS, expected, kinds, original, quantized  # noqa: E402
 
@@ -141,6 +144,42 @@ def test_copies_are_equal_and_their_own(scheme, input_scale, copied):
     assert bits(layer(x)) != bits(y)
 
 
+def test_a_weight_is_one_in_pickles_of_several_threads(monkeypatch):
+    """While one looks for a weight's bytes, another begins; it has got some, or waits for the first, before that ends."""
+    layer, found, there = Linear.from_linear(nn.Linear(K, N)), [], threading.Event()
+
+    def pickled():
+        found.append(layer.__getstate__()["_parameters"]["weight"])
+        there.set()
+
+    meanwhile = threading.Thread(target=pickled, daemon=True)
+
+    class Bytes(WeakIdKeyDictionary):
+        def get(self, *args):
+            got = super().get(*args)
+            if not meanwhile.ident:
+                meanwhile.start()
+                assert there.wait(30)
+            return got
+
+    class Held:
+        lock = threading.RLock()
+
+        def __enter__(self):
+            if not self.lock.acquire(blocking=False):
+                there.set()
+                self.lock.acquire()
+
+        def __exit__(self, *_):
+            self.lock.release()
+
+    monkeypatch.setattr(frozen, "_BYTES", Bytes())
+    monkeypatch.setattr(frozen, "_LOCK", SimpleNamespace(held=Held()), raising=False)
+    first = layer.__getstate__()["_parameters"]["weight"]
+    meanwhile.join(30)
+    assert found[0] is first
+
+
 @pytest.mark.parametrize("assign", [False, True])
 @kinds
 def test_a_state_is_loaded_after_a_call(scheme, input_scale, assign):
@@ -194,6 +233,7 @@ def test_a_weight_that_is_not_fp8_is_refused():
     ("options", "error", "words"),
     [
         ({"scheme": "row"}, CheckpointError, "scheme needs one of"),
+        ({"scheme": ["row"]}, CheckpointError, "scheme needs one of"),
         ({"scheme": "block", "static": True}, ScaleError, "static needs the scheme channel or tensor"),
         ({"weight_dtype": torch.float16}, DTypeError, "weight_dtype needs one of"),
     ],

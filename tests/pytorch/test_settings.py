@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402 - after the skip
 
 import fp8core  # noqa: E402
-from fp8core.errors import DTypeError, ScaleError  # noqa: E402
+from fp8core.errors import DTypeError, ScaleError, ShapeError  # noqa: E402
 from fp8core.ops.linear import LINEAR_CALLS  # noqa: E402
 from fp8core.torch import Linear, quantize_model_, warm_up  # noqa: E402
 
@@ -96,6 +96,29 @@ def test_layers_are_warmed_up_with_inputs_of_their_dtype(dtype):
     assert seen == [dtype] * 2
     warm_up(model.half(), rows=[1], dtype=torch.float16)
     assert seen[2:] == [torch.float16] * 2
+
+
+@pytest.mark.parametrize("rows", [5, None, "16", [-1], [1.5], [1 << 31], [10**20], [None], torch.tensor(5)], ids=repr)
+def test_rows_to_warm_up_with_are_whole_numbers(rows):
+    model, called = nn.Sequential(nn.Linear(64, 32)), []
+    quantize_model_(model)
+    model[0].register_forward_pre_hook(lambda *_: called.append(1))
+    with pytest.raises(ShapeError, match=r"rows needs whole numbers from 0 to 2\*\*31 - 1, got "):
+        warm_up(model, rows=rows)
+    assert not called
+
+
+@pytest.mark.parametrize("extent", [-1, 1.5, "32", None, [32], 1 << 31, 10**20], ids=repr)
+@pytest.mark.parametrize("name", ["in_features", "out_features"])
+def test_features_are_whole_numbers(name, extent):
+    with pytest.raises(ShapeError, match=rf"{name} needs a whole number from 0 to 2\*\*31 - 1, got "):
+        Linear(**{"in_features": 64, "out_features": 32, name: extent})
+
+
+def test_features_may_be_numbers_of_numpy():
+    layer = Linear(np.int64(64), np.int32(32))
+    assert layer(torch.ones(2, 64)).shape == (2, 32)
+    assert (type(layer.in_features), type(layer.out_features)) == (int, int)
 
 
 @pytest.mark.parametrize("scale", [0.5, 2, np.float64(0.5), np.int64(2), np.array(0.5), torch.tensor(0.5)])

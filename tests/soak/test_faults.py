@@ -19,7 +19,7 @@ from fp8core.errors import BackendError
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.runtime import kernel_cache
 from soak import killed
-from soak.nonsense import GOOD
+from soak.good_calls import GOOD
 from soak.test_fuzz import engine_of
 from soak.test_fuzz_wrong import bytes_of, crossed
 from support.blaslt_fixtures import built  # noqa: F401

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 import fp8core
 from fp8core import w8a8
-from soak.nonsense import GOOD, NONSENSE, Good
+from soak.good_calls import GOOD, Good
+from soak.nonsense import NONSENSE
 from soak.strategies import examples
 from soak.test_fuzz import ENGINES, engine_of
 from soak.verdicts import check_words, describe, refusal_of

@@ -42,6 +42,10 @@ def normal(*shape, dtype=np.float32, seed=0):
     return (np.random.default_rng(seed).standard_normal(shape) / 16).astype(dtype)
 
 
+def fp8(*shape):
+    return normal(*shape).astype(ml_dtypes.float8_e4m3fn)
+
+
 def model(dtype=np.float32):
     """A checkpoint with one of everything."""
     return {
