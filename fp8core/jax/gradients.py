@@ -1,16 +1,18 @@
 """Gradients: `linear` has those of its input and its bias, straight through the quantization; other calls have none."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from fp8core.errors import UnsupportedProblemError
-from fp8core.jax.calls import CALL, bind
+from fp8core.jax.calls import CALL, CALLS_KEPT, bind
 from fp8core.jax.primitives import CallOf
 from fp8core.ops.dequantize import dequantize
 from fp8core.ops.linear import LinearOptions
@@ -28,40 +30,72 @@ def _weight(weight: Any, scale: Any, group: GroupShape, dtype: Any) -> Any:
     return dequantize(weight, scale, group_shape=group, dtype=dtype)
 
 
-def _product(x: Any, weight: Any, scale: Any, *, group: GroupShape) -> Any:
-    return x @ _weight(weight, scale, group, x.dtype).T
+@lru_cache(CALLS_KEPT)
+def _dequantization(kinds: tuple[tuple[Any, Any], ...], group: GroupShape, dtype: Any, mesh: Any) -> Any:
+    """Return the jaxpr of `_weight`, by shapes and dtypes; ``mesh`` is that of the context, which JAX puts into it.
+
+    Nothing runs it: it is there for JAX, which looks into the jaxprs of primitives for what needs the devices while it
+    is lowered, as the call does that dequantizes.
+    """
+    del mesh
+    weight, scale = (jax.ShapeDtypeStruct(*kind) for kind in kinds)
+    return jax.make_jaxpr(lambda weight, scale: _weight(weight, scale, group, dtype))(weight, scale)
 
 
-def _abstract(x: Any, weight: Any, scale: Any, *, group: GroupShape) -> Any:
-    del scale, group
-    mesh, rows, channels = x.sharding.mesh, tuple(x.sharding.spec)[:-1], next(iter(weight.sharding.spec))
-    sharding = NamedSharding(mesh, PartitionSpec(*rows, channels))
-    return x.update(shape=(*x.shape[:-1], weight.shape[0]), weak_type=False, sharding=sharding)
+def _bind(x: Any, weight: Any, scale: Any, group: GroupShape) -> Any:
+    kinds = tuple([(one.shape, np.dtype(one.dtype)) for one in (weight, scale)])
+    jaxpr = _dequantization(kinds, group, np.dtype(x.dtype), jax.sharding.get_abstract_mesh())
+    return PRODUCT.bind(x, weight, scale, group=group, jaxpr=jaxpr)
 
 
-def _transposed(grad: Any, x: Any, weight: Any, scale: Any, *, group: GroupShape) -> Any:
-    del x
-    return (grad @ _weight(weight, scale, group, grad.dtype), None, None)
+def _product(x: Any, weight: Any, scale: Any, *, group: GroupShape, jaxpr: Any) -> Any:
+    del jaxpr
+    sharding = _sharding(jax.typeof(x), jax.typeof(weight))
+    return _multiplied(x, _weight(weight, scale, group, x.dtype).T, sharding)
 
 
-def _product_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, group: GroupShape) -> Any:
+def _multiplied(x: Any, y: Any, sharding: NamedSharding) -> Any:
+    """Return ``x @ y``, divided as said where axes of a mesh are explicit, as JAX guesses nothing there."""
+    told = AxisType.Explicit in sharding.mesh.axis_types
+    return jnp.matmul(x, y, out_sharding=sharding if told else None)
+
+
+def _sharding(x: Any, weight: Any) -> NamedSharding:
+    """Return how a product is divided: its rows as those of x, its channels as those of the weight."""
+    rows, channels = tuple(x.sharding.spec)[:-1], next(iter(weight.sharding.spec))
+    return NamedSharding(x.sharding.mesh, PartitionSpec(*rows, channels))
+
+
+def _abstract(x: Any, weight: Any, scale: Any, *, group: GroupShape, jaxpr: Any) -> Any:
+    del scale, group, jaxpr
+    return x.update(shape=(*x.shape[:-1], weight.shape[0]), weak_type=False, sharding=_sharding(x, weight))
+
+
+def _transposed(grad: Any, x: Any, weight: Any, scale: Any, *, group: GroupShape, jaxpr: Any) -> Any:
+    del jaxpr
+    return (_multiplied(grad, _weight(weight, scale, group, grad.dtype), x.aval.sharding), None, None)
+
+
+def _product_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, group: GroupShape, jaxpr: Any) -> Any:
+    del jaxpr
     x, weight, scale = primals
     of_x, *others = tangents
     _frozen(others, ("weight", "weight_scale"))
-    made = PRODUCT.bind(x, weight, scale, group=group)
-    return made, of_x if type(of_x) is ad.Zero else PRODUCT.bind(of_x, weight, scale, group=group)
+    made = _bind(x, weight, scale, group)
+    return made, of_x if type(of_x) is ad.Zero else _bind(of_x, weight, scale, group)
 
 
-def _product_batched(arrays: Sequence[Any], axes: Sequence[Any], *, group: GroupShape) -> Any:
+def _product_batched(arrays: Sequence[Any], axes: Sequence[Any], *, group: GroupShape, jaxpr: Any) -> Any:
+    del jaxpr
     x, weight, scale = arrays
     if axes[1] is None and axes[2] is None:
-        return PRODUCT.bind(jnp.moveaxis(x, axes[0], 0), weight, scale, group=group), 0
+        return _bind(jnp.moveaxis(x, axes[0], 0), weight, scale, group), 0
     size = next(a.shape[axis] for a, axis in zip(arrays, axes, strict=True) if axis is not None)
     each = [
         jnp.broadcast_to(a, (size, *a.shape)) if axis is None else jnp.moveaxis(a, axis, 0)
         for a, axis in zip(arrays, axes, strict=True)
     ]
-    return jax.lax.map(lambda one: PRODUCT.bind(*one, group=group), each), 0
+    return jax.lax.map(lambda one: _bind(one[0], one[1], one[2], group), each), 0
 
 
 def _scale_of(call: CallOf, weight: Any, scale: Any) -> tuple[Any, GroupShape]:
@@ -117,7 +151,7 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: CallOf, jaxpr
     parts = []
     if type(of[X]) is not ad.Zero:
         scale, group = _scale_of(call, given[WEIGHT], given[WEIGHT_SCALE])
-        parts.append(PRODUCT.bind(of[X], given[WEIGHT], scale, group=group).astype(out.dtype))
+        parts.append(_bind(of[X], given[WEIGHT], scale, group).astype(out.dtype))
     if BIAS in of and type(of[BIAS]) is not ad.Zero:
         parts.append(jnp.broadcast_to(of[BIAS].astype(out.dtype), out.shape))
     return made, [sum(parts[1:], parts[0])]

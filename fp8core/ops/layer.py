@@ -1,6 +1,7 @@
 """`Fp8Linear`: a linear layer with an FP8 weight, made once and called many times."""
 
-from typing import Any, Unpack, overload
+from copy import deepcopy
+from typing import Any, Self, Unpack, overload
 
 from fp8core import interop
 from fp8core.core.explaining import explanation_of
@@ -247,6 +248,13 @@ class Fp8Linear:
         check_layer(options, layer.specs)
         n, k = layer.arrays[0].shape
         self._state = State(layer.arrays, LINEAR_CALLS.interned(options), {}, history_of(layer), options, (n, k))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Copy the arrays by themselves, so that a weight which others hold, too, stays one, as its scale does."""
+        made = type(self).__new__(type(self))
+        memo[id(self)] = made
+        made._take(self._state.options, *deepcopy(self._state.arrays, memo))
+        return made
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy is made of: its arrays and options; where they lie is the copy's own affair.

@@ -1,10 +1,12 @@
 """The operations as torch's dispatcher knows them: schemas, and how a call's operands and options become arguments.
 
 An operator of torch has one number of results, says which arguments it writes to, and never returns one of them. So an
-operation has one overload for each set of results that the caller may give: ``quantize``, ``quantize.out``, ….
+operation has one overload for each set of results that the caller may give: ``quantize``, ``quantize.out``, …. An
+argument that is written to is never optional: inductor fails where it is left out of a call that has one result
+(torch 2.13), and copies nothing needlessly where an operator writes to none.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 from fp8core.core.operation import Operation
@@ -72,8 +74,6 @@ class Form(NamedTuple):
     """Those that are written to, and have to be given."""
     new: tuple[int, ...]
     """The places of the results that it makes."""
-    inout: tuple[int, ...] = ()
-    """The places of the operands that are written to where they are given."""
     given: bool = False
     """Whether the scale is one to be read."""
     copied: tuple[tuple[int, int], ...] = ()
@@ -103,7 +103,7 @@ class Entry(NamedTuple):
         arguments = []
         for at in form.passed:
             optional = "" if at == 0 or at in form.out else "?"
-            written = f"({next(letters)}!)" if at in form.out or at in form.inout else ""
+            written = f"({next(letters)}!)" if at in form.out else ""
             arguments.append(f"Tensor{written}{optional} {self.arguments[at]}")
         arguments += [option.schema for option in self.options if option is not None]
         results = ", ".join("Tensor" for _ in form.new)
@@ -143,22 +143,30 @@ class Entry(NamedTuple):
         return unpack
 
 
-def _scaled(before: tuple[int, ...], out: int, inout: tuple[int, ...] = ()) -> Iterator[Form]:
+def _scaled(before: tuple[int, ...], out: int) -> Iterator[Form]:
     """Yield the overloads of a quantization: its codes and its scale follow each other among its operands."""
     scale, upper = out + 1, out + 2
     for outs, codes in (((), (out,)), ((out,), ())):
         kept = *outs, scale
-        yield Form("out" if outs else "", (*before, *outs, upper), outs, (*codes, scale), inout)
-        yield Form("out_scale" if outs else "scale", (*before, *kept, upper), kept, codes, inout)
-        yield Form("static_out" if outs else "static", (*before, *kept, upper), outs, codes, inout, given=True)
+        yield Form("out" if outs else "", (*before, *outs, upper), outs, (*codes, scale))
+        yield Form("out_scale" if outs else "scale", (*before, *kept, upper), kept, codes)
+        yield Form("static_out" if outs else "static", (*before, *kept, upper), outs, codes, given=True)
 
 
-def _with_out(passed: tuple[int, ...], out: int, inout: tuple[int, ...] = ()) -> tuple[Form, ...]:
+def _with_out(passed: tuple[int, ...], out: int) -> tuple[Form, ...]:
     """Return the overloads of an operation with one result that the caller may give."""
-    return (
-        Form("", passed, (), (out,), inout),
-        Form("out", tuple(sorted((*passed, out))), (out,), (), inout),
-    )
+    return Form("", passed, (), (out,)), Form("out", tuple(sorted((*passed, out))), (out,), ())
+
+
+def _and_with(at: int, name: str, forms: Iterable[Form]) -> Iterator[Form]:
+    """Yield overloads as they are, and with one more operand, which is written to."""
+    for form in forms:
+        yield form
+        yield form._replace(
+            overload=f"{form.overload}_{name}" if form.overload else name,
+            passed=tuple(sorted((*form.passed, at))),
+            out=tuple(sorted((*form.out, at))),
+        )
 
 
 _SCALED: Final = (
@@ -180,7 +188,7 @@ _ROUNDED: Final = _plain("bool round_intermediate")
 
 def _mm(name: str, operation: Operation, second: str) -> Entry:
     arguments = "a", second, "scale_a", "scale_b", "bias", "out", "out_scale", "amax"
-    return Entry(name, operation, arguments, _MM, _with_out((0, 1, 2, 3, 4, 6, 7), 5, (7,)))
+    return Entry(name, operation, arguments, _MM, tuple(_and_with(7, "amax", _with_out((0, 1, 2, 3, 4, 6), 5))))
 
 
 ENTRIES: Final = (
@@ -197,7 +205,7 @@ ENTRIES: Final = (
         NORM_CALLS,
         ("x", "weight", "residual", "out", "scale", "scale_ub"),
         (*_SCALED, _plain("float epsilon"), _ROUNDED),
-        tuple(_scaled((0, 1, 2), 3, (2,))),
+        tuple(_and_with(2, "residual", _scaled((0, 1), 3))),
         scale=4,
     ),
     Entry(

@@ -209,6 +209,15 @@ def gradients(kind, mesh):
     wanted = jax.grad(loss)(jnp.asarray(x), w)
     made = jax.jit(jax.grad(loss))(put(mesh, x, "a"), w)
     np.testing.assert_allclose(made, wanted, rtol=1e-4, atol=1e-3)
+    tangent = wide(16, K, dtype=np.float32, seed=5)
+    along = jax.jvp(lambda x: fp8core.linear(x, w), (jnp.asarray(x),), (jnp.asarray(tangent),))[1]
+    for spec, of_weight in ((("a",), ("b",)), (("a", "b"), ()), ((None, "b"), ("a", "b")), ((), (("a", "b"),))):
+        divided = Quantized(put(mesh, w.data, *of_weight), put(mesh, w.scale, *of_weight[:1]), PER_CHANNEL)
+        made = jax.jit(jax.grad(loss))(put(mesh, x, *spec), divided)
+        np.testing.assert_allclose(made, wanted, rtol=1e-4, atol=1e-3)
+        pair = [(put(mesh, one, *spec),) for one in (x, tangent)]
+        made = jax.jit(lambda w, *pair: jax.jvp(lambda x: fp8core.linear(x, w), *pair)[1])(divided, *pair)
+        np.testing.assert_allclose(made, along, rtol=1e-4, atol=1e-3)
     print(f"{kind} gradient")
 
 

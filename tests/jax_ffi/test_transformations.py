@@ -95,6 +95,25 @@ def test_the_gradient_of_linear_is_that_of_the_dequantized_weight(groups):
     np.testing.assert_allclose(batched[1], jax.grad(loss)(x[1:], bias)[0], rtol=1e-4, atol=1e-2)
 
 
+FORWARD = {
+    "jvp": lambda f, x, t: jax.jvp(f, (x,), (t,))[1],
+    "jacfwd": lambda f, x, t: jnp.einsum("mnik,ik->mn", jax.jacfwd(f)(x), t),
+    "linearize": lambda f, x, t: jax.linearize(f, x)[1](t),
+    "vmap": lambda f, x, t: jax.vmap(lambda t: jax.jvp(f, (x,), (t,))[1])(t[None])[0],
+    "scan": lambda f, x, t: jax.lax.scan(lambda _, t: (None, jax.jvp(f, (x,), (t,))[1]), None, t[None])[1][0],
+}
+
+
+@pytest.mark.parametrize("way", FORWARD)
+@pytest.mark.parametrize("groups", [(PER_CHANNEL, PER_TOKEN), (BLOCK_128, GROUP_128)])
+def test_derivatives_alone_in_a_program(way, groups):
+    """Where the product itself is not asked for, the program has nothing but its derivative."""
+    w = jax.tree.map(jnp.asarray, weight(groups[0]))
+    x, tangent = (jnp.asarray(wide(3, K, dtype=np.float32, seed=seed)) for seed in (0, 1))
+    made = jax.jit(lambda x, t, w: FORWARD[way](lambda x: fp8core.linear(x, w, group_shape=groups[1]), x, t))
+    np.testing.assert_allclose(made(x, tangent, w), tangent @ w.dequantize().T, rtol=1e-4, atol=1e-3)
+
+
 @pytest.mark.parametrize(
     ("n", "k", "shape"),
     [

@@ -124,6 +124,17 @@ def test_a_copy_is_a_layer_of_its_own(engine, calls, how):
     assert repr(twin) == repr(layer)
 
 
+@engines("numpy", "torch-cpu", "cupy", "torch-cuda")
+def test_layers_of_one_weight_are_copied_with_one(engine):
+    """Else codes and scale that are written in place would be new codes in one copy, and a new scale in both."""
+    layer, x = made(engine, 0), engine.array(fresh((3, 256)))
+    twins = copy.deepcopy([layer, Fp8Linear(layer.weight, layer.weight_scale)])
+    assert twins[0].weight is twins[1].weight is not layer.weight
+    fp8core.quantize(engine.array(fresh((48, 256), spread=3.0)), out=(twins[0].weight, twins[0].weight_scale))
+    for one in twins:
+        np.testing.assert_array_equal(bits(engine, one(x)), bits(engine, product(twins[0], x)))
+
+
 @TORCHES
 @pytest.mark.parametrize("calls", [0, 3])
 def test_torch_saves_a_layer(engine, calls):

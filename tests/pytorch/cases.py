@@ -116,6 +116,16 @@ def _amax(a: torch.Tensor, sa: torch.Tensor, b: torch.Tensor, sb: torch.Tensor, 
     return c, amax
 
 
+def _amax_and_out(
+    a: torch.Tensor, sa: torch.Tensor, b: torch.Tensor, sb: torch.Tensor, bias: torch.Tensor
+) -> tuple[Any, ...]:
+    amax = torch.full((2,), -1.0, device=a.device)
+    out = torch.full((2, a.shape[0], b.shape[0]), 7.0, dtype=torch.float32, device=a.device)
+    fp8core.scaled_mm_nt(a, b, sa, sb, bias=bias.float(), out_dtype="float32", out=out[0], amax=amax[:1])
+    fp8core.scaled_mm(a, b.T, sa, sb.T, out_dtype="float32", out=out[1], amax=amax[1:])
+    return fp8core.scaled_mm(a, b.T, sa, sb.T, bias=bias, amax=amax[:1]), out, amax
+
+
 def _mm_out(a: torch.Tensor, sa: torch.Tensor, b: torch.Tensor, sb: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     out = torch.full((a.shape[0], b.shape[0]), 7.0, dtype=torch.float16, device=a.device)
     fp8core.scaled_mm_nt(a, b, sa, sb, bias=bias.half(), out_dtype=torch.float16, out=out)
@@ -182,6 +192,11 @@ CASES = (
     Case("quantize_padded", lambda x: fp8core.quantize(x, rows_padded=24), _x),
     *_into("quantize", fp8core.quantize, K),
     *_into("rms_norm", lambda x, **to: fp8core.rms_norm_quant(x, torch.ones(K, device=x.device), 1e-6, **to), K),
+    *_into(
+        "rms_norm_residual",
+        lambda x, **to: fp8core.rms_norm_quant(x, torch.ones(K, device=x.device), 1e-6, residual=x * 2, **to),
+        K,
+    ),
     *_into("silu", fp8core.silu_and_mul_quant, K // 2),
     Case("quantize_3d", lambda x: fp8core.quantize(x.reshape(-1, 2, K // 2), group_shape=GROUP_128), _x),
     Case("dequantize", lambda x: fp8core.quantize(x).dequantize(torch.float16), _x),
@@ -196,6 +211,7 @@ CASES = (
         lambda m: tuple(weight(PER_TENSOR, m, K)),
     ),
     Case("rms_norm", lambda x, w, r: fp8core.rms_norm_quant(x, w, 1e-5), _norm),
+    Case("rms_norm_number", lambda x, w, r: fp8core.rms_norm_quant(x, w, 1e-5, scale=0.05), _norm),
     Case("rms_norm_residual", _norm_in_place, _norm),
     Case("rms_norm_residual_input", _norm_of_input, _norm),
     Case("silu", lambda x: fp8core.silu_and_mul_quant(x, group_shape=(1, 64), round_intermediate=True), _x),
@@ -231,6 +247,7 @@ CASES = (
         _both(GROUP_128, BLOCK_128),
     ),
     Case("scaled_mm_amax", _amax, _both((1, -1), (1, -1))),
+    Case("scaled_mm_amax_out", _amax_and_out, _both((1, -1), (1, -1))),
     Case("scaled_mm_out", _mm_out, _both((1, -1), (1, -1))),
     Case("requantize", _requantize, lambda m: (weight((1, -1), m, K).data, torch.tensor([0.5, 0.25]))),
     Case(
