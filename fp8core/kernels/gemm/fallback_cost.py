@@ -18,45 +18,45 @@ from fp8core.kernels.gemm.sm90.decode import config_for
 from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K, MOST_ROWS, width
 from fp8core.problem import ITEMSIZE, ScaledMm
 
-PASS_START_US: Final = 2.754
+PASS_START_US: Final = 2.985
 """Of generic_decode, beside its passes over the weight."""
-PASS_BYTES_A_US: Final = 2.008e7
+PASS_BYTES_A_US: Final = 2.357e7
 """Of a weight, as generic_decode reads it for every panel of rows."""
-PASS_ROW: Final = 0.2485
+PASS_ROW: Final = 0.2886
 """More of that, for every row of a panel."""
-CODE_US: Final = 0.003811
+CODE_US: Final = 0.003465
 """Of a warp of generic_decode, for 1 of its part of k: a pass takes no less, however small the weight."""
-CODE_ROW_US: Final = 0.0001451
+CODE_ROW_US: Final = 0.0001459
 """More of that, for every row of a panel."""
-PASS_OVERLAP: Final = 9.151
+PASS_OVERLAP: Final = 10.53
 """The exponent of the norm that joins the two."""
-PASS_UNALIGNED: Final = 2.401
+PASS_UNALIGNED: Final = 2.46
 """Times as long where rows of codes are not aligned."""
-PASS_BLOCKWISE: Final = 1.253
+PASS_BLOCKWISE: Final = 1.268
 """Times as long with scales that change along k."""
-TILE_START_US: Final = 17.44
+TILE_START_US: Final = 18.55
 """Of generic_mma, beside its tiles."""
-TILE_K_BLOCK_US: Final = 0.4424
+TILE_K_BLOCK_US: Final = 0.4409
 """Of a tile of generic_mma, for 128 of k."""
-PRODUCT_US: Final = 0.0001215
+PRODUCT_US: Final = 0.000121
 """More of that, for each of its results."""
-TILE_UNALIGNED: Final = 1.306
+TILE_UNALIGNED: Final = 1.325
 """Times as long where rows of codes are not aligned."""
-TILE_BLOCKWISE: Final = 1.177
+TILE_BLOCKWISE: Final = 1.151
 """Times as long with scales that change along k."""
-COPY_US: Final = 0.9
+COPY_US: Final = 0.08032
 """Of the launches of realigned beside the product."""
-COPIED_BYTES_A_US: Final = 3.463e6
+COPIED_BYTES_A_US: Final = 3.432e6
 """Of what they read and write."""
-SHIFTED_US: Final = 0.004116
+SHIFTED_US: Final = 0.003852
 """Of what sm90_decode_unaligned does before the product."""
-SHIFTED_ROW_US: Final = 9.315e-6
+SHIFTED_ROW_US: Final = 1.003e-5
 """More of it, for a code of a."""
-SHIFTED: Final = 1.164
+SHIFTED: Final = 1.186
 """Times as long as sm90_decode it takes for the product."""
-PAD_US: Final = 3.475
+PAD_US: Final = 3.465
 """Of the launches of cublaslt_pad_m beside the product."""
-SPLIT_M_US: Final = 3.532
+SPLIT_M_US: Final = 3.527
 """Of the launch of cublaslt_split_m before its products."""
 EPILOGUE_US: Final = 3.807
 """Of the launch of cublaslt_epilogue after the product."""
