@@ -18,9 +18,9 @@
 // codes at any address, which every block aligns (loose_rows.cuh).
 //
 // Constants, -DFP8_<name>: WIDTH 8, 16, 32, 64, with PHASES 96 and 128, too; SPLIT_K 1, 2, 4, 8; MULTICAST_TILES of a
-// cluster, up to WIDTH / 8; M_WARPGROUPS, K_WARPGROUPS; STAGES and A_STAGES multiples of K_WARPGROUPS; CTAS_PER_SM; A_TYPE, B_TYPE the formats; BLOCKWISE 1:
-// a's scales are 1x128 and the weight's cover SCALE_ROWS (128 or 1) x 128; 0: one a tensor or row; OUT, BIAS: 0 fp32,
-// 1 fp16, 2 bf16, -1 none. PREFETCH_CHUNKS: k-blocks of the weight in flight until a has been requested, 0: as many
+// cluster, up to WIDTH / 8; M_WARPGROUPS, K_WARPGROUPS; STAGES and A_STAGES multiples of K_WARPGROUPS; CTAS_PER_SM;
+// A_TYPE, B_TYPE the formats; BLOCKWISE 1: a's scales are 1x128 and the weight's cover SCALE_ROWS (128 or 1) x 128; 0:
+// one a tensor or row; OUT, BIAS: 0 fp32, 1 fp16, 2 bf16, -1 none. PREFETCH_CHUNKS: k-blocks of the weight in flight until a has been requested, 0: as many
 // as fit. AHEAD_CHUNKS: those that a block asks for into L2 beyond its ring. KEEPS_RESULT: whether the result is to stay
 // in L2. A_VECTORS: vectors of 8 elements of x that a thread quantizes, 0 where TMA loads codes; else A_ROWS, A_INPUT,
 // A_MODE of quantize_rows, or A_INPUT -1 and the BATCH of align_rows as A_ROWS, and A_STAGES k-blocks are all of a block.

@@ -13,6 +13,8 @@ WEIGHT_BYTES_A_US: Final = 4.3e6
 """The memory's bandwidth there."""
 WEIGHT_RING_BYTES: Final = 192 << 10
 """Of the weight, in a multiprocessor's rings, roughly."""
+LIMITED_RINGS: Final = 1.25
+"""With more than 16 rows the prefetch of a weight is limited that is up to so many times what all these rings hold."""
 
 
 class TileConfig(NamedTuple):
@@ -105,7 +107,7 @@ def cost_model(width_: int, blockwise: bool) -> CostModel:
 def _limited_if_small(model: CostModel) -> CostModel:
     """Return a model of more than 16 rows: small weights were measured with a limited prefetch, without multicast."""
     configs = tuple(c._replace(limit_prefetch=True) for c in model.configs if c.multicast_tiles == 1)
-    return model._replace(small=model._replace(configs=configs, exposed_us=0.0), small_rings=1.25)
+    return model._replace(small=model._replace(configs=configs, exposed_us=0.0), small_rings=LIMITED_RINGS)
 
 
 def cost(n: int, k: int, model: CostModel, tile: TileConfig, config: DecodeConfig, target: Target) -> tuple[float, int]:

@@ -129,8 +129,7 @@ def layout(problem: ScaledMm) -> DecodeConfig:
     problem = in_groups(problem)
     count = phases_of(problem.ldb)
     if problem.m > MOST_ROWS:
-        config = decode_wide_config.cheapest(wide(problem), problem.target)
-        return config if problem.prefetch_weight else without_prefetch(config, problem.target)
+        return decode_wide_config.cheapest(wide(problem), problem.target)
     # The order of a sum must not depend on m where it is asked not to: nor then may the config.
     side = MOST_ROWS if problem.batch_invariant else width(problem.m)
     model, n = cost_model(side, problem.scale_a == "group"), problem.n

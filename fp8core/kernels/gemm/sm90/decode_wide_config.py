@@ -9,7 +9,12 @@ from typing import Final, NamedTuple
 
 from fp8core.kernels.encodings import ceil_div
 from fp8core.kernels.gemm.overlap import overlapped_us
-from fp8core.kernels.gemm.sm90.decode_channels_config import POWERS, WEIGHT_BYTES_A_US, WEIGHT_RING_BYTES
+from fp8core.kernels.gemm.sm90.decode_channels_config import (
+    LIMITED_RINGS,
+    POWERS,
+    WEIGHT_BYTES_A_US,
+    WEIGHT_RING_BYTES,
+)
 from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K, DecodeConfig, clusters_at_once, limit_prefetch
 from fp8core.problem import Target
 
@@ -71,5 +76,5 @@ def cheapest(product: Wide, target: Target) -> DecodeConfig:
         if split_k in POWERS and split_k <= ceil_div(product.k, BLOCK_K) and clusters:
             found.append(DecodeConfig(split_k, clusters, 1, 1, 1, A_STAGES, phases=product.phases))
     config = min(found, key=lambda one: us(product, one))
-    small = product.n * product.k <= 1.25 * target.multiprocessors * WEIGHT_RING_BYTES
-    return limit_prefetch(config) if small else config
+    limited = product.n * product.k <= LIMITED_RINGS * target.multiprocessors * WEIGHT_RING_BYTES
+    return limit_prefetch(config) if limited else config
