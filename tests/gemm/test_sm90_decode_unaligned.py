@@ -2,15 +2,14 @@
 
 import struct
 from copy import copy
-from functools import partial
 from itertools import product
 
 import numpy as np
 import pytest
 
 from fp8core.kernels.gemm.sm90 import decode_unaligned as module
-from fp8core.kernels.gemm.sm90.decode import SCALE_ROWS, config_for, decode
-from fp8core.kernels.gemm.sm90.decode_config import clusters_at_once, dynamic_bytes, ring_bytes, stages, width
+from fp8core.kernels.gemm.sm90.decode import config_for, decode
+from fp8core.kernels.gemm.sm90.decode_config import clusters_at_once
 from fp8core.kernels.gemm.sm90.decode_unaligned import (
     SM90_DECODE_UNALIGNED,
     UnalignedMaps,
@@ -19,7 +18,7 @@ from fp8core.kernels.gemm.sm90.decode_unaligned import (
     phases_of,
     plan_unaligned,
 )
-from fp8core.kernels.gemm.table import COPIES, SCALED_MM
+from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.explain import example_product
 from support.problems import on
 from support.sm90_products import asked  # noqa: F401
@@ -119,38 +118,6 @@ def test_few_rows_at_any_address_choose_it():
         invariant = problem(m, 5000, 4101, batch_invariant=True)
         assert SCALED_MM.explain(invariant).chosen == "sm90_decode_unaligned"
     assert SCALED_MM.explain(problem(16, 5000, 4096, alignment=16)).chosen == "sm90_decode"
-
-
-@pytest.mark.parametrize("scales", [("row", "row"), ("group", "block"), ("group", "group")], ids="-".join)
-def test_more_rows_choose_it_where_a_copy_of_the_weight_takes_longer(scales):
-    """As a sweep on an H200 had it: a large weight takes longer to copy, many results of a short k longer to store."""
-    large, short = partial(problem, n=12345, k=6008, scales=scales), partial(problem, n=14137, k=883, scales=scales)
-    for m in (65, 96, 97, 128):
-        assert SCALED_MM.explain(large(m)).chosen == "sm90_decode_unaligned"
-    assert SCALED_MM.explain(short(128)).chosen == "realigned"
-    assert SCALED_MM.explain(large(129)).chosen == "realigned"
-
-
-def test_more_rows_choose_it_where_nothing_can_be_copied():
-    p = problem(100, 1 << 20, 40001)
-    assert COPIES.refusal(p) is not None
-    assert SCALED_MM.explain(p).chosen == "sm90_decode_unaligned"
-
-
-@pytest.mark.parametrize("prefetches", [True, False])
-@pytest.mark.parametrize("scales", [("row", "row"), ("group", "block"), ("group", "group")], ids="-".join)
-@pytest.mark.parametrize(("n", "k"), [(5, 3), (4975, 11869), (28672, 4097), (12345, 6008), (200, 16001), (70001, 130)])
-def test_a_layout_of_more_rows_has_room(n, k, scales, prefetches):
-    """A warpgroup awaits a k-block before it gives one up, and all blocks of the first turn are there at once."""
-    for m in (65, 96, 97, 128):
-        p = problem(m, n, k, scales=scales, prefetch_weight=prefetches)
-        config, scale_rows = layout(p), SCALE_ROWS.get(scales[1], 0)
-        depth = stages(config, width(m), scale_rows, p.target)
-        assert depth >= 2
-        assert ring_bytes(config, width(m), depth) <= dynamic_bytes(config, width(m), scale_rows, depth, p.target)
-        assert config.cluster * config.clusters <= p.target.multiprocessors
-        assert config.split_k <= -(-k // 128)
-        assert config.phases == phases_of(p.ldb)
 
 
 @pytest.mark.parametrize("m", [1, 64, 300])
@@ -260,23 +227,6 @@ def test_bits_are_those_of_aligned_operands(operands, m, n, k, gap, modes):
     got = odd.run(decode_unaligned(odd.problem, config))
     config = config._replace(phases=0, clusters=min(config.clusters, tiles // config.multicast_tiles))
     np.testing.assert_array_equal(got, even.run(decode(even.problem, config)))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("modes", MODES, ids="-".join)
-@pytest.mark.parametrize(
-    ("m", "n", "k", "offsets", "out"),
-    [
-        (65, 1003, 4101, (0, 0, 0), "bfloat16"),
-        (96, 5000, 1026, (0, 2, 0), "float32"),
-        (97, 333, 260, (4, 0, 1), FN),
-        (128, 2570, 11361, (3, 1, 2), "float16"),
-        (128, 70, 5, (1, 15, 0), "bfloat16"),
-    ],
-)
-def test_more_rows_in_one_pass(operands, m, n, k, offsets, out, modes):
-    made = operands((m, n, k), modes, offsets, out, "float32", amax=True)
-    made.check(plan_unaligned(made.problem), CUT_OFF)
 
 
 @pytest.mark.gpu
