@@ -10,9 +10,9 @@ from fp8core.problem import FORMATS, HIGH_PRECISION
 
 
 def aligned_rows(weight: Any, dtype: Any) -> Any:
-    """Return an uncleared FP8 array ``[n, k]`` for the codes of ``weight`` whose rows begin at multiples of 16 bytes.
+    """Return an uninitialized FP8 array ``[n, k]`` for the codes of ``weight``, with rows aligned to 16 bytes.
 
-    None where rows without gaps do, on the host, and for frameworks whose arrays have no gaps.
+    None if contiguous rows are aligned already, on the host, and for frameworks whose arrays cannot have gaps.
     """
     at = interop.view(weight, Operand("weight", *HIGH_PRECISION))
     n, k = at.shape
