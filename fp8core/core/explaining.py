@@ -126,7 +126,7 @@ class ExplainRequest:
 
 
 class Explained(BaseException):
-    """Carries an explanation past the public function that was asked for it."""
+    """Raised to carry an explanation out of the public function that was called."""
 
     def __init__(self, explanation: Explanation) -> None:
         super().__init__()

@@ -251,7 +251,7 @@ _forgotten = 0
 
 def forget() -> None:
     """Drop the planned calls of every operation, because the choice of kernels has changed."""
-    global _forgotten  # noqa: PLW0603 - tells programs that others keep apart
+    global _forgotten  # noqa: PLW0603 - programs that are kept elsewhere compare it
     _forgotten += 1
     for operation in list(_ALL):
         operation.forget()

@@ -62,7 +62,7 @@ def skip_frames() -> None:
         frames.set_code_exec_strategy(code, strategy(getattr(frames.FrameAction, action), frames.FrameAction.SKIP))
 
 
-skip_frames._dynamo_marked_constant = True  # type: ignore[attr-defined]  # tracing runs a call of it
+skip_frames._dynamo_marked_constant = True  # type: ignore[attr-defined]  # run by torch.compile while it traces
 
 
 class _Reason(str):

@@ -192,7 +192,7 @@ class Float8Array(DLPackView):
         return Float8Array(self._array.copy(), self._dtype)
 
     def get(self) -> "np.ndarray[Any, np.dtype[Any]]":
-        """Return a NumPy array of the ``ml_dtypes`` dtype: a copy of memory of a GPU, after waiting for it."""
+        """Return a NumPy array of the ``ml_dtypes`` dtype; from a GPU this is a copy, which the call waits for."""
         import ml_dtypes
 
         codes = self._array.get() if hasattr(self._array, "get") else self._array
@@ -244,7 +244,7 @@ def _own(codes: Any) -> Any:
 
 
 def _equal(codes: Any, others: Any, dtype: str) -> Any:
-    """Return where two arrays of codes, or an array and a code, have equal values, computed on bits as CuPy needs."""
+    """Return where codes (two arrays, or an array and a number) have equal values, by their bits: CuPy has no FP8."""
     known = FORMATS.get(dtype)
     if known is None or known.fnuz:  # one NaN, and at most one zero
         return (codes == others) & (codes != (0xFF if known is None else known.nan))

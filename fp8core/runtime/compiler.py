@@ -15,7 +15,7 @@ Module = Any
 
 _OPT_IN_ABOVE: Final = 48 * 1024
 """The shared memory, in bytes, that a block may use on CUDA; a function that needs more has to opt in."""
-_ALLOWING: Final = threading.RLock()  # re-entrant, like the locks of modules: garbage collection may re-enter
+_ALLOWING: Final = threading.RLock()  # re-entrant, as are the locks of modules: garbage collection may take it again
 _ALL: Final = 100
 """All shared memory of a multiprocessor, in percent."""
 

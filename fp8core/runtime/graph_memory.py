@@ -47,7 +47,7 @@ class _Arena:
 
 _ARENAS: Final[dict[int, _Arena]] = {}
 """The arenas of all devices, by the id of the capture."""
-_LOCK: Final = threading.RLock()  # re-entrant: garbage collection may re-enter
+_LOCK: Final = threading.RLock()  # re-entrant: garbage collection may take it again
 
 
 def allocate(nbytes: int, target: Target, stream: int) -> int:

@@ -77,7 +77,7 @@ class Table(Generic[P]):
                     self.before()
                     self.before = None
         if problem in self._expected:
-            with self._lock.held:  # another thread must not see the problem in neither dictionary
+            with self._lock.held:  # other threads must find the problem in one of the two dictionaries
                 self._meet(problem)
         return self._tuned.get(problem)
 
@@ -112,7 +112,7 @@ class Table(Generic[P]):
         others: list[Kernel] = []
         for kernel in self.kernels:
             if estimated and (kernel.us is no_estimate or not kernel.compared(problem)):
-                unasked.append(kernel)  # its requirements can take long to check: only if the caller gets this far
+                unasked.append(kernel)  # its requirements can take long to check, so only after the estimated ones
                 continue
             if kernel.refusal(problem) is not None:
                 continue
