@@ -225,5 +225,5 @@ class CallCache:
 
     @property
     def full(self) -> bool:
-        """Whether the cache has to be emptied: it holds `CALLS_KEPT` calls, or signatures, some of refused calls."""
+        """Whether the cache has to be emptied: it has `CALLS_KEPT` calls or signatures (also of refused calls)."""
         return max(len(self), len(self._by_number)) >= CALLS_KEPT

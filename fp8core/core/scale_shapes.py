@@ -191,7 +191,7 @@ def _activation(x: TensorSpec, leading: tuple[int, ...], m: int, k: int, known: 
 
 
 def _weight(x: TensorSpec, n: int, k: int, *, stored: bool, grouped: bool, known: Granularity | None) -> Reading:
-    """Read scale_b; with ``grouped`` (scale_a has 1x128 groups) a shape of blocks and of channels means blocks."""
+    """Read scale_b; if ``grouped`` (scale_a has 1x128 groups), a shape that fits blocks and channels means blocks."""
     shape = x.shape
     if known in (None, "tensor") and is_one_number(shape):
         return Reading("tensor", BROADCAST)

@@ -148,7 +148,7 @@ class Float8Array(DLPackView):
         return Float8Array(part, self._dtype)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        """Return the values as a NumPy array over the same memory.
+        """Return the values as a NumPy array, over the same memory unless ``dtype`` or ``copy`` require a copy.
 
         Raises:
             TypeError: the bytes are on a GPU.

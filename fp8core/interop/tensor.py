@@ -114,7 +114,10 @@ class Framework(ABC):
     guards."""
 
     def guard(self, operands: tuple[Any, ...]) -> Callable[..., bool]:
-        """Return a function that tests whether arrays have the signatures of ``operands``; it may deny it wrongly."""
+        """Return a function that tests whether other arrays have the signatures of ``operands``.
+
+        It may give false negatives, never false positives.
+        """
         del operands
         return lambda *_: False
 

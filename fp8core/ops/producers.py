@@ -52,8 +52,8 @@ def rms_norm_quant(
 ) -> Any:
     """Return ``quantize(x / sqrt(mean(x**2) + epsilon) * weight)`` in one launch.
 
-    The norm is that of Zhang and Sennrich 2019 (arXiv:1910.07467). It is computed in float32 and not rounded to x's
-    dtype before it is quantized.
+    The norm is that of Zhang and Sennrich 2019 (arXiv:1910.07467). It is computed in float32 and, without
+    ``round_intermediate``, not rounded to x's dtype before it is quantized.
 
     Args:
         x: float32, float16 or bfloat16 ``[..., cols]``; the mean is over the last axis.

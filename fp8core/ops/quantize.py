@@ -88,8 +88,9 @@ def quantize(
             of x's framework, and x may be dropped as soon as the call returns.
 
     Returns:
-        Quantized: ``data, scale`` in the framework of x. The data has the shape of x. The scale has shape ``[1]`` per
-            tensor, otherwise x's leading axes: ``[..., 1]`` per token, ``[..., ceil(cols / g)]`` for groups of 1xg.
+        Quantized: ``data, scale`` in the framework of x. The data has the shape of x, or more rows with rows_padded.
+            The scale has shape ``[1]`` per tensor, otherwise it keeps x's leading axes: ``[..., 1]`` per token,
+            ``[..., ceil(cols / g)]`` for groups of 1xg.
 
     Raises:
         DTypeError: the call does not take the dtype of x or of another array.

@@ -140,6 +140,9 @@ def cutlass_w8a8_scaled_mm(
         output_shape: the result's shape, ``[..., n]``.
         input_2d: the unquantized input; not needed.
 
+    Returns:
+        An array of shape output_shape and dtype out_dtype, in the framework of qinput.
+
     Raises:
         ShapeError, DTypeError, LayoutError, ScaleError, DeviceError: as for `fp8core.scaled_mm`.
 
@@ -277,6 +280,9 @@ class Fp8LinearOp:
             input_scale_ub: an upper bound of amax per token.
             bias: ``[n]`` in the result's dtype or float32.
             use_per_token_if_dynamic: overrides the setting of the layer.
+
+        Returns:
+            ``[..., n]`` of the result's dtype, in the framework of the input.
 
         Raises:
             ShapeError, DTypeError, LayoutError, ScaleError, DeviceError: as for `fp8core.linear`.
