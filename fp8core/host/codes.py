@@ -1,8 +1,8 @@
 """Converts fp32 numbers to FP8 codes and back, with tables that are made at first use.
 
 A conversion to FP8 is one lookup in a table of all 65,536 upper halves of fp32 numbers. Before it, the lower half is
-folded into the last bit of the upper half (rounding to odd). The upper half then lies on the same side as the whole
-number of any value with at most six bits of mantissa, and so of any midpoint between two FP8 values.
+folded into the last bit of the upper half (rounding to odd). Compared with any value of at most six mantissa bits, and
+so with any midpoint between two FP8 values, the upper half then lies on the same side as the original number.
 """
 
 from functools import cache, lru_cache

@@ -18,7 +18,7 @@ _DRIVERS: Final[dict[str, tuple[str, ...]]] = {
 LEGACY: Final = 1
 """cudaStreamLegacy: the default stream, also called 0; it cannot be captured."""
 PER_THREAD: Final = 2
-"""cudaStreamPerThread and hipStreamPerThread: stands for another stream in each thread."""
+"""cudaStreamPerThread and hipStreamPerThread: stands for a different stream in each thread."""
 
 
 class _Survey(NamedTuple):

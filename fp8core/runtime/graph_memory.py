@@ -4,8 +4,8 @@ A framework's pool reuses memory, in the order of streams, as soon as its array 
 with the address may be launched much later, and would overwrite the memory's new contents. Here the driver reports when
 a graph, everything instantiated from it, and their launches are gone: the graph owns a user object with a destructor.
 The driver calls the destructor on a thread of its own, possibly while it holds locks, and possibly after the
-interpreter has ended. So the destructor is a C function that takes no lock, ``sem_post``; the next request checks the
-semaphores and frees the memory of graphs that are gone.
+interpreter has ended. So the destructor is a C function that takes no lock, ``sem_post``; the first request of a later
+capture checks the semaphores and frees the memory of graphs that are gone.
 """
 
 import ctypes
