@@ -1,4 +1,4 @@
-"""Work on streams other than kernels: waits for another stream, events, and copies of single numbers."""
+"""Work on streams other than kernels: waits for another stream, events, and writing or reading single numbers."""
 
 import ctypes
 from collections.abc import Callable
