@@ -67,7 +67,7 @@ def view(x: Any, name: str, *, written: bool = False) -> TensorView:
         raise DTypeError(f"{name} needs {wanted} that offers DLPack, got {type_name(x)}")
     seen: TensorView = read(x, name)
     if written:
-        seen.framework.written(_storage_of(x), name)
+        seen.framework.check_writable(_storage_of(x), name)
     return seen
 
 
@@ -148,7 +148,7 @@ def check_writable(x: Any, name: str) -> None:
     memory = _storage_of(x)
     framework = framework_of(type(memory))
     if framework is not None:
-        framework.written(memory, name)
+        framework.check_writable(memory, name)
 
 
 def reinterpret(x: Any, dtype: str) -> Any:

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from fp8core.errors import LayoutError
 from fp8core.interop.dlpack import contiguous
-from fp8core.interop.dlpack_capsule import Borrowing, KeepAlive
+from fp8core.interop.dlpack_capsule import ExporterFramework, KeepAlive
 from fp8core.interop.names import type_name
 from fp8core.interop.tensor import TensorView, bytes_spanned, check_aligned, check_memory, in_elements, refused_dtype
 from fp8core.problem import ITEMSIZE
@@ -17,7 +17,7 @@ REFUSALS: Final = (AttributeError, KeyError, TypeError, ValueError, RuntimeError
 """What producers raise when they cannot offer the interface."""
 
 
-class Lent(KeepAlive):
+class CudaArrayKeepAlive(KeepAlive):
     """Keeps an array that a kernel reads or writes, and its producer's stream."""
 
     __slots__ = ("producer",)
@@ -27,7 +27,7 @@ class Lent(KeepAlive):
         self.producer = stream if producer is None else producer
 
 
-class CudaArray(Borrowing):
+class CudaArray(ExporterFramework):
     """Any exporter of the interface; results are CuPy arrays, which export it too."""
 
     name = "cuda_array_interface"
@@ -58,25 +58,25 @@ class CudaArray(Borrowing):
         check_memory(pointer, shape, name)
         check_aligned(pointer, dtype, name)
         ordinal = device.current() if not pointer else ordinal_of(pointer)
-        held = Lent(x, device.stream(ordinal), ordinal, offer.get("stream"))
+        held = CudaArrayKeepAlive(x, device.stream(ordinal), ordinal, offer.get("stream"))
         return TensorView(pointer, dtype, shape, strides, device.target(ordinal), self, x, held)
 
     def producer(self, view: TensorView) -> int:
         """Return the stream that the array names; CuPy's current stream if it names none."""
-        assert isinstance(view.held, Lent)
+        assert isinstance(view.held, CudaArrayKeepAlive)
         return view.held.producer
 
     def order_before(self, view: TensorView, stream: int, owner: object = None) -> None:
         """Make ``stream`` wait for the array's own stream, and keep the array until ``stream`` has passed."""
         super().order_before(view, stream, owner)
-        assert isinstance(view.held, Lent)
+        assert isinstance(view.held, CudaArrayKeepAlive)
         view.held.read_on(stream, owner)
 
     def release(self, view: TensorView, stream: int) -> None:
         """Make the array's own stream wait for a launch: the producer's next work may read or reuse the memory."""
         streams.join(self.producer(view), stream, view.target.device)
 
-    def written(self, x: Any, name: str) -> None:
+    def check_writable(self, x: Any, name: str) -> None:
         """Raise LayoutError if ``x`` says that it is read-only."""
         if x.__cuda_array_interface__["data"][1]:
             raise LayoutError(f"{name} needs to be writable, got a read-only {type(x).__name__}")

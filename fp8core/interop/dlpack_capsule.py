@@ -85,7 +85,7 @@ def _raise(error: Exception) -> bool:
     raise error
 
 
-class Borrowing(Framework):
+class ExporterFramework(Framework):
     """A framework whose stream and allocator are unknown. Results are CuPy arrays, or NumPy arrays on the host.
 
     `TensorView.held` of its views is a `KeepAlive` if something has to be kept.
@@ -112,7 +112,7 @@ class Borrowing(Framework):
         del view, stream, owner
 
 
-class Foreign(Borrowing):
+class DLPackExporters(ExporterFramework):
     """Any exporter of DLPack."""
 
     name = "dlpack"
@@ -162,7 +162,7 @@ class Foreign(Borrowing):
                 Export(view.owner, in_protocol(stream, view.target))
             view.held.read_on(stream, owner)
 
-    def written(self, x: Any, name: str) -> None:
+    def check_writable(self, x: Any, name: str) -> None:
         """Raise LayoutError if ``x`` is marked read-only, which only versioned capsules can be."""
         try:
             made = Export(x, None)
@@ -188,6 +188,6 @@ def in_protocol(stream: int, target: Target) -> int:
 
 
 @cache
-def framework() -> Foreign:
-    """Return the only instance of `Foreign`."""
-    return Foreign()
+def framework() -> DLPackExporters:
+    """Return the only instance of `DLPackExporters`."""
+    return DLPackExporters()

@@ -15,7 +15,7 @@ import numpy as np
 
 from fp8core.errors import LayoutError
 from fp8core.interop import cupy_arrays, numpy_arrays
-from fp8core.interop.dlpack_capsule import Foreign
+from fp8core.interop.dlpack_capsule import DLPackExporters
 from fp8core.interop.float8 import DLPackView
 from fp8core.interop.tensor import Result, TensorView, bytes_spanned, strides_or_contiguous
 from fp8core.problem import HOST, ITEMSIZE, Target
@@ -27,7 +27,7 @@ PROGRAMS: Final = "fp8core.jax"
 _TAKEN: Final = "inside of jax.jit the functions of fp8core and fp8core.jax.Fp8Linear take it, and nothing else"
 
 
-class Loan:
+class JaxMemoryOwner:
     """The owner of device memory that JAX uses.
 
     When JAX frees it, kernels of JAX that read it may still be running: JAX frees in the order of a compute stream
@@ -46,7 +46,7 @@ class Loan:
         self._releases.after(self._memory, self._begin)
 
 
-class Jax(Foreign):
+class Jax(DLPackExporters):
     """``jax.Array`` outside `jax.jit`; these arrays cannot be written to."""
 
     name = "jax"
@@ -105,8 +105,8 @@ class Jax(Foreign):
         with device.allocating(self.stream(target) if stream is None else stream, ordinal):
             cupy = device.cupy()
             memory = cupy.cuda.alloc(nbytes)
-            lent = cupy.cuda.UnownedMemory(memory.ptr, nbytes, Loan(memory, queue, fence), ordinal)
-            pointer = cupy.cuda.MemoryPointer(lent, 0)
+            owned = cupy.cuda.UnownedMemory(memory.ptr, nbytes, JaxMemoryOwner(memory, queue, fence), ordinal)
+            pointer = cupy.cuda.MemoryPointer(owned, 0)
             array = cupy.ndarray(shape, storage, pointer, tuple(step * ITEMSIZE[dtype] for step in steps))
         return Result(memory.ptr, DLPackView(array, dtype))
 
@@ -123,7 +123,7 @@ class Jax(Foreign):
         with device.allocating(stream, ordinal):
             return self._from_dlpack(array)
 
-    def written(self, x: Any, name: str) -> None:
+    def check_writable(self, x: Any, name: str) -> None:
         """Raise LayoutError: no array of JAX can be written to."""
         del x
         raise LayoutError(f"{name} needs to be writable, got an array of JAX, which cannot be written to")

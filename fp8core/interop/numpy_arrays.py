@@ -97,7 +97,7 @@ class Numpy(Framework):
             return x.codes if dtype == "uint8" else Float8Array(x.codes, dtype)
         return x.view(dtypes()[dtype])
 
-    def written(self, x: Any, name: str) -> None:
+    def check_writable(self, x: Any, name: str) -> None:
         """Raise LayoutError if ``x`` is read-only."""
         if not x.flags.writeable:
             raise LayoutError(f"{name} needs to be writable, got a read-only array")

@@ -209,7 +209,7 @@ class Framework(ABC):
     wrote: Callable[[tuple[Any, ...]], object] | None = None
     """Tells the framework that arrays were written in place; None if it need not know, as without autograd."""
 
-    def written(self, x: Any, name: str) -> None:  # noqa: B027 - by default arrays can be written to
+    def check_writable(self, x: Any, name: str) -> None:  # noqa: B027 - by default arrays can be written to
         """Raise LayoutError if ``x`` must not be written to."""
 
 
