@@ -86,10 +86,10 @@ struct Places {
         a_releases = iterations * k_iter.k_blocks - C::a_stages - k_warpgroup;
     }
 
-    // Called by a warp when the products of the oldest k-block are complete: releases its stages, but not that of rows
-    // which the block itself quantized or aligned. A weight in registers, too, keeps its stage until then: an arrival
-    // right after its loads may overtake them, and TMA would overwrite what they have yet to read. A complete product
-    // has had its registers.
+    // Called by a warp when the products of the oldest k-block are complete: releases its stages, except those of rows
+    // that the block itself quantized or aligned. A weight in registers keeps its stage until then, too: an arrival
+    // right after its loads may overtake them, and TMA would overwrite data that they have yet to read. Once the
+    // product is complete, its registers have been loaded.
     DEVICE void release(const DecodeBlock<C>& block) {
         __syncwarp();
         if (block.lane == 0) block.pipeline.release(oldest);

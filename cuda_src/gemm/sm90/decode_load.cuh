@@ -122,7 +122,7 @@ DEVICE void load_a(const TensorMap* map, unsigned ring, const PipelineBarriers<C
         if (C::streams_a)
             pipeline.init((C::a_vectors == 0) + C::blockwise * C::scale_lanes,
                           4 * C::m_warpgroups * C::multicast_tiles);
-        barrier_init(reduce_full, 1);  // by expect_others, or in sm90_decode_rows by a thread of its own
+        barrier_init(reduce_full, 1);  // one thread arrives and sets the bytes that the other blocks send
         barrier_init(reduce_full + 8, arrivals);
         barrier_init_fence();
     }
