@@ -125,8 +125,8 @@ struct WarpUnits {
     }
 };
 
-// Returns x and hides its value from the compiler, which then computes from it anew here, instead of keeping in
-// registers what it has computed from x before.
+// Returns x, but hides that from the compiler: what depends on it is computed here, and not kept in registers from an
+// earlier computation with x.
 DEVICE long long computed_anew(long long x) {
     asm volatile("" : "+l"(x));
     return x;

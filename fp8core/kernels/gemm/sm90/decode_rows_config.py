@@ -72,7 +72,7 @@ class Fitted(NamedTuple):
     across: float = 0.0
     """Addition to `k_block` if a tile's channels have two scales of the weight."""
     traffic: float = 0.0
-    """Fraction of the memory's time that loads of a add with tiles of 64 channels; with wider ones, in proportion less."""
+    """Fraction of the memory's time that loads of a add with tiles of 64 channels; with wider tiles, it is less."""
     borders: float = 0.0
     """Time of a product whose tiles have two scales of the weight, beside that of its k-blocks."""
     occupied: float = 0.0
