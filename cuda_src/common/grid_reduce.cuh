@@ -52,7 +52,7 @@ struct GridMax<threads, 1> {
 //     multiprocessor's shared memory: no multiprocessor holds two of its blocks, from whichever streams or graphs;
 //   - so a block of launch n + 1 begins only where a block of launch n has exited, which is after all flags of launch n
 //     were written; and it passes its own grid_max only when all blocks of launch n have exited. Two alternating sets
-//     of flags are enough. A programmatic launch changes none of this: its blocks begin early, but only if there is room;
+//     of flags are enough. A programmatic launch changes nothing: its blocks begin early, but only where there is room;
 //   - the launch is cooperative, so two grids cannot each hold a part of the device and wait for the rest;
 //   - a programmatic successor may begin only when all blocks have triggered it, that is, when all are resident.
 // All blocks poll. Polls of one cache line by a hundred multiprocessors are serialized, so each flag is stored COPIES

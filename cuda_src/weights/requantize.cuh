@@ -1,8 +1,8 @@
 // Requantizes fused shards, each with a scale of its own, to the largest of the scales.
 //   max_scale = scales[0] if there is one scale or any later one is the mark "unset" (<= -448), else max(scales), NaN
-//   if any is. out = encode(RN(RN(float(code) * scales[shard]) * RN(1 / max_scale))), clamped. Codes stay as they are in
-//   a shard whose scale is max_scale, if there is one scale or the mark, and if max_scale is 0 (below 2**-126), infinite
-//   or NaN.
+//   if any is. out = encode(RN(RN(float(code) * scales[shard]) * RN(1 / max_scale))), clamped. Codes stay as they are
+//   in a shard whose scale is max_scale, if there is one scale or the mark, and if max_scale is 0 (below 2**-126),
+//   infinite or NaN.
 // Every thread or warp decides this for itself from the scales, without a second launch or a synchronization with the
 // host.
 //
