@@ -10,8 +10,8 @@ struct ScaleGrid {
     long long row, col;
 };
 
-// A position in a ring of SIZE stages. `parity`: of the number of times it has wrapped around; `passed`: whether it
-// has.
+// A position in a ring of SIZE stages. `parity` is that of the number of times it has wrapped around; `passed` tells
+// whether it has wrapped around at all.
 template <int SIZE>
 struct Ring {
     int stage, parity, passed;

@@ -4,12 +4,12 @@
 #include "../warp_sums.cuh"
 
 // Products of few rows by mma.sync: out[m, n] = round(scale_a * (scale_b * acc) + bias), where acc is the sum over k of
-// a[m, k] * b[n, k] in fp32. The weight b is streamed from memory once for every SIDE rows. With BLOCKED scales every
-// 128 of k are scaled before they are added: acc = sum of scale_a * (scale_b * partial).
+// a[m, k] * b[n, k] in fp32. The weight b is streamed from memory once for every SIDE rows. With BLOCKED scales the sum
+// of every 128 of k is scaled before it is added: acc = sum of scale_a * (scale_b * partial).
 //
 // A block makes SIDE tokens x 16 * TILES channels. Its WARPS warps take chunks of 128 of k round-robin; the block adds
 // the warps' sums in their order. So the bits of a row depend on n, k and WARPS alone, not on m, SIDE, TILES or other
-// rows. The tensor cores accumulate only within a chunk, because some GPUs keep 14 bits of their sums. Rows past m and
+// rows. The tensor cores accumulate only within a chunk, because some GPUs keep only 14 bits of sums. Rows past m and
 // n load an earlier row again, and their results are dropped; k past its end counts as zeros.
 //
 // The caller owes: k, lda and ldb divisible by 16 and not 0, a and b aligned to 16; row_tiles = ceil(m / SIDE); a grid

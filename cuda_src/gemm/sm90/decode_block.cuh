@@ -8,7 +8,7 @@ struct DecodeBlock {
     static constexpr int channels = C::tile * C::together;
 
     int warp, lane;
-    int rank, first;  // among the blocks of its tile; the cluster rank of the tile's rank 0
+    int rank, first;  // rank: among the blocks of its tile; first: the cluster rank of the tile's rank 0
     unsigned ring, a_ring;
     PipelineBarriers<C::stages> pipeline;
     PipelineBarriers<C::a_stages> a_pipeline;
@@ -43,8 +43,8 @@ struct DecodeBlock {
         return scales;
     }
 
-    // Runs the producer warps, and returns true in their threads, which are done then. `storing_warps` warps of each
-    // block of a tile release every reduction buffer.
+    // Runs the producer warps and returns true in their threads, which are then done; returns false in the consumers.
+    // `storing_warps` warps of each block of a tile release every reduction buffer.
     template <class Map>
     DEVICE bool loads(const Map* weight_map, const TensorMap* a_map, const ScaleGrid& of_a, const ScaleGrid& of_b,
                       int m, int n, int storing_warps, int prefetch_weight) {

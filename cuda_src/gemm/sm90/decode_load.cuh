@@ -29,7 +29,7 @@ struct DecodeLayout : Config {
     static constexpr int units = tile / 8;                                   // of 8 channels, in a tile
     static constexpr int together = Config::multicast_tiles * Tile::phases;  // tiles of neighbouring channels
     static constexpr int unit_bytes = 8 * Config::width * 4;
-    // Accumulators of a thread.
+    // The accumulators of a thread.
     static constexpr int sums = Config::warpgroup_channels * Config::width / 128;
     // The weight's scales of a tile and k-block: one more if the tile can lie across their borders. The channels of a
     // tile are spread over `span` neighbours.
@@ -64,8 +64,8 @@ DEVICE void ask_ahead(const TensorMap* map, KBlockIterator k_iter, unsigned empt
 }
 
 // The warp that loads the weight; it also initializes the barrier `a_requested`. PREFETCH_CHUNKS limits the prefetch,
-// because requests for a full ring would be queued in memory ahead of those for a, and of those by the kernel that
-// computes a.
+// because requests for a full ring would be queued in memory ahead of those for a, and ahead of those of the kernel
+// that computes a.
 template <class C, class Map>
 DEVICE void load_weight(const Map* map, unsigned ring, const PipelineBarriers<C::stages>& pipeline,
                         unsigned a_requested, KBlockIterator& k_iter, int prefetch_weight, int lane) {
@@ -151,7 +151,7 @@ DEVICE void load_a(const TensorMap* map, unsigned ring, const PipelineBarriers<C
     if (C::cluster > 1 && C::multicast_tiles == 1) cluster_wait();
 }
 
-// The warp that loads blocked scales: beside each k-block of a those of a's rows, then the weight's.
+// The warp that loads blocked scales: for each k-block those of a's rows, then those of the weight.
 template <class C>
 DEVICE void load_scales(StageScales<C>& stage_scales, const PipelineBarriers<C::a_stages>& pipeline,
                         const ScaleGrid& of_a, const ScaleGrid& of_b, KBlockIterator& k_iter, int m, int n, int lane) {

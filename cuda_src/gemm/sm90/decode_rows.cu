@@ -4,7 +4,7 @@
 // read a from shared memory once per up to 128 channels instead of once per 64, a thread needs the scales of two rows
 // instead of all, and the epilogue stores rows as the accumulators hold them (experiments/2026-11-rows-on-the-m-side).
 //
-// One warpgroup multiplies a tile of CHANNELS channels, as many as make the tiles of all blocks come out even. The
+// One warpgroup multiplies a tile of CHANNELS channels, chosen so that the tiles divide evenly among the blocks. The
 // SPLIT_K blocks of a cluster that share a tile each take a part of its k-blocks of 128. They complete parts of the
 // tile that are as equal as units of 8 channels allow: a block stores its partial sums into the owner's reduction
 // buffer (DSMEM), and the owner adds them in the order of their ranks, so equal inputs give equal bits. The PDL

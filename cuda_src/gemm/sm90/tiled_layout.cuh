@@ -35,7 +35,7 @@ struct TiledLayout : Config {
     // Whether the next tile's first products are issued before a tile is stored: if a warpgroup has two slices, it
     // stores one while the other is multiplied. Promoted products have registers apart from the sums; chains need a set
     // of sums that the tile does not use. Whether there is room depends on what else a thread holds. (With a GELU,
-    // chains wait for each other: by 30 % where it was measured.)
+    // chains wait for each other: 30 % slower where it was measured.)
     static constexpr bool ahead =
         Config::m_slices == 2 && !Config::accumulates && !Config::pingpong &&
         (promoted ? Config::scales != SCALES_GROUP

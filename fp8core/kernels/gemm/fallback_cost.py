@@ -29,7 +29,7 @@ CODE_US: Final = 0.003465
 CODE_ROW_US: Final = 0.0001459
 """Addition to `CODE_US` per row of a panel."""
 PASS_OVERLAP: Final = 10.53
-"""Exponent of the norm that combines the two times, which overlap (`overlap`)."""
+"""Exponent of the norm that combines the two times, which overlap (`overlapped_us`)."""
 PASS_UNALIGNED: Final = 2.46
 """Factor on passes if rows of codes are not aligned."""
 PASS_BLOCKWISE: Final = 1.268

@@ -1,4 +1,4 @@
-"""One dynamic scale for a whole tensor, in one launch: read once, or partly twice if the device cannot hold all of it."""
+"""One dynamic scale for a whole tensor, in one launch: read once, or partly twice if the device cannot hold it."""
 
 from bisect import bisect_left
 from collections.abc import Callable

@@ -36,7 +36,7 @@ SECTORS: Final = 0.1635
 SECTOR: Final = 32
 """Bytes that L2 reads together."""
 ZEROS: Final = 2.273
-"""How many further rows each row of a tile beyond those of a counts for, as TMA fills it with zeros."""
+"""Each row of a tile beyond those of a, which TMA fills with zeros, counts as so many further rows."""
 SHARED_US: Final = 0.0002874
 """Time of a multiprocessor per row of 128 codes that `wgmma` reads from shared memory, or that is written there."""
 K_BLOCK_US: Final = 0.02146
@@ -59,7 +59,7 @@ WHOLE_ROUNDS: Final = 1.071
 BYTES_A_US: Final = 4.14e6
 """Memory bandwidth, in bytes per microsecond."""
 OVERLAP: Final = 4.37
-"""Exponent of the norm that combines the overlapping times (`overlap`) of the memory, of the loads and of the
+"""Exponent of the norm that combines the overlapping times (`overlapped_us`) of the memory, of the loads and of the
 multiprocessors."""
 COUNTER_US: Final = 2.651
 """Time of clearing a tile counter, a workspace of a few bytes, before the launch."""

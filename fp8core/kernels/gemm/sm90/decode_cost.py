@@ -36,7 +36,7 @@ ODD_RESULT_US: Final = 2.335e-6
 PIECE: Final = 16
 """Bytes that are stored together."""
 OVERLAP: Final = 2.864
-"""Exponent of the norm that combines the times of the memory and of the multiprocessors, which overlap (`overlap`)."""
+"""Exponent of the norm that combines the overlapping times (`overlapped_us`) of the memory and the multiprocessors."""
 
 
 class Fitted(NamedTuple):

@@ -90,7 +90,7 @@ class LooseArgs(NamedTuple):
 
 
 LOOSE_BATCHES: Final = 2
-"""The most batches of loads that a thread aligns codes of a in: with more, a copy of a takes about as long."""
+"""The most batches of loads in which the threads of a block align codes of a: a copy of a takes about as long."""
 
 
 def phases_of(stride: int) -> int:

@@ -37,7 +37,7 @@ class Costs(NamedTuple):
     result_us: float
     """Time per stored result with 16 residues; proportionally less with fewer."""
     overlap: float
-    """Exponent of the norm that combines the times of products and of stores, which overlap (`overlap`)."""
+    """Exponent of the norm that combines the times of products and of stores, which overlap (`overlapped_us`)."""
 
 
 COSTS: Final = Costs(

@@ -71,8 +71,8 @@ FILL_US: Final = 0.003911
 BYTES_A_US: Final = 4.507e6
 """Memory bandwidth, in bytes per microsecond."""
 OVERLAP: Final = 3.811
-"""Exponent of the norm that combines the overlapping times (`overlap`) of the memory, of the multiprocessors, and of
-further L2 requests for rows that cross cache lines."""
+"""Exponent of the norm that combines the overlapping times (`overlapped_us`) of the memory, of the multiprocessors, and
+of further L2 requests for rows that cross cache lines."""
 CHAIN_US: Final = 1.565e-5
 PROMOTED_US: Final = 1.452e-5
 """Time of a multiprocessor per result of a tile and k-block: in one chain over k, or promoted."""
