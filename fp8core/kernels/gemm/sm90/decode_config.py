@@ -89,12 +89,12 @@ class DecodeConfig(NamedTuple):
         return self.turns(n) * (self.part(k) * k_block_us + tile_us)
 
     def of_fewer(self, ctas_per_sm: int) -> "DecodeConfig":
-        """Return the config with so many blocks per multiprocessor, and as many k-blocks of a in flight on it."""
+        """Return the config with ``ctas_per_sm`` blocks per multiprocessor and as many k-blocks of a in flight on it."""
         return self._replace(ctas_per_sm=ctas_per_sm, a_stages=self.a_stages * self.ctas_per_sm // ctas_per_sm)
 
     @property
     def own_units(self) -> int:
-        """Most units of 8 channels of a tile that a block completes; sm90_decode_rows deals enough of them in pairs."""
+        """The most units of 8 channels that a block completes; sm90_decode_rows deals pairs if there are enough."""
         units = self.tile // 8
         dealt = 2 if self.rows_first and units >= 4 * self.split_k else 1
         return ceil_div(ceil_div(units, dealt), self.split_k) * dealt

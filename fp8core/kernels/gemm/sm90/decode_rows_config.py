@@ -29,7 +29,7 @@ LEAST_CHANNELS: Final = 1280
 LEAST_K: Final = 3584
 """Below either, unless the weight is small, the layout of sm90_decode that `cheapest` gives was at least as fast."""
 CHANNELS: Final = range(64, 129, 8)
-"""Channels of a tile of sm90_decode_rows, of which the choice lets the tiles divide evenly among the blocks."""
+"""Channels of a tile of sm90_decode_rows, chosen so that the tiles divide evenly among the blocks."""
 SMALLEST_TILE: Final = 64
 """Only for small weights: its channels have one scale of the weight, and its products are the shortest."""
 A_STAGES: Final = 8
