@@ -1,7 +1,6 @@
 // FP8 conversions: by the platform's instructions if it has them (HARDWARE_FORMAT), else by integer arithmetic.
 //
-// encode, encode_pair  take any fp32 number, saturate it at the quantization maximum and round it to nearest even. A
-// NaN
+// encode, encode_pair  take any fp32 number, saturate it at the quantization maximum and round it to nearest even. NaN
 //                      becomes the format's; a negative number that underflows gives 0x80 in fn formats, 0x00 in fnuz.
 // decode, decode_pair  give the fp32 number of a code, exactly; decode_pair stores that of the low byte in lo.
 #pragma once

@@ -6,7 +6,7 @@
 //
 // The order of the sum depends on the team; producer.cuh defines all else.
 //   ROUND     h * r and its product with the weight are rounded to x's type, as in a kernel that stores them. With MODE
-//             STATIC so is h: vLLM's kernels norm the stored h if the scale is given, and the fp32 sum if they find it.
+//             STATIC so is h: vLLM's kernels norm the stored h if the scale is given, the fp32 sum if they find one.
 //   FEW       rows are so few that each multiprocessor has one block or none, and latencies count: inputs are
 //             prefetched into L2 while the preceding kernel runs, and x is loaded first, because the sum waits for it.
 //   FORESEES  the largest value of a token is found together with the sum of squares (foreseen.cuh).

@@ -5,8 +5,9 @@
 // producer.cuh defines all else.
 //
 // ROUND: the activation and the product are rounded to x's type, as in a kernel that stores them. With FLOAT16 the
-// activation is then computed by expf and a rounded quotient: within 6 ulp, every 10,000th gate is rounded to the
-// neighbour. (Of the 65,536 bfloat16 gates, none with a normal result is that near to a tie, except -2**-8.)
+// activation is then computed by expf and a rounded quotient, because errors within 6 ulp would round every 10,000th
+// gate to the neighbouring number. (Of the 65,536 bfloat16 gates, none with a normal result is that near to a tie,
+// except -2**-8.)
 //
 // The caller owes, if ALIGNED: gate, up and data begin at multiples of VECTOR elements in every row.
 #pragma once

@@ -102,8 +102,7 @@ quantize_rowwise_unaligned(QUANTIZE_PARAMETERS) {
     void* const row_scales = static_cast<byte*>(scales) + scale_row * scale_row_stride * SCALE_BYTES<SCALE_FORMAT>;
     grid_dependency_wait();
 
-    // (Before the vectors: the compiler may wait for loads after a row's last whole vector right where they are
-    // issued.)
+    // (Before the vectors: after a row's last whole vector, the compiler may wait for a load where it is issued.)
     float scale = 1.0f;  // of padding rows
     float upper = upper_value;
     if (MODE == STATIC && first_row < rows) scale = load_scale<SCALE_FORMAT>(row_scales, scale_col);

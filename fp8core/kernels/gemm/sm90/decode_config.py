@@ -89,7 +89,7 @@ class DecodeConfig(NamedTuple):
         return self.turns(n) * (self.part(k) * k_block_us + tile_us)
 
     def of_fewer(self, ctas_per_sm: int) -> "DecodeConfig":
-        """Return the config with ``ctas_per_sm`` blocks per multiprocessor and as many k-blocks of a in flight on it."""
+        """Return the config with ``ctas_per_sm`` blocks per multiprocessor, and as many k-blocks of a in flight."""
         return self._replace(ctas_per_sm=ctas_per_sm, a_stages=self.a_stages * self.ctas_per_sm // ctas_per_sm)
 
     @property
