@@ -1,5 +1,4 @@
-// The threads that share a row (a team), and their reductions: the words of each warp are gathered where all can read
-// them.
+// The threads that share a row (a team), and their reductions, which gather a few words of each warp.
 //
 // A team has BLOCKS blocks of BLOCK_THREADS threads, and WORDS warps. It calls `start()` first. It has two exchanges:
 // `gather<0>` of `first` words per warp, and `gather<1>` of one. Each returns the first words of all warps, then the

@@ -55,8 +55,7 @@ struct GridMax<threads, 1> {
 //     of flags are enough. A programmatic launch changes nothing: its blocks begin early, but only where there is room;
 //   - the launch is cooperative, so two grids cannot each hold a part of the device and wait for the rest;
 //   - a programmatic successor may begin only when all blocks have triggered it, that is, when all are resident.
-// All blocks poll. Polls of one cache line by a hundred multiprocessors are serialized, so each flag is stored COPIES
-// times.
+// All blocks poll. Polls of one line by a hundred multiprocessors are serialized, so each flag is stored COPIES times.
 constexpr int COPIES = 8;
 MODULE_MEMORY word64 grid_max_flags[2][COPIES][CLUSTER == 0 ? THREADS : 1];
 

@@ -1,5 +1,4 @@
-// Slices of vectors: the heads and tails of rows that begin at any element, and vectors of x that straddle 16-byte
-// words.
+// Slices of vectors: heads and tails of rows that begin at any element, and vectors of x that straddle 16-byte words.
 #pragma once
 #include "vec8.cuh"
 

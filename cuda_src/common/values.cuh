@@ -15,8 +15,7 @@ DEVICE float round_to(float value) {
     else return bf16_to_float(float_to_bf16(value));
 }
 
-// `bytes` bytes in 32-bit words: loaded and stored as one if all parts are valid, else the first `valid` parts one by
-// one.
+// `bytes` bytes in 32-bit words: loaded and stored at once if all parts are valid, else the valid parts one by one.
 template <int bytes>
 struct Words {
     static constexpr int WORDS = (bytes + 3) / 4;

@@ -63,8 +63,7 @@ struct Quantizer {
         const long long group = col_of(pass_of(store)) / GROUP_COLS;
         return static_cast<byte*>(to.scale) + (scale_row + group * to.scale_col_stride) * SCALE_BYTES<SCALE_FORMAT>;
     }
-    // EARLY, for so few rows that instructions between the last barrier and the stores count: the addresses of the
-    // stores.
+    // The addresses of the stores. EARLY: for so few rows that instructions between the last barrier and them count.
     byte *codes_to, *scales_to[STORES];
     DEVICE void touch_outputs() {
         codes_to = computed_here(codes_at(col_of(0)));
@@ -194,8 +193,7 @@ struct Quantizer {
         }
     }
 
-    // The lanes of a group divide the work on the scales of EACH vectors; then the whole warp takes one of two
-    // branches.
+    // The lanes of a group divide the work on the scales of EACH vectors; then the warp takes one of two branches.
     DEVICE void groups(const Producer& producer, const Raw* raw) const {
         const int first = int(lane()) - member(), count = passes();
 #pragma unroll SHARES

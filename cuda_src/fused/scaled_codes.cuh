@@ -25,8 +25,7 @@ DEVICE float amax_of(const float (&y)[VECTOR]) {
     return amax;
 }
 
-// The maximum of x[i] over a team, in those lanes of the team whose number is i modulo COUNT, a power of two up to
-// TEAM.
+// The maximum of x[i] over a team, in the team's lanes whose number is i modulo COUNT, a power of two up to TEAM.
 template <int TEAM, int COUNT>
 DEVICE unsigned team_max_each(unsigned (&x)[COUNT]) {
 #pragma unroll

@@ -20,8 +20,7 @@ DEVICE float silu(float v) {
     constexpr float LN2 = 0x1.62e43p-1f;
     float power, rest;
     if constexpr (X == BFLOAT16) {
-        // The first 16 bits of log2(e): their product with a bfloat16 is exact, and what is left is a fixed fraction of
-        // it.
+        // The first 16 bits of log2(e): their product with a bfloat16 is exact, and the rest is a fixed fraction of it.
         constexpr float LOG2E_16 = 0x1.7154p+0f, PART_LEFT = 0x1.48101ep-18f;
         power = maximum(v * -LOG2E_16, -150.0f);
         rest = power * PART_LEFT;

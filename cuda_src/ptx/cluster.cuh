@@ -46,8 +46,7 @@ DEVICE void dsmem_store(unsigned* place, unsigned x, word64* barrier, unsigned r
     emulation_dsmem_store(place, x, barrier, rank);
 #endif
 }
-// The addresses of `place` and a barrier in block `rank`, computed before they are needed. Every lane of a warp makes
-// one.
+// The addresses of `place` and a barrier in block `rank`, computed early. Every lane of a warp makes one.
 struct RemotePlace {
 #if FP8CORE_PTX >= 900
     unsigned place, barrier;

@@ -9,8 +9,7 @@ DEVICE unsigned warp_transpose(unsigned pair) {
     return result;
 }
 
-// Transposes the words of four neighbouring threads: thread q passes its word i to thread i, and then holds word q of
-// each.
+// Transposes the words of four neighbouring threads: thread q gives its word i to thread i, and gets word q of each.
 DEVICE void quad_transpose(unsigned& a, unsigned& b, unsigned& c, unsigned& d, int lane) {
     const bool odd = lane & 1, high = lane & 2;
     unsigned x = __shfl_xor_sync(0xffffffffu, odd ? a : b, 1), y = __shfl_xor_sync(0xffffffffu, odd ? c : d, 1);

@@ -1,8 +1,7 @@
 // The fallback that quantizes one element at a time: any group shape, stride and alignment.
 //
 // A block handles a panel of HEIGHT rows (-1: all) x WIDTH columns (0: all): whole groups side by side. It reads the
-// panel once for the groups' largest magnitudes and again to encode it. With MODE STATIC a panel is any piece of the
-// matrix.
+// panel once for the groups' largest magnitudes and again to encode it. With MODE STATIC a panel is any piece of x.
 //
 // Constants: INPUT FORMAT MODE SCALE_FORMAT THREADS HEIGHT WIDTH, and
 //   GROUPS                  groups of a panel;

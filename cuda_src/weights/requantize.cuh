@@ -3,8 +3,7 @@
 //   if any is. out = encode(RN(RN(float(code) * scales[shard]) * RN(1 / max_scale))), clamped. Codes stay as they are
 //   in a shard whose scale is max_scale, if there is one scale or the mark, and if max_scale is 0 (below 2**-126),
 //   infinite or NaN.
-// Every thread or warp decides this for itself from the scales, without a second launch or a synchronization with the
-// host.
+// Every thread or warp decides this for itself from the scales, without a second launch or a host synchronization.
 //
 // A block has ACROSS x (THREADS / ACROSS) threads with VECTOR codes each, and handles REQUANTIZE_ROWS rows per row of
 // threads. Block b has column tile b % column_tiles of row tile b / column_tiles.

@@ -85,8 +85,7 @@ DEVICE Fragment fragment(const Chunk* tile, int slab, int first_row) {
     return result;
 }
 
-// Calls `visit` for each of a lane's sums, with the row and column of its 16 x 16 tile in the warp and its index in
-// that.
+// Calls `visit` for each of a lane's sums, with the row and column of its 16 x 16 tile and its index in the tile.
 template <class Visit>
 DEVICE void for_each_sum(const Visit& visit) {
 #pragma unroll
@@ -127,8 +126,7 @@ generic_mma(MATMUL_PARAMETERS, const float* out_scale, float* amax, float beta) 
     const auto row_of = [&](int i, int e) { return least(row0 + i * MMA_SIDE + sum_row(e), m - 1); };
     const auto col_of = [&](int j, int e) { return least(col0 + j * MMA_SIDE + sum_column(e), n - 1); };
 
-    // While one buffer is multiplied, the other is filled with the next step, and the loads of the step after that
-    // begin.
+    // While one buffer is multiplied, the other is filled with the next step, and loads of the one after it begin.
     const auto fill = [&](int at, int buffer) {
         stage_a.put(tiles + buffer * (SIZE_A + SIZE_B), at);
         stage_b.put(tiles + buffer * (SIZE_A + SIZE_B) + SIZE_A, at);

@@ -43,8 +43,7 @@ struct RowCursor {
     }
 };
 
-// Loads the pieces of a row at STEPS steps. If RAGGED, only `left` bytes belong to the row, and pieces past them are
-// zero.
+// Loads the pieces of a row at STEPS steps. If RAGGED, only `left` bytes belong to the row; pieces past them are zero.
 template <bool RAGGED, class Load>
 DEVICE void load(Vector16 (&pieces)[STEPS], const byte* row, int left, Load load_piece) {
 #pragma unroll

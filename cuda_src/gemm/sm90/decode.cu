@@ -69,8 +69,7 @@ using C = DecodeLayout<Config>;
 
 // ADDENDS_EARLY: the bias and the results that beta scales are loaded before the products, and arrive during them. With
 // PHASES and beta only few rows leave registers for that, as the weight is in registers, too: otherwise the addends are
-// loaded after the products. RESULT_ANEW: the addresses of results are computed again there, to need no registers
-// before.
+// loaded after the products. RESULT_ANEW: the addresses of results are computed again there, to free registers.
 constexpr bool RESULT_ANEW = C::phases > 0 && C::accumulates;
 constexpr bool ADDENDS_EARLY = !RESULT_ANEW || (C::ctas_per_sm < 3 && C::width <= (C::blockwise ? 8 : 16));
 
@@ -256,8 +255,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
 #else
         if (next_k_block < k_iter.k_blocks) {
             // Two k-blocks per iteration: issue, issue the next, promote the first. If the loop contains its own
-            // prologue and epilogue, or is in a function of its own, the compiler serializes the products (ptxas
-            // C7517).
+            // prologue and epilogue, or is in a function of its own, the compiler serializes the products (C7517).
             typename C::Tile::Weight w;
             issue_mma(products[0], w);
 #pragma unroll 1

@@ -76,8 +76,7 @@ struct Places {
     Ring<C::a_stages> a_next, a_oldest;
     Ring<C::a_stages>
         codes;  // of a, if its ring holds all k-blocks of the block: as a_next, but starts again with each tile
-    // k-blocks of a whose stages are loaded again. The others are not released: a multicast peer may have exited by
-    // then.
+    // k-blocks of a whose stages are loaded again. Others are not released: a multicast peer may have exited by then.
     int a_releases;
 
     DEVICE Places(const KBlockIterator& k_iter, int k_warpgroup)

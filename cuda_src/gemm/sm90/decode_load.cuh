@@ -55,8 +55,7 @@ struct alignas(8) StageScales {
 };
 
 // Called by the producing thread when its ring is full for the first time: prefetches the next k-blocks of the weight
-// into L2 until `empty`, the barrier of the oldest stage, completes. Memory would be idle until the rows of a have
-// arrived.
+// into L2 until `empty`, the barrier of the oldest stage, completes. Memory would be idle until a has arrived.
 template <class C>
 DEVICE void ask_ahead(const TensorMap* map, KBlockIterator k_iter, unsigned empty) {
     for (int left = C::ahead_chunks; left > 0 && k_iter.more() && !barrier_passed(empty, 0); --left, k_iter.next())

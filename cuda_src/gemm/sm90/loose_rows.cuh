@@ -3,8 +3,7 @@
 #include "quantize_rows.cuh"
 #include "../generic/codes.cuh"
 
-// Loads the aligned 16-byte words that hold the first 16 of ``left`` codes. Words are read whole, as TMA reads the
-// weight.
+// Loads the aligned 16-byte words that hold the first 16 of ``left`` codes. Words are read whole, as by TMA.
 DEVICE void load_words(Pieces<false, 1>& pieces, const byte* from, int left) {
     const int off = off_word(from);
     pieces.words[0] = left > 0 ? load16(from - off) : Vector16{0, 0, 0, 0};

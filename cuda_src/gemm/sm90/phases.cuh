@@ -20,8 +20,7 @@ struct PlacedWeight {
     DEVICE void place(unsigned address) { codes = tile_descriptor(address); }
 };
 
-// The same in registers, for wgmma: each row's codes after the first `offset`. The loads of a warp have no bank
-// conflicts.
+// The same in registers, for wgmma: each row's codes after the first `offset`. A warp's loads have no bank conflicts.
 struct LoadedWeight {
     static constexpr int COLUMNS = BLOCK_K + 16;
     unsigned codes[4][4];

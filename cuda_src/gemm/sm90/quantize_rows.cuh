@@ -14,8 +14,7 @@ struct WideRows {
     int rows, vecs;
 };
 
-// THREADS threads quantize up to ROWS rows: per token, with amax clamped to `upper` (MODE TOKEN), or by given scales
-// (STATIC).
+// THREADS threads quantize up to ROWS rows: per token, amax at most `upper` (MODE TOKEN), or by given scales (STATIC).
 //
 // A block multiplies only a part of k, `part` vectors from `first` on, in whole k-blocks of 16 vectors. Their codes are
 // stored as TMA would store them, in tiles of SIDE rows x 128 columns, with zeros in columns past the end of a row;

@@ -150,8 +150,7 @@ struct TileMath {
         begin(products, at, 0, false);
     }
 
-    // Adds the scaled products of a k-block to a slice's sums. The first ``former`` channels have the weight's first
-    // scale.
+    // Adds the scaled products of a k-block to a slice's sums. ``former`` channels have the weight's first scale.
     template <int former>
     DEVICE void promote(float (&into)[C::sums], const float (&of_block)[C::sums], const float (&a)[2],
                         const Scales& scales, const Place& here) {
@@ -251,8 +250,7 @@ struct TileMath {
         store(Constant<WHOLE>());
     }
 
-    // The channel at which the weight's scale changes in the tile, as a compile-time constant: no sum chooses at run
-    // time.
+    // Makes the channel at which the weight's scale changes a compile-time constant, so no sum has to choose.
     static constexpr bool one_scale = C::scales != SCALES_BLOCK || 128 % C::columns == 0;
     static constexpr int seam_step = one_scale              ? C::columns
                                      : C::columns % 64 == 0 ? 64

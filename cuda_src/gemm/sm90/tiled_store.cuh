@@ -173,8 +173,7 @@ struct TileStore {
     }
 
     // Loads the addends of this warp's 16 rows of a piece: each vector of the buffer from the two aligned vectors of
-    // the result's memory that contain it; by elements at the result's beginning and end, outside of which nothing is
-    // read.
+    // the result's memory that contain it; by elements at the result's beginning and end. Nothing outside is read.
     DEVICE void load_rows(unsigned buffer, int row, int column) const {
         constexpr int steps = 16 / rows_at_once, most = C::pingpong || C::sums * C::m_slices > 64 ? 1 : 2;
         constexpr int batch = steps < most ? steps : most;
@@ -209,8 +208,7 @@ struct TileStore {
 
     // The same by elements; zeros where the result has none.
     DEVICE void load_elements(unsigned buffer, int row, int column) const {
-        // Elements of a lane, and how many of them are in flight: ping-pong tiles of 192 columns lack registers for
-        // more.
+        // Elements of a lane, and those in flight: ping-pong tiles of 192 columns have no registers for more.
         constexpr int each = 16 * C::piece_columns / 32, most = C::pingpong ? 4 : 8, batch = each < most ? each : most;
 #pragma unroll 1
         for (int begin = 0; begin < each; begin += batch) {
