@@ -72,7 +72,7 @@ class Change(NamedTuple):
 
     @property
     def scale_dtype(self) -> str:
-        """safetensors' dtype name of the new scales. Exponents are U8 in MXFP8, and F8_E8M0 in DeepSeek's format."""
+        """The safetensors dtype of the new scales. Exponents are U8 in MXFP8, and F8_E8M0 in DeepSeek's format."""
         if self.goal.scale_format != "ue8m0_bytes":
             return "F32"
         return "U8" if self.goal.granularity == "group" else "F8_E8M0"
