@@ -26,7 +26,7 @@ OF_TERMS = 2.0**-10
 """The error of accumulation, relative to the sum of the terms' magnitudes: the tensor cores truncate about 14 bits
 below the largest of 32 products."""
 SMALL = {"float16": 1e-3, "bfloat16": 1.0, "float32": 1.0}
-"""The magnitude of operands, as the largest float16 number is 65504."""
+"""By dtype of the result: a factor on the scales, so that float16 results stay below 65504."""
 
 
 def problem(m, n, k, **fields):
