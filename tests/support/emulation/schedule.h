@@ -1,4 +1,4 @@
-// Chooses the thread that runs next. A thread runs until it waits; in orders other than EMULATED_NEXT, until it signals.
+// Chooses the thread that runs next. A thread runs until it waits or, unless the order is EMULATED_NEXT, signals.
 #pragma once
 #include "state.h"
 
