@@ -1,4 +1,4 @@
-"""What a conversion does with every tensor of a checkpoint, and what the new files and their configuration are."""
+"""Plans a conversion: what becomes of every tensor of a checkpoint, the new files and their configuration."""
 
 import json
 import math
@@ -42,7 +42,7 @@ SCALE_FORMATS: Final = ("float32", "ue8m0", "ue8m0_bytes")
 
 
 class Planned:
-    """A conversion that has been thought through."""
+    """A planned conversion."""
 
     def __init__(
         self, checkpoint: Checkpoint, to: str, scales: str, e4m3: str | None, block_shape: tuple[int, int] | None
@@ -96,7 +96,7 @@ class Planned:
         return "float8_e5m2" if self.output == "comfyui" and layer.dtype == "float8_e5m2" else E4M3["fn"]
 
     def _file(self, header: Header, tensors: Sequence[Tensor]) -> ConvertedFile:
-        """Return the new file in the place of one."""
+        """Return the new file for an old one."""
         parts: list[Part] = []
         for tensor in tensors:
             layer = self.of_layers.get(tensor.name)
@@ -113,7 +113,7 @@ class Planned:
         return ConvertedFile(header.path.name, parts, {"format": "pt", **metadata, MARK: version()}, nbytes)
 
     def _other(self, tensor: Tensor) -> Iterator[Part]:
-        """Give what becomes of a tensor that belongs to no FP8 weight."""
+        """Yield the new part for a tensor that belongs to no FP8 weight, or note why it is left out."""
         if tensor.name.rpartition(".")[2] == MARKER:
             self.left_out[tensor.name] = "ComfyUI's mark of its older files"
         elif tensor.name not in self.kv_scales:
@@ -124,7 +124,7 @@ class Planned:
             yield Copied(tensor, kv_scale_named(self.output, self.kv_scales[tensor.name], tensor.shape))
 
     def _layer(self, layer: Layer) -> Iterator[Part]:
-        """Give what becomes of an FP8 weight and what belongs to it."""
+        """Yield the new parts for an FP8 weight and the tensors that belong to it, or note why these are left out."""
         if self.output is None or not _is_matrix(layer):
             yield Widened(layer)
         else:
@@ -164,7 +164,7 @@ class Planned:
         )
 
     def work(self) -> Work:
-        """Return what is to be written."""
+        """Return the files to write."""
         source = self.checkpoint.source
         if not source.is_folder:
             beside = None if self.config is None else {"quantization_config": self.config}
@@ -203,7 +203,7 @@ class Planned:
 
 
 def _is_matrix(layer: Layer) -> bool:
-    """Return whether a layer has more than one axis: biases can be FP8 where nothing has a scale."""
+    """Return whether a layer has more than one axis: in an unscaled checkpoint, biases can be FP8, too."""
     return len(layer.weight.shape) > 1
 
 
@@ -234,7 +234,7 @@ def _check_options(checkpoint: Checkpoint, to: str, scales: str, e4m3: str | Non
 
 
 def _blocks(block_shape: Sequence[int] | None, to: str) -> GroupShape | None:
-    """Return the rows and columns of a block that were asked for."""
+    """Return the requested block shape, or None."""
     if block_shape is None:
         return None
     if to not in ("block", "deepseek"):
@@ -246,7 +246,7 @@ def _blocks(block_shape: Sequence[int] | None, to: str) -> GroupShape | None:
 
 
 def _without_quantization(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a config.json that names no quantization."""
+    """Return a config.json without its quantization sections."""
     gone = "quantization_config", "compression_config"
     found = {name: value for name, value in config.items() if name not in gone}
     text = found.get("text_config")
