@@ -221,6 +221,14 @@ def count(number: object, name: str) -> int:
     return extent
 
 
+def counts(numbers: object, name: str, least: int = 0) -> tuple[int, ...]:
+    """Return how many elements some axes have: whole numbers of at least ``least`` and at most 31 bits."""
+    extents = whole_numbers(numbers)
+    if extents is None or any(not least <= extent < 1 << 31 for extent in extents):
+        raise ShapeError(f"{name} needs whole numbers from {least} to 2**31 - 1, got {numbers!r}")
+    return extents
+
+
 def least_rows(number: object, name: str) -> int:
     """Return how many rows a result is to have at least: a whole number of at most 31 bits."""
     rows = whole_number(number)
