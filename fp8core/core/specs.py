@@ -6,6 +6,7 @@ address, and it cannot forget an alignment: addresses are given to a launch when
 
 import math
 import operator
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from fp8core.errors import DeviceError, DTypeError, LayoutError, ShapeError
@@ -241,6 +242,11 @@ def in_float32(number: float) -> bool:
     """Return whether float32 holds a number, rounded, but not as zero or infinity if it is neither."""
     size = abs(number)
     return not (BEYOND <= size < math.inf or 0 < size <= BELOW)
+
+
+def one_of(x: object, known: Collection[str]) -> bool:
+    """Return whether something is one of these names; what is no text is not asked for a hash or compared."""
+    return isinstance(x, str) and x in known
 
 
 def flag(x: Any, name: str) -> bool:
