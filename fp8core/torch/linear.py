@@ -161,7 +161,7 @@ class Linear(FrozenLinear):
 
     def to_linear(self, dtype: torch.dtype | None = None) -> nn.Linear:
         """Return a layer with the dequantized weight, in ``dtype``: by default that which inputs are meant to have."""
-        bias = self._parameters["bias"]
+        bias: Tensor | None = self.bias
         own = self.compute_dtype if dtype is None else dtype
         made = nn.Linear(self.in_features, self.out_features, False, "meta", own)
         made.train(self.training)
@@ -217,7 +217,11 @@ class Linear(FrozenLinear):
                 raise LayoutError(
                     "x needs to be outside of torch.func's jvp and dual levels while torch.compile traces"
                 )
-            bias, of_input = self._parameters["bias"], isinstance(input, Tensor) and input.requires_grad
+            try:
+                bias = self._parameters["bias"]
+            except KeyError:
+                bias = self.bias
+            of_input = isinstance(input, Tensor) and input.requires_grad
             trained = is_grad_enabled() and (of_input or (bias is not None and bias.requires_grad))
             if trained or forward_mode:
                 function = BothModes if forward_mode else StraightThrough
@@ -230,14 +234,17 @@ class Linear(FrozenLinear):
         if is_compiling():
             return self._traced(x)
         own, kept = self._parameters, self._prepared
-        if (
-            kept is None
-            or kept[0] is not own["weight"]
-            or kept[1] is not own["weight_scale"]
-            or kept[2] is not own["bias"]
-            or kept[3] is not own["input_scale"]
-        ):
-            kept = self._prepare()
+        try:
+            if (
+                kept is None
+                or kept[0] is not own["weight"]
+                or kept[1] is not own["weight_scale"]
+                or kept[2] is not own["bias"]
+                or kept[3] is not own["input_scale"]
+            ):
+                kept = self._prepare()
+        except KeyError:  # torch.nn.utils has a parametrization, or prunes, in the place of a parameter
+            return self._traced(x)
         try:
             result: Tensor = kept[4](x)
         except LayoutError:
