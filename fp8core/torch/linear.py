@@ -19,7 +19,7 @@ from fp8core.problem import BLOCK_128, FORMATS, GROUP_128, PER_CHANNEL, PER_TENS
 from fp8core.torch.aligned import empty_codes, is_read_by_rows, refuse_gaps_in_exports
 from fp8core.torch.frozen import FrozenLinear, Prepared, without_values
 from fp8core.torch.gradients import BothModes, StraightThrough
-from fp8core.torch.input_dtypes import any_autocast, as_autocast, bias_of_autocast, refuse_codes
+from fp8core.torch.input_dtypes import any_autocast, as_autocast, bias_of_autocast, refuse_codes, refuse_proxies
 
 INPUTS: Final = {PER_CHANNEL: PER_TOKEN, PER_TENSOR: PER_TENSOR, BLOCK_128: GROUP_128}
 """How inputs are quantized beside weights of these groups, where their scale is not given."""
@@ -252,6 +252,7 @@ class Linear(FrozenLinear):
                 raise
             result = self._product(x.contiguous())
         except DTypeError:
+            refuse_proxies(x)
             bias = own["bias"]
             if bias_of_autocast(bias, x) is bias:
                 raise
