@@ -112,16 +112,22 @@ def _tuples(x: Any) -> Any:
 
 
 def plain(option: Any) -> Any:
-    """Return an option, which was checked, as a text can say it: dtypes by their names, and numbers of Python."""
+    """Return an option, which was checked, as a text can say it: dtypes by their names, and numbers of Python.
+
+    Options that are equal are one: of a group (1.0, 128.0) becomes (1, 128), of which there are axes.
+    """
     if isinstance(option, tuple | list):
         return tuple([plain(one) for one in option])
-    if option is None or type(option) in (bool, int, float, str):
+    if option is None or isinstance(option, bool):
         return option
-    if isinstance(option, int | float | str):
-        base = next(kind for kind in (bool, int, float, str) if isinstance(option, kind))
-        return base(option)
+    if isinstance(option, str):
+        return str.__str__(option)  # of an Enum, too, which calls itself something else
+    if isinstance(option, int):
+        return int(option)
+    if isinstance(option, float):
+        return int(option) if option.is_integer() else float(option)
     item = getattr(option, "item", None)
-    return dtype_name(option) if item is None or isinstance(option, type) else item()
+    return dtype_name(option) if item is None or isinstance(option, type) else plain(item())
 
 
 def strides_of(shape: Sequence[int], layout: Layout) -> tuple[int, ...]:
