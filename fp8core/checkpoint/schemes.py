@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from fp8core.checkpoint.kinds import numbered, tower_of
+from fp8core.core.specs import one_of
 from fp8core.errors import CheckpointError
 from fp8core.problem import BLOCK_128, PER_CHANNEL, PER_TENSOR, GroupShape, ScaleFormat
 
@@ -64,14 +65,14 @@ def scheme_to_write(name: str, others: Mapping[str, Scheme] = {}) -> Scheme:
         CheckpointError: there is no scheme of this name.
     """
     known = {**SCHEMES, "static": STATIC, **others}
-    if name not in tuple(known):  # a tuple, as the name may be an unhashable object
+    if not one_of(name, known):
         raise CheckpointError(f"scheme needs one of {', '.join(known)}, got {name!r}")
     return known[name]
 
 
 def scheme_of(name: str) -> Scheme:
     """Return the scheme of a name; raises CheckpointError if there is none."""
-    if name not in tuple(SCHEMES):  # a tuple, as the name may be an unhashable object
+    if not one_of(name, SCHEMES):
         raise CheckpointError(f"scheme needs one of {', '.join(SCHEMES)}, got {name!r}")
     return SCHEMES[name]
 

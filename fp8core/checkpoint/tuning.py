@@ -5,8 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, Literal
 
 from fp8core.checkpoint.linear_shapes import LayerShape, Scaled, layers_of
-from fp8core.core.specs import whole_numbers
-from fp8core.errors import ShapeError
+from fp8core.core.specs import counts
 from fp8core.problem import ScaledMm, Target
 from fp8core.tuning import Tuning
 from fp8core.tuning.shapes import Told, layer_product, tuned
@@ -43,7 +42,7 @@ def tune_checkpoint(
 
     Raises:
         CheckpointError: the source cannot be read, or has no such layer.
-        ShapeError: a number of rows is not positive.
+        ShapeError: rows are not whole numbers from 1 to 2**31 - 1.
         TuningError: CuPy's current stream is being captured into a graph.
         UnsupportedProblemError: there is no GPU, or no kernel can run a product.
 
@@ -62,11 +61,9 @@ def products_of(
     """Return the products of layers for numbers of rows.
 
     Raises:
-        ShapeError: a number of rows is not positive.
+        ShapeError: rows are not whole numbers from 1 to 2**31 - 1.
     """
-    numbers = whole_numbers(rows)
-    if numbers is None or any(m < 1 for m in numbers):
-        raise ShapeError(f"rows needs whole numbers of at least 1, got {rows!r}")
+    numbers = counts(rows, "rows", least=1)
     return [
         layer_product((m, layer.n, layer.k), layer.scheme, dtype, bias=layer.bias, device=device)
         for layer in layers

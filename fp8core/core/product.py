@@ -146,7 +146,7 @@ ACTIVATIONS: Final = get_args(Activation)[1:]
 """The names of activations."""
 
 
-def known_activation(name: Any) -> Activation:
+def known_activation(name: object) -> Activation:
     """Check and return the name of an activation; an empty string for None.
 
     Raises:
@@ -154,7 +154,7 @@ def known_activation(name: Any) -> Activation:
     """
     if name is None:
         return ""
-    if not isinstance(name, str) or name not in ACTIVATIONS:
+    if not specs.one_of(name, ACTIVATIONS):
         raise DTypeError(f"activation needs None or one of {', '.join(ACTIVATIONS)}, got {name!r}")
     return name  # type: ignore[return-value]
 

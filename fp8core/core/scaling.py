@@ -1,7 +1,6 @@
 """How a result is scaled and where it is stored, for `quantize`, the fused producers and linear layers."""
 
 import math
-from collections.abc import Collection
 from ctypes import c_float
 from typing import Any, Final, NamedTuple
 
@@ -99,9 +98,9 @@ def scaling(
     name = dtype_name(options.dtype, "dtype", FORMATS)
     group = specs.group(options.group_shape)
     scale_format, layout = options.scale_format, options.scale_layout
-    if not _one_of(scale_format, SCALE_DTYPE):
+    if not specs.one_of(scale_format, SCALE_DTYPE):
         raise ScaleError(f"scale_format needs one of {', '.join(SCALE_DTYPE)}, got {scale_format!r}")
-    if not _one_of(layout, ("k", "mn")):
+    if not specs.one_of(layout, ("k", "mn")):
         raise LayoutError(f"scale_layout needs 'k' or 'mn', got {layout!r}")
     eps = _eps(options, FORMATS[name].maximum * 2.0**-126, group)
     result = x._replace(shape=shape, strides=dlpack.row_major(shape))
@@ -127,10 +126,6 @@ def scaling(
     if group == PER_TENSOR:
         strides = (0, 0)
     return Scaling(name, group, False, strides, wanted, scale_format, layout, upper, eps)
-
-
-def _one_of(value: Any, known: Collection[str]) -> bool:
-    return isinstance(value, str) and value in known
 
 
 def _eps(options: ScaleOptions, least: float, group: GroupShape) -> float:

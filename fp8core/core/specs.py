@@ -6,6 +6,7 @@ its key cannot lack an alignment. Addresses are passed to a launch when it is ma
 
 import math
 import operator
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from fp8core.errors import DeviceError, DTypeError, LayoutError, ShapeError
@@ -223,6 +224,14 @@ def count(number: object, name: str) -> int:
     return extent
 
 
+def counts(numbers: object, name: str, least: int = 0) -> tuple[int, ...]:
+    """Return how many elements some axes have: whole numbers of at least ``least`` and at most 31 bits."""
+    extents = whole_numbers(numbers)
+    if extents is None or any(not least <= extent < 1 << 31 for extent in extents):
+        raise ShapeError(f"{name} needs whole numbers from {least} to 2**31 - 1, got {numbers!r}")
+    return extents
+
+
 def least_rows(number: object, name: str) -> int:
     """Check and return the least number of rows of a result: a whole number of at most 31 bits."""
     rows = whole_number(number)
@@ -235,6 +244,11 @@ def in_float32(number: float) -> bool:
     """Return whether a number can be rounded to float32 without becoming zero or infinity, unless it is one of them."""
     size = abs(number)
     return not (BEYOND <= size < math.inf or 0 < size <= BELOW)
+
+
+def one_of(x: object, known: Collection[str]) -> bool:
+    """Return whether something is one of these names; what is no text is not asked for a hash or compared."""
+    return isinstance(x, str) and x in known
 
 
 def flag(x: Any, name: str) -> bool:

@@ -112,16 +112,22 @@ def _tuples(x: Any) -> Any:
 
 
 def plain(option: Any) -> Any:
-    """Return a checked option in terms that JSON can hold: dtypes by their names, numbers as Python numbers."""
+    """Return a checked option in terms that JSON can hold: dtypes by their names, numbers as Python numbers.
+
+    Equal options become the same text: a group shape (1.0, 128.0) becomes (1, 128).
+    """
     if isinstance(option, tuple | list):
         return tuple([plain(one) for one in option])
-    if option is None or type(option) in (bool, int, float, str):
+    if option is None or isinstance(option, bool):
         return option
-    if isinstance(option, int | float | str):
-        base = next(kind for kind in (bool, int, float, str) if isinstance(option, kind))
-        return base(option)
+    if isinstance(option, str):
+        return str.__str__(option)  # of an Enum, too, which calls itself something else
+    if isinstance(option, int):
+        return int(option)
+    if isinstance(option, float):
+        return int(option) if option.is_integer() else float(option)
     item = getattr(option, "item", None)
-    return dtype_name(option) if item is None or isinstance(option, type) else item()
+    return dtype_name(option) if item is None or isinstance(option, type) else plain(item())
 
 
 def strides_of(shape: Sequence[int], layout: Layout) -> tuple[int, ...]:

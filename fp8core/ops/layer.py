@@ -9,11 +9,10 @@ from fp8core.core.operation import Interned
 from fp8core.core.product import known_activation
 from fp8core.core.scale_shapes import WEIGHT_GROUPS, known_group
 from fp8core.core.specs import flag, group
-from fp8core.errors import LayoutError
 from fp8core.interop import eager_only
 from fp8core.interop.float8 import Float8Array
 from fp8core.ops.layer_checks import State, check_layer, history_of, read_layer, specs_before_quantizing
-from fp8core.ops.layer_weight import aligned_rows
+from fp8core.ops.layer_weight import aligned_rows, codes_to_pickle
 from fp8core.ops.linear import ARRAYS, LINEAR_CALLS, OUT, LinearOptions, activation_group
 from fp8core.ops.quantize import quantize_by, quantize_operation
 from fp8core.ops.quantized import Quantized, parts
@@ -256,24 +255,19 @@ class Fp8Linear:
         made._take(self._state.options, *deepcopy(self._state.arrays, memo))
         return made
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the arrays and options, without the state that depends on addresses.
+    def __copy__(self) -> Self:
+        """Return a layer that shares the arrays."""
+        made = type(self).__new__(type(self))
+        made._take(self._state.options, *self._state.arrays)
+        return made
 
-        An FP8 weight is pickled as bytes with the name of its dtype, as not every pickler supports FP8 arrays.
-        """
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the arrays and options, without the state that depends on addresses."""
         weight, *others = self._state.arrays
-        name = interop.dtype_name(weight.dtype)
-        try:
-            weight = interop.reinterpret(weight, "uint8")
-        except LayoutError:  # JAX, whose arrays cannot change their dtype
-            name = ""
-        return {"arrays": (weight, *others), "dtype": name, "options": tuple(self._state.options)}
+        return {"arrays": (codes_to_pickle(weight), *others), "options": tuple(self._state.options)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        weight, *others = state["arrays"]
-        if state["dtype"]:
-            weight = interop.reinterpret(weight, state["dtype"])
-        self._take(LinearOptions(*state["options"]), weight, *others)
+        self._take(LinearOptions(*state["options"]), *state["arrays"])
 
     def __repr__(self) -> str:
         weight, scale, bias, input_scale = self._state.arrays

@@ -15,7 +15,11 @@ class Histories:
         self._known: dict[int, tuple[ReferenceType[torch.Tensor], WeightHistory]] = {}
 
     def of(self, weight: torch.Tensor) -> WeightHistory:
-        """Return the history of a weight."""
+        """Return the history of a weight.
+
+        Threads that ask at once may get one each: every history is good by itself, as those of two layers of one weight
+        are, and the one that is not kept ends with its call.
+        """
         number = id(weight)
         known = self._known.get(number)
         if known is not None and known[0]() is weight:
@@ -28,7 +32,7 @@ class Histories:
         """Delete the history of a tensor that is gone, unless another tensor has its id by now."""
         known = self._known.get(number)
         if known is not None and known[0] is gone:
-            del self._known[number]
+            self._known.pop(number, None)
 
     def __len__(self) -> int:
         return len(self._known)

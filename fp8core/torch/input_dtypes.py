@@ -49,3 +49,16 @@ def refuse_codes(x: object) -> None:
             f"input needs float32, float16, bfloat16 or a Quantized, got {dtype_name(x.dtype)} without its scale: "
             "a model that casts inputs to weight.dtype needs this layer left as it was (exclude)"
         )
+
+
+def refuse_proxies(x: object) -> None:
+    """Refuse what torch.fx traces a model with, which goes through layers that are not of torch.nn.
+
+    Raises:
+        DTypeError: it is one.
+    """
+    if isinstance(x, torch.fx.Proxy):
+        raise DTypeError(
+            "input needs an array or a Quantized, got a Proxy of torch.fx, whose symbolic_trace does not take FP8 "
+            "layers: use torch.export, or a Tracer whose is_leaf_module is true of fp8core.torch.Linear"
+        )

@@ -4,7 +4,7 @@ Examples are q, k and v of an attention, and gate and up of an MLP. The time of 
 read its weight, and a small weight does not fill the device.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import torch
@@ -24,6 +24,7 @@ ARRAYS: Final = len(_ENTRY.forms[0].passed)
 """The number of tensor arguments of the linear operator; the first three are x, weight and weight_scale."""
 MOST: Final = 4
 """The most layers of one product: a module may hold many that never share an input, and joining copies a whole run."""
+PARAMETERS: Final = {"weight", "weight_scale", "input_scale", "bias"}
 _NONE: Final = (None,) * (ARRAYS - 3)
 
 
@@ -43,13 +44,19 @@ def join_(model: nn.Module) -> tuple[tuple[str, ...], ...]:
             holders[id(parameter)] = holders.get(id(parameter), 0) + 1
     joined = []
     for parent in model.modules():
-        own = [layer for layer in parent.children() if isinstance(layer, Linear) and holders[id(layer.weight)] == 1]
+        own = [layer for layer in parent.children() if isinstance(layer, Linear) and _held_once(layer, holders)]
         for layers in _groups(own):
             apart = not follow([x.weight for x in layers]) or not follow([x.weight_scale for x in layers])
             if apart:
                 _join(layers)
             joined.append(tuple(names[id(layer)] for layer in layers))
     return tuple(joined)
+
+
+def _held_once(layer: Linear, holders: Mapping[int, int]) -> bool:
+    """Return whether all parameters of a layer are its own, without a parametrization, and its weight no other's."""
+    own = layer._parameters
+    return own.keys() >= PARAMETERS and holders[id(own["weight"])] == 1
 
 
 def _groups(layers: Sequence[Linear]) -> Iterator[list[Linear]]:

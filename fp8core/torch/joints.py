@@ -15,14 +15,23 @@ class Joints:
         self._known: Any = WeakIdKeyDictionary()
 
     def of(self, parts: Sequence[Tensor]) -> Tensor | None:
-        """Return one tensor over the rows of all parts, the same object at each call; None if they are not adjacent."""
+        """Return one tensor over the rows of all parts, the same object at each call; None if they are not adjacent.
+
+        Threads that ask at the same time may each get a tensor of their own, over the same memory.
+        """
         first, rows = parts[0], sum(len(part) for part in parts)
         if not follow(parts):
             self.forget(first)
             return None
         joint: Tensor | None = self._known.get(first)
-        if joint is None or len(joint) != rows or joint.data_ptr() != first.data_ptr():
-            joint = first.detach().as_strided((rows, *first.shape[1:]), first.stride(), first.storage_offset())
+        shape = rows, *first.shape[1:]
+        if (
+            joint is None
+            or joint.shape != shape
+            or joint.dtype is not first.dtype
+            or joint.data_ptr() != first.data_ptr()
+        ):
+            joint = first.detach().as_strided(shape, first.stride(), first.storage_offset())
             self._known[first] = joint
         return joint
 

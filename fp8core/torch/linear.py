@@ -19,7 +19,7 @@ from fp8core.problem import BLOCK_128, FORMATS, GROUP_128, PER_CHANNEL, PER_TENS
 from fp8core.torch.aligned import empty_codes, is_read_by_rows, refuse_gaps_in_exports
 from fp8core.torch.frozen import FrozenLinear, Prepared, without_values
 from fp8core.torch.gradients import BothModes, StraightThrough
-from fp8core.torch.input_dtypes import any_autocast, as_autocast, bias_of_autocast, refuse_codes
+from fp8core.torch.input_dtypes import any_autocast, as_autocast, bias_of_autocast, refuse_codes, refuse_proxies
 
 INPUTS: Final = {PER_CHANNEL: PER_TOKEN, PER_TENSOR: PER_TENSOR, BLOCK_128: GROUP_128}
 """By the weight's group shape: the group shape of dynamically quantized inputs."""
@@ -162,7 +162,7 @@ class Linear(FrozenLinear):
 
     def to_linear(self, dtype: torch.dtype | None = None) -> nn.Linear:
         """Return ``torch.nn.Linear`` with the dequantized weight, in ``dtype`` or, by default, `compute_dtype`."""
-        bias = self._parameters["bias"]
+        bias: Tensor | None = self.bias
         own = self.compute_dtype if dtype is None else dtype
         made = nn.Linear(self.in_features, self.out_features, False, "meta", own)
         made.train(self.training)
@@ -221,7 +221,11 @@ class Linear(FrozenLinear):
                 raise LayoutError(
                     "x needs to be outside of torch.func's jvp and dual levels while torch.compile traces"
                 )
-            bias, of_input = self._parameters["bias"], isinstance(input, Tensor) and input.requires_grad
+            try:
+                bias = self._parameters["bias"]
+            except KeyError:
+                bias = self.bias
+            of_input = isinstance(input, Tensor) and input.requires_grad
             trained = is_grad_enabled() and (of_input or (bias is not None and bias.requires_grad))
             if trained or forward_mode:
                 function = BothModes if forward_mode else StraightThrough
@@ -234,14 +238,17 @@ class Linear(FrozenLinear):
         if is_compiling():
             return self._traced(x)
         own, kept = self._parameters, self._prepared
-        if (
-            kept is None
-            or kept[0] is not own["weight"]
-            or kept[1] is not own["weight_scale"]
-            or kept[2] is not own["bias"]
-            or kept[3] is not own["input_scale"]
-        ):
-            kept = self._prepare()
+        try:
+            if (
+                kept is None
+                or kept[0] is not own["weight"]
+                or kept[1] is not own["weight_scale"]
+                or kept[2] is not own["bias"]
+                or kept[3] is not own["input_scale"]
+            ):
+                kept = self._prepare()
+        except KeyError:  # torch.nn.utils has a parametrization, or prunes, in the place of a parameter
+            return self._traced(x)
         try:
             result: Tensor = kept[4](x)
         except LayoutError:
@@ -249,6 +256,7 @@ class Linear(FrozenLinear):
                 raise
             result = self._product(x.contiguous())
         except DTypeError:
+            refuse_proxies(x)
             bias = own["bias"]
             if bias_of_autocast(bias, x) is bias:
                 raise

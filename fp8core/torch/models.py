@@ -8,8 +8,8 @@ from torch import nn
 
 from fp8core.checkpoint import schemes
 from fp8core.checkpoint.schemes import scheme_of, static_scale
-from fp8core.core.specs import whole_numbers
-from fp8core.errors import CheckpointError, DeviceError, LayoutError, ScaleError, ShapeError
+from fp8core.core.specs import counts
+from fp8core.errors import CheckpointError, DeviceError, LayoutError, ScaleError
 from fp8core.torch.dispatched import Offloaded
 from fp8core.torch.layers import has_hooks, layers_of, replace, sorted_layers
 from fp8core.torch.linear import Linear
@@ -201,9 +201,7 @@ def warm_up(model: nn.Module, rows: Iterable[int] = (1, 16), dtype: torch.dtype 
         >>> report = fp8core.torch.quantize_model_(model)
         >>> fp8core.torch.warm_up(model, rows=[1, 16])
     """
-    sizes = whole_numbers(rows)
-    if sizes is None or any(not 0 <= m < 1 << 31 for m in sizes):
-        raise ShapeError(f"rows needs whole numbers from 0 to 2**31 - 1, got {rows!r}")
+    sizes = counts(rows, "rows")
     with torch.no_grad():
         for name, layer in model.named_modules():
             if isinstance(layer, Linear):
