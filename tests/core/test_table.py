@@ -21,7 +21,7 @@ class Problem(NamedTuple):
 
 EVEN = Requirement(lambda p: p.m % 2 == 0, "needs m that is even, got m={p.m}")
 FEW = Requirement(lambda p: p.m <= 8, "measured slower for many rows: preferred for m <= 8; got m={p.m}")
-ASKED = Requirement.of(lambda p: None if p.here else Unknown("its library cannot be asked"))
+ASKED = Requirement.of(lambda p: None if p.here else Unknown("its library cannot be queried"))
 
 
 def table():

@@ -48,9 +48,9 @@ def test_device_that_is_not_here_is_told_before_a_library_is_loaded(stub, monkey
         "fp8core.kernels.gemm.blaslt.library.candidates", lambda dialect: iter(loaded.append(dialect) or [])
     )
     far = query.refusal(product(problem(target=H200._replace(device=7))))
-    assert far == "its library cannot be asked: this machine has no device 7"
+    assert far == "its library cannot be queried: this machine has no device 7"
     other = query.refusal(product(problem(target=H200._replace(arch=100))))
-    assert other == "its library cannot be asked: here device 0 is sm_90 (device 0)"
+    assert other == "its library cannot be queried: device 0 here is sm_90 (device 0)"
     assert not loaded
 
 

@@ -104,7 +104,7 @@ def test_row_falls_back_where_the_library_offers_nothing(stub):
 
 
 BOTH = "a and b are both e5m2, which no tensor core multiplies: one of them has to be e4m3"
-AWAY = "its library cannot be asked: this machine has no device 7"
+AWAY = "its library cannot be queried: this machine has no device 7"
 REFUSALS = [
     (problem(a="float8_e5m2", b="float8_e5m2"), "cublaslt", BOTH),
     (problem(a="float8_e5m2", b="float8_e5m2"), "cublaslt_epilogue", BOTH),
@@ -128,7 +128,7 @@ REFUSALS = [
         problem(target=MI350, a="float8_e4m3fnuz"),
         "hipblaslt",
         (
-            "gfx942 multiplies fnuz formats and later ones OCP's,"
+            "needs fnuz formats on gfx942 and OCP's on later GPUs,"
             " got a float8_e4m3fnuz and b float8_e4m3fn on gfx950 (device 0)"
         ),
     ),
@@ -172,21 +172,21 @@ REFUSALS = [
     (
         problem("group x block", m=67),
         "cublaslt",
-        "the library takes 1x128 scales of rows that are a multiple of 4, got m=67",
+        "needs m that is a multiple of 4 with 1x128 scales of a, got m=67",
     ),
-    (problem("group x block", m=3), "cublaslt_pad_m", "is for m > 4 that is not a multiple of 4, got m=3"),
-    (problem("group x block", m=64), "cublaslt_split_m", "is for m > 4 that is not a multiple of 4, got m=64"),
+    (problem("group x block", m=3), "cublaslt_pad_m", "needs m > 4 that is not a multiple of 4, got m=3"),
+    (problem("group x block", m=64), "cublaslt_split_m", "needs m > 4 that is not a multiple of 4, got m=64"),
     (
         problem("group x block", m=67, lda=4112),
         "cublaslt_pad_m",
-        "copies rows without gaps, got lda=4112 with k=4096 and ldo=256 with n=256",
+        "needs rows without gaps, got lda=4112 with k=4096 and ldo=256 with n=256",
     ),
     (
         problem("group x block", m=67, bias="bfloat16", vectors_alignment=2),
         "cublaslt_pad_m",
         "needs a bias at an address divisible by 16, got 2",
     ),
-    (problem("row"), "cublaslt_split_m", "is for scales that change along k, got scale_a per row"),
+    (problem("row"), "cublaslt_split_m", "needs 1x128 scales of a, got scale_a per row"),
     (
         problem("row", out="float8_e4m3fn", out_scale=True),
         "cublaslt",
@@ -195,14 +195,14 @@ REFUSALS = [
     (
         problem(out="float8_e4m3fn", out_scale=True),
         "cublaslt",
-        "the library multiplies by an inverse scale of the result, which has to be made first",
+        "the library takes the inverse of out_scale, which has to be computed first",
     ),
     (problem(amax=True), "cublaslt", "the library gives amax with FP8 results only, got bfloat16"),
     (problem(bias="float32"), "cublaslt", "the library does not add a float32 bias to a bfloat16 result"),
     (
         problem("group x block"),
         "cublaslt_epilogue",
-        "applies scales after the sum over k, got scale_a per group and scale_b per block",
+        "needs scales per tensor or row, got scale_a per group and scale_b per block",
     ),
     (
         problem("row", target=MI300, out="float32"),

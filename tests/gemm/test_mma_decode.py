@@ -197,8 +197,8 @@ def test_where_the_instruction_is_not_in_hardware_it_is_not_taken(arch):
     ("changes", "reason"),
     [
         ({"target": Target("hip", 0x942, 0, 304, 64, 64 << 10)}, "needs cuda, got gfx942 (device 0)"),
-        ({"a": FN_5, "b": FN_5}, "multiplies e4m3fn by e4m3fn or e5m2"),
-        ({"a": "float8_e4m3fnuz"}, "multiplies e4m3fn by e4m3fn or e5m2, got a float8_e4m3fnuz"),
+        ({"a": FN_5, "b": FN_5}, "needs e4m3fn or e5m2, but not e5m2 for both"),
+        ({"a": "float8_e4m3fnuz"}, "needs e4m3fn or e5m2, but not e5m2 for both, got a float8_e4m3fnuz"),
         ({"k": 4104, "lda": 4112, "ldb": 4112}, "lda and ldb that are multiples of 16, got k=4104"),
         ({"lda": 4104}, "multiples of 16, got k=4096 lda=4104"),
         ({"k": 0}, "multiples of 16, got k=0"),
@@ -207,7 +207,7 @@ def test_where_the_instruction_is_not_in_hardware_it_is_not_taken(arch):
         ({"scale_a": "group"}, "or 1x128 with 1x128 or 128x128, got scale_a per group and scale_b per row"),
         ({"out": FN, "out_scale": True}, "gives float32, float16 or bfloat16 without out_scale and amax"),
         ({"amax": True}, "without out_scale and amax"),
-        ({"m": 1 << 20, "n": 1 << 24, "batch_invariant": True}, "a grid of less than 2**31"),
+        ({"m": 1 << 20, "n": 1 << 24, "batch_invariant": True}, "less than 2**31 blocks"),
     ],
 )
 def test_what_it_cannot_do_is_said(changes, reason):

@@ -137,11 +137,11 @@ def test_a_weight_of_odd_k_in_aligned_rows_is_not_copied(m, k):
         ({"out": "float8_e4m3fnuz"}, "gives float32, float16, bfloat16, e4m3fn or e5m2"),
         ({"k": 0}, "needs k > 0"),
         ({"m": 129}, "needs at most 128 rows or batch_invariant, got m=129"),
-        ({"m": 65, "batch_invariant": True, "amax": True}, "no amax of more than one launch, got m=65 and batch_inv"),
+        ({"m": 65, "batch_invariant": True, "amax": True}, "no amax with more than one launch, got m=65 and batch_inv"),
         ({"vectors_alignment": 2}, "addresses divisible by 4"),
         (
             {"lda": 4112, "ldb": 4112, "alignment": 16},
-            "is for rows of codes that are not aligned to 16 bytes, FP8 results and amax",
+            "needs rows of codes that are not aligned to 16 bytes, an FP8 result or amax",
         ),
     ],
 )

@@ -72,7 +72,7 @@ def test_info_names_versions_devices_capabilities_and_the_cache(fp8core_, monkey
         (("--target", "host"), "generic_mma", "unable", "needs cuda or hip, got host"),
         (("--target", "sm_80"), "generic_decode", "chosen", ""),
         (("--target", "sm_80"), "cublaslt", "unable", "needs FP8 matrix instructions (sm_89 and later"),
-        (("--target", "gfx942", "--a", "float8_e4m3fn"), "hipblaslt", "unable", "gfx942 multiplies fnuz formats"),
+        (("--target", "gfx942", "--a", "float8_e4m3fn"), "hipblaslt", "unable", "needs fnuz formats on gfx942"),
         (("--target", "sm_90", "--scale-a", "group", "--scale-b", "block", "--out", "float16"), "host", "unable", ""),
     ],
 )

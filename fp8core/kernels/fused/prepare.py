@@ -151,5 +151,5 @@ SUPPORTED: Final = Requirement(
 
 SCALED_BY_ROWS: Final = Requirement(
     lambda p: p.static or p.group_shape.rows > 0,
-    "needs a given scale, or one for every so many rows; got {p.group_shape}",
+    "needs a given scale, or groups with a number of rows; got {p.group_shape}",
 )

@@ -182,7 +182,7 @@ def plan_realigned(p: ScaledMm, plan: Callable[[ScaledMm], Matmul]) -> Matmul:
 
 UNALIGNED: Final = Requirement(
     lambda p: copies_codes(p) or copies_out(p),
-    "is for k, addresses or rows that are not multiples of 16 bytes, or n that is not a multiple of 8, where no kernel"
+    "needs k, addresses or rows that are not multiples of 16 bytes, or n that is not a multiple of 8 if no kernel"
     " stores such rows",
 )
 SOME_OF_ALL: Final = Requirement(
@@ -199,7 +199,7 @@ ANY_ORDER: Final = Requirement(
 )
 FEW_COPIES: Final = Requirement(
     lambda p: not copies_codes(p) or (p.m + p.n) * round_up(p.k, ALIGNMENT) < MOST_COPIED,
-    f"copies a and b of less than {MOST_COPIED} bytes, got m={{p.m}} n={{p.n}} k={{p.k}}",
+    f"needs a and b of less than {MOST_COPIED} bytes, got m={{p.m}} n={{p.n}} k={{p.k}}",
 )
 FEW_ROWS: Final = 16
 """Up to so many rows, `generic_decode` was measured to be as fast as copies (experiments/2026-11-any-shape)."""

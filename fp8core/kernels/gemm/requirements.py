@@ -21,11 +21,11 @@ NOT_BOTH_E5M2: Final = Requirement(
 )
 OCP_FORMATS: Final = Requirement(
     lambda p: p.a in OCP and p.b in OCP and (p.a, p.b) != ("float8_e5m2", "float8_e5m2"),
-    "multiplies e4m3fn by e4m3fn or e5m2, got a {p.a} and b {p.b}",
+    "needs e4m3fn or e5m2, but not e5m2 for both, got a {p.a} and b {p.b}",
 )
 AMD_FORMATS: Final = Requirement(
     lambda p: all(name.endswith("fnuz") == native_e4m3(p.target).endswith("fnuz") for name in (p.a, p.b)),
-    "gfx942 multiplies fnuz formats and later ones OCP's, got a {p.a} and b {p.b} on {p.target}",
+    "needs fnuz formats on gfx942 and OCP's on later GPUs, got a {p.a} and b {p.b} on {p.target}",
 )
 ROW_SCALES: Final = Requirement(
     lambda p: p.scale_a in ("tensor", "row") and p.scale_b in ("tensor", "row"),
@@ -33,7 +33,7 @@ ROW_SCALES: Final = Requirement(
 )
 BLOCK_SCALES: Final = Requirement(
     lambda p: p.scale_a == "group" and p.scale_b in ("group", "block"),
-    "takes scales of 1x128 with 1x128 or 128x128, got scale_a per {p.scale_a} and scale_b per {p.scale_b}",
+    "takes 1x128 scales with 1x128 or 128x128, got scale_a per {p.scale_a} and scale_b per {p.scale_b}",
 )
 ROW_OR_BLOCK_SCALES: Final = Requirement(
     lambda p: ROW_SCALES.check(p) is None or BLOCK_SCALES.check(p) is None,
@@ -91,7 +91,7 @@ def block_count(rows: int, channels: int) -> Requirement:
     def holds(p: ScaledMm) -> bool:
         return p.n < 1 << 30 and ceil_div(p.m, rows) * ceil_div(p.n, channels) < 1 << 31
 
-    text = f"has a block for {rows} x {channels} results and a grid of less than 2**31 of them"
+    text = f"needs less than 2**31 blocks of {rows} x {channels} results"
     return Requirement(holds, text + ", got m={p.m} and n={p.n}")
 
 

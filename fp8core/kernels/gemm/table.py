@@ -73,7 +73,7 @@ def _tiles_pay(p: ScaledMm) -> bool:
 
 TILES_PAY: Final = Requirement(
     _tiles_pay,
-    "slower than sm90_decode_unaligned for few rows, and than copies of many results in odd rows, with m={p.m} n={p.n}"
+    "slower than sm90_decode_unaligned for few rows, and than copying many unaligned results, with m={p.m} n={p.n}"
     " k={p.k}",
 )
 
@@ -95,7 +95,7 @@ def _one_pass_pays(p: ScaledMm) -> bool:
 
 
 ONE_PASS_PAYS: Final = Requirement(
-    _one_pass_pays, "estimated to take longer than copies of what is unaligned, with m={p.m} n={p.n} k={p.k}"
+    _one_pass_pays, "estimated to take longer than copying unaligned arrays, with m={p.m} n={p.n} k={p.k}"
 )
 UNALIGNED: Final = tuple(
     kernel._replace(rough=fallback_cost.on_hopper(us))

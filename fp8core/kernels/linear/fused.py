@@ -80,18 +80,18 @@ def plan_fused(problem: Linear) -> Matmul:
 
 SIXTEEN_BITS: Final = Requirement(
     lambda p: p.quantize.x in ("float16", "bfloat16") and p.quantize.alignment >= 16,
-    "quantizes float16 and bfloat16 in rows aligned to 16 bytes, got {p.quantize.x} aligned to {p.quantize.alignment}",
+    "needs x of float16 or bfloat16 in rows aligned to 16 bytes, got {p.quantize.x} aligned to {p.quantize.alignment}",
 )
 TOKEN_SCALES: Final = Requirement(
     lambda p: ROW_SCALES.check(p.product) is None and (p.quantize.static or p.quantize.group_shape == PER_TOKEN),
-    "finds scales per token or takes given ones per tensor or token, beside a weight with one a tensor or channel, got"
+    "needs scales per token, or given ones per tensor or token, and scales of b per tensor or channel, got"
     " {p.quantize.group_shape} and scale_b per {p.product.scale_b}",
 )
 BOUND_BY_VALUE: Final = Requirement(lambda p: p.scale_ub is not None, "takes scale_ub as a number, got an array")
 FEW_ELEMENTS: Final = Requirement(
     lambda p: p.product.m * p.product.k <= MOST_ELEMENTS * (1 + (p.product.m == 1)),
-    f"measured slower for more of x, as every block reads all of it: preferred up to {MOST_ELEMENTS} elements, or twice"
-    " as many of one row; got {p.product.m} x {p.product.k}",
+    f"measured slower for a larger x, as every block reads all of it: preferred up to {MOST_ELEMENTS} elements, or"
+    " twice as many in one row; got {p.product.m} x {p.product.k}",
 )
 
 

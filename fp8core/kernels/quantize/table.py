@@ -25,9 +25,9 @@ def _has_tiles(problem: Quantize) -> bool:
 
 ON_A_GPU: Final = platform("cuda", "hip")
 TILES: Final = (
-    Requirement(_has_tiles, "needs tokens, groups, blocks or a given scale, got {p.group_shape}"),
+    Requirement(_has_tiles, "needs scales per token, group or block, or a given scale, got {p.group_shape}"),
     Requirement(_whole_vectors, "needs groups whose columns are a multiple of 8, got {p.group_shape}"),
-    Requirement(fits, "needs a group that fits registers, got {p.group_shape} of {p.cols} columns"),
+    Requirement(fits, "needs a group that fits in registers, got {p.group_shape} of {p.cols} columns"),
     Requirement(lambda p: p.cols <= 1 << 28, "needs at most 2**28 columns, got {p.cols}"),
 )
 
@@ -57,16 +57,14 @@ QUANTIZE: Final = Table(
         "tensorwise",
         (
             ON_A_GPU,
-            Requirement(
-                lambda p: mode_of(p) == TENSOR, "needs one scale found for the whole tensor, got {p.group_shape}"
-            ),
+            Requirement(lambda p: mode_of(p) == TENSOR, "needs one dynamic scale per tensor, got {p.group_shape}"),
             Requirement(
                 one_block_a_multiprocessor,
-                "needs blocks sure to have a multiprocessor for themselves, got {p.target}",
+                "needs a multiprocessor for each block, got {p.target}",
             ),
         ),
         plan_tensorwise,
-        note="launches by elementwise where its blocks cannot all run at once (green contexts, MPS; captures on ROCm)",
+        note="launches elementwise instead if not all blocks can run at once (green contexts, MPS; captures on ROCm)",
     ),
     Kernel("elementwise", (ON_A_GPU,), plan_elementwise),
 )

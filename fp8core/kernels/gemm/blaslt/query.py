@@ -46,13 +46,13 @@ class Candidate(NamedTuple):
 
 @cache
 def absence(target: Target) -> Unknown | None:
-    """Return why the device of ``target`` cannot be asked on this machine, or None when it can."""
+    """Return why the device of ``target`` cannot be queried on this machine, or None when it can."""
     if not 0 <= target.device < device.count():
         absent = target if target.device < 0 else f"device {target.device}"
-        return Unknown(f"its library cannot be asked: this machine has no {absent}")
+        return Unknown(f"its library cannot be queried: this machine has no {absent}")
     here = device.target(target.device)
     if (here.platform, here.arch) != (target.platform, target.arch):
-        return Unknown(f"its library cannot be asked: here device {target.device} is {here}")
+        return Unknown(f"its library cannot be queried: device {target.device} here is {here}")
     return None
 
 

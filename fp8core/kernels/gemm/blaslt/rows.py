@@ -119,11 +119,9 @@ LIKE_SCALES: Final = Requirement(
 )
 NO_K_BLOCKS: Final = Requirement(
     lambda p: ROW_SCALES.check(p) is None,
-    "applies scales after the sum over k, got scale_a per {p.scale_a} and scale_b per {p.scale_b}",
+    "needs scales per tensor or row, got scale_a per {p.scale_a} and scale_b per {p.scale_b}",
 )
-K_BLOCKS: Final = Requirement(
-    lambda p: p.scale_a == "group", "is for scales that change along k, got scale_a per {p.scale_a}"
-)
+K_BLOCKS: Final = Requirement(lambda p: p.scale_a == "group", "needs 1x128 scales of a, got scale_a per {p.scale_a}")
 ALIGNED_VECTORS: Final = Requirement(
     lambda p: p.vectors_alignment >= VECTOR_ALIGNMENT,
     f"needs scales and bias at addresses divisible by {VECTOR_ALIGNMENT}, got {{p.vectors_alignment}}",
@@ -146,7 +144,7 @@ GIVES_CODES: Final = Requirement(
     "the library gives {p.out} with scales per tensor only, got scale_a per {p.scale_a} and scale_b per {p.scale_b}",
 )
 NO_OUT_SCALE: Final = Requirement(
-    lambda p: not p.out_scale, "the library multiplies by an inverse scale of the result, which has to be made first"
+    lambda p: not p.out_scale, "the library takes the inverse of out_scale, which has to be computed first"
 )
 GIVES_AMAX: Final = Requirement(
     lambda p: not p.amax or p.out in FORMATS, "the library gives amax with FP8 results only, got {p.out}"
@@ -155,7 +153,7 @@ ADDS_BIAS: Final = Requirement(
     lambda p: not p.bias or p.bias in NATIVE_BIAS[p.out], "the library does not add a {p.bias} bias to a {p.out} result"
 )
 HAS_ACTIVATION: Final = Requirement(
-    lambda p: p.activation in ("", GELU), f"the library has the activation {GELU} alone, got {{p.activation}}"
+    lambda p: p.activation in ("", GELU), f"the library has no activation but {GELU}, got {{p.activation}}"
 )
 NO_ENDING: Final = Requirement(
     lambda p: not p.activation and p.beta == 0,
@@ -163,15 +161,15 @@ NO_ENDING: Final = Requirement(
 )
 FOURS: Final = Requirement(
     lambda p: p.scale_a != "group" or p.m % FOUR == 0,
-    f"the library takes 1x128 scales of rows that are a multiple of {FOUR}, got m={{p.m}}",
+    f"needs m that is a multiple of {FOUR} with 1x128 scales of a, got m={{p.m}}",
 )
 FOURS_OF_CHANNELS: Final = Requirement(
     lambda p: p.scale_b != "group" or p.n % FOUR == 0,
-    f"the library takes 1x128 scales of channels that are a multiple of {FOUR}, got n={{p.n}}",
+    f"needs n that is a multiple of {FOUR} with 1x128 scales of b, got n={{p.n}}",
 )
 RAGGED: Final = Requirement(
     lambda p: p.m > FOUR and p.m % FOUR != 0,
-    f"is for m > {FOUR} that is not a multiple of {FOUR}, got m={{p.m}}",
+    f"needs m > {FOUR} that is not a multiple of {FOUR}, got m={{p.m}}",
 )
 FEW_TO_PAD: Final = Requirement(
     lambda p: p.m <= MOST_PADDED or between_sectors(p),
@@ -180,7 +178,7 @@ FEW_TO_PAD: Final = Requirement(
 )
 DENSE: Final = Requirement(
     lambda p: p.lda == p.k and p.ldo == p.n,
-    "copies rows without gaps, got lda={p.lda} with k={p.k} and ldo={p.ldo} with n={p.n}",
+    "needs rows without gaps, got lda={p.lda} with k={p.k} and ldo={p.ldo} with n={p.n}",
 )
 DECODES_LAST_ROWS: Final = Requirement.of(lambda p: SM90_DECODE.refusal(last_rows(p)))
 VECTOR_SCALES_ON_SM90: Final = Requirement(

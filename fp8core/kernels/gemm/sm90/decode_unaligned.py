@@ -254,7 +254,7 @@ UNALIGNED: Final = Requirement(
         or p.out in OCP
         or p.amax
     ),
-    "is for rows of codes that are not aligned to 16 bytes, FP8 results and amax",
+    "needs rows of codes that are not aligned to 16 bytes, an FP8 result or amax",
 )
 SOME_K: Final = Requirement(lambda p: p.k > 0, "needs k > 0, got k={p.k}")
 FEW_ROWS: Final = Requirement(
@@ -263,7 +263,7 @@ FEW_ROWS: Final = Requirement(
 )
 ONE_LAUNCH_AMAX: Final = Requirement(
     lambda p: p.m <= MOST_ROWS or not (p.amax and p.batch_invariant),
-    "takes no amax of more than one launch, got m={p.m} and batch_invariant",
+    "takes no amax with more than one launch, got m={p.m} and batch_invariant",
 )
 
 SM90_DECODE_UNALIGNED: Final = Kernel(
