@@ -122,7 +122,7 @@ def _of_scales(layer: Layer, goal: Goal, old: NDArray[np.float32]) -> Iterator[s
     if goal.scale_format != "float32" and not _powers_of_two(largest):
         yield "scales become powers of two"
     elif goal.scale_format == "ue8m0_bytes" and (largest < LEAST_E8M0).any():
-        yield "scales below 2**-127 are no bytes"
+        yield "scales below 2**-127 have no exponent byte"
     if layer.dtype == goal.dtype:
         return
     if (layer.dtype, goal.dtype) not in PAIRS:
@@ -131,7 +131,7 @@ def _of_scales(layer: Layer, goal: Goal, old: NDArray[np.float32]) -> Iterator[s
     factor = np.float32(FACTOR[layer.dtype])
     with np.errstate(over="ignore"):
         if not (largest * factor / factor == largest).all():
-            yield f"scales times {factor:g} are no float32"
+            yield f"scales times {factor:g} are not exact in float32"
 
 
 def _said(granularity: Granularity | None, group_shape: GroupShape | None) -> str:
@@ -221,7 +221,7 @@ def _anew(change: Change, index: int, matrix: Entry) -> Iterator[Rows]:
     whole = _scale_of_all(change, index) if goal.group_shape == PER_TENSOR else None
     for first, values in dequantized(layer, index, matrix, "float32", WIDEST, multiple):
         if not np.isfinite(values).all():
-            raise CheckpointError(f"{layer.weight.name} needs finite numbers to be quantized anew, got NaN or Inf")
+            raise CheckpointError(f"{layer.weight.name} needs finite numbers to be requantized, got NaN or Inf")
         result = quantize(
             values,
             dtype=goal.dtype,

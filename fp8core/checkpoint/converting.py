@@ -160,9 +160,9 @@ def convert_checkpoint(
     refused = _conversion(planned, None).lossy
     if refused and not lossy:
         first, more = refused[0], len(refused) - 1
-        others = f" ({more} more weights likewise: see --dry-run or plan_conversion)" if more else ""
+        others = f" ({more} more weights: see --dry-run or plan_conversion)" if more else ""
         raise CheckpointError(
-            f"converting {first.layer.weight.name} needs lossy (--lossy), for its codes have to be made anew: "
+            f"converting {first.layer.weight.name} needs lossy (--lossy), as it has to be requantized: "
             f"{first.why}{others}"
         )
     found = run(planned.work(), Path(target), force=force, progress=progress)

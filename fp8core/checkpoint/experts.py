@@ -76,7 +76,7 @@ def split_experts(source: Source) -> Source:
             made = list(_split(entry, stacks))
             for one in made:
                 if origins.setdefault(one.name, entry.name) != entry.name:
-                    raise CheckpointError(f"split_experts makes {one.name} of {entry.name}, and there is one already")
+                    raise CheckpointError(f"split_experts makes {one.name} of {entry.name}, but it already exists")
             entries |= {one.name: one for one in made or [entry]}
             if made and entry.name in files:
                 file = files.pop(entry.name)
@@ -113,19 +113,19 @@ def _oriented(source: Source, stacks: Mapping[str, Stack]) -> dict[str, Stack]:
         left = possible.setdefault(stack.module, {False, True})
         left &= fits
         if not left:
-            wanted = f"an axis of the hidden size, {hidden}, where the module's others have it"
+            wanted = f"the hidden size, {hidden}, on the axis where the module's others have it"
             raise CheckpointError(f"{stack.entry.name} needs {wanted}, got {list(stack.entry.shape)}")
         bias = {f"{stack.module}.{stack.part}{suffix}" for suffix in ("_bias", ".bias")} & present
         if bias:
             raise CheckpointError(f"split_experts needs experts without biases, got {min(bias)}")
         if len(stack.parts) > 1 and str(sizes.get("model_type", "")) in ALTERNATE:
             raise CheckpointError(
-                f"{stack.entry.name} needs gate before up, got those of {sizes['model_type']}, which alternate"
+                f"{stack.entry.name} needs gate before up, got {sizes['model_type']}, which interleaves them"
             )
     found = {}
     for name, stack in stacks.items():
         if len(possible[stack.module]) > 1:
-            raise CheckpointError(f"{stack.module} needs shapes that tell rows from columns, got squares of {hidden}")
+            raise CheckpointError(f"{stack.module} needs shapes that tell rows from columns, got {hidden} of both")
         found[name] = stack._replace(transposed=possible[stack.module] == {True})
         if found[name].outputs % len(stack.parts):
             axis = "columns" if found[name].transposed else "rows"
@@ -162,9 +162,9 @@ def _slices(entry: Entry, stack: Stack, suffix: str, shape: tuple[int, ...]) -> 
     of_one = of_one[::-1] if turned else of_one
     halves = 1 if math.prod(of_one) == 1 or (turned and of_one[0] == 1) else len(parts)
     if halves > 1 and of_one[0] % halves:
-        raise CheckpointError(f"{entry.name} needs scales that part gate from up, got shape {list(shape)}")
+        raise CheckpointError(f"{entry.name} needs separate scales for gate and up, got shape {list(shape)}")
     if halves > 1 and suffix != WEIGHT and _straddles(stack, entry):
-        raise CheckpointError(f"{entry.name} needs scales that part gate from up, got a block across both")
+        raise CheckpointError(f"{entry.name} needs separate scales for gate and up, got a block across both")
     small = (of_one[0] // halves, *of_one[1:]) if of_one else ()
     step = (nbytes // max(math.prod(of_one), 1)) * small[0] if turned else nbytes // halves
     for expert in range(experts):

@@ -71,7 +71,7 @@ def _scaled(layer: Layer) -> Scaled:
         raise CheckpointError(layer.fault())
     if layer.scheme is None:
         raise CheckpointError(
-            f"{layer.weight.name} needs scales per tensor, channel or 128x128, got them per {layer.granularity}"
+            f"{layer.weight.name} needs scales per tensor, channel or 128x128, got scales per {layer.granularity}"
             f" of shape {layer.group_shape}"
         )
     return layer.scheme

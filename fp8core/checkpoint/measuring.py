@@ -144,7 +144,7 @@ def _suspicious(measured: Sequence[Measured]) -> Iterator[tuple[Measured, Fault]
         if one.raised:
             text = (
                 f"all scales of {name} are powers of two, and every group has the largest code: "
-                "they were probably raised to powers of two while the codes stayed"
+                "they were probably rounded up to powers of two without new codes"
             )
             yield one, Fault(one.layer.weight.name, "scale raised", text)
         if _apart(one.magnitude, middle) < FAR:

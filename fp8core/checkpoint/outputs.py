@@ -88,7 +88,7 @@ def scale_named(output: OutputName, layer: Layer, goal: Goal, grid: tuple[int, i
         if output != "deepseek":
             raise CheckpointError(
                 f"{layer.weight.name} needs to be the weight of one module for {output}, got experts in one tensor: "
-                "split_experts (--split-experts) writes them one by one, and bf16 and deepseek can have them so"
+                "split_experts (--split-experts) splits them, and bf16 and deepseek take them stacked"
             )
         suffix = ".weight_scale_inv" if layer.weight.name.endswith(WEIGHT) else "_scale_inv"
         experts = () if layer.experts is None else (layer.experts,)

@@ -69,7 +69,7 @@ class Planned:
                 scale_format = MXFP8.scale_format
             for layer in (one for one in layers if _is_matrix(one)):
                 if granularity == "group" and layer.matrix_shape[1] % group_shape.cols:
-                    wanted = f"k of a multiple of {group_shape.cols} for {to}"
+                    wanted = f"k that is a multiple of {group_shape.cols} for {to}"
                     raise CheckpointError(f"{layer.weight.name} needs {wanted}, got {layer.matrix_shape[1]}")
                 goal = Goal(granularity, group_shape, scale_format, self._dtype(layer, e4m3))
                 self.goal = self.goal or goal
@@ -116,11 +116,11 @@ class Planned:
     def _other(self, tensor: Tensor) -> Iterator[Part]:
         """Yield the new part for a tensor that belongs to no FP8 weight, or note why it is left out."""
         if tensor.name.rpartition(".")[2] == MARKER:
-            self.left_out[tensor.name] = "ComfyUI's mark of its older files"
+            self.left_out[tensor.name] = "ComfyUI's marker of older files"
         elif tensor.name not in self.kv_scales:
             yield Copied(tensor, Named(tensor.name, tensor.shape))
         elif self.output is None:
-            self.left_out[tensor.name] = "a scale of cached keys and values"
+            self.left_out[tensor.name] = "a scale of the KV cache"
         else:
             yield Copied(tensor, kv_scale_named(self.output, self.kv_scales[tensor.name], tensor.shape))
 
@@ -218,7 +218,7 @@ def _check_options(checkpoint: Checkpoint, to: str, scales: str, e4m3: str | Non
     if to == "bf16" and (scales != "float32" or e4m3 is not None):
         raise CheckpointError("to needs an FP8 format where scales or e4m3 are given, got 'bf16'")
     if scales == "ue8m0_bytes" and to not in ("deepseek", *OF_MX):
-        raise CheckpointError(f"scales needs float32 or ue8m0 for {to}, got {scales!r}, which deepseek alone has")
+        raise CheckpointError(f"scales needs float32 or ue8m0 for {to}, got {scales!r}, which only deepseek has")
     if scales == "ue8m0" and to in OF_MX:
         raise CheckpointError(f"scales needs to be left out, or ue8m0_bytes, for {to}, got {scales!r}")
     if e4m3 == "fnuz" and to in ("comfyui", "deepseek", "modelopt", *OF_MX):
@@ -239,7 +239,7 @@ def _blocks(block_shape: Sequence[int] | None, to: str) -> GroupShape | None:
     if block_shape is None:
         return None
     if to not in ("block", "deepseek"):
-        raise CheckpointError(f"block_shape needs to be left out for {to}, which block and deepseek have, got one")
+        raise CheckpointError(f"block_shape needs to be left out for {to}, as only block and deepseek take it, got one")
     sides = block_shape if isinstance(block_shape, tuple | list) else ()
     if len(sides) != 2 or any(not is_side(size) or size < 0 for size in sides):
         raise CheckpointError(f"block_shape needs a pair of whole numbers from 1 to 2**31 - 1, got {block_shape!r}")

@@ -245,7 +245,7 @@ def _checked(input_scales: Mapping[str, float] | None, scheme: Scheme) -> dict[s
     for module, given in (input_scales or {}).items():
         scale = static_scale(given)
         if scale is None:
-            raise CheckpointError(f"input_scales needs numbers above 0 that float32 has, got {given!r} for {module}")
+            raise CheckpointError(f"input_scales needs numbers above 0 that float32 holds, got {given!r} for {module}")
         scales[module] = scale
     return scales
 

@@ -74,7 +74,7 @@ def run(work: Work, target: Path, *, force: bool, progress: Progress | None) -> 
         source.refuse_changed()
         destination(source, target, force=force)
         if found.identity() not in (before, None):
-            raise CheckpointError(f"will not replace {found.given}: it came there while this run wrote")
+            raise CheckpointError(f"will not replace {found.given}: it appeared while this run was writing")
 
     try:
         if source.is_folder:

@@ -189,7 +189,7 @@ def _check(weight_map: dict[str, str], headers: tuple[Header, ...], index: Path,
     present = {header.path.name: header.entries for header in headers}
     for tensor, file in list(weight_map.items()):
         if tensor not in present[file]:
-            tell(tensor, f"{index} says that {tensor} is in {file}, and it is not")
+            tell(tensor, f"{index} says that {tensor} is in {file}, but it is not")
             del weight_map[tensor]
     seen: dict[str, str] = {}
     for file, entries in present.items():

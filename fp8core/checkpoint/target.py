@@ -135,11 +135,11 @@ def clear_leftovers(found: Destination, *, only_tell: bool = False) -> None:
     """
     for left in found.left():
         if left.old and not found.path.exists():
-            _warn(f"{left.path} is what {found.given} was before a killed run: rename it to have it back")
+            _warn(f"{left.path} is {found.given} from before a killed run: rename it to restore it")
         elif left.busy:
             raise CheckpointError(
-                f"cannot write {found.given}: another run is writing it, under the name {left.path}; "
-                "where none is (file systems without locks), remove that name"
+                f"cannot write {found.given}: another run is writing it, as {left.path}; "
+                "if none is (file systems without locks), remove that"
             )
         elif only_tell:
             _warn(f"{left.path} was left by a run that was killed: the next one removes it")

@@ -96,7 +96,7 @@ def _verdict(entry: Entry, names: kinds.Names, picked: Selection, scheme: Scheme
     if excluded is not None:
         return verdict("kept", f"excluded by {excluded!r}", chosen=True)
     if included is not None:
-        wanted = f"{included!r} of include names it"
+        wanted = f"{included!r} of include matches it"
         if not kind.able:
             return verdict("refused", f"{kind.name}: {kind.reason}, but {wanted}", chosen=True)
         if tied and kind is kinds.HEAD and module.rpartition(".")[2] in TIED:
@@ -116,7 +116,7 @@ def _not_a_matrix(entry: Entry) -> str:
     """Return why a tensor cannot be the weight of a linear layer; empty if it can."""
     expert = "expert" in entry.name and len(entry.shape) == 3
     if expert:
-        return "experts in one tensor of 3 axes: compressed-tensors has no layer for it (split_experts makes some)"
+        return "experts in one tensor of 3 axes: compressed-tensors has no layer for it (split_experts splits it)"
     if len(entry.shape) != 2:
         return f"{len(entry.shape)}-D: {'a norm or bias' if len(entry.shape) < 2 else 'not a matrix'}"
     if entry.dtype not in FLOATS:
@@ -176,9 +176,9 @@ def _agreed(members: list[Verdict], scheme: Scheme) -> dict[str, Verdict]:
         return {member.tensor: member._replace(status="kept", reason=reason) for member in members}
     culprit = left[0]
     if any(member.chosen for member in left):
-        reason = f"vLLM joins {parts}, which have to be FP8 all or none, but {culprit.module} is {culprit.reason}"
+        reason = f"vLLM joins {parts}, all or none of which have to be FP8, but {culprit.module} is {culprit.reason}"
         return {member.tensor: member._replace(status="refused", reason=reason, chosen=True) for member in quantized}
-    reason = f"vLLM joins {parts}, and {culprit.module} stays: {culprit.reason}"
+    reason = f"vLLM joins {parts}, and {culprit.module} is kept: {culprit.reason}"
     return {member.tensor: member._replace(status="kept", reason=reason) for member in quantized}
 
 

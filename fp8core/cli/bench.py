@@ -31,4 +31,4 @@ def bench(
             times.add_row(case.name, case.kernel, *shown, case.rate(timing))
     console.print(times)
     if device.count():
-        console.print("A call is timed as Python makes it, the GPU in a graph. Operands are in L2 where they fit.")
+        console.print("Calls are timed from Python, and the GPU in a graph. Operands that fit are in L2.")

@@ -29,30 +29,30 @@ def convert(
         ConversionName,
         typer.Option(
             metavar="FORM",
-            help="bf16; a granularity, as compressed-tensors: channel, tensor, block (128x128) or mxfp8 (1x32); or a "
+            help="bf16; a granularity of compressed-tensors: channel, tensor, block (128x128) or mxfp8 (1x32); or a "
             "format, which keeps the layers' scales where it can: compressed-tensors, deepseek, modelopt, "
             "modelopt-mxfp8 or comfyui.",
         ),
     ] = "bf16",
     scales: Annotated[
         Literal["float32", "ue8m0", "ue8m0-bytes"],
-        typer.Option(help="Scales of any size, powers of two, or these as bytes (deepseek alone; mxfp8 always)."),
+        typer.Option(help="Any float32, powers of two in float32, or exponent bytes (deepseek only; mxfp8 always)."),
     ] = "float32",
-    fn: Annotated[bool, typer.Option("--fn", help="Codes of OCP's e4m3fn.")] = False,
-    fnuz: Annotated[bool, typer.Option("--fnuz", help="Codes of MI300's e4m3fnuz.")] = False,
+    fn: Annotated[bool, typer.Option("--fn", help="Write OCP's e4m3fn codes.")] = False,
+    fnuz: Annotated[bool, typer.Option("--fnuz", help="Write MI300's e4m3fnuz codes.")] = False,
     block: Annotated[
         str | None,
         typer.Option(
             metavar="RxC",
-            help="Rows and columns of a block, as 64x128 (block and deepseek): smaller ones keep the codes.",
+            help="Block shape, such as 64x128 (block and deepseek): codes are kept if it divides the old one.",
         ),
     ] = None,
     split_experts: SplitExpertsOption = False,
     unscaled: Annotated[
-        bool, typer.Option("--unscaled", help="Take FP8 tensors without a scale for values, as ComfyUI's casts are.")
+        bool, typer.Option("--unscaled", help="Read FP8 tensors without a scale as plain values, as ComfyUI does.")
     ] = False,
     lossy: Annotated[
-        bool, typer.Option("--lossy", help="Allow codes to be made anew, and say by how much that changes weights.")
+        bool, typer.Option("--lossy", help="Allow weights to be requantized, and report the error that this adds.")
     ] = False,
     force: ForceOption = False,
     dry_run: DryRunOption = False,
@@ -89,7 +89,7 @@ def _pair(text: str) -> tuple[int, int]:
     """Return the two numbers of a text such as 64x128."""
     rows, _, cols = text.partition("x")
     if not (rows.isdecimal() and cols.isdecimal()):
-        raise typer.BadParameter(f"needs two numbers as 64x128, got {text!r}", param_hint="--block")
+        raise typer.BadParameter(f"needs two numbers such as 64x128, got {text!r}", param_hint="--block")
     return int(rows), int(cols)
 
 
@@ -101,24 +101,24 @@ def _show(done: "Conversion") -> None:
     else:
         made, kept = len(done.lossy), layers - len(done.lossy)
         if kept:
-            have, stand = ("has its", "stands") if kept == 1 else ("have their", "stand")
-            line(f"{count(kept, 'FP8 weight')} {have} old codes, and {stand} for the same numbers.")
+            keep = "keeps its" if kept == 1 else "keep their"
+            line(f"{count(kept, 'FP8 weight')} {keep} codes and values.")
         if made:
             name, worst = max(done.errors.items(), key=lambda item: item[1])
             mean = sum(done.errors.values()) / len(done.errors)
             line(
-                f"{count(made, 'FP8 weight')} made anew: that added {100 * mean:.2f} % of the norm on average, "
-                f"at most {100 * worst:.2f} % ({name})."
+                f"{count(made, 'FP8 weight')} requantized: the added error is {100 * mean:.2f} % of the norm "
+                f"on average, at most {100 * worst:.2f} % ({name})."
             )
     _left_out(done)
     if done.quantization_config is None:
-        line("No configuration is needed." if done.to == "bf16" else "The file says itself how it is quantized.")
+        line("No configuration is needed." if done.to == "bf16" else "The file itself describes its quantization.")
     elif done.source.source.is_folder:
         line(f"{done.target}/config.json has the quantization_config.")
     else:
         assert done.target is not None
         beside = done.target.with_suffix(".config.json")
-        line(f"{beside} has the quantization_config, which readers want in config.json.")
+        line(f"{beside} has the quantization_config, which readers expect in config.json.")
 
 
 def _show_plan(planned: "Conversion", *, lossy: bool) -> None:
@@ -126,7 +126,7 @@ def _show_plan(planned: "Conversion", *, lossy: bool) -> None:
     if planned.to == "bf16":
         line(f"{count(len(planned.source.layers), 'FP8 weight')} would become bfloat16.")
     elif console.is_terminal:
-        made = table(f"What would become of {planned.source.path}")
+        made = table(f"Plan for {planned.source.path}")
         made.add_column("weights", overflow="fold")
         made.add_column("number", justify="right")
         made.add_column("codes", overflow="fold")
@@ -135,7 +135,10 @@ def _show_plan(planned: "Conversion", *, lossy: bool) -> None:
         console.print(made)
     else:
         for change in planned.changes:
-            print(f"{'kept' if change.exact else 'anew'}\t{change.layer.weight.name}\t{change.why}", file=console.file)
+            print(
+                f"{'kept' if change.exact else 'requantized'}\t{change.layer.weight.name}\t{change.why}",
+                file=console.file,
+            )
     _left_out(planned)
     sizes = f"{planned.bytes_before:,} bytes become {planned.bytes_after:,}"
     made_anew = len(planned.lossy)
@@ -145,7 +148,7 @@ def _show_plan(planned: "Conversion", *, lossy: bool) -> None:
 
 def _rows(changes: "Iterable[Change]") -> Iterable[tuple[str, str, str]]:
     for change in changes:
-        becomes = "stay as they are" if change.exact else f"made anew: {change.why}"
+        becomes = "kept" if change.exact else f"requantized: {change.why}"
         yield starred(change.layer.weight.name), becomes, "" if change.exact else "yellow"
 
 

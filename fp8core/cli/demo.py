@@ -15,7 +15,9 @@ def demo(
     ] = "channel",
     plot: Annotated[Path | None, typer.Option(help="Draw the layers' errors into this PNG, PDF or SVG file.")] = None,
     place: Annotated[Literal["auto", "cpu", "gpu"], typer.Option("--device", help="Where to run.")] = "auto",
-    model: Annotated[Path | None, typer.Option(help="A folder with the model; by default the package's.")] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="The model's folder; by default it is found or downloaded.")
+    ] = None,
 ) -> None:
     """Run a real sentence encoder with FP8 linear layers, and show its error relative to fp32."""
     from fp8core import demo as work

@@ -28,12 +28,12 @@ STYLES: Final = {
 def explain(
     m: Annotated[int, typer.Argument(min=1, metavar="M", help="Rows of a: tokens.")],
     n: Annotated[int, typer.Argument(min=1, metavar="N", help="Output channels.")],
-    k: Annotated[int, typer.Argument(min=1, metavar="K", help="The shared axis.")],
+    k: Annotated[int, typer.Argument(min=1, metavar="K", help="The axis that a and b share: input channels.")],
     a: Annotated[
         Fp8Name | None,
         typer.Option(metavar="FORMAT", help=f"The format of a: {FORMATS}; by default the device's E4M3."),
     ] = None,
-    b: Annotated[Fp8Name | None, typer.Option(metavar="FORMAT", help="The format of b, likewise.")] = None,
+    b: Annotated[Fp8Name | None, typer.Option(metavar="FORMAT", help="The format of b; see --a.")] = None,
     out: Annotated[
         Out, typer.Option(metavar="DTYPE", help="The dtype of the result: bfloat16, float16, float32 or a format.")
     ] = "bfloat16",
@@ -45,20 +45,22 @@ def explain(
         typer.Option(help="One scale of b per tensor, output channel, 1x128 or 128x128."),
     ] = "row",
     bias: Annotated[WideName | None, typer.Option(help="The dtype of a bias; by default there is none.")] = None,
-    activation: Annotated[ActivationName | None, typer.Option(help="What is applied to the result.")] = None,
+    activation: Annotated[
+        ActivationName | None, typer.Option(help="The activation of the result; by default none.")
+    ] = None,
     beta: Annotated[
-        float, typer.Option(metavar="NUMBER", help="What the result holds is multiplied by it and added.")
+        float, typer.Option(metavar="NUMBER", help="Add the previous values of the result times this.")
     ] = 0,
-    amax: Annotated[bool, typer.Option("--amax", help="Ask for the largest magnitude of the result, too.")] = False,
+    amax: Annotated[bool, typer.Option("--amax", help="Also ask for the result's largest magnitude.")] = False,
     no_fast_accum: Annotated[
-        bool, typer.Option("--no-fast-accum", help="Keep kernels from accumulating with fewer bits.")
+        bool, typer.Option("--no-fast-accum", help="Forbid accumulation with fewer bits.")
     ] = False,
     batch_invariant: Annotated[
         bool, typer.Option("--batch-invariant", help="Give a row the same bits whatever M is.")
     ] = False,
     target: Annotated[
         str | None,
-        typer.Option(metavar="DEVICE", help=f"The device: host, {', '.join(TARGETS)}; by default this one."),
+        typer.Option(metavar="DEVICE", help=f"The device: host, {', '.join(TARGETS)}; by default this machine's."),
     ] = None,
 ) -> None:
     """Show which kernel a scaled matrix product would use, and why not the others. Nothing is run."""
@@ -95,11 +97,13 @@ def explain(
     console.print(f"[bold]{m} x {n} x {k}[/] on {target or place}: {operands}", highlight=False)
     console.print(verdicts(explanation, str(place), target or str(place)))
     if _doubtful(explanation):
-        console.print("* unless the device has an unknown one that comes first or is estimated faster", highlight=False)
+        console.print(
+            "* unless an unknown kernel is able on the device and comes first or is estimated faster", highlight=False
+        )
     if explanation.chosen is None:
         able = {verdict.status for verdict in explanation.verdicts} - {"unable"}
-        refused = "the call raises UnsupportedProblemError" + (", unless the device has an unknown one" if able else "")
-        console.print(f"No kernel is able: {refused}.", highlight=False)
+        doubt = ", unless an unknown one is able on the device" if able else ""
+        console.print(f"No kernel is able: the call raises UnsupportedProblemError{doubt}.", highlight=False)
     if not proven(place):
         console.print(f"[yellow]The kernels of {target or place} are {UNPROVEN}.[/]", highlight=False)
 

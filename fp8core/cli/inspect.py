@@ -42,10 +42,10 @@ def _show(found: "Inspection") -> None:
     if found.others:
         _table("others", found.others, "dtype")
     if found.kv_scales:
-        line(f"{count(found.kv_scales, 'scale')} of cached keys and values")
+        line(f"{count(found.kv_scales, 'scale')} of the KV cache")
     if found.layers and not found.faults:
         seen = "The headers and the configuration agree" if found.claim.file else "The headers show no fault"
-        line(f"{seen}; `fp8core verify` looks at the numbers, too.")
+        line(f"{seen}; `fp8core verify` also checks the numbers.")
     for fault in found.faults[:MOST_FAULTS]:
         line(f"{fault.kind}: {fault.text}", style="yellow")
     if len(found.faults) > MOST_FAULTS:
@@ -69,7 +69,7 @@ def _table(what: str, kinds: "Iterable[Kind]", *columns: str) -> None:
 def claimed(claim: "Claim") -> str:
     """Return in words what a configuration claims."""
     if not claim.file:
-        return "No configuration says how it is quantized; the names and shapes of its tensors do."
+        return "No configuration: names and shapes of tensors show how it is quantized."
     parts = [claim.variant]
     shape = "" if claim.group_shape is None else f" of {'x'.join(map(str, claim.group_shape))}"
     if claim.granularities:
@@ -77,7 +77,7 @@ def claimed(claim: "Claim") -> str:
     if claim.activations is not None:
         parts.append(f"{claim.activations} activations")
     if claim.kv_cache:
-        parts.append(f"keys and values cached as {claim.kv_cache}")
+        parts.append(f"a KV cache of {claim.kv_cache}")
     if claim.ignore:
         parts.append(f"{count(len(claim.ignore), 'pattern')} of layers that are not quantized")
     return f"{claim.file} says: {', '.join(parts)}"

@@ -30,20 +30,21 @@ def quantize(
     scheme: Annotated[
         SchemeName,
         typer.Option(
-            help="One scale per output channel, tensor or 128x128 block; static is tensor with given scales of inputs; "
-            "mxfp8 is an exponent per 1x32."
+            help="One scale per output channel, tensor or 128x128 block; static is tensor with given input scales; "
+            "mxfp8 is one exponent per 1x32."
         ),
     ] = "channel",
     include: Annotated[
         list[str] | None,
         typer.Option(
             metavar="PATTERN",
-            help="Modules to quantize, and no others: a glob over whole names, or re: and a regular expression; any "
-            "number of times. By default every linear layer but heads, poolers, routers and vision and audio towers.",
+            help="The only modules to quantize: a glob for whole names, or re: and a regular expression; "
+            "repeatable. By default every linear layer except heads, poolers, routers and vision and audio towers.",
         ),
     ] = None,
     exclude: Annotated[
-        list[str] | None, typer.Option(metavar="PATTERN", help="Modules to leave as they are, likewise.")
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Modules to leave unquantized: patterns as for --include."),
     ] = None,
     input_scales: Annotated[
         Path | None,
@@ -106,7 +107,7 @@ def _show(summary: "Summary", scheme: str) -> None:
     if summary.target.is_dir():
         line(f"{summary.config_file} has the quantization_config.")
     else:
-        line(f"{summary.config_file} has the quantization_config, which readers want in config.json.")
+        line(f"{summary.config_file} has the quantization_config, which readers expect in config.json.")
 
 
 def _by_reason(plan: "Plan") -> dict[str, list[str]]:
@@ -128,7 +129,7 @@ def _show_extras(plan: "Plan") -> None:
 def _show_plan(plan: "Plan") -> None:
     """Print the plan: on a terminal a table with a row for each group of similar tensors, else a line for each."""
     if console.is_terminal:
-        made = table(f"What would become of {plan.source}")
+        made = table(f"Plan for {plan.source}")
         made.add_column("tensors", overflow="fold")
         for heading in ("number", "from", "shape", "becomes"):
             made.add_column(heading, overflow="fold")

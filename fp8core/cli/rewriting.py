@@ -12,13 +12,13 @@ SourceArgument = Annotated[
     Path, typer.Argument(metavar="SOURCE", help="A safetensors file, or a folder with one or with shards.")
 ]
 TargetArgument = Annotated[
-    Path | None, typer.Argument(metavar="TARGET", help="The new safetensors file, or for a folder the new folder.")
+    Path | None, typer.Argument(metavar="TARGET", help="The new safetensors file, or a new folder if SOURCE is one.")
 ]
 SplitExpertsOption = Annotated[
-    bool, typer.Option("--split-experts", help="Write experts that are stacked in one tensor one by one.")
+    bool, typer.Option("--split-experts", help="Write each expert of a stacked tensor by itself.")
 ]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace an existing file, or a folder that fp8core wrote.")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="List what would become of every tensor; write nothing.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="List what would happen to each tensor; write nothing.")]
 Planned = TypeVar("Planned")
 Done = TypeVar("Done")
 

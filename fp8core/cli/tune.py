@@ -25,16 +25,14 @@ def tune(
     ] = None,
     shapes: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="MxNxK", help="Products m x n x k: 1,16,64x4096x4096 is three of them; any number of times."
-        ),
+        typer.Option(metavar="MxNxK", help="Products m x n x k: 1,16,64x4096x4096 is three of them; repeatable."),
     ] = None,
     rows: Annotated[
-        str, typer.Option(metavar="M,M", help="Numbers of rows (m) of a model's layers: each is a product of its own.")
+        str, typer.Option(metavar="M,M", help="Numbers of rows (m) to tune for each of the model's layers.")
     ] = "1,16,64,256,1024,4096",
     scheme: Annotated[
         Literal["channel", "tensor", "block"],
-        typer.Option(help="One scale per output channel, tensor or 128x128 block; an FP8 model says it itself."),
+        typer.Option(help="One scale per output channel, tensor or 128x128 block; an FP8 model has its own."),
     ] = "channel",
     dtype: Annotated[
         Literal["bfloat16", "float16", "float32"], typer.Option(help="The dtype of inputs and results.")
@@ -45,7 +43,7 @@ def tune(
             help="The file to add to; by default $FP8CORE_TUNINGS, or tunings.jsonl in the user's data folder."
         ),
     ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Tune what the file has already, too.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Retune products that are in the file.")] = False,
 ) -> None:
     """Time every kernel for products or for a model's linear layers, and save the fastest in a file."""
     from fp8core.checkpoint.linear_shapes import layers_of
@@ -75,7 +73,7 @@ def tune(
         known = set() if again else _known(file)
     wanted = [product for product in products if product not in known]
     if len(wanted) < len(products):
-        _say(f"{file} has {count(len(products) - len(wanted), 'product')} already: --again tunes them again")
+        _say(f"{file} has {count(len(products) - len(wanted), 'product')} already: --again retunes them")
     kept = Kept(file)
     try:
         with Steps(len(wanted), kept) as told:
@@ -128,7 +126,7 @@ class Kept:
         """Save the rest, and print the number of products that were tuned."""
         self._write()
         if self.found:
-            _say(f"{count(len(self.found), 'product')} tuned, kept in {self._file}")
+            _say(f"{count(len(self.found), 'product')} tuned, saved in {self._file}")
 
     def _write(self) -> None:
         from fp8core.tuning import save_tunings

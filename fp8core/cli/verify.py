@@ -20,10 +20,10 @@ def verify(
         Path, typer.Argument(metavar="MODEL", help="A safetensors file, or a folder with one or with shards.")
     ],
     against: Annotated[
-        Path | None, typer.Option(help="The checkpoint that it was made from: weights have to be that within rounding.")
+        Path | None, typer.Option(help="The original checkpoint: weights have to equal its weights within rounding.")
     ] = None,
     unscaled: Annotated[
-        bool, typer.Option("--unscaled", help="Take FP8 tensors without a scale for values, as ComfyUI's casts are.")
+        bool, typer.Option("--unscaled", help="Read FP8 tensors without a scale as plain values, as ComfyUI does.")
     ] = False,
 ) -> None:
     """Report every fault of a checkpoint with the name of its tensor; the exit status is 1 if there is one."""
@@ -55,7 +55,7 @@ def _places(checkpoint: "Checkpoint") -> str:
     """Return in words what was verified: the number of FP8 layers or, if there are none, of KV cache scales."""
     scales = 0 if checkpoint.layers else len(checkpoint.kv_scales())
     if scales:
-        return f"{count(scales, 'scale')} of cached keys and values, without an FP8 layer"
+        return f"{count(scales, 'scale')} of the KV cache and no FP8 layer"
     return count(len(checkpoint.layers), "FP8 layer")
 
 
@@ -73,4 +73,4 @@ def _faults(faults: "tuple[Fault, ...]") -> None:
         made.add_row(fault.kind, escape(fault.text))
     console.print(made)
     if len(faults) > MOST:
-        line(f"and {len(faults) - MOST:,} more: all are printed where the output is no terminal")
+        line(f"and {len(faults) - MOST:,} more: all are printed if the output is not a terminal")

@@ -45,7 +45,7 @@ def test_inspect_prints_a_table_of_layers_and_one_of_the_rest(fp8core_, tmp_path
     lines = out.splitlines()
     assert lines[0].startswith(f"{tmp_path}/in: ModelOpt, 1 file, 20")
     assert lines[1] == (
-        "hf_quant_config.json says: FP8, one scale per tensor, static activations, keys and values cached as FP8, "
+        "hf_quant_config.json says: FP8, one scale per tensor, static activations, a KV cache of FP8, "
         "1 pattern of layers that are not quantized"
     )
     layer = "model.layers.*.mlp.down_proj"
@@ -55,8 +55,8 @@ def test_inspect_prints_a_table_of_layers_and_one_of_the_rest(fp8core_, tmp_path
         ["3", "BF16", "26.6 kB", "model.embed_tokens.weight"],
     ]
     assert lines[-2:] == [
-        "2 scales of cached keys and values",
-        "The headers and the configuration agree; `fp8core verify` looks at the numbers, too.",
+        "2 scales of the KV cache",
+        "The headers and the configuration agree; `fp8core verify` also checks the numbers.",
     ]
 
 
@@ -98,8 +98,8 @@ def test_inspect_of_a_file_names_the_configuration_beside_it(fp8core_, tmp_path)
     assert lines[-1].startswith("The headers and the configuration agree; ")
     (tmp_path / "b.config.json").replace(tmp_path / "elsewhere.json")
     lines = fp8core_("inspect", tmp_path / "b.safetensors")[1].splitlines()
-    assert lines[1].startswith("No configuration says ")
-    assert lines[-1] == "The headers show no fault; `fp8core verify` looks at the numbers, too."
+    assert lines[1].startswith("No configuration: names ")
+    assert lines[-1] == "The headers show no fault; `fp8core verify` also checks the numbers."
 
 
 def test_inspect_json_is_one_object(fp8core_, source):
@@ -143,7 +143,7 @@ def test_verify_looks_at_scales_of_caches_beside_weights_that_are_not_fp8(fp8cor
         save_file({"up.weight": torch.ones(64, 64), **{name: torch.full((1,), scale) for name in names}}, path)
         code, out, err = fp8core_("verify", path)
         assert (code, err) == (status, "")
-        where = "2 scales of cached keys and values, without an FP8 layer (unquantized)"
+        where = "2 scales of the KV cache and no FP8 layer (unquantized)"
         assert out.splitlines()[-1] == f"{path}: {said} in {where}"
 
 
@@ -169,13 +169,13 @@ def test_convert_counts_one_weight_as_one(fp8core_, tmp_path):
     save_file({"layers.0.up_proj.weight": torch.randn(64, 64)}, tmp_path / "a.safetensors")
     assert fp8core_("quantize", tmp_path / "a.safetensors", tmp_path / "b.safetensors", "--scheme", "tensor")[0] == 0
     _, out, _ = fp8core_("convert", tmp_path / "b.safetensors", tmp_path / "c.safetensors", "--to", "channel")
-    assert "\n1 FP8 weight has its old codes, and stands for the same numbers.\n" in out
+    assert "\n1 FP8 weight keeps its codes and values.\n" in out
 
 
 def test_convert_says_what_it_did(fp8core_, tmp_path, source):
     code, out, err = fp8core_("convert", source, tmp_path / "block", "--to", "block")
     assert (code, err) == (0, "")
-    assert "\n3 FP8 weights have their old codes, and stand for the same numbers.\n" in out
+    assert "\n3 FP8 weights keep their codes and values.\n" in out
     assert out.endswith(f"{tmp_path}/block/config.json has the quantization_config.\n")
     code, out, err = fp8core_("convert", source, tmp_path / "out")
     assert (code, err) == (0, "")
@@ -184,8 +184,8 @@ def test_convert_says_what_it_did(fp8core_, tmp_path, source):
         "convert", source / "model.safetensors", tmp_path / "comfy.safetensors", "--to", "comfyui", "--lossy"
     )
     assert (code, err) == (0, "")
-    assert "3 FP8 weights made anew: that added 2." in out
-    assert out.endswith("The file says itself how it is quantized.\n")
+    assert "3 FP8 weights requantized: the added error is 2." in out
+    assert out.endswith("The file itself describes its quantization.\n")
 
 
 def test_convert_refuses_what_loses_and_lists_it(fp8core_, tmp_path, source):
@@ -193,12 +193,12 @@ def test_convert_refuses_what_loses_and_lists_it(fp8core_, tmp_path, source):
     code, out, err = fp8core_(*arguments)
     assert (code, out) == (1, "")
     assert err == (
-        "error: converting model.layers.0.mlp.down_proj.weight needs lossy (--lossy), for its codes have to be made anew: "
-        "one scale per block of 128x128 becomes one per channel (2 more weights likewise: see --dry-run or plan_conversion)\n"
+        "error: converting model.layers.0.mlp.down_proj.weight needs lossy (--lossy), as it has to be requantized: "
+        "one scale per block of 128x128 becomes one per channel (2 more weights: see --dry-run or plan_conversion)\n"
     )
     code, out, err = fp8core_(*arguments, "--dry-run")
     assert (code, err) == (1, "")
-    assert f"anew\t{Q}.weight\tone scale per block of 128x128 becomes one per channel\n" in out
+    assert f"requantized\t{Q}.weight\tone scale per block of 128x128 becomes one per channel\n" in out
     assert out.endswith("3 FP8 weights: 3 need --lossy: nothing would be written\n")
     code, out, _ = fp8core_(*arguments, "--dry-run", "--lossy")
     assert code == 0
@@ -213,7 +213,9 @@ def test_a_dry_run_on_a_terminal_is_a_table(capsys, monkeypatch, source):
     with pytest.raises(convert.typer.Exit):
         convert.convert(source, to="tensor", dry_run=True)
     cells = rows(capsys.readouterr().out)
-    assert [row[1:] for row in cells] == [["1", "made anew: one scale per block of 128x128 becomes one per tensor"]] * 3
+    assert [row[1:] for row in cells] == [
+        ["1", "requantized: one scale per block of 128x128 becomes one per tensor"]
+    ] * 3
     assert cells[2][0] == "model.layers.*.self_attn.q_proj.weight"
 
 

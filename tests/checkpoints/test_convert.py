@@ -75,7 +75,7 @@ def test_codes_stay_where_groups_are_nested_and_every_target_is_a_checkpoint_wit
     else:  # powers of two may happen to be equal
         assert len(kept) < len(out.expected) if writer in POWERS else not kept
     if len(kept) < len(out.expected):
-        with pytest.raises(CheckpointError, match=r"needs lossy \(--lossy\), for its codes have to be made anew: "):
+        with pytest.raises(CheckpointError, match=r"needs lossy \(--lossy\), as it has to be requantized: "):
             convert_checkpoint(tmp_path / "in", tmp_path / "out", to=to)
         assert left_in(tmp_path) == ["in"]
     done = convert_checkpoint(tmp_path / "in", tmp_path / "out", to=to, lossy=True)
@@ -213,7 +213,7 @@ REFUSED = [
     ({"to": "block", "scales": "bf16"}, "scales needs one of float32, ue8m0"),
     ({"to": "block", "e4m3": "e5m2"}, "e4m3 needs one of fn, fnuz, got 'e5m2'"),
     ({"to": "bf16", "e4m3": "fn"}, "to needs an FP8 format where scales or e4m3 are given, got 'bf16'"),
-    ({"to": "channel", "scales": "ue8m0_bytes"}, "which deepseek alone has"),
+    ({"to": "channel", "scales": "ue8m0_bytes"}, "which only deepseek has"),
     ({"to": "deepseek", "e4m3": "fnuz"}, "e4m3 needs fn for deepseek"),
 ]
 

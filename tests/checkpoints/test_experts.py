@@ -202,25 +202,25 @@ def square(tensors):
 
 
 WRONG = [
-    (one_in_out, None, r"needs an axis of the hidden size, 192, where the module's others have it, got \[3, 1"),
+    (one_in_out, None, r"needs the hidden size, 192, on the axis where the module's others have it, got \[3, 1"),
     (
         lambda tensors: in_out(tensors),
         {"hidden_size": HIDDEN, "model_type": "gpt_oss"},
-        "those of gpt_oss, which alternate",
+        "got gpt_oss, which interleaves them",
     ),
     (lambda tensors: tensors, {}, "split_experts needs hidden_size in the config.json"),
-    (lambda tensors: tensors, {"hidden_size": 64}, "needs an axis of the hidden size, 64, "),
-    (square, None, "needs shapes that tell rows from columns, got squares of 192"),
+    (lambda tensors: tensors, {"hidden_size": 64}, "needs the hidden size, 64, on the axis "),
+    (square, None, "needs shapes that tell rows from columns, got 192 of both"),
     (lambda tensors: tensors | {f"{EXPERTS}.gate_up_proj_bias": normal(E, 2)}, None, "experts without biases"),
     (
         lambda tensors: tensors | {f"{EXPERTS}.1.up_proj.weight": normal(INNER, HIDDEN)},
         None,
-        r"makes .*experts\.1\.up_proj\.weight of .*gate_up_proj, and there is one already",
+        r"makes .*experts\.1\.up_proj\.weight of .*gate_up_proj, but it already exists",
     ),
     (
         lambda tensors: tensors | {f"{EXPERTS}.up_proj": normal(E, INNER, HIDDEN)},
         None,
-        r"makes .*experts\.0\.up_proj\.weight of .*, and there is one already",
+        r"makes .*experts\.0\.up_proj\.weight of .*, but it already exists",
     ),
     (lambda tensors: {"a.weight": normal(4, 8)}, None, "needs experts in tensors of 3 axes, got none"),
 ]
@@ -240,7 +240,7 @@ def test_blocks_across_gate_and_up_are_refused(tmp_path):
     tensors = {f"{EXPERTS}.gate_up_proj": codes, f"{EXPERTS}.gate_up_proj_scale_inv": torch.ones(E, 4, 2)}
     save_file(tensors, tmp_path / "in" / "model.safetensors")
     (tmp_path / "in" / "config.json").write_text(json.dumps({"hidden_size": HIDDEN}))
-    with pytest.raises(CheckpointError, match="needs scales that part gate from up, got a block across both"):
+    with pytest.raises(CheckpointError, match="needs separate scales for gate and up, got a block across both"):
         convert_checkpoint(tmp_path / "in", tmp_path / "out", to="block", split_experts=True)
 
 

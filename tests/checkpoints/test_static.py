@@ -56,12 +56,12 @@ WRONG = [
     (None, "input_scales needs to be given with scheme static and with no other, got none"),
     ({**SCALES, "absent": 1.0}, "got 'absent': there is no such module"),
     ({**SCALES, "model.embed_tokens": 1.0}, "got 'model.embed_tokens': it stays as it is: embedding"),
-    ({**SCALES, MODULES[0]: 0.0}, "needs numbers above 0 that float32 has, got 0.0"),
-    ({**SCALES, MODULES[0]: -1}, "needs numbers above 0 that float32 has, got -1"),
-    ({**SCALES, MODULES[0]: float("nan")}, "needs numbers above 0 that float32 has, got nan"),
-    ({**SCALES, MODULES[0]: 1e39}, "needs numbers above 0 that float32 has, got 1e"),
-    ({**SCALES, MODULES[0]: "0.5"}, "needs numbers above 0 that float32 has, got '0.5'"),
-    ({**SCALES, MODULES[0]: True}, "needs numbers above 0 that float32 has, got True"),
+    ({**SCALES, MODULES[0]: 0.0}, "needs numbers above 0 that float32 holds, got 0.0"),
+    ({**SCALES, MODULES[0]: -1}, "needs numbers above 0 that float32 holds, got -1"),
+    ({**SCALES, MODULES[0]: float("nan")}, "needs numbers above 0 that float32 holds, got nan"),
+    ({**SCALES, MODULES[0]: 1e39}, "needs numbers above 0 that float32 holds, got 1e"),
+    ({**SCALES, MODULES[0]: "0.5"}, "needs numbers above 0 that float32 holds, got '0.5'"),
+    ({**SCALES, MODULES[0]: True}, "needs numbers above 0 that float32 holds, got True"),
     ({name: SCALES[name] for name in MODULES[1:]}, "scheme static needs an input scale for model.layers.0.self_attn"),
 ]
 

@@ -104,7 +104,7 @@ def test_the_config_beside_a_file_tells_its_kind_of_model(tmp_path):
 @pytest.mark.parametrize("name", ["shared", f"{L}mlp.gate", f"{L}mlp.shared_expert_gate"])
 def test_what_readers_cannot_read_is_refused_where_it_is_asked_for(tmp_path, name):
     source = folder(tmp_path / "in", {f"{name}.weight": (64, 64), f"{L}mlp.up_proj.weight": (64, 64)})
-    with pytest.raises(CheckpointError, match=rf"cannot quantize {name}\.weight: .* but '\*' of include names it"):
+    with pytest.raises(CheckpointError, match=rf"cannot quantize {name}\.weight: .* but '\*' of include matches it"):
         quantize_checkpoint(source, tmp_path / "out", include=["*"])
     assert left_in(tmp_path) == ["in"]
     assert statuses(source, include=["*"])[name] == "refused"

@@ -53,7 +53,7 @@ def test_a_target_that_another_run_is_writing_is_refused(tmp_path, source):
     left = leftover(tmp_path)
     handle = os.open(left, os.O_RDONLY)
     fcntl.flock(handle, fcntl.LOCK_EX)
-    with pytest.raises(CheckpointError, match=rf"another run is writing it, under the name {left}"):
+    with pytest.raises(CheckpointError, match=rf"another run is writing it, as {left}"):
         quantize_checkpoint(source, tmp_path / "out")
     os.close(handle)
     assert left_in(tmp_path) == [HIDDEN, "in"]
@@ -72,7 +72,7 @@ def test_what_is_being_written_is_locked(tmp_path, source):
 
 def test_a_folder_that_had_made_way_is_named_and_kept(tmp_path, source):
     old = leftover(tmp_path, ".out.0123abcd.fp8core-old")
-    with pytest.warns(RuntimeWarning, match=rf"{old} is what .*out was before a killed run: rename it to have it back"):
+    with pytest.warns(RuntimeWarning, match=rf"{old} is .*out from before a killed run: rename it to restore it"):
         quantize_checkpoint(source, tmp_path / "out")
     assert old.exists()
     with pytest.warns(RuntimeWarning, match="removed"):  # the target is there by now

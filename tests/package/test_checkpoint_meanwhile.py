@@ -41,7 +41,7 @@ def test_of_two_runs_that_began_at_once_the_first_to_end_wins(tmp_path, source, 
         quantize_checkpoint(given, target, scheme="block", progress=other)
     assert granularities(target) == {"tensor"}
     other = once(lambda: quantize_checkpoint(given, target, scheme="channel", force=True))
-    with pytest.raises(CheckpointError, match=rf"will not replace {re.escape(str(target))}: it came there while"):
+    with pytest.raises(CheckpointError, match=rf"will not replace {re.escape(str(target))}: it appeared while"):
         quantize_checkpoint(given, target, scheme="block", force=True, progress=other)
     assert granularities(target) == {"channel"}
     assert left_in(tmp_path) == (["in", "out"] if form == "folder" else ["in", "out.config.json", "out.safetensors"])

@@ -82,7 +82,11 @@ def test_the_commands_about_fp8_checkpoints_work(fp8core_, tmp_path, monkeypatch
         said = {
             "inspect": "DeepSeek / Hugging Face fp8",
             "verify": "no fault in 12 FP8 layers",
-            "convert": "made anew" if "--lossy" in arguments else "bfloat16" if "bf16" in arguments else "old codes",
+            "convert": "requantized"
+            if "--lossy" in arguments
+            else "bfloat16"
+            if "bf16" in arguments
+            else "their codes",
         }
         assert said[arguments[0]] in out, arguments
     written = {file.name for file in tmp_path.iterdir() if file.name.startswith("model-")}

@@ -38,7 +38,7 @@ def test_it_writes_and_tells(fp8core_, tmp_path, source):
     assert "  embedding: readers look up its rows without scales: model.embed_tokens.weight\n" in out
     assert "  excluded by '*.down_proj': model.layers.0.mlp.down_proj.weight\n" in out
     assert re.search(r"1-D: a norm or bias: \S+ and 1 more\n", out)
-    assert f"{tmp_path}/out.config.json has the quantization_config, which readers want in config.json.\n" in out
+    assert f"{tmp_path}/out.config.json has the quantization_config, which readers expect in config.json.\n" in out
     assert {n for n in read(tmp_path / "out.safetensors") if n.endswith("_scale")} == {f"{Q_PROJ}.weight_scale"}
     code, out, err = fp8core_(*arguments)
     assert (code, out) == (1, "")

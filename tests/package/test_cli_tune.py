@@ -45,7 +45,7 @@ def test_shapes_are_tuned_told_and_kept(fp8core_, tmp_path):
         ("2/3 97x512x1024", "cublaslt algorithm 1: 4.50 us, 100.0% gained"),
         ("3/3 96x512x2048", "cublaslt algorithm 1: 4.50 us, 100.0% gained"),
     ]
-    assert f"3 products tuned, kept in {out}\n" in said
+    assert f"3 products tuned, saved in {out}\n" in said
     assert rows(said)[0] == ["96x512x1024", "row x row", "cublaslt", "9.00", "cublaslt algorithm 1", "4.50", "100.0%"]
     assert [(one.m, one.n, one.k) for one in load_tunings(out)] == [(96, 512, 1024), (97, 512, 1024), (96, 512, 2048)]
 
@@ -55,7 +55,7 @@ def test_what_the_file_has_is_not_tuned_again(fp8core_, tmp_path):
     assert fp8core_(*arguments)[0] == 0
     code, said, log = fp8core_(*arguments, "--shapes", "98x512x1024")
     assert (code, "1/1 98x512x1024" in log) == (0, True)
-    assert f"{tmp_path}/tunings has 2 products already: --again tunes them again\n" in said
+    assert f"{tmp_path}/tunings has 2 products already: --again retunes them\n" in said
     code, said, log = fp8core_(*arguments, "--again")
     assert (code, "2/2 97x512x1024" in log, "already" in said) == (0, True, False)
 
