@@ -150,7 +150,7 @@ def run(
             continue
         start = time.monotonic()
         if start >= end:
-            print(f"{name}: not begun, the {seconds:g} s are over", flush=True)
+            print(f"{name}: not started, the {seconds:g} s are over", flush=True)
             well = False
             continue
         print(f"{name}: {shlex.join(line_of[name])}", flush=True)
@@ -197,18 +197,20 @@ def main() -> int:
     parser.add_argument(
         "--deep-gemm",
         action="store_true",
-        help="DeepGEMM of that folder too, for products of many rows; compiles for a while",
+        help="time DeepGEMM of that folder, too, for products of many rows; it compiles for a while",
     )
     parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="compare with another checkout of fp8core")
     parser.add_argument("--out", type=Path, help="append to this file (default: a new one in docs/results)")
-    parser.add_argument("--short", action="store_true", help="a few cases of each, to see that it works")
-    parser.add_argument("--compile", action="store_true", help="torch.compile too, which takes minutes")
-    parser.add_argument("--note", default="", help="what else a reader should know, as the versions of the baselines")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="stop after so long")
+    parser.add_argument("--short", action="store_true", help="run a few cases of each subject, as a check")
+    parser.add_argument("--compile", action="store_true", help="time torch.compile, too, which takes minutes")
     parser.add_argument(
-        "--each", type=float, default=math.inf, metavar="SECONDS", help="stop each subject after so long"
+        "--note", default="", help="what else a reader should know, such as the versions of the baselines"
     )
-    parser.add_argument("--go-on", action="store_true", help="leave out what the file of --out has already")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="stop after this time")
+    parser.add_argument(
+        "--each", type=float, default=math.inf, metavar="SECONDS", help="stop each subject after this time"
+    )
+    parser.add_argument("--go-on", action="store_true", help="skip what is in the file of --out")
     parser.add_argument("--plan", action="store_true", help="print the commands and what is skipped; run nothing")
     asked = parser.parse_args()
     out = asked.out.resolve() if asked.out else new_file(RUNS)
@@ -245,7 +247,7 @@ def chosen(asked: argparse.Namespace, parser: argparse.ArgumentParser) -> dict[s
         runs = results.runs(asked.out)
         there = runs[-1].machine.get("device") if runs else None
         if device.count() and there not in (None, _device()):
-            parser.error(f"--go-on needs the GPU that {asked.out} is of, {there}, got {_device()}")
+            parser.error(f"--go-on needs the GPU of {asked.out}, {there}, got {_device()}")
         done = results.finished(runs)
         names = [name for name in names if name not in done]
     if not asked.against:

@@ -138,8 +138,8 @@ def main() -> int:
     parser.add_argument("checkout", type=Path, help="the root of another checkout of fp8core")
     parser.add_argument("--json", type=Path, help="append one JSON object a call to this file")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
-    parser.add_argument("--short", action="store_true", help="small operands, to see that it works")
-    parser.add_argument("--dry-run", action="store_true", help="make each call once in both, time nothing")
+    parser.add_argument("--short", action="store_true", help="small operands, as a check")
+    parser.add_argument("--dry-run", action="store_true", help="make each call once in both checkouts, time nothing")
     chosen = parser.parse_args()
     gpu_times = calls.DEVICE == "cuda" or chosen.dry_run
     failed = False

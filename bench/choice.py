@@ -137,7 +137,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=None, help="time so many products, and leave out those after them")
     parser.add_argument("--seconds", type=float, default=600.0, help="start no further product after so long")
     parser.add_argument("--turns", type=int, default=SAMPLING.turns, help="timed turns of each candidate")
-    parser.add_argument("--kernels", nargs="+", help="of all kernels these alone")
+    parser.add_argument("--kernels", nargs="+", help="time these kernels only")
     parser.add_argument("--wide", action="store_true", help="more tiles than tune times")
     parser.add_argument("--judge", type=Path, nargs="+", help="files of such records, to judge without timing anything")
     arguments = parser.parse_args()

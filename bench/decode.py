@@ -228,7 +228,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--baselines", type=Path, help="a folder with the libraries of vLLM and SGLang")
     parser.add_argument(
-        "--deep-gemm", action="store_true", help="what that folder has for 1x128 scales too; compiles for a while"
+        "--deep-gemm",
+        action="store_true",
+        help="time that folder's kernels for 1x128 scales, too; they compile for a while",
     )
     log.options(parser)
     parser.add_argument("--modes", nargs="+", choices=MODES, default=["row", "block"])

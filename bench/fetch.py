@@ -78,8 +78,8 @@ def take(wheel: Path, library: Library, folder: Path) -> None:
 def main() -> int:
     """Fetch the kernels, and print the files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="where they go; what is there of the same names is replaced")
-    parser.add_argument("--wheels", type=Path, help="keep the wheels in this folder, and take those that are there")
+    parser.add_argument("folder", type=Path, help="where they go; files of the same names are replaced")
+    parser.add_argument("--wheels", type=Path, help="keep the wheels in this folder, and use those that are there")
     parser.add_argument("--python", default=".".join(platform.python_version_tuple()[:2]), help="default: %(default)s")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:

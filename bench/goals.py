@@ -121,14 +121,14 @@ GOALS: Final = (
         "dynamic per tensor, more than the chip holds",
         "≤ {} x the copy",
         1.55,
-        f"{COPY}; x is read twice, for which memory alone needs 1.56 x at 65536x8192",
+        f"{COPY}; x is read twice, and memory alone takes 1.56 x at 65536x8192",
         lambda found, most: checks.times_copy(checks.per_tensor(found, on_chip=False), lambda copy: most * copy),
     ),
     Goal(
         "dynamic per tensor, up to 32 MB",
         f"≤ {{}} x the copy, or copy + {LATENCY} us",
         1.25,
-        f"{COPY}; the largest value is known before the first code is written",
+        f"{COPY}; the largest value has to be known before the first code is written",
         lambda found, most: checks.times_copy(
             checks.per_tensor(found, on_chip=True), lambda copy: max(most * copy, copy + LATENCY)
         ),

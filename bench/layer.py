@@ -99,7 +99,7 @@ def main() -> None:
     log.options(parser)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--m", nargs="+", type=int, default=ROWS)
-    parser.add_argument("--calls", action="store_true", help="what each call adds, of this library alone")
+    parser.add_argument("--calls", action="store_true", help="time what each call adds, of fp8core only")
     chosen = parser.parse_args()
     require_gpu(parser)
     if chosen.calls:

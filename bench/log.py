@@ -14,9 +14,7 @@ Case = TypeVar("Case")
 def options(parser: argparse.ArgumentParser) -> None:
     """Add the options that `Log` reads."""
     parser.add_argument("--json", type=Path, help="append one line a case to this file")
-    parser.add_argument(
-        "--go-on", metavar="SUBJECT", help="leave out the cases that this file has of a stopped subject"
-    )
+    parser.add_argument("--go-on", metavar="SUBJECT", help="skip the cases of a stopped subject that are in this file")
 
 
 class Log:

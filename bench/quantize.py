@@ -152,7 +152,7 @@ def main() -> None:
     log.options(parser)
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--shapes", nargs="+", default=SHAPES)
-    parser.add_argument("--compile", action="store_true", help="time torch.compile too (it compiles for a while)")
+    parser.add_argument("--compile", action="store_true", help="time torch.compile, too (it compiles for a while)")
     arguments = parser.parse_args()
     require_gpu(parser)
     loaded = baselines.load(arguments.baselines)

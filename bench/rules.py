@@ -34,17 +34,17 @@ RULES: Final = (
     ),
     Rule(
         "short runs",
-        "`--short` times a few cases of each subject, to see that it works",
+        "`--short` times a few cases of each subject, as a check",
         lambda run, _part, _record: bool(run.machine.get("short")),
     ),
     Rule(
         "unfinished subjects",
-        "without a line that says that a subject ended well, a part of its cases may be missing",
+        "if no line says that a subject succeeded, some of its cases may be missing",
         lambda run, part, _record: part.status != 0 and (part.subject, run.machine.get("started")) not in WHOLE,
     ),
     Rule(
         "parts of subjects",
-        "the page shows products of real weights, too, which the run had no files of",
+        "the page also shows products of real weights, whose files the run lacked",
         lambda run, part, _record: (part.subject, run.machine.get("started")) in PARTIAL,
     ),
     Rule(
@@ -59,8 +59,8 @@ RULES: Final = (
         ),
     ),
 )
-LATEST: Final = """Of each subject the latest run counts, whole: times of one table are of one machine and one time.
-What is in each file, and what is known of it, is in [docs/results](../results/README.md)."""
+LATEST: Final = """Each subject is shown from one run, its latest, so that a table has times of one machine and one run.
+[docs/results](../results/README.md) describes each file."""
 
 
 class Shown(NamedTuple):

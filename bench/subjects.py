@@ -46,7 +46,7 @@ SUBJECTS: Final[dict[str, Subject]] = {
         goes_on=True,
     ),
     "weights": Subject(
-        "bench.weights", "what is done to weights", short=_arguments("--shapes 6144x4096"), baselines=False
+        "bench.weights", "operations on stored weights", short=_arguments("--shapes 6144x4096"), baselines=False
     ),
     "decode": Subject(
         "bench.decode",
@@ -57,7 +57,7 @@ SUBJECTS: Final[dict[str, Subject]] = {
     ),
     "crossover": Subject(
         "bench.decode",
-        "products by their rows, from one kernel to the next",
+        "products by number of rows, across kernels",
         arguments=_arguments(
             "--modes row block --shapes 4096x4096 8192x8192 --m 1 2 3 4 7 8 16 17 32 48 64 65 96 128 192 256"
         ),
@@ -87,7 +87,7 @@ SUBJECTS: Final[dict[str, Subject]] = {
     ),
     "ending": Subject(
         "bench.ending",
-        "what an activation and beta cost a product",
+        "products with an activation or beta",
         arguments=_arguments("--shapes 14336x4096"),
         short=_arguments("--shapes 14336x4096 --m 16 512 --modes row"),
         baselines=False,

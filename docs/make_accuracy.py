@@ -22,7 +22,7 @@ PAGE: Final = ROOT / "docs" / "performance" / "accuracy.md"
 IMAGES: Final = ROOT / "docs" / "images"
 DEEP: Final = 21504
 """From this k on, fast accumulation in a single chain has large errors."""
-INTRO: Final = """How far products are from exact ones, by kernel, scales, `use_fast_accum` and k.
+INTRO: Final = """This page has the errors of products, by kernel, scales, `use_fast_accum` and k.
 [Numerics](../concepts/numerics.md) has the formulas.
 
 Each number is the largest relative error over the numbers of rows (m) that were run, in the Frobenius norm and in
@@ -30,7 +30,8 @@ units of 1e-3. It is that of the product alone: against float64, for the same FP
 result to bfloat16 alone gives {rounded:.2f}. With the quantization of both operands the error is {share}; the tables
 at the end have both.
 
-Data: `random` is normal; `outliers` has 0.5 % of the columns of a times 50, as some features of language models are."""
+Data: `random` is normal; `outliers` has 0.5 % of the columns of a multiplied by 50, like outlier features of language
+models."""
 HONOURED: Final = """`use_fast_accum=True` allows a kernel to keep fewer bits while it accumulates; `False` forbids it.
 Every kernel honours that, and none has to refuse it."""
 ROWS: Final = (
@@ -124,9 +125,9 @@ def claim(records: Sequence[Record]) -> str:
     summed = worst(r for r in half if r["kernel"] == DECODE or not r["fast"])
     ours, theirs = ([at(kernel, k) for k in (DEEP, most)] for kernel in (BLOCK, LIBRARY))
     return f"""Fast accumulation of many rows with scales per tensor or row is one chain over all of k, and loses
-accuracy with it. Per token x per channel `sm90_tiled` is off by {ours[0]}e-3 at k = {DEEP:,} and by {ours[1]}e-3 at
-{most:,}, the library by {theirs[0]}e-3 and {theirs[1]}e-3. `sm90_decode`, of up to 64 rows, and every kernel with
-`use_fast_accum=False` is off by at most {summed}e-3 at every k: ask for that where k is so large and m above 64."""
+accuracy with it. Per token x per channel `sm90_tiled` has an error of {ours[0]}e-3 at k = {DEEP:,} and {ours[1]}e-3
+at {most:,}, the library {theirs[0]}e-3 and {theirs[1]}e-3. `sm90_decode`, for up to 64 rows, and every kernel with
+`use_fast_accum=False` have at most {summed}e-3 at every k: use that where k is so large and m above 64."""
 
 
 def page(found: Results) -> str:

@@ -25,7 +25,7 @@ BEGIN, END = "<!-- performance -->\n", "<!-- /performance -->\n"
 
 HOW: Final = """Times are microseconds a call, medians of interleaved variants; [method](method.md) says what is cold
 and warm, what the floor and the copy are, and how to measure all of it again. Compare within a table: machines differ
-by more than kernels do. [Goals](#goals) says what was aimed at, and where that was missed."""
+by more than kernels do. [Goals](#goals) lists the goals and which of them are met."""
 
 WORDS: Final = {
     "decoder-layer": """The linear path is a decoder layer without its attention, and m the number of tokens. The
@@ -48,18 +48,18 @@ subjects, `--plan` what would run."""
 
 
 ABOUT: Final = {
-    "Quantization": "bfloat16 to float8_e4m3fn. The last column is the speed as a part of the copy's.",
-    "Quantization of odd sizes": """Uneven numbers of rows and columns, each beside an even neighbour. The ratio is to
-the neighbour's time for as many bytes.""",
+    "Quantization": "bfloat16 to float8_e4m3fn. The last column is the speed as a fraction of the copy's.",
+    "Quantization of odd sizes": """Unaligned numbers of rows and columns, each beside an aligned neighbour. The ratio
+is to the neighbour's time for as many bytes.""",
     "Fused producers": "A norm or SiLU and the quantization behind it, in one launch; bfloat16 to float8_e4m3fn.",
-    "Weights": "What is done to a stored weight: dequantization, requantization, other formats and scales.",
-    "Host time": """How long a call keeps the CPU until it returns; nothing waits for the GPU. The second table has
-steps of which calls consist, for arrays of each framework.""",
+    "Weights": "Operations on a stored weight: dequantization, requantization, other formats and scales.",
+    "Host time": """The CPU's time from a call until it returns; nothing waits for the GPU. The second table has the
+steps of calls, for arrays of each framework.""",
     "The host engine": "Arrays of NumPy on a CPU, beside a copy of as many bytes.",
 }
 """By section: the introduction of its table, if the table has none of its own."""
-FAILED: Final = """A variant whose result fails the check has no time; "wrong" stands in its place. The error of a
-product is relative, against float64, and may be 4e-3: fast accumulation exceeds that where k is large
+FAILED: Final = """A variant whose result fails the check has "wrong" instead of a time. The error of a product is
+relative to float64 and may be up to 4e-3: fast accumulation exceeds that where k is large
 ([accuracy](accuracy.md))."""
 
 
@@ -77,7 +77,7 @@ def goal_row(judged: Judged, by_run: Sequence[Results]) -> list[str]:
 
 def goals(found: Results, by_run: Sequence[Results]) -> list[str]:
     """Return the lines of the section on goals."""
-    said = "The hardest case comes nearest to the bound, or goes furthest beyond it. [Runs](#runs) has the runs' files."
+    said = "The hardest case is the closest to the bound, or the furthest beyond it. [Runs](#runs) has the runs' files."
     head = ["what", "goal", "compared with", "verdict", "hardest case", "run"]
     return [said, "", *tables.table(head, [goal_row(judged, by_run) for judged in judge(found)], words=6)]
 

@@ -207,7 +207,7 @@ def test_what_a_limit_stopped_goes_on(tmp_path, capsys):
     assert not bench.run({"host": engine}, out, {"host": line}, 0.0, math.inf)
     said = capsys.readouterr().out
     assert "decode: STOPPED" in said
-    assert "host: not begun" in said
+    assert "host: not started" in said
     assert (list(results.stopped(results.runs(out))), results.finished(results.runs(out))) == (["decode"], set())
     results.append(out, {**SAMPLE[0], "goes_on": True})
     cases = [{name: r[name] for name in ("mode", "m", "n", "k")} for r in records]

@@ -142,7 +142,7 @@ def test_the_page_says_what_was_measured_and_what_was_not(sample, make_performan
     assert "| requantize, 3 shards 64x64 | fp8core | differs |" in text
     assert "| host quantize | before | TypeError: no |" in text
     assert "- engine: skipped, made up" in text
-    assert "| short runs | `--short` times a few cases of each subject, to see that it works | 7 |" in text
+    assert "| short runs | `--short` times a few cases of each subject, as a check | 7 |" in text
     assert set(re.findall(r"images/([\w-]+)\.png", text)) == set(plot.drawable(sample.found))
 
 
