@@ -223,7 +223,7 @@ def graph_of(stream: Any, calls: Run) -> Run:
         try:
             return partial(hip_graphs.HipGraph(stream.ptr, calls).launch, stream.ptr)
         except BackendError as error:
-            _LOG.warning("without a graph, so that times hold the host's share: %s", error)
+            _LOG.warning("timing without a graph, so times include host time: %s", error)
             return calls
     return partial(captured(stream, calls).launch, stream)
 

@@ -173,9 +173,9 @@ def checked_beta(beta: Any, out: TensorSpec | None, dtype: str) -> float:
     if not abs(number) <= specs.LARGEST or not specs.in_float32(number):
         raise ScaleError(f"beta needs a finite number that float32 holds, got {beta}")
     if number and dtype in FORMATS:
-        raise DTypeError(f"beta needs an out of {', '.join(HIGH_PRECISION)}, got {dtype}")
+        raise DTypeError(f"beta needs a result of {', '.join(HIGH_PRECISION)}, got {dtype}")
     if number and out is None:
-        raise LayoutError(f"beta needs an out, whose values are added, got beta={number} and no out")
+        raise LayoutError(f"beta needs out, whose values it scales and adds, got beta={number} without out")
     return number
 
 

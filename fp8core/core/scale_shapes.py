@@ -115,9 +115,9 @@ def _side(count: int, extent: int, scale: TensorSpec) -> int:
     if count == extent:
         return 1
     if count > extent:
-        raise ShapeError(f"{scale.name} needs at most one scale an element, got {count} along an axis of {extent}")
+        raise ShapeError(f"{scale.name} needs at most one scale per element, got {count} along an axis of {extent}")
     raise ScaleError(
-        f"{scale.name} needs group_shape beside it where several explain its shape, "
+        f"{scale.name} needs group_shape where several fit its shape, "
         f"got {count} scales along an axis of {extent} elements"
     )
 

@@ -115,7 +115,7 @@ def managed(capsule: Any) -> Managed | ManagedVersioned:
     if name == b"dltensor_versioned":
         versioned = ManagedVersioned.from_address(_address(capsule, name))
         if versioned.major != 1:
-            raise BufferError(f"DLPack {versioned.major}.{versioned.minor} is not known here, 1.x and older are")
+            raise BufferError(f"DLPack {versioned.major}.{versioned.minor} is not supported, 1.x and older are")
         return versioned
     raise BufferError(f"a DLPack capsule is needed, got one named {name!r}")
 

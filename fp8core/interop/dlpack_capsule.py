@@ -141,8 +141,7 @@ class DLPackExporters(ExporterFramework):
             found = made.read()
             if found.device_type in _ELSEWHERE[target is HOST]:
                 raise BufferError(
-                    f"it says that it is on {dlpack.DEVICES[kind]}, and exports memory of "
-                    f"{dlpack.DEVICES[found.device_type]}"
+                    f"it reports {dlpack.DEVICES[kind]}, but exports memory of {dlpack.DEVICES[found.device_type]}"
                 )
         except REFUSALS as error:
             if isinstance(error, DeviceError):

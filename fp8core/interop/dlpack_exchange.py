@@ -113,9 +113,7 @@ class Exchange(Framework):
     ) -> Result:
         """Return an array from the framework's own allocator, for its current stream."""
         if stream is not None and stream != self.stream(target):
-            raise LayoutError(
-                f"{self.name} allocates for its current stream: make stream {stream:#x} that, or give out="
-            )
+            raise LayoutError(f"{self.name} allocates for its current stream: make {stream:#x} current, or give out=")
         order = _order_of(shape, strides)
         code, bits = dlpack.CODES[dtype]
         extents = (ctypes.c_int64 * len(shape))(*(shape[axis] for axis in order))

@@ -78,7 +78,7 @@ class Torch(Framework):
         dtype, target = self.declared(x, name)
         if not pointer and (x.numel() or self._modes.functional(x)):
             raise LayoutError(
-                f"{name} needs memory of its own, got a {type(x).__name__} of shape {tuple(x.shape)} without"
+                f"{name} needs memory of its own, got a {type(x).__name__} of shape {tuple(x.shape)} without any"
             )
         if x.is_neg():
             raise LayoutError(
@@ -151,7 +151,7 @@ class Torch(Framework):
                 self._check_allocating()
                 raise
             if filled and not pointer:
-                raise LayoutError(f"a result needs memory, got a {type(array).__name__} without")
+                raise LayoutError(f"a result needs memory, got a {type(array).__name__} without any")
             return pointer, array
 
         return new

@@ -118,8 +118,8 @@ def _frozen(tangents: Sequence[Any], names: Sequence[str]) -> None:
     for tangent, name in zip(tangents, names, strict=True):
         if type(tangent) is not ad.Zero and tangent is not None:
             raise UnsupportedProblemError(
-                f"{name} needs to be no argument of a gradient, got one: FP8 weights and scales have none"
-                " (jax.lax.stop_gradient keeps them out)"
+                f"{name} needs to be outside of a gradient, got an argument of one: FP8 weights and scales"
+                " have none (jax.lax.stop_gradient keeps them out)"
             )
 
 
@@ -132,7 +132,7 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: CallOf, jaxpr
     if call.name != "linear" or str(given[X].dtype) in FORMATS:
         what = "linear of an x that is FP8" if call.name == "linear" else call.name
         raise UnsupportedProblemError(
-            f"{what} needs to be outside of a gradient, got an operand that is differentiated: FP8 has no gradient;"
+            f"{what} needs to be outside of a gradient, got a differentiated operand: FP8 has no gradient;"
             " fp8core.linear has one, straight through the quantization of x, and jax.lax.stop_gradient ends one"
         )
     activation = LinearOptions(*call.options).activation

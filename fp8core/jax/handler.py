@@ -114,7 +114,7 @@ class Platform:
         key: tuple[Any, ...] = text, ordinal
         if not problem.fixed:
             if given is None:
-                raise BackendError("a call needs its operands to be planned")
+                raise BackendError("a call of open shapes needs its operands to be planned")
             key, problem = (text, ordinal, given.arguments), problem.with_shapes(given.arguments)
         with self._lock:
             call = self.ready.get(key)
@@ -124,7 +124,7 @@ class Platform:
                 if call.scratch_bytes > (room or 0):
                     raise BackendError(
                         f"the program needs {call.scratch_bytes} bytes of scratch on {call.target}, got {room}:"
-                        " it was made for another device, compile it anew"
+                        " it was made for another device, compile it again"
                     )
                 call = self.ready.setdefault(key, call)
         return call

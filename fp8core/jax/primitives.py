@@ -68,7 +68,7 @@ def traced(call: CallOf, avals: Sequence[Any], names: Sequence[str] | None = Non
     fixed = all(isinstance(extent, int) for aval in avals for extent in aval.shape)
     if not fixed and extents != _described(call, avals, names, UNKNOWN[1])[2]:
         raise ShapeError(
-            f"{call.name} needs symbolic extents to be extents of its results, got one that a result's follows from"
+            f"{call.name} needs extents of results that equal symbolic extents, got one computed from them"
         )
     arguments = [at for at, there in enumerate(call.given) if there]
     written = {arguments.index(at): i for i, at in enumerate(results) if call.given[at]}

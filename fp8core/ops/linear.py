@@ -163,7 +163,7 @@ def _describe(operands: Sequence[TensorSpec | None], options: tuple[Any, ...]) -
     group = activation_group(chosen.group_shape)
     if x.dtype in FORMATS:
         if chosen.scale_ub is not None or upper is not None:
-            raise ScaleError(f"scale_ub needs to be left out where x has its codes already, got both x of {x.dtype}")
+            raise ScaleError(f"scale_ub needs to be left out where x is FP8, got x of {x.dtype}")
         return _describe_product(x, weight, weight_scale, bias, input_scale, out, chosen)
     return _describe_both(x, weight, weight_scale, bias, input_scale, upper, out, group, chosen)
 

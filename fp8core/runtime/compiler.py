@@ -69,7 +69,9 @@ def compile_text(text: str, options: tuple[str, ...], name: str = "fp8core") -> 
         code: bytes = nvrtc.getCUBIN(program) if device.platform() == "cuda" else nvrtc.getPTX(program)
     except RuntimeError as error:
         log = nvrtc.getProgramLog(program)
-        raise BackendError(f"{version()} refused {name}: {error}\noptions: {' '.join(options)}\n{log}") from error
+        raise BackendError(
+            f"{version()} cannot compile {name}: {error}\noptions: {' '.join(options)}\n{log}"
+        ) from error
     finally:
         nvrtc.destroyProgram(program)
     return code

@@ -37,7 +37,7 @@ def cupy() -> Any:
         import cupy as module
     except ImportError as error:
         raise DeviceError(
-            f"arrays on a GPU need CuPy, and import cupy says: {error} "
+            f"arrays on a GPU need CuPy, but import cupy failed: {error} "
             "(install fp8core with the extra cuda13, cuda12 or rocm7)"
         ) from error
     return module
@@ -49,7 +49,7 @@ def _survey() -> _Survey:
         devices = int(cupy().cuda.runtime.getDeviceCount())
     except Exception as error:  # noqa: BLE001 - why_none() reports it, whatever it is
         return _Survey(0, str(error) or type(error).__name__)
-    return _Survey(devices, None if devices else "the driver knows no device")
+    return _Survey(devices, None if devices else "the driver reports no device")
 
 
 def count() -> int:
@@ -132,7 +132,7 @@ def target(ordinal: int) -> Target:
     """
     if not 0 <= ordinal < count():
         reason = why_none()
-        needed = f"the ordinal of a GPU, below {count()}" if reason is None else f"a GPU, and there is none ({reason})"
+        needed = f"the ordinal of a GPU, below {count()}" if reason is None else f"a GPU, but there is none ({reason})"
         raise DeviceError(f"device needs {needed}, got {ordinal}")
     runtime = cupy().cuda.runtime
     if platform() == "hip":

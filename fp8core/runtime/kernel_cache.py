@@ -121,11 +121,11 @@ def keep(name: str, kernel: bytes, *, quiet: bool = False) -> None:
 
 def replace(name: str, kernel: bytes, reason: str) -> None:
     """Replace an intact but unusable kernel by ``kernel``, with a RuntimeWarning that gives the reason."""
-    _warn(f"the compiled kernel {folder() / name} is of no use, {reason}: compiled again")
+    _warn(f"the compiled kernel {folder() / name} cannot be used, {reason}: compiled again")
     keep(name, kernel)
 
 
-_ELSEWHERE: Final = f"set {FOLDER_VARIABLE} elsewhere"
+_ELSEWHERE: Final = f"set {FOLDER_VARIABLE} to another folder"
 
 
 @contextmanager

@@ -186,7 +186,7 @@ class _Keeper:
         """Keep owners for good if their query fails: dropping them could free memory that is in use."""
         self._stuck.extend(owners)
         _LOG.error(  # not a warning: warnings turned into errors would end the thread
-            "it is not known whether the device still uses %d operands, which are kept for good: %s", len(owners), error
+            "cannot tell whether the device still uses %d operands, so they are never freed: %s", len(owners), error
         )
 
     def _use(self, ordinal: int | None) -> None:

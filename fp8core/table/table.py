@@ -90,7 +90,7 @@ class Table(Generic[P]):
             self._tuned[problem] = found
         del self._expected[problem]
         if found is None:
-            text = f"what was tuned is not offered here, {expected[0]} algorithm {expected[1] or 0}: {problem}"
+            text = f"the tuned kernel is not available here, {expected[0]} algorithm {expected[1] or 0}: {problem}"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
 
     def candidates(self, problem: P) -> tuple[Choice, ...]:

@@ -36,7 +36,7 @@ class FrozenLinear(nn.Linear):
 
     def _replicate_for_data_parallel(self) -> NoReturn:
         raise LayoutError(
-            "torch.nn.DataParallel needs layers that are copied at every call, got one in FP8: "
+            "torch.nn.DataParallel needs layers that it can copy at every call, got an FP8 layer: "
             "use DistributedDataParallel, or one process for each GPU"
         )
 
@@ -85,7 +85,7 @@ class FrozenLinear(nn.Linear):
         self._prepared = None
         weight = state_dict.get(prefix + "weight")
         if weight is not None and weight.dtype != self.weight.dtype:
-            errors.append(f"{prefix}weight needs {self.weight.dtype}, got {weight.dtype}: load first, quantize then")
+            errors.append(f"{prefix}weight needs {self.weight.dtype}, got {weight.dtype}: load before quantizing")
             return
         for name in SCALES:
             scale, own = state_dict.get(prefix + name), getattr(self, name)

@@ -127,9 +127,9 @@ def _reason_to_keep(
     weight = layer.weight
     others = [other for other in shared[id(weight)] if other != f"{name}.weight"]
     if others:
-        return f"its weight is that of {others[0].removesuffix('.weight')}, too"
+        return f"it shares its weight with {others[0].removesuffix('.weight')}"
     if layer in offloaded:
-        return "accelerate has offloaded its weight: quantize first, dispatch then"
+        return "accelerate has offloaded its weight: quantize before dispatching"
     if has_own_forward(layer):
         return "its forward is not that of torch.nn"
     if str(weight.dtype).removeprefix("torch.") not in HIGH_PRECISION:
@@ -147,5 +147,5 @@ def _unusual_parameter(layer: nn.Linear) -> str | None:
     if "bias" not in layer._parameters:
         return "its bias is not a parameter"
     if type(weight).__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl:
-        return f"its weight is a {type(weight).__name__}, not a tensor of its own: quantize first, shard then"
+        return f"its weight is a {type(weight).__name__}, not a tensor of its own: quantize before sharding"
     return None if weight.layout == torch.strided else f"its weight is {weight.layout}"

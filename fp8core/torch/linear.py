@@ -89,7 +89,9 @@ class Linear(FrozenLinear):
         nn.Module.__init__(self)  # nn.Linear.__init__ would allocate a high-precision weight
         group = scheme_of(scheme).group_shape
         if static and group == BLOCK_128:
-            raise ScaleError("static needs the scheme channel or tensor, as blocks go with groups of inputs, got block")
+            raise ScaleError(
+                "static needs the scheme channel or tensor, as block needs scales of inputs by groups, got block"
+            )
         self.in_features = count(in_features, "in_features")
         self.out_features = count(out_features, "out_features")
         self.scheme = scheme
@@ -136,7 +138,7 @@ class Linear(FrozenLinear):
         """
         static = None if input_scale is None else static_scale(input_scale)
         if input_scale is not None and static is None:
-            raise ScaleError(f"input_scale needs a number above 0 that float32 has, got {input_scale!r}")
+            raise ScaleError(f"input_scale needs a number above 0 that float32 holds, got {input_scale!r}")
         source, bias = linear.weight.detach(), linear.bias
         made = without_values(
             cls,

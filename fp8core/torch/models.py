@@ -95,7 +95,7 @@ def quantize_model_(
             reason = found.kept.get(name, "the model has no such layer")
             raise ScaleError(f"input_scales needs layers to be quantized, got {name!r}: {reason}")
         if static_scale(scale) is None:
-            raise ScaleError(f"input_scales needs numbers above 0 that float32 has, got {scale!r} for {name!r}")
+            raise ScaleError(f"input_scales needs numbers above 0 that float32 holds, got {scale!r} for {name!r}")
     quantized = tuple(found.chosen)
     for name in quantized:
         places = found.chosen.pop(name)

@@ -98,7 +98,7 @@ def _refused_derivative(name: str) -> str | None:
         if transform in ("grad", "jvp"):
             return (
                 f"{name} needs to be outside of torch.func's {transform}: operators have no gradients, "
-                "and the layers of fp8core.torch have those of backward() alone"
+                "and layers of fp8core.torch have them only by backward()"
             )
     return None
 

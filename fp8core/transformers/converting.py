@@ -67,7 +67,7 @@ def convert_(model: Any) -> tuple[str, ...]:
         elif stacked is not None and stacked.ndim == 3 and _is_fp8(stacked):
             layout = layout_of(name, transforms)
             if layout is None:
-                raise CheckpointError(f"experts need names that transformers stacks them by, got {name} without them")
+                raise CheckpointError(f"experts need names that transformers can stack, got {name} without them")
             values = dict(module.named_parameters(recurse=False))
             experts = Experts(module, layout)
             for at, expert in enumerate(experts):

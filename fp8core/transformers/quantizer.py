@@ -104,10 +104,10 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
             place = named.name.removesuffix(WEIGHT)
             linear = modules.get(place)
             if named.pattern is not None or type(linear) is not nn.Linear:
-                what = "joined with others" if named.pattern is not None else f"in a {type(linear).__name__}"
+                what = "one joined with others" if named.pattern is not None else f"a {type(linear).__name__}"
                 raise CheckpointError(
-                    f"{key} needs a linear layer of its own in {type(model).__name__}, got it {what}: "
-                    "fp8core convert makes bfloat16 of it"
+                    f"{key} needs a linear layer of its own in {type(model).__name__}, got {what}: "
+                    "fp8core convert rewrites it as bfloat16"
                 )
             modules[place] = waiting(layer, linear, config.options)
             model.set_submodule(place, modules[place])

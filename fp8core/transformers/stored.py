@@ -90,7 +90,7 @@ def waiting(layer: Layer, linear: nn.Linear, options: dict[str, bool]) -> Linear
     scheme = layer.scheme
     if scheme is None or layer.scale is None:
         raise CheckpointError(
-            f"{layer.weight.name} needs scales per tensor, per channel or by blocks of 128x128, got them by "
+            f"{layer.weight.name} needs scales per tensor, per channel or by blocks of 128x128, got scales by "
             f"{layer.granularity} {tuple(layer.group_shape or ())}: fp8core convert changes them"
         )
     if layer.weight.shape != (linear.out_features, linear.in_features):
@@ -162,7 +162,9 @@ def as_stored(model: nn.Module) -> dict[str, Any] | None:
             made = one.kept(scale if kept is None else kept)
             if made is None:
                 form = f"{one.dtype}{list(one.shape)}"
-                raise CheckpointError(f"{name}.{role} needs numbers that {form} holds, as it was loaded, got others")
+                raise CheckpointError(
+                    f"{name}.{role} needs numbers that {form}, its form in the file, holds, got others"
+                )
             state[f"{name}.{one.name}"] = made
     return state
 

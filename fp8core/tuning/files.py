@@ -77,7 +77,7 @@ def save_tunings(path: str | os.PathLike[str] | None = None, tunings: Iterable[T
         kept = {tuning.key: tuning for tuning in (*before.tunings, *fresh)}
         _write(file, "".join(f"{tuning.to_json()}\n" for tuning in kept.values()))
     if before.damaged:
-        _warn(f"{given} held {_lines(before.damaged)} that are no tunings: they are gone")
+        _warn(f"{given} held {_lines(before.damaged)} that are not tunings: they were removed")
     return given
 
 
@@ -106,7 +106,7 @@ def _accepted(file: Path, given: Path) -> Contents:
     except FileNotFoundError:
         return Contents([], 0, strange=False)
     if found.strange:
-        raise TuningError(f"path needs a file of tunings, or none, got {given}, which holds something else")
+        raise TuningError(f"path needs a file of tunings, or a new file, got {given}, which holds something else")
     return found
 
 
@@ -217,9 +217,9 @@ def _why_none(tunings: list[Tuning]) -> str:
     """Return the reasons why tunings are not used here, each with the number of tunings."""
     here = [machine(device.target(i)) for i in range(device.count())]
     if not here:
-        return f"{_lines(len(tunings))} of a GPU, and here is none: {device.why_none()}"
+        return f"{_lines(len(tunings))} for a GPU, but there is none: {device.why_none()}"
     reasons = Counter(min((_difference(tuning.machine, one) for one in here), key=len) for tuning in tunings)
-    return "; ".join(f"{_lines(number)} of {reason}" for reason, number in reasons.items())
+    return "; ".join(f"{_lines(number)} for {reason}" for reason, number in reasons.items())
 
 
 def _difference(there: Machine, here: Machine) -> str:

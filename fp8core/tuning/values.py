@@ -104,7 +104,7 @@ class Tuning:
 
     @property
     def k(self) -> int:
-        """The shared axis."""
+        """The axis that a and b share: input channels."""
         return self._problem.k
 
     @property
@@ -165,7 +165,7 @@ class Tuning:
         problems = self.problems()
         if not problems:
             here = [machine(device.target(i)) for i in range(device.count())]
-            raise TuningError(f"the tuning is of {self.machine}, and here is {here or 'no such device'}")
+            raise TuningError(f"the tuning needs {self.machine}, got {here or 'no such device'}")
         for problem in problems:
             choice = SCALED_MM.numbered(problem, self.chosen.kernel, self.chosen.name)
             if choice is None:
@@ -202,12 +202,12 @@ class Tuning:
             if not isinstance(found, dict) or "check" not in found:
                 raise ValueError("it has no checksum")
             if found.pop("check") != checksum(found):
-                raise ValueError("its checksum is another")
+                raise ValueError("its checksum is wrong")
             line: Line = typed(Line, found, "a line")
         except RecursionError as error:
             raise TuningError(f"not a tuning: nested too deep in {text[:80]!r}") from error
         except json.JSONDecodeError as error:
-            raise TuningError(f"not a tuning: no JSON ({error}) in {text[:80]!r}") from error
+            raise TuningError(f"not a tuning: invalid JSON ({error}) in {text[:80]!r}") from error
         except ValueError as error:
             raise TuningError(f"not a tuning: {error} in {text[:80]!r}") from error
         return cls(line.machine, time_of(*line.chosen, line.timed), line.timed, line.problem)

@@ -163,7 +163,7 @@ def test_what_is_expected_is_looked_for_when_the_problem_is_met():
     t.expect(Problem(11), "decode", "")
     assert t.plan(Problem(10)) == ("library", Problem(10), 2)
     for problem in (Problem(12), Problem(11)):
-        with pytest.warns(RuntimeWarning, match="what was tuned is not offered here"):
+        with pytest.warns(RuntimeWarning, match="the tuned kernel is not available here"):
             assert t.choice(problem) == ("library", 0)
         assert t.choice(problem) == ("library", 0)
     assert asked == ["before"]

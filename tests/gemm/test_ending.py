@@ -134,7 +134,7 @@ def test_linear_and_layers_take_an_activation(activation):
 @pytest.mark.parametrize(
     ("keywords", "error", "words"),
     [
-        ({"beta": 1.0}, LayoutError, "beta needs an out, whose values are added, got beta=1.0 and no out"),
+        ({"beta": 1.0}, LayoutError, "beta needs out, whose values it scales and adds, got beta=1.0 without out"),
         ({"beta": "1"}, DTypeError, "beta needs a number, got str"),
         ({"beta": True}, DTypeError, "beta needs a number, got bool"),
         ({"beta": np.ones(1, np.float32)}, DTypeError, "beta needs a number, got ndarray"),
@@ -156,7 +156,7 @@ def test_codes_are_not_added_to():
     a, weight, _ = operands()
     out = quantize(np.ones((5, 7), np.float32)).data
     before = out.tobytes()
-    with pytest.raises(DTypeError, match="beta needs an out of float32, float16, bfloat16, got float8_e4m3fn"):
+    with pytest.raises(DTypeError, match="beta needs a result of float32, float16, bfloat16, got float8_e4m3fn"):
         scaled_mm_nt(a, weight, out=out, out_dtype="float8_e4m3fn", out_scale=1.0, beta=1.0)
     assert out.tobytes() == before
 
@@ -204,7 +204,7 @@ def test_explain_knows_both():
     assert (told.chosen, told.problem.activation, told.problem.beta) == ("sm90_decode", "gelu", 1.0)
     told = explain(linear, ArraySpec((16, 4096), "bfloat16"), weight, activation="silu", target="sm_90")
     assert told.problem.activation == "silu"
-    with pytest.raises(Fp8Error, match="beta needs an out"):
+    with pytest.raises(Fp8Error, match="beta needs out, whose values"):
         explain(scaled_mm_nt, a, weight, beta=1.0, target="sm_90")
 
 

@@ -144,7 +144,7 @@ def test_what_transformers_itself_makes_of_blocks(tmp_path):
 @pytest.mark.parametrize(
     ("writer", "text"),
     [
-        (formats.modelopt_mxfp8, r"_proj.weight needs scales .* got them by group \(1, 32\): fp8core convert"),
+        (formats.modelopt_mxfp8, r"_proj.weight needs scales .* got scales by group \(1, 32\): fp8core convert"),
         (formats.ct_mxfp8, "needs scales per tensor, per channel or by blocks of 128x128"),
     ],
     ids=["modelopt", "compressed-tensors"],

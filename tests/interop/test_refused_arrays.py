@@ -140,8 +140,8 @@ NEGATIVE = (ctypes.c_int64 * 1)(-3)
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ({"device_type": dlpack.CUDA}, "it says that it is on CPU, and exports memory of CUDA"),
-        ({"device_type": dlpack.ROCM}, "it says that it is on CPU, and exports memory of ROCm"),
+        ({"device_type": dlpack.CUDA}, "it reports CPU, but exports memory of CUDA"),
+        ({"device_type": dlpack.ROCM}, "it reports CPU, but exports memory of ROCm"),
         ({"shape": None}, "a shape is needed, got none for 1 axes"),
         ({"ndim": -1}, "a shape is needed, got none for -1 axes"),
         ({"shape": NEGATIVE}, r"extents of at least 0 are needed, got shape \(-3,\)"),

@@ -160,7 +160,10 @@ def test_what_has_no_gradient_says_so():
             "linear needs to be without an activation inside of a gradient, got gelu",
             lambda s: fp8core.linear(x * s[0], w, activation="gelu").astype(s.dtype).sum(),
         ),
-        ("weight_scale needs to be no argument", lambda s: fp8core.linear(x, w.data, s[:, None]).astype(s.dtype).sum()),
+        (
+            "weight_scale needs to be outside of a gradient",
+            lambda s: fp8core.linear(x, w.data, s[:, None]).astype(s.dtype).sum(),
+        ),
     ):
         with pytest.raises(UnsupportedProblemError, match=words):
             jax.grad(call)(x if "quantize" in words else w.scale[:, 0])

@@ -140,13 +140,13 @@ def test_what_is_no_tuning_is_refused(stub, damage):
 
 
 NO_LINES = {
-    "": r"no JSON \(Expecting value.*\) in ''$",
-    '{"check": "0", ': r"no JSON \(Expecting property name",
+    "": r"invalid JSON \(Expecting value.*\) in ''$",
+    '{"check": "0", ': r"invalid JSON \(Expecting property name",
     "{}": "it has no checksum in '{}'$",
     "[]": "it has no checksum in '\\[\\]'$",
     "null": "it has no checksum",
     '"text"': "it has no checksum",
-    '{"check": 1}': "its checksum is another",
+    '{"check": 1}': "its checksum is wrong",
     "[" * 100_000: "nested too deep in '\\[",
     '{"check":' * 100_000: "nested too deep",
     "1" * 5000: "Exceeds the limit",
@@ -217,7 +217,7 @@ def test_fields_of_other_types_are_refused_by_their_names(stub, path, value, wor
 def test_a_tuning_of_another_machine_is_refused(stub, change):
     found = timed(PROBLEM, saying(9.0, 5.0))
     foreign = replace(found, machine=found.machine._replace(**change))
-    with pytest.raises(TuningError, match=r"the tuning is of Machine\(.*, and here is "):
+    with pytest.raises(TuningError, match=r"the tuning needs Machine\(.*, got "):
         Tuning.from_json(foreign.to_json()).apply()
     assert not SCALED_MM._tuned
 
@@ -235,7 +235,7 @@ def test_an_algorithm_is_found_by_its_name_wherever_it_stands(stub):
 def test_a_digit_that_was_changed_is_noticed(stub):
     line = timed(PROBLEM, saying(9.0, 5.0)).to_json()
     assert '"m": 96' in line
-    with pytest.raises(TuningError, match="its checksum is another"):
+    with pytest.raises(TuningError, match="its checksum is wrong"):
         Tuning.from_json(line.replace('"m": 96', '"m": 97'))
 
 

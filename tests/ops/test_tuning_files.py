@@ -97,7 +97,7 @@ def test_damaged_lines_are_gone_after_the_next_save(stub, tmp_path):
     path = tmp_path / "x"
     found = written(path)
     path.write_text(path.read_text() + "garbage\n")
-    with pytest.warns(RuntimeWarning, match="held 1 line that are no tunings: they are gone"):
+    with pytest.warns(RuntimeWarning, match="held 1 line that are not tunings: they were removed"):
         save_tunings(path, [])
     assert path.read_text().splitlines() == [one.to_json() for one in found]
 
@@ -108,7 +108,7 @@ def test_a_file_of_something_else_is_never_written(stub, tmp_path, text):
     path.write_text(text)
     for write in (lambda: save_tunings(path, []), lambda: files.check_writable(path)):
         with pytest.raises(
-            TuningError, match=f"path needs a file of tunings, or none, got {path}, which holds something"
+            TuningError, match=f"path needs a file of tunings, or a new file, got {path}, which holds something"
         ):
             write()
     assert path.read_text() == text
@@ -118,7 +118,7 @@ def test_a_file_without_a_whole_line_is_still_one_of_tunings(stub, tmp_path):
     found = written(tmp_path / "y")
     path = tmp_path / "x"
     path.write_text(found[0].to_json()[:-9])
-    with pytest.warns(RuntimeWarning, match="held 1 line that are no tunings"):
+    with pytest.warns(RuntimeWarning, match="held 1 line that are not tunings"):
         save_tunings(path, found)
     assert path.read_text() == (tmp_path / "y").read_text()
 
@@ -126,10 +126,10 @@ def test_a_file_without_a_whole_line_is_still_one_of_tunings(stub, tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"gpu": "NVIDIA H100"}, "3 lines of another GPU NVIDIA H100 (here NVIDIA H200)"),
-        ({"driver": 12080}, "3 lines of another driver 12080 (here 13000)"),
-        ({"library": 1}, "3 lines of another BLAS library 1 (here 130100)"),
-        ({"fp8core": "0.0.1", "sources": "f"}, "3 lines of another fp8core 0.0.1 (here "),
+        ({"gpu": "NVIDIA H100"}, "3 lines for another GPU NVIDIA H100 (here NVIDIA H200)"),
+        ({"driver": 12080}, "3 lines for another driver 12080 (here 13000)"),
+        ({"library": 1}, "3 lines for another BLAS library 1 (here 130100)"),
+        ({"fp8core": "0.0.1", "sources": "f"}, "3 lines for another fp8core 0.0.1 (here "),
     ],
 )
 def test_a_file_of_another_machine_is_one_warning_and_no_choice(stub, monkeypatch, tmp_path, change, said):
@@ -152,7 +152,9 @@ def test_an_algorithm_that_is_not_offered_any_more_is_one_warning(stub, monkeypa
     path = save_tunings(tmp_path / "x", [replace(found, chosen=found.chosen._replace(name="0123"))])
     forget_all(monkeypatch)
     load_tunings(path)
-    with pytest.warns(RuntimeWarning, match="what was tuned is not offered here, cublaslt algorithm 0123") as caught:
+    with pytest.warns(
+        RuntimeWarning, match="the tuned kernel is not available here, cublaslt algorithm 0123"
+    ) as caught:
         assert [SCALED_MM.choice(PROBLEM) for _ in range(2)] == [("cublaslt", 0)] * 2
     assert len(caught) == 1
 
@@ -161,7 +163,7 @@ def test_without_a_gpu_a_file_is_one_warning(stub, monkeypatch, tmp_path):
     written(tmp_path / "x")
     monkeypatch.setattr(device, "count", lambda: 0)
     monkeypatch.setattr(device, "why_none", lambda: "no driver")
-    with pytest.warns(RuntimeWarning, match="3 lines of a GPU, and here is none: no driver"):
+    with pytest.warns(RuntimeWarning, match="3 lines for a GPU, but there is none: no driver"):
         assert load_tunings(tmp_path / "x") == ()
 
 

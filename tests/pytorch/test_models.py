@@ -28,7 +28,7 @@ def test_what_is_replaced_and_what_stays():
         "wide": "its weight is torch.float64",
         "hooked": "it has hooks",
         "lm_head": "its name says head or pooler",
-        "twin": "its weight is that of embed, too",
+        "twin": "it shares its weight with embed",
     }
     assert {name for name, module in made.named_modules() if isinstance(module, Linear)} == set(report.quantized)
     assert made.again is made.second
@@ -83,7 +83,7 @@ def sparse(layer):
         (lambda layer: layer.register_full_backward_pre_hook(ignore), "it has hooks"),
         (lambda layer: layer.register_buffer("mask", torch.ones(2)), "it holds more than a weight and a bias"),
         (lambda layer: layer.add_module("observer", nn.Identity()), "it holds more than a weight and a bias"),
-        (standing, "its weight is a Standing, not a tensor of its own: quantize first, shard then"),
+        (standing, "its weight is a Standing, not a tensor of its own: quantize before sharding"),
     ],
 )
 def test_layers_that_are_more_than_a_weight_and_a_bias_stay(change, reason):
@@ -157,7 +157,7 @@ def test_transformer_encoders_read_their_weights_themselves():
     [
         ({"input_scales": {"lm_head": 1.0}}, ScaleError, r"got 'lm_head': its name says head or pooler"),
         ({"input_scales": {"third": 1.0}}, ScaleError, "got 'third': the model has no such layer"),
-        ({"input_scales": {"first.up": 0.0}}, ScaleError, "numbers above 0 that float32 has, got 0.0 for 'first.up'"),
+        ({"input_scales": {"first.up": 0.0}}, ScaleError, "numbers above 0 that float32 holds, got 0.0 for 'first.up'"),
         ({"input_scales": {"first.up": 1.0}, "scheme": "block"}, ScaleError, "static needs the scheme"),
         ({"input_scales": 0.5}, ScaleError, "input_scales needs a mapping of layers to numbers, got 0.5"),
         ({"include": "first"}, CheckpointError, "include needs a list of patterns, got 'first'"),

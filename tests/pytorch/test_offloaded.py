@@ -33,7 +33,7 @@ def test_an_offloaded_model_stays_as_it_is(model, tmp_path, where):
     offloaded(model, tmp_path, where)
     report = quantize_model_(model)
     assert report.quantized == ()
-    assert set(report.kept.values()) == {"accelerate has offloaded its weight: quantize first, dispatch then"}
+    assert set(report.kept.values()) == {"accelerate has offloaded its weight: quantize before dispatching"}
     assert torch.equal(model(x), wanted)
 
 

@@ -135,9 +135,9 @@ NO_SCALES = [0.0, -1.0, float("nan"), float("inf"), 1e-60, 1e39, 10**400, "0.5",
 
 @pytest.mark.parametrize("scale", NO_SCALES)
 def test_a_static_scale_is_a_number_above_0_that_float32_has(scale):
-    with pytest.raises(ScaleError, match="input_scale needs a number above 0 that float32 has, got"):
+    with pytest.raises(ScaleError, match="input_scale needs a number above 0 that float32 holds, got"):
         Linear.from_linear(nn.Linear(64, 32), input_scale=scale)
     model = nn.Sequential(nn.Linear(64, 32))
-    with pytest.raises(ScaleError, match=r"input_scales needs numbers above 0 that float32 has, got .* for '0'"):
+    with pytest.raises(ScaleError, match=r"input_scales needs numbers above 0 that float32 holds, got .* for '0'"):
         quantize_model_(model, input_scales={"0": scale})
     assert type(model[0]) is nn.Linear

@@ -53,7 +53,9 @@ def fetched_with_one_warning(*parts):
 def test_a_folder_that_others_can_write_is_not_used(folder, mode):
     folder.chmod(mode)
     before = snapshot(folder)
-    fetched_with_one_warning(folder, "can be written by others", f"mode {mode:04o}", "set FP8CORE_CACHE_DIR elsewhere")
+    fetched_with_one_warning(
+        folder, "can be written by others", f"mode {mode:04o}", "set FP8CORE_CACHE_DIR to another folder"
+    )
     assert snapshot(folder) == before, "nothing is written to a folder of others"
     assert "can be written by others" in kernel_cache.refusal()
 

@@ -226,7 +226,7 @@ def test_a_compile_error_holds_the_log_and_the_options():
         compiler.compile_text('#line 7 "quantize.cu"\nint broken = missing;', ("-arch=sm_90a",), "quantize")
     text = str(caught.value)
     for part in (
-        "refused quantize",
+        "cannot compile quantize",
         "NVRTC_ERROR_COMPILATION",
         "-arch=sm_90a",
         "quantize.cu(7)",

@@ -56,7 +56,7 @@ def test_a_device_that_is_not_there_is_refused_with_the_reason():
     wrong = device.count()
     with pytest.raises(
         DeviceError,
-        match=f"device needs (a GPU, and there is none .*|the ordinal of a GPU, below {wrong}), got {wrong}",
+        match=f"device needs (a GPU, but there is none .*|the ordinal of a GPU, below {wrong}), got {wrong}",
     ):
         device.target(wrong)
     with pytest.raises(DeviceError, match=r"device needs .*, got -1"):

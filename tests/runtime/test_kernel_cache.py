@@ -83,7 +83,7 @@ def test_a_damaged_kernel_is_made_again_and_replaced(folder, damage):
 def test_a_kernel_that_is_whole_and_of_no_use_is_replaced(folder):
     name = kernel_cache.name_of("text")
     kernel_cache.fetch(name, Compiler(b"old"))
-    with pytest.warns(RuntimeWarning, match="is of no use, no binary for this device: compiled again"):
+    with pytest.warns(RuntimeWarning, match="cannot be used, no binary for this device: compiled again"):
         kernel_cache.replace(name, KERNEL, "no binary for this device")
     assert kernel_cache.fetch(name, Compiler()) == (KERNEL, True)
 

@@ -56,7 +56,7 @@ def test_a_kernel_that_the_driver_refuses_is_compiled_again(cupy, options, tmp_p
     compiler.Modules().load(KERNEL, defined, "refused")
     (kept,) = tmp_path.iterdir()
     kernel_cache.keep(kept.name, b"\x7fELF and nothing of use")
-    with pytest.warns(RuntimeWarning, match="is of no use, the driver cannot load refused"):
+    with pytest.warns(RuntimeWarning, match="cannot be used, the driver cannot load refused"):
         module = compiler.Modules().load(KERNEL, defined, "refused")
     assert filled(compiler.function(module, "fill"), cupy) == 42
 
