@@ -91,7 +91,7 @@ def _meant(pattern: str, modules: set[str]) -> str:
     for one in wider:
         found = sorted(module for module in modules if matches(module, one))
         if found:
-            return f"; {one!r} matches {len(found)}, as {found[0]}"
+            return f"; {one!r} matches {len(found)}, such as {found[0]}"
     words = {part for module in modules for part in (module, module.rpartition(".")[2])}
     close = get_close_matches(pattern.strip("*").rpartition(".")[2], sorted(words), n=3, cutoff=0.5)
-    return f"; close to it are {', '.join(close)}" if close else ""
+    return f"; similar names are {', '.join(close)}" if close else ""

@@ -92,7 +92,7 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
             raise CheckpointError(f"{files[0].parent} needs FP8 weights, got none; its quant_method is {method}")
         other = other_quantization(checkpoint.all_tensors)
         if other is not None:
-            raise CheckpointError(f"{files[0].parent} needs FP8 weights alone, got {other[0]}, which is of {other[1]}")
+            raise CheckpointError(f"{files[0].parent} needs only FP8 weights, got {other[0]}, which is of {other[1]}")
         weights = {layer.weight.name: layer for layer in checkpoint.layers.values()}
         put_apart(model, checkpoint.all_tensors)
         names = self._names(model, checkpoint.all_tensors, set(weights))

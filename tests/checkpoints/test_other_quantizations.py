@@ -92,5 +92,5 @@ def test_transformers_models_need_fp8_alone(tmp_path, what):
     source = folder(tmp_path / "in", {f"model.{name}": x for name, x in OTHERS[what].items()} | fp8)
     sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
     LlamaConfig(**sizes, vocab_size=64, quantization_config={"quant_method": "modelopt"}).save_pretrained(source)
-    with pytest.raises(CheckpointError, match=f"needs FP8 weights alone, got .*, which is of {what}"):
+    with pytest.raises(CheckpointError, match=f"needs only FP8 weights, got .*, which is of {what}"):
         from_pretrained(source)

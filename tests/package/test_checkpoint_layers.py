@@ -68,10 +68,10 @@ def test_nothing_but_columns_that_blocks_do_not_divide_is_refused(tmp_path):
         (
             "exclude",
             "q_proj",
-            r"exclude needs patterns .*got 'q_proj', which matches none; '\*q_proj' matches 1, as model",
+            r"exclude needs patterns .*got 'q_proj', which matches none; '\*q_proj' matches 1, such as model",
         ),
         ("exclude", "re:self_attn", r"got 're:self_attn', which matches none; 're:\.\*self_attn' matches 3"),
-        ("include", "*.gate_prj", r"include needs patterns .* close to it are gate_proj"),
+        ("include", "*.gate_prj", r"include needs patterns .* similar names are gate_proj"),
         ("exclude", "nothing_like_it_at_all", "which matches none$"),
     ],
 )
