@@ -132,7 +132,7 @@ def test_a_weight_of_odd_k_in_aligned_rows_is_not_copied(m, k):
     ("changes", "words"),
     [
         ({"target": on(100)}, "needs wgmma"),
-        ({"a": "float8_e4m3fnuz"}, "multiplies e4m3fn"),
+        ({"a": "float8_e4m3fnuz"}, "needs e4m3fn"),
         ({"scale_dtype": "float8_e8m0fnu"}, "scales of float32"),
         ({"out": "float8_e4m3fnuz"}, "gives float32, float16, bfloat16, e4m3fn or e5m2"),
         ({"k": 0}, "needs k > 0"),

@@ -94,7 +94,7 @@ def test_another_refusal_is_an_error(emulator, refusing, monkeypatch):
 
 def test_explain_says_so():
     verdict = next(v for v in QUANTIZE.explain(PROBLEM).verdicts if v.status == "chosen")
-    assert "cannot all run at once" in verdict.reason
+    assert "not all blocks can run at once" in verdict.reason
 
 
 @pytest.fixture

@@ -224,7 +224,7 @@ def test_scales_as_other_programs_store_them():
 def test_a_weight_that_is_not_fp8_is_refused():
     layer = quantized("channel", None)
     before = bits(layer.weight)
-    with pytest.raises(RuntimeError, match=r"weight needs torch.float8_e4m3fn, got torch.bfloat16: load first"):
+    with pytest.raises(RuntimeError, match=r"weight needs torch.float8_e4m3fn, got torch.bfloat16: load before"):
         layer.load_state_dict(original().state_dict(), strict=False)
     assert bits(layer.weight) == before
 
