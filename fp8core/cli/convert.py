@@ -15,7 +15,7 @@ from fp8core.cli.rewriting import (
     TargetArgument,
     rewrite,
 )
-from fp8core.cli.terminal import console, count, line, size, starred, table
+from fp8core.cli.terminal import console, count, line, size, starred, tabbed, table
 from fp8core.types import ConversionName
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def convert(
     ] = None,
     split_experts: SplitExpertsOption = False,
     unscaled: Annotated[
-        bool, typer.Option("--unscaled", help="Read FP8 tensors without a scale as plain values, as ComfyUI does.")
+        bool, typer.Option("--unscaled", help="Treat FP8 tensors without a scale as values, such as ComfyUI's casts.")
     ] = False,
     lossy: Annotated[
         bool, typer.Option("--lossy", help="Allow weights to be requantized, and report the error that this adds.")
@@ -135,10 +135,7 @@ def _show_plan(planned: "Conversion", *, lossy: bool) -> None:
         console.print(made)
     else:
         for change in planned.changes:
-            print(
-                f"{'kept' if change.exact else 'requantized'}\t{change.layer.weight.name}\t{change.why}",
-                file=console.file,
-            )
+            tabbed("kept" if change.exact else "requantized", change.layer.weight.name, change.why)
     _left_out(planned)
     sizes = f"{planned.bytes_before:,} bytes become {planned.bytes_after:,}"
     made_anew = len(planned.lossy)

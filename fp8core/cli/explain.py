@@ -49,14 +49,14 @@ def explain(
         ActivationName | None, typer.Option(help="The activation of the result; by default none.")
     ] = None,
     beta: Annotated[
-        float, typer.Option(metavar="NUMBER", help="Add the previous values of the result times this.")
+        float, typer.Option(metavar="NUMBER", help="Multiply the result's old contents by this and add them.")
     ] = 0,
-    amax: Annotated[bool, typer.Option("--amax", help="Also ask for the result's largest magnitude.")] = False,
+    amax: Annotated[bool, typer.Option("--amax", help="Also request the largest magnitude of the result.")] = False,
     no_fast_accum: Annotated[
         bool, typer.Option("--no-fast-accum", help="Forbid accumulation with fewer bits.")
     ] = False,
     batch_invariant: Annotated[
-        bool, typer.Option("--batch-invariant", help="Give a row the same bits whatever M is.")
+        bool, typer.Option("--batch-invariant", help="Give a row the same bits for every M.")
     ] = False,
     target: Annotated[
         str | None,

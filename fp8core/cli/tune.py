@@ -43,7 +43,7 @@ def tune(
             help="The file to add to; by default $FP8CORE_TUNINGS, or tunings.jsonl in the user's data folder."
         ),
     ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Retune products that are in the file.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Also tune products that the file already has.")] = False,
 ) -> None:
     """Time every kernel for products or for a model's linear layers, and save the fastest in a file."""
     from fp8core.checkpoint.linear_shapes import layers_of

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from fp8core.cli.terminal import Bar, console, count, line, table
+from fp8core.cli.terminal import Bar, console, count, line, tabbed, table
 
 if TYPE_CHECKING:
     from fp8core.checkpoint import Checkpoint, Fault, Verification
@@ -20,10 +20,10 @@ def verify(
         Path, typer.Argument(metavar="MODEL", help="A safetensors file, or a folder with one or with shards.")
     ],
     against: Annotated[
-        Path | None, typer.Option(help="The original checkpoint: weights have to equal its weights within rounding.")
+        Path | None, typer.Option(help="The original checkpoint: weights have to agree with it within rounding.")
     ] = None,
     unscaled: Annotated[
-        bool, typer.Option("--unscaled", help="Read FP8 tensors without a scale as plain values, as ComfyUI does.")
+        bool, typer.Option("--unscaled", help="Treat FP8 tensors without a scale as values, such as ComfyUI's casts.")
     ] = False,
 ) -> None:
     """Report every fault of a checkpoint with the name of its tensor; the exit status is 1 if there is one."""
@@ -63,8 +63,7 @@ def _faults(faults: "tuple[Fault, ...]") -> None:
     """Print the faults: on a terminal as a table, else a line for each."""
     if not console.is_terminal:
         for fault in faults:
-            # rich would replace the tabs by blanks
-            print(f"{fault.kind}\t{fault.tensor}\t{fault.text}", file=console.file)
+            tabbed(fault.kind, fault.tensor, fault.text)
         return
     made = table(None)
     made.add_column("fault", style="red", no_wrap=True)
