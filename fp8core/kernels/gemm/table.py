@@ -73,7 +73,7 @@ def _tiles_pay(p: ScaledMm) -> bool:
 
 TILES_PAY: Final = Requirement(
     _tiles_pay,
-    "slower than sm90_decode_unaligned for few rows, and than copying many unaligned results, with m={p.m} n={p.n}"
+    "slower than sm90_decode_unaligned for few rows, and than copies of many results in odd rows, with m={p.m} n={p.n}"
     " k={p.k}",
 )
 
