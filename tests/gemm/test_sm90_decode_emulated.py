@@ -107,7 +107,7 @@ RELEASES = " __syncwarp(); if (lane == 0) block.pipeline.release(at.next);"
         ),
         (
             "the last products are not awaited",
-            (r"if \(last\) product_wait<0>\(\);\s*else product_wait<1>\(\);", "product_wait<1>();"),
+            (r"if \(last\) wgmma_wait<0>\(\);\s*else wgmma_wait<1>\(\);", "wgmma_wait<1>();"),
             *(FIRST, SCHEDULES[0], "a product is under way|writes sums|returns while products"),
         ),
         (

@@ -176,7 +176,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
             if (C::phases == 0) at.next.advance(C::k_warpgroups);
             at.a_next.advance(C::k_warpgroups);
             at.codes.advance(C::k_warpgroups);
-            product_of_block<C::b_type, C::a_type>(d, w.codes, a);
+            wgmma_k_block<C::b_type, C::a_type>(d, w.codes, a);
         };
         // Promotes the products of the oldest k-block; `last`: no other products are in flight.
         const auto promote = [&](float (&d)[C::sums], bool last) {
@@ -195,8 +195,8 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
                         scales_a[j] = make_float2(scales_a[j].x * scales_b[0], scales_a[j].y * scales_b[0]);
                 }
             }
-            if (last) product_wait<0>();
-            else product_wait<1>();
+            if (last) wgmma_wait<0>();
+            else wgmma_wait<1>();
             registers_fence(d);
             at.release(block);
             if (C::phases && C::blockwise && C::scale_rows == 1) {  // in place, to save registers

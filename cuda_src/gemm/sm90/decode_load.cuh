@@ -178,12 +178,12 @@ DEVICE void load_scales(StageScales<C>& stage_scales, const PipelineBarriers<C::
 #pragma unroll
             for (int i = 0; i < words; ++i) {
                 const int place = lane + 32 * i;
-                if (place < C::scales) word_copy(shared_address(&stage_scales.of[at.stage][place]), from[i]);
+                if (place < C::scales) cp_async_word(shared_address(&stage_scales.of[at.stage][place]), from[i]);
                 from[i] += step[i];
             }
-            words_arrive(pipeline.full(at));
+            cp_async_arrive(pipeline.full(at));
         }
     }
-    words_wait();
+    cp_async_wait_all();
     if (C::cluster > 1) cluster_wait();
 }

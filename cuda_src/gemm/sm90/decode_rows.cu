@@ -108,7 +108,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
             const word64 a = tile_descriptor(block.a_ring + at.a_next.stage * C::a_bytes);
             at.next.advance(1);
             at.a_next.advance(1);
-            product_of_block<C::a_type, C::b_type>(d, a, w);
+            wgmma_k_block<C::a_type, C::b_type>(d, a, w);
         };
         // Promotes the products of the oldest k-block; `last`: no other products are in flight.
         const auto promote = [&](float (&d)[C::sums], bool last) {
@@ -123,8 +123,8 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
                     if (C::across) beyond[half] *= scales[C::width + 1];
                 }
             }
-            if (last) product_wait<0>();
-            else product_wait<1>();
+            if (last) wgmma_wait<0>();
+            else wgmma_wait<1>();
             registers_fence(d);
             at.release(block);
 #pragma unroll

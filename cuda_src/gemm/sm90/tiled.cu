@@ -108,7 +108,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
     }
     if (warp < 4) {
         if (warp > 1) find_first();
-        if constexpr (C::threads > 256) registers_give<C::loader_registers>();
+        if constexpr (C::threads > 256) setmaxnreg_dec<C::loader_registers>();
         // With `prefetch_weight`, warp 0 (weight) does not wait, nor warp 2 if it loads only scales of the weight and
         // the bias.
         if (!prefetch_weight || (warp != 0 && (warp != 2 || !C::scale_tiles))) grid_dependency_wait();
@@ -127,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
         }
         return;
     }
-    if constexpr (C::threads > 256) registers_take<C::math_registers>();
+    if constexpr (C::threads > 256) setmaxnreg_inc<C::math_registers>();
     grid_dependency_wait();
 
     const int group = warp / 4 - 1;
@@ -192,7 +192,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
     while ((!C::pingpong || sequence.any()) && make_tile(Constant<0>()) &&
            (C::turns < 2 || make_tile(Constant<1 % C::turns>())) &&
            (C::turns < 3 || make_tile(Constant<2 % C::turns>())));
-    product_wait<0>();                   // products issued after the last tile
+    wgmma_wait<0>();                     // products issued after the last tile
     if (C::cluster > 1) cluster_wait();  // no peer may signal to a block that has exited
     if constexpr (C::amax) publish_amax(largest, amax);
     if (C::store_tiles && threadIdx.x % 128 == 0) stores_read<0>();

@@ -215,10 +215,10 @@ DEVICE void load_each_scale(float (&stage_scales)[C::stages][C::stage_scales],
 #pragma unroll
         for (int i = 0; i < words; ++i) {
             const int place = thread + C::vector_threads * i;
-            if (place < C::stage_scales) word_copy(to + 4 * C::vector_threads * i, from[i]);
+            if (place < C::stage_scales) cp_async_word(to + 4 * C::vector_threads * i, from[i]);
             from[i] += place < C::rows ? of_a.col : of_b.col;
         }
-        words_arrive(pipeline.full(at));
+        cp_async_arrive(pipeline.full(at));
     }
 }
 // Called by vector_threads threads: loads the scales of each k-block and the vectors of each tile.
@@ -257,5 +257,5 @@ DEVICE void load_scales(float (&stage_scales)[C::stages][C::stage_scales], float
             load_each_scale<C>(stage_scales, pipeline, at, of_a, of_b, origin, m, n, k_blocks, thread);
         }
     }
-    if (C::along_k && !C::scale_tiles) words_wait();
+    if (C::along_k && !C::scale_tiles) cp_async_wait_all();
 }

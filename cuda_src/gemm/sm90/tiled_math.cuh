@@ -44,8 +44,8 @@ struct TileMath {
     DEVICE void issue(float (&into)[C::sums], unsigned a, unsigned w, bool keep) const {
 #pragma unroll
         for (int step = 0; step < 4; ++step)
-            product_issue<C::a_type, C::b_type>(into, descriptor_of(a + 2 * step), descriptor_of(w + 2 * step),
-                                                keep || step > 0);
+            wgmma_issue<C::a_type, C::b_type>(into, descriptor_of(a + 2 * step), descriptor_of(w + 2 * step),
+                                              keep || step > 0);
     }
     // Releases a stage to all blocks that load into it.
     DEVICE void release(const Place& at) const {
@@ -60,9 +60,9 @@ struct TileMath {
     // Issues the products of a k-block and a slice as one committed group.
     DEVICE void begin(float (&into)[C::sums], unsigned a, unsigned w, bool keep) const {
         registers_fence(into);
-        product_begin();
+        wgmma_fence();
         issue(into, a, w, keep);
-        product_commit();
+        wgmma_commit();
     }
     DEVICE void begin(float (&into)[C::sums], const Place& at, int slice, bool keep) const {
         begin(into, a_at(at, slice), weight_at(at), keep);
@@ -70,7 +70,7 @@ struct TileMath {
     // Waits for all groups but the last PENDING: among them the one that multiplied into these registers.
     template <int PENDING, int count>
     DEVICE static void end(float (&registers)[count]) {
-        product_wait<PENDING>();
+        wgmma_wait<PENDING>();
         registers_fence(registers);
     }
 
@@ -99,13 +99,13 @@ struct TileMath {
             at.advance(1);
             pipeline.wait_full(at);
             begin_chains<turn>(at, true);
-            product_wait<C::m_slices>();
+            wgmma_wait<C::m_slices>();
             release(before);
             before = at;
         }
         if (C::pingpong && sequence.followed()) sequence.pass();
         // Wait for all products: while any is in flight, ptxas lets no sums be read.
-        product_wait<0>();
+        wgmma_wait<0>();
 #pragma unroll
         for (int slice = 0; slice < C::m_slices; ++slice) registers_fence(sums[set_of(turn, slice)]);
         release(before);
