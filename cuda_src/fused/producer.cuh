@@ -66,12 +66,12 @@ struct Quantizer {
     // The addresses of the stores. EARLY: for so few rows that instructions between the last barrier and them count.
     byte *codes_to, *scales_to[STORES];
     DEVICE void touch_outputs() {
-        codes_to = computed_here(codes_at(col_of(0)));
+        codes_to = pin_register(codes_at(col_of(0)));
         if (is_inside<ALIGNED>(col_of(0), cols)) prefetch_to_l2(codes_to);
         if constexpr (MODE == GROUP) {
 #pragma unroll
             for (int i = 0; i < STORES; ++i) {
-                scales_to[i] = computed_here(stores_scale(i) ? scale_at(i) : nullptr);
+                scales_to[i] = pin_register(stores_scale(i) ? scale_at(i) : nullptr);
                 if (scales_to[i] != nullptr) prefetch_to_l2(scales_to[i]);
             }
         }

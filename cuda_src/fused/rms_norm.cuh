@@ -50,9 +50,9 @@ struct NormProducer {
     }
     // Makes `col` the column 0 of later calls.
     DEVICE void begin_at(int col) {
-        x = computed_here(static_cast<const char*>(x) + col * SIZE_OF<X>);
-        weight = computed_here(static_cast<const char*>(weight) + col * SIZE_OF<W>);
-        if constexpr (RESIDUAL != 0) residual = computed_here(static_cast<char*>(residual) + col * SIZE_OF<X>);
+        x = pin_register(static_cast<const char*>(x) + col * SIZE_OF<X>);
+        weight = pin_register(static_cast<const char*>(weight) + col * SIZE_OF<W>);
+        if constexpr (RESIDUAL != 0) residual = pin_register(static_cast<char*>(residual) + col * SIZE_OF<X>);
     }
     DEVICE void prefetch(int col, int cols) const {
         if (!is_inside<ALIGNED>(col, cols)) return;

@@ -51,7 +51,7 @@ struct SiluProducer {
 
     // Makes `col` the column 0 of later calls.
     DEVICE void begin_at(int col) {
-        gate = computed_here(gate + col * SIZE_OF<X>), up = computed_here(up + col * SIZE_OF<X>);
+        gate = pin_register(gate + col * SIZE_OF<X>), up = pin_register(up + col * SIZE_OF<X>);
     }
     DEVICE void prefetch(int col, int cols) const {
         if (!is_inside<ALIGNED>(col, cols)) return;

@@ -1,7 +1,7 @@
 // Tile schedulers: which tiles of a result a block makes, and in which order.
 #pragma once
 
-DEVICE int least(int x, int y) { return x < y ? x : y; }
+DEVICE int min_int(int x, int y) { return x < y ? x : y; }
 
 // The first row and the first column of a tile.
 struct TileOrigin {
@@ -44,8 +44,8 @@ struct PersistentTiles {
     DEVICE TileOrigin origin() const {
         constexpr int together = abreast / cluster;
         const int first = at / (together * across) * together;
-        const int high = least(together, down - first), within = at - first * across;
-        return {least(((first + within % high) * cluster + rank()) * rows, last_row), within / high * columns};
+        const int high = min_int(together, down - first), within = at - first * across;
+        return {min_int(((first + within % high) * cluster + rank()) * rows, last_row), within / high * columns};
     }
 };
 

@@ -58,9 +58,9 @@ quantize_rowwise_unaligned(QUANTIZE_PARAMETERS) {
     // In a tile of one row: how many vectors there are to load, from this thread's first one on.
     int to_load = first_row < rows ? only.vecs - static_cast<int>(member) : 0;
     if constexpr (EARLY && TILE_ROWS == 1) {
-        only.x = computed_here(only.x), only.data = computed_here(only.data);
-        bounds.end = computed_here(bounds.end);
-        to_load = static_cast<int>(computed_here(static_cast<unsigned>(to_load)));
+        only.x = pin_register(only.x), only.data = pin_register(only.data);
+        bounds.end = pin_register(bounds.end);
+        to_load = static_cast<int>(pin_register(static_cast<unsigned>(to_load)));
 #pragma unroll
         for (int v = 0; v < VECTORS; ++v) {
             const int at = member + v * TEAM;

@@ -57,7 +57,7 @@ struct LaneCodes {
 DEVICE void point(const byte* (&rows)[LANE_ROWS], const byte* codes, long long stride, int first_row, int count) {
 #pragma unroll
     for (int i = 0; i < LANE_ROWS; ++i)
-        rows[i] = codes + least(first_row + lane_row(i), count - 1) * stride + LaneCodes::offset();
+        rows[i] = codes + min_int(first_row + lane_row(i), count - 1) * stride + LaneCodes::offset();
 }
 
 constexpr int THREADS = WARPS * WARP;
@@ -123,8 +123,8 @@ generic_decode(MATMUL_PARAMETERS, const float* out_scale, float* amax, float bet
                 for (int e = 0; e < SUMS; ++e) {
                     float& acc = sum[unit][tile].of[e];
                     if constexpr (BLOCKED) {
-                        const int row = least(first_row + unit * MMA_SIDE + sum_column(e), m - 1);
-                        const int col = least(first_col + tile * MMA_SIDE + sum_row(e), n - 1);
+                        const int row = min_int(first_row + unit * MMA_SIDE + sum_column(e), m - 1);
+                        const int col = min_int(first_col + tile * MMA_SIDE + sum_row(e), n - 1);
                         const float across = scale_a[row * scale_a_row + block * scale_a_k];
                         const float along =
                             scale_b[(B_BLOCK ? first_col / BLOCK_K : col) * scale_b_row + block * scale_b_k];

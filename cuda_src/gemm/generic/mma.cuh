@@ -54,7 +54,7 @@ struct Stage {
     DEVICE Stage(const byte* codes, long long stride, int first_row, int rows, int k)
         : first(codes),
           last(end_of(codes, stride, rows, k)),
-          from(codes + least(first_row + row(), rows - 1) * stride + PIECE * piece(0)),
+          from(codes + min_int(first_row + row(), rows - 1) * stride + PIECE * piece(0)),
           left(k - PIECE * piece(0)) {}
 
     template <bool CAREFUL>
@@ -123,8 +123,8 @@ generic_mma(MATMUL_PARAMETERS, const float* out_scale, float* amax, float beta) 
             stage_b.template load<false>(at);
         }
     };
-    const auto row_of = [&](int i, int e) { return least(row0 + i * MMA_SIDE + sum_row(e), m - 1); };
-    const auto col_of = [&](int j, int e) { return least(col0 + j * MMA_SIDE + sum_column(e), n - 1); };
+    const auto row_of = [&](int i, int e) { return min_int(row0 + i * MMA_SIDE + sum_row(e), m - 1); };
+    const auto col_of = [&](int j, int e) { return min_int(col0 + j * MMA_SIDE + sum_column(e), n - 1); };
 
     // While one buffer is multiplied, the other is filled with the next step, and loads of the one after it begin.
     const auto fill = [&](int at, int buffer) {

@@ -35,7 +35,7 @@ struct RowCursor {
     int left;  // rows after this one
 
     DEVICE static RowCursor of(const T* rows, long long stride, int first, int count) {
-        return {rows + least(first, count - 1) * stride, stride, count - 1 - first};
+        return {rows + min_int(first, count - 1) * stride, stride, count - 1 - first};
     }
     DEVICE void move(int step) {
         if (left >= step) from += step * stride;

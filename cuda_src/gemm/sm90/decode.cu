@@ -151,13 +151,13 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
         }
         Addends<C::out_type, C::sums, C::accumulates> addends;
         const auto load_addends = [&] {
-            const int first = own.channel(k_iter.tile, 0, RESULT_ANEW ? computed_anew(lane) : lane);
+            const int first = own.channel(k_iter.tile, 0, RESULT_ANEW ? opaque(lane) : lane);
             if (!ADDENDS_EARLY)
 #pragma unroll
                 for (int half = 0; half < 2; ++half)
                     channel_biases[half] = epilogue.bias_of(min(first + 8 * half * C::Tile::phases, n - 1));
             const bool completed[2] = {own.completes(0), own.completes(1)};
-            each_element<C>(completed, RESULT_ANEW ? computed_anew(ldo) : ldo, first, m, n, lane,
+            each_element<C>(completed, RESULT_ANEW ? opaque(ldo) : ldo, first, m, n, lane,
                             [&](int i, long long index, bool there) { addends.load(i, out, index, there); });
         };
         if (ADDENDS_EARLY) load_addends();
@@ -291,7 +291,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
         if (!own.reduce(sums, iteration & 1)) continue;
 
         // Compute all values before the first store: interleaved, computations and stores would wait for each other.
-        const int place = own.unit * 8, of = RESULT_ANEW ? computed_anew(lane) : lane;
+        const int place = own.unit * 8, of = RESULT_ANEW ? opaque(lane) : lane;
 #pragma unroll
         for (int j = 0; j < C::width / 8; ++j) {
             const float2 rows =
@@ -313,8 +313,8 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
         if constexpr (C::phases == 0 && (C::out_type == FLOAT16 || C::out_type == BFLOAT16))
             store_pairs<C>(sums, own.owned, out, ldo, C::Tile::channel(k_iter.tile, place), m, n, of);
         else
-            store_each<C>(sums, own.owned, out, RESULT_ANEW ? computed_anew(ldo) : ldo, own.channel(k_iter.tile, 0, of),
-                          m, n, of);
+            store_each<C>(sums, own.owned, out, RESULT_ANEW ? opaque(ldo) : ldo, own.channel(k_iter.tile, 0, of), m, n,
+                          of);
     }
     if constexpr (C::amax) publish_amax(largest, amax);
 }

@@ -127,11 +127,11 @@ struct WarpUnits {
 
 // Returns x, but hides that from the compiler: what depends on it is computed here, and not kept in registers from an
 // earlier computation with x.
-DEVICE long long computed_anew(long long x) {
+DEVICE long long opaque(long long x) {
     asm volatile("" : "+l"(x));
     return x;
 }
-DEVICE int computed_anew(int x) {
+DEVICE int opaque(int x) {
     asm volatile("" : "+r"(x));
     return x;
 }

@@ -17,7 +17,8 @@ DEVICE void load_words(Pieces<false, 1>& pieces, const byte* from, int left) {
 template <int THREADS, int SIDE, int BATCH>
 DEVICE void align_rows(char* tiles, float* scales, const WideRows& from, int first, int k_blocks, const float* given,
                        long long given_stride) {
-    if (given && threadIdx.x < SIDE) scales[threadIdx.x] = given[least((int)threadIdx.x, from.rows - 1) * given_stride];
+    if (given && threadIdx.x < SIDE)
+        scales[threadIdx.x] = given[min_int((int)threadIdx.x, from.rows - 1) * given_stride];
     const unsigned across = unsigned(k_blocks) * (BLOCK_K / PIECE), all = across * from.rows;
     const int skipped = first * BLOCK_K;
 #pragma unroll 1

@@ -119,7 +119,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
                 m <= FEW_ROWS && 2 * m < k_blocks * BLOCK_K ? EVICT_FIRST : EVICT_NORMAL);
         if (warp == 1 && elected())
             load_tiles<C, C::a_bytes, false>(&a_map, a_ring, &scale_map, shared_address(stage_scales), pipeline, tiles,
-                                             first, k_blocks, least(C::rows, (m + 7) & ~7), EVICT_NORMAL);
+                                             first, k_blocks, min_int(C::rows, (m + 7) & ~7), EVICT_NORMAL);
         if (warp > 1) {
             const ScaleGrid of_a = {scale_a, scale_a_row, scale_a_k}, of_b = {scale_b, scale_b_row, scale_b_k};
             load_scales<C>(stage_scales, vectors, origins, pipeline, vector_pipeline, &scale_map, of_a, of_b, epilogue,

@@ -96,7 +96,7 @@ DEVICE void load_scale_tiles(const TensorMap* map, unsigned stage_scales, const 
 template <class C>
 DEVICE void ask_ahead(const TensorMap* map, int k_block, int k_blocks, int row, unsigned empty) {
     if (barrier_passed(empty, 0)) return;
-    for (int end = least(k_blocks, k_block + C::ahead_k_blocks); k_block < end; ++k_block)
+    for (int end = min_int(k_blocks, k_block + C::ahead_k_blocks); k_block < end; ++k_block)
         tile_prefetch(map, k_block * BLOCK_K, row);
 }
 
@@ -146,7 +146,7 @@ struct WeightScales {
         if (k_block >= k_blocks) return;
         const float* const from = of_b.scales + k_block * of_b.col;
         next =
-            make_float2(from[column / BLOCK_K * of_b.row], from[least(column + BLOCK_K, n - 1) / BLOCK_K * of_b.row]);
+            make_float2(from[column / BLOCK_K * of_b.row], from[min_int(column + BLOCK_K, n - 1) / BLOCK_K * of_b.row]);
     }
     // Stores the scales of a tile's k-blocks, and begins to load those of the next tile.
     DEVICE void store(Stages& stage_scales, const PipelineBarriers<C::stages>& pipeline, Ring<C::stages>& at,
@@ -156,7 +156,7 @@ struct WeightScales {
             const float2 scales = next;
             const bool ends = first + 32 >= k_blocks;
             load(ends ? after.column : origin.column, ends ? lane : first + 32 + lane);
-            const int end = least(k_blocks - first, 32);
+            const int end = min_int(k_blocks - first, 32);
 #pragma unroll 1
             for (int i = 0; i < end; ++i, at.advance(1)) {
                 pipeline.wait_empty(at);

@@ -122,7 +122,7 @@ struct TileStore {
     // Vectors of a row of a piece, one per lane, and the rows that a warp has at once.
     static constexpr int vectors = C::piece_bytes / 16, rows_at_once = 32 / vectors;
     DEVICE byte* row_of(int row, int column) const { return static_cast<byte*>(out) + (row * ldo + column) * C::item; }
-    DEVICE int bytes_from(int column) const { return least(n - column, C::piece_columns) * C::item; }
+    DEVICE int bytes_from(int column) const { return min_int(n - column, C::piece_columns) * C::item; }
 
     // Stores this warp's 16 rows of a piece from ``row`` and ``column`` on, in vectors that are aligned in the result,
     // each joined from two of the buffer; a lane has those of several rows at a time. What is left of a row, less than
@@ -140,7 +140,7 @@ struct TileStore {
             for (int i = 0; i < batch; ++i) {
                 const int down = (begin + i) * rows_at_once + lane / vectors;
                 low[i] = loaded(buffer + place(down, vector));
-                high[i] = loaded(buffer + place(down, least(vector + 1, vectors - 1)));
+                high[i] = loaded(buffer + place(down, min_int(vector + 1, vectors - 1)));
             }
 #pragma unroll
             for (int i = 0; i < batch; ++i) {
@@ -160,7 +160,7 @@ struct TileStore {
             for (int i = 0; i < of_edges; ++i) {
                 const int number = (begin + i) * 32 + lane, down = number / each % 16;
                 byte* const first = row_of(row + down, column);
-                const int head = least(-(int)off_word(first) & 15, bytes);
+                const int head = min_int(-(int)off_word(first) & 15, bytes);
                 int at = (number / (16 * each) * each + number % each) * C::item;
                 if (at >= head) at += (bytes - head) & ~15;
                 to[i] = row + down < m && at < bytes ? first + at : nullptr;
@@ -177,7 +177,7 @@ struct TileStore {
     DEVICE void load_rows(unsigned buffer, int row, int column) const {
         constexpr int steps = 16 / rows_at_once, most = C::pingpong || C::sums * C::m_slices > 64 ? 1 : 2;
         constexpr int batch = steps < most ? steps : most;
-        const int vector = lane % vectors, bytes = bytes_from(column), last = least(row + 15, m - 1);
+        const int vector = lane % vectors, bytes = bytes_from(column), last = min_int(row + 15, m - 1);
         if ((row * ldo + column) * C::item < 15 || ((m - 1 - last) * ldo + n - column) * C::item < bytes + 15) {
             load_elements(buffer, row, column);
             return;
@@ -189,7 +189,7 @@ struct TileStore {
 #pragma unroll
             for (int i = 0; i < batch; ++i) {
                 const byte* const from =
-                    row_of(least(row + (begin + i) * rows_at_once + lane / vectors, last), column) + 16 * vector;
+                    row_of(min_int(row + (begin + i) * rows_at_once + lane / vectors, last), column) + 16 * vector;
                 off[i] = off_word(from);
                 low[i] = high[i] = Vector16{0, 0, 0, 0};
                 if (16 * vector < bytes) low[i] = load16(from - off[i]);
