@@ -99,7 +99,7 @@ DEVICE void silu_tile(const void* x, long long x_stride, long long rows, int col
 #pragma unroll
         for (int pass = 0; pass < VECTORS; ++pass) producer.prefetch(quantize.col_of(pass), cols);
         producer.begin_at(quantize.col_of(0));
-        quantize.touch_outputs();
+        quantize.prefetch_outputs();
     }
     // The column of a thread's inputs, and the columns of the row from there on.
     const int left = cols - (EARLY ? quantize.col_of(0) : 0);
