@@ -23,15 +23,15 @@ constexpr bool ALIGNED = FP8_ALIGNED, BLOCKED = FP8_BLOCKED, B_BLOCK = FP8_B_BLO
 constexpr int UNITS = SIDE / MMA_SIDE, CHANNELS = TILES * MMA_SIDE, PITCH = CHANNELS + 4;
 constexpr int PARTS = MMA_DEPTH / 8 / LANE_CHUNKS;                          // lanes that share a row
 constexpr int CHUNK = LANE_ROWS * LANE_CHUNKS > 2 ? BLOCK_K / 2 : BLOCK_K;  // as much as a lane's registers hold
-constexpr int PIECES = CHUNK / (PIECE * PARTS);                             // pieces of a chunk that a lane loads
+constexpr int VECTORS = CHUNK / (VECTOR_BYTES * PARTS);                     // vectors of a chunk that a lane loads
 constexpr int STEPS = CHUNK / MMA_DEPTH;
 static_assert(BLOCK_K % CHANNELS == 0, "the channels of a block have one scale");
 
-// A lane's codes of 16 rows of a matrix: of each row that it holds, PIECES neighbouring pieces of a chunk of k.
+// A lane's codes of 16 rows of a matrix: of each row that it holds, VECTORS neighbouring vectors of a chunk of k.
 struct LaneCodes {
-    Pieces<ALIGNED, PIECES> rows[LANE_ROWS];
+    CodeVectors<ALIGNED, VECTORS> rows[LANE_ROWS];
 
-    DEVICE static int offset() { return lane_chunk() / LANE_CHUNKS * (PIECE * PIECES); }
+    DEVICE static int offset() { return lane_chunk() / LANE_CHUNKS * (VECTOR_BYTES * VECTORS); }
 
     // `from` points at this lane's codes of each row at k = 0.
     template <bool CAREFUL>
@@ -44,7 +44,7 @@ struct LaneCodes {
 #pragma unroll
         for (int i = 0; i < LANE_ROWS; ++i)
 #pragma unroll
-            for (int j = 0; j < PIECES; ++j) {
+            for (int j = 0; j < VECTORS; ++j) {
                 const Vector16 codes = rows[i].codes(j, from[i], left);
                 fragments[2 * j / LANE_CHUNKS].chunk[i][2 * j % LANE_CHUNKS] = operand<FORMAT>(codes.x, codes.y);
                 fragments[(2 * j + 1) / LANE_CHUNKS].chunk[i][(2 * j + 1) % LANE_CHUNKS] =

@@ -37,37 +37,38 @@ DEVICE int place(int slab, int row, int chunk) {
     return (slab * HEIGHT + row) * CHUNKS + (chunk ^ (row / ROWS_OF_BANKS % CHUNKS) ^ slab % 2 * 2);
 }
 
-// A thread's codes of a step, in registers between global and shared memory: COUNT pieces of one row of a tile.
+// A thread's codes of a step, in registers between global and shared memory: COUNT vectors of one row of a tile.
 template <int FORMAT, int HEIGHT>
 struct Stage {
-    static constexpr int COUNT = HEIGHT * DEPTH / (PIECE * THREADS), ACROSS = DEPTH / (PIECE * COUNT);
-    static_assert(COUNT * PIECE * THREADS == HEIGHT * DEPTH && ACROSS * HEIGHT == THREADS, "all threads stage as much");
+    static constexpr int COUNT = HEIGHT * DEPTH / (VECTOR_BYTES * THREADS), ACROSS = DEPTH / (VECTOR_BYTES * COUNT);
+    static_assert(COUNT * VECTOR_BYTES * THREADS == HEIGHT * DEPTH && ACROSS * HEIGHT == THREADS,
+                  "all threads stage as much");
     const byte* first;
     const byte* last;
     const byte* from;
     int left;  // codes of the row from this thread's first on
-    Pieces<ALIGNED, COUNT> pieces;
+    CodeVectors<ALIGNED, COUNT> vectors;
 
     DEVICE static int row() { return int(thread_x()) / ACROSS; }
-    DEVICE static int piece(int i) { return int(thread_x()) % ACROSS * COUNT + i; }
+    DEVICE static int vector(int i) { return int(thread_x()) % ACROSS * COUNT + i; }
 
     DEVICE Stage(const byte* codes, long long stride, int first_row, int rows, int k)
         : first(codes),
           last(end_of(codes, stride, rows, k)),
-          from(codes + min_int(first_row + row(), rows - 1) * stride + PIECE * piece(0)),
-          left(k - PIECE * piece(0)) {}
+          from(codes + min_int(first_row + row(), rows - 1) * stride + VECTOR_BYTES * vector(0)),
+          left(k - VECTOR_BYTES * vector(0)) {}
 
     template <bool CAREFUL>
     DEVICE void load(int at) {
-        pieces.template load<CAREFUL>(from + at, left - at, first, last);
+        vectors.template load<CAREFUL>(from + at, left - at, first, last);
     }
 
-    // Steps of k are divisible by 16, so a piece begins at the same byte of its words in all of them.
+    // Steps of k are divisible by 16, so a vector begins at the same byte of its words in all of them.
     DEVICE void put(Chunk* tile, int at) const {
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) {
-            const Vector16 codes = pieces.codes(i, from, left - at);
-            const int slab = piece(i) / 2, chunk = piece(i) % 2 * 2;
+            const Vector16 codes = vectors.codes(i, from, left - at);
+            const int slab = vector(i) / 2, chunk = vector(i) % 2 * 2;
             tile[place<HEIGHT>(slab, row(), chunk)] = operand<FORMAT>(codes.x, codes.y);
             tile[place<HEIGHT>(slab, row(), chunk + 1)] = operand<FORMAT>(codes.z, codes.w);
         }

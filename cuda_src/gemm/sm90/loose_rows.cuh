@@ -4,10 +4,10 @@
 #include "../generic/codes.cuh"
 
 // Loads the aligned 16-byte words that hold the first 16 of ``left`` codes. Words are read whole, as by TMA.
-DEVICE void load_words(Pieces<false, 1>& pieces, const byte* from, int left) {
+DEVICE void load_words(CodeVectors<false, 1>& vectors, const byte* from, int left) {
     const int off = off_word(from);
-    pieces.words[0] = left > 0 ? load16(from - off) : Vector16{0, 0, 0, 0};
-    pieces.words[1] = left > PIECE - off ? load16(from - off + PIECE) : Vector16{0, 0, 0, 0};
+    vectors.words[0] = left > 0 ? load16(from - off) : Vector16{0, 0, 0, 0};
+    vectors.words[1] = left > VECTOR_BYTES - off ? load16(from - off + VECTOR_BYTES) : Vector16{0, 0, 0, 0};
 }
 
 // THREADS threads load the codes of the ``k_blocks`` k-blocks that their block multiplies, from ``first`` on, into
@@ -19,25 +19,26 @@ DEVICE void align_rows(char* tiles, float* scales, const WideRows& from, int fir
                        long long given_stride) {
     if (given && threadIdx.x < SIDE)
         scales[threadIdx.x] = given[min_int((int)threadIdx.x, from.rows - 1) * given_stride];
-    const unsigned across = unsigned(k_blocks) * (BLOCK_K / PIECE), all = across * from.rows;
+    const unsigned across = unsigned(k_blocks) * (BLOCK_K / VECTOR_BYTES), all = across * from.rows;
     const int skipped = first * BLOCK_K;
 #pragma unroll 1
     for (unsigned begin = threadIdx.x; begin < all; begin += BATCH * THREADS) {
-        Pieces<false, 1> pieces[BATCH];
+        CodeVectors<false, 1> vectors[BATCH];
         unsigned rows[BATCH] = {};
         const auto column = [&](int i) { return int(begin + i * THREADS - rows[i] * across); };
-        const auto code = [&](int i) { return from.x + rows[i] * from.stride + skipped + column(i) * PIECE; };
+        const auto code = [&](int i) { return from.x + rows[i] * from.stride + skipped + column(i) * VECTOR_BYTES; };
 #pragma unroll
         for (int i = 0; i < BATCH; ++i) {
             rows[i] = (begin + i * THREADS) / across;
-            if (begin + i * THREADS < all) load_words(pieces[i], code(i), from.vecs - skipped - column(i) * PIECE);
+            if (begin + i * THREADS < all)
+                load_words(vectors[i], code(i), from.vecs - skipped - column(i) * VECTOR_BYTES);
         }
 #pragma unroll
         for (int i = 0; i < BATCH; ++i) {
             if (begin + i * THREADS >= all) break;
             const int at = column(i), unit = (at ^ rows[i]) & 7;  // of 16 bytes, as the swizzle moves it
-            store16(tiles + (at / 8 * SIDE + rows[i]) * BLOCK_K + unit * PIECE,
-                    pieces[i].codes(0, code(i), from.vecs - skipped - at * PIECE));
+            store16(tiles + (at / 8 * SIDE + rows[i]) * BLOCK_K + unit * VECTOR_BYTES,
+                    vectors[i].codes(0, code(i), from.vecs - skipped - at * VECTOR_BYTES));
         }
     }
     accesses_fence();
