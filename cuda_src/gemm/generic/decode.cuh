@@ -125,10 +125,10 @@ generic_decode(MATMUL_PARAMETERS, const float* out_scale, float* amax, float bet
                     if constexpr (BLOCKED) {
                         const int row = min_int(first_row + unit * MMA_SIDE + sum_column(e), m - 1);
                         const int col = min_int(first_col + tile * MMA_SIDE + sum_row(e), n - 1);
-                        const float across = scale_a[row * scale_a_row + block * scale_a_k];
-                        const float along =
+                        const float scale_of_a = scale_a[row * scale_a_row + block * scale_a_k];
+                        const float scale_of_b =
                             scale_b[(B_BLOCK ? first_col / BLOCK_K : col) * scale_b_row + block * scale_b_k];
-                        acc += across * (along * partial.of[e]);
+                        acc += scale_of_a * (scale_of_b * partial.of[e]);
                     } else {
                         acc += partial.of[e];
                     }
@@ -150,9 +150,9 @@ generic_decode(MATMUL_PARAMETERS, const float* out_scale, float* amax, float bet
     const Ending<FP8_OUT, FP8_ACTIVATION, FP8_ACCUMULATES> end = {beta};
     float largest = 0.0f;
     for_each_sum<WARPS, SIDE, CHANNELS, PITCH>(sums, origin, m, n, [&](float acc, long long y, long long x) {
-        const float across = BLOCKED ? 1.0f : scale_a[y * scale_a_row];
-        const float along = BLOCKED ? 1.0f : scale_b[x * scale_b_row];
-        const float value = end.of(finish.value(acc, across, along, int(x)), out, y * ldo + x);
+        const float scale_of_a = BLOCKED ? 1.0f : scale_a[y * scale_a_row];
+        const float scale_of_b = BLOCKED ? 1.0f : scale_b[x * scale_b_row];
+        const float value = end.of(finish.value(acc, scale_of_a, scale_of_b, int(x)), out, y * ldo + x);
         finish.store(out, y * ldo + x, value);
         if (AMAX) largest = maximum(largest, magnitude(value));
     });

@@ -163,9 +163,9 @@ generic_mma(MATMUL_PARAMETERS, const float* out_scale, float* amax, float beta) 
             for_each_sum([&](int i, int j, int e) {
                 float& part = partial[i][j].of[e];
                 if constexpr (BLOCKED) {
-                    const float across = scales_a[row_of(i, e) * scale_a_row];
-                    const float along = scales_b[B_BLOCK ? 0 : col_of(j, e) * scale_b_row];
-                    acc[i][j].of[e] += across * (along * part);
+                    const float scale_of_a = scales_a[row_of(i, e) * scale_a_row];
+                    const float scale_of_b = scales_b[B_BLOCK ? 0 : col_of(j, e) * scale_b_row];
+                    acc[i][j].of[e] += scale_of_a * (scale_of_b * part);
                 } else {
                     acc[i][j].of[e] += part;
                 }
@@ -180,9 +180,9 @@ generic_mma(MATMUL_PARAMETERS, const float* out_scale, float* amax, float beta) 
     for_each_sum([&](int i, int j, int e) {
         const int row = row0 + i * MMA_SIDE + sum_row(e), col = col0 + j * MMA_SIDE + sum_column(e);
         if (row >= m || col >= n) return;
-        const float across = BLOCKED ? 1.0f : scale_a[row * scale_a_row];
-        const float along = BLOCKED ? 1.0f : scale_b[col * scale_b_row];
-        const float value = end.of(finish.value(acc[i][j].of[e], across, along, col), out, row * ldo + col);
+        const float scale_of_a = BLOCKED ? 1.0f : scale_a[row * scale_a_row];
+        const float scale_of_b = BLOCKED ? 1.0f : scale_b[col * scale_b_row];
+        const float value = end.of(finish.value(acc[i][j].of[e], scale_of_a, scale_of_b, col), out, row * ldo + col);
         finish.store(out, row * ldo + col, value);
         if (AMAX) largest = maximum(largest, magnitude(value));
     });

@@ -43,7 +43,7 @@ struct RowCursor {
     }
 };
 
-// Loads the vectors of a row at STEPS steps. If RAGGED, only `left` bytes belong to the row; vectors past them are zero.
+// Loads the vectors of a row at STEPS steps. If RAGGED, only `left` bytes belong to the row; those past it are zero.
 template <bool RAGGED, class Load>
 DEVICE void load(Vector16 (&vectors)[STEPS], const byte* row, int left, Load load_vector) {
 #pragma unroll
@@ -63,14 +63,14 @@ struct Lane {
     template <bool RAGGED>
     DEVICE void add(int at, int left, long long scale_a_at, long long scale_b_at) {
         Vector16 w[2 * TILES][STEPS];
-        float along[2 * TILES];
+        float scale_of_b[2 * TILES];
         RowCursor<byte> channel = channels;
         RowCursor<float> channel_scale = scale_b;
 #pragma unroll
         for (int i = 0; i < 2 * TILES; ++i) {
             load<RAGGED>(w[i], channel.from + at, left, [](const byte* p) { return load16_streaming(p); });
             channel.move(8);
-            if (BLOCKED) along[i] = channel_scale.from[scale_b_at];
+            if (BLOCKED) scale_of_b[i] = channel_scale.from[scale_b_at];
             channel_scale.move(8);
         }
         RowCursor<byte> token = tokens;
@@ -80,10 +80,10 @@ struct Lane {
             Vector16 t[STEPS];
             load<RAGGED>(t, token.from + at, left, [](const byte* p) { return load16(p); });
             token.move(MMA_TOKENS);
-            float across[2];
+            float scale_of_a[2];
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                if (BLOCKED) across[i] = token_scale[i].from[scale_a_at];
+                if (BLOCKED) scale_of_a[i] = token_scale[i].from[scale_a_at];
                 token_scale[i].move(MMA_TOKENS);
             }
 #pragma unroll
@@ -99,7 +99,8 @@ struct Lane {
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     const float part = partial.of[i];
-                    if constexpr (BLOCKED) acc[i] = fma_flushing(across[i % 2], along[2 * tile + i / 2] * part, acc[i]);
+                    if constexpr (BLOCKED)
+                        acc[i] = fma_flushing(scale_of_a[i % 2], scale_of_b[2 * tile + i / 2] * part, acc[i]);
                     else acc[i] += part;
                 }
             }
@@ -147,9 +148,9 @@ sm89_decode(MATMUL_PARAMETERS, float beta) {
     const Epilogue<FP8_OUT, FP8_BIAS> finish(bias, nullptr);
     const Ending<FP8_OUT, FP8_ACTIVATION, FP8_ACCUMULATES> ending = {beta};
     for_each_sum<WARPS, SIDE, CHANNELS, PITCH>(sums, origin, m, n, [&](float acc, long long y, long long x) {
-        const float across = BLOCKED ? 1.0f : scale_a[y * scale_a_row];
-        const float along = BLOCKED ? 1.0f : scale_b[x * scale_b_row];
-        const float value = finish.value(acc, across, along, int(x));
+        const float scale_of_a = BLOCKED ? 1.0f : scale_a[y * scale_a_row];
+        const float scale_of_b = BLOCKED ? 1.0f : scale_b[x * scale_b_row];
+        const float value = finish.value(acc, scale_of_a, scale_of_b, int(x));
         finish.store(out, y * ldo + x, ending.of(value, out, y * ldo + x));
     });
 }

@@ -207,10 +207,12 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
 #pragma unroll
             for (int i = 0; i < C::sums; ++i) {
                 if constexpr (C::blockwise) {
-                    const float across = i & 1 ? scales_a[i / 4].y : scales_a[i / 4].x, along = scales_b[i >> 1 & 1];
-                    if constexpr (C::halves_alike) sums[i] = fma_flushing(across, d[i], sums[i]);
-                    else if constexpr (C::scale_rows > 1) sums[i] = fma_flushing(across * along, d[i], sums[i]);
-                    else sums[i] = fma_flushing(across, C::phases ? d[i] : along * d[i], sums[i]);
+                    const float scale_of_a = i & 1 ? scales_a[i / 4].y : scales_a[i / 4].x,
+                                scale_of_b = scales_b[i >> 1 & 1];
+                    if constexpr (C::halves_alike) sums[i] = fma_flushing(scale_of_a, d[i], sums[i]);
+                    else if constexpr (C::scale_rows > 1)
+                        sums[i] = fma_flushing(scale_of_a * scale_of_b, d[i], sums[i]);
+                    else sums[i] = fma_flushing(scale_of_a, C::phases ? d[i] : scale_of_b * d[i], sums[i]);
                 } else {
                     sums[i] += d[i];
                 }

@@ -36,8 +36,8 @@ struct DecodeLayout : Config {
     static constexpr int span = Config::scale_rows > 1 ? tile * Tile::phases : tile;
     // Whether the channels of a warp's two units, 8 * phases apart, share a scale of the weight.
     static constexpr bool halves_alike = Config::scale_rows >= 16 * Tile::phases;
-    static constexpr bool across = span % Config::scale_rows && Config::scale_rows % span;
-    static constexpr int weight_scales = (span + Config::scale_rows - 1) / Config::scale_rows + across;
+    static constexpr bool crosses_scales = span % Config::scale_rows && Config::scale_rows % span;
+    static constexpr int weight_scales = (span + Config::scale_rows - 1) / Config::scale_rows + crosses_scales;
     // Of a k-block: the scales of a's rows, then the weight's.
     static constexpr int scales = Config::width + weight_scales;
     static constexpr int scale_lanes = scales < 32 ? scales : 32;

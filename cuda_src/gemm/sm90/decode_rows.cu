@@ -85,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
         const int channel = k_iter.tile * C::tile, own = min(channel + (int)threadIdx.x, n - 1);
         const float channel_scale = C::blockwise ? 1.0f : scale_b[own * scale_b_row];
         // The first unit whose channels have the tile's second scale.
-        const int border = C::across ? (BLOCK_K - channel % BLOCK_K) / 8 : UNITS;
+        const int border = C::crosses_scales ? (BLOCK_K - channel % BLOCK_K) / 8 : UNITS;
         const float channel_bias = epilogue.bias_of(own);
         if (ranks > 1 && threadIdx.x == 0)
             barrier_expect(block.reduce_full,
@@ -120,7 +120,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
                 for (int half = 0; half < 2; ++half) {
                     beyond[half] = scales[row + 8 * half];
                     scales_a[half] = beyond[half] * scales[C::width];
-                    if (C::across) beyond[half] *= scales[C::width + 1];
+                    if (C::crosses_scales) beyond[half] *= scales[C::width + 1];
                 }
             }
             if (last) wgmma_wait<0>();
@@ -130,8 +130,8 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
 #pragma unroll
             for (int i = 0; i < C::sums; ++i) {
                 if constexpr (C::blockwise)
-                    sums[i] = fma_flushing(C::across && i / 4 >= border ? beyond[i / 2 % 2] : scales_a[i / 2 % 2], d[i],
-                                           sums[i]);
+                    sums[i] = fma_flushing(
+                        C::crosses_scales && i / 4 >= border ? beyond[i / 2 % 2] : scales_a[i / 2 % 2], d[i], sums[i]);
                 else sums[i] += d[i];
             }
         };
