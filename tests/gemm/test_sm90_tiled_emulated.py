@@ -124,7 +124,7 @@ CLUSTER = TiledProduct(Tile(64, 64, cluster=2), (200, 200, 1680), multiprocessor
         ),
         (
             "one arrives less than there are warps",
-            (r"(pipeline\.init\(C::loaders, C::math_warps \* C::cluster)\);", r"\1 - 1);"),
+            (r"(pipeline\.init\(C::full_arrivals, C::math_warps \* C::cluster)\);", r"\1 - 1);"),
             *(RING, SCHEDULES[2], "nothing tells that it was awaited|completes two phases|more arrive"),
         ),
         (

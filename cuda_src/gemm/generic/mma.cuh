@@ -22,7 +22,7 @@ constexpr int A = FP8_A, B = FP8_B, ROWS = FP8_ROWS, COLS = FP8_COLS, DEPTH = FP
 constexpr int WARP_ROWS = FP8_WARP_ROWS, WARP_COLS = FP8_WARP_COLS;
 constexpr bool ALIGNED = FP8_ALIGNED, BLOCKED = FP8_BLOCKED, B_BLOCK = FP8_B_BLOCK;
 constexpr bool PROMOTED = FP8_PROMOTED, AMAX = FP8_AMAX;
-static_assert(PROMOTED || !BLOCKED, "what is scaled joins another sum");
+static_assert(PROMOTED || !BLOCKED, "blocked scales need promoted sums");
 constexpr int WARPS_DOWN = ROWS / (MMA_SIDE * WARP_ROWS), WARPS_ACROSS = COLS / (MMA_SIDE * WARP_COLS);
 constexpr int THREADS = WARPS_DOWN * WARPS_ACROSS * WARP;
 constexpr int CHUNKS = MMA_DEPTH / 8;
@@ -42,7 +42,7 @@ template <int FORMAT, int HEIGHT>
 struct Stage {
     static constexpr int COUNT = HEIGHT * DEPTH / (VECTOR_BYTES * THREADS), ACROSS = DEPTH / (VECTOR_BYTES * COUNT);
     static_assert(COUNT * VECTOR_BYTES * THREADS == HEIGHT * DEPTH && ACROSS * HEIGHT == THREADS,
-                  "all threads stage as much");
+                  "every thread must stage equally many codes");
     const byte* first;
     const byte* last;
     const byte* from;

@@ -90,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
             if (C::scale_tiles) map_prefetch(&scale_map);
             if (C::store_tiles) map_prefetch(&out_map);
         } else if (warp == 2) {
-            pipeline.init(C::loaders, C::math_warps * C::cluster);
+            pipeline.init(C::full_arrivals, C::math_warps * C::cluster);
             barrier_init_fence();
         } else if (warp == 3) {
             vector_pipeline.init(C::vector_threads, C::math_warps);
@@ -142,7 +142,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
     Ring<C::stages> at(0);
     Ring<2> vectors_at(C::pingpong ? group : 0);
     if (C::pingpong && group == 1) at.skip(k_blocks);
-    const auto make_tile = [&](auto turn) {
+    const auto make_tile = [&](auto rotation) {
         TileOrigin origin = {};
         const auto await_vectors = [&] {
             vector_pipeline.wait_full(vectors_at);
@@ -167,7 +167,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
                     scales_a[i / 2][i % 2] = of_tile[math.slice_row(i / 2) + math.lane_row() + i % 2 * 8];
             const auto value = [&](int slice, int i, float addend) {
                 [[maybe_unused]] const int channel = i / 4 * 8 + lane % 4 * 2 + i % 2;
-                float sum = math.sums[math.set_of(decltype(turn)::value, slice)][i];
+                float sum = math.sums[math.set_of(decltype(rotation)::value, slice)][i];
                 if constexpr (!C::along_k)
                     sum = epilogue.scaled(sum, scales_a[slice][i / 2 % 2], of_tile[C::channel_scales_at + channel]);
                 if constexpr (C::bias_type >= 0) sum = epilogue.biased(sum, of_tile[C::bias_at + channel]);
@@ -181,7 +181,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
             const int first_row = origin.row + math.slice_row(0);
             store.template tile<from * pieces, end * pieces>(value, first_row, slice_step, origin.column);
         };
-        math.template run<decltype(turn)::value>(at, k_blocks, origin, sequence, store_slice);
+        math.template run<decltype(rotation)::value>(at, k_blocks, origin, sequence, store_slice);
         if (!sequence.any()) return false;
         __syncwarp();
         if (lane == 0) vector_pipeline.release(vectors_at);
@@ -190,8 +190,8 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
     };
     math.begin_tiles(at);
     while ((!C::pingpong || sequence.any()) && make_tile(Constant<0>()) &&
-           (C::turns < 2 || make_tile(Constant<1 % C::turns>())) &&
-           (C::turns < 3 || make_tile(Constant<2 % C::turns>())));
+           (C::rotations < 2 || make_tile(Constant<1 % C::rotations>())) &&
+           (C::rotations < 3 || make_tile(Constant<2 % C::rotations>())));
     wgmma_wait<0>();                     // products issued after the last tile
     if (C::cluster > 1) cluster_wait();  // no peer may signal to a block that has exited
     if constexpr (C::amax) publish_amax(largest, amax);
