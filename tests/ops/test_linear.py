@@ -89,7 +89,7 @@ def test_in_a_chain_there_is_room_for_the_quantization_and_for_what_it_asks():
         plan = decode_channels_config.cheapest(n, k, decode_channels_config.cost_model(side, False), H200)
         behind = for_linear(plan)
         depth = decode_config.stages(behind, side, 0, H200)
-        assert 0 < behind.prefetch_chunks < depth
+        assert 0 < behind.prefetch_k_blocks < depth
         asked = decode_config.dynamic_bytes(behind, side, 0, depth, H200)
         block = asked + decode_config.fixed_bytes(behind, side, 0, depth) + 1024
         assert behind.ctas_per_sm * block + decode_config.QUANTIZER_BYTES <= H200.shared_bytes + 1024
@@ -108,13 +108,15 @@ def test_a_product_behind_a_producer_leaves_room_and_has_the_bits_of_the_product
     plan_behind_producer(alone)
     decode(alone)
     (behind, rest), (other, everything) = found
-    assert 0 < behind["FP8_PREFETCH_CHUNKS"] < behind["FP8_STAGES"]
+    assert 0 < behind["FP8_PREFETCH_K_BLOCKS"] < behind["FP8_STAGES"]
     assert rest < everything or behind["FP8_STAGES"] < other["FP8_STAGES"]
-    assert (behind["FP8_AHEAD_CHUNKS"] < other["FP8_AHEAD_CHUNKS"]) == (m > 32)  # small kernels of more rows would wait
-    assert behind["FP8_AHEAD_CHUNKS"] > 0
+    assert (behind["FP8_AHEAD_K_BLOCKS"] < other["FP8_AHEAD_K_BLOCKS"]) == (
+        m > 32
+    )  # small kernels of more rows would wait
+    assert behind["FP8_AHEAD_K_BLOCKS"] > 0
     assert not other["FP8_KEEPS_RESULT"]
     assert behind["FP8_KEEPS_RESULT"] == (2 * m * 28672 >= KEPT_FROM)
-    free = dict.fromkeys(("FP8_PREFETCH_CHUNKS", "FP8_AHEAD_CHUNKS", "FP8_STAGES", "FP8_KEEPS_RESULT"), 0)
+    free = dict.fromkeys(("FP8_PREFETCH_K_BLOCKS", "FP8_AHEAD_K_BLOCKS", "FP8_STAGES", "FP8_KEEPS_RESULT"), 0)
     assert {**behind, **free} == {**other, **free}
 
 

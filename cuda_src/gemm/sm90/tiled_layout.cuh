@@ -95,15 +95,15 @@ DEVICE void load_scale_tiles(const TensorMap* map, unsigned stage_scales, const 
 // Called by the producing thread when its ring is full for the first time: prefetches the next k-blocks of the weight
 // into L2, unless `empty`, the barrier of the oldest stage, is complete. Memory would be idle until a has arrived.
 template <class C>
-DEVICE void ask_ahead(const TensorMap* map, int k_block, int k_blocks, int row, unsigned empty) {
+DEVICE void prefetch_ahead(const TensorMap* map, int k_block, int k_blocks, int row, unsigned empty) {
     if (barrier_passed(empty, 0)) return;
     for (int end = min_int(k_blocks, k_block + C::ahead_k_blocks); k_block < end; ++k_block)
         tile_prefetch(map, k_block * BLOCK_K, row);
 }
 
 // Called by one thread: loads the tiles of one operand, ``rows`` rows into each stage of ``bytes``. With those of a it
-// also loads their scales if TMA does that, or, with separate_scale_thread, only expects their bytes. The blocks of a cluster
-// each load a part of the weight's rows, and multicast it to all of them.
+// also loads their scales if TMA does that, or, with separate_scale_thread, only expects their bytes. The blocks of a
+// cluster each load a part of the weight's rows, and multicast it to all of them.
 template <class C, int bytes, bool of_weight>
 DEVICE void load_tiles(const TensorMap* map, unsigned ring, const TensorMap* scale_map, unsigned stage_scales,
                        const PipelineBarriers<C::stages>& pipeline, typename C::Tiles tiles, TileOrigin origin,
@@ -117,7 +117,7 @@ DEVICE void load_tiles(const TensorMap* map, unsigned ring, const TensorMap* sca
 #pragma unroll 1
         for (int k_block = 0; k_block < k_blocks; ++k_block, at.advance(1)) {
             if constexpr (of_weight)
-                if (k_block == full_at) ask_ahead<C>(map, k_block, k_blocks, row, pipeline.empty(at));
+                if (k_block == full_at) prefetch_ahead<C>(map, k_block, k_blocks, row, pipeline.empty(at));
             pipeline.wait_empty(at);
             const unsigned full = pipeline.full(at), to = ring + at.stage * bytes;
             barrier_expect(full, rows * BLOCK_K + (scales ? 4 * C::rows : 0));

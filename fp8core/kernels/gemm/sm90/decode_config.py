@@ -33,7 +33,7 @@ class DecodeConfig(NamedTuple):
     ctas_per_sm: int
     a_stages: int
     """k-blocks of a in flight."""
-    prefetch_chunks: int = 0
+    prefetch_k_blocks: int = 0
     """k-blocks of the weight in flight until a has been requested; 0: as many as fit."""
     spare_bytes: int = 0
     """Shared memory per multiprocessor that is left free for the next kernel."""
@@ -68,7 +68,7 @@ class DecodeConfig(NamedTuple):
         return BLOCK_K + 16 * (self.phases > 0)
 
     @property
-    def ahead_chunks(self) -> int:
+    def ahead_k_blocks(self) -> int:
         """k-blocks that a block prefetches into L2."""
         return self.ahead_bytes // (self.tile * BLOCK_K * self.ctas_per_sm)
 
@@ -133,7 +133,7 @@ def limit_prefetch(config: DecodeConfig) -> DecodeConfig:
     Blocks that are co-resident with their predecessor's have time for that. A block that has a multiprocessor to itself
     starts when its predecessor has ended, and is slower with a limited prefetch, except in linear layers.
     """
-    return config._replace(prefetch_chunks=ceil_div(PREFETCH_BYTES, config.tile * BLOCK_K * config.ctas_per_sm))
+    return config._replace(prefetch_k_blocks=ceil_div(PREFETCH_BYTES, config.tile * BLOCK_K * config.ctas_per_sm))
 
 
 def without_prefetch(config: DecodeConfig, target: Target) -> DecodeConfig:
