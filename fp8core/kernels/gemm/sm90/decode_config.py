@@ -88,7 +88,7 @@ class DecodeConfig(NamedTuple):
         """Return the microseconds of the busiest block, given those of a k-block and of a tile's epilogue."""
         return self.turns(n) * (self.part(k) * k_block_us + tile_us)
 
-    def of_fewer(self, ctas_per_sm: int) -> "DecodeConfig":
+    def with_blocks(self, ctas_per_sm: int) -> "DecodeConfig":
         """Return the config with ``ctas_per_sm`` blocks per multiprocessor, and as many k-blocks of a in flight."""
         return self._replace(ctas_per_sm=ctas_per_sm, a_stages=self.a_stages * self.ctas_per_sm // ctas_per_sm)
 
@@ -145,7 +145,7 @@ def without_prefetch(config: DecodeConfig, target: Target) -> DecodeConfig:
     ctas_per_sm = max(2, ceil_div(config.clusters, clusters_at_once(target)[config.cluster]))
     if ctas_per_sm >= config.ctas_per_sm:
         return config
-    return config.of_fewer(ctas_per_sm)
+    return config.with_blocks(ctas_per_sm)
 
 
 def with_registers(config: DecodeConfig, target: Target) -> DecodeConfig:
@@ -157,10 +157,10 @@ def with_registers(config: DecodeConfig, target: Target) -> DecodeConfig:
     if config.ctas_per_sm <= 2:
         return config
     clusters = min(config.clusters, 2 * clusters_at_once(target)[config.cluster])
-    return config.of_fewer(2)._replace(clusters=clusters)
+    return config.with_blocks(2)._replace(clusters=clusters)
 
 
-def for_linear(config: DecodeConfig, weight_bytes: int = 0) -> DecodeConfig:
+def linear_config(config: DecodeConfig, weight_bytes: int = 0) -> DecodeConfig:
     """Return the config for linear layers, in which quantizations and products alternate.
 
     If a quantization finds room beside its predecessor, it can start as soon as that ends. Both it and the product get

@@ -132,8 +132,8 @@ def layout(problem: ScaledMm) -> DecodeConfig:
     side = MOST_ROWS if problem.batch_invariant else width(problem.m)
     model, n = cost_model(side, problem.scale_a == "group"), problem.n
     if count > 1:
-        n = in_tiles(n, count, CHANNELS)
-        model = of_residues(model, n, count, LOADED if side == MOST_ROWS else {})
+        n = pad_channels(n, count, CHANNELS)
+        model = residue_cost_model(model, n, count, LOADED if side == MOST_ROWS else {})
     config = cheapest(n, problem.k, model, problem.target)
     if width(problem.m) < 8 * config.multicast_tiles:
         config = without_multicast(config, n)
@@ -146,15 +146,19 @@ def layout(problem: ScaledMm) -> DecodeConfig:
 def wide(p: ScaledMm) -> decode_wide_config.Wide:
     """Return what the layout of more than 64 rows is chosen by."""
     count = phases_of(p.ldb)
-    return decode_wide_config.Wide(p.m, in_tiles(p.n, count, CHANNELS), p.k, width(p.m), count, blockwise=is_along_k(p))
+    return decode_wide_config.Wide(
+        p.m, pad_channels(p.n, count, CHANNELS), p.k, width(p.m), count, blockwise=is_along_k(p)
+    )
 
 
-def in_tiles(n: int, count: int, channels: int) -> int:
+def pad_channels(n: int, count: int, channels: int) -> int:
     """Return ``n`` rounded up to whole tiles of ``channels`` channels for each of ``count`` residues."""
     return ceil_div(n, count * channels) * count * channels
 
 
-def of_residues(model: CostModel, n: int, count: int, loaded: Mapping[tuple[int, int, int], Loaded]) -> CostModel:
+def residue_cost_model(
+    model: CostModel, n: int, count: int, loaded: Mapping[tuple[int, int, int], Loaded]
+) -> CostModel:
     """Return a cost model for tiles of one residue, with the candidates that round ``n`` up no further.
 
     ``loaded`` replaces the costs of some candidates.
@@ -162,13 +166,13 @@ def of_residues(model: CostModel, n: int, count: int, loaded: Mapping[tuple[int,
     configs = []
     for config in model.configs:
         tile = config.m_warpgroups, config.k_warpgroups, config.multicast_tiles
-        if in_tiles(n, count, CHANNELS * config.m_warpgroups * config.multicast_tiles) == n:
+        if pad_channels(n, count, CHANNELS * config.m_warpgroups * config.multicast_tiles) == n:
             configs.append(config._replace(**loaded[tile]._asdict()) if tile in loaded else config)
-    small = of_residues(model.small, n, count, loaded) if model.small else None
+    small = residue_cost_model(model.small, n, count, loaded) if model.small else None
     return model._replace(configs=tuple(configs), small=small)
 
 
-def copies_a(p: ScaledMm) -> bool:
+def a_is_unaligned(p: ScaledMm) -> bool:
     """Return whether TMA cannot load a: not all of its rows begin at multiples of 16 bytes."""
     return bool(p.lda % ALIGNMENT) or max(p.alignment, p.codes_alignment) < ALIGNMENT
 
@@ -208,8 +212,8 @@ def decode_unaligned(problem: ScaledMm, config: DecodeConfig | None = None) -> M
     """Return the product of up to 128 rows; with up to 64 it has the bits of `sm90_decode` in the same layout."""
     problem = in_groups(problem)
     config = config or layout(problem)
-    loose = copies_a(problem) and aligns_a(problem, config)
-    copies = copies_a(problem) and not loose
+    loose = a_is_unaligned(problem) and aligns_a(problem, config)
+    copies = a_is_unaligned(problem) and not loose
     multiply = (aligning if loose else loading)(problem, config)
     b_maps = shared_maps(UnalignedMaps, problem.n, problem.k, problem.ldb, config.tile, config.weight_columns)
     tiles = config.multicast_tiles
