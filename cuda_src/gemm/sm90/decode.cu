@@ -60,6 +60,9 @@ using C = DecodeLayout<Config>;
 constexpr bool RESULT_ANEW = C::phases > 0 && C::accumulates;
 constexpr bool ADDENDS_EARLY = !RESULT_ANEW || (C::ctas_per_sm < 3 && C::width <= (C::blockwise ? 8 : 16));
 
+// Whether each block aligns what it multiplies of a.
+constexpr bool ALIGNS_A = C::a_vectors > 0 && C::a_input < 0;
+
 extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_decode(
 #if FP8_PHASES
     const __grid_constant__ PhasedMaps weight_map,
@@ -103,7 +106,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
     KBlockIterator& k_iter = block.k_iter;
     const WarpUnits<C> own(block);
     Places<C> at(k_iter, own.k_warpgroup);
-    Epilogue<C::out_type, C::bias_type> epilogue(bias, nullptr);
+    Epilogue<C::out_type, C::bias_type> epilogue(bias, nullptr);  // the scale of the result: below
     const Ending<C::out_type, C::activation, C::accumulates> ending = {beta};
     float row_scale = 0.0f, largest = 0.0f;
     int next_k_block = own.k_warpgroup;  // k-blocks to pass over before this warpgroup's next
@@ -118,15 +121,27 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
             }
             own.expect_others();
         }
+#if FP8_PHASES
+        typename C::Tile::Weight w[2];
+        const auto load = [&](auto& w) {
+            const unsigned stage = at.next.stage * C::weight_bytes;
+            block.pipeline.wait_full(at.next);
+            C::Tile::align(w, dynamic + (block.ring - shared_address(dynamic)) + stage, weight_map, k_iter.tile,
+                           own.m_warpgroup);
+            registers_fence(w.codes);
+            at.next.advance(C::k_warpgroups);
+        };
+#endif
+        LooseRows<C::consumers, C::width, ALIGNS_A ? C::a_rows : 1> loose(rows_of_x, k_iter.first_k_block, k_iter.k_blocks);
         if (iteration == 0) {
+            if constexpr (ALIGNS_A) loose.begin();
             grid_dependency_wait();
-            if constexpr (C::out_type > BFLOAT16) epilogue = {bias, out_scale};  // which the launch before may write
-            char* const a_tiles = dynamic + (block.a_ring - shared_address(dynamic));
+            if constexpr (C::out_type > BFLOAT16)  // which the launch before may write
+                if (out_scale != nullptr) epilogue.reciprocal = *out_scale;
             if constexpr (C::a_vectors > 0) {
-                if constexpr (C::a_input < 0)
-                    align_rows<C::consumers, C::width, C::a_rows>(a_tiles, row_scales, rows_of_x, k_iter.first_k_block,
-                                                                  k_iter.k_blocks, C::blockwise ? nullptr : scale_a,
-                                                                  scale_a_row);
+                char* const a_tiles = dynamic + (block.a_ring - shared_address(dynamic));
+                if constexpr (ALIGNS_A)
+                    loose.request(C::blockwise ? nullptr : scale_a, scale_a_row);
                 else
                     quantize_rows<C::consumers, C::a_rows, C::a_vectors, C::width, C::a_input, C::a_type, C::a_mode>(
                         a_tiles, row_scales, rows_of_x, k_iter.first_k_block * (BLOCK_K / 8),
@@ -136,15 +151,23 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
                 row_scale = scale_a[min((int)threadIdx.x, m - 1) * scale_a_row];
             }
         }
+#if FP8_PHASES
+        // The first k-block of the weight comes while codes of a are on their way, where registers hold both.
+        constexpr bool weight_first = !ALIGNS_A || C::ctas_per_sm < 3;
+        if (weight_first && next_k_block < k_iter.k_blocks) load(w[0]);
+        if constexpr (ALIGNS_A)
+            if (iteration == 0) loose.store(dynamic + (block.a_ring - shared_address(dynamic)), row_scales);
+        if (!weight_first && next_k_block < k_iter.k_blocks) load(w[0]);
+#endif
         Addends<C::out_type, C::sums, C::accumulates> addends;
         const auto load_addends = [&] {
             const int first = own.channel(k_iter.tile, 0, RESULT_ANEW ? computed_anew(lane) : lane);
             if (!ADDENDS_EARLY)
 #pragma unroll
                 for (int half = 0; half < 2; ++half)
-                    channel_biases[half] = epilogue.bias_of(min(first + 8 * half * C::Tile::phases, n - 1));
+                    channel_biases[half] = epilogue.bias_of(min(first + half * C::Tile::apart, n - 1));
             const bool completed[2] = {own.completes(0), own.completes(1)};
-            each_element<C>(completed, RESULT_ANEW ? computed_anew(ldo) : ldo, first, m, n, lane,
+            each_element<C>(completed, RESULT_ANEW ? computed_anew(ldo) : ldo, first, C::Tile::apart, m, n, lane,
                             [&](int i, long long index, bool there) { addends.load(i, out, index, there); });
         };
         if (ADDENDS_EARLY) load_addends();
@@ -173,8 +196,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
                 const float* const scales = block.stage_scales().of[at.a_oldest.stage];
 #pragma unroll
                 for (int half = 0; half < 2; ++half)
-                    scales_b[half] =
-                        scales[C::width + ((own.unit + half) * 8 + lane / 4) * (C::span / C::tile) / C::scale_rows];
+                    scales_b[half] = scales[C::width + own.scale(half)];
 #pragma unroll
                 for (int j = 0; j < C::width / 8; ++j) {
                     scales_a[j] = *(const float2*)&scales[8 * j + lane % 4 * 2];
@@ -207,16 +229,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
 #if FP8_PHASES
         // While a k-block is multiplied, the weight's next one is loaded and aligned, where registers hold both.
         constexpr bool ahead = !C::blockwise || (C::width < 64 && C::ctas_per_sm < 3);
-        const auto load = [&](auto& w) {
-            const unsigned stage = at.next.stage * C::weight_bytes + own.m_warpgroup * 64 * C::Tile::Weight::COLUMNS;
-            block.pipeline.wait_full(at.next);
-            w.load(dynamic + (block.ring - shared_address(dynamic)) + stage, C::Tile::offset(weight_map, k_iter.tile));
-            registers_fence(w.codes);
-            at.next.advance(C::k_warpgroups);
-        };
         if (next_k_block < k_iter.k_blocks) {
-            typename C::Tile::Weight w[2];
-            load(w[0]);
 #pragma unroll 1
             for (next_k_block += C::k_warpgroups; next_k_block + C::k_warpgroups < k_iter.k_blocks;
                  next_k_block += 2 * C::k_warpgroups) {
@@ -272,6 +285,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
                 threads_sync(2, C::consumers);
             }
             if (C::cluster > 1) cluster_wait();  // the other blocks have initialized their barriers
+            if constexpr (C::out_type > BFLOAT16) epilogue.reciprocal = reciprocal_exact(epilogue.reciprocal);
         } else if (C::k_warpgroups > 1 || C::split_k > 1) {
             barrier_wait(block.reduce_empty, (iteration - 1) & 1);
         }

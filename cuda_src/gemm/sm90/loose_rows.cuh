@@ -10,34 +10,74 @@ DEVICE void load_words(Pieces<false, 1>& pieces, const byte* from, int left) {
     pieces.words[1] = left > PIECE - off ? load16(from - off + PIECE) : Vector16{0, 0, 0, 0};
 }
 
-// A block multiplies ``k_blocks`` k-blocks from ``first`` on: THREADS threads load their codes at once, and make them tiles
-// of SIDE rows x 128 columns, columns past the rows' end zero; rows past the last stay as they are. ``from.vecs`` counts
-// the codes of a row. ``scales`` receives one a row if any are ``given``. A thread has the codes of BATCH words on their way.
+// A block multiplies ``k_blocks`` k-blocks from ``first`` on: THREADS threads load their codes, and make them tiles of
+// SIDE rows x 128 columns, columns past the rows' end zero; rows past the last stay as they are. ``from.vecs`` counts
+// the codes of a row. A thread has the codes of BATCH words on their way at a time.
+//
+// In three steps, so that a thread does other things while its words are on their way: where they are, before a may be
+// read; `request`; `store`.
 template <int THREADS, int SIDE, int BATCH>
-DEVICE void align_rows(char* tiles, float* scales, const WideRows& from, int first, int k_blocks, const float* given,
-                       long long given_stride) {
-    if (given && threadIdx.x < SIDE) scales[threadIdx.x] = given[least((int)threadIdx.x, from.rows - 1) * given_stride];
-    const unsigned across = unsigned(k_blocks) * (BLOCK_K / PIECE), all = across * from.rows;
-    const int skipped = first * BLOCK_K;
-#pragma unroll 1
-    for (unsigned begin = threadIdx.x; begin < all; begin += BATCH * THREADS) {
-        Pieces<false, 1> pieces[BATCH];
-        unsigned rows[BATCH] = {};
-        const auto column = [&](int i) { return int(begin + i * THREADS - rows[i] * across); };
-        const auto code = [&](int i) { return from.x + rows[i] * from.stride + skipped + column(i) * PIECE; };
+class LooseRows {
+    static constexpr unsigned ROWS = 64;
+    const WideRows& from;
+    const int skipped;
+    const unsigned across, all;
+    unsigned places[BATCH];  // rows, and above them columns of words
+    Pieces<false, 1> pieces[BATCH];
+    float scale;
+
+    DEVICE unsigned row(int i) const { return places[i] % ROWS; }
+    DEVICE int column(int i) const { return places[i] / ROWS; }
+    DEVICE const byte* code(int i) const { return from.x + row(i) * from.stride + skipped + column(i) * PIECE; }
+    DEVICE int left(int i) const { return from.vecs - skipped - column(i) * PIECE; }
+
+    DEVICE void place(unsigned begin) {
 #pragma unroll
         for (int i = 0; i < BATCH; ++i) {
-            rows[i] = (begin + i * THREADS) / across;
-            if (begin + i * THREADS < all) load_words(pieces[i], code(i), from.vecs - skipped - column(i) * PIECE);
-        }
-#pragma unroll
-        for (int i = 0; i < BATCH; ++i) {
-            if (begin + i * THREADS >= all) break;
-            const int at = column(i), unit = (at ^ rows[i]) & 7;  // of 16 bytes, as the swizzle moves it
-            store16(tiles + (at / 8 * SIDE + rows[i]) * BLOCK_K + unit * PIECE,
-                    pieces[i].codes(0, code(i), from.vecs - skipped - at * PIECE));
+            const unsigned at = begin + i * THREADS, row = at / across;
+            places[i] = (at - row * across) * ROWS + row;
         }
     }
-    accesses_fence();
-    threads_sync(2, THREADS);
-}
+    DEVICE void load(unsigned begin) {
+#pragma unroll
+        for (int i = 0; i < BATCH; ++i)
+            if (begin + i * THREADS < all) load_words(pieces[i], code(i), left(i));
+    }
+
+  public:
+    DEVICE LooseRows(const WideRows& from, int first, int k_blocks)
+        : from(from),
+          skipped(first * BLOCK_K),
+          across(unsigned(k_blocks) * (BLOCK_K / PIECE)),
+          all(across * from.rows),
+          scale(1.0f) {}
+
+    DEVICE void begin() { place(threadIdx.x); }
+
+    // ``scales`` has one a row if any are `given`.
+    DEVICE void request(const float* scales, long long stride) {
+        load(threadIdx.x);
+        if (scales && threadIdx.x < SIDE) scale = scales[least((int)threadIdx.x, from.rows - 1) * stride];
+    }
+
+    // ``scales`` receives one a row.
+    DEVICE void store(char* tiles, float* scales) {
+        if (threadIdx.x < SIDE) scales[threadIdx.x] = scale;
+#pragma unroll 1
+        for (unsigned begin = threadIdx.x; begin < all;) {
+#pragma unroll
+            for (int i = 0; i < BATCH; ++i) {
+                if (begin + i * THREADS >= all) break;
+                const int at = column(i), unit = (at ^ row(i)) & 7;  // of 16 bytes, as the swizzle moves it
+                store16(tiles + (at / 8 * SIDE + row(i)) * BLOCK_K + unit * PIECE, pieces[i].codes(0, code(i), left(i)));
+            }
+            begin += BATCH * THREADS;
+            if (begin < all) {
+                place(begin);
+                load(begin);
+            }
+        }
+        accesses_fence();
+        threads_sync(2, THREADS);
+    }
+};
