@@ -14,34 +14,31 @@ DEVICE void load_words(Pieces<false, 1>& pieces, const byte* from, int left) {
 // SIDE rows x 128 columns, columns past the rows' end zero; rows past the last stay as they are. ``from.vecs`` counts
 // the codes of a row. A thread has the codes of BATCH words on their way at a time.
 //
-// In three steps, so that a thread does other things while its words are on their way: where they are, before a may be
-// read; `request`; `store`.
+// In three steps, so that a thread does other things while its words are on their way: `begin` finds where they are, before
+// a may be read; `request`; `store`.
 template <int THREADS, int SIDE, int BATCH>
 class LooseRows {
-    static constexpr unsigned ROWS = 64;
     const WideRows& from;
     const int skipped;
     const unsigned across, all;
-    unsigned places[BATCH];  // rows, and above them columns of words
+    const byte* codes[BATCH];
+    int left[BATCH];     // codes of the row, from those on
+    unsigned to[BATCH];  // in the tiles
     Pieces<false, 1> pieces[BATCH];
     float scale;
-
-    DEVICE unsigned row(int i) const { return places[i] % ROWS; }
-    DEVICE int column(int i) const { return places[i] / ROWS; }
-    DEVICE const byte* code(int i) const { return from.x + row(i) * from.stride + skipped + column(i) * PIECE; }
-    DEVICE int left(int i) const { return from.vecs - skipped - column(i) * PIECE; }
 
     DEVICE void place(unsigned begin) {
 #pragma unroll
         for (int i = 0; i < BATCH; ++i) {
-            const unsigned at = begin + i * THREADS, row = at / across;
-            places[i] = (at - row * across) * ROWS + row;
+            const unsigned at = begin + i * THREADS, row = at / across, column = at - row * across;
+            codes[i] = from.x + row * from.stride + skipped + column * PIECE;
+            left[i] = at < all ? from.vecs - skipped - int(column) * PIECE : -PIECE;
+            to[i] = (column / 8 * SIDE + row) * BLOCK_K + ((column ^ row) & 7) * PIECE;  // as the swizzle moves it
         }
     }
-    DEVICE void load(unsigned begin) {
+    DEVICE void load() {
 #pragma unroll
-        for (int i = 0; i < BATCH; ++i)
-            if (begin + i * THREADS < all) load_words(pieces[i], code(i), left(i));
+        for (int i = 0; i < BATCH; ++i) load_words(pieces[i], codes[i], left[i]);
     }
 
   public:
@@ -52,11 +49,19 @@ class LooseRows {
           all(across * from.rows),
           scale(1.0f) {}
 
-    DEVICE void begin() { place(threadIdx.x); }
+    DEVICE void begin() {
+        place(threadIdx.x);
+#pragma unroll
+        for (int i = 0; i < BATCH; ++i) {  // here, not behind the wait that follows
+            codes[i] = (const byte*)computed_anew((long long)codes[i]);
+            left[i] = computed_anew(left[i]);
+            to[i] = computed_anew((int)to[i]);
+        }
+    }
 
     // ``scales`` has one a row if any are `given`.
     DEVICE void request(const float* scales, long long stride) {
-        load(threadIdx.x);
+        load();
         if (scales && threadIdx.x < SIDE) scale = scales[least((int)threadIdx.x, from.rows - 1) * stride];
     }
 
@@ -66,15 +71,12 @@ class LooseRows {
 #pragma unroll 1
         for (unsigned begin = threadIdx.x; begin < all;) {
 #pragma unroll
-            for (int i = 0; i < BATCH; ++i) {
-                if (begin + i * THREADS >= all) break;
-                const int at = column(i), unit = (at ^ row(i)) & 7;  // of 16 bytes, as the swizzle moves it
-                store16(tiles + (at / 8 * SIDE + row(i)) * BLOCK_K + unit * PIECE, pieces[i].codes(0, code(i), left(i)));
-            }
+            for (int i = 0; i < BATCH; ++i)
+                if (begin + i * THREADS < all) store16(tiles + to[i], pieces[i].codes(0, codes[i], left[i]));
             begin += BATCH * THREADS;
             if (begin < all) {
                 place(begin);
-                load(begin);
+                load();
             }
         }
         accesses_fence();
