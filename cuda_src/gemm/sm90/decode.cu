@@ -124,10 +124,9 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
 #if FP8_PHASES
         typename C::Tile::Weight w[2];
         const auto load = [&](auto& w) {
-            const unsigned stage = at.next.stage * C::weight_bytes;
+            const unsigned stage = at.next.stage * C::weight_bytes + own.m_warpgroup * 64 * C::Tile::Weight::COLUMNS;
             block.pipeline.wait_full(at.next);
-            C::Tile::align(w, dynamic + (block.ring - shared_address(dynamic)) + stage, weight_map, k_iter.tile,
-                           own.m_warpgroup);
+            w.load(dynamic + (block.ring - shared_address(dynamic)) + stage, C::Tile::offset(weight_map, k_iter.tile));
             registers_fence(w.codes);
             at.next.advance(C::k_warpgroups);
         };
@@ -165,9 +164,9 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
             if (!ADDENDS_EARLY)
 #pragma unroll
                 for (int half = 0; half < 2; ++half)
-                    channel_biases[half] = epilogue.bias_of(min(first + half * C::Tile::apart, n - 1));
+                    channel_biases[half] = epilogue.bias_of(min(first + 8 * half * C::Tile::phases, n - 1));
             const bool completed[2] = {own.completes(0), own.completes(1)};
-            each_element<C>(completed, RESULT_ANEW ? computed_anew(ldo) : ldo, first, C::Tile::apart, m, n, lane,
+            each_element<C>(completed, RESULT_ANEW ? computed_anew(ldo) : ldo, first, m, n, lane,
                             [&](int i, long long index, bool there) { addends.load(i, out, index, there); });
         };
         if (ADDENDS_EARLY) load_addends();
@@ -196,7 +195,8 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
                 const float* const scales = block.stage_scales().of[at.a_oldest.stage];
 #pragma unroll
                 for (int half = 0; half < 2; ++half)
-                    scales_b[half] = scales[C::width + own.scale(half)];
+                    scales_b[half] =
+                        scales[C::width + ((own.unit + half) * 8 + lane / 4) * (C::span / C::tile) / C::scale_rows];
 #pragma unroll
                 for (int j = 0; j < C::width / 8; ++j) {
                     scales_a[j] = *(const float2*)&scales[8 * j + lane % 4 * 2];

@@ -65,11 +65,6 @@ struct WarpUnits {
     DEVICE int channel(int tile, int half, int lane) const {
         return C::Tile::channel(tile, unit * 8 + lane / 4 + 8 * half);
     }
-    // Which of the weight's scales of a k-block is that of the lane's channel.
-    DEVICE int scale(int half) const {
-        const int place = unit * 8 + block.lane / 4 + 8 * half;
-        return C::scale_rows > 1 ? C::Tile::from_first(place) / C::scale_rows : place;
-    }
     // Whether the warp completes a unit, or one of the two.
     DEVICE bool completes(int half) const { return k_warpgroup == 0 && owned[half]; }
     DEVICE bool completes() const { return k_warpgroup == 0 && (owned[0] || owned[1]); }
@@ -156,11 +151,10 @@ DEVICE void store_result(void* to, uint4 v) {
 DEVICE unsigned alignment_of(const void* to, long long ldo) { return (unsigned)(size_t)to | 2 * (unsigned)ldo; }
 
 // Calls visit(i, index, there) for each sum of a lane: which element of the result it is, and whether the result has it
-// and the warp ``owned`` its unit. ``first`` is the lane's channel of the first unit, the other's lies ``apart``. Rows are
-// found by additions.
+// and the warp ``owned`` its unit. ``first`` is the lane's channel of the first unit. Rows are found by additions.
 template <class C, class Visit>
-DEVICE void each_element(const bool (&owned)[2], long long ldo, int first, int apart, int m, int n, int lane,
-                         const Visit& visit) {
+DEVICE void each_element(const bool (&owned)[2], long long ldo, int first, int m, int n, int lane, const Visit& visit) {
+    constexpr int apart = 8 * C::Tile::phases;  // channels of the two units
     long long index = lane % 4 * 2 * ldo + first;
     int left = m - lane % 4 * 2;
 #pragma unroll
@@ -173,24 +167,10 @@ DEVICE void each_element(const bool (&owned)[2], long long ldo, int first, int a
 
 // Stores the 16 channels at a place of a tile, of each eight only if they are ``owned``: each result for itself, as
 // float32, rounded to 16 bits or encoded. ``first``: as above.
-//
-// Where the two units are neighbours, two lanes exchange, so that they store neighbours together: into one sector.
 template <class C>
-DEVICE void store_each(float (&sums)[C::sums], const bool (&owned)[2], void* to, long long ldo, int first, int m, int n,
-                       int lane) {
-    int apart = C::Tile::apart;
-    if (C::Tile::residues > 1 && WarpUnits<C>::units > 1) {
-        const bool odd = lane & 4;
-#pragma unroll
-        for (int i = 0; i < C::sums; ++i) {
-            if (i & 2) continue;
-            const float other = __shfl_xor_sync(0xffffffffu, odd ? sums[i] : sums[i + 2], 4);
-            (odd ? sums[i] : sums[i + 2]) = other;
-        }
-        first += odd ? 1 - C::Tile::phases : 0;
-        apart = C::Tile::phases;
-    }
-    each_element<C>(owned, ldo, first, apart, m, n, lane, [&](int i, long long index, bool there) {
+DEVICE void store_each(const float (&sums)[C::sums], const bool (&owned)[2], void* to, long long ldo, int first, int m,
+                       int n, int lane) {
+    each_element<C>(owned, ldo, first, m, n, lane, [&](int i, long long index, bool there) {
         if constexpr (C::out_type <= BFLOAT16) {
             if (there) store_element<C::out_type>(to, index, sums[i]);
         } else {

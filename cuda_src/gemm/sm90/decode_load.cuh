@@ -26,15 +26,14 @@ struct DecodeLayout : Config {
     static constexpr int weight_bytes = tile * Tile::Weight::COLUMNS, a_bytes = Config::width * BLOCK_K;  // of a stage
     static constexpr int ring_bytes = Config::stages * weight_bytes + Config::a_stages * a_bytes;
     static constexpr int units = tile / 8;                                   // of 8 channels, in a tile
-    static constexpr int together = Config::multicast_tiles * Tile::groups;  // tiles of neighbouring channels
+    static constexpr int together = Config::multicast_tiles * Tile::phases;  // tiles of neighbouring channels
     static constexpr int unit_bytes = 8 * Config::width * 4;
     // Of a thread.
     static constexpr int sums = Config::warpgroup_channels * Config::width / 128;
     // Scales of the weight that a tile has of a k-block: one more where its channels lie across their borders.
-    static constexpr int span = Config::scale_rows > 1 ? tile * Tile::groups : tile;  // scaled as so many neighbours
-    // Whether the channels of a warp's two units share one.
-    static constexpr bool halves_alike = Config::scale_rows >= 16 * Tile::phases ||
-                                         (Config::scale_rows > 1 && Tile::residues > 1);
+    static constexpr int span = Config::scale_rows > 1 ? tile * Tile::phases : tile;  // scaled as so many neighbours
+    // Whether the channels of a warp's two units, 8 * phases apart, share one.
+    static constexpr bool halves_alike = Config::scale_rows >= 16 * Tile::phases;
     static constexpr bool across = span % Config::scale_rows && Config::scale_rows % span;
     static constexpr int weight_scales = (span + Config::scale_rows - 1) / Config::scale_rows + across;
     // Of a k-block: a's rows, then the weight's.
@@ -160,7 +159,7 @@ DEVICE void load_scales(StageScales<C>& stage_scales, const PipelineBarriers<C::
         for (int i = 0; i < words; ++i) {
             const int place = lane + 32 * i, ordinal = place - C::width;
             const int channel =
-                min(C::scale_rows > 1 ? k_iter.tile / C::Tile::groups * C::span + ordinal * C::scale_rows
+                min(C::scale_rows > 1 ? k_iter.tile / C::Tile::phases * C::span + ordinal * C::scale_rows
                                       : C::Tile::channel(k_iter.tile, ordinal),
                     n - 1);
             from[i] = place < C::width ? of_a.scales + min(place, m - 1) * of_a.row

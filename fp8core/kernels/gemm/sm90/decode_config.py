@@ -14,8 +14,6 @@ WIDTHS: Final = (8, 16, 32, 64)
 """The N sides of wgmma that kernels are compiled for: the rows of a, padded. (Its M side holds output channels.)"""
 MORE_WIDTHS: Final = (96, 128)
 """The same of more rows, where the weight is at any address: to align it takes as long for few."""
-RESIDUES: Final = 2
-"""Residues modulo 16 that a tile has at most."""
 BLOCK_K: Final = BLOCK
 """Columns of k in a stage of a ring: a k-block."""
 MEASURED_MULTIPROCESSORS: Final = 132
@@ -65,16 +63,6 @@ class DecodeConfig(NamedTuple):
         return self.warpgroup_channels * self.m_warpgroups
 
     @property
-    def residues(self) -> int:
-        """Residues that a tile has channels of, as many of each: neighbours are stored together."""
-        return min(max(1, self.phases), RESIDUES)
-
-    @property
-    def groups(self) -> int:
-        """Groups of residues, of which each tile has one."""
-        return max(1, self.phases) // self.residues
-
-    @property
     def weight_columns(self) -> int:
         """Columns of k in a box of the weight: those of a k-block, and where rows are aligned in registers 16 more."""
         return BLOCK_K + 16 * (self.phases > 0)
@@ -86,7 +74,7 @@ class DecodeConfig(NamedTuple):
 
     def weight_scales(self, scale_rows: int) -> int:
         """Return how many scales a tile has of a k-block, each of ``scale_rows`` channels, or one more."""
-        return ceil_div(self.tile * self.groups, scale_rows) if scale_rows > 1 else self.tile
+        return ceil_div(self.tile * max(1, self.phases), scale_rows) if scale_rows > 1 else self.tile
 
     def part(self, k: int) -> int:
         """Return the k-blocks of the block that has most of them."""

@@ -30,7 +30,6 @@ from fp8core.kernels.gemm.sm90.decode_channels_config import CostModel, cheapest
 from fp8core.kernels.gemm.sm90.decode_config import (
     BLOCK_K,
     MOST_ROWS,
-    RESIDUES,
     DecodeConfig,
     width,
     with_registers,
@@ -135,9 +134,8 @@ def layout(problem: ScaledMm) -> DecodeConfig:
     side = MOST_ROWS if problem.batch_invariant else width(problem.m)
     model, n = cost_model(side, problem.scale_a == "group"), problem.n
     if count > 1:
-        groups = ceil_div(count, RESIDUES)
-        n = in_tiles(n, groups, CHANNELS)
-        model = of_residues(model, n, groups, LOADED if side == MOST_ROWS else {})
+        n = in_tiles(n, count, CHANNELS)
+        model = of_residues(model, n, count, LOADED if side == MOST_ROWS else {})
     config = cheapest(n, problem.k, model, problem.target)
     if width(problem.m) < 8 * config.multicast_tiles:
         config = without_multicast(config, n)
@@ -151,26 +149,26 @@ def wide(p: ScaledMm) -> decode_wide_config.Wide:
     """Return what the layout of more than 64 rows depends on."""
     count, p = phases_of(p.ldb), in_groups(p)
     return decode_wide_config.Wide(
-        p.m, in_tiles(p.n, ceil_div(count, RESIDUES), CHANNELS), p.k, width(p.m), count, p.scale_a == "group"
+        p.m, in_tiles(p.n, count, CHANNELS), p.k, width(p.m), count, blockwise=p.scale_a == "group"
     )
 
 
-def in_tiles(n: int, groups: int, channels: int) -> int:
-    """Return the channels that tiles of so many hold, each of one group of residues, which are not all full."""
-    return round_up(n, groups * channels)
+def in_tiles(n: int, count: int, channels: int) -> int:
+    """Return the channels that tiles of so many hold, each of one of ``count`` residues, which are not all full."""
+    return ceil_div(n, count * channels) * count * channels
 
 
-def of_residues(model: CostModel, n: int, groups: int, loaded: Mapping[tuple[int, int, int], Loaded]) -> CostModel:
-    """Return a cost model for tiles of a group of residues: of those candidates that hold no more than ``n`` channels.
+def of_residues(model: CostModel, n: int, count: int, loaded: Mapping[tuple[int, int, int], Loaded]) -> CostModel:
+    """Return a cost model for tiles of one residue: of those candidates that hold no more than ``n`` channels.
 
     ``loaded`` has what some cost in place of what the model says.
     """
     configs = []
     for config in model.configs:
         tile = config.m_warpgroups, config.k_warpgroups, config.multicast_tiles
-        if in_tiles(n, groups, CHANNELS * config.m_warpgroups * config.multicast_tiles) == n:
+        if in_tiles(n, count, CHANNELS * config.m_warpgroups * config.multicast_tiles) == n:
             configs.append(config._replace(**loaded[tile]._asdict()) if tile in loaded else config)
-    small = of_residues(model.small, n, groups, loaded) if model.small else None
+    small = of_residues(model.small, n, count, loaded) if model.small else None
     return model._replace(configs=tuple(configs), small=small)
 
 
@@ -191,9 +189,7 @@ def loose_batch(p: ScaledMm, config: DecodeConfig) -> int:
     """Return how many words a thread has on their way: as registers allow."""
     if config.ctas_per_sm > 2:
         return 1
-    if is_along_k(p):
-        return {8: 4, 16: 3}.get(width(p.m), 2)
-    return 4 if width(p.m) <= 32 else 3
+    return 2 if is_along_k(p) or width(p.m) > 16 else 4
 
 
 def aligning(problem: ScaledMm, config: DecodeConfig) -> Launch:
@@ -219,7 +215,7 @@ def decode_unaligned(problem: ScaledMm, config: DecodeConfig | None = None) -> M
     loose = copies_a(problem) and aligns_a(problem, config)
     copies = copies_a(problem) and not loose
     multiply = (aligning if loose else loading)(problem, config)
-    b_maps = shared_maps(UnalignedMaps, problem.n, problem.k, problem.ldb, config.tile // config.residues, config.weight_columns)
+    b_maps = shared_maps(UnalignedMaps, problem.n, problem.k, problem.ldb, config.tile, config.weight_columns)
     tiles = config.multicast_tiles
     rows = width(problem.m) // tiles if tiles > 1 else problem.m
     ld = round_up(problem.k, ALIGNMENT) if copies else problem.lda

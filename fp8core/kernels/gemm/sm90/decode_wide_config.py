@@ -15,7 +15,7 @@ from fp8core.kernels.gemm.sm90.decode_channels_config import (
     WEIGHT_BYTES_A_US,
     WEIGHT_RING_BYTES,
 )
-from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K, RESIDUES, DecodeConfig, clusters_at_once, limit_prefetch
+from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K, DecodeConfig, clusters_at_once, limit_prefetch
 from fp8core.problem import Target
 
 MOST_ROWS: Final = 128
@@ -62,8 +62,7 @@ def us(product: Wide, config: DecodeConfig) -> float:
     k_block = COSTS.k_block_us[product.side, product.blockwise]
     busiest = config.busiest_us(product.n, product.k, k_block, COSTS.tile_us)
     memory = product.n * product.k / WEIGHT_BYTES_A_US
-    apart = ceil_div(product.phases, RESIDUES)  # pairs of results that share a sector
-    stores = product.m * product.n * apart / MOST_PHASES * COSTS.result_us
+    stores = product.m * product.n * product.phases / MOST_PHASES * COSTS.result_us
     joined = overlapped_us(COSTS.overlap, max(memory, busiest), stores)
     return COSTS.start_us + joined + COSTS.reduce_us * (config.split_k - 1)
 
