@@ -1,47 +1,47 @@
-// The rows of a where they begin at any address: aligned by the threads that multiply them, as TMA would store them.
+// Rows of a that begin at any address: the consumer threads load and align them, and store them as TMA would.
 #pragma once
 #include "quantize_rows.cuh"
 #include "../generic/codes.cuh"
 
-// Words of 16 bytes that have any of the ``left`` codes from the first on: read whole, as TMA reads the weight's.
+// Loads the aligned 16-byte words that hold the first 16 of ``left`` codes. Words are read whole, as by TMA.
 DEVICE void load_words(Pieces<false, 1>& pieces, const byte* from, int left) {
     const int off = off_word(from);
     pieces.words[0] = left > 0 ? load16(from - off) : Vector16{0, 0, 0, 0};
     pieces.words[1] = left > PIECE - off ? load16(from - off + PIECE) : Vector16{0, 0, 0, 0};
 }
 
-// A block multiplies ``k_blocks`` k-blocks from ``first`` on: THREADS threads load their codes, and make them tiles of
-// SIDE rows x 128 columns, columns past the rows' end zero; rows past the last stay as they are. ``from.vecs`` counts
-// the codes of a row. A thread has the codes of BATCH words on their way at a time.
+// THREADS threads load the codes of the ``k_blocks`` k-blocks that their block multiplies, from ``first`` on, into
+// tiles of SIDE rows x 128 columns, with zeros in columns past the end of a row; rows past the last keep what they
+// have. ``from.vecs`` counts the codes of a row. A thread keeps the loads of BATCH words in flight.
 //
-// In three steps, so that a thread does other things while its words are on their way: `begin` finds where they are, before
-// a may be read; `request`; `store`.
+// There are three steps, so that a thread can do other work while its loads are in flight: ``begin`` computes the
+// addresses, before a may be read, ``request`` issues the first loads, and ``store`` writes the tiles.
 template <int THREADS, int SIDE, int BATCH>
 class LooseRows {
     const WideRows& from;
     const int skipped;
     const unsigned across, all;
-    const byte* codes[BATCH];
-    int left[BATCH];     // codes of the row, from those on
-    unsigned to[BATCH];  // in the tiles
+    long long at[BATCH];  // of a word's first code, from the first row's first code on
+    int left[BATCH];      // codes of its row from there on
+    unsigned to[BATCH];   // the word's place in the tiles
     Pieces<false, 1> pieces[BATCH];
     float scale;
 
     DEVICE void place(unsigned begin) {
 #pragma unroll
         for (int i = 0; i < BATCH; ++i) {
-            const unsigned at = begin + i * THREADS, row = at / across, column = at - row * across;
-            codes[i] = from.x + row * from.stride + skipped + column * PIECE;
-            left[i] = at < all ? from.vecs - skipped - int(column) * PIECE : -PIECE;
-            to[i] = (column / 8 * SIDE + row) * BLOCK_K + ((column ^ row) & 7) * PIECE;  // as the swizzle moves it
+            const unsigned word = begin + i * THREADS, row = word / across, column = word - row * across;
+            at[i] = row * from.stride + skipped + column * PIECE;
+            left[i] = word < all ? from.vecs - skipped - int(column) * PIECE : -PIECE;
+            to[i] = (column / 8 * SIDE + row) * BLOCK_K + ((column ^ row) & 7) * PIECE;  // swizzled
         }
     }
     DEVICE void load() {
 #pragma unroll
-        for (int i = 0; i < BATCH; ++i) load_words(pieces[i], codes[i], left[i]);
+        for (int i = 0; i < BATCH; ++i) load_words(pieces[i], from.x + at[i], left[i]);
     }
 
-  public:
+public:
     DEVICE LooseRows(const WideRows& from, int first, int k_blocks)
         : from(from),
           skipped(first * BLOCK_K),
@@ -52,27 +52,27 @@ class LooseRows {
     DEVICE void begin() {
         place(threadIdx.x);
 #pragma unroll
-        for (int i = 0; i < BATCH; ++i) {  // here, not behind the wait that follows
-            codes[i] = (const byte*)computed_anew((long long)codes[i]);
+        for (int i = 0; i < BATCH; ++i) {  // keeps the compiler from moving this behind the wait that follows
+            at[i] = computed_anew(at[i]);
             left[i] = computed_anew(left[i]);
-            to[i] = computed_anew((int)to[i]);
+            to[i] = (unsigned)computed_anew((int)to[i]);
         }
     }
 
-    // ``scales`` has one a row if any are `given`.
+    // ``scales``: of the rows, ``stride`` apart, or null.
     DEVICE void request(const float* scales, long long stride) {
         load();
         if (scales && threadIdx.x < SIDE) scale = scales[least((int)threadIdx.x, from.rows - 1) * stride];
     }
 
-    // ``scales`` receives one a row.
+    // ``scales`` receives a scale per row.
     DEVICE void store(char* tiles, float* scales) {
         if (threadIdx.x < SIDE) scales[threadIdx.x] = scale;
 #pragma unroll 1
         for (unsigned begin = threadIdx.x; begin < all;) {
 #pragma unroll
             for (int i = 0; i < BATCH; ++i)
-                if (begin + i * THREADS < all) store16(tiles + to[i], pieces[i].codes(0, codes[i], left[i]));
+                if (begin + i * THREADS < all) store16(tiles + to[i], pieces[i].codes(0, from.x + at[i], left[i]));
             begin += BATCH * THREADS;
             if (begin < all) {
                 place(begin);
