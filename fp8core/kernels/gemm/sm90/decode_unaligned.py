@@ -110,7 +110,7 @@ OTHER_REGISTERS: Final = {
     (64, False): 140,
     (64, True): 140,
 }
-"""Registers of an aligning thread besides these, by width and whether scales change along k, as ptxas allocates them."""
+"""Other registers of an aligning thread, by width and whether scales change along k, as ptxas allocates them."""
 
 
 def phases_of(stride: int) -> int:
