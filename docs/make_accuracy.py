@@ -1,6 +1,6 @@
-"""Write docs/performance/accuracy.md and its picture from the records of `python -m bench accuracy` in docs/results.
+"""Write docs/performance/accuracy.md and its plot from the records of `python -m bench accuracy` in docs/results.
 
-Run it bare to rewrite them, or with --check for an exit status that says whether the page is current.
+Run it without arguments to rewrite them; with --check the exit status says whether the page is current.
 """
 
 import sys
@@ -21,7 +21,7 @@ RUNS: Final = ROOT / "docs" / "results"
 PAGE: Final = ROOT / "docs" / "performance" / "accuracy.md"
 IMAGES: Final = ROOT / "docs" / "images"
 DEEP: Final = 21504
-"""From this k on fast accumulation of a single chain is far off."""
+"""From this k on, fast accumulation in a single chain has large errors."""
 INTRO: Final = """How far products are from exact ones, by kernel, scales, `use_fast_accum` and k.
 [Numerics](../concepts/numerics.md) has the formulas.
 
@@ -50,23 +50,23 @@ ROWS: Final = (
     ("`cublaslt…`, scales along k", "exact, as the library has no fast mode there", ""),
     ("every other kernel", "fp32", ""),
 )
-"""Kernels, what they do with use_fast_accum, and what without, where it is not the same."""
+"""Kernels, their accumulation with use_fast_accum, and without, if that is different."""
 
 
 def honoured() -> list[str]:
-    """Return a table of what each kernel does with use_fast_accum and without."""
+    """Return a table of each kernel's accumulation with and without use_fast_accum."""
     rows = [[name, fast, exact or "the same bits"] for name, fast, exact in ROWS]
     return table(["kernel", "`use_fast_accum=True`", "`False`"], rows, words=3)
 
 
 def worst(records: Iterable[Record]) -> str:
-    """Return the largest error of some records in units of 1e-3, or a dash."""
+    """Return the largest error of some records in units of 1e-3, or a dash if there are none."""
     errors = [r["error"] for r in records]
     return f"{1e3 * max(errors):.2f}" if errors else "-"
 
 
 def by_depth(records: Sequence[Record], out: str) -> list[str]:
-    """Return a table: a line for each mode, data, kernel and use_fast_accum, equal ones in one; a column for each k."""
+    """Return a table: lines for mode, data, kernel and use_fast_accum (equal lines merged), a column for each k."""
     some = [r for r in records if r["out"] == out and r["data"] in ("random", "outliers")]
     depths = sorted({r["k"] for r in some})
     lines: dict[tuple[str, ...], list[tuple[str, bool]]] = {}
@@ -81,7 +81,7 @@ def by_depth(records: Sequence[Record], out: str) -> list[str]:
 
 
 def named(kernels: Sequence[tuple[str, bool]]) -> str:
-    """Return the names of kernels, each with its use_fast_accum where the other has another error."""
+    """Return the names of kernels, each with its use_fast_accum if the other value has another error."""
     names = dict.fromkeys(kernel for kernel, _ in kernels)
     both = {True: "", False: ""} if len(kernels) == 2 * len(names) else {True: " fast", False: " exact"}
     told = {name: {fast for kernel, fast in kernels if kernel == name} for name in names}
@@ -89,7 +89,7 @@ def named(kernels: Sequence[tuple[str, bool]]) -> str:
 
 
 def real(records: Sequence[Record]) -> list[str]:
-    """Return a table of the layers of a real model, with the error of quantization; equal lines are one."""
+    """Return a table of the layers of a real model, with the error of quantization; equal lines are merged."""
     some = [r for r in records if r["data"] not in ("random", "outliers") and r["out"] == "bfloat16"]
     lines: dict[tuple[str, ...], list[tuple[str, bool]]] = {}
     for r in some:
@@ -112,7 +112,7 @@ def quantization(records: Sequence[Record]) -> list[str]:
 
 
 def claim(records: Sequence[Record]) -> str:
-    """Return what the numbers say of deep products, which `DEEP` is about."""
+    """Return the summary of products with k from `DEEP` on."""
     half = [r for r in records if r["out"] == "bfloat16"]
     rows = [r for r in half if r["data"] == "random" and r["mode"] == "row"]
     deep = [r for r in rows if r["k"] >= DEEP]
@@ -174,7 +174,7 @@ def page(found: Results) -> str:
 
 
 def measured() -> Results | None:
-    """Return the latest run that has such records, or None."""
+    """Return the results of the latest run with accuracy records, or None."""
     shown = rules.select(run for path in sorted(RUNS.rglob("*.jsonl")) for run in results.runs(path))
     own = [
         run._replace(parts=[part])
@@ -186,7 +186,7 @@ def measured() -> Results | None:
 
 
 def main() -> int:
-    """Rewrite the page and the picture, or with --check tell whether the page would change."""
+    """Rewrite the page and the plot; with --check, return 1 if the page would change."""
     found = measured()
     if found is None:
         print("no records of accuracy in docs/results: run python -m bench accuracy on a GPU first", file=sys.stderr)

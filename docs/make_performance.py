@@ -1,7 +1,7 @@
-"""Write docs/performance/index.md, its pictures and the README's section on performance from the runs in docs/results.
+"""Write docs/performance/index.md, its plots and the README's section on performance from the runs in docs/results.
 
-Run it bare to rewrite them, or with --check for an exit status that says whether the texts are current. Every number
-comes from the runs, of which `bench.rules` says what counts; without runs there is neither a page nor a section.
+Run it without arguments to rewrite them; with --check the exit status says whether the texts are current. Every number
+comes from the runs, whose records `bench.rules` selects; without runs there is neither a page nor a section.
 """
 
 import sys
@@ -31,7 +31,7 @@ WORDS: Final = {
     "decoder-layer": """The linear path is a decoder layer without its attention, and m the number of tokens. The
 floor is the least time that memory at 4.3 TB/s and the tensor cores allow.""",
 }
-"""What the words of a claim mean, for those who read the README alone."""
+"""By plot: the explanation of its terms, for readers of the README."""
 
 REPRODUCE: Final = """```console
 $ python3 -m venv .venv
@@ -57,14 +57,14 @@ the neighbour's time for as many bytes.""",
 steps of which calls consist, for arrays of each framework.""",
     "The host engine": "Arrays of NumPy on a CPU, beside a copy of as many bytes.",
 }
-"""What tables are about, where the table's own text does not say it."""
+"""By section: the introduction of its table, if the table has none of its own."""
 FAILED: Final = """A variant whose result fails the check has no time; "wrong" stands in its place. The error of a
 product is relative, against float64, and may be 4e-3: fast accumulation exceeds that where k is large
 ([accuracy](accuracy.md))."""
 
 
 def goal_row(judged: Judged, by_run: Sequence[Results]) -> list[str]:
-    """Return a goal as a line: what, bound, whence, verdict, the case nearest to it or beyond, and the runs."""
+    """Return the cells of a goal: subject, bound, source, verdict, the hardest case, and the runs."""
     goal, checks = judged
     if not checks:
         return [goal.what, goal.bound, goal.source, "not measured", "-", "-"]
@@ -76,14 +76,14 @@ def goal_row(judged: Judged, by_run: Sequence[Results]) -> list[str]:
 
 
 def goals(found: Results, by_run: Sequence[Results]) -> list[str]:
-    """Return what was aimed at, and what was reached."""
+    """Return the lines of the section on goals."""
     said = "The hardest case comes nearest to the bound, or goes furthest beyond it. [Runs](#runs) has the runs' files."
     head = ["what", "goal", "compared with", "verdict", "hardest case", "run"]
     return [said, "", *tables.table(head, [goal_row(judged, by_run) for judged in judge(found)], words=6)]
 
 
 def each_run(shown: rules.Shown) -> list[Results]:
-    """Return what the page shows of each run alone."""
+    """Return, for each run, those of its records that the page shows."""
     kept = {id(record) for records in shown.found[1:] for record in records}
     return [
         results.collect(
@@ -94,7 +94,7 @@ def each_run(shown: rules.Shown) -> list[Results]:
 
 
 def whence(records: Sequence[Record], shown: rules.Shown, by_run: Sequence[Results]) -> list[str]:
-    """Return the paragraph that says of which runs a table's records are."""
+    """Return the paragraph that names the runs of a table's records."""
     named = {id(record) for record in records}
     of = [
         f"[{at}](#runs), {rules.started(run).replace('T', ' ').replace('Z', ' UTC')}"
@@ -105,7 +105,7 @@ def whence(records: Sequence[Record], shown: rules.Shown, by_run: Sequence[Resul
 
 
 def runs(shown: rules.Shown) -> list[str]:
-    """Return which runs the page is made of, and what of them it does not show."""
+    """Return the tables of the runs that the page shows, and of the records that it leaves out."""
     rows = []
     for at, run in enumerate(shown.runs, 1):
         file = f"[{run.file}](../results/{run.file})"
@@ -119,7 +119,7 @@ def runs(shown: rules.Shown) -> list[str]:
 
 
 def machine(found: Results) -> list[str]:
-    """Return what was measured, when, with what."""
+    """Return a table of the device, the versions and the date."""
     about: dict[str, Any] = dict(found.machine)
     facts = [
         ("GPU", about.get("device")),
@@ -140,7 +140,7 @@ def _cuda(version: int) -> str:
 
 
 def faults(found: Results) -> list[str]:
-    """Return what was not timed because its output failed the check, and what did not run."""
+    """Return a table of variants whose results failed the check, and a list of subjects that did not run."""
     failed: dict[tuple[str, str], list[str]] = {}
     for kind in ("quantize", "odd", "fused", "weights", "decode", "ending", "invariance", "layer", "against"):
         for r in getattr(found, kind):
@@ -221,7 +221,7 @@ def _of(records: Sequence[Record], first: str, label: Callable[[Record], str]) -
 
 
 def section(found: Results, pictures: Sequence[str]) -> str:
-    """Return the README's section: what one picture says, and the picture."""
+    """Return the README's section: one plot and its summary."""
     few = [r for r in found.decode if r["mode"] == "row" and r["m"] in (1, 16)]
     candidates = (
         ("decoder-layer", claims.layer(found)),
@@ -250,7 +250,7 @@ def section(found: Results, pictures: Sequence[str]) -> str:
 
 
 def texts(shown: rules.Shown | None) -> dict[Path, str]:
-    """Return what the page and the README have to say."""
+    """Return the current texts of the page and the README."""
     readme = README.read_text(encoding="utf-8")
     before, rest = readme.split(BEGIN)
     after = rest.split(END)[1]
@@ -261,7 +261,7 @@ def texts(shown: rules.Shown | None) -> dict[Path, str]:
 
 
 def main() -> int:
-    """Rewrite the texts and draw the pictures, or with --check tell whether something would change."""
+    """Rewrite the texts and draw the plots; with --check, return 1 if something would change."""
     shown = rules.shown(RUNS)
     wanted = texts(shown)
     if "--check" in sys.argv[1:]:

@@ -1,4 +1,4 @@
-"""`fp8core convert`: an FP8 checkpoint as bfloat16, or as FP8 of another format or granularity."""
+"""`fp8core convert`: writes an FP8 checkpoint as bfloat16, or as FP8 of another format or granularity."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -57,7 +57,7 @@ def convert(
     force: ForceOption = False,
     dry_run: DryRunOption = False,
 ) -> None:
-    """Write an FP8 checkpoint as bfloat16, or as FP8 of another format or granularity; it needs no GPU."""
+    """Write an FP8 checkpoint as bfloat16, or as FP8 of another format or granularity. No GPU is needed."""
     from fp8core.checkpoint import convert_checkpoint, plan_conversion
 
     if fn and fnuz:
@@ -86,7 +86,7 @@ def convert(
 
 
 def _pair(text: str) -> tuple[int, int]:
-    """Return the numbers of a pair as 64x128."""
+    """Return the two numbers of a text such as 64x128."""
     rows, _, cols = text.partition("x")
     if not (rows.isdecimal() and cols.isdecimal()):
         raise typer.BadParameter(f"needs two numbers as 64x128, got {text!r}", param_hint="--block")
@@ -122,7 +122,7 @@ def _show(done: "Conversion") -> None:
 
 
 def _show_plan(planned: "Conversion", *, lossy: bool) -> None:
-    """Print what would become of the layers: a table in which equal ones are one row, or in a log a line for each."""
+    """Print the plan: on a terminal a table with a row for each group of similar layers, else a line for each layer."""
     if planned.to == "bf16":
         line(f"{count(len(planned.source.layers), 'FP8 weight')} would become bfloat16.")
     elif console.is_terminal:

@@ -1,4 +1,4 @@
-"""`fp8core explain`: which kernel a product gets, on any device."""
+"""`fp8core explain`: shows which kernel a product uses, on any device."""
 
 from typing import TYPE_CHECKING, Annotated, Final, Literal, get_args
 
@@ -61,7 +61,7 @@ def explain(
         typer.Option(metavar="DEVICE", help=f"The device: host, {', '.join(TARGETS)}; by default this one."),
     ] = None,
 ) -> None:
-    """Say which kernel a scaled matrix product would run on, and why not on the others. Nothing runs."""
+    """Show which kernel a scaled matrix product would use, and why not the others. Nothing is run."""
     from fp8core.ops.explain import ArraySpec, explain_product, target_of
 
     place = target_of(None) if target is None else target_named(target)
@@ -105,9 +105,9 @@ def explain(
 
 
 def verdicts(explanation: "Explanation", place: str, shown: str) -> Table:
-    """Return an explanation as a table, in which ``place`` is called ``shown``.
+    """Return an explanation as a table, in which ``shown`` replaces the target's name ``place``.
 
-    What only a library on the device could tell is not held against a kernel.
+    A chosen kernel is marked if a kernel that only a library on the device can judge might be chosen instead.
     """
     made = Table()
     made.add_column("kernel", no_wrap=True)
@@ -121,7 +121,7 @@ def verdicts(explanation: "Explanation", place: str, shown: str) -> Table:
 
 
 def _doubtful(explanation: "Explanation") -> bool:
-    """Return whether a kernel that only the device knows may run: one before the chosen one, or beside its estimate."""
+    """Return whether an unknown kernel might be chosen on the device: it comes first, or estimates are compared."""
     statuses = [verdict.status for verdict in explanation.verdicts]
     if "chosen" not in statuses:
         return False

@@ -37,15 +37,13 @@ from fp8core.kernels.gemm.sm90.decode_config import (
     without_multicast,
     without_prefetch,
 )
+from fp8core.kernels.gemm.sm90.decode_wide_config import CHANNELS
 from fp8core.kernels.gemm.sm90.tensor_maps import TensorMaps, encode, shared_maps, tensor_maps
 from fp8core.kernels.gemm.sm90.tiled import OCP_RESULT
 from fp8core.kernels.requirements import CUDA, supports
 from fp8core.problem import ScaledMm
 from fp8core.runtime.args import Float32, Int32, Int64, PhasedMaps, Pointer, TensorMap
 from fp8core.table import Kernel, Launch, Requirement
-
-CHANNELS: Final = 64
-"""Channels of the smallest tiles."""
 
 
 class Loaded(NamedTuple):
@@ -169,10 +167,8 @@ def layout(problem: ScaledMm) -> DecodeConfig:
 
 def wide(p: ScaledMm) -> decode_wide_config.Wide:
     """Return what the layout of more than 64 rows is chosen by."""
-    count, p = phases_of(p.ldb), in_groups(p)
-    return decode_wide_config.Wide(
-        p.m, in_tiles(p.n, count, CHANNELS), p.k, width(p.m), count, blockwise=p.scale_a == "group"
-    )
+    count = phases_of(p.ldb)
+    return decode_wide_config.Wide(p.m, in_tiles(p.n, count, CHANNELS), p.k, width(p.m), count, blockwise=is_along_k(p))
 
 
 def in_tiles(n: int, count: int, channels: int) -> int:

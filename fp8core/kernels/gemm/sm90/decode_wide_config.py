@@ -20,6 +20,7 @@ from fp8core.problem import Target
 
 MOST_ROWS: Final = 128
 CHANNELS: Final = 64
+"""Of the smallest tiles of one residue."""
 A_STAGES: Final = 6
 MOST_PHASES: Final = 16
 
