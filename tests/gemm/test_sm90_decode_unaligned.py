@@ -83,6 +83,21 @@ def test_every_cluster_has_as_many_tiles(m, n, k, scales):
         assert -(-tiles // config.clusters) == -(-tiles // min(tiles, most))
 
 
+@pytest.mark.parametrize("scales", [("row", "row"), ("group", "block"), ("group", "group")], ids="-".join)
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(22, 879, 304), (15, 401, 1989), (4, 9259, 1489), (40, 448, 262), (2, 2004, 129)]
+)
+def test_an_aligned_row_is_loaded_in_few_batches(m, n, k, scales):
+    """Blocks have a multiprocessor, and so its registers, to themselves where that places all of them."""
+    p = problem(m, n, k, scales=scales)
+    config = layout(p)
+    words, batch = module.words_of(p, config), module.loose_batch(p, config)
+    assert 1 <= batch <= module.most_words(p, config)
+    assert -(-words // batch) == -(-words // module.most_words(p, config))
+    alone = config.clusters <= clusters_at_once(p.target)[config.cluster]
+    assert config.ctas_per_sm == 1 if alone else config.ctas_per_sm > 1
+
+
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("scales", [("row", "row"), ("group", "block"), ("group", "group")], ids="-".join)
 @pytest.mark.parametrize(("n", "k"), [(5000, 4101), (1003, 8200), (57344, 8194), (64, 100)])

@@ -73,6 +73,9 @@ using C = DecodeLayout<Config>;
 constexpr bool RECOMPUTES_ADDRESSES = C::phases > 0 && C::accumulates;
 constexpr bool ADDENDS_EARLY = !RECOMPUTES_ADDRESSES || (C::ctas_per_sm < 3 && C::width <= (C::blockwise ? 8 : 16));
 
+// Whether the consumers of each block align the part of a that they multiply.
+constexpr bool ALIGNS_A = C::a_vectors > 0 && C::a_input < 0;
+
 extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_decode(
 #if FP8_PHASES
     const __grid_constant__ PhasedMaps weight_map,
@@ -131,15 +134,26 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
             }
             own.expect_others();
         }
+#if FP8_PHASES
+        typename C::Tile::Weight w[2];
+        const auto load = [&](auto& w) {
+            const unsigned stage = at.next.stage * C::weight_bytes + own.m_warpgroup * 64 * C::Tile::Weight::COLUMNS;
+            block.pipeline.wait_full(at.next);
+            w.load(dynamic + (block.ring - shared_address(dynamic)) + stage, C::Tile::offset(weight_map, k_iter.tile));
+            registers_fence(w.codes);
+            at.next.advance(C::k_warpgroups);
+        };
+#endif
+        LooseRows<C::consumers, C::width, ALIGNS_A ? C::a_rows : 1> loose(rows_of_x, k_iter.first_k_block,
+                                                                          k_iter.k_blocks);
         if (iteration == 0) {
+            if constexpr (ALIGNS_A) loose.begin();
             grid_dependency_wait();
-            if constexpr (C::out_type > BFLOAT16) epilogue = {bias, out_scale};  // its predecessor may write out_scale
-            char* const a_tiles = dynamic + (block.a_ring - shared_address(dynamic));
+            if constexpr (C::out_type > BFLOAT16)  // its predecessor may write out_scale
+                if (out_scale != nullptr) epilogue.reciprocal = *out_scale;
             if constexpr (C::a_vectors > 0) {
-                if constexpr (C::a_input < 0)
-                    align_rows<C::consumers, C::width, C::a_rows>(a_tiles, row_scales, rows_of_x, k_iter.first_k_block,
-                                                                  k_iter.k_blocks, C::blockwise ? nullptr : scale_a,
-                                                                  scale_a_row);
+                char* const a_tiles = dynamic + (block.a_ring - shared_address(dynamic));
+                if constexpr (ALIGNS_A) loose.request(C::blockwise ? nullptr : scale_a, scale_a_row);
                 else
                     quantize_rows<C::consumers, C::a_rows, C::a_vectors, C::width, C::a_input, C::a_type, C::a_mode>(
                         a_tiles, row_scales, rows_of_x, k_iter.first_k_block * (BLOCK_K / 8),
@@ -149,6 +163,13 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
                 row_scale = scale_a[min((int)threadIdx.x, m - 1) * scale_a_row];
             }
         }
+#if FP8_PHASES
+        // The first k-block of the weight is loaded while codes of a are in flight, where the registers hold both.
+        constexpr bool weight_first = ALIGNS_A && C::ctas_per_sm < 3;
+        if (weight_first && next_k_block < k_iter.k_blocks) load(w[0]);
+        if constexpr (ALIGNS_A)
+            if (iteration == 0) loose.store(dynamic + (block.a_ring - shared_address(dynamic)), row_scales);
+#endif
         Addends<C::out_type, C::sums, C::accumulates> addends;
         const auto load_addends = [&] {
             const int first = own.channel(k_iter.tile, 0, RECOMPUTES_ADDRESSES ? opaque(lane) : lane);
@@ -223,16 +244,8 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
 #if FP8_PHASES
         // Whether the weight's next k-block is loaded and aligned during a product: where the registers hold both.
         constexpr bool ahead = !C::blockwise || (C::width < 64 && C::ctas_per_sm < 3);
-        const auto load = [&](auto& w) {
-            const unsigned stage = at.next.stage * C::weight_bytes + own.m_warpgroup * 64 * C::Tile::Weight::COLUMNS;
-            block.pipeline.wait_full(at.next);
-            w.load(dynamic + (block.ring - shared_address(dynamic)) + stage, C::Tile::offset(weight_map, k_iter.tile));
-            registers_fence(w.codes);
-            at.next.advance(C::k_warpgroups);
-        };
         if (next_k_block < k_iter.k_blocks) {
-            typename C::Tile::Weight w[2];
-            load(w[0]);
+            if (!weight_first) load(w[0]);
 #pragma unroll 1
             for (next_k_block += C::k_warpgroups; next_k_block + C::k_warpgroups < k_iter.k_blocks;
                  next_k_block += 2 * C::k_warpgroups) {
@@ -288,6 +301,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
                 threads_sync(2, C::consumers);
             }
             if (C::cluster > 1) cluster_wait();  // the other blocks have initialized their barriers
+            if constexpr (C::out_type > BFLOAT16) epilogue.reciprocal = reciprocal_exact(epilogue.reciprocal);
         } else if (C::k_warpgroups > 1 || C::split_k > 1) {
             barrier_wait(block.reduce_empty, (iteration - 1) & 1);
         }

@@ -160,6 +160,16 @@ def with_registers(config: DecodeConfig, target: Target) -> DecodeConfig:
     return config.with_blocks(2)._replace(clusters=clusters)
 
 
+def with_one_block(config: DecodeConfig, target: Target) -> DecodeConfig:
+    """Return the config, with the same order of sums, with one block per multiprocessor if all are placed so.
+
+    Threads that align a have registers then to keep more of its loads in flight.
+    """
+    if config.ctas_per_sm == 1 or config.clusters > clusters_at_once(target)[config.cluster]:
+        return config
+    return limit_prefetch(config.with_blocks(1))
+
+
 def linear_config(config: DecodeConfig, weight_bytes: int = 0) -> DecodeConfig:
     """Return the config for linear layers, in which quantizations and products alternate.
 

@@ -32,6 +32,7 @@ from fp8core.kernels.gemm.sm90.decode_config import (
     MOST_ROWS,
     DecodeConfig,
     width,
+    with_one_block,
     with_registers,
     without_multicast,
     without_prefetch,
@@ -88,7 +89,26 @@ class LooseArgs(NamedTuple):
 
 
 LOOSE_BATCHES: Final = 2
-"""The most batches of loads in which the threads of a block align codes of a: a copy of a takes about as long."""
+"""Most batches of loads of a that the threads of an aligning block wait for: a copy of a takes about as long."""
+MOST_WORDS: Final = 5
+"""Most words of a in flight per thread."""
+QUARTER: Final = 16384
+"""Registers of each of the four parts of a multiprocessor."""
+MOST_REGISTERS: Final = 255
+"""Of a thread."""
+WORD_REGISTERS: Final = 12
+"""Registers of a thread per word of a in flight."""
+OTHER_REGISTERS: Final = {
+    (8, False): 72,
+    (8, True): 92,
+    (16, False): 110,
+    (16, True): 104,
+    (32, False): 118,
+    (32, True): 112,
+    (64, False): 140,
+    (64, True): 140,
+}
+"""Other registers of an aligning thread, by width and whether scales change along k, as ptxas allocates them."""
 
 
 def phases_of(stride: int) -> int:
@@ -138,6 +158,8 @@ def layout(problem: ScaledMm) -> DecodeConfig:
     if width(problem.m) < 8 * config.multicast_tiles:
         config = without_multicast(config, n)
     config = config._replace(phases=count)
+    if a_is_unaligned(problem) and not problem.batch_invariant:
+        config = with_one_block(config, problem.target)
     if width(problem.m) == 16 and (problem.scale_b == "group" or problem.beta):
         config = with_registers(config, problem.target)
     return config if problem.prefetch_weight else without_prefetch(config, problem.target)
@@ -179,17 +201,29 @@ def a_is_unaligned(p: ScaledMm) -> bool:
 
 def aligns_a(p: ScaledMm, config: DecodeConfig) -> bool:
     """Return whether each block aligns its own part of a: if its threads have few words of it each."""
-    words = p.m * config.part(p.k) * (BLOCK_K // ALIGNMENT)
-    threads = 128 * config.m_warpgroups * config.k_warpgroups
     room = width(p.m) <= (16 if is_along_k(p) else MOST_ROWS)  # by registers
-    return room and words <= LOOSE_BATCHES * loose_batch(p, config) * threads
+    return room and words_of(p, config) <= LOOSE_BATCHES * most_words(p, config)
+
+
+def words_of(p: ScaledMm, config: DecodeConfig) -> int:
+    """Return how many 16-byte words of a each thread aligns at most."""
+    threads = 128 * config.m_warpgroups * config.k_warpgroups
+    return ceil_div(p.m * config.part(p.k) * (BLOCK_K // ALIGNMENT), threads)
+
+
+def most_words(p: ScaledMm, config: DecodeConfig) -> int:
+    """Return how many words of a each thread can load at a time without spills."""
+    blockwise = p.scale_a == "group"
+    warps = 4 * config.m_warpgroups * config.k_warpgroups + 2 + blockwise
+    of_quarter = ceil_div(warps * config.ctas_per_sm, 4)  # the warps that share a quarter of the registers
+    left = min(MOST_REGISTERS, QUARTER // (32 * of_quarter)) - OTHER_REGISTERS[width(p.m), blockwise]
+    return max(1, min(MOST_WORDS, left // WORD_REGISTERS))
 
 
 def loose_batch(p: ScaledMm, config: DecodeConfig) -> int:
-    """Return how many words of a each thread loads at a time: as many as registers allow."""
-    if config.ctas_per_sm > 2:
-        return 1
-    return 2 if is_along_k(p) or width(p.m) > 16 else 4
+    """Return how many words of a each thread loads at a time: in as few batches as registers allow."""
+    words = words_of(p, config)
+    return ceil_div(words, ceil_div(words, most_words(p, config)))
 
 
 def aligning(problem: ScaledMm, config: DecodeConfig) -> Launch:
