@@ -98,7 +98,7 @@ CLUSTER = TiledProduct(Tile(64, 64, cluster=2), (200, 200, 1680), multiprocessor
             "a stage is released before its products are awaited",
             (
                 r"wgmma_wait<C::m_slices>\(\);(\s*)release\(before\);",
-                r"release(before);\1product_wait<C::m_slices>();",
+                r"release(before);\1wgmma_wait<C::m_slices>();",
             ),
             *(RING, SCHEDULES[1], "that a product of thread .* read"),
         ),
