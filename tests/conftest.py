@@ -102,6 +102,20 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     return [] if config.option.order == "file" else [f"order: {config.option.order}"]
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Let a worker of ``-n`` that has nothing left take tests from another one's queue.
+
+    By itself ``-n`` hands out a quarter of the tests left at a time: whichever worker got the kernels to compile ran
+    the hundreds of tests behind them alone, at the end.
+    """
+    if config.getoption("dist") != "load":
+        return None
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     there = gpus()

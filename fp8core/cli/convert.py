@@ -15,7 +15,7 @@ from fp8core.cli.rewriting import (
     TargetArgument,
     rewrite,
 )
-from fp8core.cli.terminal import console, count, line, size, starred, table
+from fp8core.cli.terminal import console, count, line, size, starred, tabbed, table
 from fp8core.types import ConversionName
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def _show_plan(planned: "Conversion", *, lossy: bool) -> None:
         console.print(made)
     else:
         for change in planned.changes:
-            print(f"{'kept' if change.exact else 'anew'}\t{change.layer.weight.name}\t{change.why}", file=console.file)
+            tabbed("kept" if change.exact else "anew", change.layer.weight.name, change.why)
     _left_out(planned)
     sizes = f"{planned.bytes_before:,} bytes become {planned.bytes_after:,}"
     made_anew = len(planned.lossy)

@@ -15,7 +15,7 @@ from fp8core.cli.rewriting import (
     TargetArgument,
     rewrite,
 )
-from fp8core.cli.terminal import console, count, line, starred, table
+from fp8core.cli.terminal import console, count, line, starred, tabbed, table
 from fp8core.types import SchemeName
 
 if TYPE_CHECKING:
@@ -139,8 +139,7 @@ def _show_plan(plan: "Plan") -> None:
         console.print(made)
     else:
         for verdict in plan.verdicts:
-            cells = verdict.status, verdict.tensor, verdict.dtype, _shape(verdict), verdict.reason
-            print("\t".join(cells), file=console.file)  # rich would replace the tabs by blanks
+            tabbed(verdict.status, verdict.tensor, verdict.dtype, _shape(verdict), verdict.reason)
     _show_extras(plan)
     tally = Counter(verdict.status for verdict in plan.verdicts)
     refused = f", {tally['refused']:,} refused" if tally["refused"] else ""

@@ -7,12 +7,13 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final, TextIO
+from typing import Any, Final, TextIO
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 AS_WIDE_AS_NEEDED: Final = 10_000
 
@@ -30,8 +31,22 @@ def _width(stream: TextIO | None) -> int | None:
     return shutil.get_terminal_size().columns if said else None
 
 
-console = Console(width=_width(sys.stdout))
-errors = Console(stderr=True, width=_width(sys.stderr))
+CONTROLS: Final = {number: f"\\x{number:02x}" for number in (*range(32), *range(127, 160))}
+"""What a terminal does something else with than show it, as the codes that are shown in its place: files come from
+anybody, and names in them may hold such characters."""
+IN_TEXT: Final = {number: code for number, code in CONTROLS.items() if chr(number) not in "\t\n"}
+
+
+class Screen(Console):
+    """A console that shows text, and does nothing that text says; styles are its own."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Return text as it is shown."""
+        return super().render_str(text.translate(IN_TEXT), **options)
+
+
+console = Screen(width=_width(sys.stdout))
+errors = Screen(stderr=True, width=_width(sys.stderr))
 LINE_EVERY = 1 << 30
 """Without a terminal, a line of progress is printed after at least this many bytes, and at most ten in all."""
 
@@ -52,6 +67,11 @@ def count(number: int, one: str, many: str | None = None) -> str:
 def line(text: str, style: str | None = None) -> None:
     """Print one line without wrapping or markup."""
     console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def tabbed(*texts: str) -> None:
+    """Print texts in one line with tabs between; rich would make blanks of these."""
+    print("\t".join(text.translate(CONTROLS) for text in texts), file=console.file)
 
 
 def size(nbytes: int) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from fp8core.cli.terminal import Bar, console, count, line, table
+from fp8core.cli.terminal import Bar, console, count, line, tabbed, table
 
 if TYPE_CHECKING:
     from fp8core.checkpoint import Checkpoint, Fault, Verification
@@ -63,8 +63,7 @@ def _faults(faults: "tuple[Fault, ...]") -> None:
     """Print the faults: on a terminal as a table, else a line for each."""
     if not console.is_terminal:
         for fault in faults:
-            # rich would replace the tabs by blanks
-            print(f"{fault.kind}\t{fault.tensor}\t{fault.text}", file=console.file)
+            tabbed(fault.kind, fault.tensor, fault.text)
         return
     made = table(None)
     made.add_column("fault", style="red", no_wrap=True)

@@ -39,7 +39,7 @@
 //   A_VECTORS               0: TMA loads codes of a; else every block writes all of its A_STAGES k-blocks of a itself:
 //                           it quantizes 16-bit rows, A_VECTORS vectors of 8 elements a thread (quantize_rows.cuh), or
 //                           aligns codes at any address (loose_rows.cuh)
-//   A_ROWS, A_INPUT, A_MODE of quantize_rows; for align_rows A_INPUT is -1 and A_ROWS its BATCH
+//   A_ROWS, A_INPUT, A_MODE of quantize_rows; for LooseRows A_INPUT is -1 and A_ROWS its BATCH
 //
 // The caller owes: tensor maps of uint8, zero fill out of bounds, boxes of 64 * M_WARPGROUPS rows (weight) and of m
 // rows, or WIDTH / MULTICAST_TILES where multicast (a), 128 columns with 128-byte swizzle, but with PHASES 144 columns

@@ -28,7 +28,6 @@ from fp8core.kernels.gemm.sm90 import decode_wide_config
 from fp8core.kernels.gemm.sm90.decode import CommonArgs, launcher_for, panels
 from fp8core.kernels.gemm.sm90.decode_channels_config import CostModel, cheapest, cost_model
 from fp8core.kernels.gemm.sm90.decode_config import (
-    BLOCK_K,
     MOST_ROWS,
     DecodeConfig,
     width,
@@ -38,6 +37,7 @@ from fp8core.kernels.gemm.sm90.decode_config import (
     without_prefetch,
 )
 from fp8core.kernels.gemm.sm90.decode_wide_config import CHANNELS
+from fp8core.kernels.gemm.sm90.loose_rows import a_is_unaligned, aligns_a, loose_batch
 from fp8core.kernels.gemm.sm90.tensor_maps import TensorMaps, encode, shared_maps, tensor_maps
 from fp8core.kernels.gemm.sm90.tiled import OCP_RESULT
 from fp8core.kernels.requirements import CUDA, supports
@@ -86,29 +86,6 @@ class LooseArgs(NamedTuple):
     out_scale: Pointer
     amax: Pointer
     beta: Float32
-
-
-LOOSE_BATCHES: Final = 2
-"""Most batches of loads of a that the threads of an aligning block wait for: a copy of a takes about as long."""
-MOST_WORDS: Final = 5
-"""Most words of a in flight per thread."""
-QUARTER: Final = 16384
-"""Registers of each of the four parts of a multiprocessor."""
-MOST_REGISTERS: Final = 255
-"""Of a thread."""
-WORD_REGISTERS: Final = 12
-"""Registers of a thread per word of a in flight."""
-OTHER_REGISTERS: Final = {
-    (8, False): 72,
-    (8, True): 92,
-    (16, False): 110,
-    (16, True): 104,
-    (32, False): 118,
-    (32, True): 112,
-    (64, False): 140,
-    (64, True): 140,
-}
-"""Other registers of an aligning thread, by width and whether scales change along k, as ptxas allocates them."""
 
 
 def phases_of(stride: int) -> int:
@@ -192,38 +169,6 @@ def residue_cost_model(
             configs.append(config._replace(**loaded[tile]._asdict()) if tile in loaded else config)
     small = residue_cost_model(model.small, n, count, loaded) if model.small else None
     return model._replace(configs=tuple(configs), small=small)
-
-
-def a_is_unaligned(p: ScaledMm) -> bool:
-    """Return whether TMA cannot load a: not all of its rows begin at multiples of 16 bytes."""
-    return bool(p.lda % ALIGNMENT) or max(p.alignment, p.codes_alignment) < ALIGNMENT
-
-
-def aligns_a(p: ScaledMm, config: DecodeConfig) -> bool:
-    """Return whether each block aligns its own part of a: if its threads have few words of it each."""
-    room = width(p.m) <= (16 if is_along_k(p) else MOST_ROWS)  # by registers
-    return room and words_of(p, config) <= LOOSE_BATCHES * most_words(p, config)
-
-
-def words_of(p: ScaledMm, config: DecodeConfig) -> int:
-    """Return how many 16-byte words of a each thread aligns at most."""
-    threads = 128 * config.m_warpgroups * config.k_warpgroups
-    return ceil_div(p.m * config.part(p.k) * (BLOCK_K // ALIGNMENT), threads)
-
-
-def most_words(p: ScaledMm, config: DecodeConfig) -> int:
-    """Return how many words of a each thread can load at a time without spills."""
-    blockwise = p.scale_a == "group"
-    warps = 4 * config.m_warpgroups * config.k_warpgroups + 2 + blockwise
-    of_quarter = ceil_div(warps * config.ctas_per_sm, 4)  # the warps that share a quarter of the registers
-    left = min(MOST_REGISTERS, QUARTER // (32 * of_quarter)) - OTHER_REGISTERS[width(p.m), blockwise]
-    return max(1, min(MOST_WORDS, left // WORD_REGISTERS))
-
-
-def loose_batch(p: ScaledMm, config: DecodeConfig) -> int:
-    """Return how many words of a each thread loads at a time: in as few batches as registers allow."""
-    words = words_of(p, config)
-    return ceil_div(words, ceil_div(words, most_words(p, config)))
 
 
 def aligning(problem: ScaledMm, config: DecodeConfig) -> Launch:
