@@ -39,12 +39,12 @@ RULES: Final = (
     ),
     Rule(
         "unfinished subjects",
-        "without a line that says that a subject ended well, a part of its cases may be missing",
+        "if no line says that a subject ended well, some of its cases may be missing",
         lambda run, part, _record: part.status != 0 and (part.subject, run.machine.get("started")) not in WHOLE,
     ),
     Rule(
         "parts of subjects",
-        "the page shows products of real weights, too, which the run had no files of",
+        "the page also shows products of real weights, whose files this run did not have",
         lambda run, part, _record: (part.subject, run.machine.get("started")) in PARTIAL,
     ),
     Rule(
@@ -59,8 +59,8 @@ RULES: Final = (
         ),
     ),
 )
-LATEST: Final = """Of each subject the latest run counts, whole: times of one table are of one machine and one time.
-What is in each file, and what is known of it, is in [docs/results](../results/README.md)."""
+LATEST: Final = """For each subject the page shows the latest run, as a whole: its times come from one machine and one
+time. [docs/results](../results/README.md) describes the contents of each file."""
 
 
 class Shown(NamedTuple):

@@ -7,19 +7,19 @@ from bench import claims, labels, results
 from bench.labels import BASELINES, BLOCK, DECODE, LABELS, LIBRARY, MODES, PRODUCTS
 from bench.results import Record, Results, us
 
-INVARIANCE: Final = """With `batch_invariant=True` a row has the same bits for any m: the parts of k and their order
-are those of 64 rows, and more than 64 rows are products of 64 each, every one of which reads the weight."""
+INVARIANCE: Final = """With `batch_invariant=True` a row has the same bits for any m: k is divided and summed as for 64
+rows, and more than 64 rows run as products of 64 rows, each of which reads the weight."""
 
-ENDING: Final = """Products with an activation or beta in the same launch, for every kernel that was timed; results
-are bfloat16, beta is 1. "After" is a kernel of PyTorch that is launched after the plain product: it reads a rounded
-result and rounds again. A star marks what a call without tuning gets."""
+ENDING: Final = """Products with an activation or beta in the same launch, for every timed kernel; results are
+bfloat16, beta is 1. "After" is a PyTorch kernel launched after the plain product: it reads a rounded result and rounds
+again. A star marks the kernel that a call gets without tuning."""
 
 PRODUCT: Final = """`sm90_decode` and `sm90_tiled` are kernels of fp8core. The last column is the time above the floor
-of the kernel that a call gets; it is negative where memory is read faster than the floor's 4.3 TB/s."""
+for the kernel that a call gets; it is negative if memory is read faster than the floor's 4.3 TB/s."""
 
 LAYER: Final = """The linear path of decoder layers: residuals, RMS norms, SiLU, quantization and the four products,
-with weights that come from memory; per token x per channel, of DeepSeek-V3 1x128 x 128x128. The floor is the sum of
-the launches' floors. Plain calls let the library allocate results and pass them on; the last column is their time as a
+with weights that come from memory; scales are per token x per channel, for DeepSeek-V3 1x128 x 128x128. The floor is
+the sum of the launches' floors. In plain calls the library allocates the results; the last column is their time as a
 multiple of the floor."""
 
 

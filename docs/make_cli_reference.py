@@ -29,19 +29,20 @@ HEAD = """# Command line
 
 <!-- Written by docs/make_cli_reference.py from the commands themselves. -->
 
-`fp8core`, or `python -m fp8core`. `-h` and `--help` explain a command, `--version` prints the version.
+This page lists the commands of `fp8core` (or `python -m fp8core`) with their options. `-h` and `--help` explain a
+command, `--version` prints the version.
 
-Errors are one line on standard error, `error: …`, and warnings `warning: …`. Tables fit the terminal; in a file
-or a pipe a row is one line, unless `COLUMNS` is set.
+An error is one line on standard error, `error: …`, a warning `warning: …`. Tables fit the terminal; in a file
+or a pipe each row is one line, unless `COLUMNS` is set.
 
 | exit status | meaning |
 | --- | --- |
 | 0 | done |
-| 1 | refused or failed: standard error says why; `verify`: there are faults; `--dry-run`: it would be refused |
+| 1 | refused or failed: standard error says why; `verify`: there are faults; `--dry-run`: the run would be refused |
 | 2 | the arguments were not understood |
 | 129, 130, 143 | stopped by SIGHUP (a closed terminal), Ctrl-C or SIGTERM; `nohup` keeps a run alive |
 
-| environment | meaning, for the library as for the commands |
+| environment | meaning, for the library and the commands |
 | --- | --- |
 | `FP8CORE_CACHE_DIR` | the folder of compiled kernels and of the demo's model; by default in the user's cache folder |
 | `FP8CORE_TUNINGS` | the file of tunings that products use ([tune](../how-to/tune.md#use-the-file)) |

@@ -23,9 +23,10 @@ IMAGES: Final = ROOT / "docs" / "images"
 README: Final = ROOT / "README.md"
 BEGIN, END = "<!-- performance -->\n", "<!-- /performance -->\n"
 
-HOW: Final = """Times are microseconds a call, medians of interleaved variants; [method](method.md) says what is cold
-and warm, what the floor and the copy are, and how to measure all of it again. Compare within a table: machines differ
-by more than kernels do. [Goals](#goals) says what was aimed at, and where that was missed."""
+HOW: Final = """This page compares the times of fp8core with other libraries and with the least time that the hardware
+allows. Times are microseconds per call, medians of interleaved variants; [method](method.md) explains cold and warm,
+the floor and the copy, and how to measure again. Compare only within a table: machines differ by more than kernels do.
+[Goals](#goals) lists the project's goals, and which of them are missed."""
 
 WORDS: Final = {
     "decoder-layer": """The linear path is a decoder layer without its attention, and m the number of tokens. The
@@ -41,25 +42,25 @@ $ .venv/bin/python -m bench --baselines BASELINES --deep-gemm
 $ .venv/bin/python docs/make_performance.py
 ```
 
-The first two lines install, with the torch that the baselines' kernels are built for. The third fetches those kernels
-and may be left out together with `--baselines BASELINES --deep-gemm`. The fourth writes a new file of `docs/results`,
-named by the date and the GPU, and the last writes this page from those files. `python -m bench --help` lists the
-subjects, `--plan` what would run."""
+The first two lines install fp8core and the torch that the baselines' kernels are built for. The third downloads those
+kernels; you can leave it out together with `--baselines BASELINES --deep-gemm`. The fourth writes a new file to
+`docs/results`, named by the date and the GPU, and the last writes this page from those files. `python -m bench --help`
+lists the subjects, `--plan` the cases of a run."""
 
 
 ABOUT: Final = {
-    "Quantization": "bfloat16 to float8_e4m3fn. The last column is the speed as a part of the copy's.",
-    "Quantization of odd sizes": """Uneven numbers of rows and columns, each beside an even neighbour. The ratio is to
-the neighbour's time for as many bytes.""",
-    "Fused producers": "A norm or SiLU and the quantization behind it, in one launch; bfloat16 to float8_e4m3fn.",
-    "Weights": "What is done to a stored weight: dequantization, requantization, other formats and scales.",
-    "Host time": """How long a call keeps the CPU until it returns; nothing waits for the GPU. The second table has
-steps of which calls consist, for arrays of each framework.""",
-    "The host engine": "Arrays of NumPy on a CPU, beside a copy of as many bytes.",
+    "Quantization": "bfloat16 to float8_e4m3fn. The last column is the speed as a fraction of the copy's.",
+    "Quantization of odd sizes": """Odd numbers of rows and columns, each beside a similar aligned size. The ratio is
+to the neighbour's time, scaled to as many bytes.""",
+    "Fused producers": "A norm or SiLU fused with the quantization, in one launch; bfloat16 to float8_e4m3fn.",
+    "Weights": "Operations on a stored weight: dequantization, requantization, other formats and scales.",
+    "Host time": """The time until a call returns; no call waits for the GPU. The second table has the steps of a
+call, for arrays of each framework.""",
+    "The host engine": "NumPy arrays on a CPU, beside a copy of as many bytes.",
 }
 """By section: the introduction of its table, if the table has none of its own."""
-FAILED: Final = """A variant whose result fails the check has no time; "wrong" stands in its place. The error of a
-product is relative, against float64, and may be 4e-3: fast accumulation exceeds that where k is large
+FAILED: Final = """A variant whose result fails the check is not timed, and the tables show "wrong" for it. The check
+allows products a relative error of 4e-3 against float64: fast accumulation exceeds that if k is large
 ([accuracy](accuracy.md))."""
 
 
@@ -77,8 +78,8 @@ def goal_row(judged: Judged, by_run: Sequence[Results]) -> list[str]:
 
 def goals(found: Results, by_run: Sequence[Results]) -> list[str]:
     """Return the lines of the section on goals."""
-    said = "The hardest case comes nearest to the bound, or goes furthest beyond it. [Runs](#runs) has the runs' files."
-    head = ["what", "goal", "compared with", "verdict", "hardest case", "run"]
+    said = "The hardest case has the least margin to the bound, or exceeds it most. [Runs](#runs) has the runs' files."
+    head = ["subject", "goal", "compared with", "verdict", "hardest case", "run"]
     return [said, "", *tables.table(head, [goal_row(judged, by_run) for judged in judge(found)], words=6)]
 
 

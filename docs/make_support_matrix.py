@@ -37,12 +37,12 @@ ELSEWHERE = 1 << 20
 MARK = "†"
 HEAD = """# Kernels and devices
 
-Which kernel runs what, on which device. `docs/make_support_matrix.py` writes this page from the tables that every call
-uses. [`explain`](api.md#fp8core.explain) and `fp8core explain` say it for a call of yours, with the reasons;
-[dispatch](../concepts/dispatch-and-explain.md) says how a kernel is chosen, and the
-[vocabulary](../dev/vocabulary.md#names-that-explain-and-the-support-matrix-print) what each name stands for.
+This page shows which kernel runs each operation on each device. `docs/make_support_matrix.py` writes it from the tables
+that every call uses. For your own calls, [`explain`](api.md#fp8core.explain) and `fp8core explain` show the kernel and
+the reasons; [dispatch](../concepts/dispatch-and-explain.md) says how a kernel is chosen, and the
+[vocabulary](../dev/vocabulary.md#names-that-explain-and-the-support-matrix-print) explains the names.
 
-Every operation runs on every device of these tables, some of them by a fallback that takes anything
+Every operation runs on every device of these tables, sometimes on a fallback that takes any operands
 (`elementwise`, `generic_decode`, `generic_mma`). `fp8core info` names the architecture of a GPU: A100 is sm_80, RTX 30
 sm_86, L4, L40S and RTX 40 sm_89, H100 and H200 sm_90, B200 sm_100, RTX 50 sm_120; MI200 is gfx90a, MI300 gfx942, MI350
 gfx950, RX 7900 gfx1100, RX 9070 gfx1201.
@@ -50,19 +50,19 @@ gfx950, RX 7900 gfx1100, RX 9070 gfx1201.
 """
 LEGEND = f"""- `kernel`? runs if the vendor's library on the device offers an algorithm, which only the device can tell;
   otherwise the kernel after it runs.
-- `sm90_tiled` on sm_90: where cuBLASLt has an algorithm that is estimated to be faster for the product, that one runs,
-  mostly with scales per tensor, token or channel. Which it has, only the device can tell.
+- `sm90_tiled` on sm_90: if cuBLASLt has an algorithm with a lower estimated time for the product, that one runs, mostly
+  with scales per tensor, token or channel. Only the device can tell which algorithms the library has.
 - {MARK} {UNPROVEN}.
-- `generic_decode` and `generic_mma` multiply codes by FP8 instructions of a warp on sm_89, sm_120, gfx942, gfx950,
-  gfx1200 and gfx1201, where these have one for both formats; on the others, and in other formats, they multiply 16-bit
-  floats, which hold every code exactly.
-- sm_100 multiplies block scales that are powers of two in hardware (MXFP8), which no kernel here uses: products take
-  scales in fp32, and whether these are powers of two is known on the device alone, when the kernel has been chosen.
+- `generic_decode` and `generic_mma` multiply codes with a warp's FP8 instructions on sm_89, sm_120, gfx942, gfx950,
+  gfx1200 and gfx1201, if there is one for both formats; on other devices, and for other formats, they multiply 16-bit
+  floats, which represent every code exactly.
+- sm_100 can apply block scales that are powers of two in hardware (MXFP8). No kernel here uses that: products take fp32
+  scales, and whether these are powers of two is known only on the device, after the kernel was chosen.
 """
-README_LEGEND = f"""- *own*: a kernel of fp8core for it; on H100 and H200 with many rows the library's,
-  where that is estimated to be faster.
-- *library*: cuBLASLt or hipBLASLt where it has an algorithm, else the fallback.
-- *fallback*: a kernel that takes anything, and is slower.
+README_LEGEND = f"""- *own*: a kernel of fp8core made for it; on H100 and H200 with many rows the library's,
+  if that is estimated to be faster.
+- *library*: cuBLASLt or hipBLASLt if it has an algorithm, else the fallback.
+- *fallback*: a slower kernel that takes any operands.
 - {MARK} {UNPROVEN}.
 
 By device and kernel: [Kernels](docs/reference/kernels.md).

@@ -106,8 +106,8 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Let a worker of ``-n`` that has nothing left take tests from another one's queue.
 
-    By itself ``-n`` hands out a quarter of the tests left at a time: whichever worker got the kernels to compile ran
-    the hundreds of tests behind them alone, at the end.
+    By itself ``-n`` hands out up to a quarter of the tests that are left, for good: hundreds of them could wait behind
+    the kernels that one worker compiles, while another one has nothing to do.
     """
     if config.getoption("dist") != "load":
         return None

@@ -36,7 +36,7 @@ def convert(
     ] = "bf16",
     scales: Annotated[
         Literal["float32", "ue8m0", "ue8m0-bytes"],
-        typer.Option(help="Scales of any size, powers of two, or these as bytes (deepseek alone; mxfp8 always)."),
+        typer.Option(help="Scales of any size, powers of two, or these as bytes (only deepseek; mxfp8 always)."),
     ] = "float32",
     fn: Annotated[bool, typer.Option("--fn", help="Codes of OCP's e4m3fn.")] = False,
     fnuz: Annotated[bool, typer.Option("--fnuz", help="Codes of MI300's e4m3fnuz.")] = False,
@@ -49,10 +49,11 @@ def convert(
     ] = None,
     split_experts: SplitExpertsOption = False,
     unscaled: Annotated[
-        bool, typer.Option("--unscaled", help="Take FP8 tensors without a scale for values, as ComfyUI's casts are.")
+        bool, typer.Option("--unscaled", help="Treat FP8 tensors without a scale as values, such as ComfyUI's casts.")
     ] = False,
     lossy: Annotated[
-        bool, typer.Option("--lossy", help="Allow codes to be made anew, and say by how much that changes weights.")
+        bool,
+        typer.Option("--lossy", help="Allow values to be rounded again, and report by how much that changes weights."),
     ] = False,
     force: ForceOption = False,
     dry_run: DryRunOption = False,

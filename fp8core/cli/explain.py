@@ -45,16 +45,16 @@ def explain(
         typer.Option(help="One scale of b per tensor, output channel, 1x128 or 128x128."),
     ] = "row",
     bias: Annotated[WideName | None, typer.Option(help="The dtype of a bias; by default there is none.")] = None,
-    activation: Annotated[ActivationName | None, typer.Option(help="What is applied to the result.")] = None,
+    activation: Annotated[ActivationName | None, typer.Option(help="The activation applied to the result.")] = None,
     beta: Annotated[
-        float, typer.Option(metavar="NUMBER", help="What the result holds is multiplied by it and added.")
+        float, typer.Option(metavar="NUMBER", help="Multiply the result's old contents by this and add them.")
     ] = 0,
-    amax: Annotated[bool, typer.Option("--amax", help="Ask for the largest magnitude of the result, too.")] = False,
+    amax: Annotated[bool, typer.Option("--amax", help="Also request the largest magnitude of the result.")] = False,
     no_fast_accum: Annotated[
-        bool, typer.Option("--no-fast-accum", help="Keep kernels from accumulating with fewer bits.")
+        bool, typer.Option("--no-fast-accum", help="Forbid kernels to accumulate with fewer bits.")
     ] = False,
     batch_invariant: Annotated[
-        bool, typer.Option("--batch-invariant", help="Give a row the same bits whatever M is.")
+        bool, typer.Option("--batch-invariant", help="Give a row the same bits for every M.")
     ] = False,
     target: Annotated[
         str | None,

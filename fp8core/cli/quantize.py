@@ -43,7 +43,7 @@ def quantize(
         ),
     ] = None,
     exclude: Annotated[
-        list[str] | None, typer.Option(metavar="PATTERN", help="Modules to leave as they are, likewise.")
+        list[str] | None, typer.Option(metavar="PATTERN", help="Modules not to quantize, likewise.")
     ] = None,
     input_scales: Annotated[
         Path | None,

@@ -18,7 +18,7 @@ SplitExpertsOption = Annotated[
     bool, typer.Option("--split-experts", help="Write experts that are stacked in one tensor one by one.")
 ]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace an existing file, or a folder that fp8core wrote.")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="List what would become of every tensor; write nothing.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="List the verdict on every tensor; write nothing.")]
 Planned = TypeVar("Planned")
 Done = TypeVar("Done")
 

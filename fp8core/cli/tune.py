@@ -30,11 +30,11 @@ def tune(
         ),
     ] = None,
     rows: Annotated[
-        str, typer.Option(metavar="M,M", help="Numbers of rows (m) of a model's layers: each is a product of its own.")
+        str, typer.Option(metavar="M,M", help="Numbers of rows (m) for a model's layers: each is a separate product.")
     ] = "1,16,64,256,1024,4096",
     scheme: Annotated[
         Literal["channel", "tensor", "block"],
-        typer.Option(help="One scale per output channel, tensor or 128x128 block; an FP8 model says it itself."),
+        typer.Option(help="One scale per output channel, tensor or 128x128 block; an FP8 model has its own."),
     ] = "channel",
     dtype: Annotated[
         Literal["bfloat16", "float16", "float32"], typer.Option(help="The dtype of inputs and results.")
@@ -45,7 +45,7 @@ def tune(
             help="The file to add to; by default $FP8CORE_TUNINGS, or tunings.jsonl in the user's data folder."
         ),
     ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Tune what the file has already, too.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Also tune products that the file already has.")] = False,
 ) -> None:
     """Time every kernel for products or for a model's linear layers, and save the fastest in a file."""
     from fp8core.checkpoint.linear_shapes import layers_of

@@ -20,10 +20,10 @@ def verify(
         Path, typer.Argument(metavar="MODEL", help="A safetensors file, or a folder with one or with shards.")
     ],
     against: Annotated[
-        Path | None, typer.Option(help="The checkpoint that it was made from: weights have to be that within rounding.")
+        Path | None, typer.Option(help="The original checkpoint: weights have to agree with it within rounding.")
     ] = None,
     unscaled: Annotated[
-        bool, typer.Option("--unscaled", help="Take FP8 tensors without a scale for values, as ComfyUI's casts are.")
+        bool, typer.Option("--unscaled", help="Treat FP8 tensors without a scale as values, such as ComfyUI's casts.")
     ] = False,
 ) -> None:
     """Report every fault of a checkpoint with the name of its tensor; the exit status is 1 if there is one."""

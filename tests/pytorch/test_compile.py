@@ -24,7 +24,8 @@ WITH_FP8_INPUTS = "test_autograd_registration", "test_faketensor", "test_aot_dis
 @pytest.mark.parametrize("dynamic", [None, True, False], ids=lambda x: f"dynamic={x}")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_one_graph_and_the_bits_of_eager_calls(case, dynamic):
-    """With inductor, too, which lowers calls that write in another way than other backends run them: as they are."""
+    """By inductor where rows are static: it lowers calls that write in another way than those that do not, while other
+    backends run them as they are."""
     backend = "inductor" if dynamic is False else "aot_eager"
     compiled = torch.compile(case.function, fullgraph=True, dynamic=dynamic, backend=backend)
     # False compiles for each number of rows anew, and None does so for the first of them.
