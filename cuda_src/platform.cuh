@@ -209,18 +209,18 @@ DEVICE unsigned warp_max(unsigned x) {
 // Returns x by a shuffle, whose result ptxas cannot recompute: x stays in registers from here on. Otherwise ptxas
 // computes an address where it is used, after the last barrier, and reads special registers again for that. Every lane
 // of the warp calls it. A pointer has to be null or point to global memory.
-DEVICE unsigned computed_here(unsigned x) {
+DEVICE unsigned pin_register(unsigned x) {
 #if FP8CORE_PTX
     asm volatile("shfl.sync.idx.b32 %0, %0, %1, 31, 0xffffffff;" : "+r"(x) : "r"(lane()));
 #endif
     return x;
 }
 template <class T>
-DEVICE T* computed_here(T* p) {
+DEVICE T* pin_register(T* p) {
 #if FP8CORE_PTX
     const word64 bits = reinterpret_cast<word64>(p);
-    const word64 high = computed_here(static_cast<unsigned>(bits >> 32));
-    p = static_cast<T*>(__cvta_global_to_generic(high << 32 | computed_here(static_cast<unsigned>(bits))));
+    const word64 high = pin_register(static_cast<unsigned>(bits >> 32));
+    p = static_cast<T*>(__cvta_global_to_generic(high << 32 | pin_register(static_cast<unsigned>(bits))));
 #endif
     return p;
 }

@@ -141,9 +141,9 @@ DEVICE void grid_dependency_launch() {}
 DEVICE void grid_dependency_wait() {}
 DEVICE void issue_loads() {}
 DEVICE void prefetch_to_l2(const void*) {}
-DEVICE unsigned computed_here(unsigned x) { return x; }
+DEVICE unsigned pin_register(unsigned x) { return x; }
 template <class T>
-DEVICE T* computed_here(T* p) {
+DEVICE T* pin_register(T* p) {
     return p;
 }
 DEVICE void tx_barrier_open(word64*, int) {}

@@ -23,9 +23,9 @@ template <int team>
 DEVICE unsigned wide_team_max(unsigned x) {
     static_assert(team == WARP || 2 * team == WARP, "a team is a warp or a half of one");
     if constexpr (team == WARP) return warp_max(x);
-    const bool former = lane() < team;
-    const unsigned first = warp_max(former ? x : 0u), second = warp_max(former ? 0u : x);
-    return former ? first : second;
+    const bool lower_half = lane() < team;
+    const unsigned first = warp_max(lower_half ? x : 0u), second = warp_max(lower_half ? 0u : x);
+    return lower_half ? first : second;
 }
 
 // Called by all threads of a block of `threads`, a multiple of WARP; every thread gets the result. A kernel uses a

@@ -29,7 +29,7 @@ template <class Producer, int FORMAT, int MODE, int GROUP_ROWS, int GROUP_COLS, 
           int VECTORS, class Team, bool EARLY = false>
 struct Quantizer {
     static constexpr int VECTOR = Producer::VECTOR, THREADS = Team::BLOCK_THREADS, UNROLLED = VECTORS > 0 ? VECTORS : 1;
-    static constexpr bool KEPT = VECTORS > 0, ONE_GIVEN = MODE == STATIC && GROUP_COLS < 0;
+    static constexpr bool IN_REGISTERS = VECTORS > 0, ONE_GIVEN = MODE == STATIC && GROUP_COLS < 0;
     using Raw = typename Producer::Raw;
     const Destination& to;
     // LANES of a group, which divide the work on the scales of EACH vectors at a time, in SHARES steps.
@@ -51,13 +51,13 @@ struct Quantizer {
     // EACH lanes store the scales of as many vectors, or, AT_ONCE, the first lane of a group those of all vectors.
     static constexpr bool AT_ONCE = EARLY && WARP_MAX_IS_FAST && 2 * LANES >= WARP && UNROLLED <= 4;
     static constexpr int STORES = AT_ONCE ? UNROLLED : SHARES;
-    DEVICE static bool is_there(int pass) { return !KEPT || pass < VECTORS; }
+    DEVICE static bool has_pass(int pass) { return !IN_REGISTERS || pass < VECTORS; }
     DEVICE int pass_of(int store) const { return AT_ONCE ? store : store * EACH + member(); }
     // Whether this lane stores a scale: decided by the group's first column, since this lane's own may be past the end
     // of the row if the group is cut.
     DEVICE bool stores_scale(int store) const {
         const int pass = pass_of(store), first_of_group = col_of(pass) / GROUP_COLS * GROUP_COLS;
-        return member() < (AT_ONCE ? 1 : EACH) && is_there(pass) && is_inside<ALIGNED>(first_of_group, cols);
+        return member() < (AT_ONCE ? 1 : EACH) && has_pass(pass) && is_inside<ALIGNED>(first_of_group, cols);
     }
     DEVICE byte* scale_at(int store) const {
         const long long group = col_of(pass_of(store)) / GROUP_COLS;
@@ -65,13 +65,13 @@ struct Quantizer {
     }
     // The addresses of the stores. EARLY: for so few rows that instructions between the last barrier and them count.
     byte *codes_to, *scales_to[STORES];
-    DEVICE void touch_outputs() {
-        codes_to = computed_here(codes_at(col_of(0)));
+    DEVICE void prefetch_outputs() {
+        codes_to = pin_register(codes_at(col_of(0)));
         if (is_inside<ALIGNED>(col_of(0), cols)) prefetch_to_l2(codes_to);
         if constexpr (MODE == GROUP) {
 #pragma unroll
             for (int i = 0; i < STORES; ++i) {
-                scales_to[i] = computed_here(stores_scale(i) ? scale_at(i) : nullptr);
+                scales_to[i] = pin_register(stores_scale(i) ? scale_at(i) : nullptr);
                 if (scales_to[i] != nullptr) prefetch_to_l2(scales_to[i]);
             }
         }
@@ -84,13 +84,13 @@ struct Quantizer {
     DEVICE int member() const { return int(lane()) % LANES; }
 
     DEVICE int passes() const {
-        return KEPT ? VECTORS : (cols - first_col + THREADS * VECTOR - 1) / (THREADS * VECTOR);
+        return IN_REGISTERS ? VECTORS : (cols - first_col + THREADS * VECTOR - 1) / (THREADS * VECTOR);
     }
     DEVICE int col_of(int pass) const { return first_col + (pass * THREADS + int(thread_x())) * VECTOR; }
 
     template <bool LAST = true>
     DEVICE void produce(const Producer& producer, const Raw* raw, int pass, float (&y)[VECTOR]) const {
-        if constexpr (KEPT) {
+        if constexpr (IN_REGISTERS) {
             producer.values(raw[pass], y);
         } else {
             Raw fetched;
@@ -108,33 +108,34 @@ struct Quantizer {
     }
     // Calls `rest(careful)`, where `careful` is a Constant.
     template <class Rest>
-    DEVICE static void in_one_way(bool quick, const Rest& rest) {
+    DEVICE static void dispatch_careful(bool quick, const Rest& rest) {
         if (__builtin_expect(quick, 1)) rest(Constant<0>{});
         else rest(Constant<1>{});
     }
 
-    // Foreseen: the row's largest value, as far as it is known before the values are computed.
-    template <class Foreseen = NothingForeseen>
-    DEVICE void operator()(Team& team, const Producer& producer, const Raw* raw, const Foreseen& foreseen = {}) const {
-        if constexpr (MODE == TOKEN) token(team, producer, raw, foreseen);
+    // Prediction: the row's largest value, as far as it is known before the values are computed.
+    template <class Prediction = NoPrediction>
+    DEVICE void operator()(Team& team, const Producer& producer, const Raw* raw,
+                           const Prediction& predicted = {}) const {
+        if constexpr (MODE == TOKEN) token(team, producer, raw, predicted);
         else if constexpr (ONE_GIVEN) one_given(producer, raw);
         else if constexpr (MODE == STATIC) given_groups(producer, raw);
         else if constexpr (AT_ONCE) groups_at_once(producer, raw);
         else groups(producer, raw);
     }
 
-    template <class Foreseen>
-    DEVICE void token(Team& team, const Producer& producer, const Raw* raw, const Foreseen& foreseen) const {
+    template <class Prediction>
+    DEVICE void token(Team& team, const Producer& producer, const Raw* raw, const Prediction& predicted) const {
         float y[UNROLLED][VECTOR], amax = 0.0f;
         const int count = passes();
 #pragma unroll UNROLLED
         for (int pass = 0; pass < count; ++pass) {
-            float (&made)[VECTOR] = y[KEPT ? pass : 0];
-            produce<KEPT>(producer, raw, pass, made);
-            if (!Foreseen::POSSIBLE) amax = maximum(amax, amax_of(made));
+            float (&made)[VECTOR] = y[IN_REGISTERS ? pass : 0];
+            produce<IN_REGISTERS>(producer, raw, pass, made);
+            if (!Prediction::POSSIBLE) amax = maximum(amax, amax_of(made));
         }
-        if (!foreseen.value(producer, amax)) {
-            if (Foreseen::POSSIBLE) {
+        if (!predicted.value(producer, amax)) {
+            if (Prediction::POSSIBLE) {
                 amax = 0.0f;
 #pragma unroll UNROLLED
                 for (int pass = 0; pass < UNROLLED; ++pass) amax = maximum(amax, amax_of(y[pass]));
@@ -143,15 +144,15 @@ struct Quantizer {
         }
         Divisor divisor;
         const bool quick = ordinary_divisor<FORMAT, MODE, SCALE_FORMAT>(amax, 0.0f, divisor) && amax <= upper;
-        in_one_way(quick, [&](auto careful) {
+        dispatch_careful(quick, [&](auto careful) {
             constexpr int CAREFUL = decltype(careful)::VALUE;
             if (CAREFUL)
                 divisor.scale = rounded_scale<SCALE_FORMAT>(scale_of<MODE, FORMAT>(bits_of(amax), upper, to.eps));
             if (first_col == 0 && thread_x() == 0) store_scale<SCALE_FORMAT>(to.scale, scale_row, divisor.scale);
 #pragma unroll UNROLLED
             for (int pass = 0; pass < count; ++pass) {
-                float (&made)[VECTOR] = y[KEPT ? pass : 0];
-                if (!KEPT) produce(producer, raw, pass, made);
+                float (&made)[VECTOR] = y[IN_REGISTERS ? pass : 0];
+                if (!IN_REGISTERS) produce(producer, raw, pass, made);
                 finish<CAREFUL>(pass, made, divisor);
             }
         });
@@ -160,7 +161,7 @@ struct Quantizer {
     DEVICE void one_given(const Producer& producer, const Raw* raw) const {
         const Divisor divisor = prepared<MODE>(given);
         const int count = passes();
-        in_one_way(divisor.ordinary, [&](auto careful) {
+        dispatch_careful(divisor.ordinary, [&](auto careful) {
 #pragma unroll UNROLLED
             for (int pass = 0; pass < count; ++pass) {
                 float y[VECTOR];
@@ -182,7 +183,7 @@ struct Quantizer {
                 divisors[i] = prepared<MODE>(inside ? load_scale<SCALE_FORMAT>(to.scale, scale_at) : 1.0f);
                 quick = quick && divisors[i].ordinary;
             }
-            in_one_way(quick, [&](auto careful) {
+            dispatch_careful(quick, [&](auto careful) {
 #pragma unroll
                 for (int i = 0; i < UNROLLED; ++i) {
                     float y[VECTOR];
@@ -202,8 +203,8 @@ struct Quantizer {
             unsigned amax[EACH];
 #pragma unroll
             for (int i = 0; i < EACH; ++i) {
-                if (is_there(begin + i)) produce(producer, raw, begin + i, y[i]);
-                amax[i] = is_there(begin + i) ? bits_of(amax_of(y[i])) : 0u;
+                if (has_pass(begin + i)) produce(producer, raw, begin + i, y[i]);
+                amax[i] = has_pass(begin + i) ? bits_of(amax_of(y[i])) : 0u;
             }
             const unsigned amax_bits = team_max_each<LANES>(amax);
             Divisor mine;
@@ -213,12 +214,12 @@ struct Quantizer {
             if (__builtin_expect(!quick, 0))
                 mine.scale = rounded_scale<SCALE_FORMAT>(scale_of<MODE, FORMAT>(amax_bits, 0.0f, to.eps));
             put_scale(begin / EACH, mine.scale);
-            in_one_way(quick, [&](auto careful) {
+            dispatch_careful(quick, [&](auto careful) {
 #pragma unroll
                 for (int i = 0; i < EACH; ++i) {
                     const auto from = [&](float x) { return EACH == 1 ? x : shuffle_from(x, unsigned(first + i)); };
                     const Divisor divisor{from(mine.scale), from(mine.reciprocal), true};
-                    if (is_there(begin + i)) finish<decltype(careful)::VALUE>(begin + i, y[i], divisor);
+                    if (has_pass(begin + i)) finish<decltype(careful)::VALUE>(begin + i, y[i], divisor);
                 }
             });
         }
@@ -249,7 +250,7 @@ struct Quantizer {
         }
 #pragma unroll
         for (int i = 0; i < UNROLLED; ++i) put_scale(i, scales[i]);
-        in_one_way(quick, [&](auto careful) {
+        dispatch_careful(quick, [&](auto careful) {
 #pragma unroll
             for (int i = 0; i < UNROLLED; ++i)
                 finish<decltype(careful)::VALUE>(i, y[i], Divisor{scales[i], reciprocals[i], true});

@@ -9,9 +9,10 @@
 //             STATIC so is h: vLLM's kernels norm the stored h if the scale is given, the fp32 sum if they find one.
 //   FEW       rows are so few that each multiprocessor has one block or none, and latencies count: inputs are
 //             prefetched into L2 while the preceding kernel runs, and x is loaded first, because the sum waits for it.
-//   FORESEES  the largest value of a token is found together with the sum of squares (foreseen.cuh).
+//   PREDICTS_AMAX
+//             the largest value of a token is found together with the sum of squares (foreseen.cuh).
 // The caller owes: if ALIGNED, rows of x, residual and data, and the weight, begin at multiples of VECTOR elements; if
-// FORESEES, MODE is TOKEN, ROUND is 0, and the weight's type has 16 bits.
+// PREDICTS_AMAX, MODE is TOKEN, ROUND is 0, and the weight's type has 16 bits.
 #pragma once
 #include "producer.cuh"
 
@@ -50,9 +51,9 @@ struct NormProducer {
     }
     // Makes `col` the column 0 of later calls.
     DEVICE void begin_at(int col) {
-        x = computed_here(static_cast<const char*>(x) + col * SIZE_OF<X>);
-        weight = computed_here(static_cast<const char*>(weight) + col * SIZE_OF<W>);
-        if constexpr (RESIDUAL != 0) residual = computed_here(static_cast<char*>(residual) + col * SIZE_OF<X>);
+        x = pin_register(static_cast<const char*>(x) + col * SIZE_OF<X>);
+        weight = pin_register(static_cast<const char*>(weight) + col * SIZE_OF<W>);
+        if constexpr (RESIDUAL != 0) residual = pin_register(static_cast<char*>(residual) + col * SIZE_OF<X>);
     }
     DEVICE void prefetch(int col, int cols) const {
         if (!is_inside<ALIGNED>(col, cols)) return;
@@ -105,12 +106,12 @@ struct NormProducer {
 };
 
 template <int X, int W, int FORMAT, int RESIDUAL, int ROUND, int MODE, int GROUP_ROWS, int GROUP_COLS, int SCALE_FORMAT,
-          int ALIGNED, int VECTORS, int FEW, int FORESEES, class Team>
+          int ALIGNED, int VECTORS, int FEW, int PREDICTS_AMAX, class Team>
 DEVICE void rms_norm_row(const void* x, long long x_stride, void* residual, long long residual_stride,
                          const void* weight, float epsilon, int cols, float inverse_cols, const Destination& to) {
     using Producer = NormProducer<X, W, RESIDUAL, ROUND, MODE, ALIGNED>;
     constexpr int VECTOR = Producer::VECTOR, THREADS = Team::BLOCK_THREADS, UNROLLED = VECTORS > 0 ? VECTORS : 1;
-    constexpr bool KEPT = VECTORS > 0;
+    constexpr bool IN_REGISTERS = VECTORS > 0;
     const long long row = block_x() / Team::BLOCKS;
     const int first_col = int(block_x()) % Team::BLOCKS * (THREADS * VECTOR * VECTORS);
     Team team;
@@ -119,18 +120,20 @@ DEVICE void rms_norm_row(const void* x, long long x_stride, void* residual, long
     typename Producer::Raw raw[UNROLLED];
     typename Producer::Inputs inputs[UNROLLED];
 
-    Quantizer<Producer, FORMAT, MODE, GROUP_ROWS, GROUP_COLS, SCALE_FORMAT, ALIGNED, VECTORS, Team, FEW && KEPT>
+    Quantizer<Producer, FORMAT, MODE, GROUP_ROWS, GROUP_COLS, SCALE_FORMAT, ALIGNED, VECTORS, Team, FEW && IN_REGISTERS>
         quantize(to, row, first_col, cols);
     grid_dependency_launch();
-    if constexpr (FEW && KEPT) {
+    if constexpr (FEW && IN_REGISTERS) {
 #pragma unroll
         for (int pass = 0; pass < VECTORS; ++pass) producer.prefetch(quantize.col_of(pass), cols);
         producer.begin_at(quantize.col_of(0));
-        quantize.touch_outputs();
+        quantize.prefetch_outputs();
     }
     // The column of a thread's inputs, and the columns of the row from there on.
-    const int origin = FEW && KEPT ? quantize.col_of(0) : 0, left = cols - origin;
-    const auto at_of = [&](int pass) { return FEW && KEPT ? pass * (THREADS * VECTOR) : quantize.col_of(pass); };
+    const int origin = FEW && IN_REGISTERS ? quantize.col_of(0) : 0, left = cols - origin;
+    const auto at_of = [&](int pass) {
+        return FEW && IN_REGISTERS ? pass * (THREADS * VECTOR) : quantize.col_of(pass);
+    };
     team.start();
     grid_dependency_wait();
     quantize.load_given();
@@ -150,18 +153,18 @@ DEVICE void rms_norm_row(const void* x, long long x_stride, void* residual, long
     float sum = 0.0f;
 #pragma unroll UNROLLED
     for (int pass = 0; pass < passes; ++pass) {
-        const int at = KEPT ? pass : 0, col = at_of(pass);
-        if constexpr (!KEPT) producer.load_inputs(col, left, inputs[at]);
+        const int at = IN_REGISTERS ? pass : 0, col = at_of(pass);
+        if constexpr (!IN_REGISTERS) producer.load_inputs(col, left, inputs[at]);
         raw[at].h = producer.sum_of(inputs[at]);
-        if constexpr (KEPT) producer.store_inputs(col, left, raw[at]);
+        if constexpr (IN_REGISTERS) producer.store_inputs(col, left, raw[at]);
         float part = 0.0f;
 #pragma unroll
         for (int i = 0; i < VECTOR; ++i) part = fma_flushing(raw[at].h.get(i), raw[at].h.get(i), part);
         sum += part;
     }
     const auto factor_of = [&](float total) { return reciprocal_root(total * inverse_cols + epsilon); };
-    if constexpr (FORESEES) {
-        Foremost mine;
+    if constexpr (PREDICTS_AMAX) {
+        LargestProduct mine;
 #pragma unroll
         for (int pass = 0; pass < VECTORS; ++pass)
 #pragma unroll
@@ -169,9 +172,9 @@ DEVICE void rms_norm_row(const void* x, long long x_stride, void* residual, long
         sum = warp_sum(sum);
         mine = mine.of_warp();
         const unsigned* words = team.template gather<0>(bits_of(sum), bits_of(mine.product), bits_of(mine.h));
-        const Foreseen<W> foreseen(Foremost::of_words<Team>(words + Team::WORDS));
+        const PredictedAmax<W> predicted(LargestProduct::of_words<Team>(words + Team::WORDS));
         producer.factor = factor_of(sum_of_words<Team>(words));
-        quantize(team, producer, raw, foreseen);
+        quantize(team, producer, raw, predicted);
     } else {
         producer.factor = factor_of(row_sum(team, sum));
         quantize(team, producer, raw);
@@ -188,8 +191,8 @@ rms_norm_quant(const void* x, long long x_stride, const void* weight, void* resi
                long long scale_col_stride, const float* upper, float upper_value, float eps, int cols,
                float inverse_cols) {
     rms_norm_row<FP8_X, FP8_W, FP8_FORMAT, FP8_RESIDUAL, FP8_ROUND, FP8_MODE, FP8_GROUP_ROWS, FP8_GROUP_COLS,
-                 FP8_SCALE_FORMAT, FP8_ALIGNED, FP8_VECTORS, FP8_FEW, FP8_FORESEES,
-                 RowTeam<FP8_THREADS, FP8_BLOCKS, FP8_FORESEES ? 3 : 1>>(
+                 FP8_SCALE_FORMAT, FP8_ALIGNED, FP8_VECTORS, FP8_FEW, FP8_PREDICTS_AMAX,
+                 RowTeam<FP8_THREADS, FP8_BLOCKS, FP8_PREDICTS_AMAX ? 3 : 1>>(
         x, x_stride, residual, residual_stride, weight, epsilon, cols, inverse_cols,
         {data, data_stride, scale, scale_row_stride, scale_col_stride, upper, upper_value, eps});
 }

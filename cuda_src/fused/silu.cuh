@@ -51,7 +51,7 @@ struct SiluProducer {
 
     // Makes `col` the column 0 of later calls.
     DEVICE void begin_at(int col) {
-        gate = computed_here(gate + col * SIZE_OF<X>), up = computed_here(up + col * SIZE_OF<X>);
+        gate = pin_register(gate + col * SIZE_OF<X>), up = pin_register(up + col * SIZE_OF<X>);
     }
     DEVICE void prefetch(int col, int cols) const {
         if (!is_inside<ALIGNED>(col, cols)) return;
@@ -99,7 +99,7 @@ DEVICE void silu_tile(const void* x, long long x_stride, long long rows, int col
 #pragma unroll
         for (int pass = 0; pass < VECTORS; ++pass) producer.prefetch(quantize.col_of(pass), cols);
         producer.begin_at(quantize.col_of(0));
-        quantize.touch_outputs();
+        quantize.prefetch_outputs();
     }
     // The column of a thread's inputs, and the columns of the row from there on.
     const int left = cols - (EARLY ? quantize.col_of(0) : 0);

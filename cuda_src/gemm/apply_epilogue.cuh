@@ -19,13 +19,13 @@ DEVICE void epilogue_of_rows(const float* acc, const float* scale_a, long long s
     const Ending<OUT, ACTIVATION, ACCUMULATES> end = {beta};
     float largest = 0.0f;
     for (int row = block_x() / column_tiles; row < m; row += row_step) {
-        const float across = scale_a[row * scale_a_stride];
+        const float scale_of_a = scale_a[row * scale_a_stride];
 #pragma unroll
         for (int i = 0; i < EPILOGUE_COLUMNS; ++i) {
             const int col = first + i * THREADS;
             if (col >= n) break;
-            const float sum =
-                finish.value(acc[static_cast<long long>(row) * n + col], across, scale_b[col * scale_b_stride], col);
+            const float sum = finish.value(acc[static_cast<long long>(row) * n + col], scale_of_a,
+                                           scale_b[col * scale_b_stride], col);
             const float value = end.of(sum, out, row * out_stride + col);
             finish.store(out, row * out_stride + col, value);
             if (AMAX) largest = maximum(largest, magnitude(value));

@@ -98,14 +98,14 @@ struct Result<FLOAT32> {
 // Elements of a result that beta scales, loaded before they are needed and kept in their memory type until then.
 template <int out_type, int count, bool accumulates>
 struct Addends {
-    typename Result<out_type>::Element kept[count];
+    typename Result<out_type>::Element elements[count];
 
-    // `there`: whether out has an element of this index.
-    DEVICE void load(int i, const void* out, long long index, bool there) {
-        kept[i] = 0;
-        if (there) kept[i] = static_cast<const typename Result<out_type>::Element*>(out)[index];
+    // `exists`: whether out has an element of this index.
+    DEVICE void load(int i, const void* out, long long index, bool exists) {
+        elements[i] = 0;
+        if (exists) elements[i] = static_cast<const typename Result<out_type>::Element*>(out)[index];
     }
-    DEVICE float number(int i) const { return load_element<out_type>(kept, i); }
+    DEVICE float number(int i) const { return load_element<out_type>(elements, i); }
 };
 template <int out_type, int count>
 struct Addends<out_type, count, false> {

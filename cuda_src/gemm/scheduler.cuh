@@ -1,7 +1,7 @@
 // Tile schedulers: which tiles of a result a block makes, and in which order.
 #pragma once
 
-DEVICE int least(int x, int y) { return x < y ? x : y; }
+DEVICE int min_int(int x, int y) { return x < y ? x : y; }
 
 // The first row and the first column of a tile.
 struct TileOrigin {
@@ -14,38 +14,38 @@ DEVICE TileOrigin dense_tile(int row_tiles) {
     return {int(block_x() % row_tiles) * rows, int(block_x() / row_tiles) * columns};
 }
 
-// Persistent: a block takes every grid_x()-th tile. `abreast` tiles of rows come before the next columns, so that
+// Persistent: a block takes every grid_x()-th tile. `row_group` tiles of rows come before the next columns, so that
 // concurrent tiles share rows and columns in L2. The tiles of the last rows are moved up, to the first multiple of 4
 // from which they reach to the last row or up to 3 rows past it. Rows that two tiles have get equal bits from both, and
 // TMA need not fill rows outside of the tensor with zeros, which takes longer than loading them. Tiles that must stay
-// `apart`, because each result may be added to only once, are not moved.
+// `disjoint`, because each result may be added to only once, are not moved.
 //
 // The blocks of a cluster have tiles of the same columns. A block for which there are no more rows makes the last rows'
 // tile once more, to the same bits.
-template <int rows, int columns, int abreast, bool apart = false, int cluster = 1>
+template <int rows, int columns, int row_group, bool disjoint = false, int cluster = 1>
 struct PersistentTiles {
-    static_assert(cluster == 1 || !apart, "a cluster makes some tiles twice");
-    int down, across, last_row, at;  // down and at count clusters
+    static_assert(cluster == 1 || !disjoint, "a cluster makes some tiles twice");
+    int row_clusters, column_tiles, last_row, at;  // at counts clusters, too
 
     DEVICE PersistentTiles(int m, int n)
-        : down((m + cluster * rows - 1) / (cluster * rows)),
-          across((n + columns - 1) / columns),
-          last_row(m > rows ? (apart ? m : (m - rows + 3) & ~3) : 0),
+        : row_clusters((m + cluster * rows - 1) / (cluster * rows)),
+          column_tiles((n + columns - 1) / columns),
+          last_row(m > rows ? (disjoint ? m : (m - rows + 3) & ~3) : 0),
           at((int)block_x() / cluster) {}
-    DEVICE bool more() const { return at < down * across; }
+    DEVICE bool more() const { return at < row_clusters * column_tiles; }
     DEVICE void next() { at += (int)grid_x() / cluster; }
     // How many tiles this block has left.
     DEVICE int count() const {
         const int step = (int)grid_x() / cluster;
-        return (down * across - at + step - 1) / step;
+        return (row_clusters * column_tiles - at + step - 1) / step;
     }
     // This block's rank in its cluster.
     DEVICE static int rank() { return (int)block_x() % cluster; }
     DEVICE TileOrigin origin() const {
-        constexpr int together = abreast / cluster;
-        const int first = at / (together * across) * together;
-        const int high = least(together, down - first), within = at - first * across;
-        return {least(((first + within % high) * cluster + rank()) * rows, last_row), within / high * columns};
+        constexpr int group = row_group / cluster;
+        const int first = at / (group * column_tiles) * group;
+        const int height = min_int(group, row_clusters - first), within = at - first * column_tiles;
+        return {min_int(((first + within % height) * cluster + rank()) * rows, last_row), within / height * columns};
     }
 };
 

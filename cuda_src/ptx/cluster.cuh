@@ -52,8 +52,8 @@ struct RemotePlace {
     unsigned place, barrier;
     RemotePlace() = default;
     DEVICE RemotePlace(unsigned* p, word64* its_barrier, unsigned rank)
-        : place(computed_here(cluster_address(shared_address(p), rank))),
-          barrier(computed_here(cluster_address(shared_address(its_barrier), rank))) {}
+        : place(pin_register(cluster_address(shared_address(p), rank))),
+          barrier(pin_register(cluster_address(shared_address(its_barrier), rank))) {}
     // Stores x `words` words after the place, and counts it at the barrier `barriers` after the given one.
     DEVICE void store(unsigned x, int words, int barriers) const {
         asm volatile(

@@ -75,18 +75,18 @@ DEVICE void stores_read() {
 
 // ---- cp.async: a thread arrives once at a barrier when all its copies have landed
 
-DEVICE void word_copy(unsigned destination, const void* source) {
+DEVICE void cp_async_word(unsigned destination, const void* source) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(destination), "l"(source) : "memory");
 }
 // Copies 16 bytes: the first ``bytes`` of them from the source, the others zero.
-DEVICE void vector_copy(unsigned destination, const void* source, int bytes) {
+DEVICE void cp_async_vector(unsigned destination, const void* source, int bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source), "r"(bytes)
                  : "memory");
 }
-DEVICE void words_arrive(unsigned barrier) {
+DEVICE void cp_async_arrive(unsigned barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
 }
-DEVICE void words_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+DEVICE void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // Orders this thread's accesses to shared memory before those that TMA and the tensor cores make after a barrier: by
 // then its stores are visible and its loads complete.

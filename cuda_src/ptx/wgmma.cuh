@@ -14,11 +14,11 @@ DEVICE void threads_sync(int barrier, int threads) {
 
 // Called by a warpgroup: each of its threads has COUNT registers from here on.
 template <int COUNT>
-DEVICE void registers_give() {
+DEVICE void setmaxnreg_dec() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 template <int COUNT>
-DEVICE void registers_take() {
+DEVICE void setmaxnreg_inc() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
@@ -28,11 +28,11 @@ DEVICE void registers_take() {
 DEVICE word64 tile_descriptor(unsigned address) {
     return (word64)(address >> 4 & 0x3FFF) | 1ull << 16 | 64ull << 32 | 1ull << 62;
 }
-DEVICE void product_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-DEVICE void product_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // Waits until at most PENDING of the committed groups are unfinished.
 template <int PENDING>
-DEVICE void product_wait() {
+DEVICE void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 // Keeps the compiler from moving accesses to these registers across this point.
@@ -115,7 +115,7 @@ DEVICE void registers_fence(unsigned (&registers)[ROWS][COUNT]) {
 
 // d = (keep ? d : 0) + w * a^T for 32 columns of k of two tiles, given by their descriptors.
 template <int w_format, int a_format, int sums, int n = 2 * sums>
-DEVICE void product_issue(float (&d)[sums], word64 w, word64 a, int keep) {
+DEVICE void wgmma_issue(float (&d)[sums], word64 w, word64 a, int keep) {
     static_assert(n == 8 || n == 16 || n == 32 || n == 48 || (n >= 64 && n <= 128 && n % 8 == 0) || n == 144 ||
                       n == 160 || n == 192 || n == 256,
                   "an N of wgmma that is listed above");
@@ -148,7 +148,7 @@ DEVICE void product_issue(float (&d)[sums], word64 w, word64 a, int keep) {
     else WGMMA_W("128", types, WGMMA_R64, 64, 65, 66, 67, "%68", "%69", WGMMA_D32(0), WGMMA_D32(32))
 // clang-format on
 template <int w_format, int a_format, int sums, int n = 2 * sums>
-DEVICE void product_issue(float (&d)[sums], const unsigned (&w)[4], word64 a, int keep) {
+DEVICE void wgmma_issue(float (&d)[sums], const unsigned (&w)[4], word64 a, int keep) {
     static_assert(n == 8 || n == 16 || n == 32 || n == 64 || n == 96 || n == 128, "an N of wgmma that is listed above");
     if constexpr (w_format == E5M2) {
         WGMMA_W_OF("e5m2.e4m3");
@@ -165,11 +165,11 @@ DEVICE auto columns_of(const unsigned (&w)[4][4], int step) -> const unsigned (&
 
 // d = w * a^T for the 128 columns of a k-block, as one committed group.
 template <int w_format, int a_format, int sums, class Weight>
-DEVICE void product_of_block(float (&d)[sums], const Weight& w, word64 a) {
+DEVICE void wgmma_k_block(float (&d)[sums], const Weight& w, word64 a) {
     registers_fence(d);
-    product_begin();
+    wgmma_fence();
 #pragma unroll
     for (int step = 0; step < 4; ++step)
-        product_issue<w_format, a_format>(d, columns_of(w, step), a + 2 * step, step > 0);
-    product_commit();
+        wgmma_issue<w_format, a_format>(d, columns_of(w, step), a + 2 * step, step > 0);
+    wgmma_commit();
 }

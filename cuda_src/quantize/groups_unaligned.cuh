@@ -29,10 +29,10 @@ quantize_groups_unaligned(QUANTIZE_PARAMETERS) {
     const byte* const group = data + row * data_stride + tile * WIDTH;
     const int ahead = static_cast<int>(0 - reinterpret_cast<word64>(group)) & 7;
     const long long first = tile * WIDTH + ahead + member * 8;
-    const byte* const from = computed_here(x + (row * x_stride + first) * SIZE_OF<INPUT>);
-    byte* const to = computed_here(data + row * data_stride + first);
-    byte* const scale_to = computed_here(
-        static_cast<byte*>(scales) + (row * scale_row_stride + tile * scale_col_stride) * SCALE_BYTES<SCALE_FORMAT>);
+    const byte* const from = pin_register(x + (row * x_stride + first) * SIZE_OF<INPUT>);
+    byte* const to = pin_register(data + row * data_stride + first);
+    byte* const scale_to = pin_register(static_cast<byte*>(scales) +
+                                        (row * scale_row_stride + tile * scale_col_stride) * SCALE_BYTES<SCALE_FORMAT>);
     const Bounds bounds = {x, x + ((rows - 1) * x_stride + cols) * SIZE_OF<INPUT>};
     // How many elements of vector v, from its first on, are of the group; and which of the vector before the first one.
     const int rest = width - ahead - static_cast<int>(member) * 8;
@@ -44,7 +44,7 @@ quantize_groups_unaligned(QUANTIZE_PARAMETERS) {
     // Whether this thread can load all its vectors as whole 16-byte words, within the bounds.
     const byte* const begin = head.any() ? from - BYTES : from;
     const int span = (count_of(VECTORS - 1) > 0 ? VECTORS - 1 : (rest - 1) / (TEAM * 8)) * (TEAM * BYTES) + BYTES;
-    const bool simple = computed_here(off_of(from) == 0 && begin >= bounds.begin && from + span <= bounds.end) != 0;
+    const bool simple = pin_register(off_of(from) == 0 && begin >= bounds.begin && from + span <= bounds.end) != 0;
 #pragma unroll
     for (int v = 0; v < VECTORS; ++v) {
         if (count_of(v) <= 0) continue;

@@ -64,8 +64,8 @@ quantize_rowwise(QUANTIZE_PARAMETERS) {
         into[r] = data + first_row * data_stride + col_of(r, 0);
         scale_to[r] = row_scales + (first_tile + r * TEAMS_X) * scale_col_stride * SCALE_BYTES<SCALE_FORMAT>;
         if constexpr (EARLY && TILE_ROWS == 1) {
-            from[r] = computed_here(from[r]), into[r] = computed_here(into[r]);
-            if (MODE != STATIC) scale_to[r] = computed_here(scale_to[r]);
+            from[r] = pin_register(from[r]), into[r] = pin_register(into[r]);
+            if (MODE != STATIC) scale_to[r] = pin_register(scale_to[r]);
 #pragma unroll
             for (int v = 0; v < VECTORS; ++v) {
                 if (first_row < rows && count_of(r, v) > 0)

@@ -58,9 +58,9 @@ quantize_rowwise_unaligned(QUANTIZE_PARAMETERS) {
     // In a tile of one row: how many vectors there are to load, from this thread's first one on.
     int to_load = first_row < rows ? only.vecs - static_cast<int>(member) : 0;
     if constexpr (EARLY && TILE_ROWS == 1) {
-        only.x = computed_here(only.x), only.data = computed_here(only.data);
-        bounds.end = computed_here(bounds.end);
-        to_load = static_cast<int>(computed_here(static_cast<unsigned>(to_load)));
+        only.x = pin_register(only.x), only.data = pin_register(only.data);
+        bounds.end = pin_register(bounds.end);
+        to_load = static_cast<int>(pin_register(static_cast<unsigned>(to_load)));
 #pragma unroll
         for (int v = 0; v < VECTORS; ++v) {
             const int at = member + v * TEAM;
@@ -68,13 +68,13 @@ quantize_rowwise_unaligned(QUANTIZE_PARAMETERS) {
         }
     }
 
-    struct Piece {  // The addresses of a vector, and which of its elements are of the tile.
+    struct TileVector {  // The addresses of a vector, and which of its elements are of the tile.
         const byte* x;
         byte* data;
         Slice slice;
         bool reads;  // Its row is a row of x, not padding.
     };
-    const auto vec_at = [&](int v) -> Piece {
+    const auto vec_at = [&](int v) -> TileVector {
         if constexpr (TILE_ROWS == 1) {
             // Vectors of 8 of a thread are a constant apart.
             const bool any = v * TEAM < only.vecs - static_cast<int>(member);
@@ -89,7 +89,7 @@ quantize_rowwise_unaligned(QUANTIZE_PARAMETERS) {
             return {run.x + at * (8 * ITEM), run.data + at * 8, {0, any ? 8 : 0}, first_row + r < rows};
         }
     };
-    const auto end_at = [&](int e) -> Piece {
+    const auto end_at = [&](int e) -> TileVector {
         const int number = member + e * TEAM, r = number / 2, is_tail = number % 2;
         const Run run = TILE_ROWS == 1 ? only : run_of(r);
         const int at = is_tail ? run.vecs : -1;
@@ -112,9 +112,9 @@ quantize_rowwise_unaligned(QUANTIZE_PARAMETERS) {
     const auto load_vecs = [&](auto load) {
 #pragma unroll
         for (int v = 0; v < VECTORS; ++v) {
-            const Piece piece = vec_at(v);
+            const TileVector vector = vec_at(v);
             vecs[v] = empty_vec8<INPUT>();
-            if (TILE_ROWS == 1 ? v * TEAM < to_load : piece.reads && piece.slice.any()) vecs[v] = load(piece.x);
+            if (TILE_ROWS == 1 ? v * TEAM < to_load : vector.reads && vector.slice.any()) vecs[v] = load(vector.x);
         }
     };
     if (TILE_ROWS == 1 && off_of(only.x) == 0) {
@@ -125,9 +125,9 @@ quantize_rowwise_unaligned(QUANTIZE_PARAMETERS) {
     // (After the vectors, which need not wait for these.)
 #pragma unroll
     for (int e = 0; e < ENDS; ++e) {
-        const Piece piece = end_at(e);
+        const TileVector vector = end_at(e);
         ends[e] = empty_vec8<INPUT>();
-        if (piece.reads && piece.slice.any()) ends[e] = load_slice<INPUT>(piece.x, piece.slice, bounds);
+        if (vector.reads && vector.slice.any()) ends[e] = load_slice<INPUT>(vector.x, vector.slice, bounds);
     }
 
     bool bounded = false;
@@ -157,27 +157,27 @@ quantize_rowwise_unaligned(QUANTIZE_PARAMETERS) {
     encode_vec8s<INPUT, FORMAT, MODE>(vecs, divisor, codes);
 #pragma unroll
     for (int v = 0; v < VECTORS; ++v) {
-        const Piece piece = vec_at(v);
-        if (TILE_ROWS > 1 && !piece.reads) codes[v] = {0, 0};
-        if (piece.slice.any()) store8(piece.data, codes[v]);
+        const TileVector vector = vec_at(v);
+        if (TILE_ROWS > 1 && !vector.reads) codes[v] = {0, 0};
+        if (vector.slice.any()) store8(vector.data, codes[v]);
     }
 #pragma unroll
     for (int e = 0; e < ENDS; ++e) {
-        Piece piece = end_at(e);
+        TileVector vector = end_at(e);
         // With few elements, many warps have no end.
-        if (EARLY && TEAM <= WARP && warp_all(!piece.slice.any())) continue;
+        if (EARLY && TEAM <= WARP && warp_all(!vector.slice.any())) continue;
         Vector8 end_codes = {0, 0};
-        const bool wanted = TEAM <= WARP || piece.slice.any();  // most warps of a block have no end
-        if (wanted && (TILE_ROWS == 1 || piece.reads)) end_codes = encode_vec8<INPUT, FORMAT, MODE>(ends[e], divisor);
+        const bool wanted = TEAM <= WARP || vector.slice.any();  // most warps of a block have no end
+        if (wanted && (TILE_ROWS == 1 || vector.reads)) end_codes = encode_vec8<INPUT, FORMAT, MODE>(ends[e], divisor);
         if constexpr (SHARES) {
             // Member 0 has the head, member 1 the tail.
             const Vector8 before = from_lanes_before<TEAM - 1>(end_codes);
-            if (member == 0 && tile > 0 && lane() > 0 && piece.slice.any()) {
-                end_codes = joined(before, end_codes, piece.slice.begin);
-                piece.slice.begin = 0;
+            if (member == 0 && tile > 0 && lane() > 0 && vector.slice.any()) {
+                end_codes = joined(before, end_codes, vector.slice.begin);
+                vector.slice.begin = 0;
             }
-            if (member == 1 && tile < ACROSS - 1 && lane() + TEAM <= WARP) piece.slice.end = 0;
+            if (member == 1 && tile < ACROSS - 1 && lane() + TEAM <= WARP) vector.slice.end = 0;
         }
-        if (piece.slice.any()) store_slice(piece.data, end_codes, piece.slice);
+        if (vector.slice.any()) store_slice(vector.data, end_codes, vector.slice);
     }
 }

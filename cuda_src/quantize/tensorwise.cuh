@@ -2,10 +2,10 @@
 //
 // The blocks find the largest magnitude, reduce it over the grid (common/grid_reduce.cuh), and each encodes what it has
 // read. Vectors of 8 are dealt to the threads of the grid round-robin, one per thread in each iteration. A thread keeps
-// the vectors of its first KEPT iterations in registers and those of the next SHARED_VECS in shared memory. It reads
-// the others once more, CHUNK at a time and backwards, while L2 still holds the latest of them.
+// the vectors of its first REGISTER_VECS iterations in registers and those of the next SHARED_VECS in shared memory. It
+// reads the others once more, CHUNK at a time and backwards, while L2 still holds the latest of them.
 //
-// Constants: INPUT FORMAT SCALE_FORMAT THREADS KEPT SHARED_VECS CHUNK ALIGNMENT, and
+// Constants: INPUT FORMAT SCALE_FORMAT THREADS REGISTER_VECS SHARED_VECS CHUNK ALIGNMENT, and
 //   CLUSTER  the blocks of the launch, which is one cluster (1: one block); 0: a resident grid (grid_reduce.cuh);
 //   WHOLE    registers and shared memory hold all of the matrix: nothing is read again;
 //   FLAT     rows follow each other without gaps, in x and in data, so that the matrix is one long row and finding a
@@ -14,9 +14,9 @@
 // dynamic shared memory for THREADS * SHARED_VECS vectors.
 #pragma once
 constexpr int ALIGNMENT = FP8_ALIGNMENT, CHUNK = FP8_CHUNK, CLUSTER = FP8_CLUSTER, FLAT = FP8_FLAT, FORMAT = FP8_FORMAT,
-              GROUP_COLS = FP8_GROUP_COLS, GROUP_ROWS = FP8_GROUP_ROWS, INPUT = FP8_INPUT, KEPT = FP8_KEPT,
-              MODE = FP8_MODE, SCALE_FORMAT = FP8_SCALE_FORMAT, SHARED_VECS = FP8_SHARED_VECS, THREADS = FP8_THREADS,
-              WHOLE = FP8_WHOLE;
+              GROUP_COLS = FP8_GROUP_COLS, GROUP_ROWS = FP8_GROUP_ROWS, INPUT = FP8_INPUT,
+              REGISTER_VECS = FP8_REGISTER_VECS, MODE = FP8_MODE, SCALE_FORMAT = FP8_SCALE_FORMAT,
+              SHARED_VECS = FP8_SHARED_VECS, THREADS = FP8_THREADS, WHOLE = FP8_WHOLE;
 #include "../common/grid_reduce.cuh"
 #include "../common/vec8.cuh"
 
@@ -95,19 +95,19 @@ quantize_tensorwise(QUANTIZE_PARAMETERS) {
     if constexpr (CLUSTER > 0) grid_max.begin();
     grid_dependency_wait();
 
-    Vec8<INPUT> kept[KEPT], passing[CHUNK];
-    if (KEPT * step <= vecs) {
+    Vec8<INPUT> in_registers[REGISTER_VECS], passing[CHUNK];
+    if (REGISTER_VECS * step <= vecs) {
 #pragma unroll
-        for (int v = 0; v < KEPT; ++v) kept[v] = load(v * step, true, true);
+        for (int v = 0; v < REGISTER_VECS; ++v) in_registers[v] = load(v * step, true, true);
     } else {
 #pragma unroll
-        for (int v = 0; v < KEPT; ++v) kept[v] = load(v * step, false, true);
+        for (int v = 0; v < REGISTER_VECS; ++v) in_registers[v] = load(v * step, false, true);
     }
     if constexpr (CLUSTER == 0) grid_max.begin();
 
     // Iterations that do not fill a chunk for every thread are done one at a time.
     AbsMax<INPUT> largest;
-    const long long in_shared = KEPT * step, passed = in_shared + SHARED_VECS * step;
+    const long long in_shared = REGISTER_VECS * step, passed = in_shared + SHARED_VECS * step;
     int iteration = 0;
 #pragma unroll 1
     for (; iteration + CHUNK <= SHARED_VECS && in_shared + (iteration + CHUNK) * step <= vecs; iteration += CHUNK) {
@@ -137,8 +137,8 @@ quantize_tensorwise(QUANTIZE_PARAMETERS) {
 #pragma unroll 1
     for (; !WHOLE && next < vecs; next += step) largest.update(load(next, false, false));
 #pragma unroll
-    for (int v = 0; v < KEPT; ++v) {
-        if (v * step < all_vecs) largest.update(kept[v]);
+    for (int v = 0; v < REGISTER_VECS; ++v) {
+        if (v * step < all_vecs) largest.update(in_registers[v]);
     }
     if (!TAIL_IS_VEC && tail && first == 0) largest.update(load_tail());
 
@@ -167,8 +167,8 @@ quantize_tensorwise(QUANTIZE_PARAMETERS) {
         store(in_shared + iteration * step, false, encode_vec8<INPUT, FORMAT, TENSOR>(get(iteration), divisor));
     }
 #pragma unroll
-    for (int v = 0; v < KEPT; ++v) {
-        if (v * step < all_vecs) store(v * step, false, encode_vec8<INPUT, FORMAT, TENSOR>(kept[v], divisor));
+    for (int v = 0; v < REGISTER_VECS; ++v) {
+        if (v * step < all_vecs) store(v * step, false, encode_vec8<INPUT, FORMAT, TENSOR>(in_registers[v], divisor));
     }
     if (!TAIL_IS_VEC && tail && first == 0) {
         store_vec8_head(data + vecs * 8, encode_vec8<INPUT, FORMAT, TENSOR>(load_tail(), divisor), tail);

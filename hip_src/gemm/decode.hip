@@ -14,8 +14,8 @@
 // The caller owes: k, lda and ldb divisible by 16 and not 0, a and b aligned to 16; row_tiles = ceil(m / 16); a grid of
 // row_tiles * ceil(n / 16) blocks of WAVEFRONTS * WARP threads; scale strides, 0 where one scale serves all rows.
 constexpr int A = FP8_A, B = FP8_B, WAVEFRONTS = FP8_WAVEFRONTS, UNROLL = FP8_UNROLL;
-constexpr int PIECE = 16;   // bytes of a row that a lane loads at once
-constexpr int STEP = WARP;  // of k: a piece for each of the WARP / 16 lanes that share a row
+constexpr int VECTOR_BYTES = 16;  // bytes of a row that a lane loads at once
+constexpr int STEP = WARP;        // of k: a vector for each of the WARP / 16 lanes that share a row
 constexpr int CHUNK = UNROLL * STEP;
 constexpr int PITCH = MATRIX_SIDE + 4;
 
@@ -23,7 +23,7 @@ constexpr int PITCH = MATRIX_SIDE + 4;
 struct Chunk {
     Vector16 weight[UNROLL], tokens[UNROLL];
 
-    // If RAGGED, only `left` bytes from the pointers on belong to the rows, and pieces past them are zero.
+    // If RAGGED, only `left` bytes from the pointers on belong to the rows, and vectors past them are zero.
     template <bool RAGGED>
     DEVICE void load(const byte* weight_row, const byte* token_row, int left) {
 #pragma unroll
@@ -57,8 +57,8 @@ gfx9_decode(MATMUL_PARAMETERS, float beta) {
     const int place = int(lane()) % MATRIX_SIDE, part = int(lane()) / MATRIX_SIDE;
     const int token = first_row + place < m ? first_row + place : m - 1;
     const int channel = first_col + place < n ? first_col + place : n - 1;
-    const byte* const weight_row = b + channel * ldb + part * PIECE;
-    const byte* const token_row = a + token * lda + part * PIECE;
+    const byte* const weight_row = b + channel * ldb + part * VECTOR_BYTES;
+    const byte* const token_row = a + token * lda + part * VECTOR_BYTES;
 
     Accumulator sum = {};
     Chunk chunk;
@@ -68,7 +68,7 @@ gfx9_decode(MATMUL_PARAMETERS, float beta) {
         sum = chunk.multiply(sum);
     }
     if (at < k) {
-        chunk.load<true>(weight_row + at, token_row + at, k - at - part * PIECE);
+        chunk.load<true>(weight_row + at, token_row + at, k - at - part * VECTOR_BYTES);
         sum = chunk.multiply(sum);
     }
 

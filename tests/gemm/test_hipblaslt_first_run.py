@@ -71,7 +71,7 @@ def test_a_destructor_amid_a_first_run_may_multiply_otherwise(hip_stub, monkeypa
     assert len(made) == 3
     assert len(hip_stub.lines("Matmul")) == 2
     assert not [line for line in hip_stub.lines("Matmul") if "SHARED" in line]
-    assert library.find("hip").handles.turn(0).under_way == []
+    assert library.find("hip").handles.use(0).under_way == []
 
 
 @pytest.mark.parametrize("reason", ["no memory", "too large"])

@@ -64,7 +64,7 @@ def test_a_layout_covers_the_product_and_fits(shape, side, scale_rows):
     block = asked + decode_config.fixed_bytes(plan, side, scale_rows, depth) + 1024
     assert plan.ctas_per_sm * block <= H200.shared_bytes + 1024
     assert plan.ctas_per_sm * depth * plan.tile * decode_config.BLOCK_K >= 80 << 10
-    assert plan.prefetch_chunks < depth
+    assert plan.prefetch_k_blocks < depth
 
 
 @pytest.mark.parametrize(("shape", "side"), [*itertools.product(SHAPES, decode_config.WIDTHS)])
@@ -74,12 +74,12 @@ def test_small_weights_ask_for_little_before_the_predecessor_ends(shape, side):
         shape[0] * shape[1],
     )
     if side <= 16:
-        assert (plan.prefetch_chunks > 0) == (plan.ctas_per_sm > 1)
+        assert (plan.prefetch_k_blocks > 0) == (plan.ctas_per_sm > 1)
         assert plan.ctas_per_sm > 1 or bytes_ > 40e6
     else:
-        assert (plan.prefetch_chunks > 0) == (bytes_ < 32e6)
+        assert (plan.prefetch_k_blocks > 0) == (bytes_ < 32e6)
         assert plan.multicast_tiles == 1 or bytes_ > 32e6
-    assert plan.ctas_per_sm * plan.prefetch_chunks * plan.tile * decode_config.BLOCK_K <= 48 << 10
+    assert plan.ctas_per_sm * plan.prefetch_k_blocks * plan.tile * decode_config.BLOCK_K <= 48 << 10
 
 
 @pytest.mark.parametrize(("shape", "m"), [*itertools.product([*SHAPES, (3584, 4096)], (1, 16, 32, 64))])
@@ -88,7 +88,7 @@ def test_when_the_weight_is_read_changes_no_order_of_sums(shape, m):
     assert early._replace(ctas_per_sm=0, a_stages=0) == late._replace(ctas_per_sm=0, a_stages=0)
     assert late.ctas_per_sm <= early.ctas_per_sm
     assert late.clusters <= max(2, late.ctas_per_sm) * decode_config.CLUSTERS[late.split_k]
-    assert decode_config.stages(late, decode_config.width(m), 0, H200) > late.prefetch_chunks
+    assert decode_config.stages(late, decode_config.width(m), 0, H200) > late.prefetch_k_blocks
 
 
 def test_smaller_devices_get_fewer_clusters():

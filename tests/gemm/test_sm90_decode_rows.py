@@ -146,7 +146,7 @@ def test_every_layout_that_is_compared_covers_the_product(n, k, multiprocessors)
             assert 1 <= plan.split_k <= min(8, -(-k // 128))
             most = decode_config.clusters_at_once(target)[plan.cluster]
             assert 1 <= plan.clusters <= min(-(-n // plan.tile), most)
-            assert plan.prefetch_chunks < decode_config.stages(plan, 64, 128, H200)
+            assert plan.prefetch_k_blocks < decode_config.stages(plan, 64, 128, H200)
             assert 0 < decode_rows_config.estimate(n, k, plan, target, blockwise) < 1e6
 
 

@@ -18,6 +18,7 @@ from fp8core.kernels.gemm.sm90.decode_unaligned import (
     phases_of,
     plan_unaligned,
 )
+from fp8core.kernels.gemm.sm90.loose_rows import aligns_a, loose_batch, most_words, words_of
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.explain import example_product
 from support.problems import on
@@ -81,6 +82,39 @@ def test_every_cluster_has_as_many_tiles(m, n, k, scales):
         assert 8 * config.multicast_tiles <= max(m, 8)
         assert config.clusters <= tiles
         assert -(-tiles // config.clusters) == -(-tiles // min(tiles, most))
+
+
+@pytest.mark.parametrize("scales", [("row", "row"), ("group", "block"), ("group", "group")], ids="-".join)
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(22, 879, 304), (15, 401, 1989), (4, 9259, 1489), (40, 448, 262), (2, 2004, 129)]
+)
+def test_an_aligned_row_is_loaded_in_few_batches(m, n, k, scales):
+    """Blocks have a multiprocessor, and so its registers, to themselves where that places all of them."""
+    p = problem(m, n, k, scales=scales)
+    config = layout(p)
+    words, batch, most = words_of(p, config), loose_batch(p, config), most_words(p, config)
+    assert 1 <= batch <= most
+    assert -(-words // batch) == -(-words // most)
+    alone = config.clusters <= clusters_at_once(p.target)[config.cluster]
+    assert config.ctas_per_sm == 1 if alone else config.ctas_per_sm > 1
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "aligned"),
+    [
+        (16, 5000, 224, True),
+        (17, 312, 3064, True),
+        (30, 312, 3064, True),
+        (32, 300, 515, True),
+        (32, 312, 9065, False),  # many words of a
+        (30, 15024, 140, False),  # blocks that share a multiprocessor
+        (33, 312, 515, False),
+    ],
+)
+def test_more_rows_with_scales_along_k_are_aligned_by_blocks_that_have_the_registers(m, n, k, aligned):
+    for scales in (("group", "block"), ("group", "group")):
+        p = problem(m, n, k, scales=scales)
+        assert aligns_a(p, layout(p)) == aligned
 
 
 @pytest.mark.parametrize("early", [False, True])
@@ -239,6 +273,7 @@ def test_bits_are_those_of_aligned_operands(operands, m, n, k, gap, modes):
         (16, 333, 100, (1, 7)),
         (16, 5000, 256, (15, 0)),
         (9, 70, 5, (3, 1)),
+        (30, 312, 3064, (0, 0)),
     ],
 )
 def test_rows_that_blocks_align_have_the_bits_of_copies(operands, monkeypatch, m, n, k, gaps, modes):

@@ -97,8 +97,8 @@ CLUSTER = TiledProduct(Tile(64, 64, cluster=2), (200, 200, 1680), multiprocessor
         (
             "a stage is released before its products are awaited",
             (
-                r"product_wait<C::m_slices>\(\);(\s*)release\(before\);",
-                r"release(before);\1product_wait<C::m_slices>();",
+                r"wgmma_wait<C::m_slices>\(\);(\s*)release\(before\);",
+                r"release(before);\1wgmma_wait<C::m_slices>();",
             ),
             *(RING, SCHEDULES[1], "that a product of thread .* read"),
         ),
@@ -124,7 +124,7 @@ CLUSTER = TiledProduct(Tile(64, 64, cluster=2), (200, 200, 1680), multiprocessor
         ),
         (
             "one arrives less than there are warps",
-            (r"(pipeline\.init\(C::loaders, C::math_warps \* C::cluster)\);", r"\1 - 1);"),
+            (r"(pipeline\.init\(C::full_arrivals, C::math_warps \* C::cluster)\);", r"\1 - 1);"),
             *(RING, SCHEDULES[2], "nothing tells that it was awaited|completes two phases|more arrive"),
         ),
         (

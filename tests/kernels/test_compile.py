@@ -133,8 +133,13 @@ def disassembled(target: Target, kernels: Iterable[tuple[Use, compilers.Binary]]
 
 
 def most_registers(use: Use) -> int:
-    """Return the most registers of a thread: where sm90_decode takes more than 64 rows it has a multiprocessor."""
-    return 256 if int(use.constants.get("FP8_WIDTH", 0)) > 64 else REGISTERS[use.entry]
+    """Return the most registers of a thread.
+
+    Blocks of sm90_decode that take more than 64 rows have a multiprocessor to themselves, and so have some that align
+    a: they cost no other block its registers.
+    """
+    aligns_alone = use.constants.get("FP8_A_INPUT") == -1 and use.constants["FP8_CTAS_PER_SM"] == 1
+    return 256 if aligns_alone or int(use.constants.get("FP8_WIDTH", 0)) > 64 else REGISTERS[use.entry]
 
 
 def name(target: Target) -> str:

@@ -175,7 +175,7 @@ def test_a_weight_of_another_dtype(emulator, target, data, rows, cols, x, w):
 
 def normed(memory, x, weight, residual, foreseen, monkeypatch):
     """Return codes, scales and residual of a norm per token whose team foresees the largest value, or does not."""
-    monkeypatch.setattr(rms_norm, "foresees", lambda *_: foreseen)
+    monkeypatch.setattr(rms_norm, "predicts_amax", lambda *_: foreseen)
     rows, cols = x.shape
     source, added = matrix(memory, x), matrix(memory, residual, writable=True)
     results, scaled_by = Results(memory, PER_TOKEN, False, "float32", "k", rows, cols, 0), memory.array(weight)

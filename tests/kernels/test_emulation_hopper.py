@@ -13,7 +13,7 @@ RIGHT = """
     if (t < 128) {
         float sums[8] = {};
         multiply(sums, at);
-        product_wait<0>();
+        wgmma_wait<0>();
         for (int i = t; i < 2048; i += 128) put(at + 8192, i, sums[0]);
         accesses_fence();
         threads_sync(1, 128);
@@ -70,7 +70,7 @@ WRONG = {
         if (t == 0) load(at, full);
         barrier_wait(full, 0);
         float sums[8];
-        if (t < 128) product_issue<E4M3FN, E4M3FN>(sums, tile_descriptor(at), tile_descriptor(at), 0);""",
+        if (t < 128) wgmma_issue<E4M3FN, E4M3FN>(sums, tile_descriptor(at), tile_descriptor(at), 0);""",
     "race on shared memory: a product reads what was written": """
         float sums[8];
         if (t == 0) { load(at, full); while (!barrier_passed(full, 0)) pause(); multiply(sums, at); }""",
@@ -89,7 +89,7 @@ WRONG = {
         float sums[8];
         multiply(sums, at);
         sums[3] = 0;
-        product_wait<0>();""",
+        wgmma_wait<0>();""",
     "a result is made of sums into which a product is under way": """
         if (t == 0) load(at, full);
         barrier_wait(full, 0);
@@ -97,12 +97,12 @@ WRONG = {
         float sums[8];
         multiply(sums, at);
         q[t] = emulated_round_pair<BFLOAT16>(2 * sums[0], 0);
-        product_wait<0>();""",
+        wgmma_wait<0>();""",
     "overwrites shared memory that a product of thread 0 read: nothing tells that it was awaited": """
         if (t == 0) load(at, full);
         barrier_wait(full, 0);
         float sums[8];
-        if (t < 128) { multiply(sums, at); product_wait<0>(); }
+        if (t < 128) { multiply(sums, at); wgmma_wait<0>(); }
         if (t == 128) load(at, full);""",
     "writes registers that a product reads": """
         if (t == 0) load(at, full);
@@ -110,11 +110,11 @@ WRONG = {
         if (t >= 128) return;
         float sums[8];
         unsigned w[4] = {};
-        product_begin();
-        product_issue<E4M3FN, E4M3FN>(sums, w, tile_descriptor(at), 0);
-        product_commit();
+        wgmma_fence();
+        wgmma_issue<E4M3FN, E4M3FN>(sums, w, tile_descriptor(at), 0);
+        wgmma_commit();
         w[2] = 1;
-        product_wait<0>();""",
+        wgmma_wait<0>();""",
     "st.async into one block that is counted in another": """
         if (t == 0) remote_store(cluster_address(at, 0), make_float2(1, 2), full);""",
     "st.async of 8 bytes to 0x1000804, which is no multiple": """
@@ -141,9 +141,9 @@ extern "C" __global__ void faults(const TensorMap in, const TensorMap out, float
     const auto put = [&](unsigned to, unsigned i, float x) { shared_store(to + 4 * i, x); };
     const auto get = [&](unsigned from, unsigned i) { float x; shared_load(from + 4 * i, x); q[t] = x; };
     const auto multiply = [&](float (&sums)[8], unsigned from) {
-        product_begin();
-        product_issue<E4M3FN, E4M3FN>(sums, tile_descriptor(from), tile_descriptor(from), 0);
-        product_commit();
+        wgmma_fence();
+        wgmma_issue<E4M3FN, E4M3FN>(sums, tile_descriptor(from), tile_descriptor(from), 0);
+        wgmma_commit();
     };
     if (t == 0) {
         barrier_init(full, 1);

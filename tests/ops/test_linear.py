@@ -12,7 +12,7 @@ from fp8core.core.specs import TensorSpec
 from fp8core.kernels.gemm.args import ready
 from fp8core.kernels.gemm.sm90 import decode_channels_config, decode_config
 from fp8core.kernels.gemm.sm90.decode import config_for, decode
-from fp8core.kernels.gemm.sm90.decode_config import for_linear
+from fp8core.kernels.gemm.sm90.decode_config import linear_config
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.kernels.linear.fused import MOST_ELEMENTS, fused_config, plan_fused, row_teams, vectors
 from fp8core.kernels.linear.overlapped import KEPT_FROM, PRODUCER_BYTES, plan_behind_producer, plan_overlapped
@@ -43,7 +43,7 @@ WAYS = list(itertools.product(SHAPES, (False, True), (False, True)))
 def test_the_product_lies_as_that_of_two_launches_and_fits(shape, static, invariant):
     layer = problem(*shape, static=static, batch_invariant=invariant)
     m, _, k = shape
-    plan, own, side = fused_config(layer), for_linear(config_for(layer.product)), decode_config.width(m)
+    plan, own, side = fused_config(layer), linear_config(config_for(layer.product)), decode_config.width(m)
     assert plan._replace(a_stages=0) == own._replace(a_stages=0)
     chunks = -(-k // decode_config.BLOCK_K)
     assert plan.a_stages * plan.split_k >= chunks
@@ -87,9 +87,9 @@ def test_it_says_why_it_takes_two_launches(shape, fields, words, instead):
 def test_in_a_chain_there_is_room_for_the_quantization_and_for_what_it_asks():
     for (n, k), side in itertools.product(((4096, 4096), (6144, 4096), (7168, 16384)), decode_config.WIDTHS):
         plan = decode_channels_config.cheapest(n, k, decode_channels_config.cost_model(side, False), H200)
-        behind = for_linear(plan)
+        behind = linear_config(plan)
         depth = decode_config.stages(behind, side, 0, H200)
-        assert 0 < behind.prefetch_chunks < depth
+        assert 0 < behind.prefetch_k_blocks < depth
         asked = decode_config.dynamic_bytes(behind, side, 0, depth, H200)
         block = asked + decode_config.fixed_bytes(behind, side, 0, depth) + 1024
         assert behind.ctas_per_sm * block + decode_config.QUANTIZER_BYTES <= H200.shared_bytes + 1024
@@ -108,13 +108,14 @@ def test_a_product_behind_a_producer_leaves_room_and_has_the_bits_of_the_product
     plan_behind_producer(alone)
     decode(alone)
     (behind, rest), (other, everything) = found
-    assert 0 < behind["FP8_PREFETCH_CHUNKS"] < behind["FP8_STAGES"]
+    assert 0 < behind["FP8_PREFETCH_K_BLOCKS"] < behind["FP8_STAGES"]
     assert rest < everything or behind["FP8_STAGES"] < other["FP8_STAGES"]
-    assert (behind["FP8_AHEAD_CHUNKS"] < other["FP8_AHEAD_CHUNKS"]) == (m > 32)  # small kernels of more rows would wait
-    assert behind["FP8_AHEAD_CHUNKS"] > 0
+    # Small kernels of more rows would wait.
+    assert (behind["FP8_AHEAD_K_BLOCKS"] < other["FP8_AHEAD_K_BLOCKS"]) == (m > 32)
+    assert behind["FP8_AHEAD_K_BLOCKS"] > 0
     assert not other["FP8_KEEPS_RESULT"]
     assert behind["FP8_KEEPS_RESULT"] == (2 * m * 28672 >= KEPT_FROM)
-    free = dict.fromkeys(("FP8_PREFETCH_CHUNKS", "FP8_AHEAD_CHUNKS", "FP8_STAGES", "FP8_KEEPS_RESULT"), 0)
+    free = dict.fromkeys(("FP8_PREFETCH_K_BLOCKS", "FP8_AHEAD_K_BLOCKS", "FP8_STAGES", "FP8_KEEPS_RESULT"), 0)
     assert {**behind, **free} == {**other, **free}
 
 

@@ -2,9 +2,9 @@
 // words, and never reads bytes before the matrix or after it.
 #pragma once
 
-constexpr int PIECE = 16;
+constexpr int VECTOR_BYTES = 16;
 
-DEVICE unsigned off_word(const byte* p) { return static_cast<unsigned>(reinterpret_cast<word64>(p)) % PIECE; }
+DEVICE unsigned off_word(const byte* p) { return static_cast<unsigned>(reinterpret_cast<word64>(p)) % VECTOR_BYTES; }
 
 // 16 bytes out of two vectors that are consecutive in memory, from byte `off` of the first one.
 DEVICE Vector16 joined(Vector16 low, Vector16 high, unsigned off) {
@@ -22,23 +22,23 @@ DEVICE Vector16 joined(Vector16 low, Vector16 high, unsigned off) {
     return {parts[0], parts[1], parts[2], parts[3]};
 }
 
-// COUNT consecutive pieces of 16 codes in flight from memory, as the aligned 16-byte words that contain them.
+// COUNT consecutive vectors of 16 codes in flight from memory, as the aligned 16-byte words that contain them.
 template <bool ALIGNED, int COUNT>
-struct Pieces {
+struct CodeVectors {
     static constexpr int WORDS = ALIGNED ? COUNT : COUNT + 1;
     Vector16 words[WORDS];
 
-    // Loads the pieces from the first code on, of which `left` belong to the row. CAREFUL: some words may begin before
+    // Loads the vectors from the first code on, of which `left` belong to the row. CAREFUL: some words may begin before
     // `first` or end after `last`, the bounds of the matrix. The caller owes: none does, unless CAREFUL.
     template <bool CAREFUL>
     DEVICE void load(const byte* from, int left, const byte* first, const byte* last) {
         const byte* const begin = ALIGNED ? from : from - off_word(from);
 #pragma unroll
         for (int i = 0; i < WORDS; ++i) {
-            const byte* const word = begin + i * PIECE;
+            const byte* const word = begin + i * VECTOR_BYTES;
             if (!CAREFUL) words[i] = load16(word);
-            else if (ALIGNED) words[i] = i * PIECE < left ? load16(word) : Vector16{0, 0, 0, 0};
-            else if (word >= first && word + PIECE <= last) words[i] = load16(word);
+            else if (ALIGNED) words[i] = i * VECTOR_BYTES < left ? load16(word) : Vector16{0, 0, 0, 0};
+            else if (word >= first && word + VECTOR_BYTES <= last) words[i] = load16(word);
             else words[i] = part_of_word(word, first, last);
         }
     }
@@ -61,16 +61,16 @@ struct Pieces {
         return {parts[0], parts[1], parts[2], parts[3]};
     }
 
-    // The i-th piece. `from` is the address of the first code; from there on `left` codes belong to the row, and those
+    // The i-th vector. `from` is the address of the first code; from there on `left` codes belong to the row, and those
     // past it become zeros.
     DEVICE Vector16 codes(int i, const byte* from, int left) const {
         if constexpr (ALIGNED) return words[i];
         const Vector16 whole = joined(words[i], words[WORDS == 1 ? 0 : i + 1], off_word(from));
         unsigned parts[4] = {whole.x, whole.y, whole.z, whole.w};
-        if (left < PIECE * (i + 1)) {
+        if (left < VECTOR_BYTES * (i + 1)) {
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
-                const int valid = left - PIECE * i - 4 * j;
+                const int valid = left - VECTOR_BYTES * i - 4 * j;
                 parts[j] = valid <= 0 ? 0 : valid >= 4 ? parts[j] : parts[j] & ((1u << 8 * valid) - 1);
             }
         }
@@ -81,7 +81,7 @@ struct Pieces {
 // Whether the words of `depth` codes of a row, from `at` on, may extend past the matrix.
 template <bool ALIGNED>
 DEVICE bool careful(int at, int depth, int k) {
-    return (!ALIGNED && at == 0) || at + depth + (ALIGNED ? 0 : PIECE) > k;
+    return (!ALIGNED && at == 0) || at + depth + (ALIGNED ? 0 : VECTOR_BYTES) > k;
 }
 
 // The end of a matrix of codes.

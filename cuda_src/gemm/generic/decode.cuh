@@ -23,15 +23,15 @@ constexpr bool ALIGNED = FP8_ALIGNED, BLOCKED = FP8_BLOCKED, B_BLOCK = FP8_B_BLO
 constexpr int UNITS = SIDE / MMA_SIDE, CHANNELS = TILES * MMA_SIDE, PITCH = CHANNELS + 4;
 constexpr int PARTS = MMA_DEPTH / 8 / LANE_CHUNKS;                          // lanes that share a row
 constexpr int CHUNK = LANE_ROWS * LANE_CHUNKS > 2 ? BLOCK_K / 2 : BLOCK_K;  // as much as a lane's registers hold
-constexpr int PIECES = CHUNK / (PIECE * PARTS);                             // pieces of a chunk that a lane loads
+constexpr int VECTORS = CHUNK / (VECTOR_BYTES * PARTS);                     // vectors of a chunk that a lane loads
 constexpr int STEPS = CHUNK / MMA_DEPTH;
 static_assert(BLOCK_K % CHANNELS == 0, "the channels of a block have one scale");
 
-// A lane's codes of 16 rows of a matrix: of each row that it holds, PIECES neighbouring pieces of a chunk of k.
+// A lane's codes of 16 rows of a matrix: of each row that it holds, VECTORS neighbouring vectors of a chunk of k.
 struct LaneCodes {
-    Pieces<ALIGNED, PIECES> rows[LANE_ROWS];
+    CodeVectors<ALIGNED, VECTORS> rows[LANE_ROWS];
 
-    DEVICE static int offset() { return lane_chunk() / LANE_CHUNKS * (PIECE * PIECES); }
+    DEVICE static int offset() { return lane_chunk() / LANE_CHUNKS * (VECTOR_BYTES * VECTORS); }
 
     // `from` points at this lane's codes of each row at k = 0.
     template <bool CAREFUL>
@@ -44,7 +44,7 @@ struct LaneCodes {
 #pragma unroll
         for (int i = 0; i < LANE_ROWS; ++i)
 #pragma unroll
-            for (int j = 0; j < PIECES; ++j) {
+            for (int j = 0; j < VECTORS; ++j) {
                 const Vector16 codes = rows[i].codes(j, from[i], left);
                 fragments[2 * j / LANE_CHUNKS].chunk[i][2 * j % LANE_CHUNKS] = operand<FORMAT>(codes.x, codes.y);
                 fragments[(2 * j + 1) / LANE_CHUNKS].chunk[i][(2 * j + 1) % LANE_CHUNKS] =
@@ -57,7 +57,7 @@ struct LaneCodes {
 DEVICE void point(const byte* (&rows)[LANE_ROWS], const byte* codes, long long stride, int first_row, int count) {
 #pragma unroll
     for (int i = 0; i < LANE_ROWS; ++i)
-        rows[i] = codes + least(first_row + lane_row(i), count - 1) * stride + LaneCodes::offset();
+        rows[i] = codes + min_int(first_row + lane_row(i), count - 1) * stride + LaneCodes::offset();
 }
 
 constexpr int THREADS = WARPS * WARP;
@@ -123,12 +123,12 @@ generic_decode(MATMUL_PARAMETERS, const float* out_scale, float* amax, float bet
                 for (int e = 0; e < SUMS; ++e) {
                     float& acc = sum[unit][tile].of[e];
                     if constexpr (BLOCKED) {
-                        const int row = least(first_row + unit * MMA_SIDE + sum_column(e), m - 1);
-                        const int col = least(first_col + tile * MMA_SIDE + sum_row(e), n - 1);
-                        const float across = scale_a[row * scale_a_row + block * scale_a_k];
-                        const float along =
+                        const int row = min_int(first_row + unit * MMA_SIDE + sum_column(e), m - 1);
+                        const int col = min_int(first_col + tile * MMA_SIDE + sum_row(e), n - 1);
+                        const float scale_of_a = scale_a[row * scale_a_row + block * scale_a_k];
+                        const float scale_of_b =
                             scale_b[(B_BLOCK ? first_col / BLOCK_K : col) * scale_b_row + block * scale_b_k];
-                        acc += across * (along * partial.of[e]);
+                        acc += scale_of_a * (scale_of_b * partial.of[e]);
                     } else {
                         acc += partial.of[e];
                     }
@@ -150,9 +150,9 @@ generic_decode(MATMUL_PARAMETERS, const float* out_scale, float* amax, float bet
     const Ending<FP8_OUT, FP8_ACTIVATION, FP8_ACCUMULATES> end = {beta};
     float largest = 0.0f;
     for_each_sum<WARPS, SIDE, CHANNELS, PITCH>(sums, origin, m, n, [&](float acc, long long y, long long x) {
-        const float across = BLOCKED ? 1.0f : scale_a[y * scale_a_row];
-        const float along = BLOCKED ? 1.0f : scale_b[x * scale_b_row];
-        const float value = end.of(finish.value(acc, across, along, int(x)), out, y * ldo + x);
+        const float scale_of_a = BLOCKED ? 1.0f : scale_a[y * scale_a_row];
+        const float scale_of_b = BLOCKED ? 1.0f : scale_b[x * scale_b_row];
+        const float value = end.of(finish.value(acc, scale_of_a, scale_of_b, int(x)), out, y * ldo + x);
         finish.store(out, y * ldo + x, value);
         if (AMAX) largest = maximum(largest, magnitude(value));
     });

@@ -22,7 +22,7 @@ constexpr int A = FP8_A, B = FP8_B, ROWS = FP8_ROWS, COLS = FP8_COLS, DEPTH = FP
 constexpr int WARP_ROWS = FP8_WARP_ROWS, WARP_COLS = FP8_WARP_COLS;
 constexpr bool ALIGNED = FP8_ALIGNED, BLOCKED = FP8_BLOCKED, B_BLOCK = FP8_B_BLOCK;
 constexpr bool PROMOTED = FP8_PROMOTED, AMAX = FP8_AMAX;
-static_assert(PROMOTED || !BLOCKED, "what is scaled joins another sum");
+static_assert(PROMOTED || !BLOCKED, "blocked scales need promoted sums");
 constexpr int WARPS_DOWN = ROWS / (MMA_SIDE * WARP_ROWS), WARPS_ACROSS = COLS / (MMA_SIDE * WARP_COLS);
 constexpr int THREADS = WARPS_DOWN * WARPS_ACROSS * WARP;
 constexpr int CHUNKS = MMA_DEPTH / 8;
@@ -37,37 +37,38 @@ DEVICE int place(int slab, int row, int chunk) {
     return (slab * HEIGHT + row) * CHUNKS + (chunk ^ (row / ROWS_OF_BANKS % CHUNKS) ^ slab % 2 * 2);
 }
 
-// A thread's codes of a step, in registers between global and shared memory: COUNT pieces of one row of a tile.
+// A thread's codes of a step, in registers between global and shared memory: COUNT vectors of one row of a tile.
 template <int FORMAT, int HEIGHT>
 struct Stage {
-    static constexpr int COUNT = HEIGHT * DEPTH / (PIECE * THREADS), ACROSS = DEPTH / (PIECE * COUNT);
-    static_assert(COUNT * PIECE * THREADS == HEIGHT * DEPTH && ACROSS * HEIGHT == THREADS, "all threads stage as much");
+    static constexpr int COUNT = HEIGHT * DEPTH / (VECTOR_BYTES * THREADS), ACROSS = DEPTH / (VECTOR_BYTES * COUNT);
+    static_assert(COUNT * VECTOR_BYTES * THREADS == HEIGHT * DEPTH && ACROSS * HEIGHT == THREADS,
+                  "every thread must stage equally many codes");
     const byte* first;
     const byte* last;
     const byte* from;
     int left;  // codes of the row from this thread's first on
-    Pieces<ALIGNED, COUNT> pieces;
+    CodeVectors<ALIGNED, COUNT> vectors;
 
     DEVICE static int row() { return int(thread_x()) / ACROSS; }
-    DEVICE static int piece(int i) { return int(thread_x()) % ACROSS * COUNT + i; }
+    DEVICE static int vector(int i) { return int(thread_x()) % ACROSS * COUNT + i; }
 
     DEVICE Stage(const byte* codes, long long stride, int first_row, int rows, int k)
         : first(codes),
           last(end_of(codes, stride, rows, k)),
-          from(codes + least(first_row + row(), rows - 1) * stride + PIECE * piece(0)),
-          left(k - PIECE * piece(0)) {}
+          from(codes + min_int(first_row + row(), rows - 1) * stride + VECTOR_BYTES * vector(0)),
+          left(k - VECTOR_BYTES * vector(0)) {}
 
     template <bool CAREFUL>
     DEVICE void load(int at) {
-        pieces.template load<CAREFUL>(from + at, left - at, first, last);
+        vectors.template load<CAREFUL>(from + at, left - at, first, last);
     }
 
-    // Steps of k are divisible by 16, so a piece begins at the same byte of its words in all of them.
+    // Steps of k are divisible by 16, so a vector begins at the same byte of its words in all of them.
     DEVICE void put(Chunk* tile, int at) const {
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) {
-            const Vector16 codes = pieces.codes(i, from, left - at);
-            const int slab = piece(i) / 2, chunk = piece(i) % 2 * 2;
+            const Vector16 codes = vectors.codes(i, from, left - at);
+            const int slab = vector(i) / 2, chunk = vector(i) % 2 * 2;
             tile[place<HEIGHT>(slab, row(), chunk)] = operand<FORMAT>(codes.x, codes.y);
             tile[place<HEIGHT>(slab, row(), chunk + 1)] = operand<FORMAT>(codes.z, codes.w);
         }
@@ -123,8 +124,8 @@ generic_mma(MATMUL_PARAMETERS, const float* out_scale, float* amax, float beta) 
             stage_b.template load<false>(at);
         }
     };
-    const auto row_of = [&](int i, int e) { return least(row0 + i * MMA_SIDE + sum_row(e), m - 1); };
-    const auto col_of = [&](int j, int e) { return least(col0 + j * MMA_SIDE + sum_column(e), n - 1); };
+    const auto row_of = [&](int i, int e) { return min_int(row0 + i * MMA_SIDE + sum_row(e), m - 1); };
+    const auto col_of = [&](int j, int e) { return min_int(col0 + j * MMA_SIDE + sum_column(e), n - 1); };
 
     // While one buffer is multiplied, the other is filled with the next step, and loads of the one after it begin.
     const auto fill = [&](int at, int buffer) {
@@ -162,9 +163,9 @@ generic_mma(MATMUL_PARAMETERS, const float* out_scale, float* amax, float beta) 
             for_each_sum([&](int i, int j, int e) {
                 float& part = partial[i][j].of[e];
                 if constexpr (BLOCKED) {
-                    const float across = scales_a[row_of(i, e) * scale_a_row];
-                    const float along = scales_b[B_BLOCK ? 0 : col_of(j, e) * scale_b_row];
-                    acc[i][j].of[e] += across * (along * part);
+                    const float scale_of_a = scales_a[row_of(i, e) * scale_a_row];
+                    const float scale_of_b = scales_b[B_BLOCK ? 0 : col_of(j, e) * scale_b_row];
+                    acc[i][j].of[e] += scale_of_a * (scale_of_b * part);
                 } else {
                     acc[i][j].of[e] += part;
                 }
@@ -179,9 +180,9 @@ generic_mma(MATMUL_PARAMETERS, const float* out_scale, float* amax, float beta) 
     for_each_sum([&](int i, int j, int e) {
         const int row = row0 + i * MMA_SIDE + sum_row(e), col = col0 + j * MMA_SIDE + sum_column(e);
         if (row >= m || col >= n) return;
-        const float across = BLOCKED ? 1.0f : scale_a[row * scale_a_row];
-        const float along = BLOCKED ? 1.0f : scale_b[col * scale_b_row];
-        const float value = end.of(finish.value(acc[i][j].of[e], across, along, col), out, row * ldo + col);
+        const float scale_of_a = BLOCKED ? 1.0f : scale_a[row * scale_a_row];
+        const float scale_of_b = BLOCKED ? 1.0f : scale_b[col * scale_b_row];
+        const float value = end.of(finish.value(acc[i][j].of[e], scale_of_a, scale_of_b, col), out, row * ldo + col);
         finish.store(out, row * ldo + col, value);
         if (AMAX) largest = maximum(largest, magnitude(value));
     });

@@ -4,9 +4,9 @@
 
 // The bytes of an aligned word that are in [first, end), loaded concurrently; the others are zero.
 DEVICE Vector16 edge_word(const byte* word, const byte* first, const byte* end) {
-    unsigned bytes[PIECE], parts[4];
+    unsigned bytes[VECTOR_BYTES], parts[4];
 #pragma unroll
-    for (int i = 0; i < PIECE; ++i) bytes[i] = word + i >= first && word + i < end ? word[i] : 0;
+    for (int i = 0; i < VECTOR_BYTES; ++i) bytes[i] = word + i >= first && word + i < end ? word[i] : 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i)
         parts[i] = bytes[4 * i] | bytes[4 * i + 1] << 8 | bytes[4 * i + 2] << 16 | bytes[4 * i + 3] << 24;
@@ -22,19 +22,19 @@ struct Realigned {
 
     // Copies the unit-th 16 codes of the aligned rows.
     DEVICE void copy(unsigned unit, unsigned across, int k) const {
-        const unsigned row = unit / across, piece = unit - row * across;
-        const byte* const from = codes + row * stride + piece * PIECE;
-        const int left = k - int(piece) * PIECE;
+        const unsigned row = unit / across, vector = unit - row * across;
+        const byte* const from = codes + row * stride + vector * VECTOR_BYTES;
+        const int left = k - int(vector) * VECTOR_BYTES;
         const byte *const end = end_of(codes, stride, rows, k), *const word = from - off_word(from);
-        Pieces<false, 1> pieces;
-        if (word >= codes && word + 2 * PIECE <= end) pieces.load<false>(from, left, codes, end);
-        else pieces = {edge_word(word, codes, end), edge_word(word + PIECE, codes, end)};
-        store16(out + static_cast<long long>(unit) * PIECE, pieces.codes(0, from, left));
+        CodeVectors<false, 1> vectors;
+        if (word >= codes && word + 2 * VECTOR_BYTES <= end) vectors.load<false>(from, left, codes, end);
+        else vectors = {edge_word(word, codes, end), edge_word(word + VECTOR_BYTES, codes, end)};
+        store16(out + static_cast<long long>(unit) * VECTOR_BYTES, vectors.codes(0, from, left));
     }
 };
 
 // Copies a and b; an operand that need not be copied has 0 rows. Also sets the amax `cleared`, if not null, to 0 for
-// the product that finds it. The caller owes: fewer than 2**31 pieces of 16 codes together.
+// the product that finds it. The caller owes: fewer than 2**31 vectors of 16 codes together.
 KERNEL(256)
 realign_codes(const byte* a, long long lda, byte* out_a, int m, const byte* b, long long ldb, byte* out_b, int n, int k,
               int ld, float* cleared) {
@@ -42,7 +42,8 @@ realign_codes(const byte* a, long long lda, byte* out_a, int m, const byte* b, l
     grid_dependency_wait();
     if (cleared && block_x() == 0 && thread_x() == 0) *cleared = 0.0f;
     const Realigned first{a, lda, out_a, m}, second{b, ldb, out_b, n};
-    const unsigned across = unsigned(ld) / PIECE, middle = unsigned(m) * across, all = middle + unsigned(n) * across;
+    const unsigned across = unsigned(ld) / VECTOR_BYTES, middle = unsigned(m) * across,
+                   all = middle + unsigned(n) * across;
     for (unsigned i = block_x() * 256 + thread_x(); i < all; i += grid_x() * 256)
         if (i < middle) first.copy(i, across, k);
         else second.copy(i - middle, across, k);

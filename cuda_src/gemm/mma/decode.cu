@@ -18,8 +18,8 @@
 // scale covers 128 channels.
 constexpr int A = FP8_A, B = FP8_B, SIDE = FP8_SIDE, TILES = FP8_TILES, WARPS = FP8_WARPS;
 constexpr bool BLOCKED = FP8_BLOCKED, B_BLOCK = FP8_B_BLOCK;
-constexpr int PIECE = 16;  // bytes of a row that a lane loads at once
-constexpr int STEP = 4 * PIECE;
+constexpr int VECTOR_BYTES = 16;  // bytes of a row that a lane loads at once
+constexpr int STEP = 4 * VECTOR_BYTES;
 constexpr int STEPS = BLOCK_K / STEP;
 constexpr int COLUMNS = SIDE / MMA_TOKENS;
 constexpr int CHANNELS = TILES * MMA_CHANNELS;
@@ -35,7 +35,7 @@ struct RowCursor {
     int left;  // rows after this one
 
     DEVICE static RowCursor of(const T* rows, long long stride, int first, int count) {
-        return {rows + least(first, count - 1) * stride, stride, count - 1 - first};
+        return {rows + min_int(first, count - 1) * stride, stride, count - 1 - first};
     }
     DEVICE void move(int step) {
         if (left >= step) from += step * stride;
@@ -43,13 +43,13 @@ struct RowCursor {
     }
 };
 
-// Loads the pieces of a row at STEPS steps. If RAGGED, only `left` bytes belong to the row; pieces past them are zero.
+// Loads the vectors of a row at STEPS steps. If RAGGED, only `left` bytes belong to the row; those past it are zero.
 template <bool RAGGED, class Load>
-DEVICE void load(Vector16 (&pieces)[STEPS], const byte* row, int left, Load load_piece) {
+DEVICE void load(Vector16 (&vectors)[STEPS], const byte* row, int left, Load load_vector) {
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
-        if (RAGGED) pieces[step] = Vector16{0, 0, 0, 0};
-        if (!RAGGED || step * STEP < left) pieces[step] = load_piece(row + step * STEP);
+        if (RAGGED) vectors[step] = Vector16{0, 0, 0, 0};
+        if (!RAGGED || step * STEP < left) vectors[step] = load_vector(row + step * STEP);
     }
 }
 
@@ -59,18 +59,18 @@ struct Lane {
     RowCursor<float> scale_b, scale_a[2];
     MmaSum sum[COLUMNS][TILES];
 
-    // Adds the chunk of k at `at`. If RAGGED, only `left` bytes from this lane's first piece on belong to the rows.
+    // Adds the chunk of k at `at`. If RAGGED, only `left` bytes from this lane's first vector on belong to the rows.
     template <bool RAGGED>
     DEVICE void add(int at, int left, long long scale_a_at, long long scale_b_at) {
         Vector16 w[2 * TILES][STEPS];
-        float along[2 * TILES];
+        float scale_of_b[2 * TILES];
         RowCursor<byte> channel = channels;
         RowCursor<float> channel_scale = scale_b;
 #pragma unroll
         for (int i = 0; i < 2 * TILES; ++i) {
             load<RAGGED>(w[i], channel.from + at, left, [](const byte* p) { return load16_streaming(p); });
             channel.move(8);
-            if (BLOCKED) along[i] = channel_scale.from[scale_b_at];
+            if (BLOCKED) scale_of_b[i] = channel_scale.from[scale_b_at];
             channel_scale.move(8);
         }
         RowCursor<byte> token = tokens;
@@ -80,10 +80,10 @@ struct Lane {
             Vector16 t[STEPS];
             load<RAGGED>(t, token.from + at, left, [](const byte* p) { return load16(p); });
             token.move(MMA_TOKENS);
-            float across[2];
+            float scale_of_a[2];
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                if (BLOCKED) across[i] = token_scale[i].from[scale_a_at];
+                if (BLOCKED) scale_of_a[i] = token_scale[i].from[scale_a_at];
                 token_scale[i].move(MMA_TOKENS);
             }
 #pragma unroll
@@ -99,7 +99,8 @@ struct Lane {
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     const float part = partial.of[i];
-                    if constexpr (BLOCKED) acc[i] = fma_flushing(across[i % 2], along[2 * tile + i / 2] * part, acc[i]);
+                    if constexpr (BLOCKED)
+                        acc[i] = fma_flushing(scale_of_a[i % 2], scale_of_b[2 * tile + i / 2] * part, acc[i]);
                     else acc[i] += part;
                 }
             }
@@ -117,10 +118,10 @@ sm89_decode(MATMUL_PARAMETERS, float beta) {
     const int warp = int(thread_x()) / WARP, g = int(lane()) / 4, q = int(lane()) % 4;
 
     Lane mine;
-    mine.channels = RowCursor<byte>::of(b + q * PIECE, ldb, first_col + g, n);
+    mine.channels = RowCursor<byte>::of(b + q * VECTOR_BYTES, ldb, first_col + g, n);
     if (B_BLOCK) mine.scale_b = {scale_b + first_col / BLOCK_K * scale_b_row, 0, 0};
     else mine.scale_b = RowCursor<float>::of(scale_b, scale_b_row, first_col + g, n);
-    mine.tokens = RowCursor<byte>::of(a + q * PIECE, lda, first_row + g, m);
+    mine.tokens = RowCursor<byte>::of(a + q * VECTOR_BYTES, lda, first_row + g, m);
 #pragma unroll
     for (int i = 0; i < 2; ++i) mine.scale_a[i] = RowCursor<float>::of(scale_a, scale_a_row, first_row + 2 * q + i, m);
 #pragma unroll
@@ -131,7 +132,7 @@ sm89_decode(MATMUL_PARAMETERS, float beta) {
     int at = warp * BLOCK_K;
     for (; at + BLOCK_K <= k; at += WARPS * BLOCK_K)
         mine.add<false>(at, BLOCK_K, at / BLOCK_K * scale_a_k, at / BLOCK_K * scale_b_k);
-    if (at < k) mine.add<true>(at, k - at - q * PIECE, at / BLOCK_K * scale_a_k, at / BLOCK_K * scale_b_k);
+    if (at < k) mine.add<true>(at, k - at - q * VECTOR_BYTES, at / BLOCK_K * scale_a_k, at / BLOCK_K * scale_b_k);
 
 #pragma unroll
     for (int column = 0; column < COLUMNS; ++column)
@@ -147,9 +148,9 @@ sm89_decode(MATMUL_PARAMETERS, float beta) {
     const Epilogue<FP8_OUT, FP8_BIAS> finish(bias, nullptr);
     const Ending<FP8_OUT, FP8_ACTIVATION, FP8_ACCUMULATES> ending = {beta};
     for_each_sum<WARPS, SIDE, CHANNELS, PITCH>(sums, origin, m, n, [&](float acc, long long y, long long x) {
-        const float across = BLOCKED ? 1.0f : scale_a[y * scale_a_row];
-        const float along = BLOCKED ? 1.0f : scale_b[x * scale_b_row];
-        const float value = finish.value(acc, across, along, int(x));
+        const float scale_of_a = BLOCKED ? 1.0f : scale_a[y * scale_a_row];
+        const float scale_of_b = BLOCKED ? 1.0f : scale_b[x * scale_b_row];
+        const float value = finish.value(acc, scale_of_a, scale_of_b, int(x));
         finish.store(out, y * ldo + x, ending.of(value, out, y * ldo + x));
     });
 }

@@ -29,8 +29,8 @@
 //   SCALE_ROWS              128 or 1
 //   OUT, BIAS               0 fp32, 1 fp16, 2 bf16; BIAS -1: none; OUT with PHASES: also 3 + an FP8 format
 //   ACTIVATION, ACCUMULATES of the ending (epilogue.cuh)
-//   PREFETCH_CHUNKS         k-blocks of the weight in flight until a has been requested; 0: as many as fit
-//   AHEAD_CHUNKS            k-blocks beyond its ring that a block prefetches into L2
+//   PREFETCH_K_BLOCKS       k-blocks of the weight in flight until a has been requested; 0: as many as fit
+//   AHEAD_K_BLOCKS          k-blocks beyond its ring that a block prefetches into L2
 //   KEEPS_RESULT            whether to keep the result in L2
 //   PHASES                  0: one map has all channels; else the weight's rows begin at any address, every residue of
 //                           channels has its own map, a tile has every PHASES-th channel, and wgmma takes the weight
@@ -39,7 +39,7 @@
 //   A_VECTORS               0: TMA loads codes of a; else every block writes all of its A_STAGES k-blocks of a itself:
 //                           it quantizes 16-bit rows, A_VECTORS vectors of 8 elements a thread (quantize_rows.cuh), or
 //                           aligns codes at any address (loose_rows.cuh)
-//   A_ROWS, A_INPUT, A_MODE of quantize_rows; for align_rows A_INPUT is -1 and A_ROWS its BATCH
+//   A_ROWS, A_INPUT, A_MODE of quantize_rows; for LooseRows A_INPUT is -1 and A_ROWS its BATCH
 //
 // The caller owes: tensor maps of uint8, zero fill out of bounds, boxes of 64 * M_WARPGROUPS rows (weight) and of m
 // rows, or WIDTH / MULTICAST_TILES where multicast (a), 128 columns with 128-byte swizzle, but with PHASES 144 columns
@@ -55,8 +55,8 @@ struct Config {
     static constexpr int width = FP8_WIDTH, split_k = FP8_SPLIT_K, multicast_tiles = FP8_MULTICAST_TILES;
     static constexpr int warpgroup_channels = 64, m_warpgroups = FP8_M_WARPGROUPS, k_warpgroups = FP8_K_WARPGROUPS,
                          ctas_per_sm = FP8_CTAS_PER_SM;
-    static constexpr int stages = FP8_STAGES, a_stages = FP8_A_STAGES, prefetch_chunks = FP8_PREFETCH_CHUNKS,
-                         ahead_chunks = FP8_AHEAD_CHUNKS;
+    static constexpr int stages = FP8_STAGES, a_stages = FP8_A_STAGES, prefetch_k_blocks = FP8_PREFETCH_K_BLOCKS,
+                         ahead_k_blocks = FP8_AHEAD_K_BLOCKS;
     static constexpr int a_type = FP8_A_TYPE, b_type = FP8_B_TYPE, out_type = FP8_OUT, bias_type = FP8_BIAS;
     static constexpr int activation = FP8_ACTIVATION, accumulates = FP8_ACCUMULATES;
     static constexpr bool keeps_result = FP8_KEEPS_RESULT;
@@ -69,9 +69,12 @@ using C = DecodeLayout<Config>;
 
 // ADDENDS_EARLY: the bias and the results that beta scales are loaded before the products, and arrive during them. With
 // PHASES and beta only few rows leave registers for that, as the weight is in registers, too: otherwise the addends are
-// loaded after the products. RESULT_ANEW: the addresses of results are computed again there, to free registers.
-constexpr bool RESULT_ANEW = C::phases > 0 && C::accumulates;
-constexpr bool ADDENDS_EARLY = !RESULT_ANEW || (C::ctas_per_sm < 3 && C::width <= (C::blockwise ? 8 : 16));
+// loaded after the products. RECOMPUTES_ADDRESSES: result addresses are computed again there, to free registers.
+constexpr bool RECOMPUTES_ADDRESSES = C::phases > 0 && C::accumulates;
+constexpr bool ADDENDS_EARLY = !RECOMPUTES_ADDRESSES || (C::ctas_per_sm < 3 && C::width <= (C::blockwise ? 8 : 16));
+
+// Whether the consumers of each block align the part of a that they multiply.
+constexpr bool ALIGNS_A = C::a_vectors > 0 && C::a_input < 0;
 
 extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_decode(
 #if FP8_PHASES
@@ -94,10 +97,10 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
     extern __shared__ char dynamic[];
     __shared__ float row_scales[C::width];
 #if FP8_A_VECTORS
-    const TensorMap* const codes = nullptr;
+    const TensorMap* const a_codes = nullptr;
     const WideRows rows_of_x = {x, x_stride, m, x_vecs};
 #else
-    const TensorMap* const codes = &a_map;
+    const TensorMap* const a_codes = &a_map;
     const WideRows rows_of_x = {};
     constexpr float upper = 0.0f;
 #endif
@@ -111,11 +114,11 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
 #if !FP8_PHASES
     constexpr float *out_scale = nullptr, *amax = nullptr;
 #endif
-    if (block.loads(&weight_map, codes, of_a, of_b, m, n, WarpUnits<C>::storing_warps, prefetch_weight)) return;
+    if (block.loads(&weight_map, a_codes, of_a, of_b, m, n, WarpUnits<C>::storing_warps, prefetch_weight)) return;
     const int lane = block.lane;
     KBlockIterator& k_iter = block.k_iter;
     const WarpUnits<C> own(block);
-    Places<C> at(k_iter, own.k_warpgroup);
+    RingPositions<C> at(k_iter, own.k_warpgroup);
     Epilogue<C::out_type, C::bias_type> epilogue(bias, nullptr);
     const Ending<C::out_type, C::activation, C::accumulates> ending = {beta};
     float row_scale = 0.0f, largest = 0.0f;
@@ -131,37 +134,55 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
             }
             own.expect_others();
         }
+#if FP8_PHASES
+        typename C::Tile::Weight w[2];
+        const auto load = [&](auto& w) {
+            const unsigned stage = at.next.stage * C::weight_bytes + own.m_warpgroup * 64 * C::Tile::Weight::COLUMNS;
+            block.pipeline.wait_full(at.next);
+            w.load(dynamic + (block.ring - shared_address(dynamic)) + stage, C::Tile::offset(weight_map, k_iter.tile));
+            registers_fence(w.codes);
+            at.next.advance(C::k_warpgroups);
+        };
+#endif
+        LooseRows<C::consumers, C::width, ALIGNS_A ? C::a_rows : 1> loose(rows_of_x, k_iter.first_k_block,
+                                                                          k_iter.k_blocks);
         if (iteration == 0) {
+            if constexpr (ALIGNS_A) loose.begin();
             grid_dependency_wait();
-            if constexpr (C::out_type > BFLOAT16) epilogue = {bias, out_scale};  // its predecessor may write out_scale
-            char* const a_tiles = dynamic + (block.a_ring - shared_address(dynamic));
+            if constexpr (C::out_type > BFLOAT16)  // its predecessor may write out_scale
+                if (out_scale != nullptr) epilogue.reciprocal = *out_scale;
             if constexpr (C::a_vectors > 0) {
-                if constexpr (C::a_input < 0)
-                    align_rows<C::consumers, C::width, C::a_rows>(a_tiles, row_scales, rows_of_x, k_iter.first_k_block,
-                                                                  k_iter.k_blocks, C::blockwise ? nullptr : scale_a,
-                                                                  scale_a_row);
+                char* const a_tiles = dynamic + (block.a_ring - shared_address(dynamic));
+                if constexpr (ALIGNS_A) loose.request(C::blockwise ? nullptr : scale_a, scale_a_row);
                 else
                     quantize_rows<C::consumers, C::a_rows, C::a_vectors, C::width, C::a_input, C::a_type, C::a_mode>(
                         a_tiles, row_scales, rows_of_x, k_iter.first_k_block * (BLOCK_K / 8),
                         k_iter.k_blocks * (BLOCK_K / 8), scale_a, scale_a_row, upper);
-                if (C::prefetch_chunks && threadIdx.x == 0) barrier_arrive(block.a_requested);
+                if (C::prefetch_k_blocks && threadIdx.x == 0) barrier_arrive(block.a_requested);
             } else if (!C::blockwise && threadIdx.x < C::width) {
                 row_scale = scale_a[min((int)threadIdx.x, m - 1) * scale_a_row];
             }
         }
+#if FP8_PHASES
+        // The first k-block of the weight is loaded while codes of a are in flight, where the registers hold both.
+        constexpr bool weight_first = ALIGNS_A && C::ctas_per_sm < 3;
+        if (weight_first && next_k_block < k_iter.k_blocks) load(w[0]);
+        if constexpr (ALIGNS_A)
+            if (iteration == 0) loose.store(dynamic + (block.a_ring - shared_address(dynamic)), row_scales);
+#endif
         Addends<C::out_type, C::sums, C::accumulates> addends;
         const auto load_addends = [&] {
-            const int first = own.channel(k_iter.tile, 0, RESULT_ANEW ? computed_anew(lane) : lane);
+            const int first = own.channel(k_iter.tile, 0, RECOMPUTES_ADDRESSES ? opaque(lane) : lane);
             if (!ADDENDS_EARLY)
 #pragma unroll
                 for (int half = 0; half < 2; ++half)
                     channel_biases[half] = epilogue.bias_of(min(first + 8 * half * C::Tile::phases, n - 1));
             const bool completed[2] = {own.completes(0), own.completes(1)};
-            each_element<C>(completed, RESULT_ANEW ? computed_anew(ldo) : ldo, first, m, n, lane,
-                            [&](int i, long long index, bool there) { addends.load(i, out, index, there); });
+            each_element<C>(completed, RECOMPUTES_ADDRESSES ? opaque(ldo) : ldo, first, m, n, lane,
+                            [&](int i, long long index, bool exists) { addends.load(i, out, index, exists); });
         };
         if (ADDENDS_EARLY) load_addends();
-        if (C::a_vectors) at.codes = Ring<C::a_stages>(next_k_block);
+        if (C::a_vectors) at.a_resident = Ring<C::a_stages>(next_k_block);
 
         // Two accumulators alternate: while the tensor cores fill one, the other is scaled and promoted.
         float sums[C::sums], products[2][C::sums];
@@ -172,11 +193,12 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
             if (C::streams_a) block.a_pipeline.wait_full(at.a_next);
             if constexpr (C::phases == 0)
                 w.place(block.ring + at.next.stage * C::weight_bytes + own.m_warpgroup * 64 * BLOCK_K);
-            const word64 a = tile_descriptor(block.a_ring + (C::a_vectors ? at.codes : at.a_next).stage * C::a_bytes);
+            const word64 a =
+                tile_descriptor(block.a_ring + (C::a_vectors ? at.a_resident : at.a_next).stage * C::a_bytes);
             if (C::phases == 0) at.next.advance(C::k_warpgroups);
             at.a_next.advance(C::k_warpgroups);
-            at.codes.advance(C::k_warpgroups);
-            product_of_block<C::b_type, C::a_type>(d, w.codes, a);
+            at.a_resident.advance(C::k_warpgroups);
+            wgmma_k_block<C::b_type, C::a_type>(d, w.codes, a);
         };
         // Promotes the products of the oldest k-block; `last`: no other products are in flight.
         const auto promote = [&](float (&d)[C::sums], bool last) {
@@ -191,12 +213,12 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
 #pragma unroll
                 for (int j = 0; j < C::width / 8; ++j) {
                     scales_a[j] = *(const float2*)&scales[8 * j + lane % 4 * 2];
-                    if (C::halves_alike)
+                    if (C::halves_share_scale)
                         scales_a[j] = make_float2(scales_a[j].x * scales_b[0], scales_a[j].y * scales_b[0]);
                 }
             }
-            if (last) product_wait<0>();
-            else product_wait<1>();
+            if (last) wgmma_wait<0>();
+            else wgmma_wait<1>();
             registers_fence(d);
             at.release(block);
             if (C::phases && C::blockwise && C::scale_rows == 1) {  // in place, to save registers
@@ -207,10 +229,12 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
 #pragma unroll
             for (int i = 0; i < C::sums; ++i) {
                 if constexpr (C::blockwise) {
-                    const float across = i & 1 ? scales_a[i / 4].y : scales_a[i / 4].x, along = scales_b[i >> 1 & 1];
-                    if constexpr (C::halves_alike) sums[i] = fma_flushing(across, d[i], sums[i]);
-                    else if constexpr (C::scale_rows > 1) sums[i] = fma_flushing(across * along, d[i], sums[i]);
-                    else sums[i] = fma_flushing(across, C::phases ? d[i] : along * d[i], sums[i]);
+                    const float scale_of_a = i & 1 ? scales_a[i / 4].y : scales_a[i / 4].x,
+                                scale_of_b = scales_b[i >> 1 & 1];
+                    if constexpr (C::halves_share_scale) sums[i] = fma_flushing(scale_of_a, d[i], sums[i]);
+                    else if constexpr (C::scale_rows > 1)
+                        sums[i] = fma_flushing(scale_of_a * scale_of_b, d[i], sums[i]);
+                    else sums[i] = fma_flushing(scale_of_a, C::phases ? d[i] : scale_of_b * d[i], sums[i]);
                 } else {
                     sums[i] += d[i];
                 }
@@ -220,16 +244,8 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
 #if FP8_PHASES
         // Whether the weight's next k-block is loaded and aligned during a product: where the registers hold both.
         constexpr bool ahead = !C::blockwise || (C::width < 64 && C::ctas_per_sm < 3);
-        const auto load = [&](auto& w) {
-            const unsigned stage = at.next.stage * C::weight_bytes + own.m_warpgroup * 64 * C::Tile::Weight::COLUMNS;
-            block.pipeline.wait_full(at.next);
-            w.load(dynamic + (block.ring - shared_address(dynamic)) + stage, C::Tile::offset(weight_map, k_iter.tile));
-            registers_fence(w.codes);
-            at.next.advance(C::k_warpgroups);
-        };
         if (next_k_block < k_iter.k_blocks) {
-            typename C::Tile::Weight w[2];
-            load(w[0]);
+            if (!weight_first) load(w[0]);
 #pragma unroll 1
             for (next_k_block += C::k_warpgroups; next_k_block + C::k_warpgroups < k_iter.k_blocks;
                  next_k_block += 2 * C::k_warpgroups) {
@@ -285,17 +301,18 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
                 threads_sync(2, C::consumers);
             }
             if (C::cluster > 1) cluster_wait();  // the other blocks have initialized their barriers
+            if constexpr (C::out_type > BFLOAT16) epilogue.reciprocal = reciprocal_exact(epilogue.reciprocal);
         } else if (C::k_warpgroups > 1 || C::split_k > 1) {
             barrier_wait(block.reduce_empty, (iteration - 1) & 1);
         }
         if (!own.reduce(sums, iteration & 1)) continue;
 
         // Compute all values before the first store: interleaved, computations and stores would wait for each other.
-        const int place = own.unit * 8, of = RESULT_ANEW ? computed_anew(lane) : lane;
+        const int place = own.unit * 8, result_lane = RECOMPUTES_ADDRESSES ? opaque(lane) : lane;
 #pragma unroll
         for (int j = 0; j < C::width / 8; ++j) {
             const float2 rows =
-                C::blockwise ? make_float2(1.0f, 1.0f) : *(const float2*)&row_scales[8 * j + of % 4 * 2];
+                C::blockwise ? make_float2(1.0f, 1.0f) : *(const float2*)&row_scales[8 * j + result_lane % 4 * 2];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 float& value = sums[4 * j + i];
@@ -303,18 +320,18 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
                 value = epilogue.biased(value, channel_biases[i / 2]);
                 value = ending.of(value, addends.number(4 * j + i));
                 if constexpr (C::amax) {
-                    const int row = j * 8 + of % 4 * 2 + i % 2;
-                    if (own.owned[i / 2] && row < m && own.channel(k_iter.tile, i / 2, of) < n)
+                    const int row = j * 8 + result_lane % 4 * 2 + i % 2;
+                    if (own.owned[i / 2] && row < m && own.channel(k_iter.tile, i / 2, result_lane) < n)
                         largest = maximum(largest, magnitude(value));
                 }
                 if constexpr (C::out_type > BFLOAT16) value *= epilogue.reciprocal;
             }
         }
         if constexpr (C::phases == 0 && (C::out_type == FLOAT16 || C::out_type == BFLOAT16))
-            store_pairs<C>(sums, own.owned, out, ldo, C::Tile::channel(k_iter.tile, place), m, n, of);
+            store_pairs<C>(sums, own.owned, out, ldo, C::Tile::channel(k_iter.tile, place), m, n, result_lane);
         else
-            store_each<C>(sums, own.owned, out, RESULT_ANEW ? computed_anew(ldo) : ldo, own.channel(k_iter.tile, 0, of),
-                          m, n, of);
+            store_each<C>(sums, own.owned, out, RECOMPUTES_ADDRESSES ? opaque(ldo) : ldo,
+                          own.channel(k_iter.tile, 0, result_lane), m, n, result_lane);
     }
     if constexpr (C::amax) publish_amax(largest, amax);
 }

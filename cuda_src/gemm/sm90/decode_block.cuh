@@ -5,7 +5,7 @@
 // A block: its rank in the cluster, its rings, their barriers, its reduction buffer, and its k-blocks.
 template <class C>
 struct DecodeBlock {
-    static constexpr int channels = C::tile * C::together;
+    static constexpr int channels = C::tile * C::adjacent_tiles;
 
     int warp, lane;
     int rank, first;  // rank: among the blocks of its tile; first: the cluster rank of the tile's rank 0
@@ -31,7 +31,7 @@ struct DecodeBlock {
           reduce_empty(reduce_full + 8),
           a_requested(reduce_empty + 8),
           reduce_buf(dynamic + (ring - shared_address(dynamic)) + C::ring_bytes),
-          k_iter((n + channels - 1) / channels * C::together, k_blocks, rank, C::split_k) {}
+          k_iter((n + channels - 1) / channels * C::adjacent_tiles, k_blocks, rank, C::split_k) {}
 
     // The full and empty barriers of both rings, then reduce_full, reduce_empty, a_requested.
     DEVICE static unsigned barriers() {
@@ -71,16 +71,16 @@ struct DecodeBlock {
 // A consumer warpgroup's positions in both rings: of the k-block that it multiplies next, and of the oldest one whose
 // products it has not promoted. Warpgroups of the same channels alternate over the k-blocks.
 template <class C>
-struct Places {
+struct RingPositions {
     Ring<C::stages> next, oldest;
     Ring<C::a_stages> a_next, a_oldest;
-    Ring<C::a_stages>
-        codes;  // of a, if its ring holds all k-blocks of the block: as a_next, but starts again with each tile
+    // As a_next, but starts again with each tile: for a ring that holds all k-blocks of a that the block multiplies.
+    Ring<C::a_stages> a_resident;
     // k-blocks of a whose stages are loaded again. Others are not released: a multicast peer may have exited by then.
     int a_releases;
 
-    DEVICE Places(const KBlockIterator& k_iter, int k_warpgroup)
-        : next(k_warpgroup), oldest(k_warpgroup), a_next(k_warpgroup), a_oldest(k_warpgroup), codes(k_warpgroup) {
+    DEVICE RingPositions(const KBlockIterator& k_iter, int k_warpgroup)
+        : next(k_warpgroup), oldest(k_warpgroup), a_next(k_warpgroup), a_oldest(k_warpgroup), a_resident(k_warpgroup) {
         const int iterations = (k_iter.tiles - k_iter.tile + k_iter.step - 1) / k_iter.step;
         a_releases = iterations * k_iter.k_blocks - C::a_stages - k_warpgroup;
     }

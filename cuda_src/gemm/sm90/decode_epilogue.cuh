@@ -7,16 +7,16 @@
 #include "../../ptx/transpose.cuh"
 #include "../epilogue.cuh"
 
-// A lane's sums of a unit, 8 channels x width rows, in the pieces that the reduction sends and adds.
+// A lane's sums of a unit, 8 channels x width rows, in the packets that the reduction sends and adds.
 template <int width>
 struct UnitOf {
-    using Piece = float4;
-    static constexpr int pieces = width / 16;
-    DEVICE static Piece get(const float (&sums)[width / 2], int half, int i) {
+    using Packet = float4;
+    static constexpr int packets = width / 16;
+    DEVICE static Packet get(const float (&sums)[width / 2], int half, int i) {
         const int at = 8 * i + 2 * half;
         return make_float4(sums[at], sums[at + 1], sums[at + 4], sums[at + 5]);
     }
-    DEVICE static void add(float (&sums)[width / 2], int half, int i, Piece other) {
+    DEVICE static void add(float (&sums)[width / 2], int half, int i, Packet other) {
         const int at = 8 * i + 2 * half;
         sums[at] += other.x;
         sums[at + 1] += other.y;
@@ -26,12 +26,12 @@ struct UnitOf {
 };
 template <>
 struct UnitOf<8> {
-    using Piece = float2;
-    static constexpr int pieces = 1;
-    DEVICE static Piece get(const float (&sums)[4], int half, int) {
+    using Packet = float2;
+    static constexpr int packets = 1;
+    DEVICE static Packet get(const float (&sums)[4], int half, int) {
         return make_float2(sums[2 * half], sums[2 * half + 1]);
     }
-    DEVICE static void add(float (&sums)[4], int half, int, Piece other) {
+    DEVICE static void add(float (&sums)[4], int half, int, Packet other) {
         sums[2 * half] += other.x;
         sums[2 * half + 1] += other.y;
     }
@@ -43,7 +43,7 @@ struct WarpUnits {
     static constexpr int ranks = C::split_k, units = C::units / ranks;  // units of a tile that a block completes
     static constexpr int storing_warps = units > 1 ? units / 2 : 1;     // of a block
     using Part = UnitOf<C::width>;
-    using Piece = typename Part::Piece;
+    using Packet = typename Part::Packet;
 
     const DecodeBlock<C>& block;
     int m_warpgroup, k_warpgroup, unit;
@@ -77,25 +77,25 @@ struct WarpUnits {
 
     // Stores the warp's sums into the buffers of the blocks that complete them, and adds to the units that it completes
     // the sums of all other blocks and warpgroups, in the order of their numbers. Returns whether it completes any
-    // unit. `turn` is the parity of the tile.
-    DEVICE bool reduce(float (&sums)[C::sums], int turn) const {
+    // unit. `parity` is that of the tile.
+    DEVICE bool reduce(float (&sums)[C::sums], int parity) const {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             if (completes(half)) continue;
             const int owner = owners[half], source = block.rank * C::k_warpgroups + k_warpgroup;
             const int place = source - (source > owner * C::k_warpgroups);
             const int slot =
-                (place * units + unit + half - owner * units) * C::unit_bytes + block.lane * (int)sizeof(Piece);
+                (place * units + unit + half - owner * units) * C::unit_bytes + block.lane * (int)sizeof(Packet);
             if (owned[half]) {
 #pragma unroll
-                for (int i = 0; i < Part::pieces; ++i)
-                    ((Piece*)(block.reduce_buf + slot))[32 * i] = Part::get(sums, half, i);
+                for (int i = 0; i < Part::packets; ++i)
+                    ((Packet*)(block.reduce_buf + slot))[32 * i] = Part::get(sums, half, i);
             } else {
-                const unsigned there = cluster_address(shared_address(block.reduce_buf) + slot, block.first + owner);
+                const unsigned remote = cluster_address(shared_address(block.reduce_buf) + slot, block.first + owner);
                 const unsigned barrier = cluster_address(block.reduce_full, block.first + owner);
 #pragma unroll
-                for (int i = 0; i < Part::pieces; ++i)
-                    remote_store(there + i * 32 * (int)sizeof(Piece), Part::get(sums, half, i), barrier);
+                for (int i = 0; i < Part::packets; ++i)
+                    remote_store(remote + i * 32 * (int)sizeof(Packet), Part::get(sums, half, i), barrier);
             }
         }
         if (C::k_warpgroups > 1 && k_warpgroup != 0) threads_arrive(3 + m_warpgroup, 128 * C::k_warpgroups);
@@ -103,16 +103,16 @@ struct WarpUnits {
         if (C::k_warpgroups > 1) threads_sync(3 + m_warpgroup, 128 * C::k_warpgroups);
         if (!completes()) return false;
 
-        if (ranks > 1) barrier_wait(block.reduce_full, turn);
+        if (ranks > 1) barrier_wait(block.reduce_full, parity);
 #pragma unroll(C::width > 16 ? 1 : 16)
         for (int place = 0; place < ranks * C::k_warpgroups - 1; ++place) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 if (!owned[half]) continue;
                 const int from = place * units + unit + half - block.rank * units;
-                const Piece* slot = (const Piece*)(block.reduce_buf + from * C::unit_bytes) + block.lane;
+                const Packet* slot = (const Packet*)(block.reduce_buf + from * C::unit_bytes) + block.lane;
 #pragma unroll
-                for (int i = 0; i < Part::pieces; ++i) Part::add(sums, half, i, slot[32 * i]);
+                for (int i = 0; i < Part::packets; ++i) Part::add(sums, half, i, slot[32 * i]);
             }
         }
         __syncwarp();
@@ -127,11 +127,11 @@ struct WarpUnits {
 
 // Returns x, but hides that from the compiler: what depends on it is computed here, and not kept in registers from an
 // earlier computation with x.
-DEVICE long long computed_anew(long long x) {
+DEVICE long long opaque(long long x) {
     asm volatile("" : "+l"(x));
     return x;
 }
-DEVICE int computed_anew(int x) {
+DEVICE int opaque(int x) {
     asm volatile("" : "+r"(x));
     return x;
 }
@@ -151,20 +151,20 @@ DEVICE void store_result(void* to, uint4 v) {
 // elements apart: if 16 divides it, 16-byte vectors may be stored.
 DEVICE unsigned alignment_of(const void* to, long long ldo) { return (unsigned)(size_t)to | 2 * (unsigned)ldo; }
 
-// Calls visit(i, index, there) for each sum i of a lane: the index of its element in the result, and whether the result
-// has that element and the warp ``owned`` its unit. ``first`` is the lane's channel of the first unit. Additions
+// Calls visit(i, index, exists) for each sum i of a lane: the index of its element in the result, and whether the
+// result has that element and the warp ``owned`` its unit. ``first`` is the lane's channel of the first unit. Additions
 // instead of products give the rows' indices.
 template <class C, class Visit>
 DEVICE void each_element(const bool (&owned)[2], long long ldo, int first, int m, int n, int lane, const Visit& visit) {
-    constexpr int apart = 8 * C::Tile::phases;  // channels of the two units
+    constexpr int unit_stride = 8 * C::Tile::phases;  // in channels
     long long index = lane % 4 * 2 * ldo + first;
     int left = m - lane % 4 * 2;
 #pragma unroll
     for (int j = 0; j < C::width / 8; ++j, index += 8 * ldo, left -= 8)
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-            visit(4 * j + i, index + i % 2 * ldo + i / 2 * apart,
-                  owned[i / 2] && i % 2 < left && first + i / 2 * apart < n);
+            visit(4 * j + i, index + i % 2 * ldo + i / 2 * unit_stride,
+                  owned[i / 2] && i % 2 < left && first + i / 2 * unit_stride < n);
 }
 
 // Stores the ``owned`` units of a warp one result at a time, as float32, rounded to 16 bits, or encoded to FP8.
@@ -172,12 +172,12 @@ DEVICE void each_element(const bool (&owned)[2], long long ldo, int first, int m
 template <class C>
 DEVICE void store_each(const float (&sums)[C::sums], const bool (&owned)[2], void* to, long long ldo, int first, int m,
                        int n, int lane) {
-    each_element<C>(owned, ldo, first, m, n, lane, [&](int i, long long index, bool there) {
+    each_element<C>(owned, ldo, first, m, n, lane, [&](int i, long long index, bool exists) {
         if constexpr (C::out_type <= BFLOAT16) {
-            if (there) store_element<C::out_type>(to, index, sums[i]);
+            if (exists) store_element<C::out_type>(to, index, sums[i]);
         } else {
             const byte code = encode<C::out_type - 3>(sums[i]);
-            if (there) static_cast<byte*>(to)[index] = code;
+            if (exists) static_cast<byte*>(to)[index] = code;
         }
     });
 }
@@ -231,8 +231,8 @@ DEVICE void store_units(const float (&values)[4 * count], void* to, long long ld
     if constexpr (C::out_type == FLOAT32) {
 #pragma unroll
         for (int i = 0; i < 4 * count; ++i) {
-            const int here = row + i / 2 % 2 * 8, at = channel + i / 4 * 8 + lane % 4 * 2 + i % 2;
-            if (here < m && at < n) out[here * ldo + at] = values[i];
+            const int at_row = row + i / 2 % 2 * 8, at_column = channel + i / 4 * 8 + lane % 4 * 2 + i % 2;
+            if (at_row < m && at_column < n) out[at_row * ldo + at_column] = values[i];
         }
     } else {
         unsigned pairs[2 * count];
@@ -244,9 +244,9 @@ DEVICE void store_units(const float (&values)[4 * count], void* to, long long ld
             if (channel + 16 <= n && alignment % 16 == 0) {
                 // Each of four neighbouring lanes stores the eight channels of one row and unit.
                 quad_transpose(pairs[0], pairs[1], pairs[2], pairs[3], lane);
-                const int here = row + lane % 2 * 8;
-                if (here < m)
-                    store_result<C::keeps_result>(out + here * ldo + channel + lane % 4 / 2 * 8,
+                const int at_row = row + lane % 2 * 8;
+                if (at_row < m)
+                    store_result<C::keeps_result>(out + at_row * ldo + channel + lane % 4 / 2 * 8,
                                                   make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]));
                 return;
             }
@@ -259,17 +259,17 @@ DEVICE void store_units(const float (&values)[4 * count], void* to, long long ld
                 // Of two neighbouring lanes one stores four channels of the first row, the other four of the second.
                 const bool odd = lane & 1;
                 const unsigned other = __shfl_xor_sync(0xffffffffu, odd ? upper : lower, 1);
-                const int here = row + 8 * odd;
-                if (here < m)
-                    *(uint2*)(out + here * ldo + begin + lane % 4 / 2 * 4) =
+                const int at_row = row + 8 * odd;
+                if (at_row < m)
+                    *(uint2*)(out + at_row * ldo + begin + lane % 4 / 2 * 4) =
                         odd ? make_uint2(other, lower) : make_uint2(upper, other);
                 continue;
             }
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const int first = begin + lane % 4 * 2, here = row + 8 * half;
-                if (here < m && first < n) out[here * ldo + first] = (Out)pairs[2 * unit + half];
-                if (here < m && first + 1 < n) out[here * ldo + first + 1] = (Out)(pairs[2 * unit + half] >> 16);
+                const int first = begin + lane % 4 * 2, at_row = row + 8 * half;
+                if (at_row < m && first < n) out[at_row * ldo + first] = (Out)pairs[2 * unit + half];
+                if (at_row < m && first + 1 < n) out[at_row * ldo + first + 1] = (Out)(pairs[2 * unit + half] >> 16);
             }
         }
     }

@@ -12,12 +12,14 @@ template <class Config>
 struct DecodeLayout : Config {
     static_assert(Config::split_k * Config::multicast_tiles <= 8, "a portable cluster");
     static_assert(Config::multicast_tiles <= Config::width / 8, "the swizzle of a tile repeats every 8 rows");
-    static_assert(Config::stages % Config::k_warpgroups == 0, "a consumer comes back to its stage");
-    static_assert(Config::stages >= 2 * Config::k_warpgroups, "a consumer awaits a k-block before it gives one up");
-    static_assert(Config::a_stages % Config::k_warpgroups == 0 || Config::a_vectors > 0, "as in the other ring");
+    static_assert(Config::stages % Config::k_warpgroups == 0, "STAGES must be a multiple of K_WARPGROUPS");
+    static_assert(Config::stages >= 2 * Config::k_warpgroups, "each warpgroup needs two stages");
+    static_assert(Config::a_stages % Config::k_warpgroups == 0 || Config::a_vectors > 0,
+                  "A_STAGES must be a multiple of K_WARPGROUPS");
     // Otherwise a block might complete no channels of a warpgroup, and nothing would keep the warpgroups that share
     // these channels in step.
-    static_assert(Config::m_warpgroups == 1 || Config::k_warpgroups == 1 || Config::split_k == 1, "warpgroups meet");
+    static_assert(Config::m_warpgroups == 1 || Config::k_warpgroups == 1 || Config::split_k == 1,
+                  "at most two of M_WARPGROUPS, K_WARPGROUPS and SPLIT_K may exceed 1");
     static_assert(Config::scale_rows == 1 || Config::scale_rows == BLOCK_K, "scales of 1x128 or 128x128");
 
     static constexpr int tile = Config::warpgroup_channels * Config::m_warpgroups;
@@ -26,8 +28,8 @@ struct DecodeLayout : Config {
     using Tile = PhasedTile<Config::phases, tile>;
     static constexpr int weight_bytes = tile * Tile::Weight::COLUMNS, a_bytes = Config::width * BLOCK_K;  // of a stage
     static constexpr int ring_bytes = Config::stages * weight_bytes + Config::a_stages * a_bytes;
-    static constexpr int units = tile / 8;                                   // of 8 channels, in a tile
-    static constexpr int together = Config::multicast_tiles * Tile::phases;  // tiles of neighbouring channels
+    static constexpr int units = tile / 8;                                         // of 8 channels, in a tile
+    static constexpr int adjacent_tiles = Config::multicast_tiles * Tile::phases;  // tiles of neighbouring channels
     static constexpr int unit_bytes = 8 * Config::width * 4;
     // The accumulators of a thread.
     static constexpr int sums = Config::warpgroup_channels * Config::width / 128;
@@ -35,9 +37,9 @@ struct DecodeLayout : Config {
     // tile are spread over `span` neighbours.
     static constexpr int span = Config::scale_rows > 1 ? tile * Tile::phases : tile;
     // Whether the channels of a warp's two units, 8 * phases apart, share a scale of the weight.
-    static constexpr bool halves_alike = Config::scale_rows >= 16 * Tile::phases;
-    static constexpr bool across = span % Config::scale_rows && Config::scale_rows % span;
-    static constexpr int weight_scales = (span + Config::scale_rows - 1) / Config::scale_rows + across;
+    static constexpr bool halves_share_scale = Config::scale_rows >= 16 * Tile::phases;
+    static constexpr bool crosses_scales = span % Config::scale_rows && Config::scale_rows % span;
+    static constexpr int weight_scales = (span + Config::scale_rows - 1) / Config::scale_rows + crosses_scales;
     // Of a k-block: the scales of a's rows, then the weight's.
     static constexpr int scales = Config::width + weight_scales;
     static constexpr int scale_lanes = scales < 32 ? scales : 32;
@@ -57,12 +59,12 @@ struct alignas(8) StageScales {
 // Called by the producing thread when its ring is full for the first time: prefetches the next k-blocks of the weight
 // into L2 until `empty`, the barrier of the oldest stage, completes. Memory would be idle until a has arrived.
 template <class C>
-DEVICE void ask_ahead(const TensorMap* map, KBlockIterator k_iter, unsigned empty) {
-    for (int left = C::ahead_chunks; left > 0 && k_iter.more() && !barrier_passed(empty, 0); --left, k_iter.next())
+DEVICE void prefetch_ahead(const TensorMap* map, KBlockIterator k_iter, unsigned empty) {
+    for (int left = C::ahead_k_blocks; left > 0 && k_iter.more() && !barrier_passed(empty, 0); --left, k_iter.next())
         C::Tile::prefetch(map, k_iter.k_block * BLOCK_K, k_iter.tile);
 }
 
-// The warp that loads the weight; it also initializes the barrier `a_requested`. PREFETCH_CHUNKS limits the prefetch,
+// The warp that loads the weight; it also initializes the barrier `a_requested`. PREFETCH_K_BLOCKS limits the prefetch,
 // because requests for a full ring would be queued in memory ahead of those for a, and ahead of those of the kernel
 // that computes a.
 template <class C, class Map>
@@ -72,7 +74,7 @@ DEVICE void load_weight(const Map* map, unsigned ring, const PipelineBarriers<C:
     if (lane == 0) {
         C::Tile::prefetch(map, k_iter.tile);
         pipeline.init(1, 4 * C::m_warpgroups);
-        if (C::prefetch_chunks) barrier_init(a_requested, 1);
+        if (C::prefetch_k_blocks) barrier_init(a_requested, 1);
         barrier_init_fence();
     }
     __syncwarp();
@@ -83,14 +85,14 @@ DEVICE void load_weight(const Map* map, unsigned ring, const PipelineBarriers<C:
         grid_dependency_launch();
     }
     if (C::elects ? elected() : lane == 0) {
-        bool limited = C::prefetch_chunks > 0;
+        bool limited = C::prefetch_k_blocks > 0;
         for (int issued = 0; k_iter.more(); ++issued) {
-            if constexpr (C::phases == 0 && C::ahead_chunks > 0)
-                if (issued == C::stages && prefetch_weight) ask_ahead<C>(map, k_iter, pipeline.empty(at));
+            if constexpr (C::phases == 0 && C::ahead_k_blocks > 0)
+                if (issued == C::stages && prefetch_weight) prefetch_ahead<C>(map, k_iter, pipeline.empty(at));
             pipeline.wait_empty(at);
-            if (limited && issued >= C::prefetch_chunks) {
+            if (limited && issued >= C::prefetch_k_blocks) {
                 limited = issued < C::stages;
-                while (limited && !barrier_passed(pipeline.barriers + 8 * (issued - C::prefetch_chunks), 0))
+                while (limited && !barrier_passed(pipeline.barriers + 8 * (issued - C::prefetch_k_blocks), 0))
                     limited = !barrier_passed(a_requested, 0);
             }
             barrier_expect(pipeline.full(at), C::weight_bytes);
@@ -126,13 +128,13 @@ DEVICE void load_a(const TensorMap* map, unsigned ring, const PipelineBarriers<C
         barrier_init_fence();
     }
     __syncwarp();
-    C::prefetch_chunks ? threads_sync(1, C::threads) : threads_arrive(1, C::threads);
+    C::prefetch_k_blocks ? threads_sync(1, C::threads) : threads_arrive(1, C::threads);
     if (C::cluster > 1) cluster_arrive();
     if (C::multicast_tiles > 1) cluster_wait();  // the peers have initialized their barriers
     if (!C::a_vectors) {
         grid_dependency_wait();
         if (elected()) {
-            if (C::prefetch_chunks) barrier_arrive(reduce_full + 16);
+            if (C::prefetch_k_blocks) barrier_arrive(reduce_full + 16);
             const int row = multicast_rank * (C::width / C::multicast_tiles);
             const int bytes = C::multicast_tiles > 1 ? C::a_bytes : rows * BLOCK_K;
             for (Ring<C::a_stages> at(0); k_iter.more(); k_iter.next(), at.advance(1)) {
@@ -178,12 +180,12 @@ DEVICE void load_scales(StageScales<C>& stage_scales, const PipelineBarriers<C::
 #pragma unroll
             for (int i = 0; i < words; ++i) {
                 const int place = lane + 32 * i;
-                if (place < C::scales) word_copy(shared_address(&stage_scales.of[at.stage][place]), from[i]);
+                if (place < C::scales) cp_async_word(shared_address(&stage_scales.of[at.stage][place]), from[i]);
                 from[i] += step[i];
             }
-            words_arrive(pipeline.full(at));
+            cp_async_arrive(pipeline.full(at));
         }
     }
-    words_wait();
+    cp_async_wait_all();
     if (C::cluster > 1) cluster_wait();
 }

@@ -31,8 +31,8 @@ struct Config {
     // possible (experiments/2026-11-ahead-of-the-ring).
     static constexpr bool elects = FP8_CHANNELS > 64;
     static constexpr int split_k = FP8_SPLIT_K, multicast_tiles = FP8_MULTICAST_TILES;
-    static constexpr int stages = FP8_STAGES, a_stages = FP8_A_STAGES, prefetch_chunks = FP8_PREFETCH_CHUNKS,
-                         ahead_chunks = FP8_AHEAD_CHUNKS;
+    static constexpr int stages = FP8_STAGES, a_stages = FP8_A_STAGES, prefetch_k_blocks = FP8_PREFETCH_K_BLOCKS,
+                         ahead_k_blocks = FP8_AHEAD_K_BLOCKS;
     static constexpr int a_type = FP8_A_TYPE, b_type = FP8_B_TYPE, out_type = FP8_OUT, bias_type = FP8_BIAS;
     static constexpr int activation = FP8_ACTIVATION, accumulates = FP8_ACCUMULATES;
     static constexpr bool keeps_result = FP8_KEEPS_RESULT;
@@ -76,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
     KBlockIterator& k_iter = block.k_iter;
 
     const int row = warp * 16 + lane / 4;
-    Places<C> at(k_iter, 0);
+    RingPositions<C> at(k_iter, 0);
     const Epilogue<C::out_type, C::bias_type> epilogue(bias, nullptr);
     const Ending<C::out_type, C::activation, C::accumulates> ending = {beta};
     float row_scales[2] = {1.0f, 1.0f};
@@ -85,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
         const int channel = k_iter.tile * C::tile, own = min(channel + (int)threadIdx.x, n - 1);
         const float channel_scale = C::blockwise ? 1.0f : scale_b[own * scale_b_row];
         // The first unit whose channels have the tile's second scale.
-        const int border = C::across ? (BLOCK_K - channel % BLOCK_K) / 8 : UNITS;
+        const int second_scale_unit = C::crosses_scales ? (BLOCK_K - channel % BLOCK_K) / 8 : UNITS;
         const float channel_bias = epilogue.bias_of(own);
         if (ranks > 1 && threadIdx.x == 0)
             barrier_expect(block.reduce_full,
@@ -108,30 +108,31 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
             const word64 a = tile_descriptor(block.a_ring + at.a_next.stage * C::a_bytes);
             at.next.advance(1);
             at.a_next.advance(1);
-            product_of_block<C::a_type, C::b_type>(d, a, w);
+            wgmma_k_block<C::a_type, C::b_type>(d, a, w);
         };
         // Promotes the products of the oldest k-block; `last`: no other products are in flight.
         const auto promote = [&](float (&d)[C::sums], bool last) {
             const float* const scales = block.stage_scales().of[C::blockwise ? at.a_oldest.stage : 0];
-            // The scales of the lane's two rows times the weight's first scale; `beyond`: times its second one.
-            float scales_a[2] = {1.0f, 1.0f}, beyond[2] = {1.0f, 1.0f};
+            // The scales of the lane's two rows times the weight's first scale, and times its second one.
+            float first_scales[2] = {1.0f, 1.0f}, second_scales[2] = {1.0f, 1.0f};
             if constexpr (C::blockwise) {
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
-                    beyond[half] = scales[row + 8 * half];
-                    scales_a[half] = beyond[half] * scales[C::width];
-                    if (C::across) beyond[half] *= scales[C::width + 1];
+                    second_scales[half] = scales[row + 8 * half];
+                    first_scales[half] = second_scales[half] * scales[C::width];
+                    if (C::crosses_scales) second_scales[half] *= scales[C::width + 1];
                 }
             }
-            if (last) product_wait<0>();
-            else product_wait<1>();
+            if (last) wgmma_wait<0>();
+            else wgmma_wait<1>();
             registers_fence(d);
             at.release(block);
 #pragma unroll
             for (int i = 0; i < C::sums; ++i) {
                 if constexpr (C::blockwise)
-                    sums[i] = fma_flushing(C::across && i / 4 >= border ? beyond[i / 2 % 2] : scales_a[i / 2 % 2], d[i],
-                                           sums[i]);
+                    sums[i] = fma_flushing(C::crosses_scales && i / 4 >= second_scale_unit ? second_scales[i / 2 % 2]
+                                                                                           : first_scales[i / 2 % 2],
+                                           d[i], sums[i]);
                 else sums[i] += d[i];
             }
         };
@@ -153,22 +154,23 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
             promote(products[0], true);
         }
 
-        const int turn = iteration & 1;
+        const int parity = iteration & 1;
         if (threadIdx.x < C::tile) {
-            if (!C::blockwise) channel_scales[turn][threadIdx.x] = channel_scale;
-            if (C::bias_type >= 0) channel_biases[turn][threadIdx.x] = channel_bias;
+            if (!C::blockwise) channel_scales[parity][threadIdx.x] = channel_scale;
+            if (C::bias_type >= 0) channel_biases[parity][threadIdx.x] = channel_bias;
         }
         if (!C::blockwise || C::bias_type >= 0) threads_sync(2, C::consumers);
         if (ranks > 1) {
             if (iteration == 0) cluster_wait();  // the other blocks have initialized their barriers
-            else if (warp < active) barrier_wait(block.reduce_empty, turn ^ 1);  // warps without rows need not wait
+            else if (warp < active) barrier_wait(block.reduce_empty, parity ^ 1);  // warps without rows need not wait
         }
         if (warp >= active) continue;
         Addends<C::out_type, C::sums, C::accumulates> addends;  // arrive while partial sums are exchanged
 #pragma unroll
         for (int i = 0; i < C::sums; ++i) {
-            const int of = row + i / 2 % 2 * 8, here = channel + i / 4 * 8 + lane % 4 * 2 + i % 2;
-            addends.load(i, out, of * ldo + here, (ranks == 1 || owner_of(i / 4) == rank) && of < m && here < n);
+            const int at_row = row + i / 2 % 2 * 8, at_column = channel + i / 4 * 8 + lane % 4 * 2 + i % 2;
+            const bool exists = (ranks == 1 || owner_of(i / 4) == rank) && at_row < m && at_column < n;
+            addends.load(i, out, at_row * ldo + at_column, exists);
         }
         if constexpr (ranks > 1) {
 #pragma unroll
@@ -176,12 +178,12 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
                 const int owner = owner_of(unit);
                 if (owner == rank) continue;
                 const int slot = slot_of(rank - (rank > owner), unit, warp);
-                const unsigned there = cluster_address(shared_address(block.reduce_buf), first + owner);
-                remote_store(there + slot + lane * (int)sizeof(float4),
+                const unsigned remote = cluster_address(shared_address(block.reduce_buf), first + owner);
+                remote_store(remote + slot + lane * (int)sizeof(float4),
                              make_float4(sums[4 * unit], sums[4 * unit + 1], sums[4 * unit + 2], sums[4 * unit + 3]),
                              cluster_address(block.reduce_full, first + owner));
             }
-            barrier_wait(block.reduce_full, turn);
+            barrier_wait(block.reduce_full, parity);
 #pragma unroll 2
             for (int place = 0; place < ranks - 1; ++place) {
 #pragma unroll
@@ -203,8 +205,8 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
         const auto finished = [&](int unit, float* values) {
             const int at = unit * 8 + lane % 4 * 2;
             float2 scales = make_float2(1.0f, 1.0f), biases = make_float2(0.0f, 0.0f);
-            if (!C::blockwise) scales = *(const float2*)&channel_scales[turn][at];
-            if (C::bias_type >= 0) biases = *(const float2*)&channel_biases[turn][at];
+            if (!C::blockwise) scales = *(const float2*)&channel_scales[parity][at];
+            if (C::bias_type >= 0) biases = *(const float2*)&channel_biases[parity][at];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 values[i] = sums[4 * unit + i];

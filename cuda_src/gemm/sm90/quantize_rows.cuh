@@ -29,7 +29,7 @@ DEVICE void quantize_rows(char* tiles, float* scales, const WideRows& from, int 
     constexpr int TEAM = THREADS / ROWS, TEAM_WARPS = (TEAM + 31) / 32;
     __shared__ unsigned largest[THREADS / 32];
     const int row = threadIdx.x / TEAM, member = threadIdx.x % TEAM, all = (from.vecs + 15) & ~15;
-    const bool some = row < from.rows;
+    const bool has_row = row < from.rows;
     const byte* const x = from.x + row * from.stride;
     const auto vec_of = [&](int v) {
         const int vec = first + member + v * TEAM;
@@ -41,13 +41,13 @@ DEVICE void quantize_rows(char* tiles, float* scales, const WideRows& from, int 
 #pragma unroll
     for (int v = 0; v < VECTORS; ++v) {
         loaded[v] = empty_vec8<INPUT>();
-        if (some && vec_of(v) < from.vecs && (MODE == TOKEN || is_own(v)))
+        if (has_row && vec_of(v) < from.vecs && (MODE == TOKEN || is_own(v)))
             loaded[v] = load_vec8<INPUT, 16>(x + vec_of(v) * (8 * SIZE_OF<INPUT>));
     }
     float scale = 1.0f;
     bool bounded = false;
     if constexpr (MODE == STATIC) {
-        if (some) scale = given[row * given_stride];
+        if (has_row) scale = given[row * given_stride];
     } else {
         AbsMax<INPUT> seen;
 #pragma unroll
@@ -66,7 +66,7 @@ DEVICE void quantize_rows(char* tiles, float* scales, const WideRows& from, int 
     if (member == 0) scales[row] = scale;
 #pragma unroll
     for (int v = 0; v < VECTORS; ++v) {
-        if (!some || !is_own(v)) continue;
+        if (!has_row || !is_own(v)) continue;
         const int own = member + v * TEAM, unit = (own / 2 ^ row) & 7;  // of 16 bytes, as the swizzle moves it
         Vector8 codes = {0, 0};
         if (vec_of(v) < from.vecs) codes = encode_vec8<INPUT, FORMAT, MODE>(loaded[v], divisor);

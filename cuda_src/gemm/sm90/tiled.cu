@@ -90,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
             if (C::scale_tiles) map_prefetch(&scale_map);
             if (C::store_tiles) map_prefetch(&out_map);
         } else if (warp == 2) {
-            pipeline.init(C::loaders, C::math_warps * C::cluster);
+            pipeline.init(C::full_arrivals, C::math_warps * C::cluster);
             barrier_init_fence();
         } else if (warp == 3) {
             vector_pipeline.init(C::vector_threads, C::math_warps);
@@ -108,7 +108,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
     }
     if (warp < 4) {
         if (warp > 1) find_first();
-        if constexpr (C::threads > 256) registers_give<C::loader_registers>();
+        if constexpr (C::threads > 256) setmaxnreg_dec<C::loader_registers>();
         // With `prefetch_weight`, warp 0 (weight) does not wait, nor warp 2 if it loads only scales of the weight and
         // the bias.
         if (!prefetch_weight || (warp != 0 && (warp != 2 || !C::scale_tiles))) grid_dependency_wait();
@@ -119,7 +119,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
                 m <= FEW_ROWS && 2 * m < k_blocks * BLOCK_K ? EVICT_FIRST : EVICT_NORMAL);
         if (warp == 1 && elected())
             load_tiles<C, C::a_bytes, false>(&a_map, a_ring, &scale_map, shared_address(stage_scales), pipeline, tiles,
-                                             first, k_blocks, least(C::rows, (m + 7) & ~7), EVICT_NORMAL);
+                                             first, k_blocks, min_int(C::rows, (m + 7) & ~7), EVICT_NORMAL);
         if (warp > 1) {
             const ScaleGrid of_a = {scale_a, scale_a_row, scale_a_k}, of_b = {scale_b, scale_b_row, scale_b_k};
             load_scales<C>(stage_scales, vectors, origins, pipeline, vector_pipeline, &scale_map, of_a, of_b, epilogue,
@@ -127,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
         }
         return;
     }
-    if constexpr (C::threads > 256) registers_take<C::math_registers>();
+    if constexpr (C::threads > 256) setmaxnreg_inc<C::math_registers>();
     grid_dependency_wait();
 
     const int group = warp / 4 - 1;
@@ -142,7 +142,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
     Ring<C::stages> at(0);
     Ring<2> vectors_at(C::pingpong ? group : 0);
     if (C::pingpong && group == 1) at.skip(k_blocks);
-    const auto make_tile = [&](auto turn) {
+    const auto make_tile = [&](auto rotation) {
         TileOrigin origin = {};
         const auto await_vectors = [&] {
             vector_pipeline.wait_full(vectors_at);
@@ -167,7 +167,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
                     scales_a[i / 2][i % 2] = of_tile[math.slice_row(i / 2) + math.lane_row() + i % 2 * 8];
             const auto value = [&](int slice, int i, float addend) {
                 [[maybe_unused]] const int channel = i / 4 * 8 + lane % 4 * 2 + i % 2;
-                float sum = math.sums[math.set_of(decltype(turn)::value, slice)][i];
+                float sum = math.sums[math.set_of(decltype(rotation)::value, slice)][i];
                 if constexpr (!C::along_k)
                     sum = epilogue.scaled(sum, scales_a[slice][i / 2 % 2], of_tile[C::channel_scales_at + channel]);
                 if constexpr (C::bias_type >= 0) sum = epilogue.biased(sum, of_tile[C::bias_at + channel]);
@@ -181,7 +181,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
             const int first_row = origin.row + math.slice_row(0);
             store.template tile<from * pieces, end * pieces>(value, first_row, slice_step, origin.column);
         };
-        math.template run<decltype(turn)::value>(at, k_blocks, origin, sequence, store_slice);
+        math.template run<decltype(rotation)::value>(at, k_blocks, origin, sequence, store_slice);
         if (!sequence.any()) return false;
         __syncwarp();
         if (lane == 0) vector_pipeline.release(vectors_at);
@@ -190,9 +190,9 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
     };
     math.begin_tiles(at);
     while ((!C::pingpong || sequence.any()) && make_tile(Constant<0>()) &&
-           (C::turns < 2 || make_tile(Constant<1 % C::turns>())) &&
-           (C::turns < 3 || make_tile(Constant<2 % C::turns>())));
-    product_wait<0>();                   // products issued after the last tile
+           (C::rotations < 2 || make_tile(Constant<1 % C::rotations>())) &&
+           (C::rotations < 3 || make_tile(Constant<2 % C::rotations>())));
+    wgmma_wait<0>();                     // products issued after the last tile
     if (C::cluster > 1) cluster_wait();  // no peer may signal to a block that has exited
     if constexpr (C::amax) publish_amax(largest, amax);
     if (C::store_tiles && threadIdx.x % 128 == 0) stores_read<0>();

@@ -18,19 +18,20 @@ struct Constant {
 // Config of tiled.cu, and what follows from it.
 template <class Config>
 struct TiledLayout : Config {
-    static constexpr int crew = Config::pingpong ? 1 : Config::groups;  // warpgroups that make a tile together
-    static constexpr int rows = 64 * crew * Config::m_slices;           // of a tile
-    static constexpr int math_warps = 4 * crew;                         // of a tile
+    static constexpr int groups_per_tile =
+        Config::pingpong ? 1 : Config::groups;                            // warpgroups that make a tile together
+    static constexpr int rows = 64 * groups_per_tile * Config::m_slices;  // of a tile
+    static constexpr int math_warps = 4 * groups_per_tile;                // of a tile
     static constexpr int threads = 128 + 128 * Config::groups;
     static constexpr int a_bytes = rows * BLOCK_K, weight_bytes = Config::columns * BLOCK_K;  // of a stage
     static constexpr int ahead_k_blocks = (64 << 10) / weight_bytes;  // of the weight, prefetched into L2
     static constexpr int sums = Config::columns / 2;                  // of a thread, in 64 rows of a tile
     // Whether a warpgroup has two sets of products: if registers hold them beside the sums (and 1x128 scales of the
     // weight), and if overlapping the next products gains more than it slows the promotion of the last.
-    static constexpr int least_overlapped = Config::scales == SCALES_GROUP ? 0 : Config::groups == 2 ? 128 : 96;
-    static constexpr int most_overlapped = Config::scales == SCALES_GROUP && Config::groups == 2 ? 96 : 128;
+    static constexpr int min_overlapped_columns = Config::scales == SCALES_GROUP ? 0 : Config::groups == 2 ? 128 : 96;
+    static constexpr int max_overlapped_columns = Config::scales == SCALES_GROUP && Config::groups == 2 ? 96 : 128;
     static constexpr bool overlapped =
-        Config::m_slices == 1 && Config::columns >= least_overlapped && Config::columns <= most_overlapped;
+        Config::m_slices == 1 && Config::columns >= min_overlapped_columns && Config::columns <= max_overlapped_columns;
     static constexpr bool along_k = Config::scales >= SCALES_BLOCK, promoted = Config::scales != SCALES_CHAIN;
     // Whether the next tile's first products are issued before a tile is stored: if a warpgroup has two slices, it
     // stores one while the other is multiplied. Promoted products have registers apart from the sums; chains need a set
@@ -43,15 +44,15 @@ struct TiledLayout : Config {
     // Sets of sums of a thread, each for 64 rows. Promoted sums keep their sets; chains rotate: the next tile's first
     // slice begins in the set that this tile does not use.
     static constexpr int sets = Config::m_slices + (ahead && !promoted);
-    static constexpr int turns = ahead && !promoted ? sets : 1;  // tiles after which each slice is in its set again
+    static constexpr int rotations = ahead && !promoted ? sets : 1;  // tiles after which each slice is in its set again
     // Whether a separate thread loads the scales of a: if a k-block takes hardly longer than issuing its loads.
-    static constexpr bool scales_apart = Config::scale_tiles && Config::groups == 1;
+    static constexpr bool separate_scale_thread = Config::scale_tiles && Config::groups == 1;
     static constexpr int scale_rows = Config::scales == SCALES_GROUP ? 1 : BLOCK_K;
     // Scales of a k-block: of a's rows, then of the weight; of 128x128 scales a tile can have two.
     static constexpr int stage_scales = along_k ? rows + (scale_rows == 1 ? Config::columns : 32) : 1;
     static constexpr int vector_threads = 64;
     // Arrivals at a k-block's full barrier: of the threads that load the operands, and of those that load its scales.
-    static constexpr int loaders = 2 + (!along_k ? 0 : Config::scale_tiles ? 1 : vector_threads);
+    static constexpr int full_arrivals = 2 + (!along_k ? 0 : Config::scale_tiles ? 1 : vector_threads);
     // The vectors of a tile, if it has any: scales of its rows, scales of its channels, and the bias.
     static constexpr bool has_vectors = !along_k || Config::bias_type >= 0;
     static constexpr int vectors = has_vectors ? (along_k ? 0 : rows + Config::columns) + Config::columns : 1;
@@ -61,12 +62,12 @@ struct TiledLayout : Config {
     static constexpr int loader_registers = many_scales ? 56 : 40, math_registers = many_scales ? 224 : 232;
 
     // The results of a slice are staged in pieces of piece_bytes per row, which is a swizzle width of TMA.
-    static constexpr int item = Config::out_type == FLOAT32 ? 4 : Config::out_type > BFLOAT16 ? 1 : 2;
-    static constexpr int row_bytes = Config::columns * item;
+    static constexpr int element_bytes = Config::out_type == FLOAT32 ? 4 : Config::out_type > BFLOAT16 ? 1 : 2;
+    static constexpr int row_bytes = Config::columns * element_bytes;
     static constexpr int piece_bytes = row_bytes % 128 == 0 ? 128 : row_bytes % 64 == 0 ? 64 : 32;
-    static constexpr int piece_columns = piece_bytes / item, pieces = row_bytes / piece_bytes;  // of a slice
+    static constexpr int piece_columns = piece_bytes / element_bytes, pieces = row_bytes / piece_bytes;  // of a slice
     static constexpr int buffer_bytes = 64 * piece_bytes;
-    static_assert(Config::m_slices * pieces % Config::buffers == 0, "rounds of staging are alike");
+    static_assert(Config::m_slices * pieces % Config::buffers == 0, "BUFFERS must divide the pieces of a tile");
     static_assert(row_bytes % 32 == 0, "whole pieces of a row");
     using Tiles = PersistentTiles<rows, Config::columns, 32 / (rows / 64), Config::accumulates, Config::cluster>;
     static_assert(!Config::pingpong || (Config::groups == 2 && Config::cluster == 1 && !promoted),
@@ -94,15 +95,15 @@ DEVICE void load_scale_tiles(const TensorMap* map, unsigned stage_scales, const 
 // Called by the producing thread when its ring is full for the first time: prefetches the next k-blocks of the weight
 // into L2, unless `empty`, the barrier of the oldest stage, is complete. Memory would be idle until a has arrived.
 template <class C>
-DEVICE void ask_ahead(const TensorMap* map, int k_block, int k_blocks, int row, unsigned empty) {
+DEVICE void prefetch_ahead(const TensorMap* map, int k_block, int k_blocks, int row, unsigned empty) {
     if (barrier_passed(empty, 0)) return;
-    for (int end = least(k_blocks, k_block + C::ahead_k_blocks); k_block < end; ++k_block)
+    for (int end = min_int(k_blocks, k_block + C::ahead_k_blocks); k_block < end; ++k_block)
         tile_prefetch(map, k_block * BLOCK_K, row);
 }
 
 // Called by one thread: loads the tiles of one operand, ``rows`` rows into each stage of ``bytes``. With those of a it
-// also loads their scales if TMA does that, or, with scales_apart, only expects their bytes. The blocks of a cluster
-// each load a part of the weight's rows, and multicast it to all of them.
+// also loads their scales if TMA does that, or, with separate_scale_thread, only expects their bytes. The blocks of a
+// cluster each load a part of the weight's rows, and multicast it to all of them.
 template <class C, int bytes, bool of_weight>
 DEVICE void load_tiles(const TensorMap* map, unsigned ring, const TensorMap* scale_map, unsigned stage_scales,
                        const PipelineBarriers<C::stages>& pipeline, typename C::Tiles tiles, TileOrigin origin,
@@ -116,14 +117,14 @@ DEVICE void load_tiles(const TensorMap* map, unsigned ring, const TensorMap* sca
 #pragma unroll 1
         for (int k_block = 0; k_block < k_blocks; ++k_block, at.advance(1)) {
             if constexpr (of_weight)
-                if (k_block == full_at) ask_ahead<C>(map, k_block, k_blocks, row, pipeline.empty(at));
+                if (k_block == full_at) prefetch_ahead<C>(map, k_block, k_blocks, row, pipeline.empty(at));
             pipeline.wait_empty(at);
             const unsigned full = pipeline.full(at), to = ring + at.stage * bytes;
             barrier_expect(full, rows * BLOCK_K + (scales ? 4 * C::rows : 0));
             if constexpr (shared)
                 tile_load_shared(to, map, k_block * BLOCK_K, row, full, (1 << C::cluster) - 1, policy);
             else tile_load(to, map, k_block * BLOCK_K, row, full, policy);
-            if constexpr (scales && !C::scales_apart)
+            if constexpr (scales && !C::separate_scale_thread)
                 load_scale_tile<C>(scale_map, stage_scales, pipeline, at, origin.row, k_block);
         }
     }
@@ -146,7 +147,7 @@ struct WeightScales {
         if (k_block >= k_blocks) return;
         const float* const from = of_b.scales + k_block * of_b.col;
         next =
-            make_float2(from[column / BLOCK_K * of_b.row], from[least(column + BLOCK_K, n - 1) / BLOCK_K * of_b.row]);
+            make_float2(from[column / BLOCK_K * of_b.row], from[min_int(column + BLOCK_K, n - 1) / BLOCK_K * of_b.row]);
     }
     // Stores the scales of a tile's k-blocks, and begins to load those of the next tile.
     DEVICE void store(Stages& stage_scales, const PipelineBarriers<C::stages>& pipeline, Ring<C::stages>& at,
@@ -156,7 +157,7 @@ struct WeightScales {
             const float2 scales = next;
             const bool ends = first + 32 >= k_blocks;
             load(ends ? after.column : origin.column, ends ? lane : first + 32 + lane);
-            const int end = least(k_blocks - first, 32);
+            const int end = min_int(k_blocks - first, 32);
 #pragma unroll 1
             for (int i = 0; i < end; ++i, at.advance(1)) {
                 pipeline.wait_empty(at);
@@ -215,10 +216,10 @@ DEVICE void load_each_scale(float (&stage_scales)[C::stages][C::stage_scales],
 #pragma unroll
         for (int i = 0; i < words; ++i) {
             const int place = thread + C::vector_threads * i;
-            if (place < C::stage_scales) word_copy(to + 4 * C::vector_threads * i, from[i]);
+            if (place < C::stage_scales) cp_async_word(to + 4 * C::vector_threads * i, from[i]);
             from[i] += place < C::rows ? of_a.col : of_b.col;
         }
-        words_arrive(pipeline.full(at));
+        cp_async_arrive(pipeline.full(at));
     }
 }
 // Called by vector_threads threads: loads the scales of each k-block and the vectors of each tile.
@@ -251,11 +252,11 @@ DEVICE void load_scales(float (&stage_scales)[C::stages][C::stage_scales], float
         vectors_at.advance(1);
         __syncwarp();
         if constexpr (C::scale_tiles) {
-            if (C::scales_apart && elected())
+            if (C::separate_scale_thread && elected())
                 load_scale_tiles<C>(scale_map, shared_address(stage_scales), pipeline, at, origin.row, k_blocks);
         } else if constexpr (C::along_k) {
             load_each_scale<C>(stage_scales, pipeline, at, of_a, of_b, origin, m, n, k_blocks, thread);
         }
     }
-    if (C::along_k && !C::scale_tiles) words_wait();
+    if (C::along_k && !C::scale_tiles) cp_async_wait_all();
 }

@@ -30,13 +30,13 @@ struct TileMath {
     const int group, warp, lane;  // group: among the warpgroups of a tile; warp: in the warpgroup
 
     // The first row of a slice in a tile, and a thread's row in the slice.
-    DEVICE int slice_row(int slice) const { return (C::crew * slice + group) * 64; }
+    DEVICE int slice_row(int slice) const { return (C::groups_per_tile * slice + group) * 64; }
     DEVICE int lane_row() const { return warp * 16 + lane / 4; }
 
     // The low words of descriptors: of a slice of a, and of the weight.
     DEVICE unsigned a_at(const Place& at, int slice) const {
         return (unsigned)tile_descriptor(a_ring + group * 64 * BLOCK_K) + at.stage * (C::a_bytes / 16) +
-               slice * (C::crew * 64 * BLOCK_K / 16);
+               slice * (C::groups_per_tile * 64 * BLOCK_K / 16);
     }
     DEVICE unsigned weight_at(const Place& at) const {
         return (unsigned)tile_descriptor(ring) + at.stage * (C::weight_bytes / 16);
@@ -44,8 +44,8 @@ struct TileMath {
     DEVICE void issue(float (&into)[C::sums], unsigned a, unsigned w, bool keep) const {
 #pragma unroll
         for (int step = 0; step < 4; ++step)
-            product_issue<C::a_type, C::b_type>(into, descriptor_of(a + 2 * step), descriptor_of(w + 2 * step),
-                                                keep || step > 0);
+            wgmma_issue<C::a_type, C::b_type>(into, descriptor_of(a + 2 * step), descriptor_of(w + 2 * step),
+                                              keep || step > 0);
     }
     // Releases a stage to all blocks that load into it.
     DEVICE void release(const Place& at) const {
@@ -60,9 +60,9 @@ struct TileMath {
     // Issues the products of a k-block and a slice as one committed group.
     DEVICE void begin(float (&into)[C::sums], unsigned a, unsigned w, bool keep) const {
         registers_fence(into);
-        product_begin();
+        wgmma_fence();
         issue(into, a, w, keep);
-        product_commit();
+        wgmma_commit();
     }
     DEVICE void begin(float (&into)[C::sums], const Place& at, int slice, bool keep) const {
         begin(into, a_at(at, slice), weight_at(at), keep);
@@ -70,48 +70,48 @@ struct TileMath {
     // Waits for all groups but the last PENDING: among them the one that multiplied into these registers.
     template <int PENDING, int count>
     DEVICE static void end(float (&registers)[count]) {
-        product_wait<PENDING>();
+        wgmma_wait<PENDING>();
         registers_fence(registers);
     }
 
     // ---- one chain of sums over k
 
-    // The set of a slice's sums in a turn of the rotation; slice -1: the free set.
-    DEVICE static constexpr int set_of(int turn, int slice) {
-        return C::promoted ? slice : (turn * (C::sets - 1) + slice + C::sets) % C::sets;
+    // The set of a slice's sums by the tile's place in the rotation; slice -1: the free set.
+    DEVICE static constexpr int set_of(int rotation, int slice) {
+        return C::promoted ? slice : (rotation * (C::sets - 1) + slice + C::sets) % C::sets;
     }
-    template <int turn>
+    template <int rotation>
     DEVICE void begin_chains(const Place& at, bool keep) {
 #pragma unroll
-        for (int slice = 0; slice < C::m_slices; ++slice) begin(sums[set_of(turn, slice)], at, slice, keep);
+        for (int slice = 0; slice < C::m_slices; ++slice) begin(sums[set_of(rotation, slice)], at, slice, keep);
     }
     // A stage is released when the next stage's products are issued and its own are complete.
-    template <int turn, class Store>
+    template <int rotation, class Store>
     DEVICE void chain(Place& at, int k_blocks, const TileSequence<C>& sequence, const Store& store) {
         if constexpr (!C::ahead) {
             if constexpr (C::pingpong) sequence.await();
             pipeline.wait_full(at);
-            begin_chains<turn>(at, false);
+            begin_chains<rotation>(at, false);
         }
         Place before = at;
 #pragma unroll 1
         for (int left = k_blocks; left > 1; --left) {
             at.advance(1);
             pipeline.wait_full(at);
-            begin_chains<turn>(at, true);
-            product_wait<C::m_slices>();
+            begin_chains<rotation>(at, true);
+            wgmma_wait<C::m_slices>();
             release(before);
             before = at;
         }
         if (C::pingpong && sequence.followed()) sequence.pass();
         // Wait for all products: while any is in flight, ptxas lets no sums be read.
-        product_wait<0>();
+        wgmma_wait<0>();
 #pragma unroll
-        for (int slice = 0; slice < C::m_slices; ++slice) registers_fence(sums[set_of(turn, slice)]);
+        for (int slice = 0; slice < C::m_slices; ++slice) registers_fence(sums[set_of(rotation, slice)]);
         release(before);
         at.advance(1);
         if constexpr (C::ahead) {
-            constexpr int next = (turn + 1) % C::turns;
+            constexpr int next = (rotation + 1) % C::rotations;
             if (sequence.followed()) pipeline.wait_full(at);
             begin(sums[set_of(next, 0)], at, 0, false);
             store(Constant<0>());
@@ -150,8 +150,8 @@ struct TileMath {
         begin(products, at, 0, false);
     }
 
-    // Adds the scaled products of a k-block to a slice's sums. ``former`` channels have the weight's first scale.
-    template <int former>
+    // Adds the scaled products of a k-block to a slice's sums. The ``first_channels`` have the weight's first scale.
+    template <int first_channels>
     DEVICE void promote(float (&into)[C::sums], const float (&of_block)[C::sums], const float (&a)[2],
                         const Scales& scales, const Place& here) {
         const float of_first[2] = {a[0] * scales.first_b, a[1] * scales.first_b};
@@ -168,61 +168,63 @@ struct TileMath {
                 if constexpr (C::scales == SCALES_PROMOTED) into[j] += of_block[j];
                 else if constexpr (C::scales == SCALES_GROUP)
                     into[j] = fma_flushing(a[half], (j % 2 ? b.y : b.x) * of_block[j], into[j]);
-                else into[j] = fma_flushing(channel < former ? of_first[half] : of_second[half], of_block[j], into[j]);
+                else
+                    into[j] =
+                        fma_flushing(channel < first_channels ? of_first[half] : of_second[half], of_block[j], into[j]);
             }
         }
         registers_fence(into);  // all products are read before wgmma writes to their registers again
     }
     // Promotes complete products. Those of the last slice release the k-block, as soon as its scales are read.
-    template <int former, int slice>
+    template <int first_channels, int slice>
     DEVICE void add(const float (&of_block)[C::sums], const Place& here, const Scales& of_here) {
         constexpr bool last = slice == C::m_slices - 1;
         if (last && C::scales != SCALES_GROUP) release(here);
-        promote<former>(sums[slice], of_block, of_here.a[slice], of_here, here);
+        promote<first_channels>(sums[slice], of_block, of_here.a[slice], of_here, here);
         if (last && C::scales == SCALES_GROUP) release(here);
     }
     // The same for products after which PENDING groups were issued: waits for them first.
-    template <int former, int PENDING, int slice>
+    template <int first_channels, int PENDING, int slice>
     DEVICE void finish(float (&of_block)[C::sums], const Place& here, const Scales& of_here) {
         end<PENDING>(of_block);
-        add<former, slice>(of_block, here, of_here);
+        add<first_channels, slice>(of_block, here, of_here);
     }
 
     // With one set of products: one warpgroup promotes while the other's products are multiplied. It waits for the next
     // k-block, and reads its scales, while the last products of this one are multiplied.
-    template <int former, bool last, class Store>
+    template <int first_channels, bool last, class Store>
     DEVICE void alternate(Place& at, bool more, const Store& store) {
         const Place here = at;
         if constexpr (C::m_slices == 2) {
-            finish<former, 0, 0>(products, here, scales);
+            finish<first_channels, 0, 0>(products, here, scales);
             begin(products, here, 1, false);
             if constexpr (last && C::ahead) store(Constant<0>());
         }
         at.advance(1);
         if constexpr (last && !C::ahead) {
-            finish<former, 0, C::m_slices - 1>(products, here, scales);
+            finish<first_channels, 0, C::m_slices - 1>(products, here, scales);
             store(Constant<WHOLE>());
         } else {
             Scales next = scales;
             const unsigned a = a_at(at, 0), w = weight_at(at);  // here, not where the next products would wait for them
             if (!last || more) next = await(at);
-            finish<former, 0, C::m_slices - 1>(products, here, scales);
+            finish<first_channels, 0, C::m_slices - 1>(products, here, scales);
             scales = next;
             begin(products, a, w, false);
             if constexpr (last) store(Constant<1>());
         }
     }
-    template <int former, class Store>
+    template <int first_channels, class Store>
     DEVICE void alternating(Place& at, int k_blocks, bool more, const Store& store) {
         if constexpr (!C::ahead) begin_promoted(at);
 #pragma unroll(C::scales == SCALES_GROUP ? 1 : seam_step == 16 ? 2 : 4)
-        for (int left = k_blocks; left > 1; --left) alternate<former, false>(at, true, store);
-        alternate<former, true>(at, more, store);
+        for (int left = k_blocks; left > 1; --left) alternate<first_channels, false>(at, true, store);
+        alternate<first_channels, true>(at, more, store);
     }
 
     // With two sets of products, for one slice: the next products are multiplied while this warpgroup promotes, and the
     // other warpgroup's while it stores.
-    template <int former, class Store>
+    template <int first_channels, class Store>
     DEVICE void overlapped(Place& at, int k_blocks, const Store& store) {
         float other[C::sums];
         const auto step = [&](float (&now)[C::sums], float (&then)[C::sums]) {
@@ -230,7 +232,7 @@ struct TileMath {
             at.advance(1);
             const Scales next = await(at);
             begin(then, at, 0, false);
-            finish<former, 1, 0>(now, here, scales);
+            finish<first_channels, 1, 0>(now, here, scales);
             scales = next;
         };
         begin_promoted(at);
@@ -242,9 +244,9 @@ struct TileMath {
         }
         if (left == 2) {
             step(products, other);
-            finish<former, 0, 0>(other, at, scales);
+            finish<first_channels, 0, 0>(other, at, scales);
         } else {
-            finish<former, 0, 0>(products, at, scales);
+            finish<first_channels, 0, 0>(products, at, scales);
         }
         at.advance(1);
         store(Constant<WHOLE>());
@@ -256,19 +258,19 @@ struct TileMath {
                                      : C::columns % 64 == 0 ? 64
                                      : C::columns % 32 == 0 ? 32
                                                             : 16;
-    template <int former = seam_step, class Store>
+    template <int first_channels = seam_step, class Store>
     DEVICE void by_seam(int seam, Place& at, int k_blocks, bool more, const Store& store) {
-        if constexpr (former < 128 && former < C::columns) {
-            if (seam == former) by_sets<former>(at, k_blocks, more, store);
-            else by_seam<former + seam_step>(seam, at, k_blocks, more, store);
+        if constexpr (first_channels < 128 && first_channels < C::columns) {
+            if (seam == first_channels) by_sets<first_channels>(at, k_blocks, more, store);
+            else by_seam<first_channels + seam_step>(seam, at, k_blocks, more, store);
         } else {
-            by_sets<former>(at, k_blocks, more, store);
+            by_sets<first_channels>(at, k_blocks, more, store);
         }
     }
-    template <int former, class Store>
+    template <int first_channels, class Store>
     DEVICE void by_sets(Place& at, int k_blocks, bool more, const Store& store) {
-        if constexpr (C::overlapped) overlapped<former>(at, k_blocks, store);
-        else alternating<former>(at, k_blocks, more, store);
+        if constexpr (C::overlapped) overlapped<first_channels>(at, k_blocks, store);
+        else alternating<first_channels>(at, k_blocks, more, store);
     }
 
     // ---- a block's tiles
@@ -286,13 +288,13 @@ struct TileMath {
     // tile. With C::ahead its first products are issued already, and those of the next tile are issued before it is
     // stored. After the last tile, whatever the ring holds is multiplied and not used: under a condition, ptxas would
     // wait for products where the branches join.
-    template <int turn, class Store>
+    template <int rotation, class Store>
     DEVICE void run(Place& at, int k_blocks, TileOrigin origin, const TileSequence<C>& sequence, const Store& store) {
         if constexpr (C::promoted) {
             clear();
             by_seam(128 - origin.column % 128, at, k_blocks, sequence.followed(), store);
         } else {
-            chain<turn>(at, k_blocks, sequence, store);
+            chain<rotation>(at, k_blocks, sequence, store);
         }
     }
 };

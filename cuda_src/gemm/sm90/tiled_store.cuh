@@ -21,7 +21,7 @@ struct ElementOf<4> {
 
 template <class C>
 struct TileStore {
-    using Out = typename ElementOf<C::item>::Type;
+    using Out = typename ElementOf<C::element_bytes>::Type;
     const TensorMap* map;
     void* out;
     long long ldo;
@@ -67,7 +67,7 @@ struct TileStore {
                                  "f"(value(slice, i + 2 * part + 1, addend.y))
                                  : "memory");
                 }
-            } else if constexpr (C::item == 1) {
+            } else if constexpr (C::element_bytes == 1) {
 #pragma unroll
                 for (int part = 0; part < 4; ++part) {
                     const int row = lane / 4 + part % 2 * 8;
@@ -107,9 +107,9 @@ struct TileStore {
     DEVICE static unsigned loaded_element(unsigned at) {
         unsigned element;
         unsigned short half;
-        if constexpr (C::item == 4) {
+        if constexpr (C::element_bytes == 4) {
             asm volatile("ld.shared.u32 %0, [%1];" : "=r"(element) : "r"(at) : "memory");
-        } else if constexpr (C::item == 2) {
+        } else if constexpr (C::element_bytes == 2) {
             asm volatile("ld.shared.u16 %0, [%1];" : "=h"(half) : "r"(at) : "memory");
             element = half;
         } else {
@@ -121,8 +121,10 @@ struct TileStore {
 
     // Vectors of a row of a piece, one per lane, and the rows that a warp has at once.
     static constexpr int vectors = C::piece_bytes / 16, rows_at_once = 32 / vectors;
-    DEVICE byte* row_of(int row, int column) const { return static_cast<byte*>(out) + (row * ldo + column) * C::item; }
-    DEVICE int bytes_from(int column) const { return least(n - column, C::piece_columns) * C::item; }
+    DEVICE byte* row_of(int row, int column) const {
+        return static_cast<byte*>(out) + (row * ldo + column) * C::element_bytes;
+    }
+    DEVICE int bytes_from(int column) const { return min_int(n - column, C::piece_columns) * C::element_bytes; }
 
     // Stores this warp's 16 rows of a piece from ``row`` and ``column`` on, in vectors that are aligned in the result,
     // each joined from two of the buffer; a lane has those of several rows at a time. What is left of a row, less than
@@ -140,7 +142,7 @@ struct TileStore {
             for (int i = 0; i < batch; ++i) {
                 const int down = (begin + i) * rows_at_once + lane / vectors;
                 low[i] = loaded(buffer + place(down, vector));
-                high[i] = loaded(buffer + place(down, least(vector + 1, vectors - 1)));
+                high[i] = loaded(buffer + place(down, min_int(vector + 1, vectors - 1)));
             }
 #pragma unroll
             for (int i = 0; i < batch; ++i) {
@@ -151,7 +153,7 @@ struct TileStore {
                     store16(to + ahead + 16 * vector, joined(low[i], high[i], ahead));
             }
         }
-        constexpr int each = 16 / C::item, edges = 16 * each / 32, of_edges = edges < 4 ? edges : 4;
+        constexpr int each = 16 / C::element_bytes, edges = 16 * each / 32, of_edges = edges < 4 ? edges : 4;
 #pragma unroll 1
         for (int begin = 0; begin < (bytes < C::piece_bytes ? 2 : 1) * edges; begin += of_edges) {
             unsigned elements[of_edges];
@@ -160,8 +162,8 @@ struct TileStore {
             for (int i = 0; i < of_edges; ++i) {
                 const int number = (begin + i) * 32 + lane, down = number / each % 16;
                 byte* const first = row_of(row + down, column);
-                const int head = least(-(int)off_word(first) & 15, bytes);
-                int at = (number / (16 * each) * each + number % each) * C::item;
+                const int head = min_int(-(int)off_word(first) & 15, bytes);
+                int at = (number / (16 * each) * each + number % each) * C::element_bytes;
                 if (at >= head) at += (bytes - head) & ~15;
                 to[i] = row + down < m && at < bytes ? first + at : nullptr;
                 if (to[i]) elements[i] = loaded_element(buffer + place(down, at / 16) + at % 16);
@@ -177,8 +179,9 @@ struct TileStore {
     DEVICE void load_rows(unsigned buffer, int row, int column) const {
         constexpr int steps = 16 / rows_at_once, most = C::pingpong || C::sums * C::m_slices > 64 ? 1 : 2;
         constexpr int batch = steps < most ? steps : most;
-        const int vector = lane % vectors, bytes = bytes_from(column), last = least(row + 15, m - 1);
-        if ((row * ldo + column) * C::item < 15 || ((m - 1 - last) * ldo + n - column) * C::item < bytes + 15) {
+        const int vector = lane % vectors, bytes = bytes_from(column), last = min_int(row + 15, m - 1);
+        if ((row * ldo + column) * C::element_bytes < 15 ||
+            ((m - 1 - last) * ldo + n - column) * C::element_bytes < bytes + 15) {
             load_elements(buffer, row, column);
             return;
         }
@@ -189,7 +192,7 @@ struct TileStore {
 #pragma unroll
             for (int i = 0; i < batch; ++i) {
                 const byte* const from =
-                    row_of(least(row + (begin + i) * rows_at_once + lane / vectors, last), column) + 16 * vector;
+                    row_of(min_int(row + (begin + i) * rows_at_once + lane / vectors, last), column) + 16 * vector;
                 off[i] = off_word(from);
                 low[i] = high[i] = Vector16{0, 0, 0, 0};
                 if (16 * vector < bytes) low[i] = load16(from - off[i]);
@@ -219,12 +222,13 @@ struct TileStore {
                 for (int i = 0; i < batch; ++i) {
                     const int number = (begin + i) * 32 + lane;
                     const int down = number / C::piece_columns, across = number % C::piece_columns;
-                    const unsigned at = buffer + place(down, across * C::item / 16) + across * C::item % 16;
+                    const unsigned at =
+                        buffer + place(down, across * C::element_bytes / 16) + across * C::element_bytes % 16;
                     if (pass == 0) {
                         elements[i] = 0;
                         if (row + down < m && column + across < n)
                             elements[i] = static_cast<const Out*>(out)[(row + down) * ldo + column + across];
-                    } else if constexpr (C::item == 4)
+                    } else if constexpr (C::element_bytes == 4)
                         asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(elements[i]) : "memory");
                     else asm volatile("st.shared.u16 [%0], %1;" ::"r"(at), "h"((unsigned short)elements[i]) : "memory");
                 }
@@ -246,7 +250,7 @@ struct TileStore {
                 const int column = first_column + (round + i) % C::pieces * C::piece_columns;
                 if (row >= m || column >= n) continue;
                 if (pass == 0) bytes += C::buffer_bytes;
-                else tile_load(buffers + i * C::buffer_bytes, map, column * C::item, row, addend_full);
+                else tile_load(buffers + i * C::buffer_bytes, map, column * C::element_bytes, row, addend_full);
             }
         }
     }
@@ -300,7 +304,7 @@ struct TileStore {
                 const unsigned buffer = buffer_of(round + i);
                 if (!C::store_tiles) store_rows(buffer + warp * (16 * C::piece_bytes), row + warp * 16, column);
                 else if (warp == 0 && lane == 0 && row < m && column < n)
-                    tile_store(map, buffer, column * C::item, row);
+                    tile_store(map, buffer, column * C::element_bytes, row);
             }
             if (!C::store_tiles) __syncwarp();
             else if (warp == 0 && lane == 0) stores_commit();

@@ -102,7 +102,7 @@ def most_shared(problem: Problem) -> int:
     return problem.target.multiprocessors * SHARED_VECTORS // max(ceil_div(problem.cols, vector_of(problem)), 1024)
 
 
-def foresees(problem: NormQuantize, config: ProducerConfig) -> bool:
+def predicts_amax(problem: NormQuantize, config: ProducerConfig) -> bool:
     """Return whether to find the largest value of a token together with its sum of squares.
 
     That saves the second exchange of a cluster, at the cost of some instructions per element: it pays if a thread has

@@ -60,7 +60,7 @@ def by_rows(
     few, units = problem.target.multiprocessors, ceil_div(problem.cols, vector_of(problem))
     tiles = isinstance(problem, SiluQuantize) and mode_of(problem) != TOKEN
     shared = None if tiles else cluster_config(problem)
-    together = most_shared(problem) if shared else 0
+    shared_rows = most_shared(problem) if shared else 0
     few_rows = min(few, few * TILES // max(ceil_div(units, TILE[FEW].threads), 1)) if tiles else few
 
     @cache
@@ -72,7 +72,7 @@ def by_rows(
         return prepare(config), config.blocks
 
     def chosen(rows: int) -> tuple[launches.Launcher, int]:
-        if rows <= together:
+        if rows <= shared_rows:
             return ready(None)
         return ready(FEW if rows <= few_rows else SOME if rows <= few * SOME_ROWS else MANY)
 

@@ -4,7 +4,7 @@ from typing import Final, NamedTuple
 
 from fp8core import host
 from fp8core.kernels.encodings import TYPE
-from fp8core.kernels.fused.configs import ProducerConfig, foresees
+from fp8core.kernels.fused.configs import ProducerConfig, predicts_amax
 from fp8core.kernels.fused.prepare import SCALED_BY_ROWS, SUPPORTED, Source, plan_producer
 from fp8core.kernels.requirements import platform
 from fp8core.problem import NormQuantize
@@ -43,7 +43,7 @@ def plan_norm_quantize(problem: NormQuantize) -> Plan[RmsNormNumbers]:
             "FP8_W": TYPE[problem.weight],
             "FP8_RESIDUAL": int(problem.residual),
             "FP8_FEW": int(config.few),
-            "FP8_FORESEES": int(foresees(problem, config)),
+            "FP8_PREDICTS_AMAX": int(predicts_amax(problem, config)),
         }
 
     return plan_producer(problem, kernel, RmsNormNumbers, lambda rows, blocks: (rows * blocks, 1, 1), constants)

@@ -20,7 +20,7 @@ from fp8core.table import Requirement, Table
 MANY: Final = 33
 """From so many rows on, sm90_decode is compared with the library, too: with fewer rows the library was the fastest for
 no product, and querying it takes longer than the choice itself."""
-SURELY_LESS: Final = 0.7
+UNCORRECTED_MARGIN: Final = 0.7
 """sm90_decode is chosen without corrections, which take time, up to this factor of the estimate of sm90_tiled."""
 FEW: Final = 16
 """Up to so many rows, sm90_decode is chosen without a comparison: in layers it overlaps more with the preceding kernel,
@@ -42,7 +42,7 @@ def _alone(p: ScaledMm) -> bool:
 
 def _pays(p: ScaledMm, margin: float) -> bool:
     """Return whether sm90_decode takes at most ``margin`` times as long as sm90_tiled."""
-    if decode_cost.us(p, config_for) <= SURELY_LESS * formula_us(p):
+    if decode_cost.us(p, config_for) <= UNCORRECTED_MARGIN * formula_us(p):
         return True
     return decode_cost.corrected_us(p, config_for) <= margin * least_us(p)
 

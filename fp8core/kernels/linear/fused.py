@@ -15,7 +15,7 @@ from fp8core.kernels.gemm.sm90.decode_config import (
     BLOCK_K,
     DecodeConfig,
     dynamic_bytes,
-    for_linear,
+    linear_config,
     ring_bytes,
     width,
 )
@@ -45,7 +45,7 @@ class FusedArgs(NamedTuple):
 
 def fused_config(problem: Linear) -> DecodeConfig:
     """Return the config for one launch: that for two launches, to get the same bits, with room for a block's codes."""
-    config = for_linear(config_for(problem.product))
+    config = linear_config(config_for(problem.product))
     return config._replace(a_stages=ceil_div(ceil_div(problem.product.k, BLOCK_K), config.split_k))
 
 

@@ -4,7 +4,7 @@ from typing import Final
 
 from fp8core.kernels.gemm.args import Matmul
 from fp8core.kernels.gemm.sm90.decode import SM90_DECODE, a_side, config_for, decode
-from fp8core.kernels.gemm.sm90.decode_config import MOST_ROWS, DecodeConfig, for_linear
+from fp8core.kernels.gemm.sm90.decode_config import MOST_ROWS, DecodeConfig, linear_config
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.problem import ITEMSIZE, Linear, ScaledMm
 from fp8core.table import Choice, Refusal, Requirement, Unknown
@@ -37,7 +37,7 @@ def behind_quantization(problem: ScaledMm) -> DecodeConfig:
     nearer than the weight. Blocks that find no room start when the product has ended, and the next product's blocks
     only after them (experiments/2026-11-between-launches).
     """
-    config = for_linear(config_for(problem), problem.n * problem.k)
+    config = linear_config(config_for(problem), problem.n * problem.k)
     if a_side(problem, config) < MOST_ROWS:
         return config
     a_stages = max(config.a_stages - 2, min(config.a_stages, FEWEST_A_STAGES))
@@ -46,8 +46,8 @@ def behind_quantization(problem: ScaledMm) -> DecodeConfig:
 
 def behind_producer(problem: ScaledMm) -> DecodeConfig:
     """Return the layout of a product that follows a norm or SiLU."""
-    kept = problem.m * problem.n * ITEMSIZE[problem.out] >= KEPT_FROM
-    config = for_linear(config_for(problem))._replace(spare_bytes=PRODUCER_BYTES, keeps_result=kept)
+    keeps_result = problem.m * problem.n * ITEMSIZE[problem.out] >= KEPT_FROM
+    config = linear_config(config_for(problem))._replace(spare_bytes=PRODUCER_BYTES, keeps_result=keeps_result)
     if problem.m <= MOST_ROWS_AHEAD:
         return config
     return config._replace(ahead_bytes=FEW_AHEAD if problem.n * problem.k <= MOST_BYTES_AHEAD else 0)

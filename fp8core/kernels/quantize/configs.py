@@ -198,9 +198,9 @@ class TensorwiseConfig(NamedTuple):
     cluster: int
     """1: one block; more: the blocks of one cluster; 0: a resident grid, one block on every multiprocessor."""
     threads: int
-    kept: int
+    register_vecs: int
     """Vectors in registers."""
-    shared: int = 0
+    shared_vecs: int = 0
     """Vectors in shared memory."""
     chunk: int = 1
     """Vectors in flight per thread, of those that it does not keep in registers."""
@@ -239,8 +239,10 @@ def shared_vecs(problem: Quantize) -> int:
 def resident_config(problem: Quantize, flat: bool, whole: bool) -> TensorwiseConfig:
     """Return the resident grid: 64 registers limit what a thread keeps, and addresses of rows with gaps need some."""
     vec8_bytes = VEC8 * ITEMSIZE[problem.x]
-    kept, chunk = (64, 32) if whole or not flat else (96, 64)  # bytes
-    return TensorwiseConfig(0, TENSOR_THREADS, kept // vec8_bytes, shared_vecs(problem), chunk // vec8_bytes, whole)
+    kept_bytes, chunk_bytes = (64, 32) if whole or not flat else (96, 64)
+    return TensorwiseConfig(
+        0, TENSOR_THREADS, kept_bytes // vec8_bytes, shared_vecs(problem), chunk_bytes // vec8_bytes, whole
+    )
 
 
 def tensorwise_configs(problem: Quantize, flat: bool) -> tuple[tuple[int, ...], tuple[TensorwiseConfig, ...]]:
@@ -250,7 +252,9 @@ def tensorwise_configs(problem: Quantize, flat: bool) -> tuple[tuple[int, ...], 
     small = tuple(config for config in SMALL_CONFIGS if config.cluster == 1 or clusters)
     grid = resident_config(problem, flat, True)
     blocks = [config.cluster or target.multiprocessors for config in (*small, grid)]
-    keeps = tuple(n * c.threads * (c.kept + c.shared) for n, c in zip(blocks, (*small, grid), strict=True))
+    keeps = tuple(
+        n * c.threads * (c.register_vecs + c.shared_vecs) for n, c in zip(blocks, (*small, grid), strict=True)
+    )
     return keeps, (*small, grid, resident_config(problem, flat, False))
 
 
@@ -258,5 +262,5 @@ def one_block_a_multiprocessor(problem: Quantize) -> bool:
     """Return whether every block of the resident grid is certain to have a multiprocessor to itself."""
     target = problem.target
     whole = MULTIPROCESSOR_SHARED_BYTES.get(target.arch) if target.platform == "hip" else target.shared_bytes
-    kept = shared_vecs(problem) * TENSOR_THREADS * VEC8 * ITEMSIZE[problem.x]
-    return whole is not None and 2 * kept > whole and target.multiprocessors <= TENSOR_THREADS
+    block_bytes = shared_vecs(problem) * TENSOR_THREADS * VEC8 * ITEMSIZE[problem.x]
+    return whole is not None and 2 * block_bytes > whole and target.multiprocessors <= TENSOR_THREADS

@@ -27,8 +27,8 @@ def plan_tensorwise(problem: Quantize) -> Plan[QuantizeNumbers]:
     def run(config: TensorwiseConfig, flat: bool) -> launches.Launcher:
         constants = {
             "FP8_CLUSTER": config.cluster,
-            "FP8_KEPT": config.kept,
-            "FP8_SHARED_VECS": config.shared,
+            "FP8_REGISTER_VECS": config.register_vecs,
+            "FP8_SHARED_VECS": config.shared_vecs,
             "FP8_CHUNK": config.chunk,
             "FP8_WHOLE": int(config.whole),
             "FP8_FLAT": int(flat),
@@ -38,7 +38,7 @@ def plan_tensorwise(problem: Quantize) -> Plan[QuantizeNumbers]:
             "tensorwise",
             config.threads,
             constants,
-            shared_bytes=config.shared * config.threads * VEC8 * ITEMSIZE[problem.x],
+            shared_bytes=config.shared_vecs * config.threads * VEC8 * ITEMSIZE[problem.x],
             cluster=max(config.cluster, 1),
             cooperative=config.cluster == 0,
         )

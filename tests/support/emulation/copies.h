@@ -229,14 +229,14 @@ void emulation_proxy_fence() {
     join(current->clock.used, current->clock.known);
 }
 
-void emulation_word_copy(unsigned to, const void *from) {
+void emulation_cp_async_word(unsigned to, const void *from) {
     const SharedPlace at = place_at(to, 4, SITE, "cp.async");
     if (to % 4) fail(SITE, "cp.async to %#x, which is no multiple of 4", to);
     check_global(reinterpret_cast<uintptr_t>(from), 4, READ, SITE);
     begin_write(*at.block, at.index, 4, SITE, false);
     current->copies.push_back({at.index, static_cast<const unsigned char *>(from)});
 }
-void emulation_words_arrive(unsigned barrier) {
+void emulation_cp_async_arrive(unsigned barrier) {
     current->site = SITE;
     barrier_at(barrier, SITE);
     flights.push_back({current->block, 0, barrier, {}, 0, 0, std::move(current->copies), current, SITE});
@@ -258,7 +258,7 @@ void emulation_remote_store(unsigned to, const void *values, int bytes, unsigned
     give_way();
 }
 // Awaits the cp.async copies of the current thread.
-void emulation_words_wait() {
+void emulation_cp_async_wait_all() {
     if (!current->copies.empty()) fail(SITE, "waits for words that no mbarrier counts");
     for (size_t i = flights.size(); i-- > 0;)
         if (flights[i].by == current && !flights[i].copies.empty()) land(i);

@@ -80,9 +80,9 @@ void emulation_tile_load(unsigned to, const void *map, int column, int row, unsi
 void emulation_tile_store(const void *map, unsigned from, int column, int row);
 void emulation_stores_commit();
 void emulation_stores_read(int pending);
-void emulation_word_copy(unsigned to, const void *from);
-void emulation_words_arrive(unsigned barrier);
-void emulation_words_wait();
+void emulation_cp_async_word(unsigned to, const void *from);
+void emulation_cp_async_arrive(unsigned barrier);
+void emulation_cp_async_wait_all();
 void emulation_remote_store(unsigned to, const void *values, int bytes, unsigned barrier);
 void emulation_products_fence();
 // The content of sums while a product into them is under way: a NaN, which propagates through arithmetic.

@@ -20,9 +20,9 @@ DEVICE void barrier_wait(unsigned barrier, unsigned parity) { emulation_mbarrier
 DEVICE void threads_arrive(int barrier, int threads) { emulation_named_barrier(barrier, threads, 0); }
 DEVICE void threads_sync(int barrier, int threads) { emulation_named_barrier(barrier, threads, 1); }
 template <int COUNT>
-DEVICE void registers_give() {}
+DEVICE void setmaxnreg_dec() {}
 template <int COUNT>
-DEVICE void registers_take() {}
+DEVICE void setmaxnreg_inc() {}
 
 // ---- TMA: tests write the tensor maps (hopper.py)
 
@@ -52,9 +52,9 @@ DEVICE void stores_read() {
     emulation_stores_read(PENDING);
 }
 DEVICE void accesses_fence() { emulation_proxy_fence(); }
-DEVICE void word_copy(unsigned to, const void* from) { emulation_word_copy(to, from); }
-DEVICE void words_arrive(unsigned barrier) { emulation_words_arrive(barrier); }
-DEVICE void words_wait() { emulation_words_wait(); }
+DEVICE void cp_async_word(unsigned to, const void* from) { emulation_cp_async_word(to, from); }
+DEVICE void cp_async_arrive(unsigned barrier) { emulation_cp_async_arrive(barrier); }
+DEVICE void cp_async_wait_all() { emulation_cp_async_wait_all(); }
 template <class Floats>
 DEVICE void remote_store(unsigned to, Floats values, unsigned barrier) {
     emulation_remote_store(to, &values, sizeof values, barrier);
@@ -64,10 +64,10 @@ DEVICE void remote_store(unsigned to, Floats values, unsigned barrier) {
 
 DEVICE word64 tile_descriptor(unsigned address) { return address >> 4 & 0x3FFF; }
 DEVICE word64 descriptor_of(unsigned low) { return low; }
-DEVICE void product_begin() { emulation_products_fence(); }
-DEVICE void product_commit() { emulation_products_commit(); }
+DEVICE void wgmma_fence() { emulation_products_fence(); }
+DEVICE void wgmma_commit() { emulation_products_commit(); }
 template <int PENDING>
-DEVICE void product_wait() {
+DEVICE void wgmma_wait() {
     emulation_products_wait(PENDING);
 }
 template <int COUNT>
@@ -75,14 +75,14 @@ DEVICE void registers_fence(float (&)[COUNT]) {}
 template <int ROWS, int COUNT>
 DEVICE void registers_fence(unsigned (&)[ROWS][COUNT]) {}
 template <int a_format, int b_format, int sums>
-DEVICE void product_issue(float (&d)[sums], word64 a, word64 b, int keep) {
+DEVICE void wgmma_issue(float (&d)[sums], word64 a, word64 b, int keep) {
     emulation_product(d, sums, (unsigned)(a & 0x3FFF) * 16, (unsigned)(b & 0x3FFF) * 16, keep, a_format == E5M2,
                       b_format == E5M2);
 }
 
 // With 64 rows of w in registers: each four neighbouring lanes share two rows; a register holds four columns of a row.
 template <int w_format, int a_format, int sums>
-DEVICE void product_issue(float (&d)[sums], const unsigned (&w)[4], word64 a, int keep) {
+DEVICE void wgmma_issue(float (&d)[sums], const unsigned (&w)[4], word64 a, int keep) {
     unsigned rows[2][8];
     for (int i = 0; i < 8; ++i)
         for (int half = 0; half < 2; ++half)

@@ -38,7 +38,7 @@ DECODE: dict[str, tuple[Edit, ...]] = {
     ),
 }
 """The edits of sm90_decode and sm90_decode_rows."""
-WITHOUT_ASSEMBLY = {"wgmma": ("columns_of", "product_of_block"), "transpose": ("quad_transpose",)}
+WITHOUT_ASSEMBLY = {"wgmma": ("columns_of", "wgmma_k_block"), "transpose": ("quad_transpose",)}
 """By header that hopper.h replaces: the functions without assembly, which are kept."""
 
 

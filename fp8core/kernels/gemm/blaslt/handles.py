@@ -22,7 +22,7 @@ MOST_STREAMS: Final = 64
 Key = tuple[int, int]
 
 
-class Turn(NamedTuple):
+class HandleUse(NamedTuple):
     """The exclusive use of a handle: by one thread at a time, and one launch after the other."""
 
     lock: RLock
@@ -43,7 +43,7 @@ class Handles:
         self._of_stream: dict[int, dict[Key, int]] = {}
         self._spare: dict[int, int] = {}
         self._lock = RLock()  # reentrant: a garbage collection while it is held may come back here
-        self._turns: dict[int, Turn] = {}
+        self._uses: dict[int, HandleUse] = {}
 
     def of_device(self, ordinal: int) -> int:
         """Return the handle of a device, for every launch of cuBLASLt and for queries."""
@@ -82,10 +82,10 @@ class Handles:
                 self._spare[ordinal] = self._made(ordinal)
             return known[key]
 
-    def turn(self, ordinal: int) -> Turn:
-        """Return the `Turn` of a device's handle, which a thread holds until its launch by the handle has ended."""
+    def use(self, ordinal: int) -> HandleUse:
+        """Return the use of a device's handle, which a thread holds until its launch by the handle has ended."""
         with self._lock:
-            return self._turns.setdefault(ordinal, Turn(RLock(), []))
+            return self._uses.setdefault(ordinal, HandleUse(RLock(), []))
 
     def keep_spare(self, ordinal: int) -> None:
         """Make the spare handle of a device if there is none; a captured stream may need it."""

@@ -88,7 +88,7 @@ def plan(product: Product, number: int = 0) -> Matmul:
     made = ready(launch, scratch_bytes=candidate.workspace_bytes, owns=(layouts, algorithm, factor))
     if per_stream:
         library.handles.keep_spare(ordinal)
-        turn = library.handles.turn(ordinal)
-        with turn.lock:
-            first_run.run(product, made, of_stream, of_device, turn.under_way)
+        use = library.handles.use(ordinal)
+        with use.lock:
+            first_run.run(product, made, of_stream, of_device, use.under_way)
     return made

@@ -58,7 +58,7 @@ RELAYOUT_US: Final = 1.25
 """Time of an fp8core launch that copies little, before the library's."""
 
 
-def beside(us: Callable[[ScaledMm, float], float], make: Callable[[ScaledMm], Product]) -> Estimate:
+def with_library_us(us: Callable[[ScaledMm, float], float], make: Callable[[ScaledMm], Product]) -> Estimate:
     """Return an estimate, or None: ``us`` of a problem and of the time of the library's product ``make(problem)``."""
 
     def rough(p: ScaledMm) -> float | None:
@@ -90,7 +90,7 @@ def between_sectors(p: ScaledMm) -> bool:
 
 def padded_estimate(p: ScaledMm) -> float | None:
     """Return the estimated microseconds of cublaslt_pad_m if it is compared with other kernels, or None."""
-    return beside(fallback_cost.pad_m_us, padded_product)(p) if between_sectors(p) else None
+    return with_library_us(fallback_cost.pad_m_us, padded_product)(p) if between_sectors(p) else None
 
 
 OCP_NAMES: Final = Requirement(
@@ -218,7 +218,7 @@ def _of_both(
             (*target, *_EPILOGUE),
             plan_epilogue,
             algorithms=accumulations,
-            rough=beside(fallback_cost.epilogue_us, accumulation),
+            rough=with_library_us(fallback_cost.epilogue_us, accumulation),
         ),
     )
 
@@ -231,13 +231,13 @@ CUBLASLT_PAD_M: Final = Kernel(
     (FEW_TO_PAD,),
     us=padded_estimate,
     compared=between_sectors,
-    rough=beside(fallback_cost.pad_m_us, padded_product),
+    rough=with_library_us(fallback_cost.pad_m_us, padded_product),
 )
 CUBLASLT_SPLIT_M: Final = Kernel(
     "cublaslt_split_m",
     (*_RAGGED, DECODES_LAST_ROWS, offered(first_rows)),
     plan_split_m,
-    rough=beside(fallback_cost.split_m_us, first_rows),
+    rough=with_library_us(fallback_cost.split_m_us, first_rows),
 )
 CUBLASLT_ROWS: Final = (CUBLASLT, CUBLASLT_RELAYOUT, CUBLASLT_PAD_M, CUBLASLT_SPLIT_M, CUBLASLT_EPILOGUE)
 HIPBLASLT_ROWS: Final = _of_both("hipblaslt", _HIP, (AMD_ROW_RESULT, AMD_SATURATION))

@@ -33,7 +33,7 @@ class DecodeConfig(NamedTuple):
     ctas_per_sm: int
     a_stages: int
     """k-blocks of a in flight."""
-    prefetch_chunks: int = 0
+    prefetch_k_blocks: int = 0
     """k-blocks of the weight in flight until a has been requested; 0: as many as fit."""
     spare_bytes: int = 0
     """Shared memory per multiprocessor that is left free for the next kernel."""
@@ -68,7 +68,7 @@ class DecodeConfig(NamedTuple):
         return BLOCK_K + 16 * (self.phases > 0)
 
     @property
-    def ahead_chunks(self) -> int:
+    def ahead_k_blocks(self) -> int:
         """k-blocks that a block prefetches into L2."""
         return self.ahead_bytes // (self.tile * BLOCK_K * self.ctas_per_sm)
 
@@ -88,7 +88,7 @@ class DecodeConfig(NamedTuple):
         """Return the microseconds of the busiest block, given those of a k-block and of a tile's epilogue."""
         return self.turns(n) * (self.part(k) * k_block_us + tile_us)
 
-    def of_fewer(self, ctas_per_sm: int) -> "DecodeConfig":
+    def with_blocks(self, ctas_per_sm: int) -> "DecodeConfig":
         """Return the config with ``ctas_per_sm`` blocks per multiprocessor, and as many k-blocks of a in flight."""
         return self._replace(ctas_per_sm=ctas_per_sm, a_stages=self.a_stages * self.ctas_per_sm // ctas_per_sm)
 
@@ -133,7 +133,7 @@ def limit_prefetch(config: DecodeConfig) -> DecodeConfig:
     Blocks that are co-resident with their predecessor's have time for that. A block that has a multiprocessor to itself
     starts when its predecessor has ended, and is slower with a limited prefetch, except in linear layers.
     """
-    return config._replace(prefetch_chunks=ceil_div(PREFETCH_BYTES, config.tile * BLOCK_K * config.ctas_per_sm))
+    return config._replace(prefetch_k_blocks=ceil_div(PREFETCH_BYTES, config.tile * BLOCK_K * config.ctas_per_sm))
 
 
 def without_prefetch(config: DecodeConfig, target: Target) -> DecodeConfig:
@@ -145,7 +145,7 @@ def without_prefetch(config: DecodeConfig, target: Target) -> DecodeConfig:
     ctas_per_sm = max(2, ceil_div(config.clusters, clusters_at_once(target)[config.cluster]))
     if ctas_per_sm >= config.ctas_per_sm:
         return config
-    return config.of_fewer(ctas_per_sm)
+    return config.with_blocks(ctas_per_sm)
 
 
 def with_registers(config: DecodeConfig, target: Target) -> DecodeConfig:
@@ -157,10 +157,20 @@ def with_registers(config: DecodeConfig, target: Target) -> DecodeConfig:
     if config.ctas_per_sm <= 2:
         return config
     clusters = min(config.clusters, 2 * clusters_at_once(target)[config.cluster])
-    return config.of_fewer(2)._replace(clusters=clusters)
+    return config.with_blocks(2)._replace(clusters=clusters)
 
 
-def for_linear(config: DecodeConfig, weight_bytes: int = 0) -> DecodeConfig:
+def with_one_block(config: DecodeConfig, target: Target) -> DecodeConfig:
+    """Return the config, with the same order of sums, with one block per multiprocessor if all are placed so.
+
+    Threads that align a have registers then to keep more of its loads in flight.
+    """
+    if config.ctas_per_sm == 1 or config.clusters > clusters_at_once(target)[config.cluster]:
+        return config
+    return limit_prefetch(config.with_blocks(1))
+
+
+def linear_config(config: DecodeConfig, weight_bytes: int = 0) -> DecodeConfig:
     """Return the config for linear layers, in which quantizations and products alternate.
 
     If a quantization finds room beside its predecessor, it can start as soon as that ends. Both it and the product get

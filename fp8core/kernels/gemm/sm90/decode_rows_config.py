@@ -91,8 +91,8 @@ class Fitted(NamedTuple):
         memory = n * k / self.bytes_a_us * (1 + self.uneven * max(0.0, share - 1))
         memory *= 1 + self.traffic * 64 / config.tile
         blocks = config.cluster * config.clusters / target.multiprocessors
-        beside = self.occupied * blocks + self.crowded * max(0.0, blocks - 0.5) + across * self.borders
-        return overlapped_us(SHARPNESS, memory, busiest) + self.reduce * others + self.rest + beside
+        overheads = self.occupied * blocks + self.crowded * max(0.0, blocks - 0.5) + across * self.borders
+        return overlapped_us(SHARPNESS, memory, busiest) + self.reduce * others + self.rest + overheads
 
 
 ROWS: Final = Fitted(0.1136, 0.0011, 0.1913, 1.927, 4.4e6, 0.156, k_block=0.029, traffic=0.0332)

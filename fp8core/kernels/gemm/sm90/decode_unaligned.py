@@ -28,15 +28,16 @@ from fp8core.kernels.gemm.sm90 import decode_wide_config
 from fp8core.kernels.gemm.sm90.decode import CommonArgs, launcher_for, panels
 from fp8core.kernels.gemm.sm90.decode_channels_config import CostModel, cheapest, cost_model
 from fp8core.kernels.gemm.sm90.decode_config import (
-    BLOCK_K,
     MOST_ROWS,
     DecodeConfig,
     width,
+    with_one_block,
     with_registers,
     without_multicast,
     without_prefetch,
 )
 from fp8core.kernels.gemm.sm90.decode_wide_config import CHANNELS
+from fp8core.kernels.gemm.sm90.loose_rows import a_is_unaligned, aligns_a, loose_batch
 from fp8core.kernels.gemm.sm90.tensor_maps import TensorMaps, encode, shared_maps, tensor_maps
 from fp8core.kernels.gemm.sm90.tiled import OCP_RESULT
 from fp8core.kernels.requirements import CUDA, supports
@@ -87,10 +88,6 @@ class LooseArgs(NamedTuple):
     beta: Float32
 
 
-LOOSE_BATCHES: Final = 2
-"""The most batches of loads in which the threads of a block align codes of a: a copy of a takes about as long."""
-
-
 def phases_of(stride: int) -> int:
     """Return the period, in rows, of the rows' offsets from multiples of 16 bytes."""
     return ALIGNMENT // gcd(ALIGNMENT, stride)
@@ -132,12 +129,14 @@ def layout(problem: ScaledMm) -> DecodeConfig:
     side = MOST_ROWS if problem.batch_invariant else width(problem.m)
     model, n = cost_model(side, problem.scale_a == "group"), problem.n
     if count > 1:
-        n = in_tiles(n, count, CHANNELS)
-        model = of_residues(model, n, count, LOADED if side == MOST_ROWS else {})
+        n = pad_channels(n, count, CHANNELS)
+        model = residue_cost_model(model, n, count, LOADED if side == MOST_ROWS else {})
     config = cheapest(n, problem.k, model, problem.target)
     if width(problem.m) < 8 * config.multicast_tiles:
         config = without_multicast(config, n)
     config = config._replace(phases=count)
+    if a_is_unaligned(problem) and not problem.batch_invariant:
+        config = with_one_block(config, problem.target)
     if width(problem.m) == 16 and (problem.scale_b == "group" or problem.beta):
         config = with_registers(config, problem.target)
     return config if problem.prefetch_weight else without_prefetch(config, problem.target)
@@ -146,15 +145,19 @@ def layout(problem: ScaledMm) -> DecodeConfig:
 def wide(p: ScaledMm) -> decode_wide_config.Wide:
     """Return what the layout of more than 64 rows is chosen by."""
     count = phases_of(p.ldb)
-    return decode_wide_config.Wide(p.m, in_tiles(p.n, count, CHANNELS), p.k, width(p.m), count, blockwise=is_along_k(p))
+    return decode_wide_config.Wide(
+        p.m, pad_channels(p.n, count, CHANNELS), p.k, width(p.m), count, blockwise=is_along_k(p)
+    )
 
 
-def in_tiles(n: int, count: int, channels: int) -> int:
+def pad_channels(n: int, count: int, channels: int) -> int:
     """Return ``n`` rounded up to whole tiles of ``channels`` channels for each of ``count`` residues."""
     return ceil_div(n, count * channels) * count * channels
 
 
-def of_residues(model: CostModel, n: int, count: int, loaded: Mapping[tuple[int, int, int], Loaded]) -> CostModel:
+def residue_cost_model(
+    model: CostModel, n: int, count: int, loaded: Mapping[tuple[int, int, int], Loaded]
+) -> CostModel:
     """Return a cost model for tiles of one residue, with the candidates that round ``n`` up no further.
 
     ``loaded`` replaces the costs of some candidates.
@@ -162,30 +165,10 @@ def of_residues(model: CostModel, n: int, count: int, loaded: Mapping[tuple[int,
     configs = []
     for config in model.configs:
         tile = config.m_warpgroups, config.k_warpgroups, config.multicast_tiles
-        if in_tiles(n, count, CHANNELS * config.m_warpgroups * config.multicast_tiles) == n:
+        if pad_channels(n, count, CHANNELS * config.m_warpgroups * config.multicast_tiles) == n:
             configs.append(config._replace(**loaded[tile]._asdict()) if tile in loaded else config)
-    small = of_residues(model.small, n, count, loaded) if model.small else None
+    small = residue_cost_model(model.small, n, count, loaded) if model.small else None
     return model._replace(configs=tuple(configs), small=small)
-
-
-def copies_a(p: ScaledMm) -> bool:
-    """Return whether TMA cannot load a: not all of its rows begin at multiples of 16 bytes."""
-    return bool(p.lda % ALIGNMENT) or max(p.alignment, p.codes_alignment) < ALIGNMENT
-
-
-def aligns_a(p: ScaledMm, config: DecodeConfig) -> bool:
-    """Return whether each block aligns its own part of a: if its threads have few words of it each."""
-    words = p.m * config.part(p.k) * (BLOCK_K // ALIGNMENT)
-    threads = 128 * config.m_warpgroups * config.k_warpgroups
-    room = width(p.m) <= (16 if is_along_k(p) else MOST_ROWS)  # by registers
-    return room and words <= LOOSE_BATCHES * loose_batch(p, config) * threads
-
-
-def loose_batch(p: ScaledMm, config: DecodeConfig) -> int:
-    """Return how many words of a each thread loads at a time: as many as registers allow."""
-    if config.ctas_per_sm > 2:
-        return 1
-    return 2 if is_along_k(p) or width(p.m) > 16 else 4
 
 
 def aligning(problem: ScaledMm, config: DecodeConfig) -> Launch:
@@ -208,8 +191,8 @@ def decode_unaligned(problem: ScaledMm, config: DecodeConfig | None = None) -> M
     """Return the product of up to 128 rows; with up to 64 it has the bits of `sm90_decode` in the same layout."""
     problem = in_groups(problem)
     config = config or layout(problem)
-    loose = copies_a(problem) and aligns_a(problem, config)
-    copies = copies_a(problem) and not loose
+    loose = a_is_unaligned(problem) and aligns_a(problem, config)
+    copies = a_is_unaligned(problem) and not loose
     multiply = (aligning if loose else loading)(problem, config)
     b_maps = shared_maps(UnalignedMaps, problem.n, problem.k, problem.ldb, config.tile, config.weight_columns)
     tiles = config.multicast_tiles

@@ -66,8 +66,8 @@ class Layout(NamedTuple):
         vectors = (0 if along_k else tile.rows + tile.columns) + (tile.columns if not along_k or problem.bias else 1)
         left = problem.target.shared_bytes - 1024 - 4 * 2 * vectors - 224
         pieces = tile.m_slices * row_bytes // piece
-        waits = problem.beta != 0 or ITEMSIZE[problem.out] == 4  # for loads of addends, or for many pieces
-        least = PINGPONG_STAGES - waits if tile.pingpong else LEAST_STAGES
+        stores_wait = problem.beta != 0 or ITEMSIZE[problem.out] == 4  # for loads of addends, or for many pieces
+        least = PINGPONG_STAGES - stores_wait if tile.pingpong else LEAST_STAGES
         for buffers in (number for number in range(pieces, 0, -1) if pieces % number == 0):
             staging = tile.groups * buffers * STAGED_ROWS * piece
             stages = (left - staging) // (tile.stage_bytes + 4 * words + 16)
@@ -89,7 +89,7 @@ def loads_scale_tiles(problem: ScaledMm) -> bool:
     return scales_of(problem) == "block" and neighbours
 
 
-def side_by_side(problem: ScaledMm, tile: Tile) -> int:
+def launch_cluster(problem: ScaledMm, tile: Tile) -> int:
     """Return the cluster size of a launch: the blocks that multicast to each other, or two if each has several tiles.
 
     The blocks of a cluster run on neighbouring multiprocessors. Two consecutive blocks have tiles of the same channels,
@@ -108,7 +108,7 @@ def tiled(problem: ScaledMm, tile: Tile | None = None) -> Matmul:
     tile = tile or fastest(problem)
     layout, item = Layout.of(problem, tile), ITEMSIZE[problem.out]
     result_tiles, scale_tiles = stores_tiles(problem), loads_scale_tiles(problem)
-    cluster = side_by_side(problem, tile)
+    cluster = launch_cluster(problem, tile)
     launcher = jit.prepare(
         problem.target,
         "gemm/sm90/tiled",
@@ -148,8 +148,8 @@ def tiled(problem: ScaledMm, tile: Tile | None = None) -> Matmul:
     if result_tiles:
         out_maps = tensor_maps(problem.m, problem.n * item, problem.ldo * item, STAGED_ROWS, layout.piece_bytes)
     if scale_tiles:
-        apart = 4 * problem.scale_a_strides[1]
-        scale_maps = shared_maps(WordMaps, ceil_div(problem.k, BLOCK_K), problem.m, apart, 1, tile.rows)
+        scale_stride = 4 * problem.scale_a_strides[1]
+        scale_maps = shared_maps(WordMaps, ceil_div(problem.k, BLOCK_K), problem.m, scale_stride, 1, tile.rows)
 
     def launch(
         stream: int, a: int, b: int, scale_a: int, scale_b: int, bias: int, out: int, out_scale: int, amax: int, _: int

@@ -1,0 +1,68 @@
+"""Which blocks of `sm90_decode_unaligned` align rows of a themselves, and how many words a thread loads at a time.
+
+Such a block aligns the part of a that it multiplies (``loose_rows.cuh``). That saves the launch of a copy. But blocks
+with the same part of k each do it, and a thread has registers for few words in flight.
+"""
+
+from typing import Final
+
+from fp8core.kernels.encodings import ceil_div
+from fp8core.kernels.gemm.realigned import ALIGNMENT
+from fp8core.kernels.gemm.scales import is_along_k
+from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K, MOST_ROWS, DecodeConfig, width
+from fp8core.problem import ScaledMm
+
+LOOSE_BATCHES: Final = 2
+"""Most batches of loads of a that the threads of an aligning block wait for: a copy of a takes about as long."""
+MOST_WORDS: Final = 5
+"""Most words of a in flight per thread."""
+QUARTER: Final = 16384
+"""Registers of each of the four parts of a multiprocessor."""
+MOST_REGISTERS: Final = 255
+"""Of a thread."""
+WORD_REGISTERS: Final = 12
+"""Registers of a thread per word of a in flight."""
+OTHER_REGISTERS: Final = {
+    (8, False): 72,
+    (8, True): 92,
+    (16, False): 110,
+    (16, True): 104,
+    (32, False): 118,
+    (32, True): 112,
+    (64, False): 140,
+    (64, True): 140,
+}
+"""Other registers of an aligning thread, by width and whether scales change along k, as ptxas allocates them."""
+
+
+def a_is_unaligned(p: ScaledMm) -> bool:
+    """Return whether TMA cannot load a: not all of its rows begin at multiples of 16 bytes."""
+    return bool(p.lda % ALIGNMENT) or max(p.alignment, p.codes_alignment) < ALIGNMENT
+
+
+def aligns_a(p: ScaledMm, config: DecodeConfig) -> bool:
+    """Return whether each block aligns its own part of a: if its threads have few words of it each."""
+    along_k = 32 if config.ctas_per_sm == 1 else 16
+    room = width(p.m) <= (along_k if is_along_k(p) else MOST_ROWS)  # by registers
+    return room and words_of(p, config) <= LOOSE_BATCHES * most_words(p, config)
+
+
+def words_of(p: ScaledMm, config: DecodeConfig) -> int:
+    """Return how many 16-byte words of a each thread aligns at most."""
+    threads = 128 * config.m_warpgroups * config.k_warpgroups
+    return ceil_div(p.m * config.part(p.k) * (BLOCK_K // ALIGNMENT), threads)
+
+
+def most_words(p: ScaledMm, config: DecodeConfig) -> int:
+    """Return how many words of a each thread can load at a time without spills."""
+    blockwise = p.scale_a == "group"
+    warps = 4 * config.m_warpgroups * config.k_warpgroups + 2 + blockwise
+    of_quarter = ceil_div(warps * config.ctas_per_sm, 4)  # the warps that share a quarter of the registers
+    left = min(MOST_REGISTERS, QUARTER // (32 * of_quarter)) - OTHER_REGISTERS[width(p.m), blockwise]
+    return max(1, min(MOST_WORDS, left // WORD_REGISTERS))
+
+
+def loose_batch(p: ScaledMm, config: DecodeConfig) -> int:
+    """Return how many words of a each thread loads at a time: in as few batches as registers allow."""
+    words = words_of(p, config)
+    return ceil_div(words, ceil_div(words, most_words(p, config)))
