@@ -260,7 +260,7 @@ def chosen_today(record: Record) -> Chosen | None:
 
 
 def report(found: Iterable[tuple[Record, float]]) -> None:
-    """Print the gains of each part and mode, and the worst products."""
+    """Print the gains of each part and mode, and the worst products of those that are fitted to: others stay blind."""
     pairs = list(found)
     for which in PARTS:
         for mode in ("all", *MODES):
@@ -269,10 +269,10 @@ def report(found: Iterable[tuple[Record, float]]) -> None:
                 p90 = quantiles(some, n=10)[-1]
                 line = f"median {median(some):.1%}, 90 % {p90:.1%}, worst {some[-1]:.1%}"
                 print(f"{which:>5} {mode:>6}: {len(some)} products, {line}", flush=True)
-    for record, lost in sorted(pairs, key=lambda pair: -pair[1])[:12]:
+    for record, lost in sorted((pair for pair in pairs if part(pair[0]) == "fit"), key=lambda pair: -pair[1])[:12]:
         best = min(record["rows"], key=lambda row: sum(row["us"]))
         print(
-            f"{lost:6.1%} {part(record)} {record['mode']} {record['m']}x{record['n']}x{record['k']}: {record['first']}"
+            f"{lost:6.1%} {record['mode']} {record['m']}x{record['n']}x{record['k']}: {record['first']}"
             f" in place of {best['kernel']} {best.get('name', best['algorithm'])}",
             flush=True,
         )
