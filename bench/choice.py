@@ -41,8 +41,10 @@ ODD: Final = (
 """The kernels that the list "odd" is for."""
 MOST_PANELS: Final = 128
 """More rows than that are not tried with kernels of few rows."""
+TIMES: Final = 2
+"""Of a candidate in a record, each of its own turns."""
 LARGE: Final = 1e12
-"""Operations from which a product is timed in half as many turns."""
+"""Operations from which a product is timed in half as many turns, one for each of `TIMES` at least."""
 TILES_TIMED: Final = 6
 """How many tiles are timed with --wide. (Asking the library for 32 algorithms in place of 8 gave no more of 221.)"""
 
@@ -77,7 +79,7 @@ def measure(case: Case, how: timing.Sampling, *, more: bool, only: tuple[str, ..
     """Return one record: a case, and the times and the kind of each candidate."""
     p = case.problem(0)
     if case.operations > LARGE:
-        how = how._replace(turns=how.turns // 2)
+        how = how._replace(turns=max(TIMES, how.turns // TIMES))
     narrow = [(choice.kernel, name_of(p, choice)) for choice in candidates(p, only)]
     with wide() if more else nullcontext():
         choices = candidates(p, only)
@@ -87,7 +89,7 @@ def measure(case: Case, how: timing.Sampling, *, more: bool, only: tuple[str, ..
             {
                 **described(p, choice),
                 "tuned": name in narrow,
-                "us": [round(median(us[turn::2]), 3) for turn in range(2)],
+                "us": [round(median(us[turn::TIMES]), 3) for turn in range(TIMES)],
             }
             for choice, name, us in zip(choices, names, taken, strict=True)
             if us

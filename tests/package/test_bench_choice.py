@@ -98,6 +98,21 @@ def test_a_record_has_each_candidate_with_what_is_known_of_it(stub, monkeypatch,
     assert all("x" in row["name"] for row in record["rows"] if row["kernel"] == "sm90_tiled")
 
 
+@pytest.mark.parametrize(("turns", "want"), [(2, 2), (4, 2), (8, 4)])
+def test_a_product_that_takes_long_has_half_the_turns_but_both_times(stub, monkeypatch, turns, want):
+    monkeypatch.setattr(jit, "prepare", lambda *_, **__: Mock())
+    asked = []
+    monkeypatch.setattr(
+        timing, "samples", lambda p, launches, how: asked.append(how.turns) or samples(p, launches, how)
+    )
+    case = Case("block", 4096, 36864, 7168)
+    assert case.operations > choice.LARGE
+    rows = choice.measure(case, choice.SAMPLING._replace(turns=turns), more=False)["rows"]
+    assert asked == [want]
+    assert rows
+    assert all(len(row["us"]) == choice.TIMES for row in rows)
+
+
 @pytest.mark.parametrize(("mode", "m"), [("tensor", 16), ("row", 300), ("block", 1024)])
 def test_products_beside_others_are_recorded_by_the_names_of_the_choice(stub, monkeypatch, mode, m):
     """So that a time of `python -m bench products` is compared to the estimates."""
