@@ -105,7 +105,7 @@ LARGE_SHAPES: Final = (
     *("36864x7168", "10240x5120", "5120x8192", "5120x25600", "4096x14336"),
 )
 LARGE_ROWS: Final = 1024, 4096
-BLIND: Final = "fifth", "sixth"
+BLIND: Final = ("sixth",)
 """Lists whose half "judge" is blind."""
 
 

@@ -42,13 +42,17 @@ class Change(NamedTuple):
     """Of scales, if it was one alone."""
     up_to: int = MOST_ROWS
     """Rows."""
+    odd: bool = False
+    """Whether it was of results alone whose rows are not multiples of `PIECE` bytes."""
 
 
 CHANGED: Final = (
     Change("sm90_tiled", "2026-11-22T22:10"),
     Change("sm90_tiled", "2026-11-23T07:30", "block", 64),
+    Change("sm90_tiled", "2026-11-23T21:20", odd=True),
     Change("sm90_decode", "2026-11-23T01:20"),
     Change("realigned", "2026-11-24T00:00"),
+    Change("realigned", "2026-11-26T22:30", odd=True),
     Change("sm90_decode_unaligned", "2026-11-24T00:00"),
 )
 """Who makes a kernel faster or slower writes the time of the first run with it here: what was measured of it before
@@ -208,7 +212,8 @@ def still(record: Record) -> Record:
 
 def is_of_today(record: Record, row: Record) -> bool:
     """Return whether a time is of the kernel as it is."""
-    changes = (one for one in CHANGED if one.kernel == row["kernel"] and record["m"] <= one.up_to)
+    odd = 2 * record["n"] % tiled_cost.PIECE > 0  # bfloat16
+    changes = (one for one in CHANGED if one.kernel == row["kernel"] and record["m"] <= one.up_to and odd >= one.odd)
     return all(str(record["started"]) >= one.since for one in changes if one.mode in ("", record["mode"]))
 
 

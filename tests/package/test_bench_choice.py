@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 from bench import choice, decode
 from bench.algorithms import described
 from bench.choice_cases import BLIND, DRAWN, MODES, MOST_OPERATIONS, Case, cases, number
-from bench.choice_records import CLOSE, gain, gains, report
+from bench.choice_records import CLOSE, gain, gains, is_of_today, report
 from bench.subjects import SUBJECTS
 from fp8core import timing
 from fp8core.kernels.gemm.blaslt.ordering import Config
@@ -185,6 +185,23 @@ def test_a_gain_is_judged_by_other_times_than_it_was_found_by():
     assert gain([(2.0, 2.0), (1.0, 1.0)], 1) == 0.0
     assert gain([(2.0, 1.0), (1.0, 2.0)], 0) == -0.25
     assert gain([(1.0, 1.0), (2.0, 2.0)], None) == pytest.approx(CLOSE - 1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "want"),
+    [
+        ({}, True),
+        ({"n": 4097}, False),
+        ({"n": 4097, "started": "2026-11-23T22:00"}, True),
+        ({"started": "2026-11-22T20:00"}, False),
+        ({"mode": "block", "m": 64, "started": "2026-11-23T07:00"}, False),
+        ({"mode": "block", "m": 65, "started": "2026-11-23T07:00"}, True),
+    ],
+)
+def test_times_of_a_kernel_count_since_it_last_changed(fields, want):
+    """For rows of the result, scales and numbers of rows that a change was of."""
+    record = {"mode": "row", "m": 100, "n": 4096, "k": 4096, "started": "2026-11-23T12:00", **fields}
+    assert is_of_today(record, {"kernel": "sm90_tiled"}) is want
 
 
 def test_gains_are_of_what_was_chosen_when_it_was_measured():

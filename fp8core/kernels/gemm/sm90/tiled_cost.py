@@ -104,15 +104,20 @@ HIDDEN: Final = 0.607
 """The part of it that is hidden in ping-pong tiles but the last, where the other warpgroup's products take as long."""
 ALONE: Final = 2.045
 """How many times as long it is by one warpgroup."""
-ELEMENTWISE: Final = 4.325
+ELEMENTWISE: Final = 2.494
 """The same where TMA does not store the result, but threads do."""
-BY_ONE: Final = 1.706
+BY_ONE: Final = 1.681
 """How many times as long that is in tiles of 64 rows, which one warpgroup stores."""
-BETWEEN_WORDS: Final = 0.3851
+NARROW: Final = 0.6107
+"""The part by which it is longer for each time that pieces of 128 bytes, or what is left of them, are more than those
+that threads find staged."""
+BETWEEN_WORDS: Final = 0.127
 """The part by which it is longer where rows of the result begin between words of four bytes."""
 WORD: Final = 4
 PIECE: Final = 16
 """Bytes that TMA stores at least."""
+STAGED: Final = 128
+"""Bytes of a row of the result that are staged together, where they divide a tile's row; else a half or a quarter."""
 ACTIVATED: Final[dict[Activation, float]] = {"": 0, "gelu": 1.87, "gelu_tanh": 1.5, "silu": 1.45}
 ADDED: Final = 1.0
 """The parts by which an activation and beta make it longer."""
@@ -164,7 +169,7 @@ TILES: Final = tuple(COSTS)
 FITTED: Final = (
     *("START_US", "FILL_US", "BYTES_A_US", "OVERLAP", "CHAIN_US", "PROMOTED_US", "CHAIN_K_BLOCK_US"),
     *("PROMOTED_K_BLOCK_US", "LOAD_US", "SHARED_LOAD_US", "CROSSING_US", "SHARED_CROSSING_US", "AT_32", "AT_64"),
-    *("MEMORY_UNALIGNED", "RESULT_US", "HIDDEN", "ALONE", "ELEMENTWISE", "BY_ONE", "BETWEEN_WORDS"),
+    *("MEMORY_UNALIGNED", "RESULT_US", "HIDDEN", "ALONE", "ELEMENTWISE", "BY_ONE", "NARROW", "BETWEEN_WORDS"),
     *("CHAIN_HEAT", "PROMOTED_HEAT", "HOT_US", "WHOLE_WAVES"),
 )
 """Beside those of `COSTS`, the names of the numbers that `python -m bench.fit_estimates` finds."""
@@ -174,6 +179,11 @@ def wide_scales(problem: ScaledMm) -> bool:
     """Return whether 1x128 scales of neighbouring rows are loaded four at a time."""
     rows, k_blocks = problem.scale_a_strides
     return rows == 1 and k_blocks % 4 == 0
+
+
+def staged_piece(tile: Tile, itemsize: int) -> int:
+    """Return the bytes of a piece of a row of the result that shared memory holds together."""
+    return next(size for size in (STAGED, STAGED // 2, STAGED // 4) if tile.columns * itemsize % size == 0)
 
 
 def stores_tiles(problem: ScaledMm) -> bool:
@@ -231,7 +241,8 @@ def us(problem: ScaledMm, tile: Tile | None = None) -> float:
     end = RESULT_US * results * (1 + ACTIVATED[p.activation] + (ADDED if p.beta else 0))
     if not stores_tiles(p):
         between = p.ldo * ITEMSIZE[p.out] % WORD > 0
-        end *= ELEMENTWISE * (BY_ONE if tile.groups == 1 else 1) * (1 + BETWEEN_WORDS * between)
+        narrow = STAGED / staged_piece(tile, ITEMSIZE[p.out]) - 1
+        end *= ELEMENTWISE * (BY_ONE if tile.groups == 1 else 1) * (1 + BETWEEN_WORDS * between) * (1 + NARROW * narrow)
     if tile.pingpong:
         shown = max((1 - HIDDEN) * end, (ALONE * end - k_blocks * k_block) / 2)
         ends = ALONE * end + (rounds - 1) * shown
