@@ -63,34 +63,34 @@ def scales_of(problem: ScaledMm) -> Scales:
     return "chain" if problem.use_fast_accum else "promoted"
 
 
-START_US: Final = 1.085
+START_US: Final = 1.089
 """Of a product: from its launch to the first k-block."""
-FILL_US: Final = 0.003911
+FILL_US: Final = 0.004003
 """Of a product, for each row of its first k-block."""
-BYTES_A_US: Final = 4.507e6
+BYTES_A_US: Final = 4.517e6
 """From memory."""
-OVERLAP: Final = 3.811
+OVERLAP: Final = 3.895
 """The exponent of the norm that joins the times of the memory, of the multiprocessors and of lines that L2 is asked for
 beside their own: the greatest hides most."""
-CHAIN_US: Final = 1.565e-5
+CHAIN_US: Final = 1.592e-5
 PROMOTED_US: Final = 1.452e-5
 """Of a multiprocessor, for one result of a tile and a k-block: in one chain over k, or added up in fp32."""
-CHAIN_K_BLOCK_US: Final = 0.01982
-PROMOTED_K_BLOCK_US: Final = 0.05739
+CHAIN_K_BLOCK_US: Final = 0.02015
+PROMOTED_K_BLOCK_US: Final = 0.05968
 """More of a k-block, whatever the tile."""
-LOAD_US: Final = 3.646e-5
+LOAD_US: Final = 1.762e-5
 """Of a multiprocessor, for a row of a k-block that it loads alone."""
-SHARED_LOAD_US: Final = 0.0004086
+SHARED_LOAD_US: Final = 0.0003975
 """More of that where all multiprocessors load; of some of them, a part of it."""
-CROSSING_US: Final = 0.0008951
+CROSSING_US: Final = 0.0009104
 """Of a multiprocessor, for a row of a k-block that lies in two lines, for each of which L2 is asked: where rows begin
 at multiples of 16 bytes. It hides products, or is hidden."""
-SHARED_CROSSING_US: Final = 0.001537
+SHARED_CROSSING_US: Final = 0.001527
 """More of that where all multiprocessors ask; of some of them, a part of it."""
 AT_32: Final = 0.5812
-AT_64: Final = 0.4878
+AT_64: Final = 0.4856
 """The parts of both where rows begin at multiples of 32 or 64 bytes: fewer of them lie in two lines."""
-MEMORY_UNALIGNED: Final = 0.05655
+MEMORY_UNALIGNED: Final = 0.06317
 """The part by which the memory takes longer where rows do not begin at multiples of `SECTOR` bytes."""
 SECTOR: Final = 32
 """Bytes that L2 reads together."""
@@ -98,20 +98,20 @@ FEW_ROWS: Final = 64
 """Up to so many there are no ping-pong tiles: nothing was measured of them."""
 LOADED_ROWS: Final = 8
 """Rows of a are loaded in multiples of so many, and no more of them than a has."""
-RESULT_US: Final = 5.35e-5
+RESULT_US: Final = 5.38e-5
 """Of a tile\'s end, for each of its results."""
-HIDDEN: Final = 0.607
+HIDDEN: Final = 0.6532
 """The part of it that is hidden in ping-pong tiles but the last, where the other warpgroup's products take as long."""
-ALONE: Final = 2.045
+ALONE: Final = 1.739
 """How many times as long it is by one warpgroup."""
-ELEMENTWISE: Final = 2.494
+ELEMENTWISE: Final = 2.538
 """The same where TMA does not store the result, but threads do."""
-BY_ONE: Final = 1.681
+BY_ONE: Final = 1.633
 """How many times as long that is in tiles of 64 rows, which one warpgroup stores."""
-NARROW: Final = 0.6107
+NARROW: Final = 0.6538
 """The part by which it is longer for each time that pieces of 128 bytes, or what is left of them, are more than those
 that threads find staged."""
-BETWEEN_WORDS: Final = 0.127
+BETWEEN_WORDS: Final = 0.1238
 """The part by which it is longer where rows of the result begin between words of four bytes."""
 WORD: Final = 4
 PIECE: Final = 16
@@ -121,12 +121,12 @@ STAGED: Final = 128
 ACTIVATED: Final[dict[Activation, float]] = {"": 0, "gelu": 1.87, "gelu_tanh": 1.5, "silu": 1.45}
 ADDED: Final = 1.0
 """The parts by which an activation and beta make it longer."""
-CHAIN_HEAT: Final = 0.2644
-PROMOTED_HEAT: Final = 0.3058
+CHAIN_HEAT: Final = 0.2559
+PROMOTED_HEAT: Final = 0.3203
 """What a k-block takes more in a product that takes long, as the clock falls."""
-HOT_US: Final = 149.4
+HOT_US: Final = 126
 """Of k-blocks in a row, after which half of that shows."""
-WHOLE_WAVES: Final = 1.021
+WHOLE_WAVES: Final = 1.009
 """By which part the time grows with whole waves; by the rest it grows with tiles."""
 
 
@@ -140,27 +140,27 @@ class Cost(NamedTuple):
 
 
 COSTS: Final[dict[Tile, Cost]] = {
-    Tile(256, 128): Cost(0.9989, 0.9779),
-    Tile(128, 192): Cost(0.9048, 0.9065),
-    Tile(128, 160): Cost(0.9433, 0.8807),
-    Tile(128, 144): Cost(0.9311, 0.8766),
-    Tile(128, 128): Cost(0.8136, 0.8256),
-    Tile(128, 96): Cost(0.8845, 0.7987),
-    Tile(128, 64): Cost(0.8325, 0.7612),
-    Tile(64, 128): Cost(0.7817, 0.8166),
-    Tile(64, 96): Cost(0.9272, 0.8304),
-    Tile(64, 64): Cost(0.9468, 0.9901),
-    Tile(64, 32): Cost(1.226, 1.745),
-    Tile(128, 256): Cost(0, 0.952),
-    Tile(64, 256): Cost(0, 0.8465),
-    Tile(64, 192): Cost(0, 0.8208),
-    Tile(64, 64, cluster=2): Cost(1.287, 1.164),
-    Tile(64, 128, cluster=2): Cost(0.8871, 0.9339),
-    Tile(128, 192, pingpong=True): Cost(0, 0.8829),
-    Tile(128, 160, pingpong=True): Cost(0, 0.8565),
-    Tile(128, 144, pingpong=True): Cost(0, 0.8425),
-    Tile(128, 128, pingpong=True): Cost(0, 0.8091),
-    Tile(64, 256, pingpong=True): Cost(0, 0.7532),
+    Tile(256, 128): Cost(0.9904, 0.9838),
+    Tile(128, 192): Cost(0.9008, 0.9072),
+    Tile(128, 160): Cost(0.938, 0.884),
+    Tile(128, 144): Cost(0.9219, 0.8804),
+    Tile(128, 128): Cost(0.8053, 0.8304),
+    Tile(128, 96): Cost(0.878, 0.8028),
+    Tile(128, 64): Cost(0.8406, 0.7664),
+    Tile(64, 128): Cost(0.7886, 0.8281),
+    Tile(64, 96): Cost(0.9241, 0.8436),
+    Tile(64, 64): Cost(0.9814, 1.01),
+    Tile(64, 32): Cost(1.284, 1.771),
+    Tile(128, 256): Cost(0, 0.9517),
+    Tile(64, 256): Cost(0, 0.8543),
+    Tile(64, 192): Cost(0, 0.8312),
+    Tile(64, 64, cluster=2): Cost(1.292, 1.167),
+    Tile(64, 128, cluster=2): Cost(0.873, 0.9332),
+    Tile(128, 192, pingpong=True): Cost(0, 0.8931),
+    Tile(128, 160, pingpong=True): Cost(0, 0.8629),
+    Tile(128, 144, pingpong=True): Cost(0, 0.853),
+    Tile(128, 128, pingpong=True): Cost(0, 0.8201),
+    Tile(64, 256, pingpong=True): Cost(0, 0.7628),
 }
 TILES: Final = tuple(COSTS)
 """What kernels are compiled for; of equals the first is taken."""
